@@ -70,6 +70,14 @@ def scale_range(value: Any) -> str | None:
     return "two positive numbers in order, such as (0.1, 2.0), or ()"
 
 
+def value_range(value: Any) -> str | None:
+    """Accept pairs of numbers in increasing order, one after the other, or none."""
+    pairs = list(zip(value[::2], value[1::2], strict=False))
+    if len(value) % 2 == 0 and all(low < high for low, high in pairs):
+        return None
+    return "pairs of numbers in order, such as (0, 4095), or ()"
+
+
 def strings(value: Any) -> str | None:
     """Accept a sequence of strings."""
     return None if all(isinstance(item, str) for item in value) else "a sequence of strings"

@@ -115,6 +115,7 @@ def _resolve(
                 raise ConfigError(f"{source}: {_why_unknown(name)}{formats.get(source, '')}")
         _check_alternatives(cfg, source)
     translate(cfg, restating, keys_set)
+    _check_channels(cfg)
     _import_extensions(cfg.IMPORTS, folder)
     cfg.freeze()
     return cfg
@@ -133,6 +134,16 @@ def _check_alternatives(cfg: CfgNode, source: str) -> None:
         raise ConfigError(
             f"{source}: set exactly one of {', '.join(_ALTERNATIVES)} as the length of the run; "
             f"set is {listed}"
+        )
+
+
+def _check_channels(cfg: CfgNode) -> None:
+    channels, inputs = len(cfg.INPUT.PIXEL_MEAN), cfg.INPUT
+    if len(inputs.PIXEL_STD) != channels or len(inputs.VALUE_RANGE) not in (0, 2, 2 * channels):
+        raise ConfigError(
+            f"INPUT.PIXEL_MEAN has {channels} values, one per channel: INPUT.PIXEL_STD needs as "
+            f"many (it has {len(inputs.PIXEL_STD)}), and INPUT.VALUE_RANGE one pair or as many (it "
+            f"has {len(inputs.VALUE_RANGE)} values)"
         )
 
 

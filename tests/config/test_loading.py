@@ -380,7 +380,6 @@ def test_wrong_type_names_key_value_and_description(name, value):
         ("DTYPE", "float64", "one of 'auto', 'float32', 'float16', 'bfloat16'"),
         ("SOLVER.STEPS", (-1,), "values at least 0"),
         ("SOLVER.STEPS", ("a",), "a sequence of numbers, not 'a'"),
-        ("INPUT.PIXEL_MEAN", [1.0, 2.0], "3 values"),
         ("INPUT.PIXEL_STD", [1.0, 2.0, 0.0], "values greater than 0"),
         ("INPUT.MIN_SIZE_TRAIN", (), "at least one value"),
         ("MODEL.RPN.ASPECT_RATIOS", (1.0, -2.0), "values greater than 0"),
@@ -402,6 +401,19 @@ def test_invalid_value_names_valid_ones(name, value, expected):
     with pytest.raises(ConfigError) as error:
         load_config(None, [name, value])
     assert f"overrides: {name} is {value!r}, but must be {expected}" in str(error.value)
+
+
+def test_means_deviations_and_ranges_are_per_channel():
+    two = ["INPUT.PIXEL_MEAN", [0.1, 0.2], "INPUT.PIXEL_STD", [1.0, 2.0]]
+    for pairs in ((), (0, 1), (0, 1, 5, 9)):
+        load_config(None, [*two, "INPUT.VALUE_RANGE", pairs])
+    for opts in (two[:2], [*two, "INPUT.VALUE_RANGE", (0, 1, 0, 1, 0, 1)]):
+        with pytest.raises(
+            ConfigError, match=r"PIXEL_MEAN has 2 values, one per channel: INPUT\.P"
+        ):
+            load_config(None, opts)
+    with pytest.raises(ConfigError, match="must be pairs of numbers in order"):
+        load_config(None, ["INPUT.VALUE_RANGE", (5, 1)])
 
 
 # ---- paths

@@ -8,8 +8,8 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from detlite.data.errors import DataError
-from detlite.data.loading.image_io import image_suffixes
-from detlite.data.remote.download import fetch, is_url, without_query
+from detlite.data.loading.image_readers import image_suffixes
+from detlite.data.remote.download import fetch, is_url, without_secrets
 from detlite.inference.images import LoadedImage
 from detlite.inference.predictor import Predictor
 
@@ -67,7 +67,7 @@ def load_image(predictor: Predictor, source: str) -> LoadedImage:
         return predictor.load(content)
     except DataError as error:
         problem = str(error).removeprefix("bytes: ")
-        raise type(error)(f"{without_query(source)}: {problem}") from error
+        raise type(error)(f"{without_secrets(source)}: {problem}") from error
 
 
 def output_stem(image: str) -> str:
@@ -110,5 +110,5 @@ def _read_list(source: str) -> list[str]:
 def _check_scheme(source: str) -> None:
     if _ANY_URL.match(source) and not is_url(source) and not os.path.lexists(source):
         raise DataError(
-            f"{without_query(source)}: only http and https URLs are supported: download the image"
+            f"{without_secrets(source)}: only http and https URLs are supported: download the image"
         )

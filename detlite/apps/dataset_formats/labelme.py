@@ -18,7 +18,8 @@ import numpy as np
 from PIL import Image
 
 from detlite.data.errors import DataError, short_repr
-from detlite.data.loading.image_io import image_size, image_suffixes
+from detlite.data.loading.image_io import image_size
+from detlite.data.loading.image_readers import image_suffixes
 
 from .labeled_dataset import (
     LabeledDataset,

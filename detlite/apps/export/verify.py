@@ -13,7 +13,8 @@ from yacs.config import CfgNode
 from detlite.config import ConfigError
 from detlite.data import CocoDataset, DataError, build_dataset
 from detlite.data.datasets.synthetic import draw_scene
-from detlite.data.loading.image_io import image_suffixes, read_image
+from detlite.data.loading.image_io import read_image
+from detlite.data.loading.image_readers import image_suffixes
 from detlite.data.transforms.detection_transform import build_transform
 from detlite.data.transforms.resize import resize_shortest
 from detlite.engine.evaluate import evaluate_dataset

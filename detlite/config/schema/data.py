@@ -10,6 +10,7 @@ from detlite.config.checks import (
     positive,
     scale_range,
     strings,
+    value_range,
 )
 
 from .key import Key, section
@@ -23,14 +24,24 @@ _INPUT = section(
     Key(
         "PIXEL_MEAN",
         [102.9801, 115.9465, 122.7717],
-        "channel means to subtract, in the order and scale set by TO_BGR255",
-        each(in_range(0, 255), 3),
+        "channel means to subtract, in the order and scale set by TO_BGR255; their number is the "
+        "number of channels of the model",
+        each(in_range(0, 255)),
+    ),
+    Key("PIXEL_STD", [1.0, 1.0, 1.0], "channel standard deviations to divide by", each(positive)),
+    Key(
+        "TO_BGR255",
+        True,
+        "input of the model: 0 to 255, and BGR if it has three channels; False: RGB from 0 to 1",
     ),
     Key("IMAGE_BITS", 16, "used bits of 16-bit images; the highest 8 are kept", in_range(8, 16)),
     Key(
-        "PIXEL_STD", [1.0, 1.0, 1.0], "channel standard deviations to divide by", each(positive, 3)
+        "VALUE_RANGE",
+        (),
+        "values (low, high) of 16-bit and float images that become 0 and 255, for all channels, or "
+        "one pair after the other for each; (): by IMAGE_BITS",
+        value_range,
     ),
-    Key("TO_BGR255", True, "input of the model: BGR from 0 to 255; False: RGB from 0 to 1"),
     Key("BRIGHTNESS", 0.0, "color jitter: largest relative change of the brightness", not_negative),
     Key("CONTRAST", 0.0, "the same for the contrast", not_negative),
     Key("SATURATION", 0.0, "the same for the saturation", not_negative),
@@ -57,8 +68,15 @@ _DATASETS = section(
     Key(
         "ON_BAD_ANNOTATION",
         "error",
-        "invalid annotations: stop with an error, or log, count and skip them",
+        "invalid annotations: stop with an error, or skip them, which makes objects whose place is "
+        "known ignored regions in training and evaluation",
         one_of("error", "skip"),
+    ),
+    Key(
+        "CROWDS_AS_OBJECTS",
+        False,
+        "train on and measure annotations with iscrowd 1 like other objects; CVAT writes it for "
+        "every mask drawn by brush",
     ),
     Key("BACKGROUND_IMAGES", False, "also train on images without annotations"),
     Key("CHECK_IMAGES", True, "check all image files when a set is first opened, not when reading"),

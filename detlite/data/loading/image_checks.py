@@ -16,19 +16,10 @@ from detlite.data.index.annotation_index import AnnotationIndex
 from detlite.data.remote.locations import location_id
 from detlite.data.remote.shards import ImageFolder, ShardFolder, image_file_of
 
-from .image_io import (
-    DECODE_ERRORS,
-    DEFAULT_OPTIONS,
-    END_MARKERS,
-    TRANSPOSED,
-    ImageOptions,
-    StoredImage,
-    open_image,
-    read_image,
-    read_orientation,
-)
+from .image_io import DEFAULT_OPTIONS, ImageOptions, oriented, read_image
+from .image_readers import DECODE_ERRORS, StoredImage, open_image
 
-_VERSION = 1  # increase it with every change of the results of `image_problem`
+_VERSION = 2  # increase it with every change of the results of `image_problem`
 _GROUP = 4096  # images that are passed to the threads together
 _logger = logging.getLogger(__name__)
 
@@ -43,15 +34,10 @@ def image_problem(
     """
     try:
         with open_image(path, options.max_pixels) as file:
-            marker = END_MARKERS.get(file.format or "")
-            # Looking for EXIF data behind the pixels of a PNG would decode it.
-            known = options.exif_orientation and (file.format != "PNG" or "exif" in file.info)
-            transposed = known and read_orientation(file) in TRANSPOSED
-            fits = file.size == (size if transposed else size[::-1])
-            if marker is not None and fits and file.fp is not None:
-                file.fp.seek(-len(marker), 2)
-                if file.fp.read() == marker:
-                    return None
+            orientation = file.orientation(header_only=True) if options.exif_orientation else 1
+            fits = oriented(file.size, orientation) == size and len(file.pages) == 1
+            if fits and options.channels in (3, file.channels) and file.is_complete:
+                return None
     except RemoteError:
         raise
     except DECODE_ERRORS:  # includes DataError; `read_image` says what is wrong

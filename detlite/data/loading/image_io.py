@@ -1,44 +1,24 @@
-"""Read image files of any origin as RGB, within limits."""
+"""Read images as uint8 tensors with the channels that a model takes, within limits."""
 
-import io
-import stat
-import struct
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import torch
-from PIL import Image, ImageFile, UnidentifiedImageError
 from torch import Tensor
 from yacs.config import CfgNode
 
 from detlite.conventions import convention_of
-from detlite.data.errors import DataError, RemoteError, TooLargeError
+from detlite.data.errors import DataError, RemoteError
 
-# Formats accepted from bytes, which may come from anybody: none of them contains a program.
-SAFE_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF")
-# Pillow's errors for truncated or damaged files; NotImplementedError: DDS and BLP files of types
-# that it does not read.
-DECODE_ERRORS = (OSError, SyntaxError, ValueError, EOFError, struct.error, NotImplementedError)
-END_MARKERS = {"JPEG": b"\xff\xd9", "PNG": b"IEND\xaeB`\x82"}
-TRANSPOSED = (5, 6, 7, 8)  # EXIF orientations that swap width and height
-_ORIENTATION = 0x0112  # EXIF tag
-# The transposition that turns each orientation upright (CIPA DC-008, Exif 2.32, section 4.6.4).
-_UPRIGHT = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}
-_GRAY = 128  # libjpeg's value for missing data
-# Bytes that are no marker and that change the pixels which libjpeg would fill in.
-_MORE_DATA = bytes(range(1, 255)) * 4
-_DARK = 1 << 12  # 16-bit value
+from .image_readers import DECODE_ERRORS, ImageBytes, ImageSource, OpenImage, open_image
+
+Size = tuple[int, int]  # height, width
+_TRANSPOSED = (5, 6, 7, 8)  # EXIF orientations that swap width and height
+_MIRRORED_X, _MIRRORED_Y = (2, 3, 6, 7), (3, 4, 7, 8)  # flips that follow
 
 
 @dataclass(frozen=True)
@@ -50,220 +30,229 @@ class ImageOptions:
         bits: the number of bits that a 16-bit image uses. The highest 8 of them are kept.
         exif_orientation: apply it, as viewers and most annotation tools do, or return the pixels as
             stored (Pillow always applies it to TIFF).
+        channels: the number of channels that the model takes; 3: RGB.
+        value_range: (low, high) values that become 0 and 255 in images of more than 8 bits, for all
+            channels or one after the other for each; (): by `bits`.
     """
 
     max_pixels: int = 178_956_970
     bits: int = 16
     exif_orientation: bool = True
+    channels: int = 3
+    value_range: tuple[float, ...] = ()
+
+
+DEFAULT_OPTIONS = ImageOptions()
 
 
 def build_image_options(cfg: CfgNode) -> ImageOptions:
-    upright = convention_of(cfg).exif_orientation
-    return ImageOptions(cfg.DATASETS.MAX_PIXELS, cfg.INPUT.IMAGE_BITS, upright)
+    """Build the options of DATASETS.MAX_PIXELS and INPUT."""
+    inputs = cfg.INPUT
+    return ImageOptions(
+        cfg.DATASETS.MAX_PIXELS,
+        inputs.IMAGE_BITS,
+        convention_of(cfg).exif_orientation,
+        len(inputs.PIXEL_MEAN),
+        tuple(inputs.VALUE_RANGE),
+    )
 
 
-class StoredImage(Protocol):
-    """An image that is not a local file; messages name it by its `str`."""
+def count_pages(source: ImageSource | bytes, options: ImageOptions = DEFAULT_OPTIONS) -> int:
+    """Return the number of pages (TIFF) or frames (GIF, WebP, PNG) to read with `read_image`.
 
-    def read_bytes(self) -> bytes:
-        """Return the content of the image file. Raises FileNotFoundError, or DataError."""
-
-    def forget(self) -> bool:
-        """Delete a cached copy, so that it is fetched again. Returns True if there was one."""
-
-
-@dataclass(frozen=True)
-class ImageBytes:
-    """The content of an image file, as a StoredImage."""
-
-    data: bytes
-
-    def __str__(self) -> str:
-        return "bytes"
-
-    def read_bytes(self) -> bytes:
-        return self.data
-
-    def forget(self) -> bool:
-        return False
-
-
-ImageSource = str | Path | StoredImage
-DEFAULT_OPTIONS = ImageOptions()
+    It is 1 if the pages are the channels of one image. Raises as `read_image`.
+    """
+    source = ImageBytes(source) if isinstance(source, bytes) else source
+    with _errors_naming(source), open_image(source, options.max_pixels) as file:
+        count = len(file.pages)
+        return 1 if count > 1 and _pages_are_channels(file, options) else count
 
 
 def read_image(
     source: ImageSource | bytes,
-    size: tuple[int, int] | None = None,
+    size: Size | None = None,
     options: ImageOptions = DEFAULT_OPTIONS,
+    page: int | None = None,
+    min_size: Size | None = None,
 ) -> Tensor:
-    """Read an image as RGB uint8 [3, H, W]; gray images are expanded, alpha channels dropped.
+    """Read an image as uint8 [C, H, W], RGB for a model of 3 channels.
+
+    For 3 channels, gray images are expanded, and alpha channels dropped. For 1 channel, a color
+    image must be gray. Otherwise, the image must have exactly the number of channels of the model,
+    counted with its alpha channel or without. If a model takes neither 1 nor 3 channels, a file
+    with that number of single-channel pages is one image.
 
     Args:
-        source: a file of any format that Pillow reads, or the content of one of SAFE_FORMATS.
+        source: a file of any format that Pillow, tifffile or IMAGE_READERS read, or the content of
+            one of SAFE_FORMATS.
         size: the required upright (height, width); None: any.
         options: limits and interpretation of the file.
+        page: page of a file with several, from 0; None: the file must have one.
+        min_size: if given, a JPEG may be read at a reduced size of at least this one.
 
     Raises:
-        DataError: the file is missing, damaged, of another size or has no 8-bit form.
+        DataError: the file is missing, damaged, of another size, or has other channels, several
+            pages or no 8-bit form.
         TooLargeError: it has too many pixels; raised before decoding.
         RemoteError: it cannot be fetched.
     """
     if isinstance(source, bytes):
         source = ImageBytes(source)
     try:
-        return _read(source, size, options)
+        return _read(source, size, options, page, min_size)
     except RemoteError:
         raise
     except DataError:
         # A cached copy may be damaged, or outdated because the original was repaired.
         if isinstance(source, (str, Path)) or not source.forget():
             raise
-    return _read(source, size, options)
+    return _read(source, size, options, page, min_size)
 
 
-def image_size(path: Path) -> tuple[int, int]:
+def image_size(path: Path) -> Size:
     """Return the upright (height, width) of an image from its header. Raises DataError."""
+    with _errors_naming(path), open_image(path, DEFAULT_OPTIONS.max_pixels) as file:
+        return oriented(file.size, file.orientation())
+
+
+def oriented(size: Size, orientation: int) -> Size:
+    """Return the upright (height, width) of a stored size."""
+    return size[::-1] if orientation in _TRANSPOSED else size
+
+
+@contextmanager
+def _errors_naming(source: ImageSource) -> Iterator[None]:
     try:
-        with open_image(path, DEFAULT_OPTIONS.max_pixels) as file:
-            width, height = file.size
-            return (width, height) if read_orientation(file) in TRANSPOSED else (height, width)
-    except FileNotFoundError as error:
-        raise DataError(f"{path}: the image file does not exist") from error
-    except DECODE_ERRORS as error:
-        raise DataError(f"{path}: the image is damaged or truncated ({error})") from error
-
-
-def image_suffixes() -> set[str]:
-    """Return the suffixes of image files: `.jpg`, `.png`, ..."""
-    formats = Image.registered_extensions()
-    return {suffix for suffix, kind in formats.items() if kind in Image.OPEN}
-
-
-def open_image(source: ImageSource, max_pixels: int) -> ImageFile.ImageFile:
-    """Open an image and read only its header. Raises DataError if not regular or too large."""
-    local = isinstance(source, (str, Path))
-    if local and not stat.S_ISREG(Path(source).stat().st_mode):  # type: ignore[arg-type]
-        raise DataError(f"{source}: not a regular file")
-    file = source if isinstance(source, (str, Path)) else io.BytesIO(source.read_bytes())
-    # Pillow raises an error above twice its limit. The limit holds for the whole process, so it is
-    # only ever raised.
-    if Image.MAX_IMAGE_PIXELS is not None and max_pixels > 2 * Image.MAX_IMAGE_PIXELS:
-        Image.MAX_IMAGE_PIXELS = max_pixels
-    formats = SAFE_FORMATS if isinstance(source, ImageBytes) else None
-    try:
-        image = Image.open(file, formats=formats)
-    except UnidentifiedImageError as error:
-        if formats is None:
-            raise
-        raise DataError(f"{source}: none of {', '.join(formats)}, or damaged") from error
-    except Image.DecompressionBombError as error:
-        raise _too_large(source, max_pixels, str(error)) from error
-    if image.width * image.height > max_pixels:
-        image.close()
-        raise _too_large(source, max_pixels, f"{image.width}x{image.height}")
-    return image
-
-
-def read_orientation(file: Image.Image) -> int:
-    """Return the EXIF orientation, 1 to 8; 1 (upright) if missing or unreadable."""
-    if file.format == "TIFF":  # Pillow applies it
-        return 1
-    try:
-        return int(file.getexif().get(_ORIENTATION, 1))
-    except (*DECODE_ERRORS, TypeError, KeyError):  # the pixels may still be valid
-        return 1
-
-
-def _read(source: ImageSource, size: tuple[int, int] | None, options: ImageOptions) -> Tensor:
-    try:
-        with open_image(source, options.max_pixels) as file:
-            file.load()  # the header may continue behind the pixels
-            turn = _UPRIGHT.get(read_orientation(file)) if options.exif_orientation else None
-            image = file if turn is None else file.transpose(turn)
-            if size is not None and image.size != size[::-1]:
-                raise DataError(f"{source}: {_size_problem(file, image.size, size)}")
-            pixels = _rgb(image, source, options.bits)
-            if _is_truncated_jpeg(file, source):
-                raise DataError(f"{source}: the image is damaged or truncated (data are missing)")
+        yield
     except DataError:
         raise
     except FileNotFoundError as error:
         raise DataError(f"{source}: the image file does not exist") from error
     except DECODE_ERRORS as error:
         raise DataError(f"{source}: the image is damaged or truncated ({error})") from error
+
+
+def _read(
+    source: ImageSource,
+    size: Size | None,
+    options: ImageOptions,
+    page: int | None,
+    min_size: Size | None,
+) -> Tensor:
+    with _errors_naming(source), open_image(source, options.max_pixels) as file:
+        count = len(file.pages)
+        as_channels = page is None and count > 1 and _pages_are_channels(file, options)
+        if page is None and count > 1 and not as_channels:
+            raise DataError(f"{source}: {pages_problem(count)}")
+        if page is not None and page >= count:
+            raise DataError(f"{source}: there is no page {page} among its {count} (from 0)")
+        if min_size is not None and options.exif_orientation:
+            min_size = oriented(min_size, file.orientation())
+        pixels = file.pixels(page or 0, min_size)
+        array = pixels.array
+        if as_channels:
+            array = np.concatenate([file.pixels(k).array for k in range(count)], axis=2)
+        # After decoding, because the EXIF data of a PNG may be behind its pixels.
+        orientation = file.orientation() if options.exif_orientation else 1
+        stored = file.size if min_size is not None and min_size != file.size else array.shape[:2]
+        if size is not None and oriented(stored, orientation) != size:
+            problem = size_problem(stored, file.orientation(), options.exif_orientation, size)
+            raise DataError(f"{source}: {problem}")
+    array = _select_channels(array, pixels.alpha, options.channels, source)
+    array = _upright(_to_8_bits(array, options, source), orientation)
     # Pillow's buffer is read-only, so the pixels are copied while channels move to the front.
-    return torch.from_numpy(np.ascontiguousarray(pixels.transpose(2, 0, 1)))
+    return torch.from_numpy(np.array(array.transpose(2, 0, 1), order="C"))
 
 
-def _rgb(image: Image.Image, source: ImageSource, bits: int) -> np.ndarray:
-    if image.mode.startswith("I"):  # 16 bits; older Pillow versions report 32
-        values = np.asarray(image).astype(np.int64)
-        maximum = int(values.max())
-        if values.min() < 0 or maximum > 0xFFFF:
-            raise DataError(f"{source}: a 32-bit image has no 8-bit form; convert it first")
-        if maximum >= 1 << bits:
-            raise DataError(
-                f"{source}: the value {maximum} exceeds the {bits} bits of INPUT.IMAGE_BITS"
-            )
-        if bits == 16 and maximum < _DARK:
-            # The constant text makes `warnings` show it once per process.
-            warnings.warn(
-                f"a 16-bit image has no value above {_DARK - 1}, so its high byte is nearly "
-                "black. If the camera records 12 bits, set INPUT.IMAGE_BITS 12",
-                stacklevel=2,
-            )
-        return np.repeat((values >> (bits - 8)).astype(np.uint8)[:, :, None], 3, axis=2)
-    if image.mode == "F":
-        raise DataError(f"{source}: a float image has no 8-bit form; convert it first")
-    return np.asarray(image.convert("RGB"))
-
-
-def _is_truncated_jpeg(file: Image.Image, source: ImageSource) -> bool:
-    """True if a decoded JPEG lacks data although it ends with the end marker.
-
-    libjpeg reports nothing and fills the rest with gray. If an image ends in this gray, decoding it
-    with more data before the end marker changes the pixels only if data are missing. The rest of a
-    progressive JPEG is blurred instead of gray, which this does not detect.
-    """
-    if file.format != "JPEG" or file.getpixel((file.width - 1, file.height - 1)) not in (
-        _GRAY,
-        (_GRAY,) * 3,
-    ):
+def _pages_are_channels(file: OpenImage, options: ImageOptions) -> bool:
+    if options.channels in (1, 3) or options.channels != len(file.pages):
         return False
-    data = Path(source).read_bytes() if isinstance(source, str) else source.read_bytes()
-    end = data.rfind(END_MARKERS["JPEG"])
-    with Image.open(io.BytesIO(data[:end] + _MORE_DATA + data[end:])) as longer:
-        return longer.tobytes() != file.tobytes()
+    return file.pixels(0).array.shape[2] == 1
 
 
-def _too_large(source: ImageSource, max_pixels: int, size: str) -> TooLargeError:
-    return TooLargeError(
-        f"{source}: the image has more than {max_pixels} pixels ({size}). Raise "
-        "DATASETS.MAX_PIXELS if this is intended"
+def _select_channels(
+    array: np.ndarray, alpha: bool, required: int, source: ImageSource
+) -> np.ndarray:
+    count = array.shape[2]
+    colors = count - alpha
+    if required in (count, colors):
+        return array[:, :, :required]
+    if colors == 1 and required == 3:
+        return array[:, :, [0, 0, 0]]
+    if required == 1 and colors == 3 and (array[:, :, :1] == array[:, :, 1:3]).all():
+        return array[:, :, :1]
+    raise DataError(
+        f"{source}: the image has {count} channels, but the model takes {required}. Convert the "
+        f"image, or train a model with {count} values in INPUT.PIXEL_MEAN and INPUT.PIXEL_STD "
+        "(`detlite init` measures them)"
     )
 
 
-def _size_problem(file: Image.Image, actual: tuple[int, int], expected: tuple[int, int]) -> str:
-    """Describe an image whose upright size (width, height) differs from the annotation file's."""
-    height, width = expected
+def _to_8_bits(array: np.ndarray, options: ImageOptions, source: ImageSource) -> np.ndarray:
+    if array.dtype == np.uint8:
+        return array
+    if array.dtype == np.bool_:
+        return array * np.uint8(255)
+    if options.value_range:
+        low, high = np.array(options.value_range, np.float32).reshape(-1, 2).T
+        values = (array.astype(np.float32) - low) * (256 / (high - low))
+        return np.nan_to_num(values, nan=0.0).clip(0, 255).astype(np.uint8)
+    low, high = array.min(), array.max()
+    if array.dtype.kind == "f" or low < 0 or high > 0xFFFF:
+        kind = "float" if array.dtype.kind == "f" else f"{8 * array.dtype.itemsize}-bit"
+        raise DataError(
+            f"{source}: a {kind} image with values from {low:g} to {high:g} has no 8-bit form. Set "
+            "INPUT.VALUE_RANGE to the values that become black and white (`detlite init` measures "
+            "them), or convert the image"
+        )
+    # `warnings` shows each text once per process.
+    if int(high) >> options.bits:
+        warnings.warn(
+            f"a 16-bit image has values above the {options.bits} bits of INPUT.IMAGE_BITS, which "
+            f"become white. Set INPUT.IMAGE_BITS {int(high).bit_length()} or INPUT.VALUE_RANGE",
+            stacklevel=2,
+        )
+    elif options.bits == 16 and 0 < high < 1 << 14:
+        warnings.warn(
+            f"a 16-bit image uses {int(high).bit_length()} bits only, so its high byte is nearly "
+            f"black. If others do too, set INPUT.IMAGE_BITS {max(int(high).bit_length(), 8)}",
+            stacklevel=2,
+        )
+    return (array >> (options.bits - 8)).clip(max=255).astype(np.uint8)
+
+
+def _upright(array: np.ndarray, orientation: int) -> np.ndarray:
+    """Apply an EXIF orientation to pixels [H, W, C] (CIPA DC-008, Exif 2.32, section 4.6.4)."""
+    if orientation in _TRANSPOSED:
+        array = array.swapaxes(0, 1)
+    steps = [-1 if orientation in mirrored else 1 for mirrored in (_MIRRORED_Y, _MIRRORED_X)]
+    return array[:: steps[0], :: steps[1]]
+
+
+def pages_problem(count: int) -> str:
+    return (
+        f"the image has {count} pages, but must have one. Save each page as a file of its own "
+        "(`detlite predict` reads them all), or train a model whose channels are the pages, with "
+        f"{count} values in INPUT.PIXEL_MEAN and INPUT.PIXEL_STD"
+    )
+
+
+def size_problem(stored: Size, orientation: int, upright: bool, expected: Size) -> str:
+    """Describe an image whose size, upright or as stored, differs from the annotation file's."""
+    turned = oriented(stored, orientation)
+    actual = turned if upright else stored
     problem = (
-        f"the image is {actual[0]}x{actual[1]} (width x height), "
-        f"but the annotation file has {width}x{height}"
+        f"the image is {actual[1]}x{actual[0]} (width x height), "
+        f"but the annotation file has {expected[1]}x{expected[0]}"
     )
-    if actual != expected:
+    if actual != expected[::-1]:
         return problem
-    orientation = read_orientation(file)
-    if file.size != actual:
-        return (
-            f"{problem}, its size before EXIF orientation {orientation} is applied. If the "
-            "annotations refer to stored pixels, set MODEL.CONVENTION_OVERRIDE "
-            "[exif_orientation=False], or save the image without EXIF data"
-        )
-    if orientation in TRANSPOSED:
-        return (
-            f"{problem}, its size after EXIF orientation {orientation} is applied. If the "
-            "annotations refer to upright pixels, set MODEL.CONVENTION_OVERRIDE "
-            "[exif_orientation=True]"
-        )
-    return f"{problem}: width and height are swapped in one of the two"
+    if stored == turned:
+        return f"{problem}: width and height are swapped in one of the two"
+    before, pixels = ("before", "stored") if upright else ("after", "upright")
+    advice = ", or save the image without EXIF data" if upright else ""
+    return (
+        f"{problem}, its size {before} EXIF orientation {orientation} is applied. If the "
+        f"annotations refer to {pixels} pixels, set MODEL.CONVENTION_OVERRIDE "
+        f"[exif_orientation={not upright}]{advice}"
+    )

@@ -66,17 +66,34 @@ def test_highest_8_of_12_bits_are_kept(tmp_path):
     assert np.array_equal(
         read_image(path, options=ImageOptions(bits=12)).numpy(), np.stack([GRAY] * 3)
     )
-    with pytest.warns(UserWarning, match=r"no value above 4095.*INPUT\.IMAGE_BITS 12"):
+    with pytest.warns(UserWarning, match=r"uses 12 bits only.*INPUT\.IMAGE_BITS 12"):
         read_image(path)
-    with pytest.raises(DataError, match=r"the value \d+ exceeds the 10 bits of INPUT"):
-        read_image(path, options=ImageOptions(bits=10))
+    with pytest.warns(UserWarning, match=r"above the 10 bits of INPUT\.IMAGE_BITS.*_BITS 12"):
+        image = read_image(path, options=ImageOptions(bits=10))
+    assert np.array_equal(image[0].numpy(), (values >> 2).clip(max=255))
 
 
-def test_float_and_32_bit_images_are_refused(tmp_path):
-    with pytest.raises(DataError, match="a float image has no 8-bit form"):
-        read_image(save(tmp_path, Image.fromarray(GRAY.astype(np.float32)), "f.tiff"))
-    with pytest.raises(DataError, match="a 32-bit image has no 8-bit form"):
-        read_image(save(tmp_path, Image.fromarray(GRAY.astype(np.int32) * 1000), "i.tiff"))
+def test_float_and_32_bit_images_need_a_range(tmp_path):
+    depth = GRAY.astype(np.float32) / 100
+    path = save(tmp_path, Image.fromarray(depth), "f.tiff")
+    with pytest.raises(DataError, match=r"a float image with values from 0 to 2\.54.*VALUE_RANGE"):
+        read_image(path)
+    image = read_image(path, options=ImageOptions(channels=1, value_range=(1.0, 2.0)))
+    assert np.array_equal(image[0].numpy(), ((depth - 1) * 256).clip(0, 255).astype(np.uint8))
+    path = save(tmp_path, Image.fromarray(GRAY.astype(np.int32) * 1000), "i.tiff")
+    with pytest.raises(DataError, match="a 32-bit image with values from 0 to 254000 has no 8-bit"):
+        read_image(path)
+    image = read_image(path, options=ImageOptions(value_range=(0, 256_000)))
+    assert np.array_equal(image[0].numpy(), GRAY)
+
+
+def test_missing_depth_is_black(tmp_path):
+    depth = np.full((4, 6), np.nan, np.float32)
+    depth[0] = np.inf
+    path = save(tmp_path, Image.fromarray(depth), "f.tiff")
+    image = read_image(path, options=ImageOptions(value_range=(0.5, 2.0)))
+    assert image[0, 0].eq(255).all()
+    assert image[0, 1:].eq(0).all()
 
 
 def with_orientation(tmp_path, orientation, name):

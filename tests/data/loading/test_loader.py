@@ -395,7 +395,7 @@ number = signal.Signals[sys.argv[1]]
 send = lambda: os.kill(os.getpid(), number)
 os.register_at_fork(after_in_child=send, after_in_parent=send)
 try:
-    with StopSignals() as stop, stop.ending_immediately():
+    with StopSignals() as stop, stop.ending_immediately("again"):
         next(iter(build_train_loader(cfg, train_set)))
 except (StoppedError, KeyboardInterrupt):
     print("stopped")

@@ -1,0 +1,349 @@
+"""Open image files of any format: headers, pages, and stored pixels.
+
+Pillow reads common formats, and tifffile the TIFFs that Pillow cannot read without loss. A format
+of your own is a function, registered under its suffix:
+
+    @IMAGE_READERS.register(".dcm")
+    def read_dicom(file):
+        return pydicom.dcmread(file).pixel_array
+"""
+
+import io
+import stat
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol
+
+import numpy as np
+from PIL import Image, ImageFile, UnidentifiedImageError
+
+from detlite.data.errors import DataError, TooLargeError
+from detlite.registry import Registry
+
+# Formats accepted from bytes, which may come from anybody: none of them contains a program.
+SAFE_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF")
+# Errors of readers for truncated or damaged files; NotImplementedError: DDS and BLP files of types
+# that Pillow does not read.
+DECODE_ERRORS = (OSError, SyntaxError, ValueError, EOFError, struct.error, NotImplementedError)
+_END_MARKERS = {"JPEG": b"\xff\xd9", "PNG": b"IEND\xaeB`\x82"}
+_ORIENTATION = 0x0112  # EXIF tag
+# TIFF tags and values (TIFF 6.0).
+_SUBFILE_TYPE, _BITS, _SAMPLES, _EXTRA = 254, 258, 277, 338
+_NO_PAGE, _ALPHA = 0b101, (1, 2)  # a thumbnail or a mask; opacity
+_TIFF_STARTS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
+# Formats with independent pages. Further images in a JPEG (MPO) or PSD are previews and layers.
+_PAGED = ("TIFF", "GIF", "WEBP", "PNG")
+# (offset, bytes) of formats that are not read, to tell them from damaged files.
+_OTHER_FORMATS = {
+    "HEIC": (4, b"ftyphei"),
+    "HEIF": (4, b"ftypmif1"),
+    "DICOM": (128, b"DICM"),
+    "NumPy": (0, b"\x93NUMPY"),
+    "HDF5": (0, b"\x89HDF"),
+    "PDF": (0, b"%PDF"),
+    "HTML": (0, b"<!DOCTYPE html"),
+}
+# Pillow modes that keep their channels; all others become RGB.
+_ARRAY_MODES = {"1": "L", "L": "L", "LA": "LA", "La": "LA", "RGBA": "RGBA", "RGBa": "RGBA"}
+_GRAY = 128  # libjpeg's value for missing data
+# Bytes that are no marker and that change the pixels which libjpeg would fill in.
+_MORE_DATA = bytes(range(1, 255)) * 4
+
+# A reader takes a path or an open file and returns an array [H, W] or [H, W, C] of integers or
+# floats, or a list of such arrays, one per page.
+ImageReader = Callable[[Any], Any]
+IMAGE_READERS: Registry[ImageReader] = Registry("image reader")
+
+
+class StoredImage(Protocol):
+    """An image that is not a local file; messages name it by its `str`."""
+
+    def read_bytes(self) -> bytes:
+        """Return the content of the image file. Raises FileNotFoundError, or DataError."""
+
+    def forget(self) -> bool:
+        """Delete a cached copy, so that it is fetched again. Returns True if there was one."""
+
+
+@dataclass(frozen=True)
+class ImageBytes:
+    """The content of an image file, as a StoredImage."""
+
+    data: bytes
+
+    def __str__(self) -> str:
+        return "bytes"
+
+    def read_bytes(self) -> bytes:
+        return self.data
+
+    def forget(self) -> bool:
+        return False
+
+
+ImageSource = str | Path | StoredImage
+
+
+@dataclass(frozen=True)
+class Pixels:
+    """Stored pixels [H, W, C] of any type; `alpha`: the last channel is opacity."""
+
+    array: np.ndarray
+    alpha: bool = False
+
+
+class OpenImage:
+    """An image file whose header was read; a context manager.
+
+    Attributes:
+        size: stored (height, width).
+        pages: positions of the pages in the file, without thumbnails.
+        channels: the number of stored channels; 0: unknown before decoding.
+        is_complete: True if the file has the usual end of its format.
+    """
+
+    size: tuple[int, int]
+    pages: Sequence[int] = (0,)
+    channels = 0
+    is_complete = False
+
+    def __enter__(self) -> "OpenImage":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Close the file."""
+
+    def orientation(self, header_only: bool = False) -> int:
+        """Return the EXIF orientation, 1 to 8; 1 (upright) if missing or unreadable."""
+        return 1
+
+    def pixels(self, page: int, min_size: tuple[int, int] | None = None) -> Pixels:
+        """Decode a page; a JPEG possibly at a reduced size of at least the stored `min_size`."""
+        raise NotImplementedError
+
+
+class _ArrayImage(OpenImage):
+    """An image of a registered reader."""
+
+    def __init__(self, arrays: Any) -> None:
+        self._arrays = [np.asarray(a) for a in (arrays if isinstance(arrays, list) else [arrays])]
+        for array in self._arrays:
+            if array.ndim not in (2, 3) or array.dtype.kind not in "buif":
+                raise ValueError(
+                    "its reader must return arrays [H, W] or [H, W, C] of numbers, not "
+                    f"{array.dtype} {list(array.shape)}"
+                )
+        self.size = self._arrays[0].shape[:2]
+        self.pages = range(len(self._arrays))
+
+    def pixels(self, page: int, min_size: tuple[int, int] | None = None) -> Pixels:
+        return Pixels(np.atleast_3d(self._arrays[page]))
+
+
+class _Tiff(OpenImage):
+    """A TIFF read by tifffile: any number of channels of any type."""
+
+    def __init__(self, file: Path | BinaryIO) -> None:
+        try:
+            import tifffile
+        except ImportError as error:
+            raise DataError(
+                "a TIFF with this number of channels or this type of values needs tifffile: "
+                "pip install 'detlite[tiff]'"
+            ) from error
+        self._file = tifffile.TiffFile(file)
+        every: Any = self._file.pages
+        self.pages = [i for i, one in enumerate(every) if not one.subfiletype & _NO_PAGE]
+        self.size = every[self.pages[0]].imagelength, every[self.pages[0]].imagewidth
+
+    def __exit__(self, *error: object) -> None:
+        self._file.close()
+
+    def pixels(self, page: int, min_size: tuple[int, int] | None = None) -> Pixels:
+        stored: Any = self._file.pages[self.pages[page]]
+        array = stored.asarray()
+        if array.ndim == 3 and stored.axes[0] == "S":  # one plane per channel
+            array = np.moveaxis(array, 0, -1)
+        return Pixels(np.atleast_3d(array), any(int(e) in _ALPHA for e in stored.extrasamples[-1:]))
+
+
+class _PillowImage(OpenImage):
+    def __init__(self, file: ImageFile.ImageFile, source: ImageSource) -> None:
+        self.file, self._source = file, source
+        self.size = file.height, file.width
+        self.channels = len(file.getbands())
+        if file.format in _PAGED and (count := getattr(file, "n_frames", 1)) > 1:
+            self.pages = range(count)
+            if file.format == "TIFF":
+                self.pages = [page for page in self.pages if not self._tag(page) & _NO_PAGE]
+                file.seek(self.pages[0])
+
+    def __exit__(self, *error: object) -> None:
+        self.file.close()
+
+    def _tag(self, page: int) -> int:
+        self.file.seek(page)
+        return int(self.file.tag_v2.get(_SUBFILE_TYPE, 0))  # type: ignore[attr-defined]
+
+    @property
+    def is_complete(self) -> bool:  # type: ignore[override]
+        marker = _END_MARKERS.get(self.file.format or "")
+        if marker is None or self.file.fp is None:
+            return False
+        self.file.fp.seek(-len(marker), io.SEEK_END)
+        return self.file.fp.read() == marker
+
+    def orientation(self, header_only: bool = False) -> int:
+        file = self.file
+        # Looking for it behind the pixels of a PNG would decode them.
+        skipped = header_only and file.format == "PNG" and "exif" not in file.info
+        if file.format == "TIFF" or skipped:  # Pillow applies that of a TIFF
+            return 1
+        try:
+            return int(file.getexif().get(_ORIENTATION, 1))
+        except (*DECODE_ERRORS, TypeError, KeyError):  # the pixels may still be valid
+            return 1
+
+    def pixels(self, page: int, min_size: tuple[int, int] | None = None) -> Pixels:
+        file = self.file
+        if len(self.pages) > 1:
+            file.seek(self.pages[page])
+        if min_size is not None:
+            file.draft(None, min_size[::-1])
+        deep = file.format == "PNG" and str(file.tile[-1].args).endswith(";16B")
+        file.load()  # the header may continue behind the pixels
+        if deep and not file.mode.startswith("I"):  # Pillow keeps the high bytes only
+            return Pixels(self._high_and_low_bytes(), alpha=file.mode.endswith("A"))
+        if self._lacks_data(min_size):
+            raise DataError(f"{self._source}: the image is damaged or truncated (data are missing)")
+        if file.mode.startswith(("I", "F")):
+            return Pixels(np.asarray(file)[:, :, None])
+        mode = _ARRAY_MODES.get(file.mode, "RGB")
+        return Pixels(np.atleast_3d(np.asarray(file.convert(mode))), alpha=mode.endswith("A"))
+
+    def _high_and_low_bytes(self) -> np.ndarray:
+        if self.file.mode == "LA":
+            raise DataError(f"{self._source}: PNGs of gray and alpha with 16 bits are not read")
+        with Image.open(io.BytesIO(_content(self._source))) as low:
+            tile = low.tile[-1]
+            # As if they were little-endian, so that Pillow keeps the other byte.
+            low.tile = [tile._replace(args=f"{low.mode};16L")]
+            return np.asarray(self.file).astype(np.uint16) << 8 | np.asarray(low)
+
+    def _lacks_data(self, min_size: tuple[int, int] | None) -> bool:
+        """True if a decoded JPEG lacks data although it ends with the end marker.
+
+        libjpeg reports nothing and fills the rest with gray. If an image ends in this gray,
+        decoding it with more data before the end marker changes the pixels only if data are
+        missing. The rest of a progressive JPEG is blurred instead of gray, which this does not
+        detect.
+        """
+        last = self.file.width - 1, self.file.height - 1
+        if self.file.format != "JPEG" or self.file.getpixel(last) not in (_GRAY, (_GRAY,) * 3):
+            return False
+        data = _content(self._source)
+        end = data.rfind(_END_MARKERS["JPEG"])
+        with Image.open(io.BytesIO(data[:end] + _MORE_DATA + data[end:])) as longer:
+            if min_size is not None:
+                longer.draft(None, min_size[::-1])
+            return longer.tobytes() != self.file.tobytes()
+
+
+def open_image(source: ImageSource, max_pixels: int) -> OpenImage:
+    """Open an image and read only its header; registered readers decode it.
+
+    Raises:
+        DataError: the source is not a regular file, or has a format that is not read.
+        TooLargeError: the image has too many pixels.
+        FileNotFoundError or one of DECODE_ERRORS: the file is missing or damaged.
+    """
+    path = Path(source) if isinstance(source, (str, Path)) else None
+    if path is not None and not stat.S_ISREG(path.stat().st_mode):
+        raise DataError(f"{source}: not a regular file")
+    suffix = Path(str(source)).suffix.lower()
+    file: Any = path or io.BytesIO(source.read_bytes())  # type: ignore[union-attr]
+    try:
+        if suffix in IMAGE_READERS:
+            image: OpenImage = _ArrayImage(IMAGE_READERS.get(suffix)(file))
+        else:
+            image = _open_by_content(file, source, max_pixels)
+    except DataError as error:
+        raise type(error)(f"{source}: {error}") from error
+    height, width = image.size
+    if height * width > max_pixels:
+        image.__exit__()
+        raise _too_large(max_pixels, f"{source}: ", f"{width}x{height}")
+    return image
+
+
+def _open_by_content(file: Path | BinaryIO, source: ImageSource, max_pixels: int) -> OpenImage:
+    # Pillow raises an error above twice its limit. The limit holds for the whole process, so it is
+    # only ever raised.
+    if Image.MAX_IMAGE_PIXELS is not None and max_pixels > 2 * Image.MAX_IMAGE_PIXELS:
+        Image.MAX_IMAGE_PIXELS = max_pixels
+    formats = SAFE_FORMATS if isinstance(source, ImageBytes) else None
+    try:
+        opened = Image.open(file, formats=formats)
+    except Image.DecompressionBombError as error:
+        raise _too_large(max_pixels, "", str(error)) from error
+    except UnidentifiedImageError as error:
+        start = _start(file)
+        if start.startswith(_TIFF_STARTS):
+            return _Tiff(file)
+        for name, (offset, mark) in _OTHER_FORMATS.items():
+            if start[offset:].startswith(mark):
+                raise DataError(
+                    f"{name} files are not read. Convert the image, or register a reader for its "
+                    "suffix (docs/image_files.md)"
+                ) from error
+        if formats is None:
+            raise
+        raise DataError(f"none of {', '.join(formats)}, or damaged") from error
+    if opened.format == "TIFF" and not _is_read_by_pillow(opened):
+        if isinstance(file, Path):
+            opened.close()
+        else:
+            file.seek(0)
+        return _Tiff(file)
+    return _PillowImage(opened, source)
+
+
+def _is_read_by_pillow(tiff: Any) -> bool:
+    """True if Pillow reads all channels and bits of a TIFF."""
+    tags = tiff.tag_v2
+    samples, bits, extra = tags.get(_SAMPLES, 1), max(tags.get(_BITS, (1,))), tags.get(_EXTRA, ())
+    if samples == 1:
+        return True
+    colors = samples - len(extra)
+    return bits <= 8 and (not extra or extra[-1] in _ALPHA) and colors in (1, 3, 4)
+
+
+def image_suffixes() -> set[str]:
+    """Return the suffixes of image files: `.jpg`, `.png`, ..."""
+    formats = Image.registered_extensions()
+    return {suffix for suffix, kind in formats.items() if kind in Image.OPEN} | {
+        *IMAGE_READERS.names()
+    }
+
+
+def _content(source: ImageSource) -> bytes:
+    return Path(source).read_bytes() if isinstance(source, str) else source.read_bytes()
+
+
+def _start(file: Path | BinaryIO) -> bytes:
+    if isinstance(file, Path):
+        with file.open("rb") as stream:
+            return stream.read(256)
+    file.seek(0)
+    start = file.read(256)
+    file.seek(0)
+    return start
+
+
+def _too_large(max_pixels: int, where: str, size: str) -> TooLargeError:
+    return TooLargeError(
+        f"{where}the image has more than {max_pixels} pixels ({size}). Raise DATASETS.MAX_PIXELS "
+        "if this is intended"
+    )

@@ -1,0 +1,201 @@
+"""Channels, pages and formats of image files: all are used, or an error says what is not."""
+
+import struct
+import zlib
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from detlite.data.errors import DataError
+from detlite.data.loading.image_checks import image_problem
+from detlite.data.loading.image_io import ImageOptions, count_pages, image_size, read_image
+from detlite.data.loading.image_readers import IMAGE_READERS, image_suffixes
+
+tifffile = pytest.importorskip("tifffile")
+RNG = np.random.default_rng(0)
+BANDS = RNG.integers(0, 256, (12, 20, 8), dtype=np.uint8)
+
+
+def write(path, array, **options):
+    tifffile.imwrite(path, array, **{"photometric": "minisblack", **options})
+    return path
+
+
+@pytest.mark.parametrize("planar", ["contig", "separate"])
+@pytest.mark.parametrize("count", [2, 4, 5, 8])
+def test_all_bands_of_a_tiff_are_read(tmp_path, count, planar):
+    bands = BANDS[:, :, :count]
+    stored = bands if planar == "contig" else bands.transpose(2, 0, 1)
+    path = write(tmp_path / "a.tif", stored, planarconfig=planar)
+    options = ImageOptions(channels=count)
+    for source in (path, path.read_bytes()):
+        image = read_image(source, (12, 20), options)
+        assert np.array_equal(image.permute(1, 2, 0).numpy(), bands)
+    assert image_size(path) == (12, 20)
+    assert image_problem(path, (12, 20), options) is None
+    for channels in (1, 3, count + 1):
+        message = rf"has {count} channels, but the model takes {channels}\. .*{count} values in I"
+        with pytest.raises(DataError, match=message):
+            read_image(path, options=ImageOptions(channels=channels))
+    assert f"{count} channels" in str(image_problem(path, (12, 20)))
+
+
+def test_alpha_is_a_channel_only_for_models_that_take_it(tmp_path):
+    Image.fromarray(BANDS[:, :, :4], "RGBA").save(tmp_path / "a.png")
+    write(tmp_path / "a.tif", BANDS[:, :, :4], photometric="rgb", extrasamples=["unassalpha"])
+    for name in ("a.png", "a.tif"):
+        three, four = (read_image(tmp_path / name, None, ImageOptions(channels=k)) for k in (3, 4))
+        assert np.array_equal(four.permute(1, 2, 0).numpy(), BANDS[:, :, :4])
+        assert torch.equal(three, four[:3])
+        assert image_problem(tmp_path / name, (12, 20), ImageOptions(channels=4)) is None
+
+
+def test_models_of_one_channel_take_gray_images(tmp_path):
+    gray, options = BANDS[:, :, 0], ImageOptions(channels=1)
+    Image.fromarray(gray).save(tmp_path / "gray.png")
+    Image.fromarray(np.stack([gray] * 3, axis=2)).save(tmp_path / "stacked.png")
+    for name in ("gray.png", "stacked.png"):
+        assert np.array_equal(read_image(tmp_path / name, options=options).numpy(), gray[None])
+        assert image_problem(tmp_path / name, (12, 20), options) is None
+    Image.fromarray(BANDS[:, :, :3]).save(tmp_path / "color.png")
+    assert "3 channels, but" in str(image_problem(tmp_path / "color.png", (12, 20), options))
+
+
+def test_16_bits_of_several_channels(tmp_path):
+    values = RNG.integers(0, 4096, (12, 20, 3)).astype(np.uint16)
+    write_16_bit_png(tmp_path / "a.png", values)
+    write(tmp_path / "a.tif", values, photometric="rgb")
+    for name in ("a.png", "a.tif"):
+        image = read_image(tmp_path / name, options=ImageOptions(bits=12))
+        assert np.array_equal(image.permute(1, 2, 0).numpy(), values >> 4)
+        ranges = (0.0, 1024.0, 1000.0, 3048.0, 0.0, 4096.0)
+        image = read_image(tmp_path / name, options=ImageOptions(value_range=ranges))
+        assert np.array_equal(image[1].numpy(), ((values[..., 1] - 1000.0) / 8).clip(0, 255) // 1)
+
+
+def write_16_bit_png(path, values):
+    """Write RGB with 16 bits, which Pillow does not."""
+
+    def chunk(kind, data):
+        body = kind + data
+        return struct.pack(">I", len(data)) + body + struct.pack(">I", zlib.crc32(body))
+
+    height, width, _ = values.shape
+    rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in values)
+    header = struct.pack(">IIBBBBB", width, height, 16, 2, 0, 0, 0)
+    chunks = chunk(b"IHDR", header), chunk(b"IDAT", zlib.compress(rows)), chunk(b"IEND", b"")
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" + b"".join(chunks))
+
+
+@pytest.mark.parametrize("name", ["a.tif", "float.tif", "a.gif", "a.png", "a.webp"])
+def test_every_page_is_read_by_number(tmp_path, name):
+    pages = [np.full((12, 20), 40 * k, np.uint8) for k in range(1, 4)]
+    first, *rest = [Image.fromarray(page) for page in pages]
+    options = ImageOptions()
+    if name == "float.tif":
+        write(tmp_path / name, np.stack(pages).astype(np.float64))
+        options = ImageOptions(value_range=(0, 256))
+    else:
+        lossless = {"lossless": True} if name == "a.webp" else {}
+        first.save(tmp_path / name, save_all=True, append_images=rest, **lossless)
+    for source in (tmp_path / name, (tmp_path / name).read_bytes()):
+        assert count_pages(source, options) == 3
+        for number, page in enumerate(pages):
+            image = read_image(source, options=options, page=number)
+            assert np.array_equal(image.numpy(), np.stack([page] * 3))
+        with pytest.raises(DataError, match=r"has 3 pages, but must have one\. Save each"):
+            read_image(source, options=options)
+        with pytest.raises(DataError, match="no page 3 among its 3"):
+            read_image(source, options=options, page=3)
+    assert "has 3 pages" in str(image_problem(tmp_path / name, (12, 20), options))
+
+
+def test_pages_are_the_channels_of_a_model_with_as_many(tmp_path):
+    path = write(tmp_path / "a.tif", BANDS.transpose(2, 0, 1))
+    options = ImageOptions(channels=8)
+    assert count_pages(path) == 8
+    assert count_pages(path, options) == 1
+    assert np.array_equal(read_image(path, None, options).permute(1, 2, 0).numpy(), BANDS)
+    assert image_problem(path, (12, 20), options) is None
+
+
+def test_thumbnails_are_no_pages(tmp_path):
+    with tifffile.TiffWriter(tmp_path / "a.tif") as writer:
+        writer.write(BANDS[:, :, :3], photometric="rgb")
+        writer.write(BANDS[::2, ::2, :3].copy(), photometric="rgb", subfiletype=1)
+    assert count_pages(tmp_path / "a.tif") == 1
+    assert read_image(tmp_path / "a.tif").shape == (3, 12, 20)
+
+
+def test_a_format_is_added_in_five_lines(tmp_path):
+    pydicom = pytest.importorskip("pydicom")
+
+    @IMAGE_READERS.register(".dcm")
+    def read_dicom(file):
+        return pydicom.dcmread(file).pixel_array
+
+    try:
+        values = RNG.integers(0, 4096, (12, 20)).astype(np.uint16)
+        write_dicom(pydicom, tmp_path / "a.DCM", values)
+        image = read_image(tmp_path / "a.DCM", (12, 20), ImageOptions(bits=12))
+        assert np.array_equal(image[0].numpy(), values >> 4)
+        assert image_size(tmp_path / "a.DCM") == (12, 20)
+        assert ".dcm" in image_suffixes()
+    finally:
+        IMAGE_READERS._builders.pop(".dcm")
+    with pytest.raises(DataError, match=r"a\.DCM: DICOM files are not read\. Convert"):
+        read_image(tmp_path / "a.DCM")
+
+
+def write_dicom(pydicom, path, values):
+    meta = pydicom.dataset.FileMetaDataset()
+    meta.TransferSyntaxUID = pydicom.uid.ExplicitVRLittleEndian
+    image = pydicom.dataset.Dataset()
+    image.file_meta = meta
+    image.Rows, image.Columns = values.shape
+    image.SamplesPerPixel, image.PhotometricInterpretation = 1, "MONOCHROME2"
+    image.BitsAllocated, image.BitsStored, image.HighBit, image.PixelRepresentation = 16, 12, 11, 0
+    image.PixelData = values.tobytes()
+    image.SOPClassUID = pydicom.uid.SecondaryCaptureImageStorage
+    image.SOPInstanceUID = pydicom.uid.generate_uid()
+    image.save_as(path, enforce_file_format=True)
+
+
+def test_other_formats_are_not_called_damaged(tmp_path):
+    np.save(tmp_path / "a.npy", BANDS)
+    (tmp_path / "b.jpg").write_bytes(b"\0\0\0\x18ftypheic" + bytes(300))
+    (tmp_path / "c.png").write_text("<!DOCTYPE html><title>404</title>" + " " * 300)
+    for name, kind in (("a.npy", "NumPy"), ("b.jpg", "HEIC"), ("c.png", "HTML")):
+        with pytest.raises(DataError, match=rf"{name}: {kind} files are not read"):
+            read_image(tmp_path / name)
+        assert "are not read" in str(image_problem(tmp_path / name, (12, 20)))
+
+
+def test_results_of_a_reader_are_checked(tmp_path):
+    IMAGE_READERS.register(".text")(lambda file: np.array(["no", "numbers"]))
+    try:
+        (tmp_path / "a.text").write_text("-")
+        with pytest.raises(DataError, match=r"arrays \[H, W\] or \[H, W, C\] of numbers"):
+            read_image(tmp_path / "a.text")
+    finally:
+        IMAGE_READERS._builders.pop(".text")
+
+
+def test_jpegs_are_read_at_a_reduced_size(tmp_path):
+    y, x = np.mgrid[:640, :480]
+    Image.fromarray(((x + y) // 5).astype(np.uint8)).save(tmp_path / "a.jpg", quality=95)
+    full = read_image(tmp_path / "a.jpg", (640, 480))
+    small = read_image(tmp_path / "a.jpg", (640, 480), min_size=(150, 110))
+    assert small.shape == (3, 160, 120)
+    mean = full.float().unflatten(2, (120, 4)).unflatten(1, (160, 4)).mean((2, 4))
+    assert (small - mean).abs().max() < 3
+    assert read_image(tmp_path / "a.jpg", min_size=(641, 480)).shape == (3, 640, 480)
+    with pytest.raises(DataError, match="the image is 480x640"):
+        read_image(tmp_path / "a.jpg", (160, 120), min_size=(150, 110))
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.open(tmp_path / "a.jpg").save(tmp_path / "b.jpg", exif=exif)
+    rotated = read_image(tmp_path / "b.jpg", (480, 640), min_size=(110, 150))
+    assert rotated.shape == (3, 120, 160)
