@@ -49,6 +49,12 @@ constexpr const char* kSchemas[] = {
     "-> (Tensor shared, Tensor areas, Tensor other_areas)",
     "match_detections(Tensor overlaps, Tensor groups, Tensor crowd, Tensor ignored, "
     "Tensor uncounted, Tensor thresholds) -> Tensor",
+    "encode_polygons(Tensor corners, Tensor polygons, Tensor masks, Tensor sizes) "
+    "-> (Tensor data, Tensor ends)",
+    "precision_recall(Tensor outcomes, Tensor scores, Tensor ranks, Tensor ends, "
+    "Tensor positives, Tensor limits, Tensor recall_thresholds, int max_dets) "
+    "-> (Tensor precision, Tensor recall)",
+    "box_overlaps(Tensor boxes, Tensor others, Tensor crowd, Tensor ranges) -> Tensor",
     "crop_masks(Tensor values, Tensor pieces, Tensor instances, Tensor frames, Tensor index, "
     "Tensor boxes, int resolution, bool soft) -> Tensor",
     "heatmap_peaks(Tensor maps, Tensor boxes) -> (Tensor keypoints, Tensor scores)",

@@ -82,6 +82,20 @@ def match_detections(
     uncounted: Tensor,
     thresholds: Tensor,
 ) -> Tensor: ...
+def encode_polygons(
+    corners: Tensor, polygons: Tensor, masks: Tensor, sizes: Tensor
+) -> tuple[Tensor, Tensor]: ...
+def box_overlaps(boxes: Tensor, others: Tensor, crowd: Tensor, ranges: Tensor) -> Tensor: ...
+def precision_recall(
+    outcomes: Tensor,
+    scores: Tensor,
+    ranks: Tensor,
+    ends: Tensor,
+    positives: Tensor,
+    limits: Tensor,
+    recall_thresholds: Tensor,
+    max_dets: int,
+) -> tuple[Tensor, Tensor]: ...
 def crop_masks(
     values: Tensor,
     pieces: Tensor,

@@ -1,6 +1,7 @@
-"""Time and memory of COCO evaluation, compared with pycocotools."""
+"""Time and memory of COCO evaluation, compared with pycocotools and, if installed, hotcoco."""
 
 import contextlib
+import importlib.util
 import io
 import json
 import multiprocessing
@@ -8,7 +9,7 @@ import resource
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,7 @@ from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
 from detlite.evaluation import Results, evaluate_coco
-from detlite.evaluation.results import IOU_TYPES
+from detlite.evaluation.results import IOU_TYPES, write_results
 
 from .generated_results import generate
 
@@ -29,7 +30,8 @@ class EvaluationRow:
     """Result of an evaluation, from detections in memory to metrics.
 
     Times are medians in seconds, with all of torch's threads. Memory is the peak of the process in
-    2^20 bytes. `difference` is the largest difference of a metric.
+    2^20 bytes. `difference` is the largest difference of a metric. hotcoco is a library in Rust
+    (https://pypi.org/project/hotcoco); its times are None if it is not installed.
     """
 
     kind: str
@@ -37,12 +39,15 @@ class EvaluationRow:
     detections: int
     detlite_s: float
     pycocotools_s: float
+    hotcoco_s: float | None
     ratio: float
     detlite_cpu_s: float
     pycocotools_cpu_s: float
+    hotcoco_cpu_s: float | None
     cpu_ratio: float
     detlite_mib: float
     pycocotools_mib: float
+    hotcoco_mib: float | None
     difference: float
 
 
@@ -57,7 +62,7 @@ class _Run:
 def benchmark_evaluation(
     images: int = 5000, detections: int = 100, turns: int = 1
 ) -> Iterator[EvaluationRow]:
-    """Measure both with generated data, first boxes and then masks.
+    """Measure the libraries with generated data, first boxes and then masks.
 
     Each run has its own process, so that its peak of memory can be measured.
 
@@ -72,35 +77,40 @@ def benchmark_evaluation(
         (folder / "ground_truth.json").write_text(json.dumps(content))
         for field, array in results.arrays().items():
             np.save(folder / f"{field}.npy", array)
+        libraries = ["detlite", "pycocotools"]
+        if importlib.util.find_spec("hotcoco"):
+            libraries.append("hotcoco")
+            write_results(results, folder / "results.json")
         del content, results
         for kind in ("bbox", "segm"):
-            runs: dict[str, list[_Run]] = {"detlite": [], "pycocotools": []}
+            runs: dict[str, list[_Run]] = {name: [] for name in libraries}
             for _ in range(turns):
                 for library, own in runs.items():
                     own.append(_run_in_process(folder, kind, library))
-            yield _row(kind, images, detections, *runs.values())
+            yield _row(kind, images, detections, runs)
 
 
-def _row(
-    kind: str, images: int, detections: int, detlite: list[_Run], pycocotools: list[_Run]
-) -> EvaluationRow:
-    libraries = (detlite, pycocotools)
-    wall, reference_wall = (statistics.median(run.seconds for run in runs) for runs in libraries)
-    cpu, reference_cpu = (statistics.median(run.cpu_seconds for run in runs) for runs in libraries)
-    metrics = zip(detlite[0].metrics, pycocotools[0].metrics, strict=True)
+def _row(kind: str, images: int, detections: int, runs: dict[str, list[_Run]]) -> EvaluationRow:
+    wall = {name: statistics.median(run.seconds for run in own) for name, own in runs.items()}
+    cpu = {name: statistics.median(run.cpu_seconds for run in own) for name, own in runs.items()}
+    mib = {name: max(run.mib for run in own) for name, own in runs.items()}
+    metrics = [own[0].metrics for own in runs.values()]
     return EvaluationRow(
         kind,
         images,
         detections,
-        detlite_s=wall,
-        pycocotools_s=reference_wall,
-        ratio=reference_wall / wall,
-        detlite_cpu_s=cpu,
-        pycocotools_cpu_s=reference_cpu,
-        cpu_ratio=reference_cpu / cpu,
-        detlite_mib=max(run.mib for run in detlite),
-        pycocotools_mib=max(run.mib for run in pycocotools),
-        difference=max(abs(a - b) for a, b in metrics),
+        detlite_s=wall["detlite"],
+        pycocotools_s=wall["pycocotools"],
+        hotcoco_s=wall.get("hotcoco"),
+        ratio=wall["pycocotools"] / wall["detlite"],
+        detlite_cpu_s=cpu["detlite"],
+        pycocotools_cpu_s=cpu["pycocotools"],
+        hotcoco_cpu_s=cpu.get("hotcoco"),
+        cpu_ratio=cpu["pycocotools"] / cpu["detlite"],
+        detlite_mib=mib["detlite"],
+        pycocotools_mib=mib["pycocotools"],
+        hotcoco_mib=mib.get("hotcoco"),
+        difference=max(max(values) - min(values) for values in zip(*metrics, strict=True)),
     )
 
 
@@ -112,29 +122,49 @@ def _run_in_process(folder: Path, kind: str, library: str) -> _Run:
 
 
 def _run(folder: Path, kind: str, library: str) -> _Run:
-    ground_truth = COCO()
-    ground_truth.dataset = json.loads((folder / "ground_truth.json").read_bytes())
-    results = Results.from_arrays({file.stem: np.load(file) for file in folder.glob("*.npy")})
+    evaluate = {"detlite": _detlite, "pycocotools": _pycocotools, "hotcoco": _hotcoco}[library]
     with contextlib.redirect_stdout(io.StringIO()):
-        ground_truth.createIndex()
-        if library == "detlite":
-            start, cpu_start = time.perf_counter(), time.process_time()
-            row = evaluate_coco(ground_truth, results, [kind])[kind]
-            metrics = [-1 if value is None else value for value in row.values()][:-1]
-        else:
-            fields = ("image_id", "category_id", "score", IOU_TYPES[kind])
-            rows = [{name: row[name] for name in fields} for row in results.to_coco()]
-            start, cpu_start = time.perf_counter(), time.process_time()
-            metrics = _evaluate_by_pycocotools(ground_truth, rows, kind)
+        run = evaluate(folder, kind)
+        start, cpu_start = time.perf_counter(), time.process_time()
+        metrics = run()
         seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - cpu_start
     mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
     return _Run(seconds, cpu_seconds, mib, metrics)
 
 
-def _evaluate_by_pycocotools(
-    ground_truth: COCO, rows: list[dict[str, Any]], kind: str
-) -> list[float]:
-    evaluator = COCOeval(ground_truth, ground_truth.loadRes(rows), kind)
+def _inputs(folder: Path) -> tuple[COCO, Results]:
+    ground_truth = COCO()
+    ground_truth.dataset = json.loads((folder / "ground_truth.json").read_bytes())
+    ground_truth.createIndex()
+    return ground_truth, Results.from_arrays({f.stem: np.load(f) for f in folder.glob("*.npy")})
+
+
+def _detlite(folder: Path, kind: str) -> Callable[[], list[float]]:
+    ground_truth, results = _inputs(folder)
+
+    def run() -> list[float]:
+        row = evaluate_coco(ground_truth, results, [kind])[kind]
+        return [-1 if value is None else value for value in row.values()][:-1]
+
+    return run
+
+
+def _pycocotools(folder: Path, kind: str) -> Callable[[], list[float]]:
+    ground_truth, results = _inputs(folder)
+    fields = ("image_id", "category_id", "score", IOU_TYPES[kind])
+    rows = [{name: row[name] for name in fields} for row in results.to_coco()]
+    return lambda: _run_evaluator(COCOeval(ground_truth, ground_truth.loadRes(rows), kind))
+
+
+def _hotcoco(folder: Path, kind: str) -> Callable[[], list[float]]:
+    import hotcoco
+
+    ground_truth = hotcoco.COCO(str(folder / "ground_truth.json"))
+    results = ground_truth.load_res(str(folder / "results.json"))
+    return lambda: _run_evaluator(hotcoco.COCOeval(ground_truth, results, kind))
+
+
+def _run_evaluator(evaluator: Any) -> list[float]:
     evaluator.evaluate()
     evaluator.accumulate()
     evaluator.summarize()

@@ -66,8 +66,9 @@ C10_HOST_DEVICE inline int fine_coordinate(double pixel, double low, double scal
 
 // The fine grid of a box.
 struct FineGrid {
-  double x, y, x_scale, y_scale;
+  double x = 0, y = 0, x_scale = 1, y_scale = 1;
 
+  FineGrid() = default;  // whose cells are the pixels of an image
   C10_HOST_DEVICE FineGrid(const float* box, int resolution)
       : x(box[0]),
         y(box[1]),
@@ -101,10 +102,10 @@ C10_HOST_DEVICE inline int crossing_step(int start, double slope, int steps, int
 }
 
 // Calls on_crossing(column, row) for each column of cells that the edge from a to b crosses: the
-// cells from `row` downwards change. `row` may be `resolution`. The cost does not grow with the
-// edge's length.
+// cells from `row` downwards change. `row` may be `rows`. The cost does not grow with the edge's
+// length.
 template <typename OnCrossing>
-C10_HOST_DEVICE void cross_columns(FinePoint a, FinePoint b, int resolution,
+C10_HOST_DEVICE void cross_columns(FinePoint a, FinePoint b, int columns, int rows,
                                    const OnCrossing& on_crossing) {
   const int dx = std::abs(b.x - a.x), dy = std::abs(b.y - a.y);
   if (dx == 0) return;
@@ -117,7 +118,7 @@ C10_HOST_DEVICE void cross_columns(FinePoint a, FinePoint b, int resolution,
   const double slope = flat ? double(b.y - a.y) / dx : double(b.x - a.x) / dy;
   const int low = a.x < b.x ? a.x : b.x, high = a.x < b.x ? b.x : a.x;
   int column = low > 2 ? (low + 2) / kFine : 0;
-  for (; column < resolution && kFine * column + 3 <= high; ++column) {
+  for (; column < columns && kFine * column + 3 <= high; ++column) {
     const int u = kFine * column + 2;
     int v;
     if (flat) {
@@ -128,7 +129,7 @@ C10_HOST_DEVICE void cross_columns(FinePoint a, FinePoint b, int resolution,
       v = a.y + crossing_step(a.x, slope, dy, u) - 1;
     }
     const int row = v < -2 ? 0 : (v + 2) / kFine;
-    on_crossing(column, row < resolution ? row : resolution);
+    on_crossing(column, row < rows ? row : rows);
   }
 }
 

@@ -88,7 +88,7 @@ class Cropper {
       for (const double* xy = begin; xy < end; xy += 2) {
         const FinePoint to(xy, grid);
         // The row after the last needs no mark: every column is crossed an even number of times.
-        cross_columns(from, to, resolution_, [this](int column, int row) {
+        cross_columns(from, to, resolution_, resolution_, [this](int column, int row) {
           if (row < resolution_) edges_.flip(column, row);
         });
         from = to;

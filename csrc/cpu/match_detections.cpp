@@ -7,11 +7,10 @@
 #include <torch/csrc/stable/ops.h>
 
 #include "common/checks.h"
+#include "common/match_outcome.h"
 
 namespace detlite {
 namespace {
-
-enum Outcome : uint8_t { kFalsePositive, kTruePositive, kIgnored };
 
 // The detections of one image and category by decreasing score, and its objects.
 struct Group {
@@ -22,6 +21,18 @@ struct Group {
 
 class Matcher {
  public:
+  // Returns the highest overlap of the group.
+  double start(const Group& group) {
+    highest_.assign(group.detections, -1.0);
+    const double* overlap = group.overlaps;
+    double all = -1;
+    for (double& highest : highest_) {
+      for (int64_t g = 0; g < group.objects; ++g) highest = std::max(highest, *overlap++);
+      all = std::max(all, highest);
+    }
+    return all;
+  }
+
   // Orders the objects: those that count come before the ignored ones.
   void order(const Group& group, const bool* ignored) {
     order_.clear();
@@ -33,11 +44,13 @@ class Matcher {
     }
   }
 
-  void match(const Group& group, double threshold, const bool* uncounted, uint8_t* outcomes) {
+  // Sets the outcomes of the detections that match an object.
+  void match(const Group& group, double threshold, uint8_t* outcomes) {
     matched_.assign(group.objects, 0);
     for (int64_t d = 0; d < group.detections; ++d) {
       const double* overlaps = group.overlaps + d * group.objects;
-      double min_iou = std::min(threshold, 1 - 1e-10);
+      double min_iou = threshold;
+      if (highest_[d] < min_iou) continue;
       int64_t best = -1;
       size_t i = 0;
       for (; i < order_.size(); ++i) {
@@ -50,7 +63,6 @@ class Matcher {
         outcomes[d] = i < counted_ ? kTruePositive : kIgnored;
       }
       if (best >= 0) matched_[best] = 1;
-      else outcomes[d] = uncounted[d] ? kIgnored : kFalsePositive;
     }
   }
 
@@ -58,6 +70,7 @@ class Matcher {
   std::vector<int64_t> order_;
   size_t counted_ = 0;
   std::vector<uint8_t> matched_;
+  std::vector<double> highest_;  // the highest overlap of each detection
 };
 
 Tensor match_detections(const Tensor& overlaps, const Tensor& groups, const Tensor& crowd,
@@ -103,22 +116,36 @@ Tensor match_detections(const Tensor& overlaps, const Tensor& groups, const Tens
   check_shape(op, "overlaps", overlaps, {offsets.back()},
               ", one for each detection and object of a group");
 
-  const Tensor outcomes = empty(overlaps, ScalarType::Byte, {sets, thresholds.size(0), detections});
+  const int64_t steps = thresholds.size(0);
+  const Tensor outcomes = empty(overlaps, ScalarType::Byte, {sets, steps, detections});
   auto* const outcome = mutable_data<uint8_t>(outcomes);
-  const double *overlap = data<double>(all_overlaps), *threshold = data<double>(all_thresholds);
+  const double* overlap = data<double>(all_overlaps);
   const bool* is_crowd = data<bool>(all_crowd);
   const bool *is_ignored = data<bool>(all_ignored), *is_uncounted = data<bool>(all_uncounted);
+  std::vector<double> min_ious;
+  for (int64_t t = 0; t < steps; ++t) {
+    min_ious.push_back(std::min(data<double>(all_thresholds)[t], 1 - 1e-10));
+  }
+  const double lowest = steps ? *std::min_element(min_ious.begin(), min_ious.end()) : 2;
+  torch::stable::parallel_for(0, sets * steps, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      const bool* uncounted = is_uncounted + row / steps * detections;
+      for (int64_t d = 0; d < detections; ++d) {
+        outcome[row * detections + d] = uncounted[d] ? kIgnored : kFalsePositive;
+      }
+    }
+  });
   torch::stable::parallel_for(0, groups.size(0), 64, [&](int64_t begin, int64_t end) {
     Matcher matcher;
     for (int64_t q = begin; q < end; ++q) {
-      const int64_t *bound = bounds + 4 * q, first = bound[0];
-      const Group group{bound[1] - first, bound[3] - bound[2], overlap + offsets[q],
+      const int64_t* bound = bounds + 4 * q;
+      const Group group{bound[1] - bound[0], bound[3] - bound[2], overlap + offsets[q],
                         is_crowd + bound[2]};
+      if (matcher.start(group) < lowest) continue;  // most groups
       for (int64_t a = 0; a < sets; ++a) {
         matcher.order(group, is_ignored + a * objects + bound[2]);
-        for (int64_t t = 0; t < thresholds.size(0); ++t) {
-          matcher.match(group, threshold[t], is_uncounted + a * detections + first,
-                        outcome + (a * thresholds.size(0) + t) * detections + first);
+        for (int64_t t = 0; t < steps; ++t) {
+          matcher.match(group, min_ious[t], outcome + (a * steps + t) * detections + bound[0]);
         }
       }
     }

@@ -11,6 +11,7 @@
 #include <torch/csrc/stable/ops.h>
 
 #include "common/checks.h"
+#include "run_lengths.h"
 #include "simd/inner_loops.h"
 
 namespace detlite {
@@ -54,24 +55,6 @@ PixelAxis pixel_axis(double low, double high, int cells, int limit) {
   return axis;
 }
 
-// Encodes run lengths as COCO's text. From the fourth count on, the difference to the count before
-// the previous one is stored. Each number is written as groups of five bits, lowest first, with a
-// sixth bit if more groups follow, and an offset that makes the characters printable.
-std::string encode(const std::vector<int64_t>& counts) {
-  std::string text;
-  for (size_t i = 0; i < counts.size(); ++i) {
-    int64_t value = i > 2 ? counts[i] - counts[i - 2] : counts[i];
-    for (bool more = true; more;) {
-      int64_t group = value & 0x1f;
-      value >>= 5;
-      more = group & 0x10 ? value != -1 : value != 0;
-      if (more) group |= 0x20;
-      text.push_back(static_cast<char>(group + 48));
-    }
-  }
-  return text;
-}
-
 class Paster {
  public:
   Paster(int cells_high, int cells_wide, int height, int width, float threshold)
@@ -93,11 +76,11 @@ class Paster {
       find_boundaries(rows, count);
       for (int x = 0; x < count; ++x) {
         const int64_t column = columns.start + first + x;
-        for (const int y : column_boundaries_[x]) add_boundary(column * height_ + y);
+        for (const int y : column_boundaries_[x]) boundaries_.add(column * height_ + y);
         column_boundaries_[x].clear();
       }
     }
-    return encode(counts());
+    return boundaries_.encode(int64_t{height_} * width_);
   }
 
  private:
@@ -132,32 +115,12 @@ class Paster {
     mark(above, y);
   }
 
-  // A run that ends at the bottom of a column and the run at the top of the next column are one
-  // run.
-  void add_boundary(int64_t boundary) {
-    if (!boundaries_.empty() && boundaries_.back() == boundary) boundaries_.pop_back();
-    else boundaries_.push_back(boundary);
-  }
-
-  const std::vector<int64_t>& counts() {
-    const int64_t end = int64_t{height_} * width_;
-    if (!boundaries_.empty() && boundaries_.back() == end) boundaries_.pop_back();
-    counts_.clear();
-    int64_t last = 0;
-    for (const int64_t boundary : boundaries_) {
-      counts_.push_back(boundary - last);
-      last = boundary;
-    }
-    counts_.push_back(end - last);
-    return counts_;
-  }
-
   const InnerLoops& loops_;
   int cells_high_, cells_wide_, height_, width_;
   float threshold_;
   std::vector<float> strip_;
   std::array<std::vector<int>, kStrip> column_boundaries_;
-  std::vector<int64_t> boundaries_, counts_;  // boundaries are flat column-major positions
+  RunBoundaries boundaries_;
 };
 
 std::tuple<Tensor, Tensor> paste_masks_rle(const Tensor& probs, const Tensor& boxes, int64_t height,
@@ -189,18 +152,7 @@ std::tuple<Tensor, Tensor> paste_masks_rle(const Tensor& probs, const Tensor& bo
     }
   });
 
-  int64_t bytes = 0;
-  for (const std::string& text : texts) bytes += static_cast<int64_t>(text.size());
-  const Tensor text_bytes = empty(probs, ScalarType::Byte, {bytes});
-  const Tensor ends = empty(probs, ScalarType::Long, {count});
-  char* byte = mutable_data<char>(text_bytes);
-  int64_t* end = mutable_data<int64_t>(ends);
-  int64_t written = 0;
-  for (const std::string& text : texts) {
-    byte = std::copy(text.begin(), text.end(), byte);
-    *end++ = written += static_cast<int64_t>(text.size());
-  }
-  return {text_bytes, ends};
+  return join_texts(texts, probs);
 }
 
 }  // namespace

@@ -38,7 +38,7 @@ __device__ void crop_polygons(const MaskArrays& masks, Range pieces, const float
     const int64_t corners = (range.end - range.begin) / 2;
     for (int64_t i = thread; i < corners; i += kThreads) {
       const FinePoint from(xy + 2 * (i ? i - 1 : corners - 1), grid), to(xy + 2 * i, grid);
-      cross_columns(from, to, resolution, [&](int column, int row) {
+      cross_columns(from, to, resolution, resolution, [&](int column, int row) {
         if (row < resolution) {
           atomicXor(edges + column * words + row / kWord, 1u << (row % kWord));
         }

@@ -156,33 +156,16 @@ def match(
 
 def accumulate(matched: MatchedDetections) -> PrecisionRecall:
     """Compute precision and recall from the outcomes, in order of falling score."""
-    truth, areas, limits, max_dets = matched.truth, matched.areas, matched.limits, matched.max_dets
-    categories = len(truth.category_ids)
-    precision = np.full((len(IOU_THRESHOLDS), len(RECALL_THRESHOLDS), categories, len(areas)), -1.0)
-    recall = np.full((len(IOU_THRESHOLDS), categories, len(areas), len(limits)), -1.0)
-    for k in range(categories):
-        best_first, objects = matched.of_category(k)
-        ranks = matched.pairing.ranks[best_first]
-        positives = (~matched.ignored[:, objects]).sum(axis=1)
-        for a in np.flatnonzero(positives):
-            outcomes = matched.outcomes[a][:, best_first]  # [T, D]
-            hits = outcomes == TRUE_POSITIVE
-            for m, limit in enumerate(limits):
-                recall[:, k, a, m] = hits[:, ranks < limit].sum(axis=1) / positives[a]
-            hits, outcomes = hits[:, ranks < max_dets], outcomes[:, ranks < max_dets]
-            counted = (outcomes != IGNORED).cumsum(axis=1)
-            for t, hit in enumerate(hits):
-                precision[t, :, k, a] = interpolated_precision(counted[t, hit], positives[a])
-    return PrecisionRecall(precision, recall, areas, limits, max_dets)
-
-
-def interpolated_precision(counted: np.ndarray, positives: int) -> np.ndarray:
-    """Return the highest precision [R] at each of RECALL_THRESHOLDS or a higher recall.
-
-    `counted` int [H] is the number of counted detections up to each of H true positives, where
-    precision has its local maxima. There are `positives` objects.
-    """
-    hits = np.arange(1, len(counted) + 1)
-    best = np.maximum.accumulate((hits / (counted + np.spacing(1)))[::-1])[::-1]
-    # Precision is 0 at recalls that are not reached.
-    return np.append(best, 0.0)[np.searchsorted(hits / positives, RECALL_THRESHOLDS)]
+    truth, pairing, count = matched.truth, matched.pairing, len(matched.truth.category_ids)
+    arrays = (
+        matched.outcomes,
+        pairing.scores,
+        pairing.ranks,
+        np.searchsorted(pairing.categories, np.arange(count), side="right"),
+        np.stack([np.bincount(truth.categories[~row], minlength=count) for row in matched.ignored]),
+        np.array(matched.limits, np.int64),
+        RECALL_THRESHOLDS,
+    )
+    tables = ops.precision_recall(*map(torch.from_numpy, arrays), matched.max_dets)
+    precision, recall = (table.numpy() for table in tables)
+    return PrecisionRecall(precision, recall, matched.areas, matched.limits, matched.max_dets)

@@ -66,7 +66,10 @@ def build_pairing(
     index = np.arange(len(results)) if index is None else index
     scores = results.scores[index].astype(np.float64)
     keys = truth.keys_of(results.image_ids[index], results.category_ids[index])
-    order = np.lexsort((-scores, keys))
+    order = np.argsort(keys, kind="stable")
+    # Detectors list the detections of an image by falling score.
+    if ((np.diff(keys[order]) == 0) & (np.diff(scores[order]) > 0)).any():
+        order = np.lexsort((-scores, keys))
     keys = keys[order]
     starts = np.flatnonzero(np.diff(keys, prepend=-1))
     ranks = np.arange(len(keys)) - np.repeat(starts, np.diff(starts, append=len(keys)))
@@ -94,23 +97,17 @@ def region_overlaps(
 
     For a crowd the denominator is the area of the detection instead of the union.
     """
-    detections, objects = pairing.pairs()
-    if iou_type == "segm":
-        shared, areas, sizes = mask_intersections(results, truth, pairing)
-    elif results.boxes is None:
-        return np.empty(0), np.empty(0)
-    else:
+    if iou_type == "bbox":
+        if results.boxes is None:
+            return np.empty(0), np.empty(0)
         boxes = results.boxes[pairing.index].astype(np.float64)
-        areas, sizes = boxes[:, 2] * boxes[:, 3], truth.boxes[:, 2] * truth.boxes[:, 3]
-        x, y, w, h = boxes.T[:, detections]
-        gt_x, gt_y, gt_w, gt_h = truth.boxes.T[:, objects]
-        width = np.minimum(x + w, gt_x + gt_w) - np.maximum(x, gt_x)
-        height = np.minimum(y + h, gt_y + gt_h) - np.maximum(y, gt_y)
-        shared = np.where((width > 0) & (height > 0), width * height, 0.0)
+        arrays = boxes, truth.boxes, truth.crowd, pairing.ranges
+        return ops.box_overlaps(*map(torch.from_numpy, arrays)).numpy(), boxes[:, 2:].prod(axis=1)
+    detections, objects = pairing.pairs()
+    shared, areas, sizes = mask_intersections(results, truth, pairing)
     own = areas[detections]
     union = np.where(truth.crowd[objects], own, own + sizes[objects] - shared)
-    overlaps = np.divide(shared, union, out=np.zeros_like(shared), where=shared > 0)
-    return overlaps, areas
+    return np.divide(shared, union, out=np.zeros_like(shared), where=shared > 0), areas
 
 
 def mask_intersections(

@@ -9,7 +9,13 @@ PyTorch. An invalid argument is a RuntimeError that names the operator and the a
 # Defines the operators, which the other modules need.
 from . import kernels as kernels  # isort: split
 
-from .evaluation import mask_intersections, match_detections
+from .evaluation import (
+    box_overlaps,
+    encode_polygons,
+    mask_intersections,
+    match_detections,
+    precision_recall,
+)
 from .fallback import has_kernels
 from .focal_loss import sigmoid_focal_loss
 from .keypoints import heatmap_peaks
@@ -25,7 +31,9 @@ __all__ = [
     "RoIPool",
     "assign_levels",
     "batched_nms",
+    "box_overlaps",
     "crop_masks",
+    "encode_polygons",
     "has_kernels",
     "heatmap_peaks",
     "mask_intersections",
@@ -34,6 +42,7 @@ __all__ = [
     "nms",
     "padded_nms",
     "paste_masks",
+    "precision_recall",
     "pyramid_roi_align",
     "pyramid_roi_pool",
     "roi_align",

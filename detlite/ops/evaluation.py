@@ -1,9 +1,49 @@
-"""The counts of an evaluation: pixels that masks share, and detections that match objects."""
+"""The steps of an evaluation: overlaps, matches of detections and objects, precision and recall."""
 
 from typing import Any
 
 import torch
 from torch import Tensor
+
+
+def encode_polygons(
+    corners: Tensor, polygons: Tensor, masks: Tensor, sizes: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Encode the union of each mask's polygons as COCO's compressed run lengths.
+
+    The pixels equal those of pycocotools' `frPyObjects` and `merge`. Runs on all threads. CPU only.
+
+    Args:
+        corners: float64 `[V, 2]`, (x, y) of all polygons. Coordinates beyond 2^25 / 5 pixels are
+            moved to that distance.
+        polygons: int64 `[Q]`, the number of corners of each polygon.
+        masks: int64 `[N]`, the number of polygons of each mask.
+        sizes: int64 `[N, 2]`, (height, width) of each mask.
+
+    Returns:
+        data: uint8 `[B]`, the concatenated strings.
+        ends: int64 `[N]`, the end of each string in `data`.
+    """
+    return torch.ops.detlite.encode_polygons(corners, polygons, masks, sizes)
+
+
+def box_overlaps(boxes: Tensor, others: Tensor, crowd: Tensor, ranges: Tensor) -> Tensor:
+    """Compute the IoU of each box with some of the other boxes, as pycocotools does.
+
+    For a crowd, the denominator is the area of the box instead of the union. Runs on all threads.
+    CPU only.
+
+    Args:
+        boxes: float64 `[D, 4]`, (x, y, width, height).
+        others: float64 `[G, 4]`, in the same form.
+        crowd: bool `[G]`, True for crowds.
+        ranges: int64 `[D, 2]` of (first, end): a box is compared with the others `first` to
+            `end - 1`.
+
+    Returns:
+        float64 `[P]`, box by box.
+    """
+    return torch.ops.detlite.box_overlaps(boxes, others, crowd, ranges)
 
 
 def mask_intersections(
@@ -73,6 +113,39 @@ def match_detections(
     )
 
 
+def precision_recall(
+    outcomes: Tensor,
+    scores: Tensor,
+    ranks: Tensor,
+    ends: Tensor,
+    positives: Tensor,
+    limits: Tensor,
+    recall_thresholds: Tensor,
+    max_dets: int,
+) -> tuple[Tensor, Tensor]:
+    """Compute COCO's precision and recall (pycocotools' `COCOeval.accumulate`).
+
+    Runs on all threads. CPU only.
+
+    Args:
+        outcomes: uint8 `[A, T, D]` from `match_detections`, the detections category by category.
+        scores: float64 `[D]`, not NaN.
+        ranks: int64 `[D]`, rank by score within the image and category, from 0.
+        ends: int64 `[K]`, the end of each category's detections.
+        positives: int64 `[A, K]`, the number of objects that must be found.
+        limits: int64 `[M]`, numbers of detections per image and category for the recall.
+        recall_thresholds: float64 `[R]`, increasing.
+        max_dets: the number of detections per image and category for the precision.
+
+    Returns:
+        precision: float64 `[T, R, K, A]`, the highest at each recall or a higher one.
+        recall: float64 `[T, K, A, M]`. Both are -1 where there are no positives.
+    """
+    return torch.ops.detlite.precision_recall(
+        outcomes, scores, ranks, ends, positives, limits, recall_thresholds, max_dets
+    )
+
+
 @torch.library.register_fake("detlite::mask_intersections")
 def _(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     index, _, other_lengths, _, _ = arguments[3:]
@@ -85,3 +158,24 @@ def _(*arguments: Any) -> Tensor:
     uncounted, thresholds = arguments[-2:]
     sets, detections = uncounted.shape
     return uncounted.new_empty((sets, len(thresholds), detections), dtype=torch.uint8)
+
+
+@torch.library.register_fake("detlite::encode_polygons")
+def _(corners: Tensor, polygons: Tensor, masks: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor]:
+    length = torch.library.get_ctx().new_dynamic_size()
+    return corners.new_empty(length, dtype=torch.uint8), torch.empty_like(masks)
+
+
+@torch.library.register_fake("detlite::box_overlaps")
+def _(boxes: Tensor, *_: Any) -> Tensor:
+    return boxes.new_empty(torch.library.get_ctx().new_dynamic_size())
+
+
+@torch.library.register_fake("detlite::precision_recall")
+def _(outcomes: Tensor, scores: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
+    _, _, positives, limits, recalls, _ = arguments
+    (areas, categories), thresholds = positives.shape, outcomes.shape[1]
+    return (
+        scores.new_empty((thresholds, len(recalls), categories, areas)),
+        scores.new_empty((thresholds, categories, areas, len(limits))),
+    )

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .fallback.checks import wide
+from .fallback.checks import check_no_tangent, wide
 from .fallback.focal_loss import focal_loss_terms
 
 _forward = torch.ops.detlite.sigmoid_focal_loss_forward
@@ -40,6 +40,7 @@ def sigmoid_focal_loss(
     """
     if reduction not in ("none", "mean", "sum"):
         raise ValueError(f"reduction must be 'none', 'mean' or 'sum', not {reduction!r}")
+    check_no_tangent("sigmoid_focal_loss", inputs)
     loss = _forward(inputs, targets.to(inputs.dtype), alpha, gamma)
     if reduction == "none":
         return loss

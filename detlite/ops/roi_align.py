@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .fallback.checks import check_no_tangent
 from .roi_utils import (
     Boxes,
     OutputSize,
@@ -82,6 +83,7 @@ def pyramid_roi_align(
         RuntimeError: another argument is invalid; the message names it. An unknown level is
             reported like a wrong batch index, see `detlite.ops.roi_utils`.
     """
+    check_no_tangent("roi_align", *inputs)
     height, width = as_pair(output_size)
     rois = as_rois(boxes, inputs[0])
     if levels is None:

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .fallback.checks import check_no_tangent
 from .roi_utils import (
     Boxes,
     OutputSize,
@@ -42,6 +43,7 @@ def pyramid_roi_pool(
     levels: Tensor | None = None,
 ) -> Tensor:
     """Apply `roi_pool` to each box on its own pyramid level; arguments as `pyramid_roi_align`."""
+    check_no_tangent("roi_pool", *inputs)
     height, width = as_pair(output_size)
     rois = as_rois(boxes, inputs[0])
     if levels is None:

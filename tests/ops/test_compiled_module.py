@@ -8,7 +8,9 @@ from tests.ops.roi_cases import features, ordinary_rois
 
 NAMES = [
     "batched_nms",
+    "box_overlaps",
     "crop_masks",
+    "encode_polygons",
     "heatmap_peaks",
     "mask_intersections",
     "match_boxes",
@@ -16,6 +18,7 @@ NAMES = [
     "nms",
     "padded_nms",
     "paste_masks_rle",
+    "precision_recall",
     "roi_align_backward",
     "roi_align_forward",
     "roi_pool_backward",

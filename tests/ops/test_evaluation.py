@@ -8,7 +8,14 @@ import torch
 from pycocotools import mask as rle_codec
 from torch import Tensor
 
-from detlite.ops import mask_intersections, match_detections
+from detlite.ops import (
+    box_overlaps,
+    encode_polygons,
+    mask_intersections,
+    match_detections,
+    precision_recall,
+)
+from detlite.ops.fallback import FALLBACKS
 from detlite.structures.masks.rle import EncodedMasks
 
 
@@ -221,3 +228,198 @@ def test_matches_opcheck() -> None:
 def test_invalid_matches_are_named(change: dict[str, Any], message: str) -> None:
     with pytest.raises(RuntimeError, match=f"match_detections: {message}"):
         match_detections(**{**GOOD, **change})
+
+
+def random_polygons(
+    rng: np.random.Generator, side: int
+) -> tuple[list[list[list[float]]], tuple[Tensor, Tensor, Tensor, Tensor]]:
+    """Make masks of one to three polygons, inside and around images, and the operator's inputs."""
+    masks, sizes = [], []
+    for _ in range(60):
+        sizes.append(rng.integers(1, side, 2).tolist())
+        polygons = []
+        for _ in range(rng.integers(1, 4)):
+            corners = (
+                rng.random(2 * int(rng.integers(3, 9))) * rng.choice([1, 1.4]) * max(sizes[-1])
+            )
+            corners -= rng.choice([0, 10])
+            # Corners on pixel borders, on the fine grid of COCO's rasterization, and between.
+            steps = rng.choice([1, 5, 1000])
+            polygons.append((np.round(corners * steps) / steps).tolist())
+        masks.append(polygons)
+    rings = [ring for mask in masks for ring in mask]
+    corners = torch.tensor([x for ring in rings for x in ring], dtype=torch.float64).view(-1, 2)
+    counts = torch.tensor([len(ring) // 2 for ring in rings])
+    return masks, (
+        corners,
+        counts,
+        torch.tensor([len(mask) for mask in masks]),
+        torch.tensor(sizes),
+    )
+
+
+@pytest.mark.parametrize("side", [6, 90])
+@pytest.mark.parametrize("function", [encode_polygons, FALLBACKS["encode_polygons"]])
+def test_polygons_are_encoded_like_pycocotools(function: Any, side: int) -> None:
+    masks, arguments = random_polygons(np.random.default_rng(side), side)
+    data, ends = function(*arguments)
+    text = data.numpy().tobytes()
+    starts = [0, *ends.tolist()]
+    for n, (mask, size) in enumerate(zip(masks, arguments[3].tolist(), strict=True)):
+        expected = rle_codec.merge(rle_codec.frPyObjects(mask, *size))["counts"]
+        assert text[starts[n] : starts[n + 1]] == expected
+
+
+@pytest.mark.parametrize("function", [encode_polygons, FALLBACKS["encode_polygons"]])
+def test_degenerate_polygons_are_empty(function: Any) -> None:
+    """No polygon, no corner, one corner, corners that are not numbers, an empty list of masks."""
+    corners = torch.tensor([[3.0, 3], [torch.nan, 1], [torch.inf, 2], [-torch.inf, 4]]).double()
+    polygons, masks = torch.tensor([0, 1, 3]), torch.tensor([0, 1, 1, 1])
+    data, ends = function(corners, polygons, masks, torch.tensor([[5, 7]] * 4))
+    assert ends[-1] == len(data)
+    empty = rle_codec.encode(np.zeros((5, 7), np.uint8, order="F"))["counts"]
+    assert data.numpy().tobytes().startswith(empty * 3)
+    none = torch.zeros(0, dtype=torch.int64)
+    data, ends = function(corners[:0], none, none, none.view(0, 2))
+    assert len(data) == len(ends) == 0
+
+
+GOOD_POLYGONS = {
+    "corners": torch.tensor([[0.0, 0], [4, 0], [4, 4]]).double(),
+    "polygons": torch.tensor([3]),
+    "masks": torch.tensor([1]),
+    "sizes": torch.tensor([[5, 5]]),
+}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"corners": torch.zeros(3, 2)}, "corners must be float64, got float32"),
+        ({"corners": torch.zeros(6).double()}, r"corners must have shape \[V, 2\], got \[6\]"),
+        ({"polygons": torch.tensor([2])}, "polygons must add up to the 3 corners, got 2"),
+        ({"polygons": torch.tensor([-1])}, "polygons must add up to the 3 corners, got -1"),
+        ({"masks": torch.tensor([2])}, "masks must add up to the 1 polygons, got 2"),
+        ({"masks": torch.tensor([1.0])}, "masks must be int64"),
+        ({"sizes": torch.tensor([[5, 0]])}, "a width must be from 1 to"),
+        ({"sizes": torch.tensor([[1 << 20, 1 << 20]])}, "has too many pixels for run lengths"),
+        ({"sizes": torch.tensor([5, 5])}, r"sizes must have shape \[1, 2\]"),
+    ],
+)
+def test_invalid_polygons_are_named(change: dict[str, Any], message: str) -> None:
+    encode_polygons(**GOOD_POLYGONS)
+    with pytest.raises(RuntimeError, match=f"encode_polygons: .*{message}"):
+        encode_polygons(**{**GOOD_POLYGONS, **change})
+
+
+@pytest.mark.parametrize("function", [box_overlaps, FALLBACKS["box_overlaps"]])
+def test_box_overlaps_are_those_of_pycocotools(function: Any) -> None:
+    rng = np.random.default_rng(0)
+    boxes, others = (rng.integers(0, 9, (count, 4)).astype(float) for count in (50, 30))
+    others[:5] = boxes[:5]
+    crowd = rng.random(30) < 0.3
+    ranges = np.sort(rng.integers(0, 31, (50, 2)))
+    arrays = boxes, others, crowd, ranges
+    actual = function(*map(torch.from_numpy, arrays)).numpy()
+    expected = [
+        rle_codec.iou(box[None], others[first:last], crowd[first:last].astype(np.uint8)).ravel()
+        for box, (first, last) in zip(boxes, ranges, strict=True)
+        if first < last
+    ]
+    np.testing.assert_allclose(actual, np.concatenate(expected), rtol=0, atol=1e-15)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"boxes": torch.zeros(1, 4)}, "boxes must be float64, got float32"),
+        ({"others": torch.zeros(1, 3).double()}, r"others must have shape \[1, 4\]"),
+        ({"crowd": torch.zeros(2).bool()}, r"crowd must have shape \[1\]"),
+        ({"ranges": torch.tensor([[0, 2]])}, "ranges must be within 1 others, got 0 to 2"),
+        ({"ranges": torch.tensor([[-1, 1]])}, "ranges must be within 1 others"),
+    ],
+)
+def test_invalid_boxes_are_named(change: dict[str, Any], message: str) -> None:
+    good = {
+        "boxes": torch.ones(1, 4).double(),
+        "others": torch.ones(1, 4).double(),
+        "crowd": torch.tensor([False]),
+        "ranges": torch.tensor([[0, 1]]),
+    }
+    assert box_overlaps(**good).tolist() == [1.0]
+    with pytest.raises(RuntimeError, match=f"box_overlaps: {message}"):
+        box_overlaps(**{**good, **change})
+
+
+def scalar_tables(
+    outcomes: np.ndarray, scores: np.ndarray, ranks: np.ndarray, positives: int, limit: int
+) -> tuple[list[float], float]:
+    """Return precision at 11 recalls, and recall, of one category by the definition."""
+    order = [d for d in np.argsort(-scores, kind="stable") if ranks[d] < limit]
+    counted = [outcomes[d] for d in order if outcomes[d] != 2]
+    points = []
+    for end in range(1, len(counted) + 1):
+        hits = counted[:end].count(1)
+        points.append((hits / positives, hits / end))
+    precision = [max((p for r, p in points if r >= tenth / 10), default=0.0) for tenth in range(11)]
+    return precision, counted.count(1) / positives
+
+
+@pytest.mark.parametrize("function", [precision_recall, FALLBACKS["precision_recall"]])
+def test_tables_follow_their_definition(function: Any) -> None:
+    rng = np.random.default_rng(0)
+    ends, detections = np.array([0, 30, 30, 90]), 90
+    outcomes = rng.integers(0, 3, (2, 3, detections)).astype(np.uint8)
+    scores, ranks = rng.integers(0, 20, detections) / 10, rng.integers(0, 5, detections)
+    positives = np.array([[3, 40, 0, 50], [0, 40, 2, 60]])
+    limits, recalls = np.array([1, 4]), np.arange(11) / 10
+    arrays = outcomes, scores, ranks, ends, positives, limits, recalls
+    precision, recall = function(*map(torch.from_numpy, arrays), 4)
+    for k, (begin, end) in enumerate(zip([0, *ends[:-1]], ends, strict=True)):
+        for a, t, m in np.ndindex(2, 3, 2):
+            expected, at_limit = [-1.0] * 11, -1.0
+            if positives[a, k]:
+                own = outcomes[a, t, begin:end], scores[begin:end], ranks[begin:end]
+                expected, at_limit = scalar_tables(*own, positives[a, k], int(limits[m]))
+            assert recall[t, k, a, m].item() == pytest.approx(at_limit, abs=1e-15)
+            if limits[m] == 4:
+                assert precision[t, :, k, a].tolist() == pytest.approx(expected, abs=1e-12)
+
+
+GOOD_TABLES = {
+    "outcomes": torch.tensor([[[1, 0]]], dtype=torch.uint8),
+    "scores": torch.tensor([0.5, 0.9]).double(),
+    "ranks": torch.tensor([1, 0]),
+    "ends": torch.tensor([2]),
+    "positives": torch.tensor([[1]]),
+    "limits": torch.tensor([100]),
+    "recall_thresholds": torch.tensor([0.0, 1.0]).double(),
+    "max_dets": 100,
+}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"outcomes": torch.zeros(1, 1, 2)}, "outcomes must be uint8, got float32"),
+        ({"scores": torch.zeros(3).double()}, r"scores must have shape \[2\], .* got \[3\]"),
+        ({"ranks": torch.zeros(2)}, "ranks must be int64, got float32"),
+        ({"ends": torch.tensor([1])}, "ends must increase to the 2 detections, got 1"),
+        ({"ends": torch.tensor([3])}, "ends must increase to the 2 detections, got 3"),
+        ({"positives": torch.tensor([1])}, r"positives must have shape \[1, 1\]"),
+        ({"recall_thresholds": torch.zeros(2)}, "recall_thresholds must be float64"),
+    ],
+)
+def test_invalid_tables_are_named(change: dict[str, Any], message: str) -> None:
+    precision, recall = precision_recall(**GOOD_TABLES)
+    assert (precision.flatten().tolist(), recall.item()) == ([0.5, 0.5], 1.0)
+    with pytest.raises(RuntimeError, match=f"precision_recall: {message}"):
+        precision_recall(**{**GOOD_TABLES, **change})
+
+
+def test_tables_polygons_and_boxes_opcheck() -> None:
+    torch.library.opcheck(torch.ops.detlite.encode_polygons, tuple(GOOD_POLYGONS.values()))
+    torch.library.opcheck(torch.ops.detlite.precision_recall, tuple(GOOD_TABLES.values()))
+    boxes, crowd = torch.ones(1, 4).double(), torch.tensor([False])
+    arguments = boxes, boxes, crowd, torch.tensor([[0, 1]])
+    torch.library.opcheck(torch.ops.detlite.box_overlaps, arguments)

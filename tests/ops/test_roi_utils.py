@@ -11,7 +11,14 @@ import torchvision
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from detlite import _C
-from detlite.ops import assign_levels, pyramid_roi_align, pyramid_roi_pool, roi_align, roi_pool
+from detlite.ops import (
+    assign_levels,
+    pyramid_roi_align,
+    pyramid_roi_pool,
+    roi_align,
+    roi_pool,
+    sigmoid_focal_loss,
+)
 from tests.ops.roi_cases import features, odd_rois, ordinary_rois
 
 SCALES = [1 / 4, 1 / 8, 1 / 16, 1 / 32]
@@ -252,3 +259,23 @@ def test_traces_to_one_graph(op):
     assert all(torch.equal(a, b) for a, b in zip(grads, expected, strict=True))
     # Other numbers in the same graph.
     assert torch.equal(traced(maps, rois[:9]), pool(maps, rois[:9]))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: roi_align(x, torch.tensor([[0.0, 1, 1, 6, 6]]), 2),
+        lambda x: roi_pool(x, torch.tensor([[0.0, 1, 1, 6, 6]]), 2),
+        lambda x: pyramid_roi_align([x, x], torch.tensor([[0.0, 1, 1, 6, 6]]), 2, [1.0, 0.5]),
+        lambda x: sigmoid_focal_loss(x, (x > 0.5).float(), reduction="sum"),
+    ],
+)
+def test_forward_mode_is_refused_not_zero(function):
+    x = torch.rand(1, 2, 8, 8)
+    with pytest.raises(RuntimeError, match=r"has no derivative in forward mode .*: use reverse"):
+        torch.func.jvp(function, (x,), (torch.ones_like(x),))
+    with torch.autograd.forward_ad.dual_level():
+        function(x)  # without a tangent
+        dual = torch.autograd.forward_ad.make_dual(x, torch.ones_like(x))
+        with pytest.raises(RuntimeError, match="has no derivative in forward mode"):
+            function(dual)

@@ -37,7 +37,10 @@ FALLBACKS: dict[str, Callable[..., Any]] = {
 }
 # Operators that call torchvision's operators, and those that compute in NumPy.
 _NEED_TORCHVISION = ("nms", "batched_nms", "padded_nms", "roi_")
-_NEED_CPU = ("crop_masks", "paste_masks_rle", "mask_intersections", "match_detections")
+_NEED_CPU = (
+    "crop_masks", "paste_masks_rle", "mask_intersections", "match_detections", "encode_polygons",
+    "box_overlaps", "precision_recall",
+)  # fmt: skip
 
 
 def has_kernels(device: torch.device | str) -> bool:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 _MAX_LEVELS = 8
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
@@ -14,6 +15,15 @@ def check(ok: bool, message: str) -> None:
     """Raise RuntimeError with the message unless `ok`."""
     if not ok:
         raise RuntimeError(message)
+
+
+def check_no_tangent(op: str, *inputs: Tensor) -> None:
+    """Check that no input has a tangent of forward-mode AD, which the operators would drop."""
+    check(
+        all(forward_ad.unpack_dual(x).tangent is None for x in inputs),
+        f"{op} has no derivative in forward mode (torch.func.jvp, jacfwd, torch.autograd."
+        "forward_ad): use reverse mode, such as torch.autograd.grad or torch.autograd.functional",
+    )
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:

@@ -1,4 +1,7 @@
-"""The counts of COCO evaluation, in pycocotools and NumPy."""
+"""The steps of COCO evaluation, in pycocotools and NumPy.
+
+Arguments are not checked: they come from detlite.evaluation, and wrong ones cannot corrupt memory.
+"""
 
 from itertools import pairwise
 
@@ -9,7 +12,38 @@ from torch import Tensor
 
 from detlite.structures.masks.rle import run_lengths
 
-from .checks import check, check_shape
+_RLE = dict[str, object]
+_MAX_COORDINATE = (1 << 25) / 5
+
+
+def encode_polygons(
+    corners: Tensor, polygons: Tensor, masks: Tensor, sizes: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Implement `encode_polygons`."""
+    corners = corners.nan_to_num(-_MAX_COORDINATE).clamp(-_MAX_COORDINATE, _MAX_COORDINATE)
+    rings = [ring.flatten().tolist() for ring in corners.split(polygons.tolist())]
+    texts, first = [], 0
+    for count, (height, width) in zip(masks.tolist(), sizes.tolist(), strict=True):
+        # pycocotools would read four numbers as a box. Repeated corners do not change a polygon.
+        own = [(ring * 3)[:6] if len(ring) < 6 else ring for ring in rings[first : first + count]]
+        first += count
+        own = [ring for ring in own if ring] or [[0.0] * 6]
+        texts.append(rle_codec.merge(rle_codec.frPyObjects(own, height, width))["counts"])
+    ends = torch.tensor([len(text) for text in texts], dtype=torch.int64).cumsum(0)
+    return torch.tensor(list(b"".join(texts)), dtype=torch.uint8), ends
+
+
+def box_overlaps(boxes: Tensor, others: Tensor, crowd: Tensor, ranges: Tensor) -> Tensor:
+    """Implement `box_overlaps`."""
+    counts = ranges[:, 1] - ranges[:, 0]
+    index = torch.arange(len(boxes)).repeat_interleave(counts)
+    other = torch.arange(len(index)) + (ranges[:, 1] - counts.cumsum(0)).repeat_interleave(counts)
+    (x, y, w, h), (other_x, other_y, other_w, other_h) = boxes[index].T, others[other].T
+    width = torch.minimum(x + w, other_x + other_w) - torch.maximum(x, other_x)
+    height = torch.minimum(y + h, other_y + other_h) - torch.maximum(y, other_y)
+    shared = torch.where((width > 0) & (height > 0), width * height, 0.0)
+    union = torch.where(crowd[other], w * h, w * h + other_w * other_h - shared)
+    return torch.where(shared > 0, shared / union, 0.0)
 
 
 def mask_intersections(
@@ -23,55 +57,24 @@ def mask_intersections(
     ranges: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Implement `mask_intersections`."""
-    op = "mask_intersections"
-    masks = _decode(op, "masks", data, lengths, pixels)
-    others = _decode(op, "others", other_data, other_lengths, other_pixels)
-    _check_vector(op, "index", index, torch.int64)
-    check(
-        ranges.dtype == torch.int64 and list(ranges.shape) == [len(index), 2],
-        f"{op}: ranges must be int64 [{len(index)}, 2], got {_describe(ranges)}",
-    )
+    masks = _decode(data, lengths, pixels)
+    others = _decode(other_data, other_lengths, other_pixels)
     mask_areas, other_areas = _areas(masks), _areas(others)
-    shared: list[np.ndarray] = []
+    shared = [np.zeros(0, np.int64)]
     for mask, (first, last) in zip(index.tolist(), ranges.tolist(), strict=True):
-        check(
-            0 <= mask < len(masks),
-            f"{op}: index must be from 0 to {len(masks) - 1}, got {mask}",
-        )
-        check(
-            0 <= first <= last <= len(others),
-            f"{op}: ranges must lie within {len(others)} others, got {first} to {last}",
-        )
         shared.append(_intersections(masks[mask], mask_areas[mask], others[first:last]))
     return (
-        torch.from_numpy(np.concatenate([np.zeros(0, np.int64), *shared])),
+        torch.from_numpy(np.concatenate(shared)),
         torch.from_numpy(mask_areas[index.numpy()]),
         torch.from_numpy(other_areas),
     )
 
 
-def _decode(
-    op: str, name: str, data: Tensor, lengths: Tensor, pixels: Tensor
-) -> list[dict[str, object] | None]:
+def _decode(data: Tensor, lengths: Tensor, pixels: Tensor) -> list[_RLE | None]:
     """Return the masks as RLEs of one column; None for a text that does not cover its pixels."""
-    _check_vector(op, name, data, torch.uint8)
-    for tensor in (lengths, pixels):
-        check(
-            tensor.dtype == torch.int64 and tensor.shape == lengths.shape and tensor.dim() == 1,
-            f"{op}: lengths and pixels of {name} must be int64 of one size, "
-            f"got {_describe(tensor)}",
-        )
-    check(
-        bool((lengths >= 0).all()) and int(lengths.sum()) == len(data),
-        f"{op}: lengths of {name} must be of texts that make up its {len(data)} bytes",
-    )
     text, ends = data.numpy().tobytes(), np.cumsum([0, *lengths.tolist()]).tolist()
-    masks: list[dict[str, object] | None] = []
+    masks: list[_RLE | None] = []
     for (begin, end), count in zip(pairwise(ends), pixels.tolist(), strict=True):
-        check(
-            0 <= count < 1 << 32,
-            f"{op}: pixels of {name} must be from 0 to 2^32 - 1, got {count}",
-        )
         try:
             runs = run_lengths(text[begin:end])
         except ValueError:
@@ -81,13 +84,11 @@ def _decode(
     return masks
 
 
-def _areas(masks: list[dict[str, object] | None]) -> np.ndarray:
+def _areas(masks: list[_RLE | None]) -> np.ndarray:
     return np.array([-1 if mask is None else int(rle_codec.area(mask)) for mask in masks], np.int64)
 
 
-def _intersections(
-    mask: dict[str, object] | None, area: int, others: list[dict[str, object] | None]
-) -> np.ndarray:
+def _intersections(mask: _RLE | None, area: int, others: list[_RLE | None]) -> np.ndarray:
     """Return the pixels that a mask shares with each of others, int64 [len(others)]."""
     shared = np.zeros(len(others), np.int64)
     valid = [place for place, other in enumerate(others) if other is not None]
@@ -107,7 +108,6 @@ def match_detections(
     thresholds: Tensor,
 ) -> Tensor:
     """Implement `match_detections`."""
-    _check_matching(overlaps, groups, crowd, ignored, uncounted, thresholds)
     sets, detections = uncounted.shape
     outcomes = np.zeros((sets, len(thresholds), detections), np.uint8)
     tables, least = overlaps.numpy(), thresholds.numpy().clip(max=1 - 1e-10)[:, None]
@@ -135,58 +135,31 @@ def match_detections(
     return torch.from_numpy(outcomes)
 
 
-def _check_matching(*arguments: Tensor) -> None:
-    op = "match_detections"
-    overlaps, groups, crowd, ignored, uncounted, _ = arguments
-    expected = (
-        ("overlaps", 1, torch.float64),
-        ("groups", 2, torch.int64),
-        ("crowd", 1, torch.bool),
-        ("ignored", 2, torch.bool),
-        ("uncounted", 2, torch.bool),
-        ("thresholds", 1, torch.float64),
-    )
-    for (name, dims, dtype), tensor in zip(expected, arguments, strict=True):
-        check(
-            tensor.dim() == dims and tensor.dtype == dtype,
-            f"{op}: {name} must be {str(dtype).removeprefix('torch.')} of {dims} dimensions, "
-            f"got {_describe(tensor)}",
-        )
-    objects, detections = len(crowd), uncounted.shape[1]
-    check(groups.shape[1] == 4, f"{op}: groups must have shape [Q, 4], got {list(groups.shape)}")
-    check_shape(op, "ignored", ignored, [len(ignored), objects], ", a column for each of crowd")
-    check(
-        len(uncounted) == len(ignored),
-        f"{op}: uncounted must have shape [{len(ignored)}, D], a row for each of ignored, "
-        f"got {list(uncounted.shape)}",
-    )
-    reached = pairs = 0
-    for first, last, low, high in groups.tolist():
-        check(
-            first == reached and first <= last <= detections,
-            f"{op}: groups must follow each other over {detections} detections, "
-            f"got {first} to {last}",
-        )
-        check(
-            0 <= low <= high <= objects,
-            f"{op}: groups must lie within {objects} objects, got {low} to {high}",
-        )
-        reached = last
-        pairs += (last - first) * (high - low)
-    check(
-        reached == detections,
-        f"{op}: groups must follow each other over {detections} detections, got {reached}",
-    )
-    check_shape(op, "overlaps", overlaps, [pairs], ", one for each detection and object of a group")
-
-
-def _check_vector(op: str, name: str, tensor: Tensor, dtype: torch.dtype) -> None:
-    check(
-        tensor.dim() == 1 and tensor.dtype == dtype,
-        f"{op}: {name} must be {str(dtype).removeprefix('torch.')} of one dimension, "
-        f"got {_describe(tensor)}",
-    )
-
-
-def _describe(tensor: Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+def precision_recall(
+    outcomes: Tensor,
+    scores: Tensor,
+    ranks: Tensor,
+    ends: Tensor,
+    positives: Tensor,
+    limits: Tensor,
+    recall_thresholds: Tensor,
+    max_dets: int,
+) -> tuple[Tensor, Tensor]:
+    """Implement `precision_recall`."""
+    areas, thresholds, _ = outcomes.shape
+    precision = scores.new_full((thresholds, len(recall_thresholds), len(ends), areas), -1.0)
+    recall = scores.new_full((thresholds, len(ends), areas, len(limits)), -1.0)
+    for k, (begin, end) in enumerate(pairwise([0, *ends.tolist()])):
+        order = begin + scores[begin:end].argsort(descending=True, stable=True)
+        for a in positives[:, k].nonzero().flatten().tolist():
+            count, own = int(positives[a, k]), outcomes[a][:, order]
+            for m, limit in enumerate(limits.tolist()):
+                recall[:, k, a, m] = (own[:, ranks[order] < limit] == 1).sum(1).double() / count
+            for t, outcome in enumerate(own[:, ranks[order] < max_dets]):
+                counted = (outcome != 2).cumsum(0)[outcome == 1]  # [H], at each true positive
+                hits = torch.arange(1, len(counted) + 1, dtype=torch.float64)
+                best = (hits / (counted + np.spacing(1))).flip(0).cummax(0)[0].flip(0)
+                # Precision is 0 at recalls that are not reached.
+                best = torch.cat([best, best.new_zeros(1)])
+                precision[t, :, k, a] = best[torch.searchsorted(hits / count, recall_thresholds)]
+    return precision, recall

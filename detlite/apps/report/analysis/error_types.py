@@ -6,8 +6,10 @@ The types and rules are those of TIDE (Bolya et al., ECCV 2020, https://arxiv.or
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
-from detlite.evaluation.matching import interpolated_precision
+from detlite import ops
+from detlite.evaluation.matching import RECALL_THRESHOLDS
 
 from .cross_category import CrossCategoryMatches
 
@@ -157,15 +159,19 @@ def _mean_ap(
     known: np.ndarray,
 ) -> float:
     """Return the mean AP of the categories `known`, bool [K], with objects or detections left."""
-    order = np.lexsort((-scores, categories))
-    hits = hits[order]
-    bounds = np.searchsorted(categories[order], np.arange(len(positives) + 1))
-    values = []
-    for k in np.flatnonzero(known):
-        own = hits[bounds[k] : bounds[k + 1]]
-        if positives[k]:
-            ranks = np.flatnonzero(own) + 1
-            values.append(float(interpolated_precision(ranks, positives[k]).mean()))
-        elif len(own):
-            values.append(0.0)
-    return float(np.mean(values)) if values else 0.0
+    order = np.argsort(categories, kind="stable")
+    numbers = np.arange(len(positives))
+    ends = np.searchsorted(categories[order], numbers, side="right")
+    arrays = (
+        hits[order].astype(np.uint8)[None, None],
+        scores[order],
+        np.zeros(len(order), np.int64),
+        ends,
+        positives[None].astype(np.int64),
+        np.empty(0, np.int64),
+        RECALL_THRESHOLDS,
+    )
+    precision, _ = ops.precision_recall(*map(torch.from_numpy, arrays), max_dets=1)
+    values = precision[0, :, :, 0].mean(dim=0).numpy().clip(0)
+    values = values[known & ((positives > 0) | (np.diff(ends, prepend=0) > 0))]
+    return float(values.mean()) if len(values) else 0.0
