@@ -1,6 +1,6 @@
 """HTML page of the defects of data sets, with example images."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -8,20 +8,23 @@ from typing import Any
 import torch
 from PIL import Image
 
-from detlite.apps.drawing.detections import draw_detections
+from detlite.apps.drawing.crops import crop_window, draw_crop
+from detlite.apps.drawing.detections import Color, contact_sheet, draw_detections
 from detlite.apps.drawing.html_page import jpeg, render
 from detlite.data.errors import DataError
 from detlite.data.loading.image_io import read_image
 from detlite.data.remote.shards import image_file_of
 
-from .inspection_report import Inspection
+from .inspection_report import Inspection, Row
 
 _SIDE = 320  # pixels of an image on the page
 _MAX_ROWS = 500  # listed defects of each kind
 _MAX_IMAGES = 12  # images of each kind of defect, of examples and of pairs
 
+_SUSPICIOUS_COLOR: Color = (255, 60, 40)
+_NO_NAMES = [{"id": 0, "name": ""}]
+
 Pair = tuple[tuple[int, int], tuple[int, int]]
-BoxAndName = tuple[Any, str]
 
 
 def data_page(sets: Sequence[Inspection], pairs: Sequence[Pair]) -> str:
@@ -35,7 +38,7 @@ def data_page(sets: Sequence[Inspection], pairs: Sequence[Pair]) -> str:
         DataError: jinja2 is not installed.
     """
     shown = [
-        [_image(sets[index], image_id, [], f"{Path(sets[index].name).name}, image {image_id}")
+        [_image(sets[index], image_id, f"{Path(sets[index].name).name}, image {image_id}")
          for index, image_id in pair]
         for pair in pairs[:_MAX_IMAGES]
     ]  # fmt: skip
@@ -49,12 +52,13 @@ def _describe(inspection: Inspection) -> dict[str, Any]:
     refused = len(inspection.refused)
     kinds = Counter((defect.kind, defect.refused) for defect in inspection.defects)
     step = max(1, len(inspection.fingerprinted) // _MAX_IMAGES)
-    names = inspection.categories
-    examples = []
-    for image_id in inspection.fingerprinted[::step][:_MAX_IMAGES]:
-        rows = [row for row in inspection.objects if row["image_id"] == image_id]
-        boxes = [(row["bbox"], names[row["category_id"]]) for row in rows]
-        examples.append(_image(inspection, image_id, boxes, f"image {image_id}"))
+    by_image = defaultdict(list)
+    for row in inspection.objects:
+        by_image[row["image_id"]].append(row)
+    examples = [
+        _image(inspection, image_id, f"image {image_id}", by_image[image_id])
+        for image_id in inspection.fingerprinted[::step][:_MAX_IMAGES]
+    ]
     return {
         "file": inspection.name,
         "refused": refused,
@@ -75,12 +79,7 @@ def _kind(inspection: Inspection, kind: tuple[str, bool], count: int) -> dict[st
         "count": count,
         "rows": [(defect.where, defect.problem) for defect in defects[:_MAX_ROWS]],
         "images": [
-            _image(
-                inspection,
-                defect.image_id,
-                [] if defect.box is None else [(defect.box, defect.kind)],
-                defect.where,
-            )
+            _image(inspection, defect.image_id, defect.where, suspicious=defect.box)
             for defect in defects[:_MAX_IMAGES]
             if defect.image_id in inspection.images
         ],
@@ -88,18 +87,40 @@ def _kind(inspection: Inspection, kind: tuple[str, bool], count: int) -> dict[st
 
 
 def _image(
-    inspection: Inspection, image_id: int, objects: Sequence[BoxAndName], text: str
+    inspection: Inspection,
+    image_id: int,
+    text: str,
+    objects: Sequence[Row] = (),
+    suspicious: Sequence[float] | None = None,
 ) -> dict[str, str]:
-    """Return an image with boxes and names for the template; only text if it cannot be read."""
+    """Return an image for the template, with its objects, or with one box xywh and its enlargement.
+
+    Only the text, if the image cannot be read.
+    """
     try:
         image = read_image(image_file_of(inspection.folder, inspection.images[image_id]))
     except DataError:
         return {"source": "", "text": f"{text}: cannot be shown"}
-    boxes = torch.tensor([box for box, _ in objects], dtype=torch.float32).reshape(-1, 4)
-    boxes[:, 2:] += boxes[:, :2]
-    names = list(dict.fromkeys(name for _, name in objects))
-    labels = torch.tensor([names.index(name) + 1 for _, name in objects], dtype=torch.int64)
-    categories = [{"id": place, "name": name} for place, name in enumerate(names)]
-    drawn = draw_detections(image, {"boxes": boxes, "labels": labels}, categories, min_side=_SIDE)
-    drawn.thumbnail((_SIDE, _SIDE), Image.Resampling.BILINEAR)
+    boxes = [row["bbox"] for row in objects] if suspicious is None else [suspicious]
+    xywh = torch.tensor(boxes, dtype=torch.float32).reshape(-1, 4)
+    ids = list(inspection.categories)
+    target: dict[str, Any] = {
+        "boxes": torch.cat([xywh[:, :2], xywh[:, :2] + xywh[:, 2:]], dim=1),
+        "labels": torch.tensor([ids.index(row["category_id"]) + 1 for row in objects]),
+    }
+    if suspicious is not None:
+        target["labels"] = torch.ones(1, dtype=torch.int64)
+    elif all(row.get("segmentation") for row in objects):
+        target["masks"] = [row["segmentation"] for row in objects]
+    names = [{"id": key, "name": name} for key, name in inspection.categories.items()]
+    colors = None if suspicious is None else [_SUSPICIOUS_COLOR]
+    drawn = draw_detections(
+        image, target, names or _NO_NAMES, min_side=_SIDE, colors=colors,
+        tags=None if suspicious is None else False,
+    )  # fmt: skip
+    drawn.thumbnail((_SIDE, _SIDE), Image.Resampling.LANCZOS)
+    if colors:
+        window = crop_window(xywh[0].numpy(), *image.shape[-2:])
+        inset = draw_crop(image, window, xywh.numpy(), None, [""], colors)
+        drawn = contact_sheet([drawn, inset], columns=2, cell=_SIDE, gap=4)
     return {"source": jpeg(drawn), "text": text}

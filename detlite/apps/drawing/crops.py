@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from PIL import Image
 
+from detlite.data.loading.image_io import composite_rgb
 from detlite.structures.masks.formats import to_bitmap
 
 from .detections import Color, draw_detections
@@ -36,7 +37,7 @@ def draw_crop(
     """Draw boxes into a window of an image, at the size shown in a page.
 
     Args:
-        pixels: the image, uint8 RGB [3, H, W].
+        pixels: the image, uint8 [C, H, W], drawn as by `composite_rgb`.
         window: see `crop_window`.
         boxes: float [N, 4] xywh in pixels of the image.
         mask: COCO RLE of the first box in the whole image. The masks of all boxes would hide the
@@ -45,7 +46,8 @@ def draw_crop(
         colors: of each box.
     """
     left, top, right, bottom = window
-    crop = Image.fromarray(pixels[:, top:bottom, left:right].permute(1, 2, 0).numpy())
+    part = composite_rgb(pixels[:, top:bottom, left:right])
+    crop = Image.fromarray(part.permute(1, 2, 0).numpy())
     factor = _SIDE / max(crop.size)
     size = max(1, round(crop.width * factor)), max(1, round(crop.height * factor))
     crop = crop.resize(size, Image.Resampling.BICUBIC)
@@ -63,4 +65,5 @@ def draw_crop(
         first = torch.from_numpy(np.asarray(resized) >= 128)
         target["masks"] = [first if n == 0 else torch.zeros_like(first) for n in kept]
     categories = [{"id": n, "name": texts[n]} for n in kept]
-    return draw_detections(crop, target, categories, min_side=1, colors=[colors[n] for n in kept])
+    colors = [colors[n] for n in kept]
+    return draw_detections(crop, target, categories, min_side=1, colors=colors, tags=True)

@@ -3,122 +3,182 @@
 import colorsys
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image, ImageChops, ImageDraw, ImageFilter, ImageFont
+from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
+from detlite.data.loading.image_io import composite_rgb
 from detlite.evaluation.results import categories_of
 from detlite.structures.masks.formats import to_bitmap
 from detlite.structures.masks.packed import PackedMasks
 
 Color = tuple[int, int, int]
+_Box = tuple[float, float, float, float]
+
+_UNMEASURED_THRESHOLD = 0.5
+_SMALL_SIDE = 32  # pixels of a drawn object that has only an outline
+_CROWD = 50  # objects of an image that has only outlines, without tags
+_FILL, _EDGE = 0.4, 0.9  # opacity of masks
 
 
 def draw_detections(
     image: Image.Image | Tensor,
     detections: dict[str, Any],
     categories: Sequence[dict[str, Any]],
-    min_score: float = 0.5,
+    min_score: float | None = None,
     min_side: int = 480,
     colors: Sequence[Color] | None = None,
+    tags: bool | None = None,
 ) -> Image.Image:
-    """Draw box, label, and if present mask and keypoints of each object on a copy of an image.
+    """Draw box, tag, and if present mask and keypoints of each object on a copy of an image.
+
+    Lines and tags scale with the image and the objects. Small and crowded objects have only their
+    outlines.
 
     Args:
         image: a PIL image, or uint8 RGB [3, H, W].
         detections: a result of `Predictor` or a target of a dataset: boxes [N, 4] xyxy in pixels,
             labels [N] in 1..K, and optionally scores [N] in 0..1, masks (bitmaps [N, H, W], N COCO
-            RLEs, or `PackedMasks`), keypoints [N, P, 3], drawn if the third number is not 0, and
-            track_ids, N numbers or None.
-        categories: the K categories {"id", "name"}. A single category gives each object its own
-            color; several categories have one color each.
-        min_score: objects with a lower score are not drawn.
+            segmentations, or `PackedMasks`), keypoints [N, P, 3], drawn if the third number is not
+            0, and track_ids, N numbers or None.
+        categories: the K categories {"id", "name"}. Objects of a category have one color, tracked
+            objects one of each track.
+        min_score: objects with a lower score are not drawn; None: the threshold of the prediction,
+            or 0.5.
         min_side: images whose longer side is shorter are enlarged by an integer factor, so that
-            lines and labels do not cover the objects.
+            lines and tags do not cover the objects.
         colors: RGB colors of the N objects, in place of those above.
+        tags: write name and score on each object, or on none. None: where there is room, without
+            the name of a single category.
 
     Returns:
         An RGB image of the size of the image or a multiple of it.
     """
     if isinstance(image, Tensor):
-        image = Image.fromarray(image.permute(1, 2, 0).cpu().numpy())
+        image = Image.fromarray(composite_rgb(image).permute(1, 2, 0).cpu().numpy())
     canvas = image.convert("RGB")
     size = canvas.size
     factor = max(1, math.ceil(min_side / max(size)))
     if factor > 1:
         canvas = canvas.resize((size[0] * factor, size[1] * factor), Image.Resampling.BICUBIC)
-    labels = detections["labels"].tolist()
-    boxes = (detections["boxes"] * factor).tolist()
-    scores = detections["scores"].tolist() if "scores" in detections else [None] * len(labels)
+    if min_score is None:
+        min_score = getattr(detections, "threshold", None) or _UNMEASURED_THRESHOLD
+    scores = detections["scores"].tolist() if "scores" in detections else None
+    labels, boxes = detections["labels"].tolist(), (detections["boxes"] * factor).tolist()
     tracks = detections.get("track_ids") or [None] * len(labels)
-    shown = [i for i, score in enumerate(scores) if score is None or score >= min_score]
-    if colors is None:
-        several = len(categories) > 1
-        colors = [_color(label - 1 if several else i) for i, label in enumerate(labels)]
-    for i in reversed(shown):  # the highest score on top
-        if "masks" in detections:
-            _draw_mask(canvas, _bitmap(detections["masks"], i, size), colors[i])
-    draw = ImageDraw.Draw(canvas)
-    line = max(1, round(max(canvas.size) / 320))
-    for i in reversed(shown):
-        x1, y1, x2, y2 = boxes[i]
-        # x2 and y2 lie behind the last pixel. PIL refuses negative sides.
-        corners = (x1, y1, max(x1, x2 - 1), max(y1, y2 - 1))
-        draw.rectangle(corners, outline=colors[i], width=line)
-        if "keypoints" in detections:
-            _draw_keypoints(draw, detections["keypoints"][i] * factor, 2 * line, colors[i])
-    draw.font = ImageFont.load_default(max(11, round(max(canvas.size) / 48)))
+    shown = [i for i in range(len(labels)) if scores is None or scores[i] >= min_score]
+    crowded = len(shown) > _CROWD
+    objects = []
     names = [category["name"] for category in categories_of(detections["labels"], categories)]
-    for i in reversed(shown):
-        text = _label(names[i], scores[i], len(categories))
-        if tracks[i] is not None:
-            text = f"#{tracks[i]} {text}"
-        if text:
-            _draw_label(draw, boxes[i], text, colors[i], canvas.size)
+    for i in shown:
+        words = [
+            "" if tracks[i] is None else f"#{tracks[i]}",
+            names[i] if tags or len(categories) > 1 else "",
+            f"{scores[i]:.2f}" if scores else "",
+        ]
+        color = colors[i] if colors else category_color(tracks[i] or labels[i])
+        text = " ".join(filter(None, words))
+        objects.append(_Object.fit(boxes[i], text, color, max(canvas.size), crowded))
+    last_first = [*zip(shown, objects, strict=True)][::-1]  # the highest score on top
+    masked = {
+        i
+        for i, one in last_first
+        if "masks" in detections and _draw_mask(canvas, _bitmap(detections["masks"], i, size), one)
+    }
+    draw = ImageDraw.Draw(canvas)
+    for i, one in last_first:
+        if one.filled or i not in masked:
+            x1, y1, x2, y2 = one.box
+            # x2 and y2 lie behind the last pixel. PIL refuses negative sides.
+            corners = (x1, y1, max(x1, x2 - 1), max(y1, y2 - 1))
+            draw.rectangle(corners, outline=one.color, width=one.line)
+        if "keypoints" in detections:
+            _draw_keypoints(draw, detections["keypoints"][i] * factor, 2 * one.line, one.color)
+    if tags is not False:
+        _draw_tags(draw, objects, canvas.size, bool(tags))
     return canvas
 
 
-def _label(name: str, score: float | None, categories: int) -> str:
-    """Return name and score, or only the score if there is a single category."""
-    if score is None:
-        return name
-    return f"{score:.2f}" if categories == 1 else f"{name} {score:.2f}"
+@dataclass(frozen=True)
+class _Object:
+    """An object with the style in which it is drawn, in pixels of the drawn image."""
+
+    box: _Box
+    text: str
+    color: Color
+    line: int
+    filled: bool
+    font: int  # size in pixels; 0: there is no room for a tag
+    smallest_font: int
+
+    @staticmethod
+    def fit(box: list[float], text: str, color: Color, image_side: int, crowded: bool) -> "_Object":
+        """Fit the style to the sizes of the object and of the image."""
+        x1, y1, x2, y2 = box
+        side = math.sqrt(max(x2 - x1, 0) * max(y2 - y1, 0))
+        line = round(max(1, image_side / 1000, min(image_side / 320, side / 16)))
+        smallest = max(10, round(image_side / 90))
+        font = round(min(max(smallest, image_side / 45), side / 5))
+        return _Object(
+            box=(x1, y1, x2, y2),
+            text=text,
+            color=color,
+            line=line,
+            filled=side >= _SMALL_SIDE and not crowded,
+            font=font if font >= smallest and not crowded else 0,
+            smallest_font=smallest,
+        )
 
 
-def _color(index: int) -> Color:
-    """Return distinct colors: hues apart by the golden ratio, in three shades."""
+def category_color(label: int) -> Color:
+    """Return the color of a label from 1: hues apart by the golden ratio, in three shades."""
+    index = label - 1
     lightness = (0.55, 0.45, 0.65)[index // 8 % 3]
     red, green, blue = colorsys.hls_to_rgb((0.58 + index * 0.618034) % 1, lightness, 0.95)
     return round(255 * red), round(255 * green), round(255 * blue)
 
 
-def _bitmap(masks: Any, index: int, size: tuple[int, int]) -> Image.Image:
+def _bitmap(masks: Any, index: int, size: tuple[int, int]) -> np.ndarray:
+    """Return a mask bool [H, W]."""
     width, height = size
     if isinstance(masks, PackedMasks):
         bitmap = masks.select(torch.tensor([index])).bitmaps(height, width)[0].numpy()
-    elif isinstance(masks[index], dict):
-        bitmap = to_bitmap(masks[index], height, width)
-    else:
+    elif isinstance(masks[index], Tensor):
         bitmap = masks[index].cpu().numpy()
-    return Image.fromarray((bitmap != 0).astype(np.uint8) * 255)
+    else:
+        bitmap = to_bitmap(masks[index], height, width)
+    return bitmap != 0
 
 
-def _draw_mask(canvas: Image.Image, mask: Image.Image, color: Color) -> None:
-    if mask.size != canvas.size:  # smooth the edge of an enlarged mask
-        mask = mask.resize(canvas.size, Image.Resampling.BILINEAR)
-        mask = mask.point(lambda value: 255 if value >= 128 else 0)
-    window = mask.getbbox()
-    if window is None:
-        return
-    mask = mask.crop(window)
-    edge = ImageChops.subtract(mask, mask.filter(ImageFilter.MinFilter(3)))
-    alpha = ImageChops.lighter(
-        mask.point(lambda value: value * 2 // 5), edge.point(lambda value: value * 9 // 10)
+def _draw_mask(canvas: Image.Image, bitmap: np.ndarray, style: _Object) -> bool:
+    """Draw the edge of a mask, and fill it if it is not small; return False if it is empty."""
+    rows, columns = (np.flatnonzero(bitmap.any(axis=axis)) for axis in (1, 0))
+    if not len(rows):
+        return False
+    top, bottom, left, right = rows[0], rows[-1] + 1, columns[0], columns[-1] + 1
+    factor = canvas.width // bitmap.shape[1]
+    bitmap = bitmap[top:bottom, left:right]
+    if factor > 1:  # smooth the edge of an enlarged mask
+        mask = Image.fromarray(bitmap.astype(np.uint8) * 255)
+        mask = mask.resize((mask.width * factor, mask.height * factor), Image.Resampling.BILINEAR)
+        bitmap = np.asarray(mask) >= 128
+    line = style.line
+    padded = np.pad(bitmap, line)
+    inner = bitmap.copy()
+    for axis in (0, 1):
+        for shift in (-line, line):
+            inner &= np.roll(padded, shift, axis)[line:-line, line:-line]
+    alpha = np.where(inner, _FILL if style.filled else 0.0, _EDGE) * bitmap
+    canvas.paste(
+        style.color,
+        (int(left) * factor, int(top) * factor),
+        Image.fromarray((255 * alpha).astype(np.uint8)),
     )
-    canvas.paste(color, window, alpha)
+    return True
 
 
 def _draw_keypoints(
@@ -130,17 +190,45 @@ def _draw_keypoints(
             draw.ellipse(corners, fill=color, outline="white")
 
 
-def _draw_label(
-    draw: ImageDraw.ImageDraw, box: list[float], text: str, color: Color, size: tuple[int, int]
+def _draw_tags(
+    draw: ImageDraw.ImageDraw, objects: Sequence[_Object], size: tuple[int, int], every: bool
 ) -> None:
-    """Draw a filled label above the top left corner of a box, moved to stay inside the image."""
-    left, top, right, bottom = draw.textbbox((0, 0), text)
-    width, height = right - left + 4, bottom - top + 4
-    x = max(0, min(box[0], size[0] - width))
-    y = box[1] - height if box[1] >= height else box[1]
-    draw.rectangle((x, y, x + width, y + height), fill=color)
-    dark = 0.299 * color[0] + 0.587 * color[1] + 0.114 * color[2] < 140
-    draw.text((x + 2 - left, y + 2 - top), text, fill="white" if dark else "black")
+    """Write the tags of the objects, the first first, where they cover no other tag.
+
+    Args:
+        draw: draws on the image.
+        objects: with their tags.
+        size: of the image.
+        every: also write tags for which there is no room.
+    """
+    taken: list[_Box] = []
+    for one in objects:
+        font = one.font or (one.smallest_font if every else 0)
+        if not one.text or not font:
+            continue
+        draw.font = ImageFont.load_default(font)
+        left, top, right, bottom = draw.textbbox((0, 0), one.text)
+        width, height = right - left + 4, bottom - top + 4
+        x = max(0.0, min(one.box[0], size[0] - width))
+        # Above the box, below it, or inside at the top.
+        rows = [y for y in (one.box[1] - height, one.box[3]) if 0 <= y <= size[1] - height]
+        places = [(x, y, x + width, y + height) for y in (*rows, one.box[1])]
+        free = [place for place in places if not any(_overlap(place, other) for other in taken)]
+        if not free and not every:
+            continue
+        place = (free or places)[0]
+        taken.append(place)
+        draw.rectangle(place, fill=one.color)
+        luma = 0.299 * one.color[0] + 0.587 * one.color[1] + 0.114 * one.color[2]
+        position = (place[0] + 2 - left, place[1] + 2 - top)
+        draw.text(position, one.text, fill="white" if luma < 140 else "black")
+
+
+def _overlap(first: _Box, second: _Box) -> bool:
+    return (
+        first[0] < second[2] and second[0] < first[2]
+        and first[1] < second[3] and second[1] < first[3]
+    )  # fmt: skip
 
 
 def contact_sheet(

@@ -34,11 +34,11 @@ class RunDrawings(Hook):
 
 
 def draw_sheet(predictor: Predictor, dataset: CocoDataset, path: Path) -> None:
-    """Draw the detections on images spread over a dataset, on one sheet."""
+    """Draw labels and, to the right, detections on images spread over a dataset, on one sheet."""
     step = max(len(dataset) // _MAX_IMAGES, 1)
-    samples = [dataset[index] for index in range(0, len(dataset), step)][:_MAX_IMAGES]
-    drawn = [
-        draw_detections(image, predictor(image, target.get("proposals")), dataset.categories)
-        for image, target in samples
-    ]
+    drawn = []
+    for index in range(0, len(dataset), step)[:_MAX_IMAGES]:
+        image, target = dataset[index]
+        for objects in (target, predictor(image, target.get("proposals"))):
+            drawn.append(draw_detections(image, objects, dataset.categories))
     contact_sheet(drawn).save(path)

@@ -27,7 +27,6 @@ _LEVEL_COLORS: tuple[Color, ...] = (
 )  # fmt: skip
 _UNMATCHED_COLOR: Color = (255, 60, 40)
 _MATCHED, _WEAK, _UNMATCHED = "all matched", "weakly matched", "no anchor"
-_NO_NAMES = [{"id": 0, "name": ""}]
 
 TemplateData = dict[str, Any]
 
@@ -127,8 +126,7 @@ def _image(
     """Draw the objects of an image and, as a second image, the anchors that match them."""
     height, width = image.shape[-2:]
     text = f"{where}: {width} x {height} px, {len(target['labels'])} objects"
-    # The name of a single category would only hide the image.
-    drawn = [draw_detections(image, target, categories if len(categories) > 1 else _NO_NAMES)]
+    drawn = [draw_detections(image, target, categories)]
     if matches:
         anchors = (matches.matched[index] >= 0).nonzero()[:, 0]
         text += f", {len(anchors)} anchors"
@@ -141,7 +139,7 @@ def _image(
         colors += [_level_color(level) for level in matches.levels[anchors].tolist()]
         labels = torch.ones(len(boxes), dtype=torch.int64)
         detections = {"boxes": boxes, "labels": labels}
-        drawn.append(draw_detections(image, detections, _NO_NAMES, colors=colors))
+        drawn.append(draw_detections(image, detections, categories, colors=colors, tags=False))
     for one in drawn:
         one.thumbnail((_SIDE, _SIDE), Image.Resampling.LANCZOS)
     states = {one["state"] for one in objects}

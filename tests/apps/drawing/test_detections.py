@@ -9,6 +9,7 @@ from PIL import Image
 from torch import Tensor
 
 from detlite.apps.drawing import contact_sheet, draw_detections
+from detlite.apps.drawing.detections import category_color
 from detlite.structures.masks.formats import encode_bitmap
 from detlite.structures.masks.packed import PackedMasks
 
@@ -52,7 +53,7 @@ class TestDrawDetections:
         assert (inside != 100).any()
         assert abs(inside - 100).max() < abs(drawn[300, 100] - 100).max()
 
-    def test_colors_and_labels(self) -> None:
+    def test_colors_and_tags(self) -> None:
         names = [{"id": 1, "name": "cell"}, {"id": 2, "name": ""}]
         target = detections(labels=torch.tensor([1, 2]))
         del target["scores"]
@@ -61,8 +62,8 @@ class TestDrawDetections:
         assert (drawn[300, 100] == [255, 0, 0]).all()
         assert (drawn[300, 500] == [0, 0, 255]).all()
         changed = (drawn != 100).any(axis=2)
-        assert changed[190:199, 100:120].any()  # label above the first box
-        assert not changed[:199, 490:].any()  # no label above the second box
+        assert changed[190:199, 100:120].any()  # tag above the first box
+        assert not changed[:199, 490:].any()  # no tag above the second box
 
     def test_rles_equal_bitmaps(self) -> None:
         masks = torch.zeros(2, 600, 800, dtype=torch.uint8)
@@ -102,12 +103,72 @@ class TestDrawDetections:
         del target["scores"]
         assert (pixels(draw_detections(gray(), target, ONE))[:, 480:] != 100).any()
 
-    @pytest.mark.parametrize(("categories", "same"), [(ONE, False), (TWO, True)])
-    def test_color_by_object_or_by_category(
-        self, categories: list[dict[str, Any]], same: bool
-    ) -> None:
-        drawn = pixels(draw_detections(gray(), detections(), categories))
-        assert (drawn[300, 100] == drawn[300, 500]).all() == same
+    def test_a_category_has_one_color(self) -> None:
+        target = detections(labels=torch.tensor([2, 2]))
+        drawn = pixels(draw_detections(gray(), target, TWO))
+        assert (drawn[300, 100] == category_color(2)).all()
+        assert (drawn[300, 500] == category_color(2)).all()
+        tracked = pixels(draw_detections(gray(), target | {"track_ids": [1, None]}, TWO))
+        assert (tracked[300, 100] == category_color(1)).all()
+        assert (tracked[300, 500] == category_color(2)).all()
+
+    @pytest.mark.parametrize("side", [600, 3000])
+    def test_lines_scale_with_the_image(self, side: int) -> None:
+        box = {"boxes": torch.tensor([[0.2, 0.2, 0.6, 0.6]]) * side, "labels": torch.tensor([1])}
+        drawn = pixels(draw_detections(gray(side, side), box, ONE))
+        line = (drawn[side // 2, : side // 2] != 100).any(axis=1).sum()
+        assert line == round(side / 320)
+
+    def test_small_objects_have_only_an_outline(self) -> None:
+        bitmap = torch.zeros(1, 600, 800, dtype=torch.bool)
+        bitmap[0, 102:114, 102:114] = True
+        cell = {
+            "boxes": torch.tensor([[100.0, 100.0, 116.0, 116.0]]),
+            "labels": torch.tensor([1]),
+            "scores": torch.tensor([0.9]),
+        }
+        changed = (pixels(draw_detections(gray(), cell | {"masks": bitmap}, TWO)) != 100).any(2)
+        assert changed[102, 102:114].all()
+        assert not changed[103:113, 103:113].any()
+        assert not changed[101].any()  # neither the box nor a tag
+        changed = (pixels(draw_detections(gray(), cell, TWO)) != 100).any(axis=2)
+        assert changed[100, 100:116].all()  # without a mask, its box
+        changed = (pixels(draw_detections(gray(), cell, TWO, tags=True)) != 100).any(axis=2)
+        assert changed[:100].any()
+
+    def test_crowds_have_no_tags(self) -> None:
+        corners = torch.cartesian_prod(torch.arange(8), torch.arange(8)) * 90.0 + 20
+        crowd = {
+            "boxes": torch.cat([corners, corners + 60], dim=1),
+            "labels": torch.ones(64, dtype=torch.int64),
+            "scores": torch.full((64,), 0.9),
+        }
+        few = {name: values[:40] for name, values in crowd.items()}
+        image = gray(800, 800)
+        for objects, tags, expected in (
+            (crowd, None, False), (few, None, True), (few, False, False), (crowd, True, True),
+        ):  # fmt: skip
+            drawn = pixels(draw_detections(image, objects, ONE, tags=tags))
+            above = drawn[10:19, 20:80]  # the first box starts in row 20
+            below = drawn[81:89, 20:80]
+            assert ((above != 100).any() or (below != 100).any()) == expected
+
+    def test_tags_do_not_cover_each_other(self) -> None:
+        boxes = torch.tensor([[100.0, 200, 300, 400], [104.0, 200, 300, 400]])
+        one, both = (
+            (pixels(draw_detections(gray(), detections(boxes=boxes), ONE, min_score=score))
+             != 100).any(axis=2)
+            for score in (0.7, 0.5)
+        )  # fmt: skip
+        assert (one[:199] == both[:199]).all()
+        assert both[402:].any()  # the tag of the second object is below it
+
+    def test_the_threshold_of_a_prediction(self) -> None:
+        class Found(dict[str, Any]):
+            threshold = 0.7
+
+        drawn = pixels(draw_detections(gray(), Found(detections()), ONE))
+        assert (drawn[:, 480:] == 100).all()
 
     def test_small_image_is_enlarged_with_its_boxes(self) -> None:
         tiny = {"boxes": torch.tensor([[2.0, 4.0, 8.0, 9.0]]), "labels": torch.tensor([1])}
@@ -115,10 +176,11 @@ class TestDrawDetections:
         assert drawn.size == (160, 120)
         assert (pixels(drawn)[50:80, 20] != 100).any(axis=1).all()
 
-    def test_label_stays_inside_the_image(self) -> None:
+    def test_tag_stays_inside_the_image(self) -> None:
         corner = {"boxes": torch.tensor([[790.0, 0.0, 800.0, 10.0]]), "labels": torch.tensor([1])}
-        changed = (pixels(draw_detections(gray(), corner, ONE)) != 100).any(axis=2)
-        assert changed[:20, 770:].mean() > 0.5
+        changed = (pixels(draw_detections(gray(), corner, ONE, tags=True)) != 100).any(axis=2)
+        assert changed[11:24, 770:].any()
+        assert changed.sum() > 100  # all of the tag
 
     def test_no_detections(self) -> None:
         none = {
