@@ -44,6 +44,10 @@ class ImageDetector:
         return self.model.categories
 
     @property
+    def channels(self) -> int:
+        return self.model.channels
+
+    @property
     def device(self) -> torch.device:
         return self.model.device
 

@@ -8,6 +8,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from detlite.data.loading.image_io import ImageOptions, pixels_to_tensor
+from detlite.data.loading.image_readers import Pixels, pillow_pixels
+
 from .detectors import size_of
 
 ImageInput = str | Path | bytes | Image.Image | np.ndarray | Tensor
@@ -15,7 +18,7 @@ ImageInput = str | Path | bytes | Image.Image | np.ndarray | Tensor
 
 @dataclass(frozen=True)
 class LoadedImage:
-    """An original image uint8 [3, H, W], and the network input made from it."""
+    """An original image uint8 [C, H, W], and the network input made from it."""
 
     original: Tensor
     network_input: Tensor
@@ -35,34 +38,36 @@ class LoadedImage:
         return -(-height // 32), -(-width // 32)
 
 
-def image_to_tensor(image: Image.Image | np.ndarray | Tensor) -> Tensor:
-    """Convert an image to an RGB tensor uint8 [3, H, W].
+def image_to_tensor(image: Image.Image | np.ndarray | Tensor, options: ImageOptions) -> Tensor:
+    """Convert an image to a tensor uint8 [C, H, W] with the channels of the model.
 
     Raises:
         TypeError, ValueError: the image has another type, dtype or shape than `Predictor` takes.
     """
+    rgb = "RGB, " * (options.channels == 3)
     if isinstance(image, Image.Image):
-        if image.mode.startswith(("I", "F")):
-            raise ValueError(
-                f"a PIL image of mode {image.mode!r} has no 8-bit values: convert it, or pass the "
-                "path of its file"
-            )
-        image = np.array(image.convert("RGB"))
+        return pixels_to_tensor(pillow_pixels(image), options, f"PIL image of mode {image.mode}")
     if isinstance(image, np.ndarray):
-        if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
+        array = image[:, :, None] if image.ndim == 2 and options.channels == 1 else image
+        deep = array.dtype == np.uint16 or (options.value_range and array.dtype.kind in "uif")
+        fits = array.ndim == 3 and array.shape[2] == options.channels
+        if not fits or not (array.dtype == np.uint8 or deep):
             raise ValueError(
-                f"an array must be RGB, uint8 [H, W, 3]: got {image.dtype} {list(image.shape)}"
+                f"an array must be {rgb}uint8 [H, W, {options.channels}]: got {image.dtype} "
+                f"{list(image.shape)}. Other types need INPUT.VALUE_RANGE"
             )
-        # Copy, because torch takes neither negative strides (BGR[..., ::-1]) nor read-only arrays.
-        image = torch.from_numpy(image.transpose(2, 0, 1).copy())
+        image = pixels_to_tensor(Pixels(array), options, "array")
     if not isinstance(image, Tensor):
         raise TypeError(
             "an image must be a path, bytes, a PIL image, an array or a tensor: got "
             f"{type(image).__name__}"
         )
-    if image.dtype != torch.uint8 or image.ndim != 3 or image.shape[0] != 3:
+    if image.dtype != torch.uint8 or image.ndim != 3 or image.shape[0] != options.channels:
         dtype = str(image.dtype).removeprefix("torch.")
-        raise ValueError(f"a tensor must be RGB, uint8 [3, H, W]: got {dtype} {list(image.shape)}")
+        raise ValueError(
+            f"a tensor must be {rgb}uint8 [{options.channels}, H, W]: got {dtype} "
+            f"{list(image.shape)}"
+        )
     if image.numel() == 0:
         raise ValueError(f"the image has no pixels: got a shape of {list(image.shape)}")
     return image

@@ -22,6 +22,10 @@ class Detector(Protocol):
         """Categories {"id", "name"} of the dataset; label k is `categories[k - 1]`."""
 
     @property
+    def channels(self) -> int:
+        """Number of channels of images; 3: RGB."""
+
+    @property
     def device(self) -> torch.device:
         """Device that computes; images may be on any device."""
 
@@ -50,7 +54,7 @@ class Detector(Protocol):
         """Return the detections of each image in its frame, without padding.
 
         Args:
-            images: RGB tensors [3, H, W], uint8 in 0..255 or float in 0..1, of any sizes.
+            images: tensors [C, H, W], uint8 in 0..255 or float in 0..1, of any sizes.
             proposals: xyxy boxes [P, 4] of each image, only for a detector that takes them.
             min_score: detections with a lower score are dropped.
         """

@@ -10,23 +10,36 @@ from detlite.structures.masks.packed import PackedMasks
 
 Target = dict[str, Any]
 
+_MIN_VALUE, _MAX_VALUE = -0.5, 2.0  # of float images
+_MAX_OVERHANG = 0.1  # fraction of the image's sides by which a box may exceed it
 
-def check_images(images: Sequence[Tensor]) -> None:
+
+def check_images(images: Sequence[Tensor], channels: int) -> None:
     """Raise a TypeError or ValueError, naming the image, if a model cannot take the images."""
+    shape = f"[{channels}, H, W]"
     if isinstance(images, Tensor) or not isinstance(images, (list, tuple)):
-        raise TypeError(f"images must be a list of tensors [3, H, W], not {type(images).__name__}")
+        raise TypeError(f"images must be a list of tensors {shape}, not {type(images).__name__}")
     if not images:
-        raise ValueError("images is empty: give at least one tensor [3, H, W]")
+        raise ValueError(f"images is empty: give at least one tensor {shape}")
     for index, image in enumerate(images):
         if not isinstance(image, Tensor) or not (
             image.dtype == torch.uint8 or image.is_floating_point()
         ):
             kind = image.dtype if isinstance(image, Tensor) else type(image).__name__
             raise TypeError(f"images[{index}] must be a uint8 or float tensor, not {kind}")
-        if image.ndim != 3 or image.shape[0] != 3 or 0 in image.shape:
+        if image.ndim != 3 or image.shape[0] != channels or 0 in image.shape:
             raise ValueError(
-                f"images[{index}] must be [3, H, W] (RGB) with H, W > 0, not {list(image.shape)}"
+                f"images[{index}] must be {shape}{' (RGB)' * (channels == 3)} with H, W > 0, not "
+                f"{list(image.shape)}"
             )
+        if image.is_floating_point() and image.device.type != "meta":
+            low, high = torch.stack(image.aminmax()).tolist()
+            # Interpolation and noise exceed 0..1 a little. NaN fails the comparison as well.
+            if not (low >= _MIN_VALUE and high <= _MAX_VALUE):
+                raise ValueError(
+                    f"images[{index}] must be float in 0..1 or uint8 in 0..255, but its values are "
+                    f"from {low:.4g} to {high:.4g}: the model normalizes images itself"
+                )
 
 
 def check_proposals(proposals: Sequence[Tensor | None] | None, count: int) -> list[Tensor]:
@@ -109,6 +122,7 @@ def _check_target(
     # NaN fails the comparison as well.
     if not (corners[:, 2:] > corners[:, :2]).all() or not corners.isfinite().all():
         raise ValueError(f"{name}['boxes'] must be finite xyxy with x2 > x1 and y2 > y1")
+    _check_position(f"{name}['boxes']", corners, image)
     if len(labels) and not (int(labels.min()) >= 1 and int(labels.max()) < num_classes):
         raise ValueError(
             f"{name}['labels'] must be in 1..{num_classes - 1} "
@@ -126,6 +140,25 @@ def _check_target(
             )
         checked["keypoints"] = keypoints
     return checked
+
+
+def _check_position(name: str, boxes: Tensor, image: Tensor) -> None:
+    """Check that boxes [G, 4] are in pixels of their image."""
+    height, width = image.shape[1:]
+    if not len(boxes):
+        return
+    if float(boxes.max()) <= 1 and min(height, width) > 2:
+        raise ValueError(f"{name} must be in pixels, not fractions: all are within one pixel")
+    limits = boxes.new_tensor([width, height])
+    margin = _MAX_OVERHANG * limits + 1
+    outside = (boxes[:, :2] < -margin) | (boxes[:, 2:] > limits + margin)
+    outside |= (boxes[:, :2] >= limits) | (boxes[:, 2:] <= 0)
+    if outside.any():
+        box = boxes[outside.any(dim=1)][0].tolist()
+        raise ValueError(
+            f"{name} must be xyxy in pixels of the image of {width} x {height}: a box is "
+            f"({', '.join(f'{value:g}' for value in box)})"
+        )
 
 
 def _check_masks(

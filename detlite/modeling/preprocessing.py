@@ -20,11 +20,11 @@ from .input_checks import check_images, check_proposals, check_targets
 
 
 class Normalizer(nn.Module):
-    """Normalizes RGB images of any sizes and pads them to one batch on the device of the model.
+    """Normalizes images of any sizes and pads them to one batch on the device of the model.
 
     Args:
         pixel_mean, pixel_std: per channel, in the order and scale that `bgr255` sets.
-        bgr255: convert to BGR in 0..255 instead of RGB in 0..1.
+        bgr255: convert to 0..255 instead of 0..1, and three channels from RGB to BGR.
         divisibility: pad height and width to a multiple of this number.
         channels_last: memory format of the batch.
     """
@@ -41,11 +41,17 @@ class Normalizer(nn.Module):
         channels_last: bool = True,
     ) -> None:
         super().__init__()
-        self.register_buffer("pixel_mean", torch.tensor(pixel_mean).view(3, 1, 1), persistent=False)
-        self.register_buffer("pixel_std", torch.tensor(pixel_std).view(3, 1, 1), persistent=False)
+        self.register_buffer(
+            "pixel_mean", torch.tensor(pixel_mean)[:, None, None], persistent=False
+        )
+        self.register_buffer("pixel_std", torch.tensor(pixel_std)[:, None, None], persistent=False)
         self.bgr255 = bgr255
         self.divisibility = divisibility
         self.channels_last = channels_last  # torch.save cannot store torch.channels_last
+
+    @property
+    def channels(self) -> int:
+        return len(self.pixel_mean)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -53,15 +59,17 @@ class Normalizer(nn.Module):
         return torch.promote_types(self.pixel_mean.dtype, torch.float32)
 
     def forward(self, images: Sequence[Tensor]) -> Images:
-        """Batch images [3, h, w], uint8 in 0..255 or float in 0..1, to [B, 3, H, W]."""
-        check_images(images)
+        """Batch images, uint8 in 0..255 or float in 0..1, to [B, C, H, W]."""
+        check_images(images, self.channels)
         sizes = [(image.shape[-2], image.shape[-1]) for image in images]
         step = max(self.divisibility, 1)
         canvas = [images.padded_size] if isinstance(images, PaddedBatchImages) else []
         sides = zip(*sizes, *canvas, strict=True)
         height, width = (-(-max(side) // step) * step for side in sides)
         device = self.pixel_mean.device
-        pixels = torch.zeros((len(images), 3, height, width), dtype=self.dtype, device=device)
+        pixels = torch.zeros(
+            (len(images), self.channels, height, width), dtype=self.dtype, device=device
+        )
         if self.channels_last:
             pixels = pixels.contiguous(memory_format=torch.channels_last)
         for padded, image, (h, w) in zip(pixels, images, sizes, strict=True):
@@ -73,7 +81,7 @@ class Normalizer(nn.Module):
         image = image.to(self.pixel_mean.device, non_blocking=True).to(self.dtype)
         if is_255 != self.bgr255:
             image = image * 255 if self.bgr255 else image / 255
-        if self.bgr255:
+        if self.bgr255 and self.channels == 3:
             image = image.flip(0)
         return (image - self.pixel_mean) / self.pixel_std
 

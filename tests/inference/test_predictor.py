@@ -24,6 +24,7 @@ class BrightSquare(nn.Module):
 
     categories = ({"id": 7, "name": "square"}, {"id": 90, "name": "image"})
     convention = CONVENTIONS["detlite"]
+    channels = 3
     mask_threshold = 0.5
     device = torch.device("cpu")
     resizes_images = False
@@ -226,8 +227,8 @@ class TestBadInput:
             (torch.zeros(3, 4, 4), ValueError, r"uint8 \[3, H, W\]: got float32"),
             (torch.zeros(4, 4, 3, dtype=torch.uint8), ValueError, r"got uint8 \[4, 4, 3\]"),
             (torch.zeros(3, 0, 4, dtype=torch.uint8), ValueError, "the image has no pixels"),
-            (Image.new("F", (4, 4)), ValueError, "PIL image of mode 'F'"),
-            (Image.new("I;16", (4, 4)), ValueError, "PIL image of mode 'I;16'"),
+            (Image.new("F", (4, 4)), DataError, r"PIL image of mode F: .*INPUT\.VALUE_RANGE"),
+            (np.zeros((4, 4, 2), np.uint8), ValueError, r"got uint8 \[4, 4, 2\]"),
             (
                 7,
                 TypeError,

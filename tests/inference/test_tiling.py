@@ -34,12 +34,13 @@ class BrightParts(nn.Module):
 
     categories = ({"id": 1, "name": "white"}, {"id": 2, "name": "magenta"})
     convention = CONVENTIONS["detlite"]
+    channels = 3
     mask_threshold = 0.5
     device = torch.device("cpu")
     takes_proposals = False
     resizes_images = False
     postprocess = SimpleNamespace(
-        suppression=SimpleNamespace(iou_thresh=0.5, views_iou_thresh=None)
+        suppression=SimpleNamespace(iou_thresh=0.5, views_iou_thresh=None, class_agnostic=False)
     )
 
     def __init__(self, min_side=4):

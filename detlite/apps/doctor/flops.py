@@ -66,7 +66,7 @@ def count_cost(
             layers[name] = _LayerCounter()
             module.register_forward_hook(layers[name].count)
     image = resize_shortest(
-        torch.zeros(3, *size, dtype=torch.uint8),
+        torch.zeros(model.channels, *size, dtype=torch.uint8),
         cfg.INPUT.MIN_SIZE_TEST,
         cfg.INPUT.MAX_SIZE_TEST,
         model.convention.resize,

@@ -54,7 +54,7 @@ def example_batch(model: DetectionModel) -> tuple[Images, Proposals | None]:
     if model.takes_proposals:
         count = max(2, model.postprocess.detections_per_image)
         proposals = [torch.tensor([8.0, 8.0, 90.0, 70.0]).repeat(count, 1)] * 2
-    images = [torch.rand(3, side, side + 64), torch.rand(3, side - 32, side)]
+    images = [torch.rand(model.channels, *size) for size in ((side, side + 64), (side - 32, side))]
     return model.prepare(images, proposals)
 
 

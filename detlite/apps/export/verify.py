@@ -13,7 +13,7 @@ from yacs.config import CfgNode
 from detlite.config import ConfigError
 from detlite.data import CocoDataset, DataError, build_dataset
 from detlite.data.datasets.synthetic import draw_scene
-from detlite.data.loading.image_io import read_image
+from detlite.data.loading.image_io import build_image_options, read_image
 from detlite.data.loading.image_readers import image_suffixes
 from detlite.data.transforms.detection_transform import build_transform
 from detlite.data.transforms.resize import resize_shortest
@@ -34,12 +34,13 @@ def test_images(cfg: CfgNode, model: DetectionModel, folder: Path | None) -> lis
     """Return network inputs: the test images, the first one in other sizes, and a blank one."""
     if folder is None:
         scenes = (draw_scene(np.random.default_rng(seed))[0] for seed in range(_GENERATED_IMAGES))
-        images = [torch.from_numpy(pixels).permute(2, 0, 1) for pixels in scenes]
+        channels = torch.arange(model.channels) % 3
+        images = [torch.from_numpy(pixels).permute(2, 0, 1)[channels] for pixels in scenes]
     else:
         files = sorted(f for f in folder.glob("*") if f.suffix.lower() in image_suffixes())
         if not files:
             raise DataError(f"--check {folder}: the folder holds no image")
-        images = [read_image(file) for file in files]
+        images = [read_image(file, options=build_image_options(cfg)) for file in files]
     size, max_size = cfg.INPUT.MIN_SIZE_TEST, cfg.INPUT.MAX_SIZE_TEST
     shown = [(image, size) for image in images]
     shown += [(images[0], round(factor * size)) for factor in _OTHER_SIZES]

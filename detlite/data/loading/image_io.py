@@ -14,7 +14,7 @@ from yacs.config import CfgNode
 from detlite.conventions import convention_of
 from detlite.data.errors import DataError, RemoteError
 
-from .image_readers import DECODE_ERRORS, ImageBytes, ImageSource, OpenImage, open_image
+from .image_readers import DECODE_ERRORS, ImageBytes, ImageSource, OpenImage, Pixels, open_image
 
 Size = tuple[int, int]  # height, width
 _TRANSPOSED = (5, 6, 7, 8)  # EXIF orientations that swap width and height
@@ -158,10 +158,27 @@ def _read(
         if size is not None and oriented(stored, orientation) != size:
             problem = size_problem(stored, file.orientation(), options.exif_orientation, size)
             raise DataError(f"{source}: {problem}")
-    array = _select_channels(array, pixels.alpha, options.channels, source)
-    array = _upright(_to_8_bits(array, options, source), orientation)
-    # Pillow's buffer is read-only, so the pixels are copied while channels move to the front.
+    return pixels_to_tensor(Pixels(array, pixels.alpha), options, str(source), orientation)
+
+
+def pixels_to_tensor(
+    pixels: Pixels, options: ImageOptions, name: str, orientation: int = 1
+) -> Tensor:
+    """Convert stored pixels to uint8 [C, H, W], see `read_image`; errors name the image."""
+    array = _select_channels(pixels.array, pixels.alpha, options.channels, name)
+    array = _upright(_to_8_bits(array, options, name), orientation)
+    # Buffers of others are read-only or have negative strides, so copy.
     return torch.from_numpy(np.array(array.transpose(2, 0, 1), order="C"))
+
+
+def composite_rgb(image: Tensor) -> Tensor:
+    """Return an image [C, H, W] as RGB to look at: its first three channels, or gray.
+
+    Of two channels, the first is red and the second green.
+    """
+    if len(image) == 1:
+        return image.expand(3, -1, -1)
+    return torch.cat([image, torch.zeros_like(image[:1])])[:3]
 
 
 def _pages_are_channels(file: OpenImage, options: ImageOptions) -> bool:
@@ -170,9 +187,7 @@ def _pages_are_channels(file: OpenImage, options: ImageOptions) -> bool:
     return file.pixels(0).array.shape[2] == 1
 
 
-def _select_channels(
-    array: np.ndarray, alpha: bool, required: int, source: ImageSource
-) -> np.ndarray:
+def _select_channels(array: np.ndarray, alpha: bool, required: int, name: str) -> np.ndarray:
     count = array.shape[2]
     colors = count - alpha
     if required in (count, colors):
@@ -182,13 +197,13 @@ def _select_channels(
     if required == 1 and colors == 3 and (array[:, :, :1] == array[:, :, 1:3]).all():
         return array[:, :, :1]
     raise DataError(
-        f"{source}: the image has {count} channels, but the model takes {required}. Convert the "
+        f"{name}: the image has {count} channels, but the model takes {required}. Convert the "
         f"image, or train a model with {count} values in INPUT.PIXEL_MEAN and INPUT.PIXEL_STD "
         "(`detlite init` measures them)"
     )
 
 
-def _to_8_bits(array: np.ndarray, options: ImageOptions, source: ImageSource) -> np.ndarray:
+def _to_8_bits(array: np.ndarray, options: ImageOptions, name: str) -> np.ndarray:
     if array.dtype == np.uint8:
         return array
     if array.dtype == np.bool_:
@@ -201,7 +216,7 @@ def _to_8_bits(array: np.ndarray, options: ImageOptions, source: ImageSource) ->
     if array.dtype.kind == "f" or low < 0 or high > 0xFFFF:
         kind = "float" if array.dtype.kind == "f" else f"{8 * array.dtype.itemsize}-bit"
         raise DataError(
-            f"{source}: a {kind} image with values from {low:g} to {high:g} has no 8-bit form. Set "
+            f"{name}: a {kind} image with values from {low:g} to {high:g} has no 8-bit form. Set "
             "INPUT.VALUE_RANGE to the values that become black and white (`detlite init` measures "
             "them), or convert the image"
         )

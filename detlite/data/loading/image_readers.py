@@ -218,10 +218,7 @@ class _PillowImage(OpenImage):
             return Pixels(self._high_and_low_bytes(), alpha=file.mode.endswith("A"))
         if self._lacks_data(min_size):
             raise DataError(f"{self._source}: the image is damaged or truncated (data are missing)")
-        if file.mode.startswith(("I", "F")):
-            return Pixels(np.asarray(file)[:, :, None])
-        mode = _ARRAY_MODES.get(file.mode, "RGB")
-        return Pixels(np.atleast_3d(np.asarray(file.convert(mode))), alpha=mode.endswith("A"))
+        return pillow_pixels(file)
 
     def _high_and_low_bytes(self) -> np.ndarray:
         if self.file.mode == "LA":
@@ -249,6 +246,14 @@ class _PillowImage(OpenImage):
             if min_size is not None:
                 longer.draft(None, min_size[::-1])
             return longer.tobytes() != self.file.tobytes()
+
+
+def pillow_pixels(image: Image.Image) -> Pixels:
+    """Return the pixels of a Pillow image; palettes and other color spaces become RGB."""
+    if image.mode.startswith(("I", "F")):
+        return Pixels(np.asarray(image)[:, :, None])
+    mode = _ARRAY_MODES.get(image.mode, "RGB")
+    return Pixels(np.atleast_3d(np.asarray(image.convert(mode))), alpha=mode.endswith("A"))
 
 
 def open_image(source: ImageSource, max_pixels: int) -> OpenImage:

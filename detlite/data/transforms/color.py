@@ -1,19 +1,32 @@
 """Random changes of color."""
 
+from collections.abc import Callable
+
+from torch import Tensor
 from torchvision.transforms import v2
 from yacs.config import CfgNode
 
-Color = tuple[float, float, float]  # RGB in 0..255
+Color = tuple[float, ...]  # one value in 0..255 per channel
 
 
-def build_color_jitter(cfg: CfgNode) -> v2.ColorJitter | None:
-    """Build the color jitter of INPUT; None if it changes nothing."""
+def build_color_jitter(cfg: CfgNode) -> Callable[[Tensor], Tensor] | None:
+    """Build the color jitter of INPUT; None if it changes nothing.
+
+    Without three channels only brightness and contrast change, by one factor for all channels.
+    """
     amounts = [cfg.INPUT.BRIGHTNESS, cfg.INPUT.CONTRAST, cfg.INPUT.SATURATION, cfg.INPUT.HUE]
-    return v2.ColorJitter(*amounts) if any(amounts) else None
+    if not any(amounts):
+        return None
+    jitter = v2.ColorJitter(*amounts)
+    if len(cfg.INPUT.PIXEL_MEAN) == 3:
+        return jitter
+    # The channels below each other are one gray image.
+    return lambda image: jitter(image.flatten(0, 1)[None]).view_as(image)
 
 
 def mean_color(cfg: CfgNode) -> Color:
     """Return the color that the model normalizes to 0."""
     mean = cfg.INPUT.PIXEL_MEAN
-    red, green, blue = reversed(mean) if cfg.INPUT.TO_BGR255 else (255 * value for value in mean)
-    return red, green, blue
+    if not cfg.INPUT.TO_BGR255:
+        return tuple(255 * value for value in mean)
+    return tuple(reversed(mean)) if len(mean) == 3 else tuple(mean)

@@ -31,7 +31,7 @@ def make_mosaic(
     limits = ((max(side // 4, 1), max(3 * side // 4, 1)) for side in size)
     row, column = (int(torch.randint(low, high + 1, ())) for low, high in limits)
     rows, columns = (0, row, size[0]), (0, column, size[1])
-    mosaic = parts[0][0].new_empty(3, *size)
+    mosaic = parts[0][0].new_empty(len(fill), *size)
     targets = []
     for (below, right), (image, target) in zip(product((0, 1), (0, 1)), parts, strict=True):
         top, bottom = rows[below : below + 2]

@@ -81,7 +81,7 @@ def resize_shortest(image: Tensor, min_size: int, max_size: int, resize: str = "
 
 
 def resize_image(image: Tensor, size: Size, resize: str) -> Tensor:
-    """Resize an image uint8 [3, H, W] bilinearly; float32 in 0..1 for resize "interpolate"."""
+    """Resize an image uint8 [C, H, W] bilinearly; float32 in 0..1 for resize "interpolate"."""
     if resize == "interpolate":
         # Not rounded to uint8 again: the model accepts float images.
         return interpolate(image[None].float() / 255, size=size, mode="bilinear")[0]
@@ -89,6 +89,12 @@ def resize_image(image: Tensor, size: Size, resize: str) -> Tensor:
         return resize_as_opencv(image, size)
     # Pillow, as in detectron2: torch's result differs by one level in a few pixels, which can move
     # a box by a fifth of a pixel.
-    pil_image = Image.fromarray(image.permute(1, 2, 0).cpu().numpy())
-    resized = np.array(pil_image.resize(size[::-1], Image.Resampling.BILINEAR))
-    return torch.from_numpy(resized).permute(2, 0, 1).contiguous().to(image.device)
+    parts = [image] if len(image) == 3 else image[:, None]
+    resized = [
+        Image.fromarray(part.permute(1, 2, 0).squeeze(2).cpu().numpy()).resize(
+            size[::-1], Image.Resampling.BILINEAR
+        )
+        for part in parts
+    ]
+    pixels = torch.from_numpy(np.concatenate([np.atleast_3d(one) for one in resized], axis=2))
+    return pixels.permute(2, 0, 1).contiguous().to(image.device)

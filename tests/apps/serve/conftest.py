@@ -22,6 +22,7 @@ class BrightSquare(nn.Module):
 
     categories = ({"id": 7, "name": "square"}, {"id": 90, "name": "image"})
     convention = CONVENTIONS["detlite"]
+    channels = 3
     mask_threshold = 0.5
     device = torch.device("cpu")
     takes_proposals = False
