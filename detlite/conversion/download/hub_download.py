@@ -41,8 +41,8 @@ def from_hugging_face(name: str) -> Path:
     try:
         return Path(hf_hub_download(f"{owner}/{repository}", file_name, revision=revision or None))
     except Exception as error:  # from the hub, its HTTP client or the disk
-        reason = str(error).strip().splitlines()[0]
-        raise ConfigError(f"the download failed ({type(error).__name__}: {reason})") from error
+        reason = " ".join([type(error).__name__ + ":", *str(error).strip().splitlines()[:1]])
+        raise ConfigError(f"the download failed ({reason})") from error
 
 
 def from_package(name: str) -> Path:

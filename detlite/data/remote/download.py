@@ -1,23 +1,25 @@
 """Download files over HTTP: retries, resumed transfers, verified content, size limits.
 
-`retry` and `without_query` also serve the file systems of `filesystem.py`.
+`retry` and `without_secrets` also serve the file systems of `filesystem.py`.
 """
 
 import errno
 import hashlib
 import io
 import logging
+import os
 import random
 import re
 import socket
+import ssl
 import time
 from collections.abc import Callable, Iterator
 from http.client import HTTPResponse, InvalidURL
 from pathlib import Path
-from typing import IO, TypeVar
+from typing import IO, Any, TypeVar
 from urllib.error import HTTPError, URLError
-from urllib.parse import quote
-from urllib.request import Request, urlopen
+from urllib.parse import quote, urlsplit
+from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 from filelock import FileLock
 from tqdm import tqdm
@@ -31,9 +33,14 @@ _MAX_WAIT = 120.0  # seconds without progress after which no attempt is made
 _SILENCE = 30.0  # seconds without a byte after which a connection counts as lost
 _BLOCK = 1 << 20  # bytes
 _TRANSIENT = (408, 425, 429)  # HTTP statuses below 500 that a later attempt may change
+_PERMANENT = (
+    *(FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError),
+    *(ValueError, TypeError, NotImplementedError),
+)
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 _RESERVED = ":/?#[]@!$&'()*+,;=%"  # characters of a URL that are not quoted
 _MAX_REASON = 200  # characters
+_NO_LINK = getattr(os, "O_NOFOLLOW", 0)  # missing on Windows
 _logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
@@ -43,8 +50,9 @@ def is_url(name: str) -> bool:
     return name.lower().startswith(("http://", "https://"))
 
 
-def without_query(url: str) -> str:
-    """Return a URL for messages: the query, which may hold a signature, becomes "..."."""
+def without_secrets(url: str) -> str:
+    """Return a URL for messages: the query and the part before @ may be secret and become "..."."""
+    url = re.sub(r"(://)[^/?#\s]*@", r"\1...@", re.sub(r"[\0-\x1f\x7f]", "?", url))
     return re.sub(r"(https?://[^?\s]*\?)[^:\s]+", r"\1...", url)
 
 
@@ -53,17 +61,21 @@ def download(url: str, file: Path, sha256: str = "") -> None:
 
     Received bytes are kept in `<name>.part`. A later call resumes from there if the server's file
     has not changed. `file` itself appears once it is complete and verified. If several processes
-    ask for one file, one downloads it and the others wait. `sha256` may be the first digits.
+    ask for one file, one downloads it and the others wait. `sha256` may be the first digits; it is
+    verified for an existing file too, and allows redirects from https to http.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(file.with_name(file.name + ".lock")):
         if not file.is_file():
             _download(url, file, sha256)
+        elif sha256:
+            with file.open("rb") as content:
+                _check_hash(f"{file} (from {without_secrets(url)})", content, sha256)
 
 
 def fetch(url: str, max_bytes: int = 1 << 28, max_seconds: float = 300.0) -> bytes:
     """Download a URL into memory. Raises RemoteError, also if it is too large or too slow."""
-    name = without_query(url)
+    name = without_secrets(url)
 
     def transfer() -> bytes:
         content = io.BytesIO()
@@ -119,14 +131,14 @@ def _is_permanent(error: BaseException) -> bool:
     """True if another attempt cannot succeed."""
     status = getattr(error, "status", None)
     if isinstance(status, int):
-        return 400 <= status < 500 and status not in _TRANSIENT
-    cause = error.__cause__
+        return 300 <= status < 500 and status not in _TRANSIENT
+    cause = error.__cause__ or getattr(error, "reason", None)
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        return True
     if isinstance(error, FileNotFoundError) and type(cause).__module__.startswith("aiohttp"):
         # fsspec raises it for every failure of a HEAD request.
         return cause is not None and _is_permanent(cause)
-    return isinstance(
-        error, (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)
-    )
+    return isinstance(error, _PERMANENT)
 
 
 def _reason(error: BaseException) -> str:
@@ -139,20 +151,22 @@ def _reason(error: BaseException) -> str:
         return f"HTTP status {status}"
     if isinstance(error, URLError):
         return str(error.reason)
-    text = without_query(" ".join(str(error).split()))
+    text = without_secrets(" ".join(str(error).split()))
     return f"{type(error).__name__}: {text[:_MAX_REASON]}" if text else type(error).__name__
 
 
 def _download(url: str, file: Path, sha256: str) -> None:
     part, version_file = (file.with_name(file.name + end) for end in (".part", ".part.version"))
-    name = without_query(url)
+    name = without_secrets(url)
     _logger.info("downloading %s to %s", name, file)
-    with part.open("ab+") as content:
+    # In a folder of several users, a link could make it overwrite any file.
+    with open(part, "ab+", opener=lambda path, flags: os.open(path, flags | _NO_LINK)) as content:
 
         def transfer() -> None:
             start = content.seek(0, io.SEEK_END)
             version = version_file.read_text() if version_file.is_file() else ""
-            _resume(url, content, start if version else 0, version, version_file)
+            start = start if version else 0
+            _resume(url, content, start, version, version_file, redirect_to_http=bool(sha256))
 
         try:
             retry(name, transfer, progress=lambda: content.seek(0, io.SEEK_END))
@@ -160,30 +174,36 @@ def _download(url: str, file: Path, sha256: str) -> None:
             raise RemoteError(
                 f"{error}. Check the network and try again, or put the file at {file}"
             ) from error
-        digest = _sha256(content) if sha256 else ""
-    version_file.unlink(missing_ok=True)
-    if not digest.startswith(sha256):
-        part.unlink()
-        raise RemoteError(
-            f"{name}: the SHA-256 of the content begins with {digest[: len(sha256)]}, expected "
-            f"{sha256}. The file is not the published one: try again, or get it from elsewhere"
-        )
+        version_file.unlink(missing_ok=True)
+        try:
+            if sha256:
+                _check_hash(name, content, sha256)
+        except RemoteError:
+            part.unlink()
+            raise
     part.replace(file)
 
 
-def _sha256(content: IO[bytes]) -> str:
+def _check_hash(name: str, content: IO[bytes], sha256: str) -> None:
     digest = hashlib.sha256()
     content.seek(0)
     while block := content.read(_BLOCK):
         digest.update(block)
-    return digest.hexdigest()
+    if not digest.hexdigest().startswith(sha256):
+        raise RemoteError(
+            f"{name}: the SHA-256 of the content begins with {digest.hexdigest()[: len(sha256)]}, "
+            f"expected {sha256}. The file is not the published one: delete it if it exists and try "
+            "again, or get it from elsewhere"
+        )
 
 
-def _resume(url: str, content: IO[bytes], start: int, version: str, version_file: Path) -> None:
+def _resume(
+    url: str, content: IO[bytes], start: int, version: str, version_file: Path, **options: bool
+) -> None:
     """Append the rest of a file from byte `start` on, or all of it if the server's changed."""
     headers = {"Range": f"bytes={start}-", "If-Range": version} if start else {}
     try:
-        response = _open(url, headers)
+        response = _open(url, headers, **options)
     except HTTPError as error:
         if error.code == 416:  # the server's file is shorter now
             content.truncate(0)
@@ -209,19 +229,48 @@ def _resume(url: str, content: IO[bytes], start: int, version: str, version_file
                 bar.update(start + size - bar.n)
 
 
-def _open(url: str, headers: dict[str, str] | None = None) -> HTTPResponse:
+class _Redirects(HTTPRedirectHandler):
+    """Follows redirects to http and https, from https to http only on request."""
+
+    def __init__(self, redirect_to_http: bool) -> None:
+        self._allowed = ("http://", "https://")[not redirect_to_http :]
+
+    def redirect_request(self, request: Request, *args: Any) -> Request | None:
+        url = args[-1].lower()
+        if not (is_url(url) if request.type == "http" else url.startswith(self._allowed)):
+            name, target = without_secrets(request.full_url), without_secrets(args[-1])
+            raise RemoteError(
+                f"{name}: the server redirects to {target}, which is not protected like https. Use "
+                "that URL if you trust it, or give the SHA-256 of the file"
+            )
+        return super().redirect_request(request, *args)
+
+
+def _open(
+    url: str, headers: dict[str, str] | None = None, redirect_to_http: bool = False
+) -> HTTPResponse:
     """Send a GET request. Raises RemoteError for an invalid URL or an unknown host."""
     headers = {"User-Agent": "detlite", "Accept-Encoding": "identity", **(headers or {})}
+    name = without_secrets(url)
     try:
-        return urlopen(Request(quote(url, safe=_RESERVED), headers=headers), timeout=_SILENCE)
+        if "@" in urlsplit(url).netloc:
+            raise ValueError("a URL with a user name or password is not supported")
+        request = Request(quote(url, safe=_RESERVED), headers=headers)
+        response = build_opener(_Redirects(redirect_to_http)).open(request, timeout=_SILENCE)
     except URLError as error:
         if isinstance(error.reason, socket.gaierror):
-            raise RemoteError(
-                f"{without_query(url)}: cannot be read (host not found: {error.reason})"
-            ) from error
+            reason = f"host not found: {error.reason}"
+            raise RemoteError(f"{name}: cannot be read ({reason})") from error
+        raise
+    except RemoteError:
         raise
     except (ValueError, InvalidURL) as error:
-        raise RemoteError(f"{without_query(url)}: the URL is invalid ({error})") from error
+        raise RemoteError(f"{name}: the URL is invalid ({error})") from error
+    length = response.headers.get("Content-Length", "0")
+    if not length.isdecimal():
+        response.close()
+        raise RemoteError(f"{name}: the server sends an invalid Content-Length, {length[:20]!r}")
+    return response
 
 
 def _copy(response: HTTPResponse, content: IO[bytes]) -> Iterator[int]:

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from detlite.config import ConfigError
 
-from .download import retry, without_query
+from .download import retry, without_secrets
 
 _SILENCE = 60.0  # seconds without a byte after which a connection counts as lost
 # The names that file systems give to the version of a file, or to what changes with it.
@@ -77,7 +77,7 @@ def copy_file(url: str, file: Path) -> FileVersion:
 
 def _with_retries(url: str, action: Callable[[Any, str], Result]) -> Result:
     """Call `action` with the file system of a URL and the path in it, see `retry`."""
-    name = without_query(url)
+    name = without_secrets(url)
 
     def attempt() -> Result:
         try:
@@ -125,7 +125,7 @@ def _open_filesystem(url: str) -> tuple[Any, str, AbstractContextManager[Any]]:
     except ValueError as error:
         if "rotocol not known" in str(error):
             raise ConfigError(
-                f"{without_query(url)}: fsspec does not know the protocol {protocol!r}"
+                f"{without_secrets(url)}: fsspec does not know the protocol {protocol!r}"
             ) from error
         raise
 

@@ -13,7 +13,7 @@ from detlite.config import expand_variables
 from detlite.data import cache
 from detlite.data.errors import DataError
 
-from .download import without_query
+from .download import without_secrets
 from .file_cache import FileCache, remote_file_cache
 from .filesystem import FileVersion, copy_file, file_version, read
 
@@ -47,7 +47,7 @@ class RemotePath:
         return replace(self, url="::".join(parts))
 
     def __str__(self) -> str:
-        return without_query(self.url)
+        return without_secrets(self.url)
 
     @property
     def name(self) -> str:

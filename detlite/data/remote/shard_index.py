@@ -18,10 +18,9 @@ from typing import Any
 from detlite.atomic_write import atomic_open
 from detlite.data import cache
 from detlite.data.datasets.catalog import DATASETS, Entry, check_fields
-from detlite.data.datasets.coco_checks import MAX_REPORTED
 from detlite.data.errors import DataError
 
-from .download import without_query
+from .download import without_secrets
 from .filesystem import file_version
 from .locations import Location, RemotePath, local_copy, location_id, parse_location
 from .shard_entries import read_entries
@@ -30,6 +29,7 @@ from .shards import Shard, ShardFolder
 _FORMAT = 1  # increase it with every change of the files that this module writes
 _RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
 _MAX_SHARDS = 1_000_000
+_MAX_REPORTED = 5  # problems that are stored; the rest are counted
 _logger = logging.getLogger(__name__)
 
 
@@ -41,7 +41,7 @@ def webdataset_files(entry: Entry, root: Location) -> tuple[Path, ShardFolder]:
     with a list of that name. Each shard is read once and again when it changes.
     """
     check_fields(entry, {"shards": str, "categories": str})
-    name = without_query(entry["shards"])
+    name = without_secrets(entry["shards"])
     files = [parse_location(text, root) for text in expand_range(entry["shards"])]
     with ThreadPoolExecutor(16) as pool:
         shards = list(pool.map(_shard, files))
@@ -130,7 +130,7 @@ def _write_annotations(
         for number, entry in _entries(indexes):
             if "problem" in entry:
                 problem_count += 1
-                if len(problems) < MAX_REPORTED:
+                if len(problems) < _MAX_REPORTED:
                     problems.append(f"{shards[number].file.name}: {entry['problem']}")
                 continue
             counts[number] += 1

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from detlite.config import ConfigError, load_config
-from detlite.conversion import weight_file
+from detlite.conversion import find_weights, weight_file
 
 _NAMES = [
     ("catalog://ImageNetPretrained/MSRA/R-50", "ImageNetPretrained/MSRA/R-50.pkl"),
@@ -133,6 +133,28 @@ def test_failed_download(tmp_path):
 def test_unknown_catalog_name(name, tmp_path):
     with pytest.raises(ConfigError, match=r"no file .*\.pkl, and its URL is unknown"):
         weight_file(_config(name, tmp_path))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "detectron2://../../outside.pkl", "detectron2:///etc/outside.pkl", "catalog://a/../../b",
+        "hf://owner/name/../../file.pth", "https://host/a%00b.pth", "http://host/a%0Ab.pth",
+        "https://[::1/w.pth", "http://host:port/w.pth", "https://me:secret@host/w.pth?key=secret",
+    ],
+)  # fmt: skip
+def test_names_of_no_file(name, tmp_path):
+    with pytest.raises(ConfigError, match=r"^weights \w+://") as error:
+        find_weights(name, str(tmp_path / "root"))
+    assert "\n" not in str(error.value)
+    assert "secret" not in str(error.value)
+    assert not {path.name for path in tmp_path.iterdir()} - {"root"}
+
+
+def test_a_cached_file_with_another_hash_is_refused(tmp_path):
+    (tmp_path / "w.pth").write_bytes(b"planted")
+    with pytest.raises(ConfigError, match="SHA-256 of the content begins with"):
+        find_weights("https://host.invalid/w.pth#sha256=" + 8 * "0", str(tmp_path))
 
 
 def test_unknown_scheme():

@@ -2,13 +2,17 @@
 
 import errno
 import hashlib
+import threading
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from urllib.request import Request
 
 import pytest
 
 from detlite.data.errors import RemoteError
 from detlite.data.remote import download as module
-from detlite.data.remote.download import download, fetch, is_url
+from detlite.data.remote.download import download, fetch, is_url, without_secrets
 from tests.data.servers import serving
 
 CONTENT = bytes(range(256)) * 40_000  # 10 MB
@@ -106,6 +110,104 @@ def test_content_with_another_hash_is_deleted(server, tmp_path):
     with pytest.raises(RemoteError, match=message):
         download(f"{server.url}/w.pth", tmp_path / "w.pth", "01234567")
     assert files_in(tmp_path) == set()
+
+
+def test_hash_of_an_existing_file(server, tmp_path):
+    file = tmp_path / "w.pth"
+    file.write_bytes(b"put here by somebody else")
+    download(f"{server.url}/w.pth", file)
+    with pytest.raises(RemoteError, match=r"w\.pth \(from .*begins with .*delete it if it exists"):
+        download(f"{server.url}/w.pth", file, SHA256[:9])
+    file.write_bytes(CONTENT)
+    download(f"{server.url}/w.pth", file, SHA256[:9])
+    assert server.ranges == []
+
+
+def test_a_link_in_place_of_the_unfinished_file_is_not_followed(server, tmp_path):
+    (tmp_path / "other").write_text("file of another user")
+    (tmp_path / "w.pth.part").symlink_to(tmp_path / "other")
+    with pytest.raises(OSError, match="symbolic links"):
+        download(f"{server.url}/w.pth", tmp_path / "w.pth")
+    assert (tmp_path / "other").read_text() == "file of another user"
+
+
+class _Hostile(BaseHTTPRequestHandler):
+    """Answers each path in another wrong way."""
+
+    def do_GET(self) -> None:
+        self.server.paths.append(self.path)
+        kind, _, target = self.path[1:].partition("/")
+        if kind == "redirect":
+            self.send_response(302)
+            self.send_header("Location", target)
+        elif kind == "length":
+            self.send_response(200)
+            self.send_header("Content-Length", target)
+        else:  # a range that was not asked for, after a cut connection
+            asked = self.headers.get("Range")
+            self.send_response(206 if asked else 200)
+            self.send_header("ETag", '"1"')
+            self.send_header("Content-Length", "9" if asked else "900")
+            if asked:
+                self.send_header("Content-Range", "bytes 70-78/900")
+        self.end_headers()
+        self.wfile.write(b"some bytes"[:9])
+
+    def log_message(self, *_: object) -> None:
+        """Log nothing."""
+
+
+@pytest.fixture
+def hostile(monkeypatch):
+    monkeypatch.setattr(module, "_FIRST_WAIT", 0.0)
+    with HTTPServer(("127.0.0.1", 0), _Hostile) as server:
+        server.paths = []
+        server.url = f"http://127.0.0.1:{server.server_port}"
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server
+        server.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("path", "requests", "message"),
+    [
+        ("length/12x", 1, "sends an invalid Content-Length, '12x'"),
+        ("length/-7", 1, "sends an invalid Content-Length, '-7'"),
+        ("range", 5, "cannot be read after 5 attempts"),
+        ("redirect/ftp://host/file", 1, "redirects to ftp://host/file, which is not protected"),
+        ("redirect/file:///etc/passwd", 1, r"cannot be read \(HTTP status 302\)"),
+        ("redirect/redirect/loop", None, r"HTTP status 302|attempt"),
+    ],
+)
+def test_hostile_servers(hostile, path, requests, message, tmp_path):
+    with pytest.raises(RemoteError, match=message) as error:
+        download(f"{hostile.url}/{path}", tmp_path / "w.pth")
+    assert "\n" not in str(error.value)
+    assert len(hostile.paths) == requests or requests is None
+    assert not (tmp_path / "w.pth").exists()
+
+
+@pytest.mark.parametrize(("target", "trusted"), [("http", False), ("http", True), ("ftp", False)])
+def test_redirects_from_https(target, trusted):
+    handler = module._Redirects(redirect_to_http=trusted)
+    request = Request("https://user:secret@host/w.pth?token=1")
+    redirect = partial(handler.redirect_request, request, None, 302, "Found", {})
+    assert redirect("https://other/w.pth").full_url == "https://other/w.pth"
+    if trusted:
+        assert redirect(f"{target}://other/w.pth").full_url == f"{target}://other/w.pth"
+    else:
+        with pytest.raises(
+            RemoteError, match=r"^https://\.\.\.@host/w\.pth\?\.\.\.: the server red"
+        ):
+            redirect(f"{target}://other/w.pth")
+
+
+def test_credentials_are_not_in_messages(server, tmp_path):
+    url = server.url.replace("://", "://me:pass-word@") + "/w.pth?key=secret"
+    with pytest.raises(RemoteError, match="user name or password is not supported") as error:
+        download(url, tmp_path / "w.pth")
+    assert not any(word in str(error.value) for word in ("pass-word", "secret"))
+    assert without_secrets("s3://key:secret@b/c@d") == "s3://...@b/c@d"
 
 
 def test_unknown_host(tmp_path):
