@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from yacs.config import CfgNode
 
 from detlite.config import ConfigError, expand_path, load_config
 from detlite.registry import Registry
+from detlite.run_lock import run_lock
 
 if TYPE_CHECKING:
     from detlite.data.data_arguments import Data, FilePath, Pair
@@ -62,6 +64,8 @@ def train(
 ) -> Result:
     """Train a detector and evaluate it, as `detlite train` does.
 
+    The random generators of the caller are left as they were.
+
     Args:
         config: YAML file, or the name of a config that detlite includes. None: choose a config for
             the data by the rules of `detlite init`, or for `weights` their model and the rules for
@@ -85,11 +89,12 @@ def train(
     Raises:
         ConfigError, DataError, CheckpointError, NonFiniteLossError, LoaderProcessError: the message
             says what to do.
-        StoppedError: SIGTERM or SIGHUP arrived; the step was finished and saved.
+        StoppedError: SIGTERM, SIGHUP or SIGINT arrived; the step was finished and saved.
     """
     from detlite.data import explain_dead_loader
     from detlite.data.data_arguments import training_data
-    from detlite.distributed import barrier, process_group
+    from detlite.distributed import barrier, is_main, process_group
+    from detlite.engine.rng import preserve_rng
     from detlite.engine.run import logging_to, run_training
     from detlite.engine.run_files import (
         BEST_CHECKPOINT,
@@ -99,9 +104,11 @@ def train(
         files_of_run,
     )
     from detlite.engine.signals import StopSignals
+    from detlite.modeling.build import torch_device
 
     start = time.perf_counter()
-    with StopSignals() as stop, stop.ending_immediately(), explain_dead_loader():
+    again = "start the same command again"
+    with StopSignals() as stop, stop.ending_immediately(again), explain_dead_loader():
         opts: dict[str, Any] = {}
         summary = ""
         if not isinstance(config, str | Path | None):
@@ -127,10 +134,10 @@ def train(
             cfg = load_config(config, all_opts)
         elif config is None and data is None:
             raise ConfigError("train() needs a config, or data to train on")
-        with process_group(cfg.MODEL.DEVICE):
+        with process_group(cfg.MODEL.DEVICE), run_lock(folder) if is_main() else nullcontext():
             check_output_dir(folder, resume)
             barrier()  # rank 0 must not write files before all processes have checked
-            with logging_to(folder):
+            with logging_to(folder), preserve_rng(torch_device(cfg.MODEL.DEVICE)):
                 if summary:
                     _logger.info("data: %s", summary)
                 if config is None:
@@ -170,7 +177,7 @@ def evaluate(
     from detlite.conversion.checkpoint.loading import read_model_checkpoint
     from detlite.data import explain_dead_loader
     from detlite.data.data_arguments import evaluation_data
-    from detlite.distributed import process_group
+    from detlite.distributed import is_main, process_group
     from detlite.engine.run import logging_to, run_evaluation
 
     start = time.perf_counter()
@@ -193,7 +200,12 @@ def evaluate(
     else:
         cfg = load_config(config, all_opts)
     folder = Path(cfg.OUTPUT_DIR)
-    with explain_dead_loader(), process_group(cfg.MODEL.DEVICE), logging_to(folder):
+    with (
+        explain_dead_loader(),
+        process_group(cfg.MODEL.DEVICE),
+        run_lock(folder) if is_main() else nullcontext(),
+        logging_to(folder),
+    ):
         metrics = run_evaluation(cfg, checkpoint)
     file = checkpoint.path if checkpoint else weight_file(cfg)
     return Result(metrics, folder, file, time.perf_counter() - start)

@@ -21,6 +21,7 @@ from detlite.config.loading import flatten
 from detlite.conversion.checkpoint.files import read_checkpoint
 from detlite.data import DataError
 from detlite.engine.hooks import Hook
+from detlite.run_lock import run_lock
 
 # Overrides for a small model and a short run.
 SMALL = {
@@ -121,6 +122,15 @@ def test_without_a_config_it_is_that_of_detlite_init(shapes, tmp_path, monkeypat
     assert differing == {"OUTPUT_DIR", *(f"DATASETS.{name}" for name in names)}
     base = dict(flatten(load_config("_base_/from_scratch_fpn.yaml")))
     assert actual["MODEL.RPN.ANCHOR_SIZES"] != base["MODEL.RPN.ANCHOR_SIZES"]
+
+
+def test_a_second_run_in_the_folder_is_refused(trained, shapes, tmp_path):
+    with run_lock(tmp_path), pytest.raises(ConfigError, match="another run is writing"):
+        detlite.train(data=shapes[0], output_dir=tmp_path, overrides=SMALL)
+    with run_lock(tmp_path), pytest.raises(ConfigError, match="another run is writing"):
+        detlite.evaluate(trained.weights, output_dir=tmp_path)
+    assert not list(tmp_path.iterdir())
+    assert not list(trained.output_dir.glob(".*.lock"))
 
 
 def test_results_are_immutable(trained):

@@ -13,6 +13,7 @@ from detlite.apps.drawing import draw_detections
 from detlite.config import ConfigError
 from detlite.distributed import torchrun_rank
 from detlite.inference.predictor import Prediction, Predictor
+from detlite.run_lock import run_lock
 
 from .input_sources import list_images, output_stem
 from .predict_images import load_predictor, predict_images
@@ -76,21 +77,22 @@ def predict(options: PredictOptions) -> Totals | None:
         "threshold": options.threshold,
         "draw": options.draw,
     }
-    run = open_run(
-        options.output, command, images, options.format, predictor.categories, options.shard_size,
-        world_size, options.overwrite,
-    )  # fmt: skip
-    if options.draw != "none":
-        (options.output / _DRAWN).mkdir(exist_ok=True)
-    with tqdm(
-        total=len(images),
-        initial=run.finished_images(),
-        unit=" images",
-        disable=True if rank else None,
-    ) as bar:
-        for shard in run.unfinished_shards(rank, world_size):
-            _predict_shard(run, shard, predictor, options, bar)
-    return run.complete()
+    with run_lock(options.output, rank, world_size):
+        run = open_run(
+            options.output, command, images, options.format, predictor.categories,
+            options.shard_size, world_size, options.overwrite,
+        )  # fmt: skip
+        if options.draw != "none":
+            (options.output / _DRAWN).mkdir(exist_ok=True)
+        with tqdm(
+            total=len(images),
+            initial=run.finished_images(),
+            unit=" images",
+            disable=True if rank else None,
+        ) as bar:
+            for shard in run.unfinished_shards(rank, world_size):
+                _predict_shard(run, shard, predictor, options, bar)
+        return run.complete()
 
 
 def _check(options: PredictOptions, world_size: int) -> None:
@@ -128,11 +130,10 @@ def _predict_video(options: PredictOptions) -> Totals:
     drawn = options.draw != "none"
     check_output(options.output, source, options.overwrite, drawn)
     predictor = _load(options)
-    with Video(source) as video:
+    with Video(source) as video, run_lock(options.output):
         tracker = Tracker(float(video.rate)) if options.track else None
         if options.overwrite:  # only after the weights and the video could be opened
             remove_results(options.output)
-        options.output.mkdir(parents=True, exist_ok=True)
         with tqdm(total=video.count or None, unit=" frames", disable=None) as bar:
             totals, problem = predict_video(
                 predictor, video, options.output, options.format, drawn, options.batch_size,

@@ -22,6 +22,7 @@ from detlite import build_model, load_checkpoint
 from detlite.apps.batch_predict import input_sources, predict_run
 from detlite.conversion.checkpoint.files import Checkpoint, save_checkpoint
 from detlite.modeling.detection_model import DetectionModel
+from detlite.run_lock import run_lock
 
 Run = Callable[..., int]
 
@@ -178,7 +179,7 @@ def test_output_that_is_a_file(
     (tmp_path / "taken").touch()
     assert run("--weights", weights, "--input", photos, "--output", tmp_path / "taken") == 2
     error = capsys.readouterr().err
-    assert error.startswith(f"error: --output {tmp_path / 'taken'}: cannot write to it")
+    assert error.startswith(f"error: {tmp_path / 'taken'}: cannot be written to (File exists)")
     assert error.count("\n") == 1
 
 
@@ -373,6 +374,23 @@ def test_overwrite_needs_one_process(
     (photos / "a.png").write_bytes(b"not an image")
     assert run(*arguments) == 0  # a failing process would make torchrun end the others
     assert "1 images done, 1 unreadable" in capsys.readouterr().out
+
+
+def test_a_second_run_in_the_folder_is_refused(
+    run: Run, weights: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    out = tmp_path / "out"
+    arguments = ("--weights", weights, "--input", photos, "--output", out)
+    with run_lock(out):
+        for option in ((), ("--overwrite",)):
+            assert run(*arguments, *option) == 2
+            error = capsys.readouterr().err
+            assert error.startswith(f"error: {out}: another run is writing to this folder")
+            assert error.count("\n") == 1
+    with run_lock(out, rank=1, world_size=2):
+        assert run(*arguments, "--overwrite") == 2
+    assert not list(out.iterdir())
+    assert run(*arguments) == 0
 
 
 def test_list_file_and_glob(
