@@ -1,6 +1,7 @@
 """Detect objects over HTTP: a web page to try the model, and json for programs.
 
     detlite serve --weights model_final.pth
+    curl -F file=@photo.jpg localhost:8000/predict
     curl --data-binary @photo.jpg -H "Content-Type: image/jpeg" localhost:8000/predict
 
 Only programs on this machine can connect, unless --host says otherwise: there is no password.
@@ -54,6 +55,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--max-pixels", type=int, default=40_000_000, metavar="N",
         help="maximum size of an image, at most DATASETS.MAX_PIXELS (default: 40000000)",
     )  # fmt: skip
+    parser.add_argument(
+        "--cors", action="append", default=[], metavar="ORIGIN",
+        help="let web pages of this origin send requests, such as https://example.org, or '*' for "
+        "all (may be repeated)",
+    )  # fmt: skip
     add_overrides(parser)
 
 
@@ -79,5 +85,5 @@ def run(args: argparse.Namespace) -> int:
     )
     limits = replace(limits, pixels=predictor.max_pixels)
     with listen(args.host, args.port) as listener:
-        serve(predictor, limits, listener, args.host)
+        serve(predictor, limits, listener, args.host, args.cors)
     return 0

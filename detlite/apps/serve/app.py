@@ -2,25 +2,37 @@
 
 import asyncio
 import logging
+import math
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import asdict
 from importlib.resources import files
 from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
+from detlite.apps.batch_predict.allocator import release_freed_memory
 from detlite.data.errors import DataError, TooLargeError
+from detlite.data.loading.image_io import ImageBytes, open_image
 from detlite.inference.images import LoadedImage
 from detlite.inference.predictor import Prediction, Predictor
 
 from .batching import Batcher
-from .limits import MEDIA_TYPES, Limits, check_header, read_body, request_threshold
+from .limits import (
+    MEDIA_TYPES,
+    Limits,
+    check_header,
+    extract_file,
+    read_body,
+    request_threshold,
+)
 from .metrics import Metrics
 from .responses import Refusal, detections_json
 
@@ -47,6 +59,8 @@ class Service:
         self.metrics = Metrics()
         self.batcher = Batcher(predictor, limits.batch, self.metrics.observe_batch)
         self.in_progress = 0
+        self.pixels = 0  # of images that wait or run
+        self._max_pixels = 0  # since memory was returned to the system
         self._running: asyncio.Task[None] | None = None
 
     @asynccontextmanager
@@ -113,10 +127,32 @@ class Service:
             body = await read_body(request, self.limits, accepted, deadline)
             if refusal is not None:
                 raise refusal
-            return await self._detect(body, request_threshold(request, self.limits), deadline)
+            body = await extract_file(request, body, self.limits)
+            with self._admitted(body):
+                return await self._detect(body, request_threshold(request, self.limits), deadline)
         finally:
             self.in_progress -= accepted
             self.metrics.in_progress.set(self.in_progress)
+
+    @contextmanager
+    def _admitted(self, body: bytes) -> Iterator[None]:
+        """Reserve memory for an image. Raises a Refusal if other images take too much."""
+        pixels = _pixels_in_header(body, self.limits)
+        if self.pixels and self.pixels + pixels > self.limits.total_pixels:
+            raise Refusal(
+                503,
+                f"images with {self.pixels} pixels are waiting or running already",
+                "send it again after the number of seconds in the header Retry-After",
+            )
+        self.pixels += pixels
+        self._max_pixels = max(self._max_pixels, self.pixels)
+        try:
+            yield
+        finally:
+            self.pixels -= pixels
+            if not self.pixels and self._max_pixels > self.limits.total_pixels / 2:
+                self._max_pixels = 0
+                asyncio.get_running_loop().call_later(1, release_freed_memory)
 
     async def _detect(self, body: bytes, threshold: float, deadline: float) -> bytes:
         center = self.predictor.model.convention.keypoint_center
@@ -155,8 +191,21 @@ class Service:
         return content
 
 
-def build_app(predictor: Predictor, limits: Limits) -> Starlette:
-    """Build the ASGI application, see `Service`."""
+def _pixels_in_header(body: bytes, limits: Limits) -> int:
+    """Return the number of pixels of an image file; 0 if it is invalid, which `load` reports."""
+    try:
+        with open_image(ImageBytes(body), limits.pixels) as image:
+            return math.prod(image.size)
+    except Exception:  # Pillow raises many types
+        return 0
+
+
+def build_app(predictor: Predictor, limits: Limits, origins: Sequence[str] = ()) -> Starlette:
+    """Build the ASGI application, see `Service`.
+
+    Args:
+        origins: of web pages that may send requests and read the responses (CORS).
+    """
     service = Service(predictor, limits)
     return Starlette(
         routes=[
@@ -167,6 +216,13 @@ def build_app(predictor: Predictor, limits: Limits) -> Starlette:
             Route("/metrics", service.metrics_text),
         ],
         exception_handlers={Refusal: _refusal_response, HTTPException: _http_error_response},
+        middleware=[
+            Middleware(
+                CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"]
+            )
+        ]
+        if origins
+        else [],
         lifespan=service.lifespan,
     )
 

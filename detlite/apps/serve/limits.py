@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,8 @@ MEDIA_TYPES = (
     "image/jpeg", "image/png", "image/webp", "image/bmp", "image/tiff", "image/gif",
     "application/octet-stream",
 )  # fmt: skip
+_FORM = "multipart/form-data"
+_TOTAL_PIXELS = 160_000_000
 _DISCARDED_BODY = 4  # read at most this multiple of the size limit from a refused request
 
 
@@ -61,6 +64,15 @@ class Limits:
         if not 0 <= self.threshold <= 1:
             raise ConfigError(f"--threshold {self.threshold:g}: a score must be between 0 and 1")
 
+    @property
+    def total_pixels(self) -> int:
+        """Maximum number of pixels of all images that wait or run, which are in memory."""
+        return max(_TOTAL_PIXELS, self.pixels)
+
+
+def _media_type(request: Request) -> str:
+    return request.headers.get("content-type", "").partition(";")[0].strip().lower()
+
 
 def check_header(request: Request, limits: Limits, in_progress: int) -> Refusal | None:
     """Return the reason to refuse a request by its header, or None.
@@ -68,12 +80,12 @@ def check_header(request: Request, limits: Limits, in_progress: int) -> Refusal 
     Args:
         in_progress: number of other requests in progress.
     """
-    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if media_type not in MEDIA_TYPES:
+    media_type = _media_type(request)
+    if media_type not in (*MEDIA_TYPES, _FORM):
         return Refusal(
             415,
             f"the body has the media type {media_type or 'unknown'}, which is not supported",
-            f"send the image file itself, as one of {', '.join(MEDIA_TYPES)}",
+            f"send the image file, as one of {', '.join(MEDIA_TYPES)}, or in a form ({_FORM})",
         )
     length = request.headers.get("content-length", "0")
     if length.isdigit() and int(length) > limits.bytes:
@@ -144,6 +156,36 @@ async def read_body(request: Request, limits: Limits, keep: bool, deadline: floa
     if keep and length > limits.bytes:
         raise _too_many_bytes(limits)
     return bytes(body)
+
+
+async def extract_file(request: Request, body: bytes, limits: Limits) -> bytes:
+    """Return the only file of a form, and other payloads unchanged.
+
+    Raises:
+        Refusal: the form is invalid, or has not exactly one file.
+    """
+    if _media_type(request) != _FORM:
+        return body
+    from starlette.datastructures import UploadFile
+    from starlette.formparsers import MultiPartException, MultiPartParser
+
+    async def stream() -> AsyncGenerator[bytes, None]:
+        yield body
+
+    parser = MultiPartParser(request.headers, stream(), max_files=1, max_fields=8)
+    parser.spool_max_size = limits.bytes  # in memory
+    try:
+        form = await parser.parse()
+        files = [value for value in form.values() if isinstance(value, UploadFile)]
+        if not files:
+            raise MultiPartException("it contains no file")
+        return await files[0].read()
+    except MultiPartException as error:
+        raise Refusal(
+            422,
+            f"the form cannot be read: {error.message}",
+            "send one image file, as in curl -F file=@photo.jpg",
+        ) from None
 
 
 def _too_many_bytes(limits: Limits) -> Refusal:

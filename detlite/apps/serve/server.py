@@ -1,9 +1,13 @@
 """Run the HTTP service until a signal ends it."""
 
 import importlib
+import logging
 import math
+import resource
 import signal
 import socket
+import time
+from collections.abc import Sequence
 
 from detlite.apps.batch_predict.allocator import keep_freed_memory
 from detlite.config import ConfigError
@@ -12,11 +16,13 @@ from detlite.inference.predictor import Predictor
 from .limits import Limits
 
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
+_IDLE_SECONDS = 15.0  # see `LimitedConnection.seconds`
+_LOG_INTERVAL = 1.0  # seconds
 
 
 def check_packages() -> None:
     """Raise a ConfigError if a package of the extra `serve` is missing."""
-    for package in ("uvicorn", "starlette", "prometheus_client"):
+    for package in ("uvicorn", "starlette", "prometheus_client", "python_multipart"):
         try:
             importlib.import_module(package)
         except ImportError as error:
@@ -41,23 +47,57 @@ def listen(host: str, port: int) -> socket.socket:
         ) from error
 
 
-def serve(predictor: Predictor, limits: Limits, listener: socket.socket, host: str) -> None:
-    """Serve on a listening socket until SIGTERM or SIGINT, then answer all accepted requests."""
+class RateLimit(logging.Filter):
+    """Drop messages of a place in the code that logged less than a second ago."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._last: dict[tuple[str, int], float] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Return True if the message is to be logged."""
+        place, now = (record.pathname, record.lineno), time.monotonic()
+        if now - self._last.get(place, -math.inf) < _LOG_INTERVAL:
+            return False
+        self._last[place] = now
+        return True
+
+
+def serve(
+    predictor: Predictor,
+    limits: Limits,
+    listener: socket.socket,
+    host: str,
+    origins: Sequence[str] = (),
+) -> None:
+    """Serve on a listening socket until SIGTERM or SIGINT, then answer all accepted requests.
+
+    Args:
+        origins: see `build_app`.
+    """
     import uvicorn
 
     from .app import build_app
+    from .connections import limited_connection
 
     keep_freed_memory()
     address = f"[{host}]" if ":" in host else host
     print(f"serving on http://{address}:{listener.getsockname()[1]}", flush=True)
     if host not in _LOOPBACK:
         print("anybody who can reach this address can use it: there is no password", flush=True)
+    # Others for accepted sockets that are no connection yet, and for the model.
+    open_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     config = uvicorn.Config(
-        build_app(predictor, limits),
+        build_app(predictor, limits, origins),
+        http=limited_connection(open_files // 2, min(limits.seconds, _IDLE_SECONDS)),
+        ws="none",
+        backlog=max(1, open_files // 8),  # also the number of sockets accepted at a time
         log_level="warning",
         access_log=False,
         timeout_graceful_shutdown=math.ceil(limits.seconds) + 1,
     )
+    for name in ("uvicorn.error", "asyncio", "detlite.apps.serve"):
+        logging.getLogger(name).addFilter(RateLimit())
     server = uvicorn.Server(config)
 
     def end(*_: object) -> None:

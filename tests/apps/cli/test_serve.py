@@ -81,9 +81,7 @@ def test_loopback_is_the_default(
     weights: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     addresses = []
-    monkeypatch.setattr(
-        server, "serve", lambda _, __, listener, host: addresses.append(listener.getsockname())
-    )
+    monkeypatch.setattr(server, "serve", lambda *inputs: addresses.append(inputs[2].getsockname()))
     assert main(["serve", "--weights", weights(), "--port", "0"]) == 0
     assert addresses[0][0] == "127.0.0.1"
 

@@ -65,6 +65,45 @@ class TestDetections:
         counts = [len(response.json()["detections"]) for response in talk(app, scenario)]
         assert counts == [2, 1, 0]
 
+    def test_file_in_a_form(self, app: Any, talk: Talk, image_file: ImageFileOf) -> None:
+        async def scenario(client: Any) -> Any:
+            form = {"files": {"file": ("a.png", image_file())}, "data": {"note": "x"}}
+            return await client.post("/predict?threshold=0.5", **form)
+
+        response = talk(app, scenario)
+        assert response.status_code == 200
+        assert len(response.json()["detections"]) == 1
+
+    def test_pages_of_other_origins(
+        self, predictor: Predictor, talk: Talk, image_file: ImageFileOf
+    ) -> None:
+        async def scenario(client: Any) -> list[Any]:
+            origins = [{"Origin": f"https://{name}.example"} for name in ("own", "other")]
+            asked = {"Access-Control-Request-Method": "POST"}
+            return [
+                await client.options("/predict", headers=origins[0] | asked),
+                await send(client, image_file(), **origins[0]),
+                await send(client, b"damaged", **origins[0]),
+                await send(client, image_file(), **origins[1]),
+            ]
+
+        allowed = "access-control-allow-origin"
+        app = build_app(predictor, Limits(), ["https://own.example"])
+        *own, other = talk(app, scenario)
+        assert [response.status_code for response in own] == [200, 200, 422]
+        assert {response.headers[allowed] for response in own} == {"https://own.example"}
+        assert allowed not in other.headers
+        without = talk(build_app(predictor, Limits()), scenario)
+        assert [allowed in response.headers for response in without] == [False] * 4
+
+
+NAMED = "Content-Disposition: form-data; name=f"
+FORM = "multipart/form-data; boundary=b"
+
+
+def form(*parts: str) -> bytes:
+    return "".join(f"--b\r\n{part}\r\n" for part in parts).encode() + b"--b--\r\n"
+
 
 class TestInformation:
     def test_model_and_limits(self, app: Any, talk: Talk) -> None:
@@ -131,6 +170,30 @@ class TestRefusals:
             (422, b"", "", {}, "JPEG, PNG, WEBP, BMP, TIFF, GIF"),
             (422, b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "", {}, "JPEG, PNG"),
             (422, b"\xff\xd8\xff\xe0 no jpeg", "", {}, "the image cannot be read"),
+            (422, b"", "", {"Content-Type": FORM[:19]}, "Missing boundary"),
+            (422, b"text", "", {"Content-Type": FORM}, "Invalid multipart data"),
+            (422, form(f"{NAMED}\r\n\r\nx"), "", {"Content-Type": FORM}, "contains no file"),
+            (
+                422,
+                form(*[f"{NAMED}; filename=a\r\n\r\nx"] * 2),
+                "",
+                {"Content-Type": FORM},
+                "Too many files",
+            ),
+            (
+                422,
+                form(f"{NAMED}; filename=a\r\n\r\nx"),
+                "",
+                {"Content-Type": FORM},
+                "the image cannot be read",
+            ),
+            (
+                413,
+                form(f"{NAMED}; filename=a\r\n\r\n" + 100_001 * "x"),
+                "",
+                {"Content-Type": FORM},
+                "more than 100000 bytes",
+            ),
             (422, b"", "?threshold=high", {}, "threshold is 'high'"),
             (422, b"", "?threshold=nan", {}, "threshold is 'nan'"),
             (422, b"", "?threshold=0.01", {}, "threshold is '0.01'"),
@@ -206,6 +269,38 @@ class TestRefusals:
         assert last.headers["retry-after"] == "1"
         assert "3 requests are waiting" in last.json()["error"]
         assert [other.status_code for other in others] == [200] * 3
+
+    def test_images_that_do_not_fit_in_memory(
+        self, predictor: Predictor, talk: Talk, image_file: ImageFileOf, model: Any,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:  # fmt: skip
+        """Three images fit; nine others are refused while the three wait."""
+        monkeypatch.setattr("detlite.apps.serve.limits._TOTAL_PIXELS", 1_000_000)
+        returned: list[int] = []
+        monkeypatch.setattr(
+            "detlite.apps.serve.app.release_freed_memory", lambda: returned.append(1)
+        )
+
+        async def scenario(client: Any) -> tuple[list[Any], Any]:
+            tasks = [asyncio.create_task(send(client, image_file(500, 600))) for _ in range(12)]
+            while sum(task.done() for task in tasks) < 9:
+                await asyncio.sleep(0.01)
+            assert not model.gate.is_set()
+            model.gate.set()
+            responses = await asyncio.gather(*tasks)
+            after = await send(client, image_file(900, 1000))
+            await asyncio.sleep(1.1)
+            return responses, after
+
+        model.gate.clear()
+        app = build_app(predictor, Limits(pixels=1_000_000))
+        responses, after = talk(app, scenario)
+        assert sorted(response.status_code for response in responses) == [200] * 3 + [503] * 9
+        (refused, *_) = (one for one in responses if one.status_code == 503)
+        assert refused.headers["retry-after"] == "1"
+        assert refused.json()["error"].startswith("images with 900000 pixels are waiting")
+        assert after.status_code == 200
+        assert returned == [1, 1]
 
     def test_timeout(
         self, predictor: Predictor, talk: Talk, image_file: ImageFileOf, model: Any
