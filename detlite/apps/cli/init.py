@@ -7,10 +7,11 @@
     detlite init --data photos --coco photos.json
     detlite train --config mine.yaml
 
-Reads COCO json, and folders with labels of YOLO, PASCAL VOC or LabelMe or with mask images, which
-are written as COCO json. Without --val, one image in five, chosen by a hash of the file names, is
-set apart for evaluation. With --minutes, some training steps are timed on this machine and the
-model and image size are chosen to fit. With --weights, the model of that checkpoint is trained.
+Reads COCO json, and the labels of YOLO, PASCAL VOC, LabelMe, CVAT, VIA, Label Studio, CreateML,
+Supervisely and Datumaro or mask images, which are written as COCO json. Without --val, one image in
+five, chosen by a hash of the file names, is set apart for evaluation. With --minutes, some training
+steps are timed on this machine and the model and image size are chosen to fit. With --weights, the
+model of that checkpoint is trained.
 docs/init.md lists the layouts and the rules.
 
 Exit status: 0; 2 if the data cannot be used.
@@ -47,6 +48,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="images of the annotation files (default: searched for next to them)",
     )  # fmt: skip
     parser.add_argument(
+        "--masks", choices=["instances", "connected", "semantic"],
+        help="meaning of mask images: each value is an object; each connected piece of a value is "
+        "one; the same, and each value is a category (default: ask if it is not clear)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--skip-bad", action="store_true",
+        help="leave bad labels out and report them (default: refuse the data)",
+    )  # fmt: skip
+    parser.add_argument(
         "--annotations", type=Path, metavar="FOLDER",
         help="where to write json files (default: the folder detlite inside --data)",
     )  # fmt: skip
@@ -64,6 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from detlite.config import ConfigError
+    from detlite.data.findings import summary
 
     if args.minutes is not None and not 0 < args.minutes <= _MAX_MINUTES:
         raise ConfigError(
@@ -71,8 +82,9 @@ def run(args: argparse.Namespace) -> int:
         )
     if args.coco is None:
         text = config(
-            args.data, args.val, args.images, args.annotations, args.minutes, args.weights
-        )
+            args.data, args.val, args.images, args.annotations, args.minutes, args.weights,
+            args.masks, args.skip_bad,
+        )  # fmt: skip
         print(text, end="")
         return 0
     for option in _NOT_WITH_COCO:
@@ -80,8 +92,10 @@ def run(args: argparse.Namespace) -> int:
             raise ConfigError(f"--{option} has no effect on --coco, which only converts --data")
     from detlite.apps.dataset_formats import convert
 
-    for file in convert(args.data, args.coco):
+    files, findings = convert(args.data, args.coco, args.masks, args.skip_bad)
+    for file in files:
         print(f"wrote {file}", file=sys.stderr)
+    print(summary({str(args.data): findings}), file=sys.stderr, end="\n" * bool(findings))
     return 0
 
 
@@ -96,6 +110,8 @@ def config(
     folder: Path | None,
     minutes: float | None = None,
     weights: str | None = None,
+    masks: str | None = None,
+    skip_bad: bool = False,
 ) -> str:
     """Return the text of a config; report on standard error how the data were read.
 
@@ -118,7 +134,7 @@ def config(
     from detlite.data import explain_dead_loader
     from detlite.threads import limit_threads
 
-    sets, summary = find_sets(data, val, images, folder)
+    sets, summary = find_sets(data, val, images, folder, masks, skip_bad)
     print(summary, file=sys.stderr)
     statistics = {
         split: compute_statistics(source.annotations, source.images)

@@ -1,7 +1,8 @@
-"""Datasets of YOLO, PASCAL VOC, LabelMe and mask files: recognize, read, and convert to COCO json.
+"""Datasets of any annotation tool: recognize, read, and convert to COCO json.
 
-The readers are our own because supervision's lose accuracy: it rounds YOLO's polygons to whole
-pixels, rounds VOC's coordinates, and does not name the invalid line.
+The readers are our own because libraries lose accuracy (supervision rounds polygons to whole
+pixels, datumaro coordinates to 1/100), skip in silence what they do not know, and do not name the
+invalid line.
 """
 
 from .find_annotations import Source, convert, find_sets

@@ -6,22 +6,24 @@ import os
 import posixpath
 import re
 from contextlib import suppress
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any
 
 from detlite.atomic_write import atomic_open
 from detlite.data.errors import DataError
+from detlite.data.findings import Findings
 from detlite.data.index.build import open_index
+from detlite.data.index.normalization import set_file_name
 
-OUTPUT_FOLDER = "detlite"  # in the folder of a dataset, for the files that `detlite init` writes
+from .file_tree import FileTree, excerpt
+
 VAL_FRACTION = 0.2
-_HEAD = 1 << 16  # bytes at the start of a json file that are searched for COCO's keys
 _SAMPLE = 20  # images that decide whether a folder is the right one
-_PATTERNS = ("*.json", "annotations/*.json", "*/*.json")
 _SPLITS = {"train": r"train", "val": r"val(id(ation)?)?(?![a-z])"}
 
 
-def find_coco_files(folder: Path) -> dict[str, Path]:
+def find_coco_files(tree: FileTree) -> dict[str, Path]:
     """Find the annotation files of a folder by name: "train", and "val" if there is one; or none.
 
     They may be in the folder, in its `annotations`, or next to their images in `train` and `val`.
@@ -30,8 +32,9 @@ def find_coco_files(folder: Path) -> dict[str, Path]:
     Raises:
         DataError: there are several files, and their names are ambiguous.
     """
-    matches = {file for pattern in _PATTERNS for file in folder.glob(pattern)}
-    files = sorted(file for file in matches if file.parent.name != OUTPUT_FOLDER and _is_coco(file))
+    folder = tree.root
+    near = [f for f in tree.with_suffix(".json") if folder in (f.parent, f.parent.parent)]
+    files = list(filter(_is_coco, near))
     if len(files) <= 1:
         return {"train": files[0]} if files else {}
     train, val, both = (
@@ -89,6 +92,43 @@ def find_images(annotations: Path, folder: Path | None = None) -> Path:
             f"({', '.join(map(str, best))}): name the right one with --images"
         )
     return best[0]
+
+
+def correct_names(
+    file: Path, folder: Path, images: Path | None
+) -> tuple[dict[str, Any], Path] | None:
+    """Correct the file names of images that are stored under another notation of the name.
+
+    Args:
+        file: the COCO file.
+        folder: the folder that its file names are relative to.
+        images: folder to search for images; None: near the file.
+
+    Returns:
+        The content of the file, and the folder that its names are relative to; None if the names
+        are right or no more images can be found.
+    """
+    index = open_index(file)
+    names = [index.image(number)["file_name"] for number in range(len(index.image_ids))]
+    if all(os.path.isfile(folder / name) for name in names):
+        return None
+    near = FileTree(file, images or (folder if folder != file.parent else None))
+    found = {}
+    for name in names:
+        with suppress(DataError):  # reported as a missing file
+            found[name] = folder / name if os.path.isfile(folder / name) else near.image(name, file)
+    if not any(path != folder / name for name, path in found.items()):
+        return None
+    root = Path(os.path.commonpath([folder, *(path.parent for path in found.values())]))
+    content, findings = json.loads(file.read_bytes()), Findings()
+    for row in content["images"]:
+        name = set_file_name(row, by_url=False)["file_name"]
+        if (path := found.get(name)) and path != folder / name:
+            text = "The written annotations have the names of the files."
+            findings.add("file names in another notation", text, f"{name}: {path}", "image")
+        row["file_name"] = os.path.relpath(path or folder / name, root).replace(os.sep, "/")
+    content["findings"] = [*(content.get("findings") or ()), *findings.to_json()]
+    return content, root
 
 
 def write_coco(content: dict[str, Any], file: Path) -> None:
@@ -162,10 +202,14 @@ def _splits_of(path: Path, root: Path) -> set[str]:
 
 
 def _is_coco(file: Path) -> bool:
-    """Return True if the start of a json file looks like COCO's."""
-    if not os.path.isfile(file):
+    """Return True if a json file has COCO's lists of images and annotations."""
+    keys = [re.compile(rf'"{key}"\s*:\s*\[') for key in ("images", "annotations")]
+    text = excerpt(file)
+    if not text.lstrip("\ufeff \t\r\n").startswith("{") or not any(
+        key.search(text) for key in keys
+    ):
         return False
-    with file.open("rb") as stream:
-        data = stream.read(_HEAD)
-    text = data.decode(json.detect_encoding(data), "replace")
-    return re.search(r'"(images|annotations|categories)"\s*:\s*\[', text) is not None
+    if all(key.search(text) for key in keys):
+        return True
+    with file.open("rb") as stream, mmap(stream.fileno(), 0, access=ACCESS_READ) as data:
+        return all(re.search(key.pattern.encode(), data) for key in keys)

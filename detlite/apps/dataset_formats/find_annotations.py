@@ -2,29 +2,61 @@
 
 import json
 import os
-from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from detlite.data.data_arguments import FINDERS
 from detlite.data.errors import DataError
+from detlite.data.findings import Finding, Findings
 from detlite.data.index.build import open_index
 
-from .coco_files import OUTPUT_FOLDER, find_coco_files, find_images, split_content, write_coco
-from .labeled_dataset import LabeledDataset, to_coco
-from .labelme import is_labelme, read_labelme
+from .coco_files import correct_names, find_coco_files, find_images, split_content, write_coco
+from .cvat_xml import cvat_labels
+from .file_tree import OUTPUT_FOLDER, FileTree
+from .json_formats import (
+    createml_labels,
+    datumaro_labels,
+    label_studio_labels,
+    supervisely_labels,
+    via_labels,
+)
+from .labeled_dataset import Conversion, LabeledDataset, category_names, keypoint_names, to_coco
+from .labelme import labelme_labels
 from .mask_files import is_mask_folder, read_mask_folder
-from .voc_xml import is_voc, read_voc_folder
+from .other_formats import describe_unknown
+from .shapes import read_shapes
+from .voc_xml import voc_labels
 from .yolo import is_yolo, read_yolo
 
+# Formats whose files are recognized by what they contain.
+_SHAPES = {
+    "PASCAL VOC": (".xml", r"<annotation[\s>](?!.*<polygon>)", voc_labels),
+    "CVAT": (".xml", r"<annotations>", cvat_labels),
+    "LabelMe": (".json", r'"(shapes|imagePath)"\s*:', labelme_labels),
+    "VIA": (".json", r'"region_attributes"|"_via_img_metadata"', via_labels),
+    "VIA csv": (".csv", "region_shape_attributes", via_labels),
+    "Label Studio": (
+        ".json", r'^\s*\[.*("from_name"|"original_width"|"completions")', label_studio_labels,
+    ),
+    "CreateML": (".json", r'^\s*\[.*"coordinates"', createml_labels),
+    "Supervisely": (".json", r'"classTitle"', supervisely_labels),
+    "Datumaro": (".json", r'"label_id"|"label_groups"', datumaro_labels),
+}  # fmt: skip
 # The first match counts: folders of YOLO and VOC may contain other json files, and VOC's masks.
-_FORMATS = {
-    "YOLO": (is_yolo, read_yolo),
-    "PASCAL VOC": (is_voc, read_voc_folder),
-    "LabelMe": (is_labelme, read_labelme),
-    "mask files": (is_mask_folder, read_mask_folder),
-}
+_Reader = Callable[[FileTree, Conversion], LabeledDataset]
+_FORMATS: list[tuple[str, Callable[[FileTree], bool], _Reader]] = [
+    ("YOLO", is_yolo, read_yolo),
+    *(
+        (name, partial(FileTree.contains, suffix=suffix, pattern=pattern),
+         partial(read_shapes, labels_of, suffix))
+        for name, (suffix, pattern, labels_of) in _SHAPES.items()
+    ),
+    ("mask files", is_mask_folder, read_mask_folder),
+    ("YOLO", partial(is_yolo, named=False), read_yolo),
+]  # fmt: skip
 
 
 class UnknownFormatError(DataError):
@@ -47,6 +79,11 @@ class _Split:
     images: Path
 
     @property
+    def content(self) -> dict[str, Any]:
+        # A file was checked when it was indexed.
+        return json.loads(self.coco.read_bytes()) if isinstance(self.coco, Path) else self.coco
+
+    @property
     def categories(self) -> list[dict[str, Any]]:
         content = open_index(self.coco).content if isinstance(self.coco, Path) else self.coco
         return sorted(content["categories"], key=lambda row: row["id"])
@@ -60,7 +97,12 @@ class _Split:
 
 
 def find_sets(
-    data: Path, val: Path | None = None, images: Path | None = None, folder: Path | None = None
+    data: Path,
+    val: Path | None = None,
+    images: Path | None = None,
+    folder: Path | None = None,
+    masks: str | None = None,
+    skip_bad: bool = False,
 ) -> tuple[dict[str, Source], str]:
     """Find the datasets to train and evaluate on.
 
@@ -68,10 +110,11 @@ def find_sets(
     training images, `data` is split by a hash of the image paths (for COCO files, the file names).
 
     Args:
-        data: an annotation file, or a folder in any supported format.
+        data: a label file, or a folder, in any supported format.
         val: the same, to evaluate on.
-        images: the image folder of annotation files; None: searched for.
+        images: the image folder of label files; None: searched for.
         folder: output folder; None: `detlite` in the folder of the data.
+        masks, skip_bad: as in `Conversion`.
 
     Returns:
         "train", and "val" unless only one image has an object; and a summary in a sentence.
@@ -80,20 +123,18 @@ def find_sets(
         DataError: there is no dataset, or it cannot be read or written.
     """
     data, val = data.absolute(), val and val.absolute()
-    format, splits = _read(data, images)
+    format, splits = _read(data, images, Conversion(masks, skip_bad, folder))
     if "val" in splits:
         shared = splits["train"].converted_images
         if shared and shared == splits["val"].converted_images:
             del splits["val"]
             format += ", whose train and val are the same images"
     if val is not None:
-        names = [row["name"] for row in splits["train"].categories]
-        _, val_splits = _read(val, images, names)
+        _, val_splits = _read(val, images, Conversion(masks, skip_bad, folder))
         splits = {"train": splits["train"], "val": val_splits.get("val", val_splits["train"])}
-        _check_categories(splits, val)
         summary = f"read as {format}; evaluated on {val}"
     elif "val" in splits:
-        summary = f"read as {format}, which has train and val"
+        summary = f"read as {format}, divided already into train and val"
     else:
         splits, counts = _split(splits["train"], data)
         summary = f"read as {format}; " + (
@@ -102,6 +143,7 @@ def find_sets(
             if "val" in splits
             else "only one image has an object, so there is no evaluation"
         )
+    splits = _match_categories(splits, val or data)
     output = (folder or (data if data.is_dir() else data.parent) / OUTPUT_FOLDER).absolute()
     prefix = "" if data.is_dir() else f"{data.stem}_"
     sources, written = {}, []
@@ -123,20 +165,20 @@ def find_sets(
 FINDERS.register("path")(find_sets)
 
 
-def convert(data: Path, file: Path) -> list[Path]:
-    """Convert a folder of another format to COCO json, and return the files.
+def convert(
+    data: Path, file: Path, masks: str | None = None, skip_bad: bool = False
+) -> tuple[list[Path], Findings]:
+    """Convert a file or folder of another format to COCO json; return the files and findings.
 
     A dataset that is already split becomes two: `<name>_train.json` and `<name>_val.json`.
 
     Raises:
         DataError: there is nothing to convert, or it cannot be read or written.
     """
-    if not data.is_dir():
-        raise DataError(f"{data}: is not a folder, so there is nothing to convert")
     try:
-        _, datasets = read_folder(data.absolute())
+        _, datasets = read_folder(data.absolute(), Conversion(masks, skip_bad))
     except UnknownFormatError as error:
-        if files := find_coco_files(data):
+        if files := find_coco_files(FileTree(data)):
             raise DataError(
                 f"{files['train']}: is a COCO file already, so there is nothing to convert"
             ) from error
@@ -145,71 +187,126 @@ def convert(data: Path, file: Path) -> list[Path]:
     for split, dataset in datasets.items():
         outputs.append(file.with_stem(f"{file.stem}_{split}") if len(datasets) > 1 else file)
         write_coco(to_coco(dataset), outputs[-1])
-    return outputs
+    return outputs, datasets["train"].findings
 
 
-def read_folder(folder: Path) -> tuple[str, dict[str, LabeledDataset]]:
-    """Read a dataset of YOLO, PASCAL VOC, LabelMe or mask files.
+def read_folder(
+    data: Path, conversion: Conversion | None = None, images: Path | None = None
+) -> tuple[str, dict[str, LabeledDataset]]:
+    """Read a dataset of any format but COCO.
+
+    Args:
+        data: a folder, or a label file.
+        conversion: the options.
+        images: the image folder of label files; None: searched for.
 
     Returns:
         The name of the format; and "train", and "val" if the dataset is split already.
 
     Raises:
-        UnknownFormatError: the folder has none of these formats.
+        UnknownFormatError: it has none of the supported formats.
         DataError: a file is invalid.
     """
-    for name, (recognize, read) in _FORMATS.items():
-        if recognize(folder):
-            return name, read(folder)
-    counts = Counter(file.suffix or file.name for file in folder.iterdir())
-    content = ", ".join(f"{count} {kind}" for kind, count in counts.most_common(5)) or "nothing"
-    raise UnknownFormatError(
-        f"{folder}: contains no annotations of a supported format, but {content}. Supported: COCO "
-        "json, data.yaml or classes.txt (YOLO), *.xml or Annotations/*.xml (PASCAL VOC), json "
-        "files next to images (LabelMe), folders images and masks"
-    )
+    conversion, tree = conversion or Conversion(), FileTree(data, images)
+    for name, recognize, read in _FORMATS:
+        if recognize(tree):
+            return name, _by_split(read(tree, conversion), conversion)
+    raise UnknownFormatError(describe_unknown(tree))
 
 
-def _read(
-    data: Path, images: Path | None, categories: list[str] | None = None
-) -> tuple[str, dict[str, _Split]]:
-    """Return the name of the format and the splits; `categories` as for `to_coco`."""
+def _by_split(dataset: LabeledDataset, conversion: Conversion) -> dict[str, LabeledDataset]:
+    """Divide a dataset by the splits of its images; those of "test" are not used."""
+    everything = dataset.images
+    splits = {image.split for image in everything}
+    names = dataset.categories or category_names(everything)
+    points = dataset.keypoints or keypoint_names(everything)
+    findings = conversion.finish()
+    parts = {"train": [image for image in everything if image.split in ("train", None)]}
+    if "train" not in splits:
+        parts = {"train": list(everything)}
+    elif "val" in splits:
+        parts["val"] = [image for image in everything if image.split == "val"]
+    if "train" in splits and "test" in splits:
+        count = sum(image.split == "test" for image in everything)
+        text = "They are neither trained on nor evaluated here. Use --val to evaluate on them."
+        findings = Findings([*findings, Finding("images of the test set", text, count, "image")])
+    return {
+        split: replace(dataset, images=part, categories=names, keypoints=points, findings=findings)
+        for split, part in parts.items()
+    }
+
+
+def _read(data: Path, images: Path | None, conversion: Conversion) -> tuple[str, dict[str, _Split]]:
+    """Return the name of the format and the splits."""
     if not data.exists():
         raise DataError(f"{data}: there is no such file or folder")
-    files = {"train": data} if data.is_file() else find_coco_files(data)
+    files = find_coco_files(FileTree(data))
     if files:
-        return "COCO json", {
-            split: _Split(file, find_images(file, images)) for split, file in files.items()
-        }
-    format, datasets = read_folder(data)
+        return "COCO json", {split: _coco_split(file, images) for split, file in files.items()}
+    format, datasets = read_folder(data, conversion, images)
     return format, {
-        split: _Split(to_coco(dataset, categories), dataset.image_folder)
-        for split, dataset in datasets.items()
+        split: _Split(to_coco(dataset), dataset.image_folder) for split, dataset in datasets.items()
     }
+
+
+def _coco_split(file: Path, images: Path | None) -> _Split:
+    """Return a COCO file, or its content with the names of the image files that exist."""
+    problem = None
+    try:
+        folder = find_images(file, images)
+    except DataError as error:
+        folder, problem = images or file.parent, error
+    if corrected := correct_names(file, folder, images):
+        return _Split(*corrected)
+    if problem:
+        raise problem
+    return _Split(file, folder)
 
 
 def _split(train: _Split, data: Path) -> tuple[dict[str, _Split], dict[str, int]]:
     """Return the splits of a dataset, and their numbers of images."""
-    if isinstance(train.coco, Path):
-        # The file was checked when it was indexed.
-        contents = split_content(json.loads(train.coco.read_bytes()))
-    else:
-        contents = split_content(train.coco, Path(os.path.relpath(train.images, data)).as_posix())
+    within = (
+        "" if isinstance(train.coco, Path) else Path(os.path.relpath(train.images, data)).as_posix()
+    )
+    contents = split_content(train.content, within)
     counts = {name: len(content["images"]) for name, content in contents.items()}
     if len(contents) == 1:
         return {"train": train}, counts
     return {name: _Split(content, train.images) for name, content in contents.items()}, counts
 
 
-def _check_categories(splits: dict[str, _Split], val: Path) -> None:
-    """Raise a DataError if two datasets have different categories."""
-    train, other = (
-        {(row["id"], row["name"]) for row in splits[name].categories} for name in ("train", "val")
-    )
-    if train != other:
-        number, name = min(train ^ other)
-        place = "the training set" if (number, name) in train else "this one"
+def _match_categories(splits: dict[str, _Split], source: Path) -> dict[str, _Split]:
+    """Give the same categories to all splits, matched by name; new ones follow those of "train"."""
+    rows = {name: split.categories for name, split in splits.items()}
+    pairs = [{(row["id"], row["name"]) for row in one} for one in rows.values()]
+    if all(one == pairs[0] for one in pairs):
+        return splits
+    names = {name: [row["name"] for row in one] for name, one in rows.items()}
+    extra = [name for name in names["val"] if name not in names["train"]]
+    if set(extra) == set(names["val"]):
         raise DataError(
-            f"{val}: its categories differ from those of the training set: only {place} has "
-            f"{number} ({name!r}). Both need the same ids and names"
+            f"{source}: its categories ({', '.join(names['val'])}) differ from those of the "
+            f"training set ({', '.join(names['train'])}): none has the same name"
         )
+    ids = {row["name"]: row["id"] for row in rows["train"]}
+    for name in extra:
+        ids[name] = max(ids.values()) + 1
+    text = "They are matched by name. A category that is only in val is not trained."
+    findings = [Finding("categories of train and val differ", text, len(extra), "new category",
+                        ", ".join(extra))]  # fmt: skip
+    result = {}
+    for name, split in splits.items():
+        content = split.content
+        found = Findings([*Findings.from_json(content.get("findings")), *findings])
+        new = {row["id"]: ids[row["name"]] for row in rows[name]}
+        known = {row["name"]: row for one in rows.values() for row in reversed(one)}
+        result[name] = replace(split, coco={
+            **content,
+            "categories": [{**known[key], "id": number} for key, number in ids.items()],
+            "annotations": [
+                {**row, "category_id": new.get(row.get("category_id"), row.get("category_id"))}
+                for row in content["annotations"]
+            ],
+            "findings": found.to_json(),
+        })  # fmt: skip
+    return result

@@ -1,20 +1,19 @@
-"""The record that all formats are read into, its conversion to COCO, and helpers of the readers."""
+"""The record that all formats are read into, and its conversion to COCO."""
 
 import os
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from detlite.data.datasets.coco_checks import fill_missing
+from detlite.data.datasets.coco_values import fill_missing
 from detlite.data.errors import DataError
-from detlite.data.loading.image_io import image_size
-from detlite.data.loading.image_readers import image_suffixes
-from detlite.structures.masks.formats import Segmentation, encode_bitmap
+from detlite.data.findings import Finding, Findings
+from detlite.structures.masks.formats import Segmentation
 
 _DECIMALS = 3  # of coordinates in pixels
+_MAX_LISTED = 5  # bad labels in a message
 
 
 @dataclass(frozen=True)
@@ -26,21 +25,24 @@ class LabeledObject:
         box: (x, y, width, height) in pixels.
         segmentation: polygons [[x1, y1, x2, y2, ...], ...] in pixels, or an RLE; None if unknown.
         crowd: skipped in training and ignored in evaluation.
+        keypoints: (x, y, visibility) by name; names that an object lacks are not labeled.
     """
 
     category: str
     box: tuple[float, float, float, float]
     segmentation: Segmentation | None = None
     crowd: bool = False
+    keypoints: Mapping[str, tuple[float, float, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class LabeledImage:
-    """An image file, its (height, width) and its objects."""
+    """An image file, its (height, width) and its objects; its split if the labels name one."""
 
     file: Path
     size: tuple[int, int]
     objects: Sequence[LabeledObject]
+    split: str | None = None
 
 
 @dataclass(frozen=True)
@@ -51,11 +53,15 @@ class LabeledDataset:
         source: the folder or file that was read, for messages.
         images: in any order.
         categories: names in the order of their ids; None: the names that occur, sorted.
+        keypoints: names of the keypoints in their order; None: the names that occur.
+        findings: what is left out or reinterpreted.
     """
 
     source: Path
     images: Sequence[LabeledImage]
     categories: Sequence[str] | None = None
+    keypoints: Sequence[str] | None = None
+    findings: Findings = field(default_factory=Findings)
 
     @property
     def image_folder(self) -> Path:
@@ -63,26 +69,63 @@ class LabeledDataset:
         return Path(os.path.commonpath([image.file.parent for image in self.images]))
 
 
-def to_coco(dataset: LabeledDataset, categories: Sequence[str] | None = None) -> dict[str, Any]:
+@dataclass
+class Conversion:
+    """The options of reading a dataset, and what is left out or reinterpreted.
+
+    Attributes:
+        masks: meaning of label images, see `mask_files`; None: refuse those with several meanings.
+        skip_bad: leave bad labels out instead of refusing the dataset.
+        output: folder for images that are stored inside label files; None: in the dataset.
+        findings: what the user should know.
+        bad: the problems of bad labels.
+    """
+
+    masks: str | None = None
+    skip_bad: bool = False
+    output: Path | None = None
+    findings: Findings = field(default_factory=Findings)
+    bad: list[str] = field(default_factory=list)
+
+    @contextmanager
+    def collect(self) -> Iterator[None]:
+        """Record the DataError of a bad label, and continue behind the block."""
+        try:
+            yield
+        except DataError as error:
+            self.bad.append(str(error))
+
+    def finish(self) -> Findings:
+        """Return the findings. Raises DataError for bad labels, unless they are left out."""
+        count, first = len(self.bad), "; ".join(self.bad[:_MAX_LISTED])
+        if not count:
+            return self.findings
+        if not self.skip_bad:
+            more = (
+                f"; ... ({count} bad labels)" if count > _MAX_LISTED else f" ({count} bad labels)"
+            )
+            raise DataError(
+                f"{first}{more * (count > 1)}. Fix the labels, or leave bad ones out with "
+                "`detlite init --skip-bad`"
+            )
+        bad = Finding("bad labels", "They are left out, as --skip-bad says.", count, "label", first)
+        return Findings([*self.findings, bad])
+
+
+def to_coco(dataset: LabeledDataset) -> dict[str, Any]:
     """Convert a dataset to the content of a COCO file; equal datasets give equal contents.
 
     Ids start at 1: images are sorted by path, and annotations follow their images. File names are
     relative to `dataset.image_folder`.
 
-    Args:
-        dataset: the dataset.
-        categories: category names of another dataset in the order of their ids, to use its ids.
-
     Raises:
-        DataError: there are no images or objects, an object has another category, or two files
-            label the same image.
+        DataError: there are no images or objects, or two files label the same image.
     """
     if not dataset.images:
         raise DataError(f"{dataset.source}: contains no images")
-    names = categories or dataset.categories
-    if names is None:
-        names = sorted({obj.category for image in dataset.images for obj in image.objects})
+    names = dataset.categories or category_names(dataset.images)
     ids = {name: number for number, name in enumerate(names, start=1)}
+    points = dataset.keypoints or keypoint_names(dataset.images)
     images: list[dict[str, Any]] = []
     annotations: list[dict[str, Any]] = []
     folder = dataset.image_folder
@@ -94,11 +137,6 @@ def to_coco(dataset: LabeledDataset, categories: Sequence[str] | None = None) ->
         image_id = len(images) + 1
         images.append({"id": image_id, "file_name": name, "height": height, "width": width})
         for obj in image.objects:
-            if obj.category not in ids:
-                raise DataError(
-                    f"{image.file}: the category {obj.category!r} of an object is not one of "
-                    f"{', '.join(names)}"
-                )
             row = {
                 "id": len(annotations) + 1,
                 "image_id": image_id,
@@ -110,91 +148,30 @@ def to_coco(dataset: LabeledDataset, categories: Sequence[str] | None = None) ->
                 row["segmentation"] = [_rounded(polygon) for polygon in obj.segmentation]
             elif obj.segmentation is not None:
                 row["segmentation"] = obj.segmentation
+            if points:
+                values = [obj.keypoints.get(point, (0, 0, 0)) for point in points]
+                row["keypoints"] = _rounded(value for point in values for value in point)
+                row["num_keypoints"] = sum(v > 0 for _, _, v in values)
             annotations.append(row)
     if not annotations:
         raise DataError(f"{dataset.source}: none of {len(images)} images has a labeled object")
-    rows = [{"id": number, "name": name} for name, number in ids.items()]
-    return fill_missing({"images": images, "annotations": annotations, "categories": rows})
+    shared = {"keypoints": list(points), "skeleton": []} if points else {}
+    rows = [{"id": number, "name": name, **shared} for name, number in ids.items()]
+    content = {"images": images, "annotations": annotations, "categories": rows}
+    if len(dataset.findings):
+        content["findings"] = dataset.findings.to_json()
+    return fill_missing(content)
 
 
-def object_from_corners(
-    category: str, corners: Sequence[float], size: tuple[int, int], where: str, polygon: bool
-) -> LabeledObject:
-    """Return the object with the corners [x1, y1, x2, y2, ...], clipped to the image.
-
-    Args:
-        polygon: the corners form a polygon; False: only their bounding box is known.
-
-    Raises:
-        DataError: nothing is left inside the image.
-    """
-    height, width = size
-    clipped = [
-        min(max(value, 0.0), float(height if index % 2 else width))
-        for index, value in enumerate(corners)
-    ]
-    box = bounding_box([clipped])
-    if min(box[2:]) <= 0:
-        raise DataError(f"{where}: the object has no area inside the {width}x{height} image")
-    return LabeledObject(category, box, [clipped] if polygon else None)
+def category_names(images: Iterable[LabeledImage]) -> list[str]:
+    """Return the sorted categories of the objects in images."""
+    return sorted({obj.category for image in images for obj in image.objects})
 
 
-def object_from_bitmap(category: str, bitmap: np.ndarray, where: str) -> LabeledObject:
-    """Return the object with the mask bool [H, W], which must not be empty."""
-    rows, columns = np.flatnonzero(bitmap.any(axis=1)), np.flatnonzero(bitmap.any(axis=0))
-    if not len(rows):
-        raise DataError(f"{where}: the mask is empty: no pixel of the object is set; remove it")
-    x, y = float(columns[0]), float(rows[0])
-    box = (x, y, float(columns[-1] + 1) - x, float(rows[-1] + 1) - y)
-    return LabeledObject(category, box, encode_bitmap(bitmap))
-
-
-def bounding_box(polygons: Sequence[Sequence[float]]) -> tuple[float, float, float, float]:
-    """Return the box (x, y, width, height) of polygons [x1, y1, x2, y2, ...]."""
-    xs = [value for polygon in polygons for value in polygon[0::2]]
-    ys = [value for polygon in polygons for value in polygon[1::2]]
-    return min(xs), min(ys), max(xs) - min(xs), max(ys) - min(ys)
-
-
-def check_size(image: Path, expected: tuple[int, int], file: Path) -> tuple[int, int]:
-    """Return the (height, width) of an image, which must be the expected size of `file`.
-
-    Raises:
-        DataError: the sizes differ, or the image cannot be read.
-    """
-    size = image_size(image)
-    if expected != size:
-        raise DataError(
-            f"{file}: its size is {expected[1]}x{expected[0]} (width x height), but {image} is "
-            f"{size[1]}x{size[0]}"
-        )
-    return size
-
-
-def images_under(folder: Path, exclude: Iterable[Path] = ()) -> list[Path]:
-    """List the image files in a folder and its subfolders, except hidden and excluded ones."""
-    excluded, suffixes = set(exclude), image_suffixes()
-    images: list[Path] = []
-    for parent, folders, names in os.walk(folder):
-        folders[:] = [
-            name for name in folders if name[0] != "." and Path(parent, name) not in excluded
-        ]
-        images += [Path(parent, name) for name in names if Path(name).suffix.lower() in suffixes]
-    return sorted(images)
-
-
-def read_lines(file: Path) -> list[str]:
-    """Return the lines of a text file.
-
-    Raises:
-        DataError: the file cannot be read.
-    """
-    try:
-        return file.read_text(encoding="utf-8-sig").splitlines()
-    except OSError as error:
-        raise DataError(f"{file}: cannot be read ({error.strerror})") from error
-    except UnicodeDecodeError as error:
-        raise DataError(f"{file}: is not text in UTF-8 ({error})") from error
+def keypoint_names(images: Iterable[LabeledImage]) -> list[str]:
+    """Return the names of all keypoints in the order in which they occur first."""
+    names = (name for image in images for obj in image.objects for name in obj.keypoints)
+    return list(dict.fromkeys(names))
 
 
 def _rounded(values: Iterable[float]) -> list[float]:

@@ -1,146 +1,128 @@
 """Read LabelMe's json files, one for each image (https://github.com/wkentaro/labelme).
 
 Polygons, rectangles, circles and masks are objects. Shapes with the same label and group form one
-object.
+object, and points in the group of an object are its keypoints.
 """
 
 import base64
 import binascii
 import io
-import json
 import math
-import os
-import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
+from detlite.atomic_write import atomic_open
 from detlite.data.errors import DataError, short_repr
-from detlite.data.loading.image_io import image_size
-from detlite.data.loading.image_readers import image_suffixes
+from detlite.data.loading.image_readers import DECODE_ERRORS, SAFE_FORMATS
 
-from .labeled_dataset import (
-    LabeledDataset,
-    LabeledImage,
-    LabeledObject,
-    bounding_box,
-    check_size,
-    object_from_bitmap,
-    object_from_corners,
-)
+from .file_tree import OUTPUT_FOLDER, FileTree, read_json
+from .labeled_dataset import Conversion
+from .shapes import ImageLabels, Shape, ellipse_shape, flat
 
-_CIRCLE_CORNERS = 36
-_HEAD = 1 << 16  # bytes at the start and the end of a file that are searched for LabelMe's keys
-_MIN_POINTS = {"polygon": 3, "rectangle": 2, "circle": 2, "mask": 2}
+_MIN_POINTS = {"polygon": 3, "rectangle": 2, "circle": 2, "mask": 2, "point": 1}
+_VISIBLE = 2
 
 
-def is_labelme(folder: Path) -> bool:
-    """Return True if the first json file of a folder is from LabelMe."""
-    file = next(iter(sorted(folder.glob("*.json"))), None)
-    if file is None:
-        return False
-    data = file.read_bytes()
-    # The keys may be separated by imageData, which holds the whole image.
-    text = (data[:_HEAD] + data[-_HEAD:]).decode(json.detect_encoding(data), "replace")
-    return re.search(r'"(shapes|imagePath)"\s*:', text) is not None
-
-
-def read_labelme(folder: Path) -> dict[str, LabeledDataset]:
-    """Read all json files of a folder as "train". Images without a json file are skipped.
-
-    Raises:
-        DataError: a file or shape is invalid.
-    """
-    return {"train": LabeledDataset(folder, list(map(_read_file, sorted(folder.glob("*.json")))))}
-
-
-def _read_file(file: Path) -> LabeledImage:
-    try:
-        content = json.loads(file.read_bytes())
-    except OSError as error:
-        raise DataError(f"{file}: cannot be read ({error.strerror})") from error
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{file}: is not JSON: {error}") from error
+def labelme_labels(file: Path, tree: FileTree, conversion: Conversion) -> Iterator[ImageLabels]:
+    """Yield the image of a file; nothing if another program wrote it."""
+    content = read_json(file)
     if not isinstance(content, dict) or not isinstance(content.get("shapes"), list):
-        raise DataError(f"{file}: is not a LabelMe file: it has no list 'shapes'")
-    image = _find_image(content, file)
-    height, width = image_size(image)
-    expected = content.get("imageHeight") or height, content.get("imageWidth") or width
-    size = check_size(image, expected, file)
-    objects: list[LabeledObject] = []
-    groups: dict[tuple[str, Any], int] = {}
-    for index, shape in enumerate(content["shapes"]):
-        where = f"{file}: shapes[{index}]"
-        obj = _read_shape(shape, size, where)
-        key = obj.category, shape.get("group_id")
-        if key[1] is None or key not in groups:
-            groups[key] = len(objects)
-            objects.append(obj)
-        else:
-            objects[groups[key]] = _merge(objects[groups[key]], obj, where)
-    return LabeledImage(image, size, objects)
+        return
+    size = content.get("imageHeight") or 0, content.get("imageWidth") or 0
+    labels = ImageLabels(str(content.get("imagePath") or ""), size=size)
+    points: list[Shape] = []
+    for index, row in enumerate(content["shapes"]):
+        shape = _shape(row, f": shapes[{index}]")
+        is_point = isinstance(row, dict) and row.get("shape_type") == "point" and not shape.problem
+        (points if is_point else labels.shapes).append(shape)
+    for point in points:
+        labels.shapes += _add_keypoint(labels.shapes, point)
+    if content.get("imageData"):
+        try:
+            tree.image(labels.name, file, one_each=True)
+        except DataError:
+            labels.file = _write_image(content["imageData"], file, tree, conversion)
+    yield labels
 
 
-def _find_image(content: dict[str, Any], file: Path) -> Path:
-    """Return the image that the file refers to, or else the image of the same name."""
-    path = str(content.get("imagePath") or "").replace("\\", "/")
-    candidates = [file.parent / path, file.parent / path.rpartition("/")[2]]
-    candidates += [file.with_suffix(suffix) for suffix in sorted(image_suffixes())]
-    for candidate in candidates:
-        if candidate.is_file() and candidate != file:
-            return Path(os.path.normpath(candidate))
-    embedded = "; the image inside it (imageData) is not read" if content.get("imageData") else ""
-    raise DataError(f"{file}: its image {path!r} does not exist{embedded}")
-
-
-def _read_shape(shape: Any, size: tuple[int, int], where: str) -> LabeledObject:
-    if not isinstance(shape, dict) or not isinstance(shape.get("label"), str):
-        raise DataError(f"{where}: has no label")
-    kind, label, points = shape.get("shape_type") or "polygon", shape["label"], shape.get("points")
-    where = f"{where} ({label})"
+def _shape(row: Any, where: str) -> Shape:
+    if not isinstance(row, dict) or not isinstance(row.get("label"), str):
+        return Shape("", problem="has no label", where=where)
+    kind, points = row.get("shape_type") or "polygon", row.get("points")
+    shape = Shape(row["label"], polygon=kind != "rectangle", where=f"{where} ({row['label']})")
+    shape.group = row.get("group_id")
     if not isinstance(points, list) or not all(map(_is_point, points)):
-        raise DataError(f"{where}: points is {short_repr(points)}, not a list of [x, y]")
-    if kind not in _MIN_POINTS:
-        raise DataError(
-            f"{where}: a shape of type {kind} is not an object; remove it, or use one of "
+        shape.problem = f"points is {short_repr(points)}, not a list of [x, y]"
+    elif kind not in _MIN_POINTS:
+        shape.problem = (
+            f"a shape of type {kind} is not an object; remove it, or use one of "
             f"{', '.join(_MIN_POINTS)}"
         )
-    if len(points) < _MIN_POINTS[kind]:
-        raise DataError(f"{where}: a {kind} of {len(points)} points needs {_MIN_POINTS[kind]}")
-    if kind == "mask":
-        return object_from_bitmap(label, _read_mask(shape, size, where), where)
-    if kind == "circle":
-        (x, y), radius = points[0], math.dist(points[0], points[1])
-        angles = [2 * math.pi * corner / _CIRCLE_CORNERS for corner in range(_CIRCLE_CORNERS)]
-        points = [(x + radius * math.cos(a), y + radius * math.sin(a)) for a in angles]
-    corners = [float(value) for point in points for value in point]
-    return object_from_corners(label, corners, size, where, polygon=kind != "rectangle")
+    elif len(points) < _MIN_POINTS[kind]:
+        shape.problem = f"a {kind} of {len(points)} points needs {_MIN_POINTS[kind]}"
+    elif kind == "mask":
+        shape.origin = round(points[0][0]), round(points[0][1])
+        try:
+            shape.mask = _decode(row["mask"]) > 0
+        except (KeyError, TypeError, binascii.Error, *DECODE_ERRORS) as error:
+            shape.problem = f"its mask cannot be read ({error})"
+    elif kind == "circle":
+        radius = math.dist(points[0], points[1])
+        shape.corners = ellipse_shape("", points[0], (radius, radius)).corners
+    else:
+        shape.corners = flat(points)
+    return shape
 
 
-def _read_mask(shape: dict[str, Any], size: tuple[int, int], where: str) -> np.ndarray:
-    """Return the bitmap bool [H, W] of a mask, stored as a base64 PNG with its top left corner."""
+def _decode(text: str) -> np.ndarray:
+    """Decode the PNG of a mask."""
+    data = io.BytesIO(base64.b64decode(text))
+    with Image.open(data, formats=SAFE_FORMATS) as image:
+        return np.asarray(image.convert("L"))
+
+
+def _add_keypoint(shapes: list[Shape], point: Shape) -> list[Shape]:
+    """Add a point to the object of its group; return it as a bad shape if there is none.
+
+    Its label may start with the category of the object, as `to_labelme` writes it.
+    """
+    owners = [one for one in shapes if one.group is not None and one.group == point.group]
+    owners = [one for one in owners if point.category.startswith(f"{one.category} ")] or owners
+    if len({one.category for one in owners}) != 1:
+        point.problem = (
+            "a point is a keypoint if it has the group_id of one object. Remove it, or give both "
+            "the same group_id"
+        )
+        return [point]
+    name = point.category.removeprefix(f"{owners[0].category} ")
+    x, y = point.corners
+    owners[0].keypoints = {**owners[0].keypoints, name: (x, y, _VISIBLE)}
+    return []
+
+
+def _write_image(text: str, file: Path, tree: FileTree, conversion: Conversion) -> Path:
+    """Write the image that is stored in a json file. Raises DataError."""
     try:
-        with Image.open(io.BytesIO(base64.b64decode(shape["mask"]))) as image:
-            pixels = np.asarray(image) > 0
-    except (KeyError, TypeError, binascii.Error, OSError) as error:
-        raise DataError(f"{where}: its mask cannot be read ({error})") from error
-    x, y = (round(value) for value in shape["points"][0])
-    bitmap = np.zeros(size, bool)
-    window = bitmap[y : y + pixels.shape[0], x : x + pixels.shape[1]] if min(x, y) >= 0 else None
-    if pixels.ndim != 2 or window is None or window.shape != pixels.shape:
-        raise DataError(f"{where}: its mask extends beyond the {size[1]}x{size[0]} image")
-    window[:] = pixels
-    return bitmap
-
-
-def _merge(first: LabeledObject, second: LabeledObject, where: str) -> LabeledObject:
-    """Return the object that consists of the polygons of two."""
-    if not (isinstance(first.segmentation, list) and isinstance(second.segmentation, list)):
-        raise DataError(f"{where}: is in a group with another shape, but only polygons can be")
-    polygons = [*first.segmentation, *second.segmentation]
-    return LabeledObject(first.category, bounding_box(polygons), polygons)
+        data = base64.b64decode(text)
+        with Image.open(io.BytesIO(data), formats=SAFE_FORMATS) as image:
+            suffix = f".{image.format}".lower()
+    except (binascii.Error, TypeError, *DECODE_ERRORS) as error:
+        raise DataError(f"{file}: the image in it (imageData) cannot be read ({error})") from error
+    folder = (conversion.output or tree.root / OUTPUT_FOLDER) / "images"
+    path = (folder / file.relative_to(tree.root)).with_suffix(suffix)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_open(path, "wb", unique=True) as stream:
+            stream.write(data)
+    except OSError as error:
+        raise DataError(f"{path}: cannot be written ({error})") from error
+    effect = f"They are written to {folder}."
+    conversion.findings.add("images that are stored in json files", effect, str(file), "image")
+    return path
 
 
 def _is_point(point: Any) -> bool:

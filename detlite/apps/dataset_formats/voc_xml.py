@@ -1,92 +1,114 @@
-"""Read folders of PASCAL VOC's XML files, which LabelImg, CVAT and others write too: boxes only."""
+"""Read folders of PASCAL VOC's XML files, which LabelImg, CVAT, Roboflow and others write too.
 
-from collections import defaultdict
+Masks in `SegmentationObject` belong to the boxes that they fill.
+"""
+
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from pathlib import Path
 
-from detlite.data.datasets.voc_xml import VocFile, read_voc_file
+import numpy as np
+
+from detlite.data.datasets.voc_xml import read_voc_file
 from detlite.data.errors import DataError
 from detlite.data.loading.image_io import image_size
 
-from .labeled_dataset import (
-    LabeledDataset,
-    LabeledImage,
-    LabeledObject,
-    check_size,
-    images_under,
-    read_lines,
-)
+from .file_tree import SPLITS, FileTree, read_lines
+from .labeled_dataset import Conversion
+from .mask_files import VOID, read_mask
+from .shapes import ImageLabels, Shape, box_shape, object_from_bitmap
 
-_FOLDERS = ("Annotations", "annotations", "")
-_MASK_FOLDERS = ("SegmentationObject", "SegmentationClass")
+_MIN_IOU = 0.5  # of a box and that of its mask
 
 
-def is_voc(folder: Path) -> bool:
-    """Return True if there are XML files with boxes in a folder or its `Annotations`."""
-    files = _xml_files(folder)
-    return bool(files) and b"<annotation" in files[0].read_bytes()[:4096]
+def voc_labels(file: Path, tree: FileTree, conversion: Conversion) -> Iterator[ImageLabels]:
+    """Yield the image of a file. `ImageSets/Main/train.txt` and `val.txt` select files, if present.
 
-
-def read_voc_folder(folder: Path) -> dict[str, LabeledDataset]:
-    """Read the XML files of a folder as "train", or as the "train" and "val" of ImageSets/Main.
-
-    Images without an XML file are skipped. Difficult objects become crowds. Pixels are counted from
-    0 if any coordinate is below 1, and otherwise from 1, as in VOC.
-
-    Raises:
-        DataError: a file or object is invalid.
+    Difficult objects become crowds. Coordinates with decimals are continuous. Others are numbers of
+    pixels, counted from 0 if any in the dataset is below 1, and otherwise from 1, as in VOC.
     """
-    files = {file.stem: file for file in _xml_files(folder)}
-    contents = {stem: read_voc_file(file) for stem, file in files.items()}
-    objects = [obj for content in contents.values() for obj in content.objects]
-    first = 0.0 if any(min(obj.corners) < 1 for obj in objects) else 1.0
-    images: defaultdict[str, list[Path]] = defaultdict(list)
-    for image in images_under(folder, [folder / name for name in _MASK_FOLDERS]):
-        images[image.stem].append(image)
-        images[image.name].append(image)
-    lists = {split: folder / "ImageSets" / "Main" / f"{split}.txt" for split in ("train", "val")}
-    splits = {"train": list(files)}
-    if all(file.is_file() for file in lists.values()):
-        splits = {split: list(map(str.strip, read_lines(file))) for split, file in lists.items()}
-    categories = sorted({obj.name for obj in objects})
-    datasets = {}
-    for split, stems in splits.items():
-        labeled = []
-        for stem in filter(None, dict.fromkeys(stems)):
-            if stem not in files:
-                raise DataError(f"{folder}: ImageSets lists {stem}, but there is no {stem}.xml")
-            image = _find_image(contents[stem], files[stem], images)
-            labeled.append(_labeled_image(contents[stem], files[stem], image, first))
-        datasets[split] = LabeledDataset(folder, labeled, categories)
-    return datasets
+    splits = _listed_splits(tree)
+    if splits and file not in splits:
+        text = "They are not used. Delete ImageSets to use all files."
+        conversion.findings.add("XML files that ImageSets does not list", text, str(file), "file")
+        return
+    content = read_voc_file(file)
+    first = 0.0 if content.continuous else _first_pixel(tree)
+    labels = ImageLabels(f"{content.folder}/{content.file_name}".strip("/"), size=content.size)
+    labels.split = splits.get(file)
+    for obj in content.objects:
+        shape = box_shape(obj.name, obj.box(first))
+        if not (x_y := obj.box(first))[2] > 0 or not x_y[3] > 0:
+            shape.problem = f"width {x_y[2]:g} and height {x_y[3]:g} must be positive"
+        shape.crowd = obj.difficult
+        labels.shapes.append(shape)
+    for name in (file.parent.parent, file.parent):
+        masks = name / "SegmentationObject" / f"{file.stem}.png"
+        if masks.is_file():
+            image = tree.image(labels.name, file, one_each=True)
+            _add_masks(labels.shapes, masks, image_size(image), conversion)
+            break
+    yield labels
 
 
-def _xml_files(folder: Path) -> list[Path]:
-    candidates = (sorted((folder / name).glob("*.xml")) for name in _FOLDERS)
-    return next((files for files in candidates if files), [])
+@lru_cache(maxsize=1)
+def _first_pixel(tree: FileTree) -> float:
+    """Return the number of the first pixel in files without decimals."""
+    for file in tree.with_suffix(".xml"):
+        try:
+            content = read_voc_file(file)
+        except DataError:  # reported when its labels are read
+            continue
+        if not content.continuous and any(min(obj.corners) < 1 for obj in content.objects):
+            return 0.0
+    return 1.0
 
 
-def _find_image(content: VocFile, file: Path, images: dict[str, list[Path]]) -> Path:
-    """Return the image that the file refers to, or else the image of the same name."""
-    for name in (content.file_name.replace("\\", "/").rpartition("/")[2], file.stem):
-        candidates = images.get(name, [])
-        if len(candidates) > 1:
-            raise DataError(
-                f"{file}: {name} is ambiguous: {candidates[0]} or {candidates[1]}; remove one"
-            )
-        if candidates:
-            return candidates[0]
-    raise DataError(f"{file}: its image {content.file_name!r} does not exist in any folder")
+def _add_masks(
+    shapes: Sequence[Shape], file: Path, size: tuple[int, int], conversion: Conversion
+) -> None:
+    """Give each mask of a file to the box with the highest IoU with its own."""
+    values = read_mask(file, size).values
+    for value in np.unique(values[(values > 0) & (values != VOID)]):
+        x, y, w, h = object_from_bitmap("", values == value, str(file)).box
+        free = [shape for shape in shapes if shape.mask is None]
+        overlaps = [_iou(shape.corners, (x, y, x + w, y + h)) for shape in free]
+        if max(overlaps, default=0) < _MIN_IOU:
+            text = "They are not used. Compare them with the boxes of the XML file."
+            example = f"value {value} of {file}"
+            conversion.findings.add("masks that fit no box", text, example, "mask")
+        else:
+            free[int(np.argmax(overlaps))].mask = values == value
 
 
-def _labeled_image(content: VocFile, file: Path, image: Path, first: float) -> LabeledImage:
-    size = check_size(image, content.size, file) if all(content.size) else image_size(image)
-    objects = []
-    for number, obj in enumerate(content.objects, start=1):
-        box = obj.box(first)
-        if not (box[2] > 0 and box[3] > 0):
-            raise DataError(
-                f"{file}: object {number} ({obj.name}): width {box[2]:g} and height {box[3]:g} "
-                "must be positive"
-            )
-        objects.append(LabeledObject(obj.name, box, crowd=obj.difficult))
-    return LabeledImage(image, size, objects)
+def _iou(first: Sequence[float], second: Sequence[float]) -> float:
+    """Return the IoU of two boxes (x1, y1, x2, y2)."""
+    w = min(first[2], second[2]) - max(first[0], second[0])
+    h = min(first[3], second[3]) - max(first[1], second[1])
+    areas = ((x2 - x1) * (y2 - y1) for x1, y1, x2, y2 in (first, second))
+    shared = max(w, 0) * max(h, 0)
+    return shared / (sum(areas) - shared)
+
+
+@lru_cache(maxsize=1)
+def _listed_splits(tree: FileTree) -> dict[Path, str]:
+    """Return the split of each XML file that train.txt and val.txt of ImageSets/Main list."""
+    files: dict[str, list[Path]] = {}
+    for file in tree.with_suffix(".xml"):
+        files.setdefault(file.stem, []).append(file)
+    lists = [
+        file
+        for file in tree.with_suffix(".txt")
+        if file.parent.parts[-2:] == ("ImageSets", "Main") and file.stem in SPLITS
+    ]
+    splits: dict[Path, str] = {}
+    if not {"train", "val"} <= {SPLITS[file.stem] for file in lists}:
+        return splits
+    for file in lists:
+        root, split = file.parents[2], SPLITS[file.stem]
+        for stem in filter(None, map(str.strip, read_lines(file))):
+            found = [one for one in files.get(stem, ()) if one.is_relative_to(root)]
+            if not found and split != "test":
+                raise DataError(f"{root}: ImageSets lists {stem}, but there is no {stem}.xml")
+            splits |= dict.fromkeys(found, split)
+    return splits

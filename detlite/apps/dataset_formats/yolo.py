@@ -1,10 +1,16 @@
 """Read YOLO's text files, one line for each object (https://docs.ultralytics.com/datasets).
 
-A `data.yaml` names the categories and the image folders. The objects of an image `images/.../a.jpg`
-are in `labels/.../a.txt`, or in `a.txt` next to it. A line is `category x y width height` with the
-center of the box, or a polygon `category x1 y1 x2 y2 x3 y3 ...`, as fractions of the image size.
+A `data.yaml` names the categories and the image folders. Darknet and CVAT write `obj.names` and
+`obj.data` instead, LabelImg and Label Studio `classes.txt`, and Roboflow `_darknet.labels`. The
+objects of an image `images/.../a.jpg` are in `labels/.../a.txt`, or in `a.txt` next to it. A line
+is `category x y width height` with the center of the box, maybe followed by a score or keypoints,
+or a polygon `category x1 y1 x2 y2 x3 y3 ...`, as fractions of the image size.
 """
 
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,71 +18,111 @@ from detlite.config import ConfigError, parse_yaml
 from detlite.data.errors import DataError, short_repr
 from detlite.data.loading.image_io import image_size
 
-from .labeled_dataset import (
-    LabeledDataset,
-    LabeledImage,
-    LabeledObject,
-    images_under,
-    object_from_corners,
-    read_lines,
-)
+from .file_tree import SPLITS, FileTree, read_lines
+from .labeled_dataset import Conversion, LabeledDataset, LabeledImage
+from .shapes import Shape, to_objects
 
 _TOLERANCE = 0.01  # rounding may move a coordinate this far out of the image
-_NAME_FILES = ("classes.txt", "labels/classes.txt")  # LabelImg writes them instead of data.yaml
+_NAME_FILES = re.compile(r"classes\.txt|.*\.names|_darknet\.labels")
+_LABEL_LINE = re.compile(r"\s*\d+(\.0+)?(\s+[-+.\deE]+){4,}\s*$")
 
 
-def is_yolo(folder: Path) -> bool:
-    """Return True if a folder has a YAML file with names, or a classes.txt."""
-    return _find_yaml(folder) is not None or _find_names(folder) is not None
+@dataclass(frozen=True)
+class _Labels:
+    """What a text file means: category names, and the number and form of keypoints."""
+
+    names: Sequence[str]
+    keypoints: Sequence[str] = ()
+    dimensions: int = 3  # of a keypoint; 2: no visibility
 
 
-def read_yolo(folder: Path) -> dict[str, LabeledDataset]:
-    """Read "train", and "val" if data.yaml lists it. Images without a text file have no objects.
+def is_yolo(tree: FileTree, named: bool = True) -> bool:
+    """Return True if there is a file with names of categories, or without `named` only labels."""
+    source, _ = next(_sources(tree), (None, None))
+    return source is not None and not (named and source == tree.root)
+
+
+def read_yolo(tree: FileTree, conversion: Conversion) -> LabeledDataset:
+    """Read all images, or those that data.yaml or obj.data lists. Some may have no text file.
 
     Raises:
-        DataError: a file or line is invalid.
+        DataError: a file is invalid.
     """
-    file = _find_yaml(folder)
-    if file is None:
-        file = _find_names(folder)
-        assert file is not None
-        names = [line.strip() for line in read_lines(file) if line.strip()]
-        return {"train": _read_images(file, images_under(folder), names)}
-    content = _read_yaml(file)
+    file, content = next(_sources(tree))
+    if "names" not in content:
+        numbers = {int(float(line.split()[0])) for line in _all_lines(tree) if line.strip()}
+        count = content.get("nc", max(numbers, default=0) + 1)
+        content["names"] = [str(number) for number in range(int(count))]
+        text = "Add `names` to data.yaml, or a classes.txt with a name per line."
+        conversion.findings.add("categories without names are numbered", text, str(file), "file")
     names = _category_names(content, file)
-    if content.get("kpt_shape"):
-        raise DataError(
-            f"{file}: has kpt_shape, but keypoints in YOLO's format are not supported: export the "
-            "dataset as COCO json"
-        )
-    base = file.parent / str(content.get("path") or "")
-    if not base.is_dir():
-        base = file.parent  # `path` may be relative to a folder of another program
-    if not content.get("train"):
-        return {"train": _read_images(file, images_under(base), names)}
-    return {
-        split: _read_images(file, _list_images(content[split], base, file, split), names)
-        for split in ("train", "val")
-        if content.get(split)
-    }
+    shape = content.get("kpt_shape") or [0, 3]
+    if not (isinstance(shape, list) and len(shape) == 2 and shape[1] in (2, 3)):
+        raise DataError(f"{file}: kpt_shape is {short_repr(shape)}, not [number of points, 2 or 3]")
+    count, dimensions = shape
+    points = content.get("kpt_names") or [f"keypoint {number + 1}" for number in range(count)]
+    if isinstance(points, dict):  # ultralytics: for each category
+        points = next(iter(points.values()))
+    labels = _Labels(names, list(map(str, points)), dimensions)
+    base = tree.locate(str(content.get("path") or "."), file.parent) or file.parent
+    splits: dict[str | None, list[Path]] = {}
+    for key, value in content.items():
+        if SPLITS.get(key) and value and (SPLITS[key] != "test" or tree.locate(str(value), base)):
+            splits[SPLITS[key]] = _list_images(value, base, tree, file, key, conversion)
+    if "train" not in splits:
+        splits = {None: tree.images}
+    images, any_labels = [], False
+    for split, files in splits.items():
+        for image in files:
+            text_file = _text_file(image)
+            any_labels |= text_file is not None and split != "val"
+            with conversion.collect():
+                size = image_size(image)
+                shapes = list(_read_shapes(text_file, size, labels, conversion))
+                objects = to_objects(shapes, size, str(text_file), conversion)
+                images.append(LabeledImage(image, size, objects, split))
+    trained = [image.file for image in images if image.split != "val"]
+    if not any_labels and trained:
+        example = f"such as {_label_files(trained[0])[0]} for {trained[0]}"
+        raise DataError(f"{file}: none of {len(trained)} images has a text file ({example})")
+    return LabeledDataset(file, images, names, labels.keypoints or None)
 
 
-def _find_yaml(folder: Path) -> Path | None:
-    """Return the YAML file with the names of the categories."""
-    for file in sorted([*folder.glob("*.yaml"), *folder.glob("*.yml")]):
+def _sources(tree: FileTree) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Yield files that describe the dataset, and their content with the keys of data.yaml."""
+    for file in _by_depth(tree.with_suffix(".yaml", ".yml")):
         try:
             content = _read_yaml(file)
         except DataError:
             if file.stem in ("data", "dataset"):
                 raise
             continue
-        if "names" in content:
-            return file
-    return None
+        if "names" in content or ("nc" in content and "train" in content):
+            yield file, content
+    files = [file for file in tree.files if _NAME_FILES.fullmatch(file.name)]
+    for file in _by_depth(files)[:1] if any(map(_text_file, tree.images)) else ():
+        content = {"names": [line.strip() for line in read_lines(file) if line.strip()]}
+        for other in files:
+            if [line.strip() for line in read_lines(other) if line.strip()] != content["names"]:
+                raise DataError(f"{other}: its names differ from those of {file}")
+        for data in _by_depth(tree.with_suffix(".data"))[:1]:
+            pairs = (line.split("=", 1) for line in read_lines(data) if "=" in line)
+            entries = {key.strip(): value.strip() for key, value in pairs}
+            content |= {key: value for key, value in entries.items() if key in SPLITS}
+        yield file, content
+    others = tree.with_suffix(".json", ".xml")
+    if tree.data.is_dir() and not others and any(map(_LABEL_LINE.match, _all_lines(tree))):
+        yield tree.root, {}
 
 
-def _find_names(folder: Path) -> Path | None:
-    return next((folder / name for name in _NAME_FILES if (folder / name).is_file()), None)
+def _by_depth(files: Sequence[Path]) -> list[Path]:
+    return sorted(files, key=lambda file: (len(file.parts), file))
+
+
+def _all_lines(tree: FileTree) -> Iterator[str]:
+    """Yield the lines of the text files of images."""
+    for file in filter(None, map(_text_file, tree.images)):
+        yield from read_lines(file)
 
 
 def _read_yaml(file: Path) -> dict[str, Any]:
@@ -92,8 +138,10 @@ def _read_yaml(file: Path) -> dict[str, Any]:
 def _category_names(content: dict[str, Any], file: Path) -> list[str]:
     """Return the category names of a list or of a mapping {0: name, ...}."""
     names = content["names"]
-    if isinstance(names, dict) and sorted(names) == list(range(len(names))):
-        names = [names[number] for number in range(len(names))]
+    if isinstance(names, dict):
+        numbered = {int(k) if str(k).isdecimal() else k: name for k, name in names.items()}
+        if set(numbered) == set(range(len(names))):
+            names = [numbered[number] for number in range(len(names))]
     if not isinstance(names, list) or not names:
         raise DataError(
             f"{file}: names is {short_repr(names)}, not a list or a mapping {{0: name, ...}}"
@@ -101,45 +149,39 @@ def _category_names(content: dict[str, Any], file: Path) -> list[str]:
     names = [str(name) for name in names]
     if len(set(names)) < len(names):
         raise DataError(f"{file}: names contains a duplicate: {short_repr(names)}")
-    if content.get("nc", len(names)) != len(names):
+    if str(content.get("nc", len(names))) != str(len(names)):
         raise DataError(f"{file}: nc is {content['nc']}, but there are {len(names)} names")
     return names
 
 
-def _list_images(value: Any, base: Path, file: Path, split: str) -> list[Path]:
+def _list_images(
+    value: Any, base: Path, tree: FileTree, file: Path, split: str, conversion: Conversion
+) -> list[Path]:
     """List the images of an entry of data.yaml: folders, or text files with paths."""
     images: list[Path] = []
     for entry in value if isinstance(value, list) else [value]:
-        path = base / str(entry)
         # Some exports write ../train/images although data.yaml is next to train.
-        if not path.exists() and str(entry).startswith("../"):
-            path = base / str(entry)[3:]
+        path = tree.locate(str(entry).removeprefix("../"), base)
+        if (base / str(entry)).exists():
+            path = Path(os.path.normpath(base / str(entry)))
+        if path is None:
+            problem = f"but {base / str(entry)} does not exist"
+            raise DataError(f"{file}: {split} is {short_repr(entry)}, {problem}")
         if path.is_dir():
-            images += images_under(path)
-        elif path.is_file():
-            images += [path.parent / line.strip() for line in read_lines(path) if line.strip()]
+            inside = path.is_relative_to(tree.image_root)
+            found = (tree if inside else FileTree(path)).images
+            images += [image for image in found if image.is_relative_to(path)]
         else:
-            raise DataError(f"{file}: {split} is {short_repr(entry)}, but {path} does not exist")
-    if not images:
+            for line in filter(None, map(str.strip, read_lines(path))):
+                with conversion.collect():
+                    images.append(tree.image(line, path))
+    if not images and not conversion.bad:
         raise DataError(f"{file}: {split} is {short_repr(value)}, which contains no images")
     return list(dict.fromkeys(images))
 
 
-def _read_images(source: Path, files: list[Path], names: list[str]) -> LabeledDataset:
-    images, any_labels = [], False
-    for file in files:
-        labels = next((path for path in _label_files(file) if path.is_file()), None)
-        size = image_size(file)
-        objects = []
-        for number, line in enumerate(read_lines(labels) if labels else [], start=1):
-            if line.strip():
-                objects.append(_read_object(line.split(), size, names, f"{labels}, line {number}"))
-        images.append(LabeledImage(file, size, objects))
-        any_labels |= labels is not None
-    if not any_labels:
-        example = f" (such as {_label_files(files[0])[0]} for {files[0]})" if files else ""
-        raise DataError(f"{source}: none of {len(files)} images has a text file{example}")
-    return LabeledDataset(source, images, names)
+def _text_file(image: Path) -> Path | None:
+    return next((path for path in _label_files(image) if path.is_file()), None)
 
 
 def _label_files(image: Path) -> list[Path]:
@@ -147,36 +189,55 @@ def _label_files(image: Path) -> list[Path]:
     sibling = image.with_suffix(".txt")
     parts = list(sibling.parts)
     positions = [index for index, part in enumerate(parts[:-1]) if part == "images"]
-    if not positions:
-        return [sibling]
-    parts[positions[-1]] = "labels"
-    return [Path(*parts), sibling]
+    parts[positions[-1] if positions else -2] = "labels"
+    return [Path(*parts), sibling] if positions else [sibling, Path(*parts)]
 
 
-def _read_object(
-    fields: list[str], size: tuple[int, int], names: list[str], where: str
-) -> LabeledObject:
+def _read_shapes(
+    file: Path | None, size: tuple[int, int], labels: _Labels, conversion: Conversion
+) -> Iterator[Shape]:
+    for number, line in enumerate(read_lines(file) if file else [], start=1):
+        if fields := line.split():
+            if len(fields) == 6:
+                text = "They are not used: all labels are trained on."
+                example = f"{file}, line {number}"
+                conversion.findings.add("scores behind boxes", text, example, "label line")
+            shape = _read_shape(fields, size, labels)
+            shape.where = f", line {number}"
+            yield shape
+
+
+def _read_shape(fields: list[str], size: tuple[int, int], labels: _Labels) -> Shape:
     try:
-        number, values = int(fields[0]), [float(field) for field in fields[1:]]
+        category, *values = map(float, fields)
     except ValueError as error:
-        raise DataError(f"{where}: needs a category number and fractions ({error})") from error
-    if not 0 <= number < len(names):
-        raise DataError(f"{where}: category {number} must be in 0..{len(names) - 1}")
-    is_box = len(values) == 4
-    if not is_box and (len(values) < 6 or len(values) % 2):
-        raise DataError(
-            f"{where}: has {len(values)} numbers after the category: a box needs 4, and a polygon "
-            "x and y of at least three points"
+        return Shape("", problem=f"needs a category number and fractions ({error})")
+    if category not in range(len(labels.names)):
+        return Shape("", problem=f"category {category:g} must be in 0..{len(labels.names) - 1}")
+    shape, points = Shape(labels.names[int(category)]), []
+    if labels.keypoints and len(values) == 4 + labels.dimensions * len(labels.keypoints):
+        values, points = values[:4], values[4:]
+    elif len(values) == 5:  # and a score
+        values = values[:4]
+    shape.polygon = len(values) != 4
+    outside = [value for value in values if not -_TOLERANCE <= value <= 1 + _TOLERANCE]
+    if shape.polygon and (len(values) < 6 or len(values) % 2):
+        shape.problem = (
+            f"has {len(values)} numbers after the category: a box needs 4, and a polygon x and y "
+            "of at least three points"
         )
-    for value in values:
-        if not -_TOLERANCE <= value <= 1 + _TOLERANCE:
-            raise DataError(
-                f"{where}: {value:g} is not between 0 and 1: coordinates must be fractions of the "
-                "image size"
-            )
-    if is_box:
+    elif outside:
+        shape.problem = (
+            f"{outside[0]:g} is not between 0 and 1: coordinates must be fractions of the image "
+            "size"
+        )
+    if not shape.polygon:
         x, y, w, h = values
         values = [x - w / 2, y - h / 2, x + w / 2, y + h / 2]
     height, width = size
-    corners = [value * (height if index % 2 else width) for index, value in enumerate(values)]
-    return object_from_corners(names[number], corners, size, where, polygon=not is_box)
+    shape.corners = [value * (height if k % 2 else width) for k, value in enumerate(values)]
+    for k, name in enumerate(labels.keypoints if points else ()):
+        x, y, *visible = points[k * labels.dimensions :][: labels.dimensions]
+        visibility = int(visible[0]) if visible else 2 * bool(x or y)
+        shape.keypoints = {**shape.keypoints, name: (x * width, y * height, visibility)}
+    return shape

@@ -44,6 +44,8 @@ def read_voc(folder: Path, split: str, name: str) -> dict[str, Any]:
         if not digits.isdecimal():
             raise DataError(f"{file}: the name must be a number, as in VOC: 2008_000007")
         height, width = voc.size
+        if not (height and width):
+            raise DataError(f"{file}: has no size of the image, but VOC's files do")
         image = {"id": int(digits), "file_name": f"{stem}.jpg", "height": height, "width": width}
         content["images"].append(image)
         for one in voc.objects:

@@ -1,5 +1,6 @@
 """Read the XML files of PASCAL VOC, which LabelImg, CVAT and others write too: boxes only."""
 
+import math
 import xml.etree.ElementTree as ET
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,33 +30,44 @@ class VocObject:
 
 @dataclass(frozen=True)
 class VocFile:
-    """The content of an XML file. The size is (height, width); 0 if the writer did not know it."""
+    """The content of an XML file.
 
+    Attributes:
+        folder, file_name: of the image.
+        size: (height, width); 0 if the writer did not know it.
+        objects: in their order.
+        continuous: the corners are written with decimals, so they are no numbers of pixels.
+    """
+
+    folder: str
     file_name: str
     size: tuple[int, int]
     objects: Sequence[VocObject]
+    continuous: bool
 
 
 def read_voc_file(file: Path) -> VocFile:
     """Read an XML file. Raises DataError."""
     try:
         tree = ET.parse(file).getroot()
-        size = tuple(int(_text(tree, f"size/{side}")) for side in ("height", "width"))
-        objects = []
+        size = [round(_number(tree, f"size/{side}", "0")) for side in ("height", "width")]
+        objects, continuous = [], False
         for number, node in enumerate(tree.iter("object"), start=1):
             try:
-                x1, y1, x2, y2 = (float(_text(node, f"bndbox/{side}")) for side in _SIDES)
-                name, difficult = _text(node, "name"), int(node.findtext("difficult", "0"))
+                x1, y1, x2, y2 = (_number(node, f"bndbox/{side}") for side in _SIDES)
+                continuous |= any("." in _text(node, f"bndbox/{side}") for side in _SIDES)
+                name, difficult = _text(node, "name"), _is_true(node, "difficult")
             except ValueError as error:
                 raise ValueError(f"object {number}: {error}") from error
-            objects.append(VocObject(name, bool(difficult), (x1, y1, x2, y2)))
+            objects.append(VocObject(name, difficult, (x1, y1, x2, y2)))
     except OSError as error:
         raise DataError(f"{file}: cannot be read ({error.strerror})") from error
     except ET.ParseError as error:
         raise DataError(f"{file}: is not XML: {error}") from error
     except ValueError as error:
         raise DataError(f"{file}: {error}") from error
-    return VocFile(tree.findtext("filename", "").strip(), (size[0], size[1]), objects)
+    folder, name = (tree.findtext(key, "").strip() for key in ("folder", "filename"))
+    return VocFile(folder, name, (size[0], size[1]), objects, continuous)
 
 
 def _text(node: ET.Element, path: str) -> str:
@@ -63,3 +75,23 @@ def _text(node: ET.Element, path: str) -> str:
     if text is None:
         raise ValueError(f"an element <{node.tag}> has no {path}")
     return text.strip()
+
+
+def _number(node: ET.Element, path: str, default: str | None = None) -> float:
+    text = (node.findtext(path, "").strip() or default) if default else _text(node, path)
+    try:
+        value = float(text or "")
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise ValueError(f"{path} is {text!r}, not a number")
+    return value
+
+
+def _is_true(node: ET.Element, path: str) -> bool:
+    text = node.findtext(path, "").strip().lower()
+    if text in ("", "0", "false", "no", "none", "unspecified"):
+        return False
+    if text in ("1", "true", "yes"):
+        return True
+    raise ValueError(f"{path} is {text!r}, not 0 or 1")

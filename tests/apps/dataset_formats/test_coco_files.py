@@ -11,13 +11,14 @@ from detlite.apps.dataset_formats.coco_files import (
     split_content,
     write_coco,
 )
+from detlite.apps.dataset_formats.file_tree import FileTree
 from detlite.data.errors import DataError
 
 EMPTY = '{"images": [], "annotations": [], "categories": []}'
 
 
 def stems(folder):
-    return {split: file.stem for split, file in find_coco_files(folder).items()}
+    return {split: file.stem for split, file in find_coco_files(FileTree(folder)).items()}
 
 
 def test_single_file(tmp_path, text):
@@ -28,11 +29,13 @@ def test_single_file(tmp_path, text):
 def test_files_next_to_their_images(tmp_path, text):
     for name in ("train", "valid", "test"):
         text(tmp_path / f"{name}/_annotations.coco.json", EMPTY)
-    parents = {split: file.parent.name for split, file in find_coco_files(tmp_path).items()}
+    parents = {
+        split: file.parent.name for split, file in find_coco_files(FileTree(tmp_path)).items()
+    }
     assert parents == {"train": "train", "val": "valid"}
     text(tmp_path / "train/other.json", EMPTY)
     with pytest.raises(DataError, match=r"several annotation files .*: name the one to train on"):
-        find_coco_files(tmp_path)
+        find_coco_files(FileTree(tmp_path))
 
 
 def test_file_of_both_splits_is_for_training(tmp_path, text):
@@ -45,16 +48,16 @@ def test_file_of_both_splits_is_for_training(tmp_path, text):
 
 
 def test_images_near_the_file_or_in_a_given_folder(yolo_folder, tmp_path):
-    (file,) = convert(yolo_folder, yolo_folder / "annotations" / "all.json")
+    (file,), _ = convert(yolo_folder, yolo_folder / "annotations" / "all.json")
     assert find_images(file) == yolo_folder / "images"
-    (file,) = convert(yolo_folder, tmp_path / "far" / "away" / "all.json")
+    (file,), _ = convert(yolo_folder, tmp_path / "far" / "away" / "all.json")
     with pytest.raises(DataError, match=r"such as 0\.jpg, are not in .*: name the folder"):
         find_images(file)
     assert find_images(file, yolo_folder / "images") == yolo_folder / "images"
 
 
 def test_split_in_the_file_name_selects_the_image_folder(tmp_path, yolo_folder, image, text):
-    (file,) = convert(yolo_folder, tmp_path / "several" / "annotations" / "train.json")
+    (file,), _ = convert(yolo_folder, tmp_path / "several" / "annotations" / "train.json")
     root = file.parent.parent
     val = text(file.with_name("instances_valid.json"), file.read_text())
     for split in ("test", "train2017", "val2017"):
@@ -70,7 +73,7 @@ def test_split_in_the_file_name_selects_the_image_folder(tmp_path, yolo_folder, 
 
 
 def test_unreadable_folders_are_skipped(yolo_folder, monkeypatch):
-    (file,) = convert(yolo_folder, yolo_folder / "annotations" / "all.json")
+    (file,), _ = convert(yolo_folder, yolo_folder / "annotations" / "all.json")
     content = json.loads(file.read_text())
     content["images"][0]["file_name"] = "x" * 300  # too long for the file system
     file.write_text(json.dumps(content))

@@ -120,7 +120,10 @@ def test_invalid_files(write, tmp_path):
         read_folder(tmp_path)
     write(shape("dog", TRIANGLE), imageData="abc")
     (tmp_path / "a.jpg").unlink()
-    with pytest.raises(DataError, match=r"its image 'a\.jpg' does not exist.*imageData\) is not"):
+    with pytest.raises(DataError, match=r"the image in it \(imageData\) cannot be read"):
+        read_folder(tmp_path)
+    file.write_text(file.read_text().replace("imageData", "other"))
+    with pytest.raises(DataError, match=r"its image 'a\.jpg' is not in .*--images"):
         read_folder(tmp_path)
     file.write_text('{"shapes": [],}')
     with pytest.raises(DataError, match=r"a\.json: is not JSON: .*line 1"):

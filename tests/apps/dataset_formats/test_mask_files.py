@@ -5,7 +5,8 @@ import pytest
 from PIL import Image
 
 from detlite.apps.dataset_formats.find_annotations import read_folder
-from detlite.apps.dataset_formats.labeled_dataset import to_coco
+from detlite.apps.dataset_formats.labeled_dataset import Conversion, to_coco
+from detlite.apps.dataset_formats.mask_files import label_pieces
 from detlite.data.errors import DataError
 from detlite.structures.masks.formats import to_bitmap
 
@@ -95,7 +96,7 @@ def test_masks_next_to_category_folders(tmp_path, image):
             np.ones((40, 59), np.uint8),
             "its size is 59x40 .*, but its image is 60x40",
         ),
-        ("masks/b.png", two_objects(), "belongs to no image: .*images contains neither b nor ."),
+        ("masks/b.png", two_objects(), "belongs to no image"),
         ("masks/a.jpg", two_objects(), "masks need a lossless format"),
         (
             "masks/a/1.png",
@@ -122,6 +123,181 @@ def test_damaged_mask(tmp_path, image):
 
 def test_masks_without_objects(tmp_path, image):
     image(tmp_path / "images/a.jpg")
-    (tmp_path / "masks").mkdir()
+    save(tmp_path / "masks/a.png", np.zeros((40, 60), np.uint8))
     with pytest.raises(DataError, match="none of 1 images has a labeled object"):
         to_coco(read(tmp_path))
+
+
+def semantic():
+    """Return values 1 (two pieces) and 2 (one piece)."""
+    pixels = np.zeros((40, 60), np.uint8)
+    pixels[2:10, 2:10] = pixels[20:30, 2:10] = 1
+    pixels[2:10, 30:40] = 2
+    return pixels
+
+
+def smoothed():
+    """Return a mask of black and white with gray edges, as resizing makes them."""
+    pixels = Image.fromarray((semantic() > 0).astype(np.uint8) * 255).resize((30, 20), 2)
+    return np.array(pixels.resize((60, 40), 2))
+
+
+def filled():
+    """Return two objects on a background of 3."""
+    pixels = np.full((40, 60), 3, np.uint8)
+    pixels[2:10, 2:10], pixels[20:30, 2:10] = 1, 2
+    return pixels
+
+
+@pytest.mark.parametrize(
+    ("pixels", "doubt"),
+    [
+        (
+            semantic(),
+            r"1 of 1 have a value of several separate pieces .*2 pieces of the value 1 in",
+        ),
+        (semantic() // 2 * 255 + (semantic() == 1) * np.uint8(255), "several separate pieces"),
+        (smoothed(), "gray edges"),
+        (filled(), "have a background that is not 0"),
+        (filled() + 1, "have a background that is not 0"),
+    ],
+)
+def test_several_meanings_are_asked_about(tmp_path, image, pixels, doubt):
+    image(tmp_path / "images/a.jpg")
+    save(tmp_path / "masks/a.png", pixels)
+    with pytest.raises(DataError, match=doubt + ".* --masks instances: .* --masks connected: "):
+        read_folder(tmp_path)
+
+
+def test_values_that_recur_are_asked_about(tmp_path, image):
+    for number, value in enumerate((2, 5, 2)):
+        image(tmp_path / f"images/{number}.jpg")
+        save(tmp_path / f"masks/{number}.png", (semantic() == 2).astype(np.uint8) * value)
+    with pytest.raises(DataError, match=r"values that recur, as classes do \(such as \[2, 5\]\)"):
+        read_folder(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("masks", "pixels", "expected"),
+    [
+        ("instances", semantic(), ["object", "object"]),
+        ("connected", semantic(), ["object"] * 3),
+        ("semantic", semantic(), ["1", "2", "1"]),
+        ("connected", smoothed(), ["object"] * 3),
+    ],
+)
+def test_meaning_of_masks(tmp_path, image, masks, pixels, expected):
+    image(tmp_path / "images/a.jpg")
+    save(tmp_path / "masks/a.png", pixels)
+    _, sets = read_folder(tmp_path, Conversion(masks))
+    assert [obj.category for obj in sets["train"].images[0].objects] == expected
+    boxes = [obj.box for obj in sets["train"].images[0].objects]
+    assert min(boxes)[:2] == pytest.approx((2, 2), abs=1)
+
+
+def test_gray_edges_of_single_objects(tmp_path, image):
+    image(tmp_path / "images/a.jpg")
+    save(tmp_path / "masks/a/1.png", smoothed())
+    _, sets = read_folder(tmp_path)
+    (obj,), (finding,) = sets["train"].images[0].objects, sets["train"].findings
+    assert to_bitmap(obj.segmentation, 40, 60).sum() == (smoothed() > 127).sum()
+    assert finding.what == "gray edges in mask images"
+
+
+def test_jpeg_masks_of_black_and_white(tmp_path, image):
+    image(tmp_path / "images/a.png")
+    save(tmp_path / "masks/a.jpg", (semantic() > 0).astype(np.uint8) * 255)
+    _, sets = read_folder(tmp_path, Conversion("connected"))
+    assert [obj.box for obj in sets["train"].images[0].objects] == [
+        (2, 2, 8, 8), (30, 2, 10, 8), (2, 20, 8, 10),
+    ]  # fmt: skip
+
+
+def test_void_of_voc(tmp_path, image):
+    image(tmp_path / "images/a.jpg")
+    pixels = two_objects() // 100 + (two_objects() == 3).astype(np.uint8)
+    pixels[4, 10:20] = pixels[30, 30:50] = 255
+    save(tmp_path / "masks/a.png", pixels)
+    _, sets = read_folder(tmp_path)
+    assert len(sets["train"].images[0].objects) == 2
+    (finding,) = sets["train"].findings
+    assert finding.what == "the value 255 in mask images"
+
+
+def test_alpha_channel(tmp_path, image):
+    image(tmp_path / "images/a.jpg")
+    pixels = np.full((40, 60, 4), 90, np.uint8)
+    pixels[..., 3] = (semantic() == 2) * 255
+    save(tmp_path / "masks/a.png", pixels)
+    _, sets = read_folder(tmp_path)
+    assert [obj.box for obj in sets["train"].images[0].objects] == [(30, 2, 10, 8)]
+
+
+@pytest.mark.parametrize(
+    ("photo", "mask"),
+    [
+        ("PNGImages/a.png", "PedMasks/a_mask.png"),
+        ("images/train/a.png", "masks/train/a.png"),
+        ("train/images/a.jpg", "train/masks/a_label.tif"),
+        ("set/a.png", "set/a_cp_masks.png"),
+        ("JPEGImages/a.jpg", "SegmentationObject/a.png"),
+        ("imgs/a.b.jpg", "gt/a.b.png"),
+    ],
+)
+def test_usual_names(tmp_path, image, photo, mask):
+    image(tmp_path / photo)
+    save(tmp_path / mask, two_objects())
+    assert_two_objects(to_coco(read(tmp_path))["annotations"])
+
+
+def test_splits_by_folder(tmp_path, image):
+    for split in ("train", "val", "test"):
+        image(tmp_path / f"images/{split}/{split}.png")
+        save(tmp_path / f"masks/{split}/{split}.png", (two_objects() > 0).astype(np.uint8))
+    _, sets = read_folder(tmp_path)
+    assert {split: [one.file.stem for one in sets[split].images] for split in sets} == {
+        "train": ["train"], "val": ["val"],
+    }  # fmt: skip
+    (finding,) = sets["train"].findings
+    assert (finding.what, finding.count) == ("images of the test set", 1)
+
+
+def test_categories_of_cvat_masks(tmp_path, image, text):
+    image(tmp_path / "JPEGImages/a.jpg")
+    objects, classes = (np.zeros((40, 60, 3), np.uint8) for _ in range(2))
+    for value, color, column in ((1, (128, 0, 0), 5), (2, (0, 128, 0), 20), (3, (128, 0, 0), 35)):
+        objects[5:15, column : column + 10] = value
+        classes[5:15, column : column + 10] = color
+    save(tmp_path / "SegmentationObject/a.png", objects)
+    save(tmp_path / "SegmentationClass/a.png", classes)
+    text(
+        tmp_path / "labelmap.txt", "# label:color_rgb:parts:actions\ncat:128,0,0::\ndog:0,128,0::\n"
+    )
+    assert [obj.category for obj in read(tmp_path).images[0].objects] == ["cat", "dog", "cat"]
+
+
+def test_bad_masks_are_skipped(tmp_path, image):
+    for name in "abc":
+        image(tmp_path / f"images/{name}.jpg")
+        save(tmp_path / f"masks/{name}/1.png", two_objects())
+        save(tmp_path / f"masks/{name}/2.png", np.zeros((40, 60), np.uint8))
+    with pytest.raises(DataError, match=r"\(3 bad labels\)"):
+        read_folder(tmp_path)
+    _, sets = read_folder(tmp_path, Conversion(skip_bad=True))
+    assert [len(one.objects) for one in sets["train"].images] == [1, 1, 1]
+
+
+def test_pieces_agree_with_scipy():
+    ndimage = pytest.importorskip("scipy.ndimage")
+    generator = np.random.default_rng(0)
+    for shape in ((1, 1), (7, 1), (1, 9), (30, 41)):
+        values = generator.integers(0, 3, shape)
+        pieces = label_pieces(values)
+        assert ((pieces == 0) == (values == 0)).all()
+        count = 0
+        for value in (1, 2):
+            expected, number = ndimage.label(values == value, np.ones((3, 3)))
+            count += number
+            pairs = set(zip(expected[values == value], pieces[values == value], strict=True))
+            assert len(pairs) == number
+        assert len(np.unique(pieces[pieces > 0])) == count

@@ -48,10 +48,18 @@ def test_pixels_are_counted_from_1(voc):
 
 
 def test_coordinate_of_0_means_that_pixels_are_counted_from_0(voc, text):
-    text(voc / "Annotations/b.xml", xml(("dog", 0, 0, 1.5, 10, 20), name="b.jpg"))
+    text(voc / "Annotations/b.xml", xml(("dog", 0, 0, 1, 10, 20), name="b.jpg"))
     cat, dog = to_coco(read(voc)["train"])["annotations"]
-    assert dog["bbox"] == [0, 1.5, 10, 18.5]
+    assert dog["bbox"] == [0, 1, 10, 19]
     assert cat["bbox"] == [11, 2, 19, 10]
+
+
+def test_decimals_are_continuous_coordinates(voc, text):
+    file = xml(("dog", 0, 0.5, 1.0, 10, 20), ("dog", 0, 3, 4, 5, 6), name="b.jpg")
+    text(voc / "Annotations/b.xml", file)
+    cat, *dogs = to_coco(read(voc)["train"])["annotations"]
+    assert [dog["bbox"] for dog in dogs] == [[0.5, 1, 9.5, 19], [3, 4, 2, 2]]
+    assert cat["bbox"] == [10, 1, 20, 11]  # another file, whose pixels are counted from 1
 
 
 def test_names_with_blanks_in_lists(voc, image, text):
@@ -90,7 +98,7 @@ def test_files_without_size_next_to_images(tmp_path, image, text):
     [
         ("<annotation>", "is not XML: no element found: line 1"),
         (xml(("cat", 0, 5, 5, 3, 9)), r"object 1 \(cat\): width -1 and height 5 must be positive"),
-        (xml(("cat", 0, "a", 5, 3, 9)), "object 1: could not convert string to float: 'a'"),
+        (xml(("cat", 0, "a", 5, 3, 9)), "object 1: bndbox/xmin is 'a', not a number"),
         (xml().replace("</annotation>", "<object/></annotation>"), "object 1: an element <object>"),
         (
             xml(name="other.jpg", size=(9, 9)),
@@ -111,5 +119,5 @@ def test_missing_and_ambiguous_images(voc, image):
         read_folder(voc)
     second.unlink()
     (voc / "JPEGImages/a.jpg").unlink()
-    with pytest.raises(DataError, match=r"a\.xml: its image .* does not exist in any"):
+    with pytest.raises(DataError, match=r"a\.xml: its image .* is not in .*--images"):
         read_folder(voc)

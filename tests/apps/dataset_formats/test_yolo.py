@@ -1,5 +1,7 @@
 """Test reading YOLO's text files."""
 
+import re
+
 import pytest
 
 from detlite.apps.dataset_formats.find_annotations import read_folder
@@ -65,10 +67,12 @@ def test_labels_next_to_images_and_classes_txt(tmp_path, image, text):
         ("-1 0.5 0.5 0.1 0.1", "category -1 must be in 0..1"),
         ("0 30 20 10 10", "30 is not between 0 and 1: coordinates must be fractions"),
         ("0 0.5 0.5 0.1", "has 3 numbers after the category"),
-        ("0 0.5 0.5 0.1 0.1 0.9", "has 5 numbers after the category"),
         ("0 0.5 0.5 0.1 0.1 0.1 0.1 0.5", "has 7 numbers after the category"),
         ("0 0.5 nan 0.1 0.1", "nan is not between 0 and 1"),
-        ("cat 0.5 0.5 0.1 0.1", "invalid literal for int() with base 10: 'cat'"),
+        (
+            "cat 0.5 0.5 0.1 0.1",
+            "needs a category number and fractions (could not convert string to float: 'cat')",
+        ),
         ("0 0.5 0.5 0.1 0", "the object has no area inside the 60x40 image"),
         ("0 0.5,0.5 0.1 0.1", "could not convert string to float: '0.5,0.5'"),
     ],
@@ -90,13 +94,13 @@ def test_invalid_line(yolo, text, line, problem):
         ("names: [a, a]", "names contains a duplicate"),
         ("names: [a]\nnc: 2", "nc is 2, but there are 1 names"),
         ("names: [a]\ntrain: nowhere", "train is 'nowhere', but .* does not exist"),
-        ("names: [a]\nkpt_shape: [17, 3]", "keypoints in YOLO's format are not supported"),
+        ("names: [a]\nkpt_shape: [17]", "kpt_shape is [17], not"),
         ("names: [a", "is not YAML"),
     ],
 )
 def test_invalid_yaml(yolo, text, content, problem):
     file = text(yolo / "data.yaml", content)
-    with pytest.raises(DataError, match=problem.replace("{", r"\{")) as raised:
+    with pytest.raises(DataError, match=re.escape(problem).replace(r"\.\*", ".*")) as raised:
         read_folder(yolo)
     assert str(raised.value).startswith(f"{file}: ")
 

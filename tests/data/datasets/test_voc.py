@@ -83,7 +83,7 @@ def test_error_names_a_missing_file(voc, small_cfg, missing):
     ("text", "message"),
     [
         ("<annotation>", "is not XML"),
-        ("<annotation></annotation>", "<annotation> has no size/height"),
+        ("<annotation></annotation>", "has no size of the image"),
         ("<annotation><size><width>a</width><height>b</height></size></annotation>", "'b'"),
         (
             "<annotation><size><width>9</width><height>9</height></size>"

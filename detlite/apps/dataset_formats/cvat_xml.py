@@ -1,0 +1,87 @@
+"""Read CVAT's own XML: "CVAT for images 1.1" and "CVAT for video 1.1".
+
+Boxes, polygons, masks and ellipses are objects, and the points of a skeleton are keypoints. Shapes
+with the same label and group form one object. Tags are not read.
+"""
+
+import xml.etree.ElementTree as ET
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from detlite.data.errors import DataError
+
+from .file_tree import SPLITS, FileTree
+from .labeled_dataset import Conversion
+from .shapes import ImageLabels, Shape, bounding_box, box_shape, ellipse_shape
+
+_NOT_SHAPES = ("tag", "attribute")
+
+
+def cvat_labels(file: Path, tree: FileTree, conversion: Conversion) -> Iterator[ImageLabels]:
+    """Yield the images of a file, or the frames of a video, which are frame_000000.* and so on."""
+    try:
+        root = ET.parse(file).getroot()
+    except ET.ParseError as error:
+        raise DataError(f"{file}: is not XML: {error}") from error
+    for node in root.iter("image"):
+        labels = ImageLabels(node.attrib["name"], size=_size(node))
+        labels.split = SPLITS.get(node.get("subset", "").lower())
+        labels.shapes = [
+            _shape(one, one.get("label", "")) for one in node if one.tag not in _NOT_SHAPES
+        ]
+        yield labels
+    frames: defaultdict[int, list[Shape]] = defaultdict(list)
+    for track in root.iter("track"):
+        for node in track:
+            if node.tag not in _NOT_SHAPES and node.get("outside") != "1":
+                frames[int(node.attrib["frame"])].append(_shape(node, track.attrib["label"]))
+    size = next(map(_size, root.iter("original_size")), (0, 0))
+    for number, shapes in sorted(frames.items()):
+        yield ImageLabels(f"frame_{number:06d}", shapes, size)
+
+
+def _size(node: ET.Element) -> tuple[int, int]:
+    """Return (height, width), which are attributes of an image and children for a video."""
+    values = (node.get(side) or node.findtext(side) or "0" for side in ("height", "width"))
+    height, width = (round(float(value)) for value in values)
+    return height, width
+
+
+def _shape(node: ET.Element, label: str) -> Shape:
+    shape = Shape(label, problem=f"a shape of type {node.tag} is not an object; remove it")
+    values, turn = node.attrib, float(node.get("rotation") or 0)
+    if node.tag == "box":
+        x1, y1, x2, y2 = (float(values[key]) for key in ("xtl", "ytl", "xbr", "ybr"))
+        center = (x1 + x2) / 2, (y1 + y2) / 2
+        shape = box_shape(label, (x1, y1, x2 - x1, y2 - y1), turn, center)
+    elif node.tag == "ellipse":
+        x, y, rx, ry = (float(values[key]) for key in ("cx", "cy", "rx", "ry"))
+        shape = ellipse_shape(label, (x, y), (rx, ry), turn)
+    elif node.tag == "polygon":
+        shape = Shape(label, _points(node))
+    elif node.tag == "mask":
+        left, top, width, height = (int(values[key]) for key in ("left", "top", "width", "height"))
+        runs = [int(run) for run in values["rle"].split(",")]  # row by row, background first
+        mask = np.repeat(np.arange(len(runs)) % 2 == 1, runs).reshape(height, width)
+        shape = Shape(label, mask=mask, origin=(left, top))
+    elif node.tag == "skeleton":
+        points = [one for one in node.iter("points") if one.get("outside") != "1"]
+        x, y, w, h = bounding_box([_points(one) for one in points])
+        shape = box_shape(label, (x, y, w, h))
+        shape.keypoints = {one.get("label", ""): _keypoint(one) for one in points}
+    group = values.get("group_id", "0")
+    shape.group = None if group == "0" else group
+    return shape
+
+
+def _keypoint(node: ET.Element) -> tuple[float, float, int]:
+    x, y = _points(node)
+    return x, y, 1 if node.get("occluded") == "1" else 2
+
+
+def _points(node: ET.Element) -> list[float]:
+    points = filter(None, node.attrib["points"].split(";"))
+    return [float(value) for point in points for value in point.split(",")]

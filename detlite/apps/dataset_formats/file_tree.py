@@ -1,0 +1,185 @@
+"""The files of a dataset, found by the names that label files of any machine give them."""
+
+import json
+import os
+import re
+import unicodedata
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+from detlite.data.errors import DataError
+from detlite.data.loading.image_readers import image_suffixes
+
+OUTPUT_FOLDER = "detlite"  # in the folder of a dataset, for the files that `detlite init` writes
+SPLITS = {"train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val",
+          "test": "test", "testing": "test"}  # fmt: skip
+_LABEL_FOLDERS = {"annotations", "labels", "ann"}
+_JUNK = {"__macosx", "thumbs.db", "desktop.ini"}  # of macOS and Windows, next to hidden files
+_UPLOAD_PREFIX = re.compile(r"[0-9a-f]{8}-(?=.)")  # Label Studio puts it in front of file names
+_SAMPLE = 3  # files that decide the format
+_HEAD = 1 << 16  # bytes at the start and the end of a file that `excerpt` returns
+
+
+class FileTree:
+    """The files in a folder and its subfolders, except hidden ones and those of macOS and Windows.
+
+    Args:
+        data: a folder, or a label file, which is then the only one. Images are searched for in its
+            folder, or in the parent of a folder such as `labels`.
+        images: folder to search for images in instead.
+
+    Attributes:
+        root: the folder.
+        files: all files, sorted.
+        images: the image files, sorted.
+    """
+
+    def __init__(self, data: Path, images: Path | None = None) -> None:
+        self.root, self.data = (data if data.is_dir() else data.parent), data
+        self.files = list_files(self.root) if data.is_dir() else [data]
+        root = self.root
+        if images is None and data.is_file() and root.name.lower() in _LABEL_FOLDERS:
+            root = root.parent
+        self.image_root, suffixes = images or root, image_suffixes()
+        files = self.files if data.is_dir() and images is None else list_files(self.image_root)
+        self.images = [file for file in files if file.suffix.lower() in suffixes]
+        self._by_name: defaultdict[str, list[Path]] = defaultdict(list)
+        for file in self.images:
+            self._by_name[_key(file.name)].append(file)
+            self._by_name[_key(file.stem)].append(file)
+
+    def with_suffix(self, *suffixes: str) -> list[Path]:
+        """Return the files with one of the suffixes."""
+        return [file for file in self.files if file.suffix.lower() in suffixes]
+
+    def contains(self, suffix: str, pattern: str) -> bool:
+        """Return True if one of the first files with a suffix contains a pattern."""
+        files = self.with_suffix(suffix)[:_SAMPLE]
+        return any(re.search(pattern, excerpt(file), re.DOTALL) for file in files)
+
+    def image(self, name: str, label_file: Path, one_each: bool = False) -> Path:
+        """Return the image that a label file names.
+
+        Names may be paths of another machine with either slash, URLs, or lack the suffix. Of
+        several images, the one that shares most folders with the name is returned, and then the
+        one that is nearest to the label file.
+
+        Args:
+            name: the name, which may be empty with `one_each`.
+            label_file: the file that contains the name.
+            one_each: the file labels a single image, so one with the same stem is accepted too.
+
+        Raises:
+            DataError: there is no such image, or there are several.
+        """
+        path = _as_path(name)
+        direct = os.path.normpath(label_file.parent / path)
+        if path and os.path.isfile(direct) and Path(direct).suffix.lower() in image_suffixes():
+            return Path(direct)
+        last = path.rpartition("/")[2]
+        own = label_file.stem if one_each else ""
+        for key in (last, _UPLOAD_PREFIX.sub("", last, 1), os.path.splitext(last)[0], own):
+            if candidates := self._by_name.get(_key(key)) if key else None:
+                return _best(candidates, path, label_file)
+        raise DataError(
+            f"{label_file}: its image {name!r} is not in {self.image_root}. Name the folder of the "
+            "images with --images, or export the labels together with the images"
+        )
+
+    def locate(self, name: str, base: Path) -> Path | None:
+        """Return the file or folder of a path; its first folders may be of another machine."""
+        parts = [part for part in _as_path(name).split("/") if part not in ("", ".")]
+        for start in range(len(parts) + 1):
+            for folder in dict.fromkeys((base, self.root)):
+                path = folder.joinpath(*parts[start:])
+                if path.exists() and (parts[start:] or not parts):
+                    return Path(os.path.normpath(path))
+        return None
+
+    def split_of(self, file: Path) -> str | None:
+        """Return "train", "val" or "test" if a folder of the file is named so, as in train2017."""
+        inside = file.is_relative_to(self.root)
+        folders = file.relative_to(self.root).parent.parts if inside else ()
+        names = (re.sub(r"[\W\d_]+$", "", name.lower()) for name in folders)
+        return next((SPLITS[name] for name in names if name in SPLITS), None)
+
+
+def list_files(folder: Path) -> list[Path]:
+    """List the files in a folder and its subfolders, except hidden ones and files of systems."""
+    files: list[Path] = []
+    for parent, folders, names in os.walk(folder):
+        skipped = {OUTPUT_FOLDER} if Path(parent) == folder else set()
+        folders[:] = [name for name in folders if not _is_junk(name) and name not in skipped]
+        files += [Path(parent, name) for name in names if not _is_junk(name)]
+    return sorted(files)
+
+
+def excerpt(file: Path) -> str:
+    """Return the text at the start and at the end of a file, whatever its encoding."""
+    with file.open("rb") as stream:
+        head = stream.read(_HEAD)
+        stream.seek(max(os.path.getsize(file) - _HEAD, len(head)))
+        data = head + stream.read()
+    return data.decode(json.detect_encoding(data), "replace")
+
+
+def read_json(file: Path) -> Any:
+    """Return the content of a JSON file. Raises DataError."""
+    try:
+        return json.loads(file.read_bytes())
+    except OSError as error:
+        raise DataError(f"{file}: cannot be read ({error.strerror})") from error
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{file}: is not JSON: {error}") from error
+
+
+def read_lines(file: Path) -> list[str]:
+    """Return the lines of a text file. Raises DataError."""
+    try:
+        return file.read_text(encoding="utf-8-sig").splitlines()
+    except OSError as error:
+        raise DataError(f"{file}: cannot be read ({error.strerror})") from error
+    except UnicodeDecodeError as error:
+        raise DataError(f"{file}: is not text in UTF-8 ({error})") from error
+
+
+def _is_junk(name: str) -> bool:
+    return name.startswith(".") or name.lower() in _JUNK
+
+
+def _key(name: str) -> str:
+    """Return a form of a file name that is the same for all systems and notations."""
+    return unicodedata.normalize("NFC", unquote(name)).casefold()
+
+
+def _as_path(name: str) -> str:
+    """Return a path with slashes; of a URL its path, or that of Label Studio's local files."""
+    text = name.strip().replace("\\", "/")
+    if "?d=" in text:
+        text = unquote(text.partition("?d=")[2])
+    return text.partition("?")[0] if "://" in text else text
+
+
+def _best(candidates: Iterable[Path], name: str, label_file: Path) -> Path:
+    """Return the candidate with most trailing folders of a name, and then the nearest one."""
+    parts = [_key(part) for part in name.split("/")[-2::-1]]
+
+    def rank(file: Path) -> tuple[int, int]:
+        same = 0
+        for part, folder in zip(parts, file.parts[-2::-1], strict=False):
+            if part != _key(folder):
+                break
+            same += 1
+        common = os.path.commonpath([file, label_file.parent])
+        return same, len(Path(common).parts)
+
+    ranked = sorted(candidates, key=rank, reverse=True)
+    if len(ranked) > 1 and rank(ranked[0]) == rank(ranked[1]):
+        raise DataError(
+            f"{label_file}: {name.rpartition('/')[2] or ranked[0].stem} is ambiguous: "
+            f"{ranked[0]} or {ranked[1]}; remove one"
+        )
+    return ranked[0]

@@ -1,0 +1,239 @@
+"""Shapes as annotation tools store them, and the reader that turns them into labeled objects.
+
+Each format yields the labels of images from its files. Finding the images, checking sizes and
+converting shapes to objects is the same for all of them.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from detlite.data.errors import DataError
+from detlite.data.loading.image_io import image_size
+from detlite.structures.masks.formats import encode_bitmap, to_bitmap
+
+from .file_tree import FileTree
+from .labeled_dataset import Conversion, LabeledDataset, LabeledImage, LabeledObject, category_names
+
+_ELLIPSE_CORNERS = 36
+_IGNORED = "__ignore__"  # LabelMe's label of regions where objects are not labeled
+_UNLABELED = (_IGNORED, "_background_")
+
+
+@dataclass
+class Shape:
+    """A part of an object.
+
+    Attributes:
+        category: name of the category.
+        corners: flat list [x1, y1, x2, y2, ...] in pixels.
+        polygon: the corners form a polygon; False: only their bounding box is known.
+        holes: polygons that do not belong to the object.
+        mask: bool [h, w], instead of a polygon; `origin` is its upper left pixel (x, y).
+        group: equal for the parts of an object; None if it is the only one.
+        crowd, keypoints: as of `LabeledObject`.
+        problem: why it is not an object.
+        where: its place in the file, with punctuation.
+    """
+
+    category: str
+    corners: Sequence[float] = ()
+    polygon: bool = True
+    holes: Sequence[Sequence[float]] = ()
+    mask: np.ndarray | None = None
+    origin: tuple[int, int] = (0, 0)
+    group: Any = None
+    crowd: bool = False
+    keypoints: Mapping[str, tuple[float, float, int]] = field(default_factory=dict)
+    problem: str = ""
+    where: str = ""
+
+
+@dataclass
+class ImageLabels:
+    """The labels of an image: its name in the file, its (height, width) if known, and its shapes.
+
+    `file` is the image if the file contains it.
+    """
+
+    name: str
+    shapes: list[Shape] = field(default_factory=list)
+    size: tuple[int, int] = (0, 0)
+    split: str | None = None
+    file: Path | None = None
+
+
+LabelsOf = Callable[[Path, FileTree, Conversion], Iterator[ImageLabels]]
+
+
+def read_shapes(
+    labels_of: LabelsOf, suffix: str, tree: FileTree, conversion: Conversion
+) -> LabeledDataset:
+    """Read all files with a suffix by the function of their format.
+
+    Raises:
+        DataError: there are no images.
+    """
+    images = []
+    for file in tree.with_suffix(suffix):
+        found: list[ImageLabels] = []
+        with conversion.collect():
+            try:
+                found = list(labels_of(file, tree, conversion))
+            except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+                if isinstance(error, DataError):
+                    raise
+                raise DataError(f"{file}: is not complete ({error!r}): export it again") from error
+        for labels in found:
+            with conversion.collect():
+                path = labels.file or tree.image(labels.name, file, one_each=len(found) == 1)
+                size = check_size(path, labels.size, file)
+                where = f"{file}" if len(found) == 1 else f"{file}: {labels.name}"
+                objects = to_objects(labels.shapes, size, where, conversion)
+                split = labels.split or tree.split_of(path) or tree.split_of(file)
+                images.append(LabeledImage(path, size, objects, split))
+    return LabeledDataset(tree.data, _without_unlabeled(images, conversion))
+
+
+def to_objects(
+    shapes: Sequence[Shape], size: tuple[int, int], where: str, conversion: Conversion
+) -> list[LabeledObject]:
+    """Return the objects of an image: shapes with the same category and group are one."""
+    objects: list[LabeledObject] = []
+    places: dict[Any, int] = {}
+    for number, shape in enumerate(shapes, start=1):
+        with conversion.collect():
+            name = f" ({shape.category})" if shape.category else ""
+            place = f"{where}{shape.where or f': object {number}{name}'}"
+            part = _to_object(shape, size, place)
+            key = number if shape.group is None else (shape.category, shape.group)
+            if key not in places:
+                places[key] = len(objects)
+                objects.append(part)
+                continue
+            first = objects[places[key]]
+            if not (isinstance(first.segmentation, list) and isinstance(part.segmentation, list)):
+                raise DataError(
+                    f"{place}: is in a group with another shape, but only polygons can be"
+                )
+            polygons = [*first.segmentation, *part.segmentation]
+            box = bounding_box(polygons)
+            objects[places[key]] = replace(first, box=box, segmentation=polygons)
+    return objects
+
+
+def _to_object(shape: Shape, size: tuple[int, int], where: str) -> LabeledObject:
+    """Return the object of a shape, clipped to the image. Raises DataError."""
+    if shape.problem:
+        raise DataError(f"{where}: {shape.problem}")
+    height, width = size
+    if shape.mask is not None:
+        (x, y), (h, w) = shape.origin, shape.mask.shape
+        if min(x, y) < 0 or x + w > width or y + h > height:
+            raise DataError(f"{where}: its mask extends beyond the {width}x{height} image")
+        bitmap = np.zeros(size, bool)
+        bitmap[y : y + h, x : x + w] = shape.mask
+        obj = object_from_bitmap(shape.category, bitmap, where)
+        box = bounding_box([shape.corners]) if shape.corners else obj.box
+        return replace(obj, box=box, crowd=shape.crowd, keypoints=shape.keypoints)
+    if len(shape.corners) < (6 if shape.polygon else 4):
+        raise DataError(f"{where}: a polygon of {len(shape.corners) // 2} points needs 3")
+    if not np.isfinite(shape.corners).all():
+        raise DataError(f"{where}: has a corner that is not finite")
+    clipped = [
+        min(max(float(value), 0.0), float(height if index % 2 else width))
+        for index, value in enumerate(shape.corners)
+    ]
+    box = bounding_box([clipped])
+    if min(box[2:]) <= 0:
+        raise DataError(f"{where}: the object has no area inside the {width}x{height} image")
+    if shape.holes:
+        outer, inner = (to_bitmap(rings, *size) for rings in ([clipped], list(shape.holes)))
+        obj = object_from_bitmap(shape.category, outer > inner, where)
+        return replace(obj, crowd=shape.crowd, keypoints=shape.keypoints)
+    polygons = [clipped] if shape.polygon else None
+    return LabeledObject(shape.category, box, polygons, shape.crowd, shape.keypoints)
+
+
+def object_from_bitmap(category: str, bitmap: np.ndarray, where: str) -> LabeledObject:
+    """Return the object with the mask bool [H, W], which must not be empty."""
+    rows, columns = np.flatnonzero(bitmap.any(axis=1)), np.flatnonzero(bitmap.any(axis=0))
+    if not len(rows):
+        raise DataError(f"{where}: the mask is empty: no pixel of the object is set; remove it")
+    x, y = float(columns[0]), float(rows[0])
+    box = (x, y, float(columns[-1] + 1) - x, float(rows[-1] + 1) - y)
+    return LabeledObject(category, box, encode_bitmap(bitmap))
+
+
+def box_shape(
+    category: str, box: Sequence[float], degrees: float = 0, pivot: Sequence[float] = ()
+) -> Shape:
+    """Return the shape of a box (x, y, w, h), turned clockwise at a point (default: x, y)."""
+    x, y, w, h = box
+    if not degrees:
+        return Shape(category, [x, y, x + w, y + h], polygon=False)
+    corners = [(x, y), (x + w, y), (x + w, y + h), (x, y + h)]
+    return Shape(category, _rotated(np.array(corners), pivot or (x, y), degrees))
+
+
+def ellipse_shape(
+    category: str, center: Sequence[float], radii: Sequence[float], degrees: float = 0
+) -> Shape:
+    """Return the polygon of an ellipse, turned clockwise."""
+    angles = np.arange(_ELLIPSE_CORNERS) * 2 * np.pi / _ELLIPSE_CORNERS
+    points = np.stack([np.cos(angles), np.sin(angles)], axis=1) * radii + center
+    return Shape(category, _rotated(points, center, degrees))
+
+
+def _rotated(points: np.ndarray, pivot: Sequence[float], degrees: float) -> list[float]:
+    """Return points [N, 2], turned clockwise in the image, as a flat list."""
+    cos, sin = np.cos(np.deg2rad(degrees)), np.sin(np.deg2rad(degrees))
+    turned = (points - pivot) @ np.array([[cos, sin], [-sin, cos]]) + pivot
+    return [float(value) for value in turned.ravel()]
+
+
+def flat(points: Sequence[Sequence[float]]) -> list[float]:
+    """Return points [(x, y), ...] as a flat list."""
+    return [float(value) for point in points for value in point[:2]]
+
+
+def bounding_box(polygons: Sequence[Sequence[float]]) -> tuple[float, float, float, float]:
+    """Return the box (x, y, width, height) of polygons [x1, y1, x2, y2, ...]."""
+    xs = [value for polygon in polygons for value in polygon[0::2]]
+    ys = [value for polygon in polygons for value in polygon[1::2]]
+    return min(xs), min(ys), max(xs) - min(xs), max(ys) - min(ys)
+
+
+def check_size(image: Path, expected: Sequence[Any], file: Path) -> tuple[int, int]:
+    """Return the (height, width) of an image, which must be the expected size of `file`, if known.
+
+    Raises:
+        DataError: the sizes differ, or the image cannot be read.
+    """
+    size = image_size(image)
+    if all(expected) and tuple(expected) != size:
+        raise DataError(
+            f"{file}: its size is {expected[1]}x{expected[0]} (width x height), but {image} is "
+            f"{size[1]}x{size[0]}"
+        )
+    return size
+
+
+def _without_unlabeled(images: list[LabeledImage], conversion: Conversion) -> list[LabeledImage]:
+    """Turn regions labeled `__ignore__` into a crowd of each category."""
+    names = [name for name in category_names(images) if name not in _UNLABELED]
+    result = []
+    for image in images:
+        objects = [obj for obj in image.objects if obj.category not in _UNLABELED]
+        for obj in image.objects:
+            if obj.category in _UNLABELED:
+                text = "They are ignored: neither trained on nor evaluated."
+                what = f"regions labeled {obj.category}"
+                conversion.findings.add(what, text, str(image.file), "region")
+            if obj.category == _IGNORED:
+                objects += [replace(obj, category=name, crowd=True) for name in names]
+        result.append(replace(image, objects=objects))
+    return result

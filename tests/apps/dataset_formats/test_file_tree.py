@@ -1,0 +1,83 @@
+"""Test finding the files that label files of any machine name."""
+
+import unicodedata
+from pathlib import Path
+
+import pytest
+
+from detlite.apps.dataset_formats.file_tree import FileTree
+from detlite.data.errors import DataError
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "Ä b.png",
+        "ä b.PNG",
+        r"C:\data\pictures\Ä b.png",
+        "/home/someone/pictures/Ä b.png",
+        "%C3%84%20b.png",
+        unicodedata.normalize("NFD", "Ä b.png"),
+        "/data/upload/7/0a1b2c3d-Ä b.png",
+        "/data/local-files/?d=set%2Fpictures%2F%C3%84%20b.png",
+        "http://host:8080/pictures/Ä%20b.png?token=5",
+        "Ä b",
+        "Ä b.tif",
+    ],
+)
+def test_names_of_other_machines(tmp_path, image, name):
+    file = image(tmp_path / "pictures/Ä b.png", 4, 4)
+    image(tmp_path / "pictures/other.png", 4, 4)
+    tree = FileTree(tmp_path)
+    assert tree.image(name, tmp_path / "labels/x.json") == file
+
+
+def test_files_of_systems_are_no_files(tmp_path, image, text):
+    file = image(tmp_path / "a.png", 4, 4)
+    for name in ("._a.png", ".DS_Store", "__MACOSX/a.png", "Thumbs.db", "detlite/images/a.png"):
+        text(tmp_path / name, "")
+    assert FileTree(tmp_path).files == [file]
+
+
+def test_image_next_to_the_label_file_or_with_the_same_folders(tmp_path, image):
+    train, val = (image(tmp_path / f"{split}/images/a.png", 4, 4) for split in ("train", "val"))
+    tree = FileTree(tmp_path)
+    assert tree.image("a.png", tmp_path / "val/labels/a.txt") == val
+    assert tree.image("data/train/images/a.png", tmp_path / "list.txt") == train
+    with pytest.raises(DataError, match=r"list\.txt: a\.png is ambiguous: .*a\.png or .*a\.png"):
+        tree.image("a.png", tmp_path / "list.txt")
+    with pytest.raises(DataError, match=r"list\.txt: its image 'b\.png' is not in .*--images"):
+        tree.image("b.png", tmp_path / "list.txt")
+
+
+def test_images_of_a_label_file(tmp_path, image, text):
+    file = image(tmp_path / "images/a.png", 4, 4)
+    labels = text(tmp_path / "labels/all.json", "{}")
+    other = image(tmp_path / "elsewhere/a.png", 4, 4)
+    assert FileTree(labels, tmp_path / "elsewhere").image("a.png", labels) == other
+    other.unlink()
+    assert FileTree(labels).image("a.png", labels) == file
+
+
+def test_locate_paths_of_other_machines(tmp_path, text):
+    file = text(tmp_path / "lists/train.txt", "")
+    tree = FileTree(tmp_path)
+    for name in ("lists/train.txt", "data/lists/train.txt", r"D:\set\lists\train.txt"):
+        assert tree.locate(name, tmp_path) == file
+    assert tree.locate(".", tmp_path / "lists") == tmp_path / "lists"
+    assert tree.locate("data/val.txt", tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    ("path", "split"),
+    [
+        ("train2017/a.png", "train"),
+        ("images/Validation/a.png", "val"),
+        ("test_1/images/a.png", "test"),
+        ("trains/a.png", None),
+        ("train.png", None),
+    ],
+)
+def test_split_by_folder(tmp_path, path, split):
+    assert FileTree(tmp_path).split_of(tmp_path / path) == split
+    assert FileTree(tmp_path).split_of(Path("/train/a.png")) is None

@@ -1,0 +1,197 @@
+"""Test reading the files of VIA, Label Studio, Supervisely, CreateML and Datumaro."""
+
+import base64
+import io
+import json
+import zlib
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from detlite.apps.dataset_formats.find_annotations import read_folder
+from detlite.apps.dataset_formats.labeled_dataset import Conversion, to_coco
+from detlite.data.errors import DataError
+from detlite.structures.masks.formats import to_bitmap
+
+
+@pytest.fixture
+def read(tmp_path, image, text):
+    """Return `read(path, content)`, which writes the file next to two images and reads it."""
+
+    def write(path, content, format, **options):
+        for name in "ab":
+            image(tmp_path / f"images/{name}.jpg")
+        text(tmp_path / path, content if isinstance(content, str) else json.dumps(content))
+        found, sets = read_folder(tmp_path, Conversion(**options))
+        assert found == format
+        return to_coco(sets["train"])
+
+    return write
+
+
+def names_and_boxes(content):
+    names = {row["id"]: row["name"] for row in content["categories"]}
+    return [(names[row["category_id"]], row["bbox"]) for row in content["annotations"]]
+
+
+RECT = {"name": "rect", "x": 5, "y": 6, "width": 10, "height": 8}
+POLYGON = {"name": "polygon", "all_points_x": [1, 20, 20], "all_points_y": [2, 2, 30.5]}
+CIRCLE = {"name": "circle", "cx": 30, "cy": 20, "r": 5}
+
+
+def via(*shapes, attributes=None, as_dict=False):
+    regions = [
+        {"shape_attributes": shape, "region_attributes": attributes or {"class": "cell"}}
+        for shape in shapes
+    ]
+    if as_dict:
+        regions = {str(number): region for number, region in enumerate(regions)}
+    return {"a.jpg123": {"filename": "a.jpg", "size": 123, "regions": regions}}
+
+
+@pytest.mark.parametrize("project", [True, False])
+@pytest.mark.parametrize("as_dict", [True, False])
+def test_via_json(read, project, as_dict):
+    content = via(RECT, POLYGON, CIRCLE, as_dict=as_dict)
+    content = {"_via_settings": {}, "_via_img_metadata": content} if project else content
+    coco = read("via.json", content, "VIA")
+    assert names_and_boxes(coco) == [
+        ("cell", [5, 6, 10, 8]), ("cell", [1, 2, 19, 28.5]), ("cell", [25, 15, 10, 10]),
+    ]  # fmt: skip
+    assert coco["annotations"][1]["segmentation"] == [[1, 2, 20, 2, 20, 30.5]]
+
+
+def test_via_csv(read):
+    def row(shape, count, attributes):
+        texts = (json.dumps(one).replace('"', '""') for one in (shape, attributes))
+        return 'a.jpg,123,"{{}}",{},0,"{}","{}"\n'.format(count, *texts)
+
+    header = (
+        "filename,file_size,file_attributes,region_count,region_id,region_shape_attributes,"
+        "region_attributes\n"
+    )
+    lines = header + row(RECT, 1, {"name": "cell"}) + row({}, 0, {})
+    assert names_and_boxes(read("via.csv", lines, "VIA csv")) == [("cell", [5, 6, 10, 8])]
+
+
+def test_via_attributes(read):
+    chosen = {"type": {"cat": True, "dog": False}, "id": "3"}
+    assert names_and_boxes(read("via.json", via(RECT, attributes=chosen), "VIA"))[0][0] == "cat"
+    with pytest.raises(DataError, match=r"attributes id, kind\. Name the one with the category"):
+        read("via.json", via(RECT, attributes={"id": "1", "kind": "cat"}), "VIA")
+    content = via(RECT, {"name": "polyline"})
+    with pytest.raises(DataError, match=r"object 2 \(cell\): a polyline is not an object"):
+        read("via.json", content, "VIA")
+    assert len(read("via.json", content, "VIA", skip_bad=True)["annotations"]) == 1
+
+
+def task(*values, image="/data/upload/1/0a1b2c3d-a.jpg", **more):
+    result = [
+        {"id": f"r{k}", "from_name": "x", "original_width": 60, "original_height": 40, **value}
+        for k, value in enumerate(values)
+    ]
+    return {"id": 1, "data": {"image": image}, "annotations": [{"result": result}], **more}
+
+
+BOX = {"x": 10, "y": 25, "width": 50, "height": 50, "rotation": 0, "rectanglelabels": ["car"]}
+
+
+def test_label_studio(read):
+    polygon = {"points": [[0, 0], [50, 0], [50, 50]], "polygonlabels": ["road"]}
+    ellipse = {"x": 50, "y": 50, "radiusX": 10, "radiusY": 10, "ellipselabels": ["car"]}
+    point = {"value": {"x": 20, "y": 50, "width": 1, "keypointlabels": ["wheel"]}, "parentID": "r0"}
+    content = [
+        task({"value": BOX}, {"value": polygon}, {"value": ellipse}, point),
+        task(image="b.jpg"),
+    ]
+    coco = read("project.json", content, "Label Studio")
+    assert [row["file_name"] for row in coco["images"]] == ["a.jpg", "b.jpg"]
+    assert names_and_boxes(coco) == [
+        ("car", [6, 10, 30, 20]), ("road", [0, 0, 30, 20]), ("car", [24, 16, 12, 8]),
+    ]  # fmt: skip
+    assert coco["annotations"][0]["keypoints"] == [12, 20, 2]
+    assert coco["categories"][0]["keypoints"] == ["wheel"]
+
+
+def test_label_studio_min_and_separate_labels(read):
+    rows = [
+        {"image": "a.jpg", "id": 3, "box": [{**BOX, "original_width": 60, "original_height": 40}]}
+    ]
+    assert names_and_boxes(read("min.json", rows, "Label Studio")) == [("car", [6, 10, 30, 20])]
+    place = {key: value for key, value in BOX.items() if key != "rectanglelabels"}
+    both = task({"value": place}, {"id": "r0", "value": {**place, "labels": ["bus"]}})
+    assert names_and_boxes(read("min.json", [both], "Label Studio")) == [("bus", [6, 10, 30, 20])]
+    with pytest.raises(DataError, match="object 1: the region has no label"):
+        read("min.json", [task({"value": place})], "Label Studio")
+
+
+def pack_brush(mask):
+    """Encode a mask as Label Studio does, without runs: count, word size, four lengths, values."""
+    values = np.repeat(mask.ravel().astype(np.uint8) * 255, 4)
+    bits = f"{len(values):032b}{7:05b}" + "".join(f"{size - 1:04b}" for size in (3, 4, 8, 16))
+    for start in range(0, len(values), 8):  # alternately a run and single values
+        part = values[start : start + 8]
+        if (part == part[0]).all():
+            bits += f"100{7:03b}{part[0]:08b}"
+        else:
+            bits += f"001{7:04b}" + "".join(f"{value:08b}" for value in part)
+    bits += "0" * (-len(bits) % 8)
+    return [int(bits[k : k + 8], 2) for k in range(0, len(bits), 8)]
+
+
+def test_label_studio_brush(read):
+    mask = np.zeros((40, 60), bool)
+    mask[5:17, 11:30] = True
+    value = {"format": "rle", "rle": pack_brush(mask), "brushlabels": ["mud"]}
+    coco = read("brush.json", [task({"value": value})], "Label Studio")
+    assert (to_bitmap(coco["annotations"][0]["segmentation"], 40, 60) == mask).all()
+
+
+def test_createml(read):
+    center = {"x": 30, "y": 20.5, "width": 10, "height": 7}
+    rows = [{"image": "a.jpg", "annotations": [{"label": "x", "coordinates": center}]}]
+    assert names_and_boxes(read("_annotations.createml.json", rows, "CreateML")) == [
+        ("x", [25, 17, 10, 7])
+    ]
+
+
+def test_supervisely(tmp_path, read, text):
+    mask = np.zeros((4, 6), np.uint8)
+    mask[1:3, 2:6] = 255
+    buffer = io.BytesIO()
+    Image.fromarray(mask).save(buffer, "PNG")
+    square = [[10, 10], [20, 10], [20, 20], [10, 20]]
+    hole = [[12, 12], [14, 12], [14, 14], [12, 14]]
+    rows = [
+        ("rectangle", {"points": {"exterior": [[1, 2], [10, 11]], "interior": []}}),
+        ("polygon", {"points": {"exterior": square, "interior": [hole]}}),
+        ("bitmap", {"bitmap": {"data": base64.b64encode(zlib.compress(buffer.getvalue())).decode(),
+                               "origin": [30, 5]}}),
+    ]  # fmt: skip
+    objects = [{"classTitle": "cell", "geometryType": kind, **more} for kind, more in rows]
+    content = {"size": {"height": 40, "width": 60}, "objects": objects}
+    text(tmp_path / "meta.json", '{"classes": []}')
+    coco = read("images/ann/a.jpg.json", content, "Supervisely")
+    rectangle, ring, bitmap = coco["annotations"]
+    assert rectangle["bbox"] == [1, 2, 10, 10]
+    assert to_bitmap(ring["segmentation"], 40, 60).sum() == 100 - 4
+    assert bitmap["bbox"] == [32, 6, 4, 2]
+
+
+def test_datumaro(read):
+    mask = {"counts": [10 * 40 + 5, 20, 60 * 40 - 10 * 40 - 25], "size": [40, 60]}
+    rows = [
+        {"type": "bbox", "label_id": 1, "bbox": [1, 2, 3, 4], "group": 0},
+        {"type": "polygon", "label_id": 0, "points": [1, 1, 9, 1, 9, 9], "group": 5},
+        {"type": "polygon", "label_id": 0, "points": [20, 1, 29, 1, 29, 9], "group": 5},
+        {"type": "mask", "label_id": 1, "rle": mask, "attributes": {"is_crowd": True}},
+        {"type": "label", "label_id": 0},
+    ]
+    item = {"id": "a", "annotations": rows, "image": {"path": "a.jpg", "size": [40, 60]}}
+    labels = {"labels": [{"name": "cat"}, {"name": "dog"}]}
+    content = {"info": {}, "categories": {"label": labels}, "items": [item]}
+    box, cat, crowd = read("annotations/default.json", content, "Datumaro")["annotations"]
+    assert box["bbox"] == [1, 2, 3, 4]
+    assert len(cat["segmentation"]) == 2
+    assert (crowd["bbox"], crowd["iscrowd"]) == ([10, 5, 1, 20], 1)

@@ -1,0 +1,31 @@
+"""Test naming the formats that are not read."""
+
+import pytest
+
+from detlite.apps.dataset_formats.find_annotations import UnknownFormatError, read_folder
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "expected"),
+    [
+        ("train/x.tfrecord", "", "is TFRecord, which is not read. In Roboflow"),
+        ("_annotations.csv", "filename,width,height,class,xmin,ymin,xmax,ymax\n", "CSV of boxes"),
+        ("boxes.csv", "ImageID,Source,LabelName,Confidence\n", "is Open Images"),
+        ("a.json", '{"categories": [], "info": {}}', "a json file without images"),
+        ("p.json", '{"annotations": [{"segments_info": []}], "images": 1}', "is COCO panoptic"),
+        ("a_gtFine_polygons.json", '{"imgHeight": 1, "objects": []}', "type: cityscapes"),
+        ("export.ndjson", '{"data_row": {}}', "is Labelbox"),
+        ("v7.json", '{"version": "2.0", "item": {"slots": []}}', "In V7, export as COCO"),
+        ("training/label_2/0.txt", "Car 0.00 0 1.85 387 181 423 203 1 1 1 1 1 1 1", "is KITTI"),
+        ("labels/0.txt", "0 0.5 0.5 0.1 0.1\n", "Add the images"),
+        ("scan.dcm", "", "register a reader"),
+        ("old.xml", "<annotation><object><polygon></polygon></object></annotation>", "old XML"),
+        ("readme.md", "", "contains no annotations of a supported format, but 1 .md. Supported:"),
+    ],
+)
+def test_formats_are_named(tmp_path, text, name, content, expected):
+    text(tmp_path / name, content)
+    with pytest.raises(UnknownFormatError) as raised:
+        read_folder(tmp_path)
+    assert expected in str(raised.value)
+    assert str(raised.value).startswith(str(tmp_path))

@@ -1,0 +1,82 @@
+"""Test turning the shapes of annotation tools into objects."""
+
+import numpy as np
+import pytest
+
+from detlite.apps.dataset_formats.file_tree import FileTree
+from detlite.apps.dataset_formats.labeled_dataset import Conversion
+from detlite.apps.dataset_formats.shapes import (
+    Shape,
+    box_shape,
+    ellipse_shape,
+    read_shapes,
+    to_objects,
+)
+from detlite.data.errors import DataError
+from detlite.structures.masks.formats import to_bitmap
+
+SIZE = (40, 60)
+
+
+def convert(*shapes):
+    conversion = Conversion()
+    objects = to_objects(shapes, SIZE, "a.png", conversion)
+    return objects, conversion
+
+
+def test_holes_are_not_part_of_the_mask():
+    square, hole = [10, 10, 30, 10, 30, 30, 10, 30], [15, 15, 20, 15, 20, 20, 15, 20]
+    (obj,), _ = convert(Shape("ring", square, holes=[hole]))
+    mask = to_bitmap(obj.segmentation, *SIZE)
+    assert mask.sum() == 20 * 20 - 5 * 5
+    assert not mask[15:20, 15:20].any()
+    assert obj.box == (10, 10, 20, 20)
+
+
+def test_boxes_and_ellipses_are_turned_clockwise():
+    (box,), _ = convert(box_shape("a", (30, 10, 10, 4), degrees=90))
+    assert box.box == pytest.approx((26, 10, 4, 10))
+    (ellipse,), _ = convert(ellipse_shape("a", (30, 20), (10, 2), degrees=90))
+    assert ellipse.box == pytest.approx((28, 10, 4, 20), abs=0.1)
+
+
+def test_masks_at_a_position():
+    mask = np.array([[0, 1, 1], [1, 1, 0]], bool)
+    (obj,), _ = convert(Shape("a", mask=mask, origin=(5, 7)))
+    assert obj.box == (5, 7, 3, 2)
+    assert (to_bitmap(obj.segmentation, *SIZE)[7:9, 5:8] == mask).all()
+    _, conversion = convert(Shape("a", mask=mask, origin=(58, 7)))
+    with pytest.raises(DataError, match=r"a\.png: object 1 \(a\): its mask extends beyond"):
+        conversion.finish()
+
+
+def test_all_bad_labels_are_reported_or_skipped():
+    good = box_shape("a", (1, 1, 5, 5))
+    bad = [Shape("a", [1, 1, 2, 2]), Shape("b", problem="is a line"), box_shape("a", (70, 1, 2, 2))]
+    bad.append(Shape("c", [1, 1, float("nan"), 2, 3, 3]))
+    objects, conversion = convert(*bad[:2], good, *bad[2:])
+    assert len(objects) == 1
+    with pytest.raises(DataError) as raised:
+        conversion.finish()
+    message = str(raised.value)
+    for part in (
+        "object 1 (a): a polygon of 2 points needs 3", "object 2 (b): is a line",
+        "object 4 (a): the object has no area", "object 5 (c): has a corner that is not finite",
+        "(4 bad labels)", "--skip-bad",
+    ):  # fmt: skip
+        assert part in message
+    conversion.skip_bad = True
+    (finding,) = conversion.finish()
+    assert (finding.what, finding.count) == ("bad labels", 4)
+
+
+def test_incomplete_files_are_bad_labels(tmp_path, text):
+    text(tmp_path / "a.json", "{}")
+    conversion = Conversion()
+
+    def labels_of(file, tree, conversion):
+        yield {}["images"]
+
+    read_shapes(labels_of, ".json", FileTree(tmp_path), conversion)
+    with pytest.raises(DataError, match=r"a\.json: is not complete .*images.*export it again"):
+        conversion.finish()
