@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
-from torchvision.ops import box_convert
 
 from detlite.atomic_write import atomic_open
 from detlite.conventions import CONVENTIONS, Convention
@@ -146,7 +146,7 @@ def to_coco_results(
     if detections.mask_probs is not None:
         rles = paste_masks(
             detections.mask_probs,
-            paste_boxes(boxes, detections.mask_probs.shape[-1], convention),
+            paste_boxes(detections.pasting_boxes, detections.mask_probs.shape[-1], convention),
             orig_size,
             mask_threshold,
         )
@@ -199,7 +199,7 @@ def coco_results(
         image_ids=np.full(len(boxes), image_id, np.int64),
         category_ids=np.array(category_ids, np.int64),
         scores=_array(scores),
-        boxes=_array(box_convert(boxes, "xyxy", "xywh")),
+        boxes=_array(torch.cat([boxes[:, :2], boxes[:, 2:] - boxes[:, :2]], dim=1)),
         masks=None if masks is None else EncodedMasks.from_rles(masks),
         keypoints=None if keypoints is None else _array(keypoints),
     )

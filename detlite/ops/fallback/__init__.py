@@ -15,7 +15,6 @@ from functools import cache, wraps
 from typing import Any
 
 import torch
-import torchvision  # noqa: F401  registers torch.ops.torchvision
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
@@ -68,6 +67,9 @@ def _warn(device_type: str) -> None:
 def _for_any_device(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(function)
     def kernel(*arguments: Any) -> Any:
+        # Registers torch.ops.torchvision. Its import takes longer than all of detlite's.
+        import torchvision  # noqa: F401
+
         device = _device_of(arguments)
         if not kernels.disabled():
             _warn(device.type)
