@@ -49,6 +49,7 @@ _TINY: dict[str, Any] = {
     "INPUT.TO_BGR255": False,
     "INPUT.PIXEL_MEAN": [0.485, 0.456, 0.406],
     "INPUT.PIXEL_STD": [0.229, 0.224, 0.225],
+    "TEST.REPORT": False,
 }
 _TINY_FPN: dict[str, Any] = {
     "MODEL.RESNETS.BACKBONE_OUT_CHANNELS": 16,

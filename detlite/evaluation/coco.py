@@ -5,6 +5,7 @@ The values equal those of pycocotools (cocodataset.org/#detection-eval), as frac
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from .matching import AREA_RANGES, MatchedDetections, PrecisionRecall, accumulat
 from .metrics import Metrics
 from .overlaps import build_pairing, keypoint_overlaps, region_overlaps
 from .results import IOU_TYPES, Results
+from .thresholds import best_threshold
 
 _MAX_KEYPOINT_DETS = 20
 # Of COCO's 17 keypoints.
@@ -46,7 +48,9 @@ def evaluate_coco(
     Returns:
         {"bbox": {"AP", "AP50", "AP75", "APs", "APm", "APl", "AR1", "AR10", "AR<max_dets>", "ARs",
         "ARm", "ARl", "per_category": {name: AP}}, ...} as fractions, None if there are no such
-        objects. Keypoints have no small objects, and AR, AR50 and AR75 instead of AR1 and AR10.
+        objects. Keypoints have no small objects, and AR, AR50 and AR75 instead of AR1 and AR10. If
+        there are true positives, "best_f1" holds the "score" threshold with the highest F1 at IoU
+        0.5, and its "precision" and "recall".
 
     Raises:
         DataError: a result or annotation is invalid, or the numbers of keypoints differ.
@@ -63,6 +67,8 @@ def evaluate_coco(
     for iou_type in iou_types:
         matched = match_coco(coco_gt, results, iou_type, max_dets, oks_sigmas)
         metrics[iou_type] = summarize(accumulate(matched), names, iou_type)
+        if best := best_threshold(matched):
+            metrics[iou_type]["best_f1"] = asdict(best)
     return metrics
 
 

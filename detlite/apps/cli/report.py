@@ -1,11 +1,13 @@
 """Write an HTML page about one or several runs: metrics, errors, and whether runs differ.
 
-    detlite report output/cells --output report.html
+    detlite report output/cells
     detlite report output/cells output/cells_larger --output both.html
+    detlite report --truth instances_val.json --results yolo.json mask_rcnn.json
 
 A RUN is the output folder of `detlite train` or `detlite test`, with config.yaml and
-results_<data set>.json. If there are several, the others are compared with the first. The page is
-one file that needs no network; docs/report.md explains it.
+results_<data set>.json. --truth and --results compare detections of any framework in COCO's format.
+If there are several, the others are compared with the first. The page is one file that needs no
+network; docs/report.md explains it.
 
 Exit status: 0; 2 for an error that you can fix.
 """
@@ -17,10 +19,22 @@ _MIN_RESAMPLES = 100
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="output folder of a run")
+    parser.add_argument("runs", nargs="*", type=Path, metavar="RUN", help="output folder of a run")
     parser.add_argument(
-        "--output", type=Path, default=Path("report.html"), metavar="FILE",
-        help="HTML file to write (default: report.html)",
+        "--truth", type=Path, metavar="FILE", help="COCO annotation file of the --results"
+    )
+    parser.add_argument(
+        "--results", nargs="+", type=Path, default=[], metavar="FILE",
+        help="COCO result files, in place of runs",
+    )  # fmt: skip
+    parser.add_argument(
+        "--images", type=Path, metavar="FOLDER",
+        help="images of --truth (default: searched for next to it)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--output", type=Path, metavar="FILE",
+        help="HTML file to write (default: report.html in the folder of the run, comparison.html "
+        "in that of the first of several)",
     )  # fmt: skip
     parser.add_argument(
         "--resamples", type=int, default=1000,
@@ -35,9 +49,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from detlite.apps.report.report_page import report_page
-    from detlite.apps.report.runs import read_run, run_names
+    from detlite.apps.report.runs import read_results, read_run, run_names
     from detlite.atomic_write import atomic_open
     from detlite.config import ConfigError
+    from detlite.run_lock import run_lock
 
     if args.resamples < _MIN_RESAMPLES:
         raise ConfigError(
@@ -45,12 +60,24 @@ def run(args: argparse.Namespace) -> int:
         )
     if args.examples < 0:
         raise ConfigError(f"--examples is {args.examples}, but must be at least 0")
-    names = run_names(args.runs)
+    if bool(args.truth) != bool(args.results) or bool(args.runs) == bool(args.results):
+        raise ConfigError("name the output folders of runs, or one --truth and its --results")
+    paths = args.runs or args.results
+    names = run_names(paths)
     if len(set(names)) < len(names):
-        raise ConfigError("the same run is named twice: name each output folder once")
-    runs = [read_run(folder, name) for folder, name in zip(args.runs, names, strict=True)]
-    page = report_page(runs, args.resamples, args.seed, args.examples, print)
-    with atomic_open(args.output) as file:
-        file.write(page)
-    print(f"{args.output}: {len(page.encode()) / 2**20:.1f} MiB")
+        raise ConfigError("the same run is named twice: name each one once")
+    if args.results:
+        runs = [
+            read_results(file, name, args.truth, args.images)
+            for file, name in zip(paths, names, strict=True)
+        ]
+    else:
+        runs = [read_run(folder, name) for folder, name in zip(paths, names, strict=True)]
+    folder = paths[0] if paths[0].is_dir() else paths[0].parent
+    output = args.output or folder / ("report.html" if len(paths) == 1 else "comparison.html")
+    with run_lock(output.parent, name=output.name):
+        page = report_page(runs, args.resamples, args.seed, args.examples, print, output.parent)
+        with atomic_open(output) as file:
+            file.write(page)
+    print(f"{output}: {len(page.encode()) / 2**20:.1f} MiB")
     return 0

@@ -1,9 +1,12 @@
 """Build the HTML page of a report about one or several runs."""
 
 import math
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from pycocotools.coco import COCO
 
@@ -24,6 +27,7 @@ from .training_history import training_history
 
 _MAX_IMAGE_BYTES = 8_000_000  # of each dataset
 _FEW_IMAGES = 50
+_LINKED_FILES = ("curves.png", "detections.png", "log.txt", "config.yaml", "evaluation.json")
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,6 +47,7 @@ def report_page(
     seed: int = 0,
     examples: int = 48,
     progress: Callable[[str], None] = lambda text: None,
+    link_from: Path | None = None,
 ) -> str:
     """Return the page as one HTML document that contains its images.
 
@@ -51,6 +56,7 @@ def report_page(
         resamples, seed: of the bootstrap, see `sample_images`.
         examples: maximum number of false positives and of missed objects for each dataset.
         progress: called with a line of text before each analysis.
+        link_from: the folder of the page, to link to the files of the runs; None: no links.
 
     Raises:
         DataError: a dataset, an image or detections are missing or invalid, or jinja2 is missing.
@@ -68,13 +74,28 @@ def report_page(
     return render(
         "report.html",
         runs=[
-            {"name": run.name, "folder": str(run.folder), "color": charts.style(n)[0]}
+            {
+                "name": run.name,
+                "path": str(run.path),
+                "color": charts.style(n)[0],
+                "files": _links(run, link_from) if link_from else [],
+            }
             for n, run in enumerate(runs)
         ],
         sections=sections,
         history=training_history(runs),
         resamples=resamples,
     )
+
+
+def _links(run: Run, folder: Path) -> list[tuple[str, str]]:
+    """Return names and relative addresses of files of a run that people read."""
+    files = [run.path / name for name in _LINKED_FILES]
+    return [
+        (file.name, quote(Path(os.path.relpath(file, folder)).as_posix()))
+        for file in files
+        if file.is_file()
+    ]
 
 
 def _analyze(run: Run, name: str, resamples: int, seed: int) -> RunAnalysis:

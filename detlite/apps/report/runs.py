@@ -1,13 +1,14 @@
-"""Read the output folder of a training or a test."""
+"""Read the output of a training or a test, or the detections of another framework."""
 
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from yacs.config import CfgNode
 
+from detlite.apps.dataset_formats.coco_files import find_images
 from detlite.apps.drawing.metric_curves import read_metrics
 from detlite.config import ConfigError, load_config
 from detlite.data.errors import DataError
@@ -34,10 +35,11 @@ class Speed:
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """Contents of an output folder, except the detections.
+    """Output of a training or a test, except the detections.
 
     Attributes:
         name: of the run in a report.
+        path: its output folder, or a file of detections.
         cfg: config of the run.
         evaluation: evaluation.json as {dataset: {kind: {metric: value}}}; empty if missing.
         lines: of metrics.jsonl; empty for a test.
@@ -45,11 +47,11 @@ class Run:
     """
 
     name: str
-    folder: Path
+    path: Path
     cfg: CfgNode
-    evaluation: dict[str, dict[str, Any]]
-    lines: list[dict[str, Any]]
-    speeds: dict[str, Speed]
+    evaluation: dict[str, dict[str, Any]] = field(default_factory=dict)
+    lines: list[dict[str, Any]] = field(default_factory=list)
+    speeds: dict[str, Speed] = field(default_factory=dict)
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -62,18 +64,15 @@ class Run:
         Raises:
             DataError: the file is missing or not in COCO's format.
         """
-        path = self.folder / f"results_{dataset}.json"
+        path = self.path / f"results_{dataset}.json" if self.path.is_dir() else self.path
         if not path.is_file():
             raise DataError(
-                f"{self.folder} contains no detections on {dataset} ({path.name}): create them "
-                f"with `detlite test --config {self.folder / 'config.yaml'} --weights CHECKPOINT "
-                f"OUTPUT_DIR {self.folder}`"
+                f"{self.path} contains no detections on {dataset} ({path.name}): create them "
+                f"with `detlite test --config {self.path / 'config.yaml'} --weights CHECKPOINT "
+                f"OUTPUT_DIR {self.path}`"
             )
-        rows = _read_json(path)
-        if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-            raise DataError(f"{path}: must be a list of COCO results")
         try:
-            return Results.from_coco(rows, self.kinds)
+            return Results.from_coco(_read_rows(path), self.kinds)
         except DataError as error:
             raise DataError(f"{path}: {error}") from error
 
@@ -108,7 +107,7 @@ def read_run(folder: Path, name: str) -> Run:
     log_text = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
     return Run(
         name=name,
-        folder=folder,
+        path=folder,
         cfg=cfg,
         evaluation=evaluation,
         lines=read_metrics(metrics) if metrics.is_file() else [],
@@ -119,10 +118,57 @@ def read_run(folder: Path, name: str) -> Run:
     )
 
 
-def run_names(folders: list[Path]) -> list[str]:
-    """Name runs by the last part of their folders, or by the paths if names are not unique."""
-    names = [folder.resolve().name for folder in folders]
-    return names if len(set(names)) == len(names) else [str(folder) for folder in folders]
+def read_results(file: Path, name: str, truth: Path, images: Path | None) -> Run:
+    """Read detections of any framework, in COCO's format, on a ground truth in COCO's format.
+
+    Args:
+        file: the detections: boxes, and masks or keypoints if all of them have these.
+        name: of the run.
+        truth: the annotation file.
+        images: its image folder; None: searched for. Without images, errors are not drawn.
+
+    Raises:
+        DataError: a file cannot be read, or is not in COCO's format.
+    """
+    rows = _read_rows(file)
+    entry = {
+        "name": truth.stem,
+        "annotations": str(truth.absolute()),
+        "images": str((images or _images_of(truth)).absolute()),
+    }
+    return Run(
+        name,
+        file,
+        load_config(
+            None,
+            [
+                "DATASETS.CATALOG", [entry], "DATASETS.TEST", (truth.stem,),
+                "DATASETS.CHECK_IMAGES", False,
+                "MODEL.MASK_ON", bool(rows) and all("segmentation" in row for row in rows),
+                "MODEL.KEYPOINT_ON", bool(rows) and all("keypoints" in row for row in rows),
+            ],
+        ),
+    )  # fmt: skip
+
+
+def _images_of(truth: Path) -> Path:
+    try:
+        return find_images(truth)
+    except DataError:
+        return truth.parent
+
+
+def run_names(paths: list[Path]) -> list[str]:
+    """Name runs by the last part of their paths, or by the paths if names are not unique."""
+    names = [path.resolve().name for path in paths]
+    return names if len(set(names)) == len(names) else [str(path) for path in paths]
+
+
+def _read_rows(path: Path) -> list[dict[str, Any]]:
+    rows = _read_json(path)
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise DataError(f"{path}: must be a list of COCO results")
+    return rows
 
 
 def _read_json(path: Path) -> Any:

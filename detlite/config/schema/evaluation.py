@@ -29,6 +29,34 @@ _TEST = section(
         not_negative,
     ),
     Key("TILE_OVERLAP", 0.2, "least overlap of tiles, as a fraction of their side", below_one),
+    Key(
+        "BOX_FROM_MASK",
+        0.0,
+        "weight of the tight box of the predicted mask in the mean with the predicted box, such as "
+        "0.5; 0: the predicted box",
+        fraction,
+    ),
+    Key(
+        "MASK_CONFIDENCE",
+        0.0,
+        "multiply scores by this power of the mean foreground probability of the mask; 0: do not",
+        not_negative,
+    ),
+    Key(
+        "EXTRA_OUTPUTS",
+        (),
+        "additional outputs for each detection: class_scores, the scores of all categories; "
+        "features, the box head's features of the detected box",
+        each(one_of("class_scores", "features"), empty=True),
+    ),
+    Key(
+        "SCORE_THRESHOLD",
+        0.0,
+        "detections with a lower score are left out by `Predictor` and `detlite predict`. Training "
+        "stores the score of the best F1 on the first test set in its checkpoints; 0: unknown",
+        fraction,
+    ),
+    Key("REPORT", True, "write report.html at the end of training, if jinja2 is installed"),
     Key("LOSS", False, "also report the losses (loss/total, loss/box, ...) on the test set"),
     Key(
         "EXPECTED_RESULTS",
@@ -70,6 +98,7 @@ _NMS = section(
         one_of("nms", "soft-linear", "soft-gaussian", "voting", "fusion"),
     ),
     Key("SIGMA", 0.5, "for soft-gaussian: scores are multiplied by exp(-IoU^2 / SIGMA)", positive),
+    Key("CLASS_AGNOSTIC", False, "boxes of different categories suppress each other too"),
     Key("VOTE_THRESH", 0.8, "for voting: least IoU of a neighbor", fraction),
     Key("MIN_SCORE", 0.001, "for soft-* and fusion: lower final scores are dropped", fraction),
 )

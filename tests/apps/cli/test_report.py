@@ -1,6 +1,7 @@
 """Test `detlite report`: the numbers of the page, and its behavior in a browser."""
 
 import json
+import os
 import re
 import shutil
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 from detlite.apps.cli.main import main
 from detlite.apps.report.text import ERRORS
 from detlite.config import KEYS
+from detlite.run_lock import run_lock
 
 
 def build_report(file, *arguments):
@@ -88,7 +90,7 @@ def test_page_is_one_complete_file(page):
     text = page.read_text()
     assert "cat &lt;b&gt;" in text
     assert "cat <b>" not in text
-    assert not re.findall(r'(?:src|href)="(?!data:|#)', text)
+    assert not re.findall(r'(?:src|href)="(?!data:|#|[.][.]/)', text)
     assert "@import" not in text
     assert text.count("data:image/jpeg;base64,") > 20
     assert page.stat().st_size < 4_000_000
@@ -111,8 +113,49 @@ def test_hidden_errors_are_counted(run, page, tmp_path):
     assert "<p>None.</p>" not in text
 
 
-def test_report_is_deterministic(run, page, tmp_path):
-    assert build_report(tmp_path / "report.html", run) == page.read_text()
+def test_report_is_deterministic(run, page):
+    assert build_report(page.with_name("again.html"), run) == page.read_text()
+
+
+def test_default_output_and_links(runs, run_copy, capsys):
+    (run_copy / "log & notes.txt").touch()
+    (run_copy / "curves.png").touch()
+    assert main(["report", str(run_copy), "--resamples", "100", "--examples", "0"]) == 0
+    text = (run_copy / "report.html").read_text()
+    assert '<a href="curves.png">curves.png</a>, <a href="log.txt">log.txt</a>' in text
+    arguments = [str(run_copy), str(runs[1]), "--resamples", "100", "--examples", "0"]
+    assert main(["report", *arguments]) == 0
+    text = (run_copy / "comparison.html").read_text()
+    assert f'<a href="{os.path.relpath(runs[1], run_copy)}/config.yaml">' in text
+    assert capsys.readouterr().out.count(str(run_copy)) == 2
+
+
+def test_results_of_other_frameworks(run, make_run, tmp_path, capsys):
+    """Plain COCO files give the numbers of the run that they are from."""
+    make_run("boxes", masks=False)
+    shutil.copy(run / "results_val set.json", tmp_path / "theirs.json")
+    shutil.copy(tmp_path / "boxes" / "results_val set.json", tmp_path / "boxes.json")
+    truth, files = (
+        tmp_path / "data" / "val.json",
+        [tmp_path / "theirs.json", tmp_path / "boxes.json"],
+    )
+    text = build_report(tmp_path / "report.html", "--truth", truth, "--results", *files)
+    recorded = json.loads((run / "evaluation.json").read_text())
+    for kind, columns in (("bbox", 4), ("segm", 2)):  # one file has no masks
+        row = table_after(text, f'id="set0-{kind}"')[1]
+        assert row[1][0] == f"{100 * recorded[kind]['AP']:.1f}"
+        assert len(row) == columns
+    assert "data:image/jpeg" in text
+    shutil.rmtree(tmp_path / "data" / "images")
+    text = build_report(tmp_path / "report.html", "--truth", truth, "--results", files[1])
+    assert "None is shown" in text
+    assert "data:image/jpeg" not in text
+    for arguments in (["--truth", truth], ["--results", files[0]], [run, "--truth", truth]):
+        assert main(["report", *map(str, arguments)]) == 2
+        assert "or one --truth and its --results" in capsys.readouterr().err
+    files[0].write_text('[{"image_id": 1, "category_id": 99, "bbox": [0, 0, 1, 1], "score": 1}]')
+    assert main(["report", "--truth", str(truth), "--results", str(files[0])]) == 2
+    assert "image_id 1 is not in the ground truth" in capsys.readouterr().err
 
 
 def test_comparison_of_runs(runs, comparison_page):
@@ -217,6 +260,12 @@ def test_invalid_arguments(run, tmp_path, capsys):
     ):
         assert main(["report", *arguments, "--output", str(tmp_path / "no.html")]) == 2
         assert message in capsys.readouterr().err
+
+
+def test_a_second_report_to_the_file_is_refused(run, tmp_path, capsys):
+    with run_lock(tmp_path, name="page.html"):
+        assert main(["report", str(run), "--output", str(tmp_path / "page.html")]) == 2
+    assert "another run is writing to this folder" in capsys.readouterr().err
 
 
 def test_advice_names_existing_keys():

@@ -11,10 +11,11 @@ from detlite.evaluation.coco import category_names, match_coco, summarize
 from detlite.evaluation.ground_truth import check_results
 from detlite.evaluation.matching import PrecisionRecall, accumulate
 from detlite.evaluation.results import Results
+from detlite.evaluation.thresholds import ScoreThreshold, best_threshold
 
 from .bootstrap import BootstrapMetrics, resample
 from .calibration import Calibration, calibrate
-from .confusion import ScoreThreshold, best_threshold, confusion_matrix
+from .confusion import confusion_matrix
 from .cross_category import match_across_categories
 from .error_types import DetectionErrors, classify_errors
 

@@ -1,13 +1,12 @@
-"""Confusion matrix, and the threshold with the best F1."""
+"""Confusion matrix."""
 
 import numpy as np
 import pytest
 from pycocotools import mask as rle_codec
 
-from detlite.apps.report.analysis.confusion import ScoreThreshold, best_threshold, confusion_matrix
+from detlite.apps.report.analysis.confusion import confusion_matrix
 from detlite.apps.report.analysis.cross_category import match_across_categories
 from detlite.evaluation import Results
-from detlite.evaluation.coco import match_coco
 from tests.evaluation.synthetic_detections import CATEGORIES, synthetic_dataset
 
 
@@ -52,37 +51,3 @@ def test_agrees_with_the_slow_implementation(seed, min_score):
     assert (result == slow_matrix(coco, rows, min_score)).all()
     expected = [not a["iscrowd"] for a in coco.dataset["annotations"]]
     assert result[:3].sum() == sum(expected)
-
-
-def test_best_threshold_has_the_highest_f1():
-    coco, rows = synthetic_dataset(5, crowds=0)
-    matched = match_coco(coco, Results.from_coco(rows), "bbox")
-    result = best_threshold(matched)
-    right = matched.outcomes[0, 0] == 1
-    objects = len(coco.dataset["annotations"])
-
-    def f1(score):
-        kept = matched.pairing.scores >= score
-        return 2 * (right & kept).sum() / (kept.sum() + objects)
-
-    assert result.f1 == pytest.approx(max(f1(row["score"]) for row in rows))
-    assert result.f1 == pytest.approx(f1(result.score))
-    kept = matched.pairing.scores >= result.score
-    assert result.precision == pytest.approx((right & kept).sum() / kept.sum())
-    assert result.recall == pytest.approx((right & kept).sum() / objects)
-
-
-def test_equal_scores_are_kept_together():
-    """A threshold keeps all detections of the same score."""
-    coco, rows = synthetic_dataset(6, crowds=0)
-    rows = [{**row, "score": 0.5} for row in rows]
-    matched = match_coco(coco, Results.from_coco(rows), "bbox")
-    result = best_threshold(matched)
-    assert result.score == 0.5
-    assert result.precision == pytest.approx((matched.outcomes[0, 0] == 1).mean())
-
-
-def test_no_detections():
-    coco, _ = synthetic_dataset(7)
-    assert best_threshold(match_coco(coco, Results.from_coco([]), "bbox")) is None
-    assert ScoreThreshold(0.5, 0.0, 0.0).f1 == 0
