@@ -6,9 +6,11 @@ import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 
 import yaml
+from torch.optim import Optimizer
 from yacs.config import CfgNode
 
 from detlite.config.loading import flatten
@@ -46,10 +48,9 @@ def save_run(trainer: Trainer, path: Path) -> None:
             training={
                 "iteration": trainer.iteration,
                 "optimizer": trainer.optimizer.state_dict(),
-                "scheduler": trainer.scheduler.state_dict(),
                 "scaler": trainer.scaler.state_dict(),
                 "best": trainer.best.state_dict(),
-                "budget": trainer.run_length.state_dict(),
+                "run_length": trainer.run_length.state_dict(),
                 "skipped": trainer.train_step.skipped,
                 "average": ema.state_dict() if ema else {},
                 "hooks": {k: hook.state_dict() for k, hook in _by_name(trainer.user_hooks).items()},
@@ -85,20 +86,17 @@ def resume_run(trainer: Trainer, checkpoint: Checkpoint) -> None:
             f"{before}, or name the file as MODEL.WEIGHT of a new run in another OUTPUT_DIR"
         )
     try:
-        trainer.optimizer.load_state_dict(training["optimizer"])
-        trainer.scheduler.load_state_dict(training["scheduler"])
+        _load_momentum(trainer.optimizer, training["optimizer"])
         trainer.scaler.load_state_dict(training["scaler"])
         if trainer.ema:
             trainer.ema.load_state_dict(training["average"])
         trainer.best.load_state_dict(training["best"])
         trainer.train_step.skipped = training["skipped"]
         trainer.iteration, rng = training["iteration"], training["rng"]
-        # Checkpoints of older versions have neither of these.
-        trainer.run_length.load_state_dict(training.get("budget", {}), trainer.iteration)
-        states = training.get("hooks", {})
+        trainer.run_length.load_state_dict(training["run_length"])
         for name, hook in _by_name(trainer.user_hooks).items():
-            if name in states:
-                hook.load_state_dict(states[name])
+            if name in training["hooks"]:
+                hook.load_state_dict(training["hooks"][name])
     except KeyError as error:
         raise CheckpointError(
             f"{path}: cannot be resumed because it has no {error}: to train from its weights, name "
@@ -111,9 +109,9 @@ def resume_run(trainer: Trainer, checkpoint: Checkpoint) -> None:
         ) from error
     if changed:
         logger.warning(
-            "%s was saved with another config: %s. Learning rate, momentum and weight decay "
-            "continue as saved",
+            "%s was saved with another config: %s. The new values hold from iteration %d on",
             path, "; ".join(f"{key} {a}, now {b}" for key, (a, b) in changed.items()),
+            trainer.iteration + 1,
         )  # fmt: skip
     if changed.keys() & {"SEED", "SOLVER.IMS_PER_BATCH"}:
         logger.warning("SEED or SOLVER.IMS_PER_BATCH has changed: the order of the images changes")
@@ -125,6 +123,25 @@ def resume_run(trainer: Trainer, checkpoint: Checkpoint) -> None:
             path, len(rng), world_size(),
         )  # fmt: skip
     logger.info("resumed %s at iteration %d", path, trainer.iteration)
+
+
+def _load_momentum(optimizer: Optimizer, saved: dict[str, Any]) -> None:
+    """Restore the state of each parameter by its name; learning rates etc. are those of now."""
+    numbers = {
+        name: number
+        for group in saved["param_groups"]
+        for name, number in zip(group["param_names"], group["params"], strict=True)
+    }
+    current = optimizer.state_dict()
+    names = [name for group in current["param_groups"] for name in group["param_names"]]
+    if different := sorted(numbers.keys() ^ set(names)):
+        raise ValueError(f"other parameters are trained: {shorten(', '.join(different), 150)}")
+    states = saved["state"]
+    # Parameters that are still frozen have no state.
+    current["state"] = {
+        new: states[numbers[name]] for new, name in enumerate(names) if numbers[name] in states
+    }
+    optimizer.load_state_dict(current)
 
 
 def _by_name(hooks: Sequence[Hook]) -> dict[str, Hook]:
@@ -147,5 +164,5 @@ def _changed_keys(checkpoint: Checkpoint, cfg: CfgNode) -> dict[str, tuple[Any, 
     return {
         key: (before[key], now[key])
         for key in sorted(before.keys() & now)
-        if before[key] != now[key] and key != "OUTPUT_DIR"
+        if before[key] != now[key] and key not in ("OUTPUT_DIR", "TEST.SCORE_THRESHOLD")
     }

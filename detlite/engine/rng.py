@@ -50,12 +50,15 @@ def set_rng_state(state: dict[str, Any], device: torch.device) -> None:
 
 @contextmanager
 def preserve_rng(device: torch.device) -> Iterator[None]:
-    """Restore the generators at the end of a `with` block."""
-    state = rng_state(device)
+    """Restore the generators, and the settings of `seed_all`, at the end of a `with` block."""
+    state, cudnn = rng_state(device), torch.backends.cudnn
+    settings = torch.are_deterministic_algorithms_enabled(), cudnn.benchmark
     try:
         yield
     finally:
         set_rng_state(state, device)
+        torch.use_deterministic_algorithms(settings[0])
+        cudnn.benchmark = settings[1]
 
 
 def _index(device: torch.device) -> tuple[torch.device, ...]:

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 from yacs.config import CfgNode
 
 from detlite.distributed import is_main, max_over_processes
@@ -37,7 +36,7 @@ class RunLength:
         self.shortens_warmup = shortens_warmup
 
     def fraction(self, done: int) -> float:
-        """Return the fraction of the run, 0 to 1, that `done` finished iterations are."""
+        """Return the fraction of the run, 0 to 1, that `done` iterations, all finished, are."""
         assert self.max_iter is not None
         return done / self.max_iter
 
@@ -67,8 +66,8 @@ class RunLength:
         """Return the state for a checkpoint."""
         return {}
 
-    def load_state_dict(self, state: dict[str, Any], done: int) -> None:
-        """Restore what `state_dict` returned after `done` iterations."""
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
 
     def __str__(self) -> str:
         return f"{self.max_iter} iterations"
@@ -77,9 +76,9 @@ class RunLength:
 class TimeLimit(RunLength):
     """Run that ends after a number of minutes of loading, training and saving.
 
-    The clock of rank 0 counts. The used fraction of the time is stored after each iteration, so
-    that the learning rate is a function of what a checkpoint holds. The last iteration is the one
-    that leaves no time for another.
+    The clock of rank 0 counts. The used fraction of the time is fixed after each iteration, so that
+    the learning rate is a function of what a checkpoint holds. The last iteration is the one that
+    leaves no time for another.
 
     Args:
         minutes: the limit.
@@ -92,8 +91,7 @@ class TimeLimit(RunLength):
         super().__init__(None, shortens_warmup=True)
         self._limit = 60 * minutes
         self._include_evaluation = include_evaluation
-        self._fractions: list[float] = []
-        self._min_fraction = 0.0  # fractions only rise unless the limit is changed
+        self._fraction = 0.0
         # Seconds in all, in evaluations that count, in the longest evaluation and in the slowest
         # iteration: values of rank 0 that all processes agreed on after the last iteration.
         self._seconds = self._evaluations = self._longest = self._slowest = 0.0
@@ -115,7 +113,7 @@ class TimeLimit(RunLength):
         return not self._include_evaluation or self._longest < self.seconds_left
 
     def fraction(self, done: int) -> float:
-        return self._fractions[done - 1] if done else 0.0
+        return self._fraction
 
     def is_reached(self, done: int) -> bool:
         # The slowest iteration, usually the first, does not predict the next one.
@@ -134,9 +132,7 @@ class TimeLimit(RunLength):
         )
         self._timed += 1
         self._trained = self._seconds - self._evaluations
-        used = self._seconds / max(self._limit - self._reserved, self._seconds, 1e-9)
-        self._min_fraction = max(used, self._min_fraction)
-        self._fractions.append(self._min_fraction)
+        self._fraction = max(self._used, self._fraction)
         return [value > 0 for value in agreed]
 
     @contextmanager
@@ -156,24 +152,24 @@ class TimeLimit(RunLength):
             )  # fmt: skip
 
     def report(self) -> dict[str, float]:
-        return {"share": self._fractions[-1], "eta_s": self.seconds_left}
+        return {"share": self._fraction, "eta_s": self.seconds_left}
 
     def state_dict(self) -> dict[str, Any]:
         counters = {name: getattr(self, f"_{name}") for name in _COUNTERS}
-        fractions = torch.tensor(self._fractions, dtype=torch.float64)
-        return {"limit": self._limit, **counters, "shares": fractions}
+        return {"limit": self._limit, **counters, "fraction": self._fraction}
 
-    def load_state_dict(self, state: dict[str, Any], done: int) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         # The state is empty if the run was limited in iterations before: all of its time is left.
-        fractions = state.get("shares", torch.zeros(done, dtype=torch.float64))
-        self._fractions = fractions.tolist()
-        # With a new limit, a smaller fraction of the run may be done than before.
-        same_limit = bool(self._fractions) and state.get("limit") == self._limit
-        self._min_fraction = self._fractions[-1] if same_limit else 0.0
         for name in _COUNTERS:
             setattr(self, f"_{name}", state.get(name, 0))
         self._trained = self._seconds - self._evaluations
         self._start = time.monotonic() - self._seconds
+        same_limit = state.get("limit") == self._limit
+        self._fraction = state["fraction"] if same_limit else self._used
+
+    @property
+    def _used(self) -> float:
+        return self._seconds / max(self._limit - self._reserved, self._seconds, 1e-9)
 
     @property
     def _reserved(self) -> float:

@@ -72,15 +72,23 @@ def base_lr(cfg: CfgNode) -> float:
 
 
 def build_scheduler(
-    cfg: CfgNode, optimizer: torch.optim.Optimizer, run_length: RunLength
+    cfg: CfgNode, optimizer: torch.optim.Optimizer, run_length: RunLength, done: int = 0
 ) -> LambdaLR:
     """Build the learning rate schedule: warm-up times multi-step, or times half a cosine to 0.
 
-    It is a function of the number of finished iterations and of the finished fraction of the run.
+    It is a function of the number of finished iterations, `done` of a resumed run, and of the
+    finished fraction of the run.
     """
-    solver, steps = cfg.SOLVER, cfg.SOLVER.STEPS
+    solver, steps, max_iter = cfg.SOLVER, cfg.SOLVER.STEPS, run_length.max_iter
     if solver.LR_SCHEDULE == "multistep":
-        _check_steps(steps, run_length.max_iter)
+        _check_steps(steps, max_iter)
+    fixed = run_length.max_iter if not run_length.shortens_warmup else None
+    if fixed is not None and fixed <= solver.WARMUP_ITERS:
+        logger.warning(
+            "SOLVER.WARMUP_ITERS is %d and the run has %d iterations: the learning rate never "
+            "reaches SOLVER.BASE_LR %g. Set SOLVER.WARMUP_ITERS %d",
+            solver.WARMUP_ITERS, fixed, base_lr(cfg), int(MAX_WARMUP * fixed),
+        )  # fmt: skip
 
     def factor(iteration: int) -> float:
         fraction = run_length.fraction(iteration)
@@ -97,7 +105,9 @@ def build_scheduler(
             scale *= solver.WARMUP_FACTOR * (1 - done) + done
         return scale
 
-    return LambdaLR(optimizer, factor)
+    for group in optimizer.param_groups:
+        group.setdefault("initial_lr", group["lr"])
+    return LambdaLR(optimizer, factor, last_epoch=done - 1)
 
 
 def _are_fractions(steps: Sequence[float]) -> bool:
@@ -130,9 +140,9 @@ def _parameter_groups(cfg: CfgNode, model: nn.Module) -> list[dict]:
     """Group each trainable parameter once by its learning rate and weight decay."""
     solver = cfg.SOLVER
     factors = _backbone_lr_factors(cfg, model)
-    groups: dict[tuple[float, float], list[nn.Parameter]] = {}
+    groups: dict[tuple[float, float], list[tuple[str, nn.Parameter]]] = {}
     seen: set[nn.Parameter] = set()
-    for module in model.modules():
+    for path, module in model.named_modules():
         for name, parameter in module.named_parameters(recurse=False):
             if parameter in seen or not parameter.requires_grad:
                 continue
@@ -142,7 +152,7 @@ def _parameter_groups(cfg: CfgNode, model: nn.Module) -> list[dict]:
                 lr, decay = lr * solver.BIAS_LR_FACTOR, solver.WEIGHT_DECAY_BIAS
             elif isinstance(module, _NORM_LAYERS):
                 decay = decay if solver.WEIGHT_DECAY_NORM is None else solver.WEIGHT_DECAY_NORM
-            groups.setdefault((lr, decay), []).append(parameter)
+            groups.setdefault((lr, decay), []).append((f"{path}.{name}", parameter))
     # The learning rate of the first group is logged.
     ordered = sorted(groups.items(), key=lambda group: group[0][0] != base_lr(cfg))
     return [
@@ -167,7 +177,7 @@ def _backbone_lr_factors(cfg: CfgNode, model: nn.Module) -> dict[nn.Parameter, f
 
 
 def _apex_fused_sgd(groups: list[dict], lr: float, momentum: float) -> torch.optim.Optimizer:
-    if any(not parameter.is_cuda for group in groups for parameter in group["params"]):
+    if any(not parameter.is_cuda for group in groups for _, parameter in group["params"]):
         raise ConfigError("SOLVER.OPTIMIZER FusedSGD works only on CUDA: set SGD")
     try:
         from apex.optimizers import FusedSGD

@@ -27,6 +27,7 @@ from .hooks.ema import EMA_SUFFIX, ModelEMA
 from .hooks.freezing import BackboneFreezeSchedule
 from .hooks.machine_load import MachineLoad
 from .hooks.metrics import Meters, MetricsWriter
+from .hooks.score_threshold import ScoreThreshold
 from .replay import save_batch
 from .run_files import FINAL_CHECKPOINT, checkpoint_name, newest_checkpoint
 from .run_length import build_run_length
@@ -85,7 +86,6 @@ class Trainer:
 
         optimize_for_training(model)
         self.optimizer = build_optimizer(cfg, model)
-        self.scheduler = build_scheduler(cfg, self.optimizer, self.run_length)
         self.scaler = torch.amp.GradScaler(model.device.type, enabled=cfg.DTYPE == "float16")
         if self.scaler.is_enabled() or solver.MAX_SKIPPED_STEPS:
             # torch warns of a wrong order of calls if the optimizer's first step is skipped.
@@ -103,6 +103,7 @@ class Trainer:
         self.hooks: list[Hook] = [
             freeze,
             *([self.ema] if self.ema else []),
+            ScoreThreshold(),  # before the best checkpoint is copied
             self.best,
             *self.user_hooks,
             MachineLoad(),
@@ -120,15 +121,16 @@ class Trainer:
         Raises:
             CheckpointError: all checkpoints are damaged, or the newest one does not fit.
             NonFiniteLossError: training diverged; earlier checkpoints are intact.
-            StoppedError: SIGTERM or SIGHUP arrived; the step was finished and saved.
+            StoppedError: SIGTERM, SIGHUP or SIGINT arrived; the step was finished and saved.
         """
         if resume:
             self._resume()
+        self.scheduler = build_scheduler(self.cfg, self.optimizer, self.run_length, self.iteration)
         batches = iter(build_train_loader(self.cfg, self.train_set, self.iteration))
         self._before_train()
         logger.info(
-            "training on %s (%d images) from iteration %d for %s, %d process(es) on %s in %s",
-            self.train_set.name, len(self.train_set), self.iteration + 1, self.run_length,
+            "training on %s (%d images) for %s, %d iterations done, %d process(es) on %s in %s",
+            self.train_set.name, len(self.train_set), self.run_length, self.iteration,
             world_size(), self.model.device, resolve_dtype(self.cfg.DTYPE, self.model.device),
         )  # fmt: skip
         with self.signals:
@@ -210,8 +212,8 @@ class Trainer:
             self._save()
         if self._interrupted:
             raise StoppedError(
-                f"{self.signals.received or 'a signal to another process'}: saved after iteration "
-                f"{self.iteration}; continue by --resume"
+                self.signals.received or "a signal to another process",
+                f"saved after iteration {self.iteration}; continue by --resume",
             )
 
     def _save_due(self) -> bool:
@@ -232,7 +234,8 @@ class Trainer:
 
     def _evaluate(self) -> dict[str, Metrics]:
         """Evaluate the weights and the averaged weights, the latter into the folder `average`."""
-        with self.signals.ending_immediately(), self.run_length.evaluating():
+        immediately = self.signals.ending_immediately("continue by --resume")
+        with immediately, self.run_length.evaluating():
             metrics = evaluate(self.cfg, self.model, self.test_sets, self.output_dir)
             if self.ema:
                 folder = self.output_dir / "average"

@@ -10,7 +10,7 @@ import pytest
 
 from detlite.engine.signals import StoppedError, StopSignals
 
-SIGNALS = pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
+SIGNALS = pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP", "SIGINT"])
 
 
 def send(name):
@@ -30,15 +30,18 @@ def test_a_signal_is_deferred_and_handlers_are_restored(name):
 @SIGNALS
 def test_a_signal_ends_a_block_in_which_nothing_is_lost(name):
     with StopSignals() as stop:
-        with pytest.raises(StoppedError, match=f"^{name}: ended"), stop.ending_immediately():
+        with (
+            pytest.raises(StoppedError, match=f"^{name}: ended, no step is lost; again"),
+            stop.ending_immediately("again"),
+        ):
             send(name)
-        with pytest.raises(StoppedError), stop.ending_immediately():
+        with pytest.raises(StoppedError), stop.ending_immediately("again"):
             pytest.fail("the signal arrived before")
 
 
 def test_blocks_may_be_nested():
     """`detlite.train` does so around the training loop."""
-    with StopSignals() as outer, outer.ending_immediately():
+    with StopSignals() as outer, outer.ending_immediately("again"):
         with StopSignals() as inner:
             send("SIGTERM")
             assert inner.received == "SIGTERM"
@@ -65,6 +68,14 @@ def run(second, **env):
 
 def test_a_second_signal_ends_the_process():
     assert run("SIGHUP").returncode == -signal.SIGHUP
+
+
+def test_a_second_ctrl_c_raises_keyboard_interrupt():
+    """A notebook's kernel must survive it."""
+    with StopSignals():
+        send("SIGTERM")
+        with pytest.raises(KeyboardInterrupt):
+            send("SIGINT")
 
 
 def test_the_second_signal_of_torchrun_is_ignored():

@@ -260,6 +260,14 @@ def test_steps_beyond_the_end_cause_a_warning(caplog):
     assert "(60, 101) exceed the run's 100 iterations" in caplog.text
 
 
+@pytest.mark.parametrize(("warmup", "warns"), [(99, False), (100, True), (500, True)])
+def test_a_warmup_longer_than_the_run_causes_a_warning(caplog, warmup, warns):
+    cfg = make_cfg(WARMUP_ITERS=warmup, STEPS=(60,))
+    build_scheduler(cfg, build_optimizer(cfg, make_model()), RunLength(100))
+    text = f"WARMUP_ITERS is {warmup} and the run has 100 iterations: the learning rate never"
+    assert (text in caplog.text) == warns
+
+
 class KnownFractions(RunLength):
     """Run with an unknown number of iterations and given fractions."""
 

@@ -125,6 +125,8 @@ def send_to_all(name):
         ("SIGTERM", []),
         ("SIGTERM", ["SOLVER.TEST_PERIOD", 3]),
         ("SIGHUP", ["DATALOADER.NUM_WORKERS", 1]),
+        ("SIGINT", []),
+        ("SIGINT", ["DATALOADER.NUM_WORKERS", 1]),
     ],
 )
 def test_a_signal_lets_the_step_finish_and_saves_it(train_toy, tmp_path, name, opts):

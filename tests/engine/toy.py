@@ -39,6 +39,10 @@ class ToyDetector(nn.Module):
         self.mask_threshold = 0.5
 
     @property
+    def normalizer(self) -> SimpleNamespace:
+        return SimpleNamespace(bgr255=False)
+
+    @property
     def device(self) -> torch.device:
         return self.body.weight.device
 
@@ -113,3 +117,17 @@ def read_metrics(folder: str | Path, key: str = "loss") -> list[dict[str, Any]]:
 
 def without_times(row: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in row.items() if not name.endswith(("time", "eta_s"))}
+
+
+def assert_equal(actual: Any, expected: Any) -> None:
+    """Compare containers of tensors, numbers and strings bit for bit."""
+    if isinstance(expected, Tensor):
+        assert torch.equal(actual, expected)
+    elif isinstance(expected, dict):
+        assert actual.keys() == expected.keys()
+        assert_equal([actual[key] for key in expected], list(expected.values()))
+    elif isinstance(expected, list):
+        for pair in zip(actual, expected, strict=True):
+            assert_equal(*pair)
+    else:
+        assert actual == expected

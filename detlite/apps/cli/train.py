@@ -9,12 +9,12 @@ Without --config, the config is chosen from the data by the rules of `detlite in
 The output folder then holds config.yaml, log.txt, metrics.jsonl, TensorBoard events, checkpoints,
 evaluation.json, results_<data set>.json, curves.png and detections.png.
 
-A run that torchrun restarts (`--max-restarts`) resumes from its last checkpoint. SIGTERM and
-SIGHUP, which schedulers send before they take a machine back, end the run after the current
-iteration is saved; a second signal ends it immediately.
+A run that torchrun restarts (`--max-restarts`) resumes from its last checkpoint. Ctrl-C, and
+SIGTERM and SIGHUP, which schedulers send before they take a machine back, end the run after the
+current iteration is saved; a second one ends it immediately.
 
 Exit status: 0; 2 for an error that you can fix; 75 if such a signal ended the run (continue with
---resume); 130 after Ctrl-C. Under torchrun these are the statuses of the single processes.
+--resume), 130 if it was Ctrl-C. Under torchrun these are the statuses of the single processes.
 """
 
 import argparse
@@ -28,7 +28,7 @@ from detlite.apps.cli.options import (
     config_overrides,
 )
 
-INTERRUPTED = "interrupted; --resume continues from the last checkpoint"
+INTERRUPTED = "interrupted at once; --resume continues from the last checkpoint, if there is one"
 _STOPPED = 75  # EX_TEMPFAIL in sysexits.h: try again later
 
 
@@ -64,5 +64,5 @@ def run(args: argparse.Namespace) -> int:
         )
     except StoppedError as stopped:
         print(stopped, file=sys.stderr)
-        return _STOPPED
+        return 130 if stopped.signal_name == "SIGINT" else _STOPPED
     return 0
