@@ -14,9 +14,11 @@ from detlite.evaluation.results import coco_results
 from detlite.inference.predictor import Prediction, Predictor, read_predictor
 
 from .input_sources import load_image
+from .measures import add_measures
 from .prediction_pipeline import predict_stream
 from .result_files import Entry
 
+UNMEASURED_THRESHOLD = 0.5
 # The config keys that can be changed in an exported model.
 _CHANGEABLE_KEYS = (
     "TEST.TILE", "TEST.TILE_OVERLAP", "TEST.IMS_PER_BATCH", "DATASETS.MAX_PIXELS",
@@ -26,7 +28,7 @@ _CHANGEABLE_KEYS = (
 
 def load_predictor(
     weights: str,
-    threshold: float,
+    threshold: float | None,
     opts: Sequence[Any] = (),
     config: str | None = None,
     max_pixels: int | None = None,
@@ -36,7 +38,8 @@ def load_predictor(
 
     Args:
         weights: the checkpoint or exported model.
-        threshold: minimum score of detections.
+        threshold: minimum score of detections; None: TEST.SCORE_THRESHOLD, or 0.5 if that is not
+            measured.
         opts, config: see `Predictor.from_checkpoint`. For an exported model, only the keys that
             control the reading and tiling of images can be changed.
         max_pixels: limit of the image size, if smaller than DATASETS.MAX_PIXELS.
@@ -57,6 +60,8 @@ def load_predictor(
         predictor = read_predictor(weights, opts, threshold, rle=True, trust=trust)
     else:
         predictor = Predictor.from_checkpoint(weights, opts, config, threshold, rle=True)
+    if threshold is None:
+        predictor.score_thresh = predictor.score_thresh or UNMEASURED_THRESHOLD
     if predictor.model.takes_proposals:
         raise ConfigError(
             f"{weights}: a Fast R-CNN needs proposals for each image: call a Predictor with them, "
@@ -74,6 +79,7 @@ def predict_images(
     batch_size: int = 1,
     threads: int = 2,
     draw: Callable[[int, Tensor, Prediction], None] | None = None,
+    measured: bool = False,
 ) -> Iterator[Entry]:
     """Detect objects in images, with `predict_stream`.
 
@@ -84,6 +90,7 @@ def predict_images(
         batch_size, threads: see `predict_stream`.
         draw: called with an image id, the image uint8 [3, H, W] and its prediction, in any thread
             and order.
+        measured: add `measures` to the objects.
 
     Yields:
         An entry for each image, in order, see `result_files`.
@@ -92,7 +99,7 @@ def predict_images(
     def finish(index: int, image: Tensor, prediction: Prediction) -> Entry:
         if draw is not None:
             draw(ids[index], image, prediction)
-        return make_entry(predictor, ids[index], images[index], image, prediction)
+        return make_entry(predictor, ids[index], images[index], image, prediction, measured)
 
     load = partial(load_image, predictor)
     stream = predict_stream(predictor, images, finish, batch_size, threads, load)
@@ -104,7 +111,12 @@ def predict_images(
 
 
 def make_entry(
-    predictor: Predictor, image_id: int, name: str, image: Tensor, prediction: Prediction
+    predictor: Predictor,
+    image_id: int,
+    name: str,
+    image: Tensor,
+    prediction: Prediction,
+    measured: bool = False,
 ) -> Entry:
     """Return the entry of an image uint8 [3, H, W] and its prediction, see `result_files`."""
     results = coco_results(
@@ -112,6 +124,9 @@ def make_entry(
         prediction.get("masks"), prediction.get("keypoints"),
         predictor.model.convention.keypoint_center,
     )  # fmt: skip
+    objects = list(results.to_coco())
+    if measured:
+        add_measures(objects, image.numpy())
     _, height, width = image.shape
     info = {"id": image_id, "file_name": name, "height": height, "width": width}
-    return {"image": info, "objects": list(results.to_coco())}
+    return {"image": info, "objects": objects}

@@ -10,7 +10,7 @@ import csv
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,12 @@ from detlite.atomic_write import atomic_open, atomic_path
 from detlite.config import ConfigError
 from detlite.evaluation.results import BACKGROUND_CATEGORY
 
+from .measures import MEASURES
+
 Entry = dict[str, Any]
 
-SUFFIXES = {"coco": ".json", "csv": ".csv", "parquet": ".parquet"}
-JOINED = ("coco", "csv")  # formats with a single file; Parquet is read by the folder
+SUFFIXES = {"coco": ".json", "csv": ".csv", "measures": ".csv", "parquet": ".parquet"}
+JOINED = ("coco", "csv", "measures")  # formats with a single file; Parquet is read by the folder
 
 # Columns of CSV and Parquet with their Parquet types. x, y, width and height are the box in pixels,
 # mask the `counts` of a COCO RLE of the image's size, keypoints x, y, v of each keypoint, and
@@ -42,6 +44,7 @@ COLUMNS = {
     "keypoints": "list<float32>",
     "track_id": "int64",
 }
+_LONG = ("mask", "keypoints")  # columns that are not part of measures
 _ROWS_PER_GROUP = 10_000  # a Parquet row group is held in memory
 
 
@@ -108,7 +111,9 @@ def write_detections(
     if format == "parquet":
         return _write_parquet(file, to_rows(entries, names))
     with atomic_open(file) as stream:
-        if format == "csv":
+        if format == "measures":
+            _write_measures(stream, entries, names)
+        elif format == "csv":
             writer = csv.DictWriter(stream, list(COLUMNS), lineterminator="\n")
             writer.writeheader()
             for row in to_rows(entries, names):
@@ -123,10 +128,13 @@ def write_detections(
 def join(format: str, parts: Sequence[Path], file: Path) -> None:
     """Join files of `write_detections` into one."""
     with atomic_open(file) as stream:
-        if format == "csv":
-            for number, part in enumerate(parts):
+        if SUFFIXES[format] == ".csv":
+            headers = (part.read_text(encoding="utf-8").partition("\n")[0] for part in parts)
+            # Without any object, the number of channels is unknown.
+            stream.write(max(headers, key=len) + "\n")
+            for part in parts:
                 with part.open(encoding="utf-8", newline="") as lines:
-                    stream.writelines(islice(lines, min(number, 1), None))  # one header
+                    stream.writelines(islice(lines, 1, None))
         else:
             texts = (part.read_text(encoding="utf-8")[1:-1] for part in parts)
             stream.writelines(_json_list(filter(None, texts)))
@@ -163,6 +171,23 @@ def parquet_schema() -> Any:
 
     types = {"list<float32>": pa.list_(pa.float32())}
     return pa.schema([(n, types.get(t) or pa.type_for_alias(t)) for n, t in COLUMNS.items()])
+
+
+def _write_measures(stream: Any, entries: Iterable[Entry], names: Mapping[int, str]) -> None:
+    """Write a row for each object, with the number that it has in a label image."""
+    rows = (
+        {"label": number, **row, **obj.get("measures", {})}
+        for entry in entries
+        for number, (obj, row) in enumerate(
+            zip(entry.get("objects", ()), to_rows([entry], names), strict=True), start=1
+        )
+    )
+    first = next(rows, None)
+    names_in_order = ("image_id", "file_name", "label", *COLUMNS, *MEASURES, *(first or ()))
+    columns = [name for name in dict.fromkeys(names_in_order) if name not in _LONG]
+    writer = csv.DictWriter(stream, columns, lineterminator="\n", extrasaction="ignore")
+    writer.writeheader()
+    writer.writerows(rows if first is None else chain([first], rows))
 
 
 def _write_parquet(file: Path, rows: Iterator[Entry]) -> None:

@@ -25,6 +25,7 @@ from filelock import FileLock, Timeout
 from detlite.atomic_write import atomic_open
 from detlite.config import ConfigError
 
+from .measures import write_summary
 from .result_files import (
     JOINED,
     SUFFIXES,
@@ -39,7 +40,7 @@ from .result_files import (
 
 SHARD_SIZE = 1000  # images
 MANIFEST = "manifest.json"
-RESULTS = ("images.json", *(f"results{suffix}" for suffix in SUFFIXES.values()))
+RESULTS = ("images.json", "summary.csv", *(f"results{suffix}" for suffix in SUFFIXES.values()))
 _SHARDS, _DETECTIONS, _LOCK = "shards", "detections", "shards/.lock"
 _SHARDS_PER_PROCESS = 8  # minimum for several processes, so that they finish together
 
@@ -147,6 +148,10 @@ class ShardedRun:
                     write_images(self.folder / "images.json", images, self.categories)
                     parts = [self._part(shard) for shard in range(self.shard_count)]
                     join(self.format, parts, self._result)
+                    if self.format == "measures":
+                        images = (image for one in self._summaries() for image in one["images"])
+                        names = (category["name"] for category in self.categories)
+                        write_summary(self.folder / "summary.csv", images, self._result, names)
                 _remove_parts(self.folder)
             counts = [
                 (len(one["images"]), len(one["unreadable"]), one["objects"])
