@@ -11,7 +11,7 @@ Some operations depend on the convention of the framework that trained the model
 import torch
 from torch import Tensor
 
-from detlite.conventions import Convention
+from detlite.conventions import CONVENTIONS, Convention
 
 Sizes = tuple[int, int] | Tensor
 
@@ -56,7 +56,7 @@ def has_min_size(boxes: Tensor, min_size: float) -> Tensor:
     return ((sides > 0) & (sides >= min_size)).all(dim=-1)
 
 
-def clip(boxes: Tensor, sizes: Sizes, convention: Convention) -> Tensor:
+def clip(boxes: Tensor, sizes: Sizes, convention: Convention = CONVENTIONS["detlite"]) -> Tensor:
     """Clip boxes to their images.
 
     An inclusive box outside the image keeps the pixel at the border instead of becoming empty.

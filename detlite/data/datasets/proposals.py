@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torchvision.ops import box_convert, clip_boxes_to_image
 
 from detlite.data.errors import DataError
 from detlite.data.safe_pickle import RefusedPickleError, read_pickle
@@ -60,8 +59,8 @@ def load_proposals(
         boxes, scores = _checked(path, image_id, *by_image[str(image_id)])
         total += len(boxes)
         if box_format == "xywh":
-            boxes = box_convert(boxes, "xywh", "xyxy")
-        boxes = clip_boxes_to_image(boxes, size).float()
+            boxes[:, 2:] += boxes[:, :2]
+        boxes = box_ops.clip(boxes, size).float()
         valid = box_ops.has_min_size(boxes, 0)
         order = scores[valid].argsort(descending=True, stable=True)[:limit]
         proposals.append(boxes[valid][order])

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 
 from torch import Tensor
-from torchvision.transforms import v2
 from yacs.config import CfgNode
 
 Color = tuple[float, ...]  # one value in 0..255 per channel
@@ -17,6 +16,8 @@ def build_color_jitter(cfg: CfgNode) -> Callable[[Tensor], Tensor] | None:
     amounts = [cfg.INPUT.BRIGHTNESS, cfg.INPUT.CONTRAST, cfg.INPUT.SATURATION, cfg.INPUT.HUE]
     if not any(amounts):
         return None
+    from torchvision.transforms import v2
+
     jitter = v2.ColorJitter(*amounts)
     if len(cfg.INPUT.PIXEL_MEAN) == 3:
         return jitter

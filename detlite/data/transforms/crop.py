@@ -2,7 +2,6 @@
 
 import torch
 from torch import Tensor
-from torchvision.ops import clip_boxes_to_image
 
 from detlite.data.datasets.coco import Target
 from detlite.structures import boxes as box_ops
@@ -53,11 +52,11 @@ def crop_target(target: Target, top: int, left: int, height: int, width: int) ->
     """
     size = (height, width)
     shift = torch.tensor([left, top, left, top])
-    clipped = clip_boxes_to_image(target["boxes"] - shift, size)
+    clipped = box_ops.clip(target["boxes"] - shift, size)
     # Drop objects before cutting masks, because most of them may be outside.
     target = dict(select_objects(target, box_ops.has_min_size(clipped, 1)))
     moved = target["boxes"] - shift
-    boxes = clip_boxes_to_image(moved, size)
+    boxes = box_ops.clip(moved, size)
     if "masks" in target:
         target["masks"] = crop_to_window(target["masks"], top, left, height, width)
         cut = (boxes != moved).any(dim=1)
@@ -69,6 +68,6 @@ def crop_target(target: Target, top: int, left: int, height: int, width: int) ->
         inside = (x >= 0) & (x < width) & (y >= 0) & (y < height)
         target["keypoints"] = torch.stack([x, y, visibility * inside], dim=-1)
     if "proposals" in target:
-        proposals = clip_boxes_to_image(target["proposals"] - shift, size)
+        proposals = box_ops.clip(target["proposals"] - shift, size)
         target["proposals"] = proposals[box_ops.has_min_size(proposals, 1)]
     return select_objects(target, box_ops.has_min_size(target["boxes"], 1))

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
-from torchvision.ops import clip_boxes_to_image
 from yacs.config import CfgNode
 
 from detlite.conventions import CONVENTIONS, Convention, convention_of
@@ -85,7 +84,7 @@ class DetectionTransform:
         for name in target.keys() & {"boxes", "proposals"}:
             boxes = _flip_boxes(target[name], size, *flips)
             boxes = box_ops.rescale(boxes, size, new_size, self._convention, clipped=False)
-            target[name] = clip_boxes_to_image(boxes, new_size)
+            target[name] = box_ops.clip(boxes, new_size)
         if "masks" in target:
             target["masks"] = target["masks"].transformed(*flips, size, new_size)
         if "keypoints" in target:

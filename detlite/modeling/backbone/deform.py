@@ -3,7 +3,6 @@
 
 import torch
 from torch import Tensor, nn
-from torchvision.ops import deform_conv2d
 
 from detlite.modeling.precision import at_least_float32
 
@@ -53,6 +52,8 @@ class DeformConv3x3(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Compute [B, out_channels, H / stride, W / stride] from [B, C, H, W]."""
+        from torchvision.ops import deform_conv2d
+
         predicted, conv = self.offset(x), self.conv
         # (dy, dx) of each tap in pixels, then the weights of the taps.
         offsets, weights = at_least_float32(predicted).tensor_split([2 * self.taps], dim=1)

@@ -6,8 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torchvision.models.convnext import LayerNorm2d
-from torchvision.ops import FrozenBatchNorm2d as TorchvisionFrozenBatchNorm2d
+from torch.nn import functional as F
 from yacs.config import CfgNode
 
 from detlite.conventions import convention_of
@@ -18,7 +17,7 @@ from .group_norm import GroupNorm
 Norm = Callable[[int], nn.Module]
 
 
-class FrozenBatchNorm2d(TorchvisionFrozenBatchNorm2d):
+class FrozenBatchNorm2d(nn.Module):
     """Batch norm whose statistics and affine parameters are fixed buffers.
 
     y = (x - running_mean) / sqrt(running_var + eps) * weight + bias, per channel.
@@ -27,7 +26,24 @@ class FrozenBatchNorm2d(TorchvisionFrozenBatchNorm2d):
         folded: the convolution before it computes y, see `optimize_for_training`.
     """
 
+    weight: Tensor
+    bias: Tensor
+    running_mean: Tensor
+    running_var: Tensor
     folded = False
+
+    def __init__(self, num_features: int, eps: float = 1e-5) -> None:
+        super().__init__()
+        self.eps = eps
+        for name, value in (("weight", 1), ("bias", 0), ("running_mean", 0), ("running_var", 1)):
+            self.register_buffer(name, torch.full((num_features,), float(value)))
+
+    def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *args: Any) -> None:
+        state.pop(f"{prefix}num_batches_tracked", None)  # of a trained batch norm
+        super()._load_from_state_dict(state, prefix, *args)
+
+    def extra_repr(self) -> str:
+        return f"{len(self.weight)}, eps={self.eps}"
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalize [B, C, H, W], keeping its type."""
@@ -120,6 +136,15 @@ class _FrozenNorm(torch.autograd.Function):
         zero = torch.zeros_like(weight)
         gradient = _normalize(gradients[0], weight, zero, zero, variance, ctx.eps)
         return gradient, None, None, None, None, None
+
+
+class LayerNorm2d(nn.LayerNorm):
+    """Layer norm over the channels of each pixel of maps [B, C, H, W]."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.permute(0, 2, 3, 1)
+        x = F.layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps)
+        return x.permute(0, 3, 1, 2)
 
 
 class LevelBatchNorm(nn.ModuleList):

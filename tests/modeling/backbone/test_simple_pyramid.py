@@ -2,9 +2,9 @@ from functools import partial
 
 import torch
 from torch.nn import functional as F
-from torchvision.models.convnext import LayerNorm2d
 
 from detlite.modeling.backbone.simple_pyramid import SimpleFeaturePyramid
+from detlite.modeling.layers.norm import LayerNorm2d
 
 
 def test_levels_have_strides_4_to_64_and_use_all_parameters():
