@@ -4,15 +4,44 @@ COCO results, which FiftyOne and many other tools import, are `evaluation.result
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from contourpy import contour_generator
+from pycocotools import mask as rle_codec
 
 from detlite.config import ConfigError
 from detlite.structures.masks.formats import to_bitmap
 
 _LABELME_VERSION = "5.5.0"  # version of the file format
+
+
+def to_pandas(prediction: Mapping[str, Any]) -> Any:
+    """Convert a prediction to a `pandas.DataFrame` with a row for each object.
+
+    The columns are name, category_id, score, x1, y1, x2, y2, and for masks their area in pixels.
+
+    Raises:
+        ConfigError: pandas is not installed.
+    """
+    try:
+        import pandas
+    except ImportError as error:
+        raise ConfigError("to_pandas() needs pandas: pip install pandas") from error
+    columns: dict[str, Any] = {
+        "name": prediction["names"],
+        "category_id": prediction["category_ids"],
+        "score": prediction["scores"].numpy(),
+    }
+    columns |= dict(zip(("x1", "y1", "x2", "y2"), prediction["boxes"].numpy().T, strict=True))
+    if "masks" in prediction:
+        masks = prediction["masks"]
+        columns["area"] = [
+            int(rle_codec.area(mask)) if isinstance(mask, dict) else int(mask.sum())
+            for mask in masks
+        ]
+    return pandas.DataFrame(columns)
 
 
 def to_supervision(prediction: Mapping[str, Any]) -> Any:
@@ -56,8 +85,8 @@ def to_labelme(
     """Convert a prediction to the content of the JSON file that LabelMe stores next to an image.
 
     An object is a polygon for each connected part of its mask, or a rectangle if it has no mask.
-    The description is the score. Holes of masks are filled, since LabelMe's polygons have none.
-    The shapes of one object share a `group_id`.
+    The description is the score. Parts with holes are cut into parts without, since LabelMe's
+    polygons have none. The shapes of one object share a `group_id`.
 
     Args:
         prediction: of a `Predictor`.
@@ -154,7 +183,9 @@ def to_label_studio(
 
 
 def outlines(mask: np.ndarray) -> list[np.ndarray]:
-    """Return the outer contours of a mask as polygons float64 [P, 2] of (x, y), without holes.
+    """Return the contours of the parts of a mask as polygons float64 [P, 2] of (x, y).
+
+    A part with holes is cut through them into several parts.
 
     Contours are halfway between the centers of pixels inside and outside, so a pixel belongs to the
     mask if its center is in a polygon. Parts that touch only at corners may be one polygon or two.
@@ -172,11 +203,26 @@ def outlines(mask: np.ndarray) -> list[np.ndarray]:
     filled: Any = contour_generator(z=padded, fill_type="OuterOffset").filled(0.5, 2.0)
     polygons = []
     for points, starts in zip(*filled, strict=True):
+        if len(starts) > 2:
+            polygons += [[*one, left - 1, top - 1] for one in _cut(padded.shape, points, starts)]
+            continue
         ring = points[starts[0] : starts[1] - 1]  # without the last point, a copy of the first
         before, after = ring - np.roll(ring, 1, axis=0), np.roll(ring, -1, axis=0) - ring
         corner = before[:, 0] * after[:, 1] != before[:, 1] * after[:, 0]
         polygons.append(ring[corner] + [left - 0.5, top - 0.5])  # padded by 1, centers at 0.5
     return polygons
+
+
+def _cut(shape: tuple[int, ...], points: np.ndarray, starts: np.ndarray) -> list[np.ndarray]:
+    """Return the polygons of a part, cut at the middle of its first hole."""
+    rings = [points[a : b - 1] for a, b in pairwise(starts)]
+    crossings = np.concatenate([ring[ring[:, 1] % 1 == 0] for ring in rings])  # of rows
+    part = np.zeros(shape, np.int64)
+    np.add.at(part, (crossings[:, 1].astype(int), np.ceil(crossings[:, 0]).astype(int)), 1)
+    part = part.cumsum(axis=1) % 2
+    middle = int(np.ceil(rings[1][:, 0].mean()))
+    columns = np.arange(shape[1])
+    return [*outlines(part * (columns < middle)), *outlines(part * (columns >= middle))]
 
 
 def _shapes(prediction: Mapping[str, Any]) -> Iterator[tuple[str, float, str, list[Any]]]:

@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from detlite.data.loading.image_io import ImageOptions, pixels_to_tensor
+from detlite.data.loading.image_io import ImageOptions, pixels_to_tensor, read_image
 from detlite.data.loading.image_readers import Pixels, pillow_pixels
 
 from .detectors import size_of
@@ -28,14 +28,12 @@ class LoadedImage:
         """(height, width) of the original image."""
         return size_of(self.original)
 
-    @property
-    def cells(self) -> tuple[int, int]:
-        """(rows, columns) of 32 pixels of the network input, rounded up.
 
-        Images with the same number of cells are batched together, as they need little padding.
-        """
-        height, width = size_of(self.network_input)
-        return -(-height // 32), -(-width // 32)
+def load_image(image: ImageInput, options: ImageOptions) -> Tensor:
+    """Read or convert an image to a tensor uint8 [C, H, W]; errors as for `Predictor`."""
+    if isinstance(image, str | Path | bytes):
+        return read_image(image, options=options)
+    return image_to_tensor(image, options)
 
 
 def image_to_tensor(image: Image.Image | np.ndarray | Tensor, options: ImageOptions) -> Tensor:

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import logging
+import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, overload
 
 import torch
-from torch import Tensor
+from PIL import Image
+from torch import Tensor, nn
 from yacs.config import CfgNode
 
 from detlite.conversion.checkpoint.loading import build_model_from_checkpoint
 from detlite.data.datasets.coco import keypoint_names
-from detlite.data.loading.image_io import DEFAULT_OPTIONS, ImageOptions, read_image
+from detlite.data.errors import DataError
+from detlite.data.loading.image_io import DEFAULT_OPTIONS, ImageOptions, build_image_options
+from detlite.data.loading.image_readers import image_suffixes
 from detlite.data.transforms.resize import resize_shortest
 from detlite.evaluation.results import categories_of
 from detlite.modeling.detection_model import DetectionModel
@@ -26,10 +32,10 @@ from detlite.structures.instances import Detections
 from detlite.structures.masks.formats import to_bitmap
 from detlite.structures.masks.pasting import paste_boxes
 
-from .build import build_inference, wrap_detector
+from .build import build_inference, with_score_thresh, wrap_detector
 from .detectors import View, size_of
-from .exporters import to_supervision
-from .images import ImageInput, LoadedImage, image_to_tensor
+from .exporters import to_pandas, to_supervision
+from .images import ImageInput, LoadedImage, load_image
 from .tiling import Tiling, build_tiling
 from .tta import build_views
 
@@ -38,9 +44,56 @@ READERS: Registry[Callable[..., tuple[CfgNode, DetectionModel]]] = Registry(
     "reader of models", on_demand={"exported": "detlite.apps.export.exported_detector"}
 )
 
+# Functions that draw predictions.
+DRAWERS: Registry[Callable[..., Image.Image]] = Registry(
+    "drawing", on_demand={"detections": "detlite.apps.drawing.detections"}
+)
+# Other files hold exported models.
+_CHECKPOINT_SUFFIXES = (".pth", ".pkl", ".pt", ".safetensors")
+_NAMED_CATEGORIES = 5  # in the repr of a prediction
+_MIN_SCALE = 0.6  # of an image, in units of the scale in training
+
+logger = logging.getLogger(__name__)
+
 
 class Prediction(dict[str, Any]):
-    """Detections of an image, as a dict with the keys that `Predictor` describes."""
+    """Detections of an image, as a dict with the keys that `Predictor` describes.
+
+    Attributes:
+        source: the image as it was passed to the predictor.
+        options: how a file is read.
+        categories: of the model.
+        threshold: the score from which objects are drawn.
+    """
+
+    source: ImageInput | None = None
+    options: ImageOptions = DEFAULT_OPTIONS
+    categories: Sequence[dict[str, Any]] = ()
+    threshold: float = 0.0
+
+    def __repr__(self) -> str:
+        height, width = self["size"]
+        counts = Counter(self["names"]).most_common(_NAMED_CATEGORIES)
+        found = ", ".join(f"{count} {name}" for name, count in counts) or "no objects"
+        more = ", ..." if len({*self["names"]}) > _NAMED_CATEGORIES else ""
+        kinds = ", ".join(key for key in ("boxes", "masks", "keypoints") if key in self)
+        return f"Prediction({width} x {height} pixels: {found}{more}; {kinds})"
+
+    def plot(self, image: ImageInput | None = None, **options: Any) -> Image.Image:
+        """Draw the objects on the image, or on `image`; see `apps.drawing.draw_detections`."""
+        source = self.source if image is None else image
+        if source is None:
+            raise ValueError("this prediction does not know its image: call plot(image)")
+        draw = DRAWERS.get("detections")
+        return draw(load_image(source, self.options), self, self.categories, **options)
+
+    def show(self, image: ImageInput | None = None, **options: Any) -> None:
+        """Show what `plot` draws in the image viewer of the system."""
+        self.plot(image, **options).show()
+
+    def to_pandas(self) -> Any:
+        """Convert to a `pandas.DataFrame`, see `exporters.to_pandas`."""
+        return to_pandas(self)
 
     def to_supervision(self) -> Any:
         """Convert to `supervision.Detections`, see `exporters.to_supervision`."""
@@ -51,8 +104,9 @@ class Predictor:
     """Runs a model on images of any size, resized as in evaluation.
 
     Call it with an image: a file path, the bytes of a file, a PIL image, or uint8 RGB as an array
-    [H, W, 3] or a tensor [3, H, W]. It returns a dict with the N detections by decreasing score, in
-    pixels of the image, on the CPU:
+    [H, W, 3] or a tensor [3, H, W] (C channels in place of three for a model that takes C). It
+    returns a `Prediction`, a dict with the N detections by decreasing score, in pixels of the
+    image, on the CPU:
 
     - `size`: (height, width) of the image,
     - `boxes` float32 [N, 4], xyxy,
@@ -60,27 +114,32 @@ class Predictor:
     - `category_ids` and `names`: lists of N, the dataset's ids and names of the labels,
     - for models with a mask head `masks`, bool [N, H, W] (or COCO RLEs, see `rle`),
     - for models with a keypoint head `keypoints` float32 [N, P, 3] of (x, y, 1) and
-      `keypoints_scores` [N, P], their logits.
+      `keypoints_scores` [N, P], their logits,
+    - the outputs of TEST.EXTRA_OUTPUTS: `class_scores` float32 [N, K] of all categories, and
+      `features` float32 [N, C], the box head's features of the detected box.
 
-    Called with a list of images, it runs them as one batch and returns a list. A Fast R-CNN also
-    takes `proposals` for each image, float [R, 4] xyxy in its pixels. The EXIF orientation of a
-    file is applied if the model's convention says so. Invalid images raise a DataError that names
+    Called with a list of images, it returns a list, with the same results as image by image; called
+    with a folder, it runs the images in it one by one and returns a list by file name. A Fast R-CNN
+    also takes `proposals` for each image, float [R, 4] xyxy in its pixels. The EXIF orientation of
+    a file is applied if the model's convention says so. Invalid images raise a DataError that names
     the file, or a TypeError or ValueError.
 
     Args:
-        model: a detector from `build_model`, which is put in evaluation mode, or a file written by
-            `detlite export`.
+        model: a detector from `build_model`, which is put in evaluation mode, a checkpoint (see
+            `from_checkpoint`), or a file written by `detlite export`.
         min_size: length in pixels to which the short side of an image is resized (800, or as the
             file says).
         max_size: maximum length of the long side (1333, or as the file says).
-        score_thresh: detections with a lower score are dropped.
+        score_thresh: detections with a lower score are dropped, in place of a higher threshold of
+            the model (MODEL.ROI_HEADS.SCORE_THRESH). None: lower than TEST.SCORE_THRESHOLD of the
+            file, which training measures, or than the model's own.
         rle: return masks as COCO RLEs, not as bitmaps, which take H x W bytes each.
         dtype: precision of the forward pass with autocast: float32, float16 or bfloat16. A model
             of `detlite.optimize` with float32 is faster; `from_checkpoint` makes one.
         views: views for test-time augmentation, in place of the size above. None: one view, or
             as the file says if neither size is given.
-        max_pixels, image_bits: limits of image files, see `data.loading.image_io.read_image`
-            (Pillow's limit and 16, or as the file says).
+        max_pixels, image_bits, value_range: options of image files, see `ImageOptions` (its
+            defaults, or as the file says).
         tiling: cut larger images into tiles and detect in each. None: do not, or as the file says.
         trust: also read a .pt2 file, which can run any code when it is read.
 
@@ -94,41 +153,74 @@ class Predictor:
         model: DetectionModel | str | Path,
         min_size: int | None = None,
         max_size: int | None = None,
-        score_thresh: float = 0.0,
+        score_thresh: float | None = None,
         rle: bool = False,
         dtype: str = "float32",
         views: Sequence[View] | None = None,
         max_pixels: int | None = None,
         image_bits: int | None = None,
+        value_range: Sequence[float] | None = None,
         tiling: Tiling | None = None,
         trust: bool = False,
     ) -> None:
-        sizes, limits = (800, 1333), (DEFAULT_OPTIONS.max_pixels, DEFAULT_OPTIONS.bits)
+        sizes, options = (800, 1333), DEFAULT_OPTIONS
         if isinstance(model, str | Path):
-            cfg, model = READERS.get("exported")(model, (), trust)
-            sizes, limits = _sizes(cfg), _limits(cfg)
+            if Path(model).suffix in _CHECKPOINT_SUFFIXES:
+                cfg, model = build_model_from_checkpoint(model)
+                model, file_dtype = build_inference(cfg, model)
+                dtype = file_dtype if dtype == "float32" else dtype
+            else:
+                cfg, model = READERS.get("exported")(model, (), trust)
+            if score_thresh is None:
+                score_thresh = cfg.TEST.SCORE_THRESHOLD or None
+            sizes, options = _sizes(cfg), build_image_options(cfg)
             if views is None and min_size is None and max_size is None:
                 views = build_views(cfg)
             tiling = tiling or build_tiling(cfg)
-        self.model = model.eval()
-        self.min_size = min_size or sizes[0]
-        self.max_size = max_size or sizes[1]
-        self.score_thresh = score_thresh
+        while isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+            model = model.module
+        if not hasattr(model, "detect"):
+            raise TypeError(f"Predictor takes a model of build_model, not {type(model).__name__}")
+        if score_thresh is not None:
+            model = with_score_thresh(model, score_thresh)
+        self.model: DetectionModel = model.eval()
+        self.min_size = sizes[0] if min_size is None else min_size
+        self.max_size = sizes[1] if max_size is None else max_size
+        self.score_thresh = score_thresh or 0.0
         self.rle = rle
         self.dtype = dtype
-        self.max_pixels = max_pixels or limits[0]
-        self.image_bits = image_bits or limits[1]
+        self.max_pixels = options.max_pixels if max_pixels is None else max_pixels
+        self.image_bits = options.bits if image_bits is None else image_bits
+        self.value_range = options.value_range if value_range is None else value_range
+        self._check_values()
         names = keypoint_names(self.categories)
         view = View(self.min_size, self.max_size)
         wrapper = wrap_detector(self.model, view, views or (), tiling, names)
         self.detector: Detector = wrapper or self.model
+        self._warned = False
+
+    def _check_values(self) -> None:
+        limits: dict[str, tuple[float, float, type]] = {
+            "min_size": (1, math.inf, int), "max_size": (1, math.inf, int),
+            "score_thresh": (0, 1, float), "max_pixels": (1, math.inf, int),
+            "image_bits": (8, 16, int),
+        }  # fmt: skip
+        for name, (low, high, kind) in limits.items():
+            value = getattr(self, name)
+            number = isinstance(value, int) or (kind is float and isinstance(value, float))
+            if not number or not low <= value <= high:
+                raise ValueError(
+                    f"Predictor({name}={value!r}): must be {kind.__name__} in {low}..{high}"
+                )
+        if self.dtype not in ("float32", "float16", "bfloat16", "auto"):
+            raise ValueError(f"Predictor(dtype={self.dtype!r}): must be float32, float16, bfloat16")
 
     @staticmethod
     def from_checkpoint(
         path: str | Path,
         opts: Sequence[Any] = (),
         config: str | Path | None = None,
-        score_thresh: float = 0.0,
+        score_thresh: float | None = None,
         rle: bool = False,
     ) -> Predictor:
         """Build the predictor of a checkpoint from training, with the config stored in it.
@@ -162,53 +254,84 @@ class Predictor:
     ) -> list[Prediction]: ...
 
     def __call__(self, images: Any, proposals: Any = None) -> Prediction | list[Prediction]:
+        if isinstance(images, str | Path) and Path(images).is_dir():
+            return [self(file) for file in _image_files(Path(images))]
         if not isinstance(images, list | tuple):
             return self([images], None if proposals is None else [proposals])[0]
         if not images:
             return []
         loaded = [self.load(image) for image in images]
-        return list(map(self.to_prediction, self.detect(loaded, proposals), loaded))
+        predictions = list(map(self.to_prediction, self.detect(loaded, proposals), loaded))
+        for prediction, image in zip(predictions, images, strict=True):
+            prediction.source = image
+        return predictions
 
     @property
     def streams(self) -> int:
         """Number of concurrent calls of `detect` that keep the device busy."""
         return min(2, torch.get_num_threads()) if self.model.device.type == "cpu" else 1
 
+    @property
+    def image_options(self) -> ImageOptions:
+        """Limits and interpretation of image files."""
+        upright, channels = self.model.convention.exif_orientation, self.model.channels
+        return ImageOptions(
+            self.max_pixels, self.image_bits, upright, channels, tuple(self.value_range)
+        )
+
     def load(self, image: ImageInput) -> LoadedImage:
         """Read an image, and resize it unless the detector does."""
-        if isinstance(image, str | Path | bytes):
-            upright = self.model.convention.exif_orientation
-            options = ImageOptions(self.max_pixels, self.image_bits, upright)
-            original = read_image(image, options=options)
-        else:
-            original = image_to_tensor(image)
+        original = load_image(image, self.image_options)
         if self.detector.resizes_images:
             return LoadedImage(original, original)
         resize = self.model.convention.resize
         resized = resize_shortest(original, self.min_size, self.max_size, resize)
+        self._warn_of_small_scale(size_of(original), size_of(resized))
         return LoadedImage(original, resized)
 
+    def _warn_of_small_scale(self, size: tuple[int, int], resized: tuple[int, int]) -> None:
+        """Warn once if the maximum length makes an image far smaller than training images."""
+        if min(resized) < _MIN_SCALE * self.min_size and not self._warned:
+            self._warned = True
+            logger.warning(
+                "an image of %d x %d pixels is resized to %d x %d, %.2g times the scale of other "
+                "images, because INPUT.MAX_SIZE_TEST is %d: small objects will be missed. Raise it "
+                "(max_size), or cut such images into tiles (TEST.TILE, detlite predict --tile)",
+                *size[::-1], *resized[::-1], min(resized) / self.min_size, self.max_size,
+            )  # fmt: skip
+
     def detect(self, loaded: Sequence[LoadedImage], proposals: Any = None) -> list[Detections]:
-        """Return the detections of each image of a batch, in pixels of the network input.
+        """Return the detections of each image, in pixels of the network input.
+
+        Only images that are padded to the same size form a batch, so the detections of an image do
+        not depend on the other images, apart from rounding.
 
         The `proposals` for a Fast R-CNN are boxes in pixels of each original image.
         """
-        rescaled = None
-        if proposals is not None:
-            if len(proposals) != len(loaded):
-                raise ValueError(f"got {len(loaded)} images, but proposals for {len(proposals)}")
-            rescaled = [
-                box_ops.rescale(
-                    torch.as_tensor(boxes),
-                    image.size,
-                    size_of(image.network_input),
-                    self.model.convention,
-                )
-                for boxes, image in zip(proposals, loaded, strict=True)
-            ]
-        with torch.no_grad(), autocast(self.dtype, self.model.device):
-            inputs = [image.network_input for image in loaded]
-            return self.detector.detect(inputs, rescaled, self.score_thresh)
+        if proposals is not None and len(proposals) != len(loaded):
+            raise ValueError(f"got {len(loaded)} images, but proposals for {len(proposals)}")
+        batches: dict[tuple[int, ...], list[int]] = {}
+        for index, image in enumerate(loaded):
+            batches.setdefault(self.padded_size(image), []).append(index)
+        detections: dict[int, Detections] = {}
+        for batch in batches.values():
+            inputs = [loaded[index].network_input for index in batch]
+            boxes = None
+            if proposals is not None:
+                boxes = [self._rescale(proposals[index], loaded[index]) for index in batch]
+            with torch.no_grad(), autocast(self.dtype, self.model.device):
+                results = self.detector.detect(inputs, boxes, self.score_thresh)
+            detections.update(zip(batch, results, strict=True))
+        return [detections[index] for index in range(len(loaded))]
+
+    def padded_size(self, image: LoadedImage) -> tuple[int, ...]:
+        """Return the (height, width) to which the model pads an image that is alone in a batch."""
+        step = max(1, self.model.normalizer.divisibility)
+        return tuple(-(-side // step) * step for side in size_of(image.network_input))
+
+    def _rescale(self, proposals: Any, image: LoadedImage) -> Tensor:
+        sizes = image.size, size_of(image.network_input)
+        return box_ops.rescale(torch.as_tensor(proposals), *sizes, self.model.convention)
 
     def to_prediction(self, detections: Detections, loaded: LoadedImage) -> Prediction:
         """Map the detections of an image to the original image, and paste their masks."""
@@ -226,10 +349,12 @@ class Predictor:
             category_ids=[category["id"] for category in categories],
             names=[category["name"] for category in categories],
         )
+        prediction.options, prediction.categories = self.image_options, self.categories
+        prediction.threshold = self.score_thresh
         if detections.mask_probs is not None:
             rles = paste_masks(
                 detections.mask_probs,
-                paste_boxes(boxes, detections.mask_probs.shape[-1], convention),
+                paste_boxes(detections.pasting_boxes, detections.mask_probs.shape[-1], convention),
                 size,
                 self.model.mask_threshold,
             )
@@ -237,11 +362,12 @@ class Predictor:
         if detections.keypoints is not None:
             prediction["keypoints"] = detections.keypoints
             prediction["keypoints_scores"] = detections.keypoint_scores
+        prediction.update(detections.extra_outputs())
         return prediction
 
 
 def build_predictor(
-    cfg: CfgNode, model: DetectionModel, score_thresh: float = 0.0, rle: bool = False
+    cfg: CfgNode, model: DetectionModel, score_thresh: float | None = None, rle: bool = False
 ) -> Predictor:
     """Build the predictor that runs a model as evaluation does: by INPUT, DTYPE and TEST."""
     return _configured(cfg, *build_inference(cfg, model), score_thresh, rle)
@@ -250,7 +376,7 @@ def build_predictor(
 def read_predictor(
     path: str | Path,
     opts: Sequence[Any] = (),
-    score_thresh: float = 0.0,
+    score_thresh: float | None = None,
     rle: bool = False,
     trust: bool = False,
 ) -> Predictor:
@@ -260,20 +386,27 @@ def read_predictor(
 
 
 def _configured(
-    cfg: CfgNode, model: DetectionModel, dtype: str, score_thresh: float, rle: bool
+    cfg: CfgNode, model: DetectionModel, dtype: str, score_thresh: float | None, rle: bool
 ) -> Predictor:
     views, tiling = build_views(cfg), build_tiling(cfg)
+    if score_thresh is None:
+        score_thresh = cfg.TEST.SCORE_THRESHOLD or None
     return Predictor(
-        model, *_sizes(cfg), score_thresh, rle, dtype, views, *_limits(cfg), tiling=tiling
-    )
+        model, *_sizes(cfg), score_thresh, rle, dtype, views, cfg.DATASETS.MAX_PIXELS,
+        cfg.INPUT.IMAGE_BITS, cfg.INPUT.VALUE_RANGE, tiling,
+    )  # fmt: skip
 
 
 def _sizes(cfg: CfgNode) -> tuple[int, int]:
     return cfg.INPUT.MIN_SIZE_TEST, cfg.INPUT.MAX_SIZE_TEST
 
 
-def _limits(cfg: CfgNode) -> tuple[int, int]:
-    return cfg.DATASETS.MAX_PIXELS, cfg.INPUT.IMAGE_BITS
+def _image_files(folder: Path) -> list[Path]:
+    """Return the images of a folder and its subfolders, by name; DataError if there are none."""
+    files = sorted(file for file in folder.rglob("*") if file.suffix.lower() in image_suffixes())
+    if not files:
+        raise DataError(f"{folder}: the folder contains no images")
+    return files
 
 
 load_checkpoint = Predictor.from_checkpoint

@@ -264,3 +264,67 @@ def test_the_mask_head_computes_only_boxes_above_the_threshold(
     assert computed == [int(kept.sum())] < [len(kept)]
     assert torch.equal(prediction["boxes"], everything["boxes"][kept])
     assert torch.equal(prediction["masks"], everything["masks"][kept])
+
+
+def test_a_folder_gives_a_list_by_name(image: np.ndarray, tmp_path: Path) -> None:
+    (tmp_path / "more").mkdir()
+    for name in ("b.png", "a.png", "more/c.png"):
+        Image.fromarray(image).save(tmp_path / name)
+    (tmp_path / "notes.txt").touch()
+    predictions = Predictor(BrightSquare())(str(tmp_path))
+    assert [Path(one.source).name for one in predictions] == ["a.png", "b.png", "c.png"]
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match="empty: the folder contains no images"):
+        Predictor(BrightSquare())(tmp_path / "empty")
+
+
+@pytest.mark.parametrize("source", ["array", "file"])
+def test_predictions_can_be_drawn_listed_and_printed(
+    image: np.ndarray, tmp_path: Path, source: str
+) -> None:
+    Image.fromarray(image).save(tmp_path / "a.png")
+    predictor = Predictor(BrightSquare(), score_thresh=0.1)
+    prediction = predictor(tmp_path / "a.png" if source == "file" else image)
+    height, width = prediction["size"]
+    text = f"Prediction({width} x {height} pixels: 1 square, 1 image; boxes, masks)"
+    assert repr(prediction) == text
+    drawn, without = prediction.plot(min_side=1), prediction.plot(min_side=1, min_score=0.99)
+    assert drawn.size == without.size == (width, height)
+    assert (np.asarray(drawn) != np.asarray(without)).any()
+    table = prediction.to_pandas()
+    assert list(table.columns[:3]) == ["name", "category_id", "score"]
+    assert table["name"].tolist() == ["square", "image"]
+    x1, y1, x2, y2 = table.loc[0, ["x1", "y1", "x2", "y2"]]
+    assert [x1, y1, x2, y2] == prediction["boxes"][0].tolist()
+    assert table["area"].tolist() == [int(mask.sum()) for mask in prediction["masks"]]
+    prediction.source = None
+    with pytest.raises(ValueError, match="does not know its image"):
+        prediction.plot()
+
+
+def test_a_path_gives_the_predictor_of_a_checkpoint(
+    tiny_config: Callable[..., CfgNode], image: np.ndarray, tmp_path: Path
+) -> None:
+    """Predictor(path) equals from_checkpoint, with the threshold that training measured."""
+    cfg = tiny_config("TEST.SCORE_THRESHOLD", 0.3, "INPUT.MIN_SIZE_TEST", 96)
+    model = build_model(cfg)
+    categories = [{"id": k, "name": str(k)} for k in (1, 2, 3)]
+    path = tmp_path / "model.pth"
+    save_checkpoint(Checkpoint(path, model.state_dict(), categories, cfg.dump()))
+    one, other = Predictor(path), Predictor.from_checkpoint(path)
+    assert (one.score_thresh, one.min_size, one.dtype) == (0.3, 96, other.dtype)
+    assert other.score_thresh == 0.3
+    assert Predictor(path, score_thresh=0.0).score_thresh == 0
+    one.score_thresh = other.score_thresh = 0.0
+    assert torch.equal(one(image)["boxes"], other(image)["boxes"])
+
+
+def test_a_long_image_that_becomes_small_is_mentioned_once(caplog: Any) -> None:
+    predictor = Predictor(BrightSquare(), min_size=64, max_size=96)
+    predictor(np.full((64, 96, 3), 200, np.uint8))
+    assert not caplog.messages
+    for _ in range(2):
+        predictor(np.full((60, 320, 3), 200, np.uint8))
+    (message,) = caplog.messages
+    assert "320 x 60 pixels is resized to 96 x 18, 0.28 times the scale" in message
+    assert "INPUT.MAX_SIZE_TEST is 96" in message

@@ -11,18 +11,20 @@ from tqdm import tqdm
 
 from detlite.apps.drawing import draw_detections
 from detlite.config import ConfigError
+from detlite.config.errors import one_line
 from detlite.distributed import torchrun_rank
 from detlite.inference.predictor import Prediction, Predictor
 from detlite.run_lock import run_lock
 
 from .input_sources import list_images, output_stem
+from .measures import write_label_image
 from .predict_images import load_predictor, predict_images
 from .result_files import check_format
 from .sharded_run import ShardedRun, Totals, open_run, remove_results
 from .tracking import Tracker
 from .video import Video, check_output, is_video, predict_video
 
-_DRAWN = "drawn"
+_DRAWN, _LABELS = "drawn", "label_images"
 _SUFFIXES = {"jpeg": ".jpg", "png": ".png"}
 _JPEG_QUALITY = 90
 
@@ -36,7 +38,7 @@ class PredictOptions:
     inputs: Sequence[str]
     output: Path
     overrides: list[str]
-    threshold: float
+    threshold: float | None
     batch_size: int
     threads: int
     draw: str
@@ -47,6 +49,8 @@ class PredictOptions:
     overlap: float | None
     track: bool
     trust: bool = False
+    label_images: str | None = None
+    labels: bool | None = None
 
 
 def predict(options: PredictOptions) -> Totals | None:
@@ -65,6 +69,8 @@ def predict(options: PredictOptions) -> Totals | None:
     if any(map(is_video, options.inputs)):
         if len(options.inputs) > 1 or world_size > 1:
             raise ConfigError("--input: a video must be the only input, and needs a single process")
+        if options.label_images:
+            raise ConfigError("--label-images needs images, but --input is a video")
         return _predict_video(options)
     if options.track:
         raise ConfigError("--track follows objects through a video, but --input names no video")
@@ -76,14 +82,17 @@ def predict(options: PredictOptions) -> Totals | None:
         "overrides": options.overrides,
         "threshold": options.threshold,
         "draw": options.draw,
+        "labels": options.labels,
+        "label images": options.label_images,
     }
     with run_lock(options.output, rank, world_size):
         run = open_run(
             options.output, command, images, options.format, predictor.categories,
             options.shard_size, world_size, options.overwrite,
         )  # fmt: skip
-        if options.draw != "none":
-            (options.output / _DRAWN).mkdir(exist_ok=True)
+        for name, used in ((_DRAWN, options.draw != "none"), (_LABELS, options.label_images)):
+            if used:
+                (options.output / name).mkdir(exist_ok=True)
         with tqdm(
             total=len(images),
             initial=run.finished_images(),
@@ -100,7 +109,7 @@ def _check(options: PredictOptions, world_size: int) -> None:
         value = getattr(options, name)
         if value is not None and value < 1:
             raise ConfigError(f"--{name.replace('_', '-')} {value}: must be at least 1")
-    if not 0 <= options.threshold <= 1:
+    if options.threshold is not None and not 0 <= options.threshold <= 1:
         raise ConfigError(f"--threshold {options.threshold:g}: a score must be between 0 and 1")
     if options.overwrite and world_size > 1:
         raise ConfigError(
@@ -137,7 +146,7 @@ def _predict_video(options: PredictOptions) -> Totals:
         with tqdm(total=video.count or None, unit=" frames", disable=None) as bar:
             totals, problem = predict_video(
                 predictor, video, options.output, options.format, drawn, options.batch_size,
-                options.threads, tracker, bar.update,
+                options.threads, tracker, bar.update, options.labels,
             )  # fmt: skip
     if problem:
         print(f"skipped: {problem}", file=sys.stderr)
@@ -150,9 +159,14 @@ def _predict_shard(
     """Process the images left in a shard, record each in the journal, and finish the shard."""
 
     def draw(image_id: int, image: Tensor, prediction: Prediction) -> None:
-        stem = output_stem(run.images[image_id - 1])
-        name = f"{image_id:04d}_{stem}{_SUFFIXES[options.draw]}"
-        drawn = draw_detections(image, prediction, predictor.categories, min_score=0)
+        stem = f"{image_id:04d}_{output_stem(run.images[image_id - 1])}"
+        if options.label_images:
+            suffix = ".tif" if options.label_images == "tiff" else ".png"
+            write_label_image(run.folder / _LABELS / f"{stem}{suffix}", prediction)
+        if options.draw == "none":
+            return
+        name = f"{stem}{_SUFFIXES[options.draw]}"
+        drawn = draw_detections(image, prediction, predictor.categories, 0, tags=options.labels)
         drawn.save(run.folder / _DRAWN / name, quality=_JPEG_QUALITY)  # PNG ignores the quality
 
     with run.journal(shard) as journal:
@@ -162,10 +176,11 @@ def _predict_shard(
         images, ids = run.images[indices.start : indices.stop], [index + 1 for index in indices]
         for entry in predict_images(
             predictor, images, ids, options.batch_size, options.threads,
-            None if options.draw == "none" else draw,
+            None if options.draw == "none" and not options.label_images else draw,
+            options.format == "measures",
         ):  # fmt: skip
             if "problem" in entry:
-                tqdm.write(f"skipped: {entry['problem']}", file=sys.stderr)
+                tqdm.write(f"skipped: {one_line(entry['problem'])}", file=sys.stderr)
             journal.add(entry)
             bar.update()
     run.finish(shard)

@@ -24,6 +24,7 @@ from detlite.config import ConfigError
 from detlite.data.errors import DataError
 from detlite.inference.predictor import Prediction, Predictor
 
+from .measures import write_summary
 from .predict_images import make_entry
 from .prediction_pipeline import predict_stream
 from .result_files import (
@@ -183,6 +184,7 @@ def predict_video(
     threads: int = 2,
     tracker: Tracker | None = None,
     progress: Callable[[], object] = lambda: None,
+    labels: bool | None = None,
 ) -> tuple[Totals, str]:
     """Detect objects in the frames of a video until it ends or Ctrl-C is pressed.
 
@@ -198,6 +200,7 @@ def predict_video(
         batch_size, threads: see `predict_stream`.
         tracker: gives objects ids, which are written as `track_id` and drawn.
         progress: called after each frame.
+        labels: see `tags` of `draw_detections`.
 
     Returns:
         The totals, and why the rest of the video could not be decoded, if so.
@@ -228,7 +231,10 @@ def predict_video(
             for result in stream:
                 assert not isinstance(result, DataError)  # the frames are already decoded
                 (image, prediction), frame = result, waiting.popleft()
-                entry = make_entry(predictor, frame.number + 1, video.name, image, prediction)
+                measured = format == "measures"
+                entry = make_entry(
+                    predictor, frame.number + 1, video.name, image, prediction, measured
+                )
                 entry["image"] |= {"frame": frame.number, "time": float(frame.time)}
                 if tracker is not None:
                     prediction["track_ids"] = tracker(prediction)
@@ -237,7 +243,7 @@ def predict_video(
                     ):
                         obj["track_id"] = track_id
                 if writer is not None:
-                    sheet = draw_detections(image, prediction, predictor.categories, min_score=0)
+                    sheet = draw_detections(image, prediction, predictor.categories, 0, tags=labels)
                     writer.add(sheet, frame.time)
                 journal.add(entry)
                 count, objects = count + 1, objects + len(entry["objects"])
@@ -248,6 +254,12 @@ def predict_video(
     write_detections(format, folder / f"results{SUFFIXES[format]}", read_journal(file), names)
     images = (entry["image"] for entry in read_journal(file))
     write_images(folder / "images.json", images, predictor.categories)
+    if format == "measures":
+        images = (entry["image"] for entry in read_journal(file))
+        results = folder / f"results{SUFFIXES[format]}"
+        write_summary(
+            folder / "summary.csv", images, results, (row["name"] for row in predictor.categories)
+        )
     file.unlink()
     return Totals(count, int(bool(problem)), objects), problem
 

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 
 from detlite import __version__
+from detlite.apps.cli.options import split_pairs
 
 COMMANDS = {
     "init": "write a config for a data set, or convert the data set to COCO json",
@@ -65,6 +66,8 @@ def run_command(name: str, arguments: Sequence[str]) -> int:
     )
     command.add_arguments(parser)
     args = parser.parse_intermixed_args(arguments)
+    if "overrides" in args:
+        args.overrides = split_pairs(args.overrides)
     try:
         _import_torch()
         return int(command.run(args))
@@ -74,7 +77,7 @@ def run_command(name: str, arguments: Sequence[str]) -> int:
     except Exception as error:
         if not isinstance(error, _user_errors()):
             raise
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {_printable(error)}", file=sys.stderr)
         return 2
 
 
@@ -86,6 +89,12 @@ def _import_torch() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     importlib.import_module("torch")
     signal.signal(signal.SIGINT, handler)
+
+
+def _printable(error: Exception) -> str:
+    from detlite.config.errors import one_line
+
+    return "\n".join(map(one_line, str(error).split("\n")))
 
 
 def _user_errors() -> tuple[type[Exception], ...]:

@@ -4,6 +4,7 @@ Nothing here imports torch: `detlite COMMAND --help` must answer immediately.
 """
 
 import argparse
+from collections.abc import Sequence
 
 
 def add_config(
@@ -37,19 +38,30 @@ def add_device(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", help="cpu, cuda, cuda:1, mps ... (default: MODEL.DEVICE)")
 
 
-def add_threshold(parser: argparse.ArgumentParser, default: float) -> None:
-    """Add --threshold, which overrides the model's own score threshold."""
+def add_threshold(parser: argparse.ArgumentParser, default: float | None = None) -> None:
+    """Add --threshold, which overrides the score threshold that the checkpoint contains."""
+    text = "the best F1 measured in training, or 0.5" if default is None else default
     parser.add_argument(
         "--threshold", type=float, default=default, metavar="SCORE",
-        help=f"report detections with at least this score, 0 to 1 (default: {default})",
+        help=f"report detections with at least this score, 0 to 1 (default: {text})",
     )  # fmt: skip
 
 
 def add_overrides(parser: argparse.ArgumentParser) -> None:
-    """Add the positional KEY VALUE pairs that override config keys."""
+    """Add the positional KEY VALUE or KEY=VALUE pairs that override config keys."""
     parser.add_argument(
-        "overrides", nargs="*", metavar="KEY VALUE", help="override config keys, see docs/config.md"
-    )
+        "overrides", nargs="*", metavar="KEY VALUE",
+        help="override config keys, also as KEY=VALUE; see docs/config.md",
+    )  # fmt: skip
+
+
+def split_pairs(words: Sequence[str]) -> list[str]:
+    """Split each KEY=VALUE among KEY VALUE pairs."""
+    pairs: list[str] = []
+    for word in words:
+        is_key = len(pairs) % 2 == 0
+        pairs += word.split("=", 1) if is_key else [word]
+    return pairs
 
 
 def config_overrides(args: argparse.Namespace) -> list[str]:

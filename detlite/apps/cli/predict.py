@@ -11,6 +11,8 @@ the number of a camera.
 The output folder then holds:
     drawn/0001_<name>.jpg   each image with its detections; 1 is its image_id
     results.json            all detections as COCO results, or results.csv
+    summary.csv             with --format measures: number, density and area of the objects
+    label_images/*.tif      with --label-images tiff: 16-bit images, value k is the k-th object
     images.json             file name and size of each image_id and the categories, as a COCO file
                             without annotations: COCO("images.json").loadRes("results.json")
     detections/*.parquet    the detections with --format parquet
@@ -37,7 +39,7 @@ from detlite.apps.cli.options import (
 )
 
 INTERRUPTED = "interrupted: the same command continues with the remaining images"
-FORMATS = ("coco", "csv", "parquet")
+FORMATS = ("coco", "csv", "parquet", "measures")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -51,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--output", required=True, type=Path, metavar="FOLDER", help="output folder"
     )
-    add_threshold(parser, 0.5)
+    add_threshold(parser)
     add_device(parser)
     parser.add_argument(
         "--batch-size", type=int, default=1, metavar="N",
@@ -66,8 +68,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="format of the drawn images (default: jpeg)",
     )  # fmt: skip
     parser.add_argument(
-        "--format", choices=FORMATS, default="coco", help="format of the detections (default: coco)"
-    )
+        "--labels", action=argparse.BooleanOptionalAction,
+        help="draw name and score of every object, or of none (default: where there is room)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--format", choices=FORMATS, default="coco",
+        help="format of the detections (default: coco); measures: a CSV file of areas, perimeters, "
+        "intensities and centroids",
+    )  # fmt: skip
+    parser.add_argument(
+        "--label-images", choices=["tiff", "png"],
+        help="also write 16-bit images whose values are the objects, for ImageJ and napari",
+    )  # fmt: skip
     parser.add_argument(
         "--shard-size", type=int, metavar="N",
         help="images that one process claims at a time (default: 1000)",
@@ -112,6 +124,8 @@ def run(args: argparse.Namespace) -> int:
         overlap=args.overlap,
         track=args.track,
         trust=args.trust,
+        label_images=args.label_images,
+        labels=args.labels,
     )
     try:
         totals = predict(options)

@@ -14,6 +14,7 @@ import pytest
 from detlite.apps.batch_predict.result_files import SUFFIXES as RESULT_FORMATS
 from detlite.apps.cli import export, predict
 from detlite.apps.cli.main import COMMANDS, main
+from detlite.apps.cli.options import split_pairs
 from detlite.apps.export.exported_detector import SUFFIXES as EXPORT_FORMATS
 
 # Options that mean the same in every command; no command may name them differently.
@@ -135,3 +136,9 @@ def test_tools_only_call_the_command(name, repo_root):
     tree = ast.parse((repo_root / "tools" / f"{name}_net.py").read_text())
     assert len(tree.body) == 4  # a docstring, two imports, the call
     assert f"main(['{name}', *sys.argv[1:]])" in ast.unparse(tree)
+
+
+def test_pairs_may_have_an_equals_sign():
+    words = ["MODEL.DEVICE=cpu", "A.B", "x=1", "C=2", "D", "a=b=c", "E=a=b"]
+    pairs = ["MODEL.DEVICE", "cpu", "A.B", "x=1", "C", "2", "D", "a=b=c", "E", "a=b"]
+    assert split_pairs(words) == pairs
