@@ -7,15 +7,16 @@ from .datasets.catalog import (
     DATASETS,
     ConcatDataset,
     build_dataset,
+    build_test_datasets,
     build_train_dataset,
     check_num_classes,
+    log_findings,
     warn_if_tested_on_training_data,
 )
 from .datasets.coco import CocoDataset
 from .errors import DataError
 from .loading.batch_loader import LoaderProcessError, explain_dead_loader
 from .loading.loader import build_test_loader, build_train_loader
-from .remote import shard_index as shard_index
 
 __all__ = [
     "DATASETS",
@@ -24,10 +25,12 @@ __all__ = [
     "DataError",
     "LoaderProcessError",
     "build_dataset",
+    "build_test_datasets",
     "build_test_loader",
     "build_train_dataset",
     "build_train_loader",
     "check_num_classes",
     "explain_dead_loader",
+    "log_findings",
     "warn_if_tested_on_training_data",
 ]

@@ -1,7 +1,10 @@
 """Errors of data sets and files."""
 
-from typing import Any
+from collections.abc import Sequence
+from textwrap import shorten
+from typing import Any, NoReturn
 
+_MAX_PROBLEM = 300  # characters
 _MAX_LENGTH = 80  # characters of a value in a message
 
 
@@ -21,3 +24,12 @@ def short_repr(value: Any) -> str:
     """Return `repr(value)`, abbreviated if it is long."""
     text = repr(value)
     return text if len(text) <= _MAX_LENGTH else f"{text[:_MAX_LENGTH]}... ({len(text)} characters)"
+
+
+def refuse(problems: Sequence[str], count: int, file: object) -> NoReturn:
+    """Raise a DataError for the first of `count` problems of a file."""
+    more = f" (the first of {count} problems)" if count > 1 else ""
+    raise DataError(
+        f"{file}: {shorten(problems[0], _MAX_PROBLEM)}{more}. Fix the file, or skip such entries "
+        "with DATASETS.ON_BAD_ANNOTATION: skip"
+    )

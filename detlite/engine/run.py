@@ -13,10 +13,9 @@ from detlite.config import ConfigError
 from detlite.conversion.checkpoint.files import Checkpoint
 from detlite.conversion.checkpoint.loading import apply_convention, load_weights, read_weights
 from detlite.data import (
-    CocoDataset,
-    build_dataset,
+    build_test_datasets,
     build_train_dataset,
-    check_num_classes,
+    log_findings,
     warn_if_tested_on_training_data,
 )
 from detlite.distributed import is_main, rank
@@ -45,7 +44,8 @@ def run_training(
     del previous  # free its memory
     seed_all(cfg.SEED + rank(), cfg.SOLVER.DETERMINISTIC)
     train_set = build_train_dataset(cfg)
-    test_sets = _build_test_sets(cfg)
+    test_sets = build_test_datasets(cfg)
+    log_findings([*train_set.parts, *test_sets])
     warn_if_tested_on_training_data(train_set, test_sets)
     model = build_model(cfg)
     model.categories = train_set.categories
@@ -70,7 +70,8 @@ def run_evaluation(cfg: CfgNode, weights: Checkpoint | None = None) -> dict[str,
         raise ConfigError("MODEL.WEIGHT is empty: name the checkpoint to evaluate")
     if is_main() and not (output_dir / METRICS_FILE).exists():  # keep the config of a training run
         (output_dir / CONFIG_FILE).write_text(cfg.dump())
-    datasets = _build_test_sets(cfg)
+    datasets = build_test_datasets(cfg)
+    log_findings(datasets)
     model = build_model(cfg)
     load_weights(model, weights)
     del weights  # free its memory
@@ -114,10 +115,3 @@ def logging_to(output_dir: Path) -> Iterator[None]:
         for handler in handlers:
             root.removeHandler(handler)
             handler.close()
-
-
-def _build_test_sets(cfg: CfgNode) -> list[CocoDataset]:
-    datasets = [build_dataset(cfg, name, train=False) for name in cfg.DATASETS.TEST]
-    for dataset in datasets:
-        check_num_classes(cfg, dataset)
-    return datasets

@@ -78,10 +78,10 @@ def config_by_weights(
         checkpoint: the weights, with a config.
     """
     content = _model_keys(checkpoint)
-    if not facts.all_have("with_masks"):
+    if not facts.masks:
         content["MODEL.MASK_ON"] = False
     keypoints = content.get("MODEL.ROI_KEYPOINT_HEAD.NUM_CLASSES")
-    if len(facts.train.keypoints) != keypoints or not facts.all_have("with_keypoints"):
+    if len(facts.train.keypoints) != keypoints or not facts.keypoints:
         content["MODEL.KEYPOINT_ON"] = False
 
     def config(choices: Sequence[Choice]) -> CfgNode:
@@ -91,6 +91,7 @@ def config_by_weights(
     start = config([])
     # All keys, because a converted checkpoint has only those that are not the default.
     values = {key: value for key, value in flatten(start) if key.startswith(_MODEL_SECTIONS)}
+    values = {key: value for key, value in values.items() if not _is_of_data(key, value, facts)}
     values |= _overridden(start, opts)
     minutes = values.get("SOLVER.MAX_MINUTES")
     if minutes and facts.processes == 1:
@@ -201,6 +202,14 @@ def _model_keys(checkpoint: Checkpoint) -> dict[str, Any]:
     key = "MODEL.BACKBONE.FREEZE_NORM_BELOW"
     content[key] = max(content.get(key, 0), _MIN_NORM_IMAGES)
     return content
+
+
+def _is_of_data(key: str, value: Any, facts: DatasetFacts) -> bool:
+    """Return True if the images decide on a key of a checkpoint."""
+    if key in ("INPUT.PIXEL_MEAN", "INPUT.PIXEL_STD"):
+        measured = facts.train.values
+        return measured is not None and measured.options.channels not in (3, len(value))
+    return (key == "INPUT.IMAGE_BITS" and value == 16) or (key == "INPUT.VALUE_RANGE" and not value)
 
 
 def _statistics(cfg: CfgNode, name: str) -> DatasetStatistics:

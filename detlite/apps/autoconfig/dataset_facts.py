@@ -64,9 +64,18 @@ class DatasetFacts:
             f"{train.sides.max():.0f} pixels), on {device} with {machine.memory / 1e9:.0f} GB"
         )
 
-    def all_have(self, attribute: str) -> bool:
-        """Return True if every object of all sets has `with_masks` or `with_keypoints`."""
-        return all(getattr(one, attribute) == len(one.boxes) for one in self.sets)
+    @property
+    def masks(self) -> bool:
+        """True if at least half of the objects of every set have a mask."""
+        return all(2 * one.with_masks >= len(one.boxes) for one in self.sets)
+
+    @property
+    def keypoints(self) -> bool:
+        """True if in every set one in ten objects of the categories with keypoints has them."""
+        return all(
+            one.keypoints and 0 < one.keypoint_objects <= 10 * one.with_keypoints
+            for one in self.sets
+        )
 
 
 @dataclass(frozen=True)

@@ -55,12 +55,12 @@ def choose(
     return list(choices.values())
 
 
-def bad_annotations(facts: DatasetFacts, _: Values) -> Iterator[Choice]:
-    masks = facts.all_have("with_masks")
-    count = sum(one.invalid_with_masks if masks else one.invalid for one in facts.sets)
-    if count:
-        problems = [one.first_invalid for one in facts.sets if one.first_invalid]
-        first = problems[0] if problems else "a crowd without a mask"
+def bad_annotations(facts: DatasetFacts, values: Values) -> Iterator[Choice]:
+    masks = bool(values.get("MODEL.MASK_ON", facts.masks))
+    keypoints = bool(values.get("MODEL.KEYPOINT_ON", facts.keypoints))
+    problems = [one.problems.get((masks, keypoints), (0, "")) for one in facts.sets]
+    if count := sum(number for number, _ in problems):
+        first = next(text for number, text in problems if number)
         yield Choice(
             "DATASETS.ON_BAD_ANNOTATION",
             "skip",
@@ -188,6 +188,23 @@ def initial_weights(facts: DatasetFacts, values: Values) -> Iterator[Choice]:
     yield Choice("INPUT.PIXEL_STD", [0.5, 0.5, 0.5])
 
 
+def image_values(facts: DatasetFacts, values: Values) -> Iterator[Choice]:
+    measured = facts.train.values
+    if measured is None:
+        return
+    options, reason = measured.options, measured.reason
+    if reason and options.value_range:
+        yield Choice("INPUT.VALUE_RANGE", list(options.value_range), reason)
+    elif reason:
+        yield Choice("INPUT.IMAGE_BITS", options.bits, reason)
+    if options.channels != 3:
+        scale = 255 if values.get("INPUT.TO_BGR255") else 1
+        reason = f"the images have {options.channels} channels with these means and deviations"
+        for key, row in (("INPUT.PIXEL_MEAN", measured.mean), ("INPUT.PIXEL_STD", measured.std)):
+            yield Choice(key, [round(scale * value, 4) for value in row], reason)
+            reason = ""
+
+
 def heads(facts: DatasetFacts, _: Values) -> Iterator[Choice]:
     train = facts.train
     count, categories = len(train.boxes), train.categories
@@ -198,15 +215,21 @@ def heads(facts: DatasetFacts, _: Values) -> Iterator[Choice]:
         len(categories) + 1,
         f"background, and categories with their numbers of objects: {names}{more}",
     )
-    masks = facts.all_have("with_masks")
     reason = f"{train.with_masks} of {count} objects have a mask"
-    yield Choice("MODEL.MASK_ON", masks, reason if masks else f"{reason}, but all need one")
+    if facts.masks and train.with_masks < count:
+        reason += "; the others become ignored regions"
+    elif not facts.masks:
+        few = next(one for one in facts.sets if 2 * one.with_masks < len(one.boxes))
+        reason = f"{few.with_masks} of {len(few.boxes)} objects have a mask; half of them need one"
+    yield Choice("MODEL.MASK_ON", facts.masks, reason)
     if train.keypoints:
-        keypoints = facts.all_have("with_keypoints")
-        reason = f"{train.with_keypoints} of {count} objects have keypoints"
-        reason = reason if keypoints else f"{reason}, but all need them"
-        yield Choice("MODEL.KEYPOINT_ON", keypoints, reason)
-        if keypoints:
+        reason = (
+            f"{train.with_keypoints} of {train.keypoint_objects} objects of the categories with "
+            "keypoints have labeled ones"
+        )
+        reason = reason if facts.keypoints else f"{reason}, but one in ten of every set needs them"
+        yield Choice("MODEL.KEYPOINT_ON", facts.keypoints, reason)
+        if facts.keypoints:
             names = ", ".join(train.keypoints[:6]) + ", ..." * (len(train.keypoints) > 6)
             yield Choice(
                 "MODEL.ROI_KEYPOINT_HEAD.NUM_CLASSES", len(train.keypoints), f"keypoints: {names}"
@@ -278,11 +301,11 @@ def object_counts(facts: DatasetFacts, values: Values) -> Iterator[Choice]:
 _FIRST: tuple[Rule, ...] = (precision, bad_annotations, background)
 _SOLVER: tuple[Rule, ...] = (batch_size, learning_rate, schedule, rare_categories, workers)
 RULES: tuple[Rule, ...] = (
-    *_FIRST, image_size, augmentation, initial_weights, heads, widths, anchors, object_counts,
-    *_SOLVER,
+    *_FIRST, image_size, augmentation, initial_weights, image_values, heads, widths, anchors,
+    object_counts, *_SOLVER,
 )  # fmt: skip
 # Rules for training a given model.
-TRAINING_RULES: tuple[Rule, ...] = (*_FIRST, *_SOLVER)
+TRAINING_RULES: tuple[Rule, ...] = (*_FIRST, image_values, *_SOLVER)
 
 
 def _round_up(value: float) -> int:

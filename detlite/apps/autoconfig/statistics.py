@@ -1,19 +1,22 @@
 """Statistics of a dataset."""
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
 
 import numpy as np
 
-from detlite.data.datasets.coco_checks import keypoint_names
 from detlite.data.errors import DataError
-from detlite.data.index.annotation_index import CROWD, NO_KEYPOINTS, NO_MASK, invalid_flags
+from detlite.data.image_folders import ImageFolder, image_file_of
 from detlite.data.index.build import open_index
+from detlite.data.index.states import Selection
 from detlite.data.loading.image_checks import find_bad_images
-from detlite.data.loading.image_io import DEFAULT_OPTIONS, ImageOptions, ImageSource, read_image
+from detlite.data.loading.image_io import DEFAULT_OPTIONS, ImageOptions, read_image
+from detlite.data.loading.image_readers import ImageSource
 from detlite.data.remote.locations import Location, local_copy
-from detlite.data.remote.shards import ImageFolder, image_file_of
+
+from .image_values import ImageValues, measure_values
 
 _SAMPLE = 32  # number of images that are decoded
 
@@ -30,15 +33,15 @@ class DatasetStatistics:
         categories: (name, number of objects, number of images) of each category, ordered by id.
         with_masks: number of objects with a valid segmentation.
         keypoints: names of the keypoints, if a category has any.
-        with_keypoints: number of objects with valid keypoints.
-        invalid: number of annotations and images that the loader would refuse for a model without
-            masks.
-        first_invalid: description of the first problem.
-        invalid_with_masks: the number for a model with masks.
+        with_keypoints: number of objects with labeled keypoints.
+        keypoint_objects: number of objects of the categories that name keypoints.
+        problems: number of annotations and images that the loader would refuse, and the first
+            problem, for models (with masks, with keypoints).
         decoding: median seconds to read an image on one core, from a sample.
         top_bottom: mean brightness of the upper half of images minus that of the lower half, -1 to
             1, from the sample.
         empty: number of images without annotations.
+        values: channels and values of the images, from the sample; None: RGB of 8 bits.
     """
 
     sizes: np.ndarray
@@ -49,12 +52,12 @@ class DatasetStatistics:
     with_masks: int
     keypoints: list[str]
     with_keypoints: int
-    invalid: int
-    first_invalid: str
-    invalid_with_masks: int
+    keypoint_objects: int
+    problems: Mapping[tuple[bool, bool], tuple[int, str]]
     decoding: float
     top_bottom: float
     empty: int = 0
+    values: ImageValues | None = None
 
     @property
     def per_image(self) -> np.ndarray:
@@ -77,6 +80,7 @@ def compute_statistics(
     images: ImageFolder,
     image_options: ImageOptions = DEFAULT_OPTIONS,
     check: bool = True,
+    crowds_as_objects: bool = False,
 ) -> DatasetStatistics:
     """Read an annotation file, check all of its images and decode some.
 
@@ -85,6 +89,7 @@ def compute_statistics(
         images: folder of the images.
         image_options: see `read_image`.
         check: check that all images can be read.
+        crowds_as_objects: see DATASETS.CROWDS_AS_OBJECTS.
 
     Raises:
         DataError: the file cannot be used, all images are missing or damaged, or no object has a
@@ -92,44 +97,49 @@ def compute_statistics(
     """
     with local_copy(annotations) as file:
         index = open_index(file)
-    problems, invalid = index.problems(False, 0, 1)
-    bad_images = find_bad_images(index, images, image_options) if check else {}
     count = len(index.image_ids)
+    files = [image_file_of(images, index.image(number)) for number in range(count)]
+    values = measure_values(_spread(files), image_options)
+    image_options = values.options
+    bad_images = find_bad_images(index, images, image_options) if check else {}
     if len(bad_images) == count:
         raise DataError(f"{annotations}: none of its {count} images can be used: {bad_images[0]}")
-    skipped = invalid_flags(False, False) | CROWD
+    selection = Selection(crowds_as_objects=crowds_as_objects)
     boxes, owners, labels = [], [], []
     numbers = [number for number in range(count) if number not in bad_images]
     for number in numbers:
-        rows = index.annotations(number, skipped)
+        rows = index.annotations(number, selection.objects)
         boxes += [row["bbox"] for row in rows]
         owners += [number] * len(rows)
         labels += [row["category_id"] for row in rows]
     if not boxes:
-        first = f": {problems[0]}" if problems else ""
-        raise DataError(
-            f"{annotations}: no image has an object with a valid box, so there is nothing to train "
-            f"on{first}"
-        )
-    files = [image_file_of(images, index.image(number)) for number in numbers]
-    decoding, top_bottom = _decode_sample(files, image_options)
+        problem = f"{annotations}: no image has an object that can be trained on"
+        raise DataError("; ".join([problem, *map(str, index.findings(selection, skip=True))]))
+    decoding, top_bottom = _decode_sample([files[number] for number in numbers], image_options)
     categories = sorted(index.content["categories"], key=lambda row: row["id"])
-    names = keypoint_names(categories)
+    named = [row["id"] for row in categories if row.get("keypoints")]
+    problems = {}
+    for masks, keypoints in product((False, True), repeat=2):
+        one = replace(selection, masks=masks, keypoints=keypoints)
+        texts, bad = index.problems(one, limit=1)
+        texts += bad_images.values()
+        problems[masks, keypoints] = bad + len(bad_images), texts[0] if texts else ""
+    with_masks = index.counts(replace(selection, masks=True).objects)
     return DatasetStatistics(
         sizes=index.sizes.astype(np.float64),
         boxes=np.array(boxes, np.float64),
         owners=np.array(owners),
         labels=np.searchsorted([row["id"] for row in categories], labels),
         categories=_count_by_category(categories, np.array(labels), np.array(owners)),
-        with_masks=int(index.counts(skipped | NO_MASK)[numbers].sum()),
-        keypoints=names,
-        with_keypoints=int(index.counts(skipped | NO_KEYPOINTS)[numbers].sum()) if names else 0,
-        invalid=invalid + len(bad_images),
-        first_invalid=next(iter([*problems, *bad_images.values()]), ""),
-        invalid_with_masks=index.problems(True, 0, 1)[1] + len(bad_images),
+        with_masks=int(with_masks[numbers].sum()),
+        keypoints=index.keypoint_names,
+        with_keypoints=int(index.labeled_objects(selection.objects)[numbers].sum()),
+        keypoint_objects=sum(label in named for label in labels),
+        problems=problems,
         decoding=decoding,
         top_bottom=top_bottom,
-        empty=int((index.counts(without=0)[numbers] == 0).sum()),
+        empty=int((index.counts()[numbers] == 0).sum()),
+        values=values,
     )
 
 
@@ -143,10 +153,14 @@ def _count_by_category(
     return counts
 
 
+def _spread(files: Sequence[ImageSource]) -> Sequence[ImageSource]:
+    return files[:: max(len(files) // _SAMPLE, 1)][:_SAMPLE]
+
+
 def _decode_sample(files: Sequence[ImageSource], options: ImageOptions) -> tuple[float, float]:
     """Return median seconds and mean brightness difference of images spread over the list."""
     times, differences = [], []
-    for file in files[:: max(len(files) // _SAMPLE, 1)][:_SAMPLE]:
+    for file in _spread(files):
         start = time.perf_counter()
         try:
             image = read_image(file, options=options)

@@ -1,60 +1,47 @@
 """Warnings about valid but suspicious annotations: wrong boxes, duplicates, outliers."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from detlite.data.datasets.coco_checks import segmentation_problem
-from detlite.structures.masks.formats import to_bitmap
-from detlite.structures.masks.rle import used_columns
+from detlite.data.datasets.coco_values import boxes_match, mask_area, mask_box, read_segmentation
 
 from .inspection_report import Defect, Inspection, Row
 
-# How far a side of a box may be from its mask: in pixels, and as a fraction of the box's side.
-_MAX_PIXELS_OFF, _MAX_FRACTION_OFF = 3.0, 0.1
 # Tukey's "far out" rule on logarithms: outliers are further from the quartiles than 3 spreads.
 _FAR_OUT, _MIN_SPREAD = 3.0, 0.25
 _MIN_VALUES = 20  # below this number, quartiles are not meaningful
 
 
-def object_warnings(result: Inspection) -> Iterator[Defect]:
-    """Yield duplicate annotations, and boxes that do not match their masks."""
+def object_warnings(
+    result: Inspection, progress: Callable[[list[Row], str], Iterable[Row]]
+) -> Iterator[Defect]:
+    """Yield duplicate annotations, boxes that do not match their masks, and wrong areas."""
     seen: set[tuple[Any, ...]] = set()
-    for row in result.objects:
+    for row in progress(result.objects, "annotations"):
         key = (row["image_id"], row["category_id"], *row["bbox"])
         if key in seen:
             problem = f"the image has another annotation with this category and box: {row['bbox']}"
             yield _warning("duplicate", problem, row)
         seen.add(key)
         image = result.images[row["image_id"]]
-        tight = mask_box(row.get("segmentation"), image["height"], image["width"])
-        if tight is not None and not _match(row["bbox"], tight):
-            problem = f"bbox {row['bbox']} does not match its mask, whose box is {tight}"
-            yield _warning("box does not match mask", problem, row)
-
-
-def mask_box(segmentation: Any, height: int, width: int) -> list[int] | None:
-    """Return the tight box [x, y, width, height] of a mask; None if it is invalid or empty."""
-    if segmentation_problem(segmentation, height, width) is not None:
-        return None
-    bitmap = to_bitmap(segmentation, height, width)
-    columns = used_columns(bitmap)
-    rows = used_columns(bitmap[:, columns].T)
-    x, y = columns.start, rows.start
-    return [x, y, columns.stop - x, rows.stop - y] if columns.stop else None
-
-
-def _match(box: Sequence[float], tight: Sequence[float]) -> bool:
-    """Return True if all sides of two boxes (x, y, width, height) are near each other."""
-    for axis in (0, 1):
-        start, length = box[axis], box[axis + 2]
-        end, tight_end = start + length, tight[axis] + tight[axis + 2]
-        off = max(abs(start - tight[axis]), abs(end - tight_end))
-        if off > max(_MAX_PIXELS_OFF, _MAX_FRACTION_OFF * length):
-            return False
-    return True
+        mask = read_segmentation(row.get("segmentation"), image["height"], image["width"])
+        area = row["bbox"][2] * row["bbox"][3]
+        areas = [area]
+        if mask.problem is None:
+            tight = mask_box(mask.value, image["height"], image["width"])
+            if tight is not None and not boxes_match(row["bbox"], tight):
+                problem = f"bbox {row['bbox']} does not match its mask, whose box is {tight}"
+                yield _warning("box does not match mask", problem, row)
+            areas.append(mask_area(mask.value, image["height"], image["width"]))
+        given = row.get("area")
+        if given is not None and not min(areas) / 2 <= given <= max(areas) * 2:
+            sizes = " and its mask has ".join(f"{area:g}" for area in areas)
+            problem = f"area is {given:g}, but its box has {sizes} square pixels: "
+            problem += "APs, APm and APl count it with the wrong size"
+            yield _warning("area", problem, row)
 
 
 def _warning(kind: str, problem: str, row: Row) -> Defect:

@@ -10,12 +10,12 @@ from itertools import islice
 from detlite.data.datasets.coco import CocoDataset
 from detlite.data.datasets.coco_values import read_box
 from detlite.data.errors import DataError, RemoteError
+from detlite.data.image_folders import ImageFolder, image_file_of
 from detlite.data.index.build import open_index
 from detlite.data.index.states import Selection
 from detlite.data.loading.image_io import DEFAULT_OPTIONS, ImageOptions, read_image
 from detlite.data.loading.image_readers import open_image
 from detlite.data.remote.locations import Location, local_copy
-from detlite.data.remote.shards import ImageFolder, image_file_of
 
 from .annotation_warnings import object_warnings, shape_warnings
 from .inspection_report import Defect, Inspection, Row

@@ -5,8 +5,11 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
+from detlite.data.findings import Finding
+from detlite.data.image_folders import ImageArchive, ImageFolder
+from detlite.data.index.annotation_index import AnnotationIndex
+from detlite.data.index.states import Selection
 from detlite.data.remote.locations import Location
-from detlite.data.remote.shards import ImageFolder, ShardFolder
 
 from .near_duplicates import Fingerprints
 
@@ -40,31 +43,39 @@ class Inspection:
     """The defects and the valid entries of one annotation file.
 
     Attributes:
-        content: the parsed file; empty if it cannot be parsed.
+        refuses: training stops at defects instead of skipping the entries.
+        index: of the annotation file; None if that cannot be read.
+        selection: what every annotation must have.
         images: valid entries of `images` by id.
-        category_rows: valid entries of `categories`.
+        category_rows: entries of `categories`.
         objects: valid annotations, including crowds.
-        masks: True if every annotation must have a mask.
-        keypoints: number of keypoints that every annotation must have; 0 for none.
+        findings: what is left out, reinterpreted or switched off.
         fingerprints, fingerprinted: fingerprints of the readable images, and their image ids.
     """
 
     annotations: Location
     folder: ImageFolder
     defects: list[Defect] = field(default_factory=list)
-    content: Row = field(default_factory=dict)
+    refuses: bool = True
+    index: AnnotationIndex | None = None
+    selection: Selection = field(default_factory=Selection)
     images: dict[int, Row] = field(default_factory=dict)
     category_rows: list[Row] = field(default_factory=list)
     objects: list[Row] = field(default_factory=list)
-    masks: bool = False
-    keypoints: int = 0
+    findings: list[Finding] = field(default_factory=list)
     fingerprints: Fingerprints = field(default_factory=Fingerprints)
     fingerprinted: list[int] = field(default_factory=list)
+
+    def add(
+        self, kind: str, where: str, problem: str, image_id: Any = None, box: Any = None
+    ) -> None:
+        """Record an entry that cannot be used."""
+        self.defects.append(Defect(kind, where, problem, self.refuses, image_id, box))
 
     @property
     def name(self) -> str:
         """The path of the annotation file, or the name of the shards."""
-        return self.folder.name if isinstance(self.folder, ShardFolder) else str(self.annotations)
+        return self.folder.name if isinstance(self.folder, ImageArchive) else str(self.annotations)
 
     @property
     def refused(self) -> list[Defect]:
@@ -75,11 +86,6 @@ class Inspection:
     def categories(self) -> dict[int, str]:
         """Category names by id."""
         return {row["id"]: row["name"] for row in self.category_rows}
-
-    @property
-    def sizes(self) -> dict[int, tuple[int, int]]:
-        """(height, width) of each valid entry of `images`, by id."""
-        return {image_id: (row["height"], row["width"]) for image_id, row in self.images.items()}
 
     def class_balance(self) -> list[tuple[str, int, int]]:
         """Return (category name, number of objects, number of images), most frequent first."""
@@ -113,7 +119,9 @@ class Inspection:
             counts = per_image.values()
             lines.append(("objects per image", f"median {median(counts):g}, max {max(counts)}"))
         if self.images:
-            heights, widths = zip(*self.sizes.values(), strict=True)
+            heights, widths = (
+                [row[side] for row in self.images.values()] for side in ("height", "width")
+            )
             value = f"{min(widths)} to {max(widths)} wide, {min(heights)} to {max(heights)} high"
             lines.append(("image sizes", value))
         return lines

@@ -1,80 +1,73 @@
 """Repair an annotation file by removing or fixing what training refuses."""
 
+import json
 from collections import Counter
-from typing import Any
+from collections.abc import Sequence
 
-from detlite.data.datasets.coco_checks import annotation_problem, box_problem
+from detlite.data.datasets.coco_values import read_segmentation
+from detlite.data.errors import DataError
 
-from .annotation_warnings import mask_box
-from .inspection import rows_of
 from .inspection_report import Inspection, Row
+
+_OBJECT = ("image_id", "category_id", "bbox", "segmentation", "keypoints", "ignore")
 
 
 def repair(inspection: Inspection) -> tuple[Row, Counter[str]]:
     """Return a repaired copy of an annotation file.
 
-    Fixes what needs no guess: an invalid box becomes the tight box of its valid mask, boxes are
-    clipped to their images, and repeated ids are replaced. Removes duplicates and whatever else
-    training refuses: annotations, and images with all of their annotations.
+    Everything is written in COCO's notation and with different ids, and boxes are clipped to their
+    images. An object whose box or mask cannot be used is marked with `"ignore": 1` and its valid
+    part is kept. Removed are equal annotations, annotations without a known place, and images that
+    cannot be read, with their annotations.
 
     Returns:
         The content of the new file, and the number of changes of each kind.
+
+    Raises:
+        DataError: the file cannot be read.
     """
-    counts: Counter[str] = Counter()
-    broken = {defect.image_id for defect in inspection.refused if defect.kind == "image"}
-    sizes = {key: size for key, size in inspection.sizes.items() if key not in broken}
-    counts["images removed"] = len(rows_of(inspection.content, "images")) - len(sizes)
-    category_ids = set(inspection.categories)
-    rows = rows_of(inspection.content, "annotations")
-    next_id = max((row["id"] for row in rows if type(row.get("id")) is int), default=0) + 1
-    ids: set[int] = set()
-    unique: set[tuple[Any, ...]] = set()
-    kept: list[Row] = []
-    for original in rows:
-        row = dict(original)
-        size = sizes.get(row["image_id"]) if type(row.get("image_id")) is int else None
-        redrawn = size is not None and _box_from_mask(row, *size)
-        if annotation_problem(row, sizes, category_ids, inspection.masks, inspection.keypoints):
-            counts["annotations removed"] += 1
+    index = inspection.index
+    if index is None:
+        raise DataError(f"{inspection.name}: {inspection.defects[0].problem}; repair it by hand")
+    selection = inspection.selection
+    counts = Counter({finding.what: finding.count for finding in index.notes})
+    broken = {defect.image_id for defect in inspection.defects if defect.kind == "image"}
+    images, annotations = [], []
+    written: set[str] = set()
+    for number in range(len(index.image_ids)):
+        image = inspection.images[int(index.image_ids[number])]
+        if image["id"] in broken:
+            counts["images removed"] += 1
             continue
-        assert size is not None
-        key = (row["image_id"], row["category_id"], *row["bbox"])
-        if key in unique:
-            counts["duplicate annotations removed"] += 1
+        images.append(image)
+        height, width = image["height"], image["width"]
+        annotations += index.annotations(number, selection.usable)
+        for row in index.annotations(number, selection.ignored):
+            counts["objects that cannot be used marked to be ignored"] += "ignore" not in row
+            if read_segmentation(row.get("segmentation"), height, width).problem:
+                row.pop("segmentation", None)
+            row |= {"bbox": row.pop("region", row["bbox"]), "ignore": 1}
+            annotations.append(row)
+    counts["images removed"] += len(index.file.table["image_problems"])
+    counts["annotations removed"] = len(index.file.array("states")) - len(annotations)
+    sizes = {image["id"]: (image["height"], image["width"]) for image in images}
+    kept = []
+    for row in annotations:
+        key = json.dumps([row.get(field) for field in _OBJECT], sort_keys=True)
+        if key in written:
+            counts["equal annotations removed"] += 1
             continue
-        unique.add(key)
-        if row["id"] in ids:
-            row["id"], next_id = next_id, next_id + 1
-            counts["ids replaced"] += 1
-        ids.add(row["id"])
-        counts["boxes computed from masks"] += redrawn
-        counts["boxes clipped"] += _clip(row, *size)
-        kept.append(row)
-    images = [row for key, row in inspection.images.items() if key in sizes]
-    content = {
-        **inspection.content,
-        "images": images,
-        "annotations": kept,
-        "categories": inspection.category_rows,
-    }
-    return content, counts
+        written.add(key)
+        box = _clipped(row["bbox"], *sizes[row["image_id"]])
+        counts["boxes clipped"] += box != row["bbox"]
+        kept.append({**row, "bbox": box})
+    content = {**index.content, "images": images, "annotations": kept}
+    content["categories"] = inspection.category_rows
+    return content, +counts
 
 
-def _box_from_mask(row: Row, height: int, width: int) -> bool:
-    """Replace an invalid box by the tight box of the mask; return True if that was possible."""
-    if box_problem(row.get("bbox"), height, width) is None:
-        return False
-    tight = mask_box(row.get("segmentation"), height, width)
-    if tight is not None:
-        row["bbox"] = tight
-    return tight is not None
-
-
-def _clip(row: Row, height: int, width: int) -> bool:
-    """Clip the box to its image; return True if that changed it."""
-    x, y, w, h = row["bbox"]
-    if x >= 0 and y >= 0 and x + w <= width and y + h <= height:
-        return False
+def _clipped(box: Sequence[float], height: int, width: int) -> list[float]:
+    x, y, w, h = box
     x1, y1, x2, y2 = max(x, 0), max(y, 0), min(x + w, width), min(y + h, height)
-    row["bbox"] = [x1, y1, x2 - x1, y2 - y1]
-    return True
+    inside = (x1, y1) == (x, y) and (x2, y2) == (x + w, y + h)
+    return list(box) if inside else [x1, y1, x2 - x1, y2 - y1]

@@ -1,5 +1,6 @@
 """Inspect the data sets that a command line names, and print the defects."""
 
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -7,11 +8,13 @@ from typing import Any
 from tqdm import tqdm
 
 from detlite.config import ConfigError, load_config
-from detlite.data.datasets.catalog import locate_dataset
+from detlite.data.datasets.catalog import check_sets, locate_dataset
+from detlite.data.errors import DataError
+from detlite.data.findings import summary
 from detlite.data.loading.image_io import build_image_options
 
 from .inspection import inspect_dataset
-from .inspection_report import Inspection
+from .inspection_report import Defect, Inspection
 
 
 def inspect(path: Path, images: Path | None) -> list[Inspection]:
@@ -20,16 +23,13 @@ def inspect(path: Path, images: Path | None) -> list[Inspection]:
     Raises:
         ConfigError: the file does not exist, or the config names no data sets.
     """
-
-    def progress(rows: list[Any]) -> Any:
-        return tqdm(rows, "images", disable=None)
-
     if path.suffix == ".json":
         if not path.is_file():
             raise ConfigError(f"--data {path}: there is no such file")
-        return [inspect_dataset(path, images or _image_folder(path), progress=progress)]
+        return [inspect_dataset(path, images or _image_folder(path), progress=_progress)]
     cfg = load_config(path)
-    names = list(dict.fromkeys([*cfg.DATASETS.TRAIN, *cfg.DATASETS.TEST]))
+    datasets = cfg.DATASETS
+    names = list(dict.fromkeys([*datasets.TRAIN, *datasets.TEST]))
     if not names:
         raise ConfigError(f"--data {path}: DATASETS.TRAIN and DATASETS.TEST are empty")
     inspections = []
@@ -42,11 +42,24 @@ def inspect(path: Path, images: Path | None) -> list[Inspection]:
                 by_url=kind == "lvis",
                 masks=cfg.MODEL.MASK_ON,
                 keypoints=cfg.MODEL.KEYPOINT_ON,
+                skip_bad=datasets.ON_BAD_ANNOTATION == "skip",
+                crowds_as_objects=datasets.CROWDS_AS_OBJECTS,
+                background=datasets.BACKGROUND_IMAGES or name not in datasets.TRAIN,
                 image_options=build_image_options(cfg),
-                progress=progress,
+                progress=_progress,
             )
         )
+    if not any(inspection.refused for inspection in inspections):
+        try:
+            check_sets(cfg)
+        except (ConfigError, DataError) as error:
+            inspections[-1].defects.append(Defect("config", path.name, str(error), True))
     return inspections
+
+
+def _progress(rows: list[Any], name: str) -> Any:
+    """Return a progress bar on standard error; one line in ten seconds if that is a file."""
+    return tqdm(rows, name, mininterval=0.1 if sys.stderr.isatty() else 10.0)
 
 
 def _image_folder(annotations: Path) -> Path:
@@ -73,5 +86,7 @@ def print_report(inspection: Inspection, max_per_kind: int) -> None:
     for kind, count in counts.items():
         more = f", {count - max_per_kind} not shown" if count > max_per_kind else ""
         print(f"  {kind}: {count}{more}")
+    if inspection.findings:
+        print(summary({inspection.name: inspection.findings}))
     refused = len(inspection.refused)
     print(f"  training refuses {refused} entries" if refused else "  training accepts it")

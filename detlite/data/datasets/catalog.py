@@ -3,7 +3,7 @@
 import difflib
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,10 +16,11 @@ from yacs.config import CfgNode
 from detlite.atomic_write import atomic_open
 from detlite.config import ConfigError
 from detlite.conventions import convention_of
-from detlite.data.errors import DataError
+from detlite.data.errors import DataError, short_repr
+from detlite.data.findings import summary
+from detlite.data.image_folders import ImageArchive, ImageFolder
 from detlite.data.loading.image_io import build_image_options
 from detlite.data.remote.locations import GIGABYTE, Location, RemotePath, parse_location
-from detlite.data.remote.shards import ImageFolder, ShardFolder
 from detlite.registry import Registry
 
 from .builtin_catalog import BUILTIN
@@ -29,7 +30,9 @@ logger = logging.getLogger(__name__)
 
 Entry = dict[str, Any]
 
-DATASETS: Registry[Callable[[Entry, Any], tuple[Location, ImageFolder]]] = Registry("data set type")
+DATASETS: Registry[Callable[[Entry, Any], tuple[Location, ImageFolder]]] = Registry(
+    "data set type", on_demand={"webdataset": "detlite.apps.shards.dataset"}
+)
 """Types of catalog entries. `@DATASETS.register("mine")` adds a function of an entry and the folder
 DATASETS.ROOT. It locates or creates the data set and returns (annotation file, image folder).
 """
@@ -113,6 +116,7 @@ def build_dataset(cfg: CfgNode, name: str, train: bool) -> CocoDataset:
         min_keypoints=datasets.MIN_KEYPOINTS_PER_IMAGE if cfg.MODEL.KEYPOINT_ON else 0,
         background=datasets.BACKGROUND_IMAGES,
         skip_bad=datasets.ON_BAD_ANNOTATION == "skip",
+        crowds_as_objects=datasets.CROWDS_AS_OBJECTS,
         proposals=_proposal_file(cfg, name, train) if cfg.MODEL.LOAD_PROPOSALS else None,
         max_proposals=(
             datasets.PRECOMPUTED_PROPOSAL_TOPK_TRAIN
@@ -136,7 +140,7 @@ def locate_dataset(cfg: CfgNode, name: str) -> tuple[str, Location, ImageFolder]
             f"DATASETS.ROOT, not {root}"
         )
     annotations, images = locate(entry, root)
-    if isinstance(images, (RemotePath, ShardFolder)):
+    if isinstance(images, RemotePath | ImageArchive):
         images = replace(images, cache_bytes=int(cfg.DATASETS.CACHE_GB * GIGABYTE))
     return kind, annotations, images
 
@@ -148,6 +152,34 @@ def build_train_dataset(cfg: CfgNode) -> ConcatDataset:
     dataset = ConcatDataset([build_dataset(cfg, name, train=True) for name in cfg.DATASETS.TRAIN])
     check_num_classes(cfg, dataset)
     return dataset
+
+
+def build_test_datasets(cfg: CfgNode) -> list[CocoDataset]:
+    """Build the data sets of DATASETS.TEST. Raises ConfigError or DataError."""
+    datasets = [build_dataset(cfg, name, train=False) for name in cfg.DATASETS.TEST]
+    for dataset in datasets:
+        check_num_classes(cfg, dataset)
+    return datasets
+
+
+def check_sets(cfg: CfgNode) -> None:
+    """Raise ConfigError or DataError if training would refuse the data sets together."""
+    train, tests = build_train_dataset(cfg), build_test_datasets(cfg)
+    for test in tests:
+        if test.categories != train.categories:
+            difference = [row for row in test.categories if row not in train.categories]
+            raise DataError(
+                f"{test.annotation_file}: the categories differ from those of {train.name}: "
+                f"{short_repr(difference or test.categories)}. Tests need the ids and names that "
+                "are trained on; `detlite init` matches them by name"
+            )
+
+
+def log_findings(datasets: Iterable[CocoDataset]) -> None:
+    """Log what is left out, reinterpreted or switched off because of the data."""
+    text = summary({str(one.annotation_file): one.findings for one in datasets})
+    if text:
+        logger.warning("%s", text)
 
 
 def warn_if_tested_on_training_data(train: ConcatDataset, tests: Sequence[CocoDataset]) -> None:

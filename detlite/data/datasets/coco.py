@@ -14,17 +14,18 @@ from pycocotools.coco import COCO
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from detlite.data.errors import DataError
-from detlite.data.index.annotation_index import CROWD, invalid_flags
+from detlite.data.errors import DataError, refuse
+from detlite.data.image_folders import ImageArchive, ImageFolder, image_file_of
 from detlite.data.index.build import open_index
+from detlite.data.index.states import Selection, located
 from detlite.data.loading.image_checks import find_bad_images
 from detlite.data.loading.image_io import DEFAULT_OPTIONS, ImageOptions, read_image
+from detlite.data.loading.image_readers import StoredImage
 from detlite.data.remote.locations import Location, errors_naming, local_copy
-from detlite.data.remote.shards import ImageFolder, ShardFolder, ShardImage, image_file_of
 from detlite.structures.keypoints import PIXEL_CENTER
 from detlite.structures.masks.packed import PackedMasks
 
-from .coco_checks import MAX_REPORTED, fill_missing, keypoint_names, report_problems
+from .coco_values import fill_missing, keypoint_names, read_segmentation
 from .proposals import load_proposals
 
 Target = dict[str, Any]
@@ -37,11 +38,13 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
     `boxes` float32 [N, 4] xyxy, `labels` int64 [N] in 1..K, `image_id` int, `size` (H, W). With
     `train` and `masks` it has `masks`, a `PackedMasks` of N masks. With `keypoints` it has
     `keypoints` float32 [N, P, 3] of (x, y, visibility), and with `proposals` it has `proposals`
-    float32 [R, 4]. Crowd annotations are left out.
+    float32 [R, 4]. With `train` it has `ignored_boxes` float32 [M, 4], regions of objects that
+    cannot be used. Crowd annotations are left out.
 
     The constructor checks every entry of the annotation file (`open_index`) and every image file
     (`find_bad_images`), so that training does not stop at the last image. A DataError names the
     file and the annotation or image. `dataset[i]` raises it for an image that proves damaged.
+    `findings` lists what is left out or reinterpreted.
 
     Args:
         kind: the type of the catalog entry, which selects the evaluator.
@@ -51,7 +54,9 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
         keypoints: require keypoints of every annotation, and their names in a category.
         min_keypoints: in training, leave out images with fewer labeled keypoints.
         background: in training, keep images without any annotation as negative examples.
-        skip_bad: log and skip bad annotations and images instead of raising an error.
+        skip_bad: skip bad annotations and images instead of raising an error. An object whose
+            place is known becomes an ignored region in training and evaluation.
+        crowds_as_objects: see DATASETS.CROWDS_AS_OBJECTS.
         check_images: check all image files; otherwise a bad one fails when it is read.
     """
 
@@ -69,6 +74,7 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
         min_keypoints: int = 0,
         background: bool = False,
         skip_bad: bool = False,
+        crowds_as_objects: bool = False,
         proposals: Location | None = None,
         max_proposals: int = 1000,
         image_options: ImageOptions = DEFAULT_OPTIONS,
@@ -76,9 +82,10 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
     ) -> None:
         self.name = name or annotations.stem
         self.kind = kind
-        self.annotation_file = images.name if isinstance(images, ShardFolder) else annotations
+        self.annotation_file = images.name if isinstance(images, ImageArchive) else annotations
         self._folder = images
         self._image_options = image_options
+        self._train = train
         self._with_masks = train and masks
         self._masks_as_runs = masks_as_rle
         with local_copy(annotations) as file, errors_naming(self.annotation_file, instead_of=file):
@@ -103,14 +110,20 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
                 f"{images}: the image folder of data set {self.name} does not exist. Correct "
                 "`images` of its entry in DATASETS.CATALOG, which is relative to DATASETS.ROOT"
             )
-        bad_images = self._report_problems(masks, skip_bad, check_images)
-        self._invalid = invalid_flags(masks, keypoints)
+        self._selection = Selection(masks, keypoints, crowds_as_objects)
+        bad_images = self._find_bad_images(check_images)
+        problems, count = self._problems(bad_images)
+        if count and not skip_bad:
+            refuse(problems, count, self.annotation_file)
+        self.findings = self._index.findings(
+            self._selection, skip_bad, bad_images, background or not train
+        )
         keep = np.ones(len(self._index.image_ids), bool)
         if train:
-            usable = self._index.counts(self._invalid | CROWD, min_keypoints > 0)
+            usable = self._index.counts(self._selection.objects, min_keypoints > 0)
             keep = usable >= max(min_keypoints, 1)
             if background and keep.any():
-                keep |= self._index.counts(without=0) == 0  # not images of crowds alone
+                keep |= self._index.counts() == 0  # not images of crowds alone
         keep[list(bad_images)] = False
         if not keep.any():
             required = f" and {min_keypoints} keypoints" if min_keypoints else ""
@@ -144,7 +157,7 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
     @property
     def shards(self) -> np.ndarray | None:
         """The shard of each image, non-decreasing int64 [images]; None for image files."""
-        if not isinstance(self._folder, ShardFolder):
+        if not isinstance(self._folder, ImageArchive):
             return None
         ends = np.cumsum(self._index.content["shards"])
         return np.searchsorted(ends, self._numbers, side="right")
@@ -152,7 +165,7 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
     @property
     def has_objects(self) -> bool:
         """True if an image has a valid annotation, crowds included."""
-        return bool(self._index.counts(self._invalid)[self._numbers].any())
+        return bool(self._index.counts(located)[self._numbers].any())
 
     def __len__(self) -> int:
         return len(self._numbers)
@@ -166,20 +179,24 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
             image = read_image(file, (height, width), self._image_options)
         except DataError as error:
             raise DataError(f"{error} (image id {entry['id']})") from error
-        rows = self._index.annotations(number, self._invalid | CROWD)
+        rows = self._index.annotations(number, self._selection.objects)
         target = self._target(rows, height, width)
+        if self._train:
+            ignored = self._index.annotations(number, self._selection.ignored)
+            boxes = [row.get("region", row["bbox"]) for row in ignored]
+            target["ignored_boxes"] = _corners(boxes, height, width)
         target |= {"image_id": entry["id"], "size": (height, width)}
         if self._proposals is not None:
             target["proposals"] = self._proposals[index]
         return image, target
 
-    def image_path(self, index: int) -> Location | ShardImage:
+    def image_path(self, index: int) -> Path | StoredImage:
         """Return the image file of `dataset[index]`."""
         return image_file_of(self._folder, self._index.image(int(self._numbers[index])))
 
     def labels(self, index: int) -> np.ndarray:
         """Return the labels of `dataset[index]`, int64 [N], without reading the image."""
-        ids = self._index.category_ids(int(self._numbers[index]), self._invalid | CROWD)
+        ids = self._index.category_ids(int(self._numbers[index]), self._selection.objects)
         return np.array([self._labels[number] for number in ids.tolist()], np.int64)
 
     def coco_gt(self, annotations: bool = True) -> COCO:
@@ -189,31 +206,52 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
         """
         content = dict(self._index.content)
         content["images"] = [self._index.image(number) for number in self._numbers.tolist()]
-        content["annotations"] = [
-            row
-            for number in (self._numbers.tolist() if annotations else ())
-            for row in self._index.annotations(number, self._invalid)
-        ]
+        content["annotations"] = []
+        for number, image in zip(self._numbers.tolist(), content["images"], strict=True):
+            if not annotations:
+                break
+            rows = self._index.annotations(number, self._selection.objects)
+            content["annotations"] += [{**row, "iscrowd": 0} for row in rows]
+            rows = self._index.annotations(number, self._selection.regions)
+            content["annotations"] += [self._region(row, image) for row in rows]
         coco = COCO()
         coco.dataset = fill_missing(content)
         with contextlib.redirect_stdout(io.StringIO()):
             coco.createIndex()
         return coco
 
-    def _report_problems(self, masks: bool, skip_bad: bool, check_images: bool) -> dict[int, str]:
-        """Report bad annotations, images and shards; return the bad images by number."""
-        problems, count = self._index.problems(masks, len(self.keypoint_names), MAX_REPORTED)
-        bad_images: dict[int, str] = {}
-        if check_images:
-            bad_images = find_bad_images(self._index, self._folder, self._image_options)
+    def _region(self, row: dict[str, Any], image: dict[str, Any]) -> dict[str, Any]:
+        """Return a crowd annotation with box, mask and keypoints for a region to ignore."""
+        x, y, w, h = box = row.get("region", row["bbox"])
+        mask = read_segmentation(row.get("segmentation"), image["height"], image["width"])
+        polygon = [[x, y, x + w, y, x + w, y + h, x, y + h]]
+        region = {**row, "iscrowd": 1, "bbox": box, "segmentation": mask.value or polygon}
+        if self.keypoint_names and not self._selection.crowds_as_objects:
+            region |= {"keypoints": [0] * 3 * len(self.keypoint_names), "num_keypoints": 0}
+        return region
+
+    def _find_bad_images(self, check: bool) -> dict[int, str]:
+        """Return what is wrong with image files, by number. Raises DataError for a wrong folder."""
+        if (self._index.sizes == 0).any():
+            number = int((self._index.sizes == 0).any(axis=1).argmax())
+            raise DataError(
+                f"{self.annotation_file}: image {self._index.image_ids[number]} has no height and "
+                "width. `detlite init` and `detlite check --repair` write a file with them"
+            )
+        if not check:
+            return {}
+        bad_images = find_bad_images(self._index, self._folder, self._image_options)
         if bad_images and len(bad_images) == len(self._index.image_ids):
             self._check_folder()
-        if isinstance(self._folder, ShardFolder):
+        return bad_images
+
+    def _problems(self, bad_images: dict[int, str]) -> tuple[list[str], int]:
+        """Describe bad shards, annotations and images, and count all of them."""
+        problems, count = self._index.problems(self._selection, limit=1)
+        if isinstance(self._folder, ImageArchive):
             of_shards = self._index.content["problems"]
             problems, count = [*of_shards["first"], *problems], count + of_shards["count"]
-        problems += bad_images.values()
-        report_problems(problems, count + len(bad_images), self.annotation_file, skip_bad)
-        return bad_images
+        return [*problems, *bad_images.values()], count + len(bad_images)
 
     def _check_folder(self) -> None:
         """Raise DataError if the folder holds no image of the data set, so it is the wrong one."""
@@ -226,11 +264,9 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
             )
 
     def _target(self, annotations: list[dict[str, Any]], height: int, width: int) -> Target:
-        boxes = np.array([row["bbox"] for row in annotations], np.float64).reshape(-1, 4)
-        boxes[:, 2:] += boxes[:, :2]  # xywh -> xyxy
-        boxes = boxes.clip(0, [width, height] * 2).astype(np.float32)
         labels = np.array([self._labels[row["category_id"]] for row in annotations], np.int64)
-        target: Target = {"boxes": torch.from_numpy(boxes), "labels": torch.from_numpy(labels)}
+        boxes = _corners([row["bbox"] for row in annotations], height, width)
+        target: Target = {"boxes": boxes, "labels": torch.from_numpy(labels)}
         if self.keypoint_names:
             shape = (len(annotations), len(self.keypoint_names), 3)
             points = np.array([row["keypoints"] for row in annotations], np.float32).reshape(shape)
@@ -242,3 +278,10 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
                 segmentations, height, width, self._masks_as_runs
             )
         return target
+
+
+def _corners(boxes: list[list[float]], height: int, width: int) -> Tensor:
+    """Convert boxes [N, 4] xywh to xyxy clipped to the image, float32."""
+    corners = np.array(boxes, np.float64).reshape(-1, 4)
+    corners[:, 2:] += corners[:, :2]
+    return torch.from_numpy(corners.clip(0, [width, height] * 2).astype(np.float32))

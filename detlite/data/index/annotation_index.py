@@ -15,43 +15,44 @@ import os
 import struct
 import weakref
 import zlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO, Any
 
 import numpy as np
 
-from detlite.data.datasets.coco_checks import annotation_problem, set_file_name
+from detlite.data.datasets.coco_values import keypoint_names
 from detlite.data.errors import DataError
+from detlite.data.findings import Finding, Findings
+
+from .normalization import set_file_name
+from .states import (
+    BAD_KEYPOINTS,
+    BAD_MASK,
+    CROWD,
+    IGNORED,
+    NO_MASK,
+    PROBLEMS,
+    Selection,
+    annotation_name,
+    describe,
+    located,
+)
 
 # Increase the number with every change of the content of indexes or of the checks behind it.
-_MAGIC = b"detlite index 2\n"
+_MAGIC = b"detlite index 3\n"
 _HEADER = struct.Struct("<16sQQI4x")  # magic, position and length of the table, its CRC-32
-
-# Flags of an annotation.
-CROWD = 1
-INVALID = 2  # for every model
-NO_MASK = 4  # no valid segmentation
-NO_KEYPOINTS = 8
-_DUPLICATE = 16  # an earlier valid annotation has the same id; shifted by the targets it must have
-
-
-def invalid_flags(masks: bool, keypoints: bool) -> int:
-    """Return the flags that make an annotation invalid for models with these targets."""
-    return INVALID | NO_MASK * masks | NO_KEYPOINTS * keypoints | _duplicate(masks, keypoints)
-
-
-def flag_duplicates(flags: np.ndarray, ids: np.ndarray) -> None:
-    """Flag annotations whose id an earlier valid one has; `flags` uint8 [A] changes in place."""
-    for masks in (False, True):
-        for keypoints in (False, True):
-            valid = np.flatnonzero(flags & invalid_flags(masks, keypoints) == 0)
-            duplicate = np.ones(len(valid), bool)
-            duplicate[np.unique(ids[valid], return_index=True)[1]] = False
-            flags[valid[duplicate]] |= _duplicate(masks, keypoints)
-
-
-def _duplicate(masks: bool, keypoints: bool) -> int:
-    return _DUPLICATE << (masks + 2 * keypoints)
+_FIX = "Training stops at them: fix them (`detlite check --repair`), or set ON_BAD_ANNOTATION skip."
+_CROWDS = (
+    "They are neither trained on nor measured. CVAT marks every mask drawn by brush so: if these "
+    "are single objects, set DATASETS.CROWDS_AS_OBJECTS True."
+)
+_IGNORED = "They are ignored regions: what is detected there is neither right nor wrong."
+_EMPTY = "They are not trained on. If they contain no objects, set DATASETS.BACKGROUND_IMAGES True."
+# Selects annotations by their states [A], as bool [A].
+Select = Callable[[np.ndarray], np.ndarray]
 
 
 class AnnotationIndex:
@@ -85,52 +86,151 @@ class AnnotationIndex:
     def image(self, number: int) -> dict[str, Any]:
         """Return the entry of an image; it has a `file_name`."""
         (entry,) = self._load(self.file.array("images", number, number + 1))
+        height, width = self.file.array("sizes", number, number + 1)[0].tolist()
+        entry |= {"height": height, "width": width}
+        entry["id"] = int(self.file.array("image_ids", number, number + 1)[0])
         return set_file_name(entry, self.file.table["by_url"])
 
-    def annotations(self, number: int, without: int) -> list[dict[str, Any]]:
-        """Return the annotations of an image, in file order, with none of the flags `without`."""
-        return self._load(self._select("annotations", number, without))
+    def annotations(self, number: int, select: Select = located) -> list[dict[str, Any]]:
+        """Return the selected annotations of an image, in file order."""
+        rows = self._load(self._select("annotations", number, select))
+        if self.file.table["numbered"]:
+            for row, position in zip(rows, self._select("positions", number, select), strict=True):
+                row["id"] = int(position) + 1
+        return rows
 
-    def category_ids(self, number: int, without: int) -> np.ndarray:
-        return self._select("category_ids", number, without)
+    def category_ids(self, number: int, select: Select) -> np.ndarray:
+        return self._select("category_ids", number, select)
 
-    def counts(self, without: int, labeled_keypoints: bool = False) -> np.ndarray:
-        """Count the annotations of each image with none of the flags `without`, int64 [I].
+    def counts(self, select: Select = np.ones_like, labeled_keypoints: bool = False) -> np.ndarray:
+        """Count the selected annotations of each image, int64 [I], or their labeled keypoints."""
+        counted = select(self.file.array("states")).astype(np.int64)
+        return self._sums(counted * self.file.array("labelled") if labeled_keypoints else counted)
 
-        With `labeled_keypoints`, count their labeled keypoints instead.
+    def labeled_objects(self, select: Select) -> np.ndarray:
+        """Count the selected annotations of each image with labeled keypoints, int64 [I]."""
+        return self._sums(select(self.file.array("states")) & (self.file.array("labelled") > 0))
+
+    def _sums(self, values: np.ndarray) -> np.ndarray:
+        """Return the sum over the annotations of each image."""
+        sums = np.concatenate([[0], values.cumsum(dtype=np.int64)])
+        return np.diff(sums[self.file.array("first")])
+
+    @property
+    def keypoint_names(self) -> list[str]:
+        return keypoint_names(sorted(self.content["categories"], key=lambda row: row["id"]))
+
+    @property
+    def notes(self) -> Findings:
+        """What was not written in COCO's notation."""
+        return Findings.from_json(self.file.table["findings"])
+
+    def bad_annotations(
+        self, selection: Selection, limit: int | None = None
+    ) -> list[tuple[dict[str, Any], str, str]]:
+        """Return the first invalid annotations as written, with their names and problems."""
+        states, positions = self.file.array("states"), self.file.array("positions")
+        bad = np.flatnonzero(selection.bad(states))
+        bad = bad[np.argsort(positions[bad])[:limit]]
+        numbers = np.searchsorted(self.file.array("first"), bad, side="right") - 1
+        sizes, names = self.sizes, self.keypoint_names
+        described = []
+        spans = self.file.array("annotations")[bad]
+        for index, number, row in zip(
+            bad.tolist(), numbers.tolist(), self._load(spans), strict=True
+        ):
+            where = annotation_name(row, int(positions[index]))
+            size = tuple(sizes[min(number, len(sizes) - 1)].tolist())
+            flags = int(states[index]) & selection.refused
+            problem = describe(row, flags, size, self.content["categories"], len(names))
+            described.append((row, where, problem))
+        return described
+
+    def problems(self, selection: Selection, limit: int | None = None) -> tuple[list[str], int]:
+        """Describe the first invalid entries of images and annotations, and count all of them."""
+        of_images = [": ".join(pair) for pair in self.file.table["image_problems"]]
+        count = len(of_images) + int(selection.bad(self.file.array("states")).sum())
+        texts = [f"{where}: {text}" for _, where, text in self.bad_annotations(selection, limit)]
+        return [*of_images, *texts][:limit], count
+
+    def findings(
+        self,
+        selection: Selection,
+        skip: bool,
+        bad_images: Mapping[int, str] = MappingProxyType({}),
+        background: bool = True,
+    ) -> list[Finding]:
+        """Return what is left out, reinterpreted or switched off with these targets.
+
+        Args:
+            selection: the annotations that are used.
+            skip: unusable annotations are skipped instead of stopping the training.
+            bad_images: what is wrong with image files, by number.
+            background: images without annotations are used.
         """
-        counted = (self.file.array("states") & without == 0).astype(np.int64)
-        if labeled_keypoints:
-            counted *= self.file.array("labelled")
-        first = self.file.array("first")
-        return np.diff(np.concatenate([[0], counted.cumsum()])[first])
+        table, states = self.file.table, self.file.array("states")
+        examples = {int(flag): text for flag, text in table["examples"].items()}
+        total, bad = len(states), selection.bad(states)
+        found: list[Finding] = []
+        entries = [": ".join(problem) for problem in table["image_problems"]]
+        shards = self.content.get("problems", {}) if "shards" in self.content else {}
+        for what, count, first in (
+            ("entries of shards that cannot be used", shards.get("count", 0), shards.get("first")),
+            ("entries of images that cannot be used", len(entries), entries),
+            ("image files that cannot be used", len(bad_images), [*bad_images.values()]),
+        ):
+            effect = "They are left out with their objects." if skip else _FIX
+            found.append(Finding(what, effect, count, "image", first[0] if first else ""))
+        kinds = [
+            (what, effect if skip else _FIX, flag, bad & (states & flag & selection.refused > 0))
+            for flag, (what, effect) in PROBLEMS.items()
+        ]
+        kinds += [
+            ("crowds (iscrowd 1)", _CROWDS, CROWD, selection.crowds(states)),
+            ('annotations with "ignore": 1', _IGNORED, IGNORED, states & IGNORED > 0),
+        ]
+        for what, effect, flag, counted in kinds:
+            example = examples.get(flag, "")
+            found.append(Finding(what, effect, int(counted.sum()), example=example, total=total))
+        found = [finding for finding in found if finding.count]
+        found += self._unused(selection, states, examples)
+        found += [*Findings.from_json(self.content.get("findings")), *self.notes]
+        if not background and (empty := np.flatnonzero(self.counts() == 0)).size:
+            first = self.image(int(empty[0]))
+            example = f"image {first['id']} ({first['file_name']})"
+            counts = len(empty), "image", example, len(self.image_ids)
+            found.append(Finding("images without annotations", _EMPTY, *counts))
+        return found
 
-    def problems(self, masks: bool, keypoint_count: int, limit: int) -> tuple[list[str], int]:
-        """Describe the first `limit` invalid annotations, and count all of them."""
-        flags = invalid_flags(masks, keypoint_count > 0)
-        invalid = np.flatnonzero(self.file.array("states") & flags)
-        if not len(invalid):
-            return [], 0
-        spans = self.file.array("annotations")
-        starts = np.sort(spans[:, 0])
-        spans = spans[invalid[np.argsort(spans[invalid, 0])[:limit]]]
-        positions = np.searchsorted(starts, spans[:, 0]).tolist()
-        sizes = dict(zip(self.image_ids.tolist(), map(tuple, self.sizes.tolist()), strict=True))
-        category_ids = {category["id"] for category in self.content["categories"]}
-        texts = []
-        for row, position in zip(self._load(spans), positions, strict=True):
-            problem = annotation_problem(row, sizes, category_ids, masks, keypoint_count)
-            where = f"annotation {row.get('id', f'at position {position}')}"
-            texts.append(
-                f"{where} (image {row.get('image_id')}): {problem or 'the id occurs twice'}"
-            )
-        return texts, len(invalid)
+    def _unused(
+        self, selection: Selection, states: np.ndarray, examples: dict[int, str]
+    ) -> Iterator[Finding]:
+        """Yield masks and keypoints that are switched off although some objects have them."""
+        objects = replace(selection, masks=False, keypoints=False).objects(states)
+        total, masks = (
+            int(objects.sum()),
+            int((objects & (states & (NO_MASK | BAD_MASK) == 0)).sum()),
+        )
+        if not selection.masks and 0 < masks < total:
+            yield Finding(
+                "masks that are not used, because MODEL.MASK_ON is False",
+                "To train on them, complete the others, or set MODEL.MASK_ON True and "
+                "DATASETS.ON_BAD_ANNOTATION skip, which ignores objects without a mask.",
+                masks, "object", examples.get(BAD_MASK, examples.get(NO_MASK, "")), total,
+            )  # fmt: skip
+        points = int((objects & (self.file.array("labelled") > 0)).sum())
+        if not selection.keypoints and 0 < points < total:
+            yield Finding(
+                "keypoints that are not used, because MODEL.KEYPOINT_ON is False",
+                "To train on them, set it True; objects without keypoints then train the boxes.",
+                points, "object", examples.get(BAD_KEYPOINTS, ""), total,
+            )  # fmt: skip
 
-    def _select(self, name: str, number: int, without: int) -> np.ndarray:
-        """Return the rows of an array for the annotations of an image without these flags."""
+    def _select(self, name: str, number: int, select: Select) -> np.ndarray:
+        """Return the rows of an array for the selected annotations of an image."""
         first, last = self.file.array("first", number, number + 2).tolist()
-        valid = self.file.array("states", first, last) & without == 0
-        return self.file.array(name, first, last)[valid]
+        selected = select(self.file.array("states", first, last))
+        return self.file.array(name, first, last)[selected]
 
     def _load(self, spans: np.ndarray) -> list[dict[str, Any]]:
         """Parse the JSON texts at spans int64 [N, 2] of (start, stop)."""

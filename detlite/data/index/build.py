@@ -21,29 +21,19 @@ import numpy as np
 
 from detlite.atomic_write import atomic_open
 from detlite.data import cache
-from detlite.data.datasets.coco_checks import (
-    annotation_problem,
-    check_categories,
-    check_images,
-    keypoint_names,
-    keypoints_problem,
-    segmentation_problem,
-)
+from detlite.data.datasets.coco_values import integer, keypoint_names
 from detlite.data.errors import DataError
 from detlite.data.file_type import explain_not_coco, explain_not_json
+from detlite.data.findings import Findings
 
-from .annotation_index import (
-    CROWD,
-    INVALID,
-    NO_KEYPOINTS,
-    NO_MASK,
-    AnnotationIndex,
-    DamagedIndexError,
-    IndexFile,
-    IndexWriter,
-    flag_duplicates,
-)
+from .annotation_index import AnnotationIndex, DamagedIndexError, IndexFile, IndexWriter
 from .json_stream import NotAnObjectError, read_members
+from .normalization import (
+    AnnotationReader,
+    drop_namesakes,
+    read_categories,
+    read_images,
+)
 
 _LISTS = ("images", "annotations", "categories")
 _BLOCK = 1 << 22  # bytes per read
@@ -142,20 +132,29 @@ def write_index(file: Path, by_url: bool, content: str, writer: IndexWriter) -> 
     members, ends = _copy_entries(file, writer, digest.update)
     if digest.hexdigest() != content:
         raise DataError(f"{file}: the file changed while it was read; start again")
-    written = writer.reader()
-    ids, sizes, folders = check_images(file, by_url, _entries(written, ends["images"]))
-    members["categories"] = list(_entries(written, ends["categories"]))
-    check_categories(file, members["categories"])
-    if (sizes < 1).any():
-        number = int((sizes < 1).any(axis=1).argmax())
-        height, width = sizes[number].tolist()
-        raise DataError(f"{file}: image {ids[number]} has size {width}x{height}")
-    writer.array("image_ids", ids)
-    writer.array("sizes", sizes)
-    writer.array("images", np.stack([ends["images"][:-1], ends["images"][1:]], axis=1))
-    _write_annotations(writer, written, ends["annotations"], ids, sizes, members["categories"])
-    table = {key: value for key, value in members.items() if key not in ("images", "annotations")}
-    writer.finish(hash=content, by_url=by_url, content=table, folders=sorted(folders))
+    written, findings = writer.reader(), Findings()
+    images = read_images(file, _entries(written, ends["images"]), by_url, findings)
+    rows = list(_entries(written, ends["categories"]))
+    categories, read_category_id = read_categories(file, rows, findings)
+    points = len(keypoint_names(sorted(categories, key=lambda row: row["id"])))
+    reader = AnnotationReader(images, categories, read_category_id, points, findings)
+    writer.array("image_ids", images.ids)
+    writer.array("sizes", images.sizes)
+    spans = np.stack([ends["images"][:-1], ends["images"][1:]], axis=1)
+    writer.array("images", spans[images.positions])
+    numbered, used = _write_annotations(writer, written, ends["annotations"], reader)
+    reader.check_boxes(file)
+    members["categories"] = drop_namesakes(file, categories, used, findings)
+    writer.finish(
+        hash=content,
+        by_url=by_url,
+        content={key: value for key, value in members.items() if key not in _LISTS[:2]},
+        folders=sorted(images.folders),
+        image_problems=images.problems,
+        numbered=numbered,
+        findings=findings.to_json(),
+        examples=reader.examples,
+    )
 
 
 def _blocks(file: Path, observe: Callable[[bytes], object] = bool) -> Iterator[bytes]:
@@ -218,55 +217,58 @@ def _entries(written: IndexFile, ends: np.ndarray) -> Iterator[dict[str, Any]]:
 
 
 def _write_annotations(
-    writer: IndexWriter,
-    written: IndexFile,
-    ends: np.ndarray,
-    ids: np.ndarray,
-    sizes: np.ndarray,
-    categories: list[dict[str, Any]],
-) -> None:
-    """Check the annotations and write their arrays, grouped by image.
+    writer: IndexWriter, written: IndexFile, ends: np.ndarray, reader: AnnotationReader
+) -> tuple[bool, set[int]]:
+    """Read the annotations and write their arrays, grouped by image.
 
     - "first", int64 [I + 1]: the first annotation of each image. Annotations without a valid image
       come last.
     - "annotations", int64 [A, 2]: start and end of the text.
-    - "states", uint8 [A]: the flags of `annotation_index`.
+    - "positions", int64 [A]: place in the file.
+    - "states", uint16 [A]: the flags of `states`.
     - "labelled", int32 [A]: the number of labeled keypoints.
     - "category_ids", int64 [A].
+
+    Returns:
+        True if the ids are not unique integers, so that positions replace them; and the ids of the
+        categories that have annotations.
     """
-    size_of = dict(zip(ids.tolist(), map(tuple, sizes.tolist()), strict=True))
-    known = {row["id"] for row in categories}
-    points = len(keypoint_names(sorted(categories, key=lambda row: row["id"])))
-    all_flags, all_labeled = array("B"), array("i")
-    annotation_ids, image_ids, category_ids = array("q"), array("q"), array("q")
-    for row in _entries(written, ends):
-        flags = annotation_id = image_id = category_id = labeled = 0
-        if annotation_problem(row, size_of, known, masks=False, keypoint_count=0):
-            flags = INVALID
-        else:
-            annotation_id, image_id, category_id = row["id"], row["image_id"], row["category_id"]
-            flags |= CROWD * bool(row.get("iscrowd", 0))
-            if segmentation_problem(row.get("segmentation"), *size_of[image_id]):
-                flags |= NO_MASK
-            if points and not keypoints_problem(row.get("keypoints"), points):
-                labeled = sum(v > 0 for v in row["keypoints"][2::3])
-            elif points and not flags & CROWD:
-                flags |= NO_KEYPOINTS
+    all_flags, all_labeled = array("H"), array("i")
+    ids, places, category_ids = array("q"), array("q"), array("q")
+    spans = np.stack([ends[:-1], ends[1:]], axis=1)
+    unnamed = ""
+    for position, row in enumerate(_entries(written, ends)):
+        read, flags, place, category_id, labeled = reader.read(row, position)
+        if read is not row:
+            start = writer.position
+            writer.write(json.dumps(read).encode("utf-8", "surrogatepass"))
+            spans[position] = start, writer.position
+        annotation_id = row.get("id")
+        if type(annotation_id) is not int or integer(annotation_id) is None:
+            unnamed = unnamed or f"annotation at position {position} has id {annotation_id!r}"
+            annotation_id = 0
         all_flags.append(flags)
         all_labeled.append(labeled)
-        annotation_ids.append(annotation_id)
-        image_ids.append(image_id)
+        ids.append(annotation_id)
+        places.append(place)
         category_ids.append(category_id)
-    states = np.array(all_flags)
-    flag_duplicates(states, np.array(annotation_ids))
-
-    order = np.argsort(ids)
-    place = np.searchsorted(ids, np.array(image_ids), sorter=order).clip(max=len(ids) - 1)
-    image_number = order[place]
-    image_number[states & INVALID > 0] = len(ids)
-    by_image = np.argsort(image_number, kind="stable")
-    writer.array("first", np.searchsorted(image_number[by_image], np.arange(len(ids) + 1)))
-    writer.array("annotations", np.stack([ends[:-1], ends[1:]], axis=1)[by_image])
+    values, counts = np.unique(np.array(ids, np.int64), return_counts=True)
+    repeated = values[counts > 1]
+    if unnamed or len(repeated):
+        reader.findings.add(
+            "ids of annotations that are not different integers",
+            "All annotations are numbered from 1 in the order of the file.",
+            unnamed or f"{counts.max()} annotations have the id {values[counts.argmax()]}",
+            "file",
+        )
+    states, number = np.array(all_flags, np.uint16), np.array(places, np.int64)
+    number[number < 0] = len(reader.images.ids)
+    by_image = np.argsort(number, kind="stable")
+    writer.array("first", np.searchsorted(number[by_image], np.arange(len(reader.images.ids) + 1)))
+    writer.array("annotations", spans[by_image])
+    writer.array("positions", by_image)
     writer.array("states", states[by_image])
-    writer.array("labelled", np.array(all_labeled)[by_image])
-    writer.array("category_ids", np.array(category_ids)[by_image])
+    writer.array("labelled", np.array(all_labeled, np.int32)[by_image])
+    writer.array("category_ids", np.array(category_ids, np.int64)[by_image])
+    located = np.unique(np.array(category_ids, np.int64)[number < len(reader.images.ids)])
+    return bool(unnamed) or len(repeated) > 0, set(located.tolist())

@@ -114,7 +114,7 @@ def test_the_model_of_a_checkpoint_is_trained_by_the_rules(facts, checkpoint):
 def test_heads_without_data_are_removed(facts, checkpoint):
     model = by_weights(facts, checkpoint).MODEL
     assert (model.MASK_ON, model.KEYPOINT_ON) == (True, False)
-    same = statistics(keypoints=[f"point {number}" for number in range(17)], masks=0.5)
+    same = statistics(keypoints=[f"point {number}" for number in range(17)], masks=0.4)
     model = by_weights(replace(facts, train=same, val=None), checkpoint).MODEL
     assert (model.MASK_ON, model.KEYPOINT_ON) == (False, True)
     other = replace(facts, train=statistics(keypoints=["nose"]), val=None)

@@ -35,9 +35,8 @@ def statistics(
         with_masks=int(masks * count),
         keypoints=list(keypoints),
         with_keypoints=count if keypoints else 0,
-        invalid=0,
-        first_invalid="",
-        invalid_with_masks=count - int(masks * count),
+        keypoint_objects=count if keypoints else 0,
+        problems={(True, False): (count - int(masks * count), "no mask")},
         decoding=0.01,
         top_bottom=top_bottom,
     )
@@ -117,7 +116,7 @@ def test_installed_weights_are_used(cpu):
     assert values["SOLVER.MAX_ITER"] < without["SOLVER.MAX_ITER"]
 
 
-def test_heads_need_annotations_of_all_objects(cpu):
+def test_heads_need_annotations_of_most_objects(cpu):
     both = {"categories": 7, "keypoints": ["nose", "tail"]}
     values = values_for(statistics(**both), cpu, statistics(**both, images=50))
     assert values["MODEL.ROI_BOX_HEAD.NUM_CLASSES"] == 8
@@ -127,11 +126,21 @@ def test_heads_need_annotations_of_all_objects(cpu):
     assert values["SOLVER.BEST_METRIC"] == "segm/AP"
     assert "MODEL.KEYPOINT_ON" not in values_for(statistics(), cpu)
     assert values_for(statistics(**both), cpu)["MODEL.KEYPOINT_ON"] is False
-    values = values_for(statistics(masks=0.9), cpu)
+    values = values_for(statistics(masks=0.6), cpu)
+    assert values["MODEL.MASK_ON"] is True
+    assert values["DATASETS.ON_BAD_ANNOTATION"] == "skip"
+    values = values_for(statistics(masks=0.4), cpu)
     assert values["MODEL.MASK_ON"] is False
     assert values["SOLVER.BEST_METRIC"] == "bbox/AP"
     assert "DATASETS.ON_BAD_ANNOTATION" not in values
-    assert values_for(statistics(), cpu, statistics(masks=0.5))["MODEL.MASK_ON"] is False
+    assert values_for(statistics(), cpu, statistics(masks=0.4))["MODEL.MASK_ON"] is False
+
+
+def test_keypoints_need_one_labeled_object_in_ten(cpu):
+    train = statistics(keypoints=["nose"])
+    for labeled, expected in ((200, True), (199, False)):
+        few = dataclasses.replace(train, with_keypoints=labeled)
+        assert values_for(few, cpu, few)["MODEL.KEYPOINT_ON"] is expected
 
 
 def test_numbers_of_boxes_follow_from_crowded_images(cpu):
@@ -237,9 +246,7 @@ def test_the_limit_in_the_reason_is_rounded_up(cpu):
 
 
 def test_invalid_annotations_are_skipped(cpu):
-    train = dataclasses.replace(
-        statistics(), invalid_with_masks=3, invalid=3, first_invalid="a box"
-    )
+    train = dataclasses.replace(statistics(), problems={(True, False): (3, "a box")})
     choices = {one.key: one for one in choose(DatasetFacts(train, None, cpu))}
     choice = choices["DATASETS.ON_BAD_ANNOTATION"]
     assert choice.value == "skip"

@@ -21,7 +21,7 @@ def test_statistics(make_coco_dataset):
     assert statistics.ratios == pytest.approx(np.full(18, 4.0))
     assert [row[0] for row in statistics.categories] == ["cat", "dog"]
     assert sum(row[1] for row in statistics.categories) == 18
-    assert statistics.invalid == statistics.invalid_with_masks == 0
+    assert {count for count, _ in statistics.problems.values()} == {0}
     assert (statistics.keypoints, statistics.with_keypoints) == ([], 0)
     assert statistics.decoding > 0
 
@@ -31,7 +31,7 @@ def test_crowds_and_invalid_entries_do_not_count(make_coco_dataset):
     content = json.loads(file.read_text())
     rows = content["annotations"]
     rows[0]["iscrowd"] = 1
-    rows[1]["bbox"][2] = 0
+    rows[1]["bbox"][0] = 200
     del rows[2]["segmentation"]
     del rows[3]["keypoints"]
     file.write_text(json.dumps(content))
@@ -39,9 +39,9 @@ def test_crowds_and_invalid_entries_do_not_count(make_coco_dataset):
     statistics = compute_statistics(file, images)
     assert len(statistics.boxes) == 18 - 2 - 3  # 3 are in the damaged image
     assert statistics.with_masks == statistics.with_keypoints == 18 - 2 - 3 - 1
-    assert statistics.invalid == 2
-    assert statistics.invalid_with_masks == 3
-    assert "annotation 2 (image 1): bbox" in statistics.first_invalid
+    assert statistics.problems[False, False][0] == statistics.problems[False, True][0] == 2
+    assert statistics.problems[True, False][0] == 3
+    assert "annotation 2 (image 1): bbox" in statistics.problems[False, False][1]
 
 
 def test_images_without_annotations_are_counted(make_coco_dataset):
@@ -70,7 +70,9 @@ def test_unusable_datasets_are_refused(make_coco_dataset):
         compute_statistics(file, images / "elsewhere")
     content = json.loads(file.read_text())
     for row in content["annotations"]:
-        row["bbox"][3] = -1
+        row["bbox"], row["segmentation"] = [1, 1, 5, -1], []
     file.write_text(json.dumps(content))
-    with pytest.raises(DataError, match=r"no image has an object with a valid box.*height -1"):
+    with pytest.raises(
+        DataError, match=r"no image has an object that can be trained on.*height -1"
+    ):
         compute_statistics(file, images)

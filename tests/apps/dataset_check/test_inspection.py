@@ -33,7 +33,8 @@ def kinds(found, refused):
 def test_valid_dataset_has_no_defects(content, write_set):
     found = inspect_dataset(*write_set(content))
     assert found.defects == []
-    assert found.masks
+    assert found.selection.masks
+    assert str(found.findings[0]).startswith("crowds (iscrowd 1): 1 of 4 annotations")
     assert found.class_balance() == [("dog", 2, 2), ("cat", 1, 1)]
     assert len(found.objects) == 4  # and the crowd
     assert found.fingerprinted == [10, 11, 12, 13]
@@ -43,14 +44,15 @@ def broken(content):
     """Add one defect of each kind to a valid data set."""
     valid = {"image_id": 10, "category_id": 7, "segmentation": [[4, 6, 14, 6, 14, 14, 4, 14]]}
     content["annotations"] += [
-        {**valid, "id": 1, "bbox": [5, 6, 10, 8]},  # a repeated id
-        {**valid, "id": 20, "bbox": [4, 6, 10, 0]},  # no height
+        {**valid, "id": 20, "bbox": [44, 6, 10, 8]},
         {**valid, "id": 21, "bbox": [4, 6, 10, 8], "category_id": 99},
         {**valid, "id": 22, "bbox": [4, 6, 10, 8], "image_id": 99},
         {**valid, "id": 23, "bbox": [4, 6, 10, 8]},  # a duplicate of annotation 1
         {**valid, "id": 24, "bbox": [4, 6, 30, 20]},  # does not match its mask
         {**valid, "id": 25, "bbox": [-1, 6, 15.5, 8]},  # overhangs
         {**valid, "id": 26, "bbox": [3, 6, 11, 8], "segmentation": []},
+        {**valid, "id": 27, "bbox": [5, 6, 9, 8], "area": 1},
+        {**valid, "id": 28, "bbox": [30, 6, 10, 0], "segmentation": []},  # without a known place
     ]
     content["images"] += [
         {"id": 14, "file_name": "gone.png", "height": 9, "width": 9},
@@ -73,11 +75,11 @@ def broken_set(content, write_set):
 
 
 REFUSED = {
-    ("repeated id", "annotation 1 (image 10)"),
     ("annotation", "annotation 20 (image 10)"),
     ("annotation", "annotation 21 (image 10)"),
     ("annotation", "annotation 22 (image 99)"),
     ("annotation", "annotation 26 (image 10)"),
+    ("annotation", "annotation 28 (image 10)"),
     ("image", "image 14 (gone.png)"),
     ("image", "image 16 (swapped.png)"),
 }
@@ -85,6 +87,7 @@ WARNED = {
     ("duplicate", "annotation 23 (image 10)"),
     ("box does not match mask", "annotation 24 (image 10)"),
     ("box does not match mask", "annotation 25 (image 10)"),
+    ("area", "annotation 27 (image 10)"),
     ("EXIF orientation", "image 15 (turned.png)"),
 }
 
@@ -111,8 +114,8 @@ def test_repaired_copy_is_accepted(broken_set, tmp_path):
     assert +counts == {
         "images removed": 2,
         "annotations removed": 3,
-        "duplicate annotations removed": 2,
-        "ids replaced": 1,
+        "equal annotations removed": 1,
+        "objects that cannot be used marked to be ignored": 2,
         "boxes clipped": 1,
     }
     copy = tmp_path / "repaired.json"
@@ -122,36 +125,63 @@ def test_repaired_copy_is_accepted(broken_set, tmp_path):
     assert {defect.kind for defect in again.defects} == {
         "EXIF orientation",
         "box does not match mask",
+        "area",
     }
-    boxes = {row["id"]: row["bbox"] for row in content["annotations"]}
-    assert boxes[27] == [5, 6, 10, 8]
-    assert boxes[25] == [0, 6, 14.5, 8]
+    rows = {row["id"]: row for row in content["annotations"]}
+    assert rows[25]["bbox"] == [0, 6, 14.5, 8]
+    assert (rows[20]["bbox"], rows[20]["ignore"]) == ([4, 6, 10, 8], 1)
+    assert rows[26] == {
+        "id": 26, "image_id": 10, "category_id": 7, "bbox": [3, 6, 11, 8], "ignore": 1
+    }  # fmt: skip
+
+
+def test_repair_removes_no_object_of_a_root_category(content, write_set):
+    """Nor one whose id is repeated."""
+    content["categories"].append({"id": 0, "name": "cat", "supercategory": "none"})
+    for row in content["annotations"]:
+        row["id"] = 1
+    repaired, counts = repair(inspect_dataset(*write_set(content)))
+    assert [row["id"] for row in repaired["annotations"]] == [1, 3, 2, 4]
+    assert [row["id"] for row in repaired["categories"]] == [7, 3]
+    assert counts == {
+        "categories with the name of another one": 1,
+        "ids of annotations that are not different integers": 1,
+    }
+
+
+def test_repair_writes_missing_sizes(content, write_set):
+    file, folder = write_set(content)
+    sizes = [(row.pop("height"), row.pop("width")) for row in content["images"]]
+    file.write_text(json.dumps(content))
+    found = inspect_dataset(file, folder)
+    assert ("image entry", "image 10 (a.png)") in kinds(found, True)
+    repaired, _ = repair(found)
+    assert [(row["height"], row["width"]) for row in repaired["images"]] == sizes
+    assert len(repaired["annotations"]) == 4
+
+
+def test_unreadable_files_cannot_be_repaired(content, write_set):
+    content["categories"][0]["name"] = "dog"
+    with pytest.raises(DataError, match=r"have the same name 'dog'.*; repair it by hand"):
+        repair(inspect_dataset(*write_set(content)))
 
 
 def test_invalid_box_is_computed_from_its_mask(content, write_set):
     content["annotations"][0]["bbox"] = [4, 6, 0, 8]
     content["annotations"][1]["bbox"] = ["a", None]
-    repaired, counts = repair(inspect_dataset(*write_set(content)))
-    assert counts["boxes computed from masks"] == 2
-    assert [row["bbox"] for row in repaired["annotations"][:2]] == [[4, 6, 10, 8], [0, 0, 10, 40]]
+    found = inspect_dataset(*write_set(content))
+    assert not found.refused
+    repaired, counts = repair(found)
+    assert list(counts.values()) == [2]
+    assert [row["bbox"] for row in repaired["annotations"][::2]] == [[4, 6, 10, 8], [0, 0, 10, 40]]
 
 
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        (lambda c: c["images"].append(c["images"][0]), ("image entry", "image 10")),
+        (lambda c: c["images"].append({"id": 10, "file_name": "x"}), ("image entry", "image 10")),
         (lambda c: c["images"].append({"id": 5}), ("image entry", "image 5")),
         (lambda c: c["images"][2].update(height=0), ("image entry", "image 12")),
-        (
-            lambda c: c["categories"].append({"id": 7, "name": "x"}),
-            ("category entry", "category 7"),
-        ),
-        (
-            lambda c: c["categories"].append({"id": 9, "name": "cat"}),
-            ("category entry", "category 9"),
-        ),
-        (lambda c: c.pop("annotations"), ("file", "annotations.json")),
-        (lambda c: c["annotations"].append(5), ("file", "annotations.json")),
         (lambda c: c["annotations"].clear(), ("file", "annotations.json")),
     ],
 )
@@ -162,6 +192,23 @@ def test_invalid_lists_are_reported_and_the_rest_inspected(content, write_set, c
     found = inspect_dataset(annotations, folder)
     assert expected in kinds(found, True)
     assert found.fingerprinted[:2] == [10, 11]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda c: c["categories"].append({"id": 7, "name": "x"}),
+        lambda c: c["categories"][0].update(name="dog"),
+        lambda c: c.pop("annotations"),
+        lambda c: c["annotations"].append(5),
+    ],
+)
+def test_files_without_an_index(content, write_set, change):
+    annotations, folder = write_set(content)
+    change(content)
+    annotations.write_text(json.dumps(content))
+    found = inspect_dataset(annotations, folder)
+    assert kinds(found, True) == {("file", "annotations.json")}
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"images": 5}', "nonsense"])
@@ -214,6 +261,10 @@ def test_config_as_data(content, write_set, tmp_path, capsys):
         f"DATASETS: {{ROOT: {tmp_path}, TRAIN: [small], TEST: [small], CATALOG: [{{name: small, "
         "annotations: small/annotations.json, images: small/images}]}\n"
     )
+    assert run_check("--data", tmp_path / "a.yaml") == 1
+    assert "NUM_CLASSES is 81, but the data set small has 2" in capsys.readouterr().out
+    with (tmp_path / "a.yaml").open("a") as file:
+        file.write("MODEL: {ROI_BOX_HEAD: {NUM_CLASSES: 3}}\n")
     assert run_check("--data", tmp_path / "a.yaml") == 0
     assert capsys.readouterr().out.count("training accepts it") == 1
 

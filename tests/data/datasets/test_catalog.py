@@ -43,7 +43,7 @@ def test_root_with_an_environment_variable(content, write_set, small_cfg, monkey
 
 
 def test_bad_annotations_can_be_skipped(content, write_set, small_cfg):
-    content["annotations"][0]["bbox"][2] = -1
+    content["annotations"][0]["bbox"][0] = 50
     write_set(content)
     with pytest.raises(DataError, match="annotation 1 "):
         build_dataset(small_cfg(), "small", train=True)

@@ -9,7 +9,7 @@ import torch
 from pycocotools.cocoeval import COCOeval
 
 from detlite.data import CocoDataset, DataError, build_dataset, build_train_dataset
-from detlite.data.datasets.coco_checks import fill_missing
+from detlite.data.datasets.coco_values import fill_missing
 
 
 def test_target_has_contiguous_labels_xyxy_boxes_and_masks(content, write_set):
@@ -282,7 +282,7 @@ def test_minimum_number_of_keypoints_in_the_config(keypoint_content, write_set, 
 @pytest.mark.parametrize(
     ("points", "message"),
     [
-        (None, "has no keypoints"), ([1, 2], "2 numbers, not x, y and visibility of 3"),
+        ([1, 2], "2 numbers, not x, y and visibility of 3"),
         (["a"] * 9, "not a list of finite numbers"), ([1.0] * 8 + [5], "not 0, 1 or 2"),
     ],
 )  # fmt: skip

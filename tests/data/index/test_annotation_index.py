@@ -6,8 +6,8 @@ import random
 import pytest
 
 from detlite.data import CocoDataset, DataError
-from detlite.data.index.annotation_index import CROWD, invalid_flags
 from detlite.data.index.build import open_index
+from detlite.data.index.states import Selection
 
 
 def test_entries_equal_those_of_the_file(content, write_set, cache):
@@ -22,14 +22,15 @@ def test_entries_equal_those_of_the_file(content, write_set, cache):
     assert index.sizes.tolist() == [[30, 40], [40, 20], [16, 16], [16, 24]]
     for number, image in enumerate(content["images"]):
         rows = [row for row in content["annotations"] if row["image_id"] == image["id"]]
-        assert index.annotations(number, 0) == rows
-        assert index.annotations(number, CROWD) == [row for row in rows if not row.get("iscrowd")]
+        assert index.annotations(number) == rows
+        objects = index.annotations(number, Selection().objects)
+        assert objects == [row for row in rows if not row.get("iscrowd")]
 
 
 def test_order_of_the_lists_does_not_matter(content, write_set, cache):
     backwards = {key: content[key] for key in ("annotations", "categories", "images")}
     index = open_index(write_set(backwards)[0])
-    assert [row["id"] for row in index.annotations(0, 0)] == [1, 3]
+    assert [row["id"] for row in index.annotations(0)] == [1, 3]
 
 
 def test_the_last_of_several_lists_counts(content, write_set, cache):
@@ -42,17 +43,15 @@ def test_the_last_of_several_lists_counts(content, write_set, cache):
         CocoDataset(file, folder)
 
 
-def test_duplicate_ids_depend_on_the_targets(content, write_set, cache):
-    """The first valid annotation counts."""
-    content["annotations"][0] |= {"id": 3, "segmentation": []}
+@pytest.mark.parametrize("ids", [[3, 3, 3, 4], [None, 2, 3, 4], ["a", 2, 3, 4], [1.5, 2, 3, 4]])
+def test_ids_that_are_not_different_integers_are_replaced(content, write_set, cache, ids):
+    for row, value in zip(content["annotations"], ids, strict=True):
+        row["id"] = value
     index = open_index(write_set(content)[0])
-    for masks in (False, True):
-        assert len(index.annotations(0, invalid_flags(masks, False))) == 1
-    assert index.annotations(0, invalid_flags(True, False))[0]["bbox"] == [20, 10, 10, 10]
-    assert index.annotations(0, invalid_flags(False, False))[0]["bbox"] == [4, 6, 10, 8]
-    assert index.problems(False, 0, 5) == (["annotation 3 (image 10): the id occurs twice"], 1)
-    problem = "annotation 3 (image 10): segmentation is empty: []"
-    assert index.problems(True, 0, 5) == ([problem], 1)
+    assert [[row["id"] for row in index.annotations(n)] for n in range(4)] == [[1, 3], [2], [], [4]]
+    assert index.problems(Selection(masks=True)) == ([], 0)
+    (finding,) = index.notes
+    assert "numbered from 1 in the order of the file" in str(finding)
 
 
 def test_problems_are_in_file_order(content, write_set, cache):
@@ -60,22 +59,19 @@ def test_problems_are_in_file_order(content, write_set, cache):
         annotation["bbox"] = [0, 0, 0, 0]
     del content["annotations"][1]["id"]
     content["annotations"][0]["image_id"] = 99
-    problems, count = open_index(write_set(content)[0]).problems(False, 0, 2)
+    for annotation in content["annotations"][:3]:
+        annotation["segmentation"] = []
+    problems, count = open_index(write_set(content)[0]).problems(Selection(), 2)
     assert count == 3
     assert problems[0].startswith("annotation 1 (image 99)")
     assert problems[1].startswith("annotation at position 1 (image 11)")
 
 
-@pytest.mark.parametrize(("key", "field"), [("images", "id"), ("categories", "id")])
-def test_ids_beyond_64_bits(content, write_set, cache, key, field):
-    file, folder = write_set(content)
-    content[key][0][field] = 1 << 63
-    file.write_text(json.dumps(content))
-    with pytest.raises(DataError, match="9223372036854775808, not an int of 64 bits"):
-        CocoDataset(file, folder)
-
-
-def test_annotation_ids_beyond_64_bits(content, write_set, cache):
+def test_ids_beyond_64_bits_are_replaced(content, write_set, cache):
+    content["images"][0]["id"] = 1 << 63
+    for row in content["annotations"]:
+        row["image_id"] = {10: 1 << 63}.get(row["image_id"], row["image_id"])
     content["annotations"][0]["id"] = -(1 << 64)
-    with pytest.raises(DataError, match="which exceeds 64 bits"):
-        CocoDataset(*write_set(content))
+    dataset = CocoDataset(*write_set(content), train=True)
+    assert dataset.image_ids == [1, 2]
+    assert len(dataset[0][1]["boxes"]) == 2

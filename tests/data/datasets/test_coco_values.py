@@ -1,0 +1,440 @@
+"""Values in other notations are read; invalid ones are refused, or skipped and counted."""
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from detlite.data.datasets.coco import CocoDataset
+from detlite.data.datasets.coco_values import (
+    integer,
+    read_box,
+    read_keypoints,
+    read_segmentation,
+    segmentation_problem,
+)
+from detlite.data.errors import DataError
+from detlite.data.loading.image_io import ImageOptions
+from detlite.structures.masks.formats import encode_bitmap
+from detlite.structures.masks.rle import run_lengths
+
+NAN = float("nan")
+SQUARE = ((4, 6), (14, 6), (14, 14), (4, 14))
+
+
+def found(dataset):
+    return "\n".join(map(str, dataset.findings))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "not valid JSON"),
+        ('{"images": ' + "[" * 100_000, "not in COCO form: the JSON is nested too deeply"),
+        ("\xff\xfe{}", "not valid JSON"),
+        ("[1, 2]", "not in COCO form: a JSON list"),
+        ("{}", "not in COCO form: 'images' is missing"),
+        ('{"images": {}}', "'images' must be a list of objects"),
+        ('{"images": [3]}', "'images' must be a list of objects"),
+        ('{"images": [{"id": 1}]}', "'annotations' is missing"),
+        ('{"images": [], "annotations": [], "categories": []}', "'images' is empty"),
+    ],
+)
+def test_files_not_in_coco_form(tmp_path, text, message):
+    file = tmp_path / "annotations.json"
+    file.write_bytes(text.encode("latin-1"))
+    with pytest.raises(DataError, match=message) as error:
+        CocoDataset(file, tmp_path)
+    assert str(file) in str(error.value)
+
+
+def test_missing_annotation_file(tmp_path):
+    with pytest.raises(DataError, match=r"none\.json: cannot be read \(No such file"):
+        CocoDataset(tmp_path / "none.json", tmp_path)
+
+
+def test_folder_as_annotation_file(tmp_path):
+    with pytest.raises(DataError, match="cannot be read"):
+        CocoDataset(tmp_path, tmp_path)
+
+
+def test_missing_image_folder(content, write_set, tmp_path):
+    file, _ = write_set(content)
+    with pytest.raises(DataError, match=r"elsewhere: the image folder .* does not exist"):
+        CocoDataset(file, tmp_path / "elsewhere")
+
+
+@pytest.mark.parametrize(
+    ("key", "change", "message"),
+    [
+        ("images", {"id": 11}, r"image 11, .*: the id occurs twice"),
+        ("images", {"id": None}, r"image None, entry 0 of 'images': has id: None, not an integer"),
+        ("images", {"file_name": 5}, r"image 10, .* has file_name: 5, not a name"),
+        ("images", {"width": "wide"}, "has width: 'wide', not an integer"),
+        ("images", {"height": 0}, "image 10, .* has size 40x0"),
+        ("images", {"height": None, "width": None}, "image 10 has no height and width"),
+        ("categories", {"id": 3}, "id 3 occurs twice in 'categories'"),
+        ("categories", {"name": None}, "has name: None"),
+        ("categories", {"name": "dog"}, "categories 7 and 3 have the same name 'dog'"),
+        ("images", {"width": "w" * 5000}, r"has width: 'w{79}\.\.\. \(5002 characters\), not an"),
+    ],
+)
+def test_bad_image_or_category_entry(content, write_set, key, change, message):
+    file, folder = write_set(content)
+    content[key][0].update(change)
+    file.write_text(json.dumps(content))
+    with pytest.raises(DataError, match=message) as error:
+        CocoDataset(file, folder)
+    assert str(file) in str(error.value)
+
+
+def test_bad_image_entries_can_be_skipped(content, write_set):
+    file, folder = write_set(content)
+    content["images"][0]["width"] = -4
+    file.write_text(json.dumps(content))
+    dataset = CocoDataset(file, folder, skip_bad=True)
+    assert dataset.image_ids == [11, 12, 13]
+    assert "entries of images that cannot be used: 1 image, for example image 10" in found(dataset)
+
+
+# Changes of the first annotation, and the message. Its place is then known only if "region".
+BAD_ANNOTATIONS = [
+    ({"bbox": [40, 6, 10, 8]}, "is outside the 40x30 image", "region"),
+    ({"bbox": [-20, -20, 10, 8]}, "is outside the 40x30 image", "region"),
+    ({"bbox": [0.5, 0.25, 0.5, 0.5]}, "is inside the first pixel", "region"),
+    ({"bbox": [30, 6, 1e-9, 8]}, "a side of 1e-09, too short for 32-bit numbers", "region"),
+    ({"bbox": [3, 29.9999999, 9, 2]}, "a side of 2, too short for 32-bit numbers", "region"),
+    ({"bbox": [4, 6, 0, 8], "segmentation": []}, "width 0 and height 8: both must be", ""),
+    ({"bbox": None, "segmentation": None}, "bbox is None", ""),
+    ({"category_id": 9}, "category_id 9 is not in", ""),
+    ({"category_id": [7]}, r"category_id \[7\] is not in", ""),
+    ({"image_id": 99}, "image_id 99 is not in 'images'", ""),
+    ({"iscrowd": 2}, "iscrowd is 2", "region"),
+    ({"segmentation": None}, "segmentation is missing, but MODEL.MASK_ON", "region"),
+    ({"segmentation": []}, r"segmentation is empty, but MODEL.MASK_ON", "region"),
+    ({"segmentation": "x"}, "segmentation is 'x', not polygons or RLE", "region"),
+    ({"segmentation": [[]]}, "polygon of 0 numbers", "region"),
+    ({"segmentation": [[1, 1, 9, 9]]}, "polygon of 4 numbers", "region"),
+    ({"segmentation": [[1, 1, 9, 9, 1, 9, 4]]}, "polygon of 7 numbers", "region"),
+    ({"segmentation": [[1, 1, 9, NAN, 1, 9]]}, "not a list of finite numbers", "region"),
+    ({"segmentation": [[1, 1, 9, 1, 5, 1]]}, "polygon without area", "region"),
+    ({"segmentation": [[50, 1, 60, 1, 55, 9]]}, "segmentation is outside the 40x30", "region"),
+    ({"segmentation": [[1, 1, 1e300, 1, 1e300, 50]]}, "too far outside the 40x30", "region"),
+    ({"segmentation": {"size": [40, 31], "counts": [0, 1200]}}, "its image .30, 40", "region"),
+    ({"segmentation": {"size": [30, 40], "counts": [0, 1000]}}, "over 1000 of 1200", "region"),
+    ({"segmentation": {"size": [30, 40], "counts": [1300, -100]}}, "not run lengths", "region"),
+    ({"segmentation": {"size": [30, 40], "counts": [1200]}}, "empty: no pixel", "region"),
+    ({"segmentation": {"size": [30, 40], "counts": 5}}, "not run lengths", "region"),
+    ({"segmentation": {"size": [30, 40], "counts": None}}, "not run lengths", "region"),
+    ({"segmentation": {"size": [30, 40], "counts": [0, 1200.5]}}, "not run lengths", "region"),
+    ({"segmentation": {"size": [30, 40], "counts": [0, 2**64]}}, "not run lengths", "region"),
+    # sums that overflow 64 bits to 1200
+    ({"segmentation": {"size": [30, 40], "counts": [2**62] * 4 + [1200]}}, "of 1200", "region"),
+    ({"segmentation": {"size": [30, 40], "counts": "P" * 12 + "0"}}, "not run lengths", "region"),
+    ({"segmentation": {"size": [30, 40]}}, "not polygons or RLE", "region"),
+    ({"segmentation": {"size": [30, 40], "counts": "`U1"}}, "empty: no pixel", "region"),
+    ({"segmentation": {"size": [30, 40], "counts": "0`U1o"}}, "not run lengths", "region"),
+    ({"segmentation": {"size": [30, 40], "counts": "0`U1 "}}, "not run lengths", "region"),
+    ({"segmentation": {"size": [30, 40], "counts": "01"}}, "over 1 of 1200 pixels", "region"),
+]
+
+
+@pytest.mark.parametrize(("change", "message", "place"), BAD_ANNOTATIONS)
+def test_bad_annotation_is_refused_or_becomes_a_region(content, write_set, change, message, place):
+    content["annotations"][0].update(change)
+    file, folder = write_set(content)
+    with pytest.raises(DataError, match=message) as error:
+        CocoDataset(file, folder, train=True)
+    assert str(file) in str(error.value)
+    assert "annotation 1 " in str(error.value)
+    dataset = CocoDataset(file, folder, train=True, skip_bad=True)
+    _, target = dataset[0]
+    assert target["boxes"].tolist() == [[20, 10, 30, 20]]
+    assert target["ignored_boxes"].tolist() == [[4, 6, 14, 14]] * bool(place)
+    assert "annotation 1 " in found(dataset)
+    rows = {row["id"]: row for row in dataset.coco_gt().dataset["annotations"]}
+    assert (1 in rows) == bool(place)
+    if place:
+        assert rows[1]["iscrowd"] == 1
+        assert rows[1]["bbox"] == [4, 6, 10, 8]
+
+
+def pixels(row):
+    """Return the run lengths of an object of the small data set."""
+    bitmap = np.zeros((30, 40), bool)
+    x, y, w, h = row["bbox"]
+    bitmap[y : y + h, x : x + w] = True
+    return run_lengths(encode_bitmap(bitmap)["counts"]).tolist()
+
+
+# Changes of an annotation that have one meaning, and the kind of the finding if there is one.
+PLAIN = [
+    (lambda row: {"bbox": [*row["bbox"][:2], *(f"{v:.2f}" for v in row["bbox"][2:])]}, "as text"),
+    (lambda row: {"bbox": str(row["bbox"])}, "numbers as text"),
+    (lambda row: {"bbox": None}, "The tight box of the mask"),
+    (lambda row: {"bbox": [*row["bbox"][:3], 0]}, "The tight box of the mask"),
+    (lambda row: {"bbox": ["a", None]}, "The tight box of the mask"),
+    (lambda row: {"area": str(row["area"])}, "numbers as text"),
+    (lambda row: {"area": NAN}, "areas that are not square pixels"),
+    (lambda row: {"area": -1}, ""),
+    (lambda row: {"iscrowd": None}, ""),
+    (lambda row: {"iscrowd": False}, ""),
+    (lambda row: {"iscrowd": "0"}, ""),
+    (lambda row: {"category_id": str(row["category_id"])}, "numbers as text"),
+    (lambda row: {"image_id": float(row["image_id"])}, ""),
+    (lambda row: {"segmentation": row["segmentation"][0]}, "polygons as pairs"),
+    (lambda row: {"segmentation": str(row["segmentation"])}, "numbers as text"),
+    (lambda row: {"segmentation": [[*map(str, row["segmentation"][0])]]}, "numbers as text"),
+    (lambda row: {"segmentation": [[4, 6], [14, 6], [14, 14], [4, 14]]}, "polygons as pairs"),
+    (lambda row: {"segmentation": [[[4, 6], [14, 6], [14, 14], [4, 14]]]}, "polygons as pairs"),
+    (
+        lambda row: {"segmentation": [{"x": x, "y": y} for x, y in SQUARE]},
+        "polygons as pairs",
+    ),
+    (lambda row: {"segmentation": {"x": [4, 14, 14, 4], "y": [6, 6, 14, 14]}}, "lists of x and y"),
+    (lambda row: {"segmentation": [*row["segmentation"], [5, 5, 9, 9]]}, "unusable parts"),
+    (lambda row: {"segmentation": {"size": [30, 40], "counts": [*map(float, pixels(row))]}}, "run"),
+    (lambda row: {"segmentation": {"size": ["30", 40.0], "counts": pixels(row)}}, "run lengths"),
+    (lambda row: {"segmentation": {"size": [40, 30], "counts": pixels(row)}}, "[width, height]"),
+    (lambda row: {"segmentation": [{"size": [30, 40], "counts": pixels(row)}]}, ""),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("change", "note"), PLAIN)
+def test_values_with_one_meaning_are_read(content, write_set, change, note):
+    row = content["annotations"][0]
+    row.update(change(row))
+    dataset = CocoDataset(*write_set(content), train=True)
+    _, target = dataset[0]
+    assert target["boxes"].tolist() == [[4, 6, 14, 14], [20, 10, 30, 20]]
+    assert len(target["ignored_boxes"]) == 0
+    mask = target["masks"].bitmaps(30, 40)[0].numpy()
+    assert mask[6:14, 4:14].all()
+    assert mask.sum() == 80
+    text = found(dataset)
+    assert note in text
+    assert bool(note) == ("annotation 1 (image 10" in text)
+    gt = {row["id"]: row for row in dataset.coco_gt().dataset["annotations"]}
+    assert (gt[1]["area"], gt[1]["iscrowd"]) == (80, 0)
+
+
+def test_row_by_row_run_lengths_with_a_swapped_size(content, write_set):
+    """The box tells that the runs go along rows."""
+    bitmap = np.zeros((30, 40), bool)
+    bitmap[6:14, 4:14] = True
+    counts = run_lengths(encode_bitmap(bitmap.T)["counts"]).tolist()
+    content["annotations"][0]["segmentation"] = {"size": [40, 30], "counts": counts}
+    _, target = CocoDataset(*write_set(content), train=True)[0]
+    assert (target["masks"].bitmaps(30, 40)[0].numpy() == bitmap).all()
+
+
+def test_far_overhang_is_clipped(content, write_set):
+    content["annotations"][0]["bbox"] = [30, 6, 20, 8]
+    dataset = CocoDataset(*write_set(content), train=True)
+    assert dataset[0][1]["boxes"][0].tolist() == [30, 6, 40, 14]
+    assert "boxes that exceed their image: 1 annotation" in found(dataset)
+    assert dataset.coco_gt().loadAnns([1])[0]["bbox"] == [30, 6, 10, 8]
+
+
+@pytest.mark.parametrize("skip_bad", [False, True])
+def test_boxes_of_another_notation_are_refused(content, write_set, skip_bad):
+    """Clipping corners would change all boxes."""
+    row = content["annotations"][2]
+    row["bbox"] = [20, 10, 30, 20]
+    content["annotations"] += [{**row, "id": number} for number in range(5, 9)]
+    with pytest.raises(DataError, match=r"5 of 8 boxes .*annotation 3 .*corners \[x1, y1, x2"):
+        CocoDataset(*write_set(content), train=True, skip_bad=skip_bad)
+
+
+def test_ids_of_any_type(content, write_set):
+    for row in content["images"]:
+        row["id"] = f"img_{row['id']}"
+    for row in content["annotations"]:
+        row["image_id"], row["category_id"] = f"img_{row['image_id']}", f"{row['category_id']}.0"
+    for row in content["categories"]:
+        row["id"], row["name"] = str(row["id"]), row["id"]
+    dataset = CocoDataset(*write_set(content), train=True)
+    assert dataset.image_ids == [1, 2]
+    assert dataset.categories == [{"id": 3, "name": "3"}, {"id": 7, "name": "7"}]
+    assert dataset.labels(0).tolist() == [2, 1]
+    texts = [str(one) for one in dataset.findings]
+    assert sum("image" in text and "numbered from 1" in text for text in texts) == 1
+    assert any("names of categories that are numbers: 2 categories" in text for text in texts)
+
+
+def test_images_that_are_listed_twice(content, write_set):
+    content["images"].append(dict(content["images"][0]))
+    dataset = CocoDataset(*write_set(content))
+    assert dataset.image_ids == [10, 11, 12, 13]
+    assert "images that are listed twice: 1 image" in found(dataset)
+
+
+def test_category_without_annotations_and_with_the_name_of_another(content, write_set):
+    """Exports of Roboflow have such a root category."""
+    content["categories"].insert(0, {"id": 0, "name": "cat", "supercategory": "none"})
+    dataset = CocoDataset(*write_set(content), train=True)
+    assert [row["id"] for row in dataset.categories] == [3, 7]
+    assert "categories with the name of another one: 1 category" in found(dataset)
+
+
+def test_crowds_as_objects(content, write_set):
+    content["annotations"][0]["iscrowd"] = 1
+    files = write_set(content)
+    plain = CocoDataset(*files, train=True)
+    assert "crowds (iscrowd 1): 2 of 4 annotations, for example annotation 1" in found(plain)
+    assert len(plain[0][1]["boxes"]) == 1
+    assert len(plain[0][1]["ignored_boxes"]) == 0
+    objects = CocoDataset(*files, train=True, crowds_as_objects=True)
+    assert "crowd" not in found(objects)
+    assert len(objects[0][1]["boxes"]) == 2
+    assert all(row["iscrowd"] == 0 for row in objects.coco_gt().dataset["annotations"])
+
+
+def test_annotations_marked_to_be_ignored(content, write_set):
+    content["annotations"][0] |= {"ignore": 1, "segmentation": None}
+    dataset = CocoDataset(*write_set(content), train=True)
+    assert dataset[0][1]["ignored_boxes"].tolist() == [[4, 6, 14, 14]]
+    assert '"ignore": 1: 1 of 4 annotations' in found(dataset)
+
+
+def test_findings_name_masks_that_are_switched_off(content, write_set):
+    content["annotations"][0]["segmentation"] = [[1, 1, 9, 9]]
+    files = write_set(content)
+    (finding,) = (one for one in CocoDataset(*files, masks=False).findings if "MASK_ON" in one.what)
+    assert "2 of 3 objects, for example annotation 1 (image 10)" in str(finding)
+    content["annotations"][0]["segmentation"] = None
+    content["annotations"][1]["segmentation"] = content["annotations"][2]["segmentation"] = None
+    assert not any("MASK_ON" in one.what for one in CocoDataset(
+        *write_set(content, "none"), masks=False).findings)  # fmt: skip
+
+
+def test_long_problems_are_shortened(content, write_set):
+    file, folder = write_set(content)
+    content["images"][0]["file_name"] = "n" * 5000
+    file.write_text(json.dumps(content))
+    with pytest.raises(DataError, match="image 10") as error:
+        CocoDataset(file, folder)
+    assert len(str(error.value)) < 1000
+    dataset = CocoDataset(file, folder, skip_bad=True)
+    assert max(len(str(one)) for one in dataset.findings) < 1000
+
+
+def test_area_of_an_unchecked_segmentation(content, write_set):
+    """A segmentation that was not checked must not be drawn."""
+    content["annotations"][2]["segmentation"] = [[1, 1, 1e300, 1, 1e300, 50]]
+    coco = CocoDataset(*write_set(content), masks=False).coco_gt()
+    assert coco.loadAnns([3])[0]["area"] == 100
+
+
+def test_error_counts_the_problems(content, write_set):
+    content["annotations"][0]["bbox"][0] = 50
+    content["annotations"][2]["category_id"] = 9
+    with pytest.raises(DataError, match=r"annotation 1 .*first of 2 problems.*ON_BAD_ANNOTATION"):
+        CocoDataset(*write_set(content))
+
+
+def test_training_needs_a_usable_annotation(content, write_set):
+    content["annotations"] = content["annotations"][3:]
+    file, folder = write_set(content)
+    with pytest.raises(DataError, match="no image has a usable annotation"):
+        CocoDataset(file, folder, train=True)
+    assert len(CocoDataset(file, folder, train=False)) == 4
+
+
+def test_bad_images_are_found_in_advance(content, write_set):
+    file, folder = write_set(content)
+    (folder / "a.png").unlink()
+    (folder / "b.png").write_bytes((folder / "b.png").read_bytes()[:-200])
+    Image.fromarray(np.zeros((8, 8, 3), np.uint8)).save(folder / "empty.png")
+    with pytest.raises(DataError, match=r"image 10 \(a.png\): the image .*first of 3 problems"):
+        CocoDataset(file, folder)
+    dataset = CocoDataset(file, folder, skip_bad=True)
+    assert dataset.image_ids == [13]
+    assert dataset.coco_gt().getImgIds() == [13]
+    (finding,) = [one for one in dataset.findings if "image files" in one.what]
+    assert "3 images, for example image 10 (a.png): the image file does not exist" in str(finding)
+
+
+def test_images_above_the_limit_can_be_skipped(content, write_set):
+    file, folder = write_set(content)
+    with pytest.raises(DataError, match=r"image 10 \(a.png\): the image has more than 800"):
+        CocoDataset(file, folder, image_options=ImageOptions(800))
+    dataset = CocoDataset(file, folder, image_options=ImageOptions(800), skip_bad=True)
+    assert dataset.image_ids == [11, 12, 13]
+    assert "more than 800 pixels (40x30)" in str(dataset.findings)
+
+
+def test_error_names_an_image_damaged_later(content, write_set):
+    file, folder = write_set(content)
+    dataset = CocoDataset(file, folder)
+    (folder / "a.png").write_bytes((folder / "a.png").read_bytes()[:200])
+    with pytest.raises(DataError, match=r"a.png: .*truncated.* \(image id 10\)"):
+        dataset[0]
+
+
+@pytest.mark.parametrize(
+    "box",
+    [[0, 0, 40, 30], [-2, 0, 10, 10], [39.9, 0, 0.3, 5], [1.5, 0, 0.5, 0.5], [0, 0, 1, 1]],
+)
+def test_valid_boxes_are_kept(box):
+    assert read_box(box, 30, 40) == (box, None, None)
+
+
+@pytest.mark.parametrize(
+    "segmentation",
+    [
+        [[1, 1, 5, 1, 5, 5]],
+        [[40.5, 1, 42, 1, 41, 9], [1, 1, 5, 1, 5, 5]],
+        [[1, -9, 9, 1, 1, 9]],
+        {"size": [30, 40], "counts": [0, 1200]},
+        {"size": [30, 40], "counts": "0`U1"},
+    ],
+)
+def test_valid_segmentations_are_kept(segmentation):
+    reading = read_segmentation(segmentation, 30, 40)
+    assert reading == (segmentation, None, None)
+    assert reading.value is segmentation
+    assert segmentation_problem(segmentation, 30, 40) is None
+
+
+@given(bitmap=st.lists(st.booleans(), min_size=63, max_size=63).filter(any))
+def test_compressed_rles_are_checked(bitmap):
+    rle = encode_bitmap(np.array(bitmap).reshape(9, 7))
+    assert segmentation_problem(rle, 9, 7) is None
+    damaged = {**rle, "counts": rle["counts"][:-1]}
+    assert segmentation_problem(damaged, 9, 7) is not None
+
+
+_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4),
+    lambda inner: (
+        st.lists(inner, max_size=6)
+        | st.dictionaries(st.sampled_from(["x", "y", "size", "counts"]), inner)
+    ),
+    max_leaves=12,
+)
+
+
+@given(value=_VALUES)
+def test_any_value_is_read_or_refused(value):
+    for reading in (
+        read_box(value, 30, 40),
+        read_segmentation(value, 30, 40, [1, 2, 3, 4]),
+        read_keypoints(value, 2),
+    ):
+        assert (reading.problem is None) == (reading.value is not None)
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (12, 12), (12.0, 12), ("12", 12), (" 12.0 ", 12), (-3, -3), (1 << 62, 1 << 62),
+        ("9007199254740993", 9007199254740993), (2.0**60, None), (1 << 63, None), (True, None),
+        (1.5, None), ("a", None), (None, None), ([1], None), (float("inf"), None), ("nan", None),
+    ],
+)  # fmt: skip
+def test_integers(value, expected):
+    assert integer(value) == expected
