@@ -2,13 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
+import torch
 from pycocotools import mask as rle_codec
 from pycocotools.coco import COCO
 
-from detlite.data.datasets.coco_checks import fill_missing
+from detlite import ops
+from detlite.data.datasets.coco_values import fill_missing, rle_problem, segmentation_problem
 from detlite.data.errors import DataError
 from detlite.structures.masks.rle import EncodedMasks
 
@@ -63,29 +66,20 @@ def read_ground_truth(coco_gt: COCO, iou_type: str) -> GroundTruthArrays:
 
     Info, area and iscrowd may be missing. DataError if an annotation is invalid.
     """
-    field = IOU_TYPES[iou_type]
-    rows = []
-    for row in coco_gt.dataset.get("annotations", []):
-        for key, known in (("image_id", coco_gt.imgs), ("category_id", coco_gt.cats)):
-            if row.get(key) not in known:
-                raise DataError(
-                    f"ground truth: annotation {row.get('id')}: {key} {row.get(key)!r} is unknown"
-                )
-        if row.get(field):
-            rows.append(dict(row))
-        elif iou_type != "keypoints":  # only some categories have keypoints
-            raise DataError(
-                f"ground truth: annotation {row.get('id')} has no {field!r}, which {iou_type} needs"
-            )
-    fill_missing({**coco_gt.dataset, "annotations": rows})
-    rows.sort(key=lambda row: (row["category_id"], row["image_id"]))
+    rows = _annotations(coco_gt, iou_type)
+    image_ids, category_ids = (
+        np.array(sorted(known), np.int64) for known in (coco_gt.imgs, coco_gt.cats)
+    )
+    images, categories = (
+        np.searchsorted(ids, [row[key] for row in rows])
+        for key, ids in (("image_id", image_ids), ("category_id", category_ids))
+    )
+    order = np.lexsort((images, categories))
+    rows = [rows[number] for number in order.tolist()]
 
     def column(name: str, dtype: type) -> np.ndarray:
         return np.array([row[name] for row in rows], dtype)
 
-    image_ids, category_ids = (
-        np.array(sorted(known), np.int64) for known in (coco_gt.imgs, coco_gt.cats)
-    )
     crowd, keypoints = column("iscrowd", bool), None
     ignored = crowd
     if iou_type == "keypoints":
@@ -97,8 +91,8 @@ def read_ground_truth(coco_gt: COCO, iou_type: str) -> GroundTruthArrays:
     return GroundTruthArrays(
         image_ids=image_ids,
         category_ids=category_ids,
-        images=np.searchsorted(image_ids, column("image_id", np.int64)),
-        categories=np.searchsorted(category_ids, column("category_id", np.int64)),
+        images=images[order],
+        categories=categories[order],
         ids=column("id", np.int64),
         crowd=crowd,
         ignored=ignored,
@@ -109,22 +103,69 @@ def read_ground_truth(coco_gt: COCO, iou_type: str) -> GroundTruthArrays:
     )
 
 
+def _annotations(coco_gt: COCO, iou_type: str) -> list[dict[str, Any]]:
+    """Return the annotations to measure, with `area` and `iscrowd`, and check their ids."""
+    field = IOU_TYPES[iou_type]
+    annotations = coco_gt.dataset.get("annotations", [])
+    for key, known in (("image_id", coco_gt.imgs), ("category_id", coco_gt.cats)):
+        for row in annotations:
+            if row.get(key) not in known:
+                raise DataError(
+                    f"ground truth: annotation {row.get('id')}: {key} {row.get(key)!r} is unknown"
+                )
+    rows = [row for row in annotations if row.get(field)]
+    if len(rows) < len(annotations) and iou_type != "keypoints":  # only some categories have them
+        row = next(row for row in annotations if not row.get(field))
+        raise DataError(
+            f"ground truth: annotation {row.get('id')} has no {field!r}, which {iou_type} needs"
+        )
+    if all(row.get("area") is not None and "iscrowd" in row and row["id"] for row in rows):
+        return rows
+    rows = [dict(row) for row in rows]
+    fill_missing({**coco_gt.dataset, "annotations": rows})
+    return rows
+
+
 def _encode(coco_gt: COCO, rows: Sequence[dict[str, Any]]) -> EncodedMasks:
-    rles = []
-    for row in rows:
-        image, mask = coco_gt.imgs[row["image_id"]], row["segmentation"]
-        size = [image["height"], image["width"]]
-        if isinstance(mask, list):
-            mask = rle_codec.merge(rle_codec.frPyObjects(mask, *size))
-        elif isinstance(mask["counts"], list):
-            mask = rle_codec.frPyObjects(mask, *mask["size"])
-        if list(mask["size"]) != size:
-            raise DataError(
-                f"ground truth: annotation {row['id']}: the mask has the size {mask['size']}, but "
-                f"its image has {size} (height, width)"
-            )
-        rles.append(mask)
-    return EncodedMasks.from_rles(rles)
+    images = [coco_gt.imgs[row["image_id"]] for row in rows]
+    sizes = np.array([(image["height"], image["width"]) for image in images], np.int64)
+    masks = [row["segmentation"] for row in rows]
+    polygons = [n for n, mask in enumerate(masks) if isinstance(mask, list)]
+    try:
+        texts = _encode_polygons([masks[n] for n in polygons], sizes.reshape(-1, 2)[polygons])
+        for n, text in zip(polygons, texts, strict=True):
+            masks[n] = {"size": sizes[n], "counts": text}
+        for n, mask in enumerate(masks):
+            if isinstance(mask["counts"], list):
+                if rle_problem(mask, *sizes[n].tolist(), may_be_empty=True):
+                    raise ValueError("an RLE is invalid")
+                masks[n] = rle_codec.frPyObjects(mask, *mask["size"])
+        encoded = EncodedMasks.from_rles(masks)
+    except (TypeError, ValueError, KeyError, OverflowError) as error:
+        for row, (height, width) in zip(rows, sizes.tolist(), strict=True):
+            if problem := segmentation_problem(row["segmentation"], height, width):
+                raise DataError(f"ground truth: annotation {row['id']}: {problem}") from error
+        raise
+    if (n := _first((encoded.sizes != sizes.reshape(-1, 2)).any(axis=1))) is not None:
+        raise DataError(
+            f"ground truth: annotation {rows[n]['id']}: the mask has the size "
+            f"{encoded.sizes[n].tolist()}, but its image has {sizes[n].tolist()} (height, width)"
+        )
+    return encoded
+
+
+def _encode_polygons(masks: Sequence[Sequence[Sequence[float]]], sizes: np.ndarray) -> list[bytes]:
+    """Return the compressed run lengths of masks of polygons. ValueError if one is invalid."""
+    rings = [ring for mask in masks for ring in mask]
+    lengths = np.array([len(ring) for ring in rings], np.int64)
+    values = np.fromiter(chain.from_iterable(rings), np.float64, int(lengths.sum()))
+    if (lengths < 6).any() or (lengths % 2).any() or not np.isfinite(values).all():
+        raise ValueError("a polygon is invalid")
+    counts = np.array([len(mask) for mask in masks], np.int64)
+    arrays = values.reshape(-1, 2), lengths // 2, counts, sizes
+    data, ends = ops.encode_polygons(*map(torch.from_numpy, arrays))
+    text = data.numpy().tobytes()
+    return [text[begin:end] for begin, end in pairwise([0, *ends.tolist()])]
 
 
 def check_results(results: Results, coco_gt: COCO, iou_types: Sequence[str]) -> None:

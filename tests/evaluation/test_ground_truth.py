@@ -1,0 +1,76 @@
+"""The ground truth as arrays: the masks of pycocotools, and errors that name the annotation."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from pycocotools import mask as rle_codec
+from pycocotools.coco import COCO
+
+from detlite.data.errors import DataError
+from detlite.evaluation.ground_truth import read_ground_truth
+
+SIZE = (20, 30)
+SQUARE = [2.0, 2, 12, 2, 12, 12, 2, 12]
+
+
+def ground_truth(*segmentations: Any, **fields: Any) -> COCO:
+    """Make a ground truth of one image with these masks; their ids are 1, 2, ..."""
+    coco = COCO()
+    common = {"image_id": 7, "category_id": 3, "bbox": [2, 2, 10, 10], "area": 100, "iscrowd": 0}
+    coco.dataset = {
+        "images": [{"id": 7, "height": SIZE[0], "width": SIZE[1]}],
+        "categories": [{"id": 3, "name": "cell"}],
+        "annotations": [
+            {"id": n, **common, "segmentation": mask, **fields}
+            for n, mask in enumerate(segmentations, start=1)
+        ],
+    }
+    coco.createIndex()
+    return coco
+
+
+def test_masks_are_those_of_pycocotools() -> None:
+    bitmap = np.zeros(SIZE, np.uint8, order="F")
+    bitmap[3:9, 4:20] = 1
+    compressed = rle_codec.encode(bitmap)
+    text = {"size": list(SIZE), "counts": compressed["counts"].decode()}
+    counts = {"size": list(SIZE), "counts": [83, 6, *[14, 6] * 15, 211]}
+    rings = [SQUARE, [x + 5.5 for x in SQUARE]]
+    coco = ground_truth([SQUARE], text, rings, compressed, counts)
+    truth = read_ground_truth(coco, "segm")
+    assert truth.masks is not None
+    expected = [coco.annToMask(row).sum() for row in coco.dataset["annotations"]]
+    actual = [int(rle_codec.area(rle)) for rle in truth.masks.rles()]
+    assert actual == expected
+    assert expected[1] == 96
+
+
+@pytest.mark.parametrize(
+    ("mask", "message"),
+    [
+        ([[1.0, 1, 9, 9]], "annotation 2: segmentation has a polygon of 4 numbers"),
+        ([[]], "annotation 2: segmentation has a polygon of 0 numbers"),
+        ([[1.0, 1, 9, 1, 9, 9, 1]], "annotation 2: segmentation has a polygon of 7 numbers"),
+        ([[1.0, 1, 9, 1, 9, "a"]], "annotation 2: .* not a list of finite numbers"),
+        ([[1.0, 1, 9, 1, 9, float("nan")]], "annotation 2: .* not a list of finite numbers"),
+        (SQUARE, "annotation 2: segmentation belongs to polygons as pairs"),
+        ({"counts": "abc"}, "annotation 2: segmentation has size None"),
+        ({"size": [20, 30], "counts": [1.5, 3]}, "annotation 2: .* not run lengths"),
+        ({"size": [20, 30], "counts": None}, "annotation 2: .* not run lengths"),
+        ("mask.png", "annotation 2: segmentation is .*, not polygons or RLE"),
+        ({"size": [30, 20], "counts": "X1"}, r"annotation 2: the mask has the size \[30, 20\]"),
+    ],
+)
+def test_invalid_masks_are_named(mask: Any, message: str) -> None:
+    with pytest.raises(DataError, match=f"ground truth: {message}"):
+        read_ground_truth(ground_truth([SQUARE], mask), "segm")
+
+
+def test_missing_fields_do_not_change_the_ground_truth() -> None:
+    coco = ground_truth([SQUARE])
+    (row,) = coco.dataset["annotations"]
+    del row["area"], row["iscrowd"]
+    truth = read_ground_truth(coco, "bbox")
+    assert (truth.areas.tolist(), truth.crowd.tolist()) == ([100.0], [False])
+    assert "area" not in row
