@@ -9,6 +9,7 @@ of your own is a function, registered under its suffix:
 """
 
 import io
+import logging
 import stat
 import struct
 from collections.abc import Callable, Sequence
@@ -50,6 +51,9 @@ _ARRAY_MODES = {"1": "L", "L": "L", "LA": "LA", "La": "LA", "RGBA": "RGBA", "RGB
 _GRAY = 128  # libjpeg's value for missing data
 # Bytes that are no marker and that change the pixels which libjpeg would fill in.
 _MORE_DATA = bytes(range(1, 255)) * 4
+
+# What Pillow logs about a TIFF that it cannot read is raised as an error, or tifffile reads it.
+logging.getLogger("PIL.TiffImagePlugin").setLevel(logging.CRITICAL)
 
 # A reader takes a path or an open file and returns an array [H, W] or [H, W, C] of integers or
 # floats, or a list of such arrays, one per page.

@@ -1,0 +1,106 @@
+"""Measure the channels and values of a sample of images."""
+
+import logging
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from detlite.data.errors import DataError
+from detlite.data.loading.image_io import ImageOptions, pixels_to_tensor
+from detlite.data.loading.image_readers import DECODE_ERRORS, ImageSource, Pixels, open_image
+
+_PIXELS = 20_000  # per image
+_PERCENTILES = 0.1, 99.9  # become black and white
+_MIN_FRACTION = 0.25  # of the values of IMAGE_BITS that the percentiles must span
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class ImageValues:
+    """Channels and values of images.
+
+    Attributes:
+        options: how to read the images.
+        mean, std: of each channel, from 0 to 1.
+        reason: the type of the values and why they are read with `options.bits` or
+            `options.value_range`; empty for 8 bits.
+    """
+
+    options: ImageOptions
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    reason: str = ""
+
+
+def measure_values(files: Sequence[ImageSource], options: ImageOptions) -> ImageValues:
+    """Measure images, and complete the options for those that `options` do not fit.
+
+    A model for color takes gray images too, so the number of channels is 3 for both. Otherwise it
+    is that of most images; single-channel pages count as channels. Values of more than 8 bits are
+    read with IMAGE_BITS, or with VALUE_RANGE from percentiles if they are floats or if most values
+    are in a small part of the range.
+    """
+    samples = [pixels for file in files if (pixels := _sample(file, options.max_pixels))]
+    counts = Counter(one.array.shape[2] - one.alpha for one in samples)
+    if options.channels == 3 and not counts.keys() <= {1, 3}:
+        options = replace(options, channels=counts.most_common(1)[0][0])
+    reason = ""
+    deep = [one.array for one in samples if one.array.dtype not in (np.uint8, np.bool_)]
+    if deep and options.bits == 16 and not options.value_range:
+        options, reason = _fit_range(deep, options)
+        _logger.warning("the images have more than 8 bits: %s", reason)
+    read = list(_read(samples, options))
+    values = np.concatenate(read) if read else np.full((1, options.channels), 0.5)
+    mean, std = values.mean(axis=0), values.std(axis=0).clip(min=0.01)
+    return ImageValues(
+        options, *(tuple(round(x, 4) for x in row.tolist()) for row in (mean, std)), reason
+    )
+
+
+def _sample(file: ImageSource, max_pixels: int) -> Pixels | None:
+    """Return some pixels [P, 1, C] of an image; None if it cannot be read."""
+    try:
+        with open_image(file, max_pixels) as image:
+            pages = [image.pixels(page) for page in range(len(image.pages))]
+    except (DataError, *DECODE_ERRORS):
+        return None
+    arrays = [page.array.reshape(-1, 1, page.array.shape[2]) for page in pages]
+    if len({(len(array), array.shape[2]) for array in arrays}) > 1 or not len(arrays[0]):
+        return None
+    chosen = np.random.default_rng(0).choice(len(arrays[0]), min(len(arrays[0]), _PIXELS), False)
+    return Pixels(np.concatenate([array[chosen] for array in arrays], axis=2), pages[0].alpha)
+
+
+def _fit_range(arrays: Sequence[np.ndarray], options: ImageOptions) -> tuple[ImageOptions, str]:
+    """Return the options that map deep values to 8 bits, and why."""
+    # Colors keep their balance; other channels have units of their own.
+    columns = options.channels if options.channels != 3 else 1
+    fitting = [a for a in arrays if columns == 1 or a.shape[2] == columns]
+    values = np.concatenate([a.reshape(-1, columns) for a in fitting]).astype(np.float64)
+    values = np.where(np.isfinite(values), values, np.nan)
+    low, high = np.nanpercentile(values, _PERCENTILES, axis=0)
+    minimum, maximum = float(np.nanmin(values)), float(np.nanmax(values))
+    whole = all(a.dtype.kind in "iu" for a in arrays)
+    numbers = "whole numbers" if whole else "floats"
+    reason = f"values of a sample are {numbers} from {minimum:g} to {maximum:g}"
+    if whole and minimum >= 0 and maximum <= 0xFFFF:
+        bits = max(int(maximum).bit_length(), 8)
+        if (high - low).min() >= _MIN_FRACTION * (1 << bits):
+            return replace(options, bits=bits), f"{reason}, which need {bits} bits (IMAGE_BITS)"
+    high = np.maximum(high, low + (1 if whole else 1e-6))
+    ranges = tuple(float(f"{x:.5g}") for pair in zip(low, high, strict=True) for x in pair)
+    reason += ", of which 99.8 % are in the range from black to white (VALUE_RANGE)"
+    return replace(options, value_range=ranges), reason
+
+
+def _read(samples: Sequence[Pixels], options: ImageOptions) -> Iterator[np.ndarray]:
+    """Yield the values [P, C], from 0 to 1, of the samples that the options fit."""
+    for pixels in samples:
+        try:
+            image = pixels_to_tensor(pixels, options, "sample")
+        except DataError:
+            continue
+        yield image.flatten(1).T.double().numpy() / 255
