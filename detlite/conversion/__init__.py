@@ -4,16 +4,15 @@ Each framework has a file or folder with a `CheckpointSource`, which describes h
 rename, adapt and configure its checkpoints. `convert` applies it.
 """
 
-from .convert import SOURCES, ConvertedCheckpoint, convert, detect_source, find_state_dict
+from .convert import SOURCES, ConvertedCheckpoint, convert, detect_source
 from .download.weight_catalog import find_weights, weight_file
-from .torchvision import to_torchvision
+from .torchvision_export import to_torchvision
 
 __all__ = [
     "SOURCES",
     "ConvertedCheckpoint",
     "convert",
     "detect_source",
-    "find_state_dict",
     "find_weights",
     "to_torchvision",
     "weight_file",

@@ -23,9 +23,10 @@ class CheckpointSource:
         convention: its key in `detlite.conventions.CONVENTIONS`; "" if it has classifiers only.
         recognise: names -> True if a file with these names is from this framework.
         rules: rename its weights to detlite's names.
-        configure: (state, raw, path, content) -> config for a converted state dict; empty if the
-            file does not determine it. `content` is everything in the file. Raises ValueError for
-            models that detlite does not have.
+        configure: (state, raw, path, content) -> config for a converted state dict, in two parts:
+            what follows from the shapes and from the framework's defaults, and what the file says
+            itself. Both are empty if the file does not determine the model. `content` has the
+            entries next to the state dict. Raises ValueError for models that detlite does not have.
         unused: pattern for names of weights that no model of detlite uses.
         adapt: (state, raw) -> state, changes the layout of a renamed state dict, possibly in place.
             `raw` has the original names.
@@ -36,7 +37,7 @@ class CheckpointSource:
     convention: str
     recognise: Callable[[Collection[str]], bool]
     rules: RenameRules
-    configure: Callable[[StateDict, RawStateDict, Path, Any], ConfigValues]
+    configure: Callable[[StateDict, RawStateDict, Path, Any], tuple[ConfigValues, ConfigValues]]
     unused: str = r"(?!)"  # matches nothing
     adapt: Callable[[StateDict, RawStateDict], StateDict] = lambda state, _raw: state
     class_names: Callable[[Any], Sequence[str]] = lambda _content: ()

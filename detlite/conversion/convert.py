@@ -1,12 +1,12 @@
 """Convert checkpoints of other frameworks to detlite's format."""
 
-from collections.abc import Sequence
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
 from .caffe2 import CAFFE2
 from .categories import categories_from_names, guess_categories
@@ -26,6 +26,32 @@ SOURCES: dict[str, CheckpointSource] = {
     )
 }  # fmt: skip
 
+_MAX_DEPTH = 8  # of dicts in a file
+# Names that training code puts around a state dict, and names of copies to use only without others.
+_WRAPPER = re.compile(
+    r"(model|module|net(work)?|(model_)?(state|state_dict|weights)|params|blobs|checkpoint"
+    r"|_orig_mod|_forward_module|detector)\."
+)
+_COPY = re.compile(r"ema|average|swa|teacher|shadow|best|old", re.IGNORECASE)
+_NOT_WEIGHTS = re.compile(r"optim|sched|scaler|callback|message_hub|^rng|^training$", re.IGNORECASE)
+_MIN_FRACTION = 0.2  # of all arrays in a file that belong to the detector
+
+
+class FoundStateDict(NamedTuple):
+    """A state dict in a file.
+
+    Attributes:
+        state: tensors or arrays by name, without the names that training code put around them.
+        container: the dict that has the state dict as a value, and other entries next to it.
+        prefix: what was removed from the names, such as "state_dict.model.".
+        others: first parts of the names of other arrays in the file.
+    """
+
+    state: dict[str, Any]
+    container: dict[str, Any]
+    prefix: str = ""
+    others: tuple[str, ...] = ()
+
 
 @dataclass(frozen=True)
 class ConvertedCheckpoint:
@@ -37,69 +63,132 @@ class ConvertedCheckpoint:
     model: StateDict
     config: ConfigValues = field(default_factory=dict)
     convention: str = ""
+    override: list[str] = field(default_factory=list)
     categories: list[dict[str, Any]] = field(default_factory=list)
     backbone_only: bool = False
+    source: str = ""
+    stated: frozenset[str] = frozenset()
 
 
 def detect_source(content: Any) -> str | None:
     """Return the key in SOURCES of the framework that wrote a file; None: detlite, or unknown."""
-    raw = find_state_dict(content)
-    return next((name for name, source in SOURCES.items() if source.recognise(raw)), None)
+    return _source_of(unwrap(content).state)
+
+
+def _source_of(names: Mapping[str, Any]) -> str | None:
+    return next((name for name, source in SOURCES.items() if source.recognise(names)), None)
 
 
 def convert(content: Any, name: str, path: Path = Path()) -> ConvertedCheckpoint:
     """Convert the content of a checkpoint.
 
     Args:
-        content: see `find_state_dict`.
+        content: see `unwrap`.
         name: the framework, a key of SOURCES. Plain ResNets of timm have torchvision's names and
             are converted like those.
-        path: the published path of the file, from which some models are recognised.
+        path: the file; some published models are recognised by its name or its content.
 
     Raises:
         ValueError: the content has no state dict of this framework, or detlite lacks the model.
     """
-    raw = find_state_dict(content)
+    raw, container, *_ = unwrap(content)
     if not raw:
         raise ValueError("holds no state dict: names and tensors or arrays")
     plain_resnet = name == "timm" and TORCHVISION.recognise(raw)
     source = TORCHVISION if plain_resnet else SOURCES[name]
-    state = {key: _as_tensor(key, value) for key, value in source.rename(raw).items()}
+    state = as_tensors(source.rename(raw))
     state = source.adapt(state, raw)
     if all(key.startswith("backbone.body.") for key in state):
         return ConvertedCheckpoint(state, backbone_only=True)
     try:
-        config = source.configure(state, raw, path, content)
+        assumed, stated = source.configure(state, raw, path, container)
     except ValueError as error:
         raise ValueError(f"looks like {source.name}'s, but {error}") from error
+    config = assumed | stated
     if config:
         config["MODEL.CONVENTION"] = source.convention
-    categories = _categories(state, config, source.class_names(content))
-    return ConvertedCheckpoint(state, config, source.convention, categories)
+    override = config.pop("MODEL.CONVENTION_OVERRIDE", [])
+    categories = _categories(state, config, source.class_names(container))
+    return ConvertedCheckpoint(
+        state, config, source.convention, override, categories, False, name, frozenset(stated)
+    )
 
 
-def find_state_dict(content: Any) -> dict[str, Any]:
-    """Return the tensors or arrays of the state dict in a file, or empty if it has none.
+def unwrap(content: Any) -> FoundStateDict:
+    """Find the state dict in a file, however training code nested it and prefixed its names.
 
-    The content of the file is the state dict, or has it under "model", "state_dict" or "blobs".
+    Nested dicts and prefixes are the same here: names joined by dots. The shortest prefix counts
+    whose names are those of a detector or of a known classifier, and copies such as moving averages
+    only without another. Without such names, the usual wrappers are removed.
     """
-    for key in ("model", "blobs", "state_dict"):
-        if isinstance(content, dict) and isinstance(content.get(key), dict):
-            content = content[key]
     if not isinstance(content, dict):
-        return {}
-    # Detectron also stores its format among the arrays.
-    arrays = {name: value for name, value in content.items() if hasattr(value, "shape")}
-    if not all(isinstance(name, str) for name in arrays):
-        return {}
-    return {name.removeprefix("module."): value for name, value in arrays.items()}
+        return FoundStateDict({}, {})
+    if {"categories", "convention"} <= content.keys() and isinstance(content.get("model"), dict):
+        return FoundStateDict(content["model"], content)  # a checkpoint of detlite
+    found = list(_arrays(content, "", content, 0))
+    groups: dict[str, list[int]] = {"": list(range(len(found)))}
+    for index, (name, _, _) in enumerate(found):
+        for dot in re.finditer(r"\.", name):
+            groups.setdefault(name[: dot.end()], []).append(index)
+    large = [p for p, members in groups.items() if len(members) >= _MIN_FRACTION * len(found)]
+    large.sort(key=lambda prefix: (bool(_COPY.search(prefix)), prefix.count(".")))
+    for prefix in large:
+        names = {found[index][0][len(prefix) :]: None for index in groups[prefix]}
+        if _is_own(names) or _source_of(names):
+            break
+    else:
+        prefix = _wrapper([name for name, _, _ in found])
+    members = [row for row in found if row[0].startswith(prefix)]
+    others = {row[0].split(".")[0] for row in found if not row[0].startswith(prefix)}
+    return FoundStateDict(
+        {name[len(prefix) :]: value for name, value, _ in members},
+        members[0][2] if members else content,
+        prefix,
+        tuple(sorted(others - {"n_averaged"})),
+    )
 
 
-def _as_tensor(name: str, value: Any) -> Tensor:
-    try:
-        return torch.as_tensor(value)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise ValueError(f"{name} is neither a tensor nor an array of numbers") from error
+def _arrays(
+    node: dict[Any, Any], prefix: str, parent: dict[str, Any], depth: int
+) -> Iterator[tuple[str, Any, dict[str, Any]]]:
+    """Yield (name, array, parent of its dict) of all arrays in nested dicts."""
+    for key, value in node.items():
+        if not isinstance(key, str):
+            continue
+        if hasattr(value, "shape"):
+            yield prefix + key, value, parent
+        elif isinstance(value, dict) and depth < _MAX_DEPTH and not _NOT_WEIGHTS.search(key):
+            yield from _arrays(value, f"{prefix}{key}.", node, depth + 1)
+
+
+def _is_own(names: Collection[str]) -> bool:
+    parts = {name.split(".")[0] for name in names}
+    return "backbone" in parts and (
+        not parts.isdisjoint(("rpn", "roi_heads", "head"))
+        or any(name.startswith("backbone.body.") for name in names)
+    )
+
+
+def _wrapper(names: Sequence[str]) -> str:
+    """Return the usual wrappers that all names share, except the counter of an average."""
+    names = [name for name in names if name != "n_averaged"]
+    prefix = ""
+    while names and (match := _WRAPPER.match(names[0], len(prefix))):
+        if not all(name.startswith(names[0][: match.end()]) for name in names):
+            break
+        prefix = names[0][: match.end()]
+    return prefix
+
+
+def as_tensors(arrays: Mapping[str, Any]) -> StateDict:
+    """Return tensors or arrays as tensors; ValueError names one that is not of numbers."""
+    state = {}
+    for name, value in arrays.items():
+        try:
+            state[name] = torch.as_tensor(value)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise ValueError(f"{name} is neither a tensor nor an array of numbers") from error
+    return state
 
 
 def _categories(

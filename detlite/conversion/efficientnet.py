@@ -63,6 +63,6 @@ EFFICIENTNET = CheckpointSource(
     convention="",
     recognise=lambda names: "_conv_stem.weight" in names and "_blocks.0._bn1.weight" in names,
     rules=[],
-    configure=lambda *_: {},
+    configure=lambda *_: ({}, {}),
     adapt=_number_by_stage,
 )

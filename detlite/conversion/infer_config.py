@@ -46,7 +46,7 @@ def infer_config(
                 config |= _heads(state, pooler, sampling)
     except KeyError as missing:
         name = missing.args[0]
-        raise ValueError(f"is no R-CNN, RPN or RetinaNet on a ResNet: no {name}") from missing
+        raise ValueError(f"is no known R-CNN, RPN or RetinaNet: no {name}") from missing
     if config.get("MODEL.RESNETS.NORM") == "GN" or config.get("MODEL.RESNETS.NUM_GROUPS", 1) > 1:
         # No model with group norm or ResNeXt was published with the stride in the 1x1.
         config["MODEL.RESNETS.STRIDE_IN_1X1"] = False
@@ -65,7 +65,10 @@ def _backbone(state: StateDict) -> ConfigValues:
         ending = "FPN"
     else:
         ending = "C5" if "backbone.body.res5.0.conv2.weight" in state else "C4"
-    config = (regnet_config if is_regnet(state) else _resnet)(state, ending)
+    if "backbone.body.16.0.weight" in state:
+        config = _mobilenet(state)
+    else:
+        config = (regnet_config if is_regnet(state) else _resnet)(state, ending)
     if fpn is not None:
         config |= {
             "MODEL.RESNETS.BACKBONE_OUT_CHANNELS": len(fpn),
@@ -110,6 +113,12 @@ def _resnet(state: StateDict, ending: str) -> ConfigValues:
         config["MODEL.RESNETS.WITH_MODULATED_DCN"] = modulated
         config["MODEL.RESNETS.DEFORMABLE_GROUPS"] = channels // (27 if modulated else 18)
     return config
+
+
+def _mobilenet(state: StateDict) -> ConfigValues:
+    """Return the backbone of torchvision's MobileNetV3 detectors."""
+    norm = _norm(state, "backbone.body.16.1")
+    return {"MODEL.BACKBONE.CONV_BODY": "MobileNetV3-Large-FPN", "MODEL.RESNETS.NORM": norm}
 
 
 def _rpn(state: StateDict, heads: bool) -> ConfigValues:

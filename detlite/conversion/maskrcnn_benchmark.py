@@ -41,14 +41,16 @@ def _adapt(state: StateDict, _raw: RawStateDict) -> StateDict:
     return number_levels_from_zero(state)
 
 
-def configure(state: StateDict, _raw: RawStateDict, _path: Path, _content: Any) -> ConfigValues:
+def configure(
+    state: StateDict, _raw: RawStateDict, _path: Path, _content: Any
+) -> tuple[ConfigValues, ConfigValues]:
     """Infer the config of a detector of maskrcnn-benchmark or Caffe2.
 
     Empty for FBNets, whose weights do not determine their operators.
     """
     if any(name.startswith("backbone.body.stages.xif") for name in state):
-        return {}
-    return {"MODEL.RPN.FPN_POST_NMS_TOP_N_TEST": 1000, **infer_config(state, "ROIAlign", 2)}
+        return {}, {}
+    return {"MODEL.RPN.FPN_POST_NMS_TOP_N_TEST": 1000, **infer_config(state, "ROIAlign", 2)}, {}
 
 
 MASKRCNN_BENCHMARK = CheckpointSource(

@@ -13,7 +13,7 @@ TIMM = CheckpointSource(
     # Its models have no names in common, so the user must name this source.
     recognise=lambda _names: False,
     rules=[(r"^", TIMM_PREFIX)],
-    configure=lambda *_: {},
+    configure=lambda *_: ({}, {}),
 )
 
 

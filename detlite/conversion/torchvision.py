@@ -1,32 +1,34 @@
 """torchvision: detectors on ResNets with a feature pyramid, and ResNet classifiers."""
 
-import re
-from collections.abc import Collection, Mapping
+import hashlib
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+import torch
+from torchvision.models import detection
 
 from .checkpoint_source import (
     CheckpointSource,
     ConfigValues,
     RawStateDict,
     StateDict,
-    rename,
 )
 from .infer_config import L1_RETINANET, infer_config, is_retinanet
 
 
 def _recognise(names: Collection[str]) -> bool:
+    pairs = (("conv1.weight", "layer1.0.conv1.weight"), ("0.0.weight", "16.0.weight"))
     return any(
-        f"{prefix}conv1.weight" in names and f"{prefix}layer1.0.conv1.weight" in names
-        for prefix in ("backbone.body.", "")
+        prefix + first in names and prefix + other in names
+        for first, other in pairs
+        for prefix in ("backbone.body.", "" if "conv1" in first else "features.")
     )
 
 
 _RULES = [
     # classifiers have the backbone only; those of timm have the same names
-    (r"^(conv1|bn1|layer\d)\.", r"backbone.body.\1."),
+    (r"^(?:features\.)?(conv1|bn1|layer\d|(?<=features\.)\d+)\.", r"backbone.body.\1."),
     (r"^backbone\.body\.(conv1|bn1)\.", r"backbone.body.stem.\1."),
     *((rf"\.layer{n}\.", f".res{n + 1}.") for n in range(1, 5)),
     (r"\.bn(\d)\.", r".norm\1."),
@@ -76,15 +78,72 @@ _RETINANET_CONFIG: ConfigValues = L1_RETINANET | {
 }
 
 
-def _configure(state: StateDict, _raw: RawStateDict, _path: Path, _content: Any) -> ConfigValues:
+# Both published MobileNets have several anchor sizes on each of three levels.
+_MOBILENET_CONFIG: ConfigValues = {
+    "MODEL.RPN.ANCHOR_SIZES": [[32, 64, 128, 256, 512]] * 3,
+    "MODEL.RPN.SCORE_THRESH": 0.05,
+}
+_MOBILENET_320_CONFIG: ConfigValues = {
+    "INPUT.MIN_SIZE_TEST": 320,
+    "INPUT.MAX_SIZE_TEST": 640,
+    "MODEL.RPN.PRE_NMS_TOP_N_TEST": 150,
+    "MODEL.RPN.FPN_POST_NMS_TOP_N_TEST": 150,
+}
+# Above this variance, the epsilon of a frozen norm changes no channel by more than 0.01 %.
+_MIN_VARIANCE = 0.05
+
+
+def _configure(
+    state: StateDict, _raw: RawStateDict, path: Path, _content: Any
+) -> tuple[ConfigValues, ConfigValues]:
     config = _CONFIG | infer_config(state, "ROIAlign", 2)
-    if not is_retinanet(state):
-        return config
-    config |= _RETINANET_CONFIG
-    config["MODEL.RETINANET.NUM_CLASSES"] -= 1  # it also scores the background
-    if config["MODEL.RETINANET.NORM"] == "GN":  # RetinaNet v2
-        config["MODEL.RETINANET.BOX_LOSS"] = "giou"
-    return config
+    stated: ConfigValues = {}
+    if is_retinanet(state):
+        config |= _RETINANET_CONFIG
+        config["MODEL.RETINANET.NUM_CLASSES"] -= 1  # it also scores the background
+        if config["MODEL.RETINANET.NORM"] == "GN":  # RetinaNet v2
+            config["MODEL.RETINANET.BOX_LOSS"] = "giou"
+    mobilenet = config["MODEL.BACKBONE.CONV_BODY"].startswith("MobileNet")
+    frozen = config["MODEL.RESNETS.NORM"] == "FrozenBN"
+    published = _published_name(path) if mobilenet or frozen else ""
+    if mobilenet:
+        config |= _MOBILENET_CONFIG
+        stated = _MOBILENET_320_CONFIG if "320" in published else {}
+    if frozen:
+        eps = _frozen_norm_eps(state, config, published)
+        config["MODEL.CONVENTION_OVERRIDE"] = [f"frozen_norm_eps={eps}"]
+    return config, stated
+
+
+def _frozen_norm_eps(state: StateDict, config: ConfigValues, published: str) -> str:
+    """Return the epsilon of frozen batch norm, which a state dict does not hold; "?" if unknown.
+
+    It is 0 in models that started from the COCO_V1 weights of a ResNet-50, and 1e-5 in all others.
+    """
+    resnet50 = (
+        config["MODEL.BACKBONE.CONV_BODY"].startswith("R-50-")
+        and config["MODEL.RESNETS.NUM_GROUPS"] == 1
+        and config["MODEL.RESNETS.WIDTH_PER_GROUP"] == 64
+    )
+    variances = torch.cat([v for name, v in state.items() if name.endswith(".running_var")])
+    if not resnet50 or "LEGACY" in published or not variances.all():
+        return "1e-05"
+    classes = [config.get(f"MODEL.{s}.NUM_CLASSES") for s in ("ROI_BOX_HEAD", "RETINANET")]
+    keypoints = config.get("MODEL.ROI_KEYPOINT_HEAD.NUM_CLASSES")
+    of_coco = published or 91 in classes or (classes[0], keypoints) == (2, 17)
+    return "0.0" if of_coco or variances.min() > _MIN_VARIANCE else "?"
+
+
+def _published_name(path: Path) -> str:
+    """Return the name of torchvision's detector in a file, by its name or hash; "" for others."""
+    if not path.is_file():
+        return ""
+    digits = hashlib.sha256(path.read_bytes()).hexdigest()[:8]
+    for enum in (getattr(detection, name) for name in dir(detection) if name.endswith("_Weights")):
+        for weights in enum:
+            if weights.url.endswith((f"/{path.name}", f"-{digits}.pth")):
+                return f"{enum.__name__}.{weights.name}"
+    return ""
 
 
 TORCHVISION = CheckpointSource(
@@ -93,58 +152,5 @@ TORCHVISION = CheckpointSource(
     recognise=_recognise,
     rules=_RULES,
     configure=_configure,
-    unused=r"^fc\.",
+    unused=r"^(fc|classifier)\.",
 )
-
-
-# From detlite's names to torchvision's.
-TO_TORCHVISION_RULES = [
-    (r"^backbone\.body\.stem\.(conv1|norm1)\.", r"backbone.body.\1."),
-    *((rf"\.res{n + 1}\.", f".layer{n}.") for n in range(1, 5)),
-    (r"^(backbone\.body\..*)\bnorm(\d)\.", r"\1bn\2."),
-    (r"^backbone\.neck\.lateral\.", "backbone.fpn.inner_blocks."),
-    (r"^backbone\.neck\.output\.", "backbone.fpn.layer_blocks."),
-    (r"^rpn\.head\.conv\.", "rpn.head.conv.0.0."),
-    *((rf"^rpn\.head\.more_convs\.{n - 1}\.", f"rpn.head.conv.{n}.0.") for n in range(1, 4)),
-    (r"^roi_heads\.(box|mask|keypoint)\.predictor\.", r"roi_heads.\1_predictor."),
-    (r"^roi_heads\.(\w+)\.feature_extractor\.(?:convs\.)?", r"roi_heads.\1_head."),
-    (r"^backbone\.neck\.top\.", "backbone.fpn.extra_blocks."),
-    (r"^head\.cls_tower\.", "head.classification_head.conv."),
-    (r"^head\.cls_logits\.", "head.classification_head.cls_logits."),
-    (r"^head\.bbox_tower\.", "head.regression_head.conv."),
-    (r"^head\.bbox_pred\.", "head.regression_head.bbox_reg."),
-    *((rf"\.keypoint_head\.{n}\.0\.", f".keypoint_head.{2 * n}.") for n in range(8)),
-]  # fmt: skip
-
-
-def to_torchvision(state: Mapping[str, Tensor]) -> StateDict:
-    """Convert a state dict for torchvision's detectors on ResNet-FPN (strict loading).
-
-    Raises:
-        ValueError: torchvision has no such model.
-    """
-    for names in (
-        ["backbone.neck.output.0.0.weight"],
-        ["backbone.body.stem.conv1.weight"],
-        ["rpn.head.conv.weight", "head.bbox_pred.weight"],
-        ["roi_heads.box.feature_extractor.fc6.weight", "head.bbox_pred.weight"],
-    ):
-        if not any(name in state for name in names):
-            raise ValueError(
-                "torchvision has R-CNNs with fully connected heads, and RetinaNets, on a ResNet "
-                f"with a feature pyramid only; this model has no {' or '.join(names)}"
-            )
-    for name, value in state.items():
-        # a 1x1 convolution after another layer
-        separable = name.endswith(".1.weight") and value.ndim == 4
-        if separable or ".offset." in name or name.startswith("roi_heads.mask.more."):
-            raise ValueError(
-                "torchvision has neither separable nor deformable convolutions, nor several mask "
-                f"heads; this model has {name}"
-            )
-    renamed = {rename(name, TO_TORCHVISION_RULES): value for name, value in state.items()}
-    convs = {name.split(".")[2] for name in renamed if re.match(r"roi_heads\.box_head\.\d", name)}
-    if convs:  # a sequence: convolutions, flatten, fully connected layer
-        fc = f"roi_heads.box_head.{len(convs) + 1}."
-        renamed = {n.replace("roi_heads.box_head.fc6.", fc): v for n, v in renamed.items()}
-    return renamed

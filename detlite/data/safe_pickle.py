@@ -10,6 +10,7 @@ from __future__ import annotations
 import collections
 import pickle
 import re
+import secrets
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -88,10 +89,16 @@ def _encode(text: str, encoding: str = "latin1") -> bytes:
     return text.encode(encoding)
 
 
+@_without_attributes
+def _no_bytes() -> bytes:
+    return b""  # protocol 2 writes the data of an empty array as a call of `bytes`
+
+
 # Everything that arrays, numbers and ordered dicts need. numpy 2 renamed `core` to `_core`.
 _ALLOWED: dict[tuple[str, str], Any] = {
     ("collections", "OrderedDict"): collections.OrderedDict,
     ("_codecs", "encode"): _encode,
+    ("builtins", "bytes"): _no_bytes,
     ("numpy", "ndarray"): object(),  # passed as an argument, never called
     ("numpy", "dtype"): _make_dtype,
     **{
@@ -163,15 +170,20 @@ _LOG = re.compile(
 
 
 def load_weights_only(path: Path) -> Any:
-    """Return `torch.load(weights_only=True)` with placeholders for objects of mmengine's log."""
+    """Return `torch.load(weights_only=True)`, with numpy's arrays as they are in `read_pickle`.
+
+    Objects of mmengine's log become placeholders.
+    """
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError:
         if not zipfile.is_zipfile(path):
             raise
         names = torch.serialization.get_unsafe_globals_in_checkpoint(path)
-        if not any(name.startswith("mmengine.") for name in names):
-            raise
         allowed: Any = [(UnpickledPlaceholder, name) for name in names if _LOG.fullmatch(name)]
+        if not any(name.startswith("mmengine.") for name in names):
+            allowed = [(value, ".".join(name)) for name, value in _ALLOWED.items()]
+            # Torch sets the state of listed types only. No file can guess these names and call one.
+            allowed += [(kind, secrets.token_hex()) for kind in (_DType, _Array)]
         with torch.serialization.safe_globals(allowed):
             return torch.load(path, map_location="cpu", weights_only=True)

@@ -5,7 +5,7 @@ import torch
 
 from detlite.conversion import SOURCES, detect_source
 from detlite.conversion.checkpoint_source import number_levels_from_zero, rename
-from detlite.conversion.torchvision import TO_TORCHVISION_RULES
+from detlite.conversion.torchvision_export import TO_TORCHVISION_RULES
 
 BODY, NECK = "backbone.body", "backbone.neck"
 BOX, MASK = "roi_heads.box.feature_extractor", "roi_heads.mask.feature_extractor"

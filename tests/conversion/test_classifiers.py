@@ -10,7 +10,7 @@ from detlite.conversion import convert, detect_source
 from detlite.conversion.checkpoint.files import CheckpointError, read_checkpoint
 from detlite.conversion.checkpoint.loading import build_model_from_checkpoint, load_weights
 from detlite.conversion.checkpoint_source import rename
-from detlite.conversion.torchvision import TO_TORCHVISION_RULES
+from detlite.conversion.torchvision_export import TO_TORCHVISION_RULES
 from detlite.modeling.backbone.resnet import ResNet, ResNetOptions
 from detlite.modeling.build import build_model
 from tests.conversion.synthetic_state_dicts import (

@@ -9,6 +9,7 @@ import torch
 from detlite.conversion import convert, detect_source, to_torchvision
 from detlite.conversion.checkpoint.files import CheckpointError, read_checkpoint
 from detlite.conversion.checkpoint.loading import build_model_from_checkpoint
+from detlite.conversion.convert import unwrap
 from detlite.modeling.build import build_model
 from tests.conversion.synthetic_state_dicts import (
     CLASSES,
@@ -174,3 +175,82 @@ def test_unknown_source():
     assert detect_source({"model": {"weight": torch.zeros(1)}}) is None
     assert detect_source([np.zeros(1)]) is None
     assert detect_source({}) is None
+
+
+def _prefixed(state, prefix):
+    return {prefix + name: value for name, value in state.items()}
+
+
+# What training code puts around a state dict.
+WRAPPERS = {
+    "compiled": lambda state: _prefixed(state, "_orig_mod."),
+    "Lightning": lambda state: {
+        "state_dict": {**_prefixed(state, "detector."), "criterion.weight": torch.ones(4)},
+        "optimizer_states": [{"state": {0: {"exp_avg": torch.ones(3)}}}],
+        "callbacks": {"EMA": {"weights": _prefixed(state, "module.")}},
+    },
+    "average": lambda state: {"n_averaged": torch.tensor(3), **_prefixed(state, "module.")},
+    "average next to the model": lambda state: {
+        "model_ema": {n: torch.zeros_like(v) for n, v in state.items()},
+        "net": _prefixed(state, "module."),
+    },
+    "teacher": lambda state: {
+        "model": {
+            **_prefixed({n: torch.zeros_like(v) for n, v in state.items()}, "teacher.net."),
+            **_prefixed(state, "student.net."),
+        }
+    },
+    "any names": lambda state: {"epoch": 3, "best": {"a": {"b": _prefixed(state, "x.y.z.")}}},
+    "arrays": lambda state: {"state": {n: v.numpy() for n, v in state.items()}},
+    "parts": lambda state: {
+        part: {n[len(part) + 1 :]: v for n, v in state.items() if n.split(".")[0] == part}
+        for part in dict.fromkeys(name.split(".")[0] for name in state)
+    },
+}
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+@pytest.mark.parametrize(
+    ("make", "source"),
+    [
+        (detectron2, "detectron2"),
+        (maskrcnn_benchmark, "maskrcnn-benchmark"),
+        (lambda: retinanet("torchvision"), "torchvision"),
+        (caffe2, "caffe2"),
+    ],
+    ids=["detectron2", "maskrcnn-benchmark", "torchvision", "caffe2"],
+)
+def test_wrapped_state_dicts(make, source, wrapper, tmp_path):
+    if (source, wrapper) == ("caffe2", "parts"):
+        pytest.skip("its names have no parts")
+    state = make()
+    torch.save(WRAPPERS[wrapper](state), tmp_path / "w.pth")
+    checkpoint, expected = read_checkpoint(tmp_path / "w.pth"), convert(state, source)
+    assert checkpoint.source == source
+    assert checkpoint.model.keys() == expected.model.keys()
+    assert all(torch.equal(checkpoint.model[n], v) for n, v in expected.model.items())
+
+
+def test_unused_arrays_are_named(tmp_path, caplog):
+    content = {"model": detectron2(), "memory_bank": torch.ones(3)}
+    torch.save(content, tmp_path / "w.pth")
+    with caplog.at_level("INFO"):
+        read_checkpoint(tmp_path / "w.pth")
+    assert "w.pth: uses the weights model.*; not used: memory_bank" in caplog.text
+
+
+def test_names_of_the_model_win_over_wrappers(tiny_config, tmp_path):
+    """A model whose own names begin with that of a wrapper is loaded as it is."""
+    model = torch.nn.Sequential()
+    model.net = torch.nn.Linear(2, 2)
+    torch.save({"state_dict": model.state_dict()}, tmp_path / "w.pth")
+    checkpoint = read_checkpoint(tmp_path / "w.pth")
+    assert checkpoint.prefix == "state_dict.net."
+    from detlite.conversion.checkpoint.loading import _select_entries
+
+    assert _select_entries(model.state_dict(), checkpoint).keys() == model.state_dict().keys()
+
+
+def test_config_next_to_a_nested_state_dict():
+    content = {"checkpoint": {"state_dict": {"rpn_head.x": torch.ones(1)}, "meta": {"cfg": "a"}}}
+    assert unwrap(content).container is content["checkpoint"]

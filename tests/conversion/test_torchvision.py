@@ -1,9 +1,19 @@
 """Converted models equal torchvision's detectors with the same weights."""
 
+import hashlib
+
 import pytest
 import torch
+import yaml
+from torchvision.models import detection, mobilenet_v3_large
+from torchvision.models.detection.backbone_utils import resnet_fpn_backbone
+from torchvision.models.detection.faster_rcnn import FastRCNNPredictor, TwoMLPHead
+from torchvision.ops import FrozenBatchNorm2d
 
+import detlite
+from detlite.config import ConfigError
 from detlite.conversion import to_torchvision
+from detlite.conversion.checkpoint.files import read_checkpoint
 from tests.conversion.recorded_outputs import load_recipe
 from tests.conversion.torchvision_models import (
     TORCHVISION,
@@ -38,6 +48,8 @@ def models(request, recipe):
         few = {"box_batch_size_per_image": 8, "box_detections_per_img": 30}
         opts = ["MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE", 8]
         opts += ["MODEL.ROI_HEADS.DETECTIONS_PER_IMG", 30]
+    if "320" in request.param:
+        opts += ["MODEL.RPN.PRE_NMS_TOP_N_TEST", 150, "MODEL.RPN.FPN_POST_NMS_TOP_N_TEST", 150]
     reference = torchvision_model(request.param, recipe, min_size=SHORT_SIDE, **few)
     return request.param, reference, predictor_of(reference, opts)
 
@@ -55,7 +67,7 @@ def test_detections_end_to_end(models, recipe):
 
 def test_losses_and_gradients_of_a_step(models, recipe):
     name, reference, predictor = models
-    if name.startswith("fasterrcnn"):
+    if name.startswith("fasterrcnn_resnet"):
         pytest.skip("a part of Mask R-CNN")
     batch = training_batch(recipe, SIZES, classes=2 if "keypoint" in name else 91)
     exact = compare_step(reference, predictor, *batch, torch.float64)
@@ -74,3 +86,84 @@ def test_weights_are_converted_back(models):
     for name, value in reference.state_dict().items():
         assert torch.equal(state[name], value), name
     reference.load_state_dict(state)
+
+
+@pytest.fixture(scope="module")
+def small_rcnn():
+    """Return a function that builds a Faster R-CNN with narrow heads and norms of small variance.
+
+    Frozen norms have an epsilon of 1e-5, as all of torchvision's models without COCO_V1 weights.
+    """
+
+    def build(backbone="resnet18", classes=3, trained=False):
+        torch.manual_seed(0)
+        norm = torch.nn.BatchNorm2d if trained else FrozenBatchNorm2d
+        body = resnet_fpn_backbone(
+            backbone_name=backbone, weights=None, norm_layer=norm, trainable_layers=5
+        )
+        model = detection.FasterRCNN(
+            body, box_head=TwoMLPHead(256 * 49, 16), box_predictor=FastRCNNPredictor(16, classes),
+            min_size=96, box_score_thresh=0.0,
+        ).eval()  # fmt: skip
+        for module in model.modules():
+            if hasattr(module, "running_var"):
+                module.running_var.copy_(10 ** (-6 * torch.rand_like(module.running_var)))
+                module.weight.data.copy_((module.running_var + 1e-5).sqrt())
+        return model
+
+    return build
+
+
+@pytest.mark.parametrize(
+    "case", [("resnet18", 3, False), ("resnet18", 91, False), ("resnet18", 3, True)]
+)
+def test_epsilon_of_models_without_coco_weights(small_rcnn, recipe, case):
+    reference = small_rcnn(*case)
+    opts = ["INPUT.MIN_SIZE_TEST", 96, "MODEL.ROI_HEADS.SCORE_THRESH", 0.0]
+    predictor = predictor_of(reference, opts)
+    difference = compare_torchvision(reference, predictor, recipe.load_picture("D")[0])
+    difference.check(50, box=0.02, score=3e-4, ties=2)
+
+
+def test_unknown_epsilon_is_asked_for(small_rcnn, tmp_path, monkeypatch):
+    """A ResNet-50 with own classes may have started from COCO_V1 weights, or not."""
+    path = tmp_path / "w.pth"
+    torch.save(small_rcnn("resnet50").state_dict(), path)
+    with pytest.raises(ConfigError, match=r"w\.pth: the epsilon .* unknown.*frozen_norm_eps=0\.0"):
+        detlite.load_checkpoint(path)
+    opts = ["MODEL.DEVICE", "cpu", "MODEL.CONVENTION_OVERRIDE", ["frozen_norm_eps=0.00001"]]
+    assert detlite.load_checkpoint(path, opts).model.convention.frozen_norm_eps == 1e-5
+    # The same file would be known as published weights by its hash.
+    digits = hashlib.sha256(path.read_bytes()).hexdigest()[:8]
+    weights = detection.FasterRCNN_ResNet50_FPN_Weights.COCO_V1
+    monkeypatch.setattr(weights.value, "url", f"https://host/faster-{digits}.pth")
+    assert read_checkpoint(path).override == ["frozen_norm_eps=0.0"]
+
+
+def test_epsilon_of_coco_models(small_rcnn, tmp_path, caplog):
+    """All COCO categories on a ResNet-50 are taken to be published weights, with a warning."""
+    torch.save(small_rcnn("resnet50", 91).state_dict(), tmp_path / "w.pth")
+    model = detlite.load_checkpoint(tmp_path / "w.pth", ["MODEL.DEVICE", "cpu"]).model
+    assert model.convention.frozen_norm_eps == 0.0
+    assert "MODEL.CONVENTION_OVERRIDE ['frozen_norm_eps=0.0']" in caplog.text
+
+
+def test_settings_of_the_low_resolution_mobilenet(tmp_path):
+    name = "fasterrcnn_mobilenet_v3_large_320_fpn"
+    model = getattr(detection, name)(weights=None, weights_backbone=None, num_classes=3)
+    url = detection.FasterRCNN_MobileNet_V3_Large_320_FPN_Weights.COCO_V1.url
+    path = tmp_path / url.rpartition("/")[2]
+    torch.save(model.state_dict(), path)
+    config = yaml.safe_load(read_checkpoint(path).config)
+    assert (config["INPUT.MIN_SIZE_TEST"], config["INPUT.MAX_SIZE_TEST"]) == (320, 640)
+    assert config["MODEL.RPN.PRE_NMS_TOP_N_TEST"] == 150
+    assert config["MODEL.RPN.SCORE_THRESH"] == 0.05
+
+
+def test_mobilenet_classifier_is_a_backbone(tmp_path):
+    classifier = mobilenet_v3_large(weights=None)
+    torch.save(classifier.state_dict(), tmp_path / "w.pth")
+    checkpoint = read_checkpoint(tmp_path / "w.pth")
+    assert checkpoint.backbone_only
+    body = classifier.features.state_dict()
+    assert checkpoint.model.keys() == {f"backbone.body.{name}" for name in body}

@@ -25,15 +25,17 @@ from tests.conversion.detection_differences import (
     in_original_image,
 )
 
-# Detectors with published weights, and their norm: frozen with an epsilon of 0, or batch norm.
+# Detectors with published weights, and their norm: frozen with this epsilon, or None: batch norm.
 TORCHVISION = {
-    "fasterrcnn_resnet50_fpn": "frozen",
-    "maskrcnn_resnet50_fpn": "frozen",
-    "keypointrcnn_resnet50_fpn": "frozen",
-    "retinanet_resnet50_fpn": "frozen",
-    "fasterrcnn_resnet50_fpn_v2": "batch",
-    "maskrcnn_resnet50_fpn_v2": "batch",
-    "retinanet_resnet50_fpn_v2": "batch",
+    "fasterrcnn_resnet50_fpn": 0.0,
+    "maskrcnn_resnet50_fpn": 0.0,
+    "keypointrcnn_resnet50_fpn": 0.0,
+    "retinanet_resnet50_fpn": 0.0,
+    "fasterrcnn_resnet50_fpn_v2": None,
+    "maskrcnn_resnet50_fpn_v2": None,
+    "retinanet_resnet50_fpn_v2": None,
+    "fasterrcnn_mobilenet_v3_large_fpn": 1e-5,
+    "fasterrcnn_mobilenet_v3_large_320_fpn": 1e-5,
 }
 # Factors of the last layers, which give boxes of all sizes, and scores between 0 and 1.
 _GAINS = {
@@ -57,9 +59,10 @@ def torchvision_model(name: str, recipe: ModuleType, **options: Any) -> torch.nn
         options: keyword arguments of torchvision's constructor.
     """
     model = getattr(detection, name)(weights=None, weights_backbone=None, **options)
-    if TORCHVISION[name] == "frozen":
-        _freeze_norm(model)
-    for stage in ("conv1", "bn1", "layer1"):
+    if (eps := TORCHVISION[name]) is not None:
+        freeze_norm(model, eps)
+    first = map(str, range(4)) if "mobilenet" in name else ("conv1", "bn1", "layer1")
+    for stage in first:
         model.backbone.body[stage].requires_grad_(False)
     shapes = {name: tuple(value.shape) for name, value in model.state_dict().items()}
     entries = [(name, shape, "float32") for name, shape in shapes.items()]
@@ -69,12 +72,13 @@ def torchvision_model(name: str, recipe: ModuleType, **options: Any) -> torch.nn
     return model.eval()
 
 
-def _freeze_norm(module: torch.nn.Module) -> None:
+def freeze_norm(module: torch.nn.Module, eps: float) -> None:
+    """Replace batch norm by torchvision's frozen one."""
     for name, child in module.named_children():
         if isinstance(child, torch.nn.BatchNorm2d):
-            setattr(module, name, FrozenBatchNorm2d(child.num_features, eps=0.0))
+            setattr(module, name, FrozenBatchNorm2d(child.num_features, eps=eps))
         else:
-            _freeze_norm(child)
+            freeze_norm(child, eps)
 
 
 def predictor_of(reference: torch.nn.Module, opts: Sequence[Any] = ()) -> detlite.Predictor:

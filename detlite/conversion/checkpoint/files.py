@@ -11,6 +11,7 @@ import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +20,18 @@ import yaml
 from torch import Tensor
 
 from detlite.atomic_write import atomic_open, atomic_path
-from detlite.conversion import convert, detect_source, find_state_dict
+from detlite.conversion.convert import as_tensors, convert, detect_source, unwrap
 from detlite.conversion.timm import TIMM_PREFIX, as_timm_backbone
-from detlite.data.file_type import explain_not_downloaded
+from detlite.data.file_type import open_stored_zip
 from detlite.data.safe_pickle import RefusedPickleError, load_weights_only, read_pickle
+
+from .file_kinds import explain_kind
 
 logger = logging.getLogger(__name__)
 
 LAST_CHECKPOINT_FILE = "last_checkpoint"  # holds the name of the checkpoint that a run saved last
+_START_LENGTH = 64
+_TORCH_MAGIC = torch.serialization.MAGIC_NUMBER.to_bytes(10, "little")  # of files before torch 1.6
 _FIELDS = ("categories", "config", "convention", "override", "backbone_only", "training")
 
 # Checks of the items of a field.
@@ -49,10 +54,13 @@ class Checkpoint:
         categories: COCO's {"id", "name"}; label k is categories[k - 1].
         config: YAML text of the config of the model.
         convention: name of the convention the model was trained with.
-        override: value of MODEL.CONVENTION_OVERRIDE.
+        override: value of MODEL.CONVENTION_OVERRIDE; an unknown field has the value "?".
         backbone_only: the weights of a classifier, which a detector uses as backbone.
         training: the state of the trainer, to resume from.
         timm_backbone: the weights of a classifier renamed for a timm backbone.
+        source: the other framework that wrote the file.
+        stated: keys of `config` that its file states; the others follow from shapes and defaults.
+        prefix: what was removed from the names of the weights.
     """
 
     path: Path
@@ -64,6 +72,9 @@ class Checkpoint:
     backbone_only: bool = False
     training: dict[str, Any] = field(default_factory=dict)
     timm_backbone: dict[str, Tensor] = field(default_factory=dict)
+    source: str = ""
+    stated: frozenset[str] = frozenset()
+    prefix: str = ""
 
 
 class CheckpointError(RuntimeError):
@@ -94,6 +105,13 @@ def save_torch_file(path: Path, content: dict[str, Any]) -> None:
         torch.save(content, temporary)
 
 
+def _similar_file(path: Path) -> str:
+    """Return a question about the file with the most similar name in the folder, if any."""
+    names = [file.name for file in path.parent.iterdir()] if path.parent.is_dir() else []
+    similar = get_close_matches(path.name, names, n=1, cutoff=0.8)
+    return f": did you mean {path.with_name(similar[0])}?" if similar else ""
+
+
 @contextmanager
 def _explain_write_errors(path: Path) -> Iterator[None]:
     try:
@@ -120,24 +138,20 @@ def read_checkpoint(path: str | Path, source: str | None = None) -> Checkpoint:
     """
     path = Path(path)
     content = _load(path)
-    source = source or detect_source(content)
-    state = find_state_dict(content)
-    timm_backbone = as_timm_backbone(state)
-    if source is None:
-        if not state or not all(isinstance(value, Tensor) for value in state.values()):
-            raise CheckpointError(
-                f"{path}: holds neither a state dict (names and tensors) nor "
-                "{'model': state dict} with any entries"
-            )
-        if meta := next((name for name, value in state.items() if value.is_meta), None):
-            raise CheckpointError(
-                f"{path}: {meta} is on the device 'meta' and has no values: save the model after "
-                "its weights were loaded"
-            )
-        return replace(
-            Checkpoint(path, state), timm_backbone=timm_backbone, **_read_fields(content, path)
-        )
+    state, container, prefix, others = unwrap(content)
+    if prefix.count(".") > 1 or others:
+        unused = f"; not used: {', '.join(others)}" if others else ""
+        logger.info("%s: uses the weights %s*%s", path, prefix, unused)
     try:
+        source = source or detect_source(state)
+        timm_backbone = as_timm_backbone(state)
+        if source is None:
+            state = as_tensors(state)
+            _check_values(path, state)
+            fields = _read_fields(container, path)
+            return replace(
+                Checkpoint(path, state, prefix=prefix), timm_backbone=timm_backbone, **fields
+            )
         fields = vars(convert(content, source, path))
     except ValueError as error:
         raise CheckpointError(f"{path}: {error}") from error
@@ -146,6 +160,19 @@ def read_checkpoint(path: str | Path, source: str | None = None) -> Checkpoint:
     if any(name.startswith(TIMM_PREFIX) for name in fields["model"]):
         timm_backbone = {}  # the state dict is that of a timm backbone already
     return Checkpoint(path, timm_backbone=timm_backbone, **{**fields, "config": config})
+
+
+def _check_values(path: Path, state: dict[str, Tensor]) -> None:
+    if not state:
+        raise CheckpointError(
+            f"{path}: holds neither a state dict (names and tensors) nor {{'model': state dict}} "
+            "with any entries"
+        )
+    if meta := next((name for name, value in state.items() if value.is_meta), None):
+        raise CheckpointError(
+            f"{path}: {meta} is on the device 'meta' and has no values: save the model after its "
+            "weights were loaded"
+        )
 
 
 def _read_fields(content: dict[str, Any], path: Path) -> dict[str, Any]:
@@ -165,14 +192,17 @@ def _read_fields(content: dict[str, Any], path: Path) -> dict[str, Any]:
 def _load(path: Path) -> Any:
     """Load a file of torch.save, safetensors, or a pickle of arrays."""
     try:
-        if path.suffix == ".pkl" and not zipfile.is_zipfile(path):
-            return read_pickle(path)
-        if path.suffix == ".safetensors":
-            from safetensors.torch import load  # an optional dependency
+        if not zipfile.is_zipfile(path):
+            with path.open("rb") as file:
+                start = file.read(_START_LENGTH)
+            if path.suffix == ".safetensors" or re.match(rb'.{8}\{"', start, re.DOTALL):
+                from safetensors.torch import load  # an optional dependency
 
-            return load(path.read_bytes())
-        if zipfile.is_zipfile(path):
-            with zipfile.ZipFile(path) as records:
+                return load(path.read_bytes())
+            if start.startswith(b"\x80") and _TORCH_MAGIC not in start:
+                return read_pickle(path)
+        else:
+            with open_stored_zip(path) as records:
                 damaged = records.testzip()
             if damaged is not None:
                 raise DamagedCheckpointError(
@@ -184,7 +214,8 @@ def _load(path: Path) -> Any:
     except CheckpointError:
         raise
     except (FileNotFoundError, IsADirectoryError, PermissionError) as error:
-        raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from error
+        similar = "" if path.exists() else _similar_file(path)
+        raise CheckpointError(f"{path}: cannot be read ({error.strerror}){similar}") from error
     except ImportError as error:
         raise CheckpointError(f"{path}: needs a package: pip install safetensors") from error
     except Exception as error:
@@ -196,9 +227,8 @@ def _load(path: Path) -> Any:
                 "alone, such as model.state_dict()"
             ) from error
         # Damage raises many other exceptions.
-        with path.open("rb") as file:
-            hint = explain_not_downloaded(file.read(1024))
+        if kind := explain_kind(path):
+            raise CheckpointError(f"{path}: is not a checkpoint; {kind}") from error
         raise DamagedCheckpointError(
             f"{path}: is not a checkpoint of torch.save, or is truncated or damaged"
-            f"{'; ' if hint else ''}{hint}"
         ) from error

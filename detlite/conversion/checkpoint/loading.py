@@ -18,10 +18,12 @@ from detlite.config import (
     parse_yaml,
 )
 from detlite.config.checks import convention_fields
-from detlite.conventions import CONVENTIONS
+from detlite.config.loading import flatten
+from detlite.conventions import CONVENTIONS, convention_of
 from detlite.conversion import find_weights, weight_file
 from detlite.conversion.timm import TIMM_PREFIX
 from detlite.modeling import build_model
+from detlite.modeling.backbone.stem import adapted_stems
 from detlite.modeling.detection_model import DetectionModel
 
 from .class_transfer import CLASS_LAYERS, ClassTransfer, match_optional_heads
@@ -61,6 +63,7 @@ def load_weights(model: DetectionModel, checkpoint: Checkpoint, reinit_heads: bo
         )
     target = model.state_dict()
     source = _select_entries(target, checkpoint)
+    source |= adapted_stems(source, target, model.normalizer.bgr255)
     for name, value in source.items():
         if value.is_floating_point() and not value.isfinite().all():
             raise CheckpointError(
@@ -124,6 +127,9 @@ def load_weights(model: DetectionModel, checkpoint: Checkpoint, reinit_heads: bo
 def _select_entries(target: Mapping[str, Tensor], checkpoint: Checkpoint) -> dict[str, Tensor]:
     """Return the entries of a checkpoint to load into a model with the entries `target`."""
     source, backbone_only = checkpoint.model, checkpoint.backbone_only
+    prefix = checkpoint.prefix.partition(".")[2]  # a part of it may belong to the model's names
+    if target.keys().isdisjoint(source) and any(prefix + name in target for name in source):
+        source = {prefix + name: value for name, value in source.items()}
     if checkpoint.timm_backbone and any(name.startswith(TIMM_PREFIX) for name in target):
         source, backbone_only = checkpoint.timm_backbone, True
     if backbone_only:
@@ -171,7 +177,11 @@ def read_weights(cfg: CfgNode) -> tuple[CfgNode, Checkpoint | None]:
 def apply_convention(cfg: CfgNode, checkpoint: Checkpoint) -> CfgNode:
     """Return the config with the convention of the weights.
 
-    MODEL.CONVENTION_OVERRIDE of the config takes precedence over that of the checkpoint.
+    Fields in MODEL.CONVENTION_OVERRIDE of the config take precedence over those of the checkpoint.
+
+    Raises:
+        ConfigError: another convention, or an unknown epsilon of the norm.
+        CheckpointError: an unknown convention.
     """
     path, convention = checkpoint.path, checkpoint.convention
     if not convention:
@@ -180,20 +190,86 @@ def apply_convention(cfg: CfgNode, checkpoint: Checkpoint) -> CfgNode:
         raise CheckpointError(
             f"{path}: has the unknown convention {convention!r}; known: {', '.join(CONVENTIONS)}"
         )
-    if problem := convention_fields(checkpoint.override):
+    known = [field for field in checkpoint.override if not field.endswith("=?")]
+    if problem := convention_fields(known):
         raise CheckpointError(f"{path}: its override must be {problem}")
     if cfg.MODEL.CONVENTION not in ("", convention):
         raise ConfigError(
             f"MODEL.CONVENTION is {cfg.MODEL.CONVENTION}, but the weights in {path} were trained "
             f"with {convention}: remove the key, and set single fields by MODEL.CONVENTION_OVERRIDE"
         )
+    fields = {
+        assignment.partition("=")[0]: assignment
+        for assignment in (*checkpoint.override, *cfg.MODEL.CONVENTION_OVERRIDE)
+    }
+    if "frozen_norm_eps=?" in fields.values():
+        raise ConfigError(
+            f"{path}: the epsilon of its frozen batch norm is unknown, because a state dict does "
+            "not hold it, and detections depend on it. In torchvision it is 0 if the model was "
+            "created with weights=COCO_V1, also if it was trained further, and 1e-5 otherwise. Set "
+            "MODEL.CONVENTION_OVERRIDE to ['frozen_norm_eps=0.0'] or ['frozen_norm_eps=1e-05']"
+        )
     cfg = cfg.clone()
     cfg.defrost()
     cfg.MODEL.CONVENTION = convention
-    if not cfg.MODEL.CONVENTION_OVERRIDE:
-        cfg.MODEL.CONVENTION_OVERRIDE = tuple(checkpoint.override)
+    cfg.MODEL.CONVENTION_OVERRIDE = tuple(fields.values())
     cfg.freeze()
     return cfg
+
+
+# Settings that weights do not show, by MODEL.META_ARCHITECTURE (or all models) and key.
+_NOT_IN_WEIGHTS = {
+    "": (
+        "INPUT.MIN_SIZE_TEST", "INPUT.MAX_SIZE_TEST", "INPUT.TO_BGR255", "INPUT.PIXEL_MEAN",
+        "INPUT.PIXEL_STD", "MODEL.CONVENTION", "MODEL.RESNETS.STRIDE_IN_1X1",
+        "MODEL.ROI_HEADS.DETECTIONS_PER_IMG",
+    ),
+    "GeneralizedRCNN": (
+        "MODEL.RPN.ANCHOR_SIZES", "MODEL.RPN.ASPECT_RATIOS", "MODEL.RPN.PRE_NMS_TOP_N_TEST",
+        "MODEL.RPN.POST_NMS_TOP_N_TEST", "MODEL.RPN.FPN_POST_NMS_TOP_N_TEST",
+        "MODEL.RPN.NMS_THRESH", "MODEL.RPN.MIN_SIZE", "MODEL.RPN.SCORE_THRESH",
+        "MODEL.ROI_HEADS.SCORE_THRESH", "MODEL.ROI_HEADS.NMS", "MODEL.ROI_HEADS.BBOX_REG_WEIGHTS",
+        *(f"MODEL.ROI_{head}_HEAD.POOLER_{key}" for head in ("BOX", "MASK", "KEYPOINT")
+          for key in ("TYPE", "SAMPLING_RATIO")),
+    ),
+    "RetinaNet": (
+        "MODEL.RETINANET.ANCHOR_SIZES", "MODEL.RETINANET.SCALES_PER_OCTAVE",
+        "MODEL.RETINANET.ASPECT_RATIOS", "MODEL.RETINANET.BBOX_REG_WEIGHTS",
+        "MODEL.RETINANET.INFERENCE_TH", "MODEL.RETINANET.NMS_TH",
+        "MODEL.RETINANET.PRE_NMS_TOP_N",
+    ),
+}  # fmt: skip
+_PUBLISHED = re.compile(r"-[0-9a-f]{8}\.pth$|model_final_[0-9a-f]{6}\.pkl$")  # with these settings
+
+
+def log_assumptions(cfg: CfgNode, checkpoint: Checkpoint, opts: Sequence[Any] = ()) -> None:
+    """Log the settings of a converted model that neither its file nor the overrides state."""
+    if not checkpoint.source or not checkpoint.config:
+        return
+    model = cfg.MODEL
+    keys = [*_NOT_IN_WEIGHTS[""], *_NOT_IN_WEIGHTS.get(model.META_ARCHITECTURE, ())]
+    if model.META_ARCHITECTURE == "ProposalNetwork":
+        keys += [key for key in _NOT_IN_WEIGHTS["GeneralizedRCNN"] if key.startswith("MODEL.RPN.")]
+    unused = [f"MODEL.ROI_{h}_HEAD." for h in ("MASK", "KEYPOINT") if not model[f"{h}_ON"]]
+    if not model.BACKBONE.CONV_BODY.startswith("R-"):
+        unused.append("MODEL.RESNETS.")
+    values = dict(flatten(cfg))
+    lines = [
+        f"  {key} {values[key]}"
+        for key in keys
+        if key not in {*checkpoint.stated, *opts[::2]} and not key.startswith(tuple(unused))
+    ]
+    if model.RESNETS.NORM == "FrozenBN" and "MODEL.CONVENTION_OVERRIDE" not in opts[::2]:
+        eps = convention_of(cfg).frozen_norm_eps
+        lines.append(f"  MODEL.CONVENTION_OVERRIDE ['frozen_norm_eps={eps}']")
+    if lines:
+        level = logging.INFO if _PUBLISHED.search(checkpoint.path.name) else logging.WARNING
+        logger.log(
+            level,
+            "%s: the weights (%s) do not contain these settings; assumed are the framework's. If "
+            "the model was trained with others, pass them as KEY VALUE:\n%s",
+            checkpoint.path, checkpoint.source, "\n".join(lines),
+        )  # fmt: skip
 
 
 def read_model_checkpoint(
@@ -203,6 +279,11 @@ def read_model_checkpoint(
     checkpoint = read_checkpoint(resolve_checkpoint_path(path, opts))
     if config:
         return apply_convention(load_config(config, opts), checkpoint), checkpoint
+    return config_of(checkpoint, opts), checkpoint
+
+
+def config_of(checkpoint: Checkpoint, opts: Sequence[Any] = ()) -> CfgNode:
+    """Return the config stored in a checkpoint, with overrides; log what it assumes."""
     stored = checkpoint_config(checkpoint)
     if stored is None:
         raise CheckpointError(
@@ -211,8 +292,9 @@ def read_model_checkpoint(
         )
     # Loading weights must not run code, so the caller names the modules to import.
     stored.pop("IMPORTS", None)
-    cfg = config_from(stored, checkpoint.path, opts)
-    return apply_convention(cfg, checkpoint), checkpoint
+    cfg = apply_convention(config_from(stored, checkpoint.path, opts), checkpoint)
+    log_assumptions(cfg, checkpoint, opts)
+    return cfg
 
 
 def build_model_from_checkpoint(

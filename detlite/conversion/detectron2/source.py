@@ -148,11 +148,13 @@ _CONFIG: ConfigValues = {
 }
 
 
-def _configure(state: StateDict, raw: RawStateDict, path: Path, _content: Any) -> ConfigValues:
+def _configure(
+    state: StateDict, raw: RawStateDict, path: Path, _content: Any
+) -> tuple[ConfigValues, ConfigValues]:
     if "head.ctrness.weight" in state:
         raise ValueError("is an FCOS, which detlite does not have")
     if is_vitdet(state):
-        return _CONFIG | vitdet_config(state)
+        return _CONFIG | vitdet_config(state), {}
     config = _CONFIG | infer_config(state, "ROIAlignV2", 0)
     if config["MODEL.BACKBONE.CONV_BODY"].endswith("-C5"):
         config["MODEL.RESNETS.RES5_DILATION"] = 2
@@ -163,12 +165,9 @@ def _configure(state: StateDict, raw: RawStateDict, path: Path, _content: Any) -
         config["MODEL.RPN.FPN_POST_NMS_TOP_N_TRAIN"] = 1500
     if config.get("MODEL.ROI_HEADS.CASCADE_IOUS"):
         config["MODEL.RPN.FPN_POST_NMS_TOP_N_TRAIN"] = 2000
-    config |= (
-        config_by_shape(config, _stem_trained(state))
-        | stored_pixel_config(raw)
-        | anchor_config(raw, _anchor_section(state))
-    )
-    return config | config_by_name(path)
+    config |= config_by_shape(config, _stem_trained(state))
+    stored = stored_pixel_config(raw) | anchor_config(raw, _anchor_section(state))
+    return config, stored | config_by_name(path)
 
 
 def _stem_trained(state: StateDict) -> bool:

@@ -23,8 +23,8 @@ from .pipeline_config import pipeline_config
 _RETINANET_STRIDES = [8, 16, 32, 64, 128]
 
 
-def model_config(tree: dict[str, Any], state: StateDict) -> ConfigValues:
-    """Return the config of a model from the values of its config file, of version 2 or 3.
+def model_config(tree: dict[str, Any], state: StateDict) -> tuple[ConfigValues, ConfigValues]:
+    """Return the config of a model by its shapes, and by its config file of version 2 or 3.
 
     Raises:
         ValueError: the config has an unknown setting, or one that detlite does not have.
@@ -52,7 +52,7 @@ def model_config(tree: dict[str, Any], state: StateDict) -> ConfigValues:
         config["MODEL.ROI_MASK_HEAD.NUM_HEADS"] = 1 + len(more)
     backbone = _backbone(model.section("backbone"))
     pixels = pipeline_config(tree, model)
-    return infer_config(state, "ROIAlignV2", 0) | backbone | config | pixels
+    return infer_config(state, "ROIAlignV2", 0), backbone | config | pixels
 
 
 def _backbone(backbone: ConfigSection) -> ConfigValues:

@@ -60,7 +60,9 @@ def _adapt(state: StateDict, _raw: RawStateDict) -> StateDict:
     return state
 
 
-def _configure(state: StateDict, raw: RawStateDict, path: Path, content: Any) -> ConfigValues:
+def _configure(
+    state: StateDict, raw: RawStateDict, path: Path, content: Any
+) -> tuple[ConfigValues, ConfigValues]:
     meta = _meta(content)
     version = str(meta.get("mmdet_version", ""))
     heads = any(name.startswith("bbox_head.") and "fc_cls." in name for name in raw)

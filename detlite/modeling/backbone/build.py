@@ -8,12 +8,15 @@ from torch import nn
 from yacs.config import CfgNode
 
 from detlite.conventions import convention_of
+from detlite.modeling.layers.conv import replace_crashing_convs
 from detlite.modeling.layers.norm import build_norm, build_optional_norm
 from detlite.registry import Registry
 
 from .fpn import FPN, P6P7
+from .mobilenet import MobileNetV3
 from .resnet import DEPTHS, ResNet, ResNetOptions
 from .simple_pyramid import SimpleFeaturePyramid
+from .stem import set_input_channels
 from .timm_backbone import TimmBackbone
 from .timm_vit import TimmViT, ViTOptions
 from .vit import SIZES, ViT
@@ -26,10 +29,13 @@ class Backbone(nn.Sequential):
     per level.
 
     Attributes:
+        in_channels: channels of images.
         out_channels: channels of every level.
         strides: image pixels per cell of each level, finest first.
         pooled: the number of leading levels that RoIs are pooled from; the RPN uses all levels.
     """
+
+    in_channels = 3
 
     def __init__(
         self, body: nn.Module, neck: nn.Module, out_channels: int, strides: tuple[int, ...],
@@ -67,10 +73,15 @@ ENDINGS = {"C4": (4,), "C5": (5,), "FPN": (2, 3, 4, 5), "FPN-RETINANET": (3, 4, 
 
 
 def build_backbone(cfg: CfgNode) -> Backbone:
-    """Build the backbone of MODEL.BACKBONE.CONV_BODY."""
-    name = cfg.MODEL.BACKBONE.CONV_BODY
+    """Build the backbone of MODEL.BACKBONE.CONV_BODY for the channels of INPUT.PIXEL_MEAN."""
+    name, channels = cfg.MODEL.BACKBONE.CONV_BODY, len(cfg.INPUT.PIXEL_MEAN)
     builder = "timm" if name.startswith("timm/") else name
-    return BACKBONES.get(builder, "MODEL.BACKBONE.CONV_BODY")(cfg)
+    backbone = BACKBONES.get(builder, "MODEL.BACKBONE.CONV_BODY")(cfg)
+    if channels != 3:
+        set_input_channels(backbone.body, channels)
+        backbone.in_channels = backbone.body.in_channels = channels
+    replace_crashing_convs(backbone)
+    return backbone
 
 
 def build_resnet_options(cfg: CfgNode) -> ResNetOptions:
@@ -131,6 +142,20 @@ def _build_timm(cfg: CfgNode) -> Backbone:
         cfg.MODEL.VIT.DROP_PATH,
     )
     return _build_with_neck(cfg, bottom_up, bottom_up.channels, match[2])
+
+
+@BACKBONES.register("MobileNetV3-Large-FPN")
+def _build_mobilenet(cfg: CfgNode) -> Backbone:
+    """Build torchvision's pyramid of two levels of stride 32, of which RoIs use the first."""
+    body = MobileNetV3(
+        build_norm(cfg, cfg.MODEL.RESNETS.NORM),
+        cfg.MODEL.BACKBONE.FREEZE_CONV_BODY_AT,
+        convention_of(cfg).freeze_batch_statistics,
+    )
+    channels = cfg.MODEL.RESNETS.BACKBONE_OUT_CHANNELS or 256
+    norm = build_optional_norm(cfg, "FPN")
+    neck = FPN(list(body.channels), channels, norm, cfg.MODEL.FPN.USE_RELU)
+    return Backbone(body, neck, channels, strides=(32, 32, 64), pooled=1)
 
 
 def _build_vit(cfg: CfgNode, size: str) -> Backbone:

@@ -52,7 +52,7 @@ class RPN(nn.Module):
     Args:
         head: one of RPN_HEADS.
         nms_thresh: IoU above which proposals of a level are suppressed.
-        min_size: shortest side of a proposal in pixels.
+        min_size, score_thresh: shortest side of a proposal in pixels, and its least objectness.
         matcher, sampler: select the anchors to train on.
         straddle: largest number of pixels by which these cross the image border; negative: any.
     """
@@ -72,8 +72,10 @@ class RPN(nn.Module):
         straddle: float,
         box_loss: BoxLoss,
         convention: Convention,
+        score_thresh: float = 0.0,
     ) -> None:
         super().__init__()
+        self.score_thresh = score_thresh
         self.head = head
         self.anchor_generator = anchor_generator
         self.box_coder = box_coder
@@ -148,7 +150,7 @@ class RPN(nn.Module):
             levels.append(torch.full_like(index, level))
         logits = torch.cat(scores, 1)
         clipped = box_ops.clip(torch.cat(boxes, 1), images.sizes, self.convention)
-        candidates = Proposals(clipped, logits, valid=logits.isfinite())
+        candidates = Proposals(clipped, logits, valid=logits.abs() < torch.inf)
         proposals = self._suppress(candidates, torch.cat(levels, 1), limits)
         if limits.total_per_batch:
             proposals = replace(proposals, valid=_best_of_batch(proposals, limits.total))
@@ -159,6 +161,8 @@ class RPN(nn.Module):
         """Suppress overlaps on each level and small boxes; `levels` [B, N] are those of boxes."""
         boxes, scores = candidates.boxes, candidates.scores
         valid = box_ops.has_min_size(boxes, self.min_size) & candidates.valid
+        if self.score_thresh:
+            valid = valid & (scores.sigmoid() >= self.score_thresh)
         num_boxes = boxes.shape[1]
         by_level = limits.post_nms < limits.total  # else the limit of a level has no effect
         count = num_boxes if by_level else min(num_boxes, limits.total)
@@ -204,6 +208,7 @@ def build_rpn(cfg: CfgNode, backbone: Backbone) -> RPN:
         ),
         nms_thresh=rpn.NMS_THRESH,
         min_size=rpn.MIN_SIZE,
+        score_thresh=rpn.SCORE_THRESH,
         matcher=Matcher(rpn.FG_IOU_THRESHOLD, rpn.BG_IOU_THRESHOLD, allow_low_quality_matches=True),
         sampler=Sampler(rpn.BATCH_SIZE_PER_IMAGE, rpn.POSITIVE_FRACTION),
         straddle=rpn.STRADDLE_THRESH,

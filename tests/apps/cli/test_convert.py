@@ -5,6 +5,7 @@ import torch
 
 from detlite import build_model, load_checkpoint
 from detlite.conversion.checkpoint.files import Checkpoint, read_checkpoint, save_checkpoint
+from tests.conversion.test_torchvision_export import EXPORTABLE
 
 
 @pytest.fixture
@@ -16,37 +17,56 @@ def convert(run_command):
 
 
 @pytest.fixture
-def model(tiny_config):
-    return build_model(tiny_config())
+def cfg(tiny_config):
+    return tiny_config(*EXPORTABLE)
 
 
 @pytest.fixture
-def weights(tiny_config, model, tmp_path):
-    """Return a detlite checkpoint."""
+def model(cfg):
+    return build_model(cfg)
+
+
+@pytest.fixture
+def weights(cfg, model, tmp_path):
+    """Return a detlite checkpoint of a model that torchvision has, too."""
     path = tmp_path / "ours.pth"
-    save_checkpoint(Checkpoint(path, model.state_dict(), config=tiny_config().dump()))
+    save_checkpoint(Checkpoint(path, model.state_dict(), config=cfg.dump()))
     return path
 
 
 def test_round_trip(convert, model, weights, tmp_path, capsys):
     theirs, back = tmp_path / "theirs.pth", tmp_path / "back.pth"
     assert convert(weights, theirs, "--to", "torchvision") == 0
+    assert "with which torchvision finds the same objects" in capsys.readouterr().out
     state = torch.load(theirs, weights_only=True)
     assert "backbone.fpn.inner_blocks.0.0.weight" in state
-    assert convert(theirs, back) == 0
+    sizes = ["MODEL.RPN.ANCHOR_SIZES", "[8, 16, 32, 64, 128]", "INPUT.MIN_SIZE_TEST", "64"]
+    assert convert(theirs, back, *sizes) == 0
     assert f"{back}: {len(model.state_dict())} entries" in capsys.readouterr().out
     checkpoint = read_checkpoint(back)
     assert checkpoint.model.keys() == model.state_dict().keys()
     for name, value in model.state_dict().items():
         assert torch.equal(checkpoint.model[name], value), name
     assert len(checkpoint.categories) == 3
-    opts = [
-        "MODEL.DEVICE",
-        "cpu",
-        "MODEL.GROUP_NORM.NUM_GROUPS",
-        4,
-    ]  # not stored in any tensor shape
-    assert load_checkpoint(back, opts).model.roi_heads.mask is not None
+    predictor = load_checkpoint(back, ["MODEL.DEVICE", "cpu"])
+    assert predictor.min_size == 64
+    assert predictor.model.rpn.anchor_generator.get_buffer("cell0")[1].tolist() == [-4, -4, 4, 4]
+
+
+def test_assumed_settings_are_listed_with_their_keys(convert, weights, tmp_path, caplog):
+    theirs = tmp_path / "theirs.pth"
+    convert(weights, theirs, "--to", "torchvision")
+    caplog.clear()
+    assert convert(theirs, tmp_path / "out.pth", "INPUT.MAX_SIZE_TEST", "200") == 0
+    (block,) = [text for text in caplog.messages if "do not contain these settings" in text]
+    assert "theirs.pth: the weights (torchvision) do not" in block
+    for line in ("INPUT.MIN_SIZE_TEST 800", "MODEL.RPN.ANCHOR_SIZES (32, 64, 128, 256, 512)",
+                 "MODEL.ROI_HEADS.DETECTIONS_PER_IMG 100"):  # fmt: skip
+        assert f"\n  {line}" in block
+    assert "INPUT.MAX_SIZE_TEST" not in block
+    caplog.clear()
+    load_checkpoint(tmp_path / "out.pth", ["MODEL.DEVICE", "cpu"])
+    assert "do not contain these settings" not in caplog.text
 
 
 def test_from_overrides_recognition(convert, weights, tmp_path, capsys):
@@ -69,13 +89,12 @@ def test_unknown_framework(convert, tmp_path, capsys):
 
 
 def test_model_that_torchvision_cannot_express(convert, tiny_config, tmp_path, capsys):
-    state = build_model(tiny_config(c4=True)).state_dict()
-    save_checkpoint(Checkpoint(tmp_path / "c4.pth", state))
-    options = (tmp_path / "c4.pth", tmp_path / "out.pth", "--to", "torchvision")
-    assert convert(*options) == 2
-    assert (
-        "a feature pyramid only; this model has no backbone.neck.output" in capsys.readouterr().err
-    )
+    cfg = tiny_config(*EXPORTABLE, "MODEL.ROI_BOX_HEAD.POOLER_TYPE", "ROIAlignV2")
+    path = tmp_path / "ours.pth"
+    save_checkpoint(Checkpoint(path, build_model(cfg).state_dict(), config=cfg.dump()))
+    assert convert(path, tmp_path / "out.pth", "--to", "torchvision") == 2
+    assert "POOLER_TYPE ROIAlignV2 (needed: ROIAlign)" in capsys.readouterr().err
+    assert not (tmp_path / "out.pth").exists()
 
 
 def test_weights_by_name(convert, weights, tmp_path, monkeypatch, capsys):

@@ -135,10 +135,11 @@ def test_convention_of_a_saved_checkpoint(tiny_config, tmp_path):
     assert loaded.MODEL.CONVENTION == "torchvision"
     assert loaded.MODEL.CONVENTION_OVERRIDE == ("keypoint_center=0.5",)
     assert model.convention == replace(CONVENTIONS["torchvision"], keypoint_center=0.5)
-    # The override of a config file takes precedence over that of the weights.
-    options = ["MODEL.CONVENTION_OVERRIDE", ["resize=round"]]
-    _, model = build_model_from_checkpoint(path, options, file)
-    assert model.convention == replace(CONVENTIONS["torchvision"], resize="round")
+    # Fields of the config take precedence over those of the weights.
+    for own in ("resize=round", "keypoint_center=0.25"):
+        _, model = build_model_from_checkpoint(path, ["MODEL.CONVENTION_OVERRIDE", [own]], file)
+        expected = CONVENTIONS["torchvision"].override(["keypoint_center=0.5", own])
+        assert model.convention == expected
 
 
 def test_fbnet_of_maskrcnn_benchmark(tiny_config, tmp_path):

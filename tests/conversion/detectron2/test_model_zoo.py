@@ -34,7 +34,8 @@ def infer(tiny_config: Callable[..., CfgNode]) -> Callable[..., ConfigValues]:
         for name in state:
             if name.endswith("num_batches_tracked"):  # trained norms
                 state[name].add_(7)
-        return DETECTRON2.configure(state, {}, Path(), state)
+        assumed, stated = DETECTRON2.configure(state, {}, Path(), state)
+        return assumed | stated
 
     return config
 

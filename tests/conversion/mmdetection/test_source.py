@@ -217,7 +217,9 @@ def test_anchor_offset(recorded):
     generator = tree["model"]["bbox_head"]["anchor_generator"]
     generator |= {"center_offset": 0.5, "octave_base_scale": None, "scales_per_octave": None,
                   "scales": [2, 3, 5]}  # fmt: skip
-    config = config_of(state_of("retinanet_r50", recorded), tree)
-    assert config["MODEL.CONVENTION_OVERRIDE"] == ["anchor_offset=0.5"]
+    state = state_of("retinanet_r50", recorded)
+    converted = convert({"meta": {"cfg": config_text(tree)}, "state_dict": state}, "mmdetection")
+    config = converted.config
+    assert converted.override == ["anchor_offset=0.5"]
     assert config["MODEL.RETINANET.ANCHOR_SIZES"][0] == [16, 24, 40]
     assert config["MODEL.RETINANET.SCALES_PER_OCTAVE"] == 1

@@ -392,3 +392,15 @@ def test_losses_without_ground_truth_are_connected():
 
 
 # ---- head
+
+
+def test_proposals_of_low_objectness_are_dropped():
+    torch.manual_seed(0)
+    rpn = make_rpn(score_thresh=0.6).eval()
+    every = make_rpn().eval()
+    every.head = rpn.head
+    images = images_of(SIZE)
+    kept, proposals = (m.propose(m(features()), images, False) for m in (rpn, every))
+    scores = proposals.scores[proposals.valid]
+    assert torch.equal(kept.scores[kept.valid], scores[scores.sigmoid() >= 0.6])
+    assert 0 < kept.valid.sum() < proposals.valid.sum()

@@ -1,0 +1,63 @@
+"""Files that are no checkpoints are named, with the way to use them."""
+
+import json
+import zipfile
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from detlite.conversion.checkpoint.files import CheckpointError, read_checkpoint
+
+
+def _archive(path, *members):
+    with zipfile.ZipFile(path, "w") as archive:
+        for member in members:
+            archive.writestr(member, "{}")
+
+
+def _scripted(path):
+    torch.jit.trace(torch.nn.ReLU(), torch.ones(1)).save(str(path))
+
+
+WRITERS = {
+    "model.onnx": (lambda p: p.write_bytes(b"\x08\x07\x12\x04test" + bytes(50)),
+                   r"ONNX model: .*detlite\.Predictor\('model\.onnx'\)"),
+    "traced.pth": (_scripted, r"TorchScript program: .*torch\.jit\.load\('traced\.pth'\)"),
+    "a.pt2": (lambda p: _archive(p, "a/archive_format", "a/models/a.json"),
+              r"program of torch\.export.*Predictor"),
+    "m.openvino": (lambda p: _archive(p, "detlite.json", "parts.json", "backbone.xml"),
+                   "OpenVINO model.*Predictor"),
+    "ir.xml": (lambda p: p.write_text('<?xml version="1.0"?><net name="x">'), "OpenVINO"),
+    "c.h5": (lambda p: p.write_bytes(b"\x89HDF\r\n\x1a\n" + bytes(99)), "HDF5.*no converter"),
+    "m.keras": (lambda p: _archive(p, "metadata.json", "model.weights.h5"), "Keras"),
+    "m.tflite": (lambda p: p.write_bytes(b"\x1c\0\0\0TFL3" + bytes(99)), "TensorFlow Lite"),
+    "w.npz": (lambda p: np.savez(p, a=np.ones(2)), r"numpy.*numpy\.load\('w\.npz'\)"),
+    "w.npy": (lambda p: np.save(p, np.ones(2)), "array of numpy"),
+    "w.tar.gz": (lambda p: p.write_bytes(b"\x1f\x8b\x08" + bytes(99)), "compressed.*unpack"),
+    "many.zip": (lambda p: _archive(p, "readme.txt"), "zip archive.*unpack"),
+    "last_checkpoint": (lambda p: p.write_text("model_final.pth\n"),
+                        r"names a checkpoint: load .*model_final\.pth"),
+    "c.yaml": (lambda p: p.write_text("MODEL:\n  DEVICE: cpu\n"), "config.*--config"),
+    "a.json": (lambda p: p.write_text(json.dumps({"a": 1})), "JSON"),
+    "photo.png": (lambda p: Image.new("RGB", (4, 4)).save(p), "image.*input"),
+    "notes.txt": (lambda p: p.write_text("two lines\nof text"), "text file"),
+    "page.pth": (lambda p: p.write_text("<!DOCTYPE html><html>"), "web page: download"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_kind_is_named(name, tmp_path):
+    write, message = WRITERS[name]
+    write(tmp_path / name)
+    with pytest.raises(CheckpointError, match=rf"{name}: is not a checkpoint.*{message}"):
+        read_checkpoint(tmp_path / name)
+
+
+def test_checkpoints_with_any_suffix(tmp_path):
+    state = {"backbone.body.a": torch.ones(2)}
+    torch.save(state, tmp_path / "w.onnx")
+    torch.save(state, tmp_path / "old", _use_new_zipfile_serialization=False)
+    for name in ("w.onnx", "old"):
+        assert read_checkpoint(tmp_path / name).model["backbone.body.a"].tolist() == [1, 1]

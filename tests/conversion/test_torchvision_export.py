@@ -1,0 +1,100 @@
+"""Models are exported to torchvision only if torchvision detects the same with them."""
+
+import pytest
+import torch
+from torchvision.models.detection import maskrcnn_resnet50_fpn
+
+from detlite.conversion import torchvision_export
+from detlite.conversion.torchvision_export import (
+    build_torchvision_model,
+    export_to_torchvision,
+    to_torchvision,
+)
+from detlite.modeling import build_model
+
+# Keys that make a model expressible in torchvision.
+EXPORTABLE = [
+    "MODEL.CONVENTION", "torchvision", "MODEL.RESNETS.NORM", "FrozenBN",
+    "MODEL.RESNETS.STEM_OUT_CHANNELS", 64, "MODEL.RESNETS.RES2_OUT_CHANNELS", 64,
+    "MODEL.RESNETS.STRIDE_IN_1X1", False, "MODEL.FPN.NORM", "", "MODEL.RPN.MIN_SIZE", 1e-3,
+    "MODEL.ROI_BOX_HEAD.POOLER_TYPE", "ROIAlign", "MODEL.ROI_MASK_HEAD.POOLER_TYPE", "ROIAlign",
+    "MODEL.ROI_BOX_HEAD.NORM", "", "MODEL.ROI_MASK_HEAD.NORM", "", "INPUT.TO_BGR255", False,
+    "INPUT.PIXEL_MEAN", [0.5] * 3, "INPUT.PIXEL_STD", [0.25] * 3,
+]  # fmt: skip
+
+
+@pytest.fixture
+def exportable(tiny_config):
+    """Return a function that returns an exportable config and its model, with overrides."""
+
+    def build(*opts):
+        torch.manual_seed(0)
+        cfg = tiny_config(*EXPORTABLE, *opts)
+        return cfg, build_model(cfg).eval()
+
+    return build
+
+
+@pytest.mark.parametrize(
+    "opts",
+    [
+        (),
+        ("MODEL.RPN.ANCHOR_SIZES", [[12, 20], [24, 40], [48, 80], [96, 160], [192, 320]]),
+        ("MODEL.CONVENTION_OVERRIDE", ["frozen_norm_eps=0.001"], "MODEL.MASK_ON", False),
+        ("MODEL.RPN.NUM_CONVS", 2, "MODEL.ROI_HEADS.BBOX_REG_WEIGHTS", (8.0, 8.0, 4.0, 4.0)),
+    ],
+    ids=["plain", "anchors", "epsilon", "two convolutions"],
+)
+def test_torchvision_loads_the_state(exportable, opts):
+    cfg, model = exportable(*opts)
+    state, settings = export_to_torchvision(cfg, model)
+    build_torchvision_model(cfg, state).load_state_dict(state)
+    assert f"min_size {cfg.INPUT.MIN_SIZE_TEST}" in settings
+    eps = 0.001 if "MODEL.CONVENTION_OVERRIDE" in opts else 0.0
+    assert f"eps of FrozenBatchNorm2d {eps}" in settings
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("MODEL.ROI_BOX_HEAD.POOLER_TYPE", "ROIAlignV2"),
+        ("MODEL.ROI_MASK_HEAD.POOLER_TYPE", "ROIPool"),
+        ("MODEL.CONVENTION", "detectron2"),
+        ("INPUT.TO_BGR255", True),
+        ("MODEL.RPN.MIN_SIZE", 0.0),
+        ("TEST.NMS.METHOD", "soft-linear"),
+    ],
+)
+def test_keys_that_torchvision_lacks_are_named(exportable, key, value):
+    cfg, model = exportable(key, value)
+    with pytest.raises(ValueError, match=rf"torchvision would find other .*{key} {value} \(needed"):
+        export_to_torchvision(cfg, model)
+
+
+@pytest.mark.parametrize(
+    ("opts", "message"),
+    [
+        (("MODEL.RESNETS.NORM", "GN"), "GN"),
+        (("MODEL.RESNETS.STEM_OUT_CHANNELS", 32), "size mismatch"),
+        (("MODEL.ROI_MASK_HEAD.NUM_HEADS", 2), "several mask heads"),
+    ],
+)
+def test_other_models_are_refused(exportable, opts, message):
+    cfg, model = exportable(*opts)
+    with pytest.raises(ValueError, match=rf"torchvision has .*{message}"):
+        export_to_torchvision(cfg, model)
+
+
+def test_difference_without_a_known_key_is_refused(exportable, monkeypatch):
+    cfg, model = exportable("MODEL.ROI_BOX_HEAD.POOLER_TYPE", "ROIAlignV2")
+    monkeypatch.delitem(torchvision_export._REQUIRED, "MODEL.ROI_BOX_HEAD.POOLER_TYPE")
+    with pytest.raises(ValueError, match=r"finds only \d+% of \d+ detections"):
+        export_to_torchvision(cfg, model)
+
+
+def test_names_are_those_of_torchvision(exportable):
+    _, model = exportable()
+    names = to_torchvision(model.state_dict()).keys()
+    expected = maskrcnn_resnet50_fpn(weights=None, weights_backbone=None).state_dict()
+    heads = {name for name in expected if not name.startswith("backbone.body.")}
+    assert {n for n in names if not n.startswith("backbone.body.")} <= heads
