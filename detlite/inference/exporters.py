@@ -204,7 +204,8 @@ def outlines(mask: np.ndarray) -> list[np.ndarray]:
     polygons = []
     for points, starts in zip(*filled, strict=True):
         if len(starts) > 2:
-            polygons += [[*one, left - 1, top - 1] for one in _cut(padded.shape, points, starts)]
+            parts = _cut(padded.shape, points, starts)
+            polygons += [part + np.array((left - 1, top - 1)) for part in parts]
             continue
         ring = points[starts[0] : starts[1] - 1]  # without the last point, a copy of the first
         before, after = ring - np.roll(ring, 1, axis=0), np.roll(ring, -1, axis=0) - ring
