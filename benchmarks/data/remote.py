@@ -117,7 +117,7 @@ def main() -> None:
 
 def measure(folder: Path, count: int) -> None:
     """Print a line for each way to read the data set."""
-    from detlite.apps.dataset_formats.shard_writer import write_shards
+    from detlite.apps.shards.writer import write_shards
     from detlite.config import load_config
     from detlite.data import CocoDataset, build_dataset
     from detlite.data.loading.samplers import TrainingBatchSampler

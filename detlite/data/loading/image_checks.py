@@ -12,9 +12,9 @@ import numpy as np
 
 from detlite.data import cache
 from detlite.data.errors import DataError, RemoteError
+from detlite.data.image_folders import ImageArchive, ImageFolder, image_file_of
 from detlite.data.index.annotation_index import AnnotationIndex
 from detlite.data.remote.locations import location_id
-from detlite.data.remote.shards import ImageFolder, ShardFolder, image_file_of
 
 from .image_io import DEFAULT_OPTIONS, ImageOptions, oriented, read_image
 from .image_readers import DECODE_ERRORS, StoredImage, open_image
@@ -65,7 +65,7 @@ def find_bad_images(
     if notes is None:
         return dict(_problems(index, folder, options, np.arange(len(index.image_ids))))
     table = index.file.table
-    images = folder.id if isinstance(folder, ShardFolder) else location_id(folder)
+    images = folder.id if isinstance(folder, ImageArchive) else location_id(folder)
     key = cache.key(table["hash"], table["by_url"], images, *astuple(options), _VERSION)
     note_file = notes / f"{key}.pictures"
     with cache.exclusive_lock(note_file.with_suffix(".lock")):

@@ -19,12 +19,18 @@ from detlite.atomic_write import atomic_open
 from detlite.data import cache
 from detlite.data.datasets.catalog import DATASETS, Entry, check_fields
 from detlite.data.errors import DataError
+from detlite.data.remote.download import without_secrets
+from detlite.data.remote.filesystem import file_version
+from detlite.data.remote.locations import (
+    Location,
+    RemotePath,
+    local_copy,
+    location_id,
+    parse_location,
+)
 
-from .download import without_secrets
-from .filesystem import file_version
-from .locations import Location, RemotePath, local_copy, location_id, parse_location
-from .shard_entries import read_entries
-from .shards import Shard, ShardFolder
+from .entries import read_entries
+from .tar_files import Shard, ShardFolder
 
 _FORMAT = 1  # increase it with every change of the files that this module writes
 _RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")

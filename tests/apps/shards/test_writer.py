@@ -5,7 +5,7 @@ import tarfile
 
 import pytest
 
-from detlite.apps.dataset_formats.shard_writer import write_shards
+from detlite.apps.shards.writer import write_shards
 from detlite.data import DataError
 
 
@@ -59,7 +59,7 @@ def test_invalid_entries_are_errors(make_coco_dataset, tmp_path):
         write_shards(file, folder, tmp_path / "shards")
     assert not list((tmp_path / "shards").iterdir())
     content = json.loads(file.read_text())
-    content["annotations"][0]["bbox"][2] = -1
+    content["annotations"][0]["category_id"] = 99
     file.write_text(json.dumps(content))
     with pytest.raises(DataError, match=r"annotation 1 \(image 1\)"):
         write_shards(file, folder, tmp_path / "shards")

@@ -14,7 +14,11 @@ import pytest
 import torch
 
 from detlite.apps.cli.main import main
-from detlite.apps.dataset_formats.shard_writer import write_shards
+from detlite.apps.shards import dataset as module
+from detlite.apps.shards import entries
+from detlite.apps.shards.dataset import expand_range
+from detlite.apps.shards.tar_files import BLOCK, Shard
+from detlite.apps.shards.writer import write_shards
 from detlite.data import (
     CocoDataset,
     DataError,
@@ -23,9 +27,7 @@ from detlite.data import (
     build_train_dataset,
     build_train_loader,
 )
-from detlite.data.remote import download, shard_entries, shard_index
-from detlite.data.remote.shard_index import expand_range
-from detlite.data.remote.shards import BLOCK
+from detlite.data.remote import download
 from tests.data.servers import serving, upload
 
 
@@ -137,13 +139,13 @@ def test_shards_and_files_are_equal(shards, shard_cfg, tmp_path):
 
 def test_shards_are_indexed_once(shards, shard_cfg, monkeypatch, settled):
     read = []
-    read_entries = shard_index.read_entries
+    read_entries = module.read_entries
 
     def counting(shard):
         read.append(shard.file)
         return read_entries(shard)
 
-    monkeypatch.setattr(shard_index, "read_entries", counting)
+    monkeypatch.setattr(module, "read_entries", counting)
     for _ in range(2):
         build_dataset(shard_cfg(), "tars", train=True)
     assert sorted(read) == shards
@@ -337,18 +339,19 @@ def edited(**fields):
         (lambda m: [m[0], (m[0][0][:-3] + "jpg", b""), *m[1:]], "has 2 images"),
         (edited(width=None), "has width: None"),
         (edited(height=0), "has height: 0"),
-        (edited(image_id="7"), "has image_id: '7'"),
+        (edited(image_id="7a"), "has image_id: '7a'"),
         (edited(annotations={}), "has annotations: {}"),
         (edited(annotations=[3]), r"has annotations: \[3\]"),
     ],
 )
-def test_bad_entries_are_errors_or_skipped(shards, shard_cfg, caplog, change, message):
+def test_bad_entries_are_errors_or_skipped(shards, shard_cfg, change, message):
     rewrite(shards[0], change)
     with pytest.raises(DataError, match=rf"train-\{{.*: train-000000.tar: '0000.*' {message}"):
         build_dataset(shard_cfg(), "tars", train=False)
     cfg = shard_cfg("DATASETS.ON_BAD_ANNOTATION", "skip")
-    assert len(build_dataset(cfg, "tars", train=False)) == 3
-    assert "skipped 1 bad entries in total" in caplog.text
+    dataset = build_dataset(cfg, "tars", train=False)
+    assert len(dataset) == 3
+    assert "entries of shards that cannot be used: 1 image, for" in str(dataset.findings[0])
 
 
 @pytest.mark.parametrize("where", ["data", "header", "end", "all"])
@@ -399,11 +402,11 @@ def test_damaged_images(shards, shard_cfg):
 
 
 def test_unreadable_shards_are_not_skipped(shards, shard_cfg, monkeypatch):
-    def failing(shard):
+    def failing(*_):
         raise OSError(5, "Input/output error")
 
     with monkeypatch.context() as patch:
-        patch.setattr(shard_entries, "_open", failing)
+        patch.setattr(Shard, "read", failing)
         cfg = shard_cfg("DATASETS.ON_BAD_ANNOTATION", "skip")
         with pytest.raises(DataError, match=r"train-00000.\.tar: cannot be read \(Input/output"):
             build_dataset(cfg, "tars", train=False)
@@ -434,7 +437,7 @@ def test_a_shard_that_changes_in_use(shards, shard_cfg):
 def test_missing_and_empty_shards(shards, shard_cfg):
     shards[1].write_bytes(shards[0].read_bytes())
     with pytest.raises(
-        DataError, match=r"train-\{0+..000001\}.tar: the id 1\d occurs twice in 'im"
+        DataError, match=r"train-\{0+..000001\}.tar: image 1\d, .*: the id occurs twice"
     ):
         build_dataset(shard_cfg(), "tars", train=False)
     for shard in shards:
@@ -480,8 +483,8 @@ def web(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("cache_gb", [1.0, 0.0])
 def test_shards_over_http(many, web, cache_gb, monkeypatch):
-    monkeypatch.setattr("detlite.data.remote.shards.CHUNK", 4096)
-    monkeypatch.setattr(shard_entries, "CHUNK", 4096)
+    monkeypatch.setattr("detlite.apps.shards.tar_files.CHUNK", 4096)
+    monkeypatch.setattr(entries, "CHUNK", 4096)
     expected = take(build_train_loader(many(), build_train_dataset(many())), 16)
     keys = "DATASETS.CACHE_GB", cache_gb, "DATALOADER.NUM_WORKERS", 1
     web.faults = {f"/tars/train-00000{n}.tar": [503, "cut", "", "reset"] for n in range(6)}

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 
 from detlite.atomic_write import atomic_open
-from detlite.data.datasets.coco_checks import MAX_REPORTED, report_problems
-from detlite.data.errors import DataError
-from detlite.data.index.annotation_index import invalid_flags
+from detlite.data.errors import DataError, refuse
 from detlite.data.index.build import open_index
-from detlite.data.remote.shard_entries import IMAGE_SUFFIXES
+from detlite.data.index.states import Selection
+
+from .entries import IMAGE_SUFFIXES
 
 
 def write_shards(
@@ -45,8 +45,9 @@ def write_shards(
             support, or the shards cannot be written.
     """
     index = open_index(annotations)
-    problems, count = index.problems(masks=False, keypoint_count=0, limit=MAX_REPORTED)
-    report_problems(problems, count, annotations, skip=False)
+    problems, count = index.problems(Selection(), limit=1)
+    if count:
+        refuse(problems, count, annotations)
     for number in range(len(index.image_ids)):
         file_name = index.image(number)["file_name"]
         if Path(file_name).suffix.lower().removeprefix(".") not in IMAGE_SUFFIXES:
@@ -72,7 +73,7 @@ def write_shards(
                         "width": image["width"],
                         "annotations": [
                             {key: value for key, value in row.items() if key != "image_id"}
-                            for row in index.annotations(number, invalid_flags(False, False))
+                            for row in index.annotations(number)
                         ],
                     }
                     key = f"{image['id']:012d}"

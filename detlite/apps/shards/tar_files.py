@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import zlib
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from detlite.data import cache
 from detlite.data.errors import DataError
-
-from .file_cache import remote_file_cache
-from .filesystem import read
-from .locations import Location, RemotePath, location_id
+from detlite.data.image_folders import ImageArchive
+from detlite.data.remote.file_cache import remote_file_cache
+from detlite.data.remote.filesystem import read
+from detlite.data.remote.locations import Location, RemotePath, location_id
 
 BLOCK = 512  # bytes of a tar header, which precedes the data of its file
 CHUNK = 1 << 22  # bytes of a remote shard that one request reads
@@ -64,20 +63,16 @@ class Shard:
 
 
 @dataclass(frozen=True)
-class ShardFolder:
-    """The shards of a data set, used like a folder of images; `name` is for messages."""
+class ShardFolder(ImageArchive):
+    """The shards of a data set."""
 
-    name: str
     shards: tuple[Shard, ...]
-    cache_bytes: int = 0
 
     @property
     def id(self) -> str:
-        """A text that identifies the shards and their versions."""
         return cache.key(*((location_id(one.file), one.version) for one in self.shards))
 
     def image(self, entry: dict[str, Any]) -> ShardImage:
-        """Return the image of an entry that `shard_index` wrote."""
         position = entry["offset"], entry["size"], entry["header"]
         shard = self.shards[entry["shard"]]
         return ShardImage(shard, entry["file_name"], *position, self.cache_bytes)
@@ -117,12 +112,3 @@ class ShardImage:
     def forget(self) -> bool:
         start, stop = self.offset - BLOCK, self.offset + self.size
         return self.shard.forget(start, stop, self.cache_bytes)
-
-
-ImageFolder = Path | RemotePath | ShardFolder
-
-
-def image_file_of(folder: ImageFolder, entry: dict[str, Any]) -> Path | RemotePath | ShardImage:
-    if isinstance(folder, ShardFolder):
-        return folder.image(entry)
-    return folder / entry["file_name"]

@@ -1,0 +1,164 @@
+"""Read the entries of a tar file in WebDataset form.
+
+An entry is an image and a json file that differ in their suffixes alone and are adjacent:
+`a/0001.jpg`, `a/0001.json`. The json has `width`, `height`, `annotations` in COCO form without
+`image_id`, and optionally `image_id`. Other files are ignored.
+
+Python's tarfile trusts the sizes in a file: it can allocate any memory, or never end. So it only
+parses single headers here.
+"""
+
+import json
+import re
+import tarfile
+import zlib
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import Any, NamedTuple
+
+from detlite.data.datasets.coco_values import integer
+from detlite.data.errors import DataError, short_repr
+from detlite.data.remote.locations import RemotePath
+
+from .tar_files import BLOCK, CHUNK, Shard
+
+IMAGE_SUFFIXES = ("jpg", "jpeg", "png", "webp", "bmp", "tif", "tiff")
+_LOCAL_CHUNK = 1 << 16  # bytes
+_MAX_JSON, _MAX_IMAGE, _MAX_EXTENSION = 1 << 26, 1 << 30, 1 << 20  # bytes
+_EXTENSIONS = (tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK, b"x", b"g", b"X")  # of headers
+_PAX_RECORD = re.compile(rb"\d+ ([^=\n]+)=([^\n]*)\n")
+
+
+class _File(NamedTuple):
+    """A file in a shard: its name, and the position and the number of its bytes."""
+
+    name: str
+    start: int
+    size: int
+
+
+class _Reader:
+    """Reads a shard at increasing positions, CHUNK bytes per request.
+
+    Attributes:
+        problem: why its files end early.
+    """
+
+    def __init__(self, shard: Shard) -> None:
+        self.shard, self._start, self._data = shard, 0, b""
+        self.problem = ""
+        self._chunk = CHUNK if isinstance(shard.file, RemotePath) else _LOCAL_CHUNK
+
+    def read(self, start: int, size: int) -> bytes:
+        """Return the bytes from `start` on, fewer at the end of the shard."""
+        stop = min(start + size, self.shard.size)
+        if not self._start <= start <= stop <= self._start + len(self._data):
+            chunk_stop = min(max(stop, start + self._chunk), self.shard.size)
+            self._start, self._data = start, self.shard.read(start, chunk_stop, 0)
+        return self._data[start - self._start : stop - self._start]
+
+
+def read_entries(shard: Shard) -> Iterator[dict[str, Any]]:
+    """Yield the entries of a shard in its order. Raises DataError.
+
+    Yields:
+        `json`, `name`, and the `offset`, `size` and `header` of the image, see `ShardImage`; or
+        `problem`: what is wrong with an entry or with the shard.
+    """
+    reader = _Reader(shard)
+    try:
+        for key, files in groupby(_files(reader), lambda file: _split_suffix(file.name)[0]):
+            yield from _entry(key, list(files), reader)
+    except OSError as error:
+        raise DataError(f"{shard.file}: cannot be read ({error.strerror or error})") from error
+    if reader.problem:
+        yield {"problem": reader.problem}
+
+
+def _files(reader: _Reader) -> Iterator[_File]:
+    """Yield the regular files of a shard up to the first damage."""
+    position, extended = 0, dict[str, str]()  # the fields of the next header that did not fit
+    while True:
+        block = reader.read(position, BLOCK)
+        if block == bytes(BLOCK):  # the end of the archive
+            return
+        try:
+            header = tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
+            size = int(extended.get("size", header.size))
+            is_extension = header.type in _EXTENSIONS
+            if not (is_extension or header.isreg() or header.type not in tarfile.SUPPORTED_TYPES):
+                size = 0  # folders and links
+            start = position + BLOCK
+            if not 0 <= size <= (_MAX_EXTENSION if is_extension else reader.shard.size - start):
+                raise ValueError(f"{short_repr(header.name)} has {size} bytes")
+            if header.type == tarfile.GNUTYPE_SPARSE or any("sparse" in key for key in extended):
+                raise ValueError(f"{short_repr(header.name)} is sparse")
+        except (tarfile.HeaderError, ValueError) as error:
+            reader.problem = f"the shard is truncated or damaged at byte {position} ({error})"
+            return
+        if is_extension:
+            data = reader.read(start, size)
+            records = [(b"path", data.rstrip(b"\0"))]
+            if header.type != tarfile.GNUTYPE_LONGNAME:
+                records = _PAX_RECORD.findall(data) if header.type in b"xX" else []
+            extended |= {key.decode("latin1"): _decode(value) for key, value in records}
+        else:
+            if header.isreg():
+                yield _File(extended.get("path", header.name), start, size)
+            extended = {}
+        position = start + -(-size // BLOCK) * BLOCK
+
+
+def _decode(text: bytes) -> str:
+    return text.decode("utf-8", "surrogateescape")
+
+
+def _split_suffix(name: str) -> tuple[str, str]:
+    """Split a name at the first dot of its last part: the key of the entry, and the suffix."""
+    folder, mark, last = name.rpartition("/")
+    stem, _, suffix = last.partition(".")
+    return f"{folder}{mark}{stem}", suffix.lower()
+
+
+def _entry(key: str, files: Sequence[_File], reader: _Reader) -> Iterator[dict[str, Any]]:
+    """Yield the entry that the files of one key are, if any."""
+    by_suffix = {_split_suffix(file.name)[1]: file for file in files}
+    images = [by_suffix[suffix] for suffix in IMAGE_SUFFIXES if suffix in by_suffix]
+    json_file = by_suffix.get("json")
+    if json_file is None and not images:
+        return
+    if json_file is None or len(images) != 1:
+        missing = "no json" if json_file is None else f"{len(images)} images"
+        yield {"problem": f"{short_repr(key)} has {missing}"}
+        return
+    (image,) = images
+    if json_file.size > _MAX_JSON or image.size > _MAX_IMAGE:
+        yield {"problem": f"{short_repr(key)} has {json_file.size + image.size} bytes"}
+        return
+    text = reader.read(json_file.start, json_file.size)
+    try:
+        sample = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        yield {"problem": f"{short_repr(key)} is not JSON: {error}"}
+        return
+    problem = _sample_problem(sample)
+    if problem:
+        yield {"problem": f"{short_repr(key)} {problem}"}
+        return
+    header = zlib.crc32(reader.read(image.start - BLOCK, BLOCK))
+    position = {"offset": image.start, "size": image.size, "header": header}
+    yield {"name": image.name, **position, "json": sample}
+
+
+def _sample_problem(sample: Any) -> str | None:
+    if not isinstance(sample, dict):
+        return f"has a json that is not an object: {short_repr(sample)}"
+    for field in ("width", "height", "image_id"):
+        value = sample.get(field, 1 if field == "image_id" else None)
+        number = integer(value)
+        if number is None or (field != "image_id" and number < 1):
+            return f"has {field}: {short_repr(value)}"
+    annotations = sample.get("annotations")
+    if not isinstance(annotations, list) or not all(isinstance(one, dict) for one in annotations):
+        return f"has annotations: {short_repr(annotations)}"
+    return None

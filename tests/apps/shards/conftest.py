@@ -1,0 +1,10 @@
+"""The fixtures of small data sets."""
+
+from tests.data.conftest import (  # noqa: F401
+    cache,
+    content,
+    s3,
+    settled,
+    small_cfg,
+    write_set,
+)
