@@ -2,8 +2,9 @@
 
 import os
 import re
+import stat
 from collections.abc import Sequence
-from glob import glob
+from glob import escape, glob
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -16,6 +17,7 @@ from detlite.inference.predictor import Predictor
 _ANY_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _WILDCARD = re.compile(r"[*?\[]")
 _MAX_STEM = 50
+_MAX_LIST = 1 << 30  # bytes
 
 
 def list_images(inputs: Sequence[str], exclude: Path | None = None) -> list[str]:
@@ -24,7 +26,8 @@ def list_images(inputs: Sequence[str], exclude: Path | None = None) -> list[str]
     Only lists are opened. A missing image is reported when it is read.
 
     Args:
-        inputs: each a file; a folder, for the images in it, sorted by name; a glob such as
+        inputs: each a file; a folder, for the images in it, or else in its subfolders, sorted by
+            name; a glob such as
             `photos/**/*.jpg`, for the matching images, sorted by name; a text file (.txt) with a
             path or URL in each line; or an http or https URL.
         exclude: a folder whose files are left out of folders and globs, for drawn images.
@@ -43,6 +46,8 @@ def list_images(inputs: Sequence[str], exclude: Path | None = None) -> list[str]
                 paths = [os.path.join(source, name) for name in os.listdir(source)]
             except OSError as error:
                 raise DataError(f"{source}: the folder cannot be read ({error})") from error
+            if not any(path.lower().endswith(tuple(image_suffixes())) for path in paths):
+                paths = glob(os.path.join(escape(source), "**"), recursive=True)
             images += _image_files(source, paths, exclude, "the folder contains no images")
         elif source.lower().endswith(".txt"):
             images += _read_list(source)
@@ -74,7 +79,8 @@ def output_stem(image: str) -> str:
     """Return the stem for output files of an image: its name without suffix, shortened."""
     if is_url(image):
         image = re.sub(r"[^\w.-]", "_", unquote(Path(urlsplit(image).path).name))
-    return Path(image).stem[:_MAX_STEM]
+    stem = Path(image).stem[:_MAX_STEM]
+    return "".join(character if character.isprintable() else "_" for character in stem)
 
 
 def _image_files(
@@ -96,7 +102,13 @@ def _image_files(
 
 def _read_list(source: str) -> list[str]:
     try:
+        if not stat.S_ISREG(os.stat(source).st_mode):
+            raise DataError(f"{source}: the list of images must be a regular file")
+        if os.path.getsize(source) > _MAX_LIST:
+            raise DataError(f"{source}: a list of images has at most {_MAX_LIST} bytes: divide it")
         text = Path(source).read_text(encoding="utf-8-sig")
+    except DataError:
+        raise
     except (OSError, ValueError) as error:
         raise DataError(f"{source}: the list of images cannot be read ({error})") from error
     images = [line.strip("\r") for line in text.split("\n") if line.strip()]

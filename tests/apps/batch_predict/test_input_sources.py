@@ -1,5 +1,6 @@
 """Test listing and reading the inputs of `--input`."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +74,24 @@ def test_inputs_without_images(photos: Path, source: str, message: str) -> None:
         list_images([source])
 
 
+@pytest.mark.parametrize("kind", ["fifo", "device", "huge"])
+def test_lists_that_are_no_regular_files(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "list.txt"
+    if kind == "fifo":
+        os.mkfifo(file)
+    elif kind == "device":
+        file.symlink_to("/dev/zero")
+    else:
+        file.touch()
+        os.truncate(file, (1 << 30) + 1)
+    with pytest.raises(DataError, match=r"must be a regular file|has at most 1073741824 bytes"):
+        list_images([str(file)])
+
+
 def test_output_stems() -> None:
+    assert output_stem("a\x1b[31m\n\u202eb.jpg") == "a_[31m__b"
     assert output_stem("photos/a b.c.jpg") == "a b.c"
     assert output_stem("https://host/some/pic%2Fture.jpg?size=3#x") == "pic_ture"
     assert len(output_stem("x" * 200 + ".jpg")) == 50
@@ -105,3 +123,15 @@ def test_url_is_read_as_bytes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     assert torch.equal(from_url, from_file)
     with pytest.raises(DataError, match=r"^https://host/a\.ppm\?\.\.\.: none of JPEG, PNG"):
         load_image(reader, "https://host/a.ppm?key=secret")
+
+
+def test_a_folder_of_folders(tmp_path):
+    """Images of subfolders are listed if the folder itself has none."""
+    for name in ("b/2.jpg", "a[1]/1.png", "drawn/3.jpg", "a[1]/notes.md"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    (tmp_path / ".DS_Store").touch()
+    listed = list_images([str(tmp_path)], tmp_path / "drawn")
+    assert listed == [str(tmp_path / "a[1]/1.png"), str(tmp_path / "b/2.jpg")]
+    (tmp_path / "0.jpg").touch()
+    assert list_images([str(tmp_path)]) == [str(tmp_path / "0.jpg")]
