@@ -1,10 +1,26 @@
 """Recognize files of other types than expected, and explain in messages what to do with them."""
 
 import re
+import zipfile
 from pathlib import Path
 
 _READ = 1 << 24  # bytes
 _CONVERT = "`detlite init --data FOLDER --coco FILE` converts it to COCO json"
+
+
+def open_stored_zip(path: Path) -> zipfile.ZipFile:
+    """Open an archive whose members are not compressed, as torch and detlite write them.
+
+    Raises:
+        ValueError: its members state more bytes than it has, so it could fill the memory.
+        BadZipFile: it is damaged.
+    """
+    archive = zipfile.ZipFile(path)
+    size = sum(member.file_size for member in archive.infolist())
+    if size > path.stat().st_size:
+        archive.close()
+        raise ValueError(f"its parts have {size} bytes, more than the file: they are compressed")
+    return archive
 
 
 def explain_not_downloaded(data: bytes) -> str:

@@ -1,10 +1,16 @@
 """Hints about files of another type than expected."""
 
 import json
+import zipfile
 
 import pytest
 
-from detlite.data.file_type import explain_not_coco, explain_not_downloaded, explain_not_json
+from detlite.data.file_type import (
+    explain_not_coco,
+    explain_not_downloaded,
+    explain_not_json,
+    open_stored_zip,
+)
 
 
 def error_of(text):
@@ -51,3 +57,14 @@ def test_hints_about_keys():
 
 def test_valid_files_have_no_hint():
     assert explain_not_downloaded(b"PK\x03\x04") == explain_not_downloaded(b"") == ""
+
+
+def test_archives_of_compressed_members_are_refused(tmp_path):
+    for compression in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        with zipfile.ZipFile(tmp_path / f"{compression}.zip", "w", compression) as archive:
+            archive.writestr("a", bytes(100_000))
+            archive.writestr("b", bytes(7))
+    with open_stored_zip(tmp_path / "0.zip") as archive:
+        assert archive.read("b") == bytes(7)
+    with pytest.raises(ValueError, match="its parts have 100007 bytes, more than the file"):
+        open_stored_zip(tmp_path / "8.zip")

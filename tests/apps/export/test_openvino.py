@@ -170,6 +170,13 @@ def test_arrangement_in_a_file_builds_only_lists_and_tuples(
     assert len(Predictor(sound).categories) == 3
 
 
+def test_decompression_bomb(tmp_path):
+    with zipfile.ZipFile(tmp_path / "a.openvino", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("detlite.json", bytes(10_000_000))
+    with pytest.raises(CheckpointError, match=r"damaged.*its parts have 10000000 bytes"):
+        Predictor(tmp_path / "a.openvino")
+
+
 def test_original_model_is_unchanged(model, converted):
     assert not openvino_parts(model)
     assert list(openvino_parts(converted)) == [
