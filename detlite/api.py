@@ -76,11 +76,12 @@ def train(
             categories are the classes. None: the datasets of the config.
         test_data: evaluation data in the same form, with the name "test". Without it, a model
             trained on a pair is not evaluated.
-        weights: initial checkpoint, see MODEL.WEIGHT. Predictors of categories with the same name
-            are kept.
+        weights: initial checkpoint, see MODEL.WEIGHT, or "coco" for a model trained on COCO that
+            fits the data and the machine. Predictors of categories with the same name are kept.
         minutes: SOLVER.MAX_MINUTES. Without a config and in a single process, some training steps
             are timed first, usually for a minute, to choose a model, or for `weights` the warm-up.
-        output_dir: OUTPUT_DIR.
+        output_dir: OUTPUT_DIR. If neither this nor `overrides` name it and the config's folder
+            contains a run, a number is appended; a resumed run continues the last one.
         overrides: config keys and values, `{"SOLVER.BASE_LR": 0.01}`. They take precedence over all
             other arguments.
         resume: continue the run in the output folder, if there is one.
@@ -101,6 +102,7 @@ def train(
         CONFIG_FILE,
         FINAL_CHECKPOINT,
         check_output_dir,
+        choose_output_dir,
         files_of_run,
     )
     from detlite.engine.signals import StopSignals
@@ -128,6 +130,9 @@ def train(
             opts["OUTPUT_DIR"] = str(output_dir)
         all_opts = _as_list(opts) + _as_list(overrides)
         cfg = load_config(config, all_opts)
+        if "OUTPUT_DIR" not in all_opts[::2]:
+            all_opts += ["OUTPUT_DIR", str(choose_output_dir(Path(cfg.OUTPUT_DIR), resume))]
+            cfg = load_config(config, all_opts)
         folder = Path(cfg.OUTPUT_DIR)
         if config is None and resume and files_of_run(folder):
             config = folder / CONFIG_FILE

@@ -2,6 +2,7 @@
 
 import logging
 import re
+from itertools import chain, count, takewhile
 from pathlib import Path
 
 from detlite.config import ConfigError
@@ -38,6 +39,18 @@ def files_of_run(folder: Path) -> list[str]:
     """Return names of files that show that `folder` holds a training run; empty if it does not."""
     names = [name for name in (METRICS_FILE, FINAL_CHECKPOINT) if (folder / name).exists()]
     return names + [path.name for path in numbered_checkpoints(folder).values()][-1:]
+
+
+def choose_output_dir(folder: Path, resume: bool) -> Path:
+    """Return the folder of a run for which the user named none: `folder`, `folder`_2, ...
+
+    It is the first one without a run, or to resume, the last one with a run.
+    """
+    numbered = (folder.with_name(f"{folder.name}_{number}") for number in count(2))
+    used = list(takewhile(files_of_run, chain([folder], numbered)))
+    if resume:
+        return used[-1] if used else folder
+    return folder.with_name(f"{folder.name}_{len(used) + 1}") if used else folder
 
 
 def check_output_dir(folder: Path, resume: bool) -> None:

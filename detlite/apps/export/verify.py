@@ -74,14 +74,28 @@ def calibration_images(cfg: CfgNode, count: int) -> tuple[list[Tensor], list[Ten
     return images, proposals or None
 
 
+def limits_of_detections(cfg: CfgNode) -> tuple[float, int]:
+    """Return the lowest score and the largest number of objects that a model reports."""
+    is_retinanet = cfg.MODEL.META_ARCHITECTURE == "RetinaNet"
+    heads = cfg.MODEL.ROI_HEADS
+    score = cfg.MODEL.RETINANET.INFERENCE_TH if is_retinanet else heads.SCORE_THRESH
+    return score, heads.DETECTIONS_PER_IMG
+
+
 def report_difference(difference: Difference) -> bool:
     """Print a difference and return True if rounding explains it."""
     agrees = difference.within(**TOLERANCE)
     limits = ", ".join(f"{name} {value}" for name, value in TOLERANCE.items())
+    unmatched = f"{difference.unmatched} objects without a match"
+    if difference.borderline:
+        unmatched += (
+            f", and {difference.borderline} that are not judged, because rounding decides: their "
+            "score is at the threshold, or the image has more objects than are reported"
+        )
     print(
-        f"{difference.objects} objects; largest difference: boxes {difference.boxes:.2g} pixels, "
-        f"scores {difference.scores:.2g}, masks {difference.masks:.2g}, keypoints "
-        f"{difference.keypoints:.2g} pixels; {difference.unmatched} objects without a match\n"
+        f"compared {difference.objects} pairs of objects: boxes differ by at most "
+        f"{difference.boxes:.2g} pixels, scores by {difference.scores:.2g}, mask probabilities by "
+        f"{difference.masks:.2g}, keypoints by {difference.keypoints:.2g} pixels; {unmatched}\n"
         f"the file {'agrees' if agrees else 'DOES NOT AGREE'} with the model (tolerance: {limits})"
     )
     return agrees

@@ -17,7 +17,10 @@ def detections() -> Detections:
         torch.tensor([0.9, 0.9, 0.5]),
         torch.tensor([1, 2, 1]),
         torch.ones(3, dtype=torch.bool),
-        torch.rand(3, 4, 4),
+        class_scores=torch.rand(3, 2),
+        features=torch.rand(3, 6) * 50,
+        mask_probs=torch.rand(3, 4, 4),
+        mask_boxes=boxes + 1,
     )
 
 
@@ -44,9 +47,18 @@ def test_unmatched_objects(detections):
     assert compare(detections, far) == Difference(objects=2, unmatched=2)
 
 
+def test_objects_at_the_end_of_the_scores_are_not_judged(detections):
+    fewer = detections[:2]  # without the object of score 0.5
+    assert compare(detections, fewer, 0.4) == Difference(objects=2, unmatched=1)
+    for one, other in ((detections, fewer), (fewer, detections)):
+        assert compare(one, other, 0.495) == Difference(objects=2, borderline=1)
+    assert compare(fewer, detections[1:], 0.0, 2) == Difference(1, 1, 1)  # 0.9 is far above 0.5
+    assert compare(fewer, detections[1:], 0.0, 3) == Difference(1, 2)
+
+
 def test_union_and_limits():
-    both = Difference(2, 0, boxes=0.1) | Difference(3, 0, scores=0.2, keypoints=0.3)
-    assert both == Difference(5, 0, boxes=0.1, scores=0.2, keypoints=0.3)
+    both = Difference(2, 0, 1, boxes=0.1) | Difference(3, 0, 4, scores=0.2, keypoints=0.3)
+    assert both == Difference(5, 0, 5, boxes=0.1, scores=0.2, keypoints=0.3)
     assert both.within(boxes=0.3, scores=0.2, masks=0)
     assert not both.within(boxes=0.2, scores=0.2, masks=0)
     assert not both.within(boxes=0.3, scores=0.1, masks=0)

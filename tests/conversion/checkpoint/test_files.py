@@ -89,6 +89,9 @@ def test_truncated_file(toy, tmp_path, kept):
 def test_files_that_are_not_checkpoints(tmp_path):
     with pytest.raises(CheckpointError, match=r"none\.pth: cannot be read \(No such file"):
         read_checkpoint(tmp_path / "none.pth")
+    (tmp_path / "model_best.pth").touch()
+    with pytest.raises(CheckpointError, match=r"did you mean .*/model_best\.pth\?"):
+        read_checkpoint(tmp_path / "model_best.pt")
     with pytest.raises(CheckpointError, match="cannot be read"):
         read_checkpoint(tmp_path)
     (tmp_path / "text.pth").write_text("hello world, this is text")
