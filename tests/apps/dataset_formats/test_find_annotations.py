@@ -138,3 +138,83 @@ def test_unwritable_output_folder(make_coco_dataset, tmp_path):
     assert sets["train"].annotations.parent == tmp_path / "elsewhere"
     with pytest.raises(DataError, match=r"cannot be written \([^;]*$"):
         find_sets(annotations, images=images, folder=annotations.parent / "detlite")
+
+
+def write_coco_set(folder, categories, names, image, file):
+    """Write a COCO file with a box of each category in each image, and the images."""
+    rows = [
+        {"id": 1 + len(categories) * k + j, "image_id": k + 1, "category_id": number,
+         "bbox": [1, 1, 9, 9]}
+        for k in range(len(names)) for j, number in enumerate(categories)
+    ]  # fmt: skip
+    images = [
+        {"id": k + 1, "file_name": name, "height": 40, "width": 60} for k, name in enumerate(names)
+    ]
+    content = {
+        "images": images,
+        "annotations": rows,
+        "categories": [{"id": number, "name": name} for number, name in categories.items()],
+    }
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(content))
+
+
+def test_categories_are_matched_by_name(tmp_path, image):
+    for split, categories in (("train", {1: "cat", 2: "dog"}), ("valid", {0: "dog", 3: "owl"})):
+        image(tmp_path / f"{split}/a.jpg")
+        file = tmp_path / split / "_annotations.coco.json"
+        write_coco_set(tmp_path / split, categories, ["a.jpg"], image, file)
+    sets, _ = find_sets(tmp_path)
+    train, val = (json.loads(sets[split].annotations.read_text()) for split in ("train", "val"))
+    for content in (train, val):
+        assert [(row["id"], row["name"]) for row in content["categories"]] == [
+            (1, "cat"), (2, "dog"), (3, "owl"),
+        ]  # fmt: skip
+    assert [row["category_id"] for row in train["annotations"]] == [1, 2]
+    assert [row["category_id"] for row in val["annotations"]] == [2, 3]
+    assert val["findings"][0]["example"] == "owl"
+
+
+@pytest.mark.parametrize("name", ["C:\\x\\photos\\a b.jpg", "/home/me/photos/a b.jpg", "a%20b.jpg"])
+def test_coco_names_of_other_machines(tmp_path, image, name):
+    for file in ("photos/a b.jpg", "photos/c.jpg"):
+        image(tmp_path / file)
+    write_coco_set(tmp_path, {1: "cat"}, [name, "c.jpg"], image, tmp_path / "labels.json")
+    sets, _ = find_sets(tmp_path)
+    for source in sets.values():
+        for file in names(source):
+            assert (source.images / file).is_file()
+    content = json.loads(sets["train"].annotations.read_text())
+    assert content["findings"][0]["what"] == "file names in another notation"
+
+
+def test_json_files_next_to_the_data_are_no_annotations(yolo_folder, text):
+    for name, content in {
+        "notes.json": '{"categories": [{"id": 0, "name": "cat"}]}',
+        "package.json": '{"images": [], "name": "x"}',
+        "captions.json": '{"annotations": [{"caption": "x"}]}',
+    }.items():
+        text(yolo_folder / name, content)
+    assert "read as YOLO" in find_sets(yolo_folder)[1]
+
+
+def test_label_file_of_another_format(tmp_path, image, text):
+    image(tmp_path / "images/a.jpg")
+    box = {"name": "rect", "x": 5, "y": 6, "width": 10, "height": 8}
+    region = {"shape_attributes": box, "region_attributes": {"class": "cell"}}
+    rows = {"a": {"filename": "a.jpg", "regions": [region]}}
+    file = text(tmp_path / "annotations/via.json", json.dumps(rows))
+    sets, summary = find_sets(file)
+    assert summary.startswith("read as VIA; only one image has an object")
+    assert sets["train"].annotations == tmp_path / "annotations/detlite/via_train.json"
+    assert sets["train"].images == tmp_path / "images"
+
+
+def test_findings_are_part_of_the_written_file(yolo_folder, text):
+    text(yolo_folder / "labels/0.txt", "0 0.5 0.5 0.2 0.2\n0 0.5 0.5 0 0.2\n")
+    with pytest.raises(DataError, match="--skip-bad"):
+        find_sets(yolo_folder)
+    sets, _ = find_sets(yolo_folder, skip_bad=True)
+    for source in sets.values():
+        (row,) = json.loads(source.annotations.read_text())["findings"]
+        assert (row["what"], row["count"]) == ("bad labels", 1)

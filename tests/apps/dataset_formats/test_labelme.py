@@ -6,11 +6,13 @@ import json
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from detlite.apps.dataset_formats.find_annotations import read_folder
 from detlite.apps.dataset_formats.labeled_dataset import to_coco
 from detlite.data.errors import DataError
+from detlite.inference.exporters import to_labelme
 from detlite.structures.masks.formats import to_bitmap
 
 
@@ -137,3 +139,83 @@ def test_labels_in_a_separate_folder(tmp_path, image):
     (tmp_path / "labels/a.json").write_text(json.dumps(content))
     _, sets = read_folder(tmp_path / "labels")
     assert sets["train"].images[0].file == tmp_path / "photos/a.jpg"
+
+
+def test_ignored_regions_are_crowds_of_every_category(write, tmp_path):
+    ignored = [[40, 20], [55, 20], [55, 35]]
+    shapes = [shape("dog", TRIANGLE), shape("__ignore__", ignored)]
+    write(*shapes, shape("_background_", ignored), shape("cat", TRIANGLE))
+    content = read(tmp_path)
+    assert [row["name"] for row in content["categories"]] == ["cat", "dog"]
+    crowds = [row for row in content["annotations"] if row["iscrowd"]]
+    assert [(row["category_id"], row["bbox"]) for row in crowds] == [
+        (1, [40, 20, 15, 15]), (2, [40, 20, 15, 15]),
+    ]  # fmt: skip
+    assert [row["count"] for row in content["findings"]] == [1, 1]
+
+
+def test_keypoints_in_groups(write, tmp_path):
+    box = shape("hand", [[5, 5], [25, 25]], "rectangle", group_id=1)
+    tip = shape("tip", [[7, 8]], "point", group_id=1)
+    write(tip, box, shape("hand palm", [[20, 21]], "point", group_id=1))
+    content = read(tmp_path)
+    assert content["categories"][0]["keypoints"] == ["tip", "palm"]
+    assert content["annotations"][0]["keypoints"] == [7, 8, 2, 20, 21, 2]
+    write(box, shape("tip", [[7, 8]], "point"))
+    with pytest.raises(DataError, match=r"shapes\[1\] \(tip\): a point is a keypoint if"):
+        read_folder(tmp_path)
+
+
+def test_what_to_labelme_writes_comes_back(write, tmp_path):
+    masks = torch.zeros(3, 40, 60, dtype=torch.bool)
+    masks[0, 5:20, 5:20] = True
+    masks[0, 10:14, 10:14] = False
+    masks[1, 25:38, 30:50] = masks[1, 5:10, 40:50] = True
+    prediction = {
+        "size": (40, 60), "names": ["ring", "pair", "ring"], "masks": masks,
+        "scores": torch.tensor([0.9, 0.8, 0.7]),
+        "boxes": torch.tensor([[5.0, 5, 20, 20], [30, 5, 50, 38], [1, 1, 4, 4]]),
+        "keypoints": torch.arange(18.0).view(3, 2, 3),
+    }  # fmt: skip
+    write()
+    content = to_labelme(prediction, "a.jpg", ["head", "tail"])
+    (tmp_path / "a.json").write_text(json.dumps(content))
+    coco = read(tmp_path)
+    rows = coco["annotations"]
+    names = {row["id"]: row["name"] for row in coco["categories"]}
+    assert [names[row["category_id"]] for row in rows] == prediction["names"]
+    for row, mask in zip(rows[:2], masks, strict=False):
+        back = to_bitmap(row["segmentation"], 40, 60) > 0
+        assert (back ^ mask.numpy()).sum() <= 0.05 * mask.sum()
+        assert not back[11:13, 11:13].any()
+    assert "segmentation" not in rows[2]
+    assert rows[2]["bbox"] == [1, 1, 3, 3]
+    assert [row["keypoints"] for row in rows] == [
+        [0, 1, 2, 3, 4, 2], [6, 7, 2, 9, 10, 2], [12, 13, 2, 15, 16, 2],
+    ]  # fmt: skip
+
+
+def test_images_in_json_files(write, tmp_path):
+    file = write(shape("dog", TRIANGLE), name="sub")
+    picture = tmp_path / "sub.jpg"
+    text = base64.b64encode(picture.read_bytes()).decode()
+    write(shape("dog", TRIANGLE), name="sub", imageData=text)
+    data = picture.read_bytes()
+    picture.unlink()
+    _, sets = read_folder(tmp_path)
+    (image,) = sets["train"].images
+    assert image.file == tmp_path / "detlite/images/sub.jpeg"
+    assert image.file.read_bytes() == data
+    assert file.exists()
+
+
+def test_folders_of_splits(write, tmp_path):
+    for split in ("train", "val"):
+        write(shape("dog", TRIANGLE), name=split)
+        for suffix in ("jpg", "json"):
+            (tmp_path / split).mkdir(exist_ok=True)
+            (tmp_path / f"{split}.{suffix}").rename(tmp_path / split / f"{split}.{suffix}")
+    _, sets = read_folder(tmp_path)
+    assert {split: sets[split].images[0].file.stem for split in sets} == {
+        "train": "train", "val": "val",
+    }  # fmt: skip

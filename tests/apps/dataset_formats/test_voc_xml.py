@@ -1,10 +1,13 @@
 """Test reading PASCAL VOC's XML files in any folder."""
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from detlite.apps.dataset_formats.find_annotations import read_folder
-from detlite.apps.dataset_formats.labeled_dataset import to_coco
+from detlite.apps.dataset_formats.labeled_dataset import Conversion, to_coco
 from detlite.data.errors import DataError
+from detlite.structures.masks.formats import to_bitmap
 
 OBJECT = (
     "<object><name>{}</name><difficult>{}</difficult><bndbox><xmin>{}</xmin><ymin>{}</ymin>"
@@ -121,3 +124,72 @@ def test_missing_and_ambiguous_images(voc, image):
     (voc / "JPEGImages/a.jpg").unlink()
     with pytest.raises(DataError, match=r"a\.xml: its image .* is not in .*--images"):
         read_folder(voc)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "crowd"),
+    [
+        ("<difficult>1</difficult>", "<difficult/>", 0),
+        ("<difficult>1</difficult>", "", 0),
+        ("<difficult>1</difficult>", "<difficult>Unspecified</difficult>", 0),
+        ("<difficult>1</difficult>", "<difficult> true </difficult>", 1),
+        ("<width>60</width><height>40</height>", "<width>60.0</width><height>40.0</height>", 1),
+        ("<width>60</width><height>40</height>", "<width/><height/><depth/>", 1),
+        ("<size><width>60</width><height>40</height></size>", "", 1),
+        ("<annotation>", '<annotation verified="yes">', 1),
+        ("C:\\x\\a.jpg", "/data/photos/a.png", 1),
+    ],
+)
+def test_variants_of_xml(voc, text, old, new, crowd):
+    content = (voc / "Annotations/a.xml").read_text()
+    assert old in content
+    text(voc / "Annotations/a.xml", content.replace(old, new))
+    cat = to_coco(read(voc)["train"])["annotations"][0]
+    assert (cat["bbox"], cat["iscrowd"]) == ([10, 1, 20, 11], crowd)
+
+
+def test_unknown_values_name_the_element(voc, text):
+    content = (voc / "Annotations/a.xml").read_text()
+    text(voc / "Annotations/a.xml", content.replace("<difficult>1<", "<difficult>maybe<"))
+    text(voc / "Annotations/b.xml", content.replace("<width>60<", "<width>wide<"))
+    problem = (
+        r"a\.xml: object 1: difficult is 'maybe', .*b\.xml: size/width is 'wide', not a number"
+    )
+    with pytest.raises(DataError, match=problem):
+        read_folder(voc)
+
+
+def test_masks_of_objects(voc, image, text):
+    values = np.zeros((40, 60), np.uint8)
+    values[2:11, 11:29], values[1, 11:29] = 1, 255
+    values[30:35, 40:50] = 2
+    (voc / "SegmentationObject").mkdir()
+    Image.fromarray(values).save(voc / "SegmentationObject/a.png")
+    dataset = read(voc)["train"]
+    cat, dog = to_coco(dataset)["annotations"]
+    assert cat["bbox"] == [10, 1, 20, 11]
+    assert (to_bitmap(cat["segmentation"], 40, 60) == (values == 1)).all()
+    assert "segmentation" not in dog
+    (finding,) = dataset.findings
+    assert (finding.what, finding.count) == ("masks that fit no box", 1)
+
+
+def test_layout_of_roboflow(tmp_path, image, text):
+    for split in ("train", "valid", "test"):
+        image(tmp_path / f"{split}/a_jpg.rf.1.jpg")
+        file = xml(("cat", 0, 1, 1, 20, 30), name="a_jpg.rf.1.jpg")
+        text(tmp_path / f"{split}/a_jpg.rf.1.xml", file)
+    sets = read(tmp_path)
+    assert {split: [one.file.parent.name for one in sets[split].images] for split in sets} == {
+        "train": ["train"], "val": ["valid"],
+    }  # fmt: skip
+    assert next(iter(sets["train"].findings)).what == "images of the test set"
+
+
+def test_bad_files_are_counted_and_skipped(voc, text):
+    for name in ("c", "d", "e"):
+        text(voc / f"Annotations/{name}.xml", "<annotation>")
+    with pytest.raises(DataError, match=r"\(3 bad labels\)"):
+        read_folder(voc)
+    _, sets = read_folder(voc, Conversion(skip_bad=True))
+    assert len(sets["train"].images) == 2

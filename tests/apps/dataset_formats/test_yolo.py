@@ -5,7 +5,7 @@ import re
 import pytest
 
 from detlite.apps.dataset_formats.find_annotations import read_folder
-from detlite.apps.dataset_formats.labeled_dataset import to_coco
+from detlite.apps.dataset_formats.labeled_dataset import Conversion, to_coco
 from detlite.data.errors import DataError
 
 YAML = "path: {path}\ntrain: images/train\nval: images/val\nnc: 2\nnames: [cat, dog]\n"
@@ -115,3 +115,79 @@ def test_damaged_image(yolo):
     (yolo / "images/train/a.jpg").write_bytes(b"not an image")
     with pytest.raises(DataError, match=r"a\.jpg: the image is damaged"):
         read_folder(yolo)
+
+
+@pytest.mark.parametrize(
+    "name", ["obj.names", "classes.txt", "labels/classes.txt", "train/_darknet.labels"]
+)
+def test_names_of_other_tools(tmp_path, image, text, name):
+    image(tmp_path / "images/train/a.jpg")
+    text(tmp_path / "labels/train/a.txt", "1.0 0.5 0.5 0.5 0.25\n")
+    text(tmp_path / "notes.json", '{"categories": [{"id": 0, "name": "x"}], "info": {}}')
+    text(tmp_path / name, "cat\ndog\n")
+    content = to_coco(read(tmp_path)["train"])
+    assert [row["name"] for row in content["categories"]] == ["cat", "dog"]
+    assert content["annotations"][0]["category_id"] == 2
+
+
+def test_lists_of_darknet(tmp_path, image, text):
+    for name in "abc":
+        image(tmp_path / f"obj_{name}_data/{name}.jpg")
+        text(tmp_path / f"obj_{name}_data/{name}.txt", "0 0.5 0.5 0.5 0.25\n")
+    text(tmp_path / "obj.names", "cat\n")
+    entries = "classes = 1\ntrain = data/train.txt\nvalid = data/valid.txt\nbackup = backup/\n"
+    text(tmp_path / "obj.data", entries + "names = data/obj.names\n")
+    text(tmp_path / "train.txt", "data/obj_a_data/a.jpg\n")
+    text(tmp_path / "valid.txt", "C:\\x\\data\\obj_b_data\\b.jpg\n")
+    sets = read(tmp_path)
+    assert {split: [one.file.name for one in sets[split].images] for split in sets} == {
+        "train": ["a.jpg"], "val": ["b.jpg"],
+    }  # fmt: skip
+    text(tmp_path / "train.txt", "data/x.jpg\ndata/y.jpg\n")
+    with pytest.raises(DataError, match=r"its image 'data/x\.jpg' is not in .*\(2 bad labels\)"):
+        read_folder(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "yaml",
+    [
+        "names: {'0': cat, '1': dog}\ntrain: images\\train\nvalidation: images\\val\n",
+        "names: [cat, dog]\npath: /home/x/set\ntrain: /home/x/set/images/train\nvalid: images/val",
+        "names: [cat, dog]\ntrain: ../images/train\nval: ../images/val\ntest: ../images/test\n",
+        "nc: 2\ntrain: images/train\nval: images/val\n",
+    ],
+)
+def test_variants_of_yaml(yolo, text, yaml):
+    text(yolo / "data.yaml", yaml)
+    sets = read(yolo)
+    assert [one.file.name for one in sets["val"].images] == ["c.jpg"]
+    names = ["0", "1"] if "nc" in yaml else ["cat", "dog"]
+    assert sets["train"].categories == names
+    assert len(sets["train"].findings) == ("nc" in yaml)
+
+
+def test_labels_without_names(tmp_path, image, text):
+    image(tmp_path / "images/a.jpg")
+    text(tmp_path / "labels/a.txt", "2 0.5 0.5 0.1 0.1\n")
+    dataset = read(tmp_path)["train"]
+    assert dataset.categories == ["0", "1", "2"]
+    assert next(iter(dataset.findings)).what == "categories without names are numbered"
+
+
+def test_scores_and_keypoints(yolo, text):
+    text(yolo / "labels/train/a.txt", "0 0.5 0.5 0.5 0.25 0.9\n")
+    (finding,) = read(yolo)["train"].findings
+    assert (finding.what, finding.count) == ("scores behind boxes", 1)
+    text(yolo / "data.yaml", YAML.format(path=".") + "kpt_shape: [2, 3]\nkpt_names: {0: [a, b]}\n")
+    text(yolo / "labels/train/a.txt", "0 0.5 0.5 0.5 0.25 0.5 0.5 2 0 0 0\n")
+    content = to_coco(read(yolo)["train"])
+    assert content["annotations"][0]["keypoints"] == [30, 20, 2, 0, 0, 0]
+    assert content["categories"][0]["keypoints"] == ["a", "b"]
+
+
+def test_bad_lines_are_counted_and_skipped(yolo, text):
+    text(yolo / "labels/train/a.txt", "0 0.5 0.5 0 0.25\n0 0.5 0.5 0.5 0.25\n7 0.5 0.5 0.1 0.1\n")
+    with pytest.raises(DataError, match=r"line 1: .*; .*line 3: category 7 .*\(2 bad labels\)"):
+        read_folder(yolo)
+    _, sets = read_folder(yolo, Conversion(skip_bad=True))
+    assert sum(len(one.objects) for one in sets["train"].images) == 1
