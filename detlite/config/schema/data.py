@@ -49,6 +49,13 @@ _INPUT = section(
     Key("HORIZONTAL_FLIP_PROB_TRAIN", 0.5, "probability of a horizontal flip", fraction),
     Key("VERTICAL_FLIP_PROB_TRAIN", 0.0, "probability of a vertical flip", fraction),
     Key(
+        "ROTATION",
+        0.0,
+        "largest angle in degrees of a random rotation; corners are filled with the mean color",
+        in_range(0, 180),
+    ),
+    Key("QUARTER_TURNS", False, "turn by 0, 90, 180 or 270 degrees at random"),
+    Key(
         "SCALE_JITTER",
         (),
         "large-scale jitter, replaces MIN_SIZE_TRAIN: smallest and largest factor of the size that "

@@ -3,6 +3,7 @@
 import difflib
 import json
 import logging
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -65,6 +66,14 @@ class ConcatDataset(torch.utils.data.ConcatDataset[tuple[Tensor, Target]]):
         self.name = " + ".join(dataset.name for dataset in datasets)
         self.categories = first.categories
         self.keypoint_names = first.keypoint_names
+
+    def load(
+        self, index: int, min_size: Callable[[tuple[int, int]], tuple[int, int]] | None = None
+    ) -> tuple[Tensor, Target]:
+        """See `CocoDataset.load`."""
+        part = bisect_right(self.cumulative_sizes, index)
+        first = self.cumulative_sizes[part - 1] if part else 0
+        return self.parts[part].load(index - first, min_size)
 
     @property
     def aspect_ratios(self) -> list[float]:
@@ -175,10 +184,14 @@ def check_sets(cfg: CfgNode) -> None:
             )
 
 
+def findings_of(datasets: Iterable[CocoDataset]) -> str:
+    """Describe what is left out, reinterpreted or switched off because of the data, if anything."""
+    return summary({str(one.annotation_file): one.findings for one in datasets})
+
+
 def log_findings(datasets: Iterable[CocoDataset]) -> None:
-    """Log what is left out, reinterpreted or switched off because of the data."""
-    text = summary({str(one.annotation_file): one.findings for one in datasets})
-    if text:
+    """Log `findings_of` the data sets."""
+    if text := findings_of(datasets):
         logger.warning("%s", text)
 
 

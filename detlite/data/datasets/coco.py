@@ -5,6 +5,7 @@ Letters in shapes: N objects of an image, P keypoints of an object.
 
 import contextlib
 import io
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -171,12 +172,23 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
         return len(self._numbers)
 
     def __getitem__(self, index: int) -> tuple[Tensor, Target]:
+        return self.load(index)
+
+    def load(
+        self, index: int, min_size: Callable[[tuple[int, int]], tuple[int, int]] | None = None
+    ) -> tuple[Tensor, Target]:
+        """Return `dataset[index]`, whose image may be smaller than its target says.
+
+        Args:
+            min_size: returns the least size (height, width) at which to read an image of a size.
+        """
         number = int(self._numbers[index])
         entry = self._index.image(number)
         height, width = entry["height"], entry["width"]
         file = image_file_of(self._folder, entry)
         try:
-            image = read_image(file, (height, width), self._image_options)
+            least = min_size((height, width)) if min_size is not None else None
+            image = read_image(file, (height, width), self._image_options, min_size=least)
         except DataError as error:
             raise DataError(f"{error} (image id {entry['id']})") from error
         rows = self._index.annotations(number, self._selection.objects)

@@ -147,7 +147,7 @@ def _read(
         if page is not None and page >= count:
             raise DataError(f"{source}: there is no page {page} among its {count} (from 0)")
         if min_size is not None and options.exif_orientation:
-            min_size = oriented(min_size, file.orientation())
+            min_size = oriented(min_size, file.orientation(header_only=True))
         pixels = file.pixels(page or 0, min_size)
         array = pixels.array
         if as_channels:

@@ -178,6 +178,8 @@ class _PillowImage(OpenImage):
         self.file, self._source = file, source
         self.size = file.height, file.width
         self.channels = len(file.getbands())
+        # Pillow keeps only the high bytes of several channels.
+        self._deep_color = file.mode[0] != "I" and str(file.tile[-1:]).endswith(";16B')]")
         if file.format in _PAGED and (count := getattr(file, "n_frames", 1)) > 1:
             self.pages = range(count)
             if file.format == "TIFF":
@@ -216,9 +218,8 @@ class _PillowImage(OpenImage):
             file.seek(self.pages[page])
         if min_size is not None:
             file.draft(None, min_size[::-1])
-        deep = file.format == "PNG" and str(file.tile[-1].args).endswith(";16B")
         file.load()  # the header may continue behind the pixels
-        if deep and not file.mode.startswith("I"):  # Pillow keeps the high bytes only
+        if self._deep_color:
             return Pixels(self._high_and_low_bytes(), alpha=file.mode.endswith("A"))
         if self._lacks_data(min_size):
             raise DataError(f"{self._source}: the image is damaged or truncated (data are missing)")

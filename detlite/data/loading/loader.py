@@ -74,15 +74,19 @@ class TransformedDataset(Dataset[Any]):
         if _draw(self._mosaic):
             image, target = self._mosaic_of(index)
         else:
-            image, target = self._transform(*self._dataset[index])
+            image, target = self._transform(*self._load(index))
         if _draw(self._paste):
-            source, objects = self._transform(*self._dataset[self._another(index)])
+            source, objects = self._transform(*self._load(self._another(index)))
             image, target = paste_objects(image, target, source, choose_objects(objects))
         return image, target
 
+    def _load(self, index: int) -> tuple[Tensor, Target]:
+        """Read an image, a large JPEG at a reduced size if it will be resized to less."""
+        return self._dataset.load(index, self._transform.largest_size)
+
     def _mosaic_of(self, index: int) -> tuple[Tensor, Target]:
         indices = [index, *(self._another(index) for _ in range(3))]
-        parts = [self._transform.without_crop(*self._dataset[one]) for one in indices]
+        parts = [self._transform.without_crop(*self._load(one)) for one in indices]
         crop, (height, width) = self._transform.crop, parts[0][0].shape[1:]
         return make_mosaic(parts, (crop.side, crop.side) if crop else (height, width), self._fill)
 

@@ -1,6 +1,7 @@
 """Random changes of color."""
 
 from collections.abc import Callable
+from functools import partial
 
 from torch import Tensor
 from yacs.config import CfgNode
@@ -21,8 +22,12 @@ def build_color_jitter(cfg: CfgNode) -> Callable[[Tensor], Tensor] | None:
     jitter = v2.ColorJitter(*amounts)
     if len(cfg.INPUT.PIXEL_MEAN) == 3:
         return jitter
-    # The channels below each other are one gray image.
-    return lambda image: jitter(image.flatten(0, 1)[None]).view_as(image)
+    return partial(_as_gray, jitter)
+
+
+def _as_gray(jitter: Callable[[Tensor], Tensor], image: Tensor) -> Tensor:
+    """Change an image [C, H, W] as a gray one whose channels are below each other."""
+    return jitter(image.flatten(0, 1)[None]).view_as(image)
 
 
 def mean_color(cfg: CfgNode) -> Color:

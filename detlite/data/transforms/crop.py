@@ -8,7 +8,7 @@ from detlite.structures import boxes as box_ops
 from detlite.structures.masks.editing import crop_to_window, masks_to_boxes
 
 from .color import Color
-from .targets import select_objects
+from .targets import REGION_FIELDS, select_objects
 
 
 class RandomCrop:
@@ -48,7 +48,7 @@ def crop_target(target: Target, top: int, left: int, height: int, width: int) ->
 
     An object that the window cuts gets the box around the rest of its mask, if it has a mask.
     Objects with less than a pixel in height or width are dropped. Keypoints outside become
-    unlabeled. Proposals are clipped.
+    unlabeled. Proposals and ignored regions are clipped.
     """
     size = (height, width)
     shift = torch.tensor([left, top, left, top])
@@ -67,7 +67,7 @@ def crop_target(target: Target, top: int, left: int, height: int, width: int) ->
         x, y, visibility = (target["keypoints"] - torch.tensor([left, top, 0])).unbind(-1)
         inside = (x >= 0) & (x < width) & (y >= 0) & (y < height)
         target["keypoints"] = torch.stack([x, y, visibility * inside], dim=-1)
-    if "proposals" in target:
-        proposals = box_ops.clip(target["proposals"] - shift, size)
-        target["proposals"] = proposals[box_ops.has_min_size(proposals, 1)]
+    for name in target.keys() & REGION_FIELDS:
+        regions = box_ops.clip(target[name] - shift, size)
+        target[name] = regions[box_ops.has_min_size(regions, 1)]
     return select_objects(target, box_ops.has_min_size(target["boxes"], 1))

@@ -17,7 +17,8 @@ from detlite.structures.keypoints import PIXEL_CENTER, flip_order
 from .color import build_color_jitter, mean_color
 from .crop import RandomCrop
 from .resize import RandomShortestSize, ScaleJitter, Size, resize_image
-from .targets import select_objects
+from .rotate import RandomRotation
+from .targets import BOX_FIELDS, select_objects
 
 
 class RandomFlip:
@@ -33,7 +34,7 @@ class RandomFlip:
 
 
 class DetectionTransform:
-    """Changes color, flips, resizes and crops, then drops boxes smaller than a pixel.
+    """Flips, resizes, rotates, changes color and crops, then drops boxes smaller than a pixel.
 
     Random numbers come from torch's global generator, so a seed determines the result. Without a
     `resize`, images keep their size.
@@ -46,10 +47,11 @@ class DetectionTransform:
 
     def __init__(
         self,
-        resize: Callable[[Size], Size] | None = None,
+        resize: RandomShortestSize | ScaleJitter | None = None,
         flip: RandomFlip | None = None,
         color: Callable[[Tensor], Tensor] | None = None,
         crop: RandomCrop | None = None,
+        rotation: RandomRotation | None = None,
         keypoint_names: Sequence[str] = (),
         convention: Convention = CONVENTIONS["detlite"],
     ) -> None:
@@ -57,31 +59,37 @@ class DetectionTransform:
         self._flip = flip
         self._color = color
         self.crop = crop
+        self._rotation = rotation
         self._flip_order = flip_order(keypoint_names)
         self._convention = convention
 
     def __call__(self, image: Tensor, target: Target) -> tuple[Tensor, Target]:
-        """Transform an image uint8 [3, H, W] and its target.
+        """Transform an image uint8 [C, H, W] and its target.
 
-        The target has `boxes` [N, 4] xyxy, `labels` [N], and optionally `masks` (`PackedMasks`),
-        `keypoints` [N, P, 3] and `proposals` [R, 4] xyxy. Other entries pass unchanged.
+        The image may be smaller than the `size` (height, width) of the target, which is the frame
+        of the coordinates; see `largest_size`. The target has `boxes` [N, 4] xyxy, `labels` [N],
+        and optionally `masks` (`PackedMasks`), `keypoints` [N, P, 3], and `proposals` and
+        `ignored_boxes` [R, 4] xyxy. Other entries pass unchanged.
         """
         image, target = self.without_crop(image, target)
         return self.crop(image, target) if self.crop else (image, target)
 
     def without_crop(self, image: Tensor, target: Target) -> tuple[Tensor, Target]:
-        size = image.shape[-2], image.shape[-1]
-        if self._color is not None:
-            image = self._color(image)
+        stored = image.shape[-2], image.shape[-1]
+        size = target.get("size", stored)
         flips = self._flip.draw() if self._flip is not None else (False, False)
         if any(flips):
             image = image.flip([-1] * flips[0] + [-2] * flips[1])
-        new_size = size
-        if self._resize is not None:  # last, because it mostly enlarges
-            new_size = self._resize(size)
+        new_size = self._resize(size) if self._resize is not None else size
+        shrinks = new_size[0] * new_size[1] < stored[0] * stored[1]
+        if self._color is not None and not shrinks:  # at the smaller size
+            image = self._color(image)
+        if self._resize is not None or stored != size:
             image = resize_image(image, new_size, self._convention.resize)
+        if self._color is not None and shrinks:
+            image = self._color(image)
         target = dict(target)
-        for name in target.keys() & {"boxes", "proposals"}:
+        for name in target.keys() & BOX_FIELDS:
             boxes = _flip_boxes(target[name], size, *flips)
             boxes = box_ops.rescale(boxes, size, new_size, self._convention, clipped=False)
             target[name] = box_ops.clip(boxes, new_size)
@@ -89,7 +97,12 @@ class DetectionTransform:
             target["masks"] = target["masks"].transformed(*flips, size, new_size)
         if "keypoints" in target:
             target["keypoints"] = self._move_keypoints(target["keypoints"], *flips, size, new_size)
-        return image, select_objects(target, box_ops.has_min_size(target["boxes"], 1))
+        target = select_objects(target, box_ops.has_min_size(target["boxes"], 1))
+        return self._rotation(image, target) if self._rotation else (image, target)
+
+    def largest_size(self, size: Size) -> Size:
+        """Return the largest size to which an image of this size is resized."""
+        return self._resize.largest(size) if self._resize is not None else size
 
     def _move_keypoints(
         self, keypoints: Tensor, flip_x: bool, flip_y: bool, size: Size, new_size: Size
@@ -123,7 +136,7 @@ def build_transform(
     Test-time augmentation and tiling resize by themselves and get unchanged images.
     """
     inputs, convention = cfg.INPUT, convention_of(cfg)
-    resize: Callable[[Size], Size] | None = None
+    resize: RandomShortestSize | ScaleJitter | None = None
     if not train:
         if not (cfg.TEST.BBOX_AUG.ENABLED or cfg.TEST.TILE):
             limits = [inputs.MIN_SIZE_TEST], inputs.MAX_SIZE_TEST
@@ -137,6 +150,9 @@ def build_transform(
         limits = inputs.MIN_SIZE_TRAIN, inputs.MAX_SIZE_TRAIN
         resize = RandomShortestSize(*limits, convention.resize)
     flip = RandomFlip(inputs.HORIZONTAL_FLIP_PROB_TRAIN, inputs.VERTICAL_FLIP_PROB_TRAIN)
-    return DetectionTransform(
-        resize, flip, build_color_jitter(cfg), crop, keypoint_names, convention
-    )
+    rotation = None
+    if inputs.ROTATION or inputs.QUARTER_TURNS:
+        offset = PIXEL_CENTER - convention.keypoint_center
+        rotation = RandomRotation(inputs.ROTATION, inputs.QUARTER_TURNS, mean_color(cfg), offset)
+    color = build_color_jitter(cfg)
+    return DetectionTransform(resize, flip, color, crop, rotation, keypoint_names, convention)

@@ -11,7 +11,7 @@ from detlite.structures.masks.editing import place_masks
 
 from .color import Color
 from .crop import crop_image, crop_target, random_start
-from .targets import concat_targets
+from .targets import BOX_FIELDS, concat_targets
 
 
 def make_mosaic(
@@ -57,7 +57,7 @@ def _place(
 ) -> Target:
     """Return the target of an image of `size` at (top, left) of a larger one, see `place_masks`."""
     shift = torch.tensor([left, top, left, top])
-    placed = {name: target[name] + shift for name in target.keys() & {"boxes", "proposals"}}
+    placed = {name: target[name] + shift for name in target.keys() & BOX_FIELDS}
     if "keypoints" in target:
         placed["keypoints"] = target["keypoints"] + torch.tensor([left, top, 0])
     if "masks" in target:

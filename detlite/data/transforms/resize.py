@@ -55,6 +55,10 @@ class RandomShortestSize:
         index = int(torch.randint(count, ())) if count > 1 else 0
         return get_size(size, self._min_sizes[index], self._max_size, self._resize)
 
+    def largest(self, size: Size) -> Size:
+        """Return the size for the largest target."""
+        return get_size(size, max(self._min_sizes), self._max_size, self._resize)
+
 
 class ScaleJitter:
     """Draws a multiple, uniform in `scales`, of the size that just fits a square.
@@ -69,7 +73,14 @@ class ScaleJitter:
 
     def __call__(self, size: Size) -> Size:
         low, high = self._scales
-        factor = (low + (high - low) * float(torch.rand(()))) * self._side / max(size)
+        return self._scaled(size, low + (high - low) * float(torch.rand(())))
+
+    def largest(self, size: Size) -> Size:
+        """Return the size for the largest scale."""
+        return self._scaled(size, self._scales[1])
+
+    def _scaled(self, size: Size, scale: float) -> Size:
+        factor = scale * self._side / max(size)
         height, width = (max(1, int(side * factor)) for side in size)
         return height, width
 

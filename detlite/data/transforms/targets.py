@@ -9,6 +9,8 @@ from detlite.data.datasets.coco import Target
 from detlite.structures.masks.packed import PackedMasks
 
 _OBJECT_TENSORS = {"boxes", "labels", "keypoints"}  # one row per object
+REGION_FIELDS = {"proposals", "ignored_boxes"}  # boxes without a label
+BOX_FIELDS = {"boxes", *REGION_FIELDS}
 
 
 def select_objects(target: Target, keep: Tensor) -> Target:
@@ -26,7 +28,7 @@ def concat_targets(targets: Sequence[Target]) -> Target:
     first = targets[0]
     joined: Target = {
         name: torch.cat([target[name] for target in targets])
-        for name in first.keys() & (_OBJECT_TENSORS | {"proposals"})
+        for name in first.keys() & (_OBJECT_TENSORS | REGION_FIELDS)
     }
     if "masks" in first:
         joined["masks"] = PackedMasks.join([target["masks"] for target in targets])

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 
 from .packed import PackedMasks, pack_pieces
@@ -82,14 +83,54 @@ def occlude_masks(masks: PackedMasks, hidden: np.ndarray) -> tuple[PackedMasks, 
     return pack_pieces(pieces, is_rle, *hidden.shape), torch.tensor(touched, dtype=torch.bool)
 
 
+def warp_masks(
+    masks: PackedMasks,
+    matrix: np.ndarray,
+    shift: np.ndarray,
+    size: tuple[int, int],
+    new_size: tuple[int, int],
+) -> tuple[PackedMasks, Tensor]:
+    """Move each point p of the masks of an image of `size` to `matrix @ p + shift`.
+
+    Returns:
+        The masks of an image of `new_size`, and their bounding boxes float32 `[I, 4]` (xyxy), which
+        exceed the image where polygons do.
+    """
+    inverse = np.linalg.inv(matrix)
+    coefficients = np.column_stack([inverse, -inverse @ shift]).ravel().tolist()
+    pieces, is_rle, boxes = [], [], torch.zeros(len(masks), 4)
+    for index, (own, frame) in enumerate(masks.pieces_and_frames()):
+        is_rle.append(frame[0] > 0)
+        if is_rle[-1]:
+            if frame[4:] != [*size]:
+                raise ValueError(f"mask {index} has size {frame[4:]}, not {[*size]}")
+            moved = Image.fromarray(decode_frame(own[0], frame)).transform(
+                new_size[::-1], Image.Transform.AFFINE, coefficients, Image.Resampling.NEAREST
+            )
+            bitmap = np.asarray(moved)
+            pieces.append([boundaries_of_bitmap(bitmap)])
+            boxes[index] = torch.tensor(_bounding_box(bitmap))
+        else:
+            rings = [ring.reshape(-1, 2) @ matrix.T + shift for ring in own]
+            pieces.append([ring.reshape(-1) for ring in rings])
+            if rings:
+                points = np.concatenate(rings)
+                boxes[index] = torch.from_numpy(np.concatenate([points.min(0), points.max(0)]))
+    return pack_pieces(pieces, is_rle, *new_size), boxes
+
+
 def masks_to_boxes(masks: PackedMasks, height: int, width: int) -> Tensor:
     """Return the bounding boxes float32 `[I, 4]` (xyxy) of masks of one image; 0 if empty."""
     boxes = torch.zeros(len(masks), 4)
     for index, bitmap in enumerate(masks.each_bitmap(height, width)):
-        columns = used_columns(bitmap)
-        rows = used_columns(bitmap[:, columns].T)
-        boxes[index] = torch.tensor([columns.start, rows.start, columns.stop, rows.stop])
+        boxes[index] = torch.tensor(_bounding_box(bitmap))
     return boxes
+
+
+def _bounding_box(bitmap: np.ndarray) -> list[int]:
+    columns = used_columns(bitmap)
+    rows = used_columns(bitmap[:, columns].T)
+    return [columns.start, rows.start, columns.stop, rows.stop]
 
 
 def _reach_out(rings: Sequence[np.ndarray], height: int, width: int) -> bool:

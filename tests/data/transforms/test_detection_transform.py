@@ -7,7 +7,7 @@ from torchvision.transforms import v2
 
 from detlite.config import ConfigError, load_config
 from detlite.conventions import CONVENTIONS
-from detlite.data.transforms.color import mean_color
+from detlite.data.transforms.color import build_color_jitter, mean_color
 from detlite.data.transforms.detection_transform import (
     DetectionTransform,
     RandomFlip,
@@ -235,3 +235,30 @@ def test_keypoints_as_pixel_indices(flips):
     _, flipped = DetectionTransform(resize, RandomFlip(*flips), **options)(image, centers)
     first = [79 - 12, 16, 2] if flips[0] else [12, 59 - 16, 2]
     assert flipped["keypoints"][0, 0].tolist() == first
+
+
+@pytest.mark.parametrize("short_side", [16, 64])
+def test_an_image_read_at_a_reduced_size_gives_the_same_target(small_cfg, short_side):
+    cfg = small_cfg(
+        "INPUT.MIN_SIZE_TRAIN", short_side, "INPUT.MAX_SIZE_TRAIN", 200,
+        "INPUT.HORIZONTAL_FLIP_PROB_TRAIN", 1.0,
+    )  # fmt: skip
+    image, target = scene()
+    full, half = (
+        build_transform(cfg, train=True)(pixels, target) for pixels in (image, image[:, ::2, ::2])
+    )
+    assert full[0].shape == half[0].shape
+    assert torch.equal(full[1]["boxes"], half[1]["boxes"])
+    masks = [part[1]["masks"].bitmaps(*full[0].shape[1:]) for part in (full, half)]
+    assert torch.equal(*masks)
+
+
+def test_colors_of_other_channels_change_together():
+    cfg = load_config(None, ["INPUT.BRIGHTNESS", 0.5, "INPUT.PIXEL_MEAN", [1.0] * 5,
+                             "INPUT.PIXEL_STD", [1.0] * 5])  # fmt: skip
+    image = torch.full((5, 4, 4), 100, dtype=torch.uint8)
+    torch.manual_seed(0)
+    changed = build_color_jitter(cfg)(image)
+    assert len(changed.unique()) == 1
+    assert changed[0, 0, 0] != 100
+    assert resize_shortest(image, 6, 8).shape == (5, 6, 6)

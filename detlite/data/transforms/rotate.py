@@ -1,0 +1,99 @@
+"""Rotate images with their targets."""
+
+import math
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from detlite.data.datasets.coco import Target
+from detlite.structures.masks.editing import warp_masks
+
+from .color import Color
+from .crop import crop_target
+from .targets import BOX_FIELDS
+
+_QUARTER = 90
+
+
+class RandomRotation:
+    """Rotates counterclockwise about the center by a random angle, and by random quarter turns.
+
+    An image keeps its size, with the sides swapped by an odd number of quarter turns; `fill` is the
+    color of empty corners. A box follows the mask of its object. Without masks it encloses the
+    rotated ellipse in the box, which fits objects better than the rotated corners (Kalra et al.,
+    arXiv 2109.13488).
+
+    Args:
+        degrees: maximum angle in both directions.
+        quarter_turns: also turn by 0, 90, 180 or 270 degrees.
+        keypoint_offset: added to keypoints for continuous coordinates.
+    """
+
+    def __init__(
+        self, degrees: float, quarter_turns: bool, fill: Color, keypoint_offset: float = 0.0
+    ) -> None:
+        self._degrees, self._quarter_turns = degrees, quarter_turns
+        self._fill = fill
+        self._offset = keypoint_offset
+
+    def __call__(self, image: Tensor, target: Target) -> tuple[Tensor, Target]:
+        angle = self._degrees * (2 * float(torch.rand(())) - 1) if self._degrees else 0.0
+        turns = int(torch.randint(4, ())) if self._quarter_turns else 0
+        return self.rotate(image, target, angle, turns)
+
+    def rotate(
+        self, image: Tensor, target: Target, angle: float, turns: int
+    ) -> tuple[Tensor, Target]:
+        """Rotate an image [C, H, W] and its target by an angle in degrees and quarter turns."""
+        image, size = image.rot90(turns, (1, 2)).contiguous(), image.shape[1:]
+        height, width = image.shape[1:]
+        radians = math.radians(angle + _QUARTER * turns)
+        cos, sin = round(math.cos(radians), 12), round(math.sin(radians), 12)
+        rotation = np.array([[cos, sin], [-sin, cos]])
+        shift = np.array([width, height]) / 2 - rotation @ (np.array([size[1], size[0]]) / 2)
+        if angle:
+            image = _rotate_pixels(image, math.radians(angle), self._fill)
+        target = dict(target)
+        for name in target.keys() & BOX_FIELDS:
+            target[name] = _rotate_boxes(target[name], rotation, shift)
+        if "masks" in target:
+            target["masks"], boxes = warp_masks(
+                target["masks"], rotation, shift, (size[0], size[1]), (height, width)
+            )
+            target["boxes"] = boxes if angle else target["boxes"]
+        if "keypoints" in target:
+            keypoints = target["keypoints"].clone()
+            points = (keypoints[..., :2] + self._offset) @ torch.from_numpy(rotation.T).float()
+            keypoints[..., :2] = points + torch.from_numpy(shift).float() - self._offset
+            target["keypoints"] = keypoints
+        return image, crop_target(target, 0, 0, height, width)
+
+
+def _rotate_boxes(boxes: Tensor, rotation: np.ndarray, shift: np.ndarray) -> Tensor:
+    matrix = torch.from_numpy(rotation).to(boxes)
+    centers = (boxes[:, :2] + boxes[:, 2:]) / 2 @ matrix.T + torch.from_numpy(shift).to(boxes)
+    # The support of a rotated ellipse along each axis.
+    half_sides = ((boxes[:, 2:] - boxes[:, :2]).square() @ matrix.square().T).sqrt() / 2
+    return torch.cat([centers - half_sides, centers + half_sides], dim=1)
+
+
+def _rotate_pixels(image: Tensor, radians: float, fill: Color) -> Tensor:
+    height, width = image.shape[1:]
+    cos, sin = math.cos(radians), math.sin(radians)
+    x, y = width / 2, height / 2
+    # Pillow maps pixels of the result to the source.
+    inverse = (cos, -sin, x - cos * x + sin * y, sin, cos, y - sin * x - cos * y)
+    scale = 255 if image.is_floating_point() else 1
+    rotated = [
+        Image.fromarray(channel.numpy()).transform(
+            (width, height),
+            Image.Transform.AFFINE,
+            inverse,
+            Image.Resampling.BILINEAR,
+            fillcolor=value / scale if scale > 1 else round(value),
+        )
+        for channel, value in zip(image, fill, strict=True)
+    ]
+    return torch.from_numpy(np.stack(rotated))

@@ -1,0 +1,130 @@
+"""Rotations move image, boxes, masks and keypoints together."""
+
+import numpy as np
+import pytest
+import torch
+
+from detlite.data.transforms.detection_transform import build_transform
+from detlite.data.transforms.rotate import RandomRotation
+from detlite.structures.masks.packed import PackedMasks
+
+SIZE = (60, 80)
+FILL = (10.0, 20.0, 30.0)
+
+
+def bitmaps():
+    """Return masks of an ellipse and a rectangle off the center."""
+    y, x = np.mgrid[: SIZE[0], : SIZE[1]] + 0.5
+    ellipse = ((x - 30) / 12) ** 2 + ((y - 25) / 6) ** 2 <= 1
+    rectangle = (x > 45) & (x < 61) & (y > 30) & (y < 42)
+    return torch.from_numpy(np.stack([ellipse, rectangle])).to(torch.uint8)
+
+
+def scene(polygons=False):
+    masks = bitmaps()
+    packed = PackedMasks.from_bitmaps(masks)
+    if polygons:
+        turn = np.linspace(0, 2 * np.pi, 100, endpoint=False)
+        ring = np.stack([30 + 12 * np.cos(turn), 25 + 6 * np.sin(turn)], axis=1).ravel().tolist()
+        rings = [[ring], [[45, 30, 61, 30, 61, 42, 45, 42]]]
+        packed = PackedMasks.from_segmentations(rings, *SIZE, as_rle=False)
+    target = {
+        "boxes": torch.tensor([[18.0, 19.0, 42.0, 31.0], [45.0, 30.0, 61.0, 42.0]]),
+        "labels": torch.tensor([1, 2]),
+        "masks": packed,
+        "keypoints": torch.tensor([[[30.0, 25.0, 2.0]], [[53.0, 36.0, 1.0]]]),
+        "ignored_boxes": torch.tensor([[0.0, 0.0, 20.0, 10.0]]),
+        "size": SIZE,
+    }
+    return masks.any(0).to(torch.uint8).mul(255).expand(3, -1, -1).contiguous(), target
+
+
+def centers(masks):
+    y, x = torch.meshgrid(*(torch.arange(n) + 0.5 for n in masks.shape[1:]), indexing="ij")
+    return torch.stack([torch.stack([x[m > 0].mean(), y[m > 0].mean()]) for m in masks])
+
+
+@pytest.mark.parametrize("polygons", [False, True])
+@pytest.mark.parametrize("turns", [0, 1, 2, 3])
+def test_quarter_turns_are_exact(turns, polygons):
+    image, target = scene(polygons)
+    turned, after = RandomRotation(0, True, FILL).rotate(image, target, 0.0, turns)
+    assert torch.equal(turned, image.rot90(turns, (1, 2)))
+    masks = after["masks"].bitmaps(*turned.shape[1:])
+    expected = bitmaps().rot90(turns, (1, 2))
+    assert (masks != expected).float().mean() < (0.004 if polygons else 1e-9)
+    for box, mask in zip(after["boxes"], expected, strict=True):
+        rows, columns = mask.any(1).nonzero(), mask.any(0).nonzero()
+        ends = [columns.min(), rows.min(), columns.max() + 1, rows.max() + 1]
+        assert (box - torch.tensor(ends).float()).abs().max() <= 1
+    assert (after["keypoints"][:, 0, :2] - centers(expected)).abs().max() < 1
+    regions = torch.zeros(SIZE)
+    regions[:10, :20] = 1
+    x1, y1, x2, y2 = after["ignored_boxes"][0].int().tolist()
+    assert regions.rot90(turns)[y1:y2, x1:x2].sum() == 200
+
+
+@pytest.mark.parametrize("polygons", [False, True])
+@pytest.mark.parametrize("angle", [-50.0, 17.0, 130.0])
+def test_image_masks_boxes_and_keypoints_turn_together(angle, polygons):
+    image, target = scene(polygons)
+    turned, after = RandomRotation(180, False, FILL).rotate(image, target, angle, 0)
+    assert turned.shape == image.shape
+    masks = after["masks"].bitmaps(*SIZE)
+    foreground = turned[0] > 127
+    assert (masks.any(0) != foreground).sum() < 0.12 * foreground.sum()
+    points = after["keypoints"][after["keypoints"][..., 2] > 0][:, :2]
+    inside = [index for index, row in enumerate(after["keypoints"]) if row[0, 2] > 0]
+    assert (points - centers(masks[inside])).abs().max() < 2
+    for box, mask in zip(after["boxes"], masks, strict=True):
+        rows, columns = mask.any(1).nonzero(), mask.any(0).nonzero()
+        ends = [columns.min(), rows.min(), columns.max() + 1, rows.max() + 1]
+        assert (box - torch.tensor(ends).float()).abs().max() <= 1.01
+    assert turned[:, 0, 0].tolist() == [10, 20, 30]
+
+
+def test_boxes_without_masks_enclose_the_rotated_ellipse():
+    image, target = scene()
+    expected = RandomRotation(45, False, FILL).rotate(image, target, 30.0, 0)[1]["boxes"][0]
+    del target["masks"]
+    boxes = RandomRotation(45, False, FILL).rotate(image, target, 30.0, 0)[1]["boxes"]
+    assert (boxes[0] - expected).abs().max() < 1.1
+
+
+def test_objects_that_leave_the_image_are_dropped():
+    image, target = scene()
+    target["boxes"][1] = torch.tensor([70.0, 50.0, 80.0, 60.0])
+    masks = bitmaps()
+    masks[1] = 0
+    masks[1, 50:, 70:] = 1
+    target["masks"] = PackedMasks.from_bitmaps(masks)
+    target["keypoints"][1] = torch.tensor([[75.0, 55.0, 2.0]])
+    _, after = RandomRotation(90, False, FILL).rotate(image, target, -60.0, 0)
+    assert after["labels"].tolist() == [1]
+
+
+def test_rotation_of_the_config_is_a_function_of_the_seed(small_cfg):
+    cfg = small_cfg(
+        "INPUT.ROTATION", 20.0, "INPUT.QUARTER_TURNS", True, "INPUT.MIN_SIZE_TRAIN", 60,
+        "INPUT.MAX_SIZE_TRAIN", 200,
+    )  # fmt: skip
+    transform = build_transform(cfg, train=True)
+    shapes = set()
+    for seed in range(8):
+        results = []
+        for _ in range(2):
+            torch.manual_seed(seed)
+            results.append(transform(*scene()))
+        assert torch.equal(results[0][0], results[1][0])
+        assert torch.equal(results[0][1]["boxes"], results[1][1]["boxes"])
+        shapes.add(tuple(results[0][0].shape[1:]))
+    assert shapes == {(60, 80), (80, 60)}
+
+
+def test_float_images_and_other_channels():
+    image, target = scene()
+    for pixels, fill in ((image[:1], FILL[:1]), (image.float() / 255, FILL)):
+        turned, _ = RandomRotation(30, False, fill).rotate(pixels, target, 30.0, 1)
+        assert turned.dtype == pixels.dtype
+        assert turned.shape == (len(pixels), 80, 60)
+        assert turned[0, 0, 0] == pytest.approx(10 / 255 if turned.is_floating_point() else 10)
