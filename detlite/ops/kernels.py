@@ -44,7 +44,15 @@ def why_unavailable(error: Exception) -> str:
             f"the compiled kernels need torch >= {oldest}, this is torch {torch.__version__}. "
             "Run `pip install --upgrade torch torchvision`"
         )
-    if not any(file.suffix in (".so", ".pyd") for file in Path(__file__).parents[1].glob("_C.*")):
+    package = Path(__file__).parents[1]
+    if not _has_binary(package):
+        for folder in (Path(entry, "detlite").resolve() for entry in sys.path):
+            if folder != package.resolve() and _has_binary(folder):
+                return (
+                    f"Python imports detlite from its sources in {package}, which hide the "
+                    f"installed package with the compiled kernels in {folder}. Start Python in "
+                    f"another folder, or run `{BUILD_COMMAND}` to use the sources"
+                )
         return (
             "the compiled kernels (detlite._C) are not built. To build them, run "
             f"`{BUILD_COMMAND}` in the detlite folder, with a C++ compiler"
@@ -63,6 +71,10 @@ def why_unavailable(error: Exception) -> str:
         f"the compiled kernels (detlite._C) cannot be loaded: {error}. Reinstall detlite, or run "
         f"`{BUILD_COMMAND}` in the detlite folder"
     )
+
+
+def _has_binary(package: Path) -> bool:
+    return any(file.suffix in (".so", ".pyd") for file in package.glob("_C.*"))
 
 
 def _torch_platform() -> str:

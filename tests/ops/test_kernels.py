@@ -195,12 +195,24 @@ def test_kernels_that_cannot_be_loaded(built):
     assert "(detlite._C) cannot be loaded: undefined symbol: f. Reinstall detlite" in message
 
 
-def test_kernels_that_are_not_built(built):
+def test_kernels_that_are_not_built(built, monkeypatch):
+    monkeypatch.setattr(sys, "path", [])
     (built / "_C.abi3.so").unlink()
     (built / "_C.pyi").touch()  # not a library
     assert kernels.why_unavailable(ImportError()).startswith(
         "the compiled kernels (detlite._C) are not built. To build them, run `pip install "
     )
+
+
+def test_sources_that_hide_the_installed_package(built, tmp_path, monkeypatch):
+    (built / "_C.abi3.so").unlink()
+    installed = tmp_path / "site-packages" / "detlite"
+    installed.mkdir(parents=True)
+    (installed / "_C.abi3.so").touch()
+    monkeypatch.setattr(sys, "path", [str(built.parent), str(installed.parent)])
+    message = kernels.why_unavailable(ImportError())
+    assert message.startswith(f"Python imports detlite from its sources in {built}, which hide")
+    assert f"in {installed}. Start Python in another folder" in message
 
 
 @pytest.mark.slow
