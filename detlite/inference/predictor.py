@@ -213,7 +213,9 @@ class Predictor:
                     f"Predictor({name}={value!r}): must be {kind.__name__} in {low}..{high}"
                 )
         if self.dtype not in ("float32", "float16", "bfloat16", "auto"):
-            raise ValueError(f"Predictor(dtype={self.dtype!r}): must be float32, float16, bfloat16")
+            raise ValueError(
+                f"Predictor(dtype={self.dtype!r}): must be float32, float16 or bfloat16"
+            )
 
     @staticmethod
     def from_checkpoint(

@@ -72,6 +72,7 @@ def merge(
     size: tuple[int, int],
     iou_thresh: float,
     convention: Convention,
+    class_agnostic: bool = False,
 ) -> Detections:
     """Merge the detections of the tiles of an image, all in pixels of the image.
 
@@ -91,6 +92,7 @@ def merge(
         size: (height, width) of the image.
         iou_thresh: threshold of the model's own suppression.
         convention: of the model.
+        class_agnostic: detections of different labels are compared too.
     """
     cut = [tile.cuts(one.boxes, size) for tile, one in zip(tiles, detections, strict=True)]
     offsets = torch.tensor([0, *map(len, cut)]).cumsum(0).tolist()
@@ -101,9 +103,10 @@ def merge(
         for t, other in enumerate(tiles[:s]):
             boxes = other.clip(detections[s].boxes), tile.clip(detections[t].boxes)
             same_label = detections[s].labels[:, None] == detections[t].labels
+            comparable = same_label | class_agnostic
             iou, ios = _overlaps(*boxes)
             either_cut = cut[s][:, None] | cut[t]
-            drop = same_label & torch.where(either_cut, ios > _MAX_IOS, iou > iou_thresh)
+            drop = comparable & torch.where(either_cut, ios > _MAX_IOS, iou > iou_thresh)
             for i, j in drop.nonzero().tolist():
                 drops[offsets[s] + i].append(offsets[t] + j)
                 drops[offsets[t] + j].append(offsets[s] + i)
@@ -149,14 +152,14 @@ def _group(
 
 def _write_union(merged: Detections, row: int, parts: Detections, convention: Convention) -> None:
     """Write the union of the parts [P, ...] of an object into a row of `merged`."""
-    boxes = parts.boxes
-    box = torch.cat([boxes[:, :2].amin(dim=0), boxes[:, 2:].amax(dim=0)])
-    merged.boxes[row] = box
+    for boxes, merged_boxes in ((parts.boxes, merged.boxes), (parts.mask_boxes, merged.mask_boxes)):
+        if boxes is not None and merged_boxes is not None:
+            merged_boxes[row] = torch.cat([boxes[:, :2].amin(dim=0), boxes[:, 2:].amax(dim=0)])
     if parts.mask_probs is not None and merged.mask_probs is not None:
         # Paste the parts into the cells of the union's box.
         cells = parts.mask_probs.shape[-1]
-        union = box_ops.pooled_region(box, convention)
-        own = box_ops.pooled_region(boxes, convention)
+        union = box_ops.pooled_region(merged.pasting_boxes[row], convention)
+        own = box_ops.pooled_region(parts.pasting_boxes, convention)
         sides = (union[2:] - union[:2]).clamp(min=1e-6)
         within = (own - union[:2].repeat(2)) * (cells / sides).repeat(2)
         pasted = paste_probabilities(parts.mask_probs, within, (cells, cells))

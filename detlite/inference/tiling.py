@@ -34,6 +34,10 @@ class Tiling:
     overlap: float = 0.2
     batch: int = 8
 
+    def __post_init__(self) -> None:
+        if self.side < 1 or not 0 <= self.overlap < 1 or self.batch < 1:
+            raise ValueError(f"{self}: side and batch must be at least 1, overlap in [0, 1)")
+
     def tiles(self, size: tuple[int, int]) -> list[Tile]:
         """Return evenly spaced tiles of an image of (height, width), row by row."""
         height, width = size
@@ -81,13 +85,18 @@ class TiledDetector(ImageDetector):
         suppression = self.model.postprocess.suppression
         iou_thresh = suppression.views_iou_thresh or suppression.iou_thresh
         whole = Tile(0, 0, width, height)
-        return merge([whole, *tiles], detections, size, iou_thresh, self.convention)
+        return merge(
+            [whole, *tiles], detections, size, iou_thresh, self.convention,
+            suppression.class_agnostic,
+        )  # fmt: skip
 
 
 def _shift(detections: Detections, tile: Tile) -> Detections:
     """Map detections of a tile to the image."""
     corner = detections.boxes.new_tensor([tile.x1, tile.y1])
     shifted = replace(detections, boxes=detections.boxes + corner.repeat(2))
+    if detections.mask_boxes is not None:
+        shifted = replace(shifted, mask_boxes=detections.mask_boxes + corner.repeat(2))
     if detections.keypoints is None:
         return shifted
     xy, rest = detections.keypoints[..., :2], detections.keypoints[..., 2:]

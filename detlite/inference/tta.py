@@ -56,6 +56,7 @@ class AugmentedDetector(ImageDetector):
     def _detect(self, image: Tensor, proposals: Tensor | None, min_score: float) -> Detections:
         model, convention, postprocess = self.model, self.model.convention, self.model.postprocess
         size, sizes, predicted, features_by_view = size_of(image), [], [], []
+        keep_features = hasattr(model, "roi_heads") and model.roi_heads.has_dense_outputs
         for view in self.views:
             resized = resize_shortest(image, view.min_size, view.max_size, convention.resize)
             input_size = size_of(resized)
@@ -73,31 +74,34 @@ class AugmentedDetector(ImageDetector):
             clip = postprocess.clip == "before-nms"
             boxes = box_ops.rescale(boxes, batch.sizes, sizes[0], convention, clip)
             predicted.append(replace(scored, boxes=boxes))
-            if model.required_targets:  # keep the features, which take memory, only for the heads
+            if keep_features:  # keep the features, which take memory, only for the heads
                 features_by_view.append((view, features, input_size))
         joined = tree_map(lambda *views: torch.cat(views, dim=1), *predicted)
         detections = postprocess.suppress(joined, False, len(self.views))
         detections = postprocess.finish(detections, sizes[0], False, min_score)
         boxes = box_ops.rescale(detections.boxes, sizes[0], size, convention)
         detections = replace(detections, boxes=boxes)
-        if model.required_targets:
-            detections = self._add_masks_and_keypoints(detections, features_by_view, size)
+        if keep_features:
+            detections = self._add_dense_outputs(detections, features_by_view, size)
+        if model.mask_refinement is not None:
+            original_size = torch.tensor([size], device=boxes.device)
+            detections = model.mask_refinement(detections, original_size, min_score)
         return detections.per_image()[0]
 
-    def _add_masks_and_keypoints(
+    def _add_dense_outputs(
         self,
         detections: Detections,
         features_by_view: Sequence[tuple[View, list[Tensor], tuple[int, int]]],
         size: tuple[int, int],
     ) -> Detections:
-        """Add the mean of the heads' maps over all views to the detections [1, D] of an image."""
+        """Add the mean of the heads' outputs over all views to the detections [1, D]."""
         packing, mean = Packing(detections.valid, static_shapes=False), DenseOutputs()
         for view, features, input_size in features_by_view:
             boxes = box_ops.rescale(detections.boxes, size, input_size, self.model.convention)
             boxes = view.mirror(boxes, input_size)
             maps = self.model.roi_heads.dense_outputs(features, packing, boxes, detections.labels)
             for name, value in maps.items():
-                if view.flip:
+                if view.flip and name != "features":
                     value = value.flip(-1)
                     value = value[:, self.flip_order] if name == "keypoint_logits" else value
                 mean[name] = mean.get(name, 0) + value / len(self.views)

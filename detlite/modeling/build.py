@@ -32,6 +32,7 @@ def build_model(cfg: CfgNode) -> DetectionModel:
     except ValueError as error:  # a module rejected its arguments
         raise ConfigError(str(error)) from error
     formats = {"channels_last": torch.channels_last, "contiguous": torch.contiguous_format}
+    model.extra_outputs = tuple(cfg.TEST.EXTRA_OUTPUTS)
     return model.to(device).to(memory_format=formats[cfg.MODEL.MEMORY_FORMAT])
 
 
@@ -68,6 +69,11 @@ def reject_roi_heads(cfg: CfgNode) -> None:
                 f"MODEL.{key} is True, but a {cfg.MODEL.META_ARCHITECTURE} has no RoI heads: set "
                 "it to False"
             )
+    if cfg.TEST.BOX_FROM_MASK or cfg.TEST.MASK_CONFIDENCE or "features" in cfg.TEST.EXTRA_OUTPUTS:
+        raise ValueError(
+            "TEST.BOX_FROM_MASK, TEST.MASK_CONFIDENCE and features in TEST.EXTRA_OUTPUTS need RoI "
+            f"heads, which a {cfg.MODEL.META_ARCHITECTURE} does not have: remove them"
+        )
 
 
 def _is_available(device: torch.device) -> bool:

@@ -20,6 +20,7 @@ from .exportable_parts import ExportablePart, backbone_part
 from .input_checks import check_images
 from .postprocessing import Postprocess
 from .preprocessing import Normalizer, prepare_proposals, prepare_targets
+from .roi_heads.mask_refinement import MaskRefinement
 from .roi_heads.roi_heads import RoIHeads
 
 
@@ -35,11 +36,15 @@ class DetectionModel(nn.Module, ABC):
         categories: see `Detector`; empty until training or a checkpoint sets them.
         required_targets: fields that targets must have besides `boxes` and `labels`.
         roi_heads: of models with mask or keypoint heads.
+        extra_outputs: fields of detections that TEST.EXTRA_OUTPUTS adds.
+        mask_refinement: improves boxes and scores by masks, if enabled.
         static_shapes: no shape depends on a value: padding is computed too. Set it before
             torch.compile and torch.export; `optimize_for_training` sets it on GPUs.
     """
 
     roi_heads: RoIHeads
+    mask_refinement: MaskRefinement | None = None
+    extra_outputs: tuple[str, ...] = ()
     required_targets: tuple[str, ...] = ()
     takes_proposals = False
     resizes_images = False
@@ -97,6 +102,11 @@ class DetectionModel(nn.Module, ABC):
         return self.postprocess.convention
 
     @property
+    def channels(self) -> int:
+        """See `Detector`."""
+        return self.normalizer.channels
+
+    @property
     def device(self) -> torch.device:
         """See `Detector`."""
         return self.normalizer.pixel_mean.device
@@ -119,7 +129,7 @@ class DetectionModel(nn.Module, ABC):
             In evaluation a dict for each image with `boxes` float32 [D, 4], `scores` [D] in
             decreasing order, `labels` [D] and, for models with such a head, `masks` float32
             [D, 1, H, W] (probabilities), or `keypoints` float32 [D, K, 3] of (x, y, 1) and their
-            logits `keypoints_scores` [D, K].
+            logits `keypoints_scores` [D, K]; also the outputs of TEST.EXTRA_OUTPUTS.
 
         Raises:
             TypeError, ValueError: images or targets that do not fit this description.
@@ -130,7 +140,7 @@ class DetectionModel(nn.Module, ABC):
         if not self.training:
             detections = self.detect(images, proposals)
             return [self._as_dict(*pair) for pair in zip(detections, images, strict=True)]
-        check_images(images)  # all checks come before the first copy to the device
+        check_images(images, self.channels)  # all checks come before the first copy to the device
         truth = prepare_targets(
             targets,
             images,
@@ -184,9 +194,9 @@ class DetectionModel(nn.Module, ABC):
         result = {"boxes": boxes, "scores": detections.scores, "labels": detections.labels}
         if (probs := detections.mask_probs) is not None:
             size = (image.shape[-2], image.shape[-1])
-            covered = paste_boxes(boxes, probs.shape[-1], self.convention)
+            covered = paste_boxes(detections.pasting_boxes, probs.shape[-1], self.convention)
             result["masks"] = paste_probabilities(probs, covered, size)[:, None]
         if detections.keypoints is not None and detections.keypoint_scores is not None:
             result["keypoints"] = detections.keypoints
             result["keypoints_scores"] = detections.keypoint_scores
-        return result
+        return result | detections.extra_outputs()

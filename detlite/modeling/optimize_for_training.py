@@ -12,12 +12,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.func import functional_call
 from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from .backbone.timm_backbone import call_without_values
 from .detection_model import DetectionModel
 from .layers.asymmetric_padding import PaddedConv2d
 from .layers.conv import CPUConv2d, share_parameters, slow_in_bfloat16, slow_in_float32
@@ -135,14 +134,10 @@ def _conv_norm_pairs(backbone: nn.Module) -> Iterator[tuple[str, FrozenBatchNorm
             )
         elif isinstance(module, FrozenBatchNorm2d):
             hooks.append(module.register_forward_pre_hook(before_norm))
-    state = [*backbone.named_parameters(), *backbone.named_buffers()]
     readers = _ReaderCount()
-    dtype = next(backbone.parameters()).dtype
     try:
-        with torch.no_grad(), FakeTensorMode(), torch.device("cpu"), readers:
-            fake_state = {name: torch.empty(x.shape, dtype=x.dtype) for name, x in state}
-            image = torch.empty(2, 3, 256, 256, dtype=dtype)
-            maps = functional_call(backbone, fake_state, image)
+        with readers:
+            maps = call_without_values(backbone, 256, 256)
     finally:
         for hook in hooks:
             hook.remove()

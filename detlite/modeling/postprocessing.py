@@ -91,7 +91,9 @@ class Postprocess:
 def build_suppression(cfg: CfgNode, iou_thresh: float) -> Suppression:
     """Build the suppression settings from TEST.NMS and an IoU threshold."""
     nms = cfg.TEST.NMS
-    return Suppression(iou_thresh, nms.METHOD, nms.SIGMA, nms.VOTE_THRESH, nms.MIN_SCORE)
+    return Suppression(
+        iou_thresh, nms.METHOD, nms.SIGMA, nms.VOTE_THRESH, nms.MIN_SCORE, nms.CLASS_AGNOSTIC
+    )
 
 
 def build_postprocess(cfg: CfgNode) -> Postprocess:

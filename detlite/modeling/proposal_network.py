@@ -58,6 +58,8 @@ class ProposalNetwork(DetectionModel):
 def build_proposal_network(cfg: CfgNode) -> ProposalNetwork:
     """Build the proposal network of MODEL.RPN."""
     reject_roi_heads(cfg)
+    if cfg.TEST.EXTRA_OUTPUTS:
+        raise ValueError("TEST.EXTRA_OUTPUTS must be empty: a ProposalNetwork has no classes")
     backbone = build_backbone(cfg)
     rpn = build_rpn(cfg, backbone)
     # The RPN suppresses overlaps on each level, but not those between views.

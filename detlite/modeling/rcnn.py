@@ -15,6 +15,7 @@ from .detection_model import DetectionModel
 from .exportable_parts import ExportablePart, child_part
 from .postprocessing import Postprocess, build_postprocess
 from .preprocessing import Normalizer, build_normalizer
+from .roi_heads.mask_refinement import MaskRefinement, build_mask_refinement
 from .roi_heads.roi_heads import RoIHeads, build_roi_heads
 from .rpn.rpn import RPN, build_rpn
 
@@ -37,8 +38,10 @@ class GeneralizedRCNN(DetectionModel):
         postprocess: Postprocess,
         num_classes: int,
         mask_threshold: float,
+        mask_refinement: MaskRefinement | None = None,
     ) -> None:
         super().__init__(normalizer, backbone, postprocess, num_classes, mask_threshold)
+        self.mask_refinement = mask_refinement
         self.rpn = rpn
         self.takes_proposals = rpn is None
         self.sampler = sampler
@@ -69,7 +72,10 @@ class GeneralizedRCNN(DetectionModel):
         features = self.backbone(images.pixels)
         predicted = self.predict_boxes(features, images, proposals)
         detections = self.postprocess(predicted, images.sizes, self.static_shapes, min_score)
-        return self.roi_heads.add_dense_outputs(features, detections, self.static_shapes)
+        detections = self.roi_heads.add_dense_outputs(features, detections, self.static_shapes)
+        if self.mask_refinement is not None:
+            detections = self.mask_refinement(detections, images.sizes, min_score)
+        return detections
 
     def predict_boxes(
         self, features: list[Tensor], images: Images, proposals: Proposals | None = None
@@ -99,4 +105,5 @@ def build_generalized_rcnn(cfg: CfgNode) -> GeneralizedRCNN:
         build_postprocess(cfg),
         num_classes=cfg.MODEL.ROI_BOX_HEAD.NUM_CLASSES,
         mask_threshold=cfg.MODEL.ROI_MASK_HEAD.POSTPROCESS_MASKS_THRESHOLD,
+        mask_refinement=build_mask_refinement(cfg),
     )

@@ -10,6 +10,7 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 from yacs.config import CfgNode
 
 from detlite.conventions import convention_of
@@ -95,6 +96,7 @@ class RetinaNet(DetectionModel):
         alpha, gamma: of the focal loss.
         score_thresh: predicted boxes need a higher score.
         pre_nms: the largest number of boxes of a level before suppression.
+        class_scores: predicted boxes hold the scores of all classes.
     """
 
     # Moving average of the number of foreground anchors in a batch: first value and momentum.
@@ -117,6 +119,7 @@ class RetinaNet(DetectionModel):
         box_loss: BoxLoss,
         score_thresh: float,
         pre_nms: int,
+        class_scores: bool = False,
     ) -> None:
         super().__init__(normalizer, backbone, postprocess, num_classes)
         self.head = head
@@ -127,6 +130,7 @@ class RetinaNet(DetectionModel):
         self.box_loss = box_loss
         self.score_thresh = score_thresh
         self.pre_nms = pre_nms
+        self.class_scores = class_scores
         self.first_label = 0 if self.convention.retinanet_scores_background else 1
         if self.convention.retinanet_loss_normalizer == "moving":
             self.register_buffer("moving_foreground", torch.tensor(self.START))
@@ -171,7 +175,7 @@ class RetinaNet(DetectionModel):
     ) -> PredictedBoxes:
         """Decode the highest-scoring anchors of each level."""
         levels = [self._decode(*level) for level in zip(*self._predict(features), strict=True)]
-        return PredictedBoxes(*(torch.cat(field, dim=1) for field in zip(*levels, strict=True)))
+        return tree_map(lambda *fields: torch.cat(fields, dim=1), *levels)
 
     def exportable_parts(self) -> list[ExportablePart]:
         """Return the backbone and the head."""
@@ -190,15 +194,16 @@ class RetinaNet(DetectionModel):
             return self.moving_foreground.clone(), self.moving_foreground.clone()
         return total + count.shape[0], total.clamp(min=1)
 
-    def _decode(
-        self, anchors: Tensor, logits: Tensor, deltas: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return the boxes [B, M, 4], scores, labels and validity [B, M] of a level."""
-        scores = logits.flatten(1).sigmoid()
-        best, index, valid = top_scores(scores, self.score_thresh, self.pre_nms, self.static_shapes)
+    def _decode(self, anchors: Tensor, logits: Tensor, deltas: Tensor) -> PredictedBoxes:
+        scores = logits.sigmoid()
+        best, index, valid = top_scores(
+            scores.flatten(1), self.score_thresh, self.pre_nms, self.static_shapes
+        )
         anchor, label = index // logits.shape[2], index % logits.shape[2] + self.first_label
         boxes = self.box_coder.decode(gather(deltas, anchor), anchors[anchor])
-        return boxes, best, label, valid
+        background = 1 - self.first_label
+        own_scores = gather(scores[..., background:], anchor) if self.class_scores else None
+        return PredictedBoxes(boxes, best, label, valid, own_scores)
 
 
 @META_ARCHITECTURES.register("RetinaNet")
@@ -239,6 +244,7 @@ def build_retinanet(cfg: CfgNode) -> RetinaNet:
         box_loss=BoxLoss(node.BOX_LOSS, node.BBOX_REG_BETA, 1 / node.BBOX_REG_WEIGHT),
         score_thresh=node.INFERENCE_TH,
         pre_nms=node.PRE_NMS_TOP_N,
+        class_scores="class_scores" in cfg.TEST.EXTRA_OUTPUTS,
     )
 
 

@@ -105,6 +105,7 @@ class PredictedBoxes(Record):
     scores: Tensor  # [B, N] in 0..1
     labels: Tensor  # int64 [B, N]
     valid: Tensor  # bool [B, N], False for padding
+    class_scores: Tensor | None = None  # [B, N, K - 1] in 0..1, of all classes but the background
 
 
 @_record
@@ -112,16 +113,31 @@ class PredictedBoxes(Record):
 class Detections(PredictedBoxes):
     """Boxes [B, D] that a model detects, in decreasing order of score, with masks and keypoints."""
 
+    features: Tensor | None = None  # [B, D, C], the box head's features of each box
     mask_probs: Tensor | None = None  # [B, D, M, M], the mask within each box
+    mask_boxes: Tensor | None = None  # [B, D, 4], boxes that masks fill; None: `boxes`
     keypoints: Tensor | None = None  # [B, D, K, 3] of (x, y, 1)
     keypoint_scores: Tensor | None = None  # [B, D, K], logits
 
     def rescale(self, from_size: Size, to_size: Size, convention: Convention) -> Detections:
         """Scale boxes and keypoints of an image to another size, (height, width), of it."""
         scaled = replace(self, boxes=rescale(self.boxes, from_size, to_size, convention))
+        if self.mask_boxes is not None:
+            mask_boxes = rescale(self.mask_boxes, from_size, to_size, convention)
+            scaled = replace(scaled, mask_boxes=mask_boxes)
         if self.keypoints is None:
             return scaled
         return replace(scaled, keypoints=rescale_keypoints(self.keypoints, from_size, to_size))
+
+    def extra_outputs(self) -> dict[str, Tensor]:
+        """Return the outputs of TEST.EXTRA_OUTPUTS by name."""
+        extra = {"class_scores": self.class_scores, "features": self.features}
+        return {name: value for name, value in extra.items() if value is not None}
+
+    @property
+    def pasting_boxes(self) -> Tensor:
+        """The boxes [B, D, 4] that masks fill."""
+        return self.boxes if self.mask_boxes is None else self.mask_boxes
 
     def per_image(self) -> list[Detections]:
         """Return the detections of each image without padding, with fields `[D_i, ...]`."""

@@ -71,7 +71,7 @@ class BrightParts(nn.Module):
             torch.tensor(scores),
             torch.tensor(labels, dtype=torch.int64),
             torch.ones(len(boxes), dtype=torch.bool),
-            torch.stack(masks) if masks else torch.zeros(0, CELLS, CELLS),
+            mask_probs=torch.stack(masks) if masks else torch.zeros(0, CELLS, CELLS),
         )
 
 
@@ -218,6 +218,30 @@ def merge_pair(left, right, iou_thresh=0.5):
 
 
 class TestMerging:
+    def test_class_agnostic_merging_drops_other_labels(self):
+        left, right = detections((84, 20, 96, 40, 0.9, 1)), detections((84, 20, 96, 39, 0.8, 2))
+        assert len(merge_pair(left, right).boxes) == 2
+        merged = merge([LEFT, RIGHT], [left, right], (100, 180), 0.5, DETLITE, class_agnostic=True)
+        assert merged.labels.tolist() == [1]
+
+    def test_masks_fill_their_own_boxes(self):
+        """With `mask_boxes`, boxes and the frames of masks are united separately."""
+        parts = [(50, 20, 100, 60), (80, 22, 130, 60)]
+        rows = [(x1 + 1, y1 + 1, x2, y2, 0.8, 1) for x1, y1, x2, y2 in parts]
+        tiles = [
+            detections(
+                row, mask_probs=torch.ones(1, 14, 14), mask_boxes=torch.tensor([part]).float()
+            )
+            for row, part in zip(rows, parts, strict=True)
+        ]
+        merged = merge_pair(*tiles)
+        plain = merge_pair(
+            *(detections((*part, 0.8, 1), mask_probs=torch.ones(1, 14, 14)) for part in parts)
+        )
+        assert merged.boxes.tolist() == [[51, 21, 130, 60]]
+        assert merged.mask_boxes.tolist() == plain.boxes.tolist() == [[50, 20, 130, 60]]
+        assert torch.equal(merged.mask_probs, plain.mask_probs)
+
     def test_two_halves_of_an_object(self):
         merged = merge_pair(
             detections((50, 20, 100, 60, 0.8, 1)), detections((80, 22, 130, 60, 0.9, 1))

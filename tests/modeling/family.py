@@ -44,8 +44,20 @@ FAMILY: dict[str, dict[str, Any]] = {
     "torchvision": {"MODEL.CONVENTION": "torchvision", "DATALOADER.SIZE_DIVISIBILITY": 32},
     "voting": {"TEST.NMS.METHOD": "voting"},
     "soft": {"TEST.NMS.METHOD": "soft-linear"},
+    "refined": {
+        "TEST.BOX_FROM_MASK": 0.5,
+        "TEST.MASK_CONFIDENCE": 1.0,
+        "TEST.EXTRA_OUTPUTS": ("class_scores", "features"),
+        "TEST.NMS.CLASS_AGNOSTIC": True,
+        "MODEL.ROI_BOX_HEAD.LOSS": "focal",
+        "MODEL.ROI_BOX_HEAD.CLASS_WEIGHTS": (0.5, 1.0, 2.0, 1.0),
+    },
     "retinanet": RETINANET,
-    "retinanet-detectron2": {**RETINANET, "MODEL.CONVENTION": "detectron2"},
+    "retinanet-detectron2": {
+        **RETINANET,
+        "MODEL.CONVENTION": "detectron2",
+        "TEST.EXTRA_OUTPUTS": ("class_scores",),
+    },
     "retinanet-torchvision": {**RETINANET, "MODEL.CONVENTION": "torchvision"},
     "proposals": {"MODEL.META_ARCHITECTURE": "ProposalNetwork", "MODEL.MASK_ON": False},
 }

@@ -18,6 +18,7 @@ from yacs.config import CfgNode
 
 from detlite.config import ConfigError, config_from
 from detlite.conversion.checkpoint.files import CheckpointError
+from detlite.data.file_type import open_stored_zip
 from detlite.inference.predictor import READERS
 from detlite.modeling import build_model
 from detlite.modeling.detection_model import DetectionModel
@@ -133,7 +134,7 @@ def read_exported(
             return _read_openvino(path, opts)
         metadata, run = onnx_run(path) if path.suffix == ".onnx" else _pt2_run(path)
         cfg, model = _build(path, opts, metadata)
-        return cfg, ProgramDetector(model, run, batch=1)
+        return cfg, ProgramDetector(model, run)
     except (ConfigError, CheckpointError):
         raise
     except Exception as error:  # each library raises different types
@@ -155,13 +156,13 @@ def _build(path: Path, opts: Sequence[Any], metadata: str) -> tuple[CfgNode, Det
 
 
 def _write_pt2(path: Path, metadata: str, model: DetectionModel) -> None:
-    program = export_program(model, batch=1)
+    program = export_program(model)
     torch.export.save(program, path, extra_files={_METADATA_KEY: metadata})
 
 
 def _write_aoti(path: Path, metadata: str, model: DetectionModel) -> None:
     torch._inductor.aoti_compile_and_package(
-        export_program(model, batch=1),
+        export_program(model),
         package_path=str(path),
         inductor_configs={"aot_inductor.metadata": {_METADATA_KEY: metadata}},
     )
@@ -196,7 +197,7 @@ def _write_openvino(path: Path, metadata: str, model: DetectionModel) -> None:
 
 
 def _read_openvino(path: Path, opts: Sequence[Any]) -> tuple[CfgNode, DetectionModel]:
-    with zipfile.ZipFile(path) as archive:
+    with open_stored_zip(path) as archive:
         cfg, model = _build(path, opts, archive.read(f"{_METADATA_KEY}.json").decode())
         results = json.loads(archive.read("parts.json"))
         for part in model.requires_grad_(False).exportable_parts():

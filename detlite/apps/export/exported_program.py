@@ -41,8 +41,21 @@ class Inference(nn.Module):
         if boxes is not None and valid is not None:
             proposals = Proposals(boxes, boxes[..., 0], valid)  # the scores are not used
         detections = self.model.predict(Images(pixels, sizes), proposals)
-        values = (getattr(detections, field.name) for field in fields(detections))
-        return tuple(value for value in values if value is not None)
+        return tuple(getattr(detections, name) for name in output_names(self.model))
+
+
+def output_names(model: DetectionModel) -> list[str]:
+    """Return the fields of `Detections` that a model predicts."""
+    refinement, keypoints = model.mask_refinement, "keypoints" in model.required_targets
+    predicted = {
+        "class_scores": "class_scores" in model.extra_outputs,
+        "features": "features" in model.extra_outputs,
+        "mask_probs": "masks" in model.required_targets,
+        "mask_boxes": refinement is not None and refinement.box_weight > 0,
+        "keypoints": keypoints,
+        "keypoint_scores": keypoints,
+    }
+    return [field.name for field in fields(Detections) if predicted.get(field.name, True)]
 
 
 class ProgramDetector(DetectionModel):
@@ -51,10 +64,9 @@ class ProgramDetector(DetectionModel):
     Args:
         model: the exported model; its weights are not used.
         run: the program.
-        batch: number of images per call of the program; None if any.
     """
 
-    def __init__(self, model: DetectionModel, run: Run, batch: int | None = None) -> None:
+    def __init__(self, model: DetectionModel, run: Run) -> None:
         super().__init__(
             model.normalizer,
             model.backbone,
@@ -65,10 +77,10 @@ class ProgramDetector(DetectionModel):
         del self.backbone
         self.min_image_side = model.backbone.min_image_side
         self.required_targets = model.required_targets
+        self.outputs = output_names(model)
         self.takes_proposals = model.takes_proposals
         self.categories = model.categories
         self.run = run
-        self.batch = batch
         self.eval()
 
     def predict(
@@ -82,15 +94,7 @@ class ProgramDetector(DetectionModel):
             boxes, valid = proposals.boxes, proposals.valid
             missing = max(0, self.postprocess.detections_per_image - valid.shape[1])
             inputs += [F.pad(boxes, (0, 0, 0, missing)), F.pad(valid, (0, missing))]
-        step = self.batch or len(images.pixels)
-        parts = zip(*(x.split(step) for x in inputs), strict=True)
-        outputs = zip(*(self.run(*part) for part in parts), strict=True)
-        values = iter([torch.cat(field) for field in outputs])
-        detections = Detections(next(values), next(values), next(values), next(values))
-        if "masks" in self.required_targets:
-            detections = replace(detections, mask_probs=next(values))
-        if "keypoints" in self.required_targets:
-            detections = replace(detections, keypoints=next(values), keypoint_scores=next(values))
+        detections = Detections(**dict(zip(self.outputs, self.run(*inputs), strict=True)))
         return replace(detections, valid=detections.valid & (detections.scores >= min_score))
 
     def losses(
@@ -106,15 +110,12 @@ class ProgramDetector(DetectionModel):
         raise RuntimeError("an exported program has no parts: load the checkpoint instead")
 
 
-def export_program(model: DetectionModel, batch: int | None = None) -> ExportedProgram:
-    """Export a detector as a graph that contains detlite's operators.
+def export_program(model: DetectionModel) -> ExportedProgram:
+    """Export a copy of a detector as a graph that contains detlite's operators.
 
-    Height and width may be any multiples of 32 that are at least `Backbone.min_image_side`, and
-    the number of proposals must be at least the maximum number of detections.
-
-    Args:
-        model: the detector, which is not changed.
-        batch: number of images per call, 1 or 2; None: any number.
+    It takes any number of images. Height and width may be any multiples of 32 that are at least
+    `Backbone.min_image_side`, and the number of proposals must be at least the maximum number of
+    detections.
 
     Raises:
         ConfigError: the model fuses boxes, which runs outside of the graph.
@@ -125,15 +126,13 @@ def export_program(model: DetectionModel, batch: int | None = None) -> ExportedP
     model.static_shapes = True
     images, proposals = example_batch(model)
     inputs: list[Tensor] = [images.pixels, images.sizes]
-    dynamic: list[tuple[int, ...]] = [(2, 3), ()]
+    dynamic: list[tuple[int, ...]] = [(0, 2, 3), (0,)]
     if proposals is not None:
         inputs += [proposals.boxes, proposals.valid]
-        dynamic += [(1,), (1,)]
-    if batch is None:
-        dynamic = [(0, *axes) for axes in dynamic]
+        dynamic += [(0, 1), (0, 1)]
     with torch.no_grad():
         return torch.export.export(
             Inference(model),
-            tuple(x[:batch] for x in inputs),
+            tuple(inputs),
             dynamic_shapes=tuple(dict.fromkeys(axes, Dim.AUTO) for axes in dynamic),
         )

@@ -7,7 +7,6 @@ Shapes: B images, N boxes in an image, G groups, R RoIs.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +16,8 @@ from torch.export import ExportedProgram
 
 from detlite.config import ConfigError
 from detlite.modeling.detection_model import DetectionModel
-from detlite.structures.instances import Detections
 
-from .exported_program import Run, export_program
+from .exported_program import Run, export_program, output_names
 from .optional_packages import import_optional
 
 _METADATA_KEY = "detlite"
@@ -36,13 +34,11 @@ def write_onnx(path: Path, metadata: str, model: DetectionModel) -> None:
     """
     for package in ("onnx", "onnxscript"):
         import_optional(package, "onnx")
-    program = export_program(model, batch=1)
+    program = export_program(model)
     signature = program.graph_signature
     inputs = ["pixels", "sizes", "proposals", "valid_proposals"][: len(signature.user_inputs)]
-    outputs = [field.name for field in fields(Detections)]
-    if "masks" not in model.required_targets:
-        outputs.remove("mask_probs")
-    graph = to_onnx(program, inputs, outputs[: len(signature.user_outputs)])
+    graph = to_onnx(program, inputs, output_names(model))
+    _name_free_axes(graph)
     onnx = import_optional("onnx", "onnx")
     onnx.helper.set_model_props(graph, {_METADATA_KEY: metadata})
     onnx.save(graph, path)
@@ -72,6 +68,20 @@ def to_onnx(program: ExportedProgram, inputs: Sequence[str], outputs: Sequence[s
     )
     assert exported is not None
     return exported.model_proto
+
+
+def _name_free_axes(graph: Any) -> None:
+    """Rename the symbols of the axes that may have any length, such as "s46"."""
+    names = {"pixels": {0: "batch", 2: "height", 3: "width"}, "proposals": {1: "count"}}
+    symbols = {
+        value.type.tensor_type.shape.dim[axis].dim_param: name
+        for value in graph.graph.input
+        for axis, name in names.get(value.name, {}).items()
+    }
+    for value in (*graph.graph.input, *graph.graph.output):
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.dim_param:
+                dim.dim_param = symbols.get(dim.dim_param, dim.dim_param)
 
 
 def onnx_run(path: Path) -> tuple[str, Run]:
@@ -162,7 +172,14 @@ def _translations() -> dict[Callable[..., Any], Callable[..., Any]]:
         kept = op.Cast(op.Pad(op.Cast(kept, to=7), pads), to=9)
         return op.Pad(index, pads), kept
 
+    def cumsum(values: Any, dim: int) -> Any:
+        if values.dtype.is_floating_point():
+            return op.CumSum(values, op.Constant(value_int=dim))
+        # TensorRT has no CumSum of integers. Float32 counts exactly up to 2^24.
+        return op.Cast(op.CumSum(op.Cast(values, to=1), op.Constant(value_int=dim)), to=7)
+
     return {
+        torch.ops.aten.cumsum.default: cumsum,
         torch.ops.detlite.roi_align_forward.maps: roi_align,
         torch.ops.detlite.padded_nms.default: padded_nms,
     }

@@ -6,6 +6,7 @@ RoIAlign, NMS, box decoding and postprocessing stay detlite's.
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
+from functools import partial
 from typing import Any
 
 import torch
@@ -31,12 +32,11 @@ def recording(
     parts: Sequence[ExportablePart], record: Callable[[str, tuple[Any, ...]], object]
 ) -> Iterator[None]:
     """Call `record` with the name and arguments of every call of a part."""
-    hooks = [
-        part.module.register_forward_pre_hook(
-            lambda _, arguments, name=part.name: record(name, arguments)
-        )
-        for part in parts
-    ]
+
+    def hook(name: str, _: Any, arguments: tuple[Any, ...]) -> None:
+        record(name, arguments)  # its result is not returned, which would replace the arguments
+
+    hooks = [part.module.register_forward_pre_hook(partial(hook, part.name)) for part in parts]
     try:
         yield
     finally:

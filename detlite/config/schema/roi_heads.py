@@ -52,6 +52,14 @@ _ROI_BOX_HEAD = section(
     Key("CONV_HEAD_DIM", 256, "channels of these convolutions", positive),
     Key("DILATION", 1, "dilation of these convolutions", positive),
     Key("NORM", "", "normalization in the box head; empty: none", one_of("", *NORMS)),
+    Key("LOSS", "cross_entropy", "classification loss", one_of("cross_entropy", "focal")),
+    Key("FOCAL_GAMMA", 2.0, "for focal: exponent, higher for more weight of errors", not_negative),
+    Key(
+        "CLASS_WEIGHTS",
+        (),
+        "factors of the classification loss for the background and each category; empty: all 1",
+        each(not_negative, empty=True),
+    ),
     *box_loss(beta=1.0),
 )
 _ROI_MASK_HEAD = section(

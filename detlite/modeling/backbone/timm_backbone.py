@@ -3,10 +3,21 @@
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+)
+from torch.func import functional_call
 
 from detlite.modeling.layers.asymmetric_padding import PaddedConv2d, pad_to_multiple
 from detlite.modeling.layers.norm import freeze_batch_norm, freeze_norms, takes_batch_statistics
+
+# Cells of the coarsest map by which sides may have to be padded: windows of 7 cells, and so on.
+_CELLS = (1, 2, 4, 7, 8, 10, 12, 14, 16)
+_LARGE = 1344  # pixels
 
 
 class TimmBackbone(nn.Module):
@@ -26,7 +37,7 @@ class TimmBackbone(nn.Module):
 
     Raises:
         ValueError: timm is not installed or does not know the model, or the model lacks such maps,
-            activation checkpointing or stochastic depth.
+            activation checkpointing or stochastic depth, or it takes images of one size only.
     """
 
     def __init__(
@@ -34,7 +45,7 @@ class TimmBackbone(nn.Module):
         checkpoint_activations: bool = False, drop_path: float = 0.0,
     ) -> None:  # fmt: skip
         super().__init__()
-        net = _with_drop_path(name, drop_path)
+        net = create(name, drop_path)
         # The last of several maps of a stride is the deepest.
         levels = {info["reduction"]: index for index, info in enumerate(net.feature_info)}
         if not levels.keys() >= set(strides):
@@ -55,6 +66,28 @@ class TimmBackbone(nn.Module):
         if checkpoint_activations:
             _checkpoint(net, name)
         self.net = net
+        self._set_padding_multiple(name, strides)
+
+    def _set_padding_multiple(self, name: str, strides: Sequence[int]) -> None:
+        """Find the multiple to which sides must be padded, by calls without values."""
+        if type(self.net).__name__ == "MultiScaleVit":  # such calls do not find it out
+            raise ValueError(_unfit(name, "its positions are those of images of one size"))
+        problem = ""
+        for cells in _CELLS:
+            self.padding_multiple = side = cells * strides[-1]
+            height, width = -(-_LARGE // side) * side, side
+            expected = [(height // stride, width // stride) for stride in strides]
+            try:
+                sizes = [tuple(x.shape[2:]) for x in call_without_values(self, height, width)]
+                if sizes == expected:
+                    return
+                raise ValueError(f"its maps have {sizes} cells and not {expected}")
+            except (DataDependentOutputException, DynamicOutputShapeException):
+                return  # not a question of size
+            except Exception as error:  # each model raises another type
+                message = str(error).partition("\n")[0] or type(error).__name__
+                problem = problem or f"images of {height} x {width} pixels: {message}"
+        raise ValueError(_unfit(name, problem))
 
     def layers(self) -> list[list[nn.Parameter]]:
         """Return the parameters of each stage (or transformer block), the stem first."""
@@ -67,8 +100,8 @@ class TimmBackbone(nn.Module):
     def forward(self, x: Tensor) -> list[Tensor]:
         """Compute a map [B, C, H' / stride, W' / stride] for each stride.
 
-        The image is padded to multiples of the last stride, because models round other sizes
-        differently, or reject them.
+        The image is padded to multiples of the last stride, or of its windows, because models round
+        other sizes differently, or reject them.
         """
         x = pad_to_multiple(x, self.padding_multiple)
         return self.net.forward_intermediates(
@@ -76,11 +109,22 @@ class TimmBackbone(nn.Module):
         )
 
 
-def create(name: str, **options: Any) -> Any:
+def call_without_values(module: nn.Module, height: int, width: int) -> Any:
+    """Call a module on images [2, C, height, width] without values, which costs no arithmetic."""
+    state = [*module.named_parameters(), *module.named_buffers()]
+    dtype = next(module.parameters()).dtype
+    with torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True), torch.device("cpu"):
+        fake_state = {name: torch.empty(x.shape, dtype=x.dtype) for name, x in state}
+        channels = getattr(module, "in_channels", 3)
+        images = torch.empty(2, channels, height, width, dtype=dtype)
+        return functional_call(module, fake_state, images)
+
+
+def create(name: str, drop_path: float) -> Any:
     """Create a classifier of timm without its last layer, for images of any size if possible.
 
     Raises:
-        ValueError: timm is not installed, or does not know the model.
+        ValueError: timm is not installed, does not know the model, or it has no stochastic depth.
     """
     try:
         import timm
@@ -94,24 +138,29 @@ def create(name: str, **options: Any) -> Any:
             f"MODEL.BACKBONE.CONV_BODY: timm {timm.__version__} has no model {name!r}; "
             "timm.list_models() lists them"
         )
-    # Without this option, transformers take images of one size only.
-    try:
-        return timm.create_model(name, num_classes=0, dynamic_img_size=True, **options)
-    except TypeError:
-        return timm.create_model(name, num_classes=0, **options)
+    # Without the first option, transformers take images of one size only. The second one is given
+    # even if it is 0, because some models, like Swin, have another default.
+    any_size, depth = {"dynamic_img_size": True}, {"drop_path_rate": drop_path}
+    for options in (any_size | depth, depth, *(() if drop_path else (any_size, {}))):
+        try:
+            net = timm.create_model(name, num_classes=0, **options)
+        except TypeError:  # it does not have one of the options
+            continue
+        for module in net.modules():
+            if hasattr(module, "strict_img_size"):  # of models with convolutional positions
+                module.strict_img_size = False
+        return net
+    raise ValueError(
+        f"MODEL.VIT.DROP_PATH is {drop_path}, but timm's {name} has no stochastic depth: "
+        "set it to 0"
+    )
 
 
-def _with_drop_path(name: str, drop_path: float) -> Any:
-    """Pass the rate even if it is 0, because some models, like Swin, have another default."""
-    try:
-        return create(name, drop_path_rate=drop_path)
-    except TypeError as error:
-        if not drop_path:
-            return create(name)
-        raise ValueError(
-            f"MODEL.VIT.DROP_PATH is {drop_path}, but timm's {name} has no stochastic depth: "
-            "set it to 0"
-        ) from error
+def _unfit(name: str, problem: str) -> str:
+    return (
+        f"MODEL.BACKBONE.CONV_BODY: timm's {name} does not take images of any size ({problem}): "
+        "use another model"
+    )
 
 
 def _freeze(net: Any, name: str, freeze_at: int) -> None:

@@ -63,7 +63,7 @@ class TimmViT(nn.Module):
 
     def __init__(self, name: str, options: ViTOptions) -> None:
         super().__init__()
-        net = create(name, drop_path_rate=options.drop_path)
+        net = create(name, options.drop_path)
         _check_plain(net, name)
         net.prune_intermediate_layers(1, prune_norm=False)  # removes the head
         _use_device_rope(net)

@@ -17,7 +17,7 @@ from detlite.structures.padding import gather, padded_length
 
 @dataclass(frozen=True)
 class Suppression:
-    """Settings for overlapping boxes of the same label.
+    """Settings for overlapping boxes of a label, or of all labels together.
 
     Attributes:
         iou_thresh: IoU above which two boxes show the same object.
@@ -30,6 +30,7 @@ class Suppression:
         sigma: "soft-gaussian" multiplies a score by exp(-IoU^2 / sigma).
         vote_iou: lowest IoU of a neighbor in "voting".
         min_score: methods that change scores drop boxes that do not exceed it.
+        class_agnostic: boxes of different labels suppress each other too.
         views_iou_thresh: replaces `iou_thresh` for boxes of several views, if set.
     """
 
@@ -38,6 +39,7 @@ class Suppression:
     sigma: float = 0.5
     vote_iou: float = 0.8
     min_score: float = 0.001
+    class_agnostic: bool = False
     views_iou_thresh: float | None = None
 
 
@@ -55,48 +57,53 @@ def suppress(
     if views > 1 and rule.views_iou_thresh is not None:
         rule = replace(rule, iou_thresh=rule.views_iou_thresh)
     limit = min(limit, predicted.valid.shape[1])
+    labels = predicted.labels
+    groups = torch.zeros_like(labels) if rule.class_agnostic else labels
     if rule.method == "fusion":
-        detections = _weighted_boxes_fusion(predicted, rule, limit, views)
+        index, changes = _weighted_boxes_fusion(predicted, groups, rule, limit, views)
     elif rule.method.startswith("soft"):
-        detections = _soft_nms(predicted, rule, limit)
+        index, changes = _soft_nms(predicted, groups, rule, limit)
     else:
-        boxes, scores, labels = predicted.boxes, predicted.scores, predicted.labels
-        index, valid = padded_nms(boxes, scores, labels, predicted.valid, rule.iou_thresh, limit)
-        detections = Detections(
-            gather(boxes, index), scores.gather(1, index), labels.gather(1, index), valid
-        )
+        boxes, scores = predicted.boxes, predicted.scores
+        index, valid = padded_nms(boxes, scores, groups, predicted.valid, rule.iou_thresh, limit)
+        changes = {"valid": valid}
         if rule.method == "voting":
-            voted = _vote(predicted, detections, rule.vote_iou)
-            detections = replace(detections, boxes=voted)
+            changes["boxes"] = _vote(predicted, groups, index, rule.vote_iou)
+    selected = vars(predicted.map(lambda field: gather(field, index)))
+    detections = Detections(**{**selected, **changes})
     return detections[:, : padded_length(detections.valid, static_shapes)]
 
 
-def _soft_nms(predicted: PredictedBoxes, rule: Suppression, limit: int) -> Detections:
-    """Select the best box `limit` times, and lower the scores of overlapping boxes each time."""
-    boxes, labels = predicted.boxes, predicted.labels
+def _soft_nms(
+    predicted: PredictedBoxes, groups: Tensor, rule: Suppression, limit: int
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Select the best box `limit` times, and lower the scores of overlapping boxes each time.
+
+    Returns the places [B, D] of the selected boxes, and the fields of detections that change.
+    """
+    boxes = predicted.boxes
     scores = torch.where(predicted.valid, predicted.scores, -1.0)
-    picked, picked_scores = [labels[:, :0]], [scores[:, :0]]  # the limit may be 0
+    picked, picked_scores = [groups[:, :0]], [scores[:, :0]]  # the limit may be 0
     # Scores only fall, so boxes are selected in decreasing order.
     for _ in range(limit):
         score, best = scores.max(dim=1, keepdim=True)  # [B, 1]
         picked.append(best)
         picked_scores.append(score)
-        overlap = box_ops.iou(gather(boxes, best), boxes)[:, 0] * (labels == labels.gather(1, best))
+        overlap = box_ops.iou(gather(boxes, best), boxes)[:, 0] * (groups == groups.gather(1, best))
         if rule.method == "soft-gaussian":
             scores = scores * torch.exp(-overlap.square() / rule.sigma)
         else:
             scores = scores * torch.where(overlap > rule.iou_thresh, 1 - overlap, 1.0)
         scores = scores.scatter(1, best, -1.0)
     index, kept_scores = torch.cat(picked, dim=1), torch.cat(picked_scores, dim=1)
-    return Detections(
-        gather(boxes, index), kept_scores, labels.gather(1, index), kept_scores > rule.min_score
-    )
+    return index, {"scores": kept_scores, "valid": kept_scores > rule.min_score}
 
 
-def _vote(predicted: PredictedBoxes, detections: Detections, vote_iou: float) -> Tensor:
-    """Average the predicted boxes around each detection, weighted by score: [B, D, 4]."""
-    near = box_ops.iou(detections.boxes, predicted.boxes) >= vote_iou  # [B, D, N]
-    near = near & (detections.labels[:, :, None] == predicted.labels[:, None])
+def _vote(predicted: PredictedBoxes, groups: Tensor, index: Tensor, vote_iou: float) -> Tensor:
+    """Average the predicted boxes around those at [B, D], weighted by score: [B, D, 4]."""
+    boxes = gather(predicted.boxes, index)
+    near = box_ops.iou(boxes, predicted.boxes) >= vote_iou  # [B, D, N]
+    near = near & (groups.gather(1, index)[:, :, None] == groups[:, None])
     near = near & predicted.valid[:, None]
     # Selected, not multiplied by 0: a NaN box would make all means NaN.
     weights = torch.where(near, predicted.scores[:, None], 0)
@@ -104,37 +111,45 @@ def _vote(predicted: PredictedBoxes, detections: Detections, vote_iou: float) ->
     moments = weights[..., None] * predicted.boxes[:, None]
     sums = torch.where(near[..., None], moments, 0).sum(dim=2)
     total = weights.sum(dim=2)[..., None]
-    return torch.where(total > 0, sums / total, detections.boxes)
+    return torch.where(total > 0, sums / total, boxes)
 
 
 def _weighted_boxes_fusion(
-    predicted: PredictedBoxes, rule: Suppression, limit: int, views: int
-) -> Detections:
-    """Fuse the boxes of each image on the CPU."""
-    empty = predicted[:, :limit].map(torch.zeros_like)
-    fused = Detections(empty.boxes, empty.scores, empty.labels, empty.valid)
+    predicted: PredictedBoxes, labels: Tensor, rule: Suppression, limit: int, views: int
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Fuse the boxes of each image on the CPU; the results are as those of `_soft_nms`.
+
+    A group has the label of its highest-scoring box, which is selected.
+    """
+    index = torch.zeros_like(labels[:, :limit])
+    fields = ("boxes", "scores", "valid")
+    fused = {name: torch.zeros_like(getattr(predicted, name)[:, :limit]) for name in fields}
     for image, valid in enumerate(predicted.valid):
         own = predicted[image][valid]
-        groups = _fuse_image(own.boxes, own.scores, own.labels, rule.iou_thresh, views)
-        count = min(limit, int((groups[1] > rule.min_score).sum()))
-        for field, values in zip((fused.boxes, fused.scores, fused.labels), groups, strict=True):
-            field[image, :count] = values[:count]
-        fused.valid[image, :count] = True
-    return fused
+        boxes, scores, first = _fuse_image(
+            own.boxes, own.scores, labels[image][valid], rule.iou_thresh, views
+        )
+        count = min(limit, int((scores > rule.min_score).sum()))
+        index[image, :count] = valid.nonzero()[:, 0][first[:count]]
+        fused["boxes"][image, :count] = boxes[:count]
+        fused["scores"][image, :count] = scores[:count]
+        fused["valid"][image, :count] = True
+    return index, fused
 
 
 def _fuse_image(
     boxes: Tensor, scores: Tensor, labels: Tensor, iou_thresh: float, views: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the groups of an image: boxes [G, 4], scores [G] in decreasing order, labels [G]."""
+    """Return the groups of an image: boxes [G, 4], scores [G] in decreasing order, and the place
+    of the highest-scoring box of each."""
     order = scores.argsort(descending=True, stable=True)
     # Each box joins the group whose mean it overlaps most. The steps are so small that numpy takes
     # a fraction of torch's time.
     columns = (t[order].cpu().double().numpy() for t in (boxes, scores, labels))
     means, areas = np.zeros((len(order), 4)), np.zeros(len(order))
-    weights, sizes, group_labels = (np.zeros(len(order)) for _ in range(3))
+    weights, sizes, group_labels, first = (np.zeros(len(order)) for _ in range(4))
     groups = 0
-    for box, score, label in zip(*columns, strict=True):
+    for place, (box, score, label) in enumerate(zip(*columns, strict=True)):
         low = np.maximum(box[:2], means[:groups, :2])
         intersection = (np.minimum(box[2:], means[:groups, 2:]) - low).clip(0).prod(axis=1)
         union = areas[:groups] + (box[2:] - box[:2]).prod() - intersection
@@ -142,16 +157,18 @@ def _fuse_image(
         overlap[group_labels[:groups] != label] = 0
         best = int(overlap.argmax()) if groups else 0
         group = best if groups and overlap[best] > iou_thresh else groups
-        groups = max(groups, group + 1)
+        if group == groups:
+            first[group] = place
+            groups += 1
         weights[group] += score
         sizes[group] += 1
         means[group] += (box - means[group]) * (score / weights[group])
         areas[group] = (means[group, 2:] - means[group, :2]).prod()
         group_labels[group] = label
     fused = weights / sizes.clip(1) * sizes.clip(max=views) / views
-    order = torch.from_numpy(fused[:groups]).argsort(descending=True, stable=True)
+    by_score = torch.from_numpy(fused[:groups]).argsort(descending=True, stable=True)
 
     def to_tensor(column: np.ndarray, like: Tensor) -> Tensor:
-        return torch.from_numpy(column[:groups])[order].to(like)
+        return torch.from_numpy(column[:groups])[by_score].to(like)
 
-    return to_tensor(means, boxes), to_tensor(fused, scores), to_tensor(group_labels, labels)
+    return to_tensor(means, boxes), to_tensor(fused, scores), order[to_tensor(first, order)]

@@ -63,6 +63,34 @@ class CPUConv2d(nn.Conv2d):
         return _WeightProducts if products and channels_last and dtype == torch.float32 else None
 
 
+class StridedPointwiseConv2d(nn.Conv2d):
+    """1x1 convolution with a stride, which drops pixels before it computes gradients.
+
+    torch 2.14 crashes in the gradient of such a convolution of 2 to 15 channels on CPUs, if maps
+    are channels-last.
+    """
+
+    def __init__(self, conv: nn.Conv2d) -> None:
+        super().__init__(**conv_options(conv))
+        self.weight, self.bias = conv.weight, conv.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Convolve [B, C, H, W]."""
+        if not torch.is_grad_enabled():
+            return super().forward(x)
+        rows, columns = self.stride
+        return F.conv2d(x[:, :, ::rows, ::columns], self.weight, self.bias)
+
+
+def replace_crashing_convs(model: nn.Module) -> None:
+    """Replace the convolutions inside `model` that need `StridedPointwiseConv2d`."""
+    for path, conv in list(model.named_modules()):
+        if type(conv) is not nn.Conv2d or conv.groups > 1 or not 1 < conv.in_channels < 16:
+            continue
+        if conv.kernel_size == (1, 1) and conv.stride != (1, 1) and conv.padding == (0, 0):
+            model.set_submodule(path, StridedPointwiseConv2d(conv))
+
+
 class _Convolution(torch.autograd.Function):
     """Convolve a map [B, C, H, W] by weights and a bias, in the type of the map."""
 

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from yacs.config import CfgNode
 
 from detlite.conventions import Convention, convention_of
 from detlite.modeling.backbone import Backbone
 from detlite.modeling.boxes.box_coder import BoxCoder
 from detlite.modeling.boxes.box_loss import BoxLoss, build_box_loss
+from detlite.modeling.boxes.class_loss import ClassLoss, build_class_loss
 from detlite.modeling.exportable_parts import ExportablePart, head_parts
 from detlite.modeling.layers.norm import takes_batch_statistics
 from detlite.modeling.precision import at_least_float32
@@ -50,6 +50,7 @@ class BoxHead(nn.Module):
     Args:
         extractor, predictor: see `build_extractor` and `build_predictor`.
         class_agnostic: one box regression for all classes.
+        class_scores: predicted boxes hold the scores of all classes.
         score_thresh: predicted boxes need a higher score.
         convention: rules of clipping refined boxes.
     """
@@ -60,17 +61,21 @@ class BoxHead(nn.Module):
         predictor: nn.Module,
         box_coder: BoxCoder,
         *,
+        class_loss: ClassLoss,
         box_loss: BoxLoss,
         class_agnostic: bool,
         score_thresh: float,
         convention: Convention,
+        class_scores: bool = False,
     ) -> None:
         super().__init__()
         self.feature_extractor = extractor
         self.predictor = predictor
         self.box_coder = box_coder
+        self.class_loss = class_loss
         self.box_loss = box_loss
         self.class_agnostic = class_agnostic
+        self.class_scores = class_scores
         self.score_thresh = score_thresh
         self.convention = convention
 
@@ -110,7 +115,7 @@ class BoxHead(nn.Module):
         packing = predictions.packing
         labels = packing.pack(samples.labels)  # [R], -1 for padding
         count = (labels >= 0).sum().clamp(min=1)
-        classifier = F.cross_entropy(predictions.logits, labels, reduction="sum", ignore_index=-1)
+        classifier = self.class_loss(predictions.logits, labels)
         foreground = Packing(labels[None] > 0, packing.static_shapes)  # rows of the rows
         index = foreground.index
         labels = labels[index].clamp(min=0)
@@ -130,7 +135,8 @@ class BoxHead(nn.Module):
         """Decode the box of each proposal [B, P] and class whose score, of float32 [R, K], exceeds
         the threshold."""
         packing, num_classes = predictions.packing, scores.shape[1] - 1
-        class_scores = packing.unpack(scores[:, 1:]).flatten(1)  # [B, P (K - 1)], 0 for padding
+        all_scores = packing.unpack(scores[:, 1:])  # [B, P, K - 1], 0 for padding
+        class_scores = all_scores.flatten(1)
         per_box = num_classes
         if self.score_thresh > 0:  # the scores of a box sum to at most 1
             per_box = min(num_classes, math.ceil(1 / self.score_thresh) - 1)
@@ -141,7 +147,8 @@ class BoxHead(nn.Module):
         column = torch.ones_like(label) if self.class_agnostic else label
         deltas = gather(deltas.flatten(1, 2), place * deltas.shape[2] + column)
         boxes = self.box_coder.decode(deltas, gather(proposals.boxes, place))
-        return PredictedBoxes(boxes, class_scores.gather(1, index), label, valid)
+        own_scores = gather(all_scores, place) if self.class_scores else None
+        return PredictedBoxes(boxes, class_scores.gather(1, index), label, valid, own_scores)
 
     @torch.no_grad()
     def refine(self, predictions: BoxPredictions, boxes: Tensor, sizes: Tensor) -> Tensor:
@@ -167,8 +174,10 @@ def build_box_head(
         extractor,
         build_predictor(cfg, "ROI_BOX_HEAD", extractor.out_channels),
         BoxCoder(reg_weights or cfg.MODEL.ROI_HEADS.BBOX_REG_WEIGHTS, convention.limit_shrinking),
+        class_loss=build_class_loss(cfg),
         box_loss=build_box_loss(cfg, "ROI_BOX_HEAD"),
         class_agnostic=cfg.MODEL.CLS_AGNOSTIC_BBOX_REG,
+        class_scores="class_scores" in cfg.TEST.EXTRA_OUTPUTS,
         score_thresh=cfg.MODEL.ROI_HEADS.SCORE_THRESH,
         convention=convention,
     )

@@ -13,6 +13,7 @@ from yacs.config import CfgNode
 from detlite.modeling.backbone import Backbone
 from detlite.modeling.exportable_parts import ExportablePart
 from detlite.modeling.layers.norm import takes_batch_statistics
+from detlite.modeling.precision import at_least_float32
 from detlite.structures.instances import Detections, GroundTruth, Samples
 from detlite.structures.padding import Packing
 
@@ -22,14 +23,16 @@ from .dense_head import DenseRoIHead
 from .keypoint_head import KeypointHead, build_keypoint_head
 from .mask_head import MaskHead, build_mask_head
 
-# Outputs for packed rows: "mask_probs" [R, M, M] and "keypoint_logits" [R, K, M, M].
+# Outputs for packed rows: "mask_probs" [R, M, M], "keypoint_logits" [R, K, M, M] and the box
+# head's "features" [R, C].
 DenseOutputs = dict[str, Tensor]
 
 
 class RoIHeads(nn.Module):
     """A box head or cascade, and an optional mask and keypoint head.
 
-    A mask or keypoint head without an extractor uses the features of the box head.
+    A mask or keypoint head without an extractor uses the features of the box head. With
+    `returns_features`, these are part of detections.
     """
 
     def __init__(
@@ -37,8 +40,10 @@ class RoIHeads(nn.Module):
         box: BoxHead | CascadeBoxHead,
         mask: MaskHead | None = None,
         keypoint: KeypointHead | None = None,
+        returns_features: bool = False,
     ) -> None:
         super().__init__()
+        self.returns_features = returns_features
         self.box = box
         self.mask = mask
         self.keypoint = keypoint
@@ -53,6 +58,11 @@ class RoIHeads(nn.Module):
         """The fields that targets must have for these heads."""
         heads = {"masks": self.mask, "keypoints": self.keypoint}
         return tuple(name for name, head in heads.items() if head is not None)
+
+    @property
+    def has_dense_outputs(self) -> bool:
+        """True if detections get masks, keypoints or features."""
+        return bool(self.dense_heads) or self.returns_features
 
     @property
     def shares_features(self) -> bool:
@@ -104,7 +114,7 @@ class RoIHeads(nn.Module):
         self, features: list[Tensor], detections: Detections, static_shapes: bool
     ) -> Detections:
         """Predict the masks and keypoints of detections [B, D]."""
-        if not self.dense_heads:
+        if not self.has_dense_outputs:
             return detections
         packing = Packing(detections.valid, static_shapes)
         outputs = self.dense_outputs(features, packing, detections.boxes, detections.labels)
@@ -115,8 +125,14 @@ class RoIHeads(nn.Module):
     ) -> DenseOutputs:
         """Compute the outputs of the mask and keypoint heads for boxes [B, D, 4], labels [B, D]."""
         rois = packing.rois(boxes)
-        shared = self.box.feature_extractor(features, rois) if self.shares_features else None
         outputs: DenseOutputs = {}
+        shared = None
+        if self.shares_features or self.returns_features:
+            shared = self.box.feature_extractor(features, rois)
+        if self.returns_features:
+            assert shared is not None
+            maps = at_least_float32(shared)
+            outputs["features"] = maps.flatten(2).mean(dim=2) if maps.dim() == 4 else maps
         if self.mask is not None:
             logits = self.mask(features, rois, shared)
             outputs["mask_probs"] = self.mask.probabilities(logits, packing.pack(labels))
@@ -127,7 +143,9 @@ class RoIHeads(nn.Module):
     def with_dense_outputs(
         self, detections: Detections, packing: Packing, outputs: DenseOutputs
     ) -> Detections:
-        """Add masks, and the keypoints located in heat maps, to detections [B, D]."""
+        """Add features, masks, and the keypoints located in heat maps, to detections [B, D]."""
+        if self.returns_features:
+            detections = replace(detections, features=packing.unpack(outputs["features"]))
         if self.mask is not None:
             detections = replace(detections, mask_probs=packing.unpack(outputs["mask_probs"]))
         if self.keypoint is not None:
@@ -142,7 +160,8 @@ class RoIHeads(nn.Module):
 
     def exportable_parts(self) -> list[ExportablePart]:
         """Return the parts of all heads in the order of their calls."""
-        parts = self.box.exportable_parts("roi_heads.box", self.shares_features)
+        separate = self.shares_features or self.returns_features
+        parts = self.box.exportable_parts("roi_heads.box", separate)
         for name, head in (("mask", self.mask), ("keypoint", self.keypoint)):
             if head is not None:
                 parts += head.exportable_parts(f"roi_heads.{name}")
@@ -157,4 +176,4 @@ def build_roi_heads(cfg: CfgNode, backbone: Backbone) -> RoIHeads:
         mask = build_mask_head(cfg, backbone, box.feature_extractor)
     if cfg.MODEL.KEYPOINT_ON:
         keypoint = build_keypoint_head(cfg, backbone, box.feature_extractor)
-    return RoIHeads(box, mask, keypoint)
+    return RoIHeads(box, mask, keypoint, "features" in cfg.TEST.EXTRA_OUTPUTS)

@@ -18,12 +18,22 @@ from detlite.apps.batch_predict.ray import Detect
 from detlite.apps.export.comparison import compare_detectors
 from detlite.apps.export.exported_detector import prepare_export, read_exported, write_exported
 from detlite.apps.export.exported_program import ProgramDetector, export_program
+from detlite.apps.export.openvino import to_openvino
 from detlite.conversion.checkpoint.files import CheckpointError
 from detlite.inference.tiling import Tiling, build_tiling
 from detlite.modeling.detection_model import DetectionModel
 from tests.modeling.family import family_config
 
 Config = Callable[..., CfgNode]
+# Operators of opset 18 that TensorRT 9 and 10 lack (onnx-tensorrt, docs/operators.md).
+NOT_IN_TENSORRT = {
+    "Bernoulli", "BitShift", "BlackmanWindow", "Compress", "ConcatFromSequence", "ConvInteger",
+    "DFT", "Det", "DynamicQuantizeLinear", "HammingWindow", "HannWindow", "MatMulInteger",
+    "MaxRoiPool", "MaxUnpool", "MelWeightMatrix", "Multinomial", "Optional", "OptionalGetElement",
+    "OptionalHasElement", "QLinearConv", "QLinearMatMul", "STFT", "SequenceAt",
+    "SequenceConstruct", "SequenceEmpty", "SequenceErase", "SequenceInsert", "SequenceLength",
+    "SequenceMap", "SplitToSequence", "StringNormalizer", "TfIdfVectorizer", "Unique",
+}  # fmt: skip
 
 
 def build(cfg: CfgNode) -> tuple[CfgNode, DetectionModel]:
@@ -67,6 +77,25 @@ def test_file_detects_what_the_model_detects(file_format, tiny_config, tmp_path,
     assert prediction["masks"].shape == (len(prediction["boxes"]), 100, 150)
     assert set(prediction["names"]) <= {"category 1", "category 2", "category 3"}
     assert_agree(model, predictor.model)
+    if file_format == "onnx":
+        assert_portable(file)
+
+
+def assert_portable(file: Path) -> None:
+    """Check that a graph has named free axes and standard operators that TensorRT has as well."""
+    import onnx
+
+    graph = onnx.load(file)
+    assert [opset.domain for opset in graph.opset_import] == [""]
+    assert not graph.functions
+    operators = {node.op_type for node in graph.graph.node}
+    assert {"NonMaxSuppression", "RoiAlign"} <= operators
+    assert not operators & NOT_IN_TENSORRT
+    shapes = [value.type.tensor_type.shape.dim for value in graph.graph.input]
+    axes = [[axis.dim_param or axis.dim_value for axis in shape] for shape in shapes]
+    assert axes == [["batch", 3, "height", "width"], ["batch", 2]]
+    for value in graph.graph.output:
+        assert value.type.tensor_type.shape.dim[0].dim_param == "batch"
 
 
 @pytest.mark.slow
@@ -100,20 +129,49 @@ def test_aoti_runs_in_python_and_in_cpp(tiny_config, tmp_path, repo_root):
     torch.testing.assert_close(rows[:, 2:], actual.boxes, rtol=1e-4, atol=1e-2)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("file_format", ["pt2", "onnx", "openvino"])
+def test_refined_detections_with_extra_outputs(file_format, tiny_config, tmp_path):
+    package = {"pt2": "torch", "onnx": "onnxscript", "openvino": "openvino"}[file_format]
+    pytest.importorskip(package, reason="needs an extra")
+    cfg, model = build(
+        tiny_config(
+            "MODEL.ROI_HEADS.SCORE_THRESH", 0.0, "TEST.NMS.CLASS_AGNOSTIC", True,
+            "TEST.BOX_FROM_MASK", 0.5, "TEST.MASK_CONFIDENCE", 1.0,
+            "TEST.EXTRA_OUTPUTS", ("class_scores", "features"),
+        )
+    )  # fmt: skip
+    with torch.no_grad():  # otherwise rounding decides where masks of 0.5 everywhere end
+        model.roi_heads.mask.predictor.mask_fcn_logits.weight *= 1000
+    written = to_openvino(model) if file_format == "openvino" else model
+    write_exported(tmp_path / f"model.{file_format}", file_format, cfg, written)
+    _, read = read_exported(tmp_path / f"model.{file_format}", trust=True)
+    read.normalizer.divisibility = 128  # as `assert_agree` sets it for the model
+    assert_agree(model, read)
+    [detections] = read.detect([torch.rand(3, 96, 128)])
+    assert not torch.equal(detections.mask_boxes, detections.boxes)
+    assert detections.class_scores.shape[1] == 3
+    assert detections.features.shape[1] == cfg.MODEL.ROI_BOX_HEAD.MLP_HEAD_DIM
+
+
 # The graphs of these models differ from that of a Mask R-CNN.
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["fast", "retinanet"])
 def test_programs_of_other_models(name, tiny_config):
     model = build_model(family_config(name, tiny_config)).eval()
-    program = export_program(model, batch=1).module()
+    program = export_program(model).module()
     boxes = [torch.tensor([[4.0, 5.0, 40.0, 50.0]])] if model.takes_proposals else None
     images, proposals = model.prepare([torch.rand(3, 288, 352)], boxes)
     with torch.no_grad():
-        run = ProgramDetector(model, lambda *inputs: program(*inputs), batch=1)
-        (actual,) = run.predict(images, proposals).per_image()
-        (expected,) = model.predict(images, proposals).per_image()
-    assert len(actual.boxes) == len(expected.boxes) > 0
-    torch.testing.assert_close(actual.boxes, expected.boxes, rtol=1e-4, atol=1e-3)
+        run = ProgramDetector(model, lambda *inputs: program(*inputs))
+        for count in (1, 3):
+            batch = images[[0] * count]
+            own = None if proposals is None else proposals[[0] * count]
+            actual, expected = (m.predict(batch, own).per_image() for m in (run, model))
+            assert len(actual) == count
+            for one, other in zip(actual, expected, strict=True):
+                assert len(one.boxes) == len(other.boxes) > 0
+                torch.testing.assert_close(one.boxes, other.boxes, rtol=1e-4, atol=1e-3)
 
 
 @pytest.mark.slow

@@ -86,6 +86,21 @@ def test_padded_nms(limit, tmp_path):
             assert torch.equal(index, expected)
 
 
+def test_cumsum_counts_in_float(tmp_path):
+    def count(x: Tensor) -> tuple[Tensor, Tensor]:
+        return (x > 0).cumsum(dim=1), x.cumsum(dim=0)
+
+    session = export_function(count, [torch.randn(3, 8)], [1], tmp_path)
+    x = torch.randn(3, 5)
+    for actual, expected in zip(run(session, [x]), count(x), strict=True):
+        torch.testing.assert_close(actual, expected)
+    graph = onnx.shape_inference.infer_shapes(onnx.load(tmp_path / "graph.onnx")).graph
+    types = {value.name: value.type.tensor_type.elem_type for value in graph.value_info}
+    sums = [node for node in graph.node if node.op_type == "CumSum"]
+    assert len(sums) == 2
+    assert all(types.get(node.input[0], 1) == onnx.TensorProto.FLOAT for node in sums)
+
+
 def test_padding_to_a_multiple(tmp_path):
     """ONNX rounds negative quotients in another direction than Python."""
     session = export_function(

@@ -8,6 +8,7 @@ from torch.nn import functional as F
 from detlite.conventions import CONVENTIONS
 from detlite.modeling.boxes.box_coder import BoxCoder
 from detlite.modeling.boxes.box_loss import BoxLoss
+from detlite.modeling.boxes.class_loss import ClassLoss
 from detlite.modeling.postprocessing import Postprocess, Suppression
 from detlite.modeling.preprocessing import prepare_proposals
 from detlite.modeling.roi_heads.box_head import BoxHead
@@ -63,8 +64,8 @@ def make_head(
     agnostic: bool = False, loss: BoxLoss = SMOOTH_L1, score_thresh: float = 0.05
 ) -> BoxHead:
     return BoxHead(
-        RoIExtractor(), LinearPredictor(2 if agnostic else CLASSES), CODER, box_loss=loss,
-        class_agnostic=agnostic, score_thresh=score_thresh, convention=OURS,
+        RoIExtractor(), LinearPredictor(2 if agnostic else CLASSES), CODER, class_loss=ClassLoss(),
+        box_loss=loss, class_agnostic=agnostic, score_thresh=score_thresh, convention=OURS,
     )  # fmt: skip
 
 

@@ -1,0 +1,115 @@
+"""Improve the boxes and scores of detections by their masks.
+
+Shapes: B images with D detections each, padded; R detections, M x M cells of a mask.
+"""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from yacs.config import CfgNode
+
+from detlite.conventions import Convention, convention_of
+from detlite.structures import boxes as box_ops
+from detlite.structures.instances import Detections
+from detlite.structures.padding import gather
+
+
+@dataclass(frozen=True)
+class MaskRefinement:
+    """Moves boxes towards their masks, and lowers the scores of uncertain masks.
+
+    Attributes:
+        box_weight: weight of the tight box of the mask in the mean with the predicted box.
+        exponent: scores are multiplied by this power of the mask's mean foreground probability.
+        threshold: probability from which a cell is foreground.
+    """
+
+    box_weight: float
+    exponent: float
+    threshold: float
+    convention: Convention
+
+    def __call__(self, detections: Detections, sizes: Tensor, min_score: float) -> Detections:
+        """Refine detections [B, D] in images of `sizes` int64 [B, 2]; see `Detections.mask_boxes`.
+
+        They are sorted by the new scores; those below `min_score` are dropped.
+        """
+        assert detections.mask_probs is not None
+        probs = detections.mask_probs.flatten(0, 1)
+        if self.box_weight:
+            boxes = detections.boxes
+            tight, found = tight_boxes(probs, boxes.flatten(0, 1), self.threshold, self.convention)
+            mean = torch.lerp(boxes, tight.view_as(boxes), self.box_weight)
+            mean = box_ops.clip(mean, sizes, self.convention)
+            moved = torch.where(found.view_as(detections.valid)[..., None], mean, boxes)
+            detections = replace(detections, boxes=moved, mask_boxes=boxes)
+        if self.exponent:
+            confidence = mean_foreground(probs, self.threshold).view_as(detections.scores)
+            scores = detections.scores * confidence**self.exponent
+            valid = detections.valid & (scores >= min_score)
+            order = torch.where(valid, scores, -1.0).topk(scores.shape[1], dim=1).indices
+            detections = replace(detections, scores=scores, valid=valid)
+            detections = detections.map(lambda field: gather(field, order))
+        return detections
+
+
+def tight_boxes(
+    probs: Tensor, boxes: Tensor, threshold: float, convention: Convention
+) -> tuple[Tensor, Tensor]:
+    """Return the smallest boxes [R, 4] around masks [R, M, M] that fill `boxes` [R, 4].
+
+    As in pasting, probabilities between cell centers are interpolated, with zeros around the mask.
+
+    Returns:
+        Boxes, undefined for an empty mask, and bool [R], False for an empty mask.
+    """
+    region = box_ops.pooled_region(boxes, convention)
+    cell = (region[:, 2:] - region[:, :2]) / probs.shape[-1]
+    padded = F.pad(probs, (1, 1, 1, 1))
+    along_x = _extent(padded.transpose(1, 2), threshold)
+    along_y = _extent(padded, threshold)
+    low, high = torch.stack([along_x, along_y], dim=-1).unbind(1)  # [R, 2] of x and y, in cells
+    low, high = (region[:, :2] + side * cell for side in (low, high))
+    last_pixel = int(convention.inclusive_boxes)
+    found = (probs >= threshold).flatten(1).any(dim=1)
+    return torch.cat([low, high + last_pixel], dim=1), found
+
+
+def _extent(lines: Tensor, threshold: float) -> Tensor:
+    """Return where masks start and end, [R, 2] in cells, along the first axis of padded maps
+    [R, M + 2, M + 2]."""
+    inside = (lines.amax(dim=2) >= threshold).float()
+    rows = torch.arange(lines.shape[0], device=lines.device)
+    first, last = inside.argmax(dim=1), lines.shape[1] - 1 - inside.flip(1).argmax(dim=1)
+    ends = []
+    for line, step in ((first, -1), (last, 1)):
+        beyond = (line + step).clamp(0, lines.shape[1] - 1)  # of an empty mask
+        inner, outer = lines[rows, line], lines[rows, beyond]
+        reach = (inner - threshold) / (inner - outer).clamp(min=1e-6)
+        reach = torch.where(inner >= threshold, reach, 0).amax(dim=1).clamp(max=1)
+        ends.append(line - 0.5 + step * reach)  # the map has a ring of one cell
+    return torch.stack(ends, dim=1)
+
+
+def mean_foreground(probs: Tensor, threshold: float) -> Tensor:
+    """Return the mean probability [R] of the foreground of masks [R, M, M]; of an empty mask, its
+    largest probability."""
+    probs = probs.flatten(1)
+    inside = probs >= threshold
+    count = inside.sum(dim=1)
+    mean = torch.where(inside, probs, 0).sum(dim=1) / count.clamp(min=1)
+    return torch.where(count > 0, mean, probs.amax(dim=1))
+
+
+def build_mask_refinement(cfg: CfgNode) -> MaskRefinement | None:
+    """Build the refinement of TEST.BOX_FROM_MASK and TEST.MASK_CONFIDENCE; None if both are 0."""
+    test = cfg.TEST
+    if not test.BOX_FROM_MASK and not test.MASK_CONFIDENCE:
+        return None
+    if not cfg.MODEL.MASK_ON:
+        raise ValueError("TEST.BOX_FROM_MASK and TEST.MASK_CONFIDENCE need MODEL.MASK_ON True: "
+                         "set them to 0")  # fmt: skip
+    threshold = cfg.MODEL.ROI_MASK_HEAD.POSTPROCESS_MASKS_THRESHOLD
+    return MaskRefinement(test.BOX_FROM_MASK, test.MASK_CONFIDENCE, threshold, convention_of(cfg))

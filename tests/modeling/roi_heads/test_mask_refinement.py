@@ -1,0 +1,141 @@
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from detlite import ConfigError, build_model
+from detlite.conventions import CONVENTIONS
+from detlite.modeling.roi_heads.mask_refinement import (
+    MaskRefinement,
+    mean_foreground,
+    tight_boxes,
+)
+from detlite.structures import boxes as box_ops
+from detlite.structures.instances import Detections
+from detlite.structures.masks.pasting import paste_probabilities
+from tests.modeling.family import RETINANET
+
+OURS = CONVENTIONS["detlite"]
+
+
+def blobs(count: int, cells: int = 7) -> torch.Tensor:
+    """Return smooth masks of different shapes and sizes."""
+    coarse = torch.rand(count, 1, 4, 4) ** 2
+    smooth = F.interpolate(coarse, size=(cells, cells), mode="bilinear")[:, 0]
+    return smooth / smooth.amax(dim=(1, 2), keepdim=True)
+
+
+def pasted_box(mask: torch.Tensor, box: torch.Tensor, threshold: float) -> list[float]:
+    """Paste a mask into many pixels and find its foreground pixel by pixel."""
+    pasted = paste_probabilities(mask[None], box[None], (800, 900))[0] >= threshold
+    rows, columns = pasted.any(dim=1).nonzero(), pasted.any(dim=0).nonzero()
+    return [float(x) for x in (columns[0], rows[0], columns[-1] + 1, rows[-1] + 1)]
+
+
+@pytest.mark.parametrize("threshold", [0.3, 0.5, 0.8])
+def test_tight_boxes_are_those_of_pasted_masks(threshold, device):
+    masks = blobs(20)
+    boxes = torch.tensor([100.0, 60.0, 730.0, 690.0]).repeat(20, 1) + torch.rand(20, 4) * 50
+    tight, found = tight_boxes(masks.to(device), boxes.to(device), threshold, OURS)
+    assert found.all()
+    for mask, box, actual in zip(masks, boxes, tight.cpu(), strict=True):
+        expected = pasted_box(mask, box, threshold)
+        assert actual.tolist() == pytest.approx(expected, abs=1.01)  # pixels; a cell has about 90
+
+
+@pytest.mark.parametrize("name", CONVENTIONS)
+def test_full_mask_has_the_box_itself(name):
+    boxes = torch.tensor([[3.0, 4.0, 40.0, 30.0], [0.0, 0.0, 9.0, 70.5]])
+    tight, found = tight_boxes(torch.ones(2, 28, 28), boxes, 0.5, CONVENTIONS[name])
+    torch.testing.assert_close(tight, boxes, atol=1e-4, rtol=0)
+    assert found.all()
+
+
+def test_single_cell_and_empty_mask():
+    masks = torch.zeros(2, 10, 10)
+    masks[0, 9, 0] = 1  # bottom left
+    tight, found = tight_boxes(masks, torch.tensor([[0.0, 0.0, 100.0, 50.0]] * 2), 0.5, OURS)
+    assert found.tolist() == [True, False]
+    torch.testing.assert_close(tight[0], torch.tensor([0.0, 45.0, 10.0, 50.0]))
+
+
+@pytest.mark.parametrize("threshold", [0.3, 0.5, 0.9])
+def test_mean_foreground_matches_a_loop(threshold):
+    masks = torch.cat([blobs(6), blobs(2) * 0.2])
+    for mask, actual in zip(masks, mean_foreground(masks, threshold).tolist(), strict=True):
+        cells = mask.flatten().tolist()
+        inside = [p for p in cells if p >= threshold] or [max(cells)]
+        assert actual == pytest.approx(sum(inside) / len(inside), rel=1e-5)
+
+
+def detections(count: int = 6) -> Detections:
+    low = torch.rand(2, count, 2) * 30
+    boxes = torch.cat([low, low + 20 + torch.rand(2, count, 2) * 30], dim=2)
+    scores = torch.rand(2, count).sort(descending=True).values
+    valid = torch.arange(count) < torch.tensor([[count], [count - 2]])
+    masks = torch.stack([blobs(count), blobs(count)]) * 0.9
+    return Detections(boxes, scores, torch.randint(1, 4, (2, count)), valid, mask_probs=masks)
+
+
+SIZES = torch.tensor([[60, 64], [90, 90]])
+
+
+@pytest.mark.parametrize("weight", [0.3, 1.0])
+def test_boxes_move_to_their_masks(weight):
+    before = detections()
+    before.mask_probs[0, 1] = 0.1  # empty
+    after = MaskRefinement(weight, 0.0, 0.5, OURS)(before, SIZES, 0.0)
+    assert torch.equal(after.mask_boxes, before.boxes)
+    assert torch.equal(after.pasting_boxes, before.boxes)
+    assert torch.equal(after.boxes[0, 1], before.boxes[0, 1])
+    for image in range(2):
+        tight, found = tight_boxes(before.mask_probs[image], before.boxes[image], 0.5, OURS)
+        expected = before.boxes[image] * (1 - weight) + tight * weight
+        expected = box_ops.clip(expected, tuple(SIZES[image].tolist()), OURS)
+        torch.testing.assert_close(after.boxes[image][found], expected[found])
+    assert torch.equal(after.scores, before.scores)
+
+
+@pytest.mark.parametrize("exponent", [0.5, 2.0])
+def test_scores_fall_with_uncertain_masks(exponent):
+    before = detections()
+    after = MaskRefinement(0.0, exponent, 0.5, OURS)(before, SIZES, 0.25)
+    assert after.mask_boxes is None
+    for image, one in enumerate(after.per_image()):
+        own = before[image][before.valid[image]]
+        scores = own.scores * mean_foreground(own.mask_probs, 0.5) ** exponent
+        scores, order = scores.sort(descending=True)
+        order = order[scores >= 0.25]
+        torch.testing.assert_close(one.scores, scores[scores >= 0.25])
+        assert torch.equal(one.boxes, own.boxes[order])
+        assert torch.equal(one.mask_probs, own.mask_probs[order])
+
+
+def test_masks_in_the_image_do_not_move(tiny_config):
+    settings = ["MODEL.ROI_HEADS.SCORE_THRESH", 0.0]
+    torch.manual_seed(0)
+    plain = build_model(tiny_config(*settings)).eval()
+    refined = build_model(tiny_config(*settings, "TEST.BOX_FROM_MASK", 0.5)).eval()
+    refined.load_state_dict(plain.state_dict())
+    images = [torch.rand(3, 64, 96), torch.rand(3, 80, 72)]
+    with torch.no_grad():
+        for one, other in zip(plain(images), refined(images), strict=True):
+            assert torch.equal(one["masks"], other["masks"])
+            assert not torch.equal(one["boxes"], other["boxes"])
+            assert torch.equal(one["scores"], other["scores"])
+
+
+def test_rescaling_moves_both_boxes():
+    both = detections()[0]
+    both = replace(both, mask_boxes=both.boxes / 2)
+    larger = both.rescale((60, 64), (120, 128), OURS)
+    torch.testing.assert_close(larger.mask_boxes, both.mask_boxes * 2)
+
+
+def test_refinement_needs_masks(tiny_config):
+    with pytest.raises(ConfigError, match=r"TEST\.BOX_FROM_MASK .*need MODEL\.MASK_ON"):
+        build_model(tiny_config("MODEL.MASK_ON", False, "TEST.MASK_CONFIDENCE", 1.0))
+    settings = [x for pair in RETINANET.items() for x in pair]
+    with pytest.raises(ConfigError, match=r"TEST\.BOX_FROM_MASK.*RetinaNet does not have"):
+        build_model(tiny_config(*settings, "TEST.BOX_FROM_MASK", 0.5))
