@@ -16,8 +16,10 @@ from detlite.conversion.checkpoint.files import Checkpoint, read_checkpoint
 from detlite.conversion.checkpoint.loading import (
     apply_convention,
     checkpoint_config,
+    log_assumptions,
     resolve_checkpoint_path,
 )
+from detlite.conversion.download.weight_catalog import COCO, coco_weights
 from detlite.data.datasets.catalog import locate_dataset
 from detlite.data.loading.image_io import build_image_options
 from detlite.distributed import all_gather_objects, is_main, world_size
@@ -52,7 +54,7 @@ def config_by_data(facts: DatasetFacts, opts: Sequence[Any], timer: ConfigTimer)
             model is chosen by timing steps.
         timer: times a training step.
     """
-    values = _overridden(load_config(None, opts), opts)
+    values = overridden(load_config(None, opts), opts)
     minutes = values.get("SOLVER.MAX_MINUTES")
     if minutes and facts.processes == 1:
 
@@ -89,10 +91,11 @@ def config_by_weights(
         return apply_convention(cfg, checkpoint)
 
     start = config([])
+    log_assumptions(start, checkpoint, opts)
     # All keys, because a converted checkpoint has only those that are not the default.
     values = {key: value for key, value in flatten(start) if key.startswith(_MODEL_SECTIONS)}
     values = {key: value for key, value in values.items() if not _is_of_data(key, value, facts)}
-    values |= _overridden(start, opts)
+    values |= overridden(start, opts)
     minutes = values.get("SOLVER.MAX_MINUTES")
     if minutes and facts.processes == 1:
         seconds = timer(config(choose(facts, values, TRAINING_RULES)))
@@ -150,6 +153,7 @@ def choices_by_weights(
         timer: times a training step, if there are `minutes`.
         minutes: length of the training.
     """
+    weights = _coco_weights(facts) if weights == COCO else weights
     weights = str(Path(weights).absolute()) if Path(weights).is_file() else weights
     values = {
         **_values(dataset_keys),
@@ -177,6 +181,13 @@ def choices_by_weights(
 def build_run_config(weights: str | Path | None, opts: list[Any]) -> CfgNode:
     """Build the config of `detlite.train` without a config, and log the choices."""
     checkpoint = None
+    if weights == COCO:
+        start = load_config(None, opts)
+        if is_main():
+            train = _statistics(start, start.DATASETS.TRAIN[0])
+            weights = _coco_weights(DatasetFacts(train, None, resources(start.MODEL.DEVICE)))
+        weights = all_gather_objects(weights)[0]
+        opts = [*opts, "MODEL.WEIGHT", weights]
     if weights is not None:
         checkpoint = read_checkpoint(resolve_checkpoint_path(weights, opts))
     cfg, choices = config_by_rules(opts, step_timing.mean_step_seconds, checkpoint)
@@ -184,6 +195,11 @@ def build_run_config(weights: str | Path | None, opts: list[Any]) -> CfgNode:
         reason = f": {choice.reason}" if choice.reason else ""
         _logger.info("chosen: %s %s%s", choice.key, choice.value, reason)
     return cfg
+
+
+def _coco_weights(facts: DatasetFacts) -> str:
+    keypoints = len(facts.train.keypoints) == 17 and facts.keypoints
+    return coco_weights(facts.masks, facts.device == "gpu", keypoints)
 
 
 def _model_keys(checkpoint: Checkpoint) -> dict[str, Any]:
@@ -222,7 +238,7 @@ def _statistics(cfg: CfgNode, name: str) -> DatasetStatistics:
     )
 
 
-def _overridden(cfg: CfgNode, opts: Sequence[Any]) -> Values:
+def overridden(cfg: CfgNode, opts: Sequence[Any]) -> Values:
     """Return the overridden keys with their values in the config."""
     values = dict(flatten(cfg))
     return {key: values[key] for key in opts[::2] if key in values}

@@ -20,7 +20,7 @@ from detlite.config import (
 from detlite.config.checks import convention_fields
 from detlite.config.loading import flatten
 from detlite.conventions import CONVENTIONS, convention_of
-from detlite.conversion import find_weights, weight_file
+from detlite.conversion.download.weight_catalog import COCO, find_weights, weight_file
 from detlite.conversion.timm import TIMM_PREFIX
 from detlite.modeling import build_model
 from detlite.modeling.backbone.stem import adapted_stems
@@ -309,7 +309,7 @@ def build_model_from_checkpoint(
 
 def resolve_checkpoint_path(path: str | Path, opts: Sequence[Any] = ()) -> Path:
     """Return the file of a checkpoint given by path or name; `opts` may set MODEL.WEIGHT_ROOT."""
-    if isinstance(path, Path) or "://" not in path:
+    if isinstance(path, Path) or ("://" not in path and path != COCO):
         return expand_path(str(path))
     values = dict(zip(opts[::2], opts[1::2], strict=False))
     return find_weights(path, values.get("MODEL.WEIGHT_ROOT", default_config().MODEL.WEIGHT_ROOT))

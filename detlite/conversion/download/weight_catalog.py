@@ -1,6 +1,7 @@
 """Resolve the names of weights to files, which are downloaded if necessary.
 
     weights/own.pth                             a path
+    coco                                        a good model trained on COCO, see `coco_weights`
     https://host/any/path/file.pth              <root>/file.pth; `#sha256=...` is verified, and so
                                                 is the hash in names of download.openmmlab.com
     catalog://ImageNetPretrained/MSRA/R-50      maskrcnn-benchmark's names; <root>/<name>.pkl
@@ -29,6 +30,7 @@ from detlite.data.remote.download import download, without_secrets
 
 from .hub_download import from_hugging_face, from_package, from_timm
 
+COCO = "coco"  # the name of `coco_weights`
 _HOST = "https://dl.fbaipublicfiles.com"
 # Classifiers with another path than their name (paths_catalog.py of maskrcnn-benchmark).
 _MOVED = {
@@ -64,6 +66,13 @@ def weight_file(cfg: CfgNode) -> Path:
     return find_weights(cfg.MODEL.WEIGHT, cfg.MODEL.WEIGHT_ROOT)
 
 
+def coco_weights(masks: bool, gpu: bool, keypoints: bool = False) -> str:
+    """Return the name of good COCO-trained weights for the annotations and the machine."""
+    box_model = "FasterRCNN_ResNet50_FPN_V2" if gpu else "FasterRCNN_MobileNet_V3_Large_FPN"
+    model = "MaskRCNN_ResNet50_FPN_V2" if masks else box_model
+    return f"torchvision://{'KeypointRCNN_ResNet50_FPN' if keypoints else model}_Weights.COCO_V1"
+
+
 def find_weights(name: str, root: str) -> Path:
     """Return the file of a path or name (see the module), and download it if necessary.
 
@@ -71,6 +80,8 @@ def find_weights(name: str, root: str) -> Path:
         ConfigError: an unknown scheme, or a missing file that cannot be downloaded; the message
             has the path where it is expected.
     """
+    if name == COCO:
+        name = coco_weights(masks=True, gpu=torch.cuda.is_available())
     scheme, separator, rest = name.partition("://")
     if not separator:
         return expand_path(name)

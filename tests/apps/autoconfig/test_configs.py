@@ -1,10 +1,16 @@
 """Configs of runs without a config file."""
 
+import hashlib
+import threading
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
+import yaml
+from torchvision.models import detection, get_weight
 
+import detlite
 from detlite.apps.autoconfig import (
     DatasetFacts,
     choose,
@@ -12,10 +18,13 @@ from detlite.apps.autoconfig import (
     config_by_rules,
     config_by_weights,
 )
+from detlite.apps.cli import init
 from detlite.config import ConfigError, load_config
-from detlite.conversion.checkpoint.files import Checkpoint
+from detlite.conversion.checkpoint.files import Checkpoint, read_checkpoint
+from detlite.conversion.download.weight_catalog import COCO, coco_weights
 from detlite.data import DataError
 from tests.apps.autoconfig.test_rules import statistics
+from tests.data.servers import FileServer
 
 
 def untimed(cfg):
@@ -144,3 +153,72 @@ def test_images_are_checked_with_the_limits_of_the_run(make_coco_dataset):
         image.write_bytes(b"")
     unchecked = config_by_rules([*opts, "DATASETS.CHECK_IMAGES", False], untimed)[0]
     assert unchecked.DATASETS.ON_BAD_ANNOTATION == "error"  # unchecked
+
+
+@pytest.mark.parametrize(
+    ("masks", "gpu", "name"),
+    [
+        (False, False, "FasterRCNN_MobileNet_V3_Large_FPN"),
+        (True, False, "MaskRCNN_ResNet50_FPN_V2"),
+        (False, True, "FasterRCNN_ResNet50_FPN_V2"),
+        (True, True, "MaskRCNN_ResNet50_FPN_V2"),
+    ],
+)
+def test_coco_weights_by_data_and_machine(masks, gpu, name):
+    assert coco_weights(masks, gpu) == f"torchvision://{name}_Weights.COCO_V1"
+    assert get_weight(f"{name}_Weights.COCO_V1").url
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    """Serve a MobileNetV3 Faster R-CNN with random weights in place of torchvision's host."""
+    torch.manual_seed(0)
+    state = detection.fasterrcnn_mobilenet_v3_large_fpn(
+        weights=None, weights_backbone=None
+    ).state_dict()
+    state = {n: v for n, v in state.items() if not n.endswith("num_batches_tracked")}
+    folder = tmp_path / "served"
+    folder.mkdir()
+    torch.save(state, folder / "w.pth")
+    digits = hashlib.sha256((folder / "w.pth").read_bytes()).hexdigest()[:8]
+    file = (folder / "w.pth").rename(folder / f"fasterrcnn_mobilenet_v3_large_fpn-{digits}.pth")
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
+    server = FileServer(folder)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    weights = detection.FasterRCNN_MobileNet_V3_Large_FPN_Weights.COCO_V1
+    monkeypatch.setattr(weights.value, "url", f"{server.url}/{file.name}")
+    yield state
+    server.shutdown()
+
+
+@pytest.mark.slow
+def test_training_starts_from_coco_weights(
+    hub, cpu, make_coco_dataset, tmp_path, monkeypatch, caplog
+):
+    monkeypatch.setattr("detlite.apps.autoconfig.configs.resources", lambda *_: cpu)
+    data = make_coco_dataset(images=2, size=(64, 96), masks=False, categories=("dog", "robot"))
+    with caplog.at_level("INFO"):
+        result = detlite.train(
+            data=data, weights="coco", output_dir=tmp_path / "run",
+            overrides={
+                "MODEL.DEVICE": "cpu", "SOLVER.MAX_ITER": 1, "SOLVER.BASE_LR": 1e-12,
+                "DATALOADER.NUM_WORKERS": 0, "INPUT.MIN_SIZE_TRAIN": [64], "SOLVER.WARMUP_ITERS": 0,
+            },
+        )  # fmt: skip
+    assert "transferred by name: dog; newly initialized: robot" in caplog.text
+    cfg = load_config(tmp_path / "run" / "config.yaml")
+    assert cfg.MODEL.WEIGHT == "torchvision://FasterRCNN_MobileNet_V3_Large_FPN_Weights.COCO_V1"
+    assert cfg.MODEL.BACKBONE.CONV_BODY == "MobileNetV3-Large-FPN"
+    trained = read_checkpoint(result.weights).model["roi_heads.box.predictor.cls_score.weight"]
+    theirs = hub["roi_heads.box_predictor.cls_score.weight"]
+    names = detection.FasterRCNN_ResNet50_FPN_Weights.COCO_V1.meta["categories"]
+    assert torch.allclose(trained[:2], theirs[[0, names.index("dog")]], atol=1e-6)
+
+
+def test_init_names_coco_weights(hub, make_coco_dataset, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    data, _ = make_coco_dataset(images=4, size=(64, 96), masks=False, categories=("cat", "tree"))
+    config = yaml.safe_load(init.config(data, data, None, None, weights=COCO))
+    assert config["MODEL"]["BACKBONE"]["CONV_BODY"] == "MobileNetV3-Large-FPN"
+    assert config["MODEL"]["WEIGHT"].startswith("torchvision://FasterRCNN_MobileNet")
+    assert config["MODEL"]["REINIT_HEADS"] is True
