@@ -1,9 +1,13 @@
 """Build the detector of an evaluation or prediction: optimized, augmented and tiled."""
 
+import copy
 from collections.abc import Sequence
+from typing import Any
 
+from torch import nn
 from yacs.config import CfgNode
 
+from detlite.config import ConfigError
 from detlite.modeling.detection_model import DetectionModel
 from detlite.modeling.detector import Detector
 
@@ -52,3 +56,43 @@ def wrap_detector(
     if tiling is None:
         return detector
     return TiledDetector(detector or ResizingDetector(model, view), tiling)
+
+
+def with_score_thresh(model: DetectionModel, score_thresh: float) -> DetectionModel:
+    """Return a model that detects from `score_thresh` on, where its own threshold is higher.
+
+    It is `model` itself, or shares all parameters with it.
+
+    Raises:
+        ConfigError: an exported program contains a higher threshold.
+    """
+    own = own_score_thresh(model)
+    if own is None or score_thresh >= own:
+        return model
+    if not hasattr(model, "backbone"):
+        raise ConfigError(
+            f"the model was exported with a score threshold of {own:g}, and the file does not hold "
+            f"detections below it: use at least that instead of {score_thresh:g}, or export the "
+            "checkpoint again with a lower MODEL.ROI_HEADS.SCORE_THRESH or RETINANET.INFERENCE_TH"
+        )
+    return _with_value(model, _score_thresh_path(model), score_thresh)
+
+
+def own_score_thresh(model: DetectionModel) -> float | None:
+    """Return the score below which a model detects nothing; None if it has no such threshold."""
+    owner: Any = model.get_submodule(_score_thresh_path(model).rpartition(".")[0])
+    return getattr(owner, "score_thresh", None)
+
+
+def _score_thresh_path(model: nn.Module) -> str:
+    has_box_head = hasattr(getattr(model, "roi_heads", None), "box")
+    return "roi_heads.box.score_thresh" if has_box_head else "score_thresh"
+
+
+def _with_value(module: nn.Module, path: str, value: float) -> Any:
+    """Copy the modules along a path, but nothing else, and set the attribute at its end."""
+    changed = copy.copy(module)
+    changed._modules = dict(module._modules)
+    name, _, rest = path.partition(".")
+    setattr(changed, name, _with_value(getattr(module, name), rest, value) if rest else value)
+    return changed

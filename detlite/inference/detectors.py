@@ -22,6 +22,10 @@ class View:
     max_size: int
     flip: bool = False
 
+    def __post_init__(self) -> None:
+        if self.min_size < 1 or self.max_size < 1:
+            raise ValueError(f"{self}: min_size and max_size must be at least 1 pixel")
+
     def mirror(self, boxes: Tensor, size: tuple[int, int]) -> Tensor:
         """Map boxes [..., 4] of an image of (height, width) to this view of it, or back."""
         return box_ops.flip(boxes, size[1]) if self.flip else boxes

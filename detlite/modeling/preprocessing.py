@@ -61,12 +61,19 @@ class Normalizer(nn.Module):
     def forward(self, images: Sequence[Tensor]) -> Images:
         """Batch images, uint8 in 0..255 or float in 0..1, to [B, C, H, W]."""
         check_images(images, self.channels)
+        device = self.pixel_mean.device
+        half = self.pixel_mean.dtype in (torch.float16, torch.bfloat16)
+        if half and not torch.is_autocast_enabled(device.type):
+            raise TypeError(
+                f"the model was converted to {self.pixel_mean.dtype}, but coordinates need float32:"
+                " use detlite.optimize(model, 'float16' or 'bfloat16') for inference, and the "
+                "config key DTYPE or torch.autocast for training"
+            )
         sizes = [(image.shape[-2], image.shape[-1]) for image in images]
         step = max(self.divisibility, 1)
         canvas = [images.padded_size] if isinstance(images, PaddedBatchImages) else []
         sides = zip(*sizes, *canvas, strict=True)
         height, width = (-(-max(side) // step) * step for side in sides)
-        device = self.pixel_mean.device
         pixels = torch.zeros(
             (len(images), self.channels, height, width), dtype=self.dtype, device=device
         )

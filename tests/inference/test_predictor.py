@@ -1,7 +1,12 @@
 """The predictor, with a model that detects the bright square in an image."""
 
+import copy
+import io
+import math
+import pickle
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,8 +20,12 @@ from detlite import Predictor, build_model, optimize
 from detlite.conventions import CONVENTIONS
 from detlite.conversion.checkpoint.files import Checkpoint, save_checkpoint
 from detlite.data import DataError
+from detlite.inference.detectors import View
+from detlite.inference.tiling import Tiling
+from detlite.modeling.detection_model import DetectionModel
 from detlite.structures.instances import Detections
 from detlite.structures.masks.formats import to_bitmap
+from tests.modeling.family import family_config
 
 
 class BrightSquare(nn.Module):
@@ -24,6 +33,7 @@ class BrightSquare(nn.Module):
 
     categories = ({"id": 7, "name": "square"}, {"id": 90, "name": "image"})
     convention = CONVENTIONS["detlite"]
+    normalizer = SimpleNamespace(divisibility=32)
     channels = 3
     mask_threshold = 0.5
     device = torch.device("cpu")
@@ -113,9 +123,13 @@ class TestPrediction:
         assert len(others) == 6
         assert all(torch.equal(image, first) for image in others)
 
-    def test_a_list_is_one_batch(self, predictor: Predictor, image: np.ndarray) -> None:
+    def test_images_of_a_list_with_one_padded_size_are_a_batch(
+        self, predictor: Predictor, image: np.ndarray
+    ) -> None:
         predictions = predictor([image, image[:50]])
-        assert predictor.model.sizes == [[(30, 60), (30, 72)]]
+        assert predictor.model.sizes == [[(30, 60)], [(30, 72)]]
+        predictor([image, image[:50], image[:58]])
+        assert predictor.model.sizes[2:] == [[(30, 60), (30, 62)], [(30, 72)]]
         assert [one["masks"].shape[1:] for one in predictions] == [(60, 120), (50, 120)]
         assert predictor([]) == []
 
@@ -171,7 +185,7 @@ class TestPrediction:
         predictor(image)
         predictor(image, proposals)
         predictor([image, image[:30]], [proposals, proposals + 1000])
-        none, (one,), (first, second) = predictor.model.proposals
+        none, (one,), (first,), (second,) = predictor.model.proposals
         assert none is None
         assert one.tolist() == first.tolist() == [[10, 5, 30, 25]]
         assert second.tolist() == [[120, 30, 120, 30]]  # clipped to the image
@@ -328,3 +342,95 @@ def test_a_long_image_that_becomes_small_is_mentioned_once(caplog: Any) -> None:
     (message,) = caplog.messages
     assert "320 x 60 pixels is resized to 96 x 18, 0.28 times the scale" in message
     assert "INPUT.MAX_SIZE_TEST is 96" in message
+
+
+@pytest.fixture
+def detector(tiny_config: Callable[..., CfgNode]) -> DetectionModel:
+    torch.manual_seed(0)
+    model = build_model(tiny_config("MODEL.ROI_HEADS.SCORE_THRESH", 0.26)).eval()
+    model.categories = [{"id": k, "name": str(k)} for k in (1, 2, 3)]
+    return model
+
+
+@pytest.mark.parametrize("divisibility", [0, 32])
+@pytest.mark.parametrize("dtype", [None, "bfloat16"])
+def test_the_result_for_an_image_does_not_depend_on_the_others(
+    detector: DetectionModel, divisibility: int, dtype: str | None
+) -> None:
+    detector.normalizer.divisibility = divisibility
+    detector.roi_heads.box.score_thresh = 0.0
+    model = optimize(detector, dtype) if dtype else detector
+    predictor = Predictor(model, min_size=48, max_size=96)
+    generator = np.random.default_rng(0)
+    sizes = [(60, 120), (60, 60), (90, 40), (60, 118), (60, 120), (33, 47)]
+    images = [generator.integers(0, 255, (*size, 3), dtype=np.uint8) for size in sizes]
+    alone = [predictor(image) for image in images]
+    for order in ([0, 1, 2, 3, 4, 5], [5, 4, 3, 2, 1, 0], [2, 2, 5, 0]):
+        for index, result in zip(order, predictor([images[k] for k in order]), strict=True):
+            expected = alone[index]
+            assert torch.equal(result["labels"], expected["labels"])
+            torch.testing.assert_close(result["boxes"], expected["boxes"], rtol=1e-4, atol=1e-3)
+            torch.testing.assert_close(result["scores"], expected["scores"], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["mask", "retinanet"])
+def test_a_lower_threshold_than_the_models_own_wins(
+    kind: str, tiny_config: Callable[..., CfgNode], image: np.ndarray
+) -> None:
+    torch.manual_seed(0)
+    model = build_model(family_config(kind, tiny_config)).eval()
+    model.categories = [{"id": k, "name": str(k)} for k in range(1, model.num_classes)]
+    owner = model.roi_heads.box if kind == "mask" else model
+    owner.score_thresh = 0.0
+    scores = Predictor(model, min_size=64)(image)["scores"]
+    owner.score_thresh, low = scores[2].item(), scores[-1].item()
+    own = Predictor(model, min_size=64)(image)["scores"]
+    assert len(own) < len(scores)
+    lower = Predictor(model, min_size=64, score_thresh=low * 0.999)
+    assert len(lower(image)["scores"]) == len(scores)
+    assert len(Predictor(model, min_size=64)(image)["scores"]) == len(own)  # unchanged
+    assert {*map(id, lower.model.parameters())} == {*map(id, model.parameters())}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"min_size": -5}, r"min_size=-5\): must be int in 1"),
+        ({"min_size": 0}, "min_size=0"),
+        ({"max_size": 99.5}, "max_size=99.5"),
+        ({"score_thresh": 50}, r"score_thresh=50\): must be float in 0\.\.1"),
+        ({"score_thresh": math.nan}, "score_thresh=nan"),
+        ({"max_pixels": 0}, "max_pixels=0"),
+        ({"image_bits": 32}, "image_bits=32"),
+        ({"dtype": "int8"}, "dtype='int8'"),
+    ],
+)
+def test_invalid_values_are_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Predictor(BrightSquare(), **arguments)
+    with pytest.raises(ValueError, match="overlap"):
+        Tiling(64, overlap=1.0)
+    with pytest.raises(ValueError, match="min_size"):
+        View(0, 64)
+
+
+def test_data_parallel_wrappers_are_removed(detector: DetectionModel) -> None:
+    assert Predictor(nn.DataParallel(detector)).model is detector
+    with pytest.raises(TypeError, match="takes a model of build_model, not Linear"):
+        Predictor(nn.Linear(2, 2))
+
+
+@pytest.mark.parametrize("protocol", [2, 5])
+def test_predictors_can_be_pickled(
+    detector: DetectionModel, image: np.ndarray, protocol: int
+) -> None:
+    options = {"score_thresh": 0.0, "views": [View(64, 99, flip=True)], "tiling": Tiling(64)}
+    for model in (detector, optimize(detector, "bfloat16")):
+        predictor = Predictor(model, **options)
+        again = pickle.loads(pickle.dumps(predictor, protocol))
+        assert torch.equal(again(image)["boxes"], predictor(image)["boxes"])
+        file = io.BytesIO()
+        torch.save(copy.deepcopy(predictor), file)
+        file.seek(0)
+        loaded = torch.load(file, weights_only=False)
+        assert torch.equal(loaded(image)["scores"], predictor(image)["scores"])

@@ -43,6 +43,9 @@ def prepare(targets, images=None, required=("masks",), **kwargs) -> GroundTruth:
         ([torch.zeros(1, 4, 4)], ValueError, r"not \[1, 4, 4\]"),
         ([torch.zeros(4, 4, 3)], ValueError, r"not \[4, 4, 3\]"),
         ([torch.zeros(3, 0, 4)], ValueError, r"H, W > 0, not \[3, 0, 4\]"),
+        ([torch.full((3, 4, 4), 200.0)], ValueError, r"but its values are from 200 to 200"),
+        ([torch.rand(3, 9, 9) * 2 - 1], ValueError, r"must be float in 0\.\.1 .* from -0\.9"),
+        ([torch.full((3, 4, 4), torch.nan).half()], ValueError, "are from nan to nan"),
     ],
 )
 def test_invalid_images(images, error, message):
@@ -58,6 +61,26 @@ def test_invalid_images_in_training(tiny_config, images, error, message):
     model = build_model(tiny_config()).train()
     with pytest.raises(error, match=message):
         model(images, [target() for _ in images])
+
+
+@pytest.mark.parametrize(
+    ("box", "message"),
+    [
+        ([0.1, 0.2, 0.9, 1.0], "must be in pixels, not fractions"),
+        ([1.0, 1, 5, 30], r"pixels of the image of 9 x 8: a box is \(1, 1, 5, 30\)"),
+        ([-9.0, 1, 5, 5], r"a box is \(-9, 1, 5, 5\)"),
+        ([9.2, 1, 9.5, 5], "a box is"),
+    ],
+)
+def test_boxes_that_are_not_pixels_of_the_image(box, message):
+    boxes = torch.tensor([box, box] if box[3] == 1 else [[1.0, 1, 5, 5], box])
+    with pytest.raises(ValueError, match=rf"targets\[0\]\['boxes'\] .*{message}"):
+        prepare([{**target(), "boxes": boxes}])
+
+
+def test_boxes_may_exceed_the_image_a_little():
+    boxes = torch.tensor([[-0.5, -1, 9.5, 8.9], [0, 0, 0.5, 1]])
+    assert prepare([{**target(), "boxes": boxes}]).boxes.shape == (1, 2, 4)
 
 
 TRIANGLE = [[1.0, 1, 5, 1, 5, 5]]

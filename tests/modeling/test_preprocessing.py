@@ -2,6 +2,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from detlite import build_model, optimize
 from detlite.modeling.preprocessing import (
     Normalizer,
     build_normalizer,
@@ -117,7 +118,18 @@ def test_float64_model():
     normalizer = Normalizer(MEAN, STD, bgr255=True, divisibility=0).double()
     assert normalizer([torch.rand(3, 4, 5)]).pixels.dtype == normalizer.dtype == torch.float64
     normalizer.bfloat16()
-    assert normalizer([torch.rand(3, 4, 5)]).pixels.dtype == normalizer.dtype == torch.float32
+    with torch.autocast("cpu"):
+        assert normalizer([torch.rand(3, 4, 5)]).pixels.dtype == normalizer.dtype == torch.float32
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_model_in_a_half_type_is_refused_with_the_way_to_use_it(tiny_config, dtype):
+    model = build_model(tiny_config()).eval().to(dtype)
+    with pytest.raises(
+        TypeError, match=r"converted to torch\..*float16.* detlite\.optimize\(model"
+    ):
+        model([torch.rand(3, 64, 64)])
+    optimize(model, "bfloat16").detect([torch.rand(3, 64, 64)])
 
 
 # ---- targets

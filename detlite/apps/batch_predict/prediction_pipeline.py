@@ -79,7 +79,8 @@ def predict_stream(
                 if isinstance(loaded, DataError):
                     finishing[index] = future
                 else:
-                    batch = {index: loaded} | _similar_images(loaded, reading, batch_size - 1)
+                    similar = _similar_images(predictor, loaded, reading, batch_size - 1)
+                    batch = {index: loaded} | similar
                     running.append(networks.submit(detect, batch))
             while next_index in finishing and (
                 finishing[next_index].done() or len(finishing) > max_ahead or not running
@@ -116,12 +117,15 @@ def _network_threads(streams: int) -> Iterator[ThreadPoolExecutor]:
         torch.set_num_threads(cores)
 
 
-def _similar_images(loaded: LoadedImage, reading: deque[Reading], count: int) -> Batch:
-    """Remove up to `count` images from `reading` that are read and have the size of `loaded`."""
-    batch: Batch = {}
+def _similar_images(
+    predictor: Predictor, loaded: LoadedImage, reading: deque[Reading], count: int
+) -> Batch:
+    """Remove up to `count` images from `reading` that are read and padded to the same size."""
+    size, batch = predictor.padded_size(loaded), Batch()
     for index, future in list(reading):
         image = future.result() if future.done() else None
-        if len(batch) < count and isinstance(image, LoadedImage) and image.cells == loaded.cells:
+        is_image = len(batch) < count and isinstance(image, LoadedImage)
+        if is_image and predictor.padded_size(image) == size:
             batch[index] = image
             reading.remove((index, future))
     return batch

@@ -89,9 +89,10 @@ class Batcher:
         self._network_thread.shutdown(cancel_futures=True)
 
     def _next_batch(self) -> list[tuple[LoadedImage, asyncio.Future[Detections]]]:
-        """Remove the oldest image and others of its size from the queue."""
+        """Remove the oldest image and others that are padded to its size from the queue."""
         waiting = [pair for pair in self._waiting if not pair[1].done()]
-        similar = [pair for pair in waiting if pair[0].cells == waiting[0][0].cells]
+        padded_size = self._predictor.padded_size
+        similar = [one for one in waiting if padded_size(one[0]) == padded_size(waiting[0][0])]
         batch = similar[: self._max_batch]
         taken = {id(future) for _, future in batch}
         self._waiting = [pair for pair in waiting if id(pair[1]) not in taken]

@@ -28,6 +28,9 @@ class MeanPredictor:
             raise DataError(f"{image}: the image file does not exist")
         return LoadedImage(image, image)
 
+    def padded_size(self, image: LoadedImage) -> tuple[int, ...]:
+        return tuple(-(-side // 32) for side in image.network_input.shape[1:])
+
     def detect(self, loaded: list[LoadedImage]) -> list[Any]:
         if self.fails:
             raise RuntimeError("out of memory")

@@ -4,6 +4,7 @@ import asyncio
 import io
 import threading
 from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ class BrightSquare(nn.Module):
 
     categories = ({"id": 7, "name": "square"}, {"id": 90, "name": "image"})
     convention = CONVENTIONS["detlite"]
+    normalizer = SimpleNamespace(divisibility=32)
     channels = 3
     mask_threshold = 0.5
     device = torch.device("cpu")
