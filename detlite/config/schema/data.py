@@ -64,6 +64,12 @@ _INPUT = section(
     ),
     Key("CROP_SIZE", 1024, "with SCALE_JITTER: side of the square to crop or pad to", positive),
     Key("MOSAIC_PROB", 0.0, "probability of combining four training images", fraction),
+    Key(
+        "TRANSFORMS",
+        (),
+        "names of registered transforms that change training images last, see IMPORTS",
+        strings,
+    ),
     Key("COPY_PASTE_PROB", 0.0, "probability of pasting objects of another image", fraction),
 )
 _DATASETS = section(

@@ -1,6 +1,7 @@
 """Build the loaders of training and evaluation from data sets, transforms and samplers."""
 
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from detlite.data.datasets.coco import CocoDataset, Target
 from detlite.data.errors import DataError
 from detlite.data.transforms.color import Color, mean_color
 from detlite.data.transforms.copy_paste import choose_objects, paste_objects
+from detlite.data.transforms.custom import CustomTransforms
 from detlite.data.transforms.detection_transform import DetectionTransform, build_transform
 from detlite.data.transforms.mosaic import make_mosaic
 from detlite.data.transforms.resize import get_size
@@ -39,6 +41,7 @@ class TransformedDataset(Dataset[Any]):
             size of the image, or of the crop if there is one.
         paste: probability of pasting objects of another image, see `paste_objects`. The other
             images come from the whole data set, or from the same shard.
+        custom: names of TRANSFORMS, applied last.
     """
 
     def __init__(
@@ -49,12 +52,14 @@ class TransformedDataset(Dataset[Any]):
         mosaic: float = 0.0,
         paste: float = 0.0,
         fill: Color = (0.0, 0.0, 0.0),
+        custom: Sequence[str] = (),
     ) -> None:
         self._dataset = dataset
         self._transform = transform
         self._seed = seed
         self._mosaic, self._paste = mosaic, paste
         self._fill = fill
+        self._custom = CustomTransforms(custom)
         self._shards = dataset.shards if mosaic or paste else None
 
     def __getitem__(self, sample: int | Sample) -> tuple[Tensor, Target] | DataError:
@@ -78,7 +83,7 @@ class TransformedDataset(Dataset[Any]):
         if _draw(self._paste):
             source, objects = self._transform(*self._load(self._another(index)))
             image, target = paste_objects(image, target, source, choose_objects(objects))
-        return image, target
+        return self._custom(image, target)
 
     def _load(self, index: int) -> tuple[Tensor, Target]:
         """Read an image, a large JPEG at a reduced size if it will be resized to less."""
@@ -139,8 +144,9 @@ def build_train_loader(
             "(MODEL.MASK_ON) and invalidates proposals (MODEL.LOAD_PROPOSALS)"
         )
     samples = TransformedDataset(
-        dataset, transform, cfg.SEED, cfg.INPUT.MOSAIC_PROB, paste, mean_color(cfg)
-    )
+        dataset, transform, cfg.SEED, cfg.INPUT.MOSAIC_PROB, paste, mean_color(cfg),
+        cfg.INPUT.TRANSFORMS,
+    )  # fmt: skip
     return BatchLoader(cfg, samples, batches)
 
 

@@ -1,0 +1,149 @@
+"""Own transforms and pipelines of other libraries move images and targets together."""
+
+import numpy as np
+import pytest
+import torch
+
+from detlite.config import ConfigError
+from detlite.data.transforms.custom import (
+    TRANSFORMS,
+    CustomTransforms,
+    wrap_albumentations,
+    wrap_torchvision,
+)
+from detlite.structures.masks.packed import PackedMasks
+
+SIZE = (60, 80)
+
+
+@pytest.fixture
+def use():
+    """Register a transform as "mine", and return what INPUT.TRANSFORMS applies."""
+
+    def registered(transform):
+        TRANSFORMS._builders.pop("mine", None)
+        TRANSFORMS.register("mine")(transform)
+        return CustomTransforms(["mine"])
+
+    yield registered
+    TRANSFORMS._builders.pop("mine", None)
+
+
+def scene():
+    boxes = torch.tensor([[10.0, 12.0, 40.0, 30.0], [60.0, 40.0, 78.0, 58.0]])
+    masks = torch.zeros(2, *SIZE, dtype=torch.uint8)
+    for mask, (x1, y1, x2, y2) in zip(masks, boxes.int().tolist(), strict=True):
+        mask[y1:y2, x1:x2] = 1
+    target = {
+        "boxes": boxes,
+        "labels": torch.tensor([3, 4]),
+        "masks": PackedMasks.from_bitmaps(masks),
+        "keypoints": torch.tensor([[[25.5, 21.5, 2.0]], [[69.5, 49.5, 1.0]]]),
+        "ignored_boxes": torch.tensor([[0.0, 0.0, 9.0, 9.0]]),
+        "image_id": 8,
+    }
+    return (masks.amax(0) * 255).expand(3, -1, -1).contiguous(), target
+
+
+def check(image, target):
+    """Check that every part of the target is where the image shows its object."""
+    masks = target["masks"].bitmaps(*image.shape[1:])
+    assert len(masks) == len(target["boxes"]) == len(target["labels"]) == len(target["keypoints"])
+    assert ((image[0] > 127) != masks.any(0)).float().mean() < 0.02
+    for box, mask, points in zip(target["boxes"], masks, target["keypoints"], strict=True):
+        rows, columns = mask.any(1).nonzero(), mask.any(0).nonzero()
+        ends = [columns.min(), rows.min(), columns.max() + 1, rows.max() + 1]
+        assert (box - torch.tensor(ends).float()).abs().max() <= 1.5
+        if points[0, 2]:
+            x, y = points[0, :2].int().tolist()
+            assert mask[y, x]
+
+
+def test_a_function_of_ones_own(use):
+    def shift(image, target):
+        target = {**target, "boxes": target["boxes"] + torch.tensor([30.0, 0, 30, 0])}
+        return image.flip(0), {k: v for k, v in target.items() if k in ("boxes", "labels")}
+
+    _, target = use(shift)(*scene())
+    assert target["boxes"].tolist() == [[40, 12, 70, 30]]  # the other one left the image
+    assert target["labels"].tolist() == [3]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (lambda image, target: (image[0], target), r"no image \[3, H, W\]"),
+        (lambda image, target: (image, {**target, "labels": target["labels"][:1]}), "numbers of"),
+        (lambda image, target: (image, {**target, "boxes": target["boxes"] / 0}), "not finite"),
+    ],
+)
+def test_results_are_checked(use, wrong, message):
+    with pytest.raises(ConfigError, match=rf"INPUT.TRANSFORMS: mine returned .*{message}.*id 8"):
+        use(wrong)(*scene())
+
+
+def test_unknown_names_are_refused():
+    with pytest.raises(ConfigError, match=r"INPUT\.TRANSFORMS: unknown transform 'yours'"):
+        CustomTransforms(["yours"])
+
+
+def torchvision_pipelines():
+    from torchvision.transforms import v2
+
+    crop = v2.Compose([v2.RandomCrop((50, 50)), v2.SanitizeBoundingBoxes(min_size=2)])
+    return [v2.Resize((90, 120)), v2.RandomRotation((90, 90), expand=True), crop, v2.Identity()]
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_pipelines_of_torchvision(use, number):
+    torch.manual_seed(1)
+    pipeline = torchvision_pipelines()[number]
+    image, target = use(wrap_torchvision(pipeline))(*scene())
+    assert type(image) is torch.Tensor
+    assert type(target["boxes"]) is torch.Tensor
+    assert target["ignored_boxes"].shape[1] == 4
+    check(image, target)
+
+
+def test_pipelines_of_albumentations(use):
+    albumentations = pytest.importorskip("albumentations")
+    pipelines = [
+        [albumentations.RandomCrop(50, 50)],
+        [albumentations.Resize(30, 40), albumentations.RandomBrightnessContrast(p=1)],
+        [albumentations.RandomRotate90(p=1)],
+    ]
+    for pipeline in pipelines:
+        custom = use(wrap_albumentations(pipeline))
+        results = []
+        for seed in (0, 0, 1, 2, 3):
+            torch.manual_seed(seed)
+            image, target = custom(*scene())
+            results.append(image)
+            if len(pipeline) == 1:
+                check(image, target)
+        assert torch.equal(results[0], results[1])
+        assert not all(image.shape == results[0].shape and torch.equal(image, results[0])
+                       for image in results)  # fmt: skip
+
+
+def test_mirroring_pipelines_are_refused_with_keypoints(use):
+    from torchvision.transforms import v2
+
+    custom = use(wrap_torchvision(v2.RandomHorizontalFlip(1.0)))
+    with pytest.raises(ConfigError, match="mirrors images, which would exchange left and right"):
+        custom(*scene())
+    image, target = scene()
+    del target["keypoints"]
+    image, target = custom(image, target)
+    assert np.allclose(target["boxes"][0], [40, 12, 70, 30])
+
+
+def test_targets_without_masks_and_objects(use):
+    from torchvision.transforms import v2
+
+    custom = use(wrap_torchvision(v2.Compose([v2.Resize((30, 40)), v2.SanitizeBoundingBoxes()])))
+    image, target = scene()
+    empty = {"boxes": torch.zeros(0, 4), "labels": torch.zeros(0, dtype=torch.int64)}
+    assert custom(image, empty)[1]["boxes"].shape == (0, 4)
+    plain = {name: target[name] for name in ("boxes", "labels")}
+    assert custom(image, plain)[1]["boxes"][0].tolist() == [5, 6, 20, 15]
