@@ -21,8 +21,8 @@ from detlite.structures.masks.formats import to_bitmap
 MEASURES = ("area", "equivalent_diameter_area", "perimeter", "centroid-0", "centroid-1")
 _SUMMARY = ("image_id", "file_name", "image_height", "image_width", "objects",
             "objects_per_megapixel", "area_fraction")  # fmt: skip
-# Contribution to the perimeter of a border pixel by 1 + 2 a + 10 b, if a of its neighbors above,
-# below and beside it and b of its diagonal ones are border pixels (Benkrid and Crookes, "Design and
+# Contribution to the perimeter of a border pixel by 1 + 2 a + 10 b, if a of its neighbors in
+# the four directions and b of its diagonal ones are border pixels (Benkrid and Crookes, "Design and
 # FPGA Implementation of a Perimeter Estimator").
 _PERIMETER = np.zeros(50)
 _PERIMETER[[5, 7, 15, 17, 25, 27]] = 1

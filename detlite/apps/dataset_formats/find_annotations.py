@@ -1,6 +1,5 @@
 """Find the annotations of a file or folder in any supported format, as COCO files."""
 
-import json
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -12,6 +11,7 @@ from detlite.data.data_arguments import FINDERS
 from detlite.data.errors import DataError
 from detlite.data.findings import Finding, Findings
 from detlite.data.index.build import open_index
+from detlite.data.loading.image_io import image_size
 
 from .coco_files import correct_names, find_coco_files, find_images, split_content, write_coco
 from .cvat_xml import cvat_labels
@@ -80,8 +80,9 @@ class _Split:
 
     @property
     def content(self) -> dict[str, Any]:
-        # A file was checked when it was indexed.
-        return json.loads(self.coco.read_bytes()) if isinstance(self.coco, Path) else self.coco
+        if not isinstance(self.coco, Path):
+            return self.coco
+        return open_index(self.coco).full_content()
 
     @property
     def categories(self) -> list[dict[str, Any]]:
@@ -260,7 +261,21 @@ def _coco_split(file: Path, images: Path | None) -> _Split:
         return _Split(*corrected)
     if problem:
         raise problem
+    if (open_index(file).sizes == 0).any():
+        return _Split(_with_sizes(open_index(file).full_content(), folder), folder)
     return _Split(file, folder)
+
+
+def _with_sizes(content: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Fill in the heights and widths of images that the annotation file lacks."""
+    findings = Findings(Findings.from_json(content.get("findings")))
+    for row in content["images"]:
+        if not row["height"]:
+            row["height"], row["width"] = image_size(folder / row["file_name"])
+            example = f"image {row['id']} ({row['file_name']})"
+            text = "They are read from the image files."
+            findings.add("images without height and width", text, example, "image")
+    return {**content, "findings": findings.to_json()}
 
 
 def _split(train: _Split, data: Path) -> tuple[dict[str, _Split], dict[str, int]]:

@@ -5,37 +5,36 @@ from collections import Counter
 
 from .file_tree import FileTree, excerpt
 
-_DATUMARO = "Convert it: `datum convert -i FOLDER -if {} -f coco_instances -o NEW -- --save-media`"
-_ROBOFLOW = "In Roboflow, choose the format COCO"
+_COCO = "In the tool that wrote it, choose the export COCO json"
+_DATUMARO = "Convert it to COCO json with datumaro, see docs/annotation_tools.md"
+_INSTANCES = "Use the file instances_*.json next to it"
+_IMAGES = "Convert the images to PNG or TIFF, or register a reader (docs/extending.md)"
 # A pattern of paths, one of the content of such files, the name of the format, and what to do.
 _OTHERS = [
-    (r"\.(tfrecords?|record)$", "", "TFRecord", _ROBOFLOW),
-    (r"\.csv$", r"filename,.*xmin|^[^,\n]+(,\d+){4},", "CSV of boxes", _ROBOFLOW),
-    (r"\.csv$", r"ImageID,Source,LabelName", "Open Images", _DATUMARO.format("open_images")),
-    (r"\.csv$", r'"?image"?,"?xmin', "VoTT", _DATUMARO.format("vott_csv")),
-    (r"\.json$", r'"visitedAssets|"tagType"|"assetMetadata', "VoTT", _DATUMARO.format("vott_json")),
-    (r"\.json$", r'"segments_info"|"caption"', "COCO panoptic or captions", "Use instances_*.json"),
-    (r"\.json$", r'"imgHeight"', "Cityscapes", "Use DATASETS.CATALOG with type: cityscapes"),
-    (r"\.json$", r'"box2d"|"poly2d"', "BDD100K or Scalabel", "Convert it: `bdd100k.label.to_coco`"),
-    (r"\.json$", r'"item"\s*:.*"slots"', "V7 Darwin", "In V7, export as COCO"),
-    (r"\.json$", r'"metadata"\s*:\s*\{.*"xy"', "VIA 3", "In VIA, export as COCO"),
-    (r"\.json$", r'"className"|"classId"', "SuperAnnotate", "In SuperAnnotate, export as COCO"),
-    (r"\.json$", r'"notes|"info"', "a json file without images", "Export as COCO"),
-    (r"\.(ndjson|jsonl)$", r'"data_row"', "Labelbox", "Convert it with Labelbox's COCO converter"),
-    (r"\.jsonl$", "", "JSON lines", "In Roboflow or Hugging Face, choose COCO"),
-    (r"\.manifest$", "", "SageMaker Ground Truth", "Convert it to COCO"),
-    (r"\.parquet$|\.arrow$", "", "Hugging Face data", "Save the images, and the boxes as COCO"),
+    (r"\.(tfrecords?|record)$", "", "TFRecord", _COCO),
+    (r"\.csv$", r"filename,.*xmin|^[^,\n]+(,\d+){4},", "CSV of boxes", _COCO),
+    (r"\.csv$", "ImageID,Source,LabelName", "Open Images", _DATUMARO),
+    (r"\.(csv|json)$", r'"image","xmin|"visitedAssets|"assetMetadata', "VoTT", _COCO),
+    (r"\.json$", '"segments_info"|"caption"', "COCO panoptic or captions", _INSTANCES),
+    (r"\.json$", '"imgHeight"', "Cityscapes", "Use DATASETS.CATALOG with type: cityscapes"),
+    (r"\.json$", '"box2d"|"poly2d"', "BDD100K or Scalabel", "Convert it: bdd100k.label.to_coco"),
+    (r"\.json$", r'"item"\s*:.*"slots"', "V7 Darwin", _COCO),
+    (r"\.json$", r'"metadata"\s*:\s*\{.*"xy"', "VIA 3", _COCO),
+    (r"\.json$", '"className"|"classId"', "SuperAnnotate", _COCO),
+    (r"\.json$", '"notes|"info"', "a json file without images and annotations", _COCO),
+    (r"\.(ndjson|jsonl)$", '"data_row"', "Labelbox", "Convert it with Labelbox's COCO converter"),
+    (r"\.(jsonl|manifest)$", "", "JSON lines", _COCO),
+    (r"\.(parquet|arrow)$", "", "Hugging Face data", "Save the images, and the boxes as COCO json"),
     (r"\.xml$", r"<annotation[\s>].*<polygon>", "LabelMe's old XML", "Use the json of LabelMe 3"),
-    (r"label_2/.*\.txt$", "", "KITTI", _DATUMARO.format("kitti_detection")),
-    (r"(^|/)gt/gt\.txt$", "", "MOT", _DATUMARO.format("mot_seq")),
-    (r"wider_face.*\.txt$", "", "WIDER Face", _DATUMARO.format("wider_face")),
-    (r"\.txt$", r"imagesource:|^([\d.]+ ){8}\w+ [01]", "DOTA", _DATUMARO.format("dota")),
-    (r"\.txt$", r"^\s*\d+(\s+[\d.]+){4,}", "YOLO", "Add the images to the text files"),
+    (r"label_2/.*\.txt$", "", "KITTI", _DATUMARO),
+    (r"(^|/)gt/gt\.txt$", "", "MOT", "Convert it to COCO json"),
+    (r"wider_face.*\.txt$", "", "WIDER Face", _DATUMARO),
+    (r"\.txt$", r"imagesource:|^([\d.]+ ){8}\w+ [01]", "DOTA", "Convert it to COCO json"),
+    (r"\.txt$", r"^\s*\d+(\s+[\d.]+){4,}", "YOLO without images", "Add the images"),
     (r"_seg\.npy$", "", "Cellpose's _seg.npy", "In Cellpose, save masks as PNG or TIFF"),
-    (r"\.(roi|zip)$", "", "a zip file or ImageJ's ROIs", "Unpack it, or save a label image"),
-    (r"\.(hei[cf]|dcm|nii(\.gz)?|npy|svs|czi|nd2|lif)$", "", "a format of images that is not read",
-     "Convert the images to PNG or TIFF, or register a reader (docs/extending.md)"),
-]  # fmt: skip
+    (r"\.(roi|zip)$", "", "an archive or ImageJ's ROIs", "Unpack it, or save a label image"),
+    (r"\.(hei[cf]|dcm|nii(\.gz)?|npy|svs|czi|nd2|lif)$", "", "a kind of image", _IMAGES),
+]
 _SUPPORTED = (
     "COCO json, YOLO (data.yaml, obj.names or classes.txt), PASCAL VOC and CVAT XML, json of "
     "LabelMe, VIA, Label Studio, CreateML, Supervisely or Datumaro, and images with masks"
@@ -45,13 +44,10 @@ _SUPPORTED = (
 def describe_unknown(tree: FileTree) -> str:
     """Say what a dataset without readable labels contains, and what to do."""
     for pattern, content, name, advice in _OTHERS:
-        for file in tree.files:
-            path = file.relative_to(tree.root).as_posix()
-            if not re.search(pattern, path, re.IGNORECASE):
-                continue
-            if not content or re.search(content, excerpt(file), re.DOTALL | re.MULTILINE):
-                return f"{file}: is {name}, which is not read. {advice}"
-            break
+        matches = (file for file in tree.files if re.search(pattern, file.as_posix(), re.I))
+        file = next(matches, None)
+        if file and (not content or re.search(content, excerpt(file), re.DOTALL | re.MULTILINE)):
+            return f"{file}: is {name}, which is not read. {advice}"
     counts = Counter(file.suffix or file.name for file in tree.files)
     found = ", ".join(f"{count} {kind}" for kind, count in counts.most_common(5)) or "nothing"
     return (

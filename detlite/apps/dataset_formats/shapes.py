@@ -210,10 +210,14 @@ def bounding_box(polygons: Sequence[Sequence[float]]) -> tuple[float, float, flo
 def check_size(image: Path, expected: Sequence[Any], file: Path) -> tuple[int, int]:
     """Return the (height, width) of an image, which must be the expected size of `file`, if known.
 
+    With an EXIF orientation, that may be the size of the stored pixels.
+
     Raises:
         DataError: the sizes differ, or the image cannot be read.
     """
     size = image_size(image)
+    if tuple(expected) == size[::-1] != size and image_size(image, upright=False) != size:
+        return size[::-1]
     if all(expected) and tuple(expected) != size:
         raise DataError(
             f"{file}: its size is {expected[1]}x{expected[0]} (width x height), but {image} is "

@@ -29,7 +29,7 @@ _LABEL_LINE = re.compile(r"\s*\d+(\.0+)?(\s+[-+.\deE]+){4,}\s*$")
 
 @dataclass(frozen=True)
 class _Labels:
-    """What a text file means: category names, and the number and form of keypoints."""
+    """Category names, keypoint names, and the number of values of a keypoint."""
 
     names: Sequence[str]
     keypoints: Sequence[str] = ()
