@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from textwrap import shorten
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -37,14 +37,10 @@ def style(number: int) -> tuple[str, str]:
 
 def precision_recall(title: str, curves: Mapping[str, np.ndarray]) -> str:
     """Plot precision float [101] at RECALL_THRESHOLDS, 0 to 1, by name."""
-    figure, axes = _axes(title)
-    for number, (name, precision) in enumerate(curves.items()):
-        color, line = style(number)
-        x, y = 100 * RECALL_THRESHOLDS, 100 * precision
-        axes.plot(x, y, line, color=color, label=_escape(name), linewidth=1.8)
+    points = {name: (100 * RECALL_THRESHOLDS, 100 * values) for name, values in curves.items()}
+    figure, axes = _plot(title, points)
     axes.set(xlabel="recall: detected objects (%)", ylabel="precision: correct detections (%)")
     axes.set(xlim=(0, 100), ylim=(0, 103))
-    axes.legend(loc="best", fontsize=9)
     return _svg(figure, title)
 
 
@@ -81,16 +77,17 @@ def bars(title: str, groups: Sequence[str], series: Mapping[str, Sequence[Bar]],
 
 def reliability(title: str, series: Mapping[str, Calibration]) -> str:
     """Plot precision by score, with the diagonal of perfect calibration."""
-    figure, axes = _axes(title)
+    filled = {name: one.counts > 0 for name, one in series.items()}
+    figure, axes = _plot(title, {
+        name: (100 * one.scores[filled[name]], 100 * one.precision[filled[name]])
+        for name, one in series.items()
+    })  # fmt: skip
+    for number, (name, one) in enumerate(series.items()):
+        counts = one.counts[filled[name]]
+        points = 100 * one.scores[filled[name]], 100 * one.precision[filled[name]]
+        sizes = 12 + 90 * np.sqrt(counts / max(counts.sum(), 1))
+        axes.scatter(*points, sizes, color=style(number)[0])
     axes.plot([0, 100], [0, 100], color="#767676", linewidth=1, label="perfect")
-    for number, (name, calibration) in enumerate(series.items()):
-        color, line = style(number)
-        filled = calibration.counts > 0
-        counts = calibration.counts
-        sizes = 12 + 90 * np.sqrt(counts[filled] / max(counts.sum(), 1))
-        x, y = 100 * calibration.scores[filled], 100 * calibration.precision[filled]
-        axes.plot(x, y, line, color=color, label=_escape(name), linewidth=1.5)
-        axes.scatter(x, y, sizes, color=color)
     axes.set(xlabel="mean score (%)", ylabel="precision (%)")
     axes.set(xlim=(0, 103), ylim=(-3, 103))
     axes.legend(loc="upper left", fontsize=9)
@@ -101,16 +98,11 @@ def lines(title: str, curves: Mapping[str, Points], label: str, markers: bool = 
     """Plot values over iterations, by name; `label` names the values and their unit."""
     from matplotlib.ticker import MaxNLocator
 
-    figure, axes = _axes(title)
-    for number, (name, points) in enumerate(curves.items()):
-        color, line = style(number)
-        x, y = zip(*points, strict=True)
-        marker = "o" if markers else None
-        axes.plot(x, y, line, color=color, label=_escape(name), marker=marker, markersize=4)
+    points = {name: tuple(zip(*curve, strict=True)) for name, curve in curves.items()}
+    figure, axes = _plot(title, points, marker="o" if markers else None)
     axes.set(xlabel="iteration", ylabel=label)
     axes.set_ylim(0)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.legend(loc="best", fontsize=9)
     return _svg(figure, title)
 
 
@@ -135,6 +127,19 @@ def sizes(title: str, sides: Sequence[float], anchors: Sequence[Sequence[float]]
     axes.set_ylim(0, 1.3 * float(np.max(counts)))
     axes.legend(loc="upper right", fontsize=9)
     return _svg(figure, title)
+
+
+def _plot(
+    title: str, curves: Mapping[str, tuple[Any, ...]], marker: str | None = None
+) -> tuple[Figure, Axes]:
+    """Plot (x, y) by name, with a legend."""
+    figure, axes = _axes(title)
+    for number, (name, (x, y)) in enumerate(curves.items()):
+        color, line = style(number)
+        label = _escape(name)
+        axes.plot(x, y, line, color=color, label=label, linewidth=1.6, marker=marker, markersize=4)
+    axes.legend(loc="best", fontsize=9)
+    return figure, axes
 
 
 def _axes(title: str, size: tuple[float, float] = _SIZE) -> tuple[Figure, Axes]:

@@ -1,7 +1,7 @@
 """Images of a detector's errors: labels on the left, detections on the right."""
 
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -26,26 +26,17 @@ _DETECTION_COLOR, _ERROR_COLOR = (90, 180, 255), (255, 70, 50)
 
 @dataclass(frozen=True)
 class ErrorImage:
-    """An image of an error, with the properties by which the page filters.
+    """An error, with the properties by which the page filters.
 
     Attributes:
-        source: data URI of an image with the labels on the left and the detections on the right.
+        detection, obj: their indices; -1 if there is none.
+        image: index of the image.
         category: of the detection or the missed object.
         kind: a type of ERROR_TYPES.
         score: of the detection, or of the detection nearest to a missed object (0 if none).
         text: description.
+        source: data URI of an image with the labels on the left and the detections on the right.
     """
-
-    source: str
-    category: str
-    kind: str
-    score: float
-    text: str
-
-
-@dataclass(frozen=True)
-class _Selected:
-    """An error to draw; `detection` or `obj` is -1 if there is none."""
 
     detection: int
     obj: int
@@ -54,6 +45,7 @@ class _Selected:
     kind: str
     score: float
     text: str
+    source: str = ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,7 +79,7 @@ class ErrorGallery:
             kind, obj = int(errors.types[detection]), int(errors.objects[detection])
             category = names[matches.detection_categories[detection]]
             selected.append(
-                _Selected(
+                ErrorImage(
                     detection, obj, int(matches.images[detection]), category,
                     FALSE_POSITIVE_TYPES[kind], float(scores[detection]),
                     f"{category}: {self._describe(kind, detection, obj)}",
@@ -116,7 +108,7 @@ class ErrorGallery:
                 )
             text = f"{category} of {areas[obj]:.0f} px²: {nearest}"
             image = int(matches.truth.images[obj])
-            selected.append(_Selected(-1, obj, image, category, "missed", score, text))
+            selected.append(ErrorImage(-1, obj, image, category, "missed", score, text))
         return self._draw(selected)
 
     @property
@@ -146,13 +138,13 @@ class ErrorGallery:
             return f"labeled {names[matches.object_categories[obj]]}"
         return "inaccurate"
 
-    def _draw(self, selected: list[_Selected]) -> list[ErrorImage]:
+    def _draw(self, selected: list[ErrorImage]) -> list[ErrorImage]:
         """Draw errors, reading each image once; images that cannot be read are left out."""
         by_image = defaultdict(list)
         for error in selected:
             by_image[error.image].append(error)
         positions = {image_id: n for n, image_id in enumerate(self.dataset.image_ids)}
-        drawn: dict[_Selected, ErrorImage] = {}
+        drawn = {}
         for image, errors in by_image.items():
             image_id = int(self._errors.matches.truth.image_ids[image])
             try:
@@ -161,19 +153,14 @@ class ErrorGallery:
                 continue
             name = self.coco_gt.imgs[image_id]["file_name"]
             for error in errors:
-                source = jpeg(self._panels(pixels, error))
-                drawn[error] = ErrorImage(
-                    source, error.category, error.kind, error.score, f"{error.text} ({name})"
-                )
+                source, text = jpeg(self._panels(pixels, error)), f"{error.text} ({name})"
+                drawn[error] = replace(error, source=source, text=text)
         return [drawn[error] for error in selected if error in drawn]
 
-    def _panels(self, pixels: torch.Tensor, error: _Selected) -> Image.Image:
+    def _panels(self, pixels: torch.Tensor, error: ErrorImage) -> Image.Image:
         """Draw labels and detections around the detection, or the object if there is none."""
-        matches, names, threshold = (
-            self._errors.matches,
-            self.analysis.names,
-            self.analysis.threshold,
-        )
+        matches, names = self._errors.matches, self.analysis.names
+        threshold = self.analysis.threshold
         scores = matches.pairing.scores
         objects = np.flatnonzero(matches.truth.images == error.image)
         visible = scores >= (threshold.score if threshold else 0.5)
@@ -191,12 +178,8 @@ class ErrorGallery:
             names[matches.object_categories[g]] if len(names) > 1 or g == error.obj else ""
             for g in objects.tolist()
         ]
-        detection_names = [
-            f"{names[matches.detection_categories[d]]} {scores[d]:.2f}"
-            if d == error.detection
-            else ""
-            for d in detections.tolist()
-        ]
+        named = f"{error.category} {error.score:.2f}"
+        detection_names = [named if d == error.detection else "" for d in detections.tolist()]
         left = draw_crop(
             pixels, window, matches.truth.boxes[objects], self._object_mask(error.obj),
             object_names, [_TARGET_COLOR if g == error.obj else _OBJECT_COLOR for g in objects],

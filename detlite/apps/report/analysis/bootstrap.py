@@ -18,6 +18,8 @@ from detlite.evaluation.matching import (
     MatchedDetections,
 )
 
+Interval = tuple[float, float]
+
 _CHUNK = 1 << 19  # entries of a table, which fits into the cache
 
 
@@ -65,27 +67,18 @@ def sample_images(images: int, samples: int, seed: int) -> np.ndarray:
     return np.random.default_rng(seed).multinomial(images, probabilities, samples).astype(np.uint8)
 
 
-def interval(
-    value: float | None, sampled: np.ndarray, level: float = 0.95
-) -> tuple[float, float] | None:
-    """Return the confidence interval of a metric between 0 and 1.
+def interval(value: float | None, sampled: np.ndarray) -> Interval | None:
+    """Return the 95 % confidence interval of a metric between 0 and 1, given its samples [B].
 
     None if the metric is None, or if it has the same value in all samples, as with a single object.
-
-    Args:
-        value: the metric of the data set.
-        sampled: float [B], the metric of the samples.
-        level: the confidence level.
     """
-    bounds = _basic_interval(value, sampled, level)
+    bounds = _basic_interval(value, sampled)
     if bounds is None or bounds[0] == bounds[1]:
         return None
     return max(bounds[0], 0.0), min(bounds[1], 1.0)
 
 
-def _basic_interval(
-    value: float | None, sampled: np.ndarray, level: float
-) -> tuple[float, float] | None:
+def _basic_interval(value: float | None, sampled: np.ndarray) -> Interval | None:
     """Return the basic bootstrap interval (Davison and Hinkley, "Bootstrap methods", 1997, 5.2).
 
     AP is higher for few images than for many, and samples contain fewer different images than the
@@ -94,7 +87,7 @@ def _basic_interval(
     known = sampled[~np.isnan(sampled)]
     if value is None or not known.size:
         return None
-    low, high = np.quantile(known, [(1 - level) / 2, (1 + level) / 2])
+    low, high = np.quantile(known, [0.025, 0.975])
     return float(2 * value - high), float(2 * value - low)
 
 
@@ -173,7 +166,7 @@ class MetricDifference:
     """The metric of a second model minus that of a first one, with its 95 % interval."""
 
     value: float
-    interval: tuple[float, float]
+    interval: Interval
 
     @property
     def is_noise(self) -> bool:
@@ -183,17 +176,10 @@ class MetricDifference:
 
 
 def compare(
-    first: float | None,
-    second: float | None,
-    first_sampled: np.ndarray,
-    second_sampled: np.ndarray,
+    first: float | None, second: float | None, first_sampled: np.ndarray, second_sampled: np.ndarray
 ) -> MetricDifference | None:
-    """Compare a metric of two models, given its values float [B] on the same samples.
-
-    Returns:
-        None if one of the two was not measured.
-    """
+    """Compare a metric of two models, given its values [B] on the same samples; None if unknown."""
     if first is None or second is None:
         return None
-    bounds = _basic_interval(second - first, second_sampled - first_sampled, 0.95)
+    bounds = _basic_interval(second - first, second_sampled - first_sampled)
     return None if bounds is None else MetricDifference(second - first, bounds)

@@ -1,6 +1,7 @@
 """Analyses agree with `evaluate_coco` and with each other."""
 
 import json
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -18,7 +19,9 @@ def test_boxes_and_masks(kind):
     coco, rows = synthetic_dataset(0)
     results = Results.from_coco(rows, ("bbox", "segm"))
     analysis = analyze_detections(coco, results, kind, sample_images(12, 20, 0), 50)
-    assert analysis.metrics == evaluate_coco(coco, results, [kind], 50)[kind]
+    expected = evaluate_coco(coco, results, [kind], 50)[kind]
+    assert asdict(analysis.threshold) == expected.pop("best_f1")
+    assert analysis.metrics == expected
     assert analysis.names == ["c3", "c7", "c20"]
     expected = [row["category_id"] for row in coco.dataset["annotations"] if not row["iscrowd"]]
     assert analysis.objects.tolist() == [expected.count(number) for number in (3, 7, 20)]
@@ -34,7 +37,8 @@ def test_keypoints_have_no_error_types(data_root):
     analysis = analyze_detections(
         coco, results, "keypoints", np.ones((1, len(coco.imgs)), np.uint8)
     )
-    assert analysis.metrics == evaluate_coco(coco, results, ["keypoints"])["keypoints"]
+    expected = evaluate_coco(coco, results, ["keypoints"])["keypoints"]
+    assert analysis.metrics == {name: expected[name] for name in analysis.metrics}
     assert analysis.errors is None
     assert analysis.confusion is None
     assert 0 < analysis.threshold.recall < 1
