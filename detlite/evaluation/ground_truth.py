@@ -62,7 +62,7 @@ class GroundTruthArrays:
 
 
 def read_ground_truth(coco_gt: COCO, iou_type: str) -> GroundTruthArrays:
-    """Read the objects, without those that lack keypoints for the IoU type "keypoints".
+    """Read the objects. Without keypoints, they may be missed for the IoU type "keypoints".
 
     Info, area and iscrowd may be missing. DataError if an annotation is invalid.
     """
@@ -83,10 +83,10 @@ def read_ground_truth(coco_gt: COCO, iou_type: str) -> GroundTruthArrays:
     crowd, keypoints = column("iscrowd", bool), None
     ignored = crowd
     if iou_type == "keypoints":
-        points = len(rows[0]["keypoints"]) // 3 if rows else 0
-        keypoints = column("keypoints", float).reshape(-1, points, 3)
-        visible = (keypoints[:, :, 2] > 0).sum(axis=1)
-        counts = [row.get("num_keypoints", n) for row, n in zip(rows, visible, strict=True)]
+        keypoints = _keypoints(rows)
+        visible = (keypoints[:, :, 2] > 0).sum(axis=1).tolist()
+        counts = [row.get("num_keypoints") for row in rows]
+        counts = [n if count is None else count for count, n in zip(counts, visible, strict=True)]
         ignored = crowd | (np.array(counts, np.int64) == 0)
     return GroundTruthArrays(
         image_ids=image_ids,
@@ -113,17 +113,31 @@ def _annotations(coco_gt: COCO, iou_type: str) -> list[dict[str, Any]]:
                 raise DataError(
                     f"ground truth: annotation {row.get('id')}: {key} {row.get(key)!r} is unknown"
                 )
-    rows = [row for row in annotations if row.get(field)]
-    if len(rows) < len(annotations) and iou_type != "keypoints":  # only some categories have them
-        row = next(row for row in annotations if not row.get(field))
+    lacking = [row for row in annotations if not row.get(field)]
+    if lacking and iou_type != "keypoints":
         raise DataError(
-            f"ground truth: annotation {row.get('id')} has no {field!r}, which {iou_type} needs"
+            f"ground truth: annotation {lacking[0].get('id')} has no {field!r}, which {iou_type} "
+            "needs"
         )
-    if all(row.get("area") is not None and "iscrowd" in row and row["id"] for row in rows):
-        return rows
-    rows = [dict(row) for row in rows]
+    if all(row.get("area") is not None and "iscrowd" in row and row["id"] for row in annotations):
+        return list(annotations)
+    rows = [dict(row) for row in annotations]
     fill_missing({**coco_gt.dataset, "annotations": rows})
     return rows
+
+
+def _keypoints(rows: Sequence[dict[str, Any]]) -> np.ndarray:
+    """Return keypoints float64 [G, P, 3]; those of objects without any are not labeled."""
+    values = [row.get("keypoints") for row in rows]
+    length = next((len(one) for one in values if one), 0)
+    for row, one in zip(rows, values, strict=True):
+        if one and len(one) != length:
+            raise DataError(
+                f"ground truth: annotation {row['id']} has {len(one)} numbers as keypoints, but "
+                f"others have {length}"
+            )
+    filled = np.array([one or [0] * length for one in values], float)
+    return filled.reshape(len(rows), length // 3, 3)
 
 
 def _encode(coco_gt: COCO, rows: Sequence[dict[str, Any]]) -> EncodedMasks:

@@ -74,3 +74,22 @@ def test_missing_fields_do_not_change_the_ground_truth() -> None:
     truth = read_ground_truth(coco, "bbox")
     assert (truth.areas.tolist(), truth.crowd.tolist()) == ([100.0], [False])
     assert "area" not in row
+
+
+def test_objects_without_keypoints_may_be_missed() -> None:
+    points = [5, 5, 2, 9, 9, 1]
+    coco = ground_truth(None, None, None, None, keypoints=points)
+    rows = coco.dataset["annotations"]
+    rows[1] |= {"keypoints": [0] * 6, "num_keypoints": 0}
+    rows[2] |= {"keypoints": [], "num_keypoints": None}
+    del rows[3]["keypoints"]
+    truth = read_ground_truth(coco, "keypoints")
+    assert truth.ignored.tolist() == [False, True, True, True]
+    assert truth.keypoints is not None
+    assert truth.keypoints[0].flatten().tolist() == points
+    assert not truth.keypoints[1:].any()
+    rows[3]["keypoints"] = [1, 2, 3]
+    with pytest.raises(
+        DataError, match="annotation 4 has 3 numbers as keypoints, but others have 6"
+    ):
+        read_ground_truth(coco, "keypoints")

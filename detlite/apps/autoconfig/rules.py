@@ -36,6 +36,7 @@ _MIN_SIZE = 256
 _MAX_SIZE = {"cpu": 640, "gpu": 800}
 _FEW_IMAGES, _FEW_OBJECTS = 1000, 10
 _MAX_PROPOSALS = 1000
+_MAX_TEST_ASPECT = 5
 
 
 def choose(
@@ -66,6 +67,16 @@ def bad_annotations(facts: DatasetFacts, values: Values) -> Iterator[Choice]:
             "skip",
             f"{count} annotations or images cannot be used, the first: {first}. `detlite check` "
             "lists them all; with `error`, training stops at them",
+        )
+
+
+def orientation(facts: DatasetFacts, _: Values) -> Iterator[Choice]:
+    if any(one.values and not one.values.options.exif_orientation for one in facts.sets):
+        yield Choice(
+            "MODEL.CONVENTION_OVERRIDE",
+            ["exif_orientation=False"],
+            "the sizes in the annotations are those of the stored pixels, so the EXIF orientation "
+            "of the images is not applied",
         )
 
 
@@ -125,7 +136,12 @@ def image_size(facts: DatasetFacts, values: Values) -> Iterator[Choice]:
     longest = _round_up(min(aspect, 2.5) * max(sizes))
     reason = f"the long side of 99 % of the images is at most {aspect:.2f} times their short side"
     yield Choice("INPUT.MAX_SIZE_TRAIN", longest, reason)
-    yield Choice("INPUT.MAX_SIZE_TEST", longest)
+    yield Choice(
+        "INPUT.MAX_SIZE_TEST",
+        max(longest, _MAX_TEST_ASPECT * size),
+        f"new images of up to {_MAX_TEST_ASPECT} times their short side keep the scale of the "
+        "objects, whatever the shape of the training images",
+    )
 
 
 def augmentation(facts: DatasetFacts, _: Values) -> Iterator[Choice]:
@@ -298,7 +314,7 @@ def object_counts(facts: DatasetFacts, values: Values) -> Iterator[Choice]:
     )
 
 
-_FIRST: tuple[Rule, ...] = (precision, bad_annotations, background)
+_FIRST: tuple[Rule, ...] = (precision, bad_annotations, orientation, background)
 _SOLVER: tuple[Rule, ...] = (batch_size, learning_rate, schedule, rare_categories, workers)
 RULES: tuple[Rule, ...] = (
     *_FIRST, image_size, augmentation, initial_weights, image_values, heads, widths, anchors,

@@ -102,6 +102,13 @@ def compute_statistics(
     values = measure_values(_spread(files), image_options)
     image_options = values.options
     bad_images = find_bad_images(index, images, image_options) if check else {}
+    if bad_images and image_options.exif_orientation:
+        # The sizes tell if annotations belong to the pixels as they are stored.
+        stored = replace(image_options, exif_orientation=False)
+        bad_if_stored = find_bad_images(index, images, stored)
+        if len(bad_if_stored) < len(bad_images):
+            bad_images, image_options = bad_if_stored, stored
+            values = replace(values, options=stored)
     if len(bad_images) == count:
         raise DataError(f"{annotations}: none of its {count} images can be used: {bad_images[0]}")
     selection = Selection(crowds_as_objects=crowds_as_objects)

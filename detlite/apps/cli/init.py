@@ -4,6 +4,7 @@
     detlite init --data train.json --val val.json > mine.yaml
     detlite init --data photos --minutes 15 > mine.yaml
     detlite init --data photos --weights mask_rcnn.pth > mine.yaml
+    detlite init --data photos DATASETS.CROWDS_AS_OBJECTS True > mine.yaml
     detlite init --data photos --coco photos.json
     detlite train --config mine.yaml
 
@@ -25,9 +26,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from detlite.apps.cli.options import add_weights
+from detlite.apps.cli import add_overrides, add_weights, split_pairs
 
 if TYPE_CHECKING:
+    from yacs.config import CfgNode
+
     from detlite.apps.autoconfig import Choice, DatasetFacts
 
 _MAX_MINUTES = 525_600  # a year
@@ -70,6 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--coco", type=Path, metavar="FILE", help="only write --data as COCO json to this file"
     )
+    add_overrides(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -83,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
     if args.coco is None:
         text = config(
             args.data, args.val, args.images, args.annotations, args.minutes, args.weights,
-            args.masks, args.skip_bad,
+            args.masks, args.skip_bad, split_pairs(args.overrides),
         )  # fmt: skip
         print(text, end="")
         return 0
@@ -99,6 +103,14 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _print_findings(cfg: CfgNode) -> None:
+    """Report what training will leave out, reinterpret or switch off because of the data."""
+    from detlite.data.datasets.catalog import build_test_datasets, build_train_dataset, findings_of
+
+    text = findings_of([*build_train_dataset(cfg).parts, *build_test_datasets(cfg)])
+    print(text, file=sys.stderr, end="\n" * bool(text))
+
+
 def _print_error(text: str) -> None:
     print(text, file=sys.stderr)
 
@@ -112,13 +124,15 @@ def config(
     weights: str | None = None,
     masks: str | None = None,
     skip_bad: bool = False,
+    overrides: Sequence[str] = (),
 ) -> str:
     """Return the text of a config; report on standard error how the data were read.
 
     With `minutes`, training steps are timed for about a minute and the model is chosen to fit. With
-    `weights`, the model is that of a checkpoint.
+    `weights`, the model is that of a checkpoint. `overrides` are KEY VALUE pairs of the config.
     """
     from detlite.apps.autoconfig import (
+        Choice,
         DatasetFacts,
         as_config,
         choices_by_weights,
@@ -128,20 +142,31 @@ def config(
         dataset_choices,
         fit_to_minutes,
     )
+    from detlite.apps.autoconfig.configs import overridden
     from detlite.apps.autoconfig.step_timing import mean_step_seconds
     from detlite.apps.dataset_formats import find_sets
     from detlite.apps.doctor import resources
+    from detlite.config import load_config
     from detlite.data import explain_dead_loader
+    from detlite.data.loading.image_io import build_image_options
     from detlite.threads import limit_threads
 
-    sets, summary = find_sets(data, val, images, folder, masks, skip_bad)
-    print(summary, file=sys.stderr)
+    start = load_config(None, overrides)
+    values = overridden(start, overrides)
+    sets, text = find_sets(data, val, images, folder, masks, skip_bad)
+    print(text, file=sys.stderr)
     statistics = {
-        split: compute_statistics(source.annotations, source.images)
+        split: compute_statistics(
+            source.annotations,
+            source.images,
+            build_image_options(start),
+            crowds_as_objects=start.DATASETS.CROWDS_AS_OBJECTS,
+        )
         for split, source in sets.items()
     }
     facts = DatasetFacts(statistics["train"], statistics.get("val"), resources())
-    dataset_keys = dataset_choices(sets, summary)
+    dataset_keys = [one for one in dataset_choices(sets, text) if one.key not in values]
+    dataset_keys += [Choice(key, value, "as the command says") for key, value in values.items()]
 
     def seconds_of_step(facts: DatasetFacts, choices: Sequence[Choice]) -> float:
         return mean_step_seconds(as_config(facts, [*dataset_keys, *choices]))
@@ -150,10 +175,15 @@ def config(
         limit_threads()
         with explain_dead_loader():
             choices = choices_by_weights(facts, dataset_keys, weights, mean_step_seconds, minutes)
+        _print_findings(as_config(facts, choices))
         return config_text(choices, facts.summary, base="")
     if minutes:
         print("timing training steps on this machine, at most two minutes", file=sys.stderr)
         limit_threads()
         with explain_dead_loader():
-            facts = fit_to_minutes(facts, minutes, seconds_of_step, progress=_print_error)
-    return config_text([*dataset_keys, *choose(facts)], facts.summary, facts.base)
+            facts = fit_to_minutes(
+                facts, minutes, seconds_of_step, values=values, progress=_print_error
+            )
+    choices = [*dataset_keys, *choose(facts, values)]
+    _print_findings(as_config(facts, choices))
+    return config_text(choices, facts.summary, facts.base)

@@ -116,6 +116,17 @@ class AnnotationIndex:
         sums = np.concatenate([[0], values.cumsum(dtype=np.int64)])
         return np.diff(sums[self.file.array("first")])
 
+    def full_content(self) -> dict[str, Any]:
+        """Return the content of the annotation file in COCO's notation, with its findings."""
+        order = np.argsort(self.file.array("positions"))
+        rows = self._load(self.file.array("annotations")[order])
+        if self.file.table["numbered"]:
+            rows = [{**row, "id": number} for number, row in enumerate(rows, start=1)]
+        content = {**self.content, "annotations": rows}
+        content["images"] = [self.image(number) for number in range(len(self.image_ids))]
+        findings = [*Findings.from_json(self.content.get("findings")), *self.notes]
+        return content | ({"findings": Findings(findings).to_json()} if findings else {})
+
     @property
     def keypoint_names(self) -> list[str]:
         return keypoint_names(sorted(self.content["categories"], key=lambda row: row["id"]))

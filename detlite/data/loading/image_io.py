@@ -109,10 +109,13 @@ def read_image(
     return _read(source, size, options, page, min_size)
 
 
-def image_size(path: Path) -> Size:
-    """Return the upright (height, width) of an image from its header. Raises DataError."""
+def image_size(path: Path, upright: bool = True) -> Size:
+    """Return the (height, width) of an image, upright or as stored, from its header.
+
+    Raises DataError.
+    """
     with _errors_naming(path), open_image(path, DEFAULT_OPTIONS.max_pixels) as file:
-        return oriented(file.size, file.orientation())
+        return oriented(file.size, file.orientation()) if upright else file.size
 
 
 def oriented(size: Size, orientation: int) -> Size:

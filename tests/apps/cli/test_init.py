@@ -149,7 +149,7 @@ def test_invalid_data_gives_one_line(make_coco_dataset, tmp_path, capsys):
         row["bbox"] = [500, 500, 5, 5]
     file.write_text(json.dumps(content))
     for arguments, message in (
-        (["--data", file], "so there is nothing to train on"),
+        (["--data", file], "18 of 18 boxes are outside of their images"),
         (["--data", tmp_path / "none"], "there is no such file or folder"),
         (
             ["--data", file, "--coco", tmp_path / "x.json"],
