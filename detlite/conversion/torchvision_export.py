@@ -130,15 +130,16 @@ def export_to_torchvision(cfg: CfgNode, model: nn.Module) -> tuple[StateDict, st
             "some key of the config has no counterpart in torchvision. Train a model with the keys "
             'in "For torchvision" of docs/weights.md to export it'
         )
-    transform, anchors = reference.transform, getattr(reference, "rpn", reference).anchor_generator
-    settings = {
-        "min_size": transform.min_size[0], "max_size": transform.max_size,
-        "image_mean": transform.image_mean, "image_std": transform.image_std,
-        "anchor sizes": anchors.sizes, "aspect ratios": anchors.aspect_ratios[0],
-    }  # fmt: skip
+    test = cfg.INPUT
+    anchors = cfg.MODEL.RETINANET if cfg.MODEL.META_ARCHITECTURE == "RetinaNet" else cfg.MODEL.RPN
+    settings = (
+        f"min_size {test.MIN_SIZE_TEST}, max_size {test.MAX_SIZE_TEST}, "
+        f"image_mean {test.PIXEL_MEAN}, image_std {test.PIXEL_STD}, "
+        f"anchor sizes {anchors.ANCHOR_SIZES}, aspect ratios {anchors.ASPECT_RATIOS}"
+    )
     if cfg.MODEL.RESNETS.NORM == "FrozenBN":
-        settings["eps of FrozenBatchNorm2d"] = convention_of(cfg).frozen_norm_eps
-    return state, ", ".join(f"{name} {value}" for name, value in settings.items())
+        settings += f", eps of FrozenBatchNorm2d {convention_of(cfg).frozen_norm_eps}"
+    return state, settings
 
 
 def _value(cfg: CfgNode, key: str) -> Any:

@@ -240,7 +240,7 @@ def test_unused_arrays_are_named(tmp_path, caplog):
 
 
 def test_names_of_the_model_win_over_wrappers(tiny_config, tmp_path):
-    """A model whose own names begin with that of a wrapper is loaded as it is."""
+    """A model whose own names begin with that of a wrapper is loaded with them."""
     model = torch.nn.Sequential()
     model.net = torch.nn.Linear(2, 2)
     torch.save({"state_dict": model.state_dict()}, tmp_path / "w.pth")

@@ -141,7 +141,7 @@ def test_unknown_epsilon_is_asked_for(small_rcnn, tmp_path, monkeypatch):
 
 
 def test_epsilon_of_coco_models(small_rcnn, tmp_path, caplog):
-    """All COCO categories on a ResNet-50 are taken to be published weights, with a warning."""
+    """A ResNet-50 with all categories of COCO is taken to be published, with a warning."""
     torch.save(small_rcnn("resnet50", 91).state_dict(), tmp_path / "w.pth")
     model = detlite.load_checkpoint(tmp_path / "w.pth", ["MODEL.DEVICE", "cpu"]).model
     assert model.convention.frozen_norm_eps == 0.0
