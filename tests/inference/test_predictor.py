@@ -434,3 +434,26 @@ def test_predictors_can_be_pickled(
         file.seek(0)
         loaded = torch.load(file, weights_only=False)
         assert torch.equal(loaded(image)["scores"], predictor(image)["scores"])
+
+
+@pytest.mark.parametrize("views", [(), (View(64, 200), View(64, 200, flip=True))])
+def test_extra_outputs_of_each_detection(
+    tiny_config: Callable[..., CfgNode],
+    image: np.ndarray,
+    views: tuple[View, ...],
+) -> None:
+    outputs = ("class_scores", "features")
+    keys = ("MODEL.ROI_HEADS.SCORE_THRESH", 0.0, "TEST.EXTRA_OUTPUTS", outputs)
+    cfg = tiny_config(*keys, "TEST.BOX_FROM_MASK", 0.5, "TEST.MASK_CONFIDENCE", 1.0)
+    model = build_model(cfg).eval()
+    model.categories = [{"id": k, "name": str(k)} for k in (1, 2, 3)]
+    prediction = Predictor(model, min_size=64, views=views)(image)
+    count = len(prediction["boxes"])
+    assert count > 1
+    assert prediction["scores"].tolist() == sorted(prediction["scores"].tolist(), reverse=True)
+    assert prediction["class_scores"].shape == (count, 3)
+    assert prediction["features"].shape == (count, cfg.MODEL.ROI_BOX_HEAD.MLP_HEAD_DIM)
+    rows = prediction.extra_rows()
+    assert [set(row) for row in rows] == [set(outputs)] * count
+    assert rows[1]["features"] == prediction["features"][1].tolist()
+    assert not Predictor(BrightSquare())(image).extra_rows()

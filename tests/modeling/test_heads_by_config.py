@@ -3,7 +3,9 @@
 import pytest
 import torch
 
+from detlite.config import ConfigError
 from detlite.modeling.build import build_model
+from tests.modeling.family import family_config
 
 _NARROW_X101 = [
     "MODEL.BACKBONE.CONV_BODY", "R-101-FPN", "MODEL.RESNETS.STRIDE_IN_1X1", False,
@@ -42,3 +44,46 @@ def test_p6_is_p5_subsampled(tiny_config):
     levels = backbone(torch.randn(1, 3, 96, 64))
     assert backbone.strides == (4, 8, 16, 32, 64)
     assert torch.equal(levels[4], torch.nn.functional.max_pool2d(levels[3], 1, stride=2))
+
+
+@pytest.mark.parametrize("name", ["mask", "c4", "cascade", "retinanet", "retinanet-torchvision"])
+def test_scores_of_all_classes_and_features(name, tiny_config):
+    features = () if name.startswith("retinanet") else ("features",)
+    cfg = family_config(
+        name, tiny_config, "TEST.EXTRA_OUTPUTS", ("class_scores", *features),
+        "MODEL.ROI_HEADS.SCORE_THRESH", 0.0,
+    )  # fmt: skip
+    model = build_model(cfg).eval()
+    images = [torch.rand(3, 64, 96), torch.rand(3, 80, 72)]
+    batch, _ = model.prepare(images)
+    with torch.no_grad():
+        maps = model.backbone(batch.pixels)
+        results = model.detect(images)
+    for number, one in enumerate(results):
+        assert len(one.boxes) > 3
+        assert one.class_scores.shape[1] == model.num_classes - 1
+        foreground = one.labels > 0  # torchvision's RetinaNet detects the background too
+        own = one.class_scores[foreground].gather(1, one.labels[foreground, None] - 1)[:, 0]
+        torch.testing.assert_close(own, one.scores[foreground])
+        if features:
+            image = torch.full((len(one.boxes), 1), float(number))
+            rois = torch.cat([image, one.boxes], dim=1)
+            with torch.no_grad():
+                expected = model.roi_heads.box.feature_extractor(maps, rois)
+            expected = expected.flatten(2).mean(dim=2) if expected.dim() == 4 else expected
+            torch.testing.assert_close(one.features, expected, rtol=1e-4, atol=1e-5)
+    result = model(images)[0]
+    assert torch.equal(result["class_scores"], results[0].class_scores)
+
+
+def test_extra_outputs_are_off_by_default(tiny_config):
+    result = build_model(tiny_config()).eval()([torch.rand(3, 64, 64)])[0]
+    assert set(result) == {"boxes", "labels", "scores", "masks"}
+
+
+@pytest.mark.parametrize(
+    ("name", "output"), [("retinanet", "features"), ("proposals", "class_scores")]
+)
+def test_models_without_such_outputs(name, output, tiny_config):
+    with pytest.raises(ConfigError, match=r"TEST\.EXTRA_OUTPUTS"):
+        build_model(family_config(name, tiny_config, "TEST.EXTRA_OUTPUTS", (output,)))

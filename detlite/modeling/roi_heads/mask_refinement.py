@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 from yacs.config import CfgNode
 
 from detlite.conventions import Convention, convention_of
@@ -66,31 +65,20 @@ def tight_boxes(
         Boxes, undefined for an empty mask, and bool [R], False for an empty mask.
     """
     region = box_ops.pooled_region(boxes, convention)
+    # Maps whose lines of cells run from the left, top, right and bottom: [4 R, M, M].
+    maps = torch.cat([probs.transpose(1, 2), probs])
+    maps = torch.cat([maps, maps.flip(1)])
+    line = (maps.amax(dim=2) >= threshold).float().argmax(dim=1)  # the first with foreground
+    rows = torch.arange(maps.shape[0], device=maps.device)
+    inner, outer = maps[rows, line], maps[rows, (line - 1).clamp(min=0)]
+    outer = torch.where(line[:, None] > 0, outer, 0)
+    # How far the foreground reaches from the center of a cell towards the line outside.
+    reach = ((inner - threshold) / (inner - outer).clamp(min=1e-6)).amax(dim=1).clamp(max=1)
+    margins = (line + 0.5 - reach).view(2, 2, -1).permute(0, 2, 1)  # start and end, [R, 2] of x, y
     cell = (region[:, 2:] - region[:, :2]) / probs.shape[-1]
-    padded = F.pad(probs, (1, 1, 1, 1))
-    along_x = _extent(padded.transpose(1, 2), threshold)
-    along_y = _extent(padded, threshold)
-    low, high = torch.stack([along_x, along_y], dim=-1).unbind(1)  # [R, 2] of x and y, in cells
-    low, high = (region[:, :2] + side * cell for side in (low, high))
-    last_pixel = int(convention.inclusive_boxes)
-    found = (probs >= threshold).flatten(1).any(dim=1)
-    return torch.cat([low, high + last_pixel], dim=1), found
-
-
-def _extent(lines: Tensor, threshold: float) -> Tensor:
-    """Return where masks start and end, [R, 2] in cells, along the first axis of padded maps
-    [R, M + 2, M + 2]."""
-    inside = (lines.amax(dim=2) >= threshold).float()
-    rows = torch.arange(lines.shape[0], device=lines.device)
-    first, last = inside.argmax(dim=1), lines.shape[1] - 1 - inside.flip(1).argmax(dim=1)
-    ends = []
-    for line, step in ((first, -1), (last, 1)):
-        beyond = (line + step).clamp(0, lines.shape[1] - 1)  # of an empty mask
-        inner, outer = lines[rows, line], lines[rows, beyond]
-        reach = (inner - threshold) / (inner - outer).clamp(min=1e-6)
-        reach = torch.where(inner >= threshold, reach, 0).amax(dim=1).clamp(max=1)
-        ends.append(line - 0.5 + step * reach)  # the map has a ring of one cell
-    return torch.stack(ends, dim=1)
+    low, high = region[:, :2] + margins[0] * cell, region[:, 2:] - margins[1] * cell
+    found = (inner >= threshold).any(dim=1)[: len(probs)]
+    return torch.cat([low, high + int(convention.inclusive_boxes)], dim=1), found
 
 
 def mean_foreground(probs: Tensor, threshold: float) -> Tensor:

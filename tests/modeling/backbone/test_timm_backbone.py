@@ -6,6 +6,7 @@ from torch import nn
 
 from detlite.config import ConfigError, load_config
 from detlite.engine.solver import build_optimizer
+from detlite.modeling.backbone import build_backbone
 from detlite.modeling.backbone.timm_backbone import TimmBackbone
 from detlite.modeling.build import build_model
 
@@ -200,3 +201,69 @@ def test_without_timm(tiny_config, monkeypatch):
     cfg = tiny_config("MODEL.BACKBONE.CONV_BODY", f"timm/{NAME}-FPN")
     with pytest.raises(ConfigError, match=rf"timm's {NAME}, but .*: pip install 'detlite\[timm\]'"):
         build_model(cfg)
+
+
+@pytest.mark.parametrize(
+    ("name", "multiple"),
+    [("test_maxvit", 320), pytest.param("halonet_h1", 256, marks=pytest.mark.slow)],
+)
+def test_images_are_padded_to_windows(timm, name, multiple):
+    backbone = TimmBackbone(name, (8, 32)).eval()
+    assert backbone.padding_multiple == multiple
+    with torch.no_grad():
+        maps = backbone(torch.randn(1, 3, 45, multiple + 1))
+    assert [tuple(m.shape[-2:]) for m in maps] == [
+        (multiple // stride, 2 * multiple // stride) for stride in (8, 32)
+    ]
+
+
+@pytest.mark.parametrize(
+    "name", ["test_coatnet", "gcvit_xxtiny", "hiera_tiny_224", "coat_tiny", "mvitv2_tiny",
+             pytest.param("efficientformerv2_s0", marks=pytest.mark.slow),
+             pytest.param("inception_v3", marks=pytest.mark.slow)],
+)  # fmt: skip
+def test_models_of_fixed_sizes_are_refused_when_built(timm, name):
+    with pytest.raises(ValueError, match=rf"timm's {name} does not take images of any size") as e:
+        TimmBackbone(name, (8, 32))
+    assert "\n" not in str(e.value)
+
+
+def smallest_of_each_family(timm) -> list[str]:
+    """Return the smallest model of each of timm's modules, by parameters."""
+    smallest: dict[str, tuple[int, str]] = {}
+    for name in timm.list_models():
+        with torch.device("meta"):
+            try:
+                net = timm.create_model(name, num_classes=0)
+            except Exception:  # some cannot be created without memory
+                continue
+        size = sum(parameter.numel() for parameter in net.parameters())
+        family = timm.models._registry._model_to_module[name]
+        smallest[family] = min(smallest.get(family, (size, name)), (size, name))
+    return [name for _, name in smallest.values()]
+
+
+@pytest.mark.slow
+def test_every_family_computes_maps_and_gradients_or_is_refused(timm):
+    built, refused = [], []
+    for name in smallest_of_each_family(timm):
+        for ending in ("FPN", "C4", "C5", "SFP"):
+            opts = ["MODEL.BACKBONE.CONV_BODY", f"timm/{name}-{ending}",
+                    "MODEL.BACKBONE.FREEZE_CONV_BODY_AT", 0]  # fmt: skip
+            try:
+                backbone = build_backbone(load_config(None, opts))
+            except ValueError as error:
+                refused.append(f"{name}-{ending}: {error}")
+                continue
+            backbone.to(memory_format=torch.channels_last)
+            x = torch.rand(2, 3, 200, 232).contiguous(memory_format=torch.channels_last)
+            maps = backbone(x)
+            for stride, level in zip(backbone.strides, maps, strict=True):
+                assert level.shape[2] >= -(-200 // stride), name
+                assert level.shape[3] >= -(-232 // stride), name
+            sum(level.square().mean() for level in maps).backward()
+            assert any(parameter.grad is not None for parameter in backbone.parameters()), name
+            built.append(name)
+            break
+    assert len(built) > 60
+    assert all("\n" not in line for line in refused)

@@ -7,6 +7,8 @@ from torch import Tensor, nn
 from detlite.modeling.layers import conv as module
 from detlite.modeling.layers.conv import (
     CPUConv2d,
+    StridedPointwiseConv2d,
+    replace_crashing_convs,
     slow_in_bfloat16,
     slow_in_float32,
     weight_gradient,
@@ -237,3 +239,21 @@ def test_slow_in_float32(monkeypatch, conv: nn.Conv2d, slow: bool) -> None:
     for capability in ("AVX2", "AVX512", "DEFAULT"):
         monkeypatch.setattr(module, "CAPABILITY", capability)
         assert slow_in_float32(conv) == (slow and capability == "AVX2")
+
+
+@pytest.mark.parametrize("channels", [2, 3, 12])
+def test_strided_pointwise_convolution_of_few_channels(channels):
+    """With nn.Conv2d, the backward pass of a channels-last map crashes the process."""
+    net = nn.Sequential(nn.Conv2d(channels, 48, 1, stride=2), nn.Conv2d(48, 8, 1, stride=2))
+    reference = copy.deepcopy(net)
+    replace_crashing_convs(net)
+    assert [type(conv) for conv in net] == [StridedPointwiseConv2d, nn.Conv2d]
+    assert list(net.state_dict()) == list(reference.state_dict())
+    net.to(memory_format=torch.channels_last)
+    x = torch.rand(2, channels, 63, 72)
+    net(x.contiguous(memory_format=torch.channels_last)).square().sum().backward()
+    reference(x).square().sum().backward()
+    for own, expected in zip(net.parameters(), reference.parameters(), strict=True):
+        torch.testing.assert_close(own.grad, expected.grad, rtol=1e-4, atol=1e-3)
+    with torch.no_grad():
+        torch.testing.assert_close(net(x), reference(x))
