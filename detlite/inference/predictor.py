@@ -95,6 +95,12 @@ class Prediction(dict[str, Any]):
         """Convert to a `pandas.DataFrame`, see `exporters.to_pandas`."""
         return to_pandas(self)
 
+    def extra_rows(self) -> list[dict[str, list[float]]]:
+        """Return the outputs of TEST.EXTRA_OUTPUTS for each detection, as lists for JSON."""
+        names = [name for name in ("class_scores", "features") if name in self]
+        columns = [self[name].tolist() for name in names]
+        return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+
     def to_supervision(self) -> Any:
         """Convert to `supervision.Detections`, see `exporters.to_supervision`."""
         return to_supervision(self)

@@ -125,6 +125,8 @@ def make_entry(
         predictor.model.convention.keypoint_center,
     )  # fmt: skip
     objects = list(results.to_coco())
+    for row, extra in zip(objects, prediction.extra_rows(), strict=False):
+        row.update(extra)
     if measured:
         add_measures(objects, image.numpy())
     _, height, width = image.shape

@@ -49,5 +49,7 @@ def detections_json(
         {"category": name, **{key: value for key, value in row.items() if key != "image_id"}}
         for name, row in zip(prediction["names"], rows, strict=False)
     ]
+    for detection, extra in zip(detections, prediction.extra_rows(), strict=False):
+        detection.update(extra)
     content = {"width": width, "height": height, "detections": detections}
     return json.dumps(content, allow_nan=False).encode(), count
