@@ -5,7 +5,6 @@ https://arxiv.org/abs/2202.06934), each tile is an image for the model. The whol
 for objects larger than a tile. `tile_merging.py` merges the detections.
 """
 
-import math
 from dataclasses import dataclass, replace
 
 import torch
@@ -13,6 +12,7 @@ from torch import Tensor
 from yacs.config import CfgNode
 
 from detlite.config import ConfigError
+from detlite.data.transforms.tiles import tile_windows
 from detlite.structures.instances import Detections
 
 from .detectors import ImageDetector, size_of
@@ -40,17 +40,8 @@ class Tiling:
 
     def tiles(self, size: tuple[int, int]) -> list[Tile]:
         """Return evenly spaced tiles of an image of (height, width), row by row."""
-        height, width = size
-        return [
-            Tile(x, y, min(x + self.side, width), min(y + self.side, height))
-            for y in self._starts(height)
-            for x in self._starts(width)
-        ]
-
-    def _starts(self, length: int) -> list[int]:
-        free = max(0, length - self.side)
-        steps = math.ceil(free / max(1, int(self.side * (1 - self.overlap))))
-        return [round(step * free / max(1, steps)) for step in range(steps + 1)]
+        windows = tile_windows(size, self.side, self.overlap)
+        return [Tile(x, y, x + width, y + height) for y, x, height, width in windows]
 
 
 class TiledDetector(ImageDetector):

@@ -1,7 +1,7 @@
 """Inputs and outputs of the rules."""
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -46,6 +46,11 @@ class DatasetFacts:
     def sets(self) -> list[DatasetStatistics]:
         """Statistics of the one or two sets."""
         return [self.train, *([self.val] if self.val else [])]
+
+    def tiled(self, side: int) -> "DatasetFacts":
+        """Return the facts about training on tiles of this side."""
+        val = self.val and self.val.tiled(side)
+        return replace(self, train=self.train.tiled(side), val=val)
 
     @property
     def device(self) -> str:

@@ -55,9 +55,7 @@ def measure_values(files: Sequence[ImageSource], options: ImageOptions) -> Image
     read = list(_read(samples, options))
     values = np.concatenate(read) if read else np.full((1, options.channels), 0.5)
     mean, std = values.mean(axis=0), values.std(axis=0).clip(min=0.01)
-    return ImageValues(
-        options, *(tuple(round(x, 4) for x in row.tolist()) for row in (mean, std)), reason
-    )
+    return ImageValues(options, tuple(mean.round(4).tolist()), tuple(std.round(4).tolist()), reason)
 
 
 def _sample(file: ImageSource, max_pixels: int) -> Pixels | None:

@@ -34,6 +34,10 @@ _OBJECT_SIDE = 28  # pixels that a small object should have: seven cells of the 
 _MAX_ENLARGEMENT = 2.0
 _MIN_SIZE = 256
 _MAX_SIZE = {"cpu": 640, "gpu": 800}
+# Network input for a tile; largest objects per tile side; gain of scale from which tiles are used,
+# and the number of tiles along the short side.
+_TILE_INPUT = {"cpu": 320, "gpu": 640}
+_TILE_OBJECTS, _TILE_GAIN, _MIN_TILES = 3, 1.75, 1.5
 _FEW_IMAGES, _FEW_OBJECTS = 1000, 10
 _MAX_PROPOSALS = 1000
 _MAX_TEST_ASPECT = 5
@@ -52,7 +56,9 @@ def choose(
     choices: dict[str, Choice] = {}
     for rule in RULES if rules is None else rules:
         all_values = {key: choice.value for key, choice in choices.items()} | dict(values)
-        choices |= {one.key: one for one in rule(facts, all_values) if one.key not in values}
+        side = all_values.get("INPUT.TILE")
+        seen = facts.tiled(side) if side else facts
+        choices |= {one.key: one for one in rule(seen, all_values) if one.key not in values}
     return list(choices.values())
 
 
@@ -88,6 +94,27 @@ def background(facts: DatasetFacts, _: Values) -> Iterator[Choice]:
             f"{facts.train.empty} of {len(facts.train.sizes)} images have no annotations and are "
             "not used for training; set True if it is certain that they contain no objects",
         )
+
+
+def tiles(facts: DatasetFacts, values: Values) -> Iterator[Choice]:
+    """Cut images into tiles if their smallest objects would be too small in whole images."""
+    train = facts.train
+    if train.keypoints or values.keys() & {"INPUT.MIN_SIZE_TRAIN", "INPUT.MIN_SIZE_TEST"}:
+        return
+    short = float(np.median(train.sizes.min(axis=1)))
+    small, large = np.quantile(train.sides, [0.1, 0.9])
+    scale = min(_OBJECT_SIDE / small, _MAX_ENLARGEMENT)
+    whole_scale = _MAX_SIZE[facts.device] / short
+    side = _round_up(max(_TILE_INPUT[facts.device] / scale, _TILE_OBJECTS * large))
+    if scale < _TILE_GAIN * whole_scale or side * _MIN_TILES > short:
+        return
+    reason = (
+        f"one in ten objects has a side below {small:.0f} pixels, and {small * whole_scale:.0f} in "
+        f"an image of {short:.0f} pixels resized to {_MAX_SIZE[facts.device]}: tiles keep their "
+        "size, and an epoch comprises all tiles of all images"
+    )
+    yield Choice("INPUT.TILE", side, reason)
+    yield Choice("TEST.TILE", side, "detect in tiles of the same scale and in the whole image")
 
 
 def image_size(facts: DatasetFacts, values: Values) -> Iterator[Choice]:
@@ -317,7 +344,7 @@ def object_counts(facts: DatasetFacts, values: Values) -> Iterator[Choice]:
 _FIRST: tuple[Rule, ...] = (precision, bad_annotations, orientation, background)
 _SOLVER: tuple[Rule, ...] = (batch_size, learning_rate, schedule, rare_categories, workers)
 RULES: tuple[Rule, ...] = (
-    *_FIRST, image_size, augmentation, initial_weights, image_values, heads, widths, anchors,
+    *_FIRST, tiles, image_size, augmentation, initial_weights, image_values, heads, widths, anchors,
     object_counts, *_SOLVER,
 )  # fmt: skip
 # Rules for training a given model.

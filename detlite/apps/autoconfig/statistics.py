@@ -74,6 +74,29 @@ class DatasetStatistics:
         """height / width of each object, float64 [N]."""
         return self.boxes[:, 3] / self.boxes[:, 2]
 
+    def tiled(self, side: int) -> "DatasetStatistics":
+        """Return the statistics of tiles of this side without overlap.
+
+        An object belongs to the tile of its center.
+        """
+        grid = np.ceil(self.sizes / side).astype(np.int64)
+        first = np.concatenate([[0], np.cumsum(grid.prod(axis=1))])
+        centers = self.boxes[:, :2] + self.boxes[:, 2:] / 2
+        cells = np.minimum((centers // side).astype(np.int64), grid[self.owners, ::-1] - 1)
+        column, row = cells.T
+        owners = first[self.owners] + row * grid[self.owners, 1] + column
+        counts = [
+            (name, objects, len(np.unique(owners[self.labels == label])))
+            for label, (name, objects, _) in enumerate(self.categories)
+        ]
+        return replace(
+            self,
+            sizes=np.minimum(self.sizes, side).repeat(grid.prod(axis=1), axis=0),
+            boxes=np.concatenate([self.boxes[:, :2] - cells * side, self.boxes[:, 2:]], axis=1),
+            owners=owners,
+            categories=counts,
+        )
+
 
 def compute_statistics(
     annotations: Location,

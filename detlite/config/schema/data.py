@@ -1,6 +1,7 @@
 """Keys of input images, data sets and data loading."""
 
 from detlite.config.checks import (
+    below_one,
     catalog,
     each,
     fraction,
@@ -69,6 +70,16 @@ _INPUT = section(
         (),
         "names of registered transforms that change training images last, see IMPORTS",
         strings,
+    ),
+    Key(
+        "TILE",
+        0,
+        "train on overlapping tiles of this side in pixels of the original images, which are then "
+        "resized as images are; 0: on whole images. TEST.TILE is the same for evaluation",
+        not_negative,
+    ),
+    Key(
+        "TILE_OVERLAP", 0.2, "least overlap of training tiles, as a fraction of the side", below_one
     ),
     Key("COPY_PASTE_PROB", 0.0, "probability of pasting objects of another image", fraction),
 )

@@ -22,6 +22,7 @@ from detlite.data.transforms.custom import CustomTransforms
 from detlite.data.transforms.detection_transform import DetectionTransform, build_transform
 from detlite.data.transforms.mosaic import make_mosaic
 from detlite.data.transforms.resize import get_size
+from detlite.data.transforms.tiles import TrainingTiles
 
 from .batch_loader import BatchLoader
 from .samplers import Sample, TrainingBatchSampler, repeat_factors
@@ -42,6 +43,7 @@ class TransformedDataset(Dataset[Any]):
         paste: probability of pasting objects of another image, see `paste_objects`. The other
             images come from the whole data set, or from the same shard.
         custom: names of TRANSFORMS, applied last.
+        tiles: cuts tiles; `Sample.repeat` selects one of the image.
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class TransformedDataset(Dataset[Any]):
         paste: float = 0.0,
         fill: Color = (0.0, 0.0, 0.0),
         custom: Sequence[str] = (),
+        tiles: TrainingTiles | None = None,
     ) -> None:
         self._dataset = dataset
         self._transform = transform
@@ -60,6 +63,7 @@ class TransformedDataset(Dataset[Any]):
         self._mosaic, self._paste = mosaic, paste
         self._fill = fill
         self._custom = CustomTransforms(custom)
+        self._tiles = tiles
         self._shards = dataset.shards if mosaic or paste else None
 
     def __getitem__(self, sample: int | Sample) -> tuple[Tensor, Target] | DataError:
@@ -71,27 +75,33 @@ class TransformedDataset(Dataset[Any]):
             with torch.random.fork_rng(devices=()):
                 entropy = np.random.SeedSequence((self._seed, *sample))
                 torch.default_generator.manual_seed(int(entropy.generate_state(1, np.uint64)[0]))
-                return self._augmented(sample.image)
+                return self._augmented(sample.image, sample.repeat)
         except DataError as error:
             return error
 
-    def _augmented(self, index: int) -> tuple[Tensor, Target]:
+    def _augmented(self, index: int, repeat: int) -> tuple[Tensor, Target]:
         if _draw(self._mosaic):
-            image, target = self._mosaic_of(index)
+            image, target = self._mosaic_of(index, repeat)
         else:
-            image, target = self._transform(*self._load(index))
+            image, target = self._transform(*self._load(index, repeat))
         if _draw(self._paste):
             source, objects = self._transform(*self._load(self._another(index)))
             image, target = paste_objects(image, target, source, choose_objects(objects))
         return self._custom(image, target)
 
-    def _load(self, index: int) -> tuple[Tensor, Target]:
-        """Read an image, a large JPEG at a reduced size if it will be resized to less."""
-        return self._dataset.load(index, self._transform.largest_size)
+    def _load(self, index: int, tile: int | None = None) -> tuple[Tensor, Target]:
+        """Read an image, a large JPEG at a reduced size if it will be resized to less, or a tile.
 
-    def _mosaic_of(self, index: int) -> tuple[Tensor, Target]:
-        indices = [index, *(self._another(index) for _ in range(3))]
-        parts = [self._transform.without_crop(*self._load(one)) for one in indices]
+        Without a number the tile is random.
+        """
+        if self._tiles is None:
+            return self._dataset.load(index, self._transform.largest_size)
+        tile = int(torch.randint(1 << 30, ())) if tile is None else tile
+        return self._tiles.cut(*self._dataset[index], tile)
+
+    def _mosaic_of(self, index: int, repeat: int) -> tuple[Tensor, Target]:
+        others = [self._load(self._another(index)) for _ in range(3)]
+        parts = [self._transform.without_crop(*one) for one in (self._load(index, repeat), *others)]
         crop, (height, width) = self._transform.crop, parts[0][0].shape[1:]
         return make_mosaic(parts, (crop.side, crop.side) if crop else (height, width), self._fill)
 
@@ -124,6 +134,12 @@ def build_train_loader(
             "once. Lower it to %d",
             cfg.SOLVER.IMS_PER_BATCH, len(dataset), dataset.name, len(dataset),
         )  # fmt: skip
+    tiles = TrainingTiles(cfg.INPUT.TILE, cfg.INPUT.TILE_OVERLAP) if cfg.INPUT.TILE else None
+    if cfg.INPUT.TILE != cfg.TEST.TILE:
+        logger.warning(
+            "INPUT.TILE is %d, but TEST.TILE is %d: objects have another size in evaluation than "
+            "in training. Set both to the same side", cfg.INPUT.TILE, cfg.TEST.TILE,
+        )  # fmt: skip
     grouping = cfg.DATALOADER.ASPECT_RATIO_GROUPING
     batches = TrainingBatchSampler(
         [grouping and ratio > 1 for ratio in dataset.aspect_ratios],
@@ -132,7 +148,7 @@ def build_train_loader(
         start_iter,
         distributed.rank(),
         distributed.world_size(),
-        _repeat_factors(cfg, dataset),
+        _repeat_factors(cfg, dataset, tiles),
         dataset.shards,
         cfg.DATALOADER.SHARD_SHUFFLE,
     )
@@ -145,16 +161,22 @@ def build_train_loader(
         )
     samples = TransformedDataset(
         dataset, transform, cfg.SEED, cfg.INPUT.MOSAIC_PROB, paste, mean_color(cfg),
-        cfg.INPUT.TRANSFORMS,
+        cfg.INPUT.TRANSFORMS, tiles,
     )  # fmt: skip
     return BatchLoader(cfg, samples, batches)
 
 
-def _repeat_factors(cfg: CfgNode, dataset: CocoDataset | ConcatDataset) -> np.ndarray | None:
+def _repeat_factors(
+    cfg: CfgNode, dataset: CocoDataset | ConcatDataset, tiles: TrainingTiles | None
+) -> np.ndarray | None:
     threshold = cfg.DATALOADER.REPEAT_THRESHOLD
-    if not threshold:
-        return None
     parts = dataset.parts if isinstance(dataset, ConcatDataset) else [dataset]
+    counts = [tiles.count(size) for part in parts for size in part.sizes] if tiles else None
+    if counts:
+        logger.info("INPUT.TILE %d: an epoch has %d tiles of %d images", cfg.INPUT.TILE,
+                    sum(counts), len(counts))  # fmt: skip
+    if not threshold:
+        return np.array(counts, float) if counts else None
     labels = [set(part.labels(index).tolist()) for part in parts for index in range(len(part))]
     factors = repeat_factors(labels, threshold)
     logger.info(
@@ -162,7 +184,7 @@ def _repeat_factors(cfg: CfgNode, dataset: CocoDataset | ConcatDataset) -> np.nd
         "epoch has %.0f images", threshold, (factors > 1).sum(), len(factors), factors.max(),
         factors.sum(),
     )  # fmt: skip
-    return factors
+    return factors * np.array(counts) if counts else factors
 
 
 def build_test_loader(cfg: CfgNode, dataset: CocoDataset) -> BatchLoader:

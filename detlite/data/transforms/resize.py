@@ -101,11 +101,9 @@ def resize_image(image: Tensor, size: Size, resize: str) -> Tensor:
     # Pillow, as in detectron2: torch's result differs by one level in a few pixels, which can move
     # a box by a fifth of a pixel.
     parts = [image] if len(image) == 3 else image[:, None]
-    resized = [
-        Image.fromarray(part.permute(1, 2, 0).squeeze(2).cpu().numpy()).resize(
-            size[::-1], Image.Resampling.BILINEAR
-        )
-        for part in parts
-    ]
-    pixels = torch.from_numpy(np.concatenate([np.atleast_3d(one) for one in resized], axis=2))
-    return pixels.permute(2, 0, 1).contiguous().to(image.device)
+    resized = []
+    for part in parts:
+        pil_image = Image.fromarray(part.permute(1, 2, 0).squeeze(2).cpu().numpy())
+        pixels = np.array(pil_image.resize(size[::-1], Image.Resampling.BILINEAR))
+        resized.append(torch.from_numpy(np.atleast_3d(pixels)).permute(2, 0, 1))
+    return torch.cat(resized).contiguous().to(image.device)

@@ -87,12 +87,14 @@ def _rotate_pixels(image: Tensor, radians: float, fill: Color) -> Tensor:
     inverse = (cos, -sin, x - cos * x + sin * y, sin, cos, y - sin * x - cos * y)
     scale = 255 if image.is_floating_point() else 1
     rotated = [
-        Image.fromarray(channel.numpy()).transform(
-            (width, height),
-            Image.Transform.AFFINE,
-            inverse,
-            Image.Resampling.BILINEAR,
-            fillcolor=value / scale if scale > 1 else round(value),
+        np.asarray(
+            Image.fromarray(channel.numpy()).transform(
+                (width, height),
+                Image.Transform.AFFINE,
+                inverse,
+                Image.Resampling.BILINEAR,
+                fillcolor=value / scale if scale > 1 else round(value),
+            )
         )
         for channel, value in zip(image, fill, strict=True)
     ]

@@ -53,7 +53,8 @@ def test_small_objects_are_enlarged_and_large_ones_are_not(cpu):
     assert small["INPUT.MIN_SIZE_TRAIN"] == [448, 480, 512, 544]
     large = values_for(statistics(size=(1000, 2000), sides=(300, 900)), cpu)
     assert large["INPUT.MIN_SIZE_TEST"] == 256
-    assert large["INPUT.MAX_SIZE_TEST"] == 576
+    assert large["INPUT.MAX_SIZE_TRAIN"] == 576
+    assert large["INPUT.MAX_SIZE_TEST"] == 5 * 256  # also of images of other shapes
     middle = values_for(statistics(size=(480, 640), sides=(38, 120)), cpu)
     assert middle["INPUT.MIN_SIZE_TEST"] in (288, 320, 352)
 
@@ -87,12 +88,41 @@ def test_other_sizes_follow_from_a_given_size(cpu):
 
 
 def test_tiny_objects_in_large_images_are_mentioned(cpu, gpu):
-    train = statistics(size=(4000, 6000), sides=(15, 30))
+    train = statistics(size=(4000, 6000), sides=(15, 30), keypoints=["nose"])
     for machine, size in ((cpu, 640), (gpu, 800)):
         choices = {one.key: one for one in choose(DatasetFacts(train, None, machine))}
         assert choices["INPUT.MIN_SIZE_TEST"].value == size
         assert "smaller than 8 pixels" in choices["INPUT.MIN_SIZE_TEST"].reason
         assert "SOLVER.TEST_PERIOD" not in choices
+        assert "INPUT.TILE" not in choices
+
+
+@pytest.mark.parametrize(("size", "sides"), [((4000, 6000), (15, 30)), ((1400, 1000), (18, 40))])
+def test_small_objects_in_large_images_are_trained_in_tiles(cpu, gpu, size, sides):
+    train = statistics(size=size, sides=sides, per_image=60, images=30)
+    for machine, network_input in ((cpu, 320), (gpu, 640)):
+        chosen = values_for(train, machine, train)
+        side = chosen["INPUT.TILE"]
+        assert chosen["TEST.TILE"] == side
+        assert side >= 3 * np.quantile(train.sides, 0.9)
+        # The network sees small objects at 28 pixels, or enlarged twice.
+        scale = chosen["INPUT.MIN_SIZE_TEST"] / side
+        assert scale == pytest.approx(min(28 / np.quantile(train.sides, 0.1), 2), rel=0.25)
+        assert abs(chosen["INPUT.MIN_SIZE_TEST"] - network_input) <= 64
+        fixed = choose(DatasetFacts(train, train, machine), {"INPUT.MIN_SIZE_TEST": 640})
+        assert "INPUT.TILE" not in {one.key for one in fixed}
+
+
+def test_statistics_of_tiles():
+    train = statistics(size=(100, 250), sides=(10, 10), per_image=2, images=2, low=0.9)
+    train.boxes[:, 0] = [0, 120, 241, 60]
+    tiled = train.tiled(100)
+    assert tiled.sizes.tolist() == [[100, 100]] * 6
+    assert tiled.owners.tolist() == [0, 1, 5, 3]
+    assert tiled.boxes[:, 0].tolist() == [0, 20, 41, 60]
+    assert tiled.per_image.tolist() == [1, 1, 0, 1, 0, 1]
+    assert [count for *_, count in tiled.categories] == [2, 2]
+    assert train.tiled(300).per_image.tolist() == [2, 2]
 
 
 def test_images_without_an_upright_direction_are_flipped_vertically(cpu):

@@ -4,6 +4,7 @@ import itertools
 import json
 import multiprocessing
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -26,6 +27,7 @@ from detlite.data.loading.samplers import Sample
 from detlite.data.transforms.copy_paste import paste_objects
 from detlite.data.transforms.detection_transform import build_transform
 from detlite.data.transforms.mosaic import make_mosaic
+from detlite.data.transforms.tiles import TrainingTiles
 from detlite.structures.masks.packed import PackedMasks
 
 ROOT = Path(__file__).parents[2]
@@ -466,3 +468,24 @@ def test_loaders_of_real_data_sets(real_data, small_cfg, name, masks, classes):
         target["image_id"] for _, targets in build_test_loader(cfg, dataset) for target in targets
     ]
     assert sorted(ids) == sorted(dataset.image_ids)
+
+
+def test_tiles_are_a_function_of_seed_and_iteration(training, caplog):
+    caplog.set_level("INFO")
+    options = ("INPUT.TILE", 16, "INPUT.MIN_SIZE_TRAIN", (32,), "INPUT.MOSAIC_PROB", 0.3)
+    straight = take(build_train_loader(*training(*options)), 9)
+    assert "INPUT.TILE is 16, but TEST.TILE is 0" in caplog.text
+    assert re.search(r"INPUT\.TILE 16: an epoch has \d+ tiles of 2 images", caplog.text)
+    again = build_train_loader(*training(*options, "DATALOADER.NUM_WORKERS", 1), start_iter=5)
+    assert equal(straight[5:], take(again, 4))
+    assert {tuple(image.shape) for images, _ in straight for image in images} == {(3, 32, 32)}
+
+
+def test_every_tile_appears_once_in_an_epoch(training):
+    cfg, dataset = training("INPUT.TILE", 16, "DATALOADER.ASPECT_RATIO_GROUPING", False)
+    tiles = TrainingTiles(16, cfg.INPUT.TILE_OVERLAP)
+    counts = [tiles.count(size) for part in dataset.parts for size in part.sizes]
+    loader = build_train_loader(cfg, dataset)
+    samples = [one for batch in itertools.islice(iter(loader.batch_sampler), 40) for one in batch]
+    epoch = [(one.image, one.repeat) for one in samples if one.epoch == 0]
+    assert sorted(epoch) == [(i, k) for i, count in enumerate(counts) for k in range(count)]

@@ -1,0 +1,91 @@
+"""Tiles cover images, and tiles for training keep what they show."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+
+from detlite.data.transforms.tiles import TrainingTiles, tile_windows
+from detlite.structures.masks.packed import PackedMasks
+
+
+@pytest.mark.parametrize("size", [(100, 100), (101, 333), (40, 250), (7, 9)])
+@pytest.mark.parametrize("overlap", [0.0, 0.25, 0.5])
+def test_tiles_cover_the_image_and_overlap(size, overlap):
+    covered = torch.zeros(size)
+    windows = tile_windows(size, 50, overlap)
+    for top, left, height, width in windows:
+        assert (height, width) == (min(50, size[0]), min(50, size[1]))
+        covered[top : top + height, left : left + width] += 1
+    assert covered.min() >= 1
+    lefts = sorted({left for _, left, _, _ in windows})
+    for first, second in pairwise(lefts):
+        assert second - first <= 50 * (1 - overlap) + 1
+
+
+def scene(boxes, size=(60, 200)):
+    boxes = torch.tensor(boxes, dtype=torch.float32)
+    masks = torch.zeros(len(boxes), *size, dtype=torch.uint8)
+    for mask, (x1, y1, x2, y2) in zip(masks, boxes.int().tolist(), strict=True):
+        mask[y1:y2, x1:x2] = 1
+    target = {
+        "boxes": boxes,
+        "labels": torch.arange(1, len(boxes) + 1),
+        "masks": PackedMasks.from_bitmaps(masks),
+        "ignored_boxes": torch.tensor([[0.0, 0.0, 5.0, 5.0]]),
+        "size": size,
+        "image_id": 4,
+    }
+    return masks.amax(0).mul(255)[None], target
+
+
+def test_objects_at_seams_count_by_their_visible_area():
+    image, target = scene([[10, 10, 30, 30], [50, 10, 70, 30], [55, 40, 75, 50], [90, 0, 99, 9]])
+    tile, after = TrainingTiles(60, 0.0).cut(image, target, 0)
+    assert tile.shape == (1, 60, 60)
+    assert after["size"] == (60, 60)
+    assert after["labels"].tolist() == [1, 2]
+    assert after["boxes"].tolist() == [[10, 10, 30, 30], [50, 10, 60, 30]]
+    assert after["ignored_boxes"].tolist() == [[0, 0, 5, 5], [55, 40, 60, 50]]
+    assert torch.equal(
+        after["masks"].bitmaps(60, 60).amax(0) * 255 | (tile[0] * 0), after_pixels(tile, after)
+    )
+
+
+def after_pixels(tile, target):
+    """Return the tile without its ignored regions."""
+    pixels = tile[0].clone()
+    for x1, y1, x2, y2 in target["ignored_boxes"].int().tolist():
+        pixels[y1:y2, x1:x2] = 0
+    return pixels
+
+
+def test_every_object_is_complete_in_a_tile():
+    boxes = [[x, 20, x + 9, 35] for x in range(0, 190, 10)]
+    image, target = scene(boxes)
+    tiles, complete = TrainingTiles(60, 0.4), set()
+    for number in range(tiles.count((60, 200))):
+        torch.manual_seed(number)
+        _, after = tiles.cut(image, target, number)
+        whole = after["boxes"][:, 2] - after["boxes"][:, 0] == 9
+        complete |= {*after["labels"][whole].tolist()}
+    assert complete == {*range(1, len(boxes) + 1)}
+
+
+def test_tiles_are_a_function_of_the_seed_and_shift():
+    image, target = scene([[80, 20, 100, 40]])
+    tiles, boxes = TrainingTiles(80, 0.3), []
+    for seed in (1, 1, 2, 3):
+        torch.manual_seed(seed)
+        boxes.append(tiles.cut(image, target, 1)[1]["boxes"].tolist())
+    assert boxes[0] == boxes[1]
+    assert len({str(one) for one in boxes}) > 1
+
+
+def test_a_small_image_is_one_tile():
+    image, target = scene([[3, 3, 9, 9]], (12, 20))
+    tiles = TrainingTiles(64, 0.2)
+    assert tiles.count((12, 20)) == 1
+    tile, after = tiles.cut(image, target, 5)
+    assert torch.equal(tile, image)
+    assert after["boxes"].tolist() == [[3, 3, 9, 9]]
