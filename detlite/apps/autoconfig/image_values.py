@@ -74,7 +74,7 @@ def _sample(file: ImageSource, max_pixels: int) -> Pixels | None:
 
 def _fit_range(arrays: Sequence[np.ndarray], options: ImageOptions) -> tuple[ImageOptions, str]:
     """Return the options that map deep values to 8 bits, and why."""
-    # Colors keep their balance; other channels have units of their own.
+    # Colors keep their balance; other channels may have different units.
     columns = options.channels if options.channels != 3 else 1
     fitting = [a for a in arrays if columns == 1 or a.shape[2] == columns]
     values = np.concatenate([a.reshape(-1, columns) for a in fitting]).astype(np.float64)

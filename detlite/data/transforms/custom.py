@@ -1,4 +1,4 @@
-"""Transforms of one's own for training images: functions, and pipelines of other libraries."""
+"""Custom transforms of training images: functions, and pipelines of other libraries."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -39,8 +39,8 @@ class TrainingTiles:
     """Cuts the tiles that a model is trained on, each shifted randomly by up to a quarter of the
     overlap.
 
-    An object of which a tile shows less than 30 % of the box becomes an ignored region. Others get
-    the box around their visible part.
+    An object becomes an ignored region if the tile shows less than 30 % of its box. Others get the
+    box around their visible part.
     """
 
     def __init__(self, side: int, overlap: float) -> None:
