@@ -128,7 +128,11 @@ def _check_target(
             f"{name}['labels'] must be in 1..{num_classes - 1} "
             f"(NUM_CLASSES is {num_classes} with background)"
         )
-    checked = {"boxes": boxes, "labels": labels}
+    ignored = target.get("ignored_boxes", boxes[:0])
+    if not isinstance(ignored, Tensor) or ignored.ndim != 2 or ignored.shape[1] != 4:
+        shape = list(getattr(ignored, "shape", ()))
+        raise ValueError(f"{name}['ignored_boxes'] must be a tensor [M, 4], not {shape}")
+    checked = {"boxes": boxes, "labels": labels, "ignored_boxes": ignored}
     if "masks" in required:
         checked["masks"] = _check_masks(name, target["masks"], len(boxes), image, soft_masks)
     if "keypoints" in required:

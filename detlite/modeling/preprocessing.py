@@ -122,12 +122,16 @@ def prepare_targets(
         values = [target[name].to("cpu", dtype) for target in checked]
         return torch.stack([_pad_first_axis(value, length) for value in values])
 
+    regions = [target["ignored_boxes"].to("cpu", dtype) for target in checked]
+    count = max(map(len, regions))
+    ignored = torch.stack([_pad_first_axis(one, count) for one in regions]) if count else None
     has_masks, has_keypoints = "masks" in required, "keypoints" in required
     return GroundTruth(
         pad("boxes", dtype),
         pad("labels", torch.int64),
         PackedMasks.collate([t["masks"] for t in checked], length) if has_masks else None,
         pad("keypoints", dtype) if has_keypoints else None,
+        ignored,
     )
 
 

@@ -69,6 +69,7 @@ class GroundTruth(Record):
     labels: Tensor  # int64 [B, G]; 0 for padding
     masks: PackedMasks | None = None  # B * G instances
     keypoints: Tensor | None = None  # [B, G, K, 3] of (x, y, visibility)
+    ignored: Tensor | None = None  # [B, M, 4], regions without background, padded with zeros
 
     @property
     def valid(self) -> Tensor:

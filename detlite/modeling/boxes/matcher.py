@@ -32,7 +32,8 @@ class Matcher:
 
         Returns:
             int64 [B, N], indices into the image's ground truth, BACKGROUND or IGNORE; always
-            IGNORE where `valid`, bool [B, N], is False.
+            IGNORE where `valid`, bool [B, N], is False, and instead of BACKGROUND for boxes of
+            which half is inside an ignored region.
         """
         index, iou, best = match_boxes(truth.boxes, truth.valid, boxes)
         matched = torch.where(iou < self.foreground, IGNORE, index)
@@ -40,4 +41,21 @@ class Matcher:
         matched = torch.where(index < 0, BACKGROUND, matched)  # an image without ground truth
         if self.allow_low_quality_matches:
             matched = torch.where(best, index, matched)
+        if truth.ignored is not None:
+            in_region = _half_inside(boxes, truth.ignored) & (matched == BACKGROUND)
+            matched = torch.where(in_region, IGNORE, matched)
         return matched if valid is None else torch.where(valid, matched, IGNORE)
+
+
+def _half_inside(boxes: Tensor, regions: Tensor) -> Tensor:
+    """Return bool [B, N]: half of the box, of [B, N, 4] or [N, 4], is in one of regions [B, M, 4].
+
+    One region after the other, because there are few of them and many boxes.
+    """
+    area = (boxes[..., 2:] - boxes[..., :2]).prod(dim=-1)
+    inside = torch.zeros((len(regions), boxes.shape[-2]), dtype=torch.bool, device=boxes.device)
+    for region in regions[:, :, None].unbind(dim=1):  # [B, 1, 4]
+        low = torch.maximum(boxes[..., :2], region[..., :2])
+        high = torch.minimum(boxes[..., 2:], region[..., 2:])
+        inside |= (high - low).clamp(min=0).prod(dim=-1) >= 0.5 * area
+    return inside

@@ -13,7 +13,7 @@ from yacs.config import CfgNode
 from detlite.structures.instances import GroundTruth, Proposals, Samples
 from detlite.structures.padding import gather, padded_length
 
-from .matcher import BACKGROUND, Matcher
+from .matcher import BACKGROUND, IGNORE, Matcher
 
 
 @dataclass(frozen=True)
@@ -79,6 +79,7 @@ class ProposalSampler(Sampler):
 
 def label_samples(boxes: Tensor, matched: Tensor, valid: Tensor, truth: GroundTruth) -> Samples:
     """Label boxes [B, S, 4] by the ground truth they are matched to, int64 [B, S]."""
+    valid = valid & (matched != IGNORE)
     gt_index = torch.where(valid, matched, BACKGROUND).clamp(min=0)
     labels = torch.where(matched >= 0, truth.labels.gather(1, gt_index), 0)
     return Samples(boxes, torch.where(valid, labels, -1), gt_index)

@@ -1,3 +1,5 @@
+import dataclasses
+
 import pytest
 import torch
 from torch import Tensor
@@ -99,3 +101,16 @@ def test_invalid_candidates_are_ignored():
     assert torch.equal(some[valid], every[valid])
     assert (some[~valid] == IGNORE).all()
     assert (every[~valid] != IGNORE).any()
+
+
+def test_boxes_half_inside_an_ignored_region_are_no_background():
+    truth = ground_truth(intervals((0, 10)), intervals((50, 60)))
+    regions = torch.stack([intervals((20, 30), (40, 45)), torch.zeros(2, 4)])
+    truth = dataclasses.replace(truth, ignored=regions)
+    candidates = intervals((0, 10), (20, 30), (25, 35), (26, 36), (40, 44), (70, 80))
+    matched = Matcher(0.5, 0.5)(truth, candidates)
+    none = BACKGROUND
+    assert matched[0].tolist() == [0, IGNORE, IGNORE, none, IGNORE, none]
+    assert matched[1].tolist() == [none] * 6
+    inside = dataclasses.replace(truth, ignored=intervals((0, 100))[None].repeat(2, 1, 1))
+    assert Matcher(0.5, 0.5)(inside, candidates)[0].tolist() == [0] + [IGNORE] * 5
