@@ -17,6 +17,7 @@ OUTPUT_FOLDER = "detlite"  # in the folder of a dataset, for the files that `det
 SPLITS = {"train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val",
           "test": "test", "testing": "test"}  # fmt: skip
 _LABEL_FOLDERS = {"annotations", "labels", "ann"}
+_NO_PHOTOS = ("SegmentationClass", "SegmentationObject")  # masks with the names of images
 _JUNK = {"__macosx", "thumbs.db", "desktop.ini"}  # of macOS and Windows, next to hidden files
 _UPLOAD_PREFIX = re.compile(r"[0-9a-f]{8}-(?=.)")  # Label Studio puts it in front of file names
 _SAMPLE = 3  # files that decide the format
@@ -48,8 +49,9 @@ class FileTree:
         self.images = [file for file in files if file.suffix.lower() in suffixes]
         self._by_name: defaultdict[str, list[Path]] = defaultdict(list)
         for file in self.images:
-            self._by_name[_key(file.name)].append(file)
-            self._by_name[_key(file.stem)].append(file)
+            if file.parent.name not in _NO_PHOTOS:
+                self._by_name[_key(file.name)].append(file)
+                self._by_name[_key(file.stem)].append(file)
 
     def with_suffix(self, *suffixes: str) -> list[Path]:
         """Return the files with one of the suffixes."""

@@ -71,8 +71,8 @@ class Mask:
 
 
 def is_mask_folder(tree: FileTree) -> bool:
-    """Return True if there are masks, and images that are none."""
-    return tree.data.is_dir() and 0 < len(_mask_files(tree)) < len(tree.images)
+    """Return True if there are images with masks."""
+    return tree.data.is_dir() and any(isinstance(one, _MaskFile) for one in _mask_files(tree))
 
 
 def read_mask_folder(tree: FileTree, conversion: Conversion) -> LabeledDataset:

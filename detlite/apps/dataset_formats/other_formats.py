@@ -28,7 +28,7 @@ _OTHERS = [
     (r"\.xml$", r"<annotation[\s>].*<polygon>", "LabelMe's old XML", "Use the json of LabelMe 3"),
     (r"label_2/.*\.txt$", "", "KITTI", _DATUMARO),
     (r"(^|/)gt/gt\.txt$", "", "MOT", "Convert it to COCO json"),
-    (r"wider_face.*\.txt$", "", "WIDER Face", _DATUMARO),
+    (r"wider_face.*bbx.*\.txt$", "", "WIDER Face", _DATUMARO),
     (r"\.txt$", r"imagesource:|^([\d.]+ ){8}\w+ [01]", "DOTA", "Convert it to COCO json"),
     (r"\.txt$", r"^\s*\d+(\s+[\d.]+){4,}", "YOLO without images", "Add the images"),
     (r"_seg\.npy$", "", "Cellpose's _seg.npy", "In Cellpose, save masks as PNG or TIFF"),
@@ -44,10 +44,10 @@ _SUPPORTED = (
 def describe_unknown(tree: FileTree) -> str:
     """Say what a dataset without readable labels contains, and what to do."""
     for pattern, content, name, advice in _OTHERS:
-        matches = (file for file in tree.files if re.search(pattern, file.as_posix(), re.I))
-        file = next(matches, None)
-        if file and (not content or re.search(content, excerpt(file), re.DOTALL | re.MULTILINE)):
-            return f"{file}: is {name}, which is not read. {advice}"
+        paths = {file: file.relative_to(tree.root).as_posix() for file in tree.files}
+        for file in [file for file, path in paths.items() if re.search(pattern, path, re.I)][:9]:
+            if not content or re.search(content, excerpt(file), re.DOTALL | re.MULTILINE):
+                return f"{file}: is {name}, which is not read. {advice}"
     counts = Counter(file.suffix or file.name for file in tree.files)
     found = ", ".join(f"{count} {kind}" for kind, count in counts.most_common(5)) or "nothing"
     return (

@@ -106,7 +106,9 @@ def test_masks_next_to_category_folders(tmp_path, image):
     ],
 )
 def test_invalid_mask(tmp_path, image, name, pixels, problem):
-    image(tmp_path / "images/a.jpg")
+    for one in ("a", "c"):
+        image(tmp_path / f"images/{one}.jpg")
+    save(tmp_path / "masks/c.png", two_objects())
     file = save(tmp_path / name, pixels)
     with pytest.raises(DataError, match=problem) as raised:
         read_folder(tmp_path)

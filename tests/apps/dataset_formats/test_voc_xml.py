@@ -165,6 +165,7 @@ def test_masks_of_objects(voc, image, text):
     values[30:35, 40:50] = 2
     (voc / "SegmentationObject").mkdir()
     Image.fromarray(values).save(voc / "SegmentationObject/a.png")
+    text(voc / "Annotations/a.xml", xml(("cat", 1, 11, 2, 30, 12), name="a.png"))
     dataset = read(voc)["train"]
     cat, dog = to_coco(dataset)["annotations"]
     assert cat["bbox"] == [10, 1, 20, 11]
