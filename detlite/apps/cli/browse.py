@@ -12,7 +12,7 @@ Exit status: 0; 2 for an error that you can fix.
 import argparse
 from pathlib import Path
 
-from detlite.apps.cli.options import add_config, add_overrides, config_overrides
+from detlite.apps.cli import add_config, add_overrides, config_overrides
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -19,7 +19,7 @@ Exit status: 0; 2 for a file that cannot be converted.
 import argparse
 from pathlib import Path
 
-from detlite.apps.cli.options import add_config, add_overrides, add_weights
+from detlite.apps.cli import add_config, add_overrides, add_weights
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -20,7 +20,7 @@ import sys
 import time
 from pathlib import Path
 
-from detlite.apps.cli.options import add_config, add_overrides, add_weights, config_overrides
+from detlite.apps.cli import add_config, add_overrides, add_weights, config_overrides
 
 FORMATS = ("pt2", "aoti", "onnx", "openvino")
 

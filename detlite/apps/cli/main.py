@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 
 from detlite import __version__
-from detlite.apps.cli.options import split_pairs
+from detlite.apps.cli import split_pairs
 
 COMMANDS = {
     "init": "write a config for a data set, or convert the data set to COCO json",

@@ -28,7 +28,7 @@ status is 0); 2 for an error that you can fix; 130 after Ctrl-C.
 import argparse
 from pathlib import Path
 
-from detlite.apps.cli.options import (
+from detlite.apps.cli import (
     add_config,
     add_device,
     add_overrides,

@@ -13,7 +13,7 @@ Exit status: 0 if everything is finite; 1 if something is not; 2 for an error th
 import argparse
 from pathlib import Path
 
-from detlite.apps.cli.options import add_device, add_overrides, add_weights, config_overrides
+from detlite.apps.cli import add_device, add_overrides, add_weights, config_overrides
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -12,7 +12,7 @@ Exit status: 0; 2 if the server cannot start.
 
 import argparse
 
-from detlite.apps.cli.options import (
+from detlite.apps.cli import (
     add_config,
     add_device,
     add_overrides,

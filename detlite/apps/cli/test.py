@@ -13,7 +13,7 @@ Exit status: 0; 2 for an error that you can fix.
 
 import argparse
 
-from detlite.apps.cli.options import (
+from detlite.apps.cli import (
     add_config,
     add_device,
     add_overrides,

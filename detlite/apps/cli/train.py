@@ -20,7 +20,7 @@ Exit status: 0; 2 for an error that you can fix; 75 if such a signal ended the r
 import argparse
 import sys
 
-from detlite.apps.cli.options import (
+from detlite.apps.cli import (
     add_config,
     add_device,
     add_overrides,

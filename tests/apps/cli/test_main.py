@@ -12,9 +12,8 @@ import types
 import pytest
 
 from detlite.apps.batch_predict.result_files import SUFFIXES as RESULT_FORMATS
-from detlite.apps.cli import export, predict
+from detlite.apps.cli import export, predict, split_pairs
 from detlite.apps.cli.main import COMMANDS, main
-from detlite.apps.cli.options import split_pairs
 from detlite.apps.export.exported_detector import SUFFIXES as EXPORT_FORMATS
 
 # Options that mean the same in every command; no command may name them differently.
