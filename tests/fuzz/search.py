@@ -34,6 +34,8 @@ def main() -> int:
     end, searches = time.monotonic() + 60 * args.minutes, 0
     while time.monotonic() < end:
         for test in args.tests:
+            if time.monotonic() > end:
+                break
             seed = args.seed + searches
             command = [sys.executable, "-m", "pytest", "-x", f"--hypothesis-seed={seed}", test]
             command += ["-o", "faulthandler_timeout=600", "--disable-warnings"]

@@ -27,7 +27,7 @@ class LimitedConnection(H11Protocol):
         self._timer = self.loop.call_later(self.seconds, self._end_if_stuck, None)
         if len(self.connections) > self.limit:
             alive = (one for one in self.connections if not one.transport.is_closing())
-            min(alive, key=lambda one: (one._is_busy, one._opened)).transport.abort()
+            min(alive, key=lambda one: (one._is_busy, one._opened)).transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop the timer."""
@@ -44,7 +44,7 @@ class LimitedConnection(H11Protocol):
     def _end_if_stuck(self, cycle: Any) -> None:
         """Close the connection if it is not busy and still at the request of the last call."""
         if self.cycle is cycle and not self._is_busy:
-            self.transport.abort()
+            self.transport.abort() if self.flow.write_paused else self.transport.close()
         else:
             self._timer = self.loop.call_later(self.seconds, self._end_if_stuck, self.cycle)
 

@@ -51,9 +51,9 @@ class _Reader:
 
     def read(self, start: int, size: int) -> bytes:
         """Return the bytes from `start` on, fewer at the end of the shard."""
-        stop = min(start + size, self.shard.size)
+        stop = max(start, min(start + size, self.shard.size))
         if not self._start <= start <= stop <= self._start + len(self._data):
-            chunk_stop = min(max(stop, start + self._chunk), self.shard.size)
+            chunk_stop = max(stop, min(start + self._chunk, self.shard.size))
             self._start, self._data = start, self.shard.read(start, chunk_stop, 0)
         return self._data[start - self._start : stop - self._start]
 

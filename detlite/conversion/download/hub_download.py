@@ -21,7 +21,10 @@ def from_timm(name: str) -> Path:
         import timm
     except ImportError as error:
         raise ConfigError("timm is missing: pip install 'detlite[timm]'") from error
-    pretrained = timm.get_pretrained_cfg(name) if timm.is_model(name) else None
+    try:
+        pretrained = timm.get_pretrained_cfg(name)
+    except RuntimeError:  # an unknown model, or unknown weights of a model
+        pretrained = None
     if pretrained is None or not pretrained.hf_hub_id:
         raise ConfigError("timm has no such pretrained weights (timm.list_pretrained)")
     file_name = pretrained.hf_hub_filename or "model.safetensors"

@@ -376,6 +376,27 @@ def test_overwrite_needs_one_process(
     assert "1 images done, 1 unreadable" in capsys.readouterr().out
 
 
+def test_an_image_that_disappears_is_skipped(
+    run: Run, weights: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Control characters in its name do not reach the terminal."""
+    (photos / "a.png").rename(photos / "a\x1b[31m\n.png")
+
+    def list_then_delete(*arguments: Any) -> list[str]:
+        images = input_sources.list_images(*arguments)
+        (photos / "a\x1b[31m\n.png").unlink()
+        return images
+
+    monkeypatch.setattr(predict_run, "list_images", list_then_delete)
+    arguments = ("--weights", weights, "--input", photos, "--output", tmp_path / "out")
+    assert run(*arguments) == 1
+    output = capsys.readouterr()
+    assert "1 images done, 1 unreadable" in output.out
+    assert r"a\x1b[31m\n.png: the image file does not exist" in output.err
+    assert "\x1b[31m" not in output.err
+
+
 def test_a_second_run_in_the_folder_is_refused(
     run: Run, weights: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip

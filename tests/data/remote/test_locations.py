@@ -5,6 +5,7 @@ import itertools
 import json
 import os
 import shutil
+import subprocess
 import sys
 import time
 import zipfile
@@ -109,6 +110,25 @@ def test_files_are_fetched_once(remote):
     assert len(web.asked) == 5
     list(CocoDataset(annotations, RemotePath(images.url)))
     assert web.asked["/small/images/a.png"] == 2  # without a cache
+
+
+def test_processes_that_start_together_fetch_each_file_once(remote):
+    """The loopback server is a thread of this process, so the others are spawned."""
+    annotations, images, web = remote
+    code = (
+        "import sys; from detlite.data.remote.locations import *\n"
+        "with local_copy(RemotePath(sys.argv[1])) as file: text = file.read_bytes()\n"
+        "print(len(text), len((RemotePath(sys.argv[2], GIGABYTE) / 'a.png').read_bytes()))"
+    )
+    command = [sys.executable, "-c", code, annotations.url, images.url]
+    processes = [
+        subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ)
+        for _ in range(3)
+    ]
+    outputs = {process.communicate(timeout=60)[0] for process in processes}
+    assert len(outputs) == 1
+    assert len(outputs.pop().split()) == 2
+    assert set(web.asked.values()) == {1}
 
 
 def test_images_are_checked_once(remote):

@@ -1,0 +1,160 @@
+"""Almost valid requests get a response that says what is wrong, and the server continues."""
+
+import asyncio
+import io
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from PIL import Image
+
+pytest.importorskip("httpx")
+pytest.importorskip("uvicorn")
+pytest.importorskip("starlette")
+pytest.importorskip("prometheus_client")
+pytest.importorskip("python_multipart")
+
+import httpx
+import uvicorn
+
+from detlite.apps.serve.app import build_app
+from detlite.apps.serve.connections import limited_connection
+from detlite.apps.serve.limits import MEDIA_TYPES, Limits
+from detlite.inference.predictor import Predictor
+from tests.apps.serve.conftest import BrightSquare
+from tests.fuzz.inputs import mutated_bytes
+
+FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "TIFF", "GIF")
+FORM = "multipart/form-data; boundary=b"
+STATUSES = (200, 400, 405, 408, 413, 415, 422)
+
+
+def image_file(format: str) -> bytes:
+    array = np.zeros((60, 80, 3), np.uint8)
+    array[10:50, 20:60] = 255
+    buffer = io.BytesIO()
+    Image.fromarray(array).save(buffer, format)
+    return buffer.getvalue()
+
+
+IMAGES = [image_file(format) for format in FORMATS]
+FORMS = [
+    b'--b\r\nContent-Disposition: form-data; name="file"; filename="a.png"\r\n'
+    b"Content-Type: image/png\r\n\r\n" + IMAGES[0] + b"\r\n--b--\r\n",
+    b'--b\r\nContent-Disposition: form-data; name="note"\r\n\r\ntext\r\n'
+    b'--b\r\nContent-Disposition: form-data; name=f; filename=a\r\n\r\nx\r\n--b--\r\n',
+]  # fmt: skip
+REQUESTS = [
+    b"POST /predict?threshold=0.5 HTTP/1.1\r\nHost: a\r\nContent-Type: image/gif\r\n"
+    b"Content-Length: %d\r\n\r\n" % len(IMAGES[5]) + IMAGES[5],
+    b"POST /predict HTTP/1.1\r\nHost: a\r\nContent-Type: image/gif\r\n"
+    b"Transfer-Encoding: chunked\r\n\r\n%x\r\n" % len(IMAGES[5]) + IMAGES[5] + b"\r\n0\r\n\r\n",
+    b"GET /health HTTP/1.1\r\nHost: a\r\n\r\nGET /model HTTP/1.1\r\nHost: a\r\n\r\n",
+    b"GET / HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n",
+]
+
+
+@pytest.fixture(scope="module")
+def port() -> Iterator[int]:
+    """Serve in a thread, and yield the port."""
+    predictor = Predictor(
+        BrightSquare(), 60, 100, score_thresh=0.05, rle=True, max_pixels=1_000_000
+    )
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        config = uvicorn.Config(
+            build_app(predictor, Limits(bytes=100_000, pixels=1_000_000, seconds=2)),
+            http=limited_connection(500, 15.0), ws="none", log_level="critical",
+        )  # fmt: skip
+        server = uvicorn.Server(config)
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        yield listener.getsockname()[1]
+        server.should_exit = True
+        thread.join()
+
+
+@pytest.fixture(scope="module")
+def client(port: int) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=10) as one:
+        yield one
+
+
+def check_response(response: httpx.Response) -> None:
+    content = json.loads(response.content)
+    assert response.status_code in STATUSES, content
+    if response.status_code == 200:
+        assert {"width", "height", "detections"} <= content.keys()
+    else:
+        assert content["error"]
+        assert content["what_to_do"]
+        assert len(content["error"]) < 1000
+
+
+@given(
+    body=st.sampled_from(IMAGES).flatmap(mutated_bytes),
+    media_type=st.sampled_from(MEDIA_TYPES),
+    threshold=st.sampled_from(["", "?threshold=0.5", "?threshold=1e999", "?threshold=%00", "?x"]),
+)
+@example(body=IMAGES[1], media_type=MEDIA_TYPES[0], threshold="")
+def test_images(body, media_type, threshold, client, bounded):
+    with bounded():
+        headers = {"Content-Type": media_type}
+        check_response(client.post(f"/predict{threshold}", content=body, headers=headers))
+
+
+@given(
+    body=st.sampled_from(FORMS).flatmap(mutated_bytes),
+    media_type=st.just(FORM.encode()) | mutated_bytes(FORM.encode(), max_changes=1),
+)
+@example(body=FORMS[0], media_type=FORM.encode())
+@example(body=FORMS[0], media_type=b'multipart/form-data; boundary=""')
+@example(body=FORMS[0], media_type=FORM.encode() + b"; charset=x")
+def test_forms(body, media_type, client, bounded):
+    try:
+        headers = httpx.Headers([(b"Content-Type", media_type)])
+        request = client.build_request("POST", "/predict", content=body, headers=headers)
+        with bounded():
+            response = client.send(request)
+    except httpx.LocalProtocolError:  # not a header
+        return
+    if response.headers["content-type"] != "application/json":
+        assert response.status_code == 400  # uvicorn's own
+    else:
+        check_response(response)
+
+
+@given(text=st.sampled_from(REQUESTS).flatmap(mutated_bytes))
+@example(text=REQUESTS[0])
+@example(text=b"\r\n" * 1000)
+def test_bytes_of_requests(text, port, client, bounded):
+    connect = socket.create_connection(("127.0.0.1", port), timeout=10)
+    with connect as connection, suppress(OSError), bounded():
+        connection.sendall(text)
+        connection.shutdown(socket.SHUT_WR)
+        while part := connection.recv(1 << 16):
+            assert b" 500 " not in part.partition(b"\r\n")[0]
+    assert client.get("/health").json()["status"] == "ok"
+
+
+def test_clients_that_disconnect_during_prediction(port, client):
+    async def send_and_leave() -> None:
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(REQUESTS[0])
+        await writer.drain()
+        writer.transport.abort()
+
+    async def send_all() -> None:
+        await asyncio.gather(*(send_and_leave() for _ in range(100)))
+
+    asyncio.run(send_all())
+    headers = {"Content-Type": "image/png"}
+    check_response(client.post("/predict", content=IMAGES[0], headers=headers))
+    wait: Any = threading.Event().wait
+    assert any(client.get("/health").json()["requests"] == 0 or wait(0.1) for _ in range(50))
