@@ -26,7 +26,8 @@ SOURCES: dict[str, CheckpointSource] = {
     )
 }  # fmt: skip
 
-_MAX_DEPTH = 8  # of dicts in a file
+_MAX_DEPTH = 8  # of containers in a file
+_NESTED = (dict, list, tuple)
 # Names that training code puts around a state dict, and names of copies to use only without others.
 _WRAPPER = re.compile(
     r"(model|module|net(work)?|(model_)?(state|state_dict|weights)|params|blobs|checkpoint"
@@ -121,6 +122,7 @@ def unwrap(content: Any) -> FoundStateDict:
     whose names are those of a detector or of a known classifier, and copies such as moving averages
     only without another. Without such names, the usual wrappers are removed.
     """
+    content = _as_dict(content)
     if not isinstance(content, dict):
         return FoundStateDict({}, {})
     if {"categories", "convention"} <= content.keys() and isinstance(content.get("model"), dict):
@@ -155,10 +157,18 @@ def _arrays(
     for key, value in node.items():
         if not isinstance(key, str):
             continue
+        value = _as_dict(value)
         if hasattr(value, "shape"):
             yield prefix + key, value, parent
         elif isinstance(value, dict) and depth < _MAX_DEPTH and not _NOT_WEIGHTS.search(key):
             yield from _arrays(value, f"{prefix}{key}.", node, depth + 1)
+
+
+def _as_dict(value: Any) -> Any:
+    """Return a list or tuple as the dict of its containers; other values are unchanged."""
+    if not isinstance(value, _NESTED[1:]):
+        return value
+    return {str(index): item for index, item in enumerate(value) if isinstance(item, _NESTED)}
 
 
 def _is_own(names: Collection[str]) -> bool:

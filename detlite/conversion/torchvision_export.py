@@ -20,6 +20,7 @@ from torchvision.ops import FrozenBatchNorm2d, MultiScaleRoIAlign, box_iou
 from torchvision.ops.feature_pyramid_network import LastLevelMaxPool, LastLevelP6P7
 from yacs.config import CfgNode
 
+from detlite.config.loading import flatten
 from detlite.conventions import convention_of
 from detlite.modeling import build_model
 from detlite.modeling.backbone.build import build_resnet_options
@@ -105,10 +106,11 @@ def export_to_torchvision(cfg: CfgNode, model: nn.Module) -> tuple[StateDict, st
     Raises:
         ValueError: torchvision has no such model. The message names the keys.
     """
+    values = dict(flatten(cfg))
     wrong = [
-        f"{key} {value} (needed: {needed})"
+        f"{key} {values[key]} (needed: {needed})"
         for key, needed in _REQUIRED.items()
-        if (value := _value(cfg, key)) != needed and _matters(cfg, key)
+        if values[key] != needed and _matters(cfg, key)
     ]
     if wrong:
         raise ValueError(
@@ -142,21 +144,15 @@ def export_to_torchvision(cfg: CfgNode, model: nn.Module) -> tuple[StateDict, st
     return state, settings
 
 
-def _value(cfg: CfgNode, key: str) -> Any:
-    for part in key.split("."):
-        cfg = cfg[part]
-    return cfg
-
-
 def _matters(cfg: CfgNode, key: str) -> bool:
     """Return True if the model has the part that a key configures."""
-    model = cfg.MODEL
-    head = re.match(r"MODEL\.ROI_(BOX|MASK|KEYPOINT)_HEAD|MODEL\.(RPN|CLS)", key)
-    if head and model.META_ARCHITECTURE == "RetinaNet":
-        return False
-    if head and head[1] in ("MASK", "KEYPOINT"):
-        return bool(model[f"{head[1]}_ON"])
-    return "RESNETS" not in key or model.BACKBONE.CONV_BODY.startswith("R-")
+    model, section = cfg.MODEL, key.split(".")[1]
+    if section in ("ROI_MASK_HEAD", "ROI_KEYPOINT_HEAD"):
+        return bool(model[f"{section.split('_')[1]}_ON"])
+    if section == "RESNETS":
+        return model.BACKBONE.CONV_BODY.startswith("R-")
+    rcnn_only = ("RPN", "ROI_BOX_HEAD", "CLS_AGNOSTIC_BBOX_REG")
+    return section not in rcnn_only or model.META_ARCHITECTURE != "RetinaNet"
 
 
 def _agreement(cfg: CfgNode, model: nn.Module, state: StateDict) -> tuple[float, int]:

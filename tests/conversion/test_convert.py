@@ -201,6 +201,7 @@ WRAPPERS = {
         }
     },
     "any names": lambda state: {"epoch": 3, "best": {"a": {"b": _prefixed(state, "x.y.z.")}}},
+    "list": lambda state: [{"epoch": 3}, (_prefixed(state, "net."), 1)],
     "arrays": lambda state: {"state": {n: v.numpy() for n, v in state.items()}},
     "parts": lambda state: {
         part: {n[len(part) + 1 :]: v for n, v in state.items() if n.split(".")[0] == part}
@@ -254,3 +255,48 @@ def test_names_of_the_model_win_over_wrappers(tiny_config, tmp_path):
 def test_config_next_to_a_nested_state_dict():
     content = {"checkpoint": {"state_dict": {"rpn_head.x": torch.ones(1)}, "meta": {"cfg": "a"}}}
     assert unwrap(content).container is content["checkpoint"]
+
+
+@pytest.mark.parametrize(
+    ("make", "source", "listed", "other"),
+    [
+        (detectron2, "detectron2", "MODEL.RPN.ANCHOR_SIZES", "MODEL.RETINANET"),
+        (detectron2, "detectron2", "MODEL.ROI_MASK_HEAD.POOLER_TYPE ROIAlignV2", "KEYPOINT"),
+        (lambda: retinanet("detectron2"), "detectron2", "MODEL.RETINANET.NMS_TH", "MODEL.RPN."),
+        (maskrcnn_benchmark, "maskrcnn-benchmark", "['frozen_norm_eps=0.0']", "RETINANET"),
+        (caffe2, "caffe2", "INPUT.PIXEL_MEAN", "RETINANET"),
+    ],
+)
+def test_assumed_settings_are_logged(make, source, listed, other, tmp_path, caplog):
+    torch.save(make(), tmp_path / "w.pth")
+    opts = ["MODEL.DEVICE", "cpu", "INPUT.MIN_SIZE_TEST", 600]
+    build_model_from_checkpoint(tmp_path / "w.pth", opts)
+    (record,) = [r for r in caplog.records if "do not contain these settings" in r.message]
+    assert record.levelname == "WARNING"
+    assert f"the weights ({source})" in record.message
+    assert listed in record.message
+    assert other not in record.message
+    assert "INPUT.MIN_SIZE_TEST" not in record.message
+
+
+def test_settings_of_published_files_are_no_warning(tmp_path, caplog):
+    torch.save(detectron2(), tmp_path / "model_final_0123ab.pkl")
+    with caplog.at_level("INFO"):
+        build_model_from_checkpoint(tmp_path / "model_final_0123ab.pkl", ["MODEL.DEVICE", "cpu"])
+    levels = {r.levelname for r in caplog.records if "do not contain" in r.message}
+    assert levels == {"INFO"}
+
+
+def test_other_anchors_name_their_keys(tmp_path):
+    state = detectron2()
+    for name, value in state.items():
+        if "objectness_logits" in name or "anchor_deltas" in name:
+            state[name] = torch.cat([value, value])
+    torch.save(state, tmp_path / "w.pth")
+    with pytest.raises(
+        CheckpointError, match=r"number of anchors per cell.*MODEL\.RPN\.ANCHOR_SIZ"
+    ):
+        build_model_from_checkpoint(tmp_path / "w.pth", ["MODEL.DEVICE", "cpu"])
+    sizes = [[size, 1.5 * size] for size in (32, 64, 128, 256, 512)]
+    opts = ["MODEL.DEVICE", "cpu", "MODEL.RPN.ANCHOR_SIZES", sizes]
+    build_model_from_checkpoint(tmp_path / "w.pth", opts)

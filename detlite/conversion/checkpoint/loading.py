@@ -37,19 +37,20 @@ _NOT_IN_CLASSIFIER = re.compile(r"\.num_batches_tracked$|\.conv2\.offset\.")
 _MOVING_AVERAGE = "moving_foreground"
 _COUNTER = ".num_batches_tracked"
 _STATISTICS = (".running_mean", ".running_var")
+_ANCHOR_LAYER = re.compile(r"(rpn\.)?head\.(cls_logits|bbox_pred)\.")
 _MAX_ROWS = 40  # of a table in a message
 
 
 def load_weights(model: DetectionModel, checkpoint: Checkpoint, reinit_heads: bool = False) -> None:
     """Load the weights and categories of a checkpoint into `model`.
 
+    Of a classifier, only the backbone is loaded.
+
     Args:
-        model, checkpoint: of a classifier only the backbone is loaded.
         reinit_heads: if the categories differ, keep those of the model. Layers with rows for each
-            class (scores, box regression, mask logits) take the rows of the background and of
-            categories with the same name; other rows keep the model's values. Without names in the
-            file all rows of layers of another size keep them. A mask or keypoint head that only
-            one side has is left out, or keeps its values.
+            class take the rows of the background and of categories with the same name; other rows,
+            and without names in the file all rows, keep the model's values. A mask or keypoint
+            head that only one side has is left out, or keeps its values.
 
     Raises:
         CheckpointError: entries are missing, unexpected, of another shape or not finite. The
@@ -100,6 +101,13 @@ def load_weights(model: DetectionModel, checkpoint: Checkpoint, reinit_heads: bo
             message += (
                 ". Only the number of classes differs: set MODEL.REINIT_HEADS True to load the "
                 "other layers, and the rows of categories with the same name"
+            )
+        if all(_ANCHOR_LAYER.match(name) for _, name in problems) and any(
+            "bbox_pred" in name for _, name in problems
+        ):
+            message += (
+                ". Only the number of anchors per cell differs: set MODEL.RPN.ANCHOR_SIZES and "
+                "ASPECT_RATIOS (for RetinaNet those of MODEL.RETINANET) to the model's own"
             )
         if all(name.endswith(_STATISTICS) for _, name in problems):
             message += (
@@ -217,28 +225,23 @@ def apply_convention(cfg: CfgNode, checkpoint: Checkpoint) -> CfgNode:
     return cfg
 
 
-# Settings that weights do not show, by MODEL.META_ARCHITECTURE (or all models) and key.
-_NOT_IN_WEIGHTS = {
-    "": (
-        "INPUT.MIN_SIZE_TEST", "INPUT.MAX_SIZE_TEST", "INPUT.TO_BGR255", "INPUT.PIXEL_MEAN",
-        "INPUT.PIXEL_STD", "MODEL.CONVENTION", "MODEL.RESNETS.STRIDE_IN_1X1",
-        "MODEL.ROI_HEADS.DETECTIONS_PER_IMG",
-    ),
-    "GeneralizedRCNN": (
-        "MODEL.RPN.ANCHOR_SIZES", "MODEL.RPN.ASPECT_RATIOS", "MODEL.RPN.PRE_NMS_TOP_N_TEST",
-        "MODEL.RPN.POST_NMS_TOP_N_TEST", "MODEL.RPN.FPN_POST_NMS_TOP_N_TEST",
-        "MODEL.RPN.NMS_THRESH", "MODEL.RPN.MIN_SIZE", "MODEL.RPN.SCORE_THRESH",
-        "MODEL.ROI_HEADS.SCORE_THRESH", "MODEL.ROI_HEADS.NMS", "MODEL.ROI_HEADS.BBOX_REG_WEIGHTS",
-        *(f"MODEL.ROI_{head}_HEAD.POOLER_{key}" for head in ("BOX", "MASK", "KEYPOINT")
-          for key in ("TYPE", "SAMPLING_RATIO")),
-    ),
-    "RetinaNet": (
-        "MODEL.RETINANET.ANCHOR_SIZES", "MODEL.RETINANET.SCALES_PER_OCTAVE",
-        "MODEL.RETINANET.ASPECT_RATIOS", "MODEL.RETINANET.BBOX_REG_WEIGHTS",
-        "MODEL.RETINANET.INFERENCE_TH", "MODEL.RETINANET.NMS_TH",
-        "MODEL.RETINANET.PRE_NMS_TOP_N",
-    ),
-}  # fmt: skip
+# Settings that weights do not show.
+_NOT_IN_WEIGHTS = (
+    "INPUT.MIN_SIZE_TEST", "INPUT.MAX_SIZE_TEST", "INPUT.TO_BGR255", "INPUT.PIXEL_MEAN",
+    "INPUT.PIXEL_STD", "MODEL.CONVENTION", "MODEL.RESNETS.STRIDE_IN_1X1",
+    *(f"MODEL.RPN.{key}" for key in (
+        "ANCHOR_SIZES", "ASPECT_RATIOS", "PRE_NMS_TOP_N_TEST", "POST_NMS_TOP_N_TEST",
+        "FPN_POST_NMS_TOP_N_TEST", "NMS_THRESH", "MIN_SIZE", "SCORE_THRESH",
+    )),
+    *(f"MODEL.RETINANET.{key}" for key in (
+        "ANCHOR_SIZES", "SCALES_PER_OCTAVE", "ASPECT_RATIOS", "BBOX_REG_WEIGHTS", "INFERENCE_TH",
+        "NMS_TH", "PRE_NMS_TOP_N",
+    )),
+    *(f"MODEL.ROI_{head}_HEAD.POOLER_{key}" for head in ("BOX", "MASK", "KEYPOINT")
+      for key in ("TYPE", "SAMPLING_RATIO")),
+    *(f"MODEL.ROI_HEADS.{key}" for key in ("SCORE_THRESH", "NMS", "BBOX_REG_WEIGHTS")),
+    "MODEL.ROI_HEADS.DETECTIONS_PER_IMG",
+)  # fmt: skip
 _PUBLISHED = re.compile(r"-[0-9a-f]{8}\.pth$|model_final_[0-9a-f]{6}\.pkl$")  # with these settings
 
 
@@ -247,18 +250,19 @@ def log_assumptions(cfg: CfgNode, checkpoint: Checkpoint, opts: Sequence[Any] = 
     if not checkpoint.source or not checkpoint.config:
         return
     model = cfg.MODEL
-    keys = [*_NOT_IN_WEIGHTS[""], *_NOT_IN_WEIGHTS.get(model.META_ARCHITECTURE, ())]
-    if model.META_ARCHITECTURE == "ProposalNetwork":
-        keys += [key for key in _NOT_IN_WEIGHTS["GeneralizedRCNN"] if key.startswith("MODEL.RPN.")]
-    unused = [f"MODEL.ROI_{h}_HEAD." for h in ("MASK", "KEYPOINT") if not model[f"{h}_ON"]]
-    if not model.BACKBONE.CONV_BODY.startswith("R-"):
-        unused.append("MODEL.RESNETS.")
+    of_heads = ("ROI_BOX_HEAD", "ROI_HEADS.SCORE", "ROI_HEADS.NMS", "ROI_HEADS.BBOX")
+    parts = {
+        **{f"MODEL.{part}": model.META_ARCHITECTURE == "GeneralizedRCNN" for part in of_heads},
+        "MODEL.RPN.": model.META_ARCHITECTURE != "RetinaNet",
+        "MODEL.ROI_MASK_HEAD.": model.MASK_ON,
+        "MODEL.ROI_KEYPOINT_HEAD.": model.KEYPOINT_ON,
+        "MODEL.RETINANET.": model.META_ARCHITECTURE == "RetinaNet",
+        "MODEL.RESNETS.": model.BACKBONE.CONV_BODY.startswith("R-"),
+    }
+    unused = tuple(part for part, used in parts.items() if not used)
     values = dict(flatten(cfg))
-    lines = [
-        f"  {key} {values[key]}"
-        for key in keys
-        if key not in {*checkpoint.stated, *opts[::2]} and not key.startswith(tuple(unused))
-    ]
+    keys = [key for key in _NOT_IN_WEIGHTS if key not in {*checkpoint.stated, *opts[::2]}]
+    lines = [f"  {key} {values[key]}" for key in keys if not key.startswith(unused)]
     if model.RESNETS.NORM == "FrozenBN" and "MODEL.CONVENTION_OVERRIDE" not in opts[::2]:
         eps = convention_of(cfg).frozen_norm_eps
         lines.append(f"  MODEL.CONVENTION_OVERRIDE ['frozen_norm_eps={eps}']")

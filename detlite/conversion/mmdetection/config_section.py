@@ -83,21 +83,25 @@ class ConfigSection:
         """Raise ValueError: the value of a key is not one of the `expected`."""
         raise self._invalid(key, short(self.get(key)), f": only {expected} is converted")
 
-    def check(self, kinds: Collection[str] = (), read: str = "", **only: tuple[Any, ...]) -> None:
+    def check(
+        self, kinds: Collection[str] = (), read: str = "", off: str = "", **only: tuple[Any, ...]
+    ) -> None:
         """Reject unknown classes, keys and values.
 
         Args:
             kinds: the allowed classes; empty: any.
             read: keys, separated by spaces, that are converted elsewhere or change no detection.
+            off: keys that must be None or False.
             only: the allowed values of further keys, besides None.
         """
         if kinds and self.kind not in kinds:
             self.reject("type", ", ".join(kinds))
+        allowed = only | dict.fromkeys(off.split(), (False,))
         for key in self._values:
             if key == "type" or key in read.split() or str(key).startswith(("loss_", "init_")):
                 continue
-            if key not in only:
+            if key not in allowed:
                 raise ValueError(f"its config has {self.where}.{key}, which is unknown")
             value = self.get(key)
-            if value is not None and value not in only[key]:
-                self.reject(key, ", ".join(map(repr, only[key])) or "None")
+            if value is not None and value not in allowed[key]:
+                self.reject(key, ", ".join(map(repr, allowed[key])))

@@ -19,8 +19,8 @@ def anchor_config(head: ConfigSection, key: str, strides: list[int]) -> ConfigVa
         ("AnchorGenerator",),
         "scales octave_base_scale scales_per_octave ratios strides base_sizes center_offset "
         "use_box_type",
+        off="centers",
         scale_major=(True,),
-        centers=(),
     )
     if generator.numbers("strides") != strides:
         generator.reject("strides", str(strides))
@@ -49,9 +49,9 @@ def box_coder_weights(head: ConfigSection) -> list[float]:
     coder.check(
         ("DeltaXYWHBBoxCoder",),
         "target_stds ctr_clamp use_box_type",
+        off="add_ctr_clamp",
         target_means=([0.0] * 4, (0.0,) * 4),
         clip_border=(True,),
-        add_ctr_clamp=(False,),
     )
     stds = coder.numbers("target_stds", [1.0] * 4)
     if len(stds) != 4 or min(stds) <= 0:

@@ -60,17 +60,13 @@ def _backbone(backbone: ConfigSection) -> ConfigValues:
         ("ResNet", "ResNeXt"),
         "depth groups base_width frozen_stages norm_cfg norm_eval pretrained with_cp "
         "zero_init_residual stem_channels base_channels",
+        off="deep_stem avg_down conv_cfg dcn plugins",
         style=("pytorch", "caffe"),
         num_stages=(4,),
         out_indices=((0, 1, 2, 3), [0, 1, 2, 3]),
         in_channels=(3,),
         strides=((1, 2, 2, 2), [1, 2, 2, 2]),
         dilations=((1, 1, 1, 1), [1, 1, 1, 1]),
-        deep_stem=(False,),
-        avg_down=(False,),
-        conv_cfg=(),
-        dcn=(),
-        plugins=(),
         stage_with_dcn=((False,) * 4, [False] * 4),
     )
     if "norm_cfg" in backbone:
@@ -88,12 +84,9 @@ def _check_neck(neck: ConfigSection, start: int) -> None:
         ("FPN",),
         "in_channels out_channels start_level add_extra_convs extra_convs_on_inputs "
         "relu_before_extra_convs",
+        off="no_norm_on_lateral conv_cfg norm_cfg act_cfg",
         num_outs=(5,),
         end_level=(-1, 3),
-        no_norm_on_lateral=(False,),
-        conv_cfg=(),
-        norm_cfg=(),
-        act_cfg=(),
         upsample_cfg=({"mode": "nearest"},),
     )
     if neck.get("start_level", 0) != start:
@@ -134,8 +127,8 @@ def _heads(heads: ConfigSection, test: ConfigSection) -> ConfigValues:
         ("StandardRoIHead", "CascadeRoIHead"),
         "bbox_roi_extractor bbox_head mask_roi_extractor mask_head stage_loss_weights train_cfg "
         "test_cfg",
+        off="shared_head",
         num_stages=(3,),
-        shared_head=(),
     )
     test.check((), "score_thr nms max_per_img mask_thr_binary")
     config: ConfigValues = {
@@ -164,12 +157,10 @@ def _heads(heads: ConfigSection, test: ConfigSection) -> ConfigValues:
             head.check(
                 ("FCNMaskHead",),
                 "num_convs in_channels conv_out_channels num_classes roi_feat_size",
+                off="class_agnostic conv_cfg norm_cfg",
                 conv_kernel_size=(3,),
-                class_agnostic=(False,),
                 upsample_cfg=({"type": "deconv", "scale_factor": 2},),
                 predictor_cfg=({"type": "Conv"},),
-                conv_cfg=(),
-                norm_cfg=(),
             )
     return config
 
@@ -179,14 +170,12 @@ def _check_box_head(head: ConfigSection, agnostic: bool) -> None:
         ("Shared2FCBBoxHead", "Shared4Conv1FCBBoxHead"),
         "in_channels conv_out_channels fc_out_channels roi_feat_size num_classes bbox_coder "
         "reg_decoded_bbox",
+        off="with_avg_pool conv_cfg norm_cfg",
         reg_class_agnostic=(True,) if agnostic else (False, True),
-        with_avg_pool=(False,),
         with_cls=(True,),
         with_reg=(True,),
         cls_predictor_cfg=({"type": "Linear"},),
         reg_predictor_cfg=({"type": "Linear"},),
-        conv_cfg=(),
-        norm_cfg=(),
     )
     if "loss_cls" in head:
         head.section("loss_cls").check(("CrossEntropyLoss",), "loss_weight", use_sigmoid=(False,))
@@ -198,8 +187,7 @@ def _retinanet(model: ConfigSection, test: ConfigSection) -> ConfigValues:
         ("RetinaHead",),
         "num_classes in_channels feat_channels stacked_convs anchor_generator bbox_coder "
         "reg_decoded_bbox train_cfg test_cfg",
-        conv_cfg=(),
-        norm_cfg=(),
+        off="conv_cfg norm_cfg",
     )
     if not head.section("loss_cls").get("use_sigmoid", False):
         head.section("loss_cls").reject("use_sigmoid", "True")

@@ -57,9 +57,8 @@ def _step(step: ConfigSection) -> ConfigValues:
         step.check(
             (),
             "img_scale scale multiscale_mode bbox_clip_border clip_object_border override",
+            off="ratio_range scale_factor",
             keep_ratio=(True,),
-            ratio_range=(),
-            scale_factor=(),
             interpolation=("bilinear",),
             backend=("cv2",),
         )
@@ -89,7 +88,7 @@ def _preprocessor(section: ConfigSection, steps: ConfigValues) -> ConfigValues:
         ("DetDataPreprocessor",),
         "mean std bgr_to_rgb pad_size_divisor pad_mask mask_pad_value pad_seg seg_pad_value "
         "boxtype2tensor non_blocking batch_augments",
-        rgb_to_bgr=(False,),
+        off="rgb_to_bgr",
         pad_value=(0,),
     )
     divisor = int(section.number("pad_size_divisor", 1))

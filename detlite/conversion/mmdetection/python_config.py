@@ -2,7 +2,7 @@
 
 import ast
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,7 +35,10 @@ def read_python_config(text: str) -> dict[str, Any]:
     """
     values: dict[str, Any] = {}
     try:
-        for statement in _statements(text):
+        statements = ast.parse(
+            text.replace("\0", "?")
+        ).body  # Python 3.10 raises ValueError for NUL
+        for statement in statements:
             if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
                 values[statement.targets[0].id] = _value(statement.value, values)
             elif not isinstance(statement, (ast.Import, ast.ImportFrom, ast.Expr)):
@@ -55,60 +58,51 @@ def read_python_config(text: str) -> dict[str, Any]:
     return values
 
 
-def _statements(text: str) -> list[ast.stmt]:
-    try:
-        return ast.parse(text).body
-    except ValueError as error:  # a NUL character, until Python 3.10
-        raise SyntaxError(str(error)) from error
-
-
 def _value(node: ast.expr, names: Mapping[str, Any]) -> Any:
-    if isinstance(node, ast.Constant):
-        return node.value
-    if isinstance(node, (ast.List, ast.Tuple)):
-        items = [_value(item, names) for item in node.elts]
-        return items if isinstance(node, ast.List) else tuple(items)
-    if isinstance(node, (ast.Dict, ast.Call)):
-        merged = _dict(node, names)
-        return _unparsed(node) if merged is None else merged
-    if isinstance(node, ast.Name):
-        return names.get(node.id, _unparsed(node))
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        value = _value(node.operand, names)
-        return -value if is_number(value) else _unparsed(node)
-    if isinstance(node, ast.BinOp) and type(node.op) in _NUMBERS:
-        left, right = _value(node.left, names), _value(node.right, names)
-        if isinstance(node.op, ast.Add) and type(left) is type(right) in (str, list, tuple):
-            return left + right if len(left) + len(right) <= _MAX_LENGTH else _unparsed(node)
-        if is_number(left) and is_number(right):
-            try:
-                value = _NUMBERS[type(node.op)](left, right)
-            except ArithmeticError:
-                return _unparsed(node)
-            return value if abs(value) <= _MAX_NUMBER else _unparsed(node)
-    return _unparsed(node)
+    value: Any = None
+    match node:
+        case ast.Constant():
+            return node.value
+        case ast.List() | ast.Tuple():
+            items = [_value(item, names) for item in node.elts]
+            return items if isinstance(node, ast.List) else tuple(items)
+        case ast.Dict():
+            value = _dict(zip(node.keys, node.values, strict=True), names)
+        case ast.Call(func=ast.Name("dict"), args=[]):
+            keys = [ast.Constant(item.arg) if item.arg else None for item in node.keywords]
+            value = _dict(zip(keys, (item.value for item in node.keywords), strict=True), names)
+        case ast.Name() if node.id in names:
+            return names[node.id]
+        case ast.UnaryOp(op=ast.USub()) if is_number(number := _value(node.operand, names)):
+            return -number
+        case ast.BinOp():
+            value = _combine(node.op, _value(node.left, names), _value(node.right, names))
+    return UnparsedExpression(_source(node)) if value is None else value
 
 
-def _dict(node: ast.Dict | ast.Call, names: Mapping[str, Any]) -> dict[Any, Any] | None:
-    """Evaluate {...} or dict(...); None for other calls and unknown parts."""
-    pairs: list[tuple[ast.expr | None, ast.expr]]
-    if isinstance(node, ast.Dict):
-        pairs = list(zip(node.keys, node.values, strict=True))
-    elif isinstance(node.func, ast.Name) and node.func.id == "dict" and not node.args:
-        pairs = [
-            (ast.Constant(item.arg) if item.arg else None, item.value) for item in node.keywords
-        ]
-    else:
+def _combine(operation: ast.operator, left: Any, right: Any) -> Any:
+    """Return the result of an operation, or None if it is unknown or too large."""
+    if isinstance(operation, ast.Add) and type(left) is type(right) in (str, list, tuple):
+        return left + right if len(left) + len(right) <= _MAX_LENGTH else None
+    if type(operation) not in _NUMBERS or not (is_number(left) and is_number(right)):
         return None
+    try:
+        value = _NUMBERS[type(operation)](left, right)
+    except ArithmeticError:
+        return None
+    return value if abs(value) <= _MAX_NUMBER else None
+
+
+def _dict(
+    pairs: Iterable[tuple[ast.expr | None, ast.expr]], names: Mapping[str, Any]
+) -> dict[Any, Any] | None:
+    """Evaluate the pairs of a dict; the key of `**value` is None. None: a part is unknown."""
     merged: dict[Any, Any] = {}
     for key, expression in pairs:
-        value = _value(expression, names)
-        if key is not None:
-            name = _value(key, names)
-            if not isinstance(name, (str, int)):
-                return None
+        name, value = key and _value(key, names), _value(expression, names)
+        if isinstance(name, (str, int)):
             merged[name] = value
-        elif isinstance(value, dict):  # `**value`
+        elif key is None and isinstance(value, dict):
             merged |= value
         else:
             return None
@@ -118,10 +112,6 @@ def _dict(node: ast.Dict | ast.Call, names: Mapping[str, Any]) -> dict[Any, Any]
 def is_number(value: Any) -> bool:
     """True for int and float, not for bool."""
     return type(value) in (int, float)
-
-
-def _unparsed(node: ast.AST) -> UnparsedExpression:
-    return UnparsedExpression(_source(node))
 
 
 def _source(node: ast.AST) -> str:
