@@ -5,9 +5,11 @@ import json
 import os
 import posixpath
 import re
+from collections.abc import Mapping
 from contextlib import suppress
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from detlite.atomic_write import atomic_open
@@ -97,16 +99,10 @@ def find_images(annotations: Path, folder: Path | None = None) -> Path:
 def correct_names(
     file: Path, folder: Path, images: Path | None
 ) -> tuple[dict[str, Any], Path] | None:
-    """Correct the file names of images that are stored under another notation of the name.
+    """Return the content of a COCO file with the names that its images really have, and their root.
 
-    Args:
-        file: the COCO file.
-        folder: the folder that its file names are relative to.
-        images: folder to search for images; None: near the file.
-
-    Returns:
-        The content of the file, and the folder that its names are relative to; None if the names
-        are right or no more images can be found.
+    None if all names are right relative to `folder`, or no more images can be found in `images`
+    or near the file.
     """
     index = open_index(file)
     names = [index.image(number)["file_name"] for number in range(len(index.image_ids))]
@@ -132,11 +128,7 @@ def correct_names(
 
 
 def write_coco(content: dict[str, Any], file: Path) -> None:
-    """Write an annotation file atomically, and create its folder.
-
-    Raises:
-        DataError: the file cannot be written.
-    """
+    """Write an annotation file atomically, and create its folder. Raises DataError."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with atomic_open(file, unique=True) as stream:
@@ -145,28 +137,34 @@ def write_coco(content: dict[str, Any], file: Path) -> None:
         raise DataError(f"{file}: the annotations cannot be written ({error})") from error
 
 
-def split_content(content: dict[str, Any], within: str = "") -> dict[str, dict[str, Any]]:
+def split_content(
+    content: dict[str, Any], within: str = "", groups: Mapping[str, str] = MappingProxyType({})
+) -> dict[str, dict[str, Any]]:
     """Split the content of a COCO file into "train" and "val" by a hash of the file names.
 
     An image stays in its split when others are added, except to ensure that both splits have an
-    annotated image. With a single annotated image there is no "val".
-
-    Args:
-        content: the content of the file.
-        within: the image folder relative to the dataset. It is hashed with the file names, which
-            become longer when another image folder is added.
+    annotated image. With a single annotated image there is no "val". `within`, the image folder
+    relative to the dataset, is hashed with the names: they become longer with another folder.
+    `groups` are names of images that stay together, each with the name that is hashed instead.
     """
     annotated = {row.get("image_id") for row in content["annotations"]}
     hashes = {}
     for row in content["images"]:
         name = row.get("file_name") or row["coco_url"]  # LVIS v1 has URLs only
+        name = groups.get(name, name)
         path = posixpath.normpath(posixpath.join(within, name)) if within else name
         hashes[row["id"]] = _hash_fraction(path)
     order = sorted((value, number) for number, value in hashes.items() if number in annotated)
     if len(order) < 2:
         return {"train": content}
-    val = {number for number, value in hashes.items() if value < VAL_FRACTION}
-    val = (val | {order[0][1]}) - {order[-1][1]}
+    first, last = order[0][0], order[-1][0]
+    val = {
+        number
+        for number, value in hashes.items()
+        if (value < VAL_FRACTION or value == first) and value != last
+    }
+    if not val:  # all images are in one group
+        return {"train": content}
 
     def part(is_val: bool) -> dict[str, Any]:
         # Annotations of unknown images stay in "train", where they are reported.
@@ -204,12 +202,9 @@ def _splits_of(path: Path, root: Path) -> set[str]:
 def _is_coco(file: Path) -> bool:
     """Return True if a json file has COCO's lists of images and annotations."""
     keys = [re.compile(rf'"{key}"\s*:\s*\[') for key in ("images", "annotations")]
-    text = excerpt(file)
-    if not text.lstrip("\ufeff \t\r\n").startswith("{") or not any(
-        key.search(text) for key in keys
-    ):
-        return False
-    if all(key.search(text) for key in keys):
-        return True
+    text = excerpt(file).lstrip("\ufeff \t\r\n")
+    found = [key for key in keys if key.search(text)]
+    if len(found) == 2 or not found or text[0] != "{":
+        return len(found) == 2 and text[0] == "{"
     with file.open("rb") as stream, mmap(stream.fileno(), 0, access=ACCESS_READ) as data:
         return all(re.search(key.pattern.encode(), data) for key in keys)

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from detlite.apps.dataset_check.near_duplicates import duplicate_groups
 from detlite.data.data_arguments import FINDERS
 from detlite.data.errors import DataError
 from detlite.data.findings import Finding, Findings
@@ -104,6 +105,7 @@ def find_sets(
     folder: Path | None = None,
     masks: str | None = None,
     skip_bad: bool = False,
+    group_duplicates: bool = False,
 ) -> tuple[dict[str, Source], str]:
     """Find the datasets to train and evaluate on.
 
@@ -111,17 +113,14 @@ def find_sets(
     training images, `data` is split by a hash of the image paths (for COCO files, the file names).
 
     Args:
-        data: a label file, or a folder, in any supported format.
-        val: the same, to evaluate on.
+        data, val: a label file, or a folder, in any supported format.
         images: the image folder of label files; None: searched for.
         folder: output folder; None: `detlite` in the folder of the data.
         masks, skip_bad: as in `Conversion`.
+        group_duplicates: nearly identical images stay in the same split.
 
     Returns:
         "train", and "val" unless only one image has an object; and a summary in a sentence.
-
-    Raises:
-        DataError: there is no dataset, or it cannot be read or written.
     """
     data, val = data.absolute(), val and val.absolute()
     format, splits = _read(data, images, Conversion(masks, skip_bad, folder))
@@ -137,7 +136,7 @@ def find_sets(
     elif "val" in splits:
         summary = f"read as {format}, divided already into train and val"
     else:
-        splits, counts = _split(splits["train"], data)
+        splits, counts = _split(splits["train"], data, group_duplicates)
         summary = f"read as {format}; " + (
             f"{counts['val']} of {sum(counts.values())} images, chosen by a hash of their names, "
             "are used for evaluation and not for training"
@@ -172,9 +171,6 @@ def convert(
     """Convert a file or folder of another format to COCO json; return the files and findings.
 
     A dataset that is already split becomes two: `<name>_train.json` and `<name>_val.json`.
-
-    Raises:
-        DataError: there is nothing to convert, or it cannot be read or written.
     """
     try:
         _, datasets = read_folder(data.absolute(), Conversion(masks, skip_bad))
@@ -194,12 +190,7 @@ def convert(
 def read_folder(
     data: Path, conversion: Conversion | None = None, images: Path | None = None
 ) -> tuple[str, dict[str, LabeledDataset]]:
-    """Read a dataset of any format but COCO.
-
-    Args:
-        data: a folder, or a label file.
-        conversion: the options.
-        images: the image folder of label files; None: searched for.
+    """Read a folder or label file of any format but COCO.
 
     Returns:
         The name of the format; and "train", and "val" if the dataset is split already.
@@ -278,12 +269,18 @@ def _with_sizes(content: dict[str, Any], folder: Path) -> dict[str, Any]:
     return {**content, "findings": findings.to_json()}
 
 
-def _split(train: _Split, data: Path) -> tuple[dict[str, _Split], dict[str, int]]:
+def _split(
+    train: _Split, data: Path, group_duplicates: bool
+) -> tuple[dict[str, _Split], dict[str, int]]:
     """Return the splits of a dataset, and their numbers of images."""
-    within = (
-        "" if isinstance(train.coco, Path) else Path(os.path.relpath(train.images, data)).as_posix()
-    )
-    contents = split_content(train.content, within)
+    converted = not isinstance(train.coco, Path)
+    within = Path(os.path.relpath(train.images, data)).as_posix() if converted else ""
+    content, groups = train.content, {}
+    if group_duplicates:
+        names = [row["file_name"] for row in content["images"]]
+        firsts = duplicate_groups([train.images / name for name in names])
+        groups = {name: names[first] for name, first in zip(names, firsts, strict=True)}
+    contents = split_content(content, within, groups)
     counts = {name: len(content["images"]) for name, content in contents.items()}
     if len(contents) == 1:
         return {"train": train}, counts
@@ -309,19 +306,14 @@ def _match_categories(splits: dict[str, _Split], source: Path) -> dict[str, _Spl
     text = "They are matched by name. A category that is only in val is not trained."
     findings = [Finding("categories of train and val differ", text, len(extra), "new category",
                         ", ".join(extra))]  # fmt: skip
+    known = {row["name"]: row for one in reversed(rows.values()) for row in one}
+    categories = [{**known[name], "id": number} for name, number in ids.items()]
     result = {}
     for name, split in splits.items():
-        content = split.content
-        found = Findings([*Findings.from_json(content.get("findings")), *findings])
-        new = {row["id"]: ids[row["name"]] for row in rows[name]}
-        known = {row["name"]: row for one in rows.values() for row in reversed(one)}
-        result[name] = replace(split, coco={
-            **content,
-            "categories": [{**known[key], "id": number} for key, number in ids.items()],
-            "annotations": [
-                {**row, "category_id": new.get(row.get("category_id"), row.get("category_id"))}
-                for row in content["annotations"]
-            ],
-            "findings": found.to_json(),
-        })  # fmt: skip
+        content, new = split.content, {row["id"]: ids[row["name"]] for row in rows[name]}
+        for row in content["annotations"]:
+            row["category_id"] = new.get(row.get("category_id"), row.get("category_id"))
+        found = Findings([*Findings.from_json(content.get("findings")), *findings]).to_json()
+        content |= {"categories": categories, "findings": found}
+        result[name] = replace(split, coco=content)
     return result

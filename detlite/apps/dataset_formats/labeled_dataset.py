@@ -116,10 +116,8 @@ def to_coco(dataset: LabeledDataset) -> dict[str, Any]:
     """Convert a dataset to the content of a COCO file; equal datasets give equal contents.
 
     Ids start at 1: images are sorted by path, and annotations follow their images. File names are
-    relative to `dataset.image_folder`.
-
-    Raises:
-        DataError: there are no images or objects, or two files label the same image.
+    relative to `dataset.image_folder`. Raises DataError if there are no images or objects, or two
+    files label the same image.
     """
     if not dataset.images:
         raise DataError(f"{dataset.source}: contains no images")

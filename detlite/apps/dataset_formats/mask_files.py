@@ -39,8 +39,8 @@ _CATEGORY = "object"
 _LOSSLESS = {".png", ".tif", ".tiff", ".bmp", ".gif"}
 _IMAGE_FOLDERS = {"images", "image", "imgs", "img", "jpegimages", "pngimages", "photos"}
 _MASK_FOLDERS = {
-    "masks", "mask", "pedmasks", "segmentationobject", "instances", "labels", "label",
-    "segmentations", "gt", "groundtruth", "ground_truth", "annotations",
+    "masks", "mask", "pedmasks", "segmentationobject", "segmentationclass", "instances", "labels",
+    "label", "segmentations", "gt", "groundtruth", "ground_truth", "annotations",
 }  # fmt: skip
 _TAIL = re.compile(r"[_-](cp[_-])?(masks?|labels?|segm?|segmentation|instances?|inst|gt)$", re.I)
 _MAX_CLASSES = 20  # values that recur in several images are classes rather than objects
@@ -76,11 +76,7 @@ def is_mask_folder(tree: FileTree) -> bool:
 
 
 def read_mask_folder(tree: FileTree, conversion: Conversion) -> LabeledDataset:
-    """Read all images and their masks. Images may lack a mask.
-
-    Raises:
-        DataError: label images have several meanings, and `conversion.masks` does not choose one.
-    """
+    """Read all images and their masks. Images may lack a mask."""
     masks: dict[Path, list[_MaskFile]] = {}
     for one in _mask_files(tree):
         if isinstance(one, _MaskFile):
@@ -138,6 +134,12 @@ def _mask_place(file: Path, tree: FileTree) -> tuple[Path, tuple[str, ...]] | No
     return tree.image_root.joinpath(*parts[: places[-1]]), parts[places[-1] + 1 :]
 
 
+def _objects_of(file: Path) -> Path | None:
+    """Return the mask of the objects whose classes a file in VOC's SegmentationClass has."""
+    objects = file.parent.parent / "SegmentationObject" / file.name
+    return objects if file.parent.name == "SegmentationClass" and objects.is_file() else None
+
+
 @lru_cache(maxsize=1)
 def _mask_files(tree: FileTree) -> list[_MaskFile | Path]:
     """Return the masks of images, and as paths those that belong to none."""
@@ -145,7 +147,8 @@ def _mask_files(tree: FileTree) -> list[_MaskFile | Path]:
     places = {}
     for file in tree.images:
         if place := _mask_place(file, tree):
-            places[file] = place
+            if _objects_of(file) is None:
+                places[file] = place
             continue
         parts = file.relative_to(tree.image_root).with_suffix("").parts
         at = [k for k, part in enumerate(parts[:-1]) if part.lower() in _IMAGE_FOLDERS]
@@ -240,6 +243,8 @@ def read_mask(file: Path, size: tuple[int, int]) -> Mask:
         if isinstance(error, DataError):
             raise
         raise DataError(f"{file}: the mask is damaged or truncated ({error})") from error
+    if pixels.ndim == 3 and (pixels == pixels[:, :, :1]).all():
+        pixels = pixels[:, :, 0]  # gray
     values = pixels @ (1, 1 << 8, 1 << 16) if pixels.ndim == 3 else pixels
     if values.shape != size:
         raise DataError(

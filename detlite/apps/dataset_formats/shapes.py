@@ -72,11 +72,7 @@ LabelsOf = Callable[[Path, FileTree, Conversion], Iterator[ImageLabels]]
 def read_shapes(
     labels_of: LabelsOf, suffix: str, tree: FileTree, conversion: Conversion
 ) -> LabeledDataset:
-    """Read all files with a suffix by the function of their format.
-
-    Raises:
-        DataError: there are no images.
-    """
+    """Read all files with a suffix by the function of their format."""
     images = []
     for file in tree.with_suffix(suffix):
         found: list[ImageLabels] = []

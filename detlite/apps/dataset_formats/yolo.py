@@ -43,16 +43,13 @@ def is_yolo(tree: FileTree, named: bool = True) -> bool:
 
 
 def read_yolo(tree: FileTree, conversion: Conversion) -> LabeledDataset:
-    """Read all images, or those that data.yaml or obj.data lists. Some may have no text file.
-
-    Raises:
-        DataError: a file is invalid.
-    """
+    """Read all images, or those that data.yaml or obj.data lists. Some may have no text file."""
     file, content = next(_sources(tree))
     if "names" not in content:
-        numbers = {int(float(line.split()[0])) for line in _all_lines(tree) if line.strip()}
-        count = content.get("nc", max(numbers, default=0) + 1)
-        content["names"] = [str(number) for number in range(int(count))]
+        lines = filter(_LABEL_LINE.match, _all_lines(tree))
+        numbers = [int(float(line.split()[0])) for line in lines]
+        count = content["nc"] if type(content.get("nc")) is int else max(numbers, default=0) + 1
+        content["names"] = [str(number) for number in range(count)]
         text = "Add `names` to data.yaml, or a classes.txt with a name per line."
         conversion.findings.add("categories without names are numbered", text, str(file), "file")
     names = _category_names(content, file)

@@ -104,3 +104,17 @@ def test_unwritable_file(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(DataError, match="cannot be written"):
         write_coco({}, tmp_path / "file" / "a.json")
+
+
+def test_groups_of_images_are_not_split():
+    names = [f"{number}.png" for number in range(40)]
+    content = {
+        "images": [{"id": n, "file_name": name} for n, name in enumerate(names)],
+        "annotations": [{"image_id": n} for n in range(40)],
+    }
+    groups = {name: names[n // 4 * 4] for n, name in enumerate(names)}
+    parts = split_content(content, groups=groups)
+    ids = [{row["id"] // 4 for row in parts[split]["images"]} for split in ("train", "val")]
+    assert not ids[0] & ids[1]
+    assert sorted(ids[0] | ids[1]) == list(range(10))
+    assert split_content(content, groups=dict.fromkeys(names, "0.png")).keys() == {"train"}

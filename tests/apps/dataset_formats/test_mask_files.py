@@ -160,6 +160,7 @@ def filled():
         ),
         (semantic() // 2 * 255 + (semantic() == 1) * np.uint8(255), "several separate pieces"),
         (smoothed(), "gray edges"),
+        (np.repeat(smoothed()[:, :, None], 3, axis=2), "gray edges"),
         (filled(), "have a background that is not 0"),
         (filled() + 1, "have a background that is not 0"),
     ],
@@ -275,7 +276,12 @@ def test_categories_of_cvat_masks(tmp_path, image, text):
     text(
         tmp_path / "labelmap.txt", "# label:color_rgb:parts:actions\ncat:128,0,0::\ndog:0,128,0::\n"
     )
-    assert [obj.category for obj in read(tmp_path).images[0].objects] == ["cat", "dog", "cat"]
+    (labeled,) = read(tmp_path).images
+    assert [obj.category for obj in labeled.objects] == ["cat", "dog", "cat"]
+    (tmp_path / "SegmentationObject/a.png").unlink()
+    _, sets = read_folder(tmp_path, Conversion("semantic"))
+    (labeled,) = sets["train"].images
+    assert [obj.category for obj in labeled.objects] == ["cat", "dog", "cat"]
 
 
 def test_bad_masks_are_skipped(tmp_path, image):
