@@ -9,7 +9,7 @@ from typing import Any
 from detlite.data import cache
 from detlite.data.errors import DataError
 from detlite.data.image_folders import ImageArchive
-from detlite.data.remote.file_cache import remote_file_cache
+from detlite.data.remote.file_cache import file_cache
 from detlite.data.remote.filesystem import read
 from detlite.data.remote.locations import Location, RemotePath, location_id
 
@@ -35,7 +35,7 @@ class Shard:
             with self.file.open("rb") as stream:
                 stream.seek(start)
                 return stream.read(stop - start)
-        files = remote_file_cache(cache_bytes)
+        files = file_cache("remote", cache_bytes)
         url, stop = self.file.url, min(stop, self.size)
         if files is None:
             return read(url, start, stop)
@@ -52,7 +52,7 @@ class Shard:
 
     def forget(self, start: int, stop: int, cache_bytes: int) -> bool:
         """Delete cached chunks of a range of bytes, see `StoredImage.forget`."""
-        files = remote_file_cache(cache_bytes) if isinstance(self.file, RemotePath) else None
+        files = file_cache("remote", cache_bytes) if isinstance(self.file, RemotePath) else None
         if files is None:
             return False
         numbers = range(start // CHUNK, -(-stop // CHUNK))

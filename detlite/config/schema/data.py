@@ -6,6 +6,7 @@ from detlite.config.checks import (
     each,
     fraction,
     in_range,
+    name_pairs,
     not_negative,
     one_of,
     positive,
@@ -102,13 +103,20 @@ _DATASETS = section(
         "train on and measure annotations with iscrowd 1 like other objects; CVAT writes it for "
         "every mask drawn by brush",
     ),
+    Key(
+        "KEYPOINT_FLIP_PAIRS",
+        [],
+        "pairs [left, right] of keypoint names that mirroring exchanges; empty: names that differ "
+        "in left and right, L and R, or l and r",
+        name_pairs,
+    ),
     Key("BACKGROUND_IMAGES", False, "also train on images without annotations"),
     Key("CHECK_IMAGES", True, "check all image files when a set is first opened, not when reading"),
     Key(
         "CACHE_GB",
         20.0,
-        "size limit in GiB of the cache of images from URLs (folder: DETLITE_CACHE), which keeps "
-        "the most recently used ones; 0: no cache",
+        "size limit in GiB of the caches (folder: DETLITE_CACHE) of images from URLs and of large "
+        "images at a reduced size, each of which keeps the most recently used ones; 0: no cache",
         not_negative,
     ),
     Key("MAX_PIXELS", 178_956_970, "larger images are invalid; the default is Pillow's", positive),

@@ -1,18 +1,22 @@
 """Read images as uint8 tensors with the channels that a model takes, within limits."""
 
+import struct
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import avg_pool2d
 from yacs.config import CfgNode
 
 from detlite.conventions import convention_of
+from detlite.data.cache import key as cache_key
 from detlite.data.errors import DataError, RemoteError
+from detlite.data.remote.file_cache import FileCache
 
 from .image_readers import DECODE_ERRORS, ImageBytes, ImageSource, OpenImage, Pixels, open_image
 
@@ -107,6 +111,42 @@ def read_image(
         if isinstance(source, (str, Path)) or not source.forget():
             raise
     return _read(source, size, options, page, min_size)
+
+
+def read_reduced(
+    source: ImageSource, size: Size, options: ImageOptions, least: Size, cache: FileCache | None
+) -> Tensor:
+    """Read an image at a reduced size of at least `least`, if that is less than half of its size.
+
+    The reduced pixels of a local file are cached on the disk, by its path, size and time.
+    """
+    factor = min(size[0] // least[0], size[1] // least[1])
+    if factor < 2:
+        return read_image(source, size, options)
+
+    def reduced() -> Tensor:
+        image = read_image(source, size, options, min_size=least)
+        left = min(image.shape[1] // least[0], image.shape[2] // least[1])
+        if left < 2:
+            return image
+        return avg_pool2d(image.float(), left, ceil_mode=True).round().to(torch.uint8)
+
+    if cache is None or not isinstance(source, Path) or not source.is_file():
+        return reduced()
+    status = source.stat()
+    stamp = source.absolute(), status.st_size, status.st_mtime_ns
+    key = cache_key(*stamp, *astuple(options), *size, *least)
+    return _unpack(cache.read(key, lambda: _pack(reduced())))
+
+
+def _pack(image: Tensor) -> bytes:
+    return struct.pack("<3I", *image.shape) + image.numpy().tobytes()
+
+
+def _unpack(data: bytes) -> Tensor:
+    shape = struct.unpack_from("<3I", data)
+    pixels = np.frombuffer(data, np.uint8, offset=struct.calcsize("<3I"))
+    return torch.from_numpy(pixels.reshape(shape).copy())
 
 
 def image_size(path: Path, upright: bool = True) -> Size:

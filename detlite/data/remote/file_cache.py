@@ -25,10 +25,10 @@ _logger = logging.getLogger(__name__)
 _warned: set[Path] = set()
 
 
-def remote_file_cache(limit: int) -> FileCache | None:
-    """Return this user's cache of remote files; None if caching is off."""
+def file_cache(name: str, limit: int) -> FileCache | None:
+    """Return this user's cache of a name; None if caching is off."""
     folder = cache.folder()
-    return FileCache(folder / "remote", limit) if folder is not None and limit > 0 else None
+    return FileCache(folder / name, limit) if folder is not None and limit > 0 else None
 
 
 class FileCache:
@@ -84,7 +84,7 @@ class FileCache:
             if self._folder not in _warned:
                 _warned.add(self._folder)
                 _logger.warning(
-                    "%s: remote files are not cached but read each time: %s", self._folder, error
+                    "%s: files are not cached but read each time: %s", self._folder, error
                 )
 
     def _add_size(self, added: int) -> None:

@@ -14,7 +14,7 @@ from detlite.data import cache
 from detlite.data.errors import DataError
 
 from .download import without_secrets
-from .file_cache import FileCache, remote_file_cache
+from .file_cache import FileCache, file_cache
 from .filesystem import FileVersion, copy_file, file_version, read
 
 GIGABYTE = 1 << 30
@@ -72,7 +72,7 @@ class RemotePath:
     def _cache(self) -> FileCache | None:
         container = self.url.split("::")[-1]
         local = "://" not in container or container.startswith(("file://", "local://"))
-        return None if local else remote_file_cache(self.cache_bytes)
+        return None if local else file_cache("remote", self.cache_bytes)
 
 
 Location = Path | RemotePath

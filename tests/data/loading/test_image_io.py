@@ -12,7 +12,8 @@ from PIL import Image
 
 from detlite.data.errors import DataError, TooLargeError
 from detlite.data.loading.image_checks import image_problem
-from detlite.data.loading.image_io import ImageOptions, image_size, read_image
+from detlite.data.loading.image_io import ImageOptions, image_size, read_image, read_reduced
+from detlite.data.remote.file_cache import FileCache
 
 RNG = np.random.default_rng(0)
 RGB = RNG.integers(0, 256, (12, 20, 3), dtype=np.uint8)
@@ -292,3 +293,27 @@ def test_unsupported_format(tmp_path):
     (tmp_path / "a.dds").write_bytes(b"DDS " + header.ljust(124, b"\0"))
     with pytest.raises(DataError, match=r"a\.dds: the image is damaged or truncated"):
         read_image(tmp_path / "a.dds")
+
+
+@pytest.mark.parametrize("suffix", ["jpg", "png"])
+def test_large_images_are_reduced_once(tmp_path, suffix, monkeypatch):
+    y, x = np.mgrid[:640, :480]
+    file = save(tmp_path, Image.fromarray(((x + y) // 5).astype(np.uint8)), f"a.{suffix}")
+    cache = FileCache(tmp_path / "cache", 10_000_000)
+    full = read_image(file).float()
+
+    def reduced(least, size=(640, 480)):
+        return read_reduced(file, size, ImageOptions(), least, cache)
+
+    small = reduced((75, 50))
+    assert small.shape == (3, 80, 60)
+    mean = full.unflatten(2, (60, 8)).unflatten(1, (80, 8)).mean((2, 4))
+    assert (small - mean).abs().max() < 3
+    assert torch.equal(reduced((400, 300)), full.to(torch.uint8))
+    with monkeypatch.context() as patch:
+        patch.setattr("detlite.data.loading.image_io.read_image", None)
+        assert torch.equal(reduced((75, 50)), small)
+    Image.fromarray(np.zeros((640, 480), np.uint8)).save(file)
+    assert reduced((75, 50)).max() == 0
+    with pytest.raises(DataError, match="is 480x640"):
+        reduced((75, 50), (600, 480))
