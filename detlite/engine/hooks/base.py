@@ -79,5 +79,10 @@ class Hook:
 
 # Builders take the config. Registered classes are builders if their __init__ takes it.
 HOOKS: Registry[Callable[[CfgNode], Hook]] = Registry(
-    "hook", on_demand={"RunDrawings": "detlite.apps.drawing.run_drawings"}
+    "hook",
+    on_demand={
+        "RunDrawings": "detlite.apps.drawing.run_drawings",
+        "WandB": "detlite.apps.hooks.wandb",
+        "MLflow": "detlite.apps.hooks.mlflow",
+    },
 )

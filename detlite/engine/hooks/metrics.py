@@ -148,14 +148,7 @@ class MetricsWriter(Hook):
         logger.info(_log_line(self.trainer.iteration, metrics))
 
     def after_evaluation(self, metrics: dict[str, dict[str, Any]]) -> None:
-        scalars = {
-            f"{name}/{kind}/{metric}": value
-            for name, kinds in metrics.items()
-            for kind, values in kinds.items()
-            for metric, value in values.items()
-            if isinstance(value, float)
-        }
-        self._write({"evaluation": metrics}, scalars)
+        self._write({"evaluation": metrics}, flatten_metrics(metrics))
 
     def after_train(self) -> None:
         if is_main():
@@ -171,6 +164,17 @@ class MetricsWriter(Hook):
         for name, value in scalars.items():
             self._events.add_scalar(name, value, iteration)
         self._events.flush()
+
+
+def flatten_metrics(metrics: dict[str, dict[str, Any]]) -> dict[str, float]:
+    """Return the numbers of an evaluation by "<dataset>/<kind>/<name>"."""
+    return {
+        f"{name}/{kind}/{metric}": value
+        for name, kinds in metrics.items()
+        for kind, values in kinds.items()
+        for metric, value in values.items()
+        if isinstance(value, float)
+    }
 
 
 def _log_line(iteration: int, metrics: dict[str, float]) -> str:

@@ -1,0 +1,1 @@
+"""Hooks that report training runs to experiment trackers."""
