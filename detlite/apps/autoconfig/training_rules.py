@@ -19,6 +19,7 @@ _MIN_STEPS = {True: 200, False: 400}
 _MIN_STEPS_BATCH = 4
 # LVIS repeats categories in fewer than 0.001 of its 57,000 images (Gupta et al., 2019). On 135
 # images, half of them (67) gained most (docs/recipes.md).
+_LOADING_FRACTION = 0.1  # of a step, above which a process loads images
 _COMMON_IMAGES, _COMMON_FRACTION = 60, 0.5
 
 
@@ -169,9 +170,15 @@ def rare_categories(facts: DatasetFacts, values: Values) -> Iterator[Choice]:
         )
 
 
-def workers(facts: DatasetFacts, _: Values) -> Iterator[Choice]:
+def workers(facts: DatasetFacts, values: Values) -> Iterator[Choice]:
     machine = facts.machine
+    loading = facts.train.decoding * values["SOLVER.IMS_PER_BATCH"]
     decoding = f"reading an image takes {1000 * facts.train.decoding:.0f} ms"
+    step = facts.step_seconds or math.inf
+    if not machine.gpu and machine.cores > 1 and loading > _LOADING_FRACTION * step:
+        reason = f"{decoding}, {loading / step:.0%} of a step for its batch"
+        yield Choice("DATALOADER.NUM_WORKERS", 1, reason)
+        return
     if not machine.gpu:
         cores = "the only core" if machine.cores == 1 else f"all {machine.cores} cores"
         yield Choice("DATALOADER.NUM_WORKERS", 0, f"the model uses {cores}, and {decoding}")

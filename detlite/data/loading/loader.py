@@ -97,7 +97,8 @@ class TransformedDataset(Dataset[Any]):
         if self._tiles is None:
             return self._dataset.load(index, self._transform.largest_size)
         tile = int(torch.randint(1 << 30, ())) if tile is None else tile
-        return self._tiles.cut(*self._dataset[index], tile)
+        image, target = self._dataset[index]
+        return self._tiles.cut(image, target, tile)
 
     def _mosaic_of(self, index: int, repeat: int) -> tuple[Tensor, Target]:
         others = [self._load(self._another(index)) for _ in range(3)]

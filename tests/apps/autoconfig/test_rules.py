@@ -178,9 +178,12 @@ def test_numbers_of_boxes_follow_from_crowded_images(cpu):
     assert few["MODEL.RPN.FPN_POST_NMS_TOP_N_TEST"] == 300
     assert many["MODEL.RPN.FPN_POST_NMS_TOP_N_TEST"] == 1000
     assert few["MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE"] == 64
-    assert many["MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE"] == 512
+    assert many["MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE"] == 1024
     assert few["MODEL.ROI_HEADS.DETECTIONS_PER_IMG"] == 100
-    assert many["MODEL.ROI_HEADS.DETECTIONS_PER_IMG"] == 250
+    assert many["MODEL.ROI_HEADS.DETECTIONS_PER_IMG"] == 200
+    full = values_for(statistics(images=50), cpu, statistics(images=2, per_image=698))
+    assert full["MODEL.ROI_HEADS.DETECTIONS_PER_IMG"] == 900
+    assert full["MODEL.RPN.FPN_POST_NMS_TOP_N_TEST"] == 1800
     facts = DatasetFacts(statistics(per_image=150), None, cpu, small=True)
     small = {one.key: one.value for one in choose(facts)}
     for split in ("TRAIN", "TEST"):  # 300 would miss objects (docs/recipes.md)
@@ -320,3 +323,11 @@ def test_chosen_configs_load(cpu, gpu, tmp_path):
             heads, solver = cfg.MODEL.ROI_BOX_HEAD, cfg.SOLVER
             assert values["MODEL.ROI_BOX_HEAD.NUM_CLASSES"] == heads.NUM_CLASSES
             assert values["SOLVER.MAX_ITER"] == solver.MAX_ITER
+
+
+def test_a_process_loads_images_that_take_long(cpu):
+    slow = dataclasses.replace(statistics(), decoding=0.2)
+    for seconds, count in ((None, 0), (1.0, 1), (60.0, 0)):
+        facts = DatasetFacts(slow, None, cpu, step_seconds=seconds)
+        chosen = {one.key: one.value for one in choose(facts)}
+        assert chosen["DATALOADER.NUM_WORKERS"] == count
