@@ -67,10 +67,12 @@ def run(args: argparse.Namespace) -> int:
     from dataclasses import replace
 
     from detlite.apps.batch_predict.predict_images import load_predictor
+    from detlite.apps.export.optional_packages import import_optional
     from detlite.apps.serve.limits import Limits
-    from detlite.apps.serve.server import check_packages, listen, serve
+    from detlite.apps.serve.server import listen, serve
 
-    check_packages()
+    for package in ("uvicorn", "starlette", "prometheus_client", "python_multipart"):
+        import_optional(package, "serve")
     limits = Limits(
         args.max_bytes, args.max_pixels, args.timeout, args.max_requests, args.batch_size,
         args.threshold,

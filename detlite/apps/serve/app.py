@@ -139,11 +139,7 @@ class Service:
         """Reserve memory for an image. Raises a Refusal if other images take too much."""
         pixels = _pixels_in_header(body, self.limits)
         if self.pixels and self.pixels + pixels > self.limits.total_pixels:
-            raise Refusal(
-                503,
-                f"images with {self.pixels} pixels are waiting or running already",
-                "send it again after the number of seconds in the header Retry-After",
-            )
+            raise Refusal(503, f"images with {self.pixels} pixels are waiting or running already")
         self.pixels += pixels
         self._max_pixels = max(self._max_pixels, self.pixels)
         try:
@@ -164,18 +160,11 @@ class Service:
             remaining = deadline - time.perf_counter()
             content, count = await asyncio.wait_for(self.batcher.predict(body, convert), remaining)
         except asyncio.TimeoutError:
-            raise Refusal(
-                504,
-                f"there was no result within {self.limits.seconds:g} seconds",
-                "send it again when fewer requests wait (see /metrics), or raise --timeout of the "
-                "server",
-            ) from None
+            problem = f"there was no result within {self.limits.seconds:g} seconds"
+            raise Refusal(504, problem) from None
         except TooLargeError:
-            raise Refusal(
-                413,
-                f"the image has more than {self.limits.pixels} pixels",
-                "send a smaller image, or raise --max-pixels of the server",
-            ) from None
+            problem = f"the image has more than {self.limits.pixels} pixels"
+            raise Refusal(413, problem) from None
         except DataError as error:
             raise Refusal(
                 422,
@@ -184,9 +173,7 @@ class Service:
             ) from None
         except Exception:
             logger.exception("a batch failed")
-            raise Refusal(
-                500, "the model failed", "see the log of the server, and send the image again"
-            ) from None
+            raise Refusal(500, "the model failed") from None
         self.metrics.detections.inc(count)
         return content
 
@@ -234,6 +221,5 @@ async def _refusal_response(request: Request, error: Any) -> Response:
 
 async def _http_error_response(request: Request, error: Any) -> Response:
     problem = f"{request.method} {request.url.path}: {error.detail}"
-    remedy = "POST an image to /predict, or GET /, /model, /health or /metrics"
-    content = Refusal(error.status_code, problem, remedy).content()
+    content = Refusal(error.status_code, problem).content()
     return JSONResponse(content, error.status_code, error.headers)

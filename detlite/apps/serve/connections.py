@@ -1,6 +1,7 @@
 """Limits of connections: their number, and the time until a request and for reading a response."""
 
 import asyncio
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -26,7 +27,9 @@ class LimitedConnection(H11Protocol):
         self._opened = self.loop.time()
         self._timer = self.loop.call_later(self.seconds, self._end_if_stuck, None)
         if len(self.connections) > self.limit:
-            alive = (one for one in self.connections if not one.transport.is_closing())
+            alive: Iterator[Any] = (
+                one for one in self.connections if not one.transport.is_closing()
+            )
             min(alive, key=lambda one: (one._is_busy, one._opened)).transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -95,11 +95,7 @@ def check_header(request: Request, limits: Limits, in_progress: int) -> Refusal 
     except Refusal as refusal:
         return refusal
     if in_progress >= limits.requests:
-        return Refusal(
-            503,
-            f"{in_progress} requests are waiting or running already",
-            "send it again after the number of seconds in the header Retry-After",
-        )
+        return Refusal(503, f"{in_progress} requests are waiting or running already")
     return None
 
 
@@ -148,11 +144,8 @@ async def read_body(request: Request, limits: Limits, keep: bool, deadline: floa
     try:
         await asyncio.wait_for(read(), deadline - time.perf_counter())
     except asyncio.TimeoutError:
-        raise Refusal(
-            408,
-            f"the body did not arrive within {limits.seconds:g} seconds",
-            "send a smaller image, or use a faster connection",
-        ) from None
+        problem = f"the body did not arrive within {limits.seconds:g} seconds"
+        raise Refusal(408, problem) from None
     if keep and length > limits.bytes:
         raise _too_many_bytes(limits)
     return bytes(body)
@@ -189,8 +182,4 @@ async def extract_file(request: Request, body: bytes, limits: Limits) -> bytes:
 
 
 def _too_many_bytes(limits: Limits) -> Refusal:
-    return Refusal(
-        413,
-        f"the file has more than {limits.bytes} bytes",
-        "send a smaller or more compressed image, or raise --max-bytes of the server",
-    )
+    return Refusal(413, f"the file has more than {limits.bytes} bytes")

@@ -7,6 +7,16 @@ from detlite.evaluation.results import coco_results
 from detlite.inference.images import LoadedImage
 from detlite.inference.predictor import Prediction
 
+# What the client can do, by HTTP status.
+_REMEDIES = {
+    404: "POST an image to /predict, or GET /, /model, /health or /metrics",
+    408: "send a smaller image, or use a faster connection",
+    413: "send a smaller image, or raise --max-bytes or --max-pixels of the server",
+    500: "see the log of the server, and send the image again",
+    503: "send it again after the number of seconds in the header Retry-After",
+    504: "send it again when fewer requests wait (see /metrics), or raise --timeout of the server",
+}
+
 
 class Refusal(Exception):
     """A request that cannot be answered with detections.
@@ -17,11 +27,11 @@ class Refusal(Exception):
         remedy: what the client can do.
     """
 
-    def __init__(self, status: int, problem: str, remedy: str) -> None:
+    def __init__(self, status: int, problem: str, remedy: str = "") -> None:
         super().__init__(problem)
         self.status = status
         self.problem = problem
-        self.remedy = remedy
+        self.remedy = remedy or _REMEDIES.get(status, _REMEDIES[404])
 
     def content(self) -> dict[str, Any]:
         """Return the JSON content of the response."""

@@ -1,6 +1,5 @@
 """Run the HTTP service until a signal ends it."""
 
-import importlib
 import logging
 import math
 import resource
@@ -18,17 +17,6 @@ from .limits import Limits
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _IDLE_SECONDS = 15.0  # see `LimitedConnection.seconds`
 _LOG_INTERVAL = 1.0  # seconds
-
-
-def check_packages() -> None:
-    """Raise a ConfigError if a package of the extra `serve` is missing."""
-    for package in ("uvicorn", "starlette", "prometheus_client", "python_multipart"):
-        try:
-            importlib.import_module(package)
-        except ImportError as error:
-            raise ConfigError(
-                f"detlite serve needs the package {error.name}: pip install 'detlite[serve]'"
-            ) from error
 
 
 def listen(host: str, port: int) -> socket.socket:
