@@ -79,7 +79,8 @@ def build_backbone(cfg: CfgNode) -> Backbone:
     backbone = BACKBONES.get(builder, "MODEL.BACKBONE.CONV_BODY")(cfg)
     if channels != 3:
         set_input_channels(backbone.body, channels)
-        backbone.in_channels = backbone.body.in_channels = channels
+        backbone.in_channels = channels
+        backbone.body.in_channels = channels  # type: ignore[assignment]
     replace_crashing_convs(backbone)
     return backbone
 
