@@ -1,7 +1,8 @@
 """Build detlite._C, the compiled operators. The metadata of the package is in pyproject.toml.
 
 Environment variables:
-    DETLITE_KERNELS: 0 builds a pure-Python package, which needs no compiler.
+    DETLITE_KERNELS: 0 builds a pure-Python package, which needs no compiler; 1 makes a missing
+        compiler an error. If it is not set, the package is pure if there is no compiler.
     DETLITE_CUDA: 1 compiles the operators for GPUs too, 0 only for the CPU. If it is not set, the
         toolkit's variable decides: CUDA_HOME (a folder with bin/nvcc), or ROCM_HOME or ROCM_PATH
         for a torch built for ROCm. A GPU is not required.
@@ -30,6 +31,14 @@ from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).resolve().parent
 WINDOWS = sys.platform == "win32"
+# MSVC itself lacks the vector types of GCC and Clang, in which the CPU operators are written.
+COMPILER = os.environ.get("CXX") or ("clang-cl" if WINDOWS else "c++")
+NO_COMPILER = (
+    f"there is no C++ compiler {COMPILER!r}. Install "
+    f"{'LLVM and the Visual Studio build tools' if WINDOWS else 'GCC or Clang'}, or set CXX to "
+    "another compiler, and install detlite again. Without compiled operators it uses slower ones "
+    "of torch and torchvision."
+)
 # Machine code from Turing to Hopper. Later generations compile the PTX when they first load it.
 CUDA_ARCHITECTURES = "7.5;8.0;9.0+PTX"
 # CDNA 2 and 3, RDNA 2 and 3. The default of torch is the GPUs of the building machine.
@@ -52,8 +61,12 @@ HIPCC_FLAGS = ["-O3", "-std=c++17", "-fvisibility=hidden", "-ffp-contract=off", 
 
 
 def with_kernels() -> bool:
-    """Return False if DETLITE_KERNELS=0 asks for a pure-Python package."""
-    return flag("DETLITE_KERNELS") is not False
+    """Return False for a pure-Python package, by DETLITE_KERNELS or for lack of a compiler."""
+    requested = flag("DETLITE_KERNELS")
+    if requested is None and find_compiler() is None:
+        print(f"detlite is built without compiled operators: {NO_COMPILER}", file=sys.stderr)
+        return False
+    return requested is not False
 
 
 def flag(name: str) -> bool | None:
@@ -69,19 +82,9 @@ def sources(*folders: str) -> list[str]:
     return sorted(str(path.relative_to(ROOT)) for path in files)
 
 
-def find_compiler() -> str:
-    """Return the path of the C++ compiler."""
-    # MSVC itself lacks the vector types of GCC and Clang, in which the CPU operators are written.
-    compiler = os.environ.get("CXX") or ("clang-cl" if WINDOWS else "c++")
-    path = shutil.which(shlex.split(compiler, posix=not WINDOWS)[0])
-    if path is None:
-        package = "LLVM and the Visual Studio build tools" if WINDOWS else "GCC or Clang"
-        raise SystemExit(
-            f"Cannot compile the operators of detlite: no C++ compiler {compiler!r} found. Install "
-            f"{package}, set CXX to another compiler, or set DETLITE_KERNELS=0 to install detlite "
-            "without compiled operators; it then uses slower ones of torch and torchvision."
-        )
-    return path
+def find_compiler() -> str | None:
+    """Return the path of the C++ compiler; None if there is none."""
+    return shutil.which(shlex.split(COMPILER, posix=not WINDOWS)[0])
 
 
 def prepare_gpu(torch: ModuleType) -> bool:
@@ -204,6 +207,8 @@ class BuildKernels(build_ext):
 
     def run(self) -> None:
         compiler = find_compiler()
+        if compiler is None:
+            raise SystemExit(f"Cannot compile the operators of detlite: {NO_COMPILER}")
         oldest = ".".join(map(str, OLDEST_TORCH))
         try:
             import torch
