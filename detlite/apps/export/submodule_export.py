@@ -33,10 +33,12 @@ def recording(
 ) -> Iterator[None]:
     """Call `record` with the name and arguments of every call of a part."""
 
-    def hook(name: str, _: Any, arguments: tuple[Any, ...]) -> None:
+    def before_call(name: str, _: Any, arguments: tuple[Any, ...]) -> None:
         record(name, arguments)  # its result is not returned, which would replace the arguments
 
-    hooks = [part.module.register_forward_pre_hook(partial(hook, part.name)) for part in parts]
+    hooks = [
+        part.module.register_forward_pre_hook(partial(before_call, part.name)) for part in parts
+    ]
     try:
         yield
     finally:
