@@ -37,6 +37,7 @@ _SOURCE = Path("the config for these data")  # in error messages
 _Derived = tuple[CfgNode, list[Choice]]
 # Training batch norm on batches of 4 and 8 images lowered AP (docs/recipes.md).
 _MIN_NORM_IMAGES = 16
+_IMAGENET_STD = 0.226  # of RGB in 0..1
 _MODEL_SECTIONS = ("MODEL.", "INPUT.")  # taken from a checkpoint
 
 
@@ -94,6 +95,13 @@ def config_by_weights(
     log_assumptions(start, checkpoint, opts)
     # All keys, because a converted checkpoint has only those that are not the default.
     values = {key: value for key, value in flatten(start) if key.startswith(_MODEL_SECTIONS)}
+    if facts.train.values is not None:
+        # Keep the scale of inputs that the weights were trained with.
+        scale = _IMAGENET_STD * (255 if values["INPUT.TO_BGR255"] else 1)
+        gain = sum(values["INPUT.PIXEL_STD"]) / len(values["INPUT.PIXEL_STD"]) / scale
+        std = tuple(gain * value for value in facts.train.values.std)
+        train = replace(facts.train, values=replace(facts.train.values, std=std))
+        facts = replace(facts, train=train)
     values = {key: value for key, value in values.items() if not _is_of_data(key, value, facts)}
     values |= overridden(start, opts)
     minutes = values.get("SOLVER.MAX_MINUTES")

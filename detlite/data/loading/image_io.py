@@ -288,10 +288,15 @@ def _upright(array: np.ndarray, orientation: int) -> np.ndarray:
 
 
 def pages_problem(count: int) -> str:
+    problem = (
+        f"the image has {count} pages, but must have one. Save each page as a separate file "
+        "(`detlite predict` reads them all)"
+    )
+    if count == 3:
+        return f"{problem}, or the pages as the channels of one page"
     return (
-        f"the image has {count} pages, but must have one. Save each page as a file of its own "
-        "(`detlite predict` reads them all), or train a model whose channels are the pages, with "
-        f"{count} values in INPUT.PIXEL_MEAN and INPUT.PIXEL_STD"
+        f"{problem}, or train a model whose channels are the pages, with {count} values in "
+        "INPUT.PIXEL_MEAN and INPUT.PIXEL_STD"
     )
 
 

@@ -18,11 +18,13 @@ from detlite.apps.autoconfig import (
     config_by_rules,
     config_by_weights,
 )
+from detlite.apps.autoconfig.image_values import ImageValues
 from detlite.apps.cli import init
 from detlite.config import ConfigError, load_config
 from detlite.conversion.checkpoint.files import Checkpoint, read_checkpoint
 from detlite.conversion.download.weight_catalog import COCO, coco_weights
 from detlite.data import DataError
+from detlite.data.loading.image_io import ImageOptions
 from tests.apps.autoconfig.test_rules import statistics
 from tests.data.servers import FileServer
 
@@ -83,6 +85,24 @@ def test_background_images_count_if_they_are_used(facts):
     opts = "DATASETS.BACKGROUND_IMAGES", True
     assert by_data(facts, *opts).SOLVER.MAX_ITER == 6000
     assert by_data(facts, *opts, "SOLVER.MAX_EPOCHS", 1).SOLVER.WARMUP_ITERS == 50
+
+
+@pytest.mark.parametrize(("bgr255", "std"), [(True, 1.0), (False, 0.226)])
+def test_weights_of_three_channels_are_trained_on_others(facts, checkpoint, bgr255, std):
+    content = yaml.safe_load(checkpoint.config)
+    content["INPUT"] |= {"TO_BGR255": bgr255, "PIXEL_MEAN": [0.5] * 3, "PIXEL_STD": [std] * 3}
+    checkpoint = replace(checkpoint, config=yaml.safe_dump(content))
+    values = ImageValues(ImageOptions(channels=2, bits=12), (0.2, 0.4), (0.1, 0.3), "12 bits")
+    facts = replace(facts, train=replace(facts.train, values=values))
+    inputs = by_weights(facts, checkpoint).INPUT
+    scale = 255 if bgr255 else 1
+    mean, deviation = list(inputs.PIXEL_MEAN), list(inputs.PIXEL_STD)
+    assert mean == pytest.approx([0.2 * scale, 0.4 * scale])
+    # Inputs have the deviation that those of the weights had.
+    gain = std / (0.226 * scale)
+    assert deviation == pytest.approx([0.1 * scale * gain, 0.3 * scale * gain], abs=1e-3)
+    assert inputs.IMAGE_BITS == 12
+    assert by_weights(facts, checkpoint, "INPUT.IMAGE_BITS", 14).INPUT.IMAGE_BITS == 14
 
 
 def test_a_custom_backbone_gets_no_other_weights(facts):
