@@ -12,7 +12,8 @@ import io
 import logging
 import stat
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
@@ -33,6 +34,7 @@ _ORIENTATION = 0x0112  # EXIF tag
 # TIFF tags and values (TIFF 6.0).
 _SUBFILE_TYPE, _BITS, _SAMPLES, _EXTRA = 254, 258, 277, 338
 _NO_PAGE, _ALPHA = 0b101, (1, 2)  # a thumbnail or a mask; opacity
+_MAX_TIFF_VALUES = 1 << 31
 _TIFF_STARTS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 # Formats with independent pages. Further images in a JPEG (MPO) or PSD are previews and layers.
 _PAGED = ("TIFF", "GIF", "WEBP", "PNG")
@@ -157,20 +159,37 @@ class _Tiff(OpenImage):
                 "a TIFF with this number of channels or this type of values needs tifffile: "
                 "pip install 'detlite[tiff]'"
             ) from error
-        self._file = tifffile.TiffFile(file)
-        every: Any = self._file.pages
-        self.pages = [i for i, one in enumerate(every) if not one.subfiletype & _NO_PAGE]
-        self.size = every[self.pages[0]].imagelength, every[self.pages[0]].imagewidth
+        with _damage_as_value_error():
+            self._file = tifffile.TiffFile(file)
+            every: Any = self._file.pages
+            self.pages = [i for i, one in enumerate(every) if not one.subfiletype & _NO_PAGE]
+            self.size = every[self.pages[0]].imagelength, every[self.pages[0]].imagewidth
+            if not all(every[n].imagelength and every[n].imagewidth for n in self.pages):
+                raise ValueError("a page without pixels")
 
     def __exit__(self, *error: object) -> None:
         self._file.close()
 
     def pixels(self, page: int, min_size: tuple[int, int] | None = None) -> Pixels:
         stored: Any = self._file.pages[self.pages[page]]
-        array = stored.asarray()
+        with _damage_as_value_error():
+            if stored.size > _MAX_TIFF_VALUES:
+                raise DataError(f"page {page} has {stored.size} values: at most {_MAX_TIFF_VALUES}")
+            array = stored.asarray()
         if array.ndim == 3 and stored.axes[0] == "S":  # one plane per channel
             array = np.moveaxis(array, 0, -1)
         return Pixels(np.atleast_3d(array), any(int(e) in _ALPHA for e in stored.extrasamples[-1:]))
+
+
+@contextmanager
+def _damage_as_value_error() -> Iterator[None]:
+    """Raise the many errors of tifffile for damaged files as ValueError."""
+    try:
+        yield
+    except DataError:
+        raise
+    except Exception as error:
+        raise ValueError(f"{type(error).__name__}: {error}") from error
 
 
 class _PillowImage(OpenImage):

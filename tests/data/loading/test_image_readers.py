@@ -199,3 +199,17 @@ def test_jpegs_are_read_at_a_reduced_size(tmp_path):
     Image.open(tmp_path / "a.jpg").save(tmp_path / "b.jpg", exif=exif)
     rotated = read_image(tmp_path / "b.jpg", (480, 640), min_size=(110, 150))
     assert rotated.shape == (3, 120, 160)
+
+
+def test_damaged_tiffs_of_tifffile(tmp_path):
+    """No page, and a page with more values than fit in memory."""
+    (tmp_path / "a.tif").write_bytes(b"II*\0\x08\0\0\0" + bytes(20))
+    with pytest.raises(DataError, match=r"a\.tif: the image is damaged or truncated"):
+        read_image(tmp_path / "a.tif")
+    tifffile.imwrite(
+        tmp_path / "b.tif", shape=(60, 80, 5), dtype="uint16", photometric="minisblack"
+    )
+    with tifffile.TiffFile(tmp_path / "b.tif", mode="r+b") as file:
+        file.pages[0].tags["SamplesPerPixel"].overwrite(65535)
+    with pytest.raises(DataError, match=r"b\.tif: "):
+        read_image(tmp_path / "b.tif")
