@@ -101,8 +101,8 @@ def write_summary(
             own = [counts[number, name] for name in names]
             name = image["file_name"].encode(errors="surrogateescape").decode(errors="replace")
             density, fraction = sum(own) * 1e6 / pixels, areas[number] / pixels
-            row = (number, name, image["height"], image["width"], sum(own), density, fraction)
-            writer.writerow((*row, *own))
+            values = (number, name, image["height"], image["width"], sum(own), density, fraction)
+            writer.writerow((*values, *own))
 
 
 def write_label_image(file: Path, prediction: Mapping[str, Any]) -> None:

@@ -18,6 +18,7 @@ SPLITS = {"train": "train", "training": "train", "val": "val", "valid": "val", "
           "test": "test", "testing": "test"}  # fmt: skip
 _LABEL_FOLDERS = {"annotations", "labels", "ann"}
 _NO_PHOTOS = ("SegmentationClass", "SegmentationObject")  # masks with the names of images
+_LABELS = {".json", ".xml", ".txt", ".csv", ".yaml", ".yml"}
 _JUNK = {"__macosx", "thumbs.db", "desktop.ini"}  # of macOS and Windows, next to hidden files
 _UPLOAD_PREFIX = re.compile(r"[0-9a-f]{8}-(?=.)")  # Label Studio puts it in front of file names
 _SAMPLE = 3  # files that decide the format
@@ -83,9 +84,15 @@ class FileTree:
             return Path(direct)
         last = path.rpartition("/")[2]
         own = label_file.stem if one_each else ""
-        for key in (last, _UPLOAD_PREFIX.sub("", last, 1), os.path.splitext(last)[0], own):
+        keys = (last, _UPLOAD_PREFIX.sub("", last, 1), os.path.splitext(last)[0], own)
+        for key in keys:
             if candidates := self._by_name.get(_key(key)) if key else None:
                 return _best(candidates, path, label_file)
+        for file in self.files:
+            if file.suffix.lower() not in _LABELS and _key(file.stem) in map(_key, keys):
+                raise DataError(
+                    f"{file}: is in a format that is not read; convert it to PNG or TIFF"
+                )
         raise DataError(
             f"{label_file}: its image {name!r} is not in {self.image_root}. Name the folder of the "
             "images with --images, or export the labels together with the images"

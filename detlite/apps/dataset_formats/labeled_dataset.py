@@ -54,6 +54,7 @@ class LabeledDataset:
         images: in any order.
         categories: names in the order of their ids; None: the names that occur, sorted.
         keypoints: names of the keypoints in their order; None: the names that occur.
+        flip_idx: index of the keypoint on the other side for each keypoint, if known.
         findings: what is left out or reinterpreted.
     """
 
@@ -61,6 +62,7 @@ class LabeledDataset:
     images: Sequence[LabeledImage]
     categories: Sequence[str] | None = None
     keypoints: Sequence[str] | None = None
+    flip_idx: Sequence[int] | None = None
     findings: Findings = field(default_factory=Findings)
 
     @property
@@ -153,7 +155,9 @@ def to_coco(dataset: LabeledDataset) -> dict[str, Any]:
             annotations.append(row)
     if not annotations:
         raise DataError(f"{dataset.source}: none of {len(images)} images has a labeled object")
-    shared = {"keypoints": list(points), "skeleton": []} if points else {}
+    shared: dict[str, Any] = {"keypoints": list(points), "skeleton": []} if points else {}
+    if points and dataset.flip_idx:
+        shared["flip_idx"] = list(dataset.flip_idx)
     rows = [{"id": number, "name": name, **shared} for name, number in ids.items()]
     content = {"images": images, "annotations": annotations, "categories": rows}
     if len(dataset.findings):

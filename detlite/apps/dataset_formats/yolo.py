@@ -82,7 +82,8 @@ def read_yolo(tree: FileTree, conversion: Conversion) -> LabeledDataset:
     if not any_labels and trained:
         example = f"such as {_label_files(trained[0])[0]} for {trained[0]}"
         raise DataError(f"{file}: none of {len(trained)} images has a text file ({example})")
-    return LabeledDataset(file, images, names, labels.keypoints or None)
+    flip = content.get("flip_idx")
+    return LabeledDataset(file, images, names, labels.keypoints or None, flip)
 
 
 def _sources(tree: FileTree) -> Iterator[tuple[Path, dict[str, Any]]]:
@@ -173,7 +174,11 @@ def _list_images(
                 with conversion.collect():
                     images.append(tree.image(line, path))
     if not images and not conversion.bad:
-        raise DataError(f"{file}: {split} is {short_repr(value)}, which contains no images")
+        kinds = ", ".join(sorted({one.suffix for one in tree.files} - {".txt", ".yaml"})) or "none"
+        raise DataError(
+            f"{file}: {split} is {short_repr(value)}, which contains no images of a format that is "
+            f"read (kinds of files here: {kinds})"
+        )
     return list(dict.fromkeys(images))
 
 

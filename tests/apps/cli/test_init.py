@@ -153,7 +153,7 @@ def test_invalid_data_gives_one_line(make_coco_dataset, tmp_path, capsys):
         (["--data", tmp_path / "none"], "there is no such file or folder"),
         (
             ["--data", file, "--coco", tmp_path / "x.json"],
-            "is not a folder, so there is nothing to convert",
+            "is a COCO file already, so there is nothing to convert",
         ),
         (["--data", file, "--images", tmp_path], "name the folder that their names are relative"),
     ):

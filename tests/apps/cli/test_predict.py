@@ -498,3 +498,26 @@ def test_full_disk(
     assert run(*arguments) == 0
     rows = json.loads((out / "results.json").read_text())
     assert {row["image_id"] for row in rows} == {1, 2}
+
+
+def test_measures_and_label_images(
+    run: Run, tiny_config: Callable[..., CfgNode], photos: Path, tmp_path: Path
+) -> None:
+    weights = write_weights(tiny_config, tmp_path / "masks.pth", "MODEL.MASK_ON", True)
+    options = ("--weights", weights, "--input", photos, "--output", tmp_path / "found")
+    options += ("--format", "measures", "--label-images", "tiff", "--draw", "none")
+    assert run(*options, "--threshold", 0) == 0
+    with (tmp_path / "found/results.csv").open(newline="") as stream:
+        rows = list(csv.DictReader(stream))
+    with (tmp_path / "found/summary.csv").open(newline="") as stream:
+        images = list(csv.DictReader(stream))
+    assert [Path(row["file_name"]).name for row in images] == ["a.png", "b.jpg"]
+    assert sum(int(row["objects"]) for row in images) == len(rows) > 0
+    with Image.open(tmp_path / "found/label_images/0001_a.tif") as image:
+        values = np.asarray(image)
+    assert values.shape == (70, 90)
+    own = [row for row in rows if row["image_id"] == "1"]
+    assert values.max() <= len(own)
+    best = max((row for row in own if int(row["area"])), key=lambda row: float(row["score"]))
+    assert (values == int(best["label"])).sum() == int(best["area"])
+    assert not (tmp_path / "found/drawn").exists()

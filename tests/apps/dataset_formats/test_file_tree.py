@@ -50,6 +50,12 @@ def test_image_next_to_the_label_file_or_with_the_same_folders(tmp_path, image):
         tree.image("b.png", tmp_path / "list.txt")
 
 
+def test_images_that_are_not_read_are_no_missing_images(tmp_path, image, text):
+    text(tmp_path / "a.heic", "")
+    with pytest.raises(DataError, match=r"a\.heic: is in a format that is not read; convert it"):
+        FileTree(tmp_path).image("a.jpg", tmp_path / "a.xml")
+
+
 def test_images_of_a_label_file(tmp_path, image, text):
     file = image(tmp_path / "images/a.png", 4, 4)
     labels = text(tmp_path / "labels/all.json", "{}")

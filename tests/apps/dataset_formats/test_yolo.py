@@ -178,11 +178,13 @@ def test_scores_and_keypoints(yolo, text):
     text(yolo / "labels/train/a.txt", "0 0.5 0.5 0.5 0.25 0.9\n")
     (finding,) = read(yolo)["train"].findings
     assert (finding.what, finding.count) == ("scores behind boxes", 1)
-    text(yolo / "data.yaml", YAML.format(path=".") + "kpt_shape: [2, 3]\nkpt_names: {0: [a, b]}\n")
+    text(yolo / "data.yaml", YAML.format(path=".") + "kpt_shape: [2, 3]\nkpt_names: {0: [a, b]}\n"
+         "flip_idx: [1, 0]\n")  # fmt: skip
     text(yolo / "labels/train/a.txt", "0 0.5 0.5 0.5 0.25 0.5 0.5 2 0 0 0\n")
     content = to_coco(read(yolo)["train"])
     assert content["annotations"][0]["keypoints"] == [30, 20, 2, 0, 0, 0]
     assert content["categories"][0]["keypoints"] == ["a", "b"]
+    assert content["categories"][0]["flip_idx"] == [1, 0]
 
 
 def test_bad_lines_are_counted_and_skipped(yolo, text):
