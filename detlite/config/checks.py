@@ -83,6 +83,13 @@ def strings(value: Any) -> str | None:
     return None if all(isinstance(item, str) for item in value) else "a sequence of strings"
 
 
+def name_pairs(value: Any) -> str | None:
+    """Accept a sequence of pairs of strings."""
+    pairs = all(isinstance(pair, (list, tuple)) and len(pair) == 2 for pair in value)
+    is_valid = pairs and all(isinstance(name, str) for pair in value for name in pair)
+    return None if is_valid else "a list of pairs of names such as [[left_eye, right_eye]]"
+
+
 def convention_fields(value: Any) -> str | None:
     """Accept fields of a convention, such as ("resize=floor",)."""
     if expected := strings(value):

@@ -13,7 +13,7 @@ _MAX_LENGTH = 240  # characters of an example
 
 @dataclass(frozen=True)
 class Finding:
-    """One kind of entries that are not used as they are written.
+    """A kind of entries that are left out or not used literally.
 
     Attributes:
         what: the kind, such as "numbers as text".

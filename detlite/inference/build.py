@@ -10,6 +10,7 @@ from yacs.config import CfgNode
 from detlite.config import ConfigError
 from detlite.modeling.detection_model import DetectionModel
 from detlite.modeling.detector import Detector
+from detlite.structures.keypoints import with_sides
 
 from .detectors import ImageDetector, ResizingDetector, View
 from .optimize import optimize
@@ -27,7 +28,8 @@ def build_detector(
     model, dtype = build_inference(cfg, model)
     view = View(cfg.INPUT.MIN_SIZE_TEST, cfg.INPUT.MAX_SIZE_TEST)
     views, tiling = build_views(cfg), build_tiling(cfg)
-    return wrap_detector(model, view, views, tiling, keypoint_names) or model, dtype
+    names = with_sides(keypoint_names, cfg.DATASETS.KEYPOINT_FLIP_PAIRS)
+    return wrap_detector(model, view, views, tiling, names) or model, dtype
 
 
 def build_inference(cfg: CfgNode, model: DetectionModel) -> tuple[DetectionModel, str]:

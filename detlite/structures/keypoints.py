@@ -43,12 +43,37 @@ def rescale_keypoints(keypoints: Tensor, from_size: Sizes, to_size: Sizes) -> Te
     return torch.cat([keypoints[..., :2] * factors, keypoints[..., 2:]], dim=-1)
 
 
+# "left", "LEFT", "l_eye", "eye-R", "eyeL", "lEye", "LEye", with the side as the only group.
+_SIDE = re.compile(
+    r"(left|right|Left|Right|LEFT|RIGHT|(?<![A-Za-z])[lLrR](?![A-Za-z])|(?<=[a-z])[LR](?![a-z])"
+    r"|(?<![A-Za-z])[lrLR](?=[A-Z][a-z]))"
+)
+_OTHER_SIDE = {"left": "right", "Left": "Right", "LEFT": "RIGHT", "l": "r", "L": "R"}
+_OTHER_SIDE |= {right: left for left, right in _OTHER_SIDE.items()}
+
+
 def flip_order(names: Sequence[str]) -> list[int]:
     """Return for each keypoint the index of the one that replaces it in a mirrored image.
 
-    Names that differ only in "left" and "right" are pairs.
+    Names that differ only in the side are pairs: "left_eye" and "right_eye", "L_eye" and "R_eye",
+    "eyeL" and "eyeR", and the like.
     """
     indices = {name: index for index, name in enumerate(names)}
-    swap = {"left": "right", "right": "left"}
-    mirrored = [re.sub("left|right", lambda side: swap[side[0]], name) for name in names]
+    mirrored = [_SIDE.sub(lambda side: _OTHER_SIDE[side[0]], name) for name in names]
     return [indices.get(name, index) for index, name in enumerate(mirrored)]
+
+
+def has_sides(names: Sequence[str]) -> bool:
+    """Return True if mirroring exchanges some of the keypoints, or there is only one."""
+    return len(names) < 2 or flip_order(names) != list(range(len(names)))
+
+
+def with_sides(names: Sequence[str], pairs: Sequence[Sequence[str]]) -> list[str]:
+    """Rename keypoints so that `flip_order` finds the pairs of names; without pairs, keep them."""
+    sides = {
+        name: f"{side} {number}"
+        for number, pair in enumerate(pairs)
+        for side, name in zip(("left", "right"), pair, strict=True)
+    }
+    # Other names are middle points.
+    return [sides.get(name, f"point {n}") for n, name in enumerate(names)] if sides else [*names]

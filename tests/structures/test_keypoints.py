@@ -1,10 +1,16 @@
 """Test heat map cells, scaling and mirroring of keypoints."""
 
+import pytest
 import torch
 from torchvision.models.detection.roi_heads import keypoints_to_heatmap
 
 from detlite.ops import heatmap_peaks
-from detlite.structures.keypoints import flip_order, rescale_keypoints, to_heatmap_cells
+from detlite.structures.keypoints import (
+    flip_order,
+    rescale_keypoints,
+    to_heatmap_cells,
+    with_sides,
+)
 
 
 def random_boxes(count: int) -> torch.Tensor:
@@ -67,3 +73,23 @@ def test_flip_order_swaps_left_and_right():
     names = ["nose", "left_eye", "right_eye", "left_hip", "tail", "right_hip", "left_paw"]
     assert flip_order(names) == [0, 2, 1, 5, 4, 3, 6]
     assert flip_order([]) == []
+
+
+@pytest.mark.parametrize(
+    "pair",
+    ["Left eye/Right eye", "LEFT_EYE/RIGHT_EYE", "L_eye/R_eye", "eye_l/eye_r", "eye-L/eye-R",
+     "eyeL/eyeR", "lEye/rEye", "LEye/REye", "eye.l.1/eye.r.1", "EyeLeft/EyeRight", "L/R"],
+)  # fmt: skip
+def test_sides_in_any_notation(pair):
+    assert flip_order(["nose", *pair.split("/")]) == [0, 2, 1]
+
+
+def test_letters_inside_of_words_are_no_sides():
+    assert flip_order(["ear", "eal", "tail", "tair", "Roll", "Loll"]) == [0, 1, 2, 3, 4, 5]
+
+
+def test_pairs_can_be_named():
+    names = ["ojo izq", "nariz", "ojo der", "left_a", "right_a"]
+    pairs = [["ojo der", "ojo izq"]]
+    assert flip_order(with_sides(names, pairs)) == [2, 1, 0, 3, 4]
+    assert with_sides(names, []) == names

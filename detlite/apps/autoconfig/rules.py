@@ -9,6 +9,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from detlite.structures.keypoints import has_sides
+
 from .anchors import choose_anchors
 from .dataset_facts import (
     NO_VALUES,
@@ -40,6 +42,7 @@ _TILE_INPUT = {"cpu": 320, "gpu": 640}
 _TILE_OBJECTS, _TILE_GAIN, _MIN_TILES = 3, 1.75, 1.5
 _FEW_IMAGES, _FEW_OBJECTS = 1000, 10
 _MAX_PROPOSALS = 1000
+_MAX_DETECTIONS = 2000
 _MAX_TEST_ASPECT = 5
 
 
@@ -277,6 +280,17 @@ def heads(facts: DatasetFacts, _: Values) -> Iterator[Choice]:
             yield Choice(
                 "MODEL.ROI_KEYPOINT_HEAD.NUM_CLASSES", len(train.keypoints), f"keypoints: {names}"
             )
+        pairs = [list(pair) for pair in train.keypoint_pairs]
+        if facts.keypoints and pairs:
+            reason = "the pairs of keypoints that the annotations give for mirroring"
+            yield Choice("DATASETS.KEYPOINT_FLIP_PAIRS", pairs, reason)
+        elif facts.keypoints and not has_sides(train.keypoints):
+            yield Choice(
+                "INPUT.HORIZONTAL_FLIP_PROB_TRAIN",
+                0.0,
+                "no keypoint names are known to be left and right, so images are not mirrored; "
+                "name pairs in DATASETS.KEYPOINT_FLIP_PAIRS to allow it",
+            )
 
 
 def widths(facts: DatasetFacts, values: Values) -> Iterator[Choice]:
@@ -317,27 +331,30 @@ def anchors(facts: DatasetFacts, values: Values) -> Iterator[Choice]:
 
 def object_counts(facts: DatasetFacts, values: Values) -> Iterator[Choice]:
     per_image = facts.train.per_image
-    crowded, highest = float(np.quantile(per_image, 0.99)), int(per_image.max())
+    crowded = float(np.quantile(per_image, 0.99))
+    highest = max(int(one.per_image.max()) for one in facts.sets)
+    detections = min(max(math.ceil(1.25 * highest / 50) * 50, 100), _MAX_DETECTIONS)
     if not is_retinanet(values):
         proposals = min(max(math.ceil(10 * crowded / 100) * 100, 300), _MAX_PROPOSALS)
+        proposals = max(proposals, 2 * detections)
         reason = (
             f"ten per object of a crowded image (99 % of the images have at most {crowded:.0f} "
-            f"objects), from 300 to {_MAX_PROPOSALS}"
+            f"objects), from 300 to {_MAX_PROPOSALS}, and twice the detections"
         )
         yield Choice("MODEL.RPN.FPN_POST_NMS_TOP_N_TRAIN", proposals, reason)
         yield Choice("MODEL.RPN.FPN_POST_NMS_TOP_N_TEST", proposals)
         objects = float(np.quantile(per_image[per_image > 0], 0.9))
         yield Choice(
             "MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE",
-            2 ** round(math.log2(min(max(5 * objects, 64), 512))),
+            2 ** round(math.log2(min(max(5 * objects, 64), 1024))),
             f"a quarter of them are positive, and nine in ten images have at most {objects:.0f} "
             "objects",
         )
     yield Choice(
         "MODEL.ROI_HEADS.DETECTIONS_PER_IMG",
-        min(max(math.ceil(1.5 * crowded / 50) * 50, 100), 300),
-        "1.5 times the objects of a crowded image, from 100 (which COCO's AP counts) to 300; the "
-        f"maximum in an image is {highest}",
+        detections,
+        f"1.25 times the {highest} objects of the fullest image, from 100 (which COCO's AP counts) "
+        f"to {_MAX_DETECTIONS}",
     )
 
 

@@ -7,6 +7,7 @@ from itertools import product
 
 import numpy as np
 
+from detlite.data.datasets.coco_values import keypoint_pairs
 from detlite.data.errors import DataError
 from detlite.data.image_folders import ImageFolder, image_file_of
 from detlite.data.index.build import open_index
@@ -35,6 +36,7 @@ class DatasetStatistics:
         keypoints: names of the keypoints, if a category has any.
         with_keypoints: number of objects with labeled keypoints.
         keypoint_objects: number of objects of the categories that name keypoints.
+        keypoint_pairs: names of keypoints that mirroring exchanges, if a category gives them.
         problems: number of annotations and images that the loader would refuse, and the first
             problem, for models (with masks, with keypoints).
         decoding: median seconds to read an image on one core, from a sample.
@@ -57,6 +59,7 @@ class DatasetStatistics:
     decoding: float
     top_bottom: float
     empty: int = 0
+    keypoint_pairs: Sequence[list[str]] = ()
     values: ImageValues | None = None
 
     @property
@@ -169,6 +172,7 @@ def compute_statistics(
         decoding=decoding,
         top_bottom=top_bottom,
         empty=int((index.counts()[numbers] == 0).sum()),
+        keypoint_pairs=next(filter(None, map(keypoint_pairs, categories)), []),
         values=values,
     )
 

@@ -60,6 +60,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="leave bad labels out and report them (default: refuse the data)",
     )  # fmt: skip
     parser.add_argument(
+        "--group-duplicates", action="store_true",
+        help="keep nearly identical images together when some are set apart for evaluation",
+    )  # fmt: skip
+    parser.add_argument(
         "--annotations", type=Path, metavar="FOLDER",
         help="where to write json files (default: the folder detlite inside --data)",
     )  # fmt: skip
@@ -87,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
     if args.coco is None:
         text = config(
             args.data, args.val, args.images, args.annotations, args.minutes, args.weights,
-            args.masks, args.skip_bad, split_pairs(args.overrides),
+            args.masks, args.skip_bad, split_pairs(args.overrides), args.group_duplicates,
         )  # fmt: skip
         print(text, end="")
         return 0
@@ -125,6 +129,7 @@ def config(
     masks: str | None = None,
     skip_bad: bool = False,
     overrides: Sequence[str] = (),
+    group_duplicates: bool = False,
 ) -> str:
     """Return the text of a config; report on standard error how the data were read.
 
@@ -153,7 +158,7 @@ def config(
 
     start = load_config(None, overrides)
     values = overridden(start, overrides)
-    sets, text = find_sets(data, val, images, folder, masks, skip_bad)
+    sets, text = find_sets(data, val, images, folder, masks, skip_bad, group_duplicates)
     print(text, file=sys.stderr)
     statistics = {
         split: compute_statistics(

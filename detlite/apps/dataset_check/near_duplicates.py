@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
+
+from detlite.data.errors import DataError
+from detlite.data.loading.image_io import read_image
 
 _MAX_BITS = 3  # differing bits, of 64, between hashes of a rescaled or recompressed image
 _MAX_DIFFERENCE = 4.0  # mean difference of thumbnails, of 255: smooth images can share a hash
@@ -69,3 +76,28 @@ def _hamming(one: np.uint64, others: np.ndarray) -> np.ndarray:
     """Return the number of bits in which each of the others [N] differs."""
     differing = (one ^ others).view(np.uint8).reshape(-1, 8)
     return np.unpackbits(differing, axis=1).sum(axis=1)
+
+
+def duplicate_groups(files: Sequence[Path]) -> list[int]:
+    """Return for each image the index of the first image that it resembles, directly or not.
+
+    An image that cannot be read is its own group.
+    """
+    fingerprints, readable = Fingerprints(), []
+    with ThreadPoolExecutor() as pool:
+        for index, one in enumerate(pool.map(_fingerprint_of, files)):
+            if one is not None:
+                fingerprints.add(one)
+                readable.append(index)
+    groups = list(range(len(files)))
+    for pair in fingerprints.pairs():
+        low, high = sorted(groups[readable[index]] for index in pair)
+        groups = [low if group == high else group for group in groups] if low != high else groups
+    return groups
+
+
+def _fingerprint_of(file: Path) -> Fingerprint | None:
+    try:
+        return fingerprint(read_image(file))
+    except DataError:
+        return None

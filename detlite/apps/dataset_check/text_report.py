@@ -8,7 +8,7 @@ from typing import Any
 from tqdm import tqdm
 
 from detlite.config import ConfigError, load_config
-from detlite.data.datasets.catalog import check_sets, locate_dataset
+from detlite.data.datasets.catalog import check_sets, config_findings, locate_dataset
 from detlite.data.errors import DataError
 from detlite.data.findings import summary
 from detlite.data.loading.image_io import build_image_options
@@ -49,6 +49,9 @@ def inspect(path: Path, images: Path | None) -> list[Inspection]:
                 progress=_progress,
             )
         )
+        index, selection = inspections[-1].index, inspections[-1].selection
+        if index is not None:
+            inspections[-1].findings += config_findings(cfg, index, selection)
     if not any(inspection.refused for inspection in inspections):
         try:
             check_sets(cfg)

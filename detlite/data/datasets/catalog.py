@@ -4,7 +4,7 @@ import difflib
 import json
 import logging
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,11 +18,15 @@ from detlite.atomic_write import atomic_open
 from detlite.config import ConfigError
 from detlite.conventions import convention_of
 from detlite.data.errors import DataError, short_repr
-from detlite.data.findings import summary
+from detlite.data.findings import Finding, summary
 from detlite.data.image_folders import ImageArchive, ImageFolder
+from detlite.data.index.annotation_index import AnnotationIndex
+from detlite.data.index.states import Selection
 from detlite.data.loading.image_io import build_image_options
+from detlite.data.remote.file_cache import file_cache
 from detlite.data.remote.locations import GIGABYTE, Location, RemotePath, parse_location
 from detlite.registry import Registry
+from detlite.structures.keypoints import has_sides, with_sides
 
 from .builtin_catalog import BUILTIN
 from .coco import CocoDataset, Target
@@ -113,7 +117,7 @@ def build_dataset(cfg: CfgNode, name: str, train: bool) -> CocoDataset:
             f"({cfg.DATASETS.ROOT}) to the folder that holds them"
         )
     datasets = cfg.DATASETS
-    return CocoDataset(
+    dataset = CocoDataset(
         annotations,
         images,
         name=name,
@@ -134,7 +138,39 @@ def build_dataset(cfg: CfgNode, name: str, train: bool) -> CocoDataset:
         ),
         image_options=build_image_options(cfg),
         check_images=datasets.CHECK_IMAGES,
+        cache=file_cache("reduced", int(datasets.CACHE_GB * GIGABYTE)),
     )
+    dataset.findings += config_findings(cfg, dataset.index, dataset.selection)
+    return dataset
+
+
+def config_findings(
+    cfg: CfgNode, index: AnnotationIndex, selection: Selection
+) -> Iterator[Finding]:
+    """Yield how the config changes the use of a data set."""
+    limit, counts = cfg.MODEL.ROI_HEADS.DETECTIONS_PER_IMG, index.counts(selection.objects)
+    if (full := int((counts > limit).sum())) and not cfg.TEST.TILE:  # the limit is per tile
+        number = int(counts.argmax())
+        yield Finding(
+            "images with more objects than are detected",
+            f"MODEL.ROI_HEADS.DETECTIONS_PER_IMG is {limit}: set it above {counts[number]}, and "
+            "MODEL.RPN.FPN_POST_NMS_TOP_N_TEST above that.",
+            full, "image", f"image {index.image_ids[number]} with {counts[number]}", len(counts),
+        )  # fmt: skip
+    if "exif_orientation=False" in cfg.MODEL.CONVENTION_OVERRIDE:
+        effect = "Annotations count stored pixels, as MODEL.CONVENTION_OVERRIDE says."
+        yield Finding("EXIF orientations are not applied", effect, 0)
+    names = with_sides(index.keypoint_names, cfg.DATASETS.KEYPOINT_FLIP_PAIRS)
+    if selection.keypoints and not has_sides(names):
+        mirrored = cfg.INPUT.HORIZONTAL_FLIP_PROB_TRAIN > 0
+        yield Finding(
+            "no keypoint names are known to be left and right",
+            "Images are mirrored without exchanging keypoints. Name pairs in "
+            "DATASETS.KEYPOINT_FLIP_PAIRS, or set INPUT.HORIZONTAL_FLIP_PROB_TRAIN 0."
+            if mirrored
+            else "Images are not mirrored. Name pairs in DATASETS.KEYPOINT_FLIP_PAIRS to allow it.",
+            0,
+        )
 
 
 def locate_dataset(cfg: CfgNode, name: str) -> tuple[str, Location, ImageFolder]:

@@ -20,8 +20,9 @@ from detlite.data.image_folders import ImageArchive, ImageFolder, image_file_of
 from detlite.data.index.build import open_index
 from detlite.data.index.states import Selection, located
 from detlite.data.loading.image_checks import find_bad_images
-from detlite.data.loading.image_io import DEFAULT_OPTIONS, ImageOptions, read_image
+from detlite.data.loading.image_io import DEFAULT_OPTIONS, ImageOptions, read_image, read_reduced
 from detlite.data.loading.image_readers import StoredImage
+from detlite.data.remote.file_cache import FileCache
 from detlite.data.remote.locations import Location, errors_naming, local_copy
 from detlite.structures.keypoints import PIXEL_CENTER
 from detlite.structures.masks.packed import PackedMasks
@@ -59,6 +60,7 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
             place is known becomes an ignored region in training and evaluation.
         crowds_as_objects: see DATASETS.CROWDS_AS_OBJECTS.
         check_images: check all image files; otherwise a bad one fails when it is read.
+        cache: of large images at the reduced size of `load`.
     """
 
     def __init__(
@@ -80,22 +82,24 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
         max_proposals: int = 1000,
         image_options: ImageOptions = DEFAULT_OPTIONS,
         check_images: bool = True,
+        cache: FileCache | None = None,
     ) -> None:
         self.name = name or annotations.stem
         self.kind = kind
         self.annotation_file = images.name if isinstance(images, ImageArchive) else annotations
         self._folder = images
         self._image_options = image_options
+        self._cache = cache
         self._train = train
         self._with_masks = train and masks
         self._masks_as_runs = masks_as_rle
         with local_copy(annotations) as file, errors_naming(self.annotation_file, instead_of=file):
-            self._index = open_index(file, by_url=kind == "lvis")
+            self.index = open_index(file, by_url=kind == "lvis")
         fields = ("id", "name", "keypoints") if keypoints else ("id", "name")
         self.categories: list[dict[str, Any]] = sorted(
             (
                 {key: row[key] for key in fields if key in row}
-                for row in self._index.content["categories"]
+                for row in self.index.content["categories"]
             ),
             key=lambda category: category["id"],
         )
@@ -111,20 +115,20 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
                 f"{images}: the image folder of data set {self.name} does not exist. Correct "
                 "`images` of its entry in DATASETS.CATALOG, which is relative to DATASETS.ROOT"
             )
-        self._selection = Selection(masks, keypoints, crowds_as_objects)
+        self.selection = Selection(masks, keypoints, crowds_as_objects)
         bad_images = self._find_bad_images(check_images)
         problems, count = self._problems(bad_images)
         if count and not skip_bad:
             refuse(problems, count, self.annotation_file)
-        self.findings = self._index.findings(
-            self._selection, skip_bad, bad_images, background or not train
+        self.findings = self.index.findings(
+            self.selection, skip_bad, bad_images, background or not train
         )
-        keep = np.ones(len(self._index.image_ids), bool)
+        keep = np.ones(len(self.index.image_ids), bool)
         if train:
-            usable = self._index.counts(self._selection.objects, min_keypoints > 0)
+            usable = self.index.counts(self.selection.objects, min_keypoints > 0)
             keep = usable >= max(min_keypoints, 1)
             if background and keep.any():
-                keep |= self._index.counts() == 0  # not images of crowds alone
+                keep |= self.index.counts() == 0  # not images of crowds alone
         keep[list(bad_images)] = False
         if not keep.any():
             required = f" and {min_keypoints} keypoints" if min_keypoints else ""
@@ -142,17 +146,17 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
 
     @property
     def image_ids(self) -> list[int]:
-        return self._index.image_ids[self._numbers].tolist()
+        return self.index.image_ids[self._numbers].tolist()
 
     @property
     def sizes(self) -> list[tuple[int, int]]:
         """The (height, width) of the images."""
-        return [(height, width) for height, width in self._index.sizes[self._numbers].tolist()]
+        return [(height, width) for height, width in self.index.sizes[self._numbers].tolist()]
 
     @property
     def aspect_ratios(self) -> list[float]:
         """The width / height of the images."""
-        sizes = self._index.sizes[self._numbers]
+        sizes = self.index.sizes[self._numbers]
         return (sizes[:, 1] / sizes[:, 0]).tolist()
 
     @property
@@ -160,13 +164,13 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
         """The shard of each image, non-decreasing int64 [images]; None for image files."""
         if not isinstance(self._folder, ImageArchive):
             return None
-        ends = np.cumsum(self._index.content["shards"])
+        ends = np.cumsum(self.index.content["shards"])
         return np.searchsorted(ends, self._numbers, side="right")
 
     @property
     def has_objects(self) -> bool:
         """True if an image has a valid annotation, crowds included."""
-        return bool(self._index.counts(located)[self._numbers].any())
+        return bool(self.index.counts(located)[self._numbers].any())
 
     def __len__(self) -> int:
         return len(self._numbers)
@@ -183,18 +187,21 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
             min_size: returns the least size (height, width) at which to read an image of a size.
         """
         number = int(self._numbers[index])
-        entry = self._index.image(number)
+        entry = self.index.image(number)
         height, width = entry["height"], entry["width"]
         file = image_file_of(self._folder, entry)
         try:
-            least = min_size((height, width)) if min_size is not None else None
-            image = read_image(file, (height, width), self._image_options, min_size=least)
+            if min_size is None:
+                image = read_image(file, (height, width), self._image_options)
+            else:
+                least = min_size((height, width))
+                image = read_reduced(file, (height, width), self._image_options, least, self._cache)
         except DataError as error:
             raise DataError(f"{error} (image id {entry['id']})") from error
-        rows = self._index.annotations(number, self._selection.objects)
+        rows = self.index.annotations(number, self.selection.objects)
         target = self._target(rows, height, width)
         if self._train:
-            ignored = self._index.annotations(number, self._selection.ignored)
+            ignored = self.index.annotations(number, self.selection.ignored)
             boxes = [row.get("region", row["bbox"]) for row in ignored]
             target["ignored_boxes"] = _corners(boxes, height, width)
         target |= {"image_id": entry["id"], "size": (height, width)}
@@ -204,11 +211,11 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
 
     def image_path(self, index: int) -> Path | StoredImage:
         """Return the image file of `dataset[index]`."""
-        return image_file_of(self._folder, self._index.image(int(self._numbers[index])))
+        return image_file_of(self._folder, self.index.image(int(self._numbers[index])))
 
     def labels(self, index: int) -> np.ndarray:
         """Return the labels of `dataset[index]`, int64 [N], without reading the image."""
-        ids = self._index.category_ids(int(self._numbers[index]), self._selection.objects)
+        ids = self.index.category_ids(int(self._numbers[index]), self.selection.objects)
         return np.array([self._labels[number] for number in ids.tolist()], np.int64)
 
     def coco_gt(self, annotations: bool = True) -> COCO:
@@ -216,15 +223,15 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
 
         Without `annotations` it has images and categories only, which take little memory.
         """
-        content = dict(self._index.content)
-        content["images"] = [self._index.image(number) for number in self._numbers.tolist()]
+        content = dict(self.index.content)
+        content["images"] = [self.index.image(number) for number in self._numbers.tolist()]
         content["annotations"] = []
         for number, image in zip(self._numbers.tolist(), content["images"], strict=True):
             if not annotations:
                 break
-            rows = self._index.annotations(number, self._selection.objects)
+            rows = self.index.annotations(number, self.selection.objects)
             content["annotations"] += [{**row, "iscrowd": 0} for row in rows]
-            rows = self._index.annotations(number, self._selection.regions)
+            rows = self.index.annotations(number, self.selection.regions)
             content["annotations"] += [self._region(row, image) for row in rows]
         coco = COCO()
         coco.dataset = fill_missing(content)
@@ -238,39 +245,39 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
         mask = read_segmentation(row.get("segmentation"), image["height"], image["width"])
         polygon = [[x, y, x + w, y, x + w, y + h, x, y + h]]
         region = {**row, "iscrowd": 1, "bbox": box, "segmentation": mask.value or polygon}
-        if self.keypoint_names and not self._selection.crowds_as_objects:
+        if self.keypoint_names and not self.selection.crowds_as_objects:
             region |= {"keypoints": [0] * 3 * len(self.keypoint_names), "num_keypoints": 0}
         return region
 
     def _find_bad_images(self, check: bool) -> dict[int, str]:
         """Return what is wrong with image files, by number. Raises DataError for a wrong folder."""
-        if (self._index.sizes == 0).any():
-            number = int((self._index.sizes == 0).any(axis=1).argmax())
+        if (self.index.sizes == 0).any():
+            number = int((self.index.sizes == 0).any(axis=1).argmax())
             raise DataError(
-                f"{self.annotation_file}: image {self._index.image_ids[number]} has no height and "
+                f"{self.annotation_file}: image {self.index.image_ids[number]} has no height and "
                 "width. `detlite init` and `detlite check --repair` write a file with them"
             )
         if not check:
             return {}
-        bad_images = find_bad_images(self._index, self._folder, self._image_options)
-        if bad_images and len(bad_images) == len(self._index.image_ids):
+        bad_images = find_bad_images(self.index, self._folder, self._image_options)
+        if bad_images and len(bad_images) == len(self.index.image_ids):
             self._check_folder()
         return bad_images
 
     def _problems(self, bad_images: dict[int, str]) -> tuple[list[str], int]:
         """Describe bad shards, annotations and images, and count all of them."""
-        problems, count = self._index.problems(self._selection, limit=1)
+        problems, count = self.index.problems(self.selection, limit=1)
         if isinstance(self._folder, ImageArchive):
-            of_shards = self._index.content["problems"]
+            of_shards = self.index.content["problems"]
             problems, count = [*of_shards["first"], *problems], count + of_shards["count"]
         return [*problems, *bad_images.values()], count + len(bad_images)
 
     def _check_folder(self) -> None:
         """Raise DataError if the folder holds no image of the data set, so it is the wrong one."""
-        name = self._index.image(0)["file_name"]
+        name = self.index.image(0)["file_name"]
         if isinstance(self._folder, Path) and not (self._folder / name).exists():
             raise DataError(
-                f"{self._folder}: none of the {len(self._index.image_ids)} images of "
+                f"{self._folder}: none of the {len(self.index.image_ids)} images of "
                 f"{self.annotation_file} is in this folder, for example {name}. Set `images` in "
                 "DATASETS.CATALOG to the folder that these names are relative to"
             )

@@ -361,6 +361,24 @@ def keypoint_names(categories: Sequence[dict[str, Any]]) -> list[str]:
     return []
 
 
+def keypoint_pairs(category: Mapping[str, Any]) -> list[list[str]]:
+    """Return the pairs of keypoints that a category gives for mirroring, [] if none.
+
+    These are `flip_idx`, the index of the other one of each keypoint (ultralytics), and `swap`, its
+    name (mmpose).
+    """
+    names, pairs = keypoint_names([dict(category)]), []
+    indices, others = category.get("flip_idx"), category.get("swap")
+    if isinstance(indices, list) and {*map(integer, indices)} == {*range(len(names))}:
+        others = [names[int(index)] for index in indices]
+    if isinstance(others, dict):
+        others = [others.get(name) for name in names]
+    for name, other in zip(names, others if isinstance(others, list) else (), strict=False):
+        if other in names and other != name and [other, name] not in pairs:
+            pairs.append([name, other])
+    return pairs
+
+
 def fill_missing(content: dict[str, Any]) -> dict[str, Any]:
     """Fill in the fields that pycocotools needs and many files lack, in place; return `content`.
 

@@ -133,7 +133,7 @@ class AnnotationIndex:
 
     @property
     def notes(self) -> Findings:
-        """What was not written in COCO's notation."""
+        """Findings about entries that were not in COCO's notation."""
         return Findings.from_json(self.file.table["findings"])
 
     def bad_annotations(

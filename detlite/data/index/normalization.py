@@ -43,11 +43,11 @@ from .states import (
 Entry = dict[str, Any]
 
 _AS_INTEGERS = "They are read as integers."
-_MIN_MISPLACED = 4  # boxes outside of their images that can show that all are wrong
+_MIN_BOXES = 4  # that can show that all are wrong
 
 
 class Ids:
-    """Reads ids as integers; ids of which one is no integer get the numbers from 1 instead.
+    """Reads ids as integers, or numbers all of them from 1 if one is no integer.
 
     Two ids that differ only in notation, such as "01" and "1", are not read as integers either.
     """
@@ -188,6 +188,12 @@ def read_categories(
         first = valid.setdefault(category_id, {**row, "id": category_id, "name": name})
         if first["name"] != name:
             raise DataError(f"{file}: the id {category_id} occurs twice in 'categories'")
+    lists = [row["keypoints"] for row in valid.values() if row.get("keypoints")]
+    for other in lists[1:]:
+        if other != lists[0]:
+            effect = "All are used with the names of the category with the lowest id."
+            what = "categories whose keypoints have other names"
+            findings.add(what, effect, short_repr(other), "category")
     return list(valid.values()), read_id
 
 
@@ -239,6 +245,7 @@ class AnnotationReader:
     findings: Findings
     examples: dict[int, str] = field(default_factory=dict)
     boxes: int = 0
+    like_corners: int = 0
     misplaced: int = 0
     first_misplaced: str = ""
 
@@ -307,6 +314,9 @@ class AnnotationReader:
                 else:
                     use("keypoints", points)
                     labeled = sum(v > 0 for v in points.value[2::3])
+            elif row.get("keypoints"):
+                effect = 'They are not used. Add "keypoints": ["nose", ...] to the category.'
+                self.findings.add("keypoints that no category names", effect, where)
         for flag in (UNKNOWN_IMAGE, UNKNOWN_CATEGORY, BAD_BOX, BAD_CROWD, NO_MASK, BAD_MASK,
                      BAD_KEYPOINTS, CROWD, IGNORED):  # fmt: skip
             if flags & flag and flag not in self.examples:
@@ -334,6 +344,9 @@ class AnnotationReader:
             use("bbox", box)
         values = numbers(row.get("bbox"))
         sides = values is not None and len(values) == 4 and min(values[2:]) > 0
+        if sides and values is not None:
+            x, y, w, h = values
+            self.like_corners += 0 <= x < w <= size[1] and 0 <= y < h <= size[0]
         if box.note == CLIPPED or "is outside" in (box.problem or ""):
             self.misplaced += 1
             self.first_misplaced = self.first_misplaced or f"{where}: bbox {row['bbox']}"
@@ -349,8 +362,9 @@ class AnnotationReader:
         return flags
 
     def check_boxes(self, file: Path) -> None:
-        """Raise DataError if most boxes are not inside their images."""
-        if self.misplaced >= _MIN_MISPLACED and self.misplaced > self.boxes / 2:
+        """Raise DataError if most boxes are not inside their images, or all fit as corners."""
+        corners = self.like_corners == self.boxes >= _MIN_BOXES and self.misplaced
+        if corners or (self.misplaced >= _MIN_BOXES and self.misplaced > self.boxes / 2):
             raise DataError(
                 f"{file}: {self.misplaced} of {self.boxes} boxes are outside of their images or "
                 f"exceed them, for example {self.first_misplaced}. If these are corners "

@@ -43,7 +43,7 @@ PROBLEMS = {
 
 @dataclass(frozen=True)
 class Selection:
-    """Which annotations a model can use, from their states, integers [A].
+    """Selects the annotations that a model can use, from their states, integers [A].
 
     Attributes:
         masks, keypoints: every object must have them.

@@ -12,7 +12,7 @@ from yacs.config import CfgNode
 from detlite.conventions import CONVENTIONS, Convention, convention_of
 from detlite.data.datasets.coco import Target
 from detlite.structures import boxes as box_ops
-from detlite.structures.keypoints import PIXEL_CENTER, flip_order
+from detlite.structures.keypoints import PIXEL_CENTER, flip_order, with_sides
 
 from .color import build_color_jitter, mean_color
 from .crop import RandomCrop
@@ -136,6 +136,7 @@ def build_transform(
     Test-time augmentation and tiling resize by themselves and get unchanged images.
     """
     inputs, convention = cfg.INPUT, convention_of(cfg)
+    keypoint_names = with_sides(keypoint_names, cfg.DATASETS.KEYPOINT_FLIP_PAIRS)
     resize: RandomShortestSize | ScaleJitter | None = None
     if not train:
         if not (cfg.TEST.BBOX_AUG.ENABLED or cfg.TEST.TILE):

@@ -7,7 +7,11 @@ import numpy as np
 import torch
 from PIL import Image
 
-from detlite.apps.dataset_check.near_duplicates import Fingerprints, fingerprint
+from detlite.apps.dataset_check.near_duplicates import (
+    Fingerprints,
+    duplicate_groups,
+    fingerprint,
+)
 from detlite.data.datasets.synthetic import draw_scene
 
 
@@ -59,3 +63,13 @@ def test_search_finds_every_pair_of_similar_hashes():
     assert len(slow) > 20
     assert prints.pairs() == slow
     assert Fingerprints().pairs() == []
+
+
+def test_groups_of_files(tmp_path):
+    originals = [scene(seed) for seed in (7, 1, 3)]
+    images = [originals[0], originals[1], as_jpeg(originals[0], 60), originals[2], originals[0]]
+    files = [tmp_path / f"{number}.png" for number in range(6)]
+    for file, image in zip(files, images, strict=False):
+        image.save(file)
+    files[5].write_bytes(b"damaged")
+    assert duplicate_groups(files) == [0, 1, 0, 3, 0, 5]

@@ -318,3 +318,39 @@ def test_concatenated_sets_need_the_same_keypoints(keypoint_content, write_set, 
     cfg = small_cfg("MODEL.KEYPOINT_ON", True, "DATASETS.TRAIN", ("small", "other"))
     with pytest.raises(DataError, match=r"other.*: the keypoints differ from those of .*small"):
         build_train_dataset(cfg)
+
+
+def test_objects_without_keypoints_have_unlabeled_ones(keypoint_content, write_set):
+    for row, value in zip(keypoint_content["annotations"], ([], None, [0] * 9), strict=False):
+        row["keypoints"] = value
+        row["num_keypoints"] = None
+    dataset = CocoDataset(*write_set(keypoint_content), train=True, keypoints=True)
+    _, target = dataset[0]
+    assert not target["keypoints"][..., 2].any()
+    assert len(target["boxes"]) == 2
+
+
+def test_findings_about_keypoints(keypoint_content, write_set):
+    keypoint_content["categories"][0]["keypoints"] = NAMES[::-1]
+    files = write_set(keypoint_content)
+    texts = "\n".join(map(str, CocoDataset(*files, keypoints=True).findings))
+    assert "categories whose keypoints have other names: 1 category" in texts
+    for row in keypoint_content["categories"]:
+        del row["keypoints"]
+    texts = "\n".join(map(str, CocoDataset(*write_set(keypoint_content, "none")).findings))
+    assert "keypoints that no category names: 4 annotations, for example annotation 1" in texts
+
+
+def test_findings_about_the_config(keypoint_content, write_set, small_cfg):
+    for category in keypoint_content["categories"]:
+        category["keypoints"] = ["ojo 1", "ojo 2", "nariz"]
+    write_set(keypoint_content)
+    points = ["MODEL.KEYPOINT_ON", True, "MODEL.ROI_KEYPOINT_HEAD.NUM_CLASSES", 3]
+    cfg = small_cfg(*points, "MODEL.ROI_HEADS.DETECTIONS_PER_IMG", 1)
+    texts = "\n".join(map(str, build_dataset(cfg, "small", train=True).findings))
+    assert "more objects than are detected: 1 of 4 images, for example image 10 with 2" in texts
+    assert "Images are mirrored without exchanging keypoints." in texts
+    cfg = small_cfg(*points, "DATASETS.KEYPOINT_FLIP_PAIRS", [["ojo 1", "ojo 2"]])
+    texts = "\n".join(map(str, build_dataset(cfg, "small", train=True).findings))
+    assert "mirrored" not in texts
+    assert "more objects" not in texts

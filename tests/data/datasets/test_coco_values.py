@@ -11,6 +11,7 @@ from PIL import Image
 from detlite.data.datasets.coco import CocoDataset
 from detlite.data.datasets.coco_values import (
     integer,
+    keypoint_pairs,
     read_box,
     read_keypoints,
     read_segmentation,
@@ -249,6 +250,17 @@ def test_boxes_of_another_notation_are_refused(content, write_set, skip_bad):
         CocoDataset(*write_set(content), train=True, skip_bad=skip_bad)
 
 
+def test_corners_inside_of_the_image_are_refused(content, write_set):
+    """One box that exceeds its image shows that all are corners."""
+    row = content["annotations"][0]
+    boxes = [[1, 2, 9, 8], [20, 10, 30, 20], [3, 3, 30, 29], [5, 6, 12, 20]]
+    rows = [{**row, "bbox": box, "id": n} for n, box in enumerate(boxes, start=1)]
+    with pytest.raises(DataError, match=r"1 of 4 boxes .*annotation 2 .*corners"):
+        CocoDataset(*write_set({**content, "annotations": rows}))
+    rows[0]["bbox"] = [10, 2, 5, 8]
+    assert len(CocoDataset(*write_set({**content, "annotations": rows}, "boxes"))) == 4
+
+
 def test_ids_of_any_type(content, write_set):
     for row in content["images"]:
         row["id"] = f"img_{row['id']}"
@@ -426,6 +438,21 @@ def test_any_value_is_read_or_refused(value):
         read_keypoints(value, 2),
     ):
         assert (reading.problem is None) == (reading.value is not None)
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"flip_idx": [0, 2, 1]}, [["b", "c"]]),
+        ({"flip_idx": [0, 2]}, []),
+        ({"swap": {"b": "c", "c": "b"}}, [["b", "c"]]),
+        ({"swap": ["", "c", "b"]}, [["b", "c"]]),
+        ({"swap": "c"}, []),
+        ({}, []),
+    ],
+)
+def test_pairs_of_keypoints(fields, expected):
+    assert keypoint_pairs({"keypoints": ["a", "b", "c"], **fields}) == expected
 
 
 @pytest.mark.parametrize(

@@ -113,7 +113,7 @@ def test_damaged_and_foreign_indexes_are_built_again(
 
 def test_error_if_the_index_is_truncated_in_use(content, write_set, cache):
     dataset = CocoDataset(*write_set(content))
-    path = dataset._index.file.path
+    path = dataset.index.file.path
     os.truncate(path, 100)
     with pytest.raises(DataError, match=r"\.index: the index was truncated while in use"):
         dataset[0]
@@ -121,7 +121,7 @@ def test_error_if_the_index_is_truncated_in_use(content, write_set, cache):
 
 def test_error_if_an_entry_is_overwritten(content, write_set, cache):
     dataset = CocoDataset(*write_set(content))
-    path = dataset._index.file.path
+    path = dataset.index.file.path
     path.write_bytes(path.read_bytes().replace(b'"category_id": 7', b'"category_id"; 7'))
     with pytest.raises(DataError, match=r"\.index: the index is damaged\. Delete the file"):
         dataset[0]
@@ -166,7 +166,7 @@ def test_index_in_a_temporary_folder(
     dataset = CocoDataset(*write_set(content), train=True)
     copy = pickle.loads(pickle.dumps(dataset))
     assert torch.equal(copy[0][1]["boxes"], dataset[0][1]["boxes"])
-    assert dataset._index.file.path.parent == process_folder()
+    assert dataset.index.file.path.parent == process_folder()
     assert ("built in a temporary folder" in caplog.text) == (kind != "off")
     _temporary_folder.cache_clear()
 
