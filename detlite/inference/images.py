@@ -29,10 +29,10 @@ class LoadedImage:
         return size_of(self.original)
 
 
-def load_image(image: ImageInput, options: ImageOptions) -> Tensor:
+def load_image(image: ImageInput, options: ImageOptions, page: int | None = None) -> Tensor:
     """Read or convert an image to a tensor uint8 [C, H, W]; errors as for `Predictor`."""
     if isinstance(image, str | Path | bytes):
-        return read_image(image, options=options)
+        return read_image(image, options=options, page=page)
     return image_to_tensor(image, options)
 
 

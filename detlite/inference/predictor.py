@@ -34,7 +34,6 @@ from detlite.structures.masks.pasting import paste_boxes
 
 from .build import build_inference, with_score_thresh, wrap_detector
 from .detectors import View, size_of
-from .exporters import to_pandas, to_supervision
 from .images import ImageInput, LoadedImage, load_image
 from .tiling import Tiling, build_tiling
 from .tta import build_views
@@ -47,6 +46,10 @@ READERS: Registry[Callable[..., tuple[CfgNode, DetectionModel]]] = Registry(
 # Functions that draw predictions.
 DRAWERS: Registry[Callable[..., Image.Image]] = Registry(
     "drawing", on_demand={"detections": "detlite.apps.drawing.detections"}
+)
+# Functions that convert predictions.
+EXPORTERS: Registry[Callable[..., Any]] = Registry(
+    "exporter", on_demand=dict.fromkeys(("pandas", "supervision"), "detlite.apps.exporters")
 )
 # Other files hold exported models.
 _CHECKPOINT_SUFFIXES = (".pth", ".pkl", ".pt", ".safetensors")
@@ -92,8 +95,8 @@ class Prediction(dict[str, Any]):
         self.plot(image, **options).show()
 
     def to_pandas(self) -> Any:
-        """Convert to a `pandas.DataFrame`, see `exporters.to_pandas`."""
-        return to_pandas(self)
+        """Convert to a `pandas.DataFrame`, see `apps.exporters.to_pandas`."""
+        return EXPORTERS.get("pandas")(self)
 
     def extra_rows(self) -> list[dict[str, list[float]]]:
         """Return the outputs of TEST.EXTRA_OUTPUTS for each detection, as lists for JSON."""
@@ -102,8 +105,8 @@ class Prediction(dict[str, Any]):
         return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
 
     def to_supervision(self) -> Any:
-        """Convert to `supervision.Detections`, see `exporters.to_supervision`."""
-        return to_supervision(self)
+        """Convert to `supervision.Detections`, see `apps.exporters.to_supervision`."""
+        return EXPORTERS.get("supervision")(self)
 
 
 class Predictor:
@@ -287,9 +290,9 @@ class Predictor:
             self.max_pixels, self.image_bits, upright, channels, tuple(self.value_range)
         )
 
-    def load(self, image: ImageInput) -> LoadedImage:
-        """Read an image, and resize it unless the detector does."""
-        original = load_image(image, self.image_options)
+    def load(self, image: ImageInput, page: int | None = None) -> LoadedImage:
+        """Read an image or a page of a file, from 0, and resize it unless the detector does."""
+        original = load_image(image, self.image_options, page)
         if self.detector.resizes_images:
             return LoadedImage(original, original)
         resize = self.model.convention.resize

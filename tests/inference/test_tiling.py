@@ -9,12 +9,12 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from detlite.apps.exporters import outlines
 from detlite.config import ConfigError, load_config
 from detlite.conventions import CONVENTIONS
 from detlite.conversion.checkpoint.files import Checkpoint, save_checkpoint
 from detlite.inference.build import build_detector, wrap_detector
 from detlite.inference.detectors import ResizingDetector, View
-from detlite.inference.exporters import outlines
 from detlite.inference.predictor import Predictor
 from detlite.inference.tile_merging import Tile, merge
 from detlite.inference.tiling import TiledDetector, Tiling

@@ -4,11 +4,13 @@ import os
 import re
 import stat
 from collections.abc import Sequence
+from contextlib import suppress
 from glob import escape, glob
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from detlite.data.errors import DataError
+from detlite.data.loading.image_io import ImageOptions, count_pages
 from detlite.data.loading.image_readers import image_suffixes
 from detlite.data.remote.download import fetch, is_url, without_secrets
 from detlite.inference.images import LoadedImage
@@ -17,6 +19,8 @@ from detlite.inference.predictor import Predictor
 _ANY_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _WILDCARD = re.compile(r"[*?\[]")
 _MAX_STEM = 50
+_PAGE = re.compile(r"(.+)#page=([1-9]\d*)")
+_PAGED_SUFFIXES = (".tif", ".tiff", ".gif", ".webp", ".png", ".apng", ".mpo")
 _MAX_LIST = 1 << 30  # bytes
 
 
@@ -59,17 +63,41 @@ def list_images(inputs: Sequence[str], exclude: Path | None = None) -> list[str]
     return images
 
 
+def expand_pages(images: Sequence[str], options: ImageOptions) -> list[str]:
+    """Replace local files of several pages by one name for each: `scan.tif#page=1`, ...
+
+    Only files of formats that can have pages are opened. A damaged file is reported when it is
+    read.
+    """
+    expanded: list[str] = []
+    for image in images:
+        pages = 1
+        if image.lower().endswith(_PAGED_SUFFIXES) and not is_url(image):
+            with suppress(DataError):
+                pages = count_pages(image, options)
+        expanded += [image] if pages == 1 else [f"{image}#page={k + 1}" for k in range(pages)]
+    return expanded
+
+
+def split_page(image: str) -> tuple[str, int | None]:
+    """Return the file or URL of a name from `expand_pages`, and the number of the page, from 1."""
+    match = _PAGE.fullmatch(image)
+    return (image, None) if match is None or os.path.lexists(image) else (match[1], int(match[2]))
+
+
 def load_image(predictor: Predictor, source: str) -> LoadedImage:
     """Read an image from a path or URL and resize it.
 
     Raises:
         DataError: it cannot be downloaded or read. URLs support fewer formats than files.
     """
-    if not is_url(source):
-        return predictor.load(source)
-    content = fetch(source)
+    file, number = split_page(source)
+    page = None if number is None else number - 1
+    if not is_url(file):
+        return predictor.load(file, page)
+    content = fetch(file)
     try:
-        return predictor.load(content)
+        return predictor.load(content, page)
     except DataError as error:
         problem = str(error).removeprefix("bytes: ")
         raise type(error)(f"{without_secrets(source)}: {problem}") from error
@@ -77,9 +105,10 @@ def load_image(predictor: Predictor, source: str) -> LoadedImage:
 
 def output_stem(image: str) -> str:
     """Return the stem for output files of an image: its name without suffix, shortened."""
+    image, page = split_page(image)
     if is_url(image):
         image = re.sub(r"[^\w.-]", "_", unquote(Path(urlsplit(image).path).name))
-    stem = Path(image).stem[:_MAX_STEM]
+    stem = Path(image).stem[:_MAX_STEM] + ("" if page is None else f"_page{page}")
     return "".join(character if character.isprintable() else "_" for character in stem)
 
 

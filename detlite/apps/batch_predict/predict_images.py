@@ -13,7 +13,7 @@ from detlite.data.errors import DataError
 from detlite.evaluation.results import coco_results
 from detlite.inference.predictor import Prediction, Predictor, read_predictor
 
-from .input_sources import load_image
+from .input_sources import load_image, split_page
 from .measures import add_measures
 from .prediction_pipeline import predict_stream
 from .result_files import Entry
@@ -105,7 +105,7 @@ def predict_images(
     stream = predict_stream(predictor, images, finish, batch_size, threads, load)
     for image_id, name, entry in zip(ids, images, stream, strict=True):
         if isinstance(entry, DataError):
-            yield {"image": {"id": image_id, "file_name": name}, "problem": str(entry)}
+            yield {"image": _image_info(image_id, name), "problem": str(entry)}
         else:
             yield entry
 
@@ -130,5 +130,10 @@ def make_entry(
     if measured:
         add_measures(objects, image.numpy())
     _, height, width = image.shape
-    info = {"id": image_id, "file_name": name, "height": height, "width": width}
+    info = _image_info(image_id, name) | {"height": height, "width": width}
     return {"image": info, "objects": objects}
+
+
+def _image_info(image_id: int, name: str) -> Entry:
+    file, page = split_page(name)
+    return {"id": image_id, "file_name": file, **({} if page is None else {"page": page})}

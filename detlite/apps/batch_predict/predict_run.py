@@ -16,7 +16,7 @@ from detlite.distributed import torchrun_rank
 from detlite.inference.predictor import Prediction, Predictor
 from detlite.run_lock import run_lock
 
-from .input_sources import list_images, output_stem
+from .input_sources import expand_pages, list_images, output_stem
 from .measures import write_label_image
 from .predict_images import load_predictor, predict_images
 from .result_files import check_format
@@ -76,6 +76,7 @@ def predict(options: PredictOptions) -> Totals | None:
         raise ConfigError("--track follows objects through a video, but --input names no video")
     images = list_images(options.inputs, options.output / _DRAWN)
     predictor = _load(options)
+    images = expand_pages(images, predictor.image_options)
     command = {
         "weights": _content_of(options.weights),
         "config": options.config and _content_of(options.config),

@@ -22,6 +22,7 @@ from torch import Tensor
 from detlite.apps.drawing import draw_detections
 from detlite.config import ConfigError
 from detlite.data.errors import DataError
+from detlite.data.loading.image_readers import image_suffixes
 from detlite.inference.predictor import Prediction, Predictor
 
 from .measures import write_summary
@@ -38,7 +39,10 @@ from .result_files import (
 from .sharded_run import MANIFEST, RESULTS, Totals
 from .tracking import Tracker
 
-_VIDEO_SUFFIXES = (".avi", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".webm", ".wmv")
+_VIDEO_SUFFIXES = (
+    ".3gp", ".asf", ".avi", ".flv", ".m2ts", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg",
+    ".mts", ".ogv", ".ts", ".webm", ".wmv",
+)  # fmt: skip
 _DEFAULT_RATE = 25  # frames per second, if the video has no rate
 _CODEC_OPTIONS = {"crf": "20"}  # quality of H.264 from 0 (best) to 51; FFmpeg's default is 23
 _TICK = Fraction(1, 90_000)  # seconds; a multiple represents all common frame rates exactly
@@ -60,6 +64,7 @@ class Video:
         name: the file or the number of the camera.
         rate: average frames per second.
         count: number of frames, as stated in the file; 0 if unknown.
+        format: FFmpeg's name of the file format.
 
     Raises:
         DataError: it cannot be read.
@@ -82,6 +87,7 @@ class Video:
         stream.thread_type = "AUTO"
         self.rate = Fraction(stream.average_rate or _DEFAULT_RATE)
         self.count: int = stream.frames
+        self.format: str = self._container.format.name
 
     def frames(self) -> Iterator[Frame]:
         """Yield the frames in order; a DataError if the rest cannot be decoded."""
@@ -141,8 +147,20 @@ class VideoWriter:
 
 
 def is_video(name: str) -> bool:
-    """Return True if a name is a video file or the number of a camera."""
-    return is_camera(name) or (name.lower().endswith(_VIDEO_SUFFIXES) and not Path(name).is_dir())
+    """Return True if a name is a video file or the number of a camera.
+
+    A file with an unknown suffix is one if PyAV opens it.
+    """
+    path = Path(name)
+    if is_camera(name) or path.suffix.lower() in _VIDEO_SUFFIXES:
+        return not path.is_dir()
+    if path.suffix.lower() in {"", ".txt", *image_suffixes()} or not path.is_file():
+        return False
+    try:
+        with Video(name) as video:
+            return not video.format.endswith(("_pipe", "image2"))  # FFmpeg's names of images
+    except (DataError, ConfigError):
+        return False
 
 
 def is_camera(name: str) -> bool:

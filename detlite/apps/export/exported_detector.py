@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from torch import Tensor
 from yacs.config import CfgNode
 
 from detlite.config import ConfigError, config_from
+from detlite.config.files import parse_yaml
 from detlite.conversion.checkpoint.files import CheckpointError
+from detlite.data.errors import short_repr
 from detlite.data.file_type import open_stored_zip
 from detlite.inference.predictor import READERS
 from detlite.modeling import build_model
@@ -131,10 +132,16 @@ def read_exported(
         )
     try:
         if path.suffix == ".openvino":
-            return _read_openvino(path, opts)
-        metadata, run = onnx_run(path) if path.suffix == ".onnx" else _pt2_run(path)
-        cfg, model = _build(path, opts, metadata)
-        return cfg, ProgramDetector(model, run)
+            cfg, model = _read_openvino(path, opts)
+        else:
+            read = onnx_run if path.suffix == ".onnx" else _pt2_run
+            metadata, run = read(path)
+            cfg, model = _build(path, opts, metadata)
+            model = ProgramDetector(model, run, (read, path.absolute()))
+        # A graph that does not fit the config fails here, and not in the first prediction.
+        proposals = [torch.tensor([[8.0, 8.0, 40.0, 40.0]])] if model.takes_proposals else None
+        model.detect([torch.arange(3.0 * 64 * 64).reshape(3, 64, 64) / 12288], proposals)
+        return cfg, model
     except (ConfigError, CheckpointError):
         raise
     except Exception as error:  # each library raises different types
@@ -147,7 +154,10 @@ def read_exported(
 def _build(path: Path, opts: Sequence[Any], metadata: str) -> tuple[CfgNode, DetectionModel]:
     """Build the model that the metadata of a file describes, with random weights."""
     content = json.loads(metadata)
-    config = yaml.safe_load(content["config"])
+    for category in content["categories"]:
+        if not isinstance(category["id"], int) or not isinstance(category["name"], str):
+            raise ValueError(f"invalid category {short_repr(category)}")
+    config = parse_yaml(content["config"], path)
     config.pop("IMPORTS", None)  # a file of weights must not run code
     cfg = config_from(config, path, opts)
     model = build_model(cfg)

@@ -6,6 +6,8 @@ Shapes: B images of H x W pixels, with P proposals and D detections each, padded
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +15,8 @@ from torch.export import Dim, ExportedProgram
 from torch.nn import functional as F
 
 from detlite.config import ConfigError
+from detlite.conversion.checkpoint.files import CheckpointError
+from detlite.inference.build import own_score_thresh
 from detlite.modeling.detection_model import DetectionModel
 from detlite.structures.instances import Detections, GroundTruth, Images, PredictedBoxes, Proposals
 
@@ -21,6 +25,7 @@ from .submodule_export import example_batch
 # Takes pixels float32 [B, 3, H, W] and sizes int64 [B, 2]; for a Fast R-CNN also proposals float32
 # [B, P, 4] and their validity bool [B, P]. Returns the fields of `Detections` that are not None.
 Run = Callable[..., list[Tensor]]
+Open = Callable[[Path], tuple[str, Run]]
 
 
 class Inference(nn.Module):
@@ -64,9 +69,13 @@ class ProgramDetector(DetectionModel):
     Args:
         model: the exported model; its weights are not used.
         run: the program.
+        source: a function and the file from which it reads `(metadata, run)` again, because copies
+            of the detector, for example in other processes, cannot hold the program.
     """
 
-    def __init__(self, model: DetectionModel, run: Run) -> None:
+    def __init__(
+        self, model: DetectionModel, run: Run, source: tuple[Open, Path] | None = None
+    ) -> None:
         super().__init__(
             model.normalizer,
             model.backbone,
@@ -80,8 +89,22 @@ class ProgramDetector(DetectionModel):
         self.outputs = output_names(model)
         self.takes_proposals = model.takes_proposals
         self.categories = model.categories
+        self.score_thresh = own_score_thresh(model)
         self.run = run
+        self._source = source
         self.eval()
+
+    def __getstate__(self) -> dict[str, Any]:
+        if self._source is None:
+            raise TypeError("a program that was not read from a file cannot be copied or pickled")
+        return {name: value for name, value in vars(self).items() if name != "run"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        read, path = state["_source"]
+        if not path.is_file():
+            raise CheckpointError(f"{path}: this file of the exported model was moved or removed")
+        self.run = read(path)[1]
 
     def predict(
         self, images: Images, proposals: Proposals | None = None, min_score: float = 0.0

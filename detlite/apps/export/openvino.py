@@ -64,6 +64,9 @@ class OpenVINOPart(nn.Module):
         }
         self._compiled = _core().compile_model(graph, "CPU", settings)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _part_from_bytes, (*to_bytes(self.graph), self.results)
+
     def forward(self, *arguments: Any) -> Any:
         inputs = [_to_channels_last(x.float()).numpy() for x in pytree.tree_leaves(arguments)]
         # A request owns the memory of its results, so each call needs its own.
@@ -155,6 +158,10 @@ def from_bytes(xml: bytes, weights: bytes) -> openvino.Model:
     """Convert XML and weights to a graph."""
     tensor = _openvino().Tensor(np.frombuffer(weights, np.uint8))
     return _core().read_model(xml, tensor)
+
+
+def _part_from_bytes(xml: bytes, weights: bytes, results: Arrangement) -> OpenVINOPart:
+    return OpenVINOPart(from_bytes(xml, weights), results)
 
 
 def _convert(part: ExportablePart, arguments: tuple[Any, ...]) -> openvino.Model:

@@ -9,9 +9,15 @@ import torch
 from PIL import Image
 
 from detlite.apps.batch_predict import input_sources
-from detlite.apps.batch_predict.input_sources import list_images, load_image, output_stem
+from detlite.apps.batch_predict.input_sources import (
+    expand_pages,
+    list_images,
+    load_image,
+    output_stem,
+    split_page,
+)
 from detlite.data import DataError
-from detlite.data.loading.image_io import read_image
+from detlite.data.loading.image_io import DEFAULT_OPTIONS, read_image
 
 
 @pytest.fixture
@@ -107,8 +113,8 @@ def test_unsupported_urls(photos: Path, source: str) -> None:
 class Reader:
     """Replaces a Predictor: only reads images."""
 
-    def load(self, image: Any) -> Any:
-        return read_image(image)
+    def load(self, image: Any, page: int | None = None) -> Any:
+        return read_image(image, page=page)
 
 
 def test_url_is_read_as_bytes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -135,3 +141,40 @@ def test_a_folder_of_folders(tmp_path):
     assert listed == [str(tmp_path / "a[1]/1.png"), str(tmp_path / "b/2.jpg")]
     (tmp_path / "0.jpg").touch()
     assert list_images([str(tmp_path)]) == [str(tmp_path / "0.jpg")]
+
+
+@pytest.fixture
+def paged(tmp_path: Path) -> list[str]:
+    """Files of several pages, whose first pixels are 10, 20 and 30, and files of one page."""
+    pages = [Image.new("RGB", (8, 6), (value,) * 3) for value in (10, 20, 30)]
+    names = []
+    for name in ("scan.tif", "moving.gif", "moving.webp", "moving.png"):
+        options: dict[str, Any] = {"lossless": True} if name.endswith("webp") else {}
+        pages[0].save(tmp_path / name, save_all=True, append_images=pages[1:], **options)
+        names.append(str(tmp_path / name))
+    pages[0].save(tmp_path / "one.tif")
+    return [*names, str(tmp_path / "one.tif"), str(tmp_path / "missing.tif")]
+
+
+def test_each_page_of_a_file_is_an_image(paged: list[str]) -> None:
+    names = expand_pages([*paged, "https://host.example/a.tif"], DEFAULT_OPTIONS)
+    expected = [f"{name}#page={page}" for name in paged[:4] for page in (1, 2, 3)]
+    assert names == [*expected, *paged[4:], "https://host.example/a.tif"]
+    assert split_page(names[1]) == (paged[0], 2)
+    assert split_page(paged[4]) == (paged[4], None)
+    assert [output_stem(name) for name in names[1:4]] == [
+        "scan_page2",
+        "scan_page3",
+        "moving_page1",
+    ]
+    Path(names[1]).touch()  # a file of this name is an image itself
+    assert split_page(names[1]) == (names[1], None)
+
+
+def test_pages_are_read(paged: list[str]) -> None:
+    reader: Any = Reader()
+    names = expand_pages(paged[:5], DEFAULT_OPTIONS)
+    images: list[Any] = [load_image(reader, name) for name in names]
+    assert [int(image[0, 0, 0]) for image in images] == [10, 20, 30] * 4 + [10]
+    with pytest.raises(DataError, match="3 pages"):
+        load_image(reader, paged[0])

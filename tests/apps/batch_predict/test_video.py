@@ -28,6 +28,7 @@ from detlite.config import ConfigError
 from detlite.conventions import CONVENTIONS
 from detlite.data import DataError
 from detlite.inference.images import LoadedImage
+from detlite.inference.predictor import Prediction
 
 av = pytest.importorskip("av", reason="needs PyAV, detlite[video]")
 
@@ -39,6 +40,21 @@ COUNT = 20
 def position(number: int) -> int:
     """Return the left and top side of the bright 16x16 square in a frame."""
     return 2 * number
+
+
+def test_files_of_other_suffixes_are_videos_if_they_can_be_opened(
+    file: Path, tmp_path: Path
+) -> None:
+    other = file.rename(tmp_path / "square.cam1")
+    assert is_video(str(other))
+    with Video(str(other)) as video:
+        assert len(list(video.frames())) == COUNT
+    text = tmp_path / "notes.cam1"
+    text.write_text("no video")
+    assert not is_video(str(text))
+    Image.new("RGB", (8, 8)).save(tmp_path / "photo", "PNG")
+    (tmp_path / "photo").rename(tmp_path / "photo.weird")
+    assert not is_video(str(tmp_path / "photo.weird"))
 
 
 def draw_frame(number: int) -> Image.Image:
@@ -68,18 +84,21 @@ class SquarePredictor:
     def load(self, image: Tensor) -> LoadedImage:
         return LoadedImage(image, image)
 
+    def padded_size(self, image: LoadedImage) -> tuple[int, int]:
+        return image.size
+
     def detect(self, loaded: list[LoadedImage]) -> list[Any]:
         return [(one.network_input.min(0).values > 128).nonzero().float() for one in loaded]
 
-    def to_prediction(self, pixels: Tensor, loaded: LoadedImage) -> dict[str, Any]:
+    def to_prediction(self, pixels: Tensor, loaded: LoadedImage) -> Prediction:
         (top, left), (bottom, right) = pixels.min(0).values, pixels.max(0).values + 1
-        return {
-            "boxes": torch.stack([left, top, right, bottom])[None],
-            "labels": torch.tensor([1]),
-            "scores": torch.tensor([0.9]),
-            "category_ids": [5],
-            "names": ["square"],
-        }
+        return Prediction(
+            boxes=torch.stack([left, top, right, bottom])[None],
+            labels=torch.tensor([1]),
+            scores=torch.tensor([0.9]),
+            category_ids=[5],
+            names=["square"],
+        )
 
 
 def frame_times(file: Path) -> list[Fraction]:
@@ -90,6 +109,9 @@ def frame_times(file: Path) -> list[Fraction]:
 def test_names_of_videos() -> None:
     assert is_video("a/b.MP4")
     assert is_video("0")
+    assert all(
+        is_video(f"a{suffix}") for suffix in (".ts", ".M2TS", ".flv", ".3gp", ".asf", ".ogv")
+    )
     assert not is_video("a.jpg")
     assert not is_video("photos")
 

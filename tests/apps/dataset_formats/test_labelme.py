@@ -11,8 +11,8 @@ from PIL import Image
 
 from detlite.apps.dataset_formats.find_annotations import read_folder
 from detlite.apps.dataset_formats.labeled_dataset import to_coco
+from detlite.apps.exporters import to_labelme
 from detlite.data.errors import DataError
-from detlite.inference.exporters import to_labelme
 from detlite.structures.masks.formats import to_bitmap
 
 

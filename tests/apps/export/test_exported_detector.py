@@ -1,5 +1,7 @@
 """Test that exported files can be read and detect the same objects as the model."""
 
+import copy
+import pickle
 import shutil
 import subprocess
 import sys
@@ -77,8 +79,41 @@ def test_file_detects_what_the_model_detects(file_format, tiny_config, tmp_path,
     assert prediction["masks"].shape == (len(prediction["boxes"]), 100, 150)
     assert set(prediction["names"]) <= {"category 1", "category 2", "category 3"}
     assert_agree(model, predictor.model)
+    again = pickle.loads(pickle.dumps(predictor, 2))
+    assert_agree(model, again.model)
     if file_format == "onnx":
         assert_portable(file)
+
+
+def _read_nothing(path: Path) -> tuple[str, Any]:
+    return "", len
+
+
+def test_copies_of_a_program_read_its_file_again(tiny_config, tmp_path):
+    _, model = build(tiny_config())
+    file = tmp_path / "model.onnx"
+    file.touch()
+    program = ProgramDetector(model, print, (_read_nothing, file))
+    program.categories = [{"id": 5, "name": "changed"}]
+    for again in (pickle.loads(pickle.dumps(program, 2)), copy.deepcopy(program)):
+        assert again.run is len
+        assert again.categories == program.categories
+    written = pickle.dumps(program)
+    file.unlink()
+    with pytest.raises(CheckpointError, match=r"model\.onnx: this file .* moved or removed"):
+        pickle.loads(written)
+    with pytest.raises(TypeError, match="not read from a file"):
+        pickle.dumps(ProgramDetector(model, print))
+
+
+def test_a_lower_threshold_than_the_exported_one_is_refused(tiny_config):
+    _, model = build(tiny_config("MODEL.ROI_HEADS.SCORE_THRESH", 0.2))
+    program = ProgramDetector(model, print)
+    assert Predictor(program, score_thresh=0.2).score_thresh == 0.2
+    with pytest.raises(
+        ConfigError, match=r"exported with a score threshold of 0\.2.* instead of 0\.1"
+    ):
+        Predictor(program, score_thresh=0.1)
 
 
 def assert_portable(file: Path) -> None:

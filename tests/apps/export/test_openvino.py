@@ -1,8 +1,10 @@
 """Compare parts run by OpenVINO with the original modules."""
 
+import copy
 import json
 import logging
 import os
+import pickle
 import subprocess
 import sys
 import zipfile
@@ -175,6 +177,12 @@ def test_decompression_bomb(tmp_path):
         archive.writestr("detlite.json", bytes(10_000_000))
     with pytest.raises(CheckpointError, match=r"damaged.*its parts have 10000000 bytes"):
         Predictor(tmp_path / "a.openvino")
+
+
+def test_models_can_be_pickled_and_copied(model, converted):
+    images = [torch.rand(3, 64, 96)]
+    for again in (pickle.loads(pickle.dumps(converted, 2)), copy.deepcopy(converted)):
+        assert_same(model, again, images)
 
 
 def test_original_model_is_unchanged(model, converted):

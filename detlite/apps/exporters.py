@@ -12,11 +12,13 @@ from contourpy import contour_generator
 from pycocotools import mask as rle_codec
 
 from detlite.config import ConfigError
+from detlite.inference.predictor import EXPORTERS
 from detlite.structures.masks.formats import to_bitmap
 
 _LABELME_VERSION = "5.5.0"  # version of the file format
 
 
+@EXPORTERS.register("pandas")
 def to_pandas(prediction: Mapping[str, Any]) -> Any:
     """Convert a prediction to a `pandas.DataFrame` with a row for each object.
 
@@ -44,6 +46,7 @@ def to_pandas(prediction: Mapping[str, Any]) -> Any:
     return pandas.DataFrame(columns)
 
 
+@EXPORTERS.register("supervision")
 def to_supervision(prediction: Mapping[str, Any]) -> Any:
     """Convert a prediction to `supervision.Detections`.
 

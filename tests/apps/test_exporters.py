@@ -9,9 +9,9 @@ from PIL import Image, ImageDraw
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
+from detlite.apps.exporters import outlines, to_label_studio, to_labelme, to_supervision
 from detlite.config import ConfigError
 from detlite.evaluation.results import coco_results
-from detlite.inference.exporters import outlines, to_label_studio, to_labelme, to_supervision
 from detlite.inference.predictor import Prediction, Predictor
 from detlite.modeling.build import build_model
 from detlite.structures.masks.formats import encode_bitmap
