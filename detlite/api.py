@@ -67,9 +67,10 @@ def train(
     The random generators of the caller are left as they were.
 
     Args:
-        config: YAML file, or the name of a config that detlite includes. None: choose a config for
-            the data by the rules of `detlite init`, or for `weights` their model and the rules for
-            training; the log gives the reasons. A resumed run uses its own config.
+        config: YAML file, or the name of a config that detlite includes; or a folder or annotation
+            file (.json), which is taken as `data`. None: choose a config for the data by the rules
+            of `detlite init`, or for `weights` their model and the rules for training; the log
+            gives the reasons. A resumed run uses its own config.
         data: training data, as (annotation file, image folder) with paths or URLs, or a path as for
             `detlite init --data`. For a path, one image in five is set aside for evaluation, unless
             `test_data` or the folder provides a test set. The dataset's name is "train", and its
@@ -115,6 +116,8 @@ def train(
         summary = ""
         if not isinstance(config, str | Path | None):
             raise ConfigError(f"config is {config!r}: it must be a file; pass data as `data=`")
+        if config and data is None and (Path(config).is_dir() or Path(config).suffix == ".json"):
+            config, data = None, config
         if test_data is not None and data is None:
             raise ConfigError(
                 "test_data needs training data: pass `data` too, or evaluate on other datasets "

@@ -126,6 +126,20 @@ def test_without_a_config_it_is_that_of_detlite_init(shapes, tmp_path, monkeypat
     assert actual["MODEL.RPN.ANCHOR_SIZES"] != base["MODEL.RPN.ANCHOR_SIZES"]
 
 
+def test_data_as_the_first_argument_and_numbered_folders(shapes, tmp_path, monkeypatch):
+    configs = []
+    patched = lambda cfg, resume, hooks: configs.append(cfg)  # noqa: E731
+    monkeypatch.setattr("detlite.engine.run.run_training", patched)
+    monkeypatch.chdir(tmp_path)
+    for _ in range(2):
+        detlite.train(str(shapes[0][0]), overrides=SMALL)
+        assert configs[-1].DATASETS.TRAIN == ("train",)
+        (tmp_path / configs[-1].OUTPUT_DIR / "metrics.jsonl").touch()
+    assert [cfg.OUTPUT_DIR for cfg in configs] == ["output", "output_2"]
+    with pytest.raises(ConfigError, match="already holds a run"):
+        detlite.train(str(shapes[0][0]), output_dir="output", overrides=SMALL)
+
+
 def test_a_second_run_in_the_folder_is_refused(trained, shapes, tmp_path):
     with run_lock(tmp_path), pytest.raises(ConfigError, match="another run is writing"):
         detlite.train(data=shapes[0], output_dir=tmp_path, overrides=SMALL)
