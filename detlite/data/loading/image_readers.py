@@ -295,7 +295,8 @@ def open_image(source: ImageSource, max_pixels: int) -> OpenImage:
     file: Any = path or io.BytesIO(source.read_bytes())  # type: ignore[union-attr]
     try:
         if suffix in IMAGE_READERS:
-            image: OpenImage = _ArrayImage(IMAGE_READERS.get(suffix)(file))
+            with _damage_as_value_error():
+                image: OpenImage = _ArrayImage(IMAGE_READERS.get(suffix)(file))
         else:
             image = _open_by_content(file, source, max_pixels)
     except DataError as error:

@@ -183,6 +183,25 @@ def test_results_of_a_reader_are_checked(tmp_path):
         IMAGE_READERS._builders.pop(".text")
 
 
+def test_errors_of_readers_name_the_file(tmp_path):
+    class CodecError(Exception):
+        pass
+
+    @IMAGE_READERS.register(".codec")
+    def fail(file):
+        raise CodecError("no magic")
+
+    try:
+        (tmp_path / "a.codec").write_text("-")
+        with pytest.raises(DataError, match=r"a\.codec: .*damaged.*CodecError: no magic"):
+            read_image(tmp_path / "a.codec")
+    finally:
+        IMAGE_READERS._builders.pop(".codec")
+    path = write(tmp_path / "a.tif", BANDS, planarconfig="contig", compression="lzw")
+    data = path.read_bytes()
+    assert read_image(data, options=ImageOptions(channels=8)).shape == (8, 12, 20)
+
+
 def test_jpegs_are_read_at_a_reduced_size(tmp_path):
     y, x = np.mgrid[:640, :480]
     Image.fromarray(((x + y) // 5).astype(np.uint8)).save(tmp_path / "a.jpg", quality=95)
