@@ -37,11 +37,7 @@ def build_model(cfg: CfgNode) -> DetectionModel:
 
 
 def torch_device(name: str) -> torch.device:
-    """Return the device of a name; "auto" is CUDA if available, else the CPU.
-
-    Raises:
-        ConfigError: a name that torch does not know, or a device that is not available.
-    """
+    """Return the device of a name; "auto" is CUDA if available, else the CPU."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:

@@ -155,11 +155,7 @@ class DetectionModel(nn.Module, ABC):
     def prepare(
         self, images: Sequence[Tensor], proposals: Sequence[Tensor | None] | None = None
     ) -> tuple[Images, Proposals | None]:
-        """Convert the arguments of `detect` to padded records on the device of the model.
-
-        Raises:
-            TypeError, ValueError: images or proposals that do not fit.
-        """
+        """Convert the arguments of `detect` to padded records on the device of the model."""
         if proposals is not None and not self.takes_proposals:
             raise ValueError(
                 "proposals are given, but the model predicts its own. Set MODEL.LOAD_PROPOSALS for "
@@ -181,8 +177,7 @@ class DetectionModel(nn.Module, ABC):
         """Return the detections of each image, masks not pasted; see `Detector.detect`.
 
         Raises:
-            RuntimeError: the model is in training mode.
-            TypeError, ValueError: images or proposals that do not fit.
+            RuntimeError, TypeError, ValueError: training mode, or images that do not fit.
         """
         if self.training:
             raise RuntimeError("the model is in training mode: call model.eval() first")

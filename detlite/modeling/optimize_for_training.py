@@ -61,10 +61,8 @@ def use_fast_conv_gradients(model: nn.Module) -> None:
 class FoldedConvBN2d(CPUConv2d):
     """A convolution and the frozen batch norm after it, computed as one convolution.
 
-    Args:
-        conv: shares its parameters.
-        norm: keeps its place in the model, so that its entries in checkpoints keep their names, but
-            returns its input from now on.
+    `norm` keeps its place in the model, so that its entries in checkpoints keep their names, but
+    returns its input from now on.
     """
 
     def __init__(self, conv: nn.Conv2d, norm: FrozenBatchNorm2d) -> None:

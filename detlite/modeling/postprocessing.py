@@ -25,9 +25,6 @@ class Postprocess:
     `finish` for the boxes of all views.
 
     Attributes:
-        convention: rules of clipping.
-        suppression: how overlapping boxes of a label are treated.
-        detections_per_image: largest number of detections of an image.
         min_size: clipped boxes need sides of at least this many pixels of the network input, and
             above 0; negative: keep empty boxes too.
         clip: clip boxes and drop small ones before or after suppression.
@@ -46,12 +43,9 @@ class Postprocess:
         static_shapes: bool,
         min_score: float = 0.0,
     ) -> Detections:
-        """Select detections [B, D] from predicted boxes [B, N].
+        """Select detections [B, D] from boxes [B, N] in images of `sizes` int64 [B, 2].
 
-        Args:
-            predicted, sizes: boxes, and the sizes int64 [B, 2] (height, width) of the images.
-            static_shapes: D is the largest possible number, not what the fullest image needs.
-            min_score: detections with a lower score after suppression are dropped.
+        With `static_shapes`, D is the largest possible number, not what the fullest image needs.
         """
         detections = self.suppress(self.select(predicted, sizes), static_shapes)
         return self.finish(detections, sizes, static_shapes, min_score)

@@ -103,14 +103,10 @@ def prepare_targets(
 ) -> GroundTruth:
     """Check the targets of `DetectionModel.forward` and pad them to one length.
 
-    Args:
-        targets, images, num_classes: see `DetectionModel`.
-        required: "masks" and "keypoints", if targets must have them.
-        soft_masks: masks are trained on averaged bitmaps, so polygons are rejected.
-        dtype: of coordinates.
+    With `soft_masks`, masks are trained on averaged bitmaps, so polygons are rejected.
 
     Returns:
-        Ground truth [B, G] on the CPU with the required fields only; G is at least 1.
+        Ground truth [B, G] on the CPU with the `required` fields only; G is at least 1.
 
     Raises:
         TypeError, ValueError: naming the image and the field that does not fit.

@@ -37,9 +37,7 @@ class RetinaNetHead(nn.Module):
     """Two towers of 3x3 convolutions, shared by all levels: class scores and box deltas of anchors.
 
     Args:
-        in_channels, anchors_per_cell, num_scores: C, A and S.
-        num_convs: 3x3 convolutions per tower.
-        norm: after each of them; a `LevelBatchNorm` gets the number of the level.
+        norm: after each 3x3 convolution; a `LevelBatchNorm` gets the number of the level.
         prior: initial score of every anchor.
         bias: the 3x3 convolutions have a bias; None: if there is no norm.
     """

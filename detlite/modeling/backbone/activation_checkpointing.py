@@ -27,7 +27,6 @@ def checkpointed(
     Args:
         module: a ResNet stage or transformer block. Stages need less memory than blocks: memory is
             highest while the heads' maps exist, and those are freed before a stage is recomputed.
-        x: its input.
         call: a function to call instead, with the parameters of `module`.
         random: the module draws random numbers, which must be drawn again.
     """

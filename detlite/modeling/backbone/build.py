@@ -29,8 +29,6 @@ class Backbone(nn.Sequential):
     per level.
 
     Attributes:
-        in_channels: channels of images.
-        out_channels: channels of every level.
         strides: image pixels per cell of each level, finest first.
         pooled: the number of leading levels that RoIs are pooled from; the RPN uses all levels.
     """

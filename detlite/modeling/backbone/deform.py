@@ -13,7 +13,6 @@ class DeformConv3x3(nn.Module):
     Initially all offsets are 0, as in a plain convolution; if `modulated`, all taps weigh one half.
 
     Args:
-        in_channels, out_channels, stride, dilation, groups: of the convolution, which has no bias.
         modulated: the second convolution also predicts a weight (0 to 1) for each tap.
         offset_groups: the number of groups of input channels that have different offsets.
     """

@@ -13,9 +13,7 @@ class P6P7(nn.Module):
     """Two levels above P5 by 3x3 convolutions of stride 2 (RetinaNet,
     https://arxiv.org/abs/1708.02002).
 
-    Args:
-        from_c5: compute P6 from the coarsest map of the backbone, not from P5.
-        relu: apply a ReLU before P7.
+    `from_c5` computes P6 from the coarsest map of the backbone, `relu` is applied before P7.
     """
 
     def __init__(

@@ -29,8 +29,7 @@ class ResNetOptions:
 
     Attributes:
         depth: 18 or 34 (basic blocks), 50, 101 or 152 (bottlenecks).
-        stem_channels: channels after the stem.
-        res2_channels: channels of stage res2, doubled in each later stage.
+        res2_channels: of stage res2, doubled in each later stage.
         groups, width_per_group: of the 3x3 convolution in a bottleneck of res2 (ResNeXt). The inner
             width is their product, doubled in each later stage.
         stride_in_1x1: a bottleneck halves the map in its first 1x1 convolution, not in its 3x3.
@@ -158,7 +157,6 @@ class ResNet(nn.Module):
         out_stages: stages whose maps are returned, finest first; the last one ends the network.
         freeze_at: the number of leading parts (stem, res2, ...) that are not trained.
         res5_dilation: 2: the last stage dilates its convolutions instead of halving the map (DC5).
-        checkpoint_activations: use activation checkpointing for each stage, see `checkpointed`.
     """
 
     def __init__(

@@ -12,10 +12,7 @@ from .fpn import subsample
 class SimpleFeaturePyramid(nn.Module):
     """Computes levels of strides 4, 8, 16, 32 and 64 from one map of stride 16.
 
-    Args:
-        in_channels: of the map, a multiple of 4.
-        norm: between the two deconvolutions of the finest level, and after each convolution.
-        relu: after each convolution.
+    The norm is applied between the deconvolutions of the finest level too.
     """
 
     def __init__(self, in_channels: int, out_channels: int, norm: Norm, relu: bool = False) -> None:

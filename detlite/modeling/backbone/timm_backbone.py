@@ -32,12 +32,8 @@ class TimmBackbone(nn.Module):
         frozen_norm: freeze all other batch norm as well.
         drop_path: probability of stochastic depth at the last block, less before it.
 
-    Attributes:
-        channels: of each map.
-
     Raises:
-        ValueError: timm is not installed or does not know the model, or the model lacks such maps,
-            activation checkpointing or stochastic depth, or it takes images of one size only.
+        ValueError: timm does not know the model, or it lacks something that the arguments need.
     """
 
     def __init__(
@@ -121,11 +117,7 @@ def call_without_values(module: nn.Module, height: int, width: int) -> Any:
 
 
 def create(name: str, drop_path: float) -> Any:
-    """Create a classifier of timm without its last layer, for images of any size if possible.
-
-    Raises:
-        ValueError: timm is not installed, does not know the model, or it has no stochastic depth.
-    """
+    """Create a classifier of timm without its last layer, for images of any size if possible."""
     try:
         import timm
     except ImportError as error:

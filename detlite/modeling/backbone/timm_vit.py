@@ -55,10 +55,6 @@ class TimmViT(nn.Module):
     Without windows, the map is the patches of timm's `forward_features`. With windows, each window
     gets a copy of the prefix tokens, and their new value is the mean over windows. The state dict
     has timm's names, prefixed by `net.`.
-
-    Raises:
-        ValueError: timm is not installed or does not know the model, or the model is not a plain
-            transformer with patches of 16 x 16 pixels.
     """
 
     def __init__(self, name: str, options: ViTOptions) -> None:

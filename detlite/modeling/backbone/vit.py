@@ -85,10 +85,8 @@ def _dense(x: Tensor) -> Tensor:
 class Block(nn.Module):
     """Attention and an MLP, both with a residual connection.
 
-    Args:
-        side: of its windows, or of the maps without windows, see `Attention`.
-        windows: attend within windows.
-        drop_path: probability of skipping each branch for an image in training.
+    `side` is that of its windows, or without `windows` of the maps, see `Attention`. `drop_path` is
+    the probability of skipping a branch for an image in training.
     """
 
     def __init__(
@@ -126,9 +124,7 @@ class Block(nn.Module):
 class ViT(nn.Module):
     """A plain vision transformer that returns the map of its last block.
 
-    Args:
-        channels, depth, heads: see SIZES.
-        image_size: side in pixels of the images whose relative positions the global blocks learn.
+    Its global blocks learn the relative positions of images with the side `image_size` in pixels.
     """
 
     def __init__(

@@ -30,9 +30,7 @@ class BoxLoss:
     ) -> Tensor:
         """Return the loss [...] of predicted deltas [..., 4] for ground truth boxes [..., 4].
 
-        Args:
-            coder, references: the coder and the anchors or proposals [..., 4] of the deltas.
-            counted: bool [...]; the loss of other boxes is 0, whatever their values.
+        The loss of boxes that are not `counted`, bool [...], is 0, whatever their values.
         """
         # Mask the inputs, because NaN times zero is NaN, in the gradient as well.
         deltas = torch.where(counted[..., None], deltas, 0)

@@ -48,11 +48,8 @@ def suppress(
 ) -> Detections:
     """Select the highest-scoring of boxes [B, N] that do not overlap, in decreasing order: [B, D].
 
-    Args:
-        predicted, rule: the boxes and what to do with them.
-        limit: largest number of detections of an image.
-        static_shapes: D is `limit` (at most N), not what the fullest image needs.
-        views: the number of views of an image that the boxes come from.
+    D is at most `limit`; with `static_shapes` it is not what the fullest image needs, but `limit`.
+    The boxes come from `views` views of each image.
     """
     if views > 1 and rule.views_iou_thresh is not None:
         rule = replace(rule, iou_thresh=rule.views_iou_thresh)

@@ -24,12 +24,8 @@ def ceil_div(side: int, size: int) -> int:
 
 
 class PaddedConv2d(nn.Conv2d):
-    """Convolution that pads each side of its map by another number of zeros.
-
-    Args:
-        conv: a convolution without padding, whose parameters are shared.
-        margins: zeros at the left, right, top and bottom.
-    """
+    """Convolution like `conv`, with shared parameters, that pads maps by `margins` of zeros: at the
+    left, right, top and bottom."""
 
     def __init__(self, conv: nn.Conv2d, margins: tuple[int, int, int, int]) -> None:
         super().__init__(**conv_options(conv))

@@ -157,13 +157,8 @@ def weight_gradient(
     rows use the copy, which is made for a few rows of the maps at a time so that it stays in the
     cache.
 
-    Args:
-        gradient: [B, D, H', W'], of the output.
-        x: [B, C, H, W], the input. Both are read fastest in channels-last format.
-        kernel, padding, dilation: pairs (vertical, horizontal), as in `torch.nn.Conv2d`.
-
-    Returns:
-        [D, C, *kernel], summed in another order than torch's.
+    `gradient` [B, D, H', W'] of the output and the input `x` [B, C, H, W] are read fastest in
+    channels-last format. The result [D, C, *kernel] is summed in another order than torch's.
     """
     _, outputs, height, width = gradient.shape
     channels, (kernel_height, kernel_width) = x.shape[1], kernel

@@ -65,11 +65,7 @@ class FrozenBatchNorm2d(nn.Module):
 
 
 class FrozenBatchNormAct2d(FrozenBatchNorm2d):
-    """Frozen batch norm with an activation, for timm's models.
-
-    Args:
-        drop, act: called after the norm, in this order.
-    """
+    """Frozen batch norm with dropout and an activation, for timm's models."""
 
     def __init__(self, num_features: int, eps: float, drop: nn.Module, act: nn.Module) -> None:
         super().__init__(num_features, eps)
@@ -154,7 +150,6 @@ class LevelBatchNorm(nn.ModuleList):
     dominate them (Wu and Johnson, Rethinking "Batch" in BatchNorm,
     https://arxiv.org/abs/2105.07576, section 5.2). Its state dict has the names of detectron2's
     CycleBatchNormList.
-
     """
 
     def __init__(

@@ -48,11 +48,9 @@ class BoxHead(nn.Module):
     """Extractor and predictor of class scores and refined boxes.
 
     Args:
-        extractor, predictor: see `build_extractor` and `build_predictor`.
         class_agnostic: one box regression for all classes.
         class_scores: predicted boxes hold the scores of all classes.
         score_thresh: predicted boxes need a higher score.
-        convention: rules of clipping refined boxes.
     """
 
     def __init__(

@@ -27,10 +27,8 @@ from .extractors import Extractor
 class CascadeBoxHead(nn.Module):
     """Class-agnostic box heads, each applied to the boxes of the previous one.
 
-    Args:
-        stages: the heads.
-        ious: IoU from which a box is foreground in each stage. The samples of the first stage are
-            drawn with its IoU.
+    `ious` are those from which a box is foreground in each stage. The samples of the first stage
+    are drawn with its IoU.
     """
 
     def __init__(self, stages: Sequence[BoxHead], ious: Sequence[float]) -> None:

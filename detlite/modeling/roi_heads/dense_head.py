@@ -25,12 +25,7 @@ H = TypeVar("H", bound="DenseRoIHead")
 
 
 class DenseRoIHead(nn.Module, ABC):
-    """Extractor and predictor of maps.
-
-    Args:
-        extractor: None to use the features of the box head.
-        predictor: converts features [R, C, S, S] to logits [R, ..., M, M].
-    """
+    """Extractor, or None to use the features of the box head, and predictor of maps."""
 
     def __init__(
         self, extractor: Extractor | None, predictor: nn.Module, convention: Convention
@@ -69,10 +64,6 @@ def build_dense_head(
     """Build a head of class `kind` from MODEL.<section>, "ROI_MASK_HEAD" or "ROI_KEYPOINT_HEAD".
 
     It uses `box_extractor` if SHARE_BOX_FEATURE_EXTRACTOR is True.
-
-    Raises:
-        ValueError: RESOLUTION is not the size of the head's maps, or the box head's features are no
-            maps.
     """
     node, key = cfg.MODEL[section], f"MODEL.{section}"
     extractor, pooling = None, "MODEL.ROI_BOX_HEAD.POOLER_RESOLUTION"

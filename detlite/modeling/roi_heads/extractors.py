@@ -25,10 +25,7 @@ class Extractor(nn.Module):
     """Pools RoIs and computes features: vectors [R, out_channels], or maps
     [R, out_channels, out_resolution, out_resolution].
 
-    Attributes:
-        pooler: pools the RoIs from the levels.
-        out_channels: channels of the features.
-        out_resolution: side of the maps; None for vectors.
+    `out_resolution` is None for vectors.
     """
 
     pooler: Pooler
@@ -75,12 +72,7 @@ class FPN2MLPFeatureExtractor(Extractor):
 
 
 class ConvFeatureExtractor(Extractor):
-    """Pools and applies 3x3 convolutions, each with an optional norm.
-
-    Args:
-        widths: output channels of each convolution.
-        block: creates each of them, with the signature of `conv_block`.
-    """
+    """Pools and applies 3x3 convolutions of `widths` channels, each with an optional norm."""
 
     def __init__(
         self,

@@ -26,11 +26,7 @@ class KeypointHead(DenseRoIHead):
     def losses(
         self, logits: Tensor, packing: Packing, samples: Samples, truth: GroundTruth
     ) -> dict[str, Tensor]:
-        """Compute `loss_keypoint`: mean cross entropy over the cells of labelled keypoints' maps.
-
-        Raises:
-            ValueError: targets have another number of keypoints than the predictor.
-        """
+        """Compute `loss_keypoint`: mean cross entropy of the cells of labelled keypoints."""
         assert truth.keypoints is not None
         if truth.keypoints.shape[2] != logits.shape[1]:
             raise ValueError(

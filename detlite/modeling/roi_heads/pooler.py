@@ -41,7 +41,6 @@ class Pooler(nn.Module):
     """Pools each RoI from the level that fits its size.
 
     Args:
-        pool, resolution: one of POOLERS, and S.
         strides: of each level in pixels of the network input, finest first, each twice the previous
             one.
         sampling_ratio: samples per bin side; 0: depends on the size of the RoI.

@@ -42,12 +42,8 @@ class AnchorGenerator(nn.Module):
         return [len(self.get_buffer(f"cell{level}")) for level in range(len(self.strides))]
 
     def forward(self, sizes: Sequence[tuple[int, int]]) -> list[Tensor]:
-        """Generate anchors for maps of these (height, width).
-
-        Returns:
-            For each level float32 [H * W * A, 4] xyxy in image pixels, ordered by row, column,
-            then anchor.
-        """
+        """Generate anchors [H * W * A, 4] in image pixels, ordered by row, column and anchor, for
+        each of maps of these (height, width)."""
         steps = [(stride, stride) for stride in self.strides]
         if self.convention.anchor_spacing == "fit":
             rows, columns = (side * self.strides[0] for side in sizes[0])  # the padded image

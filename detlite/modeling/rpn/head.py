@@ -4,6 +4,7 @@ Shapes: B images, levels [B, C, H_l, W_l], A anchors per cell.
 """
 
 from collections.abc import Callable
+from functools import partial
 
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -71,11 +72,11 @@ class SeparableRPNHead(RPNHead):
         return self.convs(level)
 
 
-@RPN_HEADS.register("SingleConvRPNHead")
-def _build_conv_head(cfg: CfgNode, in_channels: int, anchors_per_cell: int) -> nn.Module:
-    return SingleConvRPNHead(in_channels, anchors_per_cell, cfg.MODEL.RPN.NUM_CONVS)
+def _build_head(
+    cfg: CfgNode, in_channels: int, anchors_per_cell: int, kind: type[nn.Module]
+) -> nn.Module:
+    return kind(in_channels, anchors_per_cell, cfg.MODEL.RPN.NUM_CONVS)
 
 
-@RPN_HEADS.register("SeparableRPNHead")
-def _build_separable_head(cfg: CfgNode, in_channels: int, anchors_per_cell: int) -> nn.Module:
-    return SeparableRPNHead(in_channels, anchors_per_cell, cfg.MODEL.RPN.NUM_CONVS)
+for _kind in (SingleConvRPNHead, SeparableRPNHead):
+    RPN_HEADS.register(_kind.__name__)(partial(_build_head, kind=_kind))

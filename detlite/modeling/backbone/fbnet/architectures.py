@@ -38,11 +38,7 @@ class Architecture:
     last: int = 0
 
     def blocks(self, part: str, numbers: Sequence[int] = ()) -> list[BlockSpec]:
-        """Return the blocks of a part: all, or those of each stage with one of the `numbers`.
-
-        Raises:
-            ValueError: the architecture has no such part.
-        """
+        """Return the blocks of a part: all, or those of each stage with one of the `numbers`."""
         if part not in self.parts:
             raise ValueError(
                 f"the architecture of MODEL.FBNET has no stages for {part!r}, only for "
