@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pycocotools import mask as rle_codec
 from pycocotools.coco import COCO
 
-from detlite.data import DataError
+from detlite.data import CocoDataset, DataError
 from detlite.evaluation import Results, evaluate_coco
 from detlite.structures.masks.formats import encode_bitmap, to_bitmap
 
@@ -292,3 +293,25 @@ class TestInvalidInput:
     def test_unknown_iou_type(self) -> None:
         with pytest.raises(ValueError, match="unknown 'mask'; known: bbox, segm, keypoints"):
             evaluate(make_gt(THREE), [], ("mask",))
+
+
+@pytest.mark.parametrize("kind", ["bbox", "segm"])
+def test_exact_detections_of_skipped_objects_are_no_errors(tmp_path, kind):
+    """An object whose mask cannot be used is a region to ignore."""
+    boxes = [[4, 4, 10, 8], [20, 4, 12, 9], [4, 20, 9, 9], [20, 20, 14, 12]]
+    polygons = [[x, y, x + w, y, x + w, y + h, x, y + h] for x, y, w, h in boxes]
+    rows = [
+        {"id": n, "image_id": 1, "category_id": 1, "bbox": box, "segmentation": [polygon]}
+        for n, (box, polygon) in enumerate(zip(boxes, polygons, strict=True), start=1)
+    ]
+    image = {"id": 1, "file_name": "a.png", "height": 40, "width": 40}
+    exact = [{**row, "score": 0.9 - row["id"] / 10} for row in rows]
+    content = {"images": [image], "categories": [{"id": 1, "name": "cell"}]}
+    bad = {**rows[0], "segmentation": [[1, 2, 3, 4]]}
+    (tmp_path / "a.json").write_text(json.dumps({**content, "annotations": [bad, *rows[1:]]}))
+    dataset = CocoDataset(tmp_path / "a.json", tmp_path, skip_bad=True, check_images=False)
+    for result in exact:
+        mask = rle_codec.merge(rle_codec.frPyObjects(result["segmentation"], 40, 40))
+        result["segmentation"] = {"size": [40, 40], "counts": mask["counts"].decode()}
+    results = Results.from_coco(exact, (kind,))
+    assert evaluate_coco(dataset.coco_gt(), results, (kind,))[kind]["AP"] == pytest.approx(1.0)

@@ -292,17 +292,14 @@ class AnnotationReader:
             if crowd != row.get("iscrowd", 0) or type(row.get("iscrowd", 0)) is not int:
                 use("iscrowd", Reading(crowd))
         flags |= IGNORED * (integer(row.get("ignore")) == 1)
-        area = row.get("area")
-        if area is not None and type(area) is not int:
-            value = number(area)
-            if value is None or value < 0:
+        if (area := row.get("area")) is not None:
+            pixels = number(area)
+            if pixels is None or pixels < 0:
                 effect = "They are computed from masks or boxes."
                 self.findings.add("areas that are not square pixels", effect, f"{where}: {area}")
                 changes["area"] = None
             else:
-                use("area", Reading(value, note=TEXT if isinstance(area, str) else None))
-        elif area is not None and area < 0:
-            changes["area"] = None
+                use("area", Reading(pixels, note=TEXT if isinstance(area, str) else None))
         if place is not None:
             size = self._sizes[place]
             if size[0]:

@@ -180,7 +180,7 @@ PLAIN = [
     (lambda row: {"bbox": ["a", None]}, "The tight box of the mask"),
     (lambda row: {"area": str(row["area"])}, "numbers as text"),
     (lambda row: {"area": NAN}, "areas that are not square pixels"),
-    (lambda row: {"area": -1}, ""),
+    (lambda row: {"area": -1}, "areas that are not square pixels"),
     (lambda row: {"iscrowd": None}, ""),
     (lambda row: {"iscrowd": False}, ""),
     (lambda row: {"iscrowd": "0"}, ""),
