@@ -15,6 +15,8 @@ _PIXELS = 20_000  # per image
 _PERCENTILES = 0.1, 99.9  # become black and white
 _MIN_FRACTION = 0.25  # of the values of IMAGE_BITS that the percentiles must span
 
+_COMMON = Pixels(np.zeros((1, 1, 3), np.uint8))  # in place of images that need no measuring
+
 _logger = logging.getLogger(__name__)
 
 
@@ -24,7 +26,7 @@ class ImageValues:
 
     Attributes:
         options: how to read the images.
-        mean, std: of each channel, from 0 to 1.
+        mean, std: of each channel, from 0 to 1; of RGB images of 8 bits they are not measured.
         reason: the type of the values and why they are read with `options.bits` or
             `options.value_range`; empty for 8 bits.
     """
@@ -62,6 +64,8 @@ def _sample(file: ImageSource, max_pixels: int) -> Pixels | None:
     """Return some pixels [P, 1, C] of an image; None if it cannot be read."""
     try:
         with open_image(file, max_pixels) as image:
+            if image.is_common and len(image.pages) == 1:
+                return _COMMON
             pages = [image.pixels(page) for page in range(len(image.pages))]
     except (DataError, *DECODE_ERRORS):
         return None

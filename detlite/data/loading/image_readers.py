@@ -107,12 +107,14 @@ class OpenImage:
         size: stored (height, width).
         pages: positions of the pages in the file, without thumbnails.
         channels: the number of stored channels; 0: unknown before decoding.
+        is_common: True if the header says that a model for 8-bit RGB can read it.
         is_complete: True if the file has the usual end of its format.
     """
 
     size: tuple[int, int]
     pages: Sequence[int] = (0,)
     channels = 0
+    is_common = False
     is_complete = False
 
     def __enter__(self) -> "OpenImage":
@@ -199,6 +201,7 @@ class _PillowImage(OpenImage):
         self.channels = len(file.getbands())
         # Pillow keeps only the high bytes of several channels.
         self._deep_color = file.mode[0] != "I" and str(file.tile[-1:]).endswith(";16B')]")
+        self.is_common = not self._deep_color and file.mode[0] not in "IF"
         if file.format in _PAGED and (count := getattr(file, "n_frames", 1)) > 1:
             self.pages = range(count)
             if file.format == "TIFF":
