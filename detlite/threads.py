@@ -1,7 +1,8 @@
-"""CPU cores and torch's threads: how many there are, and how they share a machine."""
+"""CPU cores and torch's threads: how many there are, and how they share a machine.
 
-import logging
-import multiprocessing
+`import detlite` reads this module, so it imports slow modules where it uses them.
+"""
+
 import os
 import time
 from pathlib import Path
@@ -11,8 +12,6 @@ _PROC, _CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 _BUSY_CORES = 0.5  # used by other programs: fewer are usual
 _SAMPLE_SECONDS = 0.3
 _limited = (0, 0)  # torch's threads before and after the last `limit_threads`
-
-logger = logging.getLogger(__name__)
 
 
 def wait_passively() -> None:
@@ -39,6 +38,8 @@ def limit_threads(processes: int = 1) -> None:
         processes: number of processes on this machine that share the cores. With several, other
             programs are not considered.
     """
+    import logging
+
     import torch
 
     global _limited
@@ -54,7 +55,7 @@ def limit_threads(processes: int = 1) -> None:
         time.sleep(_SAMPLE_SECONDS)
         if (busy := others.cores()) >= _BUSY_CORES:
             free = max(min(free, cores - round(busy)), 1)
-            logger.warning(
+            logging.getLogger(__name__).warning(
                 "other programs use %.1f of %d cores: torch uses %d of its %d threads. Stop them, "
                 "or set OMP_NUM_THREADS", busy, cores, free, threads
             )  # fmt: skip
@@ -88,6 +89,8 @@ class OtherPrograms:
     @staticmethod
     def _read() -> tuple[float, float, float]:
         """Return the time, and the CPU seconds of all programs and of this one."""
+        import multiprocessing
+
         names = {f"cpu{number}" for number in _affinity()}
         rows = [line.split() for line in _read_text(_PROC / "stat").splitlines()]
         # Columns: user, nice, system, idle, iowait, irq, softirq, steal.
