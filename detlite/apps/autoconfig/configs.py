@@ -243,6 +243,7 @@ def _statistics(cfg: CfgNode, name: str) -> DatasetStatistics:
         images,
         build_image_options(cfg),
         cfg.DATASETS.CHECK_IMAGES,
+        cfg.DATASETS.CROWDS_AS_OBJECTS,
     )
 
 

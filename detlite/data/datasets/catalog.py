@@ -208,15 +208,20 @@ def build_test_datasets(cfg: CfgNode) -> list[CocoDataset]:
 
 
 def check_sets(cfg: CfgNode) -> None:
-    """Raise ConfigError or DataError if training would refuse the data sets together."""
-    train, tests = build_train_dataset(cfg), build_test_datasets(cfg)
-    for test in tests:
-        if test.categories != train.categories:
-            difference = [row for row in test.categories if row not in train.categories]
+    """Raise ConfigError or DataError if a run would refuse the data sets together."""
+    tests = build_test_datasets(cfg)
+    if not cfg.DATASETS.TRAIN:
+        return
+    train = build_train_dataset(cfg)
+    trained, *tested = [
+        {row["id"]: row["name"] for row in one.categories} for one in (train, *tests)
+    ]
+    for test, names in zip(tests, tested, strict=True):
+        if names != trained:
             raise DataError(
-                f"{test.annotation_file}: the categories differ from those of {train.name}: "
-                f"{short_repr(difference or test.categories)}. Tests need the ids and names that "
-                "are trained on; `detlite init` matches them by name"
+                f"{test.annotation_file}: the categories {short_repr(names)} differ from those of "
+                f"{train.name}, {short_repr(trained)}. Tests need the ids and names that are "
+                "trained on; `detlite init` matches them by name"
             )
 
 
