@@ -151,7 +151,8 @@ def _encode(coco_gt: COCO, rows: Sequence[dict[str, Any]]) -> EncodedMasks:
             masks[n] = {"size": sizes[n], "counts": text}
         for n, mask in enumerate(masks):
             if isinstance(mask["counts"], list):
-                if rle_problem(mask, *sizes[n].tolist(), may_be_empty=True):
+                height, width = sizes[n].tolist()
+                if rle_problem(mask, height, width, may_be_empty=True):
                     raise ValueError("an RLE is invalid")
                 masks[n] = rle_codec.frPyObjects(mask, *mask["size"])
         encoded = EncodedMasks.from_rles(masks)
@@ -160,10 +161,11 @@ def _encode(coco_gt: COCO, rows: Sequence[dict[str, Any]]) -> EncodedMasks:
             if problem := segmentation_problem(row["segmentation"], height, width):
                 raise DataError(f"ground truth: annotation {row['id']}: {problem}") from error
         raise
-    if (n := _first((encoded.sizes != sizes.reshape(-1, 2)).any(axis=1))) is not None:
+    if (wrong := _first((encoded.sizes != sizes.reshape(-1, 2)).any(axis=1))) is not None:
         raise DataError(
-            f"ground truth: annotation {rows[n]['id']}: the mask has the size "
-            f"{encoded.sizes[n].tolist()}, but its image has {sizes[n].tolist()} (height, width)"
+            f"ground truth: annotation {rows[wrong]['id']}: the mask has the size "
+            f"{encoded.sizes[wrong].tolist()}, but its image has {sizes[wrong].tolist()} (height, "
+            "width)"
         )
     return encoded
 

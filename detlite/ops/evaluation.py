@@ -121,6 +121,7 @@ def precision_recall(
     positives: Tensor,
     limits: Tensor,
     recall_thresholds: Tensor,
+    *,
     max_dets: int,
 ) -> tuple[Tensor, Tensor]:
     """Compute COCO's precision and recall (pycocotools' `COCOeval.accumulate`).

@@ -365,7 +365,9 @@ def scalar_tables(
     return precision, counted.count(1) / positives
 
 
-@pytest.mark.parametrize("function", [precision_recall, FALLBACKS["precision_recall"]])
+@pytest.mark.parametrize(
+    "function", [torch.ops.detlite.precision_recall, FALLBACKS["precision_recall"]]
+)
 def test_tables_follow_their_definition(function: Any) -> None:
     rng = np.random.default_rng(0)
     ends, detections = np.array([0, 30, 30, 90]), 90
