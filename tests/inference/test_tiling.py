@@ -35,6 +35,7 @@ class BrightParts(nn.Module):
     categories = ({"id": 1, "name": "white"}, {"id": 2, "name": "magenta"})
     convention = CONVENTIONS["detlite"]
     channels = 3
+    normalizer = SimpleNamespace(divisibility=0)
     mask_threshold = 0.5
     device = torch.device("cpu")
     takes_proposals = False

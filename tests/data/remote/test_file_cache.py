@@ -124,7 +124,7 @@ def test_without_space_nothing_is_cached_and_one_warning_logged(
         for key in (KEYS[0], KEYS[0], KEYS[1]):
             assert cache.read(key, lambda: b"abc") == b"abc"
     (record,) = caplog.records
-    assert "remote files are not cached" in record.getMessage()
+    assert "files are not cached" in record.getMessage()
 
 
 def _read_all(cache, fetched, start):
