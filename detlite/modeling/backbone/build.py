@@ -145,7 +145,7 @@ def _build_timm(cfg: CfgNode) -> Backbone:
 
 @BACKBONES.register("MobileNetV3-Large-FPN")
 def _build_mobilenet(cfg: CfgNode) -> Backbone:
-    """Build torchvision's pyramid of two levels of stride 32, of which RoIs use the first."""
+    """Build torchvision's pyramid of two levels of stride 32. RoIs use the first one."""
     body = MobileNetV3(
         build_norm(cfg, cfg.MODEL.RESNETS.NORM),
         cfg.MODEL.BACKBONE.FREEZE_CONV_BODY_AT,
