@@ -55,14 +55,15 @@ def models(request, recipe):
 
 
 def test_detections_end_to_end(models, recipe):
-    _, reference, predictor = models
+    name, reference, predictor = models
     reference.transform.min_size = (115,)  # a fractional scale factor
     predictor.min_size = 115
     difference = compare_torchvision(reference, predictor, recipe.load_picture("D")[0])
     reference.transform.min_size = (SHORT_SIDE,)
     difference.check(
-        21, box=0.02, score=3e-4, mask=1e-3, keypoint=0.02, keypoint_score=1e-3, ties=2
-    )
+        21, box=1e-3 if "mobilenet" in name else 0.02, score=3e-4, mask=1e-3, keypoint=0.02,
+        keypoint_score=1e-3, ties=2,
+    )  # fmt: skip
 
 
 def test_losses_and_gradients_of_a_step(models, recipe):
