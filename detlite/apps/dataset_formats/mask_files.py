@@ -12,7 +12,7 @@ have a folder for each category; otherwise the only category is "object".
 """
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -85,8 +85,8 @@ def read_mask_folder(tree: FileTree, conversion: Conversion) -> LabeledDataset:
             with conversion.collect():
                 raise DataError(f"{one}: belongs to no image: there is none with its name")
     _check_categories([one for many in masks.values() for one in many])
-    names, doubts, sets, images = _class_names(tree), Counter[str](), [], []
-    examples: dict[str, str] = {}
+    names, sets, images = _class_names(tree), [], []
+    doubts: defaultdict[str, list[str]] = defaultdict(list)
     mask_paths = {one.file for many in masks.values() for one in many}
     for image in tree.images:
         if image in mask_paths or _mask_place(image, tree):
@@ -102,20 +102,18 @@ def read_mask_folder(tree: FileTree, conversion: Conversion) -> LabeledDataset:
                         continue
                     pieces = label_pieces(mask.values)
                     for doubt, example in _doubts(mask, pieces):
-                        doubts[doubt] += 1
-                        examples.setdefault(doubt, f"{example} in {one.file}")
+                        doubts[doubt].append(f"{example} in {one.file}")
                     sets.append(set(np.unique(mask.values[mask.values > 0]).tolist()))
                     objects += _objects(one, mask.values, pieces, conversion.masks, names)
             images.append(LabeledImage(image, size, objects, tree.split_of(image)))
     union = set().union(*sets)
     gaps = sum(values != set(range(1, len(values) + 1)) for values in sets)
     if len(sets) > 2 and 1 < len(union) <= _MAX_CLASSES and gaps:
-        doubts["have only a few values that recur, as classes do"] = gaps
-        examples["have only a few values that recur, as classes do"] = str(sorted(union))
+        doubts["have only a few values that recur, as classes do"] = [str(sorted(union))] * gaps
     if doubts and not conversion.masks:
         kinds = "; ".join(
-            f"{count} of {len(sets)} {doubt} (such as {examples[doubt]})"
-            for doubt, count in doubts.items()
+            f"{len(examples)} of {len(sets)} {doubt} (such as {examples[0]})"
+            for doubt, examples in doubts.items()
         )
         choices = "; ".join(f"--masks {mode}: {meaning}" for mode, meaning in MODES.items())
         raise DataError(
