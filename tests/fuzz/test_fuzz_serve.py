@@ -151,7 +151,7 @@ def test_clients_that_disconnect_during_prediction(port, client):
         writer.transport.abort()
 
     async def send_all() -> None:
-        await asyncio.gather(*(send_and_leave() for _ in range(100)))
+        await asyncio.gather(*(send_and_leave() for _ in range(50)))
 
     asyncio.run(send_all())
     headers = {"Content-Type": "image/png"}

@@ -128,16 +128,16 @@ class Service:
             if refusal is not None:
                 raise refusal
             body = await extract_file(request, body, self.limits)
-            with self._admitted(body):
+            pixels = await asyncio.to_thread(_pixels_in_header, body, self.limits)
+            with self._admitted(pixels):
                 return await self._detect(body, request_threshold(request, self.limits), deadline)
         finally:
             self.in_progress -= accepted
             self.metrics.in_progress.set(self.in_progress)
 
     @contextmanager
-    def _admitted(self, body: bytes) -> Iterator[None]:
+    def _admitted(self, pixels: int) -> Iterator[None]:
         """Reserve memory for an image. Raises a Refusal if other images take too much."""
-        pixels = _pixels_in_header(body, self.limits)
         if self.pixels and self.pixels + pixels > self.limits.total_pixels:
             raise Refusal(503, f"images with {self.pixels} pixels are waiting or running already")
         self.pixels += pixels

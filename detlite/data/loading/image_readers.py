@@ -35,6 +35,7 @@ _ORIENTATION = 0x0112  # EXIF tag
 _SUBFILE_TYPE, _BITS, _SAMPLES, _EXTRA = 254, 258, 277, 338
 _NO_PAGE, _ALPHA = 0b101, (1, 2)  # a thumbnail or a mask; opacity
 _MAX_TIFF_VALUES = 1 << 31
+_MAX_PAGES = 256  # of a TIFF from bytes
 _TIFF_STARTS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 # Formats with independent pages. Further images in a JPEG (MPO) or PSD are previews and layers.
 _PAGED = ("TIFF", "GIF", "WEBP", "PNG")
@@ -164,6 +165,14 @@ class _Tiff(OpenImage):
         with _damage_as_value_error():
             self._file = tifffile.TiffFile(file)
             every: Any = self._file.pages
+            # A chain of pages may be a circle, and of bytes from anybody each page costs time.
+            offsets = set[int]()
+            for page in every:
+                if page.offset in offsets or (
+                    len(offsets) == _MAX_PAGES and not isinstance(file, Path)
+                ):
+                    raise ValueError(f"a circle of pages, or more than {_MAX_PAGES}")
+                offsets.add(page.offset)
             self.pages = [i for i, one in enumerate(every) if not one.subfiletype & _NO_PAGE]
             self.size = every[self.pages[0]].imagelength, every[self.pages[0]].imagewidth
             if not all(every[n].imagelength and every[n].imagewidth for n in self.pages):

@@ -232,3 +232,18 @@ def test_damaged_tiffs_of_tifffile(tmp_path):
         file.pages[0].tags["SamplesPerPixel"].overwrite(65535)
     with pytest.raises(DataError, match=r"b\.tif: "):
         read_image(tmp_path / "b.tif")
+
+
+def test_a_circle_of_pages(tmp_path):
+    file = tmp_path / "a.tif"
+    pages = np.zeros((150, 2, 3, 5), np.uint16)
+    tifffile.imwrite(file, pages, photometric="minisblack", planarconfig="contig", metadata=None)
+    with tifffile.TiffFile(file) as opened:
+        first, last = opened.pages[0].offset, opened.pages[149].offset
+    data = bytearray(file.read_bytes())
+    count = struct.unpack_from("<H", data, last)[0]
+    struct.pack_into("<I", data, last + 2 + 12 * count, first)
+    file.write_bytes(data)
+    for source in (file, bytes(data)):
+        with pytest.raises(DataError, match="damaged or truncated"):
+            read_image(source)
