@@ -71,22 +71,25 @@ class FusedPart(nn.Module):
         code: defines the function `forward`.
     """
 
+    _forward: Any
+
     def __init__(self, graph: fx.Graph, layers: dict[str, nn.Module]) -> None:
         super().__init__()
+        names: dict[str, str] = {}
         for node in graph.nodes:
-            name = str(node.target).replace(".", "_")
-            if node.op == "call_module":
-                self.add_module(name, layers[node.target])
-                node.target = name
-            elif node.op == "get_attr":
-                owner, _, attribute = str(node.target).rpartition(".")
-                self.register_buffer(name, getattr(layers[owner], attribute))
-                node.target = name
+            if node.op in ("call_module", "get_attr"):
+                path = str(node.target)
+                node.target = name = names.setdefault(path, f"step_{len(names)}")
+                owner, _, attribute = path.rpartition(".")
+                if node.op == "call_module":
+                    self.add_module(name, layers[path])
+                else:
+                    self.register_buffer(name, getattr(layers[owner], attribute))
         generated = graph.python_code("self")
-        names = generated.globals
         self.code = generated.src
-        self._imports = {k: v.__name__ for k, v in names.items() if isinstance(v, ModuleType)}
-        self._objects = {k: v for k, v in names.items() if k not in self._imports}
+        found = generated.globals
+        self._imports = {k: v.__name__ for k, v in found.items() if isinstance(v, ModuleType)}
+        self._objects = {k: v for k, v in found.items() if k not in self._imports}
         self._define()
 
     def forward(self, *args: Any) -> Any:
@@ -163,7 +166,7 @@ def _split_layers(module: nn.Module) -> None:
 
 
 class _Graph:
-    """The graph of a part, and the layers that it calls by name."""
+    """The graph of a part, and the layers that it calls; names of new ones start with a dot."""
 
     def __init__(self, part: nn.Module, levels: int) -> None:
         self.graph = _Recorder(part, levels).graph
@@ -183,7 +186,7 @@ class _Graph:
         for node in self._last_layers():
             groups.setdefault(self._merge_key(node) or node, []).insert(0, node)
         for nodes in groups.values():
-            name = "last_" + "_".join(str(node.target) for node in nodes)
+            name = ".last " + " ".join(str(node.target) for node in nodes)
             layers: list[Any] = [self._layer(node) for node in nodes]
             if name not in self.layers:  # levels share the layers
                 mergeable = self._conv(nodes[0])
@@ -210,7 +213,7 @@ class _Graph:
             fused_nodes, norm, other, activation = self._followers(node)
             key = (node.target, norm, activation)
             if key not in fused:  # levels share the layer
-                fused[key] = f"fused_{len(fused)}"
+                fused[key] = f".fused {len(fused)}"
                 self.layers[fused[key]] = FusedConv2d(conv, norm, activation, dtype)
             with self.graph.inserting_before(fused_nodes[-1]):
                 arguments = (node.args[0],) if other is None else (node.args[0], other)

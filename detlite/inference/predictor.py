@@ -186,13 +186,14 @@ class Predictor:
             if views is None and min_size is None and max_size is None:
                 views = build_views(cfg)
             tiling = tiling or build_tiling(cfg)
-        while isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
-            model = model.module
-        if not hasattr(model, "detect"):
-            raise TypeError(f"Predictor takes a model of build_model, not {type(model).__name__}")
+        plain: Any = model
+        while isinstance(plain, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+            plain = plain.module
+        if not hasattr(plain, "detect"):
+            raise TypeError(f"Predictor takes a model of build_model, not {type(plain).__name__}")
         if score_thresh is not None:
-            model = with_score_thresh(model, score_thresh)
-        self.model: DetectionModel = model.eval()
+            plain = with_score_thresh(plain, score_thresh)
+        self.model: DetectionModel = plain.eval()
         self.min_size = sizes[0] if min_size is None else min_size
         self.max_size = sizes[1] if max_size is None else max_size
         self.score_thresh = score_thresh or 0.0

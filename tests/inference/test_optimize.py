@@ -196,6 +196,24 @@ def test_convolutions_with_asymmetric_padding_are_fused() -> None:
     assert not any(isinstance(child, nn.Conv2d) for child in fused.modules())
 
 
+def test_layers_with_similar_paths_stay_apart() -> None:
+    class Similar(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = nn.ModuleDict({"b_c": nn.Linear(4, 4)})
+            self.a_b = nn.ModuleDict({"c": nn.Linear(4, 4)})
+            self.fused_0, self.scale = nn.Conv2d(4, 4, 1), nn.Parameter(torch.tensor(3.0))
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.fused_0(x).mean((2, 3))
+            return self.scale * self.a_b["c"](self.a["b_c"](y))
+
+    part, x = Similar().eval(), torch.randn(2, 4, 3, 3)
+    with torch.no_grad():
+        fused = fuse(copy.deepcopy(part), torch.float32, levels=1, scores=False)
+        torch.testing.assert_close(fused(x), part(x))
+
+
 def test_the_added_tensor_may_be_broadcast() -> None:
     class Shifted(nn.Module):
         def __init__(self) -> None:

@@ -123,9 +123,8 @@ def _similar_images(
     """Remove up to `count` images from `reading` that are read and padded to the same size."""
     size, batch = predictor.padded_size(loaded), Batch()
     for index, future in list(reading):
-        image = future.result() if future.done() else None
-        is_image = len(batch) < count and isinstance(image, LoadedImage)
-        if is_image and predictor.padded_size(image) == size:
+        image = future.result() if future.done() and len(batch) < count else None
+        if isinstance(image, LoadedImage) and predictor.padded_size(image) == size:
             batch[index] = image
             reading.remove((index, future))
     return batch
