@@ -157,6 +157,11 @@ def config_findings(
             "MODEL.RPN.FPN_POST_NMS_TOP_N_TEST above that.",
             full, "image", f"image {index.image_ids[number]} with {counts[number]}", len(counts),
         )  # fmt: skip
+    key, limit = _proposal_limit(cfg)
+    if len(counts) and counts.max() > limit and not cfg.TEST.TILE:
+        effect = f"{key} is {limit}: set it above {counts.max()}."
+        full = int((counts > limit).sum())
+        yield Finding("images with more objects than proposals", effect, full, "image")
     if "exif_orientation=False" in cfg.MODEL.CONVENTION_OVERRIDE:
         effect = "Annotations count stored pixels, as MODEL.CONVENTION_OVERRIDE says."
         yield Finding("EXIF orientations are not applied", effect, 0)
@@ -171,6 +176,17 @@ def config_findings(
             else "Images are not mirrored. Name pairs in DATASETS.KEYPOINT_FLIP_PAIRS to allow it.",
             0,
         )
+
+
+def _proposal_limit(cfg: CfgNode) -> tuple[str, float]:
+    """Return the key and the number of proposals of an image; infinite without proposals."""
+    if cfg.MODEL.META_ARCHITECTURE == "RetinaNet":
+        return "", float("inf")
+    if cfg.MODEL.LOAD_PROPOSALS:
+        key = "PRECOMPUTED_PROPOSAL_TOPK_TEST"
+        return f"DATASETS.{key}", cfg.DATASETS[key]
+    key = ("FPN_" if "FPN" in cfg.MODEL.BACKBONE.CONV_BODY else "") + "POST_NMS_TOP_N_TEST"
+    return f"MODEL.RPN.{key}", cfg.MODEL.RPN[key]
 
 
 def locate_dataset(cfg: CfgNode, name: str) -> tuple[str, Location, ImageFolder]:
