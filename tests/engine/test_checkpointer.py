@@ -182,7 +182,9 @@ def test_checkpoints_hold_config_and_categories(train_toy):
     checkpoint = read_checkpoint(Path(cfg.OUTPUT_DIR) / "model_final.pth")
     file = Path(cfg.OUTPUT_DIR) / "again.yaml"
     file.write_text(checkpoint.config)
-    assert load_config(file) == cfg
+    stored = load_config(file)
+    assert 0 < stored.TEST.SCORE_THRESHOLD < 1  # measured by the evaluation
+    assert load_config(file, ["TEST.SCORE_THRESHOLD", 0.0]) == cfg
     assert checkpoint.convention == "detlite"
     assert checkpoint.categories == [{"id": 7, "name": "red"}, {"id": 9, "name": "green"}]
 

@@ -85,11 +85,11 @@ def test_files(run: Run, weights: Path, photos: Path, tmp_path: Path) -> None:
 def test_threshold_and_overrides(run: Run, weights: Path, photos: Path, tmp_path: Path) -> None:
     arguments = ("--weights", weights, "--input", photos, "--output", tmp_path)
     found = []
-    for more in (("0",), ("1",), ("0", "MODEL.ROI_HEADS.SCORE_THRESH", "1.0")):
+    for more in (("0",), ("1",), ("0", "MODEL.ROI_HEADS.DETECTIONS_PER_IMG=1")):
         assert run(*arguments, "--overwrite", "--threshold", *more) == 0
         found.append(len(json.loads((tmp_path / "results.json").read_text())))
-    assert found[0] > 0
-    assert found[1:] == [0, 0]
+    assert found[0] > 2
+    assert found[1:] == [0, 2]
 
 
 def test_tile_options_are_config_overrides(
