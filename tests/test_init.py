@@ -45,3 +45,13 @@ def test_kernels_are_imported_without_importing_torch_first(repo_root):
         [sys.executable, "-c", program], cwd=repo_root, text=True, capture_output=True, check=True
     )
     assert done.stdout == "nms\n"
+
+
+def test_prediction_does_not_import_torchvision() -> None:
+    """Its import takes longer than that of everything else in detlite."""
+    modules = "detlite.inference.predictor, detlite.apps.batch_predict.predict_run"
+    program = f"import sys, {modules}; print({{'torchvision', 'sympy'}} & {{*sys.modules}})"
+    done = subprocess.run(
+        [sys.executable, "-c", program], text=True, capture_output=True, check=True
+    )
+    assert done.stdout == "set()\n"

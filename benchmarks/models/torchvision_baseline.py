@@ -19,7 +19,7 @@ from torchvision.ops.feature_pyramid_network import LastLevelMaxPool
 from yacs.config import CfgNode
 
 from detlite.config import ConfigError, load_config
-from detlite.conversion import to_torchvision
+from detlite.conversion.torchvision_export import to_torchvision
 from detlite.modeling.build import build_model
 from detlite.modeling.detection_model import DetectionModel
 from detlite.modeling.layers.norm import build_norm

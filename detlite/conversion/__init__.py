@@ -6,7 +6,6 @@ rename, adapt and configure its checkpoints. `convert` applies it.
 
 from .convert import SOURCES, ConvertedCheckpoint, convert, detect_source
 from .download.weight_catalog import find_weights, weight_file
-from .torchvision_export import to_torchvision
 
 __all__ = [
     "SOURCES",
@@ -14,6 +13,5 @@ __all__ = [
     "convert",
     "detect_source",
     "find_weights",
-    "to_torchvision",
     "weight_file",
 ]

@@ -1,18 +1,22 @@
 """Categories of published models: those of COCO and PASCAL VOC."""
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
-
-from torchvision.models.detection import (
-    KeypointRCNN_ResNet50_FPN_Weights,
-    MaskRCNN_ResNet50_FPN_Weights,
-)
 
 from detlite.data.datasets.voc import CATEGORIES as VOC
 
-# By COCO id from 1; the ids that COCO does not use have the name "N/A".
-_NAMES = MaskRCNN_ResNet50_FPN_Weights.COCO_V1.meta["categories"][1:]
-_KEYPOINTS = KeypointRCNN_ResNet50_FPN_Weights.COCO_V1.meta["keypoint_names"]
+
+@cache
+def _coco_names() -> tuple[list[str], list[str]]:
+    """Return the categories by COCO id from 1 ("N/A" for unused ids), and the keypoints."""
+    from torchvision.models import detection  # late, because it takes seconds
+
+    masks, keypoints = (
+        detection.MaskRCNN_ResNet50_FPN_Weights,
+        detection.KeypointRCNN_ResNet50_FPN_Weights,
+    )
+    return masks.COCO_V1.meta["categories"][1:], keypoints.COCO_V1.meta["keypoint_names"]
 
 
 def guess_categories(num_classes: int, keypoints: bool = False) -> list[dict[str, Any]]:
@@ -28,7 +32,8 @@ def guess_categories(num_classes: int, keypoints: bool = False) -> list[dict[str
     Returns:
         `num_classes - 1` categories {"id", "name"}, in order of the labels 1, 2, ....
     """
-    ids = [{"id": number, "name": name} for number, name in enumerate(_NAMES, start=1)]
+    names, keypoint_names = _coco_names()
+    ids = [{"id": number, "name": name} for number, name in enumerate(names, start=1)]
     if num_classes == 91:
         return ids
     if num_classes == 81:
@@ -36,7 +41,7 @@ def guess_categories(num_classes: int, keypoints: bool = False) -> list[dict[str
     if num_classes == len(VOC) + 1:
         return [{"id": label, "name": name} for label, name in enumerate(VOC, start=1)]
     if num_classes == 2 and keypoints:
-        return [{**ids[0], "keypoints": _KEYPOINTS}]
+        return [{**ids[0], "keypoints": keypoint_names}]
     return [{"id": label, "name": f"class {label}"} for label in range(1, num_classes)]
 
 
@@ -45,6 +50,7 @@ def categories_from_names(names: Sequence[str]) -> list[dict[str, Any]]:
 
     The ids are COCO's if all names are categories of COCO, or else the labels.
     """
-    of_coco = set(names) <= set(_NAMES) - {"N/A"} and len(set(names)) == len(names)
-    ids = [_NAMES.index(name) + 1 if of_coco else label for label, name in enumerate(names, 1)]
+    coco, _ = _coco_names()
+    of_coco = set(names) <= set(coco) - {"N/A"} and len(set(names)) == len(names)
+    ids = [coco.index(name) + 1 if of_coco else label for label, name in enumerate(names, 1)]
     return [{"id": number, "name": name} for number, name in zip(ids, names, strict=True)]

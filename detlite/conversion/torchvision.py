@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torchvision.models import detection
 
 from .checkpoint_source import (
     CheckpointSource,
@@ -138,6 +137,8 @@ def _published_name(path: Path) -> str:
     """Return the name of torchvision's detector in a file, by its name or hash; "" for others."""
     if not path.is_file():
         return ""
+    from torchvision.models import detection  # late, because it takes seconds
+
     digits = hashlib.sha256(path.read_bytes()).hexdigest()[:8]
     for enum in (getattr(detection, name) for name in dir(detection) if name.endswith("_Weights")):
         for weights in enum:

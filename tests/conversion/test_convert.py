@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from detlite.conversion import convert, detect_source, to_torchvision
+from detlite.conversion import convert, detect_source
 from detlite.conversion.checkpoint.files import CheckpointError, read_checkpoint
 from detlite.conversion.checkpoint.loading import build_model_from_checkpoint
 from detlite.conversion.convert import unwrap
+from detlite.conversion.torchvision_export import to_torchvision
 from detlite.modeling.build import build_model
 from tests.conversion.synthetic_state_dicts import (
     CLASSES,

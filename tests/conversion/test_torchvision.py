@@ -12,8 +12,8 @@ from torchvision.ops import FrozenBatchNorm2d
 
 import detlite
 from detlite.config import ConfigError
-from detlite.conversion import to_torchvision
 from detlite.conversion.checkpoint.files import read_checkpoint
+from detlite.conversion.torchvision_export import to_torchvision
 from tests.conversion.recorded_outputs import load_recipe
 from tests.conversion.torchvision_models import (
     TORCHVISION,

@@ -16,7 +16,7 @@ from torchvision.models import detection
 from torchvision.ops import FrozenBatchNorm2d
 
 import detlite
-from detlite.conversion import to_torchvision
+from detlite.conversion.torchvision_export import to_torchvision
 from detlite.data.transforms.resize import resize_shortest
 from tests.conversion.detection_differences import (
     DetectionDifference,

@@ -22,7 +22,6 @@ from typing import NamedTuple
 from urllib.parse import unquote, urldefrag, urlsplit
 
 import torch
-from torchvision.models import get_weight
 from yacs.config import CfgNode
 
 from detlite.config import ConfigError, expand_path
@@ -132,6 +131,8 @@ def _web(scheme: str, rest: str, root: Path) -> _RemoteFile:
 
 
 def _torchvision(name: str, _root: Path) -> _RemoteFile:
+    from torchvision.models import get_weight  # late, because it takes seconds
+
     try:
         url = get_weight(name).url
     except (KeyError, ValueError, AttributeError) as error:
