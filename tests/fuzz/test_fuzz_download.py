@@ -116,4 +116,4 @@ def test_names(name, server, tmp_path, bounded):
         except ConfigError as error:
             check_message(error)
             return
-    assert not re.match(r"https?://|catalog:|detectron2:", name) or root in file.parents
+    assert not re.match(r"(https?|catalog|detectron2)://", name) or root in file.parents
