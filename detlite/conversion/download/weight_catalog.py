@@ -93,7 +93,7 @@ def find_weights(name: str, root: str) -> Path:
             return _download(_REMOTE[scheme](rest, expand_path(root)))
         schemes = ", ".join(f"{known}://" for known in (*_REMOTE, *_LOCAL))
         raise ConfigError(f"must be a path, or start with one of {schemes}")
-    except ValueError as error:  # ConfigError, RemoteError, or an invalid URL
+    except (ValueError, OSError) as error:  # also an invalid URL, and a name that is too long
         raise ConfigError(f"weights {without_secrets(name)}: {error}") from error
 
 

@@ -140,7 +140,7 @@ def test_unknown_catalog_name(name, tmp_path):
     [
         "detectron2://../../outside.pkl", "detectron2:///etc/outside.pkl", "catalog://a/../../b",
         "hf://owner/name/../../file.pth", "https://host/a%00b.pth", "http://host/a%0Ab.pth",
-        "https://[::1/w.pth", "http://host:port/w.pth", "https://me:secret@host/w.pth?key=secret",
+        "catalog://" + 300 * "n", "https://[::1/w.pth", "http://host:port/w.pth", "https://me:secret@host/w.pth?key=secret",
     ],
 )  # fmt: skip
 def test_names_of_no_file(name, tmp_path):
