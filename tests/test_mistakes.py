@@ -202,10 +202,10 @@ def _(project: Project) -> list[Any]:
     return project.train()
 
 
-@mistake("OUTPUT_DIR holds another run")
+@mistake("`--output` or OUTPUT_DIR on the command line holds another run")
 def _(project: Project) -> list[Any]:
     project.file("run/metrics.jsonl", "")
-    return project.train()
+    return [*project.train(), f"OUTPUT_DIR={project.output}"]
 
 
 @mistake("the folder to predict on has no images")

@@ -49,9 +49,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from detlite.api import train
+    from detlite.config import load_config
     from detlite.distributed import restart_count
     from detlite.engine.signals import StoppedError
 
+    overrides = config_overrides(args)
+    if args.config is not None:
+        load_config(args.config, overrides)  # `train` would take a path of data, too
     try:
         train(
             args.config,
@@ -59,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
             weights=args.weights,
             minutes=args.minutes,
             output_dir=args.output,
-            overrides=config_overrides(args),
+            overrides=overrides,
             resume=args.resume or restart_count() > 0,
         )
     except StoppedError as stopped:

@@ -229,10 +229,9 @@ def check_sets(cfg: CfgNode) -> None:
     if not cfg.DATASETS.TRAIN:
         return
     train = build_train_dataset(cfg)
-    trained, *tested = [
-        {row["id"]: row["name"] for row in one.categories} for one in (train, *tests)
-    ]
-    for test, names in zip(tests, tested, strict=True):
+    trained = {row["id"]: row["name"] for row in train.categories}
+    for test in tests:
+        names = {row["id"]: row["name"] for row in test.categories}
         if names != trained:
             raise DataError(
                 f"{test.annotation_file}: the categories {short_repr(names)} differ from those of "

@@ -132,7 +132,8 @@ def create(name: str, drop_path: float) -> Any:
         )
     # Without the first option, transformers take images of one size only. The second one is given
     # even if it is 0, because some models, like Swin, have another default.
-    any_size, depth = {"dynamic_img_size": True}, {"drop_path_rate": drop_path}
+    any_size: dict[str, Any] = {"dynamic_img_size": True}
+    depth: dict[str, Any] = {"drop_path_rate": drop_path}
     for options in (any_size | depth, depth, *(() if drop_path else (any_size, {}))):
         try:
             net = timm.create_model(name, num_classes=0, **options)
@@ -140,7 +141,7 @@ def create(name: str, drop_path: float) -> Any:
             continue
         for module in net.modules():
             if hasattr(module, "strict_img_size"):  # of models with convolutional positions
-                module.strict_img_size = False
+                setattr(module, "strict_img_size", False)  # noqa: B010
         return net
     raise ValueError(
         f"MODEL.VIT.DROP_PATH is {drop_path}, but timm's {name} has no stochastic depth: "
