@@ -27,7 +27,7 @@ from detlite.data.remote.locations import Location, errors_naming, local_copy
 from detlite.structures.keypoints import PIXEL_CENTER
 from detlite.structures.masks.packed import PackedMasks
 
-from .coco_values import fill_missing, keypoint_names, read_segmentation
+from .coco_values import fill_missing, keypoint_names, read_keypoints, read_segmentation
 from .proposals import load_proposals
 
 Target = dict[str, Any]
@@ -245,8 +245,11 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
         mask = read_segmentation(row.get("segmentation"), image["height"], image["width"])
         polygon = [[x, y, x + w, y, x + w, y + h, x, y + h]]
         region = {**row, "iscrowd": 1, "bbox": box, "segmentation": mask.value or polygon}
-        if self.keypoint_names and not self.selection.crowds_as_objects:
-            region |= {"keypoints": [0] * 3 * len(self.keypoint_names), "num_keypoints": 0}
+        if count := len(self.keypoint_names):
+            points = read_keypoints(row.get("keypoints"), count)
+            region["keypoints"] = points.value or [0] * 3 * count
+            if points.problem:
+                region["num_keypoints"] = 0
         return region
 
     def _find_bad_images(self, check: bool) -> dict[int, str]:
