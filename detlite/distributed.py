@@ -5,6 +5,7 @@ for a single process of rank 0.
 """
 
 import gc
+import importlib
 import os
 import time
 import uuid
@@ -78,6 +79,9 @@ def process_group(device: str) -> Iterator[None]:
             f"{_RENDEZVOUS_TIMEOUT}. Check the output of the missing ones, and that their machines "
             "can connect to MASTER_ADDR"
         ) from error
+    # Imported later, its default arguments would refer to the group and keep it alive.
+    importlib.import_module("torch.distributed.nn")
+
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if on_cuda else "gloo",
         store=store,

@@ -113,6 +113,8 @@ def reader(
         "categories": categories,
         "convention": "detlite",
     }
+    pages = [Image.new("L", (16, 12), level) for level in (0, 50, 100, 150)]
+    pages[0].save("stack.tif", save_all=True, append_images=pages[1:])
     Path("output/demo").mkdir(parents=True)
     torch.save(checkpoint, "output/demo/model_final.pth")
     boxes = torch.tensor([[10.0, 20.0, 50.0, 60.0]])

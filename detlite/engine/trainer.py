@@ -27,7 +27,7 @@ from .hooks.ema import EMA_SUFFIX, ModelEMA
 from .hooks.freezing import BackboneFreezeSchedule
 from .hooks.machine_load import MachineLoad
 from .hooks.metrics import Meters, MetricsWriter
-from .hooks.score_threshold import ScoreThreshold
+from .hooks.score_threshold import StoreScoreThreshold
 from .replay import save_batch
 from .run_files import FINAL_CHECKPOINT, checkpoint_name, newest_checkpoint
 from .run_length import build_run_length
@@ -103,7 +103,7 @@ class Trainer:
         self.hooks: list[Hook] = [
             freeze,
             *([self.ema] if self.ema else []),
-            ScoreThreshold(),  # before the best checkpoint is copied
+            StoreScoreThreshold(),  # before the best checkpoint is copied
             self.best,
             *self.user_hooks,
             MachineLoad(),

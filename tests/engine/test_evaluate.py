@@ -48,7 +48,7 @@ def test_tiles(make_cfg, make_sets, toy, blocks, tmp_path):
 
     toy.detect = detect
     toy.postprocess = SimpleNamespace(
-        suppression=SimpleNamespace(iou_thresh=0.5, views_iou_thresh=None)
+        suppression=SimpleNamespace(iou_thresh=0.5, views_iou_thresh=None, class_agnostic=False)
     )
     cfg = make_cfg("TEST.TILE", 16, "TEST.TILE_OVERLAP", 0.5, "INPUT.MIN_SIZE_TEST", 16)
     metrics = evaluate(cfg, toy, make_sets(cfg)[1], tmp_path)["val"]

@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from detlite.data import build_train_dataset
 from detlite.engine import trainer as training
 from detlite.modeling import detection_model as detector
+from detlite.modeling import preprocessing
 from detlite.modeling.build import build_model
 from detlite.modeling.optimize_for_training import optimize_for_training
 
@@ -40,8 +41,9 @@ class HostReads(TorchDispatchMode):
         self._pauses = 0
         for name in _METHODS:
             patch.setattr(Tensor, name, self._noted(name, getattr(Tensor, name)))
-        for name in ("prepare_targets", "prepare_proposals"):
+        for name in ("check_images", "prepare_targets", "prepare_proposals"):
             patch.setattr(detector, name, self._on_host(getattr(detector, name)))
+        patch.setattr(preprocessing, "check_images", self._on_host(preprocessing.check_images))
         build_loader = training.build_train_loader
         patch.setattr(training, "build_train_loader", lambda *a: self._batches(build_loader(*a)))
 

@@ -20,6 +20,7 @@ class ToyDetector(nn.Module):
     With `noise` 0, nothing is random and the batch norm is in evaluation mode.
     """
 
+    channels = 3
     takes_proposals = False
     resizes_images = False
     static_shapes = False
@@ -40,7 +41,7 @@ class ToyDetector(nn.Module):
 
     @property
     def normalizer(self) -> SimpleNamespace:
-        return SimpleNamespace(bgr255=False)
+        return SimpleNamespace(bgr255=False, divisibility=0)
 
     @property
     def device(self) -> torch.device:

@@ -56,8 +56,12 @@ def explain_kind(path: Path) -> str:
     if hint := explain_not_downloaded(start):
         return hint
     if zipfile.is_zipfile(path):
-        with zipfile.ZipFile(path) as archive:
-            kind, advice = _look_up(_BY_MEMBER, "\n".join(archive.namelist()))
+        try:
+            with zipfile.ZipFile(path) as archive:
+                names = archive.namelist()
+        except zipfile.BadZipFile:
+            return ""
+        kind, advice = _look_up(_BY_MEMBER, "\n".join(names))
     else:
         kind, advice = _look_up(_BY_START, start.decode("latin1"))
         if not kind and _is_text(start):

@@ -11,7 +11,7 @@ from .base import Hook
 from .ema import EMA_SUFFIX
 
 
-class ScoreThreshold(Hook):
+class StoreScoreThreshold(Hook):
     """Writes TEST.SCORE_THRESHOLD into the config of each evaluated checkpoint.
 
     It is the threshold of the highest F1 on the first test set, of masks if the model has them.

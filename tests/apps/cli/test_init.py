@@ -5,6 +5,7 @@ import json
 
 import pytest
 import yaml
+from PIL import Image
 
 from detlite import build_model
 from detlite.apps import doctor as installation
@@ -144,6 +145,11 @@ def test_from_yolo_to_training(no_pretrained_weights, make_coco_dataset, tmp_pat
 
 def test_invalid_data_gives_one_line(make_coco_dataset, tmp_path, capsys):
     file, _ = make_coco_dataset()
+    valid = file.with_name("valid.json")
+    valid.write_text(file.read_text())
+    other = tmp_path / "other"
+    other.mkdir()
+    Image.new("RGB", (9, 9)).save(other / "other.png")
     content = json.loads(file.read_text())
     for row in content["annotations"]:
         row["bbox"] = [500, 500, 5, 5]
@@ -155,7 +161,7 @@ def test_invalid_data_gives_one_line(make_coco_dataset, tmp_path, capsys):
             ["--data", file, "--coco", tmp_path / "x.json"],
             "is a COCO file already, so there is nothing to convert",
         ),
-        (["--data", file, "--images", tmp_path], "name the folder that their names are relative"),
+        (["--data", valid, "--images", other], "name the folder that their names are relative"),
     ):
         assert main(["init", *map(str, arguments)]) == 2
         output = capsys.readouterr()

@@ -288,7 +288,7 @@ def test_missing_file_and_checkpoint(tmp_path):
     with pytest.raises(CheckpointError, match="there is no such file"):
         Predictor(tmp_path / "model.onnx")
     (tmp_path / "model.pth").write_bytes(b"")
-    with pytest.raises(CheckpointError, match=r"load a checkpoint with Predictor\.from_checkpoint"):
+    with pytest.raises(CheckpointError, match=r"model\.pth: is not a checkpoint"):
         Predictor(tmp_path / "model.pth")
 
 

@@ -26,5 +26,6 @@ def test_models_are_timed_on_the_same_images(tiny_config, make_coco_dataset, tmp
     for file in files:
         for dtype in ("float32", "bfloat16"):
             assert re.search(rf"{file} in {dtype}: median \d+ ms, mean \d+ ms, minimum \d+ ms", out)
+    (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match="the folder contains no images"):
-        program.main([str(files[0]), "--images", str(images.parent)])
+        program.main([str(files[0]), "--images", str(tmp_path / "empty")])
