@@ -243,6 +243,7 @@ def test_resuming_does_not_need_the_initial_weights(trained, shapes, tmp_path):
     assert read_checkpoint(result.weights).training["iteration"] == 2
 
 
+@pytest.mark.slow
 def test_resuming_with_the_same_arguments_keeps_the_config(trained, shapes, tmp_path):
     folder = tmp_path / "run"
     shutil.copytree(trained.output_dir, folder)

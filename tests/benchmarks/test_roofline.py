@@ -29,6 +29,7 @@ def allocate(megabytes: int):
     return lambda: torch.ones(megabytes * 250_000).sum()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_peak_memory_of_a_call():
     # The second call may not fit into the memory that the first one freed.

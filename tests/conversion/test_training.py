@@ -26,6 +26,7 @@ STATES = {
 FAST = ("detectron2, cascade", "torchvision, RetinaNet")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "source", [*FAST, *(pytest.param(n, marks=pytest.mark.slow) for n in STATES if n not in FAST)]
 )

@@ -64,6 +64,7 @@ def gather_in_process(number: int, port: int, queue: Any) -> None:
             queue.put((number, None if gathered is None else list(gathered.to_coco())))
 
 
+@pytest.mark.slow
 def test_three_processes(free_port: Callable[[], int]) -> None:
     """Rank 0 gets all results by rank, also if a process has no detections or no images."""
     context = multiprocessing.get_context("fork")  # the processes need not import torch again

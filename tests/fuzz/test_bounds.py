@@ -8,6 +8,7 @@ from detlite.apps.batch_predict.allocator import keep_freed_memory
 from tests.fuzz.inputs import mutated, mutated_bytes
 
 
+@pytest.mark.slow
 def test_memory_is_bounded(bounded):
     keep_freed_memory()  # the commands do the same
     np.ones(2**30 // 8)  # an earlier, higher peak

@@ -20,6 +20,7 @@ from detlite.conversion.checkpoint.files import CheckpointError
 from tests.fuzz.inputs import check_message, mutated, mutated_bytes
 
 pytest.importorskip("openvino", reason="needs the extra openvino")
+pytestmark = pytest.mark.slow
 
 _numbers = itertools.count()
 few = settings(max_examples=settings.default.max_examples // 6)  # each compiles a graph

@@ -20,6 +20,7 @@ def run(*command: object, **variables: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 def test_steps_that_need_a_gpu_are_skipped_without_one(tmp_path):
     steps = ("calls", "bad_index", "memcheck", "benchmark", "tests")
@@ -35,6 +36,7 @@ def test_steps_that_need_a_gpu_are_skipped_without_one(tmp_path):
     assert "| calls | passed |" in (tmp_path / "report.md").read_text()
 
 
+@pytest.mark.slow
 def test_failed_step_is_reported_with_exit_status_1(tmp_path):
     # A package that cannot be imported.
     (tmp_path / "detlite").mkdir()
@@ -73,12 +75,14 @@ def test_operators_do_not_need_yacs(tmp_path):
     assert "yacs" in failed.stderr  # yacs is really hidden
 
 
+@pytest.mark.slow
 def test_remaining_steps_on_the_cpu():
     code = "import gpu_steps as s; print(s.large('cpu', 2000), s.stream('cpu'), s.training('cpu'))"
     result = run("-c", f"import sys; sys.path.insert(0, {str(TOOLS)!r}); {code}")
     assert result.stdout.splitlines()[-1:] == ["True True True"], result.stdout + result.stderr
 
 
+@pytest.mark.slow
 def test_benchmarks_run_on_the_cpu(tmp_path):
     file = tmp_path / "rows.json"
     options = ("--device", "cpu", "--small", "--calls", 1, "--json", file)

@@ -186,6 +186,7 @@ def test_written_config_gives_the_same_evaluation(run_tool, trained, tmp_path):
     assert written[0] == written[1]
 
 
+@pytest.mark.slow
 def test_fast_rcnn_with_proposals_of_another_run(run_tool, config, tmp_path, capsys):
     rpn_opts = [
         "MODEL.META_ARCHITECTURE", "ProposalNetwork", "MODEL.MASK_ON", False, "SOLVER.MAX_ITER", 1,

@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 PROGRAM = """
 import resource, torch
 from concurrent.futures import ThreadPoolExecutor
@@ -27,6 +29,7 @@ print(kept, before, in_thread, page_faults_later())
 """
 
 
+@pytest.mark.slow
 def test_pages_are_cleared_once_in_all_threads() -> None:
     output = subprocess.run(
         [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True

@@ -113,6 +113,7 @@ def test_hidden_errors_are_counted(run, page, tmp_path):
     assert "<p>None.</p>" not in text
 
 
+@pytest.mark.slow
 def test_report_is_deterministic(run, page):
     assert build_report(page.with_name("again.html"), run) == page.read_text()
 
@@ -275,6 +276,7 @@ def test_advice_names_existing_keys():
             assert key in names
 
 
+@pytest.mark.slow
 def test_filters_in_a_browser(comparison_page, open_page):
     page = open_page(comparison_page)
     form = page.locator('form[data-for="set0-false-positive-images"]')
@@ -351,6 +353,7 @@ TEST: {{IMS_PER_BATCH: 2}}
 """
 
 
+@pytest.mark.slow
 def test_report_of_train_and_test(repo_root, tmp_path):
     """The report can read what `detlite train` and `detlite test` write."""
     file, trained, tested = tmp_path / "a.yaml", tmp_path / "trained", tmp_path / "tested"

@@ -11,6 +11,7 @@ from tests.engine.toy import call_at, interrupt, new_toy
 HOOK = ["SOLVER.HOOKS", ("WandB",), "SOLVER.TEST_PERIOD", 2, "SOLVER.CHECKPOINT_PERIOD", 2]
 
 
+@pytest.mark.slow
 def test_metrics_and_config_are_logged_and_a_run_is_resumed(
     train_toy: Any, monkeypatch: Any
 ) -> None:

@@ -481,6 +481,7 @@ def web(tmp_path, monkeypatch):
         yield server
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cache_gb", [1.0, 0.0])
 def test_shards_over_http(many, web, cache_gb, monkeypatch):
     monkeypatch.setattr("detlite.apps.shards.tar_files.CHUNK", 4096)

@@ -112,6 +112,7 @@ def test_files_are_fetched_once(remote):
     assert web.asked["/small/images/a.png"] == 2  # without a cache
 
 
+@pytest.mark.slow
 def test_processes_that_start_together_fetch_each_file_once(remote):
     """The loopback server is a thread of this process, so the others are spawned."""
     annotations, images, web = remote

@@ -103,6 +103,7 @@ with process_group("cpu"):
 """
 
 
+@pytest.mark.slow
 def test_two_processes_unfreeze_like_one(make_cfg, make_sets, in_two_processes, tmp_path):
     """DDP then also averages the gradients of the backbone."""
     opts = ["SOLVER.IMS_PER_BATCH", 4, "SOLVER.MAX_ITER", 8, "DATASETS.TEST", ()]
