@@ -6,7 +6,7 @@ import torch
 import yaml
 
 from detlite.conversion.checkpoint.files import Checkpoint, read_checkpoint, save_checkpoint
-from detlite.engine.hooks.score_threshold import ScoreThreshold
+from detlite.engine.hooks.score_threshold import StoreScoreThreshold
 
 
 def test_the_config_of_the_evaluated_checkpoint_has_the_threshold(tiny_config, tmp_path):
@@ -16,7 +16,7 @@ def test_the_config_of_the_evaluated_checkpoint_has_the_threshold(tiny_config, t
         weights = {"backbone.a": torch.arange(3.0)}
         saved = Checkpoint(path, weights, config=cfg.dump(), training={"iteration": 7})
         save_checkpoint(saved, last=path == final)
-    hook = ScoreThreshold()
+    hook = StoreScoreThreshold()
     hook.trainer = SimpleNamespace(
         checkpoint=final, cfg=cfg, test_sets=[SimpleNamespace(name="val")]
     )
