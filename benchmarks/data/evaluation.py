@@ -144,7 +144,8 @@ def _detlite(folder: Path, kind: str) -> Callable[[], list[float]]:
 
     def run() -> list[float]:
         row = evaluate_coco(ground_truth, results, [kind])[kind]
-        return [-1 if value is None else value for value in row.values()][:-1]
+        values = (value for value in row.values() if not isinstance(value, dict))
+        return [-1 if value is None else value for value in values]
 
     return run
 

@@ -77,7 +77,7 @@ def tight_boxes(
     margins = (line + 0.5 - reach).view(2, 2, -1).permute(0, 2, 1)  # start and end, [R, 2] of x, y
     cell = (region[:, 2:] - region[:, :2]) / probs.shape[-1]
     low, high = region[:, :2] + margins[0] * cell, region[:, 2:] - margins[1] * cell
-    found = (inner >= threshold).any(dim=1)[: len(probs)]
+    found = (inner >= threshold).any(dim=1)[: probs.shape[0]]  # len() would fix the exported size
     return torch.cat([low, high + int(convention.inclusive_boxes)], dim=1), found
 
 
