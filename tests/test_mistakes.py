@@ -202,7 +202,7 @@ def _(project: Project) -> list[Any]:
     return project.train()
 
 
-@mistake("`--output` or OUTPUT_DIR on the command line holds another run")
+@mistake("the named output folder holds another run")
 def _(project: Project) -> list[Any]:
     project.file("run/metrics.jsonl", "")
     return [*project.train(), f"OUTPUT_DIR={project.output}"]
