@@ -13,7 +13,9 @@ from urllib.parse import unquote
 from detlite.data.errors import DataError
 from detlite.data.loading.image_readers import image_suffixes
 
-OUTPUT_FOLDER = "detlite"  # in the folder of a dataset, for the files that `detlite init` writes
+# In the folder of a dataset, for the files that `detlite init` writes. A folder "detlite" would
+# hide the package from Python there.
+OUTPUT_FOLDER = "detlite_data"
 SPLITS = {"train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val",
           "test": "test", "testing": "test"}  # fmt: skip
 _LABEL_FOLDERS = {"annotations", "labels", "ann"}

@@ -34,7 +34,13 @@ def test_names_of_other_machines(tmp_path, image, name):
 
 def test_files_of_systems_are_no_files(tmp_path, image, text):
     file = image(tmp_path / "a.png", 4, 4)
-    for name in ("._a.png", ".DS_Store", "__MACOSX/a.png", "Thumbs.db", "detlite/images/a.png"):
+    for name in (
+        "._a.png",
+        ".DS_Store",
+        "__MACOSX/a.png",
+        "Thumbs.db",
+        "detlite_data/images/a.png",
+    ):
         text(tmp_path / name, "")
     assert FileTree(tmp_path).files == [file]
 

@@ -410,7 +410,7 @@ with StopSignals() as stop:
     ("name", "then"),
     [
         pytest.param("SIGTERM", "2 SIGTERM", marks=pytest.mark.slow),
-        ("SIGINT", "2 SIGINT"),
+        pytest.param("SIGINT", "2 SIGINT", marks=pytest.mark.slow),
     ],
 )
 def test_signals_while_loader_processes_start(training, tmp_path, name, then):
