@@ -64,7 +64,7 @@ def train(
 ) -> Result:
     """Train a detector and evaluate it, as `detlite train` does.
 
-    The random generators of the caller are left as they were.
+    The state of the caller's random generators does not change.
 
     Args:
         config: YAML file, or the name of a config that detlite includes; or a folder or annotation

@@ -1,5 +1,5 @@
-// IoU of boxes with those of their own image and category, by the rules of COCO's evaluation (bbIou
-// in maskApi.c of pycocotools).
+// IoU of each box with a range of other boxes, by the rules of COCO's evaluation (bbIou in maskApi.c
+// of pycocotools).
 #include <algorithm>
 #include <vector>
 

@@ -170,7 +170,7 @@ _LOG = re.compile(
 
 
 def load_weights_only(path: Path) -> Any:
-    """Return `torch.load(weights_only=True)`, with numpy's arrays as they are in `read_pickle`.
+    """Return `torch.load(weights_only=True)`, which also reads numpy arrays, as `read_pickle` does.
 
     Objects of mmengine's log become placeholders.
     """

@@ -63,7 +63,7 @@ class Prediction(dict[str, Any]):
     """Detections of an image, as a dict with the keys that `Predictor` describes.
 
     Attributes:
-        source: the image as it was passed to the predictor.
+        source: the image that was passed to the predictor.
         options: how a file is read.
         categories: of the model.
         threshold: the score from which objects are drawn.

@@ -129,7 +129,7 @@ def compute_statistics(
     image_options = values.options
     bad_images = find_bad_images(index, images, image_options) if check else {}
     if bad_images and image_options.exif_orientation:
-        # The sizes tell if annotations belong to the pixels as they are stored.
+        # The sizes tell if annotations refer to the stored pixels, without EXIF orientation.
         stored = replace(image_options, exif_orientation=False)
         bad_if_stored = find_bad_images(index, images, stored)
         if len(bad_if_stored) < len(bad_images):
