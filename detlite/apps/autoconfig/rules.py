@@ -152,7 +152,7 @@ def image_size(facts: DatasetFacts, values: Values) -> Iterator[Choice]:
     if lost > 0.05:
         reason += (
             f". {lost:.0%} of the objects are then smaller than 8 pixels and will hardly be "
-            "detected: cutting the images into tiles would help more than any key"
+            "detected: INPUT.TILE, which cuts images into tiles, would help more"
         )
     if sizes := values.get("INPUT.MIN_SIZE_TRAIN"):
         size = sorted(sizes)[len(sizes) // 2]
