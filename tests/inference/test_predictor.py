@@ -293,7 +293,7 @@ def test_a_folder_gives_a_list_by_name(image: np.ndarray, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("source", ["array", "file"])
-def test_predictions_can_be_drawn_listed_and_printed(
+def test_predictions_can_be_drawn_and_printed(
     image: np.ndarray, tmp_path: Path, source: str
 ) -> None:
     Image.fromarray(image).save(tmp_path / "a.png")
@@ -305,15 +305,20 @@ def test_predictions_can_be_drawn_listed_and_printed(
     drawn, without = prediction.plot(min_side=1), prediction.plot(min_side=1, min_score=0.99)
     assert drawn.size == without.size == (width, height)
     assert (np.asarray(drawn) != np.asarray(without)).any()
+    prediction.source = None
+    with pytest.raises(ValueError, match="does not know its image"):
+        prediction.plot()
+
+
+def test_predictions_can_be_listed(image: np.ndarray) -> None:
+    pytest.importorskip("pandas")
+    prediction = Predictor(BrightSquare(), score_thresh=0.1)(image)
     table = prediction.to_pandas()
     assert list(table.columns[:3]) == ["name", "category_id", "score"]
     assert table["name"].tolist() == ["square", "image"]
     x1, y1, x2, y2 = table.loc[0, ["x1", "y1", "x2", "y2"]]
     assert [x1, y1, x2, y2] == prediction["boxes"][0].tolist()
     assert table["area"].tolist() == [int(mask.sum()) for mask in prediction["masks"]]
-    prediction.source = None
-    with pytest.raises(ValueError, match="does not know its image"):
-        prediction.plot()
 
 
 def test_a_path_gives_the_predictor_of_a_checkpoint(

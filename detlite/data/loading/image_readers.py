@@ -154,14 +154,11 @@ class _ArrayImage(OpenImage):
 class _Tiff(OpenImage):
     """A TIFF read by tifffile: any number of channels of any type."""
 
-    def __init__(self, file: Path | BinaryIO) -> None:
+    def __init__(self, file: Path | BinaryIO, reason: str) -> None:
         try:
             import tifffile
         except ImportError as error:
-            raise DataError(
-                "a TIFF with this number of channels or this type of values needs tifffile: "
-                "pip install 'detlite[tiff]'"
-            ) from error
+            raise DataError(f"{reason} needs tifffile: pip install 'detlite[tiff]'") from error
         with _damage_as_value_error():
             self._file = tifffile.TiffFile(file)
             every: Any = self._file.pages
@@ -333,7 +330,7 @@ def _open_by_content(file: Path | BinaryIO, source: ImageSource, max_pixels: int
     except UnidentifiedImageError as error:
         start = _start(file)
         if start.startswith(_TIFF_STARTS):
-            return _Tiff(file)
+            return _Tiff(file, "the image is damaged or truncated, or")
         for name, (offset, mark) in _OTHER_FORMATS.items():
             if start[offset:].startswith(mark):
                 raise DataError(
@@ -348,7 +345,7 @@ def _open_by_content(file: Path | BinaryIO, source: ImageSource, max_pixels: int
             opened.close()
         else:
             file.seek(0)
-        return _Tiff(file)
+        return _Tiff(file, "a TIFF with this number of channels or this type of values")
     return _PillowImage(opened, source)
 
 
