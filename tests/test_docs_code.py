@@ -31,6 +31,7 @@ from benchmarks.__main__ import main as benchmarks_main
 from detlite.apps.cli.main import COMMANDS, run_command
 from detlite.config import KEYS, ConfigError, load_config
 from detlite.config.maskrcnn_benchmark import NO_EFFECT, RESTATING
+from detlite.registry import Registry
 
 ROOT = Path(__file__).parents[1]
 PAGES = [
@@ -125,6 +126,25 @@ def reader(
     return {"detlite": detlite, "cfg": cfg, **batch, **target}
 
 
+@pytest.fixture
+def temporary_registrations(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Undo what the code of a page registers, because other tests register the same names."""
+    register = Registry.register
+    added: list[tuple[Registry[Any], str]] = []
+
+    def record(registry: Registry[Any], *names: str) -> Callable[[Any], Any]:
+        added.extend((registry, name) for name in names)
+        return register(registry, *names)
+
+    monkeypatch.setattr(Registry, "register", record)
+    yield
+    for registry, name in added:
+        # Modules of detlite that a page imports stay imported.
+        if not str(registry._builders[name].__module__).startswith("detlite"):
+            del registry._builders[name]
+
+
+@pytest.mark.usefixtures("temporary_registrations")
 @pytest.mark.parametrize("page", pages_with("python"), ids=name)
 def test_python_runs(page: Path, reader: dict[str, Any]) -> None:
     if page.name in RUN_ELSEWHERE:
