@@ -11,9 +11,8 @@ from typing import Any
 
 from yacs.config import CfgNode
 
-from .checks import Check, each, one_of, positive
+from .key import Check, Key, each, one_of, positive
 from .errors import ConfigError
-from .schema.key import Key
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +51,7 @@ _STRIDES = {
 
 
 def _restating(name: str, origin: str, key_type: type, check: Check | None = None) -> Key:
-    return Key(name, None, f"restates {origin}", check, key_type, origin)
+    return Key(name, None, check, key_type, origin, f"restates {origin}")
 
 
 RESTATING: dict[str, Key] = {

@@ -5,17 +5,17 @@ that only restate others are in `config/maskrcnn_benchmark.py`. `docs/config.md`
 both.
 """
 
-from . import anchors, backbone, data, evaluation, general, roi_heads, solver
-from .key import Key
+from dataclasses import replace
+
+from detlite.config.key import Key
+
+from . import data, heads, model, run
 
 __all__ = ["KEYS", "Key"]
 
-KEYS: tuple[Key, ...] = (
-    *general.KEYS,
-    *backbone.KEYS,
-    *anchors.KEYS,
-    *roi_heads.KEYS,
-    *data.KEYS,
-    *solver.KEYS,
-    *evaluation.KEYS,
+KEYS = tuple(
+    replace(key, name=f"{section}.{key.name}".removeprefix("."), doc=doc)
+    for module in (model, heads, data, run)
+    for section, keys in module.SECTIONS.items()
+    for key, doc in keys.items()
 )

@@ -17,7 +17,7 @@ from detlite.config import (
     load_config,
     parse_yaml,
 )
-from detlite.config.checks import convention_fields
+from detlite.config.key import convention_fields
 from detlite.config.loading import flatten
 from detlite.conventions import CONVENTIONS, convention_of
 from detlite.conversion.download.weight_catalog import COCO, find_weights, weight_file

@@ -1,0 +1,182 @@
+"""Keys of the run, the whole model, the backbone (ResNet, transformer, FBNet, timm) and the FPN."""
+
+from detlite.config.key import (
+    Key,
+    below_one,
+    convention_fields,
+    each,
+    in_range,
+    norm,
+    not_negative,
+    one_of,
+    optional_norm,
+    positive,
+    strings,
+)
+from detlite.conventions import CONVENTIONS
+
+_RUN = {
+    Key("IMPORTS", (), strings): "modules or .py files with your own registered components",
+    Key("OUTPUT_DIR", "output"): "folder for logs, checkpoints and results",
+    Key("SEED", 0, in_range(0, 2**63 - 2**16)): (
+        "random seed of sampling, augmentation and initialization, below 2^63"
+    ),
+    Key("DTYPE", "float32", one_of("auto", "float32", "float16", "bfloat16")): (
+        "precision of the forward pass (torch.amp); auto: bfloat16 if the CPU (AMX or AVX512-BF16) "
+        "or the GPU accelerates it, otherwise float32"
+    ),
+}
+_MODEL = {
+    Key("META_ARCHITECTURE", "GeneralizedRCNN"): (
+        "GeneralizedRCNN (Faster, Mask, Keypoint, Cascade R-CNN), RetinaNet, ProposalNetwork (an "
+        "RPN without heads) or a registered detector"
+    ),
+    Key("DEVICE", "auto"): (
+        "'cpu', 'cuda', 'cuda:1' or another device of torch such as 'mps' or 'xpu', see "
+        "docs/devices.md; auto: CUDA if available, otherwise the CPU"
+    ),
+    Key("MEMORY_FORMAT", "channels_last", one_of("channels_last", "contiguous")): (
+        "memory layout of images, weights and feature maps; contiguous reproduces torchvision's "
+        "results bit by bit and is about 15 % slower on a CPU"
+    ),
+    Key("WEIGHT", ""): (
+        "checkpoint to start from: a path or a name with one of the prefixes https://, "
+        "torchvision://, detectron2://, catalog://, timm://, hf:// and package://; empty: train "
+        "from scratch"
+    ),
+    Key("WEIGHT_ROOT", "${XDG_CACHE_HOME:-~/.cache}/detlite/weights"): (
+        "folder for downloaded weights; ${VARIABLE:-default} is expanded"
+    ),
+    Key("REINIT_HEADS", False): (
+        "if the classes of MODEL.WEIGHT differ from the data set's, copy the class-dependent "
+        "weights of categories with the same name and initialize the others; False: report an error"
+    ),
+    Key("MASK_ON", False): "predict instance masks",
+    Key("KEYPOINT_ON", False): "predict keypoints",
+    Key("LOAD_PROPOSALS", False): "Fast R-CNN: read DATASETS.PROPOSAL_FILES_* instead of an RPN",
+    Key("CLS_AGNOSTIC_BBOX_REG", False): "predict one box per RoI instead of one per class",
+    Key("CONVENTION", "", one_of("", *CONVENTIONS)): (
+        "framework whose numeric conventions the model follows (docs/conventions.md); empty: the "
+        "framework of MODEL.WEIGHT, or detlite"
+    ),
+    Key("CONVENTION_OVERRIDE", (), convention_fields): (
+        "single conventions to change, such as [resize=floor, anchor_offset=0.5]"
+    ),
+}
+_BACKBONE = {
+    Key("CONV_BODY", "R-50-C4"): (
+        "backbone: R-{18,34,50,101,152}-{C4,C5,FPN,FPN-RETINANET}, ViT-{T,S,B,L,H}-SFP (ViTDet), "
+        "timm/<model> with one of the ResNet endings (-SFP for plain vision transformers), "
+        "MobileNetV3-Large-FPN (torchvision), FBNet, or a registered name"
+    ),
+    Key("FREEZE_CONV_BODY_AT", 2, in_range(0, 5)): (
+        "number of frozen leading stages, the stem being the first; in a plain vision transformer "
+        "the stages are the embedding and four quarters of the blocks"
+    ),
+    Key("FREEZE_NORM_BELOW", 0, not_negative): (
+        "freeze batch norm of a ResNet or timm model in training if it would see fewer images than "
+        "this at a time: those of one accumulation step in one process (SyncBN: in all processes); "
+        "0: never"
+    ),
+    Key("CHECKPOINT_ACTIVATIONS", False): (
+        "activation checkpointing: keep only the inputs of a ResNet's stages or a transformer's "
+        "blocks (timm's choice for other models) and recompute the rest in the backward pass, "
+        "which saves memory and takes more time"
+    ),
+}
+_RESNETS = {
+    Key("NORM", "FrozenBN", norm): (
+        "normalization: FrozenBN, BN, SyncBN (over the batches of all processes, needs GPUs), GN, "
+        "or LN (over the channels at each position)"
+    ),
+    Key("NUM_GROUPS", 1, positive): "groups of the 3x3 convolutions (ResNeXt)",
+    Key("WIDTH_PER_GROUP", 64, positive): "channels per group in the first stage",
+    Key("STRIDE_IN_1X1", True): (
+        "the stride of bottlenecks is in the 1x1 convolution; False: in the 3x3 (torchvision)"
+    ),
+    Key("RES5_DILATION", 1, one_of(1, 2)): "dilation of the last stage; 2 keeps the stride at 16",
+    Key("STEM_OUT_CHANNELS", 64, positive): "channels of the stem",
+    Key("RES2_OUT_CHANNELS", None, positive, int): (
+        "channels of the first stage; unset: 256 with bottlenecks, 64 with basic blocks"
+    ),
+    Key("BACKBONE_OUT_CHANNELS", None, positive, int): "channels of the FPN; unset: 256",
+    Key("STAGE_WITH_DCN", (False,) * 4, each(one_of(True, False), 4)): (
+        "use deformable 3x3 convolutions in the bottlenecks of res2, res3, res4 and res5"
+    ),
+    Key("WITH_MODULATED_DCN", False): "modulated deformable convolutions (version 2)",
+    Key("DEFORMABLE_GROUPS", 1, positive): "channel groups with separate offsets",
+}
+
+
+def _fbnet_head(head: str, extractor: str, last_scale: float) -> dict[Key, str]:
+    return {
+        Key(f"{head}_HEAD_BLOCKS", [], each(not_negative, empty=True)): (
+            f"indices of the blocks that {extractor} uses; empty: all"
+        ),
+        Key(f"{head}_HEAD_STRIDE", 0, one_of(0, 1, 2)): (
+            "stride of the first block; 0: as in the architecture"
+        ),
+        Key(f"{head}_HEAD_LAST_SCALE", last_scale): (
+            "channels of a final 1x1 convolution, relative to the architecture's; negative: "
+            "relative to the blocks'; 0: no such convolution"
+        ),
+    }
+
+
+_FBNET = {
+    Key("ARCH", "default"): "architecture of CONV_BODY FBNet and its heads",
+    Key("ARCH_DEF", ""): "custom architecture as JSON, instead of ARCH",
+    Key("BN_TYPE", "bn", one_of("bn", "gn", "af")): "norm: batch (bn), group (gn) or frozen (af)",
+    Key("SCALE_FACTOR", 1.0, positive): "factor of all channel counts",
+    Key("WIDTH_DIVISOR", 1, positive): "channel counts are rounded to a multiple of this number",
+    Key("DW_CONV_SKIP_BN", True): "no normalization after depthwise convolutions",
+    Key("DW_CONV_SKIP_RELU", True): "no ReLU after depthwise convolutions",
+    Key("RPN_HEAD_BLOCKS", 0, not_negative): "last blocks that FBNet.rpn_head uses; 0: all",
+    Key("RPN_BN_TYPE", "", one_of("", "bn", "gn", "af")): "BN_TYPE of FBNet.rpn_head; empty: same",
+    **_fbnet_head("DET", "FBNet.roi_head", 1.0),
+    **_fbnet_head("MASK", "FBNet.roi_head_mask", 0.0),
+    **_fbnet_head("KPTS", "FBNet.roi_head_keypoints", 0.0),
+}
+_TIMM = {
+    Key("FROZEN_NORM", True): "freeze the statistics, scale and shift of batch norm in timm models",
+}
+_VIT = {
+    Key("WINDOW", 14, not_negative): (
+        "side of the attention windows of most blocks of a CONV_BODY ...-SFP, in patches of 16 "
+        "pixels; 0: all blocks attend to the whole image"
+    ),
+    Key("GLOBAL_BLOCKS", 4, not_negative): (
+        "number of evenly spaced blocks with global attention; the last block is one"
+    ),
+    Key("IMAGE_SIZE", 1024, in_range(16)): (
+        "image side in pixels for which a ViT-...-SFP learns relative positions; other sizes are "
+        "interpolated"
+    ),
+    Key("DROP_PATH", 0.0, below_one): (
+        "stochastic depth: probability that training skips the last block of a ...-SFP or timm "
+        "model for an image; decreases linearly towards the first block"
+    ),
+}
+_FPN = {
+    Key("NORM", "", optional_norm): (
+        "normalization in the FPN; empty: none, or LN in the SFP of a vision transformer"
+    ),
+    Key("USE_RELU", False): "apply ReLU after the FPN's convolutions",
+}
+_GROUP_NORM = {
+    Key("DIM_PER_GP", -1): "channels per group; -1: use NUM_GROUPS",
+    Key("NUM_GROUPS", 32): "number of groups; -1: use DIM_PER_GP",
+    Key("EPSILON", 1e-5, positive): "added to the variance",
+}
+
+SECTIONS = {
+    "": _RUN,
+    "MODEL": _MODEL,
+    "MODEL.BACKBONE": _BACKBONE,
+    "MODEL.RESNETS": _RESNETS,
+    "MODEL.FBNET": _FBNET,
+    "MODEL.TIMM": _TIMM,
+    "MODEL.VIT": _VIT,
+    "MODEL.FPN": _FPN,
+    "MODEL.GROUP_NORM": _GROUP_NORM,
+}
