@@ -7,7 +7,7 @@ PyTorch. An invalid argument is a RuntimeError that names the operator and the a
 """
 
 # Defines the operators, which the other modules need.
-from . import kernels as kernels  # isort: split
+from . import fallback as fallback  # isort: split
 
 from .evaluation import (
     box_overlaps,

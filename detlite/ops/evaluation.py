@@ -1,6 +1,7 @@
-"""The steps of an evaluation: overlaps, matches of detections and objects, precision and recall."""
+"""The steps of an evaluation: overlaps, matches of detections and objects, precision and recall.
 
-from typing import Any
+The operators run on all threads of the CPU. They have no kernels for other devices.
+"""
 
 import torch
 from torch import Tensor
@@ -11,7 +12,7 @@ def encode_polygons(
 ) -> tuple[Tensor, Tensor]:
     """Encode the union of each mask's polygons as COCO's compressed run lengths.
 
-    The pixels equal those of pycocotools' `frPyObjects` and `merge`. Runs on all threads. CPU only.
+    The pixels equal those of pycocotools' `frPyObjects` and `merge`.
 
     Args:
         corners: float64 `[V, 2]`, (x, y) of all polygons. Coordinates beyond 2^25 / 5 pixels are
@@ -30,8 +31,7 @@ def encode_polygons(
 def box_overlaps(boxes: Tensor, others: Tensor, crowd: Tensor, ranges: Tensor) -> Tensor:
     """Compute the IoU of each box with some of the other boxes, as pycocotools does.
 
-    For a crowd, the denominator is the area of the box instead of the union. Runs on all threads.
-    CPU only.
+    For a crowd, the denominator is the area of the box instead of the union.
 
     Args:
         boxes: float64 `[D, 4]`, (x, y, width, height).
@@ -58,8 +58,8 @@ def mask_intersections(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Count the pixels that pairs of run-length encoded masks share, without bitmaps.
 
-    The counts equal pycocotools' `merge` and `area`. Runs on all threads; memory holds the runs of
-    the other masks and the results. CPU only.
+    The counts equal pycocotools' `merge` and `area`. Memory holds the runs of the other masks and
+    the results.
 
     Args:
         data: uint8 `[V]`, the concatenated strings of COCO's compressed run lengths of N masks.
@@ -93,7 +93,7 @@ def match_detections(
 
     In each group (one image and category), each detection in turn, the highest-scoring first,
     takes the free object with the highest overlap of at least the threshold. Counted objects have
-    priority over ignored ones, and crowds are always free. Runs on all threads. CPU only.
+    priority over ignored ones, and crowds are always free.
 
     Args:
         overlaps: float64 `[P]`, from 0 to 1, of each detection with each object of its group,
@@ -126,8 +126,6 @@ def precision_recall(
 ) -> tuple[Tensor, Tensor]:
     """Compute COCO's precision and recall (pycocotools' `COCOeval.accumulate`).
 
-    Runs on all threads. CPU only.
-
     Args:
         outcomes: uint8 `[A, T, D]` from `match_detections`, the detections category by category.
         scores: float64 `[D]`, not NaN.
@@ -144,39 +142,4 @@ def precision_recall(
     """
     return torch.ops.detlite.precision_recall(
         outcomes, scores, ranks, ends, positives, limits, recall_thresholds, max_dets
-    )
-
-
-@torch.library.register_fake("detlite::mask_intersections")
-def _(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
-    index, _, other_lengths, _, _ = arguments[3:]
-    pairs = torch.library.get_ctx().new_dynamic_size()
-    return index.new_empty(pairs), index.new_empty(len(index)), index.new_empty(len(other_lengths))
-
-
-@torch.library.register_fake("detlite::match_detections")
-def _(*arguments: Any) -> Tensor:
-    uncounted, thresholds = arguments[-2:]
-    sets, detections = uncounted.shape
-    return uncounted.new_empty((sets, len(thresholds), detections), dtype=torch.uint8)
-
-
-@torch.library.register_fake("detlite::encode_polygons")
-def _(corners: Tensor, polygons: Tensor, masks: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor]:
-    length = torch.library.get_ctx().new_dynamic_size()
-    return corners.new_empty(length, dtype=torch.uint8), torch.empty_like(masks)
-
-
-@torch.library.register_fake("detlite::box_overlaps")
-def _(boxes: Tensor, *_: Any) -> Tensor:
-    return boxes.new_empty(torch.library.get_ctx().new_dynamic_size())
-
-
-@torch.library.register_fake("detlite::precision_recall")
-def _(outcomes: Tensor, scores: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
-    _, _, positives, limits, recalls, _ = arguments
-    (areas, categories), thresholds = positives.shape, outcomes.shape[1]
-    return (
-        scores.new_empty((thresholds, len(recalls), categories, areas)),
-        scores.new_empty((thresholds, categories, areas, len(limits))),
     )

@@ -1,8 +1,9 @@
 """Load the compiled kernels, or define the operators without them.
 
 `detlite._C` registers the operators `torch.ops.detlite.*` with their CPU and CUDA kernels. If it is
-not built, cannot be loaded, or is disabled by the environment variable DETLITE_KERNELS=0, only the
-schemas are defined here, and every call uses `detlite.ops.fallback`.
+not built, cannot be loaded, or is disabled by the environment variable DETLITE_KERNELS=0, the
+signatures of the functions in `detlite.ops.fallback` define the operators, and every call uses
+these functions.
 
 The kernels use torch's stable ABI: one binary serves every torch from OLDEST_TORCH on.
 """
@@ -11,22 +12,24 @@ import logging
 import os
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
-
-from .schemas import SCHEMAS
 
 logger = logging.getLogger(__name__)
 
 OLDEST_TORCH = (2, 11)
 BUILD_COMMAND = "pip install --no-build-isolation -e ."
 
+F = TypeVar("F", bound=Callable[..., Any])
+
 
 def location() -> str:
     """Return the path of the compiled kernels, or why they are not used."""
-    if _library is None:
-        return str(sys.modules["detlite._C"].__file__)
+    if _module is not None:
+        return str(_module.__file__)
     return "disabled by DETLITE_KERNELS=0" if disabled() else "not built, or they cannot be loaded"
 
 
@@ -44,28 +47,28 @@ def why_unavailable(error: Exception) -> str:
             f"the compiled kernels need torch >= {oldest}, this is torch {torch.__version__}. "
             "Run `pip install --upgrade torch torchvision`"
         )
-    package = Path(__file__).parents[1]
-    if not _has_binary(package):
-        for folder in (Path(entry, "detlite").resolve() for entry in sys.path):
-            if folder != package.resolve() and _has_binary(folder):
-                return (
-                    f"Python imports detlite from its sources in {package}, which hide the "
-                    f"installed package with the compiled kernels in {folder}. Start Python in "
-                    f"another folder, or run `{BUILD_COMMAND}` to use the sources"
-                )
+    package = Path(__file__).resolve().parents[1]
+    folders = [package, *(Path(entry, "detlite").resolve() for entry in sys.path)]
+    built = [one for one in folders if any(f.suffix in (".so", ".pyd") for f in one.glob("_C.*"))]
+    if not built:
         return (
             "the compiled kernels (detlite._C) are not built. To build them, run "
             f"`{BUILD_COMMAND}` in the detlite folder, with a C++ compiler"
         )
-    gpu = re.search(
-        r"lib(?:cudart\.so\.(?P<cuda>\d+)|(?:torch|c10)_cuda\.so|"
-        r"(?P<rocm>amdhip64\.so|(?:torch|c10)_hip\.so))", str(error),
-    )  # fmt: skip
-    if gpu:
-        target = "ROCm" if gpu["rocm"] else f"CUDA {gpu['cuda'] or ''}".strip()
+    if package not in built:
+        return (
+            f"Python imports detlite from its sources in {package}, which hide the installed "
+            f"package with the compiled kernels in {built[0]}. Start Python in another folder, or "
+            f"run `{BUILD_COMMAND}` to use the sources"
+        )
+    library = re.search(r"lib(cudart\.so\.(\d+)|\w+_cuda\.so|amdhip64\.so|\w+_hip\.so)", str(error))
+    if library:
+        target = "ROCm" if "hip" in library[0] else f"CUDA {library[2] or ''}".strip()
+        found = "the CPU only" if torch.version.cuda is None else f"CUDA {torch.version.cuda}"
+        found = f"ROCm {torch.version.hip}" if torch.version.hip else found
         return (
             f"the compiled kernels are built for {target}, but torch {torch.__version__} for "
-            f"{_torch_platform()}. Install torch for {target}, or a detlite wheel for the CPU"
+            f"{found}. Install torch for {target}, or a detlite wheel for the CPU"
         )
     return (
         f"the compiled kernels (detlite._C) cannot be loaded: {error}. Reinstall detlite, or run "
@@ -73,44 +76,44 @@ def why_unavailable(error: Exception) -> str:
     )
 
 
-def _has_binary(package: Path) -> bool:
-    return any(file.suffix in (".so", ".pyd") for file in package.glob("_C.*"))
-
-
-def _torch_platform() -> str:
-    if torch.version.hip:
-        return f"ROCm {torch.version.hip}"
-    return f"CUDA {torch.version.cuda}" if torch.version.cuda else "the CPU only"
-
-
-def _load() -> torch.library.Library | None:
-    """Import `detlite._C`. If that fails, return a library that defines the operators instead.
-
-    Raises:
-        ImportError: `detlite._C` was built from other sources and lacks operators.
-    """
+def _load() -> Any:
+    """Return the module `detlite._C`, or None with a warning."""
+    if disabled():
+        return None
     try:
-        if disabled():
-            raise ImportError("disabled")
         from detlite import _C
     except ImportError as error:
-        if not disabled():
-            logger.warning(
-                "%s. Until then, detlite uses torchvision's and PyTorch's own operators: the "
-                "results are the same, but it is slower.",
-                why_unavailable(error),
+        logger.warning(
+            "%s. Until then, detlite uses torchvision's and PyTorch's own operators: the results "
+            "are the same, but it is slower.", why_unavailable(error),
+        )  # fmt: skip
+        return None
+    return _C
+
+
+_module = _load()
+# The definitions last as long as the object.
+_library = torch.library.Library("detlite", "DEF" if _module is None else "FRAGMENT")
+
+
+def implement(operator: str, key: str) -> Callable[[F], F]:
+    """Register a function as the implementation of an operator for a dispatch key.
+
+    Raises:
+        ImportError: `detlite._C` was built from other sources and lacks the operator.
+    """
+
+    def register(function: F) -> F:
+        name = operator.partition(".")[0]
+        if _module is None:
+            schema = torch.library.infer_schema(function, mutates_args=())
+            _library.define(operator + schema.replace("SymInt", "int"))
+        elif not hasattr(_module, name):
+            raise ImportError(
+                f"the compiled kernels lack {name}: they were built from other sources. Run "
+                f"`{BUILD_COMMAND}` in the detlite folder"
             )
-        library = torch.library.Library("detlite", "DEF")
-        for schema in SCHEMAS:
-            library.define(schema)
-        return library
-    missing = {name.partition("(")[0].partition(".")[0] for name in SCHEMAS} - {*dir(_C)}
-    if missing:
-        raise ImportError(
-            f"the compiled kernels lack {', '.join(sorted(missing))}: they were built from other "
-            f"sources. Run `{BUILD_COMMAND}` in the detlite folder"
-        )
-    return None
+        _library.impl(operator, function, key)
+        return function
 
-
-_library = _load()  # the definitions last as long as the object
+    return register

@@ -6,18 +6,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .fallback.checks import check_no_tangent
+from .kernels import implement
 from .roi_utils import (
     Boxes,
     OutputSize,
     as_pair,
-    as_rois,
-    assign_levels,
     empty_maps,
     empty_pooled,
     map_sizes,
     memory_format,
     on_one_level,
+    pooling_arguments,
 )
 
 _forward = torch.ops.detlite.roi_align_forward.maps
@@ -83,13 +82,8 @@ def pyramid_roi_align(
         RuntimeError: another argument is invalid; the message names it. An unknown level is
             reported like a wrong batch index, see `detlite.ops.roi_utils`.
     """
-    check_no_tangent("roi_align", *inputs)
-    height, width = as_pair(output_size)
-    rois = as_rois(boxes, inputs[0])
-    if levels is None:
-        levels = assign_levels(rois[:, 1:], spatial_scales)
-    scales = list(spatial_scales)
-    return _forward(list(inputs), rois, levels, scales, height, width, sampling_ratio, aligned)
+    pool = pooling_arguments("roi_align", inputs, boxes, output_size, spatial_scales, levels)
+    return _forward(*pool, sampling_ratio, aligned)
 
 
 class RoIAlign(nn.Module):
@@ -119,21 +113,21 @@ class RoIAlign(nn.Module):
         )
 
 
-@torch.library.impl("detlite::roi_align_forward", "CompositeImplicitAutograd")
+@implement("roi_align_forward", "CompositeImplicitAutograd")
 def _(
     input: Tensor,
     rois: Tensor,
     spatial_scale: float,
-    height: int,
-    width: int,
+    pooled_height: int,
+    pooled_width: int,
     sampling_ratio: int,
     aligned: bool = False,
 ) -> Tensor:
-    levels, scales = on_one_level(rois), [spatial_scale]
-    return _forward([input], rois, levels, scales, height, width, sampling_ratio, aligned)
+    pool = on_one_level(rois), [spatial_scale], pooled_height, pooled_width
+    return _forward([input], rois, *pool, sampling_ratio, aligned)
 
 
-@torch.library.impl("detlite::roi_align_backward", "CompositeImplicitAutograd")
+@implement("roi_align_backward", "CompositeImplicitAutograd")
 def _(
     grad: Tensor,
     rois: Tensor,
@@ -147,9 +141,9 @@ def _(
     sampling_ratio: int,
     aligned: bool = False,
 ) -> Tensor:
-    pool = [spatial_scale], pooled_height, pooled_width
+    pool = on_one_level(rois), [spatial_scale], pooled_height, pooled_width
     sizes = batch_size, channels, [height], [width]
-    return _backward(grad, rois, on_one_level(rois), *pool, *sizes, sampling_ratio, aligned)[0]
+    return _backward(grad, rois, *pool, *sizes, sampling_ratio, aligned)[0]
 
 
 @torch.library.register_fake("detlite::roi_align_forward.maps")

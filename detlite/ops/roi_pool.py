@@ -6,18 +6,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .fallback.checks import check_no_tangent
+from .kernels import implement
 from .roi_utils import (
     Boxes,
     OutputSize,
     as_pair,
-    as_rois,
-    assign_levels,
     empty_maps,
     empty_pooled,
     map_sizes,
     memory_format,
     on_one_level,
+    pooling_arguments,
 )
 
 _forward = torch.ops.detlite.roi_pool_forward.maps
@@ -43,14 +42,9 @@ def pyramid_roi_pool(
     levels: Tensor | None = None,
 ) -> Tensor:
     """Apply `roi_pool` to each box on its own pyramid level; arguments as `pyramid_roi_align`."""
-    check_no_tangent("roi_pool", *inputs)
-    height, width = as_pair(output_size)
-    rois = as_rois(boxes, inputs[0])
-    if levels is None:
-        levels = assign_levels(rois[:, 1:], spatial_scales)
+    pool = pooling_arguments("roi_pool", inputs, boxes, output_size, spatial_scales, levels)
     need_argmax = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
-    scales = list(spatial_scales)
-    output, _ = _forward(list(inputs), rois, levels, scales, height, width, need_argmax)
+    output, _ = _forward(*pool, need_argmax)
     return output
 
 
@@ -69,19 +63,20 @@ class RoIPool(nn.Module):
         return f"output_size={self.output_size}, spatial_scale={self.spatial_scale}"
 
 
-@torch.library.impl("detlite::roi_pool_forward", "CompositeImplicitAutograd")
+@implement("roi_pool_forward", "CompositeImplicitAutograd")
 def _(
     input: Tensor,
     rois: Tensor,
     spatial_scale: float,
-    height: int,
-    width: int,
+    pooled_height: int,
+    pooled_width: int,
     need_argmax: bool = True,
 ) -> tuple[Tensor, Tensor]:
-    return _forward([input], rois, on_one_level(rois), [spatial_scale], height, width, need_argmax)
+    pool = on_one_level(rois), [spatial_scale], pooled_height, pooled_width
+    return _forward([input], rois, *pool, need_argmax)
 
 
-@torch.library.impl("detlite::roi_pool_backward", "CompositeImplicitAutograd")
+@implement("roi_pool_backward", "CompositeImplicitAutograd")
 def _(
     grad: Tensor,
     rois: Tensor,

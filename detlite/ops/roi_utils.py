@@ -18,8 +18,27 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from .fallback.checks import check_no_tangent, wide
+
 Boxes = Tensor | Sequence[Tensor]
 OutputSize = int | Sequence[int]
+
+
+def pooling_arguments(
+    op: str,
+    inputs: Sequence[Tensor],
+    boxes: Boxes,
+    output_size: OutputSize,
+    spatial_scales: Sequence[float],
+    levels: Tensor | None,
+) -> tuple[list[Tensor], Tensor, Tensor, list[float], int, int]:
+    """Return the arguments that the operators of RoIAlign and RoIPool share."""
+    check_no_tangent(op, *inputs)
+    height, width = as_pair(output_size)
+    rois = as_rois(boxes, inputs[0])
+    if levels is None:
+        levels = assign_levels(rois[:, 1:], spatial_scales)
+    return list(inputs), rois, levels, list(spatial_scales), height, width
 
 
 def as_rois(boxes: Boxes, features: Tensor) -> Tensor:
@@ -28,7 +47,7 @@ def as_rois(boxes: Boxes, features: Tensor) -> Tensor:
     Raises:
         ValueError: a shape is wrong, or the length of the list differs from the batch size.
     """
-    dtype = torch.float64 if features.dtype == torch.float64 else torch.float32
+    dtype = wide(features.dtype)
     if isinstance(boxes, Tensor):
         if boxes.dim() != 2 or boxes.shape[1] != 5:
             raise ValueError(f"boxes must have shape [K, 5], got {list(boxes.shape)}")

@@ -97,12 +97,6 @@ def test_random_bytes_are_safe() -> None:
         assert (shared.view(20, 20).diagonal() == areas.clamp(min=0)).all()
 
 
-def test_intersections_opcheck() -> None:
-    side = packed([np.eye(4, dtype=np.uint8)] * 2)
-    arguments = *side, torch.tensor([1, 0]), *side, torch.tensor([[0, 2], [1, 2]])
-    torch.library.opcheck(torch.ops.detlite.mask_intersections, arguments)
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -201,10 +195,6 @@ def test_an_exact_overlap_reaches_threshold_1() -> None:
         "thresholds": torch.ones(1).double(),
     }
     assert match_detections(**{**GOOD, **change}).tolist() == [[[1, 2]]]
-
-
-def test_matches_opcheck() -> None:
-    torch.library.opcheck(torch.ops.detlite.match_detections, tuple(GOOD.values()))
 
 
 @pytest.mark.parametrize(
@@ -417,11 +407,3 @@ def test_invalid_tables_are_named(change: dict[str, Any], message: str) -> None:
     assert (precision.flatten().tolist(), recall.item()) == ([0.5, 0.5], 1.0)
     with pytest.raises(RuntimeError, match=f"precision_recall: {message}"):
         precision_recall(**{**GOOD_TABLES, **change})
-
-
-def test_tables_polygons_and_boxes_opcheck() -> None:
-    torch.library.opcheck(torch.ops.detlite.encode_polygons, tuple(GOOD_POLYGONS.values()))
-    torch.library.opcheck(torch.ops.detlite.precision_recall, tuple(GOOD_TABLES.values()))
-    boxes, crowd = torch.ones(1, 4).double(), torch.tensor([False])
-    arguments = boxes, boxes, crowd, torch.tensor([[0, 1]])
-    torch.library.opcheck(torch.ops.detlite.box_overlaps, arguments)

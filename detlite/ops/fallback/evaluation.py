@@ -12,14 +12,16 @@ from torch import Tensor
 
 from detlite.structures.masks.rle import run_lengths
 
+from .dispatch import fallback
+
 _RLE = dict[str, object]
 _MAX_COORDINATE = (1 << 25) / 5
 
 
+@fallback("encode_polygons", "cpu")
 def encode_polygons(
     corners: Tensor, polygons: Tensor, masks: Tensor, sizes: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Implement `encode_polygons`."""
     corners = corners.nan_to_num(-_MAX_COORDINATE).clamp(-_MAX_COORDINATE, _MAX_COORDINATE)
     rings = [ring.flatten().tolist() for ring in corners.split(polygons.tolist())]
     texts, first = [], 0
@@ -33,8 +35,8 @@ def encode_polygons(
     return torch.tensor(list(b"".join(texts)), dtype=torch.uint8), ends
 
 
+@fallback("box_overlaps", "cpu")
 def box_overlaps(boxes: Tensor, others: Tensor, crowd: Tensor, ranges: Tensor) -> Tensor:
-    """Implement `box_overlaps`."""
     counts = ranges[:, 1] - ranges[:, 0]
     index = torch.arange(len(boxes)).repeat_interleave(counts)
     other = torch.arange(len(index)) + (ranges[:, 1] - counts.cumsum(0)).repeat_interleave(counts)
@@ -46,6 +48,7 @@ def box_overlaps(boxes: Tensor, others: Tensor, crowd: Tensor, ranges: Tensor) -
     return torch.where(shared > 0, shared / union, 0.0)
 
 
+@fallback("mask_intersections", "cpu")
 def mask_intersections(
     data: Tensor,
     lengths: Tensor,
@@ -56,7 +59,6 @@ def mask_intersections(
     other_pixels: Tensor,
     ranges: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Implement `mask_intersections`."""
     masks = _decode(data, lengths, pixels)
     others = _decode(other_data, other_lengths, other_pixels)
     mask_areas, other_areas = _areas(masks), _areas(others)
@@ -99,6 +101,7 @@ def _intersections(mask: _RLE | None, area: int, others: list[_RLE | None]) -> n
     return shared
 
 
+@fallback("match_detections", "cpu")
 def match_detections(
     overlaps: Tensor,
     groups: Tensor,
@@ -107,7 +110,6 @@ def match_detections(
     uncounted: Tensor,
     thresholds: Tensor,
 ) -> Tensor:
-    """Implement `match_detections`."""
     sets, detections = uncounted.shape
     outcomes = np.zeros((sets, len(thresholds), detections), np.uint8)
     tables, least = overlaps.numpy(), thresholds.numpy().clip(max=1 - 1e-10)[:, None]
@@ -135,6 +137,7 @@ def match_detections(
     return torch.from_numpy(outcomes)
 
 
+@fallback("precision_recall", "cpu")
 def precision_recall(
     outcomes: Tensor,
     scores: Tensor,
@@ -145,7 +148,6 @@ def precision_recall(
     recall_thresholds: Tensor,
     max_dets: int,
 ) -> tuple[Tensor, Tensor]:
-    """Implement `precision_recall`."""
     areas, thresholds, _ = outcomes.shape
     precision = scores.new_full((thresholds, len(recall_thresholds), len(ends), areas), -1.0)
     recall = scores.new_full((thresholds, len(ends), areas, len(limits)), -1.0)

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .checks import check, check_floating, check_same_device, check_shape, wide
+from .checks import FLOATING, check, check_tensors, wide
+from .dispatch import fallback
 
 
 class FocalLossTerms(NamedTuple):
@@ -35,40 +36,30 @@ def focal_loss_terms(logits: Tensor, targets: Tensor, alpha: float, gamma: float
     return FocalLossTerms(target, p, q, cross_entropy, weight, growth)
 
 
+@fallback("sigmoid_focal_loss_forward")
 def sigmoid_focal_loss_forward(
     inputs: Tensor, targets: Tensor, alpha: float, gamma: float
 ) -> Tensor:
-    """Implement `sigmoid_focal_loss_forward`."""
     _check("sigmoid_focal_loss_forward", inputs, targets, alpha, gamma)
     terms = focal_loss_terms(inputs, targets, alpha, gamma)
     return terms.weight * terms.cross_entropy
 
 
+@fallback("sigmoid_focal_loss_backward")
 def sigmoid_focal_loss_backward(
     grad: Tensor, inputs: Tensor, targets: Tensor, alpha: float, gamma: float
 ) -> Tensor:
-    """Implement `sigmoid_focal_loss_backward`."""
     op = "sigmoid_focal_loss_backward"
     _check(op, inputs, targets, alpha, gamma)
-    check(
-        grad.dtype == wide(inputs.dtype),
-        f"{op}: grad must be {wide(inputs.dtype)} for {inputs.dtype} inputs, got {grad.dtype}",
-    )
-    check_shape(op, "grad", grad, list(inputs.shape))
-    check_same_device(op, inputs, grad=grad)
+    check_tensors(op, grad=(grad, inputs.shape, wide(inputs.dtype)))
     t = focal_loss_terms(inputs, targets, alpha, gamma)
     slope = gamma * t.growth * t.cross_entropy + (1 - t.target) * t.p - t.target * t.q
     return (grad.contiguous() * t.weight * slope).to(inputs.dtype)
 
 
 def _check(op: str, inputs: Tensor, targets: Tensor, alpha: float, gamma: float) -> None:
-    check_floating(op, "inputs", inputs)
-    check(
-        targets.dtype == inputs.dtype,
-        f"{op}: targets must have the type of inputs, {inputs.dtype}, got {targets.dtype}",
-    )
-    check_shape(op, "targets", targets, list(inputs.shape))
-    check_same_device(op, inputs, targets=targets)
+    shape = inputs.shape
+    check_tensors(op, inputs=(inputs, shape, FLOATING), targets=(targets, shape, inputs.dtype))
     check(
         math.isfinite(alpha) and alpha <= 1,
         f"{op}: alpha must be from 0 to 1, or negative for no weights, got {alpha}",

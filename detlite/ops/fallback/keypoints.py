@@ -4,7 +4,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .checks import check, check_floating, check_same_device, check_shape
+from .checks import FLOATING, check, check_tensors
+from .dispatch import fallback
 
 _MAX_CELLS = 1 << 10
 _MAX_PIXELS = 1 << 12
@@ -12,9 +13,15 @@ _MAX_PIXELS = 1 << 12
 _MAX_ENLARGED = 1 << 24
 
 
+@fallback("heatmap_peaks")
 def heatmap_peaks(maps: Tensor, boxes: Tensor) -> tuple[Tensor, Tensor]:
-    """Implement `heatmap_peaks`."""
-    _check(maps, boxes)
+    op, shape = "heatmap_peaks", [len(maps), 4]
+    check_tensors(op, maps=(maps, [*"RNMM"], FLOATING), boxes=(boxes, shape, FLOATING))
+    sides = list(maps.shape[2:])
+    check(
+        all(1 <= side <= _MAX_CELLS for side in sides),
+        f"{op}: maps must have sides from 1 to {_MAX_CELLS}, got {sides}",
+    )
     maps, boxes = maps.float(), boxes.float()
     low = boxes[:, :2]
     sides = boxes[:, 2:] - low
@@ -34,16 +41,3 @@ def heatmap_peaks(maps: Tensor, boxes: Tensor) -> tuple[Tensor, Tensor]:
     pixel = torch.stack([place % width, place // width], dim=2)
     xy = low[:, None] + (pixel + 0.5) * (sides / pixels)[:, None]
     return torch.cat([xy, torch.ones_like(xy[..., :1])], dim=2), scores
-
-
-def _check(maps: Tensor, boxes: Tensor) -> None:
-    op, shape = "heatmap_peaks", list(maps.shape)
-    check(len(shape) == 4, f"{op}: maps must have shape [R, N, M, M], got {shape}")
-    check(
-        all(1 <= side <= _MAX_CELLS for side in shape[2:]),
-        f"{op}: maps must have sides from 1 to {_MAX_CELLS}, got {shape}",
-    )
-    check_shape(op, "boxes", boxes, [shape[0], 4], ", one for each of maps")
-    check_floating(op, "maps", maps)
-    check_floating(op, "boxes", boxes)
-    check_same_device(op, maps, boxes=boxes)

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from itertools import pairwise
 
 import numpy as np
 import torch
@@ -15,17 +14,15 @@ from detlite.structures.masks.packed import PackedMasks
 from detlite.structures.masks.pasting import paste_probabilities
 from detlite.structures.masks.rle import decode_frame
 
-from .checks import check, check_dtype, check_floating, check_same_device, check_shape
-from .roi_align import roi_align_forward
+from .checks import FLOATING, check, check_tensors
+from .dispatch import fallback
+from .rois import roi_align_forward
 
-_MAX_RESOLUTION = 256
-# In pixels: of a frame, and of the network's input.
-_MAX_SOURCE, _MAX_TARGET = 1 << 30, 1 << 15
 # Cells around a box beyond which polygons are clipped: pycocotools walks edges point by point.
 _MARGIN = 1 << 17
-_MAX_SIDE, _MAX_PIXELS = (1 << 30) - 1, (1 << 32) - 1
 
 
+@fallback("crop_masks", "cpu")
 def crop_masks(
     values: Tensor,
     pieces: Tensor,
@@ -36,10 +33,18 @@ def crop_masks(
     resolution: int,
     soft: bool,
 ) -> Tensor:
-    """Implement `crop_masks`. All tensors are on the CPU."""
-    masks = PackedMasks(values, pieces, instances, frames)
-    _check_crop(masks, index, boxes, resolution, soft)
-    packed = list(masks.pieces_and_frames())
+    op = "crop_masks"
+    check_tensors(
+        op,
+        values=(values, ["V"], torch.float64),
+        pieces=(pieces, ["Q + 1"], torch.int64),
+        instances=(instances, ["I + 1"], torch.int64),
+        frames=(frames, [len(instances) - 1, 6], torch.int64),
+        index=(index, ["R"], torch.int64),
+        boxes=(boxes, [len(index), 4], FLOATING),
+    )
+    check(1 <= resolution <= 256, f"{op}: resolution must be from 1 to 256, got {resolution}")
+    packed = list(PackedMasks(values, pieces, instances, frames).pieces_and_frames())
     boxes = boxes.float()
     crops = boxes.new_zeros(len(boxes), resolution, resolution)
     for crop, box, instance in zip(crops, boxes, index.tolist(), strict=True):
@@ -101,11 +106,15 @@ def _window(low: float, high: float, size: int) -> tuple[int, int]:
     return start, min(max(math.ceil(max(high, low + 1)) + 3, start), size)
 
 
+@fallback("paste_masks_rle", "cpu")
 def paste_masks_rle(
     probs: Tensor, boxes: Tensor, height: int, width: int, threshold: float
 ) -> tuple[Tensor, Tensor]:
-    """Implement `paste_masks_rle`."""
-    _check_paste(probs, boxes, height, width, threshold)
+    op, shape = "paste_masks_rle", [len(probs), 4]
+    check_tensors(op, probs=(probs, [*"NMM"], FLOATING), boxes=(boxes, shape, FLOATING))
+    check(min(probs.shape[1:]) >= 1, f"{op}: masks must have at least one cell")
+    check(min(height, width) >= 0, f"{op}: height and width must be zero or more")
+    check(threshold > 0, f"{op}: threshold must be more than 0, got {threshold}")
     texts = []
     for prob, box in zip(probs, boxes.float(), strict=True):
         (pasted,) = paste_probabilities(prob[None], box[None], (height, width))
@@ -114,79 +123,3 @@ def paste_masks_rle(
     data = np.frombuffer(bytearray().join(texts), np.uint8)
     ends = np.cumsum([len(text) for text in texts], dtype=np.int64)
     return torch.from_numpy(data), torch.from_numpy(ends)
-
-
-def _check_paste(probs: Tensor, boxes: Tensor, height: int, width: int, threshold: float) -> None:
-    op, shape = "paste_masks_rle", list(probs.shape)
-    check(len(shape) == 3, f"{op}: probs must have shape [N, M, M], got {shape}")
-    check_floating(op, "probs", probs)
-    check_shape(op, "boxes", boxes, [shape[0], 4], ", one for each mask")
-    check_floating(op, "boxes", boxes)
-    check_same_device(op, probs, boxes=boxes)
-    names = ("a mask's height", "a mask's width", "height", "width")
-    for name, side, least in zip(names, (*shape[1:], height, width), (1, 1, 0, 0), strict=True):
-        check(
-            least <= side <= _MAX_SIDE,
-            f"{op}: {name} must be from {least} to {_MAX_SIDE}, got {side}",
-        )
-    check(height * width <= _MAX_PIXELS, f"{op}: {height} x {width} are too many pixels")
-    check(threshold > 0, f"{op}: threshold must be more than 0, got {threshold}")
-
-
-def _check_crop(
-    masks: PackedMasks, index: Tensor, boxes: Tensor, resolution: int, soft: bool
-) -> None:
-    op = "crop_masks"
-    values, pieces, instances, frames = masks.tensors()
-    check(values.dim() == 1, f"{op}: values must have shape [V], got {list(values.shape)}")
-    check_dtype(op, "values", values, torch.float64)
-    lists = (("pieces", pieces, 1), ("instances", instances, 1), ("index", index, 0))
-    for name, tensor, least in lists:
-        check(
-            tensor.dim() == 1 and len(tensor) >= least,
-            f"{op}: {name} must have one dimension and at least {least} elements, "
-            f"got {list(tensor.shape)}",
-        )
-        check_dtype(op, name, tensor, torch.int64)
-    check_shape(op, "frames", frames, [len(instances) - 1, 6], ", a row for each of instances")
-    check_dtype(op, "frames", frames, torch.int64)
-    check_shape(op, "boxes", boxes, [len(index), 4], ", one for each of index")
-    check_floating(op, "boxes", boxes)
-    check(
-        1 <= resolution <= _MAX_RESOLUTION,
-        f"{op}: resolution must be from 1 to {_MAX_RESOLUTION}, got {resolution}",
-    )
-    ends, firsts = pieces.tolist(), instances.tolist()
-    _check_offsets(op, "pieces", ends, len(values), "values")
-    _check_offsets(op, "instances", firsts, len(pieces) - 1, "pieces")
-    for i, ((first, last), frame) in enumerate(zip(pairwise(firsts), frames.tolist(), strict=True)):
-        if first < last and frame[0] == 0:
-            check(not soft, f"{op}: instance {i} is polygons, and soft masks need run lengths")
-            for piece in range(first, last):
-                check(
-                    (ends[piece + 1] - ends[piece]) % 2 == 0,
-                    f"{op}: piece {piece} must have an x and a y for each corner, got an odd "
-                    "number of values",
-                )
-        elif first < last:
-            check(
-                last - first == 1,
-                f"{op}: instance {i} is run lengths and must have one piece, got {last - first}",
-            )
-            check(
-                all(1 <= side <= _MAX_SOURCE for side in frame[:2])
-                and all(1 <= side <= _MAX_TARGET for side in frame[4:]),
-                f"{op}: frames[{i}] must have sides from 1 to {_MAX_SOURCE}, and from 1 to "
-                f"{_MAX_TARGET} in the network's input",
-            )
-    count = len(instances) - 1
-    for i, which in enumerate(index.tolist()):
-        check(-1 <= which < count, f"{op}: index[{i}] is {which}, but there are {count} instances")
-
-
-def _check_offsets(op: str, name: str, offsets: list[int], most: int, of: str) -> None:
-    for i, (before, offset) in enumerate(pairwise([0, *offsets])):
-        check(
-            before <= offset <= most,
-            f"{op}: {name} must increase from 0 to the {most} {of}, got {offset} at place {i}",
-        )

@@ -3,15 +3,22 @@
 import torch
 from torch import Tensor
 
-from .checks import check, check_dtype, check_floating, check_same_device, check_shape
+from .checks import FLOATING, check_tensors
+from .dispatch import fallback
 
 # Overlaps in a block: 16 MB, and a few times that for temporary results.
 _MAX_OVERLAPS = 1 << 22
 
 
+@fallback("match_boxes")
 def match_boxes(truth: Tensor, valid: Tensor, candidates: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Implement `match_boxes`."""
-    _check(truth, valid, candidates)
+    batch = [] if candidates.dim() == 2 else [len(truth)]
+    check_tensors(
+        "match_boxes",
+        truth=(truth, ["B", "G", 4], FLOATING),
+        valid=(valid, truth.shape[:2], torch.bool),
+        candidates=(candidates, [*batch, "N", 4], FLOATING),
+    )
     truth, candidates = truth.float(), candidates.float()
     images, count = len(truth), candidates.shape[-2]
     candidates = candidates if candidates.dim() == 3 else candidates[None]
@@ -42,21 +49,3 @@ def _iou(boxes: Tensor, others: Tensor) -> Tensor:
     intersection = width.mul_(height)
     areas = (ax2 - ax1) * (ay2 - ay1) + (bx2 - bx1) * (by2 - by1)
     return intersection.div_(areas.sub_(intersection)).nan_to_num_(nan=0)
-
-
-def _check(truth: Tensor, valid: Tensor, candidates: Tensor) -> None:
-    op = "match_boxes"
-    shape = list(truth.shape)
-    check(truth.dim() == 3 and shape[2] == 4, f"{op}: truth must have shape [B, G, 4], got {shape}")
-    check_shape(op, "valid", valid, shape[:2])
-    check_dtype(op, "valid", valid, torch.bool)
-    candidate_shape = list(candidates.shape)
-    is_shared = len(candidate_shape) == 2
-    is_batched = len(candidate_shape) == 3 and candidate_shape[0] == shape[0]
-    check(
-        (is_shared or is_batched) and candidate_shape[-1] == 4,
-        f"{op}: candidates must have shape [N, 4] or [{shape[0]}, N, 4], got {candidate_shape}",
-    )
-    check_floating(op, "truth", truth)
-    check_floating(op, "candidates", candidates)
-    check_same_device(op, truth, valid=valid, candidates=candidates)

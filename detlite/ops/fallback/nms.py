@@ -5,44 +5,34 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .checks import (
-    check,
-    check_dtype,
-    check_floating,
-    check_integers,
-    check_same_device,
-    check_shape,
-    wide,
-)
+from .checks import FLOATING, INTEGERS, check, check_tensors, wide
+from .dispatch import fallback
 
 
+@fallback("nms", "torchvision")
 def nms(boxes: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:
-    """Implement `nms`."""
-    _check("nms", boxes, scores, iou_threshold)
+    _check("nms", ["N"], boxes, scores, iou_threshold)
     return _suppress(boxes, scores, iou_threshold)
 
 
+@fallback("batched_nms", "torchvision")
 def batched_nms(boxes: Tensor, scores: Tensor, idxs: Tensor, iou_threshold: float) -> Tensor:
-    """Implement `batched_nms`."""
-    _check("batched_nms", boxes, scores, iou_threshold, idxs=idxs)
+    _check("batched_nms", ["N"], boxes, scores, iou_threshold)
+    check_tensors("batched_nms", idxs=(idxs, scores.shape, INTEGERS))
     return _suppress(boxes, scores, iou_threshold, idxs)
 
 
+@fallback("padded_nms", "torchvision")
 def padded_nms(
-    boxes: Tensor,
-    scores: Tensor,
-    groups: Tensor,
-    valid: Tensor,
-    iou_threshold: float,
-    limit: int,
+    boxes: Tensor, scores: Tensor, groups: Tensor, valid: Tensor, iou_threshold: float, limit: int
 ) -> tuple[Tensor, Tensor]:
-    """Implement `padded_nms`."""
     op = "padded_nms"
-    _check(op, boxes, scores, iou_threshold, groups=groups, valid=valid)
-    check_dtype(op, "valid", valid, torch.bool)
+    _check(op, ["B", "N"], boxes, scores, iou_threshold)
+    shape = scores.shape
+    check_tensors(op, groups=(groups, shape, INTEGERS), valid=(valid, shape, torch.bool))
     check(limit >= 0, f"{op}: limit must be zero or more, got {limit}")
     index = torch.zeros(len(boxes), limit, dtype=torch.int64, device=boxes.device)
-    kept = torch.zeros(len(boxes), limit, dtype=torch.bool, device=boxes.device)
+    kept = torch.zeros_like(index, dtype=torch.bool)
     for image in range(len(boxes)):
         own = _suppress(boxes[image], scores[image], iou_threshold, groups[image], valid[image])
         own = own[:limit]
@@ -81,19 +71,12 @@ def _suppress(
     return kept[scores[kept].argsort(descending=True, stable=True)]
 
 
-def _check(op: str, boxes: Tensor, scores: Tensor, iou_threshold: float, **others: Tensor) -> None:
-    expected = "[B, N, 4]" if "valid" in others else "[N, 4]"
-    shape = list(boxes.shape)
-    check(
-        len(shape) == expected.count(",") + 1 and shape[-1] == 4,
-        f"{op}: boxes must have shape {expected}, got {shape}",
+def _check(
+    op: str, sizes: list[int | str], boxes: Tensor, scores: Tensor, threshold: float
+) -> None:
+    check_tensors(
+        op,
+        boxes=(boxes, [*sizes, 4], FLOATING),
+        scores=(scores, boxes.shape[:-1], FLOATING),
     )
-    check_floating(op, "boxes", boxes)
-    for name, tensor in {"scores": scores, **others}.items():
-        check_shape(op, name, tensor, shape[:-1], ", one for each box")
-    check_same_device(op, boxes, scores=scores, **others)
-    check_floating(op, "scores", scores)
-    check(iou_threshold >= 0, f"{op}: iou_threshold must be zero or more, got {iou_threshold}")
-    for name in ("idxs", "groups"):
-        if name in others:
-            check_integers(op, name, others[name])
+    check(threshold >= 0, f"{op}: iou_threshold must be zero or more, got {threshold}")

@@ -1,0 +1,97 @@
+"""Call the fallbacks on devices without a compiled kernel."""
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from functools import cache, wraps
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from detlite.ops import kernels
+
+logger = logging.getLogger(__name__)
+
+FALLBACKS: dict[str, Callable[..., Any]] = {}  # by the name of the operator
+_KERNELS: dict[str, Callable[..., Any]] = {}  # the same, as the dispatcher calls them
+
+
+def has_kernels(device: torch.device | str) -> bool:
+    """Return True if the operators have compiled kernels for a device."""
+    return _has_kernel("detlite::nms", torch.device(device).type)
+
+
+def _has_kernel(operator: str, device_type: str) -> bool:
+    key = torch._C._dispatch_key_for_device(device_type)
+    return torch._C._dispatch_has_kernel_for_dispatch_key(operator, key)
+
+
+def fallback(
+    name: str, runs_on: Literal["any", "torchvision", "cpu"] = "any"
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register a function as the fallback of an operator, for every device without a kernel.
+
+    `runs_on` says on which devices it can compute: any, those with kernels of torchvision, or only
+    the CPU. Arguments on another device are computed on the CPU.
+    """
+
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(function)
+        def kernel(*arguments: Any) -> Any:
+            # Registers torch.ops.torchvision. Its import takes longer than all of detlite's.
+            import torchvision  # noqa: F401
+
+            devices = {leaf.device for leaf in tree_leaves(arguments) if isinstance(leaf, Tensor)}
+            device = max(devices, key=lambda one: one.type != "cpu")
+            if not kernels.disabled():
+                _warn(device.type)
+            if not _runs(runs_on, device.type):
+                on_cpu = tree_map_only(Tensor, Tensor.cpu, arguments)
+                packet, _, overload = name.partition(".")
+                operator = getattr(getattr(torch.ops.detlite, packet), overload or "default")
+                return tree_map_only(Tensor, lambda x: x.to(device), operator(*on_cpu))
+            # The operators choose their precision themselves.
+            mixed = torch.is_autocast_enabled(device.type)
+            with torch.autocast(device.type, enabled=False) if mixed else nullcontext():
+                return function(*arguments)
+
+        FALLBACKS[name] = function
+        _KERNELS[name] = kernels.implement(name, "CompositeExplicitAutograd")(kernel)
+        return function
+
+    return register
+
+
+def _runs(runs_on: str, device_type: str) -> bool:
+    if runs_on == "torchvision" and device_type != "cpu":
+        return _has_kernel("torchvision::nms", device_type)
+    return runs_on == "any" or device_type == "cpu"
+
+
+@cache
+def _warn(device_type: str) -> None:
+    if device_type == "cpu":  # importing detlite.ops has already warned
+        return
+    home = "ROCM_HOME" if torch.version.hip else "CUDA_HOME"  # torch calls both "cuda"
+    advice = f" Build detlite with {home} set to have them." if device_type == "cuda" else ""
+    logger.warning(
+        "detlite has no compiled kernels for %s and uses torchvision's and PyTorch's own operators "
+        "there: the results are the same, but it is slower.%s", device_type, advice,
+    )  # fmt: skip
+
+
+@contextmanager
+def use_fallback_ops() -> Iterator[None]:
+    """Replace the CPU kernels by the fallbacks inside a `with` block, for tests and benchmarks.
+
+    To run a whole program without kernels, set DETLITE_KERNELS=0.
+    """
+    library = torch.library.Library("detlite", "IMPL")
+    for name, kernel in _KERNELS.items():
+        library.impl(name, kernel, "CPU", allow_override=True)
+    try:
+        yield
+    finally:
+        library._destroy()
