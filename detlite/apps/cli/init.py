@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--skip-bad", action="store_true",
-        help="leave bad labels out and report them (default: refuse the data)",
+        help="skip bad labels, ignore their places, and report them (default: refuse the data)",
     )  # fmt: skip
     parser.add_argument(
         "--group-duplicates", action="store_true",

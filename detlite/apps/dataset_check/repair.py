@@ -1,5 +1,6 @@
 """Repair an annotation file by removing or fixing what training refuses."""
 
+import itertools
 import json
 from collections import Counter
 from collections.abc import Sequence
@@ -33,7 +34,7 @@ def repair(inspection: Inspection) -> tuple[Row, Counter[str]]:
     counts = Counter({finding.what: finding.count for finding in index.notes})
     broken = {defect.image_id for defect in inspection.defects if defect.kind == "image"}
     images, annotations = [], []
-    written: set[str] = set()
+    written, category_ids = set[str](), list(inspection.categories)
     for number in range(len(index.image_ids)):
         image = inspection.images[int(index.image_ids[number])]
         if image["id"] in broken:
@@ -51,7 +52,15 @@ def repair(inspection: Inspection) -> tuple[Row, Counter[str]]:
     counts["images removed"] += len(index.file.table["image_problems"])
     counts["annotations removed"] = len(index.file.array("states")) - len(annotations)
     sizes = {image["id"]: (image["height"], image["width"]) for image in images}
+    annotations = [
+        {**row, "category_id": one}
+        for row in annotations
+        for one in category_ids
+        if one == row.get("category_id") or row.get("category_id") not in category_ids
+    ]
     kept = []
+    ids = {row["id"] for row in annotations}
+    free_ids = itertools.count(max(ids, default=0) + 1)
     for row in annotations:
         key = json.dumps([row.get(field) for field in _OBJECT], sort_keys=True)
         if key in written:
@@ -60,7 +69,9 @@ def repair(inspection: Inspection) -> tuple[Row, Counter[str]]:
         written.add(key)
         box = _clipped(row["bbox"], *sizes[row["image_id"]])
         counts["boxes clipped"] += box != row["bbox"]
-        kept.append({**row, "bbox": box})
+        row_id = row["id"] if row["id"] in ids else next(free_ids)
+        ids.discard(row_id)
+        kept.append({**row, "bbox": box, "id": row_id})
     content = {**index.content, "images": images, "annotations": kept}
     content["categories"] = inspection.category_rows
     return content, +counts

@@ -51,7 +51,8 @@ def _size(node: ET.Element) -> tuple[int, int]:
 
 
 def _shape(node: ET.Element, label: str) -> Shape:
-    shape = Shape(label, problem=f"a shape of type {node.tag} is not an object; remove it")
+    problem = f"a shape of type {node.tag} is not an object; remove it"
+    shape = Shape(label, _points(node) if node.get("points") else (), problem=problem)
     values, turn = node.attrib, float(node.get("rotation") or 0)
     if node.tag == "box":
         x1, y1, x2, y2 = (float(values[key]) for key in ("xtl", "ytl", "xbr", "ybr"))
@@ -61,7 +62,7 @@ def _shape(node: ET.Element, label: str) -> Shape:
         x, y, rx, ry = (float(values[key]) for key in ("cx", "cy", "rx", "ry"))
         shape = ellipse_shape(label, (x, y), (rx, ry), turn)
     elif node.tag == "polygon":
-        shape = Shape(label, _points(node))
+        shape.problem = ""
     elif node.tag == "mask":
         left, top, width, height = (int(values[key]) for key in ("left", "top", "width", "height"))
         runs = [int(run) for run in values["rle"].split(",")]  # row by row, background first

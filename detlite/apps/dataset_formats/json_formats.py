@@ -74,18 +74,19 @@ def _via_shape(region: Json, key: str | None) -> Shape:
         value = ", ".join(name for name, checked in value.items() if checked)
     form, category = region["shape_attributes"], str(value or "")
     kind = form["name"]
-    if not category:
-        return Shape("", problem=f"the region has no {key}")
     if kind == "rect":
-        return box_shape(category, [form[side] for side in _SIDES])
-    if kind == "polygon":
-        points = zip(form["all_points_x"], form["all_points_y"], strict=True)
-        return Shape(category, flat(list(points)))
-    if kind in ("circle", "ellipse"):
+        shape = box_shape(category, [form[side] for side in _SIDES])
+    elif kind in ("circle", "ellipse"):
         radii = (form["r"], form["r"]) if kind == "circle" else (form["rx"], form["ry"])
         turn = float(np.rad2deg(form.get("theta", 0)))
-        return ellipse_shape(category, (form["cx"], form["cy"]), radii, turn)
-    return Shape(category, problem=_NOT_AN_OBJECT.format(kind))
+        shape = ellipse_shape(category, (form["cx"], form["cy"]), radii, turn)
+    else:
+        points = zip(form.get("all_points_x", ()), form.get("all_points_y", ()), strict=True)
+        problem = "" if kind == "polygon" else _NOT_AN_OBJECT.format(kind)
+        shape = Shape(category, flat(list(points)), problem=problem)
+    if not category:
+        shape.problem = f"the region has no {key}"
+    return shape
 
 
 def label_studio_labels(
@@ -122,6 +123,7 @@ def label_studio_labels(
                 owner.keypoints = {**owner.keypoints, name: (x, y, 2)}
             elif {"points", "rle", "x"} & set(value) and number not in owners:
                 shape = _label_studio_shape(value, name, *size)
+                shape.problem = shape.problem if name else "the region has no label"
                 labels.shapes.append(shape)
                 owners |= {} if number is None else {number: shape}
         yield labels
@@ -135,8 +137,6 @@ def _label(value: Json) -> str:
 
 
 def _label_studio_shape(value: Json, category: str, height: int, width: int) -> Shape:
-    if not category:
-        return Shape("", problem="the region has no label")
     if "rle" in value:
         return Shape(category, mask=_decode_brush(value["rle"], height, width))
     if "points" in value:
@@ -194,18 +194,18 @@ def supervisely_labels(file: Path, tree: FileTree, conversion: Conversion) -> It
     labels = ImageLabels(file.stem, size=(content["size"]["height"], content["size"]["width"]))
     for one in content["objects"]:
         kind, category = one["geometryType"], one["classTitle"]
-        shape = Shape(category, problem=_NOT_AN_OBJECT.format(kind))
+        points = one.get("points", {})
+        problem = "" if kind == "polygon" else _NOT_AN_OBJECT.format(kind)
+        holes = [flat(hole) for hole in points.get("interior", ())]
+        shape = Shape(category, flat(points.get("exterior", ())), holes=holes, problem=problem)
         if kind == "bitmap":
             x, y = one["bitmap"]["origin"]
             shape = Shape(category, mask=_decode_png(one["bitmap"]["data"], file), origin=(x, y))
         elif kind == "rectangle":
             # Corners are pixels, and the last one belongs to the rectangle.
-            (x1, y1), (x2, y2) = one["points"]["exterior"]
+            (x1, y1), (x2, y2) = points["exterior"]
             x, y = min(x1, x2), min(y1, y2)
             shape = box_shape(category, (x, y, abs(x2 - x1) + 1, abs(y2 - y1) + 1))
-        elif kind == "polygon":
-            holes = [flat(hole) for hole in one["points"].get("interior", ())]
-            shape = Shape(category, flat(one["points"]["exterior"]), holes=holes)
         labels.shapes.append(shape)
     yield labels
 
@@ -234,11 +234,10 @@ def datumaro_labels(file: Path, tree: FileTree, conversion: Conversion) -> Itera
             if kind in ("label", "caption"):  # of the whole image
                 continue
             name = names[one["label_id"]]
-            shape = Shape(name, problem=_NOT_AN_OBJECT.format(kind))
+            problem = "" if kind == "polygon" else _NOT_AN_OBJECT.format(kind)
+            shape = Shape(name, one.get("points", ()), problem=problem)
             if kind == "bbox":
                 shape = box_shape(name, one["bbox"])
-            elif kind == "polygon":
-                shape = Shape(name, one["points"])
             elif kind == "mask":
                 shape = Shape(name, mask=to_bitmap(one["rle"], *one["rle"]["size"]) > 0)
             shape.group = one.get("group") or None

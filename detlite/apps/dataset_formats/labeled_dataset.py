@@ -9,11 +9,17 @@ from typing import Any
 
 from detlite.data.datasets.coco_values import fill_missing
 from detlite.data.errors import DataError
-from detlite.data.findings import Finding, Findings
+from detlite.data.findings import Findings
 from detlite.structures.masks.formats import Segmentation
 
 _DECIMALS = 3  # of coordinates in pixels
 _MAX_LISTED = 5  # bad labels in a message
+# What happens to bad labels with --skip-bad.
+WITH_IMAGE = "They are left out together with their images."
+AS_REGION = "They become ignored regions: what is detected there is neither trained nor measured."
+AS_BACKGROUND = (
+    "Their places are not known. They are left out, and the objects count as background."
+)
 
 
 @dataclass(frozen=True)
@@ -21,10 +27,11 @@ class LabeledObject:
     """An object in an image.
 
     Attributes:
-        category: its name.
+        category: its name; if no other object has it, `crowd` and `ignored` are for all categories.
         box: (x, y, width, height) in pixels.
         segmentation: polygons [[x1, y1, x2, y2, ...], ...] in pixels, or an RLE; None if unknown.
         crowd: skipped in training and ignored in evaluation.
+        ignored: the place of an object that cannot be used: detections there do not count.
         keypoints: (x, y, visibility) by name; names that an object lacks are not labeled.
     """
 
@@ -32,6 +39,7 @@ class LabeledObject:
     box: tuple[float, float, float, float]
     segmentation: Segmentation | None = None
     crowd: bool = False
+    ignored: bool = False
     keypoints: Mapping[str, tuple[float, float, int]] = field(default_factory=dict)
 
 
@@ -77,10 +85,11 @@ class Conversion:
 
     Attributes:
         masks: meaning of label images, see `mask_files`; None: refuse those with several meanings.
-        skip_bad: leave bad labels out instead of refusing the dataset.
+        skip_bad: skip bad labels instead of refusing the dataset.
         output: folder for images that are stored inside label files; None: in the dataset.
         findings: what the user should know.
         bad: the problems of bad labels.
+        skipped: what happens to them with `skip_bad`.
     """
 
     masks: str | None = None
@@ -88,14 +97,20 @@ class Conversion:
     output: Path | None = None
     findings: Findings = field(default_factory=Findings)
     bad: list[str] = field(default_factory=list)
+    skipped: Findings = field(default_factory=Findings)
 
     @contextmanager
-    def collect(self) -> Iterator[None]:
+    def collect(self, effect: str = WITH_IMAGE) -> Iterator[None]:
         """Record the DataError of a bad label, and continue behind the block."""
         try:
             yield
         except DataError as error:
-            self.bad.append(str(error))
+            self.add_bad(str(error), effect)
+
+    def add_bad(self, problem: str, effect: str) -> None:
+        """Record the problem of a bad label, and what happens to it with `skip_bad`."""
+        self.bad.append(problem)
+        self.skipped.add("bad labels", effect, problem, "label")
 
     def finish(self) -> Findings:
         """Return the findings. Raises DataError for bad labels, unless they are left out."""
@@ -110,8 +125,7 @@ class Conversion:
                 f"{first}{more * (count > 1)}. Fix the labels, or leave bad ones out with "
                 "`detlite init --skip-bad`"
             )
-        bad = Finding("bad labels", "They are left out, as --skip-bad says.", count, "label", first)
-        return Findings([*self.findings, bad])
+        return Findings([*self.findings, *self.skipped])
 
 
 def to_coco(dataset: LabeledDataset) -> dict[str, Any]:
@@ -136,13 +150,19 @@ def to_coco(dataset: LabeledDataset) -> dict[str, Any]:
         height, width = image.size
         image_id = len(images) + 1
         images.append({"id": image_id, "file_name": name, "height": height, "width": width})
-        for obj in image.objects:
+        pairs = [
+            (obj, category)
+            for obj in image.objects
+            for category in ([ids[obj.category]] if obj.category in ids else ids.values())
+        ]
+        for obj, category_id in pairs:
             row = {
                 "id": len(annotations) + 1,
                 "image_id": image_id,
-                "category_id": ids[obj.category],
+                "category_id": category_id,
                 "bbox": _rounded(obj.box),
                 "iscrowd": int(obj.crowd),
+                **({"ignore": 1} if obj.ignored else {}),
             }
             if isinstance(obj.segmentation, list):
                 row["segmentation"] = [_rounded(polygon) for polygon in obj.segmentation]
@@ -166,8 +186,9 @@ def to_coco(dataset: LabeledDataset) -> dict[str, Any]:
 
 
 def category_names(images: Iterable[LabeledImage]) -> list[str]:
-    """Return the sorted categories of the objects in images."""
-    return sorted({obj.category for image in images for obj in image.objects})
+    """Return the sorted categories of the objects in images, without those of ignored ones."""
+    objects = (obj for image in images for obj in image.objects)
+    return sorted({obj.category for obj in objects if obj.category and not obj.ignored})
 
 
 def keypoint_names(images: Iterable[LabeledImage]) -> list[str]:

@@ -57,7 +57,9 @@ def _shape(row: Any, where: str) -> Shape:
     shape.group = row.get("group_id")
     if not isinstance(points, list) or not all(map(_is_point, points)):
         shape.problem = f"points is {short_repr(points)}, not a list of [x, y]"
-    elif kind not in _MIN_POINTS:
+        return shape
+    shape.corners = flat(points)
+    if kind not in _MIN_POINTS:
         shape.problem = (
             f"a shape of type {kind} is not an object; remove it, or use one of "
             f"{', '.join(_MIN_POINTS)}"
@@ -65,7 +67,7 @@ def _shape(row: Any, where: str) -> Shape:
     elif len(points) < _MIN_POINTS[kind]:
         shape.problem = f"a {kind} of {len(points)} points needs {_MIN_POINTS[kind]}"
     elif kind == "mask":
-        shape.origin = round(points[0][0]), round(points[0][1])
+        shape.corners, shape.origin = (), (round(points[0][0]), round(points[0][1]))
         try:
             shape.mask = _decode(row["mask"]) > 0
         except (KeyError, TypeError, binascii.Error, *DECODE_ERRORS) as error:
@@ -73,8 +75,6 @@ def _shape(row: Any, where: str) -> Shape:
     elif kind == "circle":
         radius = math.dist(points[0], points[1])
         shape.corners = ellipse_shape("", points[0], (radius, radius)).corners
-    else:
-        shape.corners = flat(points)
     return shape
 
 

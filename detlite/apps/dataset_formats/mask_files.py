@@ -26,7 +26,13 @@ from detlite.data.loading.image_io import image_size
 from detlite.data.loading.image_readers import DECODE_ERRORS
 
 from .file_tree import FileTree, read_lines
-from .labeled_dataset import Conversion, LabeledDataset, LabeledImage, LabeledObject
+from .labeled_dataset import (
+    AS_BACKGROUND,
+    Conversion,
+    LabeledDataset,
+    LabeledImage,
+    LabeledObject,
+)
 from .shapes import object_from_bitmap
 
 MODES = {
@@ -94,17 +100,17 @@ def read_mask_folder(tree: FileTree, conversion: Conversion) -> LabeledDataset:
         with conversion.collect():
             size, objects = image_size(image), list[LabeledObject]()
             for one in masks.get(image, ()):
-                with conversion.collect():
-                    mask = _read(one, size, conversion)
-                    if not one.has_all:
-                        found = mask.values > 0
+                if not one.has_all:
+                    with conversion.collect(AS_BACKGROUND):
+                        found = _read(one, size, conversion).values > 0
                         objects.append(object_from_bitmap(one.category, found, str(one.file)))
-                        continue
-                    pieces = label_pieces(mask.values)
-                    for doubt, example in _doubts(mask, pieces):
-                        doubts[doubt].append(f"{example} in {one.file}")
-                    sets.append(set(np.unique(mask.values[mask.values > 0]).tolist()))
-                    objects += _objects(one, mask.values, pieces, conversion.masks, names)
+                    continue
+                mask = _read(one, size, conversion)
+                pieces = label_pieces(mask.values)
+                for doubt, example in _doubts(mask, pieces):
+                    doubts[doubt].append(f"{example} in {one.file}")
+                sets.append(set(np.unique(mask.values[mask.values > 0]).tolist()))
+                objects += _objects(one, mask.values, pieces, conversion.masks, names)
             images.append(LabeledImage(image, size, objects, tree.split_of(image)))
     union = set().union(*sets)
     gaps = sum(values != set(range(1, len(values) + 1)) for values in sets)

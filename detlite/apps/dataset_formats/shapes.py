@@ -4,6 +4,7 @@ Each format yields the labels of images from its files. Finding the images, chec
 converting shapes to objects is the same for all of them.
 """
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,7 +17,14 @@ from detlite.data.loading.image_io import image_size
 from detlite.structures.masks.formats import encode_bitmap, to_bitmap
 
 from .file_tree import FileTree
-from .labeled_dataset import Conversion, LabeledDataset, LabeledImage, LabeledObject, category_names
+from .labeled_dataset import (
+    AS_BACKGROUND,
+    AS_REGION,
+    Conversion,
+    LabeledDataset,
+    LabeledImage,
+    LabeledObject,
+)
 
 _ELLIPSE_CORNERS = 36
 _IGNORED = "__ignore__"  # LabelMe's label of regions where objects are not labeled
@@ -101,9 +109,9 @@ def to_objects(
     objects: list[LabeledObject] = []
     places: dict[Any, int] = {}
     for number, shape in enumerate(shapes, start=1):
-        with conversion.collect():
-            name = f" ({shape.category})" if shape.category else ""
-            place = f"{where}{shape.where or f': object {number}{name}'}"
+        name = f" ({shape.category})" if shape.category else ""
+        place = f"{where}{shape.where or f': object {number}{name}'}"
+        try:
             part = _to_object(shape, size, place)
             key = number if shape.group is None else (shape.category, shape.group)
             if key not in places:
@@ -118,7 +126,30 @@ def to_objects(
             polygons = [*first.segmentation, *part.segmentation]
             box = bounding_box(polygons)
             objects[places[key]] = replace(first, box=box, segmentation=polygons)
+        except DataError as error:
+            region = _visible_box(shape, size)
+            conversion.add_bad(str(error), AS_REGION if region else AS_BACKGROUND)
+            if region:
+                objects.append(LabeledObject(shape.category, region, ignored=True))
     return objects
+
+
+def _visible_box(shape: Shape, size: tuple[int, int]) -> tuple[float, float, float, float] | None:
+    """Return the box of the part of a shape that is in the image; None if there is none."""
+    corners = list(shape.corners)
+    if shape.mask is not None and shape.mask.any():
+        pixels = np.argwhere(shape.mask)[:, ::-1] + shape.origin
+        corners = [*pixels.min(axis=0), *(pixels.max(axis=0) + 1)]
+    if len(corners) < 4 or not np.isfinite(corners).all():
+        return None
+    box = bounding_box([_clipped(corners, size)])
+    return box if min(box[2:]) > 0 else None
+
+
+def _clipped(corners: Sequence[float], size: tuple[int, int]) -> list[float]:
+    height, width = size
+    limits = itertools.cycle((width, height))
+    return [min(max(float(one), 0.0), limit) for one, limit in zip(corners, limits, strict=False)]
 
 
 def _to_object(shape: Shape, size: tuple[int, int], where: str) -> LabeledObject:
@@ -139,10 +170,7 @@ def _to_object(shape: Shape, size: tuple[int, int], where: str) -> LabeledObject
         raise DataError(f"{where}: a polygon of {len(shape.corners) // 2} points needs 3")
     if not np.isfinite(shape.corners).all():
         raise DataError(f"{where}: has a corner that is not finite")
-    clipped = [
-        min(max(float(value), 0.0), float(height if index % 2 else width))
-        for index, value in enumerate(shape.corners)
-    ]
+    clipped = _clipped(shape.corners, size)
     box = bounding_box([clipped])
     if min(box[2:]) <= 0:
         raise DataError(f"{where}: the object has no area inside the {width}x{height} image")
@@ -151,7 +179,9 @@ def _to_object(shape: Shape, size: tuple[int, int], where: str) -> LabeledObject
         obj = object_from_bitmap(shape.category, outer > inner, where)
         return replace(obj, crowd=shape.crowd, keypoints=shape.keypoints)
     polygons = [clipped] if shape.polygon else None
-    return LabeledObject(shape.category, box, polygons, shape.crowd, shape.keypoints)
+    return LabeledObject(
+        shape.category, box, polygons, crowd=shape.crowd, keypoints=shape.keypoints
+    )
 
 
 def object_from_bitmap(category: str, bitmap: np.ndarray, where: str) -> LabeledObject:
@@ -223,8 +253,7 @@ def check_size(image: Path, expected: Sequence[Any], file: Path) -> tuple[int, i
 
 
 def _without_unlabeled(images: list[LabeledImage], conversion: Conversion) -> list[LabeledImage]:
-    """Turn regions labeled `__ignore__` into a crowd of each category."""
-    names = [name for name in category_names(images) if name not in _UNLABELED]
+    """Turn regions labeled `__ignore__` into crowds of all categories."""
     result = []
     for image in images:
         objects = [obj for obj in image.objects if obj.category not in _UNLABELED]
@@ -234,6 +263,6 @@ def _without_unlabeled(images: list[LabeledImage], conversion: Conversion) -> li
                 what = f"regions labeled {obj.category}"
                 conversion.findings.add(what, text, str(image.file), "region")
             if obj.category == _IGNORED:
-                objects += [replace(obj, category=name, crowd=True) for name in names]
+                objects.append(replace(obj, category="", crowd=True))
         result.append(replace(image, objects=objects))
     return result

@@ -210,13 +210,16 @@ def _read_shapes(
 
 
 def _read_shape(fields: list[str], size: tuple[int, int], labels: _Labels) -> Shape:
+    shape, values, points = Shape(""), list[float](), list[float]()
     try:
-        category, *values = map(float, fields)
+        values = [float(field) for field in fields[1:]]
+        category = float(fields[0])
+        if category in range(len(labels.names)):
+            shape.category = labels.names[int(category)]
+        else:
+            shape.problem = f"category {category:g} must be in 0..{len(labels.names) - 1}"
     except ValueError as error:
-        return Shape("", problem=f"needs a category number and fractions ({error})")
-    if category not in range(len(labels.names)):
-        return Shape("", problem=f"category {category:g} must be in 0..{len(labels.names) - 1}")
-    shape, points = Shape(labels.names[int(category)]), []
+        shape.problem = f"needs a category number and fractions ({error})"
     if labels.keypoints and len(values) == 4 + labels.dimensions * len(labels.keypoints):
         values, points = values[:4], values[4:]
     elif len(values) == 5:  # and a score
@@ -224,12 +227,13 @@ def _read_shape(fields: list[str], size: tuple[int, int], labels: _Labels) -> Sh
     shape.polygon = len(values) != 4
     outside = [value for value in values if not -_TOLERANCE <= value <= 1 + _TOLERANCE]
     if shape.polygon and (len(values) < 6 or len(values) % 2):
-        shape.problem = (
+        shape.problem = shape.problem or (
             f"has {len(values)} numbers after the category: a box needs 4, and a polygon x and y "
             "of at least three points"
         )
-    elif outside:
-        shape.problem = (
+        return shape
+    if outside:
+        shape.problem = shape.problem or (
             f"{outside[0]:g} is not between 0 and 1: coordinates must be fractions of the image "
             "size"
         )

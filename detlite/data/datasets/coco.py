@@ -225,14 +225,19 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
         """
         content = dict(self.index.content)
         content["images"] = [self.index.image(number) for number in self._numbers.tolist()]
-        content["annotations"] = []
+        content["annotations"], ids = [], [*self._labels]
         for number, image in zip(self._numbers.tolist(), content["images"], strict=True):
             if not annotations:
                 break
             rows = self.index.annotations(number, self.selection.objects)
             content["annotations"] += [{**row, "iscrowd": 0} for row in rows]
             rows = self.index.annotations(number, self.selection.regions)
-            content["annotations"] += [self._region(row, image) for row in rows]
+            for row in rows:
+                own = [row.get("category_id")]
+                for place, category_id in enumerate(own if own[0] in ids else ids):
+                    row_id = -1 - len(content["annotations"]) if place else row["id"]
+                    region = {**row, "category_id": category_id, "id": row_id}
+                    content["annotations"].append(self._region(region, image))
         coco = COCO()
         coco.dataset = fill_missing(content)
         with contextlib.redirect_stdout(io.StringIO()):

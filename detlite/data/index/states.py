@@ -20,19 +20,17 @@ NO_MASK = 128
 BAD_MASK = 256
 BAD_KEYPOINTS = 512
 
-_UNKNOWN = UNKNOWN_IMAGE | UNKNOWN_CATEGORY
-_BAD = _UNKNOWN | BAD_BOX | BAD_CROWD
-_LOST = "They are left out, and their places count as background."
+_BAD = UNKNOWN_IMAGE | UNKNOWN_CATEGORY | BAD_BOX | BAD_CROWD
 _REGION = (
     "They become ignored regions: neither they nor what is detected there is trained or measured."
 )
 # What the flags of unusable annotations mean, and what happens to the annotations.
 PROBLEMS = {
     UNKNOWN_IMAGE: ("annotations of unknown images", "They are left out."),
-    UNKNOWN_CATEGORY: ("annotations of unknown categories", _LOST),
+    UNKNOWN_CATEGORY: ("annotations of unknown categories", _REGION),
     BAD_BOX: (
         "boxes that cannot be used",
-        "They are left out, or ignored regions where a mask tells the place.",
+        "They are ignored regions where a mask tells the place, and background elsewhere.",
     ),
     BAD_CROWD: ("iscrowd that is neither 0 nor 1", _REGION),
     NO_MASK: ("objects without a mask", _REGION),
@@ -86,7 +84,7 @@ class Selection:
 
 def located(states: np.ndarray) -> np.ndarray:
     """Return bool [A]: the place of the annotation is known."""
-    return (states & _UNKNOWN == 0) & ((states & BAD_BOX == 0) | (states & REGION > 0))
+    return (states & UNKNOWN_IMAGE == 0) & ((states & BAD_BOX == 0) | (states & REGION > 0))
 
 
 def annotation_name(row: dict[str, Any], position: int) -> str:

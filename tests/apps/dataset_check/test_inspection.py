@@ -113,9 +113,9 @@ def test_repaired_copy_is_accepted(broken_set, tmp_path):
     content, counts = repair(inspect_dataset(annotations, folder))
     assert +counts == {
         "images removed": 2,
-        "annotations removed": 3,
-        "equal annotations removed": 1,
-        "objects that cannot be used marked to be ignored": 2,
+        "annotations removed": 2,
+        "equal annotations removed": 2,
+        "objects that cannot be used marked to be ignored": 3,
         "boxes clipped": 1,
     }
     copy = tmp_path / "repaired.json"
@@ -130,6 +130,7 @@ def test_repaired_copy_is_accepted(broken_set, tmp_path):
     rows = {row["id"]: row for row in content["annotations"]}
     assert rows[25]["bbox"] == [0, 6, 14.5, 8]
     assert (rows[20]["bbox"], rows[20]["ignore"]) == ([4, 6, 10, 8], 1)
+    assert (rows[21]["category_id"], rows[21]["ignore"]) == (3, 1)  # 20 ignores the place in 7
     assert rows[26] == {
         "id": 26, "image_id": 10, "category_id": 7, "bbox": [3, 6, 11, 8], "ignore": 1
     }  # fmt: skip

@@ -50,12 +50,11 @@ def test_masks_at_a_position():
         conversion.finish()
 
 
-def test_all_bad_labels_are_reported_or_skipped():
+def test_all_bad_labels_are_reported():
     good = box_shape("a", (1, 1, 5, 5))
     bad = [Shape("a", [1, 1, 2, 2]), Shape("b", problem="is a line"), box_shape("a", (70, 1, 2, 2))]
     bad.append(Shape("c", [1, 1, float("nan"), 2, 3, 3]))
-    objects, conversion = convert(*bad[:2], good, *bad[2:])
-    assert len(objects) == 1
+    _, conversion = convert(*bad[:2], good, *bad[2:])
     with pytest.raises(DataError) as raised:
         conversion.finish()
     message = str(raised.value)
@@ -65,9 +64,31 @@ def test_all_bad_labels_are_reported_or_skipped():
         "(4 bad labels)", "--skip-bad",
     ):  # fmt: skip
         assert part in message
-    conversion.skip_bad = True
-    (finding,) = conversion.finish()
-    assert (finding.what, finding.count) == ("bad labels", 4)
+
+
+def test_skipped_labels_are_ignored_regions_where_their_place_is_known():
+    conversion = Conversion(skip_bad=True)
+    no_label = box_shape("", (2, 3, 10, 10))
+    no_label.problem = "the region has no label"
+    shapes = [
+        Shape("a", [1, 1, 5, 9]),
+        Shape("road", [50, 30, 80, 30, 70, 35], problem="is a line"),
+        Shape("a", mask=np.ones((4, 6), bool), origin=(58, 7)),
+        no_label,
+        box_shape("a", (70, 1, 2, 2)),
+        Shape("a", [1, 1, float("nan"), 2, 3, 3]),
+        Shape("a", problem="needs a box"),
+    ]
+    objects = to_objects(shapes, SIZE, "a.png", conversion)
+    assert [(one.category, one.box) for one in objects if one.ignored] == [
+        ("a", (1, 1, 4, 8)), ("road", (50, 30, 10, 5)), ("a", (58, 7, 2, 4)), ("", (2, 3, 10, 10)),
+    ]  # fmt: skip
+    assert len(objects) == 4
+    regions, background = conversion.finish()
+    assert (regions.what, regions.count) == ("bad labels", 4)
+    assert regions.effect.startswith("They become ignored regions")
+    assert (background.what, background.count) == ("bad labels", 3)
+    assert background.effect.endswith("the objects count as background.")
 
 
 def test_incomplete_files_are_bad_labels(tmp_path, text):

@@ -2,10 +2,12 @@
 
 import re
 
+import numpy as np
 import pytest
 
-from detlite.apps.dataset_formats.find_annotations import read_folder
+from detlite.apps.dataset_formats.find_annotations import find_sets, read_folder
 from detlite.apps.dataset_formats.labeled_dataset import Conversion, to_coco
+from detlite.data.datasets.coco import CocoDataset
 from detlite.data.errors import DataError
 
 YAML = "path: {path}\ntrain: images/train\nval: images/val\nnc: 2\nnames: [cat, dog]\n"
@@ -192,4 +194,21 @@ def test_bad_lines_are_counted_and_skipped(yolo, text):
     with pytest.raises(DataError, match=r"line 1: .*; .*line 3: category 7 .*\(2 bad labels\)"):
         read_folder(yolo)
     _, sets = read_folder(yolo, Conversion(skip_bad=True))
-    assert sum(len(one.objects) for one in sets["train"].images) == 1
+    labeled = [one for image in sets["train"].images for one in image.objects]
+    assert [one.category for one in labeled] == ["cat", ""]
+
+
+def test_skipped_labels_are_neither_trained_on_nor_measured(yolo, text):
+    lines = ["0 0.5 0.5 0.5 0.25", "7 0.5 0.1 0.1 0.1", "dog 0.1 0.5 0.1 0.1", "1 1.2 0.9 0.6 0.1"]
+    text(yolo / "labels/train/a.txt", "\n".join([*lines, "0 0.1 0.1 0.1"]))
+    sets, _ = find_sets(yolo, skip_bad=True)
+    files = sets["train"].annotations, sets["train"].images
+    dataset = CocoDataset(*files, train=True, masks=False)
+    _, target = dataset[0]
+    assert target["boxes"].tolist() == [[15, 15, 45, 25]]
+    regions = [[27, 2, 33, 6]] * 2 + [[3, 18, 9, 22]] * 2 + [[54, 34, 60, 38]]
+    assert target["ignored_boxes"].numpy() == pytest.approx(np.array(regions))
+    truth = dataset.coco_gt().dataset["annotations"]
+    assert [(row["category_id"], row["iscrowd"]) for row in truth] == [
+        (1, 0), (1, 1), (2, 1), (1, 1), (2, 1), (2, 1),
+    ]  # fmt: skip

@@ -110,8 +110,8 @@ BAD_ANNOTATIONS = [
     ({"bbox": [3, 29.9999999, 9, 2]}, "a side of 2, too short for 32-bit numbers", "region"),
     ({"bbox": [4, 6, 0, 8], "segmentation": []}, "width 0 and height 8: both must be", ""),
     ({"bbox": None, "segmentation": None}, "bbox is None", ""),
-    ({"category_id": 9}, "category_id 9 is not in", ""),
-    ({"category_id": [7]}, r"category_id \[7\] is not in", ""),
+    ({"category_id": 9}, "category_id 9 is not in", "region"),
+    ({"category_id": [7]}, r"category_id \[7\] is not in", "region"),
     ({"image_id": 99}, "image_id 99 is not in 'images'", ""),
     ({"iscrowd": 2}, "iscrowd is 2", "region"),
     ({"segmentation": None}, "segmentation is missing, but MODEL.MASK_ON", "region"),
@@ -161,6 +161,15 @@ def test_bad_annotation_is_refused_or_becomes_a_region(content, write_set, chang
     if place:
         assert rows[1]["iscrowd"] == 1
         assert rows[1]["bbox"] == [4, 6, 10, 8]
+
+
+def test_objects_of_unknown_categories_are_ignored_in_all_categories(content, write_set):
+    content["annotations"][0]["category_id"] = 9
+    dataset = CocoDataset(*write_set(content), skip_bad=True)
+    rows = dataset.coco_gt().dataset["annotations"]
+    regions = [row for row in rows if row["bbox"] == [4, 6, 10, 8]]
+    assert [(row["category_id"], row["iscrowd"]) for row in regions] == [(3, 1), (7, 1)]
+    assert len({row["id"] for row in rows}) == len(rows)
 
 
 def pixels(row):
