@@ -25,7 +25,13 @@ def render(template: str, **values: Any) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.filters["percent"] = percent
     return environment.get_template(template).render(**values)
+
+
+def percent(value: float | None, digits: int = 1, sign: str = "") -> str:
+    """Format a fraction in percent; "n/a" for None."""
+    return "n/a" if value is None else f"{100 * value:{sign}.{digits}f}"
 
 
 def jpeg(image: Image.Image, quality: int = 80) -> str:

@@ -1,6 +1,7 @@
 """Build an HTML page of augmented training images with their objects and matched anchors."""
 
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from detlite.apps.drawing.detections import Color, draw_detections
 from detlite.apps.drawing.html_page import jpeg, render
 from detlite.data import build_train_dataset, build_train_loader
 from detlite.modeling import build_model
+from detlite.modeling.detection_model import DetectionModel
 from detlite.modeling.retinanet import RetinaNet
 
 from . import charts
@@ -49,51 +51,49 @@ def browse_page(cfg: CfgNode, count: int) -> str:
     names = [category["name"] for category in train_set.categories]
     images: list[TemplateData] = []
     objects: list[TemplateData] = []
-    positives = torch.zeros(0)
-    strides: list[int] = []
-    foreground = 0.0
-    for iteration, batch in enumerate(build_train_loader(cfg, train_set), start=1):
-        matches = match_anchors(model, *batch)
-        for index, (image, target) in enumerate(zip(*batch, strict=True)):
-            if len(images) == count:
-                break
-            where = f"iteration {iteration}, image {target['image_id']}"
-            own: list[TemplateData] = []
-            if matches:
-                own = list(_objects(matches, index, target, names, where))
-                counts = matches.counts(index).sum(dim=0)
-                positives = counts if not len(positives) else positives + counts
-                strides, foreground = matches.strides, matches.foreground
-            objects += own
-            images.append(_image(image, target, train_set.categories, matches, index, own, where))
-        if len(images) == count:
-            break
-    unmatched = [one for one in objects if one["state"] == _UNMATCHED]
-    weak = [one for one in objects if one["state"] == _WEAK]
-    hard = [
-        *sorted(unmatched, key=lambda one: one["iou"]),
-        *sorted(weak, key=lambda one: one["iou"]),
-    ]
-    generator = getattr(getattr(model, "rpn", model), "anchor_generator", None)
+    positives: list[Tensor] = []
+    matches = None
+    samples = _samples(model, build_train_loader(cfg, train_set))
+    for where, image, target, matches, index in islice(samples, count):
+        own: list[TemplateData] = []
+        if matches:
+            own = list(_objects(matches, index, target, names, where))
+            positives.append(matches.counts(index).sum(dim=0))
+        objects += own
+        images.append(_image(image, target, train_set.categories, matches, index, own, where))
+    hard = [one for one in objects if one["state"] != _MATCHED]
+    hard.sort(key=lambda one: (one["state"] == _WEAK, one["iou"]))
+    unmatched = sum(one["state"] == _UNMATCHED for one in objects)
     return render(
         "browse.html",
         name=train_set.name,
         config_node="MODEL.RETINANET" if isinstance(model, RetinaNet) else "MODEL.RPN",
         images=images,
         states=[s for s in (_MATCHED, _WEAK, _UNMATCHED) if s in {one["state"] for one in images}],
-        objects=len(objects) if strides else sum(one["objects"] for one in images),
-        unmatched=len(unmatched),
-        weak=len(weak),
-        foreground=f"{100 * foreground:.0f}",
+        objects=len(objects),
+        unmatched=unmatched,
+        weak=len(hard) - unmatched,
+        foreground=f"{100 * matches.foreground:.0f}" if matches else "",
         hard=hard[:_MAX_ROWS],
         hard_count=len(hard),
-        levels=_levels(strides, positives, generator) if strides else [],
+        levels=_levels(matches, torch.stack(positives).sum(dim=0)) if matches else [],
         chart=charts.sizes(
             "Sizes of objects and anchors",
             [one["side"] for one in objects],
-            _anchor_sides(generator),
-        ) if objects else "",
+            matches.sides,
+        ) if matches and objects else "",
     )  # fmt: skip
+
+
+def _samples(
+    model: DetectionModel, batches: Any
+) -> Iterator[tuple[str, Tensor, TemplateData, AnchorMatches | None, int]]:
+    """Yield each image with its description, target, and the matches of its batch."""
+    for iteration, batch in enumerate(batches, start=1):
+        matches = match_anchors(model, *batch)
+        for index, (image, target) in enumerate(zip(*batch, strict=True)):
+            where = f"iteration {iteration}, image {target['image_id']}"
+            yield where, image, target, matches, index
 
 
 def _objects(
@@ -127,13 +127,13 @@ def _image(
     height, width = image.shape[-2:]
     text = f"{where}: {width} x {height} px, {len(target['labels'])} objects"
     drawn = [draw_detections(image, target, categories)]
+    unmatched = [n for n, one in enumerate(objects) if one["state"] == _UNMATCHED]
     if matches:
         anchors = (matches.matched[index] >= 0).nonzero()[:, 0]
         text += f", {len(anchors)} anchors"
         if len(anchors) > _MAX_ANCHORS:  # select them evenly over the image and the levels
             steps = torch.linspace(0, len(anchors) - 1, _MAX_ANCHORS)
             anchors = anchors[steps.round().long()]
-        unmatched = [n for n, one in enumerate(objects) if one["state"] == _UNMATCHED]
         boxes = torch.cat([target["boxes"][unmatched], matches.anchors[anchors]])
         colors = [_UNMATCHED_COLOR] * len(unmatched)
         colors += [_level_color(level) for level in matches.levels[anchors].tolist()]
@@ -147,8 +147,7 @@ def _image(
         "sources": [jpeg(one) for one in drawn],
         "text": text,
         "state": next((state for state in (_UNMATCHED, _WEAK) if state in states), _MATCHED),
-        "unmatched": [f"{o['name']} {o['size']} px" for o in objects if o["state"] == _UNMATCHED],
-        "objects": len(target["labels"]),
+        "unmatched": [f"{objects[n]['name']} {objects[n]['size']} px" for n in unmatched],
     }
 
 
@@ -156,27 +155,15 @@ def _level_color(level: int) -> Color:
     return _LEVEL_COLORS[level % len(_LEVEL_COLORS)]
 
 
-def _levels(strides: list[int], positives: Tensor, generator: Any) -> list[TemplateData]:
-    """Describe the anchors of each level and the number of matched ones."""
-    total = max(int(positives.sum()), 1)
+def _levels(matches: AnchorMatches, positives: Tensor) -> list[TemplateData]:
+    """Describe the anchors of each level and the number of matched ones, int64 [L]."""
     return [
         {
-            "stride": stride, "sides": ", ".join(f"{side:.0f}" for side in sides),
-            "anchors": int(count), "percent": f"{100 * count / total:.0f}",
+            "stride": stride, "sides": ", ".join(map(str, sides)), "anchors": count,
+            "percent": f"{100 * count / max(int(positives.sum()), 1):.0f}",
             "color": "rgb({}, {}, {})".format(*_level_color(level)),
         }
-        for level, (stride, count, sides) in enumerate(
-            zip(strides, positives.tolist(), _anchor_sides(generator), strict=True)
+        for level, (stride, sides, count) in enumerate(
+            zip(matches.strides, matches.sides, positives.tolist(), strict=True)
         )
     ]  # fmt: skip
-
-
-def _anchor_sides(generator: Any) -> list[list[float]]:
-    """Return the square roots of the anchor areas of each level."""
-    if generator is None:
-        return []
-    cells = [generator.get_buffer(f"cell{level}") for level in range(len(generator.strides))]
-    return [
-        sorted({round(float(side)) for side in (cell[:, 2:] - cell[:, :2]).prod(dim=1).sqrt()})
-        for cell in cells
-    ]

@@ -13,7 +13,7 @@ import numpy as np
 
 from detlite.evaluation.matching import RECALL_THRESHOLDS
 
-from .analysis.calibration import Calibration
+from .analysis.detection_analysis import Calibration
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -95,9 +95,11 @@ def reliability(title: str, series: Mapping[str, Calibration]) -> str:
 
 
 def lines(title: str, curves: Mapping[str, Points], label: str, markers: bool = False) -> str:
-    """Plot values over iterations, by name; `label` names the values and their unit."""
+    """Plot values over iterations, by name; "" without curves."""
     from matplotlib.ticker import MaxNLocator
 
+    if not curves:
+        return ""
     points = {name: tuple(zip(*curve, strict=True)) for name, curve in curves.items()}
     figure, axes = _plot(title, points, marker="o" if markers else None)
     axes.set(xlabel="iteration", ylabel=label)

@@ -1,7 +1,7 @@
 """Images of a detector's errors: labels on the left, detections on the right."""
 
-from collections import defaultdict
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,7 @@ _OBJECT_COLOR, _TARGET_COLOR = (60, 200, 90), (255, 210, 40)
 _DETECTION_COLOR, _ERROR_COLOR = (90, 180, 255), (255, 70, 50)
 
 
-@dataclass(frozen=True)
+@dataclass
 class ErrorImage:
     """An error, with the properties by which the page filters.
 
@@ -48,84 +48,76 @@ class ErrorImage:
     source: str = ""
 
 
-@dataclass(frozen=True, eq=False)
 class ErrorGallery:
     """Draws errors of detections on a dataset.
 
-    Attributes:
+    Args:
         results: the analyzed detections, with boxes.
+        analysis: of boxes or masks.
         max_images: maximum number of false positives and of missed objects.
+
+    Attributes:
+        counts: the number of all false positives and missed objects.
     """
 
-    dataset: CocoDataset
-    coco_gt: COCO
-    results: Results
-    analysis: DetectionAnalysis
-    max_images: int
-
-    def counts(self) -> tuple[int, int]:
-        """Return the number of all false positives and missed objects."""
-        return len(self._false_positives), len(self._undetected)
+    def __init__(
+        self,
+        dataset: CocoDataset,
+        coco_gt: COCO,
+        results: Results,
+        analysis: DetectionAnalysis,
+        max_images: int,
+    ) -> None:
+        assert analysis.errors is not None
+        self.dataset, self.coco_gt, self.results = dataset, coco_gt, results
+        self.analysis, self.max_images = analysis, max_images
+        self._errors: DetectionErrors = analysis.errors
+        self._matches = self._errors.matches
+        self._false_positives = np.flatnonzero(self._errors.types >= 0)
+        undetected = (self._errors.found_by < 0) & ~self._matches.truth.crowd
+        self._undetected = np.flatnonzero(undetected)
+        self.counts = len(self._false_positives), len(self._undetected)
+        names = np.array(analysis.names, dtype=object)
+        self._detection_names = names[self._matches.detection_categories]
+        self._object_names = names[self._matches.object_categories]
 
     def false_positives(self) -> list[ErrorImage]:
         """Draw the false positives with the highest scores of each category."""
-        errors, names, indices = self._errors, self.analysis.names, self._false_positives
-        matches, scores = errors.matches, errors.matches.pairing.scores
-        chosen = _interleave(
-            matches.detection_categories[indices], -scores[indices], self.max_images
-        )
+        indices, scores = self._false_positives, self._matches.pairing.scores
+        categories = self._matches.detection_categories[indices]
         selected = []
+        chosen = _interleave(categories, -scores[indices], self.max_images)
         for detection in indices[chosen].tolist():
-            kind, obj = int(errors.types[detection]), int(errors.objects[detection])
-            category = names[matches.detection_categories[detection]]
-            selected.append(
-                ErrorImage(
-                    detection, obj, int(matches.images[detection]), category,
-                    FALSE_POSITIVE_TYPES[kind], float(scores[detection]),
-                    f"{category}: {self._describe(kind, detection, obj)}",
-                )
-            )  # fmt: skip
+            kind, obj = int(self._errors.types[detection]), int(self._errors.objects[detection])
+            category, image = self._detection_names[detection], int(self._matches.images[detection])
+            text = f"{category}: {self._describe(kind, detection, obj)}"
+            kind_name, score = FALSE_POSITIVE_TYPES[kind], float(scores[detection])
+            selected.append(ErrorImage(detection, obj, image, category, kind_name, score, text))
         return self._draw(selected)
 
     def missed_objects(self) -> list[ErrorImage]:
         """Draw the largest objects of each category that have no detection."""
-        names, matches, indices = self.analysis.names, self._errors.matches, self._undetected
-        areas, scores = matches.truth.areas, matches.pairing.scores
-        chosen = _interleave(matches.object_categories[indices], -areas[indices], self.max_images)
+        matches, indices, areas = self._matches, self._undetected, self._matches.truth.areas
+        categories = matches.object_categories[indices]
         detections, objects = matches.pairing.pairs()
         selected = []
+        chosen = _interleave(categories, -areas[indices], self.max_images)
         for obj in indices[chosen].tolist():
-            category = names[matches.object_categories[obj]]
             pairs = np.flatnonzero((objects == obj) & (matches.overlaps > 0))
             score, nearest = 0.0, "no detection there"
             if len(pairs):
                 pair = pairs[matches.overlaps[pairs].argmax()]
-                detection = int(detections[pair])
-                score = float(scores[detection])
+                score = float(matches.pairing.scores[detections[pair]])
                 nearest = (
-                    f"nearest is {names[matches.detection_categories[detection]]} {score:.2f}, "
+                    f"nearest is {self._detection_names[detections[pair]]} {score:.2f}, "
                     f"IoU {100 * matches.overlaps[pair]:.0f} %"
                 )
+            category, image = self._object_names[obj], int(matches.truth.images[obj])
             text = f"{category} of {areas[obj]:.0f} px²: {nearest}"
-            image = int(matches.truth.images[obj])
             selected.append(ErrorImage(-1, obj, image, category, "missed", score, text))
         return self._draw(selected)
 
-    @property
-    def _false_positives(self) -> np.ndarray:
-        return np.flatnonzero(self._errors.types >= 0)
-
-    @property
-    def _undetected(self) -> np.ndarray:
-        return np.flatnonzero((self._errors.found_by < 0) & ~self._errors.matches.truth.crowd)
-
-    @property
-    def _errors(self) -> DetectionErrors:
-        assert self.analysis.errors is not None
-        return self.analysis.errors
-
     def _describe(self, kind: int, detection: int, obj: int) -> str:
-        matches, names = self._errors.matches, self.analysis.names
         if kind == BACKGROUND:
             mask = self._detected_mask(detection)
             empty = mask is not None and not rle_codec.area(mask)
@@ -134,36 +126,29 @@ class ErrorGallery:
             return "wrong category and inaccurate"
         if kind == DUPLICATE:
             return "duplicate of a detection with a higher score"
-        if matches.object_categories[obj] != matches.detection_categories[detection]:
-            return f"labeled {names[matches.object_categories[obj]]}"
+        if self._matches.object_categories[obj] != self._matches.detection_categories[detection]:
+            return f"labeled {self._object_names[obj]}"
         return "inaccurate"
 
-    def _draw(self, selected: list[ErrorImage]) -> list[ErrorImage]:
+    def _draw(self, errors: list[ErrorImage]) -> list[ErrorImage]:
         """Draw errors, reading each image once; images that cannot be read are left out."""
-        by_image = defaultdict(list)
-        for error in selected:
-            by_image[error.image].append(error)
-        positions = {image_id: n for n, image_id in enumerate(self.dataset.image_ids)}
-        drawn = {}
-        for image, errors in by_image.items():
-            image_id = int(self._errors.matches.truth.image_ids[image])
+        by_image = sorted(errors, key=lambda error: error.image)
+        for image, group in groupby(by_image, lambda error: error.image):
+            image_id = int(self._matches.truth.image_ids[image])
             try:
-                pixels, _ = self.dataset[positions[image_id]]
+                pixels, _ = self.dataset[list(self.dataset.image_ids).index(image_id)]
             except DataError:
                 continue
-            name = self.coco_gt.imgs[image_id]["file_name"]
-            for error in errors:
-                source, text = jpeg(self._panels(pixels, error)), f"{error.text} ({name})"
-                drawn[error] = replace(error, source=source, text=text)
-        return [drawn[error] for error in selected if error in drawn]
+            for error in group:
+                error.source = jpeg(self._panels(pixels, error))
+                error.text += f" ({self.coco_gt.imgs[image_id]['file_name']})"
+        return [error for error in errors if error.source]
 
     def _panels(self, pixels: torch.Tensor, error: ErrorImage) -> Image.Image:
         """Draw labels and detections around the detection, or the object if there is none."""
-        matches, names = self._errors.matches, self.analysis.names
-        threshold = self.analysis.threshold
-        scores = matches.pairing.scores
+        matches, threshold = self._matches, self.analysis.threshold
         objects = np.flatnonzero(matches.truth.images == error.image)
-        visible = scores >= (threshold.score if threshold else 0.5)
+        visible = matches.pairing.scores >= (threshold.score if threshold else 0.5)
         detections = np.flatnonzero((matches.images == error.image) & visible)
         # The subject of the error comes first, because the first is drawn on top.
         if error.obj >= 0:
@@ -174,18 +159,16 @@ class ErrorGallery:
         boxes = self.results.boxes[matches.pairing.index[detections]].astype(np.float64)
         center = boxes[0] if error.detection >= 0 else matches.truth.boxes[error.obj]
         window = crop_window(center, pixels.shape[-2], pixels.shape[-1])
-        object_names = [
-            names[matches.object_categories[g]] if len(names) > 1 or g == error.obj else ""
-            for g in objects.tolist()
-        ]
-        named = f"{error.category} {error.score:.2f}"
-        detection_names = [named if d == error.detection else "" for d in detections.tolist()]
+        several = len(self.analysis.names) > 1
         left = draw_crop(
             pixels, window, matches.truth.boxes[objects], self._object_mask(error.obj),
-            object_names, [_TARGET_COLOR if g == error.obj else _OBJECT_COLOR for g in objects],
+            [self._object_names[g] if several or g == error.obj else "" for g in objects],
+            [_TARGET_COLOR if g == error.obj else _OBJECT_COLOR for g in objects],
         )  # fmt: skip
+        named = f"{error.category} {error.score:.2f}"
         right = draw_crop(
-            pixels, window, boxes, self._detected_mask(error.detection), detection_names,
+            pixels, window, boxes, self._detected_mask(error.detection),
+            [named if d == error.detection else "" for d in detections],
             [_ERROR_COLOR if d == error.detection else _DETECTION_COLOR for d in detections],
         )  # fmt: skip
         joined = Image.new("RGB", (2 * left.width + _GAP, left.height), "white")
@@ -194,14 +177,14 @@ class ErrorGallery:
         return joined
 
     def _object_mask(self, obj: int) -> dict[str, Any] | None:
-        masks = self._errors.matches.truth.masks
+        masks = self._matches.truth.masks
         return None if masks is None or obj < 0 else next(masks.rles(obj, obj + 1))
 
     def _detected_mask(self, detection: int) -> dict[str, Any] | None:
         masks = self.results.masks if self.analysis.kind == "segm" else None
         if masks is None or detection < 0:
             return None
-        index = int(self._errors.matches.pairing.index[detection])
+        index = int(self._matches.pairing.index[detection])
         return next(masks.rles(index, index + 1))
 
 

@@ -5,11 +5,13 @@ from typing import Any
 
 import numpy as np
 
+from detlite.apps.drawing.html_page import percent
+
 from . import charts
 from .analysis.bootstrap import compare, interval
 from .analysis.detection_analysis import DetectionAnalysis
 from .analysis.error_types import ERROR_TYPES
-from .text import ERRORS, METRICS, SIZES, TITLES, calibration_verdict, percent, percent_range
+from .text import ERRORS, METRICS, SIZES, TITLES, calibration_verdict
 
 _MAX_CURVES = 24  # categories with a separate chart
 _MAX_CONFUSED = 12  # categories of a confusion matrix
@@ -43,13 +45,13 @@ def metric_section(
     return {
         "id": f"{prefix}-{kind}",
         "title": title,
-        "runs": list(analyses),
+        "runs": analyses,
         "rows": rows,
         "curves": _curves(title, analyses),
         "sizes": charts.bars(
             f"AP by object size: {title.lower()}",
             [SIZES[row["name"]] for row in sizes],
-            {run: [(row["cells"][n]["fraction"], row["cells"][n]["bounds"]) for row in sizes]
+            {run: [(row["cells"][n]["value"], row["cells"][n]["bounds"]) for row in sizes]
              for n, run in enumerate(analyses)},
             "AP (%)",
         ),
@@ -57,22 +59,18 @@ def metric_section(
         "errors": _errors(title, analyses),
         "confusion": [_confusion(run, one) for run, one in analyses.items()
                       if one.confusion is not None and len(one.names) > 1],
-        "calibration": {
-            "chart": charts.reliability(
-                f"Precision by score: {title.lower()}",
-                {run: one.calibration for run, one in analyses.items()},
-            ),
-            "verdicts": [_calibration(run, one) for run, one in analyses.items()],
-        },
+        "calibration": charts.reliability(
+            f"Precision by score: {title.lower()}",
+            {run: one.calibration for run, one in analyses.items()},
+        ),
+        "calibration_verdict": calibration_verdict,
     }  # fmt: skip
 
 
 def _metric(analysis: DetectionAnalysis, name: str) -> float | None:
     """Return a metric; the name of AR ends in the maximum number of detections."""
-    metrics = analysis.metrics
-    value: float | None = metrics.get(
-        name, metrics.get(f"{name}{analysis.precision_recall.max_dets}")
-    )
+    numbered = f"{name}{analysis.precision_recall.max_dets}"
+    value: float | None = analysis.metrics.get(name, analysis.metrics.get(numbered))
     return value
 
 
@@ -82,51 +80,35 @@ def _cells(
     """Return the value of each run with its interval and its difference from the first run."""
     cells = []
     for index, (value, sample) in enumerate(zip(values, samples, strict=True)):
-        bounds = interval(value, sample)
-        change = None
+        change, style = None, ""
         if index and comparable[index]:
             change = compare(values[0], value, samples[0], sample)
-        difference = None
-        if change is not None:
-            style = "" if change.is_noise else "better" if change.value > 0 else "worse"
-            difference = {
-                "text": percent(change.value, sign="+"),
-                "range": percent_range(change.interval, "+"),
-                "verdict": style or "within noise",
-                "style": style,
-            }
-        cells.append({
-            "text": percent(value), "fraction": value, "bounds": bounds,
-            "range": percent_range(bounds), "difference": difference,
-        })  # fmt: skip
+        if change is not None and not change.is_noise:
+            style = "better" if change.value > 0 else "worse"
+        bounds = interval(value, sample)
+        cells.append({"value": value, "bounds": bounds, "change": change, "style": style})
     return cells
 
 
 def _curves(title: str, analyses: Analyses) -> list[TemplateData]:
     """Return charts of all categories together, and of the categories with the most objects."""
     first = next(iter(analyses.values()))
-    names, objects = first.names, first.objects
     selections: list[tuple[str, Any]] = [("all categories", slice(None))]
-    if len(names) > 1:
-        frequent = np.sort(np.argsort(-objects, kind="stable")[:_MAX_CURVES])
-        selections += [(names[k], k) for k in frequent.tolist()]
+    if len(first.names) > 1:
+        frequent = np.sort(np.argsort(-first.objects, kind="stable")[:_MAX_CURVES])
+        selections += [(first.names[k], k) for k in frequent.tolist()]
+    at_50 = [(run, one, 0.5) for run, one in analyses.items()]
+    of_one = [("50 % IoU", first, 0.5), ("75 % IoU", first, 0.75),
+              ("mean of 50 to 95 %", first, None)]  # fmt: skip
+    suffix, plotted = ("", of_one) if len(analyses) == 1 else (", at 50 % IoU", at_50)
     drawn = []
     for name, index in selections:
-        if len(analyses) == 1:
-            heading = f"{title}: {name}"
-            levels = {"50 % IoU": 0.5, "75 % IoU": 0.75, "mean of 50 to 95 %": None}
-            curves = {
-                label: first.precision_recall.precision_curve(iou, index)
-                for label, iou in levels.items()
-            }
-        else:
-            heading = f"{title}: {name}, at 50 % IoU"
-            curves = {
-                run: one.precision_recall.precision_curve(0.5, index)
-                for run, one in analyses.items()
-            }
+        curves = {
+            label: one.precision_recall.precision_curve(iou, index) for label, one, iou in plotted
+        }
         if known := {label: curve for label, curve in curves.items() if curve is not None}:
-            drawn.append({"name": name, "chart": charts.precision_recall(heading, known)})
+            chart = charts.precision_recall(f"{title}: {name}{suffix}", known)
+            drawn.append({"name": name, "chart": chart})
     return drawn
 
 
@@ -137,14 +119,12 @@ def _categories(analyses: Analyses, comparable: Sequence[bool]) -> list[Template
             for fits, one in zip(comparable, analyses.values(), strict=True)]  # fmt: skip
     tables = [one.bootstrap.by_category() for one in analyses.values()]
     rows = []
-    for k, name in enumerate(first.names):
+    for name, objects in zip(first.names, first.objects.tolist(), strict=True):
         values = [one.metrics["per_category"].get(name) for one in analyses.values()]
         samples = [table[:, one.names.index(name)] if name in one.names else np.full(1, np.nan)
                    for table, one in zip(tables, analyses.values(), strict=True)]  # fmt: skip
-        rows.append({
-            "name": name, "objects": int(first.objects[k]), "ap": values[0],
-            "cells": _cells(values, samples, same),
-        })  # fmt: skip
+        cells = _cells(values, samples, same)
+        rows.append({"name": name, "objects": objects, "ap": values[0], "cells": cells})
     return sorted(rows, key=lambda row: (row["ap"] is None, row["ap"]))
 
 
@@ -152,20 +132,11 @@ def _errors(title: str, analyses: Analyses) -> TemplateData | None:
     errors = {run: one.errors for run, one in analyses.items() if one.errors is not None}
     if not errors:
         return None
-    rows = []
-    for name in ERROR_TYPES:
-        meaning, advice = ERRORS[name]
-        cells = [{"count": one.counts()[name], "gain": percent(one.gains[name])}
-                 for one in errors.values()]  # fmt: skip
-        rows.append({"name": name, "meaning": meaning, "advice": advice, "cells": cells})
     gains = next(iter(errors.values())).gains
-    worst = max(gains, key=lambda name: gains[name])
     return {
-        "rows": rows,
-        "worst": worst if gains[worst] > 0 else None,
-        "gain": percent(gains[worst]),
-        "advice": ERRORS[worst][1],
-        "ap": {run: percent(one.ap) for run, one in errors.items()},
+        "types": ERRORS,
+        "runs": [(one.ap, one.gains, one.counts()) for one in errors.values()],
+        "worst": max(gains, key=lambda name: gains[name]),
         "chart": charts.bars(
             f"Gain from fixing one error type: {title.lower()}",
             ERROR_TYPES,
@@ -183,28 +154,27 @@ def _confusion(run: str, analysis: DetectionAnalysis) -> TemplateData:
     confused = matrix[:count, :count].copy()
     np.fill_diagonal(confused, 0)
     weight = confused.sum(axis=0) + confused.sum(axis=1)
+    totals = matrix.sum(axis=1)
     # Order categories with the same weight by their number of objects.
-    order = np.lexsort((-matrix[:count].sum(axis=1), -weight))
+    order = np.lexsort((-totals[:count], -weight))
     kept = np.sort(order[:_MAX_CONFUSED])
     indices = np.append(kept, count).tolist()
     labels = [names[k] for k in kept]
     rows = []
     for index, label in zip(indices, [*labels, "no label"], strict=True):
-        total = max(int(matrix[index].sum()), 1)
         cells = [
-            {"count": int(matrix[index, other]), "fraction": float(matrix[index, other]) / total,
-             "correct": index == other}
+            {"count": int(matrix[index, other]), "correct": index == other,
+             "fraction": float(matrix[index, other]) / max(int(totals[index]), 1)}
             for other in indices
         ]  # fmt: skip
         rows.append({"name": label, "cells": cells})
     pairs = []
     for flat in np.argsort(-confused, axis=None, kind="stable")[:_MAX_PAIRS].tolist():
         k, other = divmod(flat, count)
-        if confused[k, other]:
-            total = matrix[k].sum()
+        if number := confused[k, other]:
             pairs.append(
-                f"{names[k]} is detected as {names[other]}: {confused[k, other]} of {total} "
-                f"({percent(confused[k, other] / total, 0)} %)"
+                f"{names[k]} is detected as {names[other]}: {number} of {totals[k]} "
+                f"({percent(number / totals[k], 0)} %)"
             )
     return {
         "run": run,
@@ -214,12 +184,3 @@ def _confusion(run: str, analysis: DetectionAnalysis) -> TemplateData:
         "hidden": count - len(kept),
         "pairs": pairs,
     }
-
-
-def _calibration(run: str, analysis: DetectionAnalysis) -> TemplateData:
-    threshold = None
-    if best := analysis.threshold:
-        threshold = {name: percent(getattr(best, name)) for name in ("f1", "precision", "recall")}
-        threshold["score"] = f"{best.score:.2f}"
-    verdict = calibration_verdict(analysis.calibration.error, analysis.calibration.excess)
-    return {"run": run, "text": verdict, "threshold": threshold}

@@ -5,12 +5,12 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
+import numpy as np
 from pycocotools.coco import COCO
 
-from detlite.apps.drawing.html_page import render
+from detlite.apps.drawing.html_page import percent, render
 from detlite.data import build_dataset
 from detlite.data.datasets.coco import CocoDataset
 from detlite.evaluation.results import Results
@@ -22,7 +22,7 @@ from .analysis.error_types import ERROR_TYPES
 from .error_gallery import ErrorGallery, ErrorImage
 from .metric_sections import TemplateData, metric_section
 from .runs import Run
-from .text import TITLES, percent
+from .text import TITLES
 from .training_history import training_history
 
 _MAX_IMAGE_BYTES = 8_000_000  # of each dataset
@@ -62,39 +62,31 @@ def report_page(
         DataError: a dataset, an image or detections are missing or invalid, or jinja2 is missing.
         ConfigError: as from `build_dataset`.
     """
-    names = dict.fromkeys(name for run in runs for name in run.cfg.DATASETS.TEST)
     sections: list[TemplateData] = []
-    for name in names:
+    for name in dict.fromkeys(name for run in runs for name in run.cfg.DATASETS.TEST):
         analyzed = []
         for run in runs:
             if name in run.cfg.DATASETS.TEST:
                 progress(f"{run.name}: {name}")
                 analyzed.append(_analyze(run, name, resamples, seed))
         sections.append(_section(f"set{len(sections)}", name, analyzed, examples))
+    described = [
+        {"name": run.name, "path": run.path, "color": charts.style(n)[0],
+         "files": _links(run, link_from) if link_from else []}
+        for n, run in enumerate(runs)
+    ]  # fmt: skip
+    history = training_history(runs)
     return render(
-        "report.html",
-        runs=[
-            {
-                "name": run.name,
-                "path": str(run.path),
-                "color": charts.style(n)[0],
-                "files": _links(run, link_from) if link_from else [],
-            }
-            for n, run in enumerate(runs)
-        ],
-        sections=sections,
-        history=training_history(runs),
-        resamples=resamples,
+        "report.html", runs=described, sections=sections, history=history, resamples=resamples
     )
 
 
 def _links(run: Run, folder: Path) -> list[tuple[str, str]]:
     """Return names and relative addresses of files of a run that people read."""
-    files = [run.path / name for name in _LINKED_FILES]
     return [
-        (file.name, quote(Path(os.path.relpath(file, folder)).as_posix()))
-        for file in files
-        if file.is_file()
+        (name, quote(Path(os.path.relpath(run.path / name, folder)).as_posix()))
+        for name in _LINKED_FILES
+        if (run.path / name).is_file()
     ]
 
 
@@ -113,12 +105,9 @@ def _analyze(run: Run, name: str, resamples: int, seed: int) -> RunAnalysis:
 def _section(
     prefix: str, name: str, analyzed: Sequence[RunAnalysis], examples: int
 ) -> TemplateData:
-    first = analyzed[0]
+    first = analyzed[0].coco_gt.dataset
     comparable = [
-        all(
-            one.coco_gt.dataset[key] == first.coco_gt.dataset[key]
-            for key in ("images", "annotations")
-        )
+        all(one.coco_gt.dataset[key] == first[key] for key in ("images", "annotations"))
         for one in analyzed
     ]
     sections = []
@@ -132,8 +121,8 @@ def _section(
     return {
         "id": prefix,
         "name": name,
-        "images": len(first.dataset),
-        "objects": int(first.analyses["bbox"].objects.sum()),
+        "images": len(analyzed[0].dataset),
+        "objects": int(analyzed[0].analyses["bbox"].objects.sum()),
         "notes": _notes(name, analyzed, comparable),
         "kinds": sections,
         "by_masks": any("segm" in one.analyses for one in analyzed),
@@ -162,45 +151,39 @@ def _notes(name: str, analyzed: Sequence[RunAnalysis], comparable: Sequence[bool
                 f"{one.run.name} was evaluated on other images or labels than "
                 f"{analyzed[0].run.name}, so their differences are not shown."
             )
-        recorded = one.run.evaluation.get(name, {})
-        for kind, analysis in one.analyses.items():
-            stated, actual = recorded.get(kind, {}).get("AP"), analysis.metrics["AP"]
-            if kind in recorded and not _close(stated, actual):
-                notes.append(
-                    f"{one.run.name}: evaluation.json has an AP of {percent(stated)} % for "
-                    f"{TITLES[kind].lower()}, but its detections have {percent(actual)} %: the "
-                    "evaluation did not follow COCO's rules, or the files are of two evaluations."
-                )
-        others = [kind for kind in recorded if kind not in one.analyses and kind != "loss"]
+        others = []
+        for kind, metrics in one.run.evaluation.get(name, {}).items():
+            if kind in one.analyses:
+                stated, actual = metrics.get("AP"), one.analyses[kind].metrics["AP"]
+                values = np.array([stated, actual], np.float64)  # NaN for None
+                if not np.isclose(*values, rtol=0, atol=1e-6, equal_nan=True):
+                    notes.append(
+                        f"{one.run.name}: evaluation.json has an AP of {percent(stated)} % for "
+                        f"{TITLES[kind].lower()}, but its detections have {percent(actual)} %: the "
+                        "evaluation did not follow COCO's rules, or the files are of two "
+                        "evaluations."
+                    )
+            elif kind != "loss":
+                numbers = ((k, value) for k, value in metrics.items() if isinstance(value, float))
+                listed = ", ".join(f"{metric} {percent(value)} %" for metric, value in numbers)
+                others.append(f"{kind} {listed}")
         if others:
-            values = "; ".join(f"{kind} {_metric_list(recorded[kind])}" for kind in others)
-            notes.append(f"{one.run.name}: evaluation.json also has {values}.")
+            notes.append(f"{one.run.name}: evaluation.json also has {'; '.join(others)}.")
     return notes
-
-
-def _close(first: float | None, second: float | None) -> bool:
-    if first is None or second is None:
-        return first is second
-    return math.isclose(first, second, rel_tol=0, abs_tol=1e-6)
-
-
-def _metric_list(metrics: dict[str, Any]) -> str:
-    values = {name: value for name, value in metrics.items() if isinstance(value, float)}
-    return ", ".join(f"{name} {percent(value)} %" for name, value in values.items())
 
 
 def _galleries(analyzed: Sequence[RunAnalysis], examples: int) -> tuple[TemplateData, TemplateData]:
     """Return the galleries of false positives and of missed objects of all runs."""
-    max_images = math.ceil(examples / len(analyzed))
     false_positives: list[tuple[str, ErrorImage]] = []
     missed: list[tuple[str, ErrorImage]] = []
-    counts = [0, 0]
+    counts = np.zeros(2, np.int64)
     for one in analyzed:
         analysis = one.analyses["segm" if "segm" in one.analyses else "bbox"]
+        max_images = math.ceil(examples / len(analyzed))
         gallery = ErrorGallery(one.dataset, one.coco_gt, one.results, analysis, max_images)
         false_positives += [(one.run.name, image) for image in gallery.false_positives()]
         missed += [(one.run.name, image) for image in gallery.missed_objects()]
-        counts = [a + b for a, b in zip(counts, gallery.counts(), strict=True)]
+        counts += gallery.counts
     runs = [one.run.name for one in analyzed]
     return _gallery(runs, false_positives, counts[0]), _gallery(runs, missed, counts[1])
 
@@ -208,18 +191,13 @@ def _galleries(analyzed: Sequence[RunAnalysis], examples: int) -> tuple[Template
 def _gallery(
     runs: Sequence[str], errors: Sequence[tuple[str, ErrorImage]], count: int
 ) -> TemplateData:
-    remaining = _MAX_IMAGE_BYTES // 2
-    kept: list[TemplateData] = []
-    for run, error in errors:
-        remaining -= len(error.source)
-        if remaining < 0:
-            break
-        kept.append({"run": run, "error": error})
-    kinds = {one["error"].kind for one in kept}
+    sizes = np.cumsum([len(error.source) for _, error in errors])
+    kept = errors[: np.searchsorted(sizes, _MAX_IMAGE_BYTES // 2, side="right")]
+    kinds = {error.kind for _, error in kept}
     return {
-        "images": kept,
+        "images": [{"run": run, "error": error} for run, error in kept],
         "count": count,
         "runs": runs if len(runs) > 1 else [],
-        "categories": sorted({one["error"].category for one in kept}),
+        "categories": sorted({error.category for _, error in kept}),
         "kinds": [kind for kind in ERROR_TYPES if kind in kinds],
     }

@@ -2,6 +2,7 @@
 
 import json
 import re
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,19 +19,11 @@ from detlite.evaluation.results import Results
 
 # Matches the line that `run_inference` logs.
 _SPEED = re.compile(
-    r" I (?P<name>.+): (?P<images>\d+) images in (?P<seconds>[\d.]+) s, (?P<rate>[\d.]+) images/s "
-    r"per process, in (?P<dtype>.+)$",
+    r" I (?P<name>.+): (?P<images>\d+) images in [\d.]+ s, (?P<rate>[\d.]+) images/s per process, "
+    r"in (?P<dtype>.+)$",
     re.MULTILINE,
 )
-
-
-@dataclass(frozen=True)
-class Speed:
-    """Speed of an evaluation."""
-
-    images: int
-    rate: float  # images per second and process
-    dtype: str
+_DESCRIPTION = r"\g<rate> images/s per process in \g<dtype> (\g<images> images)"
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,12 +31,12 @@ class Run:
     """Output of a training or a test, except the detections.
 
     Attributes:
-        name: of the run in a report.
+        name: of the run in the report.
         path: its output folder, or a file of detections.
         cfg: config of the run.
         evaluation: evaluation.json as {dataset: {kind: {metric: value}}}; empty if missing.
         lines: of metrics.jsonl; empty for a test.
-        speeds: of the last evaluation of each dataset in log.txt.
+        speeds: description of the last evaluation of each dataset in log.txt.
     """
 
     name: str
@@ -51,7 +44,7 @@ class Run:
     cfg: CfgNode
     evaluation: dict[str, dict[str, Any]] = field(default_factory=dict)
     lines: list[dict[str, Any]] = field(default_factory=list)
-    speeds: dict[str, Speed] = field(default_factory=dict)
+    speeds: dict[str, str] = field(default_factory=dict)
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -59,11 +52,7 @@ class Run:
         return predicted_kinds(self.cfg)
 
     def results(self, dataset: str) -> Results:
-        """Read the detections on a dataset.
-
-        Raises:
-            DataError: the file is missing or not in COCO's format.
-        """
+        """Read the detections on a dataset. Raises DataError, also if they are missing."""
         path = self.path / f"results_{dataset}.json" if self.path.is_dir() else self.path
         if not path.is_file():
             raise DataError(
@@ -78,7 +67,7 @@ class Run:
 
 
 def read_run(folder: Path, name: str) -> Run:
-    """Read a run.
+    """Read a run from its output folder.
 
     Raises:
         ConfigError: the folder contains no run, or the model detects no objects; or as from
@@ -97,25 +86,18 @@ def read_run(folder: Path, name: str) -> Run:
     if not cfg.DATASETS.TEST:
         raise ConfigError(f"{config}: DATASETS.TEST is empty, so there is nothing to report")
     evaluation = {}
-    if (folder / "evaluation.json").is_file():
-        evaluation = _read_json(folder / "evaluation.json")
+    file = folder / "evaluation.json"
+    if file.is_file():
+        evaluation = _read_json(file)
         if not isinstance(evaluation, dict):
-            raise DataError(f"{folder / 'evaluation.json'}: not written by `detlite test`")
+            raise DataError(f"{file}: not written by `detlite test`")
         if len(cfg.DATASETS.TEST) == 1:
             evaluation = {cfg.DATASETS.TEST[0]: evaluation}
     metrics, log = folder / METRICS_FILE, folder / "log.txt"
+    lines = read_metrics(metrics) if metrics.is_file() else []
     log_text = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
-    return Run(
-        name=name,
-        path=folder,
-        cfg=cfg,
-        evaluation=evaluation,
-        lines=read_metrics(metrics) if metrics.is_file() else [],
-        speeds={
-            match["name"]: Speed(int(match["images"]), float(match["rate"]), match["dtype"])
-            for match in _SPEED.finditer(log_text)
-        },
-    )
+    speeds = {match["name"]: match.expand(_DESCRIPTION) for match in _SPEED.finditer(log_text)}
+    return Run(name, folder, cfg, evaluation, lines, speeds)
 
 
 def read_results(file: Path, name: str, truth: Path, images: Path | None) -> Run:
@@ -123,7 +105,7 @@ def read_results(file: Path, name: str, truth: Path, images: Path | None) -> Run
 
     Args:
         file: the detections: boxes, and masks or keypoints if all of them have these.
-        name: of the run.
+        name: of the run in the report.
         truth: the annotation file.
         images: its image folder; None: searched for. Without images, errors are not drawn.
 
@@ -131,31 +113,18 @@ def read_results(file: Path, name: str, truth: Path, images: Path | None) -> Run
         DataError: a file cannot be read, or is not in COCO's format.
     """
     rows = _read_rows(file)
-    entry = {
-        "name": truth.stem,
-        "annotations": str(truth.absolute()),
-        "images": str((images or _images_of(truth)).absolute()),
-    }
-    return Run(
-        name,
-        file,
-        load_config(
-            None,
-            [
-                "DATASETS.CATALOG", [entry], "DATASETS.TEST", (truth.stem,),
-                "DATASETS.CHECK_IMAGES", False,
-                "MODEL.MASK_ON", bool(rows) and all("segmentation" in row for row in rows),
-                "MODEL.KEYPOINT_ON", bool(rows) and all("keypoints" in row for row in rows),
-            ],
-        ),
-    )  # fmt: skip
-
-
-def _images_of(truth: Path) -> Path:
-    try:
-        return find_images(truth)
-    except DataError:
-        return truth.parent
+    folder = images or truth.parent
+    if images is None:
+        with suppress(DataError):
+            folder = find_images(truth)
+    entry = {"name": truth.stem, "annotations": str(truth.absolute()),
+             "images": str(folder.absolute())}  # fmt: skip
+    opts = [
+        "DATASETS.CATALOG", [entry], "DATASETS.TEST", (truth.stem,), "DATASETS.CHECK_IMAGES", False,
+        "MODEL.MASK_ON", bool(rows) and all("segmentation" in row for row in rows),
+        "MODEL.KEYPOINT_ON", bool(rows) and all("keypoints" in row for row in rows),
+    ]  # fmt: skip
+    return Run(name, file, load_config(None, opts))
 
 
 def run_names(paths: list[Path]) -> list[str]:

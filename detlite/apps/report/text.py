@@ -1,6 +1,6 @@
 """Texts of a report: explanations of metrics and error types, and advice."""
 
-from collections.abc import Sequence
+from detlite.apps.drawing.html_page import percent
 
 TITLES = {"bbox": "Boxes", "segm": "Masks", "keypoints": "Keypoints"}
 
@@ -49,23 +49,8 @@ ERRORS = {
 }
 
 
-def percent(value: float | None, digits: int = 1, sign: str = "") -> str:
-    """Format a fraction in percent; "n/a" for None."""
-    return "n/a" if value is None else f"{100 * value:{sign}.{digits}f}"
-
-
-def percent_range(bounds: Sequence[float] | None, sign: str = "") -> str:
-    """Format an interval of fractions in percent; "" for None."""
-    return "" if bounds is None else " to ".join(percent(bound, sign=sign) for bound in bounds)
-
-
 def calibration_verdict(error: float | None, excess: float | None) -> str:
-    """Describe the calibration.
-
-    Args:
-        error: expected calibration error, 0 to 1.
-        excess: mean of score minus precision.
-    """
+    """Describe the expected calibration error, 0 to 1, and the mean of score minus precision."""
     if error is None or excess is None:
         return "There are no detections."
     text = f"The mean calibration error of scores (ECE) is {percent(error)} points."

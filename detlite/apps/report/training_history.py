@@ -24,24 +24,21 @@ def training_history(runs: Sequence[Run]) -> dict[str, Any]:
             losses[prefix + name.removeprefix("loss_")] = run_losses[name]
         if rates := [(line["iteration"], line["lr"]) for line in run.lines if "lr" in line]:
             learning_rates[run.name] = rates
-        names = [name for name in metrics if name.split()[-1] == "AP"]
-        precisions |= {prefix + name: metrics[name] for name in names}
-    drawn = []
-    if losses:
-        drawn.append(charts.lines("Training loss", losses, "loss"))
-    if learning_rates:
-        drawn.append(charts.lines("Learning rate", learning_rates, "learning rate"))
-    if precisions:
-        drawn.append(charts.lines("AP on the test set", precisions, "AP (%)", markers=True))
-    return {"charts": drawn, "rows": [_speed(run) for run in runs]}
+        for name, curve in metrics.items():
+            if name.split()[-1] == "AP":
+                precisions[prefix + name] = curve
+    drawn = [
+        charts.lines("Training loss", losses, "loss"),
+        charts.lines("Learning rate", learning_rates, "learning rate"),
+        charts.lines("AP on the test set", precisions, "AP (%)", markers=True),
+    ]
+    return {"charts": list(filter(None, drawn)), "rows": [_speed(run) for run in runs]}
 
 
 def _speed(run: Run) -> dict[str, Any]:
     """Return a table row about the speed of training and evaluation."""
-    row: dict[str, Any] = {"name": run.name, "training": [], "tests": [
-        f"{name}: {speed.rate:.2f} images/s per process in {speed.dtype} ({speed.images} images)"
-        for name, speed in run.speeds.items()
-    ]}  # fmt: skip
+    tests = [f"{dataset}: {speed}" for dataset, speed in run.speeds.items()]
+    row: dict[str, Any] = {"name": run.name, "training": [], "tests": tests}
     timed = [line for line in run.lines if line.get("time")]
     if not timed:
         return row

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from detlite.apps.report import charts
-from detlite.apps.report.analysis.calibration import Calibration
+from detlite.apps.report.analysis.detection_analysis import Calibration
 
 NAMES = ("_hidden", "5 $ & 6 $", "<b>")
 CURVE = np.linspace(1, 0, 101)

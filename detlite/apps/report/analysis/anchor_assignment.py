@@ -13,8 +13,6 @@ from torch import Tensor
 from detlite.modeling.boxes.matcher import IGNORE
 from detlite.modeling.detection_model import DetectionModel
 from detlite.modeling.preprocessing import prepare_targets
-from detlite.modeling.proposal_network import ProposalNetwork
-from detlite.modeling.rcnn import GeneralizedRCNN
 from detlite.modeling.retinanet import RetinaNet
 from detlite.structures import boxes as box_ops
 
@@ -25,6 +23,7 @@ class AnchorMatches:
 
     Attributes:
         strides: of the L levels.
+        sides: square roots of the anchor areas of each level.
         anchors: float32 [N, 4] xyxy.
         levels: int64 [N], the level of each anchor.
         matched: int64 [B, N], the object assigned to each anchor; negative: background or ignored.
@@ -34,6 +33,7 @@ class AnchorMatches:
     """
 
     strides: list[int]
+    sides: list[list[int]]
     anchors: Tensor
     levels: Tensor
     matched: Tensor
@@ -64,13 +64,14 @@ def match_anchors(
     Raises:
         TypeError, ValueError: invalid images or targets.
     """
-    if isinstance(model, RetinaNet):
-        generator, matcher, straddle = model.anchor_generator, model.matcher, -1.0
-    elif isinstance(model, (GeneralizedRCNN, ProposalNetwork)) and model.rpn is not None:
-        rpn = model.rpn
-        generator, matcher, straddle = rpn.anchor_generator, rpn.matcher, rpn.straddle
-    else:
+    head: Any = model if isinstance(model, RetinaNet) else getattr(model, "rpn", None)
+    if head is None:
         return None
+    generator, matcher, straddle = (
+        head.anchor_generator,
+        head.matcher,
+        getattr(head, "straddle", -1),
+    )
     truth = prepare_targets(targets, images, model.num_classes)
     batch = model.normalizer(images)
     height, width = batch.pixels.shape[-2:]
@@ -88,4 +89,10 @@ def match_anchors(
         for boxes, inside in zip(truth.boxes, usable, strict=True)
     ])  # fmt: skip
     overlaps = torch.where(truth.valid, overlaps, 0)
-    return AnchorMatches(strides, anchors, levels, matched, overlaps, matcher.foreground)
+    sides = [_sides(generator.get_buffer(f"cell{level}")) for level in range(len(strides))]
+    return AnchorMatches(strides, sides, anchors, levels, matched, overlaps, matcher.foreground)
+
+
+def _sides(cell: Tensor) -> list[int]:
+    """Return the square roots of the areas of anchors [A, 4]."""
+    return sorted({round(float(side)) for side in (cell[:, 2:] - cell[:, :2]).prod(dim=1).sqrt()})

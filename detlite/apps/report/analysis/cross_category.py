@@ -12,6 +12,8 @@ from detlite.evaluation.ground_truth import GroundTruthArrays, read_ground_truth
 from detlite.evaluation.overlaps import Pairing, build_pairing, region_overlaps
 from detlite.evaluation.results import Results
 
+FOREGROUND_IOU = 0.5  # of a detection and its object
+
 
 @dataclass(frozen=True, eq=False)
 class CrossCategoryMatches:
@@ -53,6 +55,20 @@ class CrossCategoryMatches:
         best_object[paired] = objects[order[first]]
         return highest, best_object
 
+    def assign(self, pairs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Match detections and objects greedily in the order of `pairs`, indices below P.
+
+        Returns the object of each detection, int64 [D], and the detection of each object, [G]; or
+        -1.
+        """
+        detections, objects = (indices[pairs].tolist() for indices in self.pairing.pairs())
+        matched = np.full(len(self.detection_categories), -1)
+        found_by = np.full(len(self.object_categories), -1)
+        for d, g in zip(detections, objects, strict=True):
+            if matched[d] < 0 and found_by[g] < 0:
+                matched[d], found_by[g] = g, d
+        return matched, found_by
+
 
 def match_across_categories(
     coco_gt: COCO, results: Results, iou_type: str, max_dets: int
@@ -80,3 +96,32 @@ def match_across_categories(
         object_categories=np.searchsorted(category_ids, annotated),
         category_ids=category_ids,
     )
+
+
+def confusion_matrix(matches: CrossCategoryMatches, min_score: float) -> np.ndarray:
+    """Count how often objects of each category are detected as each category.
+
+    Detections and objects are matched greedily by falling IoU, regardless of category. Detections
+    with a lower score than `min_score` and unmatched ones in a crowd are left out.
+
+    Returns:
+        int64 [K + 1, K + 1]. Rows are categories of objects, the last row is background; columns
+        are categories of detections, the last column is "not detected".
+    """
+    count = len(matches.category_ids)
+    detections, objects = matches.pairing.pairs()
+    shown, crowd = matches.pairing.scores >= min_score, matches.truth.crowd
+    close = shown[detections] & (matches.overlaps >= FOREGROUND_IOU)
+    candidates = np.flatnonzero(close & ~crowd[objects])
+    best_first = np.argsort(-matches.overlaps[candidates], kind="stable")
+    matched, found_by = matches.assign(candidates[best_first])
+    matrix = np.zeros((count + 1, count + 1), np.int64)
+    hits = matched >= 0
+    pairs = matches.object_categories[matched[hits]], matches.detection_categories[hits]
+    np.add.at(matrix, pairs, 1)
+    missed = matches.object_categories[~crowd & (found_by < 0)]
+    matrix[:count, count] = np.bincount(missed, minlength=count)
+    wrong = shown & ~hits
+    wrong[detections[close & crowd[objects]]] = False
+    matrix[count, :count] = np.bincount(matches.detection_categories[wrong], minlength=count)
+    return matrix

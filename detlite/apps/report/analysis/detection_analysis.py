@@ -9,15 +9,54 @@ from pycocotools.coco import COCO
 
 from detlite.evaluation.coco import category_names, match_coco, summarize
 from detlite.evaluation.ground_truth import check_results
-from detlite.evaluation.matching import PrecisionRecall, accumulate
+from detlite.evaluation.matching import (
+    IGNORED,
+    TRUE_POSITIVE,
+    MatchedDetections,
+    PrecisionRecall,
+    accumulate,
+)
 from detlite.evaluation.results import Results
 from detlite.evaluation.thresholds import ScoreThreshold, best_threshold
 
 from .bootstrap import BootstrapMetrics, resample
-from .calibration import Calibration, calibrate
-from .confusion import confusion_matrix
-from .cross_category import match_across_categories
+from .cross_category import confusion_matrix, match_across_categories
 from .error_types import DetectionErrors, classify_errors
+
+
+@dataclass(frozen=True, eq=False)
+class Calibration:
+    """Detections by score, in N bins of equal width from 0 to 1.
+
+    After Guo et al., "On calibration of modern neural networks" (https://arxiv.org/abs/1706.04599),
+    applied to detections as in Küppers et al., "Multivariate confidence calibration for object
+    detection" (https://arxiv.org/abs/2004.13546), without the position.
+
+    Attributes:
+        counts: int64 [N], number of detections.
+        scores: float64 [N], mean score; NaN in an empty bin.
+        precision: float64 [N], fraction of true positives; NaN in an empty bin.
+    """
+
+    counts: np.ndarray
+    scores: np.ndarray
+    precision: np.ndarray
+
+    @property
+    def error(self) -> float | None:
+        """The expected calibration error (ECE), 0 to 1; None without detections."""
+        return self._mean(np.abs(self.scores - self.precision))
+
+    @property
+    def excess(self) -> float | None:
+        """Mean score minus precision, -1 to 1; None without detections."""
+        return self._mean(self.scores - self.precision)
+
+    def _mean(self, gaps: np.ndarray) -> float | None:
+        filled = self.counts > 0
+        if not filled.any():
+            return None
+        return float(np.average(gaps[filled], weights=self.counts[filled]))
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,3 +125,15 @@ def analyze_detections(
         errors=errors,
         confusion=confusion,
     )
+
+
+def calibrate(matched: MatchedDetections, bins: int = 10) -> Calibration:
+    """Sort the counted detections into bins; true positives are those at IoU 0.5."""
+    outcomes = matched.outcomes[matched.areas.index("all"), 0]
+    counted = outcomes != IGNORED
+    scores, hits = matched.pairing.scores[counted], outcomes[counted] == TRUE_POSITIVE
+    bin_of = np.clip((scores * bins).astype(np.int64), 0, bins - 1)
+    counts = np.bincount(bin_of, minlength=bins)
+    totals = np.stack([np.bincount(bin_of, values, minlength=bins) for values in (scores, hits)])
+    means = np.divide(totals, counts, out=np.full((2, bins), np.nan), where=counts > 0)
+    return Calibration(counts, *means)

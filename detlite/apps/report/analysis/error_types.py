@@ -11,10 +11,9 @@ import torch
 from detlite import ops
 from detlite.evaluation.matching import RECALL_THRESHOLDS
 
-from .cross_category import CrossCategoryMatches
+from .cross_category import FOREGROUND_IOU, CrossCategoryMatches
 
-# IoU of a true positive, and the highest IoU of a detection of background.
-FOREGROUND_IOU, BACKGROUND_IOU = 0.5, 0.1
+BACKGROUND_IOU = 0.1  # the highest of a detection of background
 
 # Types of false positives, and of missed objects.
 FALSE_POSITIVE_TYPES = ("classification", "localisation", "both", "duplicate", "background")
@@ -59,7 +58,11 @@ def classify_errors(matches: CrossCategoryMatches) -> DetectionErrors:
     detections, objects = matches.pairing.pairs()
     same = matches.detection_categories[detections] == matches.object_categories[objects]
     crowd = matches.truth.crowd[objects]
-    matched, found_by = _match(matches, same & ~crowd)
+    # The detections of an image, which are sorted by score, choose the free object with the
+    # highest IoU.
+    candidates = np.flatnonzero(same & ~crowd & (matches.overlaps >= FOREGROUND_IOU))
+    order = np.lexsort((-matches.overlaps[candidates], detections[candidates]))
+    matched, found_by = matches.assign(candidates[order])
     same_iou, same_object = matches.best(same & ~crowd)
     other_iou, other_object = matches.best(~same & ~crowd)
     found_iou, found_object = matches.best(same & (found_by[objects] >= 0))
@@ -83,35 +86,14 @@ def classify_errors(matches: CrossCategoryMatches) -> DetectionErrors:
         [matched, same_object, other_object, found_object],
         -1,
     )
-    corrected = _correctable(types, object_of, found_by)
+    # The best wrong detection of each object that is not found can be corrected.
+    wrong = np.flatnonzero((types == CLASSIFICATION) | (types == LOCALISATION))
+    wrong = wrong[found_by[object_of[wrong]] < 0]
+    corrected = wrong[np.unique(object_of[wrong], return_index=True)[1]]
     missed = (found_by < 0) & ~matches.truth.crowd
     missed[object_of[corrected]] = False
     ap, gains = _gains(matches, types, object_of, corrected, missed)
     return DetectionErrors(matches, types, object_of, found_by, missed, gains, ap)
-
-
-def _match(matches: CrossCategoryMatches, allowed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the object of each detection, int64 [D], and the detection of each object, [G]; or -1.
-
-    Detections choose in order of falling score, each the free object with the highest IoU.
-    """
-    candidates = np.flatnonzero(allowed & (matches.overlaps >= FOREGROUND_IOU))
-    detections, objects = (indices[candidates] for indices in matches.pairing.pairs())
-    # The detections of an image are sorted by score.
-    order = np.lexsort((-matches.overlaps[candidates], detections))
-    matched = np.full(len(matches.detection_categories), -1)
-    found_by = np.full(len(matches.object_categories), -1)
-    for d, g in zip(detections[order].tolist(), objects[order].tolist(), strict=True):
-        if matched[d] < 0 and found_by[g] < 0:
-            matched[d], found_by[g] = g, d
-    return matched, found_by
-
-
-def _correctable(types: np.ndarray, object_of: np.ndarray, found_by: np.ndarray) -> np.ndarray:
-    """Return the best wrong detection of each object that is not found."""
-    wrong = np.flatnonzero((types == CLASSIFICATION) | (types == LOCALISATION))
-    wrong = wrong[found_by[object_of[wrong]] < 0]
-    return wrong[np.unique(object_of[wrong], return_index=True)[1]]
 
 
 def _gains(
@@ -122,30 +104,27 @@ def _gains(
     missed: np.ndarray,
 ) -> tuple[float | None, dict[str, float]]:
     objects = matches.object_categories
-    positives = np.bincount(
-        objects[~matches.truth.crowd], minlength=len(matches.category_ids)
-    )  # [K]
+    count = len(matches.category_ids)
+    positives = np.bincount(objects[~matches.truth.crowd], minlength=count)  # [K]
     if not positives.any():
         return None, dict.fromkeys(ERROR_TYPES, 0.0)
 
     def ap(
         kept: np.ndarray, hits: np.ndarray, categories: np.ndarray, remaining: np.ndarray
     ) -> float:
-        scores = matches.pairing.scores[kept]
-        return _mean_ap(scores, hits[kept], categories[kept], remaining, positives > 0)
+        tables = matches.pairing.scores[kept], hits[kept], categories[kept]
+        return _mean_ap(*tables, remaining, known=positives > 0)
 
     counted, hits = types != IGNORED, types == TRUE_POSITIVE
     before = ap(counted, hits, matches.detection_categories, positives)
     after = {}
     for number, kind in enumerate(FALSE_POSITIVE_TYPES):
         fixed = np.zeros_like(hits)
-        if number in (CLASSIFICATION, LOCALISATION):
-            fixed[corrected[types[corrected] == number]] = True
-        categories = matches.detection_categories.copy()
-        categories[fixed] = objects[object_of[fixed]]
+        fixed[corrected[types[corrected] == number]] = True
+        categories = np.where(fixed, objects[object_of], matches.detection_categories)
         kept = counted & ((types != number) | fixed)
         after[kind] = ap(kept, hits | fixed, categories, positives)
-    remaining = positives - np.bincount(objects[missed], minlength=len(positives))
+    remaining = positives - np.bincount(objects[missed], minlength=count)
     after["missed"] = ap(counted, hits, matches.detection_categories, remaining)
     # As in TIDE; a negative gain is an artifact of the interpolation.
     return before, {kind: max(value - before, 0.0) for kind, value in after.items()}
@@ -160,8 +139,7 @@ def _mean_ap(
 ) -> float:
     """Return the mean AP of the categories `known`, bool [K], with objects or detections left."""
     order = np.argsort(categories, kind="stable")
-    numbers = np.arange(len(positives))
-    ends = np.searchsorted(categories[order], numbers, side="right")
+    ends = np.searchsorted(categories[order], np.arange(len(positives)), side="right")
     arrays = (
         hits[order].astype(np.uint8)[None, None],
         scores[order],

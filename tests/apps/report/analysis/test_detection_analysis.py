@@ -1,4 +1,4 @@
-"""Analyses agree with `evaluate_coco` and with each other."""
+"""Analyses agree with `evaluate_coco` and with each other; calibration of scores."""
 
 import json
 from dataclasses import asdict
@@ -8,9 +8,14 @@ import pytest
 from pycocotools.coco import COCO
 
 from detlite.apps.report.analysis.bootstrap import sample_images
-from detlite.apps.report.analysis.detection_analysis import analyze_detections
+from detlite.apps.report.analysis.detection_analysis import (
+    Calibration,
+    analyze_detections,
+    calibrate,
+)
 from detlite.data import DataError
 from detlite.evaluation import Results, evaluate_coco
+from detlite.evaluation.coco import match_coco
 from tests.evaluation.synthetic_detections import synthetic_dataset
 
 
@@ -50,3 +55,38 @@ def test_results_of_another_data_set():
     results = Results.from_coco([{**rows[0], "image_id": 10**6}])
     with pytest.raises(DataError, match="results of another data set"):
         analyze_detections(coco, results, "bbox", sample_images(12, 20, 0))
+
+
+def test_bins_of_the_counted_detections():
+    coco, rows = synthetic_dataset(0)
+    matched = match_coco(coco, Results.from_coco(rows), "bbox")
+    calibration = calibrate(matched, 5)
+    outcomes, scores = matched.outcomes[0, 0], matched.pairing.scores
+    assert (outcomes == 2).any()  # some are in crowds
+    for n in range(5):
+        own = (scores >= n / 5) & (scores < (n + 1) / 5) & (outcomes != 2)
+        assert calibration.counts[n] == own.sum()
+        assert calibration.scores[n] == pytest.approx(scores[own].mean())
+        assert calibration.precision[n] == pytest.approx((outcomes[own] == 1).mean())
+    gaps = (
+        np.abs(calibration.scores - calibration.precision)
+        * calibration.counts
+        / calibration.counts.sum()
+    )
+    assert calibration.error == pytest.approx(gaps.sum())
+
+
+def test_known_errors():
+    calibration = Calibration(np.array([1, 0, 3]), np.array([0.1, np.nan, 0.9]),
+                        np.array([0.3, np.nan, 0.5]))  # fmt: skip
+    assert calibration.error == pytest.approx((0.2 + 3 * 0.4) / 4)
+    assert calibration.excess == pytest.approx((-0.2 + 3 * 0.4) / 4)
+
+
+def test_scores_of_one_and_no_detections():
+    coco, rows = synthetic_dataset(1)
+    certain = calibrate(match_coco(coco, Results.from_coco([{**rows[0], "score": 1.0}]), "bbox"))
+    assert certain.counts.tolist() == [0] * 9 + [1]
+    empty = calibrate(match_coco(coco, Results.from_coco([]), "bbox"))
+    assert empty.error is None
+    assert empty.excess is None

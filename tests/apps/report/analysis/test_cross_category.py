@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 from pycocotools import mask as rle_codec
 
-from detlite.apps.report.analysis.confusion import confusion_matrix
-from detlite.apps.report.analysis.cross_category import match_across_categories
+from detlite.apps.report.analysis.cross_category import confusion_matrix, match_across_categories
 from detlite.evaluation import Results
 from tests.evaluation.synthetic_detections import CATEGORIES, synthetic_dataset
 
