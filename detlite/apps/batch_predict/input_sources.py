@@ -30,10 +30,9 @@ def list_images(inputs: Sequence[str], exclude: Path | None = None) -> list[str]
     Only lists are opened. A missing image is reported when it is read.
 
     Args:
-        inputs: each a file; a folder, for the images in it, or else in its subfolders, sorted by
-            name; a glob such as
-            `photos/**/*.jpg`, for the matching images, sorted by name; a text file (.txt) with a
-            path or URL in each line; or an http or https URL.
+        inputs: each a file; a folder, for the images in it, or else in its subfolders; a glob such
+            as `photos/**/*.jpg`; a text file (.txt) with a path or URL in each line; or an http or
+            https URL. The images of folders and globs are sorted by name.
         exclude: a folder whose files are left out of folders and globs, for drawn images.
 
     Raises:
@@ -61,6 +60,44 @@ def list_images(inputs: Sequence[str], exclude: Path | None = None) -> list[str]
         else:
             images.append(str(Path(source)))
     return images
+
+
+def _image_files(
+    source: str, paths: Sequence[str], exclude: Path | None, problem: str
+) -> list[str]:
+    """Return the paths with a suffix of images, sorted."""
+    images = [path for path in paths if path.lower().endswith(tuple(image_suffixes()))]
+    if exclude is not None:
+        prefix = os.path.join(os.path.abspath(exclude), "")
+        images = [image for image in images if not os.path.abspath(image).startswith(prefix)]
+    if not images:
+        raise DataError(f"{source}: {problem}")
+    return sorted(str(Path(image)) for image in images)
+
+
+def _read_list(source: str) -> list[str]:
+    try:
+        status = os.stat(source)
+        if not stat.S_ISREG(status.st_mode):
+            raise DataError(f"{source}: the list of images must be a regular file")
+        if status.st_size > _MAX_LIST:
+            raise DataError(f"{source}: a list of images has at most {_MAX_LIST} bytes: divide it")
+        text = Path(source).read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeError) as error:
+        raise DataError(f"{source}: the list of images cannot be read ({error})") from error
+    images = [line.strip("\r") for line in text.split("\n") if line.strip()]
+    if not images:
+        raise DataError(f"{source}: the list contains no paths")
+    for image in images:
+        _check_scheme(image)
+    return images
+
+
+def _check_scheme(source: str) -> None:
+    if _ANY_URL.match(source) and not is_url(source) and not os.path.lexists(source):
+        raise DataError(
+            f"{without_secrets(source)}: only http and https URLs are supported: download the image"
+        )
 
 
 def expand_pages(images: Sequence[str], options: ImageOptions) -> list[str]:
@@ -110,46 +147,3 @@ def output_stem(image: str) -> str:
         image = re.sub(r"[^\w.-]", "_", unquote(Path(urlsplit(image).path).name))
     stem = Path(image).stem[:_MAX_STEM] + ("" if page is None else f"_page{page}")
     return "".join(character if character.isprintable() else "_" for character in stem)
-
-
-def _image_files(
-    source: str, paths: Sequence[str], exclude: Path | None, problem: str
-) -> list[str]:
-    """Return the paths with a suffix of images, sorted."""
-    suffixes = tuple(image_suffixes())
-    prefix = None if exclude is None else os.path.join(os.path.abspath(exclude), "")
-    images = [
-        str(Path(path))
-        for path in paths
-        if path.lower().endswith(suffixes)
-        and not (prefix and os.path.abspath(path).startswith(prefix))
-    ]
-    if not images:
-        raise DataError(f"{source}: {problem}")
-    return sorted(images)
-
-
-def _read_list(source: str) -> list[str]:
-    try:
-        if not stat.S_ISREG(os.stat(source).st_mode):
-            raise DataError(f"{source}: the list of images must be a regular file")
-        if os.path.getsize(source) > _MAX_LIST:
-            raise DataError(f"{source}: a list of images has at most {_MAX_LIST} bytes: divide it")
-        text = Path(source).read_text(encoding="utf-8-sig")
-    except DataError:
-        raise
-    except (OSError, ValueError) as error:
-        raise DataError(f"{source}: the list of images cannot be read ({error})") from error
-    images = [line.strip("\r") for line in text.split("\n") if line.strip()]
-    if not images:
-        raise DataError(f"{source}: the list contains no paths")
-    for image in images:
-        _check_scheme(image)
-    return images
-
-
-def _check_scheme(source: str) -> None:
-    if _ANY_URL.match(source) and not is_url(source) and not os.path.lexists(source):
-        raise DataError(
-            f"{without_secrets(source)}: only http and https URLs are supported: download the image"
-        )

@@ -28,6 +28,7 @@ _PERIMETER = np.zeros(50)
 _PERIMETER[[5, 7, 15, 17, 25, 27]] = 1
 _PERIMETER[[21, 33]] = math.sqrt(2)
 _PERIMETER[[13, 23]] = (1 + math.sqrt(2)) / 2
+_STRAIGHT, _DIAGONAL = ((0, 1), (1, 0), (1, 2), (2, 1)), ((0, 0), (0, 2), (2, 0), (2, 2))
 
 
 def add_measures(objects: Sequence[dict[str, Any]], image: np.ndarray) -> None:
@@ -55,54 +56,47 @@ def measure(mask: np.ndarray, image: np.ndarray) -> dict[str, float]:
 
 def perimeter(mask: np.ndarray) -> float:
     """Return the length of the border of a mask bool [H, W], as `skimage.measure.perimeter`."""
-    padded = np.pad(mask, 2)
-    inside = padded[1:-1, 1:-1].copy()
-    straight = [(0, 1), (1, 0), (1, 2), (2, 1)]
-    border = inside.copy()
-    for y, x in straight:
-        inside &= _shifted(padded, y, x)
-    border = np.pad(border & ~inside, 1).astype(np.int64)
-    kinds = _shifted(border, 1, 1).copy()
-    for y, x in straight:
-        kinds += 2 * _shifted(border, y, x)
-    for y, x in ((0, 0), (0, 2), (2, 0), (2, 2)):
-        kinds += 10 * _shifted(border, y, x)
-    return float(_PERIMETER[kinds[_shifted(border, 1, 1) > 0]].sum())
+    height, width = mask.shape
 
+    def neighbors(values: np.ndarray, offsets: Sequence[tuple[int, int]]) -> np.ndarray:
+        padded = np.pad(values, 1)
+        return np.stack([padded[y : y + height, x : x + width] for y, x in offsets])
 
-def _shifted(padded: np.ndarray, y: int, x: int) -> np.ndarray:
-    """Return the window at (y, x), 0 to 2, of an array with a margin of 1."""
-    return padded[y : padded.shape[0] - 2 + y, x : padded.shape[1] - 2 + x]
+    border = mask & ~neighbors(mask, _STRAIGHT).all(axis=0)
+    kinds = 1 + 2 * neighbors(border, _STRAIGHT).sum(axis=0)
+    kinds += 10 * neighbors(border, _DIAGONAL).sum(axis=0)
+    return float(_PERIMETER[kinds[border]].sum())
 
 
 def write_summary(
-    file: Path, images: Iterable[Mapping[str, Any]], results: Path, names: Iterable[str]
+    file: Path,
+    entries: Iterable[Mapping[str, Any]],
+    names: Mapping[int, str],
+    columns: Sequence[str],
 ) -> None:
     """Write the number, density and area of the objects of each image as a CSV file.
 
     Args:
         file: the file to write.
-        images: `id`, `file_name`, `height` and `width` of all images.
-        results: CSV file of the objects, with the columns `image_id`, `category` and `area`.
-        names: names of the categories, which become columns.
+        entries: see `result_files`; unreadable images are left out.
+        names: category names by id.
+        columns: names of the categories that become columns.
     """
-    counts: Counter[tuple[int, str]] = Counter()
-    areas: Counter[int] = Counter()
-    with results.open(encoding="utf-8", newline="") as stream:
-        for row in csv.DictReader(stream):
-            counts[int(row["image_id"]), row["category"]] += 1
-            areas[int(row["image_id"])] += int(row["area"])
-    names = list(names)
     with atomic_open(file) as stream:
         writer = csv.writer(stream, lineterminator="\n")
-        writer.writerow((*_SUMMARY, *names))
-        for image in images:
-            number, pixels = image["id"], image["height"] * image["width"]
-            own = [counts[number, name] for name in names]
+        writer.writerow((*_SUMMARY, *columns))
+        for entry in entries:
+            if "problem" in entry:
+                continue
+            image, objects = entry["image"], entry["objects"]
+            counts = Counter(names[obj["category_id"]] for obj in objects)
+            own = [counts[name] for name in columns]
+            pixels = image["height"] * image["width"]
+            area = sum(obj["measures"]["area"] for obj in objects)
             name = image["file_name"].encode(errors="surrogateescape").decode(errors="replace")
-            density, fraction = sum(own) * 1e6 / pixels, areas[number] / pixels
-            values = (number, name, image["height"], image["width"], sum(own), density, fraction)
-            writer.writerow((*values, *own))
+            size = image["height"], image["width"]
+            density, fraction = sum(own) * 1e6 / pixels, area / pixels
+            writer.writerow((image["id"], name, *size, sum(own), density, fraction, *own))
 
 
 def write_label_image(file: Path, prediction: Mapping[str, Any]) -> None:

@@ -21,8 +21,7 @@ from .measures import write_label_image
 from .predict_images import load_predictor, predict_images
 from .result_files import check_format
 from .sharded_run import ShardedRun, Totals, open_run, remove_results
-from .tracking import Tracker
-from .video import Video, check_output, is_video, predict_video
+from .video import Video, build_tracker, check_output, is_video, predict_video
 
 _DRAWN, _LABELS = "drawn", "label_images"
 _SUFFIXES = {"jpeg": ".jpg", "png": ".png"}
@@ -141,7 +140,7 @@ def _predict_video(options: PredictOptions) -> Totals:
     check_output(options.output, source, options.overwrite, drawn)
     predictor = _load(options)
     with Video(source) as video, run_lock(options.output):
-        tracker = Tracker(float(video.rate)) if options.track else None
+        tracker = build_tracker(float(video.rate)) if options.track else None
         if options.overwrite:  # only after the weights and the video could be opened
             remove_results(options.output)
         with tqdm(total=video.count or None, unit=" frames", disable=None) as bar:

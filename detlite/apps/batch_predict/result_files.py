@@ -18,12 +18,11 @@ from detlite.atomic_write import atomic_open, atomic_path
 from detlite.config import ConfigError
 from detlite.evaluation.results import BACKGROUND_CATEGORY
 
-from .measures import MEASURES
+from .measures import MEASURES, write_summary
 
 Entry = dict[str, Any]
 
 SUFFIXES = {"coco": ".json", "csv": ".csv", "measures": ".csv", "parquet": ".parquet"}
-JOINED = ("coco", "csv", "measures")  # formats with a single file; Parquet is read by the folder
 
 # Columns of CSV and Parquet with their Parquet types. x, y, width and height are the box in pixels,
 # mask the `counts` of a COCO RLE of the image's size, keypoints x, y, v of each keypoint, and
@@ -71,14 +70,15 @@ class Journal:
         return self
 
     def __exit__(self, *_: object) -> None:
+        os.fsync(self._stream.fileno())  # the lines also survive a power failure now
         self._stream.close()
 
 
-def read_journal(file: Path) -> Iterator[Entry]:
-    """Yield the entries of a journal."""
-    with file.open(encoding="utf-8") as stream:
-        for line in stream:
-            yield json.loads(line)
+def read_journal(*files: Path) -> Iterator[Entry]:
+    """Yield the entries of journals."""
+    for file in files:
+        with file.open(encoding="utf-8") as stream:
+            yield from map(json.loads, stream)
 
 
 def category_names(categories: Iterable[Entry]) -> dict[int, str]:
@@ -95,6 +95,20 @@ def check_format(format: str) -> None:
             raise ConfigError(
                 f"--format parquet needs pyarrow ({error}): pip install 'detlite[parquet]'"
             ) from error
+
+
+def write_results(
+    folder: Path, format: str, journals: Sequence[Path], categories: Sequence[Entry]
+) -> None:
+    """Write the detections of journals to `results.*`, and before it the files about the images."""
+    images = (entry["image"] for entry in read_journal(*journals) if "problem" not in entry)
+    _write_images(folder / "images.json", images, categories)
+    names = category_names(categories)
+    if format == "measures":
+        columns = [category["name"] for category in categories]
+        write_summary(folder / "summary.csv", read_journal(*journals), names, columns)
+    results = folder / f"results{SUFFIXES[format]}"
+    write_detections(format, results, read_journal(*journals), names)
 
 
 def write_detections(
@@ -120,33 +134,24 @@ def write_detections(
                 keypoints = row["keypoints"]
                 writer.writerow(row | {"keypoints": keypoints and " ".join(map(str, keypoints))})
         else:
-            objects = (json.dumps(obj) for entry in entries for obj in entry.get("objects", ()))
-            stream.writelines(_json_list(objects))
+            objects = chain.from_iterable(entry.get("objects", ()) for entry in entries)
+            _write_list(stream, "[", objects, ", ", "]")
     return None
 
 
-def join(format: str, parts: Sequence[Path], file: Path) -> None:
-    """Join files of `write_detections` into one."""
-    with atomic_open(file) as stream:
-        if SUFFIXES[format] == ".csv":
-            headers = (part.read_text(encoding="utf-8").partition("\n")[0] for part in parts)
-            # Without any object, the number of channels is unknown.
-            stream.write(max(headers, key=len) + "\n")
-            for part in parts:
-                with part.open(encoding="utf-8", newline="") as lines:
-                    stream.writelines(islice(lines, 1, None))
-        else:
-            texts = (part.read_text(encoding="utf-8")[1:-1] for part in parts)
-            stream.writelines(_json_list(filter(None, texts)))
-
-
-def write_images(file: Path, images: Iterable[Entry], categories: Sequence[Entry]) -> None:
+def _write_images(file: Path, images: Iterable[Entry], categories: Sequence[Entry]) -> None:
     """Write a COCO file without annotations, for `COCO(file).loadRes(results)`."""
+    end = f'], "categories": {json.dumps(list(categories))}}}\n'
     with atomic_open(file) as stream:
-        stream.write('{"info": {}, "annotations": [], "images": [')
-        for number, image in enumerate(images):
-            stream.write((",\n" if number else "\n") + json.dumps(image))
-        stream.write(f'], "categories": {json.dumps(list(categories))}}}\n')
+        _write_list(stream, '{"info": {}, "annotations": [], "images": [\n', images, ",\n", end)
+
+
+def _write_list(stream: Any, start: str, items: Iterable[Entry], separator: str, end: str) -> None:
+    """Write items as JSON, one in memory at a time."""
+    stream.write(start)
+    for number, item in enumerate(items):
+        stream.write((separator if number else "") + json.dumps(item))
+    stream.write(end)
 
 
 def to_rows(entries: Iterable[Entry], names: Mapping[int, str]) -> Iterator[Entry]:
@@ -182,12 +187,14 @@ def _write_measures(stream: Any, entries: Iterable[Entry], names: Mapping[int, s
             zip(entry.get("objects", ()), to_rows([entry], names), strict=True), start=1
         )
     )
-    first = next(rows, None)
-    names_in_order = ("image_id", "file_name", "label", *COLUMNS, *MEASURES, *(first or ()))
-    columns = [name for name in dict.fromkeys(names_in_order) if name not in _LONG]
+    first = list(islice(rows, 1))  # has the columns of its channels
+    names_in_order = dict.fromkeys(("image_id", "file_name", "label", *COLUMNS, *MEASURES))
+    for row in first:
+        names_in_order |= dict.fromkeys(row)
+    columns = [name for name in names_in_order if name not in _LONG]
     writer = csv.DictWriter(stream, columns, lineterminator="\n", extrasaction="ignore")
     writer.writeheader()
-    writer.writerows(rows if first is None else chain([first], rows))
+    writer.writerows(chain(first, rows))
 
 
 def _write_parquet(file: Path, rows: Iterator[Entry]) -> None:
@@ -198,15 +205,6 @@ def _write_parquet(file: Path, rows: Iterator[Entry]) -> None:
     with atomic_path(file) as temporary, pq.ParquetWriter(temporary, schema) as writer:
         while group := list(islice(rows, _ROWS_PER_GROUP)):
             writer.write_table(pa.Table.from_pylist(group, schema))
-
-
-def _json_list(items: Iterable[str]) -> Iterator[str]:
-    """Yield the text of a JSON list piece by piece."""
-    separator = "["
-    for item in items:
-        yield separator + item
-        separator = ", "
-    yield "[]" if separator == "[" else "]"
 
 
 def _truncate_incomplete(file: Path) -> int:

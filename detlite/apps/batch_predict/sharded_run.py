@@ -1,15 +1,16 @@
 """A run over many images, divided into shards that any number of processes finish one by one.
 
     manifest.json                    the command, and in the end the totals
-    shards/000000.journal            a shard in progress: a line of JSON for each finished image
+    shards/000000.journal            a line of JSON for each finished image of a shard
     shards/000000.json               a finished shard: its images, and the unreadable ones
-    detections/part-000000.parquet   its detections
+    detections/part-000000.parquet   its detections, in place of the journal
 
 Shard k contains the images from index k * shard_size on. A process locks a shard, and the system
 releases the lock when the process dies. The next process to lock the shard continues after the last
 complete line of its journal. Hence processes need no communication, each image is in the results
-exactly once, and a run can be continued with any number of processes. The file system of the folder
-must support flock.
+exactly once, and a run can be continued with any number of processes. The last process writes the
+results of all journals to one file, except for Parquet, which is read by the folder. The file
+system of the folder must support flock.
 """
 
 import json
@@ -25,17 +26,14 @@ from filelock import FileLock, Timeout
 from detlite.atomic_write import atomic_open
 from detlite.config import ConfigError
 
-from .measures import write_summary
 from .result_files import (
-    JOINED,
     SUFFIXES,
     Entry,
     Journal,
     category_names,
-    join,
     read_journal,
     write_detections,
-    write_images,
+    write_results,
 )
 
 SHARD_SIZE = 1000  # images
@@ -84,7 +82,7 @@ class ShardedRun:
     def is_finished(self, shard: int) -> bool:
         """Return True if the detections of a shard are in their file or in the joined one."""
         has_detections = self._part(shard).exists() or self._result.exists()
-        return self._summary(shard).exists() and has_detections
+        return self._file(shard, ".json").exists() and has_detections
 
     def finished_images(self) -> int:
         """Return the number of images in finished shards, from a listing of the folder."""
@@ -114,15 +112,17 @@ class ShardedRun:
                     Path(lock.lock_file).unlink(missing_ok=True)
 
     def journal(self, shard: int) -> Journal:
-        """Open the journal of a locked shard."""
+        """Open the journal of a locked shard, which is then unfinished."""
+        self._file(shard, ".json").unlink(missing_ok=True)  # its detections were deleted
         return Journal(self._file(shard, ".journal"))
 
     def finish(self, shard: int) -> None:
         """Write the detections and the summary of a shard with a complete journal."""
-        journal = self._file(shard, ".journal")
-        self._part(shard).parent.mkdir(exist_ok=True)
-        names = category_names(self.categories)
-        write_detections(self.format, self._part(shard), read_journal(journal), names)
+        journal, part = self._file(shard, ".journal"), self._part(shard)
+        if part != journal:
+            part.parent.mkdir(exist_ok=True)
+            names = category_names(self.categories)
+            write_detections(self.format, part, read_journal(journal), names)
         images, unreadable, objects = [], [], 0
         for entry in read_journal(journal):
             if "problem" in entry:
@@ -130,32 +130,29 @@ class ShardedRun:
             else:
                 images.append(entry["image"])
                 objects += len(entry["objects"])
-        summary = {"detections": self._part(shard).name, "objects": objects}
-        _write_json(self._summary(shard), summary | {"images": images, "unreadable": unreadable})
-        journal.unlink()
+        summary = {"detections": part.name, "objects": objects, "images": images}
+        _write_json(self._file(shard, ".json"), summary | {"unreadable": unreadable})
+        if part != journal:
+            journal.unlink()
 
     def complete(self) -> Totals | None:
         """Join the shards if the format has a single file; None if some are not finished.
 
         Every process may call this, also repeatedly.
         """
-        if not all(map(self.is_finished, range(self.shard_count))):
+        shards = range(self.shard_count)
+        if not all(map(self.is_finished, shards)):
             return None
         with FileLock(self.folder / _LOCK):
-            if self.format in JOINED:
+            if self.format != "parquet":
+                journals = [self._part(shard) for shard in shards]
                 if not self._result.exists():
-                    images = (image for one in self._summaries() for image in one["images"])
-                    write_images(self.folder / "images.json", images, self.categories)
-                    parts = [self._part(shard) for shard in range(self.shard_count)]
-                    join(self.format, parts, self._result)
-                    if self.format == "measures":
-                        images = (image for one in self._summaries() for image in one["images"])
-                        names = (category["name"] for category in self.categories)
-                        write_summary(self.folder / "summary.csv", images, self._result, names)
-                _remove_parts(self.folder)
+                    write_results(self.folder, self.format, journals, self.categories)
+                for journal in journals:
+                    journal.unlink(missing_ok=True)
+            summaries = (json.loads(self._file(shard, ".json").read_text()) for shard in shards)
             counts = [
-                (len(one["images"]), len(one["unreadable"]), one["objects"])
-                for one in self._summaries()
+                (len(one["images"]), len(one["unreadable"]), one["objects"]) for one in summaries
             ]
             totals = Totals(*map(sum, zip(*counts, strict=True)))
             manifest = self.folder / MANIFEST
@@ -166,17 +163,14 @@ class ShardedRun:
     def _result(self) -> Path:
         return self.folder / f"results{SUFFIXES[self.format]}"
 
-    def _summaries(self) -> Iterator[Entry]:
-        return (json.loads(self._summary(shard).read_text()) for shard in range(self.shard_count))
-
-    def _summary(self, shard: int) -> Path:
-        return self._file(shard, ".json")
-
     def _file(self, shard: int, suffix: str) -> Path:
         return self.folder / _SHARDS / f"{shard:06d}{suffix}"
 
     def _part(self, shard: int) -> Path:
-        return self.folder / _DETECTIONS / f"part-{shard:06d}{SUFFIXES[self.format]}"
+        """Return the file with the detections of a finished shard."""
+        if self.format == "parquet":
+            return self.folder / _DETECTIONS / f"part-{shard:06d}.parquet"
+        return self._file(shard, ".journal")
 
 
 def open_run(
@@ -233,7 +227,10 @@ def remove_results(folder: Path) -> None:
     """Remove the files of a run, except drawn images and the lock, which may be held."""
     for name in (MANIFEST, *RESULTS):
         (folder / name).unlink(missing_ok=True)
-    _remove_parts(folder)
+    for file in (folder / _DETECTIONS).glob("part-[0-9]*"):
+        file.unlink()
+    with suppress(OSError):  # it is missing, or contains something else
+        (folder / _DETECTIONS).rmdir()
     for suffix in (".json", ".json.tmp", ".journal", ".lock"):
         for file in (folder / _SHARDS).glob(f"[0-9]*{suffix}"):
             file.unlink()
@@ -256,16 +253,6 @@ def _check_manifest(manifest: Path, command: Mapping[str, object], shard_size: i
                 f"{value}. Choose another folder, or start again with --overwrite"
             )
     return existing_size
-
-
-def _remove_parts(folder: Path) -> None:
-    """Remove the detections of a run's shards, and their folder if it is then empty."""
-    for suffix in SUFFIXES.values():
-        for ending in (suffix, f"{suffix}.tmp"):  # the latter of a killed process
-            for part in (folder / _DETECTIONS).glob(f"part-[0-9]*{ending}"):
-                part.unlink(missing_ok=True)
-    with suppress(OSError):  # it is missing, or contains something else
-        (folder / _DETECTIONS).rmdir()
 
 
 def _write_json(file: Path, content: Entry) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -25,19 +25,10 @@ from detlite.data.errors import DataError
 from detlite.data.loading.image_readers import image_suffixes
 from detlite.inference.predictor import Prediction, Predictor
 
-from .measures import write_summary
 from .predict_images import make_entry
 from .prediction_pipeline import predict_stream
-from .result_files import (
-    SUFFIXES,
-    Journal,
-    category_names,
-    read_journal,
-    write_detections,
-    write_images,
-)
+from .result_files import Journal, write_results
 from .sharded_run import MANIFEST, RESULTS, Totals
-from .tracking import Tracker
 
 _VIDEO_SUFFIXES = (
     ".3gp", ".asf", ".avi", ".flv", ".m2ts", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg",
@@ -61,7 +52,6 @@ class Video:
     """A video file, or a camera on Linux by its number; a context manager.
 
     Attributes:
-        name: the file or the number of the camera.
         rate: average frames per second.
         count: number of frames, as stated in the file; 0 if unknown.
         format: FFmpeg's name of the file format.
@@ -75,10 +65,8 @@ class Video:
         av = _import_av()
         self.name = name
         try:
-            if is_camera(name):
-                self._container: Any = av.open(f"/dev/video{name}", format="v4l2")
-            else:
-                self._container = av.open(name)
+            source = (f"/dev/video{name}", "r", "v4l2") if is_camera(name) else (name,)
+            self._container: Any = av.open(*source)
             stream = self._container.streams.video[0]
         except IndexError as error:
             raise DataError(f"{name}: the file contains no video") from error
@@ -110,10 +98,7 @@ class Video:
 
 
 class VideoWriter:
-    """Writes images of the same size as H.264 to an MP4 file; a context manager.
-
-    The file is complete after the `with` block, also after an error.
-    """
+    """Writes images of the same size as H.264 to an MP4 file, complete after its `with` block."""
 
     def __init__(self, file: Path, rate: Fraction) -> None:
         self._container: Any = _import_av().open(str(file), "w")
@@ -146,6 +131,44 @@ class VideoWriter:
             self._container.close()
 
 
+def build_tracker(frame_rate: float) -> Callable[[Prediction], list[int | None]]:
+    """Return a function that gives objects the same id in all frames of a video, with ByteTrack.
+
+    It takes the predictions of consecutive frames and returns the id of each object, from 1 on;
+    None if it is not tracked yet. Objects are recognized by their boxes only. A new object needs a
+    score of 0.7 and a second frame. From Y. Zhang et al., ByteTrack: Multi-Object Tracking by
+    Associating Every Detection Box, ECCV 2022.
+
+    Raises:
+        ConfigError: trackers is not installed.
+    """
+    try:
+        from supervision import Detections
+        from trackers import ByteTrackTracker
+    except ImportError as error:
+        raise ConfigError(
+            f"--track needs trackers ({error}): pip install 'detlite[video]'"
+        ) from error
+    tracker = ByteTrackTracker(frame_rate=frame_rate)
+
+    def track(prediction: Prediction) -> list[int | None]:
+        count = len(prediction["scores"])
+        detections = Detections(
+            xyxy=prediction["boxes"].numpy(),
+            confidence=prediction["scores"].numpy(),
+            class_id=prediction["labels"].numpy(),
+            data={"index": np.arange(count)},
+        )
+        tracked = tracker.update(detections)  # in another order
+        ids: list[int | None] = [None] * count
+        if tracked.tracker_id is not None and count:
+            for index, track_id in zip(tracked.data["index"], tracked.tracker_id, strict=True):
+                ids[int(index)] = None if track_id < 0 else int(track_id) + 1
+        return ids
+
+    return track
+
+
 def is_video(name: str) -> bool:
     """Return True if a name is a video file or the number of a camera.
 
@@ -169,16 +192,13 @@ def is_camera(name: str) -> bool:
 
 
 def check_output(folder: Path, name: str, overwrite: bool, drawn: bool = True) -> None:
-    """Check that the results of a video can be written, before anything is computed.
+    """Raise a ConfigError if results or the drawn video would replace files.
 
     Args:
         folder: the output folder.
-        name: the name of the video.
+        name: the name of the video, which is never replaced.
         overwrite: existing results may be replaced.
         drawn: the drawn video will be written, too.
-
-    Raises:
-        ConfigError: there are results, or the drawn video would replace the input.
     """
     video = _drawn_video(folder, name)
     if drawn and video.exists() and Path(name).exists() and video.samefile(name):
@@ -200,7 +220,7 @@ def predict_video(
     drawn: bool = True,
     batch_size: int = 1,
     threads: int = 2,
-    tracker: Tracker | None = None,
+    tracker: Callable[[Prediction], list[int | None]] | None = None,
     progress: Callable[[], object] = lambda: None,
     labels: bool | None = None,
 ) -> tuple[Totals, str]:
@@ -211,12 +231,11 @@ def predict_video(
 
     Args:
         predictor: from `load_predictor`.
-        video: the video.
         folder: the output folder, see `check_output`.
         format: a key of `result_files.SUFFIXES`.
         drawn: write a video with the detections drawn.
         batch_size, threads: see `predict_stream`.
-        tracker: gives objects ids, which are written as `track_id` and drawn.
+        tracker: see `build_tracker`; the ids are written as `track_id` and drawn.
         progress: called after each frame.
         labels: see `tags` of `draw_detections`.
 
@@ -236,54 +255,34 @@ def predict_video(
         except DataError as error:  # the pipeline still has to finish the frames before it
             problem = str(error)
 
-    def with_image(_: int, image: Tensor, prediction: Prediction) -> tuple[Tensor, Prediction]:
-        return image, prediction
-
     stream = predict_stream(
-        predictor, read_frames(), with_image, batch_size, threads,
-        lambda frame: predictor.load(frame.image),
+        predictor, read_frames(), lambda _, image, prediction: (image, prediction), batch_size,
+        threads, lambda frame: predictor.load(frame.image),
     )  # fmt: skip
     drawing = VideoWriter(_drawn_video(folder, video.name), video.rate) if drawn else nullcontext()
-    with Journal(file) as journal, drawing as writer:
-        try:
-            for result in stream:
-                assert not isinstance(result, DataError)  # the frames are already decoded
-                (image, prediction), frame = result, waiting.popleft()
-                measured = format == "measures"
-                entry = make_entry(
-                    predictor, frame.number + 1, video.name, image, prediction, measured
-                )
-                entry["image"] |= {"frame": frame.number, "time": float(frame.time)}
-                if tracker is not None:
-                    prediction["track_ids"] = tracker(prediction)
-                    for obj, track_id in zip(
-                        entry["objects"], prediction["track_ids"], strict=True
-                    ):
-                        obj["track_id"] = track_id
-                if writer is not None:
-                    sheet = draw_detections(image, prediction, predictor.categories, 0, tags=labels)
-                    writer.add(sheet, frame.time)
-                journal.add(entry)
-                count, objects = count + 1, objects + len(entry["objects"])
-                progress()
-        except KeyboardInterrupt:
-            pass
-    names = category_names(predictor.categories)
-    write_detections(format, folder / f"results{SUFFIXES[format]}", read_journal(file), names)
-    images = (entry["image"] for entry in read_journal(file))
-    write_images(folder / "images.json", images, predictor.categories)
-    if format == "measures":
-        images = (entry["image"] for entry in read_journal(file))
-        results = folder / f"results{SUFFIXES[format]}"
-        write_summary(
-            folder / "summary.csv", images, results, (row["name"] for row in predictor.categories)
-        )
+    with Journal(file) as journal, drawing as writer, suppress(KeyboardInterrupt):
+        for result in stream:
+            assert not isinstance(result, DataError)  # the frames are already decoded
+            (image, prediction), frame = result, waiting.popleft()
+            image_id, measured = frame.number + 1, format == "measures"
+            entry = make_entry(predictor, image_id, video.name, image, prediction, measured)
+            entry["image"] |= {"frame": frame.number, "time": float(frame.time)}
+            if tracker is not None:
+                ids = prediction["track_ids"] = tracker(prediction)
+                for obj, track_id in zip(entry["objects"], ids, strict=True):
+                    obj["track_id"] = track_id
+            if writer is not None:
+                sheet = draw_detections(image, prediction, predictor.categories, 0, tags=labels)
+                writer.add(sheet, frame.time)
+            journal.add(entry)
+            count, objects = count + 1, objects + len(entry["objects"])
+            progress()
+    write_results(folder, format, [file], predictor.categories)
     file.unlink()
     return Totals(count, int(bool(problem)), objects), problem
 
 
 def _drawn_video(folder: Path, name: str) -> Path:
-    """Return the output file of the drawn video."""
     return folder / f"{'camera' if is_camera(name) else ''}{Path(name).stem}.mp4"
 
 

@@ -12,9 +12,8 @@ from detlite.apps.batch_predict.measures import (
     measure,
     perimeter,
     write_label_image,
-    write_summary,
 )
-from detlite.apps.batch_predict.result_files import join, write_detections
+from detlite.apps.batch_predict.result_files import Journal, write_results
 from detlite.config import ConfigError
 from detlite.structures.masks.formats import encode_bitmap
 
@@ -73,12 +72,15 @@ def make_entries():
 
 
 def test_files_of_measures(tmp_path):
-    names = {7: "cell", 8: "debris"}
-    parts = [tmp_path / f"{number}.csv" for number in range(2)]
+    categories = [{"id": 7, "name": "cell"}, {"id": 8, "name": "debris"}]
     empty = {"image": {"id": 2, "file_name": "b.png", "height": 10, "width": 10}, "objects": []}
-    for part, entries in zip(parts, ([empty], make_entries()), strict=True):
-        write_detections("measures", part, entries, names)
-    join("measures", parts, tmp_path / "results.csv")
+    unreadable = {"image": {"id": 3, "file_name": "c.png"}, "problem": "damaged"}
+    journals = [tmp_path / f"{number}.journal" for number in range(2)]
+    for file, entries in zip(journals, ([empty, unreadable], make_entries()), strict=True):
+        with Journal(file) as journal:
+            for entry in entries:
+                journal.add(entry)
+    write_results(tmp_path, "measures", journals, categories)
     with (tmp_path / "results.csv").open(newline="") as stream:
         rows = list(csv.DictReader(stream))
     assert [(row["label"], row["category"]) for row in rows] == [
@@ -86,10 +88,8 @@ def test_files_of_measures(tmp_path):
     ]  # fmt: skip
     for name, values in EXPECTED.items():
         assert [float(row[name]) for row in rows] == pytest.approx(values)
-    images = [entry["image"] for entry in [*make_entries(), empty]]
-    write_summary(tmp_path / "summary.csv", images, tmp_path / "results.csv", names.values())
     with (tmp_path / "summary.csv").open(newline="") as stream:
-        first, second = csv.DictReader(stream)
+        second, first = csv.DictReader(stream)
     assert (first["objects"], first["cell"], first["debris"]) == ("3", "1", "2")
     assert float(first["objects_per_megapixel"]) == pytest.approx(3 / (20 * 24) * 1e6)
     assert float(first["area_fraction"]) == pytest.approx(161 / (20 * 24))

@@ -16,9 +16,9 @@ from detlite.apps.batch_predict.result_files import (
     SUFFIXES,
     Journal,
     check_format,
-    join,
     read_journal,
     write_detections,
+    write_results,
 )
 from detlite.structures.masks.formats import encode_bitmap
 
@@ -52,11 +52,13 @@ def require_library(format: str) -> None:
 
 
 def write_joined(format: str, folder: Path, parts: list[list[dict[str, Any]]]) -> Path:
-    files = [folder / f"{number}{SUFFIXES[format]}" for number in range(len(parts))]
-    for file, part in zip(files, parts, strict=True):
-        write_detections(format, file, part, NAMES)
-    join(format, files, folder / "all")
-    return folder / "all"
+    journals = [folder / f"{number}.journal" for number in range(len(parts))]
+    for file, part in zip(journals, parts, strict=True):
+        with Journal(file) as journal:
+            for entry in part:
+                journal.add(entry)
+    write_results(folder, format, journals, [{"id": 7, "name": NAMES[7]}])
+    return folder / f"results{SUFFIXES[format]}"
 
 
 def test_journal_continues_after_the_last_complete_line(tmp_path: Path) -> None:
@@ -78,6 +80,8 @@ def test_joined_coco_results(tmp_path: Path, parts: Any) -> None:
     file = write_joined("coco", tmp_path, parts)
     expected = [obj for part in parts for entry in part for obj in entry.get("objects", [])]
     assert json.loads(file.read_text()) == expected
+    images = [entry["image"] for part in parts for entry in part if "objects" in entry]
+    assert json.loads((tmp_path / "images.json").read_text())["images"] == images
 
 
 def test_csv_has_a_row_for_each_object(tmp_path: Path) -> None:

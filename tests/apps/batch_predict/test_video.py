@@ -15,11 +15,11 @@ from PIL import Image
 from torch import Tensor
 
 from detlite.apps.batch_predict.sharded_run import Totals
-from detlite.apps.batch_predict.tracking import Tracker
 from detlite.apps.batch_predict.video import (
     Frame,
     Video,
     VideoWriter,
+    build_tracker,
     check_output,
     is_video,
     predict_video,
@@ -259,7 +259,7 @@ def test_ctrl_c_writes_the_results_so_far(file: Path, tmp_path: Path) -> None:
 
 def test_tracked_object(file: Path, tmp_path: Path) -> None:
     pytest.importorskip("trackers", reason="needs trackers, detlite[video]")
-    run(file, tmp_path / "out", tracker=Tracker(30.0), format="csv")
+    run(file, tmp_path / "out", tracker=build_tracker(30.0), format="csv")
     rows = (tmp_path / "out" / "results.csv").read_text().splitlines()
     ids = [row.rsplit(",", 1)[1] for row in rows]
     assert ids[0] == "track_id"
@@ -269,7 +269,7 @@ def test_tracked_object(file: Path, tmp_path: Path) -> None:
 
 def test_crossing_objects_keep_their_ids() -> None:
     pytest.importorskip("trackers", reason="needs trackers, detlite[video]")
-    tracker = Tracker(30.0)
+    tracker = build_tracker(30.0)
     for number in range(12):
         x = 10.0 * number
         boxes = torch.tensor([[x, 0, x + 40, 40], [110 - x, 60, 150 - x, 100]])
@@ -308,7 +308,7 @@ def test_existing_videos_are_not_overwritten(file: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("name", "call"), [("av", lambda: Video("a.mp4")), ("trackers", lambda: Tracker(30))]
+    ("name", "call"), [("av", lambda: Video("a.mp4")), ("trackers", lambda: build_tracker(30))]
 )
 def test_missing_library(
     monkeypatch: pytest.MonkeyPatch, name: str, call: Callable[[], object]
