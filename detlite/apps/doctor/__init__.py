@@ -3,7 +3,5 @@
 from .machine import Resources, devices, find_problems, plural, resources, system_info
 from .operator_checks import operator_errors
 
-__all__ = [
-    "Resources", "devices", "find_problems", "operator_errors", "plural", "resources",
-    "system_info",
-]  # fmt: skip
+__all__ = ["Resources", "devices", "find_problems", "operator_errors", "plural", "resources",
+           "system_info"]  # fmt: skip

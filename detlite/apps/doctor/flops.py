@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -60,11 +62,10 @@ def count_cost(
     model = build_model(cfg).eval()
     for parameter in model.parameters():
         parameter.data.zero_()  # proposals equal the anchors
-    layers: dict[str, _LayerCounter] = {}
+    layers: dict[str, list[int]] = defaultdict(lambda: [0, 0])
     for name, module in model.named_modules():
         if isinstance(module, _COUNTED_LAYERS):
-            layers[name] = _LayerCounter()
-            module.register_forward_hook(layers[name].count)
+            module.register_forward_hook(partial(_count, layers[name]))
     image = resize_shortest(
         torch.zeros(model.channels, *size, dtype=torch.uint8),
         cfg.INPUT.MIN_SIZE_TEST,
@@ -82,36 +83,30 @@ def count_cost(
     return list(_rows(model, layers, counter.get_total_flops(), depth))
 
 
-class _LayerCounter:
-    """Counts the operations and outputs of a layer over all its calls."""
-
-    def __init__(self) -> None:
-        self.operations = self.activations = 0
-
-    def count(self, layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        """Count a call, as a forward hook."""
-        weight = layer.get_parameter("weight")
-        # A transposed convolution applies a kernel to each input, the others to each output.
-        positions = inputs[0] if isinstance(layer, nn.ConvTranspose2d) else output
-        self.operations += 2 * positions.numel() * weight[0].numel()
-        self.activations += output.numel()
+def _count(counts: list[int], layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+    """Add the operations and the outputs of a call of a layer to `counts`, as a forward hook."""
+    # A transposed convolution applies a kernel to each input, the others to each output.
+    positions = inputs[0] if isinstance(layer, nn.ConvTranspose2d) else output
+    counts[0] += 2 * positions.numel() * layer.get_parameter("weight")[0].numel()
+    counts[1] += output.numel()
 
 
 def _rows(
-    model: DetectionModel, layers: dict[str, _LayerCounter], total: int, depth: int
+    model: DetectionModel, layers: dict[str, list[int]], total: int, depth: int
 ) -> Iterator[ModuleCost]:
     for name, module in model.named_modules():
         parameters = list(module.parameters())
-        own = [layer for path, layer in layers.items() if f"{path}.".startswith(f"{name}.")]
+        path = f"{name}." if name else ""
+        own = [counts for layer, counts in layers.items() if f"{layer}.".startswith(path)]
         if name and (name.count(".") >= depth or not (parameters or own)):
             continue
-        operations = sum(layer.operations for layer in own) if name else total
+        operations = sum(counts[0] for counts in own) if name else total
         yield ModuleCost(
             name,
             sum(p.numel() for p in parameters),
             sum(p.numel() for p in parameters if p.requires_grad),
             operations / 1e9,
-            sum(layer.activations for layer in (own if name else layers.values())) / 1e6,
+            sum(counts[1] for counts in own) / 1e6,
             100 * operations / max(total, 1),
         )
 

