@@ -1,6 +1,7 @@
 """Build an HTML page of augmented training images with their objects and matched anchors."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -13,11 +14,13 @@ from detlite.apps.drawing.detections import Color, draw_detections
 from detlite.apps.drawing.html_page import jpeg, render
 from detlite.data import build_train_dataset, build_train_loader
 from detlite.modeling import build_model
+from detlite.modeling.boxes.matcher import IGNORE
 from detlite.modeling.detection_model import DetectionModel
+from detlite.modeling.preprocessing import prepare_targets
 from detlite.modeling.retinanet import RetinaNet
+from detlite.structures import boxes as box_ops
 
 from . import charts
-from .analysis.anchor_assignment import AnchorMatches, match_anchors
 
 _SIDE = 460  # pixels of an image on the page
 _MAX_ANCHORS = 150  # drawn in an image
@@ -28,17 +31,87 @@ _LEVEL_COLORS: tuple[Color, ...] = (
     (200, 200, 200),
 )  # fmt: skip
 _UNMATCHED_COLOR: Color = (255, 60, 40)
-_MATCHED, _WEAK, _UNMATCHED = "all matched", "weakly matched", "no anchor"
+_STATES = _MATCHED, _WEAK, _UNMATCHED = "all matched", "weakly matched", "no anchor"
 
 TemplateData = dict[str, Any]
 
 
-def browse_page(cfg: CfgNode, count: int) -> str:
-    """Return the page about the first training images, as one HTML document.
+@dataclass(frozen=True)
+class AnchorMatches:
+    """Anchors and objects of a batch, in pixels of the network input.
 
-    Args:
-        cfg: config of a training. Its SEED decides the order and the augmentation of the images.
-        count: number of images.
+    B images, L levels, N anchors over all levels, G objects in an image, padded.
+
+    Attributes:
+        strides: of the L levels.
+        sides: square roots of the anchor areas of each level.
+        anchors: float32 [N, 4] xyxy.
+        levels: int64 [N], the level of each anchor.
+        matched: int64 [B, N], the object assigned to each anchor; negative: background or ignored.
+        overlaps: float32 [B, G], the highest IoU of each object with an anchor that is not ignored;
+            0 at padding.
+        foreground: the IoU from which an anchor is foreground.
+    """
+
+    strides: list[int]
+    sides: list[list[int]]
+    anchors: Tensor
+    levels: Tensor
+    matched: Tensor
+    overlaps: Tensor
+    foreground: float
+
+    def counts(self, image: int) -> Tensor:
+        """Return the number of anchors of each level assigned to each object: int64 [G, L]."""
+        objects, levels = self.overlaps.shape[1], len(self.strides)
+        assigned = self.matched[image] >= 0
+        cells = self.matched[image][assigned] * levels + self.levels[assigned]
+        return torch.bincount(cells, minlength=objects * levels).view(objects, levels)
+
+
+@torch.no_grad()
+def match_anchors(
+    model: DetectionModel, images: Sequence[Tensor], targets: Sequence[dict[str, Any]]
+) -> AnchorMatches | None:
+    """Match the anchors of a batch as a training step of `model` does before it samples them.
+
+    The model is on the CPU; its weights do not matter. Returns None for a model with precomputed
+    proposals, which has no anchors.
+    """
+    head: Any = model if isinstance(model, RetinaNet) else getattr(model, "rpn", None)
+    if head is None:
+        return None
+    generator, matcher = head.anchor_generator, head.matcher
+    straddle = getattr(head, "straddle", -1)
+    truth = prepare_targets(targets, images, model.num_classes)
+    batch = model.normalizer(images)
+    height, width = batch.pixels.shape[-2:]
+    strides = list(generator.strides)
+    per_level = generator([(-(-height // stride), -(-width // stride)) for stride in strides])
+    anchors = torch.cat(per_level)
+    levels = torch.cat([torch.full((len(level),), n) for n, level in enumerate(per_level)])
+    matched = matcher(truth, anchors)
+    usable = torch.ones_like(matched, dtype=torch.bool)
+    if straddle >= 0:
+        usable = box_ops.inside(anchors, batch.sizes, straddle, model.convention).expand_as(matched)
+        matched = torch.where(usable, matched, IGNORE)
+    overlaps = torch.stack([
+        box_ops.iou(boxes, anchors).masked_fill(~inside, 0).amax(dim=1)
+        for boxes, inside in zip(truth.boxes, usable, strict=True)
+    ])  # fmt: skip
+    overlaps = torch.where(truth.valid, overlaps, 0)
+    sides = []
+    for level in range(len(strides)):
+        cell = generator.get_buffer(f"cell{level}")
+        roots = (cell[:, 2:] - cell[:, :2]).prod(dim=1).sqrt()
+        sides.append(sorted(set(roots.round().int().tolist())))
+    return AnchorMatches(strides, sides, anchors, levels, matched, overlaps, matcher.foreground)
+
+
+def browse_page(cfg: CfgNode, count: int) -> str:
+    """Return the page about the first `count` training images, as one HTML document.
+
+    SEED decides the order and the augmentation of the images.
 
     Raises:
         ConfigError, DataError: as in training; or jinja2 is not installed.
@@ -69,7 +142,7 @@ def browse_page(cfg: CfgNode, count: int) -> str:
         name=train_set.name,
         config_node="MODEL.RETINANET" if isinstance(model, RetinaNet) else "MODEL.RPN",
         images=images,
-        states=[s for s in (_MATCHED, _WEAK, _UNMATCHED) if s in {one["state"] for one in images}],
+        states=[s for s in _STATES if s in {one["state"] for one in images}],
         objects=len(objects),
         unmatched=unmatched,
         weak=len(hard) - unmatched,
@@ -142,11 +215,11 @@ def _image(
         drawn.append(draw_detections(image, detections, categories, colors=colors, tags=False))
     for one in drawn:
         one.thumbnail((_SIDE, _SIDE), Image.Resampling.LANCZOS)
-    states = {one["state"] for one in objects}
+    states = [_MATCHED, *(one["state"] for one in objects)]
     return {
         "sources": [jpeg(one) for one in drawn],
         "text": text,
-        "state": next((state for state in (_UNMATCHED, _WEAK) if state in states), _MATCHED),
+        "state": max(states, key=_STATES.index),
         "unmatched": [f"{objects[n]['name']} {objects[n]['size']} px" for n in unmatched],
     }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import io
 import math
 import re
@@ -19,20 +20,14 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-Interval = tuple[float, float]
-Bar = tuple[float | None, Interval | None]  # value and confidence interval
+Bar = tuple[float | None, tuple[float, float] | None]  # value and confidence interval
 Points = Sequence[tuple[float, float]]
 
 # Okabe and Ito's colors for color-blind readers, darkened to a contrast of 3:1 on white. Line
 # styles distinguish series too.
 COLORS = ("#0072b2", "#c44e00", "#007a59", "#a8457f", "#7a5c00", "#444444")
-STYLES = ("-", "--", "-.", ":")
+_STYLES = ("-", "--", "-.", ":")
 _SIZE = (4.6, 3.2)  # inches
-
-
-def style(number: int) -> tuple[str, str]:
-    """Return color and line style of a series, counted from 0."""
-    return COLORS[number % len(COLORS)], STYLES[number % len(STYLES)]
 
 
 def precision_recall(title: str, curves: Mapping[str, np.ndarray]) -> str:
@@ -77,16 +72,15 @@ def bars(title: str, groups: Sequence[str], series: Mapping[str, Sequence[Bar]],
 
 def reliability(title: str, series: Mapping[str, Calibration]) -> str:
     """Plot precision by score, with the diagonal of perfect calibration."""
-    filled = {name: one.counts > 0 for name, one in series.items()}
-    figure, axes = _plot(title, {
-        name: (100 * one.scores[filled[name]], 100 * one.precision[filled[name]])
-        for name, one in series.items()
-    })  # fmt: skip
-    for number, (name, one) in enumerate(series.items()):
-        counts = one.counts[filled[name]]
-        points = 100 * one.scores[filled[name]], 100 * one.precision[filled[name]]
-        sizes = 12 + 90 * np.sqrt(counts / max(counts.sum(), 1))
-        axes.scatter(*points, sizes, color=style(number)[0])
+    points, counts = {}, {}
+    for name, one in series.items():
+        filled = one.counts > 0
+        points[name] = 100 * one.scores[filled], 100 * one.precision[filled]
+        counts[name] = one.counts[filled]
+    figure, axes = _plot(title, points)
+    for number, name in enumerate(series):
+        sizes = 12 + 90 * np.sqrt(counts[name] / max(counts[name].sum(), 1))
+        axes.scatter(*points[name], sizes, color=COLORS[number % len(COLORS)])
     axes.plot([0, 100], [0, 100], color="#767676", linewidth=1, label="perfect")
     axes.set(xlabel="mean score (%)", ylabel="precision (%)")
     axes.set(xlim=(0, 103), ylim=(-3, 103))
@@ -109,11 +103,9 @@ def lines(title: str, curves: Mapping[str, Points], label: str, markers: bool = 
 
 
 def sizes(title: str, sides: Sequence[float], anchors: Sequence[Sequence[float]]) -> str:
-    """Plot a histogram of object sizes, with the sizes of anchors.
+    """Plot a histogram of object sizes, with the sizes of the anchors of each level.
 
-    Args:
-        sides: of objects: the square root of width times height, in pixels.
-        anchors: the same for the anchors of each level.
+    A size is the square root of width times height, in pixels.
     """
     figure, axes = _axes(title)
     positive = [side for side in sides if side > 0]
@@ -136,10 +128,10 @@ def _plot(
 ) -> tuple[Figure, Axes]:
     """Plot (x, y) by name, with a legend."""
     figure, axes = _axes(title)
-    for number, (name, (x, y)) in enumerate(curves.items()):
-        color, line = style(number)
-        label = _escape(name)
-        axes.plot(x, y, line, color=color, label=label, linewidth=1.6, marker=marker, markersize=4)
+    for number, (name, points) in enumerate(curves.items()):
+        color, line = COLORS[number % len(COLORS)], _STYLES[number % len(_STYLES)]
+        axes.plot(*points, line, color=color, label=_escape(name), linewidth=1.6, marker=marker,
+                  markersize=4)  # fmt: skip
     axes.legend(loc="best", fontsize=9)
     return figure, axes
 
@@ -175,5 +167,4 @@ def _svg(figure: Figure, title: str) -> str:
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
     text = re.sub(r' id="[\w.]+_\d+"', "", text)  # not unique in a page
     text = re.sub(r' width="[\d.]+pt"| height="[\d.]+pt"', "", text, count=2)
-    label = title.replace("&", "&amp;").replace('"', "&quot;").replace("<", "&lt;")
-    return text.replace("<svg", f'<svg role="img" aria-label="{label}"', 1)
+    return text.replace("<svg", f'<svg role="img" aria-label="{html.escape(title)}"', 1)

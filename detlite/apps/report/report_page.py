@@ -71,7 +71,7 @@ def report_page(
                 analyzed.append(_analyze(run, name, resamples, seed))
         sections.append(_section(f"set{len(sections)}", name, analyzed, examples))
     described = [
-        {"name": run.name, "path": run.path, "color": charts.style(n)[0],
+        {"name": run.name, "path": run.path, "color": charts.COLORS[n % len(charts.COLORS)],
          "files": _links(run, link_from) if link_from else []}
         for n, run in enumerate(runs)
     ]  # fmt: skip

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from detlite.apps.report.analysis.anchor_assignment import match_anchors
+from detlite.apps.report.browse_page import match_anchors
 from detlite.modeling import build_model
 from detlite.modeling.rpn.rpn import RPN
 from detlite.structures import boxes as box_ops
