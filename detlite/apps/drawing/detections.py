@@ -3,7 +3,6 @@
 import colorsys
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -72,10 +71,10 @@ def draw_detections(
     scores = detections["scores"].tolist() if "scores" in detections else None
     labels, boxes = detections["labels"].tolist(), (detections["boxes"] * factor).tolist()
     tracks = detections.get("track_ids") or [None] * len(labels)
+    names = [category["name"] for category in categories_of(detections["labels"], categories)]
     shown = [i for i in range(len(labels)) if scores is None or scores[i] >= min_score]
     crowded = len(shown) > _CROWD
     objects = []
-    names = [category["name"] for category in categories_of(detections["labels"], categories)]
     for i in shown:
         words = [
             "" if tracks[i] is None else f"#{tracks[i]}",
@@ -84,56 +83,45 @@ def draw_detections(
         ]
         color = colors[i] if colors else category_color(tracks[i] or labels[i])
         text = " ".join(filter(None, words))
-        objects.append(_Object.fit(boxes[i], text, color, max(canvas.size), crowded))
+        objects.append(_Object(boxes[i], text, color, max(canvas.size), crowded))
     last_first = [*zip(shown, objects, strict=True)][::-1]  # the highest score on top
-    masked = {
-        i
-        for i, one in last_first
-        if "masks" in detections and _draw_mask(canvas, _bitmap(detections["masks"], i, size), one)
-    }
+    masked = set()
+    if "masks" in detections:
+        bitmaps = ((one, _bitmap(detections["masks"], i, size)) for i, one in last_first)
+        masked = {one for one, bitmap in bitmaps if _draw_mask(canvas, bitmap, one)}
     draw = ImageDraw.Draw(canvas)
     for i, one in last_first:
-        if one.filled or i not in masked:
+        if one.filled or one not in masked:
             x1, y1, x2, y2 = one.box
             # x2 and y2 lie behind the last pixel. PIL refuses negative sides.
             corners = (x1, y1, max(x1, x2 - 1), max(y1, y2 - 1))
             draw.rectangle(corners, outline=one.color, width=one.line)
         if "keypoints" in detections:
-            _draw_keypoints(draw, detections["keypoints"][i] * factor, 2 * one.line, one.color)
+            radius = 2 * one.line
+            for x, y, visibility in (detections["keypoints"][i] * factor).tolist():
+                if visibility > 0:
+                    corners = (x - radius, y - radius, x + radius, y + radius)
+                    draw.ellipse(corners, fill=one.color, outline="white")
     if tags is not False:
         _draw_tags(draw, objects, canvas.size, bool(tags))
     return canvas
 
 
-@dataclass(frozen=True)
 class _Object:
-    """An object with the style in which it is drawn, in pixels of the drawn image."""
+    """An object with a style that fits its size and that of the drawn image, in pixels of it."""
 
-    box: _Box
-    text: str
-    color: Color
-    line: int
-    filled: bool
-    font: int  # size in pixels; 0: there is no room for a tag
-    smallest_font: int
-
-    @staticmethod
-    def fit(box: list[float], text: str, color: Color, image_side: int, crowded: bool) -> "_Object":
-        """Fit the style to the sizes of the object and of the image."""
+    def __init__(
+        self, box: list[float], text: str, color: Color, image_side: int, crowded: bool
+    ) -> None:
         x1, y1, x2, y2 = box
         side = math.sqrt(max(x2 - x1, 0) * max(y2 - y1, 0))
-        line = round(max(1, image_side / 1000, min(image_side / 320, side / 16)))
-        smallest = max(10, round(image_side / 90))
-        font = round(min(max(smallest, image_side / 45), side / 5))
-        return _Object(
-            box=(x1, y1, x2, y2),
-            text=text,
-            color=color,
-            line=line,
-            filled=side >= _SMALL_SIDE and not crowded,
-            font=font if font >= smallest and not crowded else 0,
-            smallest_font=smallest,
-        )
+        self.box, self.text, self.color = (x1, y1, x2, y2), text, color
+        self.line = round(max(1, image_side / 1000, min(image_side / 320, side / 16)))
+        self.filled = side >= _SMALL_SIDE and not crowded
+        self.smallest_font = max(10, round(image_side / 90))
+        self.font = round(min(max(self.smallest_font, image_side / 45), side / 5))
+        if self.font < self.smallest_font or crowded:
+            self.font = 0  # there is no room for a tag
 
 
 def category_color(label: int) -> Color:
@@ -183,25 +171,12 @@ def _draw_mask(canvas: Image.Image, bitmap: np.ndarray, style: _Object) -> bool:
     return True
 
 
-def _draw_keypoints(
-    draw: ImageDraw.ImageDraw, keypoints: Tensor, radius: int, color: Color
-) -> None:
-    for x, y, visibility in keypoints.tolist():
-        if visibility > 0:
-            corners = (x - radius, y - radius, x + radius, y + radius)
-            draw.ellipse(corners, fill=color, outline="white")
-
-
 def _draw_tags(
     draw: ImageDraw.ImageDraw, objects: Sequence[_Object], size: tuple[int, int], every: bool
 ) -> None:
-    """Write the tags of the objects, the first first, where they cover no other tag.
+    """Write the tags of the objects in an image of (width, height) where they cover no other tag.
 
-    Args:
-        draw: draws on the image.
-        objects: with their tags.
-        size: of the image.
-        every: also write tags for which there is no room.
+    With `every`, also write those for which there is no room.
     """
     taken: list[_Box] = []
     for one in objects:
@@ -239,8 +214,6 @@ def contact_sheet(
     """Arrange images in rows on white, each shrunk to fit a square of `cell` pixels."""
     if not images:
         raise ValueError("a contact sheet needs at least one image")
-    if columns < 1:
-        raise ValueError(f"columns must be at least 1, got {columns}")
     thumbnails = [image.copy() for image in images]
     for thumbnail in thumbnails:
         thumbnail.thumbnail((cell, cell), Image.Resampling.LANCZOS)

@@ -10,7 +10,7 @@ from typing import Any
 from yacs.config import CfgNode
 
 from detlite.apps.dataset_formats.coco_files import find_images
-from detlite.apps.drawing.metric_curves import read_metrics
+from detlite.apps.drawing.run_drawings import read_metrics
 from detlite.config import ConfigError, load_config
 from detlite.data.errors import DataError
 from detlite.engine.run_files import METRICS_FILE

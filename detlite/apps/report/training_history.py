@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
-from detlite.apps.drawing.metric_curves import Curves, metric_curves
+from detlite.apps.drawing.run_drawings import Curves, metric_curves
 
 from . import charts
 from .runs import Run

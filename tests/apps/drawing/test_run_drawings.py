@@ -9,7 +9,7 @@ import pytest
 from matplotlib.axes import Axes
 from PIL import Image
 
-from detlite.apps.drawing import plot_metrics
+from detlite.apps.drawing.run_drawings import plot_metrics
 from detlite.data import DataError
 
 
