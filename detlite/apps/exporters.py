@@ -11,7 +11,7 @@ import numpy as np
 from contourpy import contour_generator
 from pycocotools import mask as rle_codec
 
-from detlite.config import ConfigError
+from detlite.apps.optional_packages import import_optional
 from detlite.inference.predictor import EXPORTERS
 from detlite.structures.masks.formats import to_bitmap
 
@@ -27,10 +27,7 @@ def to_pandas(prediction: Mapping[str, Any]) -> Any:
     Raises:
         ConfigError: pandas is not installed.
     """
-    try:
-        import pandas
-    except ImportError as error:
-        raise ConfigError("to_pandas() needs pandas: pip install pandas") from error
+    pandas = import_optional("pandas", "pandas")
     columns: dict[str, Any] = {
         "name": prediction["names"],
         "category_id": prediction["category_ids"],
@@ -56,12 +53,7 @@ def to_supervision(prediction: Mapping[str, Any]) -> Any:
     Raises:
         ConfigError: supervision is not installed.
     """
-    try:
-        import supervision
-    except ImportError as error:
-        raise ConfigError(
-            "to_supervision needs the package supervision: pip install 'detlite[supervision]'"
-        ) from error
+    supervision = import_optional("supervision", "detlite[supervision]")
     data: dict[str, Any] = {
         "class_name": np.array(prediction["names"], dtype=str),
         "category_id": np.array(prediction["category_ids"], dtype=np.int64),

@@ -25,8 +25,8 @@ import httpx
 import uvicorn
 
 from detlite.apps.serve.app import build_app
-from detlite.apps.serve.connections import limited_connection
 from detlite.apps.serve.limits import MEDIA_TYPES, Limits
+from detlite.apps.serve.server import limited_connection
 from detlite.inference.predictor import Predictor
 from tests.apps.serve.conftest import BrightSquare
 from tests.fuzz.inputs import mutated_bytes

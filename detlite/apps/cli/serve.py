@@ -67,23 +67,20 @@ def run(args: argparse.Namespace) -> int:
     from dataclasses import replace
 
     from detlite.apps.batch_predict.predict_images import load_predictor
-    from detlite.apps.export.optional_packages import import_optional
+    from detlite.apps.optional_packages import import_optional
+
+    for package in ("uvicorn", "starlette", "prometheus_client", "python_multipart"):
+        import_optional(package, "detlite[serve]")
     from detlite.apps.serve.limits import Limits
     from detlite.apps.serve.server import listen, serve
 
-    for package in ("uvicorn", "starlette", "prometheus_client", "python_multipart"):
-        import_optional(package, "serve")
     limits = Limits(
         args.max_bytes, args.max_pixels, args.timeout, args.max_requests, args.batch_size,
         args.threshold,
     )  # fmt: skip
+    overrides = config_overrides(args)
     predictor = load_predictor(
-        args.weights,
-        args.threshold,
-        config_overrides(args),
-        args.config,
-        limits.pixels,
-        args.trust,
+        args.weights, args.threshold, overrides, args.config, limits.pixels, args.trust
     )
     limits = replace(limits, pixels=predictor.max_pixels)
     with listen(args.host, args.port) as listener:

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 from torch.export import ExportedProgram
 
+from detlite.apps.optional_packages import import_optional
 from detlite.config import ConfigError
 from detlite.modeling.detection_model import DetectionModel
 
 from .exported_program import Run, export_program, output_names
-from .optional_packages import import_optional
 
 _METADATA_KEY = "detlite"
 _OPSET = 18
@@ -33,13 +33,13 @@ def write_onnx(path: Path, metadata: str, model: DetectionModel) -> None:
         ConfigError: a package is not installed, or an operator has no translation.
     """
     for package in ("onnx", "onnxscript"):
-        import_optional(package, "onnx")
+        import_optional(package, "detlite[onnx]")
     program = export_program(model)
     signature = program.graph_signature
     inputs = ["pixels", "sizes", "proposals", "valid_proposals"][: len(signature.user_inputs)]
     graph = to_onnx(program, inputs, output_names(model))
     _name_free_axes(graph)
-    onnx = import_optional("onnx", "onnx")
+    onnx = import_optional("onnx", "detlite[onnx]")
     onnx.helper.set_model_props(graph, {_METADATA_KEY: metadata})
     onnx.save(graph, path)
 
@@ -90,7 +90,7 @@ def onnx_run(path: Path) -> tuple[str, Run]:
     Raises:
         ConfigError: onnxruntime is not installed.
     """
-    runtime = import_optional("onnxruntime", "onnx")
+    runtime = import_optional("onnxruntime", "detlite[onnx]")
     options = runtime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     session = runtime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
@@ -105,7 +105,7 @@ def onnx_run(path: Path) -> tuple[str, Run]:
 
 def _translations() -> dict[Callable[..., Any], Callable[..., Any]]:
     """Return the translations of detlite's operators."""
-    op: Any = import_optional("onnxscript", "onnx").opset18
+    op: Any = import_optional("onnxscript", "detlite[onnx]").opset18
 
     def roi_align(
         inputs: Sequence[Any],

@@ -19,12 +19,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from detlite.apps.optional_packages import import_optional
 from detlite.config import ConfigError
 from detlite.inference.optimize import ENGINES
 from detlite.modeling.detection_model import DetectionModel
 from detlite.modeling.exportable_parts import ExportablePart
 
-from .optional_packages import import_optional
 from .quantization import quantize_graphs
 from .submodule_export import example_batch, example_calls, export_part, split
 
@@ -230,4 +230,4 @@ def _core() -> openvino.Core:
 
 
 def _openvino() -> Any:
-    return import_optional("openvino", "openvino")
+    return import_optional("openvino", "detlite[openvino]")

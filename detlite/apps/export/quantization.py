@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from detlite.apps.optional_packages import import_optional
 from detlite.config import ConfigError
 from detlite.modeling.detection_model import DetectionModel
 from detlite.modeling.exportable_parts import ExportablePart
 
-from .optional_packages import import_optional
 from .submodule_export import recording
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def quantize_graphs(
     Raises:
         ConfigError: NNCF is missing, or a part was not called for any image.
     """
-    nncf = import_optional("nncf", "openvino")
+    nncf = import_optional("nncf", "detlite[openvino]")
     nncf.set_log_level(logging.WARNING)
     # Save the calls on disk, because the maps of an image of 800 x 1216 take 100 MB.
     with tempfile.TemporaryDirectory() as folder:

@@ -7,9 +7,18 @@ import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import asdict
+from functools import partial
 from importlib.resources import files
-from typing import Any
 
+from prometheus_client import (
+    CONTENT_TYPE_LATEST,
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    generate_latest,
+)
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -25,16 +34,8 @@ from detlite.inference.images import LoadedImage
 from detlite.inference.predictor import Prediction, Predictor
 
 from .batching import Batcher
-from .limits import (
-    MEDIA_TYPES,
-    Limits,
-    check_header,
-    extract_file,
-    read_body,
-    request_threshold,
-)
-from .metrics import Metrics
-from .responses import Refusal, detections_json
+from .limits import MEDIA_TYPES, Limits, check_header, extract_file, read_body
+from .responses import Refusal, detections_json, error_response
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +44,37 @@ _PAGE_POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
     "img-src blob: data:; connect-src 'self'; base-uri 'none'; form-action 'none'"
 )
+_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+
+
+class Metrics:
+    """Prometheus metrics of one server and of its process (memory, CPU time, open files)."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+        counter, gauge, histogram = (
+            partial(kind, registry=self.registry) for kind in (Counter, Gauge, Histogram)
+        )
+        self.requests = counter("detlite_requests", "Responses of /predict", ["status"])
+        self.seconds = histogram(
+            "detlite_request_seconds",
+            "Time from the header of a request to its response with status 200",
+            buckets=_SECONDS,
+        )
+        self.in_progress = gauge("detlite_requests_in_progress", "Requests waiting or running")
+        self.batch_size = histogram(
+            "detlite_batch_images", "Images in a batch", buckets=(1, 2, 4, 8, 16, 32, 64)
+        )
+        self.batch_seconds = histogram(
+            "detlite_batch_seconds", "Time of the network for a batch", buckets=_SECONDS
+        )
+        self.detections = counter("detlite_detections", "Detections in responses")
+
+    def observe_batch(self, images: int, seconds: float) -> None:
+        """Record a batch."""
+        self.batch_size.observe(images)
+        self.batch_seconds.observe(seconds)
 
 
 class Service:
@@ -80,18 +112,13 @@ class Service:
 
     async def model(self, request: Request) -> Response:
         """Return the categories of the model and the limits of requests."""
-        categories = [
-            {"id": category["id"], "name": category["name"]}
-            for category in self.predictor.categories
-        ]
-        return JSONResponse(
-            {
-                "categories": categories,
-                "exif_orientation": self.predictor.model.convention.exif_orientation,
-                "limits": asdict(self.limits),
-                "media_types": MEDIA_TYPES,
-            }
-        )
+        content = {
+            "categories": [{"id": x["id"], "name": x["name"]} for x in self.predictor.categories],
+            "exif_orientation": self.predictor.model.convention.exif_orientation,
+            "limits": asdict(self.limits),
+            "media_types": MEDIA_TYPES,
+        }
+        return JSONResponse(content)
 
     async def health(self, request: Request) -> Response:
         """Return 200 while the batcher runs, else 503."""
@@ -101,7 +128,8 @@ class Service:
 
     async def metrics_text(self, request: Request) -> Response:
         """Return the metrics in the text format of Prometheus."""
-        return Response(self.metrics.text(), media_type=self.metrics.media_type)
+        text = generate_latest(self.metrics.registry)
+        return Response(text, media_type=CONTENT_TYPE_LATEST)
 
     async def predict(self, request: Request) -> Response:
         """Return the detections of an image as JSON."""
@@ -109,7 +137,7 @@ class Service:
         try:
             content = await self._respond(request, start + self.limits.seconds)
         except Refusal as refusal:
-            self.metrics.requests.labels(refusal.status).inc()
+            self.metrics.requests.labels(refusal.status_code).inc()
             raise
         except ClientDisconnect:
             self.metrics.requests.labels("gone").inc()
@@ -119,21 +147,24 @@ class Service:
         return Response(content, media_type="application/json")
 
     async def _respond(self, request: Request, deadline: float) -> bytes:
-        refusal = check_header(request, self.limits, self.in_progress)
-        accepted = refusal is None
-        self.in_progress += accepted
-        self.metrics.in_progress.set(self.in_progress)
         try:
-            body = await read_body(request, self.limits, accepted, deadline)
-            if refusal is not None:
-                raise refusal
+            threshold = check_header(request, self.limits, self.in_progress)
+        except Refusal:
+            await read_body(request, self.limits, deadline, discard=True)
+            raise
+        self._count(1)
+        try:
+            body = await read_body(request, self.limits, deadline)
             body = await extract_file(request, body, self.limits)
             pixels = await asyncio.to_thread(_pixels_in_header, body, self.limits)
             with self._admitted(pixels):
-                return await self._detect(body, request_threshold(request, self.limits), deadline)
+                return await self._detect(body, threshold, deadline)
         finally:
-            self.in_progress -= accepted
-            self.metrics.in_progress.set(self.in_progress)
+            self._count(-1)
+
+    def _count(self, change: int) -> None:
+        self.in_progress += change
+        self.metrics.in_progress.set(self.in_progress)
 
     @contextmanager
     def _admitted(self, pixels: int) -> Iterator[None]:
@@ -194,6 +225,9 @@ def build_app(predictor: Predictor, limits: Limits, origins: Sequence[str] = ())
         origins: of web pages that may send requests and read the responses (CORS).
     """
     service = Service(predictor, limits)
+    cors = Middleware(
+        CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"]
+    )
     return Starlette(
         routes=[
             Route("/", service.page),
@@ -202,24 +236,7 @@ def build_app(predictor: Predictor, limits: Limits, origins: Sequence[str] = ())
             Route("/health", service.health),
             Route("/metrics", service.metrics_text),
         ],
-        exception_handlers={Refusal: _refusal_response, HTTPException: _http_error_response},
-        middleware=[
-            Middleware(
-                CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"]
-            )
-        ]
-        if origins
-        else [],
+        exception_handlers={HTTPException: error_response},
+        middleware=[cors] if origins else [],
         lifespan=service.lifespan,
     )
-
-
-async def _refusal_response(request: Request, error: Any) -> Response:
-    headers = {"Retry-After": "1"} if error.status == 503 else None
-    return JSONResponse(error.content(), error.status, headers)
-
-
-async def _http_error_response(request: Request, error: Any) -> Response:
-    problem = f"{request.method} {request.url.path}: {error.detail}"
-    content = Refusal(error.status_code, problem).content()
-    return JSONResponse(content, error.status_code, error.headers)

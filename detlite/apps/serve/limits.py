@@ -1,20 +1,18 @@
 """Limits of the service, and checks of requests against them."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 import time
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+
+from starlette.datastructures import UploadFile
+from starlette.formparsers import MultiPartException, MultiPartParser
+from starlette.requests import Request
 
 from detlite.config import ConfigError
 
 from .responses import Refusal
-
-if TYPE_CHECKING:
-    from starlette.requests import Request
 
 # The formats that `read_image` decodes from bytes. Programs that do not know the type send the
 # last one.
@@ -74,33 +72,25 @@ def _media_type(request: Request) -> str:
     return request.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
-def check_header(request: Request, limits: Limits, in_progress: int) -> Refusal | None:
-    """Return the reason to refuse a request by its header, or None.
+def check_header(request: Request, limits: Limits, in_progress: int) -> float:
+    """Check the header of a request, and return the minimum score of its detections.
 
     Args:
         in_progress: number of other requests in progress.
+
+    Raises:
+        Refusal: the request must not be processed.
     """
     media_type = _media_type(request)
     if media_type not in (*MEDIA_TYPES, _FORM):
-        return Refusal(
+        raise Refusal(
             415,
             f"the body has the media type {media_type or 'unknown'}, which is not supported",
             f"send the image file, as one of {', '.join(MEDIA_TYPES)}, or in a form ({_FORM})",
         )
     length = request.headers.get("content-length", "0")
     if length.isdigit() and int(length) > limits.bytes:
-        return _too_many_bytes(limits)
-    try:
-        request_threshold(request, limits)
-    except Refusal as refusal:
-        return refusal
-    if in_progress >= limits.requests:
-        return Refusal(503, f"{in_progress} requests are waiting or running already")
-    return None
-
-
-def request_threshold(request: Request, limits: Limits) -> float:
-    """Return the minimum score in the query of a request, or raise a Refusal if it is invalid."""
+        raise _too_many_bytes(limits)
     text = request.query_params.get("threshold", str(limits.threshold))
     try:
         threshold = float(text)
@@ -113,18 +103,18 @@ def request_threshold(request: Request, limits: Limits) -> float:
             f"use a number from {limits.threshold:g} to 1; for a lower one start the server with "
             "a lower --threshold",
         )
+    if in_progress >= limits.requests:
+        raise Refusal(503, f"{in_progress} requests are waiting or running already")
     return threshold
 
 
-async def read_body(request: Request, limits: Limits, keep: bool, deadline: float) -> bytes:
-    """Read the payload of a request.
+async def read_body(
+    request: Request, limits: Limits, deadline: float, discard: bool = False
+) -> bytes:
+    """Read the payload of a request, until `deadline` in seconds of `time.perf_counter`.
 
-    It is read even if the request is refused, because most clients read the response only after
-    they have sent everything.
-
-    Args:
-        keep: return the payload; otherwise discard it.
-        deadline: in seconds of `time.perf_counter`.
+    The payload of a refused request is read and discarded, because most clients read the response
+    only after they have sent everything.
 
     Raises:
         Refusal: the payload is too long or too late.
@@ -138,7 +128,7 @@ async def read_body(request: Request, limits: Limits, keep: bool, deadline: floa
             length += len(chunk)
             if length > _DISCARDED_BODY * limits.bytes:
                 return
-            if keep and length <= limits.bytes:
+            if length <= limits.bytes and not discard:
                 body.extend(chunk)
 
     try:
@@ -146,7 +136,7 @@ async def read_body(request: Request, limits: Limits, keep: bool, deadline: floa
     except asyncio.TimeoutError:
         problem = f"the body did not arrive within {limits.seconds:g} seconds"
         raise Refusal(408, problem) from None
-    if keep and length > limits.bytes:
+    if length > limits.bytes and not discard:
         raise _too_many_bytes(limits)
     return bytes(body)
 
@@ -159,8 +149,6 @@ async def extract_file(request: Request, body: bytes, limits: Limits) -> bytes:
     """
     if _media_type(request) != _FORM:
         return body
-    from starlette.datastructures import UploadFile
-    from starlette.formparsers import MultiPartException, MultiPartParser
 
     async def stream() -> AsyncGenerator[bytes, None]:
         yield body

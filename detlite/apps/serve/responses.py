@@ -1,7 +1,12 @@
 """JSON responses of the service: detections, and errors with advice."""
 
 import json
+from itertools import zip_longest
 from typing import Any
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
 
 from detlite.evaluation.results import coco_results
 from detlite.inference.images import LoadedImage
@@ -9,7 +14,6 @@ from detlite.inference.predictor import Prediction
 
 # What the client can do, by HTTP status.
 _REMEDIES = {
-    404: "POST an image to /predict, or GET /, /model, /health or /metrics",
     408: "send a smaller image, or use a faster connection",
     413: "send a smaller image, or raise --max-bytes or --max-pixels of the server",
     500: "see the log of the server, and send the image again",
@@ -18,24 +22,28 @@ _REMEDIES = {
 }
 
 
-class Refusal(Exception):
+class Refusal(HTTPException):
     """A request that cannot be answered with detections.
 
-    Attributes:
+    Args:
         status: the HTTP status code.
         problem: what is wrong.
         remedy: what the client can do.
     """
 
     def __init__(self, status: int, problem: str, remedy: str = "") -> None:
-        super().__init__(problem)
-        self.status = status
-        self.problem = problem
-        self.remedy = remedy or _REMEDIES.get(status, _REMEDIES[404])
+        super().__init__(status, problem, {"Retry-After": "1"} if status == 503 else None)
+        self.remedy = remedy or _REMEDIES[status]
 
-    def content(self) -> dict[str, Any]:
-        """Return the JSON content of the response."""
-        return {"error": self.problem, "what_to_do": self.remedy, "status": self.status}
+
+async def error_response(request: Request, error: Any) -> Response:
+    """Return the JSON response to a Refusal, or to an error of the routes."""
+    problem, remedy = error.detail, getattr(error, "remedy", None)
+    if remedy is None:
+        problem = f"{request.method} {request.url.path}: {error.detail}"
+        remedy = "POST an image to /predict, or GET /, /model, /health or /metrics"
+    content = {"error": problem, "what_to_do": remedy, "status": error.status_code}
+    return JSONResponse(content, error.status_code, error.headers)
 
 
 def detections_json(
@@ -56,10 +64,10 @@ def detections_json(
         prediction.get("masks"), prediction.get("keypoints"), keypoint_center,
     ).to_coco(0, count)  # fmt: skip
     detections = [
-        {"category": name, **{key: value for key, value in row.items() if key != "image_id"}}
-        for name, row in zip(prediction["names"], rows, strict=False)
+        {"category": name, **row} for name, row in zip(prediction["names"], rows, strict=False)
     ]
-    for detection, extra in zip(detections, prediction.extra_rows(), strict=False):
+    for detection, extra in zip_longest(detections, prediction.extra_rows()[:count], fillvalue={}):
+        del detection["image_id"]
         detection.update(extra)
     content = {"width": width, "height": height, "detections": detections}
     return json.dumps(content, allow_nan=False).encode(), count

@@ -1,22 +1,25 @@
 """Run the HTTP service until a signal ends it."""
 
-import logging
+import asyncio
 import math
 import resource
 import signal
 import socket
-import time
 from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from detlite.apps.batch_predict.allocator import keep_freed_memory
 from detlite.config import ConfigError
 from detlite.inference.predictor import Predictor
 
+from .app import build_app
 from .limits import Limits
 
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _IDLE_SECONDS = 15.0  # see `LimitedConnection.seconds`
-_LOG_INTERVAL = 1.0  # seconds
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -29,26 +32,56 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port), family=family, backlog=2048)
     except (OSError, OverflowError) as error:
-        raise ConfigError(
-            f"--host {host} --port {port}: cannot listen there ({error}); --port 0 takes any free "
-            "port"
-        ) from error
+        problem = f"--host {host} --port {port}: cannot listen there ({error})"
+        raise ConfigError(f"{problem}; --port 0 takes any free port") from error
 
 
-class RateLimit(logging.Filter):
-    """Drop messages of a place in the code that logged less than a second ago."""
+class LimitedConnection(H11Protocol):
+    """An HTTP connection that is closed if it has no request for a while or its client is stuck.
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._last: dict[tuple[str, int], float] = {}
+    If there are too many, each new one ends the oldest one without a request. Open files would
+    otherwise run out, and the server could accept nobody.
 
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Return True if the message is to be logged."""
-        place, now = (record.pathname, record.lineno), time.monotonic()
-        if now - self._last.get(place, -math.inf) < _LOG_INTERVAL:
-            return False
-        self._last[place] = now
-        return True
+    Attributes:
+        limit: maximum number of connections.
+        seconds: a connection without progress is closed after once or twice this time.
+    """
+
+    limit: ClassVar[int] = 512
+    seconds: ClassVar[float] = 60.0
+
+    def connection_made(self, transport: Any) -> None:
+        """Start the timer, and end another connection if there are too many."""
+        super().connection_made(transport)
+        self._opened = self.loop.time()
+        self._timer = self.loop.call_later(self.seconds, self._end_if_stuck, None)
+        if len(self.connections) > self.limit:
+            alive: list[Any] = [x for x in self.connections if not x.transport.is_closing()]
+            min(alive, key=lambda x: (x._is_busy, x._opened)).transport.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop the timer."""
+        self._timer.cancel()
+        super().connection_lost(exc)
+
+    @property
+    def _is_busy(self) -> bool:
+        """True while the server works on a request, which has its own deadline."""
+        return self.cycle is not None and not (
+            self.cycle.response_complete or self.flow.write_paused
+        )
+
+    def _end_if_stuck(self, cycle: Any) -> None:
+        """Close the connection if it is not busy and still at the request of the last call."""
+        if self.cycle is cycle and not self._is_busy:
+            self.transport.abort() if self.flow.write_paused else self.transport.close()
+        else:
+            self._timer = self.loop.call_later(self.seconds, self._end_if_stuck, self.cycle)
+
+
+def limited_connection(limit: int, seconds: float) -> type[asyncio.Protocol]:
+    """Return the class of connections with these limits."""
+    return type("Connection", (LimitedConnection,), {"limit": limit, "seconds": seconds})
 
 
 def serve(
@@ -63,11 +96,6 @@ def serve(
     Args:
         origins: see `build_app`.
     """
-    import uvicorn
-
-    from .app import build_app
-    from .connections import limited_connection
-
     keep_freed_memory()
     address = f"[{host}]" if ":" in host else host
     print(f"serving on http://{address}:{listener.getsockname()[1]}", flush=True)
@@ -84,8 +112,6 @@ def serve(
         access_log=False,
         timeout_graceful_shutdown=math.ceil(limits.seconds) + 1,
     )
-    for name in ("uvicorn.error", "asyncio", "detlite.apps.serve"):
-        logging.getLogger(name).addFilter(RateLimit())
     server = uvicorn.Server(config)
 
     def end(*_: object) -> None:

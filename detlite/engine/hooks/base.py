@@ -82,7 +82,7 @@ HOOKS: Registry[Callable[[CfgNode], Hook]] = Registry(
     "hook",
     on_demand={
         "RunDrawings": "detlite.apps.drawing.run_drawings",
-        "WandB": "detlite.apps.hooks.wandb",
-        "MLflow": "detlite.apps.hooks.mlflow",
+        "WandB": "detlite.apps.trackers",
+        "MLflow": "detlite.apps.trackers",
     },
 )

@@ -13,14 +13,15 @@ from yacs.config import CfgNode
 
 from detlite import build_model
 from detlite.apps.cli.main import main
-from detlite.apps.serve import server
-from detlite.apps.serve.limits import Limits
 from detlite.conversion.checkpoint.files import Checkpoint, save_checkpoint
 from detlite.inference.predictor import Predictor
 
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
 pytest.importorskip("prometheus_client")
+
+from detlite.apps.serve import server
+from detlite.apps.serve.limits import Limits
 
 
 @pytest.fixture

@@ -1,10 +1,16 @@
-"""Test `detlite serve` as a process under load, and its end. `clients.py` is the long form."""
+"""Test `detlite serve` as a process under load, its end, and idle and stuck clients.
+
+`clients.py` is the long form of the load.
+"""
 
 import http.client
+import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from yacs.config import CfgNode
@@ -13,9 +19,14 @@ from detlite import build_model
 from detlite.conversion.checkpoint.files import Checkpoint, save_checkpoint
 from tests.apps.serve.clients import noise_jpeg, post, run_clients, start_server
 
-pytest.importorskip("uvicorn")
+uvicorn = pytest.importorskip("uvicorn")
 pytest.importorskip("starlette")
 pytest.importorskip("prometheus_client")
+
+from detlite.apps.serve.server import limited_connection  # noqa: E402
+
+SECONDS = 0.2  # of `limited_connection`
+Connect = Callable[..., socket.socket]
 
 
 @pytest.fixture
@@ -64,3 +75,105 @@ def test_every_request_is_answered_under_load_and_at_the_end(
         process.kill()
     assert process.stdout is not None
     assert process.stdout.read() == "all requests answered; server stopped\n"
+
+
+async def app(scope: Any, receive: Any, send: Any) -> None:
+    """Answer immediately, with 10 MB for /large, and for /slow after a second."""
+    if scope["path"] == "/slow":
+        time.sleep(5 * SECONDS)
+    size = 10_000_000 if scope["path"] == "/large" else 2
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    for _ in range(0, size, 100_000):
+        part = bytes(min(size, 100_000))
+        await send({"type": "http.response.body", "body": part, "more_body": True})
+    await send({"type": "http.response.body"})
+
+
+@contextmanager
+def serving(limit: int, seconds: float) -> Iterator[int]:
+    """Serve `app` in a thread, and yield the port."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        connection = limited_connection(limit, seconds)
+        config = uvicorn.Config(
+            app, http=connection, lifespan="off", log_level="warning", timeout_keep_alive=60
+        )
+        server = uvicorn.Server(config)
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        yield listener.getsockname()[1]
+        server.should_exit = server.force_exit = True
+        thread.join()
+
+
+@pytest.fixture
+def connect() -> Iterator[Connect]:
+    with ExitStack() as stack:
+
+        def connected(port: int, text: bytes) -> socket.socket:
+            one = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=10))
+            one.sendall(text)
+            return one
+
+        yield connected
+
+
+def is_answered(port: int, path: str = "/") -> bool:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    connection.request("GET", path)
+    status = connection.getresponse().status
+    connection.close()
+    return status == 200
+
+
+def is_closed(one: socket.socket) -> bool:
+    """Wait until the server closes a connection; False after ten seconds."""
+    try:
+        while one.recv(1 << 16):
+            pass
+    except TimeoutError:
+        return False
+    except ConnectionError:
+        pass
+    return True
+
+
+GET = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"", b"GET / HTT", b"GET / HTTP/1.1\r\nX: ", GET, GET + b"GET / HTTP/1.1\r\nX: y",
+        b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\nabc",
+    ],
+)  # fmt: skip
+def test_connections_without_a_request_are_closed(connect: Connect, text: bytes) -> None:
+    with serving(limit=100, seconds=SECONDS) as port:
+        start = time.monotonic()
+        assert is_closed(connect(port, text))
+        assert SECONDS / 2 < time.monotonic() - start < 5
+
+
+def test_client_that_does_not_read_is_closed(connect: Connect) -> None:
+    with serving(limit=100, seconds=SECONDS) as port:
+        one = connect(port, b"GET /large HTTP/1.1\r\nHost: a\r\n\r\n")
+        time.sleep(4 * SECONDS)
+        received = 0
+        with suppress(ConnectionError):
+            while part := one.recv(1 << 20):
+                received += len(part)
+        assert received < 10_000_000
+
+
+def test_busy_connections_are_kept() -> None:
+    with serving(limit=100, seconds=SECONDS) as port:
+        assert is_answered(port, "/slow")
+
+
+def test_idle_clients_do_not_keep_others_out(connect: Connect) -> None:
+    with serving(limit=20, seconds=60) as port:
+        idle = [connect(port, b"GET / HTTP/1.1\r\nX: ") for _ in range(50)]
+        assert is_answered(port)
+        idle[-1].settimeout(0.2)
+        assert is_closed(idle[0])
+        assert not is_closed(idle[-1])

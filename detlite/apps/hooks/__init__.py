@@ -1,1 +1,0 @@
-"""Hooks that report training runs to experiment trackers."""
