@@ -59,7 +59,6 @@ def run(args: argparse.Namespace) -> int:
         calibration_images,
         evaluation_sets,
         grid_of_boxes,
-        limits_of_detections,
         report_ap,
         report_difference,
         report_time,
@@ -67,6 +66,7 @@ def run(args: argparse.Namespace) -> int:
     )
     from detlite.config import ConfigError
     from detlite.conversion.checkpoint.loading import build_model_from_checkpoint
+    from detlite.inference.build import own_score_thresh
 
     start = time.perf_counter()
 
@@ -96,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
     step(f"comparing the file with the model on {len(images)} images")
     # Quantization itself changes the detections; the AP below says by how much.
     reference = target if args.int8 else model
-    limits = limits_of_detections(cfg)
+    limits = own_score_thresh(model) or 0.0, model.postprocess.detections_per_image
     agrees = report_difference(compare_detectors(reference, exported, images, proposals, *limits))
     for dataset in datasets:
         agrees = report_ap(cfg, model, exported, dataset) and agrees

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 import torch
 from torch import Tensor
@@ -37,15 +37,8 @@ class Difference:
 
     def __or__(self, other: Difference) -> Difference:
         """Combine two differences."""
-        return Difference(
-            self.objects + other.objects,
-            self.unmatched + other.unmatched,
-            self.borderline + other.borderline,
-            max(self.boxes, other.boxes),
-            max(self.scores, other.scores),
-            max(self.masks, other.masks),
-            max(self.keypoints, other.keypoints),
-        )
+        pairs = zip(astuple(self), astuple(other), strict=True)
+        return Difference(*(a + b if isinstance(a, int) else max(a, b) for a, b in pairs))
 
     def within(self, boxes: float, scores: float, masks: float) -> bool:
         """True if all detections match within these limits; `boxes` also limits keypoints."""
@@ -63,11 +56,9 @@ def compare_detectors(
     threshold: float = 0.0,
     max_objects: int | None = None,
 ) -> Difference:
-    """Compare two detectors on images [3, H, W], one by one.
+    """Compare two detectors on network inputs [C, H, W], one by one.
 
     Args:
-        left, right: the detectors.
-        images: network inputs.
         proposals: of each image, for a Fast R-CNN.
         threshold: score from which both report objects.
         max_objects: number of objects of an image that both report at most.
@@ -88,46 +79,41 @@ def compare(
     Each box is matched to the nearest unmatched box of its label, because the order of equal scores
     may differ.
     """
+    partners = torch.full((len(left.boxes),), -1)
     free = torch.ones(len(right.boxes), dtype=torch.bool)
-    pairs: list[tuple[int, int]] = []
     for index, (box, label) in enumerate(zip(left.boxes, left.labels, strict=True)):
         distance = (right.boxes - box).abs().amax(dim=1)
         distance = torch.where(free & (right.labels == label), distance, torch.inf)
-        if len(distance) and distance.min() < _MATCH_DISTANCE:
-            partner = int(distance.argmin())
-            free[partner] = False
-            pairs.append((index, partner))
-    matched = {index for index, _ in pairs}
-    alone = [n not in matched for n in range(len(left.boxes))], free.tolist()
-    unmatched = sum(map(sum, alone))
-    borderline = 0
-    for own, other, flags in ((left, right, alone[0]), (right, left, alone[1])):
+        if (distance < _MATCH_DISTANCE).any():
+            partners[index] = distance.argmin()
+            free[partners[index]] = False
+    borderline = unmatched = 0
+    for own, other, alone in ((left, right, partners < 0), (right, left, free)):
         full = max_objects is not None and len(other.boxes) >= max_objects
         end = max(threshold, float(other.scores.min()) if full else 0.0)
-        borderline += int((own.scores[torch.tensor(flags, dtype=torch.bool)] < end + _MARGIN).sum())
-    unmatched -= borderline
-    if not pairs:
-        return Difference(unmatched=unmatched, borderline=borderline)
-    ours, theirs = torch.tensor(pairs).unbind(dim=1)
-    one, other = left[ours], right[theirs]
-    largest = 1.0 if one.features is None else float(one.features.abs().max().clamp(min=1e-6))
+        near_end = own.scores[alone] < end + _MARGIN
+        borderline += int(near_end.sum())
+        unmatched += int((~near_end).sum())
+    one, two = left[partners >= 0], right[partners[partners >= 0]]
+    features = _max_difference(one.features, two.features)
+    if features:
+        assert one.features is not None
+        features /= float(one.features.abs().max().clamp(min=1e-6))
+    boxes = _max_difference(one.boxes, two.boxes), _max_difference(one.mask_boxes, two.mask_boxes)
+    scores = _max_difference(one.scores, two.scores)
+    class_scores = _max_difference(one.class_scores, two.class_scores)
     return Difference(
-        len(pairs),
+        len(one.boxes),
         unmatched,
         borderline,
-        max(
-            _max_difference(one.boxes, other.boxes),
-            _max_difference(one.mask_boxes, other.mask_boxes),
-        ),
-        max(
-            _max_difference(one.scores, other.scores),
-            _max_difference(one.class_scores, other.class_scores),
-            _max_difference(one.features, other.features) / largest,
-        ),
-        _max_difference(one.mask_probs, other.mask_probs),
-        _max_difference(one.keypoints, other.keypoints),
+        max(boxes),
+        max(scores, class_scores, features),
+        _max_difference(one.mask_probs, two.mask_probs),
+        _max_difference(one.keypoints, two.keypoints),
     )
 
 
 def _max_difference(left: Tensor | None, right: Tensor | None) -> float:
-    return 0.0 if left is None or right is None else float((left - right).abs().max())
+    if left is None or right is None or not left.numel():
+        return 0.0
+    return float((left - right).abs().max())

@@ -7,7 +7,7 @@ import json
 import math
 import os
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from detlite.modeling.detection_model import DetectionModel
 
 from .exported_program import ProgramDetector, Run, export_program
 from .onnx import onnx_run, write_onnx
-from .openvino import OpenVINOPart, from_bytes, openvino_parts, to_bytes
+from .openvino import openvino_parts, part_from_bytes, to_bytes
 
 SUFFIXES = {"pt2": ".pt2", "aoti": ".pt2", "onnx": ".onnx", "openvino": ".openvino"}
 _METADATA_KEY = "detlite"
@@ -40,8 +40,9 @@ def prepare_export(cfg: CfgNode, model: DetectionModel) -> CfgNode:
         ConfigError: the model is not on the CPU.
     """
     if model.device.type != "cpu":
-        raise ConfigError(f"only a model on the CPU can be exported, not on {model.device}: set "
-                          "MODEL.DEVICE cpu")  # fmt: skip
+        raise ConfigError(
+            f"only a model on the CPU can be exported, not on {model.device}: set MODEL.DEVICE cpu"
+        )
     step = math.lcm(max(1, cfg.DATALOADER.SIZE_DIVISIBILITY), _ALIGNMENT)
     model.normalizer.divisibility = step
     cfg = cfg.clone()
@@ -52,11 +53,7 @@ def prepare_export(cfg: CfgNode, model: DetectionModel) -> CfgNode:
 
 
 def check_output_path(path: Path, file_format: str) -> None:
-    """Check that a file of a format can be written, before the export starts.
-
-    Raises:
-        ConfigError: wrong suffix, or missing folder.
-    """
+    """Raise a ConfigError if the suffix does not fit the format, or the folder is missing."""
     suffix = SUFFIXES[file_format]
     if path.suffix != suffix:
         raise ConfigError(f"{path}: a file of the format {file_format} must end in {suffix}")
@@ -85,12 +82,9 @@ def write_exported(path: Path, file_format: str, cfg: CfgNode, model: DetectionM
             "test-time augmentation: set it to False, or export to the format openvino"
         )
     metadata = json.dumps({"config": cfg.dump(), "categories": model.categories})
-    writers: dict[str, Callable[[Path, str, DetectionModel], None]] = {
-        "pt2": _write_pt2,
-        "aoti": _write_aoti,
-        "onnx": write_onnx,
-        "openvino": _write_openvino,
-    }
+    writers = {
+        "pt2": _write_pt2, "aoti": _write_aoti, "onnx": write_onnx, "openvino": _write_openvino,
+    }  # fmt: skip
     # AOTInductor requires the suffix of the temporary file too, so `atomic_path` does not fit.
     temporary = path.with_name(f".{path.stem}.tmp{path.suffix}")
     try:
@@ -120,10 +114,8 @@ def read_exported(
     if not path.is_file():
         raise CheckpointError(f"{path}: there is no such file")
     if path.suffix not in SUFFIXES.values():
-        raise CheckpointError(
-            f"{path}: exported models end in .onnx, .openvino or .pt2; load a checkpoint with "
-            "Predictor.from_checkpoint"
-        )
+        problem = f"{path}: exported models end in .onnx, .openvino or .pt2"
+        raise CheckpointError(f"{problem}; load a checkpoint with Predictor.from_checkpoint")
     if path.suffix == ".pt2" and not trust:
         raise CheckpointError(
             f"{path}: refused, because torch runs code that a .pt2 file contains. If you trust its "
@@ -140,15 +132,14 @@ def read_exported(
             model = ProgramDetector(model, run, (read, path.absolute()))
         # A graph that does not fit the config fails here, and not in the first prediction.
         proposals = [torch.tensor([[8.0, 8.0, 40.0, 40.0]])] if model.takes_proposals else None
-        model.detect([torch.arange(3.0 * 64 * 64).reshape(3, 64, 64) / 12288], proposals)
+        model.detect([torch.linspace(0, 1, model.channels * 4096).reshape(-1, 64, 64)], proposals)
         return cfg, model
     except (ConfigError, CheckpointError):
         raise
     except Exception as error:  # each library raises different types
         reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise CheckpointError(
-            f"{path}: damaged, or not written by `detlite export` ({reason})"
-        ) from error
+        problem = f"{path}: damaged, or not written by `detlite export` ({reason})"
+        raise CheckpointError(problem) from error
 
 
 def _build(path: Path, opts: Sequence[Any], metadata: str) -> tuple[CfgNode, DetectionModel]:
@@ -212,5 +203,5 @@ def _read_openvino(path: Path, opts: Sequence[Any]) -> tuple[CfgNode, DetectionM
         results = json.loads(archive.read("parts.json"))
         for part in model.requires_grad_(False).exportable_parts():
             xml, weights = (archive.read(f"{part.name}.{kind}") for kind in ("xml", "bin"))
-            part.replace(OpenVINOPart(from_bytes(xml, weights), results[part.name]))
+            part.replace(part_from_bytes(xml, weights, results[part.name]))
     return cfg, model

@@ -18,11 +18,9 @@ from detlite.config import ConfigError
 from detlite.conversion.checkpoint.files import CheckpointError
 from detlite.inference.build import own_score_thresh
 from detlite.modeling.detection_model import DetectionModel
-from detlite.structures.instances import Detections, GroundTruth, Images, PredictedBoxes, Proposals
+from detlite.structures.instances import Detections, Images, Proposals
 
-from .submodule_export import example_batch
-
-# Takes pixels float32 [B, 3, H, W] and sizes int64 [B, 2]; for a Fast R-CNN also proposals float32
+# Takes pixels float32 [B, C, H, W] and sizes int64 [B, 2]; for a Fast R-CNN also proposals float32
 # [B, P, 4] and their validity bool [B, P]. Returns the fields of `Detections` that are not None.
 Run = Callable[..., list[Tensor]]
 Open = Callable[[Path], tuple[str, Run]]
@@ -76,13 +74,8 @@ class ProgramDetector(DetectionModel):
     def __init__(
         self, model: DetectionModel, run: Run, source: tuple[Open, Path] | None = None
     ) -> None:
-        super().__init__(
-            model.normalizer,
-            model.backbone,
-            model.postprocess,
-            model.num_classes,
-            model.mask_threshold,
-        )
+        parts = model.normalizer, model.backbone, model.postprocess
+        super().__init__(*parts, model.num_classes, model.mask_threshold)
         del self.backbone
         self.min_image_side = model.backbone.min_image_side
         self.required_targets = model.required_targets
@@ -120,17 +113,25 @@ class ProgramDetector(DetectionModel):
         detections = Detections(**dict(zip(self.outputs, self.run(*inputs), strict=True)))
         return replace(detections, valid=detections.valid & (detections.scores >= min_score))
 
-    def losses(
-        self, images: Images, truth: GroundTruth, proposals: Proposals | None = None
-    ) -> dict[str, Tensor]:
-        """Raise a RuntimeError: a program cannot be trained."""
-        raise RuntimeError("an exported program cannot be trained: load the checkpoint instead")
+    def losses(self, *_: Any, **__: Any) -> Any:
+        """Raise a RuntimeError: a program has neither gradients nor parts."""
+        raise RuntimeError("an exported program only predicts: load the checkpoint instead")
 
-    def predict_boxes(
-        self, features: list[Tensor], images: Images, proposals: Proposals | None = None
-    ) -> PredictedBoxes:
-        """Raise a RuntimeError: a program cannot be run in parts."""
-        raise RuntimeError("an exported program has no parts: load the checkpoint instead")
+    predict_boxes = losses
+
+
+def example_batch(model: DetectionModel) -> tuple[Images, Proposals | None]:
+    """Return two images, and proposals if the model takes them, to trace a model with.
+
+    No variable dimension is 1. There are as many proposals as detections at most, because a graph
+    traced with fewer would return fewer.
+    """
+    proposals, side = None, max(256, model.backbone.min_image_side)
+    if model.takes_proposals:
+        count = max(2, model.postprocess.detections_per_image)
+        proposals = [torch.tensor([8.0, 8.0, 90.0, 70.0]).repeat(count, 1)] * 2
+    images = [torch.rand(model.channels, *size) for size in ((side, side + 64), (side - 32, side))]
+    return model.prepare(images, proposals)
 
 
 def export_program(model: DetectionModel) -> ExportedProgram:

@@ -5,18 +5,19 @@ Needs `pip install 'detlite[openvino]'`.
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import logging
+import itertools
 import re
 import tempfile
 from collections.abc import Iterator, Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.export import Dim
 from torch.utils import _pytree as pytree
 
 from detlite.apps.optional_packages import import_optional
@@ -25,8 +26,8 @@ from detlite.inference.optimize import ENGINES
 from detlite.modeling.detection_model import DetectionModel
 from detlite.modeling.exportable_parts import ExportablePart
 
-from .quantization import quantize_graphs
-from .submodule_export import example_batch, example_calls, export_part, split
+from .exported_program import example_batch
+from .quantization import quantize_graphs, recording
 
 if TYPE_CHECKING:
     import openvino
@@ -65,7 +66,7 @@ class OpenVINOPart(nn.Module):
         self._compiled = _core().compile_model(graph, "CPU", settings)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _part_from_bytes, (*to_bytes(self.graph), self.results)
+        return part_from_bytes, (*to_bytes(self.graph), self.results)
 
     def forward(self, *arguments: Any) -> Any:
         inputs = [_to_channels_last(x.float()).numpy() for x in pytree.tree_leaves(arguments)]
@@ -129,8 +130,15 @@ def to_openvino(
     """
     if model.device.type != "cpu":
         raise ConfigError(f"OpenVINO runs on the CPU, not on {model.device}: set MODEL.DEVICE cpu")
-    copy, parts = split(model)
-    examples = example_calls(copy, parts, example_batch(model))
+    copy = deepcopy(model).eval().requires_grad_(False)
+    parts = copy.exportable_parts()
+    for part in parts:
+        part.replace(part.module)
+    examples: dict[str, tuple[Any, ...]] = {}
+    copy.static_shapes = True  # padding reaches heads that find no object
+    with torch.no_grad(), recording(parts, examples.setdefault):
+        copy.predict(*example_batch(model))
+    copy.static_shapes = False
     graphs = {part.name: _convert(part, examples[part.name]) for part in parts}
     if calibration:
         graphs = quantize_graphs(copy, parts, graphs, calibration, proposals)
@@ -154,21 +162,19 @@ def to_bytes(graph: openvino.Model) -> tuple[bytes, bytes]:
         return path.read_bytes(), path.with_suffix(".bin").read_bytes()
 
 
-def from_bytes(xml: bytes, weights: bytes) -> openvino.Model:
-    """Convert XML and weights to a graph."""
+def part_from_bytes(xml: bytes, weights: bytes, results: Arrangement) -> OpenVINOPart:
+    """Build a part from the result of `to_bytes` and the arrangement of its results."""
     tensor = _openvino().Tensor(np.frombuffer(weights, np.uint8))
-    return _core().read_model(xml, tensor)
-
-
-def _part_from_bytes(xml: bytes, weights: bytes, results: Arrangement) -> OpenVINOPart:
-    return OpenVINOPart(from_bytes(xml, weights), results)
+    return OpenVINOPart(_core().read_model(xml, tensor), results)
 
 
 def _convert(part: ExportablePart, arguments: tuple[Any, ...]) -> openvino.Model:
-    ov, program = _openvino(), export_part(part, arguments)
+    ov, free = _openvino(), dict.fromkeys(part.free_axes, Dim.AUTO)
+    dynamic = pytree.tree_map(lambda _: free, arguments)
+    with torch.no_grad():
+        program = torch.export.export(part.module, arguments, dynamic_shapes=dynamic)
     try:
-        with _unchanged_logging():
-            graph = ov.convert_model(program)
+        graph = ov.convert_model(program)
     except ov.frontend.OpConversionFailure as error:
         missing = re.findall(r"operations?: (.+)", str(error))
         raise ConfigError(
@@ -176,23 +182,10 @@ def _convert(part: ExportablePart, arguments: tuple[Any, ...]) -> openvino.Model
             "pt2 or aoti"
         ) from error
     shapes = [list(x.shape) for x in pytree.tree_leaves(arguments)]
-    for shape in shapes:
-        for axis in part.free_axes:
-            shape[axis] = -1
+    for shape, axis in itertools.product(shapes, part.free_axes):
+        shape[axis] = -1
     graph.reshape(dict(enumerate(shapes)))
     return graph
-
-
-@contextlib.contextmanager
-def _unchanged_logging() -> Iterator[None]:
-    """Restore the root logger, which OpenVINO leaves changed if a conversion fails."""
-    root = logging.getLogger()
-    level, filters, handlers = root.level, root.filters[:], root.handlers[:]
-    try:
-        yield
-    finally:
-        root.setLevel(level)
-        root.filters, root.handlers = filters, handlers
 
 
 def _use_channels_last(graph: openvino.Model) -> openvino.Model:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import logging
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,8 +22,6 @@ from detlite.apps.optional_packages import import_optional
 from detlite.config import ConfigError
 from detlite.modeling.detection_model import DetectionModel
 from detlite.modeling.exportable_parts import ExportablePart
-
-from .submodule_export import recording
 
 if TYPE_CHECKING:
     import openvino
@@ -44,7 +44,7 @@ def quantize_graphs(
     group norm stay in float32.
 
     Args:
-        model: from `split`, with its parts.
+        model: in evaluation mode, with its exportable parts as separate modules.
         graphs: of the parts, by name.
         images, proposals: for calibration, see `to_openvino`.
 
@@ -53,45 +53,47 @@ def quantize_graphs(
     """
     nncf = import_optional("nncf", "detlite[openvino]")
     nncf.set_log_level(logging.WARNING)
+    calls: dict[str, list[Path]] = {part.name: [] for part in parts}
     # Save the calls on disk, because the maps of an image of 800 x 1216 take 100 MB.
     with tempfile.TemporaryDirectory() as folder:
-        calls = _record_calls(model, parts, images, proposals, Path(folder))
-        return {name: _quantize(nncf, name, graph, calls[name], len(images))
-                for name, graph in graphs.items()}  # fmt: skip
+
+        def save(name: str, arguments: tuple[Any, ...]) -> None:
+            leaves = [x[:: max(1, len(x) // _MAX_ROIS)] for x in pytree.tree_leaves(arguments)]
+            if all(x.numel() for x in leaves):
+                path = Path(folder, f"{name}-{len(calls[name])}.pt")
+                torch.save([x.clone() for x in leaves], path)
+                calls[name].append(path)
+
+        with recording(parts, save):
+            for index, image in enumerate(images):
+                model.detect([image], None if proposals is None else [proposals[index]])
+        for name, files in calls.items():
+            if not files:
+                raise ConfigError(
+                    f"int8: {name} was not called for any of the {len(images)} calibration images, "
+                    "because nothing was detected: use images with objects"
+                )
+            logger.info("int8: %s is calibrated with %d calls", name, len(files))
+        return {name: _quantize(nncf, name, graphs[name], calls[name]) for name in calls}
 
 
-def _record_calls(
-    model: DetectionModel,
-    parts: Sequence[ExportablePart],
-    images: Sequence[Tensor],
-    proposals: Sequence[Tensor] | None,
-    folder: Path,
-) -> dict[str, list[Path]]:
-    """Save the arguments of all calls of the parts, and return the files by part."""
-    calls: dict[str, list[Path]] = {part.name: [] for part in parts}
+@contextmanager
+def recording(
+    parts: Sequence[ExportablePart], record: Callable[[str, tuple[Any, ...]], object]
+) -> Iterator[None]:
+    """Call `record` with the name and arguments of every call of a part."""
 
-    def save(name: str, arguments: tuple[Any, ...]) -> None:
-        leaves = [x[:: max(1, len(x) // _MAX_ROIS)] for x in pytree.tree_leaves(arguments)]
-        if all(x.numel() for x in leaves):
-            path = folder / f"{name}-{len(calls[name])}.pt"
-            torch.save([x.clone() for x in leaves], path)
-            calls[name].append(path)
+    def before_call(name: str, _: Any, arguments: tuple[Any, ...]) -> None:
+        record(name, arguments)  # its result is not returned, which would replace the arguments
 
-    with recording(parts, save):
-        for index, image in enumerate(images):
-            model.detect([image], None if proposals is None else [proposals[index]])
-    return calls
+    with ExitStack() as hooks:
+        for part in parts:
+            hook = part.module.register_forward_pre_hook(partial(before_call, part.name))
+            hooks.enter_context(hook)
+        yield
 
 
-def _quantize(
-    nncf: Any, name: str, graph: openvino.Model, calls: list[Path], images: int
-) -> openvino.Model:
-    if not calls:
-        raise ConfigError(
-            f"int8: {name} was not called for any of the {images} calibration images, because "
-            "nothing was detected: use images with objects"
-        )
-    logger.info("int8: %s is calibrated with %d calls", name, len(calls))
+def _quantize(nncf: Any, name: str, graph: openvino.Model, calls: list[Path]) -> openvino.Model:
     # Quantized pixels are off by up to half a level, which is much in dark images.
     first = _first_convolutions(graph) if name.startswith("backbone") else []
     return nncf.quantize(

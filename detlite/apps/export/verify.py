@@ -42,9 +42,8 @@ def test_images(cfg: CfgNode, model: DetectionModel, folder: Path | None) -> lis
             raise DataError(f"--check {folder}: the folder holds no image")
         images = [read_image(file, options=build_image_options(cfg)) for file in files]
     size, max_size = cfg.INPUT.MIN_SIZE_TEST, cfg.INPUT.MAX_SIZE_TEST
-    shown = [(image, size) for image in images]
+    shown = [(image, size) for image in [*images, torch.full_like(images[0], 128)]]
     shown += [(images[0], round(factor * size)) for factor in _OTHER_SIZES]
-    shown.append((torch.full_like(images[0], 128), size))
     resize = model.convention.resize
     return [resize_shortest(image, side, max_size, resize) for image, side in shown]
 
@@ -72,14 +71,6 @@ def calibration_images(cfg: CfgNode, count: int) -> tuple[list[Tensor], list[Ten
     images = [image for image, _ in chosen]
     proposals = [target["proposals"] for _, target in chosen if "proposals" in target]
     return images, proposals or None
-
-
-def limits_of_detections(cfg: CfgNode) -> tuple[float, int]:
-    """Return the lowest score and the largest number of objects that a model reports."""
-    is_retinanet = cfg.MODEL.META_ARCHITECTURE == "RetinaNet"
-    heads = cfg.MODEL.ROI_HEADS
-    score = cfg.MODEL.RETINANET.INFERENCE_TH if is_retinanet else heads.SCORE_THRESH
-    return score, heads.DETECTIONS_PER_IMG
 
 
 def report_difference(difference: Difference) -> bool:
@@ -121,12 +112,12 @@ def report_ap(
         before, after = (
             evaluate_dataset(cfg, each, dataset, Path(folder)) for each in (model, exported)
         )
-    for kind, row in before.items():
-        print(
-            f"{dataset.name}: {kind} AP {100 * row['AP']:.1f} before, "
-            f"{100 * after[kind]['AP']:.1f} in int8"
-        )
-    return all(row["AP"] - after[kind]["AP"] <= _MAX_AP_LOSS for kind, row in before.items())
+    is_close = True
+    for kind in before:
+        old, new = before[kind]["AP"], after[kind]["AP"]
+        print(f"{dataset.name}: {kind} AP {100 * old:.1f} before, {100 * new:.1f} in int8")
+        is_close &= old - new <= _MAX_AP_LOSS
+    return is_close
 
 
 def report_time(

@@ -18,9 +18,10 @@ from yacs.config import CfgNode
 from detlite import _C, ConfigError, Predictor, build_model
 from detlite.apps.batch_predict.predict_images import load_predictor
 from detlite.apps.batch_predict.ray import Detect
+from detlite.apps.export import exported_detector as exported
 from detlite.apps.export.comparison import compare_detectors
 from detlite.apps.export.exported_detector import prepare_export, read_exported, write_exported
-from detlite.apps.export.exported_program import ProgramDetector, export_program
+from detlite.apps.export.exported_program import Inference, ProgramDetector, export_program
 from detlite.apps.export.openvino import to_openvino
 from detlite.conversion.checkpoint.files import CheckpointError
 from detlite.inference.tiling import Tiling, build_tiling
@@ -84,6 +85,17 @@ def test_file_detects_what_the_model_detects(file_format, tiny_config, tmp_path,
     assert_agree(model, again.model)
     if file_format == "onnx":
         assert_portable(file)
+
+
+def test_file_of_a_model_with_five_channels(tiny_config, tmp_path, monkeypatch):
+    cfg, model = build(tiny_config("INPUT.PIXEL_MEAN", [0.5] * 5, "INPUT.PIXEL_STD", [0.2] * 5))
+    monkeypatch.setattr(exported, "_write_pt2", lambda path, text, _: path.write_text(text))
+    run = torch.no_grad()(Inference(model))
+    monkeypatch.setattr(exported, "_pt2_run", lambda path: (path.read_text(), run))
+    write_exported(tmp_path / "model.pt2", "pt2", cfg, model)
+    predictor = Predictor(tmp_path / "model.pt2", trust=True)
+    assert predictor.model.channels == 5
+    assert len(predictor(np.zeros((100, 150, 5), np.uint8))["boxes"])
 
 
 def _read_nothing(path: Path) -> tuple[str, Any]:

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from yacs.config import CfgNode
 
 from detlite import optimize
-from detlite.apps.export.submodule_export import example_batch
+from detlite.apps.export.exported_program import example_batch
 from detlite.modeling.backbone import vit
 from detlite.modeling.backbone.timm_vit import ViTOptions
 from detlite.modeling.backbone.vit import Attention, Block, ViT
