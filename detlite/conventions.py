@@ -8,10 +8,11 @@ holds data only: the code that depends on a field reads it.
 from __future__ import annotations
 
 import ast
+import contextlib
 import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_type_hints
 
 if TYPE_CHECKING:
     from yacs.config import CfgNode
@@ -98,21 +99,15 @@ def _parse(assignment: str) -> tuple[str, Any]:
         hint = f"did you mean {close[0]}?" if close else f"known: {', '.join(known)}"
         raise ValueError(f"a convention has no field {name!r}; {hint}")
     field_type = get_type_hints(Convention)[name]
-    if get_origin(field_type) is Literal:
-        choices = get_args(field_type)
-        if text not in choices:
-            raise ValueError(f"{name} is {text!r}, but must be one of {', '.join(choices)}")
-        return name, text
-    try:
+    choices = get_args(field_type)  # of a Literal
+    value: Any = text
+    with contextlib.suppress(ValueError, SyntaxError):
         value = ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        value = text
     if field_type is float and type(value) is int:
         value = float(value)
-    if type(value) is not field_type:
-        raise ValueError(
-            f"{name} is {text!r}, but must be {field_type.__name__}, as in resize=floor"
-        )
+    if not (value in choices if choices else type(value) is field_type):
+        expected = f"one of {', '.join(choices)}" if choices else field_type.__name__
+        raise ValueError(f"{name} is {text!r}, but must be {expected}, as in resize=floor")
     return name, value
 
 

@@ -29,9 +29,7 @@ def find_config(name: str | Path, folder: Path = Path()) -> Path:
 def read_chain(path: Path, children: tuple[Path, ...] = ()) -> list[tuple[Path, dict[str, Any]]]:
     """Read a YAML file and its bases as (file, content without `_BASE_`), in override order.
 
-    Args:
-        path: the file.
-        children: the files whose `_BASE_` led here, the nearest first.
+    `children` are the files whose `_BASE_` led here, the nearest first.
 
     Raises:
         ConfigError: a file cannot be read, is not a mapping or repeats a key, or `_BASE_` is
@@ -42,22 +40,18 @@ def read_chain(path: Path, children: tuple[Path, ...] = ()) -> list[tuple[Path, 
         raise ConfigError(f"{origin}{path}: is its own _BASE_, directly or through other files")
     if path.suffix == ".py":
         raise ConfigError(
-            f"{path}: is Python, like mmdetection's configs. detlite reads YAML: start from a file "
-            "in configs/ or run `detlite init`"
+            f"{path}: is Python. detlite reads YAML: start from a file in configs/ or run "
+            "`detlite init`"
         )
     try:
         content = parse_yaml(path.read_text(encoding="utf-8"), path)
-    except FileNotFoundError as error:
-        raise ConfigError(
-            f"{origin}{path}: cannot be read ({error.strerror}) in {path.parent.absolute()} or "
-            "detlite's own configs"
-        ) from error
     except OSError as error:
-        raise ConfigError(f"{origin}{path}: cannot be read ({error.strerror})") from error
+        places = f" in {path.parent.absolute()} or detlite's own configs"
+        place = places if isinstance(error, FileNotFoundError) else ""
+        raise ConfigError(f"{origin}{path}: cannot be read ({error.strerror}){place}") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: is not YAML: {error}. Save it as UTF-8") from error
-    if content is None:
-        content = {}
+    content = {} if content is None else content
     if not isinstance(content, dict):
         raise ConfigError(f"{path}: contains {type(content).__name__} instead of keys and values")
     bases = content.pop("_BASE_", [])
@@ -101,7 +95,7 @@ def _expanded_size(node: yaml.Node, known: dict[yaml.Node, float]) -> float:
         known[node] = math.inf  # until counted: a recursive alias is infinite
         parts = node.value if isinstance(node, yaml.CollectionNode) else []
         if isinstance(node, yaml.MappingNode):
-            parts = [part for pair in parts for part in pair]
+            parts = itertools.chain(*parts)
         known[node] = 1 + sum(_expanded_size(part, known) for part in parts)
     return known[node]
 
@@ -121,22 +115,38 @@ def _merge_sections(node: yaml.Node, path: Path, prefix: str = "") -> None:
         return
     merged: dict[str, tuple[yaml.Node, yaml.Node]] = {}
     for key, value in node.value:
-        name = str(key.value)
-        if name not in merged:
-            merged[name] = (key, value)
+        first_key, first = merged.setdefault(str(key.value), (key, value))
+        if first is value:
             continue
-        first_key, first = merged[name]
         if not (isinstance(first, yaml.MappingNode) and isinstance(value, yaml.MappingNode)):
             raise ConfigError(
-                f"{path}: {prefix}{name} appears twice, in lines {first_key.start_mark.line + 1} "
-                f"and {key.start_mark.line + 1}. Remove one of them"
+                f"{path}: {prefix}{key.value} appears twice, in lines "
+                f"{first_key.start_mark.line + 1} and {key.start_mark.line + 1}. Remove one of them"
             )
         # A new node, because other places may share the first one as an anchor.
         section = yaml.MappingNode(first.tag, first.value + value.value, first.start_mark)
-        merged[name] = (first_key, section)
+        merged[str(key.value)] = (first_key, section)
     node.value = list(merged.values())
     for name, (_, value) in merged.items():
         _merge_sections(value, path, f"{prefix}{name}.")
+
+
+def recognize(content: dict[str, Any]) -> str:
+    """Return which other program's file has these keys and what to do, or ""."""
+    model = content.get("MODEL")
+    model_keys = model.keys() if isinstance(model, dict) else set()
+    detectron2 = {"WEIGHTS", "ANCHOR_GENERATOR", "PROPOSAL_GENERATOR"}
+    if content.keys() >= {"images", "annotations"}:
+        advice = "an annotation file: `detlite init --data FILE` writes a config for it"
+    elif "names" in content and content.keys() & {"nc", "train", "val"}:
+        advice = "YOLO's data.yaml: `detlite init --data FOLDER` writes a config for it"
+    elif "VERSION" in content or detectron2 & model_keys:
+        advice = "a config of detectron2: see docs/migrating.md"
+    elif {"epochs", "imgsz"} & content.keys():
+        advice = "a settings file of ultralytics: `detlite init --data FOLDER` writes a config"
+    else:
+        return ""
+    return f". This is {advice}"
 
 
 def expand_path(text: str) -> Path:
@@ -152,14 +162,11 @@ def expand_variables(text: str) -> str:
     """
 
     def value(match: re.Match[str]) -> str:
-        name, default = match["name"] or match["plain"], match["default"]
+        name = match["name"] or match["plain"]
         # As in a shell, `:-` also replaces an empty variable.
-        result = os.environ.get(name) or default
+        result = os.environ.get(name) or match["default"]
         if result is None:
-            raise ConfigError(
-                f"the path {text!r} needs the environment variable {name}, which is not set"
-            )
+            raise ConfigError(f"the path {text!r} needs the environment variable {name}")
         return result
 
-    pattern = r"\$\{(?P<name>\w+)(:-(?P<default>[^}]*))?\}|\$(?P<plain>\w+)"
-    return re.sub(pattern, value, text)
+    return re.sub(r"\$\{(?P<name>\w+)(:-(?P<default>[^}]*))?\}|\$(?P<plain>\w+)", value, text)

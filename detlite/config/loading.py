@@ -14,9 +14,8 @@ from typing import Any
 from yacs.config import CfgNode
 
 from .errors import ConfigError
-from .files import expand_path, find_config, read_chain
+from .files import expand_path, find_config, read_chain, recognize
 from .maskrcnn_benchmark import NO_EFFECT, RESTATING, translate
-from .other_formats import recognize
 from .schema import KEYS, Key
 
 logger = logging.getLogger(__name__)
@@ -92,53 +91,41 @@ def _resolve(
     cfg = default_config()
     keys_set: set[str] = set()
     restating: dict[str, Any] = {}
-    sources = [(str(file), flatten(content)) for file, content in chain]
-    formats = {str(file): recognize(content) for file, content in chain}
     overrides = [(str(name), value) for name, value in zip(opts[::2], opts[1::2], strict=True)]
-    for source, rows in (*sources, ("overrides", overrides)):
+    sources = [(str(file), flatten(content), recognize(content)) for file, content in chain]
+    for source, rows, hint in (*sources, ("overrides", overrides, "")):
         # A key overrides the keys of earlier sources that only restate it.
         names = {name for name, _ in rows}
         restating = {n: v for n, v in restating.items() if RESTATING[n].origin not in names}
         if any(name in _ALTERNATIVES and value is not None for name, value in rows):
-            _unset_alternatives(cfg)
+            for name in _ALTERNATIVES:
+                _set(cfg, name, None)
         for name, value in rows:
             if name in NO_EFFECT:
                 logger.info("%s: %s has no effect in detlite: %s", source, name, NO_EFFECT[name])
             elif name in RESTATING:
                 restating[name] = _checked(RESTATING[name], value, source)
             elif name in _BY_NAME:
-                key = _BY_NAME[name]
-                unset = value is None and key.optional_type
-                _set(cfg, name, None if unset else _checked(key, value, source))
+                _set(cfg, name, _checked(_BY_NAME[name], value, source))
                 keys_set.add(name)
             else:
-                raise ConfigError(f"{source}: {_why_unknown(name)}{formats.get(source, '')}")
-        _check_alternatives(cfg, source)
+                raise ConfigError(f"{source}: {_why_unknown(name)}{hint}")
+        lengths = {name: cfg.SOLVER[name.removeprefix("SOLVER.")] for name in _ALTERNATIVES}
+        stated = [f"{name} {value}" for name, value in lengths.items() if value is not None]
+        if len(stated) != 1:
+            raise ConfigError(
+                f"{source}: set exactly one of {', '.join(_ALTERNATIVES)} as the length of the "
+                f"run; set is {' and '.join(stated) or 'none'}"
+            )
     translate(cfg, restating, keys_set)
-    _check_channels(cfg)
+    _check_channels(cfg.INPUT)
     _import_extensions(cfg.IMPORTS, folder)
     cfg.freeze()
     return cfg
 
 
-def _unset_alternatives(cfg: CfgNode) -> None:
-    for name in _ALTERNATIVES:
-        _set(cfg, name, None)
-
-
-def _check_alternatives(cfg: CfgNode, source: str) -> None:
-    values = {name: cfg.SOLVER[name.split(".")[1]] for name in _ALTERNATIVES}
-    set_values = {name: value for name, value in values.items() if value is not None}
-    if len(set_values) != 1:
-        listed = " and ".join(f"{name} {value}" for name, value in set_values.items()) or "none"
-        raise ConfigError(
-            f"{source}: set exactly one of {', '.join(_ALTERNATIVES)} as the length of the run; "
-            f"set is {listed}"
-        )
-
-
-def _check_channels(cfg: CfgNode) -> None:
-    channels, inputs = len(cfg.INPUT.PIXEL_MEAN), cfg.INPUT
+def _check_channels(inputs: CfgNode) -> None:
+    channels = len(inputs.PIXEL_MEAN)
     if len(inputs.PIXEL_STD) != channels or len(inputs.VALUE_RANGE) not in (0, 2, 2 * channels):
         raise ConfigError(
             f"INPUT.PIXEL_MEAN has {channels} values, one per channel: INPUT.PIXEL_STD needs as "
@@ -153,8 +140,6 @@ def flatten(node: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
     for part, value in node.items():
         name = f"{prefix}{part}"
         if isinstance(value, dict) and name not in _BY_NAME:
-            if not value:
-                continue
             rows += flatten(value, name + ".")
         else:
             rows.append((name, value))
@@ -163,10 +148,42 @@ def flatten(node: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
 
 def _checked(key: Key, value: Any, source: str) -> Any:
     """Convert a value to the type of its key and check it."""
-    value = _coerce(key, value, source)
-    expected = key.check(value) if key.check else None
+    if value is None and key.optional_type and not key.origin:
+        return None
+    key_type = key.optional_type or type(key.default)
+    converted = _convert(value, key_type)
+    if type(converted) is not key_type:
+        raise ConfigError(
+            f"{source}: {key.name} is {value!r} ({type(value).__name__}), but must be "
+            f"{key_type.__name__} ({key.doc})"
+        )
+    expected = key.check(converted) if key.check else None
     if expected:
-        raise ConfigError(f"{source}: {key.name} is {value!r}, but must be {expected} ({key.doc})")
+        raise ConfigError(
+            f"{source}: {key.name} is {converted!r}, but must be {expected} ({key.doc})"
+        )
+    return converted
+
+
+def _convert(value: Any, key_type: type) -> Any:
+    """Parse strings, and convert int to float, lists to tuples, and single values to sequences."""
+    if isinstance(value, str) and key_type is not str:
+        # MemoryError, RecursionError: nested too deeply.
+        with contextlib.suppress(ValueError, SyntaxError, MemoryError, RecursionError):
+            value = ast.literal_eval(value)
+        if key_type is bool and str(value).lower() in ("true", "false"):  # YAML's spelling
+            return str(value).lower() == "true"
+    if isinstance(value, (tuple, list)) and key_type in (tuple, list):
+        return _as_tuples(value) if key_type is tuple else list(value)
+    if not isinstance(value, (int, float, str)) or isinstance(value, bool):
+        return value
+    if key_type is str:
+        return str(value)
+    if key_type is float and isinstance(value, int):
+        with contextlib.suppress(OverflowError):
+            return float(value)
+    if key_type in (tuple, list) and value != "":
+        return key_type([value])
     return value
 
 
@@ -180,36 +197,6 @@ def _why_unknown(name: str) -> str:
     hint = f"; did you mean {close[0]}?" if close else ""
     # YAML allows line breaks and other control characters in keys.
     return f"unknown config key {name if name.isprintable() else repr(name)}{hint}"
-
-
-def _coerce(key: Key, value: Any, source: str) -> Any:
-    """Convert a value to the type of the default: parse strings, int to float, list to tuple."""
-    key_type = key.optional_type or type(key.default)
-    original = value
-    if isinstance(value, str) and key_type is not str:
-        # Other strings fail below, except booleans in YAML's spelling.
-        # MemoryError, RecursionError: nested too deeply.
-        with contextlib.suppress(ValueError, SyntaxError, MemoryError, RecursionError):
-            value = ast.literal_eval(value)
-        if isinstance(value, str) and key_type is bool and value.lower() in ("true", "false"):
-            value = value.lower() == "true"
-    if key_type is str and isinstance(value, (int, float)) and not isinstance(value, bool):
-        value = str(value)
-    if key_type is float and isinstance(value, int) and not isinstance(value, bool):
-        with contextlib.suppress(OverflowError):
-            return float(value)
-    if key_type in (tuple, list):
-        if isinstance(value, (tuple, list)):
-            return _as_tuples(value) if key_type is tuple else list(value)
-        # A single value for a sequence, as in MIN_SIZE_TRAIN: 800.
-        if isinstance(value, (int, float, str)) and not isinstance(value, bool) and value != "":
-            return key_type([value])
-    if type(value) is not key_type:
-        raise ConfigError(
-            f"{source}: {key.name} is {original!r} ({type(original).__name__}), but must be "
-            f"{key_type.__name__} ({key.doc})"
-        )
-    return value
 
 
 def _as_tuples(values: Sequence[Any]) -> tuple[Any, ...]:

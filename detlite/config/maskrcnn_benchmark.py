@@ -11,8 +11,8 @@ from typing import Any
 
 from yacs.config import CfgNode
 
-from .key import Check, Key, each, one_of, positive
 from .errors import ConfigError
+from .key import Key, each, one_of, positive
 
 logger = logging.getLogger(__name__)
 
@@ -41,45 +41,32 @@ _GROUP_NORMS = {
     f"MODEL.{part}.USE_GN": f"MODEL.{part}.NORM"
     for part in ("FPN", "ROI_BOX_HEAD", "ROI_MASK_HEAD")
 }
-_STRIDES = {
-    "C4": (16,),
-    "C5": (32,),
-    "FPN": (4, 8, 16, 32, 64),
-    "FPN-RETINANET": (8, 16, 32, 64, 128),
-    "SFP": (4, 8, 16, 32, 64),
-}
-
-
-def _restating(name: str, origin: str, key_type: type, check: Check | None = None) -> Key:
-    return Key(name, None, check, key_type, origin, f"restates {origin}")
-
+_FPN = (4, 8, 16, 32, 64)
+_RETINANET = (8, 16, 32, 64, 128)
+_STRIDES = {"C4": (16,), "C5": (32,), "FPN": _FPN, "SFP": _FPN, "FPN-RETINANET": _RETINANET}
+_TUPLES = (
+    "RPN.ANCHOR_STRIDE", "RETINANET.ANCHOR_STRIDES", "ROI_BOX_HEAD.POOLER_SCALES",
+    "ROI_MASK_HEAD.POOLER_SCALES", "ROI_KEYPOINT_HEAD.POOLER_SCALES",
+)  # fmt: skip
 
 RESTATING: dict[str, Key] = {
-    key.name: key
-    for key in (
-        *(_restating(name, _META, bool) for name in _DETECTORS),
-        *(_restating(name, _NORM, str, one_of(*names)) for name, names in _NORM_FUNCTIONS.items()),
-        *(_restating(name, origin, bool) for name, origin in _GROUP_NORMS.items()),
-        _restating("TEST.DETECTIONS_PER_IMG", _DETECTIONS, int, positive),
-        _restating("MODEL.RPN.USE_FPN", _CONV_BODY, bool),
-        _restating("MODEL.ROI_HEADS.USE_FPN", _CONV_BODY, bool),
-        _restating("MODEL.RPN.ANCHOR_STRIDE", _CONV_BODY, tuple, each(positive)),
-        _restating("MODEL.RETINANET.ANCHOR_STRIDES", _CONV_BODY, tuple, each(positive)),
-        *(
-            _restating(f"MODEL.{head}.POOLER_SCALES", _CONV_BODY, tuple, each(positive))
-            for head in ("ROI_BOX_HEAD", "ROI_MASK_HEAD", "ROI_KEYPOINT_HEAD")
-        ),
+    name: Key(name, None, check, key_type, origin, f"restates {origin}")
+    for name, origin, key_type, check in (
+        *((name, _META, bool, None) for name in _DETECTORS),
+        *((name, _NORM, str, one_of(*names)) for name, names in _NORM_FUNCTIONS.items()),
+        *((name, origin, bool, None) for name, origin in _GROUP_NORMS.items()),
+        ("TEST.DETECTIONS_PER_IMG", _DETECTIONS, int, positive),
+        ("MODEL.RPN.USE_FPN", _CONV_BODY, bool, None),
+        ("MODEL.ROI_HEADS.USE_FPN", _CONV_BODY, bool, None),
+        *((f"MODEL.{name}", _CONV_BODY, tuple, each(positive)) for name in _TUPLES),
     )
 }
 
 
 def translate(cfg: CfgNode, stated: Mapping[str, Any], keys_set: Collection[str]) -> None:
-    """Apply restating keys to a config.
+    """Apply the values `stated` of keys in RESTATING to a mutable config.
 
-    Args:
-        cfg: a mutable config.
-        stated: the values of keys in RESTATING.
-        keys_set: the names of all other keys in the files and overrides.
+    `keys_set` are the names of all other keys in the files and overrides.
 
     Raises:
         ConfigError: a key contradicts the key that it restates.
@@ -92,13 +79,10 @@ def translate(cfg: CfgNode, stated: Mapping[str, Any], keys_set: Collection[str]
 
 def _apply_detector(model: CfgNode, stated: Mapping[str, Any]) -> None:
     detector = next((name for key, name in _DETECTORS.items() if stated.get(key)), None)
-    if (
-        detector and model.META_ARCHITECTURE == "GeneralizedRCNN"
-    ):  # maskrcnn-benchmark has no other value
+    if detector and model.META_ARCHITECTURE == "GeneralizedRCNN":  # its only value
         model.META_ARCHITECTURE = detector
-    actual = model.META_ARCHITECTURE
-    implied = {key: actual == name for key, name in _DETECTORS.items()}
-    if actual == "RetinaNet":
+    implied = {key: name == model.META_ARCHITECTURE for key, name in _DETECTORS.items()}
+    if model.META_ARCHITECTURE == "RetinaNet":
         del implied["MODEL.RPN_ONLY"]  # any value
     _check(stated, _META, implied)
 
@@ -143,12 +127,10 @@ def _pyramid_keys(model: CfgNode) -> dict[str, Any]:
         strides = (32 // model.RESNETS.RES5_DILATION,)
     fpn = len(strides) > 1
     scales = tuple(1.0 / stride for stride in (strides[:-1] if fpn else strides))
-    implied: dict[str, Any] = {"MODEL.RPN.USE_FPN": fpn}
     # Keys of parts that the detector does not have may have any value.
-    if model.META_ARCHITECTURE == "RetinaNet":
-        implied["MODEL.RETINANET.ANCHOR_STRIDES"] = strides
-    else:
-        implied["MODEL.RPN.ANCHOR_STRIDE"] = strides
+    retinanet = model.META_ARCHITECTURE == "RetinaNet"
+    anchors = "MODEL.RETINANET.ANCHOR_STRIDES" if retinanet else "MODEL.RPN.ANCHOR_STRIDE"
+    implied: dict[str, Any] = {"MODEL.RPN.USE_FPN": fpn, anchors: strides}
     if model.META_ARCHITECTURE not in _DETECTORS.values():
         implied["MODEL.ROI_HEADS.USE_FPN"] = fpn
         implied["MODEL.ROI_BOX_HEAD.POOLER_SCALES"] = scales

@@ -3,7 +3,7 @@
 import pytest
 
 from detlite.config import ConfigError, load_config
-from detlite.config.other_formats import recognize
+from detlite.config.files import recognize
 
 
 @pytest.mark.parametrize(
