@@ -175,10 +175,10 @@ def test_an_evaluation_does_not_overwrite_that_of_training(trained, shapes):
 
 
 def test_the_result_names_the_file_of_weights_in_the_catalog(trained, tmp_path, monkeypatch):
-    from detlite.conversion.download import weight_catalog
+    from detlite.conversion import weight_catalog
 
     monkeypatch.setitem(
-        weight_catalog._LOCAL, "known", lambda name: trained.weights.with_name(name)
+        weight_catalog._SCHEMES, "known", lambda name, _: trained.weights.with_name(name)
     )
     result = detlite.evaluate(
         "known://model_final.pth",

@@ -133,7 +133,7 @@ def torchvision_model(cfg: CfgNode, model: DetectionModel) -> nn.Module:
         ),
         _skip_resize=True,  # in training, where detlite's loader resizes
     )
-    baseline.load_state_dict(to_torchvision(model.state_dict()))
+    baseline.load_state_dict(to_torchvision(model.state_dict(), baseline))
     return baseline.to(model.device)
 
 

@@ -5,7 +5,7 @@ rename, adapt and configure its checkpoints. `convert` applies it.
 """
 
 from .convert import SOURCES, ConvertedCheckpoint, convert, detect_source
-from .download.weight_catalog import find_weights, weight_file
+from .weight_catalog import find_weights, weight_file
 
 __all__ = [
     "SOURCES",

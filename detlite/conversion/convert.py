@@ -8,14 +8,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .caffe2 import CAFFE2
 from .categories import categories_from_names, guess_categories
 from .checkpoint_source import CheckpointSource, ConfigValues, StateDict
 from .detectron2.source import DETECTRON2
-from .efficientnet import EFFICIENTNET
-from .maskrcnn_benchmark import MASKRCNN_BENCHMARK
+from .maskrcnn_benchmark import CAFFE2, MASKRCNN_BENCHMARK
 from .mmdetection.source import MMDETECTION
-from .timm import TIMM
+from .timm import EFFICIENTNET, TIMM
 from .torchvision import TORCHVISION
 
 # In order of recognition.
@@ -56,10 +54,7 @@ class FoundStateDict(NamedTuple):
 
 @dataclass(frozen=True)
 class ConvertedCheckpoint:
-    """Values of a `checkpoint.files.Checkpoint`; `config` holds keys and values.
-
-    It is empty for a classifier, and if the file does not determine it.
-    """
+    """Values of a `checkpoint.files.Checkpoint`; `config` is empty if the file has none."""
 
     model: StateDict
     config: ConfigValues = field(default_factory=dict)
@@ -76,8 +71,8 @@ def detect_source(content: Any) -> str | None:
     return _source_of(unwrap(content).state)
 
 
-def _source_of(names: Mapping[str, Any]) -> str | None:
-    return next((name for name, source in SOURCES.items() if source.recognise(names)), None)
+def _source_of(names: Collection[str]) -> str | None:
+    return next((name for name, source in SOURCES.items() if source.recognizes(names)), None)
 
 
 def convert(content: Any, name: str, path: Path = Path()) -> ConvertedCheckpoint:
@@ -95,10 +90,9 @@ def convert(content: Any, name: str, path: Path = Path()) -> ConvertedCheckpoint
     raw, container, *_ = unwrap(content)
     if not raw:
         raise ValueError("holds no state dict: names and tensors or arrays")
-    plain_resnet = name == "timm" and TORCHVISION.recognise(raw)
+    plain_resnet = name == "timm" and TORCHVISION.recognizes(raw)
     source = TORCHVISION if plain_resnet else SOURCES[name]
-    state = as_tensors(source.rename(raw))
-    state = source.adapt(state, raw)
+    state = _number_levels_from_zero(source.adapt(as_tensors(source.rename(raw)), raw))
     if all(key.startswith("backbone.body.") for key in state):
         return ConvertedCheckpoint(state, backbone_only=True)
     try:
@@ -109,7 +103,15 @@ def convert(content: Any, name: str, path: Path = Path()) -> ConvertedCheckpoint
     if config:
         config["MODEL.CONVENTION"] = source.convention
     override = config.pop("MODEL.CONVENTION_OVERRIDE", [])
-    categories = _categories(state, config, source.class_names(container))
+    # FBNets have no config.
+    num_classes = len(state.get("roi_heads.box.predictor.cls_score.weight", ()))
+    for section in ("ROI_BOX_HEAD", "RETINANET"):
+        num_classes = config.get(f"MODEL.{section}.NUM_CLASSES", num_classes)
+    names = source.class_names(container)
+    if len(names) == num_classes - 1:
+        categories = categories_from_names(names)
+    else:
+        categories = guess_categories(num_classes, config.get("MODEL.KEYPOINT_ON", False))
     return ConvertedCheckpoint(
         state, config, source.convention, override, categories, False, name, frozenset(stated)
     )
@@ -128,20 +130,18 @@ def unwrap(content: Any) -> FoundStateDict:
     if {"categories", "convention"} <= content.keys() and isinstance(content.get("model"), dict):
         return FoundStateDict(content["model"], content)  # a checkpoint of detlite
     found = list(_arrays(content, "", content, 0))
-    groups: dict[str, list[int]] = {"": list(range(len(found)))}
-    for index, (name, _, _) in enumerate(found):
-        for dot in re.finditer(r"\.", name):
-            groups.setdefault(name[: dot.end()], []).append(index)
-    large = [p for p, members in groups.items() if len(members) >= _MIN_FRACTION * len(found)]
+    groups: dict[str, list[str]] = {}  # prefix -> rests of the names
+    for name, _, _ in found:
+        for dot in re.finditer(r"^|\.", name):
+            groups.setdefault(name[: dot.end()], []).append(name[dot.end() :])
+    large = [p for p, rests in groups.items() if len(rests) >= _MIN_FRACTION * len(found)]
     large.sort(key=lambda prefix: (bool(_COPY.search(prefix)), prefix.count(".")))
-    for prefix in large:
-        names = {found[index][0][len(prefix) :]: None for index in groups[prefix]}
-        if _is_own(names) or _source_of(names):
-            break
-    else:
+    known = (p for p in large if _is_own(groups[p]) or _source_of(groups[p]))
+    prefix = next(known, None)
+    if prefix is None:
         prefix = _wrapper([name for name, _, _ in found])
     members = [row for row in found if row[0].startswith(prefix)]
-    others = {row[0].split(".")[0] for row in found if not row[0].startswith(prefix)}
+    others = {name.split(".")[0] for name, _, _ in found if not name.startswith(prefix)}
     return FoundStateDict(
         {name[len(prefix) :]: value for name, value, _ in members},
         members[0][2] if members else content,
@@ -201,13 +201,11 @@ def as_tensors(arrays: Mapping[str, Any]) -> StateDict:
     return state
 
 
-def _categories(
-    state: StateDict, config: ConfigValues, names: Sequence[str]
-) -> list[dict[str, Any]]:
-    # FBNets have no config.
-    num_classes = len(state.get("roi_heads.box.predictor.cls_score.weight", ()))
-    for section in ("ROI_BOX_HEAD", "RETINANET"):
-        num_classes = config.get(f"MODEL.{section}.NUM_CLASSES", num_classes)
-    if len(names) == num_classes - 1:
-        return categories_from_names(names)
-    return guess_categories(num_classes, config.get("MODEL.KEYPOINT_ON", False))
+def _number_levels_from_zero(state: StateDict) -> StateDict:
+    """Renumber the pyramid levels so that the finest, which may be P3, is number 0."""
+    level = re.compile(r"^(backbone\.neck\.(?:lateral|output)\.)(\d+)")
+    first = min((int(match[2]) for match in map(level.match, state) if match), default=0)
+    return {
+        level.sub(lambda match: f"{match[1]}{int(match[2]) - first}", name): value
+        for name, value in state.items()
+    }

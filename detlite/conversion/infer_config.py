@@ -5,16 +5,14 @@ from collections.abc import Callable
 
 from detlite.modeling.backbone.resnet import DEPTHS
 
-from .checkpoint_source import ConfigValues, StateDict
+from .checkpoint_source import ConfigValues, StateDict, section
 from .regnet import is_regnet, regnet_config
 
 # Differences of the RetinaNets of torchvision and detectron2 from maskrcnn-benchmark's.
-L1_RETINANET: ConfigValues = {
-    "MODEL.RETINANET.BOX_LOSS": "l1",
-    "MODEL.RETINANET.BBOX_REG_WEIGHT": 1.0,
-    "MODEL.RETINANET.BBOX_REG_WEIGHTS": [1.0] * 4,
-    "MODEL.RETINANET.NMS_TH": 0.5,
-}
+L1_RETINANET = section(
+    "MODEL.RETINANET", BOX_LOSS="l1", BBOX_REG_WEIGHT=1.0, BBOX_REG_WEIGHTS=[1.0] * 4, NMS_TH=0.5
+)
+_FPN = "backbone.neck.output.0.0.weight"
 
 
 def infer_config(
@@ -58,23 +56,23 @@ def is_retinanet(state: StateDict) -> bool:
 
 
 def _backbone(state: StateDict) -> ConfigValues:
-    fpn = state.get("backbone.neck.output.0.0.weight")
     if is_retinanet(state):
         ending = "FPN-RETINANET"
-    elif fpn is not None:
+    elif _FPN in state:
         ending = "FPN"
     else:
         ending = "C5" if "backbone.body.res5.0.conv2.weight" in state else "C4"
-    if "backbone.body.16.0.weight" in state:
-        config = _mobilenet(state)
+    if "backbone.body.16.0.weight" in state:  # of torchvision
+        config: ConfigValues = {
+            "MODEL.BACKBONE.CONV_BODY": "MobileNetV3-Large-FPN",
+            "MODEL.RESNETS.NORM": _norm(state, "backbone.body.16.1"),
+        }
     else:
         config = (regnet_config if is_regnet(state) else _resnet)(state, ending)
-    if fpn is not None:
-        config |= {
-            "MODEL.RESNETS.BACKBONE_OUT_CHANNELS": len(fpn),
-            "MODEL.FPN.NORM": _norm(state, "backbone.neck.output.0.1"),
-            "DATALOADER.SIZE_DIVISIBILITY": 32,
-        }
+    if _FPN in state:
+        config["MODEL.RESNETS.BACKBONE_OUT_CHANNELS"] = len(state[_FPN])
+        config["MODEL.FPN.NORM"] = _norm(state, "backbone.neck.output.0.1")
+        config["DATALOADER.SIZE_DIVISIBILITY"] = 32
     return config
 
 
@@ -93,54 +91,49 @@ def _resnet(state: StateDict, ending: str) -> ConfigValues:
             f"the backbone has {list(blocks)} blocks in its stages, which is no ResNet of "
             f"depth {sorted(DEPTHS)}"
         )
-    deformable = [f"backbone.body.res{stage}.0.conv2.offset.weight" for stage in range(2, 6)]
-    with_dcn = [name in state for name in deformable]
+    offsets = [state.get(f"backbone.body.res{n}.0.conv2.offset.weight") for n in range(2, 6)]
+    with_dcn = [weight is not None for weight in offsets]
     conv2 = state[f"backbone.body.res2.0.conv2.{'conv.' if with_dcn[0] else ''}weight"]
     last = state[f"backbone.body.res2.0.conv{3 if bottleneck else 2}.weight"]
-    config: ConfigValues = {
-        "MODEL.BACKBONE.CONV_BODY": f"R-{depths[0]}-{ending}",
+    config = {"MODEL.BACKBONE.CONV_BODY": f"R-{depths[0]}-{ending}"} | section(
+        "MODEL.RESNETS",
         # The norm of the stem may be frozen while the others are trained.
-        "MODEL.RESNETS.NORM": _norm(state, "backbone.body.res4.0.norm1"),
-        "MODEL.RESNETS.NUM_GROUPS": conv2.shape[0] // conv2.shape[1],
-        "MODEL.RESNETS.WIDTH_PER_GROUP": conv2.shape[1] if bottleneck else 64,
-        "MODEL.RESNETS.STEM_OUT_CHANNELS": len(stem),
-        "MODEL.RESNETS.RES2_OUT_CHANNELS": len(last),
-    }
+        NORM=_norm(state, "backbone.body.res4.0.norm1"),
+        NUM_GROUPS=conv2.shape[0] // conv2.shape[1],
+        WIDTH_PER_GROUP=conv2.shape[1] if bottleneck else 64,
+        STEM_OUT_CHANNELS=len(stem),
+        RES2_OUT_CHANNELS=len(last),
+    )
     if any(with_dcn):
-        channels = len(state[deformable[with_dcn.index(True)]])
-        modulated = channels % 27 == 0  # 9 kernel positions with 3 values each, or 2
-        config["MODEL.RESNETS.STAGE_WITH_DCN"] = with_dcn
-        config["MODEL.RESNETS.WITH_MODULATED_DCN"] = modulated
-        config["MODEL.RESNETS.DEFORMABLE_GROUPS"] = channels // (27 if modulated else 18)
+        channels = next(len(weight) for weight in offsets if weight is not None)
+        values = 27 if channels % 27 == 0 else 18  # 9 kernel positions with 3 values each, or 2
+        config |= section(
+            "MODEL.RESNETS",
+            STAGE_WITH_DCN=with_dcn,
+            WITH_MODULATED_DCN=values == 27,
+            DEFORMABLE_GROUPS=channels // values,
+        )
     return config
 
 
-def _mobilenet(state: StateDict) -> ConfigValues:
-    """Return the backbone of torchvision's MobileNetV3 detectors."""
-    norm = _norm(state, "backbone.body.16.1")
-    return {"MODEL.BACKBONE.CONV_BODY": "MobileNetV3-Large-FPN", "MODEL.RESNETS.NORM": norm}
-
-
 def _rpn(state: StateDict, heads: bool) -> ConfigValues:
-    fpn = "backbone.neck.output.0.0.weight" in state
+    fpn = _FPN in state
     more_convs = sum(name.startswith("rpn.head.more_convs.") for name in state) // 2
-    config: ConfigValues = {
-        "MODEL.RPN.NUM_CONVS": 1 + more_convs,
-        "MODEL.RPN.PRE_NMS_TOP_N_TRAIN": 2000 if fpn else 12000,
-        "MODEL.RPN.PRE_NMS_TOP_N_TEST": 1000 if fpn else 6000,
-    }
+    config = section(
+        "MODEL.RPN",
+        NUM_CONVS=1 + more_convs,
+        PRE_NMS_TOP_N_TRAIN=2000 if fpn else 12000,
+        PRE_NMS_TOP_N_TEST=1000 if fpn else 6000,
+    )
     if len(state["rpn.head.cls_logits.weight"]) == 9 and not fpn:
         # as in the Faster R-CNN paper, and in maskrcnn-benchmark for PASCAL VOC
-        config["MODEL.RPN.ANCHOR_SIZES"] = [128, 256, 512]
-        config["MODEL.RPN.POST_NMS_TOP_N_TEST"] = 300
+        config |= section("MODEL.RPN", ANCHOR_SIZES=[128, 256, 512], POST_NMS_TOP_N_TEST=300)
     if not heads:
-        config |= {
-            "MODEL.META_ARCHITECTURE": "ProposalNetwork",
-            "MODEL.ROI_BOX_HEAD.NUM_CLASSES": 2,
-            "MODEL.RPN.PRE_NMS_TOP_N_TEST": 1000 if fpn else 12000,
-            "MODEL.RPN.POST_NMS_TOP_N_TEST": 2000,
-            "MODEL.RPN.FPN_POST_NMS_TOP_N_TEST": 2000,
-        }
+        config["MODEL.META_ARCHITECTURE"] = "ProposalNetwork"
+        config["MODEL.ROI_BOX_HEAD.NUM_CLASSES"] = 2
+        config["MODEL.RPN.PRE_NMS_TOP_N_TEST"] = 1000 if fpn else 12000
+        config["MODEL.RPN.POST_NMS_TOP_N_TEST"] = 2000
+        config["MODEL.RPN.FPN_POST_NMS_TOP_N_TEST"] = 2000
     return config
 
 
@@ -159,37 +152,40 @@ def _heads(state: StateDict, pooler: str, sampling: int) -> ConfigValues:
         "MODEL.ROI_MASK_HEAD.POOLER_TYPE": pooler,
     }
     box = f"{head}.feature_extractor"
-    convs = _widths(state, f"{box}.convs.")
-    if f"{box}.fc6.weight" in state:
-        fc6 = state[f"{box}.fc6.weight"]
+    fc6, convs = state.get(f"{box}.fc6.weight"), _widths(state, f"{box}.convs.")
+    if fc6 is not None:
         channels = convs[-1] if convs else _pooled_channels(state)
-        norm = "convs.0.1" if convs else "norm6"
-        config |= {
-            "MODEL.ROI_BOX_HEAD.FEATURE_EXTRACTOR": (
-                "FPNXconv1fcFeatureExtractor" if convs else "FPN2MLPFeatureExtractor"
-            ),
-            "MODEL.ROI_BOX_HEAD.PREDICTOR": "FPNPredictor",
-            "MODEL.ROI_BOX_HEAD.POOLER_RESOLUTION": math.isqrt(fc6.shape[1] // channels),
-            "MODEL.ROI_BOX_HEAD.POOLER_SAMPLING_RATIO": sampling,
-            "MODEL.ROI_BOX_HEAD.MLP_HEAD_DIM": len(fc6),
-            "MODEL.ROI_BOX_HEAD.NORM": _norm(state, f"{box}.{norm}"),
-            "MODEL.ROI_MASK_HEAD.FEATURE_EXTRACTOR": "MaskRCNNFPNFeatureExtractor",
-            "MODEL.ROI_MASK_HEAD.SHARE_BOX_FEATURE_EXTRACTOR": False,
-            "MODEL.ROI_MASK_HEAD.POOLER_SAMPLING_RATIO": sampling,
-        }
+        extractor = "FPNXconv1fcFeatureExtractor" if convs else "FPN2MLPFeatureExtractor"
+        config |= section(
+            "MODEL.ROI_BOX_HEAD",
+            FEATURE_EXTRACTOR=extractor,
+            PREDICTOR="FPNPredictor",
+            POOLER_RESOLUTION=math.isqrt(fc6.shape[1] // channels),
+            POOLER_SAMPLING_RATIO=sampling,
+            MLP_HEAD_DIM=len(fc6),
+            NORM=_norm(state, f"{box}.convs.0.1" if convs else f"{box}.norm6"),
+        )
+        config |= section(
+            "MODEL.ROI_MASK_HEAD",
+            FEATURE_EXTRACTOR="MaskRCNNFPNFeatureExtractor",
+            SHARE_BOX_FEATURE_EXTRACTOR=False,
+            POOLER_SAMPLING_RATIO=sampling,
+        )
     if convs:
-        config["MODEL.ROI_BOX_HEAD.NUM_STACKED_CONVS"] = len(convs)
-        config["MODEL.ROI_BOX_HEAD.CONV_HEAD_DIM"] = convs[-1]
+        config |= section(
+            "MODEL.ROI_BOX_HEAD", NUM_STACKED_CONVS=len(convs), CONV_HEAD_DIM=convs[-1]
+        )
     if "roi_heads.keypoint.predictor.kps_score_lowres.weight" in state:
         config |= _keypoint_head(state, pooler, sampling)
     if mask:
         mask_convs = "roi_heads.mask.feature_extractor.convs."
         last = state["roi_heads.mask.predictor.conv5_mask.weight"].shape[1]
-        config |= {
-            "MODEL.ROI_MASK_HEAD.CONV_LAYERS": _widths(state, mask_convs) or [last],
-            "MODEL.ROI_MASK_HEAD.NORM": _norm(state, f"{mask_convs}0.1"),
-            "MODEL.ROI_MASK_HEAD.RESOLUTION": 28 if f"{box}.fc6.weight" in state else 14,
-        }
+        config |= section(
+            "MODEL.ROI_MASK_HEAD",
+            CONV_LAYERS=_widths(state, mask_convs) or [last],
+            NORM=_norm(state, f"{mask_convs}0.1"),
+            RESOLUTION=14 if fc6 is None else 28,
+        )
     return config
 
 
@@ -197,38 +193,36 @@ def _retinanet(state: StateDict) -> ConfigValues:
     towers = "head.cls_tower."
     anchors = len(state["head.bbox_pred.bias"]) // 4
     p6 = state["backbone.neck.top.p6.weight"]
-    return {
-        "MODEL.META_ARCHITECTURE": "RetinaNet",
-        "MODEL.RETINANET.USE_C5": p6.shape[0] != p6.shape[1],
-        "MODEL.RETINANET.NUM_CONVS": len(_widths(state, towers)),
-        "MODEL.RETINANET.NORM": _norm(state, f"{towers}0.1.0") or _norm(state, f"{towers}0.1"),
-        "MODEL.RETINANET.NUM_CLASSES": 1 + len(state["head.cls_logits.bias"]) // anchors,
-    }
+    return {"MODEL.META_ARCHITECTURE": "RetinaNet"} | section(
+        "MODEL.RETINANET",
+        USE_C5=p6.shape[0] != p6.shape[1],
+        NUM_CONVS=len(_widths(state, towers)),
+        NORM=_norm(state, f"{towers}0.1.0") or _norm(state, f"{towers}0.1"),
+        NUM_CLASSES=1 + len(state["head.cls_logits.bias"]) // anchors,
+    )
 
 
 def _keypoint_head(state: StateDict, pooler: str, sampling: int) -> ConfigValues:
     deconv = state["roi_heads.keypoint.predictor.kps_score_lowres.weight"]
     widths = _widths(state, "roi_heads.keypoint.feature_extractor.convs.")
-    config: ConfigValues = {
-        "MODEL.KEYPOINT_ON": True,
-        "MODEL.ROI_KEYPOINT_HEAD.NUM_CLASSES": deconv.shape[1],
-        "MODEL.ROI_KEYPOINT_HEAD.RESOLUTION": 56 if widths else 28,
-    }
+    config = {"MODEL.KEYPOINT_ON": True} | section(
+        "MODEL.ROI_KEYPOINT_HEAD", NUM_CLASSES=deconv.shape[1], RESOLUTION=56 if widths else 28
+    )
     if widths:  # otherwise it shares the last stage with the box head of a C4 model
-        config |= {
-            "MODEL.ROI_KEYPOINT_HEAD.POOLER_TYPE": pooler,
-            "MODEL.ROI_KEYPOINT_HEAD.POOLER_SAMPLING_RATIO": sampling,
-            "MODEL.ROI_KEYPOINT_HEAD.CONV_LAYERS": widths,
-            "MODEL.ROI_KEYPOINT_HEAD.SHARE_BOX_FEATURE_EXTRACTOR": False,
-        }
+        config |= section(
+            "MODEL.ROI_KEYPOINT_HEAD",
+            POOLER_TYPE=pooler,
+            POOLER_SAMPLING_RATIO=sampling,
+            CONV_LAYERS=widths,
+            SHARE_BOX_FEATURE_EXTRACTOR=False,
+        )
     return config
 
 
 def _pooled_channels(state: StateDict) -> int:
     """Return the channels of the feature maps that heads pool from."""
     stages = (f"backbone.body.res{stage}.0.conv{n}.weight" for stage in (5, 4) for n in (3, 2))
-    names = ("backbone.neck.output.0.0.weight", *stages)
-    return next(len(state[name]) for name in names if name in state)
+    return next(len(state[name]) for name in (_FPN, *stages) if name in state)
 
 
 def _widths(state: StateDict, convs: str) -> list[int]:

@@ -1,17 +1,15 @@
-"""maskrcnn-benchmark: R-CNNs, RPNs and RetinaNets on ResNets and FBNets."""
+"""maskrcnn-benchmark: R-CNNs, RPNs and RetinaNets on ResNets and FBNets.
+
+Also Detectron, whose files (of Caffe2) it loads: detectors and ImageNet classifiers.
+"""
 
 import re
 from pathlib import Path
 from typing import Any
 
-from .checkpoint_source import (
-    CheckpointSource,
-    ConfigValues,
-    RawStateDict,
-    StateDict,
-    names_match,
-    number_levels_from_zero,
-)
+import torch
+
+from .checkpoint_source import CheckpointSource, ConfigValues, RawStateDict, StateDict
 from .infer_config import infer_config
 
 _RULES = [
@@ -38,16 +36,13 @@ _RULES = [
 def _adapt(state: StateDict, _raw: RawStateDict) -> StateDict:
     if any(name.startswith("head.") for name in state):  # a RetinaNet
         state = {re.sub(r"^rpn\.head\.", "head.", name): value for name, value in state.items()}
-    return number_levels_from_zero(state)
+    return state
 
 
-def configure(
+def _configure(
     state: StateDict, _raw: RawStateDict, _path: Path, _content: Any
 ) -> tuple[ConfigValues, ConfigValues]:
-    """Infer the config of a detector of maskrcnn-benchmark or Caffe2.
-
-    Empty for FBNets, whose weights do not determine their operators.
-    """
+    """Infer the config; empty for FBNets, whose weights do not determine their operators."""
     if any(name.startswith("backbone.body.stages.xif") for name in state):
         return {}, {}
     return {"MODEL.RPN.FPN_POST_NMS_TOP_N_TEST": 1000, **infer_config(state, "ROIAlign", 2)}, {}
@@ -56,12 +51,83 @@ def configure(
 MASKRCNN_BENCHMARK = CheckpointSource(
     name="maskrcnn-benchmark",
     convention="maskrcnn-benchmark",
-    recognise=names_match(
-        r"backbone\.body\.stem\.bn1\.weight$|rpn\.head\.0\.head\.|"
-        r"roi_heads\.\w+\.feature_extractor\.head\."
+    pattern=(
+        r"^(backbone\.body\.stem\.bn1\.weight$|rpn\.head\.0\.head\."
+        r"|roi_heads\.\w+\.feature_extractor\.head\.)"
     ),
     rules=_RULES,
     unused=r"(^|\.)anchor_generator\.",
     adapt=_adapt,
-    configure=configure,
+    configure=_configure,
+)
+
+_CAFFE2_RULES = [
+    (r"_w$", ".weight"),
+    (r"_b$", ".bias"),
+    (r"_(bn|gn)_(?:s|gamma)$", r"_\1.weight"),
+    (r"_(bn|gn)(?:\.bias|_beta)$", r"_\1.bias"),
+    # present only if the statistics are not folded into the scales
+    (r"_bn_(?:running_mean|rm)$", "_bn.running_mean"),
+    (r"_bn_(?:running_var|riv)$", "_bn.running_var"),
+    (r"^conv1\.weight$", "backbone.body.stem.conv1.weight"),
+    (r"^(res_conv1_bn|conv1_gn)\.", "backbone.body.stem.norm1."),
+    (r"^res(\d)_(\d+)_branch", r"backbone.body.res\1.\2.branch"),
+    (r"\.branch1\.", ".downsample.0."),
+    (r"\.branch1_[bg]n\.", ".downsample.1."),
+    *((rf"\.branch2{letter}\.", f".conv{n}.") for n, letter in enumerate("abc", start=1)),
+    *((rf"\.branch2{letter}_[bg]n\.", f".norm{n}.") for n, letter in enumerate("abc", start=1)),
+    (r"^fpn_inner_res(\d)_\d+_sum(?:_lateral)?", r"backbone.neck.lateral.\1"),
+    (r"^fpn_res(\d)_\d+_sum", r"backbone.neck.output.\1"),
+    *((rf"\.neck\.(\w+)\.{n}\.", rf".neck.\1.{n - 2}.0.") for n in range(2, 6)),
+    *((rf"\.neck\.(\w+)\.{n}_gn\.", rf".neck.\1.{n - 2}.1.") for n in range(2, 6)),
+    (r"^conv_rpn(?:_fpn\d)?\.", "rpn.head.conv."),
+    (r"^rpn_(cls_logits|bbox_pred)(?:_fpn\d)?\.", r"rpn.head.\1."),
+    (r"^(fc[67])\.", r"roi_heads.box.feature_extractor.\1."),
+    (r"^fc([67])_gn\.", r"roi_heads.box.feature_extractor.norm\1."),
+    (r"^(cls_score|bbox_pred)\.", r"roi_heads.box.predictor.\1."),
+    (r"^(conv5_mask|mask_fcn_logits)\.", r"roi_heads.mask.predictor.\1."),
+    (r"^kps_score_lowres\.", "roi_heads.keypoint.predictor.kps_score_lowres."),
+    (r"^head_conv", "roi_heads.box.feature_extractor.conv"),
+    (r"^_\[mask\]_fcn", "roi_heads.mask.feature_extractor.conv"),
+    (r"^conv_fcn", "roi_heads.keypoint.feature_extractor.conv"),
+    *((rf"_extractor\.conv{n}\.", f"_extractor.convs.{n - 1}.0.") for n in range(1, 9)),
+    *((rf"_extractor\.conv{n}_gn\.", f"_extractor.convs.{n - 1}.1.") for n in range(1, 9)),
+]  # fmt: skip
+
+# Detectron keeps unused weights of the file it started from: a classifier's last layer, and biases
+# before a norm. kps_score is an interpolation that it implements as a convolution.
+_CAFFE2_UNUSED = (
+    r"_momentum$|^lr$|^weight_order$|^(fc1000|pred)_[wb]$"
+    r"|^(conv1|res\d_\d+_branch\d[abc]?)_b$|^kps_score_[wb]$"
+)
+
+
+def _adapt_caffe2(state: StateDict, raw: RawStateDict) -> StateDict:
+    c4 = "roi_heads.box.feature_extractor.fc6.weight" not in state
+    if c4 and "roi_heads.box.predictor.cls_score.weight" in state:
+        # The last stage belongs to the box head, which its name does not show.
+        stage, head = r"^backbone\.body\.res5\.", "roi_heads.box.feature_extractor.res5."
+        state = {re.sub(stage, head, name): value for name, value in state.items()}
+    if "conv1_gn_s" not in raw:
+        _add_statistics(state)
+    return state
+
+
+def _add_statistics(state: StateDict) -> None:
+    """Add mean 0 and variance 1 where batch statistics are folded into the scales."""
+    for name, value in list(state.items()):
+        layer, _, leaf = name.rpartition(".")
+        if leaf == "weight" and re.search(r"\.(res\d\.\d+|stem)\.(norm\d|downsample\.1)$", layer):
+            state.setdefault(f"{layer}.running_mean", torch.zeros_like(value))
+            state.setdefault(f"{layer}.running_var", torch.ones_like(value))
+
+
+CAFFE2 = CheckpointSource(
+    name="caffe2",
+    convention="maskrcnn-benchmark",
+    pattern=r"^conv1_w$",
+    rules=_CAFFE2_RULES,
+    unused=_CAFFE2_UNUSED,
+    adapt=_adapt_caffe2,
+    configure=_configure,
 )

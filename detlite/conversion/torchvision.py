@@ -1,30 +1,19 @@
 """torchvision: detectors on ResNets with a feature pyramid, and ResNet classifiers."""
 
 import hashlib
-from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from .checkpoint_source import (
-    CheckpointSource,
-    ConfigValues,
-    RawStateDict,
-    StateDict,
-)
+from .checkpoint_source import CheckpointSource, ConfigValues, RawStateDict, StateDict, section
 from .infer_config import L1_RETINANET, infer_config, is_retinanet
 
-
-def _recognise(names: Collection[str]) -> bool:
-    pairs = (("conv1.weight", "layer1.0.conv1.weight"), ("0.0.weight", "16.0.weight"))
-    return any(
-        prefix + first in names and prefix + other in names
-        for first, other in pairs
-        for prefix in ("backbone.body.", "" if "conv1" in first else "features.")
-    )
-
-
+# The first layer and one of a ResNet, or of a MobileNetV3.
+_PATTERN = (
+    r"^(backbone\.body\.|)conv1\.weight$.*^\1layer1\.0\.conv1\.weight$"
+    r"|^(backbone\.body|features)\.0\.0\.weight$.*^\2\.16\.0\.weight$"
+)
 _RULES = [
     # classifiers have the backbone only; those of timm have the same names
     (r"^(?:features\.)?(conv1|bn1|layer\d|(?<=features\.)\d+)\.", r"backbone.body.\1."),
@@ -57,9 +46,7 @@ _RULES = [
 _CONFIG: ConfigValues = {
     "MODEL.MEMORY_FORMAT": "contiguous",
     "MODEL.RESNETS.STRIDE_IN_1X1": False,
-    "MODEL.RPN.STRADDLE_THRESH": -1,
-    "MODEL.RPN.MIN_SIZE": 1e-3,
-    "MODEL.RPN.FPN_POST_NMS_PER_BATCH": False,
+    **section("MODEL.RPN", STRADDLE_THRESH=-1, MIN_SIZE=1e-3, FPN_POST_NMS_PER_BATCH=False),
     "MODEL.RPN.FPN_POST_NMS_TOP_N_TRAIN": 2000,
     "MODEL.RPN.FPN_POST_NMS_TOP_N_TEST": 1000,
     "MODEL.ROI_BOX_HEAD.SMOOTH_L1_BETA": 1.0 / 9,
@@ -75,18 +62,13 @@ _RETINANET_CONFIG: ConfigValues = L1_RETINANET | {
     ],
     "MODEL.ROI_HEADS.DETECTIONS_PER_IMG": 300,
 }
-
-
 # Both published MobileNets have several anchor sizes on each of three levels.
-_MOBILENET_CONFIG: ConfigValues = {
-    "MODEL.RPN.ANCHOR_SIZES": [[32, 64, 128, 256, 512]] * 3,
-    "MODEL.RPN.SCORE_THRESH": 0.05,
-}
+_MOBILENET_CONFIG = section(
+    "MODEL.RPN", ANCHOR_SIZES=[[32, 64, 128, 256, 512]] * 3, SCORE_THRESH=0.05
+)
 _MOBILENET_320_CONFIG: ConfigValues = {
-    "INPUT.MIN_SIZE_TEST": 320,
-    "INPUT.MAX_SIZE_TEST": 640,
-    "MODEL.RPN.PRE_NMS_TOP_N_TEST": 150,
-    "MODEL.RPN.FPN_POST_NMS_TOP_N_TEST": 150,
+    **section("INPUT", MIN_SIZE_TEST=320, MAX_SIZE_TEST=640),
+    **section("MODEL.RPN", PRE_NMS_TOP_N_TEST=150, FPN_POST_NMS_TOP_N_TEST=150),
 }
 # Above this variance, the epsilon of a frozen norm changes no channel by more than 0.01 %.
 _MIN_VARIANCE = 0.05
@@ -150,7 +132,7 @@ def _published_name(path: Path) -> str:
 TORCHVISION = CheckpointSource(
     name="torchvision",
     convention="torchvision",
-    recognise=_recognise,
+    pattern=_PATTERN,
     rules=_RULES,
     configure=_configure,
     unused=r"^(fc|classifier)\.",

@@ -11,7 +11,8 @@ from yacs.config import CfgNode
 
 from detlite.config import ConfigError
 from detlite.conversion.checkpoint.files import Checkpoint
-from detlite.conversion.checkpoint.loading import apply_convention, load_weights, read_weights
+from detlite.conversion.checkpoint.loading import load_weights, read_weights
+from detlite.conversion.checkpoint.stored_config import apply_convention
 from detlite.data import (
     build_test_datasets,
     build_train_dataset,

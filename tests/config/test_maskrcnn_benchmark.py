@@ -378,7 +378,7 @@ def test_file_builds_unchanged(name, file, monkeypatch):
     if cfg.MODEL.WEIGHT:
         addresses = []
         monkeypatch.setattr(
-            "detlite.conversion.download.weight_catalog.download",
+            "detlite.conversion.weight_catalog.download",
             lambda address, *_: addresses.append(address),
         )
         weight_file(cfg)

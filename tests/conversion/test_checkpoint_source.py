@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from detlite.conversion import SOURCES, detect_source
-from detlite.conversion.checkpoint_source import number_levels_from_zero, rename
-from detlite.conversion.torchvision_export import TO_TORCHVISION_RULES
+from detlite.conversion.checkpoint_source import rename
+from detlite.conversion.convert import _number_levels_from_zero
 
 BODY, NECK = "backbone.body", "backbone.neck"
 BOX, MASK = "roi_heads.box.feature_extractor", "roi_heads.mask.feature_extractor"
@@ -134,20 +134,6 @@ def test_names(source, name, expected):
     assert rename(name, SOURCES[source].rules) == expected
 
 
-_OLDER = (
-    "mask_head.mask_fcn",
-    "rpn.head.conv.bias",
-    "inner_blocks.3.bias",
-    "layer2.3.conv2.weight",
-)
-_CURRENT = [n for n in CASES["torchvision"] if not any(older in n for older in _OLDER)]
-
-
-@pytest.mark.parametrize("original", _CURRENT)
-def test_round_trip_of_torchvision_names(original):
-    assert rename(rename(original, SOURCES["torchvision"].rules), TO_TORCHVISION_RULES) == original
-
-
 @pytest.mark.parametrize(
     ("names", "source"),
     [
@@ -189,7 +175,7 @@ def test_unused_weights_are_left_out():
 def test_levels_are_numbered_from_zero(finest):
     state = {f"backbone.neck.{layer}.{finest + k}.0.weight": torch.tensor(float(k))
              for layer in ("lateral", "output") for k in range(3)}  # fmt: skip
-    numbered = number_levels_from_zero(state | {"other.1.weight": torch.zeros(1)})
+    numbered = _number_levels_from_zero(state | {"other.1.weight": torch.zeros(1)})
     assert numbered.pop("other.1.weight") == 0
     assert {name: int(value) for name, value in numbered.items()} == {
         f"backbone.neck.{layer}.{k}.0.weight": k

@@ -9,8 +9,7 @@ import torchvision
 from detlite.conversion import convert, detect_source
 from detlite.conversion.checkpoint.files import CheckpointError, read_checkpoint
 from detlite.conversion.checkpoint.loading import build_model_from_checkpoint, load_weights
-from detlite.conversion.checkpoint_source import rename
-from detlite.conversion.torchvision_export import TO_TORCHVISION_RULES
+from detlite.conversion.torchvision import TORCHVISION
 from detlite.modeling.backbone.resnet import ResNet, ResNetOptions
 from detlite.modeling.build import build_model
 from tests.conversion.synthetic_state_dicts import (
@@ -73,7 +72,10 @@ def test_caffe2_classifier(norm, tiny_config, tmp_path):
 def classifier(model: torch.nn.Module) -> StateDict:
     """Return the backbone of `model` with the names of torchvision's classifiers."""
     backbone = {n: v for n, v in model.state_dict().items() if n.startswith("backbone.body.")}
-    names = {n: rename(n, TO_TORCHVISION_RULES).removeprefix("backbone.body.") for n in backbone}
+    depth = "resnet50" if "backbone.body.res2.0.conv3.weight" in backbone else "resnet18"
+    with torch.device("meta"):
+        original = getattr(torchvision.models, depth)().state_dict()
+    names = TORCHVISION.rename({name: name for name in original})
     return {names[n]: v + 1 for n, v in backbone.items()} | {"fc.weight": torch.zeros(10, 4)}
 
 

@@ -10,8 +10,6 @@ from detlite.conversion import convert, detect_source
 from detlite.conversion.checkpoint.files import CheckpointError, read_checkpoint
 from detlite.conversion.checkpoint.loading import build_model_from_checkpoint
 from detlite.conversion.convert import unwrap
-from detlite.conversion.torchvision_export import to_torchvision
-from detlite.modeling.build import build_model
 from tests.conversion.synthetic_state_dicts import (
     CLASSES,
     RETINANET_NAMES,
@@ -139,37 +137,6 @@ def test_invalid_checkpoints(tmp_path):
         convert(short, "detectron2")
     with pytest.raises(ValueError, match="holds no state dict"):
         convert([1, 2], "detectron2")
-    with pytest.raises(
-        ValueError, match=r"with a feature pyramid only; this model has no backbone"
-    ):
-        to_torchvision({})
-
-
-@pytest.mark.parametrize(
-    ("opts", "message"),
-    [
-        (["MODEL.BACKBONE.CONV_BODY", "ViT-T-SFP"], "no backbone.body.stem.conv1.weight"),
-        (["MODEL.RPN.RPN_HEAD", "SeparableRPNHead"], "no rpn.head.conv.weight"),
-        (
-            ["MODEL.ROI_MASK_HEAD.FEATURE_EXTRACTOR", "SeparableConvFeatureExtractor"],
-            r"separable .* has roi_heads.mask.feature_extractor.convs.0.1.weight",
-        ),
-        (["MODEL.ROI_MASK_HEAD.NUM_HEADS", 2], "several mask heads; this model has .*more.0"),
-        (
-            [
-                "MODEL.BACKBONE.CONV_BODY",
-                "R-50-FPN",
-                "MODEL.RESNETS.STAGE_WITH_DCN",
-                (False, False, False, True),
-            ],
-            "deformable",
-        ),
-    ],
-)
-def test_models_that_torchvision_lacks(tiny_config, opts, message):
-    model = build_model(tiny_config(*opts))
-    with pytest.raises(ValueError, match=rf"torchvision has .*{message}"):
-        to_torchvision(model.state_dict())
 
 
 def test_unknown_source():

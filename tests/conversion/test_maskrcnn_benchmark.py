@@ -1,9 +1,9 @@
-"""Conversion of maskrcnn-benchmark: layout and config."""
+"""Conversion of maskrcnn-benchmark and of Caffe2 (Detectron): layout and config."""
 
 import torch
 
 from detlite.conversion import convert
-from tests.conversion.synthetic_state_dicts import maskrcnn_benchmark
+from tests.conversion.synthetic_state_dicts import STEM, caffe2, caffe2_c4, maskrcnn_benchmark
 
 
 def test_shared_stage_is_that_of_the_last_head():
@@ -27,3 +27,24 @@ def test_nine_anchors_of_a_c4_model():
     assert config["MODEL.RPN.POST_NMS_TOP_N_TEST"] == 300
     five = convert(maskrcnn_benchmark(fpn=False), "maskrcnn-benchmark").config
     assert "MODEL.RPN.ANCHOR_SIZES" not in five
+
+
+def test_folded_statistics_become_0_and_1():
+    model = convert({"blobs": caffe2()}, "caffe2").model
+    assert torch.equal(model["backbone.body.res2.0.norm1.running_mean"], torch.zeros(4))
+    assert torch.equal(model["backbone.body.stem.norm1.running_var"], torch.ones(STEM))
+
+
+def test_stored_statistics_are_kept():
+    state = caffe2()
+    state["res2_0_branch2a_bn_rm"] = torch.full((4,), 3.0)
+    model = convert(state, "caffe2").model
+    assert torch.equal(model["backbone.body.res2.0.norm1.running_mean"], torch.full((4,), 3.0))
+    assert torch.equal(model["backbone.body.res2.0.norm1.running_var"], torch.ones(4))
+
+
+def test_last_stage_of_a_c4_model_belongs_to_the_head():
+    model = convert(caffe2_c4(), "caffe2").model
+    assert "roi_heads.box.feature_extractor.res5.2.conv3.weight" in model
+    assert not any(name.startswith("backbone.body.res5.") for name in model)
+    assert "backbone.body.res5.2.conv3.weight" in convert(caffe2(), "caffe2").model

@@ -83,7 +83,7 @@ def test_losses_and_gradients_of_a_step(models, recipe):
 
 def test_weights_are_converted_back(models):
     _, reference, predictor = models
-    state = to_torchvision(predictor.model.state_dict())
+    state = to_torchvision(predictor.model.state_dict(), reference)
     for name, value in reference.state_dict().items():
         assert torch.equal(state[name], value), name
     reference.load_state_dict(state)

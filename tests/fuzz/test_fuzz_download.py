@@ -14,7 +14,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from detlite.config import ConfigError
-from detlite.conversion.download.weight_catalog import find_weights
+from detlite.conversion.weight_catalog import find_weights
 from detlite.data.errors import RemoteError
 from detlite.data.remote import download as module
 from detlite.data.remote.download import download, fetch

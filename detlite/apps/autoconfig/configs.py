@@ -13,13 +13,13 @@ from detlite.apps.doctor import resources
 from detlite.config import ConfigError, config_from, load_config
 from detlite.config.loading import flatten
 from detlite.conversion.checkpoint.files import Checkpoint, read_checkpoint
-from detlite.conversion.checkpoint.loading import (
+from detlite.conversion.checkpoint.loading import resolve_checkpoint_path
+from detlite.conversion.checkpoint.stored_config import (
     apply_convention,
     checkpoint_config,
     log_assumptions,
-    resolve_checkpoint_path,
 )
-from detlite.conversion.download.weight_catalog import COCO, coco_weights
+from detlite.conversion.weight_catalog import COCO, coco_weights
 from detlite.data.datasets.catalog import locate_dataset
 from detlite.data.loading.image_io import build_image_options
 from detlite.distributed import all_gather_objects, is_main, world_size

@@ -48,12 +48,8 @@ def run(args: argparse.Namespace) -> int:
         save_checkpoint,
         save_torch_file,
     )
-    from detlite.conversion.checkpoint.loading import (
-        apply_convention,
-        config_of,
-        load_weights,
-        resolve_checkpoint_path,
-    )
+    from detlite.conversion.checkpoint.loading import load_weights, resolve_checkpoint_path
+    from detlite.conversion.checkpoint.stored_config import apply_convention, config_of
     from detlite.modeling import build_model
 
     if args.source not in (None, *SOURCES):

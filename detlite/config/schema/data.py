@@ -26,9 +26,7 @@ _INPUT = {
         "number of channels of the model"
     ),
     Key("PIXEL_STD", [1.0, 1.0, 1.0], each(positive)): "channel standard deviations to divide by",
-    Key("TO_BGR255", True): (
-        "input of the model: 0 to 255, and BGR if it has three channels; False: RGB from 0 to 1"
-    ),
+    Key("TO_BGR255", True): "input: 0 to 255, and BGR if it has three channels; False: RGB, 0 to 1",
     Key("IMAGE_BITS", 16, in_range(8, 16)): "used bits of 16-bit images; the highest 8 are kept",
     Key("VALUE_RANGE", (), value_range): (
         "values (low, high) of 16-bit and float images that become 0 and 255, for all channels, or "
@@ -51,7 +49,7 @@ _INPUT = {
     Key("CROP_SIZE", 1024, positive): "with SCALE_JITTER: side of the square to crop or pad to",
     Key("MOSAIC_PROB", 0.0, fraction): "probability of combining four training images",
     Key("TRANSFORMS", (), strings): (
-        "names of registered transforms that change training images last, see IMPORTS"
+        "registered transforms of training images, run last; see IMPORTS"
     ),
     Key("TILE", 0, not_negative): (
         "train on overlapping tiles of this side in pixels of the original images, which are then "

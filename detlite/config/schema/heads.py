@@ -30,9 +30,7 @@ def _box_loss(beta: float) -> dict[Key, str]:
     return {
         **_BOX_LOSS,
         Key("BOX_LOSS_WEIGHT", 1.0, not_negative): "factor of the box regression loss",
-        Key("SMOOTH_L1_BETA", beta, not_negative): (
-            "for smooth_l1: width of the quadratic part; 0 gives L1"
-        ),
+        Key("SMOOTH_L1_BETA", beta, not_negative): "smooth_l1: width of the quadratic part; 0: L1",
     }
 
 

@@ -18,9 +18,7 @@ from detlite.conventions import CONVENTIONS
 _RUN = {
     Key("IMPORTS", (), strings): "modules or .py files with your own registered components",
     Key("OUTPUT_DIR", "output"): "folder for logs, checkpoints and results",
-    Key("SEED", 0, in_range(0, 2**63 - 2**16)): (
-        "random seed of sampling, augmentation and initialization, below 2^63"
-    ),
+    Key("SEED", 0, in_range(0, 2**63 - 2**16)): "seed of sampling, augmentation and initialization",
     Key("DTYPE", "float32", one_of("auto", "float32", "float16", "bfloat16")): (
         "precision of the forward pass (torch.amp); auto: bfloat16 if the CPU (AMX or AVX512-BF16) "
         "or the GPU accelerates it, otherwise float32"
@@ -40,9 +38,8 @@ _MODEL = {
         "results bit by bit and is about 15 % slower on a CPU"
     ),
     Key("WEIGHT", ""): (
-        "checkpoint to start from: a path or a name with one of the prefixes https://, "
-        "torchvision://, detectron2://, catalog://, timm://, hf:// and package://; empty: train "
-        "from scratch"
+        "checkpoint to start from: a path or a name with a prefix https://, torchvision://, "
+        "detectron2://, catalog://, timm://, hf:// and package://; empty: train from scratch"
     ),
     Key("WEIGHT_ROOT", "${XDG_CACHE_HOME:-~/.cache}/detlite/weights"): (
         "folder for downloaded weights; ${VARIABLE:-default} is expanded"
@@ -75,8 +72,7 @@ _BACKBONE = {
     ),
     Key("FREEZE_NORM_BELOW", 0, not_negative): (
         "freeze batch norm of a ResNet or timm model in training if it would see fewer images than "
-        "this at a time: those of one accumulation step in one process (SyncBN: in all processes); "
-        "0: never"
+        "this at a time: those of a step in one process (SyncBN: in all processes); 0: never"
     ),
     Key("CHECKPOINT_ACTIVATIONS", False): (
         "activation checkpointing: keep only the inputs of a ResNet's stages or a transformer's "
@@ -149,8 +145,7 @@ _VIT = {
         "number of evenly spaced blocks with global attention; the last block is one"
     ),
     Key("IMAGE_SIZE", 1024, in_range(16)): (
-        "image side in pixels for which a ViT-...-SFP learns relative positions; other sizes are "
-        "interpolated"
+        "image side in pixels for which a ViT-...-SFP learns positions; others are interpolated"
     ),
     Key("DROP_PATH", 0.0, below_one): (
         "stochastic depth: probability that training skips the last block of a ...-SFP or timm "

@@ -16,9 +16,7 @@ from detlite.config.key import (
 
 _SOLVER = {
     Key("OPTIMIZER", "SGD", one_of("SGD", "FusedSGD", "AdamW")): "FusedSGD needs NVIDIA's apex",
-    Key("MAX_ITER", 40000, run_length, int): (
-        "run length in iterations; MAX_EPOCHS or MAX_MINUTES replaces it"
-    ),
+    Key("MAX_ITER", 40000, run_length, int): "iterations; MAX_EPOCHS or MAX_MINUTES replaces it",
     Key("MAX_EPOCHS", None, run_length, float): "run length in epochs",
     Key("MAX_MINUTES", None, run_length, float): "run length in minutes, which LR_SCHEDULE follows",
     Key("MINUTES_INCLUDE_TEST", False): (
@@ -68,9 +66,7 @@ _SOLVER = {
     Key("DETERMINISTIC", False): "use deterministic algorithms, so that runs are reproducible",
     Key("LOG_PERIOD", 20, positive): "iterations between log lines",
     Key("CHECKPOINT_PERIOD", 2500, not_negative): "iterations between checkpoints; 0: final only",
-    Key("CHECKPOINTS_KEPT", 0, not_negative): (
-        "newest checkpoints kept, and final and best; 0: all"
-    ),
+    Key("CHECKPOINTS_KEPT", 0, not_negative): "newest checkpoints kept, and final and best; 0: all",
     Key("TEST_PERIOD", 0, not_negative): "iterations between evaluations; 0: only at the end",
     Key("BEST_METRIC", ""): (
         "metric whose best checkpoint is kept as model_best.pth: bbox/AP (first test set), "

@@ -13,10 +13,7 @@ logger = logging.getLogger(__name__)
 
 # Layers with outputs for each class in their first dimension.
 CLASS_LAYERS = re.compile(r"^roi_heads\..*\.predictor\.|^head\.cls_logits\.")
-_BY_CLASS = re.compile(
-    r"^roi_heads\..*\.predictor\.(cls_score|bbox_pred|mask_fcn_logits)\.(weight|bias)$"
-)
-_BY_ANCHOR = re.compile(r"^head\.cls_logits\.(weight|bias)$")  # RetinaNet: classes of each anchor
+_BY_CLASS = re.compile(r"^roi_heads\..*\.predictor\.(cls_score|bbox_pred|mask_fcn_logits)\.")
 
 
 class ClassTransfer:
@@ -38,57 +35,48 @@ class ClassTransfer:
         )
         self.differ = bool(source and target) and source_names != target_names
         self._counts = len(source), len(target)
+        self._names = [str(row["name"]) for row in target]
         index = {name: number for number, name in reversed(list(enumerate(source_names)))}
-        self._shared = [(index[name], n) for n, name in enumerate(target_names) if name in index]
-        shared = {n for _, n in self._shared}
-        self._transferred = [row["name"] for n, row in enumerate(target) if n in shared]
-        self._new = [row["name"] for n, row in enumerate(target) if n not in shared]
+        # number of a class in the model -> in the checkpoint
+        self._shared = {n: index[name] for n, name in enumerate(target_names) if name in index}
 
     def __str__(self) -> str:
         transferred, new = (
-            shorten(", ".join(map(str, names)), 500) or "none"
-            for names in (self._transferred, self._new)
+            ", ".join(name for n, name in enumerate(self._names) if (n in self._shared) == shared)
+            for shared in (True, False)
         )
-        return f"transferred by name: {transferred}; newly initialized: {new}"
+        return (
+            f"transferred by name: {shorten(transferred, 500) or 'none'}; newly initialized: "
+            f"{shorten(new, 500) or 'none'}"
+        )
 
     def transfer(self, name: str, value: Tensor, state: Mapping[str, Tensor]) -> Tensor:
         """Return the value for the model of an entry of the checkpoint.
 
         In a layer with rows for each class, the rows of shared classes and of the background come
-        from the checkpoint, the others from the model's `state`. Other entries are unchanged.
+        from the checkpoint, the others from the model's `state`. Other entries, and those of
+        another width in the model, are unchanged.
         """
-        layout = self._layout(name, value, state)
-        if layout is None:
-            return value
-        groups, background, rows = layout
-        source = value.unflatten(0, (groups, -1, rows))
-        mixed = state[name].to(value, copy=True).unflatten(0, (groups, -1, rows))
-        mixed[:, :background] = source[:, :background]
-        for source_class, target_class in self._shared:
-            mixed[:, target_class + background] = source[:, source_class + background]
-        return mixed.flatten(0, 2)
-
-    def _layout(
-        self, name: str, value: Tensor, state: Mapping[str, Tensor]
-    ) -> tuple[int, int, int] | None:
-        """Return the groups of classes, 1 with background or else 0, and the rows per class.
-
-        None for layers that are the same for all classes, or have another width in the model.
-        """
-        if _BY_ANCHOR.match(name) and "head.bbox_pred.bias" in state:
-            groups, rows = len(state["head.bbox_pred.bias"]) // 4, 1
-        elif match := _BY_CLASS.match(name):
-            groups, rows = 1, 4 if match[1] == "bbox_pred" else 1
-        else:
-            return None
         target = state.get(name)
         if target is None or target.shape[1:] != value.shape[1:]:
-            return None
-        background = len(target) // (groups * rows) - self._counts[1]
+            return value
+        groups, rows = 1, 1  # groups of classes, and rows per class
+        if name.startswith("head.cls_logits."):  # RetinaNet: classes of each anchor
+            groups = len(state["head.bbox_pred.bias"]) // 4
+        elif match := _BY_CLASS.match(name):
+            rows = 4 if match[1] == "bbox_pred" else 1
+        else:
+            return value
+        background = len(target) // (groups * rows) - self._counts[1]  # 1, or 0 without one
         expected = [groups * rows * (count + background) for count in self._counts]
         if background not in (0, 1) or expected != [len(value), len(target)]:
-            return None
-        return groups, background, rows
+            return value
+        source = value.unflatten(0, (groups, -1, rows))
+        mixed = target.to(value, copy=True).unflatten(0, (groups, -1, rows))
+        mixed[:, :background] = source[:, :background]
+        for target_class, source_class in self._shared.items():
+            mixed[:, target_class + background] = source[:, source_class + background]
+        return mixed.flatten(0, 2)
 
 
 def match_optional_heads(

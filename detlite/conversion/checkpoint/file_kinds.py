@@ -6,7 +6,6 @@ from pathlib import Path
 
 from detlite.data.file_type import explain_not_downloaded
 
-_READ = 4096  # bytes
 _USE_EXPORTED = (
     "if `detlite export` wrote it, run it with detlite.Predictor({name!r}) or `detlite predict "
     "--weights {name}`; to train or convert, use the checkpoint that it was exported from"
@@ -19,29 +18,20 @@ _UNPACK = "unpack it, and name the file of weights inside"
 
 # In order: a pattern, what the file is, and what to do. The pattern is searched in the first bytes,
 # or in the names of the members of a zip archive, one a line.
-_BY_START = (
-    (r"\A\x89HDF\r\n\x1a\n", "an HDF5 file, as of Keras and matterport's Mask_RCNN",
-     _NOT_CONVERTED),
+_BY_START: tuple[tuple[str, str, str], ...] = (
+    (r"\A\x89HDF\r\n", "an HDF5 file, as of Keras and matterport's Mask_RCNN", _NOT_CONVERTED),
     (r"\A\x08[\x01-\x20][\x12\x1a\x22\x28\x32\x3a\x42]", "an ONNX model", _USE_EXPORTED),
-    (r"\A....TFL3", "a TensorFlow Lite model", _NOT_CONVERTED),
-    (r"\AGGUF", "a GGUF file", _NOT_CONVERTED),
-    (r"\A[pf]trt", "a TensorRT engine", "use the checkpoint that it was built from"),
-    (r"\A(\x1f\x8b|BZh|\xfd7zXZ|7z\xbc\xaf|Rar!|\x28\xb5\x2f\xfd)", "a compressed archive",
-     _UNPACK),
-    (r"\A\x93NUMPY", "a single array of numpy", "save a dict of all arrays with torch.save"),
+    (r"\A(\x1f\x8b|BZh|\xfd7zXZ|7z\xbc\xaf|Rar!)", "a compressed archive", _UNPACK),
     (r"\A(\x89PNG|\xff\xd8\xff|GIF8|II\*\0|MM\0\*|RIFF....WEBP)", "an image",
      "pass it as the input, and a checkpoint as the weights"),
     (r"\A\s*<(\?xml|net)\b", "an XML file, as of OpenVINO", _USE_EXPORTED),
-    (r"\A\s*[{[]\s*[\"{[]", "a JSON file", "name the file of weights"),
 )  # fmt: skip
-_BY_MEMBER = (
+_BY_MEMBER: tuple[tuple[str, str, str], ...] = (
     (r"(^|/)code/.*\.py$", "a TorchScript program",
      "save its weights with torch.save(torch.jit.load({name!r}).state_dict(), 'weights.pth')"),
     (r"(^|/)data\.pkl$", "", ""),  # of torch.save
-    (r"(^|/)archive_format$|serialized_exported_program|(^|/)models/.*\.json$",
-     "a program of torch.export", _USE_EXPORTED),
+    (r"(^|/)archive_format$|(^|/)models/.*\.json$", "a program of torch.export", _USE_EXPORTED),
     (r"(^|/)model\.weights\.h5$", "a Keras model", _NOT_CONVERTED),
-    (r"\.mlmodel$", "a Core ML model", _NOT_CONVERTED),
     (r"\.npy$", "an archive of numpy",
      "save its arrays with torch.save(dict(numpy.load({name!r})), 'weights.pth')"),
     (r"\.xml$|^parts\.json$|^config\.yaml$", "an OpenVINO model", _USE_EXPORTED),
@@ -52,38 +42,26 @@ _BY_MEMBER = (
 def explain_kind(path: Path) -> str:
     """Return what a file is that holds no checkpoint, and how to use it, or "" if unknown."""
     with path.open("rb") as file:
-        start = file.read(_READ)
+        start = file.read(4096)
     if hint := explain_not_downloaded(start):
         return hint
+    table, text = _BY_START, start.decode("latin1")
     if zipfile.is_zipfile(path):
         try:
             with zipfile.ZipFile(path) as archive:
-                names = archive.namelist()
+                table, text = _BY_MEMBER, "\n".join(archive.namelist())
         except zipfile.BadZipFile:
             return ""
-        kind, advice = _look_up(_BY_MEMBER, "\n".join(names))
-    else:
-        kind, advice = _look_up(_BY_START, start.decode("latin1"))
-        if not kind and _is_text(start):
-            kind, advice = _kind_of_text(path, start.decode().strip())
+    flags = re.DOTALL | re.MULTILINE
+    matches = ((kind, todo) for pattern, kind, todo in table if re.search(pattern, text, flags))
+    kind, advice = next(matches, None) or _kind_of_text(path, start)
     return f"it is {kind}: {advice.format(name=path.name)}" if kind else ""
 
 
-def _look_up(table: tuple[tuple[str, str, str], ...], text: str) -> tuple[str, str]:
-    """Return the kind and the advice of the first pattern in a text."""
-    matches = (row[1:] for row in table if re.search(row[0], text, re.DOTALL | re.MULTILINE))
-    return next(matches, ("", ""))
-
-
-def _is_text(start: bytes) -> bool:
-    try:
-        text = start.decode().replace("\n", " ").strip()
-        return len(text) > 3 and text.isprintable()
-    except UnicodeDecodeError:
-        return False
-
-
-def _kind_of_text(path: Path, text: str) -> tuple[str, str]:
+def _kind_of_text(path: Path, start: bytes) -> tuple[str, str]:
+    text = start.decode(errors="replace").strip()
+    if len(text) < 4 or not text.replace("\n", " ").isprintable() or "\ufffd" in text:
+        return "", ""
     if re.fullmatch(r"[^\n]+\.(pth|pt|pkl|safetensors)", text):
         return "a text file that names a checkpoint", f"load {path.parent / text}"
     if path.suffix in (".yaml", ".yml", ".py"):

@@ -8,9 +8,9 @@ Torch stores a CRC-32 of every record but does not check it, so reading checks i
 import logging
 import re
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -33,15 +33,6 @@ LAST_CHECKPOINT_FILE = "last_checkpoint"  # holds the name of the checkpoint tha
 _START_LENGTH = 64
 _TORCH_MAGIC = torch.serialization.MAGIC_NUMBER.to_bytes(10, "little")  # of files before torch 1.6
 _FIELDS = ("categories", "config", "convention", "override", "backbone_only", "training")
-
-# Checks of the items of a field.
-_ITEM_CHECKS: dict[str, Callable[[Any], bool]] = {
-    "categories": lambda rows: all(
-        isinstance(row, dict) and type(row.get("id")) is int and isinstance(row.get("name"), str)
-        for row in rows
-    ),
-    "override": lambda fields: all(isinstance(item, str) for item in fields),
-}
 
 
 @dataclass(frozen=True)
@@ -105,13 +96,6 @@ def save_torch_file(path: Path, content: dict[str, Any]) -> None:
         torch.save(content, temporary)
 
 
-def _similar_file(path: Path) -> str:
-    """Return a question about the file with the most similar name in the folder, if any."""
-    names = [file.name for file in path.parent.iterdir()] if path.parent.is_dir() else []
-    similar = get_close_matches(path.name, names, n=1, cutoff=0.8)
-    return f": did you mean {path.with_name(similar[0])}?" if similar else ""
-
-
 @contextmanager
 def _explain_write_errors(path: Path) -> Iterator[None]:
     try:
@@ -148,18 +132,16 @@ def read_checkpoint(path: str | Path, source: str | None = None) -> Checkpoint:
         if source is None:
             state = as_tensors(state)
             _check_values(path, state)
-            fields = _read_fields(container, path)
-            return replace(
-                Checkpoint(path, state, prefix=prefix), timm_backbone=timm_backbone, **fields
-            )
-        fields = vars(convert(content, source, path))
+            fields = {"model": state, "prefix": prefix, **_read_fields(container, path)}
+        else:
+            fields = dict(vars(convert(content, source, path)))
+            logger.info("%s: converted from %s", path, source)
+            fields["config"] = yaml.safe_dump(fields["config"]) if fields["config"] else ""
     except ValueError as error:
         raise CheckpointError(f"{path}: {error}") from error
-    logger.info("%s: converted from %s", path, source)
-    config = yaml.safe_dump(fields["config"]) if fields["config"] else ""
-    if any(name.startswith(TIMM_PREFIX) for name in fields["model"]):
+    if source and any(name.startswith(TIMM_PREFIX) for name in fields["model"]):
         timm_backbone = {}  # the state dict is that of a timm backbone already
-    return Checkpoint(path, timm_backbone=timm_backbone, **{**fields, "config": config})
+    return Checkpoint(path, timm_backbone=timm_backbone, **fields)
 
 
 def _check_values(path: Path, state: dict[str, Tensor]) -> None:
@@ -179,43 +161,34 @@ def _read_fields(content: dict[str, Any], path: Path) -> dict[str, Any]:
     """Return the fields of the right type; others belong to a foreign file."""
     defaults = Checkpoint(path, {})
     valid = {
-        name: isinstance(content.get(name), type(getattr(defaults, name)))
-        and (name not in _ITEM_CHECKS or _ITEM_CHECKS[name](content[name]))
+        name: content[name]
         for name in _FIELDS
+        if isinstance(content.get(name), type(getattr(defaults, name)))
     }
-    invalid = [name for name in _FIELDS if not valid[name]]
+    for row in valid.get("categories", ()):
+        named = isinstance(row, dict) and isinstance(row.get("name"), str)
+        if not named or type(row.get("id")) is not int:
+            del valid["categories"]
+            break
+    if not all(isinstance(item, str) for item in valid.get("override", ())):
+        del valid["override"]
+    invalid = [name for name in _FIELDS if name not in valid]
     if invalid and content.keys() >= set(_FIELDS):
         raise DamagedCheckpointError(f"{path}: is damaged: its {invalid[0]!r} has a wrong type")
-    return {name: content[name] for name in _FIELDS if valid[name]}
+    return valid
 
 
 def _load(path: Path) -> Any:
     """Load a file of torch.save, safetensors, or a pickle of arrays."""
     try:
-        if not zipfile.is_zipfile(path):
-            with path.open("rb") as file:
-                start = file.read(_START_LENGTH)
-            if path.suffix == ".safetensors" or re.match(rb'.{8}\{"', start, re.DOTALL):
-                from safetensors.torch import load  # an optional dependency
-
-                return load(path.read_bytes())
-            if start.startswith(b"\x80") and _TORCH_MAGIC not in start:
-                return read_pickle(path)
-        else:
-            with open_stored_zip(path) as records:
-                damaged = records.testzip()
-            if damaged is not None:
-                raise DamagedCheckpointError(
-                    f"{path}: is damaged: the checksum of record {damaged} is wrong. If the file "
-                    "was saved without checksums (torch.serialization.set_crc32_options), save it "
-                    "again"
-                )
-        return load_weights_only(path)
+        return _read_content(path)
     except CheckpointError:
         raise
     except (FileNotFoundError, IsADirectoryError, PermissionError) as error:
-        similar = "" if path.exists() else _similar_file(path)
-        raise CheckpointError(f"{path}: cannot be read ({error.strerror}){similar}") from error
+        files = path.parent.glob("*") if not path.exists() else ()
+        similar = get_close_matches(path.name, [file.name for file in files], n=1, cutoff=0.8)
+        hint = f": did you mean {path.with_name(similar[0])}?" if similar else ""
+        raise CheckpointError(f"{path}: cannot be read ({error.strerror}){hint}") from error
     except ImportError as error:
         raise CheckpointError(f"{path}: needs a package: pip install safetensors") from error
     except Exception as error:
@@ -232,3 +205,24 @@ def _load(path: Path) -> Any:
         raise DamagedCheckpointError(
             f"{path}: is not a checkpoint of torch.save, or is truncated or damaged"
         ) from error
+
+
+def _read_content(path: Path) -> Any:
+    if zipfile.is_zipfile(path):
+        with open_stored_zip(path) as records:
+            damaged = records.testzip()
+        if damaged is not None:
+            raise DamagedCheckpointError(
+                f"{path}: is damaged: the checksum of record {damaged} is wrong. If the file was "
+                "saved without checksums (torch.serialization.set_crc32_options), save it again"
+            )
+        return load_weights_only(path)
+    with path.open("rb") as file:
+        start = file.read(_START_LENGTH)
+    if path.suffix == ".safetensors" or re.match(rb'.{8}\{"', start, re.DOTALL):
+        from safetensors.torch import load  # an optional dependency
+
+        return load(path.read_bytes())
+    if start.startswith(b"\x80") and _TORCH_MAGIC not in start:
+        return read_pickle(path)
+    return load_weights_only(path)

@@ -9,25 +9,16 @@ from typing import Any
 from torch import Tensor
 from yacs.config import CfgNode
 
-from detlite.config import (
-    ConfigError,
-    config_from,
-    default_config,
-    expand_path,
-    load_config,
-    parse_yaml,
-)
-from detlite.config.key import convention_fields
-from detlite.config.loading import flatten
-from detlite.conventions import CONVENTIONS, convention_of
-from detlite.conversion.download.weight_catalog import COCO, find_weights, weight_file
+from detlite.config import ConfigError, default_config, load_config
 from detlite.conversion.timm import TIMM_PREFIX
+from detlite.conversion.weight_catalog import find_weights, weight_file
 from detlite.modeling import build_model
 from detlite.modeling.backbone.stem import adapted_stems
 from detlite.modeling.detection_model import DetectionModel
 
 from .class_transfer import CLASS_LAYERS, ClassTransfer, match_optional_heads
 from .files import Checkpoint, CheckpointError, read_checkpoint
+from .stored_config import apply_convention, config_of
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +27,6 @@ _NOT_IN_CLASSIFIER = re.compile(r"\.num_batches_tracked$|\.conv2\.offset\.")
 # RetinaNet's moving average of the number of foreground anchors, which detectron2 does not save.
 _MOVING_AVERAGE = "moving_foreground"
 _COUNTER = ".num_batches_tracked"
-_STATISTICS = (".running_mean", ".running_var")
 _ANCHOR_LAYER = re.compile(r"(rpn\.)?head\.(cls_logits|bbox_pred)\.")
 _MAX_ROWS = 40  # of a table in a message
 
@@ -44,13 +34,10 @@ _MAX_ROWS = 40  # of a table in a message
 def load_weights(model: DetectionModel, checkpoint: Checkpoint, reinit_heads: bool = False) -> None:
     """Load the weights and categories of a checkpoint into `model`.
 
-    Of a classifier, only the backbone is loaded.
-
-    Args:
-        reinit_heads: if the categories differ, keep those of the model. Layers with rows for each
-            class take the rows of the background and of categories with the same name; other rows,
-            and without names in the file all rows, keep the model's values. A mask or keypoint
-            head that only one side has is left out, or keeps its values.
+    Of a classifier, only the backbone is loaded. With `reinit_heads`, the model keeps its own
+    categories. Layers with rows for each class take the rows of the background and of categories
+    with the same name; other rows, and without names in the file all rows, keep the model's values.
+    A mask or keypoint head that only one side has is left out, or keeps its values.
 
     Raises:
         CheckpointError: entries are missing, unexpected, of another shape or not finite. The
@@ -76,11 +63,11 @@ def load_weights(model: DetectionModel, checkpoint: Checkpoint, reinit_heads: bo
         source = match_optional_heads(source, target, checkpoint.path)
     if reinit_heads and classes.differ:
         heads = (n for n, m in model.named_modules() if getattr(m, "class_agnostic", False))
-        agnostic = {f"{name}.predictor.bbox_pred" for name in heads}
+        agnostic = tuple(f"{name}.predictor.bbox_pred." for name in heads)
         source |= {
             name: classes.transfer(name, value, target)
             for name, value in source.items()
-            if name.rpartition(".")[0] not in agnostic
+            if not name.startswith(agnostic)
         }
     differs = [n for n in target if n in source and target[n].shape != source[n].shape]
     by_class = [
@@ -94,41 +81,38 @@ def load_weights(model: DetectionModel, checkpoint: Checkpoint, reinit_heads: bo
     ]
     if problems:
         fitting = len(target.keys() & source) - len(differs)
-        message = (
+        names = [name for _, name in problems]
+        anchors = all(map(_ANCHOR_LAYER.match, names)) and "bbox_pred" in " ".join(names)
+        hints = {
+            "Only the number of classes differs: set MODEL.REINIT_HEADS True to load the other "
+            "layers, and the rows of categories with the same name": len(names) == len(by_class),
+            "Only the number of anchors per cell differs: set MODEL.RPN.ANCHOR_SIZES and "
+            "ASPECT_RATIOS (for RetinaNet those of MODEL.RETINANET) to the model's own": anchors,
+            "Only statistics of batch norm are missing on one side: set MODEL.RESNETS.NORM to the "
+            "norm of the weights, FrozenBN or BN if they have them": all(
+                name.endswith((".running_mean", ".running_var")) for name in names
+            ),
+        }
+        raise CheckpointError(
             f"{checkpoint.path} does not fit the model: only {fitting} of {len(target)} entries fit"
+            + "".join(f". {hint}" for hint, applies in hints.items() if applies)
+            + _table(sorted(problems), source, target)
         )
-        if len(problems) == len(by_class):
-            message += (
-                ". Only the number of classes differs: set MODEL.REINIT_HEADS True to load the "
-                "other layers, and the rows of categories with the same name"
-            )
-        if all(_ANCHOR_LAYER.match(name) for _, name in problems) and any(
-            "bbox_pred" in name for _, name in problems
-        ):
-            message += (
-                ". Only the number of anchors per cell differs: set MODEL.RPN.ANCHOR_SIZES and "
-                "ASPECT_RATIOS (for RetinaNet those of MODEL.RETINANET) to the model's own"
-            )
-        if all(name.endswith(_STATISTICS) for _, name in problems):
-            message += (
-                ". Only statistics of batch norm are missing on one side: set "
-                "MODEL.RESNETS.NORM to the norm of the weights, FrozenBN or BN if they have them"
-            )
-        raise CheckpointError(f"{message}\n{_table(sorted(problems), source, target)}")
     model.load_state_dict({**source, **{name: target[name] for name in fresh}})
-    if classes.differ and not reinit_heads:
+    if fresh:
+        logger.warning(
+            "%s has other classes; newly initialized layers: %s", checkpoint.path, ", ".join(fresh)
+        )
+    if classes.differ and reinit_heads:
+        logger.warning("%s has other categories; %s", checkpoint.path, classes)
+        return
+    if classes.differ:
         logger.warning(
             "%s was trained on other categories. Their weights are used for the categories of the "
             "model in the same order; set MODEL.REINIT_HEADS True to match them by name",
             checkpoint.path,
         )
-    if fresh:
-        logger.warning(
-            "%s has other classes; newly initialized layers: %s", checkpoint.path, ", ".join(fresh)
-        )
-    if reinit_heads and classes.differ:
-        logger.warning("%s has other categories; %s", checkpoint.path, classes)
-    elif checkpoint.categories and not fresh:
+    if checkpoint.categories and not fresh:
         model.categories = checkpoint.categories
 
 
@@ -182,100 +166,6 @@ def read_weights(cfg: CfgNode) -> tuple[CfgNode, Checkpoint | None]:
     return apply_convention(cfg, checkpoint), checkpoint
 
 
-def apply_convention(cfg: CfgNode, checkpoint: Checkpoint) -> CfgNode:
-    """Return the config with the convention of the weights.
-
-    Fields in MODEL.CONVENTION_OVERRIDE of the config take precedence over those of the checkpoint.
-
-    Raises:
-        ConfigError: another convention, or an unknown epsilon of the norm.
-        CheckpointError: an unknown convention.
-    """
-    path, convention = checkpoint.path, checkpoint.convention
-    if not convention:
-        return cfg
-    if convention not in CONVENTIONS:
-        raise CheckpointError(
-            f"{path}: has the unknown convention {convention!r}; known: {', '.join(CONVENTIONS)}"
-        )
-    known = [field for field in checkpoint.override if not field.endswith("=?")]
-    if problem := convention_fields(known):
-        raise CheckpointError(f"{path}: its override must be {problem}")
-    if cfg.MODEL.CONVENTION not in ("", convention):
-        raise ConfigError(
-            f"MODEL.CONVENTION is {cfg.MODEL.CONVENTION}, but the weights in {path} were trained "
-            f"with {convention}: remove the key, and set single fields by MODEL.CONVENTION_OVERRIDE"
-        )
-    fields = {
-        assignment.partition("=")[0]: assignment
-        for assignment in (*checkpoint.override, *cfg.MODEL.CONVENTION_OVERRIDE)
-    }
-    if "frozen_norm_eps=?" in fields.values():
-        raise ConfigError(
-            f"{path}: the epsilon of its frozen batch norm is unknown, because a state dict does "
-            "not hold it, and detections depend on it. In torchvision it is 0 if the model was "
-            "created with weights=COCO_V1, also if it was trained further, and 1e-5 otherwise. Set "
-            "MODEL.CONVENTION_OVERRIDE to ['frozen_norm_eps=0.0'] or ['frozen_norm_eps=1e-05']"
-        )
-    cfg = cfg.clone()
-    cfg.defrost()
-    cfg.MODEL.CONVENTION = convention
-    cfg.MODEL.CONVENTION_OVERRIDE = tuple(fields.values())
-    cfg.freeze()
-    return cfg
-
-
-# Settings that weights do not show.
-_NOT_IN_WEIGHTS = (
-    "INPUT.MIN_SIZE_TEST", "INPUT.MAX_SIZE_TEST", "INPUT.TO_BGR255", "INPUT.PIXEL_MEAN",
-    "INPUT.PIXEL_STD", "MODEL.CONVENTION", "MODEL.RESNETS.STRIDE_IN_1X1",
-    *(f"MODEL.RPN.{key}" for key in (
-        "ANCHOR_SIZES", "ASPECT_RATIOS", "PRE_NMS_TOP_N_TEST", "POST_NMS_TOP_N_TEST",
-        "FPN_POST_NMS_TOP_N_TEST", "NMS_THRESH", "MIN_SIZE", "SCORE_THRESH",
-    )),
-    *(f"MODEL.RETINANET.{key}" for key in (
-        "ANCHOR_SIZES", "SCALES_PER_OCTAVE", "ASPECT_RATIOS", "BBOX_REG_WEIGHTS", "INFERENCE_TH",
-        "NMS_TH", "PRE_NMS_TOP_N",
-    )),
-    *(f"MODEL.ROI_{head}_HEAD.POOLER_{key}" for head in ("BOX", "MASK", "KEYPOINT")
-      for key in ("TYPE", "SAMPLING_RATIO")),
-    *(f"MODEL.ROI_HEADS.{key}" for key in ("SCORE_THRESH", "NMS", "BBOX_REG_WEIGHTS")),
-    "MODEL.ROI_HEADS.DETECTIONS_PER_IMG",
-)  # fmt: skip
-_PUBLISHED = re.compile(r"-[0-9a-f]{8}\.pth$|model_final_[0-9a-f]{6}\.pkl$")  # with these settings
-
-
-def log_assumptions(cfg: CfgNode, checkpoint: Checkpoint, opts: Sequence[Any] = ()) -> None:
-    """Log the settings of a converted model that neither its file nor the overrides state."""
-    if not checkpoint.source or not checkpoint.config:
-        return
-    model = cfg.MODEL
-    of_heads = ("ROI_BOX_HEAD", "ROI_HEADS.SCORE", "ROI_HEADS.NMS", "ROI_HEADS.BBOX")
-    parts = {
-        **{f"MODEL.{part}": model.META_ARCHITECTURE == "GeneralizedRCNN" for part in of_heads},
-        "MODEL.RPN.": model.META_ARCHITECTURE != "RetinaNet",
-        "MODEL.ROI_MASK_HEAD.": model.MASK_ON,
-        "MODEL.ROI_KEYPOINT_HEAD.": model.KEYPOINT_ON,
-        "MODEL.RETINANET.": model.META_ARCHITECTURE == "RetinaNet",
-        "MODEL.RESNETS.": model.BACKBONE.CONV_BODY.startswith("R-"),
-    }
-    unused = tuple(part for part, used in parts.items() if not used)
-    values = dict(flatten(cfg))
-    keys = [key for key in _NOT_IN_WEIGHTS if key not in {*checkpoint.stated, *opts[::2]}]
-    lines = [f"  {key} {values[key]}" for key in keys if not key.startswith(unused)]
-    if model.RESNETS.NORM == "FrozenBN" and "MODEL.CONVENTION_OVERRIDE" not in opts[::2]:
-        eps = convention_of(cfg).frozen_norm_eps
-        lines.append(f"  MODEL.CONVENTION_OVERRIDE ['frozen_norm_eps={eps}']")
-    if lines:
-        level = logging.INFO if _PUBLISHED.search(checkpoint.path.name) else logging.WARNING
-        logger.log(
-            level,
-            "%s: the weights (%s) do not contain these settings; assumed are the framework's. If "
-            "the model was trained with others, pass them as KEY VALUE:\n%s",
-            checkpoint.path, checkpoint.source, "\n".join(lines),
-        )  # fmt: skip
-
-
 def read_model_checkpoint(
     path: str | Path, opts: Sequence[Any] = (), config: str | Path | None = None
 ) -> tuple[CfgNode, Checkpoint]:
@@ -284,21 +174,6 @@ def read_model_checkpoint(
     if config:
         return apply_convention(load_config(config, opts), checkpoint), checkpoint
     return config_of(checkpoint, opts), checkpoint
-
-
-def config_of(checkpoint: Checkpoint, opts: Sequence[Any] = ()) -> CfgNode:
-    """Return the config stored in a checkpoint, with overrides; log what it assumes."""
-    stored = checkpoint_config(checkpoint)
-    if stored is None:
-        raise CheckpointError(
-            f"{checkpoint.path}: has no config, so the architecture of the model is unknown: name "
-            "the YAML file of its config as well (`config`, or --config)"
-        )
-    # Loading weights must not run code, so the caller names the modules to import.
-    stored.pop("IMPORTS", None)
-    cfg = apply_convention(config_from(stored, checkpoint.path, opts), checkpoint)
-    log_assumptions(cfg, checkpoint, opts)
-    return cfg
 
 
 def build_model_from_checkpoint(
@@ -313,32 +188,18 @@ def build_model_from_checkpoint(
 
 def resolve_checkpoint_path(path: str | Path, opts: Sequence[Any] = ()) -> Path:
     """Return the file of a checkpoint given by path or name; `opts` may set MODEL.WEIGHT_ROOT."""
-    if isinstance(path, Path) or ("://" not in path and path != COCO):
-        return expand_path(str(path))
     values = dict(zip(opts[::2], opts[1::2], strict=False))
-    return find_weights(path, values.get("MODEL.WEIGHT_ROOT", default_config().MODEL.WEIGHT_ROOT))
-
-
-def checkpoint_config(checkpoint: Checkpoint) -> dict[str, Any] | None:
-    """Parse the config that is stored in a checkpoint, if any."""
-    try:
-        config = parse_yaml(checkpoint.config, checkpoint.path)
-    except ConfigError as error:
-        raise CheckpointError(f"the config in {error}") from error
-    return config if isinstance(config, dict) else None
+    root = values.get("MODEL.WEIGHT_ROOT", default_config().MODEL.WEIGHT_ROOT)
+    return find_weights(str(path), root)
 
 
 def _table(problems: Sequence[tuple[str, str]], *states: Mapping[str, Tensor]) -> str:
     """Format problems with the shapes of their entries, at most `_MAX_ROWS`."""
-    rows = [["", "entry", "in the file", "in the model"]]
+    rows = [("", "entry", "in the file", "in the model")]
     for problem, name in problems[:_MAX_ROWS]:
-        shapes = [str(list(state[name].shape)) if name in state else "" for state in states]
-        rows.append([problem, name, *shapes])
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [
-        "".join(f"  {cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    ]
-    if len(problems) > _MAX_ROWS:
-        lines.append(f"  ... and {len(problems) - _MAX_ROWS} more")
-    return "\n".join(lines)
+        file, model = (str(list(state[name].shape)) if name in state else "" for state in states)
+        rows.append((problem, name, file, model))
+    width = max(len(row[1]) for row in rows)
+    table = "".join(f"\n  {a:20}  {b:{width}}  {c:18}  {d}".rstrip() for a, b, c, d in rows)
+    extra = len(problems) - _MAX_ROWS
+    return table + (f"\n  ... and {extra} more" if extra > 0 else "")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from detlite.conversion.checkpoint_source import ConfigValues, RawStateDict, pixel_config
+from detlite.conversion.checkpoint_source import ConfigValues, RawStateDict, pixel_config, section
 
 # Numbers of classes of LVIS 0.5 and 1.0, with background.
 LVIS = (1231, 1204)
@@ -16,26 +16,23 @@ LVIS = (1231, 1204)
 # Standard deviation of ImageNet. In other models the first convolution includes the division.
 _PIXEL_STD = (57.375, 57.12, 58.395)
 
+_OLDER_POOLING = {"POOLER_TYPE": "ROIAlign", "POOLER_SAMPLING_RATIO": 2}
 # Settings by a pattern of the name of the config or of the file.
 _NAMED: dict[str, ConfigValues] = {
     r"scratch_mask_rcnn_R_50_FPN_9x_|model_final_(da7b4c|5ce33e)\.": {
-        "INPUT.PIXEL_STD": list(_PIXEL_STD),
+        "INPUT.PIXEL_STD": list(_PIXEL_STD)
     },
     r"_3x_syncbn/143915318|model_final_220cfb\.": {  # trained again with a corrected config
-        "MODEL.RESNETS.STRIDE_IN_1X1": False,
+        "MODEL.RESNETS.STRIDE_IN_1X1": False
     },
-    r"Cityscapes/mask_rcnn_R_50_FPN|model_final_af9cf5\.": {
-        "INPUT.MIN_SIZE_TEST": 1024,
-        "INPUT.MAX_SIZE_TEST": 2048,
-    },
+    r"Cityscapes/mask_rcnn_R_50_FPN|model_final_af9cf5\.": section(
+        "INPUT", MIN_SIZE_TEST=1024, MAX_SIZE_TEST=2048
+    ),
     r"Detectron1-Comparisons/|_noaug_1x|model_final_(7ab50c|62ca52|cce136)\.": {
         "MODEL.RPN.SMOOTH_L1_BETA": 0.1111,
-        "MODEL.ROI_BOX_HEAD.SMOOTH_L1_BETA": 1.0,
-        **{
-            f"MODEL.ROI_{head}_HEAD.{key}": value
-            for head in ("BOX", "MASK", "KEYPOINT")
-            for key, value in (("POOLER_TYPE", "ROIAlign"), ("POOLER_SAMPLING_RATIO", 2))
-        },
+        **section("MODEL.ROI_BOX_HEAD", SMOOTH_L1_BETA=1.0, **_OLDER_POOLING),
+        **section("MODEL.ROI_MASK_HEAD", **_OLDER_POOLING),
+        **section("MODEL.ROI_KEYPOINT_HEAD", **_OLDER_POOLING),
     },
 }
 # Anchors of a level in older files.
@@ -66,8 +63,7 @@ def config_by_shape(config: ConfigValues, stem_trained: bool) -> ConfigValues:
     if from_scratch or resnext_101 or regnet:
         extra["INPUT.PIXEL_STD"] = list(_PIXEL_STD)
     if config.get("MODEL.ROI_BOX_HEAD.NUM_CLASSES") in LVIS:
-        extra["MODEL.ROI_HEADS.SCORE_THRESH"] = 1e-4
-        extra["MODEL.ROI_HEADS.DETECTIONS_PER_IMG"] = 300
+        extra |= section("MODEL.ROI_HEADS", SCORE_THRESH=1e-4, DETECTIONS_PER_IMG=300)
     return extra
 
 
@@ -83,11 +79,11 @@ def stored_pixel_config(raw: RawStateDict) -> ConfigValues:
     return pixel_config(mean, std, rgb=mean[0] > mean[-1])  # images have more red than blue
 
 
-def anchor_config(raw: RawStateDict, section: str) -> ConfigValues:
+def anchor_config(raw: RawStateDict, node: str) -> ConfigValues:
     """Return the sizes and aspect ratios of anchors, which older files store, unless default.
 
     Cell anchors [A, 4] are xyxy around the origin, sorted by size, then by aspect ratio.
-    `section` is "MODEL.RPN" or "MODEL.RETINANET".
+    `node` is "MODEL.RPN" or "MODEL.RETINANET".
     """
     names = {match[1]: name for name in raw if (match := _CELL_ANCHORS.search(name))}
     if not names:
@@ -97,13 +93,10 @@ def anchor_config(raw: RawStateDict, section: str) -> ConfigValues:
     sizes, ratios = np.sqrt(width * height).round(4), (height / width).round(4)
     count = int((sizes[0] == sizes[0, 0]).sum())
     sizes, ratios = sizes[:, ::count], ratios[0, :count]
-    retinanet = section == "MODEL.RETINANET"
+    retinanet = node == "MODEL.RETINANET"
     default = np.outer([32, 64, 128, 256, 512], 2 ** (np.arange(3 if retinanet else 1) / 3))
     same = sizes.size == default.size and np.allclose(sizes.ravel(), default.ravel(), atol=1e-3)
     if same and ratios.tolist() == [0.5, 1.0, 2.0]:
         return {}
-    return {
-        f"{section}.ANCHOR_SIZES": sizes.tolist(),
-        f"{section}.ASPECT_RATIOS": ratios.tolist(),
-        **({f"{section}.SCALES_PER_OCTAVE": 1} if retinanet else {}),
-    }
+    config = section(node, ANCHOR_SIZES=sizes.tolist(), ASPECT_RATIOS=ratios.tolist())
+    return config | section(node, SCALES_PER_OCTAVE=1) if retinanet else config

@@ -1,7 +1,6 @@
 """detectron2: detectors of its model zoo, and ResNet classifiers."""
 
 import re
-from bisect import bisect_right
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,7 @@ from detlite.conversion.checkpoint_source import (
     ConfigValues,
     RawStateDict,
     StateDict,
-    names_match,
-    number_levels_from_zero,
+    section,
 )
 from detlite.conversion.infer_config import L1_RETINANET, infer_config, is_retinanet
 from detlite.conversion.regnet import REGNET_RULES
@@ -64,31 +62,25 @@ _UNUSED = r"(^|\.)(anchor_generator\.|pixel_mean$|pixel_std$)|^(stem\.fc|linear)
 
 
 def _adapt(state: StateDict, raw: RawStateDict) -> StateDict:
-    state = _number_tower_blocks(number_levels_from_zero(state))
+    state = _number_tower_blocks(state)
     _nest_deformable(state)
     move_background_first(state)
-    section = _anchor_section(state)
-    ratios = anchor_config(raw, section).get(f"{section}.ASPECT_RATIOS", ())
+    node = _anchor_section(state)
+    ratios = anchor_config(raw, node).get(f"{node}.ASPECT_RATIOS", ())
     order_anchors_by_ratio(state, len(ratios) or None)
     return state
 
 
 def _number_tower_blocks(state: StateDict) -> StateDict:
-    """Number the layers of RetinaNet's towers by block.
-
-    detectron2 numbers convolutions, norms and ReLUs in one sequence.
-    """
-    layer = re.compile(r"^head\.(cls|bbox)_tower\.(\d+)\.")
-    numbers = (int(match[2]) for n, v in state.items() if v.ndim == 4 and (match := layer.match(n)))
-    convs = sorted(set(numbers))  # the same in both towers
+    """Number the layers of RetinaNet's towers by block: convolution, norm if any, and ReLU."""
+    length = 3 if any(name.startswith("head.cls_tower.1.") for name in state) else 2
 
     def renumber(match: re.Match[str]) -> str:
-        block = bisect_right(convs, int(match[2])) - 1
-        if block < 0:  # the tower does not start with a convolution
-            return match[0]
-        return f"head.{match[1]}_tower.{block}.{int(match[2]) - convs[block]}."
+        block, layer = divmod(int(match[2]), length)
+        return f"head.{match[1]}_tower.{block}.{layer}."
 
-    return {layer.sub(renumber, name): value for name, value in state.items()}
+    pattern = re.compile(r"^head\.(cls|bbox)_tower\.(\d+)\.")
+    return {pattern.sub(renumber, name): value for name, value in state.items()}
 
 
 def _nest_deformable(state: StateDict) -> None:
@@ -138,11 +130,8 @@ def order_anchors_by_ratio(state: StateDict, ratios: int | None = None) -> None:
 
 # Defaults of its published models.
 _CONFIG: ConfigValues = {
-    "MODEL.RPN.STRADDLE_THRESH": -1,
-    "MODEL.RPN.FPN_POST_NMS_PER_BATCH": False,
-    "MODEL.RPN.FPN_POST_NMS_TOP_N_TRAIN": 1000,
-    "MODEL.RPN.FPN_POST_NMS_TOP_N_TEST": 1000,
-    "MODEL.RPN.SMOOTH_L1_BETA": 0.0,
+    **section("MODEL.RPN", STRADDLE_THRESH=-1, FPN_POST_NMS_PER_BATCH=False, SMOOTH_L1_BETA=0.0),
+    **section("MODEL.RPN", FPN_POST_NMS_TOP_N_TRAIN=1000, FPN_POST_NMS_TOP_N_TEST=1000),
     "MODEL.ROI_BOX_HEAD.SMOOTH_L1_BETA": 0.0,
     "INPUT.PIXEL_MEAN": [103.53, 116.28, 123.675],
 }
@@ -183,7 +172,7 @@ def _anchor_section(state: StateDict) -> str:
 DETECTRON2 = CheckpointSource(
     name="detectron2",
     convention="detectron2",
-    recognise=names_match(r"(proposal_generator|backbone\.bottom_up|backbone\.stem|stem\.conv1)\."),
+    pattern=r"^(proposal_generator|backbone\.bottom_up|backbone\.stem|stem\.conv1)\.",
     rules=_RULES,
     unused=_UNUSED,
     adapt=_adapt,

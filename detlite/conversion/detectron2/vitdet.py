@@ -1,10 +1,6 @@
 """ViTDet of detectron2 (projects/ViTDet): detectors on plain vision transformers."""
 
-from detlite.conversion.checkpoint_source import (
-    ConfigValues,
-    StateDict,
-    pixel_config,
-)
+from detlite.conversion.checkpoint_source import ConfigValues, StateDict, pixel_config, section
 from detlite.conversion.infer_config import infer_config
 from detlite.modeling.backbone.timm_vit import PATCH
 from detlite.modeling.backbone.vit import SIZES
@@ -70,19 +66,19 @@ def _backbone(state: StateDict) -> ConfigValues:
         raise ValueError(f"its global blocks {sorted(globals_)} are not evenly spaced")
     image_size = max(sides) * PATCH
     return {
-        "MODEL.BACKBONE.CONV_BODY": f"ViT-{name}-SFP",
-        "MODEL.BACKBONE.FREEZE_CONV_BODY_AT": 0,
-        "MODEL.VIT.WINDOW": min(sides) if len(set(sides)) > 1 else 0,
-        "MODEL.VIT.GLOBAL_BLOCKS": len(globals_),
-        "MODEL.VIT.IMAGE_SIZE": image_size,
-        "MODEL.VIT.DROP_PATH": _DROP_PATH.get(name, 0.1),
+        **section("MODEL.BACKBONE", CONV_BODY=f"ViT-{name}-SFP", FREEZE_CONV_BODY_AT=0),
+        **section(
+            "MODEL.VIT",
+            WINDOW=min(sides) if len(set(sides)) > 1 else 0,
+            GLOBAL_BLOCKS=len(globals_),
+            IMAGE_SIZE=image_size,
+            DROP_PATH=_DROP_PATH.get(name, 0.1),
+        ),
         "MODEL.RESNETS.BACKBONE_OUT_CHANNELS": len(state["backbone.neck.output.0.0.weight"]),
         "MODEL.FPN.NORM": "LN",
         # Images are padded to squares of the training size.
         "DATALOADER.SIZE_DIVISIBILITY": image_size,
-        "INPUT.MIN_SIZE_TRAIN": [image_size],
-        "INPUT.MAX_SIZE_TRAIN": image_size,
-        "INPUT.MIN_SIZE_TEST": image_size,
-        "INPUT.MAX_SIZE_TEST": image_size,
+        **section("INPUT", MIN_SIZE_TRAIN=[image_size], MAX_SIZE_TRAIN=image_size),
+        **section("INPUT", MIN_SIZE_TEST=image_size, MAX_SIZE_TEST=image_size),
         **pixel_config(_MEAN, _STD, rgb=True),
     }

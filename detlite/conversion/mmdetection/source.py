@@ -10,12 +10,11 @@ from detlite.conversion.checkpoint_source import (
     ConfigValues,
     RawStateDict,
     StateDict,
-    names_match,
 )
 from detlite.conversion.detectron2.source import move_background_first
 
+from .config_file import read_python_config
 from .model_config import model_config
-from .python_config import read_python_config
 
 _RULES = [
     (r"^backbone\.(conv1|bn1)\.", r"backbone.body.stem.\1."),
@@ -109,7 +108,7 @@ def _class_names(content: Any) -> Sequence[str]:
 MMDETECTION = CheckpointSource(
     name="mmdetection",
     convention="mmdetection",
-    recognise=names_match(r"neck\.(lateral|fpn)_convs\.|rpn_head\.|roi_head\.|bbox_head\."),
+    pattern=r"^(neck\.(lateral|fpn)_convs|rpn_head|roi_head|bbox_head)\.",
     rules=_RULES,
     adapt=_adapt,
     configure=_configure,

@@ -7,7 +7,7 @@ from yacs.config import CfgNode
 
 from detlite.config.loading import flatten
 from detlite.conversion.checkpoint.files import Checkpoint
-from detlite.conversion.checkpoint.loading import checkpoint_config
+from detlite.conversion.checkpoint.stored_config import checkpoint_config
 from detlite.distributed import world_size
 from detlite.modeling.detection_model import DetectionModel
 

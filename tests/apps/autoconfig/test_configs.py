@@ -22,7 +22,7 @@ from detlite.apps.autoconfig.image_values import ImageValues
 from detlite.apps.cli import init
 from detlite.config import ConfigError, load_config
 from detlite.conversion.checkpoint.files import Checkpoint, read_checkpoint
-from detlite.conversion.download.weight_catalog import COCO, coco_weights
+from detlite.conversion.weight_catalog import COCO, coco_weights
 from detlite.data import DataError
 from detlite.data.loading.image_io import ImageOptions
 from tests.apps.autoconfig.test_rules import statistics

@@ -1,6 +1,5 @@
 """Files that are no checkpoints are named, with the way to use them."""
 
-import json
 import zipfile
 
 import numpy as np
@@ -32,15 +31,12 @@ WRITERS = {
     "ir.xml": (lambda p: p.write_text('<?xml version="1.0"?><net name="x">'), "OpenVINO"),
     "c.h5": (lambda p: p.write_bytes(b"\x89HDF\r\n\x1a\n" + bytes(99)), "HDF5.*no converter"),
     "m.keras": (lambda p: _archive(p, "metadata.json", "model.weights.h5"), "Keras"),
-    "m.tflite": (lambda p: p.write_bytes(b"\x1c\0\0\0TFL3" + bytes(99)), "TensorFlow Lite"),
     "w.npz": (lambda p: np.savez(p, a=np.ones(2)), r"numpy.*numpy\.load\('w\.npz'\)"),
-    "w.npy": (lambda p: np.save(p, np.ones(2)), "array of numpy"),
     "w.tar.gz": (lambda p: p.write_bytes(b"\x1f\x8b\x08" + bytes(99)), "compressed.*unpack"),
     "many.zip": (lambda p: _archive(p, "readme.txt"), "zip archive.*unpack"),
     "last_checkpoint": (lambda p: p.write_text("model_final.pth\n"),
                         r"names a checkpoint: load .*model_final\.pth"),
     "c.yaml": (lambda p: p.write_text("MODEL:\n  DEVICE: cpu\n"), "config.*--config"),
-    "a.json": (lambda p: p.write_text(json.dumps({"a": 1})), "JSON"),
     "photo.png": (lambda p: Image.new("RGB", (4, 4)).save(p), "image.*input"),
     "notes.txt": (lambda p: p.write_text("two lines\nof text"), "text file"),
     "page.pth": (lambda p: p.write_text("<!DOCTYPE html><html>"), "web page: download"),

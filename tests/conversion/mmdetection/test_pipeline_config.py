@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from detlite.conversion.mmdetection.config_section import ConfigSection
+from detlite.conversion.mmdetection.config_file import ConfigSection
 from detlite.conversion.mmdetection.pipeline_config import pipeline_config
 
 _LOAD = {"type": "LoadImageFromFile"}

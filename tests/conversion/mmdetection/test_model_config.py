@@ -9,8 +9,8 @@ import torch
 
 import detlite
 from detlite.conversion import convert
-from detlite.conversion.mmdetection.config_section import ConfigSection
-from detlite.conversion.mmdetection.head_config import anchor_config, nms_threshold
+from detlite.conversion.mmdetection.config_file import ConfigSection
+from detlite.conversion.mmdetection.model_config import _anchor_config, _nms_threshold
 from tests.conversion.mmdetection.recorded_outputs import PLAIN, save, state_of
 from tests.conversion.mmdetection.synthetic_models import CONFIGS, OUTPUTS, config_text
 
@@ -18,7 +18,7 @@ from tests.conversion.mmdetection.synthetic_models import CONFIGS, OUTPUTS, conf
 def anchors_of(key: str, strides: list[int], **generator: Any) -> dict[str, Any]:
     """Convert the settings of an anchor generator."""
     settings = {"type": "AnchorGenerator", "strides": strides, "ratios": [1.0], **generator}
-    return anchor_config(ConfigSection({"anchor_generator": settings}, "head"), key, strides)
+    return _anchor_config(ConfigSection({"anchor_generator": settings}, "head"), key, strides)
 
 
 @pytest.mark.parametrize(
@@ -62,9 +62,9 @@ def test_box_loss_of_a_retinanet(loss, expected):
 
 def test_limit_of_nms_is_rejected():
     nms = {"type": "nms", "iou_threshold": 0.5}
-    assert nms_threshold(ConfigSection({"nms": {**nms, "max_num": -1}}, "test_cfg")) == 0.5
+    assert _nms_threshold(ConfigSection({"nms": {**nms, "max_num": -1}}, "test_cfg")) == 0.5
     with pytest.raises(ValueError, match="max_num = 100: only -1, 0 is converted"):
-        nms_threshold(ConfigSection({"nms": {**nms, "max_num": 100}}, "test_cfg"))
+        _nms_threshold(ConfigSection({"nms": {**nms, "max_num": 100}}, "test_cfg"))
 
 
 def test_mask_resolution(tmp_path):

