@@ -40,8 +40,8 @@ def read_chain(path: Path, children: tuple[Path, ...] = ()) -> list[tuple[Path, 
         raise ConfigError(f"{origin}{path}: is its own _BASE_, directly or through other files")
     if path.suffix == ".py":
         raise ConfigError(
-            f"{path}: is Python. detlite reads YAML: start from a file in configs/ or run "
-            "`detlite init`"
+            f"{path}: is Python, like mmdetection's configs. detlite reads YAML: start from a file "
+            "in configs/ or run `detlite init`"
         )
     try:
         content = parse_yaml(path.read_text(encoding="utf-8"), path)
