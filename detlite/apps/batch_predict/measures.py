@@ -32,11 +32,7 @@ _STRAIGHT, _DIAGONAL = ((0, 1), (1, 0), (1, 2), (2, 1)), ((0, 0), (0, 2), (2, 0)
 
 
 def add_measures(objects: Sequence[dict[str, Any]], image: np.ndarray) -> None:
-    """Add `measures` to COCO results of an image uint8 [3, H, W].
-
-    Raises:
-        ConfigError: they have no masks.
-    """
+    """Add `measures` to COCO results of an image uint8 [3, H, W]; ConfigError without masks."""
     for obj in objects:
         if "segmentation" not in obj:
             raise ConfigError("--format measures needs a model that predicts masks")
@@ -77,7 +73,6 @@ def write_summary(
     """Write the number, density and area of the objects of each image as a CSV file.
 
     Args:
-        file: the file to write.
         entries: see `result_files`; unreadable images are left out.
         names: category names by id.
         columns: names of the categories that become columns.
@@ -102,10 +97,8 @@ def write_summary(
 def write_label_image(file: Path, prediction: Mapping[str, Any]) -> None:
     """Write a 16-bit label image of a prediction: value k is its k-th object, 0 the background.
 
-    Where objects overlap, the one with the highest score is on top.
-
-    Raises:
-        ConfigError: the prediction has no masks.
+    Where objects overlap, the one with the highest score is on top. Raises ConfigError if the
+    prediction has no masks.
     """
     if "masks" not in prediction:
         raise ConfigError("--label-images needs a model that predicts masks")

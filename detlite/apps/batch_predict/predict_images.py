@@ -37,7 +37,6 @@ def load_predictor(
     """Load the predictor of a checkpoint or an exported model; it returns masks as RLEs.
 
     Args:
-        weights: the checkpoint or exported model.
         threshold: minimum score of detections; None: TEST.SCORE_THRESHOLD, or 0.5 if that is not
             measured.
         opts, config: see `Predictor.from_checkpoint`. For an exported model, only the keys that
@@ -81,7 +80,7 @@ def predict_images(
     draw: Callable[[int, Tensor, Prediction], None] | None = None,
     measured: bool = False,
 ) -> Iterator[Entry]:
-    """Detect objects in images, with `predict_stream`.
+    """Yield an entry for each image, in order, see `result_files`.
 
     Args:
         predictor: from `load_predictor`.
@@ -91,9 +90,6 @@ def predict_images(
         draw: called with an image id, the image uint8 [3, H, W] and its prediction, in any thread
             and order.
         measured: add `measures` to the objects.
-
-    Yields:
-        An entry for each image, in order, see `result_files`.
     """
 
     def finish(index: int, image: Tensor, prediction: Prediction) -> Entry:

@@ -53,10 +53,7 @@ class PredictOptions:
 
 
 def predict(options: PredictOptions) -> Totals | None:
-    """Start a run, or continue an interrupted one.
-
-    Returns:
-        Totals of the whole run; None while other processes still work on some images.
+    """Start a run, or continue an interrupted one; None while other processes still work on it.
 
     Raises:
         ConfigError: an option is invalid.

@@ -36,7 +36,6 @@ def predict_stream(
     the cores, so that the single-threaded parts of one leave no core idle.
 
     Args:
-        predictor: detects the objects.
         images: inputs of a Predictor or of `load`; may be endless.
         finish: called with the index of an image in `images`, the image uint8 [3, H, W] and its
             prediction, in any thread and order.

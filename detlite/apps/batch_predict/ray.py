@@ -25,10 +25,7 @@ class Detect:
 
     Its columns: image; problem, why it could not be read, or null; height and width in pixels; and
     objects, a list of detections with the columns of `result_files.COLUMNS` from category_id on.
-
-    Args:
-        weights, threshold, opts, trust: as for `detlite predict`.
-        batch_size: number of images of similar size to run together.
+    The arguments are those of `detlite predict`.
     """
 
     def __init__(

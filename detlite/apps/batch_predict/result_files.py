@@ -50,11 +50,7 @@ _ROWS_PER_GROUP = 10_000  # a Parquet row group is held in memory
 class Journal:
     """A file with a line of JSON for each entry, which survives any kind of interruption.
 
-    Args:
-        file: the file to create, or to continue after its last complete line.
-
-    Attributes:
-        count: number of entries when the file was opened.
+    Opening it continues after the last complete line; `count` is the number of lines then.
     """
 
     def __init__(self, file: Path) -> None:
@@ -116,11 +112,7 @@ def write_detections(
 ) -> None:
     """Write the detections of entries atomically, with one entry in memory at a time.
 
-    Args:
-        format: a key of SUFFIXES.
-        file: the file to write.
-        entries: the entries.
-        names: category names by id.
+    `format` is a key of SUFFIXES, and `names` holds the category names by id.
     """
     if format == "parquet":
         return _write_parquet(file, to_rows(entries, names))

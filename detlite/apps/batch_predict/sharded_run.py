@@ -186,7 +186,6 @@ def open_run(
     """Start a run in a folder, or continue the run of the same command.
 
     Args:
-        folder: the output folder.
         command: other settings that the results depend on, as JSON values.
         images, format, categories: see `ShardedRun`.
         shard_size: None: the size of the existing run, or at most SHARD_SIZE for a new one.

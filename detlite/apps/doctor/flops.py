@@ -47,10 +47,8 @@ def count_cost(
 ) -> list[ModuleCost]:
     """Count the cost of an image in evaluation, with the maximum number of proposals and objects.
 
-    Args:
-        cfg: config of the model; weights are not loaded.
-        size: height and width of the image before resizing.
-        depth: maximum number of names in the path of a module.
+    `size` is the height and width of the image before resizing, and `depth` the maximum number of
+    names in the path of a module.
     """
     cfg = cfg.clone()
     cfg.defrost()

@@ -85,9 +85,8 @@ class Resources:
 
     Attributes:
         cores: number of CPU cores that this process may use.
-        memory: main memory in bytes; 0 if unknown.
+        memory, gpu_memory: in bytes; 0 if unknown or without GPU.
         gpu: name of the GPU; "" if models run on the CPU.
-        gpu_memory: in bytes.
         dtype: the value of DTYPE auto.
         pretrained: timm and the weights of the extra `pretrained` are installed.
     """

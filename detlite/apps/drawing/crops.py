@@ -40,10 +40,8 @@ def draw_crop(
         pixels: the image, uint8 [C, H, W], drawn as by `composite_rgb`.
         window: see `crop_window`.
         boxes: float [N, 4] xywh in pixels of the image.
-        mask: COCO RLE of the first box in the whole image. The masks of all boxes would hide the
-            image.
+        mask: COCO RLE of the first box in the whole image. All masks would hide the image.
         texts: label of each box; an empty one is not drawn.
-        colors: of each box.
     """
     left, top, right, bottom = window
     part = composite_rgb(pixels[:, top:bottom, left:right])

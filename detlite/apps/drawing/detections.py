@@ -46,18 +46,14 @@ def draw_detections(
             labels [N] in 1..K, and optionally scores [N] in 0..1, masks (bitmaps [N, H, W], N COCO
             segmentations, or `PackedMasks`), keypoints [N, P, 3], drawn if the third number is not
             0, and track_ids, N numbers or None.
-        categories: the K categories {"id", "name"}. Objects of a category have one color, tracked
-            objects one of each track.
+        categories: the K categories {"id", "name"}.
         min_score: objects with a lower score are not drawn; None: the threshold of the prediction,
             or 0.5.
         min_side: images whose longer side is shorter are enlarged by an integer factor, so that
             lines and tags do not cover the objects.
-        colors: RGB colors of the N objects, in place of those above.
+        colors: RGB colors of the N objects; None: one of each category or track.
         tags: write name and score on each object, or on none. None: where there is room, without
             the name of a single category.
-
-    Returns:
-        An RGB image of the size of the image or a multiple of it.
     """
     if isinstance(image, Tensor):
         image = Image.fromarray(composite_rgb(image).permute(1, 2, 0).cpu().numpy())

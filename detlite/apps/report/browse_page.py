@@ -43,10 +43,8 @@ class AnchorMatches:
     B images, L levels, N anchors over all levels, G objects in an image, padded.
 
     Attributes:
-        strides: of the L levels.
-        sides: square roots of the anchor areas of each level.
-        anchors: float32 [N, 4] xyxy.
-        levels: int64 [N], the level of each anchor.
+        strides, sides: stride, and square roots of the anchor areas, of each of the L levels.
+        anchors, levels: float32 [N, 4] xyxy, and int64 [N], the level of each anchor.
         matched: int64 [B, N], the object assigned to each anchor; negative: background or ignored.
         overlaps: float32 [B, G], the highest IoU of each object with an anchor that is not ignored;
             0 at padding.

@@ -29,13 +29,11 @@ class ErrorImage:
     """An error, with the properties by which the page filters.
 
     Attributes:
-        detection, obj: their indices; -1 if there is none.
-        image: index of the image.
+        detection, obj, image: their indices; -1 if there is none.
         category: of the detection or the missed object.
         kind: a type of ERROR_TYPES.
         score: of the detection, or of the detection nearest to a missed object (0 if none).
-        text: description.
-        source: data URI of an image with the labels on the left and the detections on the right.
+        source: data URI of the drawn image.
     """
 
     detection: int
@@ -51,12 +49,8 @@ class ErrorImage:
 class ErrorGallery:
     """Draws errors of detections on a dataset.
 
-    Args:
-        results: the analyzed detections, with boxes.
-        analysis: of boxes or masks.
-        max_images: maximum number of false positives and of missed objects.
-
     Attributes:
+        max_images: maximum number of false positives and of missed objects.
         counts: the number of all false positives and missed objects.
     """
 

@@ -26,11 +26,8 @@ def metric_section(
 ) -> TemplateData:
     """Return the data of the template for one kind of detections on a dataset.
 
-    Args:
-        prefix: of the HTML id.
-        kind: a key of TITLES.
-        analyses: by the name of the run; runs are compared with the first.
-        comparable: for each run, True if its images and labels equal those of the first.
+    `prefix` is that of the HTML id. `comparable` is True for each run whose images and labels equal
+    those of the first.
     """
     title = TITLES[kind]
     samples = {run: one.bootstrap.metrics() for run, one in analyses.items()}

@@ -31,9 +31,7 @@ class Run:
     """Output of a training or a test, except the detections.
 
     Attributes:
-        name: of the run in the report.
         path: its output folder, or a file of detections.
-        cfg: config of the run.
         evaluation: evaluation.json as {dataset: {kind: {metric: value}}}; empty if missing.
         lines: of metrics.jsonl; empty for a test.
         speeds: description of the last evaluation of each dataset in log.txt.
@@ -108,9 +106,6 @@ def read_results(file: Path, name: str, truth: Path, images: Path | None) -> Run
         name: of the run in the report.
         truth: the annotation file.
         images: its image folder; None: searched for. Without images, errors are not drawn.
-
-    Raises:
-        DataError: a file cannot be read, or is not in COCO's format.
     """
     rows = _read_rows(file)
     folder = images or truth.parent

@@ -33,12 +33,7 @@ def write_shards(
         annotations: the annotation file, see `CocoDataset`.
         images: the folder of the images.
         folder: the folder of the shards, created if missing.
-        name: the first part of the file names.
         images_per_shard: the last shard may have fewer.
-        seed: determines the order.
-
-    Returns:
-        The shards.
 
     Raises:
         DataError: an annotation is invalid, an image is missing or has a format that shards do not

@@ -92,12 +92,7 @@ def _basic_interval(value: float | None, sampled: np.ndarray) -> Interval | None
 
 
 def resample(matched: MatchedDetections, samples: np.ndarray) -> BootstrapMetrics:
-    """Compute the metrics of bootstrap samples.
-
-    Args:
-        matched: the detections and the objects.
-        samples: uint8 [B, I] for the images `matched.truth.image_ids`, see `sample_images`.
-    """
+    """Compute the metrics of the samples of `sample_images` for `matched.truth.image_ids`."""
     truth, pairing = matched.truth, matched.pairing
     shape = (len(samples), len(IOU_THRESHOLDS), len(truth.category_ids))
     ap = np.full((*shape, len(matched.areas)), np.nan, np.float32)

@@ -42,8 +42,7 @@ class CrossCategoryMatches:
     def best(self, allowed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the highest overlap of each detection and its object, float64 and int64 [D].
 
-        Args:
-            allowed: bool [P], the pairs to consider. Detections without any get 0 and -1.
+        Only the pairs `allowed`, bool [P], count. Detections without any get 0 and -1.
         """
         detections, objects = (indices[allowed] for indices in self.pairing.pairs())
         overlaps = self.overlaps[allowed]

@@ -67,10 +67,8 @@ class DetectionAnalysis:
         kind: the IoU type.
         names: of the K categories.
         objects: int64 [K], number of objects.
-        metrics: as in `evaluate_coco`.
-        precision_recall: the tables behind the metrics.
+        metrics: as in `evaluate_coco`, from the tables `precision_recall`.
         bootstrap: the metrics of bootstrap samples of the images.
-        calibration: agreement of scores and precision.
         threshold: the score threshold with the best F1; None without true positives.
         errors, confusion: the types of errors, and the confusion matrix at the threshold; None for
             keypoints.
@@ -96,12 +94,9 @@ def analyze_detections(
     max_dets: int = 100,
     oks_sigmas: Sequence[float] = (),
 ) -> DetectionAnalysis:
-    """Compute all analyses of one IoU type.
+    """Compute all analyses of one IoU type, with bootstrap samples from `sample_images`.
 
-    Args:
-        coco_gt, results, max_dets, oks_sigmas: see `evaluate_coco`, also for the errors.
-        kind: the IoU type.
-        samples: bootstrap samples of the images, see `sample_images`.
+    The other arguments are those of `evaluate_coco`, which also names the errors.
     """
     check_results(results, coco_gt, [kind])
     matched = match_coco(coco_gt, results, kind, max_dets, oks_sigmas)
