@@ -49,8 +49,8 @@ def load_predictor(
             or the config of an exported model was to be changed.
     """
     if Path(weights).suffix in SUFFIXES.values():
-        keys = (key for key in dict.fromkeys(opts[::2]) if key not in _CHANGEABLE_KEYS)
-        fixed = [*(["--config"] if config else []), *keys]
+        fixed = ["--config"] if config else []
+        fixed += [key for key in dict.fromkeys(opts[::2]) if key not in _CHANGEABLE_KEYS]
         if fixed:
             raise ConfigError(
                 f"{weights}: the config of an exported model is fixed: {', '.join(fixed)} cannot "
@@ -101,9 +101,8 @@ def predict_images(
     stream = predict_stream(predictor, images, finish, batch_size, threads, load)
     for image_id, name, entry in zip(ids, images, stream, strict=True):
         if isinstance(entry, DataError):
-            yield {"image": _image_info(image_id, name), "problem": str(entry)}
-        else:
-            yield entry
+            entry = {"image": _image_info(image_id, name), "problem": str(entry)}
+        yield entry
 
 
 def make_entry(

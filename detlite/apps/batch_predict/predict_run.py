@@ -24,7 +24,7 @@ from .sharded_run import ShardedRun, Totals, open_run, remove_results
 from .video import Video, build_tracker, check_output, is_video, predict_video
 
 _DRAWN, _LABELS = "drawn", "label_images"
-_SUFFIXES = {"jpeg": ".jpg", "png": ".png"}
+_SUFFIXES = {"jpeg": ".jpg", "png": ".png", "tiff": ".tif"}
 _JPEG_QUALITY = 90
 
 
@@ -61,7 +61,10 @@ def predict(options: PredictOptions) -> Totals | None:
     """
     rank, world_size = torchrun_rank()
     _check(options, world_size)
-    options = replace(options, overrides=options.overrides + _tile_overrides(options))
+    tiling = {"TEST.TILE": options.tile, "TEST.TILE_OVERLAP": options.overlap}
+    for key, value in tiling.items():
+        if value is not None:
+            options = replace(options, overrides=[*options.overrides, key, str(value)])
     if any(map(is_video, options.inputs)):
         if len(options.inputs) > 1 or world_size > 1:
             raise ConfigError("--input: a video must be the only input, and needs a single process")
@@ -90,12 +93,8 @@ def predict(options: PredictOptions) -> Totals | None:
         for name, used in ((_DRAWN, options.draw != "none"), (_LABELS, options.label_images)):
             if used:
                 (options.output / name).mkdir(exist_ok=True)
-        with tqdm(
-            total=len(images),
-            initial=run.finished_images(),
-            unit=" images",
-            disable=True if rank else None,
-        ) as bar:
+        hidden = True if rank else None
+        with tqdm(total=len(images), unit=" images", disable=hidden) as bar:
             for shard in run.unfinished_shards(rank, world_size):
                 _predict_shard(run, shard, predictor, options, bar)
         return run.complete()
@@ -113,15 +112,9 @@ def _check(options: PredictOptions, world_size: int) -> None:
             "--overwrite needs a single process, because one process could delete what another has "
             f"written: delete {options.output} yourself, or choose another output folder"
         )
-    check_format(options.format)
-
-
-def _tile_overrides(options: PredictOptions) -> list[str]:
-    """Return --tile and --overlap as overrides of the config."""
     if options.tile is None and options.overlap is not None:
         raise ConfigError(f"--overlap {options.overlap} needs the side of the tiles: add --tile")
-    values = {"TEST.TILE": options.tile, "TEST.TILE_OVERLAP": options.overlap}
-    return [str(word) for pair in values.items() if pair[1] is not None for word in pair]
+    check_format(options.format)
 
 
 def _load(options: PredictOptions) -> Predictor:
@@ -158,13 +151,12 @@ def _predict_shard(
     def draw(image_id: int, image: Tensor, prediction: Prediction) -> None:
         stem = f"{image_id:04d}_{output_stem(run.images[image_id - 1])}"
         if options.label_images:
-            suffix = ".tif" if options.label_images == "tiff" else ".png"
-            write_label_image(run.folder / _LABELS / f"{stem}{suffix}", prediction)
-        if options.draw == "none":
-            return
-        name = f"{stem}{_SUFFIXES[options.draw]}"
-        drawn = draw_detections(image, prediction, predictor.categories, 0, tags=options.labels)
-        drawn.save(run.folder / _DRAWN / name, quality=_JPEG_QUALITY)  # PNG ignores the quality
+            file = run.folder / _LABELS / f"{stem}{_SUFFIXES[options.label_images]}"
+            write_label_image(file, prediction)
+        if options.draw != "none":
+            file = run.folder / _DRAWN / f"{stem}{_SUFFIXES[options.draw]}"
+            drawn = draw_detections(image, prediction, predictor.categories, 0, tags=options.labels)
+            drawn.save(file, quality=_JPEG_QUALITY)  # PNG ignores the quality
 
     with run.journal(shard) as journal:
         indices = run.indices(shard)[journal.count :]
@@ -172,8 +164,7 @@ def _predict_shard(
         bar.refresh()
         images, ids = run.images[indices.start : indices.stop], [index + 1 for index in indices]
         for entry in predict_images(
-            predictor, images, ids, options.batch_size, options.threads,
-            None if options.draw == "none" and not options.label_images else draw,
+            predictor, images, ids, options.batch_size, options.threads, draw,
             options.format == "measures",
         ):  # fmt: skip
             if "problem" in entry:

@@ -14,7 +14,6 @@ system of the folder must support flock.
 """
 
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -71,7 +70,6 @@ class ShardedRun:
 
     @property
     def shard_count(self) -> int:
-        """Number of shards."""
         return -(-len(self.images) // self.shard_size)
 
     def indices(self, shard: int) -> range:
@@ -86,8 +84,8 @@ class ShardedRun:
 
     def finished_images(self) -> int:
         """Return the number of images in finished shards, from a listing of the folder."""
-        files = (Path(name) for name in os.listdir(self.folder / _SHARDS))
-        return sum(len(self.indices(int(file.stem))) for file in files if file.suffix == ".json")
+        files = (self.folder / _SHARDS).glob("[0-9]*.json")
+        return sum(len(self.indices(int(file.stem))) for file in files)
 
     def unfinished_shards(self, rank: int = 0, world_size: int = 1) -> Iterator[int]:
         """Yield the shards that no process has finished or locked; each is locked until the next.
@@ -130,8 +128,9 @@ class ShardedRun:
             else:
                 images.append(entry["image"])
                 objects += len(entry["objects"])
-        summary = {"detections": part.name, "objects": objects, "images": images}
-        _write_json(self._file(shard, ".json"), summary | {"unreadable": unreadable})
+        summary = {"detections": part.name, "objects": objects, "images": images,
+                   "unreadable": unreadable}  # fmt: skip
+        _write_json(self._file(shard, ".json"), summary)
         if part != journal:
             journal.unlink()
 
@@ -151,9 +150,7 @@ class ShardedRun:
                 for journal in journals:
                     journal.unlink(missing_ok=True)
             summaries = (json.loads(self._file(shard, ".json").read_text()) for shard in shards)
-            counts = [
-                (len(one["images"]), len(one["unreadable"]), one["objects"]) for one in summaries
-            ]
+            counts = [(len(x["images"]), len(x["unreadable"]), x["objects"]) for x in summaries]
             totals = Totals(*map(sum, zip(*counts, strict=True)))
             manifest = self.folder / MANIFEST
             _write_json(manifest, json.loads(manifest.read_text()) | {"done": vars(totals)})

@@ -136,10 +136,9 @@ def _processor() -> str:
         models = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
         name = models[0] if models else name
     device = torch.device("cpu")
-    capability = torch.backends.cpu.get_cpu_capability()
+    cores, threads = plural(usable_cores(), "core"), plural(torch.get_num_threads(), "thread")
     return (
-        f"{name} ({capability}), {plural(usable_cores(), 'core')}, "
-        f"{plural(torch.get_num_threads(), 'thread')}; "
+        f"{name} ({torch.backends.cpu.get_cpu_capability()}), {cores}, {threads}; "
         f"{describe_formats(device)}; DTYPE auto is {resolve_dtype('auto', device)}"
     )
 
