@@ -5,7 +5,6 @@ from .datasets import synthetic as synthetic
 from .datasets import voc as voc
 from .datasets.catalog import (
     DATASETS,
-    ConcatDataset,
     build_dataset,
     build_test_datasets,
     build_train_dataset,
@@ -14,6 +13,7 @@ from .datasets.catalog import (
     warn_if_tested_on_training_data,
 )
 from .datasets.coco import CocoDataset
+from .datasets.concat import ConcatDataset
 from .errors import DataError
 from .loading.batch_loader import LoaderProcessError, explain_dead_loader
 from .loading.loader import build_test_loader, build_train_loader

@@ -31,9 +31,7 @@ _OWN_FILE = re.compile(
     r"[0-9a-f]{40}(-by-url)?\.(index|lock|note|pictures|copy|copied|shard|coco)"
     r"|\.[0-9a-f]{40}.*(?P<unfinished>\.tmp)"
 )
-# Some file systems count time in steps of two seconds, so a file that is written twice within one
-# step may keep its times.
-_SETTLED = 2.0
+_SETTLED = 2.0  # seconds, a step of time of some file systems, within which times may not change
 
 
 def folder() -> Path | None:
@@ -53,14 +51,14 @@ def existing_folder() -> Path:
 
 def key(*parts: object) -> str:
     """Return 40 hexadecimal digits that identify `parts`, as the name of a file."""
-    text = json.dumps([str(part) for part in parts])
+    text = json.dumps([*map(str, parts)])
     return hashlib.blake2b(text.encode(), digest_size=20).hexdigest()
 
 
 def file_stamp(path: Path) -> list[int] | None:
     """Return size, times and inode of a path, which change with a file or the entries of a folder.
 
-    None if the path was modified so recently that they may not change with the next modification.
+    None if the path was modified so recently that the next modification may not change them.
     """
     status = path.stat()
     if time.time() - max(status.st_mtime, status.st_ctime) < _SETTLED:
@@ -85,8 +83,8 @@ def write_note(file: Path, content: Any) -> None:
 def exclusive_lock(file: Path) -> Iterator[None]:
     """Make other processes that lock the same file wait.
 
-    The lock has no effect if the file cannot be created, if its file system has no locks (some
-    network file systems), and on Windows. Processes may then do the same work at the same time.
+    The lock has no effect if the file cannot be created, or if its file system has no locks.
+    Processes may then do the same work at the same time.
     """
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):

@@ -1,6 +1,6 @@
 """Turn the `data` arguments of `detlite.train` and `detlite.evaluate` into config keys."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,6 @@ FilePath = str | Path
 Pair = tuple[FilePath, FilePath]
 # Or a folder of any form that `detlite init` reads, or an annotation file whose images it finds.
 Data = FilePath | Pair
-
 
 # "path": a function of a path to train on and one to test on. It returns the sources of "train" and
 # "val", with `annotations` and `images`, and a sentence about their origin.
@@ -40,9 +39,8 @@ def training_data(data: Data, test_data: Data | None = None) -> tuple[dict[str, 
             "test_data is a pair, but data is a path: give both as (annotation file, image "
             "folder), or both as paths"
         )
-    find = FINDERS.get("path")
     test_path = None if test_data is None else expand_path(str(test_data))
-    sources, summary = find(expand_path(str(data)), test_path)
+    sources, summary = FINDERS.get("path")(expand_path(str(data)), test_path)
     pairs = {split: (source.annotations, source.images) for split, source in sources.items()}
     keys = _dataset_keys(train=pairs["train"], test=pairs.get("val"))
     return keys | _class_keys(pairs["train"]), summary
@@ -53,7 +51,7 @@ def evaluation_data(data: Pair) -> dict[str, Any]:
 
 
 def _pair(name: str, value: Any) -> Pair:
-    if isinstance(value, Sequence) and not isinstance(value, str) and len(value) == 2:
+    if isinstance(value, (tuple, list)) and len(value) == 2:
         first, second = value
         if isinstance(first, str | Path) and isinstance(second, str | Path):
             return first, second

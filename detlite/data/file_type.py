@@ -41,7 +41,6 @@ def explain_not_json(file: Path, error: ValueError) -> str:
     except OSError:
         return ""
     start = data[:1024].lstrip()
-    lines = start.splitlines()
     hint = explain_not_downloaded(data)
     if hint:
         pass
@@ -51,7 +50,7 @@ def explain_not_json(file: Path, error: ValueError) -> str:
         hint = "it is empty"
     elif start.startswith(b"<"):
         hint = f"it is XML, for example of PASCAL VOC: {_CONVERT}"
-    elif re.fullmatch(rb"\d+( +[-+.\de]+){4,}", lines[0].strip()):
+    elif re.match(rb"\d+( +[-+.\de]+){4,}\s*$", start, re.MULTILINE):
         hint = f"it holds YOLO labels: {_CONVERT}"
     elif re.match(rb"[{\[]\s*[{\[]?\s*'", start):
         hint = "it has single quotes like a printed Python dict: write it with json.dump"

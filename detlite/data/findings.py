@@ -3,7 +3,7 @@
 `detlite init`, `detlite check` and the start of a training print the same summary of them.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from textwrap import shorten
 from typing import Any
@@ -33,9 +33,10 @@ class Finding:
 
     def __str__(self) -> str:
         number = f"{self.count}" if self.total is None else f"{self.count} of {self.total}"
-        plural = "" if (self.count if self.total is None else self.total) == 1 else "s"
-        entry = self.entry[:-1] + "ie" if plural and self.entry.endswith("y") else self.entry
-        counted = f": {number} {entry}{plural}" if self.count else ""
+        entry = self.entry
+        if (self.total or self.count) != 1:
+            entry = f"{entry[:-1]}ies" if entry.endswith("y") else f"{entry}s"
+        counted = f": {number} {entry}" if self.count else ""
         example = f", for example {shorten(self.example, _MAX_LENGTH)}" if self.example else ""
         return f"{self.what}{counted}{example}. {self.effect}"
 
@@ -46,7 +47,7 @@ class Findings:
     def __init__(self, findings: Iterable[Finding] = ()) -> None:
         self._by_kind = {(one.what, one.effect): one for one in findings}
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[Finding]:
         return iter(self._by_kind.values())
 
     def __len__(self) -> int:
@@ -76,11 +77,8 @@ def summary(findings: Mapping[str, Iterable[Finding]]) -> str:
     Findings that several sets share, such as those of a folder that was split, are listed once.
     """
     lines: list[str] = []
-    listed: set[Finding] = set()
     for name, found in findings.items():
-        new = [finding for finding in found if finding not in listed]
-        listed.update(new)
+        new = [f"  - {one}" for one in found if f"  - {one}" not in lines]
         if new:
-            lines += [f"{name}: not everything is used as it is written:"]
-            lines += [f"  - {finding}" for finding in new]
+            lines += [f"{name}: not everything is used as it is written:", *new]
     return "\n".join(lines)

@@ -50,6 +50,20 @@ class _Array(np.ndarray):
         super().__setstate__(checked)
 
 
+def _checked(dtype: Any) -> np.dtype[Any]:
+    if not isinstance(dtype, _DType):
+        raise RefusedPickleError(f"array of {type(dtype).__name__}")
+    return np.dtype(dtype.order + dtype.code)
+
+
+def _bytes(data: Any) -> bytes | bytearray:
+    if isinstance(data, str):  # a byte string of Python 2
+        return data.encode("latin1")
+    if not isinstance(data, (bytes, bytearray)):
+        raise RefusedPickleError(f"array of {type(data).__name__}")
+    return data
+
+
 def _without_attributes(function: Callable[..., Any]) -> Any:
     """Wrap a function in an object without attributes that a pickle could change."""
     members = {"__slots__": (), "__call__": staticmethod(function)}
@@ -101,30 +115,11 @@ _ALLOWED: dict[tuple[str, str], Any] = {
     ("builtins", "bytes"): _no_bytes,
     ("numpy", "ndarray"): object(),  # passed as an argument, never called
     ("numpy", "dtype"): _make_dtype,
-    **{
-        (f"numpy.{core}.{module}", name): replacement
-        for core in ("core", "_core")
-        for module, name, replacement in (
-            ("multiarray", "_reconstruct", _reconstruct),
-            ("multiarray", "scalar", _scalar),
-            ("numeric", "_frombuffer", _frombuffer),
-        )
-    },
 }
-
-
-def _checked(dtype: Any) -> np.dtype[Any]:
-    if not isinstance(dtype, _DType):
-        raise RefusedPickleError(f"array of {type(dtype).__name__}")
-    return np.dtype(dtype.order + dtype.code)
-
-
-def _bytes(data: Any) -> bytes | bytearray:
-    if isinstance(data, str):  # a byte string of Python 2
-        return data.encode("latin1")
-    if not isinstance(data, (bytes, bytearray)):
-        raise RefusedPickleError(f"array of {type(data).__name__}")
-    return data
+for _core in ("numpy.core", "numpy._core"):
+    _ALLOWED[f"{_core}.multiarray", "_reconstruct"] = _reconstruct
+    _ALLOWED[f"{_core}.multiarray", "scalar"] = _scalar
+    _ALLOWED[f"{_core}.numeric", "_frombuffer"] = _frombuffer
 
 
 # Not the C implementation: it allocates memory by the largest number that a pickle gives to an

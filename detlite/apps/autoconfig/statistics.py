@@ -4,10 +4,11 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
+from typing import Any
 
 import numpy as np
 
-from detlite.data.datasets.coco_values import keypoint_pairs
+from detlite.data.datasets.coco_values import integer, keypoint_names
 from detlite.data.errors import DataError
 from detlite.data.image_folders import ImageFolder, image_file_of
 from detlite.data.index.build import open_index
@@ -172,7 +173,7 @@ def compute_statistics(
         decoding=decoding,
         top_bottom=top_bottom,
         empty=int((index.counts()[numbers] == 0).sum()),
-        keypoint_pairs=next(filter(None, map(keypoint_pairs, categories)), []),
+        keypoint_pairs=next(filter(None, map(_keypoint_pairs, categories)), []),
         values=values,
     )
 
@@ -206,3 +207,21 @@ def _decode_sample(files: Sequence[ImageSource], options: ImageOptions) -> tuple
             upper, lower = image[:, :half], image[:, -half:]
             differences.append((upper.float().mean() - lower.float().mean()).item() / 255)
     return float(np.median(times or [0.0])), float(np.mean(differences or [0.0]))
+
+
+def _keypoint_pairs(category: Mapping[str, Any]) -> list[list[str]]:
+    """Return the pairs of keypoints that a category gives for mirroring, [] if none.
+
+    These are `flip_idx`, the index of the other one of each keypoint (ultralytics), and `swap`, its
+    name (mmpose).
+    """
+    names, pairs = keypoint_names([dict(category)]), []
+    indices, others = category.get("flip_idx"), category.get("swap")
+    if isinstance(indices, list) and {*map(integer, indices)} == {*range(len(names))}:
+        others = [names[int(index)] for index in indices]
+    if isinstance(others, dict):
+        others = [others.get(name) for name in names]
+    for name, other in zip(names, others if isinstance(others, list) else (), strict=False):
+        if other in names and other != name and [other, name] not in pairs:
+            pairs.append([name, other])
+    return pairs

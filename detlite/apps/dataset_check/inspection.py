@@ -66,7 +66,7 @@ def inspect_dataset(
         masks = 2 * with_masks >= int(index.counts(selection.objects).sum()) > 0
     result.selection = replace(selection, masks=masks)
     result.category_rows = index.content["categories"]
-    for where, problem in index.file.table["image_problems"]:
+    for where, problem in index.table["image_problems"]:
         result.add("image entry", where.partition(",")[0], problem)
     for number in range(len(index.image_ids)):
         image = index.image(number)

@@ -49,8 +49,8 @@ def repair(inspection: Inspection) -> tuple[Row, Counter[str]]:
                 row.pop("segmentation", None)
             row |= {"bbox": row.pop("region", row["bbox"]), "ignore": 1}
             annotations.append(row)
-    counts["images removed"] += len(index.file.table["image_problems"])
-    counts["annotations removed"] = len(index.file.array("states")) - len(annotations)
+    counts["images removed"] += len(index.table["image_problems"])
+    counts["annotations removed"] = len(index.arrays["states"]) - len(annotations)
     sizes = {image["id"]: (image["height"], image["width"]) for image in images}
     annotations = [
         {**row, "category_id": one}

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from detlite.data.datasets.voc_xml import read_voc_file
+from detlite.data.datasets.voc import read_voc_file
 from detlite.data.errors import DataError
 from detlite.data.loading.image_io import image_size
 

@@ -3,15 +3,11 @@
 import difflib
 import json
 import logging
-from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch.utils.data
-from torch import Tensor
 from yacs.config import CfgNode
 
 from detlite.atomic_write import atomic_open
@@ -29,7 +25,8 @@ from detlite.registry import Registry
 from detlite.structures.keypoints import has_sides, with_sides
 
 from .builtin_catalog import BUILTIN
-from .coco import CocoDataset, Target
+from .coco import CocoDataset
+from .concat import ConcatDataset
 
 logger = logging.getLogger(__name__)
 
@@ -43,58 +40,11 @@ DATASETS.ROOT. It locates or creates the data set and returns (annotation file, 
 """
 
 _REMOTE_TYPES = ("coco", "lvis", "webdataset")  # accept a URL as DATASETS.ROOT
-
-
-class ConcatDataset(torch.utils.data.ConcatDataset[tuple[Tensor, Target]]):
-    """Several data sets as one. Raises DataError if their categories or keypoints differ."""
-
-    def __init__(self, datasets: Sequence[CocoDataset]) -> None:
-        super().__init__(datasets)
-        first = datasets[0]
-        known = {(row["id"], row["name"]) for row in first.categories}
-        for other in datasets[1:]:
-            if other.keypoint_names != first.keypoint_names:
-                raise DataError(
-                    f"{other.annotation_file}: the keypoints differ from those of "
-                    f"{first.annotation_file}"
-                )
-            difference = known ^ {(row["id"], row["name"]) for row in other.categories}
-            if difference:
-                number, name = min(difference)
-                raise DataError(
-                    f"{other.annotation_file}: the categories differ from those of "
-                    f"{first.annotation_file}: only one has {number} ({name!r}). Data sets that "
-                    "are trained on together need the same ids and names"
-                )
-        self.parts = datasets
-        self.name = " + ".join(dataset.name for dataset in datasets)
-        self.categories = first.categories
-        self.keypoint_names = first.keypoint_names
-
-    def load(
-        self, index: int, min_size: Callable[[tuple[int, int]], tuple[int, int]] | None = None
-    ) -> tuple[Tensor, Target]:
-        """See `CocoDataset.load`."""
-        part = bisect_right(self.cumulative_sizes, index)
-        first = self.cumulative_sizes[part - 1] if part else 0
-        return self.parts[part].load(index - first, min_size)
-
-    @property
-    def aspect_ratios(self) -> list[float]:
-        """The width / height of the images, as a new list."""
-        return [ratio for dataset in self.parts for ratio in dataset.aspect_ratios]
-
-    @property
-    def shards(self) -> np.ndarray | None:
-        """The shard of each image, see `CocoDataset.shards`; an image file counts as a shard."""
-        of_parts = [dataset.shards for dataset in self.parts]
-        if all(shards is None for shards in of_parts):
-            return None
-        first, joined = 0, []
-        for dataset, shards in zip(self.parts, of_parts, strict=True):
-            joined.append(first + (np.arange(len(dataset)) if shards is None else shards))
-            first = int(joined[-1][-1]) + 1
-        return np.concatenate(joined)
+_MIRRORED = (
+    "Images are mirrored without exchanging keypoints. Name pairs in "
+    "DATASETS.KEYPOINT_FLIP_PAIRS, or set INPUT.HORIZONTAL_FLIP_PROB_TRAIN 0."
+)
+_NOT_MIRRORED = "Images are not mirrored. Name pairs in DATASETS.KEYPOINT_FLIP_PAIRS to allow it."
 
 
 def build_dataset(cfg: CfgNode, name: str, train: bool) -> CocoDataset:
@@ -105,18 +55,19 @@ def build_dataset(cfg: CfgNode, name: str, train: bool) -> CocoDataset:
     the entry, or DataError for the files.
     """
     kind, annotations, images = locate_dataset(cfg, name)
-    if isinstance(annotations, Path) and annotations.is_dir():
-        raise DataError(
-            f"data set {name}: {annotations} is a folder, not an annotation file. To convert a "
-            "folder, use `detlite init --data`"
-        )
     if isinstance(annotations, Path) and not annotations.is_file():
+        where = f"data set {name}: "
+        if annotations.is_dir():
+            raise DataError(
+                f"{where}{annotations} is a folder, not an annotation file. To convert a folder, "
+                "use `detlite init --data`"
+            )
         raise DataError(
-            f"data set {name}: the annotation file {annotations} does not exist (images are "
-            f"expected in {images}). Put the files there, or set DATASETS.ROOT "
-            f"({cfg.DATASETS.ROOT}) to the folder that holds them"
+            f"{where}the annotation file {annotations} does not exist (images are expected in "
+            f"{images}). Put the files there, or set DATASETS.ROOT ({cfg.DATASETS.ROOT}) to the "
+            "folder that holds them"
         )
-    datasets = cfg.DATASETS
+    datasets, phase = cfg.DATASETS, "TRAIN" if train else "TEST"
     dataset = CocoDataset(
         annotations,
         images,
@@ -130,12 +81,8 @@ def build_dataset(cfg: CfgNode, name: str, train: bool) -> CocoDataset:
         background=datasets.BACKGROUND_IMAGES,
         skip_bad=datasets.ON_BAD_ANNOTATION == "skip",
         crowds_as_objects=datasets.CROWDS_AS_OBJECTS,
-        proposals=_proposal_file(cfg, name, train) if cfg.MODEL.LOAD_PROPOSALS else None,
-        max_proposals=(
-            datasets.PRECOMPUTED_PROPOSAL_TOPK_TRAIN
-            if train
-            else datasets.PRECOMPUTED_PROPOSAL_TOPK_TEST
-        ),
+        proposals=_proposal_file(cfg, name, phase) if cfg.MODEL.LOAD_PROPOSALS else None,
+        max_proposals=datasets[f"PRECOMPUTED_PROPOSAL_TOPK_{phase}"],
         image_options=build_image_options(cfg),
         check_images=datasets.CHECK_IMAGES,
         cache=file_cache("reduced", int(datasets.CACHE_GB * GIGABYTE)),
@@ -157,36 +104,16 @@ def config_findings(
             "MODEL.RPN.FPN_POST_NMS_TOP_N_TEST above that.",
             full, "image", f"image {index.image_ids[number]} with {counts[number]}", len(counts),
         )  # fmt: skip
-    key, limit = _proposal_limit(cfg)
-    if len(counts) and counts.max() > limit and not cfg.TEST.TILE:
-        effect = f"{key} is {limit}: set it above {counts.max()}."
-        full = int((counts > limit).sum())
-        yield Finding("images with more objects than proposals", effect, full, "image")
     if "exif_orientation=False" in cfg.MODEL.CONVENTION_OVERRIDE:
         effect = "Annotations count stored pixels, as MODEL.CONVENTION_OVERRIDE says."
         yield Finding("EXIF orientations are not applied", effect, 0)
     names = with_sides(index.keypoint_names, cfg.DATASETS.KEYPOINT_FLIP_PAIRS)
     if selection.keypoints and not has_sides(names):
-        mirrored = cfg.INPUT.HORIZONTAL_FLIP_PROB_TRAIN > 0
-        yield Finding(
-            "no keypoint names are known to be left and right",
-            "Images are mirrored without exchanging keypoints. Name pairs in "
-            "DATASETS.KEYPOINT_FLIP_PAIRS, or set INPUT.HORIZONTAL_FLIP_PROB_TRAIN 0."
-            if mirrored
-            else "Images are not mirrored. Name pairs in DATASETS.KEYPOINT_FLIP_PAIRS to allow it.",
-            0,
-        )
-
-
-def _proposal_limit(cfg: CfgNode) -> tuple[str, float]:
-    """Return the key and the number of proposals of an image; infinite without proposals."""
-    if cfg.MODEL.META_ARCHITECTURE == "RetinaNet":
-        return "", float("inf")
-    if cfg.MODEL.LOAD_PROPOSALS:
-        key = "PRECOMPUTED_PROPOSAL_TOPK_TEST"
-        return f"DATASETS.{key}", cfg.DATASETS[key]
-    key = ("FPN_" if "FPN" in cfg.MODEL.BACKBONE.CONV_BODY else "") + "POST_NMS_TOP_N_TEST"
-    return f"MODEL.RPN.{key}", cfg.MODEL.RPN[key]
+        what = "no keypoint names are known to be left and right"
+        if cfg.INPUT.HORIZONTAL_FLIP_PROB_TRAIN > 0:
+            yield Finding(what, _MIRRORED, 0)
+        else:
+            yield Finding(what, _NOT_MIRRORED, 0)
 
 
 def locate_dataset(cfg: CfgNode, name: str) -> tuple[str, Location, ImageFolder]:
@@ -246,26 +173,24 @@ def findings_of(datasets: Iterable[CocoDataset]) -> str:
 
 
 def log_findings(datasets: Iterable[CocoDataset]) -> None:
-    """Log `findings_of` the data sets."""
     if text := findings_of(datasets):
         logger.warning("%s", text)
 
 
 def warn_if_tested_on_training_data(train: ConcatDataset, tests: Sequence[CocoDataset]) -> None:
     """Log a warning for data sets that are used for both training and testing."""
-    trained = {_annotation_path(part) for part in train.parts}
+
+    def path(dataset: CocoDataset) -> str:
+        file = dataset.annotation_file
+        return str(file if isinstance(file, RemotePath) else Path(file).resolve())
+
     for test in tests:
-        if _annotation_path(test) in trained:
+        if path(test) in map(path, train.parts):
             logger.warning(
                 "DATASETS.TEST contains %s, which is also trained on, so its results say nothing "
                 "about new images. Split off a test set (`detlite init --data` does)",
                 test.name,
             )
-
-
-def _annotation_path(dataset: CocoDataset) -> str:
-    file = dataset.annotation_file
-    return str(file if isinstance(file, RemotePath) else Path(file).resolve())
 
 
 def check_num_classes(cfg: CfgNode, dataset: CocoDataset | ConcatDataset) -> None:
@@ -339,9 +264,13 @@ def check_fields(entry: Entry, fields: dict[str, type]) -> None:
             )
     for field in entry:
         if field not in ("name", "type", "evaluators", *fields):
-            close = difflib.get_close_matches(field, fields, n=1)
-            hint = f"; did you mean {close[0]!r}?" if close else ""
+            hint = _did_you_mean(field, fields)
             raise ConfigError(f"{where}: unknown field {field!r}{hint}")
+
+
+def _did_you_mean(name: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""
 
 
 def _catalog_entry(catalog: Sequence[Entry], name: str) -> Entry:
@@ -353,8 +282,7 @@ def _catalog_entry(catalog: Sequence[Entry], name: str) -> Entry:
     if name in BUILTIN:
         return BUILTIN[name]
     names = [entry["name"] for entry in catalog]
-    close = difflib.get_close_matches(name, [*names, *BUILTIN], n=1)
-    hint = f"; did you mean {close[0]!r}?" if close else ""
+    hint = _did_you_mean(name, [*names, *BUILTIN])
     known = f"known: {', '.join(names)}" if names else "the catalog is empty"
     raise ConfigError(
         f"DATASETS.CATALOG: there is no data set {name!r}{hint} ({known}, and the built-in names "
@@ -362,13 +290,11 @@ def _catalog_entry(catalog: Sequence[Entry], name: str) -> Entry:
     )
 
 
-def _proposal_file(cfg: CfgNode, name: str, train: bool) -> Location:
-    datasets, phase = cfg.DATASETS, "TRAIN" if train else "TEST"
-    paths = datasets.PROPOSAL_FILES_TRAIN if train else datasets.PROPOSAL_FILES_TEST
-    names = datasets[phase]
+def _proposal_file(cfg: CfgNode, name: str, phase: str) -> Location:
+    names, paths = cfg.DATASETS[phase], cfg.DATASETS[f"PROPOSAL_FILES_{phase}"]
     if name not in names or len(names) != len(paths):
         raise ConfigError(
             f"DATASETS.PROPOSAL_FILES_{phase} is {paths!r} and DATASETS.{phase} is {names!r}: "
             f"MODEL.LOAD_PROPOSALS needs one file per data set, including one for {name}"
         )
-    return parse_location(paths[names.index(name)], parse_location(datasets.ROOT))
+    return parse_location(paths[names.index(name)], parse_location(cfg.DATASETS.ROOT))

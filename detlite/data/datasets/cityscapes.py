@@ -16,38 +16,18 @@ from .catalog import DATASETS, Entry, check_fields, converted_file, require
 
 # Labels with instances, by Cityscapes' numbers.
 CATEGORIES = {
-    24: "person",
-    25: "rider",
-    26: "car",
-    27: "truck",
-    28: "bus",
-    29: "caravan",
-    30: "trailer",
-    31: "train",
-    32: "motorcycle",
-    33: "bicycle",
-}
+    24: "person", 25: "rider", 26: "car", 27: "truck", 28: "bus", 29: "caravan", 30: "trailer",
+    31: "train", 32: "motorcycle", 33: "bicycle",
+}  # fmt: skip
 # Labels of the official evaluation.
 EVALUATED = tuple(number for number in CATEGORIES if number not in (29, 30))
 # Labels whose pixels the official evaluation ignores. Where a label has instances, its number in
 # instanceIds files marks a group.
 VOID = {
-    0: "unlabeled",
-    1: "ego vehicle",
-    2: "rectification border",
-    3: "out of roi",
-    4: "static",
-    5: "dynamic",
-    6: "ground",
-    9: "parking",
-    10: "rail track",
-    14: "guard rail",
-    15: "bridge",
-    16: "tunnel",
-    18: "polegroup",
-    29: "caravangroup",
-    30: "trailergroup",
-}
+    0: "unlabeled", 1: "ego vehicle", 2: "rectification border", 3: "out of roi", 4: "static",
+    5: "dynamic", 6: "ground", 9: "parking", 10: "rail track", 14: "guard rail", 15: "bridge",
+    16: "tunnel", 18: "polegroup", 29: "caravangroup", 30: "trailergroup",
+}  # fmt: skip
 _SUFFIXES = {"poly": "gtFine_polygons.json", "mask": "gtFine_instanceIds.png"}
 # Label, True for a group, segmentation and mask of an object.
 _Object = tuple[int, bool, Any, RLE]
@@ -107,30 +87,22 @@ def read_cityscapes(
             objects, void = read_objects(source, height, width)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise DataError(f"{source}: cannot be read: {error}") from error
-        content["images"].append(
-            {
-                "id": image_id,
-                "file_name": str(name),
-                "height": height,
-                "width": width,
-                "void": encode_bitmap(void),
-            }
-        )
+        image_row = {"id": image_id, "file_name": str(name), "height": height, "width": width}
+        content["images"].append({**image_row, "void": encode_bitmap(void)})
         for label, crowd, segmentation, rle in objects:
             area = int(rle_codec.area(rle))
             if label not in category_ids or not area:
                 continue
-            content["annotations"].append(
-                {
-                    "id": len(content["annotations"]) + 1,
-                    "image_id": image_id,
-                    "category_id": category_ids[label],
-                    "bbox": rle_codec.toBbox(rle).astype(int).tolist(),
-                    "area": area,
-                    "segmentation": segmentation,
-                    "iscrowd": int(crowd),
-                }
-            )
+            annotation = {
+                "id": len(content["annotations"]) + 1,
+                "image_id": image_id,
+                "category_id": category_ids[label],
+                "bbox": rle_codec.toBbox(rle).astype(int).tolist(),
+                "area": area,
+                "segmentation": segmentation,
+                "iscrowd": int(crowd),
+            }
+            content["annotations"].append(annotation)
     return content
 
 
@@ -148,10 +120,7 @@ def _read_polygons(file: Path, height: int, width: int) -> tuple[list[_Object], 
         canvas.polygon(polygon, fill=int(row["label"] in VOID.values()))
         name = row["label"].removesuffix("group")
         if name in labels:
-            try:
-                rle = polygons_to_rle([polygon], height, width)
-            except ValueError as error:
-                raise DataError(f"{file}: {error}") from error
+            rle = polygons_to_rle([polygon], height, width)
             objects.append((labels[name], name != row["label"], [polygon], rle))
     return objects, np.asarray(void)
 

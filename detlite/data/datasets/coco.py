@@ -31,6 +31,8 @@ from .coco_values import fill_missing, keypoint_names, read_keypoints, read_segm
 from .proposals import load_proposals
 
 Target = dict[str, Any]
+# Returns the least size (height, width) at which to read an image of a size.
+MinSize = Callable[[tuple[int, int]], tuple[int, int]]
 
 
 class CocoDataset(Dataset[tuple[Tensor, Target]]):
@@ -96,13 +98,8 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
         with local_copy(annotations) as file, errors_naming(self.annotation_file, instead_of=file):
             self.index = open_index(file, by_url=kind == "lvis")
         fields = ("id", "name", "keypoints") if keypoints else ("id", "name")
-        self.categories: list[dict[str, Any]] = sorted(
-            (
-                {key: row[key] for key in fields if key in row}
-                for row in self.index.content["categories"]
-            ),
-            key=lambda category: category["id"],
-        )
+        rows = sorted(self.index.content["categories"], key=lambda row: row["id"])
+        self.categories = [{key: row[key] for key in fields if key in row} for row in rows]
         self._labels = {row["id"]: k for k, row in enumerate(self.categories, start=1)}
         self.keypoint_names = keypoint_names(self.categories)
         if keypoints and not self.keypoint_names:
@@ -116,13 +113,9 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
                 "`images` of its entry in DATASETS.CATALOG, which is relative to DATASETS.ROOT"
             )
         self.selection = Selection(masks, keypoints, crowds_as_objects)
-        bad_images = self._find_bad_images(check_images)
-        problems, count = self._problems(bad_images)
-        if count and not skip_bad:
-            refuse(problems, count, self.annotation_file)
-        self.findings = self.index.findings(
-            self.selection, skip_bad, bad_images, background or not train
-        )
+        bad_images = self._check_entries(check_images, skip_bad)
+        uses_empty = background or not train
+        self.findings = self.index.findings(self.selection, skip_bad, bad_images, uses_empty)
         keep = np.ones(len(self.index.image_ids), bool)
         if train:
             usable = self.index.counts(self.selection.objects, min_keypoints > 0)
@@ -140,9 +133,9 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
         self._numbers = np.flatnonzero(keep)
         self._proposals = None
         if proposals:
+            images_read = self.image_ids, self.sizes, max_proposals
             with local_copy(proposals) as file:
-                limits = self.sizes, max_proposals
-                self._proposals = load_proposals(file, self.image_ids, *limits, proposals.name)
+                self._proposals = load_proposals(file, *images_read, proposals.name)
 
     @property
     def image_ids(self) -> list[int]:
@@ -156,8 +149,7 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
     @property
     def aspect_ratios(self) -> list[float]:
         """The width / height of the images."""
-        sizes = self.index.sizes[self._numbers]
-        return (sizes[:, 1] / sizes[:, 0]).tolist()
+        return [width / height for height, width in self.sizes]
 
     @property
     def shards(self) -> np.ndarray | None:
@@ -178,24 +170,17 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
     def __getitem__(self, index: int) -> tuple[Tensor, Target]:
         return self.load(index)
 
-    def load(
-        self, index: int, min_size: Callable[[tuple[int, int]], tuple[int, int]] | None = None
-    ) -> tuple[Tensor, Target]:
-        """Return `dataset[index]`, whose image may be smaller than its target says.
-
-        Args:
-            min_size: returns the least size (height, width) at which to read an image of a size.
-        """
+    def load(self, index: int, min_size: MinSize | None = None) -> tuple[Tensor, Target]:
+        """Return `dataset[index]`, whose image may be smaller than its target says."""
         number = int(self._numbers[index])
         entry = self.index.image(number)
-        height, width = entry["height"], entry["width"]
-        file = image_file_of(self._folder, entry)
+        height, width = size = entry["height"], entry["width"]
+        file, options = image_file_of(self._folder, entry), self._image_options
         try:
             if min_size is None:
-                image = read_image(file, (height, width), self._image_options)
+                image = read_image(file, size, options)
             else:
-                least = min_size((height, width))
-                image = read_reduced(file, (height, width), self._image_options, least, self._cache)
+                image = read_reduced(file, size, options, min_size(size), self._cache)
         except DataError as error:
             raise DataError(f"{error} (image id {entry['id']})") from error
         rows = self.index.annotations(number, self.selection.objects)
@@ -204,7 +189,7 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
             ignored = self.index.annotations(number, self.selection.ignored)
             boxes = [row.get("region", row["bbox"]) for row in ignored]
             target["ignored_boxes"] = _corners(boxes, height, width)
-        target |= {"image_id": entry["id"], "size": (height, width)}
+        target |= {"image_id": entry["id"], "size": size}
         if self._proposals is not None:
             target["proposals"] = self._proposals[index]
         return image, target
@@ -225,19 +210,19 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
         """
         content = dict(self.index.content)
         content["images"] = [self.index.image(number) for number in self._numbers.tolist()]
-        content["annotations"], ids = [], [*self._labels]
+        content["annotations"] = annotated = []
+        ids = [*self._labels]
         for number, image in zip(self._numbers.tolist(), content["images"], strict=True):
             if not annotations:
                 break
             rows = self.index.annotations(number, self.selection.objects)
-            content["annotations"] += [{**row, "iscrowd": 0} for row in rows]
-            rows = self.index.annotations(number, self.selection.regions)
-            for row in rows:
+            annotated += [{**row, "iscrowd": 0} for row in rows]
+            for row in self.index.annotations(number, self.selection.regions):
                 own = [row.get("category_id")]
                 for place, category_id in enumerate(own if own[0] in ids else ids):
-                    row_id = -1 - len(content["annotations"]) if place else row["id"]
+                    row_id = -1 - len(annotated) if place else row["id"]
                     region = {**row, "category_id": category_id, "id": row_id}
-                    content["annotations"].append(self._region(region, image))
+                    annotated.append(self._region(region, image))
         coco = COCO()
         coco.dataset = fill_missing(content)
         with contextlib.redirect_stdout(io.StringIO()):
@@ -257,38 +242,34 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
                 region["num_keypoints"] = 0
         return region
 
-    def _find_bad_images(self, check: bool) -> dict[int, str]:
-        """Return what is wrong with image files, by number. Raises DataError for a wrong folder."""
-        if (self.index.sizes == 0).any():
-            number = int((self.index.sizes == 0).any(axis=1).argmax())
+    def _check_entries(self, check_images: bool, skip_bad: bool) -> dict[int, str]:
+        """Return what is wrong with image files, by number.
+
+        Raises DataError for a wrong folder, and without `skip_bad` for the first bad entry.
+        """
+        index, ids = self.index, self.index.image_ids
+        without_size = np.flatnonzero((index.sizes == 0).any(axis=1))
+        if len(without_size):
             raise DataError(
-                f"{self.annotation_file}: image {self.index.image_ids[number]} has no height and "
+                f"{self.annotation_file}: image {ids[without_size[0]]} has no height and "
                 "width. `detlite init` and `detlite check --repair` write a file with them"
             )
-        if not check:
-            return {}
-        bad_images = find_bad_images(self.index, self._folder, self._image_options)
-        if bad_images and len(bad_images) == len(self.index.image_ids):
-            self._check_folder()
-        return bad_images
-
-    def _problems(self, bad_images: dict[int, str]) -> tuple[list[str], int]:
-        """Describe bad shards, annotations and images, and count all of them."""
-        problems, count = self.index.problems(self.selection, limit=1)
-        if isinstance(self._folder, ImageArchive):
-            of_shards = self.index.content["problems"]
-            problems, count = [*of_shards["first"], *problems], count + of_shards["count"]
-        return [*problems, *bad_images.values()], count + len(bad_images)
-
-    def _check_folder(self) -> None:
-        """Raise DataError if the folder holds no image of the data set, so it is the wrong one."""
-        name = self.index.image(0)["file_name"]
-        if isinstance(self._folder, Path) and not (self._folder / name).exists():
+        bad = find_bad_images(index, self._folder, self._image_options) if check_images else {}
+        folder, name = self._folder, index.image(0)["file_name"]
+        if len(bad) == len(ids) and isinstance(folder, Path) and not (folder / name).exists():
             raise DataError(
-                f"{self._folder}: none of the {len(self.index.image_ids)} images of "
-                f"{self.annotation_file} is in this folder, for example {name}. Set `images` in "
-                "DATASETS.CATALOG to the folder that these names are relative to"
+                f"{folder}: none of the {len(ids)} images of {self.annotation_file} is in "
+                f"this folder, for example {name}. Set `images` in DATASETS.CATALOG to the folder "
+                "that these names are relative to"
             )
+        problems, count = index.problems(self.selection, limit=1)
+        if isinstance(folder, ImageArchive):
+            of_shards = index.content["problems"]
+            problems, count = [*of_shards["first"], *problems], count + of_shards["count"]
+        problems, count = [*problems, *bad.values()], count + len(bad)
+        if count and not skip_bad:
+            refuse(problems, count, self.annotation_file)
+        return bad
 
     def _target(self, annotations: list[dict[str, Any]], height: int, width: int) -> Target:
         labels = np.array([self._labels[row["category_id"]] for row in annotations], np.int64)

@@ -1,18 +1,22 @@
 """PASCAL VOC data sets as distributed (http://host.robots.ox.ac.uk/pascal/VOC)."""
 
+import math
+import xml.etree.ElementTree as ET
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from detlite.data.errors import DataError
 
 from .catalog import DATASETS, Entry, check_fields, converted_file, require
-from .voc_xml import read_voc_file
 
 CATEGORIES = (
     "aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow",
     "diningtable", "dog", "horse", "motorbike", "person", "pottedplant", "sheep", "sofa", "train",
     "tvmonitor",
 )  # fmt: skip
+_SIDES = ("xmin", "ymin", "xmax", "ymax")
 
 
 @DATASETS.register("voc")
@@ -52,14 +56,99 @@ def read_voc(folder: Path, split: str, name: str) -> dict[str, Any]:
             if one.name not in category_ids:
                 raise DataError(f"{file}: {one.name!r} is not a category of PASCAL VOC")
             box = one.box(first=1)
-            content["annotations"].append(
-                {
-                    "id": len(content["annotations"]) + 1,
-                    "image_id": image["id"],
-                    "category_id": category_ids[one.name],
-                    "bbox": list(box),
-                    "area": box[2] * box[3],
-                    "iscrowd": int(one.difficult),
-                }
-            )
+            annotation = {
+                "id": len(content["annotations"]) + 1,
+                "image_id": image["id"],
+                "category_id": category_ids[one.name],
+                "bbox": list(box),
+                "area": box[2] * box[3],
+                "iscrowd": int(one.difficult),
+            }
+            content["annotations"].append(annotation)
     return content
+
+
+@dataclass(frozen=True)
+class VocObject:
+    """An `<object>` element; its corners are (x1, y1, x2, y2) as written."""
+
+    name: str
+    difficult: bool
+    corners: tuple[float, float, float, float]
+
+    def box(self, first: float) -> tuple[float, float, float, float]:
+        """Return (x, y, width, height), where `first` is the number of the first pixel.
+
+        With 1, as in VOC, the last pixel belongs to the object. With 0, corners are continuous.
+        """
+        x1, y1, x2, y2 = self.corners
+        return x1 - first, y1 - first, x2 - x1 + first, y2 - y1 + first
+
+
+@dataclass(frozen=True)
+class VocFile:
+    """The content of an XML file, which LabelImg, CVAT and others write too.
+
+    Attributes:
+        folder, file_name: of the image.
+        size: (height, width); 0 if the writer did not know it.
+        objects: in their order.
+        continuous: the corners are written with decimals, so they are no numbers of pixels.
+    """
+
+    folder: str
+    file_name: str
+    size: tuple[int, int]
+    objects: Sequence[VocObject]
+    continuous: bool
+
+
+def read_voc_file(file: Path) -> VocFile:
+    """Read an XML file. Raises DataError."""
+    try:
+        tree = ET.parse(file).getroot()
+        size = [round(_number(tree, f"size/{side}", "0")) for side in ("height", "width")]
+        objects, continuous = [], False
+        for number, node in enumerate(tree.iter("object"), start=1):
+            try:
+                x1, y1, x2, y2 = (_number(node, f"bndbox/{side}") for side in _SIDES)
+                continuous |= any("." in _text(node, f"bndbox/{side}") for side in _SIDES)
+                name, difficult = _text(node, "name"), _is_true(node, "difficult")
+            except ValueError as error:
+                raise ValueError(f"object {number}: {error}") from error
+            objects.append(VocObject(name, difficult, (x1, y1, x2, y2)))
+    except OSError as error:
+        raise DataError(f"{file}: cannot be read ({error.strerror})") from error
+    except ET.ParseError as error:
+        raise DataError(f"{file}: is not XML: {error}") from error
+    except ValueError as error:
+        raise DataError(f"{file}: {error}") from error
+    folder, name = (tree.findtext(key, "").strip() for key in ("folder", "filename"))
+    return VocFile(folder, name, (size[0], size[1]), objects, continuous)
+
+
+def _text(node: ET.Element, path: str) -> str:
+    text = node.findtext(path)
+    if text is None:
+        raise ValueError(f"an element <{node.tag}> has no {path}")
+    return text.strip()
+
+
+def _number(node: ET.Element, path: str, default: str | None = None) -> float:
+    text = (node.findtext(path, "").strip() or default) if default else _text(node, path)
+    try:
+        value = float(text or "")
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise ValueError(f"{path} is {text!r}, not a number")
+    return value
+
+
+def _is_true(node: ET.Element, path: str) -> bool:
+    text = node.findtext(path, "").strip().lower()
+    if text in ("", "0", "false", "no", "none", "unspecified"):
+        return False
+    if text in ("1", "true", "yes"):
+        return True
+    raise ValueError(f"{path} is {text!r}, not 0 or 1")

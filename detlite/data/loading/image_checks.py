@@ -11,44 +11,16 @@ from typing import Any
 import numpy as np
 
 from detlite.data import cache
-from detlite.data.errors import DataError, RemoteError
+from detlite.data.errors import RemoteError
 from detlite.data.image_folders import ImageArchive, ImageFolder, image_file_of
 from detlite.data.index.annotation_index import AnnotationIndex
 from detlite.data.remote.locations import location_id
 
-from .image_io import DEFAULT_OPTIONS, ImageOptions, oriented, read_image
-from .image_readers import DECODE_ERRORS, StoredImage, open_image
+from .image_io import ImageOptions, image_problem
 
 _VERSION = 2  # increase it with every change of the results of `image_problem`
 _GROUP = 4096  # images that are passed to the threads together
 _logger = logging.getLogger(__name__)
-
-
-def image_problem(
-    path: Path | StoredImage, size: tuple[int, int], options: ImageOptions = DEFAULT_OPTIONS
-) -> str | None:
-    """Return what is wrong with an image file that must have a size (height, width), or None.
-
-    A valid image takes about 0.1 ms, since only its header and its end are read. A file without the
-    usual end may still be valid, because some programs append data, so it is decoded.
-    """
-    try:
-        with open_image(path, options.max_pixels) as file:
-            orientation = file.orientation(header_only=True) if options.exif_orientation else 1
-            fits = oriented(file.size, orientation) == size and len(file.pages) == 1
-            if fits and options.channels in (3, file.channels) and file.is_complete:
-                return None
-    except RemoteError:
-        raise
-    except DECODE_ERRORS:  # includes DataError; `read_image` says what is wrong
-        pass
-    try:
-        read_image(path, size, options)
-    except RemoteError:
-        raise
-    except DataError as error:
-        return str(error).removeprefix(f"{path}: ")
-    return None
 
 
 def find_bad_images(
@@ -64,9 +36,8 @@ def find_bad_images(
     notes = cache.folder()
     if notes is None:
         return dict(_problems(index, folder, options, np.arange(len(index.image_ids))))
-    table = index.file.table
     images = folder.id if isinstance(folder, ImageArchive) else location_id(folder)
-    key = cache.key(table["hash"], table["by_url"], images, *astuple(options), _VERSION)
+    key = cache.key(index.table["hash"], index.table["by_url"], images, *astuple(options), _VERSION)
     note_file = notes / f"{key}.pictures"
     with cache.exclusive_lock(note_file.with_suffix(".lock")):
         stamps, note = _folder_stamps(index, folder), cache.read_note(note_file)
@@ -84,7 +55,7 @@ def _folder_stamps(index: AnnotationIndex, folder: ImageFolder) -> dict[str, Any
     if not isinstance(folder, Path):
         return {}
     stamps: dict[str, list[int] | None] = {}
-    for name in index.folders:
+    for name in index.table["folders"]:
         try:
             stamps[name] = cache.file_stamp(folder / name)
         except OSError:

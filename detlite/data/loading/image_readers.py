@@ -9,19 +9,21 @@ of your own is a function, registered under its suffix:
 """
 
 import io
+import itertools
 import logging
 import stat
 import struct
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from PIL import Image, ImageFile, UnidentifiedImageError
 
-from detlite.data.errors import DataError, TooLargeError
+from detlite.data.errors import DataError, RemoteError, TooLargeError
 from detlite.registry import Registry
 
 # Formats accepted from bytes, which may come from anybody: none of them contains a program.
@@ -51,9 +53,6 @@ _OTHER_FORMATS = {
 }
 # Pillow modes that keep their channels; all others become RGB.
 _ARRAY_MODES = {"1": "L", "L": "L", "LA": "LA", "La": "LA", "RGBA": "RGBA", "RGBa": "RGBA"}
-_GRAY = 128  # libjpeg's value for missing data
-# Bytes that are no marker and that change the pixels which libjpeg would fill in.
-_MORE_DATA = bytes(range(1, 255)) * 4
 
 # What Pillow logs about a TIFF that it cannot read is raised as an error, or tifffile reads it.
 logging.getLogger("PIL.TiffImagePlugin").setLevel(logging.CRITICAL)
@@ -102,7 +101,7 @@ class Pixels:
 
 
 class OpenImage:
-    """An image file whose header was read; a context manager.
+    """An image file whose header was read.
 
     Attributes:
         size: stored (height, width).
@@ -118,10 +117,7 @@ class OpenImage:
     is_common = False
     is_complete = False
 
-    def __enter__(self) -> "OpenImage":
-        return self
-
-    def __exit__(self, *error: object) -> None:
+    def close(self) -> None:
         """Close the file."""
 
     def orientation(self, header_only: bool = False) -> int:
@@ -154,28 +150,31 @@ class _ArrayImage(OpenImage):
 class _Tiff(OpenImage):
     """A TIFF read by tifffile: any number of channels of any type."""
 
-    def __init__(self, file: Path | BinaryIO, reason: str) -> None:
+    def __init__(self, file: Path | BytesIO, reason: str) -> None:
         try:
             import tifffile
         except ImportError as error:
             raise DataError(f"{reason} needs tifffile: pip install 'detlite[tiff]'") from error
+        max_pages = 1 << 20
+        if not isinstance(file, Path):  # of anybody, and each page costs time
+            file.seek(0)
+            max_pages = _MAX_PAGES
         with _damage_as_value_error():
             self._file = tifffile.TiffFile(file)
-            every: Any = self._file.pages
-            # A chain of pages may be a circle, and of bytes from anybody each page costs time.
+            pages: list[Any] = []
             offsets = set[int]()
-            for page in every:
-                if page.offset in offsets or (
-                    len(offsets) == _MAX_PAGES and not isinstance(file, Path)
-                ):
-                    raise ValueError(f"a circle of pages, or more than {_MAX_PAGES}")
+            for page in self._file.pages:
+                if page.offset in offsets or len(offsets) == max_pages:
+                    raise ValueError(f"a circle of pages, or more than {max_pages}")
                 offsets.add(page.offset)
-            self.pages = [i for i, one in enumerate(every) if not one.subfiletype & _NO_PAGE]
-            self.size = every[self.pages[0]].imagelength, every[self.pages[0]].imagewidth
-            if not all(every[n].imagelength and every[n].imagewidth for n in self.pages):
+                pages.append(page)
+            self.pages = [i for i, page in enumerate(pages) if not page.subfiletype & _NO_PAGE]
+            sizes = [(pages[i].imagelength, pages[i].imagewidth) for i in self.pages]
+            self.size = sizes[0]
+            if 0 in itertools.chain(*sizes):
                 raise ValueError("a page without pixels")
 
-    def __exit__(self, *error: object) -> None:
+    def close(self) -> None:
         self._file.close()
 
     def pixels(self, page: int, min_size: tuple[int, int] | None = None) -> Pixels:
@@ -214,7 +213,7 @@ class _PillowImage(OpenImage):
                 self.pages = [page for page in self.pages if not self._tag(page) & _NO_PAGE]
                 file.seek(self.pages[0])
 
-    def __exit__(self, *error: object) -> None:
+    def close(self) -> None:
         self.file.close()
 
     def _tag(self, page: int) -> int:
@@ -249,36 +248,17 @@ class _PillowImage(OpenImage):
         file.load()  # the header may continue behind the pixels
         if self._deep_color:
             return Pixels(self._high_and_low_bytes(), alpha=file.mode.endswith("A"))
-        if self._lacks_data(min_size):
-            raise DataError(f"{self._source}: the image is damaged or truncated (data are missing)")
         return pillow_pixels(file)
 
     def _high_and_low_bytes(self) -> np.ndarray:
         if self.file.mode == "LA":
-            raise DataError(f"{self._source}: PNGs of gray and alpha with 16 bits are not read")
-        with Image.open(io.BytesIO(_content(self._source))) as low:
-            tile = low.tile[-1]
+            raise DataError("PNGs of gray and alpha with 16 bits are not read")
+        source = self._source
+        data = Path(source).read_bytes() if isinstance(source, str) else source.read_bytes()
+        with Image.open(BytesIO(data)) as low:
             # As if they were little-endian, so that Pillow keeps the other byte.
-            low.tile = [tile._replace(args=f"{low.mode};16L")]
+            low.tile = [low.tile[-1]._replace(args=f"{low.mode};16L")]
             return np.asarray(self.file).astype(np.uint16) << 8 | np.asarray(low)
-
-    def _lacks_data(self, min_size: tuple[int, int] | None) -> bool:
-        """True if a decoded JPEG lacks data although it ends with the end marker.
-
-        libjpeg reports nothing and fills the rest with gray. If an image ends in this gray,
-        decoding it with more data before the end marker changes the pixels only if data are
-        missing. The rest of a progressive JPEG is blurred instead of gray, which this does not
-        detect.
-        """
-        last = self.file.width - 1, self.file.height - 1
-        if self.file.format != "JPEG" or self.file.getpixel(last) not in (_GRAY, (_GRAY,) * 3):
-            return False
-        data = _content(self._source)
-        end = data.rfind(_END_MARKERS["JPEG"])
-        with Image.open(io.BytesIO(data[:end] + _MORE_DATA + data[end:])) as longer:
-            if min_size is not None:
-                longer.draft(None, min_size[::-1])
-            return longer.tobytes() != self.file.tobytes()
 
 
 def pillow_pixels(image: Image.Image) -> Pixels:
@@ -289,35 +269,51 @@ def pillow_pixels(image: Image.Image) -> Pixels:
     return Pixels(np.atleast_3d(np.asarray(image.convert(mode))), alpha=mode.endswith("A"))
 
 
-def open_image(source: ImageSource, max_pixels: int) -> OpenImage:
+@contextmanager
+def open_image(source: ImageSource, max_pixels: int) -> Iterator[OpenImage]:
     """Open an image and read only its header; registered readers decode it.
 
+    Errors in the `with` block are raised with the name of the source:
+
     Raises:
-        DataError: the source is not a regular file, or has a format that is not read.
+        DataError: the source is missing, damaged, not a regular file, or has a format that is not
+            read.
         TooLargeError: the image has too many pixels.
-        FileNotFoundError or one of DECODE_ERRORS: the file is missing or damaged.
+        RemoteError: it cannot be fetched.
     """
+    name = f"{source}: "
+    try:
+        with closing(_open(source, max_pixels)) as image:
+            yield image
+    except RemoteError:
+        raise
+    except DataError as error:
+        raise type(error)(name + str(error).removeprefix(name)) from error
+    except FileNotFoundError as error:
+        raise DataError(f"{name}the image file does not exist") from error
+    except DECODE_ERRORS as error:
+        raise DataError(f"{name}the image is damaged or truncated ({error})") from error
+
+
+def _open(source: ImageSource, max_pixels: int) -> OpenImage:
     path = Path(source) if isinstance(source, (str, Path)) else None
     if path is not None and not stat.S_ISREG(path.stat().st_mode):
-        raise DataError(f"{source}: not a regular file")
+        raise DataError("not a regular file")
     suffix = Path(str(source)).suffix.lower()
-    file: Any = path or io.BytesIO(source.read_bytes())  # type: ignore[union-attr]
-    try:
-        if suffix in IMAGE_READERS:
-            with _damage_as_value_error():
-                image: OpenImage = _ArrayImage(IMAGE_READERS.get(suffix)(file))
-        else:
-            image = _open_by_content(file, source, max_pixels)
-    except DataError as error:
-        raise type(error)(f"{source}: {error}") from error
+    file: Any = path or BytesIO(source.read_bytes())  # type: ignore[union-attr]
+    if suffix in IMAGE_READERS:
+        with _damage_as_value_error():
+            image: OpenImage = _ArrayImage(IMAGE_READERS.get(suffix)(file))
+    else:
+        image = _open_by_content(file, source, max_pixels)
     height, width = image.size
     if height * width > max_pixels:
-        image.__exit__()
-        raise _too_large(max_pixels, f"{source}: ", f"{width}x{height}")
+        image.close()
+        raise _too_large(max_pixels, f"{width}x{height}")
     return image
 
 
-def _open_by_content(file: Path | BinaryIO, source: ImageSource, max_pixels: int) -> OpenImage:
+def _open_by_content(file: Path | BytesIO, source: ImageSource, max_pixels: int) -> OpenImage:
     # Pillow raises an error above twice its limit. The limit holds for the whole process, so it is
     # only ever raised.
     if Image.MAX_IMAGE_PIXELS is not None and max_pixels > 2 * Image.MAX_IMAGE_PIXELS:
@@ -326,9 +322,10 @@ def _open_by_content(file: Path | BinaryIO, source: ImageSource, max_pixels: int
     try:
         opened = Image.open(file, formats=formats)
     except Image.DecompressionBombError as error:
-        raise _too_large(max_pixels, "", str(error)) from error
+        raise _too_large(max_pixels, str(error)) from error
     except UnidentifiedImageError as error:
-        start = _start(file)
+        with file.open("rb") if isinstance(file, Path) else BytesIO(file.getvalue()) as stream:
+            start = stream.read(256)
         if start.startswith(_TIFF_STARTS):
             return _Tiff(file, "the image is damaged or truncated, or")
         for name, (offset, mark) in _OTHER_FORMATS.items():
@@ -340,13 +337,11 @@ def _open_by_content(file: Path | BinaryIO, source: ImageSource, max_pixels: int
         if formats is None:
             raise
         raise DataError(f"none of {', '.join(formats)}, or damaged") from error
-    if opened.format == "TIFF" and not _is_read_by_pillow(opened):
-        if isinstance(file, Path):
-            opened.close()
-        else:
-            file.seek(0)
-        return _Tiff(file, "a TIFF with this number of channels or this type of values")
-    return _PillowImage(opened, source)
+    if opened.format != "TIFF" or _is_read_by_pillow(opened):
+        return _PillowImage(opened, source)
+    if isinstance(file, Path):
+        opened.close()
+    return _Tiff(file, "a TIFF with this number of channels or this type of values")
 
 
 def _is_read_by_pillow(tiff: Any) -> bool:
@@ -362,27 +357,12 @@ def _is_read_by_pillow(tiff: Any) -> bool:
 def image_suffixes() -> set[str]:
     """Return the suffixes of image files: `.jpg`, `.png`, ..."""
     formats = Image.registered_extensions()
-    return {suffix for suffix, kind in formats.items() if kind in Image.OPEN} | {
-        *IMAGE_READERS.names()
-    }
+    by_pillow = {suffix for suffix, kind in formats.items() if kind in Image.OPEN}
+    return by_pillow.union(IMAGE_READERS.names())
 
 
-def _content(source: ImageSource) -> bytes:
-    return Path(source).read_bytes() if isinstance(source, str) else source.read_bytes()
-
-
-def _start(file: Path | BinaryIO) -> bytes:
-    if isinstance(file, Path):
-        with file.open("rb") as stream:
-            return stream.read(256)
-    file.seek(0)
-    start = file.read(256)
-    file.seek(0)
-    return start
-
-
-def _too_large(max_pixels: int, where: str, size: str) -> TooLargeError:
+def _too_large(max_pixels: int, size: str) -> TooLargeError:
     return TooLargeError(
-        f"{where}the image has more than {max_pixels} pixels ({size}). Raise DATASETS.MAX_PIXELS "
-        "if this is intended"
+        f"the image has more than {max_pixels} pixels ({size}). Raise DATASETS.MAX_PIXELS if this "
+        "is intended"
     )

@@ -13,13 +13,17 @@ from yacs.config import CfgNode
 from detlite import distributed
 from detlite.config import ConfigError
 from detlite.conventions import convention_of
-from detlite.data.datasets.catalog import ConcatDataset
 from detlite.data.datasets.coco import CocoDataset, Target
+from detlite.data.datasets.concat import ConcatDataset
 from detlite.data.errors import DataError
-from detlite.data.transforms.color import Color, mean_color
 from detlite.data.transforms.copy_paste import choose_objects, paste_objects
+from detlite.data.transforms.crop import Color
 from detlite.data.transforms.custom import CustomTransforms
-from detlite.data.transforms.detection_transform import DetectionTransform, build_transform
+from detlite.data.transforms.detection_transform import (
+    DetectionTransform,
+    build_transform,
+    mean_color,
+)
 from detlite.data.transforms.mosaic import make_mosaic
 from detlite.data.transforms.resize import get_size
 from detlite.data.transforms.tiles import TrainingTiles

@@ -1,7 +1,6 @@
 """A folder of cached files with a size limit: the least recently used ones are deleted.
 
-fsspec's `filecache` has no size limit, does not notice that a file behind HTTP has changed, and
-lets each process fetch the same file.
+fsspec's `filecache` has no size limit, and lets each process fetch the same file.
 """
 
 from __future__ import annotations
@@ -34,8 +33,8 @@ def file_cache(name: str, limit: int) -> FileCache | None:
 class FileCache:
     """Files by key, at most `limit` bytes in total, shared by any number of processes.
 
-    Files are written atomically. If several processes request the same key, one fetches it. If the
-    folder cannot be written, nothing is cached, and each process logs one warning.
+    If several processes request the same key, one fetches it. If the folder cannot be written,
+    nothing is cached, and each process logs one warning.
     """
 
     def __init__(self, folder: Path, limit: int) -> None:
@@ -105,18 +104,17 @@ class FileCache:
         for path in self._folder.glob("*/*"):
             with contextlib.suppress(OSError):
                 status = path.stat()
-                if path.name.endswith(".tmp"):
-                    if status.st_mtime < time.time() - _UNFINISHED_SECONDS:
-                        path.unlink()
-                elif path.name != "lock":
+                unfinished = path.name.endswith(".tmp")
+                if unfinished and status.st_mtime < time.time() - _UNFINISHED_SECONDS:
+                    path.unlink()
+                elif not unfinished and path.name != "lock":
                     files.append((status.st_mtime, status.st_size, path))
         total = sum(size for _, size, _ in files)
         target = self._limit * _KEPT_FRACTION if total > self._limit else total
         for _, size, path in sorted(files):
-            if total <= target:
-                break
-            path.unlink(missing_ok=True)
-            total -= size
+            if total > target:
+                path.unlink(missing_ok=True)
+                total -= size
         return total
 
 

@@ -4,10 +4,10 @@ import errno
 import os
 import re
 import threading
-import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,7 +23,6 @@ _VERSION_FIELDS = (
 )
 _ARCHIVE_BLOCK = 1 << 18  # minimum number of bytes of an archive that one request reads
 _MAX_ARCHIVES = 8  # open at the same time
-_TABLE_VALID = 60.0  # seconds during which a missing member of an opened archive stays missing
 
 Result = TypeVar("Result")
 
@@ -39,8 +38,8 @@ class FileVersion:
 def read(url: str, start: int | None = None, stop: int | None = None) -> bytes:
     """Return the bytes of a file, or those from `start` up to but excluding `stop`.
 
-    Raises FileNotFoundError, RemoteError after several attempts, or ConfigError if no package for
-    URLs of this protocol is installed.
+    Raises FileNotFoundError, RemoteError, or ConfigError if the package for URLs of this protocol
+    is missing.
     """
 
     def read_bytes(system: Any, path: str) -> bytes:
@@ -80,12 +79,14 @@ def _with_retries(url: str, action: Callable[[Any, str], Result]) -> Result:
     name = without_secrets(url)
 
     def attempt() -> Result:
+        system, path, guard = _open_filesystem(url)
         try:
-            system, path, guard = _open_filesystem(url)
             with guard:
                 return action(system, path)
-        except Exception as error:
-            _forget_archive(url, error)
+        except FileNotFoundError:
+            raise
+        except Exception:
+            _open_archive.cache_clear()  # an archive may have been replaced
             raise
 
     try:
@@ -99,17 +100,6 @@ def _with_retries(url: str, action: Callable[[Any, str], Result]) -> Result:
         ) from error
 
 
-@dataclass(frozen=True)
-class _Archive:
-    system: Any
-    guard: AbstractContextManager[Any]
-    opened: float
-
-
-# By process (a forked process opens its own), protocol and URL of the archive.
-_archives: dict[tuple[int, str, str], _Archive] = {}
-
-
 def _open_filesystem(url: str) -> tuple[Any, str, AbstractContextManager[Any]]:
     """Return the file system of a URL, the path in it, and the guard for its use."""
     import fsspec.core  # slow to import, and local data sets do not need it
@@ -118,8 +108,8 @@ def _open_filesystem(url: str) -> tuple[Any, str, AbstractContextManager[Any]]:
     protocol, mark, path = first.partition("://")
     try:
         if container and mark:
-            archive = _open_archive(protocol, container)
-            return archive.system, path, archive.guard
+            system, guard = _open_archive(os.getpid(), protocol, container)
+            return system, path, guard
         # fsspec caches file systems per process.
         return *fsspec.core.url_to_fs(url, **_options(url)), nullcontext()
     except ValueError as error:
@@ -130,34 +120,20 @@ def _open_filesystem(url: str) -> tuple[Any, str, AbstractContextManager[Any]]:
         raise
 
 
-def _open_archive(protocol: str, url: str) -> _Archive:
-    """Open an archive once. Threads that start together may each open it."""
+@lru_cache(maxsize=_MAX_ARCHIVES)
+def _open_archive(process: int, protocol: str, url: str) -> tuple[Any, AbstractContextManager[Any]]:
+    """Open an archive once per process, since a forked one must not share the open file.
+
+    Threads that start together may each open it.
+    """
     import fsspec.core
     from fsspec.archive import AbstractArchiveFileSystem
 
-    key = (os.getpid(), protocol, url)
-    if archive := _archives.get(key):
-        return archive
     system, _ = fsspec.core.url_to_fs(f"{protocol}://::{url}", **_options(url, _ARCHIVE_BLOCK))
     if isinstance(system, AbstractArchiveFileSystem):
         system.ls("")  # fill the directory before other threads look for members in it
     # Only the zip file system locks its file while it seeks and reads.
-    guard = nullcontext() if protocol == "zip" else threading.Lock()
-    archive = _Archive(system, guard, time.monotonic())
-    for oldest in list(_archives)[: 1 - _MAX_ARCHIVES]:
-        _archives.pop(oldest, None)
-    _archives[key] = archive
-    return archive
-
-
-def _forget_archive(url: str, error: Exception) -> None:
-    """Close the archive of a member that could not be read: it may have been replaced."""
-    first, _, container = url.partition("::")
-    key = (os.getpid(), first.partition("://")[0], container)
-    archive = _archives.get(key)
-    missing = isinstance(error, FileNotFoundError)
-    if archive and not (missing and time.monotonic() - archive.opened < _TABLE_VALID):
-        _archives.pop(key, None)
+    return system, nullcontext() if protocol == "zip" else threading.Lock()
 
 
 def _options(url: str, block: int = 0) -> dict[str, Any]:

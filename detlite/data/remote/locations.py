@@ -15,7 +15,7 @@ from detlite.data.errors import DataError
 
 from .download import without_secrets
 from .file_cache import FileCache, file_cache
-from .filesystem import FileVersion, copy_file, file_version, read
+from .filesystem import copy_file, file_version, read
 
 GIGABYTE = 1 << 30
 
@@ -59,10 +59,9 @@ class RemotePath:
 
     def read_bytes(self) -> bytes:
         """Return the content, cached if possible. Raises the errors of `filesystem.read`."""
-        files = self._cache()
-        if files is None:
-            return read(self.url)
-        return files.read(cache.key(self.url), lambda: read(self.url))
+        if files := self._cache():
+            return files.read(cache.key(self.url), lambda: read(self.url))
+        return read(self.url)
 
     def forget(self) -> bool:
         """Delete the cached copy. Returns True if there was one."""
@@ -123,15 +122,16 @@ def local_copy(location: Location) -> Iterator[Path]:
 def _current_copy(file: RemotePath) -> Path:
     try:
         copy = cache.existing_folder() / f"{cache.key('copy', file.url)}.copy"
+        note = copy.with_suffix(".copied")
         with cache.exclusive_lock(copy.with_suffix(".lock")):
-            current = file_version(file.url)
-            note = copy.with_suffix(".copied")
-            valid = copy.is_file() and cache.read_note(note) == _copy_note(current, copy)
-            if not valid or current.version is None:
+            version = file_version(file.url)
+            copied = copy.stat().st_size if copy.is_file() else None
+            valid = cache.read_note(note) == [version.size, version.version, copied]
+            if version.version is None or copied is None or not valid:
                 note.unlink(missing_ok=True)
                 with atomic_path(copy, unique=True) as temporary:
-                    current = copy_file(file.url, temporary)
-                cache.write_note(note, _copy_note(current, copy))
+                    version = copy_file(file.url, temporary)
+                cache.write_note(note, [version.size, version.version, copy.stat().st_size])
             cache.mark_used(copy)
     except FileNotFoundError as error:
         raise DataError(f"{file}: the file does not exist") from error
@@ -141,7 +141,3 @@ def _current_copy(file: RemotePath) -> Path:
             "space"
         ) from error
     return copy
-
-
-def _copy_note(version: FileVersion, copy: Path) -> list[str | int | None]:
-    return [version.size, version.version, copy.stat().st_size]

@@ -9,8 +9,7 @@ from detlite.structures import boxes as box_ops
 from detlite.structures.masks.editing import masks_to_boxes, occlude_masks
 from detlite.structures.masks.rle import used_columns
 
-from .crop import crop_target
-from .targets import concat_targets, select_objects
+from .crop import concat_targets, crop_target, select_objects
 
 HIDDEN = 1  # COCO's visibility of a keypoint that is labeled but not visible
 
@@ -22,8 +21,7 @@ def paste_objects(
 
     Pasted objects are cut at the border of the image. Objects below lose the covered pixels and get
     the box around the rest; those with less than a pixel in height or width are dropped. Covered
-    keypoints become hidden. Edges are not blended, which makes no difference according to the
-    paper. The images [3, H, W] may differ in size.
+    keypoints become hidden. The images [C, H, W] may differ in size.
     """
     height, width = image.shape[1:]
     pasted = crop_target(source_target, 0, 0, height, width)

@@ -1,4 +1,7 @@
-"""Crops of images with their targets, padded where the image is smaller."""
+"""Crops of images with their targets, padded where the image is smaller; parts of targets."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -6,23 +9,25 @@ from torch import Tensor
 from detlite.data.datasets.coco import Target
 from detlite.structures import boxes as box_ops
 from detlite.structures.masks.editing import crop_to_window, masks_to_boxes
+from detlite.structures.masks.packed import PackedMasks
 
-from .color import Color
-from .targets import REGION_FIELDS, select_objects
+Color = tuple[float, ...]  # one value in 0..255 per channel
+_OBJECT_TENSORS = {"boxes", "labels", "keypoints"}  # one row per object
+REGION_FIELDS = {"proposals", "ignored_boxes"}  # boxes without a label
+BOX_FIELDS = {"boxes", *REGION_FIELDS}
 
 
+@dataclass(frozen=True)
 class RandomCrop:
     """Crops a square at a random position; pads below and on the right with the color `fill`."""
 
-    def __init__(self, side: int, fill: Color) -> None:
-        self.side = side
-        self._fill = fill
+    side: int
+    fill: Color
 
     def __call__(self, image: Tensor, target: Target) -> tuple[Tensor, Target]:
-        """Crop an image [3, H, W], uint8 or float in 0..1, and its target."""
+        """Crop an image [C, H, W], uint8 or float in 0..1, and its target."""
         top, left = (random_start(length, self.side) for length in image.shape[1:])
-        window = (top, left, self.side, self.side)
-        return crop_image(image, *window, self._fill), crop_target(target, *window)
+        return crop(image, target, (top, left, self.side, self.side), self.fill)
 
 
 def random_start(length: int, size: int) -> int:
@@ -30,17 +35,24 @@ def random_start(length: int, size: int) -> int:
     return int(torch.randint(max(length - size, 0) + 1, ()))
 
 
-def crop_image(image: Tensor, top: int, left: int, height: int, width: int, fill: Color) -> Tensor:
-    """Crop a window, which touches the image [3, H, W], and pad the part outside of the image."""
+def crop(
+    image: Tensor, target: Target, window: tuple[int, int, int, int], fill: Color
+) -> tuple[Tensor, Target]:
+    """Crop an image [C, H, W] and its target to a window of (top, left, height, width).
+
+    The window touches the image, and its part outside of the image is padded with `fill`.
+    """
+    top, left, height, width = window
+    target = crop_target(target, *window)
     part = image[:, max(top, 0) : top + height, max(left, 0) : left + width]
     if part.shape[1:] == (height, width):
-        return part.contiguous()
+        return part.contiguous(), target
     color = torch.tensor(fill)
     color = color / 255 if image.is_floating_point() else color.round()
-    window = color.to(image.dtype)[:, None, None].repeat(1, height, width)
+    padded = color.to(image.dtype)[:, None, None].repeat(1, height, width)
     y, x = max(-top, 0), max(-left, 0)
-    window[:, y : y + part.shape[1], x : x + part.shape[2]] = part
-    return window
+    padded[:, y : y + part.shape[1], x : x + part.shape[2]] = part
+    return padded, target
 
 
 def crop_target(target: Target, top: int, left: int, height: int, width: int) -> Target:
@@ -71,3 +83,25 @@ def crop_target(target: Target, top: int, left: int, height: int, width: int) ->
         regions = box_ops.clip(target[name] - shift, size)
         target[name] = regions[box_ops.has_min_size(regions, 1)]
     return select_objects(target, box_ops.has_min_size(target["boxes"], 1))
+
+
+def select_objects(target: Target, keep: Tensor) -> Target:
+    """Return a target with the objects for which `keep`, bool [N], is True."""
+    if keep.all():
+        return target
+    kept = {name: target[name][keep] for name in target.keys() & _OBJECT_TENSORS}
+    if "masks" in target:
+        kept["masks"] = target["masks"].select(keep)
+    return {**target, **kept}
+
+
+def concat_targets(targets: Sequence[Target]) -> Target:
+    """Return a target with the objects of several; other entries are those of the first."""
+    first = targets[0]
+    joined: Target = {
+        name: torch.cat([target[name] for target in targets])
+        for name in first.keys() & (_OBJECT_TENSORS | REGION_FIELDS)
+    }
+    if "masks" in first:
+        joined["masks"] = PackedMasks.join([target["masks"] for target in targets])
+    return {**first, **joined}

@@ -12,8 +12,7 @@ from detlite.data.datasets.coco import Target
 from detlite.registry import Registry
 from detlite.structures.masks.packed import PackedMasks
 
-from .crop import crop_target
-from .targets import select_objects
+from .crop import crop_target, select_objects
 
 TargetTransform = Callable[[Tensor, Target], tuple[Tensor, Target]]
 TRANSFORMS: Registry[TargetTransform] = Registry("transform")

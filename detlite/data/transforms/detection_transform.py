@@ -4,6 +4,7 @@ Letters in shapes: N objects, P keypoints of an object, R proposals.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -14,23 +15,9 @@ from detlite.data.datasets.coco import Target
 from detlite.structures import boxes as box_ops
 from detlite.structures.keypoints import PIXEL_CENTER, flip_order, with_sides
 
-from .color import build_color_jitter, mean_color
-from .crop import RandomCrop
+from .crop import BOX_FIELDS, Color, RandomCrop, select_objects
 from .resize import RandomShortestSize, ScaleJitter, Size, resize_image
 from .rotate import RandomRotation
-from .targets import BOX_FIELDS, select_objects
-
-
-class RandomFlip:
-    """Draws whether to flip left and right, and top and bottom, with these probabilities."""
-
-    def __init__(self, horizontal: float, vertical: float) -> None:
-        self._probabilities = horizontal, vertical
-
-    def draw(self) -> tuple[bool, bool]:
-        """Return (flip_x, flip_y)."""
-        flip_x, flip_y = (p > 0 and float(torch.rand(1)) < p for p in self._probabilities)
-        return flip_x, flip_y
 
 
 class DetectionTransform:
@@ -40,6 +27,7 @@ class DetectionTransform:
     `resize`, images keep their size.
 
     Args:
+        flip: probabilities of flipping left and right, and top and bottom.
         keypoint_names: "left_..." and "right_..." are swapped in a mirrored image.
         convention: how images and boxes are resized, and where in its pixel a keypoint of the
             result is; those of the data set are at the center.
@@ -48,7 +36,7 @@ class DetectionTransform:
     def __init__(
         self,
         resize: RandomShortestSize | ScaleJitter | None = None,
-        flip: RandomFlip | None = None,
+        flip: tuple[float, float] = (0.0, 0.0),
         color: Callable[[Tensor], Tensor] | None = None,
         crop: RandomCrop | None = None,
         rotation: RandomRotation | None = None,
@@ -77,7 +65,8 @@ class DetectionTransform:
     def without_crop(self, image: Tensor, target: Target) -> tuple[Tensor, Target]:
         stored = image.shape[-2], image.shape[-1]
         size = target.get("size", stored)
-        flips = self._flip.draw() if self._flip is not None else (False, False)
+        flip_x, flip_y = (p > 0 and float(torch.rand(1)) < p for p in self._flip)
+        flips = flip_x, flip_y
         if any(flips):
             image = image.flip([-1] * flips[0] + [-2] * flips[1])
         new_size = self._resize(size) if self._resize is not None else size
@@ -150,10 +139,39 @@ def build_transform(
     else:
         limits = inputs.MIN_SIZE_TRAIN, inputs.MAX_SIZE_TRAIN
         resize = RandomShortestSize(*limits, convention.resize)
-    flip = RandomFlip(inputs.HORIZONTAL_FLIP_PROB_TRAIN, inputs.VERTICAL_FLIP_PROB_TRAIN)
+    flip = inputs.HORIZONTAL_FLIP_PROB_TRAIN, inputs.VERTICAL_FLIP_PROB_TRAIN
     rotation = None
     if inputs.ROTATION or inputs.QUARTER_TURNS:
         offset = PIXEL_CENTER - convention.keypoint_center
         rotation = RandomRotation(inputs.ROTATION, inputs.QUARTER_TURNS, mean_color(cfg), offset)
     color = build_color_jitter(cfg)
     return DetectionTransform(resize, flip, color, crop, rotation, keypoint_names, convention)
+
+
+def build_color_jitter(cfg: CfgNode) -> Callable[[Tensor], Tensor] | None:
+    """Build the color jitter of INPUT; None if it changes nothing.
+
+    Without three channels only brightness and contrast change, by one factor for all channels.
+    """
+    amounts = [cfg.INPUT.BRIGHTNESS, cfg.INPUT.CONTRAST, cfg.INPUT.SATURATION, cfg.INPUT.HUE]
+    if not any(amounts):
+        return None
+    from torchvision.transforms import v2
+
+    jitter = v2.ColorJitter(*amounts)
+    if len(cfg.INPUT.PIXEL_MEAN) == 3:
+        return jitter
+    return partial(_as_gray, jitter)
+
+
+def _as_gray(jitter: Callable[[Tensor], Tensor], image: Tensor) -> Tensor:
+    """Change an image [C, H, W] as a gray one whose channels are below each other."""
+    return jitter(image.flatten(0, 1)[None]).view_as(image)
+
+
+def mean_color(cfg: CfgNode) -> Color:
+    """Return the color that the model normalizes to 0."""
+    mean = cfg.INPUT.PIXEL_MEAN
+    if not cfg.INPUT.TO_BGR255:
+        return tuple(255 * value for value in mean)
+    return tuple(reversed(mean)) if len(mean) == 3 else tuple(mean)

@@ -9,9 +9,7 @@ from torch import Tensor
 from detlite.data.datasets.coco import Target
 from detlite.structures.masks.editing import place_masks
 
-from .color import Color
-from .crop import crop_image, crop_target, random_start
-from .targets import BOX_FIELDS, concat_targets
+from .crop import BOX_FIELDS, Color, concat_targets, crop, random_start
 
 
 def make_mosaic(
@@ -21,11 +19,8 @@ def make_mosaic(
 
     The center is in the middle half of both sides. Images are not resized. A larger image shows a
     random window; a smaller one touches the center and is padded on the outside. Objects are cut
-    and dropped as by `crop_target`.
-
-    Args:
-        parts: four images [3, H, W] of one dtype and any sizes, with their targets: top left, top
-            right, bottom left, bottom right.
+    and dropped as by `crop_target`. `parts` are four images [C, H, W] of one dtype and any sizes:
+    top left, top right, bottom left, bottom right.
     """
     # At least a pixel above and on the left, so that the first part is always visible.
     limits = ((max(side // 4, 1), max(3 * side // 4, 1)) for side in size)
@@ -41,9 +36,9 @@ def make_mosaic(
             continue
         start_y = _window_start(image.shape[1], quarter[0], after=bool(below))
         start_x = _window_start(image.shape[2], quarter[1], after=bool(right))
-        window = start_y, start_x, *quarter
-        mosaic[:, top:bottom, left:end] = crop_image(image, *window, fill)
-        targets.append(_place(crop_target(target, *window), quarter, top, left, size))
+        part, target = crop(image, target, (start_y, start_x, *quarter), fill)
+        mosaic[:, top:bottom, left:end] = part
+        targets.append(_place(target, quarter, top, left, size))
     return mosaic, concat_targets(targets)
 
 

@@ -1,14 +1,13 @@
 """Resize images to the size of the network input."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
 from torch.nn.functional import interpolate
-
-from .opencv_resize import resize_as_opencv
 
 Size = tuple[int, int]  # height, width
 
@@ -42,24 +41,25 @@ def get_size(size: Size, min_size: int, max_size: int, resize: str = "round") ->
     return height, width
 
 
+@dataclass(frozen=True)
 class RandomShortestSize:
     """Draws the target of the short side from `min_sizes`, see `get_size`."""
 
-    def __init__(self, min_sizes: Sequence[int], max_size: int, resize: str = "round") -> None:
-        self._min_sizes = tuple(min_sizes)
-        self._max_size = max_size
-        self._resize = resize
+    min_sizes: Sequence[int]
+    max_size: int
+    resize: str = "round"
 
     def __call__(self, size: Size) -> Size:
-        count = len(self._min_sizes)
+        count = len(self.min_sizes)
         index = int(torch.randint(count, ())) if count > 1 else 0
-        return get_size(size, self._min_sizes[index], self._max_size, self._resize)
+        return get_size(size, self.min_sizes[index], self.max_size, self.resize)
 
     def largest(self, size: Size) -> Size:
         """Return the size for the largest target."""
-        return get_size(size, max(self._min_sizes), self._max_size, self._resize)
+        return get_size(size, max(self.min_sizes), self.max_size, self.resize)
 
 
+@dataclass(frozen=True)
 class ScaleJitter:
     """Draws a multiple, uniform in `scales`, of the size that just fits a square.
 
@@ -67,20 +67,19 @@ class ScaleJitter:
     the same size, but can produce sides of 0 pixels.
     """
 
-    def __init__(self, side: int, scales: tuple[float, float]) -> None:
-        self._side = side
-        self._scales = scales
+    side: int
+    scales: tuple[float, float]
 
     def __call__(self, size: Size) -> Size:
-        low, high = self._scales
+        low, high = self.scales
         return self._scaled(size, low + (high - low) * float(torch.rand(())))
 
     def largest(self, size: Size) -> Size:
         """Return the size for the largest scale."""
-        return self._scaled(size, self._scales[1])
+        return self._scaled(size, self.scales[1])
 
     def _scaled(self, size: Size, scale: float) -> Size:
-        factor = scale * self._side / max(size)
+        factor = scale * self.side / max(size)
         height, width = (max(1, int(side * factor)) for side in size)
         return height, width
 
@@ -107,3 +106,54 @@ def resize_image(image: Tensor, size: Size, resize: str) -> Tensor:
         pixels = np.array(pil_image.resize(size[::-1], Image.Resampling.BILINEAR))
         resized.append(torch.from_numpy(np.atleast_3d(pixels)).permute(2, 0, 1))
     return torch.cat(resized).contiguous().to(image.device)
+
+
+def resize_as_opencv(image: Tensor, size: tuple[int, int]) -> Tensor:
+    """Resize an image uint8 [3, H, W] to (height, width) like OpenCV's INTER_LINEAR.
+
+    Each output pixel mixes two pixels per side, even when the image shrinks. Weights are integer
+    multiples of 1/2048, and intermediate results are rounded as in OpenCV, so that every pixel is
+    equal (on processors for which OpenCV has no special code).
+    """
+    rows, upper, lower = _weights(image.shape[1], size[0], image.device)
+    columns, left, right = _weights(image.shape[2], size[1], image.device)
+    # Beyond the right border one pixel counts alone. Beyond the lower one it counts twice and is
+    # rounded twice.
+    inner = (columns >= 0) & (columns < image.shape[2] - 1)
+    left, right = torch.where(inner, left, 2048), torch.where(inner, right, 0)
+    wide = _mix(image.int(), 2, columns, left, right, sum_shift=4, term_shift=0)
+    mixed = _mix(wide, 1, rows, upper[:, None], lower[:, None], sum_shift=0, term_shift=16)
+    return mixed.add_(2).bitwise_right_shift_(2).clamp_(0, 255).to(torch.uint8)
+
+
+def _mix(
+    image: Tensor,
+    dim: int,
+    first: Tensor,
+    weight: Tensor,
+    next_weight: Tensor,
+    sum_shift: int,
+    term_shift: int,
+) -> Tensor:
+    """Mix pixels `first` along a dimension with the next ones.
+
+    Both weighted terms are shifted right by `term_shift`, and their sum by `sum_shift`. In place
+    where possible, because images are large.
+    """
+    last = image.shape[dim] - 1
+    term = image.index_select(dim, first.clamp(0, last)).mul_(weight)
+    next_term = image.index_select(dim, (first + 1).clamp_(0, last)).mul_(next_weight)
+    total = term.bitwise_right_shift_(term_shift).add_(next_term.bitwise_right_shift_(term_shift))
+    return total.bitwise_right_shift_(sum_shift)
+
+
+def _weights(length: int, new_length: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the first of two pixels for each new pixel of a side, and the weights of both."""
+    # OpenCV computes the scale in double precision, positions and weights in single precision.
+    scale = 1.0 / (new_length / length)
+    centers = torch.arange(new_length, dtype=torch.float64, device=device) + 0.5
+    position = (centers * scale - 0.5).float()
+    first = position.floor()
+    second = position - first
+    weights = ((1 - second) * 2048).round().int(), (second * 2048).round().int()
+    return first.long(), *weights

@@ -1,6 +1,7 @@
 """Rotate images with their targets."""
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -10,13 +11,10 @@ from torch import Tensor
 from detlite.data.datasets.coco import Target
 from detlite.structures.masks.editing import warp_masks
 
-from .color import Color
-from .crop import crop_target
-from .targets import BOX_FIELDS
-
-_QUARTER = 90
+from .crop import BOX_FIELDS, Color, crop_target
 
 
+@dataclass(frozen=True)
 class RandomRotation:
     """Rotates counterclockwise about the center by a random angle, and by random quarter turns.
 
@@ -25,22 +23,20 @@ class RandomRotation:
     rotated ellipse in the box, which fits objects better than the rotated corners (Kalra et al.,
     arXiv 2109.13488).
 
-    Args:
+    Attributes:
         degrees: maximum angle in both directions.
         quarter_turns: also turn by 0, 90, 180 or 270 degrees.
         keypoint_offset: added to keypoints for continuous coordinates.
     """
 
-    def __init__(
-        self, degrees: float, quarter_turns: bool, fill: Color, keypoint_offset: float = 0.0
-    ) -> None:
-        self._degrees, self._quarter_turns = degrees, quarter_turns
-        self._fill = fill
-        self._offset = keypoint_offset
+    degrees: float
+    quarter_turns: bool
+    fill: Color
+    keypoint_offset: float = 0.0
 
     def __call__(self, image: Tensor, target: Target) -> tuple[Tensor, Target]:
-        angle = self._degrees * (2 * float(torch.rand(())) - 1) if self._degrees else 0.0
-        turns = int(torch.randint(4, ())) if self._quarter_turns else 0
+        angle = self.degrees * (2 * float(torch.rand(())) - 1) if self.degrees else 0.0
+        turns = int(torch.randint(4, ())) if self.quarter_turns else 0
         return self.rotate(image, target, angle, turns)
 
     def rotate(
@@ -49,12 +45,12 @@ class RandomRotation:
         """Rotate an image [C, H, W] and its target by an angle in degrees and quarter turns."""
         image, size = image.rot90(turns, (1, 2)).contiguous(), image.shape[1:]
         height, width = image.shape[1:]
-        radians = math.radians(angle + _QUARTER * turns)
+        radians = math.radians(angle + 90 * turns)
         cos, sin = round(math.cos(radians), 12), round(math.sin(radians), 12)
         rotation = np.array([[cos, sin], [-sin, cos]])
         shift = np.array([width, height]) / 2 - rotation @ (np.array([size[1], size[0]]) / 2)
         if angle:
-            image = _rotate_pixels(image, math.radians(angle), self._fill)
+            image = _rotate_pixels(image, math.radians(angle), self.fill)
         target = dict(target)
         for name in target.keys() & BOX_FIELDS:
             target[name] = _rotate_boxes(target[name], rotation, shift)
@@ -64,9 +60,9 @@ class RandomRotation:
             )
             target["boxes"] = boxes if angle else target["boxes"]
         if "keypoints" in target:
-            keypoints = target["keypoints"].clone()
-            points = (keypoints[..., :2] + self._offset) @ torch.from_numpy(rotation.T).float()
-            keypoints[..., :2] = points + torch.from_numpy(shift).float() - self._offset
+            keypoints, offset = target["keypoints"].clone(), self.keypoint_offset
+            turned = (keypoints[..., :2] + offset) @ torch.from_numpy(rotation.T).float()
+            keypoints[..., :2] = turned + torch.from_numpy(shift).float() - offset
             target["keypoints"] = keypoints
         return image, crop_target(target, 0, 0, height, width)
 

@@ -1,6 +1,7 @@
 """Overlapping tiles of large images."""
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -8,8 +9,7 @@ from torch import Tensor
 from detlite.data.datasets.coco import Target
 from detlite.structures import boxes as box_ops
 
-from .crop import crop_image, crop_target
-from .targets import select_objects
+from .crop import crop, select_objects
 
 Window = tuple[int, int, int, int]  # top, left, height, width
 _MIN_VISIBLE = 0.3  # fraction of the box of an object that a tile must show to train on it
@@ -18,11 +18,8 @@ _MIN_VISIBLE = 0.3  # fraction of the box of an object that a tile must show to 
 def tile_windows(size: tuple[int, int], side: int, overlap: float) -> list[Window]:
     """Return evenly spaced tiles of an image of (height, width), row by row.
 
-    Args:
-        size: of the image.
-        side: of a tile; a smaller image has smaller tiles.
-        overlap: minimum overlap of neighbors as a fraction of the side. A smaller object is
-            complete in at least one tile.
+    A smaller image has smaller tiles. `overlap` is the minimum overlap of neighbors as a fraction
+    of the side; an object smaller than it is complete in at least one tile.
     """
     rows, columns = ([*_starts(length, side, overlap)] for length in size)
     height, width = (min(side, length) for length in size)
@@ -35,34 +32,30 @@ def _starts(length: int, side: int, overlap: float) -> list[int]:
     return [round(step * free / max(1, steps)) for step in range(steps + 1)]
 
 
+@dataclass(frozen=True)
 class TrainingTiles:
-    """Cuts the tiles that a model is trained on, each shifted randomly by up to a quarter of the
-    overlap.
+    """Cuts training tiles, each shifted randomly by up to a quarter of the overlap.
 
     An object becomes an ignored region if the tile shows less than 30 % of its box. Others get the
     box around their visible part.
     """
 
-    def __init__(self, side: int, overlap: float) -> None:
-        self._side, self._overlap = side, overlap
+    side: int
+    overlap: float
 
     def count(self, size: tuple[int, int]) -> int:
         """Return the number of tiles of an image of (height, width)."""
-        return len(tile_windows(size, self._side, self._overlap))
+        return len(tile_windows(size, self.side, self.overlap))
 
     def cut(self, image: Tensor, target: Target, number: int) -> tuple[Tensor, Target]:
         """Return tile `number`, modulo their number, of an image [C, H, W], with its target."""
-        size = image.shape[1], image.shape[2]
-        windows = tile_windows(size, self._side, self._overlap)
+        image_height, image_width = image.shape[1:]
+        windows = tile_windows((image_height, image_width), self.side, self.overlap)
         top, left, height, width = windows[number % len(windows)]
-        margin = int(self._side * self._overlap / 4)
-        shifts = torch.randint(-margin, margin + 1, (2,)).tolist()
-        top, left = (
-            min(max(start + shift, 0), length - part)
-            for start, shift, length, part in zip(
-                (top, left), shifts, size, (height, width), strict=True
-            )
-        )
+        margin = int(self.side * self.overlap / 4)
+        down, right = torch.randint(-margin, margin + 1, (2,)).tolist()
+        top = min(max(top + down, 0), image_height - height)
+        left = min(max(left + right, 0), image_width - width)
         boxes = target["boxes"]
         corner = torch.tensor([left, top, left, top])
         visible = box_ops.clip(boxes - corner, (height, width))
@@ -70,6 +63,5 @@ class TrainingTiles:
         target = dict(select_objects(target, ~hidden))
         ignored = target.get("ignored_boxes", boxes[:0])
         target["ignored_boxes"] = torch.cat([ignored, boxes[hidden]])
-        window = top, left, height, width
-        target = crop_target(target, *window) | {"size": (height, width)}
-        return crop_image(image, *window, ()), target
+        tile, target = crop(image, target, (top, left, height, width), ())
+        return tile, target | {"size": (height, width)}

@@ -7,6 +7,7 @@ import pytest
 from PIL import Image
 
 from detlite.apps.autoconfig import compute_statistics
+from detlite.apps.autoconfig.statistics import _keypoint_pairs
 from detlite.data.errors import DataError
 
 
@@ -76,3 +77,18 @@ def test_unusable_datasets_are_refused(make_coco_dataset):
         DataError, match=r"no image has an object that can be trained on.*height -1"
     ):
         compute_statistics(file, images)
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"flip_idx": [0, 2, 1]}, [["b", "c"]]),
+        ({"flip_idx": [0, 2]}, []),
+        ({"swap": {"b": "c", "c": "b"}}, [["b", "c"]]),
+        ({"swap": ["", "c", "b"]}, [["b", "c"]]),
+        ({"swap": "c"}, []),
+        ({}, []),
+    ],
+)
+def test_pairs_of_keypoints(fields, expected):
+    assert _keypoint_pairs({"keypoints": ["a", "b", "c"], **fields}) == expected

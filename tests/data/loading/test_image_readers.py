@@ -9,8 +9,13 @@ import torch
 from PIL import Image
 
 from detlite.data.errors import DataError
-from detlite.data.loading.image_checks import image_problem
-from detlite.data.loading.image_io import ImageOptions, count_pages, image_size, read_image
+from detlite.data.loading.image_io import (
+    ImageOptions,
+    count_pages,
+    image_problem,
+    image_size,
+    read_image,
+)
 from detlite.data.loading.image_readers import IMAGE_READERS, image_suffixes
 
 tifffile = pytest.importorskip("tifffile")

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from detlite.data.transforms.crop import RandomCrop, crop_target
-from detlite.data.transforms.detection_transform import DetectionTransform, RandomFlip
+from detlite.data.transforms.detection_transform import DetectionTransform
 from tests.data.pixel_scenes import FILL, bitmaps_by_pixel, check, scene
 
 SIDE = 40
@@ -65,7 +65,7 @@ def test_boxes_without_masks_are_clipped():
 def test_crops_of_flipped_images():
     original = scene(0, (60, 70), 3)
     torch.manual_seed(1)
-    transform = DetectionTransform(flip=RandomFlip(1.0, 1.0), crop=RandomCrop(SIDE, FILL))
+    transform = DetectionTransform(flip=(1.0, 1.0), crop=RandomCrop(SIDE, FILL))
     image, target = transform(*original[:2])
     assert image[0, 0, 0] > image[0, 0, 1]
     assert image[1, 0, 0] > image[1, 1, 0]

@@ -7,11 +7,11 @@ from torchvision.transforms import v2
 
 from detlite.config import ConfigError, load_config
 from detlite.conventions import CONVENTIONS
-from detlite.data.transforms.color import build_color_jitter, mean_color
 from detlite.data.transforms.detection_transform import (
     DetectionTransform,
-    RandomFlip,
+    build_color_jitter,
     build_transform,
+    mean_color,
 )
 from detlite.data.transforms.resize import RandomShortestSize, resize_shortest
 from detlite.structures.masks.packed import PackedMasks
@@ -66,7 +66,7 @@ def test_run_lengths_equal_bitmaps_of_v2(flips, short_side):
     image, target = scene()
     bitmaps = torch.rand(2, 32, 48, generator=torch.Generator().manual_seed(0)) > 0.5
     target["masks"] = PackedMasks.from_bitmaps(bitmaps)
-    transform = DetectionTransform(RandomShortestSize([short_side], 1000), RandomFlip(*flips))
+    transform = DetectionTransform(RandomShortestSize([short_side], 1000), flips)
     image, target = transform(image, target)
     flip = v2.Compose([v2.RandomHorizontalFlip(flips[0]), v2.RandomVerticalFlip(flips[1])])
     expected = flip(tv_tensors.Mask(bitmaps.to(torch.uint8)))
@@ -81,7 +81,7 @@ def test_polygons_are_flipped_and_resized():
     image, target = scene()
     polygons = [[[2, 4, 12, 4, 12, 20, 2, 20]], [[30, 8, 46, 8, 46, 16, 30, 16]]]
     target["masks"] = PackedMasks.from_segmentations(polygons, 32, 48, as_rle=False)
-    transform = DetectionTransform(RandomShortestSize([64], 1000), RandomFlip(1.0, 0.0))
+    transform = DetectionTransform(RandomShortestSize([64], 1000), (1.0, 0.0))
     image, target = transform(image, target)
     masks = target["masks"].bitmaps(64, 96)
     assert torch.equal(masks.any(0), image[0] > 127)
@@ -217,7 +217,7 @@ def keypoint_target(points):
 )
 def test_keypoints_are_flipped_and_resized(flips, expected):
     resize = RandomShortestSize([60], 1000)
-    transform = DetectionTransform(resize, RandomFlip(*flips), keypoint_names=KEYPOINT_NAMES)
+    transform = DetectionTransform(resize, flips, keypoint_names=KEYPOINT_NAMES)
     image = torch.zeros(3, 30, 40, dtype=torch.uint8)
     _, target = transform(image, keypoint_target([[6.0, 8, 2], [5.0, 7, 1], [20.0, 25, 2]]))
     torch.testing.assert_close(target["keypoints"], torch.tensor([expected]).float())
@@ -232,7 +232,7 @@ def test_keypoints_as_pixel_indices(flips):
     centers = keypoint_target([[6.5, 8.5, 2], [5.5, 7.5, 1], [20.5, 25.5, 2]])
     _, unflipped = DetectionTransform(resize, **options)(image, centers)
     assert unflipped["keypoints"].tolist() == [[[12, 16, 2], [10, 14, 1], [40, 50, 2]]]
-    _, flipped = DetectionTransform(resize, RandomFlip(*flips), **options)(image, centers)
+    _, flipped = DetectionTransform(resize, flips, **options)(image, centers)
     first = [79 - 12, 16, 2] if flips[0] else [12, 59 - 16, 2]
     assert flipped["keypoints"][0, 0].tolist() == first
 
