@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 from contourpy import contour_generator
-from pycocotools import mask as rle_codec
 
 from detlite.apps.optional_packages import import_optional
 from detlite.inference.predictor import EXPORTERS
@@ -23,9 +22,6 @@ def to_pandas(prediction: Mapping[str, Any]) -> Any:
     """Convert a prediction to a `pandas.DataFrame` with a row for each object.
 
     The columns are name, category_id, score, x1, y1, x2, y2, and for masks their area in pixels.
-
-    Raises:
-        ConfigError: pandas is not installed.
     """
     pandas = import_optional("pandas", "pandas")
     columns: dict[str, Any] = {
@@ -35,11 +31,7 @@ def to_pandas(prediction: Mapping[str, Any]) -> Any:
     }
     columns |= dict(zip(("x1", "y1", "x2", "y2"), prediction["boxes"].numpy().T, strict=True))
     if "masks" in prediction:
-        masks = prediction["masks"]
-        columns["area"] = [
-            int(rle_codec.area(mask)) if isinstance(mask, dict) else int(mask.sum())
-            for mask in masks
-        ]
+        columns["area"] = [int(mask.sum()) for mask in _bitmaps(prediction)]
     return pandas.DataFrame(columns)
 
 
@@ -49,9 +41,6 @@ def to_supervision(prediction: Mapping[str, Any]) -> Any:
 
     `class_id` is the label minus 1, the index in `predictor.categories`. `data` holds `class_name`,
     `category_id` and, if present, `keypoints` [N, P, 3].
-
-    Raises:
-        ConfigError: supervision is not installed.
     """
     supervision = import_optional("supervision", "detlite[supervision]")
     data: dict[str, Any] = {
@@ -62,9 +51,7 @@ def to_supervision(prediction: Mapping[str, Any]) -> Any:
         data["keypoints"] = prediction["keypoints"].numpy()
     masks = None
     if "masks" in prediction:
-        masks = np.zeros((len(prediction["names"]), *prediction["size"]), dtype=bool)
-        for target, mask in zip(masks, _bitmaps(prediction), strict=True):
-            target[:] = mask
+        masks = np.array(list(_bitmaps(prediction)), dtype=bool).reshape(-1, *prediction["size"])
     return supervision.Detections(
         xyxy=prediction["boxes"].numpy(),
         mask=masks,
@@ -137,40 +124,35 @@ def to_label_studio(
     """
     height, width = prediction["size"]
     regions: list[dict[str, Any]] = []
-
-    def add(
-        control: str, kind: str, label: str, score: float, value: dict[str, Any], parent: str | None
-    ) -> str:
-        region = {
-            "id": f"region{len(regions)}",
-            "from_name": control,
-            "to_name": "image",
-            "type": kind,
-            "original_width": width,
-            "original_height": height,
-            "image_rotation": 0,
-            "score": score,
-            "value": {**value, kind: [label]},
-        }
-        regions.append(region if parent is None else {**region, "parentID": parent})
-        return str(region["id"])
-
     for index, (name, score, kind, parts) in enumerate(_shapes(prediction)):
-        first = None
+        values: list[tuple[str, str, str, dict[str, Any]]] = []
         for part in parts:
             x, y = np.array(part, dtype=float).T * 100 / [[width], [height]]  # percent
             if kind == "polygon":
-                points = np.stack([x, y], axis=1).tolist()
-                value = {"points": points, "closed": True}
-                region = add("masks", "polygonlabels", name, score, value, first)
+                value = {"points": np.stack([x, y], axis=1).tolist(), "closed": True}
+                values.append(("masks", "polygonlabels", name, value))
             else:
                 sides = {"width": x[1] - x[0], "height": y[1] - y[0]}
                 value = {"x": x[0], "y": y[0], **sides, "rotation": 0}
-                region = add("boxes", "rectanglelabels", name, score, value, first)
-            first = first or region
+                values.append(("boxes", "rectanglelabels", name, value))
         for label, (x, y) in _keypoints(prediction, index, keypoint_names):
             value = {"x": 100 * x / width, "y": 100 * y / height, "width": 0.5}
-            add("keypoints", "keypointlabels", label, score, value, first)
+            values.append(("keypoints", "keypointlabels", label, value))
+        parent: dict[str, str] = {}
+        for control, result_type, label, value in values:
+            region = {
+                "id": f"region{len(regions)}",
+                "from_name": control,
+                "to_name": "image",
+                "type": result_type,
+                "original_width": width,
+                "original_height": height,
+                "image_rotation": 0,
+                "score": score,
+                "value": {**value, result_type: [label]},
+            }
+            regions.append(region | parent)
+            parent = parent or {"parentID": region["id"]}
     scores = prediction["scores"].tolist()
     mean = float(np.mean(scores)) if scores else 0.0
     result = {"model_version": model_version, "score": mean, "result": regions}
@@ -223,7 +205,7 @@ def _cut(shape: tuple[int, ...], points: np.ndarray, starts: np.ndarray) -> list
 
 def _shapes(prediction: Mapping[str, Any]) -> Iterator[tuple[str, float, str, list[Any]]]:
     """Yield name, score, "polygon" or "rectangle", and the points of the parts of each object."""
-    masks = _bitmaps(prediction) if "masks" in prediction else iter(())
+    masks = _bitmaps(prediction)
     scores, boxes = prediction["scores"].tolist(), prediction["boxes"].tolist()
     for name, score, (x1, y1, x2, y2) in zip(prediction["names"], scores, boxes, strict=True):
         mask = next(masks, None)
@@ -236,7 +218,7 @@ def _shapes(prediction: Mapping[str, Any]) -> Iterator[tuple[str, float, str, li
 
 def _bitmaps(prediction: Mapping[str, Any]) -> Iterator[np.ndarray]:
     """Yield the mask of each object, bool [H, W]."""
-    for mask in prediction["masks"]:
+    for mask in prediction.get("masks", ()):
         if isinstance(mask, dict):
             yield to_bitmap(mask, *prediction["size"]).astype(bool)
         else:

@@ -138,7 +138,7 @@ def map_sizes(maps: Sequence[Tensor]) -> tuple[int, int, list[int], list[int]]:
 
 
 def empty_maps(
-    like: Tensor, batch_size: int, channels: int, heights: list[int], widths: list[int]
+    like: Tensor, batch_size: int, channels: int, heights: Sequence[int], widths: Sequence[int]
 ) -> list[Tensor]:
     """Return uninitialized gradients of the maps, in the type and format of the pooled gradient."""
     return [

@@ -4,56 +4,60 @@ The same option has the same name everywhere. Nothing here imports torch: `detli
 must answer immediately.
 """
 
-import argparse
+from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
+from typing import Any
+
+
+def add_option(
+    parser: ArgumentParser,
+    name: str,
+    text: str,
+    metavar: str | None = None,
+    default: Any = None,
+    **settings: Any,
+) -> None:
+    """Add an option with a value. A default is added to the help text, and decides the type."""
+    if default is not None:
+        text += f" (default: {default})"
+        settings.setdefault("type", type(default))
+    parser.add_argument(name, metavar=metavar, default=default, help=text, **settings)
+
+
+def add_flag(parser: ArgumentParser, name: str, text: str) -> None:
+    """Add an option without a value, which is False by default."""
+    parser.add_argument(name, action="store_true", help=text)
 
 
 def add_config(
-    parser: argparse.ArgumentParser,
-    required: bool = False,
-    default: str = "the config inside the checkpoint",
+    parser: ArgumentParser, default: str | None = "the config inside the checkpoint"
 ) -> None:
-    """Add --config: the YAML file that describes the model, the data and the training."""
+    """Add --config: the YAML file of model, data and training. No `default`: it is required."""
     text = "YAML file, or the name of a config that detlite ships"
-    if not required:
-        text += f" (default: {default})"
-    parser.add_argument("--config", "--config-file", metavar="FILE", required=required, help=text)
+    text += f" (default: {default})" if default else ""
+    parser.add_argument(
+        "--config", "--config-file", metavar="FILE", required=default is None, help=text
+    )
 
 
-def add_weights(parser: argparse.ArgumentParser, required: bool = True, text: str = "") -> None:
+def add_weights(parser: ArgumentParser, text: str, required: bool = True) -> None:
     """Add --weights: a checkpoint, by path, URL or catalog name."""
-    text = text or "checkpoint of detlite or of another framework, or an exported model"
-    parser.add_argument("--weights", metavar="FILE", required=required, help=text)
+    add_option(parser, "--weights", text, "FILE", required=required)
 
 
-def add_trust(parser: argparse.ArgumentParser) -> None:
-    """Add --trust, without which exported models that contain code are refused."""
-    parser.add_argument(
-        "--trust", action="store_true",
-        help="run the code in --weights, if it is a .pt2 file whose author you trust",
-    )  # fmt: skip
+def add_detector(parser: ArgumentParser) -> None:
+    """Add --weights, --trust and --config of a trained model that predicts."""
+    add_weights(parser, "checkpoint of detlite or of another framework, or an exported model")
+    add_flag(parser, "--trust", "run the code in --weights, if it is a .pt2 file you trust")
+    add_config(parser)
 
 
-def add_device(parser: argparse.ArgumentParser) -> None:
-    """Add --device, which overrides MODEL.DEVICE."""
-    parser.add_argument("--device", help="cpu, cuda, cuda:1, mps ... (default: MODEL.DEVICE)")
-
-
-def add_threshold(parser: argparse.ArgumentParser, default: float | None = None) -> None:
-    """Add --threshold, which overrides the score threshold that the checkpoint contains."""
-    text = "the best F1 measured in training, or 0.5" if default is None else default
-    parser.add_argument(
-        "--threshold", type=float, default=default, metavar="SCORE",
-        help=f"report detections with at least this score, 0 to 1 (default: {text})",
-    )  # fmt: skip
-
-
-def add_overrides(parser: argparse.ArgumentParser) -> None:
-    """Add the positional KEY VALUE or KEY=VALUE pairs that override config keys."""
-    parser.add_argument(
-        "overrides", nargs="*", metavar="KEY VALUE",
-        help="override config keys, also as KEY=VALUE; see docs/config.md",
-    )  # fmt: skip
+def add_overrides(parser: ArgumentParser, device: bool = True) -> None:
+    """Add the positional pairs that override config keys, and --device, which is one of them."""
+    if device:
+        add_option(parser, "--device", "cpu, cuda, cuda:1, mps ... (default: MODEL.DEVICE)")
+    text = "override config keys, also as KEY=VALUE; see docs/config.md"
+    parser.add_argument("overrides", nargs="*", metavar="KEY VALUE", help=text)
 
 
 def split_pairs(words: Sequence[str]) -> list[str]:
@@ -65,7 +69,6 @@ def split_pairs(words: Sequence[str]) -> list[str]:
     return pairs
 
 
-def config_overrides(args: argparse.Namespace) -> list[str]:
+def config_overrides(args: Namespace) -> list[str]:
     """Return the KEY VALUE pairs of the command line, with --device as one of them."""
-    device = ["MODEL.DEVICE", args.device] if getattr(args, "device", None) else []
-    return [*args.overrides, *device]
+    return [*args.overrides, *(["MODEL.DEVICE", args.device] if args.device else [])]

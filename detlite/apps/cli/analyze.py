@@ -5,28 +5,24 @@
 
 The numbers are for one image, with the maximum number of proposals and detections that the config
 allows.
-
-Exit status: 0; 2 for an error that you can fix.
 """
 
-import argparse
+from argparse import ArgumentParser, Namespace
 
-from detlite.apps.cli import add_config, add_overrides, config_overrides
+from detlite.apps import cli
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_config(parser, required=True)
+def add_arguments(parser: ArgumentParser) -> None:
+    cli.add_config(parser, None)
     parser.add_argument(
         "--size", type=int, nargs=2, default=(480, 640), metavar=("H", "W"),
         help="size of the original image, which is resized as for evaluation (default: 480 640)",
     )  # fmt: skip
-    parser.add_argument(
-        "--depth", type=int, default=2, help="depth of the listed modules (default: 2)"
-    )
-    add_overrides(parser)
+    cli.add_option(parser, "--depth", "depth of the listed modules", default=2)
+    cli.add_overrides(parser, device=False)
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: Namespace) -> int:
     from detlite.apps.doctor.flops import cost_table, count_cost
     from detlite.config import ConfigError, load_config
 
@@ -35,7 +31,7 @@ def run(args: argparse.Namespace) -> int:
             f"--size {args.size[0]} {args.size[1]} --depth {args.depth}: both "
             "sizes must be above 0, and the depth at least 0"
         )
-    cfg = load_config(args.config, config_overrides(args))
+    cfg = load_config(args.config, args.overrides)
     rows = count_cost(cfg, tuple(args.size), args.depth)
     print(cost_table(rows))
     parameters = rows[0].parameters

@@ -11,33 +11,26 @@ duplicate annotations, EXIF orientations, outliers, and nearly identical images,
 Exit status: 0; 1 if training would refuse a set; 2 if nothing could be checked.
 """
 
-import argparse
+from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
+from detlite.apps import cli
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+
+def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--data", required=True, nargs="+", type=Path, metavar="PATH",
         help="annotation files (.json), or a config by path or name",
     )  # fmt: skip
-    parser.add_argument(
-        "--images", type=Path, metavar="FOLDER",
-        help="images of the annotation files (default: the folder images next to them)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--page", type=Path, metavar="FILE", help="HTML report to write, with the images"
-    )
-    parser.add_argument(
-        "--repair", type=Path, metavar="FILE",
-        help="copy of the annotation file to write, without what training refuses",
-    )  # fmt: skip
-    parser.add_argument(
-        "--max-per-kind", type=int, default=20,
-        help="defects of each kind to print (default: 20)",
-    )  # fmt: skip
+    text = "images of the annotation files (default: the folder images next to them)"
+    cli.add_option(parser, "--images", text, "FOLDER", type=Path)
+    cli.add_option(parser, "--page", "HTML report to write, with the images", "FILE", type=Path)
+    text = "copy of the annotation file to write, without what training refuses"
+    cli.add_option(parser, "--repair", text, "FILE", type=Path)
+    cli.add_option(parser, "--max-per-kind", "defects of each kind to print", default=20)
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: Namespace) -> int:
     import json
 
     from detlite.apps.dataset_check.data_page import data_page

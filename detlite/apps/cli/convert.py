@@ -12,32 +12,26 @@ not show are assumed and listed; KEY VALUE changes them. MODEL.WEIGHT and `detli
 accept the original files. Nothing inside a file is executed.
 
 With --to torchvision, torchvision runs the exported model and must find the same objects.
-
-Exit status: 0; 2 for a file that cannot be converted.
 """
 
-import argparse
+from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
-from detlite.apps.cli import add_config, add_overrides, add_weights
+from detlite.apps import cli
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_weights(parser, text="weights to convert, by path, URL or catalog name")
-    parser.add_argument("--output", required=True, type=Path, metavar="FILE", help="file to write")
-    parser.add_argument(
-        "--from", dest="source", metavar="FRAMEWORK",
-        help="framework of the weights (default: recognized by the names of the entries)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--to", choices=["torchvision"],
-        help="write a state dict of another framework instead of a detlite checkpoint",
-    )  # fmt: skip
-    add_config(parser)
-    add_overrides(parser)
+def add_arguments(parser: ArgumentParser) -> None:
+    cli.add_weights(parser, "weights to convert, by path, URL or catalog name")
+    cli.add_option(parser, "--output", "file to write", "FILE", type=Path, required=True)
+    text = "framework of the weights (default: recognized by the names of the entries)"
+    cli.add_option(parser, "--from", text, "FRAMEWORK", dest="source")
+    text = "write a state dict of another framework instead of a detlite checkpoint"
+    cli.add_option(parser, "--to", text, choices=["torchvision"])
+    cli.add_config(parser)
+    cli.add_overrides(parser, device=False)
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: Namespace) -> int:
     from dataclasses import replace
 
     from detlite.config import ConfigError, load_config

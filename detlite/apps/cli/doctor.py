@@ -7,14 +7,14 @@ Each operator runs, on each device, on a small input whose result follows from a
 Exit status: 0; 1 if an operator computes a wrong result.
 """
 
-import argparse
+from argparse import ArgumentParser, Namespace
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: ArgumentParser) -> None:
     """Add nothing: the command has no options."""
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: Namespace) -> int:
     from detlite.apps.doctor import devices, find_problems, operator_errors, system_info
     from detlite.ops import has_kernels
 

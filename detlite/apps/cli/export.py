@@ -15,39 +15,33 @@ Exit status: 0; 1 if the detections differ, or quantization loses more than 0.5 
 an error that you can fix.
 """
 
-import argparse
 import sys
 import time
+from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
-from detlite.apps.cli import add_config, add_overrides, add_weights, config_overrides
+from detlite.apps import cli
 
 FORMATS = ("pt2", "aoti", "onnx", "openvino")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_weights(parser, text="checkpoint to export")
-    add_config(parser)
-    parser.add_argument("--format", required=True, choices=FORMATS, help="format of the file")
-    parser.add_argument("--output", required=True, type=Path, metavar="FILE", help="file to write")
-    parser.add_argument("--int8", action="store_true", help="quantize (openvino only)")
-    parser.add_argument(
-        "--calibrate", type=int, default=40, metavar="N",
-        help="number of training images to calibrate --int8 with (default: 40)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--check", type=Path, metavar="FOLDER", help="images to compare the detections on"
+def add_arguments(parser: ArgumentParser) -> None:
+    cli.add_weights(parser, "checkpoint to export")
+    cli.add_config(parser)
+    cli.add_option(parser, "--format", "format of the file", choices=FORMATS, required=True)
+    cli.add_option(parser, "--output", "file to write", "FILE", type=Path, required=True)
+    cli.add_flag(parser, "--int8", "quantize (openvino only)")
+    cli.add_option(
+        parser, "--calibrate", "number of training images to calibrate --int8 with", "N", 40
     )
-    parser.add_argument(
-        "--evaluate", metavar="NAME",
-        help="data set to measure the AP of --int8 on (default: DATASETS.TEST)",
-    )  # fmt: skip
-    parser.add_argument("--time", action="store_true", help="also compare the time per image")
-    add_overrides(parser)
+    cli.add_option(parser, "--check", "images to compare the detections on", "FOLDER", type=Path)
+    text = "data set to measure the AP of --int8 on (default: DATASETS.TEST)"
+    cli.add_option(parser, "--evaluate", text, "NAME")
+    cli.add_flag(parser, "--time", "also compare the time per image")
+    cli.add_overrides(parser, device=False)
 
 
-def run(args: argparse.Namespace) -> int:
-    from detlite.apps.export.comparison import compare_detectors
+def run(args: Namespace) -> int:
     from detlite.apps.export.exported_detector import (
         check_output_path,
         prepare_export,
@@ -57,6 +51,7 @@ def run(args: argparse.Namespace) -> int:
     from detlite.apps.export.openvino import to_openvino
     from detlite.apps.export.verify import (
         calibration_images,
+        compare_detectors,
         evaluation_sets,
         grid_of_boxes,
         report_ap,
@@ -77,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError("--int8 is only supported by the format openvino: add --format openvino")
     check_output_path(args.output, args.format)
     step(f"reading {args.weights}")
-    overrides = [*config_overrides(args), "MODEL.DEVICE", "cpu"]
+    overrides = [*args.overrides, "MODEL.DEVICE", "cpu"]
     cfg, model = build_model_from_checkpoint(args.weights, overrides, args.config)
     cfg = prepare_export(cfg, model)
     images = test_images(cfg, model, args.check)

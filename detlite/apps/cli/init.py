@@ -14,19 +14,17 @@ five, chosen by a hash of the file names, is set apart for evaluation. With --mi
 steps are timed on this machine and the model and image size are chosen to fit. With --weights, the
 model of that checkpoint is trained.
 docs/init.md lists the layouts and the rules.
-
-Exit status: 0; 2 if the data cannot be used.
 """
 
 from __future__ import annotations
 
-import argparse
 import sys
+from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from detlite.apps.cli import add_overrides, add_weights, split_pairs
+from detlite.apps import cli
 
 if TYPE_CHECKING:
     from yacs.config import CfgNode
@@ -37,50 +35,32 @@ _MAX_MINUTES = 525_600  # a year
 _NOT_WITH_COCO = ("val", "images", "annotations", "minutes", "weights")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--data", required=True, type=Path, metavar="PATH",
-        help="annotation file or folder to train on",
-    )  # fmt: skip
-    parser.add_argument(
-        "--val", type=Path, metavar="PATH",
-        help="annotation file or folder to evaluate on (default: a part of --data)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--images", type=Path, metavar="FOLDER",
-        help="images of the annotation files (default: searched for next to them)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--masks", choices=["instances", "connected", "semantic"],
-        help="meaning of mask images: each value is an object; each connected piece of a value is "
-        "one; the same, and each value is a category (default: ask if it is not clear)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--skip-bad", action="store_true",
-        help="skip bad labels, ignore their places, and report them (default: refuse the data)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--group-duplicates", action="store_true",
-        help="keep nearly identical images together when some are set apart for evaluation",
-    )  # fmt: skip
-    parser.add_argument(
-        "--annotations", type=Path, metavar="FOLDER",
-        help="where to write json files (default: the folder detlite inside --data)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--minutes", type=float, help="training time to fit the model and image size to"
-    )
-    add_weights(
-        parser, required=False,
-        text="checkpoint to start from, whose model is used (default: a model that fits the data)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--coco", type=Path, metavar="FILE", help="only write --data as COCO json to this file"
-    )
-    add_overrides(parser)
+def add_arguments(parser: ArgumentParser) -> None:
+    text = "annotation file or folder to train on"
+    cli.add_option(parser, "--data", text, "PATH", type=Path, required=True)
+    text = "annotation file or folder to evaluate on (default: a part of --data)"
+    cli.add_option(parser, "--val", text, "PATH", type=Path)
+    text = "images of the annotation files (default: searched for next to them)"
+    cli.add_option(parser, "--images", text, "FOLDER", type=Path)
+    text = "meaning of mask images: each value is an object; each connected piece of a value is "
+    text += "one; the same, and each value is a category (default: ask if it is not clear)"
+    cli.add_option(parser, "--masks", text, choices=["instances", "connected", "semantic"])
+    text = "skip bad labels, ignore their places, and report them (default: refuse the data)"
+    cli.add_flag(parser, "--skip-bad", text)
+    text = "keep nearly identical images together when some are set apart for evaluation"
+    cli.add_flag(parser, "--group-duplicates", text)
+    text = "where to write json files (default: the folder detlite inside --data)"
+    cli.add_option(parser, "--annotations", text, "FOLDER", type=Path)
+    text = "training time to fit the model and image size to"
+    cli.add_option(parser, "--minutes", text, type=float)
+    text = "checkpoint to start from, whose model is used (default: a model that fits the data)"
+    cli.add_weights(parser, text, required=False)
+    text = "only write --data as COCO json to this file"
+    cli.add_option(parser, "--coco", text, "FILE", type=Path)
+    cli.add_overrides(parser, device=False)
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: Namespace) -> int:
     from detlite.config import ConfigError
     from detlite.data.findings import summary
 
@@ -91,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
     if args.coco is None:
         text = config(
             args.data, args.val, args.images, args.annotations, args.minutes, args.weights,
-            args.masks, args.skip_bad, split_pairs(args.overrides), args.group_duplicates,
+            args.masks, args.skip_bad, args.overrides, args.group_duplicates,
         )  # fmt: skip
         print(text, end="")
         return 0
@@ -102,21 +82,21 @@ def run(args: argparse.Namespace) -> int:
 
     files, findings = convert(args.data, args.coco, args.masks, args.skip_bad)
     for file in files:
-        print(f"wrote {file}", file=sys.stderr)
-    print(summary({str(args.data): findings}), file=sys.stderr, end="\n" * bool(findings))
+        _log(f"wrote {file}")
+    _log(summary({str(args.data): findings}))
     return 0
 
 
-def _print_findings(cfg: CfgNode) -> None:
+def _log(text: str) -> None:
+    if text:
+        print(text, file=sys.stderr)
+
+
+def _log_findings(cfg: CfgNode) -> None:
     """Report what training will leave out, reinterpret or switch off because of the data."""
     from detlite.data.datasets.catalog import build_test_datasets, build_train_dataset, findings_of
 
-    text = findings_of([*build_train_dataset(cfg).parts, *build_test_datasets(cfg)])
-    print(text, file=sys.stderr, end="\n" * bool(text))
-
-
-def _print_error(text: str) -> None:
-    print(text, file=sys.stderr)
+    _log(findings_of([*build_train_dataset(cfg).parts, *build_test_datasets(cfg)]))
 
 
 def config(
@@ -159,13 +139,11 @@ def config(
     start = load_config(None, overrides)
     values = overridden(start, overrides)
     sets, text = find_sets(data, val, images, folder, masks, skip_bad, group_duplicates)
-    print(text, file=sys.stderr)
+    _log(text)
+    options, crowds = build_image_options(start), start.DATASETS.CROWDS_AS_OBJECTS
     statistics = {
         split: compute_statistics(
-            source.annotations,
-            source.images,
-            build_image_options(start),
-            crowds_as_objects=start.DATASETS.CROWDS_AS_OBJECTS,
+            source.annotations, source.images, options, crowds_as_objects=crowds
         )
         for split, source in sets.items()
     }
@@ -176,19 +154,17 @@ def config(
     def seconds_of_step(facts: DatasetFacts, choices: Sequence[Choice]) -> float:
         return mean_step_seconds(as_config(facts, [*dataset_keys, *choices]))
 
-    if weights:
+    if weights or minutes:
         limit_threads()
+    if weights:
         with explain_dead_loader():
             choices = choices_by_weights(facts, dataset_keys, weights, mean_step_seconds, minutes)
-        _print_findings(as_config(facts, choices))
+        _log_findings(as_config(facts, choices))
         return config_text(choices, facts.summary, base="")
     if minutes:
-        print("timing training steps on this machine, at most two minutes", file=sys.stderr)
-        limit_threads()
+        _log("timing training steps on this machine, at most two minutes")
         with explain_dead_loader():
-            facts = fit_to_minutes(
-                facts, minutes, seconds_of_step, values=values, progress=_print_error
-            )
+            facts = fit_to_minutes(facts, minutes, seconds_of_step, values=values, progress=_log)
     choices = [*dataset_keys, *choose(facts, values)]
-    _print_findings(as_config(facts, choices))
+    _log_findings(as_config(facts, choices))
     return config_text(choices, facts.summary, facts.base)

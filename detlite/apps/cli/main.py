@@ -7,7 +7,6 @@ needs inside `run`, so that every help text appears without waiting for torch.
 
 import argparse
 import importlib
-import signal
 import sys
 from collections.abc import Sequence
 
@@ -69,32 +68,17 @@ def run_command(name: str, arguments: Sequence[str]) -> int:
     if "overrides" in args:
         args.overrides = split_pairs(args.overrides)
     try:
-        _import_torch()
         return int(command.run(args))
     except KeyboardInterrupt:
         print(getattr(command, "INTERRUPTED", "interrupted"), file=sys.stderr)
         return INTERRUPTED
     except Exception as error:
+        from detlite.config.errors import one_line
+
         if not isinstance(error, _user_errors()):
             raise
-        print(f"error: {_printable(error)}", file=sys.stderr)
+        print("error:", "\n".join(map(one_line, str(error).split("\n"))), file=sys.stderr)
         return 2
-
-
-def _import_torch() -> None:
-    """Import torch so that Ctrl-C ends the process without a traceback from inside an extension."""
-    handler = signal.getsignal(signal.SIGINT)
-    if "torch" in sys.modules or handler is not signal.default_int_handler:
-        return
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    importlib.import_module("torch")
-    signal.signal(signal.SIGINT, handler)
-
-
-def _printable(error: Exception) -> str:
-    from detlite.config.errors import one_line
-
-    return "\n".join(map(one_line, str(error).split("\n")))
 
 
 def _user_errors() -> tuple[type[Exception], ...]:

@@ -25,110 +25,58 @@ Exit status: 0; 1 if an image could not be read (it is reported and skipped; und
 status is 0); 2 for an error that you can fix; 130 after Ctrl-C.
 """
 
-import argparse
+from argparse import ArgumentParser, BooleanOptionalAction, Namespace
 from pathlib import Path
 
-from detlite.apps.cli import (
-    add_config,
-    add_device,
-    add_overrides,
-    add_threshold,
-    add_trust,
-    add_weights,
-    config_overrides,
-)
+from detlite.apps import cli
 
 INTERRUPTED = "interrupted: the same command continues with the remaining images"
 FORMATS = ("coco", "csv", "parquet", "measures")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_weights(parser)
-    add_trust(parser)
-    add_config(parser)
+def add_arguments(parser: ArgumentParser) -> None:
+    cli.add_detector(parser)
     parser.add_argument(
-        "--input", required=True, nargs="+", metavar="IMAGES",
+        "--input", dest="inputs", required=True, nargs="+", metavar="IMAGES",
         help="files, folders, globs, URLs or lists (.txt); or one video, or the number of a camera",
     )  # fmt: skip
+    cli.add_option(parser, "--output", "output folder", "FOLDER", type=Path, required=True)
+    text = "report detections with at least this score, 0 to 1 (default: the best F1 measured in "
+    text += "training, or 0.5)"
+    cli.add_option(parser, "--threshold", text, "SCORE", type=float)
+    cli.add_option(parser, "--batch-size", "images of similar size to run together", "N", 1)
+    cli.add_option(parser, "--threads", "threads that read, resize and draw images", "N", 2)
+    text = "format of the drawn images"
+    cli.add_option(parser, "--draw", text, default="jpeg", choices=["jpeg", "png", "none"])
     parser.add_argument(
-        "--output", required=True, type=Path, metavar="FOLDER", help="output folder"
-    )
-    add_threshold(parser)
-    add_device(parser)
-    parser.add_argument(
-        "--batch-size", type=int, default=1, metavar="N",
-        help="images of similar size to run together (default: 1)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--threads", type=int, default=2, metavar="N",
-        help="threads that read, resize and draw images (default: 2)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--draw", choices=["jpeg", "png", "none"], default="jpeg",
-        help="format of the drawn images (default: jpeg)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--labels", action=argparse.BooleanOptionalAction,
+        "--labels", action=BooleanOptionalAction,
         help="draw name and score of every object, or of none (default: where there is room)",
     )  # fmt: skip
-    parser.add_argument(
-        "--format", choices=FORMATS, default="coco",
-        help="format of the detections (default: coco); measures: a CSV file of areas, perimeters, "
-        "intensities and centroids",
-    )  # fmt: skip
-    parser.add_argument(
-        "--label-images", choices=["tiff", "png"],
-        help="also write 16-bit images whose values are the objects, for ImageJ and napari",
-    )  # fmt: skip
-    parser.add_argument(
-        "--shard-size", type=int, metavar="N",
-        help="images that one process claims at a time (default: 1000)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--overwrite", action="store_true", help="replace another run in the output folder"
-    )
-    parser.add_argument(
-        "--tile", type=int, metavar="SIDE", help="cut large images into tiles of SIDE pixels"
-    )
-    parser.add_argument(
-        "--overlap", type=float, metavar="FRACTION",
-        help="overlap of neighboring tiles as a fraction of their side (default: 0.2)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--track", action="store_true", help="number objects consistently through a video"
-    )
-    add_overrides(parser)
+    text = "format of the detections; measures: a CSV file of areas, perimeters, intensities and "
+    text += "centroids"
+    cli.add_option(parser, "--format", text, default="coco", choices=FORMATS)
+    text = "also write 16-bit images whose values are the objects, for ImageJ and napari"
+    cli.add_option(parser, "--label-images", text, choices=["tiff", "png"])
+    text = "images that one process claims at a time (default: 1000)"
+    cli.add_option(parser, "--shard-size", text, "N", type=int)
+    cli.add_flag(parser, "--overwrite", "replace another run in the output folder")
+    cli.add_option(parser, "--tile", "cut large images into tiles of SIDE pixels", "SIDE", type=int)
+    text = "overlap of neighboring tiles as a fraction of their side (default: 0.2)"
+    cli.add_option(parser, "--overlap", text, "FRACTION", type=float)
+    cli.add_flag(parser, "--track", "number objects consistently through a video")
+    cli.add_overrides(parser)
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: Namespace) -> int:
     from detlite.apps.batch_predict.allocator import keep_freed_memory
     from detlite.apps.batch_predict.predict_run import PredictOptions, predict
     from detlite.config import ConfigError
     from detlite.distributed import torchrun_rank
 
     keep_freed_memory()
-    options = PredictOptions(
-        weights=args.weights,
-        config=args.config,
-        inputs=args.input,
-        output=args.output,
-        overrides=config_overrides(args),
-        threshold=args.threshold,
-        batch_size=args.batch_size,
-        threads=args.threads,
-        draw=args.draw,
-        format=args.format,
-        shard_size=args.shard_size,
-        overwrite=args.overwrite,
-        tile=args.tile,
-        overlap=args.overlap,
-        track=args.track,
-        trust=args.trust,
-        label_images=args.label_images,
-        labels=args.labels,
-    )
+    options = {name: value for name, value in vars(args).items() if name != "device"}
     try:
-        totals = predict(options)
+        totals = predict(PredictOptions(**options | {"overrides": cli.config_overrides(args)}))
     except OSError as error:  # images and weights raise other errors
         raise ConfigError(f"--output {args.output}: cannot write to it ({error})") from error
     if totals is None:

@@ -10,25 +10,20 @@ of the last checkpoint before it are the nearest. The sampled boxes are random; 
 Exit status: 0 if everything is finite; 1 if something is not; 2 for an error that you can fix.
 """
 
-import argparse
+from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
-from detlite.apps.cli import add_device, add_overrides, add_weights, config_overrides
+from detlite.apps import cli
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--batch", required=True, type=Path, metavar="FILE", help="batch file of the run"
-    )
-    add_weights(parser, text="checkpoint of the run")
-    parser.add_argument(
-        "--seed", type=int, default=0, help="seed of the sampled boxes (default: 0)"
-    )
-    add_device(parser)
-    add_overrides(parser)
+def add_arguments(parser: ArgumentParser) -> None:
+    cli.add_option(parser, "--batch", "batch file of the run", "FILE", type=Path, required=True)
+    cli.add_weights(parser, "checkpoint of the run")
+    cli.add_option(parser, "--seed", "seed of the sampled boxes", default=0)
+    cli.add_overrides(parser)
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: Namespace) -> int:
     import math
 
     from detlite.conversion.checkpoint.loading import build_model_from_checkpoint
@@ -36,7 +31,7 @@ def run(args: argparse.Namespace) -> int:
     from detlite.engine.rng import seed_all
 
     iteration, batch = read_batch(args.batch)
-    _, model = build_model_from_checkpoint(args.weights, config_overrides(args))
+    _, model = build_model_from_checkpoint(args.weights, cli.config_overrides(args))
     seed_all(args.seed)
     losses, module = first_non_finite(model, batch)
     images, targets = batch

@@ -8,46 +8,35 @@ A RUN is the output folder of `detlite train` or `detlite test`, with config.yam
 results_<data set>.json. --truth and --results compare detections of any framework in COCO's format.
 If there are several, the others are compared with the first. The page is one file that needs no
 network; docs/report.md explains it.
-
-Exit status: 0; 2 for an error that you can fix.
 """
 
-import argparse
+from argparse import ArgumentParser, Namespace
 from pathlib import Path
+
+from detlite.apps import cli
 
 _MIN_RESAMPLES = 100
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("runs", nargs="*", type=Path, metavar="RUN", help="output folder of a run")
-    parser.add_argument(
-        "--truth", type=Path, metavar="FILE", help="COCO annotation file of the --results"
-    )
-    parser.add_argument(
-        "--results", nargs="+", type=Path, default=[], metavar="FILE",
-        help="COCO result files, in place of runs",
-    )  # fmt: skip
-    parser.add_argument(
-        "--images", type=Path, metavar="FOLDER",
-        help="images of --truth (default: searched for next to it)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--output", type=Path, metavar="FILE",
-        help="HTML file to write (default: report.html in the folder of the run, comparison.html "
-        "in that of the first of several)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--resamples", type=int, default=1000,
-        help="bootstrap samples of the images for confidence intervals (default: 1000)",
-    )  # fmt: skip
-    parser.add_argument("--seed", type=int, default=0, help="seed of the bootstrap (default: 0)")
-    parser.add_argument(
-        "--examples", type=int, default=48,
-        help="wrong detections and missed objects to show for each data set (default: 48)",
-    )  # fmt: skip
+    text = "COCO annotation file of the --results"
+    cli.add_option(parser, "--truth", text, "FILE", type=Path)
+    text = "COCO result files, in place of runs"
+    parser.add_argument("--results", nargs="+", type=Path, default=[], metavar="FILE", help=text)
+    text = "images of --truth (default: searched for next to it)"
+    cli.add_option(parser, "--images", text, "FOLDER", type=Path)
+    text = "HTML file to write (default: report.html in the folder of the run, comparison.html in "
+    text += "that of the first of several)"
+    cli.add_option(parser, "--output", text, "FILE", type=Path)
+    text = "bootstrap samples of the images for confidence intervals"
+    cli.add_option(parser, "--resamples", text, default=1000)
+    cli.add_option(parser, "--seed", "seed of the bootstrap", default=0)
+    text = "wrong detections and missed objects to show for each data set"
+    cli.add_option(parser, "--examples", text, default=48)
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: Namespace) -> int:
     from detlite.apps.report.report_page import report_page
     from detlite.apps.report.runs import read_results, read_run, run_names
     from detlite.atomic_write import atomic_open

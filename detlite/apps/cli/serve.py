@@ -6,64 +6,37 @@
 
 Only programs on this machine can connect, unless --host says otherwise: there is no password.
 SIGTERM and SIGINT end the server after it has answered every accepted request.
-
-Exit status: 0; 2 if the server cannot start.
 """
 
-import argparse
+from argparse import ArgumentParser, Namespace
 
-from detlite.apps.cli import (
-    add_config,
-    add_device,
-    add_overrides,
-    add_threshold,
-    add_trust,
-    add_weights,
-    config_overrides,
-)
+from detlite.apps import cli
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_weights(parser)
-    add_trust(parser)
-    add_config(parser)
-    parser.add_argument(
-        "--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)"
+def add_arguments(parser: ArgumentParser) -> None:
+    cli.add_detector(parser)
+    cli.add_option(parser, "--host", "address to listen on", default="127.0.0.1")
+    cli.add_option(parser, "--port", "port to listen on; 0: any free one", default=8000)
+    text = "report detections with at least this score, 0 to 1"
+    cli.add_option(parser, "--threshold", text, "SCORE", 0.05)
+    cli.add_option(parser, "--batch-size", "maximum number of images to predict together", "N", 8)
+    cli.add_option(
+        parser, "--max-requests", "maximum number of requests waiting or running", "N", 64
     )
-    parser.add_argument(
-        "--port", type=int, default=8000, help="port to listen on; 0: any free one (default: 8000)"
-    )
-    add_threshold(parser, 0.05)
-    add_device(parser)
-    parser.add_argument(
-        "--batch-size", type=int, default=8, metavar="N",
-        help="maximum number of images to predict together (default: 8)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--max-requests", type=int, default=64, metavar="N",
-        help="maximum number of requests waiting or running (default: 64)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--timeout", type=float, default=60, metavar="SECONDS",
-        help="time limit of a request, upload included (default: 60)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--max-bytes", type=int, default=20_000_000, metavar="N",
-        help="maximum size of an image file (default: 20000000)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--max-pixels", type=int, default=40_000_000, metavar="N",
-        help="maximum size of an image, at most DATASETS.MAX_PIXELS (default: 40000000)",
-    )  # fmt: skip
+    text = "time limit of a request, upload included"
+    cli.add_option(parser, "--timeout", text, "SECONDS", 60, type=float)
+    cli.add_option(parser, "--max-bytes", "maximum size of an image file", "N", 20_000_000)
+    text = "maximum size of an image, at most DATASETS.MAX_PIXELS"
+    cli.add_option(parser, "--max-pixels", text, "N", 40_000_000)
     parser.add_argument(
         "--cors", action="append", default=[], metavar="ORIGIN",
         help="let web pages of this origin send requests, such as https://example.org, or '*' for "
         "all (may be repeated)",
     )  # fmt: skip
-    add_overrides(parser)
+    cli.add_overrides(parser)
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: Namespace) -> int:
     from dataclasses import replace
 
     from detlite.apps.batch_predict.predict_images import load_predictor
@@ -78,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
         args.max_bytes, args.max_pixels, args.timeout, args.max_requests, args.batch_size,
         args.threshold,
     )  # fmt: skip
-    overrides = config_overrides(args)
+    overrides = cli.config_overrides(args)
     predictor = load_predictor(
         args.weights, args.threshold, overrides, args.config, limits.pixels, args.trust
     )

@@ -7,38 +7,25 @@
 
 Prints the COCO table and writes evaluation.json, results_<data set>.json and, unless it is the
 folder of the training, config.yaml to the output folder.
-
-Exit status: 0; 2 for an error that you can fix.
 """
 
-import argparse
+from argparse import ArgumentParser, Namespace
 
-from detlite.apps.cli import (
-    add_config,
-    add_device,
-    add_overrides,
-    add_weights,
-    config_overrides,
-)
+from detlite.apps import cli
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_config(parser)
-    add_weights(parser, required=False, text="checkpoint to evaluate (default: MODEL.WEIGHT)")
-    parser.add_argument(
-        "--data", metavar="FILE", help="COCO annotation file (default: DATASETS.TEST)"
-    )
-    parser.add_argument(
-        "--images", metavar="FOLDER", help="images of --data (default: the folder next to it)"
-    )
-    parser.add_argument(
-        "--output", metavar="FOLDER", help="output folder (default: evaluation/ next to --weights)"
-    )
-    add_device(parser)
-    add_overrides(parser)
+def add_arguments(parser: ArgumentParser) -> None:
+    cli.add_config(parser)
+    cli.add_weights(parser, "checkpoint to evaluate (default: MODEL.WEIGHT)", required=False)
+    cli.add_option(parser, "--data", "COCO annotation file (default: DATASETS.TEST)", "FILE")
+    text = "images of --data (default: the folder next to it)"
+    cli.add_option(parser, "--images", text, "FOLDER")
+    text = "output folder (default: evaluation/ next to --weights)"
+    cli.add_option(parser, "--output", text, "FOLDER")
+    cli.add_overrides(parser)
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: Namespace) -> int:
     from pathlib import Path
 
     from detlite.api import evaluate
@@ -57,6 +44,6 @@ def run(args: argparse.Namespace) -> int:
         config=args.config,
         data=data,
         output_dir=args.output,
-        overrides=config_overrides(args),
+        overrides=cli.config_overrides(args),
     )
     return 0

@@ -17,43 +17,33 @@ Exit status: 0; 2 for an error that you can fix; 75 if such a signal ended the r
 --resume), 130 if it was Ctrl-C. Under torchrun these are the statuses of the single processes.
 """
 
-import argparse
 import sys
+from argparse import ArgumentParser, Namespace
 
-from detlite.apps.cli import (
-    add_config,
-    add_device,
-    add_overrides,
-    add_weights,
-    config_overrides,
-)
+from detlite.apps import cli
 
 INTERRUPTED = "interrupted at once; --resume continues from the last checkpoint, if there is one"
 _STOPPED = 75  # EX_TEMPFAIL in sysexits.h: try again later
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_config(parser, default="chosen from --data")
-    parser.add_argument(
-        "--data", metavar="PATH", help="folder or annotation file to train on, as for detlite init"
-    )
-    add_weights(parser, required=False, text="checkpoint to start from (default: MODEL.WEIGHT)")
-    parser.add_argument("--minutes", type=float, help="length of the training")
-    parser.add_argument("--output", metavar="FOLDER", help="output folder (default: OUTPUT_DIR)")
-    parser.add_argument(
-        "--resume", action="store_true", help="continue the run in the output folder, if any"
-    )
-    add_device(parser)
-    add_overrides(parser)
+def add_arguments(parser: ArgumentParser) -> None:
+    cli.add_config(parser, default="chosen from --data")
+    text = "folder or annotation file to train on, as for detlite init"
+    cli.add_option(parser, "--data", text, "PATH")
+    cli.add_weights(parser, "checkpoint to start from (default: MODEL.WEIGHT)", required=False)
+    cli.add_option(parser, "--minutes", "length of the training", type=float)
+    cli.add_option(parser, "--output", "output folder (default: OUTPUT_DIR)", "FOLDER")
+    cli.add_flag(parser, "--resume", "continue the run in the output folder, if any")
+    cli.add_overrides(parser)
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: Namespace) -> int:
     from detlite.api import train
     from detlite.config import load_config
     from detlite.distributed import restart_count
     from detlite.engine.signals import StoppedError
 
-    overrides = config_overrides(args)
+    overrides = cli.config_overrides(args)
     if args.config is not None:
         load_config(args.config, overrides)  # `train` would take a path of data, too
     try:

@@ -32,14 +32,12 @@ def write_onnx(path: Path, metadata: str, model: DetectionModel) -> None:
     Raises:
         ConfigError: a package is not installed, or an operator has no translation.
     """
-    for package in ("onnx", "onnxscript"):
-        import_optional(package, "detlite[onnx]")
-    program = export_program(model)
-    signature = program.graph_signature
-    inputs = ["pixels", "sizes", "proposals", "valid_proposals"][: len(signature.user_inputs)]
-    graph = to_onnx(program, inputs, output_names(model))
-    _name_free_axes(graph)
     onnx = import_optional("onnx", "detlite[onnx]")
+    import_optional("onnxscript", "detlite[onnx]")
+    program = export_program(model)
+    count = len(program.graph_signature.user_inputs)
+    inputs = ["pixels", "sizes", "proposals", "valid_proposals"][:count]
+    graph = to_onnx(program, inputs, output_names(model))
     onnx.helper.set_model_props(graph, {_METADATA_KEY: metadata})
     onnx.save(graph, path)
 
@@ -68,20 +66,6 @@ def to_onnx(program: ExportedProgram, inputs: Sequence[str], outputs: Sequence[s
     )
     assert exported is not None
     return exported.model_proto
-
-
-def _name_free_axes(graph: Any) -> None:
-    """Rename the symbols of the axes that may have any length, such as "s46"."""
-    names = {"pixels": {0: "batch", 2: "height", 3: "width"}, "proposals": {1: "count"}}
-    symbols = {
-        value.type.tensor_type.shape.dim[axis].dim_param: name
-        for value in graph.graph.input
-        for axis, name in names.get(value.name, {}).items()
-    }
-    for value in (*graph.graph.input, *graph.graph.output):
-        for dim in value.type.tensor_type.shape.dim:
-            if dim.dim_param:
-                dim.dim_param = symbols.get(dim.dim_param, dim.dim_param)
 
 
 def onnx_run(path: Path) -> tuple[str, Run]:

@@ -53,16 +53,17 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
-        counter, gauge, histogram = (
-            partial(kind, registry=self.registry) for kind in (Counter, Gauge, Histogram)
-        )
+        counter = partial(Counter, registry=self.registry)
+        histogram = partial(Histogram, registry=self.registry)
         self.requests = counter("detlite_requests", "Responses of /predict", ["status"])
         self.seconds = histogram(
             "detlite_request_seconds",
             "Time from the header of a request to its response with status 200",
             buckets=_SECONDS,
         )
-        self.in_progress = gauge("detlite_requests_in_progress", "Requests waiting or running")
+        self.in_progress = Gauge(
+            "detlite_requests_in_progress", "Requests waiting or running", registry=self.registry
+        )
         self.batch_size = histogram(
             "detlite_batch_images", "Images in a batch", buckets=(1, 2, 4, 8, 16, 32, 64)
         )
@@ -114,6 +115,7 @@ class Service:
         """Return the categories of the model and the limits of requests."""
         content = {
             "categories": [{"id": x["id"], "name": x["name"]} for x in self.predictor.categories],
+            "channels": self.predictor.model.channels,
             "exif_orientation": self.predictor.model.convention.exif_orientation,
             "limits": asdict(self.limits),
             "media_types": MEDIA_TYPES,
@@ -200,7 +202,7 @@ class Service:
             raise Refusal(
                 422,
                 f"the image cannot be read: {str(error).removeprefix('bytes: ')}",
-                "send a valid image: open it in an image viewer and save it again",
+                "send a valid image with the channels of the model (see /model)",
             ) from None
         except Exception:
             logger.exception("a batch failed")

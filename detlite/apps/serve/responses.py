@@ -1,7 +1,6 @@
 """JSON responses of the service: detections, and errors with advice."""
 
 import json
-from itertools import zip_longest
 from typing import Any
 
 from starlette.exceptions import HTTPException
@@ -63,11 +62,10 @@ def detections_json(
         0, prediction["boxes"], prediction["scores"], prediction["category_ids"],
         prediction.get("masks"), prediction.get("keypoints"), keypoint_center,
     ).to_coco(0, count)  # fmt: skip
-    detections = [
-        {"category": name, **row} for name, row in zip(prediction["names"], rows, strict=False)
-    ]
-    for detection, extra in zip_longest(detections, prediction.extra_rows()[:count], fillvalue={}):
-        del detection["image_id"]
-        detection.update(extra)
+    extras = prediction.extra_rows() or [{} for _ in prediction["names"]]
+    detections = []
+    for name, row, extra in zip(prediction["names"], rows, extras, strict=False):
+        del row["image_id"]
+        detections.append({"category": name, **row, **extra})
     content = {"width": width, "height": height, "detections": detections}
     return json.dumps(content, allow_nan=False).encode(), count

@@ -17,10 +17,10 @@ _MAX_ENLARGED = 1 << 24
 def heatmap_peaks(maps: Tensor, boxes: Tensor) -> tuple[Tensor, Tensor]:
     op, shape = "heatmap_peaks", [len(maps), 4]
     check_tensors(op, maps=(maps, [*"RNMM"], FLOATING), boxes=(boxes, shape, FLOATING))
-    sides = list(maps.shape[2:])
+    cells = list(maps.shape[2:])
     check(
-        all(1 <= side <= _MAX_CELLS for side in sides),
-        f"{op}: maps must have sides from 1 to {_MAX_CELLS}, got {sides}",
+        all(1 <= side <= _MAX_CELLS for side in cells),
+        f"{op}: maps must have sides from 1 to {_MAX_CELLS}, got {cells}",
     )
     maps, boxes = maps.float(), boxes.float()
     low = boxes[:, :2]

@@ -1,7 +1,6 @@
 """Tests of the dispatch of commands, their help texts and their exit statuses."""
 
 import ast
-import os
 import re
 import signal
 import subprocess
@@ -104,19 +103,6 @@ def test_module_runs_as_a_program(repo_root):
     assert done.returncode == 2
     assert done.stderr.startswith("error: none.yaml: ")
     assert done.stderr.count("\n") == 1
-
-
-def test_interrupt_while_torch_is_imported_leaves_no_traceback(repo_root, tmp_path):
-    (tmp_path / "torch.py").write_text("import time; print('here', flush=True); time.sleep(60)")
-    done = subprocess.Popen(
-        [sys.executable, "-m", "detlite", "train", "--config", "none.yaml"],
-        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{repo_root}", "PYTHONSAFEPATH": "1"},
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path / "..",
-    )  # fmt: skip
-    assert done.stdout.readline() == "here\n"
-    done.send_signal(signal.SIGINT)
-    assert done.communicate(timeout=50)[1] == ""
-    assert done.returncode == -signal.SIGINT
 
 
 def test_interrupt_of_a_command_is_one_line(monkeypatch, capsys):

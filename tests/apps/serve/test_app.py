@@ -96,6 +96,30 @@ class TestDetections:
         without = talk(build_app(predictor, Limits()), scenario)
         assert [allowed in response.headers for response in without] == [False] * 4
 
+    @pytest.mark.parametrize("channels", [1, 5])
+    def test_other_numbers_of_channels(self, model: Any, talk: Talk, channels: int) -> None:
+        tifffile = pytest.importorskip("tifffile", reason="needs the extra tiff")
+        model.channels = channels
+        predictor = Predictor(model, 60, 1000, score_thresh=0.05, rle=True)
+        pages = np.zeros((channels, 60, 120), np.uint8)
+        pages[:, 10:50, 20:60] = 255
+        tiff, png = io.BytesIO(), io.BytesIO()
+        tifffile.imwrite(tiff, pages, photometric="minisblack")
+        Image.new("RGB", (9, 9), "red").save(png, "PNG")
+
+        async def scenario(client: Any) -> list[Any]:
+            headers = {"Content-Type": "image/tiff"}
+            return [
+                await send(client, tiff.getvalue(), **headers),
+                await send(client, png.getvalue()),
+            ]
+
+        found, refused = talk(build_app(predictor, Limits()), scenario)
+        assert found.json()["detections"][0]["bbox"] == [20, 10, 40, 40]
+        assert refused.status_code == 422
+        assert f"has 3 channels, but the model takes {channels}" in refused.json()["error"]
+        assert "the channels of the model" in refused.json()["what_to_do"]
+
 
 NAMED = "Content-Disposition: form-data; name=f"
 FORM = "multipart/form-data; boundary=b"
@@ -110,6 +134,7 @@ class TestInformation:
         content = talk(app, lambda client: client.get("/model")).json()
         assert content["categories"] == [{"id": 7, "name": "square"}, {"id": 90, "name": "image"}]
         assert content["limits"]["bytes"] == 100_000
+        assert content["channels"] == 3
         assert content["exif_orientation"] is True
 
     def test_page_is_one_file(self, app: Any, talk: Talk) -> None:

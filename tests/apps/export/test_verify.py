@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from detlite.apps.export.comparison import Difference, compare
+from detlite.apps.export.verify import Difference, compare
 from detlite.structures.instances import Detections
 
 
