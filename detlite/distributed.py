@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 
 from detlite.config import ConfigError
 from detlite.threads import limit_threads
@@ -175,30 +175,13 @@ def all_gather_objects(value: Any) -> list[Any]:
     return values
 
 
-def gather_rows(rows: Tensor) -> Tensor | None:
-    """Concatenate the rows of all processes, by rank, on rank 0, without another copy there.
-
-    Args:
-        rows: `[N, ...]` on the CPU, with the same type and shape in all processes except N, which
-            may be 0.
-
-    Returns:
-        The rows on rank 0, None on other ranks.
-    """
-    counts = all_gather_objects(len(rows))
+def gather_objects(value: Any) -> list[Any] | None:
+    """Gather picklable objects of all processes, by rank, on rank 0; None on other ranks."""
     if world_size() == 1:
-        return rows
-    if not is_main():
-        if len(rows):
-            dist.send(rows.contiguous(), dst=0)
-        return None
-    gathered = rows.new_empty((sum(counts), *rows.shape[1:]))
-    for source, part in enumerate(gathered.split(counts)):
-        if source == 0:
-            part.copy_(rows)
-        elif len(part):
-            dist.recv(part, src=source)
-    return gathered
+        return [value]
+    values = [None] * world_size() if is_main() else None
+    dist.gather_object(value, values)
+    return values
 
 
 def any_process(flag: bool) -> bool:

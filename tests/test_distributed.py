@@ -18,7 +18,7 @@ from detlite.distributed import (
     barrier,
     broadcast_buffers,
     data_parallel,
-    gather_rows,
+    gather_objects,
     is_main,
     process_group,
     rank,
@@ -54,9 +54,7 @@ TWO_PROCESSES = """
             "main": is_main(),
             "any": [any_process(r == 1), any_process(False)],
             "gathered": all_gather_objects({"part": "x" * r}),
-            "rows": rows.tolist() if (rows := gather_rows(torch.full((r + 1, 2), r))) is not None
-            else None,
-            "few": few.tolist() if (few := gather_rows(torch.ones(r))) is not None else None,
+            "on_rank_0": gather_objects({"part": "x" * r}),
             "mean": reduce_mean({"a": float(r), "b": 4.0 * r}),
             "weight": layer.weight.item(),
             "gradient": layer.weight.grad.item(),
@@ -74,7 +72,7 @@ def test_one_process_needs_no_initialization(monkeypatch):
     with process_group("auto"):
         assert (rank(), world_size(), is_main()) == (0, 1, True)
         assert all_gather_objects([3]) == [[3]]
-        assert gather_rows(layer.bias) is layer.bias
+        assert gather_objects([3]) == [[3]]
         assert reduce_mean({"a": 2.0}) == {"a": 2.0}
         assert data_parallel(layer) is layer
         broadcast_buffers(layer)
@@ -119,8 +117,7 @@ def test_two_processes(tmp_path, free_port):
             "main": number == 0,
             "any": [True, False],
             "gathered": [{"part": ""}, {"part": "x"}],
-            "rows": None if number else [[0, 0], [1, 1], [1, 1]],
-            "few": None if number else [1.0],
+            "on_rank_0": None if number else [{"part": ""}, {"part": "x"}],
             "mean": {"a": 0.5, "b": 2.0},
             "weight": 10.0,  # rank 0's, everywhere
             "gradient": 2.0,  # the mean of 1 and 3

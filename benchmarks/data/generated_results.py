@@ -8,7 +8,7 @@ from pycocotools import mask as rle_codec
 from torch import Tensor
 
 from detlite.evaluation import Results, coco_results
-from detlite.evaluation.gather import ResultsCollector
+from detlite.evaluation.results import concatenate_results
 from detlite.ops import paste_masks
 
 CATEGORIES = 80
@@ -38,7 +38,7 @@ def generate(images: int, detections: int, seed: int = 0) -> tuple[dict[str, Any
     probs = _blobs(rng, 256)
     image_rows: list[dict[str, Any]] = []
     annotations: list[dict[str, Any]] = []
-    collector = ResultsCollector()
+    results: list[Results] = []
     for image_id in range(1, images + 1):
         height, width = (480, 640) if rng.random() < 0.7 else (640, 480)
         image_rows.append({"id": image_id, "height": height, "width": width})
@@ -54,14 +54,14 @@ def generate(images: int, detections: int, seed: int = 0) -> tuple[dict[str, Any
         rles = paste_masks(
             probs[rng.integers(len(probs), size=detections)], detected, (height, width)
         )
-        collector.add(coco_results(image_id, detected, scores, classes, rles))
+        results.append(coco_results(image_id, detected, scores, classes, rles))
     content = {
         "info": {},
         "images": image_rows,
         "annotations": annotations,
         "categories": [{"id": k, "name": str(k)} for k in range(1, CATEGORIES + 1)],
     }
-    return content, collector.collected()
+    return content, concatenate_results(results)
 
 
 def _boxes(rng: np.random.Generator, count: int, height: int, width: int) -> np.ndarray:

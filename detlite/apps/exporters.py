@@ -11,7 +11,7 @@ import numpy as np
 from contourpy import contour_generator
 
 from detlite.apps.optional_packages import import_optional
-from detlite.inference.predictor import EXPORTERS
+from detlite.inference.prediction import EXPORTERS
 from detlite.structures.masks.formats import to_bitmap
 
 _LABELME_VERSION = "5.5.0"  # version of the file format

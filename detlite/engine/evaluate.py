@@ -15,9 +15,8 @@ from detlite.config import ConfigError
 from detlite.data import CocoDataset, DataError, build_test_loader
 from detlite.distributed import broadcast_buffers, is_main
 from detlite.evaluation.evaluators import build_evaluators
-from detlite.evaluation.gather import ResultsCollector, gather_results
 from detlite.evaluation.metrics import Metrics, check_expected, format_losses, format_table
-from detlite.evaluation.results import Results, to_coco_results, write_results
+from detlite.evaluation.results import Results, gather_results, to_coco_results, write_results
 from detlite.inference.build import build_detector
 from detlite.inference.detectors import size_of
 from detlite.modeling.detection_model import DetectionModel
@@ -118,9 +117,11 @@ def check_evaluation(cfg: CfgNode, detector: Detector, dataset: CocoDataset) -> 
         evaluator.check(cfg, dataset)
 
 
-def run_inference(cfg: CfgNode, detector: Detector, dtype: str, dataset: CocoDataset) -> Results:
+def run_inference(
+    cfg: CfgNode, detector: Detector, dtype: str, dataset: CocoDataset
+) -> list[Results]:
     """Detect objects in this process's share of a dataset, under `autocast` with `dtype`."""
-    collector = ResultsCollector()
+    results: list[Results] = []
     done, start = 0, time.perf_counter()
     reported = start
     for images, targets in build_test_loader(cfg, dataset):
@@ -129,16 +130,9 @@ def run_inference(cfg: CfgNode, detector: Detector, dtype: str, dataset: CocoDat
         with autocast(dtype, detector.device):
             batch = detector.detect(images, proposals)
         for image, target, detections in zip(images, targets, batch, strict=True):
-            results = to_coco_results(
-                detections,
-                target["image_id"],
-                size_of(image),
-                target["size"],
-                dataset.categories,
-                detector.convention,
-                detector.mask_threshold,
-            )
-            collector.add(results)
+            settings = dataset.categories, detector.convention, detector.mask_threshold
+            image_id, size = target["image_id"], target["size"]
+            results.append(to_coco_results(detections, image_id, size_of(image), size, *settings))
         done += len(images)
         now = time.perf_counter()
         if now - reported > _REPORT_SECONDS:
@@ -149,7 +143,7 @@ def run_inference(cfg: CfgNode, detector: Detector, dtype: str, dataset: CocoDat
         "%s: %d images in %.1f s, %.2f images/s per process, in %s",
         dataset.name, done, seconds, done / seconds, resolve_dtype(cfg.DTYPE, detector.device),
     )  # fmt: skip
-    return collector.collected()
+    return results
 
 
 def _list_categories(categories: Sequence[dict[str, Any]]) -> str:

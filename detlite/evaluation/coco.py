@@ -14,11 +14,17 @@ from pycocotools.coco import COCO
 from detlite.data.errors import DataError
 
 from .ground_truth import GroundTruthArrays, check_results, read_ground_truth
-from .matching import AREA_RANGES, MatchedDetections, PrecisionRecall, accumulate, match
+from .matching import (
+    AREA_RANGES,
+    MatchedDetections,
+    PrecisionRecall,
+    accumulate,
+    best_threshold,
+    match,
+)
 from .metrics import Metrics
 from .overlaps import build_pairing, keypoint_overlaps, region_overlaps
 from .results import IOU_TYPES, Results
-from .thresholds import best_threshold
 
 _MAX_KEYPOINT_DETS = 20
 # Of COCO's 17 keypoints.
@@ -35,9 +41,9 @@ def evaluate_coco(
     """Evaluate `results` on all images of `coco_gt`.
 
     Args:
-        coco_gt: the ground truth, which is not changed. It may lack info, area and iscrowd.
-        results: the detections with the fields that `iou_types` need; read them from a results
-            file with `Results.from_coco`. May be empty.
+        coco_gt: the ground truth. It may lack info, area and iscrowd.
+        results: the detections with the fields that `iou_types` need; `Results.from_coco` reads
+            them from a results file. May be empty.
         iou_types: some of "bbox", "segm" and "keypoints".
         max_dets: number of highest-scoring detections per image and category. Keypoints always
             use COCO's 20.

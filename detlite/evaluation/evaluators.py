@@ -1,7 +1,6 @@
 """Evaluators: choose and run the metrics of a data set."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from typing import Any
 
 from yacs.config import CfgNode
@@ -22,6 +21,8 @@ from .voc import evaluate_voc
 class Evaluator(ABC):
     """Base class of evaluators. Register a subclass with `@EVALUATORS.register(name)`."""
 
+    kind = ""  # that the model must predict; empty: any
+
     def check(self, cfg: CfgNode, dataset: CocoDataset) -> None:  # noqa: B027 (optional)
         """Check before training and inference that `evaluate` will be possible.
 
@@ -31,20 +32,21 @@ class Evaluator(ABC):
 
     @abstractmethod
     def evaluate(self, cfg: CfgNode, dataset: CocoDataset, results: Results) -> Metrics:
-        """Compute the metrics of the detections in all images of `dataset`.
-
-        Args:
-            cfg: of the run.
-            dataset: `dataset.coco_gt()` is its ground truth.
-            results: may be empty.
+        """Compute the metrics of the detections, which may be none, in all images of `dataset`.
 
         Returns:
             {kind: {metric: value}}, such as {"bbox": {"AP": 0.4}}, as fractions; None if the
-            ground truth has no such objects.
+            ground truth, `dataset.coco_gt()`, has no such objects.
         """
 
 
 EVALUATORS: Registry[type[Evaluator]] = Registry("evaluator")
+# Evaluators of data sets without `evaluators` in their catalog entry; COCO's for other types.
+_BY_DATASET_TYPE = {
+    "lvis": ("lvis",),
+    "voc": ("coco", "voc"),
+    "cityscapes": ("coco", "cityscapes"),
+}
 
 
 def predicted_kinds(cfg: CfgNode) -> tuple[str, ...]:
@@ -55,49 +57,40 @@ def predicted_kinds(cfg: CfgNode) -> tuple[str, ...]:
     return ("bbox", *(kind for kind, on in heads.items() if on))
 
 
-def _default_evaluators(dataset_type: str, predicted: Sequence[str]) -> tuple[str, ...]:
-    """Return the evaluators of a data set without `evaluators` in its catalog entry."""
-    if "box_proposal" in predicted:
-        return ("proposals",)
-    if dataset_type == "lvis":
-        return ("lvis",)
-    if dataset_type == "voc":
-        return ("coco", "voc")
-    if dataset_type == "cityscapes" and "segm" in predicted:
-        return ("coco", "cityscapes")
-    return ("coco",)
-
-
 def build_evaluators(cfg: CfgNode, dataset: CocoDataset) -> dict[str, Evaluator]:
     """Build the evaluators of a data set, by name.
 
     They are listed as `evaluators` in its entry of DATASETS.CATALOG. The default depends on the
     type of the data set and on what the model predicts.
     """
-    names: Any = _default_evaluators(dataset.kind, predicted_kinds(cfg))
+    predicted = predicted_kinds(cfg)
+    by_type = _BY_DATASET_TYPE.get(dataset.kind, ("coco",))
+    names: Any = [name for name in by_type if EVALUATORS.get(name).kind in predicted]
+    if "box_proposal" in predicted:
+        names = ["proposals"]
     where = f"DATASETS.CATALOG, {dataset.name}, evaluators"
     for entry in cfg.DATASETS.CATALOG:
         if entry["name"] == dataset.name and "evaluators" in entry:
             names = entry["evaluators"]
             if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
                 raise ConfigError(f"{where} is {names!r}, but must be a list of names")
-    return {name: EVALUATORS.get(name, where)() for name in names}
-
-
-def _require(cfg: CfgNode, evaluator: str, kind: str) -> None:
-    if kind not in (predicted := predicted_kinds(cfg)):
-        raise ConfigError(
-            f"the evaluator {evaluator!r} needs {kind!r}, but the model predicts "
-            f"{', '.join(map(repr, predicted))} only"
-        )
+    evaluators = {name: EVALUATORS.get(name, where)() for name in names}
+    for name, evaluator in evaluators.items():
+        if evaluator.kind not in ("", *predicted):
+            raise ConfigError(
+                f"the evaluator {name!r} needs {evaluator.kind!r}, but the model predicts "
+                f"{', '.join(map(repr, predicted))} only"
+            )
+    return evaluators
 
 
 @EVALUATORS.register("coco")
 class CocoEvaluator(Evaluator):
     """COCO AP of boxes, masks and keypoints: "bbox", "segm", "keypoints"."""
 
+    kind = "bbox"
+
     def check(self, cfg: CfgNode, dataset: CocoDataset) -> None:
-        _require(cfg, "coco", "bbox")
         sigmas, points = len(cfg.TEST.KEYPOINT_OKS_SIGMAS), len(dataset.keypoint_names)
         if points and sigmas not in (0, points):
             raise ConfigError(
@@ -106,21 +99,17 @@ class CocoEvaluator(Evaluator):
             )
 
     def evaluate(self, cfg: CfgNode, dataset: CocoDataset, results: Results) -> Metrics:
-        return evaluate_coco(
-            dataset.coco_gt(),
-            results,
-            predicted_kinds(cfg),
-            cfg.MODEL.ROI_HEADS.DETECTIONS_PER_IMG,
-            cfg.TEST.KEYPOINT_OKS_SIGMAS,
-        )
+        limit, sigmas = cfg.MODEL.ROI_HEADS.DETECTIONS_PER_IMG, cfg.TEST.KEYPOINT_OKS_SIGMAS
+        return evaluate_coco(dataset.coco_gt(), results, predicted_kinds(cfg), limit, sigmas)
 
 
 @EVALUATORS.register("lvis")
 class LvisEvaluator(Evaluator):
     """LVIS AP of boxes and masks: "bbox", "segm"."""
 
+    kind = "bbox"
+
     def check(self, cfg: CfgNode, dataset: CocoDataset) -> None:
-        _require(cfg, "lvis", "bbox")
         check_lvis(dataset.coco_gt(annotations=False))
 
     def evaluate(self, cfg: CfgNode, dataset: CocoDataset, results: Results) -> Metrics:
@@ -132,8 +121,7 @@ class LvisEvaluator(Evaluator):
 class VocEvaluator(Evaluator):
     """PASCAL VOC AP of boxes: "voc"."""
 
-    def check(self, cfg: CfgNode, dataset: CocoDataset) -> None:
-        _require(cfg, "voc", "bbox")
+    kind = "bbox"
 
     def evaluate(self, cfg: CfgNode, dataset: CocoDataset, results: Results) -> Metrics:
         return {"voc": evaluate_voc(dataset.coco_gt(), results)}
@@ -143,8 +131,9 @@ class VocEvaluator(Evaluator):
 class CityscapesEvaluator(Evaluator):
     """Cityscapes AP of masks: "cityscapes"."""
 
+    kind = "segm"
+
     def check(self, cfg: CfgNode, dataset: CocoDataset) -> None:
-        _require(cfg, "cityscapes", "segm")
         check_void(dataset.coco_gt(annotations=False))
 
     def evaluate(self, cfg: CfgNode, dataset: CocoDataset, results: Results) -> Metrics:

@@ -20,32 +20,19 @@ from .results import IOU_TYPES, Results
 
 @dataclass(frozen=True, eq=False)
 class GroundTruthArrays:
-    """G objects, sorted by category and image; objects of one image keep their order.
+    """G objects, sorted by category and image; objects of one image keep their order."""
 
-    Attributes:
-        image_ids, category_ids: int64 [I] and [K], increasing.
-        images, categories: int64 [G], index of each object's image and category in these.
-        ids: int64 [G], annotation ids.
-        crowd: bool [G].
-        ignored: bool [G], objects that may be missed: crowds and, for keypoints, objects without
-            visible keypoints.
-        areas: float64 [G], in square pixels.
-        boxes: float64 [G, 4], xywh in pixels.
-        masks: G masks, for the IoU type "segm".
-        keypoints: float64 [G, P, 3] of (x, y, visibility), for the IoU type "keypoints".
-    """
-
-    image_ids: np.ndarray
-    category_ids: np.ndarray
-    images: np.ndarray
-    categories: np.ndarray
-    ids: np.ndarray
-    crowd: np.ndarray
-    ignored: np.ndarray
-    areas: np.ndarray
-    boxes: np.ndarray
-    masks: EncodedMasks | None = None
-    keypoints: np.ndarray | None = None
+    image_ids: np.ndarray  # int64 [I], increasing
+    category_ids: np.ndarray  # int64 [K], increasing
+    images: np.ndarray  # int64 [G], indices into image_ids
+    categories: np.ndarray  # int64 [G], indices into category_ids
+    ids: np.ndarray  # int64 [G], annotation ids
+    crowd: np.ndarray  # bool [G]
+    ignored: np.ndarray  # bool [G]: may be missed, as crowds and objects without visible keypoints
+    areas: np.ndarray  # float64 [G], in square pixels
+    boxes: np.ndarray  # float64 [G, 4], xywh in pixels
+    masks: EncodedMasks | None = None  # for the IoU type "segm"
+    keypoints: np.ndarray | None = None  # float64 [G, P, 3] of (x, y, visibility), if measured
 
     def __len__(self) -> int:
         return len(self.images)
@@ -62,9 +49,9 @@ class GroundTruthArrays:
 
 
 def read_ground_truth(coco_gt: COCO, iou_type: str) -> GroundTruthArrays:
-    """Read the objects. Without keypoints, they may be missed for the IoU type "keypoints".
+    """Read the objects, of which info, area and iscrowd may be missing.
 
-    Info, area and iscrowd may be missing. DataError if an annotation is invalid.
+    DataError if an annotation is invalid.
     """
     rows = _annotations(coco_gt, iou_type)
     image_ids, category_ids = (
@@ -141,12 +128,11 @@ def _keypoints(rows: Sequence[dict[str, Any]]) -> np.ndarray:
 
 
 def _encode(coco_gt: COCO, rows: Sequence[dict[str, Any]]) -> EncodedMasks:
-    images = [coco_gt.imgs[row["image_id"]] for row in rows]
-    sizes = np.array([(image["height"], image["width"]) for image in images], np.int64)
+    sizes = _sizes([coco_gt.imgs[row["image_id"]] for row in rows])
     masks = [row["segmentation"] for row in rows]
     polygons = [n for n, mask in enumerate(masks) if isinstance(mask, list)]
     try:
-        texts = _encode_polygons([masks[n] for n in polygons], sizes.reshape(-1, 2)[polygons])
+        texts = _encode_polygons([masks[n] for n in polygons], sizes[polygons])
         for n, text in zip(polygons, texts, strict=True):
             masks[n] = {"size": sizes[n], "counts": text}
         for n, mask in enumerate(masks):
@@ -161,7 +147,7 @@ def _encode(coco_gt: COCO, rows: Sequence[dict[str, Any]]) -> EncodedMasks:
             if problem := segmentation_problem(row["segmentation"], height, width):
                 raise DataError(f"ground truth: annotation {row['id']}: {problem}") from error
         raise
-    if (wrong := _first((encoded.sizes != sizes.reshape(-1, 2)).any(axis=1))) is not None:
+    if (wrong := _first((encoded.sizes != sizes).any(axis=1))) is not None:
         raise DataError(
             f"ground truth: annotation {rows[wrong]['id']}: the mask has the size "
             f"{encoded.sizes[wrong].tolist()}, but its image has {sizes[wrong].tolist()} (height, "
@@ -202,27 +188,26 @@ def check_results(results: Results, coco_gt: COCO, iou_types: Sequence[str]) -> 
             f"result {n}: category_id {results.category_ids[n]} is not in the ground truth, whose "
             f"ids are {ids}{more}"
         )
-    for name, array in (("score", results.scores), ("bbox", results.boxes),
-                        ("keypoints", results.keypoints)):  # fmt: skip
-        if array is None:
-            continue
-        finite = np.isfinite(array).all(axis=tuple(range(1, array.ndim)))
-        if (n := _first(~finite)) is not None:
-            raise DataError(f"result {n}: the {name} is {array[n].tolist()}")
+    numbers = {"score": results.scores, "bbox": results.boxes, "keypoints": results.keypoints}
+    for name, array in numbers.items():
+        if array is not None:
+            finite = np.isfinite(array).all(axis=tuple(range(1, array.ndim)))
+            if (n := _first(~finite)) is not None:
+                raise DataError(f"result {n}: the {name} is {array[n].tolist()}")
     if results.masks is not None and "segm" in iou_types:
-        _check_mask_sizes(results.masks, results.image_ids, coco_gt)
+        images = [coco_gt.imgs[image_id] for image_id in results.image_ids.tolist()]
+        sizes, expected = results.masks.sizes, _sizes(images)
+        if (n := _first((sizes != expected).any(axis=1))) is not None:
+            raise DataError(
+                f"result {n}: the mask has the size {sizes[n].tolist()}, but image "
+                f"{results.image_ids[n]} has {expected[n].tolist()} (height, width)"
+            )
 
 
-def _check_mask_sizes(masks: EncodedMasks, image_ids: np.ndarray, coco_gt: COCO) -> None:
-    ids = np.array(sorted(coco_gt.imgs), np.int64)
-    images = [coco_gt.imgs[image_id] for image_id in ids.tolist()]
-    sizes = np.array([(image["height"], image["width"]) for image in images]).reshape(-1, 2)
-    expected = sizes[np.searchsorted(ids, image_ids)]
-    if (n := _first((masks.sizes != expected).any(axis=1))) is not None:
-        raise DataError(
-            f"result {n}: the mask has the size {masks.sizes[n].tolist()}, but image "
-            f"{image_ids[n]} has {expected[n].tolist()} (height, width)"
-        )
+def _sizes(images: Sequence[dict[str, Any]]) -> np.ndarray:
+    """Return (height, width) of images, int64 [N, 2]."""
+    sizes = [(image["height"], image["width"]) for image in images]
+    return np.array(sizes, np.int64).reshape(-1, 2)
 
 
 def _first(invalid: np.ndarray) -> int | None:

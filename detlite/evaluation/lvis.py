@@ -21,19 +21,18 @@ from .results import Results
 
 MAX_DETS = 300  # per image, over all categories
 
-# The additional fields of LVIS: lists of the annotation file and the names of their fields.
-_FIELDS = (
-    ("images", "neg_category_ids"),
-    ("images", "not_exhaustive_category_ids"),
-    ("categories", "frequency"),
-)
+# The additional fields of LVIS's images and categories; a frequency is "r", "c" or "f".
+_FIELDS = {
+    "images": ["neg_category_ids", "not_exhaustive_category_ids"],
+    "categories": ["frequency"],
+}
 
 
 def check_lvis(coco_gt: COCO) -> None:
     """Raise DataError if the ground truth lacks one of LVIS's fields."""
-    for key, field in _FIELDS:
+    for key, fields in _FIELDS.items():
         for row in coco_gt.dataset[key]:
-            if field not in row:
+            for field in set(fields) - row.keys():
                 raise DataError(
                     f"ground truth: {key}, id {row['id']}: no {field!r}, which LVIS's evaluation "
                     "needs; if this is not an LVIS file, give its entry type coco"
@@ -46,9 +45,7 @@ def evaluate_lvis(
     """Evaluate the MAX_DETS highest-scoring detections of each image.
 
     Args:
-        coco_gt: the ground truth, which is not changed, with neg_category_ids and
-            not_exhaustive_category_ids of each image and the frequency ("r", "c" or "f") of each
-            category.
+        coco_gt: the ground truth with the fields that `check_lvis` checks.
         results: with boxes and masks as `iou_types` need them. May be empty.
         iou_types: some of "bbox" and "segm".
 
@@ -65,10 +62,8 @@ def evaluate_lvis(
         # LVIS has no crowds, and the package ignores objects and detections without area.
         empty = truth.areas <= 0
         truth = replace(truth, crowd=np.zeros_like(empty), ignored=empty)
-        negative, not_exhaustive = (
-            _listed_keys(coco_gt, truth, f"{kind}_category_ids")
-            for kind in ("neg", "not_exhaustive")
-        )
+        negative = _listed_keys(coco_gt, truth, "neg_category_ids")
+        not_exhaustive = _listed_keys(coco_gt, truth, "not_exhaustive_category_ids")
         best = _best_of_each_image(results)
         keys = truth.keys_of(results.image_ids[best], results.category_ids[best])
         annotated = np.isin(keys, truth.keys[~empty]) | np.isin(keys, negative)

@@ -1,7 +1,7 @@
 """Match detections to ground truth and compute precision and recall, by the rules of pycocotools.
 
-The evaluation of LVIS shares these rules. All functions work on arrays of a whole data set, with D
-detections, G objects, A area ranges, T IoU thresholds, R recall thresholds and K categories.
+The evaluation of LVIS shares these rules. Shapes: D detections and G objects of a whole data set, A
+area ranges, T IoU thresholds, R recall thresholds, K categories.
 """
 
 from collections.abc import Sequence
@@ -32,24 +32,15 @@ FALSE_POSITIVE, TRUE_POSITIVE, IGNORED = 0, 1, 2  # outcomes of `ops.match_detec
 
 @dataclass(frozen=True, eq=False)
 class MatchedDetections:
-    """The outcome of every detection.
-
-    Attributes:
-        pairing, truth: the detections and the objects.
-        outcomes: uint8 [A, T, D], one of FALSE_POSITIVE, TRUE_POSITIVE and IGNORED.
-        ignored: bool [A, G], objects that may be missed.
-        areas: A names in AREA_RANGES.
-        limits: numbers of detections per image and category at which recall is measured.
-        max_dets: the one of `limits` at which precision is measured.
-    """
+    """The outcome of every detection."""
 
     pairing: Pairing
     truth: GroundTruthArrays
-    outcomes: np.ndarray
-    ignored: np.ndarray
-    areas: Sequence[str]
-    limits: Sequence[int]
-    max_dets: int
+    outcomes: np.ndarray  # uint8 [A, T, D], one of FALSE_POSITIVE, TRUE_POSITIVE and IGNORED
+    ignored: np.ndarray  # bool [A, G], objects that may be missed
+    areas: Sequence[str]  # A names in AREA_RANGES
+    limits: Sequence[int]  # detections per image and category at which recall is measured
+    max_dets: int  # the one of `limits` at which precision is measured
 
     def of_category(self, index: int) -> tuple[np.ndarray, slice]:
         """Return the detections int64 [D_k] of a category by falling score, and its objects."""
@@ -63,16 +54,10 @@ class MatchedDetections:
 
 @dataclass(frozen=True, eq=False)
 class PrecisionRecall:
-    """Precision and recall tables, -1 where there are no objects.
+    """Precision and recall tables, -1 where there are no objects; see `MatchedDetections`."""
 
-    Attributes:
-        precision: float64 [T, R, K, A], interpolated at RECALL_THRESHOLDS.
-        recall: float64 [T, K, A, M] at the M `limits`.
-        areas, limits, max_dets: see `MatchedDetections`.
-    """
-
-    precision: np.ndarray
-    recall: np.ndarray
+    precision: np.ndarray  # float64 [T, R, K, A], interpolated at RECALL_THRESHOLDS
+    recall: np.ndarray  # float64 [T, K, A, M] at the M `limits`
     areas: Sequence[str]
     limits: Sequence[int]
     max_dets: int
@@ -80,12 +65,9 @@ class PrecisionRecall:
     def ap(
         self, iou: float | None = None, area: str = "all", categories: Any = _ALL
     ) -> float | None:
-        """Return the mean precision, or None if there are no objects.
+        """Return the mean precision over categories, at one of IOU_THRESHOLDS or over all of them.
 
-        Args:
-            iou: one of IOU_THRESHOLDS; None: the mean over all.
-            area: a name in AREA_RANGES.
-            categories: indices of the categories to average.
+        None if there are no objects.
         """
         return _mean(self.precision[_threshold(iou), :, categories, self.areas.index(area)])
 
@@ -136,13 +118,10 @@ def match(
     max_dets: int,
     ignore_unmatched: np.ndarray | None = None,
 ) -> MatchedDetections:
-    """Match the detections of `pairing` to the objects `truth`.
+    """Match detections to objects, with the overlaps float64 [P] of their pairs.
 
-    Args:
-        overlaps: float64 [P] of the pairs.
-        sizes: float64 [D], the areas of the detections in square pixels.
-        areas, limits, max_dets: see `MatchedDetections`.
-        ignore_unmatched: bool [D], detections that do not count as false positives.
+    `sizes`, float64 [D], are the areas of the detections in square pixels. Detections in
+    `ignore_unmatched`, bool [D], do not count as false positives.
     """
     low, high = np.array([AREA_RANGES[name] for name in areas]).T[:, :, None]
     ignored = truth.ignored | (truth.areas < low) | (truth.areas > high)  # [A, G]
@@ -169,3 +148,37 @@ def accumulate(matched: MatchedDetections) -> PrecisionRecall:
     tables = ops.precision_recall(*map(torch.from_numpy, arrays), max_dets=matched.max_dets)
     precision, recall = (table.numpy() for table in tables)
     return PrecisionRecall(precision, recall, matched.areas, matched.limits, matched.max_dets)
+
+
+@dataclass(frozen=True)
+class ScoreThreshold:
+    """A score threshold, with the precision and recall of the detections that reach it."""
+
+    score: float
+    precision: float
+    recall: float
+
+    @property
+    def f1(self) -> float:
+        """The harmonic mean of precision and recall."""
+        total = self.precision + self.recall
+        return 2 * self.precision * self.recall / total if total else 0.0
+
+
+def best_threshold(matched: MatchedDetections) -> ScoreThreshold | None:
+    """Return the threshold with the highest F1 at IoU 0.5; None without true positives."""
+    all_areas = matched.areas.index("all")
+    outcomes = matched.outcomes[all_areas, 0]
+    positives = int((~matched.ignored[all_areas]).sum())
+    counted = outcomes != IGNORED
+    scores = matched.pairing.scores[counted]
+    order = np.argsort(-scores, kind="stable")
+    scores, hits = scores[order], (outcomes[counted] == TRUE_POSITIVE)[order].cumsum()
+    if not len(hits) or not hits[-1] or not positives:
+        return None
+    last = np.flatnonzero(np.diff(scores, append=-np.inf))  # the last of each score
+    best = last[(2 * hits[last] / (last + 1 + positives)).argmax()]
+    true_positives = int(hits[best])
+    return ScoreThreshold(
+        float(scores[best]), true_positives / int(best + 1), true_positives / positives
+    )

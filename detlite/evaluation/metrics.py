@@ -21,7 +21,11 @@ def mean_or_none(values: Iterable[float | None]) -> float | None:
 def format_table(metrics: Metrics) -> str:
     """Format metrics in percent, one row per kind; None is shown as "n/a"."""
     cells = {
-        kind: {name: _percent(value) for name, value in row.items() if not isinstance(value, dict)}
+        kind: {
+            name: "n/a" if value is None else f"{100 * value:.1f}"
+            for name, value in row.items()
+            if not isinstance(value, dict)
+        }
         for kind, row in metrics.items()
     }
     columns = list(dict.fromkeys(name for row in cells.values() for name in row))
@@ -41,18 +45,11 @@ def format_losses(losses: dict[str, float | None]) -> str:
     return f"{total} ({', '.join(f'{name} {cell}' for name, cell in cells.items())})"
 
 
-def _percent(value: float | None) -> str:
-    return "n/a" if value is None else f"{100 * value:.1f}"
-
-
 def check_expected(metrics: Metrics, expected: Sequence[Sequence[Any]], sigmas: float) -> None:
-    """Log PASS or the error FAIL for each of TEST.EXPECTED_RESULTS.
+    """Log PASS or the error FAIL for each of TEST.EXPECTED_RESULTS; a missing metric fails.
 
-    Args:
-        metrics: the metrics of one data set. An expected metric that is missing fails.
-        expected: rows (kind, metric, (mean, standard deviation)), such as
-            ("bbox", "AP", (0.377, 0.002)).
-        sigmas: tolerance in standard deviations.
+    `expected` has rows (kind, metric, (mean, standard deviation)), such as
+    ("bbox", "AP", (0.377, 0.002)), and `sigmas` is the tolerance in standard deviations.
     """
     for kind, name, (mean, deviation) in expected:
         value = metrics.get(kind, {}).get(name)

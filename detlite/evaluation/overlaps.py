@@ -20,25 +20,15 @@ _CHUNK = 1 << 16  # pairs of keypoints per step, which limits the memory
 
 @dataclass(frozen=True, eq=False)
 class Pairing:
-    """The evaluated detections, sorted by category, image and falling score.
+    """The evaluated detections, sorted by category, image and falling score."""
 
-    Attributes:
-        index: int64 [D], indices into the results.
-        scores: float64 [D].
-        keys: int64 [D], increasing, see `GroundTruthArrays.keys`.
-        categories: int64 [D], indices into `GroundTruthArrays.category_ids`.
-        ranks: int64 [D], rank by score within the image and category, from 0.
-        ranges: int64 [D, 2], first and end index of the objects of the same image and category.
-        groups: int64 [Q, 4], the bounds of Q images and categories in the detections and in the
-            objects, see `ops.match_detections`.
-    """
-
-    index: np.ndarray
-    scores: np.ndarray
-    keys: np.ndarray
-    categories: np.ndarray
-    ranks: np.ndarray
-    ranges: np.ndarray
+    index: np.ndarray  # int64 [D], indices into the results
+    scores: np.ndarray  # float64 [D]
+    keys: np.ndarray  # int64 [D], increasing, see `GroundTruthArrays.keys`
+    categories: np.ndarray  # int64 [D], indices into `GroundTruthArrays.category_ids`
+    ranks: np.ndarray  # int64 [D], rank by score within the image and category, from 0
+    ranges: np.ndarray  # int64 [D, 2], first and end object of the same image and category
+    # int64 [Q, 4], the bounds of Q images and categories in the detections and in the objects.
     groups: np.ndarray
 
     def pairs(self) -> tuple[np.ndarray, np.ndarray]:
@@ -58,10 +48,8 @@ def build_pairing(
 ) -> Pairing:
     """Sort the detections and find the objects of their image and category.
 
-    Args:
-        results, truth: the detections and the objects.
-        max_dets: number of highest-scoring detections per image and category.
-        index: int64 [N], the detections to use.
+    Only the `max_dets` highest-scoring detections per image and category, and only those at
+    `index`, int64 [N], are used.
     """
     index = np.arange(len(results)) if index is None else index
     scores = results.scores[index].astype(np.float64)

@@ -9,11 +9,10 @@ from pycocotools.coco import COCO
 
 from detlite.data.errors import DataError
 
+from .matching import AREA_RANGES, IOU_THRESHOLDS
 from .results import Results
 
 _LIMITS = (100, 1000)  # numbers of highest-scoring boxes per image
-_AREA_RANGES = {"": (0, 1e10), "s": (0, 32**2), "m": (32**2, 96**2), "l": (96**2, 1e10)}
-_IOU_THRESHOLDS = np.linspace(0.5, 0.95, 10)
 
 
 def evaluate_proposals(coco_gt: COCO, results: Results) -> dict[str, float | None]:
@@ -46,9 +45,10 @@ def evaluate_proposals(coco_gt: COCO, results: Results) -> dict[str, float | Non
     area = np.array(areas)
     metrics: dict[str, float | None] = {}
     for limit in _LIMITS:
-        recalled = np.concatenate(ious[limit])[:, None] >= _IOU_THRESHOLDS
-        for letter, (low, high) in _AREA_RANGES.items():
+        recalled = np.concatenate(ious[limit])[:, None] >= IOU_THRESHOLDS
+        for name, (low, high) in AREA_RANGES.items():
             counted = recalled[(area >= low) & (area <= high)]
+            letter = "" if name == "all" else name[0]
             metrics[f"AR{letter}@{limit}"] = float(counted.mean()) if len(counted) else None
     return metrics
 

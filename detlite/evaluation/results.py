@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import math
 import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +16,7 @@ from torch import Tensor
 from detlite.atomic_write import atomic_open
 from detlite.conventions import CONVENTIONS, Convention
 from detlite.data.errors import DataError, short_repr
+from detlite.distributed import gather_objects
 from detlite.ops import paste_masks
 from detlite.structures.instances import Detections
 from detlite.structures.keypoints import PIXEL_CENTER
@@ -35,22 +34,14 @@ BACKGROUND_CATEGORY: dict[str, Any] = {"id": -1, "name": "background"}
 
 @dataclass(frozen=True, eq=False)
 class Results:
-    """N detections of one image or of a data set, in coordinates of the original images.
+    """N detections of one image or of a data set, in coordinates of the original images."""
 
-    Attributes:
-        image_ids, category_ids: int64 [N], ids of the data set.
-        scores: float [N].
-        boxes: float [N, 4], xywh in pixels, if known.
-        masks: N masks of the size of their image, if predicted.
-        keypoints: float [N, P, 3] of (x, y, 1) in pixel indices, if predicted.
-    """
-
-    image_ids: np.ndarray
-    category_ids: np.ndarray
-    scores: np.ndarray
-    boxes: np.ndarray | None = None
-    masks: EncodedMasks | None = None
-    keypoints: np.ndarray | None = None
+    image_ids: np.ndarray  # int64 [N]
+    category_ids: np.ndarray  # int64 [N], ids of the data set
+    scores: np.ndarray  # float [N]
+    boxes: np.ndarray | None = None  # float [N, 4], xywh in pixels, if known
+    masks: EncodedMasks | None = None  # each of the size of its image, if predicted
+    keypoints: np.ndarray | None = None  # float [N, P, 3] of (x, y, 1) in pixel indices
 
     @classmethod
     def from_coco(
@@ -61,25 +52,34 @@ class Results:
         Entries are dicts of image_id, category_id, score, and for each of `iou_types` bbox (xywh),
         segmentation (compressed RLE) or keypoints [x1, y1, v1, ...]. Other fields are ignored.
         """
-        for kind in iou_types:
-            for number, row in enumerate(rows):
-                for field in ("image_id", "category_id", "score", IOU_TYPES[kind]):
-                    if field not in row:
-                        raise DataError(f"result {number} has no {field!r}, which {kind} needs")
-        masks = keypoints = None
+        fields = [
+            "image_id",
+            "category_id",
+            "score",
+            *(IOU_TYPES.get(kind, kind) for kind in iou_types),
+        ]
+        for number, row in enumerate(rows):
+            if missing := [field for field in fields if field not in row]:
+                raise DataError(f"result {number} has no {missing[0]!r}")
+        boxes = masks = keypoints = None
+        if "bbox" in iou_types:
+            boxes = _column(rows, "bbox", (4,), "4 numbers")
         if "segm" in iou_types:
             for number, row in enumerate(rows):
                 _check_rle(row["segmentation"], number)
             masks = EncodedMasks.from_rles([row["segmentation"] for row in rows])
         if "keypoints" in iou_types:
             first = rows[0]["keypoints"] if rows else []
-            if not isinstance(first, Sequence):
-                problem = f"keypoints is {short_repr(first)}, not a list of numbers"
-                raise DataError(f"result 0: {problem}")
-            keypoints = _column(rows, "keypoints", (len(first) // 3, 3))
-        boxes = _column(rows, "bbox", (4,)) if "bbox" in iou_types else None
-        image_ids, category_ids = _ids(rows, "image_id"), _ids(rows, "category_id")
-        return cls(image_ids, category_ids, _column(rows, "score", ()), boxes, masks, keypoints)
+            length = len(first) if isinstance(first, Sequence) else 3
+            keypoints = _column(rows, "keypoints", (length // 3, 3), f"{length} numbers")
+        return cls(
+            _column(rows, "image_id", (), "an id", np.int64),
+            _column(rows, "category_id", (), "an id", np.int64),
+            _column(rows, "score", (), "a number"),
+            boxes,
+            masks,
+            keypoints,
+        )
 
     def __len__(self) -> int:
         return len(self.image_ids)
@@ -103,7 +103,7 @@ class Results:
             yield dict(zip(columns, values, strict=True))
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Return the arrays by name. Concatenating those of several images is valid."""
+        """Return the arrays by name. Those of several images can be concatenated."""
         arrays = {name: array for name, array in vars(self).items() if array is not None}
         masks = arrays.pop("masks", None)
         if masks is not None:
@@ -112,7 +112,6 @@ class Results:
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> Results:
-        """Restore results from `arrays()`."""
         plain = {name: array for name, array in arrays.items() if not name.startswith("mask_")}
         masks = None
         if "mask_data" in arrays:
@@ -131,28 +130,31 @@ def to_coco_results(
 ) -> Results:
     """Convert the detections of one image to coordinates of the original image.
 
+    Detections labelled as background are left out.
+
     Args:
         detections: the output of `model.detect`, in coordinates of the network input.
         image_id: of the dataset.
         net_size, orig_size: (height, width) of the network input without padding, and of the image.
         categories: the K categories {"id", "name"}; label k is categories[k - 1].
         convention, mask_threshold: settings of the model.
-
-    Returns:
-        The detections in the same order, without those labelled as background.
     """
     detections = detections[detections.labels != 0].rescale(net_size, orig_size, convention)
-    boxes, rles = detections.boxes, None
-    if detections.mask_probs is not None:
-        rles = paste_masks(
-            detections.mask_probs,
-            paste_boxes(detections.pasting_boxes, detections.mask_probs.shape[-1], convention),
-            orig_size,
-            mask_threshold,
-        )
+    rles = paste_detections(detections, orig_size, convention, mask_threshold)
     ids = [category["id"] for category in categories_of(detections.labels, categories)]
     keypoints, center = detections.keypoints, convention.keypoint_center
-    return coco_results(image_id, boxes, detections.scores, ids, rles, keypoints, center)
+    return coco_results(image_id, detections.boxes, detections.scores, ids, rles, keypoints, center)
+
+
+def paste_detections(
+    detections: Detections, size: tuple[int, int], convention: Convention, threshold: float
+) -> list[RLE] | None:
+    """Paste predicted masks into an image of (height, width); None if there is no mask head."""
+    probs = detections.mask_probs
+    if probs is None:
+        return None
+    boxes = paste_boxes(detections.pasting_boxes, probs.shape[-1], convention)
+    return paste_masks(probs, boxes, size, threshold)
 
 
 def categories_of(labels: Tensor, categories: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -184,9 +186,7 @@ def coco_results(
 
     Args:
         image_id: of the dataset.
-        boxes: [N, 4] xyxy in pixels.
-        scores: [N].
-        category_ids: N category ids of the data set.
+        boxes, scores, category_ids: [N, 4] xyxy in pixels, [N], and N ids of the data set.
         masks: N compressed RLEs with string counts, or bool [N, H, W], if predicted.
         keypoints: [N, P, 3] of (x, y, 1) in pixels, if predicted.
         keypoint_center: position of a keypoint within its pixel, see `Convention`.
@@ -210,47 +210,61 @@ def _array(values: Tensor) -> np.ndarray:
     return (values.float() if values.itemsize < 4 else values).numpy(force=True)
 
 
-def _ids(rows: Sequence[dict[str, Any]], field: str) -> np.ndarray:
-    """Read int64 [N] from a field. Raises DataError for a value that is no integer."""
-    ids = np.empty(len(rows), np.int64)
-    for number, row in enumerate(rows):
-        try:
-            ids[number] = operator.index(row[field])
-        except (TypeError, OverflowError):
-            raise DataError(
-                f"result {number}: {field} is {short_repr(row[field])}, not an id"
-            ) from None
-    return ids
+def _column(
+    rows: Sequence[dict[str, Any]],
+    field: str,
+    shape: tuple[int, ...],
+    expected: str,
+    dtype: type = np.float64,
+) -> np.ndarray:
+    """Read an array [N, *shape] from a field. DataError names the first row of another form."""
 
+    def read(rows: Sequence[dict[str, Any]]) -> np.ndarray:
+        values = [row[field] for row in rows]
+        if dtype is np.int64:
+            values = [operator.index(value) for value in values]  # refuses floats
+        return np.array(values, dtype).reshape(len(rows), *shape)
 
-def _column(rows: Sequence[dict[str, Any]], field: str, shape: tuple[int, ...]) -> np.ndarray:
-    """Read float64 [N, *shape] from a field. Raises DataError for a value of another shape."""
-    size = math.prod(shape)
-    expected_shape = (size,) if shape else ()
     try:
-        return np.array([row[field] for row in rows], np.float64).reshape(len(rows), *shape)
-    except (TypeError, ValueError, OverflowError):  # find the wrong row
+        return read(rows)
+    except (TypeError, ValueError, OverflowError):
         for number, row in enumerate(rows):
-            with contextlib.suppress(TypeError, ValueError, OverflowError):
-                if np.array(row[field], np.float64).shape == expected_shape:
-                    continue
-            value, expected = short_repr(row[field]), f"{size} numbers" if shape else "a number"
-            raise DataError(f"result {number}: {field} is {value}, not {expected}") from None
+            try:
+                read([row])
+            except (TypeError, ValueError, OverflowError):
+                value = short_repr(row[field])
+                raise DataError(f"result {number}: {field} is {value}, not {expected}") from None
         raise
 
 
 def _check_rle(rle: Any, number: int) -> None:
-    if not isinstance(rle, dict) or not isinstance(rle.get("counts"), str | bytes):
-        raise DataError(f"result {number}: 'segmentation' must be a compressed RLE")
-    if isinstance(rle["counts"], str) and not rle["counts"].isascii():
-        raise DataError(f"result {number}: the run lengths of its mask do not cover its image")
-    size = rle.get("size")
-    if not isinstance(size, list | tuple) or [type(side) for side in size] != [int, int]:
+    counts, size = (rle.get("counts"), rle.get("size")) if isinstance(rle, dict) else (None, None)
+    is_text = isinstance(counts, bytes) or (isinstance(counts, str) and counts.isascii())
+    is_size = isinstance(size, list | tuple) and [type(side) for side in size] == [int, int]
+    if not is_text or not is_size or not all(0 <= side < 2**31 for side in size):
         raise DataError(
-            f"result {number}: the mask's size is {short_repr(size)}, not [height, width]"
+            f"result {number}: segmentation is {short_repr(rle)}, not a compressed RLE with a size "
+            "[height, width]"
         )
-    if not all(0 <= side < 2**31 for side in size):
-        raise DataError(f"result {number}: the mask's size is {short_repr(size)}, out of range")
+
+
+def gather_results(parts: Sequence[Results]) -> Results | None:
+    """Concatenate the results of all images and processes on rank 0; None in other processes.
+
+    Every process calls it with the results of its images. They are ordered by rank.
+    """
+    gathered = gather_objects(concatenate_results(parts))
+    return None if gathered is None else concatenate_results(gathered)
+
+
+def concatenate_results(parts: Sequence[Results]) -> Results:
+    """Concatenate results of the same fields; results without detections may lack some."""
+    arrays = [part.arrays() for part in parts if len(part)]
+    if not arrays:
+        return Results.from_coco([], ())
+    return Results.from_arrays({
+        name: np.concatenate([one[name] for one in arrays]) for name in arrays[0]
+    })  # fmt: skip
 
 
 def write_results(results: Results, file: Path) -> None:

@@ -4,7 +4,6 @@ import copy
 from collections.abc import Sequence
 from typing import Any
 
-from torch import nn
 from yacs.config import CfgNode
 
 from detlite.config import ConfigError
@@ -48,11 +47,8 @@ def wrap_detector(
 ) -> ImageDetector | None:
     """Wrap a model for test-time augmentation, tiling or both; None if neither is requested.
 
-    Args:
-        model: in evaluation mode.
-        view: size of the network input for tiles without augmentation.
-        views: of test-time augmentation.
-        tiling, keypoint_names: see `TiledDetector` and `AugmentedDetector`.
+    `view` is the size of the network input for tiles without augmentation. See `AugmentedDetector`
+    for `views` and `keypoint_names`.
     """
     detector = AugmentedDetector(model, views, keypoint_names) if views else None
     if tiling is None:
@@ -77,24 +73,19 @@ def with_score_thresh(model: DetectionModel, score_thresh: float) -> DetectionMo
             f"detections below it: use at least that instead of {score_thresh:g}, or export the "
             "checkpoint again with a lower MODEL.ROI_HEADS.SCORE_THRESH or RETINANET.INFERENCE_TH"
         )
-    return _with_value(model, _score_thresh_path(model), score_thresh)
+    # Copy only the modules that lead to the threshold.
+    path = ("", "roi_heads", "roi_heads.box")
+    shared = {id(module): module for name, module in model.named_modules() if name not in path}
+    changed = copy.deepcopy(model, shared)
+    _threshold_owner(changed).score_thresh = score_thresh
+    return changed
 
 
 def own_score_thresh(model: DetectionModel) -> float | None:
     """Return the score below which a model detects nothing; None if it has no such threshold."""
-    owner: Any = model.get_submodule(_score_thresh_path(model).rpartition(".")[0])
-    return getattr(owner, "score_thresh", None)
+    return getattr(_threshold_owner(model), "score_thresh", None)
 
 
-def _score_thresh_path(model: nn.Module) -> str:
-    has_box_head = hasattr(getattr(model, "roi_heads", None), "box")
-    return "roi_heads.box.score_thresh" if has_box_head else "score_thresh"
-
-
-def _with_value(module: nn.Module, path: str, value: float) -> Any:
-    """Copy the modules along a path, but nothing else, and set the attribute at its end."""
-    changed = copy.copy(module)
-    changed._modules = dict(module._modules)
-    name, _, rest = path.partition(".")
-    setattr(changed, name, _with_value(getattr(module, name), rest, value) if rest else value)
-    return changed
+def _threshold_owner(model: DetectionModel) -> Any:
+    box_head = getattr(getattr(model, "roi_heads", None), "box", None)
+    return model if box_head is None else box_head

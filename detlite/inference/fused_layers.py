@@ -127,8 +127,3 @@ def _fold(
     device = conv.weight.device
     weight = weight.detach().to(dtype).to(device)
     return weight, None if bias is None else bias.detach().to(dtype).to(device)
-
-
-def cast(maps: Tensor | Sequence[Tensor], dtype: torch.dtype) -> Any:
-    """Convert a batch or a list of levels to `dtype`."""
-    return maps.to(dtype) if isinstance(maps, Tensor) else [x.to(dtype) for x in maps]

@@ -6,8 +6,6 @@ again. On the CPU each fused convolution is one call of oneDNN, if torch has it.
 
 import inspect
 import operator
-from importlib import import_module
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -22,7 +20,7 @@ from detlite.modeling.layers.norm import FrozenBatchNorm2d, FrozenBatchNormAct2d
 from detlite.modeling.optimize_for_training import undo_optimize_for_training
 from detlite.modeling.roi_heads.pooler import Pooler
 
-from .fused_layers import ACTIVATIONS, NORMS, FusedConv2d, InFloat32, cast, merge_convs
+from .fused_layers import ACTIVATIONS, NORMS, FusedConv2d, InFloat32, merge_convs
 
 _ADDITIONS = {operator.add, operator.iadd, torch.add}
 _WEIGHTED = (nn.Conv2d, nn.ConvTranspose2d, nn.Linear)
@@ -57,55 +55,21 @@ def fuse(part: nn.Module, dtype: torch.dtype, levels: int, scores: bool) -> nn.M
     if dtype != torch.float32:
         graph.cast(dtype)
     graph.mark_overwritten()
-    fused = FusedPart(graph.graph, graph.layers)
-    for name, value in vars(part).items():  # such as out_channels
-        if not name.startswith("_") and name != "training":
-            setattr(fused, name, value)
-    return fused.eval()
+    return FusedPart(part, graph.graph).eval()
 
 
 class FusedPart(nn.Module):
-    """Runs the Python code of a graph.
+    """Runs a fused graph, and has the other attributes of the part, such as out_channels."""
 
-    Attributes:
-        code: defines the function `forward`.
-    """
-
-    _forward: Any
-
-    def __init__(self, graph: fx.Graph, layers: dict[str, nn.Module]) -> None:
+    def __init__(self, part: nn.Module, graph: fx.Graph) -> None:
         super().__init__()
-        names: dict[str, str] = {}
-        for node in graph.nodes:
-            if node.op in ("call_module", "get_attr"):
-                path = str(node.target)
-                node.target = name = names.setdefault(path, f"step_{len(names)}")
-                owner, _, attribute = path.rpartition(".")
-                if node.op == "call_module":
-                    self.add_module(name, layers[path])
-                else:
-                    self.register_buffer(name, getattr(layers[owner], attribute))
-        generated = graph.python_code("self")
-        self.code = generated.src
-        found = generated.globals
-        self._imports = {k: v.__name__ for k, v in found.items() if isinstance(v, ModuleType)}
-        self._objects = {k: v for k, v in found.items() if k not in self._imports}
-        self._define()
+        self.fused = fx.GraphModule(part, graph)
+        for name, value in vars(part).items():
+            if not name.startswith("_"):
+                setattr(self, name, value)
 
     def forward(self, *args: Any) -> Any:
-        return self._forward(self, *args)
-
-    def _define(self) -> None:
-        names = self._objects | {name: import_module(m) for name, m in self._imports.items()}
-        exec(self.code, names)
-        self._forward = names["forward"]
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "_forward"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        self._define()
+        return self.fused(*args)
 
 
 class _Recorder(fx.Tracer):
@@ -166,11 +130,11 @@ def _split_layers(module: nn.Module) -> None:
 
 
 class _Graph:
-    """The graph of a part, and the layers that it calls; names of new ones start with a dot."""
+    """The graph of a part, which gets the new layers too."""
 
     def __init__(self, part: nn.Module, levels: int) -> None:
+        self.part = part
         self.graph = _Recorder(part, levels).graph
-        self.layers = dict(part.named_modules())
 
     def drop_identities(self) -> None:
         for node in list(self.graph.nodes):
@@ -181,16 +145,17 @@ class _Graph:
 
     def fuse_last_layers(self) -> None:
         """Run the last layers in float32, and merge last convolutions of the same map into one."""
-        graph = self.graph
+        graph, names = self.graph, dict[tuple[Any, ...], str]()
         groups: dict[Any, list[fx.Node]] = {}
         for node in self._last_layers():
             groups.setdefault(self._merge_key(node) or node, []).insert(0, node)
         for nodes in groups.values():
-            name = ".last " + " ".join(str(node.target) for node in nodes)
             layers: list[Any] = [self._layer(node) for node in nodes]
-            if name not in self.layers:  # levels share the layers
-                mergeable = self._conv(nodes[0])
-                self.layers[name] = InFloat32(merge_convs(layers) if mergeable else layers[0])
+            if tuple(layers) not in names:  # levels share the layers
+                names[tuple(layers)] = name = f"_last_{len(names)}"
+                merged = merge_convs(layers) if self._conv(nodes[0]) else layers[0]
+                self.part.add_module(name, InFloat32(merged))
+            name = names[tuple(layers)]
             with graph.inserting_before(nodes[0]):
                 new = graph.call_module(name, nodes[0].args)
                 if len(nodes) > 1:
@@ -213,8 +178,8 @@ class _Graph:
             fused_nodes, norm, other, activation = self._followers(node)
             key = (node.target, norm, activation)
             if key not in fused:  # levels share the layer
-                fused[key] = f".fused {len(fused)}"
-                self.layers[fused[key]] = FusedConv2d(conv, norm, activation, dtype)
+                fused[key] = f"_fused_{len(fused)}"
+                self.part.add_module(fused[key], FusedConv2d(conv, norm, activation, dtype))
             with self.graph.inserting_before(fused_nodes[-1]):
                 arguments = (node.args[0],) if other is None else (node.args[0], other)
                 new = self.graph.call_module(fused[key], arguments)
@@ -237,12 +202,12 @@ class _Graph:
                 with graph.inserting_after(node):
                     back = graph.call_method("to", (node, dtype))
                 node.replace_all_uses_with(back, lambda user, back=back: user is not back)
-        inputs = [node for node in graph.nodes if node.op == "placeholder" and node.name != "rois"]
-        for node in inputs:
-            first = next(step for step in graph.nodes if step.op != "placeholder")
-            with graph.inserting_before(first):
-                new = graph.call_function(cast, (node, dtype))
-            node.replace_all_uses_with(new, lambda user, new=new: user is not new)
+        for node in list(graph.nodes):
+            level = node.target is operator.getitem and node.args[0].op == "placeholder"
+            if level or (node.op == "placeholder" and node.name not in ("features", "rois")):
+                with graph.inserting_after(node):
+                    new = graph.call_method("to", (node, dtype))
+                node.replace_all_uses_with(new, lambda user, new=new: user is not new)
 
     def mark_overwritten(self) -> None:
         """Let a fused addition overwrite its second term if nothing reads that afterwards."""
@@ -259,7 +224,7 @@ class _Graph:
                     node.kwargs = {"overwrite": True}
 
     def _layer(self, node: fx.Node) -> nn.Module | None:
-        return self.layers[str(node.target)] if node.op == "call_module" else None
+        return self.part.get_submodule(str(node.target)) if node.op == "call_module" else None
 
     def _conv(self, node: fx.Node) -> nn.Conv2d | None:
         """Return the convolution that a node calls, if FusedConv2d can compute it."""

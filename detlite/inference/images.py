@@ -39,8 +39,7 @@ def load_image(image: ImageInput, options: ImageOptions, page: int | None = None
 def image_to_tensor(image: Image.Image | np.ndarray | Tensor, options: ImageOptions) -> Tensor:
     """Convert an image to a tensor uint8 [C, H, W] with the channels of the model.
 
-    Raises:
-        TypeError, ValueError: the image has another type, dtype or shape than `Predictor` takes.
+    TypeError or ValueError if it has another type, dtype or shape than `Predictor` takes.
     """
     rgb = "RGB, " * (options.channels == 3)
     if isinstance(image, Image.Image):

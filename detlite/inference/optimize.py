@@ -12,7 +12,6 @@ from detlite.modeling.precision import resolve_dtype
 from detlite.modeling.roi_heads.mask_head import MaskHead
 from detlite.registry import Registry
 
-from .fused_layers import cast
 from .fusion import NoGraphError, fuse
 
 # Modules of detectors, RPNs and heads that compute on feature maps only.
@@ -44,9 +43,7 @@ def optimize(
     """
     if dtype == "int8":
         if not calibration:
-            raise ValueError(
-                "optimize(dtype='int8') needs images: calibration=[uint8 [3, H, W], ...]"
-            )
+            raise ValueError("optimize(dtype='int8') needs calibration=[uint8 [3, H, W], ...]")
         return ENGINES.get(dtype)(model, calibration)
     if dtype not in DTYPES:
         raise ValueError(f"optimize(dtype={dtype!r}): choose one of {', '.join(DTYPES)}")
@@ -92,9 +89,14 @@ class _MixedPrecision(nn.Module):
                 setattr(self, name, getattr(part, name))
 
     def forward(self, x: Tensor | list[Tensor], *args: Tensor) -> Any:
-        maps = cast(x, torch.float32)
+        maps = _cast(x, torch.float32)
         device = maps[0].device.type
         with torch.autocast(device, self.dtype, enabled=self.dtype != torch.float32):
             result = self.part(maps, *args)
         # Some norms return float32 under autocast.
-        return cast(result, self.dtype) if isinstance(result, list) else result
+        return _cast(result, self.dtype) if isinstance(result, list) else result
+
+
+def _cast(maps: Tensor | Sequence[Tensor], dtype: torch.dtype) -> Any:
+    """Convert a batch or a list of levels to `dtype`."""
+    return maps.to(dtype) if isinstance(maps, Tensor) else [x.to(dtype) for x in maps]

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import logging
 import math
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, overload
 
 import torch
-from PIL import Image
 from torch import Tensor, nn
 from yacs.config import CfgNode
 
@@ -21,20 +19,19 @@ from detlite.data.errors import DataError
 from detlite.data.loading.image_io import DEFAULT_OPTIONS, ImageOptions, build_image_options
 from detlite.data.loading.image_readers import image_suffixes
 from detlite.data.transforms.resize import resize_shortest
-from detlite.evaluation.results import categories_of
+from detlite.evaluation.results import categories_of, paste_detections
 from detlite.modeling.detection_model import DetectionModel
 from detlite.modeling.detector import Detector
 from detlite.modeling.precision import autocast
-from detlite.ops import paste_masks
 from detlite.registry import Registry
 from detlite.structures import boxes as box_ops
 from detlite.structures.instances import Detections
 from detlite.structures.masks.formats import to_bitmap
-from detlite.structures.masks.pasting import paste_boxes
 
 from .build import build_inference, with_score_thresh, wrap_detector
 from .detectors import View, size_of
 from .images import ImageInput, LoadedImage, load_image
+from .prediction import Prediction
 from .tiling import Tiling, build_tiling
 from .tta import build_views
 
@@ -42,71 +39,18 @@ from .tta import build_views
 READERS: Registry[Callable[..., tuple[CfgNode, DetectionModel]]] = Registry(
     "reader of models", on_demand={"exported": "detlite.apps.export.exported_detector"}
 )
-
-# Functions that draw predictions.
-DRAWERS: Registry[Callable[..., Image.Image]] = Registry(
-    "drawing", on_demand={"detections": "detlite.apps.drawing.detections"}
-)
-# Functions that convert predictions.
-EXPORTERS: Registry[Callable[..., Any]] = Registry(
-    "exporter", on_demand=dict.fromkeys(("pandas", "supervision"), "detlite.apps.exporters")
-)
 # Other files hold exported models.
 _CHECKPOINT_SUFFIXES = (".pth", ".pkl", ".pt", ".safetensors")
-_NAMED_CATEGORIES = 5  # in the repr of a prediction
 _MIN_SCALE = 0.6  # of an image, in units of the scale in training
+_LIMITS: dict[str, tuple[float, float, type]] = {
+    "min_size": (1, math.inf, int),
+    "max_size": (1, math.inf, int),
+    "score_thresh": (0, 1, float),
+    "max_pixels": (1, math.inf, int),
+    "image_bits": (8, 16, int),
+}
 
 logger = logging.getLogger(__name__)
-
-
-class Prediction(dict[str, Any]):
-    """Detections of an image, as a dict with the keys that `Predictor` describes.
-
-    Attributes:
-        source: the image that was passed to the predictor.
-        options: how a file is read.
-        categories: of the model.
-        threshold: the score from which objects are drawn.
-    """
-
-    source: ImageInput | None = None
-    options: ImageOptions = DEFAULT_OPTIONS
-    categories: Sequence[dict[str, Any]] = ()
-    threshold: float = 0.0
-
-    def __repr__(self) -> str:
-        height, width = self["size"]
-        counts = Counter(self["names"]).most_common(_NAMED_CATEGORIES)
-        found = ", ".join(f"{count} {name}" for name, count in counts) or "no objects"
-        more = ", ..." if len({*self["names"]}) > _NAMED_CATEGORIES else ""
-        kinds = ", ".join(key for key in ("boxes", "masks", "keypoints") if key in self)
-        return f"Prediction({width} x {height} pixels: {found}{more}; {kinds})"
-
-    def plot(self, image: ImageInput | None = None, **options: Any) -> Image.Image:
-        """Draw the objects on the image, or on `image`; see `apps.drawing.draw_detections`."""
-        source = self.source if image is None else image
-        if source is None:
-            raise ValueError("this prediction does not know its image: call plot(image)")
-        draw = DRAWERS.get("detections")
-        return draw(load_image(source, self.options), self, self.categories, **options)
-
-    def show(self, image: ImageInput | None = None, **options: Any) -> None:
-        """Show what `plot` draws in the image viewer of the system."""
-        self.plot(image, **options).show()
-
-    def to_pandas(self) -> Any:
-        """Convert to a `pandas.DataFrame`, see `apps.exporters.to_pandas`."""
-        return EXPORTERS.get("pandas")(self)
-
-    def extra_rows(self) -> list[dict[str, list[float]]]:
-        """Return the outputs of TEST.EXTRA_OUTPUTS for each detection, as lists for JSON."""
-        names = [name for name in ("class_scores", "features") if name in self]
-        columns = [self[name].tolist() for name in names]
-        return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
-
-    def to_supervision(self) -> Any:
-        """Convert to `supervision.Detections`, see `apps.exporters.to_supervision`."""
-        return EXPORTERS.get("supervision")(self)
 
 
 class Predictor:
@@ -151,6 +95,7 @@ class Predictor:
             defaults, or as the file says).
         tiling: cut larger images into tiles and detect in each. None: do not, or as the file says.
         trust: also read a .pt2 file, which can run any code when it is read.
+        cfg: config with the defaults of other arguments, apart from `dtype`; a file has its own.
 
     Attributes:
         model: the model.
@@ -171,8 +116,8 @@ class Predictor:
         value_range: Sequence[float] | None = None,
         tiling: Tiling | None = None,
         trust: bool = False,
+        cfg: CfgNode | None = None,
     ) -> None:
-        sizes, options = (800, 1333), DEFAULT_OPTIONS
         if isinstance(model, str | Path):
             if Path(model).suffix in _CHECKPOINT_SUFFIXES:
                 cfg, model = build_model_from_checkpoint(model)
@@ -180,12 +125,14 @@ class Predictor:
                 dtype = file_dtype if dtype == "float32" else dtype
             else:
                 cfg, model = READERS.get("exported")(model, (), trust)
+        sizes, options = (800, 1333), DEFAULT_OPTIONS
+        if cfg is not None:
             if score_thresh is None:
                 score_thresh = cfg.TEST.SCORE_THRESHOLD or None
-            sizes, options = _sizes(cfg), build_image_options(cfg)
             if views is None and min_size is None and max_size is None:
                 views = build_views(cfg)
-            tiling = tiling or build_tiling(cfg)
+            sizes = cfg.INPUT.MIN_SIZE_TEST, cfg.INPUT.MAX_SIZE_TEST
+            options, tiling = build_image_options(cfg), tiling or build_tiling(cfg)
         plain: Any = model
         while isinstance(plain, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
             plain = plain.module
@@ -202,30 +149,19 @@ class Predictor:
         self.max_pixels = options.max_pixels if max_pixels is None else max_pixels
         self.image_bits = options.bits if image_bits is None else image_bits
         self.value_range = options.value_range if value_range is None else value_range
-        self._check_values()
+        for name, (low, high, kind) in _LIMITS.items():
+            value = getattr(self, name)
+            if not isinstance(value, (int, kind)) or not low <= value <= high:
+                raise ValueError(
+                    f"Predictor({name}={value!r}): must be {kind.__name__} in {low}..{high}"
+                )
+        if dtype not in ("float32", "float16", "bfloat16", "auto"):
+            raise ValueError(f"Predictor(dtype={dtype!r}): must be float32, float16 or bfloat16")
         names = keypoint_names(self.categories)
         view = View(self.min_size, self.max_size)
         wrapper = wrap_detector(self.model, view, views or (), tiling, names)
         self.detector: Detector = wrapper or self.model
         self._warned = False
-
-    def _check_values(self) -> None:
-        limits: dict[str, tuple[float, float, type]] = {
-            "min_size": (1, math.inf, int), "max_size": (1, math.inf, int),
-            "score_thresh": (0, 1, float), "max_pixels": (1, math.inf, int),
-            "image_bits": (8, 16, int),
-        }  # fmt: skip
-        for name, (low, high, kind) in limits.items():
-            value = getattr(self, name)
-            number = isinstance(value, int) or (kind is float and isinstance(value, float))
-            if not number or not low <= value <= high:
-                raise ValueError(
-                    f"Predictor({name}={value!r}): must be {kind.__name__} in {low}..{high}"
-                )
-        if self.dtype not in ("float32", "float16", "bfloat16", "auto"):
-            raise ValueError(
-                f"Predictor(dtype={self.dtype!r}): must be float32, float16 or bfloat16"
-            )
 
     @staticmethod
     def from_checkpoint(
@@ -286,10 +222,9 @@ class Predictor:
     @property
     def image_options(self) -> ImageOptions:
         """Limits and interpretation of image files."""
+        bits, values = self.image_bits, tuple(self.value_range)
         upright, channels = self.model.convention.exif_orientation, self.model.channels
-        return ImageOptions(
-            self.max_pixels, self.image_bits, upright, channels, tuple(self.value_range)
-        )
+        return ImageOptions(self.max_pixels, bits, upright, channels, values)
 
     def load(self, image: ImageInput, page: int | None = None) -> LoadedImage:
         """Read an image or a page of a file, from 0, and resize it unless the detector does."""
@@ -297,28 +232,28 @@ class Predictor:
         if self.detector.resizes_images:
             return LoadedImage(original, original)
         resize = self.model.convention.resize
-        resized = resize_shortest(original, self.min_size, self.max_size, resize)
-        self._warn_of_small_scale(size_of(original), size_of(resized))
-        return LoadedImage(original, resized)
-
-    def _warn_of_small_scale(self, size: tuple[int, int], resized: tuple[int, int]) -> None:
-        """Warn once if the maximum length makes an image far smaller than training images."""
-        if min(resized) < _MIN_SCALE * self.min_size and not self._warned:
+        loaded = LoadedImage(
+            original, resize_shortest(original, self.min_size, self.max_size, resize)
+        )
+        # The maximum length may make an image far smaller than training images.
+        height, width = size_of(loaded.network_input)
+        if min(height, width) < _MIN_SCALE * self.min_size and not self._warned:
             self._warned = True
             logger.warning(
                 "an image of %d x %d pixels is resized to %d x %d, %.2g times the scale of other "
                 "images, because INPUT.MAX_SIZE_TEST is %d: small objects will be missed. Raise it "
                 "(max_size), or cut such images into tiles (TEST.TILE, detlite predict --tile)",
-                *size[::-1], *resized[::-1], min(resized) / self.min_size, self.max_size,
+                *loaded.size[::-1], width, height, min(height, width) / self.min_size,
+                self.max_size,
             )  # fmt: skip
+        return loaded
 
     def detect(self, loaded: Sequence[LoadedImage], proposals: Any = None) -> list[Detections]:
         """Return the detections of each image, in pixels of the network input.
 
         Only images that are padded to the same size form a batch, so the detections of an image do
-        not depend on the other images, apart from rounding.
-
-        The `proposals` for a Fast R-CNN are boxes in pixels of each original image.
+        not depend on the other images, apart from rounding. The `proposals` for a Fast R-CNN are
+        boxes in pixels of each original image.
         """
         if proposals is not None and len(proposals) != len(loaded):
             raise ValueError(f"got {len(loaded)} images, but proposals for {len(proposals)}")
@@ -330,7 +265,7 @@ class Predictor:
             inputs = [loaded[index].network_input for index in batch]
             boxes = None
             if proposals is not None:
-                boxes = [self._rescale(proposals[index], loaded[index]) for index in batch]
+                boxes = [self._resized(proposals[index], loaded[index]) for index in batch]
             with torch.no_grad(), autocast(self.dtype, self.model.device):
                 results = self.detector.detect(inputs, boxes, self.score_thresh)
             detections.update(zip(batch, results, strict=True))
@@ -341,7 +276,7 @@ class Predictor:
         step = max(1, self.model.normalizer.divisibility)
         return tuple(-(-side // step) * step for side in size_of(image.network_input))
 
-    def _rescale(self, proposals: Any, image: LoadedImage) -> Tensor:
+    def _resized(self, proposals: Any, image: LoadedImage) -> Tensor:
         sizes = image.size, size_of(image.network_input)
         return box_ops.rescale(torch.as_tensor(proposals), *sizes, self.model.convention)
 
@@ -363,13 +298,8 @@ class Predictor:
         )
         prediction.options, prediction.categories = self.image_options, self.categories
         prediction.threshold = self.score_thresh
-        if detections.mask_probs is not None:
-            rles = paste_masks(
-                detections.mask_probs,
-                paste_boxes(detections.pasting_boxes, detections.mask_probs.shape[-1], convention),
-                size,
-                self.model.mask_threshold,
-            )
+        rles = paste_detections(detections, size, convention, self.model.mask_threshold)
+        if rles is not None:
             prediction["masks"] = rles if self.rle else _bitmaps(rles, size)
         if detections.keypoints is not None:
             prediction["keypoints"] = detections.keypoints
@@ -382,7 +312,8 @@ def build_predictor(
     cfg: CfgNode, model: DetectionModel, score_thresh: float | None = None, rle: bool = False
 ) -> Predictor:
     """Build the predictor that runs a model as evaluation does: by INPUT, DTYPE and TEST."""
-    return _configured(cfg, *build_inference(cfg, model), score_thresh, rle)
+    model, dtype = build_inference(cfg, model)
+    return Predictor(model, score_thresh=score_thresh, rle=rle, dtype=dtype, cfg=cfg)
 
 
 def read_predictor(
@@ -394,23 +325,10 @@ def read_predictor(
 ) -> Predictor:
     """Build the predictor of a file of `detlite export`, with config overrides."""
     cfg, model = READERS.get("exported")(path, opts, trust)
-    return _configured(cfg, model, cfg.DTYPE, score_thresh, rle)
+    return Predictor(model, score_thresh=score_thresh, rle=rle, dtype=cfg.DTYPE, cfg=cfg)
 
 
-def _configured(
-    cfg: CfgNode, model: DetectionModel, dtype: str, score_thresh: float | None, rle: bool
-) -> Predictor:
-    views, tiling = build_views(cfg), build_tiling(cfg)
-    if score_thresh is None:
-        score_thresh = cfg.TEST.SCORE_THRESHOLD or None
-    return Predictor(
-        model, *_sizes(cfg), score_thresh, rle, dtype, views, cfg.DATASETS.MAX_PIXELS,
-        cfg.INPUT.IMAGE_BITS, cfg.INPUT.VALUE_RANGE, tiling,
-    )  # fmt: skip
-
-
-def _sizes(cfg: CfgNode) -> tuple[int, int]:
-    return cfg.INPUT.MIN_SIZE_TEST, cfg.INPUT.MAX_SIZE_TEST
+load_checkpoint = Predictor.from_checkpoint
 
 
 def _image_files(folder: Path) -> list[Path]:
@@ -419,9 +337,6 @@ def _image_files(folder: Path) -> list[Path]:
     if not files:
         raise DataError(f"{folder}: the folder contains no images")
     return files
-
-
-load_checkpoint = Predictor.from_checkpoint
 
 
 def _bitmaps(rles: Sequence[dict[str, Any]], size: tuple[int, int]) -> Tensor:

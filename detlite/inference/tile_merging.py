@@ -87,12 +87,8 @@ def merge(
       is above one half. If these are cut too, they are completed in the same way. The result has
       the union of the boxes and masks, and each keypoint of the part with its highest score.
 
-    Args:
-        tiles, detections: the tiles, and the detections of each.
-        size: (height, width) of the image.
-        iou_thresh: threshold of the model's own suppression.
-        convention: of the model.
-        class_agnostic: detections of different labels are compared too.
+    `size` is (height, width) of the image, and `iou_thresh` the threshold of the model's own
+    suppression. With `class_agnostic`, detections of different labels are compared too.
     """
     cut = [tile.cuts(one.boxes, size) for tile, one in zip(tiles, detections, strict=True)]
     offsets = torch.tensor([0, *map(len, cut)]).cumsum(0).tolist()
@@ -103,10 +99,10 @@ def merge(
         for t, other in enumerate(tiles[:s]):
             boxes = other.clip(detections[s].boxes), tile.clip(detections[t].boxes)
             same_label = detections[s].labels[:, None] == detections[t].labels
-            comparable = same_label | class_agnostic
             iou, ios = _overlaps(*boxes)
             either_cut = cut[s][:, None] | cut[t]
-            drop = comparable & torch.where(either_cut, ios > _MAX_IOS, iou > iou_thresh)
+            overlapping = torch.where(either_cut, ios > _MAX_IOS, iou > iou_thresh)
+            drop = overlapping & (same_label | class_agnostic)
             for i, j in drop.nonzero().tolist():
                 drops[offsets[s] + i].append(offsets[t] + j)
                 drops[offsets[t] + j].append(offsets[s] + i)
@@ -175,10 +171,7 @@ def _write_union(merged: Detections, row: int, parts: Detections, convention: Co
 
 def _overlaps(boxes: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
     """Return the IoU and the intersection over the smaller area of each pair of boxes, [N, N']."""
-    low = torch.maximum(boxes[:, None, :2], others[:, :2])
-    high = torch.minimum(boxes[:, None, 2:], others[:, 2:])
-    intersection = (high - low).clamp(min=0).prod(dim=2)
-    areas = [(own[:, 2:] - own[:, :2]).clamp(min=0).prod(dim=1) for own in (boxes, others)]
-    union = areas[0][:, None] + areas[1] - intersection
-    smaller = torch.minimum(areas[0][:, None], areas[1])
-    return intersection / union.clamp(min=1e-6), intersection / smaller.clamp(min=1e-6)
+    first, second = box_ops.area(boxes)[:, None], box_ops.area(others)
+    shared = box_ops.area(box_ops.intersection(boxes[:, None], others))
+    smaller = torch.minimum(first, second)
+    return shared / (first + second - shared).clamp(min=1e-6), shared / smaller.clamp(min=1e-6)

@@ -7,8 +7,8 @@ for objects larger than a tile. `tile_merging.py` merges the detections.
 
 from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor
+from torch.nn import functional as F
 from yacs.config import CfgNode
 
 from detlite.config import ConfigError
@@ -21,18 +21,11 @@ from .tile_merging import Tile, merge
 
 @dataclass(frozen=True)
 class Tiling:
-    """Rule by which images are cut into tiles.
+    """Rule by which images are cut into tiles, see `tile_windows`. Tiles are resized as images are."""
 
-    Attributes:
-        side: side of a tile in pixels of the original image. Tiles are resized as images are.
-        overlap: minimum overlap of neighbouring tiles as a fraction of the side. A smaller object
-            is complete in at least one tile.
-        batch: maximum number of tiles per call of the model.
-    """
-
-    side: int
-    overlap: float = 0.2
-    batch: int = 8
+    side: int  # of a tile in pixels of the original image
+    overlap: float = 0.2  # minimum overlap of neighbors as a fraction of the side
+    batch: int = 8  # maximum number of tiles per call of the model
 
     def __post_init__(self) -> None:
         if self.side < 1 or not 0 <= self.overlap < 1 or self.batch < 1:
@@ -48,10 +41,7 @@ class TiledDetector(ImageDetector):
     """Detects objects in the tiles of each image and in the whole image.
 
     The maximum number of detections per image applies to each tile, not to the merged detections.
-
-    Args:
-        detector: detects in a tile or in the whole image, in one view or several.
-        tiling: how images are cut. An image that fits into one tile is not cut.
+    An image that fits into one tile is not cut.
     """
 
     def __init__(self, detector: ImageDetector, tiling: Tiling) -> None:
@@ -75,11 +65,9 @@ class TiledDetector(ImageDetector):
             detections += [_shift(one, tile) for one, tile in zip(in_tiles, batch, strict=True)]
         suppression = self.model.postprocess.suppression
         iou_thresh = suppression.views_iou_thresh or suppression.iou_thresh
-        whole = Tile(0, 0, width, height)
-        return merge(
-            [whole, *tiles], detections, size, iou_thresh, self.convention,
-            suppression.class_agnostic,
-        )  # fmt: skip
+        tiles = [Tile(0, 0, width, height), *tiles]
+        agnostic = suppression.class_agnostic
+        return merge(tiles, detections, size, iou_thresh, self.convention, agnostic)
 
 
 def _shift(detections: Detections, tile: Tile) -> Detections:
@@ -90,8 +78,7 @@ def _shift(detections: Detections, tile: Tile) -> Detections:
         shifted = replace(shifted, mask_boxes=detections.mask_boxes + corner.repeat(2))
     if detections.keypoints is None:
         return shifted
-    xy, rest = detections.keypoints[..., :2], detections.keypoints[..., 2:]
-    return replace(shifted, keypoints=torch.cat([xy + corner, rest], dim=-1))
+    return replace(shifted, keypoints=detections.keypoints + F.pad(corner, (0, 1)))
 
 
 def build_tiling(cfg: CfgNode) -> Tiling | None:

@@ -28,11 +28,7 @@ from .detectors import ImageDetector, View, size_of
 class AugmentedDetector(ImageDetector):
     """Detects objects in several views of each image.
 
-    Args:
-        model: in evaluation mode.
-        views: at least one.
-        keypoint_names: names of the keypoints that the model predicts. "left_..." and "right_..."
-            are exchanged in a mirrored view.
+    Of the keypoints, those named "left_..." and "right_..." are exchanged in a mirrored view.
     """
 
     def __init__(

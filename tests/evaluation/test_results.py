@@ -3,8 +3,12 @@
 import contextlib
 import io
 import json
+import multiprocessing
+import os
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,9 +17,10 @@ from pycocotools.coco import COCO
 from torch import Tensor
 
 from detlite.data import DataError
+from detlite.distributed import process_group
 from detlite.evaluation import Results, coco_results, to_coco_results
 from detlite.evaluation import results as results_module
-from detlite.evaluation.results import categories_of, write_results
+from detlite.evaluation.results import categories_of, gather_results, write_results
 from detlite.structures.instances import Detections
 from detlite.structures.masks.formats import encode_bitmap, to_bitmap
 
@@ -159,22 +164,15 @@ class TestCocoEntries:
             ({"score": 10**400}, "result 1: score is 1000.*, not a number"),
             ({"bbox": [1, 2, 3]}, r"result 1: bbox is \[1, 2, 3\], not 4 numbers"),
             ({"keypoints": [1, 2, 1] * 2}, r"result 1: keypoints is .*, not 3 numbers"),
-            ({"segmentation": [[1, 1, 2, 2, 3, 1]]}, "result 1: .* must be a compressed RLE"),
-            (
-                {"segmentation": {"size": [4, 4], "counts": "\u00e9"}},
-                "result 1: the run lengths of its mask do not",
-            ),
-            (
-                {"segmentation": {"size": [4], "counts": "`0"}},
-                r"result 1: the mask's size is \[4\], not \[height, width\]",
-            ),
-            (
-                {"segmentation": {"size": [0, 2**63], "counts": "`0"}},
-                r"result 1: the mask's size is \[0, 9223372036854775808\], out of range",
-            ),
-            (
-                {"segmentation": {"size": [-1, 4], "counts": "`0"}},
-                r"result 1: the mask's size is \[-1, 4\], out of range",
+            ({"segmentation": [[1, 1, 2, 2, 3, 1]]}, "result 1: .* not a compressed RLE"),
+            *(
+                ({"segmentation": mask}, "result 1: segmentation is .*, not a compressed RLE")
+                for mask in (
+                    {"size": [4, 4], "counts": "\u00e9"},
+                    {"size": [4], "counts": "`0"},
+                    {"size": [0, 2**63], "counts": "`0"},
+                    {"size": [-1, 4], "counts": "`0"},
+                )
             ),
         ],
     )
@@ -185,7 +183,7 @@ class TestCocoEntries:
     @pytest.mark.parametrize("field", ROWS[0])
     def test_missing(self, field: str) -> None:
         row = {name: value for name, value in ROWS[1].items() if name != field}
-        with pytest.raises(DataError, match=f"result 1 has no '{field}', which .* needs"):
+        with pytest.raises(DataError, match=f"result 1 has no '{field}'"):
             Results.from_coco([ROWS[0], row], ALL)
 
 
@@ -217,4 +215,73 @@ def test_pycocotools_reads_a_results_file(tmp_path: Path) -> None:
         read = truth.loadRes(str(tmp_path / "results.json"))
     assert [row["bbox"] for row in read.loadAnns(read.getAnnIds())] == [
         [n, 0.5, 2.0, 3.0] for n in (0.0, 1.0, 2.0)
+    ]
+
+
+def image_results(image_id: int, count: int, **options: bool) -> Results:
+    """Make detections of one image, with masks and keypoints if the options are set."""
+    boxes = torch.arange(4.0).repeat(count, 1) + image_id
+    scores = torch.arange(count) / 8
+    masks = [encode_bitmap(np.eye(3 + n)) for n in range(count)] if options.get("masks") else None
+    points = torch.rand(count, 5, 3) if options.get("keypoints") else None
+    return coco_results(image_id, boxes, scores, [2] * count, masks, points)
+
+
+@pytest.mark.parametrize("options", [{}, {"masks": True}, {"masks": True, "keypoints": True}])
+def test_images_are_concatenated(options: dict[str, bool]) -> None:
+    parts = [image_results(n, count, **options) for n, count in enumerate((2, 0, 3))]
+    collected = gather_results(parts)
+    assert collected is not None
+    assert list(collected.to_coco()) == [row for part in parts for row in part.to_coco()]
+    assert collected.scores.dtype == np.float32
+
+
+@pytest.mark.parametrize("parts", [[], [image_results(1, 0, masks=True)]])
+def test_images_without_detections(parts: list[Results]) -> None:
+    results = gather_results(parts)
+    assert results is not None
+    assert len(results) == 0
+
+
+COUNTS = [  # for each call and rank, the images with their numbers of detections
+    [[(0, 2), (3, 1)], [(1, 3)], [(2, 1)]],
+    [[], [(1, 2)], [(2, 0)]],
+    [[(0, 0)], [], []],
+]
+
+
+def gather_in_process(number: int, port: int, queue: Any) -> None:
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "3",
+                   "RANK": str(number), "LOCAL_RANK": str(number)}  # fmt: skip
+    with process_group("cpu"):
+        for counts in COUNTS:
+            parts = [image_results(image, count, masks=True) for image, count in counts[number]]
+            gathered = gather_results(parts)
+            queue.put((number, None if gathered is None else list(gathered.to_coco())))
+
+
+@pytest.mark.slow
+def test_three_processes(free_port: Callable[[], int]) -> None:
+    """Rank 0 gets all results by rank, also if a process has no detections or no images."""
+    context = multiprocessing.get_context("fork")  # the processes need not import torch again
+    queue, port = context.Queue(), free_port()
+    processes = [
+        context.Process(target=gather_in_process, args=(number, port, queue), daemon=True)
+        for number in range(3)
+    ]
+    for process in processes:
+        process.start()
+    gathered = [queue.get(timeout=120) for _ in range(3 * len(COUNTS))]
+    for process in processes:
+        process.join(60)
+    assert [process.exitcode for process in processes] == [0, 0, 0]
+    assert [rows for number, rows in gathered if number] == [None] * 6
+    assert [rows for number, rows in gathered if number == 0] == [
+        [
+            row
+            for images in call
+            for image, count in images
+            for row in image_results(image, count, masks=True).to_coco()
+        ]
+        for call in COUNTS
     ]

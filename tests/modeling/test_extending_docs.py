@@ -21,7 +21,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "extending.md").read_text(encoding=
 # Module, registry and config key of each row of the table.
 ROWS = re.findall(r"\| `(detlite[\w.]*)\.([A-Z_]+)` \| .*?`([\w.*:]+)`", PAGE)
 # Registries through which the core finds its own applications.
-INTERNAL = {"CONFIG_BUILDERS", "DRAWERS", "ENGINES", "EXPORTERS", "FINDERS", "READERS"}
+INTERNAL = {"CONFIG_BUILDERS", "ENGINES", "EXPORTERS", "FINDERS", "READERS"}
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from detlite.data.loading.image_io import composite_rgb
 from detlite.evaluation.results import categories_of
-from detlite.inference.predictor import DRAWERS
+from detlite.inference.prediction import EXPORTERS
 from detlite.structures.masks.formats import to_bitmap
 from detlite.structures.masks.packed import PackedMasks
 
@@ -25,7 +25,7 @@ _CROWD = 50  # objects of an image that has only outlines, without tags
 _FILL, _EDGE = 0.4, 0.9  # opacity of masks
 
 
-@DRAWERS.register("detections")
+@EXPORTERS.register("image")
 def draw_detections(
     image: Image.Image | Tensor,
     detections: dict[str, Any],

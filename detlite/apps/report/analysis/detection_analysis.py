@@ -14,10 +14,11 @@ from detlite.evaluation.matching import (
     TRUE_POSITIVE,
     MatchedDetections,
     PrecisionRecall,
+    ScoreThreshold,
     accumulate,
+    best_threshold,
 )
 from detlite.evaluation.results import Results
-from detlite.evaluation.thresholds import ScoreThreshold, best_threshold
 
 from .bootstrap import BootstrapMetrics, resample
 from .cross_category import confusion_matrix, match_across_categories
