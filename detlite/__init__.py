@@ -10,26 +10,18 @@ from detlite.threads import wait_passively
 
 if TYPE_CHECKING:
     from detlite import ops as ops
-    from detlite.api import Result, evaluate, train
-    from detlite.config import ConfigError, load_config
-    from detlite.inference.optimize import optimize
-    from detlite.inference.predictor import Predictor, load_checkpoint
-    from detlite.modeling import build_model
-    from detlite.modeling.rcnn import GeneralizedRCNN
+    from detlite.api import Result as Result
+    from detlite.api import evaluate as evaluate
+    from detlite.api import train as train
+    from detlite.config import ConfigError as ConfigError
+    from detlite.config import load_config as load_config
+    from detlite.inference.optimize import optimize as optimize
+    from detlite.inference.predictor import Predictor as Predictor
+    from detlite.inference.predictor import load_checkpoint as load_checkpoint
+    from detlite.modeling import build_model as build_model
+    from detlite.modeling.rcnn import GeneralizedRCNN as GeneralizedRCNN
 
 __version__ = "0.1.0"
-__all__ = [
-    "ConfigError",
-    "GeneralizedRCNN",
-    "Predictor",
-    "Result",
-    "build_model",
-    "evaluate",
-    "load_checkpoint",
-    "load_config",
-    "optimize",
-    "train",
-]
 _MODULES = {
     "ConfigError": "detlite.config",
     "GeneralizedRCNN": "detlite.modeling.rcnn",
@@ -42,6 +34,7 @@ _MODULES = {
     "optimize": "detlite.inference.optimize",
     "train": "detlite.api",
 }
+__all__ = list(_MODULES)
 
 wait_passively()  # the threads of torch, if it is not imported yet
 

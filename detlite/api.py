@@ -1,24 +1,36 @@
 """Train and evaluate by one function call each, as the commands do, for notebooks and searches."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from yacs.config import CfgNode
 
 from detlite.config import ConfigError, expand_path, load_config
+from detlite.conversion import weight_file
+from detlite.conversion.checkpoint.loading import read_model_checkpoint
+from detlite.data import explain_dead_loader
+from detlite.data.data_arguments import Data, FilePath, Pair, evaluation_data, training_data
+from detlite.distributed import barrier, is_main, process_group
+from detlite.engine.hooks import Hook
+from detlite.engine.rng import preserve_rng
+from detlite.engine.run import logging_to, run_evaluation, run_training
+from detlite.engine.run_files import (
+    BEST_CHECKPOINT,
+    CONFIG_FILE,
+    FINAL_CHECKPOINT,
+    check_output_dir,
+    choose_output_dir,
+    files_of_run,
+)
+from detlite.engine.signals import StopSignals
+from detlite.modeling.build import torch_device
 from detlite.registry import Registry
 from detlite.run_lock import run_lock
-
-if TYPE_CHECKING:
-    from detlite.data.data_arguments import Data, FilePath, Pair
-    from detlite.engine.hooks import Hook
 
 Overrides = Mapping[str, Any] | Sequence[Any]
 
@@ -93,22 +105,6 @@ def train(
             says what to do.
         StoppedError: SIGTERM, SIGHUP or SIGINT arrived; the step was finished and saved.
     """
-    from detlite.data import explain_dead_loader
-    from detlite.data.data_arguments import training_data
-    from detlite.distributed import barrier, is_main, process_group
-    from detlite.engine.rng import preserve_rng
-    from detlite.engine.run import logging_to, run_training
-    from detlite.engine.run_files import (
-        BEST_CHECKPOINT,
-        CONFIG_FILE,
-        FINAL_CHECKPOINT,
-        check_output_dir,
-        choose_output_dir,
-        files_of_run,
-    )
-    from detlite.engine.signals import StopSignals
-    from detlite.modeling.build import torch_device
-
     start = time.perf_counter()
     again = "start the same command again"
     with StopSignals() as stop, stop.ending_immediately(again), explain_dead_loader():
@@ -151,11 +147,9 @@ def train(
                 if config is None:
                     cfg = CONFIG_BUILDERS.get("autoconfig")(weights, all_opts)
                 metrics = run_training(cfg, resume, hooks)
-    best = folder / BEST_CHECKPOINT
     seconds = time.perf_counter() - start
-    return Result(
-        metrics, folder, folder / FINAL_CHECKPOINT, seconds, best if best.exists() else None
-    )
+    best = folder / BEST_CHECKPOINT if (folder / BEST_CHECKPOINT).exists() else None
+    return Result(metrics, folder, folder / FINAL_CHECKPOINT, seconds, best)
 
 
 def evaluate(
@@ -181,17 +175,8 @@ def evaluate(
     Raises:
         ConfigError, DataError, CheckpointError, LoaderProcessError: the message says what to do.
     """
-    from detlite.conversion import weight_file
-    from detlite.conversion.checkpoint.loading import read_model_checkpoint
-    from detlite.data import explain_dead_loader
-    from detlite.data.data_arguments import evaluation_data
-    from detlite.distributed import is_main, process_group
-    from detlite.engine.run import logging_to, run_evaluation
-
     start = time.perf_counter()
-    opts: dict[str, Any] = {}
-    if data is not None:
-        opts |= evaluation_data(data)
+    opts = {} if data is None else evaluation_data(data)
     if weights is not None:
         opts["MODEL.WEIGHT"] = str(weights)
     if output_dir is None and config is None and weights and "://" not in str(weights):

@@ -48,20 +48,16 @@ def is_main() -> bool:
 
 @contextmanager
 def process_group(device: str) -> Iterator[None]:
-    """Initialize torch.distributed inside a `with` block.
+    """Initialize torch.distributed inside a `with` block, from the environment of torchrun.
 
-    Reads torchrun's environment (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT); without
-    it, this is a single process. NCCL handles CUDA tensors, gloo the others. If `device`
-    (MODEL.DEVICE) is a GPU, the GPU of the local rank becomes the current one, so that "cuda" means
-    a different GPU in each process.
+    Without it, this is a single process. NCCL handles CUDA tensors, gloo the others. If `device`
+    (MODEL.DEVICE) is a GPU, "cuda" means the GPU of the local rank. ConfigError if other processes
+    are missing.
 
     At the end, no model returned by `data_parallel` may be referenced, or gloo's threads stay
     alive: use it inside a function that the block calls.
-
-    Raises:
-        ConfigError: other processes are missing.
     """
-    if "WORLD_SIZE" not in os.environ or "RANK" not in os.environ:
+    if not _by_torchrun():
         limit_threads()
         yield
         return
@@ -102,12 +98,9 @@ def torchrun_rank() -> tuple[int, int]:
     """Return (rank, world size) for independent processes, without connecting them.
 
     Each process selects its GPU, or limits itself to its part of the cores. Without torchrun, this
-    is (0, 1).
-
-    Raises:
-        ConfigError: RANK or WORLD_SIZE is invalid.
+    is (0, 1). ConfigError if RANK or WORLD_SIZE is invalid.
     """
-    if "WORLD_SIZE" not in os.environ or "RANK" not in os.environ:
+    if not _by_torchrun():
         limit_threads()
         return 0, 1
     own_rank, size = os.environ["RANK"], os.environ["WORLD_SIZE"]
@@ -123,6 +116,10 @@ def torchrun_rank() -> tuple[int, int]:
     return int(own_rank), int(size)
 
 
+def _by_torchrun() -> bool:
+    return "WORLD_SIZE" in os.environ and "RANK" in os.environ
+
+
 def _local_size() -> int:
     """Return the number of processes on this machine."""
     return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
@@ -133,10 +130,7 @@ def _rendezvous(store: dist.Store, number: int, size: int) -> dist.Store:
 
     torchrun keeps its store across restarts, with the addresses of dead processes, and its agents
     do not agree on a number of the restart. Therefore rank 0 chooses a prefix and sends it to each
-    process under a random name that the process chose.
-
-    Raises:
-        RuntimeError: processes are missing after the timeout.
+    process under a random name that the process chose. RuntimeError after the timeout.
     """
     own = uuid.uuid4().hex
     if number > 0:
@@ -214,9 +208,7 @@ def reduce_mean(values: dict[str, float]) -> dict[str, float]:
 def data_parallel(model: nn.Module) -> nn.Module:
     """Wrap a model in DistributedDataParallel; a single process gets the model itself.
 
-    Raises:
-        ConfigError: the model is neither on the CPU nor on CUDA, or has SyncBN on the CPU, which
-            torch does not support.
+    ConfigError if torch does not support its device, or its SyncBN there.
     """
     if world_size() == 1:
         return model
@@ -226,8 +218,8 @@ def data_parallel(model: nn.Module) -> nn.Module:
             f"{world_size()} processes can train on the CPU or CUDA, not on "
             f"{', '.join(sorted(device_types))}. Start one process, without torchrun"
         )
-    sync_norms = [module for module in model.modules() if isinstance(module, nn.SyncBatchNorm)]
-    if any(buffer.device.type == "cpu" for module in sync_norms for buffer in module.buffers()):
+    has_sync_norms = any(isinstance(module, nn.SyncBatchNorm) for module in model.modules())
+    if has_sync_norms and "cpu" in device_types:
         raise ConfigError(
             "SyncBN in several processes needs GPUs, because torch has no CPU version. Use NORM BN "
             "(separate statistics in each process), GN, or one process"

@@ -20,15 +20,10 @@ class Registry(Generic[T]):
 
         BACKBONES.get("MyNet", "MODEL.BACKBONE.CONV_BODY")
 
-    Optional builders are imported on demand. The registry knows only the dotted name of the module
-    that registers them, so a core package can offer what `detlite.apps` implements without
-    importing it:
-
-        DETECTORS = Registry("detector", on_demand={"onnx": "detlite.apps.export.onnx_detector"})
-
-    `DETECTORS.get("onnx")` imports that module first, and its `@DETECTORS.register("onnx")` adds
-    the builder. An entry also covers names that continue with a dot: "FBNet" covers
-    "FBNet.rpn_head".
+    Optional builders are imported on demand, so that a core package can offer what `detlite.apps`
+    implements without importing it: with `on_demand={"onnx": "detlite.apps.export.onnx"}`,
+    `get("onnx")` imports that module first, which registers the builder. An entry also covers names
+    that continue with a dot: "FBNet" covers "FBNet.rpn_head".
 
     Args:
         kind: what the registry holds, for error messages: "backbone", "data set type".
@@ -41,11 +36,7 @@ class Registry(Generic[T]):
         self._builders: dict[str, T] = {}
 
     def register(self, *names: str) -> Callable[[T], T]:
-        """Return a decorator that adds a builder under one or more names.
-
-        Raises:
-            ValueError: a name is already registered.
-        """
+        """Return a decorator that adds a builder under new names; ValueError if one is not new."""
 
         def add(builder: T) -> T:
             for name in names:
@@ -57,11 +48,7 @@ class Registry(Generic[T]):
         return add
 
     def get(self, name: str, key: str = "") -> T:
-        """Return the builder registered under `name`.
-
-        Args:
-            name: the requested name.
-            key: the config key that holds the name, for the error message.
+        """Return the builder registered under `name`, which is the value of a config `key`.
 
         Raises:
             ConfigError: no builder has this name.

@@ -32,11 +32,8 @@ def usable_cores() -> int:
 def limit_threads(processes: int = 1) -> None:
     """Limit torch to the usable cores that are idle, unless OMP_NUM_THREADS is set.
 
-    With more threads than idle cores, each step waits for the thread that has no core.
-
-    Args:
-        processes: number of processes on this machine that share the cores. With several, other
-            programs are not considered.
+    With more threads than idle cores, each step waits for the thread that has no core. If several
+    `processes` on this machine share the cores, other programs are not considered.
     """
     import logging
 
@@ -118,12 +115,12 @@ def _quotas() -> list[float]:
         if controllers and "cpu" not in controllers.split(","):
             continue
         root = _CGROUPS / "cpu" if controllers else _CGROUPS
-        parts = Path(group.lstrip("/")).parts
-        for folder in (root.joinpath(*parts[:n]) for n in range(len(parts) + 1)):
-            quota, _, period = _read_text(folder / "cpu.max").partition(" ")
+        folder = root / group.lstrip("/")
+        for place in (folder, *folder.parents):
+            quota, _, period = _read_text(place / "cpu.max").partition(" ")
             if controllers:
-                quota = _read_text(folder / "cpu.cfs_quota_us")
-                period = _read_text(folder / "cpu.cfs_period_us")
+                quota = _read_text(place / "cpu.cfs_quota_us")
+                period = _read_text(place / "cpu.cfs_period_us")
             if quota.strip().isdigit() and int(period) > 0:
                 limits.append(int(quota) / int(period))
     return limits

@@ -111,7 +111,7 @@ def test_training_with_data_only(trained, shapes):
 def test_without_a_config_it_is_that_of_detlite_init(shapes, tmp_path, monkeypatch):
     configs = []
     patched = lambda cfg, resume, hooks: configs.append(cfg)  # noqa: E731
-    monkeypatch.setattr("detlite.engine.run.run_training", patched)
+    monkeypatch.setattr("detlite.api.run_training", patched)
     detlite.train(data=shapes[0], test_data=shapes[1], output_dir=tmp_path)
     file = tmp_path / "mine.yaml"
     (data, _), (test_data, _) = shapes
@@ -129,7 +129,7 @@ def test_without_a_config_it_is_that_of_detlite_init(shapes, tmp_path, monkeypat
 def test_data_as_the_first_argument_and_numbered_folders(shapes, tmp_path, monkeypatch):
     configs = []
     patched = lambda cfg, resume, hooks: configs.append(cfg)  # noqa: E731
-    monkeypatch.setattr("detlite.engine.run.run_training", patched)
+    monkeypatch.setattr("detlite.api.run_training", patched)
     monkeypatch.chdir(tmp_path)
     for _ in range(2):
         detlite.train(str(shapes[0][0]), overrides=SMALL)
@@ -276,7 +276,7 @@ def test_a_folder_is_split_into_training_and_test_data(shapes, tmp_path):
 def test_folders_of_training_and_test_data(shapes, tmp_path, monkeypatch):
     configs = []
     patched = lambda cfg, resume, hooks: configs.append(cfg)  # noqa: E731
-    monkeypatch.setattr("detlite.engine.run.run_training", patched)
+    monkeypatch.setattr("detlite.api.run_training", patched)
     folders = []
     for (file, images), name in zip(shapes, ("photos", "others"), strict=True):
         folders.append(tmp_path / name)

@@ -27,7 +27,7 @@ def parse_command(tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
         monkeypatch.delenv("WORLD_SIZE", raising=False)
         monkeypatch.setattr(
-            "detlite.engine.run.run_training", lambda cfg, resume, *_: calls.append((cfg, resume))
+            "detlite.api.run_training", lambda cfg, resume, *_: calls.append((cfg, resume))
         )
         assert main(args) == 0
         return calls[0]

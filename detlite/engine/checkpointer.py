@@ -39,31 +39,28 @@ def save_run(trainer: Trainer, path: Path) -> None:
     cfg, model, ema = trainer.cfg, trainer.model, trainer.ema
     rng = all_gather_objects(rng_state(model.device))
     if is_main():
+        training = {
+            "iteration": trainer.iteration,
+            "optimizer": trainer.optimizer.state_dict(),
+            "scaler": trainer.scaler.state_dict(),
+            "best": trainer.best.state_dict(),
+            "run_length": trainer.run_length.state_dict(),
+            "skipped": trainer.train_step.skipped,
+            "average": ema.state_dict() if ema else {},
+            "hooks": {k: hook.state_dict() for k, hook in _by_name(trainer.user_hooks).items()},
+            "rng": rng,
+        }
+        convention, overridden = convention_of(cfg).name, list(cfg.MODEL.CONVENTION_OVERRIDE)
+        weights, text = model.state_dict(), cfg.dump()
         checkpoint = Checkpoint(
-            path,
-            model.state_dict(),
-            model.categories,
-            cfg.dump(),
-            convention_of(cfg).name,
-            list(cfg.MODEL.CONVENTION_OVERRIDE),
-            training={
-                "iteration": trainer.iteration,
-                "optimizer": trainer.optimizer.state_dict(),
-                "scaler": trainer.scaler.state_dict(),
-                "best": trainer.best.state_dict(),
-                "run_length": trainer.run_length.state_dict(),
-                "skipped": trainer.train_step.skipped,
-                "average": ema.state_dict() if ema else {},
-                "hooks": {k: hook.state_dict() for k, hook in _by_name(trainer.user_hooks).items()},
-                "rng": rng,
-            },
+            path, weights, model.categories, text, convention, overridden, training=training
         )
         save_checkpoint(checkpoint)
         logger.info("saved %s", path)
         if ema and path.name == FINAL_CHECKPOINT:
             average = path.with_name(AVERAGE_CHECKPOINT)
-            weights = replace(checkpoint, path=average, model=ema.values, training={})
-            save_checkpoint(weights, last=False)
+            averaged = replace(checkpoint, path=average, model=ema.values, training={})
+            save_checkpoint(averaged, last=False)
         if kept := cfg.SOLVER.CHECKPOINTS_KEPT:
             for old in list(numbered_checkpoints(path.parent).values())[:-kept]:
                 old.unlink()
@@ -73,20 +70,14 @@ def save_run(trainer: Trainer, path: Path) -> None:
 def resume_run(trainer: Trainer, checkpoint: Checkpoint) -> None:
     """Restore everything that `save_run` wrote, and log the config keys that have changed since.
 
-    Raises:
-        CheckpointError: the checkpoint has no training state, does not fit the model, or was
-            written with another optimizer.
+    CheckpointError if the checkpoint has no training state, or does not fit the config.
     """
     load_weights(trainer.model, checkpoint)
     path, training = checkpoint.path, checkpoint.training
     changed = _changed_keys(checkpoint, trainer.cfg)
-    if "SOLVER.OPTIMIZER" in changed:
-        before, now = changed["SOLVER.OPTIMIZER"]
-        raise CheckpointError(
-            f"{path}: was trained with SOLVER.OPTIMIZER {before}, now it is {now}: resume with "
-            f"{before}, or name the file as MODEL.WEIGHT of a new run in another OUTPUT_DIR"
-        )
     try:
+        if "SOLVER.OPTIMIZER" in changed:
+            raise ValueError("SOLVER.OPTIMIZER {}, now {}".format(*changed["SOLVER.OPTIMIZER"]))
         _load_momentum(trainer.optimizer, training["optimizer"])
         trainer.scaler.load_state_dict(training["scaler"])
         if trainer.ema:
@@ -98,21 +89,18 @@ def resume_run(trainer: Trainer, checkpoint: Checkpoint) -> None:
         for name, hook in _by_name(trainer.user_hooks).items():
             if name in training["hooks"]:
                 hook.load_state_dict(training["hooks"][name])
-    except KeyError as error:
+    except (KeyError, ValueError, RuntimeError, TypeError, AttributeError) as error:
+        problem = f"it has no {error}" if isinstance(error, KeyError) else str(error)
         raise CheckpointError(
-            f"{path}: cannot be resumed because it has no {error}: to train from its weights, name "
-            "it as MODEL.WEIGHT of a new run in another OUTPUT_DIR"
-        ) from error
-    except (ValueError, RuntimeError, TypeError, AttributeError) as error:
-        raise CheckpointError(
-            f"{path}: its training state does not fit the config ({error}): resume with the config "
-            "that it was saved with"
+            f"{path}: its training state does not fit the config ({problem}): resume with the "
+            "config that it was saved with, or name the file as MODEL.WEIGHT of a new run in "
+            "another OUTPUT_DIR"
         ) from error
     if changed:
+        listed = "; ".join(f"{key} {before}, now {now}" for key, (before, now) in changed.items())
         logger.warning(
             "%s was saved with another config: %s. The new values hold from iteration %d on",
-            path, "; ".join(f"{key} {a}, now {b}" for key, (a, b) in changed.items()),
-            trainer.iteration + 1,
+            path, listed, trainer.iteration + 1,
         )  # fmt: skip
     if changed.keys() & {"SEED", "SOLVER.IMS_PER_BATCH"}:
         logger.warning("SEED or SOLVER.IMS_PER_BATCH has changed: the order of the images changes")
@@ -128,20 +116,17 @@ def resume_run(trainer: Trainer, checkpoint: Checkpoint) -> None:
 
 def _load_momentum(optimizer: Optimizer, saved: dict[str, Any]) -> None:
     """Restore the state of each parameter by its name; learning rates etc. are those of now."""
-    numbers = {
-        name: number
-        for group in saved["param_groups"]
-        for name, number in zip(group["param_names"], group["params"], strict=True)
-    }
-    current = optimizer.state_dict()
-    names = [name for group in current["param_groups"] for name in group["param_names"]]
-    if different := sorted(numbers.keys() ^ set(names)):
+
+    def names(state: dict[str, Any]) -> list[str]:
+        return [name for group in state["param_groups"] for name in group["param_names"]]
+
+    current, states = optimizer.state_dict(), saved["state"]
+    before, now = names(saved), names(current)
+    if different := sorted({*before} ^ {*now}):
         raise ValueError(f"other parameters are trained: {shorten(', '.join(different), 150)}")
-    states = saved["state"]
-    # Parameters that are still frozen have no state.
-    current["state"] = {
-        new: states[numbers[name]] for new, name in enumerate(names) if numbers[name] in states
-    }
+    # Parameters are numbered in order. Those that are still frozen have no state.
+    by_name = {name: states[number] for number, name in enumerate(before) if number in states}
+    current["state"] = {number: by_name[name] for number, name in enumerate(now) if name in by_name}
     optimizer.load_state_dict(current)
 
 

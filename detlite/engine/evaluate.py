@@ -1,19 +1,22 @@
-"""Evaluation of a detector on whole datasets."""
+"""Evaluation of a detector on whole datasets, by metrics and by the losses of training."""
 
 import json
 import logging
+import math
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from textwrap import shorten
 from typing import Any
 
+import torch
+from torch import nn
 from yacs.config import CfgNode
 
 from detlite.atomic_write import atomic_open
 from detlite.config import ConfigError
-from detlite.data import CocoDataset, DataError, build_test_loader
-from detlite.distributed import broadcast_buffers, is_main
+from detlite.data import CocoDataset, DataError, build_dataset, build_test_loader
+from detlite.distributed import all_gather_objects, broadcast_buffers, is_main
 from detlite.evaluation.evaluators import build_evaluators
 from detlite.evaluation.metrics import Metrics, check_expected, format_losses, format_table
 from detlite.evaluation.results import Results, gather_results, to_coco_results, write_results
@@ -21,12 +24,14 @@ from detlite.inference.build import build_detector
 from detlite.inference.detectors import size_of
 from detlite.modeling.detection_model import DetectionModel
 from detlite.modeling.detector import Detector
+from detlite.modeling.optimize_for_training import optimize_for_training
 from detlite.modeling.precision import autocast, resolve_dtype
 
-from .validation_loss import LOSS, validation_loss
+from .rng import preserve_rng
 
 logger = logging.getLogger(__name__)
 
+LOSS = "loss"  # key of TEST.LOSS among the metrics of a dataset; lower is better
 _REPORT_SECONDS = 30
 
 
@@ -61,10 +66,9 @@ def evaluate_dataset(
     """Evaluate a model on one dataset, write `results_<name>.json`, and log the table.
 
     Returns:
-        On rank 0 the metrics of all evaluators of the dataset, `{"bbox": {"AP": 0.4, ...}, "segm":
-        {...}}`, as fractions. If two evaluators measure the same kind, the second one's is prefixed
-        with its name: "lvis bbox". With TEST.LOSS also `{"loss": {"total": ...}}`. Empty in other
-        processes.
+        On rank 0 the metrics of all evaluators, `{"bbox": {"AP": 0.4, ...}, "segm": {...}}`, as
+        fractions; a kind of a second evaluator is prefixed with its name: "lvis bbox". With
+        TEST.LOSS also `{"loss": {"total": ...}}`. Empty in other processes.
     """
     check_evaluation(cfg, model, dataset)
     was_training, static_shapes = model.training, model.static_shapes
@@ -122,8 +126,7 @@ def run_inference(
 ) -> list[Results]:
     """Detect objects in this process's share of a dataset, under `autocast` with `dtype`."""
     results: list[Results] = []
-    done, start = 0, time.perf_counter()
-    reported = start
+    start = reported = time.perf_counter()
     for images, targets in build_test_loader(cfg, dataset):
         takes = detector.takes_proposals
         proposals = [target["proposals"] for target in targets] if takes else None
@@ -133,12 +136,11 @@ def run_inference(
             settings = dataset.categories, detector.convention, detector.mask_threshold
             image_id, size = target["image_id"], target["size"]
             results.append(to_coco_results(detections, image_id, size_of(image), size, *settings))
-        done += len(images)
-        now = time.perf_counter()
+        now, done = time.perf_counter(), len(results)
         if now - reported > _REPORT_SECONDS:
             reported = now
             logger.info("%s: %d images, %.2f images/s", dataset.name, done, done / (now - start))
-    seconds = time.perf_counter() - start
+    seconds, done = time.perf_counter() - start, len(results)
     logger.info(
         "%s: %d images in %.1f s, %.2f images/s per process, in %s",
         dataset.name, done, seconds, done / seconds, resolve_dtype(cfg.DTYPE, detector.device),
@@ -148,3 +150,58 @@ def run_inference(
 
 def _list_categories(categories: Sequence[dict[str, Any]]) -> str:
     return ", ".join(f"{category['id']} {category['name']}" for category in categories)
+
+
+def build_loss_dataset(cfg: CfgNode, name: str) -> CocoDataset:
+    """Build a set of DATASETS.TEST as for training: with masks, and only annotated images."""
+    return build_dataset(_train_on_test_sets(cfg), name, train=True)
+
+
+def validation_loss(cfg: CfgNode, model: DetectionModel, name: str) -> dict[str, float | None]:
+    """Compute the losses on a set of DATASETS.TEST; every process calls it for its share.
+
+    The result is a mean over images, each in a separate batch. Many losses are means over the boxes
+    of a batch, so the result would otherwise depend on the number of processes and on
+    TEST.IMS_PER_BATCH. Images are resized as in evaluation and not augmented. Batch norm uses its
+    running statistics. The seed of each image determines which boxes are sampled, and the random
+    generators and the mode of the model are restored afterwards.
+
+    Returns:
+        `total` and each loss without the prefix "loss_", in every process; None if not finite.
+    """
+    optimize_for_training(model)  # rounds like the training losses
+    dataset = build_loss_dataset(cfg, name)
+    rows: list[dict[str, float]] = []
+    was_training = model.training
+    with torch.no_grad(), preserve_rng(model.device):
+        model.train()
+        for module in model.modules():
+            if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                module.eval()
+        for images, targets in build_test_loader(_train_on_test_sets(cfg), dataset):
+            for image, target in zip(images, targets, strict=True):
+                torch.manual_seed((cfg.SEED + target["image_id"]) % 2**63)
+                with autocast(cfg.DTYPE, model.device):
+                    losses = model([image], [target])
+                values = torch.stack([loss.float() for loss in losses.values()]).tolist()
+                rows.append(dict(zip(losses, values, strict=True)))
+    model.train(was_training)
+    all_rows = [row for part in all_gather_objects(rows) for row in part]
+    # fsum is exact, so neither the order nor the number of processes matters.
+    means = {
+        key.removeprefix("loss_"): math.fsum(row[key] for row in all_rows) / len(all_rows)
+        for key in all_rows[0]
+    }
+    result = {"total": math.fsum(means.values()), **means}
+    return {key: value if math.isfinite(value) else None for key, value in result.items()}
+
+
+def _train_on_test_sets(cfg: CfgNode) -> CfgNode:
+    """Return the config with the test sets as training sets, without test-time augmentation."""
+    cfg = cfg.clone()
+    cfg.defrost()
+    cfg.DATASETS.TRAIN = cfg.DATASETS.TEST
+    cfg.DATASETS.PROPOSAL_FILES_TRAIN = cfg.DATASETS.PROPOSAL_FILES_TEST
+    cfg.DATASETS.PRECOMPUTED_PROPOSAL_TOPK_TRAIN = cfg.DATASETS.PRECOMPUTED_PROPOSAL_TOPK_TEST
+    cfg.TEST.BBOX_AUG.ENABLED, cfg.TEST.TILE = False, 0  # both load images without resizing
+    return cfg

@@ -11,13 +11,11 @@ import torch
 
 
 def seed_all(seed: int, deterministic: bool = False) -> None:
-    """Seed random, numpy and torch on all devices.
+    """Seed random, numpy and torch on all devices with an integer from 0.
 
-    Args:
-        seed: any integer from 0.
-        deterministic: let torch use only algorithms that give the same bits each time, and raise a
-            RuntimeError for an operator without one. On CUDA it takes effect only before cuBLAS is
-            used for the first time.
+    If `deterministic`, torch uses only algorithms that give the same bits each time, and raises a
+    RuntimeError for an operator without one. On CUDA it takes effect only before cuBLAS is used for
+    the first time.
     """
     if deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")

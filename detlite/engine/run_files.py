@@ -2,7 +2,7 @@
 
 import logging
 import re
-from itertools import chain, count, takewhile
+from itertools import count
 from pathlib import Path
 
 from detlite.config import ConfigError
@@ -46,11 +46,12 @@ def choose_output_dir(folder: Path, resume: bool) -> Path:
 
     It is the first one without a run, or to resume, the last one with a run.
     """
-    numbered = (folder.with_name(f"{folder.name}_{number}") for number in count(2))
-    used = list(takewhile(files_of_run, chain([folder], numbered)))
-    if resume:
-        return used[-1] if used else folder
-    return folder.with_name(f"{folder.name}_{len(used) + 1}") if used else folder
+    last, place = folder, folder
+    for number in count(2):
+        if not files_of_run(place):
+            break
+        last, place = place, folder.with_name(f"{folder.name}_{number}")
+    return last if resume else place
 
 
 def check_output_dir(folder: Path, resume: bool) -> None:
@@ -79,34 +80,28 @@ def newest_checkpoint(folder: Path) -> Checkpoint | None:
             problems.append(str(error))
             return None
 
-    pointer = folder / LAST_CHECKPOINT_FILE
-    newest = None
+    pointer, final = folder / LAST_CHECKPOINT_FILE, folder / FINAL_CHECKPOINT
+    numbered, newest = numbered_checkpoints(folder), None
     if pointer.exists():
         name = pointer.read_bytes().decode(errors="replace").strip()
         if name in {path.name for path in folder.iterdir() if path.is_file()}:
             newest = read(folder / name)
         else:
             problems.append(f"{pointer} names {name[:80]!r}, which does not exist")
-    if newest is None and (folder / FINAL_CHECKPOINT).is_file():
-        newest = read(folder / FINAL_CHECKPOINT)
-    if newest is None or problems or not pointer.exists():
+    elif numbered or final.is_file():
+        problems.append(f"{pointer} is missing")
+    if newest is None and final.is_file():
+        newest = read(final)
+    if problems:
         # The final checkpoint is older than the numbered ones if the run was extended.
         done = newest.training.get("iteration", 0) if newest else 0
-        for iteration, path in reversed(numbered_checkpoints(folder).items()):
-            if iteration <= done:
-                break
-            if newer := read(path):
-                newest = newer
-                break
-    listed = "; ".join(dict.fromkeys(problems))
-    if newest is None and problems:
-        raise CheckpointError(
-            f"{folder} holds no undamaged checkpoint to resume: {listed}. Restore one, or remove "
-            f"{LAST_CHECKPOINT_FILE} and the damaged files to start from scratch"
-        )
-    if newest and (problems or not pointer.exists()):
-        logger.warning(
-            "%s. Resuming from the newest undamaged checkpoint: %s",
-            listed or f"{pointer} is missing", newest.path,
-        )  # fmt: skip
+        later = (path for number, path in reversed(numbered.items()) if number > done)
+        newest = next(filter(None, map(read, later)), newest)
+        listed = "; ".join(dict.fromkeys(problems))
+        if newest is None:
+            raise CheckpointError(
+                f"{folder} holds no undamaged checkpoint to resume: {listed}. Restore one, or "
+                f"remove {LAST_CHECKPOINT_FILE} and the damaged files to start from scratch"
+            )
+        logger.warning("%s. Resuming from the newest undamaged checkpoint: %s", listed, newest.path)
     return newest

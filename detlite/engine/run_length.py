@@ -23,13 +23,10 @@ class RunLength:
         max_iter: number of iterations; None if unknown in advance.
         shortens_warmup: True if the length is not given in iterations. The warm-up then ends after
             a tenth of the run at the latest, since its iterations may exceed the run.
-        evaluation_needed: True if the model should be evaluated now to find out how long that
-            takes.
-        allows_evaluation: True if there is time for an evaluation in addition to the last one.
     """
 
-    evaluation_needed = False
-    allows_evaluation = True
+    evaluation_needed = False  # now, to find out how long it takes
+    allows_evaluation = True  # in addition to the last one
 
     def __init__(self, max_iter: int | None, shortens_warmup: bool = False) -> None:
         self.max_iter = max_iter
@@ -46,11 +43,7 @@ class RunLength:
         return done >= self.max_iter
 
     def advance(self, *flags: bool) -> list[bool]:
-        """Count one iteration; every process calls it after each, without waiting for a device.
-
-        Returns:
-            Each flag, True if it is set in any process.
-        """
+        """Count one iteration in every process; return each flag, True if any process sets it."""
         return [value > 0 for value in max_over_processes(flags)]
 
     @contextmanager
@@ -80,11 +73,9 @@ class TimeLimit(RunLength):
     the learning rate is a function of what a checkpoint holds. The last iteration is the one that
     leaves no time for another.
 
-    Args:
-        minutes: the limit.
-        include_evaluation: count evaluations too. As much time as the longest evaluation so far
-            took is then reserved for the last one, and the model is evaluated halfway if it was
-            not before. Otherwise the clock stops during evaluations.
+    The clock stops during evaluations unless `include_evaluation` is set. Then the time of the
+    longest evaluation so far is reserved for the last one, and the model is evaluated halfway if it
+    was not before.
     """
 
     def __init__(self, minutes: float, include_evaluation: bool = False) -> None:
@@ -111,6 +102,15 @@ class TimeLimit(RunLength):
     @property
     def allows_evaluation(self) -> bool:  # type: ignore[override]
         return not self._include_evaluation or self._longest < self.seconds_left
+
+    @property
+    def _reserved(self) -> float:
+        """Seconds reserved for the last evaluation."""
+        return self._longest if self._include_evaluation else 0.0
+
+    @property
+    def _used(self) -> float:
+        return self._seconds / max(self._limit - self._reserved, self._seconds, 1e-9)
 
     def fraction(self, done: int) -> float:
         return self._fraction
@@ -166,15 +166,6 @@ class TimeLimit(RunLength):
         self._start = time.monotonic() - self._seconds
         same_limit = state.get("limit") == self._limit
         self._fraction = state["fraction"] if same_limit else self._used
-
-    @property
-    def _used(self) -> float:
-        return self._seconds / max(self._limit - self._reserved, self._seconds, 1e-9)
-
-    @property
-    def _reserved(self) -> float:
-        """Seconds reserved for the last evaluation."""
-        return self._longest if self._include_evaluation else 0.0
 
     def __str__(self) -> str:
         return f"{self._limit / 60:g} minutes ({self._seconds / 60:.1f} used)"

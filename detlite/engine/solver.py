@@ -49,14 +49,13 @@ def build_optimizer(cfg: CfgNode, model: nn.Module) -> torch.optim.Optimizer:
             lr, cfg.SOLVER.BASE_LR, lr / cfg.SOLVER.BASE_LR, cfg.SOLVER.IMS_PER_BATCH,
             cfg.SOLVER.REFERENCE_IMS_PER_BATCH,
         )  # fmt: skip
-    if cfg.SOLVER.OPTIMIZER == "FusedSGD":
-        return _apex_fused_sgd(groups, lr, momentum)
     # Fused optimizers are faster. But if the gradient scaler of float16 skips the first step after
     # an overflow, which is common, torch's fused SGD uses momentum that was never initialized.
     fused = cfg.DTYPE != "float16"
     if cfg.SOLVER.OPTIMIZER == "AdamW":
         return torch.optim.AdamW(groups, lr=lr, betas=(momentum, 0.999), fused=fused)
-    # It cannot start the momentum of some parameters later than that of others either.
+    # It cannot start the momentum of some parameters later than that of others either. FusedSGD,
+    # once a class of NVIDIA's apex, is the same.
     fused = fused and not cfg.SOLVER.BACKBONE_FREEZE_ITERS
     return torch.optim.SGD(groups, lr=lr, momentum=momentum, fused=fused)
 
@@ -82,12 +81,11 @@ def build_scheduler(
     solver, steps, max_iter = cfg.SOLVER, cfg.SOLVER.STEPS, run_length.max_iter
     if solver.LR_SCHEDULE == "multistep":
         _check_steps(steps, max_iter)
-    fixed = run_length.max_iter if not run_length.shortens_warmup else None
-    if fixed is not None and fixed <= solver.WARMUP_ITERS:
+    if not run_length.shortens_warmup and max_iter is not None and max_iter <= solver.WARMUP_ITERS:
         logger.warning(
             "SOLVER.WARMUP_ITERS is %d and the run has %d iterations: the learning rate never "
             "reaches SOLVER.BASE_LR %g. Set SOLVER.WARMUP_ITERS %d",
-            solver.WARMUP_ITERS, fixed, base_lr(cfg), int(MAX_WARMUP * fixed),
+            solver.WARMUP_ITERS, max_iter, base_lr(cfg), int(MAX_WARMUP * max_iter),
         )  # fmt: skip
 
     def factor(iteration: int) -> float:
@@ -121,25 +119,19 @@ def _check_steps(steps: Sequence[float], max_iter: int | None) -> None:
         return
     if max_iter is None:
         raise ConfigError(
-            f"SOLVER.STEPS {steps} are iterations, but their number is unknown with "
-            "SOLVER.MAX_MINUTES: set fractions of the run, such as (0.7, 0.9), or set "
-            "SOLVER.LR_SCHEDULE cosine"
+            f"SOLVER.STEPS {steps} are iterations, whose number SOLVER.MAX_MINUTES leaves open: "
+            "set fractions of the run, such as (0.7, 0.9), or SOLVER.LR_SCHEDULE cosine"
         )
     if 0 < steps[0] < 1:
-        raise ConfigError(
-            f"SOLVER.STEPS {steps} mixes fractions of the run and iterations: use one of them"
-        )
+        raise ConfigError(f"SOLVER.STEPS {steps} mixes fractions and iterations: use one of them")
     if steps[-1] >= max_iter:
-        logger.warning(
-            "SOLVER.STEPS %s exceed the run's %d iterations: later steps have no effect",
-            steps, max_iter,
-        )  # fmt: skip
+        exceed = "SOLVER.STEPS %s exceed the run's %d iterations: later steps have no effect"
+        logger.warning(exceed, steps, max_iter)
 
 
 def _parameter_groups(cfg: CfgNode, model: nn.Module) -> list[dict]:
     """Group each trainable parameter once by its learning rate and weight decay."""
-    solver = cfg.SOLVER
-    factors = _backbone_lr_factors(cfg, model)
+    solver, factors = cfg.SOLVER, _backbone_lr_factors(cfg, model)
     groups: dict[tuple[float, float], list[tuple[str, nn.Parameter]]] = {}
     seen: set[nn.Parameter] = set()
     for path, module in model.named_modules():
@@ -168,25 +160,5 @@ def _backbone_lr_factors(cfg: CfgNode, model: nn.Module) -> dict[nn.Parameter, f
         return {}
     backbone = model.get_submodule("backbone")
     assert isinstance(backbone, Backbone)
-    layers = backbone.layers()
-    return {
-        parameter: factor * decay ** (len(layers) - number)
-        for number, layer in enumerate(layers)
-        for parameter in layer
-    }
-
-
-def _apex_fused_sgd(groups: list[dict], lr: float, momentum: float) -> torch.optim.Optimizer:
-    if any(not parameter.is_cuda for group in groups for _, parameter in group["params"]):
-        raise ConfigError("SOLVER.OPTIMIZER FusedSGD works only on CUDA: set SGD")
-    try:
-        from apex.optimizers import FusedSGD
-
-        return FusedSGD(groups, lr=lr, momentum=momentum)
-    # Apex raises RuntimeError if it was installed without its CUDA extensions.
-    except (ImportError, RuntimeError) as error:
-        raise ConfigError(
-            "SOLVER.OPTIMIZER FusedSGD needs NVIDIA apex with its CUDA extensions "
-            f"({error}): install it from https://github.com/NVIDIA/apex, or set SGD, which is "
-            "fused as well. Do not `pip install apex`: that package on PyPI is another project"
-        ) from error
+    from_neck = enumerate(reversed(backbone.layers()), start=1)
+    return {parameter: factor * decay**number for number, layer in from_neck for parameter in layer}

@@ -20,21 +20,18 @@ from detlite.modeling.optimize_for_training import optimize_for_training
 from detlite.modeling.precision import resolve_dtype
 
 from .checkpointer import resume_run, save_run
-from .evaluate import check_evaluation, evaluate
+from .evaluate import build_loss_dataset, check_evaluation, evaluate
 from .hooks.base import HOOKS, Hook
-from .hooks.best_checkpoint import BestCheckpoint
+from .hooks.best_checkpoint import BestCheckpoint, StoreScoreThreshold
 from .hooks.ema import EMA_SUFFIX, ModelEMA
 from .hooks.freezing import BackboneFreezeSchedule
-from .hooks.machine_load import MachineLoad
-from .hooks.metrics import Meters, MetricsWriter
-from .hooks.score_threshold import StoreScoreThreshold
+from .hooks.metrics import MachineLoad, Meters, MetricsWriter
 from .replay import save_batch
 from .run_files import FINAL_CHECKPOINT, checkpoint_name, newest_checkpoint
 from .run_length import build_run_length
 from .signals import StoppedError, StopSignals
 from .solver import build_optimizer, build_scheduler
 from .train_step import TrainStep
-from .validation_loss import build_loss_dataset
 
 logger = logging.getLogger(__name__)
 
@@ -42,21 +39,13 @@ logger = logging.getLogger(__name__)
 class Trainer:
     """Trains a detector as SOLVER says, evaluates it, and writes the files of a run.
 
-    Every process creates one and calls `train`.
-
-    Args:
-        cfg: config of the run.
-        model: on its device.
-        train_set, test_sets: datasets to train and evaluate on.
-        hooks: in addition to those that SOLVER.HOOKS names.
+    Every process creates one, with hooks in addition to those of SOLVER.HOOKS, and calls `train`.
 
     Attributes:
         iteration: number of the current iteration, from 1. Before the first step of a run, and
             after a step, it is the number of finished iterations.
         checkpoint: file that the run saved last or resumed from.
-        ema: averaged weights; None without SOLVER.EMA_DECAY.
         is_last: True if no iteration follows the current one.
-        repeats_evaluation: True if a resumed run evaluates the model that it starts from.
     """
 
     def __init__(
@@ -77,7 +66,7 @@ class Trainer:
         self.output_dir = Path(cfg.OUTPUT_DIR)
         self.iteration = 0
         self.checkpoint = self.output_dir / FINAL_CHECKPOINT
-        self.repeats_evaluation = False
+        self.repeats_evaluation = False  # a resumed run evaluates the model that it starts from
         self.is_last = False
         self._interrupted = False  # a signal arrived in any process
         self._finishing = False
@@ -116,7 +105,7 @@ class Trainer:
         """Run all iterations, evaluate, and return the metrics as `evaluate` does.
 
         With `resume`, continue from the newest checkpoint in OUTPUT_DIR, with the same results as
-        without the interruption. What the run did after it is done again.
+        without the interruption.
 
         Raises:
             CheckpointError: all checkpoints are damaged, or the newest one does not fit.
@@ -168,26 +157,24 @@ class Trainer:
         self._finishing = True
 
     def _resume(self) -> None:
-        checkpoint = newest_checkpoint(self.output_dir)
-        if checkpoint is None:
-            logger.warning(
-                "%s holds no checkpoint to resume: starting from scratch", self.output_dir
-            )
-            return
-        resume_run(self, checkpoint)
-        self.checkpoint = checkpoint.path
+        if checkpoint := newest_checkpoint(self.output_dir):
+            resume_run(self, checkpoint)
+            self.checkpoint = checkpoint.path
+        else:
+            missing = "%s holds no checkpoint to resume: starting from scratch"
+            logger.warning(missing, self.output_dir)
 
     def _before_train(self) -> None:
         """Call the hooks, and decide how a resumed run starts."""
         *hooks, writer = self.hooks
         for hook in hooks:
             hook.before_train()
+        resumed = self.iteration > 0
         self.is_last = any_process(self._finishing) or self.run_length.is_reached(self.iteration)
-        ended = self.iteration > 0 and self.checkpoint.name == FINAL_CHECKPOINT
+        ended = resumed and self.checkpoint.name == FINAL_CHECKPOINT
         if self.is_last and not ended:  # the run was shortened: this is its final checkpoint
             self._save()
         # The interruption may have come before the end of the evaluation.
-        resumed = self.iteration > 0
         self.repeats_evaluation = self.is_last or (resumed and self._evaluation_due(ended))
         writer.before_train()  # removes metrics that will be written again
 
@@ -234,14 +221,14 @@ class Trainer:
 
     def _evaluate(self) -> dict[str, Metrics]:
         """Evaluate the weights and the averaged weights, the latter into the folder `average`."""
+        inputs, folder = (self.cfg, self.model, self.test_sets), self.output_dir / "average"
         immediately = self.signals.ending_immediately("continue by --resume")
         with immediately, self.run_length.evaluating():
-            metrics = evaluate(self.cfg, self.model, self.test_sets, self.output_dir)
+            metrics = evaluate(*inputs, self.output_dir)
             if self.ema:
-                folder = self.output_dir / "average"
                 folder.mkdir(exist_ok=True)
                 with self.ema.applied():
-                    averaged = evaluate(self.cfg, self.model, self.test_sets, folder)
+                    averaged = evaluate(*inputs, folder)
                 metrics |= {name + EMA_SUFFIX: values for name, values in averaged.items()}
         if self.test_sets:
             self._call_hooks("after_evaluation", metrics)

@@ -32,7 +32,7 @@ def check_lvis(coco_gt: COCO) -> None:
     """Raise DataError if the ground truth lacks one of LVIS's fields."""
     for key, fields in _FIELDS.items():
         for row in coco_gt.dataset[key]:
-            for field in set(fields) - row.keys():
+            for field in (field for field in fields if field not in row):
                 raise DataError(
                     f"ground truth: {key}, id {row['id']}: no {field!r}, which LVIS's evaluation "
                     "needs; if this is not an LVIS file, give its entry type coco"

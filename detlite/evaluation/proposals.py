@@ -5,8 +5,10 @@ the same numbers but takes hours for 1000 boxes per image.
 """
 
 import numpy as np
+import torch
 from pycocotools.coco import COCO
 
+from detlite import ops
 from detlite.data.errors import DataError
 
 from .matching import AREA_RANGES, IOU_THRESHOLDS
@@ -39,7 +41,10 @@ def evaluate_proposals(coco_gt: COCO, results: Results) -> dict[str, float | Non
         first, last = np.searchsorted(image_ids, [image_id, image_id + 1])
         best = boxes[order[first : min(last, first + max(_LIMITS))]]
         gt_boxes = np.array([row["bbox"] for row in objects], float).reshape(-1, 4)
-        table = _iou(gt_boxes, best.astype(float))
+        ranges = np.tile([0, len(gt_boxes)], (len(best), 1))
+        arrays = best.astype(float), gt_boxes, np.zeros(len(gt_boxes), bool), ranges
+        pairs = ops.box_overlaps(*map(torch.from_numpy, arrays)).numpy()
+        table = pairs.reshape(len(best), len(gt_boxes)).T
         for limit in _LIMITS:
             ious[limit].append(_assign_greedily(table[:, :limit].copy()))
     area = np.array(areas)
@@ -51,15 +56,6 @@ def evaluate_proposals(coco_gt: COCO, results: Results) -> dict[str, float | Non
             letter = "" if name == "all" else name[0]
             metrics[f"AR{letter}@{limit}"] = float(counted.mean()) if len(counted) else None
     return metrics
-
-
-def _iou(gt_boxes: np.ndarray, boxes: np.ndarray) -> np.ndarray:
-    """Return the IoU [G, P] of xywh boxes [G, 4] and [P, 4]."""
-    low = np.maximum(gt_boxes[:, None, :2], boxes[:, :2])
-    high = np.minimum((gt_boxes[:, :2] + gt_boxes[:, 2:])[:, None], boxes[:, :2] + boxes[:, 2:])
-    shared = (high - low).clip(0).prod(axis=2)
-    union = np.add.outer(*(side[:, 2] * side[:, 3] for side in (gt_boxes, boxes))) - shared
-    return np.divide(shared, union, out=np.zeros_like(shared), where=shared > 0)
 
 
 def _assign_greedily(table: np.ndarray) -> np.ndarray:

@@ -11,7 +11,7 @@ from detlite.modeling.detection_model import DetectionModel
 from detlite.modeling.detector import Detector
 from detlite.structures.keypoints import with_sides
 
-from .detectors import ImageDetector, ResizingDetector, View
+from .detectors import ResizingDetector, View
 from .optimize import optimize
 from .tiling import TiledDetector, Tiling, build_tiling
 from .tta import AugmentedDetector, build_views
@@ -28,7 +28,7 @@ def build_detector(
     view = View(cfg.INPUT.MIN_SIZE_TEST, cfg.INPUT.MAX_SIZE_TEST)
     views, tiling = build_views(cfg), build_tiling(cfg)
     names = with_sides(keypoint_names, cfg.DATASETS.KEYPOINT_FLIP_PAIRS)
-    return wrap_detector(model, view, views, tiling, names) or model, dtype
+    return wrap_detector(model, view, views, tiling, names), dtype
 
 
 def build_inference(cfg: CfgNode, model: DetectionModel) -> tuple[DetectionModel, str]:
@@ -44,16 +44,16 @@ def wrap_detector(
     views: Sequence[View] = (),
     tiling: Tiling | None = None,
     keypoint_names: Sequence[str] = (),
-) -> ImageDetector | None:
-    """Wrap a model for test-time augmentation, tiling or both; None if neither is requested.
+) -> Detector:
+    """Wrap a model for test-time augmentation, tiling or both, if requested.
 
     `view` is the size of the network input for tiles without augmentation. See `AugmentedDetector`
     for `views` and `keypoint_names`.
     """
-    detector = AugmentedDetector(model, views, keypoint_names) if views else None
+    augmented = AugmentedDetector(model, views, keypoint_names) if views else None
     if tiling is None:
-        return detector
-    return TiledDetector(detector or ResizingDetector(model, view), tiling)
+        return augmented or model
+    return TiledDetector(augmented or ResizingDetector(model, view), tiling)
 
 
 def with_score_thresh(model: DetectionModel, score_thresh: float) -> DetectionModel:

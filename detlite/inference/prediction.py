@@ -1,15 +1,33 @@
-"""Predictions: the detections of an image, and methods that draw and convert them."""
+"""Images in any form, and their predictions, with methods that draw and convert them."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
 from PIL import Image
+from torch import Tensor
 
-from detlite.data.loading.image_io import DEFAULT_OPTIONS, ImageOptions
+from detlite.data.errors import DataError
+from detlite.data.loading.image_io import (
+    DEFAULT_OPTIONS,
+    ImageOptions,
+    pixels_to_tensor,
+    read_image,
+)
+from detlite.data.loading.image_readers import Pixels, image_suffixes, pillow_pixels
+from detlite.evaluation.results import categories_of, paste_detections
+from detlite.modeling.detector import Detector
 from detlite.registry import Registry
+from detlite.structures.instances import Detections
+from detlite.structures.masks.formats import to_bitmap
 
-from .images import ImageInput, load_image
+from .detectors import size_of
+
+ImageInput = str | Path | bytes | Image.Image | np.ndarray | Tensor
 
 # Functions that draw or convert predictions.
 EXPORTERS: Registry[Callable[..., Any]] = Registry(
@@ -21,6 +39,68 @@ EXPORTERS: Registry[Callable[..., Any]] = Registry(
     },
 )
 _NAMED_CATEGORIES = 5  # in the repr
+
+
+@dataclass(frozen=True)
+class LoadedImage:
+    """An original image uint8 [C, H, W], and the network input made from it."""
+
+    original: Tensor
+    network_input: Tensor
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """(height, width) of the original image."""
+        return size_of(self.original)
+
+
+def image_files(folder: Path) -> list[Path]:
+    """Return the images of a folder and its subfolders, by name; DataError if there are none."""
+    files = sorted(file for file in folder.rglob("*") if file.suffix.lower() in image_suffixes())
+    if not files:
+        raise DataError(f"{folder}: the folder contains no images")
+    return files
+
+
+def load_image(image: ImageInput, options: ImageOptions, page: int | None = None) -> Tensor:
+    """Read or convert an image to a tensor uint8 [C, H, W]; errors as for `Predictor`."""
+    if isinstance(image, str | Path | bytes):
+        return read_image(image, options=options, page=page)
+    return image_to_tensor(image, options)
+
+
+def image_to_tensor(image: Image.Image | np.ndarray | Tensor, options: ImageOptions) -> Tensor:
+    """Convert an image to a tensor uint8 [C, H, W] with the channels of the model.
+
+    TypeError or ValueError if it has another type, dtype or shape than `Predictor` takes.
+    """
+    rgb = "RGB, " * (options.channels == 3)
+    if isinstance(image, Image.Image):
+        return pixels_to_tensor(pillow_pixels(image), options, f"PIL image of mode {image.mode}")
+    if isinstance(image, np.ndarray):
+        array = image[:, :, None] if image.ndim == 2 and options.channels == 1 else image
+        deep = array.dtype == np.uint16 or (options.value_range and array.dtype.kind in "uif")
+        fits = array.ndim == 3 and array.shape[2] == options.channels
+        if not fits or not (array.dtype == np.uint8 or deep):
+            raise ValueError(
+                f"an array must be {rgb}uint8 [H, W, {options.channels}]: got {image.dtype} "
+                f"{list(image.shape)}. Other types need INPUT.VALUE_RANGE"
+            )
+        image = pixels_to_tensor(Pixels(array), options, "array")
+    if not isinstance(image, Tensor):
+        raise TypeError(
+            "an image must be a path, bytes, a PIL image, an array or a tensor: got "
+            f"{type(image).__name__}"
+        )
+    if image.dtype != torch.uint8 or image.ndim != 3 or image.shape[0] != options.channels:
+        dtype = str(image.dtype).removeprefix("torch.")
+        raise ValueError(
+            f"a tensor must be {rgb}uint8 [{options.channels}, H, W]: got {dtype} "
+            f"{list(image.shape)}"
+        )
+    if image.numel() == 0:
+        raise ValueError(f"the image has no pixels: got a shape of {list(image.shape)}")
+    return image
 
 
 class Prediction(dict[str, Any]):
@@ -72,3 +152,35 @@ class Prediction(dict[str, Any]):
         names = [name for name in ("class_scores", "features") if name in self]
         columns = [self[name].tolist() for name in names]
         return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+
+
+def make_prediction(
+    detections: Detections, loaded: LoadedImage, model: Detector, rle: bool
+) -> Prediction:
+    """Map the detections of a model to the original image, and paste their masks."""
+    size, convention = loaded.size, model.convention
+    detections = detections.to("cpu")
+    detections = replace(detections, boxes=detections.boxes.float())
+    detections = detections.rescale(size_of(loaded.network_input), size, convention)
+    categories = categories_of(detections.labels, model.categories)
+    prediction = Prediction(
+        size=size,
+        boxes=detections.boxes,
+        labels=detections.labels,
+        scores=detections.scores.float(),
+        category_ids=[category["id"] for category in categories],
+        names=[category["name"] for category in categories],
+    )
+    prediction.categories = model.categories
+    rles = paste_detections(detections, size, convention, model.mask_threshold)
+    if rles is not None and rle:
+        prediction["masks"] = rles
+    elif rles is not None:
+        prediction["masks"] = bitmaps = torch.zeros((len(rles), *size), dtype=torch.bool)
+        for bitmap, one in zip(bitmaps, rles, strict=True):
+            bitmap.copy_(torch.from_numpy(to_bitmap(one, *size)))
+    if detections.keypoints is not None:
+        prediction["keypoints"] = detections.keypoints
+        prediction["keypoints_scores"] = detections.keypoint_scores
+    prediction.update(detections.extra_outputs())
+    return prediction

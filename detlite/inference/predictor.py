@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, overload
 
@@ -15,23 +14,24 @@ from yacs.config import CfgNode
 
 from detlite.conversion.checkpoint.loading import build_model_from_checkpoint
 from detlite.data.datasets.coco import keypoint_names
-from detlite.data.errors import DataError
 from detlite.data.loading.image_io import DEFAULT_OPTIONS, ImageOptions, build_image_options
-from detlite.data.loading.image_readers import image_suffixes
 from detlite.data.transforms.resize import resize_shortest
-from detlite.evaluation.results import categories_of, paste_detections
 from detlite.modeling.detection_model import DetectionModel
-from detlite.modeling.detector import Detector
 from detlite.modeling.precision import autocast
 from detlite.registry import Registry
 from detlite.structures import boxes as box_ops
 from detlite.structures.instances import Detections
-from detlite.structures.masks.formats import to_bitmap
 
 from .build import build_inference, with_score_thresh, wrap_detector
 from .detectors import View, size_of
-from .images import ImageInput, LoadedImage, load_image
-from .prediction import Prediction
+from .prediction import (
+    ImageInput,
+    LoadedImage,
+    Prediction,
+    image_files,
+    load_image,
+    make_prediction,
+)
 from .tiling import Tiling, build_tiling
 from .tta import build_views
 
@@ -96,10 +96,6 @@ class Predictor:
         tiling: cut larger images into tiles and detect in each. None: do not, or as the file says.
         trust: also read a .pt2 file, which can run any code when it is read.
         cfg: config with the defaults of other arguments, apart from `dtype`; a file has its own.
-
-    Attributes:
-        model: the model.
-        detector: detects in loaded images: the model itself, or a wrapper for `views` and `tiling`.
     """
 
     def __init__(
@@ -157,10 +153,9 @@ class Predictor:
                 )
         if dtype not in ("float32", "float16", "bfloat16", "auto"):
             raise ValueError(f"Predictor(dtype={dtype!r}): must be float32, float16 or bfloat16")
-        names = keypoint_names(self.categories)
-        view = View(self.min_size, self.max_size)
-        wrapper = wrap_detector(self.model, view, views or (), tiling, names)
-        self.detector: Detector = wrapper or self.model
+        view, names = View(self.min_size, self.max_size), keypoint_names(self.categories)
+        # Detects in loaded images.
+        self.detector = wrap_detector(self.model, view, views or (), tiling, names)
         self._warned = False
 
     @staticmethod
@@ -203,7 +198,7 @@ class Predictor:
 
     def __call__(self, images: Any, proposals: Any = None) -> Prediction | list[Prediction]:
         if isinstance(images, str | Path) and Path(images).is_dir():
-            return [self(file) for file in _image_files(Path(images))]
+            return [self(file) for file in image_files(Path(images))]
         if not isinstance(images, list | tuple):
             return self([images], None if proposals is None else [proposals])[0]
         if not images:
@@ -282,29 +277,8 @@ class Predictor:
 
     def to_prediction(self, detections: Detections, loaded: LoadedImage) -> Prediction:
         """Map the detections of an image to the original image, and paste their masks."""
-        size, convention = loaded.size, self.model.convention
-        detections = detections.to("cpu")
-        detections = replace(detections, boxes=detections.boxes.float())
-        detections = detections.rescale(size_of(loaded.network_input), size, convention)
-        boxes = detections.boxes
-        categories = categories_of(detections.labels, self.categories)
-        prediction = Prediction(
-            size=size,
-            boxes=boxes,
-            labels=detections.labels,
-            scores=detections.scores.float(),
-            category_ids=[category["id"] for category in categories],
-            names=[category["name"] for category in categories],
-        )
-        prediction.options, prediction.categories = self.image_options, self.categories
-        prediction.threshold = self.score_thresh
-        rles = paste_detections(detections, size, convention, self.model.mask_threshold)
-        if rles is not None:
-            prediction["masks"] = rles if self.rle else _bitmaps(rles, size)
-        if detections.keypoints is not None:
-            prediction["keypoints"] = detections.keypoints
-            prediction["keypoints_scores"] = detections.keypoint_scores
-        prediction.update(detections.extra_outputs())
+        prediction = make_prediction(detections, loaded, self.model, self.rle)
+        prediction.options, prediction.threshold = self.image_options, self.score_thresh
         return prediction
 
 
@@ -329,18 +303,3 @@ def read_predictor(
 
 
 load_checkpoint = Predictor.from_checkpoint
-
-
-def _image_files(folder: Path) -> list[Path]:
-    """Return the images of a folder and its subfolders, by name; DataError if there are none."""
-    files = sorted(file for file in folder.rglob("*") if file.suffix.lower() in image_suffixes())
-    if not files:
-        raise DataError(f"{folder}: the folder contains no images")
-    return files
-
-
-def _bitmaps(rles: Sequence[dict[str, Any]], size: tuple[int, int]) -> Tensor:
-    bitmaps = torch.zeros((len(rles), *size), dtype=torch.bool)
-    for bitmap, rle in zip(bitmaps, rles, strict=True):
-        bitmap.copy_(torch.from_numpy(to_bitmap(rle, *size)))
-    return bitmaps

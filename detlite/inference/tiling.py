@@ -2,26 +2,81 @@
 
 As in SAHI, slicing aided hyper inference (Akyon et al., ICIP 2022,
 https://arxiv.org/abs/2202.06934), each tile is an image for the model. The whole image is one too,
-for objects larger than a tile. `tile_merging.py` merges the detections.
+for objects larger than a tile. All detections are suppressed together. Two detections are compared
+within the overlap of their tiles, so that parts of an object match however little of it a tile
+shows. The box and mask of an object that tile borders cut are the union of its parts.
+
+Shapes: N detections in a tile, P parts of an object, M x M cells of a mask.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.utils._pytree import tree_map
 from yacs.config import CfgNode
 
 from detlite.config import ConfigError
+from detlite.conventions import Convention
 from detlite.data.transforms.tiles import tile_windows
+from detlite.structures import boxes as box_ops
 from detlite.structures.instances import Detections
+from detlite.structures.masks.pasting import paste_probabilities
 
 from .detectors import ImageDetector, size_of
-from .tile_merging import Tile, merge
+
+# If a tile border cuts one of two detections, the lower-scoring one is dropped from this
+# intersection over the smaller area (SAHI's metric IOS and its default).
+_MAX_IOS = 0.5
+_MIN_PART_IOU = 0.5  # IoU within the overlap from which two detections are parts of one object
+_BORDER = 1 / 64  # a box that ends within this fraction of a tile's side may be cut
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Rectangle in pixels of an image; x2 and y2 are exclusive."""
+
+    x1: int
+    y1: int
+    x2: int
+    y2: int
+
+    def crop(self, image: Tensor) -> Tensor:
+        """Return the tile's pixels of an image [..., H, W]."""
+        return image[..., self.y1 : self.y2, self.x1 : self.x2]
+
+    def clip(self, boxes: Tensor) -> Tensor:
+        """Clip boxes [N, 4] to the tile; boxes outside have area 0."""
+        x = boxes[:, 0::2].clamp(self.x1, self.x2)
+        y = boxes[:, 1::2].clamp(self.y1, self.y2)
+        return torch.stack([x[:, 0], y[:, 0], x[:, 1], y[:, 1]], dim=1)
+
+    def cuts(self, boxes: Tensor, size: tuple[int, int]) -> Tensor:
+        """Return which boxes end at a border of the tile that is not the image's, bool [N]."""
+        height, width = size
+        inner = [self.x1 > 0, self.y1 > 0, self.x2 < width, self.y2 < height]
+        near = self._distances(boxes) < self._margin
+        return (near & torch.tensor(inner, device=boxes.device)).any(1)
+
+    def exceeded_by(self, boxes: Tensor) -> Tensor:
+        """Return which boxes extend beyond the tile, bool [N]."""
+        return (self._distances(boxes) < -self._margin).any(dim=1)
+
+    @property
+    def _margin(self) -> float:
+        return max(self.x2 - self.x1, self.y2 - self.y1) * _BORDER
+
+    def _distances(self, boxes: Tensor) -> Tensor:
+        """Return the distances [N, 4] from each side of boxes to the tile's, negative outside."""
+        low = boxes[:, :2] - boxes.new_tensor([self.x1, self.y1])
+        return torch.cat([low, boxes.new_tensor([self.x2, self.y2]) - boxes[:, 2:]], dim=1)
 
 
 @dataclass(frozen=True)
 class Tiling:
-    """Rule by which images are cut into tiles, see `tile_windows`. Tiles are resized as images are."""
+    """Rule by which images are cut into tiles (`tile_windows`), which are resized as images are."""
 
     side: int  # of a tile in pixels of the original image
     overlap: float = 0.2  # minimum overlap of neighbors as a fraction of the side
@@ -85,3 +140,114 @@ def build_tiling(cfg: CfgNode) -> Tiling | None:
     """Build the tiling of TEST.TILE; None if it is 0."""
     test = cfg.TEST
     return Tiling(test.TILE, test.TILE_OVERLAP, test.IMS_PER_BATCH) if test.TILE else None
+
+
+def merge(
+    tiles: Sequence[Tile],
+    detections: Sequence[Detections],
+    size: tuple[int, int],
+    iou_thresh: float,
+    convention: Convention,
+    class_agnostic: bool = False,
+) -> Detections:
+    """Merge the detections of the tiles of an image, all in pixels of the image.
+
+    The highest-scoring detection is completed by other parts of its object and drops the other
+    detections of its label that overlap it, then the next one that is left. Overlaps are measured
+    in the intersection of both tiles:
+
+    - Of two complete detections, the lower-scoring one is dropped if their IoU is above
+      `iou_thresh`. If one is cut by a tile border, it is dropped if they share more than half of
+      the smaller box.
+    - A cut detection is completed by detections that extend beyond its tile and whose IoU with it
+      is above one half. If these are cut too, they are completed in the same way. The result has
+      the union of the boxes and masks, and each keypoint of the part with its highest score.
+
+    `size` is (height, width) of the image, and `iou_thresh` the threshold of the model's own
+    suppression. With `class_agnostic`, detections of different labels are compared too.
+    """
+    cut = [tile.cuts(one.boxes, size) for tile, one in zip(tiles, detections, strict=True)]
+    offsets = torch.tensor([0, *map(len, cut)]).cumsum(0).tolist()
+    # For each detection, those that it drops and those that complete it.
+    drops: list[list[int]] = [[] for _ in range(offsets[-1])]
+    completions: list[list[int]] = [[] for _ in range(offsets[-1])]
+    for s, tile in enumerate(tiles):
+        for t, other in enumerate(tiles[:s]):
+            boxes = other.clip(detections[s].boxes), tile.clip(detections[t].boxes)
+            same_label = detections[s].labels[:, None] == detections[t].labels
+            iou, ios = _overlaps(*boxes)
+            either_cut = cut[s][:, None] | cut[t]
+            overlapping = torch.where(either_cut, ios > _MAX_IOS, iou > iou_thresh)
+            drop = overlapping & (same_label | class_agnostic)
+            for i, j in drop.nonzero().tolist():
+                drops[offsets[s] + i].append(offsets[t] + j)
+                drops[offsets[t] + j].append(offsets[s] + i)
+            match = same_label & (iou > _MIN_PART_IOU)
+            beyond_tile = tile.exceeded_by(detections[t].boxes)
+            beyond_other = other.exceeded_by(detections[s].boxes)[:, None]
+            for i, j in (match & beyond_tile).nonzero().tolist():
+                completions[offsets[s] + i].append(offsets[t] + j)
+            for i, j in (match & beyond_other).nonzero().tolist():
+                completions[offsets[t] + j].append(offsets[s] + i)
+    joined = tree_map(lambda *fields: torch.cat(fields), *detections)
+    groups = _group(joined.scores, torch.cat(cut).tolist(), drops, completions)
+    leaders = torch.tensor([group[0] for group in groups], dtype=torch.int64)
+    merged = joined[leaders.to(joined.boxes.device)]
+    for row, group in enumerate(groups):
+        if len(group) > 1:
+            _write_union(merged, row, joined[group], convention)
+    return merged
+
+
+def _group(
+    scores: Tensor, cut: list[bool], drops: list[list[int]], completions: list[list[int]]
+) -> list[list[int]]:
+    """Group detections that are one object, by decreasing score within and between groups."""
+    done = [False] * len(scores)
+    groups = []
+    for best in scores.argsort(descending=True, stable=True).tolist():
+        if done[best]:
+            continue
+        done[best] = True
+        group = [best]
+        for member in group:  # grows in the loop
+            for other in completions[member] if cut[member] else ():
+                if not done[other]:
+                    done[other] = True
+                    group.append(other)
+        for member in group:
+            for other in drops[member]:
+                done[other] = True
+        groups.append(group)
+    return groups
+
+
+def _write_union(merged: Detections, row: int, parts: Detections, convention: Convention) -> None:
+    """Write the union of the parts [P, ...] of an object into a row of `merged`."""
+    for boxes, merged_boxes in ((parts.boxes, merged.boxes), (parts.mask_boxes, merged.mask_boxes)):
+        if boxes is not None and merged_boxes is not None:
+            merged_boxes[row] = torch.cat([boxes[:, :2].amin(dim=0), boxes[:, 2:].amax(dim=0)])
+    if parts.mask_probs is not None and merged.mask_probs is not None:
+        # Paste the parts into the cells of the union's box.
+        cells = parts.mask_probs.shape[-1]
+        union = box_ops.pooled_region(merged.pasting_boxes[row], convention)
+        own = box_ops.pooled_region(parts.pasting_boxes, convention)
+        sides = (union[2:] - union[:2]).clamp(min=1e-6)
+        within = (own - union[:2].repeat(2)) * (cells / sides).repeat(2)
+        pasted = paste_probabilities(parts.mask_probs, within, (cells, cells))
+        merged.mask_probs[row] = pasted.amax(dim=0).to(merged.mask_probs.dtype)
+    if parts.keypoints is not None and merged.keypoints is not None:
+        assert parts.keypoint_scores is not None
+        assert merged.keypoint_scores is not None
+        scores, part = parts.keypoint_scores.max(dim=0)
+        points = torch.arange(len(part), device=part.device)
+        merged.keypoints[row] = parts.keypoints[part, points]
+        merged.keypoint_scores[row] = scores
+
+
+def _overlaps(boxes: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the IoU and the intersection over the smaller area of each pair of boxes, [N, N']."""
+    first, second = box_ops.area(boxes)[:, None], box_ops.area(others)
+    shared = box_ops.area(box_ops.intersection(boxes[:, None], others))
+    smaller = torch.minimum(first, second)
+    return shared / (first + second - shared).clamp(min=1e-6), shared / smaller.clamp(min=1e-6)

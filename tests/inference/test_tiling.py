@@ -16,8 +16,7 @@ from detlite.conversion.checkpoint.files import Checkpoint, save_checkpoint
 from detlite.inference.build import build_detector, wrap_detector
 from detlite.inference.detectors import ResizingDetector, View
 from detlite.inference.predictor import Predictor
-from detlite.inference.tile_merging import Tile, merge
-from detlite.inference.tiling import TiledDetector, Tiling
+from detlite.inference.tiling import Tile, TiledDetector, Tiling, merge
 from detlite.inference.tta import AugmentedDetector
 from detlite.modeling.build import build_model
 from detlite.structures import boxes as box_ops

@@ -13,7 +13,7 @@ from detlite.data.errors import DataError
 from detlite.data.loading.image_io import ImageOptions, count_pages
 from detlite.data.loading.image_readers import image_suffixes
 from detlite.data.remote.download import fetch, is_url, without_secrets
-from detlite.inference.images import LoadedImage
+from detlite.inference.prediction import LoadedImage
 from detlite.inference.predictor import Predictor
 
 _ANY_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")

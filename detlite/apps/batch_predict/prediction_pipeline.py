@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from detlite.data.errors import DataError
-from detlite.inference.images import LoadedImage
+from detlite.inference.prediction import LoadedImage
 from detlite.inference.predictor import Prediction, Predictor
 from detlite.structures.instances import Detections
 

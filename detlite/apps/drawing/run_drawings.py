@@ -13,7 +13,7 @@ from detlite.config import ConfigError
 from detlite.data import CocoDataset, DataError
 from detlite.distributed import is_main
 from detlite.engine.hooks import HOOKS, Hook
-from detlite.engine.hooks.score_threshold import measured_threshold
+from detlite.engine.hooks.best_checkpoint import measured_threshold
 from detlite.engine.run_files import METRICS_FILE
 from detlite.inference.predictor import Predictor, build_predictor
 

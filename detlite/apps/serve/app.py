@@ -30,7 +30,7 @@ from starlette.routing import Route
 from detlite.apps.batch_predict.allocator import release_freed_memory
 from detlite.data.errors import DataError, TooLargeError
 from detlite.data.loading.image_io import ImageBytes, open_image
-from detlite.inference.images import LoadedImage
+from detlite.inference.prediction import LoadedImage
 from detlite.inference.predictor import Prediction, Predictor
 
 from .batching import Batcher

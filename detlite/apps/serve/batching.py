@@ -6,7 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from detlite.inference.images import ImageInput, LoadedImage
+from detlite.inference.prediction import ImageInput, LoadedImage
 from detlite.inference.predictor import Prediction, Predictor
 from detlite.structures.instances import Detections
 

@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from detlite.evaluation.results import coco_results
-from detlite.inference.images import LoadedImage
+from detlite.inference.prediction import LoadedImage
 from detlite.inference.predictor import Prediction
 
 # What the client can do, by HTTP status.

@@ -15,7 +15,7 @@ from detlite.config.key import (
 )
 
 _SOLVER = {
-    Key("OPTIMIZER", "SGD", one_of("SGD", "FusedSGD", "AdamW")): "FusedSGD needs NVIDIA's apex",
+    Key("OPTIMIZER", "SGD", one_of("SGD", "FusedSGD", "AdamW")): "FusedSGD is the same as SGD",
     Key("MAX_ITER", 40000, run_length, int): "iterations; MAX_EPOCHS or MAX_MINUTES replaces it",
     Key("MAX_EPOCHS", None, run_length, float): "run length in epochs",
     Key("MAX_MINUTES", None, run_length, float): "run length in minutes, which LR_SCHEDULE follows",

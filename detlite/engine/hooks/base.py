@@ -43,27 +43,24 @@ class Hook:
         """Run before each training step. `trainer.iteration` is its number, from 1."""
 
     def after_step(self, losses: dict[str, Tensor]) -> None:
-        """Run after each training step.
+        """Run after each training step, with the scalar losses of this process.
 
-        Args:
-            losses: scalar losses of this process, on the model's device. Reading one waits for the
-                device. Empty if the step was skipped because a loss was not finite.
+        They are on the model's device, and reading one waits for it. They are empty if the step was
+        skipped because a loss was not finite.
         """
 
     def after_log(self, metrics: dict[str, float]) -> None:
         """Run every SOLVER.LOG_PERIOD iterations and after the last one.
 
-        Args:
-            metrics: "loss", each "loss_...", "time", "data_time", "lr", and "eta_s" if known. They
-                are means over the iterations since the last call, and over all processes.
+        The metrics are "loss", each "loss_...", "time", "data_time", "lr", and "eta_s" if known:
+        means over the iterations since the last call, and over all processes.
         """
 
     def after_evaluation(self, metrics: dict[str, dict[str, Any]]) -> None:
         """Run after each evaluation. `trainer.checkpoint` is the evaluated checkpoint.
 
-        Args:
-            metrics: values by dataset, kind ("bbox", "segm", ...) and name ("AP", ...) on rank 0;
-                empty in other processes.
+        The metrics are values by dataset, kind ("bbox", "segm", ...) and name ("AP", ...) on rank
+        0; empty in other processes.
         """
 
     def after_train(self) -> None:

@@ -1,8 +1,10 @@
-"""Best checkpoint of a run by a metric, and early stopping when it does not improve."""
+"""What an evaluation does to checkpoints: keep the best, stop early, store the score threshold."""
 
 import logging
+import operator
 import shutil
 from dataclasses import replace
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +12,12 @@ from detlite.atomic_write import atomic_path
 from detlite.config import ConfigError
 from detlite.conversion.checkpoint.files import read_checkpoint, save_checkpoint
 from detlite.distributed import all_gather_objects, is_main
-from detlite.engine.run_files import BEST_CHECKPOINT
-from detlite.engine.validation_loss import LOSS
+from detlite.engine.evaluate import LOSS
+from detlite.engine.run_files import AVERAGE_CHECKPOINT, BEST_CHECKPOINT, FINAL_CHECKPOINT
 
 from .base import Hook
 from .ema import EMA_SUFFIX
+from .metrics import flatten_metrics
 
 logger = logging.getLogger(__name__)
 
@@ -26,8 +29,8 @@ class BestCheckpoint(Hook):
     averaged weights, the file holds these as its weights and cannot be resumed.
 
     Args:
-        metric: `<dataset>/<kind>/<name>`, such as my_val/bbox/AP or my_val/loss/total. Without
-            the dataset, the first one counts. Empty: no checkpoint is kept.
+        metric: SOLVER.BEST_METRIC, `<dataset>/<kind>/<name>`, such as my_val/bbox/AP or
+            my_val/loss/total. Without the dataset, the first one counts.
         patience: number of evaluations without a better value after which the run ends; 0: never.
     """
 
@@ -90,19 +93,37 @@ class BestCheckpoint(Hook):
     def _value(self, metrics: dict[str, dict[str, Any]]) -> float | ConfigError | None:
         """Return the metric, or an error, which the other processes must raise too."""
         path = self._path if self._path[0] in metrics else [next(iter(metrics), ""), *self._path]
-        value: Any = metrics
-        for part in path:
-            if not isinstance(value, dict) or part not in value:
-                known = [
-                    f"{name}/{kind}/{metric}"
-                    for name, kinds in metrics.items()
-                    for kind, values in kinds.items()
-                    for metric, value in values.items()
-                    if not isinstance(value, dict)
-                ]
-                return ConfigError(
-                    f"SOLVER.BEST_METRIC {'/'.join(self._path)} is not among the metrics: "
-                    f"{', '.join(known)}"
-                )
-            value = value[part]
-        return value
+        try:
+            return reduce(operator.getitem, path, metrics)  # type: ignore[arg-type, return-value]
+        except (KeyError, TypeError):
+            return ConfigError(
+                f"SOLVER.BEST_METRIC {'/'.join(self._path)} is not among the metrics: "
+                f"{', '.join(flatten_metrics(metrics))}"
+            )
+
+
+class StoreScoreThreshold(Hook):
+    """Writes TEST.SCORE_THRESHOLD into the config of each evaluated checkpoint.
+
+    It is the threshold of the highest F1 on the first test set, of masks if the model has them.
+    """
+
+    def after_evaluation(self, metrics: dict[str, dict[str, Any]]) -> None:
+        checkpoint = self.trainer.checkpoint
+        files = [("", checkpoint)]
+        if checkpoint.name == FINAL_CHECKPOINT:
+            files.append((EMA_SUFFIX, checkpoint.with_name(AVERAGE_CHECKPOINT)))
+        for suffix, path in files:
+            kinds = metrics.get(self.trainer.test_sets[0].name + suffix, {})
+            score = measured_threshold(kinds)
+            if is_main() and score and path.exists():
+                cfg = self.trainer.cfg.clone()
+                cfg.defrost()
+                cfg.TEST.SCORE_THRESHOLD = score
+                save_checkpoint(replace(read_checkpoint(path), config=cfg.dump()), last=False)
+
+
+def measured_threshold(kinds: dict[str, Any]) -> float:
+    """Return the score of the best F1 in the metrics of a dataset; 0 if there is none."""
+    best = kinds.get("segm", kinds.get("bbox", {})).get("best_f1", {})
+    return round(float(best.get("score", 0.0)), 4)

@@ -65,22 +65,17 @@ def resolve_frozen_norms(cfg: CfgNode, checkpoint: Checkpoint | None = None) -> 
     stored = dict(flatten(checkpoint_config(checkpoint) or {})) if checkpoint and limit > 0 else {}
     cfg = cfg.clone()
     cfg.defrost()
+    resnets, timm, freeze = cfg.MODEL.RESNETS, cfg.MODEL.TIMM, False
+    in_all = cfg.SOLVER.IMS_PER_BATCH // cfg.SOLVER.ACCUMULATION_STEPS
+    images = {"BN": in_all // world_size(), "SyncBN": in_all}
     if stored:
-        resnets, timm = cfg.MODEL.RESNETS, cfg.MODEL.TIMM
         resnets.NORM = stored.get("MODEL.RESNETS.NORM", resnets.NORM)
         timm.FROZEN_NORM = stored.get("MODEL.TIMM.FROZEN_NORM", timm.FROZEN_NORM)
-        cfg.freeze()
-        return cfg
-    in_all = cfg.SOLVER.IMS_PER_BATCH // cfg.SOLVER.ACCUMULATION_STEPS
-    per_process = in_all // world_size()
-    if cfg.MODEL.BACKBONE.CONV_BODY.startswith("timm/"):
-        freeze = not cfg.MODEL.TIMM.FROZEN_NORM and per_process < limit
-        cfg.MODEL.TIMM.FROZEN_NORM |= freeze
-    else:
-        images = {"BN": per_process, "SyncBN": in_all}
-        freeze = images.get(cfg.MODEL.RESNETS.NORM, limit) < limit
-        if freeze:
-            cfg.MODEL.RESNETS.NORM = "FrozenBN"
+    elif cfg.MODEL.BACKBONE.CONV_BODY.startswith("timm/"):
+        freeze = not timm.FROZEN_NORM and images["BN"] < limit
+        timm.FROZEN_NORM |= freeze
+    elif images.get(resnets.NORM, limit) < limit:
+        resnets.NORM, freeze = "FrozenBN", True
     cfg.freeze()
     if freeze:
         logger.info(

@@ -1,4 +1,4 @@
-"""Training metrics: averages over steps, metrics.jsonl and TensorBoard."""
+"""Training metrics: averages over steps, metrics.jsonl, TensorBoard, and load by other programs."""
 
 import json
 import logging
@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from detlite.atomic_write import atomic_open
-from detlite.distributed import all_gather_objects, is_main, reduce_mean
+from detlite.distributed import all_gather_objects, is_main, reduce_mean, world_size
 from detlite.engine.run_files import METRICS_FILE
+from detlite.threads import OtherPrograms
 
 from .base import Hook
 
@@ -31,11 +32,8 @@ class Meters:
     """Averages losses and step times between two calls of `read`.
 
     Losses stay on their device until they are read or checked, so that no step waits for it. A
-    non-finite loss is therefore reported later than it occurs.
-
-    Args:
-        max_iter: length of the run, for the estimated time left; None if unknown.
-        save_batch: saves the batch of an iteration, whose file the error message names.
+    non-finite loss is therefore reported later than it occurs. `save_batch` saves the batch of its
+    iteration.
     """
 
     def __init__(
@@ -71,17 +69,15 @@ class Meters:
             return rows
         iteration = min(number for number, _ in filter(None, problems))
         listed = "; ".join(text for number, text in filter(None, problems) if number == iteration)
-        saved = ""
-        if self._save_batch:
-            saved = (
-                f" Its batch is saved: `detlite replay --batch {self._save_batch(iteration)}` "
-                "finds the module that causes it."
-            )
-        raise NonFiniteLossError(
+        message = (
             f"iteration {iteration}: the loss is not finite ({listed}). Lower SOLVER.BASE_LR, "
             "increase SOLVER.WARMUP_ITERS, clip gradients (SOLVER.CLIP_GRAD_NORM) or set DTYPE "
-            f"bfloat16.{saved}"
+            "bfloat16."
         )
+        if self._save_batch:
+            file = self._save_batch(iteration)
+            message += f" `detlite replay --batch {file}` finds the module that causes it."
+        raise NonFiniteLossError(message)
 
     def _first_problem(self, rows: list[list[float]]) -> tuple[int, str] | None:
         """Return the first iteration with a non-finite loss, and its losses and images."""
@@ -178,14 +174,11 @@ def flatten_metrics(metrics: dict[str, dict[str, Any]]) -> dict[str, float]:
 
 
 def _log_line(iteration: int, metrics: dict[str, float]) -> str:
-    losses = ", ".join(
-        f"{name.removeprefix('loss_')} {value:.3f}"
-        for name, value in metrics.items()
-        if name.startswith("loss_")
-    )
+    losses = [name.removeprefix("loss_") for name in metrics if name.startswith("loss_")]
+    listed = ", ".join(f"{name} {metrics[f'loss_{name}']:.3f}" for name in losses)
     parts = [
         f"iteration {iteration}",
-        f"loss {metrics['loss']:.3f} ({losses})",
+        f"loss {metrics['loss']:.3f} ({listed})",
         f"lr {metrics['lr']:.2g}",
         f"{metrics['time']:.3f} s (data {metrics['data_time']:.3f})",
         f"eta {timedelta(seconds=round(metrics['eta_s']))}",
@@ -210,3 +203,16 @@ def _drop_repeated(path: Path, start: int, repeats_evaluation: bool) -> None:
         logger.warning("%s: removed %d damaged lines", path, damaged)
     with atomic_open(path, "wb") as file:
         file.write(b"".join(kept))
+
+
+class MachineLoad(Hook):
+    """Warns once if other programs use cores that a single process on the CPU needs."""
+
+    def before_train(self) -> None:
+        on_cpu = self.trainer.model.device.type == "cpu" and world_size() == 1
+        self._others = OtherPrograms() if on_cpu else None
+
+    def after_log(self, metrics: dict[str, float]) -> None:
+        if self._others and (problem := self._others.problem("training")):
+            logger.warning("%s", problem)
+            self._others = None

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from detlite.apps.batch_predict.prediction_pipeline import predict_stream
 from detlite.data import DataError
-from detlite.inference.images import LoadedImage
+from detlite.inference.prediction import LoadedImage
 
 
 class MeanPredictor:

@@ -27,7 +27,7 @@ from detlite.apps.batch_predict.video import (
 from detlite.config import ConfigError
 from detlite.conventions import CONVENTIONS
 from detlite.data import DataError
-from detlite.inference.images import LoadedImage
+from detlite.inference.prediction import LoadedImage
 from detlite.inference.predictor import Prediction
 
 av = pytest.importorskip("av", reason="needs PyAV, detlite[video]")

@@ -1,13 +1,15 @@
 """The best checkpoint, and early stopping."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+import yaml
 
 from detlite.config import ConfigError
-from detlite.conversion.checkpoint.files import read_checkpoint
-from detlite.engine.hooks.best_checkpoint import BestCheckpoint
+from detlite.conversion.checkpoint.files import Checkpoint, read_checkpoint, save_checkpoint
+from detlite.engine.hooks.best_checkpoint import BestCheckpoint, StoreScoreThreshold
 
 
 @pytest.fixture
@@ -77,3 +79,27 @@ def test_the_best_averaged_weights_are_kept_as_weights(train_toy):
     assert all(torch.equal(best.model[name], average[name]) for name in average)
     assert not best.training
     assert best.categories
+
+
+def test_the_config_of_the_evaluated_checkpoint_has_the_threshold(tiny_config, tmp_path):
+    cfg = tiny_config()
+    final, average = tmp_path / "model_final.pth", tmp_path / "model_final_average.pth"
+    for path in (final, average):
+        weights = {"backbone.a": torch.arange(3.0)}
+        saved = Checkpoint(path, weights, config=cfg.dump(), training={"iteration": 7})
+        save_checkpoint(saved, last=path == final)
+    hook = StoreScoreThreshold()
+    hook.trainer = SimpleNamespace(
+        checkpoint=final, cfg=cfg, test_sets=[SimpleNamespace(name="val")]
+    )
+    boxes, masks = ({"best_f1": {"score": score}} for score in (0.9, 0.43216))
+    hook.after_evaluation({"val": {"bbox": boxes, "segm": masks}, "val (average)": {}})
+    checkpoint = read_checkpoint(final)
+    assert yaml.safe_load(checkpoint.config)["TEST"]["SCORE_THRESHOLD"] == 0.4322
+    assert checkpoint.training == {"iteration": 7}
+    assert torch.equal(checkpoint.model["backbone.a"], torch.arange(3.0))
+    stored = yaml.safe_load(read_checkpoint(average).config)["TEST"]["SCORE_THRESHOLD"]
+    assert stored == cfg.TEST.SCORE_THRESHOLD == 0
+    assert (tmp_path / "last_checkpoint").read_text() == "model_final.pth\n"
+    hook.after_evaluation({"val": {"bbox": {}}})  # nothing was detected
+    assert yaml.safe_load(read_checkpoint(final).config)["TEST"]["SCORE_THRESHOLD"] == 0.4322

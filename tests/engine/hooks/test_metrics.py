@@ -11,7 +11,13 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from detlite.engine.hooks.metrics import Meters, MetricsWriter, NonFiniteLossError
+from detlite.engine.hooks.metrics import (
+    MachineLoad,
+    Meters,
+    MetricsWriter,
+    NonFiniteLossError,
+    OtherPrograms,
+)
 
 METRICS = {"loss": 1.5, "loss_a": 1.0, "time": 0.5, "data_time": 0.1, "eta_s": 61.0, "lr": 0.02}
 
@@ -164,3 +170,15 @@ def test_other_ranks_write_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr("detlite.engine.hooks.metrics.is_main", lambda: False)
     write(tmp_path, 0, [1])
     assert not list(tmp_path.iterdir())
+
+
+def test_warns_once_on_the_cpu(monkeypatch, caplog):
+    monkeypatch.setattr(OtherPrograms, "problem", lambda *_: "others are busy")
+    for device, expected in (("cpu", ["others are busy"]), ("meta", [])):
+        hook = MachineLoad()
+        hook.trainer = SimpleNamespace(model=SimpleNamespace(device=torch.device(device)))
+        hook.before_train()
+        hook.after_log({})
+        hook.after_log({})
+        assert caplog.messages == expected
+        caplog.clear()
