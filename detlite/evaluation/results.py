@@ -238,7 +238,8 @@ def _column(
 
 
 def _check_rle(rle: Any, number: int) -> None:
-    counts, size = (rle.get("counts"), rle.get("size")) if isinstance(rle, dict) else (None, None)
+    mask: dict[str, Any] = rle if isinstance(rle, dict) else {}
+    counts, size = mask.get("counts"), mask.get("size", ())
     is_text = isinstance(counts, bytes) or (isinstance(counts, str) and counts.isascii())
     is_size = isinstance(size, list | tuple) and [type(side) for side in size] == [int, int]
     if not is_text or not is_size or not all(0 <= side < 2**31 for side in size):

@@ -146,7 +146,7 @@ class Predictor:
         self.image_bits = options.bits if image_bits is None else image_bits
         self.value_range = options.value_range if value_range is None else value_range
         for name, (low, high, kind) in _LIMITS.items():
-            value = getattr(self, name)
+            value: Any = getattr(self, name)
             if not isinstance(value, (int, kind)) or not low <= value <= high:
                 raise ValueError(
                     f"Predictor({name}={value!r}): must be {kind.__name__} in {low}..{high}"

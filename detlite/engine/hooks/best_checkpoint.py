@@ -94,7 +94,7 @@ class BestCheckpoint(Hook):
         """Return the metric, or an error, which the other processes must raise too."""
         path = self._path if self._path[0] in metrics else [next(iter(metrics), ""), *self._path]
         try:
-            return reduce(operator.getitem, path, metrics)  # type: ignore[arg-type, return-value]
+            return reduce(operator.getitem, path, metrics)  # type: ignore[return-value]
         except (KeyError, TypeError):
             return ConfigError(
                 f"SOLVER.BEST_METRIC {'/'.join(self._path)} is not among the metrics: "

@@ -64,19 +64,19 @@ class Meters:
         Every process calls it. NonFiniteLossError names the iteration, images and saved batch.
         """
         rows = torch.stack([losses for *_, losses in self._steps]).tolist() if self._steps else []
-        problems = all_gather_objects(self._first_problem(rows))
-        if not any(problems):
+        problems = list(filter(None, all_gather_objects(self._first_problem(rows))))
+        if not problems:
             return rows
-        iteration = min(number for number, _ in filter(None, problems))
-        listed = "; ".join(text for number, text in filter(None, problems) if number == iteration)
+        iteration = min(number for number, _ in problems)
+        listed = "; ".join(text for number, text in problems if number == iteration)
         message = (
             f"iteration {iteration}: the loss is not finite ({listed}). Lower SOLVER.BASE_LR, "
             "increase SOLVER.WARMUP_ITERS, clip gradients (SOLVER.CLIP_GRAD_NORM) or set DTYPE "
             "bfloat16."
         )
         if self._save_batch:
-            file = self._save_batch(iteration)
-            message += f" `detlite replay --batch {file}` finds the module that causes it."
+            replay = f"`detlite replay --batch {self._save_batch(iteration)}`"
+            message += f" Its batch is saved: {replay} finds the module that causes it."
         raise NonFiniteLossError(message)
 
     def _first_problem(self, rows: list[list[float]]) -> tuple[int, str] | None:
