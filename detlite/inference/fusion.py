@@ -14,8 +14,7 @@ from torch import fx, nn
 from detlite.modeling.backbone.deform import DeformConv3x3
 from detlite.modeling.backbone.timm_vit import TimmViT
 from detlite.modeling.backbone.vit import ViT
-from detlite.modeling.layers.asymmetric_padding import PaddedConv2d
-from detlite.modeling.layers.conv import share_parameters
+from detlite.modeling.layers.conv import PaddedConv2d, share_parameters
 from detlite.modeling.layers.norm import FrozenBatchNorm2d, FrozenBatchNormAct2d, LevelBatchNorm
 from detlite.modeling.optimize_for_training import undo_optimize_for_training
 from detlite.modeling.roi_heads.pooler import Pooler

@@ -44,14 +44,15 @@ def torch_device(name: str) -> torch.device:
         device = torch.device(name)
     except RuntimeError as error:
         raise ConfigError(f"MODEL.DEVICE: {name!r} is not a device of torch") from error
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+    if device.type in ("cpu", "meta"):
+        return device
+    try:
+        count = torch.get_device_module(device).device_count()
+    except (RuntimeError, AttributeError):  # no such module, or one without device_count
+        count = 0
+    if (device.index or 0) >= count:
         raise ConfigError(
-            f"MODEL.DEVICE is {name!r}, but torch finds {torch.cuda.device_count()} CUDA devices: "
-            "use auto or cpu"
-        )
-    if device.type not in ("cpu", "cuda", "meta") and not _is_available(device):
-        raise ConfigError(
-            f"MODEL.DEVICE is {name!r}, but this torch finds no {device.type} device: use auto or "
+            f"MODEL.DEVICE is {name!r}, but torch finds {count} devices of this type: use auto or "
             "cpu, or install a torch that is built for it"
         )
     return device
@@ -59,21 +60,12 @@ def torch_device(name: str) -> torch.device:
 
 def reject_roi_heads(cfg: CfgNode) -> None:
     """Raise a ValueError if the config of a model without RoI heads enables them."""
-    for key in ("MASK_ON", "KEYPOINT_ON", "LOAD_PROPOSALS"):
-        if cfg.MODEL[key]:
-            raise ValueError(
-                f"MODEL.{key} is True, but a {cfg.MODEL.META_ARCHITECTURE} has no RoI heads: set "
-                "it to False"
-            )
-    if cfg.TEST.BOX_FROM_MASK or cfg.TEST.MASK_CONFIDENCE or "features" in cfg.TEST.EXTRA_OUTPUTS:
+    keys = ("MASK_ON", "KEYPOINT_ON", "LOAD_PROPOSALS")
+    settings = {f"MODEL.{key}": cfg.MODEL[key] for key in keys}
+    settings |= {f"TEST.{key}": cfg.TEST[key] for key in ("BOX_FROM_MASK", "MASK_CONFIDENCE")}
+    settings["features in TEST.EXTRA_OUTPUTS"] = "features" in cfg.TEST.EXTRA_OUTPUTS
+    if enabled := [key for key, value in settings.items() if value]:
         raise ValueError(
-            "TEST.BOX_FROM_MASK, TEST.MASK_CONFIDENCE and features in TEST.EXTRA_OUTPUTS need RoI "
-            f"heads, which a {cfg.MODEL.META_ARCHITECTURE} does not have: remove them"
+            f"{' and '.join(enabled)} need RoI heads, which a {cfg.MODEL.META_ARCHITECTURE} does "
+            "not have: remove them from the config"
         )
-
-
-def _is_available(device: torch.device) -> bool:
-    try:
-        return bool(torch.get_device_module(device).is_available())
-    except (RuntimeError, AttributeError):  # no such module, or one without is_available
-        return False

@@ -4,21 +4,16 @@ A part takes and returns tensors only, and its shapes do not depend on values. E
 parts by `DetectionModel.exportable_parts`. Shapes: B images, R RoIs, S x S pooled.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .backbone.fpn import FPN
 from .roi_heads.extractors import Extractor
-
-if TYPE_CHECKING:
-    from .detection_model import DetectionModel
 
 
 @dataclass(frozen=True)
@@ -48,24 +43,32 @@ def child_part(owner: nn.Module, child: str, name: str, per_roi: bool = False) -
     return ExportablePart(name, getattr(owner, child), partial(setattr, owner, child), per_roi)
 
 
-def backbone_part(model: DetectionModel) -> ExportablePart:
+def backbone_part(model: Any) -> ExportablePart:
     """Return the backbone of a model as a part."""
-    backbone = model.backbone
-    neck = getattr(backbone, "neck", None)
+    neck = getattr(model.backbone, "neck", None)
     if not isinstance(neck, FPN) or neck.top is not None:
         return child_part(model, "backbone", "backbone")
 
     def replace(module: nn.Module) -> None:
-        model.set_submodule("backbone", _PooledTop(module))
+        model.backbone = _PooledTop(module)
 
-    return ExportablePart("backbone.dense", _AllButLast(backbone), replace)
+    return ExportablePart("backbone.dense", _AllButLast(model.backbone), replace)
 
 
-def head_parts(head: Any, name: str, shares_features: bool = False) -> list[ExportablePart]:
-    """Return the parts of a RoI head, which has a `feature_extractor` (or None) and a `predictor`.
+def head_parts(heads: nn.Module, name: str, separate: bool) -> list[ExportablePart]:
+    """Return the parts of all RoI heads inside `heads`, whose path in the model is `name`.
 
-    If it `shares_features` with other heads, the two are separate parts.
+    A head has a `feature_extractor` (or None) and a `predictor`, which are `separate` parts if the
+    features of box heads are used otherwise too.
     """
+    parts = []
+    for path, head in heads.named_modules(prefix=name):
+        if hasattr(head, "predictor"):
+            parts += _parts_of_head(head, path, separate and path.startswith(f"{name}.box"))
+    return parts
+
+
+def _parts_of_head(head: Any, name: str, separate: bool) -> list[ExportablePart]:
     extractor = head.feature_extractor
     predictor = child_part(head, "predictor", f"{name}.predictor", per_roi=True)
     if extractor is None:
@@ -79,7 +82,7 @@ def head_parts(head: Any, name: str, shares_features: bool = False) -> list[Expo
         predictor.replace(module)
 
     embedding = _Embedding(extractor)
-    if shares_features:
+    if separate:
         path = f"{name}.feature_extractor.embedding"
         return [ExportablePart(path, embedding, replace_embedding, per_roi=True), predictor]
     both = nn.Sequential(embedding, predictor.module)

@@ -22,10 +22,8 @@ def check_images(images: Sequence[Tensor], channels: int) -> None:
     if not images:
         raise ValueError(f"images is empty: give at least one tensor {shape}")
     for index, image in enumerate(images):
-        if not isinstance(image, Tensor) or not (
-            image.dtype == torch.uint8 or image.is_floating_point()
-        ):
-            kind = image.dtype if isinstance(image, Tensor) else type(image).__name__
+        kind = image.dtype if isinstance(image, Tensor) else type(image).__name__
+        if kind != torch.uint8 and not (isinstance(image, Tensor) and image.is_floating_point()):
             raise TypeError(f"images[{index}] must be a uint8 or float tensor, not {kind}")
         if image.ndim != 3 or image.shape[0] != channels or 0 in image.shape:
             raise ValueError(
@@ -52,16 +50,10 @@ def check_proposals(proposals: Sequence[Tensor | None] | None, count: int) -> li
         )
     if len(proposals) != count:
         raise ValueError(f"there are {count} images, but proposals for {len(proposals)}")
-    checked = []
-    for index, boxes in enumerate(proposals):
-        if not isinstance(boxes, Tensor):
-            kind = "missing" if boxes is None else type(boxes).__name__
-            raise TypeError(f"proposals of image {index} must be a tensor [P, 4], not {kind}")
-        if boxes.ndim != 2 or boxes.shape[1] != 4:
-            raise ValueError(f"proposals of image {index} must be [P, 4], not {list(boxes.shape)}")
+    checked = [_boxes(f"proposals of image {k}", own, "P") for k, own in enumerate(proposals)]
+    for index, boxes in enumerate(checked):
         if not boxes.isfinite().all():
             raise ValueError(f"proposals of image {index} must be finite")
-        checked.append(boxes)
     return checked
 
 
@@ -81,15 +73,24 @@ def check_targets(
         _check_target(f"targets[{index}]", target, image, num_classes, required, soft_masks)
         for index, (target, image) in enumerate(zip(targets, images, strict=True))
     ]
-    if "keypoints" in required:
-        counts = [target["keypoints"].shape[1] for target in checked]
-        for index, count in enumerate(counts):
-            if count != counts[0]:
-                raise ValueError(
-                    f"targets[{index}]['keypoints'] has {count} keypoints per instance, but "
-                    f"targets[0] has {counts[0]}"
-                )
+    counts = [target["keypoints"].shape[1] for target in checked if "keypoints" in required]
+    for index, count in enumerate(counts):
+        if count != counts[0]:
+            raise ValueError(
+                f"targets[{index}]['keypoints'] has {count} keypoints per instance, but "
+                f"targets[0] has {counts[0]}"
+            )
     return checked
+
+
+def _boxes(name: str, boxes: Any, letter: str) -> Tensor:
+    """Return boxes if they are a tensor [N, 4], else raise an error."""
+    if not isinstance(boxes, Tensor):
+        kind = "missing" if boxes is None else type(boxes).__name__
+        raise TypeError(f"{name} must be a tensor [{letter}, 4], not {kind}")
+    if boxes.ndim != 2 or boxes.shape[1] != 4:
+        raise ValueError(f"{name} must be [{letter}, 4], not {list(boxes.shape)}")
+    return boxes
 
 
 def _check_target(
@@ -111,48 +112,39 @@ def _check_target(
         if not packed and not isinstance(target[field], Tensor):
             kind = type(target[field]).__name__
             raise TypeError(f"{name}['{field}'] must be a tensor, not {kind}")
-    boxes, labels = target["boxes"], target["labels"]
-    if boxes.ndim != 2 or boxes.shape[1] != 4:
-        raise ValueError(f"{name}['boxes'] must be [G, 4], not {list(boxes.shape)}")
+    boxes, labels = _boxes(f"{name}['boxes']", target["boxes"], "G"), target["labels"]
     if labels.shape != boxes.shape[:1]:
         raise ValueError(f"{name}: {len(boxes)} boxes, but labels of shape {list(labels.shape)}")
     integers = not (labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool)
     if len(labels) and not integers:  # torch.tensor([]) is float32
         raise TypeError(f"{name}['labels'] must be integers, not {labels.dtype}")
-    corners = boxes.float()  # the model's type, in which a thin float64 box may be empty
-    # NaN fails the comparison as well.
-    if not (corners[:, 2:] > corners[:, :2]).all() or not corners.isfinite().all():
-        raise ValueError(f"{name}['boxes'] must be finite xyxy with x2 > x1 and y2 > y1")
-    _check_position(f"{name}['boxes']", corners, image)
+    _check_values(f"{name}['boxes']", boxes.float(), image)
     if len(labels) and not (int(labels.min()) >= 1 and int(labels.max()) < num_classes):
         raise ValueError(
             f"{name}['labels'] must be in 1..{num_classes - 1} "
             f"(NUM_CLASSES is {num_classes} with background)"
         )
-    ignored = target.get("ignored_boxes", boxes[:0])
-    if not isinstance(ignored, Tensor) or ignored.ndim != 2 or ignored.shape[1] != 4:
-        shape = list(getattr(ignored, "shape", ()))
-        raise ValueError(f"{name}['ignored_boxes'] must be a tensor [M, 4], not {shape}")
+    ignored = _boxes(f"{name}['ignored_boxes']", target.get("ignored_boxes", boxes[:0]), "M")
     checked = {"boxes": boxes, "labels": labels, "ignored_boxes": ignored}
     if "masks" in required:
         checked["masks"] = _check_masks(name, target["masks"], len(boxes), image, soft_masks)
     if "keypoints" in required:
-        keypoints = target["keypoints"]
+        checked["keypoints"] = keypoints = target["keypoints"]
         if keypoints.ndim != 3 or (len(keypoints), keypoints.shape[2]) != (len(boxes), 3):
             raise ValueError(
                 f"{name}['keypoints'] must be [{len(boxes)}, K, 3] for its boxes, not "
                 f"{list(keypoints.shape)}"
             )
-        checked["keypoints"] = keypoints
     return checked
 
 
-def _check_position(name: str, boxes: Tensor, image: Tensor) -> None:
-    """Check that boxes [G, 4] are in pixels of their image."""
+def _check_values(name: str, boxes: Tensor, image: Tensor) -> None:
+    """Check that boxes [G, 4], in the model's type, are not empty and in pixels of their image."""
+    # NaN fails the comparison as well.
+    if not (boxes[:, 2:] > boxes[:, :2]).all() or not boxes.isfinite().all():
+        raise ValueError(f"{name} must be finite xyxy with x2 > x1 and y2 > y1")
     height, width = image.shape[1:]
-    if not len(boxes):
-        return
-    if float(boxes.max()) <= 1 and min(height, width) > 2:
+    if len(boxes) and float(boxes.max()) <= 1 and min(height, width) > 2:
         raise ValueError(f"{name} must be in pixels, not fractions: all are within one pixel")
     limits = boxes.new_tensor([width, height])
     margin = _MAX_OVERHANG * limits + 1

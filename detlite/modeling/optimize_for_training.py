@@ -13,16 +13,24 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.modules.module import register_module_forward_hook
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .backbone.timm_backbone import call_without_values
 from .detection_model import DetectionModel
-from .layers.asymmetric_padding import PaddedConv2d
-from .layers.conv import CPUConv2d, share_parameters, slow_in_bfloat16, slow_in_float32
+from .layers.conv import (
+    CPUConv2d,
+    PaddedConv2d,
+    share_parameters,
+    slow_in_bfloat16,
+    slow_in_float32,
+)
 from .layers.norm import FrozenBatchNorm2d
 
 logger = logging.getLogger(__name__)
+
+_FOLDABLE = (nn.Conv2d, CPUConv2d, PaddedConv2d)
 
 
 def optimize_for_training(model: DetectionModel) -> DetectionModel:
@@ -45,7 +53,10 @@ def undo_optimize_for_training(module: nn.Module) -> None:
     """Replace the layers of `optimize_for_training` inside `module` by plain ones."""
     for path, layer in list(module.named_modules()):
         if isinstance(layer, CPUConv2d):
-            module.set_submodule(path, _plain(layer))
+            if isinstance(layer, FoldedConvBN2d):
+                layer.norm.folded = False
+            kind = share_parameters if layer.margins is None else PaddedConv2d
+            module.set_submodule(path, kind(layer))
 
 
 def use_fast_conv_gradients(model: nn.Module) -> None:
@@ -70,16 +81,17 @@ class FoldedConvBN2d(CPUConv2d):
         self._norm = (norm,)  # in a tuple, because a child would have entries in the state dict
         norm.folded = True
 
+    @property
+    def norm(self) -> FrozenBatchNorm2d:
+        """The batch norm."""
+        return self._norm[0]
+
     def forward(self, x: Tensor) -> Tensor:
         """Convolve and normalize [B, C, H, W]."""
-        scale, shift = self._norm[0].scale_and_shift()
+        scale, shift = self.norm.scale_and_shift()
         bias = shift if self.bias is None else torch.addcmul(shift, self.bias, scale)
         x = x if self.margins is None else F.pad(x, self.margins)
         return self._conv_forward(x, self.weight * scale[:, None, None, None], bias)
-
-    def unfold(self) -> None:
-        """Let the norm normalize again."""
-        self._norm[0].folded = False
 
 
 def fold_frozen_norms(backbone: nn.Module) -> None:
@@ -102,51 +114,31 @@ def fold_frozen_norms(backbone: nn.Module) -> None:
         backbone.set_submodule(path, FoldedConvBN2d(conv, norm))
 
 
-def _plain(layer: CPUConv2d) -> nn.Conv2d:
-    if isinstance(layer, FoldedConvBN2d):
-        layer.unfold()
-    conv = share_parameters(layer)
-    return conv if layer.margins is None else PaddedConv2d(conv, layer.margins)
-
-
 def _conv_norm_pairs(backbone: nn.Module) -> Iterator[tuple[str, FrozenBatchNorm2d]]:
     """Yield the path of each convolution that only a frozen norm reads, and that norm."""
+    paths = {module: path for path, module in backbone.named_modules()}
     calls: Counter[nn.Module] = Counter()
-    producers: dict[int, str] = {}  # path of the convolution by the id of its output
+    producers: dict[int, nn.Module] = {}  # the convolution by the id of its output
     inputs: dict[FrozenBatchNorm2d, Tensor] = {}
 
-    def after_conv(path: str, module: nn.Module, output: Tensor) -> None:
+    def record(module: nn.Module, arguments: tuple[Any, ...], output: Any) -> None:
         calls[module] += 1
-        producers[id(output)] = path
+        if isinstance(module, FrozenBatchNorm2d):
+            inputs[module] = arguments[0]
+        elif type(module) in _FOLDABLE and module.padding_mode == "zeros" and module in paths:
+            producers[id(output)] = module
 
-    def before_norm(module: FrozenBatchNorm2d, arguments: tuple[Tensor, ...]) -> None:
-        calls[module] += 1
-        inputs[module] = arguments[0]
-
-    hooks: list[Any] = []
-    for path, module in backbone.named_modules():
-        foldable = type(module) in (nn.Conv2d, CPUConv2d, PaddedConv2d)
-        if foldable and module.padding_mode == "zeros":
-            hooks.append(
-                module.register_forward_hook(lambda m, _, out, path=path: after_conv(path, m, out))
-            )
-        elif isinstance(module, FrozenBatchNorm2d):
-            hooks.append(module.register_forward_pre_hook(before_norm))
-    readers = _ReaderCount()
+    hook, readers = register_module_forward_hook(record), _ReaderCount()
     try:
         with readers:
             maps = call_without_values(backbone, 256, 256)
     finally:
-        for hook in hooks:
-            hook.remove()
+        hook.remove()
     readers.count(maps)  # the rest of the model reads what the backbone returns
     for norm, x in inputs.items():
-        path = producers.get(id(x), "")
-        if (
-            path
-            and calls[norm] == calls[backbone.get_submodule(path)] == readers.counts[id(x)] == 1
-        ):
-            yield path, norm
+        conv = producers.get(id(x))
+        if conv and calls[norm] == calls[conv] == readers.counts[id(x)] == 1:
+            yield paths[conv], norm
 
 
 class _ReaderCount(TorchDispatchMode):

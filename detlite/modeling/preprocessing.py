@@ -12,9 +12,8 @@ from torch.nn import functional as F
 from yacs.config import CfgNode
 
 from detlite.structures import boxes as box_ops
-from detlite.structures.instances import GroundTruth, Images, Proposals
+from detlite.structures.instances import GroundTruth, Images, PaddedBatchImages, Proposals
 from detlite.structures.masks.packed import PackedMasks
-from detlite.structures.padded_batch import PaddedBatchImages
 
 from .input_checks import check_images, check_proposals, check_targets
 
@@ -41,10 +40,8 @@ class Normalizer(nn.Module):
         channels_last: bool = True,
     ) -> None:
         super().__init__()
-        self.register_buffer(
-            "pixel_mean", torch.tensor(pixel_mean)[:, None, None], persistent=False
-        )
-        self.register_buffer("pixel_std", torch.tensor(pixel_std)[:, None, None], persistent=False)
+        for name, values in (("pixel_mean", pixel_mean), ("pixel_std", pixel_std)):
+            self.register_buffer(name, torch.tensor(values)[:, None, None], persistent=False)
         self.bgr255 = bgr255
         self.divisibility = divisibility
         self.channels_last = channels_last  # torch.save cannot store torch.channels_last
@@ -74,9 +71,8 @@ class Normalizer(nn.Module):
         canvas = [images.padded_size] if isinstance(images, PaddedBatchImages) else []
         sides = zip(*sizes, *canvas, strict=True)
         height, width = (-(-max(side) // step) * step for side in sides)
-        pixels = torch.zeros(
-            (len(images), self.channels, height, width), dtype=self.dtype, device=device
-        )
+        shape = (len(images), self.channels, height, width)
+        pixels = torch.zeros(shape, dtype=self.dtype, device=device)
         if self.channels_last:
             pixels = pixels.contiguous(memory_format=torch.channels_last)
         for padded, image, (h, w) in zip(pixels, images, sizes, strict=True):
@@ -114,20 +110,17 @@ def prepare_targets(
     checked = check_targets(targets, images, num_classes, required, soft_masks)
     length = max(1, *(len(target["labels"]) for target in checked))
 
-    def pad(name: str, dtype: torch.dtype) -> Tensor:
-        values = [target[name].to("cpu", dtype) for target in checked]
-        return torch.stack([_pad_first_axis(value, length) for value in values])
+    def pad(name: str, dtype: torch.dtype, length: int = length) -> Tensor:
+        return _stack([target[name].to("cpu", dtype) for target in checked], length)
 
-    regions = [target["ignored_boxes"].to("cpu", dtype) for target in checked]
-    count = max(map(len, regions))
-    ignored = torch.stack([_pad_first_axis(one, count) for one in regions]) if count else None
+    regions = max(len(target["ignored_boxes"]) for target in checked)
     has_masks, has_keypoints = "masks" in required, "keypoints" in required
     return GroundTruth(
         pad("boxes", dtype),
         pad("labels", torch.int64),
         PackedMasks.collate([t["masks"] for t in checked], length) if has_masks else None,
         pad("keypoints", dtype) if has_keypoints else None,
-        ignored,
+        pad("ignored_boxes", dtype, regions) if regions else None,
     )
 
 
@@ -146,14 +139,14 @@ def prepare_proposals(
     checked = [boxes.to("cpu", dtype) for boxes in check_proposals(proposals, count)]
     checked = [boxes[box_ops.has_min_size(boxes, 0)] for boxes in checked]
     length = max(1, *map(len, checked))
-    boxes = torch.stack([_pad_first_axis(own, length) for own in checked])
-    counts = torch.tensor([len(own) for own in checked])
-    valid = torch.arange(length) < counts[:, None]
-    return Proposals(boxes, torch.zeros(valid.shape, dtype=dtype), valid)
+    valid = torch.arange(length) < torch.tensor([[len(own)] for own in checked])
+    return Proposals(_stack(checked, length), torch.zeros(valid.shape, dtype=dtype), valid)
 
 
-def _pad_first_axis(x: Tensor, length: int) -> Tensor:
-    return F.pad(x, [0, 0] * (x.ndim - 1) + [0, length - len(x)])
+def _stack(values: Sequence[Tensor], length: int) -> Tensor:
+    """Stack tensors [N_i, ...], padded with zeros, to [B, length, ...]."""
+    pads = [[0, 0] * (x.ndim - 1) + [0, length - len(x)] for x in values]
+    return torch.stack([F.pad(x, pad) for x, pad in zip(values, pads, strict=True)])
 
 
 def build_normalizer(cfg: CfgNode) -> Normalizer:

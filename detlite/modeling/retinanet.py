@@ -20,14 +20,13 @@ from detlite.structures.padding import Packing, gather, top_scores
 
 from .backbone import Backbone, build_backbone
 from .boxes.box_coder import BoxCoder
-from .boxes.box_loss import BoxLoss
+from .boxes.losses import BoxLoss
 from .boxes.matcher import IGNORE, Matcher
 from .build import META_ARCHITECTURES, reject_roi_heads
 from .detection_model import DetectionModel
 from .exportable_parts import ExportablePart, child_part
-from .layers.conv_block import conv_block
+from .layers.conv_block import conv_block, init_normal
 from .layers.norm import LevelBatchNorm, Norm, build_optional_norm
-from .layers.weight_init import init_normal
 from .postprocessing import Postprocess, build_suppression
 from .preprocessing import Normalizer, build_normalizer
 from .rpn.anchors import AnchorGenerator, build_anchors, per_anchor
@@ -158,15 +157,19 @@ class RetinaNet(DetectionModel):
             references[packing.index % references.shape[0]],
             packing.valid,
         )
-        count = foreground.sum(dim=1).to(classifier.dtype)  # [B]
+        count, batch = foreground.sum(dim=1).to(classifier.dtype), foreground.shape[0]  # [B]
         if self.convention.retinanet_loss_normalizer == "image":
-            box = box.new_zeros(count.shape[0]).index_add(0, packing.image, box)  # [B]
-            count = count.clamp(min=1) * count.shape[0]
-            classifier, box = (classifier / count).sum(), (box / count).sum()
-        else:
-            classifier_divisor, box_divisor = self._loss_divisors(count)
-            classifier, box = classifier.sum() / classifier_divisor, box.sum() / box_divisor
-        return {"loss_classifier": classifier, "loss_box": box}
+            box = box.new_zeros(batch).index_add(0, packing.image, box)  # [B]
+            count = count.clamp(min=1) * batch
+            return {"loss_classifier": (classifier / count).sum(), "loss_box": (box / count).sum()}
+        classifier_divisor, box_divisor = count.sum() + batch, count.sum().clamp(min=1)
+        if self.convention.retinanet_loss_normalizer == "moving":
+            self.moving_foreground.lerp_(box_divisor, 1 - self.MOMENTUM)
+            classifier_divisor = box_divisor = self.moving_foreground.clone()
+        return {
+            "loss_classifier": classifier.sum() / classifier_divisor,
+            "loss_box": box.sum() / box_divisor,
+        }
 
     def predict_boxes(
         self, features: list[Tensor], images: Images, proposals: Proposals | None = None
@@ -184,19 +187,10 @@ class RetinaNet(DetectionModel):
         anchors = self.anchor_generator([(f.shape[-2], f.shape[-1]) for f in features])
         return anchors, *self.head(features)
 
-    def _loss_divisors(self, count: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the divisors of both losses from the foreground anchors [B] of each image."""
-        total = count.sum()
-        if self.convention.retinanet_loss_normalizer == "moving":
-            self.moving_foreground.lerp_(total.clamp(min=1), 1 - self.MOMENTUM)
-            return self.moving_foreground.clone(), self.moving_foreground.clone()
-        return total + count.shape[0], total.clamp(min=1)
-
     def _decode(self, anchors: Tensor, logits: Tensor, deltas: Tensor) -> PredictedBoxes:
         scores = logits.sigmoid()
-        best, index, valid = top_scores(
-            scores.flatten(1), self.score_thresh, self.pre_nms, self.static_shapes
-        )
+        limits = self.score_thresh, self.pre_nms, self.static_shapes
+        best, index, valid = top_scores(scores.flatten(1), *limits)
         anchor, label = index // logits.shape[2], index % logits.shape[2] + self.first_label
         boxes = self.box_coder.decode(gather(deltas, anchor), anchors[anchor])
         background = 1 - self.first_label

@@ -8,7 +8,7 @@ background.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
 
@@ -23,6 +23,18 @@ from .masks.packed import PackedMasks
 
 Size = tuple[int, int]
 R = TypeVar("R", bound="Record")
+
+
+class PaddedBatchImages(list[Tensor]):
+    """A part of a batch's images `[3, h, w]`, to be padded to the size of the whole batch.
+
+    Predictions depend slightly on the padding. With this size, (height, width), they do not depend
+    on how the batch is divided among processes.
+    """
+
+    def __init__(self, images: Iterable[Tensor], padded_size: Size) -> None:
+        super().__init__(images)
+        self.padded_size = padded_size
 
 
 class Record:
@@ -122,13 +134,13 @@ class Detections(PredictedBoxes):
 
     def rescale(self, from_size: Size, to_size: Size, convention: Convention) -> Detections:
         """Scale boxes and keypoints of an image to another size, (height, width), of it."""
-        scaled = replace(self, boxes=rescale(self.boxes, from_size, to_size, convention))
-        if self.mask_boxes is not None:
-            mask_boxes = rescale(self.mask_boxes, from_size, to_size, convention)
-            scaled = replace(scaled, mask_boxes=mask_boxes)
-        if self.keypoints is None:
-            return scaled
-        return replace(scaled, keypoints=rescale_keypoints(self.keypoints, from_size, to_size))
+        mask_boxes, keypoints = self.mask_boxes, self.keypoints
+        if mask_boxes is not None:
+            mask_boxes = rescale(mask_boxes, from_size, to_size, convention)
+        if keypoints is not None:
+            keypoints = rescale_keypoints(keypoints, from_size, to_size)
+        boxes = rescale(self.boxes, from_size, to_size, convention)
+        return replace(self, boxes=boxes, mask_boxes=mask_boxes, keypoints=keypoints)
 
     def extra_outputs(self) -> dict[str, Tensor]:
         """Return the outputs of TEST.EXTRA_OUTPUTS by name."""

@@ -19,7 +19,7 @@ from detlite.inference import fused_layers
 from detlite.inference.fused_layers import FusedConv2d, InFloat32, onednn_fuses
 from detlite.inference.fusion import NoGraphError, fuse
 from detlite.modeling.detection_model import DetectionModel
-from detlite.modeling.layers.asymmetric_padding import PaddedConv2d
+from detlite.modeling.layers.conv import PaddedConv2d
 from detlite.modeling.layers.norm import FrozenBatchNorm2d, LevelBatchNorm
 from tests.modeling.family import FAMILY, family_config
 

@@ -9,9 +9,8 @@ from detlite.modeling.preprocessing import (
     prepare_proposals,
     prepare_targets,
 )
-from detlite.structures.instances import GroundTruth
+from detlite.structures.instances import GroundTruth, PaddedBatchImages
 from detlite.structures.masks.packed import PackedMasks
-from detlite.structures.padded_batch import PaddedBatchImages
 
 MEAN, STD = [100.0, 110.0, 120.0], [2.0, 3.0, 4.0]
 

@@ -55,6 +55,6 @@ def test_number_of_proposals_of_a_single_map(tiny_config, make_batch):
 def test_heads_are_rejected(tiny_config, key):
     opts = [*NETWORK, f"MODEL.{key}", True]
     with pytest.raises(
-        ConfigError, match=f"MODEL.{key} is True, but a ProposalNetwork has no RoI heads"
+        ConfigError, match=f"MODEL.{key} need RoI heads, which a ProposalNetwork does not have"
     ):
         build_model(tiny_config(*opts))

@@ -2,8 +2,7 @@
 
 from detlite.conversion.checkpoint_source import ConfigValues, StateDict, pixel_config, section
 from detlite.conversion.infer_config import infer_config
-from detlite.modeling.backbone.timm_vit import PATCH
-from detlite.modeling.backbone.vit import SIZES
+from detlite.modeling.backbone.vit import PATCH, SIZES
 from detlite.modeling.backbone.windows import global_blocks
 
 from .model_zoo import LVIS

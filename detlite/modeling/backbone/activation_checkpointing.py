@@ -4,11 +4,10 @@ Chen et al., Training Deep Nets with Sublinear Memory Cost, https://arxiv.org/ab
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 
-import torch
-from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
+from torch import Tensor, is_grad_enabled, nn
+from torch.utils.checkpoint import checkpoint, noop_context_fn
 
 from detlite.modeling.layers.norm import takes_batch_statistics
 
@@ -16,10 +15,11 @@ from detlite.modeling.layers.norm import takes_batch_statistics
 def checkpointed(
     module: nn.Module,
     x: Tensor,
+    enabled: bool,
     call: Callable[[Tensor], Tensor] | None = None,
     random: bool = False,
 ) -> Tensor:
-    """Compute `module(x)`, saving only `x` for backward, which computes the rest again.
+    """Compute `module(x)`; if `enabled`, save only `x` and compute the rest again in backward.
 
     Losses, gradients and batch statistics are the same. A module without trainable parameters is
     simply called.
@@ -31,14 +31,12 @@ def checkpointed(
         random: the module draws random numbers, which must be drawn again.
     """
     call = call or module
-    if not torch.is_grad_enabled() or not any(p.requires_grad for p in module.parameters()):
+    trained = is_grad_enabled() and any(p.requires_grad for p in module.parameters())
+    if not enabled or not trained:
         return call(x)
-    if not takes_batch_statistics(module):
-        return checkpoint(call, x, use_reentrant=False, preserve_rng_state=random)
-
-    def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-        return nullcontext(), _running_statistics_kept(module)
-
+    contexts = noop_context_fn
+    if takes_batch_statistics(module):
+        contexts = lambda: (nullcontext(), _running_statistics_kept(module))  # noqa: E731
     return checkpoint(call, x, use_reentrant=False, preserve_rng_state=random, context_fn=contexts)
 
 

@@ -12,14 +12,13 @@ from detlite.modeling.layers.conv import replace_crashing_convs
 from detlite.modeling.layers.norm import build_norm, build_optional_norm
 from detlite.registry import Registry
 
-from .fpn import FPN, P6P7
+from .fpn import FPN, P6P7, SimpleFeaturePyramid
 from .mobilenet import MobileNetV3
 from .resnet import DEPTHS, ResNet, ResNetOptions
-from .simple_pyramid import SimpleFeaturePyramid
 from .stem import set_input_channels
 from .timm_backbone import TimmBackbone
-from .timm_vit import TimmViT, ViTOptions
-from .vit import SIZES, ViT
+from .timm_vit import TimmViT
+from .vit import SIZES, ViT, ViTOptions
 
 
 class Backbone(nn.Sequential):
@@ -128,8 +127,7 @@ def _build_timm(cfg: CfgNode) -> Backbone:
             "timm/<model>-FPN, -FPN-RETINANET, -C4, -C5 or, for a plain vision transformer, -SFP"
         )
     if match[2] == "SFP":
-        vit = TimmViT(match[1], _build_vit_options(cfg))
-        return _build_with_simple_pyramid(cfg, vit, vit.channels)
+        return _build_with_simple_pyramid(cfg, TimmViT(match[1], _build_vit_options(cfg)))
     strides = [2**stage for stage in ENDINGS[match[2]]]
     node = cfg.MODEL.BACKBONE
     bottom_up = TimmBackbone(
@@ -152,14 +150,13 @@ def _build_mobilenet(cfg: CfgNode) -> Backbone:
         convention_of(cfg).freeze_batch_statistics,
     )
     channels = cfg.MODEL.RESNETS.BACKBONE_OUT_CHANNELS or 256
-    norm = build_optional_norm(cfg, "FPN")
-    neck = FPN(list(body.channels), channels, norm, cfg.MODEL.FPN.USE_RELU)
+    neck = FPN(body.channels, channels, build_optional_norm(cfg, "FPN"), cfg.MODEL.FPN.USE_RELU)
     return Backbone(body, neck, channels, strides=(32, 32, 64), pooled=1)
 
 
 def _build_vit(cfg: CfgNode, size: str) -> Backbone:
-    bottom_up = ViT(*SIZES[size], cfg.MODEL.VIT.IMAGE_SIZE, _build_vit_options(cfg))
-    return _build_with_simple_pyramid(cfg, bottom_up, bottom_up.channels)
+    body = ViT(*SIZES[size], cfg.MODEL.VIT.IMAGE_SIZE, _build_vit_options(cfg))
+    return _build_with_simple_pyramid(cfg, body)
 
 
 def _build_vit_options(cfg: CfgNode) -> ViTOptions:
@@ -172,12 +169,12 @@ def _build_vit_options(cfg: CfgNode) -> ViTOptions:
     )
 
 
-def _build_with_simple_pyramid(cfg: CfgNode, bottom_up: nn.Module, channels: int) -> Backbone:
+def _build_with_simple_pyramid(cfg: CfgNode, body: ViT | TimmViT) -> Backbone:
     """Add ViTDet's pyramid to a network with one map of stride 16."""
     out_channels = cfg.MODEL.RESNETS.BACKBONE_OUT_CHANNELS or 256
     norm = build_optional_norm(cfg, "FPN") or build_norm(cfg, "LN")
-    neck = SimpleFeaturePyramid(channels, out_channels, norm, cfg.MODEL.FPN.USE_RELU)
-    return Backbone(bottom_up, neck, out_channels, (4, 8, 16, 32, 64), pooled=4)
+    neck = SimpleFeaturePyramid(body.channels, out_channels, norm, cfg.MODEL.FPN.USE_RELU)
+    return Backbone(body, neck, out_channels, (4, 8, 16, 32, 64), pooled=4)
 
 
 def _build_with_neck(

@@ -1,12 +1,14 @@
-"""Feature pyramid network (Lin et al., https://arxiv.org/abs/1612.03144)."""
+"""Feature pyramids: FPN (Lin et al., https://arxiv.org/abs/1612.03144) and ViTDet's simple pyramid
+(Li et al., https://arxiv.org/abs/2203.16527)."""
+
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from detlite.modeling.layers.conv_block import conv_block
+from detlite.modeling.layers.conv_block import conv_block, init_xavier
 from detlite.modeling.layers.norm import Norm
-from detlite.modeling.layers.weight_init import init_xavier
 
 
 class P6P7(nn.Module):
@@ -20,8 +22,7 @@ class P6P7(nn.Module):
         self, in_channels: int, out_channels: int, from_c5: bool, relu: bool = True
     ) -> None:
         super().__init__()
-        self.from_c5 = from_c5
-        self.relu = relu
+        self.from_c5, self.relu = from_c5, relu
         self.p6 = nn.Conv2d(in_channels, out_channels, 3, stride=2, padding=1)
         self.p7 = nn.Conv2d(out_channels, out_channels, 3, stride=2, padding=1)
         for layer in (self.p6, self.p7):
@@ -45,7 +46,7 @@ class FPN(nn.Module):
 
     def __init__(
         self,
-        in_channels: list[int],
+        in_channels: Iterable[int],
         out_channels: int,
         norm: Norm | None = None,
         relu: bool = False,
@@ -56,7 +57,7 @@ class FPN(nn.Module):
             conv_block(channels, out_channels, 1, norm=norm, relu=relu) for channels in in_channels
         )
         self.output = nn.ModuleList(
-            conv_block(out_channels, out_channels, 3, norm=norm, relu=relu) for _ in in_channels
+            conv_block(out_channels, out_channels, 3, norm=norm, relu=relu) for _ in self.lateral
         )
         self.top = top
 
@@ -71,6 +72,45 @@ class FPN(nn.Module):
         if self.top is None:
             return [*levels, subsample(levels[-1])]
         return [*levels, *self.top(maps[-1], levels[-1])]
+
+
+class SimpleFeaturePyramid(nn.Module):
+    """Computes levels of strides 4, 8, 16, 32 and 64 from one map of stride 16.
+
+    The norm is applied between the deconvolutions of the finest level too.
+    """
+
+    def __init__(self, in_channels: int, out_channels: int, norm: Norm, relu: bool = False) -> None:
+        super().__init__()
+        half, quarter = in_channels // 2, in_channels // 4
+
+        def upsample(before: int, after: int) -> nn.Module:
+            return nn.ConvTranspose2d(before, after, 2, stride=2)
+
+        finest = nn.Sequential(
+            upsample(in_channels, half), norm(half), nn.GELU(), upsample(half, quarter)
+        )
+        self.scale = nn.ModuleList(
+            [finest, upsample(in_channels, half), nn.Identity(), nn.MaxPool2d(2, stride=2)]
+        )
+        self.lateral = nn.ModuleList(
+            conv_block(channels, out_channels, 1, norm=norm, relu=relu)
+            for channels in (quarter, half, in_channels, in_channels)
+        )
+        self.output = nn.ModuleList(
+            conv_block(out_channels, out_channels, 3, norm=norm, relu=relu) for _ in self.scale
+        )
+
+    def forward(self, maps: list[Tensor]) -> list[Tensor]:
+        """Compute five levels from one map [B, in_channels, H, W] with even H and W.
+
+        Levels are [B, out_channels, h, w] of 4, 2, 1, 1/2 and 1/4 of its sides; the last one is
+        subsampled, for the largest anchors.
+        """
+        (x,) = maps
+        parts = zip(self.scale, self.lateral, self.output, strict=True)
+        levels = [output(lateral(scale(x))) for scale, lateral, output in parts]
+        return [*levels, subsample(levels[-1])]
 
 
 def subsample(level: Tensor) -> Tensor:

@@ -114,15 +114,8 @@ class Bottleneck(nn.Module):
         self.norm1 = norm(width)
         self.conv2: nn.Module
         if options.deformable[stage - 2]:
-            self.conv2 = DeformConv3x3(
-                width,
-                width,
-                stride_3x3,
-                dilation,
-                options.groups,
-                modulated=options.modulated,
-                offset_groups=options.offset_groups,
-            )
+            own = {"modulated": options.modulated, "offset_groups": options.offset_groups}
+            self.conv2 = DeformConv3x3(width, width, stride_3x3, dilation, options.groups, **own)
         else:
             self.conv2 = _conv3x3(width, width, stride_3x3, dilation, options.groups)
         self.norm2 = norm(width)
@@ -187,7 +180,7 @@ class ResNet(nn.Module):
         maps = []
         for stage in range(2, self.out_stages[-1] + 1):
             layers = self.get_submodule(f"res{stage}")
-            x = checkpointed(layers, x) if self.checkpoint_activations else layers(x)
+            x = checkpointed(layers, x, self.checkpoint_activations)
             if stage in self.out_stages:
                 maps.append(x)
         return maps

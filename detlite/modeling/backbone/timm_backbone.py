@@ -12,8 +12,10 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.func import functional_call
 
-from detlite.modeling.layers.asymmetric_padding import PaddedConv2d, pad_to_multiple
-from detlite.modeling.layers.norm import freeze_batch_norm, freeze_norms, takes_batch_statistics
+from detlite.modeling.layers.conv import PaddedConv2d
+from detlite.modeling.layers.norm import freeze_batch_norm, takes_batch_statistics
+
+from .windows import pad_to_multiple
 
 # Cells of the coarsest map by which sides may have to be padded: windows of 7 cells, and so on.
 _CELLS = (1, 2, 4, 7, 8, 10, 12, 14, 16)
@@ -68,7 +70,7 @@ class TimmBackbone(nn.Module):
         """Find the multiple to which sides must be padded, by calls without values."""
         if type(self.net).__name__ == "MultiScaleVit":  # such calls do not find it out
             raise ValueError(_unfit(name, "its positions are those of images of one size"))
-        problem = ""
+        problems = []
         for cells in _CELLS:
             self.padding_multiple = side = cells * strides[-1]
             height, width = -(-_LARGE // side) * side, side
@@ -82,8 +84,8 @@ class TimmBackbone(nn.Module):
                 return  # not a question of size
             except Exception as error:  # each model raises another type
                 message = str(error).partition("\n")[0] or type(error).__name__
-                problem = problem or f"images of {height} x {width} pixels: {message}"
-        raise ValueError(_unfit(name, problem))
+                problems.append(f"images of {height} x {width} pixels: {message}")
+        raise ValueError(_unfit(name, problems[0]))
 
     def layers(self) -> list[list[nn.Parameter]]:
         """Return the parameters of each stage (or transformer block), the stem first."""
@@ -165,24 +167,18 @@ def _freeze(net: Any, name: str, freeze_at: int) -> None:
         last, whole = (finer[-1], True) if finer else (coarser[0], False)
     else:
         last, whole = coarser[min(freeze_at - 2, len(coarser) - 1)], True
-    leading: list[tuple[str, nn.Module]] = []
-    inside = False
-    for path, module in net.named_modules():
-        is_part = path == last or path.startswith(f"{last}.")
-        if (inside or not whole) and is_part != inside:
-            break
-        inside = is_part
-        leading.append((path, module))
-    else:
-        if not inside:
-            raise ValueError(
-                f"MODEL.BACKBONE.FREEZE_CONV_BODY_AT: timm's {name} has no module {last!r} at "
-                "which a stage ends: set it to 0"
-            )
+    modules = list(net.named_modules())
+    own = [place for place, (path, _) in enumerate(modules) if f"{path}.".startswith(f"{last}.")]
+    if not own:
+        raise ValueError(
+            f"MODEL.BACKBONE.FREEZE_CONV_BODY_AT: timm's {name} has no module {last!r} at which a "
+            "stage ends: set it to 0"
+        )
+    leading = modules[: own[-1] + 1 if whole else own[0]]
     for _, module in leading:
         for parameter in module.parameters(recurse=False):
             parameter.requires_grad_(False)
-    freeze_norms(net, leading)
+    freeze_batch_norm(net, leading)
 
 
 def _fix_margins(net: nn.Module) -> None:

@@ -6,47 +6,17 @@ https://arxiv.org/abs/2203.16527. Shapes: B images, H x W patches of 16 x 16 pix
 image.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from detlite.modeling.layers.asymmetric_padding import pad_to_multiple
-
 from .activation_checkpointing import checkpointed
 from .timm_backbone import create
-from .windows import from_windows, global_blocks, to_windows, window_counts
-
-PATCH = 16
-
-
-@dataclass(frozen=True)
-class ViTOptions:
-    """Options of a plain transformer as a detection backbone.
-
-    Attributes:
-        window: side in patches of the windows that most blocks attend within; 0: no windows.
-        global_blocks: the number of blocks that attend to whole maps, see `windows.global_blocks`.
-        drop_path: probability of skipping the last block for an image in training; proportionally
-            less for earlier blocks (https://arxiv.org/abs/1603.09382).
-        freeze_at: the number of leading parts that are not trained: the embedding, then quarters
-            of the blocks.
-        checkpoint_activations: save only the inputs of blocks in training, see `checkpointed`.
-    """
-
-    window: int = 0
-    global_blocks: int = 4
-    drop_path: float = 0.0
-    freeze_at: int = 0
-    checkpoint_activations: bool = False
-
-    @property
-    def two_windows(self) -> int:
-        """Smallest side in pixels of an image that has two windows side by side, after padding."""
-        return 2 * PATCH * (self.window // 2 + 1) if self.window else 0
+from .vit import PATCH, ViTOptions, freeze_layers
+from .windows import from_windows, pad_to_multiple, to_windows, window_counts
 
 
 class TimmViT(nn.Module):
@@ -67,8 +37,7 @@ class TimmViT(nn.Module):
         self.channels = net.embed_dim
         self.options = options
         self.two_windows = options.two_windows
-        global_ids = global_blocks(len(net.blocks), options.global_blocks)
-        self.windows = [0 if n in global_ids else options.window for n in range(len(net.blocks))]
+        self.windows = options.windows(len(net.blocks))
         freeze_layers(self.layers(), options.freeze_at)
         for block in net.blocks:
             if not any(parameter.requires_grad for parameter in block.parameters()):
@@ -90,53 +59,20 @@ class TimmViT(nn.Module):
         """
         x = pad_to_multiple(x, 2 * PATCH)
         height, width = x.shape[2] // PATCH, x.shape[3] // PATCH
-        tokens, ropes = self._embed(x, height, width)
-        for block, window, (rope, rope_in_windows) in zip(
-            self.net.blocks, self.windows, ropes, strict=True
-        ):
-            attend = partial(_attend, block.attn, rope=rope)
-            if window:
-                attend = partial(_attend, block.attn, rope=rope_in_windows)
-                size = (height, width, window)
-                attend = partial(_in_windows, attend, self.net.num_prefix_tokens, *size)
-            step = partial(_run, block, attend)
-            if self.options.checkpoint_activations:
-                tokens = checkpointed(block, tokens, step, self.options.drop_path > 0)
-            else:
-                tokens = step(tokens)
-        tokens = self.net.norm(tokens)[:, self.net.num_prefix_tokens :]
-        maps = tokens.unflatten(1, (height, width)).permute(0, 3, 1, 2)
-        return [maps.contiguous(memory_format=torch.channels_last)]
-
-    def _embed(
-        self, x: Tensor, height: int, width: int
-    ) -> tuple[Tensor, Sequence[tuple[Tensor | None, Tensor | None]]]:
-        """Embed patches: return tokens [B, P + H W, C], and the rotary embeddings of each block.
-
-        These are [..., H W, 2 D] for whole maps and [B n, ..., S S, 2 D] for windows, or None.
-        """
-        depth = len(self.net.blocks)
         embedded = self.net._pos_embed(self.net.patch_embed(x))
         tokens, ropes = embedded if isinstance(embedded, tuple) else (embedded, None)
+        if not getattr(self.net, "rope_mixed", False):  # the blocks have the same
+            ropes = [ropes] * len(self.net.blocks)
         tokens = self.net.norm_pre(tokens)
-        if ropes is None:
-            return tokens, [(None, None)] * depth
-        mixed = getattr(self.net, "rope_mixed", False)  # each block has its own
-        pairs = [
-            (rope, self._rope_in_windows(rope, x.shape[0], height, width))
-            for rope in (ropes if mixed else [ropes])
-        ]
-        return tokens, pairs if mixed else pairs * depth
-
-    def _rope_in_windows(self, rope: Tensor, batch: int, height: int, width: int) -> Tensor | None:
-        """Split rotary embeddings [H W, 2 D] or [h, H W, 2 D] into [B n, 1 or h, S S, 2 D]."""
-        side = self.options.window
-        if not side:
-            return None
-        heads = 1 if rope.dim() == 2 else rope.shape[0]
-        cut = to_windows(rope.view(heads, height, width, rope.shape[-1]), side).flatten(1, 2)
-        cut = cut.unflatten(0, (heads, -1)).transpose(0, 1)
-        return cut[None].expand(batch, -1, -1, -1, -1).flatten(0, 1)
+        prefix, options = self.net.num_prefix_tokens, self.options
+        for block, window, rope in zip(self.net.blocks, self.windows, ropes, strict=True):
+            step = partial(_run, block, rope, prefix, (height, width, window))
+            tokens = checkpointed(
+                block, tokens, options.checkpoint_activations, step, options.drop_path > 0
+            )
+        tokens = self.net.norm(tokens)[:, prefix:]
+        maps = tokens.unflatten(1, (height, width)).permute(0, 3, 1, 2)
+        return [maps.contiguous(memory_format=torch.channels_last)]
 
 
 class _DinoRope(nn.Module):
@@ -164,17 +100,11 @@ def _use_device_rope(net: Any) -> None:
         net.rope = _DinoRope(rope)
 
 
-def freeze_layers(layers: Sequence[Sequence[nn.Parameter]], count: int) -> None:
-    """Freeze the first `count` parts: the embedding (`layers[0]`), then quarters of the blocks."""
-    blocks = len(layers) - 1
-    for layer in layers[: 1 + blocks * (count - 1) // 4 if count else 0]:
-        for parameter in layer:
-            parameter.requires_grad_(False)
-
-
-def _run(block: Any, attend: Callable[[Tensor], Tensor], tokens: Tensor) -> Tensor:
-    """Run a ViT or EVA block of timm with another attention function."""
-    added = attend(block.norm1(tokens))
+def _run(
+    block: Any, rope: Tensor | None, prefix: int, size: tuple[int, int, int], tokens: Tensor
+) -> Tensor:
+    """Run a ViT or EVA block of timm on tokens [B, P + H W, C], see `_attend`."""
+    added = _attend(block.attn, rope, prefix, size, block.norm1(tokens))
     added = block.ls1(added) if hasattr(block, "ls1") else _scale(added, block.gamma_1)
     tokens = tokens + block.drop_path1(added)
     added = block.mlp(block.norm2(tokens))
@@ -186,20 +116,27 @@ def _scale(x: Tensor, gamma: Tensor | None) -> Tensor:
     return x if gamma is None else x * gamma
 
 
-def _attend(attention: nn.Module, tokens: Tensor, rope: Tensor | None) -> Tensor:
-    return attention(tokens) if rope is None else attention(tokens, rope=rope)
-
-
-def _in_windows(
-    attend: Callable[[Tensor], Tensor], prefix: int, height: int, width: int, side: int,
-    tokens: Tensor,
-) -> Tensor:  # fmt: skip
-    """Attend within windows, each with a copy of the prefix tokens: [B, P + H W, C]."""
+def _attend(
+    attention: Any, rope: Tensor | None, prefix: int, size: tuple[int, int, int], tokens: Tensor
+) -> Tensor:
+    """Attend within windows of `size` (H, W, S), each with a copy of the prefix tokens, or to the
+    whole map if S is 0. Rotary embeddings are [H W, 2 D] or [h, H W, 2 D]."""
+    height, width, side = size
+    if not side:
+        return attention(tokens) if rope is None else attention(tokens, rope=rope)
     before, patches = tokens[:, :prefix], tokens[:, prefix:]
     rows, columns = window_counts(height, width, side)
     cut = to_windows(patches.unflatten(1, (height, width)), side).flatten(1, 2)  # [B n, S S, C]
     copies = before[:, None].expand(-1, rows * columns, -1, -1).flatten(0, 1)
-    attended = attend(torch.cat([copies, cut], dim=1))
+    windows = torch.cat([copies, cut], dim=1)
+    if rope is None:
+        attended = attention(windows)
+    else:
+        heads = 1 if rope.dim() == 2 else rope.shape[0]
+        parts = to_windows(rope.view(heads, height, width, rope.shape[-1]), side).flatten(1, 2)
+        parts = parts.unflatten(0, (heads, -1)).transpose(0, 1)  # [n, 1 or h, S S, 2 D]
+        parts = parts[None].expand(tokens.shape[0], -1, -1, -1, -1).flatten(0, 1)
+        attended = attention(windows, rope=parts)
     before = attended[:, :prefix].unflatten(0, (tokens.shape[0], rows * columns)).mean(dim=1)
     cut = attended[:, prefix:].unflatten(1, (side, side))
     patches = from_windows(cut, tokens.shape[0], height, width)

@@ -5,15 +5,18 @@ https://arxiv.org/abs/2203.16527. Shapes: B images or windows, H x W patches of 
 channels, h heads of D channels.
 """
 
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from detlite.modeling.layers.asymmetric_padding import pad_to_multiple
-
 from .activation_checkpointing import checkpointed
-from .timm_vit import PATCH, ViTOptions, freeze_layers
-from .windows import from_windows, global_blocks, to_windows
+from .windows import from_windows, global_blocks, pad_to_multiple, to_windows
+
+PATCH = 16  # pixels
 
 # Channels, blocks and heads (https://arxiv.org/abs/2010.11929, https://arxiv.org/abs/2012.12877).
 SIZES = {
@@ -24,6 +27,45 @@ SIZES = {
     "H": (1280, 32, 16),
 }
 _PRETRAINED_SIDE = 14  # patches per side of a classifier's images of 224 x 224 pixels
+
+
+@dataclass(frozen=True)
+class ViTOptions:
+    """Options of a plain transformer as a detection backbone.
+
+    Attributes:
+        window: side in patches of the windows that most blocks attend within; 0: no windows.
+        global_blocks: the number of blocks that attend to whole maps, see `windows.global_blocks`.
+        drop_path: probability of skipping the last block for an image in training; proportionally
+            less for earlier blocks (https://arxiv.org/abs/1603.09382).
+        freeze_at: the number of leading parts that are not trained: the embedding, then quarters
+            of the blocks.
+        checkpoint_activations: save only the inputs of blocks in training, see `checkpointed`.
+    """
+
+    window: int = 0
+    global_blocks: int = 4
+    drop_path: float = 0.0
+    freeze_at: int = 0
+    checkpoint_activations: bool = False
+
+    @property
+    def two_windows(self) -> int:
+        """Smallest side in pixels of an image that has two windows side by side, after padding."""
+        return 2 * PATCH * (self.window // 2 + 1) if self.window else 0
+
+    def windows(self, depth: int) -> list[int]:
+        """Return the side of the windows of each block; 0 for those that attend to whole maps."""
+        whole = global_blocks(depth, self.global_blocks)
+        return [0 if number in whole else self.window for number in range(depth)]
+
+
+def freeze_layers(layers: Sequence[Sequence[nn.Parameter]], count: int) -> None:
+    """Freeze the first `count` parts: the embedding (`layers[0]`), then quarters of the blocks."""
+    blocks = len(layers) - 1
+    for layer in layers[: 1 + blocks * (count - 1) // 4 if count else 0]:
+        for parameter in layer:
+            parameter.requires_grad_(False)
 
 
 class Attention(nn.Module):
@@ -49,10 +91,8 @@ class Attention(nn.Module):
         # key, and one for the columns.
         grid = q.unflatten(2, (height, width))
         rows = _products(grid, _relative_positions(self.rel_pos_h, height))
-        columns = _products(
-            grid.transpose(2, 3), _relative_positions(self.rel_pos_w, width)
-        ).transpose(2, 3)
-        bias = rows[..., :, None] + _dense(columns)[..., None, :]
+        columns = _products(grid.transpose(2, 3), _relative_positions(self.rel_pos_w, width))
+        bias = rows[..., :, None] + _dense(columns.transpose(2, 3))[..., None, :]
         bias = bias.flatten(4, 5).flatten(2, 3)  # [B, h, H W, H W]
         x = F.scaled_dot_product_attention(q, k, v, attn_mask=bias.to(q.dtype))
         return self.proj(x.transpose(1, 2).flatten(2)).unflatten(1, (height, width))
@@ -98,17 +138,15 @@ class Block(nn.Module):
         self.norm1 = nn.LayerNorm(channels, eps=1e-6)
         self.attn = Attention(channels, heads, side)
         self.norm2 = nn.LayerNorm(channels, eps=1e-6)
-        self.mlp = nn.Sequential()
-        self.mlp.add_module("fc1", nn.Linear(channels, 4 * channels))
-        self.mlp.add_module("act", nn.GELU())
-        self.mlp.add_module("fc2", nn.Linear(4 * channels, channels))
+        fc1, fc2 = nn.Linear(channels, 4 * channels), nn.Linear(4 * channels, channels)
+        self.mlp = nn.Sequential(OrderedDict(fc1=fc1, act=nn.GELU(), fc2=fc2))
 
     def forward(self, x: Tensor) -> Tensor:
         """Transform [B, H, W, C]."""
         added = self.norm1(x)
         if self.window:
             added = self.attn(to_windows(added, self.window))
-            added = from_windows(added, x.shape[0], x.shape[1], x.shape[2])
+            added = from_windows(added, *x.shape[:3])
         else:
             added = self.attn(added)
         x = x + self._drop_path(added)
@@ -134,17 +172,14 @@ class ViT(nn.Module):
         self.channels = channels
         self.options = options
         self.two_windows = options.two_windows
-        self.patch_embed = nn.Sequential()
-        self.patch_embed.add_module("proj", nn.Conv2d(3, channels, PATCH, stride=PATCH))
+        projection = nn.Conv2d(3, channels, PATCH, stride=PATCH)
+        self.patch_embed = nn.Sequential(OrderedDict(proj=projection))
         # The first position belongs to the class token, which detection does not use.
         self.pos_embed = nn.Parameter(torch.zeros(1, 1 + _PRETRAINED_SIDE**2, channels))
-        global_ids = global_blocks(depth, options.global_blocks)
         blocks = []
-        for number in range(depth):
-            windows = options.window > 0 and number not in global_ids
-            side = options.window if windows else image_size // PATCH
-            drop_path = options.drop_path * number / max(depth - 1, 1)
-            blocks.append(Block(channels, heads, side, windows, drop_path))
+        for number, window in enumerate(options.windows(depth)):
+            side, drop_path = window or image_size // PATCH, options.drop_path * number
+            blocks.append(Block(channels, heads, side, window > 0, drop_path / max(depth - 1, 1)))
         self.blocks = nn.ModuleList(blocks)
         nn.init.normal_(self.pos_embed, std=0.02)
         for layer in self.blocks.modules():
@@ -173,8 +208,5 @@ class ViT(nn.Module):
         x = x + F.interpolate(positions, size=size, mode="bicubic").to(x.dtype)
         x = x.permute(0, 2, 3, 1)
         for block in self.blocks:
-            if self.options.checkpoint_activations:
-                x = checkpointed(block, x, random=True)
-            else:
-                x = block(x)
+            x = checkpointed(block, x, self.options.checkpoint_activations, random=True)
         return [x.permute(0, 3, 1, 2)]

@@ -6,7 +6,21 @@ Shapes: B images, H x W tokens of C channels, n windows of S x S tokens per imag
 from torch import Tensor
 from torch.nn import functional as F
 
-from detlite.modeling.layers.asymmetric_padding import ceil_div
+
+def ceil_div(side: int, size: int) -> int:
+    """Return side / size, rounded up, for sides that may be symbols of an exported graph.
+
+    Exporters do not support the remainder of a size, and ONNX and OpenVINO round a negative
+    quotient up, so all numbers here are positive.
+    """
+    return (side + size - 1) // size
+
+
+def pad_to_multiple(x: Tensor, multiple: int) -> Tensor:
+    """Pad [B, C, H, W] with zeros at the right and bottom to multiples of `multiple`."""
+    sides = x.shape[3], x.shape[2]
+    right, bottom = (ceil_div(side, multiple) * multiple - side for side in sides)
+    return F.pad(x, (0, right, 0, bottom))
 
 
 def global_blocks(depth: int, count: int) -> frozenset[int]:

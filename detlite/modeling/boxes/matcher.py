@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from detlite.ops import match_boxes
+from detlite.structures import boxes as box_ops
 from detlite.structures.instances import GroundTruth
 
 BACKGROUND = -1
@@ -52,10 +53,8 @@ def _half_inside(boxes: Tensor, regions: Tensor) -> Tensor:
 
     One region after the other, because there are few of them and many boxes.
     """
-    area = (boxes[..., 2:] - boxes[..., :2]).prod(dim=-1)
+    half = 0.5 * box_ops.area(boxes)
     inside = torch.zeros((len(regions), boxes.shape[-2]), dtype=torch.bool, device=boxes.device)
     for region in regions[:, :, None].unbind(dim=1):  # [B, 1, 4]
-        low = torch.maximum(boxes[..., :2], region[..., :2])
-        high = torch.minimum(boxes[..., 2:], region[..., 2:])
-        inside |= (high - low).clamp(min=0).prod(dim=-1) >= 0.5 * area
+        inside |= box_ops.area(box_ops.intersection(boxes, region)) >= half
     return inside

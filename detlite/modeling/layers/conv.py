@@ -1,4 +1,4 @@
-"""Convolutions with faster gradients on CPUs.
+"""Convolutions with margins, and with faster gradients on CPUs.
 
 torch computes convolutions on a CPU by oneDNN, and two of its gradients are slow: those of groups
 of few channels in bfloat16, and those of the weights in float32 on processors with AVX2 only.
@@ -6,8 +6,6 @@ of few channels in bfloat16, and those of the weights in float32 on processors w
 
 Shapes: B images, C input and D output channels, H x W pixels.
 """
-
-from __future__ import annotations
 
 from typing import Any
 
@@ -20,59 +18,60 @@ CAPABILITY = torch.backends.cpu.get_cpu_capability()
 CACHE_BLOCK = 2**20  # floats that weight_gradient copies at a time, so that they stay in the cache
 
 
-class CPUConv2d(nn.Conv2d):
-    """`nn.Conv2d` that computes its gradients by a faster method where there is one.
+class _ConvLike(nn.Conv2d):
+    """Convolution with the options and parameters of `conv`.
 
-    Args:
-        conv: shares its parameters; may be a `PaddedConv2d`. Its padding is by zeros.
+    `margins` are zeros to add at the left, right, top and bottom; None: those of `conv`, if any.
     """
 
-    def __init__(self, conv: nn.Conv2d) -> None:
-        super().__init__(**conv_options(conv))
+    def __init__(self, conv: nn.Conv2d, margins: tuple[int, int, int, int] | None = None) -> None:
+        super().__init__(**_conv_options(conv))
         self.weight, self.bias = conv.weight, conv.bias
-        self.margins: tuple[int, int, int, int] | None = getattr(conv, "margins", None)
-        numbers = not isinstance(conv.padding, str)  # "same" stays torch's
-        self._use_float32 = numbers and slow_in_bfloat16(conv)
-        self._use_products = numbers and slow_in_float32(conv)
+        self.margins = margins or getattr(conv, "margins", None)
 
     def forward(self, x: Tensor) -> Tensor:
         """Convolve [B, C, H, W]."""
         return super().forward(x if self.margins is None else F.pad(x, self.margins))
 
+
+class PaddedConv2d(_ConvLike):
+    """Convolution like `conv` that pads each side of a map differently."""
+
+
+class CPUConv2d(_ConvLike):
+    """Convolution like `conv`, padded by zeros, with faster gradients where there are any."""
+
+    def __init__(self, conv: nn.Conv2d) -> None:
+        super().__init__(conv)
+        numbers = not isinstance(conv.padding, str)  # "same" stays torch's
+        self._use_float32 = numbers and slow_in_bfloat16(conv)
+        self._use_products = numbers and slow_in_float32(conv)
+
     def _conv_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         autocast = torch.is_autocast_enabled("cpu")
         dtype = torch.get_autocast_dtype("cpu") if autocast else x.dtype
-        function = self._function(x, weight, dtype)
-        if function is None:
+        in_float32 = self._use_float32 and dtype == torch.bfloat16
+        by_products = (
+            self._use_products
+            and weight.requires_grad
+            and dtype == weight.dtype == torch.float32
+            and x.is_contiguous(memory_format=torch.channels_last)
+        )
+        faster = torch.is_grad_enabled() and (in_float32 or by_products)
+        if not faster or x.device.type != "cpu":
             return super()._conv_forward(x, weight, bias)
         with torch.autocast("cpu", enabled=False):
             options = self.stride, self.padding, self.dilation, self.groups
-            result: Tensor = function.apply(x.to(dtype), weight, bias, options)
+            result: Tensor = _Convolution.apply(x.to(dtype), weight, bias, options, by_products)
             return result
 
-    def _function(
-        self, x: Tensor, weight: Tensor, dtype: torch.dtype
-    ) -> type[_Float32Gradients | _WeightProducts] | None:
-        """Choose how to compute the gradients; None: by torch."""
-        if x.device.type != "cpu" or not torch.is_grad_enabled():
-            return None
-        if dtype == torch.bfloat16:
-            return _Float32Gradients if self._use_float32 else None
-        products = self._use_products and weight.requires_grad and dtype == weight.dtype
-        channels_last = x.is_contiguous(memory_format=torch.channels_last)
-        return _WeightProducts if products and channels_last and dtype == torch.float32 else None
 
-
-class StridedPointwiseConv2d(nn.Conv2d):
+class StridedPointwiseConv2d(_ConvLike):
     """1x1 convolution with a stride, which drops pixels before it computes gradients.
 
     torch 2.14 crashes in the gradient of such a convolution of 2 to 15 channels on CPUs, if maps
     are channels-last.
     """
-
-    def __init__(self, conv: nn.Conv2d) -> None:
-        super().__init__(**conv_options(conv))
-        self.weight, self.bias = conv.weight, conv.bias
 
     def forward(self, x: Tensor) -> Tensor:
         """Convolve [B, C, H, W]."""
@@ -92,56 +91,38 @@ def replace_crashing_convs(model: nn.Module) -> None:
 
 
 class _Convolution(torch.autograd.Function):
-    """Convolve a map [B, C, H, W] by weights and a bias, in the type of the map."""
+    """Convolve a map [B, C, H, W] in its type. The gradients are computed in float32, that of the
+    weights by `weight_gradient` if `by_products`."""
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, options: tuple[Any, ...]
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, options: Any, by_products: bool
     ) -> Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.options, ctx.bias_shape = options, None if bias is None else list(bias.shape)
+        ctx.options, ctx.by_products = options, by_products
+        ctx.bias_shape = None if bias is None else list(bias.shape)
         bias = None if bias is None else bias.to(x.dtype)
         return F.conv2d(x, weight.to(x.dtype), bias, *options)
 
-
-class _Float32Gradients(_Convolution):
-    """Compute the gradients in float32."""
-
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
         x, weight = ctx.saved_tensors
-        x_grad, weight_grad, bias_grad = _torch_gradients(
-            ctx, gradient.float(), x.float(), weight.float(), ctx.needs_input_grad[:3]
-        )
-        return None if x_grad is None else x_grad.to(x.dtype), weight_grad, bias_grad, None
-
-
-class _WeightProducts(_Convolution):
-    """Compute the gradient of the weights by `weight_gradient`."""
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
-        x, weight = ctx.saved_tensors
-        _, padding, dilation, _ = ctx.options
-        # oneDNN would compute the gradient of the weights together with that of the bias.
-        mask = (ctx.needs_input_grad[0], False, False)
-        x_grad = _torch_gradients(ctx, gradient, x, weight, mask)[0]
-        weight_grad = weight_gradient(gradient, x, weight.shape[2:], padding, dilation)
-        bias_grad = gradient.sum((0, 2, 3)) if ctx.needs_input_grad[2] else None
-        return x_grad, weight_grad, bias_grad, None
-
-
-def _torch_gradients(
-    ctx: Any, gradient: Tensor, x: Tensor, weight: Tensor, mask: tuple[bool, ...]
-) -> tuple[Tensor | None, ...]:
-    """Compute torch's gradients of the map, the weights and the bias, as far as `mask` has them."""
-    stride, padding, dilation, groups = ctx.options
-    gradients: tuple[Tensor | None, ...] = torch.ops.aten.convolution_backward(
-        gradient, x, weight, ctx.bias_shape, stride, padding, dilation, False, [0, 0], groups, mask
-    )
-    return gradients
+        stride, padding, dilation, groups = ctx.options
+        mask = ctx.needs_input_grad[:3]
+        if (
+            ctx.by_products
+        ):  # else oneDNN computes the gradient of the weights with that of the bias
+            mask = (mask[0], False, False)
+        x_grad, weight_grad, bias_grad = torch.ops.aten.convolution_backward(
+            gradient.float(), x.float(), weight.float(), ctx.bias_shape, stride, padding, dilation,
+            False, [0, 0], groups, mask,
+        )  # fmt: skip
+        if ctx.by_products:
+            weight_grad = weight_gradient(gradient, x, weight.shape[2:], padding, dilation)
+            bias_grad = gradient.sum((0, 2, 3)) if ctx.needs_input_grad[2] else None
+        x_grad = None if x_grad is None else x_grad.to(x.dtype)
+        return x_grad, weight_grad, bias_grad, None, None
 
 
 def weight_gradient(
@@ -168,37 +149,17 @@ def weight_gradient(
     images = max(CACHE_BLOCK // (row_size * rows), 1)
     by_row = (maps.permute(2, 0, 3, 1).split(images, 1) for maps in (gradient, x))  # [H, b, W, C]
     for gradients, maps in zip(*by_row, strict=True):
+        padded = F.pad(maps, (0, 0, padding[1], padding[1], 0, 0, padding[0], padding[0]))
+        shifted = [padded[:, :, j * dilation[1] :][:, :, :width] for j in range(kernel_width)]
         for top in range(0, height, rows):
             strip = gradients[top : top + rows]
-            needed = len(strip) + (kernel_height - 1) * dilation[0]
-            neighbors = _row_neighbors(
-                maps, (top - padding[0], needed), width, kernel_width, padding[1], dilation[1]
-            )
+            end = top + len(strip) + (kernel_height - 1) * dilation[0]
+            neighbors = torch.stack([one[top:end] for one in shifted], dim=3)
             by_output = strip.reshape(-1, outputs).t()
             for i in range(kernel_height):
                 reached = neighbors[i * dilation[0] :][: len(strip)]
                 total[i] += by_output @ reached.reshape(-1, kernel_width * channels)
     return total.view(kernel_height, outputs, kernel_width, channels).permute(1, 3, 0, 2)
-
-
-def _row_neighbors(
-    maps: Tensor, rows: tuple[int, int], width: int, kernel_width: int, padding: int, dilation: int
-) -> Tensor:
-    """Copy the pixels that a kernel row reaches: [H, B, W, C] to [rows, B, W', kernel_width, C].
-
-    `rows` are the first row and their number. Pixels outside the map are zero.
-    """
-    top, height = rows
-    copies = maps.new_zeros(height, maps.shape[1], width, kernel_width, maps.shape[3])
-    first, last = max(-top, 0), min(height, len(maps) - top)
-    for j in range(kernel_width):
-        shift = j * dilation - padding
-        left, right = max(-shift, 0), min(width, maps.shape[2] - shift)
-        if first < last and left < right:
-            copies[first:last, :, left:right, j] = maps[
-                top + first : top + last, :, left + shift : right + shift
-            ]
-    return copies
 
 
 def slow_in_bfloat16(conv: nn.Conv2d) -> bool:
@@ -217,12 +178,12 @@ def slow_in_float32(conv: nn.Conv2d) -> bool:
 
 def share_parameters(conv: nn.Conv2d) -> nn.Conv2d:
     """Create a plain `nn.Conv2d` like `conv` that shares its parameters."""
-    plain = nn.Conv2d(**conv_options(conv))
+    plain = nn.Conv2d(**_conv_options(conv))
     plain.weight, plain.bias = conv.weight, conv.bias
     return plain
 
 
-def conv_options(conv: nn.Conv2d) -> dict[str, Any]:
+def _conv_options(conv: nn.Conv2d) -> dict[str, Any]:
     """Return the arguments that construct a convolution like `conv`, without memory for weights."""
     names = (
         "in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups",

@@ -1,6 +1,6 @@
 """Normalization layers, and their construction from the config."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -15,6 +15,7 @@ from .group_norm import GroupNorm
 
 # Constructor of a norm from its number of channels.
 Norm = Callable[[int], nn.Module]
+BATCH_NORMS = (nn.BatchNorm2d, nn.SyncBatchNorm)
 
 
 class FrozenBatchNorm2d(nn.Module):
@@ -53,10 +54,8 @@ class FrozenBatchNorm2d(nn.Module):
             # Bit-exact with torchvision: one pass would round once where this rounds twice.
             scale, shift = self.scale_and_shift()
             return (x * scale[:, None, None]).add_(shift[:, None, None])
-        buffers = self.weight, self.bias, self.running_mean, self.running_var, self.eps
-        if torch.is_grad_enabled() and x.requires_grad:
-            return _FrozenNorm.apply(x, *buffers)
-        return _normalize(x, *buffers)
+        normalize = _FrozenNorm.apply if torch.is_grad_enabled() and x.requires_grad else _normalize
+        return normalize(x, self.weight, self.bias, self.running_mean, self.running_var, self.eps)
 
     def scale_and_shift(self) -> tuple[Tensor, Tensor]:
         """Return scale [C] and shift [C] with y = x * scale + shift."""
@@ -69,8 +68,7 @@ class FrozenBatchNormAct2d(FrozenBatchNorm2d):
 
     def __init__(self, num_features: int, eps: float, drop: nn.Module, act: nn.Module) -> None:
         super().__init__(num_features, eps)
-        self.drop = drop
-        self.act = act
+        self.drop, self.act = drop, act
 
     def forward(self, x: Tensor) -> Tensor:
         return self.act(self.drop(super().forward(x)))
@@ -87,26 +85,22 @@ def frozen(norm: nn.BatchNorm2d | nn.SyncBatchNorm) -> FrozenBatchNorm2d:
     return result
 
 
-def freeze_batch_norm(module: nn.Module) -> None:
-    """Replace every batch norm inside `module` by a frozen one."""
-    freeze_norms(module, list(module.named_modules()))
-
-
-def freeze_norms(net: nn.Module, modules: Sequence[tuple[str, nn.Module]]) -> None:
-    """Replace the batch norm among `modules`, which have paths in `net`, by frozen ones."""
-    for path, module in modules:
-        if isinstance(module, (nn.BatchNorm2d, nn.SyncBatchNorm)):
+def freeze_batch_norm(
+    net: nn.Module, modules: Iterable[tuple[str, nn.Module]] | None = None
+) -> None:
+    """Replace every batch norm among `modules`, by default all inside `net`, by a frozen one."""
+    for path, module in list(modules or net.named_modules()):
+        if isinstance(module, BATCH_NORMS):
             net.set_submodule(path, frozen(module))
 
 
 def takes_batch_statistics(module: nn.Module) -> bool:
     """Return True if a norm inside `module` normalizes by its batch."""
-    kinds = (nn.BatchNorm2d, nn.SyncBatchNorm)
-    return any(isinstance(child, kinds) and child.training for child in module.modules())
+    return any(isinstance(child, BATCH_NORMS) and child.training for child in module.modules())
 
 
 def _normalize(
-    x: Tensor, weight: Tensor, bias: Tensor | None, mean: Tensor, variance: Tensor, eps: float
+    x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, variance: Tensor, eps: float
 ) -> Tensor:
     """Normalize by fixed statistics in one pass, half types with sums in float32."""
     # Not F.batch_norm, which in torch 2.11 refuses the epsilon 0 of torchvision's old weights.
@@ -118,13 +112,10 @@ class _FrozenNorm(torch.autograd.Function):
     """`_normalize` that saves no map for backward; torch's own saves its input."""
 
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, variance: Tensor,
-        eps: float,
-    ) -> Tensor:  # fmt: skip
+    def forward(ctx: Any, x: Tensor, *fixed: Any) -> Tensor:
+        weight, _, _, variance, ctx.eps = fixed
         ctx.save_for_backward(weight, variance)
-        ctx.eps = eps
-        return _normalize(x, weight, bias, mean, variance, eps)
+        return _normalize(x, *fixed)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
@@ -171,24 +162,19 @@ class LevelBatchNorm(nn.ModuleList):
 
 def group_norm(channels: int, num_groups: int, dim_per_group: int, eps: float) -> nn.GroupNorm:
     """Create a group norm by the number of groups, or by channels per group if that is -1."""
-    if (num_groups > 0) == (dim_per_group > 0):
+    groups = num_groups if num_groups > 0 else channels // max(dim_per_group, 1)
+    if (num_groups > 0) == (dim_per_group > 0) or groups < 1 or channels % groups:
         raise ValueError(
-            f"MODEL.GROUP_NORM.NUM_GROUPS is {num_groups} and DIM_PER_GP is {dim_per_group}: set "
-            "one of them, and the other to -1"
-        )
-    groups = num_groups if num_groups > 0 else channels // dim_per_group
-    if groups < 1 or channels % groups:
-        raise ValueError(
-            f"group norm cannot split {channels} channels into {groups} groups: set "
-            "MODEL.GROUP_NORM.NUM_GROUPS to a divisor of all widths, or "
-            "MODEL.GROUP_NORM.DIM_PER_GP and the other to -1"
+            f"group norm cannot split {channels} channels: MODEL.GROUP_NORM.NUM_GROUPS is "
+            f"{num_groups} and DIM_PER_GP is {dim_per_group}. Set one to a divisor of all widths "
+            "and the other to -1"
         )
     return GroupNorm(groups, channels, eps=eps)
 
 
 def build_optional_norm(cfg: CfgNode, section: str) -> Norm | None:
-    """Build the norm of MODEL.<section>.NORM ("FPN", "ROI_BOX_HEAD", ...), or None."""
-    name = cfg.MODEL[section].NORM
+    """Build the norm of MODEL.<section>.NORM ("FPN", "ROI_BOX_HEAD", ...); None without one."""
+    name = cfg.MODEL[section].get("NORM")
     return build_norm(cfg, name) if name else None
 
 

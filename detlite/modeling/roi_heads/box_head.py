@@ -17,9 +17,7 @@ from yacs.config import CfgNode
 from detlite.conventions import Convention, convention_of
 from detlite.modeling.backbone import Backbone
 from detlite.modeling.boxes.box_coder import BoxCoder
-from detlite.modeling.boxes.box_loss import BoxLoss, build_box_loss
-from detlite.modeling.boxes.class_loss import ClassLoss, build_class_loss
-from detlite.modeling.exportable_parts import ExportablePart, head_parts
+from detlite.modeling.boxes.losses import BoxLoss, ClassLoss, build_box_loss, build_class_loss
 from detlite.modeling.layers.norm import takes_batch_statistics
 from detlite.modeling.precision import at_least_float32
 from detlite.structures import boxes as box_ops
@@ -87,7 +85,21 @@ class BoxHead(nn.Module):
     ) -> tuple[dict[str, Tensor], BoxPredictions]:
         """Compute `loss_classifier` and `loss_box`, averaged over samples, and the predictions."""
         predictions = self(features, samples.boxes, samples.labels >= 0, static_shapes)
-        return self._losses(predictions, samples, truth), predictions
+        packing = predictions.packing
+        labels = packing.pack(samples.labels)  # [R], -1 for padding
+        count = (labels >= 0).sum().clamp(min=1)
+        classifier = self.class_loss(predictions.logits, labels)
+        foreground = Packing(labels[None] > 0, packing.static_shapes)  # rows of the rows
+        index = foreground.index
+        box = self.box_loss(
+            self.box_coder,
+            predictions.deltas[index, self._column(labels[index].clamp(min=0))],
+            packing.pack(gather(truth.boxes, samples.gt_index))[index],
+            packing.pack(samples.boxes)[index],
+            foreground.valid,
+        )
+        losses = {"loss_classifier": classifier / count, "loss_box": box.sum() / count}
+        return losses, predictions
 
     def predict(
         self, features: list[Tensor], proposals: Proposals, sizes: Tensor, static_shapes: bool
@@ -107,25 +119,9 @@ class BoxHead(nn.Module):
         deltas = at_least_float32(deltas).unflatten(1, (-1, 4))
         return BoxPredictions(packing, x, at_least_float32(logits), deltas)
 
-    def _losses(
-        self, predictions: BoxPredictions, samples: Samples, truth: GroundTruth
-    ) -> dict[str, Tensor]:
-        packing = predictions.packing
-        labels = packing.pack(samples.labels)  # [R], -1 for padding
-        count = (labels >= 0).sum().clamp(min=1)
-        classifier = self.class_loss(predictions.logits, labels)
-        foreground = Packing(labels[None] > 0, packing.static_shapes)  # rows of the rows
-        index = foreground.index
-        labels = labels[index].clamp(min=0)
-        column = torch.ones_like(labels) if self.class_agnostic else labels
-        box = self.box_loss(
-            self.box_coder,
-            predictions.deltas[index, column],
-            packing.pack(gather(truth.boxes, samples.gt_index))[index],
-            packing.pack(samples.boxes)[index],
-            foreground.valid,
-        )
-        return {"loss_classifier": classifier / count, "loss_box": box.sum() / count}
+    def _column(self, labels: Tensor) -> Tensor:
+        """Return the index of the box regression of labels."""
+        return torch.ones_like(labels) if self.class_agnostic else labels
 
     def decode(
         self, predictions: BoxPredictions, scores: Tensor, proposals: Proposals
@@ -142,8 +138,7 @@ class BoxHead(nn.Module):
         index, valid = first_valid(class_scores > self.score_thresh, limit, packing.static_shapes)
         place, label = index // num_classes, index % num_classes + 1
         deltas = packing.unpack(predictions.deltas)  # [B, P, Q, 4]
-        column = torch.ones_like(label) if self.class_agnostic else label
-        deltas = gather(deltas.flatten(1, 2), place * deltas.shape[2] + column)
+        deltas = gather(deltas.flatten(1, 2), place * deltas.shape[2] + self._column(label))
         boxes = self.box_coder.decode(deltas, gather(proposals.boxes, place))
         own_scores = gather(all_scores, place) if self.class_scores else None
         return PredictedBoxes(boxes, class_scores.gather(1, index), label, valid, own_scores)
@@ -153,10 +148,6 @@ class BoxHead(nn.Module):
         """Decode the class-agnostic deltas of boxes [B, N, 4] and clip the result."""
         deltas = predictions.packing.unpack(predictions.deltas[:, 1])
         return box_ops.clip(self.box_coder.decode(deltas, boxes), sizes, self.convention)
-
-    def exportable_parts(self, name: str, shares_features: bool) -> list[ExportablePart]:
-        """Return the parts of the head; see `head_parts`."""
-        return head_parts(self, name, shares_features)
 
 
 def build_box_head(

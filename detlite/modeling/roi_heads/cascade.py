@@ -16,7 +16,6 @@ from yacs.config import CfgNode
 from detlite.modeling.backbone import Backbone
 from detlite.modeling.boxes.matcher import Matcher
 from detlite.modeling.boxes.sampler import label_samples
-from detlite.modeling.exportable_parts import ExportablePart
 from detlite.structures import boxes as box_ops
 from detlite.structures.instances import GroundTruth, PredictedBoxes, Proposals, Samples
 
@@ -87,14 +86,6 @@ class CascadeBoxHead(nn.Module):
         else:
             scores = logits.softmax(dim=2).mean(dim=0)
         return self.stages[-1].decode(predictions[-1], scores, proposals)
-
-    def exportable_parts(self, name: str, shares_features: bool) -> list[ExportablePart]:
-        """Return the parts of all stages; a cascade does not share features."""
-        return [
-            part
-            for number, stage in enumerate(self.stages)
-            for part in stage.exportable_parts(f"{name}.{number}", shares_features)
-        ]
 
 
 class _ScaleGradient(torch.autograd.Function):

@@ -13,7 +13,6 @@ from yacs.config import CfgNode
 
 from detlite.conventions import Convention, convention_of
 from detlite.modeling.backbone import Backbone
-from detlite.modeling.exportable_parts import ExportablePart, head_parts
 from detlite.modeling.precision import at_least_float32
 from detlite.structures.instances import GroundTruth, Samples
 from detlite.structures.padding import Packing
@@ -49,17 +48,9 @@ class DenseRoIHead(nn.Module, ABC):
     ) -> dict[str, Tensor]:
         """Compute the scalar losses of the logits of packed rows of samples [B, F]."""
 
-    def exportable_parts(self, name: str) -> list[ExportablePart]:
-        """Return the parts of the head; see `head_parts`."""
-        return head_parts(self, name)
-
 
 def build_dense_head(
-    kind: type[H],
-    cfg: CfgNode,
-    section: str,
-    backbone: Backbone,
-    box_extractor: Extractor,
+    kind: type[H], cfg: CfgNode, section: str, backbone: Backbone, box_extractor: Extractor
 ) -> H:
     """Build a head of class `kind` from MODEL.<section>, "ROI_MASK_HEAD" or "ROI_KEYPOINT_HEAD".
 
@@ -73,9 +64,8 @@ def build_dense_head(
     side = getattr(source, "out_resolution", None)
     if side is None:
         raise ValueError(
-            f"{key}.SHARE_BOX_FEATURE_EXTRACTOR is True, but "
-            f"{cfg.MODEL.ROI_BOX_HEAD.FEATURE_EXTRACTOR} computes vectors, not maps: set it to "
-            "False"
+            f"{key}.SHARE_BOX_FEATURE_EXTRACTOR must be False: "
+            f"{cfg.MODEL.ROI_BOX_HEAD.FEATURE_EXTRACTOR} computes vectors, not maps"
         )
     predictor = build_predictor(cfg, section, source.out_channels)
     resolution = predictor(torch.zeros(1, source.out_channels, side, side)).shape[-1]

@@ -13,9 +13,8 @@ from yacs.config import CfgNode
 from detlite.modeling.backbone import Backbone
 from detlite.modeling.backbone.build import build_resnet_options
 from detlite.modeling.backbone.resnet import ResNetOptions, make_stage
-from detlite.modeling.layers.conv_block import Block, conv_block, separable_block
+from detlite.modeling.layers.conv_block import conv_block, init_xavier
 from detlite.modeling.layers.norm import Norm, build_optional_norm
-from detlite.modeling.layers.weight_init import init_xavier
 from detlite.registry import Registry
 
 from .pooler import Pooler, build_pooler
@@ -46,6 +45,11 @@ _ON_DEMAND = {"FBNet": "detlite.modeling.backbone.fbnet"}
 BOX_EXTRACTORS: Registry[BuildExtractor] = Registry("box feature extractor", _ON_DEMAND)
 MASK_EXTRACTORS: Registry[BuildExtractor] = Registry("mask feature extractor", _ON_DEMAND)
 KEYPOINT_EXTRACTORS: Registry[BuildExtractor] = Registry("keypoint feature extractor", _ON_DEMAND)
+_REGISTRIES = {
+    "ROI_BOX_HEAD": BOX_EXTRACTORS,
+    "ROI_MASK_HEAD": MASK_EXTRACTORS,
+    "ROI_KEYPOINT_HEAD": KEYPOINT_EXTRACTORS,
+}
 
 
 class FPN2MLPFeatureExtractor(Extractor):
@@ -72,53 +76,37 @@ class FPN2MLPFeatureExtractor(Extractor):
 
 
 class ConvFeatureExtractor(Extractor):
-    """Pools and applies 3x3 convolutions of `widths` channels, each with an optional norm."""
+    """Pools and applies 3x3 convolutions of `widths` channels, each with an optional norm.
+
+    A fully connected layer follows if `fc_width` is set.
+    """
 
     def __init__(
         self,
         pooler: Pooler,
         in_channels: int,
         widths: Sequence[int],
+        fc_width: int | None = None,
         norm: Norm | None = None,
         dilation: int = 1,
-        block: Block = conv_block,
+        separable: bool = False,
     ) -> None:
         super().__init__()
         self.pooler = pooler
-        self.convs = nn.Sequential()
-        for width in widths:
-            conv = block(in_channels, width, 3, norm=norm, relu=True, dilation=dilation)
-            self.convs.append(conv)
-            in_channels = width
-        self.out_channels = in_channels
-        self.out_resolution = pooler.resolution
+        options = {"norm": norm, "relu": True, "dilation": dilation, "separable": separable}
+        pairs = zip([in_channels, *widths], widths, strict=False)
+        self.convs = nn.Sequential(*(conv_block(*pair, 3, **options) for pair in pairs))
+        self.out_channels, self.out_resolution = [in_channels, *widths][-1], pooler.resolution
+        self.fc6 = None
+        if fc_width is not None:
+            self.fc6 = nn.Linear(self.out_channels * pooler.resolution**2, fc_width)
+            self.out_channels, self.out_resolution = fc_width, None
+            init_xavier(self.fc6)
 
     def embed(self, pooled: Tensor) -> Tensor:
-        """Compute [R, widths[-1], S, S] from [R, C, S, S]."""
-        return self.convs(pooled)
-
-
-class FPNXconv1fcFeatureExtractor(ConvFeatureExtractor):
-    """Pools and applies 3x3 convolutions, then a fully connected layer."""
-
-    def __init__(
-        self,
-        pooler: Pooler,
-        in_channels: int,
-        widths: Sequence[int],
-        out_channels: int,
-        norm: Norm | None = None,
-        dilation: int = 1,
-        block: Block = conv_block,
-    ) -> None:
-        super().__init__(pooler, in_channels, widths, norm, dilation, block)
-        self.fc6 = nn.Linear(self.out_channels * pooler.resolution**2, out_channels)
-        self.out_channels, self.out_resolution = out_channels, None
-        init_xavier(self.fc6)
-
-    def embed(self, pooled: Tensor) -> Tensor:
-        """Compute [R, out_channels] from [R, C, S, S]."""
-        return F.relu(self.fc6(super().embed(pooled).flatten(1)))
+        """Compute [R, widths[-1], S, S], or [R, fc_width], from [R, C, S, S]."""
+        x = self.convs(pooled)
+        return x if self.fc6 is None else F.relu(self.fc6(x.flatten(1)))
 
 
 class ResNetConv5ROIFeatureExtractor(Extractor):
@@ -141,63 +129,28 @@ class ResNetConv5ROIFeatureExtractor(Extractor):
 
 def build_extractor(cfg: CfgNode, backbone: Backbone, section: str) -> Extractor:
     """Build the extractor of MODEL.<section>: "ROI_BOX_HEAD", "ROI_MASK_HEAD", ..."""
-    registries = {
-        "ROI_BOX_HEAD": BOX_EXTRACTORS,
-        "ROI_MASK_HEAD": MASK_EXTRACTORS,
-        "ROI_KEYPOINT_HEAD": KEYPOINT_EXTRACTORS,
-    }
-    key = f"MODEL.{section}.FEATURE_EXTRACTOR"
-    return registries[section].get(cfg.MODEL[section].FEATURE_EXTRACTOR, key)(cfg, backbone)
+    name, key = cfg.MODEL[section].FEATURE_EXTRACTOR, f"MODEL.{section}.FEATURE_EXTRACTOR"
+    return _REGISTRIES[section].get(name, key)(cfg, backbone)
 
 
 @BOX_EXTRACTORS.register("FPN2MLPFeatureExtractor")
 def _build_mlp(cfg: CfgNode, backbone: Backbone) -> Extractor:
-    return FPN2MLPFeatureExtractor(
-        build_pooler(cfg, "ROI_BOX_HEAD", backbone),
-        backbone.out_channels,
-        cfg.MODEL.ROI_BOX_HEAD.MLP_HEAD_DIM,
-        build_optional_norm(cfg, "ROI_BOX_HEAD"),
-    )
+    norm, width = build_optional_norm(cfg, "ROI_BOX_HEAD"), cfg.MODEL.ROI_BOX_HEAD.MLP_HEAD_DIM
+    pooler = build_pooler(cfg, "ROI_BOX_HEAD", backbone)
+    return FPN2MLPFeatureExtractor(pooler, backbone.out_channels, width, norm)
 
 
-def _build_box_convs(cfg: CfgNode, backbone: Backbone, block: Block) -> Extractor:
-    head = cfg.MODEL.ROI_BOX_HEAD
-    return FPNXconv1fcFeatureExtractor(
-        build_pooler(cfg, "ROI_BOX_HEAD", backbone),
-        backbone.out_channels,
-        [head.CONV_HEAD_DIM] * head.NUM_STACKED_CONVS,
-        head.MLP_HEAD_DIM,
-        build_optional_norm(cfg, "ROI_BOX_HEAD"),
-        head.DILATION,
-        block,
-    )
-
-
-def _build_mask_convs(cfg: CfgNode, backbone: Backbone, block: Block) -> Extractor:
-    head, pooler = cfg.MODEL.ROI_MASK_HEAD, build_pooler(cfg, "ROI_MASK_HEAD", backbone)
-    norm = build_optional_norm(cfg, "ROI_MASK_HEAD")
-    return ConvFeatureExtractor(
-        pooler, backbone.out_channels, head.CONV_LAYERS, norm, head.DILATION, block
-    )
-
-
-for _name, _block in (("FPN", conv_block), ("Separable", separable_block)):
-    BOX_EXTRACTORS.register(f"{_name}Xconv1fcFeatureExtractor")(
-        partial(_build_box_convs, block=_block)
-    )
-MASK_EXTRACTORS.register("MaskRCNNFPNFeatureExtractor")(
-    partial(_build_mask_convs, block=conv_block)
-)
-MASK_EXTRACTORS.register("SeparableConvFeatureExtractor")(
-    partial(_build_mask_convs, block=separable_block)
-)
-
-
-@KEYPOINT_EXTRACTORS.register("KeypointRCNNFeatureExtractor")
-def _build_keypoint_convs(cfg: CfgNode, backbone: Backbone) -> Extractor:
-    pooler = build_pooler(cfg, "ROI_KEYPOINT_HEAD", backbone)
-    widths = cfg.MODEL.ROI_KEYPOINT_HEAD.CONV_LAYERS
-    return ConvFeatureExtractor(pooler, backbone.out_channels, widths)
+def _build_convs(
+    cfg: CfgNode, backbone: Backbone, section: str, separable: bool = False
+) -> Extractor:
+    head, fc_width = cfg.MODEL[section], None
+    if section == "ROI_BOX_HEAD":
+        widths, fc_width = [head.CONV_HEAD_DIM] * head.NUM_STACKED_CONVS, head.MLP_HEAD_DIM
+    else:
+        widths = head.CONV_LAYERS
+    pooler, norm = build_pooler(cfg, section, backbone), build_optional_norm(cfg, section)
+    channels, dilation = backbone.out_channels, head.get("DILATION", 1)
+    return ConvFeatureExtractor(pooler, channels, widths, fc_width, norm, dilation, separable)
 
 
 def _build_conv5(cfg: CfgNode, backbone: Backbone, section: str) -> Extractor:
@@ -213,8 +166,16 @@ def _build_conv5(cfg: CfgNode, backbone: Backbone, section: str) -> Extractor:
     return ResNetConv5ROIFeatureExtractor(pooler, options, cfg.MODEL.RESNETS.RES5_DILATION)
 
 
+for _section, _name, _separable in (
+    ("ROI_BOX_HEAD", "FPNXconv1fcFeatureExtractor", False),
+    ("ROI_BOX_HEAD", "SeparableXconv1fcFeatureExtractor", True),
+    ("ROI_MASK_HEAD", "MaskRCNNFPNFeatureExtractor", False),
+    ("ROI_MASK_HEAD", "SeparableConvFeatureExtractor", True),
+    ("ROI_KEYPOINT_HEAD", "KeypointRCNNFeatureExtractor", False),
+):
+    _build = partial(_build_convs, section=_section, separable=_separable)
+    _REGISTRIES[_section].register(_name)(_build)
 # maskrcnn-benchmark has a name for each depth of the ResNet; here CONV_BODY determines the depth.
-for _name in ("ResNet", "ResNet50", "ResNet101"):
-    _name += "Conv5ROIFeatureExtractor"
-    BOX_EXTRACTORS.register(_name)(partial(_build_conv5, section="ROI_BOX_HEAD"))
-    MASK_EXTRACTORS.register(_name)(partial(_build_conv5, section="ROI_MASK_HEAD"))
+_CONV5 = [f"ResNet{depth}Conv5ROIFeatureExtractor" for depth in ("", "50", "101")]
+for _section in ("ROI_BOX_HEAD", "ROI_MASK_HEAD"):
+    _REGISTRIES[_section].register(*_CONV5)(partial(_build_conv5, section=_section))

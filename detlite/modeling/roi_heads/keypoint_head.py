@@ -7,17 +7,14 @@ heat maps of M x M cells.
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from yacs.config import CfgNode
 
-from detlite.modeling.backbone import Backbone
 from detlite.ops import heatmap_peaks
 from detlite.structures import boxes as box_ops
 from detlite.structures.instances import GroundTruth, Samples
 from detlite.structures.keypoints import to_heatmap_cells
 from detlite.structures.padding import Packing, gather
 
-from .dense_head import DenseRoIHead, build_dense_head
-from .extractors import Extractor
+from .dense_head import DenseRoIHead
 
 
 class KeypointHead(DenseRoIHead):
@@ -47,8 +44,3 @@ class KeypointHead(DenseRoIHead):
         """Find the peaks of heat maps [R, K, M, M] of boxes [R, 4]: keypoints [R, K, 3] of
         (x, y, 1), and their logits [R, K]."""
         return heatmap_peaks(logits, box_ops.pooled_region(boxes, self.convention))
-
-
-def build_keypoint_head(cfg: CfgNode, backbone: Backbone, box_extractor: Extractor) -> KeypointHead:
-    """Build the keypoint head of MODEL.ROI_KEYPOINT_HEAD, see `build_dense_head`."""
-    return build_dense_head(KeypointHead, cfg, "ROI_KEYPOINT_HEAD", backbone, box_extractor)

@@ -11,7 +11,6 @@ from yacs.config import CfgNode
 
 from detlite.conventions import Convention
 from detlite.modeling.backbone import Backbone
-from detlite.modeling.exportable_parts import ExportablePart
 from detlite.ops import crop_masks
 from detlite.structures import boxes as box_ops
 from detlite.structures.instances import GroundTruth, Samples
@@ -66,14 +65,6 @@ class MaskHead(DenseRoIHead):
         """Return the masks of labels [R] as float32 probabilities [R, M, M]."""
         probs = _select_class(logits, labels).sigmoid()
         return probs.mean(dim=1) if self.more else probs[:, 0]
-
-    def exportable_parts(self, name: str) -> list[ExportablePart]:
-        """Return the parts of all heads."""
-        parts = super().exportable_parts(name)
-        for number, head in enumerate(self.more):
-            assert isinstance(head, MaskHead)
-            parts += head.exportable_parts(f"{name}.more.{number}")
-        return parts
 
 
 def _select_class(logits: Tensor, labels: Tensor) -> Tensor:

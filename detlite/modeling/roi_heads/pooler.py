@@ -5,6 +5,7 @@ Shapes: B images, R RoIs, C channels, S x S pooled, L levels.
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,12 +28,7 @@ POOLERS.register("ROIAlignV2")(partial(pyramid_roi_align, aligned=True))
 
 @POOLERS.register("ROIPool")
 def _max_pool(
-    maps: Sequence[Tensor],
-    rois: Tensor,
-    size: int,
-    scales: Sequence[float],
-    _sampling: int,
-    levels: Tensor,
+    maps: Any, rois: Tensor, size: int, scales: Any, _sampling: int, levels: Tensor
 ) -> Tensor:
     return pyramid_roi_pool(maps, rois, size, scales, levels=levels)
 
@@ -71,10 +67,8 @@ class Pooler(nn.Module):
         levels = assign_levels(rois[:, 1:], self.scales)
         region = box_ops.pooled_region(rois[:, 1:], self.convention)
         rois = torch.cat([rois[:, :1], region], dim=1)
-        maps = features[: len(self.scales)]
-        return self.pool(
-            maps, rois, self.resolution, self.scales, self.sampling_ratio, levels=levels
-        )
+        maps, options = features[: len(self.scales)], (self.resolution, self.scales)
+        return self.pool(maps, rois, *options, self.sampling_ratio, levels=levels)
 
 
 def build_pooler(cfg: CfgNode, section: str, backbone: Backbone) -> Pooler:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from yacs.config import CfgNode
 
-from detlite.modeling.layers.weight_init import init_he, init_normal
+from detlite.modeling.layers.conv_block import init_he, init_normal
 from detlite.registry import Registry
 
 # Builders (cfg, C) of modules that convert features [R, C, S, S] (boxes: or [R, C]) to ...
@@ -21,17 +21,17 @@ BOX_PREDICTORS: Registry[BuildPredictor] = Registry("box predictor")
 MASK_PREDICTORS: Registry[BuildPredictor] = Registry("mask predictor")
 # heat map logits [R, keypoints, M, M]
 KEYPOINT_PREDICTORS: Registry[BuildPredictor] = Registry("keypoint predictor")
+_REGISTRIES = {
+    "ROI_BOX_HEAD": BOX_PREDICTORS,
+    "ROI_MASK_HEAD": MASK_PREDICTORS,
+    "ROI_KEYPOINT_HEAD": KEYPOINT_PREDICTORS,
+}
 
 
 def build_predictor(cfg: CfgNode, section: str, in_channels: int) -> nn.Module:
     """Build the predictor of MODEL.<section>: "ROI_BOX_HEAD", "ROI_MASK_HEAD", ..."""
-    registries = {
-        "ROI_BOX_HEAD": BOX_PREDICTORS,
-        "ROI_MASK_HEAD": MASK_PREDICTORS,
-        "ROI_KEYPOINT_HEAD": KEYPOINT_PREDICTORS,
-    }
-    key = f"MODEL.{section}.PREDICTOR"
-    return registries[section].get(cfg.MODEL[section].PREDICTOR, key)(cfg, in_channels)
+    name, key = cfg.MODEL[section].PREDICTOR, f"MODEL.{section}.PREDICTOR"
+    return _REGISTRIES[section].get(name, key)(cfg, in_channels)
 
 
 class BoxPredictor(nn.Module):
@@ -57,43 +57,37 @@ def _build_box_predictor(cfg: CfgNode, in_channels: int) -> nn.Module:
     return BoxPredictor(in_channels, num_classes, num_regressions)
 
 
-class MaskRCNNC4Predictor(nn.Module):
-    """Doubles the map by a 2x2 transposed convolution, and predicts a logit for each class."""
+class MaskPredictor(nn.Module):
+    """Predicts a logit for each class at each cell.
 
-    def __init__(self, in_channels: int, width: int, num_classes: int) -> None:
+    If `width` is set, a 2x2 transposed convolution to that many channels doubles the map before.
+    """
+
+    def __init__(self, in_channels: int, num_classes: int, width: int | None = None) -> None:
         super().__init__()
-        self.conv5_mask = nn.ConvTranspose2d(in_channels, width, 2, stride=2)
-        self.mask_fcn_logits = nn.Conv2d(width, num_classes, 1)
-        init_he(self.conv5_mask)
+        self.conv5_mask = None
+        if width is not None:
+            self.conv5_mask = nn.ConvTranspose2d(in_channels, width, 2, stride=2)
+        self.mask_fcn_logits = nn.Conv2d(width or in_channels, num_classes, 1)
+        if self.conv5_mask is not None:
+            init_he(self.conv5_mask)
         init_normal(self.mask_fcn_logits, std=0.001)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Predict [R, K, 2 S, 2 S] from [R, C, S, S]."""
-        return self.mask_fcn_logits(F.relu(self.conv5_mask(x)))
-
-
-class MaskRCNNConv1x1Predictor(nn.Module):
-    """Predicts a logit for each class at the resolution of the features."""
-
-    def __init__(self, in_channels: int, num_classes: int) -> None:
-        super().__init__()
-        self.mask_fcn_logits = nn.Conv2d(in_channels, num_classes, 1)
-        init_normal(self.mask_fcn_logits, std=0.001)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Predict [R, K, S, S] from [R, C, S, S]."""
+        """Predict [R, K, 2 S, 2 S], or [R, K, S, S] without `width`, from [R, C, S, S]."""
+        x = x if self.conv5_mask is None else F.relu(self.conv5_mask(x))
         return self.mask_fcn_logits(x)
 
 
 @MASK_PREDICTORS.register("MaskRCNNC4Predictor")
 def _build_c4_predictor(cfg: CfgNode, in_channels: int) -> nn.Module:
     width = cfg.MODEL.ROI_MASK_HEAD.CONV_LAYERS[-1]
-    return MaskRCNNC4Predictor(in_channels, width, cfg.MODEL.ROI_BOX_HEAD.NUM_CLASSES)
+    return MaskPredictor(in_channels, cfg.MODEL.ROI_BOX_HEAD.NUM_CLASSES, width)
 
 
 @MASK_PREDICTORS.register("MaskRCNNConv1x1Predictor")
 def _build_1x1_predictor(cfg: CfgNode, in_channels: int) -> nn.Module:
-    return MaskRCNNConv1x1Predictor(in_channels, cfg.MODEL.ROI_BOX_HEAD.NUM_CLASSES)
+    return MaskPredictor(in_channels, cfg.MODEL.ROI_BOX_HEAD.NUM_CLASSES)
 
 
 class KeypointRCNNPredictor(nn.Module):

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from yacs.config import CfgNode
 
 from detlite.modeling.backbone import Backbone
-from detlite.modeling.exportable_parts import ExportablePart
+from detlite.modeling.exportable_parts import ExportablePart, head_parts
 from detlite.modeling.layers.norm import takes_batch_statistics
 from detlite.modeling.precision import at_least_float32
 from detlite.structures.instances import Detections, GroundTruth, Samples
@@ -19,8 +19,8 @@ from detlite.structures.padding import Packing
 
 from .box_head import BoxHead, BoxPredictions
 from .cascade import CascadeBoxHead, build_box_heads
-from .dense_head import DenseRoIHead
-from .keypoint_head import KeypointHead, build_keypoint_head
+from .dense_head import DenseRoIHead, build_dense_head
+from .keypoint_head import KeypointHead
 from .mask_head import MaskHead, build_mask_head
 
 # Outputs for packed rows: "mask_probs" [R, M, M], "keypoint_logits" [R, K, M, M] and the box
@@ -130,7 +130,6 @@ class RoIHeads(nn.Module):
         if self.shares_features or self.returns_features:
             shared = self.box.feature_extractor(features, rois)
         if self.returns_features:
-            assert shared is not None
             maps = at_least_float32(shared)
             outputs["features"] = maps.flatten(2).mean(dim=2) if maps.dim() == 4 else maps
         if self.mask is not None:
@@ -151,29 +150,22 @@ class RoIHeads(nn.Module):
         if self.keypoint is not None:
             boxes = packing.pack(detections.boxes)
             keypoints, scores = self.keypoint.locate(outputs["keypoint_logits"], boxes)
-            detections = replace(
-                detections,
-                keypoints=packing.unpack(keypoints),
-                keypoint_scores=packing.unpack(scores),
-            )
+            keypoints, scores = packing.unpack(keypoints), packing.unpack(scores)
+            detections = replace(detections, keypoints=keypoints, keypoint_scores=scores)
         return detections
 
     def exportable_parts(self) -> list[ExportablePart]:
         """Return the parts of all heads in the order of their calls."""
-        separate = self.shares_features or self.returns_features
-        parts = self.box.exportable_parts("roi_heads.box", separate)
-        for name, head in (("mask", self.mask), ("keypoint", self.keypoint)):
-            if head is not None:
-                parts += head.exportable_parts(f"roi_heads.{name}")
-        return parts
+        return head_parts(self, "roi_heads", self.shares_features or self.returns_features)
 
 
 def build_roi_heads(cfg: CfgNode, backbone: Backbone) -> RoIHeads:
     """Build the RoI heads that MODEL enables."""
     box = build_box_heads(cfg, backbone)
-    mask, keypoint = None, None
+    mask, keypoint, extractor = None, None, box.feature_extractor
     if cfg.MODEL.MASK_ON:
-        mask = build_mask_head(cfg, backbone, box.feature_extractor)
+        mask = build_mask_head(cfg, backbone, extractor)
     if cfg.MODEL.KEYPOINT_ON:
-        keypoint = build_keypoint_head(cfg, backbone, box.feature_extractor)
+        section = "ROI_KEYPOINT_HEAD"
+        keypoint = build_dense_head(KeypointHead, cfg, section, backbone, extractor)
     return RoIHeads(box, mask, keypoint, "features" in cfg.TEST.EXTRA_OUTPUTS)

@@ -4,14 +4,12 @@ Shapes: B images, levels [B, C, H_l, W_l], A anchors per cell.
 """
 
 from collections.abc import Callable
-from functools import partial
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 from yacs.config import CfgNode
 
-from detlite.modeling.layers.conv_block import separable_block
-from detlite.modeling.layers.weight_init import init_normal
+from detlite.modeling.layers.conv_block import conv_block, init_normal
 from detlite.registry import Registry
 
 RPN_HEADS: Registry[Callable[[CfgNode, int, int], nn.Module]] = Registry(
@@ -58,12 +56,13 @@ class SingleConvRPNHead(RPNHead):
 
 
 class SeparableRPNHead(RPNHead):
-    """RPN head of depthwise separable convolutions, see `separable_block`."""
+    """RPN head of depthwise separable convolutions, see `conv_block`."""
 
     def __init__(self, in_channels: int, anchors_per_cell: int, num_convs: int = 1) -> None:
         super().__init__()
+        widths = [in_channels] * num_convs
         self.convs = nn.Sequential(
-            *(separable_block(in_channels, in_channels, 3, relu=True) for _ in range(num_convs))
+            *(conv_block(width, width, 3, relu=True, separable=True) for width in widths)
         )
         self.add_predictors(in_channels, anchors_per_cell)
 
@@ -72,11 +71,11 @@ class SeparableRPNHead(RPNHead):
         return self.convs(level)
 
 
-def _build_head(
-    cfg: CfgNode, in_channels: int, anchors_per_cell: int, kind: type[nn.Module]
-) -> nn.Module:
-    return kind(in_channels, anchors_per_cell, cfg.MODEL.RPN.NUM_CONVS)
+@RPN_HEADS.register("SingleConvRPNHead")
+def _build_single(cfg: CfgNode, in_channels: int, anchors_per_cell: int) -> nn.Module:
+    return SingleConvRPNHead(in_channels, anchors_per_cell, cfg.MODEL.RPN.NUM_CONVS)
 
 
-for _kind in (SingleConvRPNHead, SeparableRPNHead):
-    RPN_HEADS.register(_kind.__name__)(partial(_build_head, kind=_kind))
+@RPN_HEADS.register("SeparableRPNHead")
+def _build_separable(cfg: CfgNode, in_channels: int, anchors_per_cell: int) -> nn.Module:
+    return SeparableRPNHead(in_channels, anchors_per_cell, cfg.MODEL.RPN.NUM_CONVS)

@@ -14,10 +14,9 @@ from yacs.config import CfgNode
 from detlite.conventions import Convention, convention_of
 from detlite.modeling.backbone import Backbone
 from detlite.modeling.boxes.box_coder import BoxCoder
-from detlite.modeling.boxes.box_loss import BoxLoss, build_box_loss
+from detlite.modeling.boxes.losses import BoxLoss, build_box_loss
 from detlite.modeling.boxes.matcher import IGNORE, Matcher
 from detlite.modeling.boxes.sampler import Sampler
-from detlite.modeling.precision import at_least_float32
 from detlite.ops import padded_nms
 from detlite.structures import boxes as box_ops
 from detlite.structures.instances import GroundTruth, Images, Proposals
@@ -93,11 +92,8 @@ class RPN(nn.Module):
         """Predict objectness and deltas for levels [B, C, H_l, W_l]."""
         anchors = self.anchor_generator([(f.shape[-2], f.shape[-1]) for f in features])
         logits, deltas = self.head(features)
-        return AnchorPredictions(
-            anchors,
-            [at_least_float32(x.permute(0, 2, 3, 1).flatten(1)) for x in logits],
-            [per_anchor(x, 4) for x in deltas],
-        )
+        objectness = [per_anchor(x, 1)[..., 0] for x in logits]
+        return AnchorPredictions(anchors, objectness, [per_anchor(x, 4) for x in deltas])
 
     def losses(
         self, predictions: AnchorPredictions, images: Images, truth: GroundTruth
@@ -113,9 +109,8 @@ class RPN(nn.Module):
             index, drawn = self.sampler.draw(matched)
             matched = matched.gather(1, index)
         labels = (matched >= 0).to(logits.dtype)
-        objectness = F.binary_cross_entropy_with_logits(
-            gather(logits, index), labels, reduction="none"
-        )
+        logits = gather(logits, index)
+        objectness = F.binary_cross_entropy_with_logits(logits, labels, reduction="none")
         box = self.box_loss(
             self.box_coder,
             gather(deltas, index),
@@ -186,26 +181,21 @@ def _best_of_batch(proposals: Proposals, count: int) -> Tensor:
 
 def build_rpn(cfg: CfgNode, backbone: Backbone) -> RPN:
     """Build the RPN of MODEL.RPN for the levels of `backbone`."""
-    rpn, convention = cfg.MODEL.RPN, convention_of(cfg)
-    fpn = len(backbone.strides) > 1
+    rpn, convention, fpn = cfg.MODEL.RPN, convention_of(cfg), len(backbone.strides) > 1
+
+    def limits(mode: str, per_batch: bool) -> ProposalLimits:
+        post_nms = rpn[f"POST_NMS_TOP_N_{mode}"]
+        total = rpn[f"FPN_POST_NMS_TOP_N_{mode}"] if fpn else post_nms
+        return ProposalLimits(rpn[f"PRE_NMS_TOP_N_{mode}"], post_nms, total, per_batch)
+
     anchors = build_anchors(cfg, backbone.strides, "RPN")
     head = RPN_HEADS.get(rpn.RPN_HEAD, "MODEL.RPN.RPN_HEAD")
     return RPN(
         head(cfg, backbone.out_channels, anchors.per_cell[0]),
         anchors,
         BoxCoder((1.0, 1.0, 1.0, 1.0), convention.limit_shrinking),
-        train_limits=ProposalLimits(
-            rpn.PRE_NMS_TOP_N_TRAIN,
-            rpn.POST_NMS_TOP_N_TRAIN,
-            rpn.FPN_POST_NMS_TOP_N_TRAIN if fpn else rpn.POST_NMS_TOP_N_TRAIN,
-            total_per_batch=fpn and rpn.FPN_POST_NMS_PER_BATCH,
-        ),
-        test_limits=ProposalLimits(
-            rpn.PRE_NMS_TOP_N_TEST,
-            rpn.POST_NMS_TOP_N_TEST,
-            rpn.FPN_POST_NMS_TOP_N_TEST if fpn else rpn.POST_NMS_TOP_N_TEST,
-            total_per_batch=False,
-        ),
+        train_limits=limits("TRAIN", fpn and rpn.FPN_POST_NMS_PER_BATCH),
+        test_limits=limits("TEST", False),
         nms_thresh=rpn.NMS_THRESH,
         min_size=rpn.MIN_SIZE,
         score_thresh=rpn.SCORE_THRESH,

@@ -11,7 +11,7 @@ from torch.export import Dim
 
 from detlite import ops
 from detlite.apps.export.onnx import to_onnx
-from detlite.modeling.layers.asymmetric_padding import pad_to_multiple
+from detlite.modeling.backbone.windows import pad_to_multiple
 
 pytest.importorskip("onnxscript", reason="needs the extra onnx")
 onnx = pytest.importorskip("onnx", reason="needs the extra onnx")

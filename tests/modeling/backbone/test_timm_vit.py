@@ -8,7 +8,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from detlite import optimize
 from detlite.config import ConfigError, load_config
 from detlite.engine.solver import build_optimizer
-from detlite.modeling.backbone.timm_vit import TimmViT, ViTOptions
+from detlite.modeling.backbone.timm_vit import TimmViT
+from detlite.modeling.backbone.vit import ViTOptions
 from detlite.modeling.build import build_model
 
 timm = pytest.importorskip("timm", reason="timm is not installed")

@@ -11,8 +11,7 @@ from yacs.config import CfgNode
 from detlite import optimize
 from detlite.apps.export.exported_program import example_batch
 from detlite.modeling.backbone import vit
-from detlite.modeling.backbone.timm_vit import ViTOptions
-from detlite.modeling.backbone.vit import Attention, Block, ViT
+from detlite.modeling.backbone.vit import Attention, Block, ViT, ViTOptions
 from detlite.modeling.build import META_ARCHITECTURES, build_model
 from tests.modeling.family import assert_same_detections, family_batch
 from tests.modeling.test_static_shapes import Inference

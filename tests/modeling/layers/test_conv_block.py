@@ -5,7 +5,7 @@ from torch import nn
 from detlite.apps.doctor.flops import count_cost
 from detlite.config import load_config
 from detlite.modeling.build import build_model
-from detlite.modeling.layers.conv_block import separable_block
+from detlite.modeling.layers.conv_block import conv_block
 
 SMALL = [
     "MODEL.RPN.RPN_HEAD", "SeparableRPNHead", "MODEL.RPN.NUM_CONVS", 2,
@@ -41,7 +41,7 @@ def test_config_keys_of_separable_heads(tiny_config):
 
 
 def test_separable_block_is_the_product_of_its_convolutions():
-    block = separable_block(4, 6, 3, relu=True, dilation=2)
+    block = conv_block(4, 6, 3, relu=True, dilation=2, separable=True)
     depthwise, pointwise = block[0], block[1]
     plain = nn.Conv2d(4, 6, 3, padding=2, dilation=2)
     plain.weight.data = pointwise.weight.data * depthwise.weight.data[:, 0]
@@ -60,3 +60,13 @@ def test_small_models_take_at_most_fifteen_gflop(config, opts):
     whole, *parts = count_cost(load_config(config, opts), (512, 512), depth=1)
     assert whole.gflop <= 15
     assert {part.module for part in parts} == {"backbone", "rpn", "roi_heads"}
+
+
+def test_separable_blocks_keep_the_scale_of_maps():
+    """Otherwise gradients of a sequence of blocks would vanish initially."""
+    x = torch.randn(2, 96, 16, 16)
+    separable, plain = (
+        nn.Sequential(*(conv_block(96, 96, 3, relu=True, separable=kind) for _ in range(4)))
+        for kind in (True, False)
+    )
+    assert 0.5 < separable(x).std() / plain(x).std() < 2

@@ -127,7 +127,7 @@ def test_group_norm_by_groups_or_by_channels(groups, per_group, reference):
 
 @pytest.mark.parametrize("groups", [(32, 8), (-1, -1), (0, 0)])
 def test_group_norm_needs_exactly_one_key(groups):
-    with pytest.raises(ValueError, match=r"MODEL\.GROUP_NORM.NUM_GROUPS is .*: set one"):
+    with pytest.raises(ValueError, match=r"MODEL\.GROUP_NORM.NUM_GROUPS is .*Set one"):
         group_norm(64, *groups, 1e-5)
 
 

@@ -7,8 +7,7 @@ from torch.nn import functional as F
 
 from detlite.conventions import CONVENTIONS
 from detlite.modeling.boxes.box_coder import BoxCoder
-from detlite.modeling.boxes.box_loss import BoxLoss
-from detlite.modeling.boxes.class_loss import ClassLoss
+from detlite.modeling.boxes.losses import BoxLoss, ClassLoss
 from detlite.modeling.postprocessing import Postprocess, Suppression
 from detlite.modeling.preprocessing import prepare_proposals
 from detlite.modeling.roi_heads.box_head import BoxHead

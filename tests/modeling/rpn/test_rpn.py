@@ -9,7 +9,7 @@ from torchvision.ops import clip_boxes_to_image
 
 from detlite.conventions import CONVENTIONS
 from detlite.modeling.boxes.box_coder import BoxCoder
-from detlite.modeling.boxes.box_loss import BoxLoss
+from detlite.modeling.boxes.losses import BoxLoss
 from detlite.modeling.boxes.matcher import Matcher
 from detlite.modeling.boxes.sampler import Sampler
 from detlite.modeling.build import build_model

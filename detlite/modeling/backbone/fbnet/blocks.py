@@ -7,6 +7,8 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -58,33 +60,26 @@ class InvertedResidual(nn.Module):
                 "inverted residual blocks such as ir_k3, ir_k5_e6, ir_k3_s4, ir_k3_sep, ir_k5_e3_se"
             )
         kernel, separate, fixed, groups, squeeze = match.groups()
-        twice = bool(separate) or kernel == "33"
         kernel_size = int(kernel[0])
         self.groups = int(groups or 1)
         expansion = int(fixed or {"4": 4, "2": 1}.get(groups or "", block.expansion))
         out_channels = options.width(block.channels)
         width = options.divisible(in_channels * expansion)
-        self.upsample = max(-block.stride, 1)
-        stride = max(block.stride, 1)
+        self.upsample, stride = max(-block.stride, 1), max(block.stride, 1)
         self.shortcut = block.stride == 1 and in_channels == out_channels
-        self.pw = conv_norm_relu(
-            in_channels, width, norm=options.norm, relu=True, groups=self.groups
-        )
+        norm, depthwise = options.norm, partial(conv_norm_relu, width, width, kernel_size)
+        self.pw = conv_norm_relu(in_channels, width, norm=norm, relu=True, groups=self.groups)
         self.dw = nn.Sequential()  # empty for a 1x1 kernel
-
-        def depthwise(stride: int, norm: Norm | None, relu: bool) -> nn.Sequential:
-            return conv_norm_relu(width, width, kernel_size, stride, width, norm=norm, relu=relu)
-
-        norm = None if options.no_depthwise_norm else options.norm
-        relu = not options.no_depthwise_relu
-        if kernel_size > 1 and twice:
-            self.dw.add_module("dw1", depthwise(stride, options.norm, True))
-            self.dw.add_module("dw2", depthwise(1, norm, relu))
+        last: dict[str, Any] = {
+            "norm": None if options.no_depthwise_norm else norm,
+            "relu": not options.no_depthwise_relu,
+        }
+        if kernel_size > 1 and (separate or kernel == "33"):
+            self.dw.add_module("dw1", depthwise(stride, width, norm=norm, relu=True))
+            self.dw.add_module("dw2", depthwise(1, width, **last))
         elif kernel_size > 1:
-            self.dw = depthwise(stride, norm, relu)
-        self.pwl = conv_norm_relu(
-            width, out_channels, norm=options.norm, relu=False, groups=self.groups
-        )
+            self.dw = depthwise(stride, width, **last)
+        self.pwl = conv_norm_relu(width, out_channels, norm=norm, relu=False, groups=self.groups)
         self.se4 = SqueezeExcitation(out_channels) if squeeze else nn.Identity()
         self.out_channels = out_channels
 

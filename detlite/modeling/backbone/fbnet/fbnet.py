@@ -148,13 +148,9 @@ def _build_extractor(
     blocks = architecture.blocks(part, node[f"{keys}_BLOCKS"])
     if stride := node[f"{keys}_STRIDE"]:
         blocks[0] = replace(blocks[0], stride=stride)
+    pooler, last_scale = build_pooler(cfg, head, backbone), node[f"{keys}_LAST_SCALE"]
     return FBNetFeatureExtractor(
-        build_pooler(cfg, head, backbone),
-        backbone.out_channels,
-        options,
-        blocks,
-        architecture.last,
-        node[f"{keys}_LAST_SCALE"],
+        pooler, backbone.out_channels, options, blocks, architecture.last, last_scale
     )
 
 

@@ -1,0 +1,113 @@
+"""Losses of classes (cross entropy, focal) and of boxes (smooth L1, L1, generalized IoU)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from yacs.config import CfgNode
+
+from .box_coder import BoxCoder
+
+
+class ClassLoss(nn.Module):
+    """Cross entropy of softmax, or its focal loss (https://arxiv.org/abs/1708.02002).
+
+    With p the probability of the true class, the loss of a box is -w (1 - p)^gamma log(p).
+
+    Args:
+        gamma: 0 for cross entropy.
+        weights: w of each class, the background first; empty: all 1.
+    """
+
+    weights: Tensor | None
+
+    def __init__(self, gamma: float = 0.0, weights: Sequence[float] = ()) -> None:
+        super().__init__()
+        self.gamma = gamma
+        values = torch.tensor(weights, dtype=torch.float32) if weights else None
+        self.register_buffer("weights", values, persistent=False)
+
+    def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Return the sum over logits [R, K] and labels [R]; rows with label -1 do not count."""
+        if not self.gamma:
+            return F.cross_entropy(logits, labels, self.weights, reduction="sum", ignore_index=-1)
+        loss = F.cross_entropy(logits, labels, reduction="none", ignore_index=-1)
+        # Above 0, where the gradient of a power below 1 is infinite.
+        focused = (-torch.expm1(-loss)).clamp(min=1e-7) ** self.gamma * loss
+        if self.weights is not None:
+            focused = focused * self.weights[labels.clamp(min=0)]
+        return focused.sum()
+
+
+@dataclass(frozen=True)
+class BoxLoss:
+    """Loss between predicted box deltas and ground truth boxes.
+
+    Attributes:
+        kind: "smooth_l1" (Fast R-CNN, https://arxiv.org/abs/1504.08083) or "l1" of the deltas, or
+            "giou" of the boxes: 1 - GIoU, 0 to 2 per box (https://arxiv.org/abs/1902.09630).
+        beta: width of the quadratic part of smooth L1, in units of the deltas.
+        weight: factor of the loss.
+    """
+
+    kind: str = "smooth_l1"
+    beta: float = 1.0
+    weight: float = 1.0
+
+    def __call__(
+        self, coder: BoxCoder, deltas: Tensor, boxes: Tensor, references: Tensor, counted: Tensor
+    ) -> Tensor:
+        """Return the loss [...] of predicted deltas [..., 4] for ground truth boxes [..., 4].
+
+        The loss of boxes that are not `counted`, bool [...], is 0, whatever their values.
+        """
+        # Mask the inputs, because NaN times zero is NaN, in the gradient as well.
+        mask = counted[..., None]
+        deltas = torch.where(mask, deltas, 0)
+        unit_box = torch.arange(4, device=deltas.device) >= 2  # (0, 0, 1, 1)
+        boxes, references = (torch.where(mask, one, unit_box) for one in (boxes, references))
+        if self.kind == "giou":
+            loss = 1 - generalized_iou(coder.decode(deltas, references), boxes)
+        else:
+            beta = self.beta if self.kind == "smooth_l1" else 0.0
+            target = coder.encode(boxes, references)
+            loss = F.smooth_l1_loss(deltas, target, beta=beta, reduction="none").sum(dim=-1)
+        return self.weight * torch.where(counted, loss, 0)
+
+
+def generalized_iou(a: Tensor, b: Tensor) -> Tensor:
+    """Return the GIoU [...], in -1..1, of pairs of boxes [..., 4].
+
+    The same as torchvision's, without the operations that wait for the device: boolean indexing
+    and the gradient of `prod`.
+    """
+    low, high = torch.maximum(a[..., :2], b[..., :2]), torch.minimum(a[..., 2:], b[..., 2:])
+    intersection = torch.where((high > low).all(dim=-1), _area(low, high), 0)
+    union = _area(a[..., :2], a[..., 2:]) + _area(b[..., :2], b[..., 2:]) - intersection
+    low, high = torch.minimum(a[..., :2], b[..., :2]), torch.maximum(a[..., 2:], b[..., 2:])
+    hull = _area(low, high)
+    return intersection / (union + 1e-7) - (hull - union) / (hull + 1e-7)
+
+
+def _area(low: Tensor, high: Tensor) -> Tensor:
+    sides = high - low
+    return sides[..., 0] * sides[..., 1]
+
+
+def build_class_loss(cfg: CfgNode) -> ClassLoss:
+    """Build the class loss of MODEL.ROI_BOX_HEAD."""
+    head, key = cfg.MODEL.ROI_BOX_HEAD, "MODEL.ROI_BOX_HEAD.CLASS_WEIGHTS"
+    if len(head.CLASS_WEIGHTS) not in (0, head.NUM_CLASSES):
+        raise ValueError(
+            f"{key} has {len(head.CLASS_WEIGHTS)} values, but MODEL.ROI_BOX_HEAD.NUM_CLASSES is "
+            f"{head.NUM_CLASSES}: give one for the background and one for each category"
+        )
+    return ClassLoss(head.FOCAL_GAMMA if head.LOSS == "focal" else 0.0, head.CLASS_WEIGHTS)
+
+
+def build_box_loss(cfg: CfgNode, section: str) -> BoxLoss:
+    """Build the box loss of MODEL.<section>: "RPN" or "ROI_BOX_HEAD"."""
+    node = cfg.MODEL[section]
+    return BoxLoss(node.BOX_LOSS, node.SMOOTH_L1_BETA, node.BOX_LOSS_WEIGHT)
