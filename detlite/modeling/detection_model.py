@@ -1,7 +1,6 @@
 """Base class of the models: lists of images in, losses or lists of dicts out.
 
-Shapes: images [B, 3, H, W] and features, the levels [B, C, H_l, W_l] of the backbone; G ground
-truths, P proposals, N predicted boxes and D detections per image, padded.
+Shapes: B images; G ground truths, P proposals, N predicted boxes, D detections per image, padded.
 """
 
 from abc import ABC, abstractmethod
@@ -30,14 +29,11 @@ class DetectionModel(nn.Module, ABC):
     Subclasses compute `losses` and `predict` from padded records (`detlite.structures.instances`).
 
     Attributes:
-        postprocess: selects the predicted boxes that become detections.
         num_classes: including background, which is class 0.
-        mask_threshold, takes_proposals: see `Detector`.
         categories: see `Detector`; empty until training or a checkpoint sets them.
         required_targets: fields that targets must have besides `boxes` and `labels`.
         roi_heads: of models with mask or keypoint heads.
         extra_outputs: fields of detections that TEST.EXTRA_OUTPUTS adds.
-        mask_refinement: improves boxes and scores by masks, if enabled.
         static_shapes: no shape depends on a value: padding is computed too. Set it before
             torch.compile and torch.export; `optimize_for_training` sets it on GPUs.
     """
@@ -90,10 +86,7 @@ class DetectionModel(nn.Module, ABC):
         return self.postprocess(predicted, images.sizes, self.static_shapes, min_score)
 
     def exportable_parts(self) -> list[ExportablePart]:
-        """Return the parts that other engines can run, in the order in which `predict` calls them.
-
-        They contain the convolutions and linear layers; RoIAlign, NMS and box decoding stay here.
-        """
+        """Return the parts that other engines can run, in the order of their calls."""
         return [backbone_part(self)]
 
     @property
@@ -141,13 +134,9 @@ class DetectionModel(nn.Module, ABC):
             detections = self.detect(images, proposals)
             return [self._as_dict(*pair) for pair in zip(detections, images, strict=True)]
         check_images(images, self.channels)  # all checks come before the first copy to the device
+        soft_masks, dtype = self.convention.mask_targets == "soft", self.normalizer.dtype
         truth = prepare_targets(
-            targets,
-            images,
-            self.num_classes,
-            self.required_targets,
-            soft_masks=self.convention.mask_targets == "soft",
-            dtype=self.normalizer.dtype,
+            targets, images, self.num_classes, self.required_targets, soft_masks, dtype
         )
         batch, padded_proposals = self.prepare(images, proposals)
         return self.losses(batch, truth.to(self.device, non_blocking=True), padded_proposals)
@@ -158,8 +147,8 @@ class DetectionModel(nn.Module, ABC):
         """Convert the arguments of `detect` to padded records on the device of the model."""
         if proposals is not None and not self.takes_proposals:
             raise ValueError(
-                "proposals are given, but the model predicts its own. Set MODEL.LOAD_PROPOSALS for "
-                "a Fast R-CNN, which takes proposals."
+                "proposals are given, but the model predicts its own: set MODEL.LOAD_PROPOSALS for "
+                "a Fast R-CNN, which takes proposals"
             )
         batch = self.normalizer(images)
         if not self.takes_proposals:
@@ -174,11 +163,7 @@ class DetectionModel(nn.Module, ABC):
         proposals: Sequence[Tensor | None] | None = None,
         min_score: float = 0.0,
     ) -> list[Detections]:
-        """Return the detections of each image, masks not pasted; see `Detector.detect`.
-
-        Raises:
-            RuntimeError, TypeError, ValueError: training mode, or images that do not fit.
-        """
+        """Return the detections of each image, masks not pasted; see `Detector.detect`."""
         if self.training:
             raise RuntimeError("the model is in training mode: call model.eval() first")
         return self.predict(*self.prepare(images, proposals), min_score).per_image()
@@ -188,9 +173,9 @@ class DetectionModel(nn.Module, ABC):
         boxes = detections.boxes
         result = {"boxes": boxes, "scores": detections.scores, "labels": detections.labels}
         if (probs := detections.mask_probs) is not None:
-            size = (image.shape[-2], image.shape[-1])
+            height, width = image.shape[-2:]
             covered = paste_boxes(detections.pasting_boxes, probs.shape[-1], self.convention)
-            result["masks"] = paste_probabilities(probs, covered, size)[:, None]
+            result["masks"] = paste_probabilities(probs, covered, (height, width))[:, None]
         if detections.keypoints is not None and detections.keypoint_scores is not None:
             result["keypoints"] = detections.keypoints
             result["keypoints_scores"] = detections.keypoint_scores

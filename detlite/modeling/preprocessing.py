@@ -103,9 +103,6 @@ def prepare_targets(
 
     Returns:
         Ground truth [B, G] on the CPU with the `required` fields only; G is at least 1.
-
-    Raises:
-        TypeError, ValueError: naming the image and the field that does not fit.
     """
     checked = check_targets(targets, images, num_classes, required, soft_masks)
     length = max(1, *(len(target["labels"]) for target in checked))
@@ -132,9 +129,6 @@ def prepare_proposals(
     Returns:
         Proposals [B, P] on the CPU with P at least 1 and scores 0. Empty boxes, which resizing
         may have produced, are dropped.
-
-    Raises:
-        TypeError, ValueError: naming the image whose proposals are missing or do not fit.
     """
     checked = [boxes.to("cpu", dtype) for boxes in check_proposals(proposals, count)]
     checked = [boxes[box_ops.has_min_size(boxes, 0)] for boxes in checked]

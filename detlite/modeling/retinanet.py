@@ -35,10 +35,8 @@ from .rpn.anchors import AnchorGenerator, build_anchors, per_anchor
 class RetinaNetHead(nn.Module):
     """Two towers of 3x3 convolutions, shared by all levels: class scores and box deltas of anchors.
 
-    Args:
-        norm: after each 3x3 convolution; a `LevelBatchNorm` gets the number of the level.
-        prior: initial score of every anchor.
-        bias: the 3x3 convolutions have a bias; None: if there is no norm.
+    `prior` is the initial score of every anchor. A `LevelBatchNorm` gets the number of the level.
+    `norm` and `bias` are as in `conv_block`.
     """
 
     def __init__(
@@ -89,7 +87,6 @@ class RetinaNet(DetectionModel):
     """A one-stage detector of boxes. Its losses are `loss_classifier` and `loss_box`.
 
     Args:
-        matcher: selects the foreground anchors.
         alpha, gamma: of the focal loss.
         score_thresh: predicted boxes need a higher score.
         pre_nms: the largest number of boxes of a level before suppression.

@@ -89,17 +89,11 @@ def first_valid(valid: Tensor, limit: int, static_shapes: bool) -> tuple[Tensor,
 def top_scores(
     scores: Tensor, threshold: float, limit: int, static_shapes: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Find the highest scores of each image above a threshold.
-
-    Args:
-        scores: [B, N], at least 0.
-        threshold: at least 0; scores must be higher.
-        limit: largest number of scores of an image.
-        static_shapes: M is as in `first_valid`.
+    """Find the at most `limit` highest scores [B, N] of each image above a threshold of at least 0.
 
     Returns:
         Scores [B, M] in decreasing order, their places int64 [B, M], and bool [B, M], False for
-        padding.
+        padding. With static shapes, M is as in `first_valid`.
     """
     if static_shapes:
         above = torch.where(scores > threshold, scores, -1.0)

@@ -141,5 +141,5 @@ def test_proposals_for_a_model_with_an_rpn(tiny_config, make_batch, opts):
 @pytest.mark.parametrize("detector", ["ProposalNetwork", "RetinaNet"])
 def test_models_without_heads_take_no_proposals(tiny_config, detector):
     cfg = tiny_config("MODEL.MASK_ON", False, "MODEL.META_ARCHITECTURE", detector, *LOAD)
-    with pytest.raises(ConfigError, match=f"LOAD_PROPOSALS is True, but a {detector} has no RoI"):
+    with pytest.raises(ConfigError, match=f"LOAD_PROPOSALS need RoI heads, which a {detector}"):
         build_model(cfg)

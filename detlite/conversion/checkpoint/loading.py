@@ -13,7 +13,7 @@ from detlite.config import ConfigError, default_config, load_config
 from detlite.conversion.timm import TIMM_PREFIX
 from detlite.conversion.weight_catalog import find_weights, weight_file
 from detlite.modeling import build_model
-from detlite.modeling.backbone.stem import adapted_stems
+from detlite.modeling.backbone.build import adapted_stems
 from detlite.modeling.detection_model import DetectionModel
 
 from .class_transfer import CLASS_LAYERS, ClassTransfer, match_optional_heads

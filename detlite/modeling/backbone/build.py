@@ -1,12 +1,14 @@
 """Build backbones from the config."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from yacs.config import CfgNode
 
+from detlite.config import ConfigError
 from detlite.conventions import convention_of
 from detlite.modeling.layers.conv import replace_crashing_convs
 from detlite.modeling.layers.norm import build_norm, build_optional_norm
@@ -15,7 +17,6 @@ from detlite.registry import Registry
 from .fpn import FPN, P6P7, SimpleFeaturePyramid
 from .mobilenet import MobileNetV3
 from .resnet import DEPTHS, ResNet, ResNetOptions
-from .stem import set_input_channels
 from .timm_backbone import TimmBackbone
 from .timm_vit import TimmViT
 from .vit import SIZES, ViT, ViTOptions
@@ -201,6 +202,44 @@ def _build_with_neck(
     norm = build_optional_norm(cfg, "FPN")
     neck = FPN(channels, out_channels, norm, cfg.MODEL.FPN.USE_RELU, top)
     return Backbone(bottom_up, neck, out_channels, strides, pooled=4)
+
+
+def adapt_stem(weight: Tensor, channels: int) -> Tensor:
+    """Return the weight [O, channels, k, k] of a first convolution for RGB images, [O, 3, k, k].
+
+    For one channel the filters are summed, so that a gray image has the same response. Otherwise
+    they are repeated in order and scaled by 3 / channels (as timm's `adapt_input_conv`).
+    """
+    if channels == 1:
+        return weight.sum(dim=1, keepdim=True)
+    return weight[:, torch.arange(channels) % 3] * (3 / channels)
+
+
+def set_input_channels(body: nn.Module, channels: int) -> None:
+    """Let the convolutions that read RGB images read this number of channels; they are trained."""
+    stems = [m for m in body.modules() if isinstance(m, nn.Conv2d) and m.in_channels == 3]
+    if not stems or any(conv.groups > 1 for conv in stems):
+        raise ConfigError(
+            f"INPUT.PIXEL_MEAN has {channels} values, but MODEL.BACKBONE.CONV_BODY has no "
+            "convolution of three channels that can be adapted: use another backbone, or three "
+            "channels"
+        )
+    for conv in stems:
+        conv.weight = nn.Parameter(adapt_stem(conv.weight.detach(), channels))
+        conv.in_channels = channels
+
+
+def adapted_stems(
+    source: Mapping[str, Tensor], target: Mapping[str, Tensor], bgr: bool
+) -> dict[str, Tensor]:
+    """Return the weights of `source` for RGB, or BGR, that need the channels of `target`."""
+    return {
+        name: adapt_stem(weight.flip(1) if bgr else weight, target[name].shape[1])
+        for name, weight in source.items()
+        if name.startswith("backbone.") and name in target and weight.ndim == 4
+        and weight.shape[1] == 3 != target[name].shape[1]
+        and weight.shape[2:] == target[name].shape[2:]
+    }  # fmt: skip
 
 
 for _depth in DEPTHS:

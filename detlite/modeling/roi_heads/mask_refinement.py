@@ -57,12 +57,10 @@ class MaskRefinement:
 def tight_boxes(
     probs: Tensor, boxes: Tensor, threshold: float, convention: Convention
 ) -> tuple[Tensor, Tensor]:
-    """Return the smallest boxes [R, 4] around masks [R, M, M] that fill `boxes` [R, 4].
+    """Return the smallest boxes [R, 4] around masks [R, M, M] that fill `boxes` [R, 4], and bool
+    [R], False for an empty mask, whose box is undefined.
 
     As in pasting, probabilities between cell centers are interpolated, with zeros around the mask.
-
-    Returns:
-        Boxes, undefined for an empty mask, and bool [R], False for an empty mask.
     """
     region = box_ops.pooled_region(boxes, convention)
     # Maps whose lines of cells run from the left, top, right and bottom: [4 R, M, M].

@@ -37,8 +37,7 @@ class Pooler(nn.Module):
     """Pools each RoI from the level that fits its size.
 
     Args:
-        strides: of each level in pixels of the network input, finest first, each twice the previous
-            one.
+        strides: of each level, finest first, each twice the previous one.
         sampling_ratio: samples per bin side; 0: depends on the size of the RoI.
     """
 
@@ -58,11 +57,8 @@ class Pooler(nn.Module):
         self.convention = convention
 
     def forward(self, features: list[Tensor], rois: Tensor) -> Tensor:
-        """Pool RoIs [R, 5] from the first L levels [B, C, H_l, W_l], giving [R, C, S, S].
-
-        A RoI is (image index, x1, y1, x2, y2) in pixels of the network input. Index -1 marks
-        padding, whose result is zeros.
-        """
+        """Pool RoIs [R, 5] of (image index, xyxy) from the first L levels [B, C, H_l, W_l], giving
+        [R, C, S, S]; zeros for image index -1, which marks padding."""
         # The level depends on the whole box, even if only a part of it is pooled.
         levels = assign_levels(rois[:, 1:], self.scales)
         region = box_ops.pooled_region(rois[:, 1:], self.convention)

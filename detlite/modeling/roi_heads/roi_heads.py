@@ -19,9 +19,7 @@ from detlite.structures.padding import Packing
 
 from .box_head import BoxHead, BoxPredictions
 from .cascade import CascadeBoxHead, build_box_heads
-from .dense_head import DenseRoIHead, build_dense_head
-from .keypoint_head import KeypointHead
-from .mask_head import MaskHead, build_mask_head
+from .dense_heads import DenseRoIHead, KeypointHead, MaskHead, build_dense_head
 
 # Outputs for packed rows: "mask_probs" [R, M, M], "keypoint_logits" [R, K, M, M] and the box
 # head's "features" [R, C].
@@ -94,9 +92,9 @@ class RoIHeads(nn.Module):
         predictions: BoxPredictions,
         static_shapes: bool,
     ) -> dict[str, Tensor]:
-        """Compute the losses of the mask and keypoint heads.
+        """Compute the losses of the mask and keypoint heads for samples [B, F] with labels above 0.
 
-        Samples [B, F] with labels above 0 count. `predictions` are the box head's for all samples.
+        `predictions` are the box head's for all samples.
         """
         # Padding must not be part of batch statistics.
         batch_statistics = any(map(takes_batch_statistics, self.dense_heads))
@@ -162,10 +160,11 @@ class RoIHeads(nn.Module):
 def build_roi_heads(cfg: CfgNode, backbone: Backbone) -> RoIHeads:
     """Build the RoI heads that MODEL enables."""
     box = build_box_heads(cfg, backbone)
-    mask, keypoint, extractor = None, None, box.feature_extractor
+    mask, keypoint, args = None, None, (cfg, backbone, box.feature_extractor)
     if cfg.MODEL.MASK_ON:
-        mask = build_mask_head(cfg, backbone, extractor)
+        count = cfg.MODEL.ROI_MASK_HEAD.NUM_HEADS
+        mask, *more = [build_dense_head(MaskHead, "ROI_MASK_HEAD", *args) for _ in range(count)]
+        mask.more.extend(more)
     if cfg.MODEL.KEYPOINT_ON:
-        section = "ROI_KEYPOINT_HEAD"
-        keypoint = build_dense_head(KeypointHead, cfg, section, backbone, extractor)
+        keypoint = build_dense_head(KeypointHead, "ROI_KEYPOINT_HEAD", *args)
     return RoIHeads(box, mask, keypoint, "features" in cfg.TEST.EXTRA_OUTPUTS)

@@ -131,9 +131,8 @@ class RPN(nn.Module):
     ) -> Proposals:
         """Decode the highest-scoring anchors of each level, and suppress overlaps on each level.
 
-        Returns:
-            [B, P] in decreasing order of objectness, without gradient. With static shapes P is the
-            limit, otherwise the largest number of an image.
+        The proposals [B, P] have no gradient. With static shapes P is the limit, otherwise the
+        largest number of an image.
         """
         limits = self.train_limits if self.training else self.test_limits
         boxes, scores, levels = [], [], []

@@ -12,7 +12,7 @@ class BlockSpec:
 
     stage: int
     number: int
-    operator: str
+    kernel: int
     expansion: int
     channels: int
     stride: int
@@ -24,7 +24,7 @@ class Architecture:
 
     Attributes:
         first: channels and stride of the 3x3 convolution before them.
-        stages: operator, expansion, channels and stride of the blocks of each stage.
+        stages: kernel, expansion, channels and stride of the blocks of each stage.
         parts: stage numbers of each part: "backbone", "rpn", "bbox", "mask", "kpts".
         last: channels of the 1x1 convolution after a head, before scaling by its LAST_SCALE.
     """
@@ -56,68 +56,69 @@ def _expand(groups: Iterable[Sequence[Any]]) -> list[tuple[Any, ...]]:
     ]
 
 
-# Equal blocks of each stage: operator, expansion, channels, number of blocks, stride of the first.
+_KERNELS = {f"ir_k{size}": size for size in (1, 3, 5, 7)}
+# Equal blocks of each stage: kernel, expansion, channels, number of blocks, stride of the first.
 _DEFAULT_BODY = (
-    [("ir_k3", 1, 16, 1, 1)],
-    [("ir_k3", 6, 24, 2, 2)],
-    [("ir_k3", 6, 32, 3, 2)],
-    [("ir_k3", 6, 64, 4, 2), ("ir_k3", 6, 96, 3, 1)],
+    [(3, 1, 16, 1, 1)],
+    [(3, 6, 24, 2, 2)],
+    [(3, 6, 32, 3, 2)],
+    [(3, 6, 64, 4, 2), (3, 6, 96, 3, 1)],
 )
 _TABLE: dict[str, tuple[int, tuple[Any, ...], dict[str, Sequence[int]]]] = {
     "default": (
         32,
         (
             *_DEFAULT_BODY,
-            [("ir_k3", 4, 160, 1, 2), ("ir_k3", 6, 160, 2, 1), ("ir_k3", 6, 240, 1, 1)],
-            [("ir_k3", 6, 96, 3, 1)],
-            [("ir_k3", 4, 160, 1, 1), ("ir_k3", 6, 160, 3, 1), ("ir_k3", 3, 80, 1, -2)],
+            [(3, 4, 160, 1, 2), (3, 6, 160, 2, 1), (3, 6, 240, 1, 1)],
+            [(3, 6, 96, 3, 1)],
+            [(3, 4, 160, 1, 1), (3, 6, 160, 3, 1), (3, 3, 80, 1, -2)],
         ),
         {"bbox": [4], "rpn": [5], "mask": [6]},
     ),
     "xirb16d_dsmask": (
         16,
         (
-            [("ir_k3", 1, 16, 1, 1)],
-            [("ir_k3", 6, 32, 2, 2)],
-            [("ir_k3", 6, 48, 3, 2)],
-            [("ir_k3", 6, 96, 4, 2), ("ir_k3", 6, 128, 3, 1)],
-            [("ir_k3", 4, 128, 1, 2), ("ir_k3", 6, 128, 2, 1), ("ir_k3", 6, 160, 1, 1)],
+            [(3, 1, 16, 1, 1)],
+            [(3, 6, 32, 2, 2)],
+            [(3, 6, 48, 3, 2)],
+            [(3, 6, 96, 4, 2), (3, 6, 128, 3, 1)],
+            [(3, 4, 128, 1, 2), (3, 6, 128, 2, 1), (3, 6, 160, 1, 1)],
             [
-                ("ir_k3", 4, 128, 1, 2),
-                ("ir_k3", 6, 128, 2, 1),
-                ("ir_k3", 6, 128, 1, -2),
-                ("ir_k3", 3, 64, 1, -2),
+                (3, 4, 128, 1, 2),
+                (3, 6, 128, 2, 1),
+                (3, 6, 128, 1, -2),
+                (3, 3, 64, 1, -2),
             ],
-            [("ir_k3", 6, 128, 3, 1)],
+            [(3, 6, 128, 3, 1)],
         ),
         {"bbox": [4], "mask": [5], "rpn": [6]},
     ),
     "mobilenet_v2": (
         32,
-        (*_DEFAULT_BODY, [("ir_k3", 6, 160, 3, 1), ("ir_k3", 6, 320, 1, 1)]),
+        (*_DEFAULT_BODY, [(3, 6, 160, 3, 1), (3, 6, 320, 1, 1)]),
         {"bbox": [4]},
     ),
     "cham_v1a": (
         32,
         (
-            [("ir_k3", 1, 24, 1, 1)],
-            [("ir_k7", 4, 48, 2, 2)],
-            [("ir_k3", 7, 64, 5, 2)],
-            [("ir_k5", 12, 56, 7, 2), ("ir_k3", 8, 88, 5, 1)],
-            [("ir_k3", 7, 152, 4, 2), ("ir_k3", 10, 104, 1, 1)],
-            [("ir_k3", 8, 88, 3, 1)],
+            [(3, 1, 24, 1, 1)],
+            [(7, 4, 48, 2, 2)],
+            [(3, 7, 64, 5, 2)],
+            [(5, 12, 56, 7, 2), (3, 8, 88, 5, 1)],
+            [(3, 7, 152, 4, 2), (3, 10, 104, 1, 1)],
+            [(3, 8, 88, 3, 1)],
         ),
         {"bbox": [4], "rpn": [5]},
     ),
     "cham_v2": (
         32,
         (
-            [("ir_k3", 1, 24, 1, 1)],
-            [("ir_k5", 8, 32, 4, 2)],
-            [("ir_k7", 5, 48, 6, 2)],
-            [("ir_k5", 9, 56, 3, 2), ("ir_k3", 6, 56, 6, 1)],
-            [("ir_k3", 2, 160, 6, 2), ("ir_k3", 6, 112, 1, 1)],
-            [("ir_k3", 6, 56, 1, 1)],
+            [(3, 1, 24, 1, 1)],
+            [(5, 8, 32, 4, 2)],
+            [(7, 5, 48, 6, 2)],
+            [(5, 9, 56, 3, 2), (3, 6, 56, 6, 1)],
+            [(3, 2, 160, 6, 2), (3, 6, 112, 1, 1)],
+            [(3, 6, 56, 1, 1)],
         ),
         {"bbox": [4], "rpn": [5]},
     ),
@@ -134,7 +135,7 @@ def parse_architecture(text: str) -> Architecture:
         content = json.loads(text)
         config, operators = content["block_cfg"], content["block_op_type"]
         stages = [
-            [(name, *block) for name, block in zip(names, _expand(rows), strict=True)]
+            [(_KERNELS[name], *block) for name, block in zip(names, _expand(rows), strict=True)]
             for rows, names in zip(config["stages"], operators, strict=True)
         ]
         every = range(len(stages))
@@ -147,7 +148,8 @@ def parse_architecture(text: str) -> Architecture:
         return Architecture((channels, stride), stages, parts, config["last"][0])
     except (KeyError, IndexError, TypeError, ValueError) as error:
         raise ValueError(
-            'MODEL.FBNET.ARCH_DEF is not JSON such as {"block_op_type": [["ir_k3"], ...], '
+            f"MODEL.FBNET.ARCH_DEF, with the operators {', '.join(_KERNELS)}, is not JSON such as "
+            '{"block_op_type": [["ir_k3"], ...], '
             '"block_cfg": {"first": [32, 2], "stages": [[[1, 16, 1, 1]], ...], "last": [0, 0.0], '
             f'"backbone": [0], "rpn": [1], "bbox": [2]}}}}: {error!r}'
         ) from error

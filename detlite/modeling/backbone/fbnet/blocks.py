@@ -4,11 +4,8 @@ The state dict has the names of maskrcnn-benchmark.
 """
 
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
 
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -44,73 +41,37 @@ class FBNetOptions:
         return max(math.floor(channels / self.divisor + 0.5), 1) * self.divisor
 
 
-# ir_k<kernel>, twice (_sep, or k33), fixed expansion (_e) or shuffled groups (_s), squeeze (_se)
-_OPERATOR = re.compile(r"ir_k(33|[1357])(_sep)?(?:_e([136]))?(?:_s([24]))?(_se)?")
-
-
 class InvertedResidual(nn.Module):
     """1x1 convolution to a wider map, depthwise convolution, 1x1 back, and a possible shortcut."""
 
     def __init__(self, options: FBNetOptions, block: BlockSpec, in_channels: int) -> None:
         super().__init__()
-        match = _OPERATOR.fullmatch(block.operator)
-        if not match:
-            raise ValueError(
-                f"MODEL.FBNET.ARCH_DEF: unknown operator {block.operator!r}; known are "
-                "inverted residual blocks such as ir_k3, ir_k5_e6, ir_k3_s4, ir_k3_sep, ir_k5_e3_se"
-            )
-        kernel, separate, fixed, groups, squeeze = match.groups()
-        kernel_size = int(kernel[0])
-        self.groups = int(groups or 1)
-        expansion = int(fixed or {"4": 4, "2": 1}.get(groups or "", block.expansion))
-        out_channels = options.width(block.channels)
-        width = options.divisible(in_channels * expansion)
+        self.out_channels = options.width(block.channels)
+        width = options.divisible(in_channels * block.expansion)
         self.upsample, stride = max(-block.stride, 1), max(block.stride, 1)
-        self.shortcut = block.stride == 1 and in_channels == out_channels
-        norm, depthwise = options.norm, partial(conv_norm_relu, width, width, kernel_size)
-        self.pw = conv_norm_relu(in_channels, width, norm=norm, relu=True, groups=self.groups)
-        self.dw = nn.Sequential()  # empty for a 1x1 kernel
-        last: dict[str, Any] = {
-            "norm": None if options.no_depthwise_norm else norm,
-            "relu": not options.no_depthwise_relu,
-        }
-        if kernel_size > 1 and (separate or kernel == "33"):
-            self.dw.add_module("dw1", depthwise(stride, width, norm=norm, relu=True))
-            self.dw.add_module("dw2", depthwise(1, width, **last))
-        elif kernel_size > 1:
-            self.dw = depthwise(stride, width, **last)
-        self.pwl = conv_norm_relu(width, out_channels, norm=norm, relu=False, groups=self.groups)
-        self.se4 = SqueezeExcitation(out_channels) if squeeze else nn.Identity()
-        self.out_channels = out_channels
+        self.shortcut = block.stride == 1 and in_channels == self.out_channels
+        norm = options.norm
+        self.pw = conv_norm_relu(in_channels, width, norm=norm, relu=True)
+        self.dw = nn.Sequential()
+        if block.kernel > 1:
+            self.dw = conv_norm_relu(
+                width,
+                width,
+                block.kernel,
+                stride,
+                groups=width,
+                norm=None if options.no_depthwise_norm else norm,
+                relu=not options.no_depthwise_relu,
+            )
+        self.pwl = conv_norm_relu(width, self.out_channels, norm=norm, relu=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """Compute [B, out_channels, H / stride, W / stride] from [B, C, H, W]."""
         out = self.pw(x)
-        if self.groups > 1:
-            out = out.unflatten(1, (self.groups, -1)).transpose(1, 2).flatten(1, 2)
         if self.upsample > 1:
             out = F.interpolate(out, scale_factor=float(self.upsample), mode="nearest")
         out = self.pwl(self.dw(out))
-        return self.se4(out + x if self.shortcut else out)
-
-
-class SqueezeExcitation(nn.Module):
-    """Scales channels by weights computed from the whole map (https://arxiv.org/abs/1709.01507)."""
-
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        middle = max(channels // 4, 8)
-        self.op = nn.Sequential(
-            nn.AdaptiveAvgPool2d(1),
-            nn.Conv2d(channels, middle, 1),
-            nn.ReLU(inplace=True),
-            nn.Conv2d(middle, channels, 1),
-            nn.Sigmoid(),
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Scale the channels of [B, C, H, W]."""
-        return x * self.op(x)
+        return out + x if self.shortcut else out
 
 
 def conv_norm_relu(
@@ -172,7 +133,6 @@ def make_last(
 def side_after(blocks: Sequence[BlockSpec], side: int) -> int:
     """Return the side of a square map after the blocks."""
     for block in blocks:
-        kernel_1 = block.operator.startswith("ir_k1")
-        up, down = max(-block.stride, 1), 1 if kernel_1 else max(block.stride, 1)
+        up, down = max(-block.stride, 1), 1 if block.kernel == 1 else max(block.stride, 1)
         side = -(-side * up // down)
     return side
