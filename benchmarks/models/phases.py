@@ -17,7 +17,7 @@ from detlite.inference import predictor
 from detlite.modeling import backbone
 from detlite.modeling import detection_model as detector
 from detlite.modeling.boxes import sampler as sampling
-from detlite.modeling.roi_heads import box_head, mask_head
+from detlite.modeling.roi_heads import box_head, dense_heads
 from detlite.modeling.roi_heads import roi_heads as heads
 from detlite.modeling.rpn import rpn as proposals
 
@@ -39,7 +39,7 @@ _DETLITE: PhaseFunctions = (
     ("postprocess", detector.Postprocess, "__call__"),
     ("mask head", heads.RoIHeads, "dense_losses"),
     ("mask head", heads.RoIHeads, "dense_outputs"),
-    ("mask targets", mask_head, "crop_masks"),
+    ("mask targets", dense_heads, "crop_masks"),
     ("paste", predictor, "paste_masks"),
 )
 _TORCHVISION: PhaseFunctions = (

@@ -118,11 +118,10 @@ class DetectionModel(nn.Module, ABC):
                 xyxy, in evaluation too. Targets are checked on the CPU, so leave them there.
 
         Returns:
-            In training a dict of scalar losses.
-            In evaluation a dict for each image with `boxes` float32 [D, 4], `scores` [D] in
-            decreasing order, `labels` [D] and, for models with such a head, `masks` float32
-            [D, 1, H, W] (probabilities), or `keypoints` float32 [D, K, 3] of (x, y, 1) and their
-            logits `keypoints_scores` [D, K]; also the outputs of TEST.EXTRA_OUTPUTS.
+            In training a dict of scalar losses. In evaluation a dict for each image with `boxes`
+            float32 [D, 4], `scores` [D] in decreasing order, `labels` [D], and if predicted `masks`
+            float32 [D, 1, H, W] (probabilities), `keypoints` float32 [D, K, 3] of (x, y, 1), their
+            logits `keypoints_scores` [D, K] and the outputs of TEST.EXTRA_OUTPUTS.
 
         Raises:
             TypeError, ValueError: images or targets that do not fit this description.

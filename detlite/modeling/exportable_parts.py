@@ -55,16 +55,15 @@ def backbone_part(model: Any) -> ExportablePart:
     return ExportablePart("backbone.dense", _AllButLast(model.backbone), replace)
 
 
-def head_parts(heads: nn.Module, name: str, separate: bool) -> list[ExportablePart]:
-    """Return the parts of all RoI heads inside `heads`, whose path in the model is `name`.
+def head_parts(heads: Any) -> list[ExportablePart]:
+    """Return the parts of all heads inside `RoIHeads`, in the order of their calls.
 
-    A head has a `feature_extractor` (or None) and a `predictor`, which are `separate` parts if the
-    features of box heads are used otherwise too.
+    Extractor and predictor are one part, unless the features of the box head are used otherwise.
     """
-    parts = []
-    for path, head in heads.named_modules(prefix=name):
+    separate, parts = heads.shares_features or heads.returns_features, []
+    for path, head in heads.named_modules(prefix="roi_heads"):
         if hasattr(head, "predictor"):
-            parts += _parts_of_head(head, path, separate and path.startswith(f"{name}.box"))
+            parts += _parts_of_head(head, path, separate and path.startswith("roi_heads.box"))
     return parts
 
 

@@ -62,9 +62,9 @@ def undo_optimize_for_training(module: nn.Module) -> None:
 def use_fast_conv_gradients(model: nn.Module) -> None:
     """Replace the convolutions whose gradients are slow on CPUs by `CPUConv2d`."""
     for path, conv in list(model.named_modules()):
-        plain = type(conv) in (nn.Conv2d, PaddedConv2d) and conv.padding_mode == "zeros"
-        if not plain or not isinstance(conv, nn.Conv2d) or isinstance(conv.padding, str):
+        if type(conv) not in (nn.Conv2d, PaddedConv2d) or conv.padding_mode != "zeros":
             continue
+        assert isinstance(conv, nn.Conv2d)
         if slow_in_bfloat16(conv) or slow_in_float32(conv):
             model.set_submodule(path, CPUConv2d(conv))
 

@@ -37,11 +37,7 @@ class Postprocess:
     clip: Literal["before-nms", "after-nms"] = "before-nms"
 
     def __call__(
-        self,
-        predicted: PredictedBoxes,
-        sizes: Tensor,
-        static_shapes: bool,
-        min_score: float = 0.0,
+        self, predicted: PredictedBoxes, sizes: Tensor, static_shapes: bool, min_score: float = 0.0
     ) -> Detections:
         """Select detections [B, D] from boxes [B, N] in images of `sizes` int64 [B, 2].
 
@@ -84,18 +80,12 @@ class Postprocess:
 
 def build_suppression(cfg: CfgNode, iou_thresh: float) -> Suppression:
     """Build the suppression settings from TEST.NMS and an IoU threshold."""
-    nms = cfg.TEST.NMS
-    return Suppression(
-        iou_thresh, nms.METHOD, nms.SIGMA, nms.VOTE_THRESH, nms.MIN_SCORE, nms.CLASS_AGNOSTIC
-    )
+    names = ("METHOD", "SIGMA", "VOTE_THRESH", "MIN_SCORE", "CLASS_AGNOSTIC")
+    return Suppression(iou_thresh, *(cfg.TEST.NMS[name] for name in names))
 
 
 def build_postprocess(cfg: CfgNode) -> Postprocess:
     """Build the postprocessing of the box head from MODEL.ROI_HEADS and TEST.NMS."""
     heads, convention = cfg.MODEL.ROI_HEADS, convention_of(cfg)
-    return Postprocess(
-        convention,
-        build_suppression(cfg, heads.NMS),
-        heads.DETECTIONS_PER_IMG,
-        convention.detection_min_size,
-    )
+    suppression, limit = build_suppression(cfg, heads.NMS), heads.DETECTIONS_PER_IMG
+    return Postprocess(convention, suppression, limit, convention.detection_min_size)

@@ -37,20 +37,17 @@ class ProposalNetwork(DetectionModel):
         self, images: Images, truth: GroundTruth, proposals: Proposals | None = None
     ) -> dict[str, Tensor]:
         """Compute the losses of the RPN."""
-        anchors = self.rpn(self.backbone(images.pixels))
-        return self.rpn.losses(anchors, images, truth)
+        return self.rpn.losses(self.rpn(self.backbone(images.pixels)), images, truth)
 
     def predict_boxes(
         self, features: list[Tensor], images: Images, proposals: Proposals | None = None
     ) -> PredictedBoxes:
         """Predict proposals as boxes of class 1."""
-        proposals = self.rpn.propose(self.rpn(features), images, self.static_shapes)
-        labels = torch.ones_like(proposals.scores, dtype=torch.int64)
-        scores = proposals.scores.sigmoid()
-        return PredictedBoxes(proposals.boxes, scores, labels, proposals.valid)
+        own = self.rpn.propose(self.rpn(features), images, self.static_shapes)
+        labels = torch.ones_like(own.scores, dtype=torch.int64)
+        return PredictedBoxes(own.boxes, own.scores.sigmoid(), labels, own.valid)
 
     def exportable_parts(self) -> list[ExportablePart]:
-        """Return the backbone and the RPN head."""
         return [*super().exportable_parts(), child_part(self.rpn, "head", "rpn.head")]
 
 

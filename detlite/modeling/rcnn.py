@@ -12,7 +12,7 @@ from .backbone import Backbone, build_backbone
 from .boxes.sampler import ProposalSampler, build_proposal_sampler
 from .build import META_ARCHITECTURES
 from .detection_model import DetectionModel
-from .exportable_parts import ExportablePart, child_part
+from .exportable_parts import ExportablePart, child_part, head_parts
 from .postprocessing import Postprocess, build_postprocess
 from .preprocessing import Normalizer, build_normalizer
 from .roi_heads.mask_refinement import MaskRefinement, build_mask_refinement
@@ -46,7 +46,7 @@ class GeneralizedRCNN(DetectionModel):
         self.takes_proposals = rpn is None
         self.sampler = sampler
         self.roi_heads = roi_heads
-        self.required_targets = roi_heads.required_targets
+        self.required_targets = tuple(roi_heads.dense_heads)
 
     def losses(
         self, images: Images, truth: GroundTruth, proposals: Proposals | None = None
@@ -87,9 +87,8 @@ class GeneralizedRCNN(DetectionModel):
         return self.roi_heads.box.predict(features, proposals, images.sizes, self.static_shapes)
 
     def exportable_parts(self) -> list[ExportablePart]:
-        """Return the backbone, the RPN head and the parts of the RoI heads."""
         rpn = [] if self.rpn is None else [child_part(self.rpn, "head", "rpn.head")]
-        return [*super().exportable_parts(), *rpn, *self.roi_heads.exportable_parts()]
+        return [*super().exportable_parts(), *rpn, *head_parts(self.roi_heads)]
 
 
 @META_ARCHITECTURES.register("GeneralizedRCNN")

@@ -141,9 +141,8 @@ class RetinaNet(DetectionModel):
         foreground, gt_index = matched >= 0, matched.clamp(min=0)
         labels = truth.labels.gather(1, gt_index) - self.first_label
         # Anchors that are not foreground write a 0.
-        target = torch.zeros_like(logits).scatter_(
-            2, labels.clamp(min=0)[:, :, None], foreground[:, :, None].to(logits.dtype)
-        )
+        column, value = labels.clamp(min=0)[:, :, None], foreground[:, :, None].to(logits.dtype)
+        target = torch.zeros_like(logits).scatter_(2, column, value)
         classifier = sigmoid_focal_loss(logits, target, self.alpha, self.gamma)
         classifier = torch.where(matched[:, :, None] == IGNORE, 0, classifier).sum(dim=(1, 2))
         packing = Packing(foreground, self.static_shapes)
@@ -176,7 +175,6 @@ class RetinaNet(DetectionModel):
         return tree_map(lambda *fields: torch.cat(fields, dim=1), *levels)
 
     def exportable_parts(self) -> list[ExportablePart]:
-        """Return the backbone and the head."""
         return [*super().exportable_parts(), child_part(self, "head", "head")]
 
     def _predict(self, features: list[Tensor]) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:

@@ -24,7 +24,6 @@ class DeformConv3x3(nn.Module):
         stride: int = 1,
         dilation: int = 1,
         groups: int = 1,
-        *,
         modulated: bool = False,
         offset_groups: int = 1,
     ) -> None:

@@ -114,8 +114,8 @@ class Bottleneck(nn.Module):
         self.norm1 = norm(width)
         self.conv2: nn.Module
         if options.deformable[stage - 2]:
-            own = {"modulated": options.modulated, "offset_groups": options.offset_groups}
-            self.conv2 = DeformConv3x3(width, width, stride_3x3, dilation, options.groups, **own)
+            args = stride_3x3, dilation, options.groups, options.modulated, options.offset_groups
+            self.conv2 = DeformConv3x3(width, width, *args)
         else:
             self.conv2 = _conv3x3(width, width, stride_3x3, dilation, options.groups)
         self.norm2 = norm(width)

@@ -44,9 +44,8 @@ class Sampler:
         max_positives = min(self.max_positives, matched.shape[1])
         max_negatives = min(self.count, matched.shape[1])
         positive_keys, positives = torch.where(matched >= 0, keys, -1.0).topk(max_positives)
-        negative_keys, negatives = torch.where(matched == BACKGROUND, keys, -1.0).topk(
-            max_negatives
-        )
+        keys = torch.where(matched == BACKGROUND, keys, -1.0)
+        negative_keys, negatives = keys.topk(max_negatives)
         drawn = positive_keys >= 0
         num_negatives = self.count - drawn.sum(dim=1, keepdim=True)
         rank = torch.arange(max_negatives, device=matched.device)

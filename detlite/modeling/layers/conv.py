@@ -27,7 +27,7 @@ class _ConvLike(nn.Conv2d):
     def __init__(self, conv: nn.Conv2d, margins: tuple[int, int, int, int] | None = None) -> None:
         super().__init__(**_conv_options(conv))
         self.weight, self.bias = conv.weight, conv.bias
-        self.margins = margins or getattr(conv, "margins", None)
+        self.margins: Any = margins or getattr(conv, "margins", None)
 
     def forward(self, x: Tensor) -> Tensor:
         """Convolve [B, C, H, W]."""
@@ -43,9 +43,7 @@ class CPUConv2d(_ConvLike):
 
     def __init__(self, conv: nn.Conv2d) -> None:
         super().__init__(conv)
-        numbers = not isinstance(conv.padding, str)  # "same" stays torch's
-        self._use_float32 = numbers and slow_in_bfloat16(conv)
-        self._use_products = numbers and slow_in_float32(conv)
+        self._use_float32, self._use_products = slow_in_bfloat16(conv), slow_in_float32(conv)
 
     def _conv_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         autocast = torch.is_autocast_enabled("cpu")
@@ -166,14 +164,16 @@ def slow_in_bfloat16(conv: nn.Conv2d) -> bool:
     """Return True if the gradients of `conv` take longer in bfloat16 than in float32 on a CPU."""
     group_channels = conv.in_channels // conv.groups
     fast_depthwise = group_channels == 1 and conv.kernel_size == (3, 3) and conv.stride == (1, 1)
-    return conv.groups > 1 and group_channels < 16 and not fast_depthwise
+    supported = conv.groups > 1 and not isinstance(conv.padding, str)
+    return supported and group_channels < 16 and not fast_depthwise
 
 
 def slow_in_float32(conv: nn.Conv2d) -> bool:
     """Return True if `weight_gradient` is faster for `conv` than oneDNN on this CPU."""
     wide = min(conv.in_channels, conv.out_channels) >= 32
-    supported = conv.groups == 1 and conv.stride == (1, 1) and conv.kernel_size != (1, 1)
-    return CAPABILITY == "AVX2" and wide and supported
+    spatial = conv.stride == (1, 1) and conv.kernel_size != (1, 1)
+    supported = conv.groups == 1 and not isinstance(conv.padding, str)
+    return CAPABILITY == "AVX2" and wide and spatial and supported
 
 
 def share_parameters(conv: nn.Conv2d) -> nn.Conv2d:

@@ -5,6 +5,7 @@ Shapes: R RoIs over all images, C channels, S x S pooled.
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -93,7 +94,7 @@ class ConvFeatureExtractor(Extractor):
     ) -> None:
         super().__init__()
         self.pooler = pooler
-        options = {"norm": norm, "relu": True, "dilation": dilation, "separable": separable}
+        options: Any = {"norm": norm, "relu": True, "dilation": dilation, "separable": separable}
         pairs = zip([in_channels, *widths], widths, strict=False)
         self.convs = nn.Sequential(*(conv_block(*pair, 3, **options) for pair in pairs))
         self.out_channels, self.out_resolution = [in_channels, *widths][-1], pooler.resolution

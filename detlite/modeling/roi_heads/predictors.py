@@ -79,15 +79,11 @@ class MaskPredictor(nn.Module):
         return self.mask_fcn_logits(x)
 
 
-@MASK_PREDICTORS.register("MaskRCNNC4Predictor")
-def _build_c4_predictor(cfg: CfgNode, in_channels: int) -> nn.Module:
-    width = cfg.MODEL.ROI_MASK_HEAD.CONV_LAYERS[-1]
-    return MaskPredictor(in_channels, cfg.MODEL.ROI_BOX_HEAD.NUM_CLASSES, width)
-
-
-@MASK_PREDICTORS.register("MaskRCNNConv1x1Predictor")
-def _build_1x1_predictor(cfg: CfgNode, in_channels: int) -> nn.Module:
-    return MaskPredictor(in_channels, cfg.MODEL.ROI_BOX_HEAD.NUM_CLASSES)
+@MASK_PREDICTORS.register("MaskRCNNC4Predictor", "MaskRCNNConv1x1Predictor")
+def _build_mask_predictor(cfg: CfgNode, in_channels: int) -> nn.Module:
+    head, num_classes = cfg.MODEL.ROI_MASK_HEAD, cfg.MODEL.ROI_BOX_HEAD.NUM_CLASSES
+    width = head.CONV_LAYERS[-1] if head.PREDICTOR == "MaskRCNNC4Predictor" else None
+    return MaskPredictor(in_channels, num_classes, width)
 
 
 class KeypointRCNNPredictor(nn.Module):

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from yacs.config import CfgNode
 
 from detlite.modeling.backbone import Backbone
-from detlite.modeling.exportable_parts import ExportablePart, head_parts
 from detlite.modeling.layers.norm import takes_batch_statistics
 from detlite.modeling.precision import at_least_float32
 from detlite.structures.instances import Detections, GroundTruth, Samples
@@ -47,15 +46,10 @@ class RoIHeads(nn.Module):
         self.keypoint = keypoint
 
     @property
-    def dense_heads(self) -> list[DenseRoIHead]:
-        """The enabled mask and keypoint heads."""
-        return [head for head in (self.mask, self.keypoint) if head is not None]
-
-    @property
-    def required_targets(self) -> tuple[str, ...]:
-        """The fields that targets must have for these heads."""
+    def dense_heads(self) -> dict[str, DenseRoIHead]:
+        """The enabled mask and keypoint heads, by the field of targets that trains them."""
         heads = {"masks": self.mask, "keypoints": self.keypoint}
-        return tuple(name for name, head in heads.items() if head is not None)
+        return {name: head for name, head in heads.items() if head is not None}
 
     @property
     def has_dense_outputs(self) -> bool:
@@ -65,7 +59,7 @@ class RoIHeads(nn.Module):
     @property
     def shares_features(self) -> bool:
         """True if a mask or keypoint head uses the features of the box head."""
-        return any(head.feature_extractor is None for head in self.dense_heads)
+        return any(head.feature_extractor is None for head in self.dense_heads.values())
 
     def losses(
         self,
@@ -97,14 +91,14 @@ class RoIHeads(nn.Module):
         `predictions` are the box head's for all samples.
         """
         # Padding must not be part of batch statistics.
-        batch_statistics = any(map(takes_batch_statistics, self.dense_heads))
+        batch_statistics = any(map(takes_batch_statistics, self.dense_heads.values()))
         packing = Packing(foreground.labels > 0, static_shapes and not batch_statistics)
         rois = packing.rois(foreground.boxes)
         shared = None
         if self.shares_features:
             shared = predictions.features_of(packing, foreground.labels.shape[1])
         losses: dict[str, Tensor] = {}
-        for head in self.dense_heads:
+        for head in self.dense_heads.values():
             losses |= head.losses(head(features, rois, shared), packing, foreground, truth)
         return losses
 
@@ -127,7 +121,7 @@ class RoIHeads(nn.Module):
         shared = None
         if self.shares_features or self.returns_features:
             shared = self.box.feature_extractor(features, rois)
-        if self.returns_features:
+        if self.returns_features and shared is not None:
             maps = at_least_float32(shared)
             outputs["features"] = maps.flatten(2).mean(dim=2) if maps.dim() == 4 else maps
         if self.mask is not None:
@@ -151,10 +145,6 @@ class RoIHeads(nn.Module):
             keypoints, scores = packing.unpack(keypoints), packing.unpack(scores)
             detections = replace(detections, keypoints=keypoints, keypoint_scores=scores)
         return detections
-
-    def exportable_parts(self) -> list[ExportablePart]:
-        """Return the parts of all heads in the order of their calls."""
-        return head_parts(self, "roi_heads", self.shares_features or self.returns_features)
 
 
 def build_roi_heads(cfg: CfgNode, backbone: Backbone) -> RoIHeads:

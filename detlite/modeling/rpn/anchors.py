@@ -48,14 +48,11 @@ class AnchorGenerator(nn.Module):
         if self.convention.anchor_spacing == "fit":
             rows, columns = (side * self.strides[0] for side in sizes[0])  # the padded image
             steps = [(rows // height, columns // width) for height, width in sizes]
-        anchors = []
+        anchors, offset = [], self.convention.anchor_offset
         for level, (size, step) in enumerate(zip(sizes, steps, strict=True)):
             cell = self.get_buffer(f"cell{level}")
-            y, x = (
-                (torch.arange(cells, device=cell.device) + self.convention.anchor_offset) * stride
-                for cells, stride in zip(size, step, strict=True)
-            )
-            y, x = torch.meshgrid(y, x, indexing="ij")
+            y, x = (torch.arange(cells, device=cell.device) + offset for cells in size)
+            y, x = torch.meshgrid(y * step[0], x * step[1], indexing="ij")
             centers = torch.stack([x, y, x, y], dim=-1).reshape(-1, 1, 4)  # [H W, 1, 4]
             anchors.append((centers + cell).reshape(-1, 4))
         return anchors
@@ -80,24 +77,14 @@ def build_anchors(
     levels = [size if isinstance(size, (tuple, list)) else (size,) for size in node.ANCHOR_SIZES]
     if len(strides) == 1:
         levels = [tuple(side for level in levels for side in level)]
-    if len(levels) != len(strides):
+    if len(levels) != len(strides) or len(set(map(len, levels))) > 1:
         raise ValueError(
-            f"MODEL.{section}.ANCHOR_SIZES has {len(levels)} levels, but MODEL.BACKBONE.CONV_BODY "
-            f"({cfg.MODEL.BACKBONE.CONV_BODY}) has {len(strides)}: give one size, or one tuple "
-            "of sizes, for each level"
+            f"MODEL.{section}.ANCHOR_SIZES is {node.ANCHOR_SIZES}, but MODEL.BACKBONE.CONV_BODY "
+            f"({cfg.MODEL.BACKBONE.CONV_BODY}) has {len(strides)} levels: give one size, or the "
+            "same number of sizes, for each level"
         )
-    generator = AnchorGenerator(
-        [tuple(side * factor for side in level for factor in octaves) for level in levels],
-        node.ASPECT_RATIOS,
-        strides,
-        convention_of(cfg),
-    )
-    if len(set(generator.per_cell)) > 1:
-        raise ValueError(
-            f"MODEL.{section}.ANCHOR_SIZES: every level needs the same number of sizes, because "
-            f"levels share a head, but it is {node.ANCHOR_SIZES}"
-        )
-    return generator
+    sizes = [tuple(side * factor for side in level for factor in octaves) for level in levels]
+    return AnchorGenerator(sizes, node.ASPECT_RATIOS, strides, convention_of(cfg))
 
 
 def _cell_anchors(
@@ -109,9 +96,8 @@ def _cell_anchors(
     if rounding == "cell":
         cell_width = (stride / ratios.sqrt()).round()
         cell_height = (cell_width * ratios).round()
-        width, height = (cell_width * side / stride), (cell_height * side / stride)
+        width, height = cell_width * side / stride, cell_height * side / stride
     else:
         width, height = side / ratios.sqrt(), side * ratios.sqrt()
-    width, height = width.flatten(), height.flatten()
-    anchors = torch.stack([-width, -height, width, height], dim=1) / 2
+    anchors = torch.stack([-width, -height, width, height], dim=-1).flatten(0, 1) / 2
     return (anchors.round() if rounding == "corners" else anchors).float()

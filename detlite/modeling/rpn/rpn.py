@@ -49,7 +49,6 @@ class RPN(nn.Module):
     """Proposes class-agnostic boxes from every level of the backbone.
 
     Args:
-        head: one of RPN_HEADS.
         nms_thresh: IoU above which proposals of a level are suppressed.
         min_size, score_thresh: shortest side of a proposal in pixels, and its least objectness.
         matcher, sampler: select the anchors to train on.
@@ -136,8 +135,8 @@ class RPN(nn.Module):
         """
         limits = self.train_limits if self.training else self.test_limits
         boxes, scores, levels = [], [], []
-        for level, anchors in enumerate(predictions.anchors):
-            logits, deltas = predictions.logits[level], predictions.deltas[level]
+        each = zip(predictions.anchors, predictions.logits, predictions.deltas, strict=True)
+        for level, (anchors, logits, deltas) in enumerate(each):
             top, index = logits.topk(min(limits.pre_nms, anchors.shape[0]), dim=1)
             boxes.append(self.box_coder.decode(gather(deltas, index), anchors[index]))
             scores.append(top)
@@ -157,9 +156,8 @@ class RPN(nn.Module):
         valid = box_ops.has_min_size(boxes, self.min_size) & candidates.valid
         if self.score_thresh:
             valid = valid & (scores.sigmoid() >= self.score_thresh)
-        num_boxes = boxes.shape[1]
         by_level = limits.post_nms < limits.total  # else the limit of a level has no effect
-        count = num_boxes if by_level else min(num_boxes, limits.total)
+        count = boxes.shape[1] if by_level else min(boxes.shape[1], limits.total)
         index, kept = padded_nms(boxes, scores, levels, valid, self.nms_thresh, count)
         if by_level:
             # Boxes are sorted by score, so a running count per level ranks the boxes of each level.

@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from .packed import PackedMasks, pack_pieces
+from .packed import PackedMasks, draw_pieces, pack_pieces
 from .rle import boundaries_of_bitmap, decode_frame, used_columns
 
 # Clipped polygons get edges along the clipping border, which must stay outside the window.
@@ -50,14 +50,12 @@ def place_masks(
     Polygons that exceed their image become run lengths, because the area beyond its border belongs
     to other images.
     """
-    own_pieces, place = [*masks.pieces_and_frames()], np.array([left, top])
-    is_rle = [frame[0] > 0 or _reach_out(own, *size) for own, frame in own_pieces]
-    drawn = masks.select(torch.tensor(is_rle, dtype=torch.bool)).each_bitmap(*size)
-    pieces = []
-    for (own, _), as_rle in zip(own_pieces, is_rle, strict=True):
-        if as_rle:
+    pieces, is_rle, place = [], [], np.array([left, top])
+    for own, frame in masks.pieces_and_frames():
+        is_rle.append(frame[0] > 0 or _reach_out(own, *size))
+        if is_rle[-1]:
             bitmap = np.zeros(whole, np.uint8)
-            bitmap[top : top + size[0], left : left + size[1]] = next(drawn)
+            bitmap[top : top + size[0], left : left + size[1]] = draw_pieces(own, frame, *size)
             pieces.append([boundaries_of_bitmap(bitmap)])
         else:
             pieces.append([(ring.reshape(-1, 2) + place).reshape(-1) for ring in own])
@@ -102,9 +100,7 @@ def warp_masks(
     for index, (own, frame) in enumerate(masks.pieces_and_frames()):
         is_rle.append(frame[0] > 0)
         if is_rle[-1]:
-            if frame[4:] != [*size]:
-                raise ValueError(f"mask {index} has size {frame[4:]}, not {[*size]}")
-            moved = Image.fromarray(decode_frame(own[0], frame)).transform(
+            moved = Image.fromarray(draw_pieces(own, frame, *size)).transform(
                 new_size[::-1], Image.Transform.AFFINE, coefficients, Image.Resampling.NEAREST
             )
             bitmap = np.asarray(moved)
@@ -141,14 +137,9 @@ def _reach_out(rings: Sequence[np.ndarray], height: int, width: int) -> bool:
 
 def clip_ring(ring: np.ndarray, height: int, width: int, margin: float) -> np.ndarray:
     """Clip a ring `[P, 2]` of (x, y) to a window and a margin (Sutherland-Hodgman)."""
-    limits: Sequence[tuple[int, float, float]] = (
-        (0, 1.0, margin),
-        (1, 1.0, margin),
-        (0, -1.0, width + margin),
-        (1, -1.0, height + margin),
-    )
-    for axis, sign, offset in limits:
-        inside = sign * ring[:, axis] + offset  # signed distance
+    far = width + margin, height + margin
+    for axis, sign in ((0, 1.0), (1, 1.0), (0, -1.0), (1, -1.0)):
+        inside = sign * ring[:, axis] + (margin if sign > 0 else far[axis])  # signed distance
         if (inside >= 0).all():
             continue
         following, next_inside = np.roll(ring, -1, axis=0), np.roll(inside, -1)

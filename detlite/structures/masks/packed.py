@@ -178,15 +178,8 @@ class PackedMasks:
 
     def each_bitmap(self, height: int, width: int) -> Iterator[np.ndarray]:
         """Yield each mask as uint8 `[height, width]`, the size of the run lengths' image."""
-        for index, (own, frame) in enumerate(self.pieces_and_frames()):
-            if frame[0] > 0:
-                if frame[4:] != [height, width]:
-                    raise ValueError(f"mask {index} has size {frame[4:]}, not {[height, width]}")
-                yield decode_frame(own[0], frame)
-            else:
-                rings = [ring.tolist() for ring in own]
-                empty = np.zeros((height, width), np.uint8)
-                yield to_bitmap(rings, height, width) if rings else empty
+        for own, frame in self.pieces_and_frames():
+            yield draw_pieces(own, frame, height, width)
 
     def pieces_and_frames(self) -> Iterator[tuple[list[np.ndarray], list[int]]]:
         """Yield the pieces, float64 `[n]` each, and the frame of each instance."""
@@ -216,6 +209,19 @@ def _has_float64(device_type: str) -> bool:
 
 def _from_arrays(*arrays: np.ndarray) -> PackedMasks:
     return PackedMasks(*map(torch.from_numpy, arrays))
+
+
+def draw_pieces(
+    pieces: Sequence[np.ndarray], frame: list[int], height: int, width: int
+) -> np.ndarray:
+    """Draw the pieces of an instance as uint8 `[height, width]`, the size of the image."""
+    if frame[0]:
+        if frame[4:] != [height, width]:
+            raise ValueError(f"a mask has size {frame[4:]}, not {[height, width]}")
+        return decode_frame(pieces[0], frame)
+    if not pieces:
+        return np.zeros((height, width), np.uint8)
+    return to_bitmap([ring.tolist() for ring in pieces], height, width)
 
 
 def pack_pieces(

@@ -143,7 +143,7 @@ def test_detector_by_config_trains_and_detects(timm, tiny_config, make_batch, en
 def test_pyramid_levels(timm, tiny_config):
     pyramid = ["MODEL.BACKBONE.CONV_BODY", f"timm/{NAME}-FPN"]
     assert build_model(tiny_config(*pyramid)).backbone.strides == (4, 8, 16, 32, 64)
-    with pytest.raises(ConfigError, match=r"ANCHOR_SIZES has 3 levels.* has 5"):
+    with pytest.raises(ConfigError, match=r"ANCHOR_SIZES is .* has 5 levels"):
         build_model(tiny_config(*pyramid, "MODEL.RPN.ANCHOR_SIZES", (32, 64, 128)))
     load_config(None, [*pyramid, "MODEL.RPN.ANCHOR_STRIDE", (4, 8, 16, 32, 64)])
     with pytest.raises(ConfigError, match=r"USE_FPN is False, but .* implies"):

@@ -244,7 +244,7 @@ def test_detector_by_config_trains_and_detects(tiny_config, make_batch):
 def test_pyramid_levels(tiny_config):
     load_config(None, ["MODEL.BACKBONE.CONV_BODY", f"timm/{NAME}-SFP",
                        "MODEL.RPN.ANCHOR_STRIDE", (4, 8, 16, 32, 64)])  # fmt: skip
-    with pytest.raises(ConfigError, match=r"ANCHOR_SIZES has 3 levels.* has 5"):
+    with pytest.raises(ConfigError, match=r"ANCHOR_SIZES is .* has 5 levels"):
         build_model(sfp_config(tiny_config, "MODEL.RPN.ANCHOR_SIZES", (32, 64, 128)))
 
 

@@ -99,7 +99,8 @@ def test_masks_belong_to_their_detections(tiny_config, make_batch, c4, static):
 def test_each_head_adds_its_fields(tiny_config, make_batch):
     model = build_model(tiny_config(*KEYPOINTS)).eval()
     assert model.required_targets == ("masks", "keypoints")
-    assert model.roi_heads.dense_heads == [model.roi_heads.mask, model.roi_heads.keypoint]
+    heads = {"masks": model.roi_heads.mask, "keypoints": model.roi_heads.keypoint}
+    assert model.roi_heads.dense_heads == heads
     images, _ = make_batch(1)
     features = model.backbone(model.normalizer(images).pixels)
     valid = torch.ones(1, 2, dtype=torch.bool)

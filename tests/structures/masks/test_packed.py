@@ -150,7 +150,7 @@ def test_invalid_input_is_rejected():
         PackedMasks.from_bitmaps(torch.zeros(1, 2, 3))
     with pytest.raises(ValueError, match=r"\[I, H, W\], not \[2, 3\]"):
         PackedMasks.from_bitmaps(torch.zeros((2, 3), dtype=torch.bool))
-    with pytest.raises(ValueError, match=r"mask 0 has size \[37, 53\], not \[53, 37\]"):
+    with pytest.raises(ValueError, match=r"a mask has size \[37, 53\], not \[53, 37\]"):
         PackedMasks.from_segmentations(mixed(), *SIZE, as_rle=False).bitmaps(53, 37)
 
 
