@@ -18,19 +18,12 @@ from .roi_heads.extractors import Extractor
 
 @dataclass(frozen=True)
 class ExportablePart:
-    """A dense part of a model.
+    """A dense part of a model."""
 
-    Attributes:
-        name: identifies the part in exported files; the path of the module after `replace`.
-        module: computes the part.
-        replace: puts a module into the model that is called instead, with the same arguments.
-        per_roi: arguments are RoIs [R, ...], not batches of maps [B, C, H, W].
-    """
-
-    name: str
-    module: nn.Module
-    replace: Callable[[nn.Module], None]
-    per_roi: bool = False
+    name: str  # identifies the part in exported files; the path of the module after `replace`
+    module: nn.Module  # computes the part
+    replace: Callable[[nn.Module], None]  # puts a module into the model that is called instead
+    per_roi: bool = False  # arguments are RoIs [R, ...], not batches of maps [B, C, H, W]
 
     @property
     def free_axes(self) -> tuple[int, ...]:

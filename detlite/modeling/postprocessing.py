@@ -23,18 +23,13 @@ class Postprocess:
 
     Test-time augmentation calls the steps one by one: `select` for each view, then `suppress` and
     `finish` for the boxes of all views.
-
-    Attributes:
-        min_size: clipped boxes need sides of at least this many pixels of the network input, and
-            above 0; negative: keep empty boxes too.
-        clip: clip boxes and drop small ones before or after suppression.
     """
 
     convention: Convention
     suppression: Suppression
     detections_per_image: int
-    min_size: float = 0.0
-    clip: Literal["before-nms", "after-nms"] = "before-nms"
+    min_size: float = 0.0  # pixels, of the sides of clipped boxes; negative: keep empty boxes too
+    clip: Literal["before-nms", "after-nms"] = "before-nms"  # clip boxes and drop small ones
 
     def __call__(
         self, predicted: PredictedBoxes, sizes: Tensor, static_shapes: bool, min_score: float = 0.0

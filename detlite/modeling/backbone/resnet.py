@@ -25,30 +25,21 @@ DEPTHS = {
 
 @dataclass(frozen=True)
 class ResNetOptions:
-    """Options that distinguish ResNets.
+    """Options that distinguish ResNets."""
 
-    Attributes:
-        depth: 18 or 34 (basic blocks), 50, 101 or 152 (bottlenecks).
-        res2_channels: of stage res2, doubled in each later stage.
-        groups, width_per_group: of the 3x3 convolution in a bottleneck of res2 (ResNeXt). The inner
-            width is their product, doubled in each later stage.
-        stride_in_1x1: a bottleneck halves the map in its first 1x1 convolution, not in its 3x3.
-        deformable: for each of res2 to res5, use deformable 3x3 convolutions.
-        modulated, offset_groups: of deformable convolutions, see `DeformConv3x3`.
-        freeze_norm: batch norm in frozen stages keeps its statistics too.
-    """
-
-    depth: int
+    depth: int  # 18 or 34 (basic blocks), 50, 101 or 152 (bottlenecks)
     norm: Norm = nn.BatchNorm2d
     stem_channels: int = 64
-    res2_channels: int = 256
+    res2_channels: int = 256  # doubled in each later stage
+    # Of the 3x3 convolution in a bottleneck of res2 (ResNeXt). The inner width is their product,
+    # doubled in each later stage.
     groups: int = 1
     width_per_group: int = 64
-    stride_in_1x1: bool = False
-    deformable: tuple[bool, ...] = (False,) * 4
-    modulated: bool = False
+    stride_in_1x1: bool = False  # bottlenecks halve the map in the first 1x1, not in the 3x3
+    deformable: tuple[bool, ...] = (False,) * 4  # the 3x3 convolutions of res2 to res5
+    modulated: bool = False  # see `DeformConv3x3`
     offset_groups: int = 1
-    freeze_norm: bool = True
+    freeze_norm: bool = True  # batch norm in frozen stages keeps its statistics too
 
     def __post_init__(self) -> None:
         grouped = self.groups != 1 or self.width_per_group != 64

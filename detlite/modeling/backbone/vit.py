@@ -31,23 +31,15 @@ _PRETRAINED_SIDE = 14  # patches per side of a classifier's images of 224 x 224 
 
 @dataclass(frozen=True)
 class ViTOptions:
-    """Options of a plain transformer as a detection backbone.
+    """Options of a plain transformer as a detection backbone."""
 
-    Attributes:
-        window: side in patches of the windows that most blocks attend within; 0: no windows.
-        global_blocks: the number of blocks that attend to whole maps, see `windows.global_blocks`.
-        drop_path: probability of skipping the last block for an image in training; proportionally
-            less for earlier blocks (https://arxiv.org/abs/1603.09382).
-        freeze_at: the number of leading parts that are not trained: the embedding, then quarters
-            of the blocks.
-        checkpoint_activations: save only the inputs of blocks in training, see `checkpointed`.
-    """
-
-    window: int = 0
-    global_blocks: int = 4
+    window: int = 0  # side in patches of the windows that most blocks attend within; 0: no windows
+    global_blocks: int = 4  # number of blocks that attend to whole maps, see `global_blocks`
+    # Probability of skipping the last block for an image in training; proportionally less for
+    # earlier blocks (https://arxiv.org/abs/1603.09382).
     drop_path: float = 0.0
-    freeze_at: int = 0
-    checkpoint_activations: bool = False
+    freeze_at: int = 0  # number of leading parts that are not trained, see `freeze_layers`
+    checkpoint_activations: bool = False  # see `checkpointed`
 
     @property
     def two_windows(self) -> int:

@@ -45,16 +45,13 @@ class ClassLoss(nn.Module):
 class BoxLoss:
     """Loss between predicted box deltas and ground truth boxes.
 
-    Attributes:
-        kind: "smooth_l1" (Fast R-CNN, https://arxiv.org/abs/1504.08083) or "l1" of the deltas, or
-            "giou" of the boxes: 1 - GIoU, 0 to 2 per box (https://arxiv.org/abs/1902.09630).
-        beta: width of the quadratic part of smooth L1, in units of the deltas.
-        weight: factor of the loss.
+    The kinds are "smooth_l1" (Fast R-CNN, https://arxiv.org/abs/1504.08083) or "l1" of the deltas,
+    and "giou" of the boxes: 1 - GIoU, 0 to 2 per box (https://arxiv.org/abs/1902.09630).
     """
 
     kind: str = "smooth_l1"
-    beta: float = 1.0
-    weight: float = 1.0
+    beta: float = 1.0  # width of the quadratic part of smooth L1, in units of the deltas
+    weight: float = 1.0  # factor of the loss
 
     def __call__(
         self, coder: BoxCoder, deltas: Tensor, boxes: Tensor, references: Tensor, counted: Tensor

@@ -15,17 +15,12 @@ IGNORE = -2
 
 @dataclass(frozen=True)
 class Matcher:
-    """Assigns each box the ground truth that it overlaps most, by IoU thresholds.
+    """Assigns each box the ground truth that it overlaps most, by IoU thresholds."""
 
-    Attributes:
-        foreground: IoU from which a box is foreground.
-        background: IoU below which a box is background; boxes between the two are ignored.
-        allow_low_quality_matches: the boxes with the highest IoU of a ground truth are foreground
-            as well, however low it is. Without this, small objects would get no anchor.
-    """
-
-    foreground: float
-    background: float
+    foreground: float  # IoU from which a box is foreground
+    background: float  # IoU below which a box is background; boxes between the two are ignored
+    # The boxes with the highest IoU of a ground truth are foreground as well, however low it is.
+    # Without this, small objects would get no anchor.
     allow_low_quality_matches: bool = False
 
     def __call__(self, truth: GroundTruth, boxes: Tensor, valid: Tensor | None = None) -> Tensor:

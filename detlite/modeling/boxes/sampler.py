@@ -18,15 +18,10 @@ from .matcher import BACKGROUND, IGNORE, Matcher
 
 @dataclass(frozen=True)
 class Sampler:
-    """Draws candidates at random, a limited fraction of them foreground (Fast R-CNN, section 2.3).
+    """Draws candidates at random, with a limit of foreground (Fast R-CNN, section 2.3)."""
 
-    Attributes:
-        count: S, the number of samples per image; fewer if there are not enough candidates.
-        positive_fraction: the largest fraction of `count` that is foreground.
-    """
-
-    count: int
-    positive_fraction: float
+    count: int  # S, the number of samples per image; fewer if there are not enough candidates
+    positive_fraction: float  # the largest fraction of `count` that is foreground
 
     @property
     def max_positives(self) -> int:

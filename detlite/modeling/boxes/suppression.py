@@ -19,28 +19,21 @@ from detlite.structures.padding import gather, padded_length
 class Suppression:
     """Settings for overlapping boxes of a label, or of all labels together.
 
-    Attributes:
-        iou_thresh: IoU above which two boxes show the same object.
-        method: "nms" keeps the highest-scoring box. "soft-linear" and "soft-gaussian" lower the
-            scores of the others instead (soft-NMS, https://arxiv.org/abs/1704.04503). "voting" is
-            "nms", and then moves each box to the mean of its neighbors, weighted by score
-            (https://arxiv.org/abs/1505.01749, section 4). "fusion" replaces each group of boxes by
-            that mean and their mean score (weighted boxes fusion,
-            https://arxiv.org/abs/1910.13302): a box found in only some views gets a lower score.
-        sigma: "soft-gaussian" multiplies a score by exp(-IoU^2 / sigma).
-        vote_iou: lowest IoU of a neighbor in "voting".
-        min_score: methods that change scores drop boxes that do not exceed it.
-        class_agnostic: boxes of different labels suppress each other too.
-        views_iou_thresh: replaces `iou_thresh` for boxes of several views, if set.
+    The method "nms" keeps the highest-scoring box. "soft-linear" and "soft-gaussian" lower the
+    scores of the others instead (soft-NMS, https://arxiv.org/abs/1704.04503). "voting" is "nms",
+    and then moves each box to the mean of its neighbors, weighted by score
+    (https://arxiv.org/abs/1505.01749, section 4). "fusion" replaces each group of boxes by that
+    mean and their mean score (weighted boxes fusion, https://arxiv.org/abs/1910.13302): a box found
+    in only some views gets a lower score.
     """
 
-    iou_thresh: float
+    iou_thresh: float  # IoU above which two boxes show the same object
     method: str = "nms"
-    sigma: float = 0.5
-    vote_iou: float = 0.8
-    min_score: float = 0.001
-    class_agnostic: bool = False
-    views_iou_thresh: float | None = None
+    sigma: float = 0.5  # "soft-gaussian" multiplies a score by exp(-IoU^2 / sigma)
+    vote_iou: float = 0.8  # lowest IoU of a neighbor in "voting"
+    min_score: float = 0.001  # methods that change scores drop boxes that do not exceed it
+    class_agnostic: bool = False  # boxes of different labels suppress each other too
+    views_iou_thresh: float | None = None  # replaces `iou_thresh` for boxes of several views
 
 
 def suppress(

@@ -17,17 +17,13 @@ from detlite.structures.padding import gather
 
 @dataclass(frozen=True)
 class MaskRefinement:
-    """Moves boxes towards their masks, and lowers the scores of uncertain masks.
+    """Moves boxes towards their masks, and lowers the scores of uncertain masks."""
 
-    Attributes:
-        box_weight: weight of the tight box of the mask in the mean with the predicted box.
-        exponent: scores are multiplied by this power of the mask's mean foreground probability.
-        threshold: probability from which a cell is foreground.
-    """
-
-    box_weight: float
-    exponent: float
-    threshold: float
+    box_weight: float  # of the tight box of the mask in the mean with the predicted box
+    exponent: (
+        float  # power of the mask's mean foreground probability, by which scores are multiplied
+    )
+    threshold: float  # probability from which a cell is foreground
     convention: Convention
 
     def __call__(self, detections: Detections, sizes: Tensor, min_score: float) -> Detections:

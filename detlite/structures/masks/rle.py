@@ -16,17 +16,11 @@ Counts = str | bytes | Sequence[int]
 
 @dataclass(frozen=True, eq=False)
 class EncodedMasks:
-    """N compressed RLEs in three arrays, because 100,000 masks are too many Python objects.
+    """N compressed RLEs in three arrays, because 100,000 masks are too many Python objects."""
 
-    Attributes:
-        data: uint8 `[V]`, the concatenated COCO strings.
-        lengths: int64 `[N]`, the number of bytes of each string.
-        sizes: int64 `[N, 2]`, (height, width) of each mask.
-    """
-
-    data: np.ndarray
-    lengths: np.ndarray
-    sizes: np.ndarray
+    data: np.ndarray  # uint8 [V], the concatenated COCO strings
+    lengths: np.ndarray  # int64 [N], the number of bytes of each string
+    sizes: np.ndarray  # int64 [N, 2], (height, width) of each mask
 
     @classmethod
     def from_rles(cls, rles: Sequence[dict[str, Any]]) -> EncodedMasks:

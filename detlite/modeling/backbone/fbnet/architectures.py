@@ -20,19 +20,12 @@ class BlockSpec:
 
 @dataclass(frozen=True)
 class Architecture:
-    """Stages of blocks.
+    """Stages of blocks."""
 
-    Attributes:
-        first: channels and stride of the 3x3 convolution before them.
-        stages: kernel, expansion, channels and stride of the blocks of each stage.
-        parts: stage numbers of each part: "backbone", "rpn", "bbox", "mask", "kpts".
-        last: channels of the 1x1 convolution after a head, before scaling by its LAST_SCALE.
-    """
-
-    first: tuple[int, int]
-    stages: Sequence[Sequence[tuple[Any, ...]]]
-    parts: Mapping[str, Sequence[int]]
-    last: int = 0
+    first: tuple[int, int]  # channels and stride of the 3x3 convolution before them
+    stages: Sequence[Sequence[tuple[Any, ...]]]  # kernel, expansion, channels, stride of each block
+    parts: Mapping[str, Sequence[int]]  # stages of "backbone", "rpn", "bbox", "mask", "kpts"
+    last: int = 0  # channels of the 1x1 convolution after a head, before scaling by its LAST_SCALE
 
     def blocks(self, part: str, numbers: Sequence[int] = ()) -> list[BlockSpec]:
         """Return the blocks of a part: all, or those of each stage with one of the `numbers`."""

@@ -18,18 +18,12 @@ from .architectures import BlockSpec
 
 @dataclass(frozen=True)
 class FBNetOptions:
-    """Options that all blocks of a model share.
+    """Options that all blocks of a model share."""
 
-    Attributes:
-        norm: after each convolution.
-        scale, divisor: widths are multiplied by `scale` and rounded to a multiple of `divisor`.
-        no_depthwise_norm, no_depthwise_relu: omit norm or ReLU after depthwise convolutions.
-    """
-
-    norm: Norm
-    scale: float
-    divisor: int
-    no_depthwise_norm: bool
+    norm: Norm  # after each convolution
+    scale: float  # factor of widths
+    divisor: int  # widths are rounded to a multiple of this
+    no_depthwise_norm: bool  # after depthwise convolutions
     no_depthwise_relu: bool
 
     def width(self, channels: float) -> int:
