@@ -51,7 +51,8 @@ def inspect(path: Path, images: Path | None) -> list[Inspection]:
         )
         index, selection = inspections[-1].index, inspections[-1].selection
         if index is not None:
-            inspections[-1].findings += config_findings(cfg, index, selection)
+            train = name in datasets.TRAIN
+            inspections[-1].findings += config_findings(cfg, index, selection, train)
     if not any(inspection.refused for inspection in inspections):
         try:
             check_sets(cfg)

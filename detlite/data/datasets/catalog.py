@@ -3,6 +3,7 @@
 import difflib
 import json
 import logging
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -87,12 +88,12 @@ def build_dataset(cfg: CfgNode, name: str, train: bool) -> CocoDataset:
         check_images=datasets.CHECK_IMAGES,
         cache=file_cache("reduced", int(datasets.CACHE_GB * GIGABYTE)),
     )
-    dataset.findings += config_findings(cfg, dataset.index, dataset.selection)
+    dataset.findings += config_findings(cfg, dataset.index, dataset.selection, train)
     return dataset
 
 
 def config_findings(
-    cfg: CfgNode, index: AnnotationIndex, selection: Selection
+    cfg: CfgNode, index: AnnotationIndex, selection: Selection, train: bool
 ) -> Iterator[Finding]:
     """Yield how the config changes the use of a data set."""
     limit, counts = cfg.MODEL.ROI_HEADS.DETECTIONS_PER_IMG, index.counts(selection.objects)
@@ -104,6 +105,16 @@ def config_findings(
             "MODEL.RPN.FPN_POST_NMS_TOP_N_TEST above that.",
             full, "image", f"image {index.image_ids[number]} with {counts[number]}", len(counts),
         )  # fmt: skip
+    fraction = cfg.MODEL.ROI_HEADS.POSITIVE_FRACTION
+    limit = int(cfg.MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE * fraction)
+    has_heads = cfg.MODEL.META_ARCHITECTURE == "GeneralizedRCNN"
+    full = 0 if cfg.INPUT.TILE else int((counts > limit).sum())  # the limit is per tile
+    if train and has_heads and limit and full:
+        effect = (
+            f"MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE * POSITIVE_FRACTION is {limit}: set "
+            f"BATCH_SIZE_PER_IMAGE to at least {math.ceil(counts.max() / fraction)}."
+        )
+        yield Finding("images with more objects than heads train on", effect, full, "image")
     if "exif_orientation=False" in cfg.MODEL.CONVENTION_OVERRIDE:
         effect = "Annotations count stored pixels, as MODEL.CONVENTION_OVERRIDE says."
         yield Finding("EXIF orientations are not applied", effect, 0)
