@@ -41,49 +41,7 @@ def check_images(images: Sequence[Tensor], channels: int) -> None:
                 )
 
 
-def check_proposals(proposals: Sequence[Tensor | None] | None, count: int) -> list[Tensor]:
-    """Return the proposals of `count` images if they are valid; see `prepare_proposals`."""
-    if proposals is None:
-        raise ValueError(
-            "the model has no RPN and needs proposals: `proposals` in each target, or "
-            "model.detect(images, proposals)"
-        )
-    if len(proposals) != count:
-        raise ValueError(f"there are {count} images, but proposals for {len(proposals)}")
-    checked = [_boxes(f"proposals of image {k}", own, "P") for k, own in enumerate(proposals)]
-    for index, boxes in enumerate(checked):
-        if not boxes.isfinite().all():
-            raise ValueError(f"proposals of image {index} must be finite")
-    return checked
-
-
-def check_targets(
-    targets: Sequence[Target] | None,
-    images: Sequence[Tensor],
-    num_classes: int,
-    required: Sequence[str],
-    soft_masks: bool,
-) -> list[Target]:
-    """Return targets with the required fields only, masks packed; see `prepare_targets`."""
-    if targets is None:
-        raise ValueError("training needs targets: model(images, targets)")
-    if len(targets) != len(images):
-        raise ValueError(f"there are {len(images)} images, but {len(targets)} targets")
-    checked = [
-        _check_target(f"targets[{index}]", target, image, num_classes, required, soft_masks)
-        for index, (target, image) in enumerate(zip(targets, images, strict=True))
-    ]
-    counts = [target["keypoints"].shape[1] for target in checked if "keypoints" in required]
-    for index, count in enumerate(counts):
-        if count != counts[0]:
-            raise ValueError(
-                f"targets[{index}]['keypoints'] has {count} keypoints per instance, but "
-                f"targets[0] has {counts[0]}"
-            )
-    return checked
-
-
-def _boxes(name: str, boxes: Any, letter: str) -> Tensor:
+def check_boxes(name: str, boxes: Any, letter: str) -> Tensor:
     """Return boxes if they are a tensor [N, 4], else raise an error."""
     if not isinstance(boxes, Tensor):
         kind = "missing" if boxes is None else type(boxes).__name__
@@ -93,7 +51,7 @@ def _boxes(name: str, boxes: Any, letter: str) -> Tensor:
     return boxes
 
 
-def _check_target(
+def check_target(
     name: str,
     target: Target,
     image: Tensor,
@@ -101,6 +59,7 @@ def _check_target(
     required: Sequence[str],
     soft_masks: bool,
 ) -> Target:
+    """Return a target with the required fields only, masks packed; see `prepare_targets`."""
     if not isinstance(target, dict):
         raise TypeError(f"{name} must be a dict of tensors, not {type(target).__name__}")
     fields = ["boxes", "labels", *required]
@@ -112,7 +71,7 @@ def _check_target(
         if not packed and not isinstance(target[field], Tensor):
             kind = type(target[field]).__name__
             raise TypeError(f"{name}['{field}'] must be a tensor, not {kind}")
-    boxes, labels = _boxes(f"{name}['boxes']", target["boxes"], "G"), target["labels"]
+    boxes, labels = check_boxes(f"{name}['boxes']", target["boxes"], "G"), target["labels"]
     if labels.shape != boxes.shape[:1]:
         raise ValueError(f"{name}: {len(boxes)} boxes, but labels of shape {list(labels.shape)}")
     integers = not (labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool)
@@ -124,7 +83,7 @@ def _check_target(
             f"{name}['labels'] must be in 1..{num_classes - 1} "
             f"(NUM_CLASSES is {num_classes} with background)"
         )
-    ignored = _boxes(f"{name}['ignored_boxes']", target.get("ignored_boxes", boxes[:0]), "M")
+    ignored = check_boxes(f"{name}['ignored_boxes']", target.get("ignored_boxes", boxes[:0]), "M")
     checked = {"boxes": boxes, "labels": labels, "ignored_boxes": ignored}
     if "masks" in required:
         checked["masks"] = _check_masks(name, target["masks"], len(boxes), image, soft_masks)

@@ -15,7 +15,7 @@ from detlite.structures import boxes as box_ops
 from detlite.structures.instances import GroundTruth, Images, PaddedBatchImages, Proposals
 from detlite.structures.masks.packed import PackedMasks
 
-from .input_checks import check_images, check_proposals, check_targets
+from .input_checks import check_boxes, check_images, check_target
 
 
 class Normalizer(nn.Module):
@@ -104,7 +104,21 @@ def prepare_targets(
     Returns:
         Ground truth [B, G] on the CPU with the `required` fields only; G is at least 1.
     """
-    checked = check_targets(targets, images, num_classes, required, soft_masks)
+    if targets is None:
+        raise ValueError("training needs targets: model(images, targets)")
+    if len(targets) != len(images):
+        raise ValueError(f"there are {len(images)} images, but {len(targets)} targets")
+    checked = [
+        check_target(f"targets[{index}]", target, image, num_classes, required, soft_masks)
+        for index, (target, image) in enumerate(zip(targets, images, strict=True))
+    ]
+    counts = [target["keypoints"].shape[1] for target in checked if "keypoints" in required]
+    for index, count in enumerate(counts):
+        if count != counts[0]:
+            raise ValueError(
+                f"targets[{index}]['keypoints'] has {count} keypoints per instance, but "
+                f"targets[0] has {counts[0]}"
+            )
     length = max(1, *(len(target["labels"]) for target in checked))
 
     def pad(name: str, dtype: torch.dtype, length: int = length) -> Tensor:
@@ -130,8 +144,19 @@ def prepare_proposals(
         Proposals [B, P] on the CPU with P at least 1 and scores 0. Empty boxes, which resizing
         may have produced, are dropped.
     """
-    checked = [boxes.to("cpu", dtype) for boxes in check_proposals(proposals, count)]
-    checked = [boxes[box_ops.has_min_size(boxes, 0)] for boxes in checked]
+    if proposals is None:
+        raise ValueError(
+            "the model has no RPN and needs proposals: `proposals` in each target, or "
+            "model.detect(images, proposals)"
+        )
+    if len(proposals) != count:
+        raise ValueError(f"there are {count} images, but proposals for {len(proposals)}")
+    checked = []
+    for index, own in enumerate(proposals):
+        boxes = check_boxes(f"proposals of image {index}", own, "P").to("cpu", dtype)
+        if not boxes.isfinite().all():
+            raise ValueError(f"proposals of image {index} must be finite")
+        checked.append(boxes[box_ops.has_min_size(boxes, 0)])
     length = max(1, *map(len, checked))
     valid = torch.arange(length) < torch.tensor([[len(own)] for own in checked])
     return Proposals(_stack(checked, length), torch.zeros(valid.shape, dtype=dtype), valid)

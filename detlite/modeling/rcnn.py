@@ -52,18 +52,18 @@ class GeneralizedRCNN(DetectionModel):
         self, images: Images, truth: GroundTruth, proposals: Proposals | None = None
     ) -> dict[str, Tensor]:
         """Compute the losses of the RPN and of all heads; see `DetectionModel.losses`."""
-        features = self.backbone(images.pixels)
-        rpn_losses: dict[str, Tensor] = {}
+        features, static = self.backbone(images.pixels), self.static_shapes
+        losses: dict[str, Tensor] = {}
         if self.rpn is not None:
             anchors = self.rpn(features)
-            rpn_losses = self.rpn.losses(anchors, images, truth)
-            proposals = self.rpn.propose(anchors, images, self.static_shapes)
+            losses = self.rpn.losses(anchors, images, truth)
+            proposals = self.rpn.propose(anchors, images, static)
         assert proposals is not None
-        samples = self.sampler(proposals, truth, self.static_shapes)
-        head_losses = self.roi_heads.losses(
-            features, samples, truth, images.sizes, self.sampler.max_positives, self.static_shapes
-        )
-        return rpn_losses | head_losses
+        samples = self.sampler(proposals, truth, static)
+        box, predictions = self.roi_heads.box.losses(features, samples, truth, images.sizes, static)
+        foreground = samples[:, : self.sampler.max_positives]
+        dense = self.roi_heads.dense_losses(features, foreground, truth, predictions, static)
+        return losses | box | dense
 
     def predict(
         self, images: Images, proposals: Proposals | None = None, min_score: float = 0.0

@@ -61,23 +61,6 @@ class RoIHeads(nn.Module):
         """True if a mask or keypoint head uses the features of the box head."""
         return any(head.feature_extractor is None for head in self.dense_heads.values())
 
-    def losses(
-        self,
-        features: list[Tensor],
-        samples: Samples,
-        truth: GroundTruth,
-        sizes: Tensor,
-        max_positives: int,
-        static_shapes: bool,
-    ) -> dict[str, Tensor]:
-        """Compute the losses of all heads; of the samples, foreground are the first
-        `max_positives` at most."""
-        losses, predictions = self.box.losses(features, samples, truth, sizes, static_shapes)
-        if not self.dense_heads:
-            return losses
-        foreground = samples[:, :max_positives]
-        return losses | self.dense_losses(features, foreground, truth, predictions, static_shapes)
-
     def dense_losses(
         self,
         features: list[Tensor],
@@ -90,6 +73,8 @@ class RoIHeads(nn.Module):
 
         `predictions` are the box head's for all samples.
         """
+        if not self.dense_heads:
+            return {}
         # Padding must not be part of batch statistics.
         batch_statistics = any(map(takes_batch_statistics, self.dense_heads.values()))
         packing = Packing(foreground.labels > 0, static_shapes and not batch_statistics)
