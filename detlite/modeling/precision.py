@@ -50,12 +50,10 @@ def native_formats(device: torch.device) -> list[str]:
     """
     if device.type == "cpu":
         return [name for name, by in processor_formats().items() if by or name == "float32"]
-    formats = ["float32"]
-    if device.type == "cuda":
-        if torch.cuda.is_bf16_supported(including_emulation=False):
-            formats.append("bfloat16")
-        formats.append("float16")
-    return formats
+    if device.type != "cuda":
+        return ["float32"]
+    bfloat16 = torch.cuda.is_bf16_supported(including_emulation=False)
+    return ["float32", "bfloat16", "float16"] if bfloat16 else ["float32", "float16"]
 
 
 def processor_formats() -> dict[str, list[str]]:

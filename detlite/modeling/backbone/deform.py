@@ -1,6 +1,8 @@
 """Deformable convolution (Dai et al., https://arxiv.org/abs/1703.06211) and its modulated version 2
 (Zhu et al., https://arxiv.org/abs/1811.11168)."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -13,34 +15,23 @@ class DeformConv3x3(nn.Module):
     Initially all offsets are 0, as in a plain convolution; if `modulated`, all taps weigh one half.
 
     Args:
+        conv: without a bias.
         modulated: the second convolution also predicts a weight (0 to 1) for each tap.
         offset_groups: the number of groups of input channels that have different offsets.
     """
 
-    def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        stride: int = 1,
-        dilation: int = 1,
-        groups: int = 1,
-        modulated: bool = False,
-        offset_groups: int = 1,
-    ) -> None:
+    def __init__(self, conv: nn.Conv2d, modulated: bool = False, offset_groups: int = 1) -> None:
         super().__init__()
-        if in_channels % offset_groups:
+        if conv.in_channels % offset_groups:
             raise ValueError(
                 f"MODEL.RESNETS.DEFORMABLE_GROUPS {offset_groups} does not divide the "
-                f"{in_channels} channels of a deformable convolution"
+                f"{conv.in_channels} channels of a deformable convolution"
             )
-        self.taps = 9 * offset_groups
-        self.modulated = modulated
-        self.conv = nn.Conv2d(
-            in_channels, out_channels, 3, stride, dilation, dilation, groups, bias=False
-        )
-        self.offset = nn.Conv2d(
-            in_channels, self.taps * (3 if modulated else 2), 3, stride, dilation, dilation
-        )
+        self.taps, self.modulated = 9 * offset_groups, modulated
+        self.conv = conv
+        predictions = self.taps * (3 if modulated else 2)
+        options: Any = {name: getattr(conv, name) for name in ("stride", "padding", "dilation")}
+        self.offset = nn.Conv2d(conv.in_channels, predictions, 3, **options)
         self.reset_offsets()
 
     def reset_offsets(self) -> None:
@@ -55,15 +46,9 @@ class DeformConv3x3(nn.Module):
         predicted, conv = self.offset(x), self.conv
         # (dy, dx) of each tap in pixels, then the weights of the taps.
         offsets, weights = at_least_float32(predicted).tensor_split([2 * self.taps], dim=1)
-        dtype = offsets.dtype
+        mask, dtype = weights.sigmoid() if self.modulated else None, offsets.dtype
+        options = conv.stride, conv.padding, conv.dilation
         with torch.autocast(x.device.type, enabled=False):
-            out = deform_conv2d(
-                x.to(dtype),
-                offsets,
-                conv.weight.to(dtype),
-                stride=conv.stride,
-                padding=conv.padding,
-                dilation=conv.dilation,
-                mask=weights.sigmoid() if self.modulated else None,
-            )
+            weight = conv.weight.to(dtype)
+            out = deform_conv2d(x.to(dtype), offsets, weight, None, *options, mask=mask)
         return out.to(predicted.dtype)

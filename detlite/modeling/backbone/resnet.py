@@ -103,12 +103,10 @@ class Bottleneck(nn.Module):
         stride_1x1, stride_3x3 = (stride, 1) if options.stride_in_1x1 else (1, stride)
         self.conv1 = nn.Conv2d(in_channels, width, 1, stride=stride_1x1, bias=False)
         self.norm1 = norm(width)
-        self.conv2: nn.Module
+        conv2 = _conv3x3(width, width, stride_3x3, dilation, options.groups)
+        self.conv2: nn.Module = conv2
         if options.deformable[stage - 2]:
-            args = stride_3x3, dilation, options.groups, options.modulated, options.offset_groups
-            self.conv2 = DeformConv3x3(width, width, *args)
-        else:
-            self.conv2 = _conv3x3(width, width, stride_3x3, dilation, options.groups)
+            self.conv2 = DeformConv3x3(conv2, options.modulated, options.offset_groups)
         self.norm2 = norm(width)
         self.conv3 = nn.Conv2d(width, out_channels, 1, bias=False)
         self.norm3 = norm(out_channels)

@@ -1,5 +1,6 @@
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional as F
 
 from detlite.config import ConfigError
@@ -13,9 +14,8 @@ from detlite.modeling.build import build_model
     ("stride", "dilation", "groups", "offset_groups"), [(1, 1, 1, 1), (2, 1, 2, 1), (1, 2, 1, 2)]
 )
 def test_initially_equals_the_plain_convolution(modulated, stride, dilation, groups, offset_groups):
-    layer = DeformConv3x3(
-        4, 6, stride, dilation, groups, modulated=modulated, offset_groups=offset_groups
-    )
+    conv = nn.Conv2d(4, 6, 3, stride, dilation, dilation, groups, bias=False)
+    layer = DeformConv3x3(conv, modulated, offset_groups)
     x = torch.randn(2, 4, 9, 7)
     expected = F.conv2d(x, layer.conv.weight, None, stride, dilation, dilation, groups)
     torch.testing.assert_close(layer(x), expected / 2 if modulated else expected)
@@ -35,7 +35,7 @@ def sampled(image: torch.Tensor, y: float, x: float) -> torch.Tensor:
 
 @pytest.mark.parametrize("modulated", [False, True])
 def test_offsets_move_the_taps(modulated):
-    layer = DeformConv3x3(3, 2, modulated=modulated)
+    layer = DeformConv3x3(nn.Conv2d(3, 2, 3, padding=1, bias=False), modulated)
     x = torch.randn(1, 3, 6, 5)
     values = torch.randn(27 if modulated else 18)
     layer.offset.bias.data.copy_(values)  # constant over the image
@@ -51,7 +51,7 @@ def test_offsets_move_the_taps(modulated):
 
 
 def test_input_and_output_types():
-    layer = DeformConv3x3(4, 4, modulated=True)
+    layer = DeformConv3x3(nn.Conv2d(4, 4, 3, padding=1, bias=False), modulated=True)
     layer.offset.bias.data.normal_()
     x = torch.randn(1, 4, 8, 8)
     with torch.autocast("cpu", torch.bfloat16):
@@ -62,7 +62,7 @@ def test_input_and_output_types():
 
 
 def test_offsets_have_gradients():
-    layer = DeformConv3x3(2, 2, modulated=True)
+    layer = DeformConv3x3(nn.Conv2d(2, 2, 3, padding=1, bias=False), modulated=True)
     layer(torch.randn(1, 2, 6, 6)).square().sum().backward()
     assert layer.offset.weight.grad.abs().sum() > 0
 
