@@ -96,15 +96,17 @@ def calls(device: str) -> bool:
 
 
 def tests(device: str) -> bool:
-    """Run the tests of the operators on the device."""
+    """Run the tests of the operators and, with yacs, of whole models on the device."""
     import pytest
 
     selection = f"{device} and not cuda_on_cpu"
-    # Only the conftest.py of tests/ops: the one in tests/ needs yacs.
-    options = ["-q", "-k", selection, "-p", "no:cacheprovider", f"--confcutdir={OPERATORS_TESTS}"]
-    if importlib.util.find_spec("yacs") is None:
-        options.append("--continue-on-collection-errors")
-    return pytest.main([*options, str(OPERATORS_TESTS)]) == 0
+    options = ["-q", "-k", selection, "-p", "no:cacheprovider"]
+    if importlib.util.find_spec("yacs"):
+        folders = [OPERATORS_TESTS, ROOT / "tests" / "modeling"]
+    else:  # without the conftest.py in tests/, which needs yacs
+        folders = [OPERATORS_TESTS]
+        options += [f"--confcutdir={OPERATORS_TESTS}", "--continue-on-collection-errors"]
+    return pytest.main([*options, *map(str, folders)]) == 0
 
 
 def large(device: str, count: int = 100_000) -> bool:
@@ -169,16 +171,16 @@ def stream(device: str) -> bool:
 
 
 # The shapes of their results depend on values, which the host must read.
-DYNAMIC_SHAPES = ("nms", "batched_nms")
+DYNAMIC_SHAPES = (ops.nms, ops.batched_nms)
 
 
 def graph(device: str) -> bool:
     """Capture each case with gradients in a CUDA graph and replay it on other inputs."""
     passed = True
     for name, run in CASES.CASES.items():
-        if name in DYNAMIC_SHAPES:
-            continue
         function, arguments = CASES.inputs(run, device)
+        if function in DYNAMIC_SHAPES:
+            continue
         _, others = CASES.inputs(run, device, seed=1)
         expected = CASES.results(function, others)
         if device == "cuda":

@@ -100,6 +100,8 @@ def _(inputs: list[Tensor], rois: Tensor, *others: Any) -> tuple[Tensor, Tensor]
     shape = (rois.shape[0], inputs[0].shape[1], height, width)
     no_argmax = inputs[0].new_empty((0,), dtype=torch.int32)
     argmax = empty_pooled(inputs, shape, torch.int32) if need_argmax else no_argmax
+    if need_argmax and argmax.is_cuda:  # the CUDA kernels keep it as the gradient reads it
+        argmax = argmax.contiguous(memory_format=torch.channels_last)
     return empty_pooled(inputs, shape), argmax
 
 

@@ -111,11 +111,14 @@ def test_unaligned_views(device, dtype, count):
         own, label, factor = map(shifted, (logits, targets, factors), shifts)
         own.requires_grad_()
         actual = sigmoid_focal_loss(own, label)
-        assert torch.equal(actual, expected[0])
-        assert torch.equal(
-            torch.autograd.grad(actual, own, factor, retain_graph=True)[0], expected[1]
+        gradient = torch.autograd.grad(actual, own, factor, retain_graph=True)[0]
+        # nvcc fuses multiplications and additions differently in the kernels of packs and elements.
+        rtol = 1e-5 if device == "cuda" else 0
+        torch.testing.assert_close(actual, expected[0], rtol=rtol, atol=0)
+        torch.testing.assert_close(gradient, expected[1], rtol=rtol, atol=0)
+        torch.testing.assert_close(
+            torch.autograd.grad(actual.sum(), own)[0], same, rtol=rtol, atol=0
         )
-        assert torch.equal(torch.autograd.grad(actual.sum(), own)[0], same)
 
 
 def test_nan_propagates(device):

@@ -156,7 +156,7 @@ def test_invalid_boxes(device, value, column):
     masks = pack([[run_boundaries(mask)]], [[40, 50, 0, 0, 40, 50]])
     for soft in (False, True):
         actual = crop(masks, [0], boxes, 7, soft, device)
-        check_runs(actual, mask[None], [0], boxes, 7, soft)
+        check_runs(actual, mask[None], [0], boxes, 7, soft, device)
 
 
 def test_union_of_pieces(device):
@@ -197,12 +197,21 @@ def resize(mask, frame):
     return mask[rows][:, columns]
 
 
-def check_runs(actual, bitmaps, index, boxes, resolution, soft):
-    """Check crops against RoIAlign of the bitmaps [G, H, W] on the same device, bit by bit."""
+def check_runs(actual, bitmaps, index, boxes, resolution, soft, device):
+    """Check crops against the CPU's RoIAlign of the bitmaps [G, H, W].
+
+    They are equal to the last bit on a CPU. A GPU fuses multiplications and additions, which moves
+    a value by one rounding, and a cell of a hard mask that lies at one half to the other side.
+    """
     rois = torch.cat([torch.tensor(index, dtype=torch.float32)[:, None], boxes], dim=1)
     maps = torch.from_numpy(np.ascontiguousarray(bitmaps))[:, None].float()
     expected = roi_align(maps, rois, (resolution, resolution), 1.0, 0, aligned=not soft)[:, 0]
-    assert torch.equal(actual, expected if soft else (expected >= 0.5).float())
+    exact = expected if soft else (expected >= 0.5).float()
+    if device == "cuda":
+        undecided = torch.zeros(()).bool() if soft else (expected - 0.5).abs() < 1e-5
+        torch.testing.assert_close(torch.where(undecided, exact, actual), exact, rtol=0, atol=1e-5)
+    else:
+        assert torch.equal(actual, exact)
 
 
 def random_mask(random, height, width):
@@ -247,7 +256,7 @@ def test_run_lengths_equal_roi_align_of_bitmaps(device, soft, flips, resolution)
         packed = pack([[run_boundaries(mask)] for mask in masks], [frame] * 4)
         actual = crop(packed, index, boxes, resolution, soft, device)
         assert actual.any()
-        check_runs(actual, bitmaps, index, boxes, resolution, soft)
+        check_runs(actual, bitmaps, index, boxes, resolution, soft, device)
 
 
 def test_boxes_larger_than_the_image(device):
@@ -257,7 +266,7 @@ def test_boxes_larger_than_the_image(device):
     boxes = torch.tensor([[-9e3, -9e3, 1e4, 1e4], [-1e9, 0, 1e9, 20], [5, -300, 35, 330]])
     for soft in (False, True):
         actual = crop(masks, [0, 0, 0], boxes, 7, soft, device)
-        check_runs(actual, mask[None], [0, 0, 0], boxes, 7, soft)
+        check_runs(actual, mask[None], [0, 0, 0], boxes, 7, soft, device)
 
 
 def test_polygons_and_run_lengths_together(device):

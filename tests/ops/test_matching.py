@@ -154,7 +154,9 @@ def test_nan_overlaps_nothing(device, column):
     assert iou.tolist() == [[0.0, 1.0, 0.0, 1.0]]
     assert best.tolist() == [[False, True, False, True]]
     # Alone, it is still the image's only object.
-    index, iou, best = match_boxes(bad[None, None].to(device), valid[:, :1].to(device), truth[0])
+    index, iou, best = match_boxes(
+        *(x.to(device) for x in (bad[None, None], valid[:, :1], truth[0]))
+    )
     assert index.tolist() == [[0, 0]]
     assert not iou.any()
     assert not best.any()

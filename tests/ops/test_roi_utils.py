@@ -171,7 +171,7 @@ def test_invalid_image_and_level_are_rejected(device, op, image, level, backward
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize(
     ("image", "level", "message"),
-    [(2, 0, "an image index is outside the batch"), (0, 1, "there is no such level")],
+    [(2, 0, "a batch index is outside of the batch"), (0, 1, "a level does not exist")],
 )
 def test_invalid_indices_assert_on_cuda(image, level, message):
     program = f"""

@@ -1,0 +1,130 @@
+"""Whole models on a GPU, compared with the CPU."""
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+import detlite
+from detlite.apps.doctor import operator_errors
+from detlite.inference.optimize import optimize
+from detlite.modeling.build import build_model
+from tests.modeling.family import FAMILY, family_batch, family_config
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+@pytest.fixture(autouse=True)
+def float32_without_tf32(monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+
+
+def to(device, tree):
+    return pytree.tree_map_only(Tensor, lambda x: x.to(device), tree)
+
+
+def records_on(device, records):
+    return [record if record is None else record.to(device) for record in records]
+
+
+def train_step(model, records):
+    torch.manual_seed(0)
+    losses = model.losses(*records)
+    sum(losses.values()).backward()
+    gradients = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+    return to("cpu", losses), to("cpu", gradients)
+
+
+@pytest.mark.parametrize("family", FAMILY)
+@pytest.mark.parametrize("static_shapes", [False, True])
+def test_losses_and_gradients_are_those_of_the_cpu(family, static_shapes, tiny_config):
+    model = build_model(family_config(family, tiny_config)).train()
+    on_cuda = copy.deepcopy(model).cuda()
+    records = family_batch(model)
+    model.static_shapes = on_cuda.static_shapes = static_shapes
+    losses, gradients = train_step(model, records)
+    losses_cuda, gradients_cuda = train_step(on_cuda, records_on("cuda", records))
+    torch.testing.assert_close(losses_cuda, losses, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(gradients_cuda, gradients, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("family", FAMILY)
+@torch.no_grad()
+def test_detections_are_those_of_the_cpu(family, tiny_config):
+    model = build_model(family_config(family, tiny_config)).eval()
+    on_cuda = copy.deepcopy(model).cuda()
+    images, _, proposals = family_batch(model)
+    expected = model.predict(images, proposals)
+    actual = on_cuda.predict(*records_on("cuda", (images, proposals)))
+    assert expected.valid.any()
+    pairs = zip(to("cpu", actual).per_image(), expected.per_image(), strict=True)
+    for one, other in pairs:
+        # Detections with equal scores up to rounding have no order, and the last one of an image
+        # can be another one with such a score.
+        assert len(one.boxes) == len(other.boxes)
+        torch.testing.assert_close(one.scores, other.scores, rtol=1e-4, atol=1e-4)
+        distance = (one.boxes[:, None] - other.boxes).abs().amax(dim=2)
+        same = (distance < 1e-2) & (one.labels[:, None] == other.labels)
+        last = other.scores[-1:] + 1e-4
+        assert (same.any(dim=1) | (one.scores <= last)).all()
+        assert (same.any(dim=0) | (other.scores <= last)).all()
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("family", ["mask", "c4", "keypoint", "cascade", "retinanet"])
+def test_half_precision_losses_are_close(family, dtype, tiny_config):
+    model = build_model(family_config(family, tiny_config)).train().cuda()
+    records = records_on("cuda", family_batch(model))
+    losses, _ = train_step(model, records)
+    model.zero_grad()
+    with torch.autocast("cuda", getattr(torch, dtype)):
+        half, gradients = train_step(model, records)
+    torch.testing.assert_close(half, losses, rtol=0.1, atol=0.05)
+    assert all(gradient.isfinite().all() for gradient in gradients.values())
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@torch.no_grad()
+def test_optimized_model_detects(dtype, tiny_config):
+    model = build_model(family_config("mask", tiny_config)).eval().cuda()
+    images, _, _ = family_batch(model)
+    images = images.to("cuda")
+    expected = model.predict(images)
+    actual = optimize(copy.deepcopy(model), dtype).predict(images)
+    assert actual.valid.any()
+    if dtype == "float32":
+        torch.testing.assert_close(actual.boxes, expected.boxes, rtol=1e-4, atol=1e-2)
+
+
+def test_the_checks_of_doctor_pass():
+    assert set(operator_errors("cuda").values()) == {""}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_a_run_trains_saves_evaluates_and_resumes(dtype, make_coco_dataset, tiny_config, tmp_path):
+    data = make_coco_dataset(images=4, size=(64, 96))
+    settings = {
+        "MODEL.DEVICE": "cuda",
+        "DTYPE": dtype,
+        "DATALOADER.NUM_WORKERS": 0,
+        "INPUT.MIN_SIZE_TRAIN": (64,),
+        "INPUT.MIN_SIZE_TEST": 64,
+        "SOLVER.IMS_PER_BATCH": 2,
+        "SOLVER.LOG_PERIOD": 1,
+        "TEST.IMS_PER_BATCH": 1,
+        "TEST.LOSS": True,
+    }
+    for iterations in (2, 3):
+        result = detlite.train(
+            data=data,
+            test_data=data,
+            output_dir=tmp_path / "run",
+            overrides={**settings, "SOLVER.MAX_ITER": iterations},
+            resume=iterations == 3,
+        )
+    assert result.metrics
+    predictor = detlite.Predictor(tmp_path / "run" / "model_final.pth")
+    assert next(predictor.model.parameters()).device.type == "cuda"
+    predictor((torch.rand(64, 96, 3) * 255).byte().numpy())
