@@ -15,7 +15,8 @@ CROSS_CUTTING = {
     "evaluation": {"keypoint_results"},
     "modeling": {
         "conventions", "extending_docs", "fast_rcnn", "heads_by_config", "other_device",
-        "meta_device", "static_shapes", "torchvision_parity", "without_kernels",
+        "meta_device", "models_on_cuda", "static_shapes", "torchvision_parity",
+        "without_kernels",
     },
     "ops": {
         "compiled_module", "cuda_on_cpu", "export", "fuzz", "hip", "padded_nms", "paste_masks",
