@@ -1,9 +1,9 @@
 """Detect objects in many images: read, run the network and finish results concurrently."""
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -54,19 +54,19 @@ def predict_stream(
         except DataError as error:
             return error
 
-    def detect(batch: Batch) -> tuple[Batch, Sequence[Detections]]:
-        return batch, predictor.detect(list(batch.values()))
-
     def finish_one(index: int, loaded: LoadedImage, detections: Detections) -> T:
         return finish(index, loaded.original, predictor.to_prediction(detections, loaded))
 
     source = enumerate(images)
     max_ahead, next_index = threads + 2 * batch_size, 0
     reading: deque[Reading] = deque()
-    running: deque[Future[tuple[Batch, Sequence[Detections]]]] = deque()
+    running: deque[tuple[Batch, Future[list[Detections]]]] = deque()
     finishing: dict[int, Future[Any]] = {}
     streams = predictor.streams
-    with _cancelling(ThreadPoolExecutor(threads)) as pool, _network_threads(streams) as networks:
+    with ExitStack() as stack:
+        pool = ThreadPoolExecutor(threads)
+        stack.callback(pool.shutdown, cancel_futures=True)  # for example after Ctrl-C
+        networks = stack.enter_context(_network_threads(streams))
         while True:
             for index, image in islice(source, max_ahead - len(reading)):
                 reading.append((index, pool.submit(read, image)))
@@ -80,25 +80,17 @@ def predict_stream(
                 else:
                     similar = _similar_images(predictor, loaded, reading, batch_size - 1)
                     batch = {index: loaded} | similar
-                    running.append(networks.submit(detect, batch))
+                    detecting = networks.submit(predictor.detect, list(batch.values()))
+                    running.append((batch, detecting))
             while next_index in finishing and (
                 finishing[next_index].done() or len(finishing) > max_ahead or not running
             ):
                 yield finishing.pop(next_index).result()
                 next_index += 1
             if running:
-                batch, detections = running.popleft().result()
-                for (index, loaded), one in zip(batch.items(), detections, strict=True):
+                batch, detecting = running.popleft()
+                for (index, loaded), one in zip(batch.items(), detecting.result(), strict=True):
                     finishing[index] = pool.submit(finish_one, index, loaded, one)
-
-
-@contextmanager
-def _cancelling(pool: ThreadPoolExecutor) -> Iterator[ThreadPoolExecutor]:
-    """Cancel the waiting tasks of a pool at the end, for example after Ctrl-C."""
-    try:
-        yield pool
-    finally:
-        pool.shutdown(cancel_futures=True)
 
 
 @contextmanager

@@ -95,9 +95,9 @@ def _batched_nms(device: str) -> tuple[object, object]:
 
 
 def _padded_nms(device: str) -> tuple[object, object]:
-    inputs = (values[None] for values in _boxes(device, groups=3))
+    boxes, scores, groups = (values[None] for values in _boxes(device, groups=3))
     valid = torch.ones(1, 200, dtype=torch.bool, device=device)
-    index, kept = ops.padded_nms(*inputs, valid, 0.4, 20)
+    index, kept = ops.padded_nms(boxes, scores, groups, valid, 0.4, 20)
     return (index[0], kept[0]), (_kept(groups=3)[:20], torch.ones(20, dtype=torch.bool))
 
 

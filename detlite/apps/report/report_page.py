@@ -21,9 +21,8 @@ from .analysis.detection_analysis import DetectionAnalysis, analyze_detections
 from .analysis.error_types import ERROR_TYPES
 from .error_gallery import ErrorGallery, ErrorImage
 from .metric_sections import TemplateData, metric_section
-from .runs import Run
+from .runs import Run, training_history
 from .text import TITLES
-from .training_history import training_history
 
 _MAX_IMAGE_BYTES = 8_000_000  # of each dataset
 _FEW_IMAGES = 50
@@ -155,8 +154,8 @@ def _notes(name: str, analyzed: Sequence[RunAnalysis], comparable: Sequence[bool
         for kind, metrics in one.run.evaluation.get(name, {}).items():
             if kind in one.analyses:
                 stated, actual = metrics.get("AP"), one.analyses[kind].metrics["AP"]
-                values = np.array([stated, actual], np.float64)  # NaN for None
-                if not np.isclose(*values, rtol=0, atol=1e-6, equal_nan=True):
+                first, second = np.array([stated, actual], np.float64)  # NaN for None
+                if not np.isclose(first, second, rtol=0, atol=1e-6, equal_nan=True):
                     notes.append(
                         f"{one.run.name}: evaluation.json has an AP of {percent(stated)} % for "
                         f"{TITLES[kind].lower()}, but its detections have {percent(actual)} %: the "
@@ -192,7 +191,7 @@ def _gallery(
     runs: Sequence[str], errors: Sequence[tuple[str, ErrorImage]], count: int
 ) -> TemplateData:
     sizes = np.cumsum([len(error.source) for _, error in errors])
-    kept = errors[: np.searchsorted(sizes, _MAX_IMAGE_BYTES // 2, side="right")]
+    kept = errors[: int((sizes <= _MAX_IMAGE_BYTES // 2).sum())]
     kinds = {error.kind for _, error in kept}
     return {
         "images": [{"run": run, "error": error} for run, error in kept],

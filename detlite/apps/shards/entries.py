@@ -12,7 +12,7 @@ import json
 import re
 import tarfile
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -30,7 +30,7 @@ _PAX_RECORD = re.compile(rb"\d+ ([^=\n]+)=([^\n]*)\n")
 
 
 class _File(NamedTuple):
-    """A file in a shard: its name, and the position and the number of its bytes."""
+    """A file in a shard, with the position and the number of its bytes."""
 
     name: str
     start: int
@@ -68,7 +68,8 @@ def read_entries(shard: Shard) -> Iterator[dict[str, Any]]:
     reader = _Reader(shard)
     try:
         for key, files in groupby(_files(reader), lambda file: _split_suffix(file.name)[0]):
-            yield from _entry(key, list(files), reader)
+            if entry := _entry(key, files, reader):
+                yield entry
     except OSError as error:
         raise DataError(f"{shard.file}: cannot be read ({error.strerror or error})") from error
     if reader.problem:
@@ -101,16 +102,15 @@ def _files(reader: _Reader) -> Iterator[_File]:
             records = [(b"path", data.rstrip(b"\0"))]
             if header.type != tarfile.GNUTYPE_LONGNAME:
                 records = _PAX_RECORD.findall(data) if header.type in b"xX" else []
-            extended |= {key.decode("latin1"): _decode(value) for key, value in records}
+            extended |= {
+                key.decode("latin1"): value.decode("utf-8", "surrogateescape")
+                for key, value in records
+            }
         else:
             if header.isreg():
                 yield _File(extended.get("path", header.name), start, size)
             extended = {}
         position = start + -(-size // BLOCK) * BLOCK
-
-
-def _decode(text: bytes) -> str:
-    return text.decode("utf-8", "surrogateescape")
 
 
 def _split_suffix(name: str) -> tuple[str, str]:
@@ -120,34 +120,28 @@ def _split_suffix(name: str) -> tuple[str, str]:
     return f"{folder}{mark}{stem}", suffix.lower()
 
 
-def _entry(key: str, files: Sequence[_File], reader: _Reader) -> Iterator[dict[str, Any]]:
-    """Yield the entry that the files of one key are, if any."""
+def _entry(key: str, files: Iterable[_File], reader: _Reader) -> dict[str, Any] | None:
+    """Return the entry that the files of one key are, or their problem; None without image."""
     by_suffix = {_split_suffix(file.name)[1]: file for file in files}
     images = [by_suffix[suffix] for suffix in IMAGE_SUFFIXES if suffix in by_suffix]
     json_file = by_suffix.get("json")
     if json_file is None and not images:
-        return
+        return None
     if json_file is None or len(images) != 1:
         missing = "no json" if json_file is None else f"{len(images)} images"
-        yield {"problem": f"{short_repr(key)} has {missing}"}
-        return
+        return {"problem": f"{short_repr(key)} has {missing}"}
     (image,) = images
     if json_file.size > _MAX_JSON or image.size > _MAX_IMAGE:
-        yield {"problem": f"{short_repr(key)} has {json_file.size + image.size} bytes"}
-        return
-    text = reader.read(json_file.start, json_file.size)
+        return {"problem": f"{short_repr(key)} has {json_file.size + image.size} bytes"}
     try:
-        sample = json.loads(text)
+        sample = json.loads(reader.read(json_file.start, json_file.size))
     except (ValueError, RecursionError) as error:
-        yield {"problem": f"{short_repr(key)} is not JSON: {error}"}
-        return
-    problem = _sample_problem(sample)
-    if problem:
-        yield {"problem": f"{short_repr(key)} {problem}"}
-        return
+        return {"problem": f"{short_repr(key)} is not JSON: {error}"}
+    if problem := _sample_problem(sample):
+        return {"problem": f"{short_repr(key)} {problem}"}
     header = zlib.crc32(reader.read(image.start - BLOCK, BLOCK))
     position = {"offset": image.start, "size": image.size, "header": header}
-    yield {"name": image.name, **position, "json": sample}
+    return {"name": image.name, **position, "json": sample}
 
 
 def _sample_problem(sample: Any) -> str | None:

@@ -110,5 +110,5 @@ class ShardImage:
         return data[BLOCK:]
 
     def forget(self) -> bool:
-        start, stop = self.offset - BLOCK, self.offset + self.size
-        return self.shard.forget(start, stop, self.cache_bytes)
+        stop = self.offset + self.size
+        return self.shard.forget(self.offset - BLOCK, stop, self.cache_bytes)

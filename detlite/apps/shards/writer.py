@@ -45,7 +45,7 @@ def write_shards(
         refuse(problems, count, annotations)
     for number in range(len(index.image_ids)):
         file_name = index.image(number)["file_name"]
-        if Path(file_name).suffix.lower().removeprefix(".") not in IMAGE_SUFFIXES:
+        if Path(file_name).suffix.lower()[1:] not in IMAGE_SUFFIXES:
             raise DataError(
                 f"{images / file_name}: images in shards must be {', '.join(IMAGE_SUFFIXES)}. "
                 "Convert it, and change its name in the annotations"
