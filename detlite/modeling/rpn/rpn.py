@@ -180,19 +180,20 @@ def build_rpn(cfg: CfgNode, backbone: Backbone) -> RPN:
     """Build the RPN of MODEL.RPN for the levels of `backbone`."""
     rpn, convention, fpn = cfg.MODEL.RPN, convention_of(cfg), len(backbone.strides) > 1
 
-    def limits(mode: str, per_batch: bool) -> ProposalLimits:
-        post_nms = rpn[f"POST_NMS_TOP_N_{mode}"]
-        total = rpn[f"FPN_POST_NMS_TOP_N_{mode}"] if fpn else post_nms
-        return ProposalLimits(rpn[f"PRE_NMS_TOP_N_{mode}"], post_nms, total, per_batch)
+    def limits(keys: tuple[str, str, str], per_batch: bool) -> ProposalLimits:
+        pre_nms, post_nms, fpn_total = (rpn[key] for key in keys)
+        return ProposalLimits(pre_nms, post_nms, fpn_total if fpn else post_nms, per_batch)
 
+    train = "PRE_NMS_TOP_N_TRAIN", "POST_NMS_TOP_N_TRAIN", "FPN_POST_NMS_TOP_N_TRAIN"
+    test = "PRE_NMS_TOP_N_TEST", "POST_NMS_TOP_N_TEST", "FPN_POST_NMS_TOP_N_TEST"
     anchors = build_anchors(cfg, backbone.strides, "RPN")
     head = RPN_HEADS.get(rpn.RPN_HEAD, "MODEL.RPN.RPN_HEAD")
     return RPN(
         head(cfg, backbone.out_channels, anchors.per_cell[0]),
         anchors,
         BoxCoder((1.0, 1.0, 1.0, 1.0), convention.limit_shrinking),
-        train_limits=limits("TRAIN", fpn and rpn.FPN_POST_NMS_PER_BATCH),
-        test_limits=limits("TEST", False),
+        train_limits=limits(train, fpn and rpn.FPN_POST_NMS_PER_BATCH),
+        test_limits=limits(test, False),
         nms_thresh=rpn.NMS_THRESH,
         min_size=rpn.MIN_SIZE,
         score_thresh=rpn.SCORE_THRESH,
