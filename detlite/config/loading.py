@@ -40,16 +40,13 @@ def default_config() -> CfgNode:
 
 
 def load_config(path: str | Path | None = None, opts: Sequence[Any] = ()) -> CfgNode:
-    """Load a config file, apply overrides and check everything.
+    """Load a config file, apply overrides, check everything, and return the frozen config.
 
     Args:
         path: a YAML file, or the name of one of detlite's configs, such as
             coco/mask_rcnn_R_50_FPN_1x.yaml. The files of its `_BASE_` (paths relative to it) are
             read first. None for the defaults.
         opts: alternating keys and values, `["SOLVER.BASE_LR", 0.01]`; strings are parsed.
-
-    Returns:
-        The frozen config.
 
     Raises:
         ConfigError: a file cannot be read, a key is unknown, or a value is invalid or contradicts
@@ -69,11 +66,8 @@ def config_from(
     Args:
         content: the keys and values, without `_BASE_`. Old names of keys are accepted.
         source: the file that contains it, for error messages.
-        opts: overrides as for `load_config`.
+        opts: overrides; they and errors are those of `load_config`.
         base: the `_BASE_`: a file, or the name of one of detlite's configs.
-
-    Raises:
-        ConfigError: as for `load_config`.
     """
     chain = read_chain(find_config(base)) if base else []
     rows = flatten(content)

@@ -4,14 +4,7 @@ Each framework has a file or folder with a `CheckpointSource`, which describes h
 rename, adapt and configure its checkpoints. `convert` applies it.
 """
 
-from .convert import SOURCES, ConvertedCheckpoint, convert, detect_source
+from .convert import SOURCES, convert, detect_source
 from .weight_catalog import find_weights, weight_file
 
-__all__ = [
-    "SOURCES",
-    "ConvertedCheckpoint",
-    "convert",
-    "detect_source",
-    "find_weights",
-    "weight_file",
-]
+__all__ = ["SOURCES", "convert", "detect_source", "find_weights", "weight_file"]

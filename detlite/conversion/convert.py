@@ -1,7 +1,7 @@
 """Convert checkpoints of other frameworks to detlite's format."""
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,12 +27,13 @@ SOURCES: dict[str, CheckpointSource] = {
 _MAX_DEPTH = 8  # of containers in a file
 _NESTED = (dict, list, tuple)
 # Names that training code puts around a state dict, and names of copies to use only without others.
-_WRAPPER = re.compile(
-    r"(model|module|net(work)?|(model_)?(state|state_dict|weights)|params|blobs|checkpoint"
-    r"|_orig_mod|_forward_module|detector)\."
+_WRAPPERS = re.compile(
+    r"((model|module|net(work)?|(model_)?(state|state_dict|weights)|params|blobs|checkpoint"
+    r"|_orig_mod|_forward_module|detector)\.)*"
 )
 _COPY = re.compile(r"ema|average|swa|teacher|shadow|best|old", re.IGNORECASE)
 _NOT_WEIGHTS = re.compile(r"optim|sched|scaler|callback|message_hub|^rng|^training$", re.IGNORECASE)
+_COUNTER = "n_averaged"  # of an average of models
 _MIN_FRACTION = 0.2  # of all arrays in a file that belong to the detector
 
 
@@ -138,15 +139,17 @@ def unwrap(content: Any) -> FoundStateDict:
     large.sort(key=lambda prefix: (bool(_COPY.search(prefix)), prefix.count(".")))
     known = (p for p in large if _is_own(groups[p]) or _source_of(groups[p]))
     prefix = next(known, None)
-    if prefix is None:
-        prefix = _wrapper([name for name, _, _ in found])
+    if prefix is None:  # the usual wrappers that all names share
+        count = sum(name != _COUNTER for name, _, _ in found)
+        shared = (p for p in groups if len(groups[p]) >= count and _WRAPPERS.fullmatch(p))
+        prefix = max(shared, key=len, default="")
     members = [row for row in found if row[0].startswith(prefix)]
     others = {name.split(".")[0] for name, _, _ in found if not name.startswith(prefix)}
     return FoundStateDict(
         {name[len(prefix) :]: value for name, value, _ in members},
         members[0][2] if members else content,
         prefix,
-        tuple(sorted(others - {"n_averaged"})),
+        tuple(sorted(others - {_COUNTER})),
     )
 
 
@@ -177,17 +180,6 @@ def _is_own(names: Collection[str]) -> bool:
         not parts.isdisjoint(("rpn", "roi_heads", "head"))
         or any(name.startswith("backbone.body.") for name in names)
     )
-
-
-def _wrapper(names: Sequence[str]) -> str:
-    """Return the usual wrappers that all names share, except the counter of an average."""
-    names = [name for name in names if name != "n_averaged"]
-    prefix = ""
-    while names and (match := _WRAPPER.match(names[0], len(prefix))):
-        if not all(name.startswith(names[0][: match.end()]) for name in names):
-            break
-        prefix = names[0][: match.end()]
-    return prefix
 
 
 def as_tensors(arrays: Mapping[str, Any]) -> StateDict:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torchvision.models import resnet
-from torchvision.models.detection import FasterRCNN, KeypointRCNN, MaskRCNN, RetinaNet
+from torchvision.models.detection import FasterRCNN, RetinaNet
 from torchvision.models.detection import faster_rcnn as faster
 from torchvision.models.detection.anchor_utils import AnchorGenerator
 from torchvision.models.detection.backbone_utils import BackboneWithFPN, mobilenet_backbone
@@ -172,25 +172,20 @@ def build_torchvision_model(cfg: CfgNode, state: Mapping[str, Tensor]) -> nn.Mod
         "box_detections_per_img": heads.DETECTIONS_PER_IMG,
         "bbox_reg_weights": heads.BBOX_REG_WEIGHTS,
     }
+    rcnn = FasterRCNN(backbone, **options)
     if model.MASK_ON:
         last, inner = state["roi_heads.mask.predictor.conv5_mask.weight"].shape[:2]
-        return MaskRCNN(
-            backbone, mask_roi_pool=_pooler(mask),
-            mask_head=MaskRCNNHeads(
-                pooled[0], mask.CONV_LAYERS, mask.DILATION, norm_layer=_norm(mask)
-            ),
-            mask_predictor=MaskRCNNPredictor(last, inner, classes), **options,
-        )  # fmt: skip
+        rcnn.roi_heads.mask_roi_pool = _pooler(mask)
+        rcnn.roi_heads.mask_head = MaskRCNNHeads(
+            pooled[0], mask.CONV_LAYERS, mask.DILATION, norm_layer=_norm(mask)
+        )
+        rcnn.roi_heads.mask_predictor = MaskRCNNPredictor(last, inner, classes)
     if model.KEYPOINT_ON:
-        return KeypointRCNN(
-            backbone, keypoint_roi_pool=_pooler(keypoint),
-            keypoint_head=KeypointRCNNHeads(pooled[0], keypoint.CONV_LAYERS),
-            keypoint_predictor=KeypointRCNNPredictor(
-                keypoint.CONV_LAYERS[-1], keypoint.NUM_CLASSES
-            ),
-            **options,
-        )  # fmt: skip
-    return FasterRCNN(backbone, **options)
+        widths = keypoint.CONV_LAYERS
+        rcnn.roi_heads.keypoint_roi_pool = _pooler(keypoint)
+        rcnn.roi_heads.keypoint_head = KeypointRCNNHeads(pooled[0], widths)
+        rcnn.roi_heads.keypoint_predictor = KeypointRCNNPredictor(widths[-1], keypoint.NUM_CLASSES)
+    return rcnn
 
 
 def _pooler(node: CfgNode) -> MultiScaleRoIAlign:

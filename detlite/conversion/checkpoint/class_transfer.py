@@ -88,14 +88,13 @@ def match_optional_heads(
     """
     entries = dict(source)
     for head in ("mask", "keypoint"):
-        in_target, in_source = (
-            {name: value for name, value in state.items() if name.startswith(f"roi_heads.{head}.")}
-            for state in (target, source)
-        )
-        if in_target and not in_source:
+        start = f"roi_heads.{head}."
+        own = {name: value for name, value in target.items() if name.startswith(start)}
+        in_source = any(name.startswith(start) for name in source)
+        if own and not in_source:
             logger.warning("%s has no %s head: it is newly initialized", path, head)
-            entries |= in_target
-        elif in_source and not in_target:
+            entries |= own
+        elif in_source and not own:
             logger.warning("%s has a %s head, but the model has none: it is left out", path, head)
-            entries = {name: value for name, value in entries.items() if name not in in_source}
+            entries = {n: value for n, value in entries.items() if not n.startswith(start)}
     return entries
