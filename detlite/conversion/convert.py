@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+import yaml
+from torch import Tensor
 
 from .categories import categories_from_names, guess_categories
-from .checkpoint_source import CheckpointSource, ConfigValues, StateDict
+from .checkpoint_source import CheckpointSource, StateDict
 from .detectron2.source import DETECTRON2
 from .maskrcnn_benchmark import CAFFE2, MASKRCNN_BENCHMARK
 from .mmdetection.source import MMDETECTION
@@ -54,17 +56,36 @@ class FoundStateDict(NamedTuple):
 
 
 @dataclass(frozen=True)
-class ConvertedCheckpoint:
-    """Values of a `checkpoint.files.Checkpoint`; `config` is empty if the file has none."""
+class Checkpoint:
+    """Weights with what is known about their model. Unknown fields are empty.
 
-    model: StateDict
-    config: ConfigValues = field(default_factory=dict)
+    Attributes:
+        path: the file.
+        model: the state dict, on the CPU.
+        categories: COCO's {"id", "name"}; label k is categories[k - 1].
+        config: YAML text of the config of the model.
+        convention: name of the convention the model was trained with.
+        override: value of MODEL.CONVENTION_OVERRIDE; an unknown field has the value "?".
+        backbone_only: the weights of a classifier, which a detector uses as backbone.
+        training: the state of the trainer, to resume from.
+        timm_backbone: the weights of a classifier renamed for a timm backbone.
+        source: the other framework that wrote the file.
+        stated: keys of `config` that its file states; the others follow from shapes and defaults.
+        prefix: what was removed from the names of the weights.
+    """
+
+    path: Path
+    model: dict[str, Tensor]
+    categories: list[dict[str, Any]] = field(default_factory=list)
+    config: str = ""
     convention: str = ""
     override: list[str] = field(default_factory=list)
-    categories: list[dict[str, Any]] = field(default_factory=list)
     backbone_only: bool = False
+    training: dict[str, Any] = field(default_factory=dict)
+    timm_backbone: dict[str, Tensor] = field(default_factory=dict)
     source: str = ""
     stated: frozenset[str] = frozenset()
+    prefix: str = ""
 
 
 def detect_source(content: Any) -> str | None:
@@ -76,7 +97,7 @@ def _source_of(names: Collection[str]) -> str | None:
     return next((name for name, source in SOURCES.items() if source.recognizes(names)), None)
 
 
-def convert(content: Any, name: str, path: Path = Path()) -> ConvertedCheckpoint:
+def convert(content: Any, name: str, path: Path = Path()) -> Checkpoint:
     """Convert the content of a checkpoint.
 
     Args:
@@ -95,7 +116,7 @@ def convert(content: Any, name: str, path: Path = Path()) -> ConvertedCheckpoint
     source = TORCHVISION if plain_resnet else SOURCES[name]
     state = _number_levels_from_zero(source.adapt(as_tensors(source.rename(raw)), raw))
     if all(key.startswith("backbone.body.") for key in state):
-        return ConvertedCheckpoint(state, backbone_only=True)
+        return Checkpoint(path, state, backbone_only=True)
     try:
         assumed, stated = source.configure(state, raw, path, container)
     except ValueError as error:
@@ -113,9 +134,10 @@ def convert(content: Any, name: str, path: Path = Path()) -> ConvertedCheckpoint
         categories = categories_from_names(names)
     else:
         categories = guess_categories(num_classes, config.get("MODEL.KEYPOINT_ON", False))
-    return ConvertedCheckpoint(
-        state, config, source.convention, override, categories, False, name, frozenset(stated)
-    )
+    return Checkpoint(
+        path, state, categories, yaml.safe_dump(config) if config else "", source.convention,
+        override, source=name, stated=frozenset(stated),
+    )  # fmt: skip
 
 
 def unwrap(content: Any) -> FoundStateDict:

@@ -1,6 +1,7 @@
 """Conversion of maskrcnn-benchmark and of Caffe2 (Detectron): layout and config."""
 
 import torch
+import yaml
 
 from detlite.conversion import convert
 from tests.conversion.synthetic_state_dicts import STEM, caffe2, caffe2_c4, maskrcnn_benchmark
@@ -22,10 +23,10 @@ def test_nine_anchors_of_a_c4_model():
         for layer, kept in (("rpn.head.cls_logits", 9), ("rpn.head.bbox_pred", 36)):
             if layer in name:
                 state[name] = state[name][:kept]
-    config = convert(state, "maskrcnn-benchmark").config
+    config = yaml.safe_load(convert(state, "maskrcnn-benchmark").config)
     assert config["MODEL.RPN.ANCHOR_SIZES"] == [128, 256, 512]
     assert config["MODEL.RPN.POST_NMS_TOP_N_TEST"] == 300
-    five = convert(maskrcnn_benchmark(fpn=False), "maskrcnn-benchmark").config
+    five = yaml.safe_load(convert(maskrcnn_benchmark(fpn=False), "maskrcnn-benchmark").config)
     assert "MODEL.RPN.ANCHOR_SIZES" not in five
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import yaml
 
 from detlite.conversion import convert
 from detlite.conversion.regnet import REGNETS
@@ -26,7 +27,7 @@ def test_channels_equal_those_of_timm(name):
     ],
 )
 def test_config_of_a_regnet(squeeze, trained, backbone, frozen, norm):
-    config = convert(regnet(squeeze, trained), "detectron2").config
+    config = yaml.safe_load(convert(regnet(squeeze, trained), "detectron2").config)
     assert config["MODEL.BACKBONE.CONV_BODY"] == backbone
     assert config["MODEL.TIMM.FROZEN_NORM"] is frozen
     assert config["INPUT.PIXEL_STD"] == [57.375, 57.12, 58.395]

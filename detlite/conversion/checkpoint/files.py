@@ -10,17 +10,16 @@ import re
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from torch import Tensor
 
 from detlite.atomic_write import atomic_open, atomic_path
-from detlite.conversion.convert import as_tensors, convert, detect_source, unwrap
+from detlite.conversion.convert import Checkpoint, as_tensors, convert, detect_source, unwrap
 from detlite.conversion.timm import TIMM_PREFIX, as_timm_backbone
 from detlite.data.file_type import open_stored_zip
 from detlite.data.safe_pickle import RefusedPickleError, load_weights_only, read_pickle
@@ -33,39 +32,6 @@ LAST_CHECKPOINT_FILE = "last_checkpoint"  # holds the name of the checkpoint tha
 _START_LENGTH = 64
 _TORCH_MAGIC = torch.serialization.MAGIC_NUMBER.to_bytes(10, "little")  # of files before torch 1.6
 _FIELDS = ("categories", "config", "convention", "override", "backbone_only", "training")
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """Weights with what is known about their model. Unknown fields are empty.
-
-    Attributes:
-        path: the file.
-        model: the state dict, on the CPU.
-        categories: COCO's {"id", "name"}; label k is categories[k - 1].
-        config: YAML text of the config of the model.
-        convention: name of the convention the model was trained with.
-        override: value of MODEL.CONVENTION_OVERRIDE; an unknown field has the value "?".
-        backbone_only: the weights of a classifier, which a detector uses as backbone.
-        training: the state of the trainer, to resume from.
-        timm_backbone: the weights of a classifier renamed for a timm backbone.
-        source: the other framework that wrote the file.
-        stated: keys of `config` that its file states; the others follow from shapes and defaults.
-        prefix: what was removed from the names of the weights.
-    """
-
-    path: Path
-    model: dict[str, Tensor]
-    categories: list[dict[str, Any]] = field(default_factory=list)
-    config: str = ""
-    convention: str = ""
-    override: list[str] = field(default_factory=list)
-    backbone_only: bool = False
-    training: dict[str, Any] = field(default_factory=dict)
-    timm_backbone: dict[str, Tensor] = field(default_factory=dict)
-    source: str = ""
-    stated: frozenset[str] = frozenset()
-    prefix: str = ""
 
 
 class CheckpointError(RuntimeError):
@@ -128,20 +94,18 @@ def read_checkpoint(path: str | Path, source: str | None = None) -> Checkpoint:
         logger.info("%s: uses the weights %s*%s", path, prefix, unused)
     try:
         source = source or detect_source(state)
-        timm_backbone = as_timm_backbone(state)
         if source is None:
-            state = as_tensors(state)
-            _check_values(path, state)
-            fields = {"model": state, "prefix": prefix, **_read_fields(container, path)}
+            weights = as_tensors(state)
+            _check_values(path, weights)
+            checkpoint = Checkpoint(path, weights, prefix=prefix, **_read_fields(container, path))
         else:
-            fields = dict(vars(convert(content, source, path)))
+            checkpoint = convert(content, source, path)
             logger.info("%s: converted from %s", path, source)
-            fields["config"] = yaml.safe_dump(fields["config"]) if fields["config"] else ""
     except ValueError as error:
         raise CheckpointError(f"{path}: {error}") from error
-    if source and any(name.startswith(TIMM_PREFIX) for name in fields["model"]):
-        timm_backbone = {}  # the state dict is that of a timm backbone already
-    return Checkpoint(path, timm_backbone=timm_backbone, **fields)
+    if source and any(name.startswith(TIMM_PREFIX) for name in checkpoint.model):
+        return checkpoint  # the state dict is that of a timm backbone already
+    return replace(checkpoint, timm_backbone=as_timm_backbone(state))
 
 
 def _check_values(path: Path, state: dict[str, Tensor]) -> None:

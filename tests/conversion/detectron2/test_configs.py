@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from yacs.config import CfgNode
 
 from detlite.config import load_config
@@ -55,7 +56,7 @@ def test_config_of_a_zoo_model(config):
             state[name] = torch.tensor(int("scratch" in config))
     converted = convert(state, "detectron2", Path(config).with_suffix("") / "model_final.pkl")
     with torch.device("meta"):
-        opts = [item for pair in converted.config.items() for item in pair]
+        opts = [item for pair in yaml.safe_load(converted.config).items() for item in pair]
         cfg = load_config(None, [*opts, "MODEL.DEVICE", "meta"])
         expected_state = build_model(cfg).state_dict()
     other = ("num_batches_tracked", "moving_foreground")  # frozen norms have no counters

@@ -4,6 +4,7 @@ from itertools import product
 
 import pytest
 import torch
+import yaml
 
 from detlite.conversion import convert
 from detlite.conversion.checkpoint.files import CheckpointError
@@ -47,7 +48,7 @@ def test_order_of_anchors(anchors, ratios, order):
 def test_dilated_c5():
     state = dilated()
     converted = convert(state, "detectron2")
-    config = converted.config
+    config = yaml.safe_load(converted.config)
     assert config["MODEL.BACKBONE.CONV_BODY"] == "R-50-C5"
     assert config["MODEL.RESNETS.RES5_DILATION"] == 2
     assert config["MODEL.ROI_BOX_HEAD.POOLER_RESOLUTION"] == 7
@@ -91,7 +92,7 @@ def test_anchors_of_a_retinanet_are_reordered():
 
 
 def test_stride_and_pixel_std_of_resnext():
-    config = convert(detectron2(101, groups=2), "detectron2").config
+    config = yaml.safe_load(convert(detectron2(101, groups=2), "detectron2").config)
     assert config["MODEL.RESNETS.NUM_GROUPS"] == 2
     assert config["MODEL.RESNETS.WIDTH_PER_GROUP"] == RES2 // 4
     assert config["MODEL.RESNETS.STRIDE_IN_1X1"] is False
@@ -103,7 +104,7 @@ def test_stored_pixel_statistics():
         "pixel_mean": torch.tensor([100.0, 110.5, 120.25]).view(3, 1, 1),
         "pixel_std": torch.tensor([50.0, 51.0, 52.0]).view(3, 1, 1),
     }
-    config = convert(detectron2() | statistics, "detectron2").config
+    config = yaml.safe_load(convert(detectron2() | statistics, "detectron2").config)
     assert config["INPUT.PIXEL_MEAN"] == [100.0, 110.5, 120.25]
     assert config["INPUT.PIXEL_STD"] == [50.0, 51.0, 52.0]
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+import yaml
 from torch.nn import functional as F
 
 import detlite
@@ -51,7 +52,7 @@ def test_detections_equal_the_reference(cascade, tmp_path):
 def test_config(cascade):
     state = vitdet(cascade)
     assert detect_source(state) == "detectron2"
-    config = convert(state, "detectron2").config
+    config = yaml.safe_load(convert(state, "detectron2").config)
     assert {key: config[key] for key in config if "VIT" in key or "NORM" in key} == {
         "MODEL.VIT.WINDOW": 3,
         "MODEL.VIT.GLOBAL_BLOCKS": 2,

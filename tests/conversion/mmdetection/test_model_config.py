@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import yaml
 
 import detlite
 from detlite.conversion import convert
@@ -53,7 +54,7 @@ def test_box_loss_of_a_retinanet(loss, expected):
     tree["model"]["bbox_head"]["loss_bbox"] = {**loss, "loss_weight": 2.0}
     state = state_of("retinanet_r50", np.load(OUTPUTS))
     content = {"meta": {"cfg": config_text(tree)}, "state_dict": state}
-    config = convert(content, "mmdetection").config
+    config = yaml.safe_load(convert(content, "mmdetection").config)
     expected = {**expected, "BBOX_REG_WEIGHT": 0.5}
     assert {
         f"MODEL.RETINANET.{key}": value for key, value in expected.items()

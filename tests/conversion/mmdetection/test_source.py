@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import yaml
 
 import detlite
 from detlite.conversion import convert, detect_source
@@ -23,7 +24,7 @@ def recorded() -> Any:
 def config_of(state: dict[str, torch.Tensor], tree: dict[str, Any]) -> dict[str, Any]:
     """Convert a checkpoint with this config, and return its config."""
     content = {"meta": {"cfg": config_text(tree)}, "state_dict": state}
-    return convert(content, "mmdetection").config
+    return yaml.safe_load(convert(content, "mmdetection").config)
 
 
 def as_version_2(tree: dict[str, Any]) -> dict[str, Any]:
@@ -219,7 +220,7 @@ def test_anchor_offset(recorded):
                   "scales": [2, 3, 5]}  # fmt: skip
     state = state_of("retinanet_r50", recorded)
     converted = convert({"meta": {"cfg": config_text(tree)}, "state_dict": state}, "mmdetection")
-    config = converted.config
+    config = yaml.safe_load(converted.config)
     assert converted.override == ["anchor_offset=0.5"]
     assert config["MODEL.RETINANET.ANCHOR_SIZES"][0] == [16, 24, 40]
     assert config["MODEL.RETINANET.SCALES_PER_OCTAVE"] == 1
