@@ -108,18 +108,15 @@ def _adapt_caffe2(state: StateDict, raw: RawStateDict) -> StateDict:
         # The last stage belongs to the box head, which its name does not show.
         stage, head = r"^backbone\.body\.res5\.", "roi_heads.box.feature_extractor.res5."
         state = {re.sub(stage, head, name): value for name, value in state.items()}
-    if "conv1_gn_s" not in raw:
-        _add_statistics(state)
-    return state
-
-
-def _add_statistics(state: StateDict) -> None:
-    """Add mean 0 and variance 1 where batch statistics are folded into the scales."""
+    if "conv1_gn_s" in raw:
+        return state
+    # Mean 0 and variance 1, where batch statistics are folded into the scales.
     for name, value in list(state.items()):
         layer, _, leaf = name.rpartition(".")
         if leaf == "weight" and re.search(r"\.(res\d\.\d+|stem)\.(norm\d|downsample\.1)$", layer):
             state.setdefault(f"{layer}.running_mean", torch.zeros_like(value))
             state.setdefault(f"{layer}.running_var", torch.ones_like(value))
+    return state
 
 
 CAFFE2 = CheckpointSource(

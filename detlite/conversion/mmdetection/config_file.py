@@ -107,36 +107,34 @@ def read_python_config(text: str) -> dict[str, Any]:
 
 
 def _value(node: ast.expr, names: Mapping[str, Any]) -> Any:
-    value: Any = None
-    match node:
-        case ast.Constant():
-            return node.value
-        case ast.List() | ast.Tuple():
-            items = [_value(item, names) for item in node.elts]
-            return items if isinstance(node, ast.List) else tuple(items)
-        case ast.Dict():
-            value = _dict(zip(node.keys, node.values, strict=True), names)
-        case ast.Call(func=ast.Name("dict"), args=[]):
-            pairs = ((i.arg and ast.Constant(i.arg), i.value) for i in node.keywords)
-            value = _dict(pairs, names)
-        case ast.Name() if node.id in names:
-            return names[node.id]
-        case ast.UnaryOp(op=ast.USub()) if _is_number(number := _value(node.operand, names)):
-            return -number
-    return UnparsedExpression(_source(node)) if value is None else value
+    try:
+        match node:
+            case ast.List() | ast.Tuple():
+                items = [_value(item, names) for item in node.elts]
+                return items if isinstance(node, ast.List) else tuple(items)
+            case ast.Dict():
+                return _dict(zip(node.keys, node.values, strict=True), names)
+            case ast.Call(func=ast.Name("dict"), args=[]):
+                pairs = ((i.arg and ast.Constant(i.arg), i.value) for i in node.keywords)
+                return _dict(pairs, names)
+            case ast.Name() if node.id in names:
+                return names[node.id]
+        return ast.literal_eval(node)
+    except ValueError:
+        return UnparsedExpression(_source(node))
 
 
-def _dict(pairs: Iterable[tuple[Any, ast.expr]], names: Mapping[str, Any]) -> dict[Any, Any] | None:
-    """Evaluate the pairs of a dict; the key of `**value` is None. None: a part is unknown."""
+def _dict(pairs: Iterable[tuple[Any, ast.expr]], names: Mapping[str, Any]) -> dict[Any, Any]:
+    """Evaluate the pairs of a dict; the key of `**value` is None. ValueError: a part is unknown."""
     merged: dict[Any, Any] = {}
     for key, expression in pairs:
         name, value = key and _value(key, names), _value(expression, names)
-        if isinstance(name, (str, int)):
-            merged[name] = value
-        elif key is None and isinstance(value, dict):
+        if key is None and isinstance(value, dict):
             merged |= value
+        elif isinstance(name, (str, int)):
+            merged[name] = value
         else:
-            return None
+            raise ValueError("unknown key")
     return merged
 
 
