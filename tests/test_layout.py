@@ -22,7 +22,6 @@ CROSS_CUTTING = {
         "compiled_module", "cuda_on_cpu", "export", "fuzz", "hip", "padded_nms", "paste_masks",
         "pyramid", "random_cases",
     },
-    "ops/fallback": {"fallback"},
 }  # fmt: skip
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from benchmarks.clock import Clock, time_call
-from detlite.ops.fallback import use_fallback_ops
+from detlite.ops.dispatch import use_fallback_ops
 
 from .boxes import match_cases, nms_cases
 from .masks import crop_cases, keypoint_cases

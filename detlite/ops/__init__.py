@@ -2,13 +2,12 @@
 
 Functions that torchvision also has take its arguments in its order. Each runs a compiled kernel on
 the CPU and CUDA, available as `torch.ops.detlite.<name>` and `detlite._C.<name>`. Without a kernel
-for the device, or without compiled kernels at all, `fallback/` implements it with torchvision and
-PyTorch. An invalid argument is a RuntimeError that names the operator and the argument.
+for the device, or without compiled kernels at all, the functions of this folder compute the same
+with torchvision and PyTorch (`dispatch.py`). An invalid argument is a RuntimeError that names the
+operator and the argument.
 """
 
-# Defines the operators, which the other modules need.
-from . import fallback as fallback  # isort: split
-
+from .dispatch import has_kernels
 from .evaluation import (
     box_overlaps,
     encode_polygons,
@@ -16,7 +15,6 @@ from .evaluation import (
     match_detections,
     precision_recall,
 )
-from .fallback import has_kernels
 from .focal_loss import sigmoid_focal_loss
 from .keypoints import heatmap_peaks
 from .masks import crop_masks, paste_masks

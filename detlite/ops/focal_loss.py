@@ -1,15 +1,14 @@
 """The focal loss (Lin et al., Focal Loss for Dense Object Detection, 2017, equation 5)."""
 
-from typing import Any
+import math
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from .fallback.checks import check_no_tangent, wide
-from .fallback.focal_loss import focal_loss_terms
-
-_forward = torch.ops.detlite.sigmoid_focal_loss_forward
-_backward = torch.ops.detlite.sigmoid_focal_loss_backward
+from .checks import FLOATING, check, check_no_tangent, check_tensors, wide
+from .dispatch import operator
 
 
 def sigmoid_focal_loss(
@@ -47,6 +46,58 @@ def sigmoid_focal_loss(
     return loss.mean() if reduction == "mean" else loss.sum()
 
 
+class _Terms(NamedTuple):
+    """The terms of the loss and its derivatives, each of the shape of the logits."""
+
+    target: Tensor  # in the type of computation
+    p: Tensor  # the probability of target 1
+    q: Tensor  # the probability of target 0
+    cross_entropy: Tensor  # the loss without the focal weight
+    weight: Tensor  # the focal weight, with alpha
+    growth: Tensor  # the derivative by the logit of log(probability of the wrong target)
+
+
+def _terms(logits: Tensor, targets: Tensor, alpha: float, gamma: float) -> _Terms:
+    """Compute the terms in float32, or float64 for such logits."""
+    dtype = wide(logits.dtype)
+    logits, target = logits.to(dtype).contiguous(), targets.to(dtype).contiguous()
+    p, q = logits.sigmoid(), (-logits).sigmoid()
+    cross_entropy = logits.clamp(min=0) - logits * target + F.softplus(-logits.abs())
+    miss = target * q + (1 - target) * p
+    weight = miss**gamma
+    if alpha >= 0:
+        weight = (alpha * target + (1 - alpha) * (1 - target)) * weight
+    growth = torch.where(miss > 0, (1 - 2 * target) * p * q / miss, 0)
+    return _Terms(target, p, q, cross_entropy, weight, growth)
+
+
+@operator("sigmoid_focal_loss_forward")
+def _forward(inputs: Tensor, targets: Tensor, alpha: float, gamma: float) -> Tensor:
+    _check("sigmoid_focal_loss_forward", inputs, targets, alpha, gamma)
+    terms = _terms(inputs, targets, alpha, gamma)
+    return terms.weight * terms.cross_entropy
+
+
+@operator("sigmoid_focal_loss_backward")
+def _backward(grad: Tensor, inputs: Tensor, targets: Tensor, alpha: float, gamma: float) -> Tensor:
+    op = "sigmoid_focal_loss_backward"
+    _check(op, inputs, targets, alpha, gamma)
+    check_tensors(op, grad=(grad, inputs.shape, wide(inputs.dtype)))
+    t = _terms(inputs, targets, alpha, gamma)
+    slope = gamma * t.growth * t.cross_entropy + (1 - t.target) * t.p - t.target * t.q
+    return (grad.contiguous() * t.weight * slope).to(inputs.dtype)
+
+
+def _check(op: str, inputs: Tensor, targets: Tensor, alpha: float, gamma: float) -> None:
+    shape = inputs.shape
+    check_tensors(op, inputs=(inputs, shape, FLOATING), targets=(targets, shape, inputs.dtype))
+    check(
+        math.isfinite(alpha) and alpha <= 1,
+        f"{op}: alpha must be from 0 to 1, or negative for no weights, got {alpha}",
+    )
+    check(math.isfinite(gamma) and gamma >= 0, f"{op}: gamma must be zero or more, got {gamma}")
+
+
 @torch.library.register_fake("detlite::sigmoid_focal_loss_forward")
 def _(inputs: Tensor, targets: Tensor, alpha: float, gamma: float) -> Tensor:
     return inputs.new_empty(inputs.shape, dtype=wide(inputs.dtype))
@@ -81,7 +132,7 @@ def _differentiate_backward(ctx: Any, grad_grad: Tensor) -> tuple[Any, ...]:
 
 def _curvature(logits: Tensor, targets: Tensor, alpha: float, gamma: float) -> Tensor:
     """Return the second derivative of the loss by the logits."""
-    t = focal_loss_terms(logits, targets, alpha, gamma)
+    t = _terms(logits, targets, alpha, gamma)
     return t.weight * (
         gamma * t.growth * ((gamma - 1) * t.growth + t.q - t.p) * t.cross_entropy
         + 2 * gamma * t.growth * ((1 - t.target) * t.p - t.target * t.q)

@@ -2,8 +2,7 @@
 
 `detlite._C` registers the operators `torch.ops.detlite.*` with their CPU and CUDA kernels. If it is
 not built, cannot be loaded, or is disabled by the environment variable DETLITE_KERNELS=0, the
-signatures of the functions in `detlite.ops.fallback` define the operators, and every call uses
-these functions.
+signatures of the fallbacks define the operators (`dispatch.py`), and every call uses these.
 
 The kernels use torch's stable ABI: one binary serves every torch from OLDEST_TORCH on.
 """

@@ -1,10 +1,30 @@
-"""Masks and boxes: ground truth cropped to boxes, predictions pasted into images."""
+"""Masks and boxes: ground truth cropped to boxes, predictions pasted into images.
 
+The fallbacks use pycocotools, NumPy and RoIAlign, one box at a time.
+"""
+
+import math
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import torch
+from pycocotools import mask as rle_codec
 from torch import Tensor
+from torch.nn import functional as F
+
+from detlite.structures.masks.editing import clip_ring
+from detlite.structures.masks.packed import PackedMasks
+from detlite.structures.masks.pasting import paste_probabilities
+from detlite.structures.masks.rle import decode_frame
+
+from .checks import FLOATING, check, check_tensors
+from .dispatch import operator
+from .roi_align import roi_align
+
+# Cells around a box beyond which polygons are clipped: pycocotools walks edges point by point.
+_MARGIN = 1 << 17
 
 
 def crop_masks(
@@ -47,9 +67,7 @@ def crop_masks(
             are not checked first: offsets are clamped, and an index outside the instances, or soft
             polygons, abort the kernel with an error.
     """
-    return torch.ops.detlite.crop_masks(
-        values, pieces, instances, frames, index, boxes.detach(), resolution, soft
-    )
+    return _crop(values, pieces, instances, frames, index, boxes.detach(), resolution, soft)
 
 
 def paste_masks(
@@ -72,10 +90,111 @@ def paste_masks(
         The RLE of each mask, `{"size": [height, width], "counts": str}`, ready for json and
         pycocotools.
     """
-    data, ends = torch.ops.detlite.paste_masks_rle(probs.cpu(), boxes.cpu(), *size, threshold)
+    data, ends = _paste(probs.cpu(), boxes.cpu(), *size, threshold)
     text = data.numpy().tobytes().decode("ascii")
     offsets = pairwise([0, *ends.tolist()])
     return [{"size": list(size), "counts": text[begin:end]} for begin, end in offsets]
+
+
+@operator("crop_masks", "cpu")
+def _crop(
+    values: Tensor,
+    pieces: Tensor,
+    instances: Tensor,
+    frames: Tensor,
+    index: Tensor,
+    boxes: Tensor,
+    resolution: int,
+    soft: bool,
+) -> Tensor:
+    op = "crop_masks"
+    check_tensors(
+        op,
+        values=(values, ["V"], torch.float64),
+        pieces=(pieces, ["Q + 1"], torch.int64),
+        instances=(instances, ["I + 1"], torch.int64),
+        frames=(frames, [len(instances) - 1, 6], torch.int64),
+        index=(index, ["R"], torch.int64),
+        boxes=(boxes, [len(index), 4], FLOATING),
+    )
+    check(1 <= resolution <= 256, f"{op}: resolution must be from 1 to 256, got {resolution}")
+    packed = list(PackedMasks(values, pieces, instances, frames).pieces_and_frames())
+    boxes = boxes.float()
+    crops = boxes.new_zeros(len(boxes), resolution, resolution)
+    for crop, box, instance in zip(crops, boxes, index.tolist(), strict=True):
+        own, frame = packed[instance] if instance >= 0 else ([], [])
+        if not own:
+            continue
+        if frame[0] == 0:
+            crop.copy_(torch.from_numpy(_draw_polygons(own, box.numpy(), resolution)))
+        elif box.isfinite().all():
+            crop.copy_(_crop_runs(own[0], frame, box, resolution, soft))
+    return crops
+
+
+def _draw_polygons(rings: Sequence[np.ndarray], box: np.ndarray, cells: int) -> np.ndarray:
+    """Rasterize the union of rings on the cells of a box, uint8 `[M, M]`.
+
+    This is detectron2's `rasterize_polygons_within_box`, with its types.
+    """
+    with np.errstate(all="ignore"):
+        sides = box[2:] - box[:2]
+        scale = np.where(sides < 0.1, cells / 0.1, (np.float32(cells) / sides).astype(np.float64))
+        moved = [(ring.reshape(-1, 2) - box[:2].astype(np.float64)) * scale for ring in rings]
+    polygons = []
+    for ring in moved:
+        if not (np.abs(ring) < _MARGIN).all():
+            ring = np.nan_to_num(ring, nan=-1e15).clip(-1e15, 1e15)
+            ring = clip_ring(ring, cells, cells, _MARGIN)
+        if len(ring):
+            polygons.append(ring.ravel().tolist())
+    if not polygons:
+        return np.zeros((cells, cells), np.uint8)
+    return rle_codec.decode(rle_codec.merge(rle_codec.frPyObjects(polygons, cells, cells)))
+
+
+def _crop_runs(
+    boundaries: np.ndarray, frame: Sequence[int], box: Tensor, resolution: int, soft: bool
+) -> Tensor:
+    """Pool the bitmap of run lengths under a box, float32 `[M, M]`."""
+    x1, y1, x2, y2 = box.tolist()
+    top, bottom = _window(y1, y2, frame[4])
+    left, right = _window(x1, x2, frame[5])
+    if top >= bottom or left >= right:
+        return box.new_zeros(resolution, resolution)
+    # Only the pixels under the box are decoded, but RoIAlign gets the whole bitmap: coordinates
+    # relative to a part of it would round differently.
+    bitmap = torch.zeros(1, 1, *frame[4:])
+    window = decode_frame(boundaries, frame, (top, left, bottom, right))
+    bitmap[0, 0, top:bottom, left:right] = torch.from_numpy(np.ascontiguousarray(window))
+    roi = F.pad(box, (1, 0))[None]
+    crop = roi_align(bitmap, roi, resolution, 1.0, 0, aligned=not soft)[0, 0]
+    return crop if soft else (crop >= 0.5).to(crop.dtype)
+
+
+def _window(low: float, high: float, size: int) -> tuple[int, int]:
+    """Return the pixels that RoIAlign reads along one axis, and at least one more on each side."""
+    start = min(max(math.floor(min(low, high)) - 2, 0), size)
+    return start, min(max(math.ceil(max(high, low + 1)) + 3, start), size)
+
+
+@operator("paste_masks_rle", "cpu")
+def _paste(
+    probs: Tensor, boxes: Tensor, height: int, width: int, threshold: float
+) -> tuple[Tensor, Tensor]:
+    op, shape = "paste_masks_rle", [len(probs), 4]
+    check_tensors(op, probs=(probs, [*"NMM"], FLOATING), boxes=(boxes, shape, FLOATING))
+    check(min(probs.shape[1:]) >= 1, f"{op}: masks must have at least one cell")
+    check(min(height, width) >= 0, f"{op}: height and width must be zero or more")
+    check(threshold > 0, f"{op}: threshold must be more than 0, got {threshold}")
+    texts = []
+    for prob, box in zip(probs, boxes.float(), strict=True):
+        (pasted,) = paste_probabilities(prob[None], box[None], (height, width))
+        bitmap = np.asfortranarray((pasted >= threshold).numpy(), np.uint8)
+        texts.append(rle_codec.encode(bitmap)["counts"])
+    data = np.frombuffer(bytearray().join(texts), np.uint8)
+    ends = np.cumsum([len(text) for text in texts], dtype=np.int64)
+    return torch.from_numpy(data), torch.from_numpy(ends)
 
 
 @torch.library.register_fake("detlite::crop_masks")

@@ -1,11 +1,16 @@
 """Greedy non-maximum suppression."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from .checks import FLOATING, INTEGERS, check, check_tensors, wide
+from .dispatch import operator
 
+
+@operator("nms", "torchvision")
 def nms(boxes: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:
     """Keep each box that overlaps no higher-scoring kept box by more than a threshold.
 
@@ -18,9 +23,11 @@ def nms(boxes: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:
         int64 `[M]`: the indices of the kept boxes by decreasing score, the lower index first for
         equal scores. A box with a NaN in its score or coordinates is never kept.
     """
-    return torch.ops.detlite.nms(boxes, scores, iou_threshold)
+    _check("nms", ["N"], boxes, scores, iou_threshold)
+    return _suppress(boxes, scores, iou_threshold)
 
 
+@operator("batched_nms", "torchvision")
 def batched_nms(boxes: Tensor, scores: Tensor, idxs: Tensor, iou_threshold: float) -> Tensor:
     """Apply `nms` within each group: boxes of different groups never suppress each other.
 
@@ -31,16 +38,14 @@ def batched_nms(boxes: Tensor, scores: Tensor, idxs: Tensor, iou_threshold: floa
     Returns:
         int64 `[M]`: the indices of the kept boxes of all groups by decreasing score.
     """
-    return torch.ops.detlite.batched_nms(boxes, scores, idxs, iou_threshold)
+    _check("batched_nms", ["N"], boxes, scores, iou_threshold)
+    check_tensors("batched_nms", idxs=(idxs, scores.shape, INTEGERS))
+    return _suppress(boxes, scores, iou_threshold, idxs)
 
 
+@operator("padded_nms", "torchvision")
 def padded_nms(
-    boxes: Tensor,
-    scores: Tensor,
-    groups: Tensor,
-    valid: Tensor,
-    iou_threshold: float,
-    limit: int,
+    boxes: Tensor, scores: Tensor, groups: Tensor, valid: Tensor, iou_threshold: float, limit: int
 ) -> tuple[Tensor, Tensor]:
     """Apply `batched_nms` to each image of a batch, with results of a fixed size.
 
@@ -58,7 +63,60 @@ def padded_nms(
         index: int64 `[B, D]`, the kept boxes of each image by decreasing score, padded with 0.
         kept: bool `[B, D]`, False for padding, which comes last.
     """
-    return torch.ops.detlite.padded_nms(boxes, scores, groups, valid, iou_threshold, limit)
+    op = "padded_nms"
+    _check(op, ["B", "N"], boxes, scores, iou_threshold)
+    shape = scores.shape
+    check_tensors(op, groups=(groups, shape, INTEGERS), valid=(valid, shape, torch.bool))
+    check(limit >= 0, f"{op}: limit must be zero or more, got {limit}")
+    index = torch.zeros(len(boxes), limit, dtype=torch.int64, device=boxes.device)
+    kept = torch.zeros_like(index, dtype=torch.bool)
+    for image in range(len(boxes)):
+        own = _suppress(boxes[image], scores[image], iou_threshold, groups[image], valid[image])
+        own = own[:limit]
+        index[image, : len(own)] = own
+        kept[image, : len(own)] = True
+    return index, kept
+
+
+def _suppress(
+    boxes: Tensor,
+    scores: Tensor,
+    iou_threshold: float,
+    groups: Tensor | None = None,
+    valid: Tensor | None = None,
+) -> Tensor:
+    """Return the indices of the boxes kept, by decreasing score and then by index.
+
+    Groups are suppressed one by one, because shifting them apart would round coordinates.
+    """
+    dtype = torch.promote_types(wide(boxes.dtype), wide(scores.dtype))
+    boxes, scores = boxes.to(dtype), scores.to(dtype)
+    candidates = ~(scores.isnan() | boxes.isnan().any(dim=1))
+    if valid is not None:
+        candidates &= valid
+    index = candidates.nonzero()[:, 0]
+    members: Sequence[Tensor] = [index]
+    if groups is not None:
+        index = index[groups[index].argsort(stable=True)]
+        group = groups[index]
+        starts = (group[1:] != group[:-1]).nonzero()[:, 0] + 1
+        members = index.tensor_split(starts.tolist())
+    kept = torch.cat(
+        [own[torch.ops.torchvision.nms(boxes[own], scores[own], iou_threshold)] for own in members]
+    )
+    kept = kept.sort().values
+    return kept[scores[kept].argsort(descending=True, stable=True)]
+
+
+def _check(
+    op: str, sizes: list[int | str], boxes: Tensor, scores: Tensor, threshold: float
+) -> None:
+    check_tensors(
+        op,
+        boxes=(boxes, [*sizes, 4], FLOATING),
+        scores=(scores, boxes.shape[:-1], FLOATING),
+    )
+    check(threshold >= 0, f"{op}: iou_threshold must be zero or more, got {threshold}")
 
 
 @torch.library.register_fake("detlite::nms")

@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .checks import FLOATING, check_tensors, wide
+from .dispatch import operator
 from .kernels import implement
 from .roi_utils import (
     Boxes,
@@ -17,10 +19,10 @@ from .roi_utils import (
     memory_format,
     on_one_level,
     pooling_arguments,
+    rois_by_level,
 )
 
-_forward = torch.ops.detlite.roi_pool_forward.maps
-_backward = torch.ops.detlite.roi_pool_backward.maps
+_MAX_CELLS = float(1 << 28)  # torchvision's kernels compute cells in int32
 
 
 def roi_pool(
@@ -61,6 +63,71 @@ class RoIPool(nn.Module):
 
     def extra_repr(self) -> str:
         return f"output_size={self.output_size}, spatial_scale={self.spatial_scale}"
+
+
+@operator("roi_pool_forward.maps", "torchvision")
+def _forward(
+    inputs: Sequence[Tensor],
+    rois: Tensor,
+    levels: Tensor,
+    spatial_scales: Sequence[float],
+    pooled_height: int,
+    pooled_width: int,
+    need_argmax: bool,
+) -> tuple[Tensor, Tensor]:
+    pool = pooled_height, pooled_width
+    groups = rois_by_level("roi_pool_forward", inputs, rois, levels, spatial_scales, pool)
+    output = empty_pooled(inputs, (len(rois), inputs[0].shape[1], *pool)).zero_()
+    argmax = empty_pooled(inputs, output.shape, torch.int32).fill_(-1)
+    for level, scale, index in groups:
+        features = inputs[level].to(wide(output.dtype))
+        lowest = 0.5 * torch.finfo(features.dtype).min
+        own = rois[index]
+        own[:, 1:].clamp_(-_MAX_CELLS / scale, _MAX_CELLS / scale)
+        pooled, place = torch.ops.torchvision.roi_pool(
+            features.clamp(min=lowest), own, scale, *pool
+        )
+        # torchvision skips NaN and -inf. Here NaN is larger than any number.
+        pooled = torch.where(pooled == lowest, -torch.inf, pooled)
+        nan = features.isnan()
+        if nan.any():
+            has_nan, nan_place = torch.ops.torchvision.roi_pool(
+                nan.to(features.dtype), own, scale, *pool
+            )
+            pooled = torch.where(has_nan > 0, torch.nan, pooled)
+            place = torch.where(has_nan > 0, nan_place, place)
+        output[index] = pooled.to(output.dtype)
+        argmax[index] = place.int()
+    return output, argmax if need_argmax else argmax.new_empty(0)
+
+
+@operator("roi_pool_backward.maps", "torchvision")
+def _backward(
+    grad: Tensor,
+    rois: Tensor,
+    levels: Tensor,
+    argmax: Tensor,
+    spatial_scales: Sequence[float],
+    pooled_height: int,
+    pooled_width: int,
+    batch_size: int,
+    channels: int,
+    heights: Sequence[int],
+    widths: Sequence[int],
+) -> list[Tensor]:
+    """Add each bin's gradient to its largest cell."""
+    op, pool = "roi_pool_backward", (pooled_height, pooled_width)
+    wide_grad = grad.to(wide(grad.dtype))
+    grads = [x.zero_() for x in empty_maps(wide_grad, batch_size, channels, heights, widths)]
+    groups = rois_by_level(op, grads, rois, levels, spatial_scales, pool)
+    shape = [len(rois), channels, *pool]
+    check_tensors(op, grad=(grad, shape, FLOATING), argmax=(argmax, shape, torch.int32))
+    for level, scale, index in groups:
+        grads[level] += torch.ops.torchvision._roi_pool_backward(
+            wide_grad[index].contiguous(), rois[index], argmax[index].contiguous(),
+            scale, *pool, *grads[level].shape,
+        )  # fmt: skip
+    return [x.to(grad.dtype) for x in grads]
 
 
 @implement("roi_pool_forward", "CompositeImplicitAutograd")

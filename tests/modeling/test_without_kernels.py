@@ -6,7 +6,7 @@ from torch.utils import _pytree as pytree
 
 from detlite import ops
 from detlite.modeling.build import build_model
-from detlite.ops import fallback as plain
+from detlite.ops import dispatch
 from tests.modeling.family import family_batch, family_config
 
 KINDS = ["mask", "c4", "keypoint", "cascade", "retinanet"]
@@ -29,8 +29,8 @@ def called(monkeypatch):
 
         return run
 
-    kernels = {name: noting(name, kernel) for name, kernel in plain.KERNELS.items()}
-    monkeypatch.setattr(plain, "KERNELS", kernels)
+    kernels = {name: noting(name, kernel) for name, kernel in dispatch.FALLBACKS.items()}
+    monkeypatch.setattr(dispatch, "FALLBACKS", kernels)
     return names
 
 
@@ -48,7 +48,7 @@ def test_losses_and_gradients_are_the_same(config, called):
     model = build_model(config).train()
     batch = family_batch(model)
     losses, gradients = step(model, batch)
-    with plain.use_fallback_ops():
+    with dispatch.use_fallback_ops():
         result, own = step(model, batch)
     torch.testing.assert_close(result, losses, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(own, gradients, rtol=1e-3, atol=1e-5)
@@ -63,7 +63,7 @@ def test_detections_are_the_same(config, called):
     model = build_model(config).eval()
     images, _, inputs = family_batch(model)
     expected = model.predict(images, inputs)
-    with plain.use_fallback_ops():
+    with dispatch.use_fallback_ops():
         result = model.predict(images, inputs)
     assert expected.valid.any()
     leaves = (pytree.tree_leaves(tree) for tree in (result, expected))

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from detlite.ops import nms
-from detlite.ops.fallback import use_fallback_ops
+from detlite.ops.dispatch import use_fallback_ops
 
 VARIABLE = "DETLITE_CPU_CAPABILITY"
 # test_fuzz.py compares the instruction sets in the fast suite.

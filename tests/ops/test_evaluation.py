@@ -15,7 +15,7 @@ from detlite.ops import (
     match_detections,
     precision_recall,
 )
-from detlite.ops.fallback import FALLBACKS
+from detlite.ops.dispatch import FALLBACKS
 from detlite.structures.masks.rle import EncodedMasks
 
 

@@ -36,12 +36,7 @@ def run(args: Namespace) -> int:
 
     from detlite.config import ConfigError, load_config
     from detlite.conversion import SOURCES
-    from detlite.conversion.checkpoint.files import (
-        CheckpointError,
-        read_checkpoint,
-        save_checkpoint,
-        save_torch_file,
-    )
+    from detlite.conversion.checkpoint import files
     from detlite.conversion.checkpoint.loading import load_weights, resolve_checkpoint_path
     from detlite.conversion.checkpoint.stored_config import apply_convention, config_of
     from detlite.modeling import build_model
@@ -50,40 +45,42 @@ def run(args: Namespace) -> int:
         raise ConfigError(f"--from {args.source}: must be one of {', '.join(SOURCES)}")
     if not args.output.parent.is_dir():
         raise ConfigError(f"--output {args.output}: there is no folder {args.output.parent}")
-    checkpoint = read_checkpoint(resolve_checkpoint_path(args.weights, args.overrides), args.source)
+    checkpoint = files.read_checkpoint(
+        resolve_checkpoint_path(args.weights, args.overrides), args.source
+    )
     recognized = checkpoint.config or checkpoint.convention or checkpoint.backbone_only
     if not args.to and not recognized:
-        raise CheckpointError(
+        raise files.CheckpointError(
             f"{args.weights}: no known framework uses such entry names; name the framework with "
             f"--from ({', '.join(SOURCES)})"
         )
     opts = [*args.overrides, "MODEL.DEVICE", "cpu"]
-    if args.config:
-        cfg = apply_convention(load_config(args.config, opts), checkpoint)
-    elif checkpoint.config or args.to:
-        cfg = config_of(checkpoint, opts)
-    else:  # a classifier or an FBNet
+    if not (args.config or checkpoint.config or args.to):  # a classifier or an FBNet
         if args.overrides:
             raise ConfigError(f"{args.weights}: {args.overrides[0]} needs a --config to override")
-        save_checkpoint(replace(checkpoint, path=args.output), last=False)
-        print(f"{args.output}: {len(checkpoint.model)} entries")
-        return 0
-    model = build_model(cfg)
-    load_weights(model, checkpoint)
-    if args.to:
-        from detlite.conversion.torchvision_export import export_to_torchvision
+    else:
+        if args.config:
+            cfg = apply_convention(load_config(args.config, opts), checkpoint)
+        else:
+            cfg = config_of(checkpoint, opts)
+        model = build_model(cfg)
+        load_weights(model, checkpoint)
+        if args.to:
+            from detlite.conversion.torchvision_export import export_to_torchvision
 
-        try:
-            state, settings = export_to_torchvision(cfg, model)
-        except ValueError as error:  # names the keys that torchvision has no place for
-            raise CheckpointError(f"{args.weights}: {error}") from error
-        save_torch_file(args.output, state)
-        print(f"{args.output}: {len(state)} entries, with which torchvision finds the same objects")
-        print(f"torchvision's model needs: {settings}")
-        return 0
-    if args.config or args.overrides:
-        checkpoint = replace(checkpoint, config=cfg.dump())
-    override = list(cfg.MODEL.CONVENTION_OVERRIDE)
-    save_checkpoint(replace(checkpoint, path=args.output, override=override), last=False)
+            try:
+                state, settings = export_to_torchvision(cfg, model)
+            except ValueError as error:  # names the keys that torchvision has no place for
+                raise files.CheckpointError(f"{args.weights}: {error}") from error
+            files.save_torch_file(args.output, state)
+            print(
+                f"{args.output}: {len(state)} entries, with which torchvision finds the same "
+                f"objects\ntorchvision's model needs: {settings}"
+            )
+            return 0
+        if args.config or args.overrides:
+            checkpoint = replace(checkpoint, config=cfg.dump())
+        checkpoint = replace(checkpoint, override=list(cfg.MODEL.CONVENTION_OVERRIDE))
+    files.save_checkpoint(replace(checkpoint, path=args.output), last=False)
     print(f"{args.output}: {len(checkpoint.model)} entries")
     return 0

@@ -42,23 +42,8 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> int:
-    from detlite.apps.export.exported_detector import (
-        check_output_path,
-        prepare_export,
-        read_exported,
-        write_exported,
-    )
+    from detlite.apps.export import exported_detector, verify
     from detlite.apps.export.openvino import to_openvino
-    from detlite.apps.export.verify import (
-        calibration_images,
-        compare_detectors,
-        evaluation_sets,
-        grid_of_boxes,
-        report_ap,
-        report_difference,
-        report_time,
-        test_images,
-    )
     from detlite.config import ConfigError
     from detlite.conversion.checkpoint.loading import build_model_from_checkpoint
     from detlite.inference.build import own_score_thresh
@@ -70,31 +55,32 @@ def run(args: Namespace) -> int:
 
     if args.int8 and args.format != "openvino":
         raise ConfigError("--int8 is only supported by the format openvino: add --format openvino")
-    check_output_path(args.output, args.format)
+    exported_detector.check_output_path(args.output, args.format)
     step(f"reading {args.weights}")
     overrides = [*args.overrides, "MODEL.DEVICE", "cpu"]
     cfg, model = build_model_from_checkpoint(args.weights, overrides, args.config)
-    cfg = prepare_export(cfg, model)
-    images = test_images(cfg, model, args.check)
-    proposals = [grid_of_boxes(x) for x in images] if model.takes_proposals else None
-    datasets = evaluation_sets(cfg, args.evaluate) if args.int8 else []
+    cfg = exported_detector.prepare_export(cfg, model)
+    images = verify.test_images(cfg, model, args.check)
+    proposals = [verify.grid_of_boxes(x) for x in images] if model.takes_proposals else None
+    datasets = verify.evaluation_sets(cfg, args.evaluate) if args.int8 else []
     target = model
     if args.format == "openvino":
         step("converting the model" + " and calibrating it" * args.int8)
-        calibration = calibration_images(cfg, args.calibrate) if args.int8 else ()
+        calibration = verify.calibration_images(cfg, args.calibrate) if args.int8 else ()
         target = to_openvino(model, *calibration)
     step(f"writing {args.output}; tracing a large model takes minutes")
-    write_exported(args.output, args.format, cfg, target)
-    _, exported = read_exported(args.output, trust=True)
+    exported_detector.write_exported(args.output, args.format, cfg, target)
+    _, exported = exported_detector.read_exported(args.output, trust=True)
     megabytes = args.output.stat().st_size / 1e6
     print(f"{args.output}: {megabytes:.1f} MB")
     step(f"comparing the file with the model on {len(images)} images")
     # Quantization itself changes the detections; the AP below says by how much.
     reference = target if args.int8 else model
     limits = own_score_thresh(model) or 0.0, model.postprocess.detections_per_image
-    agrees = report_difference(compare_detectors(reference, exported, images, proposals, *limits))
+    difference = verify.compare_detectors(reference, exported, images, proposals, *limits)
+    agrees = verify.report_difference(difference)
     for dataset in datasets:
-        agrees = report_ap(cfg, model, exported, dataset) and agrees
+        agrees = verify.report_ap(cfg, model, exported, dataset) and agrees
     if args.time:
-        report_time(model, exported, images[0], proposals and proposals[:1])
+        verify.report_time(model, exported, images[0], proposals and proposals[:1])
     return 0 if agrees else 1

@@ -16,20 +16,12 @@ model of that checkpoint is trained.
 docs/init.md lists the layouts and the rules.
 """
 
-from __future__ import annotations
-
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from detlite.apps import cli
-
-if TYPE_CHECKING:
-    from yacs.config import CfgNode
-
-    from detlite.apps.autoconfig import Choice, DatasetFacts
 
 _MAX_MINUTES = 525_600  # a year
 _NOT_WITH_COCO = ("val", "images", "annotations", "minutes", "weights")
@@ -92,13 +84,6 @@ def _log(text: str) -> None:
         print(text, file=sys.stderr)
 
 
-def _log_findings(cfg: CfgNode) -> None:
-    """Report what training will leave out, reinterpret or switch off because of the data."""
-    from detlite.data.datasets.catalog import build_test_datasets, build_train_dataset, findings_of
-
-    _log(findings_of([*build_train_dataset(cfg).parts, *build_test_datasets(cfg)]))
-
-
 def config(
     data: Path,
     val: Path | None,
@@ -116,23 +101,14 @@ def config(
     With `minutes`, training steps are timed for about a minute and the model is chosen to fit. With
     `weights`, the model is that of a checkpoint. `overrides` are KEY VALUE pairs of the config.
     """
-    from detlite.apps.autoconfig import (
-        Choice,
-        DatasetFacts,
-        as_config,
-        choices_by_weights,
-        choose,
-        compute_statistics,
-        config_text,
-        dataset_choices,
-        fit_to_minutes,
-    )
+    from detlite.apps import autoconfig
     from detlite.apps.autoconfig.configs import overridden
     from detlite.apps.autoconfig.step_timing import mean_step_seconds
     from detlite.apps.dataset_formats import find_sets
     from detlite.apps.doctor import resources
     from detlite.config import load_config
     from detlite.data import explain_dead_loader
+    from detlite.data.datasets.catalog import build_test_datasets, build_train_dataset, findings_of
     from detlite.data.loading.image_io import build_image_options
     from detlite.threads import limit_threads
 
@@ -142,29 +118,35 @@ def config(
     _log(text)
     options, crowds = build_image_options(start), start.DATASETS.CROWDS_AS_OBJECTS
     statistics = {
-        split: compute_statistics(
+        split: autoconfig.compute_statistics(
             source.annotations, source.images, options, crowds_as_objects=crowds
         )
         for split, source in sets.items()
     }
-    facts = DatasetFacts(statistics["train"], statistics.get("val"), resources())
-    dataset_keys = [one for one in dataset_choices(sets, text) if one.key not in values]
-    dataset_keys += [Choice(key, value, "as the command says") for key, value in values.items()]
+    facts = autoconfig.DatasetFacts(statistics["train"], statistics.get("val"), resources())
+    choices = [one for one in autoconfig.dataset_choices(sets, text) if one.key not in values]
+    choices += [
+        autoconfig.Choice(key, value, "as the command says") for key, value in values.items()
+    ]
 
-    def seconds_of_step(facts: DatasetFacts, choices: Sequence[Choice]) -> float:
-        return mean_step_seconds(as_config(facts, [*dataset_keys, *choices]))
+    def seconds_of_step(facts: autoconfig.DatasetFacts, more: Sequence[autoconfig.Choice]) -> float:
+        return mean_step_seconds(autoconfig.as_config(facts, [*choices, *more]))
 
     if weights or minutes:
         limit_threads()
-    if weights:
-        with explain_dead_loader():
-            choices = choices_by_weights(facts, dataset_keys, weights, mean_step_seconds, minutes)
-        _log_findings(as_config(facts, choices))
-        return config_text(choices, facts.summary, base="")
-    if minutes:
-        _log("timing training steps on this machine, at most two minutes")
-        with explain_dead_loader():
-            facts = fit_to_minutes(facts, minutes, seconds_of_step, values=values, progress=_log)
-    choices = [*dataset_keys, *choose(facts, values)]
-    _log_findings(as_config(facts, choices))
-    return config_text(choices, facts.summary, facts.base)
+    with explain_dead_loader():
+        if weights:
+            choices = autoconfig.choices_by_weights(
+                facts, choices, weights, mean_step_seconds, minutes
+            )
+        else:
+            if minutes:
+                _log("timing training steps on this machine, at most two minutes")
+                facts = autoconfig.fit_to_minutes(
+                    facts, minutes, seconds_of_step, values=values, progress=_log
+                )
+            choices = [*choices, *autoconfig.choose(facts, values)]
+    cfg = autoconfig.as_config(facts, choices)
+    # What training will leave out, reinterpret or switch off because of the data.
+    _log(findings_of([*build_train_dataset(cfg).parts, *build_test_datasets(cfg)]))
+    return autoconfig.config_text(choices, facts.summary, "" if weights else facts.base)

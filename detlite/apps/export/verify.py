@@ -27,6 +27,12 @@ from detlite.structures.instances import Detections
 
 # Largest differences that rounding explains: pixels, probabilities of boxes and of masks.
 TOLERANCE = {"boxes": 0.05, "scores": 1e-3, "masks": 1e-2}
+_COMPARED = {
+    "boxes": ("boxes", "mask_boxes"),
+    "scores": ("scores", "class_scores"),
+    "masks": ("mask_probs",),
+    "keypoints": ("keypoints",),
+}
 _MATCH_DISTANCE = 1.0  # maximum difference of matched boxes in pixels
 _MARGIN = 0.01  # of scores, within which rounding decides if an object is reported
 _MAX_AP_LOSS = 0.005  # AP from 0 to 1
@@ -115,22 +121,15 @@ def compare(
         borderline += int(near_end.sum())
         unmatched += int((~near_end).sum())
     one, two = left[partners >= 0], right[partners[partners >= 0]]
-    features = _max_difference(one.features, two.features)
-    if features:
-        assert one.features is not None
-        features /= float(one.features.abs().max().clamp(min=1e-6))
-    boxes = _max_difference(one.boxes, two.boxes), _max_difference(one.mask_boxes, two.mask_boxes)
-    scores = _max_difference(one.scores, two.scores)
-    class_scores = _max_difference(one.class_scores, two.class_scores)
-    return Difference(
-        len(one.boxes),
-        unmatched,
-        borderline,
-        max(boxes),
-        max(scores, class_scores, features),
-        _max_difference(one.mask_probs, two.mask_probs),
-        _max_difference(one.keypoints, two.keypoints),
-    )
+    largest = {
+        kind: max(_max_difference(getattr(one, name), getattr(two, name)) for name in names)
+        for kind, names in _COMPARED.items()
+    }
+    if one.features is not None and len(one.boxes):
+        scale = float(one.features.abs().max().clamp(min=1e-6))
+        relative = _max_difference(one.features, two.features) / scale
+        largest["scores"] = max(largest["scores"], relative)
+    return Difference(len(one.boxes), unmatched, borderline, **largest)
 
 
 def _max_difference(left: Tensor | None, right: Tensor | None) -> float:

@@ -10,15 +10,7 @@ from dataclasses import asdict
 from functools import partial
 from importlib.resources import files
 
-from prometheus_client import (
-    CONTENT_TYPE_LATEST,
-    CollectorRegistry,
-    Counter,
-    Gauge,
-    Histogram,
-    ProcessCollector,
-    generate_latest,
-)
+import prometheus_client as prometheus
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -51,17 +43,17 @@ class Metrics:
     """Prometheus metrics of one server and of its process (memory, CPU time, open files)."""
 
     def __init__(self) -> None:
-        self.registry = CollectorRegistry()
-        ProcessCollector(registry=self.registry)
-        counter = partial(Counter, registry=self.registry)
-        histogram = partial(Histogram, registry=self.registry)
+        self.registry = prometheus.CollectorRegistry()
+        prometheus.ProcessCollector(registry=self.registry)
+        counter = partial(prometheus.Counter, registry=self.registry)
+        histogram = partial(prometheus.Histogram, registry=self.registry)
         self.requests = counter("detlite_requests", "Responses of /predict", ["status"])
         self.seconds = histogram(
             "detlite_request_seconds",
             "Time from the header of a request to its response with status 200",
             buckets=_SECONDS,
         )
-        self.in_progress = Gauge(
+        self.in_progress = prometheus.Gauge(
             "detlite_requests_in_progress", "Requests waiting or running", registry=self.registry
         )
         self.batch_size = histogram(
@@ -130,8 +122,8 @@ class Service:
 
     async def metrics_text(self, request: Request) -> Response:
         """Return the metrics in the text format of Prometheus."""
-        text = generate_latest(self.metrics.registry)
-        return Response(text, media_type=CONTENT_TYPE_LATEST)
+        text = prometheus.generate_latest(self.metrics.registry)
+        return Response(text, media_type=prometheus.CONTENT_TYPE_LATEST)
 
     async def predict(self, request: Request) -> Response:
         """Return the detections of an image as JSON."""

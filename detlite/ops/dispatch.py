@@ -1,21 +1,31 @@
-"""Call the fallbacks on devices without a compiled kernel."""
+"""Define the operators: each calls a compiled kernel, or its fallback on a device without one.
+
+A fallback is a Python function. Its signature is the schema of the operator. The dispatcher calls
+it on devices without a kernel of ours (MPS, XPU, CUDA in a build for the CPU), and everywhere if
+the kernels are not built. RoIAlign, RoIPool and NMS use torchvision's operators; a device that has
+none runs them on the CPU. Shapes and gradients are those of the kernels, and so are the checks of
+arguments, except for the contents of integer tensors.
+
+The memory of fallbacks is bounded, but the host waits for the device a few times in each call.
+"""
 
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import cache, wraps
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar, cast
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from detlite.ops import kernels
+from . import kernels
 
 logger = logging.getLogger(__name__)
 
+F = TypeVar("F", bound=Callable[..., Any])
+
 FALLBACKS: dict[str, Callable[..., Any]] = {}  # by the name of the operator
-_KERNELS: dict[str, Callable[..., Any]] = {}  # the same, as the dispatcher calls them
 
 
 def has_kernels(device: torch.device | str) -> bool:
@@ -28,18 +38,18 @@ def _has_kernel(operator: str, device_type: str) -> bool:
     return torch._C._dispatch_has_kernel_for_dispatch_key(operator, key)
 
 
-def fallback(
-    name: str, runs_on: Literal["any", "torchvision", "cpu"] = "any"
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Register a function as the fallback of an operator, for every device without a kernel.
+def operator(name: str, runs_on: Literal["any", "torchvision", "cpu"] = "any") -> Callable[[F], F]:
+    """Return a decorator that makes a function call `torch.ops.detlite.<name>`.
 
-    `runs_on` says on which devices it can compute: any, those with kernels of torchvision, or only
-    the CPU. Arguments on another device are computed on the CPU.
+    The function is the fallback of the operator. `runs_on` says on which devices it can compute:
+    any, those with kernels of torchvision, or only the CPU. Arguments on another device are
+    computed on the CPU.
     """
+    packet, _, overload = name.partition(".")
 
-    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+    def register(function: F) -> F:
         @wraps(function)
-        def kernel(*arguments: Any) -> Any:
+        def fallback(*arguments: Any) -> Any:
             # Registers torch.ops.torchvision. Its import takes longer than all of detlite's.
             import torchvision  # noqa: F401
 
@@ -49,17 +59,20 @@ def fallback(
                 _warn(device.type)
             if not _runs(runs_on, device.type):
                 on_cpu = tree_map_only(Tensor, Tensor.cpu, arguments)
-                packet, _, overload = name.partition(".")
-                operator = getattr(getattr(torch.ops.detlite, packet), overload or "default")
-                return tree_map_only(Tensor, lambda x: x.to(device), operator(*on_cpu))
+                return tree_map_only(Tensor, lambda x: x.to(device), implementation(*on_cpu))
             # The operators choose their precision themselves.
             mixed = torch.is_autocast_enabled(device.type)
             with torch.autocast(device.type, enabled=False) if mixed else nullcontext():
                 return function(*arguments)
 
-        FALLBACKS[name] = function
-        _KERNELS[name] = kernels.implement(name, "CompositeExplicitAutograd")(kernel)
-        return function
+        FALLBACKS[name] = kernels.implement(name, "CompositeExplicitAutograd")(fallback)
+        implementation = getattr(getattr(torch.ops.detlite, packet), overload or "default")
+
+        @wraps(function)
+        def call(*arguments: Any, **named: Any) -> Any:
+            return implementation(*arguments, **named)
+
+        return cast(F, call)
 
     return register
 
@@ -89,7 +102,7 @@ def use_fallback_ops() -> Iterator[None]:
     To run a whole program without kernels, set DETLITE_KERNELS=0.
     """
     library = torch.library.Library("detlite", "IMPL")
-    for name, kernel in _KERNELS.items():
+    for name, kernel in FALLBACKS.items():
         library.impl(name, kernel, "CPU", allow_override=True)
     try:
         yield

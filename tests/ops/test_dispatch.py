@@ -5,6 +5,7 @@ The tests of each operator also run on its fallback, see tests/ops/conftest.py.
 
 import logging
 import random
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,13 +13,13 @@ from typing import Any
 import pytest
 import torch
 import torchgen
+import torchvision  # noqa: F401 (registers its operators)
 import yaml
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from detlite import ops
-from detlite.ops import fallback
-from detlite.ops.fallback import dispatch, keypoints, matching, rois
+from detlite.ops import dispatch, keypoints, matching
 from tests.ops import fuzz
 from tests.ops.roi_cases import features, odd_rois, ordinary_rois
 
@@ -34,7 +35,7 @@ def warnings(caplog) -> Iterator[pytest.LogCaptureFixture]:
 
 
 @pytest.mark.parametrize("key", OTHER_BACKENDS)
-@pytest.mark.parametrize("name", fallback.FALLBACKS)
+@pytest.mark.parametrize("name", dispatch.FALLBACKS)
 def test_other_backends_have_every_operator(name, key):
     computed = torch._C._dispatch_has_computed_kernel_for_dispatch_key
     assert computed(f"detlite::{name}", key)
@@ -85,7 +86,7 @@ def test_random_inputs_agree_with_the_kernels(seeds):
         make = rng.choice([fuzz.pooling, fuzz.pooling, *others])
         run = make(rng)
         expected = run()
-        with fallback.use_fallback_ops():
+        with dispatch.use_fallback_ops():
             actual = run()
         for a, b in zip(actual, expected, strict=True):
             finite = b.double()[b.double().isfinite()]
@@ -133,13 +134,13 @@ def test_called_operations_have_mps_kernels(monkeypatch):
 
         return run
 
-    kernels = {name: recording(kernel) for name, kernel in dispatch._KERNELS.items()}
-    monkeypatch.setattr(dispatch, "_KERNELS", kernels)
+    kernels = {name: recording(kernel) for name, kernel in dispatch.FALLBACKS.items()}
+    monkeypatch.setattr(dispatch, "FALLBACKS", kernels)
     cases = [fuzz.pooling, fuzz.suppression, fuzz.matching, fuzz.keypoints, fuzz.focal_loss]
     for seed in range(60):
         torch.manual_seed(seed)
         run = cases[seed % len(cases)](random.Random(seed))
-        with fallback.use_fallback_ops():
+        with dispatch.use_fallback_ops():
             run()
     assert {"nonzero", "sort.stable", "upsample_bicubic2d"} <= recorder.names
     assert not [name for name in sorted(recorder.names) if not has_kernel(name, "MPS", known)]
@@ -163,16 +164,16 @@ def test_blocks_of_ground_truth_give_the_same_matches(monkeypatch):
     expected = ops.match_boxes(truth, valid, candidates)
     for limit in (1, 700, 1 << 22):
         monkeypatch.setattr(matching, "_MAX_OVERLAPS", limit)
-        actual = fallback.FALLBACKS["match_boxes"](truth, valid, candidates)
+        actual = dispatch.FALLBACKS["match_boxes"](truth, valid, candidates)
         assert all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True))
 
 
 def test_enlarged_heat_maps_have_bounded_memory(monkeypatch):
     maps, boxes = torch.randn(2, 4, 9, 9), torch.tensor([[0.0, 0, 900, 900], [5, 5, 35, 45]])
-    expected = fallback.FALLBACKS["heatmap_peaks"](maps, boxes)
+    expected = dispatch.FALLBACKS["heatmap_peaks"](maps, boxes)
     monkeypatch.setattr(keypoints, "_MAX_ENLARGED", 1 << 20)
     with LargestTensor() as largest:
-        actual = fallback.FALLBACKS["heatmap_peaks"](maps, boxes)
+        actual = dispatch.FALLBACKS["heatmap_peaks"](maps, boxes)
     assert all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True))
     assert 900 * 900 <= largest.numel <= 1 << 20
 
@@ -181,8 +182,8 @@ def test_enlarged_heat_maps_have_bounded_memory(monkeypatch):
 def test_huge_rois_take_fewer_samples(monkeypatch, aligned):
     x, boxes = features(), torch.cat([ordinary_rois(9), odd_rois()[:3]])
     expected = ops.roi_align(x, boxes, 3, 0.25, 0, aligned)
-    monkeypatch.setattr(rois, "_MAX_SAMPLES", 40)
-    with fallback.use_fallback_ops():
+    monkeypatch.setattr(sys.modules["detlite.ops.roi_align"], "_MAX_SAMPLES", 40)
+    with dispatch.use_fallback_ops():
         actual = ops.roi_align(x, boxes, 3, 0.25, 0, aligned)
     cells = ((boxes[:, 3:] - boxes[:, 1:3]) * 0.25).clamp(min=1).prod(dim=1)
     assert 0 < (cells > 40).sum() < len(cells)
@@ -197,7 +198,7 @@ def test_padding_gives_zeros_and_no_gradient():
         lambda rois: ops.roi_align(x, rois, 3, 0.25, 2, True),
         lambda rois: ops.roi_pool(x, rois, 3, 0.25),
     ):
-        with fallback.use_fallback_ops():
+        with dispatch.use_fallback_ops():
             pooled = pool(rois)
             (gradient,) = torch.autograd.grad(pooled.sum(), x)
             (expected,) = torch.autograd.grad(pool(rois[::2]).sum(), x)
@@ -209,7 +210,7 @@ def test_padding_gives_zeros_and_no_gradient():
 def test_half_types_accumulate_in_float32(dtype):
     """A sum of 64 x 64 samples in half precision would stop growing."""
     x, rois = torch.ones(1, 1, 64, 64, dtype=dtype), torch.tensor([[0.0, 0, 0, 64, 64]])
-    with fallback.use_fallback_ops():
+    with dispatch.use_fallback_ops():
         pooled = ops.roi_align(x, rois, 1, 1.0, 64, True)
     assert pooled.dtype == dtype
     assert pooled.item() == 1
