@@ -3,6 +3,7 @@
 Folders under DATASETS.ROOT have the layout of maskrcnn-benchmark and detectron2.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 # COCO splits: image folder, and the end of the annotation file's name.
@@ -22,61 +23,37 @@ def _coco(name: str, annotations: str, images: str) -> dict[str, Any]:
     return {"name": name, "annotations": annotations, "images": images}
 
 
-def _cityscapes(
-    name: str, split: str, form: str, max_images: int, all_labels: bool
-) -> dict[str, Any]:
-    entry = {"name": name, "type": "cityscapes", "folder": "cityscapes", "split": split}
-    return {**entry, "form": form, "most": max_images, "all": all_labels}
-
-
-_ENTRIES: list[dict[str, Any]] = [
-    *(
-        _coco(f"{prefix}coco_{split}", f"coco/annotations/{task}_{file}.json", f"coco/{folder}")
-        for prefix, task in (("", "instances"), ("keypoints_", "person_keypoints"))
-        for split, (folder, file) in _COCO_SPLITS.items()
-    ),
-    *(
-        _coco(
-            f"voc_{year}_{split}_cocostyle",
-            f"voc/VOC{year}/Annotations/pascal_{split}{year}.json",
-            f"voc/VOC{year}/JPEGImages",
-        )
-        for year, splits in ((2007, ("train", "val", "test")), (2012, ("train", "val")))
-        for split in splits
-    ),
-    *(
-        _coco(
-            f"cityscapes_fine_instanceonly_seg_{split}_cocostyle",
-            f"cityscapes/annotations/instancesonly_filtered_gtFine_{split}.json",
-            "cityscapes/images",
-        )
-        for split in ("train", "val", "test")
-    ),
-    *(
-        {**_coco(f"lvis_{part}", f"lvis/lvis_{part}.json", "coco"), "type": "lvis"}
-        for part in (
-            *("v0.5_train", "v0.5_val", "v0.5_val_rand_100"),
-            *("v0.5_train_cocofied", "v0.5_val_cocofied"),
-            *("v1_train", "v1_val"),
-        )
-    ),
-    *(
-        {"name": f"voc_{year}_{split}", "type": "voc", "folder": f"voc/VOC{year}", "split": split}
-        for year in (2007, 2012)
-        for split in ("train", "val", "trainval", "test")
-    ),
+def _entries() -> Iterator[dict[str, Any]]:
+    for prefix, task in (("", "instances"), ("keypoints_", "person_keypoints")):
+        for split, (folder, file) in _COCO_SPLITS.items():
+            annotations = f"coco/annotations/{task}_{file}.json"
+            yield _coco(f"{prefix}coco_{split}", annotations, f"coco/{folder}")
+    for year, splits in ((2007, ("train", "val", "test")), (2012, ("train", "val"))):
+        for split in splits:
+            annotations = f"voc/VOC{year}/Annotations/pascal_{split}{year}.json"
+            yield _coco(f"voc_{year}_{split}_cocostyle", annotations, f"voc/VOC{year}/JPEGImages")
+    for split in ("train", "val", "test"):
+        annotations = f"cityscapes/annotations/instancesonly_filtered_gtFine_{split}.json"
+        name = f"cityscapes_fine_instanceonly_seg_{split}_cocostyle"
+        yield _coco(name, annotations, "cityscapes/images")
+    lvis = ("train", "val", "val_rand_100", "train_cocofied", "val_cocofied")
+    for part in (*(f"v0.5_{split}" for split in lvis), "v1_train", "v1_val"):
+        yield {**_coco(f"lvis_{part}", f"lvis/lvis_{part}.json", "coco"), "type": "lvis"}
+    for year in (2007, 2012):
+        for split in ("train", "val", "trainval", "test"):
+            entry = {"type": "voc", "folder": f"voc/VOC{year}", "split": split}
+            yield {"name": f"voc_{year}_{split}", **entry}
+    city = {"type": "cityscapes", "folder": "cityscapes"}
     # names of maskrcnn-benchmark: ten categories
-    *(
-        _cityscapes(f"cityscapes_{form}_instance_{prefix}{split}", split, form, limit, True)
-        for form in ("poly", "mask")
-        for prefix, split, limit in (("", "train", 0), ("", "val", 0), ("mini", "val", 10))
-    ),
+    for form in ("poly", "mask"):
+        for prefix, split, limit in (("", "train", 0), ("", "val", 0), ("mini", "val", 10)):
+            name = f"cityscapes_{form}_instance_{prefix}{split}"
+            yield {"name": name, **city, "split": split, "form": form, "most": limit, "all": True}
     # names of detectron2: the eight evaluated categories
-    *(
-        _cityscapes(f"cityscapes_fine_instance_seg_{split}", split, "mask", 0, False)
-        for split in ("train", "val")
-    ),
-]
+    for split in ("train", "val"):
+        name = f"cityscapes_fine_instance_seg_{split}"
+        yield {"name": name, **city, "split": split, "form": "mask", "most": 0, "all": False}
 
-BUILTIN: dict[str, dict[str, Any]] = {entry["name"]: entry for entry in _ENTRIES}
+
+BUILTIN: dict[str, dict[str, Any]] = {entry["name"]: entry for entry in _entries()}
 """Entries by name, in the form of DATASETS.CATALOG. Entries there take precedence."""

@@ -6,6 +6,7 @@ or `scores`, `bbox_mode`), and COCO results, which the evaluation of a proposal 
 
 import json
 import logging
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -23,9 +24,9 @@ logger = logging.getLogger(__name__)
 # detectron2's numbers of box formats; further ones are relative or rotated.
 _BOX_MODES = {"0": "xyxy", "1": "xywh"}
 
-# Boxes [N, 4] and scores [N] of an image as in the file. Image ids are compared as text, because
-# files hold the same ids as numbers or as strings.
-_Proposals = tuple[Any, Any]
+# Boxes [N, 4] and scores [N] of each image as in the file. Ids are text, because some files hold them
+# as numbers and others as strings.
+_Proposals = dict[str, tuple[Any, Any]]
 
 
 def load_proposals(
@@ -35,26 +36,27 @@ def load_proposals(
     limit: int,
     name: str = "",
 ) -> list[Tensor]:
-    """Return the highest-scoring proposals of each image of a data set. Raises DataError.
+    """Return the highest-scoring proposals of each image of a data set.
 
-    Args:
-        path: a .pkl of detectron2, or a .json of COCO results. Other images in it are ignored.
-        name: the original name of the file if `path` is a copy.
+    The file is a .pkl of detectron2 or a .json of COCO results; other images in it are ignored.
+    `name` is its original name if `path` is a copy. Raises DataError.
 
     Returns:
         For each image float32 [P, 4] xyxy in pixels, clipped to the image, not empty, in descending
         order of the scores.
     """
     pickled = (name or path.name).endswith(".pkl")
-    box_format, by_image = _read_pickle(path) if pickled else _read_results(path)
+    try:
+        box_format, by_image = _read_pickle(path) if pickled else _read_results(path)
+    except OSError as error:
+        raise DataError(f"{path}: proposals cannot be read ({error.strerror})") from error
     missing = [image_id for image_id in image_ids if str(image_id) not in by_image]
     if missing:
         raise DataError(
             f"{path}: proposals are missing for {len(missing)} of {len(image_ids)} images, the "
             f"first of them image {missing[0]}. Are these the proposals of another data set?"
         )
-    proposals = []
-    total = 0
+    proposals, total = [], 0
     for image_id, size in zip(image_ids, sizes, strict=True):
         boxes, scores = _checked(path, image_id, *by_image[str(image_id)])
         total += len(boxes)
@@ -72,19 +74,18 @@ def load_proposals(
     return proposals
 
 
-def _read_pickle(path: Path) -> tuple[str, dict[str, _Proposals]]:
+def _read_pickle(path: Path) -> tuple[str, _Proposals]:
     try:
         content = read_pickle(path)
-    except OSError as error:
-        raise DataError(f"{path}: proposals cannot be read ({error.strerror})") from error
+    except OSError:
+        raise
     except RefusedPickleError as error:
         raise DataError(
             f"{path}: contains a pickled {error}; only arrays, numbers and lists are allowed"
         ) from error
     except Exception as error:  # pickle raises various errors for damaged files
         raise DataError(f"{path}: not a pickle, or truncated or damaged") from error
-    if not isinstance(content, dict):
-        content = {}
+    content = content if isinstance(content, dict) else {}
     # the newer names, then the older ones
     ids: Any = content.get("ids", content.get("indexes"))
     boxes: Any = content.get("boxes")
@@ -102,24 +103,22 @@ def _read_pickle(path: Path) -> tuple[str, dict[str, _Proposals]]:
             f"{path}: the file has {len(ids)} ids, {len(boxes)} boxes and {len(scores)} scores, "
             "but needs one of each per image"
         )
-    by_image: dict[str, _Proposals] = {}
-    for image_id, image_boxes, image_scores in zip(ids, boxes, scores, strict=True):
-        if str(image_id) in by_image:
-            raise DataError(f"{path}: image {image_id} occurs twice")
-        by_image[str(image_id)] = image_boxes, image_scores
+    names = [str(image_id) for image_id in ids]
+    by_image = dict(zip(names, zip(boxes, scores, strict=True), strict=True))
+    if len(by_image) < len(names):
+        name, _ = Counter(names).most_common(1)[0]
+        raise DataError(f"{path}: image {name} occurs twice")
     return _BOX_MODES[mode], by_image
 
 
-def _read_results(path: Path) -> tuple[str, dict[str, _Proposals]]:
+def _read_results(path: Path) -> tuple[str, _Proposals]:
     try:
         results = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise DataError(f"{path}: proposals cannot be read ({error.strerror})") from error
     except ValueError as error:
         raise DataError(f"{path}: not a json file ({error})") from error
     if not isinstance(results, list):
         raise DataError(f"{path}: not a COCO results file, which is a list of objects")
-    by_image: dict[str, tuple[list[Any], list[Any]]] = {}
+    by_image: _Proposals = {}
     for number, result in enumerate(results):
         try:
             image_id, box, score = (result[name] for name in ("image_id", "bbox", "score"))
@@ -130,7 +129,7 @@ def _read_results(path: Path) -> tuple[str, dict[str, _Proposals]]:
         boxes, scores = by_image.setdefault(str(image_id), ([], []))
         boxes.append(box)
         scores.append(score)
-    return "xywh", dict(by_image)
+    return "xywh", by_image
 
 
 def _checked(path: Path, image_id: Any, boxes: Any, scores: Any) -> tuple[Tensor, Tensor]:

@@ -41,16 +41,6 @@ _MAX_PAGES = 256  # of a TIFF from bytes
 _TIFF_STARTS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 # Formats with independent pages. Further images in a JPEG (MPO) or PSD are previews and layers.
 _PAGED = ("TIFF", "GIF", "WEBP", "PNG")
-# (offset, bytes) of formats that are not read, to tell them from damaged files.
-_OTHER_FORMATS = {
-    "HEIC": (4, b"ftyphei"),
-    "HEIF": (4, b"ftypmif1"),
-    "DICOM": (128, b"DICM"),
-    "NumPy": (0, b"\x93NUMPY"),
-    "HDF5": (0, b"\x89HDF"),
-    "PDF": (0, b"%PDF"),
-    "HTML": (0, b"<!DOCTYPE html"),
-}
 # Pillow modes that keep their channels; all others become RGB.
 _ARRAY_MODES = {"1": "L", "L": "L", "LA": "LA", "La": "LA", "RGBA": "RGBA", "RGBa": "RGBA"}
 
@@ -324,24 +314,24 @@ def _open_by_content(file: Path | BytesIO, source: ImageSource, max_pixels: int)
     except Image.DecompressionBombError as error:
         raise _too_large(max_pixels, str(error)) from error
     except UnidentifiedImageError as error:
-        with file.open("rb") if isinstance(file, Path) else BytesIO(file.getvalue()) as stream:
-            start = stream.read(256)
-        if start.startswith(_TIFF_STARTS):
+        if _starts_as_tiff(file):
             return _Tiff(file, "the image is damaged or truncated, or")
-        for name, (offset, mark) in _OTHER_FORMATS.items():
-            if start[offset:].startswith(mark):
-                raise DataError(
-                    f"{name} files are not read. Convert the image, or register a reader for its "
-                    "suffix (docs/image_files.md)"
-                ) from error
-        if formats is None:
-            raise
-        raise DataError(f"none of {', '.join(formats)}, or damaged") from error
+        if formats is not None:
+            raise DataError(f"none of {', '.join(formats)}, or damaged") from error
+        raise DataError(
+            "the image is damaged or truncated, or of a format that is not read. Convert it, or "
+            "register a reader for its suffix (docs/image_files.md)"
+        ) from error
     if opened.format != "TIFF" or _is_read_by_pillow(opened):
         return _PillowImage(opened, source)
     if isinstance(file, Path):
         opened.close()
     return _Tiff(file, "a TIFF with this number of channels or this type of values")
+
+
+def _starts_as_tiff(file: Path | BytesIO) -> bool:
+    with file.open("rb") if isinstance(file, Path) else BytesIO(file.getvalue()) as stream:
+        return stream.read(4) in _TIFF_STARTS
 
 
 def _is_read_by_pillow(tiff: Any) -> bool:

@@ -1,7 +1,8 @@
 """Build the loaders of training and evaluation from data sets, transforms and samplers."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from detlite.data.datasets.concat import ConcatDataset
 from detlite.data.errors import DataError
 from detlite.data.transforms.copy_paste import choose_objects, paste_objects
 from detlite.data.transforms.crop import Color
-from detlite.data.transforms.custom import CustomTransforms
+from detlite.data.transforms.custom import TRANSFORMS, TargetTransform, apply_custom
 from detlite.data.transforms.detection_transform import (
     DetectionTransform,
     build_transform,
@@ -34,6 +35,7 @@ from .samplers import Sample, TrainingBatchSampler, repeat_factors
 logger = logging.getLogger(__name__)
 
 
+@dataclass
 class TransformedDataset(Dataset[Any]):
     """A data set with a transform; images are requested by index, or by `Sample` for training.
 
@@ -41,78 +43,70 @@ class TransformedDataset(Dataset[Any]):
     or on earlier samples. A DataError is returned instead of raised, because torch would bury its
     message in the traceback of a loader process. `BatchLoader` raises it.
 
-    Args:
+    Attributes:
         mosaic: probability of a mosaic of the image and three others, see `make_mosaic`. It has the
             size of the image, or of the crop if there is one.
         paste: probability of pasting objects of another image, see `paste_objects`. The other
             images come from the whole data set, or from the same shard.
-        custom: names of TRANSFORMS, applied last.
+        custom: transforms that are applied last.
         tiles: cuts tiles; `Sample.repeat` selects one of the image.
     """
 
-    def __init__(
-        self,
-        dataset: CocoDataset | ConcatDataset,
-        transform: DetectionTransform,
-        seed: int,
-        mosaic: float = 0.0,
-        paste: float = 0.0,
-        fill: Color = (0.0, 0.0, 0.0),
-        custom: Sequence[str] = (),
-        tiles: TrainingTiles | None = None,
-    ) -> None:
-        self._dataset = dataset
-        self._transform = transform
-        self._seed = seed
-        self._mosaic, self._paste = mosaic, paste
-        self._fill = fill
-        self._custom = CustomTransforms(custom)
-        self._tiles = tiles
-        self._shards = dataset.shards if mosaic or paste else None
+    dataset: CocoDataset | ConcatDataset
+    transform: DetectionTransform
+    seed: int
+    mosaic: float = 0.0
+    paste: float = 0.0
+    fill: Color = (0.0, 0.0, 0.0)
+    custom: Mapping[str, TargetTransform] = field(default_factory=dict)
+    tiles: TrainingTiles | None = None
+
+    def __post_init__(self) -> None:
+        self._shards = self.dataset.shards if self.mosaic or self.paste else None
 
     def __getitem__(self, sample: int | Sample) -> tuple[Tensor, Target] | DataError:
         try:
             if not isinstance(sample, Sample):
-                return self._transform(*self._dataset[sample])
+                return self.transform(*self.dataset[sample])
             # With NUM_WORKERS 0 the global generator is also the model's, so it is restored.
             # torch.manual_seed would also reset the generator of the GPU.
             with torch.random.fork_rng(devices=()):
-                entropy = np.random.SeedSequence((self._seed, *sample))
+                entropy = np.random.SeedSequence((self.seed, *sample))
                 torch.default_generator.manual_seed(int(entropy.generate_state(1, np.uint64)[0]))
                 return self._augmented(sample.image, sample.repeat)
         except DataError as error:
             return error
 
     def _augmented(self, index: int, repeat: int) -> tuple[Tensor, Target]:
-        if _draw(self._mosaic):
+        if _draw(self.mosaic):
             image, target = self._mosaic_of(index, repeat)
         else:
-            image, target = self._transform(*self._load(index, repeat))
-        if _draw(self._paste):
-            source, objects = self._transform(*self._load(self._another(index)))
+            image, target = self.transform(*self._load(index, repeat))
+        if _draw(self.paste):
+            source, objects = self.transform(*self._load(self._another(index)))
             image, target = paste_objects(image, target, source, choose_objects(objects))
-        return self._custom(image, target)
+        return apply_custom(self.custom, image, target)
 
     def _load(self, index: int, tile: int | None = None) -> tuple[Tensor, Target]:
-        """Read an image, a large JPEG at a reduced size if it will be resized to less, or a tile.
+        """Read an image, a large one at a reduced size if it will be resized to less, or a tile.
 
         Without a number the tile is random.
         """
-        if self._tiles is None:
-            return self._dataset.load(index, self._transform.largest_size)
+        if self.tiles is None:
+            return self.dataset.load(index, self.transform.largest_size)
         tile = int(torch.randint(1 << 30, ())) if tile is None else tile
-        image, target = self._dataset[index]
-        return self._tiles.cut(image, target, tile)
+        image, target = self.dataset[index]
+        return self.tiles.cut(image, target, tile)
 
     def _mosaic_of(self, index: int, repeat: int) -> tuple[Tensor, Target]:
         others = [self._load(self._another(index)) for _ in range(3)]
-        parts = [self._transform.without_crop(*one) for one in (self._load(index, repeat), *others)]
-        crop, (height, width) = self._transform.crop, parts[0][0].shape[1:]
-        return make_mosaic(parts, (crop.side, crop.side) if crop else (height, width), self._fill)
+        parts = [self.transform.without_crop(*one) for one in (self._load(index, repeat), *others)]
+        crop, (height, width) = self.transform.crop, parts[0][0].shape[1:]
+        return make_mosaic(parts, (crop.side, crop.side) if crop else (height, width), self.fill)
 
     def _another(self, index: int) -> int:
         """Draw an image of the data set, or of the shard if it has several; possibly the same."""
-        first, stop = 0, len(self._dataset)
+        first, stop = 0, len(self.dataset)
         if self._shards is not None:
             shard = self._shards[index]
             in_shard = np.searchsorted(self._shards, (shard, shard + 1)).tolist()
@@ -164,10 +158,10 @@ def build_train_loader(
             f"INPUT.COPY_PASTE_PROB is {paste:g}, but pasting objects needs their masks "
             "(MODEL.MASK_ON) and invalidates proposals (MODEL.LOAD_PROPOSALS)"
         )
+    custom = {name: TRANSFORMS.get(name, "INPUT.TRANSFORMS") for name in cfg.INPUT.TRANSFORMS}
     samples = TransformedDataset(
-        dataset, transform, cfg.SEED, cfg.INPUT.MOSAIC_PROB, paste, mean_color(cfg),
-        cfg.INPUT.TRANSFORMS, tiles,
-    )  # fmt: skip
+        dataset, transform, cfg.SEED, cfg.INPUT.MOSAIC_PROB, paste, mean_color(cfg), custom, tiles
+    )
     return BatchLoader(cfg, samples, batches)
 
 

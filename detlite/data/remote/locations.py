@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path, PurePosixPath
 from urllib.parse import quote
 
@@ -121,17 +121,14 @@ def local_copy(location: Location) -> Iterator[Path]:
 
 def _current_copy(file: RemotePath) -> Path:
     try:
-        copy = cache.existing_folder() / f"{cache.key('copy', file.url)}.copy"
-        note = copy.with_suffix(".copied")
-        with cache.exclusive_lock(copy.with_suffix(".lock")):
+        folder = cache.existing_folder()
+        with cache.exclusive_lock(folder / f"{cache.key('copy', file.url)}.lock"):
             version = file_version(file.url)
-            copied = copy.stat().st_size if copy.is_file() else None
-            valid = cache.read_note(note) == [version.size, version.version, copied]
-            if version.version is None or copied is None or not valid:
-                note.unlink(missing_ok=True)
+            copy = folder / f"{cache.key('copy', file.url, *astuple(version))}.copy"
+            complete = copy.is_file() and copy.stat().st_size == version.size
+            if version.version is None or not complete:
                 with atomic_path(copy, unique=True) as temporary:
-                    version = copy_file(file.url, temporary)
-                cache.write_note(note, [version.size, version.version, copy.stat().st_size])
+                    copy_file(file.url, temporary)
             cache.mark_used(copy)
     except FileNotFoundError as error:
         raise DataError(f"{file}: the file does not exist") from error

@@ -1,6 +1,6 @@
 """Custom transforms of training images: functions, and pipelines of other libraries."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,33 +22,25 @@ changed, and draws its random numbers from torch.
 """
 
 
-class CustomTransforms:
-    """Applies registered transforms, and checks what they return."""
-
-    def __init__(self, names: Sequence[str]) -> None:
-        self._transforms = [(name, TRANSFORMS.get(name, "INPUT.TRANSFORMS")) for name in names]
-
-    def __call__(self, image: Tensor, target: Target) -> tuple[Tensor, Target]:
-        for name, transform in self._transforms:
-            channels = len(image)
-            image, target = transform(image, target)
-            if problem := _problem(image, target, channels):
-                raise ConfigError(
-                    f"INPUT.TRANSFORMS: {name} returned {problem} (image id "
-                    f"{target.get('image_id')})"
-                )
-            target = crop_target(target, 0, 0, image.shape[1], image.shape[2])
-        return image, target
+def apply_custom(
+    transforms: Mapping[str, TargetTransform], image: Tensor, target: Target
+) -> tuple[Tensor, Target]:
+    """Apply transforms by name, and check what they return. Raises ConfigError."""
+    for name, transform in transforms.items():
+        channels = len(image)
+        image, target = transform(image, target)
+        if problem := _problem(image, target, channels):
+            where = f"(image id {target.get('image_id')})"
+            raise ConfigError(f"INPUT.TRANSFORMS: {name} returned {problem} {where}")
+        target = crop_target(target, 0, 0, image.shape[1], image.shape[2])
+    return image, target
 
 
 def _problem(image: Tensor, target: Target, channels: int) -> str:
     if not isinstance(image, Tensor) or image.ndim != 3 or len(image) != channels:
         return f"no image [{channels}, H, W]"
-    counts = {
-        name: len(target[name])
-        for name in ("boxes", "labels", "masks", "keypoints")
-        if name in target
-    }
+    names = target.keys() & {"boxes", "labels", "masks", "keypoints"}
+    counts = {name: len(target[name]) for name in sorted(names)}
     if len(set(counts.values())) > 1:
         return f"different numbers of objects: {counts}"
     boxes = target["boxes"]

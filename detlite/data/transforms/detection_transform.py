@@ -4,6 +4,7 @@ Letters in shapes: N objects, P keypoints of an object, R proposals.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -20,36 +21,27 @@ from .resize import RandomShortestSize, ScaleJitter, Size, resize_image
 from .rotate import RandomRotation
 
 
+@dataclass(frozen=True)
 class DetectionTransform:
     """Flips, resizes, rotates, changes color and crops, then drops boxes smaller than a pixel.
 
     Random numbers come from torch's global generator, so a seed determines the result. Without a
     `resize`, images keep their size.
 
-    Args:
+    Attributes:
         flip: probabilities of flipping left and right, and top and bottom.
         keypoint_names: "left_..." and "right_..." are swapped in a mirrored image.
         convention: how images and boxes are resized, and where in its pixel a keypoint of the
             result is; those of the data set are at the center.
     """
 
-    def __init__(
-        self,
-        resize: RandomShortestSize | ScaleJitter | None = None,
-        flip: tuple[float, float] = (0.0, 0.0),
-        color: Callable[[Tensor], Tensor] | None = None,
-        crop: RandomCrop | None = None,
-        rotation: RandomRotation | None = None,
-        keypoint_names: Sequence[str] = (),
-        convention: Convention = CONVENTIONS["detlite"],
-    ) -> None:
-        self._resize = resize
-        self._flip = flip
-        self._color = color
-        self.crop = crop
-        self._rotation = rotation
-        self._flip_order = flip_order(keypoint_names)
-        self._convention = convention
+    resize: RandomShortestSize | ScaleJitter | None = None
+    flip: tuple[float, float] = (0.0, 0.0)
+    color: Callable[[Tensor], Tensor] | None = None
+    crop: RandomCrop | None = None
+    rotation: RandomRotation | None = None
+    keypoint_names: Sequence[str] = ()
+    convention: Convention = CONVENTIONS["detlite"]
 
     def __call__(self, image: Tensor, target: Target) -> tuple[Tensor, Target]:
         """Transform an image uint8 [C, H, W] and its target.
@@ -65,46 +57,46 @@ class DetectionTransform:
     def without_crop(self, image: Tensor, target: Target) -> tuple[Tensor, Target]:
         stored = image.shape[-2], image.shape[-1]
         size = target.get("size", stored)
-        flip_x, flip_y = (p > 0 and float(torch.rand(1)) < p for p in self._flip)
+        flip_x, flip_y = (p > 0 and float(torch.rand(1)) < p for p in self.flip)
         flips = flip_x, flip_y
         if any(flips):
             image = image.flip([-1] * flips[0] + [-2] * flips[1])
-        new_size = self._resize(size) if self._resize is not None else size
+        new_size = self.resize(size) if self.resize is not None else size
         shrinks = new_size[0] * new_size[1] < stored[0] * stored[1]
-        if self._color is not None and not shrinks:  # at the smaller size
-            image = self._color(image)
-        if self._resize is not None or stored != size:
-            image = resize_image(image, new_size, self._convention.resize)
-        if self._color is not None and shrinks:
-            image = self._color(image)
+        if self.color is not None and not shrinks:  # at the smaller size
+            image = self.color(image)
+        if self.resize is not None or stored != size:
+            image = resize_image(image, new_size, self.convention.resize)
+        if self.color is not None and shrinks:
+            image = self.color(image)
         target = dict(target)
         for name in target.keys() & BOX_FIELDS:
             boxes = _flip_boxes(target[name], size, *flips)
-            boxes = box_ops.rescale(boxes, size, new_size, self._convention, clipped=False)
+            boxes = box_ops.rescale(boxes, size, new_size, self.convention, clipped=False)
             target[name] = box_ops.clip(boxes, new_size)
         if "masks" in target:
             target["masks"] = target["masks"].transformed(*flips, size, new_size)
         if "keypoints" in target:
             target["keypoints"] = self._move_keypoints(target["keypoints"], *flips, size, new_size)
         target = select_objects(target, box_ops.has_min_size(target["boxes"], 1))
-        return self._rotation(image, target) if self._rotation else (image, target)
+        return self.rotation(image, target) if self.rotation else (image, target)
 
     def largest_size(self, size: Size) -> Size:
         """Return the largest size to which an image of this size is resized."""
-        return self._resize.largest(size) if self._resize is not None else size
+        return self.resize.largest(size) if self.resize is not None else size
 
     def _move_keypoints(
         self, keypoints: Tensor, flip_x: bool, flip_y: bool, size: Size, new_size: Size
     ) -> Tensor:
         """Return the keypoints [N, P, 3] of an image that was flipped and resized."""
-        center, (height, width) = self._convention.keypoint_center, new_size
+        center, (height, width) = self.convention.keypoint_center, new_size
         x = (keypoints[..., 0] + center - PIXEL_CENTER) * (width / size[1])
         y = (keypoints[..., 1] + center - PIXEL_CENTER) * (height / size[0])
         last = 1 - 2 * center  # a mirrored index counts from the last pixel
         x, y = width - last - x if flip_x else x, height - last - y if flip_y else y
         moved = torch.stack([x, y, keypoints[..., 2]], dim=-1)
         # Both flips together rotate the image without mirroring it.
-        return moved[:, self._flip_order] if flip_x != flip_y else moved
+        return moved[:, flip_order(self.keypoint_names)] if flip_x != flip_y else moved
 
 
 def _flip_boxes(boxes: Tensor, size: Size, flip_x: bool, flip_y: bool) -> Tensor:

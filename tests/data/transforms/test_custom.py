@@ -1,5 +1,7 @@
 """Own transforms and pipelines of other libraries move images and targets together."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -7,7 +9,7 @@ import torch
 from detlite.config import ConfigError
 from detlite.data.transforms.custom import (
     TRANSFORMS,
-    CustomTransforms,
+    apply_custom,
     wrap_albumentations,
     wrap_torchvision,
 )
@@ -18,15 +20,8 @@ SIZE = (60, 80)
 
 @pytest.fixture
 def use():
-    """Register a transform as "mine", and return what INPUT.TRANSFORMS applies."""
-
-    def registered(transform):
-        TRANSFORMS._builders.pop("mine", None)
-        TRANSFORMS.register("mine")(transform)
-        return CustomTransforms(["mine"])
-
-    yield registered
-    TRANSFORMS._builders.pop("mine", None)
+    """Return what INPUT.TRANSFORMS applies for a transform "mine"."""
+    return lambda transform: partial(apply_custom, {"mine": transform})
 
 
 def scene():
@@ -84,7 +79,7 @@ def test_results_are_checked(use, wrong, message):
 
 def test_unknown_names_are_refused():
     with pytest.raises(ConfigError, match=r"INPUT\.TRANSFORMS: unknown transform 'yours'"):
-        CustomTransforms(["yours"])
+        TRANSFORMS.get("yours", "INPUT.TRANSFORMS")
 
 
 def torchvision_pipelines():
