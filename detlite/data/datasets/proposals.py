@@ -24,8 +24,8 @@ logger = logging.getLogger(__name__)
 # detectron2's numbers of box formats; further ones are relative or rotated.
 _BOX_MODES = {"0": "xyxy", "1": "xywh"}
 
-# Boxes [N, 4] and scores [N] of each image as in the file. Ids are text, because some files hold them
-# as numbers and others as strings.
+# Boxes [N, 4] and scores [N] of each image as in the file. Ids are text, because some files hold
+# them as numbers and others as strings.
 _Proposals = dict[str, tuple[Any, Any]]
 
 

@@ -1,6 +1,5 @@
 """Read the annotations of a file into COCO's notation, and note what was not in it."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -49,74 +48,94 @@ class AnnotationReader:
             its image, that of all images if unknown; the id of its category, 0 if unknown; and its
             number of labeled keypoints.
         """
-        where = annotation_name(row, position)
-        changes: Entry = {}
-        problems: dict[Flag, str] = {}
-        flags = labeled = 0
-
-        def use(key: str, reading: coco_values.Reading) -> None:
-            """Take a value; `key` is not changed if the value is as written."""
-            if reading.note:
-                example = f"{where}: {key} {short_repr(row.get(key))}"
-                self.findings.add(reading.note, coco_values.EFFECTS[reading.note], example)
-            if reading.value is not row.get(key):
-                changes[key] = reading.value
-
-        image_id = self.images.read_id(row.get("image_id"))
-        place = self._places.get(image_id) if image_id is not None else None
+        self._row, self._where = row, annotation_name(row, position)
+        self._changes: Entry = {}
+        self._problems: dict[Flag, str] = {}
+        flags, labeled = self._read_marks(), 0
         category_id = self.read_category_id(row.get("category_id"))
-        if place is None:
+        if category_id in self._category_ids:
+            self._convert("category_id", category_id)
+        else:
+            problem = self._unknown_category(row.get("category_id"))
+            self._problems[Flag.UNKNOWN_CATEGORY] = problem
+        image_id = self.images.read_id(row.get("image_id"))
+        unknown = len(self._places)
+        place = unknown if image_id is None else self._places.get(image_id, unknown)
+        if place < unknown:
+            self._convert("image_id", image_id)
+            if self.images.sizes[place][0]:
+                self._read_shape(self.images.sizes[place])
+            labeled = self._read_keypoints()
+        else:
             problem = f"image_id {short_repr(row.get('image_id'))} is not in 'images'"
-            problems[Flag.UNKNOWN_IMAGE] = problem
-        elif type(row.get("image_id")) is not int:
-            use("image_id", _converted(image_id, row["image_id"]))
-        if category_id not in self._category_ids:
-            problems[Flag.UNKNOWN_CATEGORY] = self._unknown_category(row.get("category_id"))
-        elif type(row.get("category_id")) is not int:
-            use("category_id", _converted(category_id, row["category_id"]))
+            self._problems = {Flag.UNKNOWN_IMAGE: problem, **self._problems}
+        for flag, problem in self._problems.items():
+            flags |= flag
+            self.examples.setdefault(flag, f"{self._where}: {problem}")
+        if "region" in self._changes:
+            flags |= Flag.REGION
+        if self._problems:
+            self._changes[PROBLEM_KEY] = {int(flag): text for flag, text in self._problems.items()}
+        row = {**row, **self._changes} if self._changes else row
+        return row, flags, place, category_id or 0, labeled
+
+    def _use(self, key: str, reading: coco_values.Reading) -> None:
+        """Take a value, and note how it was read."""
+        written = self._row.get(key)
+        if reading.note:
+            example = f"{self._where}: {key} {short_repr(written)}"
+            self.findings.add(reading.note, coco_values.EFFECTS[reading.note], example)
+        if reading.value is not written:
+            self._changes[key] = reading.value
+
+    def _convert(self, key: str, value: float | None) -> None:
+        """Take a number that may be written as text or fraction."""
+        written = self._row.get(key)
+        if isinstance(written, str):
+            self._use(key, coco_values.Reading(value, note=coco_values.TEXT))
+        elif type(value) is not type(written):
+            self._changes[key] = value
+
+    def _read_marks(self) -> int:
+        """Read `iscrowd`, `ignore` and `area`, and return the flags of the first two."""
+        flags, row = 0, self._row
         crowd = row.get("iscrowd") or 0
         crowd = int(crowd) if isinstance(crowd, bool) else coco_values.integer(crowd)
         if crowd not in (0, 1):
             problem = f"iscrowd is {short_repr(row.get('iscrowd'))}, not 0 or 1"
-            problems[Flag.BAD_CROWD] = problem
+            self._problems[Flag.BAD_CROWD] = problem
         elif type(row.get("iscrowd", 0)) is not int:
-            changes["iscrowd"] = crowd
+            self._changes["iscrowd"] = crowd
         is_ignored = coco_values.integer(row.get("ignore")) == 1
         for flag, is_set in ((Flag.CROWD, crowd == 1), (Flag.IGNORED, is_ignored)):
             if is_set:
                 flags |= flag
-                self.examples.setdefault(flag, where)
+                self.examples.setdefault(flag, self._where)
         if (area := row.get("area")) is not None:
             pixels = coco_values.number(area)
             if pixels is None or pixels < 0:
                 effect = "They are computed from masks or boxes."
-                self.findings.add("areas that are not square pixels", effect, f"{where}: {area}")
-                changes["area"] = None
+                example = f"{self._where}: {area}"
+                self.findings.add("areas that are not square pixels", effect, example)
+                self._changes["area"] = None
             else:
-                use("area", _converted(pixels, area))
-        if place is not None:
-            size = self.images.sizes[place]
-            if size[0]:
-                self._read_shape(row, size, where, changes, problems, use)
-            if self.keypoint_count:
-                points = coco_values.read_keypoints(row.get("keypoints"), self.keypoint_count)
-                if points.problem:
-                    problems[Flag.BAD_KEYPOINTS] = points.problem
-                else:
-                    use("keypoints", points)
-                    labeled = sum(v > 0 for v in points.value[2::3])
-            elif row.get("keypoints"):
+                self._convert("area", pixels)
+        return flags
+
+    def _read_keypoints(self) -> int:
+        """Read the keypoints, and return the number of labeled ones."""
+        written = self._row.get("keypoints")
+        if not self.keypoint_count:
+            if written:
                 effect = 'They are not used. Add "keypoints": ["nose", ...] to the category.'
-                self.findings.add("keypoints that no category names", effect, where)
-        for flag, problem in problems.items():
-            flags |= flag
-            self.examples.setdefault(flag, f"{where}: {problem}")
-        flags |= Flag.REGION * ("region" in changes)
-        if problems:
-            changes[PROBLEM_KEY] = {int(flag): problem for flag, problem in problems.items()}
-        row = {**row, **changes} if changes else row
-        number = len(self.images.ids) if place is None else place
-        return row, flags, number, category_id or 0, labeled
+                self.findings.add("keypoints that no category names", effect, self._where)
+            return 0
+        points = coco_values.read_keypoints(written, self.keypoint_count)
+        if points.problem:
+            self._problems[Flag.BAD_KEYPOINTS] = points.problem
+            return 0
+        self._use("keypoints", points)
+        return sum(v > 0 for v in points.value[2::3])
 
     def _unknown_category(self, written: Any) -> str:
         first, last = min(self._category_ids), max(self._category_ids)
@@ -126,41 +145,34 @@ class AnnotationReader:
             f"{last}{hint}"
         )
 
-    def _read_shape(
-        self,
-        row: Entry,
-        size: tuple[int, int],
-        where: str,
-        changes: Entry,
-        problems: dict[Flag, str],
-        use: Callable[[str, coco_values.Reading], None],
-    ) -> None:
-        """Read the box and the mask of an annotation."""
+    def _read_shape(self, size: tuple[int, int]) -> None:
+        """Read the box and the mask."""
+        row = self._row
         box = coco_values.read_box(row.get("bbox"), *size)
         mask = coco_values.read_segmentation(row.get("segmentation"), *size)
-        tight = None
-        if box.problem and not mask.problem:
-            tight = coco_values.mask_box(mask.value, *size)
         self.boxes += 1
         x, y, w, h = _four_numbers(row.get("bbox"))
         self.like_corners += 0 <= x < w <= size[1] and 0 <= y < h <= size[0]
         if box.note == coco_values.CLIPPED or "is outside" in (box.problem or ""):
             self.misplaced += 1
-            self.first_misplaced = self.first_misplaced or f"{where}: bbox {row['bbox']}"
-        if not box.problem:
-            use("bbox", box)
-        elif tight and (w <= 0 or h <= 0):
-            use("bbox", coco_values.Reading(tight, note=coco_values.FROM_MASK))
+            self.first_misplaced = self.first_misplaced or f"{self._where}: bbox {row['bbox']}"
+        if box.problem and not mask.problem:
+            tight = coco_values.mask_box(mask.value, *size)
+            if tight and (w <= 0 or h <= 0):
+                box = coco_values.Reading(tight, note=coco_values.FROM_MASK)
+            elif tight:
+                self._changes["region"] = tight
+        if box.problem:
+            self._problems[Flag.BAD_BOX] = box.problem
         else:
-            problems[Flag.BAD_BOX] = box.problem
-            changes |= {"region": tight} if tight else {}
+            self._use("bbox", box)
         if not mask.problem:
-            use("segmentation", mask)
+            self._use("segmentation", mask)
         elif row.get("segmentation"):
-            problems[Flag.BAD_MASK] = mask.problem
+            self._problems[Flag.BAD_MASK] = mask.problem
         else:
             needed = "but MODEL.MASK_ON needs one (set it False to train on boxes)"
-            problems[Flag.NO_MASK] = f"{mask.problem}, {needed}"
+            self._problems[Flag.NO_MASK] = f"{mask.problem}, {needed}"
 
     def check_boxes(self, file: Path) -> None:
         """Raise DataError if most boxes are not inside their images, or all fit as corners."""
@@ -172,10 +184,6 @@ class AnnotationReader:
                 "[x1, y1, x2, y2], convert them to [x, y, width, height]; if they belong to images "
                 "of another size, scale them"
             )
-
-
-def _converted(value: Any, written: Any) -> coco_values.Reading:
-    return coco_values.Reading(value, note=coco_values.TEXT if isinstance(written, str) else None)
 
 
 def _four_numbers(box: Any) -> list[float]:
