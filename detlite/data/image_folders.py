@@ -11,15 +11,10 @@ from .remote.locations import RemotePath
 
 @dataclass(frozen=True)
 class ImageArchive(ABC):
-    """Images inside of larger files, used like a folder of images.
+    """Images inside of larger files, used like a folder of images."""
 
-    Attributes:
-        name: for messages.
-        cache_bytes: limit of the cache for remote files, see `FileCache`.
-    """
-
-    name: str
-    cache_bytes: int = field(default=0, kw_only=True)
+    name: str  # for messages
+    cache_bytes: int = field(default=0, kw_only=True)  # limit of the cache for remote files
 
     @property
     @abstractmethod

@@ -6,10 +6,9 @@ import numpy as np
 import torch
 from PIL import Image
 
-from detlite.data.loading.image_io import composite_rgb
 from detlite.structures.masks.formats import to_bitmap
 
-from .detections import Color, draw_detections
+from .detections import Color, composite_rgb, draw_detections
 
 _SIDE = 240  # pixels
 

@@ -10,7 +10,6 @@ import torch
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
-from detlite.data.loading.image_io import composite_rgb
 from detlite.evaluation.results import categories_of
 from detlite.inference.prediction import EXPORTERS
 from detlite.structures.masks.formats import to_bitmap
@@ -224,3 +223,13 @@ def contact_sheet(
         y = gap + row * (height + gap) + (height - thumbnail.height) // 2
         sheet.paste(thumbnail, (x, y))
     return sheet
+
+
+def composite_rgb(image: Tensor) -> Tensor:
+    """Return an image [C, H, W] as RGB to look at: its first three channels, or gray.
+
+    Of two channels, the first is red and the second green.
+    """
+    if len(image) == 1:
+        return image.expand(3, -1, -1)
+    return torch.cat([image, torch.zeros_like(image[:1])])[:3]

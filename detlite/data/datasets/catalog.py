@@ -51,9 +51,7 @@ _NOT_MIRRORED = "Images are not mirrored. Name pairs in DATASETS.KEYPOINT_FLIP_P
 def build_dataset(cfg: CfgNode, name: str, train: bool) -> CocoDataset:
     """Build the data set that DATASETS.CATALOG, or else the built-in catalog, lists under `name`.
 
-    For training it has masks if MODEL.MASK_ON is set, and no images without usable annotations,
-    except those without any annotation if DATASETS.BACKGROUND_IMAGES is set. Raises ConfigError for
-    the entry, or DataError for the files.
+    Raises ConfigError for the entry, or DataError for the files.
     """
     kind, annotations, images = locate_dataset(cfg, name)
     if isinstance(annotations, Path) and not annotations.is_file():
@@ -179,7 +177,7 @@ def check_sets(cfg: CfgNode) -> None:
 
 
 def findings_of(datasets: Iterable[CocoDataset]) -> str:
-    """Describe what is left out, reinterpreted or switched off because of the data, if anything."""
+    """Return the findings of data sets as one text, "" if there are none."""
     return summary({str(one.annotation_file): one.findings for one in datasets})
 
 

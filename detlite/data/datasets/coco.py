@@ -58,9 +58,7 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
         keypoints: require keypoints of every annotation, and their names in a category.
         min_keypoints: in training, leave out images with fewer labeled keypoints.
         background: in training, keep images without any annotation as negative examples.
-        skip_bad: skip bad annotations and images instead of raising an error. An object whose
-            place is known becomes an ignored region in training and evaluation.
-        crowds_as_objects: see DATASETS.CROWDS_AS_OBJECTS.
+        skip_bad: skip bad annotations and images instead of raising an error.
         check_images: check all image files; otherwise a bad one fails when it is read.
         cache: of large images at the reduced size of `load`.
     """

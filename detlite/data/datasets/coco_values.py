@@ -56,14 +56,13 @@ def _refuse(problem: str) -> Reading:
 
 def number(value: Any) -> float | None:
     """Return a finite number, also from its text; otherwise None."""
-    if isinstance(value, str):
-        try:
-            value = float(value)
-        except ValueError:
-            return None
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    if isinstance(value, bool):
         return None
-    return value if _finite([value]) else None
+    try:
+        value = float(value) if isinstance(value, str) else value
+        return value if math.isfinite(value) else None
+    except (TypeError, ValueError, OverflowError):
+        return None
 
 
 def integer(value: Any) -> int | None:
@@ -83,17 +82,13 @@ def numbers(values: Any) -> list[float] | None:
     """Return a list of finite numbers, also from their texts; the list itself if it has them."""
     if not isinstance(values, list):
         return None
-    if set(map(type, values)) <= {int, float}:
-        return values if _finite(values) else None
-    parsed = [number(value) for value in values]
-    return None if None in parsed else parsed  # type: ignore[return-value]
-
-
-def _finite(values: Sequence[float]) -> bool:
+    if not set(map(type, values)) <= {int, float}:
+        parsed = [number(value) for value in values]
+        return None if None in parsed else parsed  # type: ignore[return-value]
     try:
-        return math.isfinite(math.fsum(values))
-    except (OverflowError, ValueError):
-        return False
+        return values if all(map(math.isfinite, values)) else None
+    except OverflowError:  # a large integer
+        return None
 
 
 def read_box(value: Any, height: int, width: int) -> Reading:

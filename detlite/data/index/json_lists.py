@@ -17,12 +17,8 @@ class NotAnObjectError(ValueError):
 class JsonLists:
     """The members of a JSON object, and the entries of some lists among them.
 
-    Args:
-        text: the document.
-        keys: the lists whose entries are parsed on demand, see `entries`.
-
     Attributes:
-        members: all members; these lists are empty.
+        members: all members; the lists named in `keys` are empty, see `entries`.
         of_objects: those of `keys` whose values are lists of objects.
 
     Raises NotAnObjectError, ValueError with the position, or RecursionError.

@@ -17,7 +17,7 @@ _AS_INTEGERS = "They are read as integers."
 class Ids:
     """Reads ids as integers, or numbers all of them from 1 if one is no integer.
 
-    Two ids that differ only in notation, such as "01" and "1", are not read as integers either.
+    Ids that differ only in notation, such as "01" and "1", are numbered too.
     """
 
     def __init__(self, ids: Iterable[Any]) -> None:
@@ -157,9 +157,9 @@ def read_categories(
         category = {**row, "id": category_id, "name": str(row["name"])}
         if valid.setdefault(category_id, category)["name"] != category["name"]:
             raise DataError(f"{file}: the id {category_id} occurs twice in 'categories'")
-    names, *others = [row["keypoints"] for row in valid.values() if row.get("keypoints")] or [[]]
-    for other in others:
-        if other != names:
+    keypoints = [row["keypoints"] for row in valid.values() if row.get("keypoints")]
+    for other in keypoints:
+        if other != keypoints[0]:
             effect = "All are used with the names of the category with the lowest id."
             what = "categories whose keypoints have other names"
             findings.add(what, effect, short_repr(other), "category")

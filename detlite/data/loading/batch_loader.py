@@ -91,12 +91,10 @@ def _share(samples: list[Any]) -> list[Any]:
     torch would do this in a thread that loses errors: with a full /dev/shm the main process would
     wait forever.
     """
-    if get_worker_info() is None:
-        return samples
+    tensors = [leaf for leaf in tree_leaves(samples) if isinstance(leaf, Tensor)]
     try:
-        for leaf in tree_leaves(samples):
-            if isinstance(leaf, Tensor):
-                leaf.share_memory_()
+        for tensor in tensors if get_worker_info() else ():
+            tensor.share_memory_()
     except RuntimeError as error:
         reason = str(error).splitlines()[0]
         return [

@@ -28,10 +28,9 @@ def find_bad_images(
 ) -> dict[int, str]:
     """Return the problems of image files by their number in the index.
 
-    All images are checked once. A note in the cache lists the bad ones and holds as long as no file
-    is added to their folders, removed or renamed. Only listed images are checked again, since they
-    may have been repaired in place. An image that is damaged in place fails when it is decoded. For
-    a folder at a URL the note holds permanently.
+    All images are checked once. A note in the cache lists the bad ones, which are checked again. It
+    holds as long as no file is added to their folders, removed or renamed, and permanently for a
+    folder at a URL.
     """
     notes = cache.folder()
     if notes is None:
@@ -56,10 +55,8 @@ def _folder_stamps(index: AnnotationIndex, folder: ImageFolder) -> dict[str, Any
         return {}
     stamps: dict[str, list[int] | None] = {}
     for name in index.table["folders"]:
-        try:
-            stamps[name] = cache.file_stamp(folder / name)
-        except OSError:
-            stamps[name] = []  # missing
+        path = folder / name
+        stamps[name] = cache.file_stamp(path) if path.exists() else []
     return None if None in stamps.values() else stamps
 
 

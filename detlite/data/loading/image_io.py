@@ -31,8 +31,7 @@ class ImageOptions:
     Attributes:
         max_pixels: limit of the number of pixels; may exceed Pillow's limit, the default.
         bits: the number of bits that a 16-bit image uses. The highest 8 of them are kept.
-        exif_orientation: apply it, as viewers and most annotation tools do, or return the pixels as
-            stored (Pillow always applies it to TIFF).
+        exif_orientation: apply it (Pillow always does to TIFF), or return the pixels as stored.
         channels: the number of channels that the model takes; 3: RGB.
         value_range: (low, high) values that become 0 and 255 in images of more than 8 bits, for all
             channels or one after the other for each; (): by `bits`.
@@ -61,10 +60,7 @@ def build_image_options(cfg: CfgNode) -> ImageOptions:
 
 
 def count_pages(source: ImageSource | bytes, options: ImageOptions = DEFAULT_OPTIONS) -> int:
-    """Return the number of pages (TIFF) or frames (GIF, WebP, PNG) to read with `read_image`.
-
-    It is 1 if the pages are the channels of one image. Raises as `read_image`.
-    """
+    """Return the number of pages or frames to read; 1 if the pages are channels of one image."""
     source = ImageBytes(source) if isinstance(source, bytes) else source
     with open_image(source, options.max_pixels) as file:
         count = len(file.pages)
@@ -169,10 +165,7 @@ def read_reduced(
 
 
 def image_size(path: Path, upright: bool = True) -> Size:
-    """Return the (height, width) of an image, upright or as stored, from its header.
-
-    Raises DataError.
-    """
+    """Return the (height, width) of an image from its header. Raises DataError."""
     with open_image(path, DEFAULT_OPTIONS.max_pixels) as file:
         return oriented(file.size, file.orientation()) if upright else file.size
 
@@ -219,16 +212,6 @@ def pixels_to_tensor(
     array = _upright(_to_8_bits(array, options, name), orientation)
     # Buffers of others are read-only or have negative strides, so copy.
     return torch.from_numpy(np.array(array.transpose(2, 0, 1), order="C"))
-
-
-def composite_rgb(image: Tensor) -> Tensor:
-    """Return an image [C, H, W] as RGB to look at: its first three channels, or gray.
-
-    Of two channels, the first is red and the second green.
-    """
-    if len(image) == 1:
-        return image.expand(3, -1, -1)
-    return torch.cat([image, torch.zeros_like(image[:1])])[:3]
 
 
 def _pages_are_channels(file: OpenImage, options: ImageOptions) -> bool:

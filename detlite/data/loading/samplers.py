@@ -80,7 +80,7 @@ class TrainingBatchSampler(Sampler[list[Sample]]):
             weights = np.rint(factors * _UNIT).astype(np.int64)
         self._wide, self._tall = (
             _Epochs(np.flatnonzero(members), weights[members], (seed, group), shards, window)
-            for group, members in ((0, is_wide), (1, ~is_wide))
+            for group, members in enumerate((is_wide, ~is_wide))
         )
         self._total = self._wide.total + self._tall.total
         self._phase = int(np.random.default_rng((seed, 2)).integers(count)) * self._total // count

@@ -59,10 +59,10 @@ def without_secrets(url: str) -> str:
 def download(url: str, file: Path, sha256: str = "") -> None:
     """Download a URL to a file unless the file exists. Raises RemoteError, or OSError.
 
-    Received bytes are kept in `<name>.part`. A later call resumes from there if the server's file
-    has not changed. `file` itself appears once it is complete and verified. If several processes
-    ask for one file, one downloads it and the others wait. `sha256` may be the first digits; it is
-    verified for an existing file too, and allows redirects from https to http.
+    Received bytes are kept in `<name>.part`, from where a later call resumes if the server's file
+    has not changed. If several processes ask for one file, one downloads it and the others wait.
+    `sha256` may be the first digits; it is verified for an existing file too, and allows redirects
+    from https to http.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(file.with_name(file.name + ".lock")):
@@ -175,12 +175,12 @@ def _download(url: str, file: Path, sha256: str) -> None:
                 f"{error}. Check the network and try again, or put the file at {file}"
             ) from error
         version_file.unlink(missing_ok=True)
-        try:
-            if sha256:
+        if sha256:
+            try:
                 _check_hash(name, content, sha256)
-        except RemoteError:
-            part.unlink()
-            raise
+            except RemoteError:
+                part.unlink()
+                raise
     part.replace(file)
 
 
@@ -205,10 +205,10 @@ def _resume(
     try:
         response = _open(url, headers, **options)
     except HTTPError as error:
-        if error.code == 416:  # the server's file is shorter now
-            content.truncate(0)
-            raise ConnectionError("the server's file has changed") from error
-        raise
+        if error.code != 416:
+            raise
+        content.truncate(0)
+        raise ConnectionError("the server's file is shorter now") from error
     with response:
         position = re.match(r"bytes (\d+)-", response.headers.get("Content-Range", ""))
         if response.status != 206 or position is None:
@@ -220,11 +220,11 @@ def _resume(
         # A weak tag does not guarantee equal bytes.
         version_file.write_text("" if version.startswith("W/") else version)
         start = content.seek(0, io.SEEK_END)
-        total = start + (response.length or 0) or None
-        label = version_file.name.removesuffix(".part.version")
         with tqdm(
-            desc=label, total=total, initial=start, unit="B", unit_scale=True, disable=None
-        ) as bar:
+            desc=version_file.name.removesuffix(".part.version"),
+            total=start + (response.length or 0) or None,
+            initial=start, unit="B", unit_scale=True, disable=None,
+        ) as bar:  # fmt: skip
             for size in _copy(response, content):
                 bar.update(start + size - bar.n)
 
