@@ -5,6 +5,7 @@ import importlib.util
 import io
 import json
 import multiprocessing
+import pickle
 import resource
 import statistics
 import tempfile
@@ -15,7 +16,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
@@ -75,8 +75,7 @@ def benchmark_evaluation(
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "ground_truth.json").write_text(json.dumps(content))
-        for field, array in results.arrays().items():
-            np.save(folder / f"{field}.npy", array)
+        (folder / "results.pkl").write_bytes(pickle.dumps(results))
         libraries = ["detlite", "pycocotools"]
         if importlib.util.find_spec("hotcoco"):
             libraries.append("hotcoco")
@@ -138,7 +137,7 @@ def _inputs(folder: Path) -> tuple[COCO, Results]:
     ground_truth = COCO()
     ground_truth.dataset = json.loads((folder / "ground_truth.json").read_bytes())
     ground_truth.createIndex()
-    return ground_truth, Results.from_arrays({f.stem: np.load(f) for f in folder.glob("*.npy")})
+    return ground_truth, pickle.loads((folder / "results.pkl").read_bytes())
 
 
 def _detlite(folder: Path, kind: str) -> Callable[[], list[float]]:

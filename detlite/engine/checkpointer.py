@@ -102,8 +102,6 @@ def resume_run(trainer: Trainer, checkpoint: Checkpoint) -> None:
             "%s was saved with another config: %s. The new values hold from iteration %d on",
             path, listed, trainer.iteration + 1,
         )  # fmt: skip
-    if changed.keys() & {"SEED", "SOLVER.IMS_PER_BATCH"}:
-        logger.warning("SEED or SOLVER.IMS_PER_BATCH has changed: the order of the images changes")
     if len(rng) == world_size():
         set_rng_state(rng[rank()], trainer.model.device)
     else:

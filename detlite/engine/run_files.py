@@ -24,11 +24,6 @@ AVERAGE_CHECKPOINT = "model_final_average.pth"  # averaged weights, without trai
 _NUMBERED = re.compile(r"model_(\d+)\.pth")
 
 
-def checkpoint_name(iteration: int) -> str:
-    """Return the file name of the checkpoint after `iteration` iterations, if not the final one."""
-    return f"model_{iteration:07d}.pth"
-
-
 def numbered_checkpoints(folder: Path) -> dict[int, Path]:
     """Return the numbered checkpoints of a run by their iterations, the oldest first."""
     matches = [(_NUMBERED.fullmatch(path.name), path) for path in folder.glob("model_*.pth")]

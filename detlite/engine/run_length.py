@@ -1,6 +1,5 @@
 """Length of a run in iterations, epochs or minutes."""
 
-import logging
 import math
 import time
 from collections.abc import Iterator
@@ -10,8 +9,6 @@ from typing import Any
 from yacs.config import CfgNode
 
 from detlite.distributed import is_main, max_over_processes
-
-logger = logging.getLogger(__name__)
 
 _COUNTERS = ("seconds", "evaluations", "longest", "slowest", "timed")  # attributes to restore
 
@@ -141,15 +138,10 @@ class TimeLimit(RunLength):
         yield
         seconds = time.monotonic() - start
         self._longest = max(self._longest, seconds)
-        if not self._include_evaluation:
+        if self._include_evaluation:
+            self._evaluations += seconds
+        else:
             self._start += seconds
-            return
-        self._evaluations += seconds
-        if 2 * seconds > self._limit:
-            logger.warning(
-                "an evaluation takes %.2g minutes, more than half of SOLVER.MAX_MINUTES: the last "
-                "one may end after the limit", seconds / 60,
-            )  # fmt: skip
 
     def report(self) -> dict[str, float]:
         return {"share": self._fraction, "eta_s": self.seconds_left}
@@ -176,8 +168,6 @@ def build_run_length(cfg: CfgNode, images: int) -> RunLength:
     solver = cfg.SOLVER
     if solver.MAX_MINUTES is not None:
         return TimeLimit(solver.MAX_MINUTES, solver.MINUTES_INCLUDE_TEST)
-    if solver.MINUTES_INCLUDE_TEST:
-        logger.warning("SOLVER.MINUTES_INCLUDE_TEST has no effect without SOLVER.MAX_MINUTES")
     if solver.MAX_EPOCHS is not None:
         iterations = math.ceil(solver.MAX_EPOCHS * images / solver.IMS_PER_BATCH)
         return RunLength(iterations, shortens_warmup=True)

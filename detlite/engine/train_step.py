@@ -42,12 +42,8 @@ class TrainStep:
     ) -> None:
         solver = cfg.SOLVER
         self.skipped = 0
-        self._detector = model
-        self._optimizer, self._scaler = optimizer, scaler
-        self._dtype, self._device = cfg.DTYPE, model.device
-        self._parts = solver.ACCUMULATION_STEPS
-        self._max_norm = solver.CLIP_GRAD_NORM
-        self._max_skipped = solver.MAX_SKIPPED_STEPS
+        self._cfg, self._detector, self._optimizer, self._scaler = cfg, model, optimizer, scaler
+        self._parts, self._max_skipped = solver.ACCUMULATION_STEPS, solver.MAX_SKIPPED_STEPS
         divisor = self._parts * world_size()
         if solver.IMS_PER_BATCH % divisor:
             raise ConfigError(
@@ -84,7 +80,7 @@ class TrainStep:
             parallel = isinstance(self._model, nn.parallel.DistributedDataParallel)
             # Synchronize gradients once, with the last part.
             with self._model.no_sync() if parallel and not last else nullcontext():
-                with autocast(self._dtype, self._device):
+                with autocast(self._cfg.DTYPE, self._detector.device):
                     losses = self._model(images[part], targets[part])
                 stacked = torch.stack(list(losses.values()))
                 if self._max_skipped and any_process(not bool(stacked.isfinite().all())):
@@ -93,9 +89,9 @@ class TrainStep:
                 self._scaler.scale(stacked.sum() / self._parts).backward()
             for name, loss in losses.items():
                 totals[name] = totals.get(name, 0.0) + loss.detach() / self._parts
-        if self._max_norm > 0:
+        if self._cfg.SOLVER.CLIP_GRAD_NORM > 0:
             self._scaler.unscale_(self._optimizer)
-            clip_grad_norm_(self._model.parameters(), self._max_norm)
+            clip_grad_norm_(self._model.parameters(), self._cfg.SOLVER.CLIP_GRAD_NORM)
         self._scaler.step(self._optimizer)
         self._scaler.update()
         return totals

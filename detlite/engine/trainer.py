@@ -27,7 +27,7 @@ from .hooks.ema import EMA_SUFFIX, ModelEMA
 from .hooks.freezing import BackboneFreezeSchedule
 from .hooks.metrics import MachineLoad, Meters, MetricsWriter
 from .replay import save_batch
-from .run_files import FINAL_CHECKPOINT, checkpoint_name, newest_checkpoint
+from .run_files import FINAL_CHECKPOINT, newest_checkpoint
 from .run_length import build_run_length
 from .signals import StoppedError, StopSignals
 from .solver import build_optimizer, build_scheduler
@@ -71,7 +71,7 @@ class Trainer:
         self._interrupted = False  # a signal arrived in any process
         self._finishing = False
         self.run_length = build_run_length(cfg, len(train_set))
-        self._warn_of_frozen_layers()
+        self._warn_of_frozen_norms()
 
         optimize_for_training(model)
         self.optimizer = build_optimizer(cfg, model)
@@ -215,7 +215,7 @@ class Trainer:
         return due and allowed and not self.is_last
 
     def _save(self) -> None:
-        name = FINAL_CHECKPOINT if self.is_last else checkpoint_name(self.iteration)
+        name = FINAL_CHECKPOINT if self.is_last else f"model_{self.iteration:07d}.pth"
         self.checkpoint = self.output_dir / name
         save_run(self, self.checkpoint)
 
@@ -238,13 +238,7 @@ class Trainer:
         for hook in self.hooks:
             getattr(hook, method)(*args)
 
-    def _warn_of_frozen_layers(self) -> None:
-        max_iter, frozen_iters = self.run_length.max_iter, self.cfg.SOLVER.BACKBONE_FREEZE_ITERS
-        if max_iter is not None and max_iter <= frozen_iters:
-            logger.warning(
-                "SOLVER.BACKBONE_FREEZE_ITERS is %d and the run has %d iterations: the backbone is "
-                "not trained at all", frozen_iters, max_iter,
-            )  # fmt: skip
+    def _warn_of_frozen_norms(self) -> None:
         model = self.cfg.MODEL
         frozen = any(isinstance(module, FrozenBatchNorm2d) for module in self.model.modules())
         if frozen and not model.WEIGHT:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import operator
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,6 @@ from detlite.structures.masks.pasting import paste_boxes
 from detlite.structures.masks.rle import EncodedMasks
 
 _ROWS_PER_WRITE = 1000  # results held as text at a time
-_MASK_ARRAYS = ("data", "lengths", "sizes")  # fields of EncodedMasks
 # IoU type -> field of a COCO result
 IOU_TYPES = {"bbox": "bbox", "segm": "segmentation", "keypoints": "keypoints"}
 # No annotation has this id.
@@ -52,14 +51,9 @@ class Results:
         Entries are dicts of image_id, category_id, score, and for each of `iou_types` bbox (xywh),
         segmentation (compressed RLE) or keypoints [x1, y1, v1, ...]. Other fields are ignored.
         """
-        fields = [
-            "image_id",
-            "category_id",
-            "score",
-            *(IOU_TYPES.get(kind, kind) for kind in iou_types),
-        ]
+        required = ["image_id", "category_id", "score", *(IOU_TYPES.get(k, k) for k in iou_types)]
         for number, row in enumerate(rows):
-            if missing := [field for field in fields if field not in row]:
+            if missing := [field for field in required if field not in row]:
                 raise DataError(f"result {number} has no {missing[0]!r}")
         boxes = masks = keypoints = None
         if "bbox" in iou_types:
@@ -101,22 +95,6 @@ class Results:
             columns["keypoints"] = points.reshape(len(points), 3 * points.shape[1]).tolist()
         for values in zip(*columns.values(), strict=True):
             yield dict(zip(columns, values, strict=True))
-
-    def arrays(self) -> dict[str, np.ndarray]:
-        """Return the arrays by name. Those of several images can be concatenated."""
-        arrays = {name: array for name, array in vars(self).items() if array is not None}
-        masks = arrays.pop("masks", None)
-        if masks is not None:
-            arrays |= {f"mask_{name}": getattr(masks, name) for name in _MASK_ARRAYS}
-        return arrays
-
-    @classmethod
-    def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> Results:
-        plain = {name: array for name, array in arrays.items() if not name.startswith("mask_")}
-        masks = None
-        if "mask_data" in arrays:
-            masks = EncodedMasks(*(arrays[f"mask_{name}"] for name in _MASK_ARRAYS))
-        return cls(masks=masks, **plain)
 
 
 def to_coco_results(
@@ -260,12 +238,19 @@ def gather_results(parts: Sequence[Results]) -> Results | None:
 
 def concatenate_results(parts: Sequence[Results]) -> Results:
     """Concatenate results of the same fields; results without detections may lack some."""
-    arrays = [part.arrays() for part in parts if len(part)]
-    if not arrays:
-        return Results.from_coco([], ())
-    return Results.from_arrays({
-        name: np.concatenate([one[name] for one in arrays]) for name in arrays[0]
-    })  # fmt: skip
+    parts = [part for part in parts if len(part)]
+    return _concatenate(parts) if parts else Results.from_coco([], ())
+
+
+def _concatenate(parts: Sequence[Any]) -> Any:
+    """Concatenate arrays, or each field of dataclasses of arrays; None if they are None."""
+    first = parts[0]
+    if first is None:
+        return None
+    if isinstance(first, np.ndarray):
+        return np.concatenate(parts)
+    columns = ([getattr(part, field.name) for part in parts] for field in fields(first))
+    return type(first)(*map(_concatenate, columns))
 
 
 def write_results(results: Results, file: Path) -> None:

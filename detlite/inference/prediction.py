@@ -154,7 +154,7 @@ class Prediction(dict[str, Any]):
         return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
 
 
-def make_prediction(
+def to_prediction(
     detections: Detections, loaded: LoadedImage, model: Detector, rle: bool
 ) -> Prediction:
     """Map the detections of a model to the original image, and paste their masks."""

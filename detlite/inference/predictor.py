@@ -24,14 +24,7 @@ from detlite.structures.instances import Detections
 
 from .build import build_inference, with_score_thresh, wrap_detector
 from .detectors import View, size_of
-from .prediction import (
-    ImageInput,
-    LoadedImage,
-    Prediction,
-    image_files,
-    load_image,
-    make_prediction,
-)
+from .prediction import ImageInput, LoadedImage, Prediction, image_files, load_image, to_prediction
 from .tiling import Tiling, build_tiling
 from .tta import build_views
 
@@ -169,13 +162,11 @@ class Predictor:
         """Build the predictor of a checkpoint from training, with the config stored in it.
 
         Args:
-            path: the checkpoint, `.pth` or `.pkl`, or one of torchvision, detectron2 or
-                maskrcnn-benchmark, which is converted and implies a config. Code in it is not
-                executed.
+            path: the checkpoint, `.pth` or `.pkl`, or one of another framework, which is converted
+                and implies a config. Code in it is not executed.
             opts: config overrides, alternating keys and values. A model with custom modules needs
                 `["IMPORTS", "my_modules.py"]`, because IMPORTS of the file are ignored.
             config: YAML file of the model, for weights that imply no config, such as an FBNet's.
-            score_thresh, rle: see the class.
 
         Raises:
             CheckpointError, ConfigError: the message says what to do.
@@ -277,7 +268,7 @@ class Predictor:
 
     def to_prediction(self, detections: Detections, loaded: LoadedImage) -> Prediction:
         """Map the detections of an image to the original image, and paste their masks."""
-        prediction = make_prediction(detections, loaded, self.model, self.rle)
+        prediction = to_prediction(detections, loaded, self.model, self.rle)
         prediction.options, prediction.threshold = self.image_options, self.score_thresh
         return prediction
 

@@ -49,9 +49,7 @@ class Tile:
 
     def clip(self, boxes: Tensor) -> Tensor:
         """Clip boxes [N, 4] to the tile; boxes outside have area 0."""
-        x = boxes[:, 0::2].clamp(self.x1, self.x2)
-        y = boxes[:, 1::2].clamp(self.y1, self.y2)
-        return torch.stack([x[:, 0], y[:, 0], x[:, 1], y[:, 1]], dim=1)
+        return box_ops.intersection(boxes, boxes.new_tensor([self.x1, self.y1, self.x2, self.y2]))
 
     def cuts(self, boxes: Tensor, size: tuple[int, int]) -> Tensor:
         """Return which boxes end at a border of the tile that is not the image's, bool [N]."""

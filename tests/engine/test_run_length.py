@@ -40,16 +40,6 @@ def test_lengths_from_the_config(make_cfg, keys, images, max_iter):
     assert length.shortens_warmup == (keys[1] is None)
 
 
-def test_a_key_without_effect_causes_a_warning(make_cfg, caplog):
-    build_run_length(make_cfg("SOLVER.MAX_ITER", 7, "SOLVER.MINUTES_INCLUDE_TEST", True), 10)
-    assert "has no effect without SOLVER.MAX_MINUTES" in caplog.text
-    caplog.clear()
-    build_run_length(
-        make_cfg(*NO_ITER, "SOLVER.MAX_MINUTES", 2, "SOLVER.MINUTES_INCLUDE_TEST", True), 10
-    )
-    assert not caplog.text
-
-
 def test_iterations():
     length = RunLength(4)
     assert [length.fraction(done) for done in range(5)] == [0, 0.25, 0.5, 0.75, 1]
@@ -115,15 +105,6 @@ def test_evaluations_count_on_request(clock):
     # 50 s are used, and 10 are reserved for the last evaluation.
     assert limit.report() == {"share": 1.0, "eta_s": 0.0}
     assert limit.is_reached(3)
-
-
-def test_long_evaluations_cause_a_warning(clock, caplog):
-    limit = TimeLimit(1, include_evaluation=True)
-    for seconds in (29, 31):
-        assert "more than half" not in caplog.text
-        with limit.evaluating():
-            clock.seconds += seconds
-    assert "takes 0.52 minutes, more than half of SOLVER.MAX_MINUTES" in caplog.text
 
 
 def test_a_resumed_run_continues_with_the_time_left(clock):
@@ -249,8 +230,9 @@ def test_the_last_evaluation_is_within_the_limit_on_request(run, clock):
     assert clock.seconds - begin == pytest.approx(145)
 
 
-@pytest.mark.parametrize(("period", "with_test"), [(3, False), (3, True), (0, True)])
-@pytest.mark.parametrize("fail_at", [2, 4, 7])
+@pytest.mark.parametrize(
+    ("period", "with_test", "fail_at"), [(3, False, 4), (3, True, 7), (0, True, 2), (0, True, 7)]
+)
 def test_an_interrupted_run_resumes_exactly(run, tmp_path, fail_at, period, with_test):
     """The model is evaluated halfway, after iteration 6, if there is no period."""
     opts = ["SOLVER.TEST_PERIOD", period, "SOLVER.MINUTES_INCLUDE_TEST", with_test]
