@@ -83,9 +83,8 @@ def run_evaluation(cfg: CfgNode, weights: Checkpoint | None = None) -> dict[str,
 def logging_to(output_dir: Path) -> Iterator[None]:
     """Append log messages and warnings to `output_dir`/log.txt within a `with` block.
 
-    The level is INFO. Handlers of the root logger receive the messages too. If it has none, as in
-    a command, the console does. Processes other than rank 0 log only warnings, and not to the file.
-    The previous settings are restored at the end of the block.
+    Handlers of the root logger receive the messages too. If it has none, as in a command, the
+    console does. Processes other than rank 0 log only warnings, and not to the file.
     """
     root = logging.getLogger()
     level, showwarning = root.level, warnings.showwarning
@@ -93,14 +92,7 @@ def logging_to(output_dir: Path) -> Iterator[None]:
     if not root.handlers:
         handlers.append(logging.StreamHandler(sys.stdout))
     if is_main():
-        try:
-            output_dir.mkdir(parents=True, exist_ok=True)
-            handlers.append(logging.FileHandler(output_dir / "log.txt"))
-        except OSError as error:
-            raise ConfigError(
-                f"OUTPUT_DIR {output_dir}: cannot be written to ({error.strerror}): choose another "
-                "folder"
-            ) from error
+        handlers.append(logging.FileHandler(output_dir / "log.txt"))
     formatter = logging.Formatter("%(asctime)s %(levelname).1s %(message)s", "%m-%d %H:%M:%S")
     for handler in handlers:
         handler.setFormatter(formatter)

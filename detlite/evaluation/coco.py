@@ -130,14 +130,11 @@ def _sigmas(truth: GroundTruthArrays, oks_sigmas: Sequence[float]) -> np.ndarray
 
 def summarize(tables: PrecisionRecall, names: Sequence[str], iou_type: str) -> dict[str, Any]:
     """Return the metrics of one IoU type, see `evaluate_coco`."""
-    metrics: dict[str, Any] = dict(tables.ap_metrics())
     if iou_type == "keypoints":
-        metrics |= {"AR": tables.ar(), "AR50": tables.ar(0.5), "AR75": tables.ar(0.75)}
+        recall = {"AR": tables.ar(), "AR50": tables.ar(0.5), "AR75": tables.ar(0.75)}
     else:
-        metrics |= {f"AR{limit}": tables.ar(limit=limit) for limit in tables.limits}
-    metrics |= tables.ar_by_area()
-    metrics["per_category"] = {name: tables.ap(categories=k) for k, name in enumerate(names)}
-    return metrics
+        recall = {f"AR{limit}": tables.ar(limit=limit) for limit in tables.limits}
+    return tables.summarize(names, recall)
 
 
 def category_names(coco_gt: COCO) -> list[str]:

@@ -6,7 +6,6 @@ categories do not count, nor do false positives of categories that are not annot
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 from pycocotools.coco import COCO
@@ -14,7 +13,7 @@ from pycocotools.coco import COCO
 from detlite.data.errors import DataError
 
 from .ground_truth import GroundTruthArrays, check_results, read_ground_truth
-from .matching import AREA_RANGES, PrecisionRecall, accumulate, match
+from .matching import AREA_RANGES, accumulate, match
 from .metrics import Metrics
 from .overlaps import build_pairing, region_overlaps
 from .results import Results
@@ -75,8 +74,15 @@ def evaluate_lvis(
             pairing, truth, overlaps, sizes, tuple(AREA_RANGES), [MAX_DETS], MAX_DETS,
             ignore_unmatched,
         )  # fmt: skip
+        tables = accumulate(matched)
         categories = [coco_gt.cats[number] for number in truth.category_ids.tolist()]
-        metrics[iou_type] = _summarize(accumulate(matched), categories)
+        more = {}
+        for letter in "rcf":
+            indices = [k for k, row in enumerate(categories) if row["frequency"] == letter]
+            more[f"AP{letter}"] = tables.ap(categories=indices)
+        more[f"AR@{MAX_DETS}"] = tables.ar()
+        names = [row["name"] for row in categories]
+        metrics[iou_type] = tables.summarize(names, more, f"@{MAX_DETS}")
     return metrics
 
 
@@ -97,16 +103,3 @@ def _best_of_each_image(results: Results) -> np.ndarray:
     images = results.image_ids[order]
     ranks = np.arange(len(order)) - np.searchsorted(images, images)
     return np.sort(order[ranks < MAX_DETS])
-
-
-def _summarize(tables: PrecisionRecall, categories: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    metrics: dict[str, Any] = dict(tables.ap_metrics())
-    for letter in "rcf":
-        indices = [k for k, row in enumerate(categories) if row["frequency"] == letter]
-        metrics[f"AP{letter}"] = tables.ap(categories=indices)
-    metrics[f"AR@{MAX_DETS}"] = tables.ar()
-    metrics |= tables.ar_by_area(f"@{MAX_DETS}")
-    metrics["per_category"] = {
-        row["name"]: tables.ap(categories=k) for k, row in enumerate(categories)
-    }
-    return metrics

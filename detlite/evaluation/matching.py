@@ -87,16 +87,21 @@ class PrecisionRecall:
         m = self.limits.index(self.max_dets if limit is None else limit)
         return _mean(self.recall[_threshold(iou), :, self.areas.index(area), m])
 
-    def ap_metrics(self) -> dict[str, float | None]:
-        """Return AP, AP50, AP75, and APs, APm, APl for the measured areas."""
-        metrics = {"AP": self.ap(), "AP50": self.ap(0.5), "AP75": self.ap(0.75)}
-        return metrics | {
-            f"AP{area[0]}": self.ap(area=area) for area in self.areas if area != "all"
-        }
+    def summarize(
+        self, names: Sequence[str], more: dict[str, float | None], suffix: str = ""
+    ) -> dict[str, Any]:
+        """Return AP and AR of each area, `more` metrics, and AP per category.
 
-    def ar_by_area(self, suffix: str = "") -> dict[str, float | None]:
-        """Return ARs, ARm and ARl for the measured areas; `suffix` is appended to the names."""
-        return {f"AR{area[0]}{suffix}": self.ar(area=area) for area in self.areas if area != "all"}
+        `suffix` is appended to the names of AR.
+        """
+        areas = [area for area in self.areas if area != "all"]
+        return {
+            **{"AP": self.ap(), "AP50": self.ap(0.5), "AP75": self.ap(0.75)},
+            **{f"AP{area[0]}": self.ap(area=area) for area in areas},
+            **more,
+            **{f"AR{area[0]}{suffix}": self.ar(area=area) for area in areas},
+            "per_category": {name: self.ap(categories=k) for k, name in enumerate(names)},
+        }
 
 
 def _threshold(iou: float | None) -> Any:

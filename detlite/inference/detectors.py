@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from detlite.conventions import Convention
 from detlite.data.transforms.resize import resize_shortest
 from detlite.modeling.detection_model import DetectionModel
 from detlite.structures import boxes as box_ops
@@ -42,30 +41,16 @@ class ImageDetector:
 
     def __init__(self, model: DetectionModel) -> None:
         self.model = model
+        self.channels, self.takes_proposals = model.channels, model.takes_proposals
+        self.convention, self.mask_threshold = model.convention, model.mask_threshold
 
     @property
     def categories(self) -> list[dict[str, Any]]:
         return self.model.categories
 
     @property
-    def channels(self) -> int:
-        return self.model.channels
-
-    @property
     def device(self) -> torch.device:
         return self.model.device
-
-    @property
-    def convention(self) -> Convention:
-        return self.model.convention
-
-    @property
-    def mask_threshold(self) -> float:
-        return self.model.mask_threshold
-
-    @property
-    def takes_proposals(self) -> bool:
-        return self.model.takes_proposals
 
     @torch.no_grad()
     def detect(
@@ -87,7 +72,7 @@ class ResizingDetector(ImageDetector):
 
     def __init__(self, model: DetectionModel, view: View) -> None:
         super().__init__(model)
-        self.view = view
+        self.sizes = view.min_size, view.max_size
 
     def detect(
         self,
@@ -95,8 +80,7 @@ class ResizingDetector(ImageDetector):
         proposals: Sequence[Tensor | None] | None = None,
         min_score: float = 0.0,
     ) -> list[Detections]:
-        sizes = self.view.min_size, self.view.max_size
-        inputs = [resize_shortest(image, *sizes, self.convention.resize) for image in images]
+        inputs = [resize_shortest(image, *self.sizes, self.convention.resize) for image in images]
         detections = self.model.detect(inputs, None, min_score)
         return [
             one.rescale(size_of(network_input), size_of(image), self.convention)

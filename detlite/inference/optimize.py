@@ -57,7 +57,11 @@ def optimize(
         if part not in done:
             # A mask is where its logit is above 0, for which half precision is enough.
             scores = part_name in ("head", "predictor") and not isinstance(owner, MaskHead)
-            done[part] = _optimize_part(part, arithmetic, levels, scores)
+            try:
+                done[part] = fuse(part, arithmetic, levels, scores)
+            except NoGraphError:
+                mixed = arithmetic != torch.float32
+                done[part] = _MixedPrecision(part, arithmetic, scores) if mixed else part
         setattr(owner, part_name, done[part])
     return optimized
 
@@ -68,13 +72,6 @@ def _parts(owner: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Module]]:
             yield owner, name, child
         else:
             yield from _parts(child)
-
-
-def _optimize_part(part: nn.Module, dtype: torch.dtype, levels: int, scores: bool) -> nn.Module:
-    try:
-        return fuse(part, dtype, levels, scores)
-    except NoGraphError:
-        return part if dtype == torch.float32 else _MixedPrecision(part, dtype, scores)
 
 
 class _MixedPrecision(nn.Module):

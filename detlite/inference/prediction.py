@@ -66,14 +66,6 @@ def load_image(image: ImageInput, options: ImageOptions, page: int | None = None
     """Read or convert an image to a tensor uint8 [C, H, W]; errors as for `Predictor`."""
     if isinstance(image, str | Path | bytes):
         return read_image(image, options=options, page=page)
-    return image_to_tensor(image, options)
-
-
-def image_to_tensor(image: Image.Image | np.ndarray | Tensor, options: ImageOptions) -> Tensor:
-    """Convert an image to a tensor uint8 [C, H, W] with the channels of the model.
-
-    TypeError or ValueError if it has another type, dtype or shape than `Predictor` takes.
-    """
     rgb = "RGB, " * (options.channels == 3)
     if isinstance(image, Image.Image):
         return pixels_to_tensor(pillow_pixels(image), options, f"PIL image of mode {image.mode}")
@@ -93,11 +85,8 @@ def image_to_tensor(image: Image.Image | np.ndarray | Tensor, options: ImageOpti
             f"{type(image).__name__}"
         )
     if image.dtype != torch.uint8 or image.ndim != 3 or image.shape[0] != options.channels:
-        dtype = str(image.dtype).removeprefix("torch.")
-        raise ValueError(
-            f"a tensor must be {rgb}uint8 [{options.channels}, H, W]: got {dtype} "
-            f"{list(image.shape)}"
-        )
+        actual = f"{str(image.dtype).removeprefix('torch.')} {list(image.shape)}"
+        raise ValueError(f"a tensor must be {rgb}uint8 [{options.channels}, H, W]: got {actual}")
     if image.numel() == 0:
         raise ValueError(f"the image has no pixels: got a shape of {list(image.shape)}")
     return image

@@ -24,10 +24,10 @@ def bare_root(monkeypatch):
 def test_messages_go_to_console_and_file(tmp_path, bare_root, capsys):
     bare_root()
     for message in ("first", "second"):
-        with logging_to(tmp_path / "run"):
+        with logging_to(tmp_path):
             logging.getLogger("detlite.engine").info(message)
             warnings.warn(f"{message} warning", stacklevel=1)
-    text = (tmp_path / "run" / "log.txt").read_text()
+    text = (tmp_path / "log.txt").read_text()
     out = capsys.readouterr().out
     for message in ("first", "second", "first warning", "second warning"):
         assert message in text
@@ -57,10 +57,10 @@ def test_logging_settings_are_restored(tmp_path, bare_root, capsys, captured):
 def test_other_ranks_log_only_warnings_to_the_console(tmp_path, bare_root, monkeypatch, capsys):
     bare_root()
     monkeypatch.setattr("detlite.engine.run.is_main", lambda: False)
-    with logging_to(tmp_path / "run"):
+    with logging_to(tmp_path):
         logging.getLogger("detlite").info("quiet")
         logging.getLogger("detlite").warning("loud")
     out = capsys.readouterr().out
     assert "quiet" not in out
     assert "loud" in out
-    assert not (tmp_path / "run").exists()
+    assert not (tmp_path / "log.txt").exists()
