@@ -16,7 +16,7 @@ from detlite.atomic_write import atomic_open
 from detlite.data.errors import DataError
 from detlite.data.findings import Findings
 from detlite.data.index.build import open_index
-from detlite.data.index.normalization import set_file_name
+from detlite.data.loading.image_io import image_size
 
 from .file_tree import FileTree, excerpt
 
@@ -70,11 +70,8 @@ def find_images(annotations: Path, folder: Path | None = None) -> Path:
     count = len(index.image_ids)
     sample = range(0, count, max(count // _SAMPLE, 1))
     names = [index.image(number)["file_name"] for number in sample]
-    usual = [
-        path
-        for parent in (annotations.parent, annotations.parent.parent)
-        for path in (parent / "images", parent)
-    ]
+    root = annotations.parent.parent
+    usual = [path for parent in (annotations.parent, root) for path in (parent / "images", parent)]
     candidates = [folder] if folder else _with_subfolders(usual)
     counts = {path: sum(os.path.isfile(path / name) for name in names) for path in candidates}
     max_count = max(counts.values())
@@ -85,7 +82,6 @@ def find_images(annotations: Path, folder: Path | None = None) -> Path:
             "folder that their names are relative to with --images"
         )
     best = [path for path in candidates if counts[path] == max_count]
-    root = annotations.parent.parent
     if not folder and (splits := _splits_of(annotations, root)):
         best = [path for path in best if _splits_of(path, root) == splits] or best
     if len(best) > 1 and best[0] not in usual:
@@ -96,35 +92,45 @@ def find_images(annotations: Path, folder: Path | None = None) -> Path:
     return best[0]
 
 
-def correct_names(
-    file: Path, folder: Path, images: Path | None
-) -> tuple[dict[str, Any], Path] | None:
-    """Return the content of a COCO file with the names that its images really have, and their root.
+def read_coco(file: Path, images: Path | None) -> tuple[Path | dict[str, Any], Path]:
+    """Return a COCO file and the folder that its file names are relative to, see `find_images`.
 
-    None if all names are right relative to `folder`, or no more images can be found in `images`
-    or near the file.
+    If images have other names or no size in the file, return its content with the right ones.
     """
+    problem = None
+    try:
+        folder = find_images(file, images)
+    except DataError as error:
+        folder, problem = images or file.parent, error
     index = open_index(file)
     names = [index.image(number)["file_name"] for number in range(len(index.image_ids))]
-    if all(os.path.isfile(folder / name) for name in names):
-        return None
-    near = FileTree(file, images or (folder if folder != file.parent else None))
-    found = {}
-    for name in names:
-        with suppress(DataError):  # reported as a missing file
-            found[name] = folder / name if os.path.isfile(folder / name) else near.image(name, file)
-    if not any(path != folder / name for name, path in found.items()):
-        return None
+    lost = [name for name in names if not os.path.isfile(folder / name)]
+    found: dict[str, Path] = {}
+    if lost:
+        near = FileTree(file, images or (folder if folder != file.parent else None))
+        for name in lost:
+            with suppress(DataError):  # reported as a missing file
+                found[name] = near.image(name, file)
+    if problem and not found:
+        raise problem
+    if not found and (index.sizes > 0).all():
+        return file, folder
     root = Path(os.path.commonpath([folder, *(path.parent for path in found.values())]))
-    content, findings = json.loads(file.read_bytes()), Findings()
+    content = index.full_content()
+    findings = Findings(Findings.from_json(content.get("findings")))
     for row in content["images"]:
-        name = set_file_name(row, by_url=False)["file_name"]
-        if (path := found.get(name)) and path != folder / name:
+        path = found.get(row["file_name"], folder / row["file_name"])
+        if row["file_name"] in found:
             text = "The written annotations have the names of the files."
-            findings.add("file names in another notation", text, f"{name}: {path}", "image")
-        row["file_name"] = os.path.relpath(path or folder / name, root).replace(os.sep, "/")
-    content["findings"] = [*(content.get("findings") or ()), *findings.to_json()]
-    return content, root
+            example = f"{row['file_name']}: {path}"
+            findings.add("file names in another notation", text, example, "image")
+        row["file_name"] = os.path.relpath(path, root).replace(os.sep, "/")
+        if not row["height"]:
+            row["height"], row["width"] = image_size(path)
+            example = f"image {row['id']} ({row['file_name']})"
+            text = "They are read from the image files."
+            findings.add("images without height and width", text, example, "image")
+    return {**content, "findings": findings.to_json()}, root
 
 
 def write_coco(content: dict[str, Any], file: Path) -> None:
@@ -201,10 +207,9 @@ def _splits_of(path: Path, root: Path) -> set[str]:
 
 def _is_coco(file: Path) -> bool:
     """Return True if a json file has COCO's lists of images and annotations."""
-    keys = [re.compile(rf'"{key}"\s*:\s*\[') for key in ("images", "annotations")]
+    keys = [rf'"{key}"\s*:\s*\[' for key in ("images", "annotations")]
     text = excerpt(file).lstrip("\ufeff \t\r\n")
-    found = [key for key in keys if key.search(text)]
-    if len(found) == 2 or not found or text[0] != "{":
-        return len(found) == 2 and text[0] == "{"
+    if not text.startswith("{") or not any(re.search(key, text) for key in keys):
+        return False
     with file.open("rb") as stream, mmap(stream.fileno(), 0, access=ACCESS_READ) as data:
-        return all(re.search(key.pattern.encode(), data) for key in keys)
+        return all(re.search(key.encode(), data) for key in keys)

@@ -12,9 +12,8 @@ from detlite.data.data_arguments import FINDERS
 from detlite.data.errors import DataError
 from detlite.data.findings import Finding, Findings
 from detlite.data.index.build import open_index
-from detlite.data.loading.image_io import image_size
 
-from .coco_files import correct_names, find_coco_files, find_images, split_content, write_coco
+from .coco_files import find_coco_files, read_coco, split_content, write_coco
 from .cvat_xml import cvat_labels
 from .file_tree import OUTPUT_FOLDER, FileTree
 from .json_formats import (
@@ -24,7 +23,7 @@ from .json_formats import (
     supervisely_labels,
     via_labels,
 )
-from .labeled_dataset import Conversion, LabeledDataset, category_names, keypoint_names, to_coco
+from .labeled_dataset import Conversion, LabeledDataset, to_coco
 from .labelme import labelme_labels
 from .mask_files import is_mask_folder, read_mask_folder
 from .other_formats import describe_unknown
@@ -81,21 +80,7 @@ class _Split:
 
     @property
     def content(self) -> dict[str, Any]:
-        if not isinstance(self.coco, Path):
-            return self.coco
-        return open_index(self.coco).full_content()
-
-    @property
-    def categories(self) -> list[dict[str, Any]]:
-        content = open_index(self.coco).content if isinstance(self.coco, Path) else self.coco
-        return sorted(content["categories"], key=lambda row: row["id"])
-
-    @property
-    def converted_images(self) -> set[Path]:
-        """The image files if another format was converted."""
-        if isinstance(self.coco, Path):
-            return set()
-        return {self.images / row["file_name"] for row in self.coco["images"]}
+        return open_index(self.coco).full_content() if isinstance(self.coco, Path) else self.coco
 
 
 def find_sets(
@@ -115,7 +100,7 @@ def find_sets(
     Args:
         data, val: a label file, or a folder, in any supported format.
         images: the image folder of label files; None: searched for.
-        folder: output folder; None: `detlite` in the folder of the data.
+        folder: output folder; None: `detlite_data` in the folder of the data.
         masks, skip_bad: as in `Conversion`.
         group_duplicates: nearly identical images stay in the same split.
 
@@ -124,36 +109,41 @@ def find_sets(
     """
     data, val = data.absolute(), val and val.absolute()
     format, splits = _read(data, images, Conversion(masks, skip_bad, folder))
-    if "val" in splits:
-        shared = splits["train"].converted_images
-        if shared and shared == splits["val"].converted_images:
-            del splits["val"]
-            format += ", whose train and val are the same images"
+    summary = f"read as {format}"
+    listed = [
+        (split.images, split.coco["images"])
+        for split in splits.values()
+        if isinstance(split.coco, dict)
+    ]
+    if len(listed) == 2 and listed[0] == listed[1]:
+        del splits["val"]
+        summary += ", whose train and val are the same images"
     if val is not None:
         _, val_splits = _read(val, images, Conversion(masks, skip_bad, folder))
-        splits = {"train": splits["train"], "val": val_splits.get("val", val_splits["train"])}
-        summary = f"read as {format}; evaluated on {val}"
+        splits["val"] = val_splits.get("val", val_splits["train"])
+        summary += f"; evaluated on {val}"
     elif "val" in splits:
-        summary = f"read as {format}, divided already into train and val"
+        summary += ", divided already into train and val"
     else:
-        splits, counts = _split(splits["train"], data, group_duplicates)
-        summary = f"read as {format}; " + (
-            f"{counts['val']} of {sum(counts.values())} images, chosen by a hash of their names, "
-            "are used for evaluation and not for training"
-            if "val" in splits
-            else "only one image has an object, so there is no evaluation"
-        )
+        splits = _split(splits["train"], data, group_duplicates)
+        if "val" in splits:
+            train_count, count = (len(split.content["images"]) for split in splits.values())
+            summary += (
+                f"; {count} of {train_count + count} images, chosen by a hash of their names, are "
+                "used for evaluation and not for training"
+            )
+        else:
+            summary += "; only one image has an object, so there is no evaluation"
     splits = _match_categories(splits, val or data)
-    output = (folder or (data if data.is_dir() else data.parent) / OUTPUT_FOLDER).absolute()
+    root = data if data.is_dir() else data.parent
+    output = (folder or root / OUTPUT_FOLDER).absolute()
     prefix = "" if data.is_dir() else f"{data.stem}_"
     sources, written = {}, []
     for name, split in splits.items():
-        if isinstance(split.coco, Path):
-            file = split.coco
-        else:
-            file = output / f"{prefix}{name}.json"
+        file = split.coco if isinstance(split.coco, Path) else output / f"{prefix}{name}.json"
+        if file != split.coco:
             try:
-                write_coco(split.coco, file)
+                write_coco(split.content, file)
             except DataError as error:
                 hint = f"; choose another folder: `detlite init --data {data} --annotations FOLDER`"
                 raise DataError(f"{error}{'' if folder else hint}") from error
@@ -208,20 +198,25 @@ def read_folder(
 
 def _by_split(dataset: LabeledDataset, conversion: Conversion) -> dict[str, LabeledDataset]:
     """Divide a dataset by the splits of its images; those of "test" are not used."""
-    everything = dataset.images
-    splits = {image.split for image in everything}
-    names = dataset.categories or category_names(everything)
-    points = dataset.keypoints or keypoint_names(everything)
-    findings = conversion.finish()
-    parts = {"train": [image for image in everything if image.split in ("train", None)]}
-    if "train" not in splits:
-        parts = {"train": list(everything)}
-    elif "val" in splits:
-        parts["val"] = [image for image in everything if image.split == "val"]
-    if "train" in splits and "test" in splits:
-        count = sum(image.split == "test" for image in everything)
-        text = "They are neither trained on nor evaluated here. Use --val to evaluate on them."
-        findings = Findings([*findings, Finding("images of the test set", text, count, "image")])
+    by_split: dict[str | None, list[Any]] = {}
+    for image in dataset.images:
+        by_split.setdefault(image.split, []).append(image)
+    findings, parts = conversion.finish(), {"train": list(dataset.images)}
+    if "train" in by_split:
+        parts["train"] = [image for image in dataset.images if image.split in ("train", None)]
+        if "val" in by_split:
+            parts["val"] = by_split["val"]
+        if "test" in by_split:
+            text = "They are neither trained on nor evaluated here. Use --val to evaluate on them."
+            test = Finding("images of the test set", text, len(by_split["test"]), "image")
+            findings = Findings([*findings, test])
+    objects = [obj for image in dataset.images for obj in image.objects]
+    names = dataset.categories or sorted(
+        {obj.category for obj in objects if obj.category and not obj.ignored}
+    )
+    points = dataset.keypoints or list(
+        dict.fromkeys(key for obj in objects for key in obj.keypoints)
+    )
     return {
         split: replace(dataset, images=part, categories=names, keypoints=points, findings=findings)
         for split, part in parts.items()
@@ -232,80 +227,49 @@ def _read(data: Path, images: Path | None, conversion: Conversion) -> tuple[str,
     """Return the name of the format and the splits."""
     if not data.exists():
         raise DataError(f"{data}: there is no such file or folder")
-    files = find_coco_files(FileTree(data))
-    if files:
-        return "COCO json", {split: _coco_split(file, images) for split, file in files.items()}
+    if files := find_coco_files(FileTree(data)):
+        return "COCO json", {name: _Split(*read_coco(file, images)) for name, file in files.items()}
     format, datasets = read_folder(data, conversion, images)
     return format, {
-        split: _Split(to_coco(dataset), dataset.image_folder) for split, dataset in datasets.items()
+        name: _Split(to_coco(dataset), dataset.image_folder) for name, dataset in datasets.items()
     }
 
 
-def _coco_split(file: Path, images: Path | None) -> _Split:
-    """Return a COCO file, or its content with the names of the image files that exist."""
-    problem = None
-    try:
-        folder = find_images(file, images)
-    except DataError as error:
-        folder, problem = images or file.parent, error
-    if corrected := correct_names(file, folder, images):
-        return _Split(*corrected)
-    if problem:
-        raise problem
-    if (open_index(file).sizes == 0).any():
-        return _Split(_with_sizes(open_index(file).full_content(), folder), folder)
-    return _Split(file, folder)
-
-
-def _with_sizes(content: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Fill in the heights and widths of images that the annotation file lacks."""
-    findings = Findings(Findings.from_json(content.get("findings")))
-    for row in content["images"]:
-        if not row["height"]:
-            row["height"], row["width"] = image_size(folder / row["file_name"])
-            example = f"image {row['id']} ({row['file_name']})"
-            text = "They are read from the image files."
-            findings.add("images without height and width", text, example, "image")
-    return {**content, "findings": findings.to_json()}
-
-
-def _split(
-    train: _Split, data: Path, group_duplicates: bool
-) -> tuple[dict[str, _Split], dict[str, int]]:
-    """Return the splits of a dataset, and their numbers of images."""
-    converted = not isinstance(train.coco, Path)
-    within = Path(os.path.relpath(train.images, data)).as_posix() if converted else ""
+def _split(train: _Split, data: Path, group_duplicates: bool) -> dict[str, _Split]:
+    """Split a dataset into "train" and, if two images have objects, "val"."""
+    within = os.path.relpath(train.images, data) if isinstance(train.coco, dict) else ""
     content, groups = train.content, {}
     if group_duplicates:
         names = [row["file_name"] for row in content["images"]]
         firsts = duplicate_groups([train.images / name for name in names])
         groups = {name: names[first] for name, first in zip(names, firsts, strict=True)}
-    contents = split_content(content, within, groups)
-    counts = {name: len(content["images"]) for name, content in contents.items()}
+    contents = split_content(content, Path(within).as_posix() if within else "", groups)
     if len(contents) == 1:
-        return {"train": train}, counts
-    return {name: _Split(content, train.images) for name, content in contents.items()}, counts
+        return {"train": train}
+    return {name: _Split(content, train.images) for name, content in contents.items()}
 
 
 def _match_categories(splits: dict[str, _Split], source: Path) -> dict[str, _Split]:
     """Give the same categories to all splits, matched by name; new ones follow those of "train"."""
-    rows = {name: split.categories for name, split in splits.items()}
-    pairs = [{(row["id"], row["name"]) for row in one} for one in rows.values()]
-    if all(one == pairs[0] for one in pairs):
+    rows = {}
+    for name, split in splits.items():
+        content = open_index(split.coco).content if isinstance(split.coco, Path) else split.coco
+        rows[name] = sorted(content["categories"], key=lambda row: row["id"])
+    names = {split: [row["name"] for row in one] for split, one in rows.items()}
+    ids = {row["name"]: row["id"] for row in rows["train"]}
+    if all(ids == {row["name"]: row["id"] for row in one} for one in rows.values()):
         return splits
-    names = {name: [row["name"] for row in one] for name, one in rows.items()}
-    extra = [name for name in names["val"] if name not in names["train"]]
-    if set(extra) == set(names["val"]):
+    extra = [name for name in names["val"] if name not in ids]
+    if len(extra) == len(names["val"]):
         raise DataError(
             f"{source}: its categories ({', '.join(names['val'])}) differ from those of the "
             f"training set ({', '.join(names['train'])}): none has the same name"
         )
-    ids = {row["name"]: row["id"] for row in rows["train"]}
-    for name in extra:
-        ids[name] = max(ids.values()) + 1
+    for number, name in enumerate(extra, start=max(ids.values()) + 1):
+        ids[name] = number
     text = "They are matched by name. A category that is only in val is not trained."
-    findings = [Finding("categories of train and val differ", text, len(extra), "new category",
-                        ", ".join(extra))]  # fmt: skip
+    finding = Finding("categories of train and val differ", text, len(extra), "new category",
+                      ", ".join(extra))  # fmt: skip
     known = {row["name"]: row for one in reversed(rows.values()) for row in one}
     categories = [{**known[name], "id": number} for name, number in ids.items()]
     result = {}
@@ -313,7 +277,7 @@ def _match_categories(splits: dict[str, _Split], source: Path) -> dict[str, _Spl
         content, new = split.content, {row["id"]: ids[row["name"]] for row in rows[name]}
         for row in content["annotations"]:
             row["category_id"] = new.get(row.get("category_id"), row.get("category_id"))
-        found = Findings([*Findings.from_json(content.get("findings")), *findings]).to_json()
+        found = Findings([*Findings.from_json(content.get("findings")), finding]).to_json()
         content |= {"categories": categories, "findings": found}
         result[name] = replace(split, coco=content)
     return result

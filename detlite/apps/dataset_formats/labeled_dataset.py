@@ -21,14 +21,15 @@ AS_BACKGROUND = (
     "Their places are not known. They are left out, and the objects count as background."
 )
 
+Box = tuple[float, float, float, float]  # (x, y, width, height) in pixels
+
 
 @dataclass(frozen=True)
 class LabeledObject:
     """An object in an image.
 
     Attributes:
-        category: its name; if no other object has it, `crowd` and `ignored` are for all categories.
-        box: (x, y, width, height) in pixels.
+        category: its name; a crowd or an ignored region of an unknown one is of all categories.
         segmentation: polygons [[x1, y1, x2, y2, ...], ...] in pixels, or an RLE; None if unknown.
         crowd: skipped in training and ignored in evaluation.
         ignored: the place of an object that cannot be used: detections there do not count.
@@ -36,7 +37,7 @@ class LabeledObject:
     """
 
     category: str
-    box: tuple[float, float, float, float]
+    box: Box
     segmentation: Segmentation | None = None
     crowd: bool = False
     ignored: bool = False
@@ -60,16 +61,15 @@ class LabeledDataset:
     Attributes:
         source: the folder or file that was read, for messages.
         images: in any order.
-        categories: names in the order of their ids; None: the names that occur, sorted.
-        keypoints: names of the keypoints in their order; None: the names that occur.
+        categories, keypoints: names in the order of their ids; () before all images are read.
         flip_idx: index of the keypoint on the other side for each keypoint, if known.
         findings: what is left out or reinterpreted.
     """
 
     source: Path
     images: Sequence[LabeledImage]
-    categories: Sequence[str] | None = None
-    keypoints: Sequence[str] | None = None
+    categories: Sequence[str] = ()
+    keypoints: Sequence[str] = ()
     flip_idx: Sequence[int] | None = None
     findings: Findings = field(default_factory=Findings)
 
@@ -113,17 +113,13 @@ class Conversion:
         self.skipped.add("bad labels", effect, problem, "label")
 
     def finish(self) -> Findings:
-        """Return the findings. Raises DataError for bad labels, unless they are left out."""
-        count, first = len(self.bad), "; ".join(self.bad[:_MAX_LISTED])
-        if not count:
-            return self.findings
-        if not self.skip_bad:
-            more = (
-                f"; ... ({count} bad labels)" if count > _MAX_LISTED else f" ({count} bad labels)"
-            )
+        """Return the findings. Raises DataError for bad labels, unless they are skipped."""
+        count = len(self.bad)
+        if count and not self.skip_bad:
+            listed = "; ".join(self.bad[:_MAX_LISTED]) + "; ..." * (count > _MAX_LISTED)
+            number = f" ({count} bad labels)" * (count > 1)
             raise DataError(
-                f"{first}{more * (count > 1)}. Fix the labels, or leave bad ones out with "
-                "`detlite init --skip-bad`"
+                f"{listed}{number}. Fix the labels, or skip bad ones with `detlite init --skip-bad`"
             )
         return Findings([*self.findings, *self.skipped])
 
@@ -137,64 +133,48 @@ def to_coco(dataset: LabeledDataset) -> dict[str, Any]:
     """
     if not dataset.images:
         raise DataError(f"{dataset.source}: contains no images")
-    names = dataset.categories or category_names(dataset.images)
-    ids = {name: number for number, name in enumerate(names, start=1)}
-    points = dataset.keypoints or keypoint_names(dataset.images)
+    ids = {name: number for number, name in enumerate(dataset.categories, start=1)}
     images: list[dict[str, Any]] = []
     annotations: list[dict[str, Any]] = []
     folder = dataset.image_folder
-    named = [(image.file.relative_to(folder).as_posix(), image) for image in dataset.images]
-    for name, image in sorted(named, key=lambda pair: pair[0]):
+    for image in sorted(dataset.images, key=lambda image: image.file.as_posix()):
+        name = image.file.relative_to(folder).as_posix()
         if images and images[-1]["file_name"] == name:
             raise DataError(f"{image.file}: two files label this image: remove one")
         height, width = image.size
-        image_id = len(images) + 1
-        images.append({"id": image_id, "file_name": name, "height": height, "width": width})
-        pairs = [
-            (obj, category)
-            for obj in image.objects
-            for category in ([ids[obj.category]] if obj.category in ids else ids.values())
-        ]
-        for obj, category_id in pairs:
-            row = {
-                "id": len(annotations) + 1,
-                "image_id": image_id,
-                "category_id": category_id,
-                "bbox": _rounded(obj.box),
-                "iscrowd": int(obj.crowd),
-                **({"ignore": 1} if obj.ignored else {}),
-            }
-            if isinstance(obj.segmentation, list):
-                row["segmentation"] = [_rounded(polygon) for polygon in obj.segmentation]
-            elif obj.segmentation is not None:
-                row["segmentation"] = obj.segmentation
-            if points:
-                values = [obj.keypoints.get(point, (0, 0, 0)) for point in points]
-                row["keypoints"] = _rounded(value for point in values for value in point)
-                row["num_keypoints"] = sum(v > 0 for _, _, v in values)
-            annotations.append(row)
+        shared = {"image_id": len(images) + 1}
+        images.append({"id": len(images) + 1, "file_name": name, "height": height, "width": width})
+        for obj in image.objects:
+            row = shared | _annotation(obj, dataset.keypoints)
+            for category_id in [ids[obj.category]] if obj.category in ids else ids.values():
+                own = {"id": len(annotations) + 1, "category_id": category_id}
+                annotations.append(own | row)
     if not annotations:
         raise DataError(f"{dataset.source}: none of {len(images)} images has a labeled object")
-    shared: dict[str, Any] = {"keypoints": list(points), "skeleton": []} if points else {}
-    if points and dataset.flip_idx:
-        shared["flip_idx"] = list(dataset.flip_idx)
-    rows = [{"id": number, "name": name, **shared} for name, number in ids.items()]
-    content = {"images": images, "annotations": annotations, "categories": rows}
+    categories: list[dict[str, Any]] = [{"id": ids[name], "name": name} for name in ids]
+    for row in categories if dataset.keypoints else ():
+        row |= {"keypoints": list(dataset.keypoints), "skeleton": []}
+        row |= {"flip_idx": list(dataset.flip_idx)} if dataset.flip_idx else {}
+    content = {"images": images, "annotations": annotations, "categories": categories}
     if len(dataset.findings):
         content["findings"] = dataset.findings.to_json()
     return fill_missing(content)
 
 
-def category_names(images: Iterable[LabeledImage]) -> list[str]:
-    """Return the sorted categories of the objects in images, without those of ignored ones."""
-    objects = (obj for image in images for obj in image.objects)
-    return sorted({obj.category for obj in objects if obj.category and not obj.ignored})
-
-
-def keypoint_names(images: Iterable[LabeledImage]) -> list[str]:
-    """Return the names of all keypoints in the order in which they occur first."""
-    names = (name for image in images for obj in image.objects for name in obj.keypoints)
-    return list(dict.fromkeys(names))
+def _annotation(obj: LabeledObject, keypoints: Sequence[str]) -> dict[str, Any]:
+    """Return an annotation without its ids."""
+    row: dict[str, Any] = {"bbox": _rounded(obj.box), "iscrowd": int(obj.crowd)}
+    if obj.ignored:
+        row["ignore"] = 1
+    if isinstance(obj.segmentation, list):
+        row["segmentation"] = [_rounded(polygon) for polygon in obj.segmentation]
+    elif obj.segmentation is not None:
+        row["segmentation"] = obj.segmentation
+    if keypoints:
+        points = [obj.keypoints.get(name, (0, 0, 0)) for name in keypoints]
+        row["keypoints"] = _rounded(value for point in points for value in point)
+        row["num_keypoints"] = sum(visibility > 0 for _, _, visibility in points)
+    return row
 
 
 def _rounded(values: Iterable[float]) -> list[float]:

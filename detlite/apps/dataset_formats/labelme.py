@@ -25,6 +25,8 @@ from .shapes import ImageLabels, Shape, ellipse_shape, flat
 
 _MIN_POINTS = {"polygon": 3, "rectangle": 2, "circle": 2, "mask": 2, "point": 1}
 _VISIBLE = 2
+# Labels of regions where objects are not labeled, and where there are none.
+_UNLABELED = ("__ignore__", "_background_")
 
 
 def labelme_labels(file: Path, tree: FileTree, conversion: Conversion) -> Iterator[ImageLabels]:
@@ -37,6 +39,13 @@ def labelme_labels(file: Path, tree: FileTree, conversion: Conversion) -> Iterat
     points: list[Shape] = []
     for index, row in enumerate(content["shapes"]):
         shape = _shape(row, f": shapes[{index}]")
+        if shape.category in _UNLABELED:
+            text = "They are ignored: neither trained on nor evaluated."
+            what = f"regions labeled {shape.category}"
+            conversion.findings.add(what, text, str(file), "region")
+            if shape.category == "_background_":
+                continue
+            shape.category, shape.crowd = "", True
         is_point = isinstance(row, dict) and row.get("shape_type") == "point" and not shape.problem
         (points if is_point else labels.shapes).append(shape)
     for point in points:

@@ -20,6 +20,7 @@ from .file_tree import FileTree
 from .labeled_dataset import (
     AS_BACKGROUND,
     AS_REGION,
+    Box,
     Conversion,
     LabeledDataset,
     LabeledImage,
@@ -27,8 +28,6 @@ from .labeled_dataset import (
 )
 
 _ELLIPSE_CORNERS = 36
-_IGNORED = "__ignore__"  # LabelMe's label of regions where objects are not labeled
-_UNLABELED = (_IGNORED, "_background_")
 
 
 @dataclass
@@ -87,9 +86,9 @@ def read_shapes(
         with conversion.collect():
             try:
                 found = list(labels_of(file, tree, conversion))
+            except DataError:
+                raise
             except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-                if isinstance(error, DataError):
-                    raise
                 raise DataError(f"{file}: is not complete ({error!r}): export it again") from error
         for labels in found:
             with conversion.collect():
@@ -99,42 +98,41 @@ def read_shapes(
                 objects = to_objects(labels.shapes, size, where, conversion)
                 split = labels.split or tree.split_of(path) or tree.split_of(file)
                 images.append(LabeledImage(path, size, objects, split))
-    return LabeledDataset(tree.data, _without_unlabeled(images, conversion))
+    return LabeledDataset(tree.data, images)
 
 
 def to_objects(
     shapes: Sequence[Shape], size: tuple[int, int], where: str, conversion: Conversion
 ) -> list[LabeledObject]:
-    """Return the objects of an image: shapes with the same category and group are one."""
-    objects: list[LabeledObject] = []
-    places: dict[Any, int] = {}
+    """Return the objects of an image: shapes with the same category and group are one.
+
+    Bad shapes become ignored regions.
+    """
+    objects: dict[Any, LabeledObject] = {}
     for number, shape in enumerate(shapes, start=1):
         name = f" ({shape.category})" if shape.category else ""
         place = f"{where}{shape.where or f': object {number}{name}'}"
+        key = number if shape.group is None else (shape.category, shape.group)
         try:
             part = _to_object(shape, size, place)
-            key = number if shape.group is None else (shape.category, shape.group)
-            if key not in places:
-                places[key] = len(objects)
-                objects.append(part)
-                continue
-            first = objects[places[key]]
-            if not (isinstance(first.segmentation, list) and isinstance(part.segmentation, list)):
-                raise DataError(
-                    f"{place}: is in a group with another shape, but only polygons can be"
-                )
-            polygons = [*first.segmentation, *part.segmentation]
-            box = bounding_box(polygons)
-            objects[places[key]] = replace(first, box=box, segmentation=polygons)
+            objects[key] = _joined(objects[key], part, place) if key in objects else part
         except DataError as error:
             region = _visible_box(shape, size)
             conversion.add_bad(str(error), AS_REGION if region else AS_BACKGROUND)
             if region:
-                objects.append(LabeledObject(shape.category, region, ignored=True))
-    return objects
+                objects[-number] = LabeledObject(shape.category, region, ignored=True)
+    return list(objects.values())
 
 
-def _visible_box(shape: Shape, size: tuple[int, int]) -> tuple[float, float, float, float] | None:
+def _joined(first: LabeledObject, part: LabeledObject, where: str) -> LabeledObject:
+    """Return the object of two parts."""
+    if not (isinstance(first.segmentation, list) and isinstance(part.segmentation, list)):
+        raise DataError(f"{where}: is in a group with another shape, but only polygons can be")
+    polygons = [*first.segmentation, *part.segmentation]
+    return replace(first, box=bounding_box(polygons), segmentation=polygons)
+
+
+def _visible_box(shape: Shape, size: tuple[int, int]) -> Box | None:
     """Return the box of the part of a shape that is in the image; None if there is none."""
     corners = list(shape.corners)
     if shape.mask is not None and shape.mask.any():
@@ -164,8 +162,9 @@ def _to_object(shape: Shape, size: tuple[int, int], where: str) -> LabeledObject
         bitmap = np.zeros(size, bool)
         bitmap[y : y + h, x : x + w] = shape.mask
         obj = object_from_bitmap(shape.category, bitmap, where)
-        box = bounding_box([shape.corners]) if shape.corners else obj.box
-        return replace(obj, box=box, crowd=shape.crowd, keypoints=shape.keypoints)
+        if shape.corners:
+            obj = replace(obj, box=bounding_box([shape.corners]))
+        return replace(obj, crowd=shape.crowd, keypoints=shape.keypoints)
     if len(shape.corners) < (6 if shape.polygon else 4):
         raise DataError(f"{where}: a polygon of {len(shape.corners) // 2} points needs 3")
     if not np.isfinite(shape.corners).all():
@@ -174,14 +173,11 @@ def _to_object(shape: Shape, size: tuple[int, int], where: str) -> LabeledObject
     box = bounding_box([clipped])
     if min(box[2:]) <= 0:
         raise DataError(f"{where}: the object has no area inside the {width}x{height} image")
+    obj = LabeledObject(shape.category, box, [clipped] if shape.polygon else None)
     if shape.holes:
         outer, inner = (to_bitmap(rings, *size) for rings in ([clipped], list(shape.holes)))
         obj = object_from_bitmap(shape.category, outer > inner, where)
-        return replace(obj, crowd=shape.crowd, keypoints=shape.keypoints)
-    polygons = [clipped] if shape.polygon else None
-    return LabeledObject(
-        shape.category, box, polygons, crowd=shape.crowd, keypoints=shape.keypoints
-    )
+    return replace(obj, crowd=shape.crowd, keypoints=shape.keypoints)
 
 
 def object_from_bitmap(category: str, bitmap: np.ndarray, where: str) -> LabeledObject:
@@ -226,7 +222,7 @@ def flat(points: Sequence[Sequence[float]]) -> list[float]:
     return [float(value) for point in points for value in point[:2]]
 
 
-def bounding_box(polygons: Sequence[Sequence[float]]) -> tuple[float, float, float, float]:
+def bounding_box(polygons: Sequence[Sequence[float]]) -> Box:
     """Return the box (x, y, width, height) of polygons [x1, y1, x2, y2, ...]."""
     xs = [value for polygon in polygons for value in polygon[0::2]]
     ys = [value for polygon in polygons for value in polygon[1::2]]
@@ -250,19 +246,3 @@ def check_size(image: Path, expected: Sequence[Any], file: Path) -> tuple[int, i
             f"{size[1]}x{size[0]}"
         )
     return size
-
-
-def _without_unlabeled(images: list[LabeledImage], conversion: Conversion) -> list[LabeledImage]:
-    """Turn regions labeled `__ignore__` into crowds of all categories."""
-    result = []
-    for image in images:
-        objects = [obj for obj in image.objects if obj.category not in _UNLABELED]
-        for obj in image.objects:
-            if obj.category in _UNLABELED:
-                text = "They are ignored: neither trained on nor evaluated."
-                what = f"regions labeled {obj.category}"
-                conversion.findings.add(what, text, str(image.file), "region")
-            if obj.category == _IGNORED:
-                objects.append(replace(obj, category="", crowd=True))
-        result.append(replace(image, objects=objects))
-    return result

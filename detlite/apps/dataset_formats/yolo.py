@@ -83,7 +83,7 @@ def read_yolo(tree: FileTree, conversion: Conversion) -> LabeledDataset:
         example = f"such as {_label_files(trained[0])[0]} for {trained[0]}"
         raise DataError(f"{file}: none of {len(trained)} images has a text file ({example})")
     flip = content.get("flip_idx")
-    return LabeledDataset(file, images, names, labels.keypoints or None, flip)
+    return LabeledDataset(file, images, names, labels.keypoints, flip)
 
 
 def _sources(tree: FileTree) -> Iterator[tuple[Path, dict[str, Any]]]:
