@@ -14,8 +14,8 @@ from detlite.data.errors import DataError
 from detlite.data.loading.image_io import image_size
 
 from .file_tree import SPLITS, FileTree, read_lines
+from .label_images import VOID, read_label_image
 from .labeled_dataset import Conversion
-from .mask_files import VOID, read_mask
 from .shapes import ImageLabels, Shape, box_shape, object_from_bitmap
 
 _MIN_IOU = 0.5  # of a box and that of its mask
@@ -68,7 +68,7 @@ def _add_masks(
     shapes: Sequence[Shape], file: Path, size: tuple[int, int], conversion: Conversion
 ) -> None:
     """Give each mask of a file to the box with the highest IoU with its own."""
-    values = read_mask(file, size).values
+    values = read_label_image(file, size).values
     for value in np.unique(values[(values > 0) & (values != VOID)]):
         x, y, w, h = object_from_bitmap("", values == value, str(file)).box
         free = [shape for shape in shapes if shape.mask is None]

@@ -68,46 +68,45 @@ def read_yolo(tree: FileTree, conversion: Conversion) -> LabeledDataset:
             splits[SPLITS[key]] = _list_images(value, base, tree, file, key, conversion)
     if "train" not in splits:
         splits = {None: tree.images}
-    images, any_labels = [], False
-    for split, files in splits.items():
-        for image in files:
-            text_file = _text_file(image)
-            any_labels |= text_file is not None and split != "val"
-            with conversion.collect():
-                size = image_size(image)
-                shapes = list(_read_shapes(text_file, size, labels, conversion))
-                objects = to_objects(shapes, size, str(text_file), conversion)
-                images.append(LabeledImage(image, size, objects, split))
-    trained = [image.file for image in images if image.split != "val"]
-    if not any_labels and trained:
+    listed = [(image, split) for split, many in splits.items() for image in many]
+    trained = [image for image, split in listed if split != "val"]
+    if trained and not any(map(_text_file, trained)):
         example = f"such as {_label_files(trained[0])[0]} for {trained[0]}"
         raise DataError(f"{file}: none of {len(trained)} images has a text file ({example})")
-    flip = content.get("flip_idx")
-    return LabeledDataset(file, images, names, labels.keypoints, flip)
+    images = []
+    for image, split in listed:
+        with conversion.collect():
+            text_file, size = _text_file(image), image_size(image)
+            shapes = list(_read_shapes(text_file, size, labels, conversion))
+            objects = to_objects(shapes, size, str(text_file), conversion)
+            images.append(LabeledImage(image, size, objects, split))
+    return LabeledDataset(file, images, names, labels.keypoints, content.get("flip_idx"))
 
 
 def _sources(tree: FileTree) -> Iterator[tuple[Path, dict[str, Any]]]:
     """Yield files that describe the dataset, and their content with the keys of data.yaml."""
     for file in _by_depth(tree.with_suffix(".yaml", ".yml")):
         try:
-            content = _read_yaml(file)
-        except DataError:
+            content = parse_yaml("\n".join(read_lines(file)), file)
+        except (ConfigError, DataError) as error:
             if file.stem in ("data", "dataset"):
-                raise
+                raise DataError(str(error)) from error
             continue
-        if "names" in content or ("nc" in content and "train" in content):
+        if isinstance(content, dict) and ("names" in content or {"nc", "train"} <= content.keys()):
             yield file, content
-    files = [file for file in tree.files if _NAME_FILES.fullmatch(file.name)]
-    for file in _by_depth(files)[:1] if any(map(_text_file, tree.images)) else ():
-        content = {"names": [line.strip() for line in read_lines(file) if line.strip()]}
-        for other in files:
-            if [line.strip() for line in read_lines(other) if line.strip()] != content["names"]:
-                raise DataError(f"{other}: its names differ from those of {file}")
+    files = _by_depth([file for file in tree.files if _NAME_FILES.fullmatch(file.name)])
+    if files and any(map(_text_file, tree.images)):
+        names = [list(filter(None, map(str.strip, read_lines(file)))) for file in files]
+        for other, others in zip(files, names, strict=True):
+            if others != names[0]:
+                raise DataError(f"{other}: its names differ from those of {files[0]}")
+        content = {"names": names[0]}
         for data in _by_depth(tree.with_suffix(".data"))[:1]:
-            pairs = (line.split("=", 1) for line in read_lines(data) if "=" in line)
-            entries = {key.strip(): value.strip() for key, value in pairs}
-            content |= {key: value for key, value in entries.items() if key in SPLITS}
-        yield file, content
+            pairs = (line.partition("=") for line in read_lines(data))
+            content |= {
+                key.strip(): value.strip() for key, _, value in pairs if key.strip() in SPLITS
+            }
+        yield files[0], content
     others = tree.with_suffix(".json", ".xml")
     if tree.data.is_dir() and not others and any(map(_LABEL_LINE.match, _all_lines(tree))):
         yield tree.root, {}
@@ -121,16 +120,6 @@ def _all_lines(tree: FileTree) -> Iterator[str]:
     """Yield the lines of the text files of images."""
     for file in filter(None, map(_text_file, tree.images)):
         yield from read_lines(file)
-
-
-def _read_yaml(file: Path) -> dict[str, Any]:
-    try:
-        content = parse_yaml("\n".join(read_lines(file)), file)
-    except ConfigError as error:
-        raise DataError(str(error)) from error
-    if not isinstance(content, dict):
-        raise DataError(f"{file}: contains a {type(content).__name__} instead of keys and values")
-    return content
 
 
 def _category_names(content: dict[str, Any], file: Path) -> list[str]:
@@ -158,10 +147,10 @@ def _list_images(
     """List the images of an entry of data.yaml: folders, or text files with paths."""
     images: list[Path] = []
     for entry in value if isinstance(value, list) else [value]:
-        # Some exports write ../train/images although data.yaml is next to train.
-        path = tree.locate(str(entry).removeprefix("../"), base)
-        if (base / str(entry)).exists():
-            path = Path(os.path.normpath(base / str(entry)))
+        path: Path | None = Path(os.path.normpath(base / str(entry)))
+        if not path.exists():
+            # Some exports write ../train/images although data.yaml is next to train.
+            path = tree.locate(str(entry).removeprefix("../"), base)
         if path is None:
             problem = f"but {base / str(entry)} does not exist"
             raise DataError(f"{file}: {split} is {short_repr(entry)}, {problem}")

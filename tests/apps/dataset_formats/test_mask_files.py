@@ -5,8 +5,8 @@ import pytest
 from PIL import Image
 
 from detlite.apps.dataset_formats.find_annotations import read_folder
+from detlite.apps.dataset_formats.label_images import label_pieces
 from detlite.apps.dataset_formats.labeled_dataset import Conversion, to_coco
-from detlite.apps.dataset_formats.mask_files import label_pieces
 from detlite.data.errors import DataError
 from detlite.structures.masks.formats import to_bitmap
 

@@ -1,0 +1,101 @@
+"""Read label images, whose pixels have the number or the color of their object."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from detlite.data.errors import DataError
+from detlite.data.loading.image_readers import DECODE_ERRORS
+
+VOID = 255  # PASCAL VOC's value of pixels that belong to nothing
+
+
+@dataclass(frozen=True)
+class LabelImage:
+    """The values int64 [H, W] of a mask image, where a color is one number.
+
+    Attributes:
+        smooth: some values occur only between others, as in resized or JPEG-compressed masks.
+        void: 255 was not counted as a value, as VOC uses it.
+    """
+
+    values: np.ndarray
+    smooth: bool = False
+    void: bool = False
+
+
+def read_label_image(file: Path, size: tuple[int, int]) -> LabelImage:
+    """Read a mask of an image of (height, width). Raises DataError."""
+    try:
+        with Image.open(file) as image:
+            if (pages := getattr(image, "n_frames", 1)) > 1:
+                raise DataError(f"{file}: has {pages} pages; save one file for each image")
+            alpha = np.asarray(image.getchannel("A")) if "A" in image.getbands() else None
+            colors = image if alpha is None else image.convert(image.mode[:-1])
+            pixels = np.asarray(colors).astype(np.int64)  # of a palette its indices
+            indexed = image.mode == "P"
+    except DECODE_ERRORS as error:
+        if isinstance(error, DataError):
+            raise
+        raise DataError(f"{file}: the mask is damaged or truncated ({error})") from error
+    if pixels.ndim == 3 and (pixels == pixels[:, :, :1]).all():
+        pixels = pixels[:, :, 0]  # gray
+    values = pixels @ (1, 1 << 8, 1 << 16) if pixels.ndim == 3 else pixels
+    if values.shape != size:
+        raise DataError(
+            f"{file}: its size is {values.shape[1]}x{values.shape[0]} (width x height), but its "
+            f"image is {size[1]}x{size[0]}"
+        )
+    if alpha is not None and alpha.min() < alpha.max():
+        # The mask is in the alpha channel if there are no colors; otherwise it hides some of them.
+        values = alpha.astype(np.int64) if values.min() == values.max() else values * (alpha > 127)
+    levels = np.unique(values[values > 0])
+    others = levels[levels != VOID]
+    is_byte = pixels.ndim == 2 and len(others) < len(levels) and len(others) > 0
+    void = is_byte and bool(indexed or (others == np.arange(1, len(others) + 1)).all())
+    if void:
+        values, levels = np.where(values == VOID, 0, values), others
+    return LabelImage(values, pixels.ndim == 2 and _is_smooth(values, levels), void)
+
+
+def _is_smooth(values: np.ndarray, levels: np.ndarray) -> bool:
+    """Return True if at least two values occur only between lower and higher ones."""
+    if len(levels) < 3:
+        return False
+    padded = np.pad(values, 1, mode="edge")
+    windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3))
+    inside = (values == windows.min((2, 3))) | (values == windows.max((2, 3)))
+    return len(np.setdiff1d(levels, values[inside])) >= 2
+
+
+def label_pieces(values: np.ndarray) -> np.ndarray:
+    """Number the connected pieces of equal values except 0 from 1, int64 [H, W].
+
+    Pixels that touch at a corner are connected, as in `skimage.measure.label`.
+    """
+    height, width = values.shape
+    changes = np.ones((height, width), bool)
+    changes[:, 1:] = values[:, 1:] != values[:, :-1]
+    starts = np.flatnonzero(changes)  # of runs of equal values in a row
+    run_of = np.cumsum(changes.ravel()).reshape(height, width) - 1
+    run_values = values.ravel()[starts]
+    pairs = [
+        np.stack([run_of[1:, max(shift, 0) : width + min(shift, 0)].ravel(),
+                  run_of[:-1, max(-shift, 0) : width + min(-shift, 0)].ravel()])
+        for shift in (-1, 0, 1)
+    ]  # fmt: skip
+    lower, upper = np.concatenate(pairs, axis=1)
+    same = run_values[lower] == run_values[upper]
+    lower, upper = np.unique(np.stack([lower[same], upper[same]]), axis=1)
+    roots = np.arange(len(starts))
+    while (roots[lower] != roots[upper]).any():
+        first, second = roots[lower], roots[upper]
+        np.minimum.at(roots, np.maximum(first, second), np.minimum(first, second))
+        while (roots != roots[roots]).any():
+            roots = roots[roots]
+    numbers = np.zeros(len(starts), np.int64)
+    used = run_values != 0
+    numbers[used] = np.unique(roots[used], return_inverse=True)[1] + 1
+    return numbers[run_of]
