@@ -29,10 +29,7 @@ def find_coco_files(tree: FileTree) -> dict[str, Path]:
     """Find the annotation files of a folder by name: "train", and "val" if there is one; or none.
 
     They may be in the folder, in its `annotations`, or next to their images in `train` and `val`.
-    A file for both, such as trainval.json, counts as "train".
-
-    Raises:
-        DataError: there are several files, and their names are ambiguous.
+    A file for both, such as trainval.json, counts as "train". DataError for ambiguous names.
     """
     folder = tree.root
     near = [f for f in tree.with_suffix(".json") if folder in (f.parent, f.parent.parent)]
@@ -57,14 +54,9 @@ def find_coco_files(tree: FileTree) -> dict[str, Path]:
 def find_images(annotations: Path, folder: Path | None = None) -> Path:
     """Find the folder that the file names of a COCO file are relative to.
 
-    Args:
-        annotations: the COCO file.
-        folder: the only folder to check; None: the folder of the file and its parent, their
-            `images`, and the folders in them. If several contain the same number of images, the
-            one named like the file, "train" or "val", is preferred.
-
-    Raises:
-        DataError: not a COCO file, no folder contains its images, or several do.
+    Without a `folder`, the folder of the file, its parent, their `images`, and the folders in them
+    are searched. If several contain the same number of images, the one named like the file, "train"
+    or "val", is preferred. Raises DataError if no folder contains the images, or several do.
     """
     index = open_index(annotations)
     count = len(index.image_ids)
@@ -72,16 +64,19 @@ def find_images(annotations: Path, folder: Path | None = None) -> Path:
     names = [index.image(number)["file_name"] for number in sample]
     root = annotations.parent.parent
     usual = [path for parent in (annotations.parent, root) for path in (parent / "images", parent)]
-    candidates = [folder] if folder else _with_subfolders(usual)
+    candidates = [folder] if folder else list(usual)
+    for parent in () if folder else usual:
+        with suppress(OSError):  # it is missing or not readable
+            candidates += [path for path in sorted(parent.iterdir()) if os.path.isdir(path)]
     counts = {path: sum(os.path.isfile(path / name) for name in names) for path in candidates}
     max_count = max(counts.values())
     if not max_count:
-        searched = ", ".join(map(str, candidates[:4])) + ", ..." * (len(candidates) > 4)
+        searched = ", ".join(map(str, [*counts][:4])) + ", ..." * (len(counts) > 4)
         raise DataError(
             f"{annotations}: its images, such as {names[0]}, are not in {searched}: name the "
             "folder that their names are relative to with --images"
         )
-    best = [path for path in candidates if counts[path] == max_count]
+    best = [path for path in counts if counts[path] == max_count]
     if not folder and (splits := _splits_of(annotations, root)):
         best = [path for path in best if _splits_of(path, root) == splits] or best
     if len(best) > 1 and best[0] not in usual:
@@ -156,28 +151,23 @@ def split_content(
     annotated = {row.get("image_id") for row in content["annotations"]}
     hashes = {}
     for row in content["images"]:
-        name = row.get("file_name") or row["coco_url"]  # LVIS v1 has URLs only
-        name = groups.get(name, name)
+        name = groups.get(row["file_name"], row["file_name"])
         path = posixpath.normpath(posixpath.join(within, name)) if within else name
         hashes[row["id"]] = _hash_fraction(path)
     order = sorted((value, number) for number, value in hashes.items() if number in annotated)
     if len(order) < 2:
         return {"train": content}
     first, last = order[0][0], order[-1][0]
-    val = {
-        number
-        for number, value in hashes.items()
-        if (value < VAL_FRACTION or value == first) and value != last
-    }
+    low = {number for number, value in hashes.items() if value < VAL_FRACTION or value == first}
+    val = {number for number in low if hashes[number] != last}
     if not val:  # all images are in one group
         return {"train": content}
 
     def part(is_val: bool) -> dict[str, Any]:
         # Annotations of unknown images stay in "train", where they are reported.
-        rows = content["images"], content["annotations"]
-        images = [row for row in rows[0] if (row["id"] in val) == is_val]
-        annotations = [row for row in rows[1] if (row.get("image_id") in val) == is_val]
-        return {**content, "images": images, "annotations": annotations}
+        images = [row for row in content["images"] if (row["id"] in val) == is_val]
+        rows = [row for row in content["annotations"] if (row.get("image_id") in val) == is_val]
+        return {**content, "images": images, "annotations": rows}
 
     return {"train": part(False), "val": part(True)}
 
@@ -186,14 +176,6 @@ def _hash_fraction(name: str) -> float:
     """Return a number in [0, 1) that depends only on a name."""
     digest = hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=8).digest()
     return int.from_bytes(digest, "big") / 2**64
-
-
-def _with_subfolders(folders: list[Path]) -> list[Path]:
-    paths = list(folders)
-    for folder in folders:
-        with suppress(OSError):  # it is missing or not readable
-            paths += [path for path in sorted(folder.iterdir()) if os.path.isdir(path)]
-    return list(dict.fromkeys(paths))
 
 
 def _splits_of(path: Path, root: Path) -> set[str]:

@@ -15,7 +15,7 @@ from detlite.data.errors import DataError
 
 from .file_tree import SPLITS, FileTree
 from .labeled_dataset import Conversion
-from .shapes import ImageLabels, Shape, bounding_box, box_shape, ellipse_shape
+from .shapes import ImageLabels, Shape, bounding_box, box_shape, ellipse_shape, not_an_object
 
 _NOT_SHAPES = ("tag", "attribute")
 
@@ -51,8 +51,7 @@ def _size(node: ET.Element) -> tuple[int, int]:
 
 
 def _shape(node: ET.Element, label: str) -> Shape:
-    problem = f"a shape of type {node.tag} is not an object; remove it"
-    shape = Shape(label, _points(node) if node.get("points") else (), problem=problem)
+    shape = not_an_object(node.tag, label, _points(node) if node.get("points") else ())
     values, turn = node.attrib, float(node.get("rotation") or 0)
     if node.tag == "box":
         x1, y1, x2, y2 = (float(values[key]) for key in ("xtl", "ytl", "xbr", "ybr"))

@@ -21,34 +21,28 @@ SPLITS = {"train": "train", "training": "train", "val": "val", "valid": "val", "
 _LABEL_FOLDERS = {"annotations", "labels", "ann"}
 _NO_PHOTOS = ("SegmentationClass", "SegmentationObject")  # masks with the names of images
 _LABELS = {".json", ".xml", ".txt", ".csv", ".yaml", ".yml"}
-_JUNK = {"__macosx", "thumbs.db", "desktop.ini"}  # of macOS and Windows, next to hidden files
+_JUNK = {"__macosx", "thumbs.db", "desktop.ini"}  # of macOS and Windows
 _UPLOAD_PREFIX = re.compile(r"[0-9a-f]{8}-(?=.)")  # Label Studio puts it in front of file names
 _SAMPLE = 3  # files that decide the format
 _HEAD = 1 << 16  # bytes at the start and the end of a file that `excerpt` returns
 
 
 class FileTree:
-    """The files in a folder and its subfolders, except hidden ones and those of macOS and Windows.
+    """The sorted `files` in the folder `root` and its subfolders, and the `images` among them.
 
     Args:
         data: a folder, or a label file, which is then the only one. Images are searched for in its
             folder, or in the parent of a folder such as `labels`.
         images: folder to search for images in instead.
-
-    Attributes:
-        root: the folder.
-        files: all files, sorted.
-        images: the image files, sorted.
     """
 
     def __init__(self, data: Path, images: Path | None = None) -> None:
         self.root, self.data = (data if data.is_dir() else data.parent), data
-        self.files = list_files(self.root) if data.is_dir() else [data]
-        root = self.root
-        if images is None and data.is_file() and root.name.lower() in _LABEL_FOLDERS:
-            root = root.parent
-        self.image_root, suffixes = images or root, image_suffixes()
-        files = self.files if data.is_dir() and images is None else list_files(self.image_root)
+        self.files = list_files(data) if data.is_dir() else [data]
+        in_label_folder = data.is_file() and self.root.name.lower() in _LABEL_FOLDERS
+        self.image_root = images or (self.root.parent if in_label_folder else self.root)
+        files = self.files if self.image_root == data else list_files(self.image_root)
+        suffixes = image_suffixes()
         self.images = [file for file in files if file.suffix.lower() in suffixes]
         self._by_name: defaultdict[str, list[Path]] = defaultdict(list)
         for file in self.images:
@@ -66,19 +60,12 @@ class FileTree:
         return any(re.search(pattern, excerpt(file), re.DOTALL) for file in files)
 
     def image(self, name: str, label_file: Path, one_each: bool = False) -> Path:
-        """Return the image that a label file names.
+        """Return the image that a label file names. Raises DataError.
 
         Names may be paths of another machine with either slash, URLs, or lack the suffix. Of
         several images, the one that shares most folders with the name is returned, and then the
-        one that is nearest to the label file.
-
-        Args:
-            name: the name, which may be empty with `one_each`.
-            label_file: the file that contains the name.
-            one_each: the file labels a single image, so one with the same stem is accepted too.
-
-        Raises:
-            DataError: there is no such image, or there are several.
+        one that is nearest to the label file. With `one_each`, the file labels a single image, so
+        the name may be empty or wrong if the image has the stem of the file.
         """
         path = _as_path(name)
         direct = os.path.normpath(label_file.parent / path)
@@ -92,9 +79,7 @@ class FileTree:
                 return _best(candidates, path, label_file)
         for file in self.files:
             if file.suffix.lower() not in _LABELS and _key(file.stem) in map(_key, keys):
-                raise DataError(
-                    f"{file}: is in a format that is not read; convert it to PNG or TIFF"
-                )
+                raise DataError(f"{file}: is in no format that is read; convert it to PNG or TIFF")
         raise DataError(
             f"{label_file}: its image {name!r} is not in {self.image_root}. Name the folder of the "
             "images with --images, or export the labels together with the images"
@@ -112,19 +97,24 @@ class FileTree:
 
     def split_of(self, file: Path) -> str | None:
         """Return "train", "val" or "test" if a folder of the file is named so, as in train2017."""
-        inside = file.is_relative_to(self.root)
-        folders = file.relative_to(self.root).parent.parts if inside else ()
+        if not file.is_relative_to(self.root):
+            return None
+        folders = file.relative_to(self.root).parent.parts
         names = (re.sub(r"[\W\d_]+$", "", name.lower()) for name in folders)
         return next((SPLITS[name] for name in names if name in SPLITS), None)
 
 
 def list_files(folder: Path) -> list[Path]:
     """List the files in a folder and its subfolders, except hidden ones and files of systems."""
+
+    def is_used(name: str) -> bool:
+        return not name.startswith(".") and name.lower() not in _JUNK
+
     files: list[Path] = []
     for parent, folders, names in os.walk(folder):
-        skipped = {OUTPUT_FOLDER} if Path(parent) == folder else set()
-        folders[:] = [name for name in folders if not _is_junk(name) and name not in skipped]
-        files += [Path(parent, name) for name in names if not _is_junk(name)]
+        skipped = OUTPUT_FOLDER if Path(parent) == folder else ""
+        folders[:] = [name for name in filter(is_used, folders) if name != skipped]
+        files += [Path(parent, name) for name in filter(is_used, names)]
     return sorted(files)
 
 
@@ -141,24 +131,16 @@ def read_json(file: Path) -> Any:
     """Return the content of a JSON file. Raises DataError."""
     try:
         return json.loads(file.read_bytes())
-    except OSError as error:
-        raise DataError(f"{file}: cannot be read ({error.strerror})") from error
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{file}: is not JSON: {error}") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise DataError(f"{file}: cannot be read as JSON: {error}") from error
 
 
 def read_lines(file: Path) -> list[str]:
     """Return the lines of a text file. Raises DataError."""
     try:
         return file.read_text(encoding="utf-8-sig").splitlines()
-    except OSError as error:
-        raise DataError(f"{file}: cannot be read ({error.strerror})") from error
-    except UnicodeDecodeError as error:
-        raise DataError(f"{file}: is not text in UTF-8 ({error})") from error
-
-
-def _is_junk(name: str) -> bool:
-    return name.startswith(".") or name.lower() in _JUNK
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{file}: cannot be read as text in UTF-8: {error}") from error
 
 
 def _key(name: str) -> str:
@@ -176,16 +158,12 @@ def _as_path(name: str) -> str:
 
 def _best(candidates: Iterable[Path], name: str, label_file: Path) -> Path:
     """Return the candidate with most trailing folders of a name, and then the nearest one."""
-    parts = [_key(part) for part in name.split("/")[-2::-1]]
+    folders = [_key(part) for part in name.split("/")[-2::-1]]
 
     def rank(file: Path) -> tuple[int, int]:
-        same = 0
-        for part, folder in zip(parts, file.parts[-2::-1], strict=False):
-            if part != _key(folder):
-                break
-            same += 1
-        common = os.path.commonpath([file, label_file.parent])
-        return same, len(Path(common).parts)
+        own = [_key(part) for part in file.parts[-2::-1]]
+        same = sum(folders[:count] == own[:count] for count in range(1, len(folders) + 1))
+        return same, len(Path(os.path.commonpath([file, label_file.parent])).parts)
 
     ranked = sorted(candidates, key=rank, reverse=True)
     if len(ranked) > 1 and rank(ranked[0]) == rank(ranked[1]):

@@ -1,63 +1,55 @@
 """Read the files of VIA, Label Studio, Supervisely, CreateML and Datumaro."""
 
-import base64
 import csv
-import io
 import json
-import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
 
 from detlite.data.errors import DataError
-from detlite.data.loading.image_readers import DECODE_ERRORS
 from detlite.structures.masks.formats import to_bitmap
 
 from .file_tree import SPLITS, FileTree, read_json
 from .labeled_dataset import Conversion
-from .shapes import ImageLabels, Shape, box_shape, ellipse_shape, flat
+from .shapes import ImageLabels, Shape, box_shape, ellipse_shape, flat, not_an_object, png_shape
 
 Json = dict[str, Any]
 _CATEGORY_KEYS = ("class", "label", "name", "category", "type")  # attributes of VIA that name it
-_NOT_AN_OBJECT = "a {} is not an object; remove it"
 _SIDES = ("x", "y", "width", "height")
 
 
 def via_labels(file: Path, tree: FileTree, conversion: Conversion) -> Iterator[ImageLabels]:
     """Yield the images of a project, a json or a csv file of VIA 1 or 2 (VGG Image Annotator)."""
     if file.suffix.lower() == ".csv":
-        rows = _via_rows(file)
+        images = _via_rows(file)
     else:
         content = read_json(file)
-        rows = list(content.get("_via_img_metadata", content).values())
-    for row in rows:
-        if isinstance(row["regions"], dict):  # VIA 1
-            row["regions"] = list(row["regions"].values())
-    key = _category_key([one["region_attributes"] for row in rows for one in row["regions"]], file)
-    for row in rows:
-        yield ImageLabels(row["filename"], [_via_shape(one, key) for one in row["regions"]])
+        rows = content.get("_via_img_metadata", content).values()
+        images = [(row["filename"], row["regions"]) for row in rows]
+    # VIA 1 numbers the regions.
+    images = [(name, [*many.values()] if isinstance(many, dict) else many) for name, many in images]
+    key = _category_key([one for _, many in images for one in many], file)
+    for name, many in images:
+        yield ImageLabels(name, [_via_shape(one, key) for one in many])
 
 
-def _via_rows(file: Path) -> list[Json]:
-    """Return the rows of a csv file, one for each region, as the images of a json file."""
-    rows: dict[str, Json] = {}
+def _via_rows(file: Path) -> list[tuple[str, Any]]:
+    """Return the names of the images in a csv file, and their regions."""
+    regions: dict[str, list[Json]] = {}
     with file.open(encoding="utf-8-sig", newline="") as stream:
         for line in csv.DictReader(stream):
-            name = line.get("filename") or line["#filename"]
-            row = rows.setdefault(name, {"filename": name, "regions": []})
-            region = {key: json.loads(line[key]) for key in line if key.startswith("region_")}
-            if region["region_shape_attributes"]:
-                region["shape_attributes"] = region["region_shape_attributes"]
-                row["regions"].append(region)
-    return list(rows.values())
+            many = regions.setdefault(line.get("filename") or line["#filename"], [])
+            if form := json.loads(line["region_shape_attributes"]):
+                attributes = json.loads(line["region_attributes"])
+                many.append({"shape_attributes": form, "region_attributes": attributes})
+    return list(regions.items())
 
 
-def _category_key(attributes: list[Json], file: Path) -> str | None:
+def _category_key(regions: list[Json], file: Path) -> str | None:
     """Return the attribute of regions that names the category, if there is any."""
-    keys = sorted({key for one in attributes for key in one})
+    keys = sorted({key for one in regions for key in one["region_attributes"]})
     usual = [key for key in keys if key.lower() in _CATEGORY_KEYS]
     best = usual if len(usual) == 1 else keys
     if len(best) > 1:
@@ -75,18 +67,14 @@ def _via_shape(region: Json, key: str | None) -> Shape:
     form, category = region["shape_attributes"], str(value or "")
     kind = form["name"]
     if kind == "rect":
-        shape = box_shape(category, [form[side] for side in _SIDES])
-    elif kind in ("circle", "ellipse"):
+        return box_shape(category, [form[side] for side in _SIDES])
+    if kind in ("circle", "ellipse"):
         radii = (form["r"], form["r"]) if kind == "circle" else (form["rx"], form["ry"])
         turn = float(np.rad2deg(form.get("theta", 0)))
-        shape = ellipse_shape(category, (form["cx"], form["cy"]), radii, turn)
-    else:
-        points = zip(form.get("all_points_x", ()), form.get("all_points_y", ()), strict=True)
-        problem = "" if kind == "polygon" else _NOT_AN_OBJECT.format(kind)
-        shape = Shape(category, flat(list(points)), problem=problem)
-    if not category:
-        shape.problem = f"the region has no {key}"
-    return shape
+        return ellipse_shape(category, (form["cx"], form["cy"]), radii, turn)
+    points = zip(form.get("all_points_x", ()), form.get("all_points_y", ()), strict=True)
+    corners = flat(list(points))
+    return Shape(category, corners) if kind == "polygon" else not_an_object(kind, category, corners)
 
 
 def label_studio_labels(
@@ -106,10 +94,8 @@ def label_studio_labels(
             done = [one for one in done if not one.get("was_cancelled")]
             regions = done[0]["result"] if done else []
             if len(done) > 1:
-                text = "The first one of each is used."
-                conversion.findings.add(
-                    "images annotated more than once", text, labels.name, "image"
-                )
+                what, text = "images annotated more than once", "The first one of each is used."
+                conversion.findings.add(what, text, labels.name, "image")
         names = {one.get("id"): _label(one["value"]) for one in regions if _label(one["value"])}
         owners: dict[Any, Shape] = {}
         for one in regions:
@@ -122,34 +108,30 @@ def label_studio_labels(
                 owner = owners[one["parentID"]]
                 owner.keypoints = {**owner.keypoints, name: (x, y, 2)}
             elif {"points", "rle", "x"} & set(value) and number not in owners:
-                shape = _label_studio_shape(value, name, *size)
-                shape.problem = shape.problem if name else "the region has no label"
-                labels.shapes.append(shape)
-                owners |= {} if number is None else {number: shape}
+                labels.shapes.append(_label_studio_shape(value, name, *size))
+                owners |= {} if number is None else {number: labels.shapes[-1]}
         yield labels
 
 
 def _label(value: Json) -> str:
     """Return the label of a region, which is in `rectanglelabels`, `polygonlabels`, ..."""
-    return next(
-        (str(many[0]) for key, many in value.items() if key.endswith("labels") and many), ""
-    )
+    labels = (many for key, many in value.items() if key.endswith("labels") and many)
+    return str(next(labels, [""])[0])
 
 
 def _label_studio_shape(value: Json, category: str, height: int, width: int) -> Shape:
     if "rle" in value:
         return Shape(category, mask=_decode_brush(value["rle"], height, width))
     if "points" in value:
-        return Shape(
-            category, flat([(x * width / 100, y * height / 100) for x, y in value["points"]])
-        )
+        points = [(x * width / 100, y * height / 100) for x, y in value["points"]]
+        return Shape(category, flat(points))
     x, y = value["x"] * width / 100, value["y"] * height / 100
     turn = float(value.get("rotation") or 0)
     if "radiusX" in value:
         radii = value["radiusX"] * width / 100, value["radiusY"] * height / 100
         return ellipse_shape(category, (x, y), radii, turn)
     if "height" not in value:
-        return Shape(category, problem=_NOT_AN_OBJECT.format("keypoint without a parent region"))
+        return not_an_object("keypoint without a parent region", category)
     w, h = value["width"] * width / 100, value["height"] * height / 100
     return box_shape(category, (x, y, w, h), turn)
 
@@ -195,30 +177,20 @@ def supervisely_labels(file: Path, tree: FileTree, conversion: Conversion) -> It
     for one in content["objects"]:
         kind, category = one["geometryType"], one["classTitle"]
         points = one.get("points", {})
-        problem = "" if kind == "polygon" else _NOT_AN_OBJECT.format(kind)
-        holes = [flat(hole) for hole in points.get("interior", ())]
-        shape = Shape(category, flat(points.get("exterior", ())), holes=holes, problem=problem)
+        shape = not_an_object(kind, category, flat(points.get("exterior", ())))
         if kind == "bitmap":
             x, y = one["bitmap"]["origin"]
-            shape = Shape(category, mask=_decode_png(one["bitmap"]["data"], file), origin=(x, y))
+            shape = png_shape(category, one["bitmap"]["data"], (x, y), compressed=True)
         elif kind == "rectangle":
             # Corners are pixels, and the last one belongs to the rectangle.
             (x1, y1), (x2, y2) = points["exterior"]
             x, y = min(x1, x2), min(y1, y2)
             shape = box_shape(category, (x, y, abs(x2 - x1) + 1, abs(y2 - y1) + 1))
+        elif kind == "polygon":
+            holes = [flat(hole) for hole in points.get("interior", ())]
+            shape = Shape(category, shape.corners, holes=holes)
         labels.shapes.append(shape)
     yield labels
-
-
-def _decode_png(text: str, file: Path) -> np.ndarray:
-    """Decode a mask of Supervisely: a PNG, compressed once more, in base64."""
-    try:
-        data = zlib.decompress(base64.b64decode(text))
-        with Image.open(io.BytesIO(data), formats=["PNG"]) as image:
-            pixels = np.asarray(image)
-    except (*DECODE_ERRORS, zlib.error) as error:
-        raise DataError(f"{file}: a bitmap cannot be read ({error})") from error
-    return pixels[:, :, -1] > 0 if pixels.ndim == 3 else pixels > 0
 
 
 def datumaro_labels(file: Path, tree: FileTree, conversion: Conversion) -> Iterator[ImageLabels]:
@@ -234,10 +206,11 @@ def datumaro_labels(file: Path, tree: FileTree, conversion: Conversion) -> Itera
             if kind in ("label", "caption"):  # of the whole image
                 continue
             name = names[one["label_id"]]
-            problem = "" if kind == "polygon" else _NOT_AN_OBJECT.format(kind)
-            shape = Shape(name, one.get("points", ()), problem=problem)
+            shape = not_an_object(kind, name, one.get("points", ()))
             if kind == "bbox":
                 shape = box_shape(name, one["bbox"])
+            elif kind == "polygon":
+                shape.problem = ""
             elif kind == "mask":
                 shape = Shape(name, mask=to_bitmap(one["rle"], *one["rle"]["size"]) > 0)
             shape.group = one.get("group") or None

@@ -4,16 +4,21 @@ Each format yields the labels of images from its files. Finding the images, chec
 converting shapes to objects is the same for all of them.
 """
 
+import base64
+import io
 import itertools
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from PIL import Image
 
 from detlite.data.errors import DataError
 from detlite.data.loading.image_io import image_size
+from detlite.data.loading.image_readers import DECODE_ERRORS
 from detlite.structures.masks.formats import encode_bitmap, to_bitmap
 
 from .file_tree import FileTree
@@ -152,6 +157,8 @@ def _clipped(corners: Sequence[float], size: tuple[int, int]) -> list[float]:
 
 def _to_object(shape: Shape, size: tuple[int, int], where: str) -> LabeledObject:
     """Return the object of a shape, clipped to the image. Raises DataError."""
+    if not shape.category and not shape.crowd:
+        shape.problem = shape.problem or "has no label"
     if shape.problem:
         raise DataError(f"{where}: {shape.problem}")
     height, width = size
@@ -188,6 +195,25 @@ def object_from_bitmap(category: str, bitmap: np.ndarray, where: str) -> Labeled
     x, y = float(columns[0]), float(rows[0])
     box = (x, y, float(columns[-1] + 1) - x, float(rows[-1] + 1) - y)
     return LabeledObject(category, box, encode_bitmap(bitmap))
+
+
+def not_an_object(kind: str, category: str, corners: Sequence[float] = ()) -> Shape:
+    """Return a bad shape, whose place is known if there are corners."""
+    problem = f"a shape of type {kind} is not an object; remove it"
+    return Shape(category, corners, problem=problem)
+
+
+def png_shape(category: str, text: Any, origin: tuple[int, int], compressed: bool = False) -> Shape:
+    """Return the shape of a mask as a PNG in base64, which may be compressed once more by zlib."""
+    try:
+        data = base64.b64decode(text)
+        data = zlib.decompress(data) if compressed else data
+        with Image.open(io.BytesIO(data), formats=["PNG"]) as image:
+            pixels = np.asarray(image)
+    except (TypeError, zlib.error, *DECODE_ERRORS) as error:
+        return Shape(category, problem=f"its mask cannot be read ({error})")
+    mask = pixels[:, :, -1] if pixels.ndim == 3 else pixels
+    return Shape(category, mask=mask > 0, origin=origin)
 
 
 def box_shape(

@@ -58,7 +58,7 @@ def test_image_next_to_the_label_file_or_with_the_same_folders(tmp_path, image):
 
 def test_images_that_are_not_read_are_no_missing_images(tmp_path, image, text):
     text(tmp_path / "a.heic", "")
-    with pytest.raises(DataError, match=r"a\.heic: is in a format that is not read; convert it"):
+    with pytest.raises(DataError, match=r"a\.heic: is in no format that is read; convert it"):
         FileTree(tmp_path).image("a.jpg", tmp_path / "a.xml")
 
 

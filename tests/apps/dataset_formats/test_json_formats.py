@@ -81,7 +81,9 @@ def test_via_attributes(read):
     with pytest.raises(DataError, match=r"attributes id, kind\. Name the one with the category"):
         read("via.json", via(RECT, attributes={"id": "1", "kind": "cat"}), "VIA")
     content = via(RECT, {"name": "polyline"})
-    with pytest.raises(DataError, match=r"object 2 \(cell\): a polyline is not an object"):
+    with pytest.raises(
+        DataError, match=r"object 2 \(cell\): a shape of type polyline is not an object"
+    ):
         read("via.json", content, "VIA")
     assert len(read("via.json", content, "VIA", skip_bad=True)["annotations"]) == 1
 
@@ -122,7 +124,7 @@ def test_label_studio_min_and_separate_labels(read):
     place = {key: value for key, value in BOX.items() if key != "rectanglelabels"}
     both = task({"value": place}, {"id": "r0", "value": {**place, "labels": ["bus"]}})
     assert names_and_boxes(read("min.json", [both], "Label Studio")) == [("bus", [6, 10, 30, 20])]
-    with pytest.raises(DataError, match="object 1: the region has no label"):
+    with pytest.raises(DataError, match="object 1: has no label"):
         read("min.json", [task({"value": place})], "Label Studio")
 
 

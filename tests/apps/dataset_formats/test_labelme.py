@@ -128,7 +128,7 @@ def test_invalid_files(write, tmp_path):
     with pytest.raises(DataError, match=r"its image 'a\.jpg' is not in .*--images"):
         read_folder(tmp_path)
     file.write_text('{"shapes": [],}')
-    with pytest.raises(DataError, match=r"a\.json: is not JSON: .*line 1"):
+    with pytest.raises(DataError, match=r"a\.json: cannot be read as JSON: .*line 1"):
         read_folder(tmp_path)
 
 

@@ -74,7 +74,7 @@ def test_names_with_blanks_in_lists(voc, image, text):
     names = [image.file.name for image in read(voc)["train"].images]
     assert names == ["a b.jpg", "a.jpg"]
     (voc / "ImageSets/Main/val.txt").write_bytes(b"\xff\n")
-    with pytest.raises(DataError, match=r"val\.txt: is not text in UTF-8"):
+    with pytest.raises(DataError, match=r"val\.txt: cannot be read as text in UTF-8"):
         read_folder(voc)
 
 
