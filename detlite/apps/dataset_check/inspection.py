@@ -1,11 +1,10 @@
 """Find every defect of a data set, where loading it would stop at the first."""
 
 import os
-from collections import deque
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from itertools import islice
+from functools import partial
 
 from detlite.data.datasets.coco import CocoDataset
 from detlite.data.datasets.coco_values import read_box
@@ -19,7 +18,7 @@ from detlite.data.remote.locations import Location, local_copy
 
 from .annotation_warnings import object_warnings, shape_warnings
 from .inspection_report import Defect, Inspection, Row
-from .near_duplicates import Fingerprint, Fingerprints, fingerprint
+from .near_duplicates import Fingerprint, fingerprint, similar_pairs
 
 _READERS = max(4, os.cpu_count() or 1)  # threads; some wait for a disk or a network
 
@@ -49,17 +48,13 @@ def inspect_dataset(
         progress: wraps a list of rows while they are read, for example in a progress bar.
     """
     result = Inspection(annotations, folder, refuses=not skip_bad)
-    try:
-        with local_copy(annotations) as file:
-            try:
-                index = open_index(file, by_url)
-            except DataError as error:
-                result.add("file", annotations.name, str(error).removeprefix(f"{file}: "))
-                result.defects = [replace(one, refused=True) for one in result.defects]
-                return result
-    except RemoteError:
-        raise
-    result.index = index
+    with local_copy(annotations) as file:
+        try:
+            result.index = index = open_index(file, by_url)
+        except DataError as error:
+            problem = str(error).removeprefix(f"{file}: ")
+            result.defects.append(Defect("file", annotations.name, problem, True))
+            return result
     selection = Selection(False, keypoints, crowds_as_objects)
     with_masks = int(index.counts(replace(selection, masks=True).objects).sum())
     if masks is None:
@@ -79,12 +74,8 @@ def inspect_dataset(
     _inspect_images(result, progress(list(result.images.values()), "images"), image_options)
     result.defects += object_warnings(result, progress)
     result.defects += shape_warnings(result)
-    bad_images = {
-        number: f"{defect.where}: {defect.problem}"
-        for number, defect in enumerate(result.defects)
-        if defect.kind == "image"
-    }
-    result.findings = index.findings(result.selection, skip_bad, bad_images, background)
+    bad = [f"{one.where}: {one.problem}" for one in result.defects if one.kind == "image"]
+    result.findings = index.findings(result.selection, skip_bad, dict(enumerate(bad)), background)
     if not result.refused:  # the loader has the last word
         try:
             CocoDataset(
@@ -105,19 +96,14 @@ def inspect_dataset(
 
 def _inspect_images(result: Inspection, rows: Iterable[Row], options: ImageOptions) -> None:
     """Read all images with several threads; defects are recorded in the order of the rows."""
-    source = iter(rows)
-    pending: deque[tuple[Row, Future[tuple[list[Defect], Fingerprint | None]]]] = deque()
+    inspect = partial(_inspect, result.folder, options=options)
     with ThreadPoolExecutor(_READERS) as pool:
-        while True:
-            for image in islice(source, 2 * _READERS - len(pending)):
-                pending.append((image, pool.submit(_inspect, result.folder, image, options)))
-            if not pending:
-                return
-            image, future = pending.popleft()
-            defects, print_ = future.result()
+        for image, (defects, one) in zip(
+            rows, pool.map(inspect, result.images.values()), strict=True
+        ):
             result.defects += defects
-            if print_ is not None:
-                result.fingerprints.add(print_)
+            if one is not None:
+                result.fingerprints.append(one)
                 result.fingerprinted.append(image["id"])
 
 
@@ -149,9 +135,6 @@ def _inspect(
 
 def near_duplicates(sets: list[Inspection]) -> list[tuple[tuple[int, int], tuple[int, int]]]:
     """Return the pairs of nearly identical images, each as (index of the set, image id)."""
-    joined = Fingerprints()
-    owners: list[tuple[int, int]] = []
-    for index, result in enumerate(sets):
-        joined.extend(result.fingerprints)
-        owners += [(index, image_id) for image_id in result.fingerprinted]
-    return [(owners[first], owners[second]) for first, second in joined.pairs()]
+    owners = [(index, number) for index, one in enumerate(sets) for number in one.fingerprinted]
+    pairs = similar_pairs([fingerprint for one in sets for fingerprint in one.fingerprints])
+    return [(owners[first], owners[second]) for first, second in pairs]

@@ -11,7 +11,7 @@ from detlite.data.index.annotation_index import AnnotationIndex
 from detlite.data.index.states import Selection
 from detlite.data.remote.locations import Location
 
-from .near_duplicates import Fingerprints
+from .near_duplicates import Fingerprint
 
 Row = dict[str, Any]
 _SMALL, _LARGE = 32**2, 96**2  # COCO's limits of small and large objects, in square pixels
@@ -63,7 +63,7 @@ class Inspection:
     category_rows: list[Row] = field(default_factory=list)
     objects: list[Row] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
-    fingerprints: Fingerprints = field(default_factory=Fingerprints)
+    fingerprints: list[Fingerprint] = field(default_factory=list)
     fingerprinted: list[int] = field(default_factory=list)
 
     def add(

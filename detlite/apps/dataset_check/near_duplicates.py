@@ -1,7 +1,5 @@
 """Find nearly identical images by perceptual hashes: training and test sets must not share any."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -33,49 +31,26 @@ def fingerprint(image: Tensor) -> Fingerprint:
     return image_hash, thumbnail.round().to(torch.uint8).numpy()
 
 
-class Fingerprints:
-    """A growing list of fingerprints."""
+def similar_pairs(fingerprints: Sequence[Fingerprint]) -> list[tuple[int, int]]:
+    """Return the index pairs (i, j), i < j, of nearly identical images."""
+    hashes = np.array([image_hash for image_hash, _ in fingerprints], np.uint64)
+    pairs: set[tuple[int, int]] = set()
+    # Hashes that differ in at most 3 bits agree in at least one of their four quarters.
+    for quarter in range(_MAX_BITS + 1):
+        keys = (hashes >> np.uint64(16 * quarter)) & np.uint64(0xFFFF)
+        order = np.argsort(keys, kind="stable")
+        for group in np.split(order, np.flatnonzero(np.diff(keys[order])) + 1):
+            for place, first in enumerate(group[:-1].tolist()):
+                others = group[place + 1 :]
+                differing = (hashes[first] ^ hashes[others]).view(np.uint8).reshape(-1, 8)
+                near = others[np.unpackbits(differing, axis=1).sum(axis=1) <= _MAX_BITS]
+                pairs |= {(first, other) for other in near.tolist()}
 
-    def __init__(self) -> None:
-        self._hashes: list[int] = []
-        self._thumbnails: list[np.ndarray] = []
+    def alike(first: int, second: int) -> bool:
+        thumbnails = (fingerprints[index][1].astype(np.float32) for index in (first, second))
+        return float(np.abs(np.subtract(*thumbnails)).mean()) <= _MAX_DIFFERENCE
 
-    def add(self, one: Fingerprint) -> None:
-        """Append one fingerprint."""
-        self._hashes.append(one[0])
-        self._thumbnails.append(one[1])
-
-    def extend(self, other: Fingerprints) -> None:
-        """Append all fingerprints of another list."""
-        self._hashes += other._hashes
-        self._thumbnails += other._thumbnails
-
-    def pairs(self) -> list[tuple[int, int]]:
-        """Return the index pairs (i, j), i < j, of nearly identical images."""
-        hashes = np.array(self._hashes, np.uint64)
-        pairs: set[tuple[int, int]] = set()
-        # Hashes that differ in at most 3 bits agree in at least one of their four quarters.
-        for quarter in range(_MAX_BITS + 1):
-            keys = (hashes >> np.uint64(16 * quarter)) & np.uint64(0xFFFF)
-            order = np.argsort(keys, kind="stable")
-            for group in np.split(order, np.flatnonzero(np.diff(keys[order])) + 1):
-                for place, first in enumerate(group[:-1].tolist()):
-                    others = group[place + 1 :]
-                    others = others[_hamming(hashes[first], hashes[others]) <= _MAX_BITS]
-                    pairs |= {
-                        (first, other) for other in others.tolist() if self._alike(first, other)
-                    }
-        return sorted(pairs)
-
-    def _alike(self, first: int, second: int) -> bool:
-        difference = self._thumbnails[first].astype(np.float32) - self._thumbnails[second]
-        return float(np.abs(difference).mean()) <= _MAX_DIFFERENCE
-
-
-def _hamming(one: np.uint64, others: np.ndarray) -> np.ndarray:
-    """Return the number of bits in which each of the others [N] differs."""
-    differing = (one ^ others).view(np.uint8).reshape(-1, 8)
-    return np.unpackbits(differing, axis=1).sum(axis=1)
+    return sorted(pair for pair in pairs if alike(*pair))
 
 
 def duplicate_groups(files: Sequence[Path]) -> list[int]:
@@ -83,14 +58,11 @@ def duplicate_groups(files: Sequence[Path]) -> list[int]:
 
     An image that cannot be read is its own group.
     """
-    fingerprints, readable = Fingerprints(), []
     with ThreadPoolExecutor() as pool:
-        for index, one in enumerate(pool.map(_fingerprint_of, files)):
-            if one is not None:
-                fingerprints.add(one)
-                readable.append(index)
+        fingerprints = list(pool.map(_fingerprint_of, files))
+    readable = [index for index, one in enumerate(fingerprints) if one is not None]
     groups = list(range(len(files)))
-    for pair in fingerprints.pairs():
+    for pair in similar_pairs([one for one in fingerprints if one is not None]):
         low, high = sorted(groups[readable[index]] for index in pair)
         groups = [low if group == high else group for group in groups] if low != high else groups
     return groups

@@ -8,9 +8,9 @@ import torch
 from PIL import Image
 
 from detlite.apps.dataset_check.near_duplicates import (
-    Fingerprints,
     duplicate_groups,
     fingerprint,
+    similar_pairs,
 )
 from detlite.data.datasets.synthetic import draw_scene
 
@@ -26,10 +26,8 @@ def as_jpeg(image, quality):
 
 
 def pairs_of(images):
-    prints = Fingerprints()
-    for image in images:
-        prints.add(fingerprint(torch.from_numpy(np.array(image)).permute(2, 0, 1)))
-    return prints.pairs()
+    tensors = [torch.from_numpy(np.array(image)).permute(2, 0, 1) for image in images]
+    return similar_pairs([fingerprint(one) for one in tensors])
 
 
 def test_rescaled_and_recompressed_copies():
@@ -53,16 +51,14 @@ def test_search_finds_every_pair_of_similar_hashes():
         for base in bases
         for _ in range(12)
     ]
-    prints = Fingerprints()
-    prints._hashes, prints._thumbnails = hashes, [np.zeros((2, 2), np.uint8)] * len(hashes)
     slow = [
         (i, j)
         for i, j in itertools.combinations(range(len(hashes)), 2)
         if (hashes[i] ^ hashes[j]).bit_count() <= 3
     ]
     assert len(slow) > 20
-    assert prints.pairs() == slow
-    assert Fingerprints().pairs() == []
+    assert similar_pairs([(one, np.zeros((2, 2), np.uint8)) for one in hashes]) == slow
+    assert similar_pairs([]) == []
 
 
 def test_groups_of_files(tmp_path):
