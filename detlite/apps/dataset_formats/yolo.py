@@ -97,8 +97,8 @@ def _sources(tree: FileTree) -> Iterator[tuple[Path, dict[str, Any]]]:
     files = _by_depth([file for file in tree.files if _NAME_FILES.fullmatch(file.name)])
     if files and any(map(_text_file, tree.images)):
         names = [list(filter(None, map(str.strip, read_lines(file)))) for file in files]
-        for other, others in zip(files, names, strict=True):
-            if others != names[0]:
+        for other, own in zip(files, names, strict=True):
+            if own != names[0]:
                 raise DataError(f"{other}: its names differ from those of {files[0]}")
         content = {"names": names[0]}
         for data in _by_depth(tree.with_suffix(".data"))[:1]:
@@ -107,8 +107,8 @@ def _sources(tree: FileTree) -> Iterator[tuple[Path, dict[str, Any]]]:
                 key.strip(): value.strip() for key, _, value in pairs if key.strip() in SPLITS
             }
         yield files[0], content
-    others = tree.with_suffix(".json", ".xml")
-    if tree.data.is_dir() and not others and any(map(_LABEL_LINE.match, _all_lines(tree))):
+    other_formats = tree.with_suffix(".json", ".xml")
+    if tree.data.is_dir() and not other_formats and any(map(_LABEL_LINE.match, _all_lines(tree))):
         yield tree.root, {}
 
 
@@ -147,13 +147,12 @@ def _list_images(
     """List the images of an entry of data.yaml: folders, or text files with paths."""
     images: list[Path] = []
     for entry in value if isinstance(value, list) else [value]:
-        path: Path | None = Path(os.path.normpath(base / str(entry)))
-        if not path.exists():
-            # Some exports write ../train/images although data.yaml is next to train.
-            path = tree.locate(str(entry).removeprefix("../"), base)
+        direct = Path(os.path.normpath(base / str(entry)))
+        # Some exports write ../train/images although data.yaml is next to train.
+        nearby = tree.locate(str(entry).removeprefix("../"), base)
+        path = direct if direct.exists() else nearby
         if path is None:
-            problem = f"but {base / str(entry)} does not exist"
-            raise DataError(f"{file}: {split} is {short_repr(entry)}, {problem}")
+            raise DataError(f"{file}: {split} is {short_repr(entry)}, but {direct} does not exist")
         if path.is_dir():
             inside = path.is_relative_to(tree.image_root)
             found = (tree if inside else FileTree(path)).images
