@@ -3,7 +3,6 @@
 The fallbacks use pycocotools, NumPy and RoIAlign, one box at a time.
 """
 
-import math
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
@@ -118,17 +117,21 @@ def _crop(
         boxes=(boxes, [len(index), 4], FLOATING),
     )
     check(1 <= resolution <= 256, f"{op}: resolution must be from 1 to 256, got {resolution}")
-    packed = list(PackedMasks(values, pieces, instances, frames).pieces_and_frames())
     boxes = boxes.float()
     crops = boxes.new_zeros(len(boxes), resolution, resolution)
-    for crop, box, instance in zip(crops, boxes, index.tolist(), strict=True):
-        own, frame = packed[instance] if instance >= 0 else ([], [])
-        if not own:
+    packed = PackedMasks(values, pieces, instances, frames).pieces_and_frames()
+    for instance, (own, frame) in enumerate(packed):
+        rows = (index == instance).nonzero()[:, 0]
+        if not own or not len(rows):
             continue
         if frame[0] == 0:
-            crop.copy_(torch.from_numpy(_draw_polygons(own, box.numpy(), resolution)))
-        elif box.isfinite().all():
-            crop.copy_(_crop_runs(own[0], frame, box, resolution, soft))
+            drawn = [_draw_polygons(own, box, resolution) for box in boxes[rows].numpy()]
+            crops[rows] = torch.from_numpy(np.stack(drawn)).float()
+            continue
+        bitmap = torch.from_numpy(np.ascontiguousarray(decode_frame(own[0], frame))).float()
+        rois = F.pad(boxes[rows], (1, 0))
+        pooled = roi_align(bitmap[None, None], rois, resolution, 1.0, 0, aligned=not soft)[:, 0]
+        crops[rows] = pooled if soft else (pooled >= 0.5).float()
     return crops
 
 
@@ -151,31 +154,6 @@ def _draw_polygons(rings: Sequence[np.ndarray], box: np.ndarray, cells: int) -> 
     if not polygons:
         return np.zeros((cells, cells), np.uint8)
     return rle_codec.decode(rle_codec.merge(rle_codec.frPyObjects(polygons, cells, cells)))
-
-
-def _crop_runs(
-    boundaries: np.ndarray, frame: Sequence[int], box: Tensor, resolution: int, soft: bool
-) -> Tensor:
-    """Pool the bitmap of run lengths under a box, float32 `[M, M]`."""
-    x1, y1, x2, y2 = box.tolist()
-    top, bottom = _window(y1, y2, frame[4])
-    left, right = _window(x1, x2, frame[5])
-    if top >= bottom or left >= right:
-        return box.new_zeros(resolution, resolution)
-    # Only the pixels under the box are decoded, but RoIAlign gets the whole bitmap: coordinates
-    # relative to a part of it would round differently.
-    bitmap = torch.zeros(1, 1, *frame[4:])
-    window = decode_frame(boundaries, frame, (top, left, bottom, right))
-    bitmap[0, 0, top:bottom, left:right] = torch.from_numpy(np.ascontiguousarray(window))
-    roi = F.pad(box, (1, 0))[None]
-    crop = roi_align(bitmap, roi, resolution, 1.0, 0, aligned=not soft)[0, 0]
-    return crop if soft else (crop >= 0.5).to(crop.dtype)
-
-
-def _window(low: float, high: float, size: int) -> tuple[int, int]:
-    """Return the pixels that RoIAlign reads along one axis, and at least one more on each side."""
-    start = min(max(math.floor(min(low, high)) - 2, 0), size)
-    return start, min(max(math.ceil(max(high, low + 1)) + 3, start), size)
 
 
 @operator("paste_masks_rle", "cpu")

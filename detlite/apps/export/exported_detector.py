@@ -34,11 +34,7 @@ _ALIGNMENT = 32  # pixels; every graph accepts images whose sides are multiples
 
 
 def prepare_export(cfg: CfgNode, model: DetectionModel) -> CfgNode:
-    """Set the padding of a model for export, and return its config for the exported file.
-
-    Raises:
-        ConfigError: the model is not on the CPU.
-    """
+    """Set the padding of a model on the CPU, and return its config for the exported file."""
     if model.device.type != "cpu":
         raise ConfigError(
             f"only a model on the CPU can be exported, not on {model.device}: set MODEL.DEVICE cpu"
@@ -62,17 +58,14 @@ def check_output_path(path: Path, file_format: str) -> None:
 
 
 def write_exported(path: Path, file_format: str, cfg: CfgNode, model: DetectionModel) -> None:
-    """Write a detector to a file atomically.
+    """Write a detector to a file atomically, in a format of SUFFIXES.
 
-    Args:
-        path: ends in the suffix of the format.
-        file_format: a key of SUFFIXES.
-        cfg: from `prepare_export`.
-        model: the model of the config; for "openvino" the result of `to_openvino`.
+    `cfg` is the result of `prepare_export`. For the format openvino, `model` is the result of
+    `to_openvino`.
 
     Raises:
-        ConfigError: see `check_output_path`; or a package is missing; or the config enables
-            test-time augmentation, which a program does not support.
+        ConfigError: a package is missing, the path does not fit, or the config enables test-time
+            augmentation, which a program does not support.
         CheckpointError: the file cannot be written.
     """
     check_output_path(path, file_format)

@@ -139,24 +139,17 @@ def export_program(model: DetectionModel) -> ExportedProgram:
 
     It takes any number of images. Height and width may be any multiples of 32 that are at least
     `Backbone.min_image_side`, and the number of proposals must be at least the maximum number of
-    detections.
-
-    Raises:
-        ConfigError: the model fuses boxes, which runs outside of the graph.
+    detections. Box fusion, which runs outside of the graph, is a ConfigError.
     """
     if model.postprocess.suppression.method == "fusion":
         raise ConfigError("TEST.NMS.METHOD fusion cannot be exported: use another, such as voting")
     model = deepcopy(model).eval().requires_grad_(False)
     model.static_shapes = True
     images, proposals = example_batch(model)
-    inputs: list[Tensor] = [images.pixels, images.sizes]
-    dynamic: list[tuple[int, ...]] = [(0, 2, 3), (0,)]
+    inputs: tuple[Tensor, ...] = images.pixels, images.sizes
+    axes: tuple[tuple[int, ...], ...] = (0, 2, 3), (0,)
     if proposals is not None:
-        inputs += [proposals.boxes, proposals.valid]
-        dynamic += [(0, 1), (0, 1)]
+        inputs, axes = (*inputs, proposals.boxes, proposals.valid), (*axes, (0, 1), (0, 1))
+    dynamic = tuple(dict.fromkeys(free, Dim.AUTO) for free in axes)
     with torch.no_grad():
-        return torch.export.export(
-            Inference(model),
-            tuple(inputs),
-            dynamic_shapes=tuple(dict.fromkeys(axes, Dim.AUTO) for axes in dynamic),
-        )
+        return torch.export.export(Inference(model), inputs, dynamic_shapes=dynamic)

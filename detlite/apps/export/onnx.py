@@ -27,11 +27,7 @@ _NO_LIMIT = 2**31 - 1
 
 
 def write_onnx(path: Path, metadata: str, model: DetectionModel) -> None:
-    """Write a detector as an ONNX file with metadata.
-
-    Raises:
-        ConfigError: a package is not installed, or an operator has no translation.
-    """
+    """Write a detector as an ONNX file with metadata."""
     onnx = import_optional("onnx", "detlite[onnx]")
     import_optional("onnxscript", "detlite[onnx]")
     program = export_program(model)
@@ -69,11 +65,7 @@ def to_onnx(program: ExportedProgram, inputs: Sequence[str], outputs: Sequence[s
 
 
 def onnx_run(path: Path) -> tuple[str, Run]:
-    """Return the metadata of a file written by `write_onnx`, and a function that runs it.
-
-    Raises:
-        ConfigError: onnxruntime is not installed.
-    """
+    """Return the metadata of a file written by `write_onnx`, and a function that runs it."""
     runtime = import_optional("onnxruntime", "detlite[onnx]")
     options = runtime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()

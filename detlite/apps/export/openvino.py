@@ -44,9 +44,6 @@ class OpenVINOPart(nn.Module):
     Args:
         graph: takes and returns maps as [B, H, W, C].
         results: arrangement of the results, from `arrangement_of`.
-
-    Raises:
-        ValueError: the arrangement is invalid, or does not fit the number of results.
     """
 
     def __init__(self, graph: openvino.Model, results: Arrangement) -> None:
@@ -69,19 +66,17 @@ class OpenVINOPart(nn.Module):
         return part_from_bytes, (*to_bytes(self.graph), self.results)
 
     def forward(self, *arguments: Any) -> Any:
-        inputs = [_to_channels_last(x.float()).numpy() for x in pytree.tree_leaves(arguments)]
+        maps = [_permute_maps(x.float(), 0, 2, 3, 1) for x in pytree.tree_leaves(arguments)]
+        inputs = [x.contiguous().numpy() for x in maps]
         # A request owns the memory of its results, so each call needs its own.
         request = self._compiled.create_infer_request()
         outputs = request.infer(inputs, share_inputs=True, share_outputs=True).values()
-        return arrange(self.results, (_from_channels_last(torch.from_numpy(x)) for x in outputs))
+        tensors = map(torch.from_numpy, outputs)
+        return arrange(self.results, (_permute_maps(x, 0, 3, 1, 2) for x in tensors))
 
 
 def arrangement_of(results: Any) -> Arrangement:
-    """Return the arrangement of tensors in nested lists and tuples.
-
-    Raises:
-        ConfigError: there is another container.
-    """
+    """Return the arrangement of tensors in nested lists and tuples; others are a ConfigError."""
     if isinstance(results, Tensor):
         return "tensor"
     if type(results) in (list, tuple):
@@ -93,11 +88,7 @@ def arrangement_of(results: Any) -> Arrangement:
 
 
 def arrange(arrangement: Arrangement, values: Iterator[Any]) -> Any:
-    """Arrange values in nested lists and tuples; the inverse of `arrangement_of`.
-
-    Raises:
-        ValueError: the arrangement is invalid, or has more members than there are values.
-    """
+    """Arrange values in nested lists and tuples; a ValueError if the arrangement does not fit."""
     match arrangement:
         case "tensor":
             for value in values:
@@ -177,10 +168,8 @@ def _convert(part: ExportablePart, arguments: tuple[Any, ...]) -> openvino.Model
         graph = ov.convert_model(program)
     except ov.frontend.OpConversionFailure as error:
         missing = re.findall(r"operations?: (.+)", str(error))
-        raise ConfigError(
-            f"OpenVINO does not support {', '.join(missing) or error} in {part.name}: export to "
-            "pt2 or aoti"
-        ) from error
+        problem = f"OpenVINO does not support {', '.join(missing) or error} in {part.name}"
+        raise ConfigError(f"{problem}: export to pt2 or aoti") from error
     shapes = [list(x.shape) for x in pytree.tree_leaves(arguments)]
     for shape, axis in itertools.product(shapes, part.free_axes):
         shape[axis] = -1
@@ -203,13 +192,9 @@ def _use_channels_last(graph: openvino.Model) -> openvino.Model:
     return steps.build()
 
 
-def _to_channels_last(x: Tensor) -> Tensor:
-    """Permute maps [B, C, H, W] to [B, H, W, C]; do not permute other tensors."""
-    return (x.permute(0, 2, 3, 1) if x.dim() == 4 else x).contiguous()
-
-
-def _from_channels_last(x: Tensor) -> Tensor:
-    return x.permute(0, 3, 1, 2) if x.dim() == 4 else x
+def _permute_maps(x: Tensor, *order: int) -> Tensor:
+    """Permute maps, which have four dimensions, and no other tensors."""
+    return x.permute(order) if x.dim() == 4 else x
 
 
 @functools.cache

@@ -213,11 +213,7 @@ def _pixels_in_header(body: bytes, limits: Limits) -> int:
 
 
 def build_app(predictor: Predictor, limits: Limits, origins: Sequence[str] = ()) -> Starlette:
-    """Build the ASGI application, see `Service`.
-
-    Args:
-        origins: of web pages that may send requests and read the responses (CORS).
-    """
+    """Build the ASGI application. Web pages of `origins` may send requests (CORS)."""
     service = Service(predictor, limits)
     cors = Middleware(
         CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"]

@@ -18,12 +18,8 @@ class Batcher:
 
     While the network runs, decoded images wait. The next batch consists of waiting images of
     similar size. A single image does not wait for others. At most two batches of images are
-    decoded at a time: one in the network, one waiting.
-
-    Args:
-        predictor: detects objects.
-        max_batch: maximum number of images in a batch.
-        on_batch: called with the number of images and the seconds of each batch.
+    decoded at a time: one in the network, one waiting. `on_batch` is called with the number of
+    images and the seconds of each batch.
     """
 
     def __init__(

@@ -142,11 +142,7 @@ async def read_body(
 
 
 async def extract_file(request: Request, body: bytes, limits: Limits) -> bytes:
-    """Return the only file of a form, and other payloads unchanged.
-
-    Raises:
-        Refusal: the form is invalid, or has not exactly one file.
-    """
+    """Return the only file of a form, or raise a Refusal; return other payloads unchanged."""
     if _media_type(request) != _FORM:
         return body
 

@@ -22,13 +22,7 @@ _REMEDIES = {
 
 
 class Refusal(HTTPException):
-    """A request that cannot be answered with detections.
-
-    Args:
-        status: the HTTP status code.
-        problem: what is wrong.
-        remedy: what the client can do.
-    """
+    """A request that cannot be answered with detections, and what the client can do."""
 
     def __init__(self, status: int, problem: str, remedy: str = "") -> None:
         super().__init__(status, problem, {"Retry-After": "1"} if status == 503 else None)
@@ -50,11 +44,7 @@ def detections_json(
 ) -> tuple[bytes, int]:
     """Return the JSON response to an image and the number of detections in it.
 
-    Args:
-        loaded: the image.
-        prediction: of the image, with masks as RLEs.
-        threshold: minimum score.
-        keypoint_center: see `Convention`.
+    `prediction` has masks as RLEs. `keypoint_center` is described in `Convention`.
     """
     height, width = loaded.size
     count = int((prediction["scores"] >= threshold).sum())  # scores are in decreasing order

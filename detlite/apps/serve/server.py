@@ -23,11 +23,7 @@ _IDLE_SECONDS = 15.0  # see `LimitedConnection.seconds`
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a listening socket.
-
-    Raises:
-        ConfigError: the address or the port cannot be used.
-    """
+    """Return a listening socket, or raise a ConfigError if the address cannot be used."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family, backlog=2048)
@@ -91,11 +87,7 @@ def serve(
     host: str,
     origins: Sequence[str] = (),
 ) -> None:
-    """Serve on a listening socket until SIGTERM or SIGINT, then answer all accepted requests.
-
-    Args:
-        origins: see `build_app`.
-    """
+    """Serve on a listening socket until SIGTERM or SIGINT, then answer all accepted requests."""
     keep_freed_memory()
     address = f"[{host}]" if ":" in host else host
     print(f"serving on http://{address}:{listener.getsockname()[1]}", flush=True)
