@@ -26,7 +26,7 @@ def check_tensors(
 
     Args:
         op: the name of the operator.
-        **tensors: by name, each with its expected shape, in which a letter stands for any size, and
+        **tensors: by name, each with its expected shape, in which a letter means any size, and
             its type or FLOATING or INTEGERS. All must be on the device of the first.
     """
     first = next(iter(tensors))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import tempfile
 import time
@@ -152,8 +153,13 @@ def test_images(cfg: CfgNode, model: DetectionModel, folder: Path | None) -> lis
     size, max_size = cfg.INPUT.MIN_SIZE_TEST, cfg.INPUT.MAX_SIZE_TEST
     shown = [(image, size) for image in [*images, torch.full_like(images[0], 128)]]
     shown += [(images[0], round(factor * size)) for factor in _OTHER_SIZES]
-    resize = model.convention.resize
-    return [resize_shortest(image, side, max_size, resize) for image, side in shown]
+    smallest = model.backbone.min_image_side  # programs pad to it, which changes detections
+    resized = []
+    for image, side in shown:
+        longest = math.ceil(smallest * max(image.shape[1:]) / min(image.shape[1:]))
+        limits = max(side, smallest), max(max_size, longest)
+        resized.append(resize_shortest(image, *limits, model.convention.resize))
+    return resized
 
 
 def grid_of_boxes(image: Tensor) -> Tensor:

@@ -4,8 +4,11 @@ from dataclasses import replace
 
 import pytest
 import torch
+from PIL import Image
 
+from detlite import build_model
 from detlite.apps.export.verify import Difference, compare
+from detlite.apps.export.verify import test_images as images_to_compare
 from detlite.structures.instances import Detections
 
 
@@ -64,3 +67,15 @@ def test_union_and_limits():
     assert not both.within(boxes=0.3, scores=0.1, masks=0)
     assert not Difference(masks=0.5).within(1, 1, masks=0.4)
     assert not Difference(unmatched=1).within(1, 1, 1)
+
+
+def test_images_need_no_more_padding_than_that_of_the_model(tiny_config, tmp_path):
+    """Programs pad small images to `min_image_side`, which changes their detections."""
+    Image.new("L", (400, 20)).save(tmp_path / "long.png")
+    five = ["INPUT.PIXEL_MEAN", [0.5] * 5, "INPUT.PIXEL_STD", [0.2] * 5]
+    for channels, folder in ((five, None), ([], tmp_path)):
+        cfg = tiny_config("INPUT.MIN_SIZE_TEST", 64, "INPUT.MAX_SIZE_TEST", 100, *channels)
+        model = build_model(cfg)
+        images = images_to_compare(cfg, model, folder)
+        assert {len(image) for image in images} == {model.channels}
+        assert all(min(x.shape[1:]) >= model.backbone.min_image_side for x in images)
