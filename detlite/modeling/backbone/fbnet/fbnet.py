@@ -4,7 +4,6 @@ FBNet: https://arxiv.org/abs/1812.03443, ChamNet: https://arxiv.org/abs/1812.089
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -23,7 +22,7 @@ from detlite.modeling.roi_heads.extractors import (
 from detlite.modeling.roi_heads.pooler import Pooler, build_pooler
 from detlite.modeling.rpn.head import RPN_HEADS, RPNHead
 
-from .architectures import ARCHITECTURES, Architecture, BlockSpec, parse_architecture
+from .architectures import ARCHITECTURES, Architecture, parse_architecture
 from .blocks import FBNetOptions, conv_norm_relu, make_blocks, make_last, side_after
 
 
@@ -81,16 +80,10 @@ def _build_fbnet(cfg: CfgNode) -> Backbone:
 class FBNetRPNHead(RPNHead):
     """RPN head of blocks."""
 
-    def __init__(
-        self,
-        options: FBNetOptions,
-        blocks: Sequence[BlockSpec],
-        in_channels: int,
-        anchors_per_cell: int,
-    ) -> None:
+    def __init__(self, blocks: nn.Module, out_channels: int, anchors_per_cell: int) -> None:
         super().__init__()
-        self.head, channels = make_blocks(options, blocks, in_channels)
-        self.add_predictors(channels, anchors_per_cell)
+        self.head = blocks
+        self.add_predictors(out_channels, anchors_per_cell)
 
     def embed(self, level: Tensor) -> Tensor:
         """Apply the blocks to [B, C, H_l, W_l]."""
@@ -110,26 +103,18 @@ def _build_rpn_head(cfg: CfgNode, in_channels: int, anchors_per_cell: int) -> nn
             f"{len(blocks)}"
         )
     last = blocks[-node.RPN_HEAD_BLOCKS :]  # -0: all
-    return FBNetRPNHead(options, last, in_channels, anchors_per_cell)
+    return FBNetRPNHead(*make_blocks(options, last, in_channels), anchors_per_cell)
 
 
 class FBNetFeatureExtractor(Extractor):
     """Pools and applies blocks, and a 1x1 convolution after them (see `make_last`)."""
 
     def __init__(
-        self,
-        pooler: Pooler,
-        in_channels: int,
-        options: FBNetOptions,
-        blocks: Sequence[BlockSpec],
-        last_channels: int,
-        last_scale: float,
+        self, pooler: Pooler, blocks: nn.Module, last: nn.Module, channels: int, resolution: int
     ) -> None:
         super().__init__()
-        self.pooler = pooler
-        self.blocks, channels = make_blocks(options, blocks, in_channels)
-        self.last, self.out_channels = make_last(options, last_channels, last_scale, channels)
-        self.out_resolution = side_after(blocks, pooler.resolution)
+        self.pooler, self.blocks, self.last = pooler, blocks, last
+        self.out_channels, self.out_resolution = channels, resolution
 
     def embed(self, pooled: Tensor) -> Tensor:
         """Compute [R, out_channels, S', S'] from [R, C, S, S]."""
@@ -139,19 +124,17 @@ class FBNetFeatureExtractor(Extractor):
 def _build_extractor(
     cfg: CfgNode, backbone: Backbone, head: str, part: str, keys: str
 ) -> FBNetFeatureExtractor:
-    """Build the extractor of MODEL.<head> from a part of the architecture.
-
-    Its keys in MODEL.FBNET start with `keys`.
-    """
+    """Build the extractor of MODEL.<head> from a part and the MODEL.FBNET.<keys>_... keys."""
     node = cfg.MODEL.FBNET
     options, architecture = build_fbnet_options(cfg)
     blocks = architecture.blocks(part, node[f"{keys}_BLOCKS"])
     if stride := node[f"{keys}_STRIDE"]:
         blocks[0] = replace(blocks[0], stride=stride)
     pooler, last_scale = build_pooler(cfg, head, backbone), node[f"{keys}_LAST_SCALE"]
-    return FBNetFeatureExtractor(
-        pooler, backbone.out_channels, options, blocks, architecture.last, last_scale
-    )
+    layers, channels = make_blocks(options, blocks, backbone.out_channels)
+    last, channels = make_last(options, architecture.last, last_scale, channels)
+    side = side_after(blocks, pooler.resolution)
+    return FBNetFeatureExtractor(pooler, layers, last, channels, side)
 
 
 BOX_EXTRACTORS.register("FBNet.roi_head")(
