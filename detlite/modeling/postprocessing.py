@@ -4,7 +4,7 @@ Shapes: B images, N predicted boxes and D detections per image, padded.
 """
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, TypeVar
 
 from torch import Tensor
 from yacs.config import CfgNode
@@ -15,6 +15,8 @@ from detlite.structures.instances import Detections, PredictedBoxes
 from detlite.structures.padding import first_valid, gather
 
 from .boxes.suppression import Suppression, suppress
+
+P = TypeVar("P", bound=PredictedBoxes)
 
 
 @dataclass(frozen=True)
@@ -43,10 +45,7 @@ class Postprocess:
 
     def select(self, predicted: PredictedBoxes, sizes: Tensor) -> PredictedBoxes:
         """Clip boxes and drop small ones, if that comes before suppression."""
-        if self.clip == "after-nms":
-            return predicted
-        boxes = box_ops.clip(predicted.boxes, sizes, self.convention)
-        return replace(predicted, boxes=boxes, valid=predicted.valid & self._large(boxes))
+        return predicted if self.clip == "after-nms" else self._clip(predicted, sizes)
 
     def suppress(
         self, predicted: PredictedBoxes, static_shapes: bool, views: int = 1
@@ -62,15 +61,14 @@ class Postprocess:
         detections = replace(detections, valid=detections.valid & (detections.scores >= min_score))
         if self.clip == "before-nms":
             return detections
-        boxes = box_ops.clip(detections.boxes, sizes, self.convention)
-        valid = detections.valid & self._large(boxes)
-        index, valid = first_valid(valid, boxes.shape[1], static_shapes)
-        kept = replace(detections, boxes=boxes).map(lambda field: gather(field, index))
-        return replace(kept, valid=valid)
+        detections = self._clip(detections, sizes)
+        index, valid = first_valid(detections.valid, detections.valid.shape[1], static_shapes)
+        return replace(detections.map(lambda field: gather(field, index)), valid=valid)
 
-    def _large(self, boxes: Tensor) -> Tensor:
-        """Return bool [B, N]; all True if `min_size` is negative."""
-        return box_ops.has_min_size(boxes, self.min_size) | (self.min_size < 0)
+    def _clip(self, predicted: P, sizes: Tensor) -> P:
+        boxes = box_ops.clip(predicted.boxes, sizes, self.convention)
+        large = box_ops.has_min_size(boxes, self.min_size) | (self.min_size < 0)
+        return replace(predicted, boxes=boxes, valid=predicted.valid & large)
 
 
 def build_suppression(cfg: CfgNode, iou_thresh: float) -> Suppression:

@@ -78,7 +78,7 @@ def pad_further(truth: GroundTruth, count: int) -> GroundTruth:
 
 
 @pytest.mark.parametrize("name", ["mask", "c4", "cascade", "retinanet", "proposals"])
-@pytest.mark.parametrize("counts", [(2, 1), (0, 2), (0, 0)])
+@pytest.mark.parametrize("counts", [(0, 2), (0, 0)])
 def test_padding_of_ground_truth_has_no_effect(tiny_config, make_batch, name, counts):
     images, targets = make_batch(*counts)
     model = build_model(family_config(name, tiny_config))
