@@ -178,7 +178,7 @@ def _box_coder_weights(head: ConfigSection) -> list[float]:
 def _box_loss_config(head: ConfigSection, key: str) -> ConfigValues:
     """Return the box loss of a head, if detlite has it, for the config section `key`."""
     known = {"L1Loss": "l1", "SmoothL1Loss": "smooth_l1", "GIoULoss": "giou"}
-    loss = ConfigSection(head.get("loss_bbox", {}), f"{head.where}.loss_bbox")
+    loss = ConfigSection(head.get("loss_bbox") or {}, f"{head.where}.loss_bbox")
     if loss.kind not in known:
         return {}
     retinanet = key == "MODEL.RETINANET"

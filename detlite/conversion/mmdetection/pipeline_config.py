@@ -37,7 +37,7 @@ def _pipeline(tree: dict[str, Any]) -> list[ConfigSection]:
     for name, key in (("test_dataloader", "dataset"), ("data", "test")):
         data = tree.get(name)
         inner = data.get(key) if isinstance(data, dict) else None
-        if isinstance(inner, dict) and "pipeline" in inner:
+        if isinstance(inner, dict) and inner.get("pipeline") is not None:
             return ConfigSection(inner, f"{name}.{key}").sections("pipeline")
     return ConfigSection(tree, "the file").sections("test_pipeline")
 
