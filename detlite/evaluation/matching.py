@@ -150,8 +150,8 @@ def accumulate(matched: MatchedDetections) -> PrecisionRecall:
         np.array(matched.limits, np.int64),
         RECALL_THRESHOLDS,
     )
-    tables = ops.precision_recall(*map(torch.from_numpy, arrays), max_dets=matched.max_dets)
-    precision, recall = (table.numpy() for table in tables)
+    arguments: list[Any] = [*map(torch.from_numpy, arrays), matched.max_dets]
+    precision, recall = (table.numpy() for table in ops.precision_recall(*arguments))
     return PrecisionRecall(precision, recall, matched.areas, matched.limits, matched.max_dets)
 
 

@@ -225,8 +225,9 @@ def _(
     aligned: bool = False,
 ) -> Tensor:
     pool = on_one_level(rois), [spatial_scale], pooled_height, pooled_width
-    sizes = batch_size, channels, [height], [width]
-    return _backward(grad, rois, *pool, *sizes, sampling_ratio, aligned)[0]
+    return _backward(
+        grad, rois, *pool, batch_size, channels, [height], [width], sampling_ratio, aligned
+    )[0]
 
 
 @torch.library.register_fake("detlite::roi_align_forward.maps")

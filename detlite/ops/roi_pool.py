@@ -156,9 +156,8 @@ def _(
     height: int,
     width: int,
 ) -> Tensor:
-    pool = [spatial_scale], pooled_height, pooled_width
-    sizes = batch_size, channels, [height], [width]
-    return _backward(grad, rois, on_one_level(rois), argmax, *pool, *sizes)[0]
+    pool = on_one_level(rois), argmax, [spatial_scale], pooled_height, pooled_width
+    return _backward(grad, rois, *pool, batch_size, channels, [height], [width])[0]
 
 
 @torch.library.register_fake("detlite::roi_pool_forward.maps")

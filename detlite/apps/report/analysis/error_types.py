@@ -4,6 +4,7 @@ The types and rules are those of TIDE (Bolya et al., ECCV 2020, https://arxiv.or
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -149,7 +150,8 @@ def _mean_ap(
         np.empty(0, np.int64),
         RECALL_THRESHOLDS,
     )
-    precision, _ = ops.precision_recall(*map(torch.from_numpy, arrays), max_dets=1)
+    arguments: list[Any] = [*map(torch.from_numpy, arrays), 1]
+    precision, _ = ops.precision_recall(*arguments)
     values = precision[0, :, :, 0].mean(dim=0).numpy().clip(0)
     values = values[known & ((positives > 0) | (np.diff(ends, prepend=0) > 0))]
     return float(values.mean()) if len(values) else 0.0
