@@ -251,8 +251,8 @@ def _setup_forward(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 def _differentiate_forward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     scales, height, width, *sampling = ctx.args
     dense = grad.contiguous(memory_format=ctx.memory_format)
-    grads = _backward(dense, *ctx.saved_tensors, scales, height, width, *ctx.sizes, *sampling)
-    return grads, *[None] * 7
+    arguments = [*ctx.saved_tensors, scales, height, width, *ctx.sizes, *sampling]
+    return _backward(dense, *arguments), *[None] * 7
 
 
 def _setup_backward(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
