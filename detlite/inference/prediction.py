@@ -18,7 +18,8 @@ from detlite.data.loading.image_io import (
     pixels_to_tensor,
     read_image,
 )
-from detlite.data.loading.image_readers import Pixels, image_suffixes, pillow_pixels
+from detlite.data.loading.image_readers import image_suffixes, pillow_pixels
+from detlite.data.loading.image_types import Pixels
 from detlite.evaluation.results import categories_of, paste_detections
 from detlite.modeling.detector import Detector
 from detlite.registry import Registry

@@ -16,10 +16,10 @@ from detlite.config import ConfigError
 from detlite.conventions import convention_of
 from detlite.data.errors import DataError, short_repr
 from detlite.data.findings import Finding, summary
-from detlite.data.image_folders import ImageArchive, ImageFolder
 from detlite.data.index.annotation_index import AnnotationIndex
 from detlite.data.index.states import Selection
 from detlite.data.loading.image_io import build_image_options
+from detlite.data.loading.image_types import ImageArchive, ImageFolder
 from detlite.data.remote.file_cache import file_cache
 from detlite.data.remote.locations import GIGABYTE, Location, RemotePath, parse_location
 from detlite.registry import Registry
@@ -220,10 +220,7 @@ def check_num_classes(cfg: CfgNode, dataset: CocoDataset | ConcatDataset) -> Non
 
 
 def converted_file(root: Path, name: str, convert: Callable[[], dict[str, Any]]) -> Path:
-    """Return `<DATASETS.ROOT>/converted/<name>.json`; write the result of `convert` if missing.
-
-    Delete the file after a change of the files that it was converted from.
-    """
+    """Return `<DATASETS.ROOT>/converted/<name>.json`; write the result of `convert` if missing."""
     file = root / "converted" / f"{name}.json"
     if file.is_file():
         return file
@@ -250,19 +247,13 @@ def require(path: Path, name: str) -> Path:
 
 @DATASETS.register("coco", "lvis")
 def coco_files(entry: Entry, root: Location) -> tuple[Location, Location]:
-    """`{name, annotations: file, images: folder}`: URLs or paths relative to `root`.
-
-    LVIS files are in COCO form; their type selects the LVIS evaluation.
-    """
+    """`{name, annotations: file, images: folder}`: URLs or paths relative to `root`."""
     check_fields(entry, {"annotations": str, "images": str})
     return parse_location(entry["annotations"], root), parse_location(entry["images"], root)
 
 
 def check_fields(entry: Entry, fields: dict[str, type]) -> None:
-    """Raise ConfigError if a catalog entry has a missing or unknown field, or one of a wrong type.
-
-    `name`, `type` and `evaluators` are always allowed.
-    """
+    """Raise ConfigError if a catalog entry has other fields, or values of other types."""
     where = f"DATASETS.CATALOG, {entry['name']}"
     for field, kind in fields.items():
         if field not in entry:

@@ -15,9 +15,8 @@ from detlite.data.errors import short_repr
 from detlite.structures.masks.formats import Segmentation, polygons_to_rle, to_bitmap
 from detlite.structures.masks.rle import run_lengths, used_columns
 
-# Annotation tools round outwards, so a box may exceed the image by this much without a note.
-_OVERHANG_PIXELS = 2.0
-_OVERHANG_FRACTION = 0.1  # of the side of the box
+# Tools round outwards: a box may exceed the image by 2 pixels or 0.1 of its side without a note.
+_OVERHANG_PIXELS, _OVERHANG_FRACTION = 2.0, 0.1
 _EXACT = 1 << 53  # floats are exact integers up to it
 
 TEXT = "numbers as text"
@@ -42,7 +41,7 @@ class Reading(NamedTuple):
     Attributes:
         value: the value that was read; None if there is a problem.
         problem: why it cannot be used.
-        note: the key of EFFECTS for how it was read; None if it is used as written.
+        note: the key of EFFECTS for how it was read; None if as written.
     """
 
     value: Any = None
@@ -139,13 +138,13 @@ def read_segmentation(value: Any, height: int, width: int) -> Reading:
         problem, visible = _polygon_problem(values, height, width)
         if problem:
             problems.append(problem)
-            continue
-        inside |= visible
-        is_text |= values is not polygon
-        kept.append(values)
+        else:
+            inside |= visible
+            is_text |= values is not polygon
+            kept.append(values)
     if not inside:
-        outside = f"is outside the {width}x{height} image"
-        return _refuse(f"segmentation {outside if kept else problems[0]}")
+        problem = f"is outside the {width}x{height} image" if kept else problems[0]
+        return _refuse(f"segmentation {problem}")
     if problems:
         return Reading(kept, note=PARTS)
     if polygons is not value:
@@ -160,10 +159,7 @@ def segmentation_problem(value: Any, height: int, width: int) -> str | None:
 
 
 def _as_polygons(value: list[Any]) -> list[Any]:
-    """Return the polygons of any notation, as lists of their values; the value itself if standard.
-
-    A list that is not one polygon in a list has one meaning: numbers in turn, or points [x, y].
-    """
+    """Return polygons of numbers in turn for one such polygon, or polygons of points [x, y]."""
     if not any(isinstance(part, list) for part in value):
         return [value]
     parts = [value] if len(value) > 2 and _are_points(value) else value
@@ -275,9 +271,8 @@ def keypoint_names(categories: Sequence[dict[str, Any]]) -> list[str]:
 def fill_missing(content: dict[str, Any]) -> dict[str, Any]:
     """Fill in the fields that pycocotools needs and many files lack, in place; return `content`.
 
-    These are `info`, `licenses`, and of each annotation `iscrowd` (0) and `area` (of the
-    segmentation, or of the box). An annotation with id 0 gets a new id, because the evaluation of
-    pycocotools ignores matches with it.
+    These are `info`, `licenses`, `iscrowd`, and `area` of the segmentation or of the box. Id 0 is
+    replaced, because the evaluation of pycocotools ignores matches with it.
     """
     content.setdefault("info", {})
     content.setdefault("licenses", [])

@@ -12,8 +12,8 @@ import numpy as np
 
 from detlite.data import cache
 from detlite.data.errors import RemoteError
-from detlite.data.image_folders import ImageArchive, ImageFolder, image_file_of
 from detlite.data.index.annotation_index import AnnotationIndex
+from detlite.data.loading.image_types import ImageArchive, ImageFolder, image_file_of
 from detlite.data.remote.locations import location_id
 
 from .image_io import ImageOptions, image_problem

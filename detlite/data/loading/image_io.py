@@ -17,9 +17,9 @@ from detlite.data.cache import key as cache_key
 from detlite.data.errors import DataError, RemoteError
 from detlite.data.remote.file_cache import FileCache
 
-from .image_readers import ImageBytes, ImageSource, OpenImage, Pixels, open_image
+from .image_readers import open_image
+from .image_types import ImageBytes, ImageSource, OpenImage, Pixels, Size
 
-Size = tuple[int, int]  # height, width
 _TRANSPOSED = (5, 6, 7, 8)  # EXIF orientations that swap width and height
 _MIRRORED_X, _MIRRORED_Y = (2, 3, 6, 7), (3, 4, 7, 8)  # flips that follow
 
@@ -49,13 +49,12 @@ DEFAULT_OPTIONS = ImageOptions()
 
 def build_image_options(cfg: CfgNode) -> ImageOptions:
     """Build the options of DATASETS.MAX_PIXELS and INPUT."""
-    inputs = cfg.INPUT
     return ImageOptions(
-        cfg.DATASETS.MAX_PIXELS,
-        inputs.IMAGE_BITS,
-        convention_of(cfg).exif_orientation,
-        len(inputs.PIXEL_MEAN),
-        tuple(inputs.VALUE_RANGE),
+        max_pixels=cfg.DATASETS.MAX_PIXELS,
+        bits=cfg.INPUT.IMAGE_BITS,
+        exif_orientation=convention_of(cfg).exif_orientation,
+        channels=len(cfg.INPUT.PIXEL_MEAN),
+        value_range=tuple(cfg.INPUT.VALUE_RANGE),
     )
 
 
@@ -77,20 +76,17 @@ def read_image(
     """Read an image as uint8 [C, H, W], RGB for a model of 3 channels.
 
     For 3 channels, gray images are expanded, and alpha channels dropped. For 1 channel, a color
-    image must be gray. Otherwise, the image must have exactly the number of channels of the model,
-    counted with its alpha channel or without. If a model takes neither 1 nor 3 channels, a file
-    with that number of single-channel pages is one image.
+    image must be gray. Otherwise, the image must have the number of channels of the model, counted
+    with its alpha channel or without, or that number of pages with one channel.
 
     Args:
-        source: a file of any format that Pillow, tifffile or IMAGE_READERS read, or the content of
-            one of SAFE_FORMATS.
+        source: a file, or the content of one of SAFE_FORMATS.
         size: the required upright (height, width); None: any.
         page: page of a file with several, from 0; None: the file must have one.
         min_size: if given, a JPEG may be read at a reduced size of at least this one.
 
     Raises:
-        DataError: the file is missing, damaged, of another size, or has other channels, several
-            pages or no 8-bit form.
+        DataError: the file is missing, damaged, or does not fit.
         TooLargeError: it has too many pixels; raised before decoding.
         RemoteError: it cannot be fetched.
     """
@@ -112,8 +108,8 @@ def image_problem(
 ) -> str | None:
     """Return what is wrong with an image file that must have a size (height, width), or None.
 
-    A valid image takes about 0.1 ms, since only its header and its end are read. A file without the
-    usual end may still be valid, because some programs append data, so it is decoded.
+    Only header and end of a valid image are read, in about 0.1 ms. A file without the usual end is
+    decoded, because some programs append data.
     """
     try:
         with open_image(source, options.max_pixels) as file:
@@ -139,7 +135,7 @@ def read_reduced(
 ) -> Tensor:
     """Read an image at a reduced size of at least `least`, if that is less than half of its size.
 
-    The reduced pixels of a local file are cached on the disk, by its path, size and time.
+    The reduced pixels of a local file are cached on the disk.
     """
     if min(size[0] // least[0], size[1] // least[1]) < 2:
         return read_image(source, size, options)

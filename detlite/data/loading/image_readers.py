@@ -13,18 +13,19 @@ import itertools
 import logging
 import stat
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from PIL import Image, ImageFile, UnidentifiedImageError
 
 from detlite.data.errors import DataError, RemoteError, TooLargeError
 from detlite.registry import Registry
+
+from .image_types import ImageBytes, ImageSource, OpenImage, Pixels
 
 # Formats accepted from bytes, which may come from anybody: none of them contains a program.
 SAFE_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF")
@@ -51,72 +52,6 @@ logging.getLogger("PIL.TiffImagePlugin").setLevel(logging.CRITICAL)
 # floats, or a list of such arrays, one per page.
 ImageReader = Callable[[Any], Any]
 IMAGE_READERS: Registry[ImageReader] = Registry("image reader")
-
-
-class StoredImage(Protocol):
-    """An image that is not a local file; messages name it by its `str`."""
-
-    def read_bytes(self) -> bytes:
-        """Return the content of the image file. Raises FileNotFoundError, or DataError."""
-
-    def forget(self) -> bool:
-        """Delete a cached copy, so that it is fetched again. Returns True if there was one."""
-
-
-@dataclass(frozen=True)
-class ImageBytes:
-    """The content of an image file, as a StoredImage."""
-
-    data: bytes
-
-    def __str__(self) -> str:
-        return "bytes"
-
-    def read_bytes(self) -> bytes:
-        return self.data
-
-    def forget(self) -> bool:
-        return False
-
-
-ImageSource = str | Path | StoredImage
-
-
-@dataclass(frozen=True)
-class Pixels:
-    """Stored pixels [H, W, C] of any type; `alpha`: the last channel is opacity."""
-
-    array: np.ndarray
-    alpha: bool = False
-
-
-class OpenImage:
-    """An image file whose header was read.
-
-    Attributes:
-        size: stored (height, width).
-        pages: positions of the pages in the file, without thumbnails.
-        channels: the number of stored channels; 0: unknown before decoding.
-        is_common: True if the header says that a model for 8-bit RGB can read it.
-        is_complete: True if the file has the usual end of its format.
-    """
-
-    size: tuple[int, int]
-    pages: Sequence[int] = (0,)
-    channels = 0
-    is_common = False
-    is_complete = False
-
-    def close(self) -> None:
-        """Close the file."""
-
-    def orientation(self, header_only: bool = False) -> int:
-        """Return the EXIF orientation, 1 to 8; 1 (upright) if missing or unreadable."""
-        return 1
-
-    def pixels(self, page: int, min_size: tuple[int, int] | None = None) -> Pixels:
-        """Decode a page; a JPEG possibly at a reduced size of at least the stored `min_size`."""
-        raise NotImplementedError
 
 
 class _ArrayImage(OpenImage):

@@ -1,0 +1,105 @@
+"""Images as files, stored bytes, folders and archives, and their pixels."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from detlite.data.remote.locations import RemotePath
+
+
+class StoredImage(Protocol):
+    """An image that is not a local file; messages name it by its `str`."""
+
+    def read_bytes(self) -> bytes:
+        """Return the content of the image file. Raises FileNotFoundError, or DataError."""
+
+    def forget(self) -> bool:
+        """Delete a cached copy, so that it is fetched again. Returns True if there was one."""
+
+
+@dataclass(frozen=True)
+class ImageBytes:
+    """The content of an image file, as a StoredImage."""
+
+    data: bytes
+
+    def __str__(self) -> str:
+        return "bytes"
+
+    def read_bytes(self) -> bytes:
+        return self.data
+
+    def forget(self) -> bool:
+        return False
+
+
+ImageSource = str | Path | StoredImage
+Size = tuple[int, int]  # height, width
+
+
+@dataclass(frozen=True)
+class Pixels:
+    """Stored pixels [H, W, C] of any type; `alpha`: the last channel is opacity."""
+
+    array: np.ndarray
+    alpha: bool = False
+
+
+class OpenImage:
+    """An image file whose header was read.
+
+    Attributes:
+        size: stored (height, width).
+        pages: positions of the pages in the file, without thumbnails.
+        channels: the number of stored channels; 0: unknown before decoding.
+        is_common: True if the header says that a model for 8-bit RGB can read it.
+        is_complete: True if the file has the usual end of its format.
+    """
+
+    size: Size
+    pages: Sequence[int] = (0,)
+    channels = 0
+    is_common = False
+    is_complete = False
+
+    def close(self) -> None:
+        """Close the file."""
+
+    def orientation(self, header_only: bool = False) -> int:
+        """Return the EXIF orientation, 1 to 8; 1 (upright) if missing or unreadable."""
+        return 1
+
+    def pixels(self, page: int, min_size: Size | None = None) -> Pixels:
+        """Decode a page; a JPEG possibly at a reduced size of at least the stored `min_size`."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class ImageArchive(ABC):
+    """Images inside of larger files, used like a folder of images."""
+
+    name: str  # for messages
+    cache_bytes: int = field(default=0, kw_only=True)  # limit of the cache for remote files
+
+    @property
+    @abstractmethod
+    def id(self) -> str:
+        """A text that identifies the images and their versions."""
+
+    @abstractmethod
+    def image(self, entry: dict[str, Any]) -> StoredImage:
+        """Return the image of an entry in the annotation file."""
+
+
+ImageFolder = Path | RemotePath | ImageArchive
+
+
+def image_file_of(folder: ImageFolder, entry: dict[str, Any]) -> Path | StoredImage:
+    """Return the image of an entry in the annotation file."""
+    if isinstance(folder, ImageArchive):
+        return folder.image(entry)
+    return folder / entry["file_name"]
