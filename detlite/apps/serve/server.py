@@ -1,10 +1,12 @@
 """Run the HTTP service until a signal ends it."""
 
 import asyncio
+import logging
 import math
 import resource
 import signal
 import socket
+import time
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -80,6 +82,22 @@ def limited_connection(limit: int, seconds: float) -> type[asyncio.Protocol]:
     return type("Connection", (LimitedConnection,), {"limit": limit, "seconds": seconds})
 
 
+class RateLimit(logging.Filter):
+    """Drop messages of a place in the code that logged less than a second ago."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._last: dict[tuple[str, int], float] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Return True if the message is to be logged."""
+        place, now = (record.pathname, record.lineno), time.monotonic()
+        if now - self._last.get(place, -math.inf) < 1:
+            return False
+        self._last[place] = now
+        return True
+
+
 def serve(
     predictor: Predictor,
     limits: Limits,
@@ -104,6 +122,8 @@ def serve(
         access_log=False,
         timeout_graceful_shutdown=math.ceil(limits.seconds) + 1,
     )
+    for name in ("uvicorn.error", "asyncio", "detlite.apps.serve"):
+        logging.getLogger(name).addFilter(RateLimit())
     server = uvicorn.Server(config)
 
     def end(*_: object) -> None:

@@ -4,6 +4,7 @@
 """
 
 import http.client
+import logging
 import socket
 import threading
 import time
@@ -23,7 +24,7 @@ uvicorn = pytest.importorskip("uvicorn")
 pytest.importorskip("starlette")
 pytest.importorskip("prometheus_client")
 
-from detlite.apps.serve.server import limited_connection  # noqa: E402
+from detlite.apps.serve.server import RateLimit, limited_connection  # noqa: E402
 
 SECONDS = 0.2  # of `limited_connection`
 Connect = Callable[..., socket.socket]
@@ -177,3 +178,12 @@ def test_idle_clients_do_not_keep_others_out(connect: Connect) -> None:
         idle[-1].settimeout(0.2)
         assert is_closed(idle[0])
         assert not is_closed(idle[-1])
+
+
+def test_rate_of_log_messages(caplog: pytest.LogCaptureFixture) -> None:
+    logger = logging.getLogger("test_rate_of_log_messages")
+    logger.addFilter(RateLimit())
+    for number in range(100):
+        logger.warning("message %d", number)
+    logger.warning("another place")
+    assert [record.getMessage() for record in caplog.records] == ["message 0", "another place"]
