@@ -1,15 +1,4 @@
-"""Detection as a stage of Ray Data, which handles slow and lost machines.
-
-import ray
-from detlite.apps.batch_predict.ray import Detect
-
-images = ray.data.from_items([{"image": name} for name in names])
-workers = ray.data.ActorPoolStrategy(size=4)
-detections = images.map_batches(
-    Detect, fn_constructor_args=["model_final.pth"], batch_size=64, compute=workers, num_gpus=1
-)
-detections.write_parquet("detections")
-"""
+"""Detection as a stage of Ray Data, which handles slow and lost machines; docs/predicting.md."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -97,38 +97,35 @@ class Video:
         self._container.close()
 
 
-class VideoWriter:
-    """Writes images of the same size as H.264 to an MP4 file, complete after its `with` block."""
+@contextmanager
+def video_writer(file: Path, rate: Fraction) -> Iterator[Callable[[Image.Image, Fraction], None]]:
+    """Yield a function that adds an RGB image at a time in seconds to an MP4 file, as H.264.
 
-    def __init__(self, file: Path, rate: Fraction) -> None:
-        self._container: Any = _import_av().open(str(file), "w")
-        self._rate = rate
-        self._stream: Any = None
-        self._last_tick = -1
+    All images have the same size. H.264 drops the last pixel of an odd side.
+    """
+    av = _import_av()
+    stream: Any = None
+    last_tick = -1
 
-    def add(self, image: Image.Image, time: Fraction) -> None:
-        """Add an RGB image at a time in seconds. H.264 drops the last pixel of an odd side."""
+    def add(image: Image.Image, time: Fraction) -> None:
+        nonlocal stream, last_tick
         width, height = (side // 2 * 2 for side in image.size)
-        if self._stream is None:
-            self._stream = self._container.add_stream("libx264", self._rate, options=_CODEC_OPTIONS)
-            self._stream.width, self._stream.height = width, height
-            self._stream.pix_fmt = "yuv420p"
-            self._stream.codec_context.time_base = _TICK
-        frame = _import_av().VideoFrame.from_image(image.crop((0, 0, width, height)))
+        if stream is None:
+            stream = container.add_stream("libx264", rate, options=_CODEC_OPTIONS)
+            stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
+            stream.codec_context.time_base = _TICK
+        frame = av.VideoFrame.from_image(image.crop((0, 0, width, height)))
         # Times must increase, but those of some cameras do not.
-        self._last_tick = max(round(time / _TICK), self._last_tick + 1)
-        frame.pts, frame.time_base = self._last_tick, _TICK
-        self._container.mux(self._stream.encode(frame))
+        last_tick = max(round(time / _TICK), last_tick + 1)
+        frame.pts, frame.time_base = last_tick, _TICK
+        container.mux(stream.encode(frame))
 
-    def __enter__(self) -> VideoWriter:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    with av.open(str(file), "w") as container:
         try:
-            if self._stream is not None:
-                self._container.mux(self._stream.encode(None))  # what the encoder still holds
+            yield add
         finally:
-            self._container.close()
+            if stream is not None:
+                container.mux(stream.encode(None))  # what the encoder still holds
 
 
 def build_tracker(frame_rate: float) -> Callable[[Prediction], list[int | None]]:
@@ -258,8 +255,8 @@ def predict_video(
         predictor, read_frames(), lambda _, image, prediction: (image, prediction), batch_size,
         threads, lambda frame: predictor.load(frame.image),
     )  # fmt: skip
-    drawing = VideoWriter(_drawn_video(folder, video.name), video.rate) if drawn else nullcontext()
-    with Journal(file) as journal, drawing as writer, suppress(KeyboardInterrupt):
+    drawing = video_writer(_drawn_video(folder, video.name), video.rate) if drawn else nullcontext()
+    with Journal(file) as journal, drawing as add_frame, suppress(KeyboardInterrupt):
         for result in stream:
             assert not isinstance(result, DataError)  # the frames are already decoded
             (image, prediction), frame = result, waiting.popleft()
@@ -270,9 +267,9 @@ def predict_video(
                 ids = prediction["track_ids"] = tracker(prediction)
                 for obj, track_id in zip(entry["objects"], ids, strict=True):
                     obj["track_id"] = track_id
-            if writer is not None:
+            if add_frame is not None:
                 sheet = draw_detections(image, prediction, predictor.categories, 0, tags=labels)
-                writer.add(sheet, frame.time)
+                add_frame(sheet, frame.time)
             journal.add(entry)
             count, objects = count + 1, objects + len(entry["objects"])
             progress()

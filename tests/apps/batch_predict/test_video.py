@@ -18,11 +18,11 @@ from detlite.apps.batch_predict.sharded_run import Totals
 from detlite.apps.batch_predict.video import (
     Frame,
     Video,
-    VideoWriter,
     build_tracker,
     check_output,
     is_video,
     predict_video,
+    video_writer,
 )
 from detlite.config import ConfigError
 from detlite.conventions import CONVENTIONS
@@ -68,9 +68,9 @@ def draw_frame(number: int) -> Image.Image:
 def file(tmp_path: Path) -> Path:
     """Write a video of a moving square with a variable rate: a frame is missing after the tenth."""
     file = tmp_path / "square.mp4"
-    with VideoWriter(file, RATE) as writer:
+    with video_writer(file, RATE) as add:
         for number in range(COUNT):
-            writer.add(draw_frame(number), (number + (number > 10)) / RATE)
+            add(draw_frame(number), (number + (number > 10)) / RATE)
     return file
 
 
@@ -162,9 +162,9 @@ def test_rotation_is_applied(tmp_path: Path, degrees: int, corner: tuple[int, in
 
 
 def test_odd_sides_are_cropped(tmp_path: Path) -> None:
-    with VideoWriter(tmp_path / "odd.mp4", Fraction(10)) as writer:
+    with video_writer(tmp_path / "odd.mp4", Fraction(10)) as add:
         for number in range(3):
-            writer.add(Image.new("RGB", (33, 21)), Fraction(number, 10))
+            add(Image.new("RGB", (33, 21)), Fraction(number, 10))
     with Video(str(tmp_path / "odd.mp4")) as video:
         assert [tuple(frame.image.shape) for frame in video.frames()] == [(3, 20, 32)] * 3
 

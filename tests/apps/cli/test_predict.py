@@ -435,14 +435,14 @@ def test_a_video(
     run: Run, weights: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("av", reason="needs PyAV, detlite[video]")
-    from detlite.apps.batch_predict.video import VideoWriter
+    from detlite.apps.batch_predict.video import video_writer
 
     file = tmp_path / "noise.mp4"
     rng = np.random.default_rng(0)
-    with VideoWriter(file, Fraction(10)) as writer:
+    with video_writer(file, Fraction(10)) as add:
         for number in range(4):
             pixels = rng.integers(0, 256, (40, 60, 3), dtype=np.uint8)
-            writer.add(Image.fromarray(pixels), Fraction(number, 10))
+            add(Image.fromarray(pixels), Fraction(number, 10))
     arguments = ("--weights", weights, "--input", file, "--threshold", "0")
     out = tmp_path / "out"
     assert run(*arguments, "--output", out) == 0

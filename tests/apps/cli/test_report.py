@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from detlite.apps.cli.main import main
+from detlite.apps.report import charts
 from detlite.apps.report.text import ERRORS
 from detlite.config import KEYS
 from detlite.run_lock import run_lock
@@ -63,6 +64,12 @@ def run_copy(run, tmp_path):
     return Path(shutil.copytree(run, tmp_path / "run"))
 
 
+@pytest.fixture
+def without_charts(monkeypatch):
+    """Draw no charts, which take most of the time of a report."""
+    monkeypatch.setattr(charts, "_svg", lambda figure, title: "<svg></svg>")
+
+
 def test_metrics_equal_evaluation_json(run, page):
     text = page.read_text()
     recorded = json.loads((run / "evaluation.json").read_text())
@@ -101,6 +108,7 @@ def test_page_is_one_complete_file(page):
         assert f'<th scope="row">{name}</th>' in text
 
 
+@pytest.mark.usefixtures("without_charts")
 def test_hidden_errors_are_counted(run, page, tmp_path):
     text = page.read_text()
     assert '<option value="cat &lt;b&gt;">' in text
@@ -118,6 +126,7 @@ def test_report_is_deterministic(run, page):
     assert build_report(page.with_name("again.html"), run) == page.read_text()
 
 
+@pytest.mark.usefixtures("without_charts")
 def test_default_output_and_links(runs, run_copy, capsys):
     (run_copy / "log & notes.txt").touch()
     (run_copy / "curves.png").touch()
@@ -131,6 +140,7 @@ def test_default_output_and_links(runs, run_copy, capsys):
     assert capsys.readouterr().out.count(str(run_copy)) == 2
 
 
+@pytest.mark.usefixtures("without_charts")
 def test_results_of_other_frameworks(run, make_run, tmp_path, capsys):
     """Plain COCO files give the numbers of the run that they are from."""
     make_run("boxes", masks=False)
@@ -173,6 +183,7 @@ def test_comparison_of_runs(runs, comparison_page):
     assert 'data-run="few"' in text
 
 
+@pytest.mark.usefixtures("without_charts")
 def test_run_without_masks_and_run_without_detections(make_run, tmp_path):
     boxes = make_run("boxes", masks=False, trained=False)
     text = build_report(tmp_path / "a.html", boxes, make_run("none", keep=0.0, trained=False))
@@ -181,6 +192,7 @@ def test_run_without_masks_and_run_without_detections(make_run, tmp_path):
     assert "Tests have no curves" in text
 
 
+@pytest.mark.usefixtures("without_charts")
 def test_inconsistent_evaluation_and_other_labels(make_run, tmp_path):
     first, second = make_run("first", masks=False), make_run("second", masks=False)
     recorded = json.loads((first / "evaluation.json").read_text())
@@ -200,6 +212,7 @@ def test_inconsistent_evaluation_and_other_labels(make_run, tmp_path):
     assert table_after(text, 'id="set0-bbox"')[1][3] == ["&ndash;"]
 
 
+@pytest.mark.usefixtures("without_charts")
 def test_two_datasets(make_run, tmp_path):
     folder = make_run("first", masks=False)
     config = folder / "config.yaml"
@@ -218,6 +231,7 @@ def test_two_datasets(make_run, tmp_path):
     assert ap[1] != ap[0]
 
 
+@pytest.mark.usefixtures("without_charts")
 def test_keypoints(make_run, tmp_path):
     folder = make_run("first", masks=False, keypoints=True)
     text = build_report(tmp_path / "report.html", folder)
