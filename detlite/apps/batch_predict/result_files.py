@@ -10,6 +10,7 @@ import csv
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -54,13 +55,21 @@ class Journal:
     """
 
     def __init__(self, file: Path) -> None:
-        self.count = _truncate_incomplete(file)
-        # Line buffering hands each line to the system, so that it outlives the process.
-        self._stream = file.open("a", encoding="utf-8", buffering=1)
+        self.count = end = 0
+        self._stream = file.open("a+b")
+        self._stream.seek(0)
+        with suppress(ValueError):  # the last line is incomplete
+            for line in self._stream:
+                json.loads(line)
+                if not line.endswith(b"\n"):
+                    break
+                self.count, end = self.count + 1, end + len(line)
+        self._stream.truncate(end)
 
     def add(self, entry: Entry) -> None:
-        """Append an entry."""
-        self._stream.write(json.dumps(entry) + "\n")
+        """Append an entry, and hand it to the system, so that it outlives the process."""
+        self._stream.write(json.dumps(entry).encode() + b"\n")
+        self._stream.flush()
 
     def __enter__(self) -> Journal:
         return self
@@ -197,20 +206,3 @@ def _write_parquet(file: Path, rows: Iterator[Entry]) -> None:
     with atomic_path(file) as temporary, pq.ParquetWriter(temporary, schema) as writer:
         while group := list(islice(rows, _ROWS_PER_GROUP)):
             writer.write_table(pa.Table.from_pylist(group, schema))
-
-
-def _truncate_incomplete(file: Path) -> int:
-    """Return the number of complete lines of a journal, and remove what follows them."""
-    count = end = 0
-    if file.exists():
-        with file.open("rb") as stream:
-            for line in stream:
-                try:
-                    json.loads(line)
-                except ValueError:
-                    break
-                if not line.endswith(b"\n"):
-                    break
-                count, end = count + 1, end + len(line)
-        os.truncate(file, end)
-    return count

@@ -130,52 +130,48 @@ def _write_annotations(
             _logger.info("indexed shard %d of %d", number, len(shards))
     counts = [0] * len(shards)
     problems: list[str] = []
-    problem_count = annotations = images = 0
-    with atomic_open(file, "wb", unique=True) as stream:
-        stream.write(b'{"images": [')
-        for number, entry in _entries(indexes):
+    problem_count = annotations = 0
+    with atomic_open(file, unique=True) as stream:
+        stream.write('{"images": [')
+        for number, images, entry in _entries(indexes):
+            shard = shards[number].file.name
             if "problem" in entry:
                 problem_count += 1
                 if len(problems) < _MAX_REPORTED:
-                    problems.append(f"{shards[number].file.name}: {entry['problem']}")
+                    problems.append(f"{shard}: {entry['problem']}")
                 continue
             counts[number] += 1
-            images += 1
-            sample = entry.pop("json")
+            sample, file_name = entry.pop("json"), f"{shard}/{entry.pop('name')}"
             image = {
-                "id": sample.get("image_id", images),
-                "file_name": f"{shards[number].file.name}/{entry.pop('name')}",
-                **{key: sample[key] for key in ("height", "width")},
-                "shard": number,
-                **entry,
-            }
-            stream.write(b",\n" * (images > 1) + json.dumps(image).encode())
-        if not images:
+                "id": sample.get("image_id", images), "file_name": file_name,
+                "height": sample["height"], "width": sample["width"], "shard": number, **entry,
+            }  # fmt: skip
+            stream.write(",\n" * (images > 1) + json.dumps(image))
+        if not any(counts):
             first = problems[0] if problems else f"{len(shards)} shards without an entry"
             raise DataError(f"{name}: there is no image in the shards ({first})")
-        stream.write(b'],\n"annotations": [')
-        images = 0
-        for _, entry in _entries(indexes):
-            if "problem" in entry:
-                continue
-            images += 1
-            for annotation in entry["json"]["annotations"]:
+        stream.write('],\n"annotations": [')
+        for _, images, entry in _entries(indexes):
+            sample = entry.get("json", {"annotations": ()})
+            for annotation in sample["annotations"]:
                 annotations += 1
-                row = {"id": annotations, **annotation}
-                row["image_id"] = entry["json"].get("image_id", images)
-                stream.write(b",\n" * (annotations > 1) + json.dumps(row).encode())
+                image_id = sample.get("image_id", images)
+                row = {"id": annotations, **annotation, "image_id": image_id}
+                stream.write(",\n" * (annotations > 1) + json.dumps(row))
         rest = {"problems": {"count": problem_count, "first": problems}, "shards": counts}
-        stream.write(b"],\n" + json.dumps({**rest, "categories": categories}).encode()[1:])
+        stream.write("],\n" + json.dumps({**rest, "categories": categories})[1:])
     seconds = time.perf_counter() - start
-    _logger.info("indexed %d images in %d shards in %.1f s", images, len(shards), seconds)
+    _logger.info("indexed %d images in %d shards in %.1f s", sum(counts), len(shards), seconds)
 
 
-def _entries(indexes: Sequence[Path]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the number of the shard and the entry, for all entries of the indexes."""
+def _entries(indexes: Sequence[Path]) -> Iterator[tuple[int, int, dict[str, Any]]]:
+    """Yield the number of the shard, the number of images so far, and each entry of the indexes."""
+    images = 0
     for number, index in enumerate(indexes):
         with index.open() as lines:
-            for line in lines:
-                yield number, json.loads(line)
+            for entry in map(json.loads, lines):
+                images += "problem" not in entry
+                yield number, images, entry
 
 
 def _write_index(shard: Shard, index: Path) -> None:
@@ -183,6 +179,5 @@ def _write_index(shard: Shard, index: Path) -> None:
     with cache.exclusive_lock(index.with_suffix(".lock")):
         if index.is_file():
             return
-        with atomic_open(index, "wb", unique=True) as stream:
-            for entry in read_entries(shard):
-                stream.write(json.dumps(entry).encode() + b"\n")
+        with atomic_open(index, unique=True) as stream:
+            stream.writelines(json.dumps(entry) + "\n" for entry in read_entries(shard))
