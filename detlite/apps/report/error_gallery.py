@@ -15,6 +15,7 @@ from detlite.apps.drawing.html_page import jpeg
 from detlite.data.datasets.coco import CocoDataset
 from detlite.data.errors import DataError
 from detlite.evaluation.results import Results
+from detlite.structures.masks.rle import EncodedMasks
 
 from .analysis.detection_analysis import DetectionAnalysis
 from .analysis.error_types import BACKGROUND, DUPLICATE, FALSE_POSITIVE_TYPES, DetectionErrors
@@ -155,7 +156,7 @@ class ErrorGallery:
         window = crop_window(center, pixels.shape[-2], pixels.shape[-1])
         several = len(self.analysis.names) > 1
         left = draw_crop(
-            pixels, window, matches.truth.boxes[objects], self._object_mask(error.obj),
+            pixels, window, matches.truth.boxes[objects], _rle(matches.truth.masks, error.obj),
             [self._object_names[g] if several or g == error.obj else "" for g in objects],
             [_TARGET_COLOR if g == error.obj else _OBJECT_COLOR for g in objects],
         )  # fmt: skip
@@ -170,16 +171,13 @@ class ErrorGallery:
         joined.paste(right, (left.width + _GAP, 0))
         return joined
 
-    def _object_mask(self, obj: int) -> dict[str, Any] | None:
-        masks = self._matches.truth.masks
-        return None if masks is None or obj < 0 else next(masks.rles(obj, obj + 1))
-
     def _detected_mask(self, detection: int) -> dict[str, Any] | None:
         masks = self.results.masks if self.analysis.kind == "segm" else None
-        if masks is None or detection < 0:
-            return None
-        index = int(self._matches.pairing.index[detection])
-        return next(masks.rles(index, index + 1))
+        return _rle(masks, int(self._matches.pairing.index[detection])) if detection >= 0 else None
+
+
+def _rle(masks: EncodedMasks | None, index: int) -> dict[str, Any] | None:
+    return None if masks is None or index < 0 else next(masks.rles(index, index + 1))
 
 
 def _interleave(categories: np.ndarray, keys: np.ndarray, count: int) -> np.ndarray:

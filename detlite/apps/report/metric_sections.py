@@ -11,7 +11,7 @@ from . import charts
 from .analysis.bootstrap import compare, interval
 from .analysis.detection_analysis import DetectionAnalysis
 from .analysis.error_types import ERROR_TYPES
-from .text import ERRORS, METRICS, SIZES, TITLES, calibration_verdict
+from .text import ERRORS, METRICS, SIZES, TITLES
 
 _MAX_CURVES = 24  # categories with a separate chart
 _MAX_CONFUSED = 12  # categories of a confusion matrix
@@ -60,7 +60,6 @@ def metric_section(
             f"Precision by score: {title.lower()}",
             {run: one.calibration for run, one in analyses.items()},
         ),
-        "calibration_verdict": calibration_verdict,
     }  # fmt: skip
 
 

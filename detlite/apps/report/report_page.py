@@ -22,7 +22,7 @@ from .analysis.error_types import ERROR_TYPES
 from .error_gallery import ErrorGallery, ErrorImage
 from .metric_sections import TemplateData, metric_section
 from .runs import Run, training_history
-from .text import TITLES
+from .text import TITLES, calibration_verdict
 
 _MAX_IMAGE_BYTES = 8_000_000  # of each dataset
 _FEW_IMAGES = 50
@@ -74,9 +74,13 @@ def report_page(
          "files": _links(run, link_from) if link_from else []}
         for n, run in enumerate(runs)
     ]  # fmt: skip
-    history = training_history(runs)
     return render(
-        "report.html", runs=described, sections=sections, history=history, resamples=resamples
+        "report.html",
+        runs=described,
+        sections=sections,
+        history=training_history(runs),
+        resamples=resamples,
+        calibration_verdict=calibration_verdict,
     )
 
 
