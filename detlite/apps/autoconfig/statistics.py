@@ -88,16 +88,12 @@ class DatasetStatistics:
         cells = np.minimum((centers // side).astype(np.int64), grid[self.owners, ::-1] - 1)
         column, row = cells.T
         owners = first[self.owners] + row * grid[self.owners, 1] + column
-        counts = [
-            (name, objects, len(np.unique(owners[self.labels == label])))
-            for label, (name, objects, _) in enumerate(self.categories)
-        ]
         return replace(
             self,
             sizes=np.minimum(self.sizes, side).repeat(grid.prod(axis=1), axis=0),
             boxes=np.concatenate([self.boxes[:, :2] - cells * side, self.boxes[:, 2:]], axis=1),
             owners=owners,
-            categories=counts,
+            categories=_counted([name for name, *_ in self.categories], self.labels, owners),
         )
 
 
@@ -108,18 +104,10 @@ def compute_statistics(
     check: bool = True,
     crowds_as_objects: bool = False,
 ) -> DatasetStatistics:
-    """Read an annotation file, check all of its images and decode some.
+    """Read an annotation file, `check` that all of its images can be read, and decode some.
 
-    Args:
-        annotations: COCO file, local or remote.
-        images: folder of the images.
-        image_options: see `read_image`.
-        check: check that all images can be read.
-        crowds_as_objects: see DATASETS.CROWDS_AS_OBJECTS.
-
-    Raises:
-        DataError: the file cannot be used, all images are missing or damaged, or no object has a
-            valid box.
+    Raises DataError if the file cannot be used, all images are missing or damaged, or no object has
+    a valid box.
     """
     with local_copy(annotations) as file:
         index = open_index(file)
@@ -158,12 +146,14 @@ def compute_statistics(
         texts += bad_images.values()
         problems[masks, keypoints] = bad + len(bad_images), texts[0] if texts else ""
     with_masks = index.counts(replace(selection, masks=True).objects)
+    ids, names = zip(*((row["id"], str(row["name"])) for row in categories), strict=True)
+    numbered = np.searchsorted(ids, labels)
     return DatasetStatistics(
         sizes=index.sizes.astype(np.float64),
         boxes=np.array(boxes, np.float64),
         owners=np.array(owners),
-        labels=np.searchsorted([row["id"] for row in categories], labels),
-        categories=_count_by_category(categories, np.array(labels), np.array(owners)),
+        labels=numbered,
+        categories=_counted(names, numbered, np.array(owners)),
         with_masks=int(with_masks[numbers].sum()),
         keypoints=index.keypoint_names,
         with_keypoints=int(index.labeled_objects(selection.objects)[numbers].sum()),
@@ -177,14 +167,12 @@ def compute_statistics(
     )
 
 
-def _count_by_category(
-    categories: list[dict[str, object]], labels: np.ndarray, owners: np.ndarray
+def _counted(
+    names: Sequence[str], labels: np.ndarray, owners: np.ndarray
 ) -> list[tuple[str, int, int]]:
-    counts = []
-    for category in categories:
-        own = labels == category["id"]
-        counts.append((str(category["name"]), int(own.sum()), len(np.unique(owners[own]))))
-    return counts
+    """Return the names with their numbers of objects and images."""
+    own = [owners[labels == label] for label in range(len(names))]
+    return [(name, len(o), len(np.unique(o))) for name, o in zip(names, own, strict=True)]
 
 
 def _spread(files: Sequence[ImageSource]) -> Sequence[ImageSource]:

@@ -22,9 +22,8 @@ _MAX_SECONDS = 15.0  # after which no further step is timed
 
 def mean_step_seconds(cfg: CfgNode) -> float:
     """Return the mean duration of three training steps, or of more for at least eight images."""
-    return statistics.mean(
-        step_seconds(cfg, max(3, math.ceil(_MIN_IMAGES / cfg.SOLVER.IMS_PER_BATCH)))
-    )
+    steps = max(3, math.ceil(_MIN_IMAGES / cfg.SOLVER.IMS_PER_BATCH))
+    return statistics.mean(step_seconds(cfg, steps))
 
 
 def step_seconds(
@@ -33,15 +32,10 @@ def step_seconds(
     warm_up: int = 1,
     clock: Callable[[], float] = time.perf_counter,
 ) -> list[float]:
-    """Return the seconds of the first training steps, including loading, at least of one.
+    """Return the seconds of training steps, including loading, after `warm_up` steps.
 
-    The weights are random, since a step takes equally long with others. No file is written.
-
-    Args:
-        cfg: config of a run.
-        steps: number of timed steps; fewer if they take longer than 15 seconds.
-        warm_up: number of steps before them.
-        clock: returns the time in seconds.
+    The weights are random, since a step takes equally long with others. After 15 seconds no further
+    step is timed, but at least one is. No file is written.
     """
     seed_all(cfg.SEED, cfg.SOLVER.DETERMINISTIC)
     cfg = resolve_frozen_norms(cfg)

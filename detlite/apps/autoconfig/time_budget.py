@@ -56,24 +56,16 @@ def fit_to_minutes(
 ) -> DatasetFacts:
     """Return facts from which `choose` makes a config for `minutes` of training.
 
-    Args:
-        facts: facts about the data and the machine.
-        minutes: time limit of the training, above 0.
-        step_timer: times a candidate.
-        clock: returns the time in seconds.
-        values: keys that are already decided.
-        progress: called with a line of text after each candidate.
-
-    Raises:
-        ConfigError: no candidate fits into the memory of the GPU.
+    `values` are keys that are already decided; `progress` gets a line of text after each candidate.
+    Raises ConfigError if no candidate fits into the memory of the GPU.
     """
     start, others = clock(), OtherPrograms()
     results: list[str] = []
     chosen: DatasetFacts | None = None
     described = list(candidates(facts, values))
-    last = described[-1][0]
     for name, candidate in described:
-        if chosen and name != last and clock() - start > MAX_TIMING_SECONDS:
+        is_last = name == described[-1][0]
+        if chosen and not is_last and clock() - start > MAX_TIMING_SECONDS:
             continue
         choices = choose(candidate, values)
         try:

@@ -19,42 +19,42 @@ _WIDTH = 98
 def dataset_choices(sets: Mapping[str, Source], summary: str) -> list[Choice]:
     """Return the keys that name the datasets and the output folder.
 
-    Args:
-        sets: "train", and "val" if there is one.
-        summary: how the sets were found, in a sentence.
+    `sets` are "train", and "val" if there is one; `summary` says how they were found.
     """
     name = _dataset_name(sets["train"].images)
-    root, entries = _catalog(sets, name)
+    paths = [path for one in sets.values() for path in (one.annotations.parent, one.images)]
+    root = Path(os.path.commonpath(paths))
+    entries = [
+        {
+            "name": f"{name}_{split}",
+            "annotations": one.annotations.relative_to(root).as_posix(),
+            "images": one.images.relative_to(root).as_posix(),
+        }
+        for split, one in sets.items()
+    ]
+    no_test = "an evaluation on the training images would be misleading"
     return [
         Choice("OUTPUT_DIR", f"output/{name}", "folder for the files of a run"),
-        Choice("DATASETS.ROOT", root, f"{summary}. The paths below are relative to this folder"),
+        Choice(
+            "DATASETS.ROOT",
+            root.as_posix(),
+            f"{summary}. The paths below are relative to this folder",
+        ),
         Choice("DATASETS.CATALOG", entries),
         Choice("DATASETS.TRAIN", [f"{name}_train"]),
-        Choice(
-            "DATASETS.TEST",
-            [f"{name}_val"] if "val" in sets else [],
-            "" if "val" in sets else "an evaluation on the training images would be misleading",
-        ),
+        Choice("DATASETS.TEST", [f"{name}_val"] * ("val" in sets), no_test * ("val" not in sets)),
     ]
 
 
 def config_text(
     choices: Sequence[Choice], summary: str, base: str = "_base_/from_scratch_fpn.yaml"
 ) -> str:
-    """Return the text of a config file.
-
-    Args:
-        choices: its keys.
-        summary: description of the data and the machine.
-        base: config that they extend; "" if they are complete.
-    """
-    lines = [
-        *_comment(
-            f"Written by `detlite init` for {summary}. All keys may be changed; docs/config.md "
-            "describes them. Train with `detlite train --config` and the name of this file."
-        ),
-        *([f"_BASE_: {base}"] if base else []),
-    ]
+    """Return the text of a config file whose keys extend `base`, unless that is ""."""
+    lines = _comment(
+        f"Written by `detlite init` for {summary}. All keys may be changed; docs/config.md "
+        "describes them. Train with `detlite train --config` and the name of this file."
+    )
+    lines += [f"_BASE_: {base}"] if base else []
     tree: dict[str, Any] = {}
     for choice in choices:
         *sections, leaf = choice.key.split(".")
@@ -94,21 +94,6 @@ def _value(value: Any) -> str:
         value, default_flow_style=True, width=float("inf"), sort_keys=False, allow_unicode=True
     )
     return text.removesuffix("\n").removesuffix("\n...")
-
-
-def _catalog(sets: Mapping[str, Source], name: str) -> tuple[str, list[dict[str, str]]]:
-    """Return DATASETS.ROOT, the folder that contains all files, and the catalog entries."""
-    paths = [path for one in sets.values() for path in (one.annotations.parent, one.images)]
-    root = Path(os.path.commonpath(paths))
-    entries = [
-        {
-            "name": f"{name}_{split}",
-            "annotations": one.annotations.relative_to(root).as_posix(),
-            "images": one.images.relative_to(root).as_posix(),
-        }
-        for split, one in sets.items()
-    ]
-    return root.as_posix(), entries
 
 
 def _dataset_name(images: Path) -> str:
