@@ -140,7 +140,8 @@ class Predictor:
         self.value_range = options.value_range if value_range is None else value_range
         for name, (low, high, kind) in _LIMITS.items():
             value: Any = getattr(self, name)
-            if not isinstance(value, (int, kind)) or not low <= value <= high:
+            is_number = isinstance(value, (int, kind))
+            if not is_number or not low <= value <= high:
                 raise ValueError(
                     f"Predictor({name}={value!r}): must be {kind.__name__} in {low}..{high}"
                 )
