@@ -49,11 +49,7 @@ def as_config(facts: DatasetFacts, choices: Sequence[Choice], opts: Sequence[Any
 def config_by_data(facts: DatasetFacts, opts: Sequence[Any], timer: ConfigTimer) -> _Derived:
     """Return the config that `detlite init` would write, adapted to overrides, and its choices.
 
-    Args:
-        facts: facts about the data and the machine.
-        opts: overrides, which name the datasets. With SOLVER.MAX_MINUTES, in a single process, the
-            model is chosen by timing steps.
-        timer: times a training step.
+    With SOLVER.MAX_MINUTES in `opts`, in a single process, the model is chosen by timing steps.
     """
     values = overridden(load_config(None, opts), opts)
     minutes = values.get("SOLVER.MAX_MINUTES")
@@ -73,12 +69,8 @@ def config_by_weights(
     """Return a config that trains a checkpoint's model by the rules, and its choices.
 
     The MODEL and INPUT keys of the checkpoint are kept. The mask head is removed for data without
-    masks, and the keypoint head for data with other keypoints or none.
-
-    Args:
-        facts, opts, timer: see `config_by_data`. The opts also name the weights. SOLVER.MAX_MINUTES
-            affects only the warm-up and the evaluations.
-        checkpoint: the weights, with a config.
+    masks, and the keypoint head for data with other keypoints or none. SOLVER.MAX_MINUTES affects
+    only the warm-up and the evaluations.
     """
     content = _model_keys(checkpoint)
     if not facts.masks:
@@ -154,12 +146,7 @@ def choices_by_weights(
 ) -> list[Choice]:  # fmt: skip
     """Return all keys of a config that trains a checkpoint's model; `config_text` needs no base.
 
-    Args:
-        facts: facts about the data and the machine.
-        dataset_keys: see `dataset_choices`.
-        weights: the checkpoint, by path, URL or name.
-        timer: times a training step, if there are `minutes`.
-        minutes: length of the training.
+    The weights are a path, a URL or a name; steps are timed if there are `minutes`.
     """
     weights = _coco_weights(facts) if weights == COCO else weights
     weights = str(Path(weights).absolute()) if Path(weights).is_file() else weights

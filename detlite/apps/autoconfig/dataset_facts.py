@@ -17,9 +17,6 @@ class DatasetFacts:
     """Facts about the data and the machine that the rules use.
 
     Attributes:
-        train: statistics of the training set.
-        val: statistics of the validation set, if any.
-        machine: the machine that trains.
         small: the model is that of `_base_/small_fpn.yaml`.
         shrink: factor on the image size that the objects call for.
         minutes: time limit of the training, and a sentence on what was timed for it; None: no

@@ -30,12 +30,7 @@ Pair = tuple[tuple[int, int], tuple[int, int]]
 def data_page(sets: Sequence[Inspection], pairs: Sequence[Pair]) -> str:
     """Return the page as one HTML document that contains its images.
 
-    Args:
-        sets: the inspected data sets.
-        pairs: nearly identical images, see `near_duplicates`.
-
-    Raises:
-        DataError: jinja2 is not installed.
+    `pairs` are nearly identical images. Raises DataError if jinja2 is not installed.
     """
     shown = [
         [_image(sets[index], image_id, f"{Path(sets[index].name).name}, image {image_id}")
