@@ -1,5 +1,6 @@
 """Length of a run in iterations, epochs or minutes."""
 
+import logging
 import math
 import time
 from collections.abc import Iterator
@@ -9,6 +10,8 @@ from typing import Any
 from yacs.config import CfgNode
 
 from detlite.distributed import is_main, max_over_processes
+
+logger = logging.getLogger(__name__)
 
 _COUNTERS = ("seconds", "evaluations", "longest", "slowest", "timed")  # attributes to restore
 
@@ -168,6 +171,8 @@ def build_run_length(cfg: CfgNode, images: int) -> RunLength:
     solver = cfg.SOLVER
     if solver.MAX_MINUTES is not None:
         return TimeLimit(solver.MAX_MINUTES, solver.MINUTES_INCLUDE_TEST)
+    if solver.MINUTES_INCLUDE_TEST:
+        logger.warning("SOLVER.MINUTES_INCLUDE_TEST has no effect without SOLVER.MAX_MINUTES")
     if solver.MAX_EPOCHS is not None:
         iterations = math.ceil(solver.MAX_EPOCHS * images / solver.IMS_PER_BATCH)
         return RunLength(iterations, shortens_warmup=True)

@@ -42,6 +42,11 @@ def build_optimizer(cfg: CfgNode, model: nn.Module) -> torch.optim.Optimizer:
             "the model has no trainable parameters: lower MODEL.BACKBONE.FREEZE_CONV_BODY_AT"
         )
     lr, momentum = base_lr(cfg), cfg.SOLVER.MOMENTUM
+    if cfg.SOLVER.AUTO_SCALE_LR:
+        logger.info(
+            "SOLVER.AUTO_SCALE_LR: learning rate %g for a batch of %d, instead of %g for %d", lr,
+            cfg.SOLVER.IMS_PER_BATCH, cfg.SOLVER.BASE_LR, cfg.SOLVER.REFERENCE_IMS_PER_BATCH,
+        )  # fmt: skip
     # Fused optimizers are faster. But if the gradient scaler of float16 skips the first step after
     # an overflow, which is common, torch's fused SGD uses momentum that was never initialized.
     fused = cfg.DTYPE != "float16"

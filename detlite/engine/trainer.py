@@ -71,7 +71,7 @@ class Trainer:
         self._interrupted = False  # a signal arrived in any process
         self._finishing = False
         self.run_length = build_run_length(cfg, len(train_set))
-        self._warn_of_frozen_norms()
+        self._warn_of_frozen_layers()
 
         optimize_for_training(model)
         self.optimizer = build_optimizer(cfg, model)
@@ -238,10 +238,16 @@ class Trainer:
         for hook in self.hooks:
             getattr(hook, method)(*args)
 
-    def _warn_of_frozen_norms(self) -> None:
+    def _warn_of_frozen_layers(self) -> None:
+        iterations, frozen = self.run_length.max_iter, self.cfg.SOLVER.BACKBONE_FREEZE_ITERS
+        if iterations is not None and iterations <= frozen:
+            logger.warning(
+                "SOLVER.BACKBONE_FREEZE_ITERS is %d and the run has %d iterations: the backbone is "
+                "not trained at all", frozen, iterations,
+            )  # fmt: skip
         model = self.cfg.MODEL
-        frozen = any(isinstance(module, FrozenBatchNorm2d) for module in self.model.modules())
-        if frozen and not model.WEIGHT:
+        norms = any(isinstance(module, FrozenBatchNorm2d) for module in self.model.modules())
+        if norms and not model.WEIGHT:
             timm = model.BACKBONE.CONV_BODY.startswith("timm/")
             key = "MODEL.TIMM.FROZEN_NORM False" if timm else "MODEL.RESNETS.NORM BN or GN"
             logger.warning(

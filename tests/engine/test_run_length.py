@@ -40,6 +40,16 @@ def test_lengths_from_the_config(make_cfg, keys, images, max_iter):
     assert length.shortens_warmup == (keys[1] is None)
 
 
+def test_a_key_without_effect_causes_a_warning(make_cfg, caplog):
+    build_run_length(make_cfg("SOLVER.MAX_ITER", 7, "SOLVER.MINUTES_INCLUDE_TEST", True), 10)
+    assert "has no effect without SOLVER.MAX_MINUTES" in caplog.text
+    caplog.clear()
+    build_run_length(
+        make_cfg(*NO_ITER, "SOLVER.MAX_MINUTES", 2, "SOLVER.MINUTES_INCLUDE_TEST", True), 10
+    )
+    assert not caplog.text
+
+
 def test_iterations():
     length = RunLength(4)
     assert [length.fraction(done) for done in range(5)] == [0, 0.25, 0.5, 0.75, 1]

@@ -38,6 +38,13 @@ def changed_at(checkpoints, name):
     ]
 
 
+def test_a_backbone_that_is_never_trained_causes_a_warning(run, caplog):
+    run("some", frozen=5)
+    assert "not trained at all" not in caplog.text
+    run("all", frozen=6)
+    assert "BACKBONE_FREEZE_ITERS is 6 and the run has 6 iterations: the backbone is" in caplog.text
+
+
 @pytest.mark.parametrize("optimizer", ["SGD", "AdamW"])
 def test_the_backbone_is_trained_after_the_frozen_iterations(run, optimizer):
     checkpoints = run("run", "SOLVER.OPTIMIZER", optimizer, "SOLVER.WEIGHT_DECAY", 0.1)
