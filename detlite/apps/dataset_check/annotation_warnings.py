@@ -6,14 +6,17 @@ from typing import Any
 
 import numpy as np
 
-from detlite.data.datasets.coco_values import mask_area, mask_box, read_segmentation
+from detlite.data.datasets.coco_values import (
+    boxes_match,
+    mask_area,
+    mask_box,
+    read_segmentation,
+)
 
 from .inspection_report import Defect, Inspection, Row
 
 # Tukey's "far out" rule on logarithms: outliers are further from the quartiles than 3 spreads.
 _FAR_OUT, _MIN_SPREAD = 3.0, 0.25
-# How far a side of a box may be from its mask.
-_MAX_PIXELS_OFF, _MAX_FRACTION_OFF = 3.0, 0.1
 _MIN_VALUES = 20  # below this number, quartiles are not meaningful
 
 
@@ -34,7 +37,7 @@ def object_warnings(
         areas = [area]
         if mask.problem is None:
             tight = mask_box(mask.value, image["height"], image["width"])
-            if tight is not None and not _boxes_match(row["bbox"], tight):
+            if tight is not None and not boxes_match(row["bbox"], tight):
                 problem = f"bbox {row['bbox']} does not match its mask, whose box is {tight}"
                 yield _warning("box does not match mask", problem, row)
             areas.append(mask_area(mask.value, image["height"], image["width"]))
@@ -81,14 +84,3 @@ def _outliers(sides: Sequence[tuple[float, ...]]) -> list[tuple[int, str]]:
             problem = f"{width[index]:g}x{height[index]:g}: the {name} is {values[index]:.3g}, "
             outliers.append((index, f"{problem}the median {np.exp(middle):.3g}"))
     return outliers
-
-
-def _boxes_match(box: Sequence[float], tight: Sequence[float]) -> bool:
-    """Return True if all sides of two boxes (x, y, width, height) are near each other."""
-    for axis in (0, 1):
-        start, length = box[axis], box[axis + 2]
-        end, tight_end = start + length, tight[axis] + tight[axis + 2]
-        off = max(abs(start - tight[axis]), abs(end - tight_end))
-        if off > max(_MAX_PIXELS_OFF, _MAX_FRACTION_OFF * length):
-            return False
-    return True

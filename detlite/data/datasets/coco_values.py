@@ -3,7 +3,7 @@
 Each reader returns the value in COCO's notation, or the problem that makes it unusable.
 """
 
-import itertools
+import json
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -12,19 +12,28 @@ import numpy as np
 from pycocotools import mask as mask_utils
 
 from detlite.data.errors import short_repr
-from detlite.structures.masks.formats import Segmentation, polygons_to_rle, to_bitmap
+from detlite.structures.masks.formats import (
+    Segmentation,
+    encode_bitmap,
+    polygons_to_rle,
+    to_bitmap,
+)
 from detlite.structures.masks.rle import run_lengths, used_columns
 
 # Tools round outwards: a box may exceed the image by 2 pixels or 0.1 of its side without a note.
 _OVERHANG_PIXELS, _OVERHANG_FRACTION = 2.0, 0.1
+# How far a side of a box may be from its mask.
+_MAX_PIXELS_OFF, _MAX_FRACTION_OFF = 3.0, 0.1
 _EXACT = 1 << 53  # floats are exact integers up to it
 
 TEXT = "numbers as text"
 CLIPPED = "boxes that exceed their image"
 FROM_MASK = "boxes that are missing or have no area, with a valid mask"
-POLYGONS = "polygons as pairs of x and y, or not in a list of polygons"
+POLYGONS = "polygons as pairs of x and y, as lists of x and y, or not in a list of polygons"
 PARTS = "masks with unusable parts, such as polygons of two points"
 RUNS = "run lengths or sizes of masks that are not written as integers"
+SWAPPED = "run lengths whose size is [width, height]"
+TRIPLES = "keypoints as lists [x, y, visibility]"
 EFFECTS = {
     TEXT: "They are read as numbers.",
     CLIPPED: "They are clipped to it.",
@@ -32,6 +41,8 @@ EFFECTS = {
     POLYGONS: "They are read as [[x1, y1, x2, y2, ...], ...].",
     PARTS: "The other parts are used.",
     RUNS: "They are read as integers.",
+    SWAPPED: "They are read so that the mask fits its box.",
+    TRIPLES: "They are read as [x1, y1, v1, x2, ...].",
 }
 
 
@@ -90,9 +101,19 @@ def numbers(values: Any) -> list[float] | None:
         return None
 
 
+def _parsed(value: Any) -> Any:
+    """Parse a list or object that was written as text."""
+    if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
+        try:
+            return json.loads(value)
+        except (ValueError, RecursionError):
+            pass
+    return value
+
+
 def read_box(value: Any, height: int, width: int) -> Reading:
     """Read a box (x, y, width, height) in pixels of an image; a far overhang is clipped."""
-    box = numbers(value)
+    box = numbers(_parsed(value))
     if box is None or len(box) != 4:
         return _refuse(
             f"bbox is {short_repr(value)}, not four finite numbers [x, y, width, height]"
@@ -121,17 +142,26 @@ def read_box(value: Any, height: int, width: int) -> Reading:
     return Reading(box, note=None if box is value else TEXT)
 
 
-def read_segmentation(value: Any, height: int, width: int) -> Reading:
-    """Read polygons or an RLE of an image."""
+def read_segmentation(
+    value: Any, height: int, width: int, box: Sequence[float] | None = None
+) -> Reading:
+    """Read polygons or an RLE of an image; the valid box of the object decides ambiguous cases."""
+    parsed = _parsed(value)
+    reading = _read_mask(parsed, height, width, box)
+    is_text = parsed is not value and reading.problem is None
+    return Reading(reading.value, None, reading.note or TEXT) if is_text else reading
+
+
+def _read_mask(value: Any, height: int, width: int, box: Sequence[float] | None) -> Reading:
     if isinstance(value, list) and len(value) == 1 and isinstance(value[0], dict):
-        value = value[0]
+        value = value[0] if "counts" in value[0] else value
     if value is None or value in ([], {}, ""):
         return _refuse(f"segmentation is {'missing' if value is None else 'empty'}")
     if isinstance(value, dict) and "counts" in value:
-        return _read_rle(value, height, width)
-    if not isinstance(value, list):
-        return _refuse(f"segmentation is {short_repr(value)}, not polygons or RLE")
+        return _read_rle(value, height, width, box)
     polygons = _as_polygons(value)
+    if polygons is None:
+        return _refuse(f"segmentation is {short_repr(value)}, not polygons or RLE")
     kept, problems, is_text, inside = [], [], False, False
     for polygon in polygons:
         values = numbers(polygon)
@@ -158,23 +188,39 @@ def segmentation_problem(value: Any, height: int, width: int) -> str | None:
     return mask.problem or (mask.note and f"segmentation belongs to {mask.note}")
 
 
-def _as_polygons(value: list[Any]) -> list[Any]:
-    """Return polygons of numbers in turn for one such polygon, or polygons of points [x, y]."""
-    if not any(isinstance(part, list) for part in value):
+def _as_polygons(value: Any) -> list[Any] | None:
+    """Return the polygons of any notation, as lists of their values; the value itself if standard.
+
+    A list that is not one polygon in a list has one meaning: numbers in turn, points [x, y] or
+    {x, y}; or an object with the lists of x and of y.
+    """
+    if isinstance(value, dict):
+        for keys in (("x", "y"), ("all_points_x", "all_points_y")):
+            xs, ys = (value.get(key) for key in keys)
+            if isinstance(xs, list) and isinstance(ys, list) and len(xs) == len(ys):
+                return [[one for pair in zip(xs, ys, strict=True) for one in pair]]
+        return None
+    if not isinstance(value, list):
+        return None
+    if not any(isinstance(part, (list, dict)) for part in value):
         return [value]
-    parts = [value] if len(value) > 2 and _are_points(value) else value
-    if not any(_are_points(part) for part in parts):
-        return value
-    return [list(itertools.chain(*part)) if _are_points(part) else part for part in parts]
+    if len(value) > 2 and all(_point(part) for part in value):
+        return [[one for part in value for one in _point(part) or ()]]
+    if any(isinstance(part, list) and part and _point(part[0]) for part in value):
+        return [
+            [one for point in part for one in _point(point) or (None,)]
+            if isinstance(part, list)
+            else part
+            for part in value
+        ]
+    return value
 
 
-def _are_points(value: Any) -> bool:
-    return (
-        isinstance(value, list)
-        and len(value) > 0
-        and all(isinstance(point, list) and len(point) == 2 for point in value)
-        and not any(isinstance(one, list) for point in value for one in point)
-    )
+def _point(value: Any) -> list[Any] | None:
+    if isinstance(value, dict) and "x" in value and "y" in value:
+        return [value["x"], value["y"]]
+    flat = isinstance(value, list) and len(value) == 2
+    return value if flat and not any(isinstance(one, (list, dict)) for one in value) else None
 
 
 def _polygon_problem(
@@ -198,15 +244,37 @@ def _polygon_problem(
     return None, x1 < width and y1 < height and x2 > 0 and y2 > 0
 
 
-def _read_rle(value: Mapping[str, Any], height: int, width: int) -> Reading:
+def _read_rle(
+    value: Mapping[str, Any], height: int, width: int, box: Sequence[float] | None
+) -> Reading:
     rle, note = {"size": value.get("size"), "counts": value["counts"]}, None
     for key, row in rle.items():
         if isinstance(row, list) and not all(type(one) is int for one in row):
             rle[key], note = [integer(one) for one in row], RUNS
+    if rle["size"] == [width, height] and height != width:
+        return _read_swapped(rle, height, width, box)
     problem = rle_problem(rle, height, width)
     if problem:
         return _refuse(f"segmentation {problem}")
     return Reading(rle if note else value, note=note)
+
+
+def _read_swapped(
+    rle: dict[str, Any], height: int, width: int, box: Sequence[float] | None
+) -> Reading:
+    """Read an RLE of size [width, height], whose runs go along columns or along rows.
+
+    The box of the object tells which.
+    """
+    swapped = {**rle, "size": [height, width]}
+    problem = rle_problem(swapped, height, width)
+    if problem is None and box is not None:
+        bitmaps = to_bitmap(swapped, height, width), to_bitmap(rle, width, height).T
+        fit = [bitmap for bitmap in bitmaps if boxes_match(box, _tight_box(bitmap) or [0] * 4)]
+        if len(fit) == 1 or (fit and (fit[0] == fit[1]).all()):
+            return Reading(encode_bitmap(fit[0]), note=SWAPPED)
+    problem = problem or f"has size {rle['size']} [height, width], its image [{height}, {width}]"
+    return _refuse(f"segmentation {problem}")
 
 
 def rle_problem(
@@ -236,17 +304,35 @@ def rle_problem(
 
 def mask_box(segmentation: Segmentation, height: int, width: int) -> list[int] | None:
     """Return the tight box [x, y, width, height] of a valid mask; None if it has no pixel."""
-    bitmap = to_bitmap(segmentation, height, width)
+    return _tight_box(to_bitmap(segmentation, height, width))
+
+
+def _tight_box(bitmap: np.ndarray) -> list[int] | None:
     columns = used_columns(bitmap)
     rows = used_columns(bitmap[:, columns].T)
     x, y = columns.start, rows.start
     return [x, y, columns.stop - x, rows.stop - y] if columns.stop else None
 
 
+def boxes_match(box: Sequence[float], tight: Sequence[float]) -> bool:
+    """Return True if all sides of two boxes (x, y, width, height) are near each other."""
+    for axis in (0, 1):
+        start, length = box[axis], box[axis + 2]
+        end, tight_end = start + length, tight[axis] + tight[axis + 2]
+        off = max(abs(start - tight[axis]), abs(end - tight_end))
+        if off > max(_MAX_PIXELS_OFF, _MAX_FRACTION_OFF * length):
+            return False
+    return True
+
+
 def read_keypoints(value: Any, count: int) -> Reading:
     """Read the keypoints [x1, y1, v1, ...] of an object; without any, none of them is labeled."""
+    value = _parsed(value)
     if not value:
         return Reading([0] * 3 * count)
+    note = None
+    if isinstance(value, list) and all(isinstance(one, list) and len(one) == 3 for one in value):
+        value, note = [one for triple in value for one in triple], TRIPLES
     points = numbers(value)
     if points is None:
         return _refuse("keypoints is not a list of finite numbers")
@@ -256,7 +342,7 @@ def read_keypoints(value: Any, count: int) -> Reading:
         )
     if any(v not in (0, 1, 2) for v in points[2::3]):
         return _refuse("keypoints has a visibility that is not 0, 1 or 2")
-    return Reading(points, note=None if points is value else TEXT)
+    return Reading(points, note=note or (None if points is value else TEXT))
 
 
 def keypoint_names(categories: Sequence[dict[str, Any]]) -> list[str]:

@@ -149,7 +149,7 @@ class AnnotationReader:
         """Read the box and the mask."""
         row = self._row
         box = coco_values.read_box(row.get("bbox"), *size)
-        mask = coco_values.read_segmentation(row.get("segmentation"), *size)
+        mask = coco_values.read_segmentation(row.get("segmentation"), *size, box.value)
         self.boxes += 1
         x, y, w, h = _four_numbers(row.get("bbox"))
         self.like_corners += 0 <= x < w <= size[1] and 0 <= y < h <= size[0]

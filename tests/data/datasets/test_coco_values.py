@@ -22,6 +22,7 @@ from detlite.structures.masks.formats import encode_bitmap
 from detlite.structures.masks.rle import run_lengths
 
 NAN = float("nan")
+SQUARE = ((4, 6), (14, 6), (14, 14), (4, 14))
 
 
 def found(dataset):
@@ -181,6 +182,7 @@ def pixels(row):
 # Changes of an annotation that have one meaning, and the kind of the finding if there is one.
 PLAIN = [
     (lambda row: {"bbox": [*row["bbox"][:2], *(f"{v:.2f}" for v in row["bbox"][2:])]}, "as text"),
+    (lambda row: {"bbox": str(row["bbox"])}, "numbers as text"),
     (lambda row: {"bbox": None}, "The tight box of the mask"),
     (lambda row: {"bbox": [*row["bbox"][:3], 0]}, "The tight box of the mask"),
     (lambda row: {"bbox": ["a", None]}, "The tight box of the mask"),
@@ -193,12 +195,19 @@ PLAIN = [
     (lambda row: {"category_id": str(row["category_id"])}, "numbers as text"),
     (lambda row: {"image_id": float(row["image_id"])}, ""),
     (lambda row: {"segmentation": row["segmentation"][0]}, "polygons as pairs"),
+    (lambda row: {"segmentation": str(row["segmentation"])}, "numbers as text"),
     (lambda row: {"segmentation": [[*map(str, row["segmentation"][0])]]}, "numbers as text"),
     (lambda row: {"segmentation": [[4, 6], [14, 6], [14, 14], [4, 14]]}, "polygons as pairs"),
     (lambda row: {"segmentation": [[[4, 6], [14, 6], [14, 14], [4, 14]]]}, "polygons as pairs"),
+    (
+        lambda row: {"segmentation": [{"x": x, "y": y} for x, y in SQUARE]},
+        "polygons as pairs",
+    ),
+    (lambda row: {"segmentation": {"x": [4, 14, 14, 4], "y": [6, 6, 14, 14]}}, "lists of x and y"),
     (lambda row: {"segmentation": [*row["segmentation"], [5, 5, 9, 9]]}, "unusable parts"),
     (lambda row: {"segmentation": {"size": [30, 40], "counts": [*map(float, pixels(row))]}}, "run"),
     (lambda row: {"segmentation": {"size": ["30", 40.0], "counts": pixels(row)}}, "run lengths"),
+    (lambda row: {"segmentation": {"size": [40, 30], "counts": pixels(row)}}, "[width, height]"),
     (lambda row: {"segmentation": [{"size": [30, 40], "counts": pixels(row)}]}, ""),
 ]  # fmt: skip
 
@@ -219,6 +228,16 @@ def test_values_with_one_meaning_are_read(content, write_set, change, note):
     assert bool(note) == ("annotation 1 (image 10" in text)
     gt = {row["id"]: row for row in dataset.coco_gt().dataset["annotations"]}
     assert (gt[1]["area"], gt[1]["iscrowd"]) == (80, 0)
+
+
+def test_row_by_row_run_lengths_with_a_swapped_size(content, write_set):
+    """The box tells that the runs go along rows."""
+    bitmap = np.zeros((30, 40), bool)
+    bitmap[6:14, 4:14] = True
+    counts = run_lengths(encode_bitmap(bitmap.T)["counts"]).tolist()
+    content["annotations"][0]["segmentation"] = {"size": [40, 30], "counts": counts}
+    _, target = CocoDataset(*write_set(content), train=True)[0]
+    assert (target["masks"].bitmaps(30, 40)[0].numpy() == bitmap).all()
 
 
 def test_far_overhang_is_clipped(content, write_set):
@@ -423,7 +442,7 @@ _VALUES = st.recursive(
 def test_any_value_is_read_or_refused(value):
     for reading in (
         read_box(value, 30, 40),
-        read_segmentation(value, 30, 40),
+        read_segmentation(value, 30, 40, [1, 2, 3, 4]),
         read_keypoints(value, 2),
     ):
         assert (reading.problem is None) == (reading.value is not None)
