@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
@@ -196,12 +197,16 @@ def _column(
     dtype: type = np.float64,
 ) -> np.ndarray:
     """Read an array [N, *shape] from a field. DataError names the first row of another form."""
+    flat = (math.prod(shape),) if shape else ()
 
     def read(rows: Sequence[dict[str, Any]]) -> np.ndarray:
         values = [row[field] for row in rows]
         if dtype is np.int64:
             values = [operator.index(value) for value in values]  # refuses floats
-        return np.array(values, dtype).reshape(len(rows), *shape)
+        array = np.array(values, dtype)
+        if rows and array.shape[1:] != flat:
+            raise ValueError
+        return array.reshape(len(rows), *shape)
 
     try:
         return read(rows)
