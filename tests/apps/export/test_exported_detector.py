@@ -64,7 +64,8 @@ def assert_agree(model: DetectionModel, read: DetectionModel) -> None:
         ]
 
 
-@pytest.mark.parametrize("file_format", ["pt2", pytest.param("onnx", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("file_format", ["pt2", "onnx"])
 def test_file_detects_what_the_model_detects(file_format, tiny_config, tmp_path, read_once):
     if file_format == "onnx":
         for package in ("onnx", "onnxruntime", "onnxscript"):

@@ -437,7 +437,11 @@ def test_other_errors_are_not_changed():
 
 @pytest.mark.parametrize(
     ("name", "masks", "classes"),
-    [("nuclei_dsb2018", True, 2), ("bccd", False, 4), ("coco_open", True, 81)],
+    [
+        pytest.param("nuclei_dsb2018", True, 2, marks=pytest.mark.slow),
+        ("bccd", False, 4),
+        ("coco_open", True, 81),
+    ],
 )
 def test_loaders_of_real_data_sets(real_data, small_cfg, name, masks, classes):
     entries = [
