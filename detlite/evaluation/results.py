@@ -203,7 +203,7 @@ def _column(
         values = [row[field] for row in rows]
         if dtype is np.int64:
             values = [operator.index(value) for value in values]  # refuses floats
-        array = np.array(values, dtype)
+        array: np.ndarray = np.array(values, dtype)
         if rows and array.shape[1:] != flat:
             raise ValueError
         return array.reshape(len(rows), *shape)
