@@ -133,8 +133,9 @@ def _entry(key: str, files: Iterable[_File], reader: _Reader) -> dict[str, Any] 
     (image,) = images
     if json_file.size > _MAX_JSON or image.size > _MAX_IMAGE:
         return {"problem": f"{short_repr(key)} has {json_file.size + image.size} bytes"}
+    text = reader.read(json_file.start, json_file.size)
     try:
-        sample = json.loads(reader.read(json_file.start, json_file.size))
+        sample = json.loads(text)
     except (ValueError, RecursionError) as error:
         return {"problem": f"{short_repr(key)} is not JSON: {error}"}
     if problem := _sample_problem(sample):

@@ -10,6 +10,7 @@ import pytest
 
 from detlite.apps.shards.entries import read_entries
 from detlite.apps.shards.tar_files import BLOCK, Shard
+from detlite.data.errors import RemoteError
 
 SAMPLE = json.dumps({"width": 4, "height": 3, "annotations": []}).encode()
 LONG = "folder/" * 20 + "0001"
@@ -111,3 +112,17 @@ def test_many_extensions_and_repeated_keys(tmp_path):
     assert (
         "has 2 images" in read(tmp_path / "b.tar", tar_of([("1.jpg", b""), *FILES]))[0]["problem"]
     )
+
+
+def test_lost_connection_is_no_problem_of_an_entry(tmp_path, monkeypatch):
+    """As such it would stay in the index, and every later run would leave out the image."""
+    read_shard = Shard.read
+
+    def read_or_fail(shard, start, stop, cache_bytes):
+        if start == BLOCK:  # the json, after the headers
+            raise RemoteError("connection lost")
+        return read_shard(shard, start, stop, cache_bytes)
+
+    monkeypatch.setattr(Shard, "read", read_or_fail)
+    with pytest.raises(RemoteError, match="connection lost"):
+        read(tmp_path / "a.tar", tar_of([("1.json", SAMPLE), ("1.png", bytes(200_000))]))
