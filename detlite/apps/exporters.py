@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 from contourpy import contour_generator
+from pycocotools import mask as rle_codec
 
 from detlite.apps.optional_packages import import_optional
 from detlite.inference.prediction import EXPORTERS
@@ -31,7 +32,10 @@ def to_pandas(prediction: Mapping[str, Any]) -> Any:
     }
     columns |= dict(zip(("x1", "y1", "x2", "y2"), prediction["boxes"].numpy().T, strict=True))
     if "masks" in prediction:
-        columns["area"] = [int(mask.sum()) for mask in _bitmaps(prediction)]
+        columns["area"] = [
+            int(rle_codec.area(mask)) if isinstance(mask, dict) else int(mask.sum())
+            for mask in prediction["masks"]
+        ]
     return pandas.DataFrame(columns)
 
 
@@ -51,7 +55,8 @@ def to_supervision(prediction: Mapping[str, Any]) -> Any:
         data["keypoints"] = prediction["keypoints"].numpy()
     masks = None
     if "masks" in prediction:
-        masks = np.array(list(_bitmaps(prediction)), dtype=bool).reshape(-1, *prediction["size"])
+        bitmap = np.dtype((bool, prediction["size"]))
+        masks = np.fromiter(_bitmaps(prediction), bitmap, len(prediction["masks"]))
     return supervision.Detections(
         xyxy=prediction["boxes"].numpy(),
         mask=masks,

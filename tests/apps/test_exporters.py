@@ -9,7 +9,14 @@ from PIL import Image, ImageDraw
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
-from detlite.apps.exporters import outlines, to_label_studio, to_labelme, to_supervision
+from detlite.apps import exporters
+from detlite.apps.exporters import (
+    outlines,
+    to_label_studio,
+    to_labelme,
+    to_pandas,
+    to_supervision,
+)
 from detlite.config import ConfigError
 from detlite.evaluation.results import coco_results
 from detlite.inference.predictor import Prediction, Predictor
@@ -57,6 +64,14 @@ def with_keypoints(prediction):
 def as_rles(prediction):
     masks = [encode_bitmap(mask.numpy()) for mask in prediction["masks"]]
     return Prediction({**prediction, "masks": masks})
+
+
+def test_areas_of_rles_need_no_bitmaps(prediction, monkeypatch):
+    pytest.importorskip("pandas")
+    expected = prediction["masks"].sum(dim=(1, 2)).tolist()
+    assert to_pandas(prediction)["area"].tolist() == expected
+    monkeypatch.delattr(exporters, "to_bitmap")
+    assert to_pandas(as_rles(prediction))["area"].tolist() == expected
 
 
 def fill(polygon):
