@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import logging
 import re
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -164,12 +165,17 @@ def _convert(part: ExportablePart, arguments: tuple[Any, ...]) -> openvino.Model
     dynamic = pytree.tree_map(lambda _: free, arguments)
     with torch.no_grad():
         program = torch.export.export(part.module, arguments, dynamic_shapes=dynamic)
+    root = logging.getLogger()
+    level, filters, handlers = root.level, root.filters[:], root.handlers[:]
     try:
         graph = ov.convert_model(program)
     except ov.frontend.OpConversionFailure as error:
         missing = re.findall(r"operations?: (.+)", str(error))
         problem = f"OpenVINO does not support {', '.join(missing) or error} in {part.name}"
         raise ConfigError(f"{problem}: export to pt2 or aoti") from error
+    finally:  # OpenVINO leaves the root logger silenced if a conversion fails
+        root.setLevel(level)
+        root.filters, root.handlers = filters, handlers
     shapes = [list(x.shape) for x in pytree.tree_leaves(arguments)]
     for shape, axis in itertools.product(shapes, part.free_axes):
         shape[axis] = -1

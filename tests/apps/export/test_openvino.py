@@ -2,6 +2,7 @@
 
 import copy
 import json
+import logging
 import os
 import pickle
 import subprocess
@@ -220,13 +221,16 @@ def test_int8_accuracy_and_file(config, tmp_path):
 
 @pytest.mark.slow
 def test_unsupported_operation_is_named(tiny_config):
-    """timm resizes position embeddings with antialiasing."""
+    """timm resizes position embeddings with antialiasing. The root logger stays unchanged."""
     pytest.importorskip("timm", reason="timm is not installed")
     cfg = tiny_config("MODEL.BACKBONE.CONV_BODY", "timm/vit_tiny_patch16_224-SFP")
+    root = logging.getLogger()
+    before = root.level, root.filters[:], root.handlers[:]
     with pytest.raises(
         ConfigError, match=r"^OpenVINO does not support aten\._upsample\S+ in backbone"
     ):
         to_openvino(build_model(cfg).eval())
+    assert (root.level, root.filters, root.handlers) == before
 
 
 @pytest.mark.slow
