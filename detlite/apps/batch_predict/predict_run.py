@@ -93,8 +93,8 @@ def predict(options: PredictOptions) -> Totals | None:
         for name, used in ((_DRAWN, options.draw != "none"), (_LABELS, options.label_images)):
             if used:
                 (options.output / name).mkdir(exist_ok=True)
-        hidden = True if rank else None
-        with tqdm(total=len(images), unit=" images", disable=hidden) as bar:
+        hidden, finished = True if rank else None, run.finished_images()
+        with tqdm(total=len(images), initial=finished, unit=" images", disable=hidden) as bar:
             for shard in run.unfinished_shards(rank, world_size):
                 _predict_shard(run, shard, predictor, options, bar)
         return run.complete()
