@@ -17,7 +17,7 @@ from detlite.apps.batch_predict.allocator import keep_freed_memory
 from detlite.config import ConfigError
 from detlite.inference.predictor import Predictor
 
-from .app import build_app
+from . import app
 from .limits import Limits
 
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -114,7 +114,7 @@ def serve(
     # Others for accepted sockets that are no connection yet, and for the model.
     open_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     config = uvicorn.Config(
-        build_app(predictor, limits, origins),
+        app.build_app(predictor, limits, origins),
         http=limited_connection(open_files // 2, min(limits.seconds, _IDLE_SECONDS)),
         ws="none",
         backlog=max(1, open_files // 8),  # also the number of sockets accepted at a time
@@ -122,7 +122,7 @@ def serve(
         access_log=False,
         timeout_graceful_shutdown=math.ceil(limits.seconds) + 1,
     )
-    for name in ("uvicorn.error", "asyncio", "detlite.apps.serve"):
+    for name in ("uvicorn.error", "asyncio", app.__name__):
         logging.getLogger(name).addFilter(RateLimit())
     server = uvicorn.Server(config)
 

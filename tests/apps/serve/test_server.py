@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,7 +25,9 @@ uvicorn = pytest.importorskip("uvicorn")
 pytest.importorskip("starlette")
 pytest.importorskip("prometheus_client")
 
-from detlite.apps.serve.server import RateLimit, limited_connection  # noqa: E402
+from detlite.apps.serve import app as app_module  # noqa: E402
+from detlite.apps.serve.limits import Limits  # noqa: E402
+from detlite.apps.serve.server import RateLimit, limited_connection, serve  # noqa: E402
 
 SECONDS = 0.2  # of `limited_connection`
 Connect = Callable[..., socket.socket]
@@ -187,3 +190,16 @@ def test_rate_of_log_messages(caplog: pytest.LogCaptureFixture) -> None:
         logger.warning("message %d", number)
     logger.warning("another place")
     assert [record.getMessage() for record in caplog.records] == ["message 0", "another place"]
+
+
+def test_rate_of_failed_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A filter of a logger does not see the messages of the loggers below it."""
+    predictor: Any = SimpleNamespace()
+    for name in ("uvicorn.error", "asyncio", app_module.__name__):
+        monkeypatch.setattr(logging.getLogger(name), "filters", [])
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    monkeypatch.setattr(uvicorn.Server, "run", lambda *_, **__: None)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        serve(predictor, Limits(), listener, "127.0.0.1")
+    [limit] = app_module.logger.filters
+    assert isinstance(limit, RateLimit)
