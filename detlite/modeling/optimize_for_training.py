@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.modules.module import register_module_forward_hook
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -125,15 +124,18 @@ def _conv_norm_pairs(backbone: nn.Module) -> Iterator[tuple[str, FrozenBatchNorm
         calls[module] += 1
         if isinstance(module, FrozenBatchNorm2d):
             inputs[module] = arguments[0]
-        elif type(module) in _FOLDABLE and module.padding_mode == "zeros" and module in paths:
+        elif type(module) in _FOLDABLE and module.padding_mode == "zeros":
             producers[id(output)] = module
 
-    hook, readers = register_module_forward_hook(record), _ReaderCount()
+    # Not a global hook, which would observe the models of other threads.
+    observed = [m for m in paths if isinstance(m, (FrozenBatchNorm2d, *_FOLDABLE))]
+    hooks, readers = [module.register_forward_hook(record) for module in observed], _ReaderCount()
     try:
         with readers:
             maps = call_without_values(backbone, 256, 256)
     finally:
-        hook.remove()
+        for hook in hooks:
+            hook.remove()
     readers.count(maps)  # the rest of the model reads what the backbone returns
     for norm, x in inputs.items():
         conv = producers.get(id(x))

@@ -138,6 +138,19 @@ def test_convolutions_with_other_readers_are_not_folded():
     assert folded == {"conv4"}
 
 
+def test_other_models_are_not_observed():
+    """Another thread may run its model meanwhile, and call it in another way."""
+    other = FrozenBatchNorm2d(3)
+
+    class Backbone(nn.Sequential):
+        def forward(self, x: Tensor) -> list[Tensor]:
+            return [super().forward(other(x=x))]
+
+    backbone = Backbone(nn.Conv2d(3, 3, 1), FrozenBatchNorm2d(3))
+    fold_frozen_norms(backbone)
+    assert isinstance(backbone[0], FoldedConvBN2d)
+
+
 class FixedSize(nn.Sequential):
     """Reads a value, and takes images of one size only."""
 
