@@ -61,8 +61,8 @@ class ClassTransfer:
         if target is None or target.shape[1:] != value.shape[1:]:
             return value
         groups, rows = 1, 1  # groups of classes, and rows per class
-        if name.startswith("head.cls_logits."):  # RetinaNet: classes of each anchor
-            groups = len(state["head.bbox_pred.bias"]) // 4
+        if name.startswith("head.cls_logits.") and "head.bbox_pred.bias" in state:
+            groups = len(state["head.bbox_pred.bias"]) // 4  # RetinaNet: classes of each anchor
         elif match := _BY_CLASS.match(name):
             rows = 4 if match[1] == "bbox_pred" else 1
         else:

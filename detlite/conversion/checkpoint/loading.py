@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 from yacs.config import CfgNode
 
-from detlite.config import ConfigError, default_config, load_config
+from detlite.config import ConfigError, default_config, expand_path, load_config
 from detlite.conversion.timm import TIMM_PREFIX
 from detlite.conversion.weight_catalog import find_weights, weight_file
 from detlite.modeling import build_model
@@ -188,6 +188,8 @@ def build_model_from_checkpoint(
 
 def resolve_checkpoint_path(path: str | Path, opts: Sequence[Any] = ()) -> Path:
     """Return the file of a checkpoint given by path or name; `opts` may set MODEL.WEIGHT_ROOT."""
+    if isinstance(path, Path):  # also one that is spelled like a name
+        return expand_path(str(path))
     values = dict(zip(opts[::2], opts[1::2], strict=False))
     root = values.get("MODEL.WEIGHT_ROOT", default_config().MODEL.WEIGHT_ROOT)
     return find_weights(str(path), root)

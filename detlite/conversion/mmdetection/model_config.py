@@ -116,6 +116,8 @@ def _heads(heads: ConfigSection, test: ConfigSection) -> ConfigValues:
 def _retinanet(model: ConfigSection, test: ConfigSection) -> ConfigValues:
     head = model.section("bbox_head", "RetinaHead")
     neck = model.section("neck", "FPN", start_level=(1,))
+    if "start_level" not in neck:  # the default is 0
+        neck.reject("start_level", "1")
     _check_sigmoid(head)
     source = neck.get("add_extra_convs", False)
     if source is True:

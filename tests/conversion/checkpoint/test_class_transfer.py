@@ -116,6 +116,13 @@ def test_retinanet(tiny_config, tmp_path):
         assert torch.equal(result[:, label - 1], expected)
 
 
+def test_own_detector_with_a_layer_named_like_that_of_retinanet():
+    classes = ClassTransfer([{"id": 1, "name": "cat"}], [{"id": 1, "name": "dog"}])
+    state = {"head.cls_logits.weight": torch.zeros(2, 4)}
+    value = torch.ones(2, 4)
+    assert classes.transfer("head.cls_logits.weight", value, state) is value
+
+
 def test_same_number_of_other_categories(tiny_config, tmp_path, caplog):
     source, target = two_models(tiny_config, "MODEL.ROI_BOX_HEAD.NUM_CLASSES", 4)
     target = build_model(tiny_config("MODEL.ROI_BOX_HEAD.NUM_CLASSES", 5))

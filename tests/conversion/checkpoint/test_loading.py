@@ -1,6 +1,7 @@
 """Loading checkpoints into models, and building models from checkpoints."""
 
 from collections import OrderedDict
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,7 +13,11 @@ from detlite.conversion.checkpoint.files import (
     read_checkpoint,
     save_checkpoint,
 )
-from detlite.conversion.checkpoint.loading import build_model_from_checkpoint, load_weights
+from detlite.conversion.checkpoint.loading import (
+    build_model_from_checkpoint,
+    load_weights,
+    resolve_checkpoint_path,
+)
 from detlite.modeling.build import build_model
 
 CATEGORIES = [{"id": 7, "name": "red"}, {"id": 9, "name": "green"}]
@@ -212,3 +217,7 @@ def test_optional_head(tiny_config, tmp_path, caplog, masks):
     for name, value in target.state_dict().items():
         expected = before if name.startswith("roi_heads.mask.") else source.state_dict()
         assert torch.equal(value, expected[name]), name
+
+
+def test_a_path_is_never_a_name():
+    assert resolve_checkpoint_path(Path("coco")) == Path("coco")

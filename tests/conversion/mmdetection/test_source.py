@@ -202,6 +202,13 @@ def test_unknown_settings_are_rejected(key, value, message, recorded):
         config_of(state, tree)
 
 
+def test_retinanet_must_state_where_its_pyramid_starts(recorded):
+    tree = deepcopy(CONFIGS["retinanet_r50"])
+    del tree["model"]["neck"]["start_level"]  # mmdetection's default is 0
+    with pytest.raises(ValueError, match=r"neck\.start_level = None: only 1 is converted"):
+        config_of(state_of("retinanet_r50", recorded), tree)
+
+
 def test_version_1_is_rejected(recorded):
     state = state_of("mask_rcnn_r50", recorded)
     older = {name.removeprefix("roi_head."): value for name, value in state.items()}
