@@ -4,6 +4,7 @@ import copy
 from collections.abc import Sequence
 from typing import Any
 
+from torch import nn
 from yacs.config import CfgNode
 
 from detlite.config import ConfigError
@@ -73,12 +74,19 @@ def with_score_thresh(model: DetectionModel, score_thresh: float) -> DetectionMo
             f"detections below it: use at least that instead of {score_thresh:g}, or export the "
             "checkpoint again with a lower MODEL.ROI_HEADS.SCORE_THRESH or RETINANET.INFERENCE_TH"
         )
-    # Copy only the modules that lead to the threshold.
-    path = ("", "roi_heads", "roi_heads.box")
-    shared = {id(module): module for name, module in model.named_modules() if name not in path}
-    changed = copy.deepcopy(model, shared)
+    # Copy only the modules that lead to the threshold, and nothing that belongs to them.
+    changed: Any = _shallow_copy(model)
+    if _threshold_owner(model) is not model:
+        changed.roi_heads = _shallow_copy(model.get_submodule("roi_heads"))
+        changed.roi_heads.box = _shallow_copy(model.get_submodule("roi_heads.box"))
     _threshold_owner(changed).score_thresh = score_thresh
     return changed
+
+
+def _shallow_copy(module: nn.Module) -> nn.Module:
+    copied = copy.copy(module)
+    copied._modules = dict(module._modules)
+    return copied
 
 
 def own_score_thresh(model: DetectionModel) -> float | None:

@@ -6,6 +6,8 @@ again. On the CPU each fused convolution is one call of oneDNN, if torch has it.
 
 import inspect
 import operator
+from importlib import import_module
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -58,17 +60,46 @@ def fuse(part: nn.Module, dtype: torch.dtype, levels: int, scores: bool) -> nn.M
 
 
 class FusedPart(nn.Module):
-    """Runs a fused graph, and has the other attributes of the part, such as out_channels."""
+    """Runs the code of a fused graph, and has the attributes of the part, such as out_channels.
+
+    It is pickled as code. A pickled `fx.GraphModule` is traced again when it is read, which patches
+    `nn.Module` for all threads.
+    """
+
+    _forward: Any
 
     def __init__(self, part: nn.Module, graph: fx.Graph) -> None:
         super().__init__()
-        self.fused = fx.GraphModule(part, graph)
+        used = fx.GraphModule(part, graph)  # has the layers that the graph calls
+        self._modules, self._buffers, self._parameters = (
+            used._modules, used._buffers, used._parameters,
+        )  # fmt: skip
         for name, value in vars(part).items():
             if not name.startswith("_"):
                 setattr(self, name, value)
+        generated = graph.python_code("self")
+        self.code = generated.src
+        # Modules cannot be pickled, but their names can.
+        self._globals = {
+            name: value.__name__ if isinstance(value, ModuleType) else value
+            for name, value in generated.globals.items()
+        }
+        self._define()
 
     def forward(self, *args: Any) -> Any:
-        return self.fused(*args)
+        return self._forward(self, *args)
+
+    def _define(self) -> None:
+        names = {k: import_module(v) if isinstance(v, str) else v for k, v in self._globals.items()}
+        exec(self.code, names)
+        self._forward = names["forward"]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_forward"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._define()
 
 
 class _Recorder(fx.Tracer):

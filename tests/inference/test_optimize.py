@@ -134,8 +134,8 @@ def test_all_layers_of_a_resnet_are_fused_into_convolutions(
     assert FusedConv2d in kinds
     assert not kinds & {nn.Conv2d, nn.ReLU, FrozenBatchNorm2d, nn.BatchNorm2d}
     # Four of eight residual additions overwrite their shortcut, which no other layer reads.
-    assert "+" not in backbone.fused.code
-    assert backbone.fused.code.count("overwrite = True") >= 4
+    assert "+" not in backbone.code
+    assert backbone.code.count("overwrite = True") >= 4
 
 
 class Residual(nn.Module):
@@ -181,7 +181,7 @@ def test_activations_are_fused_into_the_convolution(activation: type[nn.Module])
         fused = fuse(copy.deepcopy(part), torch.float32, levels=1, scores=False)
         torch.testing.assert_close(fused(x), expected, rtol=1e-5, atol=1e-5)
         assert fused(x[:0]).shape == (0, 8, 5, 4)
-    assert [type(child) for child in fused.fused.children()] == [FusedConv2d]
+    assert [type(child) for child in fused.children()] == [FusedConv2d]
 
 
 def test_convolutions_with_asymmetric_padding_are_fused() -> None:
@@ -378,3 +378,12 @@ def test_auto_is_bfloat16_only_with_native_support(
     optimized = optimize(build_model(tiny_config()), "auto")
     weights = [m.weight for m in optimized.backbone.modules() if isinstance(m, FusedConv2d)]
     assert {weight.dtype for weight in weights} == {expected}
+
+
+def test_a_stored_model_is_read_without_tracing(
+    tiny_config: Callable[..., CfgNode], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tracing patches `nn.Module` for all threads."""
+    stored = pickle.dumps(optimize(build_model(tiny_config()).eval(), "float32"))
+    monkeypatch.setattr(torch.fx.Tracer, "trace", None)
+    pickle.loads(stored).detect([torch.rand(3, 64, 64)])

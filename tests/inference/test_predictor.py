@@ -386,7 +386,7 @@ def test_a_lower_threshold_than_the_models_own_wins(
     model = build_model(family_config(kind, tiny_config)).eval()
     model.categories = [{"id": k, "name": str(k)} for k in range(1, model.num_classes)]
     owner = model.roi_heads.box if kind == "mask" else model
-    owner.score_thresh = 0.0
+    owner.score_thresh, owner.recorder = 0.0, object()
     scores = Predictor(model, min_size=64)(image)["scores"]
     owner.score_thresh, low = scores[2].item(), scores[-1].item()
     own = Predictor(model, min_size=64)(image)["scores"]
@@ -395,6 +395,8 @@ def test_a_lower_threshold_than_the_models_own_wins(
     assert len(lower(image)["scores"]) == len(scores)
     assert len(Predictor(model, min_size=64)(image)["scores"]) == len(own)  # unchanged
     assert {*map(id, lower.model.parameters())} == {*map(id, model.parameters())}
+    copied = lower.model.roi_heads.box if kind == "mask" else lower.model
+    assert copied.recorder is owner.recorder  # such as the object of a hook
 
 
 @pytest.mark.parametrize(
