@@ -195,8 +195,9 @@ def check_results(results: Results, coco_gt: COCO, iou_types: Sequence[str]) -> 
             if (n := _first(~finite)) is not None:
                 raise DataError(f"result {n}: the {name} is {array[n].tolist()}")
     if results.masks is not None and "segm" in iou_types:
-        images = [coco_gt.imgs[image_id] for image_id in results.image_ids.tolist()]
-        sizes, expected = results.masks.sizes, _sizes(images)
+        unique, image = np.unique(results.image_ids, return_inverse=True)
+        expected = _sizes([coco_gt.imgs[image_id] for image_id in unique.tolist()])[image]
+        sizes = results.masks.sizes
         if (n := _first((sizes != expected).any(axis=1))) is not None:
             raise DataError(
                 f"result {n}: the mask has the size {sizes[n].tolist()}, but image "

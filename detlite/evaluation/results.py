@@ -7,6 +7,7 @@ import math
 import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from torch import Tensor
 from detlite.atomic_write import atomic_open
 from detlite.conventions import CONVENTIONS, Convention
 from detlite.data.errors import DataError, short_repr
-from detlite.distributed import gather_objects
+from detlite.distributed import gather_objects, is_main
 from detlite.ops import paste_masks
 from detlite.structures.instances import Detections
 from detlite.structures.keypoints import PIXEL_CENTER
@@ -66,7 +67,7 @@ class Results:
         if "keypoints" in iou_types:
             first = rows[0]["keypoints"] if rows else []
             length = len(first) if isinstance(first, Sequence) else 3
-            keypoints = _column(rows, "keypoints", (length // 3, 3), f"{length} numbers")
+            keypoints = _column(rows, "keypoints", (length // 3, 3), f"{length // 3 * 3} numbers")
         return cls(
             _column(rows, "image_id", (), "an id", np.int64),
             _column(rows, "category_id", (), "an id", np.int64),
@@ -237,8 +238,9 @@ def gather_results(parts: Sequence[Results]) -> Results | None:
 
     Every process calls it with the results of its images. They are ordered by rank.
     """
-    gathered = gather_objects(concatenate_results(parts))
-    return None if gathered is None else concatenate_results(gathered)
+    sent = [] if is_main() else [concatenate_results(parts)]
+    gathered = gather_objects(sent)
+    return None if gathered is None else concatenate_results([*parts, *chain(*gathered)])
 
 
 def concatenate_results(parts: Sequence[Results]) -> Results:

@@ -179,6 +179,10 @@ class TestCocoEntries:
         with pytest.raises(DataError, match=message):
             Results.from_coco([ROWS[0], {**ROWS[1], **change}], ALL)
 
+    def test_incomplete_keypoints(self) -> None:
+        with pytest.raises(DataError, match=r"result 0: keypoints is .*, not 3 numbers"):
+            Results.from_coco([{**ROWS[0], "keypoints": [1, 2, 1, 0]}], ALL)
+
     @pytest.mark.parametrize("field", ROWS[0])
     def test_missing(self, field: str) -> None:
         row = {name: value for name, value in ROWS[1].items() if name != field}
