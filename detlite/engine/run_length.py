@@ -143,6 +143,11 @@ class TimeLimit(RunLength):
         self._longest = max(self._longest, seconds)
         if self._include_evaluation:
             self._evaluations += seconds
+            if 2 * seconds > self._limit:
+                logger.warning(
+                    "an evaluation takes %.2g minutes, more than half of SOLVER.MAX_MINUTES: the "
+                    "last one may end after the limit", seconds / 60,
+                )  # fmt: skip
         else:
             self._start += seconds
 

@@ -117,6 +117,8 @@ def _crop(
         boxes=(boxes, [len(index), 4], FLOATING),
     )
     check(1 <= resolution <= 256, f"{op}: resolution must be from 1 to 256, got {resolution}")
+    wrong = index[(index < -1) | (index >= len(frames))].tolist()
+    check(not wrong, f"{op}: index is {wrong[:1]}, but there are {len(frames)} instances")
     boxes = boxes.float()
     crops = boxes.new_zeros(len(boxes), resolution, resolution)
     packed = PackedMasks(values, pieces, instances, frames).pieces_and_frames()
@@ -125,6 +127,8 @@ def _crop(
         if not own or not len(rows):
             continue
         if frame[0] == 0:
+            polygons = f"{op}: instance {instance} is polygons, and soft masks need run lengths"
+            check(not soft, polygons)
             drawn = [_draw_polygons(own, box, resolution) for box in boxes[rows].numpy()]
             crops[rows] = torch.from_numpy(np.stack(drawn)).float()
             continue

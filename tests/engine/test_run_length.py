@@ -117,6 +117,15 @@ def test_evaluations_count_on_request(clock):
     assert limit.is_reached(3)
 
 
+def test_long_evaluations_cause_a_warning(clock, caplog):
+    limit = TimeLimit(1, include_evaluation=True)
+    for seconds in (29, 31):
+        assert "more than half" not in caplog.text
+        with limit.evaluating():
+            clock.seconds += seconds
+    assert "takes 0.52 minutes, more than half of SOLVER.MAX_MINUTES" in caplog.text
+
+
 def test_a_resumed_run_continues_with_the_time_left(clock):
     limit = TimeLimit(1, include_evaluation=True)
     for _ in range(2):

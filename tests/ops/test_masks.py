@@ -9,6 +9,7 @@ import torch
 from pycocotools import mask as rle_codec
 
 from detlite.ops import crop_masks, roi_align
+from detlite.ops.dispatch import use_fallback_ops
 
 NO_FRAME = [0] * 6
 
@@ -336,6 +337,19 @@ def test_invalid_arguments_are_named(device, change, message):
 )
 def test_invalid_contents_are_named(change, message):
     with pytest.raises(RuntimeError, match=message):
+        crop_masks(**arguments(**change))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"index": torch.tensor([0, 1, 2])}, r"index is \[2\], but there are 2 instances"),
+        ({"index": torch.tensor([0, -2, 0])}, r"index is \[-2\], but there are 2 instances"),
+        ({"soft": True}, "instance 0 is polygons, and soft masks need run lengths"),
+    ],
+)
+def test_masks_that_cannot_be_cropped_without_kernels(change, message):
+    with use_fallback_ops(), pytest.raises(RuntimeError, match=message):
         crop_masks(**arguments(**change))
 
 
