@@ -294,8 +294,9 @@ def _size_problem(stored: Size, orientation: int, upright: bool, expected: Size)
     if stored == turned:
         return f"{problem}: width and height are swapped in one of the two"
     before, pixels = ("before", "stored") if upright else ("after", "upright")
+    advice = ", or save the image without EXIF data" if upright else ""
     return (
         f"{problem}, its size {before} EXIF orientation {orientation} is applied. If the "
         f"annotations refer to {pixels} pixels, set MODEL.CONVENTION_OVERRIDE "
-        f"[exif_orientation={not upright}]"
+        f"[exif_orientation={not upright}]{advice}"
     )

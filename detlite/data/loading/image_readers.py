@@ -42,8 +42,21 @@ _MAX_PAGES = 256  # of a TIFF from bytes
 _TIFF_STARTS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 # Formats with independent pages. Further images in a JPEG (MPO) or PSD are previews and layers.
 _PAGED = ("TIFF", "GIF", "WEBP", "PNG")
+# (offset, bytes) of formats that are not read, to tell them from damaged files.
+_OTHER_FORMATS = {
+    "HEIC": (4, b"ftyphei"),
+    "HEIF": (4, b"ftypmif1"),
+    "DICOM": (128, b"DICM"),
+    "NumPy": (0, b"\x93NUMPY"),
+    "HDF5": (0, b"\x89HDF"),
+    "PDF": (0, b"%PDF"),
+    "HTML": (0, b"<!DOCTYPE html"),
+}
 # Pillow modes that keep their channels; all others become RGB.
 _ARRAY_MODES = {"1": "L", "L": "L", "LA": "LA", "La": "LA", "RGBA": "RGBA", "RGBa": "RGBA"}
+_GRAY = 128  # libjpeg's value for missing data
+# Bytes that are no marker and that change the pixels which libjpeg would fill in.
+_MORE_DATA = bytes(range(1, 255)) * 4
 
 # What Pillow logs about a TIFF that it cannot read is raised as an error, or tifffile reads it.
 logging.getLogger("PIL.TiffImagePlugin").setLevel(logging.CRITICAL)
@@ -173,17 +186,38 @@ class _PillowImage(OpenImage):
         file.load()  # the header may continue behind the pixels
         if self._deep_color:
             return Pixels(self._high_and_low_bytes(), alpha=file.mode.endswith("A"))
+        if self._lacks_data(min_size):
+            raise DataError("the image is damaged or truncated (data are missing)")
         return pillow_pixels(file)
 
     def _high_and_low_bytes(self) -> np.ndarray:
         if self.file.mode == "LA":
             raise DataError("PNGs of gray and alpha with 16 bits are not read")
-        source = self._source
-        data = Path(source).read_bytes() if isinstance(source, str) else source.read_bytes()
-        with Image.open(BytesIO(data)) as low:
+        with Image.open(BytesIO(self._content())) as low:
             # As if they were little-endian, so that Pillow keeps the other byte.
             low.tile = [low.tile[-1]._replace(args=f"{low.mode};16L")]
             return np.asarray(self.file).astype(np.uint16) << 8 | np.asarray(low)
+
+    def _lacks_data(self, min_size: tuple[int, int] | None) -> bool:
+        """True if a decoded JPEG lacks data although it ends with the end marker.
+
+        libjpeg reports nothing and fills the rest with gray. If an image ends in this gray,
+        decoding it with more data before the end marker changes the pixels only if data are
+        missing. The rest of a progressive JPEG is blurred instead, which this does not detect.
+        """
+        last = self.file.width - 1, self.file.height - 1
+        if self.file.format != "JPEG" or self.file.getpixel(last) not in (_GRAY, (_GRAY,) * 3):
+            return False
+        data = self._content()
+        end = data.rfind(_END_MARKERS["JPEG"])
+        with Image.open(BytesIO(data[:end] + _MORE_DATA + data[end:])) as longer:
+            if min_size is not None:
+                longer.draft(None, min_size[::-1])
+            return longer.tobytes() != self.file.tobytes()
+
+    def _content(self) -> bytes:
+        source = self._source
+        return Path(source).read_bytes() if isinstance(source, str) else source.read_bytes()
 
 
 def pillow_pixels(image: Image.Image) -> Pixels:
@@ -249,8 +283,15 @@ def _open_by_content(file: Path | BytesIO, source: ImageSource, max_pixels: int)
     except Image.DecompressionBombError as error:
         raise _too_large(max_pixels, str(error)) from error
     except UnidentifiedImageError as error:
-        if _starts_as_tiff(file):
+        start = _start(file)
+        if start.startswith(_TIFF_STARTS):
             return _Tiff(file, "the image is damaged or truncated, or")
+        for name, (offset, mark) in _OTHER_FORMATS.items():
+            if start.startswith(mark, offset):
+                raise DataError(
+                    f"{name} files are not read. Convert the image, or register a reader for its "
+                    "suffix (docs/image_files.md)"
+                ) from error
         if formats is not None:
             raise DataError(f"none of {', '.join(formats)}, or damaged") from error
         raise DataError(
@@ -264,9 +305,9 @@ def _open_by_content(file: Path | BytesIO, source: ImageSource, max_pixels: int)
     return _Tiff(file, "a TIFF with this number of channels or this type of values")
 
 
-def _starts_as_tiff(file: Path | BytesIO) -> bool:
+def _start(file: Path | BytesIO) -> bytes:
     with file.open("rb") if isinstance(file, Path) else BytesIO(file.getvalue()) as stream:
-        return stream.read(4) in _TIFF_STARTS
+        return stream.read(256)
 
 
 def _is_read_by_pillow(tiff: Any) -> bool:

@@ -159,7 +159,8 @@ def test_exif_orientation_can_be_ignored(tmp_path, name):
     assert image_problem(path, (12, 20), AS_STORED) is None
     problem = str(image_problem(path, (20, 12), AS_STORED))
     assert re.search("after EXIF orientation 6 is applied.*exif_orientation=True", problem)
-    assert "exif_orientation=False" in str(image_problem(path, (12, 20)))
+    problem = str(image_problem(path, (12, 20)))
+    assert "exif_orientation=False], or save the image without EXIF data" in problem
 
 
 def test_exif_orientation_behind_the_pixels_of_a_png(tmp_path):
@@ -198,6 +199,24 @@ def test_truncated_images_are_refused(tmp_path, extension, kept):
     with pytest.raises(DataError, match=rf"a.{extension}: the image is damaged or truncated"):
         read_image(path)
     assert "damaged or truncated" in str(image_problem(path, (12, 20)))
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+@pytest.mark.parametrize("kept", [0.5, 0.8, 0.95])
+def test_truncated_jpegs_with_an_end_marker(tmp_path, mode, kept):
+    ramp = np.add.outer(np.arange(200), np.arange(160)).astype(np.uint8)
+    path = save(tmp_path, Image.fromarray(ramp).convert(mode), "a.jpg")
+    read_image(path)
+    data = path.read_bytes()
+    path.write_bytes(data[: int(len(data) * kept)] + b"\xff\xd9")
+    with pytest.raises(DataError, match=r"a.jpg: .*truncated \(data are missing\)"):
+        read_image(path)
+
+
+def test_complete_jpeg_that_ends_in_gray(tmp_path):
+    for mode in ("RGB", "L"):
+        path = save(tmp_path, Image.new(mode, (40, 30), (128,) * len(mode)), "a.jpg")
+        assert read_image(path)[0, 29, 39] == 128
 
 
 def test_data_after_the_end_are_allowed(tmp_path):

@@ -150,7 +150,7 @@ def test_a_format_is_added_in_five_lines(tmp_path):
         assert ".dcm" in image_suffixes()
     finally:
         IMAGE_READERS._builders.pop(".dcm")
-    with pytest.raises(DataError, match=r"a\.DCM: the image is damaged or truncated, or of a"):
+    with pytest.raises(DataError, match=r"a\.DCM: DICOM files are not read\. Convert"):
         read_image(tmp_path / "a.DCM")
 
 
@@ -168,13 +168,17 @@ def write_dicom(pydicom, path, values):
     image.save_as(path, enforce_file_format=True)
 
 
-def test_other_formats_may_not_be_damaged(tmp_path):
+def test_other_formats_are_not_called_damaged(tmp_path):
     np.save(tmp_path / "a.npy", BANDS)
     (tmp_path / "b.jpg").write_bytes(b"\0\0\0\x18ftypheic" + bytes(300))
-    for name in ("a.npy", "b.jpg"):
-        with pytest.raises(DataError, match=rf"{name}: .* or of a format that is not read\. Conv"):
+    (tmp_path / "c.png").write_text("<!DOCTYPE html><title>404</title>" + " " * 300)
+    for name, kind in (("a.npy", "NumPy"), ("b.jpg", "HEIC"), ("c.png", "HTML")):
+        with pytest.raises(DataError, match=rf"{name}: {kind} files are not read"):
             read_image(tmp_path / name)
-        assert "is not read" in str(image_problem(tmp_path / name, (12, 20)))
+        assert "are not read" in str(image_problem(tmp_path / name, (12, 20)))
+    (tmp_path / "d.jpg").write_bytes(bytes(300))
+    with pytest.raises(DataError, match=r"d\.jpg: .* or of a format that is not read\. Convert"):
+        read_image(tmp_path / "d.jpg")
 
 
 def test_results_of_a_reader_are_checked(tmp_path):
