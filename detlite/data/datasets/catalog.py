@@ -103,6 +103,11 @@ def config_findings(
             "MODEL.RPN.FPN_POST_NMS_TOP_N_TEST above that.",
             full, "image", f"image {index.image_ids[number]} with {counts[number]}", len(counts),
         )  # fmt: skip
+    key, limit = _proposal_limit(cfg)
+    full = 0 if cfg.TEST.TILE else int((counts > limit).sum())
+    if full:
+        effect = f"{key} is {limit}: set it above {counts.max()}."
+        yield Finding("images with more objects than proposals", effect, full, "image")
     fraction = cfg.MODEL.ROI_HEADS.POSITIVE_FRACTION
     limit = int(cfg.MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE * fraction)
     has_heads = cfg.MODEL.META_ARCHITECTURE == "GeneralizedRCNN"
@@ -123,6 +128,17 @@ def config_findings(
             yield Finding(what, _MIRRORED, 0)
         else:
             yield Finding(what, _NOT_MIRRORED, 0)
+
+
+def _proposal_limit(cfg: CfgNode) -> tuple[str, float]:
+    """Return the key and the number of proposals of an image; infinite without proposals."""
+    if cfg.MODEL.META_ARCHITECTURE == "RetinaNet":
+        return "", math.inf
+    if cfg.MODEL.LOAD_PROPOSALS:
+        key = "PRECOMPUTED_PROPOSAL_TOPK_TEST"
+        return f"DATASETS.{key}", cfg.DATASETS[key]
+    key = "FPN_" * ("FPN" in cfg.MODEL.BACKBONE.CONV_BODY) + "POST_NMS_TOP_N_TEST"
+    return f"MODEL.RPN.{key}", cfg.MODEL.RPN[key]
 
 
 def locate_dataset(cfg: CfgNode, name: str) -> tuple[str, Location, ImageFolder]:

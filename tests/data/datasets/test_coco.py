@@ -347,8 +347,9 @@ def test_findings_about_the_config(keypoint_content, write_set, small_cfg):
     write_set(keypoint_content)
     points = ["MODEL.KEYPOINT_ON", True, "MODEL.ROI_KEYPOINT_HEAD.NUM_CLASSES", 3]
     limits = "MODEL.ROI_HEADS.DETECTIONS_PER_IMG", 1, "MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE", 7
-    cfg = small_cfg(*points, *limits)
+    cfg = small_cfg(*points, *limits, "MODEL.RPN.POST_NMS_TOP_N_TEST", 1)
     texts = "\n".join(map(str, build_dataset(cfg, "small", train=True).findings))
+    assert "than proposals: 1 image. MODEL.RPN.POST_NMS_TOP_N_TEST is 1: set it above 2" in texts
     assert "than heads train on: 1 image." in texts
     assert "POSITIVE_FRACTION is 1: set BATCH_SIZE_PER_IMAGE to at least 8." in texts
     assert "more objects than are detected: 1 of 4 images, for example image 10 with 2" in texts
