@@ -36,6 +36,7 @@ def labelme_labels(file: Path, tree: FileTree, conversion: Conversion) -> Iterat
     labels = ImageLabels(str(content.get("imagePath") or ""), size=size)
     points: list[Shape] = []
     for index, row in enumerate(content["shapes"]):
+        row = row if isinstance(row, dict) else {}
         shape = _shape(row)
         shape.group = row.get("group_id")
         name = f" ({shape.category})" if shape.category else ""
@@ -61,7 +62,8 @@ def labelme_labels(file: Path, tree: FileTree, conversion: Conversion) -> Iterat
 
 def _shape(row: dict[str, Any]) -> Shape:
     kind, points = row.get("shape_type") or "polygon", row.get("points")
-    category = str(row.get("label") or "")
+    label = row.get("label")
+    category = label if isinstance(label, str) else ""
     if not isinstance(points, list) or not all(map(_is_point, points)):
         return Shape(category, problem=f"points is {short_repr(points)}, not a list of [x, y]")
     if kind not in _MIN_POINTS:

@@ -9,6 +9,7 @@ import io
 import itertools
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -88,15 +89,10 @@ def read_shapes(
     images = []
     for file in tree.with_suffix(suffix):
         found: list[ImageLabels] = []
-        with conversion.collect():
-            try:
-                found = list(labels_of(file, tree, conversion))
-            except DataError:
-                raise
-            except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-                raise DataError(f"{file}: is not complete ({error!r}): export it again") from error
+        with conversion.collect(), _as_incomplete(file):
+            found = list(labels_of(file, tree, conversion))
         for labels in found:
-            with conversion.collect():
+            with conversion.collect(), _as_incomplete(file):
                 path = labels.file or tree.image(labels.name, file, one_each=len(found) == 1)
                 size = check_size(path, labels.size, file)
                 where = f"{file}" if len(found) == 1 else f"{file}: {labels.name}"
@@ -104,6 +100,17 @@ def read_shapes(
                 split = labels.split or tree.split_of(path) or tree.split_of(file)
                 images.append(LabeledImage(path, size, objects, split))
     return LabeledDataset(tree.data, images)
+
+
+@contextmanager
+def _as_incomplete(file: Path) -> Iterator[None]:
+    """Raise a DataError for missing values and values of other types."""
+    try:
+        yield
+    except (DataError, OSError, MemoryError):
+        raise
+    except Exception as error:  # pycocotools raises this class for corners that are no numbers
+        raise DataError(f"{file}: is not complete ({error!r}): export it again") from error
 
 
 def to_objects(
@@ -115,6 +122,7 @@ def to_objects(
     """
     objects: dict[Any, LabeledObject] = {}
     for number, shape in enumerate(shapes, start=1):
+        shape.category = str(shape.category) if isinstance(shape.category, (str, int)) else ""
         name = f" ({shape.category})" if shape.category else ""
         place = f"{where}{shape.where or f': object {number}{name}'}"
         key = number if shape.group is None else (shape.category, shape.group)

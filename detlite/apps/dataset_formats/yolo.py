@@ -88,11 +88,14 @@ def _sources(tree: FileTree) -> Iterator[tuple[Path, dict[str, Any]]]:
     for file in _by_depth(tree.with_suffix(".yaml", ".yml")):
         try:
             content = parse_yaml("\n".join(read_lines(file)), file)
+            if not isinstance(content, dict):
+                kind = type(content).__name__
+                raise DataError(f"{file}: contains a {kind} instead of keys and values")
         except (ConfigError, DataError) as error:
             if file.stem in ("data", "dataset"):
                 raise DataError(str(error)) from error
             continue
-        if isinstance(content, dict) and ("names" in content or {"nc", "train"} <= content.keys()):
+        if "names" in content or {"nc", "train"} <= content.keys():
             yield file, content
     files = _by_depth([file for file in tree.files if _NAME_FILES.fullmatch(file.name)])
     if files and any(map(_text_file, tree.images)):

@@ -82,7 +82,7 @@ def integer(value: Any) -> int | None:
             value = int(value)
         except ValueError:
             value = number(value)
-    if isinstance(value, float) and (abs(value) > _EXACT or value != int(value)):
+    if isinstance(value, float) and not (abs(value) <= _EXACT and value == int(value)):
         return None
     value = number(value)
     return int(value) if value is not None and -(1 << 63) <= value < 1 << 63 else None

@@ -29,6 +29,7 @@ from .states import PROBLEM_KEY, PROBLEMS, Flag, Selection, annotation_name, loc
 VERSION = 4  # increase it with every change of the content of indexes or of the checks behind it
 _FIX = "Training stops at them: fix them (`detlite check --repair`), or set ON_BAD_ANNOTATION skip."
 _SKIP = "They are left out with their objects."
+_BAD_ENTRIES = "entries of images that cannot be used"
 _CROWDS = (
     "They are neither trained on nor measured. CVAT marks every mask drawn by brush so: if these "
     "are single objects, set DATASETS.CROWDS_AS_OBJECTS True."
@@ -137,8 +138,10 @@ class AnnotationIndex:
                 row["id"] = number
         content = {**self.content, "annotations": rows}
         content["images"] = [self.image(number) for number in range(len(self.image_ids))]
-        findings = [*Findings.from_json(self.content.get("findings")), *self.notes]
-        return content | ({"findings": Findings(findings).to_json()} if findings else {})
+        findings = Findings([*Findings.from_json(self.content.get("findings")), *self.notes])
+        for problem in self.table["image_problems"]:
+            findings.add(_BAD_ENTRIES, _SKIP, ": ".join(problem), "image")
+        return content | ({"findings": findings.to_json()} if len(findings) else {})
 
     def bad_annotations(
         self, selection: Selection, limit: int | None = None
@@ -191,7 +194,7 @@ class AnnotationIndex:
         entries = [": ".join(problem) for problem in self.table["image_problems"]]
         for what, count, first in (
             ("entries of shards that cannot be used", shards.get("count", 0), shards.get("first")),
-            ("entries of images that cannot be used", len(entries), entries),
+            (_BAD_ENTRIES, len(entries), entries),
             ("image files that cannot be used", len(bad_images), [*bad_images.values()]),
         ):
             yield Finding(what, _SKIP if skip else _FIX, count, "image", first[0] if first else "")

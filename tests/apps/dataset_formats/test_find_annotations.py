@@ -188,6 +188,21 @@ def test_coco_names_of_other_machines(tmp_path, image, name):
     assert content["findings"][0]["what"] == "file names in another notation"
 
 
+@pytest.mark.parametrize("name", ["a.jpg", "C:\\x\\a.jpg"])
+def test_bad_image_entries_of_written_files_are_reported(tmp_path, image, name):
+    file = tmp_path / "labels.json"
+    write_coco_set(tmp_path, {1: "cat"}, [name, "b.jpg", "c.jpg"], image, file)
+    for photo in "abc":
+        image(tmp_path / f"{photo}.jpg")
+    content = json.loads(file.read_text())
+    content["images"].append({"id": 9, "file_name": "d.jpg", "height": -1, "width": 5})
+    file.write_text(json.dumps(content))
+    sets, _ = find_sets(tmp_path)
+    findings = json.loads(sets["train"].annotations.read_text())["findings"]
+    assert findings[0]["what"] == "entries of images that cannot be used"
+    assert "image 9, entry 3 of 'images': has size 5x-1" in findings[0]["example"]
+
+
 def test_json_files_next_to_the_data_are_no_annotations(yolo_folder, text):
     for name, content in {
         "notes.json": '{"categories": [{"id": 0, "name": "cat"}]}',

@@ -93,6 +93,8 @@ def test_circles_and_masks(write, tmp_path):
         (shape("dog", [[70, 1], [80, 1], [75, 9]]), "has no area inside the 60x40 image"),
         (shape("dog", [[1, 1], [2, 2]], "mask"), "its mask cannot be read"),
         ({"points": TRIANGLE}, r"shapes\[1\]: has no label"),
+        ({"points": TRIANGLE, "label": ["cat"]}, r"shapes\[1\]: has no label"),
+        (None, r"shapes\[1\]: points is None, not a list"),
     ],
 )
 def test_invalid_shape(write, tmp_path, invalid, problem):

@@ -6,6 +6,7 @@ import pytest
 from detlite.apps.dataset_formats.file_tree import FileTree
 from detlite.apps.dataset_formats.labeled_dataset import Conversion
 from detlite.apps.dataset_formats.shapes import (
+    ImageLabels,
     Shape,
     box_shape,
     ellipse_shape,
@@ -101,3 +102,18 @@ def test_incomplete_files_are_bad_labels(tmp_path, text):
     read_shapes(labels_of, ".json", FileTree(tmp_path), conversion)
     with pytest.raises(DataError, match=r"a\.json: is not complete .*images.*export it again"):
         conversion.finish()
+
+
+def test_values_of_wrong_types_are_bad_labels(tmp_path, image, text):
+    image(tmp_path / "a.png")
+    text(tmp_path / "a.json", "{}")
+    conversion = Conversion()
+
+    def labels_of(file, tree, conversion):
+        yield ImageLabels("a.png", [box_shape(7, (1, 1, 5, 5)), box_shape(None, (1, 1, 5, 5))])
+        yield ImageLabels("a.png", [Shape("a", [[1], 1, 5, 1, 5, 5])])
+
+    dataset = read_shapes(labels_of, ".json", FileTree(tmp_path), conversion)
+    assert [one.category for one in dataset.images[0].objects] == ["7", ""]
+    assert "object 2: has no label" in conversion.bad[0]
+    assert "is not complete (ValueError" in conversion.bad[1]

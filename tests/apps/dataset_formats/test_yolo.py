@@ -98,6 +98,7 @@ def test_invalid_line(yolo, text, line, problem):
         ("names: [a]\ntrain: nowhere", "train is 'nowhere', but .* does not exist"),
         ("names: [a]\nkpt_shape: [17]", "kpt_shape is [17], not"),
         ("names: [a", "is not YAML"),
+        ("- cat\n- dog", "contains a list instead of keys and values"),
     ],
 )
 def test_invalid_yaml(yolo, text, content, problem):

@@ -454,6 +454,7 @@ def test_any_value_is_read_or_refused(value):
         (12, 12), (12.0, 12), ("12", 12), (" 12.0 ", 12), (-3, -3), (1 << 62, 1 << 62),
         ("9007199254740993", 9007199254740993), (2.0**60, None), (1 << 63, None), (True, None),
         (1.5, None), ("a", None), (None, None), ([1], None), (float("inf"), None), ("nan", None),
+        (float("nan"), None),
     ],
 )  # fmt: skip
 def test_integers(value, expected):
