@@ -55,8 +55,10 @@ def _folder_stamps(index: AnnotationIndex, folder: ImageFolder) -> dict[str, Any
         return {}
     stamps: dict[str, list[int] | None] = {}
     for name in index.table["folders"]:
-        path = folder / name
-        stamps[name] = cache.file_stamp(path) if path.exists() else []
+        try:
+            stamps[name] = cache.file_stamp(folder / name)
+        except OSError:
+            stamps[name] = []  # missing, or not readable
     return None if None in stamps.values() else stamps
 
 

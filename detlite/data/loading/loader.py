@@ -1,8 +1,8 @@
 """Build the loaders of training and evaluation from data sets, transforms and samplers."""
 
 import logging
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -48,7 +48,7 @@ class TransformedDataset(Dataset[Any]):
             size of the image, or of the crop if there is one.
         paste: probability of pasting objects of another image, see `paste_objects`. The other
             images come from the whole data set, or from the same shard.
-        custom: transforms that are applied last.
+        custom: transforms that are applied last, with their names.
         tiles: cuts tiles; `Sample.repeat` selects one of the image.
     """
 
@@ -58,7 +58,7 @@ class TransformedDataset(Dataset[Any]):
     mosaic: float = 0.0
     paste: float = 0.0
     fill: Color = (0.0, 0.0, 0.0)
-    custom: Mapping[str, TargetTransform] = field(default_factory=dict)
+    custom: Sequence[tuple[str, TargetTransform]] = ()
     tiles: TrainingTiles | None = None
 
     def __post_init__(self) -> None:
@@ -158,7 +158,7 @@ def build_train_loader(
             f"INPUT.COPY_PASTE_PROB is {paste:g}, but pasting objects needs their masks "
             "(MODEL.MASK_ON) and invalidates proposals (MODEL.LOAD_PROPOSALS)"
         )
-    custom = {name: TRANSFORMS.get(name, "INPUT.TRANSFORMS") for name in cfg.INPUT.TRANSFORMS}
+    custom = [(name, TRANSFORMS.get(name, "INPUT.TRANSFORMS")) for name in cfg.INPUT.TRANSFORMS]
     samples = TransformedDataset(
         dataset, transform, cfg.SEED, cfg.INPUT.MOSAIC_PROB, paste, mean_color(cfg), custom, tiles
     )

@@ -125,7 +125,7 @@ def _current_copy(file: RemotePath) -> Path:
         with cache.exclusive_lock(folder / f"{cache.key('copy', file.url)}.lock"):
             version = file_version(file.url)
             copy = folder / f"{cache.key('copy', file.url, *astuple(version))}.copy"
-            complete = copy.is_file() and copy.stat().st_size == version.size
+            complete = copy.is_file() and version.size in (None, copy.stat().st_size)
             if version.version is None or not complete:
                 with atomic_path(copy, unique=True) as temporary:
                     copy_file(file.url, temporary)

@@ -1,6 +1,6 @@
 """Custom transforms of training images: functions, and pipelines of other libraries."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,10 +23,10 @@ changed, and draws its random numbers from torch.
 
 
 def apply_custom(
-    transforms: Mapping[str, TargetTransform], image: Tensor, target: Target
+    transforms: Sequence[tuple[str, TargetTransform]], image: Tensor, target: Target
 ) -> tuple[Tensor, Target]:
-    """Apply transforms by name, and check what they return. Raises ConfigError."""
-    for name, transform in transforms.items():
+    """Apply transforms with their names, and check what they return. Raises ConfigError."""
+    for name, transform in transforms:
         channels = len(image)
         image, target = transform(image, target)
         if problem := _problem(image, target, channels):

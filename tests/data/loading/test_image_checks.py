@@ -62,6 +62,14 @@ def test_a_missing_folder_may_appear(content, write_set, cache, settled, checked
     assert len(CocoDataset(file, folder)) == 4
 
 
+def test_a_folder_that_cannot_be_read(content, write_set, cache):
+    file, folder = write_set(content)
+    content["images"][0]["file_name"] = f"{'x' * 300}/a.png"  # more than a file system allows
+    file.write_text(json.dumps(content))
+    with pytest.raises(DataError, match="image 10 "):
+        CocoDataset(file, folder)
+
+
 def test_bad_images_are_checked_again(content, write_set, cache, settled, checked):
     """An image can be repaired without a change of the folder."""
     file, folder = write_set(content)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -29,7 +30,8 @@ from detlite.data import (
 )
 from detlite.data.errors import RemoteError
 from detlite.data.loading.image_io import ImageOptions
-from detlite.data.remote import download
+from detlite.data.remote import download, locations
+from detlite.data.remote.filesystem import file_version
 from detlite.data.remote.locations import GIGABYTE, RemotePath, local_copy, parse_location
 from tests.data.servers import serving, upload
 
@@ -166,6 +168,17 @@ def test_a_truncated_copy_is_fetched_again(remote, cache):
     os.truncate(copy, 100)
     assert len(CocoDataset(annotations, images)) == 4
     assert web.asked["/small/annotations.json"] == 2
+
+
+def test_files_of_unknown_size_are_fetched_once(remote, monkeypatch):
+    def without_size(url):
+        return replace(file_version(url), size=None)
+
+    annotations, images, web = remote
+    monkeypatch.setattr(locations, "file_version", without_size)
+    for _ in range(2):
+        CocoDataset(annotations, images)
+    assert web.asked["/small/annotations.json"] == 1
 
 
 @pytest.mark.parametrize("variable", ["", "full"])

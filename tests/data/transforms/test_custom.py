@@ -21,7 +21,7 @@ SIZE = (60, 80)
 @pytest.fixture
 def use():
     """Return what INPUT.TRANSFORMS applies for a transform "mine"."""
-    return lambda transform: partial(apply_custom, {"mine": transform})
+    return lambda transform: partial(apply_custom, [("mine", transform)])
 
 
 def scene():
