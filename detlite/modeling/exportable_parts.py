@@ -55,7 +55,7 @@ def head_parts(heads: Any) -> list[ExportablePart]:
     """
     separate, parts = heads.shares_features or heads.returns_features, []
     for path, head in heads.named_modules(prefix="roi_heads"):
-        if hasattr(head, "predictor"):
+        if hasattr(head, "predictor") and hasattr(head, "feature_extractor"):
             parts += _parts_of_head(head, path, separate and path.startswith("roi_heads.box"))
     return parts
 

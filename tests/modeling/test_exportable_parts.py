@@ -56,3 +56,12 @@ def test_several_mask_heads(tiny_config):
     model = build_model(tiny_config("MODEL.ROI_MASK_HEAD.NUM_HEADS", 2))
     names = [part.name for part in model.exportable_parts()]
     assert names[-2:] == ["roi_heads.mask.predictor", "roi_heads.mask.more.0.predictor"]
+
+
+def test_own_predictors_may_have_a_child_with_that_name(tiny_config):
+    model = build_model(tiny_config()).eval()
+    names = [part.name for part in model.exportable_parts()]
+    own = nn.Sequential()
+    own.add_module("predictor", model.roi_heads.mask.predictor)
+    model.roi_heads.mask.predictor = own
+    assert [part.name for part in model.exportable_parts()] == names
