@@ -11,8 +11,11 @@ import json
 import logging
 import os
 import time
+from array import array
+from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 
@@ -25,7 +28,7 @@ from detlite.data.findings import Findings
 
 from .annotation_index import VERSION, AnnotationIndex, DamagedIndexError
 from .annotation_reader import AnnotationReader
-from .json_lists import JsonLists, NotAnObjectError
+from .json_stream import NotAnObjectError, read_members
 from .normalization import drop_namesakes, read_categories, read_images
 
 _LISTS = ("images", "annotations", "categories")
@@ -106,17 +109,26 @@ def _open_valid(path: Path, content: str) -> AnnotationIndex | None:
 def content_hash(file: Path) -> str:
     """Return a hash of the content of a file. Raises DataError if it cannot be read."""
     digest = hashlib.blake2b(digest_size=20)
+    for _ in _blocks(file, digest.update):
+        pass
+    return digest.hexdigest()
+
+
+def _blocks(file: Path, observe: Callable[[bytes], None]) -> Iterator[bytes]:
     try:
         with file.open("rb", buffering=0) as stream:
             while block := stream.read(_BLOCK):
-                digest.update(block)
+                observe(block)
+                yield block
     except OSError as error:
         raise DataError(f"{file}: cannot be read ({error.strerror})") from error
-    return digest.hexdigest()
 
 
 def write_index(file: Path, by_url: bool, content: str, index: IO[bytes]) -> None:
     """Read, check and write the whole content of an annotation file with the hash `content`.
+
+    The lists may come in any order, and annotations are checked when all images are known.
+    Therefore the texts of all entries are copied first, and read from the index again.
 
     The arrays are, for I images and A annotations that are grouped by image:
 
@@ -132,18 +144,16 @@ def write_index(file: Path, by_url: bool, content: str, index: IO[bytes]) -> Non
     Raises DataError, or OSError if the index cannot be written.
     """
     start = time.perf_counter()
-    source = _read_lists(file, content)
+    members, ends = _copy_entries(file, content, index)
     findings = Findings()
-    images = read_images(file, source.entries("images"), by_url, findings)
-    rows = [*source.entries("categories")]
+    images = read_images(file, _entries(index, ends["images"]), by_url, findings)
+    rows = [*_entries(index, ends["categories"])]
     categories, read_category_id = read_categories(file, rows, findings)
     points = len(keypoint_names(sorted(categories, key=lambda row: row["id"])))
     reader = AnnotationReader(images, categories, read_category_id, points, findings)
-    texts = (source.text("images", position) for position in images.positions)
-    spans = np.array([_write_text(index, text) for text in texts])
-    table, numbered = _write_annotations(index, source, reader)
+    table, numbered = _write_annotations(index, ends["annotations"], reader)
     reader.check_boxes(file)
-    members = {key: value for key, value in source.members.items() if key not in _LISTS}
+    members = {key: value for key, value in members.items() if key not in _LISTS}
     located = table["image"] < len(images.ids)
     used = set(np.unique(table["category_id"][located]).tolist())
     facts = {
@@ -158,34 +168,45 @@ def write_index(file: Path, by_url: bool, content: str, index: IO[bytes]) -> Non
         "examples": reader.examples,
     }
     by_image = np.argsort(table["image"], kind="stable")
-    table = table[by_image]
     np.savez(
         index,
         table=np.frombuffer(json.dumps(facts).encode(), np.uint8),
         image_ids=np.array(images.ids),
         sizes=np.array(images.sizes),
-        images=spans,
-        first=np.searchsorted(table["image"], np.arange(len(images.ids) + 1)),
-        annotations=table["span"],
+        images=np.stack([ends["images"][:-1], ends["images"][1:]], axis=1)[images.positions],
+        first=np.searchsorted(table["image"][by_image], np.arange(len(images.ids) + 1)),
+        annotations=table["span"][by_image],
         positions=by_image,
-        states=table["states"],
-        labeled=table["labeled"],
-        category_ids=table["category_id"],
+        states=table["states"][by_image],
+        labeled=table["labeled"][by_image],
+        category_ids=table["category_id"][by_image],
     )
     _logger.info("%s: built its index in %.1f s", file, time.perf_counter() - start)
 
 
-def _read_lists(file: Path, content: str) -> JsonLists:
+def _copy_entries(
+    file: Path, content: str, index: IO[bytes]
+) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """Write the texts of the entries of all lists.
+
+    Returns:
+        The members of the file, whose lists are empty; and for each list the positions of its N
+        texts, int64 [N + 1]: text n starts at position n and ends at position n + 1.
+    """
+    members: dict[str, Any] = {}
+    ends: dict[str, array[int]] = {}
+    valid: dict[str, bool] = {}
+    digest = hashlib.blake2b(digest_size=20)
     try:
-        data = file.read_bytes()
-    except OSError as error:
-        raise DataError(f"{file}: cannot be read ({error.strerror})") from error
-    if hashlib.blake2b(data, digest_size=20).hexdigest() != content:
-        raise DataError(f"{file}: the file changed while it was read; start again")
-    try:
-        text = data.decode(json.detect_encoding(data), "surrogatepass")
-        del data  # it may be large
-        source = JsonLists(text, _LISTS)
+        for key, value, text in read_members(_blocks(file, digest.update), _LISTS):
+            if text is None:  # the last of several members with one key counts
+                members[key], ends[key] = value, array("q", [index.tell()])
+                valid[key] = isinstance(value, list)
+            else:
+                ends[key].append(_write_text(index, text)[1])
+                valid[key] &= isinstance(value, dict)
+    except DataError:
+        raise
     except NotAnObjectError as error:
         hint = explain_not_json(file, error)
         raise DataError(f"{file}: not in COCO form: a JSON {error}, not an object{hint}") from error
@@ -194,33 +215,45 @@ def _read_lists(file: Path, content: str) -> JsonLists:
         raise DataError(f"{file}: not valid JSON: {error}{hint}") from error
     except RecursionError as error:
         raise DataError(f"{file}: not in COCO form: the JSON is nested too deeply") from error
+    if digest.hexdigest() != content:
+        raise DataError(f"{file}: the file changed while it was read; start again")
     for key in _LISTS:
-        if source.members.get(key) is None:
-            hint = explain_not_coco({*source.members})
+        if members.get(key) is None:
+            hint = explain_not_coco({*members})
             raise DataError(f"{file}: not in COCO form: {key!r} is missing{hint}")
-        if key not in source.of_objects:
+        if not valid[key]:
             raise DataError(f"{file}: not in COCO form: {key!r} must be a list of objects")
-    return source
+    index.flush()
+    return members, {key: np.array(ends[key]) for key in _LISTS}
+
+
+def _entries(index: IO[bytes], ends: np.ndarray) -> Iterator[dict[str, Any]]:
+    """Parse the written texts of a list."""
+    with open(index.name, "rb", buffering=_BLOCK) as written:
+        written.seek(ends[0])
+        for start, end in pairwise(ends):
+            yield json.loads(written.read(end - start))
 
 
 def _write_annotations(
-    index: IO[bytes], source: JsonLists, reader: AnnotationReader
+    index: IO[bytes], ends: np.ndarray, reader: AnnotationReader
 ) -> tuple[np.ndarray, bool]:
-    """Read the annotations and write their texts.
+    """Read the annotations and write the texts of those that are not in COCO's notation.
 
     Returns _ANNOTATION [A], and True if the ids are not unique integers, so that positions replace
     them.
     """
-    table = np.zeros(source.count("annotations"), _ANNOTATION)
+    table = np.zeros(len(ends) - 1, _ANNOTATION)
     unnamed = ""
-    for position, row in enumerate(source.entries("annotations")):
+    for position, row in enumerate(_entries(index, ends)):
         read, *values = reader.read(row, position)
-        text = source.text("annotations", position) if read is row else json.dumps(read)
+        changed = read is not row
+        span = _write_text(index, json.dumps(read)) if changed else ends[position : position + 2]
         annotation_id = row.get("id")
         if type(annotation_id) is not int or integer(annotation_id) is None:
             unnamed = unnamed or f"annotation at position {position} has id {annotation_id!r}"
             annotation_id = 0
-        table[position] = (annotation_id, _write_text(index, text), *values)
+        table[position] = (annotation_id, span, *values)
     ids, counts = np.unique(table["id"], return_counts=True)
     numbered = bool(unnamed) or len(ids) < len(table)
     if numbered:

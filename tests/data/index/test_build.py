@@ -7,6 +7,7 @@ import os
 import pickle
 import tempfile
 import time
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -242,6 +243,27 @@ def test_pickle_contains_no_annotations(content, write_set, cache):
 
 def _count(sample):
     return len(sample[1]["boxes"])
+
+
+def test_the_order_of_the_lists_does_not_matter(content, write_set, cache):
+    first = open_index(write_set(content)[0])
+    second = open_index(write_set(dict(reversed(content.items())), "reversed")[0])
+    assert first.path != second.path
+    assert first.full_content() == second.full_content()
+
+
+def test_memory_is_bounded(content, write_set, cache, monkeypatch):
+    monkeypatch.setattr(build, "_BLOCK", 1 << 16)
+    row = content["annotations"][0]
+    content["annotations"] = [{**row, "id": i, "note": "x" * 100_000} for i in range(100)]
+    file, _ = write_set(content)
+    tracemalloc.start()
+    try:
+        open_index(file)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert file.stat().st_size > 10_000_000 > 5 * peak
 
 
 def test_building_is_logged(content, write_set, cache, caplog):
