@@ -257,23 +257,22 @@ def small_model_of_each_family(timm) -> list[str]:
 
 @pytest.mark.slow
 def test_every_family_computes_maps_and_gradients_or_is_refused(timm):
-    """On torch's meta device, which computes shapes only."""
     built, refused = [], []
     for name in small_model_of_each_family(timm):
         for ending in ("FPN", "C4", "C5", "SFP"):
             opts = ["MODEL.BACKBONE.CONV_BODY", f"timm/{name}-{ending}",
                     "MODEL.BACKBONE.FREEZE_CONV_BODY_AT", 0]  # fmt: skip
             try:
-                with torch.device("meta"):
-                    backbone = build_backbone(load_config(None, opts))
+                backbone = build_backbone(load_config(None, opts))
             except ValueError as error:
                 refused.append(f"{name}-{ending}: {error}")
                 continue
-            with torch.device("meta"):
-                maps = backbone(torch.rand(2, 3, 200, 232))
+            backbone.to(memory_format=torch.channels_last)
+            x = torch.rand(2, 3, 96, 104).contiguous(memory_format=torch.channels_last)
+            maps = backbone(x)
             for stride, level in zip(backbone.strides, maps, strict=True):
-                assert level.shape[2] >= -(-200 // stride), name
-                assert level.shape[3] >= -(-232 // stride), name
+                assert level.shape[2] >= -(-96 // stride), name
+                assert level.shape[3] >= -(-104 // stride), name
             sum(level.square().mean() for level in maps).backward()
             assert any(parameter.grad is not None for parameter in backbone.parameters()), name
             built.append(name)
