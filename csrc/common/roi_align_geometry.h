@@ -18,7 +18,8 @@ struct AlignAxis {
   int samples;  // per bin
 
   C10_HOST_DEVICE T position(int bin, int sample) const {
-    // A position at the edge of the map counts, and the next number beyond it does not.
+    // The same bits on every device: a sample exactly at the edge of the map counts, one beyond it
+    // does not.
     return start + rounded_product(T(bin), bin_size) + (sample + T(0.5)) * bin_size / samples;
   }
 };

@@ -49,7 +49,7 @@ class GroundTruthArrays:
 
 
 def read_ground_truth(coco_gt: COCO, iou_type: str) -> GroundTruthArrays:
-    """Read the objects, of which info, area and iscrowd may be missing.
+    """Read the objects. Their info, area and iscrowd may be missing.
 
     DataError if an annotation is invalid.
     """

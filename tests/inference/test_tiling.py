@@ -225,7 +225,7 @@ class TestMerging:
         assert merged.labels.tolist() == [1]
 
     def test_masks_fill_their_own_boxes(self):
-        """With `mask_boxes`, boxes and the frames of masks are united separately."""
+        """`mask_boxes` are united separately from the boxes."""
         parts = [(50, 20, 100, 60), (80, 22, 130, 60)]
         rows = [(x1 + 1, y1 + 1, x2, y2, 0.8, 1) for x1, y1, x2, y2 in parts]
         tiles = [

@@ -1,13 +1,15 @@
-"""Configs of one small model of every kind, and records to call the models with."""
+"""Configs of one small model of every kind, records to call the models with, and a short run."""
 
 from collections.abc import Callable
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from yacs.config import CfgNode
 
+import detlite
 from detlite.modeling.detection_model import DetectionModel
 from detlite.modeling.preprocessing import prepare_targets
 from detlite.structures.instances import Detections, GroundTruth, Images, Proposals
@@ -126,3 +128,26 @@ def assert_same_detections(left: Detections, right: Detections) -> None:
             values = getattr(one, field.name)
             if isinstance(values, Tensor):
                 torch.testing.assert_close(values, getattr(other, field.name), rtol=1e-4, atol=1e-4)
+
+
+def train_and_resume(data: Any, folder: Path, settings: dict[str, Any]) -> None:
+    """Train on a set of small images for two iterations, evaluate, and resume for a third one."""
+    settings = {
+        "INPUT.MIN_SIZE_TRAIN": (64,),
+        "INPUT.MIN_SIZE_TEST": 64,
+        "DATALOADER.NUM_WORKERS": 0,
+        "SOLVER.IMS_PER_BATCH": 2,
+        "SOLVER.LOG_PERIOD": 1,
+        "TEST.IMS_PER_BATCH": 1,
+        "TEST.LOSS": True,
+        **settings,
+    }
+    for iterations in (2, 3):
+        result = detlite.train(
+            data=data,
+            test_data=data,
+            output_dir=folder,
+            overrides={**settings, "SOLVER.MAX_ITER": iterations},
+            resume=iterations == 3,
+        )
+        assert result.metrics

@@ -10,13 +10,12 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-import detlite
 from detlite import ops
 from detlite.apps.doctor import machine, operator_errors
 from detlite.inference.optimize import optimize
 from detlite.modeling.build import build_model, torch_device
 from detlite.structures.masks import packed as packed_masks
-from tests.modeling.family import family_batch, family_config
+from tests.modeling.family import family_batch, family_config, train_and_resume
 from tests.modeling.other_device import DEVICE, NAME, OtherDevice, _Other
 
 KINDS = ["mask", "c4", "keypoint", "cascade", "retinanet"]
@@ -149,23 +148,8 @@ def test_a_run_trains_saves_evaluates_and_resumes(make_coco_dataset, tmp_path, o
         "MODEL.ROI_MASK_HEAD.CONV_LAYERS": (16,),
         "MODEL.RPN.PRE_NMS_TOP_N_TEST": 100,
         "MODEL.RPN.FPN_POST_NMS_TOP_N_TEST": 30,
-        "INPUT.MIN_SIZE_TRAIN": (64,),
-        "INPUT.MIN_SIZE_TEST": 64,
-        "DATALOADER.NUM_WORKERS": 0,
-        "SOLVER.IMS_PER_BATCH": 2,
-        "SOLVER.LOG_PERIOD": 1,
-        "TEST.IMS_PER_BATCH": 1,
-        "TEST.LOSS": True,
     }
-    for iterations in (2, 3):
-        result = detlite.train(
-            data=data,
-            test_data=data,
-            output_dir=tmp_path / "run",
-            overrides={**settings, "SOLVER.MAX_ITER": iterations},
-            resume=iterations == 3,
-        )
-    assert result.metrics
+    train_and_resume(data, tmp_path / "run", settings)
     saved = torch.load(tmp_path / "run" / "model_final.pth", weights_only=True)
     (generators,) = saved["training"]["rng"]
     assert generators[NAME].shape == (16,)

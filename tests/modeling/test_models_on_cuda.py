@@ -11,7 +11,7 @@ import detlite
 from detlite.apps.doctor import operator_errors
 from detlite.inference.optimize import optimize
 from detlite.modeling.build import build_model
-from tests.modeling.family import FAMILY, family_batch, family_config
+from tests.modeling.family import FAMILY, family_batch, family_config, train_and_resume
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -103,28 +103,9 @@ def test_the_checks_of_doctor_pass():
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_a_run_trains_saves_evaluates_and_resumes(dtype, make_coco_dataset, tiny_config, tmp_path):
+def test_a_run_trains_saves_evaluates_and_resumes(dtype, make_coco_dataset, tmp_path):
     data = make_coco_dataset(images=4, size=(64, 96))
-    settings = {
-        "MODEL.DEVICE": "cuda",
-        "DTYPE": dtype,
-        "DATALOADER.NUM_WORKERS": 0,
-        "INPUT.MIN_SIZE_TRAIN": (64,),
-        "INPUT.MIN_SIZE_TEST": 64,
-        "SOLVER.IMS_PER_BATCH": 2,
-        "SOLVER.LOG_PERIOD": 1,
-        "TEST.IMS_PER_BATCH": 1,
-        "TEST.LOSS": True,
-    }
-    for iterations in (2, 3):
-        result = detlite.train(
-            data=data,
-            test_data=data,
-            output_dir=tmp_path / "run",
-            overrides={**settings, "SOLVER.MAX_ITER": iterations},
-            resume=iterations == 3,
-        )
-    assert result.metrics
+    train_and_resume(data, tmp_path / "run", {"MODEL.DEVICE": "cuda", "DTYPE": dtype})
     predictor = detlite.Predictor(tmp_path / "run" / "model_final.pth")
     assert next(predictor.model.parameters()).device.type == "cuda"
     predictor((torch.rand(64, 96, 3) * 255).byte().numpy())

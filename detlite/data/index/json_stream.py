@@ -104,7 +104,7 @@ class _Window:
                 return value, text
 
     def items(self, brackets: str) -> Iterator[None]:
-        """Step through the items of a list or object, each of which the caller consumes."""
+        """Step through the items of a list or object. The caller consumes each item."""
         self.take(brackets[0])
         end = self.peek() == brackets[1]
         if end:

@@ -10,7 +10,7 @@ from detlite.data.errors import short_repr
 
 
 class Flag(IntFlag):
-    """What an annotation is, and what is wrong with it."""
+    """Kind of an annotation, and its defects."""
 
     CROWD = 1
     IGNORED = 2  # marked with "ignore": 1

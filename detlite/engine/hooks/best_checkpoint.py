@@ -1,4 +1,4 @@
-"""What an evaluation does to checkpoints: keep the best, stop early, store the score threshold."""
+"""Act on evaluations: keep the best checkpoint, stop early, store the score threshold."""
 
 import logging
 import operator

@@ -115,7 +115,7 @@ def test_many_extensions_and_repeated_keys(tmp_path):
 
 
 def test_lost_connection_is_no_problem_of_an_entry(tmp_path, monkeypatch):
-    """As such it would stay in the index, and every later run would leave out the image."""
+    """The index would keep the problem, and every later run would leave out the image."""
     read_shard = Shard.read
 
     def read_or_fail(shard, start, stop, cache_bytes):

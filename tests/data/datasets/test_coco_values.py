@@ -259,7 +259,7 @@ def test_boxes_of_another_notation_are_refused(content, write_set, skip_bad):
 
 
 def test_corners_inside_of_the_image_are_refused(content, write_set):
-    """One box that exceeds its image shows that all are corners."""
+    """If a box exceeds its image, all are taken for corners."""
     row = content["annotations"][0]
     boxes = [[1, 2, 9, 8], [20, 10, 30, 20], [3, 3, 30, 29], [5, 6, 12, 20]]
     rows = [{**row, "bbox": box, "id": n} for n, box in enumerate(boxes, start=1)]

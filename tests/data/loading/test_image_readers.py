@@ -229,7 +229,7 @@ def test_jpegs_are_read_at_a_reduced_size(tmp_path):
 
 
 def test_damaged_tiffs_of_tifffile(tmp_path):
-    """No page, and a page with more values than fit in memory."""
+    """Read a file without pages, and a page with more values than fit in memory."""
     (tmp_path / "a.tif").write_bytes(b"II*\0\x08\0\0\0" + bytes(20))
     with pytest.raises(DataError, match=r"a\.tif: the image is damaged or truncated"):
         read_image(tmp_path / "a.tif")

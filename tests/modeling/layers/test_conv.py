@@ -243,7 +243,7 @@ def test_slow_in_float32(monkeypatch, conv: nn.Conv2d, slow: bool) -> None:
 
 @pytest.mark.parametrize("channels", [2, 3, 12])
 def test_strided_pointwise_convolution_of_few_channels(channels):
-    """With nn.Conv2d, the backward pass of a channels-last map crashes the process."""
+    """nn.Conv2d crashes the process in the backward pass of a channels-last map."""
     net = nn.Sequential(nn.Conv2d(channels, 48, 1, stride=2), nn.Conv2d(48, 8, 1, stride=2))
     reference = copy.deepcopy(net)
     replace_crashing_convs(net)
