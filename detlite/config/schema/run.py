@@ -42,7 +42,9 @@ _SOLVER = {
     Key("MOMENTUM", 0.9, below_one): "momentum of SGD, or the first beta of AdamW",
     Key("WEIGHT_DECAY", 0.0005, not_negative): "weight decay of weights",
     Key("WEIGHT_DECAY_BIAS", 0.0, not_negative): "weight decay of biases",
-    Key("WEIGHT_DECAY_NORM", None, not_negative, float): ("the same of norms; unset: WEIGHT_DECAY"),
+    Key("WEIGHT_DECAY_NORM", None, not_negative, float): (
+        "weight decay of scales of norms; unset: WEIGHT_DECAY"
+    ),
     Key("LR_SCHEDULE", "multistep", one_of("multistep", "cosine")): "schedule after warm-up",
     Key("STEPS", (30000,), each(not_negative, empty=True)): (
         "for multistep: iterations, or fractions of the run if below 1, at which the learning rate "
