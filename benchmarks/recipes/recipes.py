@@ -172,7 +172,28 @@ RECIPES: dict[str, Recipe] = {
     "half": Recipe("images of 1/2 the size", lambda cfg: _resize(cfg, 0.5)),
     "smaller": Recipe("images of 3/4 the size", lambda cfg: _resize(cfg, 0.75)),
     "larger": Recipe("images of 5/4 the size", lambda cfg: _resize(cfg, 1.25)),
+    "turns": Recipe(
+        "turns by 0, 90, 180 or 270 degrees", lambda cfg: {"INPUT.QUARTER_TURNS": True}
+    ),
     "test_scales": Recipe(
         "lite0, tested at three sizes with flips", _test_scales, evaluates="lite0"
+    ),
+    "box_from_mask": Recipe(
+        "lite0, boxes are means of the predicted box and the box of the mask",
+        lambda cfg: {"TEST.BOX_FROM_MASK": 0.5},
+        evaluates="lite0",
+        needs_masks=True,
+    ),
+    "mask_confidence": Recipe(
+        "lite0, scores times the mean probability of the mask",
+        lambda cfg: {"TEST.MASK_CONFIDENCE": 1.0},
+        evaluates="lite0",
+        needs_masks=True,
+    ),
+    "mask_refinement": Recipe(
+        "lite0, both of them",
+        lambda cfg: {"TEST.BOX_FROM_MASK": 0.5, "TEST.MASK_CONFIDENCE": 1.0},
+        evaluates="lite0",
+        needs_masks=True,
     ),
 }

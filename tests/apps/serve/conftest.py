@@ -46,9 +46,11 @@ class BrightSquare(nn.Module):
         return [detections[detections.scores >= min_score] for detections in results]
 
     def _detect(self, image: Tensor) -> Detections:
-        y, x = torch.nonzero(image.float().mean(dim=0) > 127, as_tuple=True)
-        square = [int(x.min()), int(y.min()), int(x.max()) + 1, int(y.max()) + 1]
         height, width = image.shape[1:]
+        y, x = torch.nonzero(image.float().mean(dim=0) > 127, as_tuple=True)
+        square = [0, 0, width, height]  # of an image without a bright pixel
+        if len(x):
+            square = [int(x.min()), int(y.min()), int(x.max()) + 1, int(y.max()) + 1]
         return Detections(
             boxes=torch.tensor([square, [0, 0, width, height]], dtype=torch.float32),
             labels=torch.tensor([1, 2]),
