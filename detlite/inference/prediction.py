@@ -12,14 +12,14 @@ from PIL import Image
 from torch import Tensor
 
 from detlite.data.errors import DataError
-from detlite.data.loading.image_io import (
+from detlite.data.images.formats import image_suffixes, pillow_pixels
+from detlite.data.images.reading import (
     DEFAULT_OPTIONS,
     ImageOptions,
     pixels_to_tensor,
     read_image,
 )
-from detlite.data.loading.image_readers import image_suffixes, pillow_pixels
-from detlite.data.loading.image_types import Pixels
+from detlite.data.images.sources import Pixels
 from detlite.evaluation.results import categories_of, paste_detections
 from detlite.modeling.detector import Detector
 from detlite.registry import Registry

@@ -14,7 +14,7 @@ from yacs.config import CfgNode
 
 from detlite.conversion.checkpoint.loading import build_model_from_checkpoint
 from detlite.data.datasets.coco import keypoint_names
-from detlite.data.loading.image_io import DEFAULT_OPTIONS, ImageOptions, build_image_options
+from detlite.data.images.reading import DEFAULT_OPTIONS, ImageOptions, build_image_options
 from detlite.data.transforms.resize import resize_shortest
 from detlite.modeling.detection_model import DetectionModel
 from detlite.modeling.precision import autocast

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from detlite.data.errors import DataError
-from detlite.data.loading.image_io import ImageOptions, pixels_to_tensor
-from detlite.data.loading.image_readers import DECODE_ERRORS, open_image
-from detlite.data.loading.image_types import ImageSource, Pixels
+from detlite.data.images.formats import DECODE_ERRORS, open_image
+from detlite.data.images.reading import ImageOptions, pixels_to_tensor
+from detlite.data.images.sources import ImageSource, Pixels
 
 _PIXELS = 20_000  # per image
 _PERCENTILES = 0.1, 99.9  # become black and white

@@ -10,11 +10,11 @@ import numpy as np
 
 from detlite.data.datasets.coco_values import integer, keypoint_names
 from detlite.data.errors import DataError
+from detlite.data.images.checks import find_bad_images
+from detlite.data.images.reading import DEFAULT_OPTIONS, ImageOptions, read_image
+from detlite.data.images.sources import ImageFolder, ImageSource, image_file_of
 from detlite.data.index.build import open_index
 from detlite.data.index.states import Selection
-from detlite.data.loading.image_checks import find_bad_images
-from detlite.data.loading.image_io import DEFAULT_OPTIONS, ImageOptions, read_image
-from detlite.data.loading.image_types import ImageFolder, ImageSource, image_file_of
 from detlite.data.remote.locations import Location, local_copy
 
 from .image_values import ImageValues, measure_values

@@ -10,8 +10,8 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from detlite.data.errors import DataError
-from detlite.data.loading.image_io import ImageOptions, count_pages
-from detlite.data.loading.image_readers import image_suffixes
+from detlite.data.images.formats import image_suffixes
+from detlite.data.images.reading import ImageOptions, count_pages
 from detlite.data.remote.download import fetch, is_url, without_secrets
 from detlite.inference.prediction import LoadedImage
 from detlite.inference.predictor import Predictor

@@ -22,7 +22,7 @@ from torch import Tensor
 from detlite.apps.drawing import draw_detections
 from detlite.config import ConfigError
 from detlite.data.errors import DataError
-from detlite.data.loading.image_readers import image_suffixes
+from detlite.data.images.formats import image_suffixes
 from detlite.inference.predictor import Prediction, Predictor
 
 from .predict_images import make_entry

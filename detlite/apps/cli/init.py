@@ -109,7 +109,7 @@ def config(
     from detlite.config import load_config
     from detlite.data import explain_dead_loader
     from detlite.data.datasets.catalog import build_test_datasets, build_train_dataset, findings_of
-    from detlite.data.loading.image_io import build_image_options
+    from detlite.data.images.reading import build_image_options
     from detlite.threads import limit_threads
 
     start = load_config(None, overrides)

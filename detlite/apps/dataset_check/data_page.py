@@ -12,8 +12,8 @@ from detlite.apps.drawing.crops import crop_window, draw_crop
 from detlite.apps.drawing.detections import Color, contact_sheet, draw_detections
 from detlite.apps.drawing.html_page import jpeg, render
 from detlite.data.errors import DataError
-from detlite.data.loading.image_io import read_image
-from detlite.data.loading.image_types import image_file_of
+from detlite.data.images.reading import read_image
+from detlite.data.images.sources import image_file_of
 
 from .inspection_report import Inspection, Row
 

@@ -9,11 +9,11 @@ from functools import partial
 from detlite.data.datasets.coco import CocoDataset
 from detlite.data.datasets.coco_values import read_box
 from detlite.data.errors import DataError, RemoteError
+from detlite.data.images.formats import open_image
+from detlite.data.images.reading import DEFAULT_OPTIONS, ImageOptions, read_image
+from detlite.data.images.sources import ImageFolder, image_file_of
 from detlite.data.index.build import open_index
 from detlite.data.index.states import Selection
-from detlite.data.loading.image_io import DEFAULT_OPTIONS, ImageOptions, read_image
-from detlite.data.loading.image_readers import open_image
-from detlite.data.loading.image_types import ImageFolder, image_file_of
 from detlite.data.remote.locations import Location, local_copy
 
 from .annotation_warnings import object_warnings, shape_warnings

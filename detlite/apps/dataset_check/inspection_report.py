@@ -6,9 +6,9 @@ from statistics import median
 from typing import Any
 
 from detlite.data.findings import Finding
+from detlite.data.images.sources import ImageArchive, ImageFolder
 from detlite.data.index.annotation_index import AnnotationIndex
 from detlite.data.index.states import Selection
-from detlite.data.loading.image_types import ImageArchive, ImageFolder
 from detlite.data.remote.locations import Location
 
 from .near_duplicates import Fingerprint

@@ -11,7 +11,7 @@ from detlite.config import ConfigError, load_config
 from detlite.data.datasets.catalog import check_sets, config_findings, locate_dataset
 from detlite.data.errors import DataError
 from detlite.data.findings import summary
-from detlite.data.loading.image_io import build_image_options
+from detlite.data.images.reading import build_image_options
 
 from .inspection import inspect_dataset
 from .inspection_report import Defect, Inspection

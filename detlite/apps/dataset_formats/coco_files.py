@@ -15,8 +15,8 @@ from typing import Any
 from detlite.atomic_write import atomic_open
 from detlite.data.errors import DataError
 from detlite.data.findings import Findings
+from detlite.data.images.reading import image_size
 from detlite.data.index.build import open_index
-from detlite.data.loading.image_io import image_size
 
 from .file_tree import FileTree, excerpt
 

@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from detlite.data.errors import DataError
-from detlite.data.loading.image_readers import image_suffixes
+from detlite.data.images.formats import image_suffixes
 
 # In the folder of a dataset, for the files that `detlite init` writes. A folder "detlite" would
 # hide the package from Python there.

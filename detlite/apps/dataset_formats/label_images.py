@@ -7,7 +7,7 @@ import numpy as np
 from PIL import Image
 
 from detlite.data.errors import DataError
-from detlite.data.loading.image_readers import DECODE_ERRORS
+from detlite.data.images.formats import DECODE_ERRORS
 
 VOID = 255  # PASCAL VOC's value of pixels that belong to nothing
 

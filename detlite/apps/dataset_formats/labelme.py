@@ -15,7 +15,7 @@ from PIL import Image
 
 from detlite.atomic_write import atomic_open
 from detlite.data.errors import DataError, short_repr
-from detlite.data.loading.image_readers import DECODE_ERRORS, SAFE_FORMATS
+from detlite.data.images.formats import DECODE_ERRORS, SAFE_FORMATS
 
 from .file_tree import OUTPUT_FOLDER, FileTree, read_json
 from .labeled_dataset import Conversion

@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from detlite.data.errors import DataError
-from detlite.data.loading.image_io import image_size
+from detlite.data.images.reading import image_size
 
 from .file_tree import FileTree, read_lines
 from .label_images import LabelImage, label_pieces, read_label_image

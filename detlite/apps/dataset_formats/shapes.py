@@ -18,8 +18,8 @@ import numpy as np
 from PIL import Image
 
 from detlite.data.errors import DataError
-from detlite.data.loading.image_io import image_size
-from detlite.data.loading.image_readers import DECODE_ERRORS
+from detlite.data.images.formats import DECODE_ERRORS
+from detlite.data.images.reading import image_size
 from detlite.structures.masks.formats import encode_bitmap, to_bitmap
 
 from .file_tree import FileTree

@@ -11,7 +11,7 @@ import numpy as np
 
 from detlite.data.datasets.voc import read_voc_file
 from detlite.data.errors import DataError
-from detlite.data.loading.image_io import image_size
+from detlite.data.images.reading import image_size
 
 from .file_tree import SPLITS, FileTree, read_lines
 from .label_images import VOID, read_label_image

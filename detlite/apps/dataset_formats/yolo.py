@@ -16,7 +16,7 @@ from typing import Any
 
 from detlite.config import ConfigError, parse_yaml
 from detlite.data.errors import DataError, short_repr
-from detlite.data.loading.image_io import image_size
+from detlite.data.images.reading import image_size
 
 from .file_tree import SPLITS, FileTree, read_lines
 from .labeled_dataset import Conversion, LabeledDataset, LabeledImage

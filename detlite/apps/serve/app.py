@@ -21,8 +21,8 @@ from starlette.routing import Route
 
 from detlite.apps.batch_predict.allocator import release_freed_memory
 from detlite.data.errors import DataError, TooLargeError
-from detlite.data.loading.image_readers import open_image
-from detlite.data.loading.image_types import ImageBytes
+from detlite.data.images.formats import open_image
+from detlite.data.images.sources import ImageBytes
 from detlite.inference.prediction import LoadedImage
 from detlite.inference.predictor import Prediction, Predictor
 

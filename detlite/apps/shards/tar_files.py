@@ -8,7 +8,7 @@ from typing import Any
 
 from detlite.data import cache
 from detlite.data.errors import DataError
-from detlite.data.loading.image_types import ImageArchive
+from detlite.data.images.sources import ImageArchive
 from detlite.data.remote.file_cache import file_cache
 from detlite.data.remote.filesystem import read
 from detlite.data.remote.locations import Location, RemotePath, location_id

@@ -16,10 +16,10 @@ from detlite.config import ConfigError
 from detlite.conventions import convention_of
 from detlite.data.errors import DataError, short_repr
 from detlite.data.findings import Finding, summary
+from detlite.data.images.reading import build_image_options
+from detlite.data.images.sources import ImageArchive, ImageFolder
 from detlite.data.index.annotation_index import AnnotationIndex
 from detlite.data.index.states import Selection
-from detlite.data.loading.image_io import build_image_options
-from detlite.data.loading.image_types import ImageArchive, ImageFolder
 from detlite.data.remote.file_cache import file_cache
 from detlite.data.remote.locations import GIGABYTE, Location, RemotePath, parse_location
 from detlite.registry import Registry

@@ -16,11 +16,11 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from detlite.data.errors import DataError, refuse
+from detlite.data.images.checks import find_bad_images
+from detlite.data.images.reading import DEFAULT_OPTIONS, ImageOptions, read_image, read_reduced
+from detlite.data.images.sources import ImageArchive, ImageFolder, StoredImage, image_file_of
 from detlite.data.index.build import open_index
 from detlite.data.index.states import Selection, located
-from detlite.data.loading.image_checks import find_bad_images
-from detlite.data.loading.image_io import DEFAULT_OPTIONS, ImageOptions, read_image, read_reduced
-from detlite.data.loading.image_types import ImageArchive, ImageFolder, StoredImage, image_file_of
 from detlite.data.remote.file_cache import FileCache
 from detlite.data.remote.locations import Location, errors_naming, local_copy
 from detlite.structures.keypoints import PIXEL_CENTER

@@ -5,7 +5,7 @@ import pytest
 from PIL import Image
 
 from detlite.apps.autoconfig.image_values import measure_values
-from detlite.data.loading.image_io import DEFAULT_OPTIONS, ImageOptions, read_image
+from detlite.data.images.reading import DEFAULT_OPTIONS, ImageOptions, read_image
 
 RNG = np.random.default_rng(0)
 

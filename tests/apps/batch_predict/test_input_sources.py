@@ -17,7 +17,7 @@ from detlite.apps.batch_predict.input_sources import (
     split_page,
 )
 from detlite.data import DataError
-from detlite.data.loading.image_io import DEFAULT_OPTIONS, read_image
+from detlite.data.images.reading import DEFAULT_OPTIONS, read_image
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 import detlite
-from detlite.data.loading.image_io import read_image
+from detlite.data.images.reading import read_image
 from detlite.data.transforms.resize import resize_shortest
 from tests.conversion.detection_differences import DetectionDifference, as_dict, compare
 from tests.conversion.detectron2.vitdet_reference import filled

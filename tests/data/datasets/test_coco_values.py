@@ -17,7 +17,7 @@ from detlite.data.datasets.coco_values import (
     segmentation_problem,
 )
 from detlite.data.errors import DataError
-from detlite.data.loading.image_io import ImageOptions
+from detlite.data.images.reading import ImageOptions
 from detlite.structures.masks.formats import encode_bitmap
 from detlite.structures.masks.rle import run_lengths
 

@@ -9,14 +9,14 @@ import torch
 from PIL import Image
 
 from detlite.data.errors import DataError
-from detlite.data.loading.image_io import (
+from detlite.data.images.formats import IMAGE_READERS, image_suffixes
+from detlite.data.images.reading import (
     ImageOptions,
     count_pages,
     image_problem,
     image_size,
     read_image,
 )
-from detlite.data.loading.image_readers import IMAGE_READERS, image_suffixes
 
 tifffile = pytest.importorskip("tifffile")
 RNG = np.random.default_rng(0)

@@ -13,10 +13,10 @@ import numpy as np
 from detlite.data import cache
 from detlite.data.errors import RemoteError
 from detlite.data.index.annotation_index import AnnotationIndex
-from detlite.data.loading.image_types import ImageArchive, ImageFolder, image_file_of
 from detlite.data.remote.locations import location_id
 
-from .image_io import ImageOptions, image_problem
+from .reading import ImageOptions, image_problem
+from .sources import ImageArchive, ImageFolder, image_file_of
 
 _VERSION = 2  # increase it with every change of the results of `image_problem`
 _GROUP = 4096  # images that are passed to the threads together

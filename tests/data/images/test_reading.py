@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from detlite.data.errors import DataError, TooLargeError
-from detlite.data.loading.image_io import (
+from detlite.data.images.reading import (
     ImageOptions,
     image_problem,
     image_size,
@@ -317,7 +317,7 @@ def test_large_images_are_reduced_once(tmp_path, suffix, monkeypatch):
     assert (small - mean).abs().max() < 3
     assert torch.equal(reduced((400, 300)), full.to(torch.uint8))
     with monkeypatch.context() as patch:
-        patch.setattr("detlite.data.loading.image_io.read_image", None)
+        patch.setattr("detlite.data.images.reading.read_image", None)
         assert torch.equal(reduced((75, 50)), small)
     Image.fromarray(np.zeros((640, 480), np.uint8)).save(file)
     assert reduced((75, 50)).max() == 0

@@ -17,8 +17,8 @@ from detlite.data.cache import key as cache_key
 from detlite.data.errors import DataError, RemoteError
 from detlite.data.remote.file_cache import FileCache
 
-from .image_readers import open_image
-from .image_types import ImageBytes, ImageSource, OpenImage, Pixels, Size
+from .formats import open_image
+from .sources import ImageBytes, ImageSource, OpenImage, Pixels, Size
 
 _TRANSPOSED = (5, 6, 7, 8)  # EXIF orientations that swap width and height
 _MIRRORED_X, _MIRRORED_Y = (2, 3, 6, 7), (3, 4, 7, 8)  # flips that follow

@@ -25,7 +25,7 @@ from PIL import Image, ImageFile, UnidentifiedImageError
 from detlite.data.errors import DataError, RemoteError, TooLargeError
 from detlite.registry import Registry
 
-from .image_types import ImageBytes, ImageSource, OpenImage, Pixels
+from .sources import ImageBytes, ImageSource, OpenImage, Pixels
 
 # Formats accepted from bytes, which may come from anybody: none of them contains a program.
 SAFE_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF")

@@ -6,21 +6,21 @@ import pytest
 from PIL import Image
 
 from detlite.data import CocoDataset, DataError
-from detlite.data.loading import image_checks
-from detlite.data.loading.image_io import ImageOptions
+from detlite.data.images import checks
+from detlite.data.images.reading import ImageOptions
 
 
 @pytest.fixture
 def checked(monkeypatch):
     """Record the names of the checked images."""
     names = []
-    image_problem = image_checks.image_problem
+    image_problem = checks.image_problem
 
     def counting(path, *args):
         names.append(path.name)
         return image_problem(path, *args)
 
-    monkeypatch.setattr(image_checks, "image_problem", counting)
+    monkeypatch.setattr(checks, "image_problem", counting)
     return names
 
 

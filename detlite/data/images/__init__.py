@@ -1,0 +1,6 @@
+"""Image files: sources, formats, reading within limits, and checks of whole data sets."""
+
+from .formats import IMAGE_READERS
+from .reading import ImageOptions, count_pages, read_image
+
+__all__ = ["IMAGE_READERS", "ImageOptions", "count_pages", "read_image"]
