@@ -24,7 +24,7 @@ from detlite.data.errors import DataError
 from detlite.data.images.reading import image_size
 
 from .file_tree import FileTree, read_lines
-from .label_images import LabelImage, label_pieces, read_label_image
+from .label_images import LabelImage, distinct_values, label_pieces, read_label_image
 from .labeled_dataset import (
     AS_BACKGROUND,
     WITH_IMAGE,
@@ -91,7 +91,7 @@ def read_mask_folder(tree: FileTree, conversion: Conversion) -> LabeledDataset:
                 pieces = label_pieces(label_image.values)
                 for doubt, example in _doubts(label_image, pieces):
                     doubts[doubt].append(f"{example} in {one.file}")
-                sets.append(set(np.unique(label_image.values).tolist()) - {0})
+                sets.append(set(distinct_values(label_image.values).tolist()) - {0})
                 objects += _objects(one, label_image.values, pieces, conversion.masks, names)
             images.append(LabeledImage(image, size, objects, tree.split_of(image)))
     union = set().union(*sets)
@@ -215,9 +215,9 @@ def _doubts(mask: LabelImage, pieces: np.ndarray) -> Iterator[tuple[str, str]]:
     if mask.smooth:
         yield "have gray edges, as resized or compressed masks do", "the values"
         return
-    numbers, first = np.unique(pieces, return_index=True)
-    owners = Counter(values.ravel()[first[numbers > 0]].tolist())
-    for value, count in owners.items():
+    owners = np.zeros(pieces.max() + 1, values.dtype)
+    owners[pieces] = values
+    for value, count in Counter(owners[1:].tolist()).items():
         if count > 1:
             yield "have a value of several separate pieces", f"{count} pieces of the value {value}"
             break
@@ -241,7 +241,7 @@ def _objects(
     if one.file.parent.name == "SegmentationObject" and classes.is_file():
         kinds = read_label_image(classes, (len(values), values.shape[1])).values
     parts = values if mode in (None, "instances") else pieces
-    for number in np.unique(parts[parts > 0]):
+    for number in distinct_values(parts[parts > 0]):
         bitmap, category = parts == number, one.category
         if kinds is not None:
             value = Counter(kinds[bitmap].tolist()).most_common(1)[0][0]

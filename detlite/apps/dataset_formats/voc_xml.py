@@ -14,7 +14,7 @@ from detlite.data.errors import DataError
 from detlite.data.images.reading import image_size
 
 from .file_tree import SPLITS, FileTree, read_lines
-from .label_images import VOID, read_label_image
+from .label_images import VOID, distinct_values, read_label_image
 from .labeled_dataset import Conversion
 from .shapes import ImageLabels, Shape, box_shape, object_from_bitmap
 
@@ -69,7 +69,7 @@ def _add_masks(
 ) -> None:
     """Give each mask of a file to the box with the highest IoU with its own."""
     values = read_label_image(file, size).values
-    for value in np.unique(values[(values > 0) & (values != VOID)]):
+    for value in distinct_values(values[(values > 0) & (values != VOID)]):
         x, y, w, h = object_from_bitmap("", values == value, str(file)).box
         free = [shape for shape in shapes if shape.mask is None]
         overlaps = [_iou(shape.corners, (x, y, x + w, y + h)) for shape in free]

@@ -73,7 +73,7 @@ class _ArrayImage(OpenImage):
     def __init__(self, arrays: Any) -> None:
         self._arrays = [np.asarray(a) for a in (arrays if isinstance(arrays, list) else [arrays])]
         for array in self._arrays:
-            if array.ndim not in (2, 3) or array.dtype.kind not in "buif":
+            if array.ndim not in (2, 3) or array.dtype.kind not in "buif" or not array.size:
                 raise ValueError(
                     "its reader must return arrays [H, W] or [H, W, C] of numbers, not "
                     f"{array.dtype} {list(array.shape)}"
@@ -121,6 +121,8 @@ class _Tiff(OpenImage):
             if stored.size > _MAX_TIFF_VALUES:
                 raise DataError(f"page {page} has {stored.size} values: at most {_MAX_TIFF_VALUES}")
             array = stored.asarray()
+        if not array.size:
+            raise ValueError("a page without pixels")
         if array.ndim == 3 and stored.axes[0] == "S":  # one plane per channel
             array = np.moveaxis(array, 0, -1)
         return Pixels(np.atleast_3d(array), any(int(e) in _ALPHA for e in stored.extrasamples[-1:]))

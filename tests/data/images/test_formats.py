@@ -240,6 +240,11 @@ def test_damaged_tiffs_of_tifffile(tmp_path):
         file.pages[0].tags["SamplesPerPixel"].overwrite(65535)
     with pytest.raises(DataError, match=r"b\.tif: "):
         read_image(tmp_path / "b.tif")
+    tifffile.imwrite(tmp_path / "c.tif", np.zeros((60, 80, 3), np.uint8), photometric="rgb")
+    with tifffile.TiffFile(tmp_path / "c.tif", mode="r+b") as file:
+        file.pages[0].tags["BitsPerSample"].overwrite((2048, 2048, 2048))
+    with pytest.raises(DataError, match=r"c\.tif: .*a page without pixels"):
+        read_image(tmp_path / "c.tif")
 
 
 def test_a_circle_of_pages(tmp_path):
