@@ -132,6 +132,7 @@ RECIPES: dict[str, Recipe] = {
     ),
     "no_warm_up": Recipe("no warm-up", lambda cfg: {"SOLVER.WARMUP_ITERS": 0}),
     "sgd": Recipe("SGD instead of AdamW", _sgd),
+    "muon": Recipe("Muon instead of AdamW", lambda cfg: {"SOLVER.OPTIMIZER": "Muon"}),
     "giou": Recipe(
         "GIoU for both box losses",
         lambda cfg: {"MODEL.RPN.BOX_LOSS": "giou", "MODEL.ROI_BOX_HEAD.BOX_LOSS": "giou"},

@@ -15,6 +15,7 @@ from detlite.config import ConfigError
 from detlite.modeling.backbone import Backbone
 from detlite.modeling.layers.norm import LevelBatchNorm
 
+from .muon import Muon, hidden_matrices
 from .run_length import RunLength
 
 logger = logging.getLogger(__name__)
@@ -50,8 +51,8 @@ def build_optimizer(cfg: CfgNode, model: nn.Module) -> torch.optim.Optimizer:
     # Fused optimizers are faster. But if the gradient scaler of float16 skips the first step after
     # an overflow, which is common, torch's fused SGD uses momentum that was never initialized.
     fused = cfg.DTYPE != "float16"
-    if cfg.SOLVER.OPTIMIZER == "AdamW":
-        return torch.optim.AdamW(groups, lr=lr, betas=(momentum, 0.999), fused=fused)
+    if adaptive := {"AdamW": torch.optim.AdamW, "Muon": Muon}.get(cfg.SOLVER.OPTIMIZER):
+        return adaptive(groups, lr=lr, betas=(momentum, 0.999), fused=fused)
     # It cannot start the momentum of some parameters later than that of others either. FusedSGD,
     # once a class of NVIDIA's apex, is the same.
     fused = fused and not cfg.SOLVER.BACKBONE_FREEZE_ITERS
@@ -128,9 +129,10 @@ def _check_steps(steps: Sequence[float], max_iter: int | None) -> None:
 
 
 def _parameter_groups(cfg: CfgNode, model: nn.Module) -> list[dict]:
-    """Group each trainable parameter once by its learning rate and weight decay."""
+    """Group each trainable parameter once by learning rate, weight decay and method."""
     solver, factors = cfg.SOLVER, _backbone_lr_factors(cfg, model)
-    groups: dict[tuple[float, float], list[tuple[str, nn.Parameter]]] = {}
+    matrices = hidden_matrices(model) if solver.OPTIMIZER == "Muon" else set()
+    groups: dict[tuple[float, float, bool], list[tuple[str, nn.Parameter]]] = {}
     seen: set[nn.Parameter] = set()
     for path, module in model.named_modules():
         for name, parameter in module.named_parameters(recurse=False):
@@ -142,12 +144,13 @@ def _parameter_groups(cfg: CfgNode, model: nn.Module) -> list[dict]:
                 lr, decay = lr * solver.BIAS_LR_FACTOR, solver.WEIGHT_DECAY_BIAS
             elif isinstance(module, _NORM_LAYERS):
                 decay = decay if solver.WEIGHT_DECAY_NORM is None else solver.WEIGHT_DECAY_NORM
-            groups.setdefault((lr, decay), []).append((f"{path}.{name}", parameter))
+            key = lr, decay, parameter in matrices
+            groups.setdefault(key, []).append((f"{path}.{name}", parameter))
     # The learning rate of the first group is logged.
     ordered = sorted(groups.items(), key=lambda group: group[0][0] != base_lr(cfg))
     return [
-        {"params": parameters, "lr": lr, "weight_decay": decay}
-        for (lr, decay), parameters in ordered
+        {"params": parameters, "lr": lr, "weight_decay": decay, "muon": muon}
+        for (lr, decay, muon), parameters in ordered
     ]
 
 

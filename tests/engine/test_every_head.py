@@ -9,12 +9,14 @@ import torch
 from yacs.config import CfgNode
 
 from detlite.config import ConfigError
+from detlite.conversion.checkpoint.files import read_checkpoint
 from detlite.data import build_dataset, build_train_dataset
 from detlite.engine.evaluate import evaluate_dataset
+from detlite.engine.hooks import Hook
 from detlite.engine.trainer import Trainer
 from detlite.inference.predictor import Predictor
 from detlite.modeling.build import build_model
-from tests.engine.toy import read_metrics
+from tests.engine.toy import assert_equal, read_metrics
 
 
 def run(cfg: CfgNode) -> tuple[list[dict[str, float]], dict[str, Any], Predictor]:
@@ -62,10 +64,11 @@ GIOU = ["MODEL.RPN.BOX_LOSS", "giou", "MODEL.ROI_BOX_HEAD.BOX_LOSS", "giou"]
         (SHARED, True),
         (["MODEL.KEYPOINT_ON", True, *NO_MASKS], True),
         (GIOU + NO_MASKS, False),
+        (["SOLVER.OPTIMIZER", "Muon", *NO_MASKS], False),
         (RETINANET + NO_MASKS + VIEWS, False),
     ],
     ids=["cascade", "cascade with all heads", "group norm", "class-agnostic", "C4, shared",
-         "C4, separate keypoint features", "GIoU", "RetinaNet in several views"],
+         "C4, separate keypoint features", "GIoU", "Muon", "RetinaNet in several views"],
 )  # fmt: skip
 def test_trains_and_evaluates(plates_config, opts, c4):
     cfg = plates_config(*opts, c4=c4)
@@ -81,6 +84,38 @@ def test_trains_and_evaluates(plates_config, opts, c4):
         cfg.MODEL.MASK_ON,
         cfg.MODEL.KEYPOINT_ON,
     )
+
+
+class InterruptedAfter(Hook):
+    """Interrupts a run after a number of iterations."""
+
+    def __init__(self, iterations: int) -> None:
+        self.iterations = iterations
+
+    def after_step(self, losses: dict[str, torch.Tensor]) -> None:
+        if self.trainer.iteration == self.iterations:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("opts", [["SOLVER.OPTIMIZER", "Muon"]], ids=["Muon"])
+def test_a_resumed_run_continues_bit_for_bit(plates_config, tmp_path, opts):
+    def train(folder: str, *hooks: Hook, resume: bool = False) -> dict[str, Any]:
+        cfg = plates_config(
+            *opts, "OUTPUT_DIR", str(tmp_path / folder), "SOLVER.MAX_ITER", 4,
+            "SOLVER.CHECKPOINT_PERIOD", 2,
+        )  # fmt: skip
+        Path(cfg.OUTPUT_DIR).mkdir(exist_ok=True)
+        torch.manual_seed(7 if resume else 1)
+        model, train_set = build_model(cfg), build_train_dataset(cfg)
+        model.categories = train_set.categories
+        Trainer(cfg, model, train_set, [], hooks).train(resume)
+        checkpoint = read_checkpoint(tmp_path / folder / "model_final.pth")
+        return {"weights": checkpoint.model, "optimizer": checkpoint.training["optimizer"]}
+
+    expected = train("straight")
+    with pytest.raises(KeyboardInterrupt):
+        train("resumed", InterruptedAfter(3))
+    assert_equal(train("resumed", resume=True), expected)
 
 
 @pytest.mark.slow
