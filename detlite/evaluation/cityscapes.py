@@ -12,7 +12,7 @@ import numpy as np
 from pycocotools.coco import COCO
 
 from detlite.data.datasets.cityscapes import CATEGORIES, EVALUATED
-from detlite.data.datasets.coco_values import rle_problem
+from detlite.data.datasets.coco_masks import rle_problem
 from detlite.data.errors import DataError
 from detlite.structures.masks.rle import EncodedMasks
 

@@ -11,7 +11,7 @@ from pycocotools import mask as rle_codec
 from pycocotools.coco import COCO
 
 from detlite import ops
-from detlite.data.datasets.coco_values import fill_missing, rle_problem, segmentation_problem
+from detlite.data.datasets.coco_masks import fill_missing, rle_problem, segmentation_problem
 from detlite.data.errors import DataError
 from detlite.structures.masks.rle import EncodedMasks
 

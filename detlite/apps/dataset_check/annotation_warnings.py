@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from detlite.data.datasets.coco_values import (
+from detlite.data.datasets.coco_masks import (
     boxes_match,
     mask_area,
     mask_box,

@@ -5,7 +5,7 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 
-from detlite.data.datasets.coco_values import read_segmentation
+from detlite.data.datasets.coco_masks import read_segmentation
 from detlite.data.errors import DataError
 
 from .inspection_report import Inspection, Row

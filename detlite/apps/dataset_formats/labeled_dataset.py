@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from detlite.data.datasets.coco_values import fill_missing
+from detlite.data.datasets.coco_masks import fill_missing
 from detlite.data.errors import DataError
 from detlite.data.findings import Findings
 from detlite.structures.masks.formats import Segmentation

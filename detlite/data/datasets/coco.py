@@ -26,7 +26,8 @@ from detlite.data.remote.locations import Location, errors_naming, local_copy
 from detlite.structures.keypoints import PIXEL_CENTER
 from detlite.structures.masks.packed import PackedMasks
 
-from .coco_values import fill_missing, keypoint_names, read_keypoints, read_segmentation
+from .coco_masks import fill_missing, read_segmentation
+from .coco_values import keypoint_names, read_keypoints
 from .proposals import load_proposals
 
 Target = dict[str, Any]

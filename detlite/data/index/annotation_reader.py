@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from detlite.data.datasets import coco_values
+from detlite.data.datasets import coco_masks, coco_values
 from detlite.data.errors import DataError, short_repr
 from detlite.data.findings import Findings
 
@@ -84,7 +84,7 @@ class AnnotationReader:
         written = self._row.get(key)
         if reading.note:
             example = f"{self._where}: {key} {short_repr(written)}"
-            self.findings.add(reading.note, coco_values.EFFECTS[reading.note], example)
+            self.findings.add(*reading.note, example)
         if reading.value is not written:
             self._changes[key] = reading.value
 
@@ -149,7 +149,7 @@ class AnnotationReader:
         """Read the box and the mask."""
         row = self._row
         box = coco_values.read_box(row.get("bbox"), *size)
-        mask = coco_values.read_segmentation(row.get("segmentation"), *size, box.value)
+        mask = coco_masks.read_segmentation(row.get("segmentation"), *size, box.value)
         self.boxes += 1
         x, y, w, h = _four_numbers(row.get("bbox"))
         self.like_corners += 0 <= x < w <= size[1] and 0 <= y < h <= size[0]
@@ -157,7 +157,7 @@ class AnnotationReader:
             self.misplaced += 1
             self.first_misplaced = self.first_misplaced or f"{self._where}: bbox {row['bbox']}"
         if box.problem and not mask.problem:
-            tight = coco_values.mask_box(mask.value, *size)
+            tight = coco_masks.mask_box(mask.value, *size)
             if tight and (w <= 0 or h <= 0):
                 box = coco_values.Reading(tight, note=coco_values.FROM_MASK)
             elif tight:

@@ -9,7 +9,7 @@ import torch
 from pycocotools.cocoeval import COCOeval
 
 from detlite.data import CocoDataset, DataError, build_dataset, build_train_dataset
-from detlite.data.datasets.coco_values import fill_missing
+from detlite.data.datasets.coco_masks import fill_missing
 
 
 def test_target_has_contiguous_labels_xyxy_boxes_and_masks(content, write_set):

@@ -9,13 +9,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from detlite.data.datasets.coco import CocoDataset
-from detlite.data.datasets.coco_values import (
-    integer,
-    read_box,
-    read_keypoints,
-    read_segmentation,
-    segmentation_problem,
-)
+from detlite.data.datasets.coco_masks import read_segmentation
+from detlite.data.datasets.coco_values import integer, read_box, read_keypoints
 from detlite.data.errors import DataError
 from detlite.data.images.reading import ImageOptions
 from detlite.structures.masks.formats import encode_bitmap
@@ -401,31 +396,6 @@ def test_error_names_an_image_damaged_later(content, write_set):
 )
 def test_valid_boxes_are_kept(box):
     assert read_box(box, 30, 40) == (box, None, None)
-
-
-@pytest.mark.parametrize(
-    "segmentation",
-    [
-        [[1, 1, 5, 1, 5, 5]],
-        [[40.5, 1, 42, 1, 41, 9], [1, 1, 5, 1, 5, 5]],
-        [[1, -9, 9, 1, 1, 9]],
-        {"size": [30, 40], "counts": [0, 1200]},
-        {"size": [30, 40], "counts": "0`U1"},
-    ],
-)
-def test_valid_segmentations_are_kept(segmentation):
-    reading = read_segmentation(segmentation, 30, 40)
-    assert reading == (segmentation, None, None)
-    assert reading.value is segmentation
-    assert segmentation_problem(segmentation, 30, 40) is None
-
-
-@given(bitmap=st.lists(st.booleans(), min_size=63, max_size=63).filter(any))
-def test_compressed_rles_are_checked(bitmap):
-    rle = encode_bitmap(np.array(bitmap).reshape(9, 7))
-    assert segmentation_problem(rle, 9, 7) is None
-    damaged = {**rle, "counts": rle["counts"][:-1]}
-    assert segmentation_problem(damaged, 9, 7) is not None
 
 
 _VALUES = st.recursive(

@@ -1,0 +1,34 @@
+"""Valid masks are kept as written, and damaged run lengths are refused."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from detlite.data.datasets.coco_masks import read_segmentation, segmentation_problem
+from detlite.structures.masks.formats import encode_bitmap
+
+
+@pytest.mark.parametrize(
+    "segmentation",
+    [
+        [[1, 1, 5, 1, 5, 5]],
+        [[40.5, 1, 42, 1, 41, 9], [1, 1, 5, 1, 5, 5]],
+        [[1, -9, 9, 1, 1, 9]],
+        {"size": [30, 40], "counts": [0, 1200]},
+        {"size": [30, 40], "counts": "0`U1"},
+    ],
+)
+def test_valid_segmentations_are_kept(segmentation):
+    reading = read_segmentation(segmentation, 30, 40)
+    assert reading == (segmentation, None, None)
+    assert reading.value is segmentation
+    assert segmentation_problem(segmentation, 30, 40) is None
+
+
+@given(bitmap=st.lists(st.booleans(), min_size=63, max_size=63).filter(any))
+def test_compressed_rles_are_checked(bitmap):
+    rle = encode_bitmap(np.array(bitmap).reshape(9, 7))
+    assert segmentation_problem(rle, 9, 7) is None
+    damaged = {**rle, "counts": rle["counts"][:-1]}
+    assert segmentation_problem(damaged, 9, 7) is not None
