@@ -19,6 +19,7 @@ _REMEDIES = {
     503: "send it again after the number of seconds in the header Retry-After",
     504: "send it again when fewer requests wait (see /metrics), or raise --timeout of the server",
 }
+_LONGEST_PROBLEM = 500  # characters, because requests contain long values
 
 
 class Refusal(HTTPException):
@@ -35,6 +36,8 @@ async def error_response(request: Request, error: Any) -> Response:
     if remedy is None:
         problem = f"{request.method} {request.url.path}: {error.detail}"
         remedy = "POST an image to /predict, or GET /, /model, /health or /metrics"
+    if len(problem) > _LONGEST_PROBLEM:
+        problem = problem[:_LONGEST_PROBLEM] + " ..."
     content = {"error": problem, "what_to_do": remedy, "status": error.status_code}
     return JSONResponse(content, error.status_code, error.headers)
 

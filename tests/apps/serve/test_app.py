@@ -223,6 +223,7 @@ class TestRefusals:
             (422, b"", "?threshold=nan", {}, "threshold is 'nan'"),
             (422, b"", "?threshold=0.01", {}, "threshold is '0.01'"),
             (422, b"", "?threshold=1.5", {}, "threshold is '1.5'"),
+            (415, b"", "", {"Content-Type": 1100 * "x"}, "xxx ..."),
         ],
     )
     def test_status_and_remedy(
@@ -234,6 +235,7 @@ class TestRefusals:
         assert (response.status_code, content["status"]) == (status, status)
         assert error in content["error"]
         assert "bytes:" not in content["error"]
+        assert len(content["error"]) < 600
         assert model.batches == []
 
     def test_truncated_image(self, app: Any, talk: Talk, image_file: ImageFileOf) -> None:
