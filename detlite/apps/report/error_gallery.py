@@ -18,7 +18,7 @@ from detlite.evaluation.results import Results
 from detlite.structures.masks.rle import EncodedMasks
 
 from .analysis.detection_analysis import DetectionAnalysis
-from .analysis.error_types import BACKGROUND, DUPLICATE, FALSE_POSITIVE_TYPES, DetectionErrors
+from .analysis.error_types import BACKGROUND, DUPLICATE, FALSE_POSITIVE_TYPES
 
 _GAP = 6  # pixels between the panels
 _OBJECT_COLOR, _TARGET_COLOR = (60, 200, 90), (255, 210, 40)
@@ -27,24 +27,16 @@ _DETECTION_COLOR, _ERROR_COLOR = (90, 180, 255), (255, 70, 50)
 
 @dataclass
 class ErrorImage:
-    """An error, with the properties by which the page filters.
+    """An error, with the properties by which the page filters."""
 
-    Attributes:
-        detection, obj, image: their indices; -1 if there is none.
-        category: of the detection or the missed object.
-        kind: a type of ERROR_TYPES.
-        score: of the detection, or of the detection nearest to a missed object (0 if none).
-        source: data URI of the drawn image.
-    """
-
-    detection: int
-    obj: int
+    detection: int  # its index, or -1
+    obj: int  # index of the object, or -1
     image: int
-    category: str
-    kind: str
-    score: float
+    category: str  # of the detection or the missed object
+    kind: str  # one of ERROR_TYPES
+    score: float  # of the detection, or of the one nearest to a missed object (0 if none)
     text: str
-    source: str = ""
+    source: str = ""  # data URI of the drawn image
 
 
 class ErrorGallery:
@@ -65,39 +57,35 @@ class ErrorGallery:
     ) -> None:
         assert analysis.errors is not None
         self.dataset, self.coco_gt, self.results = dataset, coco_gt, results
-        self.analysis, self.max_images = analysis, max_images
-        self._errors: DetectionErrors = analysis.errors
-        self._matches = self._errors.matches
+        self.analysis, self.max_images, self._errors = analysis, max_images, analysis.errors
+        self._matches = matches = analysis.errors.matches
         self._false_positives = np.flatnonzero(self._errors.types >= 0)
-        undetected = (self._errors.found_by < 0) & ~self._matches.truth.crowd
-        self._undetected = np.flatnonzero(undetected)
+        self._undetected = np.flatnonzero((self._errors.found_by < 0) & ~matches.truth.crowd)
         self.counts = len(self._false_positives), len(self._undetected)
         names = np.array(analysis.names, dtype=object)
-        self._detection_names = names[self._matches.detection_categories]
-        self._object_names = names[self._matches.object_categories]
+        self._detection_names = names[matches.detection_categories]
+        self._object_names = names[matches.object_categories]
 
     def false_positives(self) -> list[ErrorImage]:
         """Draw the false positives with the highest scores of each category."""
-        indices, scores = self._false_positives, self._matches.pairing.scores
-        categories = self._matches.detection_categories[indices]
+        matches, indices = self._matches, self._false_positives
+        scores = matches.pairing.scores
         selected = []
-        chosen = _interleave(categories, -scores[indices], self.max_images)
-        for detection in indices[chosen].tolist():
-            kind, obj = int(self._errors.types[detection]), int(self._errors.objects[detection])
-            category, image = self._detection_names[detection], int(self._matches.images[detection])
-            text = f"{category}: {self._describe(kind, detection, obj)}"
-            kind_name, score = FALSE_POSITIVE_TYPES[kind], float(scores[detection])
-            selected.append(ErrorImage(detection, obj, image, category, kind_name, score, text))
+        categories = matches.detection_categories[indices]
+        for n in indices[_interleave(categories, -scores[indices], self.max_images)].tolist():
+            kind, obj = int(self._errors.types[n]), int(self._errors.objects[n])
+            place = n, obj, int(matches.images[n]), self._detection_names[n]
+            text = f"{self._detection_names[n]}: {self._describe(kind, n, obj)}"
+            selected.append(ErrorImage(*place, FALSE_POSITIVE_TYPES[kind], float(scores[n]), text))
         return self._draw(selected)
 
     def missed_objects(self) -> list[ErrorImage]:
         """Draw the largest objects of each category that have no detection."""
         matches, indices, areas = self._matches, self._undetected, self._matches.truth.areas
-        categories = matches.object_categories[indices]
         detections, objects = matches.pairing.pairs()
         selected = []
-        chosen = _interleave(categories, -areas[indices], self.max_images)
-        for obj in indices[chosen].tolist():
+        categories = matches.object_categories[indices]
+        for obj in indices[_interleave(categories, -areas[indices], self.max_images)].tolist():
             pairs = np.flatnonzero((objects == obj) & (matches.overlaps > 0))
             score, nearest = 0.0, "no detection there"
             if len(pairs):

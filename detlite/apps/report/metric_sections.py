@@ -5,14 +5,14 @@ from typing import Any
 
 import numpy as np
 
-from detlite.apps.drawing.html_page import percent
-
 from . import charts
 from .analysis.bootstrap import compare, interval
 from .analysis.detection_analysis import DetectionAnalysis
 from .analysis.error_types import ERROR_TYPES
-from .text import ERRORS, METRICS, SIZES, TITLES
 
+TITLES = {"bbox": "Boxes", "segm": "Masks", "keypoints": "Keypoints"}
+_METRICS = ("AP", "AP50", "AP75", "APs", "APm", "APl", "AR")
+_SIZES = {"APs": "small, below 32² px", "APm": "medium", "APl": "large, above 96² px"}
 _MAX_CURVES = 24  # categories with a separate chart
 _MAX_CONFUSED = 12  # categories of a confusion matrix
 _MAX_PAIRS = 8  # pairs of confused categories
@@ -29,16 +29,19 @@ def metric_section(
     `prefix` is that of the HTML id. `comparable` is True for each run whose images and labels equal
     those of the first.
     """
-    title = TITLES[kind]
-    samples = {run: one.bootstrap.metrics() for run, one in analyses.items()}
-    rows: list[TemplateData] = [
-        {"name": metric, "meaning": meaning, "cells": _cells(
-            [_metric(one, metric) for one in analyses.values()],
-            [samples[run][metric] for run in analyses], comparable)}
-        for metric, meaning in METRICS.items()
-        if all(metric in samples[run] for run in analyses)
-    ]  # fmt: skip
-    sizes = [row for row in rows if row["name"] in SIZES]
+    title, every = TITLES[kind], list(analyses.values())
+    samples = [one.bootstrap.metrics() for one in every]
+    rows: list[TemplateData] = []
+    for metric in _METRICS:
+        if all(metric in sampled for sampled in samples):
+            # The name of AR ends in the maximum number of detections.
+            values = [
+                one.metrics.get(metric, one.metrics.get(f"{metric}{one.precision_recall.max_dets}"))
+                for one in every
+            ]
+            cells = _cells(values, [sampled[metric] for sampled in samples], comparable)
+            rows.append({"name": metric, "cells": cells})
+    sizes = [row for row in rows if row["name"] in _SIZES]
     return {
         "id": f"{prefix}-{kind}",
         "title": title,
@@ -47,7 +50,7 @@ def metric_section(
         "curves": _curves(title, analyses),
         "sizes": charts.bars(
             f"AP by object size: {title.lower()}",
-            [SIZES[row["name"]] for row in sizes],
+            [_SIZES[row["name"]] for row in sizes],
             {run: [(row["cells"][n]["value"], row["cells"][n]["bounds"]) for row in sizes]
              for n, run in enumerate(analyses)},
             "AP (%)",
@@ -61,13 +64,6 @@ def metric_section(
             {run: one.calibration for run, one in analyses.items()},
         ),
     }  # fmt: skip
-
-
-def _metric(analysis: DetectionAnalysis, name: str) -> float | None:
-    """Return a metric; the name of AR ends in the maximum number of detections."""
-    numbered = f"{name}{analysis.precision_recall.max_dets}"
-    value: float | None = analysis.metrics.get(name, analysis.metrics.get(numbered))
-    return value
 
 
 def _cells(
@@ -88,7 +84,7 @@ def _cells(
 
 def _curves(title: str, analyses: Analyses) -> list[TemplateData]:
     """Return charts of all categories together, and of the categories with the most objects."""
-    first = next(iter(analyses.values()))
+    first, *_ = analyses.values()
     selections: list[tuple[str, Any]] = [("all categories", slice(None))]
     if len(first.names) > 1:
         frequent = np.sort(np.argsort(-first.objects, kind="stable")[:_MAX_CURVES])
@@ -110,16 +106,13 @@ def _curves(title: str, analyses: Analyses) -> list[TemplateData]:
 
 def _categories(analyses: Analyses, comparable: Sequence[bool]) -> list[TemplateData]:
     """Return the AP of each category in ascending order, categories without objects last."""
-    first = next(iter(analyses.values()))
-    same = [fits and one.names == first.names
-            for fits, one in zip(comparable, analyses.values(), strict=True)]  # fmt: skip
-    tables = [one.bootstrap.by_category() for one in analyses.values()]
-    rows = []
+    first, *_ = every = list(analyses.values())
+    same = [fits and one.names == first.names for fits, one in zip(comparable, every, strict=True)]
+    samples = [dict(zip(one.names, one.bootstrap.by_category().T, strict=True)) for one in every]
+    rows, unknown = [], np.full(1, np.nan)
     for name, objects in zip(first.names, first.objects.tolist(), strict=True):
-        values = [one.metrics["per_category"].get(name) for one in analyses.values()]
-        samples = [table[:, one.names.index(name)] if name in one.names else np.full(1, np.nan)
-                   for table, one in zip(tables, analyses.values(), strict=True)]  # fmt: skip
-        cells = _cells(values, samples, same)
+        values = [one.metrics["per_category"].get(name) for one in every]
+        cells = _cells(values, [sampled.get(name, unknown) for sampled in samples], same)
         rows.append({"name": name, "objects": objects, "ap": values[0], "cells": cells})
     return sorted(rows, key=lambda row: (row["ap"] is None, row["ap"]))
 
@@ -130,7 +123,6 @@ def _errors(title: str, analyses: Analyses) -> TemplateData | None:
         return None
     gains = next(iter(errors.values())).gains
     return {
-        "types": ERRORS,
         "runs": [(one.ap, one.gains, one.counts()) for one in errors.values()],
         "worst": max(gains, key=lambda name: gains[name]),
         "chart": charts.bars(
@@ -154,29 +146,16 @@ def _confusion(run: str, analysis: DetectionAnalysis) -> TemplateData:
     # Order categories with the same weight by their number of objects.
     order = np.lexsort((-totals[:count], -weight))
     kept = np.sort(order[:_MAX_CONFUSED])
-    indices = np.append(kept, count).tolist()
-    labels = [names[k] for k in kept]
-    rows = []
-    for index, label in zip(indices, [*labels, "no label"], strict=True):
-        cells = [
-            {"count": int(matrix[index, other]), "correct": index == other,
-             "fraction": float(matrix[index, other]) / max(int(totals[index]), 1)}
-            for other in indices
-        ]  # fmt: skip
-        rows.append({"name": label, "cells": cells})
-    pairs = []
-    for flat in np.argsort(-confused, axis=None, kind="stable")[:_MAX_PAIRS].tolist():
-        k, other = divmod(flat, count)
-        if number := confused[k, other]:
-            pairs.append(
-                f"{names[k]} is detected as {names[other]}: {number} of {totals[k]} "
-                f"({percent(number / totals[k], 0)} %)"
-            )
+    indices, labels = np.append(kept, count), [names[k] for k in kept]
+    counts = matrix[np.ix_(indices, indices)].tolist()
+    highest = np.argsort(-confused, axis=None, kind="stable")[:_MAX_PAIRS].tolist()
+    pairs = [divmod(flat, count) for flat in highest]
     return {
         "run": run,
         "threshold": f"{analysis.threshold.score:.2f}" if analysis.threshold else "0",
         "header": [*labels, "missed"],
-        "rows": rows,
+        "rows": list(zip([*labels, "no label"], counts, totals[indices].tolist(), strict=True)),
         "hidden": count - len(kept),
-        "pairs": pairs,
-    }
+        "pairs": [(names[k], names[other], int(confused[k, other]), int(totals[k]))
+                  for k, other in pairs if confused[k, other]],
+    }  # fmt: skip

@@ -4,6 +4,7 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import compress
 from pathlib import Path
 from urllib.parse import quote
 
@@ -20,12 +21,10 @@ from .analysis.bootstrap import sample_images
 from .analysis.detection_analysis import DetectionAnalysis, analyze_detections
 from .analysis.error_types import ERROR_TYPES
 from .error_gallery import ErrorGallery, ErrorImage
-from .metric_sections import TemplateData, metric_section
+from .metric_sections import TITLES, TemplateData, metric_section
 from .runs import Run, training_history
-from .text import TITLES, calibration_verdict
 
 _MAX_IMAGE_BYTES = 8_000_000  # of each dataset
-_FEW_IMAGES = 50
 _LINKED_FILES = ("curves.png", "detections.png", "log.txt", "config.yaml", "evaluation.json")
 
 
@@ -80,7 +79,6 @@ def report_page(
         sections=sections,
         history=training_history(runs),
         resamples=resamples,
-        calibration_verdict=calibration_verdict,
     )
 
 
@@ -115,17 +113,18 @@ def _section(
     ]
     sections = []
     for kind in TITLES:
-        pairs = [(one, same) for one, same in zip(analyzed, comparable, strict=True)
-                 if kind in one.analyses]  # fmt: skip
-        if pairs:
-            analyses = {one.run.name: one.analyses[kind] for one, _ in pairs}
-            sections.append(metric_section(prefix, kind, analyses, [same for _, same in pairs]))
+        having = [kind in one.analyses for one in analyzed]
+        if any(having):
+            analyses = {one.run.name: one.analyses[kind] for one in compress(analyzed, having)}
+            same = list(compress(comparable, having))
+            sections.append(metric_section(prefix, kind, analyses, same))
     false_positives, missed = _galleries(analyzed, examples)
     return {
         "id": prefix,
         "name": name,
         "images": len(analyzed[0].dataset),
         "objects": int(analyzed[0].analyses["bbox"].objects.sum()),
+        "is_lvis": analyzed[0].dataset.kind == "lvis",
         "notes": _notes(name, analyzed, comparable),
         "kinds": sections,
         "by_masks": any("segm" in one.analyses for one in analyzed),
@@ -135,19 +134,8 @@ def _section(
 
 
 def _notes(name: str, analyzed: Sequence[RunAnalysis], comparable: Sequence[bool]) -> list[str]:
-    """Return warnings about the numbers of a dataset."""
+    """Return warnings about the numbers of runs on a dataset."""
     notes = []
-    count = len(analyzed[0].dataset)
-    if count < _FEW_IMAGES:
-        notes.append(
-            f"The dataset has only {count} images: the intervals below are wide, and still too "
-            "narrow. Evaluate on more images before you decide anything."
-        )
-    if analyzed[0].dataset.kind == "lvis":
-        notes.append(
-            "LVIS labels only some categories in each image. This report counts all categories as "
-            "COCO does, so a false positive may be correct."
-        )
     for one, same in zip(analyzed, comparable, strict=True):
         if not same:
             notes.append(
