@@ -130,7 +130,7 @@ def read_exported(
     except (ConfigError, CheckpointError):
         raise
     except Exception as error:  # each library raises different types
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        reason = (str(error).splitlines() or [type(error).__name__])[0][:300]
         problem = f"{path}: damaged, or not written by `detlite export` ({reason})"
         raise CheckpointError(problem) from error
 

@@ -4,8 +4,10 @@ import copy
 import importlib.util
 import pickle
 import shutil
+import struct
 import subprocess
 import sys
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -279,6 +281,20 @@ def test_damaged_file(name, tmp_path):
     (tmp_path / name).write_bytes(b"damaged")
     with pytest.raises(CheckpointError, match=f"{name}: damaged, or not written by"):
         read_exported(tmp_path / name, trust=True)
+
+
+def test_long_reasons_are_shortened(tmp_path):
+    """`zipfile` repeats the name in a header, here with its damaged length."""
+    pytest.importorskip("openvino")
+    file = tmp_path / "a.openvino"
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("detlite.json", 9000 * "a")
+    data = bytearray(file.read_bytes())
+    struct.pack_into("<H", data, 26, 5000)
+    file.write_bytes(data)
+    with pytest.raises(CheckpointError, match="not written by") as error:
+        read_exported(file)
+    assert len(str(error.value)) < 600
 
 
 def test_code_in_a_pt2_file_runs_only_on_trust(tmp_path, monkeypatch):
