@@ -137,6 +137,14 @@ RECIPES: dict[str, Recipe] = {
         "GIoU for both box losses",
         lambda cfg: {"MODEL.RPN.BOX_LOSS": "giou", "MODEL.ROI_BOX_HEAD.BOX_LOSS": "giou"},
     ),
+    "dynamic": Recipe(
+        "Dynamic R-CNN",
+        lambda cfg: {
+            "MODEL.ROI_HEADS.DYNAMIC": True,
+            "MODEL.ROI_HEADS.FG_IOU_THRESHOLD": 0.4,
+            "MODEL.ROI_HEADS.BG_IOU_THRESHOLD": 0.4,
+        },
+    ),
     "norms_trained": Recipe(
         "trained batch norm in the backbone", lambda cfg: {"MODEL.TIMM.FROZEN_NORM": False}
     ),

@@ -3,6 +3,7 @@
 Read this file first: it shows the whole pipeline.
 """
 
+import torch
 from torch import Tensor
 from yacs.config import CfgNode
 
@@ -60,6 +61,8 @@ class GeneralizedRCNN(DetectionModel):
             proposals = self.rpn.propose(anchors, images, static)
         assert proposals is not None
         samples = self.sampler(proposals, truth, static)
+        if self.sampler.thresholds and torch.is_grad_enabled():  # not for the loss on a test set
+            self.sampler.thresholds.update(proposals, samples, truth)
         box, predictions = self.roi_heads.box.losses(features, samples, truth, images.sizes, static)
         foreground = samples[:, : self.sampler.max_positives]
         dense = self.roi_heads.dense_losses(features, foreground, truth, predictions, static)
@@ -95,12 +98,14 @@ class GeneralizedRCNN(DetectionModel):
 def build_generalized_rcnn(cfg: CfgNode) -> GeneralizedRCNN:
     """Build the two-stage detector of the config."""
     backbone = build_backbone(cfg)
+    rpn = None if cfg.MODEL.LOAD_PROPOSALS else build_rpn(cfg, backbone)
+    roi_heads = build_roi_heads(cfg, backbone)
     return GeneralizedRCNN(
         build_normalizer(cfg),
         backbone,
-        None if cfg.MODEL.LOAD_PROPOSALS else build_rpn(cfg, backbone),
-        build_proposal_sampler(cfg),
-        build_roi_heads(cfg, backbone),
+        rpn,
+        build_proposal_sampler(cfg, roi_heads.box.thresholds),
+        roi_heads,
         build_postprocess(cfg),
         num_classes=cfg.MODEL.ROI_BOX_HEAD.NUM_CLASSES,
         mask_threshold=cfg.MODEL.ROI_MASK_HEAD.POSTPROCESS_MASKS_THRESHOLD,

@@ -51,6 +51,7 @@ VIEWS = [
     "TEST.BBOX_AUG.ENABLED", True, "TEST.BBOX_AUG.H_FLIP", True, "TEST.BBOX_AUG.SCALES", (80,),
     "TEST.BBOX_AUG.SCALE_H_FLIP", True, "TEST.NMS.METHOD", "voting",
 ]  # fmt: skip
+DYNAMIC = ["MODEL.ROI_HEADS.DYNAMIC", True, "MODEL.ROI_HEADS.DYNAMIC_PERIOD", 3]
 GIOU = ["MODEL.RPN.BOX_LOSS", "giou", "MODEL.ROI_BOX_HEAD.BOX_LOSS", "giou"]
 
 
@@ -65,10 +66,11 @@ GIOU = ["MODEL.RPN.BOX_LOSS", "giou", "MODEL.ROI_BOX_HEAD.BOX_LOSS", "giou"]
         (["MODEL.KEYPOINT_ON", True, *NO_MASKS], True),
         (GIOU + NO_MASKS, False),
         (["SOLVER.OPTIMIZER", "Muon", *NO_MASKS], False),
+        (DYNAMIC, False),
         (RETINANET + NO_MASKS + VIEWS, False),
     ],
     ids=["cascade", "cascade with all heads", "group norm", "class-agnostic", "C4, shared",
-         "C4, separate keypoint features", "GIoU", "Muon", "RetinaNet in several views"],
+         "C4, separate keypoint features", "GIoU", "Muon", "dynamic", "RetinaNet in several views"],
 )  # fmt: skip
 def test_trains_and_evaluates(plates_config, opts, c4):
     cfg = plates_config(*opts, c4=c4)
@@ -97,7 +99,7 @@ class InterruptedAfter(Hook):
             raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("opts", [["SOLVER.OPTIMIZER", "Muon"]], ids=["Muon"])
+@pytest.mark.parametrize("opts", [["SOLVER.OPTIMIZER", "Muon"], DYNAMIC], ids=["Muon", "dynamic"])
 def test_a_resumed_run_continues_bit_for_bit(plates_config, tmp_path, opts):
     def train(folder: str, *hooks: Hook, resume: bool = False) -> dict[str, Any]:
         cfg = plates_config(

@@ -105,6 +105,19 @@ _ROI_HEADS = {
     Key("CASCADE_BBOX_REG_WEIGHTS", _CASCADE_WEIGHTS, each(each(positive, 4))): (
         "BBOX_REG_WEIGHTS of each cascade stage"
     ),
+    Key("DYNAMIC", False): (
+        "Dynamic R-CNN: in training, the IoU threshold and SMOOTH_L1_BETA of the box head follow "
+        "the proposals. FG_IOU_THRESHOLD is the first and lowest threshold, SMOOTH_L1_BETA the "
+        "first and highest beta"
+    ),
+    Key("DYNAMIC_IOU_RANK", 75, positive): (
+        "for DYNAMIC: the threshold is the mean IoU of the proposal of this rank in its image"
+    ),
+    Key("DYNAMIC_BETA_RANK", 10, positive): (
+        "for DYNAMIC: beta is the median of the regression target of this rank, times the images "
+        "of a batch, among the smallest of a batch"
+    ),
+    Key("DYNAMIC_PERIOD", 100, positive): "for DYNAMIC: batches between changes",
     Key("BATCH_SIZE_PER_IMAGE", 512, positive): "proposals sampled per image for the loss",
     Key("POSITIVE_FRACTION", 0.25, fraction): "largest foreground fraction of the sample",
     Key("SCORE_THRESH", 0.05, fraction): "detections with a lower or equal score are dropped",

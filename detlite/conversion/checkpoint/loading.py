@@ -24,8 +24,9 @@ logger = logging.getLogger(__name__)
 
 # Entries that classifiers lack: batch counters, and offsets of deformable convolutions.
 _NOT_IN_CLASSIFIER = re.compile(r"\.num_batches_tracked$|\.conv2\.offset\.")
-# RetinaNet's moving average of the number of foreground anchors, which detectron2 does not save.
-_MOVING_AVERAGE = "moving_foreground"
+# State of training that other frameworks and models trained otherwise do not have: RetinaNet's
+# average number of foreground anchors, and the thresholds of Dynamic R-CNN.
+_TRAINING_STATE = re.compile(r"^moving_foreground$|^roi_heads\.box\.thresholds\.")
 _COUNTER = ".num_batches_tracked"
 _ANCHOR_LAYER = re.compile(r"(rpn\.)?head\.(cls_logits|bbox_pred)\.")
 _MAX_ROWS = 40  # of a table in a message
@@ -126,15 +127,18 @@ def _select_entries(target: Mapping[str, Tensor], checkpoint: Checkpoint) -> dic
         source, backbone_only = checkpoint.timm_backbone, True
     if backbone_only:
         source = _add_heads(source, target)
-    if _MOVING_AVERAGE in target:
-        source = {_MOVING_AVERAGE: target[_MOVING_AVERAGE], **source}
+    source = {n: value for n, value in target.items() if _TRAINING_STATE.search(n)} | source
     # Batch counters are dropped where the norm is frozen, and start at 0 where it was frozen.
     counters = {
         name: value
         for name, value in target.items()
         if name.endswith(_COUNTER) and name.removesuffix(_COUNTER) + ".running_mean" in source
     }
-    kept = {n: value for n, value in source.items() if n in target or not n.endswith(_COUNTER)}
+    kept = {
+        name: value
+        for name, value in source.items()
+        if name in target or not (name.endswith(_COUNTER) or _TRAINING_STATE.search(name))
+    }
     return counters | kept
 
 

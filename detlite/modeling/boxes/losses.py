@@ -50,7 +50,7 @@ class BoxLoss:
     """
 
     kind: str = "smooth_l1"
-    beta: float = 1.0  # width of the quadratic part of smooth L1, in units of the deltas
+    beta: float | Tensor = 1.0  # width of the quadratic part of smooth L1, in units of the deltas
     weight: float = 1.0  # factor of the loss
 
     def __call__(
@@ -68,10 +68,17 @@ class BoxLoss:
         if self.kind == "giou":
             loss = 1 - generalized_iou(coder.decode(deltas, references), boxes)
         else:
-            beta = self.beta if self.kind == "smooth_l1" else 0.0
-            target = coder.encode(boxes, references)
-            loss = F.smooth_l1_loss(deltas, target, beta=beta, reduction="none").sum(dim=-1)
+            error = deltas - coder.encode(boxes, references)
+            loss = smooth_l1(error, self.beta if self.kind == "smooth_l1" else 0.0).sum(dim=-1)
         return self.weight * torch.where(counted, loss, 0)
+
+
+def smooth_l1(error: Tensor, beta: float | Tensor) -> Tensor:
+    """Return the smooth L1 loss of errors [...]; a beta on the device must be positive."""
+    if not isinstance(beta, Tensor):
+        return F.smooth_l1_loss(error, torch.zeros_like(error), beta=beta, reduction="none")
+    size = error.abs()
+    return torch.where(size < beta, size.square() / (2 * beta), size - beta / 2)
 
 
 def generalized_iou(a: Tensor, b: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ K classes, 0 is background; Q box regressions per row: K, or 2 if class-agnostic
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,7 @@ from yacs.config import CfgNode
 from detlite.conventions import Convention, convention_of
 from detlite.modeling.backbone import Backbone
 from detlite.modeling.boxes.box_coder import BoxCoder
+from detlite.modeling.boxes.dynamic import DynamicThresholds, build_dynamic_thresholds
 from detlite.modeling.boxes.losses import BoxLoss, ClassLoss, build_box_loss, build_class_loss
 from detlite.modeling.layers.norm import takes_batch_statistics
 from detlite.modeling.precision import at_least_float32
@@ -49,6 +50,7 @@ class BoxHead(nn.Module):
         class_agnostic: one box regression for all classes.
         class_scores: predicted boxes hold the scores of all classes.
         score_thresh: predicted boxes need a higher score.
+        thresholds: replace the beta of `box_loss`.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class BoxHead(nn.Module):
         score_thresh: float,
         convention: Convention,
         class_scores: bool = False,
+        thresholds: DynamicThresholds | None = None,
     ) -> None:
         super().__init__()
         self.feature_extractor = extractor
@@ -74,6 +77,7 @@ class BoxHead(nn.Module):
         self.class_scores = class_scores
         self.score_thresh = score_thresh
         self.convention = convention
+        self.thresholds = thresholds
 
     def losses(
         self,
@@ -91,7 +95,10 @@ class BoxHead(nn.Module):
         classifier = self.class_loss(predictions.logits, labels)
         foreground = Packing(labels[None] > 0, packing.static_shapes)  # rows of the rows
         index = foreground.index
-        box = self.box_loss(
+        box_loss = self.box_loss
+        if self.thresholds is not None:
+            box_loss = replace(box_loss, beta=self.thresholds.beta)
+        box = box_loss(
             self.box_coder,
             predictions.deltas[index, self._column(labels[index].clamp(min=0))],
             packing.pack(gather(truth.boxes, samples.gt_index))[index],
@@ -159,14 +166,17 @@ def build_box_head(
     """
     convention = convention_of(cfg)
     extractor = build_extractor(cfg, backbone, "ROI_BOX_HEAD")
+    weights = reg_weights or cfg.MODEL.ROI_HEADS.BBOX_REG_WEIGHTS
+    coder = BoxCoder(weights, convention.limit_shrinking)
     return BoxHead(
         extractor,
         build_predictor(cfg, "ROI_BOX_HEAD", extractor.out_channels),
-        BoxCoder(reg_weights or cfg.MODEL.ROI_HEADS.BBOX_REG_WEIGHTS, convention.limit_shrinking),
+        coder,
         class_loss=build_class_loss(cfg),
         box_loss=build_box_loss(cfg, "ROI_BOX_HEAD"),
         class_agnostic=cfg.MODEL.CLS_AGNOSTIC_BBOX_REG,
         class_scores="class_scores" in cfg.TEST.EXTRA_OUTPUTS,
         score_thresh=cfg.MODEL.ROI_HEADS.SCORE_THRESH,
         convention=convention,
+        thresholds=build_dynamic_thresholds(cfg, coder),
     )

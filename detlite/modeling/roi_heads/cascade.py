@@ -30,6 +30,8 @@ class CascadeBoxHead(nn.Module):
     are drawn with its IoU.
     """
 
+    thresholds = None
+
     def __init__(self, stages: Sequence[BoxHead], ious: Sequence[float]) -> None:
         super().__init__()
         for number, stage in enumerate(stages):
@@ -107,6 +109,8 @@ def build_box_heads(cfg: CfgNode, backbone: Backbone) -> BoxHead | CascadeBoxHea
     ious, weights = heads.CASCADE_IOUS, heads.CASCADE_BBOX_REG_WEIGHTS
     if not ious:
         return build_box_head(cfg, backbone)
+    if heads.DYNAMIC:
+        raise ValueError(f"MODEL.ROI_HEADS.DYNAMIC is for a single box head: set {key} ()")
     if len(weights) != len(ious):
         raise ValueError(
             f"{key} has {len(ious)} stages, but CASCADE_BBOX_REG_WEIGHTS has {len(weights)}"

@@ -181,6 +181,23 @@ def test_moving_average(toy, tmp_path):
     assert toy.moving_foreground == 7
 
 
+def test_thresholds_of_dynamic_r_cnn_are_optional(tiny_config, tmp_path):
+    plain, dynamic = (
+        build_model(tiny_config("MODEL.ROI_HEADS.DYNAMIC", on)) for on in (False, True)
+    )
+    thresholds = dynamic.roi_heads.box.thresholds
+    thresholds.iou.fill_(0.7)
+    files = [tmp_path / "plain.pth", tmp_path / "dynamic.pth"]
+    for model, path in zip((plain, dynamic), files, strict=True):
+        torch.save(model.state_dict(), path)
+    load_weights(plain, read_checkpoint(files[1]))
+    load_weights(dynamic, read_checkpoint(files[0]))
+    assert float(thresholds.iou) == pytest.approx(0.7)
+    thresholds.iou.fill_(0.5)
+    load_weights(dynamic, read_checkpoint(files[1]))
+    assert float(thresholds.iou) == pytest.approx(0.7)
+
+
 @pytest.mark.parametrize("with_file", [False, True])
 def test_a_checkpoint_is_read_once(tiny_config, tmp_path, monkeypatch, with_file):
     cfg = tiny_config()
