@@ -62,11 +62,11 @@ _IMAGES = 8
 _CANDIDATES = 400  # boxes with a score above the threshold of the config
 
 _PHASES: PhaseFunctions = (
-    ("decode", prediction, "load_image"),
+    ("decode", predictor, "load_image"),
     ("resize", predictor, "resize_shortest"),
     *phase_functions("detlite"),
     ("RoIAlign", Pooler, "forward"),
-    ("bitmaps", prediction, "to_bitmap"),
+    ("bitmaps", prediction, "draw_runs"),
 )
 
 

@@ -24,7 +24,7 @@ from detlite.evaluation.results import categories_of, paste_detections
 from detlite.modeling.detector import Detector
 from detlite.registry import Registry
 from detlite.structures.instances import Detections
-from detlite.structures.masks.formats import to_bitmap
+from detlite.structures.masks.rle import draw_runs
 
 from .detectors import size_of
 
@@ -167,8 +167,8 @@ def to_prediction(
         prediction["masks"] = rles
     elif rles is not None:
         prediction["masks"] = bitmaps = torch.zeros((len(rles), *size), dtype=torch.bool)
-        for bitmap, one in zip(bitmaps, rles, strict=True):
-            bitmap.copy_(torch.from_numpy(to_bitmap(one, *size)))
+        for bitmap, one in zip(bitmaps.numpy(), rles, strict=True):
+            draw_runs(bitmap, one["counts"])
     if detections.keypoints is not None:
         prediction["keypoints"] = detections.keypoints
         prediction["keypoints_scores"] = detections.keypoint_scores

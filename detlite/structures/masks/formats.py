@@ -6,6 +6,8 @@ from typing import Any
 import numpy as np
 from pycocotools import mask as rle_codec
 
+from .rle import draw_runs
+
 Segmentation = list[Any] | dict[str, Any]
 RLE = dict[str, Any]  # {"size": [height, width], "counts": str}
 
@@ -17,12 +19,12 @@ def to_bitmap(segmentation: Segmentation, height: int, width: int) -> np.ndarray
     the image's size with counts as a list or a compressed string.
 
     Raises:
-        ValueError: see `polygons_to_rle`.
+        ValueError: see `polygons_to_rle` and `draw_runs`.
     """
     if isinstance(segmentation, dict):
-        if isinstance(segmentation["counts"], list):
-            segmentation = rle_codec.frPyObjects(segmentation, height, width)
-        return rle_codec.decode(segmentation)
+        bitmap = np.zeros((height, width), np.uint8)
+        draw_runs(bitmap, segmentation["counts"])
+        return bitmap
     return rle_codec.decode(polygons_to_rle(segmentation, height, width))
 
 

@@ -76,6 +76,23 @@ def run_lengths(counts: Counts) -> np.ndarray:
     return runs
 
 
+def draw_runs(bitmap: np.ndarray, counts: Counts) -> None:
+    """Set the pixels of an RLE in a bitmap `[H, W]` of zeros; its time grows with the columns used.
+
+    Raises:
+        ValueError: the counts are no run lengths, or exceed the bitmap.
+    """
+    runs, height = run_lengths(counts), len(bitmap)
+    runs = runs[: len(runs) // 2 * 2]
+    if len(runs):
+        left, end = runs[0] // height, runs.sum()
+        right = -(-end // height)
+        runs = np.append(runs, right * height - end)  # to the last row
+        runs[0] -= left * height
+        bits = np.repeat(np.arange(len(runs)) % 2 == 1, runs)
+        bitmap[:, left:right] = bits.reshape(-1, height).T
+
+
 def boundaries_of_counts(counts: Counts, pixels: int) -> np.ndarray:
     """Return the run boundaries, float64, of the RLE of an image with this number of pixels."""
     ends = run_lengths(counts).cumsum()

@@ -4,7 +4,12 @@ import numpy as np
 import pytest
 from pycocotools import mask as rle_codec
 
-from detlite.structures.masks.rle import EncodedMasks, boundaries_of_counts, run_lengths
+from detlite.structures.masks.rle import (
+    EncodedMasks,
+    boundaries_of_counts,
+    draw_runs,
+    run_lengths,
+)
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -29,6 +34,33 @@ def test_invalid_counts_are_rejected(counts):
 
 def test_counts_without_runs():
     assert run_lengths("").tolist() == run_lengths([]).tolist() == []
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_runs_are_drawn_like_pycocotools_does(seed):
+    rng = np.random.default_rng(seed)
+    height, width = rng.integers(1, 40, 2)
+    mask = np.zeros((height, width), np.uint8, order="F")
+    top, bottom = sorted(rng.integers(0, height + 1, 2))
+    left, right = sorted(rng.integers(0, width + 1, 2))
+    mask[top:bottom, left:right] = rng.random((bottom - top, right - left)) < rng.choice([0.5, 1])
+    bitmap = np.zeros((height, width), bool)
+    draw_runs(bitmap, rle_codec.encode(mask)["counts"])
+    assert (bitmap == mask).all()
+
+
+def test_empty_runs_are_drawn():
+    bitmap = np.zeros((2, 3), np.uint8)
+    draw_runs(bitmap, [1, 0, 2, 1, 0, 1, 1])
+    assert bitmap.T.ravel().tolist() == [0, 0, 0, 1, 1, 0]
+    draw_runs(bitmap, [6])
+    draw_runs(bitmap, "")
+    assert bitmap.sum() == 2
+
+
+def test_runs_must_fit_into_the_bitmap():
+    with pytest.raises(ValueError, match="broadcast"):
+        draw_runs(np.zeros((2, 3), bool), [0, 8])
 
 
 def test_run_boundaries_exclude_the_end_of_the_frame():
