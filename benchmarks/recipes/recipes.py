@@ -4,6 +4,7 @@ That config is a Mask R-CNN on EfficientNet-Lite0 with ImageNet weights, with an
 fitted to the data, AdamW and a cosine schedule.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from yacs.config import CfgNode
 from detlite.config import load_config
 from detlite.config.files import CONFIGS
 from detlite.config.loading import flatten
+from detlite.data import build_train_dataset
 
 Overrides = dict[str, Any]
 
@@ -78,6 +80,14 @@ def _resize(cfg: CfgNode, factor: float) -> Overrides:
         "INPUT.MAX_SIZE_TEST": scaled(node.MAX_SIZE_TEST),
         "MODEL.RPN.ANCHOR_SIZES": anchors,
     }
+
+
+def _rois(cfg: CfgNode, per_object: int) -> Overrides:
+    """Sample RoIs for a number of positives per object of the fullest image."""
+    parts = build_train_dataset(cfg).parts
+    objects = max(int(part.index.counts(part.selection.objects).max()) for part in parts)
+    count = math.ceil(per_object * objects / cfg.MODEL.ROI_HEADS.POSITIVE_FRACTION)
+    return {"MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE": count}
 
 
 def _sgd(cfg: CfgNode) -> Overrides:
@@ -158,6 +168,11 @@ RECIPES: dict[str, Recipe] = {
             "MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE": cfg.MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE // 2
         },
     ),
+    "all_rois": Recipe(
+        "as many positive RoIs to train the heads as the fullest image has objects",
+        lambda cfg: _rois(cfg, 1),
+    ),
+    "more_rois": Recipe("twice as many RoIs as all_rois", lambda cfg: _rois(cfg, 2)),
     "masks_56": Recipe(
         "masks of 56 x 56 instead of 28 x 28",
         lambda cfg: {

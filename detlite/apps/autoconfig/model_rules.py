@@ -134,7 +134,10 @@ def object_counts(facts: DatasetFacts, values: Values) -> Iterator[Choice]:
         yield Choice("MODEL.RPN.FPN_POST_NMS_TOP_N_TEST", proposals)
         objects = float(np.quantile(per_image[per_image > 0], 0.9))
         samples = 2 ** round(math.log2(min(max(5 * objects, 64), 1024)))
-        reason = f"a quarter are positive, and nine in ten images have up to {objects:.0f} objects"
+        reason = (
+            f"a quarter are positive, and nine in ten images have up to {objects:.0f} objects; the "
+            "objects of fuller images take turns"
+        )
         yield Choice("MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE", samples, reason)
     reason = (
         f"1.25 times the {highest} objects of the fullest image, from 100 (which COCO's AP counts) "

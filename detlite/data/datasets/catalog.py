@@ -114,10 +114,13 @@ def config_findings(
     full = 0 if cfg.INPUT.TILE else int((counts > limit).sum())  # the limit is per tile
     if train and has_heads and limit and full:
         effect = (
-            f"MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE * POSITIVE_FRACTION is {limit}: set "
-            f"BATCH_SIZE_PER_IMAGE to at least {math.ceil(counts.max() / fraction)}."
+            f"Each iteration draws up to {limit} positive RoIs of an image at random "
+            "(MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE * POSITIVE_FRACTION): objects take turns, which "
+            f"is usual. For up to {counts.max()} in slower steps, set BATCH_SIZE_PER_IMAGE "
+            f"{math.ceil(counts.max() / fraction)}."
         )
-        yield Finding("images with more objects than heads train on", effect, full, "image")
+        what = "images of which the heads train on some objects at a time"
+        yield Finding(what, effect, full, "image", total=len(counts))
     if "exif_orientation=False" in cfg.MODEL.CONVENTION_OVERRIDE:
         effect = "Annotations count stored pixels, as MODEL.CONVENTION_OVERRIDE says."
         yield Finding("EXIF orientations are not applied", effect, 0)

@@ -350,11 +350,12 @@ def test_findings_about_the_config(keypoint_content, write_set, small_cfg):
     cfg = small_cfg(*points, *limits, "MODEL.RPN.POST_NMS_TOP_N_TEST", 1)
     texts = "\n".join(map(str, build_dataset(cfg, "small", train=True).findings))
     assert "than proposals: 1 image. MODEL.RPN.POST_NMS_TOP_N_TEST is 1: set it above 2" in texts
-    assert "than heads train on: 1 image." in texts
-    assert "POSITIVE_FRACTION is 1: set BATCH_SIZE_PER_IMAGE to at least 8." in texts
+    assert "some objects at a time: 1 of 4 images. Each iteration draws up to 1 positive" in texts
+    assert "For up to 2 in slower steps, set BATCH_SIZE_PER_IMAGE 8." in texts
     assert "more objects than are detected: 1 of 4 images, for example image 10 with 2" in texts
     assert "Images are mirrored without exchanging keypoints." in texts
     cfg = small_cfg(*points, "DATASETS.KEYPOINT_FLIP_PAIRS", [["ojo 1", "ojo 2"]])
     texts = "\n".join(map(str, build_dataset(cfg, "small", train=True).findings))
     assert "mirrored" not in texts
     assert "more objects" not in texts
+    assert "at a time" not in texts
