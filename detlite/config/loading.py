@@ -21,12 +21,6 @@ from .schema import KEYS, Key
 logger = logging.getLogger(__name__)
 
 _BY_NAME = {key.name: key for key in KEYS}
-# Old names of keys. Configs in checkpoints may contain them.
-RENAMED = {
-    "INPUT.PICTURE_BITS": "INPUT.IMAGE_BITS",
-    "DATASETS.BACKGROUND_PICTURES": "DATASETS.BACKGROUND_IMAGES",
-    "DATASETS.CHECK_PICTURES": "DATASETS.CHECK_IMAGES",
-}
 # Exactly one of them is set. Setting one unsets the others if an earlier source set them.
 _ALTERNATIVES = ("SOLVER.MAX_ITER", "SOLVER.MAX_EPOCHS", "SOLVER.MAX_MINUTES")
 
@@ -64,15 +58,12 @@ def config_from(
     """Load a config that is not a file, such as the one in a checkpoint.
 
     Args:
-        content: the keys and values, without `_BASE_`. Old names of keys are accepted.
+        content: the keys and values, without `_BASE_`.
         source: the file that contains it, for error messages.
         opts: overrides; they and errors are those of `load_config`.
         base: the `_BASE_`: a file, or the name of one of detlite's configs.
     """
     chain = read_chain(find_config(base)) if base else []
-    rows = flatten(content)
-    if any(name in RENAMED for name, _ in rows):
-        content = {RENAMED.get(name, name): value for name, value in rows}
     return _resolve([*chain, (source, content)], opts, Path())
 
 
@@ -182,8 +173,6 @@ def _convert(value: Any, key_type: type) -> Any:
 
 
 def _why_unknown(name: str) -> str:
-    if name in RENAMED:
-        return f"config key {name} was renamed to {RENAMED[name]}"
     keys = [known for known in _BY_NAME if known.startswith(name + ".")]
     if keys:
         return f"{name} is a section with keys such as {keys[0]}, not a key"

@@ -7,8 +7,7 @@ from itertools import pairwise
 import pytest
 import yaml
 
-from detlite.config import ConfigError, config_from, default_config, expand_path, load_config
-from detlite.config.loading import RENAMED
+from detlite.config import ConfigError, default_config, expand_path, load_config
 
 
 @pytest.fixture
@@ -227,18 +226,6 @@ def test_overrides_replace_values_of_the_file(write):
 
 def test_later_override_wins():
     assert load_config(None, ["SEED", 1, "SEED", 2]).SEED == 2
-
-
-@pytest.mark.parametrize(("old", "new"), RENAMED.items())
-def test_renamed_keys_name_their_new_key(tmp_path, old, new):
-    section, key = old.split(".")
-    file = tmp_path / "old.yaml"
-    file.write_text(f"{section}: {{{key}: 12}}")
-    with pytest.raises(ConfigError, match=f"old.yaml: config key {old} was renamed to {new}"):
-        load_config(file)
-    value = 12 if new == "INPUT.IMAGE_BITS" else True
-    cfg = config_from({section: {key: value}}, tmp_path / "old_checkpoint.pth")
-    assert cfg[section][new.split(".")[1]] == value
 
 
 def test_override_without_value():
