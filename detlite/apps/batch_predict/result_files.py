@@ -86,6 +86,18 @@ def read_journal(*files: Path) -> Iterator[Entry]:
             yield from map(json.loads, stream)
 
 
+def _journal_texts(files: Iterable[Path]) -> Iterator[tuple[str, str]]:
+    """Yield the JSON of each image and of its objects, in a tenth of the time of parsing them.
+
+    Quotes in strings are escaped, so the text before the objects is unique in a line.
+    """
+    for file in files:
+        with file.open(encoding="utf-8") as stream:
+            for image, key, objects in (line.partition(', "objects": [') for line in stream):
+                if key:
+                    yield image.removeprefix('{"image": '), objects.removesuffix("]}\n")
+
+
 def category_names(categories: Iterable[Entry]) -> dict[int, str]:
     """Return category names by id, with the background, which some models detect."""
     return {category["id"]: category["name"] for category in (BACKGROUND_CATEGORY, *categories)}
@@ -106,14 +118,19 @@ def write_results(
     folder: Path, format: str, journals: Sequence[Path], categories: Sequence[Entry]
 ) -> None:
     """Write the detections of journals to `results.*`, and before it the files about the images."""
-    images = (entry["image"] for entry in read_journal(*journals) if "problem" not in entry)
-    _write_images(folder / "images.json", images, categories)
-    names = category_names(categories)
+    end = f'], "categories": {json.dumps(list(categories))}}}\n'
+    with atomic_open(folder / "images.json") as stream:  # for `COCO(file).loadRes(results)`
+        images = (image for image, _ in _journal_texts(journals))
+        _write_list(stream, '{"info": {}, "annotations": [], "images": [\n', images, ",\n", end)
+    names, results = category_names(categories), folder / f"results{SUFFIXES[format]}"
     if format == "measures":
         columns = [category["name"] for category in categories]
         write_summary(folder / "summary.csv", read_journal(*journals), names, columns)
-    results = folder / f"results{SUFFIXES[format]}"
-    write_detections(format, results, read_journal(*journals), names)
+    if format != "coco":
+        return write_detections(format, results, read_journal(*journals), names)
+    with atomic_open(results) as stream:
+        objects = filter(None, (objects for _, objects in _journal_texts(journals)))
+        return _write_list(stream, "[", objects, ", ", "]")
 
 
 def write_detections(
@@ -121,38 +138,25 @@ def write_detections(
 ) -> None:
     """Write the detections of entries atomically, with one entry in memory at a time.
 
-    `format` is a key of SUFFIXES, and `names` holds the category names by id.
+    `format` is csv, measures or parquet, and `names` holds the category names by id.
     """
     if format == "parquet":
         return _write_parquet(file, to_rows(entries, names))
     with atomic_open(file) as stream:
         if format == "measures":
             _write_measures(stream, entries, names)
-        elif format == "csv":
+        else:
             writer = csv.DictWriter(stream, list(COLUMNS), lineterminator="\n")
             writer.writeheader()
             for row in to_rows(entries, names):
                 keypoints = row["keypoints"]
                 writer.writerow(row | {"keypoints": keypoints and " ".join(map(str, keypoints))})
-        else:
-            objects = chain.from_iterable(entry.get("objects", ()) for entry in entries)
-            _write_list(stream, "[", objects, ", ", "]")
     return None
 
 
-def _write_images(file: Path, images: Iterable[Entry], categories: Sequence[Entry]) -> None:
-    """Write a COCO file without annotations, for `COCO(file).loadRes(results)`."""
-    end = f'], "categories": {json.dumps(list(categories))}}}\n'
-    with atomic_open(file) as stream:
-        _write_list(stream, '{"info": {}, "annotations": [], "images": [\n', images, ",\n", end)
-
-
-def _write_list(stream: Any, start: str, items: Iterable[Entry], separator: str, end: str) -> None:
-    """Write items as JSON, one in memory at a time."""
-    stream.write(start)
-    for number, item in enumerate(items):
-        stream.write((separator if number else "") + json.dumps(item))
-    stream.write(end)
+def _write_list(stream: Any, start: str, items: Iterator[str], separator: str, end: str) -> None:
+    others = (separator + item for item in items)
+    stream.writelines(chain([start, next(items, "")], others, [end]))
 
 
 def to_rows(entries: Iterable[Entry], names: Mapping[int, str]) -> Iterator[Entry]:

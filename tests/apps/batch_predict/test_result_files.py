@@ -27,7 +27,8 @@ NAMES = {7: "cell, round", -1: "background"}
 
 def make_entry(image_id: int, count: int, **fields: Any) -> dict[str, Any]:
     """Return the entry of a 5x4 image with `count` objects."""
-    image = {"id": image_id, "file_name": f'a "{image_id}",\n.jpg', "height": 4, "width": 5}
+    name = f'a "{image_id}", "objects": [\n.jpg'
+    image = {"id": image_id, "file_name": name, "height": 4, "width": 5}
     objects = [
         {"image_id": image_id, "category_id": 7, "score": 0.1 * (1 + number),
          "bbox": [1.5, 2, 3, 4], **fields}
@@ -91,7 +92,8 @@ def test_csv_has_a_row_for_each_object(tmp_path: Path) -> None:
     assert list(rows[0]) == list(COLUMNS)
     assert [row["image_id"] for row in rows] == ["1", "1", "4", "5", "5", "5"]
     assert rows[0] == {
-        "image_id": "1", "file_name": 'a "1",\n.jpg', "image_height": "4", "image_width": "5",
+        "image_id": "1", "file_name": 'a "1", "objects": [\n.jpg',
+        "image_height": "4", "image_width": "5",
         "category_id": "7", "category": "cell, round", "score": "0.1",
         "x": "1.5", "y": "2", "width": "3", "height": "4",
         "mask": MASK["segmentation"]["counts"], "keypoints": "", "track_id": "",
@@ -102,11 +104,12 @@ def test_csv_has_a_row_for_each_object(tmp_path: Path) -> None:
 @pytest.mark.parametrize("format", list(SUFFIXES))
 def test_file_names_that_are_not_utf8(tmp_path: Path, format: str) -> None:
     require_library(format)
-    entry = make_entry(1, 1)
-    entry["image"]["file_name"] = os.fsdecode(b"caf\xe9.jpg")
-    write_detections(format, tmp_path / "part", [entry], NAMES)
+    entry = make_entry(1, 1, measures={"area": 2.0})
+    entry["image"]["file_name"] = name = os.fsdecode(b"caf\xe9.jpg")
+    file = write_joined(format, tmp_path, [[entry]])
+    assert json.loads((tmp_path / "images.json").read_text())["images"][0]["file_name"] == name
     if format == "csv":
-        assert "caf\N{REPLACEMENT CHARACTER}.jpg" in (tmp_path / "part").read_text()
+        assert "caf\N{REPLACEMENT CHARACTER}.jpg" in file.read_text()
 
 
 def test_folder_of_parquet_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,7 +138,7 @@ def test_parquet_without_pyarrow(monkeypatch: pytest.MonkeyPatch) -> None:
         check_format("parquet")
 
 
-@pytest.mark.parametrize("format", list(SUFFIXES))
+@pytest.mark.parametrize("format", ["csv", "measures", "parquet"])
 def test_error_leaves_no_file(tmp_path: Path, format: str) -> None:
     require_library(format)
 

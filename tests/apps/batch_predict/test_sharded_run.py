@@ -114,7 +114,7 @@ def test_deleted_results_are_computed_again(tmp_path: Path) -> None:
     assert (tmp_path / "results.json").read_bytes() == before
 
 
-@pytest.mark.parametrize("step", ["result_files.write_detections", "sharded_run._write_json"])
+@pytest.mark.parametrize("step", ["result_files._write_list", "sharded_run._write_json"])
 def test_killed_while_joining_shards(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
