@@ -136,6 +136,10 @@ RECIPES: dict[str, Recipe] = {
         },
     ),
     "ema": Recipe("EMA of the weights, decay 0.99", lambda cfg: {"SOLVER.EMA_DECAY": 0.99}),
+    "ema_by_length": Recipe(
+        "EMA of the weights over a tenth of the steps",
+        lambda cfg: {"SOLVER.EMA_DECAY": 1 - 10 / max(cfg.SOLVER.MAX_ITER, 20)},
+    ),
     "steps": Recipe(
         "two steps instead of the cosine schedule",
         lambda cfg: {"SOLVER.LR_SCHEDULE": "multistep", "SOLVER.STEPS": [0.7, 0.9]},
@@ -179,6 +183,11 @@ RECIPES: dict[str, Recipe] = {
             "MODEL.ROI_MASK_HEAD.POOLER_RESOLUTION": 28,
             "MODEL.ROI_MASK_HEAD.RESOLUTION": 56,
         },
+        needs_masks=True,
+    ),
+    "mask_dice": Recipe(
+        "dice loss added to the mask loss",
+        lambda cfg: {"MODEL.ROI_MASK_HEAD.LOSS": "bce_dice"},
         needs_masks=True,
     ),
     "coco_anchors": Recipe(

@@ -168,7 +168,9 @@ def markdown(rows: Sequence[dict[str, Any]]) -> str:
 
 def recipe_config(base: Path, name: str, opts: dict[str, Any] | None = None) -> CfgNode:
     """Return the config of a recipe: the base config, other keys, and the recipe's keys."""
-    overrides = (opts or {}) | RECIPES[name].overrides(load_config(base))
+    opts = opts or {}
+    cfg = load_config(base, [item for pair in opts.items() for item in pair])
+    overrides = opts | RECIPES[name].overrides(cfg)
     return load_config(base, [item for pair in overrides.items() for item in pair])
 
 

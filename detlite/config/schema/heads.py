@@ -152,6 +152,9 @@ _ROI_MASK_HEAD = {
     Key("CONV_LAYERS", (256, 256, 256, 256), each(positive)): "channels of the 3x3 convolutions",
     Key("DILATION", 1, positive): "dilation of the 3x3 convolutions",
     Key("NORM", "", optional_norm): "normalization in the mask head; empty: none",
+    Key("LOSS", "bce", one_of("bce", "bce_dice")): (
+        "mask loss: binary cross entropy of the cells, or that plus the dice loss of each mask"
+    ),
     Key("NUM_HEADS", 1, positive): "number of mask heads, whose probabilities are averaged",
     Key("RESOLUTION", 14, positive): "side of the predicted masks; must match the head's output",
     Key("SHARE_BOX_FEATURE_EXTRACTOR", True): "use the features of the box head",

@@ -60,7 +60,12 @@ class MaskHead(DenseRoIHead):
 
     `more` heads may be added, E in all. The logits then are [R, E, K, M, M] and the probabilities
     the mean over heads, like mmdetection's Cascade Mask R-CNN. All are trained on the same samples.
+
+    Attributes:
+        dice: add the dice loss.
     """
+
+    dice = False
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -76,7 +81,8 @@ class MaskHead(DenseRoIHead):
     def losses(
         self, logits: Tensor, packing: Packing, samples: Samples, truth: GroundTruth
     ) -> dict[str, Tensor]:
-        """Compute `loss_mask`: mean binary cross entropy of the masks of the true classes."""
+        """Compute `loss_mask`: mean binary cross entropy of the masks of the true classes, plus
+        their mean dice loss if `dice`."""
         assert truth.masks is not None
         selected = _select_class(logits, packing.pack(samples.labels).clamp(min=0))
         instance = packing.image * truth.labels.shape[1] + packing.pack(samples.gt_index)
@@ -90,6 +96,8 @@ class MaskHead(DenseRoIHead):
         ).to(logits.dtype)
         target = target[:, None].expand_as(selected)
         loss = F.binary_cross_entropy_with_logits(selected, target, reduction="none")
+        if self.dice:
+            loss = loss + dice_loss(selected, target)[..., None, None]
         count = packing.valid.sum() * target.shape[1:].numel()
         loss = torch.where(packing.valid[:, None, None, None], loss, 0).sum()
         return {"loss_mask": loss / count.clamp(min=1)}
@@ -98,6 +106,17 @@ class MaskHead(DenseRoIHead):
         """Return the masks of labels [R] as float32 probabilities [R, M, M]."""
         probs = _select_class(logits, labels).sigmoid()
         return probs.mean(dim=1) if self.more else probs[:, 0]
+
+
+def dice_loss(logits: Tensor, target: Tensor) -> Tensor:
+    """Return the dice loss [...], in 0..1, of logits and targets in 0..1, both [..., M, M].
+
+    With probabilities p and targets t, it is 1 - 2 sum(p t) / (sum(p p) + sum(t t)), as in V-Net
+    (https://arxiv.org/abs/1606.04797). Each mask counts the same, whatever its area.
+    """
+    probs, target = logits.sigmoid().flatten(-2), target.flatten(-2)
+    total = (probs.square() + target.square()).sum(dim=-1)
+    return 1 - 2 * (probs * target).sum(dim=-1) / total.clamp(min=1e-6)
 
 
 def _select_class(logits: Tensor, labels: Tensor) -> Tensor:

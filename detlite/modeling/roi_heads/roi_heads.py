@@ -140,6 +140,7 @@ def build_roi_heads(cfg: CfgNode, backbone: Backbone) -> RoIHeads:
         count = cfg.MODEL.ROI_MASK_HEAD.NUM_HEADS
         mask, *more = [build_dense_head(MaskHead, "ROI_MASK_HEAD", *args) for _ in range(count)]
         mask.more.extend(more)
+        mask.dice = cfg.MODEL.ROI_MASK_HEAD.LOSS == "bce_dice"
     if cfg.MODEL.KEYPOINT_ON:
         keypoint = build_dense_head(KeypointHead, "ROI_KEYPOINT_HEAD", *args)
     return RoIHeads(box, mask, keypoint, "features" in cfg.TEST.EXTRA_OUTPUTS)

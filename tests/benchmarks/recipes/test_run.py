@@ -44,11 +44,17 @@ def test_every_recipe_builds_and_changes_something(name, base):
     assert (cfg.SOLVER.WARMUP_ITERS == 0) == (name == "no_warm_up")
 
 
+def test_the_average_of_a_recipe_follows_the_number_of_steps(base):
+    for steps, decay in ((10, 0.5), (1000, 0.99)):
+        cfg = program.recipe_config(base, "ema_by_length", program.schedule(steps))
+        assert decay == cfg.SOLVER.EMA_DECAY
+
+
 def test_recipes_that_do_not_apply_are_left_out(base):
     cfg = load_config(base, ["DATALOADER.REPEAT_THRESHOLD", 0.0, "MODEL.MASK_ON", False])
     left_out = {name for name, recipe in RECIPES.items() if not recipe.applies_to(cfg)}
     from_masks = {"box_from_mask", "mask_confidence", "mask_refinement"}
-    assert left_out == {"no_repeat", "copy_paste", "masks_56"} | from_masks
+    assert left_out == {"no_repeat", "copy_paste", "masks_56", "mask_dice"} | from_masks
     assert all(recipe.applies_to(load_config(base)) for recipe in RECIPES.values())
 
 

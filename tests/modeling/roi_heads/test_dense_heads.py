@@ -6,7 +6,7 @@ from torch.nn import functional as F
 from detlite.config import ConfigError
 from detlite.conventions import CONVENTIONS
 from detlite.modeling.build import build_model
-from detlite.modeling.roi_heads.dense_heads import KeypointHead, MaskHead
+from detlite.modeling.roi_heads.dense_heads import KeypointHead, MaskHead, dice_loss
 from detlite.ops import crop_masks
 from detlite.structures.instances import GroundTruth, Samples
 from detlite.structures.keypoints import to_heatmap_cells
@@ -54,6 +54,46 @@ def test_loss_matches_a_loop_over_pixels(static):
                 p = own_logits[row, column].sigmoid()
                 total -= (p if expected[row, column] else 1 - p).log().item()
     assert loss.item() == pytest.approx(total / (3 * SIDE * SIDE), rel=1e-5)
+
+
+@each_mode
+def test_dice_loss_is_added(static):
+    truth = two_images(*(torch.rand(n, 12, 12).round().to(torch.uint8) for n in (2, 1)))
+    packing = Packing(SAMPLES.labels > 0, static)
+    logits = torch.randn(len(packing.index), 3, SIDE, SIDE, requires_grad=True)
+    head = MaskHead(nn.Identity(), nn.Identity(), CONVENTIONS["detlite"])
+    cross_entropy = head.losses(logits, packing, SAMPLES, truth)["loss_mask"]
+    head.dice = True
+    added = head.losses(logits, packing, SAMPLES, truth)["loss_mask"] - cross_entropy
+    instances, boxes = torch.tensor([1, 0, 2]), SAMPLES.boxes[SAMPLES.labels > 0]
+    targets = crop_masks(*truth.masks.tensors(), instances, boxes, SIDE, False)
+    probs = logits[packing.valid, torch.tensor([1, 2, 2])].sigmoid()
+    expected = []
+    for p, t in zip(probs.flatten(1).tolist(), targets.flatten(1).tolist(), strict=True):
+        product = sum(a * b for a, b in zip(p, t, strict=True))
+        expected.append(1 - 2 * product / sum(a * a for a in p + t))
+    assert added.item() == pytest.approx(sum(expected) / 3, rel=1e-4)
+    added.backward()
+    assert logits.grad.isfinite().all()
+
+
+@pytest.mark.parametrize(("value", "loss"), [(0.0, 0.0), (1.0, 0.0), (-1.0, 1.0)])
+def test_dice_loss_of_extreme_masks(value, loss):
+    target = torch.full((2, 4, 4), abs(value))
+    logits = torch.full((2, 4, 4), 60.0 if value > 0 else -60.0, requires_grad=True)
+    result = dice_loss(logits, target)
+    # Of an empty mask and target it is 1, without a gradient.
+    torch.testing.assert_close(result, torch.full((2,), loss if value else 1.0))
+    result.sum().backward()
+    assert logits.grad.isfinite().all()
+
+
+def test_the_config_chooses_the_mask_loss(tiny_config):
+    key = "MODEL.ROI_MASK_HEAD.LOSS"
+    assert [build_model(tiny_config(key, name)).roi_heads.mask.dice for name in
+            ("bce", "bce_dice")] == [False, True]  # fmt: skip
+    with pytest.raises(ConfigError, match=rf"{key} is 'dice', .*'bce', 'bce_dice'"):
+        tiny_config(key, "dice")
 
 
 def test_soft_targets_are_averages_of_bitmaps():
