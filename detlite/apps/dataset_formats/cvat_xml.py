@@ -15,7 +15,15 @@ from detlite.data.errors import DataError
 
 from .file_tree import SPLITS, FileTree
 from .labeled_dataset import Conversion
-from .shapes import ImageLabels, Shape, bounding_box, box_shape, ellipse_shape, not_an_object
+from .shapes import (
+    ImageLabels,
+    Shape,
+    bounding_box,
+    box_shape,
+    ellipse_shape,
+    not_an_object,
+    read_shape,
+)
 
 _NOT_SHAPES = ("tag", "attribute")
 
@@ -29,15 +37,15 @@ def cvat_labels(file: Path, tree: FileTree, conversion: Conversion) -> Iterator[
     for node in root.iter("image"):
         labels = ImageLabels(node.attrib["name"], size=_size(node))
         labels.split = SPLITS.get(node.get("subset", "").lower())
-        labels.shapes = [
-            _shape(one, one.get("label", "")) for one in node if one.tag not in _NOT_SHAPES
-        ]
+        nodes = (one for one in node if one.tag not in _NOT_SHAPES)
+        labels.shapes = [read_shape(_shape, one.get("label", ""), one) for one in nodes]
         yield labels
     frames: defaultdict[int, list[Shape]] = defaultdict(list)
     for track in root.iter("track"):
         for node in track:
             if node.tag not in _NOT_SHAPES and node.get("outside") != "1":
-                frames[int(node.attrib["frame"])].append(_shape(node, track.attrib["label"]))
+                shape = read_shape(_shape, track.get("label", ""), node)
+                frames[int(node.attrib["frame"])].append(shape)
     size = next(map(_size, root.iter("original_size")), (0, 0))
     for number, shapes in sorted(frames.items()):
         yield ImageLabels(f"frame_{number:06d}", shapes, size)
@@ -50,7 +58,7 @@ def _size(node: ET.Element) -> tuple[int, int]:
     return height, width
 
 
-def _shape(node: ET.Element, label: str) -> Shape:
+def _shape(label: str, node: ET.Element) -> Shape:
     shape = not_an_object(node.tag, label, _points(node) if node.get("points") else ())
     values, turn = node.attrib, float(node.get("rotation") or 0)
     if node.tag == "box":

@@ -13,7 +13,16 @@ from detlite.structures.masks.formats import to_bitmap
 
 from .file_tree import SPLITS, FileTree, read_json
 from .labeled_dataset import Conversion
-from .shapes import ImageLabels, Shape, box_shape, ellipse_shape, flat, not_an_object, png_shape
+from .shapes import (
+    ImageLabels,
+    Shape,
+    box_shape,
+    ellipse_shape,
+    flat,
+    not_an_object,
+    png_shape,
+    read_shape,
+)  # fmt: skip
 
 Json = dict[str, Any]
 _CATEGORY_KEYS = ("class", "label", "name", "category", "type")  # attributes of VIA that name it
@@ -32,7 +41,7 @@ def via_labels(file: Path, tree: FileTree, conversion: Conversion) -> Iterator[I
     images = [(name, [*many.values()] if isinstance(many, dict) else many) for name, many in images]
     key = _category_key([one for _, many in images for one in many], file)
     for name, many in images:
-        yield ImageLabels(name, [_via_shape(one, key) for one in many])
+        yield ImageLabels(name, [_via_region(one, key) for one in many])
 
 
 def _via_rows(file: Path) -> list[tuple[str, Any]]:
@@ -60,11 +69,14 @@ def _category_key(regions: list[Json], file: Path) -> str | None:
     return best[0] if best else None
 
 
-def _via_shape(region: Json, key: str | None) -> Shape:
+def _via_region(region: Json, key: str | None) -> Shape:
     value = region["region_attributes"].get(key) if key else "object"
     if isinstance(value, dict):  # check boxes
         value = ", ".join(name for name, checked in value.items() if checked)
-    form, category = region["shape_attributes"], str(value or "")
+    return read_shape(_via_shape, str(value or ""), region["shape_attributes"])
+
+
+def _via_shape(category: str, form: Json) -> Shape:
     kind = form["name"]
     if kind == "rect":
         return box_shape(category, [form[side] for side in _SIDES])
@@ -108,7 +120,7 @@ def label_studio_labels(
                 owner = owners[one["parentID"]]
                 owner.keypoints = {**owner.keypoints, name: (x, y, 2)}
             elif {"points", "rle", "x"} & set(value) and number not in owners:
-                labels.shapes.append(_label_studio_shape(value, name, *size))
+                labels.shapes.append(read_shape(_label_studio_shape, name, value, *size))
                 owners |= {} if number is None else {number: labels.shapes[-1]}
         yield labels
 
@@ -119,7 +131,7 @@ def _label(value: Json) -> str:
     return str(next(labels, [""])[0])
 
 
-def _label_studio_shape(value: Json, category: str, height: int, width: int) -> Shape:
+def _label_studio_shape(category: str, value: Json, height: int, width: int) -> Shape:
     if "rle" in value:
         return Shape(category, mask=_decode_brush(value["rle"], height, width))
     if "points" in value:
@@ -163,9 +175,13 @@ def createml_labels(file: Path, tree: FileTree, conversion: Conversion) -> Itera
     for row in read_json(file):
         labels = ImageLabels(row.get("image") or row["imagefilename"])
         for one in row.get("annotations") or row.get("annotation") or []:
-            x, y, w, h = (one["coordinates"][side] for side in _SIDES)
-            labels.shapes.append(box_shape(one["label"], (x - w / 2, y - h / 2, w, h)))
+            labels.shapes.append(read_shape(_createml_shape, one.get("label", ""), one))
         yield labels
+
+
+def _createml_shape(category: str, row: Json) -> Shape:
+    x, y, w, h = (row["coordinates"][side] for side in _SIDES)
+    return box_shape(category, (x - w / 2, y - h / 2, w, h))
 
 
 def supervisely_labels(file: Path, tree: FileTree, conversion: Conversion) -> Iterator[ImageLabels]:
@@ -175,22 +191,24 @@ def supervisely_labels(file: Path, tree: FileTree, conversion: Conversion) -> It
         return
     labels = ImageLabels(file.stem, size=(content["size"]["height"], content["size"]["width"]))
     for one in content["objects"]:
-        kind, category = one["geometryType"], one["classTitle"]
-        points = one.get("points", {})
-        shape = not_an_object(kind, category, flat(points.get("exterior", ())))
-        if kind == "bitmap":
-            x, y = one["bitmap"]["origin"]
-            shape = png_shape(category, one["bitmap"]["data"], (x, y), compressed=True)
-        elif kind == "rectangle":
-            # Corners are pixels, and the last one belongs to the rectangle.
-            (x1, y1), (x2, y2) = points["exterior"]
-            x, y = min(x1, x2), min(y1, y2)
-            shape = box_shape(category, (x, y, abs(x2 - x1) + 1, abs(y2 - y1) + 1))
-        elif kind == "polygon":
-            holes = [flat(hole) for hole in points.get("interior", ())]
-            shape = Shape(category, shape.corners, holes=holes)
-        labels.shapes.append(shape)
+        labels.shapes.append(read_shape(_supervisely_shape, one.get("classTitle", ""), one))
     yield labels
+
+
+def _supervisely_shape(category: str, row: Json) -> Shape:
+    kind, points = row["geometryType"], row.get("points", {})
+    if kind == "bitmap":
+        x, y = row["bitmap"]["origin"]
+        return png_shape(category, row["bitmap"]["data"], (x, y), compressed=True)
+    if kind == "rectangle":
+        # Corners are pixels, and the last one belongs to the rectangle.
+        (x1, y1), (x2, y2) = points["exterior"]
+        x, y = min(x1, x2), min(y1, y2)
+        return box_shape(category, (x, y, abs(x2 - x1) + 1, abs(y2 - y1) + 1))
+    corners = flat(points.get("exterior", ()))
+    if kind == "polygon":
+        return Shape(category, corners, holes=[flat(hole) for hole in points.get("interior", ())])
+    return not_an_object(kind, category, corners)
 
 
 def datumaro_labels(file: Path, tree: FileTree, conversion: Conversion) -> Iterator[ImageLabels]:
@@ -202,18 +220,22 @@ def datumaro_labels(file: Path, tree: FileTree, conversion: Conversion) -> Itera
         labels = ImageLabels(media.get("path") or item["id"], size=media.get("size") or (0, 0))
         labels.split = SPLITS.get(file.stem.lower())
         for one in item["annotations"]:
-            kind = one["type"]
-            if kind in ("label", "caption"):  # of the whole image
-                continue
-            name = names[one["label_id"]]
-            shape = not_an_object(kind, name, one.get("points", ()))
-            if kind == "bbox":
-                shape = box_shape(name, one["bbox"])
-            elif kind == "polygon":
-                shape.problem = ""
-            elif kind == "mask":
-                shape = Shape(name, mask=to_bitmap(one["rle"], *one["rle"]["size"]) > 0)
-            shape.group = one.get("group") or None
-            shape.crowd = bool(one.get("attributes", {}).get("is_crowd"))
-            labels.shapes.append(shape)
+            number = one.get("label_id")
+            name = names[number] if number in range(len(names)) else ""
+            if one.get("type") not in ("label", "caption"):  # of the whole image
+                labels.shapes.append(read_shape(_datumaro_shape, name, one))
         yield labels
+
+
+def _datumaro_shape(category: str, row: Json) -> Shape:
+    kind = row["type"]
+    shape = not_an_object(kind, category, row.get("points", ()))
+    if kind == "bbox":
+        shape = box_shape(category, row["bbox"])
+    elif kind == "polygon":
+        shape.problem = ""
+    elif kind == "mask":
+        shape = Shape(category, mask=to_bitmap(row["rle"], *row["rle"]["size"]) > 0)
+    shape.group = row.get("group") or None
+    shape.crowd = bool(row.get("attributes", {}).get("is_crowd"))
+    return shape

@@ -113,6 +113,19 @@ def _as_incomplete(file: Path) -> Iterator[None]:
         raise DataError(f"{file}: is not complete ({error!r}): export it again") from error
 
 
+def read_shape(read: Callable[..., Shape], category: str, *values: Any) -> Shape:
+    """Return `read(category, *values)`, or a bad shape if values are missing or no numbers."""
+    try:
+        shape = read(category, *values)
+        if np.asarray(shape.corners).dtype.kind not in "iuf":
+            raise TypeError("coordinates must be numbers")
+        return shape
+    except (OSError, MemoryError):
+        raise
+    except Exception as error:  # see `_as_incomplete`
+        return Shape(category, problem=f"is not complete ({error!r}): export it again")
+
+
 def to_objects(
     shapes: Sequence[Shape], size: tuple[int, int], where: str, conversion: Conversion
 ) -> list[LabeledObject]:

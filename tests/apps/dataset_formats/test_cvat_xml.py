@@ -3,7 +3,7 @@
 import pytest
 
 from detlite.apps.dataset_formats.find_annotations import read_folder
-from detlite.apps.dataset_formats.labeled_dataset import to_coco
+from detlite.apps.dataset_formats.labeled_dataset import Conversion, to_coco
 from detlite.data.errors import DataError
 from detlite.structures.masks.formats import to_bitmap
 
@@ -65,9 +65,14 @@ def test_shapes_that_are_no_objects(tmp_path, image, text):
     image(tmp_path / "images/sub/a.jpg")
     image(tmp_path / "images/sub/b.jpg")
     line = '<polyline label="road" points="1,1;5,5"/><box label="cat" xtl="1"/>'
-    text(tmp_path / "x.xml", IMAGES.replace('<tag label="indoor"/>', line))
-    with pytest.raises(DataError, match=r"x\.xml: is not complete \(KeyError\('ytl'\)\)"):
+    bad = f'{line}<polyline label="road" points="1,x"/>'
+    text(tmp_path / "x.xml", IMAGES.replace('<tag label="indoor"/>', bad))
+    with pytest.raises(DataError, match=r"object 8 \(cat\): is not complete \(KeyError\('ytl'\)\)"):
         read_folder(tmp_path)
+    conversion = Conversion(skip_bad=True)
+    image_a = read_folder(tmp_path, conversion)[1]["train"].images[0]
+    assert len([one for one in image_a.objects if not one.ignored]) == 5
+    assert len(conversion.bad) == 3
     text(tmp_path / "x.xml", IMAGES.replace('<tag label="indoor"/>', line.partition("<box")[0]))
     with pytest.raises(DataError, match=r"object 7 \(road\): a shape of type polyline is not an"):
         read_folder(tmp_path)

@@ -197,3 +197,45 @@ def test_datumaro(read):
     assert box["bbox"] == [1, 2, 3, 4]
     assert len(cat["segmentation"]) == 2
     assert (crowd["bbox"], crowd["iscrowd"]) == ([10, 5, 1, 20], 1)
+
+
+def createml(*coordinates):
+    labels = [{"label": "cell", "coordinates": one} for one in coordinates]
+    return [{"image": "a.jpg", "annotations": labels}]
+
+
+def supervisely(*points):
+    objects = [
+        {"classTitle": "cell", "geometryType": "rectangle", "points": {"exterior": one}}
+        for one in points
+    ]
+    return {"size": {"height": 40, "width": 60}, "objects": objects}
+
+
+def datumaro(*shapes):
+    item = {"id": "a", "annotations": shapes, "image": {"path": "a.jpg", "size": [40, 60]}}
+    categories = {"label": {"labels": [{"name": "cell"}]}}
+    return {"info": {}, "categories": categories, "items": [item]}
+
+
+@pytest.mark.parametrize(
+    ("path", "format", "content"),
+    [
+        ("via.json", "VIA", via(RECT, {"name": "rect", "x": 5})),
+        ("via.json", "VIA", via(RECT, POLYGON | {"all_points_x": [1]})),
+        ("project.json", "Label Studio", [task({"value": BOX}, {"value": BOX | {"x": None}})]),
+        ("createml.json", "CreateML", createml({"x": 5, "y": 5, "width": 4, "height": 4}, {})),
+        ("images/ann/a.jpg.json", "Supervisely", supervisely([[1, 2], [9, 9]], [[1, 2]])),
+        ("annotations/default.json", "Datumaro",
+         datumaro({"type": "bbox", "label_id": 0, "bbox": [1, 2, 3, 4]},
+                  {"type": "polygon", "label_id": 0, "points": "1,2"})),
+        ("annotations/default.json", "Datumaro",
+         datumaro({"type": "bbox", "label_id": 0, "bbox": [1, 2, 3, 4]},
+                  {"type": "bbox", "label_id": 9, "bbox": [1, 2, 3, 4]})),
+    ],
+)  # fmt: skip
+def test_a_bad_shape_costs_only_itself(read, tmp_path, path, format, content):
+    with pytest.raises(DataError, match=r"object 2.*(is not complete|has no label)"):
+        read(path, content, format)
+    kept = read(path, content, format, skip_bad=True)["annotations"]
+    assert len([row for row in kept if not row.get("ignore")]) == 1
