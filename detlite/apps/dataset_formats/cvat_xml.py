@@ -18,6 +18,7 @@ from .labeled_dataset import Conversion
 from .shapes import (
     ImageLabels,
     Shape,
+    as_incomplete,
     bounding_box,
     box_shape,
     ellipse_shape,
@@ -35,11 +36,12 @@ def cvat_labels(file: Path, tree: FileTree, conversion: Conversion) -> Iterator[
     except ET.ParseError as error:
         raise DataError(f"{file}: is not XML: {error}") from error
     for node in root.iter("image"):
-        labels = ImageLabels(node.attrib["name"], size=_size(node))
-        labels.split = SPLITS.get(node.get("subset", "").lower())
-        nodes = (one for one in node if one.tag not in _NOT_SHAPES)
-        labels.shapes = [read_shape(_shape, one.get("label", ""), one) for one in nodes]
-        yield labels
+        with conversion.collect(), as_incomplete(file):
+            labels = ImageLabels(node.attrib["name"], size=_size(node))
+            labels.split = SPLITS.get(node.get("subset", "").lower())
+            nodes = (one for one in node if one.tag not in _NOT_SHAPES)
+            labels.shapes = [read_shape(_shape, one.get("label", ""), one) for one in nodes]
+            yield labels
     frames: defaultdict[int, list[Shape]] = defaultdict(list)
     for track in root.iter("track"):
         for node in track:

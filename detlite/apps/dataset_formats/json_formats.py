@@ -16,6 +16,7 @@ from .labeled_dataset import Conversion
 from .shapes import (
     ImageLabels,
     Shape,
+    as_incomplete,
     box_shape,
     ellipse_shape,
     flat,
@@ -94,35 +95,36 @@ def label_studio_labels(
 ) -> Iterator[ImageLabels]:
     """Yield the images of a JSON or JSON-MIN export of Label Studio."""
     for task in read_json(file):
-        data = task.get("data", task)
-        texts = [data.get("image"), *(one for one in data.values() if isinstance(one, str))]
-        labels = ImageLabels(next(one for one in texts if one))
-        # Old versions named them completions, and JSON-MIN has the regions of each control.
-        done = task.get("annotations", task.get("completions")) if "data" in task else None
-        if done is None:
-            lists = [value for value in task.values() if isinstance(value, list)]
-            regions = [{"value": one, **one} for many in lists for one in many]
-        else:
-            done = [one for one in done if not one.get("was_cancelled")]
-            regions = done[0]["result"] if done else []
-            if len(done) > 1:
-                what, text = "images annotated more than once", "The first one of each is used."
-                conversion.findings.add(what, text, labels.name, "image")
-        names = {one.get("id"): _label(one["value"]) for one in regions if _label(one["value"])}
-        owners: dict[Any, Shape] = {}
-        for one in regions:
-            value, number = one["value"], one.get("id")
-            size = one.get("original_height", 0), one.get("original_width", 0)
-            labels.size = size if all(size) else labels.size
-            name = _label(value) or names.get(number, "")
-            if "keypointlabels" in value and one.get("parentID") in owners:
-                x, y = value["x"] * size[1] / 100, value["y"] * size[0] / 100
-                owner = owners[one["parentID"]]
-                owner.keypoints = {**owner.keypoints, name: (x, y, 2)}
-            elif {"points", "rle", "x"} & set(value) and number not in owners:
-                labels.shapes.append(read_shape(_label_studio_shape, name, value, *size))
-                owners |= {} if number is None else {number: labels.shapes[-1]}
-        yield labels
+        with conversion.collect(), as_incomplete(file):
+            data = task.get("data", task)
+            texts = [data.get("image"), *(one for one in data.values() if isinstance(one, str))]
+            labels = ImageLabels(next(one for one in texts if one))
+            # Old versions named them completions, and JSON-MIN has the regions of each control.
+            done = task.get("annotations", task.get("completions")) if "data" in task else None
+            if done is None:
+                lists = [value for value in task.values() if isinstance(value, list)]
+                regions = [{"value": one, **one} for many in lists for one in many]
+            else:
+                done = [one for one in done if not one.get("was_cancelled")]
+                regions = done[0]["result"] if done else []
+                if len(done) > 1:
+                    what, text = "images annotated more than once", "The first one of each is used."
+                    conversion.findings.add(what, text, labels.name, "image")
+            names = {one.get("id"): _label(one["value"]) for one in regions if _label(one["value"])}
+            owners: dict[Any, Shape] = {}
+            for one in regions:
+                value, number = one["value"], one.get("id")
+                size = one.get("original_height", 0), one.get("original_width", 0)
+                labels.size = size if all(size) else labels.size
+                name = _label(value) or names.get(number, "")
+                if "keypointlabels" in value and one.get("parentID") in owners:
+                    x, y = value["x"] * size[1] / 100, value["y"] * size[0] / 100
+                    owner = owners[one["parentID"]]
+                    owner.keypoints = {**owner.keypoints, name: (x, y, 2)}
+                elif {"points", "rle", "x"} & set(value) and number not in owners:
+                    labels.shapes.append(read_shape(_label_studio_shape, name, value, *size))
+                    owners |= {} if number is None else {number: labels.shapes[-1]}
+            yield labels
 
 
 def _label(value: Json) -> str:
@@ -173,10 +175,11 @@ def _decode_brush(data: Sequence[int], height: int, width: int) -> np.ndarray:
 def createml_labels(file: Path, tree: FileTree, conversion: Conversion) -> Iterator[ImageLabels]:
     """Yield the images of Apple's CreateML json."""
     for row in read_json(file):
-        labels = ImageLabels(row.get("image") or row["imagefilename"])
-        for one in row.get("annotations") or row.get("annotation") or []:
-            labels.shapes.append(read_shape(_createml_shape, one.get("label", ""), one))
-        yield labels
+        with conversion.collect(), as_incomplete(file):
+            labels = ImageLabels(row.get("image") or row["imagefilename"])
+            for one in row.get("annotations") or row.get("annotation") or []:
+                labels.shapes.append(read_shape(_createml_shape, one.get("label", ""), one))
+            yield labels
 
 
 def _createml_shape(category: str, row: Json) -> Shape:
@@ -216,15 +219,16 @@ def datumaro_labels(file: Path, tree: FileTree, conversion: Conversion) -> Itera
     content = read_json(file)
     names = [row["name"] for row in content["categories"]["label"]["labels"]]
     for item in content["items"]:
-        media = item.get("image") or item.get("media") or {}
-        labels = ImageLabels(media.get("path") or item["id"], size=media.get("size") or (0, 0))
-        labels.split = SPLITS.get(file.stem.lower())
-        for one in item["annotations"]:
-            number = one.get("label_id")
-            name = names[number] if number in range(len(names)) else ""
-            if one.get("type") not in ("label", "caption"):  # of the whole image
-                labels.shapes.append(read_shape(_datumaro_shape, name, one))
-        yield labels
+        with conversion.collect(), as_incomplete(file):
+            media = item.get("image") or item.get("media") or {}
+            labels = ImageLabels(media.get("path") or item["id"], size=media.get("size") or (0, 0))
+            labels.split = SPLITS.get(file.stem.lower())
+            for one in item["annotations"]:
+                number = one.get("label_id")
+                name = names[number] if number in range(len(names)) else ""
+                if one.get("type") not in ("label", "caption"):  # of the whole image
+                    labels.shapes.append(read_shape(_datumaro_shape, name, one))
+            yield labels
 
 
 def _datumaro_shape(category: str, row: Json) -> Shape:

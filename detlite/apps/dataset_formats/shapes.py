@@ -89,10 +89,10 @@ def read_shapes(
     images = []
     for file in tree.with_suffix(suffix):
         found: list[ImageLabels] = []
-        with conversion.collect(), _as_incomplete(file):
+        with conversion.collect(), as_incomplete(file):
             found = list(labels_of(file, tree, conversion))
         for labels in found:
-            with conversion.collect(), _as_incomplete(file):
+            with conversion.collect(), as_incomplete(file):
                 path = labels.file or tree.image(labels.name, file, one_each=len(found) == 1)
                 size = check_size(path, labels.size, file)
                 where = f"{file}" if len(found) == 1 else f"{file}: {labels.name}"
@@ -103,7 +103,7 @@ def read_shapes(
 
 
 @contextmanager
-def _as_incomplete(file: Path) -> Iterator[None]:
+def as_incomplete(file: Path) -> Iterator[None]:
     """Raise a DataError for missing values and values of other types."""
     try:
         yield
@@ -122,7 +122,7 @@ def read_shape(read: Callable[..., Shape], category: str, *values: Any) -> Shape
         return shape
     except (OSError, MemoryError):
         raise
-    except Exception as error:  # see `_as_incomplete`
+    except Exception as error:  # see `as_incomplete`
         return Shape(category, problem=f"is not complete ({error!r}): export it again")
 
 

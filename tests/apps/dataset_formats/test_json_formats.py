@@ -239,3 +239,19 @@ def test_a_bad_shape_costs_only_itself(read, tmp_path, path, format, content):
         read(path, content, format)
     kept = read(path, content, format, skip_bad=True)["annotations"]
     assert len([row for row in kept if not row.get("ignore")]) == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "format", "content", "bad"),
+    [
+        ("project.json", "Label Studio", [task({"value": BOX})], task(image=None)),
+        ("createml.json", "CreateML", createml({"x": 5, "y": 5, "width": 4, "height": 4}), {}),
+        ("annotations/default.json", "Datumaro",
+         datumaro({"type": "bbox", "label_id": 0, "bbox": [1, 2, 3, 4]}), {"annotations": []}),
+    ],
+)  # fmt: skip
+def test_a_bad_image_entry_costs_only_itself(read, path, format, content, bad):
+    (content if isinstance(content, list) else content["items"]).append(bad)
+    with pytest.raises(DataError, match="is not complete"):
+        read(path, content, format)
+    assert len(read(path, content, format, skip_bad=True)["annotations"]) == 1
