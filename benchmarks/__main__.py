@@ -319,9 +319,9 @@ def _parser() -> argparse.ArgumentParser:
     text = "sides of the square images, multiples of 32"
     own.add_argument("--sizes", type=int, nargs="+", default=[320, 512, 800], help=text)
     own.add_argument("--cores", type=int, nargs="+", default=[1, 2], help="numbers of cores")
-    own.add_argument("--rounds", type=int, default=5, help="turns of each process")
+    own.add_argument("--rounds", type=int, default=3, help="turns of each process")
     text = "new processes of each kind for the cold start, or 0"
-    own.add_argument("--cold-rounds", type=int, default=5, help=text)
+    own.add_argument("--cold-rounds", type=int, default=3, help=text)
     own.add_argument(
         "--work", type=Path, default=Path("output/latency"), metavar="FOLDER",
         help="folder for the models, which are used again",

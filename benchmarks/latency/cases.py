@@ -39,10 +39,10 @@ class Settings:
     modes: tuple[str, ...] = MODES
     sizes: tuple[int, ...] = (320, 512, 800)
     cores: tuple[int, ...] = (1, 2)
-    rounds: int = 5
+    rounds: int = 3
     seconds: float = 0.3
     most: int = 5
-    cold_rounds: int = 5
+    cold_rounds: int = 3
     clock: str = "wall"
 
     def __post_init__(self) -> None:

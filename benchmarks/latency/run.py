@@ -67,6 +67,7 @@ def _measure(settings: Settings, count: int, thresholds: dict[Key, float]) -> It
     limits = {"most": settings.most, "clock": settings.clock}
     with ExitStack() as stack:
         cases: dict[Key, tuple[Worker, dict[str, Any]]] = {}
+        detections: dict[Key, int] = {}
         for model, mode, command, requests in _processes(settings):
             worker = Worker(command, core_numbers(count))
             stack.callback(worker.close)
@@ -74,16 +75,14 @@ def _measure(settings: Settings, count: int, thresholds: dict[Key, float]) -> It
                 for size in settings.sizes:
                     case = {"size": size, **request, **limits}
                     key = (model, name or mode, size)
-                    thresholds[key] = worker.ask(seconds=0, **case)["threshold"]
+                    answer = worker.ask(seconds=0, **case)
+                    thresholds[key], detections[key] = answer["threshold"], answer["detections"]
                     cases[key] = worker, case
             _report(f"{count} cores: {model} {mode} is loaded")
         times: dict[Key, list[float]] = defaultdict(list)
-        detections: dict[Key, int] = {}
         for number in range(settings.rounds):
             for key, (worker, case) in cases.items():
-                answer = worker.ask(seconds=settings.seconds, **case)
-                times[key] += answer["ms"]
-                detections[key] = answer["detections"]
+                times[key] += worker.ask(seconds=settings.seconds, **case)["ms"]
             _report(f"{count} cores: round {number + 1} of {settings.rounds}")
         for key, (worker, case) in cases.items():
             model, mode, size = key

@@ -20,6 +20,6 @@ def test_model_has_as_many_objects_as_requested(tmp_path, monkeypatch):
     assert all(file.exists() for file in files(tmp_path, "small"))
     request = {"size": 256, "seconds": 9, "most": 1, "clock": "cpu"}
     for mode in ("float32", "openvino int8"):
-        answer = Measured(load(tmp_path, "small", mode)).answer(request)
-        assert answer["detections"] == DETECTIONS
-        assert len(answer["ms"]) == 1
+        measured = Measured(load(tmp_path, "small", mode))
+        assert measured.answer(request | {"seconds": 0})["detections"] == DETECTIONS
+        assert len(measured.answer(request)["ms"]) == 1
