@@ -15,6 +15,7 @@ from torch.func import functional_call
 from detlite.modeling.layers.conv import PaddedConv2d
 from detlite.modeling.layers.norm import freeze_batch_norm, takes_batch_statistics
 
+from .efficientnet_lite import EfficientNetLite0
 from .windows import pad_to_multiple
 
 # Cells of the coarsest map by which sides may have to be padded: windows of 7 cells, and so on.
@@ -43,7 +44,8 @@ class TimmBackbone(nn.Module):
         checkpoint_activations: bool = False, drop_path: float = 0.0,
     ) -> None:  # fmt: skip
         super().__init__()
-        net = create(name, drop_path)
+        own = name == "tf_efficientnet_lite0" and not (drop_path or checkpoint_activations)
+        net = EfficientNetLite0() if own else create(name, drop_path)
         # The last of several maps of a stride is the deepest.
         levels = {info["reduction"]: index for index, info in enumerate(net.feature_info)}
         if not levels.keys() >= set(strides):
@@ -60,11 +62,12 @@ class TimmBackbone(nn.Module):
         if frozen_norm:
             freeze_batch_norm(net)
         self.indices = net.prune_intermediate_layers(indices, prune_norm=True)
-        _fix_margins(net)
         if checkpoint_activations:
             _checkpoint(net, name)
         self.net = net
-        self._set_padding_multiple(name, strides)
+        if not own:
+            _fix_margins(net)
+            self._set_padding_multiple(name, strides)
 
     def _set_padding_multiple(self, name: str, strides: Sequence[int]) -> None:
         """Find the multiple to which sides must be padded, by calls without values."""

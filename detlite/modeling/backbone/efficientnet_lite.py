@@ -1,0 +1,97 @@
+"""EfficientNet-Lite0 with the names of timm's tf_efficientnet_lite0, whose import takes seconds.
+
+It is an EfficientNet (https://arxiv.org/abs/1905.11946) with ReLU6 and without squeeze-and-excite.
+"""
+
+import math
+from typing import Any
+
+from torch import Tensor, nn
+
+from detlite.modeling.layers.conv import PaddedConv2d
+
+_STEM = 32
+# Kernel, expansion, output channels, number of blocks and stride of the first one, of each stage.
+_STAGES = (
+    (3, 1, 16, 1, 1), (3, 6, 24, 2, 2), (5, 6, 40, 2, 2), (3, 6, 80, 3, 2), (5, 6, 112, 3, 1),
+    (5, 6, 192, 4, 2), (3, 6, 320, 1, 1),
+)  # fmt: skip
+_EPS = 1e-3
+
+
+class EfficientNetLite0(nn.Module):
+    """The classifier without its head; implements what `TimmBackbone` needs of timm's models."""
+
+    # The last stage of each stride.
+    feature_info = [  # noqa: RUF012
+        {"reduction": 2 ** (k + 1), "num_chs": _STAGES[stage][2], "module": f"blocks.{stage}"}
+        for k, stage in enumerate((0, 1, 2, 4, 6))
+    ]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv_stem = _conv(3, _STEM, 3, 2)
+        self.bn1 = nn.BatchNorm2d(_STEM, _EPS)
+        self.act = nn.ReLU6(inplace=True)
+        self.blocks, width = nn.Sequential(), _STEM
+        for kernel, expansion, channels, count, stride in _STAGES:
+            stage = nn.Sequential()
+            for k in range(count):
+                stage.append(_Block(width, channels, kernel, stride if k == 0 else 1, expansion))
+                width = channels
+            self.blocks.append(stage)
+
+    def prune_intermediate_layers(self, indices: list[int], prune_norm: bool) -> list[int]:
+        """Remove the stages after the last of `feature_info[indices]`; return the used stages."""
+        stages = [int(self.feature_info[k]["module"][-1]) for k in indices]
+        self.blocks = self.blocks[: max(stages) + 1]
+        return stages
+
+    def forward_intermediates(self, x: Tensor, indices: list[int], **_: Any) -> list[Tensor]:
+        """Compute the maps of the stages `indices`."""
+        x = self.act(self.bn1(self.conv_stem(x)))
+        maps = []
+        for number, stage in enumerate(self.blocks):
+            x = stage(x)
+            if number in indices:
+                maps.append(x)
+        return maps
+
+    def group_matcher(self, coarse: bool) -> dict[str, Any]:
+        """Return timm's patterns of the names of the stem and of each stage."""
+        return {"stem": r"^conv_stem|bn1", "blocks": [(r"^blocks\.(\d+)", None)]}
+
+
+class _Block(nn.Sequential):
+    """Inverted residual; without an expansion, a separable convolution."""
+
+    def __init__(self, inputs: int, outputs: int, kernel: int, stride: int, expansion: int) -> None:
+        super().__init__()
+        width = inputs * expansion
+        convs = [("conv_dw", _conv(width, width, kernel, stride, groups=width))]
+        if expansion > 1:
+            convs.insert(0, ("conv_pw", _conv(inputs, width)))
+        convs.append(("conv_pwl" if expansion > 1 else "conv_pw", _conv(width, outputs)))
+        for number, (name, conv) in enumerate(convs, 1):
+            self.add_module(name, conv)
+            self.add_module(f"bn{number}", nn.BatchNorm2d(conv.out_channels, _EPS))
+            if number < len(convs):
+                self.add_module(f"act{number}", nn.ReLU6(inplace=True))
+        self.has_shortcut = stride == 1 and inputs == outputs
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = super().forward(x)
+        return out + x if self.has_shortcut else out
+
+
+def _conv(
+    inputs: int, outputs: int, kernel: int = 1, stride: int = 1, groups: int = 1
+) -> nn.Conv2d:
+    """Create a convolution padded as by TensorFlow on maps whose sides `stride` divides."""
+    conv = nn.Conv2d(inputs, outputs, kernel, stride, groups=groups, bias=False)
+    nn.init.normal_(conv.weight, std=math.sqrt(2 * groups / (kernel**2 * outputs)))
+    before, after = (kernel - stride) // 2, (kernel - stride + 1) // 2
+    if before < after:
+        return PaddedConv2d(conv, (before, after, before, after))
+    conv.padding = (before, before)
+    return conv

@@ -1,0 +1,88 @@
+"""EfficientNet-Lite0 computes what timm's model computes, bit for bit, and needs no timm."""
+
+import sys
+
+import pytest
+import torch
+
+from detlite.modeling.backbone import timm_backbone
+from detlite.modeling.backbone.efficientnet_lite import EfficientNetLite0
+from detlite.modeling.backbone.timm_backbone import TimmBackbone
+
+NAME = "tf_efficientnet_lite0"
+
+
+@pytest.fixture
+def backbones(monkeypatch):
+    """`backbones((4, 8), ...)`: return detlite's backbone, and timm's with the same weights."""
+    pytest.importorskip("timm", reason="timm is not installed")
+
+    def build(*args, **options):
+        own = TimmBackbone(NAME, *args, **options)
+        with monkeypatch.context() as patch:
+            patch.setattr(timm_backbone, "EfficientNetLite0", lambda: timm_backbone.create(NAME, 0))
+            reference = TimmBackbone(NAME, *args, **options)
+        timm_backbone._fix_margins(reference.net)
+        generator = torch.Generator().manual_seed(0)
+        for value in own.state_dict().values():
+            if value.ndim == 1:  # norms whose scales and variances are positive
+                value.copy_(0.5 + torch.rand(value.shape, generator=generator))
+        reference.load_state_dict(own.state_dict())
+        assert type(own.net) is not type(reference.net)
+        return own, reference
+
+    return build
+
+
+@pytest.mark.parametrize("strides", [(4, 8, 16, 32), (8, 16, 32), (16,)])
+@pytest.mark.parametrize("frozen_norm", [True, False])
+def test_maps_and_gradients_equal_those_of_timm(backbones, strides, frozen_norm):
+    own, reference = backbones(strides, frozen_norm=frozen_norm)
+    assert list(own.state_dict()) == list(reference.state_dict())
+    assert own.channels == reference.channels
+    x = torch.randn(2, 3, 70, 96)
+    maps, expected = own(x), reference(x)
+    assert all(map(torch.equal, maps, expected))
+    for one in (maps, expected):
+        sum(level.square().sum() for level in one).backward()
+    gradients = {name: value.grad for name, value in reference.named_parameters()}
+    for name, value in own.named_parameters():
+        assert value.grad.equal(gradients[name]), name
+
+
+@pytest.mark.parametrize("freeze_at", [0, 1, 2, 3, 5])
+def test_the_same_parts_are_frozen_and_layers_grouped(backbones, freeze_at):
+    own, reference = backbones((4, 8, 16, 32), freeze_at)
+    frozen, expected = (
+        {name for name, value in net.named_parameters() if not value.requires_grad}
+        for net in (own, reference)
+    )
+    assert frozen == expected
+    assert list(own.state_dict()) == list(reference.state_dict())
+    names, expected_names = (
+        [sorted(ids[id(value)] for value in layer) for layer in net.layers()]
+        for net in (own, reference)
+        for ids in [{id(value): name for name, value in net.named_parameters()}]
+    )
+    assert names == expected_names
+
+
+def test_random_weights_have_timms_deviations(backbones):
+    torch.manual_seed(0)
+    own = EfficientNetLite0()
+    reference = timm_backbone.create(NAME, 0).state_dict()
+    for name, value in own.state_dict().items():
+        if value.ndim == 4 and value.numel() > 4000:
+            assert value.std().item() == pytest.approx(reference[name].std().item(), rel=0.1), name
+
+
+def test_timm_is_not_imported(monkeypatch):
+    monkeypatch.setitem(sys.modules, "timm", None)
+    assert len(TimmBackbone(NAME, (4, 8, 16, 32), 2, True)(torch.randn(1, 3, 32, 32))) == 4
+
+
+@pytest.mark.parametrize("options", [{"drop_path": 0.1}, {"checkpoint_activations": True}])
+def test_timm_serves_its_own_options(backbones, options):
+    pytest.importorskip("timm", reason="timm is not installed")
+    body = TimmBackbone(NAME, (4, 8), frozen_norm=True, **options)
+    assert not isinstance(body.net, EfficientNetLite0)
