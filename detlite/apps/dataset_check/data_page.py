@@ -1,6 +1,6 @@
 """HTML page of the defects of data sets, with example images."""
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -42,10 +42,10 @@ def data_page(sets: Sequence[Inspection], pairs: Sequence[Pair]) -> str:
 
 
 def _describe(inspection: Inspection) -> dict[str, Any]:
-    balance = inspection.class_balance()
-    largest = max((objects for _, objects, _ in balance), default=0) or 1
-    refused = len(inspection.refused)
-    kinds = Counter((defect.kind, defect.refused) for defect in inspection.defects)
+    """Describe a data set for the template."""
+    kinds = defaultdict(list)
+    for defect in inspection.defects:
+        kinds[defect.kind, defect.refused].append(defect)
     step = max(1, len(inspection.fingerprinted) // _MAX_IMAGES)
     by_image = defaultdict(list)
     for row in inspection.objects:
@@ -56,29 +56,17 @@ def _describe(inspection: Inspection) -> dict[str, Any]:
     ]
     return {
         "file": inspection.name,
-        "refused": refused,
-        "verdict": f"Training refuses {refused} entries." if refused else "Training accepts it.",
+        "refused": len(inspection.refused),
         "numbers": inspection.statistics(),
-        "balance": [(*line, round(20 * line[1] / largest, 2)) for line in balance],
-        "kinds": [_kind(inspection, kind, count) for kind, count in kinds.items()],
-        "examples": examples,
-    }
-
-
-def _kind(inspection: Inspection, kind: tuple[str, bool], count: int) -> dict[str, Any]:
-    """Describe the defects of one kind for the template."""
-    defects = [defect for defect in inspection.defects if (defect.kind, defect.refused) == kind]
-    return {
-        "name": kind[0],
-        "refused": kind[1],
-        "count": count,
-        "rows": [(defect.where, defect.problem) for defect in defects[:_MAX_ROWS]],
-        "images": [
-            _image(inspection, defect.image_id, defect.where, suspicious=defect.box)
-            for defect in defects[:_MAX_IMAGES]
-            if defect.image_id in inspection.images
+        "balance": inspection.class_balance(),
+        "kinds": [
+            {"name": name, "refused": refused, "count": len(defects), "rows": defects[:_MAX_ROWS],
+             "images": [_image(inspection, one.image_id, one.where, suspicious=one.box)
+                        for one in defects[:_MAX_IMAGES] if one.image_id in inspection.images]}
+            for (name, refused), defects in kinds.items()
         ],
-    }
+        "examples": examples,
+    }  # fmt: skip
 
 
 def _image(

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
+import numpy as np
+
 from detlite.data.findings import Finding
 from detlite.data.images.sources import ImageArchive, ImageFolder
 from detlite.data.index.annotation_index import AnnotationIndex
@@ -102,17 +104,12 @@ class Inspection:
         crowds = len(self.objects) - len(objects)
         per_image = Counter(row["image_id"] for row in objects)
         areas = [row["bbox"][2] * row["bbox"][3] for row in objects]
-        by_size = [
-            sum(low <= area < high for area in areas)
-            for low, high in ((0, _SMALL), (_SMALL, _LARGE), (_LARGE, float("inf")))
-        ]
+        by_size, _ = np.histogram(areas, (0, _SMALL, _LARGE, np.inf))
         empty = len(self.images.keys() - per_image.keys())
+        counted = f"{len(objects)} in {len(self.categories)} categories, and {crowds} crowds"
         lines = [
             ("images", f"{len(self.images)}, {empty} without objects"),
-            (
-                "objects",
-                f"{len(objects)} in {len(self.categories)} categories, and {crowds} crowds",
-            ),
+            ("objects", counted),
             ("boxes below 32x32, to 96x96, above", ", ".join(map(str, by_size))),
         ]
         if per_image:
