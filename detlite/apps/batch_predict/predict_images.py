@@ -114,19 +114,30 @@ def make_entry(
     measured: bool = False,
 ) -> Entry:
     """Return the entry of an image uint8 [3, H, W] and its prediction, see `result_files`."""
-    results = coco_results(
-        image_id, prediction["boxes"], prediction["scores"], prediction["category_ids"],
-        prediction.get("masks"), prediction.get("keypoints"),
-        predictor.model.convention.keypoint_center,
-    )  # fmt: skip
-    objects = list(results.to_coco())
-    for row, extra in zip(objects, prediction.extra_rows(), strict=False):
-        row.update(extra)
+    center = predictor.model.convention.keypoint_center
+    objects = coco_objects(image_id, prediction, center)
     if measured:
         add_measures(objects, image.numpy())
     _, height, width = image.shape
     info = _image_info(image_id, name) | {"height": height, "width": width}
     return {"image": info, "objects": objects}
+
+
+def coco_objects(
+    image_id: int, prediction: Prediction, keypoint_center: float, count: int | None = None
+) -> list[Entry]:
+    """Return the first `count` (None: all) objects of a prediction with RLEs as COCO results.
+
+    `keypoint_center` is described in `Convention`.
+    """
+    results = coco_results(
+        image_id, prediction["boxes"], prediction["scores"], prediction["category_ids"],
+        prediction.get("masks"), prediction.get("keypoints"), keypoint_center,
+    )  # fmt: skip
+    objects = list(results.to_coco(0, count))
+    for row, extra in zip(objects, prediction.extra_rows(), strict=False):
+        row.update(extra)
+    return objects
 
 
 def _image_info(image_id: int, name: str) -> Entry:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from detlite.config import ConfigError
+from detlite.apps.optional_packages import import_optional
 
 from .predict_images import load_predictor, predict_images
 from .result_files import COLUMNS, category_names, parquet_schema, to_rows
@@ -25,12 +25,7 @@ class Detect:
         batch_size: int = 1,
         trust: bool = False,
     ) -> None:
-        try:
-            import pyarrow as pa
-        except ImportError as error:
-            raise ConfigError(
-                f"Ray stages need pyarrow ({error}): pip install 'detlite[ray]'"
-            ) from error
+        pa = import_optional("pyarrow", "detlite[ray]")
         self.predictor = load_predictor(weights, threshold, opts, trust=trust)
         self.batch_size = batch_size
         self.names = category_names(self.predictor.categories)

@@ -15,8 +15,8 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
+from detlite.apps.optional_packages import import_optional
 from detlite.atomic_write import atomic_open, atomic_path
-from detlite.config import ConfigError
 from detlite.evaluation.results import BACKGROUND_CATEGORY
 
 from .measures import MEASURES, write_summary
@@ -106,12 +106,7 @@ def category_names(categories: Iterable[Entry]) -> dict[int, str]:
 def check_format(format: str) -> None:
     """Raise a ConfigError if the library of a format is not installed."""
     if format == "parquet":
-        try:
-            import pyarrow.parquet  # noqa: F401
-        except ImportError as error:
-            raise ConfigError(
-                f"--format parquet needs pyarrow ({error}): pip install 'detlite[parquet]'"
-            ) from error
+        import_optional("pyarrow.parquet", "detlite[parquet]")
 
 
 def write_results(

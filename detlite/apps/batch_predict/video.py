@@ -11,7 +11,6 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -20,6 +19,7 @@ from PIL import Image
 from torch import Tensor
 
 from detlite.apps.drawing import draw_detections
+from detlite.apps.optional_packages import import_optional
 from detlite.config import ConfigError
 from detlite.data.errors import DataError
 from detlite.data.images.formats import image_suffixes
@@ -34,6 +34,7 @@ _VIDEO_SUFFIXES = (
     ".3gp", ".asf", ".avi", ".flv", ".m2ts", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg",
     ".mts", ".ogv", ".ts", ".webm", ".wmv",
 )  # fmt: skip
+_EXTRA = "detlite[video]"  # installs PyAV and trackers
 _DEFAULT_RATE = 25  # frames per second, if the video has no rate
 _CODEC_OPTIONS = {"crf": "20"}  # quality of H.264 from 0 (best) to 51; FFmpeg's default is 23
 _TICK = Fraction(1, 90_000)  # seconds; a multiple represents all common frame rates exactly
@@ -62,7 +63,7 @@ class Video:
     """
 
     def __init__(self, name: str) -> None:
-        av = _import_av()
+        self._av = av = import_optional("av", _EXTRA)
         self.name = name
         try:
             source = (f"/dev/video{name}", "r", "v4l2") if is_camera(name) else (name,)
@@ -79,7 +80,7 @@ class Video:
 
     def frames(self) -> Iterator[Frame]:
         """Yield the frames in order; a DataError if the rest cannot be decoded."""
-        av, start = _import_av(), None
+        start = None
         try:
             for number, frame in enumerate(self._container.decode(video=0)):
                 time = number / self.rate if frame.pts is None else frame.pts * frame.time_base
@@ -87,7 +88,7 @@ class Video:
                 quarters = round(getattr(frame, "rotation", 0) / 90)  # counterclockwise
                 pixels = np.rot90(frame.to_ndarray(format="rgb24"), quarters).transpose(2, 0, 1)
                 yield Frame(number, time - start, torch.from_numpy(pixels.copy()))
-        except (av.FFmpegError, OSError) as error:
+        except (self._av.FFmpegError, OSError) as error:
             raise DataError(f"{self.name}: the rest cannot be decoded ({error})") from error
 
     def __enter__(self) -> Video:
@@ -103,7 +104,7 @@ def video_writer(file: Path, rate: Fraction) -> Iterator[Callable[[Image.Image, 
 
     All images have the same size. H.264 drops the last pixel of an odd side.
     """
-    av = _import_av()
+    av = import_optional("av", _EXTRA)
     stream: Any = None
     last_tick = -1
 
@@ -139,18 +140,12 @@ def build_tracker(frame_rate: float) -> Callable[[Prediction], list[int | None]]
     Raises:
         ConfigError: trackers is not installed.
     """
-    try:
-        from supervision import Detections
-        from trackers import ByteTrackTracker
-    except ImportError as error:
-        raise ConfigError(
-            f"--track needs trackers ({error}): pip install 'detlite[video]'"
-        ) from error
-    tracker = ByteTrackTracker(frame_rate=frame_rate)
+    tracker = import_optional("trackers", _EXTRA).ByteTrackTracker(frame_rate=frame_rate)
+    supervision = import_optional("supervision", _EXTRA)
 
     def track(prediction: Prediction) -> list[int | None]:
         count = len(prediction["scores"])
-        detections = Detections(
+        detections = supervision.Detections(
             xyxy=prediction["boxes"].numpy(),
             confidence=prediction["scores"].numpy(),
             class_id=prediction["labels"].numpy(),
@@ -189,13 +184,9 @@ def is_camera(name: str) -> bool:
 
 
 def check_output(folder: Path, name: str, overwrite: bool, drawn: bool = True) -> None:
-    """Raise a ConfigError if results or the drawn video would replace files.
+    """Raise a ConfigError if results, or the drawn video if there is one, would replace files.
 
-    Args:
-        folder: the output folder.
-        name: the name of the video, which is never replaced.
-        overwrite: existing results may be replaced.
-        drawn: the drawn video will be written, too.
+    The input, the video `name`, is never replaced; others are with `overwrite`.
     """
     video = _drawn_video(folder, name)
     if drawn and video.exists() and Path(name).exists() and video.samefile(name):
@@ -280,11 +271,3 @@ def predict_video(
 
 def _drawn_video(folder: Path, name: str) -> Path:
     return folder / f"{'camera' if is_camera(name) else ''}{Path(name).stem}.mp4"
-
-
-def _import_av() -> ModuleType:
-    try:
-        import av
-    except ImportError as error:
-        raise ConfigError(f"videos need PyAV ({error}): pip install 'detlite[video]'") from error
-    return av

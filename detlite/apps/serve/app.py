@@ -1,6 +1,7 @@
 """The ASGI application: a web page, predictions, and information about the model and the server."""
 
 import asyncio
+import json
 import logging
 import math
 import time
@@ -20,6 +21,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from detlite.apps.batch_predict.allocator import release_freed_memory
+from detlite.apps.batch_predict.predict_images import coco_objects
 from detlite.data.errors import DataError, TooLargeError
 from detlite.data.images.formats import open_image
 from detlite.data.images.sources import ImageBytes
@@ -27,8 +29,15 @@ from detlite.inference.prediction import LoadedImage
 from detlite.inference.predictor import Prediction, Predictor
 
 from .batching import Batcher
-from .limits import MEDIA_TYPES, Limits, check_header, extract_file, read_body
-from .responses import Refusal, detections_json, error_response
+from .limits import (
+    MEDIA_TYPES,
+    Limits,
+    Refusal,
+    check_header,
+    error_response,
+    extract_file,
+    read_body,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -178,10 +187,7 @@ class Service:
 
     async def _detect(self, body: bytes, threshold: float, deadline: float) -> bytes:
         center = self.predictor.model.convention.keypoint_center
-
-        def convert(loaded: LoadedImage, prediction: Prediction) -> tuple[bytes, int]:
-            return detections_json(loaded, prediction, threshold, center)
-
+        convert = partial(detections_json, threshold=threshold, keypoint_center=center)
         try:
             remaining = deadline - time.perf_counter()
             content, count = await asyncio.wait_for(self.batcher.predict(body, convert), remaining)
@@ -211,6 +217,21 @@ def _pixels_in_header(body: bytes, limits: Limits) -> int:
             return math.prod(image.size)
     except Exception:  # Pillow raises many types
         return 0
+
+
+def detections_json(
+    loaded: LoadedImage, prediction: Prediction, threshold: float, keypoint_center: float
+) -> tuple[bytes, int]:
+    """Return the JSON response to an image and the number of detections in it."""
+    height, width = loaded.size
+    count = int((prediction["scores"] >= threshold).sum())  # scores are in decreasing order
+    detections = []
+    objects = coco_objects(0, prediction, keypoint_center, count)
+    for name, row in zip(prediction["names"], objects, strict=False):
+        del row["image_id"]
+        detections.append({"category": name, **row})
+    content = {"width": width, "height": height, "detections": detections}
+    return json.dumps(content, allow_nan=False).encode(), count
 
 
 def build_app(predictor: Predictor, limits: Limits, origins: Sequence[str] = ()) -> Starlette:

@@ -20,6 +20,7 @@ from detlite.apps.batch_predict.result_files import (
     write_detections,
     write_results,
 )
+from detlite.config import ConfigError
 from detlite.structures.masks.formats import encode_bitmap
 
 NAMES = {7: "cell, round", -1: "background"}
@@ -134,7 +135,7 @@ def test_parquet_without_pyarrow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     check_format("csv")
-    with pytest.raises(result_files.ConfigError, match=r"pip install 'detlite\[parquet\]'"):
+    with pytest.raises(ConfigError, match=r"pip install 'detlite\[parquet\]'"):
         check_format("parquet")
 
 
