@@ -135,6 +135,11 @@ def browse_page(cfg: CfgNode, count: int) -> str:
     hard = [one for one in objects if one["state"] != _MATCHED]
     hard.sort(key=lambda one: (one["state"] == _WEAK, one["iou"]))
     unmatched = sum(one["state"] == _UNMATCHED for one in objects)
+    levels = []
+    if matches:
+        colors = map(_level_color, range(len(matches.strides)))
+        counts = torch.stack(positives).sum(dim=0).tolist()
+        levels = list(zip(matches.strides, matches.sides, counts, colors, strict=True))
     return render(
         "browse.html",
         name=train_set.name,
@@ -147,7 +152,7 @@ def browse_page(cfg: CfgNode, count: int) -> str:
         foreground=f"{100 * matches.foreground:.0f}" if matches else "",
         hard=hard[:_MAX_ROWS],
         hard_count=len(hard),
-        levels=_levels(matches, torch.stack(positives).sum(dim=0)) if matches else [],
+        levels=levels,
         chart=charts.sizes(
             "Sizes of objects and anchors",
             [one["side"] for one in objects],
@@ -224,17 +229,3 @@ def _image(
 
 def _level_color(level: int) -> Color:
     return _LEVEL_COLORS[level % len(_LEVEL_COLORS)]
-
-
-def _levels(matches: AnchorMatches, positives: Tensor) -> list[TemplateData]:
-    """Describe the anchors of each level and the number of matched ones, int64 [L]."""
-    return [
-        {
-            "stride": stride, "sides": ", ".join(map(str, sides)), "anchors": count,
-            "percent": f"{100 * count / max(int(positives.sum()), 1):.0f}",
-            "color": "rgb({}, {}, {})".format(*_level_color(level)),
-        }
-        for level, (stride, sides, count) in enumerate(
-            zip(matches.strides, matches.sides, positives.tolist(), strict=True)
-        )
-    ]  # fmt: skip

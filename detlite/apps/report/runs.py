@@ -1,6 +1,5 @@
 """Read and describe the output of a training or a test, or detections of other frameworks."""
 
-import json
 import re
 from collections.abc import Sequence
 from contextlib import suppress
@@ -12,6 +11,7 @@ from typing import Any
 from yacs.config import CfgNode
 
 from detlite.apps.dataset_formats.coco_files import find_images
+from detlite.apps.dataset_formats.file_tree import read_json
 from detlite.apps.drawing.run_drawings import Curves, metric_curves, read_metrics
 from detlite.config import ConfigError, load_config
 from detlite.data.errors import DataError
@@ -90,7 +90,7 @@ def read_run(folder: Path, name: str) -> Run:
     evaluation = {}
     file = folder / "evaluation.json"
     if file.is_file():
-        evaluation = _read_json(file)
+        evaluation = read_json(file)
         if not isinstance(evaluation, dict):
             raise DataError(f"{file}: not written by `detlite test`")
         if len(cfg.DATASETS.TEST) == 1:
@@ -133,17 +133,10 @@ def run_names(paths: list[Path]) -> list[str]:
 
 
 def _read_rows(path: Path) -> list[dict[str, Any]]:
-    rows = _read_json(path)
+    rows = read_json(path)
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise DataError(f"{path}: must be a list of COCO results")
     return rows
-
-
-def _read_json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path}: cannot be read ({error})") from error
 
 
 def training_history(runs: Sequence[Run]) -> dict[str, Any]:
@@ -173,24 +166,16 @@ def training_history(runs: Sequence[Run]) -> dict[str, Any]:
 
 def _speed(run: Run) -> dict[str, Any]:
     """Return a table row about the speed of training and evaluation."""
-    tests = [f"{dataset}: {speed}" for dataset, speed in run.speeds.items()]
-    row: dict[str, Any] = {"name": run.name, "training": [], "tests": tests}
+    row: dict[str, Any] = {"name": run.name, "tests": run.speeds}
     timed = [line for line in run.lines if line.get("time")]
-    if not timed:
-        return row
-    times = [line["time"] for line in timed]
-    waiting = sum(line.get("data_time", 0.0) for line in timed) / sum(times)
-    batch = run.cfg.SOLVER.IMS_PER_BATCH
-    row["training"] = [
-        f"{timed[-1]['iteration']} iterations of {batch} images",
-        f"{median(times):.3f} s per iteration (median)",
-        f"{batch / median(times):.2f} images/s",
-        f"{100 * waiting:.0f} % of the time waiting for data",
-    ]
-    if waiting > 0.2:
-        row["advice"] = (
-            f"{run.name} waits for images: raise DATALOADER.NUM_WORKERS if there are idle cores."
-        )
-    if memory := [line["max_memory_mib"] for line in timed if "max_memory_mib" in line]:
-        row["training"].append(f"{max(memory):.0f} MiB of GPU memory")
+    if timed:
+        times = [line["time"] for line in timed]
+        memory = [line["max_memory_mib"] for line in timed if "max_memory_mib" in line]
+        row |= {
+            "iterations": timed[-1]["iteration"],
+            "batch": run.cfg.SOLVER.IMS_PER_BATCH,
+            "seconds": median(times),
+            "waiting": sum(line.get("data_time", 0.0) for line in timed) / sum(times),
+            "memory": max(memory, default=None),
+        }
     return row
