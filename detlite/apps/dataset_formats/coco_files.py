@@ -64,10 +64,8 @@ def find_images(annotations: Path, folder: Path | None = None) -> Path:
     names = [index.image(number)["file_name"] for number in sample]
     root = annotations.parent.parent
     usual = [path for parent in (annotations.parent, root) for path in (parent / "images", parent)]
-    candidates = [folder] if folder else list(usual)
-    for parent in () if folder else usual:
-        with suppress(OSError):  # it is missing or not readable
-            candidates += [path for path in sorted(parent.iterdir()) if os.path.isdir(path)]
+    inner = (path for parent in usual for path in sorted(parent.glob("*")) if os.path.isdir(path))
+    candidates = [folder] if folder else [*usual, *inner]
     counts = {path: sum(os.path.isfile(path / name) for name in names) for path in candidates}
     max_count = max(counts.values())
     if not max_count:

@@ -48,6 +48,7 @@ _MASK_FOLDERS = {
     "label", "segmentations", "gt", "groundtruth", "ground_truth", "annotations",
 }  # fmt: skip
 _TAIL = re.compile(r"[_-](cp[_-])?(masks?|labels?|segm?|segmentation|instances?|inst|gt)$", re.I)
+_COLOR_LINE = re.compile(r"([^#:][^:]*):\s*(\d+)\s*,\s*(\d+)\s*,\s*(\d+)\s*(?::|$)")
 _MAX_CLASSES = 20  # values that recur in several images are classes rather than objects
 
 # The parent of the folders of images and masks, and the path of a file in one of these folders,
@@ -254,8 +255,7 @@ def _class_names(tree: FileTree) -> dict[int, str]:
     names = {}
     for file in tree.files:
         for line in read_lines(file) if file.name == "labelmap.txt" else ():
-            label, _, rest = line.partition(":")
-            color = rest.partition(":")[0].split(",")
-            if len(color) == 3 and not line.startswith("#"):
+            if match := _COLOR_LINE.match(line):
+                label, *color = match.groups()
                 names[sum(int(part) << 8 * k for k, part in enumerate(color))] = label
     return names

@@ -8,6 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
+from pycocotools import mask as rle_codec
 
 from detlite.data.datasets.voc import read_voc_file
 from detlite.data.errors import DataError
@@ -37,9 +38,10 @@ def voc_labels(file: Path, tree: FileTree, conversion: Conversion) -> Iterator[I
     labels = ImageLabels(f"{content.folder}/{content.file_name}".strip("/"), size=content.size)
     labels.split = splits.get(file)
     for obj in content.objects:
-        shape = box_shape(obj.name, obj.box(first))
-        if not (x_y := obj.box(first))[2] > 0 or not x_y[3] > 0:
-            shape.problem = f"width {x_y[2]:g} and height {x_y[3]:g} must be positive"
+        _, _, w, h = box = obj.box(first)
+        shape = box_shape(obj.name, box)
+        if not (w > 0 and h > 0):
+            shape.problem = f"width {w:g} and height {h:g} must be positive"
         shape.crowd = obj.difficult
         labels.shapes.append(shape)
     for name in (file.parent.parent, file.parent):
@@ -70,24 +72,17 @@ def _add_masks(
     """Give each mask of a file to the box with the highest IoU with its own."""
     values = read_label_image(file, size).values
     for value in distinct_values(values[(values > 0) & (values != VOID)]):
-        x, y, w, h = object_from_bitmap("", values == value, str(file)).box
+        mask_box = object_from_bitmap("", values == value, str(file)).box
         free = [shape for shape in shapes if shape.mask is None]
-        overlaps = [_iou(shape.corners, (x, y, x + w, y + h)) for shape in free]
-        if max(overlaps, default=0) < _MIN_IOU:
+        corners = np.array([shape.corners for shape in free]).reshape(-1, 4)
+        boxes = np.concatenate([corners[:, :2], corners[:, 2:] - corners[:, :2]], axis=1)
+        overlaps = rle_codec.iou(boxes, np.array([mask_box]), [False])
+        if np.max(overlaps, initial=0) < _MIN_IOU:
             text = "They are not used. Compare them with the boxes of the XML file."
             example = f"value {value} of {file}"
             conversion.findings.add("masks that fit no box", text, example, "mask")
         else:
             free[int(np.argmax(overlaps))].mask = values == value
-
-
-def _iou(first: Sequence[float], second: Sequence[float]) -> float:
-    """Return the IoU of two boxes (x1, y1, x2, y2)."""
-    w = min(first[2], second[2]) - max(first[0], second[0])
-    h = min(first[3], second[3]) - max(first[1], second[1])
-    areas = ((x2 - x1) * (y2 - y1) for x1, y1, x2, y2 in (first, second))
-    shared = max(w, 0) * max(h, 0)
-    return shared / (sum(areas) - shared)
 
 
 @lru_cache(maxsize=1)
@@ -96,11 +91,8 @@ def _listed_splits(tree: FileTree) -> dict[Path, str]:
     files: dict[str, list[Path]] = {}
     for file in tree.with_suffix(".xml"):
         files.setdefault(file.stem, []).append(file)
-    lists = [
-        file
-        for file in tree.with_suffix(".txt")
-        if file.parent.parts[-2:] == ("ImageSets", "Main") and file.stem in SPLITS
-    ]
+    texts = (file for file in tree.with_suffix(".txt") if file.match("ImageSets/Main/*"))
+    lists = [file for file in texts if file.stem in SPLITS]
     splits: dict[Path, str] = {}
     if not {"train", "val"} <= {SPLITS[file.stem] for file in lists}:
         return splits

@@ -273,9 +273,8 @@ def test_categories_of_cvat_masks(tmp_path, image, text):
         classes[5:15, column : column + 10] = color
     save(tmp_path / "SegmentationObject/a.png", objects)
     save(tmp_path / "SegmentationClass/a.png", classes)
-    text(
-        tmp_path / "labelmap.txt", "# label:color_rgb:parts:actions\ncat:128,0,0::\ndog:0,128,0::\n"
-    )
+    lines = "# label:color_rgb:parts:actions\ncat:128,0,0::\ndog:0,128,0::\nowl:1e9,x,0::\n"
+    text(tmp_path / "labelmap.txt", lines)
     (labeled,) = read(tmp_path).images
     assert [obj.category for obj in labeled.objects] == ["cat", "dog", "cat"]
     (tmp_path / "SegmentationObject/a.png").unlink()
