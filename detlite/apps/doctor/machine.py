@@ -31,7 +31,7 @@ def system_info() -> dict[str, str]:
     built = [device for device in ("cpu", "cuda") if has_kernels(device)]
     memory = _memory_bytes()
     return {
-        "detlite": f"{__version__} in {Path(__file__).parents[1]}",
+        "detlite": f"{__version__} in {Path(__file__).parents[2]}",
         "Python": f"{platform.python_version()} on {platform.platform()}",
         "torch": f"{torch.__version__}, torchvision {torchvision.__version__}",
         "kernels": kernels.location() + (f", for {' and '.join(built)}" if built else ""),
