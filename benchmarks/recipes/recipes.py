@@ -211,6 +211,9 @@ RECIPES: dict[str, Recipe] = {
     "test_scales": Recipe(
         "lite0, tested at three sizes with flips", _test_scales, evaluates="lite0"
     ),
+    "two_passes": Recipe(
+        "lite0, the box head applied twice", lambda cfg: {"TEST.BOX_PASSES": 2}, evaluates="lite0"
+    ),
     "box_from_mask": Recipe(
         "lite0, boxes are means of the predicted box and the box of the mask",
         lambda cfg: {"TEST.BOX_FROM_MASK": 0.5},

@@ -52,6 +52,7 @@ VIEWS = [
     "TEST.BBOX_AUG.SCALE_H_FLIP", True, "TEST.NMS.METHOD", "voting",
 ]  # fmt: skip
 DYNAMIC = ["MODEL.ROI_HEADS.DYNAMIC", True, "MODEL.ROI_HEADS.DYNAMIC_PERIOD", 3]
+DICE = ["MODEL.ROI_MASK_HEAD.LOSS", "bce_dice"]
 GIOU = ["MODEL.RPN.BOX_LOSS", "giou", "MODEL.ROI_BOX_HEAD.BOX_LOSS", "giou"]
 
 
@@ -66,11 +67,11 @@ GIOU = ["MODEL.RPN.BOX_LOSS", "giou", "MODEL.ROI_BOX_HEAD.BOX_LOSS", "giou"]
         (["MODEL.KEYPOINT_ON", True, *NO_MASKS], True),
         (GIOU + NO_MASKS, False),
         (["SOLVER.OPTIMIZER", "Muon", *NO_MASKS], False),
-        ([*DYNAMIC, "MODEL.ROI_MASK_HEAD.LOSS", "bce_dice"], False),
+        (DYNAMIC, False),
         (RETINANET + NO_MASKS + VIEWS, False),
     ],
     ids=["cascade", "cascade with all heads", "group norm", "class-agnostic", "C4, shared",
-         "C4, separate keypoint features", "GIoU", "Muon", "dynamic, dice", "RetinaNet, views"],
+         "C4, separate keypoint features", "GIoU", "Muon", "dynamic", "RetinaNet, views"],
 )  # fmt: skip
 def test_trains_and_evaluates(plates_config, opts, c4):
     cfg = plates_config(*opts, c4=c4)
@@ -99,7 +100,9 @@ class InterruptedAfter(Hook):
             raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("opts", [["SOLVER.OPTIMIZER", "Muon"], DYNAMIC], ids=["Muon", "dynamic"])
+@pytest.mark.parametrize(
+    "opts", [["SOLVER.OPTIMIZER", "Muon"], [*DYNAMIC, *DICE]], ids=["Muon", "dynamic"]
+)
 def test_a_resumed_run_continues_bit_for_bit(plates_config, tmp_path, opts):
     def train(folder: str, *hooks: Hook, resume: bool = False) -> dict[str, Any]:
         cfg = plates_config(

@@ -51,6 +51,8 @@ class BoxHead(nn.Module):
         class_scores: predicted boxes hold the scores of all classes.
         score_thresh: predicted boxes need a higher score.
         thresholds: replace the beta of `box_loss`.
+        passes: the number of times that `predict` applies the head, each time to the boxes that it
+            predicted before, as "iterative BBox" in https://arxiv.org/abs/1712.00726.
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class BoxHead(nn.Module):
         convention: Convention,
         class_scores: bool = False,
         thresholds: DynamicThresholds | None = None,
+        passes: int = 1,
     ) -> None:
         super().__init__()
         self.feature_extractor = extractor
@@ -78,6 +81,7 @@ class BoxHead(nn.Module):
         self.score_thresh = score_thresh
         self.convention = convention
         self.thresholds = thresholds
+        self.passes = passes
 
     def losses(
         self,
@@ -111,9 +115,17 @@ class BoxHead(nn.Module):
     def predict(
         self, features: list[Tensor], proposals: Proposals, sizes: Tensor, static_shapes: bool
     ) -> PredictedBoxes:
-        """Refine proposals [B, P] for every class that scores above the threshold."""
-        predictions = self(features, proposals.boxes, proposals.valid, static_shapes)
-        return self.decode(predictions, predictions.logits.softmax(dim=1), proposals)
+        """Refine proposals [B, P] for every class that scores above the threshold.
+
+        Scores are means over the passes.
+        """
+        predictions: list[BoxPredictions] = []
+        for number in range(self.passes):
+            if number:
+                boxes = self.refine(predictions[-1], proposals.boxes, sizes)
+                proposals = replace(proposals, boxes=boxes)
+            predictions.append(self(features, proposals.boxes, proposals.valid, static_shapes))
+        return self.decode(predictions[-1], mean_scores(predictions, self.convention), proposals)
 
     def forward(
         self, features: list[Tensor], boxes: Tensor, valid: Tensor, static_shapes: bool
@@ -152,9 +164,20 @@ class BoxHead(nn.Module):
 
     @torch.no_grad()
     def refine(self, predictions: BoxPredictions, boxes: Tensor, sizes: Tensor) -> Tensor:
-        """Decode the class-agnostic deltas of boxes [B, N, 4] and clip the result."""
-        deltas = predictions.packing.unpack(predictions.deltas[:, 1])
+        """Decode the deltas of boxes [B, N, 4] for their highest-scoring category, and clip the
+        result."""
+        best = self._column(predictions.logits[:, 1:].argmax(dim=1) + 1)
+        rows = torch.arange(best.shape[0], device=best.device)
+        deltas = predictions.packing.unpack(predictions.deltas[rows, best])
         return box_ops.clip(self.box_coder.decode(deltas, boxes), sizes, self.convention)
+
+
+def mean_scores(predictions: Sequence[BoxPredictions], convention: Convention) -> Tensor:
+    """Return the mean scores [R, K] of heads, or the scores of their mean logits."""
+    logits = torch.stack([own.logits for own in predictions])
+    if convention.cascade_mean == "logits":
+        return logits.mean(dim=0).softmax(dim=1)
+    return logits.softmax(dim=2).mean(dim=0)
 
 
 def build_box_head(
@@ -179,4 +202,5 @@ def build_box_head(
         score_thresh=cfg.MODEL.ROI_HEADS.SCORE_THRESH,
         convention=convention,
         thresholds=build_dynamic_thresholds(cfg, coder),
+        passes=cfg.TEST.BOX_PASSES,
     )

@@ -19,7 +19,7 @@ from detlite.modeling.boxes.sampler import label_samples
 from detlite.structures import boxes as box_ops
 from detlite.structures.instances import GroundTruth, PredictedBoxes, Proposals, Samples
 
-from .box_head import BoxHead, BoxPredictions, build_box_head
+from .box_head import BoxHead, BoxPredictions, build_box_head, mean_scores
 from .extractors import Extractor
 
 
@@ -82,12 +82,8 @@ class CascadeBoxHead(nn.Module):
                 boxes = self.stages[number - 1].refine(predictions[-1], proposals.boxes, sizes)
                 proposals = replace(proposals, boxes=boxes)
             predictions.append(stage(features, proposals.boxes, proposals.valid, static_shapes))
-        logits = torch.stack([own.logits for own in predictions])
-        if self.stages[-1].convention.cascade_mean == "logits":
-            scores = logits.mean(dim=0).softmax(dim=1)
-        else:
-            scores = logits.softmax(dim=2).mean(dim=0)
-        return self.stages[-1].decode(predictions[-1], scores, proposals)
+        last = self.stages[-1]
+        return last.decode(predictions[-1], mean_scores(predictions, last.convention), proposals)
 
 
 class _ScaleGradient(torch.autograd.Function):
@@ -111,6 +107,8 @@ def build_box_heads(cfg: CfgNode, backbone: Backbone) -> BoxHead | CascadeBoxHea
         return build_box_head(cfg, backbone)
     if heads.DYNAMIC:
         raise ValueError(f"MODEL.ROI_HEADS.DYNAMIC is for a single box head: set {key} ()")
+    if cfg.TEST.BOX_PASSES > 1:
+        raise ValueError(f"TEST.BOX_PASSES is for a single box head: set it to 1, or {key} ()")
     if len(weights) != len(ious):
         raise ValueError(
             f"{key} has {len(ious)} stages, but CASCADE_BBOX_REG_WEIGHTS has {len(weights)}"

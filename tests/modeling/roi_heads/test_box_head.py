@@ -5,9 +5,11 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from detlite.config import ConfigError
 from detlite.conventions import CONVENTIONS
 from detlite.modeling.boxes.box_coder import BoxCoder
 from detlite.modeling.boxes.losses import BoxLoss, ClassLoss
+from detlite.modeling.build import build_model
 from detlite.modeling.postprocessing import Postprocess, Suppression
 from detlite.modeling.preprocessing import prepare_proposals
 from detlite.modeling.roi_heads.box_head import BoxHead
@@ -268,6 +270,56 @@ def test_refined_boxes_are_clipped(static):
         expected = CODER.decode(deltas[1][None], boxes[image, n][None])
         expected = box_ops.clip(expected, tuple(SIZES[image].tolist()), OURS)[0]
         torch.testing.assert_close(result[image, n], expected)
+
+
+@each_mode
+@pytest.mark.parametrize("agnostic", [False, True])
+def test_passes_match_a_loop_over_boxes(agnostic, static):
+    head = make_head(agnostic, score_thresh=0.0)
+    head.passes = 3
+    boxes = [random_boxes(4), random_boxes(2)]
+    with torch.no_grad():
+        predicted = head.predict([], prepare_proposals(boxes, 2), SIZES, static)
+    for image, own in enumerate(boxes):
+        size = tuple(SIZES[image].tolist())
+        for place, box in enumerate(own):
+            current, scores = box, []
+            for number in range(3):
+                logits, deltas = predict_one(head, image, current)
+                scores.append(logits.softmax(0))
+                columns = [1] * CLASSES if agnostic else range(CLASSES)
+                refined = CODER.decode(deltas[list(columns)], current.expand(CLASSES, 4))
+                if number < 2:
+                    best = int(logits[1:].argmax()) + 1
+                    current = box_ops.clip(refined[best][None], size, OURS)[0]
+            expected = sum(scores) / 3
+            for label in range(1, CLASSES):
+                entry = place * (CLASSES - 1) + label - 1
+                assert predicted.labels[image, entry] == label
+                torch.testing.assert_close(predicted.scores[image, entry], expected[label])
+                torch.testing.assert_close(predicted.boxes[image, entry], refined[label])
+
+
+@pytest.mark.parametrize(
+    ("opts", "message"),
+    [
+        (
+            ["MODEL.ROI_HEADS.CASCADE_IOUS", (0.5, 0.6, 0.7), "MODEL.CLS_AGNOSTIC_BBOX_REG", True],
+            r"TEST\.BOX_PASSES is for a single box head: set it to 1, or .*CASCADE_IOUS \(\)",
+        ),
+        (
+            ["MODEL.META_ARCHITECTURE", "RetinaNet", "MODEL.MASK_ON", False,
+             "MODEL.BACKBONE.CONV_BODY", "R-18-FPN-RETINANET"],
+            r"TEST\.BOX_PASSES above 1 need RoI heads, which a RetinaNet does not have",
+        ),
+    ],
+    ids=["cascade", "RetinaNet"],
+)  # fmt: skip
+def test_passes_need_a_single_box_head(tiny_config, opts, message):
+    with pytest.raises(ConfigError, match=message):
+        build_model(tiny_config("TEST.BOX_PASSES", 2, *opts))
+    with pytest.raises(ConfigError, match=r"TEST\.BOX_PASSES is 0, .*from 1 to 10"):
+        tiny_config("TEST.BOX_PASSES", 0)
 
 
 # ---- parts
