@@ -54,6 +54,7 @@ constexpr const char* kSchemas[] = {
     "precision_recall(Tensor outcomes, Tensor scores, Tensor ranks, Tensor ends, "
     "Tensor positives, Tensor limits, Tensor recall_thresholds, int max_dets) "
     "-> (Tensor precision, Tensor recall)",
+    "read_annotations(Tensor text, int chunk_bytes) -> Tensor[]",
     "box_overlaps(Tensor boxes, Tensor others, Tensor crowd, Tensor ranges) -> Tensor",
     "crop_masks(Tensor values, Tensor pieces, Tensor instances, Tensor frames, Tensor index, "
     "Tensor boxes, int resolution, bool soft) -> Tensor",

@@ -6,6 +6,7 @@ The values equal those of pycocotools (cocodataset.org/#detection-eval), as frac
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,13 @@ from pycocotools.coco import COCO
 
 from detlite.data.errors import DataError
 
-from .ground_truth import GroundTruthArrays, check_results, read_ground_truth
+from .ground_truth import (
+    GroundTruthArrays,
+    GroundTruthFile,
+    check_results,
+    open_ground_truth,
+    read_ground_truth,
+)
 from .matching import (
     AREA_RANGES,
     MatchedDetections,
@@ -32,8 +39,8 @@ _SIGMAS = np.array([26, 25, 25, 35, 35, 79, 79, 72, 72, 62, 62, 107, 107, 87, 87
 
 
 def evaluate_coco(
-    coco_gt: COCO,
-    results: Results,
+    coco_gt: COCO | GroundTruthFile | Path,
+    results: Results | Path,
     iou_types: Sequence[str] = ("bbox", "segm"),
     max_dets: int = 100,
     oks_sigmas: Sequence[float] = (),
@@ -41,9 +48,9 @@ def evaluate_coco(
     """Evaluate `results` on all images of `coco_gt`.
 
     Args:
-        coco_gt: the ground truth. It may lack info, area and iscrowd.
-        results: the detections with the fields that `iou_types` need; `Results.from_coco` reads
-            them from a results file. May be empty.
+        coco_gt: the ground truth or its annotation file. It may lack info, area and iscrowd.
+        results: the detections, or their results file, with the fields that `iou_types` need. May
+            be empty.
         iou_types: some of "bbox", "segm" and "keypoints".
         max_dets: number of highest-scoring detections per image and category. Keypoints always
             use COCO's 20.
@@ -67,6 +74,10 @@ def evaluate_coco(
         raise ValueError(f"iou_types: unknown {unknown[0]!r}; known: {', '.join(IOU_TYPES)}")
     if max_dets < 1:
         raise ValueError(f"max_dets must be at least 1, got {max_dets}")
+    if isinstance(coco_gt, Path):
+        coco_gt = open_ground_truth(coco_gt)
+    if isinstance(results, Path):
+        results = Results.read(results, iou_types)
     check_results(results, coco_gt, iou_types)
     names = category_names(coco_gt)
     metrics = {}
@@ -79,7 +90,7 @@ def evaluate_coco(
 
 
 def match_coco(
-    coco_gt: COCO,
+    coco_gt: COCO | GroundTruthFile,
     results: Results,
     iou_type: str,
     max_dets: int = 100,
@@ -137,7 +148,7 @@ def summarize(tables: PrecisionRecall, names: Sequence[str], iou_type: str) -> d
     return tables.summarize(names, recall)
 
 
-def category_names(coco_gt: COCO) -> list[str]:
+def category_names(coco_gt: COCO | GroundTruthFile) -> list[str]:
     """Return the category names by increasing id; an ambiguous name gets the id appended."""
     categories = [coco_gt.cats[number] for number in sorted(coco_gt.cats)]
     names = [str(category.get("name", category["id"])) for category in categories]

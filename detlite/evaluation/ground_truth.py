@@ -1,8 +1,11 @@
 """Read the ground truth of an evaluation into arrays, and check that results fit it."""
 
+import contextlib
+import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +18,8 @@ from detlite.data.datasets.coco_masks import fill_missing, rle_problem, segmenta
 from detlite.data.errors import DataError
 from detlite.structures.masks.rle import EncodedMasks
 
-from .results import IOU_TYPES, Results
+from .columns import Columns, parse_columns, parse_json, read_bytes
+from .results import IOU_TYPES, Results, concatenate_arrays
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,15 +48,116 @@ class GroundTruthArrays:
 
     def keys_of(self, image_ids: np.ndarray, category_ids: np.ndarray) -> np.ndarray:
         """Return the keys of image and category ids [N], which must exist."""
-        categories = np.searchsorted(self.category_ids, category_ids)
-        return categories * len(self.image_ids) + np.searchsorted(self.image_ids, image_ids)
+        categories = _places(self.category_ids, category_ids)
+        return categories * len(self.image_ids) + _places(self.image_ids, image_ids)
 
 
-def read_ground_truth(coco_gt: COCO, iou_type: str) -> GroundTruthArrays:
+def _places(known: np.ndarray, ids: np.ndarray) -> np.ndarray:
+    """Return the place of each of ids [N] in the sorted known ids [K]."""
+    if not len(known) or known[-1] - known[0] > 16 * (len(known) + len(ids)):
+        return np.searchsorted(known, ids)
+    table = np.zeros(known[-1] - known[0] + 1, np.int64)
+    table[known - known[0]] = np.arange(len(known))
+    return table[ids - known[0]]
+
+
+@dataclass(frozen=True, eq=False)
+class GroundTruthFile:
+    """A ground truth of boxes and masks with columns in place of dicts of annotations.
+
+    The other attributes are those of pycocotools' `COCO`, without annotations.
+    """
+
+    dataset: dict[str, Any]
+    imgs: dict[int, dict[str, Any]]
+    cats: dict[int, dict[str, Any]]
+    columns: Columns
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """(height, width) of the image of each annotation, int64 [G, 2]."""
+        ids, images = np.unique(self.columns.integers[:, 0], return_inverse=True)
+        return _sizes([self.imgs[number] for number in ids.tolist()])[images]
+
+    def is_valid(self) -> bool:
+        """Return True if all annotations have a box and a valid mask, and none has keypoints."""
+        columns, lengths = self.columns, self.columns.polygon_lengths
+        category_ids, ids = columns.integers[:, 1:3].T
+        other_size = columns.has("rle") & (columns.sizes != self.sizes).any(axis=1)
+        return bool(
+            all(columns.has(name).all() for name in ("area", "iscrowd", "bbox"))
+            and ids.all()  # `fill_missing` replaces id 0
+            and (columns.polygons + columns.text_lengths > 0).all()
+            and not ((lengths < 6) | (lengths % 2 > 0)).any()
+            and not (other_size | columns.has("keypoints") | columns.has("num_keypoints")).any()
+            and np.isin(category_ids, list(self.cats)).all()
+        )
+
+    def read(self, iou_type: str) -> GroundTruthArrays:
+        columns = self.columns
+        known_images, known_categories = (
+            np.array(sorted(ids), np.int64) for ids in (self.imgs, self.cats)
+        )
+        images = np.searchsorted(known_images, columns.integers[:, 0])
+        categories = np.searchsorted(known_categories, columns.integers[:, 1])
+        order = np.lexsort((images, categories))
+        crowd = columns.integers[order, 3] > 0
+        without = iou_type == "keypoints"
+        return GroundTruthArrays(
+            image_ids=known_images,
+            category_ids=known_categories,
+            images=images[order],
+            categories=categories[order],
+            ids=columns.integers[order, 2],
+            crowd=crowd,
+            ignored=crowd | without,
+            areas=columns.numbers[order, 1],
+            boxes=columns.numbers[order, 2:],
+            masks=self._masks(order) if iou_type == "segm" else None,
+            keypoints=np.zeros((len(order), 0, 3)) if without else None,
+        )
+
+    def _masks(self, order: np.ndarray) -> EncodedMasks:
+        columns, is_polygon = self.columns, self.columns.has("polygons")
+        places = np.flatnonzero(is_polygon), np.flatnonzero(~is_polygon)
+        corners, lengths, counts = columns.corners, columns.polygon_lengths, columns.polygons
+        drawn = _draw(corners, lengths, counts[is_polygon], self.sizes[is_polygon])
+        both = concatenate_arrays([drawn, columns.masks[places[1]]])
+        return both[np.argsort(np.concatenate(places))[order]]
+
+
+def open_ground_truth(file: Path) -> COCO | GroundTruthFile:
+    """Read a COCO annotation file. DataError if it cannot be read.
+
+    Files with keypoints, invalid annotations or missing fields become pycocotools' `COCO`.
+    """
+    text = read_bytes(file)
+    parsed = parse_columns(text)
+    content = parse_json(parsed[1] if parsed else text, file)
+    try:
+        images, categories = (
+            {row["id"]: row for row in content[key]} for key in ("images", "categories")
+        )
+        if parsed:
+            truth = GroundTruthFile(content, images, categories, parsed[0])
+            if truth.is_valid():
+                return truth
+        coco = COCO()
+        coco.dataset = parse_json(text, file)
+        with contextlib.redirect_stdout(io.StringIO()):
+            coco.createIndex()
+        return coco
+    except (TypeError, KeyError, AttributeError) as error:
+        raise DataError(f"{file}: not in COCO form ({error!r})") from error
+
+
+def read_ground_truth(coco_gt: COCO | GroundTruthFile, iou_type: str) -> GroundTruthArrays:
     """Read the objects. Their info, area and iscrowd may be missing.
 
     DataError if an annotation is invalid.
     """
+    if isinstance(coco_gt, GroundTruthFile):
+        return coco_gt.read(iou_type)
     rows = _annotations(coco_gt, iou_type)
     image_ids, category_ids = (
         np.array(sorted(known), np.int64) for known in (coco_gt.imgs, coco_gt.cats)
@@ -164,13 +269,23 @@ def _encode_polygons(masks: Sequence[Sequence[Sequence[float]]], sizes: np.ndarr
     if (lengths < 6).any() or (lengths % 2).any() or not np.isfinite(values).all():
         raise ValueError("a polygon is invalid")
     counts = np.array([len(mask) for mask in masks], np.int64)
+    drawn = _draw(values, lengths, counts, sizes)
+    text, ends = drawn.data.tobytes(), drawn.lengths.cumsum().tolist()
+    return [text[begin:end] for begin, end in pairwise([0, *ends])]
+
+
+def _draw(
+    values: np.ndarray, lengths: np.ndarray, counts: np.ndarray, sizes: np.ndarray
+) -> EncodedMasks:
+    """Draw masks of `counts` polygons each, which have `lengths` of the concatenated values."""
     arrays = values.reshape(-1, 2), lengths // 2, counts, sizes
     data, ends = ops.encode_polygons(*map(torch.from_numpy, arrays))
-    text = data.numpy().tobytes()
-    return [text[begin:end] for begin, end in pairwise([0, *ends.tolist()])]
+    return EncodedMasks(data.numpy(), np.diff(ends.numpy(), prepend=0), sizes)
 
 
-def check_results(results: Results, coco_gt: COCO, iou_types: Sequence[str]) -> None:
+def check_results(
+    results: Results, coco_gt: COCO | GroundTruthFile, iou_types: Sequence[str]
+) -> None:
     """Raise DataError if results lack a field or do not refer to images and categories."""
     fields = {"bbox": results.boxes, "segm": results.masks, "keypoints": results.keypoints}
     for iou_type in iou_types:

@@ -175,15 +175,19 @@ def best_threshold(matched: MatchedDetections) -> ScoreThreshold | None:
     all_areas = matched.areas.index("all")
     outcomes = matched.outcomes[all_areas, 0]
     positives = int((~matched.ignored[all_areas]).sum())
-    counted = outcomes != IGNORED
-    scores = matched.pairing.scores[counted]
-    order = np.argsort(-scores, kind="stable")
-    scores, hits = scores[order], (outcomes[counted] == TRUE_POSITIVE)[order].cumsum()
-    if not len(hits) or not hits[-1] or not positives:
+    scores = matched.pairing.scores[outcomes != IGNORED]
+    # Thresholds between the scores of true positives only add false positives.
+    correct = np.sort(matched.pairing.scores[outcomes == TRUE_POSITIVE])
+    if not len(correct) or not positives:
         return None
-    last = np.flatnonzero(np.diff(scores, append=-np.inf))  # the last of each score
-    best = last[(2 * hits[last] / (last + 1 + positives)).argmax()]
+    thresholds, first = np.unique(correct, return_index=True)
+    hits = (len(correct) - first)[::-1]
+    counts = np.bincount(np.searchsorted(thresholds, scores, "right"), minlength=len(hits) + 1)
+    detections = counts[:0:-1].cumsum()  # that reach each threshold, the highest one first
+    best = int((2 * hits / (detections + positives)).argmax())
     true_positives = int(hits[best])
     return ScoreThreshold(
-        float(scores[best]), true_positives / int(best + 1), true_positives / positives
+        float(thresholds[::-1][best]),
+        true_positives / int(detections[best]),
+        true_positives / positives,
     )

@@ -54,7 +54,7 @@ def build_pairing(
     index = np.arange(len(results)) if index is None else index
     scores = results.scores[index].astype(np.float64)
     keys = truth.keys_of(results.image_ids[index], results.category_ids[index])
-    order = np.argsort(keys, kind="stable")
+    order = _stable_order(keys, max(len(truth.image_ids), 1))
     # Detectors list the detections of an image by falling score.
     if ((np.diff(keys[order]) == 0) & (np.diff(scores[order]) > 0)).any():
         order = np.lexsort((-scores, keys))
@@ -76,6 +76,16 @@ def build_pairing(
         ranges=np.repeat(objects, ends - starts, axis=0),
         groups=np.concatenate([starts[:, None], ends[:, None], objects], axis=1),
     )
+
+
+def _stable_order(keys: np.ndarray, count: int) -> np.ndarray:
+    """Return the order that sorts keys k * count + i. Results are mostly sorted by i already."""
+    categories, images = np.divmod(keys, count)
+    if categories.max(initial=0) > np.iinfo(np.uint16).max:
+        return np.argsort(keys, kind="stable")
+    order = np.argsort(images, kind="stable")
+    # numpy sorts 16 bits by radix.
+    return order[np.argsort(categories[order].astype(np.uint16), kind="stable")]
 
 
 def region_overlaps(

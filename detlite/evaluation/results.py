@@ -6,13 +6,14 @@ import json
 import math
 import operator
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from pycocotools import mask as rle_codec
 from torch import Tensor
 
 from detlite.atomic_write import atomic_open
@@ -26,9 +27,12 @@ from detlite.structures.masks.formats import RLE, encode_bitmap
 from detlite.structures.masks.pasting import paste_boxes
 from detlite.structures.masks.rle import EncodedMasks
 
+from .columns import Columns, parse_columns, parse_json, read_bytes
+
 _ROWS_PER_WRITE = 1000  # results held as text at a time
 # IoU type -> field of a COCO result
 IOU_TYPES = {"bbox": "bbox", "segm": "segmentation", "keypoints": "keypoints"}
+_REQUIRED = ("image_id", "category_id", "score")
 # No annotation has this id.
 BACKGROUND_CATEGORY: dict[str, Any] = {"id": -1, "name": "background"}
 
@@ -53,7 +57,7 @@ class Results:
         Entries are dicts of image_id, category_id, score, and for each of `iou_types` bbox (xywh),
         segmentation (compressed RLE) or keypoints [x1, y1, v1, ...]. Other fields are ignored.
         """
-        required = ["image_id", "category_id", "score", *(IOU_TYPES.get(k, k) for k in iou_types)]
+        required = [*_REQUIRED, *(IOU_TYPES.get(k, k) for k in iou_types)]
         for number, row in enumerate(rows):
             if missing := [field for field in required if field not in row]:
                 raise DataError(f"result {number} has no {missing[0]!r}")
@@ -75,6 +79,57 @@ class Results:
             boxes,
             masks,
             keypoints,
+        )
+
+    @classmethod
+    def read(cls, file: Path, required: Sequence[str] = ()) -> Results:
+        """Read a COCO results file: the IoU types that all entries have, and the `required` ones.
+
+        If boxes are required, entries with masks alone get the boxes of their masks. DataError if
+        the file cannot be read or an entry is invalid.
+        """
+        text = read_bytes(file)
+        parsed = parse_columns(text)
+        results = parsed and cls._from_columns(parsed[0], required)
+        if not results:
+            rows = parse_json(text, file)
+            if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+                raise DataError(f"{file}: must be a list of COCO results")
+            fields = IOU_TYPES.items()
+            kinds = {kind for kind, field in fields if rows and all(field in row for row in rows)}
+            derived = {"bbox"} - kinds if "segm" in kinds else set()
+            try:
+                results = cls.from_coco(rows, [*(kinds.union(required) - derived)])
+            except DataError as error:
+                raise DataError(f"{file}: {error}") from error
+        if "bbox" in required and results.boxes is None and results.masks is not None:
+            boxes = rle_codec.toBbox([*results.masks.rles()]).reshape(-1, 4)
+            results = replace(results, boxes=boxes)
+        return results
+
+    @classmethod
+    def _from_columns(cls, columns: Columns, required: Sequence[str]) -> Results | None:
+        """Convert parsed entries; None if they need the checks of `from_coco`."""
+        boxes, masks, keypoints = (
+            columns.has(name).all() for name in ("bbox", "text", "keypoints")
+        )
+        has = {"bbox": boxes or masks, "segm": masks, "keypoints": keypoints}
+        lengths = columns.keypoint_lengths
+        if (
+            not len(lengths)
+            or not all(columns.has(name).all() for name in _REQUIRED)
+            or not all(has[kind] for kind in required)
+            or (columns.has("polygons") | columns.has("rle") & ~columns.has("text")).any()
+            or (keypoints and ((lengths != lengths[0]).any() or lengths[0] % 3))
+        ):
+            return None
+        return cls(
+            image_ids=columns.integers[:, 0],
+            category_ids=columns.integers[:, 1],
+            scores=columns.numbers[:, 0],
+            boxes=columns.numbers[:, 2:] if boxes else None,
+            masks=columns.masks if masks else None,
+            keypoints=columns.keypoints.reshape(len(lengths), -1, 3) if keypoints else None,
         )
 
     def __len__(self) -> int:
@@ -226,7 +281,7 @@ def _check_rle(rle: Any, number: int) -> None:
     counts, size = mask.get("counts"), mask.get("size", ())
     is_text = isinstance(counts, bytes) or (isinstance(counts, str) and counts.isascii())
     is_size = isinstance(size, list | tuple) and [type(side) for side in size] == [int, int]
-    if not is_text or not is_size or not all(0 <= side < 2**31 for side in size):
+    if not is_text or not is_size or not all(0 < side < 2**31 for side in size):
         raise DataError(
             f"result {number}: segmentation is {short_repr(rle)}, not a compressed RLE with a size "
             "[height, width]"
@@ -246,10 +301,10 @@ def gather_results(parts: Sequence[Results]) -> Results | None:
 def concatenate_results(parts: Sequence[Results]) -> Results:
     """Concatenate results of the same fields; results without detections may lack some."""
     parts = [part for part in parts if len(part)]
-    return _concatenate(parts) if parts else Results.from_coco([], ())
+    return concatenate_arrays(parts) if parts else Results.from_coco([], ())
 
 
-def _concatenate(parts: Sequence[Any]) -> Any:
+def concatenate_arrays(parts: Sequence[Any]) -> Any:
     """Concatenate arrays, or each field of dataclasses of arrays; None if they are None."""
     first = parts[0]
     if first is None:
@@ -257,7 +312,7 @@ def _concatenate(parts: Sequence[Any]) -> Any:
     if isinstance(first, np.ndarray):
         return np.concatenate(parts)
     columns = ([getattr(part, field.name) for part in parts] for field in fields(first))
-    return type(first)(*map(_concatenate, columns))
+    return type(first)(*map(concatenate_arrays, columns))
 
 
 def write_results(results: Results, file: Path) -> None:

@@ -14,6 +14,7 @@ from .evaluation import (
     mask_intersections,
     match_detections,
     precision_recall,
+    read_annotations,
 )
 from .focal_loss import sigmoid_focal_loss
 from .keypoints import heatmap_peaks
@@ -43,6 +44,7 @@ __all__ = [
     "precision_recall",
     "pyramid_roi_align",
     "pyramid_roi_pool",
+    "read_annotations",
     "roi_align",
     "roi_pool",
     "sigmoid_focal_loss",

@@ -18,6 +18,25 @@ from .dispatch import operator
 
 _RLE = dict[str, object]
 _MAX_COORDINATE = (1 << 25) / 5
+_CHUNK_BYTES = 1 << 22  # of an annotation file that a thread reads at a time
+
+
+def read_annotations(text: Tensor, chunk_bytes: int = _CHUNK_BYTES) -> list[Tensor]:
+    """Read the entries of a COCO annotation or results file into columns.
+
+    Args:
+        text: uint8 `[B]`, the JSON text: a list of N entries, or an object with the entries in
+            "annotations".
+        chunk_bytes: size of the parts that threads read.
+
+    Returns:
+        The bounds of the list in the text, int64 `[2]`, and the columns of
+        `detlite.evaluation.columns.Columns`. The bounds are -1 if a value does not have the type
+        that COCO's format defines. Nothing at all without a kernel: there is no fallback, and a
+        caller reads what remains with `json`.
+    """
+    kernel = getattr(torch.ops.detlite, "read_annotations", None)
+    return [] if kernel is None else kernel(text, chunk_bytes)
 
 
 @operator("encode_polygons", "cpu")

@@ -288,3 +288,30 @@ def test_three_processes(free_port: Callable[[], int]) -> None:
         ]
         for call in COUNTS
     ]
+
+
+def test_read_converts_what_all_entries_have(tmp_path):
+    mask = encode_bitmap(np.eye(4, 5, dtype=np.uint8))
+    entry = {"image_id": 1, "category_id": 2, "score": 1, "segmentation": mask}
+    file = tmp_path / "results.json"
+    for other in ({}, {"segmentation": mask | {"other": 1}}, {"category_id": True}):
+        rows = [entry, entry | {"bbox": [1, 2, 3, 4], "keypoints": [1, 2, 1]} | other]
+        file.write_text(json.dumps(rows))
+        results = Results.read(file)
+        assert (results.boxes, results.keypoints) == (None, None)
+        assert list(results.masks.rles()) == [mask, mask]
+        assert Results.read(file, ["bbox"]).boxes.tolist() == [[0, 0, 4, 4]] * 2  # of the masks
+    with pytest.raises(DataError, match=r"results\.json: result 0 has no 'keypoints'"):
+        Results.read(file, ["keypoints"])
+    for text, message in (
+        ("{}", "must be a list"),
+        ("[", "cannot be read"),
+        ("[1]", "must be a list"),
+    ):
+        file.write_text(text)
+        with pytest.raises(DataError, match=rf"results\.json: {message}"):
+            Results.read(file)
+    file.write_text("[]")
+    assert len(Results.read(file, ["bbox"])) == 0
+    with pytest.raises(DataError, match="cannot be read"):
+        Results.read(tmp_path / "none.json")

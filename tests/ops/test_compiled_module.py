@@ -19,6 +19,7 @@ NAMES = [
     "padded_nms",
     "paste_masks_rle",
     "precision_recall",
+    "read_annotations",
     "roi_align_backward",
     "roi_align_forward",
     "roi_pool_backward",

@@ -62,10 +62,7 @@ class Run:
                 f"with `detlite test --config {self.path / 'config.yaml'} --weights CHECKPOINT "
                 f"OUTPUT_DIR {self.path}`"
             )
-        try:
-            return Results.from_coco(_read_rows(path), self.kinds)
-        except DataError as error:
-            raise DataError(f"{path}: {error}") from error
+        return Results.read(path, self.kinds)
 
 
 def read_run(folder: Path, name: str) -> Run:
@@ -111,7 +108,7 @@ def read_results(file: Path, name: str, truth: Path, images: Path | None) -> Run
         truth: the annotation file.
         images: its image folder; None: searched for. Without images, errors are not drawn.
     """
-    rows = _read_rows(file)
+    results = Results.read(file)
     folder = images or truth.parent
     if images is None:
         with suppress(DataError):
@@ -120,8 +117,8 @@ def read_results(file: Path, name: str, truth: Path, images: Path | None) -> Run
              "images": str(folder.absolute())}  # fmt: skip
     opts = [
         "DATASETS.CATALOG", [entry], "DATASETS.TEST", (truth.stem,), "DATASETS.CHECK_IMAGES", False,
-        "MODEL.MASK_ON", bool(rows) and all("segmentation" in row for row in rows),
-        "MODEL.KEYPOINT_ON", bool(rows) and all("keypoints" in row for row in rows),
+        "MODEL.MASK_ON", results.masks is not None,
+        "MODEL.KEYPOINT_ON", results.keypoints is not None,
     ]  # fmt: skip
     return Run(name, file, load_config(None, opts))
 
@@ -130,13 +127,6 @@ def run_names(paths: list[Path]) -> list[str]:
     """Name runs by the last part of their paths, or by the paths if names are not unique."""
     names = [path.resolve().name for path in paths]
     return names if len(set(names)) == len(names) else [str(path) for path in paths]
-
-
-def _read_rows(path: Path) -> list[dict[str, Any]]:
-    rows = read_json(path)
-    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise DataError(f"{path}: must be a list of COCO results")
-    return rows
 
 
 def training_history(runs: Sequence[Run]) -> dict[str, Any]:

@@ -36,6 +36,14 @@ class EncodedMasks:
     def __len__(self) -> int:
         return len(self.lengths)
 
+    def __getitem__(self, index: np.ndarray) -> EncodedMasks:
+        """Return the masks at `index`, int64 [M]."""
+        lengths, text = self.lengths[index], memoryview(self.data)
+        starts = (self.lengths.cumsum() - self.lengths)[index]
+        spans = zip(starts.tolist(), (starts + lengths).tolist(), strict=True)
+        data = bytearray().join([text[start:end] for start, end in spans])
+        return EncodedMasks(np.frombuffer(data, np.uint8), lengths, self.sizes[index])
+
     def rles(self, first: int = 0, last: int | None = None) -> Iterator[dict[str, Any]]:
         """Yield the RLEs `first` to `last - 1`, with counts as str."""
         begin = int(self.lengths[:first].sum())

@@ -1,0 +1,159 @@
+"""Columns of COCO files: the values of `json`, and no columns for what is not in COCO's form."""
+
+import json
+import random
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from detlite import ops
+from detlite.data.errors import DataError
+from detlite.evaluation import Results, evaluate_coco
+from detlite.evaluation.columns import Columns, parse_columns, parse_json
+from detlite.evaluation.ground_truth import GroundTruthFile, open_ground_truth
+
+ENTRY = '{"image_id": 1, "category_id": 2, "score": 0.5, "bbox": [1, 2, 3.5, 4]}'
+
+
+def parse(text: str) -> tuple[Columns, bytes] | None:
+    return parse_columns(np.frombuffer(bytearray(text.encode()), np.uint8))
+
+
+def columns_of(rows: Any) -> Columns:
+    parsed = parse(json.dumps(rows))
+    assert parsed
+    return parsed[0]
+
+
+@pytest.fixture(autouse=True)
+def _with_kernel() -> None:
+    if not hasattr(torch.ops.detlite, "read_annotations"):
+        pytest.skip("the columns are read by a kernel")
+
+
+def test_numbers_are_those_of_json() -> None:
+    rng = random.Random(0)
+    bits = (struct.unpack("d", rng.randbytes(8))[0] for _ in range(5000))
+    texts = [repr(value) for value in bits if abs(value) < 1e308]
+    texts += [repr(rng.random() * 10 ** rng.randint(-25, 25)) for _ in range(5000)]
+    texts += [repr(float(np.float32(640 * rng.random()))) for _ in range(5000)]
+    texts += [f"{2 * rng.getrandbits(53) + 1}.0" for _ in range(1000)]  # halfway between two
+    digits = (str(rng.randrange(10 ** rng.randint(1, 22))) for _ in range(4000))
+    texts += [f"{whole}.{fraction}" for whole, fraction in zip(digits, digits, strict=True)]
+    texts += ["0", "-0", "-0.0", "0e5", "0.000", "1E+5", "-1.5e-3", "0.1e-400", "12345678"]
+    texts += ["9007199254740993", "9999999999999999999", "9999999999999999999e-19"]
+    parsed = parse("[" + ",".join(f'{{"score": {text}}}' for text in texts) + "]")
+    assert parsed
+    scores = parsed[0].numbers[:, 0]
+    assert [repr(value) for value in scores.tolist()] == [repr(float(text)) for text in texts]
+
+
+def test_fields_of_annotations() -> None:
+    polygons = [[1, 2, 3, 4, 5, 6.5], [0, 0, 9, 0, 9, 9, 0, 9]]
+    rows = [
+        {"id": 5, "image_id": 7, "category_id": -3, "iscrowd": 0, "area": 3, "bbox": [1, 2, 3, 4],
+         "segmentation": polygons, "attributes": {"a": [1, {"b": None}], "c\\\"": "}, {é"}},
+        {"segmentation": {"counts": [3, 2, 7], "size": [3, 4]}, "iscrowd": 1, "flag": True},
+        {"segmentation": {"size": [3, 4], "counts": "a\\b"}, "keypoints": [1, 2.5, 2],
+         "num_keypoints": 1},
+    ]  # fmt: skip
+    text = json.dumps({"info": {"annotations": [1]}, "annotations": rows, "images": []}, indent=1)
+    parsed = parse(text)
+    assert parsed
+    columns, rest = parsed
+    assert json.loads(rest) == {"info": {"annotations": [1]}, "annotations": [], "images": []}
+    assert columns.integers.tolist() == [[7, -3, 5, 0, 0], [0, 0, 0, 1, 0], [0, 0, 0, 0, 1]]
+    assert columns.numbers[0].tolist() == [0, 3, 1, 2, 3, 4]
+    assert columns.corners.tolist() == [*polygons[0], *polygons[1]]
+    assert columns.polygon_lengths.tolist() == [6, 8]
+    assert columns.polygons.tolist() == [2, 0, 0]
+    assert columns.sizes.tolist() == [[0, 0], [3, 4], [3, 4]]
+    assert columns.text.tobytes() == b"327a\\b"
+    assert columns.text_lengths.tolist() == [0, 3, 3]
+    assert columns.keypoints.tolist() == [1, 2.5, 2]
+    assert columns.has("text").tolist() == [False, False, True]
+    assert columns.has("iscrowd").tolist() == [True, True, False]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "{}", "[", "[1]", "[{}] 1", "[{},]", "[{} {}]", '{"annotations": 3}', "\ufeff[{}]",
+        '{"annotations": [], "annotations": []}', '[{"score": NaN}]', '[{"score": 01}]',
+        '[{"score": 1.}]', '[{"score": .5}]', '[{"score": 1e}]', '[{"score": 1e999}]',
+        '[{"score": null}]', '[{"score": 1, "score": 2}]', '[{"image_id": 1.0}]',
+        '[{"image_id": true}]', '[{"image_id": 01}]', '[{"image_id": 9223372036854775808}]',
+        '[{"bbox": [1, 2, 3]}]', '[{"bbox": [1, 2, 3, 4, 5]}]', '[{"segmentation": [1, 2]}]',
+        '[{"segmentation": {"size": [3, 4]}}]', '[{"segmentation": "mask.png"}]',
+        '[{"segmentation": {"size": [3, 4], "counts": [3, 4]}}]',
+        '[{"segmentation": {"size": [3, 4], "counts": [13, -1]}}]',
+        '[{"segmentation": {"size": [0, 4], "counts": ""}}]',
+        '[{"segmentation": {"size": [3, 4], "counts": "a\\n"}}]',
+        '[{"segmentation": {"size": [3, 4], "counts": "a\\"}}]', '[{"segmentation": [], "seg',
+        '[{"other": "\\x"}]', '[{"other": "a', '[{"a\\u0062": 1}]',
+        '[{"other": ' + "[" * 200 + "]" * 200 + "}]",
+    ],
+)  # fmt: skip
+def test_other_forms_have_no_columns(text: str) -> None:
+    assert parse(text) is None
+
+
+def test_no_prefix_is_a_list() -> None:
+    text = json.dumps([json.loads(ENTRY) | {"segmentation": {"size": [3, 4], "counts": "3\\9"}}])
+    assert parse(text)
+    assert not any(parse(text[:size]) for size in range(len(text)))
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 100, 1000])
+def test_chunks_do_not_change_the_columns(chunk: int) -> None:
+    # An entry seems to begin within texts and nested objects.
+    rows = [
+        {"note": "}, {" * (n % 5), "nested": [{"id": 1}, {"id": 2}][: n % 3], "id": n + 1,
+         "segmentation": [[n, 2, 3, 4.5, 5, 6]] * (n % 4)}
+        for n in range(50)
+    ]  # fmt: skip
+    plain = [{"id": n} for n in range(50)]
+    for value in (rows, plain, {"annotations": plain, "categories": plain}):
+        text = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+        expected = ops.read_annotations(text)
+        assert expected[0][0] >= 0
+        for own, other in zip(ops.read_annotations(text, chunk), expected, strict=True):
+            assert torch.equal(own, other)
+
+
+def test_operator_refuses_other_tensors() -> None:
+    for text, chunk in ((torch.zeros(3), 1), (torch.zeros(1, 3, dtype=torch.uint8), 1)):
+        with pytest.raises(RuntimeError, match="read_annotations: text must"):
+            ops.read_annotations(text, chunk)
+    with pytest.raises(RuntimeError, match="chunk_bytes must be positive"):
+        ops.read_annotations(torch.zeros(3, dtype=torch.uint8), 0)
+
+
+def test_invalid_json_is_named() -> None:
+    with pytest.raises(DataError, match=r"a\.json: cannot be read"):
+        parse_json(b"[", Path("a.json"))
+
+
+@pytest.mark.parametrize("kind", ["bbox", "segm"])
+def test_files_give_the_expected_metrics(data_root: Path, kind: str) -> None:
+    folder = data_root / "data" / "cocoeval_val2014_100"
+    expected = json.loads((folder / "expected.json").read_text())
+    truth = folder / "annotations" / "instances_val2014_100.json"
+    results = folder / "results" / f"instances_val2014_fake{kind}100_results.json"
+    assert isinstance(open_ground_truth(truth), GroundTruthFile)
+    metrics = evaluate_coco(truth, results, [kind])[kind]
+    values = [metrics[name] for name in expected["order"]]
+    assert values == pytest.approx(expected[kind], rel=0, abs=1e-12)
+    rows = json.loads(results.read_text())
+    assert metrics == evaluate_coco(truth, Results.from_coco(rows, [kind]), [kind])[kind]
+
+
+@pytest.mark.parametrize("text", ["[", "[]", "{}", '{"images": [], "annotations": []}'])
+def test_invalid_annotation_files_are_named(tmp_path: Path, text: str) -> None:
+    (tmp_path / "a.json").write_text(text)
+    with pytest.raises(DataError, match=r"a\.json: (cannot be read|not in COCO form)"):
+        open_ground_truth(tmp_path / "a.json")
