@@ -74,5 +74,5 @@ def parse_json(text: np.ndarray | bytes, file: Path) -> Any:
     """Parse JSON. DataError if it is invalid."""
     try:
         return json.loads(bytes(text))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{file}: cannot be read ({error})") from error

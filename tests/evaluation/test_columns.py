@@ -134,8 +134,9 @@ def test_operator_refuses_other_tensors() -> None:
 
 
 def test_invalid_json_is_named() -> None:
-    with pytest.raises(DataError, match=r"a\.json: cannot be read"):
-        parse_json(b"[", Path("a.json"))
+    for text in (b"[", b"[" * 100_000):
+        with pytest.raises(DataError, match=r"a\.json: cannot be read"):
+            parse_json(text, Path("a.json"))
 
 
 @pytest.mark.parametrize("kind", ["bbox", "segm"])
