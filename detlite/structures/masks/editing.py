@@ -3,14 +3,12 @@
 Polygons stay polygons where possible; run lengths are resampled at the pixels of the result.
 """
 
-from collections.abc import Sequence
-
 import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
 
-from .packed import PackedMasks, draw_pieces, pack_pieces
+from .packed import PackedMasks, Rings, draw_pieces, pack
 from .rle import boundaries_of_bitmap, decode_frame, used_columns
 
 # Clipped polygons get edges along the clipping border, which must stay outside the window.
@@ -23,22 +21,21 @@ def crop_to_window(masks: PackedMasks, top: int, left: int, height: int, width: 
     `top` and `left`, possibly negative, are the first row and column of the window in the image.
     Instances outside the window become empty.
     """
-    pieces, is_rle = [], []
+    cropped: list[Rings | np.ndarray] = []
     for own, frame in masks.pieces_and_frames():
-        is_rle.append(frame[0] > 0)
-        if is_rle[-1]:
+        if frame[0]:
             bottom, right = min(top + height, frame[4]), min(left + width, frame[5])
             visible = decode_frame(own[0], frame, (top, left, bottom, right))
             used = used_columns(visible)
             bitmap = np.zeros((height, width), np.uint8)
             bitmap[: bottom - top, used] = visible[:, used]
-            pieces.append([boundaries_of_bitmap(bitmap)])
+            cropped.append(boundaries_of_bitmap(bitmap))
         else:
             rings = (
                 clip_ring(ring.reshape(-1, 2) - (left, top), height, width, _MARGIN) for ring in own
             )
-            pieces.append([ring.reshape(-1) for ring in rings if len(ring) >= 3])
-    return pack_pieces(pieces, is_rle, height, width)
+            cropped.append([ring for ring in rings if len(ring) >= 3])
+    return pack(cropped, height, width)
 
 
 def place_masks(
@@ -50,16 +47,16 @@ def place_masks(
     Polygons that exceed their image become run lengths, because the area beyond its border belongs
     to other images.
     """
-    pieces, is_rle, place = [], [], np.array([left, top])
+    placed: list[Rings | np.ndarray] = []
     for own, frame in masks.pieces_and_frames():
-        is_rle.append(frame[0] > 0 or _reach_out(own, *size))
-        if is_rle[-1]:
+        rings = [] if frame[0] else [ring.reshape(-1, 2) for ring in own]
+        if frame[0] or any(((ring < 0) | (ring > size[::-1])).any() for ring in rings):
             bitmap = np.zeros(whole, np.uint8)
             bitmap[top : top + size[0], left : left + size[1]] = draw_pieces(own, frame, *size)
-            pieces.append([boundaries_of_bitmap(bitmap)])
+            placed.append(boundaries_of_bitmap(bitmap))
         else:
-            pieces.append([(ring.reshape(-1, 2) + place).reshape(-1) for ring in own])
-    return pack_pieces(pieces, is_rle, *whole)
+            placed.append([ring + (left, top) for ring in rings])
+    return pack(placed, *whole)
 
 
 def occlude_masks(masks: PackedMasks, hidden: np.ndarray) -> tuple[PackedMasks, Tensor]:
@@ -68,17 +65,17 @@ def occlude_masks(masks: PackedMasks, hidden: np.ndarray) -> tuple[PackedMasks, 
     Returns:
         The masks, as run lengths if occluded, and bool `[I]`, True for the occluded ones.
     """
-    pieces, is_rle, touched = [], [], []
+    visible: list[Rings | np.ndarray] = []
+    touched = []
     bitmaps = masks.each_bitmap(*hidden.shape)
     for (own, frame), bitmap in zip(masks.pieces_and_frames(), bitmaps, strict=True):
         used = used_columns(bitmap)
         below = (bitmap[:, used] > 0) & hidden[:, used]
         touched.append(bool(below.any()))
         bitmap[:, used][below] = 0
-        # `pack_pieces` expects run lengths in the frame of the image, not resized or flipped.
-        is_rle.append(touched[-1] or frame[0] > 0)
-        pieces.append([boundaries_of_bitmap(bitmap)] if is_rle[-1] else own)
-    return pack_pieces(pieces, is_rle, *hidden.shape), torch.tensor(touched, dtype=torch.bool)
+        # `pack` expects run lengths in the frame of the image, not resized or flipped.
+        visible.append(boundaries_of_bitmap(bitmap) if touched[-1] or frame[0] else own)
+    return pack(visible, *hidden.shape), torch.tensor(touched, dtype=torch.bool)
 
 
 def warp_masks(
@@ -96,23 +93,23 @@ def warp_masks(
     """
     inverse = np.linalg.inv(matrix)
     coefficients = np.column_stack([inverse, -inverse @ shift]).ravel().tolist()
-    pieces, is_rle, boxes = [], [], torch.zeros(len(masks), 4)
+    moved: list[Rings | np.ndarray] = []
+    boxes = torch.zeros(len(masks), 4)
     for index, (own, frame) in enumerate(masks.pieces_and_frames()):
-        is_rle.append(frame[0] > 0)
-        if is_rle[-1]:
-            moved = Image.fromarray(draw_pieces(own, frame, *size)).transform(
+        if frame[0]:
+            image = Image.fromarray(draw_pieces(own, frame, *size)).transform(
                 new_size[::-1], Image.Transform.AFFINE, coefficients, Image.Resampling.NEAREST
             )
-            bitmap = np.asarray(moved)
-            pieces.append([boundaries_of_bitmap(bitmap)])
+            bitmap = np.asarray(image)
+            moved.append(boundaries_of_bitmap(bitmap))
             boxes[index] = torch.tensor(_bounding_box(bitmap))
         else:
             rings = [ring.reshape(-1, 2) @ matrix.T + shift for ring in own]
-            pieces.append([ring.reshape(-1) for ring in rings])
+            moved.append(rings)
             if rings:
                 points = np.concatenate(rings)
                 boxes[index] = torch.from_numpy(np.concatenate([points.min(0), points.max(0)]))
-    return pack_pieces(pieces, is_rle, *new_size), boxes
+    return pack(moved, *new_size), boxes
 
 
 def masks_to_boxes(masks: PackedMasks, height: int, width: int) -> Tensor:
@@ -127,12 +124,6 @@ def _bounding_box(bitmap: np.ndarray) -> list[int]:
     columns = used_columns(bitmap)
     rows = used_columns(bitmap[:, columns].T)
     return [columns.start, rows.start, columns.stop, rows.stop]
-
-
-def _reach_out(rings: Sequence[np.ndarray], height: int, width: int) -> bool:
-    """Return True if a corner of the rings `[2 P]` is outside an image of this size."""
-    corners = np.concatenate([np.empty(0), *rings]).reshape(-1, 2)
-    return bool((corners < 0).any() or (corners > (width, height)).any())
 
 
 def clip_ring(ring: np.ndarray, height: int, width: int, margin: float) -> np.ndarray:

@@ -16,6 +16,8 @@ from torch.nn.functional import pad
 from .formats import Segmentation, polygons_to_rle, to_bitmap
 from .rle import boundaries_of_bitmap, boundaries_of_counts, decode_frame
 
+Rings = list[np.ndarray]  # the polygons of an instance, float64 [2 P] or [P, 2] each
+
 
 @dataclass(frozen=True, eq=False)
 class PackedMasks:
@@ -58,7 +60,7 @@ class PackedMasks:
             ValueError: an RLE has another size, or a polygon has fewer than three points or is too
                 far outside the image.
         """
-        pieces = []
+        masks: list[Rings | np.ndarray] = []
         for segmentation in segmentations:
             if isinstance(segmentation, dict):
                 size = list(segmentation["size"])
@@ -69,11 +71,10 @@ class PackedMasks:
             elif as_rle:
                 segmentation = polygons_to_rle(segmentation, height, width)
             if isinstance(segmentation, dict):
-                pieces.append([boundaries_of_counts(segmentation["counts"], height * width)])
+                masks.append(boundaries_of_counts(segmentation["counts"], height * width))
             else:
-                pieces.append([np.asarray(ring, np.float64) for ring in segmentation])
-        is_rle = [as_rle or isinstance(one, dict) for one in segmentations]
-        return pack_pieces(pieces, is_rle, height, width)
+                masks.append([np.asarray(ring, np.float64) for ring in segmentation])
+        return pack(masks, height, width)
 
     @classmethod
     def from_bitmaps(cls, masks: Tensor) -> PackedMasks:
@@ -85,8 +86,7 @@ class PackedMasks:
         height, width = masks.shape[1:]
         # NumPy compares bytes several times faster than bools.
         bitmaps = masks.view(torch.uint8).numpy(force=True)
-        pieces = [[boundaries_of_bitmap(bitmap != 0)] for bitmap in bitmaps]
-        return pack_pieces(pieces, [True] * len(pieces), height, width)
+        return pack([boundaries_of_bitmap(bitmap != 0) for bitmap in bitmaps], height, width)
 
     @classmethod
     def collate(cls, masks: Sequence[PackedMasks], count: int) -> PackedMasks:
@@ -224,17 +224,16 @@ def draw_pieces(
     return to_bitmap([ring.tolist() for ring in pieces], height, width)
 
 
-def pack_pieces(
-    pieces: Sequence[list[np.ndarray]], is_rle: Sequence[bool], height: int, width: int
-) -> PackedMasks:
-    """Pack the pieces of instances in an image of this size, see `PackedMasks`."""
-    flat = [piece for own in pieces for piece in own]
-    frame = torch.tensor([height, width, 0, 0, height, width])
+def pack(masks: Sequence[Rings | np.ndarray], height: int, width: int) -> PackedMasks:
+    """Pack the rings, or the array of run boundaries, of each instance of an image."""
+    pieces = [[one] if isinstance(one, np.ndarray) else one for one in masks]
+    flat = [piece.reshape(-1) for own in pieces for piece in own]
+    is_rle = torch.tensor([isinstance(one, np.ndarray) for one in masks], dtype=torch.int64)
     return PackedMasks(
         torch.from_numpy(np.concatenate([np.empty(0), *flat])),
         _offsets(torch.tensor([len(piece) for piece in flat], dtype=torch.int64)),
         _offsets(torch.tensor([len(own) for own in pieces], dtype=torch.int64)),
-        torch.tensor(is_rle, dtype=torch.int64)[:, None] * frame,
+        is_rle[:, None] * torch.tensor([height, width, 0, 0, height, width]),
     )
 
 
