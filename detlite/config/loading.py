@@ -103,20 +103,16 @@ def _resolve(
                 f"run; set is {' and '.join(stated) or 'none'}"
             )
     translate(cfg, restating, keys_set)
-    _check_channels(cfg.INPUT)
-    _import_extensions(cfg.IMPORTS, folder)
-    cfg.freeze()
-    return cfg
-
-
-def _check_channels(inputs: CfgNode) -> None:
-    channels = len(inputs.PIXEL_MEAN)
+    inputs, channels = cfg.INPUT, len(cfg.INPUT.PIXEL_MEAN)
     if len(inputs.PIXEL_STD) != channels or len(inputs.VALUE_RANGE) not in (0, 2, 2 * channels):
         raise ConfigError(
             f"INPUT.PIXEL_MEAN has {channels} values, one per channel: INPUT.PIXEL_STD needs as "
             f"many (it has {len(inputs.PIXEL_STD)}), and INPUT.VALUE_RANGE one pair or as many (it "
             f"has {len(inputs.VALUE_RANGE)} values)"
         )
+    _import_extensions(cfg.IMPORTS, folder)
+    cfg.freeze()
+    return cfg
 
 
 def flatten(node: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:

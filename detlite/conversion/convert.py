@@ -1,7 +1,7 @@
 """Convert checkpoints of other frameworks to detlite's format."""
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,6 +26,10 @@ SOURCES: dict[str, CheckpointSource] = {
     )
 }  # fmt: skip
 
+# Checkpoints of detlite, or of its backbones.
+_OWN = CheckpointSource(
+    "detlite", r"^backbone(\.|$).*^(head|roi_heads|rpn)(\.|$)|^backbone\.body\."
+)
 _MAX_DEPTH = 8  # of containers in a file
 _NESTED = (dict, list, tuple)
 # Names that training code puts around a state dict, and names of copies to use only without others.
@@ -43,7 +47,7 @@ class FoundStateDict(NamedTuple):
     """A state dict in a file.
 
     Attributes:
-        state: tensors or arrays by name, without the names that training code put around them.
+        state: tensors or arrays by name.
         container: the dict that has the state dict as a value, and other entries next to it.
         prefix: what was removed from the names, such as "state_dict.model.".
         others: first parts of the names of other arrays in the file.
@@ -90,10 +94,7 @@ class Checkpoint:
 
 def detect_source(content: Any) -> str | None:
     """Return the key in SOURCES of the framework that wrote a file; None: detlite, or unknown."""
-    return _source_of(unwrap(content).state)
-
-
-def _source_of(names: Collection[str]) -> str | None:
+    names = unwrap(content).state
     return next((name for name, source in SOURCES.items() if source.recognizes(names)), None)
 
 
@@ -129,10 +130,8 @@ def convert(content: Any, name: str, path: Path = Path()) -> Checkpoint:
     num_classes = len(state.get("roi_heads.box.predictor.cls_score.weight", ()))
     for section in ("ROI_BOX_HEAD", "RETINANET"):
         num_classes = config.get(f"MODEL.{section}.NUM_CLASSES", num_classes)
-    names = source.class_names(container)
-    if len(names) == num_classes - 1:
-        categories = categories_from_names(names)
-    else:
+    categories = categories_from_names(source.class_names(container))
+    if len(categories) != num_classes - 1:
         categories = guess_categories(num_classes, config.get("MODEL.KEYPOINT_ON", False))
     return Checkpoint(
         path, state, categories, yaml.safe_dump(config) if config else "", source.convention,
@@ -159,8 +158,8 @@ def unwrap(content: Any) -> FoundStateDict:
             groups.setdefault(name[: dot.end()], []).append(name[dot.end() :])
     large = [p for p, rests in groups.items() if len(rests) >= _MIN_FRACTION * len(found)]
     large.sort(key=lambda prefix: (bool(_COPY.search(prefix)), prefix.count(".")))
-    known = (p for p in large if _is_own(groups[p]) or _source_of(groups[p]))
-    prefix = next(known, None)
+    sources = (_OWN, *SOURCES.values())
+    prefix = next((p for p in large if any(s.recognizes(groups[p]) for s in sources)), None)
     if prefix is None:  # the usual wrappers that all names share
         count = sum(name != _COUNTER for name, _, _ in found)
         shared = (p for p in groups if len(groups[p]) >= count and _WRAPPERS.fullmatch(p))
@@ -196,14 +195,6 @@ def _as_dict(value: Any) -> Any:
     return {str(index): item for index, item in enumerate(value) if isinstance(item, _NESTED)}
 
 
-def _is_own(names: Collection[str]) -> bool:
-    parts = {name.split(".")[0] for name in names}
-    return "backbone" in parts and (
-        not parts.isdisjoint(("rpn", "roi_heads", "head"))
-        or any(name.startswith("backbone.body.") for name in names)
-    )
-
-
 def as_tensors(arrays: Mapping[str, Any]) -> StateDict:
     """Return tensors or arrays as tensors; ValueError names one that is not of numbers."""
     state = {}
@@ -217,9 +208,6 @@ def as_tensors(arrays: Mapping[str, Any]) -> StateDict:
 
 def _number_levels_from_zero(state: StateDict) -> StateDict:
     """Renumber the pyramid levels so that the finest, which may be P3, is number 0."""
-    level = re.compile(r"^(backbone\.neck\.(?:lateral|output)\.)(\d+)")
-    first = min((int(match[2]) for match in map(level.match, state) if match), default=0)
-    return {
-        level.sub(lambda match: f"{match[1]}{int(match[2]) - first}", name): value
-        for name, value in state.items()
-    }
+    level = re.compile(r"(?<=^backbone\.neck\.lateral\.)\d+|(?<=^backbone\.neck\.output\.)\d+")
+    first = min((int(match[0]) for match in map(level.search, state) if match), default=0)
+    return {level.sub(lambda n: str(int(n[0]) - first), name): v for name, v in state.items()}

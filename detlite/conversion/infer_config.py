@@ -1,12 +1,14 @@
 """Infer the config of an R-CNN, RPN or RetinaNet from the shapes of its weights."""
 
 import math
+import re
 from collections.abc import Callable
 
 from detlite.modeling.backbone.resnet import DEPTHS
 
 from .checkpoint_source import ConfigValues, StateDict, section
-from .regnet import is_regnet, regnet_config
+from .regnet import regnet_config
+from .timm import TIMM_PREFIX
 
 # Differences of the RetinaNets of torchvision and detectron2 from maskrcnn-benchmark's.
 L1_RETINANET = section(
@@ -21,10 +23,9 @@ def infer_config(
     sampling: int,
     infer_backbone: Callable[[StateDict], ConfigValues] | None = None,
 ) -> ConfigValues:
-    """Infer the config of a detector.
+    """Infer the config of a detector from its renamed state dict.
 
     Args:
-        state: the renamed state dict.
         pooler: POOLER_TYPE.
         sampling: POOLER_SAMPLING_RATIO of heads on a pyramid, and of convolutional heads.
         infer_backbone: infers the config of the backbone; None: ResNets and RegNets.
@@ -68,7 +69,8 @@ def _backbone(state: StateDict) -> ConfigValues:
             "MODEL.RESNETS.NORM": _norm(state, "backbone.body.16.1"),
         }
     else:
-        config = (regnet_config if is_regnet(state) else _resnet)(state, ending)
+        regnet = f"{TIMM_PREFIX}s1.b1.conv1.conv.weight" in state
+        config = (regnet_config if regnet else _resnet)(state, ending)
     if _FPN in state:
         config["MODEL.RESNETS.BACKBONE_OUT_CHANNELS"] = len(state[_FPN])
         config["MODEL.FPN.NORM"] = _norm(state, "backbone.neck.output.0.1")
@@ -78,13 +80,14 @@ def _backbone(state: StateDict) -> ConfigValues:
 
 def _resnet(state: StateDict, ending: str) -> ConfigValues:
     stem = state["backbone.body.stem.conv1.weight"]
-    blocks = tuple(_count_blocks(state, stage) for stage in range(2, 6))
+    # res5 of a C4 model is in its box head; an RPN on C4 has none
+    first_convs = re.findall(r"\.(res\d)\.\d+\.conv1\.weight$", "\n".join(state), re.MULTILINE)
+    blocks = tuple(first_convs.count(f"res{stage}") for stage in range(2, 6))
     bottleneck = "backbone.body.res2.0.conv3.weight" in state
     depths = [
         depth
-        for depth, counts in DEPTHS.items()
-        # an RPN on C4 has no res5
-        if bottleneck == (depth >= 50) and blocks in (counts, (*counts[:3], 0))
+        for depth, stages in DEPTHS.items()
+        if bottleneck == (depth >= 50) and blocks in (stages, (*stages[:3], 0))
     ]
     if not depths:
         raise ValueError(
@@ -119,22 +122,22 @@ def _resnet(state: StateDict, ending: str) -> ConfigValues:
 def _rpn(state: StateDict, heads: bool) -> ConfigValues:
     fpn = _FPN in state
     more_convs = sum(name.startswith("rpn.head.more_convs.") for name in state) // 2
+    before_nms = 12000 if not heads else 6000
     config = section(
         "MODEL.RPN",
         NUM_CONVS=1 + more_convs,
         PRE_NMS_TOP_N_TRAIN=2000 if fpn else 12000,
-        PRE_NMS_TOP_N_TEST=1000 if fpn else 6000,
+        PRE_NMS_TOP_N_TEST=1000 if fpn else before_nms,
     )
     if len(state["rpn.head.cls_logits.weight"]) == 9 and not fpn:
         # as in the Faster R-CNN paper, and in maskrcnn-benchmark for PASCAL VOC
         config |= section("MODEL.RPN", ANCHOR_SIZES=[128, 256, 512], POST_NMS_TOP_N_TEST=300)
-    if not heads:
-        config["MODEL.META_ARCHITECTURE"] = "ProposalNetwork"
-        config["MODEL.ROI_BOX_HEAD.NUM_CLASSES"] = 2
-        config["MODEL.RPN.PRE_NMS_TOP_N_TEST"] = 1000 if fpn else 12000
-        config["MODEL.RPN.POST_NMS_TOP_N_TEST"] = 2000
-        config["MODEL.RPN.FPN_POST_NMS_TOP_N_TEST"] = 2000
-    return config
+    if heads:
+        return config
+    config |= section("MODEL.RPN", POST_NMS_TOP_N_TEST=2000, FPN_POST_NMS_TOP_N_TEST=2000)
+    return config | {
+        "MODEL.META_ARCHITECTURE": "ProposalNetwork", "MODEL.ROI_BOX_HEAD.NUM_CLASSES": 2,
+    }  # fmt: skip
 
 
 def _heads(state: StateDict, pooler: str, sampling: int) -> ConfigValues:
@@ -154,7 +157,10 @@ def _heads(state: StateDict, pooler: str, sampling: int) -> ConfigValues:
     box = f"{head}.feature_extractor"
     fc6, convs = state.get(f"{box}.fc6.weight"), _widths(state, f"{box}.convs.")
     if fc6 is not None:
-        channels = convs[-1] if convs else _pooled_channels(state)
+        # the feature maps that heads pool from
+        stages = (f"backbone.body.res{s}.0.conv{n}.weight" for s in (5, 4) for n in (3, 2))
+        maps = (state[name] for name in (_FPN, *stages) if name in state)
+        channels = convs[-1] if convs else len(next(maps))
         extractor = "FPNXconv1fcFeatureExtractor" if convs else "FPN2MLPFeatureExtractor"
         config |= section(
             "MODEL.ROI_BOX_HEAD",
@@ -219,24 +225,12 @@ def _keypoint_head(state: StateDict, pooler: str, sampling: int) -> ConfigValues
     return config
 
 
-def _pooled_channels(state: StateDict) -> int:
-    """Return the channels of the feature maps that heads pool from."""
-    stages = (f"backbone.body.res{stage}.0.conv{n}.weight" for stage in (5, 4) for n in (3, 2))
-    return next(len(state[name]) for name in (_FPN, *stages) if name in state)
-
-
 def _widths(state: StateDict, convs: str) -> list[int]:
     """Return the output channels of a sequence of convolutions."""
     widths: list[int] = []
     while (weight := state.get(f"{convs}{len(widths)}.0.weight")) is not None:
         widths.append(len(weight))
     return widths
-
-
-def _count_blocks(state: StateDict, stage: int) -> int:
-    """Count the blocks of a stage; res5 of a C4 model is in its box head."""
-    prefixes = (f"backbone.body.res{stage}.", f"roi_heads.box.feature_extractor.res{stage}.")
-    return sum(name.startswith(prefixes) and name.endswith(".conv1.weight") for name in state)
 
 
 def _norm(state: StateDict, layer: str) -> str:

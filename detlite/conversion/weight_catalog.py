@@ -6,10 +6,12 @@
 import logging
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urldefrag, urlsplit
 
 import torch
@@ -192,20 +194,13 @@ def _package(name: str, _root: Path) -> Path:
     files = [file for folder in folders for file in folder.rglob("*") if file.suffix in _SUFFIXES]
     if len(files) != 1:
         raise ConfigError(f"has {len(files)} files of weights, expected one")
-    logger.info("%s: see its licence (%s)", files[0], _licence(distribution))
-    return files[0]
-
-
-def _licence(distribution: str) -> str:
-    """Return the licence file of an installed distribution, or the licence in its metadata."""
-    try:
+    licence: Any = None  # a file, or what the metadata states
+    with suppress(metadata.PackageNotFoundError):
         installed = metadata.distribution(distribution)
-    except metadata.PackageNotFoundError:
-        return "none found"
-    for file in installed.files or ():
-        if "licen" in file.name.lower():
-            return str(installed.locate_file(file))
-    return installed.metadata["License"] or "none found"
+        named = (file for file in installed.files or () if "licen" in file.name.lower())
+        licence = next(map(installed.locate_file, named), None) or installed.metadata["License"]
+    logger.info("%s: see its licence (%s)", files[0], licence or "none found")
+    return files[0]
 
 
 _SCHEMES: dict[str, Callable[[str, Path], Path]] = {

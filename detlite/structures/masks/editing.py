@@ -55,7 +55,7 @@ def place_masks(
             bitmap[top : top + size[0], left : left + size[1]] = draw_pieces(own, frame, *size)
             placed.append(boundaries_of_bitmap(bitmap))
         else:
-            placed.append([ring + (left, top) for ring in rings])
+            placed.append([ring + np.array([left, top]) for ring in rings])
     return pack(placed, *whole)
 
 
