@@ -104,15 +104,6 @@ def anchor_sizes(value: Any) -> str | None:
     return "positive sizes, or a tuple of positive sizes per level" if error else None
 
 
-def _is_pair_of_names(pair: Any) -> bool:
-    return isinstance(pair, (list, tuple)) and len(pair) == 2 and strings(pair) is None
-
-
-def _is_expected_result(row: Any) -> bool:
-    kind, metric, (mean, deviation) = row
-    return isinstance(kind, str) and isinstance(metric, str) and mean >= 0 <= deviation
-
-
 positive = above(0)
 run_length = above(0, 1e9)  # a larger one is a mistake and could overflow
 not_negative = in_range(0)
@@ -130,7 +121,10 @@ value_range = expect(
 )
 name_pairs = expect(
     "a list of pairs of names such as [[left_eye, right_eye]]",
-    lambda value: all(map(_is_pair_of_names, value)),
+    lambda value: all(
+        isinstance(pair, (list, tuple)) and len(pair) == 2 and strings(pair) is None
+        for pair in value
+    ),
 )
 catalog = expect(
     "a list of mappings such as {name: my_train, annotations: a.json, images: dir}",
@@ -138,7 +132,10 @@ catalog = expect(
 )
 expected_results = expect(
     "a list of rows such as [bbox, AP, [0.377, 0.002]]",
-    lambda value: all(map(_is_expected_result, value)),
+    lambda value: all(
+        strings((kind, metric)) is None and mean >= 0 <= deviation
+        for kind, metric, (mean, deviation) in value
+    ),
 )
 norm = one_of("FrozenBN", "BN", "SyncBN", "GN", "LN")
 optional_norm = one_of("", "FrozenBN", "BN", "SyncBN", "GN", "LN")

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import yaml
@@ -43,22 +43,6 @@ _COUNTER = "n_averaged"  # of an average of models
 _MIN_FRACTION = 0.2  # of all arrays in a file that belong to the detector
 
 
-class FoundStateDict(NamedTuple):
-    """A state dict in a file.
-
-    Attributes:
-        state: tensors or arrays by name.
-        container: the dict that has the state dict as a value, and other entries next to it.
-        prefix: what was removed from the names, such as "state_dict.model.".
-        others: first parts of the names of other arrays in the file.
-    """
-
-    state: dict[str, Any]
-    container: dict[str, Any]
-    prefix: str = ""
-    others: tuple[str, ...] = ()
-
-
 @dataclass(frozen=True)
 class Checkpoint:
     """Weights with what is known about their model. Unknown fields are empty.
@@ -94,7 +78,7 @@ class Checkpoint:
 
 def detect_source(content: Any) -> str | None:
     """Return the key in SOURCES of the framework that wrote a file; None: detlite, or unknown."""
-    names = unwrap(content).state
+    names, *_ = unwrap(content)
     return next((name for name, source in SOURCES.items() if source.recognizes(names)), None)
 
 
@@ -139,18 +123,23 @@ def convert(content: Any, name: str, path: Path = Path()) -> Checkpoint:
     )  # fmt: skip
 
 
-def unwrap(content: Any) -> FoundStateDict:
+def unwrap(content: Any) -> tuple[dict[str, Any], dict[str, Any], str, tuple[str, ...]]:
     """Find the state dict in a file, however training code nested it and prefixed its names.
 
     Nested dicts and prefixes are the same here: names joined by dots. The shortest prefix counts
     whose names are those of a detector or of a known classifier, and copies such as moving averages
     only without another. Without such names, the usual wrappers are removed.
+
+    Returns:
+        The tensors or arrays by name; the dict that has the state dict as a value, and other
+        entries next to it; what was removed from the names, such as "state_dict.model."; and the
+        first parts of the names of other arrays in the file.
     """
     content = _as_dict(content)
     if not isinstance(content, dict):
-        return FoundStateDict({}, {})
+        return {}, {}, "", ()
     if {"categories", "convention"} <= content.keys() and isinstance(content.get("model"), dict):
-        return FoundStateDict(content["model"], content)  # a checkpoint of detlite
+        return content["model"], content, "", ()  # a checkpoint of detlite
     found = list(_arrays(content, "", content, 0))
     groups: dict[str, list[str]] = {}  # prefix -> rests of the names
     for name, _, _ in found:
@@ -166,12 +155,9 @@ def unwrap(content: Any) -> FoundStateDict:
         prefix = max(shared, key=len, default="")
     members = [row for row in found if row[0].startswith(prefix)]
     others = {name.split(".")[0] for name, _, _ in found if not name.startswith(prefix)}
-    return FoundStateDict(
-        {name[len(prefix) :]: value for name, value, _ in members},
-        members[0][2] if members else content,
-        prefix,
-        tuple(sorted(others - {_COUNTER})),
-    )
+    state = {name[len(prefix) :]: value for name, value, _ in members}
+    container = members[0][2] if members else content
+    return state, container, prefix, tuple(sorted(others - {_COUNTER}))
 
 
 def _arrays(

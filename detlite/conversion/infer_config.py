@@ -1,7 +1,6 @@
 """Infer the config of an R-CNN, RPN or RetinaNet from the shapes of its weights."""
 
 import math
-import re
 from collections.abc import Callable
 
 from detlite.modeling.backbone.resnet import DEPTHS
@@ -80,13 +79,12 @@ def _backbone(state: StateDict) -> ConfigValues:
 
 def _resnet(state: StateDict, ending: str) -> ConfigValues:
     stem = state["backbone.body.stem.conv1.weight"]
-    # res5 of a C4 model is in its box head; an RPN on C4 has none
-    first_convs = re.findall(r"\.(res\d)\.\d+\.conv1\.weight$", "\n".join(state), re.MULTILINE)
-    blocks = tuple(first_convs.count(f"res{stage}") for stage in range(2, 6))
+    blocks = tuple(_count_blocks(state, stage) for stage in range(2, 6))
     bottleneck = "backbone.body.res2.0.conv3.weight" in state
     depths = [
         depth
         for depth, stages in DEPTHS.items()
+        # an RPN on C4 has no res5
         if bottleneck == (depth >= 50) and blocks in (stages, (*stages[:3], 0))
     ]
     if not depths:
@@ -231,6 +229,12 @@ def _widths(state: StateDict, convs: str) -> list[int]:
     while (weight := state.get(f"{convs}{len(widths)}.0.weight")) is not None:
         widths.append(len(weight))
     return widths
+
+
+def _count_blocks(state: StateDict, stage: int) -> int:
+    """Count the blocks of a stage; res5 of a C4 model is in its box head."""
+    prefixes = (f"backbone.body.res{stage}.", f"roi_heads.box.feature_extractor.res{stage}.")
+    return sum(name.startswith(prefixes) and name.endswith(".conv1.weight") for name in state)
 
 
 def _norm(state: StateDict, layer: str) -> str:

@@ -77,6 +77,10 @@ def find_weights(name: str, root: str) -> Path:
             return _SCHEMES[scheme](rest, expand_path(root))
         schemes = ", ".join(f"{known}://" for known in _SCHEMES)
         raise ConfigError(f"must be a path, or start with one of {schemes}")
+    except ImportError as error:
+        raise ConfigError(
+            f"weights {without_secrets(name)}: {error.name} is missing: pip install 'detlite[timm]'"
+        ) from error
     except (ValueError, OSError) as error:  # also an invalid URL, and a name that is too long
         raise ConfigError(f"weights {without_secrets(name)}: {error}") from error
 
@@ -149,10 +153,8 @@ def _catalog(name: str, root: Path) -> Path:
 
 def _timm(name: str, root: Path) -> Path:
     """Return the pretrained weights of timm with a name such as resnet18.a1_in1k."""
-    try:
-        import timm
-    except ImportError as error:
-        raise ConfigError("timm is missing: pip install 'detlite[timm]'") from error
+    import timm  # late, like huggingface_hub below: an optional package
+
     try:
         pretrained = timm.get_pretrained_cfg(name)
     except RuntimeError:  # an unknown model, or unknown weights of a model
@@ -165,10 +167,8 @@ def _timm(name: str, root: Path) -> Path:
 
 def _hugging_face(name: str, _root: Path) -> Path:
     """Download a file of a Hugging Face hub: owner/name/file, or owner/name/file@revision."""
-    try:
-        from huggingface_hub import hf_hub_download
-    except ImportError as error:
-        raise ConfigError("huggingface_hub is missing: pip install 'detlite[timm]'") from error
+    from huggingface_hub import hf_hub_download
+
     path, _, revision = name.partition("@")
     if path.count("/") < 2:
         raise ConfigError("must be hf://owner/name/file")

@@ -10,7 +10,7 @@ Shapes: N detections in a tile, P parts of an object, M x M cells of a mask.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass
 
 import torch
 from torch import Tensor
@@ -49,12 +49,11 @@ class Tile:
 
     def clip(self, boxes: Tensor) -> Tensor:
         """Clip boxes [N, 4] to the tile; boxes outside have area 0."""
-        return box_ops.intersection(boxes, boxes.new_tensor([self.x1, self.y1, self.x2, self.y2]))
+        return box_ops.intersection(boxes, boxes.new_tensor(astuple(self)))
 
     def cuts(self, boxes: Tensor, size: tuple[int, int]) -> Tensor:
         """Return which boxes end at a border of the tile that is not the image's, bool [N]."""
-        height, width = size
-        inner = [self.x1 > 0, self.y1 > 0, self.x2 < width, self.y2 < height]
+        inner = [self.x1 > 0, self.y1 > 0, self.x2 < size[1], self.y2 < size[0]]
         near = self._distances(boxes) < self._margin
         return (near & torch.tensor(inner, device=boxes.device)).any(1)
 
@@ -68,8 +67,8 @@ class Tile:
 
     def _distances(self, boxes: Tensor) -> Tensor:
         """Return the distances [N, 4] from each side of boxes to the tile's, negative outside."""
-        low = boxes[:, :2] - boxes.new_tensor([self.x1, self.y1])
-        return torch.cat([low, boxes.new_tensor([self.x2, self.y2]) - boxes[:, 2:]], dim=1)
+        inside = boxes - boxes.new_tensor(astuple(self))
+        return torch.cat([inside[:, :2], -inside[:, 2:]], dim=1)
 
 
 @dataclass(frozen=True)
@@ -126,12 +125,9 @@ class TiledDetector(ImageDetector):
 def _shift(detections: Detections, tile: Tile) -> Detections:
     """Map detections of a tile to the image."""
     corner = detections.boxes.new_tensor([tile.x1, tile.y1])
-    shifted = replace(detections, boxes=detections.boxes + corner.repeat(2))
-    if detections.mask_boxes is not None:
-        shifted = replace(shifted, mask_boxes=detections.mask_boxes + corner.repeat(2))
-    if detections.keypoints is None:
-        return shifted
-    return replace(shifted, keypoints=detections.keypoints + F.pad(corner, (0, 1)))
+    return detections.moved(
+        lambda boxes: boxes + corner.repeat(2), lambda keypoints: keypoints + F.pad(corner, (0, 1))
+    )
 
 
 def build_tiling(cfg: CfgNode) -> Tiling | None:

@@ -134,13 +134,21 @@ class Detections(PredictedBoxes):
 
     def rescale(self, from_size: Size, to_size: Size, convention: Convention) -> Detections:
         """Scale boxes and keypoints of an image to another size, (height, width), of it."""
-        mask_boxes, keypoints = self.mask_boxes, self.keypoints
-        if mask_boxes is not None:
-            mask_boxes = rescale(mask_boxes, from_size, to_size, convention)
-        if keypoints is not None:
-            keypoints = rescale_keypoints(keypoints, from_size, to_size)
-        boxes = rescale(self.boxes, from_size, to_size, convention)
-        return replace(self, boxes=boxes, mask_boxes=mask_boxes, keypoints=keypoints)
+        return self.moved(
+            lambda boxes: rescale(boxes, from_size, to_size, convention),
+            lambda keypoints: rescale_keypoints(keypoints, from_size, to_size),
+        )
+
+    def moved(
+        self, boxes: Callable[[Tensor], Tensor], keypoints: Callable[[Tensor], Tensor]
+    ) -> Detections:
+        """Return the detections with both kinds of boxes, and keypoints, moved by functions."""
+        return replace(
+            self,
+            boxes=boxes(self.boxes),
+            mask_boxes=None if self.mask_boxes is None else boxes(self.mask_boxes),
+            keypoints=None if self.keypoints is None else keypoints(self.keypoints),
+        )
 
     def extra_outputs(self) -> dict[str, Tensor]:
         """Return the outputs of TEST.EXTRA_OUTPUTS by name."""

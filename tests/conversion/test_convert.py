@@ -222,7 +222,7 @@ def test_names_of_the_model_win_over_wrappers(tiny_config, tmp_path):
 
 def test_config_next_to_a_nested_state_dict():
     content = {"checkpoint": {"state_dict": {"rpn_head.x": torch.ones(1)}, "meta": {"cfg": "a"}}}
-    assert unwrap(content).container is content["checkpoint"]
+    assert unwrap(content)[1] is content["checkpoint"]
 
 
 @pytest.mark.parametrize(
