@@ -205,7 +205,7 @@ def test_refined_detections_with_extra_outputs(file_format, tiny_config, tmp_pat
 
 # The graphs of these models differ from that of a Mask R-CNN.
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["fast", "retinanet"])
+@pytest.mark.parametrize("name", ["fast", "passes", "retinanet"])
 def test_programs_of_other_models(name, tiny_config):
     model = build_model(family_config(name, tiny_config)).eval()
     program = export_program(model).module()
