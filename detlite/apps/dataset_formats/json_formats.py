@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from detlite.data.datasets.coco_masks import read_segmentation
 from detlite.data.errors import DataError
 from detlite.structures.masks.formats import to_bitmap
 
@@ -239,7 +240,11 @@ def _datumaro_shape(category: str, row: Json) -> Shape:
     elif kind == "polygon":
         shape.problem = ""
     elif kind == "mask":
-        shape = Shape(category, mask=to_bitmap(row["rle"], *row["rle"]["size"]) > 0)
+        height, width = row["rle"]["size"]
+        mask = read_segmentation(row["rle"], height, width)
+        shape.problem = f"its {mask.problem}"
+        if not mask.problem:
+            shape = Shape(category, mask=to_bitmap(mask.value, height, width) > 0)
     shape.group = row.get("group") or None
     shape.crowd = bool(row.get("attributes", {}).get("is_crowd"))
     return shape

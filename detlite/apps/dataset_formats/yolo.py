@@ -54,7 +54,8 @@ def read_yolo(tree: FileTree, conversion: Conversion) -> LabeledDataset:
         conversion.findings.add("categories without names are numbered", text, str(file), "file")
     names = _category_names(content, file)
     shape = content.get("kpt_shape") or [0, 3]
-    if not (isinstance(shape, list) and len(shape) == 2 and shape[1] in (2, 3)):
+    is_pair = isinstance(shape, list) and len(shape) == 2 and type(shape[0]) is int
+    if not (is_pair and shape[1] in (2, 3)):
         raise DataError(f"{file}: kpt_shape is {short_repr(shape)}, not [number of points, 2 or 3]")
     count, dimensions = shape
     points = content.get("kpt_names") or [f"keypoint {number + 1}" for number in range(count)]

@@ -255,3 +255,17 @@ def test_a_bad_image_entry_costs_only_itself(read, path, format, content, bad):
     with pytest.raises(DataError, match="is not complete"):
         read(path, content, format)
     assert len(read(path, content, format, skip_bad=True)["annotations"]) == 1
+
+
+def test_datumaro_masks_must_cover_the_image(read):
+    """pycocotools leaves the rest of a mask uninitialized, and writes beyond its end."""
+    rows = [
+        {"type": "mask", "label_id": 0, "rle": {"counts": counts, "size": [40, 60]}}
+        for counts in ([405, 20], [405, 20, 9999])
+    ]
+    item = {"id": "a", "annotations": rows, "image": {"path": "a.jpg", "size": [40, 60]}}
+    content = {"categories": {"label": {"labels": [{"name": "cat"}]}}, "items": [item]}
+    with pytest.raises(
+        DataError, match=r"object 1 \(cat\): its segmentation has RLE counts over 425"
+    ):
+        read("annotations/default.json", content, "Datumaro")

@@ -97,6 +97,7 @@ def test_invalid_line(yolo, text, line, problem):
         ("names: [a]\nnc: 2", "nc is 2, but there are 1 names"),
         ("names: [a]\ntrain: nowhere", "train is 'nowhere', but .* does not exist"),
         ("names: [a]\nkpt_shape: [17]", "kpt_shape is [17], not"),
+        ("names: [a]\nkpt_shape: [x, 3]", "kpt_shape is ['x', 3], not"),
         ("names: [a", "is not YAML"),
         ("- cat\n- dog", "contains a list instead of keys and values"),
     ],
