@@ -218,7 +218,6 @@ def predict_video(
     and its time in seconds. After Ctrl-C, the results of the frames so far are written.
 
     Args:
-        folder: the output folder, see `check_output`.
         format: a key of `result_files.SUFFIXES`.
         drawn: write a video with the detections drawn.
         batch_size, threads: see `predict_stream`.

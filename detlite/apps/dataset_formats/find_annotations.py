@@ -110,11 +110,8 @@ def find_sets(
     data, val = data.absolute(), val and val.absolute()
     format, splits = _read(data, images, Conversion(masks, skip_bad, folder))
     summary = f"read as {format}"
-    listed = [
-        (split.images, split.coco["images"])
-        for split in splits.values()
-        if isinstance(split.coco, dict)
-    ]
+    converted = [split for split in splits.values() if isinstance(split.coco, dict)]
+    listed = [(split.images, split.content["images"]) for split in converted]
     if len(listed) == 2 and listed[0] == listed[1]:
         del splits["val"]
         summary += ", whose train and val are the same images"

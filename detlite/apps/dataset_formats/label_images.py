@@ -14,16 +14,11 @@ VOID = 255  # PASCAL VOC's value of pixels that belong to nothing
 
 @dataclass(frozen=True)
 class LabelImage:
-    """The values int64 [H, W] of a mask image, where a color is one number.
+    """A mask image."""
 
-    Attributes:
-        smooth: some values occur only between others, as in resized or JPEG-compressed masks.
-        void: 255 was not counted as a value, as VOC uses it.
-    """
-
-    values: np.ndarray
-    smooth: bool = False
-    void: bool = False
+    values: np.ndarray  # int64 [H, W]; a color is one number
+    smooth: bool = False  # some values occur only between others, as in resized or JPEG masks
+    void: bool = False  # 255 was not counted as a value, as VOC uses it
 
 
 def read_label_image(file: Path, size: tuple[int, int]) -> LabelImage:
