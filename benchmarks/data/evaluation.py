@@ -5,8 +5,6 @@ import importlib.util
 import io
 import json
 import multiprocessing
-import pickle
-import resource
 import statistics
 import tempfile
 import time
@@ -16,55 +14,55 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pycocotools.coco import COCO
-from pycocotools.cocoeval import COCOeval
-
 from detlite.evaluation import Results, evaluate_coco
-from detlite.evaluation.results import IOU_TYPES, write_results
+from detlite.evaluation.ground_truth import open_ground_truth
+from detlite.evaluation.results import write_results
 
+from ..roofline import process_memory
 from .generated_results import generate
+
+_STAGES = ("truth", "results", "metrics")
 
 
 @dataclass(frozen=True)
 class EvaluationRow:
-    """Result of an evaluation, from detections in memory to metrics.
+    """Result of an evaluation, from two COCO files to metrics, by one library.
 
-    Times are medians in seconds, with all of torch's threads. Memory is the peak of the process in
-    2^20 bytes. `difference` is the largest difference of a metric. hotcoco is a library in Rust
-    (https://pypi.org/project/hotcoco); its times are None if it is not installed.
+    Times are medians in seconds, with all of torch's threads: reading the ground truth, reading the
+    results, computing the metrics, and the sum of the three. Memory is the peak of the process in
+    10^6 bytes. `difference` is the largest difference of a metric from detlite's. hotcoco is a
+    library in Rust (https://pypi.org/project/hotcoco).
     """
 
     kind: str
+    library: str
     images: int
     detections: int
-    detlite_s: float
-    pycocotools_s: float
-    hotcoco_s: float | None
-    ratio: float
-    detlite_cpu_s: float
-    pycocotools_cpu_s: float
-    hotcoco_cpu_s: float | None
-    cpu_ratio: float
-    detlite_mib: float
-    pycocotools_mib: float
-    hotcoco_mib: float | None
+    truth_s: float
+    results_s: float
+    metrics_s: float
+    whole_s: float
+    whole_cpu_s: float
+    ratio: float  # of the whole to detlite's
+    peak_mb: float
     difference: float
 
 
 @dataclass(frozen=True)
 class _Run:
-    seconds: float
+    seconds: dict[str, float]
     cpu_seconds: float
-    mib: float
+    peak_mb: float
     metrics: list[float]
 
 
 def benchmark_evaluation(
     images: int = 5000, detections: int = 100, turns: int = 1
 ) -> Iterator[EvaluationRow]:
-    """Measure the libraries with generated data, first boxes and then masks.
+    """Measure the libraries with generated files, first boxes and then masks.
 
-    Each run has its own process, so that its peak of memory can be measured.
+    Each run has its own process, so that its peak of memory can be measured, and the libraries take
+    turns.
 
     Args:
         images: number of images.
@@ -74,44 +72,44 @@ def benchmark_evaluation(
     content, results = generate(images, detections)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        (folder / "ground_truth.json").write_text(json.dumps(content))
-        (folder / "results.pkl").write_bytes(pickle.dumps(results))
+        (folder / "truth.json").write_text(json.dumps(content))
+        # Results with boxes are measured by the areas of the boxes.
+        write_results(replace(results, masks=None), folder / "bbox.json")
+        write_results(replace(results, boxes=None), folder / "segm.json")
+        del content, results
         libraries = ["detlite", "pycocotools"]
         if importlib.util.find_spec("hotcoco"):
             libraries.append("hotcoco")
-            # Results with boxes are measured by the areas of the boxes.
-            write_results(replace(results, masks=None), folder / "results_bbox.json")
-            write_results(replace(results, boxes=None), folder / "results_segm.json")
-        del content, results
         for kind in ("bbox", "segm"):
             runs: dict[str, list[_Run]] = {name: [] for name in libraries}
             for _ in range(turns):
                 for library, own in runs.items():
                     own.append(_run_in_process(folder, kind, library))
-            yield _row(kind, images, detections, runs)
+            for library, own in runs.items():
+                yield _row(kind, library, (images, detections), own, runs["detlite"])
 
 
-def _row(kind: str, images: int, detections: int, runs: dict[str, list[_Run]]) -> EvaluationRow:
-    wall = {name: statistics.median(run.seconds for run in own) for name, own in runs.items()}
-    cpu = {name: statistics.median(run.cpu_seconds for run in own) for name, own in runs.items()}
-    mib = {name: max(run.mib for run in own) for name, own in runs.items()}
-    metrics = [own[0].metrics for own in runs.values()]
+def _row(
+    kind: str, library: str, counts: tuple[int, int], runs: list[_Run], reference: list[_Run]
+) -> EvaluationRow:
+    stages = [statistics.median(run.seconds[name] for run in runs) for name in _STAGES]
+    whole, own = (
+        statistics.median(sum(run.seconds.values()) for run in some) for some in (runs, reference)
+    )
+    metrics = zip(runs[0].metrics, reference[0].metrics, strict=True)
     return EvaluationRow(
         kind,
-        images,
-        detections,
-        detlite_s=wall["detlite"],
-        pycocotools_s=wall["pycocotools"],
-        hotcoco_s=wall.get("hotcoco"),
-        ratio=wall["pycocotools"] / wall["detlite"],
-        detlite_cpu_s=cpu["detlite"],
-        pycocotools_cpu_s=cpu["pycocotools"],
-        hotcoco_cpu_s=cpu.get("hotcoco"),
-        cpu_ratio=cpu["pycocotools"] / cpu["detlite"],
-        detlite_mib=mib["detlite"],
-        pycocotools_mib=mib["pycocotools"],
-        hotcoco_mib=mib.get("hotcoco"),
-        difference=max(max(values) - min(values) for values in zip(*metrics, strict=True)),
+        library,
+        images=counts[0],
+        detections=counts[1],
+        truth_s=stages[0],
+        results_s=stages[1],
+        metrics_s=stages[2],
+        whole_s=whole,
+        whole_cpu_s=statistics.median(run.cpu_seconds for run in runs),
+        ratio=whole / own,
+        peak_mb=max(run.peak_mb for run in runs),
+        difference=max(abs(a - b) for a, b in metrics),
     )
 
 
@@ -123,51 +121,55 @@ def _run_in_process(folder: Path, kind: str, library: str) -> _Run:
 
 
 def _run(folder: Path, kind: str, library: str) -> _Run:
-    evaluate = {"detlite": _detlite, "pycocotools": _pycocotools, "hotcoco": _hotcoco}[library]
+    steps = {"detlite": _detlite, "pycocotools": _pycocotools, "hotcoco": _hotcoco}[library]
+    seconds, value, cpu_start = {}, None, time.process_time()
     with contextlib.redirect_stdout(io.StringIO()):
-        run = evaluate(folder, kind)
-        start, cpu_start = time.perf_counter(), time.process_time()
-        metrics = run()
-        seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - cpu_start
-    mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
-    return _Run(seconds, cpu_seconds, mib, metrics)
+        for name, step in zip(_STAGES, steps(folder, kind), strict=True):
+            start = time.perf_counter()
+            value = step()
+            seconds[name] = time.perf_counter() - start
+    peak_mb = process_memory("VmHWM")  # ru_maxrss would count the memory of the parent
+    assert value is not None
+    return _Run(seconds, time.process_time() - cpu_start, peak_mb, value)
 
 
-def _inputs(folder: Path) -> tuple[COCO, Results]:
-    ground_truth = COCO()
-    ground_truth.dataset = json.loads((folder / "ground_truth.json").read_bytes())
-    ground_truth.createIndex()
-    return ground_truth, pickle.loads((folder / "results.pkl").read_bytes())
+def _detlite(folder: Path, kind: str) -> Iterator[Callable[[], Any]]:
+    """Yield the steps of `_STAGES`; the last returns the metrics."""
+    read: list[Any] = []
+    yield lambda: read.append(open_ground_truth(folder / "truth.json"))
+    yield lambda: read.append(Results.read(folder / f"{kind}.json", [kind]))
 
-
-def _detlite(folder: Path, kind: str) -> Callable[[], list[float]]:
-    ground_truth, results = _inputs(folder)
-
-    def run() -> list[float]:
-        row = evaluate_coco(ground_truth, results, [kind])[kind]
+    def metrics() -> list[float]:
+        truth, results = read
+        row = evaluate_coco(truth, results, [kind])[kind]
         values = (value for value in row.values() if not isinstance(value, dict))
         return [-1 if value is None else value for value in values]
 
-    return run
+    yield metrics
 
 
-def _pycocotools(folder: Path, kind: str) -> Callable[[], list[float]]:
-    ground_truth, results = _inputs(folder)
-    fields = ("image_id", "category_id", "score", IOU_TYPES[kind])
-    rows = [{name: row[name] for name in fields} for row in results.to_coco()]
-    return lambda: _run_evaluator(COCOeval(ground_truth, ground_truth.loadRes(rows), kind))
+def _pycocotools(folder: Path, kind: str) -> Iterator[Callable[[], Any]]:
+    from pycocotools.coco import COCO
+    from pycocotools.cocoeval import COCOeval
+
+    read: list[Any] = []
+    yield lambda: read.append(COCO(str(folder / "truth.json")))
+    yield lambda: read.append(read[0].loadRes(str(folder / f"{kind}.json")))
+    yield lambda: _metrics(COCOeval(*read, kind))
 
 
-def _hotcoco(folder: Path, kind: str) -> Callable[[], list[float]]:
+def _hotcoco(folder: Path, kind: str) -> Iterator[Callable[[], Any]]:
     import hotcoco
 
-    ground_truth = hotcoco.COCO(str(folder / "ground_truth.json"))
-    results = ground_truth.load_res(str(folder / f"results_{kind}.json"))
-    return lambda: _run_evaluator(hotcoco.COCOeval(ground_truth, results, kind))
+    read: list[Any] = []
+    yield lambda: read.append(hotcoco.COCO(str(folder / "truth.json")))
+    yield lambda: read.append(read[0].load_res(str(folder / f"{kind}.json")))
+    yield lambda: _metrics(hotcoco.COCOeval(*read, kind))
 
 
-def _run_evaluator(evaluator: Any) -> list[float]:
+def _metrics(evaluator: Any) -> list[float]:
     evaluator.evaluate()
     evaluator.accumulate()
     evaluator.summarize()
-    return evaluator.stats.tolist()
+    metrics: list[float] = evaluator.stats.tolist()
+    return metrics

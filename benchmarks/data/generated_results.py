@@ -41,7 +41,8 @@ def generate(images: int, detections: int, seed: int = 0) -> tuple[dict[str, Any
     results: list[Results] = []
     for image_id in range(1, images + 1):
         height, width = (480, 640) if rng.random() < 0.7 else (640, 480)
-        image_rows.append({"id": image_id, "height": height, "width": width})
+        name = f"{image_id:06d}.jpg"
+        image_rows.append({"id": image_id, "file_name": name, "height": height, "width": width})
         count = min(int(rng.geometric(1 / (OBJECTS + 1))) - 1, 60)
         boxes = _boxes(rng, count, height, width)
         labels = 1 + rng.choice(CATEGORIES, count, p=frequency)
