@@ -38,7 +38,7 @@ class EncodedMasks:
 
     def __getitem__(self, index: np.ndarray) -> EncodedMasks:
         """Return the masks at `index`, int64 [M]."""
-        lengths, text = self.lengths[index], memoryview(self.data)
+        lengths, text = self.lengths[index], self.data.data
         starts = (self.lengths.cumsum() - self.lengths)[index]
         spans = zip(starts.tolist(), (starts + lengths).tolist(), strict=True)
         data = bytearray().join([text[start:end] for start, end in spans])
