@@ -43,6 +43,19 @@ def test_valid_dataset_has_no_defects(content, write_set):
     assert found.fingerprinted == [10, 11, 12, 13]
 
 
+@pytest.mark.parametrize("is_rle", [False, True])
+def test_masks_of_an_image_with_a_huge_stated_size(content, write_set, is_rle):
+    file, images = write_set(content)
+    height, width = 10**9, content["images"][0]["width"]
+    content["images"][0]["height"] = height
+    if is_rle:
+        counts = [5, 10, height * width - 15]
+        content["annotations"][0]["segmentation"] = {"size": [height, width], "counts": counts}
+    file.write_text(json.dumps(content))
+    found = inspect_dataset(file, images)
+    assert ("image", "image 10") in {(one.kind, one.where[:8]) for one in found.defects}
+
+
 def broken(content):
     """Add one defect of each kind to a valid data set."""
     valid = {"image_id": 10, "category_id": 7, "segmentation": [[4, 6, 14, 6, 14, 14, 4, 14]]}
