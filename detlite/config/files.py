@@ -150,8 +150,12 @@ def recognize(content: dict[str, Any]) -> str:
 
 
 def expand_path(text: str) -> Path:
-    """Expand `~` and variables in a path, see `expand_variables`."""
-    return Path(expand_variables(text)).expanduser()
+    """Expand `~` and variables in a path, see `expand_variables`. Raises ConfigError."""
+    text = expand_variables(text)
+    try:
+        return Path(text).expanduser()
+    except (RuntimeError, ValueError) as error:  # an unknown user, or a null character
+        raise ConfigError(f"{text!r}: {error}") from error
 
 
 def expand_variables(text: str) -> str:

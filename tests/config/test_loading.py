@@ -419,6 +419,9 @@ def test_expand_path(monkeypatch):
     assert str(expand_path("plain/x")) == "plain/x"
     with pytest.raises(ConfigError, match=r"'\$\{UNSET\}/x' needs the environment variable UNSET"):
         expand_path("${UNSET}/x")
+    for text in ("~no-such-user/x", "~\0/x"):
+        with pytest.raises(ConfigError, match=r"^'~.*x': "):
+            expand_path(text)
 
 
 # ---- IMPORTS

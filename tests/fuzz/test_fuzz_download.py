@@ -108,6 +108,8 @@ def test_responses(responses, server, tmp_path, bounded):
 @example(name="http://host/%00")
 @example(name="detectron2://a/../../b")
 @example(name="https://a\ud800b/c.pth")
+@example(name="~no-such-user/c.pth")
+@example(name="~\0/c.pth")
 def test_names(name, server, tmp_path, bounded):
     root = tmp_path / "root"
     with bounded():

@@ -5,7 +5,7 @@ import json
 import os
 import posixpath
 import re
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from contextlib import suppress
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
@@ -146,7 +146,12 @@ def split_content(
     relative to the dataset, is hashed with the names: they become longer with another folder.
     `groups` are names of images that stay together, each with the name that is hashed instead.
     """
-    annotated = {row.get("image_id") for row in content["annotations"]}
+
+    def owner(row: dict[str, Any]) -> Any:
+        number = row.get("image_id")
+        return number if isinstance(number, Hashable) else None
+
+    annotated = {owner(row) for row in content["annotations"]}
     hashes = {}
     for row in content["images"]:
         name = groups.get(row["file_name"], row["file_name"])
@@ -164,7 +169,7 @@ def split_content(
     def part(is_val: bool) -> dict[str, Any]:
         # Annotations of unknown images stay in "train", where they are reported.
         images = [row for row in content["images"] if (row["id"] in val) == is_val]
-        rows = [row for row in content["annotations"] if (row.get("image_id") in val) == is_val]
+        rows = [row for row in content["annotations"] if (owner(row) in val) == is_val]
         return {**content, "images": images, "annotations": rows}
 
     return {"train": part(False), "val": part(True)}

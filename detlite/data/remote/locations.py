@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 from urllib.parse import quote
 
 from detlite.atomic_write import atomic_path
-from detlite.config import expand_variables
+from detlite.config import expand_path, expand_variables
 from detlite.data import cache
 from detlite.data.errors import DataError
 
@@ -79,10 +79,10 @@ Location = Path | RemotePath
 
 def parse_location(text: str, root: Location | None = None) -> Location:
     """Return the location that a config value names: a URL, or a path relative to `root`."""
-    text = expand_variables(text)
-    if "://" in text:
-        return RemotePath(text)
-    path = Path(text).expanduser()
+    expanded = expand_variables(text)
+    if "://" in expanded:
+        return RemotePath(expanded)
+    path = expand_path(text)
     if isinstance(root, RemotePath):
         return path if path.is_absolute() else root / path
     return path if root is None else root / path

@@ -100,6 +100,15 @@ def test_both_splits_have_an_object():
         assert sum(len(content["images"]) for content in splits.values()) == 40
 
 
+def test_annotations_of_no_image_stay_in_train():
+    content = {
+        "images": [{"id": number, "file_name": f"{number}.jpg"} for number in range(9)],
+        "annotations": [{"image_id": number} for number in (*range(9), [1], {}, None, 99)],
+    }
+    parts = split_content(content)
+    assert [row["image_id"] for row in parts["train"]["annotations"]][-4:] == [[1], {}, None, 99]
+
+
 def test_unwritable_file(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(DataError, match="cannot be written"):
