@@ -29,9 +29,12 @@ from .sources import ImageBytes, ImageSource, OpenImage, Pixels
 
 # Formats accepted from bytes, which may come from anybody: none of them contains a program.
 SAFE_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF")
-# Errors of readers for truncated or damaged files; NotImplementedError: DDS and BLP files of types
-# that Pillow does not read.
-DECODE_ERRORS = (OSError, SyntaxError, ValueError, EOFError, struct.error, NotImplementedError)
+# Errors of readers for truncated or damaged files. TypeError and LookupError: TIFFs without needed
+# tags; NotImplementedError: DDS and BLP files of types that Pillow does not read.
+DECODE_ERRORS = (
+    OSError, SyntaxError, ValueError, TypeError, LookupError, EOFError, struct.error,
+    NotImplementedError,
+)  # fmt: skip
 _END_MARKERS = {"JPEG": b"\xff\xd9", "PNG": b"IEND\xaeB`\x82"}
 _ORIENTATION = 0x0112  # EXIF tag
 # TIFF tags and values (TIFF 6.0).
@@ -176,7 +179,7 @@ class _PillowImage(OpenImage):
             return 1
         try:
             return int(file.getexif().get(_ORIENTATION, 1))
-        except (*DECODE_ERRORS, TypeError, KeyError):  # the pixels may still be valid
+        except DECODE_ERRORS:  # the pixels may still be valid
             return 1
 
     def pixels(self, page: int, min_size: tuple[int, int] | None = None) -> Pixels:

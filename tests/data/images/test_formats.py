@@ -1,5 +1,6 @@
 """Channels, pages and formats of image files: all are used, or an error says what is not."""
 
+import io
 import struct
 import zlib
 
@@ -245,6 +246,20 @@ def test_damaged_tiffs_of_tifffile(tmp_path):
         file.pages[0].tags["BitsPerSample"].overwrite((2048, 2048, 2048))
     with pytest.raises(DataError, match=r"c\.tif: .*a page without pixels"):
         read_image(tmp_path / "c.tif")
+
+
+def test_a_second_page_without_a_width(tmp_path):
+    file = io.BytesIO()
+    page = Image.new("RGB", (8, 6))
+    page.save(file, "TIFF", save_all=True, append_images=[page])
+    data = bytearray(file.getvalue())
+    first = struct.unpack_from("<I", data, 4)[0]
+    count = struct.unpack_from("<H", data, first)[0]
+    second = struct.unpack_from("<I", data, first + 2 + 12 * count)[0]
+    struct.pack_into("<H", data, second + 2, 3)  # in place of 256, ImageWidth
+    (tmp_path / "a.tif").write_bytes(data)
+    with pytest.raises(DataError, match="damaged or truncated"):
+        read_image(tmp_path / "a.tif")
 
 
 def test_a_circle_of_pages(tmp_path):
