@@ -26,6 +26,11 @@ def short_repr(value: Any) -> str:
     return text if len(text) <= _MAX_LENGTH else f"{text[:_MAX_LENGTH]}... ({len(text)} characters)"
 
 
+def short_reason(error: Exception) -> str:
+    """Return the first line of the error of a library, which may repeat the file, or its type."""
+    return (str(error).splitlines() or [type(error).__name__])[0][:_MAX_PROBLEM]
+
+
 def refuse(problems: Sequence[str], count: int, file: object) -> NoReturn:
     """Raise a DataError for the first of `count` problems of a file."""
     more = f" (the first of {count} problems)" if count > 1 else ""

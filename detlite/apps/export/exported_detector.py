@@ -18,7 +18,7 @@ from yacs.config import CfgNode
 from detlite.config import ConfigError, config_from
 from detlite.config.files import parse_yaml
 from detlite.conversion.checkpoint.files import CheckpointError
-from detlite.data.errors import short_repr
+from detlite.data.errors import short_reason, short_repr
 from detlite.data.file_type import open_stored_zip
 from detlite.inference.predictor import READERS
 from detlite.modeling import build_model
@@ -130,8 +130,7 @@ def read_exported(
     except (ConfigError, CheckpointError):
         raise
     except Exception as error:  # each library raises different types
-        reason = (str(error).splitlines() or [type(error).__name__])[0][:300]
-        problem = f"{path}: damaged, or not written by `detlite export` ({reason})"
+        problem = f"{path}: damaged, or not written by `detlite export` ({short_reason(error)})"
         raise CheckpointError(problem) from error
 
 

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageFile, UnidentifiedImageError
 
-from detlite.data.errors import DataError, RemoteError, TooLargeError
+from detlite.data.errors import DataError, RemoteError, TooLargeError, short_reason
 from detlite.registry import Registry
 
 from .sources import ImageBytes, ImageSource, OpenImage, Pixels
@@ -256,7 +256,8 @@ def open_image(source: ImageSource, max_pixels: int) -> Iterator[OpenImage]:
     except FileNotFoundError as error:
         raise DataError(f"{name}the image file does not exist") from error
     except DECODE_ERRORS as error:
-        raise DataError(f"{name}the image is damaged or truncated ({error})") from error
+        problem = f"{name}the image is damaged or truncated ({short_reason(error)})"
+        raise DataError(problem) from error
 
 
 def _open(source: ImageSource, max_pixels: int) -> OpenImage:
