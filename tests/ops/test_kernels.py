@@ -113,6 +113,7 @@ def test_variable_disables_the_kernels_without_a_warning(repo_root):
 def test_fallbacks_have_the_schemas_of_the_kernels(without_kernels):
     result, _ = without_kernels
     schemas = [s for s in torch._C._jit_get_all_schemas() if s.name.startswith("detlite::")]
+    schemas = [s for s in schemas if s.name != "detlite::read_annotations"]  # `json` replaces it
     # The results have no names without the kernels.
     parts = [str(schema).partition("->") for schema in schemas]
     expected = [f"{head}->{re.sub('Tensor [a-z_]+', 'Tensor', tail)}" for head, _, tail in parts]
