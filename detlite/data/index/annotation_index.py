@@ -238,7 +238,7 @@ class AnnotationIndex:
 
     def _example(self, flag: int) -> str:
         """Return the first annotation with a flag, and what is wrong with it; "" if none."""
-        return self.table["examples"].get(str(flag), "")
+        return self.table["examples"].get(str(int(flag)), "")
 
     def _select(self, name: str, number: int, select: Select) -> np.ndarray:
         """Return the rows of an array for the selected annotations of an image."""
