@@ -60,11 +60,16 @@ def parse_columns(text: np.ndarray) -> tuple[Columns, bytes] | None:
     """Parse a list of entries, or an object whose "annotations" are the entries.
 
     Returns the columns, and the JSON text with an empty list in place of the entries; None if the
-    kernel is not available, or if a value is not of the type that COCO's format defines.
+    kernel is not available, or if the text is not UTF-8 or not of COCO's form.
     """
     tensors = ops.read_annotations(torch.from_numpy(text))
     if not tensors or tensors[0][0] < 0:
         return None
+    if (text >= 0x80).any():  # the kernel skips other names and texts unread
+        try:
+            text.tobytes().decode()
+        except UnicodeDecodeError:
+            return None
     span, *columns = (tensor.numpy() for tensor in tensors)
     rest = text[: span[0]].tobytes() + b"[]" + text[span[1] :].tobytes()
     return Columns(*columns), rest

@@ -102,6 +102,13 @@ def test_other_forms_have_no_columns(text: str) -> None:
     assert parse(text) is None
 
 
+def test_damaged_utf8_has_no_columns() -> None:
+    text = bytearray(f"[{ENTRY}]".replace("score", "scoré").encode())
+    assert parse_columns(np.frombuffer(text, np.uint8))
+    text[text.index(0xC3)] = 0xFF
+    assert parse_columns(np.frombuffer(text, np.uint8)) is None
+
+
 def test_no_prefix_is_a_list() -> None:
     text = json.dumps([json.loads(ENTRY) | {"segmentation": {"size": [3, 4], "counts": "3\\9"}}])
     assert parse(text)
