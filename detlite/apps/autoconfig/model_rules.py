@@ -135,8 +135,8 @@ def object_counts(facts: DatasetFacts, values: Values) -> Iterator[Choice]:
         objects = float(np.quantile(per_image[per_image > 0], 0.9))
         samples = 2 ** round(math.log2(min(max(5 * objects, 64), 1024)))
         reason = (
-            f"a quarter are positive, and nine in ten images have up to {objects:.0f} objects; the "
-            "objects of fuller images take turns"
+            f"a quarter are positive, and nine in ten images have up to {objects:.0f} objects; in "
+            "fuller images, each iteration trains on some objects, drawn at random"
         )
         yield Choice("MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE", samples, reason)
     reason = (

@@ -32,12 +32,11 @@ from .batching import Batcher
 from .limits import (
     MEDIA_TYPES,
     Limits,
-    Refusal,
     check_header,
-    error_response,
     extract_file,
     read_body,
 )
+from .refusals import Refusal, error_response
 
 logger = logging.getLogger(__name__)
 
@@ -222,7 +221,10 @@ def _pixels_in_header(body: bytes, limits: Limits) -> int:
 def detections_json(
     loaded: LoadedImage, prediction: Prediction, threshold: float, keypoint_center: float
 ) -> tuple[bytes, int]:
-    """Return the JSON response to an image and the number of detections in it."""
+    """Return the JSON response to an image and the number of detections in it.
+
+    The masks of `prediction` must be COCO RLEs.
+    """
     height, width = loaded.size
     count = int((prediction["scores"] >= threshold).sum())  # scores are in decreasing order
     detections = []

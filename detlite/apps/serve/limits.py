@@ -1,19 +1,18 @@
-"""Limits of the service, checks of requests against them, and the responses to refused ones."""
+"""Limits of the service, and checks of requests against them."""
 
 import asyncio
 import math
 import time
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
-from typing import Any
 
 from starlette.datastructures import UploadFile
-from starlette.exceptions import HTTPException
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
 
 from detlite.config import ConfigError
+
+from .refusals import Refusal
 
 # The formats that `read_image` decodes from bytes. Programs that do not know the type send the
 # last one.
@@ -24,35 +23,6 @@ MEDIA_TYPES = (
 _FORM = "multipart/form-data"
 _TOTAL_PIXELS = 160_000_000
 _DISCARDED_BODY = 4  # read at most this multiple of the size limit from a refused request
-# What the client can do, by HTTP status.
-_REMEDIES = {
-    408: "send a smaller image, or use a faster connection",
-    413: "send a smaller image, or raise --max-bytes or --max-pixels of the server",
-    500: "see the log of the server, and send the image again",
-    503: "send it again after the number of seconds in the header Retry-After",
-    504: "send it again when fewer requests wait (see /metrics), or raise --timeout of the server",
-}
-_LONGEST_PROBLEM = 500  # characters, because requests contain long values
-
-
-class Refusal(HTTPException):
-    """A request that cannot be answered with detections, and what the client can do."""
-
-    def __init__(self, status: int, problem: str, remedy: str = "") -> None:
-        super().__init__(status, problem, {"Retry-After": "1"} if status == 503 else None)
-        self.remedy = remedy or _REMEDIES[status]
-
-
-async def error_response(request: Request, error: Any) -> Response:
-    """Return the JSON response to a Refusal, or to an error of the routes."""
-    problem, remedy = error.detail, getattr(error, "remedy", None)
-    if remedy is None:
-        problem = f"{request.method} {request.url.path}: {error.detail}"
-        remedy = "POST an image to /predict, or GET /, /model, /health or /metrics"
-    if len(problem) > _LONGEST_PROBLEM:
-        problem = problem[:_LONGEST_PROBLEM] + " ..."
-    content = {"error": problem, "what_to_do": remedy, "status": error.status_code}
-    return JSONResponse(content, error.status_code, error.headers)
 
 
 @dataclass(frozen=True)

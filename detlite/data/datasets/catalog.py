@@ -114,12 +114,12 @@ def config_findings(
     full = 0 if cfg.INPUT.TILE else int((counts > limit).sum())  # the limit is per tile
     if train and has_heads and limit and full:
         effect = (
-            f"Each iteration draws up to {limit} positive RoIs of an image at random "
-            "(MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE * POSITIVE_FRACTION): objects take turns, which "
-            f"is usual. For up to {counts.max()} in slower steps, set BATCH_SIZE_PER_IMAGE "
-            f"{math.ceil(counts.max() / fraction)}."
+            f"Each iteration trains the heads on up to {limit} of their objects, drawn at random "
+            "(MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE * POSITIVE_FRACTION). This is usual. To train "
+            f"on all of up to {counts.max()} at once, set MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE: "
+            f"{math.ceil(counts.max() / fraction)}; iterations become slower."
         )
-        what = "images of which the heads train on some objects at a time"
+        what = "images with more objects than positive RoIs"
         yield Finding(what, effect, full, "image", total=len(counts))
     if "exif_orientation=False" in cfg.MODEL.CONVENTION_OVERRIDE:
         effect = "Annotations count stored pixels, as MODEL.CONVENTION_OVERRIDE says."

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from pycocotools import mask as mask_utils
+from pycocotools import mask as rle_codec
 
 from detlite.data.errors import short_repr
 from detlite.structures.masks.formats import (
@@ -16,7 +16,7 @@ from detlite.structures.masks.formats import (
 )
 from detlite.structures.masks.rle import run_lengths, used_columns
 
-from .coco_values import TEXT, Note, Reading, integer, numbers, parse, refuse
+from .coco_values import TEXT, Note, Reading, integer, numbers, parse_if_text, unusable
 
 # How far a side of a box may be from its mask.
 _MAX_PIXELS_OFF, _MAX_FRACTION_OFF = 3.0, 0.1
@@ -24,7 +24,10 @@ _POLYGONS: Note = (
     "polygons as pairs of x and y, as lists of x and y, or not in a list of polygons",
     "They are read as [[x1, y1, x2, y2, ...], ...].",
 )
-_PARTS: Note = "masks with unusable parts (polygons of two points)", "The other parts are used."
+_PARTS: Note = (
+    "masks with unusable parts, such as polygons of two points",
+    "The other parts are used.",
+)
 _RUNS: Note = "run lengths or sizes that are not integers", "They are read as integers."
 _SWAPPED: Note = (
     "run lengths of size [width, height]",
@@ -36,10 +39,10 @@ def read_segmentation(
     value: Any, height: int, width: int, box: Sequence[float] | None = None
 ) -> Reading:
     """Read polygons or an RLE of an image; the valid box of the object decides ambiguous cases."""
-    parsed = parse(value)
+    parsed = parse_if_text(value)
     reading = _read_mask(parsed, height, width, box)
     if reading.problem:
-        return refuse(f"segmentation {reading.problem}")
+        return unusable(f"segmentation {reading.problem}")
     return reading if parsed is value else reading._replace(note=reading.note or TEXT)
 
 
@@ -47,12 +50,12 @@ def _read_mask(value: Any, height: int, width: int, box: Sequence[float] | None)
     if isinstance(value, list) and len(value) == 1 and isinstance(value[0], dict):
         value = value[0] if "counts" in value[0] else value
     if value is None or value in ([], {}, ""):
-        return refuse(f"is {'missing' if value is None else 'empty'}")
+        return unusable(f"is {'missing' if value is None else 'empty'}")
     if isinstance(value, dict) and "counts" in value:
         return _read_rle(value, height, width, box)
     polygons = _as_polygons(value)
     if polygons is None:
-        return refuse(f"is {short_repr(value)}, not polygons or RLE")
+        return unusable(f"is {short_repr(value)}, not polygons or RLE")
     kept, problems, is_inside = [], [], False
     for values in map(numbers, polygons):
         problem, is_visible = _polygon_problem(values, height, width)
@@ -62,7 +65,7 @@ def _read_mask(value: Any, height: int, width: int, box: Sequence[float] | None)
             is_inside |= is_visible
             kept.append(values)
     if not is_inside:
-        return refuse(f"is outside the {width}x{height} image" if kept else problems[0])
+        return unusable(f"is outside the {width}x{height} image" if kept else problems[0])
     if problems:
         return Reading(kept, note=_PARTS)
     if polygons is not value:
@@ -144,7 +147,7 @@ def _read_rle(
     if unswapped := _unswapped(rle, height, width, box):
         return Reading(unswapped, note=_SWAPPED)
     problem = rle_problem(rle, height, width)
-    return refuse(problem) if problem else Reading(rle if note else value, note=note)
+    return unusable(problem) if problem else Reading(rle if note else value, note=note)
 
 
 def _unswapped(rle: RLE, height: int, width: int, box: Sequence[float] | None) -> RLE | None:
@@ -233,4 +236,4 @@ def mask_area(segmentation: Segmentation, height: int, width: int) -> float:
     """Return the number of pixels of a valid mask."""
     if isinstance(segmentation, dict):
         return float(run_lengths(segmentation["counts"])[1::2].sum())
-    return float(mask_utils.area(polygons_to_rle(segmentation, height, width)))
+    return float(rle_codec.area(polygons_to_rle(segmentation, height, width)))

@@ -38,7 +38,7 @@ class Reading(NamedTuple):
     note: Note | None = None
 
 
-def refuse(problem: str) -> Reading:
+def unusable(problem: str) -> Reading:
     """Return the reading of a value that cannot be used."""
     return Reading(problem=problem)
 
@@ -80,8 +80,8 @@ def numbers(values: Any) -> list[float] | None:
         return None
 
 
-def parse(value: Any) -> Any:
-    """Parse a list or object that was written as text."""
+def parse_if_text(value: Any) -> Any:
+    """Parse a list or object that was written as text; return everything else unchanged."""
     if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
         try:
             return json.loads(value)
@@ -92,14 +92,16 @@ def parse(value: Any) -> Any:
 
 def read_box(value: Any, height: int, width: int) -> Reading:
     """Read a box (x, y, width, height) in pixels of an image; a far overhang is clipped."""
-    box = numbers(parse(value))
+    box = numbers(parse_if_text(value))
     if box is None or len(box) != 4:
-        return refuse(f"bbox is {short_repr(value)}, not four finite numbers [x, y, width, height]")
+        return unusable(
+            f"bbox is {short_repr(value)}, not four finite numbers [x, y, width, height]"
+        )
     x, y, w, h = box
     if w <= 0 or h <= 0:
-        return refuse(f"bbox {box} has width {w:g} and height {h:g}: both must be positive")
+        return unusable(f"bbox {box} has width {w:g} and height {h:g}: both must be positive")
     if 0 <= x <= 1 and 0 <= y <= 1 and w < 1 and h < 1 and min(width, height) > 1:
-        return refuse(
+        return unusable(
             f"bbox {box} is inside the first pixel. Boxes are in pixels: multiply fractions by "
             f"the image size {width}x{height}"
         )
@@ -107,9 +109,9 @@ def read_box(value: Any, height: int, width: int) -> Reading:
     for start, length, limit in ((x, w, width), (y, h, height)):
         low, high = max(start, 0), min(start + length, limit)
         if low >= high:
-            return refuse(f"bbox {box} is outside the {width}x{height} image")
+            return unusable(f"bbox {box} is outside the {width}x{height} image")
         if not np.float32(low) < np.float32(high):  # as in targets
-            return refuse(f"bbox {box} has a side of {length}, too short for 32-bit numbers")
+            return unusable(f"bbox {box} has a side of {length}, too short for 32-bit numbers")
         overhang = max(-start, start + length - limit)
         far |= overhang > max(_OVERHANG_PIXELS, _OVERHANG_FRACTION * length)
         clipped.append((low, high - low))
@@ -121,7 +123,7 @@ def read_box(value: Any, height: int, width: int) -> Reading:
 
 def read_keypoints(value: Any, count: int) -> Reading:
     """Read the keypoints [x1, y1, v1, ...] of an object; without any, none of them is labeled."""
-    value = parse(value)
+    value = parse_if_text(value)
     if not value:
         return Reading([0] * 3 * count)
     note = None
@@ -129,13 +131,13 @@ def read_keypoints(value: Any, count: int) -> Reading:
         value, note = [one for triple in value for one in triple], _TRIPLES
     points = numbers(value)
     if points is None:
-        return refuse("keypoints is not a list of finite numbers")
+        return unusable("keypoints is not a list of finite numbers")
     if len(points) != 3 * count:
-        return refuse(
+        return unusable(
             f"keypoints has {len(points)} numbers, not x, y and visibility of {count} points"
         )
     if any(v not in (0, 1, 2) for v in points[2::3]):
-        return refuse("keypoints has a visibility that is not 0, 1 or 2")
+        return unusable("keypoints has a visibility that is not 0, 1 or 2")
     return Reading(points, note=note or (None if points is value else TEXT))
 
 

@@ -21,6 +21,7 @@ from detlite.apps.batch_predict.result_files import (
     write_results,
 )
 from detlite.config import ConfigError
+from detlite.data.errors import DataError
 from detlite.structures.masks.formats import encode_bitmap
 
 NAMES = {7: "cell, round", -1: "background"}
@@ -150,3 +151,20 @@ def test_error_leaves_no_file(tmp_path: Path, format: str) -> None:
     with pytest.raises(RuntimeError, match="killed"):
         write_detections(format, tmp_path / "part", broken(), NAMES)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [lambda line: line[:-20] + b"\n", lambda line: line[:30] + b"\n", lambda line: line[9:],
+     lambda line: line[:-1]],
+)  # fmt: skip
+def test_damaged_journals_leave_no_coco_results(tmp_path: Path, damage: Any) -> None:
+    file = tmp_path / "a.journal"
+    with Journal(file) as journal:
+        for entry in (UNREADABLE, make_entry(1, 2, **MASK)):
+            journal.add(entry)
+    first, second = file.read_bytes().splitlines(keepends=True)
+    file.write_bytes(first + damage(second))
+    with pytest.raises(DataError, match=r"a\.journal: line 2 is damaged"):
+        write_results(tmp_path, "coco", [file], [])
+    assert list(tmp_path.iterdir()) == [file]

@@ -1,6 +1,7 @@
 """Test how runs over many images continue after interruptions, and how processes share them."""
 
 import json
+import sys
 import threading
 from collections import Counter
 from pathlib import Path
@@ -114,20 +115,36 @@ def test_deleted_results_are_computed_again(tmp_path: Path) -> None:
     assert (tmp_path / "results.json").read_bytes() == before
 
 
-@pytest.mark.parametrize("step", ["result_files._write_list", "sharded_run._write_json"])
+@pytest.mark.parametrize(
+    ("step", "calls"),
+    [
+        ("result_files._write_list", 1),  # images.json
+        ("result_files._write_list", 2),  # results.json
+        ("sharded_run._write_json", 1),
+    ],
+)
 def test_killed_while_joining_shards(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, calls: int
 ) -> None:
     run = start(tmp_path)
     work(run)
+    module, _, name = step.partition(".")
+    function, count = getattr(sys.modules[f"detlite.apps.batch_predict.{module}"], name), 0
 
-    def kill(*_: Any) -> None:
-        raise KilledError
+    def kill(*arguments: Any) -> None:
+        nonlocal count
+        count += 1
+        if count == calls:
+            raise KilledError
+        function(*arguments)
 
     with monkeypatch.context() as patch:
         patch.setattr(f"detlite.apps.batch_predict.{step}", kill)
         with pytest.raises(KilledError):
             run.complete()
+    assert [file.name for file in tmp_path.glob("results*")] == ["results.json"] * (
+        module == "sharded_run"
+    )
     run = start(tmp_path)
     assert work(run) == []
     assert run.complete() == Totals(8, 2, 8)

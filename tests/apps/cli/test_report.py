@@ -141,18 +141,18 @@ def test_default_output_and_links(runs, run_copy, capsys):
 
 
 @pytest.mark.usefixtures("without_charts")
-def test_published_coco_results(data_root, tmp_path):
+@pytest.mark.parametrize("kind", ["bbox", "segm"])
+def test_published_coco_results(data_root, tmp_path, kind):
     """Results files of COCO have boxes or masks alone; boxes of masks are derived."""
     folder = data_root / "data" / "cocoeval_val2014_100"
     expected = json.loads((folder / "expected.json").read_text())
     truth = folder / "annotations" / "instances_val2014_100.json"
-    for kind, place in (("bbox", 1), ("segm", 1)):
-        files = [folder / "results" / f"instances_val2014_fake{kind}100_results.json"]
-        if kind == "bbox":  # the second file is compared with the first
-            files.append(folder / "results" / "instances_val2014_fakesegm100_results.json")
-        text = build_report(tmp_path / "report.html", "--truth", truth, "--results", *files)
-        row = table_after(text, f'id="set0-{kind}"')[place]
-        assert row[1][0] == f"{100 * expected[kind][0]:.1f}"
+    files = [folder / "results" / f"instances_val2014_fake{kind}100_results.json"]
+    if kind == "bbox":  # the second file is compared with the first
+        files.append(folder / "results" / "instances_val2014_fakesegm100_results.json")
+    text = build_report(tmp_path / "report.html", "--truth", truth, "--results", *files)
+    row = table_after(text, f'id="set0-{kind}"')[1]
+    assert row[1][0] == f"{100 * expected[kind][0]:.1f}"
 
 
 @pytest.mark.usefixtures("without_charts")

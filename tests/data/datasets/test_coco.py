@@ -350,8 +350,11 @@ def test_findings_about_the_config(keypoint_content, write_set, small_cfg):
     cfg = small_cfg(*points, *limits, "MODEL.RPN.POST_NMS_TOP_N_TEST", 1)
     texts = "\n".join(map(str, build_dataset(cfg, "small", train=True).findings))
     assert "than proposals: 1 image. MODEL.RPN.POST_NMS_TOP_N_TEST is 1: set it above 2" in texts
-    assert "some objects at a time: 1 of 4 images. Each iteration draws up to 1 positive" in texts
-    assert "For up to 2 in slower steps, set BATCH_SIZE_PER_IMAGE 8." in texts
+    assert (
+        "objects than positive RoIs: 1 of 4 images. Each iteration trains the heads on up to 1"
+        in texts
+    )
+    assert "all of up to 2 at once, set MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE: 8; iter" in texts
     assert "more objects than are detected: 1 of 4 images, for example image 10 with 2" in texts
     assert "Images are mirrored without exchanging keypoints." in texts
     cfg = small_cfg(*points, "DATASETS.KEYPOINT_FLIP_PAIRS", [["ojo 1", "ojo 2"]])
