@@ -1,6 +1,7 @@
-"""EfficientNet-Lite0 with the names of timm's tf_efficientnet_lite0, whose import takes seconds.
+"""EfficientNet-Lite0 without timm, whose import takes seconds.
 
-It is an EfficientNet (https://arxiv.org/abs/1905.11946) with ReLU6 and without squeeze-and-excite.
+Its state dict has the names of timm's tf_efficientnet_lite0. It is an EfficientNet
+(https://arxiv.org/abs/1905.11946) with ReLU6 and without squeeze-and-excite.
 """
 
 import math
@@ -16,16 +17,16 @@ _STAGES = (
     (3, 1, 16, 1, 1), (3, 6, 24, 2, 2), (5, 6, 40, 2, 2), (3, 6, 80, 3, 2), (5, 6, 112, 3, 1),
     (5, 6, 192, 4, 2), (3, 6, 320, 1, 1),
 )  # fmt: skip
+_LEVELS = (0, 1, 2, 4, 6)  # the last stage of each stride: 2, 4, 8, 16 and 32
 _EPS = 1e-3
 
 
 class EfficientNetLite0(nn.Module):
     """The classifier without its head; implements what `TimmBackbone` needs of timm's models."""
 
-    # The last stage of each stride.
     feature_info = [  # noqa: RUF012
         {"reduction": 2 ** (k + 1), "num_chs": _STAGES[stage][2], "module": f"blocks.{stage}"}
-        for k, stage in enumerate((0, 1, 2, 4, 6))
+        for k, stage in enumerate(_LEVELS)
     ]
 
     def __init__(self) -> None:
@@ -43,12 +44,16 @@ class EfficientNetLite0(nn.Module):
 
     def prune_intermediate_layers(self, indices: list[int], prune_norm: bool) -> list[int]:
         """Remove the stages after the last of `feature_info[indices]`; return the used stages."""
-        stages = [int(self.feature_info[k]["module"][-1]) for k in indices]
+        stages = [_LEVELS[k] for k in indices]
         self.blocks = self.blocks[: max(stages) + 1]
         return stages
 
     def forward_intermediates(self, x: Tensor, indices: list[int], **_: Any) -> list[Tensor]:
-        """Compute the maps of the stages `indices`."""
+        """Compute the maps [B, C, H / stride, W / stride] of the stages `indices`.
+
+        Args:
+            x: images [B, 3, H, W], whose sides the coarsest stride divides.
+        """
         x = self.act(self.bn1(self.conv_stem(x)))
         maps = []
         for number, stage in enumerate(self.blocks):
@@ -57,9 +62,10 @@ class EfficientNetLite0(nn.Module):
                 maps.append(x)
         return maps
 
-    def group_matcher(self, coarse: bool) -> dict[str, Any]:
-        """Return timm's patterns of the names of the stem and of each stage."""
-        return {"stem": r"^conv_stem|bn1", "blocks": [(r"^blocks\.(\d+)", None)]}
+    def layers(self) -> list[list[nn.Parameter]]:
+        """Return the parameters of the stem and of each stage, as timm groups them."""
+        stem = [*self.conv_stem.parameters(), *self.bn1.parameters()]
+        return [stem, *(list(stage.parameters()) for stage in self.blocks)]
 
 
 class _Block(nn.Sequential):

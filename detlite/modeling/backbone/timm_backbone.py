@@ -92,6 +92,8 @@ class TimmBackbone(nn.Module):
 
     def layers(self) -> list[list[nn.Parameter]]:
         """Return the parameters of each stage (or transformer block), the stem first."""
+        if isinstance(self.net, EfficientNetLite0):
+            return self.net.layers()
         from timm.models import group_parameters
 
         matcher = self.net.group_matcher(coarse=True)

@@ -77,8 +77,11 @@ def test_random_weights_have_timms_deviations(backbones):
 
 
 def test_timm_is_not_imported(monkeypatch):
-    monkeypatch.setitem(sys.modules, "timm", None)
-    assert len(TimmBackbone(NAME, (4, 8, 16, 32), 2, True)(torch.randn(1, 3, 32, 32))) == 4
+    for name in [*(name for name in sys.modules if name.startswith("timm.")), "timm"]:
+        monkeypatch.setitem(sys.modules, name, None)
+    backbone = TimmBackbone(NAME, (4, 8, 16, 32), 2, True)
+    assert len(backbone(torch.randn(1, 3, 32, 32))) == 4
+    assert len(backbone.layers()) == 8
 
 
 @pytest.mark.parametrize("options", [{"drop_path": 0.1}, {"checkpoint_activations": True}])
