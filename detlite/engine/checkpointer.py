@@ -72,7 +72,7 @@ def resume_run(trainer: Trainer, checkpoint: Checkpoint) -> None:
 
     CheckpointError if the checkpoint has no training state, or does not fit the config.
     """
-    load_weights(trainer.model, checkpoint)
+    load_weights(trainer.model, checkpoint, training_state=True)
     path, training = checkpoint.path, checkpoint.training
     changed = _changed_keys(checkpoint, trainer.cfg)
     try:

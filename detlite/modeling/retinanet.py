@@ -160,7 +160,8 @@ class RetinaNet(DetectionModel):
             return {"loss_classifier": (classifier / count).sum(), "loss_box": (box / count).sum()}
         classifier_divisor, box_divisor = count.sum() + batch, count.sum().clamp(min=1)
         if self.convention.retinanet_loss_normalizer == "moving":
-            self.moving_foreground.lerp_(box_divisor, 1 - self.MOMENTUM)
+            if torch.is_grad_enabled():  # not for the loss on a test set
+                self.moving_foreground.lerp_(box_divisor, 1 - self.MOMENTUM)
             classifier_divisor = box_divisor = self.moving_foreground.clone()
         return {
             "loss_classifier": classifier.sum() / classifier_divisor,

@@ -50,6 +50,15 @@ def test_resumed_training_equals_uninterrupted_training(train_toy, tmp_path, dty
     assert rows[0] == rows[1]
 
 
+def test_averages_of_the_model_are_resumed(train_toy):
+    first, resumed = new_toy(), new_toy()
+    for model, value in ((first, 7.0), (resumed, 100.0)):
+        model.register_buffer("moving_foreground", torch.tensor(value))
+    train_toy(model=first)
+    train_toy(model=resumed, resume=True)
+    assert resumed.moving_foreground == 7
+
+
 def test_training_on_shards_resumes_with_another_number_of_workers(train_toy, blocks, tmp_path):
     write_shards(blocks / "blocks.json", blocks, tmp_path / "tars", images_per_shard=3)
     tars = {"shards": f"{tmp_path}/tars/train-{{000000..000002}}.tar", "type": "webdataset"}

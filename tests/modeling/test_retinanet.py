@@ -181,6 +181,13 @@ def test_moving_count_is_saved():
     assert "moving_foreground" not in make().state_dict()
 
 
+def test_losses_without_gradients_leave_the_moving_count():
+    model = make("retinanet_loss_normalizer=moving").train()
+    with torch.no_grad():
+        model(make_images(), truth())
+    assert model.moving_foreground == model.START
+
+
 def test_model_learns_one_image():
     torch.manual_seed(0)
     model = make().train()

@@ -32,13 +32,20 @@ _ANCHOR_LAYER = re.compile(r"(rpn\.)?head\.(cls_logits|bbox_pred)\.")
 _MAX_ROWS = 40  # of a table in a message
 
 
-def load_weights(model: DetectionModel, checkpoint: Checkpoint, reinit_heads: bool = False) -> None:
+def load_weights(
+    model: DetectionModel,
+    checkpoint: Checkpoint,
+    reinit_heads: bool = False,
+    training_state: bool = False,
+) -> None:
     """Load the weights and categories of a checkpoint into `model`.
 
     Of a classifier, only the backbone is loaded. With `reinit_heads`, the model keeps its own
     categories. Layers with rows for each class take the rows of the background and of categories
     with the same name; other rows, and without names in the file all rows, keep the model's values.
-    A mask or keypoint head that only one side has is left out, or keeps its values.
+    A mask or keypoint head that only one side has is left out, or keeps its values. Thresholds and
+    averages that follow the training keep the model's values, except with `training_state`, to
+    resume a run.
 
     Raises:
         CheckpointError: entries are missing, unexpected, of another shape or not finite. The
@@ -51,7 +58,7 @@ def load_weights(model: DetectionModel, checkpoint: Checkpoint, reinit_heads: bo
             f"were trained with {checkpoint.convention}: build the model with that"
         )
     target = model.state_dict()
-    source = _select_entries(target, checkpoint)
+    source = _select_entries(target, checkpoint, training_state)
     source |= adapted_stems(source, target, model.normalizer.bgr255)
     for name, value in source.items():
         if value.is_floating_point() and not value.isfinite().all():
@@ -117,7 +124,9 @@ def load_weights(model: DetectionModel, checkpoint: Checkpoint, reinit_heads: bo
         model.categories = checkpoint.categories
 
 
-def _select_entries(target: Mapping[str, Tensor], checkpoint: Checkpoint) -> dict[str, Tensor]:
+def _select_entries(
+    target: Mapping[str, Tensor], checkpoint: Checkpoint, training_state: bool
+) -> dict[str, Tensor]:
     """Return the entries of a checkpoint to load into a model with the entries `target`."""
     source, backbone_only = checkpoint.model, checkpoint.backbone_only
     prefix = checkpoint.prefix.partition(".")[2]  # a part of it may belong to the model's names
@@ -127,7 +136,8 @@ def _select_entries(target: Mapping[str, Tensor], checkpoint: Checkpoint) -> dic
         source, backbone_only = checkpoint.timm_backbone, True
     if backbone_only:
         source = _add_heads(source, target)
-    source = {n: value for n, value in target.items() if _TRAINING_STATE.search(n)} | source
+    own = {name: value for name, value in target.items() if _TRAINING_STATE.search(name)}
+    source = own | source if training_state else source | own
     # Batch counters are dropped where the norm is frozen, and start at 0 where it was frozen.
     counters = {
         name: value

@@ -23,7 +23,8 @@ class DynamicThresholds(nn.Module):
 
     Every `period` batches, the threshold becomes the mean of the `iou_rank`-th highest IoU of an
     image's proposals, and beta the median of the (`beta_rank` B)-th smallest regression target of a
-    batch. The size of a target is the mean of |dx| and |dy|. The paper has 75, 10 and 100.
+    batch. If there are fewer proposals or targets, the last one counts. The size of a target is the
+    mean of |dx| and |dy|. The paper has 75, 10 and 100.
 
     Args:
         iou: first and lowest threshold.
@@ -62,8 +63,8 @@ class DynamicThresholds(nn.Module):
     def update(self, proposals: Proposals, samples: Samples, truth: GroundTruth) -> None:
         """Record proposals [B, P] and samples [B, S] of a batch, and set the thresholds if due.
 
-        A batch without ground truth or foreground counts with the current thresholds. Processes
-        record the mean of their values.
+        A batch without ground truth, proposals or foreground counts with the current thresholds.
+        Processes record the mean of their values.
         """
         values = torch.stack([self._iou(proposals, truth), self._target(samples, truth)])
         self.history.index_copy_(
@@ -77,12 +78,14 @@ class DynamicThresholds(nn.Module):
         self.beta.copy_(torch.where(due, beta, self.beta))
 
     def _iou(self, proposals: Proposals, truth: GroundTruth) -> Tensor:
-        """Return the mean over images of the `iou_rank`-th highest IoU."""
+        """Return the mean over images of the `iou_rank`-th highest IoU, or the lowest of fewer."""
         _, iou, _ = match_boxes(truth.boxes, truth.valid, proposals.boxes)
         iou = torch.where(proposals.valid, iou, 0)
         iou = nn.functional.pad(iou, (0, 1))  # there may be no proposals
-        ranked = iou.topk(min(self.iou_rank, iou.shape[1]), dim=1).values[:, -1]
-        counted = truth.valid.any(dim=1)
+        highest = iou.topk(min(self.iou_rank, iou.shape[1]), dim=1).values
+        count = proposals.valid.sum(dim=1)
+        ranked = gather(highest, count.clamp(1, highest.shape[1])[:, None] - 1)[:, 0]
+        counted = truth.valid.any(dim=1) & (count > 0)
         mean = (ranked * counted).sum() / counted.sum().clamp(min=1)
         return torch.where(counted.any(), mean, self.iou)
 
@@ -100,7 +103,12 @@ class DynamicThresholds(nn.Module):
 
 
 def build_dynamic_thresholds(cfg: CfgNode, coder: BoxCoder) -> DynamicThresholds | None:
-    """Build the thresholds of MODEL.ROI_HEADS.DYNAMIC; None if it is False."""
+    """Build the thresholds of MODEL.ROI_HEADS.DYNAMIC; None if it is False.
+
+    Raises:
+        ValueError: the thresholds of foreground and background differ, or the box loss is not
+            smooth L1 with a beta of at least 0.001.
+    """
     heads, box, key = cfg.MODEL.ROI_HEADS, cfg.MODEL.ROI_BOX_HEAD, "MODEL.ROI_HEADS.DYNAMIC"
     if not heads.DYNAMIC:
         return None

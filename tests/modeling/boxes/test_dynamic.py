@@ -34,7 +34,7 @@ def reference_values(proposals, samples, truth, iou_rank, beta_rank):
         if len(objects):
             own = iou(proposals.boxes[image][proposals.valid[image]], objects).amax(dim=1)
             ranked = sorted(own.tolist(), reverse=True)
-            best.append(ranked[iou_rank - 1] if len(ranked) >= iou_rank else 0.0)
+            best.append(ranked[min(iou_rank, len(ranked)) - 1])
         for box, label, index in zip(*(getattr(samples, name)[image] for name in
                                        ("boxes", "labels", "gt_index")), strict=True):  # fmt: skip
             if label > 0 and not torch.equal(box, truth.boxes[image, index]):
@@ -76,6 +76,18 @@ def test_batches_without_objects_and_proposals_change_nothing():
         thresholds.update(own, samples, truth)
         assert (float(thresholds.iou), float(thresholds.beta)) == pytest.approx((0.4, 0.5))
     assert thresholds.count == 2
+
+
+def test_images_without_proposals_do_not_count():
+    values = []
+    for count in (2, 3):
+        torch.manual_seed(0)
+        thresholds = DynamicThresholds(CODER, 0.01, 1.0, iou_rank=5, period=1)
+        proposals, truth = scene(2, 2, 2, proposals=(40, 3, 0))
+        samples = ProposalSampler(8, 0.5, thresholds.matcher)(proposals, truth, False)
+        thresholds.update(proposals[:count], samples[:count], truth[:count])
+        values.append(float(thresholds.iou))
+    assert values[0] == values[1] > 0.01
 
 
 @pytest.mark.parametrize("beta", [0.05, 1.0])
