@@ -111,13 +111,14 @@ _ROI_HEADS = {
         "first and highest beta"
     ),
     Key("DYNAMIC_IOU_RANK", 75, positive): (
-        "for DYNAMIC: the threshold is the mean IoU of the proposal of this rank in its image"
+        "for DYNAMIC: each image contributes the IoU of its proposal of this rank, highest first; "
+        "the threshold is their mean over DYNAMIC_PERIOD batches"
     ),
     Key("DYNAMIC_BETA_RANK", 10, positive): (
-        "for DYNAMIC: beta is the median of the regression target of this rank, times the images "
-        "of a batch, among the smallest of a batch"
+        "for DYNAMIC: each batch contributes its k-th smallest regression target, k being this "
+        "rank times the images per process; beta is their median over DYNAMIC_PERIOD batches"
     ),
-    Key("DYNAMIC_PERIOD", 100, positive): "for DYNAMIC: batches between changes",
+    Key("DYNAMIC_PERIOD", 100, positive): "for DYNAMIC: number of batches between updates",
     Key("BATCH_SIZE_PER_IMAGE", 512, positive): "proposals sampled per image for the loss",
     Key("POSITIVE_FRACTION", 0.25, fraction): "largest foreground fraction of the sample",
     Key("SCORE_THRESH", 0.05, fraction): "detections with a lower or equal score are dropped",

@@ -18,7 +18,7 @@ from detlite.config.key import (
 _SOLVER = {
     Key("OPTIMIZER", "SGD", one_of("SGD", "FusedSGD", "AdamW", "Muon")): (
         "FusedSGD is the same as SGD. Muon orthogonalizes the updates of hidden linear layers and "
-        "convolutions, and is AdamW for the other parameters; it takes AdamW's BASE_LR"
+        "convolutions, and is AdamW for the other parameters; use the BASE_LR of AdamW"
     ),
     Key("MAX_ITER", 40000, run_length, int): "iterations; MAX_EPOCHS or MAX_MINUTES replaces it",
     Key("MAX_EPOCHS", None, run_length, float): "run length in epochs",
@@ -43,7 +43,9 @@ _SOLVER = {
         "iterations at the start with a completely frozen backbone; afterwards only the stages of "
         "MODEL.BACKBONE.FREEZE_CONV_BODY_AT stay frozen"
     ),
-    Key("MOMENTUM", 0.9, below_one): "momentum of SGD and Muon, or the first beta of AdamW",
+    Key("MOMENTUM", 0.9, below_one): (
+        "momentum of SGD and Muon; first beta of AdamW, also for Muon's other parameters"
+    ),
     Key("WEIGHT_DECAY", 0.0005, not_negative): "weight decay of weights",
     Key("WEIGHT_DECAY_BIAS", 0.0, not_negative): "weight decay of biases",
     Key("WEIGHT_DECAY_NORM", None, not_negative, float): (

@@ -17,10 +17,10 @@ IGNORE = -2
 class Matcher:
     """Assigns each box the ground truth that it overlaps most, by IoU thresholds."""
 
-    foreground: float | Tensor  # IoU from which a box is foreground
-    background: (
-        float | Tensor
-    )  # IoU below which a box is background; boxes between the two are ignored
+    # IoU from which a box is foreground.
+    foreground: float | Tensor
+    # IoU below which a box is background. Boxes between the two are ignored.
+    background: float | Tensor
     # The boxes with the highest IoU of a ground truth are foreground as well, however low it is.
     # Without this, small objects would get no anchor.
     allow_low_quality_matches: bool = False

@@ -117,7 +117,8 @@ class BoxHead(nn.Module):
     ) -> PredictedBoxes:
         """Refine proposals [B, P] for every class that scores above the threshold.
 
-        Scores are means over the passes.
+        Scores are averaged over the passes as over the stages of a cascade
+        (`Convention.cascade_mean`).
         """
         predictions: list[BoxPredictions] = []
         for number in range(self.passes):
@@ -173,7 +174,7 @@ class BoxHead(nn.Module):
 
 
 def mean_scores(predictions: Sequence[BoxPredictions], convention: Convention) -> Tensor:
-    """Return the mean scores [R, K] of heads, or the scores of their mean logits."""
+    """Average the scores [R, K] of several predictions, as probabilities or as logits."""
     logits = torch.stack([own.logits for own in predictions])
     if convention.cascade_mean == "logits":
         return logits.mean(dim=0).softmax(dim=1)

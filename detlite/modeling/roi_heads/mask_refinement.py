@@ -20,9 +20,8 @@ class MaskRefinement:
     """Moves boxes towards their masks, and lowers the scores of uncertain masks."""
 
     box_weight: float  # of the tight box of the mask in the mean with the predicted box
-    exponent: (
-        float  # power of the mask's mean foreground probability, by which scores are multiplied
-    )
+    # Power of the mask's mean foreground probability, by which scores are multiplied.
+    exponent: float
     threshold: float  # probability from which a cell is foreground
     convention: Convention
 
