@@ -30,7 +30,6 @@ _META = "MODEL.META_ARCHITECTURE"
 _CONV_BODY = "MODEL.BACKBONE.CONV_BODY"
 _NORM = "MODEL.RESNETS.NORM"
 _DETECTIONS = "MODEL.ROI_HEADS.DETECTIONS_PER_IMG"
-_TEST_DETECTIONS = "TEST.DETECTIONS_PER_IMG"
 
 _DETECTORS = {"MODEL.RETINANET_ON": "RetinaNet", "MODEL.RPN_ONLY": "ProposalNetwork"}
 _NORMS = {"FrozenBN": "FixedBatchNorm", "BN": "BatchNorm", "SyncBN": "SyncBatchNorm", "GN": "GN"}
@@ -56,7 +55,7 @@ RESTATING: dict[str, Key] = {
         *((name, _META, bool, None) for name in _DETECTORS),
         *((name, _NORM, str, one_of(*names)) for name, names in _NORM_FUNCTIONS.items()),
         *((name, origin, bool, None) for name, origin in _GROUP_NORMS.items()),
-        (_TEST_DETECTIONS, _DETECTIONS, int, positive),
+        ("TEST.DETECTIONS_PER_IMG", _DETECTIONS, int, positive),
         ("MODEL.RPN.USE_FPN", _CONV_BODY, bool, None),
         ("MODEL.ROI_HEADS.USE_FPN", _CONV_BODY, bool, None),
         *((f"MODEL.{name}", _CONV_BODY, tuple, each(positive)) for name in _TUPLES),
@@ -72,7 +71,13 @@ def translate(cfg: CfgNode, stated: Mapping[str, Any], keys_set: Collection[str]
     Raises:
         ConfigError: a key contradicts the key that it restates.
     """
-    model, heads = cfg.MODEL, cfg.MODEL.ROI_HEADS
+    _apply_detector(cfg.MODEL, stated)
+    _apply_norms(cfg.MODEL, stated, keys_set)
+    _apply_max_detections(cfg, stated, keys_set)
+    _check(stated, _CONV_BODY, _pyramid_keys(cfg.MODEL))
+
+
+def _apply_detector(model: CfgNode, stated: Mapping[str, Any]) -> None:
     detector = next((name for key, name in _DETECTORS.items() if stated.get(key)), None)
     if detector and model.META_ARCHITECTURE == "GeneralizedRCNN":  # its only value
         model.META_ARCHITECTURE = detector
@@ -80,6 +85,9 @@ def translate(cfg: CfgNode, stated: Mapping[str, Any], keys_set: Collection[str]
     if model.META_ARCHITECTURE == "RetinaNet":
         del implied["MODEL.RPN_ONLY"]  # any value
     _check(stated, _META, implied)
+
+
+def _apply_norms(model: CfgNode, stated: Mapping[str, Any], keys_set: Collection[str]) -> None:
     # Its files have no NORM: TRANS_FUNC or STEM_FUNC sets it, and the other must agree.
     first = next((key for key in _NORM_FUNCTIONS if key in stated), None)
     if first and _NORM not in keys_set:
@@ -92,15 +100,19 @@ def translate(cfg: CfgNode, stated: Mapping[str, Any], keys_set: Collection[str]
         if stated.get(key) and not part.NORM:
             part.NORM = "GN"
         _check(stated, origin, {key: part.NORM == "GN"})
-    # It uses this key for RetinaNet only.
-    count = stated.get(_TEST_DETECTIONS, heads.DETECTIONS_PER_IMG)
-    if model.META_ARCHITECTURE == "RetinaNet":
-        heads.DETECTIONS_PER_IMG = count
+
+
+def _apply_max_detections(
+    cfg: CfgNode, stated: Mapping[str, Any], keys_set: Collection[str]
+) -> None:
+    """Apply TEST.DETECTIONS_PER_IMG, which maskrcnn-benchmark uses for RetinaNet only."""
+    key, heads = "TEST.DETECTIONS_PER_IMG", cfg.MODEL.ROI_HEADS
+    if cfg.MODEL.META_ARCHITECTURE == "RetinaNet":
+        heads.DETECTIONS_PER_IMG = stated.get(key, heads.DETECTIONS_PER_IMG)
     elif _DETECTIONS not in keys_set:
-        _check(stated, _DETECTIONS, {_TEST_DETECTIONS: heads.DETECTIONS_PER_IMG})
-    elif count != heads.DETECTIONS_PER_IMG:
-        logger.warning("%s has no effect, because %s is set", _TEST_DETECTIONS, _DETECTIONS)
-    _check(stated, _CONV_BODY, _pyramid_keys(model))
+        _check(stated, _DETECTIONS, {key: heads.DETECTIONS_PER_IMG})
+    elif stated.get(key, heads.DETECTIONS_PER_IMG) != heads.DETECTIONS_PER_IMG:
+        logger.warning("%s has no effect, because %s is set", key, _DETECTIONS)
 
 
 def _pyramid_keys(model: CfgNode) -> dict[str, Any]:

@@ -46,12 +46,14 @@ class CheckpointSource:
 
     def recognizes(self, names: Iterable[str]) -> bool:
         """Return True if a file with these names is from this framework."""
-        return bool(re.search(f"(?ms){self.pattern}", "\n".join(sorted(names))))
+        text = "\n".join(sorted(names))
+        return bool(re.search(self.pattern, text, re.MULTILINE | re.DOTALL))
 
     def rename(self, raw: RawStateDict) -> dict[str, Any]:
         """Return the weights that detlite uses, by its names."""
-        used = (name for name in raw if not re.search(self.unused, name))
-        return {rename(name, self.rules): raw[name] for name in used}
+        unused = re.compile(self.unused)
+        used = {name: value for name, value in raw.items() if not unused.search(name)}
+        return {rename(name, self.rules): value for name, value in used.items()}
 
 
 def rename(name: str, rules: RenameRules) -> str:

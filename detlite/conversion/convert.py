@@ -1,10 +1,10 @@
 """Convert checkpoints of other frameworks to detlite's format."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import yaml
@@ -26,10 +26,6 @@ SOURCES: dict[str, CheckpointSource] = {
     )
 }  # fmt: skip
 
-# Checkpoints of detlite, or of its backbones.
-_OWN = CheckpointSource(
-    "detlite", r"^backbone(\.|$).*^(head|roi_heads|rpn)(\.|$)|^backbone\.body\."
-)
 _MAX_DEPTH = 8  # of containers in a file
 _NESTED = (dict, list, tuple)
 # Names that training code puts around a state dict, and names of copies to use only without others.
@@ -41,6 +37,22 @@ _COPY = re.compile(r"ema|average|swa|teacher|shadow|best|old", re.IGNORECASE)
 _NOT_WEIGHTS = re.compile(r"optim|sched|scaler|callback|message_hub|^rng|^training$", re.IGNORECASE)
 _COUNTER = "n_averaged"  # of an average of models
 _MIN_FRACTION = 0.2  # of all arrays in a file that belong to the detector
+
+
+class FoundStateDict(NamedTuple):
+    """A state dict in a file.
+
+    Attributes:
+        state: tensors or arrays by name, without the names that training code put around them.
+        container: the dict that has the state dict as a value, and other entries next to it.
+        prefix: what was removed from the names, such as "state_dict.model.".
+        others: first parts of the names of other arrays in the file.
+    """
+
+    state: dict[str, Any]
+    container: dict[str, Any]
+    prefix: str = ""
+    others: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -78,7 +90,10 @@ class Checkpoint:
 
 def detect_source(content: Any) -> str | None:
     """Return the key in SOURCES of the framework that wrote a file; None: detlite, or unknown."""
-    names, *_ = unwrap(content)
+    return _source_of(unwrap(content).state)
+
+
+def _source_of(names: Collection[str]) -> str | None:
     return next((name for name, source in SOURCES.items() if source.recognizes(names)), None)
 
 
@@ -114,8 +129,10 @@ def convert(content: Any, name: str, path: Path = Path()) -> Checkpoint:
     num_classes = len(state.get("roi_heads.box.predictor.cls_score.weight", ()))
     for section in ("ROI_BOX_HEAD", "RETINANET"):
         num_classes = config.get(f"MODEL.{section}.NUM_CLASSES", num_classes)
-    categories = categories_from_names(source.class_names(container))
-    if len(categories) != num_classes - 1:
+    names = source.class_names(container)
+    if len(names) == num_classes - 1:
+        categories = categories_from_names(names)
+    else:
         categories = guess_categories(num_classes, config.get("MODEL.KEYPOINT_ON", False))
     return Checkpoint(
         path, state, categories, yaml.safe_dump(config) if config else "", source.convention,
@@ -123,23 +140,18 @@ def convert(content: Any, name: str, path: Path = Path()) -> Checkpoint:
     )  # fmt: skip
 
 
-def unwrap(content: Any) -> tuple[dict[str, Any], dict[str, Any], str, tuple[str, ...]]:
+def unwrap(content: Any) -> FoundStateDict:
     """Find the state dict in a file, however training code nested it and prefixed its names.
 
     Nested dicts and prefixes are the same here: names joined by dots. The shortest prefix counts
     whose names are those of a detector or of a known classifier, and copies such as moving averages
     only without another. Without such names, the usual wrappers are removed.
-
-    Returns:
-        The tensors or arrays by name; the dict that has the state dict as a value, and other
-        entries next to it; what was removed from the names, such as "state_dict.model."; and the
-        first parts of the names of other arrays in the file.
     """
     content = _as_dict(content)
     if not isinstance(content, dict):
-        return {}, {}, "", ()
+        return FoundStateDict({}, {})
     if {"categories", "convention"} <= content.keys() and isinstance(content.get("model"), dict):
-        return content["model"], content, "", ()  # a checkpoint of detlite
+        return FoundStateDict(content["model"], content)  # a checkpoint of detlite
     found = list(_arrays(content, "", content, 0))
     groups: dict[str, list[str]] = {}  # prefix -> rests of the names
     for name, _, _ in found:
@@ -147,17 +159,20 @@ def unwrap(content: Any) -> tuple[dict[str, Any], dict[str, Any], str, tuple[str
             groups.setdefault(name[: dot.end()], []).append(name[dot.end() :])
     large = [p for p, rests in groups.items() if len(rests) >= _MIN_FRACTION * len(found)]
     large.sort(key=lambda prefix: (bool(_COPY.search(prefix)), prefix.count(".")))
-    sources = (_OWN, *SOURCES.values())
-    prefix = next((p for p in large if any(s.recognizes(groups[p]) for s in sources)), None)
+    known = (p for p in large if _is_own(groups[p]) or _source_of(groups[p]))
+    prefix = next(known, None)
     if prefix is None:  # the usual wrappers that all names share
         count = sum(name != _COUNTER for name, _, _ in found)
         shared = (p for p in groups if len(groups[p]) >= count and _WRAPPERS.fullmatch(p))
         prefix = max(shared, key=len, default="")
     members = [row for row in found if row[0].startswith(prefix)]
     others = {name.split(".")[0] for name, _, _ in found if not name.startswith(prefix)}
-    state = {name[len(prefix) :]: value for name, value, _ in members}
-    container = members[0][2] if members else content
-    return state, container, prefix, tuple(sorted(others - {_COUNTER}))
+    return FoundStateDict(
+        {name[len(prefix) :]: value for name, value, _ in members},
+        members[0][2] if members else content,
+        prefix,
+        tuple(sorted(others - {_COUNTER})),
+    )
 
 
 def _arrays(
@@ -181,6 +196,14 @@ def _as_dict(value: Any) -> Any:
     return {str(index): item for index, item in enumerate(value) if isinstance(item, _NESTED)}
 
 
+def _is_own(names: Collection[str]) -> bool:
+    parts = {name.split(".")[0] for name in names}
+    return "backbone" in parts and (
+        not parts.isdisjoint(("rpn", "roi_heads", "head"))
+        or any(name.startswith("backbone.body.") for name in names)
+    )
+
+
 def as_tensors(arrays: Mapping[str, Any]) -> StateDict:
     """Return tensors or arrays as tensors; ValueError names one that is not of numbers."""
     state = {}
@@ -194,6 +217,9 @@ def as_tensors(arrays: Mapping[str, Any]) -> StateDict:
 
 def _number_levels_from_zero(state: StateDict) -> StateDict:
     """Renumber the pyramid levels so that the finest, which may be P3, is number 0."""
-    level = re.compile(r"(?<=^backbone\.neck\.lateral\.)\d+|(?<=^backbone\.neck\.output\.)\d+")
-    first = min((int(match[0]) for match in map(level.search, state) if match), default=0)
-    return {level.sub(lambda n: str(int(n[0]) - first), name): v for name, v in state.items()}
+    level = re.compile(r"^(backbone\.neck\.(?:lateral|output)\.)(\d+)")
+    first = min((int(match[2]) for match in map(level.match, state) if match), default=0)
+    return {
+        level.sub(lambda match: f"{match[1]}{int(match[2]) - first}", name): value
+        for name, value in state.items()
+    }

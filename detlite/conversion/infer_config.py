@@ -6,8 +6,7 @@ from collections.abc import Callable
 from detlite.modeling.backbone.resnet import DEPTHS
 
 from .checkpoint_source import ConfigValues, StateDict, section
-from .regnet import regnet_config
-from .timm import TIMM_PREFIX
+from .regnet import is_regnet, regnet_config
 
 # Differences of the RetinaNets of torchvision and detectron2 from maskrcnn-benchmark's.
 L1_RETINANET = section(
@@ -22,9 +21,10 @@ def infer_config(
     sampling: int,
     infer_backbone: Callable[[StateDict], ConfigValues] | None = None,
 ) -> ConfigValues:
-    """Infer the config of a detector from its renamed state dict.
+    """Infer the config of a detector.
 
     Args:
+        state: the renamed state dict.
         pooler: POOLER_TYPE.
         sampling: POOLER_SAMPLING_RATIO of heads on a pyramid, and of convolutional heads.
         infer_backbone: infers the config of the backbone; None: ResNets and RegNets.
@@ -68,8 +68,7 @@ def _backbone(state: StateDict) -> ConfigValues:
             "MODEL.RESNETS.NORM": _norm(state, "backbone.body.16.1"),
         }
     else:
-        regnet = f"{TIMM_PREFIX}s1.b1.conv1.conv.weight" in state
-        config = (regnet_config if regnet else _resnet)(state, ending)
+        config = (regnet_config if is_regnet(state) else _resnet)(state, ending)
     if _FPN in state:
         config["MODEL.RESNETS.BACKBONE_OUT_CHANNELS"] = len(state[_FPN])
         config["MODEL.FPN.NORM"] = _norm(state, "backbone.neck.output.0.1")
@@ -83,9 +82,9 @@ def _resnet(state: StateDict, ending: str) -> ConfigValues:
     bottleneck = "backbone.body.res2.0.conv3.weight" in state
     depths = [
         depth
-        for depth, stages in DEPTHS.items()
+        for depth, counts in DEPTHS.items()
         # an RPN on C4 has no res5
-        if bottleneck == (depth >= 50) and blocks in (stages, (*stages[:3], 0))
+        if bottleneck == (depth >= 50) and blocks in (counts, (*counts[:3], 0))
     ]
     if not depths:
         raise ValueError(
@@ -120,22 +119,22 @@ def _resnet(state: StateDict, ending: str) -> ConfigValues:
 def _rpn(state: StateDict, heads: bool) -> ConfigValues:
     fpn = _FPN in state
     more_convs = sum(name.startswith("rpn.head.more_convs.") for name in state) // 2
-    before_nms = 12000 if not heads else 6000
     config = section(
         "MODEL.RPN",
         NUM_CONVS=1 + more_convs,
         PRE_NMS_TOP_N_TRAIN=2000 if fpn else 12000,
-        PRE_NMS_TOP_N_TEST=1000 if fpn else before_nms,
+        PRE_NMS_TOP_N_TEST=1000 if fpn else 6000,
     )
     if len(state["rpn.head.cls_logits.weight"]) == 9 and not fpn:
         # as in the Faster R-CNN paper, and in maskrcnn-benchmark for PASCAL VOC
         config |= section("MODEL.RPN", ANCHOR_SIZES=[128, 256, 512], POST_NMS_TOP_N_TEST=300)
-    if heads:
-        return config
-    config |= section("MODEL.RPN", POST_NMS_TOP_N_TEST=2000, FPN_POST_NMS_TOP_N_TEST=2000)
-    return config | {
-        "MODEL.META_ARCHITECTURE": "ProposalNetwork", "MODEL.ROI_BOX_HEAD.NUM_CLASSES": 2,
-    }  # fmt: skip
+    if not heads:
+        config["MODEL.META_ARCHITECTURE"] = "ProposalNetwork"
+        config["MODEL.ROI_BOX_HEAD.NUM_CLASSES"] = 2
+        config["MODEL.RPN.PRE_NMS_TOP_N_TEST"] = 1000 if fpn else 12000
+        config["MODEL.RPN.POST_NMS_TOP_N_TEST"] = 2000
+        config["MODEL.RPN.FPN_POST_NMS_TOP_N_TEST"] = 2000
+    return config
 
 
 def _heads(state: StateDict, pooler: str, sampling: int) -> ConfigValues:
@@ -155,10 +154,7 @@ def _heads(state: StateDict, pooler: str, sampling: int) -> ConfigValues:
     box = f"{head}.feature_extractor"
     fc6, convs = state.get(f"{box}.fc6.weight"), _widths(state, f"{box}.convs.")
     if fc6 is not None:
-        # the feature maps that heads pool from
-        stages = (f"backbone.body.res{s}.0.conv{n}.weight" for s in (5, 4) for n in (3, 2))
-        maps = (state[name] for name in (_FPN, *stages) if name in state)
-        channels = convs[-1] if convs else len(next(maps))
+        channels = convs[-1] if convs else _pooled_channels(state)
         extractor = "FPNXconv1fcFeatureExtractor" if convs else "FPN2MLPFeatureExtractor"
         config |= section(
             "MODEL.ROI_BOX_HEAD",
@@ -221,6 +217,12 @@ def _keypoint_head(state: StateDict, pooler: str, sampling: int) -> ConfigValues
             SHARE_BOX_FEATURE_EXTRACTOR=False,
         )
     return config
+
+
+def _pooled_channels(state: StateDict) -> int:
+    """Return the channels of the feature maps that heads pool from."""
+    stages = (f"backbone.body.res{stage}.0.conv{n}.weight" for stage in (5, 4) for n in (3, 2))
+    return next(len(state[name]) for name in (_FPN, *stages) if name in state)
 
 
 def _widths(state: StateDict, convs: str) -> list[int]:

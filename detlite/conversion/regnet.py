@@ -1,4 +1,7 @@
-"""RegNets (https://arxiv.org/abs/2003.13678) of pycls and detectron2, which timm has too."""
+"""RegNets (https://arxiv.org/abs/2003.13678) of pycls and detectron2, as timm backbones.
+
+The models are the same; only the names of the weights differ.
+"""
 
 from .checkpoint_source import ConfigValues, StateDict
 from .timm import TIMM_PREFIX
@@ -35,6 +38,10 @@ REGNETS = {
     "regnety_064": (144, 288, 576, 1296),
     "regnety_080": (168, 448, 896, 2016),
 }
+
+
+def is_regnet(state: StateDict) -> bool:
+    return f"{TIMM_PREFIX}s1.b1.conv1.conv.weight" in state
 
 
 def regnet_config(state: StateDict, ending: str) -> ConfigValues:

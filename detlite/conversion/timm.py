@@ -22,9 +22,14 @@ TIMM = CheckpointSource(
 
 
 def as_timm_backbone(raw: RawStateDict) -> StateDict:
-    """Rename a classifier's weights for a timm backbone; {} for arrays, and for detectors."""
-    arrays = (n.startswith("backbone.") or not isinstance(v, Tensor) for n, v in raw.items())
-    return {} if any(arrays) else TIMM.rename(raw)
+    """Rename the weights of a classifier for a timm backbone.
+
+    Empty if some are arrays, or belong to the backbone of a detector.
+    """
+    for name, value in raw.items():
+        if name.startswith("backbone.") or not isinstance(value, Tensor):
+            return {}
+    return TIMM.rename(raw)
 
 
 _EXPANDING = [
@@ -42,13 +47,7 @@ _BLOCK = re.compile(r"^_blocks\.(\d+)\.(.+)$")
 
 
 def _number_by_stage(_state: StateDict, raw: RawStateDict) -> StateDict:
-    numbers, stage, block_number = {}, -1, 0  # number of a block -> "<stage>.<block>"
-    channels = len(raw["_conv_stem.weight"])
-    for number in sorted({int(match[1]) for match in map(_BLOCK.match, raw) if match}):
-        previous, channels = channels, len(raw[f"_blocks.{number}._project_conv.weight"])
-        same_stage = channels == previous and stage >= 0
-        stage, block_number = (stage, block_number + 1) if same_stage else (stage + 1, 0)
-        numbers[number] = f"{stage}.{block_number}"
+    numbers = _stage_and_block(raw)
     renamed = {}
     for name, value in raw.items():
         if block := _BLOCK.match(name):
@@ -59,6 +58,17 @@ def _number_by_stage(_state: StateDict, raw: RawStateDict) -> StateDict:
         else:
             renamed[TIMM_PREFIX + rename(name, _OUTSIDE_BLOCKS)] = value
     return renamed
+
+
+def _stage_and_block(raw: RawStateDict) -> dict[int, str]:
+    """Map the number of each block to "<stage>.<block>"."""
+    numbers, stage, block = {}, -1, 0
+    channels = len(raw["_conv_stem.weight"])
+    for number in sorted({int(match[1]) for match in map(_BLOCK.match, raw) if match}):
+        previous, channels = channels, len(raw[f"_blocks.{number}._project_conv.weight"])
+        stage, block = (stage, block + 1) if channels == previous and stage >= 0 else (stage + 1, 0)
+        numbers[number] = f"{stage}.{block}"
+    return numbers
 
 
 EFFICIENTNET = CheckpointSource(

@@ -217,12 +217,12 @@ def test_names_of_the_model_win_over_wrappers(tiny_config, tmp_path):
     assert checkpoint.prefix == "state_dict.net."
     from detlite.conversion.checkpoint.loading import _select_entries
 
-    assert _select_entries(model.state_dict(), checkpoint).keys() == model.state_dict().keys()
+    assert _select_entries(model.state_dict(), checkpoint, False).keys() == model.state_dict().keys()
 
 
 def test_config_next_to_a_nested_state_dict():
     content = {"checkpoint": {"state_dict": {"rpn_head.x": torch.ones(1)}, "meta": {"cfg": "a"}}}
-    assert unwrap(content)[1] is content["checkpoint"]
+    assert unwrap(content).container is content["checkpoint"]
 
 
 @pytest.mark.parametrize(

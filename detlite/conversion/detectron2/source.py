@@ -18,7 +18,7 @@ from detlite.conversion.infer_config import L1_RETINANET, infer_config, is_retin
 from detlite.conversion.regnet import REGNET_RULES
 
 from .model_zoo import anchor_config, config_by_name, config_by_shape, stored_pixel_config
-from .vitdet import VITDET_RULES, vitdet_config
+from .vitdet import VITDET_RULES, is_vitdet, vitdet_config
 
 _RULES = [
     *REGNET_RULES,
@@ -62,22 +62,33 @@ _UNUSED = r"(^|\.)(anchor_generator\.|pixel_mean$|pixel_std$)|^(stem\.fc|linear)
 
 
 def _adapt(state: StateDict, raw: RawStateDict) -> StateDict:
-    # RetinaNet's towers are blocks of a convolution, a norm if any, and a ReLU.
-    length = 3 if any(name.startswith("head.cls_tower.1.") for name in state) else 2
-    layer = re.compile(r"(?<=^head\.cls_tower\.)\d+|(?<=^head\.bbox_tower\.)\d+")
-    state = {
-        layer.sub(lambda n: "{}.{}".format(*divmod(int(n[0]), length)), name): value
-        for name, value in state.items()
-    }
-    # Deformable convolutions are inside of the layer of their offsets.
-    for name in [name for name in state if name.endswith(".conv2.offset.weight")]:
-        if (weight := name.replace(".offset.", ".")) in state:
-            state[name.replace(".offset.", ".conv.")] = state.pop(weight)
+    state = _number_tower_blocks(state)
+    _nest_deformable(state)
     move_background_first(state)
     node = _anchor_section(state)
     ratios = anchor_config(raw, node).get(f"{node}.ASPECT_RATIOS", ())
     order_anchors_by_ratio(state, len(ratios) or None)
     return state
+
+
+def _number_tower_blocks(state: StateDict) -> StateDict:
+    """Number the layers of RetinaNet's towers by block: convolution, norm if any, and ReLU."""
+    length = 3 if any(name.startswith("head.cls_tower.1.") for name in state) else 2
+
+    def renumber(match: re.Match[str]) -> str:
+        block, layer = divmod(int(match[2]), length)
+        return f"head.{match[1]}_tower.{block}.{layer}."
+
+    pattern = re.compile(r"^head\.(cls|bbox)_tower\.(\d+)\.")
+    return {pattern.sub(renumber, name): value for name, value in state.items()}
+
+
+def _nest_deformable(state: StateDict) -> None:
+    """Move deformable convolutions into the layer of their offsets, in place."""
+    for name in [name for name in state if name.endswith(".conv2.offset.weight")]:
+        layer = name.removesuffix(".offset.weight")
+        if f"{layer}.weight" in state:
+            state[f"{layer}.conv.weight"] = state.pop(f"{layer}.weight")
 
 
 def move_background_first(state: StateDict) -> None:
@@ -131,7 +142,7 @@ def _configure(
 ) -> tuple[ConfigValues, ConfigValues]:
     if "head.ctrness.weight" in state:
         raise ValueError("is an FCOS, which detlite does not have")
-    if "backbone.body.patch_embed.proj.weight" in state:
+    if is_vitdet(state):
         return _CONFIG | vitdet_config(state), {}
     config = _CONFIG | infer_config(state, "ROIAlignV2", 0)
     if config["MODEL.BACKBONE.CONV_BODY"].endswith("-C5"):
@@ -143,11 +154,15 @@ def _configure(
         config["MODEL.RPN.FPN_POST_NMS_TOP_N_TRAIN"] = 1500
     if config.get("MODEL.ROI_HEADS.CASCADE_IOUS"):
         config["MODEL.RPN.FPN_POST_NMS_TOP_N_TRAIN"] = 2000
-    # Frozen norms have no batch counter, or 0.
-    stems = (f"backbone.body.{norm}.num_batches_tracked" for norm in ("stem.norm1", "net.stem.bn"))
-    config |= config_by_shape(config, any(state.get(n, torch.zeros(1)).any() for n in stems))
+    config |= config_by_shape(config, _stem_trained(state))
     stored = stored_pixel_config(raw) | anchor_config(raw, _anchor_section(state))
     return config, stored | config_by_name(path)
+
+
+def _stem_trained(state: StateDict) -> bool:
+    """True if the norm of the stem was trained: frozen norms have no batch counter, or 0."""
+    names = (f"backbone.body.{norm}.num_batches_tracked" for norm in ("stem.norm1", "net.stem.bn"))
+    return any(name in state and bool((state[name] > 0).any()) for name in names)
 
 
 def _anchor_section(state: StateDict) -> str:

@@ -26,6 +26,10 @@ _DROP_PATH = {"B": 0.1, "L": 0.4, "H": 0.5}
 _MEAN, _STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)  # RGB
 
 
+def is_vitdet(state: StateDict) -> bool:
+    return "backbone.body.patch_embed.proj.weight" in state
+
+
 def vitdet_config(state: StateDict) -> ConfigValues:
     """Infer the config of a ViTDet.
 
