@@ -2,18 +2,15 @@
 
     detlite check --data train.json val.json --images photos --page report.html
     detlite check --data configs/mine.yaml
-    detlite check --data photos
     detlite check --data train.json --repair repaired.json
 
-For a config, all sets of DATASETS.TRAIN and DATASETS.TEST are checked as its model needs them. A
-folder is read and converted as by `detlite init`.
+For a config, all sets of DATASETS.TRAIN and DATASETS.TEST are checked as its model needs them.
 First come the defects that training refuses, then warnings: boxes that do not match their masks,
 duplicate annotations, EXIF orientations, outliers, and nearly identical images, also across sets.
 
 Exit status: 0; 1 if training would refuse a set; 2 if nothing could be checked.
 """
 
-import sys
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
@@ -23,7 +20,7 @@ from detlite.apps import cli
 def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--data", required=True, nargs="+", type=Path, metavar="PATH",
-        help="annotation files (.json), folders of labels, or a config by path or name",
+        help="annotation files (.json), or a config by path or name",
     )  # fmt: skip
     text = "images of the annotation files (default: the folder images next to them)"
     cli.add_option(parser, "--images", text, "FOLDER", type=Path)
@@ -45,10 +42,9 @@ def run(args: Namespace) -> int:
 
     if args.repair and len(args.data) > 1:
         raise ConfigError("--repair needs exactly one annotation file as --data")
-    sources = [source for path in args.data for source in _sources(path, args.images)]
-    sets = [inspection for source in sources for inspection in inspect(*source)]
+    sets = [inspection for path in args.data for inspection in inspect(path, args.images)]
     if args.repair and len(sets) > 1:
-        raise ConfigError("--repair needs one annotation file as --data, not several sets")
+        raise ConfigError("--repair needs one annotation file as --data, not a config of several")
     pairs = near_duplicates(sets)
     for number, inspection in enumerate(sets):
         print_report(inspection, args.max_per_kind)
@@ -69,14 +65,3 @@ def run(args: Namespace) -> int:
         for action, count in counts.items():
             print(f"repaired: {count} {action}")
     return 1 if any(inspection.refused for inspection in sets) else 0
-
-
-def _sources(path: Path, images: Path | None) -> list[tuple[Path, Path | None]]:
-    """Return the annotation files of a folder, or the path itself, with the folder of images."""
-    if not path.is_dir():
-        return [(path, images)]
-    from detlite.apps.dataset_formats import find_sets
-
-    sets, text = find_sets(path, images=images)
-    print(text, file=sys.stderr)
-    return [(source.annotations, source.images) for source in sets.values()]

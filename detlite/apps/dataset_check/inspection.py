@@ -152,7 +152,7 @@ def object_warnings(
 ) -> Iterator[Defect]:
     """Yield duplicate annotations, boxes that do not match their masks, and wrong areas."""
     seen: set[tuple[Any, ...]] = set()
-    # Their stated sizes may be wrong, and too large for masks.
+    # The stated size of an unreadable image may be wrong, and too large to draw masks.
     unreadable = {one.image_id for one in result.defects if one.kind == "image"}
     for row in progress(result.objects, "annotations"):
         key = (row["image_id"], row["category_id"], *row["bbox"])
@@ -160,11 +160,13 @@ def object_warnings(
             problem = f"the image has another annotation with this category and box: {row['bbox']}"
             yield _warning("duplicate", problem, row)
         seen.add(key)
+        if row["image_id"] in unreadable:
+            continue
         image = result.images[row["image_id"]]
         mask = read_segmentation(row.get("segmentation"), image["height"], image["width"])
         area = row["bbox"][2] * row["bbox"][3]
         areas = [area]
-        if mask.problem is None and row["image_id"] not in unreadable:
+        if mask.problem is None:
             tight = mask_box(mask.value, image["height"], image["width"])
             if tight is not None and not boxes_match(row["bbox"], tight):
                 problem = f"bbox {row['bbox']} does not match its mask, whose box is {tight}"

@@ -21,12 +21,17 @@ def inspect(path: Path, images: Path | None) -> list[Inspection]:
     """Inspect an annotation file, or every data set of a config.
 
     Raises:
-        ConfigError: the file does not exist, or the config names no data sets.
+        ConfigError: the file does not exist or is a folder, or the config names no data sets.
     """
     if path.suffix == ".json":
         if not path.is_file():
             raise ConfigError(f"--data {path}: there is no such file")
         return [inspect_dataset(path, images or _image_folder(path), progress=_progress)]
+    if path.is_dir():
+        raise ConfigError(
+            f"--data {path} is a folder: write a config with `detlite init --data {path} > "
+            "my.yaml`, which also converts labels, and check that"
+        )
     cfg = load_config(path)
     datasets = cfg.DATASETS
     names = list(dict.fromkeys([*datasets.TRAIN, *datasets.TEST]))

@@ -108,7 +108,7 @@ def _write_image(text: str, file: Path, tree: FileTree, conversion: Conversion) 
         data = base64.b64decode(text)
         with Image.open(io.BytesIO(data), formats=SAFE_FORMATS) as image:
             suffix = f".{image.format}".lower()
-    except DECODE_ERRORS as error:
+    except (TypeError, *DECODE_ERRORS) as error:
         raise DataError(f"{file}: the image in it (imageData) cannot be read ({error})") from error
     folder = (conversion.output or tree.root / OUTPUT_FOLDER) / "images"
     path = (folder / file.relative_to(tree.root)).with_suffix(suffix)

@@ -231,7 +231,7 @@ def png_shape(category: str, text: Any, origin: tuple[int, int], compressed: boo
         data = zlib.decompress(data) if compressed else data
         with Image.open(io.BytesIO(data), formats=["PNG"]) as image:
             pixels = np.asarray(image)
-    except (zlib.error, *DECODE_ERRORS) as error:
+    except (TypeError, zlib.error, *DECODE_ERRORS) as error:
         return Shape(category, problem=f"its mask cannot be read ({error})")
     mask = pixels[:, :, -1] if pixels.ndim == 3 else pixels
     return Shape(category, mask=mask > 0, origin=origin)

@@ -9,7 +9,6 @@ of your own is a function, registered under its suffix:
 """
 
 import io
-import itertools
 import logging
 import stat
 import struct
@@ -29,12 +28,9 @@ from .sources import ImageBytes, ImageSource, OpenImage, Pixels
 
 # Formats accepted from bytes, which may come from anybody: none of them contains a program.
 SAFE_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF")
-# Errors of readers for truncated or damaged files. TypeError and LookupError: TIFFs without needed
-# tags; NotImplementedError: DDS and BLP files of types that Pillow does not read.
-DECODE_ERRORS = (
-    OSError, SyntaxError, ValueError, TypeError, LookupError, EOFError, struct.error,
-    NotImplementedError,
-)  # fmt: skip
+# Errors of readers for truncated or damaged files; NotImplementedError: DDS and BLP files of types
+# that Pillow does not read.
+DECODE_ERRORS = (OSError, SyntaxError, ValueError, EOFError, struct.error, NotImplementedError)
 _END_MARKERS = {"JPEG": b"\xff\xd9", "PNG": b"IEND\xaeB`\x82"}
 _ORIENTATION = 0x0112  # EXIF tag
 # TIFF tags and values (TIFF 6.0).
@@ -112,8 +108,8 @@ class _Tiff(OpenImage):
             self.pages = [i for i, page in enumerate(pages) if not page.subfiletype & _NO_PAGE]
             sizes = [(pages[i].imagelength, pages[i].imagewidth) for i in self.pages]
             self.size = sizes[0]
-            if 0 in itertools.chain(*sizes):
-                raise ValueError("a page without pixels")
+            if not all(isinstance(side, int) and side > 0 for size in sizes for side in size):
+                raise ValueError("a page without pixels, or with several sizes")
 
     def close(self) -> None:
         self._file.close()
@@ -133,10 +129,10 @@ class _Tiff(OpenImage):
 
 @contextmanager
 def _damage_as_value_error() -> Iterator[None]:
-    """Raise the many errors of tifffile for damaged files as ValueError."""
+    """Raise the many errors of readers for damaged files as ValueError."""
     try:
         yield
-    except DataError:
+    except DECODE_ERRORS:
         raise
     except Exception as error:
         raise ValueError(f"{type(error).__name__}: {error}") from error
@@ -179,16 +175,17 @@ class _PillowImage(OpenImage):
             return 1
         try:
             return int(file.getexif().get(_ORIENTATION, 1))
-        except DECODE_ERRORS:  # the pixels may still be valid
+        except (*DECODE_ERRORS, TypeError, KeyError):  # the pixels may still be valid
             return 1
 
     def pixels(self, page: int, min_size: tuple[int, int] | None = None) -> Pixels:
         file = self.file
-        if len(self.pages) > 1:
-            file.seek(self.pages[page])
-        if min_size is not None:
-            file.draft(None, min_size[::-1])
-        file.load()  # the header may continue behind the pixels
+        with _damage_as_value_error():
+            if len(self.pages) > 1:
+                file.seek(self.pages[page])
+            if min_size is not None:
+                file.draft(None, min_size[::-1])
+            file.load()  # the header may continue behind the pixels
         if self._deep_color:
             return Pixels(self._high_and_low_bytes(), alpha=file.mode.endswith("A"))
         if self._lacks_data(min_size):
@@ -304,8 +301,9 @@ def _open_by_content(file: Path | BytesIO, source: ImageSource, max_pixels: int)
             "the image is damaged or truncated, or of a format that is not read. Convert it, or "
             "register a reader for its suffix (docs/image_files.md)"
         ) from error
-    if opened.format != "TIFF" or _is_read_by_pillow(opened):
-        return _PillowImage(opened, source)
+    with _damage_as_value_error():
+        if opened.format != "TIFF" or _is_read_by_pillow(opened):
+            return _PillowImage(opened, source)
     if isinstance(file, Path):
         opened.close()
     return _Tiff(file, "a TIFF with this number of channels or this type of values")

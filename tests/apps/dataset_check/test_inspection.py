@@ -52,8 +52,15 @@ def test_masks_of_an_image_with_a_huge_stated_size(content, write_set, is_rle):
         counts = [5, 10, height * width - 15]
         content["annotations"][0]["segmentation"] = {"size": [height, width], "counts": counts}
     file.write_text(json.dumps(content))
+    content["annotations"][0]["area"] = 1
+    file.write_text(json.dumps(content))
     found = inspect_dataset(file, images)
-    assert ("image", "image 10") in {(one.kind, one.where[:8]) for one in found.defects}
+    assert {(one.kind, one.where[:8]) for one in found.defects} == {("image", "image 10")}
+
+
+def test_folders_are_not_checked(tmp_path, capsys):
+    assert run_check("--data", tmp_path) == 2
+    assert f"detlite init --data {tmp_path}" in capsys.readouterr().err
 
 
 def broken(content):

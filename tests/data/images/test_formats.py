@@ -262,6 +262,16 @@ def test_a_second_page_without_a_width(tmp_path):
         read_image(tmp_path / "a.tif")
 
 
+def test_a_page_with_several_widths(tmp_path):
+    file = tmp_path / "a.tif"
+    pixels = np.zeros((6, 8, 5), np.uint16)
+    tifffile.imwrite(file, pixels, photometric="minisblack", planarconfig="contig")
+    with tifffile.TiffFile(file, mode="r+b") as opened:
+        opened.pages[0].tags["ImageWidth"].overwrite((8,) * 1000)
+    with pytest.raises(DataError, match="with several sizes"):
+        read_image(file)
+
+
 def test_a_circle_of_pages(tmp_path):
     file = tmp_path / "a.tif"
     pages = np.zeros((150, 2, 3, 5), np.uint16)
