@@ -185,7 +185,7 @@ def _index(args: Args) -> Iterable[Any]:
 
 
 def _eval(args: Args) -> Iterable[Any]:
-    return benchmark_evaluation(args.images, args.detections, args.turns)
+    return benchmark_evaluation(args.images, args.detections, args.turns, args.libraries)
 
 
 def _scaling(args: Args) -> Iterable[Any]:
@@ -302,6 +302,13 @@ def _parser() -> argparse.ArgumentParser:
     own = command("eval", _eval)
     own.add_argument("--images", type=int, default=5000, help="images of the data set")
     own.add_argument("--detections", type=int, default=100, help="detections per image")
+    own.add_argument(
+        "--libraries",
+        nargs="+",
+        choices=("detlite", "pycocotools", "hotcoco"),
+        default=("detlite", "pycocotools", "hotcoco"),
+        help="libraries to compare with detlite, if they are installed",
+    )
     own.set_defaults(turns=1)
 
     own = command("scaling", _scaling)

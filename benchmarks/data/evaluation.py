@@ -8,7 +8,7 @@ import multiprocessing
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -57,7 +57,10 @@ class _Run:
 
 
 def benchmark_evaluation(
-    images: int = 5000, detections: int = 100, turns: int = 1
+    images: int = 5000,
+    detections: int = 100,
+    turns: int = 1,
+    libraries: Sequence[str] = ("detlite", "pycocotools", "hotcoco"),
 ) -> Iterator[EvaluationRow]:
     """Measure the libraries with generated files, first boxes and then masks.
 
@@ -68,6 +71,7 @@ def benchmark_evaluation(
         images: number of images.
         detections: detections per image.
         turns: runs of each library.
+        libraries: detlite and others; hotcoco is left out if it is not installed.
     """
     content, results = generate(images, detections)
     with tempfile.TemporaryDirectory() as name:
@@ -77,9 +81,7 @@ def benchmark_evaluation(
         write_results(replace(results, masks=None), folder / "bbox.json")
         write_results(replace(results, boxes=None), folder / "segm.json")
         del content, results
-        libraries = ["detlite", "pycocotools"]
-        if importlib.util.find_spec("hotcoco"):
-            libraries.append("hotcoco")
+        libraries = [name for name in libraries if importlib.util.find_spec(name)]
         for kind in ("bbox", "segm"):
             runs: dict[str, list[_Run]] = {name: [] for name in libraries}
             for _ in range(turns):

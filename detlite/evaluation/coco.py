@@ -39,8 +39,8 @@ _SIGMAS = np.array([26, 25, 25, 35, 35, 79, 79, 72, 72, 62, 62, 107, 107, 87, 87
 
 
 def evaluate_coco(
-    coco_gt: COCO | GroundTruthFile | Path,
-    results: Results | Path,
+    coco_gt: COCO | GroundTruthFile | Path | str,
+    results: Results | Path | str,
     iou_types: Sequence[str] = ("bbox", "segm"),
     max_dets: int = 100,
     oks_sigmas: Sequence[float] = (),
@@ -74,10 +74,10 @@ def evaluate_coco(
         raise ValueError(f"iou_types: unknown {unknown[0]!r}; known: {', '.join(IOU_TYPES)}")
     if max_dets < 1:
         raise ValueError(f"max_dets must be at least 1, got {max_dets}")
-    if isinstance(coco_gt, Path):
-        coco_gt = open_ground_truth(coco_gt)
-    if isinstance(results, Path):
-        results = Results.read(results, iou_types)
+    if isinstance(coco_gt, Path | str):
+        coco_gt = open_ground_truth(Path(coco_gt))
+    if isinstance(results, Path | str):
+        results = Results.read(Path(results), iou_types)
     check_results(results, coco_gt, iou_types)
     names = category_names(coco_gt)
     metrics = {}

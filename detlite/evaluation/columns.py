@@ -10,6 +10,7 @@ import torch
 
 from detlite import ops
 from detlite.data.errors import DataError
+from detlite.data.file_type import explain_not_json
 from detlite.structures.masks.rle import EncodedMasks
 
 # The bits of `Columns.fields`.
@@ -80,4 +81,5 @@ def parse_json(text: np.ndarray | bytes, file: Path) -> Any:
     try:
         return json.loads(bytes(text))
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{file}: cannot be read ({error})") from error
+        hint = explain_not_json(file, error) if isinstance(error, ValueError) else ""
+        raise DataError(f"{file}: cannot be read ({error}){hint}") from error

@@ -15,11 +15,15 @@ from pycocotools.coco import COCO
 
 from detlite import ops
 from detlite.data.datasets.coco_masks import fill_missing, rle_problem, segmentation_problem
-from detlite.data.errors import DataError
+from detlite.data.errors import DataError, short_repr
 from detlite.structures.masks.rle import EncodedMasks
 
 from .columns import Columns, parse_columns, parse_json, read_bytes
 from .results import IOU_TYPES, Results, concatenate_arrays
+
+# Fields without which annotations are read one by one, with more checks; and the numbers.
+_REQUIRED = ("image_id", "category_id", "area", "iscrowd", "bbox")
+_NUMBERS = (*_REQUIRED, "id", "num_keypoints")
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,15 +52,16 @@ class GroundTruthArrays:
 
     def keys_of(self, image_ids: np.ndarray, category_ids: np.ndarray) -> np.ndarray:
         """Return the keys of image and category ids [N], which must exist."""
-        categories = _places(self.category_ids, category_ids)
-        return categories * len(self.image_ids) + _places(self.image_ids, image_ids)
+        categories = _index_of(self.category_ids, category_ids)
+        return categories * len(self.image_ids) + _index_of(self.image_ids, image_ids)
 
 
-def _places(known: np.ndarray, ids: np.ndarray) -> np.ndarray:
-    """Return the place of each of ids [N] in the sorted known ids [K]."""
-    if not len(known) or known[-1] - known[0] > 16 * (len(known) + len(ids)):
+def _index_of(known: np.ndarray, ids: np.ndarray) -> np.ndarray:
+    """Return the index of each of ids [N] in the sorted known ids [K]."""
+    span = int(known[-1]) - int(known[0]) + 1 if len(known) else 0
+    if not 0 < span <= 16 * (len(known) + len(ids)):
         return np.searchsorted(known, ids)
-    table = np.zeros(known[-1] - known[0] + 1, np.int64)
+    table = np.zeros(span, np.int64)
     table[known - known[0]] = np.arange(len(known))
     return table[ids - known[0]]
 
@@ -82,10 +87,14 @@ class GroundTruthFile:
     def is_valid(self) -> bool:
         """Return True if all annotations have a box and a valid mask, and none has keypoints."""
         columns, lengths = self.columns, self.columns.polygon_lengths
-        category_ids, ids = columns.integers[:, 1:3].T
+        image_ids, category_ids, ids = columns.integers[:, :3].T
+        if not np.isin(image_ids, list(self.imgs)).all() or not all(
+            {"height", "width"} <= image.keys() for image in self.imgs.values()
+        ):
+            return False
         other_size = columns.has("rle") & (columns.sizes != self.sizes).any(axis=1)
         return bool(
-            all(columns.has(name).all() for name in ("area", "iscrowd", "bbox"))
+            all(columns.has(name).all() for name in _REQUIRED)
             and ids.all()  # `fill_missing` replaces id 0
             and (columns.polygons + columns.text_lengths > 0).all()
             and not ((lengths < 6) | (lengths % 2 > 0)).any()
@@ -94,6 +103,7 @@ class GroundTruthFile:
         )
 
     def read(self, iou_type: str) -> GroundTruthArrays:
+        """Return the objects. For keypoints all are ignored, because they have none."""
         columns = self.columns
         known_images, known_categories = (
             np.array(sorted(ids), np.int64) for ids in (self.imgs, self.cats)
@@ -101,8 +111,8 @@ class GroundTruthFile:
         images = np.searchsorted(known_images, columns.integers[:, 0])
         categories = np.searchsorted(known_categories, columns.integers[:, 1])
         order = np.lexsort((images, categories))
-        crowd = columns.integers[order, 3] > 0
-        without = iou_type == "keypoints"
+        crowd = columns.integers[order, 3] != 0
+        is_keypoints = iou_type == "keypoints"
         return GroundTruthArrays(
             image_ids=known_images,
             category_ids=known_categories,
@@ -110,11 +120,11 @@ class GroundTruthFile:
             categories=categories[order],
             ids=columns.integers[order, 2],
             crowd=crowd,
-            ignored=crowd | without,
+            ignored=crowd | is_keypoints,
             areas=columns.numbers[order, 1],
             boxes=columns.numbers[order, 2:],
             masks=self._masks(order) if iou_type == "segm" else None,
-            keypoints=np.zeros((len(order), 0, 3)) if without else None,
+            keypoints=np.zeros((len(order), 0, 3)) if is_keypoints else None,
         )
 
     def _masks(self, order: np.ndarray) -> EncodedMasks:
@@ -138,12 +148,18 @@ def open_ground_truth(file: Path) -> COCO | GroundTruthFile:
         images, categories = (
             {row["id"]: row for row in content[key]} for key in ("images", "categories")
         )
+        for number in (*images, *categories):
+            if type(number) is not int or not -(2**63) <= number < 2**63:
+                raise DataError(f"{file}: id {short_repr(number)} is not an integer of 64 bits")
         if parsed:
             truth = GroundTruthFile(content, images, categories, parsed[0])
             if truth.is_valid():
                 return truth
         coco = COCO()
         coco.dataset = parse_json(text, file)
+        for row in coco.dataset.get("annotations", ()):
+            if missing := {"id", "image_id", "category_id"} - row.keys():
+                raise DataError(f"{file}: annotation {row.get('id')} has no {min(missing)}")
         with contextlib.redirect_stdout(io.StringIO()):
             coco.createIndex()
         return coco
@@ -158,6 +174,28 @@ def read_ground_truth(coco_gt: COCO | GroundTruthFile, iou_type: str) -> GroundT
     """
     if isinstance(coco_gt, GroundTruthFile):
         return coco_gt.read(iou_type)
+    try:
+        return _read_coco(coco_gt, iou_type)
+    except (TypeError, ValueError, OverflowError, KeyError) as error:
+        if isinstance(error, DataError):
+            raise
+        for row in coco_gt.dataset["annotations"]:
+            for name in _NUMBERS:
+                if not _is_number(row.get(name, 0), 4 if name == "bbox" else 0):
+                    problem = f"annotation {row.get('id')}: {name} is {short_repr(row[name])}"
+                    raise DataError(f"ground truth: {problem}") from error
+        raise
+
+
+def _is_number(value: Any, count: int) -> bool:
+    """Return True for a number that fits into 64 bits, or a list of `count` numbers."""
+    if count:
+        is_list = isinstance(value, list | tuple) and len(value) == count
+        return is_list and all(_is_number(one, 0) for one in value)
+    return isinstance(value, int | float) and abs(value) < 2**63
+
+
+def _read_coco(coco_gt: COCO, iou_type: str) -> GroundTruthArrays:
     rows = _annotations(coco_gt, iou_type)
     image_ids, category_ids = (
         np.array(sorted(known), np.int64) for known in (coco_gt.imgs, coco_gt.cats)

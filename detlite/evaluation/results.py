@@ -18,6 +18,7 @@ from torch import Tensor
 
 from detlite.atomic_write import atomic_open
 from detlite.conventions import CONVENTIONS, Convention
+from detlite.data.datasets.coco_masks import rle_problem
 from detlite.data.errors import DataError, short_repr
 from detlite.distributed import gather_objects, is_main
 from detlite.ops import paste_masks
@@ -83,28 +84,31 @@ class Results:
 
     @classmethod
     def read(cls, file: Path, required: Sequence[str] = ()) -> Results:
-        """Read a COCO results file: the IoU types that all entries have, and the `required` ones.
+        """Read a COCO results file: the `required` IoU types, or else those that all entries have.
 
-        If boxes are required, entries with masks alone get the boxes of their masks. DataError if
-        the file cannot be read or an entry is invalid.
+        If boxes are required, but not all entries have one, all get the boxes of their masks.
+        DataError if the file cannot be read or an entry is invalid.
         """
-        text = read_bytes(file)
-        parsed = parse_columns(text)
-        results = parsed and cls._from_columns(parsed[0], required)
-        if not results:
+        text, results = read_bytes(file), None
+        if (parsed := parse_columns(text)) and parsed[1].strip() == b"[]":
+            results = cls._from_columns(parsed[0], required)
+        if results is None:
             rows = parse_json(text, file)
             if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
                 raise DataError(f"{file}: must be a list of COCO results")
             fields = IOU_TYPES.items()
             kinds = {kind for kind, field in fields if rows and all(field in row for row in rows)}
-            derived = {"bbox"} - kinds if "segm" in kinds else set()
             try:
-                results = cls.from_coco(rows, [*(kinds.union(required) - derived)])
+                results = cls.from_coco(rows, _kinds_to_read(kinds, required))
             except DataError as error:
                 raise DataError(f"{file}: {error}") from error
         if "bbox" in required and results.boxes is None and results.masks is not None:
-            boxes = rle_codec.toBbox([*results.masks.rles()]).reshape(-1, 4)
-            results = replace(results, boxes=boxes)
+            rles = list(results.masks.rles())
+            for number, rle in enumerate(rles):
+                height, width = rle["size"]
+                if problem := rle_problem(rle, height, width, may_be_empty=True):
+                    raise DataError(f"{file}: result {number}: {problem}")
+            results = replace(results, boxes=rle_codec.toBbox(rles).reshape(-1, 4))
         return results
 
     @classmethod
@@ -113,23 +117,27 @@ class Results:
         boxes, masks, keypoints = (
             columns.has(name).all() for name in ("bbox", "text", "keypoints")
         )
-        has = {"bbox": boxes or masks, "segm": masks, "keypoints": keypoints}
+        has = {"bbox": boxes, "segm": masks, "keypoints": keypoints}
+        kinds = _kinds_to_read({kind for kind in has if has[kind]}, required)
         lengths = columns.keypoint_lengths
+        uncompressed = columns.has("polygons") | columns.has("rle") & ~columns.has("text")
         if (
             not len(lengths)
             or not all(columns.has(name).all() for name in _REQUIRED)
-            or not all(has[kind] for kind in required)
-            or (columns.has("polygons") | columns.has("rle") & ~columns.has("text")).any()
-            or (keypoints and ((lengths != lengths[0]).any() or lengths[0] % 3))
+            or not all(has[kind] for kind in kinds)
+            or (not required and uncompressed.any())
+            or ("keypoints" in kinds and ((lengths != lengths[0]).any() or lengths[0] % 3))
         ):
             return None
         return cls(
             image_ids=columns.integers[:, 0],
             category_ids=columns.integers[:, 1],
             scores=columns.numbers[:, 0],
-            boxes=columns.numbers[:, 2:] if boxes else None,
-            masks=columns.masks if masks else None,
-            keypoints=columns.keypoints.reshape(len(lengths), -1, 3) if keypoints else None,
+            boxes=columns.numbers[:, 2:] if "bbox" in kinds else None,
+            masks=columns.masks if "segm" in kinds else None,
+            keypoints=columns.keypoints.reshape(len(lengths), -1, 3)
+            if "keypoints" in kinds
+            else None,
         )
 
     def __len__(self) -> int:
@@ -152,6 +160,14 @@ class Results:
             columns["keypoints"] = points.reshape(len(points), 3 * points.shape[1]).tolist()
         for values in zip(*columns.values(), strict=True):
             yield dict(zip(columns, values, strict=True))
+
+
+def _kinds_to_read(given: set[str], required: Sequence[str]) -> list[str]:
+    """Return the IoU types to read: masks in place of required boxes that are not given."""
+    kinds = set(required or given)
+    if "bbox" in kinds - given and "segm" in given:
+        kinds = kinds - {"bbox"} | {"segm"}
+    return sorted(kinds)
 
 
 def to_coco_results(

@@ -30,10 +30,13 @@ def read_annotations(text: Tensor, chunk_bytes: int = _CHUNK_BYTES) -> list[Tens
         chunk_bytes: size of the parts that threads read.
 
     Returns:
-        The bounds of the list in the text, int64 `[2]`, and the columns of
-        `detlite.evaluation.columns.Columns`. The bounds are -1 if a value does not have the type
-        that COCO's format defines. Nothing at all without a kernel: there is no fallback, and a
-        caller reads what remains with `json`.
+        The bounds of the list in the text, int64 `[2]`, and the columns in the order, with the
+        shapes and types, of `detlite.evaluation.columns.Columns`. The bounds are -1 if the text is
+        no such JSON, or a value does not have the type that COCO's format defines. Without a kernel
+        an empty list: there is no fallback, and the caller parses the whole text with `json`.
+
+    Raises:
+        RuntimeError: the text is not uint8 `[B]`, or `chunk_bytes` is below 1.
     """
     kernel = getattr(torch.ops.detlite, "read_annotations", None)
     return [] if kernel is None else kernel(text, chunk_bytes)

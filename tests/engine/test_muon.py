@@ -33,7 +33,7 @@ def set_gradients(model, seed):
 
 
 def newton_schulz(matrix):
-    """The iteration as it is published, in float64."""
+    """The published iteration, in float64."""
     x = matrix.double() / matrix.double().norm()
     for _ in range(5):
         a = x @ x.T

@@ -3,6 +3,7 @@
 import json
 import random
 import struct
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,48 @@ def test_fields_of_annotations() -> None:
 )  # fmt: skip
 def test_other_forms_have_no_columns(text: str) -> None:
     assert parse(text) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda content: content["annotations"][0].pop("image_id"), "annotation 1 has no image_id"),
+        (lambda content: content["annotations"][0].pop("category_id"), "has no category_id"),
+        (lambda content: content["annotations"][0].update(image_id=9), "annotation 1: image_id 9"),
+        (lambda content: content["annotations"][0].update(area={}), "annotation 1: area is {}"),
+        (lambda content: content["annotations"][0].update(bbox=[1, 2]), r"bbox is \[1, 2\]"),
+        (lambda content: content["images"][0].update(id="x"), "id 'x' is not an integer"),
+        (lambda content: content["images"][0].update(id=2**63), "is not an integer of 64 bits"),
+    ],
+)
+def test_errors_of_files_name_the_entry(
+    tmp_path: Path, change: Callable[[Any], object], message: str
+) -> None:
+    square = {"bbox": [1, 2, 3, 4], "area": 12, "segmentation": [[1, 2, 4, 2, 4, 6]]}
+    content = {
+        "images": [{"id": 0, "height": 9, "width": 9}],
+        "categories": [{"id": 0, "name": "cell"}],
+        "annotations": [{"id": 1, "image_id": 0, "category_id": 0, "iscrowd": 0, **square}],
+    }
+    change(content)
+    (tmp_path / "truth.json").write_text(json.dumps(content))
+    (tmp_path / "results.json").write_text("[]")
+    with pytest.raises(DataError, match=message):
+        evaluate_coco(tmp_path / "truth.json", str(tmp_path / "results.json"), ["bbox"])
+
+
+def test_boxes_need_no_image_sizes_or_valid_masks(tmp_path: Path) -> None:
+    truth = {"id": 1, "image_id": 0, "category_id": 0, "iscrowd": -1, "bbox": [1, 2, 3, 4]}
+    truth |= {"area": 12, "segmentation": [[1, 2, 4, 2, 4, 6]]}
+    content = {"images": [{"id": 0}], "categories": [{"id": 0}], "annotations": [truth]}
+    content["annotations"] = [truth, truth | {"id": 2, "iscrowd": 0}]
+    entry = {"image_id": 0, "category_id": 0, "score": 1, "bbox": [1, 2, 3, 4]}
+    (tmp_path / "results.json").write_text(json.dumps([entry | {"segmentation": None}]))
+    for size in ({}, {"height": 9, "width": 9}):
+        content["images"][0] |= size
+        (tmp_path / "truth.json").write_text(json.dumps(content))
+        metrics = evaluate_coco(tmp_path / "truth.json", tmp_path / "results.json", ["bbox"])
+        assert metrics["bbox"]["AP"] == pytest.approx(1)
 
 
 def test_damaged_utf8_has_no_columns() -> None:

@@ -307,10 +307,16 @@ def test_read_converts_what_all_entries_have(tmp_path):
         ("{}", "must be a list"),
         ("[", "cannot be read"),
         ("[1]", "must be a list"),
+        (f'{{"annotations": [{json.dumps(entry)}]}}', "must be a list"),
     ):
         file.write_text(text)
         with pytest.raises(DataError, match=rf"results\.json: {message}"):
             Results.read(file)
+    for counts in ("0o", "00?", "o"):
+        rle = {"size": [4, 5], "counts": counts}
+        file.write_text(json.dumps([entry, entry | {"segmentation": rle}]))
+        with pytest.raises(DataError, match="result 1: has RLE counts"):
+            Results.read(file, ["bbox"])
     file.write_text("[]")
     assert len(Results.read(file, ["bbox"])) == 0
     with pytest.raises(DataError, match="cannot be read"):

@@ -19,9 +19,11 @@ def to_bitmap(segmentation: Segmentation, height: int, width: int) -> np.ndarray
     the image's size with counts as a list or a compressed string.
 
     Raises:
-        ValueError: see `polygons_to_rle` and `draw_runs`.
+        ValueError: the RLE has another size; see also `polygons_to_rle` and `draw_runs`.
     """
     if isinstance(segmentation, dict):
+        if list(segmentation["size"]) != [height, width]:
+            raise ValueError(f"an RLE of size {segmentation['size']}, not {[height, width]}")
         bitmap = np.zeros((height, width), np.uint8)
         draw_runs(bitmap, segmentation["counts"])
         return bitmap

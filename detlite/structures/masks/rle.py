@@ -91,6 +91,9 @@ def draw_runs(bitmap: np.ndarray, counts: Counts) -> None:
         ValueError: the counts are no run lengths, or exceed the bitmap.
     """
     runs, height = run_lengths(counts), len(bitmap)
+    pixels = runs.sum(dtype=np.float64)  # cannot overflow
+    if (runs < 0).any() or pixels > bitmap.size:
+        raise ValueError(f"the RLE counts cover {pixels:.0f} pixels of {bitmap.size}")
     runs = runs[: len(runs) // 2 * 2]
     if len(runs):
         left, end = runs[0] // height, runs.sum()

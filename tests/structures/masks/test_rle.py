@@ -58,9 +58,10 @@ def test_empty_runs_are_drawn():
     assert bitmap.sum() == 2
 
 
-def test_runs_must_fit_into_the_bitmap():
-    with pytest.raises(ValueError, match="broadcast"):
-        draw_runs(np.zeros((2, 3), bool), [0, 8])
+@pytest.mark.parametrize("counts", [[0, 8], [6, 1], [100, 2], [4, -1, 1, 2], [2**40]])
+def test_runs_must_fit_into_the_bitmap(counts):
+    with pytest.raises(ValueError, match="the RLE counts cover"):
+        draw_runs(np.zeros((2, 3), bool), counts)
 
 
 def test_run_boundaries_exclude_the_end_of_the_frame():
