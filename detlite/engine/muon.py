@@ -9,8 +9,11 @@ from torch import Tensor, nn
 
 # Coefficients a, b and c of the quintic Newton-Schulz iteration, by its author.
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-# Layers that compute the outputs of a model.
-_PREDICTORS = ("cls_score", "bbox_pred", "cls_logits", "mask_fcn_logits", "kps_score_lowres")
+_ITERATIONS = 5
+# Layers that compute the outputs of a model, or the offsets of a deformable convolution.
+_PREDICTORS = (
+    "cls_score", "bbox_pred", "cls_logits", "mask_fcn_logits", "kps_score_lowres", "offset",
+)  # fmt: skip
 
 
 class Muon(torch.optim.AdamW):
@@ -53,35 +56,40 @@ class Muon(torch.optim.AdamW):
             update = gradient.lerp(average, momentum).flatten(1)  # Nesterov's momentum
             scale = 0.2 * math.sqrt(max(update.shape))
             weight.mul_(1 - lr * group["weight_decay"])
-            weight.add_(orthogonalized(update).view(weight.shape), alpha=-lr * scale)
+            weight.add_(orthogonalize(update).view(weight.shape), alpha=-lr * scale)
 
 
-def orthogonalized(matrix: Tensor, steps: int = 5) -> Tensor:
+def orthogonalize(matrix: Tensor) -> Tensor:
     """Return [N, M] with the singular vectors of a matrix [N, M] and singular values near 1.
 
-    Singular values of at least about a hundredth of the matrix's norm become 0.7 to 1.2. Each step
-    maps X to (a + b A + c A A) X with the Gram matrix A = X X^T. The steps are polynomials of A and
-    commute, so they multiply small matrices, and X only at the end.
+    Singular values of at least about a hundredth of the matrix's norm become 0.7 to 1.2. Each
+    iteration multiplies X by a polynomial of the Gram matrix A = X X^T, a + b A + c A A. These
+    polynomials commute, so the small matrices are multiplied first, and X only at the end.
     """
     if matrix.shape[0] > matrix.shape[1]:
-        return orthogonalized(matrix.T, steps).T.contiguous()
-    a, b, c = _COEFFICIENTS
+        return orthogonalize(matrix.T).T.contiguous()
     matrix = matrix / matrix.norm().clamp(min=1e-7)
-    gram, product = matrix @ matrix.T, None
-    for number in range(steps):
-        step = torch.addmm(gram, gram, gram, beta=b, alpha=c)
-        step.diagonal().add_(a)
-        product = step if product is None else step @ product
-        if number < steps - 1:
-            gram = step @ gram @ step
-    return matrix if product is None else product @ matrix
+    gram = matrix @ matrix.T
+    product = factor = _polynomial(gram)
+    for _ in range(_ITERATIONS - 1):
+        gram = factor @ gram @ factor
+        factor = _polynomial(gram)
+        product = factor @ product
+    return product @ matrix
+
+
+def _polynomial(gram: Tensor) -> Tensor:
+    a, b, c = _COEFFICIENTS
+    result = torch.addmm(gram, gram, gram, beta=b, alpha=c)
+    result.diagonal().add_(a)
+    return result
 
 
 def hidden_matrices(model: nn.Module) -> set[Tensor]:
     """Return the weights for Muon: those of linear layers and convolutions between other layers.
 
     The first convolution, the predictors and grouped convolutions, which are many small matrices,
-    are left to AdamW.
+    are left to AdamW. Predictors are recognized by the names in `_PREDICTORS`.
     """
     first, matrices = None, set()
     for path, module in model.named_modules():

@@ -7,10 +7,12 @@ import torch
 from torch import nn
 
 from detlite.config import load_config
-from detlite.engine.muon import Muon, hidden_matrices, orthogonalized
+from detlite.engine.muon import Muon, hidden_matrices, orthogonalize
 from detlite.engine.solver import build_optimizer
+from detlite.modeling.backbone.deform import DeformConv3x3
 from detlite.modeling.build import build_model
 from tests.engine.toy import assert_equal
+from tests.modeling.family import family_config
 
 
 def build(model, *opts):
@@ -47,20 +49,20 @@ def test_orthogonalized_is_the_published_iteration(shape):
     matrix = torch.randn(shape)
     expected = newton_schulz(matrix if shape[0] <= shape[1] else matrix.T)
     expected = expected if shape[0] <= shape[1] else expected.T
-    torch.testing.assert_close(orthogonalized(matrix).double(), expected, rtol=0, atol=1e-4)
+    torch.testing.assert_close(orthogonalize(matrix).double(), expected, rtol=0, atol=1e-4)
 
 
 def test_singular_values_become_about_one():
     torch.manual_seed(0)
     u, v = torch.linalg.qr(torch.randn(8, 8))[0], torch.linalg.qr(torch.randn(30, 8))[0]
     matrix = 100 * u @ torch.logspace(0, -1.5, 8).diag() @ v.T
-    result = u.T @ orthogonalized(matrix) @ v
+    result = u.T @ orthogonalize(matrix) @ v
     assert ((result.diagonal() > 0.65) & (result.diagonal() < 1.25)).all()
     torch.testing.assert_close(result, result.diagonal().diag(), rtol=0, atol=1e-4)
 
 
 def test_zero_gradients_change_nothing():
-    assert torch.equal(orthogonalized(torch.zeros(3, 4)), torch.zeros(3, 4))
+    assert torch.equal(orthogonalize(torch.zeros(3, 4)), torch.zeros(3, 4))
 
 
 @pytest.mark.parametrize("shape", [(16, 40), (40, 16)])
@@ -121,13 +123,22 @@ def test_other_parameters_have_the_updates_of_adamw():
 
 
 def test_matrices_of_a_detector(tiny_config):
-    model = build_model(tiny_config())
+    model = build_model(family_config("keypoint", tiny_config))
     chosen = hidden_matrices(model)
     names = {name for name, p in model.named_parameters() if any(p is one for one in chosen)}
     assert {"rpn.head.conv.weight", "roi_heads.mask.predictor.conv5_mask.weight"} <= names
     assert all(name.endswith("weight") for name in names)
-    left_out = ("stem", "cls_score", "bbox_pred", "cls_logits", "mask_fcn_logits")
-    assert not [name for name in names for part in left_out if part in name]
+    for part in (
+        "stem.conv1", "cls_score", "bbox_pred", "cls_logits", "mask_fcn_logits", "kps_score_lowres"
+    ):  # fmt: skip
+        assert any(f"{part}.weight" in name for name, _ in model.named_parameters()), part
+        assert not any(part in name for name in names), part
+
+
+def test_offsets_of_deformable_convolutions_are_left_to_adamw():
+    deformable = DeformConv3x3(nn.Conv2d(8, 8, 3))
+    chosen = hidden_matrices(nn.Sequential(nn.Conv2d(3, 8, 3), deformable))
+    assert chosen == {deformable.conv.weight}
 
 
 def test_frozen_parameters_are_left_as_they_are():
