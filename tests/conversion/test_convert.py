@@ -217,7 +217,8 @@ def test_names_of_the_model_win_over_wrappers(tiny_config, tmp_path):
     assert checkpoint.prefix == "state_dict.net."
     from detlite.conversion.checkpoint.loading import _select_entries
 
-    assert _select_entries(model.state_dict(), checkpoint, False).keys() == model.state_dict().keys()
+    target = model.state_dict()
+    assert _select_entries(target, checkpoint, False).keys() == target.keys()
 
 
 def test_config_next_to_a_nested_state_dict():
