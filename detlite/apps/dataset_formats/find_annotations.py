@@ -45,13 +45,14 @@ _SHAPES = {
     "Supervisely": (".json", r'"classTitle"', supervisely_labels),
     "Datumaro": (".json", r'"label_id"|"label_groups"', datumaro_labels),
 }  # fmt: skip
+_ONE_EACH = ("PASCAL VOC", "LabelMe", "Supervisely")  # formats with a file for each image
 # The first match counts: folders of YOLO and VOC may contain other json files, and VOC's masks.
 _Reader = Callable[[FileTree, Conversion], LabeledDataset]
 _FORMATS: list[tuple[str, Callable[[FileTree], bool], _Reader]] = [
     ("YOLO", is_yolo, read_yolo),
     *(
         (name, partial(FileTree.contains, suffix=suffix, pattern=pattern),
-         partial(read_shapes, labels_of, suffix))
+         partial(read_shapes, labels_of, suffix, one_each=name in _ONE_EACH))
         for name, (suffix, pattern, labels_of) in _SHAPES.items()
     ),
     ("mask files", is_mask_folder, read_mask_folder),

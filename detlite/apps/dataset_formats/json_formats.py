@@ -24,7 +24,7 @@ from .shapes import (
     not_an_object,
     png_shape,
     read_shape,
-)  # fmt: skip
+)
 
 Json = dict[str, Any]
 _CATEGORY_KEYS = ("class", "label", "name", "category", "type")  # attributes of VIA that name it
@@ -97,41 +97,58 @@ def label_studio_labels(
     """Yield the images of a JSON or JSON-MIN export of Label Studio."""
     for task in read_json(file):
         with conversion.collect(), as_incomplete(file):
-            data = task.get("data", task)
-            texts = [data.get("image"), *(one for one in data.values() if isinstance(one, str))]
-            labels = ImageLabels(next(one for one in texts if one))
-            # Old versions named them completions, and JSON-MIN has the regions of each control.
-            done = task.get("annotations", task.get("completions")) if "data" in task else None
-            if done is None:
-                lists = [value for value in task.values() if isinstance(value, list)]
-                regions = [{"value": one, **one} for many in lists for one in many]
+            yield _label_studio_image(task, conversion)
+
+
+def _label_studio_image(task: Json, conversion: Conversion) -> ImageLabels:
+    """Return the image of a task with the regions of its first annotation."""
+    data = task.get("data", task)
+    texts = [data.get("image"), *(one for one in data.values() if isinstance(one, str))]
+    labels = ImageLabels(next(one for one in texts if one))
+    # Old versions named them completions, and JSON-MIN has the regions of each control.
+    done = task.get("annotations", task.get("completions")) if "data" in task else None
+    if done is None:
+        lists = [value for value in task.values() if isinstance(value, list)]
+        regions = [{"value": one, **one} for many in lists for one in many]
+    else:
+        done = [one for one in done if not one.get("was_cancelled")]
+        results = done[0]["result"] if done else []
+        regions = [one for one in results if one.get("type") != "relation"]
+        if len(done) > 1:
+            what, text = "images annotated more than once", "The first one of each is used."
+            conversion.findings.add(what, text, labels.name, "image")
+    names = {one.get("id"): _label(one) for one in regions if _label(one)}
+    owners: dict[Any, Shape] = {}
+    for one in regions:
+        value, number, parent = one.get("value"), one.get("id"), one.get("parentID")
+        size = one.get("original_height", 0), one.get("original_width", 0)
+        labels.size = size if all(size) else labels.size
+        name = _label(one) or names.get(number, "")
+        if not isinstance(value, dict):
+            labels.shapes.append(Shape(name, problem="has no value: export it again"))
+        elif "keypointlabels" in value and parent in owners:
+            point = read_shape(_label_studio_point, name, value, *size)
+            if point.problem:
+                labels.shapes.append(point)
             else:
-                done = [one for one in done if not one.get("was_cancelled")]
-                regions = done[0]["result"] if done else []
-                if len(done) > 1:
-                    what, text = "images annotated more than once", "The first one of each is used."
-                    conversion.findings.add(what, text, labels.name, "image")
-            names = {one.get("id"): _label(one["value"]) for one in regions if _label(one["value"])}
-            owners: dict[Any, Shape] = {}
-            for one in regions:
-                value, number = one["value"], one.get("id")
-                size = one.get("original_height", 0), one.get("original_width", 0)
-                labels.size = size if all(size) else labels.size
-                name = _label(value) or names.get(number, "")
-                if "keypointlabels" in value and one.get("parentID") in owners:
-                    x, y = value["x"] * size[1] / 100, value["y"] * size[0] / 100
-                    owner = owners[one["parentID"]]
-                    owner.keypoints = {**owner.keypoints, name: (x, y, 2)}
-                elif {"points", "rle", "x"} & set(value) and number not in owners:
-                    labels.shapes.append(read_shape(_label_studio_shape, name, value, *size))
-                    owners |= {} if number is None else {number: labels.shapes[-1]}
-            yield labels
+                x, y = point.corners
+                owners[parent].keypoints = {**owners[parent].keypoints, name: (x, y, 2)}
+        elif {"points", "rle", "x", "y"} & set(value) and number not in owners:
+            labels.shapes.append(read_shape(_label_studio_shape, name, value, *size))
+            owners |= {} if number is None else {number: labels.shapes[-1]}
+    return labels
 
 
-def _label(value: Json) -> str:
+def _label(region: Json) -> str:
     """Return the label of a region, which is in `rectanglelabels`, `polygonlabels`, ..."""
-    labels = (many for key, many in value.items() if key.endswith("labels") and many)
+    value = region.get("value")
+    items = value.items() if isinstance(value, dict) else ()
+    labels = (many for key, many in items if key.endswith("labels") and many)
     return str(next(labels, [""])[0])
+
+
+def _label_studio_point(category: str, value: Json, height: int, width: int) -> Shape:
+    return Shape(category, [value["x"] * width / 100, value["y"] * height / 100])
 
 
 def _label_studio_shape(category: str, value: Json, height: int, width: int) -> Shape:
@@ -140,7 +157,7 @@ def _label_studio_shape(category: str, value: Json, height: int, width: int) -> 
     if "points" in value:
         points = [(x * width / 100, y * height / 100) for x, y in value["points"]]
         return Shape(category, flat(points))
-    x, y = value["x"] * width / 100, value["y"] * height / 100
+    x, y = _label_studio_point(category, value, height, width).corners
     turn = float(value.get("rotation") or 0)
     if "radiusX" in value:
         radii = value["radiusX"] * width / 100, value["radiusY"] * height / 100
@@ -242,8 +259,9 @@ def _datumaro_shape(category: str, row: Json) -> Shape:
     elif kind == "mask":
         height, width = row["rle"]["size"]
         mask = read_segmentation(row["rle"], height, width)
-        shape.problem = f"its {mask.problem}"
-        if not mask.problem:
+        if mask.problem:
+            shape.problem = f"its {mask.problem}"
+        else:
             shape = Shape(category, mask=to_bitmap(mask.value, height, width) > 0)
     shape.group = row.get("group") or None
     shape.crowd = bool(row.get("attributes", {}).get("is_crowd"))

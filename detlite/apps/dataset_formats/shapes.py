@@ -83,9 +83,12 @@ LabelsOf = Callable[[Path, FileTree, Conversion], Iterator[ImageLabels]]
 
 
 def read_shapes(
-    labels_of: LabelsOf, suffix: str, tree: FileTree, conversion: Conversion
+    labels_of: LabelsOf, suffix: str, tree: FileTree, conversion: Conversion, one_each: bool = False
 ) -> LabeledDataset:
-    """Read all files with a suffix by the function of their format."""
+    """Read all files with a suffix by the function of their format.
+
+    `one_each`: a file of the format labels a single image, which may have the stem of the file.
+    """
     images = []
     for file in tree.with_suffix(suffix):
         found: list[ImageLabels] = []
@@ -93,9 +96,9 @@ def read_shapes(
             found = list(labels_of(file, tree, conversion))
         for labels in found:
             with conversion.collect(), as_incomplete(file):
-                path = labels.file or tree.image(labels.name, file, one_each=len(found) == 1)
+                path = labels.file or tree.image(labels.name, file, one_each)
                 size = check_size(path, labels.size, file)
-                where = f"{file}" if len(found) == 1 else f"{file}: {labels.name}"
+                where = f"{file}" if one_each else f"{file}: {labels.name}"
                 objects = to_objects(labels.shapes, size, where, conversion)
                 split = labels.split or tree.split_of(path) or tree.split_of(file)
                 images.append(LabeledImage(path, size, objects, split))
@@ -109,12 +112,15 @@ def as_incomplete(file: Path) -> Iterator[None]:
         yield
     except (DataError, OSError, MemoryError):
         raise
-    except Exception as error:  # pycocotools raises this class for corners that are no numbers
+    except Exception as error:  # pycocotools raises this class for corners that are not numbers
         raise DataError(f"{file}: is not complete ({error!r}): export it again") from error
 
 
 def read_shape(read: Callable[..., Shape], category: str, *values: Any) -> Shape:
-    """Return `read(category, *values)`, or a bad shape if values are missing or no numbers."""
+    """Return `read(category, *values)`.
+
+    It is a Shape with a problem if values are missing or not numbers.
+    """
     try:
         shape = read(category, *values)
         if np.asarray(shape.corners).dtype.kind not in "iuf":
@@ -122,6 +128,8 @@ def read_shape(read: Callable[..., Shape], category: str, *values: Any) -> Shape
         return shape
     except (OSError, MemoryError):
         raise
+    except DataError as error:
+        return Shape(category, problem=str(error))
     except Exception as error:  # see `as_incomplete`
         return Shape(category, problem=f"is not complete ({error!r}): export it again")
 

@@ -128,6 +128,28 @@ def test_label_studio_min_and_separate_labels(read):
         read("min.json", [task({"value": place})], "Label Studio")
 
 
+def test_label_studio_regions_that_are_bad(read):
+    """A bad region costs only itself, and a relation of regions is none."""
+    point = {"x": 20, "y": 50, "width": 1, "keypointlabels": ["wheel"]}
+    relation = {"type": "relation", "from_id": "r0", "to_id": "r1", "direction": "right"}
+    regions = [
+        {"value": BOX}, relation, {}, {"value": None}, {"value": {**BOX, "x": None}},
+        {"value": {key: BOX[key] for key in BOX if key != "x"}},
+        {"value": point, "parentID": "r0"},
+        {"value": {**point, "x": None}, "parentID": "r0"},
+        {"value": {**point, "y": "low"}, "parentID": "r0"},
+        {"value": {"keypointlabels": ["wheel"]}, "parentID": "r0"},
+        {"value": {"choices": ["sharp"]}},
+    ]  # fmt: skip
+    for region in regions[2:6] + regions[7:10]:
+        message = r"object 2.*(has no value|has no label|is not complete)"
+        with pytest.raises(DataError, match=message):
+            read("project.json", [task(*regions[:2], region)], "Label Studio")
+    coco = read("project.json", [task(*regions)], "Label Studio", skip_bad=True)
+    assert names_and_boxes(coco) == [("car", [6, 10, 30, 20])]
+    assert coco["annotations"][0]["keypoints"] == [12, 20, 2]
+
+
 def pack_brush(mask):
     """Encode a mask as Label Studio does, without runs: count, word size, four lengths, values."""
     values = np.repeat(mask.ravel().astype(np.uint8) * 255, 4)
@@ -255,6 +277,18 @@ def test_a_bad_image_entry_costs_only_itself(read, path, format, content, bad):
     with pytest.raises(DataError, match="is not complete"):
         read(path, content, format)
     assert len(read(path, content, format, skip_bad=True)["annotations"]) == 1
+
+
+def test_an_image_name_is_independent_of_other_bad_entries(read, tmp_path, image):
+    """A file with several entries does not label the image with its own name."""
+    image(tmp_path / "images/createml.png")
+    lost, kept = (createml({"x": 5, "y": 5, "width": 4, "height": 4})[0] for _ in range(2))
+    lost["image"] = "gone.png"
+    for content in ([lost, {}], [lost]):
+        with pytest.raises(DataError, match=r"image 'gone\.png' is not in"):
+            read("createml.json", content, "CreateML")
+    coco = read("createml.json", [lost, {}, kept], "CreateML", skip_bad=True)
+    assert [row["file_name"] for row in coco["images"]] == ["a.jpg"]
 
 
 def test_datumaro_masks_must_cover_the_image(read):

@@ -10,6 +10,7 @@ from detlite.apps.dataset_formats.shapes import (
     Shape,
     box_shape,
     ellipse_shape,
+    read_shape,
     read_shapes,
     to_objects,
 )
@@ -117,3 +118,14 @@ def test_values_of_wrong_types_are_bad_labels(tmp_path, image, text):
     assert [one.category for one in dataset.images[0].objects] == ["7", ""]
     assert "object 2: has no label" in conversion.bad[0]
     assert "is not complete (ValueError" in conversion.bad[1]
+
+
+def test_reasons_of_bad_shapes():
+    def read(category, error):
+        raise error
+
+    assert read_shape(read, "a", DataError("its mask is empty")).problem == "its mask is empty"
+    assert "KeyError('x')): export it again" in read_shape(read, "a", KeyError("x")).problem
+    assert "must be numbers" in read_shape(lambda name: Shape(name, ["1", "2"]), "a").problem
+    with pytest.raises(OSError, match="disk"):
+        read_shape(read, "a", OSError("disk"))
