@@ -5,6 +5,7 @@
 // other file, valid or not, the result has no list, and the caller reads it with a JSON library. So
 // no error has to be reported here.
 #include <algorithm>
+#include <cctype>
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
@@ -120,21 +121,11 @@ class JsonReader {
 
   // Appends the numbers of a list.
   bool numbers(std::vector<double>& values) {
-    return items('[', ']', [&] {
-      double value;
-      if (!number(value)) return false;
-      values.push_back(value);
-      return true;
-    });
+    return items('[', ']', [&] { return number(values.emplace_back()); });
   }
 
   bool integers(std::vector<int64_t>& values) {
-    return items('[', ']', [&] {
-      int64_t value;
-      if (!integer(value)) return false;
-      values.push_back(value);
-      return true;
-    });
+    return items('[', ']', [&] { return integer(values.emplace_back()); });
   }
 
   // Appends COCO's text of run lengths, in which "\" is the only character that JSON escapes.
@@ -229,7 +220,12 @@ class JsonReader {
     if (!take('"')) return false;
     for (; p_ != end_ && *p_ != '"'; ++p_) {
       if (static_cast<uint8_t>(*p_) < ' ') return false;
-      if (*p_ == '\\' && (++p_ == end_ || !std::strchr("\"\\/bfnrtu", *p_))) return false;
+      if (*p_ != '\\') continue;
+      if (++p_ == end_ || !std::memchr("\"\\/bfnrtu", *p_, 9)) return false;
+      if (*p_ != 'u') continue;
+      for (int digit = 0; digit < 4; ++digit) {
+        if (++p_ == end_ || !std::isxdigit(static_cast<uint8_t>(*p_))) return false;
+      }
     }
     return p_ != end_ && ++p_;
   }

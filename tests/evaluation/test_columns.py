@@ -95,7 +95,8 @@ def test_fields_of_annotations() -> None:
         '[{"segmentation": {"size": [0, 4], "counts": ""}}]',
         '[{"segmentation": {"size": [3, 4], "counts": "a\\n"}}]',
         '[{"segmentation": {"size": [3, 4], "counts": "a\\"}}]', '[{"segmentation": [], "seg',
-        '[{"other": "\\x"}]', '[{"other": "a', '[{"a\\u0062": 1}]',
+        '[{"other": "\\x"}]', '[{"other": "\\uZZZZ"}]',
+        '[{"other": "a', '[{"a\\u0062": 1}]',
         '[{"other": ' + "[" * 200 + "]" * 200 + "}]",
     ],
 )  # fmt: skip
