@@ -74,7 +74,7 @@ def run_evaluation(cfg: CfgNode, weights: Checkpoint | None = None) -> dict[str,
     datasets = build_test_datasets(cfg)
     log_findings(datasets)
     model = build_model(cfg)
-    load_weights(model, weights)
+    load_weights(model, weights, training_state=True)
     del weights  # free its memory
     return evaluate(cfg, model, datasets, output_dir)
 

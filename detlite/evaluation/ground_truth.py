@@ -181,7 +181,7 @@ def read_ground_truth(coco_gt: COCO | GroundTruthFile, iou_type: str) -> GroundT
             raise
         for row in coco_gt.dataset["annotations"]:
             for name in _NUMBERS:
-                if not _is_number(row.get(name, 0), 4 if name == "bbox" else 0):
+                if name in row and not _is_number(row[name], 4 if name == "bbox" else 0):
                     problem = f"annotation {row.get('id')}: {name} is {short_repr(row[name])}"
                     raise DataError(f"ground truth: {problem}") from error
         raise

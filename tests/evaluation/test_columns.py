@@ -112,6 +112,7 @@ def test_other_forms_have_no_columns(text: str) -> None:
         (lambda content: content["annotations"][0].update(image_id=9), "annotation 1: image_id 9"),
         (lambda content: content["annotations"][0].update(area={}), "annotation 1: area is {}"),
         (lambda content: content["annotations"][0].update(bbox=[1, 2]), r"bbox is \[1, 2\]"),
+        (lambda content: content["annotations"][0].update(bbox={"x": 1}), "bbox is {'x': 1}"),
         (lambda content: content["images"][0].update(id="x"), "id 'x' is not an integer"),
         (lambda content: content["images"][0].update(id=2**63), "is not an integer of 64 bits"),
     ],

@@ -44,8 +44,8 @@ def load_weights(
     categories. Layers with rows for each class take the rows of the background and of categories
     with the same name; other rows, and without names in the file all rows, keep the model's values.
     A mask or keypoint head that only one side has is left out, or keeps its values. Thresholds and
-    averages that follow the training keep the model's values, except with `training_state`, to
-    resume a run.
+    averages that follow the training keep the model's values, so that a new run starts anew, except
+    with `training_state`.
 
     Raises:
         CheckpointError: entries are missing, unexpected, of another shape or not finite. The
@@ -196,7 +196,7 @@ def build_model_from_checkpoint(
     """Build the model of a checkpoint, in evaluation mode; see `load_checkpoint`."""
     cfg, checkpoint = read_model_checkpoint(path, opts, config)
     model = build_model(cfg)
-    load_weights(model, checkpoint)
+    load_weights(model, checkpoint, training_state=True)
     return cfg, model.eval()
 
 
