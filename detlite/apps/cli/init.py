@@ -41,7 +41,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     cli.add_flag(parser, "--skip-bad", text)
     text = "keep nearly identical images together when some are set apart for evaluation"
     cli.add_flag(parser, "--group-duplicates", text)
-    text = "where to write json files (default: the folder detlite_data inside --data)"
+    text = "where to write json files (default: the folder detlite inside --data)"
     cli.add_option(parser, "--annotations", text, "FOLDER", type=Path)
     text = "training time to fit the model and image size to"
     cli.add_option(parser, "--minutes", text, type=float)

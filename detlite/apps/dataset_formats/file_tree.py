@@ -13,9 +13,7 @@ from urllib.parse import unquote
 from detlite.data.errors import DataError
 from detlite.data.images.formats import image_suffixes
 
-# In the folder of a dataset, for the files that `detlite init` writes. A folder "detlite" would
-# hide the package from Python there.
-OUTPUT_FOLDER = "detlite_data"
+OUTPUT_FOLDER = "detlite"  # in the folder of a dataset, for the files that `detlite init` writes
 SPLITS = {"train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val",
           "test": "test", "testing": "test"}  # fmt: skip
 _LABEL_FOLDERS = {"annotations", "labels", "ann"}

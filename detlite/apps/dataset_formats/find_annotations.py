@@ -101,7 +101,7 @@ def find_sets(
     Args:
         data, val: a label file, or a folder, in any supported format.
         images: the image folder of label files; None: searched for.
-        folder: output folder; None: `detlite_data` in the folder of the data.
+        folder: output folder; None: `detlite` in the folder of the data.
         masks, skip_bad: as in `Conversion`.
         group_duplicates: nearly identical images stay in the same split.
 

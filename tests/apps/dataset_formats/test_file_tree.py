@@ -39,7 +39,7 @@ def test_files_of_systems_are_no_files(tmp_path, image, text):
         ".DS_Store",
         "__MACOSX/a.png",
         "Thumbs.db",
-        "detlite_data/images/a.png",
+        "detlite/images/a.png",
     ):
         text(tmp_path / name, "")
     assert FileTree(tmp_path).files == [file]

@@ -16,7 +16,7 @@ def names(source):
 
 def test_folder_is_converted_and_split(yolo_folder):
     sets, summary = find_sets(yolo_folder)
-    files = [yolo_folder / "detlite_data/train.json", yolo_folder / "detlite_data/val.json"]
+    files = [yolo_folder / "detlite/train.json", yolo_folder / "detlite/val.json"]
     assert [source.annotations for source in sets.values()] == files
     assert "chosen by a hash of their names" in summary
     assert str(files[1]) in summary
@@ -130,14 +130,14 @@ def test_missing_annotations(tmp_path, image):
 
 def test_unwritable_output_folder(make_coco_dataset, tmp_path):
     annotations, images = make_coco_dataset(images=6)
-    (annotations.parent / "detlite_data").touch()  # blocks the default folder
+    (annotations.parent / "detlite").touch()  # blocks the default folder
     hint = f"choose another folder: `detlite init --data {annotations} --annotations FOLDER`"
     with pytest.raises(DataError, match=rf"cannot be written .*; {re.escape(hint)}"):
         find_sets(annotations, images=images)
     sets, _ = find_sets(annotations, images=images, folder=tmp_path / "elsewhere")
     assert sets["train"].annotations.parent == tmp_path / "elsewhere"
     with pytest.raises(DataError, match=r"cannot be written \([^;]*$"):
-        find_sets(annotations, images=images, folder=annotations.parent / "detlite_data")
+        find_sets(annotations, images=images, folder=annotations.parent / "detlite")
 
 
 def write_coco_set(folder, categories, names, image, file):
@@ -221,7 +221,7 @@ def test_label_file_of_another_format(tmp_path, image, text):
     file = text(tmp_path / "annotations/via.json", json.dumps(rows))
     sets, summary = find_sets(file)
     assert summary.startswith("read as VIA; only one image has an object")
-    assert sets["train"].annotations == tmp_path / "annotations/detlite_data/via_train.json"
+    assert sets["train"].annotations == tmp_path / "annotations/detlite/via_train.json"
     assert sets["train"].images == tmp_path / "images"
 
 

@@ -206,7 +206,7 @@ def test_images_in_json_files(write, tmp_path):
     picture.unlink()
     _, sets = read_folder(tmp_path)
     (image,) = sets["train"].images
-    assert image.file == tmp_path / "detlite_data/images/sub.jpeg"
+    assert image.file == tmp_path / "detlite/images/sub.jpeg"
     assert image.file.read_bytes() == data
     assert file.exists()
 
