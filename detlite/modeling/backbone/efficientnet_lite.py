@@ -1,7 +1,8 @@
-"""EfficientNet-Lite0 without timm, whose import takes seconds.
+"""EfficientNet-Lite0, 1 and 2 without timm, whose import takes seconds.
 
-Its state dict has the names of timm's tf_efficientnet_lite0. It is an EfficientNet
-(https://arxiv.org/abs/1905.11946) with ReLU6 and without squeeze-and-excite.
+Their state dicts have the names of timm's tf_efficientnet_lite0 and so on. They are EfficientNets
+(https://arxiv.org/abs/1905.11946) with ReLU6 and without squeeze-and-excite, whose stem, and the
+depth of whose first and last stages, do not grow.
 """
 
 import math
@@ -12,6 +13,8 @@ from torch import Tensor, nn
 from detlite.modeling.layers.conv import PaddedConv2d
 
 _STEM = 32
+# Factors of the channels and of the number of blocks.
+SCALES = {f"tf_efficientnet_lite{k}": s for k, s in enumerate([(1.0, 1.0), (1.0, 1.1), (1.1, 1.2)])}
 # Kernel, expansion, output channels, number of blocks and stride of the first one, of each stage.
 _STAGES = (
     (3, 1, 16, 1, 1), (3, 6, 24, 2, 2), (5, 6, 40, 2, 2), (3, 6, 80, 3, 2), (5, 6, 112, 3, 1),
@@ -21,26 +24,33 @@ _LEVELS = (0, 1, 2, 4, 6)  # the last stage of each stride: 2, 4, 8, 16 and 32
 _EPS = 1e-3
 
 
-class EfficientNetLite0(nn.Module):
-    """The classifier without its head; implements what `TimmBackbone` needs of timm's models."""
+class EfficientNetLite(nn.Module):
+    """The classifier without its head; implements what `TimmBackbone` needs of timm's models.
 
-    feature_info = [  # noqa: RUF012
-        {"reduction": 2 ** (k + 1), "num_chs": _STAGES[stage][2], "module": f"blocks.{stage}"}
-        for k, stage in enumerate(_LEVELS)
-    ]
+    Args:
+        name: a name of `SCALES`.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, name: str) -> None:
         super().__init__()
+        width_factor, depth_factor = SCALES[name]
         self.conv_stem = _conv(3, _STEM, 3, 2)
         self.bn1 = nn.BatchNorm2d(_STEM, _EPS)
         self.act = nn.ReLU6(inplace=True)
-        self.blocks, width = nn.Sequential(), _STEM
+        self.blocks, width, widths = nn.Sequential(), _STEM, []
         for kernel, expansion, channels, count, stride in _STAGES:
-            stage = nn.Sequential()
+            stage, channels = nn.Sequential(), 8 * round(channels * width_factor / 8)
+            if count > 1:  # of neither the first stage nor the last one
+                count = math.ceil(count * depth_factor)
             for k in range(count):
                 stage.append(_Block(width, channels, kernel, stride if k == 0 else 1, expansion))
                 width = channels
             self.blocks.append(stage)
+            widths.append(width)
+        self.feature_info = [
+            {"reduction": 2 ** (k + 1), "num_chs": widths[stage], "module": f"blocks.{stage}"}
+            for k, stage in enumerate(_LEVELS)
+        ]
 
     def prune_intermediate_layers(self, indices: list[int], prune_norm: bool) -> list[int]:
         """Remove the stages after the last of `feature_info[indices]`; return the used stages."""

@@ -15,7 +15,7 @@ from torch.func import functional_call
 from detlite.modeling.layers.conv import PaddedConv2d
 from detlite.modeling.layers.norm import freeze_batch_norm, takes_batch_statistics
 
-from .efficientnet_lite import EfficientNetLite0
+from .efficientnet_lite import SCALES, EfficientNetLite
 from .windows import pad_to_multiple
 
 # Cells of the coarsest map by which sides may have to be padded: windows of 7 cells, and so on.
@@ -44,8 +44,8 @@ class TimmBackbone(nn.Module):
         checkpoint_activations: bool = False, drop_path: float = 0.0,
     ) -> None:  # fmt: skip
         super().__init__()
-        own = name == "tf_efficientnet_lite0" and not (drop_path or checkpoint_activations)
-        net = EfficientNetLite0() if own else create(name, drop_path)
+        own = name in SCALES and not (drop_path or checkpoint_activations)
+        net = EfficientNetLite(name) if own else create(name, drop_path)
         # The last of several maps of a stride is the deepest.
         levels = {info["reduction"]: index for index, info in enumerate(net.feature_info)}
         if not levels.keys() >= set(strides):
@@ -92,7 +92,7 @@ class TimmBackbone(nn.Module):
 
     def layers(self) -> list[list[nn.Parameter]]:
         """Return the parameters of each stage (or transformer block), the stem first."""
-        if isinstance(self.net, EfficientNetLite0):
+        if isinstance(self.net, EfficientNetLite):
             return self.net.layers()
         from timm.models import group_parameters
 

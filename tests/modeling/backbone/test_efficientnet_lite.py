@@ -1,4 +1,4 @@
-"""EfficientNet-Lite0 computes what timm's model computes, bit for bit, and needs no timm."""
+"""EfficientNet-Lite computes what timm's models compute, bit for bit, and needs no timm."""
 
 import sys
 
@@ -6,22 +6,25 @@ import pytest
 import torch
 
 from detlite.modeling.backbone import timm_backbone
-from detlite.modeling.backbone.efficientnet_lite import EfficientNetLite0
+from detlite.modeling.backbone.efficientnet_lite import SCALES, EfficientNetLite
 from detlite.modeling.backbone.timm_backbone import TimmBackbone
 
-NAME = "tf_efficientnet_lite0"
+
+@pytest.fixture(params=SCALES)
+def name(request):
+    return request.param
 
 
 @pytest.fixture
-def backbones(monkeypatch):
+def backbones(monkeypatch, name):
     """`backbones((4, 8), ...)`: return detlite's backbone, and timm's with the same weights."""
     pytest.importorskip("timm", reason="timm is not installed")
 
     def build(*args, **options):
-        own = TimmBackbone(NAME, *args, **options)
+        own = TimmBackbone(name, *args, **options)
         with monkeypatch.context() as patch:
-            patch.setattr(timm_backbone, "EfficientNetLite0", lambda: timm_backbone.create(NAME, 0))
-            reference = TimmBackbone(NAME, *args, **options)
+            patch.setattr(timm_backbone, "EfficientNetLite", lambda n: timm_backbone.create(n, 0))
+            reference = TimmBackbone(name, *args, **options)
         timm_backbone._fix_margins(reference.net)
         generator = torch.Generator().manual_seed(0)
         for value in own.state_dict().values():
@@ -67,25 +70,25 @@ def test_the_same_parts_are_frozen_and_layers_grouped(backbones, freeze_at):
     assert names == expected_names
 
 
-def test_random_weights_have_timms_deviations(backbones):
+def test_random_weights_have_timms_deviations(backbones, name):
     torch.manual_seed(0)
-    own = EfficientNetLite0()
-    reference = timm_backbone.create(NAME, 0).state_dict()
+    own = EfficientNetLite(name)
+    reference = timm_backbone.create(name, 0).state_dict()
     for name, value in own.state_dict().items():
         if value.ndim == 4 and value.numel() > 4000:
             assert value.std().item() == pytest.approx(reference[name].std().item(), rel=0.1), name
 
 
-def test_timm_is_not_imported(monkeypatch):
-    for name in [*(name for name in sys.modules if name.startswith("timm.")), "timm"]:
-        monkeypatch.setitem(sys.modules, name, None)
-    backbone = TimmBackbone(NAME, (4, 8, 16, 32), 2, True)
+def test_timm_is_not_imported(monkeypatch, name):
+    for module in [*(module for module in sys.modules if module.startswith("timm.")), "timm"]:
+        monkeypatch.setitem(sys.modules, module, None)
+    backbone = TimmBackbone(name, (4, 8, 16, 32), 2, True)
     assert len(backbone(torch.randn(1, 3, 32, 32))) == 4
     assert len(backbone.layers()) == 8
 
 
 @pytest.mark.parametrize("options", [{"drop_path": 0.1}, {"checkpoint_activations": True}])
-def test_timm_serves_its_own_options(backbones, options):
+def test_timm_serves_its_own_options(name, options):
     pytest.importorskip("timm", reason="timm is not installed")
-    body = TimmBackbone(NAME, (4, 8), frozen_norm=True, **options)
-    assert not isinstance(body.net, EfficientNetLite0)
+    body = TimmBackbone(name, (4, 8), frozen_norm=True, **options)
+    assert not isinstance(body.net, EfficientNetLite)
