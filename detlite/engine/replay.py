@@ -16,15 +16,18 @@ Batch = tuple[list[Tensor], list[dict[str, Any]]]
 _MASK_FIELDS = ("values", "pieces", "instances", "frames")
 
 
-def save_batch(cfg: CfgNode, train_set: ConcatDataset, iteration: int) -> Path:
+def save_batch(
+    cfg: CfgNode, train_set: ConcatDataset, iteration: int, progress: float = 1.0
+) -> Path:
     """Write this process's share of the batch of a training step into OUTPUT_DIR.
 
-    The batch is loaded again, since SEED and the iteration determine it.
+    The batch is loaded again, since SEED, the iteration and the `progress`, the fraction of the run
+    before the iteration, determine it.
     """
     cfg = cfg.clone()
     cfg.defrost()
     cfg.DATALOADER.NUM_WORKERS = 0
-    images, targets = next(iter(build_train_loader(cfg, train_set, iteration - 1)))
+    images, targets = next(iter(build_train_loader(cfg, train_set, iteration - 1, progress)))
     path = Path(cfg.OUTPUT_DIR) / f"batch_{iteration:07d}_rank{rank()}.pth"
     targets = [dict(target) for target in targets]
     for target in targets:

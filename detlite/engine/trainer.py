@@ -1,9 +1,9 @@
 """Training loop."""
 
+import itertools
 import logging
 import warnings
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from .hooks.best_checkpoint import BestCheckpoint, StoreScoreThreshold
 from .hooks.ema import EMA_SUFFIX, ModelEMA
 from .hooks.freezing import BackboneFreezeSchedule
 from .hooks.metrics import MachineLoad, Meters, MetricsWriter
-from .replay import save_batch
+from .replay import Batch, save_batch
 from .run_files import FINAL_CHECKPOINT, newest_checkpoint
 from .run_length import build_run_length
 from .signals import StoppedError, StopSignals
@@ -83,7 +83,10 @@ class Trainer:
         freeze.update(0)
         self.train_step = TrainStep(cfg, model, self.optimizer, self.scaler)
 
-        self.meters = Meters(self.run_length.max_iter, partial(save_batch, cfg, train_set))
+        self.meters = Meters(
+            self.run_length.max_iter,
+            lambda number: save_batch(cfg, train_set, number, self.run_length.fraction(number - 1)),
+        )
         self.signals = StopSignals()
         self.ema = ModelEMA(model, solver.EMA_DECAY) if solver.EMA_DECAY else None
         self.best = BestCheckpoint(solver.BEST_METRIC, solver.PATIENCE)
@@ -115,7 +118,7 @@ class Trainer:
         if resume:
             self._resume()
         self.scheduler = build_scheduler(self.cfg, self.optimizer, self.run_length, self.iteration)
-        batches = iter(build_train_loader(self.cfg, self.train_set, self.iteration))
+        batches = self._load_batches(self.iteration)
         self._before_train()
         logger.info(
             "training on %s (%d images) for %s, %d iterations done, %d process(es) on %s in %s",
@@ -163,6 +166,20 @@ class Trainer:
         else:
             missing = "%s holds no checkpoint to resume: starting from scratch"
             logger.warning(missing, self.output_dir)
+
+    def _load_batches(self, done: int) -> Iterator[Batch]:
+        """Yield the batches after `done` iterations, by another loader after INPUT.EARLY_FRACTION.
+
+        As the learning rate, they depend on the finished fraction of the run.
+        """
+        was_early: bool | None = None
+        for iteration in itertools.count(done):
+            progress = self.run_length.fraction(iteration)
+            is_early = progress < self.cfg.INPUT.EARLY_FRACTION
+            if is_early != was_early:
+                loader = build_train_loader(self.cfg, self.train_set, iteration, progress)
+                batches, was_early = iter(loader), is_early
+            yield next(batches)
 
     def _before_train(self) -> None:
         """Call the hooks, and decide how a resumed run starts."""

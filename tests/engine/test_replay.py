@@ -26,6 +26,14 @@ def test_a_saved_batch_is_that_of_the_iteration(make_cfg, make_sets, iteration):
         assert torch.equal(target["masks"].values, expected["masks"].values)
 
 
+def test_a_saved_batch_has_the_size_of_its_iteration(make_cfg, make_sets):
+    cfg = make_cfg("INPUT.MIN_SIZE_TRAIN", (20,), "INPUT.EARLY_FRACTION", 0.5)
+    train_set, _ = make_sets(cfg)
+    for progress, side in ((0.4, 15), (0.5, 20)):
+        _, (images, _) = read_batch(save_batch(cfg, train_set, 3, progress))
+        assert {min(image.shape[1:]) for image in images} == {side}
+
+
 def test_the_first_module_with_a_non_finite_output_is_found(make_cfg, make_sets, toy):
     cfg = make_cfg()
     _, batch = read_batch(save_batch(cfg, make_sets(cfg)[0], 1))

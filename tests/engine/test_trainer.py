@@ -142,6 +142,40 @@ def test_a_signal_lets_the_step_finish_and_saves_it(train_toy, tmp_path, name, o
     torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("stop", [2, 3, 5])
+def test_images_are_smaller_early_in_a_run(train_toy, tmp_path, stop, workers):
+    """The size changes after iteration 3, also if the run is resumed before, then or after."""
+    opts = ["INPUT.MIN_SIZE_TRAIN", (20,), "INPUT.MAX_SIZE_TRAIN", 400, "SOLVER.MAX_ITER", 6]
+    opts += ["INPUT.EARLY_FRACTION", 0.5, "INPUT.EARLY_SCALE", 0.5]
+    opts += ["DATALOADER.NUM_WORKERS", workers]
+
+    def recorded(model, sizes):
+        forward = model.forward
+
+        def record(images, targets):
+            sizes.append({min(image.shape[1:]) for image in images})
+            return forward(images, targets)
+
+        model.forward = record
+        return model
+
+    sizes, resumed_sizes, straight = [], [], tmp_path / "straight"
+    train_toy(*opts, "OUTPUT_DIR", str(straight), model=recorded(new_toy(), sizes))
+    assert sizes == [{10}] * 3 + [{20}] * 3
+    assert len(multiprocessing.active_children()) <= workers
+    opts += ["OUTPUT_DIR", str(tmp_path / "stopped")]
+    with pytest.raises(StoppedError):
+        train_toy(*opts, model=call_at(new_toy(), stop, lambda: send_to_all("SIGTERM")))
+    train_toy(*opts, model=recorded(new_toy(5), resumed_sizes), resume=True, seed=99)
+    assert resumed_sizes == sizes[stop:]
+    ours, theirs = (
+        read_checkpoint(tmp_path / name / "model_final.pth").model
+        for name in ("stopped", "straight")
+    )
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+
+
 def test_an_evaluation_that_a_signal_ended_is_repeated(train_toy, toy, tmp_path, monkeypatch):
     opts = ["SOLVER.TEST_PERIOD", 2]
     straight, stopped = tmp_path / "straight", tmp_path / "stopped"
