@@ -62,8 +62,8 @@ class Convention:
     # Boxes shrink by at most the factor that they may grow by, 1000 / 16 (mmdetection,
     # DeltaXYWHBBoxCoder).
     limit_shrinking: bool = False
-    # The stages of a cascade, and the passes of TEST.BOX_PASSES, are averaged as probabilities, or
-    # as logits (mmdetection, CascadeRoIHead).
+    # The stages of a cascade, and the passes of a box head, are averaged as probabilities, or as
+    # logits (mmdetection, CascadeRoIHead).
     cascade_mean: Literal["probabilities", "logits"] = "probabilities"
     # Mask targets are crops of 0 and 1, or averages (torchvision, project_masks_on_boxes).
     mask_targets: Literal["binary", "soft"] = "binary"

@@ -176,6 +176,10 @@ RECIPES: dict[str, Recipe] = {
             "MODEL.ROI_HEADS.BG_IOU_THRESHOLD": 0.4,
         },
     ),
+    "light_cascade": Recipe(
+        "the box head applied twice, in training too",
+        lambda cfg: {"MODEL.ROI_BOX_HEAD.PASSES": 2},
+    ),
     "norms_trained": Recipe(
         "trained batch norm in the backbone", lambda cfg: {"MODEL.TIMM.FROZEN_NORM": False}
     ),
@@ -237,7 +241,9 @@ RECIPES: dict[str, Recipe] = {
         "lite0, tested at three sizes with flips", _test_scales, evaluates="lite0"
     ),
     "two_passes": Recipe(
-        "lite0, the box head applied twice", lambda cfg: {"TEST.BOX_PASSES": 2}, evaluates="lite0"
+        "lite0, the box head applied twice",
+        lambda cfg: {"MODEL.ROI_BOX_HEAD.PASSES": 2},
+        evaluates="lite0",
     ),
     "box_from_mask": Recipe(
         "lite0, boxes are means of the predicted box and the box of the mask",

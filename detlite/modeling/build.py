@@ -64,7 +64,7 @@ def reject_roi_heads(cfg: CfgNode) -> None:
     settings = {f"MODEL.{key}": cfg.MODEL[key] for key in keys}
     settings |= {f"TEST.{key}": cfg.TEST[key] for key in ("BOX_FROM_MASK", "MASK_CONFIDENCE")}
     settings["MODEL.ROI_HEADS.DYNAMIC"] = cfg.MODEL.ROI_HEADS.DYNAMIC
-    settings["TEST.BOX_PASSES above 1"] = cfg.TEST.BOX_PASSES > 1
+    settings["MODEL.ROI_BOX_HEAD.PASSES above 1"] = cfg.MODEL.ROI_BOX_HEAD.PASSES > 1
     settings["features in TEST.EXTRA_OUTPUTS"] = "features" in cfg.TEST.EXTRA_OUTPUTS
     if enabled := [key for key, value in settings.items() if value]:
         raise ValueError(

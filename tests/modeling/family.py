@@ -41,7 +41,7 @@ FAMILY: dict[str, dict[str, Any]] = {
     "keypoint": _KEYPOINT_HEAD,
     "cascade": CASCADE,
     "agnostic": {"MODEL.CLS_AGNOSTIC_BBOX_REG": True},
-    "passes": {"TEST.BOX_PASSES": 2},
+    "passes": {"MODEL.ROI_BOX_HEAD.PASSES": 2},
     "fast": {"MODEL.LOAD_PROPOSALS": True},
     "maskrcnn-benchmark": {"MODEL.CONVENTION": "maskrcnn-benchmark"},
     "torchvision": {"MODEL.CONVENTION": "torchvision", "DATALOADER.SIZE_DIVISIBILITY": 32},

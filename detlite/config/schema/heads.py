@@ -137,6 +137,11 @@ _ROI_BOX_HEAD = {
     Key("CONV_HEAD_DIM", 256, positive): "channels of these convolutions",
     Key("DILATION", 1, positive): "dilation of these convolutions",
     Key("NORM", "", optional_norm): "normalization in the box head; empty: none",
+    Key("PASSES", 1, in_range(1, 5)): (
+        "apply the head this number of times, each time to the boxes that it predicted before, and "
+        "average the scores; masks and keypoints use the last boxes. In training, each pass needs "
+        "0.1 more than FG_IOU_THRESHOLD, at most 0.9, for foreground"
+    ),
     Key("LOSS", "cross_entropy", one_of("cross_entropy", "focal")): "classification loss",
     Key("FOCAL_GAMMA", 2.0, not_negative): "for focal: exponent, higher for more weight of errors",
     Key("CLASS_WEIGHTS", (), each(not_negative, empty=True)): (

@@ -7,7 +7,6 @@ from detlite.config.key import (
     each,
     expected_results,
     fraction,
-    in_range,
     not_negative,
     one_of,
     positive,
@@ -95,10 +94,6 @@ _TEST = {
         "INPUT.MIN_SIZE_TEST and merge the detections; 0: no tiling"
     ),
     Key("TILE_OVERLAP", 0.2, below_one): "least overlap of tiles, as a fraction of their side",
-    Key("BOX_PASSES", 1, in_range(1, 10)): (
-        "apply the box head this number of times, each time to the boxes that it predicted before, "
-        "and average the scores; masks and keypoints use the last boxes"
-    ),
     Key("BOX_FROM_MASK", 0.0, fraction): (
         "weight of the tight box of the predicted mask in the mean with the predicted box, such as "
         "0.5; 0: the predicted box"

@@ -19,12 +19,14 @@ from detlite.modeling.backbone import Backbone
 from detlite.modeling.boxes.box_coder import BoxCoder
 from detlite.modeling.boxes.dynamic import DynamicThresholds, build_dynamic_thresholds
 from detlite.modeling.boxes.losses import BoxLoss, ClassLoss, build_box_loss, build_class_loss
+from detlite.modeling.boxes.matcher import Matcher
 from detlite.modeling.layers.norm import takes_batch_statistics
 from detlite.modeling.precision import at_least_float32
 from detlite.structures import boxes as box_ops
 from detlite.structures.instances import GroundTruth, PredictedBoxes, Proposals, Samples
 from detlite.structures.padding import Packing, first_valid, gather
 
+from .cascade import BoxStages, CascadeBoxHead
 from .extractors import Extractor, build_extractor
 from .predictors import build_predictor
 
@@ -43,7 +45,7 @@ class BoxPredictions:
         return self.features[packing.pack(self.packing.row_numbers()[:, :count])]
 
 
-class BoxHead(nn.Module):
+class BoxHead(BoxStages):
     """Extractor and predictor of class scores and refined boxes.
 
     Args:
@@ -51,8 +53,8 @@ class BoxHead(nn.Module):
         class_scores: predicted boxes hold the scores of all classes.
         score_thresh: predicted boxes need a higher score.
         thresholds: replace the beta of `box_loss`.
-        passes: the number of times that `predict` applies the head, each time to the boxes that it
-            predicted before, as "iterative BBox" in https://arxiv.org/abs/1712.00726.
+        ious: those from which a box is foreground in each pass. With several, the head is a cascade
+            of itself: each pass applies it to the boxes that it predicted before.
     """
 
     def __init__(
@@ -68,7 +70,7 @@ class BoxHead(nn.Module):
         convention: Convention,
         class_scores: bool = False,
         thresholds: DynamicThresholds | None = None,
-        passes: int = 1,
+        ious: Sequence[float] = (0.5,),
     ) -> None:
         super().__init__()
         self.feature_extractor = extractor
@@ -81,17 +83,21 @@ class BoxHead(nn.Module):
         self.score_thresh = score_thresh
         self.convention = convention
         self.thresholds = thresholds
-        self.passes = passes
+        self.matchers = [Matcher(iou, iou) for iou in ious]
 
-    def losses(
+    @property
+    def stages(self) -> "list[BoxHead]":
+        """This head, once for each pass."""
+        return [self] * len(self.matchers)
+
+    def stage_losses(
         self,
         features: list[Tensor],
         samples: Samples,
         truth: GroundTruth,
-        sizes: Tensor,
         static_shapes: bool,
     ) -> tuple[dict[str, Tensor], BoxPredictions]:
-        """Compute `loss_classifier` and `loss_box`, averaged over samples, and the predictions."""
+        """Compute `loss_classifier` and `loss_box` of one stage or pass, and the predictions."""
         predictions = self(features, samples.boxes, samples.labels >= 0, static_shapes)
         packing = predictions.packing
         labels = packing.pack(samples.labels)  # [R], -1 for padding
@@ -111,22 +117,6 @@ class BoxHead(nn.Module):
         )
         losses = {"loss_classifier": classifier / count, "loss_box": box.sum() / count}
         return losses, predictions
-
-    def predict(
-        self, features: list[Tensor], proposals: Proposals, sizes: Tensor, static_shapes: bool
-    ) -> PredictedBoxes:
-        """Refine proposals [B, P] for every class that scores above the threshold.
-
-        Scores are averaged over the passes as over the stages of a cascade
-        (`Convention.cascade_mean`).
-        """
-        predictions: list[BoxPredictions] = []
-        for number in range(self.passes):
-            if number:
-                boxes = self.refine(predictions[-1], proposals.boxes, sizes)
-                proposals = replace(proposals, boxes=boxes)
-            predictions.append(self(features, proposals.boxes, proposals.valid, static_shapes))
-        return self.decode(predictions[-1], mean_scores(predictions, self.convention), proposals)
 
     def forward(
         self, features: list[Tensor], boxes: Tensor, valid: Tensor, static_shapes: bool
@@ -173,14 +163,6 @@ class BoxHead(nn.Module):
         return box_ops.clip(self.box_coder.decode(deltas, boxes), sizes, self.convention)
 
 
-def mean_scores(predictions: Sequence[BoxPredictions], convention: Convention) -> Tensor:
-    """Average the scores [R, K] of several predictions, as probabilities or as logits."""
-    logits = torch.stack([own.logits for own in predictions])
-    if convention.cascade_mean == "logits":
-        return logits.mean(dim=0).softmax(dim=1)
-    return logits.softmax(dim=2).mean(dim=0)
-
-
 def build_box_head(
     cfg: CfgNode, backbone: Backbone, reg_weights: Sequence[float] | None = None
 ) -> BoxHead:
@@ -191,6 +173,7 @@ def build_box_head(
     convention = convention_of(cfg)
     extractor = build_extractor(cfg, backbone, "ROI_BOX_HEAD")
     weights = reg_weights or cfg.MODEL.ROI_HEADS.BBOX_REG_WEIGHTS
+    first_iou, passes = cfg.MODEL.ROI_HEADS.FG_IOU_THRESHOLD, cfg.MODEL.ROI_BOX_HEAD.PASSES
     coder = BoxCoder(weights, convention.limit_shrinking)
     return BoxHead(
         extractor,
@@ -203,5 +186,34 @@ def build_box_head(
         score_thresh=cfg.MODEL.ROI_HEADS.SCORE_THRESH,
         convention=convention,
         thresholds=build_dynamic_thresholds(cfg, coder),
-        passes=cfg.TEST.BOX_PASSES,
+        ious=[min(first_iou + 0.1 * number, 0.9) for number in range(passes)],
     )
+
+
+def build_box_heads(cfg: CfgNode, backbone: Backbone) -> BoxHead | CascadeBoxHead:
+    """Build the box head, or a cascade of them if MODEL.ROI_HEADS.CASCADE_IOUS is set."""
+    heads, key = cfg.MODEL.ROI_HEADS, "MODEL.ROI_HEADS.CASCADE_IOUS"
+    ious, weights = heads.CASCADE_IOUS, heads.CASCADE_BBOX_REG_WEIGHTS
+    if not ious:
+        return build_box_head(cfg, backbone)
+    if heads.DYNAMIC:
+        raise ValueError(f"MODEL.ROI_HEADS.DYNAMIC is for a single box head: set {key} ()")
+    if cfg.MODEL.ROI_BOX_HEAD.PASSES > 1:
+        raise ValueError(
+            f"MODEL.ROI_BOX_HEAD.PASSES is for a single box head: set it to 1, or {key} ()"
+        )
+    if len(weights) != len(ious):
+        raise ValueError(
+            f"{key} has {len(ious)} stages, but CASCADE_BBOX_REG_WEIGHTS has {len(weights)}"
+        )
+    if ious[0] != heads.FG_IOU_THRESHOLD:
+        raise ValueError(
+            f"{key} starts with {ious[0]}, but MODEL.ROI_HEADS.FG_IOU_THRESHOLD is "
+            f"{heads.FG_IOU_THRESHOLD}: both are the IoU of the first stage"
+        )
+    if not cfg.MODEL.CLS_AGNOSTIC_BBOX_REG:
+        raise ValueError(f"{key} needs MODEL.CLS_AGNOSTIC_BBOX_REG True: stages share their boxes")
+    for name, on in (("MASK", cfg.MODEL.MASK_ON), ("KEYPOINT", cfg.MODEL.KEYPOINT_ON)):
+        if on and cfg.MODEL[f"ROI_{name}_HEAD"].SHARE_BOX_FEATURE_EXTRACTOR:
+            raise ValueError(f"{key} needs MODEL.ROI_{name}_HEAD.SHARE_BOX_FEATURE_EXTRACTOR False")
+    return CascadeBoxHead([build_box_head(cfg, backbone, own) for own in weights], ious)

@@ -16,8 +16,8 @@ from detlite.modeling.precision import at_least_float32
 from detlite.structures.instances import Detections, GroundTruth, Samples
 from detlite.structures.padding import Packing
 
-from .box_head import BoxHead, BoxPredictions
-from .cascade import CascadeBoxHead, build_box_heads
+from .box_head import BoxHead, BoxPredictions, build_box_heads
+from .cascade import CascadeBoxHead
 from .dense_heads import DenseRoIHead, KeypointHead, MaskHead, build_dense_head
 
 # Outputs for packed rows: "mask_probs" [R, M, M], "keypoint_logits" [R, K, M, M] and the box

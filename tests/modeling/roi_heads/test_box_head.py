@@ -62,11 +62,15 @@ class ConstantPredictor(nn.Module):
 
 
 def make_head(
-    agnostic: bool = False, loss: BoxLoss = SMOOTH_L1, score_thresh: float = 0.05
+    agnostic: bool = False,
+    loss: BoxLoss = SMOOTH_L1,
+    score_thresh: float = 0.05,
+    ious: tuple[float, ...] = (0.5,),
 ) -> BoxHead:
     return BoxHead(
         RoIExtractor(), LinearPredictor(2 if agnostic else CLASSES), CODER, class_loss=ClassLoss(),
         box_loss=loss, class_agnostic=agnostic, score_thresh=score_thresh, convention=OURS,
+        ious=ious,
     )  # fmt: skip
 
 
@@ -275,8 +279,7 @@ def test_refined_boxes_are_clipped(static):
 @each_mode
 @pytest.mark.parametrize("agnostic", [False, True])
 def test_passes_match_a_loop_over_boxes(agnostic, static):
-    head = make_head(agnostic, score_thresh=0.0)
-    head.passes = 3
+    head = make_head(agnostic, score_thresh=0.0, ious=(0.5, 0.6, 0.7))
     boxes = [random_boxes(4), random_boxes(2)]
     with torch.no_grad():
         predicted = head.predict([], prepare_proposals(boxes, 2), SIZES, static)
@@ -305,21 +308,82 @@ def test_passes_match_a_loop_over_boxes(agnostic, static):
     [
         (
             ["MODEL.ROI_HEADS.CASCADE_IOUS", (0.5, 0.6, 0.7), "MODEL.CLS_AGNOSTIC_BBOX_REG", True],
-            r"TEST\.BOX_PASSES is for a single box head: set it to 1, or .*CASCADE_IOUS \(\)",
+            r"PASSES is for a single box head: set it to 1, or .*CASCADE_IOUS \(\)",
         ),
         (
             ["MODEL.META_ARCHITECTURE", "RetinaNet", "MODEL.MASK_ON", False,
              "MODEL.BACKBONE.CONV_BODY", "R-18-FPN-RETINANET"],
-            r"TEST\.BOX_PASSES above 1 need RoI heads, which a RetinaNet does not have",
+            r"MODEL\.ROI_BOX_HEAD\.PASSES above 1 need RoI heads, which a RetinaNet does not have",
         ),
     ],
     ids=["cascade", "RetinaNet"],
 )  # fmt: skip
 def test_passes_need_a_single_box_head(tiny_config, opts, message):
     with pytest.raises(ConfigError, match=message):
-        build_model(tiny_config("TEST.BOX_PASSES", 2, *opts))
-    with pytest.raises(ConfigError, match=r"TEST\.BOX_PASSES is 0, .*from 1 to 10"):
-        tiny_config("TEST.BOX_PASSES", 0)
+        build_model(tiny_config("MODEL.ROI_BOX_HEAD.PASSES", 2, *opts))
+    with pytest.raises(ConfigError, match=r"MODEL\.ROI_BOX_HEAD\.PASSES is 0, .*from 1 to 5"):
+        tiny_config("MODEL.ROI_BOX_HEAD.PASSES", 0)
+
+
+def test_ious_of_passes(tiny_config):
+    head = build_model(tiny_config("MODEL.ROI_BOX_HEAD.PASSES", 3)).roi_heads.box
+    assert head.stages == [head, head, head]
+    assert [matcher.foreground for matcher in head.matchers] == pytest.approx([0.5, 0.6, 0.7])
+    opts = ["MODEL.ROI_BOX_HEAD.PASSES", 3, "MODEL.ROI_HEADS.FG_IOU_THRESHOLD", 0.8]
+    head = build_model(tiny_config(*opts)).roi_heads.box
+    assert [matcher.background for matcher in head.matchers] == pytest.approx([0.8, 0.9, 0.9])
+
+
+@each_mode
+@pytest.mark.parametrize("agnostic", [False, True])
+def test_losses_of_passes_match_a_loop_over_boxes(agnostic, static):
+    head = make_head(agnostic, ious=(0.5, 0.6))
+    nn.init.normal_(head.predictor.deltas.weight, std=0.3)
+    truth = GroundTruth(
+        torch.tensor([[[5.0, 5, 25, 25], [30, 10, 70, 50]], [[2.0, 2, 18, 14], [0, 0, 0, 0]]]),
+        torch.tensor([[1, 2], [2, 0]]),
+    )
+    # Image 1 is 20 x 20: its last box is empty after clipping, and no sample of the second pass.
+    own = [truth.boxes[0].repeat(3, 1), truth.boxes[1, :1].repeat(3, 1)]
+    own = [boxes + 2 * torch.randn_like(boxes) for boxes in own]
+    own[1] = torch.cat([own[1], torch.tensor([[30.0, 2, 50, 14]])])
+
+    def match(image, box, iou):
+        overlaps = box_ops.iou(box[None], truth.boxes[image, : 2 - image])
+        best = int(overlaps.argmax())
+        return (int(truth.labels[image, best]) if overlaps.max() >= iou else 0), best
+
+    matched = [[match(image, box, 0.5) for box in boxes] for image, boxes in enumerate(own)]
+    samples = make_samples(
+        own, *([[pair[k] for pair in image] for image in matched] for k in (0, 1))
+    )
+    losses, predictions = head.losses([], samples, truth, SIZES, static)
+    assert len(predictions.logits) == (12 if static else 10)
+    current = [(image, box) for image, boxes in enumerate(own) for box in boxes]
+    for number, iou in enumerate((0.5, 0.6)):
+        classifier = box_loss = 0.0
+        labels, refined = [], []
+        for image, box in current:
+            logits, deltas = predict_one(head, image, box)
+            label, gt = match(image, box, iou)
+            labels.append(label)
+            classifier -= logits.log_softmax(0)[label]
+            if label:
+                target = CODER.encode(truth.boxes[image, gt][None], box[None])[0]
+                column = deltas[1 if agnostic else label]
+                box_loss += F.smooth_l1_loss(column, target, reduction="sum")
+            column = deltas[1 if agnostic else int(logits[1:].argmax()) + 1]
+            moved = CODER.decode(column[None], box[None])
+            moved = box_ops.clip(moved, tuple(SIZES[image].tolist()), OURS)[0]
+            if (moved[2:] > moved[:2]).all():
+                refined.append((image, moved))
+        torch.testing.assert_close(
+            losses[f"loss_classifier_stage{number}"], classifier / len(current)
+        )
+        torch.testing.assert_close(losses[f"loss_box_stage{number}"], box_loss / len(current))
+        current = refined
+    assert len(current) == len(labels) == 9
+    assert 0 < sum(label > 0 for label in labels) < 9
 
 
 # ---- parts
