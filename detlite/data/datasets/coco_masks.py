@@ -109,6 +109,8 @@ def _as_polygons(value: Any) -> list[Any] | None:
 
 
 def _point(value: Any) -> list[Any] | None:
+    if isinstance(value, list) and len(value) == 1 and isinstance(value[0], list):  # of OpenCV
+        return _point(value[0])
     if isinstance(value, dict) and "x" in value and "y" in value:
         return [value["x"], value["y"]]
     flat = isinstance(value, list) and len(value) == 2
@@ -128,6 +130,9 @@ def _polygon_problem(
     y1, y2 = min(polygon[1::2]), max(polygon[1::2])
     if x1 == x2 or y1 == y2:
         return "has a polygon without area", False
+    if min(x1, y1) >= 0 and max(x2, y2) <= 1 and max(x2 - x1, y2 - y1) < 1 < min(height, width):
+        size = f"{width}x{height}"
+        return f"has a polygon inside the first pixel: multiply fractions by the size {size}", False
     longest = max(height, width)
     margin = max(longest, 64)  # of `polygons_to_rle`
     if min(x1, y1) < -margin or max(x2, y2) > longest + margin:

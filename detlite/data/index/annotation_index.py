@@ -26,7 +26,7 @@ from detlite.data.findings import Finding, Findings
 from .normalization import set_file_name
 from .states import PROBLEM_KEY, PROBLEMS, Flag, Selection, annotation_name, located
 
-VERSION = 4  # increase it with every change of the content of indexes or of the checks behind it
+VERSION = 5  # increase it with every change of the content of indexes or of the checks behind it
 _FIX = "Training stops at them: fix them (`detlite check --repair`), or set ON_BAD_ANNOTATION skip."
 _SKIP = "They are left out with their objects."
 _BAD_ENTRIES = "entries of images that cannot be used"
@@ -37,10 +37,13 @@ _CROWDS = (
 _IGNORED = "They are ignored regions: what is detected there is neither right nor wrong."
 _EMPTY = "They are not trained on. If they contain no objects, set DATASETS.BACKGROUND_IMAGES True."
 _MASKS_OFF = (
-    "To train on them, complete the others, or set MODEL.MASK_ON True and "
+    "To train on them, correct or complete the others, or set MODEL.MASK_ON True and "
     "DATASETS.ON_BAD_ANNOTATION skip, which ignores objects without a mask."
 )
-_KEYPOINTS_OFF = "To train on them, set it True; objects without keypoints then train the boxes."
+_KEYPOINTS_OFF = (
+    "To train on them, correct those that cannot be read, and set it True; objects without "
+    "keypoints then train the boxes."
+)
 # Selects annotations by their states [A], as bool [A].
 Select = Callable[[np.ndarray], np.ndarray]
 
@@ -182,8 +185,7 @@ class AnnotationIndex:
         return [
             *(one for one in self._left_out(selection, skip, bad_images) if one.count),
             *self._switched_off(selection),
-            *Findings.from_json(self.content.get("findings")),
-            *self.notes,
+            *Findings([*Findings.from_json(self.content.get("findings")), *self.notes]),
             *(() if background else self._empty_images()),
         ]
 
@@ -213,20 +215,24 @@ class AnnotationIndex:
             yield Finding(what, effect, count, example=example, total=len(states))
 
     def _switched_off(self, selection: Selection) -> Iterator[Finding]:
-        """Yield masks and keypoints that are not used although some objects have them."""
-        states = self.arrays["states"]
+        """Yield masks, keypoints and categories that are not used although objects have them."""
+        states, ids = self.arrays["states"], self.arrays["category_ids"]
         objects = replace(selection, masks=False, keypoints=False).objects(states)
-        total = int(objects.sum())
-        masks = int((objects & (states & (Flag.NO_MASK | Flag.BAD_MASK) == 0)).sum())
-        if not selection.masks and 0 < masks < total:
-            what = "masks that are not used, because MODEL.MASK_ON is False"
-            example = self._example(Flag.BAD_MASK) or self._example(Flag.NO_MASK)
-            yield Finding(what, _MASKS_OFF, masks, "object", example, total)
-        points = int((objects & (self.arrays["labeled"] > 0)).sum())
-        if not selection.keypoints and 0 < points < total:
-            what = "keypoints that are not used, because MODEL.KEYPOINT_ON is False"
-            example = self._example(Flag.BAD_KEYPOINTS)
-            yield Finding(what, _KEYPOINTS_OFF, points, "object", example, total)
+        total, no_mask = int(objects.sum()), Flag.NO_MASK | Flag.BAD_MASK
+        for name, valid, bad, effect in (
+            ("masks", states & no_mask == 0, Flag.BAD_MASK, _MASKS_OFF),
+            ("keypoints", self.arrays["labeled"] > 0, Flag.BAD_KEYPOINTS, _KEYPOINTS_OFF),
+        ):
+            usable = int((objects & valid).sum())
+            count = usable or int((objects & (states & bad > 0)).sum())
+            if not getattr(selection, name) and count and usable < total:
+                what = f"{name} that are not used, because MODEL.{name[:-1].upper()}_ON is False"
+                example = self._example(bad) or self._example(Flag.NO_MASK) * (name == "masks")
+                yield Finding(what, effect, count, "object", example, total)
+        lost = {*ids[located(states)].tolist()} - {*ids[selection.objects(states)].tolist()}
+        if names := [row["name"] for row in self.content["categories"] if row["id"] in lost]:
+            effect, what = "They are not trained.", "categories of which no object can be used"
+            yield Finding(what, effect, len(names), "category", ", ".join(names))
 
     def _empty_images(self) -> Iterator[Finding]:
         empty = np.flatnonzero(self.counts() == 0)

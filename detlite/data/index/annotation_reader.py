@@ -38,6 +38,8 @@ class AnnotationReader:
 
     def __post_init__(self) -> None:
         self._places = {number: place for place, number in enumerate(self.images.ids)}
+        same = self.images.same.items()
+        self._places |= {number: self._places[first] for number, first in same}
         self._category_ids = {row["id"] for row in self.categories}
 
     def read(self, row: Entry, position: int) -> tuple[Entry, int, int, int, int]:
@@ -59,10 +61,10 @@ class AnnotationReader:
             problem = self._unknown_category(row.get("category_id"))
             self._problems[Flag.UNKNOWN_CATEGORY] = problem
         image_id = self.images.read_id(row.get("image_id"))
-        unknown = len(self._places)
+        unknown = len(self.images.ids)
         place = unknown if image_id is None else self._places.get(image_id, unknown)
         if place < unknown:
-            self._convert("image_id", image_id)
+            self._convert("image_id", self.images.ids[place])
             if self.images.sizes[place][0]:
                 self._read_shape(self.images.sizes[place])
             labeled = self._read_keypoints()
@@ -93,14 +95,14 @@ class AnnotationReader:
         written = self._row.get(key)
         if isinstance(written, str):
             self._use(key, coco_values.Reading(value, note=coco_values.TEXT))
-        elif type(value) is not type(written):
+        elif type(value) is not type(written) or value != written:
             self._changes[key] = value
 
     def _read_marks(self) -> int:
         """Read `iscrowd`, `ignore` and `area`, and return the flags of the first two."""
         flags, row = 0, self._row
         crowd = row.get("iscrowd") or 0
-        crowd = int(crowd) if isinstance(crowd, bool) else coco_values.integer(crowd)
+        crowd = {"true": 1, "false": 0}.get(str(crowd).lower(), coco_values.integer(crowd))
         if crowd not in (0, 1):
             problem = f"iscrowd is {short_repr(row.get('iscrowd'))}, not 0 or 1"
             self._problems[Flag.BAD_CROWD] = problem

@@ -1,5 +1,6 @@
 """Read the images and categories of an annotation file into COCO's notation, noting changes."""
 
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -62,11 +63,13 @@ class ImageTable:
         positions: their positions in the file.
         sizes: (height, width); 0 if missing.
         read_id: converts ids as written.
+        same: ids of further entries of a file, and the id of its first one.
         problems: the other entries, and what is wrong with them.
     """
 
     read_id: Ids
     problems: list[tuple[str, str]]
+    same: dict[int, int] = field(default_factory=dict)
     positions: list[int] = field(default_factory=list)
     ids: list[int] = field(default_factory=list)
     sizes: list[tuple[int, int]] = field(default_factory=list)
@@ -91,21 +94,25 @@ def read_images(
         height, width = (integer(side) or 0 for side in written)
         rows.append((position, entry["id"], entry["file_name"], (height, width)))
     table = ImageTable(Ids(row[1] for row in rows), problems)
-    seen: dict[int, tuple[Any, ...]] = {}
+    files: defaultdict[int | None, set[tuple[Any, ...]]] = defaultdict(set)
+    for _, raw, name, size in rows:
+        files[table.read_id(raw)].add((name, size))
+    owners: dict[tuple[Any, ...], int] = {}
     for position, raw, name, size in rows:
         where = f"image {short_repr(raw)}, entry {position} of 'images'"
         image_id = table.read_id.read_own(raw, findings, where, ("image", "images"))
-        if image_id not in seen:
-            seen[image_id] = name, size
+        if len(files[image_id]) > 1:  # to which of the files do annotations belong?
+            problems.append((where, "the id occurs twice, with different files or sizes"))
+        elif (name, size) not in owners:
+            owners[name, size] = image_id
             table.ids.append(image_id)
             table.sizes.append(size)
             table.positions.append(position)
             table.folders.add(name.rpartition("/")[0])
-        elif seen[image_id] == (name, size):
-            effect = "The entries are equal, and one is used."
-            findings.add("images that are listed twice", effect, where, "image")
         else:
-            problems.append((where, "the id occurs twice"))
+            table.same[image_id] = owners[name, size]
+            effect = "The first entry is used, with the objects of all."
+            findings.add("images that are listed twice", effect, f"{where} ({name})", "image")
     if not table.ids:
         reason = f"no image is valid, {': '.join(problems[0])}" if problems else "'images' is empty"
         raise DataError(f"{file}: not in COCO form: {reason}")

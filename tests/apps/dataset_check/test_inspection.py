@@ -215,7 +215,7 @@ def test_invalid_lists_are_reported_and_the_rest_inspected(content, write_set, c
     annotations.write_text(json.dumps(content))
     found = inspect_dataset(annotations, folder)
     assert expected in kinds(found, True)
-    assert found.fingerprinted[:2] == [10, 11]
+    assert {11, 13} <= {*found.fingerprinted}
 
 
 @pytest.mark.parametrize(

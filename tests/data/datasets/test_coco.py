@@ -341,6 +341,14 @@ def test_findings_about_keypoints(keypoint_content, write_set):
     assert "keypoints that no category names: 4 annotations, for example annotation 1" in texts
 
 
+def test_findings_name_keypoints_that_all_are_unreadable(keypoint_content, write_set):
+    for row in keypoint_content["annotations"]:
+        row["keypoints"] = row["keypoints"][:2]
+    texts = "\n".join(map(str, CocoDataset(*write_set(keypoint_content)).findings))
+    assert "keypoints that are not used, because MODEL.KEYPOINT_ON is False: 3 of 3 obj" in texts
+    assert "for example annotation 1 (image 10): keypoints has 2 numbers" in texts
+
+
 def test_findings_about_the_config(keypoint_content, write_set, small_cfg):
     for category in keypoint_content["categories"]:
         category["keypoints"] = ["ojo 1", "ojo 2", "nariz"]

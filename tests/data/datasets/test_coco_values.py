@@ -65,7 +65,7 @@ def test_missing_image_folder(content, write_set, tmp_path):
 @pytest.mark.parametrize(
     ("key", "change", "message"),
     [
-        ("images", {"id": 11}, r"image 11, .*: the id occurs twice"),
+        ("images", {"id": 11}, r"image 11, entry 0 .*: the id occurs twice, with different files"),
         ("images", {"id": None}, r"image None, entry 0 of 'images': has id: None, not an integer"),
         ("images", {"file_name": 5}, r"image 10, .* has file_name: 5, not a name"),
         ("images", {"width": "wide"}, "has width: 'wide', not an integer"),
@@ -116,6 +116,7 @@ BAD_ANNOTATIONS = [
     ({"segmentation": [[1, 1, 9, 9, 1, 9, 4]]}, "polygon of 7 numbers", "region"),
     ({"segmentation": [[1, 1, 9, NAN, 1, 9]]}, "not a list of finite numbers", "region"),
     ({"segmentation": [[1, 1, 9, 1, 5, 1]]}, "polygon without area", "region"),
+    ({"segmentation": [[0.1, 0.1, 0.9, 0.1, 0.9, 0.9]]}, "inside the first pixel", "region"),
     ({"segmentation": [[50, 1, 60, 1, 55, 9]]}, "segmentation is outside the 40x30", "region"),
     ({"segmentation": [[1, 1, 1e300, 1, 1e300, 50]]}, "too far outside the 40x30", "region"),
     ({"segmentation": {"size": [40, 31], "counts": [0, 1200]}}, "its image .30, 40", "region"),
@@ -187,6 +188,7 @@ PLAIN = [
     (lambda row: {"iscrowd": None}, ""),
     (lambda row: {"iscrowd": False}, ""),
     (lambda row: {"iscrowd": "0"}, ""),
+    (lambda row: {"iscrowd": "False"}, ""),
     (lambda row: {"category_id": str(row["category_id"])}, "numbers as text"),
     (lambda row: {"image_id": float(row["image_id"])}, ""),
     (lambda row: {"segmentation": row["segmentation"][0]}, "polygons as pairs"),
@@ -194,6 +196,8 @@ PLAIN = [
     (lambda row: {"segmentation": [[*map(str, row["segmentation"][0])]]}, "numbers as text"),
     (lambda row: {"segmentation": [[4, 6], [14, 6], [14, 14], [4, 14]]}, "polygons as pairs"),
     (lambda row: {"segmentation": [[[4, 6], [14, 6], [14, 14], [4, 14]]]}, "polygons as pairs"),
+    (lambda row: {"segmentation": [[[x, y]] for x, y in SQUARE]}, "polygons as pairs"),  # OpenCV
+    (lambda row: {"segmentation": [[[[x, y]] for x, y in SQUARE]]}, "polygons as pairs"),
     (
         lambda row: {"segmentation": [{"x": x, "y": y} for x, y in SQUARE]},
         "polygons as pairs",
@@ -287,6 +291,30 @@ def test_images_that_are_listed_twice(content, write_set):
     assert "images that are listed twice: 1 image" in found(dataset)
 
 
+def test_entries_of_one_file_are_joined(content, write_set):
+    """Some tools write an image entry for each annotation."""
+    content["images"].insert(1, {**content["images"][0], "id": 99})
+    content["annotations"][2]["image_id"] = 99
+    dataset = CocoDataset(*write_set(content), train=True)
+    assert dataset.image_ids == [10, 11]
+    assert len(dataset[0][1]["boxes"]) == 2
+    assert "listed twice: 1 image, for example image 99, entry 1 of 'images' (a.png)" in found(
+        dataset
+    )
+    assert {row["image_id"] for row in dataset.coco_gt().dataset["annotations"]} == {10, 11}
+
+
+def test_images_with_one_id_keep_no_objects(content, write_set):
+    """The objects would be those of the wrong image, as in two exports that were joined."""
+    content["images"][1]["id"] = 10
+    content["annotations"][1]["image_id"] = 10
+    content["images"].append({**content["images"][2], "id": 14, "file_name": "other.png"})
+    content["annotations"].append({**content["annotations"][0], "id": 9, "image_id": 14})
+    dataset = CocoDataset(*write_set(content), skip_bad=True)
+    assert dataset.image_ids == [12, 13, 14]
+    assert [row["id"] for row in dataset.coco_gt().dataset["annotations"]] == [4, 9]
+
+
 def test_category_without_annotations_and_with_the_name_of_another(content, write_set):
     """Exports of Roboflow have such a root category."""
     content["categories"].insert(0, {"id": 0, "name": "cat", "supercategory": "none"})
@@ -313,6 +341,24 @@ def test_annotations_marked_to_be_ignored(content, write_set):
     dataset = CocoDataset(*write_set(content), train=True)
     assert dataset[0][1]["ignored_boxes"].tolist() == [[4, 6, 14, 14]]
     assert '"ignore": 1: 1 of 4 annotations' in found(dataset)
+
+
+def test_findings_name_masks_that_all_are_unreadable(content, write_set):
+    for row in content["annotations"]:
+        row["segmentation"] = [row["bbox"]]
+    text = found(CocoDataset(*write_set(content), masks=False))
+    assert "masks that are not used, because MODEL.MASK_ON is False: 3 of 3 objects, for" in text
+
+
+def test_findings_name_categories_without_a_usable_object(content, write_set):
+    content["annotations"][0]["segmentation"] = []
+    files = write_set(content)
+    texts = (
+        found(CocoDataset(*files, train=True, skip_bad=True)),
+        found(CocoDataset(*files, masks=0)),
+    )
+    assert "no object can be used: 1 category, for example cat. They are not trained." in texts[0]
+    assert "no object can be used" not in texts[1]
 
 
 def test_findings_name_masks_that_are_switched_off(content, write_set):
