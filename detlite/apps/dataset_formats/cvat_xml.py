@@ -14,7 +14,7 @@ import numpy as np
 from detlite.data.errors import DataError
 
 from .file_tree import SPLITS, FileTree
-from .labeled_dataset import Conversion
+from .labeled_dataset import AS_BACKGROUND, Conversion
 from .shapes import (
     ImageLabels,
     Shape,
@@ -23,6 +23,7 @@ from .shapes import (
     box_shape,
     ellipse_shape,
     not_an_object,
+    read_each,
     read_shape,
 )
 
@@ -35,22 +36,25 @@ def cvat_labels(file: Path, tree: FileTree, conversion: Conversion) -> Iterator[
         root = ET.parse(file).getroot()
     except ET.ParseError as error:
         raise DataError(f"{file}: is not XML: {error}") from error
-    for node in root.iter("image"):
-        with conversion.collect(), as_incomplete(file):
-            labels = ImageLabels(node.attrib["name"], size=_size(node))
-            labels.split = SPLITS.get(node.get("subset", "").lower())
-            nodes = (one for one in node if one.tag not in _NOT_SHAPES)
-            labels.shapes = [read_shape(_shape, one.get("label", ""), one) for one in nodes]
-            yield labels
+    yield from read_each(_image, root.iter("image"), file, conversion)
     frames: defaultdict[int, list[Shape]] = defaultdict(list)
-    for track in root.iter("track"):
+    for number, track in enumerate(root.iter("track"), start=1):
         for node in track:
             if node.tag not in _NOT_SHAPES and node.get("outside") != "1":
                 shape = read_shape(_shape, track.get("label", ""), node)
-                frames[int(node.attrib["frame"])].append(shape)
+                with conversion.collect(AS_BACKGROUND), as_incomplete(f"{file}: track {number}"):
+                    frames[int(node.attrib["frame"])].append(shape)
     size = next(map(_size, root.iter("original_size")), (0, 0))
     for number, shapes in sorted(frames.items()):
         yield ImageLabels(f"frame_{number:06d}", shapes, size)
+
+
+def _image(node: ET.Element) -> ImageLabels:
+    labels = ImageLabels(node.attrib["name"], size=_size(node))
+    labels.split = SPLITS.get(node.get("subset", "").lower())
+    nodes = (one for one in node if one.tag not in _NOT_SHAPES)
+    labels.shapes = [read_shape(_shape, one.get("label", ""), one) for one in nodes]
+    return labels
 
 
 def _size(node: ET.Element) -> tuple[int, int]:

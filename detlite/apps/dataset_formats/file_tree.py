@@ -102,6 +102,11 @@ class FileTree:
         return next((SPLITS[name] for name in names if name in SPLITS), None)
 
 
+def is_image_name(name: str) -> bool:
+    """Return True if a path or URL has the suffix of an image file."""
+    return os.path.splitext(_as_path(name))[1].lower() in image_suffixes()
+
+
 def list_files(folder: Path) -> list[Path]:
     """List the files in a folder and its subfolders, except hidden ones and files of systems."""
 

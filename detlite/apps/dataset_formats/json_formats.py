@@ -3,6 +3,7 @@
 import csv
 import json
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +13,17 @@ from detlite.data.datasets.coco_masks import read_segmentation
 from detlite.data.errors import DataError
 from detlite.structures.masks.formats import to_bitmap
 
-from .file_tree import SPLITS, FileTree, read_json
+from .file_tree import SPLITS, FileTree, is_image_name, read_json
 from .labeled_dataset import Conversion
 from .shapes import (
     ImageLabels,
     Shape,
-    as_incomplete,
     box_shape,
     ellipse_shape,
     flat,
     not_an_object,
     png_shape,
+    read_each,
     read_shape,
 )
 
@@ -42,8 +43,10 @@ def via_labels(file: Path, tree: FileTree, conversion: Conversion) -> Iterator[I
     # VIA 1 numbers the regions.
     images = [(name, [*many.values()] if isinstance(many, dict) else many) for name, many in images]
     key = _category_key([one for _, many in images for one in many], file)
-    for name, many in images:
-        yield ImageLabels(name, [_via_region(one, key) for one in many])
+    yield from read_each(
+        lambda row: ImageLabels(row[0], [_via_region(one, key) for one in row[1]]),
+        images, file, conversion,
+    )  # fmt: skip
 
 
 def _via_rows(file: Path) -> list[tuple[str, Any]]:
@@ -81,7 +84,7 @@ def _via_region(region: Json, key: str | None) -> Shape:
 def _via_shape(category: str, form: Json) -> Shape:
     kind = form["name"]
     if kind == "rect":
-        return box_shape(category, [form[side] for side in _SIDES])
+        return box_shape(category, [float(form[side]) for side in _SIDES])
     if kind in ("circle", "ellipse"):
         radii = (form["r"], form["r"]) if kind == "circle" else (form["rx"], form["ry"])
         turn = float(np.rad2deg(form.get("theta", 0)))
@@ -95,35 +98,39 @@ def label_studio_labels(
     file: Path, tree: FileTree, conversion: Conversion
 ) -> Iterator[ImageLabels]:
     """Yield the images of a JSON or JSON-MIN export of Label Studio."""
-    for task in read_json(file):
-        with conversion.collect(), as_incomplete(file):
-            yield _label_studio_image(task, conversion)
+    read = partial(_label_studio_image, conversion)
+    yield from read_each(read, read_json(file), file, conversion)
 
 
-def _label_studio_image(task: Json, conversion: Conversion) -> ImageLabels:
+def _label_studio_image(conversion: Conversion, task: Json) -> ImageLabels:
     """Return the image of a task with the regions of its first annotation."""
     data = task.get("data", task)
-    texts = [data.get("image"), *(one for one in data.values() if isinstance(one, str))]
-    labels = ImageLabels(next(one for one in texts if one))
+    texts = [one for one in (data.get("image"), *data.values()) if one and isinstance(one, str)]
+    labels = ImageLabels(max(texts, key=is_image_name))
     # Old versions named them completions, and JSON-MIN has the regions of each control.
     done = task.get("annotations", task.get("completions")) if "data" in task else None
     if done is None:
         lists = [value for value in task.values() if isinstance(value, list)]
-        regions = [{"value": one, **one} for many in lists for one in many]
+        # Lists of texts are choices.
+        regions = [{"value": one, **one} for many in lists for one in many if isinstance(one, dict)]
     else:
         done = [one for one in done if not one.get("was_cancelled")]
         results = done[0]["result"] if done else []
-        regions = [one for one in results if one.get("type") != "relation"]
+        regions = [one if isinstance(one, dict) else {} for one in results]
+        regions = [one for one in regions if one.get("type") != "relation"]
         if len(done) > 1:
             what, text = "images annotated more than once", "The first one of each is used."
             conversion.findings.add(what, text, labels.name, "image")
-    names = {one.get("id"): _label(one) for one in regions if _label(one)}
+    names = {one.get("id"): _labels(one)[0] for one in regions if _labels(one)}
     owners: dict[Any, Shape] = {}
     for one in regions:
         value, number, parent = one.get("value"), one.get("id"), one.get("parentID")
         size = one.get("original_height", 0), one.get("original_width", 0)
         labels.size = size if all(size) else labels.size
-        name = _label(one) or names.get(number, "")
+        name = next(iter(_labels(one)), names.get(number, ""))
+        if len(_labels(one)) > 1:
+            text = "The first label of each is used."
+            conversion.findings.add("regions with several labels", text, labels.name, "region")
         if not isinstance(value, dict):
             labels.shapes.append(Shape(name, problem="has no value: export it again"))
         elif "keypointlabels" in value and parent in owners:
@@ -139,12 +146,12 @@ def _label_studio_image(task: Json, conversion: Conversion) -> ImageLabels:
     return labels
 
 
-def _label(region: Json) -> str:
-    """Return the label of a region, which is in `rectanglelabels`, `polygonlabels`, ..."""
+def _labels(region: Json) -> list[str]:
+    """Return the labels of a region, which are in `rectanglelabels`, `polygonlabels`, ..."""
     value = region.get("value")
     items = value.items() if isinstance(value, dict) else ()
     labels = (many for key, many in items if key.endswith("labels") and many)
-    return str(next(labels, [""])[0])
+    return [*map(str, next(labels, ()))]
 
 
 def _label_studio_point(category: str, value: Json, height: int, width: int) -> Shape:
@@ -192,16 +199,18 @@ def _decode_brush(data: Sequence[int], height: int, width: int) -> np.ndarray:
 
 def createml_labels(file: Path, tree: FileTree, conversion: Conversion) -> Iterator[ImageLabels]:
     """Yield the images of Apple's CreateML json."""
-    for row in read_json(file):
-        with conversion.collect(), as_incomplete(file):
-            labels = ImageLabels(row.get("image") or row["imagefilename"])
-            for one in row.get("annotations") or row.get("annotation") or []:
-                labels.shapes.append(read_shape(_createml_shape, one.get("label", ""), one))
-            yield labels
+    yield from read_each(_createml_image, read_json(file), file, conversion)
+
+
+def _createml_image(row: Json) -> ImageLabels:
+    labels = ImageLabels(row.get("image") or row["imagefilename"])
+    for one in row.get("annotations") or row.get("annotation") or []:
+        labels.shapes.append(read_shape(_createml_shape, one.get("label", ""), one))
+    return labels
 
 
 def _createml_shape(category: str, row: Json) -> Shape:
-    x, y, w, h = (row["coordinates"][side] for side in _SIDES)
+    x, y, w, h = (float(row["coordinates"][side]) for side in _SIDES)
     return box_shape(category, (x - w / 2, y - h / 2, w, h))
 
 
@@ -236,17 +245,19 @@ def datumaro_labels(file: Path, tree: FileTree, conversion: Conversion) -> Itera
     """Yield the images of a json file of Datumaro, `annotations/<split>.json`."""
     content = read_json(file)
     names = [row["name"] for row in content["categories"]["label"]["labels"]]
-    for item in content["items"]:
-        with conversion.collect(), as_incomplete(file):
-            media = item.get("image") or item.get("media") or {}
-            labels = ImageLabels(media.get("path") or item["id"], size=media.get("size") or (0, 0))
-            labels.split = SPLITS.get(file.stem.lower())
-            for one in item["annotations"]:
-                number = one.get("label_id")
-                name = names[number] if number in range(len(names)) else ""
-                if one.get("type") not in ("label", "caption"):  # of the whole image
-                    labels.shapes.append(read_shape(_datumaro_shape, name, one))
-            yield labels
+    split = SPLITS.get(file.stem.lower())
+    yield from read_each(partial(_datumaro_image, names, split), content["items"], file, conversion)
+
+
+def _datumaro_image(names: Sequence[str], split: str | None, item: Json) -> ImageLabels:
+    media = item.get("image") or item.get("media") or {}
+    labels = ImageLabels(media.get("path") or item["id"], [], media.get("size") or (0, 0), split)
+    for one in item["annotations"]:
+        number = one.get("label_id")
+        name = names[number] if number in range(len(names)) else ""
+        if one.get("type") not in ("label", "caption"):  # of the whole image
+            labels.shapes.append(read_shape(_datumaro_shape, name, one))
+    return labels
 
 
 def _datumaro_shape(category: str, row: Json) -> Shape:

@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from detlite.data.datasets.coco_masks import fill_missing
+from detlite.data.datasets.coco_values import CLIPPED
 from detlite.data.errors import DataError
 from detlite.data.findings import Findings
 from detlite.structures.masks.formats import Segmentation
 
 _DECIMALS = 3  # of coordinates in pixels
 _MAX_LISTED = 5  # bad labels in a message
+_MIN_EXCEEDING = 4  # objects that can show that images have another size
 # What happens to bad labels with --skip-bad.
 WITH_IMAGE = "They are left out together with their images."
 AS_REGION = "They become ignored regions: what is detected there is neither trained nor measured."
@@ -88,16 +90,19 @@ class Conversion:
         skip_bad: skip bad labels instead of refusing the dataset.
         output: folder for images that are stored inside label files; None: in the dataset.
         findings: what the user should know.
-        bad: the problems of bad labels.
+        bad: the different problems of bad labels.
         skipped: what happens to them with `skip_bad`.
+        objects, exceeding: number of objects, and of those that reach far out of their image.
     """
 
     masks: str | None = None
     skip_bad: bool = False
     output: Path | None = None
     findings: Findings = field(default_factory=Findings)
-    bad: list[str] = field(default_factory=list)
+    bad: dict[str, None] = field(default_factory=dict)
     skipped: Findings = field(default_factory=Findings)
+    objects: int = 0
+    exceeding: int = 0
 
     @contextmanager
     def collect(self, effect: str = WITH_IMAGE) -> Iterator[None]:
@@ -109,17 +114,27 @@ class Conversion:
 
     def add_bad(self, problem: str, effect: str) -> None:
         """Record the problem of a bad label, and what happens to it with `skip_bad`."""
-        self.bad.append(problem)
+        self.bad[problem] = None
         self.skipped.add("bad labels", effect, problem, "label")
 
     def finish(self) -> Findings:
-        """Return the findings. Raises DataError for bad labels, unless they are skipped."""
+        """Return the findings.
+
+        Raises DataError for bad labels, unless they are skipped, and if most objects exceed their
+        images.
+        """
         count = len(self.bad)
         if count and not self.skip_bad:
-            listed = "; ".join(self.bad[:_MAX_LISTED]) + "; ..." * (count > _MAX_LISTED)
+            listed = "; ".join([*self.bad][:_MAX_LISTED]) + "; ..." * (count > _MAX_LISTED)
             number = f" ({count} bad labels)" * (count > 1)
             raise DataError(
                 f"{listed}{number}. Fix the labels, or skip bad ones with `detlite init --skip-bad`"
+            )
+        if self.exceeding >= _MIN_EXCEEDING and self.exceeding > self.objects / 2:
+            (example,) = (one.example for one in self.findings if one.what == CLIPPED[0])
+            raise DataError(
+                f"{example}: {self.exceeding} of {self.objects} objects exceed their images like "
+                "this one. Were the images resized after labeling?"
             )
         return Findings([*self.findings, *self.skipped])
 

@@ -21,7 +21,7 @@ from .file_tree import OUTPUT_FOLDER, FileTree, read_json
 from .labeled_dataset import Conversion
 from .shapes import ImageLabels, Shape, ellipse_shape, flat, not_an_object, png_shape
 
-_MIN_POINTS = {"polygon": 3, "rectangle": 2, "circle": 2, "mask": 2, "point": 1}
+_MIN_POINTS = {"polygon": 3, "rectangle": 2, "circle": 2, "mask": 2, "point": 1, "rotation": 3}
 _VISIBLE = 2
 # Labels of regions where objects are not labeled, and where there are none.
 _UNLABELED = ("__ignore__", "_background_")
@@ -63,7 +63,7 @@ def labelme_labels(file: Path, tree: FileTree, conversion: Conversion) -> Iterat
 def _shape(row: dict[str, Any]) -> Shape:
     kind, points = row.get("shape_type") or "polygon", row.get("points")
     label = row.get("label")
-    category = label if isinstance(label, str) else ""
+    category = str(label) if isinstance(label, (str, int)) else ""
     if not isinstance(points, list) or not all(map(_is_point, points)):
         return Shape(category, problem=f"points is {short_repr(points)}, not a list of [x, y]")
     if kind not in _MIN_POINTS:

@@ -7,15 +7,34 @@ from .file_tree import FileTree, excerpt
 
 _COCO = "In the tool that wrote it, choose the export COCO json"
 _DATUMARO = "Convert it to COCO json with datumaro, see docs/annotation_tools.md"
+_TO_COCO = "Convert it to COCO json"
+_LABEL_IMAGES = "Export label images, PNG or TIFF"
 _INSTANCES = "Use the file instances_*.json next to it"
 _IMAGES = "Convert the images to PNG or TIFF, or register a reader (docs/extending.md)"
 # A pattern of paths, one of the content of such files, the name of the format, and what to do.
 _OTHERS = [
     (r"\.(tfrecords?|record)$", "", "TFRecord", _COCO),
-    (r"\.csv$", r"filename,.*xmin|^[^,\n]+(,\d+){4},", "CSV of boxes", _COCO),
+    (r"\.csv$", r"filename,.*xmin|^[^,\n]+(,\d+){4},|bbox", "CSV of boxes", _COCO),
     (r"\.csv$", "ImageID,Source,LabelName", "Open Images", _DATUMARO),
     (r"\.(csv|json)$", r'"image","xmin|"visitedAssets|"assetMetadata', "VoTT", _COCO),
     (r"\.json$", '"segments_info"|"caption"', "COCO panoptic or captions", _INSTANCES),
+    (
+        r"\.json$",
+        '"images".*"annotations"|"annotations".*"images"',
+        "COCO json that lacks a list",
+        "It needs the lists images, annotations and categories",
+    ),
+    (r"\.json$", '"label_classes"', "Hasty", _COCO),
+    (r"\.json$", '"Labeled Data"', "Labelbox", "Convert it with Labelbox's COCO converter"),
+    (
+        r"\.json$",
+        r'"bbox_mode"|"ann"\s*:',
+        "dicts of detectron2 or mmdetection",
+        _TO_COCO,
+    ),
+    (r"\.json$", '"category_id".*"score"', "COCO results", "Choose the file of annotations"),
+    (r"\.(geo)?json$", '"FeatureCollection"', "GeoJSON, as of QuPath", _LABEL_IMAGES),
+    (r"\.json$", r'"coordinates"\s*:\s*\[\s*\{', "Dataloop", _COCO),
     (r"\.json$", '"imgHeight"', "Cityscapes", "Use DATASETS.CATALOG with type: cityscapes"),
     (r"\.json$", '"box2d"|"poly2d"', "BDD100K or Scalabel", "Convert it: bdd100k.label.to_coco"),
     (r"\.json$", r'"item"\s*:.*"slots"', "V7 Darwin", _COCO),
@@ -25,11 +44,13 @@ _OTHERS = [
     (r"\.(ndjson|jsonl)$", '"data_row"', "Labelbox", "Convert it with Labelbox's COCO converter"),
     (r"\.(jsonl|manifest)$", "", "JSON lines", _COCO),
     (r"\.(parquet|arrow)$", "", "Hugging Face data", "Save the images, and the boxes as COCO json"),
-    (r"\.xml$", r"<annotation[\s>].*<polygon>", "LabelMe's old XML", "Use the json of LabelMe 3"),
+    (r"\.xml$", r"<annotation[\s>].*<pt>", "LabelMe's old XML", "Use the json of LabelMe 3"),
+    (r"\.xml$", r"<dataset>.*<box ", "XML of dlib's imglab", _TO_COCO),
     (r"label_2/.*\.txt$", "", "KITTI", _DATUMARO),
-    (r"(^|/)gt/gt\.txt$", "", "MOT", "Convert it to COCO json"),
+    (r"(^|/)gt/gt\.txt$", "", "MOT", _TO_COCO),
+    (r"\.txt$", r"^\S.*\.\w+ \d+(,\d+){4}", "a list of boxes of keras-yolo3", _TO_COCO),
     (r"wider_face.*bbx.*\.txt$", "", "WIDER Face", _DATUMARO),
-    (r"\.txt$", r"imagesource:|^([\d.]+ ){8}\w+ [01]", "DOTA", "Convert it to COCO json"),
+    (r"\.txt$", r"imagesource:|^([\d.]+ ){8}\w+ [01]", "DOTA", _TO_COCO),
     (r"\.txt$", r"^\s*\d+(\s+[\d.]+){4,}", "YOLO without images", "Add the images"),
     (r"_seg\.npy$", "", "Cellpose's _seg.npy", "In Cellpose, save masks as PNG or TIFF"),
     (r"\.(roi|zip)$", "", "an archive or ImageJ's ROIs", "Unpack it, or save a label image"),

@@ -8,7 +8,7 @@ import base64
 import io
 import itertools
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from detlite.data.datasets.coco_values import CLIPPED, read_box
 from detlite.data.errors import DataError
 from detlite.data.images.formats import DECODE_ERRORS
 from detlite.data.images.reading import image_size
@@ -105,15 +106,24 @@ def read_shapes(
     return LabeledDataset(tree.data, images)
 
 
+def read_each(
+    read: Callable[[Any], ImageLabels], rows: Iterable[Any], file: Path, conversion: Conversion
+) -> Iterator[ImageLabels]:
+    """Yield `read(row)` for the image entries of a file."""
+    for number, row in enumerate(rows, start=1):
+        with conversion.collect(), as_incomplete(f"{file}: image {number}"):
+            yield read(row)
+
+
 @contextmanager
-def as_incomplete(file: Path) -> Iterator[None]:
+def as_incomplete(place: Path | str) -> Iterator[None]:
     """Raise a DataError for missing values and values of other types."""
     try:
         yield
     except (DataError, OSError, MemoryError):
         raise
     except Exception as error:  # pycocotools raises this class for corners that are not numbers
-        raise DataError(f"{file}: is not complete ({error!r}): export it again") from error
+        raise DataError(f"{place}: is not complete ({error!r}): export it again") from error
 
 
 def read_shape(read: Callable[..., Shape], category: str, *values: Any) -> Shape:
@@ -149,6 +159,10 @@ def to_objects(
         key = number if shape.group is None else (shape.category, shape.group)
         try:
             part = _to_object(shape, size, place)
+            conversion.objects += 1
+            if _exceeds(shape, size):
+                conversion.exceeding += 1
+                conversion.findings.add(*CLIPPED, place, "object")
             objects[key] = _joined(objects[key], part, place) if key in objects else part
         except DataError as error:
             region = _visible_box(shape, size)
@@ -178,6 +192,11 @@ def _visible_box(shape: Shape, size: tuple[int, int]) -> Box | None:
     return box if min(box[2:]) > 0 else None
 
 
+def _exceeds(shape: Shape, size: tuple[int, int]) -> bool:
+    """Return True if a shape reaches further out of its image than rounding explains."""
+    return bool(shape.corners) and read_box([*bounding_box([shape.corners])], *size).note == CLIPPED
+
+
 def _clipped(corners: Sequence[float], size: tuple[int, int]) -> list[float]:
     height, width = size
     limits = itertools.cycle((width, height))
@@ -185,7 +204,7 @@ def _clipped(corners: Sequence[float], size: tuple[int, int]) -> list[float]:
 
 
 def _to_object(shape: Shape, size: tuple[int, int], where: str) -> LabeledObject:
-    """Return the object of a shape, clipped to the image. Raises DataError."""
+    """Return the object of a shape, with its box clipped to the image. Raises DataError."""
     if not shape.category and not shape.crowd:
         shape.problem = shape.problem or "has no label"
     if shape.problem:
@@ -209,7 +228,7 @@ def _to_object(shape: Shape, size: tuple[int, int], where: str) -> LabeledObject
     box = bounding_box([clipped])
     if min(box[2:]) <= 0:
         raise DataError(f"{where}: the object has no area inside the {width}x{height} image")
-    obj = LabeledObject(shape.category, box, [clipped] if shape.polygon else None)
+    obj = LabeledObject(shape.category, box, [[*shape.corners]] if shape.polygon else None)
     if shape.holes:
         outer, inner = (to_bitmap(rings, *size) for rings in ([clipped], list(shape.holes)))
         obj = object_from_bitmap(shape.category, outer > inner, where)

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from pycocotools import mask as rle_codec
 
-from detlite.data.datasets.voc import read_voc_file
+from detlite.data.datasets.voc import VocObject, read_voc_file
 from detlite.data.errors import DataError
 from detlite.data.images.reading import image_size
 
@@ -37,13 +37,7 @@ def voc_labels(file: Path, tree: FileTree, conversion: Conversion) -> Iterator[I
     first = 0.0 if content.continuous else _first_pixel(tree)
     labels = ImageLabels(f"{content.folder}/{content.file_name}".strip("/"), size=content.size)
     labels.split = splits.get(file)
-    for obj in content.objects:
-        _, _, w, h = box = obj.box(first)
-        shape = box_shape(obj.name, box)
-        if not (w > 0 and h > 0):
-            shape.problem = f"width {w:g} and height {h:g} must be positive"
-        shape.crowd = obj.difficult
-        labels.shapes.append(shape)
+    labels.shapes = [_shape(obj, first) for obj in content.objects]
     for name in (file.parent.parent, file.parent):
         masks = name / "SegmentationObject" / f"{file.stem}.png"
         if masks.is_file():
@@ -51,6 +45,19 @@ def voc_labels(file: Path, tree: FileTree, conversion: Conversion) -> Iterator[I
             _add_masks(labels.shapes, masks, image_size(image), conversion)
             break
     yield labels
+
+
+def _shape(obj: VocObject, first: float) -> Shape:
+    if not obj.corners:
+        return Shape(obj.name, problem=obj.problem)
+    _, _, w, h = box = obj.box(first)
+    shape = box_shape(obj.name, box)
+    if obj.polygon:
+        shape = Shape(obj.name, [value - first for value in obj.polygon])
+    elif not (w > 0 and h > 0):
+        shape.problem = f"width {w:g} and height {h:g} must be positive"
+    shape.crowd, shape.problem = obj.difficult, obj.problem or shape.problem
+    return shape
 
 
 @lru_cache(maxsize=1)
@@ -61,7 +68,9 @@ def _first_pixel(tree: FileTree) -> float:
             content = read_voc_file(file)
         except DataError:  # reported when its labels are read
             continue
-        if not content.continuous and any(min(obj.corners) < 1 for obj in content.objects):
+        if not content.continuous and any(
+            value < 1 for obj in content.objects for value in obj.corners
+        ):
             return 0.0
     return 1.0
 
@@ -92,12 +101,14 @@ def _listed_splits(tree: FileTree) -> dict[Path, str]:
     for file in tree.with_suffix(".xml"):
         files.setdefault(file.stem, []).append(file)
     texts = (file for file in tree.with_suffix(".txt") if file.match("ImageSets/Main/*"))
-    lists = [file for file in texts if file.stem in SPLITS]
+    lists = {file: SPLITS.get(file.stem.lower()) for file in texts}
     splits: dict[Path, str] = {}
-    if not {"train", "val"} <= {SPLITS[file.stem] for file in lists}:
+    if not {"train", "val"} <= {*lists.values()}:
         return splits
-    for file in lists:
-        root, split = file.parents[2], SPLITS[file.stem]
+    for file, split in lists.items():
+        root = file.parents[2]
+        if split is None:  # such as the images of a category
+            continue
         for stem in filter(None, map(str.strip, read_lines(file))):
             found = [one for one in files.get(stem, ()) if one.is_relative_to(root)]
             if not found and split != "test":

@@ -65,8 +65,9 @@ def read_yolo(tree: FileTree, conversion: Conversion) -> LabeledDataset:
     base = tree.locate(str(content.get("path") or "."), file.parent) or file.parent
     splits: dict[str | None, list[Path]] = {}
     for key, value in content.items():
-        if SPLITS.get(key) and value and (SPLITS[key] != "test" or tree.locate(str(value), base)):
-            splits[SPLITS[key]] = _list_images(value, base, tree, file, key, conversion)
+        split = SPLITS.get(str(key).lower())
+        if split and value and (split != "test" or tree.locate(str(value), base)):
+            splits[split] = _list_images(value, base, tree, file, key, conversion)
     if "train" not in splits:
         splits = {None: tree.images}
     listed = [(image, split) for split, many in splits.items() for image in many]

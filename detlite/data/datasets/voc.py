@@ -53,6 +53,8 @@ def read_voc(folder: Path, split: str, name: str) -> dict[str, Any]:
         image = {"id": int(digits), "file_name": f"{stem}.jpg", "height": height, "width": width}
         content["images"].append(image)
         for one in voc.objects:
+            if one.problem:
+                raise DataError(f"{file}: object {one.name!r}: {one.problem}")
             if one.name not in category_ids:
                 raise DataError(f"{file}: {one.name!r} is not a category of PASCAL VOC")
             box = one.box(first=1)
@@ -70,11 +72,19 @@ def read_voc(folder: Path, split: str, name: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class VocObject:
-    """An `<object>` element; its corners are (x1, y1, x2, y2) as written."""
+    """An `<object>` element.
+
+    Attributes:
+        corners: (x1, y1, x2, y2) as written; () if they cannot be read.
+        polygon: its outline (x1, y1, x2, y2, x3, ...), as Roboflow writes it.
+        problem: why the element is invalid.
+    """
 
     name: str
-    difficult: bool
-    corners: tuple[float, float, float, float]
+    difficult: bool = False
+    corners: Sequence[float] = ()
+    polygon: Sequence[float] = ()
+    problem: str = ""
 
     def box(self, first: float) -> tuple[float, float, float, float]:
         """Return (x, y, width, height), where `first` is the number of the first pixel.
@@ -108,15 +118,9 @@ def read_voc_file(file: Path) -> VocFile:
     try:
         tree = ET.parse(file).getroot()
         size = [round(_number(tree, f"size/{side}", "0")) for side in ("height", "width")]
-        objects, continuous = [], False
-        for number, node in enumerate(tree.iter("object"), start=1):
-            try:
-                x1, y1, x2, y2 = (_number(node, f"bndbox/{side}") for side in _SIDES)
-                continuous |= any("." in _text(node, f"bndbox/{side}") for side in _SIDES)
-                name, difficult = _text(node, "name"), _is_true(node, "difficult")
-            except ValueError as error:
-                raise ValueError(f"object {number}: {error}") from error
-            objects.append(VocObject(name, difficult, (x1, y1, x2, y2)))
+        objects = [_read_object(node) for node in tree.iter("object")]
+        paths = [*(f"object/bndbox/{side}" for side in _SIDES), "object/polygon/*"]
+        continuous = any("." in (node.text or "") for path in paths for node in tree.findall(path))
     except OSError as error:
         raise DataError(f"{file}: cannot be read ({error.strerror})") from error
     except ET.ParseError as error:
@@ -125,6 +129,16 @@ def read_voc_file(file: Path) -> VocFile:
         raise DataError(f"{file}: {error}") from error
     folder, name = (tree.findtext(key, "").strip() for key in ("folder", "filename"))
     return VocFile(folder, name, (size[0], size[1]), objects, continuous)
+
+
+def _read_object(node: ET.Element) -> VocObject:
+    name, corners = node.findtext("name", "").strip(), list[float]()
+    try:
+        corners = [_number(node, f"bndbox/{side}") for side in _SIDES]
+        polygon = [_number(one, ".") for one in node.findall("polygon/*")]
+        return VocObject(_text(node, "name"), _is_true(node, "difficult"), corners, polygon)
+    except ValueError as error:
+        return VocObject(name, corners=corners, problem=str(error))
 
 
 def _text(node: ET.Element, path: str) -> str:

@@ -51,6 +51,17 @@ def test_images(tmp_path, image, text):
     assert hand["keypoints"] == [5, 20, 1, 9, 30, 2]
 
 
+def test_bad_frames_and_images_cost_only_themselves(tmp_path, image, text):
+    for number in range(3):
+        image(tmp_path / f"images/frame_{number:06d}.png")
+    content = VIDEO.replace('<box frame="1"', "<box").replace("</track>", "</track><image/>")
+    text(tmp_path / "annotations.xml", content.replace("<annotations>", '<annotations count="1">'))
+    with pytest.raises(DataError, match=r"xml: image 1: is not .*'name'.*xml: track 1: .*'frame'"):
+        read_folder(tmp_path)
+    images = read_folder(tmp_path, Conversion(skip_bad=True))[1]["train"].images
+    assert [i.file.stem for i in images] == ["frame_000000"]
+
+
 def test_frames_of_a_video(tmp_path, image, text):
     for number in range(3):
         image(tmp_path / f"images/frame_{number:06d}.png")

@@ -213,6 +213,13 @@ def test_json_files_next_to_the_data_are_no_annotations(yolo_folder, text):
     assert "read as YOLO" in find_sets(yolo_folder)[1]
 
 
+def test_coco_files_need_three_lists(yolo_folder, text):
+    text(yolo_folder / "stats.json", '{"images": [], "annotations": []}')
+    assert find_sets(yolo_folder)[1].startswith("read as YOLO")
+    with pytest.raises(DataError, match="needs the lists images, annotations and categories"):
+        find_sets(yolo_folder / "stats.json")
+
+
 def test_label_file_of_another_format(tmp_path, image, text):
     image(tmp_path / "images/a.jpg")
     box = {"name": "rect", "x": 5, "y": 6, "width": 10, "height": 8}

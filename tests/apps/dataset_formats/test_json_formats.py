@@ -91,6 +91,8 @@ def test_via_attributes(read):
 def task(*values, image="/data/upload/1/0a1b2c3d-a.jpg", **more):
     result = [
         {"id": f"r{k}", "from_name": "x", "original_width": 60, "original_height": 40, **value}
+        if isinstance(value, dict)
+        else value
         for k, value in enumerate(values)
     ]
     return {"id": 1, "data": {"image": image}, "annotations": [{"result": result}], **more}
@@ -118,7 +120,12 @@ def test_label_studio(read):
 
 def test_label_studio_min_and_separate_labels(read):
     rows = [
-        {"image": "a.jpg", "id": 3, "box": [{**BOX, "original_width": 60, "original_height": 40}]}
+        {
+            "image": "a.jpg",
+            "id": 3,
+            "box": [{**BOX, "original_width": 60, "original_height": 40}],
+            "weather": ["rain", "fog"],
+        }
     ]
     assert names_and_boxes(read("min.json", rows, "Label Studio")) == [("car", [6, 10, 30, 20])]
     place = {key: value for key, value in BOX.items() if key != "rectanglelabels"}
@@ -139,15 +146,24 @@ def test_label_studio_regions_that_are_bad(read):
         {"value": {**point, "x": None}, "parentID": "r0"},
         {"value": {**point, "y": "low"}, "parentID": "r0"},
         {"value": {"keypointlabels": ["wheel"]}, "parentID": "r0"},
-        {"value": {"choices": ["sharp"]}},
+        "text", {"value": {"choices": ["sharp"]}},
     ]  # fmt: skip
-    for region in regions[2:6] + regions[7:10]:
+    for region in regions[2:6] + regions[7:11]:
         message = r"object 2.*(has no value|has no label|is not complete)"
         with pytest.raises(DataError, match=message):
             read("project.json", [task(*regions[:2], region)], "Label Studio")
     coco = read("project.json", [task(*regions)], "Label Studio", skip_bad=True)
     assert names_and_boxes(coco) == [("car", [6, 10, 30, 20])]
     assert coco["annotations"][0]["keypoints"] == [12, 20, 2]
+
+
+def test_label_studio_names_and_labels(read):
+    """The image is the text with the suffix of one, and the first of several labels is used."""
+    both = task({"value": {**BOX, "rectanglelabels": ["bus", "car"]}})
+    both["data"] = {"key": "7", "photo": "s3://bucket/a.jpg?version=2"}
+    content = read("project.json", [both], "Label Studio")
+    assert names_and_boxes(content) == [("bus", [6, 10, 30, 20])]
+    assert [one["what"] for one in content["findings"]] == ["regions with several labels"]
 
 
 def pack_brush(mask):
@@ -173,7 +189,7 @@ def test_label_studio_brush(read):
 
 
 def test_createml(read):
-    center = {"x": 30, "y": 20.5, "width": 10, "height": 7}
+    center = {"x": 30, "y": 20.5, "width": "10", "height": 7}
     rows = [{"image": "a.jpg", "annotations": [{"label": "x", "coordinates": center}]}]
     assert names_and_boxes(read("_annotations.createml.json", rows, "CreateML")) == [
         ("x", [25, 17, 10, 7])

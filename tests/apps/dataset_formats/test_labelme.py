@@ -104,6 +104,15 @@ def test_invalid_shape(write, tmp_path, invalid, problem):
     assert str(raised.value).startswith(f"{file}: shapes[1]")
 
 
+def test_labels_that_are_numbers_and_turned_rectangles(write, tmp_path):
+    """X-AnyLabeling writes turned rectangles as four points."""
+    corners = [[10, 10], [20, 15], [18, 19], [8, 14]]
+    write(shape(3, TRIANGLE), shape("car", corners, "rotation"))
+    content = read(tmp_path)
+    assert [row["name"] for row in content["categories"]] == ["3", "car"]
+    assert content["annotations"][1]["bbox"] == [8, 10, 12, 9]
+
+
 def test_rectangles_cannot_be_grouped(write, tmp_path):
     rectangle = shape("cat", [[1, 1], [5, 5]], "rectangle", group_id=1)
     write(rectangle, rectangle)

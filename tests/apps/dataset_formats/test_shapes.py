@@ -68,6 +68,23 @@ def test_all_bad_labels_are_reported():
         assert part in message
 
 
+def test_shapes_that_exceed_the_image_are_reported():
+    """Their corners stay, because moving them would change the part inside."""
+    conversion = Conversion()
+    near, far = [1.0, 1.0, 61.0, 1.0, 61.0, 9.0], [50.0, 5.0, 90.0, 5.0, 50.0, 30.0]
+    shapes = [Shape("a", near), Shape("a", near), Shape("a", far), Shape("a", far)]
+    objects = to_objects(shapes, (40, 60), "a.xml", conversion)
+    assert objects[2].segmentation == [far]
+    assert objects[2].box == (50, 5, 10, 25)
+    (finding,) = conversion.finish()
+    assert (finding.what, finding.count, finding.example) == (
+        "boxes that exceed their image", 2, "a.xml: object 3 (a)",
+    )  # fmt: skip
+    to_objects(shapes[2:], (40, 60), "b.xml", conversion)
+    with pytest.raises(DataError, match=r"^a\.xml: object 3 \(a\): 4 of 6 objects exceed their"):
+        conversion.finish()
+
+
 def test_skipped_labels_are_ignored_regions_where_their_place_is_known():
     conversion = Conversion(skip_bad=True)
     no_label = box_shape("", (2, 3, 10, 10))
@@ -116,8 +133,9 @@ def test_values_of_wrong_types_are_bad_labels(tmp_path, image, text):
 
     dataset = read_shapes(labels_of, ".json", FileTree(tmp_path), conversion)
     assert [one.category for one in dataset.images[0].objects] == ["7", ""]
-    assert "object 2: has no label" in conversion.bad[0]
-    assert "is not complete (ValueError" in conversion.bad[1]
+    first, second = conversion.bad
+    assert "object 2: has no label" in first
+    assert "is not complete (ValueError" in second
 
 
 def test_reasons_of_bad_shapes():

@@ -79,8 +79,9 @@ def test_names_with_blanks_in_lists(voc, image, text):
 
 
 def test_lists_define_the_splits(voc, text):
-    text(voc / "ImageSets/Main/train.txt", "a\n")
+    text(voc / "ImageSets/Main/Train.txt", "a\n")  # CVAT keeps the names of subsets
     text(voc / "ImageSets/Main/val.txt", "b\n")
+    text(voc / "ImageSets/Main/cat_val.txt", "b -1\n")
     sets = read(voc)
     contents = [to_coco(sets[split]) for split in ("train", "val")]
     assert [content["images"][0]["file_name"] for content in contents] == ["a.jpg", "b.jpg"]
@@ -101,7 +102,7 @@ def test_files_without_size_next_to_images(tmp_path, image, text):
     [
         ("<annotation>", "is not XML: no element found: line 1"),
         (xml(("cat", 0, 5, 5, 3, 9)), r"object 1 \(cat\): width -1 and height 5 must be positive"),
-        (xml(("cat", 0, "a", 5, 3, 9)), "object 1: bndbox/xmin is 'a', not a number"),
+        (xml(("cat", 0, "a", 5, 3, 9)), r"object 1 \(cat\): bndbox/xmin is 'a', not a number"),
         (xml().replace("</annotation>", "<object/></annotation>"), "object 1: an element <object>"),
         (
             xml(name="other.jpg", size=(9, 9)),
@@ -114,6 +115,29 @@ def test_invalid_file(voc, text, content, problem):
     with pytest.raises(DataError, match=problem) as raised:
         read_folder(voc)
     assert str(raised.value).startswith(f"{file}: ")
+
+
+def test_a_bad_object_costs_only_itself(voc, text):
+    objects = ("cat", 0, "a", 5, 3, 9), ("dog", 0, 3, 4, 5, 6), ("cat", "maybe", 1, 2, 8, 9)
+    text(voc / "Annotations/b.xml", xml(*objects, name="b.jpg"))
+    with pytest.raises(DataError, match=r"object 1 \(cat\): .*object 3 \(cat\): .* \(2 bad labels"):
+        read(voc)
+    dataset = read_folder(voc, Conversion(skip_bad=True))[1]["train"]
+    found = {image.file.name: image.objects for image in dataset.images}
+    assert [(one.category, one.ignored) for one in found["b.jpg"]] == [
+        ("dog", False),
+        ("cat", True),
+    ]
+    assert len(found) == 2
+
+
+def test_polygons_of_roboflow(voc, text):
+    points = "<polygon><x1>3.5</x1><y1>2</y1><x2>9</x2><y2>2</y2><x3>9</x3><y3>8</y3></polygon>"
+    content = xml(("dog", 0, 3, 2, 9, 8), name="b.jpg").replace("</object>", f"{points}</object>")
+    text(voc / "Annotations/b.xml", content)
+    dog = to_coco(read(voc)["train"])["annotations"][1]
+    assert dog["segmentation"] == [[3.5, 2, 9, 2, 9, 8]]
+    assert dog["bbox"] == [3.5, 2, 5.5, 6]
 
 
 def test_missing_and_ambiguous_images(voc, image):
@@ -152,9 +176,7 @@ def test_unknown_values_name_the_element(voc, text):
     content = (voc / "Annotations/a.xml").read_text()
     text(voc / "Annotations/a.xml", content.replace("<difficult>1<", "<difficult>maybe<"))
     text(voc / "Annotations/b.xml", content.replace("<width>60<", "<width>wide<"))
-    problem = (
-        r"a\.xml: object 1: difficult is 'maybe', .*b\.xml: size/width is 'wide', not a number"
-    )
+    problem = r"a\.xml: object 1 \(cat\): difficult is 'maybe', .*b\.xml: size/width is 'wide', no"
     with pytest.raises(DataError, match=problem):
         read_folder(voc)
 

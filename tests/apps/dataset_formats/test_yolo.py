@@ -170,6 +170,12 @@ def test_variants_of_yaml(yolo, text, yaml):
     assert len(sets["train"].findings) == ("nc" in yaml)
 
 
+def test_splits_may_be_capitalized(yolo, text):
+    """CVAT keeps the names of subsets."""
+    text(yolo / "data.yaml", "Train: images/train\nValidation: images/val\nnames: [cat, dog]\n")
+    assert {*read(yolo)} == {"train", "val"}
+
+
 def test_labels_without_names(tmp_path, image, text):
     image(tmp_path / "images/a.jpg")
     text(tmp_path / "labels/a.txt", "2 0.5 0.5 0.1 0.1\n")
