@@ -14,7 +14,7 @@ from typing import Any
 from yacs.config import CfgNode
 
 from .errors import ConfigError
-from .files import expand_path, find_config, read_chain, recognize
+from .files import expand_path, find_config, parse_yaml, read_chain, recognize
 from .maskrcnn_benchmark import NO_EFFECT, RESTATING, translate
 from .schema import KEYS, Key
 
@@ -152,6 +152,9 @@ def _convert(value: Any, key_type: type) -> Any:
         # MemoryError, RecursionError: nested too deeply.
         with contextlib.suppress(ValueError, SyntaxError, MemoryError, RecursionError):
             value = ast.literal_eval(value)
+        if isinstance(value, str) and key_type in (tuple, list) and value.startswith("["):
+            with contextlib.suppress(ConfigError):  # [a, b=c], as in a YAML file
+                value = parse_yaml(value, Path("overrides"))
         if key_type is bool and str(value).lower() in ("true", "false"):  # YAML's spelling
             return str(value).lower() == "true"
     if isinstance(value, (tuple, list)) and key_type in (tuple, list):

@@ -69,11 +69,29 @@ def has_sides(names: Sequence[str]) -> bool:
 
 
 def with_sides(names: Sequence[str], pairs: Sequence[Sequence[str]]) -> list[str]:
-    """Rename keypoints so that `flip_order` finds the pairs of names; without pairs, keep them."""
+    """Rename keypoints so that `flip_order` finds the pairs of names, too."""
     sides = {
         name: f"{side} {number}"
         for number, pair in enumerate(pairs)
         for side, name in zip(("left", "right"), pair, strict=True)
     }
-    # Other names are middle points.
-    return [sides.get(name, f"point {n}") for n, name in enumerate(names)] if sides else [*names]
+    return [sides.get(name, name) for name in names]
+
+
+def doubtful_sides(names: Sequence[str]) -> list[str]:
+    """Return names that `flip_order` leaves in place although they may have another side.
+
+    They name a side, or differ from another such name in one word: "LF paw" and "RF paw".
+    """
+    alone = [name for name, index in zip(names, flip_order(names), strict=True)
+             if names[index] == name]  # fmt: skip
+    words = [re.findall(r"[a-z]+|\d+", name.lower()) for name in alone]
+    return [
+        name
+        for name, own in zip(alone, words, strict=True)
+        if _SIDE.search(name)
+        or any(
+            len(own) == len(other) > 1 and sum(a != b for a, b in zip(own, other, strict=True)) == 1
+            for other in words
+        )
+    ]

@@ -6,6 +6,7 @@ from torchvision.models.detection.roi_heads import keypoints_to_heatmap
 
 from detlite.ops import heatmap_peaks
 from detlite.structures.keypoints import (
+    doubtful_sides,
     flip_order,
     rescale_keypoints,
     to_heatmap_cells,
@@ -88,8 +89,14 @@ def test_letters_inside_of_words_are_no_sides():
     assert flip_order(["ear", "eal", "tail", "tair", "Roll", "Loll"]) == [0, 1, 2, 3, 4, 5]
 
 
+def test_names_that_may_have_sides_without_being_exchanged():
+    names = ["L_eye", "R_eye", "LF paw", "RF paw", "left_ear", "nose", "tail", "ojo 1", "ojo 2"]
+    assert doubtful_sides(names) == ["LF paw", "RF paw", "left_ear", "ojo 1", "ojo 2"]
+    assert doubtful_sides(["nose", "left_eye", "right_eye", "head_top", "neck"]) == []
+
+
 def test_pairs_can_be_named():
     names = ["ojo izq", "nariz", "ojo der", "left_a", "right_a"]
     pairs = [["ojo der", "ojo izq"]]
-    assert flip_order(with_sides(names, pairs)) == [2, 1, 0, 3, 4]
+    assert flip_order(with_sides(names, pairs)) == [2, 1, 0, 4, 3]
     assert with_sides(names, []) == names

@@ -68,16 +68,15 @@ class DatasetFacts:
 
     @property
     def masks(self) -> bool:
-        """True if at least half of the objects of every set have a mask."""
-        return all(2 * one.with_masks >= len(one.boxes) for one in self.sets)
+        """True if at least half of the objects have a mask, and some in every set."""
+        counts = [one.with_masks for one in self.sets]
+        return all(counts) and 2 * sum(counts) >= sum(len(one.boxes) for one in self.sets)
 
     @property
     def keypoints(self) -> bool:
-        """True if in every set one in ten objects of the categories with keypoints has them."""
-        return all(
-            one.keypoints and 0 < one.keypoint_objects <= 10 * one.with_keypoints
-            for one in self.sets
-        )
+        """True if one in ten objects of categories with keypoints has them, some in every set."""
+        counts = [one.with_keypoints if one.keypoints else 0 for one in self.sets]
+        return all(counts) and 10 * sum(counts) >= sum(one.keypoint_objects for one in self.sets)
 
 
 @dataclass(frozen=True)

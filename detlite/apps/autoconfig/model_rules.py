@@ -56,7 +56,7 @@ def heads(facts: DatasetFacts, _: Values) -> Iterator[Choice]:
     if facts.masks and train.with_masks < count:
         reason += "; the others become ignored regions"
     elif not facts.masks:
-        few = next(one for one in facts.sets if 2 * one.with_masks < len(one.boxes))
+        few = min(facts.sets, key=lambda one: one.with_masks / len(one.boxes))
         reason = f"{few.with_masks} of {len(few.boxes)} objects have a mask; half of them need one"
     yield Choice("MODEL.MASK_ON", facts.masks, reason)
     if not train.keypoints:
@@ -65,7 +65,7 @@ def heads(facts: DatasetFacts, _: Values) -> Iterator[Choice]:
         f"{train.with_keypoints} of {train.keypoint_objects} objects of the categories with "
         "keypoints have labeled ones"
     )
-    reason = reason if facts.keypoints else f"{reason}, but one in ten of every set needs them"
+    reason = reason if facts.keypoints else f"{reason}, but one in ten needs them"
     yield Choice("MODEL.KEYPOINT_ON", facts.keypoints, reason)
     if not facts.keypoints:
         return

@@ -14,6 +14,7 @@ from detlite.data.datasets.coco import CocoDataset
 from detlite.data.datasets.coco_masks import boxes_match, mask_area, mask_box, read_segmentation
 from detlite.data.datasets.coco_values import read_box
 from detlite.data.errors import DataError, RemoteError
+from detlite.data.images.checks import find_bad_images
 from detlite.data.images.formats import open_image
 from detlite.data.images.reading import DEFAULT_OPTIONS, ImageOptions, read_image
 from detlite.data.images.sources import ImageFolder, image_file_of
@@ -81,6 +82,11 @@ def inspect_dataset(
     _inspect_images(result, progress(list(result.images.values()), "images"), image_options)
     result.defects += object_warnings(result, progress)
     result.defects += shape_warnings(result)
+    if skip_bad:  # training leaves these out; it stops at damage that only decoding shows
+        skipped = {int(index.image_ids[k]) for k in find_bad_images(index, folder, image_options)}
+        for number, one in enumerate(result.defects):
+            if one.kind == "image" and one.image_id in skipped:
+                result.defects[number] = replace(one, refused=False)
     bad = [f"{one.where}: {one.problem}" for one in result.defects if one.kind == "image"]
     result.findings = index.findings(result.selection, skip_bad, dict(enumerate(bad)), background)
     if not result.refused:  # the loader has the last word

@@ -79,7 +79,7 @@ _DATASETS = {
         "every mask drawn by brush"
     ),
     Key("KEYPOINT_FLIP_PAIRS", [], name_pairs): (
-        "pairs [left, right] of keypoint names that mirroring exchanges; empty: names that differ "
+        "pairs [left, right] of keypoint names that mirroring exchanges, besides names that differ "
         "in left and right, L and R, or l and r"
     ),
     Key("BACKGROUND_IMAGES", False): "also train on images without annotations",

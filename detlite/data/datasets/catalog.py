@@ -23,7 +23,7 @@ from detlite.data.index.states import Selection
 from detlite.data.remote.file_cache import file_cache
 from detlite.data.remote.locations import GIGABYTE, Location, RemotePath, parse_location
 from detlite.registry import Registry
-from detlite.structures.keypoints import has_sides, with_sides
+from detlite.structures.keypoints import doubtful_sides, has_sides, with_sides
 
 from .builtin_catalog import BUILTIN
 from .coco import CocoDataset
@@ -131,6 +131,10 @@ def config_findings(
             yield Finding(what, _MIRRORED, 0)
         else:
             yield Finding(what, _NOT_MIRRORED, 0)
+    elif selection.keypoints and (doubts := doubtful_sides(names)):
+        effect = "If they are left and right, name pairs in DATASETS.KEYPOINT_FLIP_PAIRS."
+        what = "keypoints that mirroring does not exchange"
+        yield Finding(what, effect, len(doubts), "name", ", ".join(doubts))
 
 
 def _proposal_limit(cfg: CfgNode) -> tuple[str, float]:

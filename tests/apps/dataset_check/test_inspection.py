@@ -173,6 +173,16 @@ def test_repair_removes_no_object_of_a_root_category(content, write_set):
     }
 
 
+def test_images_that_training_skips_are_warnings(content, write_set):
+    annotations, folder = write_set(content)
+    (folder / "a.png").unlink()
+    data = (folder / "b.png").read_bytes()
+    (folder / "b.png").write_bytes(data[:60] + bytes(40) + data[100:])  # only decoding shows it
+    found = inspect_dataset(annotations, folder, skip_bad=True)
+    refused = {one.image_id: one.refused for one in found.defects if one.kind == "image"}
+    assert refused == {10: False, 11: True}
+
+
 def test_repair_writes_missing_sizes(content, write_set):
     file, folder = write_set(content)
     sizes = [(row.pop("height"), row.pop("width")) for row in content["images"]]

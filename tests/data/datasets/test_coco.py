@@ -349,6 +349,15 @@ def test_findings_name_keypoints_that_all_are_unreadable(keypoint_content, write
     assert "for example annotation 1 (image 10): keypoints has 2 numbers" in texts
 
 
+def test_findings_about_some_keypoints_without_sides(keypoint_content, write_set, small_cfg):
+    for category in keypoint_content["categories"]:
+        category["keypoints"] = ["left_eye", "right_eye", "left_ear"]
+    write_set(keypoint_content)
+    points = ["MODEL.KEYPOINT_ON", True, "MODEL.ROI_KEYPOINT_HEAD.NUM_CLASSES", 3]
+    texts = "\n".join(map(str, build_dataset(small_cfg(*points), "small", train=True).findings))
+    assert "mirroring does not exchange: 1 name, for example left_ear. If they are left" in texts
+
+
 def test_findings_about_the_config(keypoint_content, write_set, small_cfg):
     for category in keypoint_content["categories"]:
         category["keypoints"] = ["ojo 1", "ojo 2", "nariz"]
@@ -368,5 +377,6 @@ def test_findings_about_the_config(keypoint_content, write_set, small_cfg):
     cfg = small_cfg(*points, "DATASETS.KEYPOINT_FLIP_PAIRS", [["ojo 1", "ojo 2"]])
     texts = "\n".join(map(str, build_dataset(cfg, "small", train=True).findings))
     assert "mirrored" not in texts
+    assert "keypoints that mirroring does not exchange" not in texts
     assert "more objects" not in texts
     assert "at a time" not in texts
