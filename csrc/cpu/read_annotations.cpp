@@ -20,15 +20,16 @@
 namespace detlite {
 namespace {
 
-// Bits of the fields that an entry has. The first ones have a column of `integers`, the next ones
-// of `numbers`.
+// Bits of the fields that an entry has. The first ones have a column of `integers`; the scores, the
+// area and the box have columns of `numbers`.
 enum Field {
   kImageId, kCategoryId, kId, kIsCrowd, kNumKeypoints,
   kScore, kArea, kBox,
   kKeypoints, kPolygons, kRunLengths, kText,  // kText: the run lengths were compressed
+  kMaskScore,
   kUnknown
 };
-constexpr int kIntegers = 5, kNumbers = 6;  // score, area, box
+constexpr int kIntegers = 5, kNumbers = 7;  // score, area, box, mask score
 
 struct Columns {
   std::vector<int64_t> fields, integers, sizes, text_lengths, rings, ring_counts, point_counts;
@@ -312,6 +313,7 @@ class Chunk {
       case 7: return is("iscrowd") ? kIsCrowd : kUnknown;
       case 8: return is("image_id") ? kImageId : kUnknown;
       case 9: return is("keypoints") ? kKeypoints : kUnknown;
+      case 10: return is("mask_score") ? kMaskScore : kUnknown;
       case 11: return is("category_id") ? kCategoryId : kUnknown;
       case 12: return is("segmentation") ? kPolygons : kUnknown;
       case 13: return is("num_keypoints") ? kNumKeypoints : kUnknown;
@@ -351,6 +353,7 @@ class Chunk {
     switch (field) {
       case kScore: return json.number(numbers_[0]);
       case kArea: return json.number(numbers_[1]);
+      case kMaskScore: return json.number(numbers_[6]);
       case kBox: {
         int n = 0;
         return json.items('[', ']', [&] { return n < 4 && json.number(numbers_[2 + n++]); }) &&

@@ -95,7 +95,7 @@ class _Comparison:
 
 def _compare(coco_gt: COCO, results: Results) -> _Comparison:
     truth = read_ground_truth(coco_gt, "segm")
-    pairing = build_pairing(results, truth)
+    pairing = build_pairing(results, truth, "segm")
     shared, areas, sizes = mask_intersections(results, truth, pairing)
     predictions, instances = pairing.pairs()
     small = sizes < MIN_SIZE
@@ -113,7 +113,7 @@ def _compare(coco_gt: COCO, results: Results) -> _Comparison:
         ignored += count_intersections(results.masks, pairing.index, void, ranges)[0]
     nonempty = areas > 0
     return _Comparison(
-        scores=pairing.scores,
+        scores=pairing.ranking,
         categories=np.where(nonempty, pairing.categories, -1),
         ignored=np.divide(ignored, areas, out=np.zeros_like(areas), where=nonempty),
         required=~truth.crowd & ~small,

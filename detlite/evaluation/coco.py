@@ -63,7 +63,7 @@ def evaluate_coco(
         "ARm", "ARl", "per_category": {name: AP}}, ...} as fractions, None if there are no such
         objects. Keypoints have no small objects, and AR, AR50 and AR75 instead of AR1 and AR10. If
         there are true positives, "best_f1" holds the "score" threshold with the highest F1 at IoU
-        0.5, and its "precision" and "recall".
+        0.5, and its "precision" and "recall". AP and AR of masks use `Results.mask_scores`.
 
     Raises:
         DataError: a result or annotation is invalid, or the numbers of keypoints differ.
@@ -101,7 +101,7 @@ def match_coco(
     if iou_type == "keypoints":
         return _match_keypoints(results, truth, _sigmas(truth, oks_sigmas))
     limits = sorted({1, 10, max_dets})
-    pairing = build_pairing(results, truth, limits[-1])
+    pairing = build_pairing(results, truth, iou_type, limits[-1])
     overlaps, sizes = region_overlaps(results, truth, pairing, iou_type)
     return match(pairing, truth, overlaps, sizes, tuple(AREA_RANGES), limits, max_dets)
 
@@ -110,7 +110,7 @@ def _match_keypoints(
     results: Results, truth: GroundTruthArrays, sigmas: np.ndarray
 ) -> MatchedDetections:
     limit = _MAX_KEYPOINT_DETS
-    pairing = build_pairing(results, truth, limit)
+    pairing = build_pairing(results, truth, "keypoints", limit)
     overlaps, sizes = np.empty(0), np.empty(0)
     if len(results):
         assert results.keypoints is not None

@@ -16,7 +16,7 @@ from detlite.structures.masks.rle import EncodedMasks
 # The bits of `Columns.fields`.
 _FIELDS = (
     "image_id", "category_id", "id", "iscrowd", "num_keypoints", "score", "area", "bbox",
-    "keypoints", "polygons", "rle", "text",
+    "keypoints", "polygons", "rle", "text", "mask_score",
 )  # fmt: skip
 
 
@@ -26,7 +26,7 @@ class Columns:
 
     fields: np.ndarray  # int64 [N], see `has`
     integers: np.ndarray  # int64 [N, 5]: image_id, category_id, id, iscrowd, num_keypoints
-    numbers: np.ndarray  # float64 [N, 6]: score, area, bbox
+    numbers: np.ndarray  # float64 [N, 7]: score, area, bbox, mask_score
     sizes: np.ndarray  # int64 [N, 2], (height, width) of the RLE
     text: np.ndarray  # uint8 [V], the concatenated COCO strings of the RLEs
     text_lengths: np.ndarray  # int64 [N]
@@ -39,7 +39,7 @@ class Columns:
     def has(self, field: str) -> np.ndarray:
         """Return bool [N]: the entries that have a field.
 
-        It is the name of a field of COCO, "polygons" or "rle" for the kind of segmentation, or
+        It is the name of a field, "polygons" or "rle" for the kind of segmentation, or
         "text" for an RLE that is compressed in the file.
         """
         return self.fields >> _FIELDS.index(field) & 1 > 0

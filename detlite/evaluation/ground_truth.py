@@ -122,7 +122,7 @@ class GroundTruthFile:
             crowd=crowd,
             ignored=crowd | is_keypoints,
             areas=columns.numbers[order, 1],
-            boxes=columns.numbers[order, 2:],
+            boxes=columns.numbers[order, 2:6],
             masks=self._masks(order) if iou_type == "segm" else None,
             keypoints=np.zeros((len(order), 0, 3)) if is_keypoints else None,
         )
@@ -341,7 +341,8 @@ def check_results(
             f"result {n}: category_id {results.category_ids[n]} is not in the ground truth, whose "
             f"ids are {ids}{more}"
         )
-    numbers = {"score": results.scores, "bbox": results.boxes, "keypoints": results.keypoints}
+    numbers = {"score": results.scores, "bbox": results.boxes, "keypoints": results.keypoints,
+               "mask_score": results.mask_scores}  # fmt: skip
     for name, array in numbers.items():
         if array is not None:
             finite = np.isfinite(array).all(axis=tuple(range(1, array.ndim)))

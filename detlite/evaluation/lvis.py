@@ -63,10 +63,10 @@ def evaluate_lvis(
         truth = replace(truth, crowd=np.zeros_like(empty), ignored=empty)
         negative = _listed_keys(coco_gt, truth, "neg_category_ids")
         not_exhaustive = _listed_keys(coco_gt, truth, "not_exhaustive_category_ids")
-        best = _best_of_each_image(results)
+        best = _best_of_each_image(results, iou_type)
         keys = truth.keys_of(results.image_ids[best], results.category_ids[best])
         annotated = np.isin(keys, truth.keys[~empty]) | np.isin(keys, negative)
-        pairing = build_pairing(results, truth, index=best[annotated])
+        pairing = build_pairing(results, truth, iou_type, index=best[annotated])
         overlaps, sizes = region_overlaps(results, truth, pairing, iou_type)
         overlaps[empty[pairing.pairs()[1]]] = 0
         ignore_unmatched = np.isin(pairing.keys, not_exhaustive) | (sizes <= 0)
@@ -97,9 +97,9 @@ def _listed_keys(coco_gt: COCO, truth: GroundTruthArrays, field: str) -> np.ndar
     return truth.keys_of(*np.array(rows, np.int64).reshape(-1, 2).T)
 
 
-def _best_of_each_image(results: Results) -> np.ndarray:
-    """Return the sorted indices of the MAX_DETS highest-scoring detections of each image."""
-    order = np.lexsort((-results.scores, results.image_ids))
+def _best_of_each_image(results: Results, iou_type: str) -> np.ndarray:
+    """Return the sorted indices of the MAX_DETS highest-ranking detections of each image."""
+    order = np.lexsort((-results.ranking(iou_type), results.image_ids))
     images = results.image_ids[order]
     ranks = np.arange(len(order)) - np.searchsorted(images, images)
     return np.sort(order[ranks < MAX_DETS])

@@ -43,12 +43,12 @@ class MatchedDetections:
     max_dets: int  # the one of `limits` at which precision is measured
 
     def of_category(self, index: int) -> tuple[np.ndarray, slice]:
-        """Return the detections int64 [D_k] of a category by falling score, and its objects."""
+        """Return the detections int64 [D_k] of a category by falling `ranking`, and its objects."""
         detections, objects = (
             slice(*np.searchsorted(side.categories, [index, index + 1]))
             for side in (self.pairing, self.truth)
         )
-        order = np.argsort(-self.pairing.scores[detections], kind="stable")
+        order = np.argsort(-self.pairing.ranking[detections], kind="stable")
         return order + detections.start, objects
 
 
@@ -139,11 +139,11 @@ def match(
 
 
 def accumulate(matched: MatchedDetections) -> PrecisionRecall:
-    """Compute precision and recall from the outcomes, in order of falling score."""
+    """Compute precision and recall from the outcomes, in order of falling `Pairing.ranking`."""
     truth, pairing, count = matched.truth, matched.pairing, len(matched.truth.category_ids)
     arrays = (
         matched.outcomes,
-        pairing.scores,
+        pairing.ranking,
         pairing.ranks,
         np.searchsorted(pairing.categories, np.arange(count), side="right"),
         np.stack([np.bincount(truth.categories[~row], minlength=count) for row in matched.ignored]),

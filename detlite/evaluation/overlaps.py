@@ -20,13 +20,14 @@ _CHUNK = 1 << 16  # pairs of keypoints per step, which limits the memory
 
 @dataclass(frozen=True, eq=False)
 class Pairing:
-    """The evaluated detections, sorted by category, image and falling score."""
+    """The evaluated detections, sorted by category, image and falling `ranking`."""
 
     index: np.ndarray  # int64 [D], indices into the results
-    scores: np.ndarray  # float64 [D]
+    scores: np.ndarray  # float64 [D], to which thresholds apply
+    ranking: np.ndarray  # float64 [D], see `Results.ranking`
     keys: np.ndarray  # int64 [D], increasing, see `GroundTruthArrays.keys`
     categories: np.ndarray  # int64 [D], indices into `GroundTruthArrays.category_ids`
-    ranks: np.ndarray  # int64 [D], rank by score within the image and category, from 0
+    ranks: np.ndarray  # int64 [D], rank within the image and category, from 0
     ranges: np.ndarray  # int64 [D, 2], first and end object of the same image and category
     # int64 [Q, 4], the bounds of Q images and categories in the detections and in the objects.
     groups: np.ndarray
@@ -43,21 +44,22 @@ class Pairing:
 def build_pairing(
     results: Results,
     truth: GroundTruthArrays,
+    iou_type: str,
     max_dets: int | None = None,
     index: np.ndarray | None = None,
 ) -> Pairing:
     """Sort the detections and find the objects of their image and category.
 
-    Only the `max_dets` highest-scoring detections per image and category, and only those at
+    Only the `max_dets` highest-ranking detections per image and category, and only those at
     `index`, int64 [N], are used.
     """
     index = np.arange(len(results)) if index is None else index
-    scores = results.scores[index].astype(np.float64)
+    ranking = results.ranking(iou_type)[index].astype(np.float64)
     keys = truth.keys_of(results.image_ids[index], results.category_ids[index])
     order = _stable_order(keys, max(len(truth.image_ids), 1))
     # Detectors list the detections of an image by falling score.
-    if ((np.diff(keys[order]) == 0) & (np.diff(scores[order]) > 0)).any():
-        order = np.lexsort((-scores, keys))
+    if ((np.diff(keys[order]) == 0) & (np.diff(ranking[order]) > 0)).any():
+        order = np.lexsort((-ranking, keys))
     keys = keys[order]
     starts = np.flatnonzero(np.diff(keys, prepend=-1))
     ranks = np.arange(len(keys)) - np.repeat(starts, np.diff(starts, append=len(keys)))
@@ -69,7 +71,8 @@ def build_pairing(
     ends = np.append(starts, len(keys))[1:]
     return Pairing(
         index=index[order],
-        scores=scores[order],
+        scores=results.scores[index[order]].astype(np.float64),
+        ranking=ranking[order],
         keys=keys,
         categories=keys // max(len(truth.image_ids), 1),
         ranks=ranks,

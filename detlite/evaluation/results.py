@@ -48,6 +48,7 @@ class Results:
     boxes: np.ndarray | None = None  # float [N, 4], xywh in pixels, if known
     masks: EncodedMasks | None = None  # each of the size of its image, if predicted
     keypoints: np.ndarray | None = None  # float [N, P, 3] of (x, y, 1) in pixel indices
+    mask_scores: np.ndarray | None = None  # float [N], which rank the masks; None: `scores`
 
     @classmethod
     def from_coco(
@@ -56,19 +57,23 @@ class Results:
         """Convert the entries of a COCO results file; DataError if one is invalid.
 
         Entries are dicts of image_id, category_id, score, and for each of `iou_types` bbox (xywh),
-        segmentation (compressed RLE) or keypoints [x1, y1, v1, ...]. Other fields are ignored.
+        segmentation (compressed RLE) or keypoints [x1, y1, v1, ...]. The mask_score of entries with
+        a segmentation is optional; other fields are ignored.
         """
         required = [*_REQUIRED, *(IOU_TYPES.get(k, k) for k in iou_types)]
         for number, row in enumerate(rows):
             if missing := [field for field in required if field not in row]:
                 raise DataError(f"result {number} has no {missing[0]!r}")
-        boxes = masks = keypoints = None
+        boxes = masks = keypoints = mask_scores = None
         if "bbox" in iou_types:
             boxes = _column(rows, "bbox", (4,), "4 numbers")
         if "segm" in iou_types:
             for number, row in enumerate(rows):
                 _check_rle(row["segmentation"], number)
             masks = EncodedMasks.from_rles([row["segmentation"] for row in rows])
+            if any("mask_score" in row for row in rows):
+                scored = [{"mask_score": row["score"], **row} for row in rows]
+                mask_scores = _column(scored, "mask_score", (), "a number")
         if "keypoints" in iou_types:
             first = rows[0]["keypoints"] if rows else []
             length = len(first) if isinstance(first, Sequence) else 3
@@ -80,6 +85,7 @@ class Results:
             boxes,
             masks,
             keypoints,
+            mask_scores,
         )
 
     @classmethod
@@ -129,32 +135,45 @@ class Results:
             or ("keypoints" in kinds and ((lengths != lengths[0]).any() or lengths[0] % 3))
         ):
             return None
+        scores, mask_scores, scored = columns.numbers[:, 0], None, columns.has("mask_score")
+        if "segm" in kinds and scored.any():
+            mask_scores = np.where(scored, columns.numbers[:, 6], scores)
         return cls(
             image_ids=columns.integers[:, 0],
             category_ids=columns.integers[:, 1],
-            scores=columns.numbers[:, 0],
-            boxes=columns.numbers[:, 2:] if "bbox" in kinds else None,
+            scores=scores,
+            boxes=columns.numbers[:, 2:6] if "bbox" in kinds else None,
             masks=columns.masks if "segm" in kinds else None,
             keypoints=columns.keypoints.reshape(len(lengths), -1, 3)
             if "keypoints" in kinds
             else None,
+            mask_scores=mask_scores,
         )
 
     def __len__(self) -> int:
         return len(self.image_ids)
 
+    def ranking(self, iou_type: str) -> np.ndarray:
+        """Return the scores float [N] that rank the detections in the evaluation of an IoU type."""
+        return self.scores if iou_type != "segm" or self.mask_scores is None else self.mask_scores
+
     def to_coco(self, first: int = 0, last: int | None = None) -> Iterator[dict[str, Any]]:
-        """Yield the detections `first:last` as entries of a COCO results file."""
+        """Yield the detections `first:last` as entries of a COCO results file.
+
+        Without boxes, `score` is the mask score, by which other programs then rank the masks.
+        """
         chunk = slice(first, last)
         columns: dict[str, Sequence[Any] | Iterator[Any]] = {
             "image_id": self.image_ids[chunk].tolist(),
             "category_id": self.category_ids[chunk].tolist(),
-            "score": self.scores[chunk].tolist(),
+            "score": self.ranking("segm" if self.boxes is None else "bbox")[chunk].tolist(),
         }
         if self.boxes is not None:
             columns["bbox"] = self.boxes[chunk].tolist()
         if self.masks is not None:
             columns["segmentation"] = self.masks.rles(first, last)
+        if self.mask_scores is not None and self.boxes is not None:
+            columns["mask_score"] = self.mask_scores[chunk].tolist()
         if self.keypoints is not None:
             points = self.keypoints[chunk]
             columns["keypoints"] = points.reshape(len(points), 3 * points.shape[1]).tolist()
@@ -193,8 +212,8 @@ def to_coco_results(
     detections = detections[detections.labels != 0].rescale(net_size, orig_size, convention)
     rles = paste_detections(detections, orig_size, convention, mask_threshold)
     ids = [category["id"] for category in categories_of(detections.labels, categories)]
-    keypoints, center = detections.keypoints, convention.keypoint_center
-    return coco_results(image_id, detections.boxes, detections.scores, ids, rles, keypoints, center)
+    columns = detections.boxes, detections.scores, ids, rles, detections.keypoints
+    return coco_results(image_id, *columns, convention.keypoint_center, detections.mask_scores)
 
 
 def paste_detections(
@@ -232,6 +251,7 @@ def coco_results(
     masks: Sequence[RLE] | Tensor | None = None,
     keypoints: Tensor | None = None,
     keypoint_center: float = PIXEL_CENTER,
+    mask_scores: Tensor | None = None,
 ) -> Results:
     """Make the results of one image from detections in coordinates of the original image.
 
@@ -241,6 +261,7 @@ def coco_results(
         masks: N compressed RLEs with string counts, or bool [N, H, W], if predicted.
         keypoints: [N, P, 3] of (x, y, 1) in pixels, if predicted.
         keypoint_center: position of a keypoint within its pixel, see `Convention`.
+        mask_scores: [N], see `Results`.
     """
     if isinstance(masks, Tensor):
         masks = [encode_bitmap(mask) for mask in masks.numpy(force=True)]
@@ -253,6 +274,7 @@ def coco_results(
         boxes=_array(torch.cat([boxes[:, :2], boxes[:, 2:] - boxes[:, :2]], dim=1)),
         masks=None if masks is None else EncodedMasks.from_rles(masks),
         keypoints=None if keypoints is None else _array(keypoints),
+        mask_scores=None if mask_scores is None else _array(mask_scores),
     )
 
 

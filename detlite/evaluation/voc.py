@@ -28,7 +28,7 @@ def evaluate_voc(coco_gt: COCO, results: Results) -> dict[str, Any]:
     """
     check_results(results, coco_gt, ["bbox"])
     truth = read_ground_truth(coco_gt, "bbox")
-    pairing = build_pairing(results, truth)
+    pairing = build_pairing(results, truth, "bbox")
     # Difficult objects are marked as crowds, but their IoU is the usual one.
     no_crowds = replace(truth, crowd=np.zeros_like(truth.crowd))
     ious, _ = region_overlaps(results, no_crowds, pairing, "bbox")

@@ -81,7 +81,7 @@ class AugmentedDetector(ImageDetector):
             detections = self._add_dense_outputs(detections, features_by_view, size)
         if model.mask_refinement is not None:
             original_size = torch.tensor([size], device=boxes.device)
-            detections = model.mask_refinement(detections, original_size, min_score)
+            detections = model.mask_refinement(detections, original_size)
         return detections.per_image()[0]
 
     def _add_dense_outputs(

@@ -62,7 +62,7 @@ def reject_roi_heads(cfg: CfgNode) -> None:
     """Raise a ValueError if the config of a model without RoI heads enables them."""
     keys = ("MASK_ON", "KEYPOINT_ON", "LOAD_PROPOSALS")
     settings = {f"MODEL.{key}": cfg.MODEL[key] for key in keys}
-    settings |= {f"TEST.{key}": cfg.TEST[key] for key in ("BOX_FROM_MASK", "MASK_CONFIDENCE")}
+    settings["TEST.BOX_FROM_MASK"] = cfg.TEST.BOX_FROM_MASK
     settings["MODEL.ROI_HEADS.DYNAMIC"] = cfg.MODEL.ROI_HEADS.DYNAMIC
     settings["MODEL.ROI_BOX_HEAD.PASSES above 1"] = cfg.MODEL.ROI_BOX_HEAD.PASSES > 1
     settings["features in TEST.EXTRA_OUTPUTS"] = "features" in cfg.TEST.EXTRA_OUTPUTS

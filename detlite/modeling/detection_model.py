@@ -121,7 +121,8 @@ class DetectionModel(nn.Module, ABC):
             In training a dict of scalar losses. In evaluation a dict for each image with `boxes`
             float32 [D, 4], `scores` [D] in decreasing order, `labels` [D], and if predicted `masks`
             float32 [D, 1, H, W] (probabilities), `keypoints` float32 [D, K, 3] of (x, y, 1), their
-            logits `keypoints_scores` [D, K] and the outputs of TEST.EXTRA_OUTPUTS.
+            logits `keypoints_scores` [D, K], `mask_scores` [D] with TEST.MASK_CONFIDENCE, and the
+            outputs of TEST.EXTRA_OUTPUTS.
 
         Raises:
             TypeError, ValueError: images or targets that do not fit this description.

@@ -77,7 +77,7 @@ class GeneralizedRCNN(DetectionModel):
         detections = self.postprocess(predicted, images.sizes, self.static_shapes, min_score)
         detections = self.roi_heads.add_dense_outputs(features, detections, self.static_shapes)
         if self.mask_refinement is not None:
-            detections = self.mask_refinement(detections, images.sizes, min_score)
+            detections = self.mask_refinement(detections, images.sizes)
         return detections
 
     def predict_boxes(

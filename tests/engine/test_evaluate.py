@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,7 +14,7 @@ from detlite.conversion.checkpoint.files import read_checkpoint
 from detlite.data import DataError, build_dataset
 from detlite.data.datasets.catalog import coco_files
 from detlite.engine.evaluate import evaluate, evaluate_dataset, run_inference, validation_loss
-from detlite.evaluation import EVALUATORS, Evaluator
+from detlite.evaluation import EVALUATORS, Evaluator, evaluate_coco
 from detlite.inference.predictor import Predictor
 from detlite.inference.tiling import Tiling
 from detlite.modeling.build import build_model
@@ -40,6 +41,29 @@ def test_exact_detections_have_high_ap_in_the_original_image(evaluated, tmp_path
     results = json.loads((tmp_path / "results_val.json").read_text())
     assert sorted(result["image_id"] for result in results) == list(range(100, 107))
     assert {result["category_id"] for result in results} == {7, 9}
+
+
+def test_masks_have_their_own_score_in_files(evaluated, toy, blocks, tmp_path, monkeypatch):
+    detect = toy._detect
+
+    def two(image):
+        """Detect the block, and with a lower mask score a mask of its half."""
+        both = detect(image)[[0, 0]]
+        both.mask_probs[1, 4:] = 0
+        both.scores[1] = 0.95
+        return replace(both[[1, 0]], mask_scores=torch.tensor([0.2, 0.8]))
+
+    plain = evaluated()["val"]
+    monkeypatch.setattr(toy, "_detect", two)
+    metrics = evaluated()["val"]
+    assert metrics["segm"]["AP"] == plain["segm"]["AP"]
+    file = tmp_path / "results_val.json"
+    rows = json.loads(file.read_text())
+    assert [(row["score"], row["mask_score"]) for row in rows[:2]] == [
+        (pytest.approx(0.95), pytest.approx(0.2)), (pytest.approx(0.9), pytest.approx(0.8)),
+    ]  # fmt: skip
+    truth = blocks / "blocks.json"
+    assert evaluate_coco(truth, file) == metrics
 
 
 def test_tiles(make_cfg, make_sets, toy, blocks, tmp_path):

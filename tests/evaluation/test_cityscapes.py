@@ -102,6 +102,13 @@ def test_second_match_of_an_instance_is_a_false_positive(ground_truth):
     assert measure(truth, predictions)["AP50"] == pytest.approx(expected)
 
 
+def test_predictions_are_ranked_by_the_mask_score(ground_truth):
+    truth = ground_truth(make_image(ONE))
+    right, wrong = detection(0.8, *ONE[1:]), detection(0.9, *OTHER[1:])
+    assert measure(truth, [right, wrong])["AP50"] == pytest.approx(0.25)
+    assert measure(truth, [right, wrong | {"mask_score": 0.1}])["AP50"] == 1
+
+
 @pytest.mark.parametrize("number", VOID)
 def test_predictions_mostly_on_void_are_ignored(ground_truth, number):
     truth = ground_truth(make_image(ONE, (number, 20, 20, 20, 10)))

@@ -99,6 +99,27 @@ class TestScores:
         assert metrics["bbox"]["AP"] == pytest.approx(0.5)
         assert metrics["bbox"]["per_category"] == pytest.approx({"cat": 1, "dog": 0})
 
+    def test_masks_are_ranked_by_the_mask_score(self) -> None:
+        """One of two detections is wrong; each score puts another one first."""
+        wrong = {**detect(THREE[0], 0.9), "category_id": 70, "mask_score": 0.1}
+        rows = [wrong, {**detect(THREE[1], 0.8), "mask_score": 0.7}]
+        metrics = evaluate(make_gt(THREE[1:2]), rows)
+        assert metrics["bbox"]["AP"] == pytest.approx(0.5)
+        assert metrics["segm"]["AP"] == pytest.approx(1)
+        without = evaluate(
+            make_gt(THREE[1:2]), [{**row, "mask_score": row["score"]} for row in rows]
+        )
+        assert without["segm"]["AP"] == pytest.approx(0.5)
+        # Thresholds apply to the score.
+        best = {"score": 0.8, "precision": 0.5, "recall": 1.0}
+        assert metrics["bbox"]["best_f1"] == metrics["segm"]["best_f1"] == best
+
+    def test_best_masks_by_the_mask_score(self) -> None:
+        wrong = {**detect(THREE[0], 0.9), "category_id": 70, "mask_score": 0.1}
+        rows = [wrong, {**detect(THREE[1], 0.8), "mask_score": 0.7}]
+        metrics = evaluate(make_gt(THREE[1:2]), rows, ("bbox", "segm"), 1)
+        assert (metrics["bbox"]["AR1"], metrics["segm"]["AR1"]) == (0, 1)
+
     def test_empty_results_are_zero(self) -> None:
         metrics = evaluate(make_gt(THREE), [], ("bbox", "segm"))
         assert metrics["bbox"]["AP"] == metrics["segm"]["AP50"] == metrics["bbox"]["AR100"] == 0
@@ -284,6 +305,11 @@ class TestInvalidInput:
         result = {**detect(THREE[0]), "bbox": [0, 0, float("inf"), 3]}
         with pytest.raises(DataError, match=r"result 1: the bbox is \[0.0, 0.0, inf, 3.0\]"):
             evaluate(make_gt(THREE), [detect(THREE[0]), result], ("bbox",))
+
+    def test_infinite_mask_score(self) -> None:
+        result = {**detect(THREE[0]), "mask_score": math.nan}
+        with pytest.raises(DataError, match="result 0: the mask_score is nan"):
+            evaluate(make_gt(THREE), [result])
 
     def test_results_without_masks(self) -> None:
         boxes = Results.from_coco([detect(THREE[0])])

@@ -68,7 +68,7 @@ def test_fields_of_annotations() -> None:
     columns, rest = parsed
     assert json.loads(rest) == {"info": {"annotations": [1]}, "annotations": [], "images": []}
     assert columns.integers.tolist() == [[7, -3, 5, 0, 0], [0, 0, 0, 1, 0], [0, 0, 0, 0, 1]]
-    assert columns.numbers[0].tolist() == [0, 3, 1, 2, 3, 4]
+    assert columns.numbers[0].tolist() == [0, 3, 1, 2, 3, 4, 0]
     assert columns.corners.tolist() == [*polygons[0], *polygons[1]]
     assert columns.polygon_lengths.tolist() == [6, 8]
     assert columns.polygons.tolist() == [2, 0, 0]
@@ -78,6 +78,9 @@ def test_fields_of_annotations() -> None:
     assert columns.keypoints.tolist() == [1, 2.5, 2]
     assert columns.has("text").tolist() == [False, False, True]
     assert columns.has("iscrowd").tolist() == [True, True, False]
+    scored = columns_of([{"score": 0.5, "mask_score": 0.25}, {"score": 1}])
+    assert scored.numbers[:, [0, 6]].tolist() == [[0.5, 0.25], [1, 0]]
+    assert scored.has("mask_score").tolist() == [True, False]
 
 
 @pytest.mark.parametrize(
@@ -86,7 +89,8 @@ def test_fields_of_annotations() -> None:
         "", "{}", "[", "[1]", "[{}] 1", "[{},]", "[{} {}]", '{"annotations": 3}', "\ufeff[{}]",
         '{"annotations": [], "annotations": []}', '[{"score": NaN}]', '[{"score": 01}]',
         '[{"score": 1.}]', '[{"score": .5}]', '[{"score": 1e}]', '[{"score": 1e999}]',
-        '[{"score": null}]', '[{"score": 1, "score": 2}]', '[{"image_id": 1.0}]',
+        '[{"score": null}]', '[{"score": 1, "score": 2}]', '[{"mask_score": "1"}]',
+        '[{"image_id": 1.0}]',
         '[{"image_id": true}]', '[{"image_id": 01}]', '[{"image_id": 9223372036854775808}]',
         '[{"bbox": [1, 2, 3]}]', '[{"bbox": [1, 2, 3, 4, 5]}]', '[{"segmentation": [1, 2]}]',
         '[{"segmentation": {"size": [3, 4]}}]', '[{"segmentation": "mask.png"}]',

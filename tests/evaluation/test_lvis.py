@@ -70,6 +70,13 @@ class TestScores:
             assert row["APc"] is row["APf"] is row["APl"] is None
             assert row["per_category"] == {"axe": pytest.approx(1), "bun": None, "cap": None}
 
+    def test_masks_are_ranked_by_the_mask_score(self, truth):
+        wrong = [detect(1, 3, 0.9, ELSEWHERE) | {"mask_score": 0.1}] * MAX_DETS
+        rows = [*wrong, *(row | {"mask_score": 0.5} for row in BOTH)]
+        metrics = measure(truth, rows)
+        assert metrics["bbox"]["AR@300"] == 0.5  # the first image has too many detections
+        assert metrics["segm"]["AP"] == pytest.approx(1)
+
     def test_no_detections(self, truth):
         metrics = measure(truth, [])
         for kind in ("bbox", "segm"):

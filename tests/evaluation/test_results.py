@@ -143,6 +143,16 @@ class TestCocoEntries:
         (first, _) = Results.from_coco(ROWS, ["segm"]).to_coco()
         assert first.keys() == {"image_id", "category_id", "score", "segmentation"}
 
+    def test_mask_scores(self) -> None:
+        scored = [{**ROWS[0], "mask_score": 0.05}, ROWS[1]]
+        results = Results.from_coco(scored, ALL)
+        assert results.ranking("segm").tolist() == [0.05, 1.0]
+        assert results.ranking("bbox").tolist() == results.scores.tolist() == [0.1, 1.0]
+        assert list(results.to_coco()) == [scored[0], {**ROWS[1], "mask_score": 1.0}]
+        assert Results.from_coco(scored).mask_scores is None
+        masks = Results.from_coco(scored, ["segm"]).to_coco()  # for other programs
+        assert [(row["score"], "mask_score" in row) for row in masks] == [(0.05, False), (1, False)]
+
     def test_counts_may_be_bytes(self) -> None:
         counts = ROWS[0]["segmentation"]["counts"].encode()
         row = {**ROWS[0], "segmentation": {"size": [2, 3], "counts": counts}}
@@ -161,6 +171,7 @@ class TestCocoEntries:
             ({"category_id": 2**70}, "result 1: category_id is 1180591620717411303424, not an id"),
             ({"score": "high"}, "result 1: score is 'high', not a number"),
             ({"score": 10**400}, "result 1: score is 1000.*, not a number"),
+            ({"mask_score": []}, r"result 1: mask_score is \[\], not a number"),
             ({"bbox": [1, 2, 3]}, r"result 1: bbox is \[1, 2, 3\], not 4 numbers"),
             ({"keypoints": [1, 2, 1] * 2}, r"result 1: keypoints is .*, not 3 numbers"),
             ({"segmentation": [[1, 1, 2, 2, 3, 1]]}, "result 1: .* not a compressed RLE"),
@@ -288,6 +299,21 @@ def test_three_processes(free_port: Callable[[], int]) -> None:
         ]
         for call in COUNTS
     ]
+
+
+@pytest.mark.parametrize("kernel", [True, False])
+def test_mask_scores_of_files(tmp_path: Path, kernel: bool) -> None:
+    results = replace(make_results(3), mask_scores=np.array([0.5, 0.0, 0.25]))
+    write_results(results, tmp_path / "both.json")
+    if not kernel:  # an entry that is not in COCO's form
+        rows = json.loads((tmp_path / "both.json").read_text())
+        (tmp_path / "both.json").write_text(json.dumps([{**rows[0], "area": "1"}, *rows[1:]]))
+    for kinds in ((), ("bbox", "segm")):
+        read = Results.read(tmp_path / "both.json", kinds)
+        assert list(read.to_coco()) == list(results.to_coco())
+    write_results(Results.read(tmp_path / "both.json", ["segm"]), tmp_path / "masks.json")
+    masks = Results.read(tmp_path / "masks.json")
+    assert (masks.scores.tolist(), masks.mask_scores) == ([0.5, 0.0, 0.25], None)
 
 
 def test_read_converts_what_all_entries_have(tmp_path):

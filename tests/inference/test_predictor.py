@@ -5,6 +5,7 @@ import io
 import math
 import pickle
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -457,6 +458,12 @@ def test_extra_outputs_of_each_detection(
     prediction = Predictor(model, min_size=64, views=views)(image)
     count = len(prediction["boxes"])
     assert count > 1
+    model.mask_refinement = replace(model.mask_refinement, exponent=0.0)
+    plain = Predictor(model, min_size=64, views=views)(image)
+    assert set(prediction) - set(plain) == {"mask_scores"}
+    assert torch.equal(prediction["scores"], plain["scores"])
+    assert torch.equal(prediction["boxes"], plain["boxes"])
+    assert (prediction["mask_scores"] < prediction["scores"]).all()
     assert prediction["scores"].tolist() == sorted(prediction["scores"].tolist(), reverse=True)
     assert prediction["class_scores"].shape == (count, 3)
     assert prediction["features"].shape == (count, cfg.MODEL.ROI_BOX_HEAD.MLP_HEAD_DIM)

@@ -29,8 +29,8 @@ Entry = dict[str, Any]
 SUFFIXES = {"coco": ".json", "csv": ".csv", "measures": ".csv", "parquet": ".parquet"}
 
 # Columns of CSV and Parquet with their Parquet types. x, y, width and height are the box in pixels,
-# mask the `counts` of a COCO RLE of the image's size, keypoints x, y, v of each keypoint, and
-# track_id the id of an object that is tracked through a video.
+# mask the `counts` of a COCO RLE of the image's size, mask_score the score that ranks masks,
+# keypoints x, y, v of each keypoint, and track_id the id of an object tracked through a video.
 COLUMNS = {
     "image_id": "int64",
     "file_name": "string",
@@ -44,6 +44,7 @@ COLUMNS = {
     "width": "float32",
     "height": "float32",
     "mask": "string",
+    "mask_score": "float32",
     "keypoints": "list<float32>",
     "track_id": "int64",
 }
@@ -179,7 +180,7 @@ def to_rows(entries: Iterable[Entry], names: Mapping[int, str]) -> Iterator[Entr
             values = (
                 image["id"], name, image["height"], image["width"],
                 obj["category_id"], names[obj["category_id"]], obj["score"], *obj["bbox"],
-                mask and mask["counts"], obj.get("keypoints"), obj.get("track_id"),
+                mask and mask["counts"], *map(obj.get, ("mask_score", "keypoints", "track_id")),
             )  # fmt: skip
             yield dict(zip(COLUMNS, values, strict=True))
 

@@ -55,6 +55,7 @@ def output_names(model: DetectionModel) -> list[str]:
         "features": "features" in model.extra_outputs,
         "mask_probs": "masks" in model.required_targets,
         "mask_boxes": refinement is not None and refinement.box_weight > 0,
+        "mask_scores": refinement is not None and refinement.exponent > 0,
         "keypoints": keypoints,
         "keypoint_scores": keypoints,
     }

@@ -99,7 +99,8 @@ _TEST = {
         "0.5; 0: the predicted box"
     ),
     Key("MASK_CONFIDENCE", 0.0, not_negative): (
-        "multiply scores by this power of the mean foreground probability of the mask; 0: do not"
+        "rank masks by mask scores: the score times this power of the mean foreground probability "
+        "of the mask; 0: by the score"
     ),
     Key("EXTRA_OUTPUTS", (), each(one_of("class_scores", "features"), empty=True)): (
         "additional outputs for each detection: class_scores, the scores of all categories; "

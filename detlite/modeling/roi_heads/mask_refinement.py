@@ -1,4 +1,4 @@
-"""Improve the boxes and scores of detections by their masks.
+"""Improve boxes by their masks, and score masks.
 
 Shapes: B images with D detections each, padded; R detections, M x M cells of a mask.
 """
@@ -12,23 +12,26 @@ from yacs.config import CfgNode
 from detlite.conventions import Convention, convention_of
 from detlite.structures import boxes as box_ops
 from detlite.structures.instances import Detections
-from detlite.structures.padding import gather
 
 
 @dataclass(frozen=True)
 class MaskRefinement:
-    """Moves boxes towards their masks, and lowers the scores of uncertain masks."""
+    """Moves boxes towards their masks, and gives masks their own scores.
+
+    Mask Scoring R-CNN (https://arxiv.org/abs/1903.00241) trains a head for such scores; these are
+    computed from the probabilities of the mask.
+    """
 
     box_weight: float  # of the tight box of the mask in the mean with the predicted box
-    # Power of the mask's mean foreground probability, by which scores are multiplied.
+    # Power of the mask's mean foreground probability in its score; 0: no mask scores.
     exponent: float
     threshold: float  # probability from which a cell is foreground
     convention: Convention
 
-    def __call__(self, detections: Detections, sizes: Tensor, min_score: float) -> Detections:
-        """Refine detections [B, D] in images of `sizes` int64 [B, 2]; see `Detections.mask_boxes`.
+    def __call__(self, detections: Detections, sizes: Tensor) -> Detections:
+        """Set the boxes, `mask_boxes` and `mask_scores` of detections [B, D].
 
-        They are sorted by the new scores; those below `min_score` are dropped.
+        `sizes` int64 [B, 2] are those of the images. The order remains.
         """
         assert detections.mask_probs is not None
         probs = detections.mask_probs.flatten(0, 1)
@@ -41,11 +44,8 @@ class MaskRefinement:
             detections = replace(detections, boxes=moved, mask_boxes=boxes)
         if self.exponent:
             confidence = mean_foreground(probs, self.threshold).view_as(detections.scores)
-            scores = detections.scores * confidence**self.exponent
-            valid = detections.valid & (scores >= min_score)
-            order = torch.where(valid, scores, -1.0).topk(scores.shape[1], dim=1).indices
-            detections = replace(detections, scores=scores, valid=valid)
-            detections = detections.map(lambda field: gather(field, order))
+            mask_scores = detections.scores * confidence**self.exponent
+            detections = replace(detections, mask_scores=mask_scores)
         return detections
 
 
@@ -85,12 +85,11 @@ def mean_foreground(probs: Tensor, threshold: float) -> Tensor:
 
 
 def build_mask_refinement(cfg: CfgNode) -> MaskRefinement | None:
-    """Build the refinement of TEST.BOX_FROM_MASK and TEST.MASK_CONFIDENCE; None if both are 0."""
+    """Build the refinement of TEST.BOX_FROM_MASK and MASK_CONFIDENCE; None if there is none."""
     test = cfg.TEST
-    if not test.BOX_FROM_MASK and not test.MASK_CONFIDENCE:
+    if test.BOX_FROM_MASK and not cfg.MODEL.MASK_ON:
+        raise ValueError("TEST.BOX_FROM_MASK needs MODEL.MASK_ON True: set it to 0")
+    if not cfg.MODEL.MASK_ON or not (test.BOX_FROM_MASK or test.MASK_CONFIDENCE):
         return None
-    if not cfg.MODEL.MASK_ON:
-        raise ValueError("TEST.BOX_FROM_MASK and TEST.MASK_CONFIDENCE need MODEL.MASK_ON True: "
-                         "set them to 0")  # fmt: skip
     threshold = cfg.MODEL.ROI_MASK_HEAD.POSTPROCESS_MASKS_THRESHOLD
     return MaskRefinement(test.BOX_FROM_MASK, test.MASK_CONFIDENCE, threshold, convention_of(cfg))

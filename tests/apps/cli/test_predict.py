@@ -503,7 +503,9 @@ def test_full_disk(
 def test_measures_and_label_images(
     run: Run, tiny_config: Callable[..., CfgNode], photos: Path, tmp_path: Path
 ) -> None:
-    weights = write_weights(tiny_config, tmp_path / "masks.pth", "MODEL.MASK_ON", True)
+    weights = write_weights(
+        tiny_config, tmp_path / "masks.pth", "MODEL.MASK_ON", True, "TEST.MASK_CONFIDENCE", 1.0
+    )
     options = ("--weights", weights, "--input", photos, "--output", tmp_path / "found")
     options += ("--format", "measures", "--label-images", "tiff", "--draw", "none")
     assert run(*options, "--threshold", 0) == 0
@@ -513,6 +515,7 @@ def test_measures_and_label_images(
         images = list(csv.DictReader(stream))
     assert [Path(row["file_name"]).name for row in images] == ["a.png", "b.jpg"]
     assert sum(int(row["objects"]) for row in images) == len(rows) > 0
+    assert all(0 < float(row["mask_score"]) < float(row["score"]) for row in rows)
     with Image.open(tmp_path / "found/label_images/0001_a.tif") as image:
         values = np.asarray(image)
     assert values.shape == (70, 90)

@@ -197,8 +197,12 @@ def test_refined_detections_with_extra_outputs(file_format, tiny_config, tmp_pat
     _, read = read_exported(tmp_path / f"model.{file_format}", trust=True)
     read.normalizer.divisibility = 128  # as `assert_agree` sets it for the model
     assert_agree(model, read)
-    [detections] = read.detect([torch.rand(3, 96, 128)])
+    image = torch.rand(3, 96, 128)
+    [detections] = read.detect([image])
     assert not torch.equal(detections.mask_boxes, detections.boxes)
+    [expected] = model.detect([image])
+    torch.testing.assert_close(detections.mask_scores, expected.mask_scores, rtol=0, atol=1e-3)
+    assert (expected.mask_scores < expected.scores).all()
     assert detections.class_scores.shape[1] == 3
     assert detections.features.shape[1] == cfg.MODEL.ROI_BOX_HEAD.MLP_HEAD_DIM
 

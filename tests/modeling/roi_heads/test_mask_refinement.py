@@ -1,11 +1,16 @@
-from dataclasses import replace
+from dataclasses import fields, replace
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from pycocotools.coco import COCO
 from torch.nn import functional as F
 
 from detlite import ConfigError, build_model
 from detlite.conventions import CONVENTIONS
+from detlite.evaluation import evaluate_coco, to_coco_results
+from detlite.evaluation.results import concatenate_results
 from detlite.modeling.roi_heads.mask_refinement import (
     MaskRefinement,
     mean_foreground,
@@ -79,13 +84,26 @@ def detections(count: int = 6) -> Detections:
 
 
 SIZES = torch.tensor([[60, 64], [90, 90]])
+CATEGORIES = [{"id": number, "name": str(number)} for number in (1, 2, 3)]
+
+
+def ground_truth(rows: list[dict[str, Any]]) -> COCO:
+    """Return images of 90 x 90 pixels whose objects are detections."""
+    coco = COCO()
+    coco.dataset = {
+        "images": [{"id": image, "height": 90, "width": 90} for image in range(30)],
+        "categories": CATEGORIES,
+        "annotations": [{"id": number, **row} for number, row in enumerate(rows, start=1)],
+    }
+    coco.createIndex()
+    return coco
 
 
 @pytest.mark.parametrize("weight", [0.3, 1.0])
 def test_boxes_move_to_their_masks(weight):
     before = detections()
     before.mask_probs[0, 1] = 0.1  # empty
-    after = MaskRefinement(weight, 0.0, 0.5, OURS)(before, SIZES, 0.0)
+    after = MaskRefinement(weight, 0.0, 0.5, OURS)(before, SIZES)
     assert torch.equal(after.mask_boxes, before.boxes)
     assert torch.equal(after.pasting_boxes, before.boxes)
     assert torch.equal(after.boxes[0, 1], before.boxes[0, 1])
@@ -98,18 +116,47 @@ def test_boxes_move_to_their_masks(weight):
 
 
 @pytest.mark.parametrize("exponent", [0.5, 2.0])
-def test_scores_fall_with_uncertain_masks(exponent):
+def test_mask_scores_fall_with_uncertain_masks(exponent):
     before = detections()
-    after = MaskRefinement(0.0, exponent, 0.5, OURS)(before, SIZES, 0.25)
-    assert after.mask_boxes is None
-    for image, one in enumerate(after.per_image()):
-        own = before[image][before.valid[image]]
-        scores = own.scores * mean_foreground(own.mask_probs, 0.5) ** exponent
-        scores, order = scores.sort(descending=True)
-        order = order[scores >= 0.25]
-        torch.testing.assert_close(one.scores, scores[scores >= 0.25])
-        assert torch.equal(one.boxes, own.boxes[order])
-        assert torch.equal(one.mask_probs, own.mask_probs[order])
+    after = MaskRefinement(0.0, exponent, 0.5, OURS)(before, SIZES)
+    assert after.mask_scores.dtype == torch.float32
+    for image in range(2):
+        confidence = mean_foreground(before.mask_probs[image], 0.5)
+        expected = before.scores[image] * confidence**exponent
+        torch.testing.assert_close(after.mask_scores[image], expected)
+    # All else remains.
+    assert all(
+        value is before_value
+        for field in fields(Detections)
+        if field.name != "mask_scores"
+        for value, before_value in [(getattr(after, field.name), getattr(before, field.name))]
+    )
+
+
+def test_masks_are_ranked_as_by_one_score_for_both():
+    """AP of masks is that of detections whose only score is the mask score, in its order."""
+    results, single = [], []
+    for image in range(30):
+        plain = detections(20)
+        scored = MaskRefinement(0.0, 1.0, 0.5, OURS)(plain, SIZES)
+        one = scored[0]
+        order = one.mask_scores.argsort(descending=True, stable=True)
+        args = (90, 90), (90, 90), CATEGORIES
+        results.append(to_coco_results(one, image, *args))
+        ordered = replace(one, scores=one.mask_scores, mask_scores=None)[order]
+        single.append(to_coco_results(ordered, image, *args))
+    both, one_score = concatenate_results(results), concatenate_results(single)
+    confidence = both.mask_scores / both.scores
+    kept = confidence > np.median(confidence)
+    truth = ground_truth([row for row, keep in zip(both.to_coco(), kept, strict=True) if keep])
+    actual = evaluate_coco(truth, both)
+    without = evaluate_coco(truth, replace(both, mask_scores=None))
+    expected = evaluate_coco(truth, one_score)["segm"]
+    assert actual["bbox"] == without["bbox"]
+    assert 0.1 < actual["segm"]["AP"] < 0.9
+    assert actual["segm"]["AP"] > without["segm"]["AP"] + 0.01
+    assert actual["segm"].pop("best_f1") != expected.pop("best_f1")  # of the score, not of its own
+    assert actual["segm"] == expected
 
 
 def test_masks_in_the_image_do_not_move(tiny_config):
@@ -134,8 +181,10 @@ def test_rescaling_moves_both_boxes():
 
 
 def test_refinement_needs_masks(tiny_config):
-    with pytest.raises(ConfigError, match=r"TEST\.BOX_FROM_MASK .*need MODEL\.MASK_ON"):
-        build_model(tiny_config("MODEL.MASK_ON", False, "TEST.MASK_CONFIDENCE", 1.0))
+    with pytest.raises(ConfigError, match=r"TEST\.BOX_FROM_MASK needs MODEL\.MASK_ON"):
+        build_model(tiny_config("MODEL.MASK_ON", False, "TEST.BOX_FROM_MASK", 0.5))
+    without = build_model(tiny_config("MODEL.MASK_ON", False, "TEST.MASK_CONFIDENCE", 1.0))
+    assert without.mask_refinement is None  # like the keys of the mask head
     settings = [x for pair in RETINANET.items() for x in pair]
     with pytest.raises(ConfigError, match=r"TEST\.BOX_FROM_MASK.*RetinaNet does not have"):
         build_model(tiny_config(*settings, "TEST.BOX_FROM_MASK", 0.5))

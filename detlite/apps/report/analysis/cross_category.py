@@ -20,7 +20,7 @@ class CrossCategoryMatches:
     """Detections and objects of a data set, with the overlaps of all pairs.
 
     Attributes:
-        pairing: the highest-scoring detections of each image, by image and falling score.
+        pairing: the highest-ranking detections of each image, by image and falling `ranking`.
         truth: the objects, by image.
         overlaps: float64 [P] of `pairing.pairs()`, see `region_overlaps`.
         detection_categories, object_categories: int64 [D] and [G], indices into `category_ids`.
@@ -84,7 +84,7 @@ def match_across_categories(
     single.imgs, single.cats = coco_gt.imgs, {0: {"id": 0, "name": "object"}}
     truth = read_ground_truth(single, iou_type)
     merged = replace(results, category_ids=np.zeros_like(results.category_ids))
-    pairing = build_pairing(merged, truth, max_dets)
+    pairing = build_pairing(merged, truth, iou_type, max_dets)
     overlaps, _ = region_overlaps(merged, truth, pairing, iou_type)
     annotated = np.array([row["category_id"] for row in rows], np.int64)
     return CrossCategoryMatches(

@@ -59,8 +59,7 @@ def classify_errors(matches: CrossCategoryMatches) -> DetectionErrors:
     detections, objects = matches.pairing.pairs()
     same = matches.detection_categories[detections] == matches.object_categories[objects]
     crowd = matches.truth.crowd[objects]
-    # The detections of an image, which are sorted by score, choose the free object with the
-    # highest IoU.
+    # The detections of an image, best first, choose the free object with the highest IoU.
     candidates = np.flatnonzero(same & ~crowd & (matches.overlaps >= FOREGROUND_IOU))
     order = np.lexsort((-matches.overlaps[candidates], detections[candidates]))
     matched, found_by = matches.assign(candidates[order])
@@ -113,7 +112,7 @@ def _gains(
     def ap(
         kept: np.ndarray, hits: np.ndarray, categories: np.ndarray, remaining: np.ndarray
     ) -> float:
-        tables = matches.pairing.scores[kept], hits[kept], categories[kept]
+        tables = matches.pairing.ranking[kept], hits[kept], categories[kept]
         return _mean_ap(*tables, remaining, known=positives > 0)
 
     counted, hits = types != IGNORED, types == TRUE_POSITIVE

@@ -1,7 +1,7 @@
 """Analyses agree with `evaluate_coco` and with each other; calibration of scores."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -33,6 +33,25 @@ def test_boxes_and_masks(kind):
     assert (analysis.confusion[:3].sum(axis=1) == analysis.objects).all()
     assert analysis.errors.ap == pytest.approx(analysis.metrics["AP50"], abs=0.02)
     assert analysis.bootstrap.metrics()["AP"].shape == (20,)
+
+
+def test_mask_scores_rank_masks_only():
+    coco, rows = synthetic_dataset(1, crowds=0)
+    plain = Results.from_coco(rows, ("bbox", "segm"))
+    rng = np.random.default_rng(0)
+    results = replace(plain, mask_scores=plain.scores * rng.random(len(rows)))
+    args = sample_images(12, 20, 0), 50
+    analysis = analyze_detections(coco, results, "segm", *args)
+    expected = evaluate_coco(coco, results, ["segm"], 50)["segm"]
+    assert asdict(analysis.threshold) == expected.pop("best_f1")
+    assert analysis.metrics == expected
+    assert analysis.errors.ap == pytest.approx(analysis.metrics["AP50"], abs=0.02)
+    without = analyze_detections(coco, plain, "segm", *args)
+    assert without.metrics["AP"] != analysis.metrics["AP"]
+    assert analysis.calibration.counts.tolist() == without.calibration.counts.tolist()
+    assert analyze_detections(coco, results, "bbox", *args).metrics == (
+        analyze_detections(coco, plain, "bbox", *args).metrics
+    )
 
 
 def test_keypoints_have_no_error_types(data_root):
