@@ -251,15 +251,9 @@ RECIPES: dict[str, Recipe] = {
         evaluates="lite0",
         needs_masks=True,
     ),
-    "mask_confidence": Recipe(
-        "lite0, scores times the mean probability of the mask",
-        lambda cfg: {"TEST.MASK_CONFIDENCE": 1.0},
-        evaluates="lite0",
-        needs_masks=True,
-    ),
-    "mask_refinement": Recipe(
-        "lite0, both of them",
-        lambda cfg: {"TEST.BOX_FROM_MASK": 0.5, "TEST.MASK_CONFIDENCE": 1.0},
+    "no_mask_scores": Recipe(
+        "lite0, masks ranked by the score of the box",
+        lambda cfg: {"TEST.MASK_CONFIDENCE": 0.0},
         evaluates="lite0",
         needs_masks=True,
     ),

@@ -74,6 +74,8 @@ def test_other_keys_depend_on_the_overrides(facts):
     solver = by_data(facts, "SOLVER.MAX_EPOCHS", 0.5).SOLVER  # 200 steps
     assert (solver.MAX_ITER, solver.MAX_EPOCHS, solver.WARMUP_ITERS) == (None, 0.5, 20)
     assert by_data(facts, "MODEL.MASK_ON", False).SOLVER.BEST_METRIC == "bbox/AP"
+    confidence = [by_data(facts, "MODEL.MASK_ON", on).TEST.MASK_CONFIDENCE for on in (True, False)]
+    assert confidence == [1, 0]
     large = by_data(facts, "INPUT.MIN_SIZE_TEST", 1024).INPUT
     assert large.MIN_SIZE_TRAIN == (960, 992, 1024, 1056)
     assert large.MAX_SIZE_TRAIN == 1056
@@ -141,11 +143,13 @@ def test_the_model_of_a_checkpoint_is_trained_by_the_rules(facts, checkpoint):
 
 
 def test_heads_without_data_are_removed(facts, checkpoint):
-    model = by_weights(facts, checkpoint).MODEL
-    assert (model.MASK_ON, model.KEYPOINT_ON) == (True, False)
+    cfg = by_weights(facts, checkpoint)
+    assert (cfg.MODEL.MASK_ON, cfg.MODEL.KEYPOINT_ON) == (True, False)
+    assert cfg.TEST.MASK_CONFIDENCE == 1
     same = statistics(keypoints=[f"point {number}" for number in range(17)], masks=0.4)
-    model = by_weights(replace(facts, train=same, val=None), checkpoint).MODEL
-    assert (model.MASK_ON, model.KEYPOINT_ON) == (False, True)
+    cfg = by_weights(replace(facts, train=same, val=None), checkpoint)
+    assert (cfg.MODEL.MASK_ON, cfg.MODEL.KEYPOINT_ON) == (False, True)
+    assert cfg.TEST.MASK_CONFIDENCE == 0
     other = replace(facts, train=statistics(keypoints=["nose"]), val=None)
     assert not by_weights(other, checkpoint).MODEL.KEYPOINT_ON
 
