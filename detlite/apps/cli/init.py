@@ -114,9 +114,10 @@ def config(
 
     start = load_config(None, overrides)
     values = overridden(start, overrides)
-    sets, text = find_sets(data, val, images, folder, masks, skip_bad, group_duplicates)
-    _log(text)
     options, crowds = build_image_options(start), start.DATASETS.CROWDS_AS_OBJECTS
+    upright = options.exif_orientation
+    sets, text = find_sets(data, val, images, folder, masks, skip_bad, group_duplicates, upright)
+    _log(text)
     statistics = {
         split: autoconfig.compute_statistics(
             source.annotations, source.images, options, crowds_as_objects=crowds

@@ -85,7 +85,9 @@ def find_images(annotations: Path, folder: Path | None = None) -> Path:
     return best[0]
 
 
-def read_coco(file: Path, images: Path | None) -> tuple[Path | dict[str, Any], Path]:
+def read_coco(
+    file: Path, images: Path | None, upright: bool = True
+) -> tuple[Path | dict[str, Any], Path]:
     """Return a COCO file and the folder that its file names are relative to, see `find_images`.
 
     If images have other names or no size in the file, return its content with the right ones.
@@ -119,7 +121,7 @@ def read_coco(file: Path, images: Path | None) -> tuple[Path | dict[str, Any], P
             findings.add("file names in another notation", text, example, "image")
         row["file_name"] = os.path.relpath(path, root).replace(os.sep, "/")
         if not row["height"]:
-            row["height"], row["width"] = image_size(path)
+            row["height"], row["width"] = image_size(path, upright)
             example = f"image {row['id']} ({row['file_name']})"
             text = "They are read from the image files."
             findings.add("images without height and width", text, example, "image")

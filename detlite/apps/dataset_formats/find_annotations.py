@@ -92,6 +92,7 @@ def find_sets(
     masks: str | None = None,
     skip_bad: bool = False,
     group_duplicates: bool = False,
+    upright: bool = True,
 ) -> tuple[dict[str, Source], str]:
     """Find the datasets to train and evaluate on.
 
@@ -102,14 +103,15 @@ def find_sets(
         data, val: a label file, or a folder, in any supported format.
         images: the image folder of label files; None: searched for.
         folder: output folder; None: `detlite` in the folder of the data.
-        masks, skip_bad: as in `Conversion`.
+        masks, skip_bad, upright: as in `Conversion`.
         group_duplicates: nearly identical images stay in the same split.
 
     Returns:
         "train", and "val" unless only one image has an object; and a summary in a sentence.
     """
     data, val = data.absolute(), val and val.absolute()
-    format, splits = _read(data, images, Conversion(masks, skip_bad, folder))
+    conversion = partial(Conversion, masks, skip_bad, folder, upright)
+    format, splits = _read(data, images, conversion())
     summary = f"read as {format}"
     converted = [split for split in splits.values() if isinstance(split.coco, dict)]
     listed = [(split.images, split.content["images"]) for split in converted]
@@ -117,7 +119,7 @@ def find_sets(
         del splits["val"]
         summary += ", whose train and val are the same images"
     if val is not None:
-        _, val_splits = _read(val, images, Conversion(masks, skip_bad, folder))
+        _, val_splits = _read(val, images, conversion())
         splits["val"] = val_splits.get("val", val_splits["train"])
         summary += f"; evaluated on {val}"
     elif "val" in splits:
@@ -226,7 +228,10 @@ def _read(data: Path, images: Path | None, conversion: Conversion) -> tuple[str,
     if not data.exists():
         raise DataError(f"{data}: there is no such file or folder")
     if files := find_coco_files(FileTree(data)):
-        return "COCO json", {name: _Split(*read_coco(file, images)) for name, file in files.items()}
+        return "COCO json", {
+            name: _Split(*read_coco(file, images, conversion.upright))
+            for name, file in files.items()
+        }
     format, datasets = read_folder(data, conversion, images)
     return format, {
         name: _Split(to_coco(dataset), dataset.image_folder) for name, dataset in datasets.items()

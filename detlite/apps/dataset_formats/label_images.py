@@ -9,6 +9,7 @@ from PIL import Image
 from detlite.data.errors import DataError
 from detlite.data.images.formats import DECODE_ERRORS
 
+_PHOTO = 16  # pixels per color: photos have more colors
 VOID = 255  # PASCAL VOC's value of pixels that belong to nothing
 
 
@@ -44,8 +45,11 @@ def read_label_image(file: Path, size: tuple[int, int]) -> LabelImage:
             f"image is {size[1]}x{size[0]}"
         )
     if alpha is not None and alpha.min() < alpha.max():
-        # The mask is in the alpha channel if there are no colors; otherwise it hides some of them.
-        values = alpha.astype(np.int64) if values.min() == values.max() else values * (alpha > 127)
+        # The mask is in the alpha channel if there are no colors, or those of a photo; otherwise it
+        # hides some of them.
+        count = len(distinct_values(values))
+        is_mask = count == 1 or count * _PHOTO > values.size
+        values = alpha.astype(np.int64) if is_mask else values * (alpha > 127)
     levels = distinct_values(values[values > 0])
     others = levels[levels != VOID]
     is_byte = pixels.ndim == 2 and len(others) < len(levels) and len(others) > 0

@@ -89,6 +89,7 @@ class Conversion:
         masks: meaning of label images, see `mask_files`; None: refuse those with several meanings.
         skip_bad: skip bad labels instead of refusing the dataset.
         output: folder for images that are stored inside label files; None: in the dataset.
+        upright: labels belong to images whose EXIF orientation is applied.
         findings: what the user should know.
         bad: the different problems of bad labels.
         skipped: what happens to them with `skip_bad`.
@@ -98,6 +99,7 @@ class Conversion:
     masks: str | None = None
     skip_bad: bool = False
     output: Path | None = None
+    upright: bool = True
     findings: Findings = field(default_factory=Findings)
     bad: dict[str, None] = field(default_factory=dict)
     skipped: Findings = field(default_factory=Findings)

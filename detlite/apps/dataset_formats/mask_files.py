@@ -81,7 +81,7 @@ def read_mask_folder(tree: FileTree, conversion: Conversion) -> LabeledDataset:
     doubts: defaultdict[str, list[str]] = defaultdict(list)
     for image, files in masks.items():
         with conversion.collect():
-            size, objects = image_size(image), list[LabeledObject]()
+            size, objects = image_size(image, conversion.upright), list[LabeledObject]()
             for one in files:
                 if not one.has_all:
                     with conversion.collect(AS_BACKGROUND):
@@ -127,7 +127,10 @@ def _find_masks(tree: FileTree) -> tuple[dict[Path, list[_MaskFile]], list[Path]
             continue
         if place in images and images[place].suffix != file.suffix:
             first = images[place].name
-            raise DataError(f"{file.parent}: {first} and {file.name} have the same name")
+            raise DataError(
+                f"{file.parent}: {first} and {file.name} have the same name. Remove one, or move "
+                "masks into a folder `masks`"
+            )
         images[place] = file
     for (folder, parts), file in list(images.items()):  # a_mask.png next to a.png
         stem = _TAIL.sub("", parts[-1])
@@ -224,7 +227,10 @@ def _doubts(mask: LabelImage, pieces: np.ndarray) -> Iterator[tuple[str, str]]:
             break
     corners = {int(values[y, x]) for y in (0, -1) for x in (0, -1)}
     if len(corners) == 1 and (value := corners.pop()) and (values == value).mean() > 0.5:
-        yield "have a background that is not 0", f"the value {value} at all corners"
+        yield (
+            "have a background that is not 0 and counts as an object",
+            f"the value {value} at all corners",
+        )
     elif values.size and values.min() > 0:
         yield "have no background", "no value 0"
 

@@ -98,7 +98,7 @@ def read_shapes(
         for labels in found:
             with conversion.collect(), as_incomplete(file):
                 path = labels.file or tree.image(labels.name, file, one_each)
-                size = check_size(path, labels.size, file)
+                size = check_size(path, labels.size, file, conversion.upright)
                 where = f"{file}" if one_each else f"{file}: {labels.name}"
                 objects = to_objects(labels.shapes, size, where, conversion)
                 split = labels.split or tree.split_of(path) or tree.split_of(file)
@@ -303,16 +303,18 @@ def bounding_box(polygons: Sequence[Sequence[float]]) -> Box:
     return min(xs), min(ys), max(xs) - min(xs), max(ys) - min(ys)
 
 
-def check_size(image: Path, expected: Sequence[Any], file: Path) -> tuple[int, int]:
+def check_size(
+    image: Path, expected: Sequence[Any], file: Path, upright: bool = True
+) -> tuple[int, int]:
     """Return the (height, width) of an image, which must be the expected size of `file`, if known.
 
-    With an EXIF orientation, that may be the size of the stored pixels.
+    With an EXIF orientation, that may be the size of the stored pixels, and is it if not `upright`.
 
     Raises:
         DataError: the sizes differ, or the image cannot be read.
     """
-    size = image_size(image)
-    if tuple(expected) == size[::-1] != size and image_size(image, upright=False) != size:
+    size = image_size(image, upright)
+    if tuple(expected) == size[::-1] != size and image_size(image, not upright) != size:
         return size[::-1]
     if all(expected) and tuple(expected) != size:
         raise DataError(

@@ -42,7 +42,7 @@ def voc_labels(file: Path, tree: FileTree, conversion: Conversion) -> Iterator[I
         masks = name / "SegmentationObject" / f"{file.stem}.png"
         if masks.is_file():
             image = tree.image(labels.name, file, one_each=True)
-            _add_masks(labels.shapes, masks, image_size(image), conversion)
+            _add_masks(labels.shapes, masks, image_size(image, conversion.upright), conversion)
             break
     yield labels
 

@@ -78,7 +78,7 @@ def read_yolo(tree: FileTree, conversion: Conversion) -> LabeledDataset:
     images = []
     for image, split in listed:
         with conversion.collect():
-            text_file, size = _text_file(image), image_size(image)
+            text_file, size = _text_file(image), image_size(image, conversion.upright)
             shapes = list(_read_shapes(text_file, size, labels, conversion))
             objects = to_objects(shapes, size, str(text_file), conversion)
             images.append(LabeledImage(image, size, objects, split))

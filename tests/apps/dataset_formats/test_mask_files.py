@@ -227,9 +227,13 @@ def test_void_of_voc(tmp_path, image):
     assert finding.what == "the value 255 in mask images"
 
 
-def test_alpha_channel(tmp_path, image):
+@pytest.mark.parametrize("is_photo", [False, True])
+def test_alpha_channel(tmp_path, image, is_photo):
+    """The colors may be those of a photo of which an object was cut out."""
     image(tmp_path / "images/a.jpg")
     pixels = np.full((40, 60, 4), 90, np.uint8)
+    if is_photo:
+        pixels = np.random.default_rng(0).integers(0, 256, (40, 60, 4), np.uint8)
     pixels[..., 3] = (semantic() == 2) * 255
     save(tmp_path / "masks/a.png", pixels)
     _, sets = read_folder(tmp_path)

@@ -4,6 +4,7 @@ import re
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from detlite.apps.dataset_formats.find_annotations import find_sets, read_folder
 from detlite.apps.dataset_formats.labeled_dataset import Conversion, to_coco
@@ -174,6 +175,17 @@ def test_splits_may_be_capitalized(yolo, text):
     """CVAT keeps the names of subsets."""
     text(yolo / "data.yaml", "Train: images/train\nValidation: images/val\nnames: [cat, dog]\n")
     assert {*read(yolo)} == {"train", "val"}
+
+
+def test_labels_of_stored_pixels(yolo_folder):
+    exif = Image.Exif()
+    exif[0x112] = 6
+    for file in (yolo_folder / "images").iterdir():
+        Image.new("RGB", (60, 40)).save(file, exif=exif)
+    for upright, box in ((True, [16, 24, 8, 12]), (False, [24, 16, 12, 8])):
+        conversion = Conversion(upright=upright)
+        content = to_coco(read_folder(yolo_folder, conversion)[1]["train"])
+        assert content["annotations"][0]["bbox"] == box
 
 
 def test_labels_without_names(tmp_path, image, text):
