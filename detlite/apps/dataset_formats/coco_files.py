@@ -22,11 +22,12 @@ from .file_tree import FileTree, excerpt
 
 VAL_FRACTION = 0.2
 _SAMPLE = 20  # images that decide whether a folder is the right one
+_TEST = re.compile(r"(?<![a-z])test(?![a-z])")
 _SPLITS = {"train": r"train", "val": r"val(id(ation)?)?(?![a-z])"}
 
 
 def find_coco_files(tree: FileTree) -> dict[str, Path]:
-    """Find the annotation files of a folder by name: "train", and "val" if there is one; or none.
+    """Find the annotation files of a folder by name: "train", and "val" and "test" if present.
 
     They may be in the folder, in its `annotations`, or next to their images in `train` and `val`.
     A file for both, such as trainval.json, counts as "train". DataError for ambiguous names.
@@ -40,8 +41,11 @@ def find_coco_files(tree: FileTree) -> dict[str, Path]:
         [file for file in files if _splits_of(file, folder) == splits]
         for splits in ({"train"}, {"val"}, {"train", "val"})
     )
-    if len(train) == len(val) == 1:
-        return {"train": train[0], "val": val[0]}
+    others = (file for file in files if not _splits_of(file, folder))
+    test = [file for file in others if _TEST.search(file.relative_to(folder).as_posix().lower())]
+    if len(train) == 1 and (len(val) == 1 or len(test) == len(files) - 1):
+        found = {"train": train, "val": val, "test": test}
+        return {split: some[0] for split, some in found.items() if some}
     if len(both) == 1 and not train and not val:
         return {"train": both[0]}
     names = ", ".join(str(file.relative_to(folder)) for file in files)

@@ -228,7 +228,9 @@ def _read(data: Path, images: Path | None, conversion: Conversion) -> tuple[str,
     if not data.exists():
         raise DataError(f"{data}: there is no such file or folder")
     if files := find_coco_files(FileTree(data)):
-        return "COCO json", {
+        test = files.pop("test", None)
+        format = f"COCO json without {test}, which --val evaluates on" if test else "COCO json"
+        return format, {
             name: _Split(*read_coco(file, images, conversion.upright))
             for name, file in files.items()
         }

@@ -32,7 +32,9 @@ def test_files_next_to_their_images(tmp_path, text):
     parents = {
         split: file.parent.name for split, file in find_coco_files(FileTree(tmp_path)).items()
     }
-    assert parents == {"train": "train", "val": "valid"}
+    assert parents == {"train": "train", "val": "valid", "test": "test"}
+    (tmp_path / "valid/_annotations.coco.json").unlink()
+    assert {*find_coco_files(FileTree(tmp_path))} == {"train", "test"}
     text(tmp_path / "train/other.json", EMPTY)
     with pytest.raises(DataError, match=r"several annotation files .*: name the one to train on"):
         find_coco_files(FileTree(tmp_path))
@@ -44,7 +46,7 @@ def test_file_of_both_splits_is_for_training(tmp_path, text):
     assert stems(tmp_path) == {"train": "trainval"}
     for name in ("train", "val"):
         text(tmp_path / f"annotations/{name}.json", EMPTY)
-    assert stems(tmp_path) == {"train": "train", "val": "val"}
+    assert stems(tmp_path) == {"train": "train", "val": "val", "test": "test"}
 
 
 def test_images_near_the_file_or_in_a_given_folder(yolo_folder, tmp_path):
