@@ -45,10 +45,11 @@ demo: $(DEMO)/detections.png
 $(DEMO)/detections.png: configs/demo_shapes.yaml | $(INSTALLED)
 	$(BIN)/python tools/train_net.py --config configs/demo_shapes.yaml --resume OUTPUT_DIR $(DEMO)
 
-# One thread per process is faster than several, because the tests use small models.
+# One thread per process is faster than several, because the tests use small models. Python keeps
+# compiled modules, because every process of the tests imports detlite.
 TESTS ?=
 PROCESSES ?= logical
-PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=$(PROCESSES) --maxprocesses=4 \
+PYTEST = OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses=$(PROCESSES) --maxprocesses=4 \
   --dist=loadfile
 
 test: $(INSTALLED)
