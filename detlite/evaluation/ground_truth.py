@@ -261,10 +261,10 @@ def _keypoints(rows: Sequence[dict[str, Any]]) -> np.ndarray:
     values = [row.get("keypoints") for row in rows]
     length = next((len(one) for one in values if one), 0)
     for row, one in zip(rows, values, strict=True):
-        if one and len(one) != length:
+        if one and (len(one) != length or length % 3):
             raise DataError(
-                f"ground truth: annotation {row['id']} has {len(one)} numbers as keypoints, but "
-                f"others have {length}"
+                f"ground truth: annotation {row['id']} has {len(one)} numbers as keypoints, not x, "
+                "y and visibility of as many points as others"
             )
     filled = np.array([one or [0] * length for one in values], float)
     return filled.reshape(len(rows), length // 3, 3)
@@ -361,7 +361,11 @@ def check_results(
 
 def _sizes(images: Sequence[dict[str, Any]]) -> np.ndarray:
     """Return (height, width) of images, int64 [N, 2]."""
-    sizes = [(image["height"], image["width"]) for image in images]
+    try:
+        sizes = [(image["height"], image["width"]) for image in images]
+    except KeyError as error:
+        number = next(image["id"] for image in images if error.args[0] not in image)
+        raise DataError(f"ground truth: image {number} has no {error}") from error
     return np.array(sizes, np.int64).reshape(-1, 2)
 
 

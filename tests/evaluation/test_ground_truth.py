@@ -89,7 +89,15 @@ def test_objects_without_keypoints_may_be_missed() -> None:
     assert truth.keypoints[0].flatten().tolist() == points
     assert not truth.keypoints[1:].any()
     rows[3]["keypoints"] = [1, 2, 3]
-    with pytest.raises(
-        DataError, match="annotation 4 has 3 numbers as keypoints, but others have 6"
-    ):
+    with pytest.raises(DataError, match="annotation 4 has 3 numbers as keypoints, not x, y and"):
         read_ground_truth(coco, "keypoints")
+    coco.dataset["annotations"] = [row | {"keypoints": [1, 2]} for row in rows]
+    with pytest.raises(DataError, match="annotation 1 has 2 numbers as keypoints"):
+        read_ground_truth(coco, "keypoints")
+
+
+def test_masks_need_the_size_of_their_image() -> None:
+    coco = ground_truth([SQUARE])
+    del coco.dataset["images"][0]["height"]
+    with pytest.raises(DataError, match="ground truth: image 7 has no 'height'"):
+        read_ground_truth(coco, "segm")
