@@ -42,7 +42,7 @@ def cvat_labels(file: Path, tree: FileTree, conversion: Conversion) -> Iterator[
         for node in track:
             if node.tag not in _NOT_SHAPES and node.get("outside") != "1":
                 shape = read_shape(_shape, track.get("label", ""), node)
-                with conversion.collect(AS_BACKGROUND), as_incomplete(f"{file}: track {number}"):
+                with conversion.collect(AS_BACKGROUND), as_incomplete(f"{file}: track {number}: "):
                     frames[int(node.attrib["frame"])].append(shape)
     size = next(map(_size, root.iter("original_size")), (0, 0))
     for number, shapes in sorted(frames.items()):

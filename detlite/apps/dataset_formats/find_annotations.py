@@ -13,16 +13,10 @@ from detlite.data.errors import DataError
 from detlite.data.findings import Finding, Findings
 from detlite.data.index.build import open_index
 
+from . import json_formats
 from .coco_files import find_coco_files, read_coco, split_content, write_coco
 from .cvat_xml import cvat_labels
 from .file_tree import OUTPUT_FOLDER, FileTree
-from .json_formats import (
-    createml_labels,
-    datumaro_labels,
-    label_studio_labels,
-    supervisely_labels,
-    via_labels,
-)
 from .labeled_dataset import Conversion, LabeledDataset, to_coco
 from .labelme import labelme_labels
 from .mask_files import is_mask_folder, read_mask_folder
@@ -36,14 +30,15 @@ _SHAPES = {
     "PASCAL VOC": (".xml", r"<annotation[\s>](?!.*<pt>)", voc_labels),
     "CVAT": (".xml", r"<annotations[\s>]", cvat_labels),
     "LabelMe": (".json", r'"(shapes|imagePath)"\s*:', labelme_labels),
-    "VIA": (".json", r'"region_attributes"|"_via_img_metadata"', via_labels),
-    "VIA csv": (".csv", "region_shape_attributes", via_labels),
+    "VIA": (".json", r'"region_attributes"|"_via_img_metadata"', json_formats.via_labels),
+    "VIA csv": (".csv", "region_shape_attributes", json_formats.via_labels),
     "Label Studio": (
-        ".json", r'^\s*\[.*("from_name"|"original_width"|"completions")', label_studio_labels,
+        ".json", r'^\s*\[.*("from_name"|"original_width"|"completions")',
+        json_formats.label_studio_labels,
     ),
-    "CreateML": (".json", r'^\s*\[.*"coordinates"', createml_labels),
-    "Supervisely": (".json", r'"classTitle"', supervisely_labels),
-    "Datumaro": (".json", r'"label_id"|"label_groups"', datumaro_labels),
+    "CreateML": (".json", r'^\s*\[.*"coordinates"', json_formats.createml_labels),
+    "Supervisely": (".json", r'"classTitle"', json_formats.supervisely_labels),
+    "Datumaro": (".json", r'"label_id"|"label_groups"', json_formats.datumaro_labels),
 }  # fmt: skip
 _ONE_EACH = ("PASCAL VOC", "LabelMe", "Supervisely")  # formats with a file for each image
 # The first match counts: folders of YOLO and VOC may contain other json files, and VOC's masks.
@@ -198,18 +193,16 @@ def read_folder(
 
 def _by_split(dataset: LabeledDataset, conversion: Conversion) -> dict[str, LabeledDataset]:
     """Divide a dataset by the splits of its images; those of "test" are not used."""
-    by_split: dict[str | None, list[Any]] = {}
-    for image in dataset.images:
-        by_split.setdefault(image.split, []).append(image)
-    findings, parts = conversion.finish(), {"train": list(dataset.images)}
-    if "train" in by_split:
-        parts["train"] = [image for image in dataset.images if image.split in ("train", None)]
-        if "val" in by_split:
-            parts["val"] = by_split["val"]
-        if "test" in by_split:
+    findings, parts = conversion.finish(), {"train": dataset.images}
+    if any(image.split == "train" for image in dataset.images):
+        parts = {
+            split: [image for image in dataset.images if (image.split or "train") == split]
+            for split in ("train", "val", "test")
+        }
+        if test := parts.pop("test"):
             text = "They are neither trained on nor evaluated here. Use --val to evaluate on them."
-            test = Finding("images of the test set", text, len(by_split["test"]), "image")
-            findings = Findings([*findings, test])
+            kind = Finding("images of the test set", text, len(test), "image")
+            findings = Findings([*findings, kind])
     objects = [obj for image in dataset.images for obj in image.objects]
     names = dataset.categories or sorted(
         {obj.category for obj in objects if obj.category and not obj.ignored}
@@ -220,6 +213,7 @@ def _by_split(dataset: LabeledDataset, conversion: Conversion) -> dict[str, Labe
     return {
         split: replace(dataset, images=part, categories=names, keypoints=points, findings=findings)
         for split, part in parts.items()
+        if part or split == "train"
     }
 
 
@@ -260,18 +254,17 @@ def _match_categories(splits: dict[str, _Split], source: Path) -> dict[str, _Spl
     for name, split in splits.items():
         content = open_index(split.coco).content if isinstance(split.coco, Path) else split.coco
         rows[name] = sorted(content["categories"], key=lambda row: row["id"])
-    names = {split: [row["name"] for row in one] for split, one in rows.items()}
-    ids = {row["name"]: row["id"] for row in rows["train"]}
-    if all(ids == {row["name"]: row["id"] for row in one} for one in rows.values()):
+    every = {split: {row["name"]: row["id"] for row in one} for split, one in rows.items()}
+    ids, train = dict(every["train"]), every["train"]
+    if all(ids == one for one in every.values()):
         return splits
-    extra = [name for name in names["val"] if name not in ids]
-    if len(extra) == len(names["val"]):
+    extra = [name for name in every["val"] if name not in ids]
+    if len(extra) == len(every["val"]):
         raise DataError(
-            f"{source}: its categories ({', '.join(names['val'])}) differ from those of the "
-            f"training set ({', '.join(names['train'])}): none has the same name"
+            f"{source}: its categories ({', '.join(extra)}) differ from those of the training set "
+            f"({', '.join(train)}): none has the same name"
         )
-    for number, name in enumerate(extra, start=max(ids.values()) + 1):
-        ids[name] = number
+    ids |= {name: number for number, name in enumerate(extra, start=max(ids.values()) + 1)}
     text = "They are matched by name. A category that is only in val is not trained."
     finding = Finding("categories of train and val differ", text, len(extra), "new category",
                       ", ".join(extra))  # fmt: skip

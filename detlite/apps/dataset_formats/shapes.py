@@ -93,10 +93,10 @@ def read_shapes(
     images = []
     for file in tree.with_suffix(suffix):
         found: list[ImageLabels] = []
-        with conversion.collect(), as_incomplete(file):
+        with conversion.collect(), as_incomplete(f"{file}: "):
             found = list(labels_of(file, tree, conversion))
         for labels in found:
-            with conversion.collect(), as_incomplete(file):
+            with conversion.collect(), as_incomplete(f"{file}: "):
                 path = labels.file or tree.image(labels.name, file, one_each)
                 size = check_size(path, labels.size, file, conversion.upright)
                 where = f"{file}" if one_each else f"{file}: {labels.name}"
@@ -111,19 +111,19 @@ def read_each(
 ) -> Iterator[ImageLabels]:
     """Yield `read(row)` for the image entries of a file."""
     for number, row in enumerate(rows, start=1):
-        with conversion.collect(), as_incomplete(f"{file}: image {number}"):
+        with conversion.collect(), as_incomplete(f"{file}: image {number}: "):
             yield read(row)
 
 
 @contextmanager
-def as_incomplete(place: Path | str) -> Iterator[None]:
+def as_incomplete(place: str = "") -> Iterator[None]:
     """Raise a DataError for missing values and values of other types."""
     try:
         yield
     except (DataError, OSError, MemoryError):
         raise
     except Exception as error:  # pycocotools raises this class for corners that are not numbers
-        raise DataError(f"{place}: is not complete ({error!r}): export it again") from error
+        raise DataError(f"{place}is not complete ({error!r}): export it again") from error
 
 
 def read_shape(read: Callable[..., Shape], category: str, *values: Any) -> Shape:
@@ -132,16 +132,13 @@ def read_shape(read: Callable[..., Shape], category: str, *values: Any) -> Shape
     It is a Shape with a problem if values are missing or not numbers.
     """
     try:
-        shape = read(category, *values)
-        if np.asarray(shape.corners).dtype.kind not in "iuf":
-            raise TypeError("coordinates must be numbers")
-        return shape
-    except (OSError, MemoryError):
-        raise
+        with as_incomplete():
+            shape = read(category, *values)
+            if np.asarray(shape.corners).dtype.kind not in "iuf":
+                raise TypeError("coordinates must be numbers")
+            return shape
     except DataError as error:
         return Shape(category, problem=str(error))
-    except Exception as error:  # see `as_incomplete`
-        return Shape(category, problem=f"is not complete ({error!r}): export it again")
 
 
 def to_objects(
@@ -160,7 +157,8 @@ def to_objects(
         try:
             part = _to_object(shape, size, place)
             conversion.objects += 1
-            if _exceeds(shape, size):
+            extent = bounding_box([shape.corners]) if shape.corners else part.box
+            if read_box([*extent], *size).note == CLIPPED:
                 conversion.exceeding += 1
                 conversion.findings.add(*CLIPPED, place, "object")
             objects[key] = _joined(objects[key], part, place) if key in objects else part
@@ -190,11 +188,6 @@ def _visible_box(shape: Shape, size: tuple[int, int]) -> Box | None:
         return None
     box = bounding_box([_clipped(corners, size)])
     return box if min(box[2:]) > 0 else None
-
-
-def _exceeds(shape: Shape, size: tuple[int, int]) -> bool:
-    """Return True if a shape reaches further out of its image than rounding explains."""
-    return bool(shape.corners) and read_box([*bounding_box([shape.corners])], *size).note == CLIPPED
 
 
 def _clipped(corners: Sequence[float], size: tuple[int, int]) -> list[float]:
@@ -313,12 +306,10 @@ def check_size(
     Raises:
         DataError: the sizes differ, or the image cannot be read.
     """
-    size = image_size(image, upright)
-    if tuple(expected) == size[::-1] != size and image_size(image, not upright) != size:
-        return size[::-1]
-    if all(expected) and tuple(expected) != size:
+    height, width = image_size(image, upright)
+    if all(expected) and tuple(expected) not in ((height, width), image_size(image, not upright)):
         raise DataError(
             f"{file}: its size is {expected[1]}x{expected[0]} (width x height), but {image} is "
-            f"{size[1]}x{size[0]}"
+            f"{width}x{height}"
         )
-    return size
+    return (expected[0], expected[1]) if all(expected) else (height, width)

@@ -61,6 +61,8 @@ def read_yolo(tree: FileTree, conversion: Conversion) -> LabeledDataset:
     points = content.get("kpt_names") or [f"keypoint {number + 1}" for number in range(count)]
     if isinstance(points, dict):  # ultralytics: for each category
         points = next(iter(points.values()))
+    if len(points) != count:
+        raise DataError(f"{file}: kpt_names has {len(points)} names, but kpt_shape {count} points")
     labels = _Labels(names, list(map(str, points)), dimensions)
     base = tree.locate(str(content.get("path") or "."), file.parent) or file.parent
     splits: dict[str | None, list[Path]] = {}
@@ -203,7 +205,7 @@ def _read_shapes(
 
 
 def _read_shape(fields: list[str], size: tuple[int, int], labels: _Labels) -> Shape:
-    shape, values, points = Shape(""), list[float](), list[float]()
+    shape, values, points = Shape(""), list[float](), list[Any]()
     try:
         values = [float(field) for field in fields[1:]]
         category = float(fields[0])
@@ -218,7 +220,9 @@ def _read_shape(fields: list[str], size: tuple[int, int], labels: _Labels) -> Sh
     elif len(values) == 5:  # and a score
         values = values[:4]
     shape.polygon = len(values) != 4
-    outside = [value for value in values if not -_TOLERANCE <= value <= 1 + _TOLERANCE]
+    points = [points[k : k + labels.dimensions] for k in range(0, len(points), labels.dimensions)]
+    fractions = [*values, *(value for point in points for value in point[:2])]
+    outside = [value for value in fractions if not -_TOLERANCE <= value <= 1 + _TOLERANCE]
     if shape.polygon and (len(values) < 6 or len(values) % 2):
         shape.problem = shape.problem or (
             f"has {len(values)} numbers after the category: a box needs 4, and a polygon x and y "
@@ -235,8 +239,10 @@ def _read_shape(fields: list[str], size: tuple[int, int], labels: _Labels) -> Sh
         values = [x - w / 2, y - h / 2, x + w / 2, y + h / 2]
     height, width = size
     shape.corners = [value * (height if k % 2 else width) for k, value in enumerate(values)]
-    for k, name in enumerate(labels.keypoints if points else ()):
-        x, y, *visible = points[k * labels.dimensions :][: labels.dimensions]
-        visibility = int(visible[0]) if visible else 2 * bool(x or y)
-        shape.keypoints = {**shape.keypoints, name: (x * width, y * height, visibility)}
+    for name, (x, y, *visible) in zip(labels.keypoints, points, strict=False):
+        visibility = visible[0] if visible else 2 * bool(x or y)
+        if visibility not in (0, 1, 2):
+            shape.problem = shape.problem or f"visibility {visibility:g} is not 0, 1 or 2"
+            visibility = 0
+        shape.keypoints = {**shape.keypoints, name: (x * width, y * height, int(visibility))}
     return shape

@@ -99,6 +99,7 @@ def test_invalid_line(yolo, text, line, problem):
         ("names: [a]\ntrain: nowhere", "train is 'nowhere', but .* does not exist"),
         ("names: [a]\nkpt_shape: [17]", "kpt_shape is [17], not"),
         ("names: [a]\nkpt_shape: [x, 3]", "kpt_shape is ['x', 3], not"),
+        ("names: [a]\nkpt_shape: [2, 3]\nkpt_names: {0: [b]}", "kpt_names has 1 names, but kpt_s"),
         ("names: [a", "is not YAML"),
         ("- cat\n- dog", "contains a list instead of keys and values"),
     ],
@@ -207,6 +208,11 @@ def test_scores_and_keypoints(yolo, text):
     assert content["annotations"][0]["keypoints"] == [30, 20, 2, 0, 0, 0]
     assert content["categories"][0]["keypoints"] == ["a", "b"]
     assert content["categories"][0]["flip_idx"] == [1, 0]
+    for values, problem in (("0.5 0.5 0.98", "visibility 0.98 is not 0"), ("9 9 2", "9 is not"),
+                            ("0.5 0.5 nan", "visibility nan is not")):  # fmt: skip
+        text(yolo / "labels/train/a.txt", f"0 0.5 0.5 0.5 0.25 0.5 0.5 2 {values}\n")
+        with pytest.raises(DataError, match=rf"a\.txt, line 1: {problem}"):
+            read(yolo)
 
 
 def test_bad_lines_are_counted_and_skipped(yolo, text):
