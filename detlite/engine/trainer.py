@@ -1,6 +1,5 @@
 """Training loop."""
 
-import itertools
 import logging
 import warnings
 from collections.abc import Iterator, Sequence
@@ -118,7 +117,7 @@ class Trainer:
         if resume:
             self._resume()
         self.scheduler = build_scheduler(self.cfg, self.optimizer, self.run_length, self.iteration)
-        batches = self._load_batches(self.iteration)
+        early, batches = self._is_early(), self._load_batches()
         self._before_train()
         logger.info(
             "training on %s (%d images) for %s, %d iterations done, %d process(es) on %s in %s",
@@ -143,6 +142,8 @@ class Trainer:
                 self._agree_on_end()
                 self._maybe_log()
                 self.scheduler.step()
+                if early and not (early := self._is_early()):
+                    batches = self._load_batches()
                 self._maybe_save()
                 if self._evaluation_due():
                     self._evaluate()
@@ -167,19 +168,14 @@ class Trainer:
             missing = "%s holds no checkpoint to resume: starting from scratch"
             logger.warning(missing, self.output_dir)
 
-    def _load_batches(self, done: int) -> Iterator[Batch]:
-        """Yield the batches after `done` iterations, by another loader after INPUT.EARLY_FRACTION.
+    def _load_batches(self) -> Iterator[Batch]:
+        """Start a loader at this iteration, for the size of images at this fraction of the run."""
+        progress = self.run_length.fraction(self.iteration)
+        return iter(build_train_loader(self.cfg, self.train_set, self.iteration, progress))
 
-        As the learning rate, they depend on the finished fraction of the run.
-        """
-        was_early: bool | None = None
-        for iteration in itertools.count(done):
-            progress = self.run_length.fraction(iteration)
-            is_early = progress < self.cfg.INPUT.EARLY_FRACTION
-            if is_early != was_early:
-                loader = build_train_loader(self.cfg, self.train_set, iteration, progress)
-                batches, was_early = iter(loader), is_early
-            yield next(batches)
+    def _is_early(self) -> bool:
+        """Return True if the next images are smaller, see INPUT.EARLY_FRACTION."""
+        return self.run_length.fraction(self.iteration) < self.cfg.INPUT.EARLY_FRACTION
 
     def _before_train(self) -> None:
         """Call the hooks, and decide how a resumed run starts."""
