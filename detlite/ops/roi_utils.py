@@ -35,9 +35,10 @@ def pooling_arguments(
     levels: Tensor | None,
 ) -> tuple[list[Tensor], Tensor, Tensor, list[float], int, int]:
     """Return the arguments that the operators of RoIAlign and RoIPool share."""
-    check_no_tangent(op, *inputs)
     height, width = as_pair(output_size)
     rois = as_rois(boxes, inputs[0])
+    check_no_tangent(op, *inputs, rois)
+    rois = rois.detach()
     if levels is None:
         levels = assign_levels(rois[:, 1:], spatial_scales)
     return list(inputs), rois, levels, list(spatial_scales), height, width

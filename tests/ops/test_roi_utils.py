@@ -267,6 +267,8 @@ def test_traces_to_one_graph(op):
         lambda x: roi_align(x, torch.tensor([[0.0, 1, 1, 6, 6]]), 2),
         lambda x: roi_pool(x, torch.tensor([[0.0, 1, 1, 6, 6]]), 2),
         lambda x: pyramid_roi_align([x, x], torch.tensor([[0.0, 1, 1, 6, 6]]), 2, [1.0, 0.5]),
+        lambda x: roi_align(torch.rand(1, 2, 8, 8), [x[0, 0, :, :4]], 2),
+        lambda x: roi_pool(torch.rand(1, 2, 8, 8), [x[0, 0, :, :4]], 2),
         lambda x: sigmoid_focal_loss(x, (x > 0.5).float(), reduction="sum"),
     ],
 )
@@ -279,3 +281,12 @@ def test_forward_mode_is_refused_not_zero(function):
         dual = torch.autograd.forward_ad.make_dual(x, torch.ones_like(x))
         with pytest.raises(RuntimeError, match="has no derivative in forward mode"):
             function(dual)
+
+
+@pytest.mark.parametrize("op", [roi_align, roi_pool])
+def test_boxes_are_constants(op):
+    x, rois = torch.rand(1, 2, 8, 8), torch.tensor([[0.0, 1, 1, 6, 6]], requires_grad=True)
+    assert not op(x, rois, 2).requires_grad
+    op(x.requires_grad_(), [rois[:, 1:]], 2).sum().backward()
+    assert rois.grad is None
+    assert x.grad is not None
