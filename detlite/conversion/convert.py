@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import yaml
 from torch import Tensor
@@ -183,7 +184,7 @@ def _arrays(
         if not isinstance(key, str):
             continue
         value = _as_dict(value)
-        if hasattr(value, "shape"):
+        if isinstance(value, (Tensor, np.ndarray)):
             yield prefix + key, value, parent
         elif isinstance(value, dict) and depth < _MAX_DEPTH and not _NOT_WEIGHTS.search(key):
             yield from _arrays(value, f"{prefix}{key}.", node, depth + 1)

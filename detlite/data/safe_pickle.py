@@ -11,6 +11,7 @@ import collections
 import pickle
 import re
 import secrets
+import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -157,28 +158,52 @@ class UnpickledPlaceholder:
     def __setstate__(self, _state: Any) -> None: ...
 
 
+class _Settings:
+    """Replaces an object of settings, which may be a dict, by the dict of its items."""
+
+    def __new__(cls, *_args: Any) -> Any:
+        return collections.OrderedDict()
+
+
 # The log that mmengine stores with weights: numbers in arrays. `getattr` names its methods.
 _LOG = re.compile(
     r"mmengine\.logging\.\w+\.HistoryBuffer|numpy\.(ndarray|dtype|dtypes\.\w+)|builtins\.getattr"
     r"|numpy\._?core\.(multiarray\.(_reconstruct|scalar)|numeric\._frombuffer)|_codecs\.encode"
 )
+# Settings that training code stores with weights: objects of its own classes, or of these.
+_SETTINGS = re.compile(
+    r"(argparse|pathlib|datetime|types|typing|enum)\..*|collections\.defaultdict"
+    r"|builtins\.(bool|int|float|str|list|dict|tuple|set|object)"
+)
+_REFUSED_PACKAGES = {*sys.stdlib_module_names, "numpy", "torch"}
 
 
 def load_weights_only(path: Path) -> Any:
     """Return `torch.load(weights_only=True)`, which also reads numpy arrays, as `read_pickle` does.
 
-    Objects of mmengine's log become placeholders.
+    Settings and objects of mmengine's log are replaced, and other objects are refused by name.
     """
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError:
+    except pickle.UnpicklingError as error:
         if not zipfile.is_zipfile(path):
             raise
         names = torch.serialization.get_unsafe_globals_in_checkpoint(path)
-        allowed: Any = [(UnpickledPlaceholder, name) for name in names if _LOG.fullmatch(name)]
-        if not any(name.startswith("mmengine.") for name in names):
-            allowed = [(value, ".".join(name)) for name, value in _ALLOWED.items()]
+        allowed: Any = [
+            (_Settings, name)
+            for name in names
+            if _SETTINGS.fullmatch(name) or name.split(".")[0] not in _REFUSED_PACKAGES
+        ]
+        if any(name.startswith("mmengine.") for name in names):
+            allowed += [(UnpickledPlaceholder, name) for name in names if _LOG.fullmatch(name)]
+        else:
+            allowed += [(value, ".".join(name)) for name, value in _ALLOWED.items()]
             # Torch sets the state of listed types only. No file can guess these names and call one.
             allowed += [(kind, secrets.token_hex()) for kind in (_DType, _Array)]
-        with torch.serialization.safe_globals(allowed):
-            return torch.load(path, map_location="cpu", weights_only=True)
+        try:
+            with torch.serialization.safe_globals(allowed):
+                return torch.load(path, map_location="cpu", weights_only=True)
+        except (pickle.UnpicklingError, TypeError) as refused:
+            # A module of torch is a part of a pickled model, which the first error names.
+            unclear = "GLOBAL torch." in str(refused) or "GLOBAL" not in str(refused)
+            raise (error if unclear else refused) from None

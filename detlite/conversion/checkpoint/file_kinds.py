@@ -26,6 +26,8 @@ _BY_START: tuple[tuple[str, str, str], ...] = (
     (r"\A[pf]trt", "a TensorRT engine", "use the checkpoint that it was built from"),
     (r"\A(\x1f\x8b|BZh|\xfd7zXZ|7z\xbc\xaf|Rar!|\x28\xb5\x2f\xfd)", "a compressed archive",
      _UNPACK),
+    (r"\Ax[\x01\x5e\x9c\xda]", "a compressed pickle, as of joblib",
+     "save its arrays with torch.save(joblib.load({name!r}), 'weights.pth')"),
     (r"\A\x93NUMPY", "a single array of numpy", "save a dict of all arrays with torch.save"),
     (r"\A(\x89PNG|\xff\xd8\xff|GIF8|II\*\0|MM\0\*|RIFF....WEBP)", "an image",
      "pass it as the input, and a checkpoint as the weights"),
