@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from yacs.config import CfgNode
 
+from detlite.config.key import value_range as valid_range
 from detlite.conversion.checkpoint.loading import build_model_from_checkpoint
 from detlite.data.datasets.coco import keypoint_names
 from detlite.data.images.reading import DEFAULT_OPTIONS, ImageOptions, build_image_options
@@ -146,6 +147,8 @@ class Predictor:
                 raise ValueError(
                     f"Predictor({name}={value!r}): must be {kind.__name__} in {low}..{high}"
                 )
+        if problem := valid_range(self.value_range):
+            raise ValueError(f"Predictor(value_range={value_range!r}): must be {problem}")
         if dtype not in ("float32", "float16", "bfloat16", "auto"):
             raise ValueError(f"Predictor(dtype={dtype!r}): must be float32, float16 or bfloat16")
         view, names = View(self.min_size, self.max_size), keypoint_names(self.categories)

@@ -75,8 +75,8 @@ class Normalizer(nn.Module):
         pixels = torch.zeros(shape, dtype=self.dtype, device=device)
         if self.channels_last:
             pixels = pixels.contiguous(memory_format=torch.channels_last)
-        for padded, image, (h, w) in zip(pixels, images, sizes, strict=True):
-            padded[:, :h, :w] = self._normalize(image)
+        for index, (h, w) in enumerate(sizes):
+            pixels[index, :, :h, :w] = self._normalize(images[index])
         return Images(pixels, torch.tensor(sizes).to(device, non_blocking=True))
 
     def _normalize(self, image: Tensor) -> Tensor:

@@ -410,6 +410,8 @@ def test_a_lower_threshold_than_the_models_own_wins(
         ({"score_thresh": math.nan}, "score_thresh=nan"),
         ({"max_pixels": 0}, "max_pixels=0"),
         ({"image_bits": 32}, "image_bits=32"),
+        ({"value_range": (5, 1)}, r"value_range=\(5, 1\)\): must be pairs"),
+        ({"value_range": (0, math.nan)}, "value_range"),
         ({"dtype": "int8"}, "dtype='int8'"),
     ],
 )

@@ -74,6 +74,16 @@ def test_images_are_not_modified():
     assert torch.equal(image, before)
 
 
+@pytest.mark.parametrize("bgr255", [False, True])
+def test_images_may_require_a_gradient(bgr255):
+    images = [torch.rand(3, 4, 5, requires_grad=True), torch.rand(3, 6, 4, requires_grad=True)]
+    pixels = Normalizer(MEAN, STD, bgr255=bgr255, divisibility=4)(images).pixels
+    pixels.sum().backward()
+    scale = (255 if bgr255 else 1) / torch.tensor(STD[::-1] if bgr255 else STD)
+    for image in images:
+        torch.testing.assert_close(image.grad, scale[:, None, None].expand_as(image))
+
+
 def test_images_are_at_the_top_left_of_the_batch():
     images = [torch.rand(3, *size) for size in ((5, 6), (9, 3), (1, 1))]
     normalizer = Normalizer(MEAN, STD, bgr255=True, divisibility=8)

@@ -20,7 +20,7 @@ _ANY_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _WILDCARD = re.compile(r"[*?\[]")
 _MAX_STEM = 50
 _PAGE = re.compile(r"(.+)#page=([1-9]\d*)")
-_PAGED_SUFFIXES = (".tif", ".tiff", ".gif", ".webp", ".png", ".apng", ".mpo")
+_PAGED_SUFFIXES = (".tif", ".tiff", ".gif", ".webp", ".png", ".apng", ".avif")
 _MAX_LIST = 1 << 30  # bytes
 
 

@@ -39,8 +39,8 @@ _NO_PAGE, _ALPHA = 0b101, (1, 2)  # a thumbnail or a mask; opacity
 _MAX_TIFF_VALUES = 1 << 31
 _MAX_PAGES = 256  # of a TIFF from bytes
 _TIFF_STARTS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
-# Formats with independent pages. Further images in a JPEG (MPO) or PSD are previews and layers.
-_PAGED = ("TIFF", "GIF", "WEBP", "PNG")
+# Formats whose further images are no pages but previews and layers.
+_UNPAGED = ("MPO", "PSD")
 # (offset, bytes) of formats that are not read, to tell them from damaged files.
 _OTHER_FORMATS = {
     "HEIC": (4, b"ftyphei"),
@@ -146,7 +146,7 @@ class _PillowImage(OpenImage):
         # Pillow keeps only the high bytes of several channels.
         self._deep_color = file.mode[0] != "I" and str(file.tile[-1:]).endswith(";16B')]")
         self.is_common = not self._deep_color and file.mode[0] not in "IF"
-        if file.format in _PAGED and (count := getattr(file, "n_frames", 1)) > 1:
+        if file.format not in _UNPAGED and (count := getattr(file, "n_frames", 1)) > 1:
             self.pages = range(count)
             if file.format == "TIFF":
                 self.pages = [page for page in self.pages if not self._tag(page) & _NO_PAGE]
