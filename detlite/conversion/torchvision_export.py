@@ -95,8 +95,8 @@ def export_to_torchvision(cfg: CfgNode, model: nn.Module) -> tuple[StateDict, st
         f"image_mean {test.PIXEL_MEAN}, image_std {test.PIXEL_STD}, "
         f"anchor sizes {anchors.ANCHOR_SIZES}, aspect ratios {anchors.ASPECT_RATIOS}"
     )
-    if cfg.MODEL.RESNETS.NORM == "FrozenBN":
-        settings += f", eps of FrozenBatchNorm2d {convention_of(cfg).frozen_norm_eps}"
+    norm = _body_norm(cfg)
+    settings += f", eps of {norm.func.__name__} {norm.keywords['eps']}"
     return state, settings
 
 
@@ -197,10 +197,16 @@ def _norm(node: CfgNode) -> type[nn.Module] | None:
     return nn.BatchNorm2d if node.NORM == "BN" else None
 
 
+def _body_norm(cfg: CfgNode) -> partial[nn.Module]:
+    norms: dict[str, partial[nn.Module]] = {
+        "FrozenBN": partial(FrozenBatchNorm2d, eps=convention_of(cfg).frozen_norm_eps),
+        "BN": partial(nn.BatchNorm2d, eps=cfg.MODEL.RESNETS.BN_EPSILON),
+    }
+    return norms[cfg.MODEL.RESNETS.NORM]
+
+
 def _backbone(cfg: CfgNode, retinanet: bool) -> nn.Module:
-    model, eps = cfg.MODEL, convention_of(cfg).frozen_norm_eps
-    norms = {"FrozenBN": partial(FrozenBatchNorm2d, eps=eps), "BN": nn.BatchNorm2d}
-    norm = norms[model.RESNETS.NORM]
+    model, norm = cfg.MODEL, _body_norm(cfg)
     if model.BACKBONE.CONV_BODY.startswith("MobileNet"):
         return mobilenet_backbone(
             backbone_name="mobilenet_v3_large", weights=None, fpn=True, norm_layer=norm,

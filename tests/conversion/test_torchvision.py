@@ -1,6 +1,7 @@
 """Converted models equal torchvision's detectors with the same weights."""
 
 import hashlib
+from functools import partial
 
 import pytest
 import torch
@@ -96,9 +97,9 @@ def small_rcnn():
     Frozen norms have an epsilon of 1e-5, as all of torchvision's models without COCO_V1 weights.
     """
 
-    def build(backbone="resnet18", classes=3, trained=False):
+    def build(backbone="resnet18", classes=3, trained=False, **options):
         torch.manual_seed(0)
-        norm = torch.nn.BatchNorm2d if trained else FrozenBatchNorm2d
+        norm = partial(torch.nn.BatchNorm2d if trained else FrozenBatchNorm2d, **options)
         body = resnet_fpn_backbone(
             backbone_name=backbone, weights=None, norm_layer=norm, trainable_layers=5
         )
@@ -122,6 +123,17 @@ def test_epsilon_of_models_without_coco_weights(small_rcnn, recipe, case):
     reference = small_rcnn(*case)
     opts = ["INPUT.MIN_SIZE_TEST", 96, "MODEL.ROI_HEADS.SCORE_THRESH", 0.0]
     predictor = predictor_of(reference, opts)
+    difference = compare_torchvision(reference, predictor, recipe.load_picture("D")[0])
+    difference.check(50, box=0.02, score=3e-4, ties=2)
+
+
+def test_epsilon_of_trained_norms(small_rcnn, recipe, caplog):
+    """As of classifiers that come from TensorFlow."""
+    reference = small_rcnn(trained=True, eps=1e-3)
+    opts = ["INPUT.MIN_SIZE_TEST", 96, "MODEL.ROI_HEADS.SCORE_THRESH", 0.0]
+    predictor = predictor_of(reference, opts)
+    assert "MODEL.RESNETS.BN_EPSILON 1e-05" in caplog.text
+    predictor = predictor_of(reference, [*opts, "MODEL.RESNETS.BN_EPSILON", 1e-3])
     difference = compare_torchvision(reference, predictor, recipe.load_picture("D")[0])
     difference.check(50, box=0.02, score=3e-4, ties=2)
 

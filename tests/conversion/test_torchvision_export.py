@@ -36,17 +36,18 @@ def exportable(tiny_config):
         (),
         ("MODEL.RPN.ANCHOR_SIZES", [[12, 20], [24, 40], [48, 80], [96, 160], [192, 320]]),
         ("MODEL.CONVENTION_OVERRIDE", ["frozen_norm_eps=0.001"], "MODEL.MASK_ON", False),
+        ("MODEL.RESNETS.NORM", "BN", "MODEL.RESNETS.BN_EPSILON", 1e-3),
         ("MODEL.RPN.NUM_CONVS", 2, "MODEL.ROI_HEADS.BBOX_REG_WEIGHTS", (8.0, 8.0, 4.0, 4.0)),
     ],
-    ids=["plain", "anchors", "epsilon", "two convolutions"],
+    ids=["plain", "anchors", "epsilon", "trained norm", "two convolutions"],
 )
 def test_torchvision_loads_the_state(exportable, opts):
     cfg, model = exportable(*opts)
     state, settings = export_to_torchvision(cfg, model)
     build_torchvision_model(cfg, model.state_dict()).load_state_dict(state)
     assert f"min_size {cfg.INPUT.MIN_SIZE_TEST}" in settings
-    eps = 0.001 if "MODEL.CONVENTION_OVERRIDE" in opts else 0.0
-    assert f"eps of FrozenBatchNorm2d {eps}" in settings
+    eps = 0.001 if any("EPSILON" in str(o) or o == ["frozen_norm_eps=0.001"] for o in opts) else 0.0
+    assert f"BatchNorm2d {eps}" in settings
 
 
 @pytest.mark.parametrize(

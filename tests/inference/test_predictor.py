@@ -379,14 +379,14 @@ def test_the_result_for_an_image_does_not_depend_on_the_others(
             torch.testing.assert_close(result["scores"], expected["scores"], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["mask", "retinanet"])
+@pytest.mark.parametrize("kind", ["mask", "cascade", "retinanet"])
 def test_a_lower_threshold_than_the_models_own_wins(
     kind: str, tiny_config: Callable[..., CfgNode], image: np.ndarray
 ) -> None:
     torch.manual_seed(0)
     model = build_model(family_config(kind, tiny_config)).eval()
     model.categories = [{"id": k, "name": str(k)} for k in range(1, model.num_classes)]
-    owner = model.roi_heads.box if kind == "mask" else model
+    owner = model if kind == "retinanet" else model.roi_heads.box
     owner.score_thresh, owner.recorder = 0.0, object()
     scores = Predictor(model, min_size=64)(image)["scores"]
     owner.score_thresh, low = scores[2].item(), scores[-1].item()
@@ -396,7 +396,7 @@ def test_a_lower_threshold_than_the_models_own_wins(
     assert len(lower(image)["scores"]) == len(scores)
     assert len(Predictor(model, min_size=64)(image)["scores"]) == len(own)  # unchanged
     assert {*map(id, lower.model.parameters())} == {*map(id, model.parameters())}
-    copied = lower.model.roi_heads.box if kind == "mask" else lower.model
+    copied = lower.model if kind == "retinanet" else lower.model.roi_heads.box
     assert copied.recorder is owner.recorder  # such as the object of a hook
 
 

@@ -85,6 +85,7 @@ _RESNETS = {
         "normalization: FrozenBN, BN, SyncBN (over the batches of all processes, needs GPUs), GN, "
         "or LN (over the channels at each position)"
     ),
+    Key("BN_EPSILON", 1e-5, positive): "BN and SyncBN of the backbone: added to the variance",
     Key("NUM_GROUPS", 1, positive): "groups of the 3x3 convolutions (ResNeXt)",
     Key("WIDTH_PER_GROUP", 64, positive): "channels per group in the first stage",
     Key("STRIDE_IN_1X1", True): (

@@ -84,7 +84,7 @@ def apply_convention(cfg: CfgNode, checkpoint: Checkpoint) -> CfgNode:
 # Settings that weights do not show.
 _NOT_IN_WEIGHTS = re.compile(
     r"INPUT\.(MIN_SIZE_TEST|MAX_SIZE_TEST|TO_BGR255|PIXEL_MEAN|PIXEL_STD)"
-    r"|MODEL\.(CONVENTION|RESNETS\.STRIDE_IN_1X1|ROI_\w+_HEAD\.POOLER_(TYPE|SAMPLING_RATIO))"
+    r"|MODEL\.(CONVENTION|RESNETS\.(STRIDE_IN_1X1|BN_EPSILON)|ROI_\w+_HEAD\.POOLER_(TYPE|SAMPLING_RATIO))"
     r"|MODEL\.ROI_HEADS\.(SCORE_THRESH|NMS|BBOX_REG_WEIGHTS|DETECTIONS_PER_IMG)"
     r"|MODEL\.RPN\.(ANCHOR_SIZES|ASPECT_RATIOS|\w+_TOP_N_TEST|NMS_THRESH|MIN_SIZE|SCORE_THRESH)"
     r"|MODEL\.RETINANET\.(ANCHOR_SIZES|SCALES_PER_OCTAVE|ASPECT_RATIOS|BBOX_REG_WEIGHTS"
@@ -107,7 +107,8 @@ def unused_sections(cfg: CfgNode) -> tuple[str, ...]:
         "MODEL.ROI_MASK_HEAD.": model.MASK_ON,
         "MODEL.ROI_KEYPOINT_HEAD.": model.KEYPOINT_ON,
         "MODEL.RETINANET.": retinanet,
-        "MODEL.RESNETS.": model.BACKBONE.CONV_BODY.startswith("R-"),
+        "MODEL.RESNETS.STRIDE": model.BACKBONE.CONV_BODY.startswith("R-"),
+        "MODEL.RESNETS.BN": model.RESNETS.NORM in ("BN", "SyncBN"),
     }
     return tuple(part for part, used in parts.items() if not used)
 

@@ -11,7 +11,7 @@ from yacs.config import CfgNode
 from detlite.config import ConfigError
 from detlite.conventions import convention_of
 from detlite.modeling.layers.conv import replace_crashing_convs
-from detlite.modeling.layers.norm import build_norm, build_optional_norm
+from detlite.modeling.layers.norm import Norm, build_norm, build_optional_norm
 from detlite.registry import Registry
 
 from .fpn import FPN, P6P7, SimpleFeaturePyramid
@@ -94,7 +94,7 @@ def build_resnet_options(cfg: CfgNode) -> ResNetOptions:
     resnets, depth = cfg.MODEL.RESNETS, int(match[1])
     return ResNetOptions(
         depth=depth,
-        norm=build_norm(cfg, resnets.NORM),
+        norm=_build_body_norm(cfg),
         stem_channels=resnets.STEM_OUT_CHANNELS,
         res2_channels=resnets.RES2_OUT_CHANNELS or (64 if depth < 50 else 256),
         groups=resnets.NUM_GROUPS,
@@ -142,11 +142,17 @@ def _build_timm(cfg: CfgNode) -> Backbone:
     return _build_with_neck(cfg, bottom_up, bottom_up.channels, match[2])
 
 
+def _build_body_norm(cfg: CfgNode) -> Norm:
+    resnets = cfg.MODEL.RESNETS
+    norm = build_norm(cfg, resnets.NORM)
+    return partial(norm, eps=resnets.BN_EPSILON) if resnets.NORM in ("BN", "SyncBN") else norm
+
+
 @BACKBONES.register("MobileNetV3-Large-FPN")
 def _build_mobilenet(cfg: CfgNode) -> Backbone:
     """Build torchvision's pyramid of two levels of stride 32. RoIs use the first one."""
     body = MobileNetV3(
-        build_norm(cfg, cfg.MODEL.RESNETS.NORM),
+        _build_body_norm(cfg),
         cfg.MODEL.BACKBONE.FREEZE_CONV_BODY_AT,
         convention_of(cfg).freeze_batch_statistics,
     )

@@ -51,7 +51,6 @@ class BoxHead(BoxStages):
     Args:
         class_agnostic: one box regression for all classes.
         class_scores: predicted boxes hold the scores of all classes.
-        score_thresh: predicted boxes need a higher score.
         thresholds: replace the beta of `box_loss`.
         ious: those from which a box is foreground in each pass. With several, the head is a cascade
             of itself: each pass applies it to the boxes that it predicted before.
@@ -134,18 +133,22 @@ class BoxHead(BoxStages):
         return torch.ones_like(labels) if self.class_agnostic else labels
 
     def decode(
-        self, predictions: BoxPredictions, scores: Tensor, proposals: Proposals
+        self,
+        predictions: BoxPredictions,
+        scores: Tensor,
+        proposals: Proposals,
+        score_thresh: float,
     ) -> PredictedBoxes:
         """Decode the box of each proposal [B, P] and class whose score, of float32 [R, K], exceeds
-        the threshold."""
+        `score_thresh`."""
         packing, num_classes = predictions.packing, scores.shape[1] - 1
         all_scores = packing.unpack(scores[:, 1:])  # [B, P, K - 1], 0 for padding
         class_scores = all_scores.flatten(1)
         per_box = num_classes
-        if self.score_thresh > 0:  # the scores of a box sum to at most 1
-            per_box = min(num_classes, math.ceil(1 / self.score_thresh) - 1)
+        if score_thresh > 0:  # the scores of a box sum to at most 1
+            per_box = min(num_classes, math.ceil(1 / score_thresh) - 1)
         limit = proposals.valid.shape[1] * per_box
-        index, valid = first_valid(class_scores > self.score_thresh, limit, packing.static_shapes)
+        index, valid = first_valid(class_scores > score_thresh, limit, packing.static_shapes)
         place, label = index // num_classes, index % num_classes + 1
         deltas = packing.unpack(predictions.deltas)  # [B, P, Q, 4]
         deltas = gather(deltas.flatten(1, 2), place * deltas.shape[2] + self._column(label))

@@ -32,9 +32,11 @@ class BoxStages(nn.Module, ABC):
 
     Attributes:
         matchers: those of the samples of each stage; the first stage gets labelled samples.
+        score_thresh: predicted boxes need a higher score.
     """
 
     matchers: list[Matcher]
+    score_thresh: float
 
     @property
     @abstractmethod
@@ -86,7 +88,8 @@ class BoxStages(nn.Module, ABC):
                 proposals = replace(proposals, boxes=boxes)
             predictions.append(stage(features, proposals.boxes, proposals.valid, static_shapes))
         last = self.stages[-1]
-        return last.decode(predictions[-1], mean_scores(predictions, last.convention), proposals)
+        scores = mean_scores(predictions, last.convention)
+        return last.decode(predictions[-1], scores, proposals, self.score_thresh)
 
 
 class _ScaleGradient(torch.autograd.Function):
@@ -124,6 +127,7 @@ class CascadeBoxHead(BoxStages):
         for number, stage in enumerate(stages):
             self.add_module(str(number), stage)
         self.matchers = [Matcher(iou, iou) for iou in ious]
+        self.score_thresh = stages[-1].score_thresh
 
     @property
     def stages(self) -> list[BoxHead]:
