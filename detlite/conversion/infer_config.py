@@ -32,6 +32,8 @@ def infer_config(
     Raises:
         ValueError: not such a detector, or an unknown backbone.
     """
+    if any("ctrness" in name or "centerness" in name for name in state):
+        raise ValueError("it is an FCOS, which detlite does not have")
     try:
         config = (infer_backbone or _backbone)(state)
         if is_retinanet(state):

@@ -33,8 +33,7 @@ from .tta import build_views
 READERS: Registry[Callable[..., tuple[CfgNode, DetectionModel]]] = Registry(
     "reader of models", on_demand={"exported": "detlite.apps.export.exported_detector"}
 )
-# Other files hold exported models.
-_CHECKPOINT_SUFFIXES = (".pth", ".pkl", ".pt", ".safetensors")
+_EXPORTED_SUFFIXES = (".onnx", ".openvino", ".pt2")  # other files are checkpoints
 _MIN_SCALE = 0.6  # of an image, in units of the scale in training
 _LIMITS: dict[str, tuple[float, float, type]] = {
     "min_size": (1, math.inf, int),
@@ -110,12 +109,12 @@ class Predictor:
         cfg: CfgNode | None = None,
     ) -> None:
         if isinstance(model, str | Path):
-            if Path(model).suffix in _CHECKPOINT_SUFFIXES:
+            if Path(model).suffix in _EXPORTED_SUFFIXES:
+                cfg, model = READERS.get("exported")(model, (), trust)
+            else:
                 cfg, model = build_model_from_checkpoint(model)
                 model, file_dtype = build_inference(cfg, model)
                 dtype = file_dtype if dtype == "float32" else dtype
-            else:
-                cfg, model = READERS.get("exported")(model, (), trust)
         sizes, options = (800, 1333), DEFAULT_OPTIONS
         if cfg is not None:
             if score_thresh is None:

@@ -44,6 +44,14 @@ def test_proposal_network(source, fpn, tmp_path):
     assert set(model([torch.rand(3, 64, 64)])[0]["labels"].tolist()) <= {1}
 
 
+def test_other_detectors_are_named(tmp_path):
+    state = retinanet("torchvision")
+    state["head.regression_head.bbox_ctrness.weight"] = torch.zeros(1, 256, 3, 3)
+    torch.save(state, tmp_path / "w.pth")
+    with pytest.raises(CheckpointError, match="looks like torchvision's, but it is an FCOS"):
+        read_checkpoint(tmp_path / "w.pth")
+
+
 @pytest.mark.parametrize("source", RETINANET_NAMES)
 def test_retinanet(source, tmp_path):
     state = retinanet(source)

@@ -50,6 +50,14 @@ def test_torchvision_loads_the_state(exportable, opts):
     assert f"BatchNorm2d {eps}" in settings
 
 
+def test_similar_scores_are_no_difference(exportable):
+    """As of a model without training, whose scores differ by less than float32 rounds."""
+    cfg, model = exportable("MODEL.MASK_ON", False)
+    model.rpn.head.cls_logits.weight.data.mul_(1e-6)
+    model.roi_heads.box.predictor.cls_score.weight.data.mul_(1e-5)
+    export_to_torchvision(cfg, model)
+
+
 @pytest.mark.parametrize(
     ("key", "value"),
     [

@@ -3,6 +3,7 @@
 import logging
 import re
 from collections.abc import Sequence
+from textwrap import shorten
 from typing import Any
 
 from yacs.config import CfgNode
@@ -21,9 +22,13 @@ def config_of(checkpoint: Checkpoint, opts: Sequence[Any] = ()) -> CfgNode:
     """Return the config stored in a checkpoint, with overrides; log what it assumes."""
     stored = checkpoint_config(checkpoint)
     if stored is None:
+        names = shorten(", ".join(checkpoint.model), 100, placeholder=" ...")
+        problem = f"has no config, so the architecture of its weights ({names}) is unknown"
+        if checkpoint.backbone_only:
+            problem = "has no config: it is a classifier, from which training can start"
         raise CheckpointError(
-            f"{checkpoint.path}: has no config, so the architecture of the model is unknown: name "
-            "the YAML file of its config as well (`config`, or --config)"
+            f"{checkpoint.path}: {problem}. If detlite has the model, name the YAML file of its "
+            "config as well (`config`, or --config)"
         )
     # Loading weights must not run code, so the caller names the modules to import.
     stored.pop("IMPORTS", None)

@@ -18,6 +18,7 @@ from detlite.conversion.checkpoint.loading import (
     load_weights,
     resolve_checkpoint_path,
 )
+from detlite.inference.predictor import Predictor
 from detlite.modeling.build import build_model
 
 CATEGORIES = [{"id": 7, "name": "red"}, {"id": 9, "name": "green"}]
@@ -112,6 +113,10 @@ def test_no_config(toy, tmp_path):
     torch.save(toy.state_dict(), tmp_path / "w.pth")
     with pytest.raises(CheckpointError, match=r"w\.pth: has no config.*name the YAML file"):
         build_model_from_checkpoint(tmp_path / "w.pth")
+    state = {"transformer.weight": torch.zeros(1), "class_embed.bias": torch.zeros(1)}
+    torch.save(state, tmp_path / "detr.ckpt")
+    with pytest.raises(CheckpointError, match=r"\(transformer\.weight, class_embed\.bias\) is unk"):
+        Predictor(tmp_path / "detr.ckpt")
 
 
 def test_reinit_heads_does_not_allow_other_widths(toy, tmp_path):
