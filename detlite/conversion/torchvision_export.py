@@ -197,8 +197,8 @@ def _norm(node: CfgNode) -> type[nn.Module] | None:
     return nn.BatchNorm2d if node.NORM == "BN" else None
 
 
-def _body_norm(cfg: CfgNode) -> partial[nn.Module]:
-    norms: dict[str, partial[nn.Module]] = {
+def _body_norm(cfg: CfgNode) -> partial[Any]:
+    norms: dict[str, partial[Any]] = {
         "FrozenBN": partial(FrozenBatchNorm2d, eps=convention_of(cfg).frozen_norm_eps),
         "BN": partial(nn.BatchNorm2d, eps=cfg.MODEL.RESNETS.BN_EPSILON),
     }

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -144,7 +145,7 @@ def _build_timm(cfg: CfgNode) -> Backbone:
 
 def _build_body_norm(cfg: CfgNode) -> Norm:
     resnets = cfg.MODEL.RESNETS
-    norm = build_norm(cfg, resnets.NORM)
+    norm: Any = build_norm(cfg, resnets.NORM)
     return partial(norm, eps=resnets.BN_EPSILON) if resnets.NORM in ("BN", "SyncBN") else norm
 
 
