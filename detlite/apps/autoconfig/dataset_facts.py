@@ -74,9 +74,11 @@ class DatasetFacts:
 
     @property
     def keypoints(self) -> bool:
-        """True if one in ten objects of categories with keypoints has them, some in every set."""
-        counts = [one.with_keypoints if one.keypoints else 0 for one in self.sets]
-        return all(counts) and 10 * sum(counts) >= sum(one.keypoint_objects for one in self.sets)
+        """True if one in ten objects of the categories with keypoints has them."""
+        labeled = sum(one.with_keypoints for one in self.sets)
+        objects = sum(one.keypoint_objects for one in self.sets)
+        named = self.train.with_keypoints and all(one.keypoints for one in self.sets)
+        return bool(named and 10 * labeled >= objects)
 
 
 @dataclass(frozen=True)

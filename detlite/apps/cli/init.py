@@ -148,6 +148,16 @@ def config(
                 )
             choices = [*choices, *autoconfig.choose(facts, values)]
     cfg = autoconfig.as_config(facts, choices)
+    train = facts.train
+    for key, is_complete in (
+        ("MASK_ON", train.with_masks == len(train.boxes)),
+        ("KEYPOINT_ON", 0 < train.keypoint_objects == train.with_keypoints),
+    ):
+        if is_complete and not cfg.MODEL[key] and f"MODEL.{key}" not in values:
+            _log(
+                f"MODEL.{key} is False, although all training objects would fit: those of the "
+                "evaluation set do not. Name another one with --val"
+            )
     # What training will leave out, reinterpret or switch off because of the data.
     _log(findings_of([*build_train_dataset(cfg).parts, *build_test_datasets(cfg)]))
     return autoconfig.config_text(choices, facts.summary, "" if weights else facts.base)

@@ -19,7 +19,8 @@ SPLITS = {"train": "train", "training": "train", "val": "val", "valid": "val", "
 _LABEL_FOLDERS = {"annotations", "labels", "ann"}
 _NO_PHOTOS = ("SegmentationClass", "SegmentationObject")  # masks with the names of images
 _LABELS = {".json", ".xml", ".txt", ".csv", ".yaml", ".yml"}
-_JUNK = {"__macosx", "thumbs.db", "desktop.ini"}  # of macOS and Windows
+# Of macOS, Windows and Synology.
+_JUNK = {"__macosx", "thumbs.db", "desktop.ini", "$recycle.bin", "@eadir"}
 _UPLOAD_PREFIX = re.compile(r"[0-9a-f]{8}-(?=.)")  # Label Studio puts it in front of file names
 _SAMPLE = 3  # files that decide the format
 _HEAD = 1 << 16  # bytes at the start and the end of a file that `excerpt` returns

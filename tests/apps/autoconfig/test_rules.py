@@ -174,6 +174,11 @@ def test_keypoints_need_one_labeled_object_in_ten(cpu):
     for labeled, expected in ((200, True), (199, False)):
         few = dataclasses.replace(train, with_keypoints=labeled)
         assert values_for(few, cpu, few)["MODEL.KEYPOINT_ON"] is expected
+    none = dataclasses.replace(train, with_keypoints=0)
+    assert (
+        values_for(train, cpu, none)["MODEL.KEYPOINT_ON"] is True
+    )  # a set without any says little
+    assert values_for(train, cpu, statistics())["MODEL.KEYPOINT_ON"] is False
 
 
 def test_numbers_of_boxes_follow_from_crowded_images(cpu):

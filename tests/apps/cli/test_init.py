@@ -95,6 +95,16 @@ def test_values_have_reasons(no_pretrained_weights, make_coco_dataset, tmp_path,
         assert lines[number - 1].strip().startswith("#"), key
 
 
+def test_an_evaluation_set_without_masks_is_named(
+    no_pretrained_weights, make_coco_dataset, tmp_path, capsys
+):
+    file, _ = make_coco_dataset()
+    val, _ = make_coco_dataset("val", masks=False)
+    config, summary = init(tmp_path, capsys, "--data", file, "--val", val)
+    assert load_config(config).MODEL.MASK_ON is False
+    assert "MODEL.MASK_ON is False, although all training objects would fit" in summary
+
+
 @pytest.mark.slow
 def test_from_pretrained_weights(make_coco_dataset, tmp_path, capsys):
     pytest.importorskip("timm")
