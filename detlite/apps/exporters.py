@@ -14,6 +14,7 @@ from pycocotools import mask as rle_codec
 from detlite.apps.optional_packages import import_optional
 from detlite.inference.prediction import EXPORTERS
 from detlite.structures.masks.formats import to_bitmap
+from detlite.structures.masks.rle import tight_bounds
 
 _LABELME_VERSION = "5.5.0"  # version of the file format
 
@@ -176,11 +177,10 @@ def outlines(mask: np.ndarray) -> list[np.ndarray]:
         mask: bool or 0/1 [H, W].
     """
     mask = np.asarray(mask, dtype=bool)
-    rows, columns = np.flatnonzero(mask.any(axis=1)), np.flatnonzero(mask.any(axis=0))
-    if not len(rows):
+    left, top, right, bottom = tight_bounds(mask)
+    if not right:
         return []
-    top, left = rows[0], columns[0]
-    padded = np.pad(mask[top : rows[-1] + 1, left : columns[-1] + 1].astype(float), 1)
+    padded = np.pad(mask[top:bottom, left:right].astype(float), 1)
     # For each part the points of its contours, the outer one first, and where each contour starts.
     filled: Any = contour_generator(z=padded, fill_type="OuterOffset").filled(0.5, 2.0)
     polygons = []

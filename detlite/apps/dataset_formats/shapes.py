@@ -22,6 +22,7 @@ from detlite.data.errors import DataError
 from detlite.data.images.formats import DECODE_ERRORS
 from detlite.data.images.reading import image_size
 from detlite.structures.masks.formats import encode_bitmap, to_bitmap
+from detlite.structures.masks.rle import tight_bounds
 
 from .file_tree import FileTree
 from .labeled_dataset import (
@@ -230,11 +231,10 @@ def _to_object(shape: Shape, size: tuple[int, int], where: str) -> LabeledObject
 
 def object_from_bitmap(category: str, bitmap: np.ndarray, where: str) -> LabeledObject:
     """Return the object with the mask bool [H, W], which must not be empty."""
-    rows, columns = np.flatnonzero(bitmap.any(axis=1)), np.flatnonzero(bitmap.any(axis=0))
-    if not len(rows):
+    left, top, right, bottom = map(float, tight_bounds(bitmap))
+    if not right:
         raise DataError(f"{where}: the mask is empty: no pixel of the object is set; remove it")
-    x, y = float(columns[0]), float(rows[0])
-    box = (x, y, float(columns[-1] + 1) - x, float(rows[-1] + 1) - y)
+    box = left, top, right - left, bottom - top
     return LabeledObject(category, box, encode_bitmap(bitmap))
 
 

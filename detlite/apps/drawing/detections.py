@@ -14,6 +14,7 @@ from detlite.evaluation.results import categories_of
 from detlite.inference.prediction import EXPORTERS
 from detlite.structures.masks.formats import to_bitmap
 from detlite.structures.masks.packed import PackedMasks
+from detlite.structures.masks.rle import tight_bounds
 
 Color = tuple[int, int, int]
 _Box = tuple[float, float, float, float]
@@ -141,10 +142,9 @@ def _bitmap(masks: Any, index: int, size: tuple[int, int]) -> np.ndarray:
 
 def _draw_mask(canvas: Image.Image, bitmap: np.ndarray, style: _Object) -> bool:
     """Draw the edge of a mask, and fill it if it is not small; return False if it is empty."""
-    rows, columns = (np.flatnonzero(bitmap.any(axis=axis)) for axis in (1, 0))
-    if not len(rows):
+    left, top, right, bottom = tight_bounds(bitmap)
+    if not right:
         return False
-    top, bottom, left, right = rows[0], rows[-1] + 1, columns[0], columns[-1] + 1
     factor = canvas.width // bitmap.shape[1]
     bitmap = bitmap[top:bottom, left:right]
     if factor > 1:  # smooth the edge of an enlarged mask

@@ -14,7 +14,7 @@ from detlite.structures.masks.formats import (
     polygons_to_rle,
     to_bitmap,
 )
-from detlite.structures.masks.rle import run_lengths, used_columns
+from detlite.structures.masks.rle import run_lengths, tight_bounds
 
 from .coco_values import TEXT, Note, Reading, integer, numbers, parse_if_text, unusable
 
@@ -198,10 +198,8 @@ def mask_box(segmentation: Segmentation, height: int, width: int) -> list[int] |
 
 
 def _tight_box(bitmap: np.ndarray) -> list[int] | None:
-    columns = used_columns(bitmap)
-    rows = used_columns(bitmap[:, columns].T)
-    x, y = columns.start, rows.start
-    return [x, y, columns.stop - x, rows.stop - y] if columns.stop else None
+    left, top, right, bottom = tight_bounds(bitmap)
+    return [left, top, right - left, bottom - top] if right else None
 
 
 def boxes_match(box: Sequence[float], tight: Sequence[float]) -> bool:
@@ -231,10 +229,14 @@ def fill_missing(content: dict[str, Any]) -> dict[str, Any]:
             row["id"] = free_id
         if row.get("area") is None:
             size = sizes[row["image_id"]]
-            mask = read_segmentation(row.get("segmentation"), *size)
-            box_area = float(row["bbox"][2] * row["bbox"][3])
-            row["area"] = box_area if mask.problem else mask_area(mask.value, *size)
+            row["area"] = annotation_area(row.get("segmentation"), row["bbox"], *size)
     return content
+
+
+def annotation_area(segmentation: Any, box: Sequence[float], height: int, width: int) -> float:
+    """Return the pixels of a mask, or the area of the box (x, y, width, height) without one."""
+    mask = read_segmentation(segmentation, height, width)
+    return float(box[2] * box[3]) if mask.problem else mask_area(mask.value, height, width)
 
 
 def mask_area(segmentation: Segmentation, height: int, width: int) -> float:

@@ -9,7 +9,7 @@ from PIL import Image
 from torch import Tensor
 
 from .packed import PackedMasks, Rings, draw_pieces, pack
-from .rle import boundaries_of_bitmap, decode_frame, used_columns
+from .rle import boundaries_of_bitmap, decode_frame, tight_bounds, used_columns
 
 # Clipped polygons get edges along the clipping border, which must stay outside the window.
 _MARGIN = 8
@@ -102,7 +102,7 @@ def warp_masks(
             )
             bitmap = np.asarray(image)
             moved.append(boundaries_of_bitmap(bitmap))
-            boxes[index] = torch.tensor(_bounding_box(bitmap))
+            boxes[index] = torch.tensor(tight_bounds(bitmap))
         else:
             rings = [ring.reshape(-1, 2) @ matrix.T + shift for ring in own]
             moved.append(rings)
@@ -116,14 +116,8 @@ def masks_to_boxes(masks: PackedMasks, height: int, width: int) -> Tensor:
     """Return the bounding boxes float32 `[I, 4]` (xyxy) of masks of one image; 0 if empty."""
     boxes = torch.zeros(len(masks), 4)
     for index, bitmap in enumerate(masks.each_bitmap(height, width)):
-        boxes[index] = torch.tensor(_bounding_box(bitmap))
+        boxes[index] = torch.tensor(tight_bounds(bitmap))
     return boxes
-
-
-def _bounding_box(bitmap: np.ndarray) -> list[int]:
-    columns = used_columns(bitmap)
-    rows = used_columns(bitmap[:, columns].T)
-    return [columns.start, rows.start, columns.stop, rows.stop]
 
 
 def clip_ring(ring: np.ndarray, height: int, width: int, margin: float) -> np.ndarray:

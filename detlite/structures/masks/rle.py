@@ -130,6 +130,13 @@ def used_columns(bitmap: np.ndarray) -> slice:
     return slice(int(columns[0]), int(columns[-1]) + 1) if len(columns) else slice(0, 0)
 
 
+def tight_bounds(bitmap: np.ndarray) -> tuple[int, int, int, int]:
+    """Return the (left, top, right, bottom) of the set pixels of a bitmap `[H, W]`; 0 if none."""
+    columns = used_columns(bitmap)
+    rows = used_columns(bitmap[:, columns].T)
+    return columns.start, rows.start, columns.stop, rows.stop
+
+
 def decode_frame(
     boundaries: np.ndarray, frame: Sequence[int], window: tuple[int, int, int, int] | None = None
 ) -> np.ndarray:
