@@ -146,6 +146,7 @@ def compute_statistics(
         texts += bad_images.values()
         problems[masks, keypoints] = bad + len(bad_images), texts[0] if texts else ""
     with_masks = index.counts(replace(selection, masks=True).objects)
+    with_keypoints = index.counts(selection.objects, index.labeled_keypoints > 0)
     ids, names = zip(*((row["id"], str(row["name"])) for row in categories), strict=True)
     numbered = np.searchsorted(ids, labels)
     return DatasetStatistics(
@@ -156,7 +157,7 @@ def compute_statistics(
         categories=_counted(names, numbered, np.array(owners)),
         with_masks=int(with_masks[numbers].sum()),
         keypoints=index.keypoint_names,
-        with_keypoints=int(index.labeled_objects(selection.objects)[numbers].sum()),
+        with_keypoints=int(with_keypoints[numbers].sum()),
         keypoint_objects=sum(label in named for label in labels),
         problems=problems,
         decoding=decoding,

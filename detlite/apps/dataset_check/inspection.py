@@ -55,7 +55,7 @@ def inspect_dataset(
         image_options: see `read_image`.
         progress: wraps a list of rows while they are read, for example in a progress bar.
     """
-    result = Inspection(annotations, folder, refuses=not skip_bad)
+    result, refused = Inspection(annotations, folder), not skip_bad
     with local_copy(annotations) as file:
         try:
             result.index = index = open_index(file, by_url)
@@ -70,7 +70,7 @@ def inspect_dataset(
     result.selection = replace(selection, masks=masks)
     result.category_rows = index.content["categories"]
     for where, problem in index.table["image_problems"]:
-        result.add("image entry", where.partition(",")[0], problem)
+        result.defects.append(Defect("image entry", where.partition(",")[0], problem, refused))
     for number in range(len(index.image_ids)):
         image = index.image(number)
         result.images[image["id"]] = image
@@ -78,7 +78,8 @@ def inspect_dataset(
     for row, where, problem in index.bad_annotations(result.selection):
         # A box with four numbers can be drawn, even outside of its image.
         box = read_box(row.get("bbox"), 1 << 30, 1 << 30).value
-        result.add("annotation", where, problem, row.get("image_id"), box)
+        defect = Defect("annotation", where, problem, refused, row.get("image_id"), box)
+        result.defects.append(defect)
     _inspect_images(result, progress(list(result.images.values()), "images"), image_options)
     result.defects += object_warnings(result, progress)
     result.defects += shape_warnings(result)

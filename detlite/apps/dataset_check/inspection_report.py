@@ -45,7 +45,6 @@ class Inspection:
     """The defects and the valid entries of one annotation file.
 
     Attributes:
-        refuses: training stops at defects instead of skipping the entries.
         index: of the annotation file; None if that cannot be read.
         selection: what every annotation must have.
         images: valid entries of `images` by id.
@@ -58,7 +57,6 @@ class Inspection:
     annotations: Location
     folder: ImageFolder
     defects: list[Defect] = field(default_factory=list)
-    refuses: bool = True
     index: AnnotationIndex | None = None
     selection: Selection = field(default_factory=Selection)
     images: dict[int, Row] = field(default_factory=dict)
@@ -67,12 +65,6 @@ class Inspection:
     findings: list[Finding] = field(default_factory=list)
     fingerprints: list[Fingerprint] = field(default_factory=list)
     fingerprinted: list[int] = field(default_factory=list)
-
-    def add(
-        self, kind: str, where: str, problem: str, image_id: Any = None, box: Any = None
-    ) -> None:
-        """Record an entry that cannot be used."""
-        self.defects.append(Defect(kind, where, problem, self.refuses, image_id, box))
 
     @property
     def name(self) -> str:

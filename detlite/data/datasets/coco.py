@@ -116,7 +116,8 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
         self.findings = self.index.findings(self.selection, skip_bad, bad_images, uses_empty)
         keep = np.ones(len(self.index.image_ids), bool)
         if train:
-            usable = self.index.counts(self.selection.objects, min_keypoints > 0)
+            values = self.index.labeled_keypoints if min_keypoints else 1
+            usable = self.index.counts(self.selection.objects, values)
             keep = usable >= max(min_keypoints, 1)
             if background and keep.any():
                 keep |= self.index.counts() == 0  # not images of crowds alone
@@ -210,9 +211,8 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
         content["images"] = [self.index.image(number) for number in self._numbers.tolist()]
         content["annotations"] = annotated = []
         ids = [*self._labels]
-        for number, image in zip(self._numbers.tolist(), content["images"], strict=True):
-            if not annotations:
-                break
+        numbered = zip(self._numbers.tolist(), content["images"], strict=True)
+        for number, image in numbered if annotations else ():
             rows = self.index.annotations(number, self.selection.objects)
             annotated += [{**row, "iscrowd": 0} for row in rows]
             for row in self.index.annotations(number, self.selection.regions):

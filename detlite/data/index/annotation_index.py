@@ -106,40 +106,28 @@ class AnnotationIndex:
         entry |= {"height": height, "width": width, "id": int(self.image_ids[number])}
         return set_file_name(entry, self.table["by_url"])
 
+    @property
+    def labeled_keypoints(self) -> np.ndarray:
+        """The number of labeled keypoints of the annotations, int32 [A]."""
+        return self.arrays["labeled"]
+
     def annotations(self, number: int, select: Select = located) -> list[dict[str, Any]]:
         """Return the selected annotations of an image, in file order."""
-        rows = self._load(self._select("annotations", number, select))
-        for row, position in zip(rows, self._select("positions", number, select), strict=True):
-            row.pop(PROBLEM_KEY, None)
-            if self.table["numbered"]:
-                row["id"] = int(position) + 1
-        return rows
+        return self._read(self._selected(number, select))
 
     def category_ids(self, number: int, select: Select) -> np.ndarray:
-        return self._select("category_ids", number, select)
+        return self.arrays["category_ids"][self._selected(number, select)]
 
-    def counts(self, select: Select = np.ones_like, labeled_keypoints: bool = False) -> np.ndarray:
-        """Count the selected annotations of each image, int64 [I], or their labeled keypoints."""
-        counted = select(self.arrays["states"]).astype(np.int64)
-        return self._sums(counted * self.arrays["labeled"] if labeled_keypoints else counted)
-
-    def labeled_objects(self, select: Select) -> np.ndarray:
-        """Count the selected annotations of each image with labeled keypoints, int64 [I]."""
-        return self._sums(select(self.arrays["states"]) & (self.arrays["labeled"] > 0))
-
-    def _sums(self, values: np.ndarray) -> np.ndarray:
-        """Return the sum over the annotations of each image."""
-        sums = np.concatenate([[0], values.cumsum(dtype=np.int64)])
+    def counts(self, select: Select = np.ones_like, values: np.ndarray | int = 1) -> np.ndarray:
+        """Return the sum of `values` [A] over the selected annotations of each image, int64 [I]."""
+        selected = select(self.arrays["states"]) * values
+        sums = np.concatenate([[0], selected.cumsum(dtype=np.int64)])
         return np.diff(sums[self.arrays["first"]])
 
     def full_content(self) -> dict[str, Any]:
         """Return the content of the annotation file in COCO's notation, with its findings."""
-        rows = self._load(self.arrays["annotations"][np.argsort(self.arrays["positions"])])
-        for number, row in enumerate(rows, start=1):
-            row.pop(PROBLEM_KEY, None)
-            if self.table["numbered"]:
-                row["id"] = number
-        content = {**self.content, "annotations": rows}
+        in_file_order = np.argsort(self.arrays["positions"])
+        content = {**self.content, "annotations": self._read(in_file_order)}
         content["images"] = [self.image(number) for number in range(len(self.image_ids))]
         findings = Findings([*Findings.from_json(self.content.get("findings")), *self.notes])
         for problem in self.table["image_problems"]:
@@ -246,11 +234,19 @@ class AnnotationIndex:
         """Return the first annotation with a flag, and what is wrong with it; "" if none."""
         return self.table["examples"].get(str(int(flag)), "")
 
-    def _select(self, name: str, number: int, select: Select) -> np.ndarray:
-        """Return the rows of an array for the selected annotations of an image."""
+    def _selected(self, number: int, select: Select) -> np.ndarray:
+        """Return the indices of the selected annotations of an image."""
         first, last = self.arrays["first"][number : number + 2].tolist()
-        selected = select(self.arrays["states"][first:last])
-        return self.arrays[name][first:last][selected]
+        return first + np.flatnonzero(select(self.arrays["states"][first:last]))
+
+    def _read(self, indices: np.ndarray) -> list[dict[str, Any]]:
+        """Return annotations with their ids, and without their problems."""
+        rows = self._load(self.arrays["annotations"][indices])
+        for row, position in zip(rows, self.arrays["positions"][indices].tolist(), strict=True):
+            row.pop(PROBLEM_KEY, None)
+            if self.table["numbered"]:
+                row["id"] = position + 1
+        return rows
 
     def _load(self, spans: np.ndarray) -> list[dict[str, Any]]:
         """Parse the JSON texts at spans int64 [N, 2] of (start, stop)."""

@@ -1,6 +1,5 @@
 """Read the annotations of a file into COCO's notation, and note what was not in it."""
 
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,33 +13,35 @@ from .states import PROBLEM_KEY, Flag, annotation_name
 _MIN_BOXES = 4  # that can show that all are wrong
 
 
-@dataclass
 class AnnotationReader:
     """Reads annotations, collects findings, and counts boxes that are not in their images.
 
-    Attributes:
+    Args:
         images, categories, read_category_id: what annotations refer to.
         keypoint_count: number of keypoints of an object.
-        findings: what was read in another notation, and where.
+        findings: collects what was read in another notation, and where.
+
+    Attributes:
         examples: the first annotation with each flag, and what is wrong with it.
     """
 
-    images: ImageTable
-    categories: list[Entry]
-    read_category_id: Ids
-    keypoint_count: int
-    findings: Findings
-    examples: dict[int, str] = field(default_factory=dict)
-    boxes: int = 0
-    like_corners: int = 0
-    misplaced: int = 0
-    first_misplaced: str = ""
-
-    def __post_init__(self) -> None:
-        self._places = {number: place for place, number in enumerate(self.images.ids)}
-        same = self.images.same.items()
-        self._places |= {number: self._places[first] for number, first in same}
-        self._category_ids = {row["id"] for row in self.categories}
+    def __init__(
+        self,
+        images: ImageTable,
+        categories: list[Entry],
+        read_category_id: Ids,
+        keypoint_count: int,
+        findings: Findings,
+    ) -> None:
+        self.findings = findings
+        self.examples: dict[int, str] = {}
+        self._images, self._read_category_id = images, read_category_id
+        self._places = {number: place for place, number in enumerate(images.ids)}
+        self._places |= {number: self._places[first] for number, first in images.same.items()}
+        self._category_ids = {row["id"] for row in categories}
+        self._keypoint_count = keypoint_count
+        self._boxes = self._like_corners = self._misplaced = 0
+        self._first_misplaced = ""
 
     def read(self, row: Entry, position: int) -> tuple[Entry, int, int, int, int]:
         """Read an annotation.
@@ -52,67 +53,60 @@ class AnnotationReader:
         """
         self._row, self._where = row, annotation_name(row, position)
         self._changes: Entry = {}
-        self._problems: dict[Flag, str] = {}
-        flags, labeled = self._read_marks(), 0
-        category_id = self.read_category_id(row.get("category_id"))
-        if category_id in self._category_ids:
-            self._convert("category_id", category_id)
-        else:
-            problem = self._unknown_category(row.get("category_id"))
-            self._problems[Flag.UNKNOWN_CATEGORY] = problem
-        image_id = self.images.read_id(row.get("image_id"))
-        unknown = len(self.images.ids)
+        self._problems: dict[int, str] = {}
+        self._flags = labeled = 0
+        ids, unknown = self._images.ids, len(self._images.ids)
+        image_id = self._images.read_id(row.get("image_id"))
         place = unknown if image_id is None else self._places.get(image_id, unknown)
-        if place < unknown:
-            self._convert("image_id", self.images.ids[place])
-            if self.images.sizes[place][0]:
-                self._read_shape(self.images.sizes[place])
-            labeled = self._read_keypoints()
-        else:
+        if place == unknown:
             problem = f"image_id {short_repr(row.get('image_id'))} is not in 'images'"
-            self._problems = {Flag.UNKNOWN_IMAGE: problem, **self._problems}
-        for flag, problem in self._problems.items():
-            flags |= flag
-            self.examples.setdefault(flag, f"{self._where}: {problem}")
-        if "region" in self._changes:
-            flags |= Flag.REGION
+            self._flag(Flag.UNKNOWN_IMAGE, problem)
+        self._read_marks()
+        category_id = self._read_category_id(row.get("category_id"))
+        if category_id in self._category_ids:
+            self._take("category_id", category_id)
+        else:
+            self._flag(Flag.UNKNOWN_CATEGORY, self._unknown_category(row.get("category_id")))
+        if place < unknown:
+            self._take("image_id", ids[place])
+            if self._images.sizes[place][0]:
+                self._read_shape(*self._images.sizes[place])
+            labeled = self._read_keypoints()
         if self._problems:
-            self._changes[PROBLEM_KEY] = {int(flag): text for flag, text in self._problems.items()}
-        row = {**row, **self._changes} if self._changes else row
-        return row, flags, place, category_id or 0, labeled
+            self._changes[PROBLEM_KEY] = self._problems
+        read = {**row, **self._changes} if self._changes else row
+        return read, self._flags, place, category_id or 0, labeled
 
-    def _use(self, key: str, reading: coco_values.Reading) -> None:
-        """Take a value, and note how it was read."""
-        written = self._row.get(key)
-        if reading.note:
-            example = f"{self._where}: {key} {short_repr(written)}"
-            self.findings.add(*reading.note, example)
-        if reading.value is not written:
-            self._changes[key] = reading.value
+    def _flag(self, flag: Flag, problem: str = "") -> None:
+        """Set a flag of the annotation, and record what is wrong with it, if anything."""
+        self._flags |= flag
+        self.examples.setdefault(flag, f"{self._where}: {problem}" if problem else self._where)
+        if problem:
+            self._problems[int(flag)] = problem
 
-    def _convert(self, key: str, value: float | None) -> None:
-        """Take a number that may be written as text or fraction."""
+    def _take(self, key: str, value: Any, note: coco_values.Note | None = None) -> None:
+        """Take a value, and note how it was read if it was written as a text."""
         written = self._row.get(key)
-        if isinstance(written, str):
-            self._use(key, coco_values.Reading(value, note=coco_values.TEXT))
-        elif type(value) is not type(written) or value != written:
+        if note is None and isinstance(written, str):
+            note = coco_values.TEXT
+        if note:
+            self.findings.add(*note, f"{self._where}: {key} {short_repr(written)}")
+        if value is not written:
             self._changes[key] = value
 
-    def _read_marks(self) -> int:
-        """Read `iscrowd`, `ignore` and `area`, and return the flags of the first two."""
-        flags, row = 0, self._row
+    def _read_marks(self) -> None:
+        """Read `iscrowd`, `ignore` and `area`."""
+        row = self._row
         crowd = row.get("iscrowd") or 0
         crowd = {"true": 1, "false": 0}.get(str(crowd).lower(), coco_values.integer(crowd))
         if crowd not in (0, 1):
-            problem = f"iscrowd is {short_repr(row.get('iscrowd'))}, not 0 or 1"
-            self._problems[Flag.BAD_CROWD] = problem
+            self._flag(Flag.BAD_CROWD, f"iscrowd is {short_repr(row.get('iscrowd'))}, not 0 or 1")
         elif type(row.get("iscrowd", 0)) is not int:
             self._changes["iscrowd"] = crowd
-        is_ignored = coco_values.integer(row.get("ignore")) == 1
-        for flag, is_set in ((Flag.CROWD, crowd == 1), (Flag.IGNORED, is_ignored)):
-            if is_set:
-                flags |= flag
-                self.examples.setdefault(flag, self._where)
+        if crowd == 1:
+            self._flag(Flag.CROWD)
+        if coco_values.integer(row.get("ignore")) == 1:
+            self._flag(Flag.IGNORED)
         if (area := row.get("area")) is not None:
             pixels = coco_values.number(area)
             if pixels is None or pixels < 0:
@@ -121,22 +115,21 @@ class AnnotationReader:
                 self.findings.add("areas that are not square pixels", effect, example)
                 self._changes["area"] = None
             else:
-                self._convert("area", pixels)
-        return flags
+                self._take("area", pixels)
 
     def _read_keypoints(self) -> int:
         """Read the keypoints, and return the number of labeled ones."""
         written = self._row.get("keypoints")
-        if not self.keypoint_count:
+        if not self._keypoint_count:
             if written:
                 effect = 'They are not used. Add "keypoints": ["nose", ...] to the category.'
                 self.findings.add("keypoints that no category names", effect, self._where)
             return 0
-        points = coco_values.read_keypoints(written, self.keypoint_count)
+        points = coco_values.read_keypoints(written, self._keypoint_count)
         if points.problem:
-            self._problems[Flag.BAD_KEYPOINTS] = points.problem
+            self._flag(Flag.BAD_KEYPOINTS, points.problem)
             return 0
-        self._use("keypoints", points)
+        self._take("keypoints", points.value, points.note)
         return sum(v > 0 for v in points.value[2::3])
 
     def _unknown_category(self, written: Any) -> str:
@@ -147,48 +140,45 @@ class AnnotationReader:
             f"{last}{hint}"
         )
 
-    def _read_shape(self, size: tuple[int, int]) -> None:
+    def _read_shape(self, height: int, width: int) -> None:
         """Read the box and the mask."""
         row = self._row
-        box = coco_values.read_box(row.get("bbox"), *size)
-        mask = coco_masks.read_segmentation(row.get("segmentation"), *size, box.value)
-        self.boxes += 1
-        x, y, w, h = _four_numbers(row.get("bbox"))
-        self.like_corners += 0 <= x < w <= size[1] and 0 <= y < h <= size[0]
+        box = coco_values.read_box(row.get("bbox"), height, width)
+        mask = coco_masks.read_segmentation(row.get("segmentation"), height, width, box.value)
+        self._boxes += 1
+        numbers = coco_values.numbers(row.get("bbox")) or []
+        x, y, w, h = numbers if len(numbers) == 4 else [0.0] * 4
+        self._like_corners += 0 <= x < w <= width and 0 <= y < h <= height
         if box.note == coco_values.CLIPPED or "is outside" in (box.problem or ""):
-            self.misplaced += 1
-            self.first_misplaced = self.first_misplaced or f"{self._where}: bbox {row['bbox']}"
+            self._misplaced += 1
+            self._first_misplaced = self._first_misplaced or f"{self._where}: bbox {row['bbox']}"
         if box.problem and not mask.problem:
-            tight = coco_masks.mask_box(mask.value, *size)
+            tight = coco_masks.mask_box(mask.value, height, width)
             if tight and (w <= 0 or h <= 0):
                 box = coco_values.Reading(tight, note=coco_values.FROM_MASK)
             elif tight:
+                self._flags |= Flag.REGION
                 self._changes["region"] = tight
         if box.problem:
-            self._problems[Flag.BAD_BOX] = box.problem
+            self._flag(Flag.BAD_BOX, box.problem)
         else:
-            self._use("bbox", box)
+            self._take("bbox", box.value, box.note)
         if not mask.problem:
-            self._use("segmentation", mask)
+            self._take("segmentation", mask.value, mask.note)
         elif row.get("segmentation"):
-            self._problems[Flag.BAD_MASK] = mask.problem
+            self._flag(Flag.BAD_MASK, mask.problem)
         else:
             needed = "but MODEL.MASK_ON needs one (set it False to train on boxes)"
-            self._problems[Flag.NO_MASK] = f"{mask.problem}, {needed}"
+            self._flag(Flag.NO_MASK, f"{mask.problem}, {needed}")
 
     def check_boxes(self, file: Path) -> None:
         """Raise DataError if most boxes are not inside their images, or all fit as corners."""
-        corners = self.like_corners == self.boxes >= _MIN_BOXES and self.misplaced
-        if corners or (self.misplaced >= _MIN_BOXES and self.misplaced > self.boxes / 2):
+        misplaced, boxes = self._misplaced, self._boxes
+        corners = self._like_corners == boxes >= _MIN_BOXES and misplaced
+        if corners or (misplaced >= _MIN_BOXES and misplaced > boxes / 2):
             raise DataError(
-                f"{file}: {self.misplaced} of {self.boxes} boxes are outside of their images or "
-                f"exceed them, for example {self.first_misplaced}. If these are corners "
-                "[x1, y1, x2, y2], convert them to [x, y, width, height]; if they belong to images "
-                "of another size, scale them"
+                f"{file}: {misplaced} of {boxes} boxes are outside of their images or exceed them, "
+                f"for example {self._first_misplaced}. If these are corners [x1, y1, x2, y2], "
+                "convert them to [x, y, width, height]; if they belong to images of another size, "
+                "scale them"
             )
-
-
-def _four_numbers(box: Any) -> list[float]:
-    """Return the numbers of a box; zeros if it does not have four."""
-    values = coco_values.numbers(box)
-    return values if values is not None and len(values) == 4 else [0.0] * 4

@@ -284,6 +284,17 @@ def test_ids_of_any_type(content, write_set):
     assert any("names of categories that are numbers: 2 categories" in text for text in texts)
 
 
+def test_integers_among_other_ids_are_numbered_too(content, write_set):
+    content["images"][1]["id"], content["categories"][1]["id"] = "second", "dog"
+    for row in content["annotations"]:
+        row["image_id"] = {11: "second"}.get(row["image_id"], row["image_id"])
+        row["category_id"] = {3: "dog"}.get(row["category_id"], row["category_id"])
+    dataset = CocoDataset(*write_set(content), train=True)
+    assert [dataset[n][1]["labels"].tolist() for n in range(2)] == [[1, 2], [2]]
+    rows = dataset.coco_gt().dataset["annotations"]
+    assert [(row["image_id"], row["category_id"]) for row in rows] == [(1, 1), (1, 2), (2, 2)]
+
+
 def test_images_that_are_listed_twice(content, write_set):
     content["images"].append(dict(content["images"][0]))
     dataset = CocoDataset(*write_set(content))
