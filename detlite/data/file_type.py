@@ -1,8 +1,12 @@
 """Recognize files of other types than expected, and explain in messages what to do with them."""
 
+import json
 import re
 import zipfile
 from pathlib import Path
+from typing import Any
+
+from .errors import DataError
 
 _READ = 1 << 24  # bytes
 _CONVERT = "`detlite init --data FOLDER --coco FILE` converts it to COCO json"
@@ -33,7 +37,16 @@ def explain_not_downloaded(data: bytes) -> str:
     return ""
 
 
-def explain_not_json(file: Path, error: ValueError) -> str:
+def read_json(file: Path) -> Any:
+    """Return the content of a JSON file. Raises DataError."""
+    try:
+        return json.loads(file.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        hint = explain_not_json(file, error)
+        raise DataError(f"{file}: cannot be read as JSON: {error}{hint}") from error
+
+
+def explain_not_json(file: Path, error: Exception) -> str:
     """Return a hint about an annotation file that is not JSON, such as "; it is empty", or ""."""
     try:
         with file.open("rb") as stream:

@@ -1,16 +1,20 @@
-"""Read COCO annotation and results files into arrays, without an object for each entry."""
+"""The entries of COCO annotation and results files as columns, read by a kernel or from dicts."""
 
 import json
+import operator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from pycocotools import mask as rle_codec
 
 from detlite import ops
+from detlite.data.datasets.coco_masks import rle_problem
 from detlite.data.errors import DataError
-from detlite.data.file_type import explain_not_json
 from detlite.structures.masks.rle import EncodedMasks
 
 # The bits of `Columns.fields`.
@@ -18,6 +22,11 @@ _FIELDS = (
     "image_id", "category_id", "id", "iscrowd", "num_keypoints", "score", "area", "bbox",
     "keypoints", "polygons", "rle", "text", "mask_score",
 )  # fmt: skip
+_POLYGONS, _RLE, _TEXT = (1 << _FIELDS.index(name) for name in ("polygons", "rle", "text"))
+# Bits of `Columns.fields`, polygons, COCO string and (height, width).
+_Mask = tuple[int, list[Any], bytes, tuple[int, int]]
+_NO_MASK: _Mask = 0, [], b"", (0, 0)
+_NOT_IN_COCO_FORM = (TypeError, ValueError, OverflowError, KeyError, AttributeError)
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,12 +45,17 @@ class Columns:
     keypoints: np.ndarray  # float64 [U], concatenated
     keypoint_lengths: np.ndarray  # int64 [N], the numbers of each entry
 
+    def __len__(self) -> int:
+        return len(self.fields)
+
     def has(self, field: str) -> np.ndarray:
         """Return bool [N]: the entries that have a field.
 
         It is the name of a field, "polygons" or "rle" for the kind of segmentation, or
         "text" for an RLE that is compressed in the file.
         """
+        if field == "segmentation":
+            return self.has("polygons") | self.has("rle")
         return self.fields >> _FIELDS.index(field) & 1 > 0
 
     @property
@@ -49,20 +63,16 @@ class Columns:
         return EncodedMasks(self.text, self.text_lengths, self.sizes)
 
 
-def read_bytes(file: Path) -> np.ndarray:
-    """Return the content of a file, uint8. DataError if it cannot be read."""
+def read_columns(file: Path) -> tuple[Columns, Any] | None:
+    """Read a file with a list of entries, or an object whose "annotations" are the entries.
+
+    Returns the columns, and the content of the file without the entries; None if the kernel is not
+    available, or if the file is not UTF-8 or not of COCO's form. DataError if it cannot be read.
+    """
     try:
-        return np.fromfile(file, np.uint8)
+        text = np.fromfile(file, np.uint8)
     except OSError as error:
         raise DataError(f"{file}: cannot be read ({error})") from error
-
-
-def parse_columns(text: np.ndarray) -> tuple[Columns, bytes] | None:
-    """Parse a list of entries, or an object whose "annotations" are the entries.
-
-    Returns the columns, and the JSON text with an empty list in place of the entries; None if the
-    kernel is not available, or if the text is not UTF-8 or not of COCO's form.
-    """
     tensors = ops.read_annotations(torch.from_numpy(text))
     if not tensors or tensors[0][0] < 0:
         return None
@@ -73,13 +83,88 @@ def parse_columns(text: np.ndarray) -> tuple[Columns, bytes] | None:
             return None
     span, *columns = (tensor.numpy() for tensor in tensors)
     rest = text[: span[0]].tobytes() + b"[]" + text[span[1] :].tobytes()
-    return Columns(*columns), rest
+    return Columns(*columns), json.loads(rest)
 
 
-def parse_json(text: np.ndarray | bytes, file: Path) -> Any:
-    """Parse JSON. DataError if it is invalid."""
+def columns_of(
+    rows: Sequence[dict[str, Any]],
+    fields: Sequence[str],
+    describe: Callable[[int, str], str],
+    read_id: Callable[[Any], int] = operator.index,
+) -> Columns:
+    """Convert fields of entries, with null as a missing field.
+
+    DataError for the first value of another form than COCO's: `describe(n, field)` of entry n. The
+    ids of images and categories are what `read_id` returns; by default it refuses floats.
+    """
     try:
-        return json.loads(bytes(text))
-    except (ValueError, RecursionError) as error:
-        hint = explain_not_json(file, error) if isinstance(error, ValueError) else ""
-        raise DataError(f"{file}: cannot be read ({error}){hint}") from error
+        return _convert(rows, fields, read_id)
+    except _NOT_IN_COCO_FORM:
+        for number, row in enumerate(rows):
+            for field in fields:
+                try:
+                    _convert([row], [field], read_id)
+                except _NOT_IN_COCO_FORM as error:
+                    raise DataError(describe(number, field)) from error
+        raise
+
+
+def _convert(
+    rows: Sequence[dict[str, Any]], fields: Sequence[str], read_id: Callable[[Any], int]
+) -> Columns:
+    """Raise one of _NOT_IN_COCO_FORM for other values."""
+    flags = np.zeros(len(rows), np.int64)
+
+    def read(field: str, default: Any = 0) -> list[Any]:
+        if field not in fields:
+            return [default] * len(rows)
+        values = [row.get(field) for row in rows]
+        known = np.array([one is not None for one in values], bool)
+        flags[known] |= 1 << _FIELDS.index(field)
+        return values if known.all() else [default if one is None else one for one in values]
+
+    ids = [[*map(read_id, read(field))] for field in ("image_id", "category_id")]
+    marks = [read("id"), np.array(read("iscrowd"), bool), read("num_keypoints")]
+    numbers = np.array([read("score"), read("area"), read("mask_score")], np.float64).T
+    boxes = np.array(read("bbox", [0, 0, 0, 0]), np.float64)
+    if rows and (numbers.ndim, boxes.shape) != (2, (len(rows), 4)):
+        raise ValueError
+    points = read("keypoints", [])
+    point_lengths = [len(one) for one in points]
+    keypoints = np.array([*chain.from_iterable(points)], np.float64)
+    if keypoints.ndim != 1 or any(isinstance(one, str) for one in points):
+        raise ValueError
+    masks = [_NO_MASK] * len(rows)
+    if "segmentation" in fields:
+        masks = [_read_mask(row.get("segmentation")) for row in rows]
+    kinds, rings, texts, sizes = zip(*masks, strict=True) if masks else [()] * 4
+    all_rings = [*chain.from_iterable(rings)]
+    return Columns(
+        fields=flags | np.array(kinds, np.int64),
+        integers=np.array([*ids, *marks], np.int64).T.reshape(-1, 5),
+        numbers=np.concatenate([numbers[:, :2], boxes.reshape(-1, 4), numbers[:, 2:]], axis=1),
+        sizes=np.array(sizes, np.int64).reshape(-1, 2),
+        text=np.frombuffer(bytearray().join(texts), np.uint8),
+        text_lengths=np.array([len(text) for text in texts], np.int64),
+        corners=np.fromiter(chain.from_iterable(all_rings), np.float64),
+        polygon_lengths=np.array([len(ring) for ring in all_rings], np.int64),
+        polygons=np.array([len(own) for own in rings], np.int64),
+        keypoints=keypoints,
+        keypoint_lengths=np.array(point_lengths, np.int64),
+    )
+
+
+def _read_mask(mask: Any) -> _Mask:
+    if mask is None:
+        return _NO_MASK
+    if isinstance(mask, list):
+        return _POLYGONS, mask, b"", (0, 0)
+    counts, (height, width) = mask["counts"], map(operator.index, mask["size"])
+    if not 0 < min(height, width) <= max(height, width) < 1 << 31:
+        raise ValueError
+    if isinstance(counts, list):
+        if rle_problem(mask, height, width, may_be_empty=True):
+            raise ValueError
+        return _RLE, [], rle_codec.frPyObjects(mask, height, width)["counts"], (height, width)
+    text = counts if isinstance(counts, bytes) else counts.encode("ascii")
+    return _RLE | _TEXT, [], text, (height, width)

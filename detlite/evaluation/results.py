@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
-import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import chain
@@ -20,6 +18,7 @@ from detlite.atomic_write import atomic_open
 from detlite.conventions import CONVENTIONS, Convention
 from detlite.data.datasets.coco_masks import rle_problem
 from detlite.data.errors import DataError, short_repr
+from detlite.data.file_type import read_json
 from detlite.distributed import gather_objects, is_main
 from detlite.ops import paste_masks
 from detlite.structures.instances import Detections
@@ -28,12 +27,17 @@ from detlite.structures.masks.formats import RLE, encode_bitmap
 from detlite.structures.masks.pasting import paste_boxes
 from detlite.structures.masks.rle import EncodedMasks
 
-from .columns import Columns, parse_columns, parse_json, read_bytes
+from .columns import Columns, columns_of, read_columns
 
 _ROWS_PER_WRITE = 1000  # results held as text at a time
 # IoU type -> field of a COCO result
 IOU_TYPES = {"bbox": "bbox", "segm": "segmentation", "keypoints": "keypoints"}
 _REQUIRED = ("image_id", "category_id", "score")
+_EXPECTED_MASK = "a compressed RLE with a size [height, width]"
+_EXPECTED = {
+    "image_id": "an id", "category_id": "an id", "score": "a number", "bbox": "4 numbers",
+    "segmentation": _EXPECTED_MASK, "keypoints": "a list of numbers", "mask_score": "a number",
+}  # fmt: skip
 # No annotation has this id.
 BACKGROUND_CATEGORY: dict[str, Any] = {"id": -1, "name": "background"}
 
@@ -60,33 +64,14 @@ class Results:
         segmentation (compressed RLE) or keypoints [x1, y1, v1, ...]. The mask_score of entries with
         a segmentation is optional; other fields are ignored.
         """
-        required = [*_REQUIRED, *(IOU_TYPES.get(k, k) for k in iou_types)]
-        for number, row in enumerate(rows):
-            if missing := [field for field in required if field not in row]:
-                raise DataError(f"result {number} has no {missing[0]!r}")
-        boxes = masks = keypoints = mask_scores = None
-        if "bbox" in iou_types:
-            boxes = _column(rows, "bbox", (4,), "4 numbers")
-        if "segm" in iou_types:
-            for number, row in enumerate(rows):
-                _check_rle(row["segmentation"], number)
-            masks = EncodedMasks.from_rles([row["segmentation"] for row in rows])
-            if any("mask_score" in row for row in rows):
-                scored = [{"mask_score": row["score"], **row} for row in rows]
-                mask_scores = _column(scored, "mask_score", (), "a number")
-        if "keypoints" in iou_types:
-            first = rows[0]["keypoints"] if rows else []
-            length = len(first) if isinstance(first, Sequence) else 3
-            keypoints = _column(rows, "keypoints", (length // 3, 3), f"{length // 3 * 3} numbers")
-        return cls(
-            _column(rows, "image_id", (), "an id", np.int64),
-            _column(rows, "category_id", (), "an id", np.int64),
-            _column(rows, "score", (), "a number"),
-            boxes,
-            masks,
-            keypoints,
-            mask_scores,
-        )
+
+        def describe(n: int, field: str) -> str:
+            expected = _EXPECTED[field]
+            return f"result {n}: {field} is {short_repr(rows[n][field])}, not {expected}"
+
+        fields = [*_REQUIRED, *(IOU_TYPES[kind] for kind in iou_types if kind in IOU_TYPES)]
+        fields += ["mask_score"] * ("segm" in iou_types)
+        return cls.from_columns(columns_of(rows, fields, describe), iou_types)
 
     @classmethod
     def read(cls, file: Path, required: Sequence[str] = ()) -> Results:
@@ -95,19 +80,21 @@ class Results:
         If boxes are required, but not all entries have one, all get the boxes of their masks.
         DataError if the file cannot be read or an entry is invalid.
         """
-        text, results = read_bytes(file), None
-        if (parsed := parse_columns(text)) and parsed[1].strip() == b"[]":
-            results = cls._from_columns(parsed[0], required)
-        if results is None:
-            rows = parse_json(text, file)
-            if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        entries: Any
+        entries, rest = read_columns(file) or (None, None)
+        if rest != []:
+            entries = read_json(file)
+            if not isinstance(entries, list) or not all(isinstance(row, dict) for row in entries):
                 raise DataError(f"{file}: must be a list of COCO results")
-            fields = IOU_TYPES.items()
-            kinds = {kind for kind, field in fields if rows and all(field in row for row in rows)}
-            try:
-                results = cls.from_coco(rows, _kinds_to_read(kinds, required))
-            except DataError as error:
-                raise DataError(f"{file}: {error}") from error
+        given = {kind for kind, field in IOU_TYPES.items() if _all_have(entries, field)}
+        kinds = set(required or given)
+        if "bbox" in kinds - given and "segm" in given:
+            kinds = kinds - {"bbox"} | {"segm"}
+        convert = cls.from_columns if isinstance(entries, Columns) else cls.from_coco
+        try:
+            results = convert(entries, sorted(kinds))
+        except DataError as error:
+            raise DataError(f"{file}: {error}") from error
         if "bbox" in required and results.boxes is None and results.masks is not None:
             rles = list(results.masks.rles())
             for number, rle in enumerate(rles):
@@ -118,35 +105,23 @@ class Results:
         return results
 
     @classmethod
-    def _from_columns(cls, columns: Columns, required: Sequence[str]) -> Results | None:
-        """Convert parsed entries; None if they need the checks of `from_coco`."""
-        boxes, masks, keypoints = (
-            columns.has(name).all() for name in ("bbox", "text", "keypoints")
-        )
-        has = {"bbox": boxes, "segm": masks, "keypoints": keypoints}
-        kinds = _kinds_to_read({kind for kind in has if has[kind]}, required)
-        lengths = columns.keypoint_lengths
-        uncompressed = columns.has("polygons") | columns.has("rle") & ~columns.has("text")
-        if (
-            not len(lengths)
-            or not all(columns.has(name).all() for name in _REQUIRED)
-            or not all(has[kind] for kind in kinds)
-            or (not required and uncompressed.any())
-            or ("keypoints" in kinds and ((lengths != lengths[0]).any() or lengths[0] % 3))
-        ):
-            return None
+    def from_columns(cls, columns: Columns, iou_types: Sequence[str]) -> Results:
+        """Convert the fields that `iou_types` need; DataError if an entry lacks one."""
+        for field in [*_REQUIRED, *(IOU_TYPES[kind] for kind in iou_types if kind in IOU_TYPES)]:
+            if (n := first_true(~columns.has(field))) is not None:
+                raise DataError(f"result {n} has no {field!r}")
+        if "segm" in iou_types and (n := first_true(~columns.has("text"))) is not None:
+            raise DataError(f"result {n}: segmentation is polygons or runs, not {_EXPECTED_MASK}")
         scores, mask_scores, scored = columns.numbers[:, 0], None, columns.has("mask_score")
-        if "segm" in kinds and scored.any():
+        if "segm" in iou_types and scored.any():
             mask_scores = np.where(scored, columns.numbers[:, 6], scores)
         return cls(
             image_ids=columns.integers[:, 0],
             category_ids=columns.integers[:, 1],
             scores=scores,
-            boxes=columns.numbers[:, 2:6] if "bbox" in kinds else None,
-            masks=columns.masks if "segm" in kinds else None,
-            keypoints=columns.keypoints.reshape(len(lengths), -1, 3)
-            if "keypoints" in kinds
-            else None,
+            boxes=columns.numbers[:, 2:6] if "bbox" in iou_types else None,
+            masks=columns.masks if "segm" in iou_types else None,
+            keypoints=_keypoints(columns) if "keypoints" in iou_types else None,
             mask_scores=mask_scores,
         )
 
@@ -181,12 +156,26 @@ class Results:
             yield dict(zip(columns, values, strict=True))
 
 
-def _kinds_to_read(given: set[str], required: Sequence[str]) -> list[str]:
-    """Return the IoU types to read: masks in place of required boxes that are not given."""
-    kinds = set(required or given)
-    if "bbox" in kinds - given and "segm" in given:
-        kinds = kinds - {"bbox"} | {"segm"}
-    return sorted(kinds)
+def _all_have(entries: Columns | list[dict[str, Any]], field: str) -> bool:
+    """Return True if there are entries, and all have a field."""
+    if isinstance(entries, Columns):
+        return len(entries) > 0 and bool(entries.has(field).all())
+    return len(entries) > 0 and all(field in row for row in entries)
+
+
+def _keypoints(columns: Columns) -> np.ndarray:
+    """Return the keypoints [N, P, 3] of entries, which must have equally many."""
+    lengths, ends = columns.keypoint_lengths, columns.keypoint_lengths.cumsum()
+    count = int(lengths[0]) // 3 if len(lengths) else 0
+    if (n := first_true(lengths != 3 * count)) is not None:
+        points = short_repr(columns.keypoints[ends[n] - lengths[n] : ends[n]].tolist())
+        raise DataError(f"result {n}: keypoints is {points}, not {3 * count} numbers")
+    return columns.keypoints.reshape(len(lengths), count, 3)
+
+
+def first_true(values: np.ndarray) -> int | None:
+    """Return the index of the first True in bool [N], if any."""
+    return int(values.argmax()) if values.any() else None
 
 
 def to_coco_results(
@@ -281,49 +270,6 @@ def coco_results(
 def _array(values: Tensor) -> np.ndarray:
     # numpy has no bfloat16.
     return (values.float() if values.itemsize < 4 else values).numpy(force=True)
-
-
-def _column(
-    rows: Sequence[dict[str, Any]],
-    field: str,
-    shape: tuple[int, ...],
-    expected: str,
-    dtype: type = np.float64,
-) -> np.ndarray:
-    """Read an array [N, *shape] from a field. DataError names the first row of another form."""
-    flat = (math.prod(shape),) if shape else ()
-
-    def read(rows: Sequence[dict[str, Any]]) -> np.ndarray:
-        values = [row[field] for row in rows]
-        if dtype is np.int64:
-            values = [operator.index(value) for value in values]  # refuses floats
-        array: np.ndarray = np.array(values, dtype)
-        if rows and array.shape[1:] != flat:
-            raise ValueError
-        return array.reshape(len(rows), *shape)
-
-    try:
-        return read(rows)
-    except (TypeError, ValueError, OverflowError):
-        for number, row in enumerate(rows):
-            try:
-                read([row])
-            except (TypeError, ValueError, OverflowError):
-                value = short_repr(row[field])
-                raise DataError(f"result {number}: {field} is {value}, not {expected}") from None
-        raise
-
-
-def _check_rle(rle: Any, number: int) -> None:
-    mask: dict[str, Any] = rle if isinstance(rle, dict) else {}
-    counts, size = mask.get("counts"), mask.get("size", ())
-    is_text = isinstance(counts, bytes) or (isinstance(counts, str) and counts.isascii())
-    is_size = isinstance(size, list | tuple) and [type(side) for side in size] == [int, int]
-    if not is_text or not is_size or not all(0 < side < 2**31 for side in size):
-        raise DataError(
-            f"result {number}: segmentation is {short_repr(rle)}, not a compressed RLE with a size "
-            "[height, width]"
-        )
 
 
 def gather_results(parts: Sequence[Results]) -> Results | None:

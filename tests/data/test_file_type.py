@@ -5,11 +5,13 @@ import zipfile
 
 import pytest
 
+from detlite.data.errors import DataError
 from detlite.data.file_type import (
     explain_not_coco,
     explain_not_downloaded,
     explain_not_json,
     open_stored_zip,
+    read_json,
 )
 
 
@@ -68,3 +70,12 @@ def test_archives_of_compressed_members_are_refused(tmp_path):
         assert archive.read("b") == bytes(7)
     with pytest.raises(ValueError, match="its parts have 100007 bytes, more than the file"):
         open_stored_zip(tmp_path / "8.zip")
+
+
+@pytest.mark.parametrize("text", ["[", "[" * 100_000, ""])
+def test_json_files_that_cannot_be_read_are_named(tmp_path, text):
+    (tmp_path / "a.json").write_text(text)
+    with pytest.raises(DataError, match=r"a\.json: cannot be read as JSON: "):
+        read_json(tmp_path / "a.json")
+    with pytest.raises(DataError, match=r"none\.json: cannot be read as JSON: .*No such file"):
+        read_json(tmp_path / "none.json")

@@ -76,6 +76,32 @@ def test_missing_fields_do_not_change_the_ground_truth() -> None:
     assert "area" not in row
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("image_id", None, "image_id None is unknown"),
+        ("image_id", 7.5, r"image_id is 7\.5"),
+        ("category_id", [3], r"category_id is \[3\]"),
+        ("iscrowd", ["yes"], r"iscrowd is \['yes'\]"),
+        ("area", "large", "area is 'large'"),
+        ("bbox", [1, 2, 3], r"bbox is \[1, 2, 3\]"),
+    ],
+)
+def test_values_of_other_types_are_named(field: str, value: Any, message: str) -> None:
+    coco = ground_truth([SQUARE], [SQUARE])
+    coco.imgs[0] = coco.imgs[7] | {"id": 0}
+    coco.dataset["annotations"][1][field] = value
+    with pytest.raises(DataError, match=f"ground truth: annotation 2: {message}"):
+        read_ground_truth(coco, "bbox")
+
+
+def test_ids_may_be_written_as_fractions() -> None:
+    coco = ground_truth([SQUARE])
+    coco.dataset["annotations"][0] |= {"image_id": 7.0, "category_id": 3.0, "id": 0}
+    truth = read_ground_truth(coco, "segm")
+    assert (truth.images.tolist(), truth.categories.tolist(), truth.ids.tolist()) == ([0], [0], [1])
+
+
 def test_objects_without_keypoints_may_be_missed() -> None:
     points = [5, 5, 2, 9, 9, 1]
     coco = ground_truth(None, None, None, None, keypoints=points)
@@ -99,5 +125,5 @@ def test_objects_without_keypoints_may_be_missed() -> None:
 def test_masks_need_the_size_of_their_image() -> None:
     coco = ground_truth([SQUARE])
     del coco.dataset["images"][0]["height"]
-    with pytest.raises(DataError, match="ground truth: image 7 has no 'height'"):
+    with pytest.raises(DataError, match=r"image 7 has the size \[None, 30\]"):
         read_ground_truth(coco, "segm")

@@ -7,7 +7,6 @@ import unicodedata
 from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 from urllib.parse import unquote
 
 from detlite.data.errors import DataError
@@ -129,14 +128,6 @@ def excerpt(file: Path) -> str:
         stream.seek(max(os.path.getsize(file) - _HEAD, len(head)))
         data = head + stream.read()
     return data.decode(json.detect_encoding(data), "replace")
-
-
-def read_json(file: Path) -> Any:
-    """Return the content of a JSON file. Raises DataError."""
-    try:
-        return json.loads(file.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        raise DataError(f"{file}: cannot be read as JSON: {error}") from error
 
 
 def read_lines(file: Path) -> list[str]:

@@ -11,9 +11,10 @@ import numpy as np
 
 from detlite.data.datasets.coco_masks import read_segmentation
 from detlite.data.errors import DataError
+from detlite.data.file_type import read_json
 from detlite.structures.masks.formats import to_bitmap
 
-from .file_tree import SPLITS, FileTree, is_image_name, read_json
+from .file_tree import SPLITS, FileTree, is_image_name
 from .labeled_dataset import Conversion
 from .shapes import (
     ImageLabels,

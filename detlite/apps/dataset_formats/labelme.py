@@ -15,9 +15,10 @@ from PIL import Image
 
 from detlite.atomic_write import atomic_open
 from detlite.data.errors import DataError, short_repr
+from detlite.data.file_type import read_json
 from detlite.data.images.formats import DECODE_ERRORS, SAFE_FORMATS
 
-from .file_tree import OUTPUT_FOLDER, FileTree, read_json
+from .file_tree import OUTPUT_FOLDER, FileTree
 from .labeled_dataset import Conversion
 from .shapes import ImageLabels, Shape, ellipse_shape, flat, not_an_object, png_shape
 

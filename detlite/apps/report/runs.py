@@ -11,10 +11,10 @@ from typing import Any
 from yacs.config import CfgNode
 
 from detlite.apps.dataset_formats.coco_files import find_images
-from detlite.apps.dataset_formats.file_tree import read_json
 from detlite.apps.drawing.run_drawings import Curves, metric_curves, read_metrics
 from detlite.config import ConfigError, load_config
 from detlite.data.errors import DataError
+from detlite.data.file_type import read_json
 from detlite.engine.run_files import METRICS_FILE
 from detlite.evaluation.evaluators import predicted_kinds
 from detlite.evaluation.results import Results

@@ -19,6 +19,7 @@ from detlite.atomic_write import atomic_open
 from detlite.data import cache
 from detlite.data.datasets.catalog import DATASETS, Entry, check_fields
 from detlite.data.errors import DataError
+from detlite.data.file_type import read_json
 from detlite.data.remote.download import without_secrets
 from detlite.data.remote.filesystem import file_version
 from detlite.data.remote.locations import (
@@ -104,12 +105,7 @@ def _shard(file: Location) -> Shard:
 
 def _read_categories(file: Location) -> list[Any]:
     with local_copy(file) as path:
-        try:
-            content = json.loads(path.read_bytes())
-        except OSError as error:
-            raise DataError(f"{file}: cannot be read ({error.strerror})") from error
-        except (ValueError, RecursionError) as error:
-            raise DataError(f"{file}: is not JSON: {error}") from error
+        content = read_json(path)
     categories = content.get("categories") if isinstance(content, dict) else None
     if not isinstance(categories, list):
         raise DataError(f"{file}: must be an object with a list 'categories'")

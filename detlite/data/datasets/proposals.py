@@ -4,7 +4,6 @@ There are two file formats: pickles of detectron2 (`ids` or `indexes`, `boxes`, 
 or `scores`, `bbox_mode`), and COCO results, which the evaluation of a proposal network writes.
 """
 
-import json
 import logging
 from collections import Counter
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor
 
 from detlite.data.errors import DataError
+from detlite.data.file_type import read_json
 from detlite.data.safe_pickle import RefusedPickleError, read_pickle
 from detlite.structures import boxes as box_ops
 
@@ -112,10 +112,7 @@ def _read_pickle(path: Path) -> tuple[str, _Proposals]:
 
 
 def _read_results(path: Path) -> tuple[str, _Proposals]:
-    try:
-        results = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise DataError(f"{path}: not a json file ({error})") from error
+    results = read_json(path)
     if not isinstance(results, list):
         raise DataError(f"{path}: not a COCO results file, which is a list of objects")
     by_image: _Proposals = {}

@@ -465,7 +465,9 @@ def test_other_files_are_ignored(shards, shard_cfg):
 @pytest.mark.parametrize("content_of", ["[]", "{", '{"categories": 3}'])
 def test_bad_categories(shards, shard_cfg, tmp_path, content_of):
     (tmp_path / "tars/train-categories.json").write_text(content_of)
-    with pytest.raises(DataError, match=r"train-categories.json: (is not JSON|must be an object)"):
+    with pytest.raises(
+        DataError, match=r"train-categories.json: (cannot be read as JSON|must be an object)"
+    ):
         build_dataset(shard_cfg(), "tars", train=False)
 
 

@@ -133,7 +133,7 @@ def test_bad_pickles_name_file_and_image(tmp_path, changes, message):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", "not a json file"),
+        ("{", "cannot be read as JSON"),
         ("{}", "not a COCO results file"),
         ("[3]", "result 0 is not an object with image_id, bbox and score"),
         ('[{"image_id": 10, "bbox": [0, 0, 1, 1]}]', "result 0 is not an object with image_id"),
