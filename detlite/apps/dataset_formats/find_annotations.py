@@ -17,7 +17,7 @@ from . import json_formats
 from .coco_files import find_coco_files, read_coco, split_content, write_coco
 from .cvat_xml import cvat_labels
 from .file_tree import OUTPUT_FOLDER, FileTree
-from .labeled_dataset import Conversion, LabeledDataset, to_coco
+from .labeled_dataset import Conversion, LabeledDataset, LabeledImage, to_coco
 from .labelme import labelme_labels
 from .mask_files import is_mask_folder, read_mask_folder
 from .other_formats import describe_unknown
@@ -193,10 +193,15 @@ def read_folder(
 
 def _by_split(dataset: LabeledDataset, conversion: Conversion) -> dict[str, LabeledDataset]:
     """Divide a dataset by the splits of its images; those of "test" are not used."""
-    findings, parts = conversion.finish(), {"train": dataset.images}
-    if any(image.split == "train" for image in dataset.images):
+    images: dict[tuple[Path, str], LabeledImage] = {}
+    for image in dataset.images:
+        if images.setdefault((image.file, image.split or "train"), image) is not image:
+            problem = f"{image.file}: two files or entries label this image: remove one"
+            conversion.add_bad(problem, "The first one is used.")
+    findings, parts = conversion.finish(), {"train": [*images.values()]}
+    if any(image.split == "train" for image in images.values()):
         parts = {
-            split: [image for image in dataset.images if (image.split or "train") == split]
+            split: [image for image in images.values() if (image.split or "train") == split]
             for split in ("train", "val", "test")
         }
         if test := parts.pop("test"):

@@ -81,7 +81,7 @@ class LabeledDataset:
         return Path(os.path.commonpath([image.file.parent for image in self.images]))
 
 
-@dataclass
+@dataclass(eq=False)
 class Conversion:
     """The options of reading a dataset, and what is left out or reinterpreted.
 
@@ -145,19 +145,17 @@ def to_coco(dataset: LabeledDataset) -> dict[str, Any]:
     """Convert a dataset to the content of a COCO file; equal datasets give equal contents.
 
     Ids start at 1: images are sorted by path, and annotations follow their images. File names are
-    relative to `dataset.image_folder`. Raises DataError if there are no images or objects, or two
-    files label the same image.
+    relative to `dataset.image_folder`. Raises DataError if there are no images or objects.
     """
     if not dataset.images:
-        raise DataError(f"{dataset.source}: contains no images")
+        lost = "".join(f"; {one}" for one in dataset.findings)
+        raise DataError(f"{dataset.source}: contains no images that can be used{lost}")
     ids = {name: number for number, name in enumerate(dataset.categories, start=1)}
     images: list[dict[str, Any]] = []
     annotations: list[dict[str, Any]] = []
     folder = dataset.image_folder
     for image in sorted(dataset.images, key=lambda image: image.file.as_posix()):
         name = image.file.relative_to(folder).as_posix()
-        if images and images[-1]["file_name"] == name:
-            raise DataError(f"{image.file}: two files label this image: remove one")
         height, width = image.size
         shared = {"image_id": len(images) + 1}
         images.append({"id": len(images) + 1, "file_name": name, "height": height, "width": width})

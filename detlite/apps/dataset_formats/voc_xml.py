@@ -16,7 +16,7 @@ from detlite.data.images.reading import image_size
 
 from .file_tree import SPLITS, FileTree, read_lines
 from .label_images import VOID, distinct_values, read_label_image
-from .labeled_dataset import Conversion
+from .labeled_dataset import WITH_IMAGE, Conversion
 from .shapes import ImageLabels, Shape, box_shape, object_from_bitmap
 
 _MIN_IOU = 0.5  # of a box and that of its mask
@@ -28,7 +28,7 @@ def voc_labels(file: Path, tree: FileTree, conversion: Conversion) -> Iterator[I
     Difficult objects become crowds. Coordinates with decimals are continuous. Others are numbers of
     pixels, counted from 0 if any in the dataset is below 1, and otherwise from 1, as in VOC.
     """
-    splits = _listed_splits(tree)
+    splits = _listed_splits(tree, conversion)
     if splits and file not in splits:
         text = "They are not used. Delete ImageSets to use all files."
         conversion.findings.add("XML files that ImageSets does not list", text, str(file), "file")
@@ -95,7 +95,7 @@ def _add_masks(
 
 
 @lru_cache(maxsize=1)
-def _listed_splits(tree: FileTree) -> dict[Path, str]:
+def _listed_splits(tree: FileTree, conversion: Conversion) -> dict[Path, str]:
     """Return the split of each XML file that train.txt and val.txt of ImageSets/Main list."""
     files: dict[str, list[Path]] = {}
     for file in tree.with_suffix(".xml"):
@@ -112,6 +112,7 @@ def _listed_splits(tree: FileTree) -> dict[Path, str]:
         for stem in filter(None, map(str.strip, read_lines(file))):
             found = [one for one in files.get(stem, ()) if one.is_relative_to(root)]
             if not found and split != "test":
-                raise DataError(f"{root}: ImageSets lists {stem}, but there is no {stem}.xml")
+                problem = f"{root}: ImageSets lists {stem}, but there is no {stem}.xml"
+                conversion.add_bad(problem, WITH_IMAGE)
             splits |= dict.fromkeys(found, split)
     return splits

@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from detlite.apps.dataset_formats.find_annotations import read_folder
-from detlite.apps.dataset_formats.labeled_dataset import to_coco
+from detlite.apps.dataset_formats.labeled_dataset import Conversion, to_coco
 from detlite.apps.exporters import to_labelme
 from detlite.data.errors import DataError
 from detlite.structures.masks.formats import to_bitmap
@@ -123,8 +123,11 @@ def test_rectangles_cannot_be_grouped(write, tmp_path):
 def test_two_files_of_the_same_image(write, tmp_path):
     write(shape("dog", TRIANGLE)).rename(tmp_path / "first.json")
     write(shape("cat", TRIANGLE))
-    with pytest.raises(DataError, match=r"a\.jpg: two files label this image"):
+    with pytest.raises(DataError, match=r"a\.jpg: two files or entries label this image"):
         read(tmp_path)
+    dataset = read_folder(tmp_path, Conversion(skip_bad=True))[1]["train"]
+    assert [one.category for image in dataset.images for one in image.objects] == ["cat"]
+    assert "The first one is used." in str(next(iter(dataset.findings)))
 
 
 def test_invalid_files(write, tmp_path):

@@ -87,8 +87,9 @@ def test_lists_define_the_splits(voc, text):
     assert [content["images"][0]["file_name"] for content in contents] == ["a.jpg", "b.jpg"]
     assert contents[0]["categories"] == contents[1]["categories"]
     text(voc / "ImageSets/Main/val.txt", "z\n")
-    with pytest.raises(DataError, match=r"ImageSets lists z, but there is no z\.xml"):
+    with pytest.raises(DataError, match=r"ImageSets lists z, but there is no z\.xml\. Fix"):
         read_folder(voc)
+    assert len(read_folder(voc, Conversion(skip_bad=True))[1]["train"].images) == 1
 
 
 def test_files_without_size_next_to_images(tmp_path, image, text):
