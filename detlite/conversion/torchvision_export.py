@@ -40,7 +40,10 @@ _REQUIRED: dict[str, Any] = {
     "MODEL.ROI_BOX_HEAD.POOLER_TYPE": "ROIAlign",
     "MODEL.ROI_MASK_HEAD.POOLER_TYPE": "ROIAlign",
     "MODEL.ROI_KEYPOINT_HEAD.POOLER_TYPE": "ROIAlign",
+    "MODEL.ROI_BOX_HEAD.PASSES": 1,
     "TEST.NMS.METHOD": "nms",
+    "TEST.NMS.CLASS_AGNOSTIC": False,
+    "TEST.BOX_FROM_MASK": 0.0,
 }
 _IMAGE_SIZE = (128, 160)  # of the check, in pixels
 _MIN_AGREEMENT = 0.95  # of detections; coordinates and ties are rounded in other ways

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from detlite.modeling.detection_model import DetectionModel
+from detlite.modeling.detector import unwrap
 from detlite.modeling.precision import resolve_dtype
 from detlite.modeling.roi_heads.dense_heads import MaskHead
 from detlite.registry import Registry
@@ -47,6 +48,7 @@ def optimize(
         return ENGINES.get(dtype)(model, calibration)
     if dtype not in DTYPES:
         raise ValueError(f"optimize(dtype={dtype!r}): choose one of {', '.join(DTYPES)}")
+    model = unwrap(model)
     name = resolve_dtype(dtype, model.device)
     optimized = copy.deepcopy(model).eval().requires_grad_(False).float()
     optimized.static_shapes = False

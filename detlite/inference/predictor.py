@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, overload
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from yacs.config import CfgNode
 
 from detlite.config.key import value_range as valid_range
@@ -18,6 +18,7 @@ from detlite.data.datasets.coco import keypoint_names
 from detlite.data.images.reading import DEFAULT_OPTIONS, ImageOptions, build_image_options
 from detlite.data.transforms.resize import resize_shortest
 from detlite.modeling.detection_model import DetectionModel
+from detlite.modeling.detector import unwrap
 from detlite.modeling.precision import autocast
 from detlite.registry import Registry
 from detlite.structures import boxes as box_ops
@@ -123,9 +124,7 @@ class Predictor:
                 views = build_views(cfg)
             sizes = cfg.INPUT.MIN_SIZE_TEST, cfg.INPUT.MAX_SIZE_TEST
             options, tiling = build_image_options(cfg), tiling or build_tiling(cfg)
-        plain: Any = model
-        while isinstance(plain, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
-            plain = plain.module
+        plain: Any = unwrap(model)
         if not hasattr(plain, "detect"):
             raise TypeError(f"Predictor takes a model of build_model, not {type(plain).__name__}")
         if score_thresh is not None:

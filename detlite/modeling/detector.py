@@ -58,3 +58,10 @@ class Detector(Protocol):
             proposals: xyxy boxes [P, 4] of each image, only for a detector that takes them.
             min_score: detections with a lower score are dropped.
         """
+
+
+def unwrap(model: Any) -> Any:
+    """Return the module inside DataParallel, AveragedModel, torch.compile and their like."""
+    while inner := {"module", "_orig_mod"} & getattr(model, "_modules", {}).keys():
+        model = getattr(model, inner.pop())
+    return model

@@ -66,7 +66,10 @@ def test_similar_scores_are_no_difference(exportable):
         ("MODEL.CONVENTION", "detectron2"),
         ("INPUT.TO_BGR255", True),
         ("MODEL.RPN.MIN_SIZE", 0.0),
+        ("MODEL.ROI_BOX_HEAD.PASSES", 2),
         ("TEST.NMS.METHOD", "soft-linear"),
+        ("TEST.NMS.CLASS_AGNOSTIC", True),
+        ("TEST.BOX_FROM_MASK", 0.5),
     ],
 )
 def test_keys_that_torchvision_lacks_are_named(exportable, key, value):

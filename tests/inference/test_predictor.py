@@ -424,8 +424,16 @@ def test_invalid_values_are_refused(arguments: dict[str, Any], message: str) -> 
         View(0, 64)
 
 
-def test_data_parallel_wrappers_are_removed(detector: DetectionModel) -> None:
-    assert Predictor(nn.DataParallel(detector)).model is detector
+def test_wrappers_are_removed(detector: DetectionModel, image: np.ndarray) -> None:
+    compiled: Any = torch.compile(detector, backend="eager")
+    for wrapped in (nn.DataParallel(detector), compiled, nn.DataParallel(compiled)):
+        assert Predictor(wrapped).model is detector
+        lower = Predictor(wrapped, min_size=48, score_thresh=0.0)  # copies parts of the model
+        assert len(lower(image)["scores"]) == 20
+        assert detector.roi_heads.box.score_thresh == 0.26
+    average = torch.optim.swa_utils.AveragedModel(detector)
+    assert Predictor(average).model is average.module
+    assert type(optimize(compiled)) is type(optimize(average)) is type(detector)
     with pytest.raises(TypeError, match="takes a model of build_model, not Linear"):
         Predictor(nn.Linear(2, 2))
 
