@@ -4,6 +4,7 @@ Masks in `SegmentationObject` belong to the boxes that they fill.
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 
@@ -64,14 +65,11 @@ def _shape(obj: VocObject, first: float) -> Shape:
 def _first_pixel(tree: FileTree) -> float:
     """Return the number of the first pixel in files without decimals."""
     for file in tree.with_suffix(".xml"):
-        try:
+        with suppress(DataError):  # reported when its labels are read
             content = read_voc_file(file)
-        except DataError:  # reported when its labels are read
-            continue
-        if not content.continuous and any(
-            value < 1 for obj in content.objects for value in obj.corners
-        ):
-            return 0.0
+            values = [value for obj in content.objects for value in obj.corners]
+            if not content.continuous and min(values, default=1) < 1:
+                return 0.0
     return 1.0
 
 
@@ -82,7 +80,7 @@ def _add_masks(
     values = read_label_image(file, size).values
     for value in distinct_values(values[(values > 0) & (values != VOID)]):
         mask_box = object_from_bitmap("", values == value, str(file)).box
-        free = [shape for shape in shapes if shape.mask is None]
+        free = [one for one in shapes if one.mask is None and one.corners and not one.polygon]
         corners = np.array([shape.corners for shape in free]).reshape(-1, 4)
         boxes = np.concatenate([corners[:, :2], corners[:, 2:] - corners[:, :2]], axis=1)
         overlaps = rle_codec.iou(boxes, np.array([mask_box]), [False])

@@ -196,6 +196,10 @@ def test_masks_of_objects(voc, image, text):
     assert "segmentation" not in dog
     (finding,) = dataset.findings
     assert (finding.what, finding.count) == ("masks that fit no box", 1)
+    bad = xml(("cat", 1, 11, 2, 30, 12), ("cat", 0, "x", 2, 30, 12), name="a.png")
+    text(voc / "Annotations/a.xml", bad)
+    dataset = read_folder(voc, Conversion(skip_bad=True))[1]["train"]
+    assert dataset.images[0].objects[0].segmentation == cat["segmentation"]
 
 
 def test_layout_of_roboflow(tmp_path, image, text):
