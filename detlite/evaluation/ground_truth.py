@@ -268,7 +268,11 @@ def _sizes(coco_gt: COCO | GroundTruthFile, image_ids: np.ndarray) -> np.ndarray
     unique, index = np.unique(image_ids, return_inverse=True)
     images = [coco_gt.imgs[number] for number in unique.tolist()]
     sizes = [[image.get(side) for side in ("height", "width")] for image in images]
-    for number, size in zip(unique.tolist(), sizes, strict=True):
-        if not all(isinstance(side, int | float) for side in size):
-            raise DataError(f"ground truth: image {number} has the size {size} (height, width)")
-    return np.array(sizes, np.int64).reshape(-1, 2)[index]
+    try:
+        return np.array(sizes, np.int64).reshape(-1, 2)[index]
+    except (TypeError, ValueError, OverflowError) as error:
+        for number, size in zip(unique.tolist(), sizes, strict=True):
+            if not all(type(side) is int and abs(side) < 1 << 63 for side in size):
+                problem = f"has the size {size} (height, width)"
+                raise DataError(f"ground truth: image {number} {problem}") from error
+        raise
