@@ -16,8 +16,8 @@ import pytest
 import torch
 
 import detlite
-from detlite.apps import doctor
-from detlite.apps.cli import init
+from detlite.apps.cli.main import main
+from detlite.apps.doctor.machine import Resources
 from detlite.config import ConfigError, load_config
 from detlite.config.loading import flatten
 from detlite.conversion.checkpoint.files import read_checkpoint
@@ -52,9 +52,8 @@ SMALL = {
 def machine():
     """Pretend that no pretrained weights are installed."""
     with pytest.MonkeyPatch.context() as patch:
-        resources = doctor.Resources(2, 16_000_000_000, "", 0, "float32", pretrained=False)
+        resources = Resources(2, 16_000_000_000, "", 0, "float32", pretrained=False)
         patch.setattr("detlite.apps.autoconfig.configs.resources", lambda device: resources)
-        patch.setattr(doctor, "resources", lambda: resources)
         yield
 
 
@@ -63,7 +62,7 @@ def timed(monkeypatch):
     """Record the configs whose steps are timed, and return a millisecond for each."""
     configs = []
     monkeypatch.setattr(
-        "detlite.apps.autoconfig.step_timing.mean_step_seconds",
+        "detlite.apps.autoconfig.time_budget.mean_step_seconds",
         lambda cfg: configs.append(cfg) or 0.001,
     )
     return configs
@@ -108,14 +107,17 @@ def test_training_with_data_only(trained, shapes):
         assert (trained.output_dir / name).exists()
 
 
-def test_without_a_config_it_is_that_of_detlite_init(shapes, tmp_path, monkeypatch):
+def test_without_a_config_it_is_that_of_detlite_init(shapes, tmp_path, monkeypatch, capsys):
     configs = []
     patched = lambda cfg, resume, hooks: configs.append(cfg)  # noqa: E731
     monkeypatch.setattr("detlite.api.run_training", patched)
     detlite.train(data=shapes[0], test_data=shapes[1], output_dir=tmp_path)
     file = tmp_path / "mine.yaml"
     (data, _), (test_data, _) = shapes
-    file.write_text(init.config(data, test_data, None, tmp_path))
+    capsys.readouterr()
+    arguments = "--data", data, "--val", test_data, "--annotations", tmp_path
+    assert main(["init", *map(str, arguments)]) == 0
+    file.write_text(capsys.readouterr().out)
     expected, actual = dict(flatten(load_config(file))), dict(flatten(configs[0]))
     # `detlite init` writes no RetinaNet.
     expected["MODEL.RETINANET.NUM_CLASSES"] = expected["MODEL.ROI_BOX_HEAD.NUM_CLASSES"]

@@ -23,8 +23,8 @@ from typing import Any
 
 from yacs.config import CfgNode
 
-from detlite.apps.autoconfig.step_timing import step_seconds
-from detlite.apps.cli.init import config as init_config
+from detlite.apps.autoconfig.time_budget import step_seconds
+from detlite.apps.cli import init as init_command
 from detlite.config import load_config
 
 from .recipes import RECIPES
@@ -207,6 +207,15 @@ def number_of_steps(args: argparse.Namespace, name: str) -> int:
 def run_folder(output: Path, name: str, seed: int) -> Path:
     """Return the folder of a run."""
     return output / name / f"seed{seed}"
+
+
+def init_config(train: Path, val: Path | None, images: Path | None, output: Path) -> str:
+    """Return the config of `detlite init`, whose json files are written to `output`."""
+    options = {"--data": train, "--val": val, "--images": images, "--annotations": output}
+    parser = argparse.ArgumentParser()
+    init_command.add_arguments(parser)
+    words = [str(word) for pair in options.items() if pair[1] for word in pair]
+    return init_command.config(parser.parse_args(words))
 
 
 def _write_base(args: argparse.Namespace, base: Path) -> None:

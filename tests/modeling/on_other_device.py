@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from detlite import ops
-from detlite.apps.doctor import machine, operator_errors
+from detlite.apps.doctor import machine
+from detlite.apps.doctor.operator_checks import operator_errors
 from detlite.inference.optimize import optimize
 from detlite.modeling.build import build_model, torch_device
 from detlite.structures.masks import packed as packed_masks

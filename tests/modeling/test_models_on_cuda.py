@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 import detlite
-from detlite.apps.doctor import operator_errors
+from detlite.apps.doctor.operator_checks import operator_errors
 from detlite.inference.optimize import optimize
 from detlite.modeling.build import build_model
 from tests.modeling.family import FAMILY, family_batch, family_config, train_and_resume

@@ -9,7 +9,7 @@ from typing import Any
 from yacs.config import CfgNode
 
 from detlite.api import CONFIG_BUILDERS
-from detlite.apps.doctor import resources
+from detlite.apps.doctor.machine import resources
 from detlite.config import ConfigError, config_from, load_config
 from detlite.config.loading import flatten
 from detlite.conversion.checkpoint.files import Checkpoint, read_checkpoint
@@ -24,66 +24,114 @@ from detlite.data.datasets.catalog import locate_dataset
 from detlite.data.images.reading import build_image_options
 from detlite.distributed import all_gather_objects, is_main, world_size
 
-from . import step_timing
-from .dataset_facts import Choice, DatasetFacts, Values
+from . import time_budget
+from .dataset_facts import Choice, DatasetFacts, Values, is_retinanet
 from .rules import TRAINING_RULES, choose
 from .statistics import DatasetStatistics, compute_statistics
-from .time_budget import fit_to_minutes
 
 ConfigTimer = Callable[[CfgNode], float]  # returns the seconds of a training step
+Progress = Callable[[str], None]
+# A config, the choices that led to it, and the facts, which include the model that fits the time.
+Derived = tuple[CfgNode, list[Choice], DatasetFacts]
 
 _logger = logging.getLogger(__name__)
 _SOURCE = Path("the config for these data")  # in error messages
-_Derived = tuple[CfgNode, list[Choice]]
 # Training batch norm on batches of 4 and 8 images lowered AP (docs/recipes.md).
 _MIN_NORM_IMAGES = 16
 _IMAGENET_STD = 0.226  # of RGB in 0..1
 _MODEL_SECTIONS = ("MODEL.", "INPUT.")  # taken from a checkpoint
 
 
-def as_config(facts: DatasetFacts, choices: Sequence[Choice], opts: Sequence[Any] = ()) -> CfgNode:
-    """Return the config of a file with these choices, with overrides `KEY, VALUE, ...`."""
-    return config_from(_values(choices), _SOURCE, opts, facts.base)
+@CONFIG_BUILDERS.register("autoconfig")
+def build_run_config(weights: str | Path | None, opts: list[Any]) -> CfgNode:
+    """Build the config of `detlite.train` without a config, and log the choices."""
+    cfg, choices, _ = derive_config(opts, weights, time_budget.mean_step_seconds)
+    for choice in choices:
+        reason = f": {choice.reason}" if choice.reason else ""
+        _logger.info("chosen: %s %s%s", choice.key, choice.value, reason)
+    return cfg
 
 
-def config_by_data(facts: DatasetFacts, opts: Sequence[Any], timer: ConfigTimer) -> _Derived:
-    """Return the config that `detlite init` would write, adapted to overrides, and its choices.
+def derive_config(
+    opts: Sequence[Any],
+    weights: str | Path | None,
+    timer: ConfigTimer,
+    progress: Progress = _logger.info,
+) -> Derived:
+    """Derive the config of a run without a config file; every process calls it.
+
+    Args:
+        opts: overrides, which name one dataset to train on and at most one to evaluate on.
+        weights: checkpoint whose model is trained, by path, URL or name; None: the model is chosen.
+        timer: times a training step, if SOLVER.MAX_MINUTES is in `opts`.
+        progress: see `fit_to_minutes`.
+
+    Raises:
+        CheckpointError, ConfigError: the checkpoint cannot be read, or lacks its config.
+        DataError: the data cannot be used, see `compute_statistics`.
+    """
+    derived = None
+    if is_main():  # all processes use the config of rank 0, since their machines may differ
+        if weights == COCO:
+            facts = _facts(load_config(None, opts))
+            keypoints = len(facts.train.keypoints) == 17 and facts.keypoints
+            weights = coco_weights(facts.masks, facts.device == "gpu", keypoints)
+            opts = [*opts, "MODEL.WEIGHT", weights]
+        if weights is None:
+            derived = config_by_data(_facts(load_config(None, opts)), opts, timer, progress)
+        else:
+            checkpoint = read_checkpoint(resolve_checkpoint_path(weights, opts))
+            start = config_from(_model_keys(checkpoint), checkpoint.path, opts)
+            facts = _facts(apply_convention(start, checkpoint))
+            derived = config_by_weights(facts, opts, timer, checkpoint, progress)
+    result: Derived = all_gather_objects(derived)[0]
+    return result
+
+
+def config_by_data(
+    facts: DatasetFacts, opts: Sequence[Any], timer: ConfigTimer, progress: Progress = _logger.info
+) -> Derived:
+    """Return the config that the rules choose, adapted to overrides.
 
     With SOLVER.MAX_MINUTES in `opts`, in a single process, the model is chosen by timing steps.
     """
+
+    def build(facts: DatasetFacts, choices: Sequence[Choice]) -> CfgNode:
+        return config_from(_values(choices, opts), _SOURCE, opts, facts.base)
+
     values = overridden(load_config(None, opts), opts)
-    minutes = values.get("SOLVER.MAX_MINUTES")
-    if minutes and facts.processes == 1:
-
-        def time_step(facts: DatasetFacts, choices: Sequence[Choice]) -> float:
-            return timer(as_config(facts, choices, opts))
-
-        facts = fit_to_minutes(facts, minutes, time_step, values=values)
+    facts = time_budget.fit_to_minutes(facts, values, lambda *x: timer(build(*x)), progress)
     choices = choose(facts, values)
-    return as_config(facts, choices, opts), choices
+    return build(facts, choices), choices, facts
 
 
 def config_by_weights(
-    facts: DatasetFacts, opts: Sequence[Any], timer: ConfigTimer, checkpoint: Checkpoint
-) -> _Derived:
-    """Return a config that trains a checkpoint's model by the rules, and its choices.
+    facts: DatasetFacts,
+    opts: Sequence[Any],
+    timer: ConfigTimer,
+    checkpoint: Checkpoint,
+    progress: Progress = _logger.info,
+) -> Derived:
+    """Return a config that trains a checkpoint's model by the rules.
 
-    The MODEL and INPUT keys of the checkpoint are kept. The mask head is removed for data without
-    masks, and the keypoint head for data with other keypoints or none. SOLVER.MAX_MINUTES affects
-    only the warm-up and the evaluations.
+    The MODEL and INPUT keys of the checkpoint are kept, except for the number of categories. The
+    mask head is removed for data without masks, and the keypoint head for data with other keypoints
+    or none. SOLVER.MAX_MINUTES affects only the warm-up and the evaluations.
     """
     content = _model_keys(checkpoint)
+    node = "RETINANET" if is_retinanet(content) else "ROI_BOX_HEAD"
+    content[f"MODEL.{node}.NUM_CLASSES"] = len(facts.train.categories) + 1
     if not facts.masks:
         content["MODEL.MASK_ON"] = False
     keypoints = content.get("MODEL.ROI_KEYPOINT_HEAD.NUM_CLASSES")
     if len(facts.train.keypoints) != keypoints or not facts.keypoints:
         content["MODEL.KEYPOINT_ON"] = False
 
-    def config(choices: Sequence[Choice]) -> CfgNode:
-        cfg = config_from(content | _values(choices), checkpoint.path, opts)
+    def build(_: DatasetFacts, choices: Sequence[Choice]) -> CfgNode:
+        cfg = config_from(content | _values(choices, opts), checkpoint.path, opts)
         return apply_convention(cfg, checkpoint)
 
-    start = config([])
+    start = build(facts, [])
     log_assumptions(start, checkpoint, opts)
     # All keys, because a converted checkpoint has only those that are not the default.
     values = {key: value for key, value in flatten(start) if key.startswith(_MODEL_SECTIONS)}
@@ -96,105 +144,10 @@ def config_by_weights(
         facts = replace(facts, train=train)
     values = {key: value for key, value in values.items() if not _is_of_data(key, value, facts)}
     values |= overridden(start, opts)
-    minutes = values.get("SOLVER.MAX_MINUTES")
-    if minutes and facts.processes == 1:
-        seconds = timer(config(choose(facts, values, TRAINING_RULES)))
-        facts = replace(facts, minutes=(minutes, "Timed on this machine"), step_seconds=seconds)
-    choices = choose(facts, values, TRAINING_RULES)
-    return config(choices), choices
-
-
-def config_by_rules(
-    opts: Sequence[Any], timer: ConfigTimer, checkpoint: Checkpoint | None = None
-) -> _Derived:
-    """Return the config of a run without a config file, and its choices; every process calls it.
-
-    Args:
-        opts: overrides, which name one dataset to train on and at most one to evaluate on.
-        timer: times a training step.
-        checkpoint: initial weights, whose model is used.
-
-    Raises:
-        ConfigError: the checkpoint does not contain its config.
-        DataError: the data cannot be used, see `compute_statistics`.
-    """
-    start = load_config(None, opts)
-    if checkpoint:
-        model = config_from(_model_keys(checkpoint), checkpoint.path, opts)
-        start = apply_convention(model, checkpoint)
-
-    def derive() -> _Derived:
-        sets = start.DATASETS
-        facts = DatasetFacts(
-            _statistics(start, sets.TRAIN[0]),
-            _statistics(start, sets.TEST[0]) if sets.TEST else None,
-            resources(start.MODEL.DEVICE),
-            processes=world_size(),
-        )
-        if checkpoint:
-            return config_by_weights(facts, opts, timer, checkpoint)
-        return config_by_data(facts, opts, timer)
-
-    # All processes use the config of rank 0, since their machines may differ.
-    derived: _Derived = all_gather_objects(derive() if is_main() else None)[0]
-    return derived
-
-
-def choices_by_weights(
-    facts: DatasetFacts, dataset_keys: Sequence[Choice], weights: str, timer: ConfigTimer,
-    minutes: float | None = None,
-) -> list[Choice]:  # fmt: skip
-    """Return all keys of a config that trains a checkpoint's model; `config_text` needs no base.
-
-    The weights are a path, a URL or a name; steps are timed if there are `minutes`.
-    """
-    weights = _coco_weights(facts) if weights == COCO else weights
-    weights = str(Path(weights).absolute()) if Path(weights).is_file() else weights
-    values = {
-        **_values(dataset_keys),
-        "MODEL.WEIGHT": weights,
-        "MODEL.REINIT_HEADS": True,
-        "MODEL.ROI_BOX_HEAD.NUM_CLASSES": len(facts.train.categories) + 1,
-    }
-    if minutes:
-        values["SOLVER.MAX_MINUTES"] = minutes
-    opts = [word for pair in values.items() for word in pair]
-    checkpoint = read_checkpoint(resolve_checkpoint_path(weights, opts))
-    cfg, choices = config_by_weights(facts, opts, timer, checkpoint)
-    reasons = {choice.key: choice.reason for choice in (*dataset_keys, *choices)}
-    reasons["MODEL.WEIGHT"] = "initial weights; the other keys of MODEL and INPUT are theirs"
-    reasons["MODEL.REINIT_HEADS"] = "keep what the heads know of categories with the same name"
-    defaults = dict(flatten(load_config(None)))
-    return [
-        Choice(key, value, reasons.get(key, ""))
-        for key, value in flatten(cfg)
-        if defaults.get(key) != value
-    ]
-
-
-@CONFIG_BUILDERS.register("autoconfig")
-def build_run_config(weights: str | Path | None, opts: list[Any]) -> CfgNode:
-    """Build the config of `detlite.train` without a config, and log the choices."""
-    checkpoint = None
-    if weights == COCO:
-        start = load_config(None, opts)
-        if is_main():
-            train = _statistics(start, start.DATASETS.TRAIN[0])
-            weights = _coco_weights(DatasetFacts(train, None, resources(start.MODEL.DEVICE)))
-        weights = all_gather_objects(weights)[0]
-        opts = [*opts, "MODEL.WEIGHT", weights]
-    if weights is not None:
-        checkpoint = read_checkpoint(resolve_checkpoint_path(weights, opts))
-    cfg, choices = config_by_rules(opts, step_timing.mean_step_seconds, checkpoint)
-    for choice in choices:
-        reason = f": {choice.reason}" if choice.reason else ""
-        _logger.info("chosen: %s %s%s", choice.key, choice.value, reason)
-    return cfg
-
-
-def _coco_weights(facts: DatasetFacts) -> str:
-    keypoints = len(facts.train.keypoints) == 17 and facts.keypoints
-    return coco_weights(facts.masks, facts.device == "gpu", keypoints)
+    rules = TRAINING_RULES
+    facts = time_budget.fit_to_minutes(facts, values, lambda *x: timer(build(*x)), progress, rules)
+    choices = choose(facts, values, rules)
+    return build(facts, choices), choices, facts
 
 
 def _model_keys(checkpoint: Checkpoint) -> dict[str, Any]:
@@ -223,6 +176,13 @@ def _is_of_data(key: str, value: Any, facts: DatasetFacts) -> bool:
     return (key == "INPUT.IMAGE_BITS" and value == 16) or (key == "INPUT.VALUE_RANGE" and not value)
 
 
+def _facts(cfg: CfgNode) -> DatasetFacts:
+    """Return the facts about the data sets of a config and this machine."""
+    train = _statistics(cfg, cfg.DATASETS.TRAIN[0])
+    val = _statistics(cfg, cfg.DATASETS.TEST[0]) if cfg.DATASETS.TEST else None
+    return DatasetFacts(train, val, resources(cfg.MODEL.DEVICE), processes=world_size())
+
+
 def _statistics(cfg: CfgNode, name: str) -> DatasetStatistics:
     _, annotations, images = locate_dataset(cfg, name)
     return compute_statistics(
@@ -240,5 +200,6 @@ def overridden(cfg: CfgNode, opts: Sequence[Any]) -> Values:
     return {key: values[key] for key in opts[::2] if key in values}
 
 
-def _values(choices: Sequence[Choice]) -> dict[str, Any]:
-    return {choice.key: choice.value for choice in choices}
+def _values(choices: Sequence[Choice], opts: Sequence[Any]) -> dict[str, Any]:
+    """Return the values of the keys that are not overridden."""
+    return {choice.key: choice.value for choice in choices if choice.key not in opts[::2]}

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from detlite.apps.doctor import Resources, plural
+from detlite.apps.doctor.machine import Resources, plural
 
 from .statistics import DatasetStatistics
 

@@ -28,19 +28,23 @@ TRAINING_RULES: tuple[Rule, ...] = (*_FIRST, data.image_values, model.mask_score
 
 
 def choose(
-    facts: DatasetFacts, values: Values = NO_VALUES, rules: Sequence[Rule] | None = None
+    facts: DatasetFacts, values: Values = NO_VALUES, rules: Sequence[Rule] = RULES
 ) -> list[Choice]:
     """Apply the rules, and return the choices in the order of the config file.
 
     Args:
         facts: facts about the data and the machine.
-        values: keys that are already decided. Other choices take them into account.
-        rules: rules to apply; None: all.
+        values: keys that are already decided. Other choices take them into account, and a choice
+            of the same value is kept for its reason.
     """
     choices: dict[str, Choice] = {}
-    for rule in RULES if rules is None else rules:
+    for rule in rules:
         all_values = {key: choice.value for key, choice in choices.items()} | dict(values)
         side = all_values.get("INPUT.TILE")
         seen = facts.tiled(side) if side else facts
-        choices |= {one.key: one for one in rule(seen, all_values) if one.key not in values}
+        choices |= {
+            one.key: one
+            for one in rule(seen, all_values)
+            if values.get(one.key, one.value) == one.value
+        }
     return list(choices.values())

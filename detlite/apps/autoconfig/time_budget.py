@@ -1,4 +1,4 @@
-"""Choose a model and an image size that can be trained in a number of minutes.
+"""Time training steps, and choose a model and an image size that fit into a number of minutes.
 
 Of `candidates`, from the largest to the fastest, the first one is chosen whose timed steps allow
 half of the steps that the dataset calls for (`training_rules.recommended_steps`), else the last
@@ -7,19 +7,31 @@ the same or better results (docs/recipes.md).
 """
 
 import logging
+import math
+import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import torch
+from yacs.config import CfgNode
 
 from detlite.config import ConfigError
+from detlite.data import build_train_dataset, build_train_loader
+from detlite.engine.hooks.freezing import resolve_frozen_norms
+from detlite.engine.rng import seed_all
+from detlite.engine.solver import build_optimizer
+from detlite.engine.train_step import TrainStep
+from detlite.modeling import build_model
+from detlite.modeling.optimize_for_training import optimize_for_training
 from detlite.threads import OtherPrograms
 
-from .dataset_facts import NO_VALUES, Choice, DatasetFacts, Values, backbone_is_fixed
-from .rules import choose
+from .dataset_facts import NO_VALUES, Choice, DatasetFacts, Rule, Values, backbone_is_fixed
+from .rules import RULES, choose
 from .training_rules import recommended_steps
 
+_MIN_IMAGES = 8  # because image sizes and the number of objects vary
+_MAX_SECONDS = 15.0  # after which no further step is timed
 # Seconds after which only the last candidate is still timed.
 MAX_TIMING_SECONDS = 60.0
 # (use the small model, factor on the image size)
@@ -48,17 +60,21 @@ def candidates(
 
 def fit_to_minutes(
     facts: DatasetFacts,
-    minutes: float,
+    values: Values,
     step_timer: StepTimer,
-    clock: Callable[[], float] = time.perf_counter,
-    values: Values = NO_VALUES,
     progress: Callable[[str], None] = _logger.info,
+    rules: Sequence[Rule] = RULES,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> DatasetFacts:
-    """Return facts from which `choose` makes a config for `minutes` of training.
+    """Return facts from which `choose` makes a config for SOLVER.MAX_MINUTES of training.
 
-    `values` are keys that are already decided; `progress` gets a line of text after each candidate.
-    Raises ConfigError if no candidate fits into the memory of the GPU.
+    Without this key in `values`, the keys that are already decided, or with several processes, the
+    facts are unchanged. `progress` gets a line of text after each candidate. Raises ConfigError if
+    no candidate fits into the memory of the GPU.
     """
+    minutes = values.get("SOLVER.MAX_MINUTES")
+    if not minutes or facts.processes > 1:
+        return facts
     start, others = clock(), OtherPrograms()
     results: list[str] = []
     chosen: DatasetFacts | None = None
@@ -67,7 +83,7 @@ def fit_to_minutes(
         is_last = name == described[-1][0]
         if chosen and not is_last and clock() - start > MAX_TIMING_SECONDS:
             continue
-        choices = choose(candidate, values)
+        choices = choose(candidate, values, rules)
         try:
             seconds = step_timer(candidate, choices)
         except torch.OutOfMemoryError:
@@ -91,3 +107,42 @@ def fit_to_minutes(
         _logger.warning("%s", problem)
     timed = f"Timed on this machine, where half of the steps are enough: {'; '.join(results)}"
     return replace(chosen, minutes=(minutes, timed))
+
+
+def mean_step_seconds(cfg: CfgNode) -> float:
+    """Return the mean duration of three training steps, or of more for at least eight images."""
+    steps = max(3, math.ceil(_MIN_IMAGES / cfg.SOLVER.IMS_PER_BATCH))
+    return statistics.mean(step_seconds(cfg, steps))
+
+
+def step_seconds(
+    cfg: CfgNode,
+    steps: int = 3,
+    warm_up: int = 1,
+    clock: Callable[[], float] = time.perf_counter,
+    progress: float = 1.0,
+) -> list[float]:
+    """Return the seconds of training steps, including loading, after `warm_up` steps.
+
+    The images have the size of INPUT at `progress`, a fraction of the run.
+    The weights are random, since a step takes equally long with others. After 15 seconds no further
+    step is timed, but at least one is. No file is written.
+    """
+    seed_all(cfg.SEED, cfg.SOLVER.DETERMINISTIC)
+    cfg = resolve_frozen_norms(cfg)
+    train_set = build_train_dataset(cfg)
+    model = build_model(cfg)
+    model.categories = train_set.categories
+    model.train()
+    optimize_for_training(model)
+    scaler = torch.amp.GradScaler(model.device.type, enabled=cfg.DTYPE == "float16")
+    train_step = TrainStep(cfg, model, build_optimizer(cfg, model), scaler)
+    batches = iter(build_train_loader(cfg, train_set, 0, progress))
+    seconds: list[float] = []
+    while len(seconds) < steps + warm_up and sum(seconds) < _MAX_SECONDS:
+        start = clock()
+        train_step(*next(batches))
+        if model.device.type != "cpu":
+            torch.accelerator.synchronize()
+        seconds.append(clock() - start)
+    return seconds[warm_up:] or seconds[-1:]

@@ -15,7 +15,8 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> int:
-    from detlite.apps.doctor import devices, find_problems, operator_errors, system_info
+    from detlite.apps.doctor.machine import devices, find_problems, system_info
+    from detlite.apps.doctor.operator_checks import operator_errors
     from detlite.ops import has_kernels
 
     for name, value in system_info().items():

@@ -18,7 +18,6 @@ docs/init.md lists the layouts and the rules.
 
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Sequence
 from pathlib import Path
 
 from detlite.apps import cli
@@ -61,11 +60,7 @@ def run(args: Namespace) -> int:
             f"--minutes {args.minutes:g}: must be above 0 and at most {_MAX_MINUTES}, a year"
         )
     if args.coco is None:
-        text = config(
-            args.data, args.val, args.images, args.annotations, args.minutes, args.weights,
-            args.masks, args.skip_bad, args.overrides, args.group_duplicates,
-        )  # fmt: skip
-        print(text, end="")
+        print(config(args), end="")
         return 0
     for option in _NOT_WITH_COCO:
         if getattr(args, option) is not None:
@@ -84,80 +79,61 @@ def _log(text: str) -> None:
         print(text, file=sys.stderr)
 
 
-def config(
-    data: Path,
-    val: Path | None,
-    images: Path | None,
-    folder: Path | None,
-    minutes: float | None = None,
-    weights: str | None = None,
-    masks: str | None = None,
-    skip_bad: bool = False,
-    overrides: Sequence[str] = (),
-    group_duplicates: bool = False,
-) -> str:
-    """Return the text of a config; report on standard error how the data were read.
-
-    With `minutes`, training steps are timed for about a minute and the model is chosen to fit. With
-    `weights`, the model is that of a checkpoint. `overrides` are KEY VALUE pairs of the config.
-    """
-    from detlite.apps import autoconfig
-    from detlite.apps.autoconfig.configs import overridden
-    from detlite.apps.autoconfig.step_timing import mean_step_seconds
+def config(args: Namespace) -> str:
+    """Return the text of a config; report on standard error how the data were read."""
+    from detlite.apps.autoconfig.configs import derive_config
+    from detlite.apps.autoconfig.dataset_facts import Choice
+    from detlite.apps.autoconfig.time_budget import mean_step_seconds
+    from detlite.apps.autoconfig.yaml_text import config_text, dataset_choices
     from detlite.apps.dataset_formats import find_sets
-    from detlite.apps.doctor import resources
     from detlite.config import load_config
+    from detlite.config.loading import flatten
     from detlite.data import explain_dead_loader
     from detlite.data.datasets.catalog import build_test_datasets, build_train_dataset, findings_of
     from detlite.data.images.reading import build_image_options
     from detlite.threads import limit_threads
 
-    start = load_config(None, overrides)
-    values = overridden(start, overrides)
-    options, crowds = build_image_options(start), start.DATASETS.CROWDS_AS_OBJECTS
-    upright = options.exif_orientation
-    sets, text = find_sets(data, val, images, folder, masks, skip_bad, group_duplicates, upright)
+    upright = build_image_options(load_config(None, args.overrides)).exif_orientation
+    sets, text = find_sets(
+        args.data, args.val, args.images, args.annotations, args.masks, args.skip_bad,
+        args.group_duplicates, upright,
+    )  # fmt: skip
     _log(text)
-    statistics = {
-        split: autoconfig.compute_statistics(
-            source.annotations, source.images, options, crowds_as_objects=crowds
-        )
-        for split, source in sets.items()
-    }
-    facts = autoconfig.DatasetFacts(statistics["train"], statistics.get("val"), resources())
-    choices = [one for one in autoconfig.dataset_choices(sets, text) if one.key not in values]
-    choices += [
-        autoconfig.Choice(key, value, "as the command says") for key, value in values.items()
-    ]
-
-    def seconds_of_step(facts: autoconfig.DatasetFacts, more: Sequence[autoconfig.Choice]) -> float:
-        return mean_step_seconds(autoconfig.as_config(facts, [*choices, *more]))
-
-    if weights or minutes:
+    given, weights = dataset_choices(sets, text), args.weights
+    if weights:
+        weights = str(Path(weights).absolute()) if Path(weights).is_file() else weights
+        reason = "initial weights; the other keys of MODEL and INPUT are theirs"
+        given.append(Choice("MODEL.WEIGHT", weights, reason))
+        reason = "keep what the heads know of categories with the same name"
+        given.append(Choice("MODEL.REINIT_HEADS", True, reason))
+    if args.minutes:
+        _log("timing training steps on this machine, at most two minutes")
+        given.append(Choice("SOLVER.MAX_MINUTES", args.minutes))
+    if weights or args.minutes:
         limit_threads()
+    opts = [word for one in given for word in (one.key, one.value)] + args.overrides
     with explain_dead_loader():
-        if weights:
-            choices = autoconfig.choices_by_weights(
-                facts, choices, weights, mean_step_seconds, minutes
-            )
-        else:
-            if minutes:
-                _log("timing training steps on this machine, at most two minutes")
-                facts = autoconfig.fit_to_minutes(
-                    facts, minutes, seconds_of_step, values=values, progress=_log
-                )
-            choices = [*choices, *autoconfig.choose(facts, values)]
-    cfg = autoconfig.as_config(facts, choices)
+        cfg, choices, facts = derive_config(opts, weights, mean_step_seconds, _log)
     train = facts.train
     for key, is_complete in (
         ("MASK_ON", train.with_masks == len(train.boxes)),
         ("KEYPOINT_ON", 0 < train.keypoint_objects == train.with_keypoints),
     ):
-        if is_complete and not cfg.MODEL[key] and f"MODEL.{key}" not in values:
+        if is_complete and not cfg.MODEL[key] and f"MODEL.{key}" not in args.overrides[::2]:
             _log(
                 f"MODEL.{key} is False, although all training objects would fit: those of the "
                 "evaluation set do not. Name another one with --val"
             )
     # What training will leave out, reinterpret or switch off because of the data.
     _log(findings_of([*build_train_dataset(cfg).parts, *build_test_datasets(cfg)]))
-    return autoconfig.config_text(choices, facts.summary, "" if weights else facts.base)
+    stated = {one.key: one.reason for one in given}
+    stated |= dict.fromkeys(args.overrides[::2], "as the command says")
+    chosen = {one.key: one.reason for one in choices}
+    reasons = {key: reason for key, reason in stated.items() if key not in chosen} | chosen
+    values = dict(flatten(cfg))
+    keys = [key for key in reasons if key in values]
+    if weights:  # without a base
+        defaults = dict(flatten(load_config(None)))
+        keys = [key for key in values if values[key] != defaults[key]]
+    written = [Choice(key, values[key], reasons.get(key, "")) for key in keys]
+    return config_text(written, facts.summary, "" if weights else facts.base)

@@ -14,7 +14,7 @@ Check = Callable[[str], tuple[object, object]]  # device -> actual and expected 
 
 def operator_errors(device: str) -> dict[str, str]:
     """Return an error message for each operator on a device; "" if the operator is correct."""
-    return {name: _error(check, device) for name, check in _CHECKS.items()}
+    return {check.__name__[1:]: _error(check, device) for check in _CHECKS}
 
 
 def _error(check: Check, device: str) -> str:
@@ -112,7 +112,7 @@ def _match_boxes(device: str) -> tuple[object, object]:
     return tuple(x[0] for x in matches), (index, best, is_best)
 
 
-def _focal_loss(device: str) -> tuple[object, object]:
+def _sigmoid_focal_loss(device: str) -> tuple[object, object]:
     logits, targets = torch.linspace(-6, 6, 40), torch.arange(40) % 2
     p = torch.where(targets == 1, logits.sigmoid(), 1 - logits.sigmoid())
     weight = torch.where(targets == 1, 0.25, 0.75)
@@ -149,16 +149,7 @@ def _paste_masks(device: str) -> tuple[object, object]:
     return masks.bitmaps(24, 32)[0].bool(), expected
 
 
-_CHECKS: dict[str, Check] = {
-    "roi_align": _roi_align,
-    "roi_align, gradient": _roi_align_gradient,
-    "roi_pool": _roi_pool,
-    "nms": _nms,
-    "batched_nms": _batched_nms,
-    "padded_nms": _padded_nms,
-    "match_boxes": _match_boxes,
-    "sigmoid_focal_loss": _focal_loss,
-    "crop_masks": _crop_masks,
-    "heatmap_peaks": _heatmap_peaks,
-    "paste_masks": _paste_masks,
-}
+_CHECKS = (
+    _roi_align, _roi_align_gradient, _roi_pool, _nms, _batched_nms, _padded_nms, _match_boxes,
+    _sigmoid_focal_loss, _crop_masks, _heatmap_peaks, _paste_masks,
+)  # fmt: skip

@@ -2,7 +2,7 @@
 
 import pytest
 
-from detlite.apps.doctor import Resources
+from detlite.apps.doctor.machine import Resources
 
 
 @pytest.fixture

@@ -11,15 +11,11 @@ import yaml
 from torchvision.models import detection, get_weight
 
 import detlite
-from detlite.apps.autoconfig import (
-    DatasetFacts,
-    choose,
-    config_by_data,
-    config_by_rules,
-    config_by_weights,
-)
+from detlite.apps.autoconfig.configs import config_by_data, config_by_weights, derive_config
+from detlite.apps.autoconfig.dataset_facts import DatasetFacts
 from detlite.apps.autoconfig.image_values import ImageValues
-from detlite.apps.cli import init
+from detlite.apps.autoconfig.rules import choose
+from detlite.apps.cli.main import main
 from detlite.config import ConfigError, load_config
 from detlite.conversion.checkpoint.files import Checkpoint, read_checkpoint
 from detlite.conversion.weight_catalog import COCO, coco_weights
@@ -56,7 +52,7 @@ def checkpoint() -> Checkpoint:
 
 
 def test_without_overrides_the_rules_apply(facts):
-    cfg, choices = config_by_data(facts, [], untimed)
+    cfg, choices, _ = config_by_data(facts, [], untimed)
     assert choices == choose(facts)
     values = {one.key: one.value for one in choices}
     assert list(cfg.MODEL.RPN.ANCHOR_SIZES) == values["MODEL.RPN.ANCHOR_SIZES"]
@@ -160,9 +156,9 @@ def test_minutes_with_a_checkpoint(facts, checkpoint):
     assert cfg.SOLVER.WARMUP_ITERS == 30  # of 300 steps
 
 
-def test_a_checkpoint_without_a_config_is_refused():
+def test_a_checkpoint_without_a_config_is_refused(facts):
     with pytest.raises(ConfigError, match=r"bare\.pth: does not contain the config of a detector"):
-        config_by_rules([], untimed, Checkpoint(Path("bare.pth"), {}))
+        by_weights(facts, Checkpoint(Path("bare.pth"), {}))
 
 
 def test_images_are_checked_with_the_limits_of_the_run(make_coco_dataset):
@@ -170,12 +166,12 @@ def test_images_are_checked_with_the_limits_of_the_run(make_coco_dataset):
     opts = ["DATASETS.CATALOG", [{"name": "t", "annotations": str(annotations),
             "images": str(images)}], "DATASETS.TRAIN", ("t",), "DATASETS.TEST", ()]  # fmt: skip
     opts += ["MODEL.DEVICE", "cpu"]
-    assert config_by_rules(opts, untimed)[0].DATASETS.ON_BAD_ANNOTATION == "error"
+    assert derive_config(opts, None, untimed)[0].DATASETS.ON_BAD_ANNOTATION == "error"
     with pytest.raises(DataError, match=r"none of its \d+ images can be used"):
-        config_by_rules([*opts, "DATASETS.MAX_PIXELS", 10], untimed)
+        derive_config([*opts, "DATASETS.MAX_PIXELS", 10], None, untimed)
     for image in images.iterdir():
         image.write_bytes(b"")
-    unchecked = config_by_rules([*opts, "DATASETS.CHECK_IMAGES", False], untimed)[0]
+    unchecked = derive_config([*opts, "DATASETS.CHECK_IMAGES", False], None, untimed)[0]
     assert unchecked.DATASETS.ON_BAD_ANNOTATION == "error"  # unchecked
 
 
@@ -239,10 +235,11 @@ def test_training_starts_from_coco_weights(
     assert torch.allclose(trained[:2], theirs[[0, names.index("dog")]], atol=1e-6)
 
 
-def test_init_names_coco_weights(hub, make_coco_dataset, monkeypatch):
+def test_init_names_coco_weights(hub, make_coco_dataset, monkeypatch, capsys):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     data, _ = make_coco_dataset(images=4, size=(64, 96), masks=False, categories=("cat", "tree"))
-    config = yaml.safe_load(init.config(data, data, None, None, weights=COCO))
+    assert main(["init", "--data", str(data), "--val", str(data), "--weights", COCO]) == 0
+    config = yaml.safe_load(capsys.readouterr().out)
     assert config["MODEL"]["BACKBONE"]["CONV_BODY"] == "MobileNetV3-Large-FPN"
     assert config["MODEL"]["WEIGHT"].startswith("torchvision://FasterRCNN_MobileNet")
     assert config["MODEL"]["REINIT_HEADS"] is True

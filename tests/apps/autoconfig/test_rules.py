@@ -5,13 +5,10 @@ import dataclasses
 import numpy as np
 import pytest
 
-from detlite.apps.autoconfig import (
-    DatasetFacts,
-    DatasetStatistics,
-    choose,
-    config_text,
-    dataset_choices,
-)
+from detlite.apps.autoconfig.dataset_facts import DatasetFacts
+from detlite.apps.autoconfig.rules import choose
+from detlite.apps.autoconfig.statistics import DatasetStatistics
+from detlite.apps.autoconfig.yaml_text import config_text, dataset_choices
 from detlite.apps.dataset_formats import Source
 from detlite.config import load_config
 
@@ -203,6 +200,7 @@ def test_anchors_of_a_retinanet(cpu):
     fixed = {"MODEL.META_ARCHITECTURE": "RetinaNet"}
     values = {one.key: one.value for one in choose(DatasetFacts(train, None, cpu), fixed)}
     assert not [key for key in values if key.startswith(("MODEL.RPN.", "MODEL.ROI_HEADS.BATCH"))]
+    assert values["MODEL.RETINANET.NUM_CLASSES"] == 3
     sizes = values["MODEL.RETINANET.ANCHOR_SIZES"]
     assert 16 <= sizes[0] <= 32  # the smallest objects, but at least two cells of stride 8
     assert [round(size / sizes[0]) for size in sizes] == [1, 2, 4, 8, 16]

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from detlite.apps.autoconfig import compute_statistics
-from detlite.apps.autoconfig.statistics import _keypoint_pairs
+from detlite.apps.autoconfig.statistics import _keypoint_pairs, compute_statistics
 from detlite.data.errors import DataError
 
 

@@ -1,21 +1,21 @@
 """Choice of the model and image size for a number of minutes, with a fake timer."""
 
+import itertools
 from dataclasses import replace
 
 import pytest
 import torch
 import yaml
 
-from detlite.apps.autoconfig import (
-    DatasetFacts,
-    choose,
-    config_text,
-    dataset_choices,
-    fit_to_minutes,
-)
+from detlite.apps.autoconfig.dataset_facts import DatasetFacts
+from detlite.apps.autoconfig.rules import choose
+from detlite.apps.autoconfig.time_budget import fit_to_minutes, step_seconds
+from detlite.apps.autoconfig.yaml_text import config_text, dataset_choices
 from detlite.apps.dataset_formats import Source
 from detlite.config import ConfigError, load_config
 from tests.apps.autoconfig.test_rules import statistics
+
+MINUTES = {"SOLVER.MAX_MINUTES": 15}
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ class FakeTimer:
 )
 def test_the_largest_model_that_is_fast_enough_is_chosen(facts, seconds, expected):
     timer = FakeTimer(*seconds)
-    fitted = fit_to_minutes(facts, 15, timer, lambda: timer.now)
+    fitted = fit_to_minutes(facts, MINUTES, timer, clock=lambda: timer.now)
     assert (fitted.small, fitted.shrink) == expected
     assert timer.timed[-1] == expected  # none is timed after it
     choices = {one.key: one for one in choose(fitted)}
@@ -75,7 +75,7 @@ def test_images_and_anchors_shrink_together(facts):
 
 def test_after_a_minute_only_the_last_candidate_is_timed(facts):
     timer = FakeTimer(90.0, 40.0, spent=70.0)
-    fitted = fit_to_minutes(facts, 15, timer, lambda: timer.now)
+    fitted = fit_to_minutes(facts, MINUTES, timer, clock=lambda: timer.now)
     assert timer.timed == [(False, 1.0), (True, 0.5)]
     assert fitted.step_seconds == 10.0
 
@@ -83,7 +83,7 @@ def test_after_a_minute_only_the_last_candidate_is_timed(facts):
 def test_without_pretrained_weights_only_images_shrink(facts):
     timer = FakeTimer(90.0, 0.1)
     without = replace(facts, machine=replace(facts.machine, pretrained=False))
-    fitted = fit_to_minutes(without, 15, timer, lambda: timer.now)
+    fitted = fit_to_minutes(without, MINUTES, timer, clock=lambda: timer.now)
     assert timer.timed == [(False, 1.0), (False, 0.75), (False, 0.5)]
     assert not fitted.small
 
@@ -92,7 +92,7 @@ def test_without_pretrained_weights_only_images_shrink(facts):
 def test_images_of_a_fixed_size_do_not_shrink(facts, key):
     values = {key: (640,) if key.endswith("TRAIN") else 640}
     timer = FakeTimer(90.0, 40.0)
-    fit_to_minutes(facts, 15, timer, lambda: timer.now, values)
+    fit_to_minutes(facts, {**MINUTES, **values}, timer, clock=lambda: timer.now)
     assert timer.timed == [(False, 1.0), (True, 1.0)]
 
 
@@ -107,17 +107,17 @@ def test_models_too_large_for_the_gpu_memory_are_skipped(facts):
 
         return seconds
 
-    fitted = fit_to_minutes(facts, 15, out_of_memory_above(0.75), lambda: timer.now)
+    fitted = fit_to_minutes(facts, MINUTES, out_of_memory_above(0.75), clock=lambda: timer.now)
     assert (fitted.small, fitted.shrink) == (False, 0.75)
     assert fitted.minutes is not None
     assert "the model: too large for the GPU memory" in fitted.minutes[1]
     with pytest.raises(ConfigError, match="no model fits into the GPU memory"):
-        fit_to_minutes(facts, 15, out_of_memory_above(0.1), lambda: timer.now)
+        fit_to_minutes(facts, MINUTES, out_of_memory_above(0.1), clock=lambda: timer.now)
 
 
 def test_the_config_of_the_small_model(facts, tmp_path):
     timer = FakeTimer(9.0, 6.0)
-    fitted = fit_to_minutes(facts, 15, timer, lambda: timer.now)
+    fitted = fit_to_minutes(facts, MINUTES, timer, clock=lambda: timer.now)
     sets = {"train": Source(tmp_path / "train.json", tmp_path / "images")}
     text = config_text(
         [*dataset_choices(sets, "invented"), *choose(fitted)], fitted.summary, fitted.base
@@ -132,3 +132,17 @@ def test_the_config_of_the_small_model(facts, tmp_path):
     comments = " ".join(text.replace("#", "").split())
     assert "the model: 9 seconds per step" in comments
     assert "the small model with images of 0.5 times their side: 1.5 seconds per step" in comments
+
+
+def test_steps_are_timed_and_no_file_is_written(tiny_config, make_coco_dataset, tmp_path):
+    annotations, images = make_coco_dataset()
+    entry = {"name": "mine", "annotations": str(annotations), "images": str(images)}
+    cfg = tiny_config(
+        "DATASETS.CATALOG", [entry], "DATASETS.TRAIN", ["mine"], "SOLVER.IMS_PER_BATCH", 2,
+        "DATALOADER.NUM_WORKERS", 0, "OUTPUT_DIR", str(tmp_path / "run"),
+        "MODEL.ROI_BOX_HEAD.NUM_CLASSES", 3, "INPUT.MIN_SIZE_TRAIN", (64,),
+    )  # fmt: skip
+    ticks = (number**2 for number in itertools.count())
+    # The clock is read before and after each step: 0, 1, 4, 9, 16, 25, ...
+    assert step_seconds(cfg, steps=2, warm_up=1, clock=lambda: next(ticks)) == [5, 9]
+    assert not (tmp_path / "run").exists()

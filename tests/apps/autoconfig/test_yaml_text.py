@@ -2,7 +2,8 @@
 
 import yaml
 
-from detlite.apps.autoconfig import Choice, config_text, dataset_choices
+from detlite.apps.autoconfig.dataset_facts import Choice
+from detlite.apps.autoconfig.yaml_text import config_text, dataset_choices
 from detlite.apps.dataset_formats import Source
 
 

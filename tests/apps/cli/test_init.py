@@ -8,8 +8,8 @@ import yaml
 from PIL import Image
 
 from detlite import build_model
-from detlite.apps import doctor as installation
 from detlite.apps.cli.main import main
+from detlite.apps.doctor.machine import Resources
 from detlite.config import load_config
 from detlite.conversion.checkpoint.files import Checkpoint, save_checkpoint
 
@@ -41,8 +41,8 @@ FAST_KINDS = ("no masks", "keypoints", "one image")
 @pytest.fixture
 def no_pretrained_weights(monkeypatch):
     """Simulate a machine without pretrained weights."""
-    machine = installation.Resources(2, 16_000_000_000, "", 0, "bfloat16", pretrained=False)
-    monkeypatch.setattr(installation, "resources", lambda: machine)
+    machine = Resources(2, 16_000_000_000, "", 0, "bfloat16", pretrained=False)
+    monkeypatch.setattr("detlite.apps.autoconfig.configs.resources", lambda device: machine)
 
 
 def init(tmp_path, capsys, *arguments):
@@ -196,7 +196,7 @@ def test_images_in_another_folder(no_pretrained_weights, make_coco_dataset, tmp_
 def test_minutes_are_fitted_with_timed_steps(
     no_pretrained_weights, make_coco_dataset, tmp_path, capsys, monkeypatch
 ):
-    monkeypatch.setattr("detlite.apps.autoconfig.step_timing.mean_step_seconds", lambda cfg: 0.001)
+    monkeypatch.setattr("detlite.apps.autoconfig.time_budget.mean_step_seconds", lambda cfg: 0.001)
     file, _ = make_coco_dataset()
     config, summary = init(tmp_path, capsys, "--data", file, "--minutes", 2.5)
     solver = load_config(config).SOLVER
@@ -227,7 +227,7 @@ def test_timing_reads_non_ascii_categories(
     # Some machines have ASCII as the default encoding of files.
     monkeypatch.setattr(io, "text_encoding", lambda stated, level=2: stated or "ascii")
     monkeypatch.setattr(
-        "detlite.apps.autoconfig.step_timing.step_seconds", lambda cfg, steps: [1.0] * steps
+        "detlite.apps.autoconfig.time_budget.step_seconds", lambda cfg, steps: [1.0] * steps
     )
     assert main(["init", "--data", str(file), "--minutes", "1"]) == 0
     assert "Größe" in capsys.readouterr().out

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from detlite.apps.cli.main import main
-from detlite.apps.doctor import find_problems, machine, system_info
+from detlite.apps.doctor import machine
+from detlite.apps.doctor.machine import find_problems, system_info
 
 
 @pytest.fixture
@@ -105,7 +106,9 @@ def test_command(capsys, monkeypatch):
     printed = capsys.readouterr().out
     assert "  padded_nms             correct\n" in printed
     assert printed.endswith("no problems found\n")
-    monkeypatch.setattr("detlite.apps.doctor.operator_errors", lambda _: {"nms": "is off"})
+    monkeypatch.setattr(
+        "detlite.apps.doctor.operator_checks.operator_errors", lambda _: {"nms": "is off"}
+    )
     assert main(["doctor"]) == 1
     assert "problem: 1 operators are wrong: rebuild detlite" in capsys.readouterr().out
 

@@ -8,7 +8,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from detlite.apps.cli.init import config as init_config
 from detlite.config import ConfigError, load_config
 from detlite.config.loading import flatten
 from detlite.modeling.build import build_model
@@ -23,7 +22,7 @@ def base(make_coco_dataset, tmp_path) -> Path:
     """The config of `detlite init` for a small data set, as if one category were rare."""
     annotations, images = make_coco_dataset()
     file = tmp_path / program.BASE
-    file.write_text(init_config(annotations, annotations, images, tmp_path))
+    file.write_text(program.init_config(annotations, annotations, images, tmp_path))
     file.write_text(load_config(file, ["DATALOADER.REPEAT_THRESHOLD", 0.05]).dump())
     return file
 
