@@ -80,16 +80,10 @@ def predict_images(
     draw: Callable[[int, Tensor, Prediction], None] | None = None,
     measured: bool = False,
 ) -> Iterator[Entry]:
-    """Yield an entry for each image, in order, see `result_files`.
+    """Yield an entry for each path or URL, in order, see `result_files` and `predict_stream`.
 
-    Args:
-        predictor: from `load_predictor`.
-        images: paths and URLs.
-        ids: their image ids.
-        batch_size, threads: see `predict_stream`.
-        draw: called with an image id, the image uint8 [3, H, W] and its prediction, in any thread
-            and order.
-        measured: add `measures` to the objects.
+    `draw` is called with an image id, the image uint8 [3, H, W] and its prediction, in any thread
+    and order. With `measured`, the objects have `measures`.
     """
 
     def finish(index: int, image: Tensor, prediction: Prediction) -> Entry:

@@ -2,14 +2,14 @@
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
 from torch import Tensor
 from tqdm import tqdm
 
-from detlite.apps.drawing import draw_detections
+from detlite.apps.drawing.detections import draw_detections
 from detlite.config import ConfigError
 from detlite.config.errors import one_line
 from detlite.distributed import torchrun_rank
@@ -60,26 +60,40 @@ def predict(options: PredictOptions) -> Totals | None:
         CheckpointError, DataError: the weights or inputs cannot be read.
     """
     rank, world_size = torchrun_rank()
-    _check(options, world_size)
-    tiling = {"TEST.TILE": options.tile, "TEST.TILE_OVERLAP": options.overlap}
-    for key, value in tiling.items():
-        if value is not None:
-            options = replace(options, overrides=[*options.overrides, key, str(value)])
-    if any(map(is_video, options.inputs)):
-        if len(options.inputs) > 1 or world_size > 1:
-            raise ConfigError("--input: a video must be the only input, and needs a single process")
-        if options.label_images:
-            raise ConfigError("--label-images needs images, but --input is a video")
-        return _predict_video(options)
-    if options.track:
+    if options.overwrite and world_size > 1:
+        raise ConfigError(
+            "--overwrite needs a single process, because one process could delete what another has "
+            f"written: delete {options.output} yourself, or choose another output folder"
+        )
+    if options.tile is None and options.overlap is not None:
+        raise ConfigError(f"--overlap {options.overlap} needs the side of the tiles: add --tile")
+    check_format(options.format)
+    images: list[str] = []
+    video = any(map(is_video, options.inputs))
+    if video and (len(options.inputs) > 1 or world_size > 1):
+        raise ConfigError("--input: a video must be the only input, and needs a single process")
+    if video and options.label_images:
+        raise ConfigError("--label-images needs images, but --input is a video")
+    if options.track and not video:
         raise ConfigError("--track follows objects through a video, but --input names no video")
-    images = list_images(options.inputs, options.output / _DRAWN)
-    predictor = _load(options)
+    if video:
+        drawn = options.draw != "none"
+        check_output(options.output, options.inputs[0], options.overwrite, drawn)
+    else:
+        images = list_images(options.inputs, options.output / _DRAWN)
+    overrides = options.overrides
+    for key, value in (("TEST.TILE", options.tile), ("TEST.TILE_OVERLAP", options.overlap)):
+        overrides = overrides if value is None else [*overrides, key, str(value)]
+    predictor = load_predictor(
+        options.weights, options.threshold, overrides, options.config, trust=options.trust
+    )
+    if video:
+        return _predict_video(options, predictor)
     images = expand_pages(images, predictor.image_options)
     command = {
         "weights": _content_of(options.weights),
         "config": options.config and _content_of(options.config),
-        "overrides": options.overrides,
+        "overrides": overrides,
         "threshold": options.threshold,
         "draw": options.draw,
         "labels": options.labels,
@@ -100,35 +114,9 @@ def predict(options: PredictOptions) -> Totals | None:
         return run.complete()
 
 
-def _check(options: PredictOptions, world_size: int) -> None:
-    for name in ("batch_size", "shard_size", "threads"):
-        value = getattr(options, name)
-        if value is not None and value < 1:
-            raise ConfigError(f"--{name.replace('_', '-')} {value}: must be at least 1")
-    if options.threshold is not None and not 0 <= options.threshold <= 1:
-        raise ConfigError(f"--threshold {options.threshold:g}: a score must be between 0 and 1")
-    if options.overwrite and world_size > 1:
-        raise ConfigError(
-            "--overwrite needs a single process, because one process could delete what another has "
-            f"written: delete {options.output} yourself, or choose another output folder"
-        )
-    if options.tile is None and options.overlap is not None:
-        raise ConfigError(f"--overlap {options.overlap} needs the side of the tiles: add --tile")
-    check_format(options.format)
-
-
-def _load(options: PredictOptions) -> Predictor:
-    return load_predictor(
-        options.weights, options.threshold, options.overrides, options.config, trust=options.trust
-    )
-
-
-def _predict_video(options: PredictOptions) -> Totals:
+def _predict_video(options: PredictOptions, predictor: Predictor) -> Totals:
     """Detect objects in the frames of a video until it ends or Ctrl-C is pressed."""
-    source = options.inputs[0]
-    drawn = options.draw != "none"
-    check_output(options.output, source, options.overwrite, drawn)
-    predictor = _load(options)
+    source, drawn = options.inputs[0], options.draw != "none"
     with Video(source) as video, run_lock(options.output):
         tracker = build_tracker(float(video.rate)) if options.track else None
         if options.overwrite:  # only after the weights and the video could be opened

@@ -1,9 +1,7 @@
 """Files of detections: a journal of entries, and COCO results, CSV or Parquet made from it.
 
 An entry is a dict {"image": {"id", "file_name", "height", "width"}, "objects": COCO results}, or
-{"image": {"id", "file_name"}, "problem": text} for an unreadable image. COCO results are joined
-from the text of journals, so the lines of a journal have the keys in this order and the separators
-of `json.dumps`.
+{"image": {"id", "file_name"}, "problem": text} for an unreadable image.
 """
 
 from __future__ import annotations
@@ -49,7 +47,6 @@ COLUMNS = {
     "track_id": "int64",
 }
 _LONG = ("mask", "keypoints")  # columns that are not part of measures
-_IMAGE, _END = '{"image": ', "]}\n"  # start and end of a line of a journal
 _ROWS_PER_GROUP = 10_000  # a Parquet row group is held in memory
 
 
@@ -72,10 +69,7 @@ class Journal:
         self._stream.truncate(end)
 
     def add(self, entry: Entry) -> None:
-        """Append an entry, and hand it to the system, so that it outlives the process.
-
-        `_journal_texts` depends on the format of the lines.
-        """
+        """Append an entry, and hand it to the system, so that it outlives the process."""
         self._stream.write(json.dumps(entry).encode() + b"\n")
         self._stream.flush()
 
@@ -88,29 +82,18 @@ class Journal:
 
 
 def read_journal(*files: Path) -> Iterator[Entry]:
-    """Yield the entries of journals."""
-    for file in files:
-        with file.open(encoding="utf-8") as stream:
-            yield from map(json.loads, stream)
-
-
-def _journal_texts(files: Iterable[Path]) -> Iterator[tuple[str, str]]:
-    """Yield the JSON of images and objects without parsing them, which takes ten times as long.
-
-    Quotes in strings are escaped, so the text before the objects is unique in a line. Raises a
-    DataError for a damaged line.
-    """
+    """Yield the entries of journals. Raises DataError for a damaged line."""
     for file in files:
         with file.open(encoding="utf-8") as stream:
             for number, line in enumerate(stream, start=1):
-                image, key, objects = line.partition(', "objects": [')
-                if key and image.startswith(_IMAGE) and objects.endswith(_END):
-                    yield image.removeprefix(_IMAGE), objects.removesuffix(_END)
-                elif key or ', "problem": "' not in line:
+                try:
+                    entry = json.loads(line)
+                except ValueError as error:
                     raise DataError(
                         f"{file}: line {number} is damaged. Remove the file, and run the command "
                         "again to predict its images"
-                    )
+                    ) from error
+                yield entry
 
 
 def category_names(categories: Iterable[Entry]) -> dict[int, str]:
@@ -128,19 +111,16 @@ def write_results(
     folder: Path, format: str, journals: Sequence[Path], categories: Sequence[Entry]
 ) -> None:
     """Write the detections of journals to `results.*`, and before it the files about the images."""
-    end = f'], "categories": {json.dumps(list(categories))}}}\n'
+    names = category_names(categories)
     with atomic_open(folder / "images.json") as stream:  # for `COCO(file).loadRes(results)`
-        images = (image for image, _ in _journal_texts(journals))
-        _write_list(stream, '{"info": {}, "annotations": [], "images": [\n', images, ",\n", end)
-    names, results = category_names(categories), folder / f"results{SUFFIXES[format]}"
+        images = (entry["image"] for entry in read_journal(*journals) if "objects" in entry)
+        _write_list(stream, '{"info": {}, "annotations": [], "images": [\n', images, ",\n")
+        stream.write(f'], "categories": {json.dumps(list(categories))}}}\n')
     if format == "measures":
         columns = [category["name"] for category in categories]
         write_summary(folder / "summary.csv", read_journal(*journals), names, columns)
-    if format != "coco":
-        return write_detections(format, results, read_journal(*journals), names)
-    with atomic_open(results) as stream:
-        objects = filter(None, (objects for _, objects in _journal_texts(journals)))
-        return _write_list(stream, "[", objects, ", ", "]")
+    results = folder / f"results{SUFFIXES[format]}"
+    write_detections(format, results, read_journal(*journals), names)
 
 
 def write_detections(
@@ -148,32 +128,46 @@ def write_detections(
 ) -> None:
     """Write the detections of entries atomically, with one entry in memory at a time.
 
-    `format` is csv, measures or parquet, and `names` holds the category names by id.
+    `format` is a key of SUFFIXES, and `names` holds the category names by id.
     """
     if format == "parquet":
         return _write_parquet(file, to_rows(entries, names))
     with atomic_open(file) as stream:
-        if format == "measures":
-            _write_measures(stream, entries, names)
+        if format == "coco":
+            objects = (obj for entry in entries for obj in entry.get("objects", ()))
+            _write_list(stream, "[", objects, ", ")
+            stream.write("]")
         else:
-            writer = csv.DictWriter(stream, list(COLUMNS), lineterminator="\n")
-            writer.writeheader()
-            for row in to_rows(entries, names):
-                keypoints = row["keypoints"]
-                writer.writerow(row | {"keypoints": keypoints and " ".join(map(str, keypoints))})
+            _write_csv(stream, to_rows(entries, names), format == "measures")
     return None
 
 
-def _write_list(stream: Any, start: str, items: Iterator[str], separator: str, end: str) -> None:
-    others = (separator + item for item in items)
-    stream.writelines(chain([start, next(items, "")], others, [end]))
+def _write_list(stream: Any, start: str, items: Iterable[Entry], separator: str) -> None:
+    texts = map(json.dumps, items)
+    stream.writelines(chain([start, next(texts, "")], (separator + text for text in texts)))
+
+
+def _write_csv(stream: Any, rows: Iterator[Entry], measured: bool) -> None:
+    first = list(islice(rows, 1))  # has the columns of its channels
+    columns = list(COLUMNS)
+    if measured:
+        names = chain(("image_id", "file_name", "label"), COLUMNS, MEASURES, *first)
+        columns = [name for name in dict.fromkeys(names) if name not in _LONG]
+    writer = csv.DictWriter(stream, columns, lineterminator="\n", extrasaction="ignore")
+    writer.writeheader()
+    for row in chain(first, rows):
+        keypoints = row["keypoints"]
+        writer.writerow(row | {"keypoints": keypoints and " ".join(map(str, keypoints))})
 
 
 def to_rows(entries: Iterable[Entry], names: Mapping[int, str]) -> Iterator[Entry]:
-    """Yield the detections of entries as rows with the keys of COLUMNS."""
+    """Yield the detections of entries as rows with the keys of COLUMNS, label and its measures.
+
+    The label is the number that an object has in a label image.
+    """
     for entry in entries:
         image = entry["image"]
-        for obj in entry.get("objects", ()):
+        for label, obj in enumerate(entry.get("objects", ()), start=1):
             mask = obj.get("segmentation")
             # File names are bytes, which may not be valid UTF-8.
             name = image["file_name"].encode(errors="surrogateescape").decode(errors="replace")
@@ -182,7 +176,8 @@ def to_rows(entries: Iterable[Entry], names: Mapping[int, str]) -> Iterator[Entr
                 obj["category_id"], names[obj["category_id"]], obj["score"], *obj["bbox"],
                 mask and mask["counts"], *map(obj.get, ("mask_score", "keypoints", "track_id")),
             )  # fmt: skip
-            yield dict(zip(COLUMNS, values, strict=True))
+            row = dict(zip(COLUMNS, values, strict=True))
+            yield row | {"label": label} | obj.get("measures", {})
 
 
 def parquet_schema() -> Any:
@@ -191,25 +186,6 @@ def parquet_schema() -> Any:
 
     types = {"list<float32>": pa.list_(pa.float32())}
     return pa.schema([(n, types.get(t) or pa.type_for_alias(t)) for n, t in COLUMNS.items()])
-
-
-def _write_measures(stream: Any, entries: Iterable[Entry], names: Mapping[int, str]) -> None:
-    """Write a row for each object, with the number that it has in a label image."""
-    rows = (
-        {"label": number, **row, **obj.get("measures", {})}
-        for entry in entries
-        for number, (obj, row) in enumerate(
-            zip(entry.get("objects", ()), to_rows([entry], names), strict=True), start=1
-        )
-    )
-    first = list(islice(rows, 1))  # has the columns of its channels
-    names_in_order = dict.fromkeys(("image_id", "file_name", "label", *COLUMNS, *MEASURES))
-    for row in first:
-        names_in_order |= dict.fromkeys(row)
-    columns = [name for name in names_in_order if name not in _LONG]
-    writer = csv.DictWriter(stream, columns, lineterminator="\n", extrasaction="ignore")
-    writer.writeheader()
-    writer.writerows(chain(first, rows))
 
 
 def _write_parquet(file: Path, rows: Iterator[Entry]) -> None:

@@ -96,18 +96,12 @@ class ShardedRun:
         for shard in sorted(range(self.shard_count), key=lambda one: one % world_size != rank):
             if self.is_finished(shard):
                 continue
-            lock = FileLock(self._file(shard, ".lock"))
-            try:
-                lock.acquire(blocking=False)
-            except Timeout:
-                continue
-            try:
+            file = self._file(shard, ".lock")
+            with suppress(Timeout), FileLock(file, timeout=0):
                 if not self.is_finished(shard):
                     yield shard
-            finally:
-                lock.release()
-                if self.is_finished(shard):
-                    Path(lock.lock_file).unlink(missing_ok=True)
+            if self.is_finished(shard):
+                file.unlink(missing_ok=True)
 
     def journal(self, shard: int) -> Journal:
         """Open the journal of a locked shard, which is then unfinished."""

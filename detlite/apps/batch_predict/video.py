@@ -18,7 +18,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from detlite.apps.drawing import draw_detections
+from detlite.apps.drawing.detections import draw_detections
 from detlite.apps.optional_packages import import_optional
 from detlite.config import ConfigError
 from detlite.data.errors import DataError
@@ -219,11 +219,10 @@ def predict_video(
 
     Args:
         format: a key of `result_files.SUFFIXES`.
-        drawn: write a video with the detections drawn.
+        drawn, labels: write a video with the detections drawn, with such `tags`.
         batch_size, threads: see `predict_stream`.
         tracker: see `build_tracker`; the ids are written as `track_id` and drawn.
         progress: called after each frame.
-        labels: see `tags` of `draw_detections`.
 
     Returns:
         The totals, and why the rest of the video could not be decoded, if so.

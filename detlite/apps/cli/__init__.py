@@ -4,7 +4,7 @@ The same option has the same name everywhere. Nothing here imports torch: `detli
 must answer immediately.
 """
 
-from argparse import ArgumentParser, Namespace
+from argparse import Action, ArgumentParser, Namespace
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,11 +17,35 @@ def add_option(
     default: Any = None,
     **settings: Any,
 ) -> None:
-    """Add an option with a value. A default is added to the help text, and decides the type."""
+    """Add an option with a value. A default is added to the help text, and decides the type.
+
+    The settings are those of `add_argument`, and `limits`, the minimum and maximum of a number.
+    """
     if default is not None:
         text += f" (default: {default})"
         settings.setdefault("type", type(default))
+    if "limits" in settings:
+        settings["action"] = _StoreNumber
     parser.add_argument(name, metavar=metavar, default=default, help=text, **settings)
+
+
+class _StoreNumber(Action):
+    """Stores a number that is checked against `limits`."""
+
+    def __init__(self, *args: Any, limits: tuple[float, float | None], **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self._limits = limits
+
+    def __call__(
+        self, parser: ArgumentParser, namespace: Namespace, value: Any, option: Any = None
+    ) -> None:
+        from detlite.config import ConfigError
+
+        low, high = self._limits
+        if not (low <= value and (high is None or value <= high)):
+            allowed = f"at least {low}" if high is None else f"between {low} and {high}"
+            raise ConfigError(f"{option} {value:g}: must be {allowed}")
+        setattr(namespace, self.dest, value)
 
 
 def add_flag(parser: ArgumentParser, name: str, text: str) -> None:

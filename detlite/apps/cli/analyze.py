@@ -18,7 +18,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--size", type=int, nargs=2, default=(480, 640), metavar=("H", "W"),
         help="size of the original image, which is resized as for evaluation (default: 480 640)",
     )  # fmt: skip
-    cli.add_option(parser, "--depth", "depth of the listed modules", default=2)
+    cli.add_option(parser, "--depth", "depth of the listed modules", default=2, limits=(0, None))
     cli.add_overrides(parser, device=False)
 
 
@@ -26,11 +26,8 @@ def run(args: Namespace) -> int:
     from detlite.apps.doctor.flops import cost_table, count_cost
     from detlite.config import ConfigError, load_config
 
-    if min(args.size) < 1 or args.depth < 0:
-        raise ConfigError(
-            f"--size {args.size[0]} {args.size[1]} --depth {args.depth}: both "
-            "sizes must be above 0, and the depth at least 0"
-        )
+    if min(args.size) < 1:
+        raise ConfigError(f"--size {args.size[0]} {args.size[1]}: both must be at least 1")
     cfg = load_config(args.config, args.overrides)
     rows = count_cost(cfg, tuple(args.size), args.depth)
     print(cost_table(rows))

@@ -15,7 +15,7 @@ from detlite.apps import cli
 
 def add_arguments(parser: ArgumentParser) -> None:
     cli.add_config(parser, None)
-    cli.add_option(parser, "--count", "number of images", default=24)
+    cli.add_option(parser, "--count", "number of images", default=24, limits=(1, None))
     cli.add_option(parser, "--output", "HTML file to write", "FILE", "browse.html", type=Path)
     cli.add_overrides(parser, device=False)
 
@@ -23,10 +23,8 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> int:
     from detlite.apps.report.browse_page import browse_page
     from detlite.atomic_write import atomic_open
-    from detlite.config import ConfigError, load_config
+    from detlite.config import load_config
 
-    if args.count < 1:
-        raise ConfigError(f"--count is {args.count}, but must be at least 1")
     page = browse_page(load_config(args.config, args.overrides), args.count)
     with atomic_open(args.output) as file:
         file.write(page)

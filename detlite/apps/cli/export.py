@@ -31,9 +31,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     cli.add_option(parser, "--format", "format of the file", choices=FORMATS, required=True)
     cli.add_option(parser, "--output", "file to write", "FILE", type=Path, required=True)
     cli.add_flag(parser, "--int8", "quantize (openvino only)")
-    cli.add_option(
-        parser, "--calibrate", "number of training images to calibrate --int8 with", "N", 40
-    )
+    text = "number of training images to calibrate --int8 with"
+    cli.add_option(parser, "--calibrate", text, "N", 40, limits=(1, None))
     cli.add_option(parser, "--check", "images to compare the detections on", "FOLDER", type=Path)
     text = "data set to measure the AP of --int8 on (default: DATASETS.TEST)"
     cli.add_option(parser, "--evaluate", text, "NAME")

@@ -61,10 +61,10 @@ def run_command(name: str, arguments: Sequence[str]) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     command.add_arguments(parser)
-    args = parser.parse_intermixed_args(arguments)
-    if "overrides" in args:
-        args.overrides = split_pairs(args.overrides)
     try:
+        args = parser.parse_intermixed_args(arguments)
+        if "overrides" in args:
+            args.overrides = split_pairs(args.overrides)
         return int(command.run(args))
     except KeyboardInterrupt:
         print(getattr(command, "INTERRUPTED", "interrupted"), file=sys.stderr)

@@ -43,9 +43,11 @@ def add_arguments(parser: ArgumentParser) -> None:
     cli.add_option(parser, "--output", "output folder", "FOLDER", type=Path, required=True)
     text = "report detections with at least this score, 0 to 1 (default: the best F1 measured in "
     text += "training, or 0.5)"
-    cli.add_option(parser, "--threshold", text, "SCORE", type=float)
-    cli.add_option(parser, "--batch-size", "images of similar size to run together", "N", 1)
-    cli.add_option(parser, "--threads", "threads that read, resize and draw images", "N", 2)
+    cli.add_option(parser, "--threshold", text, "SCORE", type=float, limits=(0, 1))
+    text = "images of similar size to run together"
+    cli.add_option(parser, "--batch-size", text, "N", 1, limits=(1, None))
+    text = "threads that read, resize and draw images"
+    cli.add_option(parser, "--threads", text, "N", 2, limits=(1, None))
     text = "format of the drawn images"
     cli.add_option(parser, "--draw", text, default="jpeg", choices=["jpeg", "png", "none"])
     parser.add_argument(
@@ -58,7 +60,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     text = "also write 16-bit images whose values are the objects, for ImageJ and napari"
     cli.add_option(parser, "--label-images", text, choices=["tiff", "png"])
     text = "images that one process claims at a time (default: 1000)"
-    cli.add_option(parser, "--shard-size", text, "N", type=int)
+    cli.add_option(parser, "--shard-size", text, "N", type=int, limits=(1, None))
     cli.add_flag(parser, "--overwrite", "replace another run in the output folder")
     cli.add_option(parser, "--tile", "cut large images into tiles of SIDE pixels", "SIDE", type=int)
     text = "overlap of neighboring tiles as a fraction of their side (default: 0.2)"

@@ -15,8 +15,6 @@ from pathlib import Path
 
 from detlite.apps import cli
 
-_MIN_RESAMPLES = 100
-
 
 def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("runs", nargs="*", type=Path, metavar="RUN", help="output folder of a run")
@@ -30,10 +28,10 @@ def add_arguments(parser: ArgumentParser) -> None:
     text += "that of the first of several)"
     cli.add_option(parser, "--output", text, "FILE", type=Path)
     text = "bootstrap samples of the images for confidence intervals"
-    cli.add_option(parser, "--resamples", text, default=1000)
+    cli.add_option(parser, "--resamples", text, default=1000, limits=(100, None))
     cli.add_option(parser, "--seed", "seed of the bootstrap", default=0)
     text = "wrong detections and missed objects to show for each data set"
-    cli.add_option(parser, "--examples", text, default=48)
+    cli.add_option(parser, "--examples", text, default=48, limits=(0, None))
 
 
 def run(args: Namespace) -> int:
@@ -43,12 +41,6 @@ def run(args: Namespace) -> int:
     from detlite.config import ConfigError
     from detlite.run_lock import run_lock
 
-    if args.resamples < _MIN_RESAMPLES:
-        raise ConfigError(
-            f"--resamples is {args.resamples}: a confidence interval needs {_MIN_RESAMPLES} or more"
-        )
-    if args.examples < 0:
-        raise ConfigError(f"--examples is {args.examples}, but must be at least 0")
     if bool(args.truth) != bool(args.results) or bool(args.runs) == bool(args.results):
         raise ConfigError("name the output folders of runs, or one --truth and its --results")
     paths = args.runs or args.results

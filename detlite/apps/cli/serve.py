@@ -18,16 +18,17 @@ def add_arguments(parser: ArgumentParser) -> None:
     cli.add_option(parser, "--host", "address to listen on", default="127.0.0.1")
     cli.add_option(parser, "--port", "port to listen on; 0: any free one", default=8000)
     text = "report detections with at least this score, 0 to 1"
-    cli.add_option(parser, "--threshold", text, "SCORE", 0.05)
-    cli.add_option(parser, "--batch-size", "maximum number of images to predict together", "N", 8)
-    cli.add_option(
-        parser, "--max-requests", "maximum number of requests waiting or running", "N", 64
-    )
+    cli.add_option(parser, "--threshold", text, "SCORE", 0.05, limits=(0, 1))
+    text = "maximum number of images to predict together"
+    cli.add_option(parser, "--batch-size", text, "N", 8, limits=(1, None))
+    text = "maximum number of requests waiting or running"
+    cli.add_option(parser, "--max-requests", text, "N", 64, limits=(1, None))
     text = "time limit of a request, upload included"
-    cli.add_option(parser, "--timeout", text, "SECONDS", 60, type=float)
-    cli.add_option(parser, "--max-bytes", "maximum size of an image file", "N", 20_000_000)
+    cli.add_option(parser, "--timeout", text, "SECONDS", 60, type=float, limits=(0.001, None))
+    text = "maximum size of an image file"
+    cli.add_option(parser, "--max-bytes", text, "N", 20_000_000, limits=(1, None))
     text = "maximum size of an image, at most DATASETS.MAX_PIXELS"
-    cli.add_option(parser, "--max-pixels", text, "N", 40_000_000)
+    cli.add_option(parser, "--max-pixels", text, "N", 40_000_000, limits=(1, None))
     parser.add_argument(
         "--cors", action="append", default=[], metavar="ORIGIN",
         help="let web pages of this origin send requests, such as https://example.org, or '*' for "

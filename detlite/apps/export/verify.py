@@ -176,8 +176,6 @@ def calibration_images(cfg: CfgNode, count: int) -> tuple[list[Tensor], list[Ten
         raise ConfigError(
             "--int8 is calibrated on DATASETS.TRAIN, which is empty: add DATASETS.TRAIN '(NAME,)'"
         )
-    if count < 1:
-        raise ConfigError(f"--calibrate {count}: must be at least 1")
     dataset = build_dataset(cfg, cfg.DATASETS.TRAIN[0], train=False)
     transform = build_transform(cfg, train=False)
     count = min(count, len(dataset))

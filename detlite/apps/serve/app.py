@@ -32,11 +32,12 @@ from .batching import Batcher
 from .limits import (
     MEDIA_TYPES,
     Limits,
+    Refusal,
     check_header,
+    error_response,
     extract_file,
     read_body,
 )
-from .refusals import Refusal, error_response
 
 logger = logging.getLogger(__name__)
 

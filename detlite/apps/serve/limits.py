@@ -1,18 +1,17 @@
-"""Limits of the service, and checks of requests against them."""
+"""Limits of the service, checks of requests against them, and the responses to refused ones."""
 
 import asyncio
 import math
 import time
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
+from typing import Any
 
 from starlette.datastructures import UploadFile
+from starlette.exceptions import HTTPException
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
-
-from detlite.config import ConfigError
-
-from .refusals import Refusal
+from starlette.responses import JSONResponse, Response
 
 # The formats that `read_image` decodes from bytes. Programs that do not know the type send the
 # last one.
@@ -23,6 +22,15 @@ MEDIA_TYPES = (
 _FORM = "multipart/form-data"
 _TOTAL_PIXELS = 160_000_000
 _DISCARDED_BODY = 4  # read at most this multiple of the size limit from a refused request
+# What the client can do, by HTTP status.
+_REMEDIES = {
+    408: "send a smaller image, or use a faster connection",
+    413: "send a smaller image, or raise --max-bytes or --max-pixels of the server",
+    500: "see the log of the server, and send the image again",
+    503: "send it again after the number of seconds in the header Retry-After",
+    504: "send it again when fewer requests wait (see /metrics), or raise --timeout of the server",
+}
+_MAX_PROBLEM = 500  # characters, because requests contain long values
 
 
 @dataclass(frozen=True)
@@ -36,9 +44,6 @@ class Limits:
         requests: maximum number of requests waiting or running; more are refused immediately.
         batch: maximum number of images in a batch.
         threshold: minimum score of detections; equals `score_thresh` of the predictor.
-
-    Raises:
-        ConfigError: a limit is out of range.
     """
 
     bytes: int = 20_000_000
@@ -48,24 +53,30 @@ class Limits:
     batch: int = 8
     threshold: float = 0.05
 
-    def __post_init__(self) -> None:
-        options = {
-            "max-bytes": self.bytes,
-            "max-pixels": self.pixels,
-            "timeout": self.seconds,
-            "max-requests": self.requests,
-            "batch-size": self.batch,
-        }
-        for option, value in options.items():
-            if not value > 0:
-                raise ConfigError(f"--{option} {value:g}: must be more than 0")
-        if not 0 <= self.threshold <= 1:
-            raise ConfigError(f"--threshold {self.threshold:g}: a score must be between 0 and 1")
-
     @property
     def total_pixels(self) -> int:
         """Maximum number of pixels of all images that wait or run, which are in memory."""
         return max(_TOTAL_PIXELS, self.pixels)
+
+
+class Refusal(HTTPException):
+    """A request that cannot be answered with detections, and what the client can do."""
+
+    def __init__(self, status: int, problem: str, remedy: str = "") -> None:
+        super().__init__(status, problem, {"Retry-After": "1"} if status == 503 else None)
+        self.remedy = remedy or _REMEDIES[status]
+
+
+async def error_response(request: Request, error: Any) -> Response:
+    """Return the JSON response to a Refusal, or to an error of the routes."""
+    problem, remedy = error.detail, getattr(error, "remedy", None)
+    if remedy is None:
+        problem = f"{request.method} {request.url.path}: {error.detail}"
+        remedy = "POST an image to /predict, or GET /, /model, /health or /metrics"
+    if len(problem) > _MAX_PROBLEM:
+        problem = problem[:_MAX_PROBLEM] + " ..."
+    content = {"error": problem, "what_to_do": remedy, "status": error.status_code}
+    return JSONResponse(content, error.status_code, error.headers)
 
 
 def _media_type(request: Request) -> str:

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from detlite.apps.cli.main import main
-from detlite.apps.drawing import draw_detections
+from detlite.apps.drawing.detections import draw_detections
 from detlite.config import load_config
 from detlite.data import build_train_dataset, build_train_loader
 
@@ -101,7 +101,7 @@ def test_objects_without_anchors_are_named(config, tmp_path):
 
 def test_invalid_arguments(config, tmp_path, capsys):
     for arguments, message in (
-        (["--count", "0"], "--count is 0"),
+        (["--count", "0"], "--count 0: must be at least 1"),
         (["DATASETS.TRAIN", "()"], "DATASETS.TRAIN is empty"),
         (["INPUT.MIN_SIZE_TRIAN", "3"], "INPUT.MIN_SIZE_TRAIN"),
     ):

@@ -156,12 +156,7 @@ def test_unusable_arguments(
         (tmp_path / "no.pth", photos, (), "no.pth: cannot be read"),
         (weights, photos, ("--batch-size", "0"), "--batch-size 0: must be at least 1"),
         (weights, photos, ("--shard-size", "-1"), "--shard-size -1: must be at least 1"),
-        (
-            weights,
-            photos,
-            ("--threshold", "1.1"),
-            "--threshold 1.1: a score must be between 0 and 1",
-        ),
+        (weights, photos, ("--threshold", "1.1"), "--threshold 1.1: must be between 0 and 1"),
         (weights, tmp_path / "empty", (), "empty: the folder contains no images"),
         (weights, photos, ("INPUT.MIN_SIZE", "3"), "unknown config key INPUT.MIN_SIZE"),
     ):

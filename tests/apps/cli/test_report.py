@@ -285,8 +285,8 @@ def test_invalid_runs(run_copy, tmp_path, capsys, corrupt, message):
 def test_invalid_arguments(run, tmp_path, capsys):
     for arguments, message in (
         ([str(run), str(run)], "named twice"),
-        ([str(run), "--resamples", "5"], "--resamples is 5"),
-        ([str(run), "--examples", "-1"], "--examples is -1"),
+        ([str(run), "--resamples", "5"], "--resamples 5: must be at least 100"),
+        ([str(run), "--examples", "-1"], "--examples -1: must be at least 0"),
     ):
         assert main(["report", *arguments, "--output", str(tmp_path / "no.html")]) == 2
         assert message in capsys.readouterr().err

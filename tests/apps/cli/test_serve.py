@@ -91,9 +91,9 @@ def test_loopback_is_the_default(
 @pytest.mark.parametrize(
     ("options", "opts", "error"),
     [
-        (["--timeout", "0"], (), "--timeout 0: must be more than 0"),
-        (["--max-bytes", "-1"], (), "--max-bytes -1: must be more than 0"),
-        (["--threshold", "2"], (), "--threshold 2: a score must be between 0 and 1"),
+        (["--timeout", "0"], (), "--timeout 0: must be at least 0.001"),
+        (["--max-bytes", "-1"], (), "--max-bytes -1: must be at least 1"),
+        (["--threshold", "2"], (), "--threshold 2: must be between 0 and 1"),
         (["--port", "70000"], (), "--port 70000: cannot listen there"),
         (["--host", "192.0.2.1"], (), "--host 192.0.2.1 --port 8000: cannot listen there"),
         ([], ("MODEL.LOAD_PROPOSALS", True), "a Fast R-CNN needs proposals"),
