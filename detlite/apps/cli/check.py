@@ -34,9 +34,9 @@ def run(args: Namespace) -> int:
     import json
 
     from detlite.apps.dataset_check.data_page import data_page
-    from detlite.apps.dataset_check.inspection import near_duplicates
+    from detlite.apps.dataset_check.inspection import inspect
+    from detlite.apps.dataset_check.inspection_report import near_duplicates, print_report
     from detlite.apps.dataset_check.repair import repair
-    from detlite.apps.dataset_check.text_report import inspect, print_report
     from detlite.atomic_write import atomic_open
     from detlite.config import ConfigError
 

@@ -8,9 +8,8 @@ from typing import Any
 import torch
 from PIL import Image
 
-from detlite.apps.drawing.crops import crop_window, draw_crop
 from detlite.apps.drawing.detections import Color, contact_sheet, draw_detections
-from detlite.apps.drawing.html_page import jpeg, render
+from detlite.apps.drawing.html_page import crop_window, draw_crop, jpeg, render
 from detlite.data.errors import DataError
 from detlite.data.images.reading import read_image
 from detlite.data.images.sources import image_file_of
@@ -30,7 +29,7 @@ Pair = tuple[tuple[int, int], tuple[int, int]]
 def data_page(sets: Sequence[Inspection], pairs: Sequence[Pair]) -> str:
     """Return the page as one HTML document that contains its images.
 
-    `pairs` are nearly identical images. Raises DataError if jinja2 is not installed.
+    `pairs` are nearly identical images. Raises ConfigError if jinja2 is not installed.
     """
     shown = [
         [_image(sets[index], image_id, f"{Path(sets[index].name).name}, image {image_id}")

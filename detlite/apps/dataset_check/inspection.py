@@ -1,29 +1,39 @@
-"""Find every defect of a data set, where loading it would stop at the first."""
+"""Find every defect of data sets, where loading them would stop at the first."""
 
 import os
+import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tqdm import tqdm
 
+from detlite.config import ConfigError, load_config
+from detlite.data.datasets.catalog import check_sets, config_findings, locate_dataset
 from detlite.data.datasets.coco import CocoDataset
 from detlite.data.datasets.coco_masks import boxes_match, mask_area, mask_box, read_segmentation
 from detlite.data.datasets.coco_values import read_box
 from detlite.data.errors import DataError, RemoteError
 from detlite.data.images.checks import find_bad_images
 from detlite.data.images.formats import open_image
-from detlite.data.images.reading import DEFAULT_OPTIONS, ImageOptions, read_image
+from detlite.data.images.reading import (
+    DEFAULT_OPTIONS,
+    ImageOptions,
+    build_image_options,
+    read_image,
+)
 from detlite.data.images.sources import ImageFolder, image_file_of
 from detlite.data.index.build import open_index
 from detlite.data.index.states import Selection
 from detlite.data.remote.locations import Location, local_copy
 
 from .inspection_report import Defect, Inspection, Row
-from .near_duplicates import Fingerprint, fingerprint, similar_pairs
+from .near_duplicates import Fingerprint, fingerprint
 
 _READERS = max(4, os.cpu_count() or 1)  # threads; some wait for a disk or a network
 # Tukey's "far out" rule on logarithms: outliers are further from the quartiles than 3 spreads.
@@ -31,34 +41,92 @@ _FAR_OUT, _MIN_SPREAD = 3.0, 0.25
 _MIN_VALUES = 20  # below this number, quartiles are not meaningful
 
 
+def inspect(path: Path, images: Path | None) -> list[Inspection]:
+    """Inspect an annotation file, or every data set of a config.
+
+    Raises:
+        ConfigError: the file does not exist or is a folder, or the config names no data sets.
+    """
+    if path.suffix == ".json":
+        if not path.is_file():
+            raise ConfigError(f"--data {path}: there is no such file")
+        return [inspect_dataset(path, images or _image_folder(path))]
+    if path.is_dir():
+        raise ConfigError(
+            f"--data {path} is a folder: write a config with `detlite init --data {path} > "
+            "my.yaml`, which also converts labels, and check that"
+        )
+    cfg = load_config(path)
+    datasets = cfg.DATASETS
+    names = list(dict.fromkeys([*datasets.TRAIN, *datasets.TEST]))
+    if not names:
+        raise ConfigError(f"--data {path}: DATASETS.TRAIN and DATASETS.TEST are empty")
+    inspections = []
+    for name in names:
+        kind, annotations, folder = locate_dataset(cfg, name)
+        inspections.append(
+            inspect_dataset(
+                annotations,
+                folder,
+                kind=kind,
+                masks=cfg.MODEL.MASK_ON,
+                keypoints=cfg.MODEL.KEYPOINT_ON,
+                skip_bad=datasets.ON_BAD_ANNOTATION == "skip",
+                crowds_as_objects=datasets.CROWDS_AS_OBJECTS,
+                background=datasets.BACKGROUND_IMAGES or name not in datasets.TRAIN,
+                image_options=build_image_options(cfg),
+            )
+        )
+        index, selection = inspections[-1].index, inspections[-1].selection
+        if index is not None:
+            train = name in datasets.TRAIN
+            inspections[-1].findings += config_findings(cfg, index, selection, train)
+    if not any(inspection.refused for inspection in inspections):
+        try:
+            check_sets(cfg)
+        except (ConfigError, DataError) as error:
+            inspections[-1].defects.append(Defect("config", path.name, str(error), True))
+    return inspections
+
+
+def _progress(rows: list[Any], name: str) -> Any:
+    """Return a progress bar on standard error; one line in ten seconds if that is a file."""
+    return tqdm(rows, name, mininterval=0.1 if sys.stderr.isatty() else 10.0)
+
+
+def _image_folder(annotations: Path) -> Path:
+    """Return the folder `images` next to the file or one folder up, or the file's own folder."""
+    for folder in (annotations.parent / "images", annotations.parent.parent / "images"):
+        if folder.is_dir():
+            return folder
+    return annotations.parent
+
+
 def inspect_dataset(
     annotations: Location,
     folder: ImageFolder,
     *,
-    by_url: bool = False,
+    kind: str = "coco",
     masks: bool | None = None,
     keypoints: bool = False,
     skip_bad: bool = False,
     crowds_as_objects: bool = False,
     background: bool = True,
     image_options: ImageOptions = DEFAULT_OPTIONS,
-    progress: Callable[[list[Row], str], Iterable[Row]] = lambda rows, _: rows,
 ) -> Inspection:
     """Read an annotation file and all of its images, and collect their defects.
 
     Args:
-        annotations, folder, skip_bad, crowds_as_objects: see `CocoDataset`.
-        by_url: True if file names are the ends of `coco_url`, as in LVIS.
+        annotations, folder, kind, skip_bad, crowds_as_objects: see `CocoDataset`.
         masks: True if every annotation must have a segmentation; None: if most of them have one.
         keypoints: True if annotations must have valid keypoints.
         background: images without annotations are trained on, or the set is not for training.
         image_options: see `read_image`.
-        progress: wraps a list of rows while they are read, for example in a progress bar.
     """
     result, refused = Inspection(annotations, folder), not skip_bad
     with local_copy(annotations) as file:
         try:
-            result.index = index = open_index(file, by_url)
+            result.index = index = open_index(file, kind == "lvis")
         except DataError as error:
             problem = str(error).removeprefix(f"{file}: ")
             result.defects.append(Defect("file", annotations.name, problem, True))
@@ -80,8 +148,8 @@ def inspect_dataset(
         box = read_box(row.get("bbox"), 1 << 30, 1 << 30).value
         defect = Defect("annotation", where, problem, refused, row.get("image_id"), box)
         result.defects.append(defect)
-    _inspect_images(result, progress(list(result.images.values()), "images"), image_options)
-    result.defects += object_warnings(result, progress)
+    _inspect_images(result, image_options)
+    result.defects += object_warnings(result)
     result.defects += shape_warnings(result)
     if skip_bad:  # training leaves these out; it stops at damage that only decoding shows
         skipped = {int(index.image_ids[k]) for k in find_bad_images(index, folder, image_options)}
@@ -95,7 +163,7 @@ def inspect_dataset(
             CocoDataset(
                 annotations,
                 folder,
-                kind="lvis" if by_url else "coco",
+                kind=kind,
                 train=True,
                 masks=masks,
                 keypoints=keypoints,
@@ -108,13 +176,12 @@ def inspect_dataset(
     return result
 
 
-def _inspect_images(result: Inspection, rows: Iterable[Row], options: ImageOptions) -> None:
+def _inspect_images(result: Inspection, options: ImageOptions) -> None:
     """Read all images with several threads; defects are recorded in the order of the rows."""
-    inspect = partial(_inspect, result.folder, options=options)
+    images = list(result.images.values())
     with ThreadPoolExecutor(_READERS) as pool:
-        for image, (defects, one) in zip(
-            rows, pool.map(inspect, result.images.values()), strict=True
-        ):
+        inspected = pool.map(partial(_inspect, result.folder, options=options), images)
+        for image, (defects, one) in zip(_progress(images, "images"), inspected, strict=True):
             result.defects += defects
             if one is not None:
                 result.fingerprints.append(one)
@@ -147,21 +214,12 @@ def _inspect(
     return defects, fingerprint(image)
 
 
-def near_duplicates(sets: list[Inspection]) -> list[tuple[tuple[int, int], tuple[int, int]]]:
-    """Return the pairs of nearly identical images, each as (index of the set, image id)."""
-    owners = [(index, number) for index, one in enumerate(sets) for number in one.fingerprinted]
-    pairs = similar_pairs([fingerprint for one in sets for fingerprint in one.fingerprints])
-    return [(owners[first], owners[second]) for first, second in pairs]
-
-
-def object_warnings(
-    result: Inspection, progress: Callable[[list[Row], str], Iterable[Row]]
-) -> Iterator[Defect]:
+def object_warnings(result: Inspection) -> Iterator[Defect]:
     """Yield duplicate annotations, boxes that do not match their masks, and wrong areas."""
     seen: set[tuple[Any, ...]] = set()
     # The stated size of an unreadable image may be wrong, and too large to draw masks.
     unreadable = {one.image_id for one in result.defects if one.kind == "image"}
-    for row in progress(result.objects, "annotations"):
+    for row in _progress(result.objects, "annotations"):
         key = (row["image_id"], row["category_id"], *row["bbox"])
         if key in seen:
             problem = f"the image has another annotation with this category and box: {row['bbox']}"

@@ -1,4 +1,4 @@
-"""The result of inspecting a data set: its defects, and its valid entries."""
+"""The result of inspecting a data set, and its text report."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from detlite.data.findings import Finding
+from detlite.data.findings import Finding, summary
 from detlite.data.images.sources import ImageArchive, ImageFolder
 from detlite.data.index.annotation_index import AnnotationIndex
 from detlite.data.index.states import Selection
 from detlite.data.remote.locations import Location
 
-from .near_duplicates import Fingerprint
+from .near_duplicates import Fingerprint, similar_pairs
 
 Row = dict[str, Any]
 _SMALL, _LARGE = 32**2, 96**2  # COCO's limits of small and large objects, in square pixels
@@ -114,3 +114,32 @@ class Inspection:
             value = f"{min(widths)} to {max(widths)} wide, {min(heights)} to {max(heights)} high"
             lines.append(("image sizes", value))
         return lines
+
+
+def near_duplicates(sets: list[Inspection]) -> list[tuple[tuple[int, int], tuple[int, int]]]:
+    """Return the pairs of nearly identical images, each as (index of the set, image id)."""
+    owners = [(index, number) for index, one in enumerate(sets) for number in one.fingerprinted]
+    pairs = similar_pairs([fingerprint for one in sets for fingerprint in one.fingerprints])
+    return [(owners[first], owners[second]) for first, second in pairs]
+
+
+def print_report(inspection: Inspection, max_per_kind: int) -> None:
+    """Print statistics and defects, at most `max_per_kind` of each kind."""
+    print(inspection.name)
+    for name, value in inspection.statistics():
+        print(f"  {name}: {value}")
+    for name, objects, images in inspection.class_balance():
+        print(f"  {name}: {objects} objects in {images} images")
+    counts: Counter[str] = Counter()
+    for defect in sorted(inspection.defects, key=lambda defect: not defect.refused):
+        counts[defect.kind] += 1
+        if counts[defect.kind] <= max_per_kind:
+            verdict = "refused" if defect.refused else "warning"
+            print(f"  {verdict}: {defect.where}: {defect.kind}: {defect.problem}")
+    for kind, count in counts.items():
+        more = f", {count - max_per_kind} not shown" if count > max_per_kind else ""
+        print(f"  {kind}: {count}{more}")
+    if inspection.findings:
+        print(summary({inspection.name: inspection.findings}))
+    refused = len(inspection.refused)
+    print(f"  training refuses {refused} entries" if refused else "  training accepts it")

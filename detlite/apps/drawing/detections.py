@@ -7,14 +7,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageChops, ImageDraw, ImageFont, ImageOps
 from torch import Tensor
 
 from detlite.evaluation.results import categories_of
 from detlite.inference.prediction import EXPORTERS
 from detlite.structures.masks.formats import to_bitmap
 from detlite.structures.masks.packed import PackedMasks
-from detlite.structures.masks.rle import tight_bounds
 
 Color = tuple[int, int, int]
 _Box = tuple[float, float, float, float]
@@ -22,7 +21,7 @@ _Box = tuple[float, float, float, float]
 _UNMEASURED_THRESHOLD = 0.5
 _SMALL_SIDE = 32  # pixels of a drawn object that has only an outline
 _CROWD = 50  # objects of an image that has only outlines, without tags
-_FILL, _EDGE = 0.4, 0.9  # opacity of masks
+_FILL, _EDGE = 102, 229  # opacity of masks, of 255
 
 
 @EXPORTERS.register("image")
@@ -142,27 +141,22 @@ def _bitmap(masks: Any, index: int, size: tuple[int, int]) -> np.ndarray:
 
 def _draw_mask(canvas: Image.Image, bitmap: np.ndarray, style: _Object) -> bool:
     """Draw the edge of a mask, and fill it if it is not small; return False if it is empty."""
-    left, top, right, bottom = tight_bounds(bitmap)
-    if not right:
+    mask = Image.fromarray(bitmap.astype(np.uint8) * 255)
+    bounds = mask.getbbox()
+    if bounds is None:
         return False
-    factor = canvas.width // bitmap.shape[1]
-    bitmap = bitmap[top:bottom, left:right]
+    factor, line = canvas.width // mask.width, style.line
+    mask = mask.crop(bounds)
     if factor > 1:  # smooth the edge of an enlarged mask
-        mask = Image.fromarray(bitmap.astype(np.uint8) * 255)
-        mask = mask.resize((mask.width * factor, mask.height * factor), Image.Resampling.BILINEAR)
-        bitmap = np.asarray(mask) >= 128
-    line = style.line
-    padded = np.pad(bitmap, line)
-    inner = bitmap.copy()
-    for axis in (0, 1):
-        for shift in (-line, line):
-            inner &= np.roll(padded, shift, axis)[line:-line, line:-line]
-    alpha = np.where(inner, _FILL if style.filled else 0.0, _EDGE) * bitmap
-    canvas.paste(
-        style.color,
-        (int(left) * factor, int(top) * factor),
-        Image.fromarray((255 * alpha).astype(np.uint8)),
-    )
+        mask = ImageOps.scale(mask, factor, Image.Resampling.BILINEAR)
+        mask = mask.point([0] * 128 + [255] * 128)
+    padded = inner = ImageOps.expand(mask, line)
+    for shift in ((line, 0), (-line, 0), (0, line), (0, -line)):
+        inner = ImageChops.darker(inner, ImageChops.offset(padded, *shift))
+    fill = Image.new("L", mask.size, _FILL if style.filled else 0)
+    edge = ImageChops.darker(mask, Image.new("L", mask.size, _EDGE))
+    alpha = Image.composite(fill, edge, ImageOps.crop(inner, line))
+    canvas.paste(style.color, (bounds[0] * factor, bounds[1] * factor), alpha)
     return True
 
 

@@ -1,32 +1,34 @@
-"""Render HTML pages as single files that contain their images."""
+"""Render HTML pages as single files that contain their images, and draw parts of images."""
 
 import base64
 import io
 from typing import Any
 
+import numpy as np
+import torch
 from PIL import Image
 
-from detlite.data.errors import DataError
+from detlite.apps.optional_packages import import_optional
+from detlite.structures.masks.formats import to_bitmap
+
+from .detections import Color, composite_rgb, draw_detections
+
+_SIDE = 240  # pixels of a part of an image
+
+Window = tuple[int, int, int, int]  # left, top, right, bottom
 
 
 def render(template: str, **values: Any) -> str:
-    """Render a template of `templates/` to HTML; all texts are escaped.
-
-    Raises:
-        DataError: jinja2 is not installed.
-    """
-    try:
-        from jinja2 import Environment, PackageLoader
-    except ImportError as error:
-        raise DataError("a page needs jinja2: pip install 'detlite[report]'") from error
-    environment = Environment(
+    """Render a template of `templates/` to HTML, with escaped texts; ConfigError without jinja2."""
+    jinja2 = import_optional("jinja2", "detlite[report]")
+    environment = jinja2.Environment(
         autoescape=True,
-        loader=PackageLoader("detlite.apps.drawing"),
+        loader=jinja2.PackageLoader("detlite.apps.drawing"),
         trim_blocks=True,
         lstrip_blocks=True,
     )
     environment.filters["percent"] = percent
-    return environment.get_template(template).render(**values)
+    return str(environment.get_template(template).render(**values))
 
 
 def percent(value: float | None, digits: int = 1, sign: str = "") -> str:
@@ -39,3 +41,54 @@ def jpeg(image: Image.Image, quality: int = 80) -> str:
     buffer = io.BytesIO()
     image.save(buffer, "JPEG", quality=quality)
     return f"data:image/jpeg;base64,{base64.b64encode(buffer.getvalue()).decode('ascii')}"
+
+
+def crop_window(box: np.ndarray, height: int, width: int) -> Window:
+    """Return a window around a box xywh inside an image of the given size."""
+    x, y, w, h = box.tolist()
+    side = min(max(2.2 * max(w, h), 64), max(height, width))
+    left = min(max(x + w / 2 - side / 2, 0), max(width - side, 0))
+    top = min(max(y + h / 2 - side / 2, 0), max(height - side, 0))
+    right, bottom = min(left + side, width), min(top + side, height)
+    return int(left), int(top), max(int(right), int(left) + 1), max(int(bottom), int(top) + 1)
+
+
+def draw_crop(
+    pixels: torch.Tensor,
+    window: Window,
+    boxes: np.ndarray,
+    mask: dict[str, Any] | None,
+    texts: list[str],
+    colors: list[Color],
+) -> Image.Image:
+    """Draw boxes into a window of an image, at the size shown in a page.
+
+    Args:
+        pixels: the image, uint8 [C, H, W], drawn as by `composite_rgb`.
+        window: see `crop_window`.
+        boxes: float [N, 4] xywh in pixels of the image.
+        mask: COCO RLE of the first box in the whole image. All masks would hide the image.
+        texts: label of each box; an empty one is not drawn.
+    """
+    left, top, right, bottom = window
+    part = composite_rgb(pixels[:, top:bottom, left:right])
+    crop = Image.fromarray(part.permute(1, 2, 0).numpy())
+    factor = _SIDE / max(crop.size)
+    size = max(1, round(crop.width * factor)), max(1, round(crop.height * factor))
+    crop = crop.resize(size, Image.Resampling.BICUBIC)
+    corners = np.concatenate([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], axis=1)
+    corners = (corners - [left, top, left, top]) * factor
+    visible = ((corners[:, 2:] > 0) & (corners[:, :2] < crop.size)).all(axis=1)
+    kept = np.flatnonzero(visible).tolist()
+    target: dict[str, Any] = {
+        "boxes": torch.tensor(corners[kept], dtype=torch.float32).reshape(-1, 4),
+        "labels": torch.arange(1, len(kept) + 1),
+    }
+    if mask is not None and 0 in kept:
+        bitmap = to_bitmap(mask, *pixels.shape[-2:])[top:bottom, left:right] * np.uint8(255)
+        resized = Image.fromarray(bitmap).resize(crop.size, Image.Resampling.BILINEAR)
+        first = torch.from_numpy(np.asarray(resized) >= 128)
+        target["masks"] = [first if n == 0 else torch.zeros_like(first) for n in kept]
+    categories = [{"id": n, "name": texts[n]} for n in kept]
+    colors = [colors[n] for n in kept]
+    return draw_detections(crop, target, categories, min_side=1, colors=colors, tags=True)

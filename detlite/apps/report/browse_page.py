@@ -112,7 +112,7 @@ def browse_page(cfg: CfgNode, count: int) -> str:
     SEED decides the order and the augmentation of the images.
 
     Raises:
-        ConfigError, DataError: as in training; or jinja2 is not installed.
+        ConfigError, DataError: as in training; or ConfigError if jinja2 is not installed.
     """
     cfg = cfg.clone()
     cfg.defrost()

@@ -8,17 +8,14 @@ import numpy as np
 import torch
 from PIL import Image
 from pycocotools import mask as rle_codec
-from pycocotools.coco import COCO
 
-from detlite.apps.drawing.crops import crop_window, draw_crop
-from detlite.apps.drawing.html_page import jpeg
-from detlite.data.datasets.coco import CocoDataset
+from detlite.apps.drawing.detections import contact_sheet
+from detlite.apps.drawing.html_page import crop_window, draw_crop, jpeg
 from detlite.data.errors import DataError
-from detlite.evaluation.results import Results
 from detlite.structures.masks.rle import EncodedMasks
 
-from .analysis.detection_analysis import DetectionAnalysis
 from .analysis.error_types import BACKGROUND, DUPLICATE, FALSE_POSITIVE_TYPES
+from .runs import RunAnalysis
 
 _GAP = 6  # pixels between the panels
 _OBJECT_COLOR, _TARGET_COLOR = (60, 200, 90), (255, 210, 40)
@@ -29,6 +26,7 @@ _DETECTION_COLOR, _ERROR_COLOR = (90, 180, 255), (255, 70, 50)
 class ErrorImage:
     """An error, with the properties by which the page filters."""
 
+    run: str
     detection: int  # its index, or -1
     obj: int  # index of the object, or -1
     image: int
@@ -40,24 +38,19 @@ class ErrorImage:
 
 
 class ErrorGallery:
-    """Draws errors of detections on a dataset.
+    """Draws errors of masks, or else boxes, of a run on a dataset.
 
     Attributes:
         max_images: maximum number of false positives and of missed objects.
         counts: the number of all false positives and missed objects.
     """
 
-    def __init__(
-        self,
-        dataset: CocoDataset,
-        coco_gt: COCO,
-        results: Results,
-        analysis: DetectionAnalysis,
-        max_images: int,
-    ) -> None:
+    def __init__(self, analyzed: RunAnalysis, max_images: int) -> None:
+        self.analysis = analysis = analyzed.analyses.get("segm") or analyzed.analyses["bbox"]
         assert analysis.errors is not None
-        self.dataset, self.coco_gt, self.results = dataset, coco_gt, results
-        self.analysis, self.max_images, self._errors = analysis, max_images, analysis.errors
+        self.run, self.dataset = analyzed.run.name, analyzed.dataset
+        self.coco_gt, self.results = analyzed.coco_gt, analyzed.results
+        self.max_images, self._errors = max_images, analysis.errors
         self._matches = matches = analysis.errors.matches
         self._false_positives = np.flatnonzero(self._errors.types >= 0)
         self._undetected = np.flatnonzero((self._errors.found_by < 0) & ~matches.truth.crowd)
@@ -74,7 +67,7 @@ class ErrorGallery:
         categories = matches.detection_categories[indices]
         for n in indices[_interleave(categories, -scores[indices], self.max_images)].tolist():
             kind, obj = int(self._errors.types[n]), int(self._errors.objects[n])
-            place = n, obj, int(matches.images[n]), self._detection_names[n]
+            place = self.run, n, obj, int(matches.images[n]), self._detection_names[n]
             text = f"{self._detection_names[n]}: {self._describe(kind, n, obj)}"
             selected.append(ErrorImage(*place, FALSE_POSITIVE_TYPES[kind], float(scores[n]), text))
         return self._draw(selected)
@@ -97,7 +90,7 @@ class ErrorGallery:
                 )
             category, image = self._object_names[obj], int(matches.truth.images[obj])
             text = f"{category} of {areas[obj]:.0f} px²: {nearest}"
-            selected.append(ErrorImage(-1, obj, image, category, "missed", score, text))
+            selected.append(ErrorImage(self.run, -1, obj, image, category, "missed", score, text))
         return self._draw(selected)
 
     def _describe(self, kind: int, detection: int, obj: int) -> str:
@@ -154,10 +147,7 @@ class ErrorGallery:
             [named if d == error.detection else "" for d in detections],
             [_ERROR_COLOR if d == error.detection else _DETECTION_COLOR for d in detections],
         )  # fmt: skip
-        joined = Image.new("RGB", (2 * left.width + _GAP, left.height), "white")
-        joined.paste(left, (0, 0))
-        joined.paste(right, (left.width + _GAP, 0))
-        return joined
+        return contact_sheet([left, right], columns=2, cell=max(left.size), gap=_GAP)
 
     def _detected_mask(self, detection: int) -> dict[str, Any] | None:
         masks = self.results.masks if self.analysis.kind == "segm" else None

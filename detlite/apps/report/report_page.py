@@ -3,40 +3,21 @@
 import math
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import compress
 from pathlib import Path
 from urllib.parse import quote
 
 import numpy as np
-from pycocotools.coco import COCO
 
 from detlite.apps.drawing.html_page import percent, render
-from detlite.data import build_dataset
-from detlite.data.datasets.coco import CocoDataset
-from detlite.evaluation.results import Results
 
 from . import charts
-from .analysis.bootstrap import sample_images
-from .analysis.detection_analysis import DetectionAnalysis, analyze_detections
-from .analysis.error_types import ERROR_TYPES
 from .error_gallery import ErrorGallery, ErrorImage
 from .metric_sections import TITLES, TemplateData, metric_section
-from .runs import Run, training_history
+from .runs import Run, RunAnalysis, analyze_run, training_history
 
-_MAX_IMAGE_BYTES = 8_000_000  # of each dataset
+_MAX_IMAGE_BYTES = 4_000_000  # of the false positives, and of the missed objects, of a dataset
 _LINKED_FILES = ("curves.png", "detections.png", "log.txt", "config.yaml", "evaluation.json")
-
-
-@dataclass(frozen=True, eq=False)
-class RunAnalysis:
-    """Analyses of a run on a dataset, by kind."""
-
-    run: Run
-    dataset: CocoDataset
-    coco_gt: COCO
-    results: Results
-    analyses: dict[str, DetectionAnalysis]
 
 
 def report_page(
@@ -57,8 +38,8 @@ def report_page(
         link_from: the folder of the page, to link to the files of the runs; None: no links.
 
     Raises:
-        DataError: a dataset, an image or detections are missing or invalid, or jinja2 is missing.
-        ConfigError: as from `build_dataset`.
+        DataError: a dataset, an image or detections are missing or invalid.
+        ConfigError: as from `build_dataset`, or jinja2 is not installed.
     """
     sections: list[TemplateData] = []
     for name in dict.fromkeys(name for run in runs for name in run.cfg.DATASETS.TEST):
@@ -66,7 +47,7 @@ def report_page(
         for run in runs:
             if name in run.cfg.DATASETS.TEST:
                 progress(f"{run.name}: {name}")
-                analyzed.append(_analyze(run, name, resamples, seed))
+                analyzed.append(analyze_run(run, name, resamples, seed))
         sections.append(_section(f"set{len(sections)}", name, analyzed, examples))
     described = [
         {"name": run.name, "path": run.path, "color": charts.COLORS[n % len(charts.COLORS)],
@@ -91,18 +72,6 @@ def _links(run: Run, folder: Path) -> list[tuple[str, str]]:
     ]
 
 
-def _analyze(run: Run, name: str, resamples: int, seed: int) -> RunAnalysis:
-    dataset = build_dataset(run.cfg, name, train=False)
-    coco_gt, results = dataset.coco_gt(), run.results(name)
-    samples = sample_images(len(dataset), resamples, seed)
-    max_dets, sigmas = run.cfg.MODEL.ROI_HEADS.DETECTIONS_PER_IMG, run.cfg.TEST.KEYPOINT_OKS_SIGMAS
-    analyses = {
-        kind: analyze_detections(coco_gt, results, kind, samples, max_dets, sigmas)
-        for kind in run.kinds
-    }
-    return RunAnalysis(run, dataset, coco_gt, results, analyses)
-
-
 def _section(
     prefix: str, name: str, analyzed: Sequence[RunAnalysis], examples: int
 ) -> TemplateData:
@@ -118,7 +87,10 @@ def _section(
             analyses = {one.run.name: one.analyses[kind] for one in compress(analyzed, having)}
             same = list(compress(comparable, having))
             sections.append(metric_section(prefix, kind, analyses, same))
-    false_positives, missed = _galleries(analyzed, examples)
+    galleries = [ErrorGallery(one, math.ceil(examples / len(analyzed))) for one in analyzed]
+    false_positives = [error for one in galleries for error in one.false_positives()]
+    missed = [error for one in galleries for error in one.missed_objects()]
+    counts = np.sum([one.counts for one in galleries], axis=0)
     return {
         "id": prefix,
         "name": name,
@@ -128,9 +100,14 @@ def _section(
         "notes": _notes(name, analyzed, comparable),
         "kinds": sections,
         "by_masks": any("segm" in one.analyses for one in analyzed),
-        "false_positives": false_positives,
-        "missed": missed,
+        "false_positives": (_limited(false_positives), counts[0]),
+        "missed": (_limited(missed), counts[1]),
     }
+
+
+def _limited(errors: Sequence[ErrorImage]) -> Sequence[ErrorImage]:
+    sizes = np.cumsum([len(error.source) for error in errors])
+    return errors[: int((sizes <= _MAX_IMAGE_BYTES).sum())]
 
 
 def _notes(name: str, analyzed: Sequence[RunAnalysis], comparable: Sequence[bool]) -> list[str]:
@@ -161,34 +138,3 @@ def _notes(name: str, analyzed: Sequence[RunAnalysis], comparable: Sequence[bool
         if others:
             notes.append(f"{one.run.name}: evaluation.json also has {'; '.join(others)}.")
     return notes
-
-
-def _galleries(analyzed: Sequence[RunAnalysis], examples: int) -> tuple[TemplateData, TemplateData]:
-    """Return the galleries of false positives and of missed objects of all runs."""
-    false_positives: list[tuple[str, ErrorImage]] = []
-    missed: list[tuple[str, ErrorImage]] = []
-    counts = np.zeros(2, np.int64)
-    for one in analyzed:
-        analysis = one.analyses["segm" if "segm" in one.analyses else "bbox"]
-        max_images = math.ceil(examples / len(analyzed))
-        gallery = ErrorGallery(one.dataset, one.coco_gt, one.results, analysis, max_images)
-        false_positives += [(one.run.name, image) for image in gallery.false_positives()]
-        missed += [(one.run.name, image) for image in gallery.missed_objects()]
-        counts += gallery.counts
-    runs = [one.run.name for one in analyzed]
-    return _gallery(runs, false_positives, counts[0]), _gallery(runs, missed, counts[1])
-
-
-def _gallery(
-    runs: Sequence[str], errors: Sequence[tuple[str, ErrorImage]], count: int
-) -> TemplateData:
-    sizes = np.cumsum([len(error.source) for _, error in errors])
-    kept = errors[: int((sizes <= _MAX_IMAGE_BYTES // 2).sum())]
-    kinds = {error.kind for _, error in kept}
-    return {
-        "images": [{"run": run, "error": error} for run, error in kept],
-        "count": count,
-        "runs": runs if len(runs) > 1 else [],
-        "categories": sorted({error.category for _, error in kept}),
-        "kinds": [kind for kind in ERROR_TYPES if kind in kinds],
-    }

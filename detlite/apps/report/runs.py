@@ -8,11 +8,13 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from pycocotools.coco import COCO
 from yacs.config import CfgNode
 
 from detlite.apps.dataset_formats.coco_files import find_images
 from detlite.apps.drawing.run_drawings import Curves, metric_curves, read_metrics
 from detlite.config import ConfigError, load_config
+from detlite.data import CocoDataset, build_dataset
 from detlite.data.errors import DataError
 from detlite.data.file_type import read_json
 from detlite.engine.run_files import METRICS_FILE
@@ -20,6 +22,8 @@ from detlite.evaluation.evaluators import predicted_kinds
 from detlite.evaluation.results import Results
 
 from . import charts
+from .analysis.bootstrap import sample_images
+from .analysis.detection_analysis import DetectionAnalysis, analyze_detections
 
 # Matches the line that `run_inference` logs.
 _SPEED = re.compile(
@@ -63,6 +67,17 @@ class Run:
                 f"OUTPUT_DIR {self.path}`"
             )
         return Results.read(path, self.kinds)
+
+
+@dataclass(frozen=True, eq=False)
+class RunAnalysis:
+    """Analyses of a run on a dataset, by kind."""
+
+    run: Run
+    dataset: CocoDataset
+    coco_gt: COCO
+    results: Results
+    analyses: dict[str, DetectionAnalysis]
 
 
 def read_run(folder: Path, name: str) -> Run:
@@ -121,6 +136,19 @@ def read_results(file: Path, name: str, truth: Path, images: Path | None) -> Run
         "MODEL.KEYPOINT_ON", results.keypoints is not None,
     ]  # fmt: skip
     return Run(name, file, load_config(None, opts))
+
+
+def analyze_run(run: Run, name: str, resamples: int, seed: int) -> RunAnalysis:
+    """Analyze the detections of a run on a dataset; the arguments are those of `report_page`."""
+    dataset = build_dataset(run.cfg, name, train=False)
+    coco_gt, results = dataset.coco_gt(), run.results(name)
+    samples = sample_images(len(dataset), resamples, seed)
+    max_dets, sigmas = run.cfg.MODEL.ROI_HEADS.DETECTIONS_PER_IMG, run.cfg.TEST.KEYPOINT_OKS_SIGMAS
+    analyses = {
+        kind: analyze_detections(coco_gt, results, kind, samples, max_dets, sigmas)
+        for kind in run.kinds
+    }
+    return RunAnalysis(run, dataset, coco_gt, results, analyses)
 
 
 def run_names(paths: list[Path]) -> list[str]:

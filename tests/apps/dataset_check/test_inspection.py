@@ -7,12 +7,8 @@ import pytest
 from PIL import Image
 
 from detlite.apps.cli.main import main
-from detlite.apps.dataset_check.inspection import (
-    inspect_dataset,
-    near_duplicates,
-    shape_warnings,
-)
-from detlite.apps.dataset_check.inspection_report import Inspection
+from detlite.apps.dataset_check.inspection import inspect_dataset, shape_warnings
+from detlite.apps.dataset_check.inspection_report import Inspection, near_duplicates
 from detlite.apps.dataset_check.repair import repair
 from detlite.data import CocoDataset, DataError
 

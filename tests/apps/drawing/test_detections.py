@@ -8,8 +8,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from detlite.apps.drawing import contact_sheet, draw_detections
-from detlite.apps.drawing.detections import category_color
+from detlite.apps.drawing.detections import category_color, contact_sheet, draw_detections
 from detlite.structures.masks.formats import encode_bitmap
 from detlite.structures.masks.packed import PackedMasks
 
