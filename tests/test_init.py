@@ -39,6 +39,7 @@ def test_unknown_names_are_attribute_errors():
         _ = detlite.predictor
 
 
+@pytest.mark.slow
 def test_kernels_are_imported_without_importing_torch_first(repo_root):
     program = "from detlite import _C; print(_C.nms.__name__)"
     done = subprocess.run(

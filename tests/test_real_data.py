@@ -72,12 +72,9 @@ def test_coco_at_full_size(load_real, tmp_path):
     assert {row["category_id"] for row in results} <= ids
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param("nuclei_mask_rcnn_R_18_FPN.yaml", marks=pytest.mark.slow),
-        "bccd_faster_rcnn_R_18_FPN.yaml",
-    ],
+    "name", ["nuclei_mask_rcnn_R_18_FPN.yaml", "bccd_faster_rcnn_R_18_FPN.yaml"]
 )
 def test_the_loss_decreases_within_a_few_steps(load_real, tmp_path, name):
     cfg = load_real(

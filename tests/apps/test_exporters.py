@@ -305,7 +305,8 @@ def test_the_model_has_the_interface_of_torchvision(model, images):
 
     theirs = maskrcnn_resnet50_fpn(
         weights=None, weights_backbone=None, num_classes=4, min_size=64, max_size=96,
-        box_score_thresh=0.0, box_detections_per_img=20,
+        box_score_thresh=0.0, box_detections_per_img=20, box_batch_size_per_image=32,
+        rpn_post_nms_top_n_train=50, rpn_post_nms_top_n_test=50,
     )  # fmt: skip
     images = [image.float() / 255 for image in images]
     with torch.no_grad():

@@ -5,12 +5,9 @@ import pytest
 from tests.conversion.detection_differences import compare
 from tests.conversion.recorded_outputs import GOLDEN, Golden
 
-FAST = "mrb_e2e_mask_rcnn_R_50_FPN_1x"
 
-
-@pytest.mark.parametrize(
-    "name", [FAST, *(pytest.param(n, marks=pytest.mark.slow) for n in GOLDEN if n != FAST)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", GOLDEN)
 def test_detections_equal_the_recorded_outputs(name, data_root):
     golden = Golden(data_root / "golden", name)
     difference = golden.compare(golden.predictor(), "CD_raw")
@@ -20,7 +17,7 @@ def test_detections_equal_the_recorded_outputs(name, data_root):
 
 
 def test_comparison_finds_differences(data_root):
-    golden = Golden(data_root / "golden", FAST)
+    golden = Golden(data_root / "golden", "mrb_e2e_mask_rcnn_R_50_FPN_1x")
     expected = golden.outputs("CD_raw", 0)
     moved = {**expected, "boxes": expected["boxes"] + 0.5, "scores": expected["scores"] - 0.01}
     difference = compare(moved, expected)

@@ -192,7 +192,8 @@ def plates_config(
     return load
 
 
-@pytest.fixture(scope="session")
+# Starting them takes over ten seconds of CPU time.
+@pytest.fixture(scope="session", params=[pytest.param("gloo", marks=pytest.mark.slow)])
 def rank_processes() -> Iterator[list[subprocess.Popen[str]]]:
     """Two processes of one thread that run scripts, see `rank_process.py`."""
     env = os.environ | {"MASTER_ADDR": "127.0.0.1", "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}

@@ -64,7 +64,7 @@ GIOU = ["MODEL.RPN.BOX_LOSS", "giou", "MODEL.ROI_BOX_HEAD.BOX_LOSS", "giou"]
         (GROUP_NORM_HEAD, False),
         (["MODEL.CLS_AGNOSTIC_BBOX_REG", True], False),
         (SHARED, True),
-        (["MODEL.KEYPOINT_ON", True, *NO_MASKS], True),
+        pytest.param(["MODEL.KEYPOINT_ON", True, *NO_MASKS], True, marks=pytest.mark.slow),
         (GIOU + NO_MASKS, False),
         (["SOLVER.OPTIMIZER", "Muon", *NO_MASKS], False),
         ([*DYNAMIC, "MODEL.ROI_BOX_HEAD.PASSES", 2], False),

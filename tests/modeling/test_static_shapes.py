@@ -115,11 +115,11 @@ def test_padding_is_not_part_of_batch_statistics(tiny_config, name, opts):
 # ---- compilation and export
 
 
-# Compiling takes seconds, so only models whose code differs, and one of them in the fast suite.
-_SLOW = ("keypoint", "cascade", "fast", "soft", "retinanet-torchvision")
+# Compiling takes seconds, so only models whose code differs.
+_COMPILED = ("proposals", "keypoint", "cascade", "fast", "soft", "retinanet-torchvision")
 
 
-@pytest.fixture(params=["proposals", *(pytest.param(n, marks=pytest.mark.slow) for n in _SLOW)])
+@pytest.fixture(params=[pytest.param(name, marks=pytest.mark.slow) for name in _COMPILED])
 def static_case(
     request: pytest.FixtureRequest, tiny_config: Callable[..., CfgNode]
 ) -> Iterator[Case]:
@@ -187,8 +187,15 @@ def test_exported_models_take_other_batches_and_sizes(name, tiny_config):
 
 # The other models of FAMILY differ in numbers only.
 _DIFFERENT_CODE = [
-    "c4", "keypoint", "cascade", "fast", "torchvision", "voting", "soft",
-    "retinanet-detectron2", "retinanet-torchvision", "proposals",
+    "keypoint",
+    "cascade",
+    "retinanet-torchvision",
+    *(
+        pytest.param(name, marks=pytest.mark.slow)
+        for name in (
+            "c4", "fast", "torchvision", "voting", "soft", "retinanet-detectron2", "proposals"
+        )
+    ),
 ]  # fmt: skip
 
 

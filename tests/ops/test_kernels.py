@@ -65,7 +65,8 @@ print(json.dumps({
 """
 
 
-@pytest.fixture(scope="module")
+# The process takes five seconds.
+@pytest.fixture(scope="module", params=[pytest.param("process", marks=pytest.mark.slow)])
 def without_kernels(repo_root, tmp_path_factory):
     from tests.conftest import _TINY, _TINY_FPN
 

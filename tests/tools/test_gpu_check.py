@@ -65,6 +65,7 @@ importlib.util.find_spec = lambda name: None if name == "yacs" else find(name)
 """
 
 
+@pytest.mark.slow
 def test_operators_do_not_need_yacs(tmp_path):
     (tmp_path / "sitecustomize.py").write_text(HIDE_YACS)
     path = f"{tmp_path}:{TOOLS.parent}"

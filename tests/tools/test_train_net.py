@@ -139,9 +139,10 @@ def config(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def trained(run_tool, config):
-    """The folder of a complete run."""
+    """The folder of a complete run with a report."""
     output = config.parent / "run"
-    assert run_tool("train_net.py", "--config", config, "OUTPUT_DIR", output) == 0
+    opts = ["OUTPUT_DIR", output, "TEST.REPORT", True]
+    assert run_tool("train_net.py", "--config", config, *opts) == 0
     return output
 
 
@@ -150,6 +151,7 @@ def test_training_writes_every_file(trained):
     assert files >= {
         "config.yaml", "log.txt", "metrics.jsonl", "evaluation.json", "model_final.pth",
         "last_checkpoint", "curves.png", "detections.png", "results_shapes_val.json",
+        "report.html",
     }  # fmt: skip
     metrics = json.loads((trained / "evaluation.json").read_text())
     assert set(metrics) == {"bbox", "segm"}
@@ -304,6 +306,7 @@ def test_config_of_maskrcnn_benchmark_trains(run_tool, tmp_path):
     opts += ["MODEL.RESNETS.STEM_OUT_CHANNELS", 8, "MODEL.RESNETS.WIDTH_PER_GROUP", 4]
     opts += ["INPUT.MIN_SIZE_TRAIN", 64, "INPUT.MIN_SIZE_TEST", 64, "DATALOADER.NUM_WORKERS", 0]
     opts += ["MODEL.RPN.POST_NMS_TOP_N_TRAIN", 20, "MODEL.RPN.POST_NMS_TOP_N_TEST", 20]
+    opts += ["TEST.REPORT", False]
     assert run_tool("train_net.py", "--config-file", yaml, *opts) == 0
     metrics = json.loads((tmp_path / "run" / "evaluation.json").read_text())
     assert list(metrics) == ["bbox"]

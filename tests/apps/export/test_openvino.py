@@ -42,7 +42,8 @@ def model(config: CfgNode) -> DetectionModel:
     return build_model(config).eval()
 
 
-@pytest.fixture(scope="module")
+# The conversion takes over ten seconds.
+@pytest.fixture(scope="module", params=[pytest.param("converted", marks=pytest.mark.slow)])
 def converted(model: DetectionModel) -> DetectionModel:
     return to_openvino(model)
 
@@ -329,6 +330,7 @@ subprocess.run(["true"])
 """
 
 
+@pytest.mark.slow
 def test_signals_work_after_the_parts_are_destroyed(repo_root):
     command = [sys.executable, "-c", _SIGNAL]
     process = subprocess.run(command, cwd=repo_root, capture_output=True, text=True)

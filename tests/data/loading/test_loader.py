@@ -152,8 +152,15 @@ def test_strong_augmentation_is_a_function_of_seed_and_iteration(training):
             assert (target["boxes"] <= 48).all()
 
 
-@pytest.mark.parametrize("jitter", [(), STRONG])
-@pytest.mark.parametrize("masks", [True, False])
+@pytest.mark.parametrize(
+    ("jitter", "masks"),
+    [
+        (STRONG, True),
+        ((), False),
+        pytest.param((), True, marks=pytest.mark.slow),
+        pytest.param(STRONG, False, marks=pytest.mark.slow),
+    ],
+)
 def test_mosaics_are_a_function_of_seed_and_iteration(training, jitter, masks):
     options = [*jitter, "INPUT.MOSAIC_PROB", 0.7, "MODEL.MASK_ON", masks]
     options += [] if masks else ["INPUT.COPY_PASTE_PROB", 0.0]

@@ -171,7 +171,8 @@ def test_activation_checkpointing_saves_less_and_keeps_gradients(name):
         torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", [NAME, pytest.param(ROPE, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [NAME, ROPE])
 def test_exports_for_any_size(name):
     backbone = lively(TimmViT(name, ViTOptions(window=3, global_blocks=2)))
     auto = torch.export.Dim.AUTO
