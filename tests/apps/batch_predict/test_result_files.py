@@ -156,8 +156,9 @@ def test_error_leaves_no_file(tmp_path: Path, format: str) -> None:
 
 @pytest.mark.parametrize(
     "damage",
-    [lambda line: line[:-20] + b"\n", lambda line: line[:30] + b"\n", lambda line: line[9:]],
-)
+    [lambda line: line[:-20] + b"\n", lambda line: line[:30] + b"\n", lambda line: line[9:],
+     lambda line: line[:-1]],
+)  # fmt: skip
 def test_damaged_journals_leave_no_coco_results(tmp_path: Path, damage: Any) -> None:
     file = tmp_path / "a.journal"
     with Journal(file) as journal:
