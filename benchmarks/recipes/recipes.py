@@ -176,9 +176,9 @@ RECIPES: dict[str, Recipe] = {
             "MODEL.ROI_HEADS.BG_IOU_THRESHOLD": 0.4,
         },
     ),
-    "light_cascade": Recipe(
-        "the box head applied twice, in training too",
-        lambda cfg: {"MODEL.ROI_BOX_HEAD.PASSES": 2},
+    "one_pass": Recipe(
+        "the box head trained and applied once",
+        lambda cfg: {"MODEL.ROI_BOX_HEAD.PASSES": 1},
     ),
     "norms_trained": Recipe(
         "trained batch norm in the backbone", lambda cfg: {"MODEL.TIMM.FROZEN_NORM": False}
@@ -240,9 +240,9 @@ RECIPES: dict[str, Recipe] = {
     "test_scales": Recipe(
         "lite0, tested at three sizes with flips", _test_scales, evaluates="lite0"
     ),
-    "two_passes": Recipe(
-        "lite0, the box head applied twice",
-        lambda cfg: {"MODEL.ROI_BOX_HEAD.PASSES": 2},
+    "tested_with_one_pass": Recipe(
+        "lite0, the box head applied once",
+        lambda cfg: {"MODEL.ROI_BOX_HEAD.PASSES": 1},
         evaluates="lite0",
     ),
     "box_from_mask": Recipe(
