@@ -1,6 +1,5 @@
 """Measure the channels and values of a sample of images."""
 
-import logging
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -17,8 +16,6 @@ _PERCENTILES = 0.1, 99.9  # become black and white
 _MIN_FRACTION = 0.25  # of the values of IMAGE_BITS that the percentiles must span
 
 _COMMON = Pixels(np.zeros((1, 1, 3), np.uint8))  # in place of images that need no measuring
-
-_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -54,7 +51,6 @@ def measure_values(files: Sequence[ImageSource], options: ImageOptions) -> Image
     deep = [one.array for one in samples if one.array.dtype not in (np.uint8, np.bool_)]
     if deep and options.bits == 16 and not options.value_range:
         options, reason = _fit_range(deep, options)
-        _logger.warning("the images have more than 8 bits: %s", reason)
     read = list(_read(samples, options))
     values = np.concatenate(read) if read else np.full((1, options.channels), 0.5)
     mean, std = values.mean(axis=0), values.std(axis=0).clip(min=0.01)

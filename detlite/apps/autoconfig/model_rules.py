@@ -64,6 +64,9 @@ def heads(facts: DatasetFacts, values: Values) -> Iterator[Choice]:
     reason += f" and {len(categories) - 8} more" if len(categories) > 8 else ""
     node = "RETINANET" if is_retinanet(values) else "ROI_BOX_HEAD"
     yield Choice(f"MODEL.{node}.NUM_CLASSES", len(categories) + 1, reason)
+    if is_retinanet(values):
+        yield Choice("MODEL.MASK_ON", False, "a RetinaNet predicts boxes only")
+        return
     reason = f"{train.with_masks} of {count} objects have a mask"
     if facts.masks and train.with_masks < count:
         reason += "; the others become ignored regions"

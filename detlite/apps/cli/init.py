@@ -115,11 +115,11 @@ def config(args: Namespace) -> str:
     with explain_dead_loader():
         cfg, choices, facts = derive_config(opts, weights, mean_step_seconds, _log)
     train = facts.train
-    for key, is_complete in (
-        ("MASK_ON", train.with_masks == len(train.boxes)),
-        ("KEYPOINT_ON", 0 < train.keypoint_objects == train.with_keypoints),
+    for key, is_used, is_complete in (
+        ("MASK_ON", facts.masks, train.with_masks == len(train.boxes)),
+        ("KEYPOINT_ON", facts.keypoints, 0 < train.keypoint_objects == train.with_keypoints),
     ):
-        if is_complete and not cfg.MODEL[key] and f"MODEL.{key}" not in args.overrides[::2]:
+        if is_complete and not is_used and f"MODEL.{key}" not in args.overrides[::2]:
             _log(
                 f"MODEL.{key} is False, although all training objects would fit: those of the "
                 "evaluation set do not. Name another one with --val"

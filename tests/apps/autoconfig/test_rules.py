@@ -201,6 +201,7 @@ def test_anchors_of_a_retinanet(cpu):
     values = {one.key: one.value for one in choose(DatasetFacts(train, None, cpu), fixed)}
     assert not [key for key in values if key.startswith(("MODEL.RPN.", "MODEL.ROI_HEADS.BATCH"))]
     assert values["MODEL.RETINANET.NUM_CLASSES"] == 3
+    assert values["MODEL.MASK_ON"] is False  # although the objects have masks
     sizes = values["MODEL.RETINANET.ANCHOR_SIZES"]
     assert 16 <= sizes[0] <= 32  # the smallest objects, but at least two cells of stride 8
     assert [round(size / sizes[0]) for size in sizes] == [1, 2, 4, 8, 16]

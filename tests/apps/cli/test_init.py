@@ -233,12 +233,13 @@ def test_timing_reads_non_ascii_categories(
 
 
 def test_model_of_weights(no_pretrained_weights, make_coco_dataset, tiny_config, tmp_path, capsys):
-    cfg = tiny_config("MODEL.RPN.NMS_THRESH", 0.61)
+    cfg = tiny_config("MODEL.RPN.NMS_THRESH", 0.61, "MODEL.MASK_ON", False)
     weights = tmp_path / "weights.pth"
     categories = [{"id": number, "name": f"kind {number}"} for number in (1, 2, 3)]
     save_checkpoint(Checkpoint(weights, build_model(cfg).state_dict(), categories, cfg.dump()))
     file, _ = make_coco_dataset(categories=["cat", "dog", "cow", "horse"])
-    config, _ = init(tmp_path, capsys, "--data", file, "--weights", weights)
+    config, summary = init(tmp_path, capsys, "--data", file, "--weights", weights)
+    assert "MASK_ON" not in summary  # the evaluation set is not the reason
     cfg = load_config(config)
     assert str(weights) == cfg.MODEL.WEIGHT
     assert cfg.MODEL.RPN.NMS_THRESH == 0.61
