@@ -175,8 +175,9 @@ def _joined(first: LabeledObject, part: LabeledObject, where: str) -> LabeledObj
     """Return the object of two parts."""
     if not (isinstance(first.segmentation, list) and isinstance(part.segmentation, list)):
         raise DataError(f"{where}: is in a group with another shape, but only polygons can be")
+    corners = [(x, y, x + w, y + h) for x, y, w, h in (first.box, part.box)]
     polygons = [*first.segmentation, *part.segmentation]
-    return replace(first, box=bounding_box(polygons), segmentation=polygons)
+    return replace(first, box=bounding_box(corners), segmentation=polygons)
 
 
 def _visible_box(shape: Shape, size: tuple[int, int]) -> Box | None:

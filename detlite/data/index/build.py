@@ -81,7 +81,8 @@ def _cached_index(file: Path, by_url: bool, folder: Path) -> AnnotationIndex:
     if index is None:
         folder.mkdir(parents=True, exist_ok=True)
         with cache.exclusive_lock(path.with_suffix(".lock")):
-            index = _open_valid(path, content)  # another process may have built it
+            # Another process may have built it.
+            index = _open_valid(path, content, logging.WARNING)
             if index is None:
                 cache.delete_unused(folder)
                 with atomic_open(path, "wb", unique=True) as stream:
@@ -95,13 +96,13 @@ def _cached_index(file: Path, by_url: bool, folder: Path) -> AnnotationIndex:
     return index
 
 
-def _open_valid(path: Path, content: str) -> AnnotationIndex | None:
+def _open_valid(path: Path, content: str, level: int = logging.DEBUG) -> AnnotationIndex | None:
     try:
         index = AnnotationIndex(path)
     except FileNotFoundError:
         return None
     except DamagedIndexError as error:
-        _logger.warning("%s; it is built again", error)
+        _logger.log(level, "%s; it is built again", error)
         return None
     return index if index.table.get("hash") == content else None
 

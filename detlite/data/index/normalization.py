@@ -176,11 +176,12 @@ def read_categories(
 def drop_namesakes(
     file: Path, categories: list[Entry], used: set[int], findings: Findings
 ) -> list[Entry]:
-    """Leave out categories without an annotation that have the name of another one.
+    """Leave out categories without an annotation that are the root or have the name of another one.
 
-    Exports of Roboflow have such a root category, which is the supercategory of the others. Raises
+    Exports of Roboflow have a root category, which is the supercategory of the others. Raises
     DataError if two categories of a name have annotations.
     """
+    effect = "They have no annotation and are left out."
     by_name: dict[str, Entry] = {}
     # Those with annotations first, then those that are no root.
     for row in sorted(
@@ -194,7 +195,14 @@ def drop_namesakes(
                 f"{file}: categories {first['id']} and {row['id']} have the same name "
                 f"{short_repr(row['name'])}. Results are listed by name, so rename one"
             )
-        effect = "They have no annotation and are left out."
         example = f"id {row['id']}, {short_repr(row['name'])}"
         findings.add("categories with the name of another one", effect, example, "category")
-    return [row for row in categories if by_name[row["name"]] is row]
+    kept = [row for row in categories if by_name[row["name"]] is row]
+    unused = (row for row in kept if row.get("supercategory") == "none" and row["id"] not in used)
+    for row in unused:
+        others = [one for one in kept if one is not row]
+        if others and all(one.get("supercategory") == row["name"] for one in others):
+            example = f"id {row['id']}, {short_repr(row['name'])}"
+            findings.add("root categories of all others", effect, example, "category")
+            return others
+    return kept

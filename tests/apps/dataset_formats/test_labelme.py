@@ -57,12 +57,12 @@ def test_polygons_and_rectangles(write, tmp_path):
 
 
 def test_group_of_shapes_is_one_object(write, tmp_path):
-    moved = [[x + 20, y] for x, y in TRIANGLE]
+    moved = [[x + 20, y - 15] for x, y in TRIANGLE]  # in part above the image
     parts = [shape("dog", points, group_id=3) for points in (TRIANGLE, moved)]
     write(*parts, shape("cat", TRIANGLE, group_id=3), shape("dog", TRIANGLE))
     rows = read(tmp_path)["annotations"]
     assert [len(row["segmentation"]) for row in rows] == [2, 1, 1]
-    assert rows[0]["bbox"] == [10, 10, 40, 20.5]
+    assert rows[0]["bbox"] == [10, 0, 40, 30.5]
 
 
 def test_circles_and_masks(write, tmp_path):

@@ -334,6 +334,17 @@ def test_category_without_annotations_and_with_the_name_of_another(content, writ
     assert "categories with the name of another one: 1 category" in found(dataset)
 
 
+def test_root_category_without_annotations(content, write_set):
+    """Exports of Roboflow name it as they name the project."""
+    content["categories"].insert(0, {"id": 0, "name": "pets", "supercategory": "none"})
+    names = [row["name"] for row in CocoDataset(*write_set(content, "one")).categories]
+    assert names[0] == "pets"  # a category of its own, as others do not refer to it
+    content["categories"] = [{"supercategory": "pets"} | row for row in content["categories"]]
+    dataset = CocoDataset(*write_set(content), train=True)
+    assert [row["id"] for row in dataset.categories] == [3, 7]
+    assert "root categories of all others: 1 category" in found(dataset)
+
+
 def test_crowds_as_objects(content, write_set):
     content["annotations"][0]["iscrowd"] = 1
     files = write_set(content)

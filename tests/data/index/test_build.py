@@ -111,13 +111,16 @@ def test_damaged_and_foreign_indexes_are_built_again(
     assert path.read_bytes() == valid
 
 
-def test_an_index_of_another_version_is_built_again(content, write_set, cache, built, monkeypatch):
+def test_an_index_of_another_version_is_built_again(
+    content, write_set, cache, built, monkeypatch, caplog
+):
     file, _ = write_set(content)
     open_index(file)
     for module in (annotation_index, build):
         monkeypatch.setattr(module, "VERSION", 99)
     open_index(file)
     assert built == [file, file]
+    assert caplog.text.count("not an index of this version; it is built again") == 1
 
 
 @pytest.mark.parametrize("damage", ["truncated", "overwritten"])
