@@ -102,9 +102,9 @@ def open_ground_truth(file: Path) -> GroundTruthFile:
 
 
 def _is_complete(columns: Columns) -> bool:
-    """Return True if the entries have all fields that cannot be filled in, and valid polygons."""
+    """Return True if the entries have all fields that cannot be filled in, and valid numbers."""
     required = ("id", "image_id", "category_id", "area")
-    valid = not _bad_polygons(columns).any()
+    valid = not _bad_polygons(columns).any() and bool(np.isfinite(columns.numbers).all())
     return valid and all(columns.has(field).all() for field in required)
 
 
@@ -147,6 +147,9 @@ def read_ground_truth(coco_gt: COCO | GroundTruthFile, iou_type: str) -> GroundT
         if (n := first_true(~has | ~np.isin(values, known[-1]))) is not None:
             value = values[n] if has[n] else None
             raise DataError(f"ground truth: annotation {ids[n]}: {key} {value} is unknown")
+    numbers = columns.numbers[:, 1:6]
+    if (n := first_true(~np.isfinite(numbers).all(axis=1))) is not None:
+        raise DataError(describe(n, "bbox" if np.isfinite(numbers[n, 0]) else "area"))
     lacking = ~columns.has(field)
     if iou_type == "segm":
         lacking |= columns.has("polygons") & (columns.polygons == 0)

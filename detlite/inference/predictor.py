@@ -125,7 +125,7 @@ class Predictor:
             sizes = cfg.INPUT.MIN_SIZE_TEST, cfg.INPUT.MAX_SIZE_TEST
             options, tiling = build_image_options(cfg), tiling or build_tiling(cfg)
         plain: Any = unwrap(model)
-        if not hasattr(plain, "detect"):
+        if not hasattr(plain, "detect") or isinstance(plain, Predictor):
             raise TypeError(f"Predictor takes a model of build_model, not {type(plain).__name__}")
         if score_thresh is not None:
             plain = with_score_thresh(plain, score_thresh)

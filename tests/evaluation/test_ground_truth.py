@@ -85,6 +85,8 @@ def test_missing_fields_do_not_change_the_ground_truth() -> None:
         ("iscrowd", ["yes"], r"iscrowd is \['yes'\]"),
         ("area", "large", "area is 'large'"),
         ("bbox", [1, 2, 3], r"bbox is \[1, 2, 3\]"),
+        ("bbox", [1, 2, np.nan, 4], r"bbox is \[1, 2, nan, 4\]"),
+        ("area", np.inf, "area is inf"),
     ],
 )
 def test_values_of_other_types_are_named(field: str, value: Any, message: str) -> None:

@@ -434,8 +434,9 @@ def test_wrappers_are_removed(detector: DetectionModel, image: np.ndarray) -> No
     average = torch.optim.swa_utils.AveragedModel(detector)
     assert Predictor(average).model is average.module
     assert type(optimize(compiled)) is type(optimize(average)) is type(detector)
-    with pytest.raises(TypeError, match="takes a model of build_model, not Linear"):
-        Predictor(nn.Linear(2, 2))
+    for other in (nn.Linear(2, 2), Predictor(detector)):
+        with pytest.raises(TypeError, match=f"a model of build_model, not {type(other).__name__}"):
+            Predictor(other)
 
 
 @pytest.mark.parametrize("protocol", [2, 5])

@@ -184,7 +184,7 @@ def _read(
         if page is None and count > 1 and not as_channels:
             raise DataError(_pages_problem(count))
         if page is not None and page >= count:
-            raise DataError(f"there is no page {page} among its {count} (from 0)")
+            raise DataError(f"there is no page {page + 1} among its {count}")
         if min_size is not None and options.exif_orientation:
             min_size = oriented(min_size, file.orientation(header_only=True))
         pixels = file.pixels(page or 0, min_size)
