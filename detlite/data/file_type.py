@@ -41,7 +41,9 @@ def read_json(file: Path) -> Any:
     """Return the content of a JSON file. Raises DataError."""
     try:
         return json.loads(file.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
+    except OSError as error:
+        raise DataError(f"{file}: cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
         hint = explain_not_json(file, error)
         raise DataError(f"{file}: cannot be read as JSON: {error}{hint}") from error
 

@@ -96,11 +96,12 @@ def test_data_set_of_a_table(run_block, tiny_config, tmp_path):
 def test_evaluator_of_counts(run_block, tiny_config, tmp_path):
     box, size = {"bbox": [1, 2, 10, 20], "category_id": 1}, {"height": 30, "width": 40}
     content = {
-        "images": [{"id": n, "file_name": "a.png", **size} for n in (1, 2, 3, 4)],
+        "images": [{"id": n, "file_name": f"{n}.png", **size} for n in (1, 2, 3, 4)],
         "annotations": [{"id": n, "image_id": n, **box} for n in (1, 2)],
         "categories": [{"id": 1, "name": "cat"}],
     }
-    Image.new("RGB", (40, 30)).save(tmp_path / "a.png")
+    for image in content["images"]:
+        Image.new("RGB", (40, 30)).save(tmp_path / image["file_name"])
     file = tmp_path / "val.json"
     entry = {"name": "val", "annotations": file.name, "images": ".", "evaluators": ["counts"]}
     options = ["DATASETS.ROOT", str(tmp_path), "DATASETS.CATALOG", [entry], "MODEL.MASK_ON", False]

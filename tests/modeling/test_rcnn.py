@@ -204,10 +204,7 @@ def test_static_shapes_with_few_detections(tiny_config, make_batch, opts, c4, ke
     model = build_model(tiny_config(*ALL_SCORES, *opts, c4=c4)).eval()
     images, _ = make_batch(2, 1)
     batch = model.normalizer(images)
-    box = model.roi_heads.box
-    threshold = model.predict(batch).scores[0, kept].item()
-    for head in getattr(box, "stages", [box]):
-        head.score_thresh = threshold
+    model.roi_heads.box.score_thresh = model.predict(batch).scores[0, kept].item()
     dynamic = model.predict(batch).per_image()
     assert len(dynamic[0].boxes) == kept
     model.static_shapes = True

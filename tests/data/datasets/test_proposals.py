@@ -153,7 +153,7 @@ def test_bad_results_name_file_and_image(tmp_path, text, message):
 
 @pytest.mark.parametrize("name", ["none.pkl", "none.json"])
 def test_missing_files(tmp_path, name):
-    with pytest.raises(DataError, match=rf"{name}: proposals cannot be read"):
+    with pytest.raises(DataError, match=rf"{name}: (proposals )?cannot be read"):
         load(tmp_path / name)
 
 
