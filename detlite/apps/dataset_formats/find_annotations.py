@@ -194,12 +194,14 @@ def read_folder(
 def _by_split(dataset: LabeledDataset, conversion: Conversion) -> dict[str, LabeledDataset]:
     """Divide a dataset by the splits of its images; those of "test" are not used."""
     images: dict[tuple[Path, str], LabeledImage] = {}
+    divided = any(image.split == "train" for image in dataset.images)
     for image in dataset.images:
-        if images.setdefault((image.file, image.split or "train"), image) is not image:
+        key = image.file, (image.split or "train") if divided else ""
+        if images.setdefault(key, image) is not image:
             problem = f"{image.file}: two files or entries label this image: remove one"
             conversion.add_bad(problem, "The first one is used.")
     findings, parts = conversion.finish(), {"train": [*images.values()]}
-    if any(image.split == "train" for image in images.values()):
+    if divided:
         parts = {
             split: [image for image in images.values() if (image.split or "train") == split]
             for split in ("train", "val", "test")
@@ -228,7 +230,7 @@ def _read(data: Path, images: Path | None, conversion: Conversion) -> tuple[str,
         raise DataError(f"{data}: there is no such file or folder")
     if files := find_coco_files(FileTree(data)):
         test = files.pop("test", None)
-        format = f"COCO json without {test}, which --val evaluates on" if test else "COCO json"
+        format = f"COCO json without {test} (to evaluate on it, use --val)" if test else "COCO json"
         return format, {
             name: _Split(*read_coco(file, images, conversion.upright))
             for name, file in files.items()

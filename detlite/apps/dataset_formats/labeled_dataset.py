@@ -136,7 +136,7 @@ class Conversion:
             (example,) = (one.example for one in self.findings if one.what == CLIPPED[0])
             raise DataError(
                 f"{example}: {self.exceeding} of {self.objects} objects exceed their images like "
-                "this one. Were the images resized after labeling?"
+                "this one. If the images were resized after labeling, use the original ones"
             )
         return Findings([*self.findings, *self.skipped])
 

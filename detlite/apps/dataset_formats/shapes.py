@@ -307,10 +307,12 @@ def check_size(
     Raises:
         DataError: the sizes differ, or the image cannot be read.
     """
-    height, width = image_size(image, upright)
-    if all(expected) and tuple(expected) not in ((height, width), image_size(image, not upright)):
+    size, stated = image_size(image, upright), (expected[0], expected[1])
+    if not all(stated) or stated == size:
+        return size
+    if stated != image_size(image, not upright):
         raise DataError(
-            f"{file}: its size is {expected[1]}x{expected[0]} (width x height), but {image} is "
-            f"{width}x{height}"
+            f"{file}: its size is {stated[1]}x{stated[0]} (width x height), but {image} is "
+            f"{size[1]}x{size[0]}"
         )
-    return (expected[0], expected[1]) if all(expected) else (height, width)
+    return stated

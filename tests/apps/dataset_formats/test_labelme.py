@@ -120,8 +120,11 @@ def test_rectangles_cannot_be_grouped(write, tmp_path):
         read_folder(tmp_path)
 
 
-def test_two_files_of_the_same_image(write, tmp_path):
-    write(shape("dog", TRIANGLE)).rename(tmp_path / "first.json")
+@pytest.mark.parametrize("split", ["", "val"])  # without train, they are divided again
+def test_two_files_of_the_same_image(write, tmp_path, split):
+    (tmp_path / split).mkdir(exist_ok=True)
+    other = write(shape("dog", TRIANGLE), imagePath=f"{tmp_path}/a.jpg")
+    other.rename(tmp_path / split / "first.json")
     write(shape("cat", TRIANGLE))
     with pytest.raises(DataError, match=r"a\.jpg: two files or entries label this image"):
         read(tmp_path)
