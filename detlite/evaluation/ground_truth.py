@@ -158,9 +158,9 @@ def read_ground_truth(coco_gt: COCO | GroundTruthFile, iou_type: str) -> GroundT
             f"ground truth: annotation {ids[n]} has no {field!r}, which {iou_type} needs"
         )
     areas, boxes = columns.numbers[:, 1], columns.numbers[:, 2:6]
-    for n in np.flatnonzero(~columns.has("area")).tolist():
-        image = coco_gt.imgs[rows[n]["image_id"]]
-        size = image["height"], image["width"]
+    without_area = np.flatnonzero(~columns.has("area"))
+    sizes = _sizes(coco_gt, columns.integers[without_area, 0])
+    for n, size in zip(without_area.tolist(), sizes.tolist(), strict=True):
         areas[n] = annotation_area(rows[n].get("segmentation"), boxes[n], *size)
     order = np.lexsort(places)
     crowd, keypoints, masks = columns.integers[:, 3] != 0, None, None
@@ -206,7 +206,7 @@ def _keypoints(columns: Columns) -> np.ndarray:
             "keypoints, not x, y and visibility of as many points as others"
         )
     filled = np.zeros((len(columns), length))
-    filled[has_any] = columns.keypoints.reshape(-1, length)
+    filled[has_any] = columns.keypoints.reshape(has_any.sum(), length)
     return filled.reshape(len(columns), length // 3, 3)
 
 

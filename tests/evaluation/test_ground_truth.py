@@ -122,10 +122,18 @@ def test_objects_without_keypoints_may_be_missed() -> None:
     coco.dataset["annotations"] = [row | {"keypoints": [1, 2]} for row in rows]
     with pytest.raises(DataError, match="annotation 1 has 2 numbers as keypoints"):
         read_ground_truth(coco, "keypoints")
+    for unlabeled in ([row | {"keypoints": []} for row in rows], []):
+        coco.dataset["annotations"] = unlabeled
+        truth = read_ground_truth(coco, "keypoints")
+        assert truth.keypoints is not None
+        assert truth.keypoints.shape == (len(unlabeled), 0, 3)
+        assert truth.ignored.all()
 
 
-def test_masks_need_the_size_of_their_image() -> None:
+def test_masks_and_their_areas_need_the_size_of_their_image() -> None:
     coco = ground_truth([SQUARE])
-    del coco.dataset["images"][0]["height"]
-    with pytest.raises(DataError, match=r"image 7 has the size \[None, 30\]"):
-        read_ground_truth(coco, "segm")
+    coco.dataset["images"][0]["height"] = None
+    for kind in ("segm", "bbox"):
+        with pytest.raises(DataError, match=r"image 7 has the size \[None, 30\]"):
+            read_ground_truth(coco, kind)
+        coco.dataset["annotations"][0]["area"] = None
