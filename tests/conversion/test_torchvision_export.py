@@ -6,6 +6,7 @@ import torch
 from detlite.conversion import torchvision_export
 from detlite.conversion.torchvision_export import build_torchvision_model, export_to_torchvision
 from detlite.modeling import build_model
+from tests.modeling.family import FAMILY
 
 # Keys that make a model expressible in torchvision.
 EXPORTABLE = [
@@ -55,6 +56,14 @@ def test_similar_scores_are_no_difference(exportable):
     cfg, model = exportable("MODEL.MASK_ON", False)
     model.rpn.head.cls_logits.weight.data.mul_(1e-6)
     model.roi_heads.box.predictor.cls_score.weight.data.mul_(1e-5)
+    export_to_torchvision(cfg, model)
+
+
+def test_boxes_clipped_to_the_border_are_no_difference(exportable):
+    """Their IoU with the same boxes of torchvision is undefined."""
+    opts = [x for pair in FAMILY["retinanet-torchvision"].items() for x in pair]
+    cfg, model = exportable(*opts, "MODEL.RETINANET.BBOX_REG_WEIGHTS", [1.0] * 4)
+    model.head.bbox_pred.bias.data[::4] = 2.0  # twice the width of the anchor to the right
     export_to_torchvision(cfg, model)
 
 
