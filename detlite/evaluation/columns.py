@@ -67,14 +67,15 @@ def read_columns(file: Path) -> tuple[Columns, Any] | None:
     """Read a file with a list of entries, or an object whose "annotations" are the entries.
 
     Returns the columns, and the content of the file without the entries; None if the kernel is not
-    available, or if the file is not UTF-8 or not of COCO's form. DataError if it cannot be read.
+    available or lacks mask scores, or if the file is not UTF-8 or not of COCO's form. DataError if
+    it cannot be read.
     """
     try:
         text = np.fromfile(file, np.uint8)
     except OSError as error:
         raise DataError(f"{file}: cannot be read ({error})") from error
     tensors = ops.read_annotations(torch.from_numpy(text))
-    if not tensors or tensors[0][0] < 0:
+    if not tensors or tensors[0][0] < 0 or tensors[3].shape[1] < 7:  # a kernel of other sources
         return None
     if (text >= 0x80).any():  # the kernel skips other names and texts unread
         try:

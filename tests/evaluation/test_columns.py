@@ -162,6 +162,14 @@ def test_damaged_utf8_has_no_columns() -> None:
     assert parse(bytes(text)) is None
 
 
+def test_mask_scores_need_a_kernel_that_reads_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiled kernels may be older than the Python code of a checkout."""
+    columns = ops.read_annotations(torch.tensor([*f"[{ENTRY}]".encode()], dtype=torch.uint8))
+    columns[3] = columns[3][:, :6]
+    monkeypatch.setattr(ops, "read_annotations", lambda _: columns)
+    assert parse(f"[{ENTRY}]") is None
+
+
 def test_no_prefix_is_a_list() -> None:
     text = json.dumps([json.loads(ENTRY) | {"segmentation": {"size": [3, 4], "counts": "3\\9"}}])
     assert parse(text)
