@@ -82,9 +82,9 @@ class Trainer:
         freeze.update(0)
         self.train_step = TrainStep(cfg, model, self.optimizer, self.scaler)
 
+        self._progress = 0.0  # fraction of the run before the loader was started
         self.meters = Meters(
-            self.run_length.max_iter,
-            lambda number: save_batch(cfg, train_set, number, self.run_length.fraction(number - 1)),
+            self.run_length.max_iter, lambda n: save_batch(cfg, train_set, n, self._progress)
         )
         self.signals = StopSignals()
         self.ema = ModelEMA(model, solver.EMA_DECAY) if solver.EMA_DECAY else None
@@ -143,6 +143,7 @@ class Trainer:
                 self._maybe_log()
                 self.scheduler.step()
                 if early and not (early := self._is_early()):
+                    self.meters.check()  # while batches can still be loaded again
                     batches = self._load_batches()
                 self._maybe_save()
                 if self._evaluation_due():
@@ -170,8 +171,8 @@ class Trainer:
 
     def _load_batches(self) -> Iterator[Batch]:
         """Start a loader at this iteration, for the size of images at this fraction of the run."""
-        progress = self.run_length.fraction(self.iteration)
-        return iter(build_train_loader(self.cfg, self.train_set, self.iteration, progress))
+        self._progress = self.run_length.fraction(self.iteration)
+        return iter(build_train_loader(self.cfg, self.train_set, self.iteration, self._progress))
 
     def _is_early(self) -> bool:
         """Return True if the next images are smaller, see INPUT.EARLY_FRACTION."""

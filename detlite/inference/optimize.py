@@ -42,13 +42,13 @@ def optimize(
             the parts with OpenVINO, see `detlite.apps.export.openvino.to_openvino`.
         calibration: for int8, some dozens of training images [3, H, W], resized as in evaluation.
     """
+    model = unwrap(model)
     if dtype == "int8":
         if not calibration:
             raise ValueError("optimize(dtype='int8') needs calibration=[uint8 [3, H, W], ...]")
         return ENGINES.get(dtype)(model, calibration)
     if dtype not in DTYPES:
         raise ValueError(f"optimize(dtype={dtype!r}): choose one of {', '.join(DTYPES)}")
-    model = unwrap(model)
     name = resolve_dtype(dtype, model.device)
     optimized = copy.deepcopy(model).eval().requires_grad_(False).float()
     optimized.static_shapes = False

@@ -13,6 +13,7 @@ from detlite.data import DataError
 from detlite.engine.hooks.metrics import NonFiniteLossError
 from detlite.engine.replay import read_batch
 from detlite.engine.run_files import newest_checkpoint
+from detlite.engine.run_length import TimeLimit
 from detlite.engine.signals import StoppedError
 from detlite.engine.trainer import Trainer
 from detlite.modeling.layers.norm import FrozenBatchNorm2d
@@ -232,3 +233,17 @@ def test_the_batch_of_a_non_finite_loss_is_saved(train_toy, make_cfg, diverging_
     assert iteration == 3
     assert [target["image_id"] for target in targets] == image_ids[2]
     assert targets[0]["masks"].bitmaps(*images[0].shape[1:]).any()
+
+
+def test_the_saved_batch_has_the_size_of_its_iteration(
+    train_toy, make_cfg, diverging_toy, monkeypatch
+):
+    """Also in a run of minutes, whose fraction is known for the last iteration only."""
+    monkeypatch.setattr(TimeLimit, "fraction", lambda self, _: self._timed / 6)
+    opts = ["SOLVER.MAX_ITER", None, "SOLVER.MAX_MINUTES", 9, "SOLVER.STEPS", (0.9,)]
+    opts += ["SOLVER.LOG_PERIOD", 100, "SOLVER.CHECKPOINT_PERIOD", 5]
+    opts += ["INPUT.EARLY_FRACTION", 0.5, "INPUT.EARLY_SCALE", 0.5, "INPUT.MIN_SIZE_TRAIN", (20,)]
+    with pytest.raises(NonFiniteLossError, match="iteration 3"):
+        train_toy(*opts, model=diverging_toy[0])
+    _, (images, _) = read_batch(Path(make_cfg().OUTPUT_DIR) / "batch_0000003_rank0.pth")
+    assert {min(image.shape[1:]) for image in images} == {10}

@@ -349,7 +349,8 @@ def test_int8_runs_with_openvino(tiny_config: Callable[..., CfgNode]) -> None:
         pytest.importorskip(package, reason="needs the extra openvino")
     model = build_model(tiny_config("MODEL.ROI_HEADS.SCORE_THRESH", 0.0)).eval()
     images = [torch.rand(3, 64, 64), torch.rand(3, 64, 96)]
-    fast = optimize(model, "int8", images)
+    wrapped: Any = torch.nn.DataParallel(model)
+    fast = optimize(wrapped, "int8", images)
     assert len(openvino_parts(fast)) == 4  # backbone, and heads of RPN, boxes and masks
     assert len(fast.detect(images)[0].boxes) > 0
 
