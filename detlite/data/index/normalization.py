@@ -198,11 +198,10 @@ def drop_namesakes(
         example = f"id {row['id']}, {short_repr(row['name'])}"
         findings.add("categories with the name of another one", effect, example, "category")
     kept = [row for row in categories if by_name[row["name"]] is row]
-    unused = (row for row in kept if row.get("supercategory") == "none" and row["id"] not in used)
-    for row in unused:
-        others = [one for one in kept if one is not row]
-        if others and all(one.get("supercategory") == row["name"] for one in others):
-            example = f"id {row['id']}, {short_repr(row['name'])}"
-            findings.add("root categories of all others", effect, example, "category")
-            return others
+    names = [row["name"] for row in kept if row["id"] == 0 and row.get("supercategory") == "none"]
+    others = [row for row in kept if row["id"] != 0]
+    if names and 0 not in used and {str(row.get("supercategory")) for row in others} == {*names}:
+        example = f"id 0, {short_repr(names[0])}"
+        findings.add("root categories of all others", effect, example, "category")
+        return others
     return kept

@@ -343,6 +343,8 @@ def test_root_category_without_annotations(content, write_set):
     dataset = CocoDataset(*write_set(content), train=True)
     assert [row["id"] for row in dataset.categories] == [3, 7]
     assert "root categories of all others: 1 category" in found(dataset)
+    content["annotations"][0]["category_id"] = 0
+    assert len(CocoDataset(*write_set(content, "used")).categories) == 3
 
 
 def test_crowds_as_objects(content, write_set):
