@@ -55,7 +55,7 @@ class AnnotationReader:
         self._changes: Entry = {}
         self._problems: dict[int, str] = {}
         self._flags = labeled = 0
-        ids, unknown = self._images.ids, len(self._images.ids)
+        unknown = len(self._images.ids)
         image_id = self._images.read_id(row.get("image_id"))
         place = unknown if image_id is None else self._places.get(image_id, unknown)
         if place == unknown:
@@ -67,8 +67,8 @@ class AnnotationReader:
             self._take("category_id", category_id)
         else:
             self._flag(Flag.UNKNOWN_CATEGORY, self._unknown_category(row.get("category_id")))
-        if place < unknown:
-            self._take("image_id", ids[place])
+        if image_id is not None and place < unknown:
+            self._take("image_id", self._images.same.get(image_id, image_id))
             if self._images.sizes[place][0]:
                 self._read_shape(*self._images.sizes[place])
             labeled = self._read_keypoints()

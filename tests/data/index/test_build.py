@@ -255,6 +255,20 @@ def test_the_order_of_the_lists_does_not_matter(content, write_set, cache):
     assert first.full_content() == second.full_content()
 
 
+def test_valid_annotations_are_written_once(content, write_set, cache, monkeypatch):
+    """Also if Python has several objects for an id, as for integers above 256."""
+    for row in content["images"]:
+        row["id"] += 1000
+    for row in content["annotations"]:
+        row["image_id"] += 1000
+    texts, write_text = [], build._write_text
+    monkeypatch.setattr(
+        build, "_write_text", lambda index, text: (texts.append(text), write_text(index, text))[1]
+    )
+    open_index(write_set(content)[0])
+    assert len(texts) == sum(len(content[key]) for key in ("images", "categories", "annotations"))
+
+
 def test_memory_is_bounded(content, write_set, cache, monkeypatch):
     monkeypatch.setattr(build, "_BLOCK", 1 << 16)
     row = content["annotations"][0]
