@@ -52,7 +52,7 @@ def test_torchvision_loads_the_state(exportable, opts):
 
 
 def test_similar_scores_are_no_difference(exportable):
-    """As of a model without training, whose scores differ by less than float32 rounds."""
+    """The scores of a model without training differ by less than float32 rounds."""
     cfg, model = exportable("MODEL.MASK_ON", False)
     model.rpn.head.cls_logits.weight.data.mul_(1e-6)
     model.roi_heads.box.predictor.cls_score.weight.data.mul_(1e-5)
@@ -60,7 +60,7 @@ def test_similar_scores_are_no_difference(exportable):
 
 
 def test_boxes_clipped_to_the_border_are_no_difference(exportable):
-    """Their IoU with the same boxes of torchvision is undefined."""
+    """The IoU of two equal boxes without area is undefined."""
     opts = [x for pair in FAMILY["retinanet-torchvision"].items() for x in pair]
     cfg, model = exportable(*opts, "MODEL.RETINANET.BBOX_REG_WEIGHTS", [1.0] * 4)
     model.head.bbox_pred.bias.data[::4] = 2.0  # twice the width of the anchor to the right
