@@ -30,7 +30,7 @@ from detlite.data.transforms.mosaic import make_mosaic
 from detlite.data.transforms.tiles import TrainingTiles
 from detlite.structures.masks.packed import PackedMasks
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def equal(one, other):
