@@ -172,6 +172,7 @@ RECIPES: dict[str, Recipe] = {
         "Dynamic R-CNN",
         lambda cfg: {
             "MODEL.ROI_HEADS.DYNAMIC": True,
+            "MODEL.ROI_BOX_HEAD.PASSES": 1,
             "MODEL.ROI_HEADS.FG_IOU_THRESHOLD": 0.4,
             "MODEL.ROI_HEADS.BG_IOU_THRESHOLD": 0.4,
         },

@@ -170,7 +170,7 @@ _LOG = re.compile(
     r"mmengine\.logging\.\w+\.HistoryBuffer|numpy\.(ndarray|dtype|dtypes\.\w+)|builtins\.getattr"
     r"|numpy\._?core\.(multiarray\.(_reconstruct|scalar)|numeric\._frombuffer)|_codecs\.encode"
 )
-# Settings that training code stores with weights: objects of its own classes, or of these.
+# Settings that training code stores with weights: objects of custom classes, or of these.
 _SETTINGS = re.compile(
     r"(argparse|pathlib|datetime|types|typing|enum)\..*|collections\.defaultdict"
     r"|builtins\.(bool|int|float|str|list|dict|tuple|set|object)"

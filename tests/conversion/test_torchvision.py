@@ -128,7 +128,7 @@ def test_epsilon_of_models_without_coco_weights(small_rcnn, recipe, case):
 
 
 def test_epsilon_of_trained_norms(small_rcnn, recipe, caplog):
-    """As of classifiers that come from TensorFlow."""
+    """Classifiers that come from TensorFlow have an epsilon of 1e-3."""
     reference = small_rcnn(trained=True, eps=1e-3)
     opts = ["INPUT.MIN_SIZE_TEST", 96, "MODEL.ROI_HEADS.SCORE_THRESH", 0.0]
     predictor = predictor_of(reference, opts)

@@ -100,7 +100,7 @@ class TestScores:
         assert metrics["bbox"]["per_category"] == pytest.approx({"cat": 1, "dog": 0})
 
     def test_masks_are_ranked_by_the_mask_score(self) -> None:
-        """One of two detections is wrong; each score puts another one first."""
+        """The wrong one of two detections is first by score, and last by mask score."""
         wrong = {**detect(THREE[0], 0.9), "category_id": 70, "mask_score": 0.1}
         rows = [wrong, {**detect(THREE[1], 0.8), "mask_score": 0.7}]
         metrics = evaluate(make_gt(THREE[1:2]), rows)

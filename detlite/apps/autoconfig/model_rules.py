@@ -17,7 +17,7 @@ from .dataset_facts import (
     resize_factors,
 )
 
-_CASCADE = "MODEL.ROI_HEADS.CASCADE_IOUS"
+_SINGLE_PASS = ("MODEL.ROI_HEADS.CASCADE_IOUS", "MODEL.ROI_HEADS.DYNAMIC")
 _MAX_PROPOSALS = 1000
 _MAX_DETECTIONS = 2000
 
@@ -100,7 +100,8 @@ def heads(facts: DatasetFacts, values: Values) -> Iterator[Choice]:
 def box_passes(facts: DatasetFacts, values: Values) -> Iterator[Choice]:
     meta = values.get("MODEL.META_ARCHITECTURE", "GeneralizedRCNN")
     # The small model is for fast predictions.
-    if meta == "GeneralizedRCNN" and not facts.small and not values.get(_CASCADE):
+    single = facts.small or any(map(values.get, _SINGLE_PASS))
+    if meta == "GeneralizedRCNN" and not single:
         reason = (
             "train and apply the box head a second time, on the boxes that it predicted: more box "
             "AP on all measured data sets. Set 1 if fast predictions matter more"

@@ -160,17 +160,12 @@ def write_detections(
 ) -> None:
     """Write the detections of entries atomically, with one entry in memory at a time.
 
-    `format` is a key of SUFFIXES, and `names` holds the category names by id.
+    `format` is csv, measures or parquet, and `names` holds the category names by id.
     """
     if format == "parquet":
         return _write_parquet(file, to_rows(entries, names))
     with atomic_open(file) as stream:
-        if format == "coco":
-            objects = (json.dumps(obj) for entry in entries for obj in entry.get("objects", ()))
-            _write_list(stream, "[", objects, ", ")
-            stream.write("]")
-        else:
-            _write_csv(stream, to_rows(entries, names), format == "measures")
+        _write_csv(stream, to_rows(entries, names), format == "measures")
     return None
 
 

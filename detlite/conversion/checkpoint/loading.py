@@ -44,8 +44,8 @@ def load_weights(
     categories. Layers with rows for each class take the rows of the background and of categories
     with the same name; other rows, and without names in the file all rows, keep the model's values.
     A mask or keypoint head that only one side has is left out, or keeps its values. Thresholds and
-    averages that follow the training keep the model's values, so that a new run starts anew, except
-    with `training_state`.
+    averages that follow the training keep the model's values, so that a new run starts without
+    them, except with `training_state`.
 
     Raises:
         CheckpointError: entries are missing, unexpected, of another shape or not finite. The

@@ -197,11 +197,17 @@ def build_box_heads(cfg: CfgNode, backbone: Backbone) -> BoxHead | CascadeBoxHea
     """Build the box head, or a cascade of them if MODEL.ROI_HEADS.CASCADE_IOUS is set."""
     heads, key = cfg.MODEL.ROI_HEADS, "MODEL.ROI_HEADS.CASCADE_IOUS"
     ious, weights = heads.CASCADE_IOUS, heads.CASCADE_BBOX_REG_WEIGHTS
+    passes = cfg.MODEL.ROI_BOX_HEAD.PASSES
+    if heads.DYNAMIC and passes > 1:
+        raise ValueError(
+            "MODEL.ROI_HEADS.DYNAMIC changes the IoU of the first pass only: set "
+            "MODEL.ROI_BOX_HEAD.PASSES 1"
+        )
     if not ious:
         return build_box_head(cfg, backbone)
     if heads.DYNAMIC:
         raise ValueError(f"MODEL.ROI_HEADS.DYNAMIC is for a single box head: set {key} ()")
-    if cfg.MODEL.ROI_BOX_HEAD.PASSES > 1:
+    if passes > 1:
         raise ValueError(
             f"MODEL.ROI_BOX_HEAD.PASSES is for a single box head: set it to 1, or {key} ()"
         )

@@ -59,7 +59,8 @@ class BoxStages(nn.Module, ABC):
         stages = self.stages
         if len(stages) == 1:
             return stages[0].stage_losses(features, samples, truth, static_shapes)
-        # The stages share the backbone, so average their gradients.
+        # The stages share the backbone, so average their gradients. One head in several passes gets
+        # the sum of its gradients.
         features = [_ScaleGradient.apply(level, 1 / len(stages)) for level in features]
         losses: dict[str, Tensor] = {}
         predictions: list[BoxPredictions] = []

@@ -229,7 +229,7 @@ def test_void_of_voc(tmp_path, image):
 
 @pytest.mark.parametrize("is_photo", [False, True])
 def test_alpha_channel(tmp_path, image, is_photo):
-    """The colors may be those of a photo of which an object was cut out."""
+    """The colors may be those of a photo, from which an object was cut out."""
     image(tmp_path / "images/a.jpg")
     pixels = np.full((40, 60, 4), 90, np.uint8)
     if is_photo:

@@ -69,7 +69,7 @@ def test_all_bad_labels_are_reported():
 
 
 def test_shapes_that_exceed_the_image_are_reported():
-    """Their corners stay, because moving them would change the part inside."""
+    """Corners outside stay, because moving them would change the part inside."""
     conversion = Conversion()
     near, far = [1.0, 1.0, 61.0, 1.0, 61.0, 9.0], [50.0, 5.0, 90.0, 5.0, 50.0, 30.0]
     shapes = [Shape("a", near), Shape("a", near), Shape("a", far), Shape("a", far)]

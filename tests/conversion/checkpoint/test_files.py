@@ -156,7 +156,7 @@ def test_weights_on_the_meta_device(tmp_path):
 
 
 class Settings(dict):
-    """As EasyDict, CfgNode and others, which training code stores with weights."""
+    """A dict like EasyDict and CfgNode, which training code stores with weights."""
 
 
 def test_settings_of_training_code_are_ignored(tmp_path, monkeypatch):

@@ -303,7 +303,7 @@ def test_images_that_are_listed_twice(content, write_set):
 
 
 def test_entries_of_one_file_are_joined(content, write_set):
-    """Some tools write an image entry for each annotation."""
+    """An image entry for each annotation, as some tools write them, is read as one image."""
     content["images"].insert(1, {**content["images"][0], "id": 99})
     content["annotations"][2]["image_id"] = 99
     dataset = CocoDataset(*write_set(content), train=True)
@@ -338,7 +338,7 @@ def test_root_category_without_annotations(content, write_set):
     """Exports of Roboflow name it as they name the project."""
     content["categories"].insert(0, {"id": 0, "name": "pets", "supercategory": "none"})
     names = [row["name"] for row in CocoDataset(*write_set(content, "one")).categories]
-    assert names[0] == "pets"  # a category of its own, as others do not refer to it
+    assert names[0] == "pets"  # a usual category, because the others do not refer to it
     content["categories"] = [{"supercategory": "pets"} | row for row in content["categories"]]
     dataset = CocoDataset(*write_set(content), train=True)
     assert [row["id"] for row in dataset.categories] == [3, 7]

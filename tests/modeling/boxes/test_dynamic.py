@@ -141,6 +141,7 @@ def test_state_is_stored_and_of_no_use_in_evaluation(tiny_config, make_batch):
         (["MODEL.ROI_HEADS.BG_IOU_THRESHOLD", 0.3], r"set .*BG_IOU_THRESHOLD to FG_.*, 0\.5"),
         (["MODEL.ROI_BOX_HEAD.BOX_LOSS", "giou"], "BOX_LOSS smooth_l1, not of giou: set BOX_LOSS"),
         (["MODEL.ROI_BOX_HEAD.SMOOTH_L1_BETA", 0.0], "SMOOTH_L1_BETA, 0, .* a beta such as 1"),
+        (["MODEL.ROI_BOX_HEAD.PASSES", 2], r"first pass only: set MODEL\.ROI_BOX_HEAD\.PASSES 1"),
         (
             ["MODEL.ROI_HEADS.CASCADE_IOUS", (0.5, 0.6, 0.7), "MODEL.CLS_AGNOSTIC_BBOX_REG", True],
             r"DYNAMIC is for a single box head: set MODEL\.ROI_HEADS\.CASCADE_IOUS \(\)",
@@ -155,7 +156,7 @@ def test_state_is_stored_and_of_no_use_in_evaluation(tiny_config, make_batch):
             r"MODEL\.ROI_HEADS\.DYNAMIC need RoI heads, which a RetinaNet does not have",
         ),
     ],
-    ids=["two thresholds", "GIoU", "L1", "cascade", "ProposalNetwork", "RetinaNet"],
+    ids=["two thresholds", "GIoU", "L1", "passes", "cascade", "ProposalNetwork", "RetinaNet"],
 )  # fmt: skip
 def test_models_without_these_thresholds_are_refused(tiny_config, opts, message):
     with pytest.raises(ConfigError, match=message):

@@ -155,7 +155,9 @@ def test_masks_are_ranked_as_by_one_score_for_both():
     assert actual["bbox"] == without["bbox"]
     assert 0.1 < actual["segm"]["AP"] < 0.9
     assert actual["segm"]["AP"] > without["segm"]["AP"] + 0.01
-    assert actual["segm"].pop("best_f1") != expected.pop("best_f1")  # of the score, not of its own
+    assert actual["segm"].pop("best_f1") != expected.pop(
+        "best_f1"
+    )  # of the score, not of the mask score
     assert actual["segm"] == expected
 
 
