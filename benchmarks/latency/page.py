@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks.report import phase_table
 
-from .cases import PEERS, PROFILED_SIZE, LatencyRow
+from .cases import PROFILED_SIZE, LatencyRow
 from .detlite_models import DETECTIONS
 
 # AP of a model, or of "model mode": {"box", "mask", "source"}, in points. The source is a page of
@@ -132,27 +132,43 @@ def _table(cells: Sequence[Sequence[str]]) -> list[str]:
 def plot_latency(rows: Sequence[LatencyRow], path: Path, aps: APs) -> None:
     """Draw box and mask AP against milliseconds of images of 512 pixels, on the most cores.
 
+    Colors are models, marks are modes.
+
     Raises:
         OSError: the file cannot be written.
     """
     # Imported here because it is slow to import.
     from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
 
     most = max(row.cores for row in rows)
-    figure = Figure(figsize=(10, 4), layout="constrained")
+    shown = [
+        row for row in rows
+        if (row.cores, row.size) == (most, PROFILED_SIZE) and not _is_cold(row)
+    ]  # fmt: skip
+    colors = {model: f"C{n}" for n, model in enumerate(dict.fromkeys(r.model for r in shown))}
+    marks = dict(zip(dict.fromkeys(row.mode for row in shown), "osD*^v<>", strict=False))
+    figure = Figure(figsize=(11, 4), layout="constrained")
     panels = figure.subplots(1, 2)
     for panel, kind in zip(panels, ("box", "mask"), strict=True):
-        models: dict[str, list[tuple[float, float, str]]] = {}
-        for row in rows:
-            ap = find_ap(aps, row)
-            if ap and (row.cores, row.size) == (most, PROFILED_SIZE) and not _is_cold(row):
-                models.setdefault(row.model, []).append((row.ms, ap[kind], row.mode))
-        for model, points in models.items():
-            times, values, modes = zip(*points, strict=True)
-            panel.plot(times, values, "s" if model in PEERS else "o", label=model)
-            for point in zip(times, values, modes, strict=True):
-                panel.annotate(point[2], point[:2], fontsize=6, rotation=30)
+        for row in shown:
+            if ap := find_ap(aps, row):
+                color, mark = colors[row.model], marks.get(row.mode, "P")
+                panel.plot(row.ms, ap[kind], mark, color=color, markersize=8, alpha=0.8)
         panel.set(xscale="log", xlabel=f"ms per image, {most} cores", ylabel=f"{kind} AP")
+        ticks = [ms for ms in (10, 20, 50, 100, 200, 500, 1000, 2000) if _spans(shown, ms)]
+        panel.set_xticks(ticks, map(str, ticks))
+        panel.minorticks_off()
         panel.grid(alpha=0.3)
-    panels[0].legend(fontsize="small")
+    entries = [Line2D([], [], color=color, lw=4, label=name) for name, color in colors.items()]
+    entries += [
+        Line2D([], [], color="gray", marker=mark, linestyle="", label=mode)
+        for mode, mark in marks.items()
+    ]
+    figure.legend(handles=entries, loc="outside right upper", fontsize="small")
     figure.savefig(path, dpi=100)
+
+
+def _spans(rows: Sequence[LatencyRow], ms: float) -> bool:
+    times = [row.ms for row in rows]
+    return min(times) / 2 <= ms <= max(times) * 2
