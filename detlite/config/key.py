@@ -117,7 +117,10 @@ scale_range = expect(
 )
 value_range = expect(
     "pairs of numbers in order, such as (0, 4095), or ()",
-    lambda value: all(low < high for low, high in zip(value[::2], value[1::2], strict=True)),
+    lambda value: all(
+        math.isfinite(low) and low < high < math.inf
+        for low, high in zip(value[::2], value[1::2], strict=True)
+    ),
 )
 name_pairs = expect(
     "a list of pairs of names such as [[left_eye, right_eye]]",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Sequence
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, overload
 
@@ -37,11 +38,11 @@ READERS: Registry[Callable[..., tuple[CfgNode, DetectionModel]]] = Registry(
 _EXPORTED_SUFFIXES = (".onnx", ".openvino", ".pt2")  # other files are checkpoints
 _MIN_SCALE = 0.6  # of an image, in units of the scale in training
 _LIMITS: dict[str, tuple[float, float, type]] = {
-    "min_size": (1, math.inf, int),
-    "max_size": (1, math.inf, int),
-    "score_thresh": (0, 1, float),
-    "max_pixels": (1, math.inf, int),
-    "image_bits": (8, 16, int),
+    "min_size": (1, math.inf, Integral),
+    "max_size": (1, math.inf, Integral),
+    "score_thresh": (0, 1, Real),
+    "max_pixels": (1, math.inf, Integral),
+    "image_bits": (8, 16, Integral),
 }
 
 logger = logging.getLogger(__name__)
@@ -127,9 +128,6 @@ class Predictor:
         plain: Any = unwrap(model)
         if not hasattr(plain, "detect") or isinstance(plain, Predictor):
             raise TypeError(f"Predictor takes a model of build_model, not {type(plain).__name__}")
-        if score_thresh is not None:
-            plain = with_score_thresh(plain, score_thresh)
-        self.model: DetectionModel = plain.eval()
         self.min_size = sizes[0] if min_size is None else min_size
         self.max_size = sizes[1] if max_size is None else max_size
         self.score_thresh = score_thresh or 0.0
@@ -140,15 +138,17 @@ class Predictor:
         self.value_range = options.value_range if value_range is None else value_range
         for name, (low, high, kind) in _LIMITS.items():
             value: Any = getattr(self, name)
-            is_number = isinstance(value, (int, kind))
+            is_number = isinstance(value, kind) and not isinstance(value, bool)
             if not is_number or not low <= value <= high:
-                raise ValueError(
-                    f"Predictor({name}={value!r}): must be {kind.__name__} in {low}..{high}"
-                )
+                wanted = "an integer" if kind is Integral else "a number"
+                raise ValueError(f"Predictor({name}={value!r}): must be {wanted} in {low}..{high}")
         if problem := valid_range(self.value_range):
             raise ValueError(f"Predictor(value_range={value_range!r}): must be {problem}")
         if dtype not in ("float32", "float16", "bfloat16", "auto"):
             raise ValueError(f"Predictor(dtype={dtype!r}): must be float32, float16 or bfloat16")
+        if score_thresh is not None:
+            plain = with_score_thresh(plain, score_thresh)
+        self.model: DetectionModel = plain.eval()
         view, names = View(self.min_size, self.max_size), keypoint_names(self.categories)
         # Detects in loaded images.
         self.detector = wrap_detector(self.model, view, views or (), tiling, names)

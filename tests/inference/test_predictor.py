@@ -403,15 +403,18 @@ def test_a_lower_threshold_than_the_models_own_wins(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"min_size": -5}, r"min_size=-5\): must be int in 1"),
+        ({"min_size": -5}, r"min_size=-5\): must be an integer in 1"),
         ({"min_size": 0}, "min_size=0"),
         ({"max_size": 99.5}, "max_size=99.5"),
-        ({"score_thresh": 50}, r"score_thresh=50\): must be float in 0\.\.1"),
+        ({"score_thresh": 50}, r"score_thresh=50\): must be a number in 0\.\.1"),
         ({"score_thresh": math.nan}, "score_thresh=nan"),
+        ({"score_thresh": "0.5"}, "score_thresh='0.5'"),
+        ({"min_size": True}, "min_size=True"),
         ({"max_pixels": 0}, "max_pixels=0"),
         ({"image_bits": 32}, "image_bits=32"),
         ({"value_range": (5, 1)}, r"value_range=\(5, 1\)\): must be pairs"),
         ({"value_range": (0, math.nan)}, "value_range"),
+        ({"value_range": ("a", "b")}, "value_range"),
         ({"dtype": "int8"}, "dtype='int8'"),
     ],
 )
@@ -422,6 +425,11 @@ def test_invalid_values_are_refused(arguments: dict[str, Any], message: str) -> 
         Tiling(64, overlap=1.0)
     with pytest.raises(ValueError, match="min_size"):
         View(0, 64)
+
+
+def test_numbers_of_numpy_are_valid() -> None:
+    predictor = Predictor(BrightSquare(), min_size=np.int64(48), score_thresh=np.float32(0.5))
+    assert (predictor.min_size, predictor.score_thresh) == (48, 0.5)
 
 
 def test_wrappers_are_removed(detector: DetectionModel, image: np.ndarray) -> None:
