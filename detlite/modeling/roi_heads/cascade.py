@@ -11,6 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -33,10 +34,13 @@ class BoxStages(nn.Module, ABC):
     Attributes:
         matchers: those of the samples of each stage; the first stage gets labelled samples.
         score_thresh: predicted boxes need a higher score.
+        skip_below: fraction of `score_thresh`. If the earlier stages give a proposal a lower mean
+            probability of foreground, the later ones skip it.
     """
 
     matchers: list[Matcher]
     score_thresh: float
+    skip_below = 0.0
 
     @property
     @abstractmethod
@@ -82,15 +86,20 @@ class BoxStages(nn.Module, ABC):
         The boxes are those of the last stage. Scores are averaged over the stages
         (`Convention.cascade_mean`).
         """
-        predictions: list[BoxPredictions] = []
-        for number, stage in enumerate(self.stages):
-            if number:
-                boxes = self.stages[number - 1].refine(predictions[-1], proposals.boxes, sizes)
-                proposals = replace(proposals, boxes=boxes)
-            predictions.append(stage(features, proposals.boxes, proposals.valid, static_shapes))
-        last = self.stages[-1]
-        scores = mean_scores(predictions, last.convention)
-        return last.decode(predictions[-1], scores, proposals, self.score_thresh)
+        first, last = self.stages[0], self.stages[-1]
+        predictions = first(features, proposals.boxes, proposals.valid, static_shapes)
+        logits = [predictions.packing.unpack(predictions.logits)]  # of each stage, [B, P, K]
+        for previous, stage in pairwise(self.stages):
+            boxes, valid = previous.refine(predictions, proposals.boxes, sizes), proposals.valid
+            if self.skip_below:
+                background = mean_scores(logits, last.convention)[..., 0]
+                valid = valid & (1 - background >= self.skip_below * self.score_thresh)
+            proposals = replace(proposals, boxes=boxes, valid=valid)
+            predictions = stage(features, boxes, valid, static_shapes)
+            logits.append(predictions.packing.unpack(predictions.logits))
+        rows = [predictions.packing.pack(own) for own in logits]
+        scores = mean_scores(rows, last.convention)
+        return last.decode(predictions, scores, proposals, self.score_thresh)
 
 
 class _ScaleGradient(torch.autograd.Function):
@@ -106,12 +115,12 @@ class _ScaleGradient(torch.autograd.Function):
         return gradients[0] * ctx.factor, None
 
 
-def mean_scores(predictions: Sequence[BoxPredictions], convention: Convention) -> Tensor:
-    """Average the scores [R, K] of several predictions, as probabilities or as logits."""
-    logits = torch.stack([own.logits for own in predictions])
+def mean_scores(logits: Sequence[Tensor], convention: Convention) -> Tensor:
+    """Average several predictions, logits [..., K], as probabilities or as logits."""
+    stacked = torch.stack(list(logits))
     if convention.cascade_mean == "logits":
-        return logits.mean(dim=0).softmax(dim=1)
-    return logits.softmax(dim=2).mean(dim=0)
+        return stacked.mean(dim=0).softmax(dim=-1)
+    return stacked.softmax(dim=-1).mean(dim=0)
 
 
 class CascadeBoxHead(BoxStages):

@@ -263,6 +263,15 @@ def test_nan_predictions_are_dropped():
 
 
 @each_mode
+def test_padding_is_not_predicted(static):
+    head = make_head()
+    few, many = random_boxes(3), random_boxes(40)
+    proposals = [prepare_proposals([few, other], 2) for other in (few, many)]
+    alone, padded = (head.predict([], own, SIZES, static).valid[0].sum() for own in proposals)
+    assert padded == alone > 0
+
+
+@each_mode
 def test_refined_boxes_are_clipped(static):
     head = make_head(agnostic=True)
     boxes = torch.stack([random_boxes(4), random_boxes(4)])
@@ -301,6 +310,34 @@ def test_passes_match_a_loop_over_boxes(agnostic, static):
                 assert predicted.labels[image, entry] == label
                 torch.testing.assert_close(predicted.scores[image, entry], expected[label])
                 torch.testing.assert_close(predicted.boxes[image, entry], refined[label])
+
+
+@each_mode
+def test_later_passes_skip_background(static):
+    head = make_head(score_thresh=0.1, ious=(0.5, 0.6))
+    boxes = [random_boxes(40), random_boxes(30)]
+    foreground = [
+        torch.stack([1 - predict_one(head, image, box)[0].softmax(0)[0] for box in own])
+        for image, own in enumerate(boxes)
+    ]
+    head.skip_below = 0.0
+    likely = [own[p >= 0.5] for own, p in zip(boxes, foreground, strict=True)]
+    assert all(0 < len(few) < len(own) for few, own in zip(likely, boxes, strict=True))
+    expected = detect(head, likely, static)
+
+    def count():
+        return int(head.predict([], prepare_proposals(boxes, 2), SIZES, static).valid.sum())
+
+    without_skipping = count()
+    head.skip_below = 5  # times the threshold: a probability of 0.5
+    rows = []
+    head.predictor.register_forward_hook(lambda *args: rows.append(len(args[2][0])))
+    result = detect(head, boxes, static)
+    assert rows == ([80, 80] if static else [70, sum(map(len, likely))])
+    for own, other in zip(result, expected, strict=True):
+        torch.testing.assert_close(own.boxes, other.boxes)
+        torch.testing.assert_close(own.scores, other.scores)
+    assert count() < without_skipping
 
 
 @pytest.mark.parametrize(
