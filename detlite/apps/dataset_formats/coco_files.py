@@ -197,10 +197,11 @@ def _splits_of(path: Path, root: Path) -> set[str]:
 
 
 def _is_coco(file: Path) -> bool:
-    """Return True if a json file has COCO's three lists."""
+    """Return True if a json file has COCO's three lists, of objects and not of segments."""
     keys = [rf'"{key}"\s*:\s*\[' for key in ("images", "annotations", "categories")]
     text = excerpt(file).lstrip("\ufeff \t\r\n")
     if not text.startswith("{") or not any(re.search(key, text) for key in keys):
         return False
     with file.open("rb") as stream, mmap(stream.fileno(), 0, access=ACCESS_READ) as data:
-        return all(re.search(key.encode(), data) for key in keys)
+        is_panoptic = data.find(b'"segments_info"') >= 0
+        return not is_panoptic and all(re.search(key.encode(), data) for key in keys)

@@ -50,8 +50,9 @@ def cvat_labels(file: Path, tree: FileTree, conversion: Conversion) -> Iterator[
 
 
 def _image(node: ET.Element) -> ImageLabels:
-    labels = ImageLabels(node.attrib["name"], size=_size(node))
-    labels.split = SPLITS.get(node.get("subset", "").lower())
+    subset = node.get("subset", "")  # a folder in the export of a project
+    labels = ImageLabels(f"{subset}/{node.attrib['name']}".strip("/"), size=_size(node))
+    labels.split = SPLITS.get(subset.lower())
     nodes = (one for one in node if one.tag not in _NOT_SHAPES)
     labels.shapes = [read_shape(_shape, one.get("label", ""), one) for one in nodes]
     return labels

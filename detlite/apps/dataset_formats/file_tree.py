@@ -16,6 +16,7 @@ OUTPUT_FOLDER = "detlite"  # in the folder of a dataset, for the files that `det
 SPLITS = {"train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val",
           "test": "test", "testing": "test"}  # fmt: skip
 _LABEL_FOLDERS = {"annotations", "labels", "ann"}
+_DRAWINGS = "Visualization"  # the end of LabelMe's names of folders of drawn labels
 _NO_PHOTOS = ("SegmentationClass", "SegmentationObject")  # masks with the names of images
 _LABELS = {".json", ".xml", ".txt", ".csv", ".yaml", ".yml"}
 # Of macOS, Windows and Synology.
@@ -41,7 +42,10 @@ class FileTree:
         self.image_root = images or (self.root.parent if in_label_folder else self.root)
         files = self.files if self.image_root == data else list_files(self.image_root)
         suffixes = image_suffixes()
-        self.images = [file for file in files if file.suffix.lower() in suffixes]
+        self.images = [
+            file for file in files
+            if file.suffix.lower() in suffixes and not file.parent.name.endswith(_DRAWINGS)
+        ]  # fmt: skip
         self._by_name: defaultdict[str, list[Path]] = defaultdict(list)
         for file in self.images:
             if file.parent.name not in _NO_PHOTOS:

@@ -90,15 +90,26 @@ def read_mask_folder(tree: FileTree, conversion: Conversion) -> LabeledDataset:
                     continue
                 label_image = _read(one, size, conversion)
                 pieces = label_pieces(label_image.values)
-                for doubt, example in _doubts(label_image, pieces):
-                    doubts[doubt].append(f"{example} in {one.file}")
-                sets.append(set(distinct_values(label_image.values).tolist()) - {0})
-                objects += _objects(one, label_image.values, pieces, conversion.masks, names)
+                folder = one.file.parent.name.lower()
+                if folder == "segmentationclass":
+                    doubts["are in SegmentationClass"].append(str(one.file))
+                if folder != "segmentationobject" or label_image.smooth:
+                    for doubt, example in _doubts(label_image, pieces):
+                        doubts[doubt].append(f"{example} in {one.file}")
+                    sets.append(set(distinct_values(label_image.values).tolist()) - {0})
+                objects += _objects(one, label_image.values, pieces, conversion, names)
             images.append(LabeledImage(image, size, objects, tree.split_of(image)))
     union = set().union(*sets)
-    gaps = sum(values != set(range(1, len(values) + 1)) for values in sets)
-    if len(sets) > 2 and 1 < len(union) <= _MAX_CLASSES and gaps:
-        doubts["have only a few values that recur, as classes do"] = [str(sorted(union))] * gaps
+    if 1 < len(union) <= _MAX_CLASSES:
+        gaps = sum(values != set(range(1, len(values) + 1)) for values in sets)
+        count = gaps or len(sets) * all(values == union for values in sets)
+        if len(sets) > 2 and count:
+            text = "have only a few values that recur, as classes do"
+            doubts[text] = [str(sorted(union))] * count
+        elif not conversion.masks:
+            text = "Each is an object. If they are categories, use --masks semantic."
+            for value in sorted(union):
+                conversion.findings.add("values of mask images", text, str(value), "value")
     if doubts and not conversion.masks:
         kinds = "; ".join(
             f"{len(examples)} of {len(sets)} {doubt} (such as {examples[0]})"
@@ -239,29 +250,40 @@ def _objects(
     one: _MaskFile,
     values: np.ndarray,
     pieces: np.ndarray,
-    mode: str | None,
+    conversion: Conversion,
     names: Mapping[int, str],
 ) -> Iterator[LabeledObject]:
     """Yield the objects of a label image."""
     classes = one.file.parent.parent / "SegmentationClass" / one.file.name
-    kinds = values if mode == "semantic" else None
+    kinds = values if conversion.masks == "semantic" else None
     if one.file.parent.name == "SegmentationObject" and classes.is_file():
         kinds = read_label_image(classes, (len(values), values.shape[1])).values
-    parts = values if mode in (None, "instances") else pieces
+    parts = values if conversion.masks in (None, "instances") else pieces
     for number in distinct_values(parts[parts > 0]):
         bitmap, category = parts == number, one.category
         if kinds is not None:
             value = Counter(kinds[bitmap].tolist()).most_common(1)[0][0]
             category = names.get(value, str(value))
+            if value not in names:
+                text = "Name all values in class_names.txt, one per line from 0."
+                example = f"{value} in {one.file}"
+                conversion.findings.add("categories without names are numbered", text, example)
         yield object_from_bitmap(category, bitmap, str(one.file))
 
 
 def _class_names(tree: FileTree) -> dict[int, str]:
-    """Return the category of each color in CVAT's labelmap.txt: `label:r,g,b:parts:actions`."""
+    """Return the category of each value or color.
+
+    CVAT's labelmap.txt has lines `label:r,g,b:parts:actions`, and LabelMe's class_names.txt the
+    name of each value.
+    """
     names = {}
-    for file in tree.files:
-        for line in read_lines(file) if file.name == "labelmap.txt" else ():
+    for file in tree.with_suffix(".txt"):
+        lines = read_lines(file) if file.name in ("labelmap.txt", "class_names.txt") else []
+        for number, line in enumerate(lines):
             if match := _COLOR_LINE.match(line):
                 label, *color = match.groups()
                 names[sum(int(part) << 8 * k for k, part in enumerate(color))] = label
+            elif file.name == "class_names.txt":
+                names[number] = line.strip()
     return names

@@ -7,55 +7,55 @@ from .file_tree import FileTree, excerpt
 
 _COCO = "In the tool that wrote it, choose the export COCO json"
 _DATUMARO = "Convert it to COCO json with datumaro, see docs/annotation_tools.md"
+_LABELBOX = "Convert it with Labelbox's COCO converter"
+_NEXT = "Put a.txt next to a.jpg, or the folder labels next to images"
 _TO_COCO = "Convert it to COCO json"
+_VOC = "In VoTT, choose the export Pascal VOC"
 _LABEL_IMAGES = "Export label images, PNG or TIFF"
 _INSTANCES = "Use the file instances_*.json next to it"
 _IMAGES = "Convert the images to PNG or TIFF, or register a reader (docs/extending.md)"
 # A pattern of paths, one of the content of such files, the name of the format, and what to do.
 _OTHERS = [
     (r"\.(tfrecords?|record)$", "", "TFRecord", _COCO),
-    (r"\.csv$", r"filename,.*xmin|^[^,\n]+(,\d+){4},|bbox", "CSV of boxes", _COCO),
+    (r"\.(csv|json)$", r'"image","xmin|"visitedAssets|"assetMetadata|"asset": ', "VoTT", _VOC),
     (r"\.csv$", "ImageID,Source,LabelName", "Open Images", _DATUMARO),
-    (r"\.(csv|json)$", r'"image","xmin|"visitedAssets|"assetMetadata', "VoTT", _COCO),
+    (r"\.csv$", r"filename,.*xmin|^[^,\n]+(,\d+){4},|bbo?x", "CSV of boxes", _COCO),
     (r"\.json$", '"segments_info"|"caption"', "COCO panoptic or captions", _INSTANCES),
-    (
-        r"\.json$",
-        '"images".*"annotations"|"annotations".*"images"',
-        "COCO json that lacks a list",
-        "It needs the lists images, annotations and categories",
-    ),
+    (r"\.json$", '"predicted_iou"', "masks of Segment Anything", _TO_COCO),
+    (r"\.json$", '"images".*"annotations"|"annotations".*"images"', "COCO json that lacks a list",
+     "It needs the lists images, annotations and categories"),
     (r"\.json$", '"label_classes"', "Hasty", _COCO),
-    (r"\.json$", '"Labeled Data"', "Labelbox", "Convert it with Labelbox's COCO converter"),
-    (
-        r"\.json$",
-        r'"bbox_mode"|"ann"\s*:',
-        "dicts of detectron2 or mmdetection",
-        _TO_COCO,
-    ),
+    (r"\.json$", '"Labeled Data"', "Labelbox", _LABELBOX),
+    (r"\.json$", r'"bbox_mode"|"ann"\s*:', "dicts of detectron2 or mmdetection", _TO_COCO),
     (r"\.json$", '"category_id".*"score"', "COCO results", "Choose the file of annotations"),
     (r"\.(geo)?json$", '"FeatureCollection"', "GeoJSON, as of QuPath", _LABEL_IMAGES),
     (r"\.json$", r'"coordinates"\s*:\s*\[\s*\{', "Dataloop", _COCO),
-    (r"\.json$", '"imgHeight"', "Cityscapes", "Use DATASETS.CATALOG with type: cityscapes"),
+    (r"gtFine.*\.(json|png)$", "", "Cityscapes", "Use DATASETS.CATALOG with type: cityscapes"),
     (r"\.json$", '"box2d"|"poly2d"', "BDD100K or Scalabel", "Convert it: bdd100k.label.to_coco"),
     (r"\.json$", r'"item"\s*:.*"slots"', "V7 Darwin", _COCO),
     (r"\.json$", r'"metadata"\s*:\s*\{.*"xy"', "VIA 3", _COCO),
     (r"\.json$", '"className"|"classId"', "SuperAnnotate", _COCO),
+    (r"\.json$", '"joint_self"', "MPII", _TO_COCO),
+    (r"\.json$", r'"polygon"\s*:\s*\[', "Mapillary Vistas", _TO_COCO),
+    (r"\.json$", '"task_id".*"left"', "Scale AI", _TO_COCO),
     (r"\.json$", '"notes|"info"', "a json file without images and annotations", _COCO),
-    (r"\.(ndjson|jsonl)$", '"data_row"', "Labelbox", "Convert it with Labelbox's COCO converter"),
+    (r"\.(ndjson|jsonl)$", '"data_row"', "Labelbox", _LABELBOX),
     (r"\.(jsonl|manifest)$", "", "JSON lines", _COCO),
     (r"\.(parquet|arrow)$", "", "Hugging Face data", "Save the images, and the boxes as COCO json"),
     (r"\.xml$", r"<annotation[\s>].*<pt>", "LabelMe's old XML", "Use the json of LabelMe 3"),
     (r"\.xml$", r"<dataset>.*<box ", "XML of dlib's imglab", _TO_COCO),
-    (r"label_2/.*\.txt$", "", "KITTI", _DATUMARO),
+    (r"\.txt$", r"^\w+( -?[\d.]+){14,15}\s*$", "KITTI", _DATUMARO),
     (r"(^|/)gt/gt\.txt$", "", "MOT", _TO_COCO),
     (r"\.txt$", r"^\S.*\.\w+ \d+(,\d+){4}", "a list of boxes of keras-yolo3", _TO_COCO),
     (r"wider_face.*bbx.*\.txt$", "", "WIDER Face", _DATUMARO),
     (r"\.txt$", r"imagesource:|^([\d.]+ ){8}\w+ [01]", "DOTA", _TO_COCO),
-    (r"\.txt$", r"^\s*\d+(\s+[\d.]+){4,}", "YOLO without images", "Add the images"),
-    (r"_seg\.npy$", "", "Cellpose's _seg.npy", "In Cellpose, save masks as PNG or TIFF"),
+    (r"\.txt$", r"^\ufeff?(\d+, ?){8}", "ICDAR", _TO_COCO),
+    (r"\.txt$", r"^\d+( [01]?\.?\d+){4,}\s*$", "YOLO whose files match no image", _NEXT),
+    (r"\.npy$", "", "a NumPy file", "Save them as PNG or TIFF; Cellpose saves masks as PNG, too"),
+    (r"\.mat$", "", "a MATLAB file", "Convert them to COCO json, or to label images"),
     (r"\.(roi|zip)$", "", "an archive or ImageJ's ROIs", "Unpack it, or save a label image"),
-    (r"\.(hei[cf]|dcm|nii(\.gz)?|npy|svs|czi|nd2|lif)$", "", "a kind of image", _IMAGES),
-]
+    (r"\.(hei[cf]|dcm|nii(\.gz)?|svs|czi|nd2|lif)$", "", "a kind of image", _IMAGES),
+]  # fmt: skip
 _SUPPORTED = (
     "COCO json, YOLO (data.yaml, obj.names or classes.txt), PASCAL VOC and CVAT XML, json of "
     "LabelMe, VIA, Label Studio, CreateML, Supervisely or Datumaro, and images with masks"
@@ -65,8 +65,8 @@ _SUPPORTED = (
 def describe_unknown(tree: FileTree) -> str:
     """Say what a dataset without readable labels contains, and what to do."""
     for pattern, content, name, advice in _OTHERS:
-        paths = {file: file.relative_to(tree.root).as_posix() for file in tree.files}
-        for file in [file for file, path in paths.items() if re.search(pattern, path, re.I)][:9]:
+        paths = ((file, file.relative_to(tree.root).as_posix()) for file in tree.files)
+        for file in [file for file, path in paths if re.search(pattern, path, re.I)][:9]:
             if not content or re.search(content, excerpt(file), re.DOTALL | re.MULTILINE):
                 return f"{file}: is {name}, which is not read. {advice}"
     counts = Counter(file.suffix or file.name for file in tree.files)

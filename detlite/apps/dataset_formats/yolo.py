@@ -70,9 +70,9 @@ def read_yolo(tree: FileTree, conversion: Conversion) -> LabeledDataset:
         split = SPLITS.get(str(key).lower())
         if split and value and (split != "test" or tree.locate(str(value), base)):
             splits[split] = _list_images(value, base, tree, file, key, conversion)
-    if "train" not in splits:
-        splits = {None: tree.images}
     listed = [(image, split) for split, many in splits.items() for image in many]
+    if "train" not in splits:
+        listed = [(image, tree.split_of(image)) for image in tree.images]
     trained = [image for image, split in listed if split != "val"]
     if trained and not any(map(_text_file, trained)):
         example = f"such as {_label_files(trained[0])[0]} for {trained[0]}"

@@ -76,7 +76,7 @@ class VocObject:
 
     Attributes:
         corners: (x1, y1, x2, y2) as written; () if they cannot be read.
-        polygon: its outline (x1, y1, x2, y2, x3, ...), as Roboflow writes it.
+        polygon: its outline (x1, y1, x2, y2, x3, ...), as Roboflow and roLabelImg write it.
         problem: why the element is invalid.
     """
 
@@ -119,7 +119,11 @@ def read_voc_file(file: Path) -> VocFile:
         tree = ET.parse(file).getroot()
         size = [round(_number(tree, f"size/{side}", "0")) for side in ("height", "width")]
         objects = [_read_object(node) for node in tree.iter("object")]
-        paths = [*(f"object/bndbox/{side}" for side in _SIDES), "object/polygon/*"]
+        paths = [
+            *(f"object/bndbox/{side}" for side in _SIDES),
+            "object/polygon/*",
+            "object/robndbox/*",
+        ]
         continuous = any("." in (node.text or "") for path in paths for node in tree.findall(path))
     except OSError as error:
         raise DataError(f"{file}: cannot be read ({error.strerror})") from error
@@ -134,11 +138,26 @@ def read_voc_file(file: Path) -> VocFile:
 def _read_object(node: ET.Element) -> VocObject:
     name, corners = node.findtext("name", "").strip(), list[float]()
     try:
-        corners = [_number(node, f"bndbox/{side}") for side in _SIDES]
-        polygon = [_number(one, ".") for one in node.findall("polygon/*")]
+        if node.find("robndbox") is None:
+            corners = [_number(node, f"bndbox/{side}") for side in _SIDES]
+            polygon = [_number(one, ".") for one in node.findall("polygon/*")]
+        else:
+            polygon = _turned_box(node)
+            corners = [side(polygon[k::2]) for side in (min, max) for k in (0, 1)]
         return VocObject(_text(node, "name"), _is_true(node, "difficult"), corners, polygon)
     except ValueError as error:
         return VocObject(name, corners=corners, problem=str(error))
+
+
+def _turned_box(node: ET.Element) -> list[float]:
+    """Return the corners of roLabelImg's box, which is turned clockwise by an angle in radians."""
+    x, y, w, h, angle = (
+        _number(node, f"robndbox/{key}") for key in ("cx", "cy", "w", "h", "angle")
+    )
+    cos, sin = math.cos(angle) / 2, math.sin(angle) / 2
+    signs = (-1, -1), (1, -1), (1, 1), (-1, 1)
+    turned = ((a * w * cos - b * h * sin, a * w * sin + b * h * cos) for a, b in signs)
+    return [value for dx, dy in turned for value in (x + dx, y + dy)]
 
 
 def _text(node: ET.Element, path: str) -> str:

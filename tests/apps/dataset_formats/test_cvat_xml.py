@@ -90,3 +90,10 @@ def test_shapes_that_are_no_objects(tmp_path, image, text):
     text(tmp_path / "x.xml", "<annotations><image>")
     with pytest.raises(DataError, match=r"x\.xml: is not XML"):
         read_folder(tmp_path)
+
+
+def test_images_of_a_project_are_in_folders_of_subsets(tmp_path, image, text):
+    files = [image(tmp_path / f"images/{subset}/a.jpg") for subset in ("Train", "Validation")]
+    text(tmp_path / "annotations.xml", IMAGES.replace("sub/a.jpg", "a.jpg").replace("sub/b", "a"))
+    sets = read_folder(tmp_path)[1]
+    assert [sets[split].images[0].file for split in ("train", "val")] == files

@@ -45,6 +45,13 @@ def test_files_of_systems_are_no_files(tmp_path, image, text):
     assert FileTree(tmp_path).files == [file]
 
 
+def test_drawn_labels_are_no_images(tmp_path, image):
+    file = image(tmp_path / "JPEGImages/a.jpg", 4, 4)
+    for folder in ("AnnotationsVisualization", "SegmentationObjectVisualization", "Visualization"):
+        image(tmp_path / f"{folder}/a.jpg", 4, 4)
+    assert FileTree(tmp_path).images == [file]
+
+
 def test_image_next_to_the_label_file_or_with_the_same_folders(tmp_path, image):
     train, val = (image(tmp_path / f"{split}/images/a.png", 4, 4) for split in ("train", "val"))
     tree = FileTree(tmp_path)

@@ -240,3 +240,12 @@ def test_findings_are_part_of_the_written_file(yolo_folder, text):
     for source in sets.values():
         (row,) = json.loads(source.annotations.read_text())["findings"]
         assert (row["what"], row["count"]) == ("bad labels", 1)
+
+
+def test_panoptic_annotations_are_named(tmp_path, text):
+    segments = '[{"image_id": 1, "segments_info": []}]'
+    content = f'{{"images": [], "annotations": {segments}, "categories": []}}'
+    file = text(tmp_path / "annotations/panoptic_val2017.json", content)
+    for data in (tmp_path, file):
+        with pytest.raises(DataError, match=r"val2017\.json: is COCO panoptic or captions"):
+            find_sets(data)

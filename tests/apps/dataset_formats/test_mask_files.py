@@ -1,5 +1,7 @@
 """Test reading folders of mask files."""
 
+import re
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -172,12 +174,35 @@ def test_several_meanings_are_asked_about(tmp_path, image, pixels, doubt):
         read_folder(tmp_path)
 
 
-def test_values_that_recur_are_asked_about(tmp_path, image):
-    for number, value in enumerate((2, 5, 2)):
+def values(*levels):
+    """Return a label image of a square for each value."""
+    pixels = np.zeros((40, 60), np.uint8)
+    for number, level in enumerate(levels):
+        pixels[5:9, 10 * number + 1 : 10 * number + 6] = level
+    return pixels
+
+
+@pytest.mark.parametrize(
+    ("images", "known"),
+    [([[2], [5], [2]], "[2, 5]"), ([[1, 2], [2, 1], [1, 2]], "[1, 2]")],
+)
+def test_values_that_recur_are_asked_about(tmp_path, image, images, known):
+    for number, levels in enumerate(images):
         image(tmp_path / f"images/{number}.jpg")
-        save(tmp_path / f"masks/{number}.png", (semantic() == 2).astype(np.uint8) * value)
-    with pytest.raises(DataError, match=r"values that recur, as classes do \(such as \[2, 5\]\)"):
+        save(tmp_path / f"masks/{number}.png", values(*levels))
+    with pytest.raises(DataError, match=re.escape(f"recur, as classes do (such as {known})")):
         read_folder(tmp_path)
+
+
+def test_few_values_that_count_as_objects_are_reported(tmp_path, image):
+    for number, count in enumerate((1, 3, 2)):
+        image(tmp_path / f"images/{number}.jpg")
+        save(tmp_path / f"masks/{number}.png", values(*range(1, count + 1)))
+    dataset = read(tmp_path)
+    assert sorted(len(one.objects) for one in dataset.images) == [1, 2, 3]
+    (finding,) = dataset.findings
+    assert (finding.what, finding.count) == ("values of mask images", 3)
+    assert not len(read_folder(tmp_path, Conversion("instances"))[1]["train"].findings)
 
 
 @pytest.mark.parametrize(
@@ -223,7 +248,7 @@ def test_void_of_voc(tmp_path, image):
     save(tmp_path / "masks/a.png", pixels)
     _, sets = read_folder(tmp_path)
     assert len(sets["train"].images[0].objects) == 2
-    (finding,) = sets["train"].findings
+    finding, _ = sets["train"].findings
     assert finding.what == "the value 255 in mask images"
 
 
@@ -285,6 +310,24 @@ def test_categories_of_cvat_masks(tmp_path, image, text):
     _, sets = read_folder(tmp_path, Conversion("semantic"))
     (labeled,) = sets["train"].images
     assert [obj.category for obj in labeled.objects] == ["cat", "dog", "cat"]
+
+
+def test_categories_of_labelme_masks(tmp_path, image, text):
+    image(tmp_path / "JPEGImages/a.jpg")
+    image(tmp_path / "SegmentationObjectVisualization/a.jpg")
+    objects = two_objects()
+    objects[30:, 50:] = 200  # a second piece
+    save(tmp_path / "SegmentationObject/a.png", objects)
+    save(tmp_path / "SegmentationClass/a.png", (two_objects() > 0).astype(np.uint8) * 2)
+    names = text(tmp_path / "class_names.txt", "_background_\ncat\ndog\n")
+    dataset = read(tmp_path)
+    assert [obj.category for (one,) in [dataset.images] for obj in one.objects] == ["dog", "dog"]
+    names.unlink()
+    (finding,) = read(tmp_path).findings
+    assert (finding.what, finding.count) == ("categories without names are numbered", 2)
+    (tmp_path / "SegmentationObject/a.png").unlink()
+    with pytest.raises(DataError, match=r"1 of 1 are in SegmentationClass \(.*--masks semantic"):
+        read_folder(tmp_path)
 
 
 def test_bad_masks_are_skipped(tmp_path, image):

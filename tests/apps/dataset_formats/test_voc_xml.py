@@ -221,3 +221,12 @@ def test_bad_files_are_counted_and_skipped(voc, text):
         read_folder(voc)
     _, sets = read_folder(voc, Conversion(skip_bad=True))
     assert len(sets["train"].images) == 2
+
+
+def test_turned_boxes_of_rolabelimg(voc, text):
+    box = "<cx>30</cx><cy>20.0</cy><w>20</w><h>10</h><angle>1.5707963267948966</angle>"
+    turned = f"<object><name>cat</name><robndbox>{box}</robndbox></object></annotation>"
+    text(voc / "Annotations/a.xml", xml(name="a.jpg").replace("</annotation>", turned))
+    cat = to_coco(read(voc)["train"])["annotations"][0]
+    assert cat["bbox"] == [25, 10, 10, 20]
+    assert cat["segmentation"] == [[35, 10, 35, 30, 25, 30, 25, 10]]

@@ -238,3 +238,13 @@ def test_skipped_labels_are_neither_trained_on_nor_measured(yolo, text):
     assert [(row["category_id"], row["iscrowd"]) for row in truth] == [
         (1, 0), (1, 1), (2, 1), (1, 1), (2, 1), (2, 1),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("names", ["classes.txt", "data.yaml", "none.md"])
+def test_splits_by_folder_without_lists(yolo, text, names):
+    (yolo / "data.yaml").unlink()
+    text(yolo / names, "names: [cat, dog]" if names == "data.yaml" else "cat\ndog\n")
+    sets = read(yolo)
+    assert {split: [image.file.stem for image in one.images] for split, one in sets.items()} == {
+        "train": ["a", "b"], "val": ["c"],
+    }  # fmt: skip
