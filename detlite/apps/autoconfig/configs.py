@@ -21,7 +21,7 @@ from detlite.conversion.checkpoint.stored_config import (
 )
 from detlite.conversion.weight_catalog import COCO, coco_weights
 from detlite.data.datasets.catalog import locate_dataset
-from detlite.data.images.reading import build_image_options
+from detlite.data.images.pixels import build_image_options
 from detlite.distributed import all_gather_objects, is_main, world_size
 
 from . import time_budget

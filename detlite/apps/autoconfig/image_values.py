@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from detlite.data.errors import DataError
-from detlite.data.images.formats import DECODE_ERRORS, open_image
-from detlite.data.images.reading import ImageOptions, pixels_to_tensor
+from detlite.data.images.decoders import DECODE_ERRORS
+from detlite.data.images.formats import open_image
+from detlite.data.images.pixels import ImageOptions, pixels_to_tensor
 from detlite.data.images.sources import ImageSource, Pixels
 
 _PIXELS = 20_000  # per image

@@ -11,7 +11,8 @@ import numpy as np
 from detlite.data.datasets.coco_values import integer, keypoint_names
 from detlite.data.errors import DataError
 from detlite.data.images.checks import find_bad_images
-from detlite.data.images.reading import DEFAULT_OPTIONS, ImageOptions, read_image
+from detlite.data.images.pixels import DEFAULT_OPTIONS, ImageOptions
+from detlite.data.images.reading import read_image
 from detlite.data.images.sources import ImageFolder, ImageSource, image_file_of
 from detlite.data.index.build import open_index
 from detlite.data.index.states import Selection

@@ -11,7 +11,8 @@ from urllib.parse import unquote, urlsplit
 
 from detlite.data.errors import DataError
 from detlite.data.images.formats import image_suffixes
-from detlite.data.images.reading import ImageOptions, count_pages
+from detlite.data.images.pixels import ImageOptions
+from detlite.data.images.reading import count_pages
 from detlite.data.remote.download import fetch, is_url, without_secrets
 from detlite.inference.prediction import LoadedImage
 from detlite.inference.predictor import Predictor

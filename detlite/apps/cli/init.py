@@ -90,7 +90,7 @@ def config(args: Namespace) -> str:
     from detlite.config.loading import flatten
     from detlite.data import explain_dead_loader
     from detlite.data.datasets.catalog import build_test_datasets, build_train_dataset, findings_of
-    from detlite.data.images.reading import build_image_options
+    from detlite.data.images.pixels import build_image_options
     from detlite.threads import limit_threads
 
     upright = build_image_options(load_config(None, args.overrides)).exif_orientation

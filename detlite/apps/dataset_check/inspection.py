@@ -21,12 +21,8 @@ from detlite.data.datasets.coco_values import read_box
 from detlite.data.errors import DataError, RemoteError
 from detlite.data.images.checks import find_bad_images
 from detlite.data.images.formats import open_image
-from detlite.data.images.reading import (
-    DEFAULT_OPTIONS,
-    ImageOptions,
-    build_image_options,
-    read_image,
-)
+from detlite.data.images.pixels import DEFAULT_OPTIONS, ImageOptions, build_image_options
+from detlite.data.images.reading import read_image
 from detlite.data.images.sources import ImageFolder, image_file_of
 from detlite.data.index.build import open_index
 from detlite.data.index.states import Selection

@@ -7,7 +7,7 @@ import numpy as np
 from PIL import Image
 
 from detlite.data.errors import DataError
-from detlite.data.images.formats import DECODE_ERRORS
+from detlite.data.images.decoders import DECODE_ERRORS
 
 _PHOTO = 16  # pixels per color: photos have more colors
 VOID = 255  # PASCAL VOC's value of pixels that belong to nothing

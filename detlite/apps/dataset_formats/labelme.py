@@ -16,7 +16,8 @@ from PIL import Image
 from detlite.atomic_write import atomic_open
 from detlite.data.errors import DataError, short_repr
 from detlite.data.file_type import read_json
-from detlite.data.images.formats import DECODE_ERRORS, SAFE_FORMATS
+from detlite.data.images.decoders import DECODE_ERRORS
+from detlite.data.images.formats import SAFE_FORMATS
 
 from .file_tree import OUTPUT_FOLDER, FileTree
 from .labeled_dataset import Conversion

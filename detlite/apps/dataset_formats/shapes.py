@@ -19,7 +19,7 @@ from PIL import Image
 
 from detlite.data.datasets.coco_values import CLIPPED, read_box
 from detlite.data.errors import DataError
-from detlite.data.images.formats import DECODE_ERRORS
+from detlite.data.images.decoders import DECODE_ERRORS
 from detlite.data.images.reading import image_size
 from detlite.structures.masks.formats import encode_bitmap, to_bitmap
 from detlite.structures.masks.rle import tight_bounds

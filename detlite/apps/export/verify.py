@@ -19,7 +19,8 @@ from detlite.config import ConfigError
 from detlite.data import CocoDataset, DataError, build_dataset
 from detlite.data.datasets.synthetic import draw_scene
 from detlite.data.images.formats import image_suffixes
-from detlite.data.images.reading import build_image_options, read_image
+from detlite.data.images.pixels import build_image_options
+from detlite.data.images.reading import read_image
 from detlite.data.transforms.detection_transform import build_transform
 from detlite.data.transforms.resize import resize_shortest
 from detlite.engine.evaluate import evaluate_dataset

@@ -16,7 +16,7 @@ from detlite.config import ConfigError
 from detlite.conventions import convention_of
 from detlite.data.errors import DataError, short_repr
 from detlite.data.findings import Finding, summary
-from detlite.data.images.reading import build_image_options
+from detlite.data.images.pixels import build_image_options
 from detlite.data.images.sources import ImageArchive, ImageFolder
 from detlite.data.index.annotation_index import AnnotationIndex
 from detlite.data.index.states import Selection

@@ -17,7 +17,8 @@ from torch.utils.data import Dataset
 
 from detlite.data.errors import DataError, refuse
 from detlite.data.images.checks import find_bad_images
-from detlite.data.images.reading import DEFAULT_OPTIONS, ImageOptions, read_image, read_reduced
+from detlite.data.images.pixels import DEFAULT_OPTIONS, ImageOptions
+from detlite.data.images.reading import read_image, read_reduced
 from detlite.data.images.sources import ImageArchive, ImageFolder, StoredImage, image_file_of
 from detlite.data.index.build import open_index
 from detlite.data.index.states import Selection, located

@@ -1,6 +1,7 @@
 """Image files: sources, formats, reading within limits, and checks of whole data sets."""
 
 from .formats import IMAGE_READERS
-from .reading import ImageOptions, count_pages, read_image
+from .pixels import ImageOptions
+from .reading import count_pages, read_image
 
 __all__ = ["IMAGE_READERS", "ImageOptions", "count_pages", "read_image"]

@@ -15,7 +15,8 @@ from detlite.data.errors import RemoteError
 from detlite.data.index.annotation_index import AnnotationIndex
 from detlite.data.remote.locations import location_id
 
-from .reading import ImageOptions, image_problem
+from .pixels import ImageOptions
+from .reading import image_problem
 from .sources import ImageArchive, ImageFolder, image_file_of
 
 _VERSION = 2  # increase it with every change of the results of `image_problem`

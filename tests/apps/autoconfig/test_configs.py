@@ -20,7 +20,7 @@ from detlite.config import ConfigError, load_config
 from detlite.conversion.checkpoint.files import Checkpoint, read_checkpoint
 from detlite.conversion.weight_catalog import COCO, coco_weights
 from detlite.data import DataError
-from detlite.data.images.reading import ImageOptions
+from detlite.data.images.pixels import ImageOptions
 from tests.apps.autoconfig.test_rules import statistics
 from tests.data.servers import FileServer
 

@@ -5,7 +5,8 @@ import pytest
 from PIL import Image
 
 from detlite.apps.autoconfig.image_values import measure_values
-from detlite.data.images.reading import DEFAULT_OPTIONS, ImageOptions, read_image
+from detlite.data.images.pixels import DEFAULT_OPTIONS, ImageOptions
+from detlite.data.images.reading import read_image
 
 RNG = np.random.default_rng(0)
 

@@ -17,7 +17,8 @@ from detlite.apps.batch_predict.input_sources import (
     split_page,
 )
 from detlite.data import DataError
-from detlite.data.images.reading import DEFAULT_OPTIONS, read_image
+from detlite.data.images.pixels import DEFAULT_OPTIONS
+from detlite.data.images.reading import read_image
 
 
 @pytest.fixture

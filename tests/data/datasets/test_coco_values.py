@@ -12,7 +12,7 @@ from detlite.data.datasets.coco import CocoDataset
 from detlite.data.datasets.coco_masks import read_segmentation
 from detlite.data.datasets.coco_values import integer, read_box, read_keypoints
 from detlite.data.errors import DataError
-from detlite.data.images.reading import ImageOptions
+from detlite.data.images.pixels import ImageOptions
 from detlite.structures.masks.formats import encode_bitmap
 from detlite.structures.masks.rle import run_lengths
 

@@ -7,7 +7,7 @@ from PIL import Image
 
 from detlite.data import CocoDataset, DataError
 from detlite.data.images import checks
-from detlite.data.images.reading import ImageOptions
+from detlite.data.images.pixels import ImageOptions
 
 
 @pytest.fixture

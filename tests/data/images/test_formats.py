@@ -11,13 +11,8 @@ from PIL import Image, features
 
 from detlite.data.errors import DataError
 from detlite.data.images.formats import IMAGE_READERS, image_suffixes
-from detlite.data.images.reading import (
-    ImageOptions,
-    count_pages,
-    image_problem,
-    image_size,
-    read_image,
-)
+from detlite.data.images.pixels import ImageOptions
+from detlite.data.images.reading import count_pages, image_problem, image_size, read_image
 
 tifffile = pytest.importorskip("tifffile")
 RNG = np.random.default_rng(0)

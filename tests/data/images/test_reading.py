@@ -11,13 +11,8 @@ import torch
 from PIL import Image
 
 from detlite.data.errors import DataError, TooLargeError
-from detlite.data.images.reading import (
-    ImageOptions,
-    image_problem,
-    image_size,
-    read_image,
-    read_reduced,
-)
+from detlite.data.images.pixels import ImageOptions
+from detlite.data.images.reading import image_problem, image_size, read_image, read_reduced
 from detlite.data.remote.file_cache import FileCache
 
 RNG = np.random.default_rng(0)

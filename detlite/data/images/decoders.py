@@ -1,0 +1,214 @@
+"""Decoders of opened image files: Pillow, tifffile, and registered readers."""
+
+import io
+import logging
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image, ImageFile
+
+from detlite.data.errors import DataError
+
+from .sources import ImageSource, OpenImage, Pixels
+
+# Errors of readers for truncated or damaged files; NotImplementedError: DDS and BLP files of types
+# that Pillow does not read.
+DECODE_ERRORS = (OSError, SyntaxError, ValueError, EOFError, struct.error, NotImplementedError)
+_END_MARKERS = {"JPEG": b"\xff\xd9", "PNG": b"IEND\xaeB`\x82"}
+_ORIENTATION = 0x0112  # EXIF tag
+# TIFF tags and values (TIFF 6.0).
+_SUBFILE_TYPE, _BITS, _SAMPLES, _EXTRA = 254, 258, 277, 338
+_NO_PAGE, _ALPHA = 0b101, (1, 2)  # a thumbnail or a mask; opacity
+_MAX_TIFF_VALUES = 1 << 31
+_MAX_PAGES = 256  # of a TIFF from bytes
+# Formats whose further images are no pages but previews and layers.
+_UNPAGED = ("MPO", "PSD")
+# Pillow modes that keep their channels; all others become RGB.
+_ARRAY_MODES = {"1": "L", "L": "L", "LA": "LA", "La": "LA", "RGBA": "RGBA", "RGBa": "RGBA"}
+_GRAY = 128  # libjpeg's value for missing data
+# Bytes that are no marker and that change the pixels which libjpeg would fill in.
+_MORE_DATA = bytes(range(1, 255)) * 4
+
+# What Pillow logs about a TIFF that it cannot read is raised as an error, or tifffile reads it.
+logging.getLogger("PIL.TiffImagePlugin").setLevel(logging.CRITICAL)
+
+
+@contextmanager
+def damage_as_value_error() -> Iterator[None]:
+    """Raise the many errors of readers for damaged files as ValueError."""
+    try:
+        yield
+    except DECODE_ERRORS:
+        raise
+    except Exception as error:
+        raise ValueError(f"{type(error).__name__}: {error}") from error
+
+
+class ArrayImage(OpenImage):
+    """An image of a registered reader."""
+
+    def __init__(self, arrays: Any) -> None:
+        self._arrays = [np.asarray(a) for a in (arrays if isinstance(arrays, list) else [arrays])]
+        for array in self._arrays:
+            if array.ndim not in (2, 3) or array.dtype.kind not in "buif" or not array.size:
+                raise ValueError(
+                    "its reader must return arrays [H, W] or [H, W, C] of numbers, not "
+                    f"{array.dtype} {list(array.shape)}"
+                )
+        self.size = self._arrays[0].shape[:2]
+        self.pages = range(len(self._arrays))
+
+    def pixels(self, page: int, min_size: tuple[int, int] | None = None) -> Pixels:
+        return Pixels(np.atleast_3d(self._arrays[page]))
+
+
+class TiffImage(OpenImage):
+    """A TIFF read by tifffile: any number of channels of any type."""
+
+    def __init__(self, file: Path | BytesIO, reason: str) -> None:
+        try:
+            import tifffile
+        except ImportError as error:
+            raise DataError(f"{reason} needs tifffile: pip install 'detlite[tiff]'") from error
+        max_pages = 1 << 20
+        if not isinstance(file, Path):  # of anybody, and each page costs time
+            file.seek(0)
+            max_pages = _MAX_PAGES
+        with damage_as_value_error():
+            self._file = tifffile.TiffFile(file)
+            pages: list[Any] = []
+            offsets = set[int]()
+            for page in self._file.pages:
+                if page.offset in offsets or len(offsets) == max_pages:
+                    raise ValueError(f"a circle of pages, or more than {max_pages}")
+                offsets.add(page.offset)
+                pages.append(page)
+            self.pages = [i for i, page in enumerate(pages) if not page.subfiletype & _NO_PAGE]
+            sizes = [(pages[i].imagelength, pages[i].imagewidth) for i in self.pages]
+            self.size = sizes[0]
+            if not all(isinstance(side, int) and side > 0 for size in sizes for side in size):
+                raise ValueError("a page without pixels, or with several sizes")
+
+    def close(self) -> None:
+        self._file.close()
+
+    def pixels(self, page: int, min_size: tuple[int, int] | None = None) -> Pixels:
+        stored: Any = self._file.pages[self.pages[page]]
+        with damage_as_value_error():
+            if stored.size > _MAX_TIFF_VALUES:
+                raise DataError(f"page {page} has {stored.size} values: at most {_MAX_TIFF_VALUES}")
+            array = stored.asarray()
+        if not array.size:
+            raise ValueError("a page without pixels")
+        if array.ndim == 3 and stored.axes[0] == "S":  # one plane per channel
+            array = np.moveaxis(array, 0, -1)
+        return Pixels(np.atleast_3d(array), any(int(e) in _ALPHA for e in stored.extrasamples[-1:]))
+
+
+class PillowImage(OpenImage):
+    """An image file read by Pillow."""
+
+    def __init__(self, file: ImageFile.ImageFile, source: ImageSource) -> None:
+        self.file, self._source = file, source
+        self.size = file.height, file.width
+        self.channels = len(file.getbands())
+        # Pillow keeps only the high bytes of several channels.
+        self._deep_color = file.mode[0] != "I" and str(file.tile[-1:]).endswith(";16B')]")
+        self.is_common = not self._deep_color and file.mode[0] not in "IF"
+        if file.format not in _UNPAGED and (count := getattr(file, "n_frames", 1)) > 1:
+            self.pages = range(count)
+            if file.format == "TIFF":
+                self.pages = [page for page in self.pages if not self._tag(page) & _NO_PAGE]
+                file.seek(self.pages[0])
+
+    def close(self) -> None:
+        self.file.close()
+
+    def _tag(self, page: int) -> int:
+        self.file.seek(page)
+        return int(self.file.tag_v2.get(_SUBFILE_TYPE, 0))  # type: ignore[attr-defined]
+
+    @property
+    def is_complete(self) -> bool:  # type: ignore[override]
+        marker = _END_MARKERS.get(self.file.format or "")
+        if marker is None or self.file.fp is None:
+            return False
+        self.file.fp.seek(-len(marker), io.SEEK_END)
+        return self.file.fp.read() == marker
+
+    def orientation(self, header_only: bool = False) -> int:
+        file = self.file
+        # Looking for it behind the pixels of a PNG would decode them.
+        skipped = header_only and file.format == "PNG" and "exif" not in file.info
+        if file.format == "TIFF" or skipped:  # Pillow applies that of a TIFF
+            return 1
+        try:
+            return int(file.getexif().get(_ORIENTATION, 1))
+        except (*DECODE_ERRORS, TypeError, KeyError):  # the pixels may still be valid
+            return 1
+
+    def pixels(self, page: int, min_size: tuple[int, int] | None = None) -> Pixels:
+        file = self.file
+        with damage_as_value_error():
+            if len(self.pages) > 1:
+                file.seek(self.pages[page])
+            if min_size is not None:
+                file.draft(None, min_size[::-1])
+            file.load()  # the header may continue behind the pixels
+        if self._deep_color:
+            return Pixels(self._high_and_low_bytes(), alpha=file.mode.endswith("A"))
+        if self._lacks_data(min_size):
+            raise DataError("the image is damaged or truncated (data are missing)")
+        return pillow_pixels(file)
+
+    def _high_and_low_bytes(self) -> np.ndarray:
+        if self.file.mode == "LA":
+            raise DataError("PNGs of gray and alpha with 16 bits are not read")
+        with Image.open(BytesIO(self._content())) as low:
+            # As if they were little-endian, so that Pillow keeps the other byte.
+            low.tile = [low.tile[-1]._replace(args=f"{low.mode};16L")]
+            return np.asarray(self.file).astype(np.uint16) << 8 | np.asarray(low)
+
+    def _lacks_data(self, min_size: tuple[int, int] | None) -> bool:
+        """True if a decoded JPEG lacks data although it ends with the end marker.
+
+        libjpeg reports nothing and fills the rest with gray. If an image ends in this gray,
+        decoding it with more data before the end marker changes the pixels only if data are
+        missing. The rest of a progressive JPEG is blurred instead, which this does not detect.
+        """
+        last = self.file.width - 1, self.file.height - 1
+        if self.file.format != "JPEG" or self.file.getpixel(last) not in (_GRAY, (_GRAY,) * 3):
+            return False
+        data = self._content()
+        end = data.rfind(_END_MARKERS["JPEG"])
+        with Image.open(BytesIO(data[:end] + _MORE_DATA + data[end:])) as longer:
+            if min_size is not None:
+                longer.draft(None, min_size[::-1])
+            return longer.tobytes() != self.file.tobytes()
+
+    def _content(self) -> bytes:
+        source = self._source
+        return Path(source).read_bytes() if isinstance(source, str) else source.read_bytes()
+
+
+def pillow_pixels(image: Image.Image) -> Pixels:
+    """Return the pixels of a Pillow image; palettes and other color spaces become RGB."""
+    if image.mode.startswith(("I", "F")):
+        return Pixels(np.asarray(image)[:, :, None])
+    mode = _ARRAY_MODES.get(image.mode, "RGB")
+    return Pixels(np.atleast_3d(np.asarray(image.convert(mode))), alpha=mode.endswith("A"))
+
+
+def is_read_by_pillow(tiff: Any) -> bool:
+    """True if Pillow reads all channels and bits of a TIFF."""
+    tags = tiff.tag_v2
+    samples, bits, extra = tags.get(_SAMPLES, 1), max(tags.get(_BITS, (1,))), tags.get(_EXTRA, ())
+    if samples == 1:
+        return True
+    colors = samples - len(extra)
+    return bits <= 8 and (not extra or extra[-1] in _ALPHA) and colors in (1, 3, 4)
