@@ -54,6 +54,7 @@ class Project:
             },
             "SOLVER": {"MAX_ITER": 1, "IMS_PER_BATCH": 1},
             "DATALOADER": {"NUM_WORKERS": 0},
+            "TEST": {"REPORT": False},
         }  # fmt: skip
 
     @property
