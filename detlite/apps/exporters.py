@@ -1,6 +1,6 @@
 """Export predictions to supervision, LabelMe and Label Studio.
 
-COCO results, which FiftyOne and many other tools import, are `evaluation.results.coco_results`.
+COCO results, which FiftyOne and many other tools import, are `evaluation.coco_results`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

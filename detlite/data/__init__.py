@@ -3,8 +3,7 @@
 from .datasets import cityscapes as cityscapes
 from .datasets import synthetic as synthetic
 from .datasets import voc as voc
-from .datasets.catalog import (
-    DATASETS,
+from .datasets.build import (
     build_dataset,
     build_test_datasets,
     build_train_dataset,
@@ -12,6 +11,7 @@ from .datasets.catalog import (
     log_findings,
     warn_if_tested_on_training_data,
 )
+from .datasets.catalog import DATASETS
 from .datasets.coco import CocoDataset
 from .datasets.concat import ConcatDataset
 from .errors import DataError

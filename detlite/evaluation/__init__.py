@@ -1,8 +1,9 @@
 """Evaluation: detections as COCO results, and the evaluators that compute metrics from them."""
 
 from .coco import evaluate_coco
+from .detection_results import coco_results, to_coco_results
 from .evaluators import EVALUATORS, Evaluator
-from .results import Results, coco_results, to_coco_results
+from .results import Results
 
 __all__ = [
     "EVALUATORS",

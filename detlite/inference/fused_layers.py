@@ -1,4 +1,4 @@
-"""Layers for inference: convolutions fused with what follows them."""
+"""Layers for inference: convolutions fused with what follows them, and layers split for that."""
 
 import copy
 from collections.abc import Callable, Sequence
@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
-from detlite.modeling.layers.norm import FrozenBatchNorm2d
+from detlite.modeling.layers.conv import PaddedConv2d, share_parameters
+from detlite.modeling.layers.norm import FrozenBatchNorm2d, FrozenBatchNormAct2d, LevelBatchNorm
 
 NORMS = (nn.BatchNorm2d, nn.SyncBatchNorm, FrozenBatchNorm2d)
 # oneDNN's name and arguments, and torch's function, of the activations in traced code.
@@ -86,6 +87,31 @@ class InFloat32(nn.Module):
 
     def forward(self, *maps: Tensor) -> Tensor:
         return self.module(*(x.float() for x in maps))
+
+
+def split_layers(module: nn.Module) -> None:
+    """Split norms with an activation and convolutions with margins into two layers each.
+
+    Each norm of a `LevelBatchNorm` gets the shared scale and shift.
+    """
+    for name, child in module.named_children():
+        if isinstance(child, FrozenBatchNormAct2d):
+            frozen = FrozenBatchNorm2d(len(child.weight), child.eps)
+            frozen.load_state_dict(child.state_dict())
+            setattr(module, name, nn.Sequential(frozen, child.act))
+        elif isinstance(child, nn.BatchNorm2d) and hasattr(child, "act"):
+            norm = nn.BatchNorm2d(child.num_features, child.eps, affine=child.affine)
+            norm.load_state_dict(child.state_dict())
+            setattr(module, name, nn.Sequential(norm.eval(), child.get_submodule("act")))
+        elif isinstance(child, LevelBatchNorm):
+            for own in child.children():
+                assert isinstance(own, nn.modules.batchnorm._BatchNorm)
+                own.affine, own.weight, own.bias = True, child.weight, child.bias
+        elif isinstance(child, PaddedConv2d):
+            padding = nn.ZeroPad2d(child.margins)
+            setattr(module, name, nn.Sequential(padding, share_parameters(child)))
+        else:
+            split_layers(child)
 
 
 def merge_convs(convs: Sequence[nn.Conv2d]) -> FusedConv2d:

@@ -16,12 +16,10 @@ from torch import fx, nn
 from detlite.modeling.backbone.deform import DeformConv3x3
 from detlite.modeling.backbone.timm_vit import TimmViT
 from detlite.modeling.backbone.vit import ViT
-from detlite.modeling.layers.conv import PaddedConv2d, share_parameters
-from detlite.modeling.layers.norm import FrozenBatchNorm2d, FrozenBatchNormAct2d, LevelBatchNorm
 from detlite.modeling.optimize_for_training import undo_optimize_for_training
 from detlite.modeling.roi_heads.pooler import Pooler
 
-from .fused_layers import ACTIVATIONS, NORMS, FusedConv2d, InFloat32, merge_convs
+from .fused_layers import ACTIVATIONS, NORMS, FusedConv2d, InFloat32, merge_convs, split_layers
 
 _ADDITIONS = {operator.add, operator.iadd, torch.add}
 _WEIGHTED = (nn.Conv2d, nn.ConvTranspose2d, nn.Linear)
@@ -47,7 +45,7 @@ def fuse(part: nn.Module, dtype: torch.dtype, levels: int, scores: bool) -> nn.M
     undo_optimize_for_training(part)
     if any(isinstance(module, (TimmViT, ViT)) for module in part.modules()):
         raise NoGraphError("a transformer has no convolutions to fuse, and reads sizes")
-    _split_layers(part)
+    split_layers(part)
     graph = _Graph(part, levels)
     graph.drop_identities()
     if scores:
@@ -132,31 +130,6 @@ def _is_leaf(module: nn.Module) -> bool:
     if isinstance(module, (Pooler, DeformConv3x3)) or not list(module.children()):
         return True
     return type(module).__module__.startswith("torch.nn") and not isinstance(module, nn.Sequential)
-
-
-def _split_layers(module: nn.Module) -> None:
-    """Split norms with an activation and convolutions with margins into two layers each.
-
-    Each norm of a `LevelBatchNorm` gets the shared scale and shift.
-    """
-    for name, child in module.named_children():
-        if isinstance(child, FrozenBatchNormAct2d):
-            frozen = FrozenBatchNorm2d(len(child.weight), child.eps)
-            frozen.load_state_dict(child.state_dict())
-            setattr(module, name, nn.Sequential(frozen, child.act))
-        elif isinstance(child, nn.BatchNorm2d) and hasattr(child, "act"):
-            norm = nn.BatchNorm2d(child.num_features, child.eps, affine=child.affine)
-            norm.load_state_dict(child.state_dict())
-            setattr(module, name, nn.Sequential(norm.eval(), child.get_submodule("act")))
-        elif isinstance(child, LevelBatchNorm):
-            for own in child.children():
-                assert isinstance(own, nn.modules.batchnorm._BatchNorm)
-                own.affine, own.weight, own.bias = True, child.weight, child.bias
-        elif isinstance(child, PaddedConv2d):
-            padding = nn.ZeroPad2d(child.margins)
-            setattr(module, name, nn.Sequential(padding, share_parameters(child)))
-        else:
-            _split_layers(child)
 
 
 class _Graph:

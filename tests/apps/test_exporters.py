@@ -18,7 +18,7 @@ from detlite.apps.exporters import (
     to_supervision,
 )
 from detlite.config import ConfigError
-from detlite.evaluation.results import coco_results
+from detlite.evaluation.detection_results import coco_results
 from detlite.inference.predictor import Prediction, Predictor
 from detlite.modeling.build import build_model
 from detlite.structures.masks.formats import encode_bitmap

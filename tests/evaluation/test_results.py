@@ -20,7 +20,8 @@ from detlite.data import DataError
 from detlite.distributed import process_group
 from detlite.evaluation import Results, coco_results, to_coco_results
 from detlite.evaluation import results as results_module
-from detlite.evaluation.results import categories_of, gather_results, write_results
+from detlite.evaluation.detection_results import categories_of
+from detlite.evaluation.results import gather_results, write_results
 from detlite.structures.instances import Detections
 from detlite.structures.masks.formats import encode_bitmap, to_bitmap
 

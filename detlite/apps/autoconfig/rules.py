@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from . import data_rules as data
 from . import model_rules as model
 from . import training_rules as training
+from .anchors import anchors
 from .dataset_facts import NO_VALUES, Choice, DatasetFacts, Rule, Values
 
 _FIRST: tuple[Rule, ...] = (
@@ -21,7 +22,7 @@ _SOLVER: tuple[Rule, ...] = (
 RULES: tuple[Rule, ...] = (
     *_FIRST, data.tiles, data.image_size, data.augmentation, model.initial_weights,
     data.image_values, model.heads, model.box_passes, model.mask_scores, model.widths,
-    model.anchors, model.object_counts, *_SOLVER,
+    anchors, model.object_counts, *_SOLVER,
 )  # fmt: skip
 # Rules for training a given model.
 TRAINING_RULES: tuple[Rule, ...] = (*_FIRST, data.image_values, model.mask_scores, *_SOLVER)

@@ -20,7 +20,7 @@ from typing import Any
 from detlite.apps.optional_packages import import_optional
 from detlite.atomic_write import atomic_open, atomic_path
 from detlite.data.errors import DataError
-from detlite.evaluation.results import BACKGROUND_CATEGORY
+from detlite.evaluation.detection_results import BACKGROUND_CATEGORY
 
 from .measures import MEASURES, write_summary
 

@@ -89,7 +89,7 @@ def config(args: Namespace) -> str:
     from detlite.config import load_config
     from detlite.config.loading import flatten
     from detlite.data import explain_dead_loader
-    from detlite.data.datasets.catalog import build_test_datasets, build_train_dataset, findings_of
+    from detlite.data.datasets.build import build_test_datasets, build_train_dataset, findings_of
     from detlite.data.images.pixels import build_image_options
     from detlite.threads import limit_threads
 

@@ -14,7 +14,8 @@ import numpy as np
 from tqdm import tqdm
 
 from detlite.config import ConfigError, load_config
-from detlite.data.datasets.catalog import check_sets, config_findings, locate_dataset
+from detlite.data.datasets.build import check_sets, config_findings
+from detlite.data.datasets.catalog import locate_dataset
 from detlite.data.datasets.coco import CocoDataset
 from detlite.data.datasets.coco_masks import boxes_match, mask_area, mask_box, read_segmentation
 from detlite.data.datasets.coco_values import read_box

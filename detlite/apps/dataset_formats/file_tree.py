@@ -5,12 +5,14 @@ import os
 import re
 import unicodedata
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote
 
 from detlite.data.errors import DataError
 from detlite.data.images.formats import image_suffixes
+from detlite.data.images.reading import image_size
 
 OUTPUT_FOLDER = "detlite"  # in the folder of a dataset, for the files that `detlite init` writes
 SPLITS = {"train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val",
@@ -140,6 +142,27 @@ def read_lines(file: Path) -> list[str]:
         return file.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{file}: cannot be read as text in UTF-8: {error}") from error
+
+
+def check_size(
+    image: Path, expected: Sequence[Any], file: Path, upright: bool = True
+) -> tuple[int, int]:
+    """Return the (height, width) of an image, which must be the expected size of `file`, if known.
+
+    With an EXIF orientation, that may be the size of the stored pixels, and is it if not `upright`.
+
+    Raises:
+        DataError: the sizes differ, or the image cannot be read.
+    """
+    size, stated = image_size(image, upright), (expected[0], expected[1])
+    if not all(stated) or stated == size:
+        return size
+    if stated != image_size(image, not upright):
+        raise DataError(
+            f"{file}: its size is {stated[1]}x{stated[0]} (width x height), but {image} is "
+            f"{size[1]}x{size[0]}"
+        )
+    return stated
 
 
 def _key(name: str) -> str:

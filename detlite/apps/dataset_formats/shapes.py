@@ -20,11 +20,10 @@ from PIL import Image
 from detlite.data.datasets.coco_values import CLIPPED, read_box
 from detlite.data.errors import DataError
 from detlite.data.images.decoders import DECODE_ERRORS
-from detlite.data.images.reading import image_size
 from detlite.structures.masks.formats import encode_bitmap, to_bitmap
 from detlite.structures.masks.rle import tight_bounds
 
-from .file_tree import FileTree
+from .file_tree import FileTree, check_size
 from .labeled_dataset import (
     AS_BACKGROUND,
     AS_REGION,
@@ -295,24 +294,3 @@ def bounding_box(polygons: Sequence[Sequence[float]]) -> Box:
     xs = [value for polygon in polygons for value in polygon[0::2]]
     ys = [value for polygon in polygons for value in polygon[1::2]]
     return min(xs), min(ys), max(xs) - min(xs), max(ys) - min(ys)
-
-
-def check_size(
-    image: Path, expected: Sequence[Any], file: Path, upright: bool = True
-) -> tuple[int, int]:
-    """Return the (height, width) of an image, which must be the expected size of `file`, if known.
-
-    With an EXIF orientation, that may be the size of the stored pixels, and is it if not `upright`.
-
-    Raises:
-        DataError: the sizes differ, or the image cannot be read.
-    """
-    size, stated = image_size(image, upright), (expected[0], expected[1])
-    if not all(stated) or stated == size:
-        return size
-    if stated != image_size(image, not upright):
-        raise DataError(
-            f"{file}: its size is {stated[1]}x{stated[0]} (width x height), but {image} is "
-            f"{size[1]}x{size[0]}"
-        )
-    return stated

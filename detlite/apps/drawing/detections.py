@@ -10,7 +10,7 @@ import torch
 from PIL import Image, ImageChops, ImageDraw, ImageFont, ImageOps
 from torch import Tensor
 
-from detlite.evaluation.results import categories_of
+from detlite.evaluation.detection_results import categories_of
 from detlite.inference.prediction import EXPORTERS
 from detlite.structures.masks.formats import to_bitmap
 from detlite.structures.masks.packed import PackedMasks

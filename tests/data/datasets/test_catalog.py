@@ -1,186 +1,99 @@
-"""Building data sets from names in the config, and invalid entries."""
+"""The data set names of published configs and their folders under DATASETS.ROOT."""
 
-import numpy as np
+import json
+
 import pytest
 from PIL import Image
 
-from detlite.config import ConfigError
-from detlite.data.datasets.catalog import (
-    DATASETS,
-    build_dataset,
-    build_train_dataset,
-    check_num_classes,
-    check_sets,
-)
-from detlite.data.errors import DataError
-
-
-def test_build_dataset_by_name(content, write_set, small_cfg):
-    write_set(content)
-    dataset = build_dataset(small_cfg(), "small", train=True)
-    assert dataset.name == "small"
-    assert len(dataset) == 2
-    assert "masks" in dataset[0][1]
-    assert len(build_dataset(small_cfg(), "small", train=False)) == 4
-    boxes_only = build_dataset(small_cfg("MODEL.MASK_ON", False), "small", train=True)
-    assert "masks" not in boxes_only[0][1]
-
-
-@pytest.mark.parametrize(("name", "as_rle"), [("detectron2", False), ("torchvision", True)])
-def test_mask_targets_follow_the_convention(content, write_set, small_cfg, name, as_rle):
-    write_set(content)
-    dataset = build_dataset(small_cfg("MODEL.CONVENTION", name), "small", train=True)
-    assert (dataset[0][1]["masks"].frames[:, 0] > 0).tolist() == [as_rle] * 2
-    override = ["MODEL.CONVENTION_OVERRIDE", ("mask_targets=soft",)]
-    dataset = build_dataset(small_cfg("MODEL.CONVENTION", name, *override), "small", train=True)
-    assert (dataset[0][1]["masks"].frames[:, 0] > 0).all()
-
-
-def test_root_with_an_environment_variable(content, write_set, small_cfg, monkeypatch):
-    file, _ = write_set(content)
-    monkeypatch.setenv("SOME_FOLDER", str(file.parents[1]))
-    cfg = small_cfg("DATASETS.ROOT", "${SOME_FOLDER:-nowhere}")
-    assert len(build_dataset(cfg, "small", train=False)) == 4
-
-
-def test_bad_annotations_can_be_skipped(content, write_set, small_cfg):
-    content["annotations"][0]["bbox"][0] = 50
-    write_set(content)
-    with pytest.raises(DataError, match="annotation 1 "):
-        build_dataset(small_cfg(), "small", train=True)
-    cfg = small_cfg("DATASETS.ON_BAD_ANNOTATION", "skip")
-    assert len(build_dataset(cfg, "small", train=True)[0][1]["boxes"]) == 1
-
-
-def test_image_options_of_the_config(content, write_set, small_cfg):
-    _, folder = write_set(content)
-    Image.fromarray(np.full((30, 40), 4095, np.uint16)).save(folder / "a.png")
-    with pytest.raises(DataError, match="more than 900 pixels"):
-        build_dataset(small_cfg("DATASETS.MAX_PIXELS", 900), "small", train=True)
-    dataset = build_dataset(small_cfg("INPUT.IMAGE_BITS", 12), "small", train=True)
-    assert (dataset[0][0] == 255).all()
-
-
-def test_unknown_name_suggests_the_nearest(small_cfg):
-    with pytest.raises(ConfigError, match=r"'smal'; did you mean 'small'\? .*small, other"):
-        build_dataset(small_cfg(), "smal", train=True)
-    with pytest.raises(ConfigError, match="'coco_2017_trian'; did you mean 'coco_2017_train'"):
-        build_dataset(small_cfg(), "coco_2017_trian", train=True)
-    with pytest.raises(ConfigError, match="the catalog is empty"):
-        build_dataset(small_cfg("DATASETS.CATALOG", []), "small", train=True)
+from detlite.data import DataError
+from detlite.data.datasets.build import build_dataset, build_train_dataset
+from detlite.data.datasets.catalog import BUILTIN
 
 
 @pytest.mark.parametrize(
-    ("entry", "message"),
+    ("name", "annotations", "images"),
     [
-        ({"images": "i"}, "DATASETS.CATALOG, a: 'annotations' is missing"),
-        ({"annotations": 3, "images": "i"}, "'annotations' is 3, but must be a str"),
-        ({"annotations": "a", "images": "i", "imges": "i"}, "'imges'; did you mean 'images'"),
-        ({"type": "cocoo", "annotations": "a", "images": "i"}, "did you mean 'coco'"),
-        ({"type": "shapes", "path": "p", "split": "s", "seed": 1}, "'images' is missing"),
-        ({"type": "shapes", "path": "p", "split": "s", "seed": 1, "images": 0}, "at least 1"),
-        ({"type": "shapes", "path": "p", "split": "../s", "seed": 1, "images": 1}, "an identifier"),
+        ("coco_2014_train", "coco/annotations/instances_train2014.json", "coco/train2014"),
+        ("coco_2014_minival", "coco/annotations/instances_minival2014.json", "coco/val2014"),
+        (
+            "coco_2014_valminusminival",
+            "coco/annotations/instances_valminusminival2014.json",
+            "coco/val2014",
+        ),
+        ("coco_2017_val", "coco/annotations/instances_val2017.json", "coco/val2017"),
+        ("coco_2017_val_100", "coco/annotations/instances_val2017_100.json", "coco/val2017"),
+        (
+            "keypoints_coco_2014_minival",
+            "coco/annotations/person_keypoints_minival2014.json",
+            "coco/val2014",
+        ),
+        (
+            "keypoints_coco_2017_train",
+            "coco/annotations/person_keypoints_train2017.json",
+            "coco/train2017",
+        ),
+        (
+            "voc_2012_train_cocostyle",
+            "voc/VOC2012/Annotations/pascal_train2012.json",
+            "voc/VOC2012/JPEGImages",
+        ),
+        (
+            "cityscapes_fine_instanceonly_seg_val_cocostyle",
+            "cityscapes/annotations/instancesonly_filtered_gtFine_val.json",
+            "cityscapes/images",
+        ),
     ],
 )
-def test_bad_entry(small_cfg, entry, message):
-    cfg = small_cfg("DATASETS.CATALOG", [{"name": "a", **entry}])
-    with pytest.raises(ConfigError, match=message):
-        build_dataset(cfg, "a", train=True)
-
-
-def test_missing_annotation_file_names_the_expected_paths(small_cfg, tmp_path):
-    with pytest.raises(DataError) as error:
-        build_dataset(small_cfg(), "coco_2014_minival", train=False)
-    file = tmp_path / "coco" / "annotations" / "instances_minival2014.json"
-    assert str(error.value).startswith(
-        f"data set coco_2014_minival: the annotation file {file} does not"
-    )
-    assert f"expected in {tmp_path / 'coco' / 'val2014'}" in str(error.value)
-    assert f"DATASETS.ROOT ({tmp_path})" in str(error.value)
-
-
-def test_duplicate_name(small_cfg):
-    entry = {"name": "a", "annotations": "x", "images": "y"}
-    with pytest.raises(ConfigError, match="2 entries have the name 'a'"):
-        build_dataset(small_cfg("DATASETS.CATALOG", [entry, entry]), "a", train=True)
-
-
-def test_custom_type_of_data_set(content, write_set, small_cfg, monkeypatch):
+def test_paths_of_builtin_names(name, annotations, images, content, write_set, small_cfg, tmp_path):
     file, folder = write_set(content)
-    monkeypatch.setattr(DATASETS, "_builders", dict(DATASETS._builders))
-    seen = []
-
-    @DATASETS.register("mine")
-    def mine(entry, root):
-        seen.append((entry["color"], root))
-        return file, folder
-
-    entry = {"name": "a", "type": "mine", "color": "red"}
-    cfg = small_cfg("DATASETS.CATALOG", [entry])
-    assert len(build_dataset(cfg, "a", train=True)) == 2
-    assert seen == [("red", file.parents[1])]
-
-
-def test_training_sets_are_concatenated(content, write_set, small_cfg):
-    write_set(content)
-    write_set(content, "other")
-    dataset = build_train_dataset(small_cfg("DATASETS.TRAIN", ("small", "other")))
-    assert len(dataset) == 4
-    assert dataset.name == "small + other"
-    assert dataset.aspect_ratios == [40 / 30, 0.5] * 2
-    assert dataset[3][1]["image_id"] == 11
-    assert [row["id"] for row in dataset.categories] == [3, 7]
-
-
-def test_concatenated_sets_need_the_same_categories(content, write_set, small_cfg):
-    write_set(content)
-    content["categories"][1]["name"] = "wolf"
-    write_set(content, "other")
-    with pytest.raises(DataError, match=r"other.*annotations.json: the categories differ .*3 \("):
-        build_train_dataset(small_cfg("DATASETS.TRAIN", ("small", "other")))
-
-
-def test_number_of_classes_must_match_the_data(content, write_set, small_cfg):
-    write_set(content)
-    cfg = small_cfg("MODEL.ROI_BOX_HEAD.NUM_CLASSES", 81)
-    message = r"NUM_CLASSES is 81, but the data set small has 2 categories: set it to 3"
-    with pytest.raises(ConfigError, match=message):
-        check_num_classes(cfg, build_dataset(cfg, "small", train=False))
-    with pytest.raises(ConfigError, match=message):
-        build_train_dataset(cfg)
-
-
-def test_no_training_set(small_cfg):
-    with pytest.raises(ConfigError, match=r"DATASETS\.TRAIN is empty"):
-        build_train_dataset(small_cfg("DATASETS.TRAIN", ()))
+    for target, source in ((tmp_path / annotations, file), (tmp_path / images, folder)):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        source.rename(target)
+    dataset = build_dataset(small_cfg(), name, train=True)
+    assert dataset.name == name
+    assert len(dataset[0][1]["boxes"]) == 2
 
 
 @pytest.mark.parametrize(
-    ("convention", "upright"), [("", True), ("detectron2", True), ("maskrcnn-benchmark", False)]
+    "name", ["lvis_v0.5_train", "lvis_v0.5_val", "lvis_v0.5_val_cocofied", "lvis_v1_val"]
 )
-def test_exif_orientation_follows_the_convention(
-    content, write_set, small_cfg, convention, upright
-):
-    _, folder = write_set(content)
-    pixels = np.random.default_rng(0).integers(0, 256, (30, 40, 3), dtype=np.uint8)
-    exif = Image.Exif()
-    exif[0x0112] = 3  # upside down
-    Image.fromarray(pixels).save(folder / "a.png", exif=exif)
-    cfg = small_cfg("MODEL.CONVENTION", convention)
-    image = build_dataset(cfg, "small", train=True)[0][0].permute(1, 2, 0).numpy()
-    assert np.array_equal(image, pixels[::-1, ::-1] if upright else pixels)
-    other = [f"exif_orientation={not upright}"]
-    cfg = small_cfg("MODEL.CONVENTION", convention, "MODEL.CONVENTION_OVERRIDE", other)
-    image = build_dataset(cfg, "small", train=True)[0][0].permute(1, 2, 0).numpy()
-    assert np.array_equal(image, pixels if upright else pixels[::-1, ::-1])
+def test_lvis_uses_the_images_of_coco(name, content, write_set, small_cfg, tmp_path):
+    for number, image in enumerate(content["images"]):
+        image["coco_url"] = f"http://images.example.org/val2017/{image['file_name']}"
+        if number and "v0.5" in name:
+            image["file_name"] = f"COCO_val2014_{number}.png"
+        elif number:
+            del image["file_name"]
+    names = [image["coco_url"].rpartition("/")[2] for image in content["images"]]
+    file, folder = write_set({**content, "images": []})
+    file.write_text(json.dumps(content))
+    (tmp_path / "lvis").mkdir()
+    file.rename(tmp_path / "lvis" / f"{name}.json")
+    (tmp_path / "coco").mkdir()
+    for name_2017, image in zip(names, content["images"], strict=True):
+        Image.new("RGB", (image["width"], image["height"])).save(folder / name_2017)
+    folder.rename(tmp_path / "coco" / "val2017")
+    dataset = build_dataset(small_cfg(), name, train=False)
+    assert (dataset.name, dataset.kind) == (name, "lvis")
+    assert [dataset.image_path(i).name for i in range(len(dataset))] == names
+    assert dataset[0][0].shape == (3, 30, 40)
 
 
-def test_sets_of_different_categories_do_not_fit_together(content, write_set, small_cfg):
+def test_missing_lvis_names_the_expected_paths(small_cfg, tmp_path):
+    expected = rf"file {tmp_path}/lvis/lvis_v1_train\.json does not exist .* in {tmp_path}/coco\)"
+    with pytest.raises(DataError, match=expected):
+        build_dataset(small_cfg(), "lvis_v1_train", train=True)
+
+
+def test_catalog_entries_take_precedence(content, write_set, small_cfg):
     write_set(content)
-    first, second = content["categories"]
-    first["id"], second["id"] = second["id"], first["id"]
-    write_set(content, "other")
-    check_sets(small_cfg("DATASETS.TEST", ("small",)))
-    check_sets(small_cfg("DATASETS.TRAIN", (), "DATASETS.TEST", ("other",)))
-    with pytest.raises(DataError, match=r"other.annotations.json: the categories .* differ from"):
-        check_sets(small_cfg("DATASETS.TEST", ("other",)))
+    entry = {"name": "coco_2017_val", "annotations": "small/annotations.json"}
+    catalog = [{**entry, "images": "small/images"}]
+    names = ("DATASETS.TRAIN", ("coco_2017_val",), "DATASETS.CATALOG", catalog)
+    assert len(build_train_dataset(small_cfg(*names))) == 2
+
+
+def test_builtin_paths_are_inside_the_root():
+    for entry in BUILTIN.values():
+        paths = [value for value in entry.values() if isinstance(value, str)]
+        assert not [path for path in paths if path.startswith("/") or ".." in path]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from detlite.data.datasets.catalog import build_dataset
+from detlite.data.datasets.build import build_dataset
 from detlite.data.errors import DataError
 
 OBJECT = (

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 from detlite import distributed
 from detlite.config import ConfigError
 from detlite.conversion.checkpoint.files import save_torch_file
-from detlite.data.datasets.catalog import build_dataset, build_train_dataset
+from detlite.data.datasets.build import build_dataset, build_train_dataset
 from detlite.data.errors import DataError
 from detlite.data.loading.batch_loader import LoaderProcessError, explain_dead_loader
 from detlite.data.loading.loader import TransformedDataset, build_test_loader, build_train_loader

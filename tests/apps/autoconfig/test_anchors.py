@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from detlite.apps.autoconfig.model_rules import choose_anchors
+from detlite.apps.autoconfig.anchors import choose_anchors
 
 
 def test_boxes_like_the_usual_anchors_get_the_usual_anchors():

@@ -1,0 +1,218 @@
+"""Build the data sets of a config, check that they fit the model, and say what is not used."""
+
+import logging
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from yacs.config import CfgNode
+
+from detlite.config import ConfigError
+from detlite.conventions import convention_of
+from detlite.data.errors import DataError, short_repr
+from detlite.data.findings import Finding, summary
+from detlite.data.images.pixels import build_image_options
+from detlite.data.index.annotation_index import AnnotationIndex
+from detlite.data.index.states import Selection
+from detlite.data.remote.file_cache import file_cache
+from detlite.data.remote.locations import GIGABYTE, Location, RemotePath, parse_location
+from detlite.structures.keypoints import doubtful_sides, has_sides, with_sides
+
+from .catalog import locate_dataset
+from .coco import CocoDataset
+from .concat import ConcatDataset
+
+logger = logging.getLogger(__name__)
+
+_MIRRORED = (
+    "Images are mirrored without exchanging keypoints. Name pairs in "
+    "DATASETS.KEYPOINT_FLIP_PAIRS, or set INPUT.HORIZONTAL_FLIP_PROB_TRAIN 0."
+)
+_NOT_MIRRORED = "Images are not mirrored. Name pairs in DATASETS.KEYPOINT_FLIP_PAIRS to allow it."
+
+
+def build_dataset(cfg: CfgNode, name: str, train: bool) -> CocoDataset:
+    """Build the data set that DATASETS.CATALOG, or else the built-in catalog, lists under `name`.
+
+    Raises ConfigError for the entry, or DataError for the files.
+    """
+    kind, annotations, images = locate_dataset(cfg, name)
+    if isinstance(annotations, Path) and not annotations.is_file():
+        where = f"data set {name}: "
+        if annotations.is_dir():
+            raise DataError(
+                f"{where}{annotations} is a folder, not an annotation file. To convert a folder, "
+                "use `detlite init --data`"
+            )
+        raise DataError(
+            f"{where}the annotation file {annotations} does not exist (images are expected in "
+            f"{images}). Put the files there, or set DATASETS.ROOT ({cfg.DATASETS.ROOT}) to the "
+            "folder that holds them"
+        )
+    datasets, phase = cfg.DATASETS, "TRAIN" if train else "TEST"
+    dataset = CocoDataset(
+        annotations,
+        images,
+        name=name,
+        kind=kind,
+        train=train,
+        masks=cfg.MODEL.MASK_ON,
+        masks_as_rle=convention_of(cfg).mask_targets == "soft",
+        keypoints=cfg.MODEL.KEYPOINT_ON,
+        min_keypoints=datasets.MIN_KEYPOINTS_PER_IMAGE if cfg.MODEL.KEYPOINT_ON else 0,
+        background=datasets.BACKGROUND_IMAGES,
+        skip_bad=datasets.ON_BAD_ANNOTATION == "skip",
+        crowds_as_objects=datasets.CROWDS_AS_OBJECTS,
+        proposals=_proposal_file(cfg, name, phase) if cfg.MODEL.LOAD_PROPOSALS else None,
+        max_proposals=datasets[f"PRECOMPUTED_PROPOSAL_TOPK_{phase}"],
+        image_options=build_image_options(cfg),
+        check_images=datasets.CHECK_IMAGES,
+        cache=file_cache("reduced", int(datasets.CACHE_GB * GIGABYTE)),
+    )
+    dataset.findings += config_findings(cfg, dataset.index, dataset.selection, train)
+    return dataset
+
+
+def config_findings(
+    cfg: CfgNode, index: AnnotationIndex, selection: Selection, train: bool
+) -> Iterator[Finding]:
+    """Yield how the config changes the use of a data set."""
+    limit, counts = cfg.MODEL.ROI_HEADS.DETECTIONS_PER_IMG, index.counts(selection.objects)
+    if (full := int((counts > limit).sum())) and not cfg.TEST.TILE:  # the limit is per tile
+        number = int(counts.argmax())
+        yield Finding(
+            "images with more objects than are detected",
+            f"MODEL.ROI_HEADS.DETECTIONS_PER_IMG is {limit}: set it above {counts[number]}, and "
+            "MODEL.RPN.FPN_POST_NMS_TOP_N_TEST above that.",
+            full, "image", f"image {index.image_ids[number]} with {counts[number]}", len(counts),
+        )  # fmt: skip
+    key, limit = _proposal_limit(cfg)
+    full = 0 if cfg.TEST.TILE else int((counts > limit).sum())
+    if full:
+        effect = f"{key} is {limit}: set it above {counts.max()}."
+        yield Finding("images with more objects than proposals", effect, full, "image")
+    fraction = cfg.MODEL.ROI_HEADS.POSITIVE_FRACTION
+    limit = int(cfg.MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE * fraction)
+    has_heads = cfg.MODEL.META_ARCHITECTURE == "GeneralizedRCNN"
+    full = 0 if cfg.INPUT.TILE else int((counts > limit).sum())  # the limit is per tile
+    if train and has_heads and limit and full:
+        effect = (
+            f"Each iteration trains the heads on up to {limit} of their objects, drawn at random "
+            "(MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE * POSITIVE_FRACTION). This is usual. To train "
+            f"on all of up to {counts.max()} at once, set MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE: "
+            f"{math.ceil(counts.max() / fraction)}; iterations become slower."
+        )
+        what = "images with more objects than positive RoIs"
+        yield Finding(what, effect, full, "image", total=len(counts))
+    if "exif_orientation=False" in cfg.MODEL.CONVENTION_OVERRIDE:
+        effect = "Annotations count stored pixels, as MODEL.CONVENTION_OVERRIDE says."
+        yield Finding("EXIF orientations are not applied", effect, 0)
+    names = with_sides(index.keypoint_names, cfg.DATASETS.KEYPOINT_FLIP_PAIRS)
+    if selection.keypoints and not has_sides(names):
+        what = "no keypoint names are known to be left and right"
+        if cfg.INPUT.HORIZONTAL_FLIP_PROB_TRAIN > 0:
+            yield Finding(what, _MIRRORED, 0)
+        else:
+            yield Finding(what, _NOT_MIRRORED, 0)
+    elif selection.keypoints and (doubts := doubtful_sides(names)):
+        effect = "If they are left and right, name pairs in DATASETS.KEYPOINT_FLIP_PAIRS."
+        what = "keypoints that mirroring does not exchange"
+        yield Finding(what, effect, len(doubts), "name", ", ".join(doubts))
+
+
+def _proposal_limit(cfg: CfgNode) -> tuple[str, float]:
+    """Return the key and the number of proposals of an image; infinite without proposals."""
+    if cfg.MODEL.META_ARCHITECTURE == "RetinaNet":
+        return "", math.inf
+    if cfg.MODEL.LOAD_PROPOSALS:
+        key = "PRECOMPUTED_PROPOSAL_TOPK_TEST"
+        return f"DATASETS.{key}", cfg.DATASETS[key]
+    key = "FPN_" * ("FPN" in cfg.MODEL.BACKBONE.CONV_BODY) + "POST_NMS_TOP_N_TEST"
+    return f"MODEL.RPN.{key}", cfg.MODEL.RPN[key]
+
+
+def build_train_dataset(cfg: CfgNode) -> ConcatDataset:
+    """Build all data sets of DATASETS.TRAIN as one. Raises ConfigError or DataError."""
+    if not cfg.DATASETS.TRAIN:
+        raise ConfigError("DATASETS.TRAIN is empty: name at least one entry of DATASETS.CATALOG")
+    dataset = ConcatDataset([build_dataset(cfg, name, train=True) for name in cfg.DATASETS.TRAIN])
+    check_num_classes(cfg, dataset)
+    return dataset
+
+
+def build_test_datasets(cfg: CfgNode) -> list[CocoDataset]:
+    """Build the data sets of DATASETS.TEST. Raises ConfigError or DataError."""
+    datasets = [build_dataset(cfg, name, train=False) for name in cfg.DATASETS.TEST]
+    for dataset in datasets:
+        check_num_classes(cfg, dataset)
+    return datasets
+
+
+def check_sets(cfg: CfgNode) -> None:
+    """Raise ConfigError or DataError if a run would refuse the data sets together."""
+    tests = build_test_datasets(cfg)
+    if not cfg.DATASETS.TRAIN:
+        return
+    train = build_train_dataset(cfg)
+    trained = {row["id"]: row["name"] for row in train.categories}
+    for test in tests:
+        names = {row["id"]: row["name"] for row in test.categories}
+        if names != trained:
+            raise DataError(
+                f"{test.annotation_file}: the categories {short_repr(names)} differ from those of "
+                f"{train.name}, {short_repr(trained)}. Tests need the ids and names that are "
+                "trained on; `detlite init` matches them by name"
+            )
+
+
+def findings_of(datasets: Iterable[CocoDataset]) -> str:
+    """Return the findings of data sets as one text, "" if there are none."""
+    return summary({str(one.annotation_file): one.findings for one in datasets})
+
+
+def log_findings(datasets: Iterable[CocoDataset]) -> None:
+    if text := findings_of(datasets):
+        logger.warning("%s", text)
+
+
+def warn_if_tested_on_training_data(train: ConcatDataset, tests: Sequence[CocoDataset]) -> None:
+    """Log a warning for data sets that are used for both training and testing."""
+
+    def path(dataset: CocoDataset) -> str:
+        file = dataset.annotation_file
+        return str(file if isinstance(file, RemotePath) else Path(file).resolve())
+
+    for test in tests:
+        if path(test) in map(path, train.parts):
+            logger.warning(
+                "DATASETS.TEST contains %s, which is also trained on, so its results say nothing "
+                "about new images. Split off a test set (`detlite init --data` does)",
+                test.name,
+            )
+
+
+def check_num_classes(cfg: CfgNode, dataset: CocoDataset | ConcatDataset) -> None:
+    """Raise ConfigError if the model and the data set differ in classes or keypoints."""
+    part = "RETINANET" if cfg.MODEL.META_ARCHITECTURE == "RetinaNet" else "ROI_BOX_HEAD"
+    actual, expected = cfg.MODEL[part].NUM_CLASSES, len(dataset.categories) + 1
+    if actual != expected:
+        raise ConfigError(
+            f"MODEL.{part}.NUM_CLASSES is {actual}, but the data set {dataset.name} has "
+            f"{expected - 1} categories: set it to {expected}, which includes the background"
+        )
+    names, points = dataset.keypoint_names, cfg.MODEL.ROI_KEYPOINT_HEAD.NUM_CLASSES
+    if names and points != len(names):
+        raise ConfigError(
+            f"MODEL.ROI_KEYPOINT_HEAD.NUM_CLASSES is {points}, but the data set {dataset.name} "
+            f"has {len(names)} keypoints"
+        )
+
+
+def _proposal_file(cfg: CfgNode, name: str, phase: str) -> Location:
+    names, paths = cfg.DATASETS[phase], cfg.DATASETS[f"PROPOSAL_FILES_{phase}"]
+    if name not in names or len(names) != len(paths):
+        raise ConfigError(
+            f"DATASETS.PROPOSAL_FILES_{phase} is {paths!r} and DATASETS.{phase} is {names!r}: "
+            f"MODEL.LOAD_PROPOSALS needs one file per data set, including one for {name}"
+        )
+    return parse_location(paths[names.index(name)], parse_location(cfg.DATASETS.ROOT))
