@@ -60,7 +60,9 @@ def flip_order(names: Sequence[str]) -> list[int]:
     """
     indices = {name: index for index, name in enumerate(names)}
     mirrored = [_SIDE.sub(lambda side: _OTHER_SIDE[side[0]], name) for name in names]
-    return [indices.get(name, index) for index, name in enumerate(mirrored)]
+    order = [indices.get(name, index) for index, name in enumerate(mirrored)]
+    # Names may be repeated.
+    return [other if order[other] == index else index for index, other in enumerate(order)]
 
 
 def has_sides(names: Sequence[str]) -> bool:

@@ -74,6 +74,7 @@ def test_flip_order_swaps_left_and_right():
     names = ["nose", "left_eye", "right_eye", "left_hip", "tail", "right_hip", "left_paw"]
     assert flip_order(names) == [0, 2, 1, 5, 4, 3, 6]
     assert flip_order([]) == []
+    assert flip_order(["eye", "eye", "left_ear", "left_ear", "right_ear"]) == [0, 1, 2, 4, 3]
 
 
 @pytest.mark.parametrize(

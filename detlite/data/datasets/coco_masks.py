@@ -1,5 +1,8 @@
 """Read the masks of COCO annotation files, as polygons or RLE; see `coco_values`."""
 
+import ast
+import contextlib
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -57,7 +60,11 @@ def _read_mask(value: Any, height: int, width: int, box: Sequence[float] | None)
     if polygons is None:
         return unusable(f"is {short_repr(value)}, not polygons or RLE")
     kept, problems, is_inside = [], [], False
-    for values in map(numbers, polygons):
+    for polygon in polygons:
+        values = numbers(polygon)
+        if values is None:
+            problems.append(f"has the polygon {short_repr(polygon)}, not a list of finite numbers")
+            continue
         problem, is_visible = _polygon_problem(values, height, width)
         if problem:
             problems.append(problem)
@@ -80,11 +87,11 @@ def segmentation_problem(value: Any, height: int, width: int) -> str | None:
     return mask.problem or (mask.note and f"segmentation belongs to {mask.note[0]}")
 
 
-def _as_polygons(value: Any) -> list[Any] | None:
+def _as_polygons(value: Any, levels: int = 3) -> list[Any] | None:
     """Return the polygons of any notation, as lists of their values; the value itself if standard.
 
-    A list that is not one polygon in a list has one meaning: numbers in turn, points [x, y] or
-    {x, y}; or an object with the lists of x and of y.
+    A polygon is a list of numbers in turn, of points [x, y] or {x, y}, or an object with the lists
+    of x and of y. Polygons may be in lists of up to so many more levels.
     """
     if isinstance(value, dict):
         for keys in (("x", "y"), ("all_points_x", "all_points_y")):
@@ -94,18 +101,15 @@ def _as_polygons(value: Any) -> list[Any] | None:
         return None
     if not isinstance(value, list):
         return None
-    if not any(isinstance(part, (list, dict)) for part in value):
+    if {list, dict}.isdisjoint(map(type, value)):
         return [value]
     if len(value) > 2 and all(_point(part) for part in value):
         return [[one for part in value for one in _point(part) or ()]]
-    if any(isinstance(part, list) and part and _point(part[0]) for part in value):
-        return [
-            [one for point in part for one in _point(point) or (None,)]
-            if isinstance(part, list)
-            else part
-            for part in value
-        ]
-    return value
+    if levels == 0:
+        return None
+    polygons = [one for part in value for one in _as_polygons(part, levels - 1) or [part]]
+    standard = len(polygons) == len(value) and all(map(operator.is_, polygons, value))
+    return value if standard else polygons
 
 
 def _point(value: Any) -> list[Any] | None:
@@ -117,12 +121,8 @@ def _point(value: Any) -> list[Any] | None:
     return value if flat and not any(isinstance(one, (list, dict)) for one in value) else None
 
 
-def _polygon_problem(
-    polygon: list[float] | None, height: int, width: int
-) -> tuple[str | None, bool]:
+def _polygon_problem(polygon: list[float], height: int, width: int) -> tuple[str | None, bool]:
     """Return what is wrong with a polygon, and True if it is visible in its image."""
-    if polygon is None:
-        return "has a polygon that is not a list of finite numbers", False
     if len(polygon) < 6 or len(polygon) % 2:
         count = f"has a polygon of {len(polygon)} numbers"
         return f"{count}: x and y of at least three points are needed", False
@@ -146,6 +146,9 @@ def _read_rle(
 ) -> Reading:
     rle: RLE = {"size": value.get("size"), "counts": value["counts"]}
     note = None
+    if isinstance(rle["counts"], str) and rle["counts"][:2] in ("b'", 'b"'):  # str(bytes)
+        with contextlib.suppress(ValueError, SyntaxError):
+            rle["counts"], note = ast.literal_eval(rle["counts"]).decode(), TEXT
     for key, row in rle.items():
         if isinstance(row, list) and not all(type(one) is int for one in row):
             rle[key], note = [integer(one) for one in row], _RUNS

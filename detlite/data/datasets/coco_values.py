@@ -21,6 +21,7 @@ Note = tuple[str, str]
 TEXT: Note = "numbers as text", "They are read as numbers."
 CLIPPED: Note = "boxes that exceed their image", "They are clipped to it."
 FROM_MASK: Note = "missing or empty boxes with a valid mask", "The tight box of the mask is used."
+_UNLABELED: Note = "keypoints without coordinates", "They are not labeled."
 _TRIPLES: Note = "keypoints as lists [x, y, visibility]", "They are read as [x1, y1, v1, ...]."
 
 
@@ -130,6 +131,10 @@ def read_keypoints(value: Any, count: int) -> Reading:
     if isinstance(value, list) and all(isinstance(one, list) and len(one) == 3 for one in value):
         value, note = [one for triple in value for one in triple], _TRIPLES
     points = numbers(value)
+    if points is None and isinstance(value, list) and len(value) == 3 * count:
+        triples = zip(value[::3], value[1::3], value[2::3], strict=True)
+        cleared = [[0] * 3 if v is None or v == 0 or v != v else [x, y, v] for x, y, v in triples]
+        points, note = numbers([one for triple in cleared for one in triple]), _UNLABELED
     if points is None:
         return unusable("keypoints is not a list of finite numbers")
     if len(points) != 3 * count:
@@ -139,6 +144,20 @@ def read_keypoints(value: Any, count: int) -> Reading:
     if any(v not in (0, 1, 2) for v in points[2::3]):
         return unusable("keypoints has a visibility that is not 0, 1 or 2")
     return Reading(points, note=note or (None if points is value else TEXT))
+
+
+def are_misplaced(points: Sequence[float], box: Sequence[float], height: int, width: int) -> bool:
+    """Return True if a labeled keypoint is at (0, 0) or outside the image, or none is in the box.
+
+    Args:
+        points: (x1, y1, v1, ...) in pixels of an image of the size.
+        box: (x, y, width, height) of the object.
+    """
+    rows = np.reshape(points, (-1, 3))
+    xy, low = rows[rows[:, 2] > 0, :2], np.array(box[:2])
+    elsewhere = (xy < -1).any(1) | (xy > [width, height]).any(1) | (xy == 0).all(1)
+    inside = ((xy >= low - 1) & (xy <= low + box[2:] + 1)).all(1)
+    return len(xy) > 0 and bool(elsewhere.any() or not inside.any())
 
 
 def keypoint_names(categories: Sequence[dict[str, Any]]) -> list[str]:

@@ -11,6 +11,11 @@ from .normalization import Entry, Ids, ImageTable
 from .states import PROBLEM_KEY, Flag, annotation_name
 
 _MIN_BOXES = 4  # that can show that all are wrong
+_MISPLACED = "labeled keypoints at (0, 0), outside of the image, or all outside of the box"
+_NOT_TRAINED = (
+    "Those outside of the box are measured but not trained. Correct them if they are fractions or "
+    "of an image of another size; the visibility of unlabeled keypoints is 0."
+)
 
 
 class AnnotationReader:
@@ -71,7 +76,7 @@ class AnnotationReader:
             self._take("image_id", self._images.same.get(image_id, image_id))
             if self._images.sizes[place][0]:
                 self._read_shape(*self._images.sizes[place])
-            labeled = self._read_keypoints()
+            labeled = self._read_keypoints(*self._images.sizes[place])
         if self._problems:
             self._changes[PROBLEM_KEY] = self._problems
         read = {**row, **self._changes} if self._changes else row
@@ -109,7 +114,7 @@ class AnnotationReader:
             self._flag(Flag.IGNORED)
         if (area := row.get("area")) is not None:
             pixels = coco_values.number(area)
-            if pixels is None or pixels < 0:
+            if pixels is None or pixels <= 0:
                 effect = "They are computed from masks or boxes."
                 example = f"{self._where}: {area}"
                 self.findings.add("areas that are not square pixels", effect, example)
@@ -117,7 +122,7 @@ class AnnotationReader:
             else:
                 self._take("area", pixels)
 
-    def _read_keypoints(self) -> int:
+    def _read_keypoints(self, height: int, width: int) -> int:
         """Read the keypoints, and return the number of labeled ones."""
         written = self._row.get("keypoints")
         if not self._keypoint_count:
@@ -130,6 +135,11 @@ class AnnotationReader:
             self._flag(Flag.BAD_KEYPOINTS, points.problem)
             return 0
         self._take("keypoints", points.value, points.note)
+        box = self._changes.get("bbox") or self._row.get("bbox", ())
+        is_known = height and not self._flags & Flag.BAD_BOX
+        if is_known and coco_values.are_misplaced(points.value, box, height, width):
+            example = f"{self._where}: keypoints {short_repr(points.value)}, bbox {box}"
+            self.findings.add(_MISPLACED, _NOT_TRAINED, example)
         return sum(v > 0 for v in points.value[2::3])
 
     def _unknown_category(self, written: Any) -> str:

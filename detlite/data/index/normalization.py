@@ -1,5 +1,6 @@
 """Read the images and categories of an annotation file into COCO's notation, noting changes."""
 
+import posixpath
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -45,13 +46,15 @@ def set_file_name(image: Entry, by_url: bool) -> Entry:
     """Set the `file_name` of an image entry from its `coco_url`, in place, if it has none.
 
     With `by_url`, `coco_url` takes precedence: LVIS v0.5 has file names without the folder, and
-    some that COCO no longer uses. Backslashes of Windows become slashes.
+    some that COCO no longer uses. Backslashes of Windows become slashes, and paths are normalized.
     """
     # LVIS v1 has only URLs, which end in train2017/<file> or val2017/<file>.
     if (by_url or "file_name" not in image) and isinstance(image.get("coco_url"), str):
         image["file_name"] = "/".join(image["coco_url"].split("/")[-2:])
-    if isinstance(image.get("file_name"), str):
-        image["file_name"] = image["file_name"].replace("\\", "/")
+    name = image.get("file_name")
+    if name and isinstance(name, str):
+        name = name.replace("\\", "/")
+        image["file_name"] = name if "://" in name else posixpath.normpath(name)
     return image
 
 

@@ -221,6 +221,7 @@ def test_real_sparse_ids_crowds_and_gray_images(real_data):
 # Keypoints
 
 NAMES = ["nose", "left_ear", "right_ear"]
+NAN = float("nan")
 POINTS = [6, 8, 2, 5, 7, 1, 0, 0, 0]
 
 
@@ -290,6 +291,27 @@ def test_bad_keypoints(keypoint_content, write_set, points, message):
     keypoint_content["annotations"][0]["keypoints"] = points
     with pytest.raises(DataError, match=rf"annotation 1 .*{message}"):
         CocoDataset(*write_set(keypoint_content), train=True, keypoints=True)
+
+
+@pytest.mark.parametrize("point", [[NAN, NAN, 0], [None, None, 0], [None] * 3, [NAN] * 3])
+def test_keypoints_without_coordinates_are_unlabeled(keypoint_content, write_set, point):
+    keypoint_content["annotations"][0]["keypoints"] = [5, 7, 2, *point, 9, 9, 1]
+    dataset = CocoDataset(*write_set(keypoint_content), train=True, keypoints=True)
+    expected = [[5.5, 7.5, 2], [0.5, 0.5, 0], [9.5, 9.5, 1]]
+    assert dataset[0][1]["keypoints"][0].tolist() == expected
+    assert "keypoints without coordinates: 1 annotation" in "\n".join(map(str, dataset.findings))
+
+
+@pytest.mark.parametrize("points", [[0, 0, 2, 5, 7, 2, 9, 9, 1], [0.2, 0.3, 2] * 3, [50, 9, 1] * 3])
+def test_labeled_keypoints_that_are_elsewhere(keypoint_content, write_set, points):
+    """They are converters' unlabeled ones, fractions, or those of an image of another size."""
+    for row in keypoint_content["annotations"]:
+        row["keypoints"] = [row["bbox"][0] + 1, row["bbox"][1] + 1, 2] * 3
+    text = "\n".join(map(str, CocoDataset(*write_set(keypoint_content)).findings))
+    assert "labeled keypoints" not in text
+    keypoint_content["annotations"][0]["keypoints"] = points
+    text = "\n".join(map(str, CocoDataset(*write_set(keypoint_content, "bad")).findings))
+    assert "the box: 1 annotation, for example annotation 1 (image 10): keypoints [" in text
 
 
 @pytest.mark.parametrize("names", [None, [], 17, "abc", ["nose", 2]])

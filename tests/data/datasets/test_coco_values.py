@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
+from pycocotools import mask as rle_codec
 
 from detlite.data.datasets.coco import CocoDataset
 from detlite.data.datasets.coco_masks import read_segmentation
@@ -18,6 +19,7 @@ from detlite.structures.masks.rle import run_lengths
 
 NAN = float("nan")
 SQUARE = ((4, 6), (14, 6), (14, 14), (4, 14))
+HALVES = (4, 6, 9, 6, 9, 14, 4, 14), (9, 6, 14, 6, 14, 14, 9, 14)
 
 
 def found(dataset):
@@ -114,7 +116,8 @@ BAD_ANNOTATIONS = [
     ({"segmentation": [[]]}, "polygon of 0 numbers", "region"),
     ({"segmentation": [[1, 1, 9, 9]]}, "polygon of 4 numbers", "region"),
     ({"segmentation": [[1, 1, 9, 9, 1, 9, 4]]}, "polygon of 7 numbers", "region"),
-    ({"segmentation": [[1, 1, 9, NAN, 1, 9]]}, "not a list of finite numbers", "region"),
+    ({"segmentation": [[1, 1, 9, NAN, 1, 9]]}, r"\[1, 1, 9, nan, .*not a list of finite", "region"),
+    ({"segmentation": [{"counts": "a"}] * 2}, r"polygon {'counts': 'a'}, not a list", "region"),
     ({"segmentation": [[1, 1, 9, 1, 5, 1]]}, "polygon without area", "region"),
     ({"segmentation": [[0.1, 0.1, 0.9, 0.1, 0.9, 0.9]]}, "inside the first pixel", "region"),
     ({"segmentation": [[50, 1, 60, 1, 55, 9]]}, "segmentation is outside the 40x30", "region"),
@@ -175,6 +178,13 @@ def pixels(row):
     return run_lengths(encode_bitmap(bitmap)["counts"]).tolist()
 
 
+# What Python writes for the bytes of an RLE; a backslash among them is written twice.
+BYTES = str(
+    rle_codec.encode(np.asfortranarray(np.pad(np.ones((8, 10), np.uint8), ((6, 16), (4, 26)))))[
+        "counts"
+    ]
+)
+
 # Changes of an annotation that have one meaning, and the kind of the finding if there is one.
 PLAIN = [
     (lambda row: {"bbox": [*row["bbox"][:2], *(f"{v:.2f}" for v in row["bbox"][2:])]}, "as text"),
@@ -185,6 +195,7 @@ PLAIN = [
     (lambda row: {"area": str(row["area"])}, "numbers as text"),
     (lambda row: {"area": NAN}, "areas that are not square pixels"),
     (lambda row: {"area": -1}, "areas that are not square pixels"),
+    (lambda row: {"area": 0}, "areas that are not square pixels"),
     (lambda row: {"iscrowd": None}, ""),
     (lambda row: {"iscrowd": False}, ""),
     (lambda row: {"iscrowd": "0"}, ""),
@@ -198,6 +209,9 @@ PLAIN = [
     (lambda row: {"segmentation": [[[4, 6], [14, 6], [14, 14], [4, 14]]]}, "polygons as pairs"),
     (lambda row: {"segmentation": [[[x, y]] for x, y in SQUARE]}, "polygons as pairs"),  # OpenCV
     (lambda row: {"segmentation": [[[[x, y]] for x, y in SQUARE]]}, "polygons as pairs"),
+    (lambda row: {"segmentation": [row["segmentation"]]}, "polygons as pairs"),
+    (lambda row: {"segmentation": [[[SQUARE]]]}, "polygons as pairs"),  # GeoJSON
+    (lambda row: {"segmentation": [[HALVES[0]], [HALVES[1]]]}, "polygons as pairs"),
     (
         lambda row: {"segmentation": [{"x": x, "y": y} for x, y in SQUARE]},
         "polygons as pairs",
@@ -207,6 +221,7 @@ PLAIN = [
     (lambda row: {"segmentation": {"size": [30, 40], "counts": [*map(float, pixels(row))]}}, "run"),
     (lambda row: {"segmentation": {"size": ["30", 40.0], "counts": pixels(row)}}, "run lengths"),
     (lambda row: {"segmentation": {"size": [40, 30], "counts": pixels(row)}}, "[width, height]"),
+    (lambda row: {"segmentation": {"size": [30, 40], "counts": BYTES}}, "numbers as text"),
     (lambda row: {"segmentation": [{"size": [30, 40], "counts": pixels(row)}]}, ""),
 ]  # fmt: skip
 
@@ -313,6 +328,16 @@ def test_entries_of_one_file_are_joined(content, write_set):
         dataset
     )
     assert {row["image_id"] for row in dataset.coco_gt().dataset["annotations"]} == {10, 11}
+
+
+@pytest.mark.parametrize("name", ["./a.png", "cats/../a.png", ".\\a.png"])
+def test_entries_with_other_paths_of_one_file_are_joined(content, write_set, name):
+    files = write_set(content)
+    content["images"].append({**content["images"][0], "id": 99, "file_name": name})
+    content["annotations"][2]["image_id"] = 99
+    files[0].write_text(json.dumps(content))
+    dataset = CocoDataset(*files, train=True)
+    assert [len(dataset[number][1]["boxes"]) for number in range(len(dataset))] == [2, 1]
 
 
 def test_images_with_one_id_keep_no_objects(content, write_set):
