@@ -107,7 +107,7 @@ def _label_studio_image(conversion: Conversion, task: Json) -> ImageLabels:
     """Return the image of a task with the regions of its first annotation."""
     data = task.get("data", task)
     texts = [one for one in (data.get("image"), *data.values()) if one and isinstance(one, str)]
-    labels = ImageLabels(max(texts, key=is_image_name))
+    labels = ImageLabels(max(texts, key=is_image_name, default=""))
     # Old versions named them completions, and JSON-MIN has the regions of each control.
     done = task.get("annotations", task.get("completions")) if "data" in task else None
     if done is None:
@@ -124,7 +124,7 @@ def _label_studio_image(conversion: Conversion, task: Json) -> ImageLabels:
             conversion.findings.add(what, text, labels.name, "image")
     names = {one.get("id"): _labels(one)[0] for one in regions if _labels(one)}
     owners: dict[Any, Shape] = {}
-    for one in regions:
+    for one in sorted(regions, key=lambda one: "keypointlabels" in str(one.get("value"))):
         value, number, parent = one.get("value"), one.get("id"), one.get("parentID")
         size = one.get("original_height", 0), one.get("original_width", 0)
         labels.size = size if all(size) else labels.size

@@ -184,10 +184,11 @@ def _text_file(image: Path) -> Path | None:
 def _label_files(image: Path) -> list[Path]:
     """Return the possible text files of an image: under `labels`, or next to it."""
     sibling = image.with_suffix(".txt")
-    parts = list(sibling.parts)
-    positions = [index for index, part in enumerate(parts[:-1]) if part == "images"]
-    parts[positions[-1] if positions else -2] = "labels"
-    return [Path(*parts), sibling] if positions else [sibling, Path(*parts)]
+    parts = sibling.parts
+    positions = [index for index, part in enumerate(parts[:-1]) if part.lower() == "images"]
+    at = positions[-1] if positions else len(parts) - 2
+    files = [Path(*parts[:at], name, *parts[at + 1 :]) for name in ("labels", "Labels")]
+    return [*files, sibling] if positions else [sibling, *files]
 
 
 def _read_shapes(

@@ -123,6 +123,13 @@ def test_damaged_image(yolo):
         read_folder(yolo)
 
 
+def test_capitalized_folders(tmp_path, image, text):
+    image(tmp_path / "Images/a.jpg")
+    text(tmp_path / "Labels/a.txt", "0 0.5 0.5 1 1\n")
+    text(tmp_path / "obj.names", "worm")
+    assert len(read(tmp_path)["train"].images[0].objects) == 1
+
+
 @pytest.mark.parametrize(
     "name", ["obj.names", "classes.txt", "labels/classes.txt", "train/_darknet.labels"]
 )
