@@ -53,10 +53,12 @@ class Findings:
     def __len__(self) -> int:
         return len(self._by_kind)
 
-    def add(self, what: str, effect: str, example: str = "", entry: str = "annotation") -> None:
-        """Count one entry."""
+    def add(
+        self, what: str, effect: str, example: str = "", entry: str = "annotation", count: int = 1
+    ) -> None:
+        """Count entries of a kind."""
         found = self._by_kind.get((what, effect)) or Finding(what, effect, 0, entry, example)
-        self._by_kind[what, effect] = replace(found, count=found.count + 1)
+        self._by_kind[what, effect] = replace(found, count=found.count + count)
 
     def to_json(self) -> list[dict[str, Any]]:
         """Return the member "findings" of an annotation file, which later commands repeat."""

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from detlite.data.datasets.coco_masks import read_segmentation
 from detlite.data.errors import DataError
+from detlite.data.index.annotation_reader import DOUBTS
 
 from .inspection_report import Inspection, Row
 
@@ -31,7 +32,8 @@ def repair(inspection: Inspection) -> tuple[Row, Counter[str]]:
     if index is None:
         raise DataError(f"{inspection.name}: {inspection.defects[0].problem}; repair it by hand")
     selection = inspection.selection
-    counts = Counter({finding.what: finding.count for finding in index.notes})
+    notes = (finding for finding in index.notes if finding.what not in DOUBTS)
+    counts = Counter({finding.what: finding.count for finding in notes})
     broken = {defect.image_id for defect in inspection.defects if defect.kind == "image"}
     images, annotations = [], []
     written, category_ids = set[str](), list(inspection.categories)

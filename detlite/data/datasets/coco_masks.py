@@ -200,6 +200,25 @@ def mask_box(segmentation: Segmentation, height: int, width: int) -> list[int] |
     return _tight_box(to_bitmap(segmentation, height, width))
 
 
+def mask_extent(segmentation: Segmentation, height: int, width: int) -> list[float]:
+    """Return the box (x, y, width, height) of a valid mask, of polygons by their corners."""
+    if isinstance(segmentation, dict):
+        runs = run_lengths(segmentation["counts"])
+        ends = runs.cumsum()
+        first, last = (ends - runs)[1::2], ends[1::2] - 1
+        first, last = first[first <= last], last[first <= last]
+        (x1, x2), (y1, y2) = (first[0] // height, last[-1] // height), (0, height - 1)
+        if (first // height == last // height).all():
+            y1, y2 = (first % height).min(), (last % height).max()
+        return [int(one) for one in (x1, y1, x2 - x1 + 1, y2 - y1 + 1)]
+    low_high = []
+    for start, side in ((0, width), (1, height)):
+        values = [value for polygon in segmentation for value in polygon[start::2]]
+        low_high.append((max(min(values), 0), min(max(values), side)))
+    (x1, x2), (y1, y2) = low_high
+    return [x1, y1, x2 - x1, y2 - y1]
+
+
 def _tight_box(bitmap: np.ndarray) -> list[int] | None:
     left, top, right, bottom = tight_bounds(bitmap)
     return [left, top, right - left, bottom - top] if right else None

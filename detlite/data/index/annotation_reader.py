@@ -1,5 +1,6 @@
 """Read the annotations of a file into COCO's notation, and note what was not in it."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,16 @@ from .normalization import Entry, Ids, ImageTable
 from .states import PROBLEM_KEY, Flag, annotation_name
 
 _MIN_BOXES = 4  # that can show that all are wrong
+_SAMPLE = 2000  # boxes that are compared with their masks
+# Doubtful values that are used as they are written.
 _MISPLACED = "labeled keypoints at (0, 0), outside of the image, or all outside of the box"
+_DIFFERENT = f"boxes that differ from their masks, among the first {_SAMPLE}"
+REPEATED = "annotations with the image, category and box of another one"
+DOUBTS = {_MISPLACED, _DIFFERENT, REPEATED}
+_MISMATCH = (
+    "Both are used as they are written. Correct boxes that are not [x, y, width, height], and run "
+    "lengths that go along rows: COCO's go along columns."
+)
 _NOT_TRAINED = (
     "Those outside of the box are measured but not trained. Correct them if they are fractions or "
     "of an image of another size; the visibility of unlabeled keypoints is 0."
@@ -47,14 +57,17 @@ class AnnotationReader:
         self._keypoint_count = keypoint_count
         self._boxes = self._like_corners = self._misplaced = 0
         self._first_misplaced = ""
+        self._compared = self._mismatched = 0
+        self._first_mismatched = ""
 
-    def read(self, row: Entry, position: int) -> tuple[Entry, int, int, int, int]:
+    def read(self, row: Entry, position: int) -> tuple[Entry, int, int, int, int, int]:
         """Read an annotation.
 
         Returns:
             The annotation, the same object if it is in COCO's notation; its flags; the number of
-            its image, that of all images if unknown; the id of its category, 0 if unknown; and its
-            number of labeled keypoints.
+            its image, that of all images if unknown; the id of its category, 0 if unknown; its
+            number of labeled keypoints; and a number that only annotations with the same image,
+            category and box share.
         """
         self._row, self._where = row, annotation_name(row, position)
         self._changes: Entry = {}
@@ -80,7 +93,9 @@ class AnnotationReader:
         if self._problems:
             self._changes[PROBLEM_KEY] = self._problems
         read = {**row, **self._changes} if self._changes else row
-        return read, self._flags, place, category_id or 0, labeled
+        box = [position] if self._flags & (Flag.UNKNOWN_IMAGE | Flag.BAD_BOX) else read["bbox"]
+        key = hash((place, category_id, *box))
+        return read, self._flags, place, category_id or 0, labeled, key
 
     def _flag(self, flag: Flag, problem: str = "") -> None:
         """Set a flag of the annotation, and record what is wrong with it, if anything."""
@@ -145,6 +160,7 @@ class AnnotationReader:
     def _unknown_category(self, written: Any) -> str:
         first, last = min(self._category_ids), max(self._category_ids)
         hint = ". Were they counted from 0?" if written == 0 and first == 1 else ""
+        hint = ". Were they counted from 1?" if written == last + 1 and first == 0 else hint
         return (
             f"category_id {short_repr(written)} is not in 'categories', whose ids are {first} to "
             f"{last}{hint}"
@@ -175,14 +191,30 @@ class AnnotationReader:
             self._take("bbox", box.value, box.note)
         if not mask.problem:
             self._take("segmentation", mask.value, mask.note)
+            if not box.problem and self._compared < _SAMPLE:
+                self._compare(box.value, coco_masks.mask_extent(mask.value, height, width))
         elif row.get("segmentation"):
             self._flag(Flag.BAD_MASK, mask.problem)
         else:
             needed = "but MODEL.MASK_ON needs one (set it False to train on boxes)"
             self._flag(Flag.NO_MASK, f"{mask.problem}, {needed}")
 
+    def _compare(self, box: Sequence[float], extent: Sequence[float]) -> None:
+        """Count the box of a mask."""
+        self._compared += 1
+        if not coco_masks.boxes_match(box, extent):
+            self._mismatched += 1
+            example = f"{self._where}: bbox {box}, box of the mask {extent}"
+            self._first_mismatched = self._first_mismatched or example
+
     def check_boxes(self, file: Path) -> None:
-        """Raise DataError if most boxes are not inside their images, or all fit as corners."""
+        """Raise DataError if most boxes are not inside their images, or all fit as corners.
+
+        It is a finding if most differ from their masks.
+        """
+        if self._mismatched >= _MIN_BOXES and self._mismatched > self._compared / 2:
+            example, count = self._first_mismatched, self._mismatched
+            self.findings.add(_DIFFERENT, _MISMATCH, example, count=count)
         misplaced, boxes = self._misplaced, self._boxes
         corners = self._like_corners == boxes >= _MIN_BOXES and misplaced
         if corners or (misplaced >= _MIN_BOXES and misplaced > boxes / 2):

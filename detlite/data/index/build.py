@@ -22,12 +22,12 @@ import numpy as np
 from detlite.atomic_write import atomic_open
 from detlite.data import cache
 from detlite.data.datasets.coco_values import integer, keypoint_names
-from detlite.data.errors import DataError
+from detlite.data.errors import DataError, short_repr
 from detlite.data.file_type import explain_not_coco, explain_not_json
 from detlite.data.findings import Findings
 
 from .annotation_index import VERSION, AnnotationIndex, DamagedIndexError
-from .annotation_reader import AnnotationReader
+from .annotation_reader import REPEATED, AnnotationReader
 from .json_stream import NotAnObjectError, read_members
 from .normalization import drop_namesakes, read_categories, read_images
 
@@ -35,7 +35,7 @@ _LISTS = ("images", "annotations", "categories")
 # Of a row of the array of annotations in the order of the file.
 _ANNOTATION = np.dtype(
     [("id", "q"), ("span", "q", 2), ("states", "H"), ("image", "q"), ("category_id", "q"),
-     ("labeled", "i")]
+     ("labeled", "i"), ("key", "q")]
 )  # fmt: skip
 _BLOCK = 1 << 22  # bytes per read
 _logger = logging.getLogger(__name__)
@@ -196,16 +196,17 @@ def _copy_entries(
     """
     members: dict[str, Any] = {}
     ends: dict[str, array[int]] = {}
-    valid: dict[str, bool] = {}
+    problems: dict[str, str] = {}
     digest = hashlib.blake2b(digest_size=20)
     try:
         for key, value, text in read_members(_blocks(file, digest.update), _LISTS):
             if text is None:  # the last of several members with one key counts
                 members[key], ends[key] = value, array("q", [index.tell()])
-                valid[key] = isinstance(value, list)
+                problems[key] = "" if isinstance(value, list) else f", but is {short_repr(value)}"
             else:
+                if not isinstance(value, dict) and not problems[key]:
+                    problems[key] = f", but entry {len(ends[key]) - 1} is {short_repr(value)}"
                 ends[key].append(_write_text(index, text)[1])
-                valid[key] &= isinstance(value, dict)
     except DataError:
         raise
     except NotAnObjectError as error:
@@ -222,8 +223,9 @@ def _copy_entries(
         if members.get(key) is None:
             hint = explain_not_coco({*members})
             raise DataError(f"{file}: not in COCO form: {key!r} is missing{hint}")
-        if not valid[key]:
-            raise DataError(f"{file}: not in COCO form: {key!r} must be a list of objects")
+        if problems[key]:
+            problem = f"{key!r} must be a list of objects{problems[key]}"
+            raise DataError(f"{file}: not in COCO form: {problem}")
     index.flush()
     return members, {key: np.array(ends[key]) for key in _LISTS}
 
@@ -264,6 +266,11 @@ def _write_annotations(
             unnamed or f"{counts.max()} annotations have the id {ids[counts.argmax()]}",
             "file",
         )
+    places, first = np.arange(len(table)), np.unique(table["key"], return_index=True)[1]
+    if len(repeated := np.setdiff1d(places, first)):
+        effect = "All are trained and measured. Delete repeats, which `detlite check` lists."
+        number = repeated[0] + 1 if numbered else table["id"][repeated[0]]
+        reader.findings.add(REPEATED, effect, f"annotation {number}", count=len(repeated))
     return table, numbered
 
 

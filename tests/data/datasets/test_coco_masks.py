@@ -5,8 +5,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from detlite.data.datasets.coco_masks import read_segmentation, segmentation_problem
+from detlite.data.datasets.coco_masks import (
+    mask_box,
+    mask_extent,
+    read_segmentation,
+    segmentation_problem,
+)
 from detlite.structures.masks.formats import encode_bitmap
+from detlite.structures.masks.rle import run_lengths
 
 
 @pytest.mark.parametrize(
@@ -32,3 +38,12 @@ def test_compressed_rles_are_checked(bitmap):
     assert segmentation_problem(rle, 9, 7) is None
     damaged = {**rle, "counts": rle["counts"][:-1]}
     assert segmentation_problem(damaged, 9, 7) is not None
+
+
+@given(bitmap=st.lists(st.booleans(), min_size=63, max_size=63).filter(any))
+def test_extent_of_a_mask(bitmap):
+    pixels = np.array(bitmap).reshape(9, 7)
+    rle = encode_bitmap(pixels)
+    runs = {**rle, "counts": run_lengths(rle["counts"]).tolist()}
+    assert mask_extent(rle, 9, 7) == mask_extent(runs, 9, 7) == mask_box(rle, 9, 7)
+    assert mask_extent([[2, 3, 5, 1, 9, 7], [-1, 4, 1, 5, 2, 6]], 9, 7) == [0, 1, 7, 6]

@@ -35,7 +35,7 @@ def found(dataset):
         ("[1, 2]", "not in COCO form: a JSON list"),
         ("{}", "not in COCO form: 'images' is missing"),
         ('{"images": {}}', "'images' must be a list of objects"),
-        ('{"images": [3]}', "'images' must be a list of objects"),
+        ('{"images": [3]}', "'images' must be a list of objects, but entry 0 is 3"),
         ('{"images": [{"id": 1}]}', "'annotations' is missing"),
         ('{"images": [], "annotations": [], "categories": []}', "'images' is empty"),
     ],
@@ -161,6 +161,16 @@ def test_bad_annotation_is_refused_or_becomes_a_region(content, write_set, chang
         assert rows[1]["bbox"] == [4, 6, 10, 8]
 
 
+@pytest.mark.parametrize(("ids", "start"), [((1, 2), 0), ((0, 1), 1)])
+def test_categories_counted_from_another_number(content, write_set, ids, start):
+    for row, number in zip(content["categories"], ids, strict=True):
+        row["id"] = number
+    for row in content["annotations"]:
+        row["category_id"] = start + row["category_id"] // 4
+    with pytest.raises(DataError, match=rf"Were they counted from {start}\?"):
+        CocoDataset(*write_set(content))
+
+
 def test_objects_of_unknown_categories_are_ignored_in_all_categories(content, write_set):
     content["annotations"][0]["category_id"] = 9
     dataset = CocoDataset(*write_set(content), skip_bad=True)
@@ -281,6 +291,27 @@ def test_corners_inside_of_the_image_are_refused(content, write_set):
         CocoDataset(*write_set({**content, "annotations": rows}))
     rows[0]["bbox"] = [10, 2, 5, 8]
     assert len(CocoDataset(*write_set({**content, "annotations": rows}, "boxes"))) == 4
+
+
+def test_boxes_that_mostly_differ_from_their_masks(content, write_set):
+    """They are centers, or run lengths go along rows. A single one is no finding."""
+    row = content["annotations"][0]
+    rows = [{**row, "id": number} for number in range(1, 6)]
+    rows[0]["bbox"] = [9, 10, 10, 8]
+    text = found(CocoDataset(*write_set({**content, "annotations": rows}, "one")))
+    assert "masks" not in text
+    for one in rows:
+        one["bbox"] = [9, 10, 10, 8]
+    text = found(CocoDataset(*write_set({**content, "annotations": rows})))
+    assert "from their masks, among the first 2000: 5 annotations, for example annot" in text
+    assert "[9, 10, 10, 8], box of the mask [4, 6, 10, 8]" in text
+
+
+def test_repeated_annotations(content, write_set):
+    assert "another one" not in found(CocoDataset(*write_set(content, "valid")))
+    content["annotations"] += [{**row, "id": 9 + row["id"]} for row in content["annotations"][:2]]
+    text = found(CocoDataset(*write_set(content)))
+    assert "box of another one: 2 annotations, for example annotation 10" in text
 
 
 def test_ids_of_any_type(content, write_set):
