@@ -9,6 +9,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Generator, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -163,11 +164,23 @@ def tiny_config() -> Callable[..., CfgNode]:
     return load
 
 
-@pytest.fixture
-def make_coco_dataset(tmp_path: Path) -> Callable[..., tuple[Path, Path]]:
-    """`make_coco_dataset(...)`: write images of bright rectangles and their COCO annotations.
+def write_coco_dataset(
+    root: Path,
+    name: str = "set",
+    images: int = 6,
+    size: tuple[int, int] = (96, 128),
+    objects: int = 3,
+    sides: tuple[float, float] = (16, 40),
+    ratio: float = 1.0,
+    categories: Sequence[str] = ("cat", "dog"),
+    masks: bool = True,
+    keypoints: Sequence[str] = (),
+    gray: bool = False,
+) -> tuple[Path, Path]:
+    """Write images of bright rectangles and their COCO annotations.
 
     Args:
+        root: where to write it.
         name: folder of the data set.
         images: number of images.
         size: (height, width) of an image.
@@ -182,59 +195,56 @@ def make_coco_dataset(tmp_path: Path) -> Callable[..., tuple[Path, Path]]:
     Returns:
         The annotation file and the folder of images.
     """
+    rng = np.random.default_rng(0)
+    folder = root / name
+    (folder / "images").mkdir(parents=True)
+    names = {"keypoints": list(keypoints)} if keypoints else {}
+    content: dict[str, Any] = {
+        "images": [],
+        "annotations": [],
+        "categories": [
+            {"id": number, "name": category, **names}
+            for number, category in enumerate(categories, start=1)
+        ],
+    }
+    height, width = size
+    for image_id in range(1, images + 1):
+        file = f"{image_id}.png"
+        pixels = rng.integers(0, 100, (height, width) if gray else (height, width, 3), np.uint8)
+        content["images"].append(
+            {"id": image_id, "file_name": file, "height": height, "width": width}
+        )
+        for _ in range(objects):
+            side = rng.uniform(*sides)
+            w, h = side / ratio**0.5, side * ratio**0.5
+            x, y = rng.uniform(0, width - w), rng.uniform(0, height - h)
+            pixels[int(y) : int(y + h), int(x) : int(x + w)] += 120
+            annotation = {
+                "id": len(content["annotations"]) + 1,
+                "image_id": image_id,
+                "category_id": int(rng.integers(len(categories))) + 1,
+                "bbox": [x, y, w, h],
+            }
+            if masks:
+                annotation["segmentation"] = [[x, y, x + w, y, x + w, y + h, x, y + h]]
+            if keypoints:
+                annotation["keypoints"] = [x + w / 2, y + h / 2, 2] * len(keypoints)
+            content["annotations"].append(annotation)
+        Image.fromarray(pixels).save(folder / "images" / file)
+    (folder / "annotations.json").write_text(json.dumps(content))
+    return folder / "annotations.json", folder / "images"
 
-    def make(
-        name: str = "set",
-        images: int = 6,
-        size: tuple[int, int] = (96, 128),
-        objects: int = 3,
-        sides: tuple[float, float] = (16, 40),
-        ratio: float = 1.0,
-        categories: Sequence[str] = ("cat", "dog"),
-        masks: bool = True,
-        keypoints: Sequence[str] = (),
-        gray: bool = False,
-    ) -> tuple[Path, Path]:
-        rng = np.random.default_rng(0)
-        folder = tmp_path / name
-        (folder / "images").mkdir(parents=True)
-        names = {"keypoints": list(keypoints)} if keypoints else {}
-        content: dict[str, Any] = {
-            "images": [],
-            "annotations": [],
-            "categories": [
-                {"id": number, "name": category, **names}
-                for number, category in enumerate(categories, start=1)
-            ],
-        }
-        height, width = size
-        for image_id in range(1, images + 1):
-            file = f"{image_id}.png"
-            pixels = rng.integers(0, 100, (height, width) if gray else (height, width, 3), np.uint8)
-            content["images"].append(
-                {"id": image_id, "file_name": file, "height": height, "width": width}
-            )
-            for _ in range(objects):
-                side = rng.uniform(*sides)
-                w, h = side / ratio**0.5, side * ratio**0.5
-                x, y = rng.uniform(0, width - w), rng.uniform(0, height - h)
-                pixels[int(y) : int(y + h), int(x) : int(x + w)] += 120
-                annotation = {
-                    "id": len(content["annotations"]) + 1,
-                    "image_id": image_id,
-                    "category_id": int(rng.integers(len(categories))) + 1,
-                    "bbox": [x, y, w, h],
-                }
-                if masks:
-                    annotation["segmentation"] = [[x, y, x + w, y, x + w, y + h, x, y + h]]
-                if keypoints:
-                    annotation["keypoints"] = [x + w / 2, y + h / 2, 2] * len(keypoints)
-                content["annotations"].append(annotation)
-            Image.fromarray(pixels).save(folder / "images" / file)
-        (folder / "annotations.json").write_text(json.dumps(content))
-        return folder / "annotations.json", folder / "images"
 
-    return make
+@pytest.fixture
+def make_coco_dataset(tmp_path: Path) -> Callable[..., tuple[Path, Path]]:
+    """`make_coco_dataset(...)`: `write_coco_dataset` in a folder of the test."""
+    return partial(write_coco_dataset, tmp_path)
+
+
+@pytest.fixture(scope="session")
+def shared_coco_dataset(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Return the annotation file and the images of a data set, which tests must not change."""
+    return write_coco_dataset(tmp_path_factory.mktemp("shared"))
 
 
 # Not for the whole session, because playwright's event loop would disturb later tests.

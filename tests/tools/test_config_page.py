@@ -1,11 +1,11 @@
 """Test the generated reference of the config keys."""
 
 from detlite.config import KEYS
-from detlite.config.document import config_page
+from tools.config_page import config_page
 
 
 def test_page_is_up_to_date(repo_root):
-    """Run `python -m detlite.config.document > docs/config.md` to update the page."""
+    """Run `python tools/config_page.py > docs/config.md` to update the page."""
     assert (repo_root / "docs" / "config.md").read_text() == config_page()
 
 
