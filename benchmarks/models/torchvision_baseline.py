@@ -18,8 +18,8 @@ from torchvision.ops import FrozenBatchNorm2d
 from torchvision.ops.feature_pyramid_network import LastLevelMaxPool
 from yacs.config import CfgNode
 
+from detlite.apps.export.torchvision import to_torchvision
 from detlite.config import ConfigError, load_config
-from detlite.conversion.torchvision_export import to_torchvision
 from detlite.modeling.build import build_model
 from detlite.modeling.detection_model import DetectionModel
 from detlite.modeling.layers.norm import build_norm

@@ -12,9 +12,9 @@ from torchvision.models.detection.faster_rcnn import FastRCNNPredictor, TwoMLPHe
 from torchvision.ops import FrozenBatchNorm2d
 
 import detlite
+from detlite.apps.export.torchvision import to_torchvision
 from detlite.config import ConfigError
 from detlite.conversion.checkpoint.files import read_checkpoint
-from detlite.conversion.torchvision_export import to_torchvision
 from tests.conversion.recorded_outputs import load_recipe
 from tests.conversion.torchvision_models import (
     TORCHVISION,

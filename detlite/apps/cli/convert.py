@@ -66,7 +66,7 @@ def run(args: Namespace) -> int:
         model = build_model(cfg)
         load_weights(model, checkpoint)
         if args.to:
-            from detlite.conversion.torchvision_export import export_to_torchvision
+            from detlite.apps.export.torchvision import export_to_torchvision
 
             try:
                 state, settings = export_to_torchvision(cfg, model)

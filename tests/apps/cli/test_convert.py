@@ -5,7 +5,7 @@ import torch
 
 from detlite import build_model, load_checkpoint
 from detlite.conversion.checkpoint.files import Checkpoint, read_checkpoint, save_checkpoint
-from tests.conversion.test_torchvision_export import EXPORTABLE
+from tests.apps.export.test_torchvision import EXPORTABLE
 
 
 @pytest.fixture

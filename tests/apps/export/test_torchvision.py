@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from detlite.conversion import torchvision_export
-from detlite.conversion.torchvision_export import build_torchvision_model, export_to_torchvision
+from detlite.apps.export import torchvision
+from detlite.apps.export.torchvision import build_torchvision_model, export_to_torchvision
 from detlite.modeling import build_model
 from tests.modeling.family import FAMILY
 
@@ -116,6 +116,6 @@ def test_other_models_are_refused(exportable, opts, message):
 
 def test_difference_without_a_known_key_is_refused(exportable, monkeypatch):
     cfg, model = exportable("MODEL.ROI_BOX_HEAD.POOLER_TYPE", "ROIAlignV2")
-    monkeypatch.delitem(torchvision_export._REQUIRED, "MODEL.ROI_BOX_HEAD.POOLER_TYPE")
+    monkeypatch.delitem(torchvision._REQUIRED, "MODEL.ROI_BOX_HEAD.POOLER_TYPE")
     with pytest.raises(ValueError, match=r"finds only \d+% of \d+ detections"):
         export_to_torchvision(cfg, model)

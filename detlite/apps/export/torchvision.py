@@ -21,13 +21,12 @@ from yacs.config import CfgNode
 
 from detlite.config.loading import flatten
 from detlite.conventions import convention_of
+from detlite.conversion.checkpoint.stored_config import unused_sections
+from detlite.conversion.checkpoint_source import StateDict
+from detlite.conversion.torchvision import TORCHVISION
 from detlite.modeling import build_model
 from detlite.modeling.backbone.build import build_resnet_options
 from detlite.modeling.backbone.resnet import DEPTHS
-
-from .checkpoint.stored_config import unused_sections
-from .checkpoint_source import StateDict
-from .torchvision import TORCHVISION
 
 # What torchvision's detectors compute with; other values of these keys change detections.
 _REQUIRED: dict[str, Any] = {
