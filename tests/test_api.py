@@ -25,6 +25,8 @@ from detlite.data import DataError
 from detlite.engine.hooks import Hook
 from detlite.run_lock import run_lock
 
+pytestmark = pytest.mark.usefixtures("without_drawings")
+
 # Overrides for a small model and a short run.
 SMALL = {
     "MODEL.DEVICE": "cpu",

@@ -15,6 +15,8 @@ from detlite.apps.cli.main import main
 from detlite.config import load_config
 from detlite.modeling import build_model
 
+pytestmark = pytest.mark.usefixtures("without_drawings")
+
 PAGE = Path(__file__).parents[1] / "docs" / "mistakes.md"
 ROWS = {
     title: (message, result)

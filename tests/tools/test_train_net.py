@@ -17,6 +17,8 @@ from detlite.conversion.checkpoint.files import read_checkpoint
 from detlite.conversion.checkpoint.loading import build_model_from_checkpoint
 from detlite.data.datasets.synthetic import generate_shapes
 
+pytestmark = pytest.mark.usefixtures("without_drawings")
+
 ROOT = Path(__file__).parents[2]
 CONFIG = """
 _BASE_: {root}/configs/_base_/from_scratch_fpn.yaml

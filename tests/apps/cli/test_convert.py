@@ -1,9 +1,15 @@
 """Tests of `detlite convert`, from the command line to the written file."""
 
+import shutil
+from contextlib import redirect_stdout
+from io import StringIO
+from pathlib import Path
+
 import pytest
 import torch
 
 from detlite import build_model, load_checkpoint
+from detlite.apps.cli.main import main
 from detlite.conversion.checkpoint.files import Checkpoint, read_checkpoint, save_checkpoint
 from tests.apps.export.test_torchvision import EXPORTABLE
 
@@ -16,28 +22,40 @@ def convert(run_command):
     )
 
 
-@pytest.fixture
-def cfg(tiny_config):
-    return tiny_config(*EXPORTABLE)
+@pytest.fixture(scope="module")
+def model(tiny_config):
+    """Return a model that torchvision has, too."""
+    torch.manual_seed(0)
+    return build_model(tiny_config(*EXPORTABLE))
+
+
+@pytest.fixture(scope="module")
+def files(tiny_config, model, tmp_path_factory):
+    """Return a detlite checkpoint of the model, and the weights that the command exports."""
+    folder = tmp_path_factory.mktemp("convert")
+    ours, theirs = folder / "ours.pth", folder / "theirs.pth"
+    cfg = tiny_config(*EXPORTABLE)
+    save_checkpoint(Checkpoint(ours, model.state_dict(), config=cfg.dump()), last=False)
+    command = ["convert", "--weights", ours, "--output", theirs, "--to", "torchvision"]
+    with redirect_stdout(StringIO()) as out:
+        assert main([str(word) for word in command]) == 0
+    assert "with which torchvision finds the same objects" in out.getvalue()
+    return ours, theirs
 
 
 @pytest.fixture
-def model(cfg):
-    return build_model(cfg)
+def weights(files, tmp_path):
+    """Return a copy of the checkpoint."""
+    return Path(shutil.copy(files[0], tmp_path))
 
 
 @pytest.fixture
-def weights(cfg, model, tmp_path):
-    """Return a detlite checkpoint of a model that torchvision has, too."""
-    path = tmp_path / "ours.pth"
-    save_checkpoint(Checkpoint(path, model.state_dict(), config=cfg.dump()))
-    return path
+def theirs(files):
+    return files[1]
 
 
-def test_round_trip(convert, model, weights, tmp_path, capsys):
-    theirs, back = tmp_path / "theirs.pth", tmp_path / "back.pth"
-    assert convert(weights, theirs, "--to", "torchvision") == 0
-    assert "with which torchvision finds the same objects" in capsys.readouterr().out
+def test_round_trip(convert, model, theirs, tmp_path, capsys):
+    back = tmp_path / "back.pth"
     state = torch.load(theirs, weights_only=True)
     assert "backbone.fpn.inner_blocks.0.0.weight" in state
     sizes = ["MODEL.RPN.ANCHOR_SIZES", "[8, 16, 32, 64, 128]", "INPUT.MIN_SIZE_TEST", "64"]
@@ -53,10 +71,7 @@ def test_round_trip(convert, model, weights, tmp_path, capsys):
     assert predictor.model.rpn.anchor_generator.get_buffer("cell0")[1].tolist() == [-4, -4, 4, 4]
 
 
-def test_assumed_settings_are_listed_with_their_keys(convert, weights, tmp_path, caplog):
-    theirs = tmp_path / "theirs.pth"
-    convert(weights, theirs, "--to", "torchvision")
-    caplog.clear()
+def test_assumed_settings_are_listed_with_their_keys(convert, theirs, tmp_path, caplog):
     assert convert(theirs, tmp_path / "out.pth", "INPUT.MAX_SIZE_TEST", "200") == 0
     (block,) = [text for text in caplog.messages if "do not contain these settings" in text]
     assert "theirs.pth: the weights (torchvision) do not" in block
@@ -69,9 +84,7 @@ def test_assumed_settings_are_listed_with_their_keys(convert, weights, tmp_path,
     assert "do not contain these settings" not in caplog.text
 
 
-def test_from_overrides_recognition(convert, weights, tmp_path, capsys):
-    theirs = tmp_path / "theirs.pth"
-    convert(weights, theirs, "--to", "torchvision")
+def test_from_overrides_recognition(convert, theirs, tmp_path, capsys):
     options = (theirs, tmp_path / "out.pth", "--from", "detectron2")
     assert convert(*options) == 2
     assert "looks like detectron2's, but" in capsys.readouterr().err

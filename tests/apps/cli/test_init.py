@@ -13,6 +13,8 @@ from detlite.apps.doctor.machine import Resources
 from detlite.config import load_config
 from detlite.conversion.checkpoint.files import Checkpoint, save_checkpoint
 
+pytestmark = pytest.mark.usefixtures("without_drawings")
+
 # Overrides that make a training step fast.
 FAST = [
     "SOLVER.MAX_ITER", 1, "SOLVER.IMS_PER_BATCH", 1, "INPUT.MIN_SIZE_TRAIN", 64,

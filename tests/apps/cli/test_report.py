@@ -141,7 +141,7 @@ def test_default_output_and_links(runs, run_copy, capsys):
 
 
 @pytest.mark.usefixtures("without_charts")
-@pytest.mark.parametrize("kind", ["bbox", "segm"])
+@pytest.mark.parametrize("kind", ["bbox", pytest.param("segm", marks=pytest.mark.slow)])
 def test_published_coco_results(data_root, tmp_path, kind):
     """Results files of COCO have boxes or masks alone; boxes of masks are derived."""
     folder = data_root / "data" / "cocoeval_val2014_100"

@@ -45,7 +45,9 @@ def run(session: Any, inputs: list[Tensor]) -> list[Tensor]:
     return [torch.from_numpy(x) for x in session.run(None, arrays)]
 
 
-@pytest.mark.parametrize(("aligned", "sampling"), [(False, 2), (True, 0)])
+@pytest.mark.parametrize(
+    ("aligned", "sampling"), [pytest.param(False, 2, marks=pytest.mark.slow), (True, 0)]
+)
 def test_roi_align(aligned, sampling, tmp_path):
     def pool(fine: Tensor, coarse: Tensor, rois: Tensor, levels: Tensor) -> Tensor:
         scales = [0.25, 0.125]
@@ -65,7 +67,7 @@ def test_roi_align(aligned, sampling, tmp_path):
         torch.testing.assert_close(run(session, x)[0], pool(*x), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("limit", [5, 200])
+@pytest.mark.parametrize("limit", [5, pytest.param(200, marks=pytest.mark.slow)])
 def test_padded_nms(limit, tmp_path):
     def suppress(*tensors: Tensor) -> tuple[Tensor, Tensor]:
         return ops.padded_nms(*tensors, 0.5, limit)

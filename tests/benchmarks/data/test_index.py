@@ -19,7 +19,14 @@ def test_generated_dataset_is_valid_and_kept(tmp_path):
     assert file.stat().st_mtime_ns == before
 
 
-@pytest.mark.parametrize("method", METHODS)
+# Each method runs in a process of its own.
+@pytest.mark.parametrize(
+    "method",
+    [
+        pytest.param(name, marks=[] if name == "detlite with index" else pytest.mark.slow)
+        for name in METHODS
+    ],
+)
 def test_every_method_is_measured(tmp_path, method):
     row = measure(
         method, METHODS[method], generate_large_dataset(tmp_path, 20), batches=4, loaders=1
