@@ -59,6 +59,8 @@ def explain_not_json(file: Path, error: Exception) -> str:
     hint = explain_not_downloaded(data)
     if hint:
         pass
+    elif start.startswith(b"\x1f\x8b"):
+        hint = "it is compressed: unpack it with gunzip"
     elif isinstance(error, UnicodeDecodeError):
         hint = "an editor saved it in another encoding: save it as UTF-8"
     elif not start:

@@ -202,6 +202,11 @@ def _is_coco(file: Path) -> bool:
     text = excerpt(file).lstrip("\ufeff \t\r\n")
     if not text.startswith("{") or not any(re.search(key, text) for key in keys):
         return False
+    with file.open("rb") as stream:
+        encoding = json.detect_encoding(stream.read(4))
+    if not encoding.startswith("utf-8"):  # as of PowerShell
+        whole = file.read_text(encoding, "replace")
+        return all(re.search(key, whole) for key in keys)
     with file.open("rb") as stream, mmap(stream.fileno(), 0, access=ACCESS_READ) as data:
         is_panoptic = data.find(b'"segments_info"') >= 0
         return not is_panoptic and all(re.search(key.encode(), data) for key in keys)

@@ -3,6 +3,9 @@
 import re
 from collections import Counter
 
+from detlite.data.file_type import read_json
+from detlite.data.index.build import open_index
+
 from .file_tree import FileTree, excerpt
 
 _COCO = "In the tool that wrote it, choose the export COCO json"
@@ -11,6 +14,7 @@ _LABELBOX = "Convert it with Labelbox's COCO converter"
 _NEXT = "Put a.txt next to a.jpg, or the folder labels next to images"
 _TO_COCO = "Convert it to COCO json"
 _VOC = "In VoTT, choose the export Pascal VOC"
+_UNPACK = "Unpack it, or save a label image"
 _LABEL_IMAGES = "Export label images, PNG or TIFF"
 _INSTANCES = "Use the file instances_*.json next to it"
 _IMAGES = "Convert the images to PNG or TIFF, or register a reader (docs/extending.md)"
@@ -22,8 +26,7 @@ _OTHERS = [
     (r"\.csv$", r"filename,.*xmin|^[^,\n]+(,\d+){4},|bbo?x", "CSV of boxes", _COCO),
     (r"\.json$", '"segments_info"|"caption"', "COCO panoptic or captions", _INSTANCES),
     (r"\.json$", '"predicted_iou"', "masks of Segment Anything", _TO_COCO),
-    (r"\.json$", '"images".*"annotations"|"annotations".*"images"', "COCO json that lacks a list",
-     "It needs the lists images, annotations and categories"),
+    (r"\.json$", '"images".*"annotations"|"annotations".*"images"', "COCO json", ""),
     (r"\.json$", '"label_classes"', "Hasty", _COCO),
     (r"\.json$", '"Labeled Data"', "Labelbox", _LABELBOX),
     (r"\.json$", r'"bbox_mode"|"ann"\s*:', "dicts of detectron2 or mmdetection", _TO_COCO),
@@ -53,7 +56,7 @@ _OTHERS = [
     (r"\.txt$", r"^\d+( [01]?\.?\d+){4,}\s*$", "YOLO whose files match no image", _NEXT),
     (r"\.npy$", "", "a NumPy file", "Save them as PNG or TIFF; Cellpose saves masks as PNG, too"),
     (r"\.mat$", "", "a MATLAB file", "Convert them to COCO json, or to label images"),
-    (r"\.(roi|zip)$", "", "an archive or ImageJ's ROIs", "Unpack it, or save a label image"),
+    (r"(?<!\.nii)\.gz$|\.(roi|zip)$", "", "an archive or ImageJ's ROIs", _UNPACK),
     (r"\.(hei[cf]|dcm|nii(\.gz)?|svs|czi|nd2|lif)$", "", "a kind of image", _IMAGES),
 ]  # fmt: skip
 _SUPPORTED = (
@@ -63,12 +66,19 @@ _SUPPORTED = (
 
 
 def describe_unknown(tree: FileTree) -> str:
-    """Say what a dataset without readable labels contains, and what to do."""
+    """Say what a dataset without readable labels contains, and what to do.
+
+    Raises DataError if it contains a json file that is not valid.
+    """
     for pattern, content, name, advice in _OTHERS:
         paths = ((file, file.relative_to(tree.root).as_posix()) for file in tree.files)
         for file in [file for file, path in paths if re.search(pattern, path, re.I)][:9]:
             if not content or re.search(content, excerpt(file), re.DOTALL | re.MULTILINE):
+                if name == "COCO json":
+                    open_index(file)  # raises what is wrong with it
                 return f"{file}: is {name}, which is not read. {advice}"
+    for file in tree.with_suffix(".json")[:1]:
+        read_json(file)
     counts = Counter(file.suffix or file.name for file in tree.files)
     found = ", ".join(f"{count} {kind}" for kind, count in counts.most_common(5)) or "nothing"
     return (

@@ -26,6 +26,12 @@ def test_single_file(tmp_path, text):
     assert stems(tmp_path) == {"train": "instances"}
 
 
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-16-be", "utf-32"])
+def test_encodings_of_a_file(tmp_path, encoding):
+    (tmp_path / "instances.json").write_text(EMPTY, encoding)
+    assert stems(tmp_path) == {"train": "instances"}
+
+
 def test_files_next_to_their_images(tmp_path, text):
     for name in ("train", "valid", "test"):
         text(tmp_path / f"{name}/_annotations.coco.json", EMPTY)

@@ -216,7 +216,7 @@ def test_json_files_next_to_the_data_are_no_annotations(yolo_folder, text):
 def test_coco_files_need_three_lists(yolo_folder, text):
     text(yolo_folder / "stats.json", '{"images": [], "annotations": []}')
     assert find_sets(yolo_folder)[1].startswith("read as YOLO")
-    with pytest.raises(DataError, match="needs the lists images, annotations and categories"):
+    with pytest.raises(DataError, match="'categories' is missing; 'images', 'annotations' and"):
         find_sets(yolo_folder / "stats.json")
 
 

@@ -2,7 +2,8 @@
 
 import pytest
 
-from detlite.apps.dataset_formats.find_annotations import UnknownFormatError, read_folder
+from detlite.apps.dataset_formats.find_annotations import read_folder
+from detlite.data.errors import DataError
 
 
 @pytest.mark.parametrize(
@@ -43,12 +44,18 @@ from detlite.apps.dataset_formats.find_annotations import UnknownFormatError, re
         ("i.xml", "<dataset><images><image><box top='1'/></image></images></dataset>", "imglab"),
         ("_annotations.txt", "a.jpg 10,10,40,50,0 20,20,50,60,1\n", "keras-yolo3"),
         ("labels.csv", "image_id,width,height,bbox,source\n", "is CSV of boxes"),
+        ("a.json.gz", "", "Unpack it"),
+        ("volume.nii.gz", "", "a kind of image"),
+        ("c.json", '{"images": [], "annotations": [], "cat', "c.json: not valid JSON"),
+        ("c.json", '[{"images": [], "annotations": []}]', "a JSON list, not an object"),
+        ("c.json", '{"images": [], "annotations": [], "categories": {}}', "'categories' must be a"),
+        ("c.json", "{'images': []}", "it has single quotes like a printed Python dict"),
         ("readme.md", "", "contains no annotations of a supported format, but 1 .md. Supported:"),
     ],
 )
 def test_formats_are_named(tmp_path, text, name, content, expected):
     text(tmp_path / name, content)
-    with pytest.raises(UnknownFormatError) as raised:
+    with pytest.raises(DataError) as raised:
         read_folder(tmp_path)
     assert expected in str(raised.value)
     assert str(raised.value).startswith(str(tmp_path))
