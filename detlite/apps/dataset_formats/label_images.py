@@ -30,7 +30,11 @@ def read_label_image(file: Path, size: tuple[int, int]) -> LabelImage:
                 raise DataError(f"{file}: has {pages} pages; save one file for each image")
             alpha = np.asarray(image.getchannel("A")) if "A" in image.getbands() else None
             colors = image if alpha is None else image.convert(image.mode[:-1])
-            pixels = np.asarray(colors).astype(np.int64)  # of a palette its indices
+            numbers = np.asarray(colors)  # of a palette its indices
+            if (broken := numbers[numbers != np.floor(numbers)]).size:
+                problem = f"has the value {broken[0]:g}: values of masks must be whole numbers"
+                raise DataError(f"{file}: {problem}")
+            pixels = numbers.astype(np.int64)
             indexed = image.mode == "P"
     except DECODE_ERRORS as error:
         if isinstance(error, DataError):

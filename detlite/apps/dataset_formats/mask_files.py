@@ -96,6 +96,10 @@ def read_mask_folder(tree: FileTree, conversion: Conversion) -> LabeledDataset:
                 if folder != "segmentationobject" or label_image.smooth:
                     for doubt, example in _doubts(label_image, pieces):
                         doubts[doubt].append(f"{example} in {one.file}")
+                        if conversion.masks and "background" in doubt:
+                            what, text = f"mask images that {doubt}", "Set it to 0 in the files."
+                            example = f"{example} in {one.file}"
+                            conversion.findings.add(what, text, example, "mask image")
                     sets.append(set(distinct_values(label_image.values).tolist()) - {0})
                 objects += _objects(one, label_image.values, pieces, conversion, names)
             images.append(LabeledImage(image, size, objects, tree.split_of(image)))

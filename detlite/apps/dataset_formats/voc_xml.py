@@ -38,7 +38,11 @@ def voc_labels(file: Path, tree: FileTree, conversion: Conversion) -> Iterator[I
     first = 0.0 if content.continuous else _first_pixel(tree)
     labels = ImageLabels(f"{content.folder}/{content.file_name}".strip("/"), size=content.size)
     labels.split = splits.get(file)
-    labels.shapes = [_shape(obj, first) for obj in content.objects]
+    for obj in content.objects:
+        labels.shapes.append(_shape(obj, first))
+        if obj.difficult:
+            text = "They become crowds (iscrowd 1), which VOC does not measure either."
+            conversion.findings.add("difficult objects", text, f"{file} ({obj.name})", "object")
     for name in (file.parent.parent, file.parent):
         masks = name / "SegmentationObject" / f"{file.stem}.png"
         if masks.is_file():

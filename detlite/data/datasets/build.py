@@ -107,6 +107,12 @@ def config_findings(
     if "exif_orientation=False" in cfg.MODEL.CONVENTION_OVERRIDE:
         effect = "Annotations count stored pixels, as MODEL.CONVENTION_OVERRIDE says."
         yield Finding("EXIF orientations are not applied", effect, 0)
+    bits, values = cfg.INPUT.IMAGE_BITS, cfg.INPUT.VALUE_RANGE
+    if values or bits != 16:
+        effect = f"The highest 8 of {bits} bits (INPUT.IMAGE_BITS) are kept."
+        if values:
+            effect = f"The limits INPUT.VALUE_RANGE {values} become black and white."
+        yield Finding("images of more than 8 bits are read as 8 bits", effect, 0)
     names = with_sides(index.keypoint_names, cfg.DATASETS.KEYPOINT_FLIP_PAIRS)
     if selection.keypoints and not has_sides(names):
         what = "no keypoint names are known to be left and right"

@@ -223,6 +223,24 @@ def test_meaning_of_masks(tmp_path, image, masks, pixels, expected):
     assert min(boxes)[:2] == pytest.approx((2, 2), abs=1)
 
 
+def test_a_background_that_counts_as_an_object_is_reported(tmp_path, image):
+    image(tmp_path / "images/a.jpg")
+    save(tmp_path / "masks/a.png", filled())
+    _, sets = read_folder(tmp_path, Conversion("connected"))
+    (finding,) = sets["train"].findings
+    assert str(finding).startswith("mask images that have a background that is not 0 and counts")
+
+
+def test_fractions_are_no_values(tmp_path, image):
+    """They are probabilities, or labels after resizing."""
+    image(tmp_path / "images/a.png")
+    file = save(tmp_path / "masks/a.tif", two_objects().astype(np.float32))
+    assert_two_objects(to_coco(read(tmp_path))["annotations"])
+    save(file, two_objects().astype(np.float32) / 4)
+    with pytest.raises(DataError, match=r"a\.tif: has the value 0\.75: .* whole numbers"):
+        read_folder(tmp_path)
+
+
 def test_gray_edges_of_single_objects(tmp_path, image):
     image(tmp_path / "images/a.jpg")
     save(tmp_path / "masks/a/1.png", smoothed())

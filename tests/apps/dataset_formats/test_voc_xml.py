@@ -194,7 +194,8 @@ def test_masks_of_objects(voc, image, text):
     assert cat["bbox"] == [10, 1, 20, 11]
     assert (to_bitmap(cat["segmentation"], 40, 60) == (values == 1)).all()
     assert "segmentation" not in dog
-    (finding,) = dataset.findings
+    difficult, finding = dataset.findings
+    assert (difficult.what, difficult.count) == ("difficult objects", 1)
     assert (finding.what, finding.count) == ("masks that fit no box", 1)
     bad = xml(("cat", 1, 11, 2, 30, 12), ("cat", 0, "x", 2, 30, 12), name="a.png")
     text(voc / "Annotations/a.xml", bad)
