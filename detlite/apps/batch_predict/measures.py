@@ -95,18 +95,21 @@ def write_summary(
 
 
 def write_label_image(file: Path, prediction: Mapping[str, Any]) -> None:
-    """Write a 16-bit label image of a prediction: value k is its k-th object, 0 the background.
+    """Write a label image of a prediction: value k is its k-th object, 0 the background.
 
-    Where objects overlap, the one with the highest score is on top. Raises ConfigError if the
-    prediction has no masks.
+    It has 16 bits, or 32 for more than 65,535 objects. Where objects overlap, the one with the
+    highest score is on top. Raises ConfigError if the prediction has no masks, or too many for PNG.
     """
     if "masks" not in prediction:
         raise ConfigError("--label-images needs a model that predicts masks")
-    size = tuple(prediction["size"])
-    values, scores = np.zeros(size, np.uint16), np.array(prediction["scores"])
+    size, scores = tuple(prediction["size"]), np.array(prediction["scores"])
+    is_tiff, fits = file.suffix == ".tif", len(scores) < 1 << 16
+    if not (is_tiff or fits):
+        raise ConfigError(f"{file}: PNG has no values for {len(scores)} objects: choose tiff")
+    values = np.zeros(size, np.uint16 if fits else np.int32)
     for index in np.argsort(scores, kind="stable"):
         mask = prediction["masks"][int(index)]
         bitmap = to_bitmap(mask, *size) if isinstance(mask, dict) else np.asarray(mask)
         values[bitmap > 0] = index + 1
     with atomic_path(file) as temporary:
-        Image.fromarray(values).save(temporary, "TIFF" if file.suffix == ".tif" else "PNG")
+        Image.fromarray(values).save(temporary, "TIFF" if is_tiff else "PNG")

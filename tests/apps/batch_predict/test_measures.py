@@ -113,6 +113,19 @@ def test_label_images_show_the_highest_score(tmp_path, suffix):
     assert (tmp_path / f"a{suffix}").read_bytes() == (tmp_path / f"b{suffix}").read_bytes()
 
 
+def test_more_objects_than_16_bits_need_tiff(tmp_path):
+    class Masks:
+        def __getitem__(self, index):
+            return np.array([[index == 0, index == 65_599]])
+
+    prediction = {"size": (1, 2), "scores": np.ones(65_600), "masks": Masks()}
+    write_label_image(tmp_path / "a.tif", prediction)
+    with Image.open(tmp_path / "a.tif") as image:
+        assert np.asarray(image).tolist() == [[1, 65_600]]
+    with pytest.raises(ConfigError, match="PNG has no values for 65600 objects: choose tiff"):
+        write_label_image(tmp_path / "a.png", prediction)
+
+
 def test_models_without_masks_are_refused(tmp_path):
     with pytest.raises(ConfigError, match="--format measures needs a model that predicts masks"):
         add_measures([{"bbox": [1, 2, 3, 4]}], np.zeros((3, 5, 5), np.uint8))
