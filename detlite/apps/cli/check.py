@@ -22,7 +22,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--data", required=True, nargs="+", type=Path, metavar="PATH",
         help="annotation files (.json), or a config by path or name",
     )  # fmt: skip
-    text = "images of the annotation files (default: the folder images next to them)"
+    text = "images of the annotation files (default: a folder near them)"
     cli.add_option(parser, "--images", text, "FOLDER", type=Path)
     cli.add_option(parser, "--page", "HTML report to write, with the images", "FILE", type=Path)
     text = "copy of the annotation file to write, without what training refuses"

@@ -5,6 +5,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
+from detlite.apps.dataset_formats.coco_files import find_images
 from detlite.config import ConfigError, load_config
 from detlite.data.datasets.build import check_sets, config_findings
 from detlite.data.datasets.catalog import locate_dataset
@@ -92,10 +94,9 @@ def _progress(rows: list[Any], name: str) -> Any:
 
 
 def _image_folder(annotations: Path) -> Path:
-    """Return the folder `images` next to the file or one folder up, or the file's own folder."""
-    for folder in (annotations.parent / "images", annotations.parent.parent / "images"):
-        if folder.is_dir():
-            return folder
+    """Return the folder of the images, or that of the file if they or the file cannot be found."""
+    with suppress(DataError):
+        return find_images(annotations)
     return annotations.parent
 
 

@@ -9,7 +9,6 @@ from collections.abc import Hashable, Mapping
 from contextlib import suppress
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from detlite.atomic_write import atomic_open
@@ -143,7 +142,7 @@ def write_coco(content: dict[str, Any], file: Path) -> None:
 
 
 def split_content(
-    content: dict[str, Any], within: str = "", groups: Mapping[str, str] = MappingProxyType({})
+    content: dict[str, Any], within: str = "", groups: Mapping[str, str] | None = None
 ) -> dict[str, dict[str, Any]]:
     """Split the content of a COCO file into "train" and "val" by a hash of the file names.
 
@@ -160,7 +159,7 @@ def split_content(
     annotated = {owner(row) for row in content["annotations"]}
     hashes = {}
     for row in content["images"]:
-        name = groups.get(row["file_name"], row["file_name"])
+        name = (groups or {}).get(row["file_name"], row["file_name"])
         path = posixpath.normpath(posixpath.join(within, name)) if within else name
         hashes[row["id"]] = _hash_fraction(path)
     order = sorted((value, number) for number, value in hashes.items() if number in annotated)

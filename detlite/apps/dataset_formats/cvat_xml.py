@@ -15,17 +15,7 @@ from detlite.data.errors import DataError
 
 from .file_tree import SPLITS, FileTree
 from .labeled_dataset import AS_BACKGROUND, Conversion
-from .shapes import (
-    ImageLabels,
-    Shape,
-    as_incomplete,
-    bounding_box,
-    box_shape,
-    ellipse_shape,
-    not_an_object,
-    read_each,
-    read_shape,
-)
+from .shapes import ImageLabels, Shape, as_incomplete, bounding_box, read_each, read_shape
 
 _NOT_SHAPES = ("tag", "attribute")
 
@@ -66,15 +56,15 @@ def _size(node: ET.Element) -> tuple[int, int]:
 
 
 def _shape(label: str, node: ET.Element) -> Shape:
-    shape = not_an_object(node.tag, label, _points(node) if node.get("points") else ())
+    shape = Shape.not_an_object(node.tag, label, _points(node) if node.get("points") else ())
     values, turn = node.attrib, float(node.get("rotation") or 0)
     if node.tag == "box":
         x1, y1, x2, y2 = (float(values[key]) for key in ("xtl", "ytl", "xbr", "ybr"))
         center = (x1 + x2) / 2, (y1 + y2) / 2
-        shape = box_shape(label, (x1, y1, x2 - x1, y2 - y1), turn, center)
+        shape = Shape.box(label, (x1, y1, x2 - x1, y2 - y1), turn, center)
     elif node.tag == "ellipse":
         x, y, rx, ry = (float(values[key]) for key in ("cx", "cy", "rx", "ry"))
-        shape = ellipse_shape(label, (x, y), (rx, ry), turn)
+        shape = Shape.ellipse(label, (x, y), (rx, ry), turn)
     elif node.tag == "polygon":
         shape.problem = ""
     elif node.tag == "mask":
@@ -85,10 +75,9 @@ def _shape(label: str, node: ET.Element) -> Shape:
     elif node.tag == "skeleton":
         points = [one for one in node.iter("points") if one.get("outside") != "1"]
         x, y, w, h = bounding_box([_points(one) for one in points])
-        shape = box_shape(label, (x, y, w, h))
+        shape = Shape.box(label, (x, y, w, h))
         shape.keypoints = {one.get("label", ""): _keypoint(one) for one in points}
-    group = values.get("group_id", "0")
-    shape.group = None if group == "0" else group
+    shape.group = group if (group := values.get("group_id", "0")) != "0" else None
     return shape
 
 

@@ -18,11 +18,10 @@ OUTPUT_FOLDER = "detlite"  # in the folder of a dataset, for the files that `det
 SPLITS = {"train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val",
           "test": "test", "testing": "test"}  # fmt: skip
 _LABEL_FOLDERS = {"annotations", "labels", "ann"}
-_DRAWINGS = "Visualization"  # the end of LabelMe's names of folders of drawn labels
 _NO_PHOTOS = ("SegmentationClass", "SegmentationObject")  # masks with the names of images
 _LABELS = {".json", ".xml", ".txt", ".csv", ".yaml", ".yml"}
 # Of macOS, Windows and Synology.
-_JUNK = {"__macosx", "thumbs.db", "desktop.ini", "$recycle.bin", "@eadir"}
+_JUNK = ("__macosx", "thumbs.db", "desktop.ini", "$recycle.bin", "@eadir", "visualization")
 _UPLOAD_PREFIX = re.compile(r"[0-9a-f]{8}-(?=.)")  # Label Studio puts it in front of file names
 _SAMPLE = 3  # files that decide the format
 _HEAD = 1 << 16  # bytes at the start and the end of a file that `excerpt` returns
@@ -44,10 +43,7 @@ class FileTree:
         self.image_root = images or (self.root.parent if in_label_folder else self.root)
         files = self.files if self.image_root == data else list_files(self.image_root)
         suffixes = image_suffixes()
-        self.images = [
-            file for file in files
-            if file.suffix.lower() in suffixes and not file.parent.name.endswith(_DRAWINGS)
-        ]  # fmt: skip
+        self.images = [file for file in files if file.suffix.lower() in suffixes]
         self._by_name: defaultdict[str, list[Path]] = defaultdict(list)
         for file in self.images:
             if file.parent.name not in _NO_PHOTOS:
@@ -114,10 +110,11 @@ def is_image_name(name: str) -> bool:
 
 
 def list_files(folder: Path) -> list[Path]:
-    """List the files in a folder and its subfolders, except hidden ones and files of systems."""
+    """List the files in a folder and its subfolders, except hidden ones, drawings and junk."""
 
     def is_used(name: str) -> bool:
-        return not name.startswith(".") and name.lower() not in _JUNK
+        # LabelMe draws labels into folders such as AnnotationsVisualization.
+        return not name.startswith(".") and not name.lower().endswith(_JUNK)
 
     files: list[Path] = []
     for parent, folders, names in os.walk(folder):

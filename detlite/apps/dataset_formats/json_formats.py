@@ -16,17 +16,7 @@ from detlite.structures.masks.formats import to_bitmap
 
 from .file_tree import SPLITS, FileTree, is_image_name
 from .labeled_dataset import Conversion
-from .shapes import (
-    ImageLabels,
-    Shape,
-    box_shape,
-    ellipse_shape,
-    flat,
-    not_an_object,
-    png_shape,
-    read_each,
-    read_shape,
-)
+from .shapes import ImageLabels, Shape, flat, read_each, read_shape
 
 Json = dict[str, Any]
 _CATEGORY_KEYS = ("class", "label", "name", "category", "type")  # attributes of VIA that name it
@@ -85,14 +75,18 @@ def _via_region(region: Json, key: str | None) -> Shape:
 def _via_shape(category: str, form: Json) -> Shape:
     kind = form["name"]
     if kind == "rect":
-        return box_shape(category, [float(form[side]) for side in _SIDES])
+        return Shape.box(category, [float(form[side]) for side in _SIDES])
     if kind in ("circle", "ellipse"):
         radii = (form["r"], form["r"]) if kind == "circle" else (form["rx"], form["ry"])
         turn = float(np.rad2deg(form.get("theta", 0)))
-        return ellipse_shape(category, (form["cx"], form["cy"]), radii, turn)
+        return Shape.ellipse(category, (form["cx"], form["cy"]), radii, turn)
     points = zip(form.get("all_points_x", ()), form.get("all_points_y", ()), strict=True)
     corners = flat(list(points))
-    return Shape(category, corners) if kind == "polygon" else not_an_object(kind, category, corners)
+    return (
+        Shape(category, corners)
+        if kind == "polygon"
+        else Shape.not_an_object(kind, category, corners)
+    )
 
 
 def label_studio_labels(
@@ -169,11 +163,11 @@ def _label_studio_shape(category: str, value: Json, height: int, width: int) -> 
     turn = float(value.get("rotation") or 0)
     if "radiusX" in value:
         radii = value["radiusX"] * width / 100, value["radiusY"] * height / 100
-        return ellipse_shape(category, (x, y), radii, turn)
+        return Shape.ellipse(category, (x, y), radii, turn)
     if "height" not in value:
-        return not_an_object("keypoint without a parent region", category)
+        return Shape.not_an_object("keypoint without a parent region", category)
     w, h = value["width"] * width / 100, value["height"] * height / 100
-    return box_shape(category, (x, y, w, h), turn)
+    return Shape.box(category, (x, y, w, h), turn)
 
 
 def _decode_brush(data: Sequence[int], height: int, width: int) -> np.ndarray:
@@ -204,15 +198,14 @@ def createml_labels(file: Path, tree: FileTree, conversion: Conversion) -> Itera
 
 
 def _createml_image(row: Json) -> ImageLabels:
-    labels = ImageLabels(row.get("image") or row["imagefilename"])
-    for one in row.get("annotations") or row.get("annotation") or []:
-        labels.shapes.append(read_shape(_createml_shape, one.get("label", ""), one))
-    return labels
+    rows = row.get("annotations") or row.get("annotation") or []
+    shapes = [read_shape(_createml_shape, one.get("label", ""), one) for one in rows]
+    return ImageLabels(row.get("image") or row["imagefilename"], shapes)
 
 
 def _createml_shape(category: str, row: Json) -> Shape:
     x, y, w, h = (float(row["coordinates"][side]) for side in _SIDES)
-    return box_shape(category, (x - w / 2, y - h / 2, w, h))
+    return Shape.box(category, (x - w / 2, y - h / 2, w, h))
 
 
 def supervisely_labels(file: Path, tree: FileTree, conversion: Conversion) -> Iterator[ImageLabels]:
@@ -230,16 +223,16 @@ def _supervisely_shape(category: str, row: Json) -> Shape:
     kind, points = row["geometryType"], row.get("points", {})
     if kind == "bitmap":
         x, y = row["bitmap"]["origin"]
-        return png_shape(category, row["bitmap"]["data"], (x, y), compressed=True)
+        return Shape.png(category, row["bitmap"]["data"], (x, y), compressed=True)
     if kind == "rectangle":
         # Corners are pixels, and the last one belongs to the rectangle.
         (x1, y1), (x2, y2) = points["exterior"]
         x, y = min(x1, x2), min(y1, y2)
-        return box_shape(category, (x, y, abs(x2 - x1) + 1, abs(y2 - y1) + 1))
+        return Shape.box(category, (x, y, abs(x2 - x1) + 1, abs(y2 - y1) + 1))
     corners = flat(points.get("exterior", ()))
     if kind == "polygon":
         return Shape(category, corners, holes=[flat(hole) for hole in points.get("interior", ())])
-    return not_an_object(kind, category, corners)
+    return Shape.not_an_object(kind, category, corners)
 
 
 def datumaro_labels(file: Path, tree: FileTree, conversion: Conversion) -> Iterator[ImageLabels]:
@@ -263,9 +256,9 @@ def _datumaro_image(names: Sequence[str], split: str | None, item: Json) -> Imag
 
 def _datumaro_shape(category: str, row: Json) -> Shape:
     kind = row["type"]
-    shape = not_an_object(kind, category, row.get("points", ()))
+    shape = Shape.not_an_object(kind, category, row.get("points", ()))
     if kind == "bbox":
-        shape = box_shape(category, row["bbox"])
+        shape = Shape.box(category, row["bbox"])
     elif kind == "polygon":
         shape.problem = ""
     elif kind == "mask":

@@ -26,8 +26,7 @@ def read_label_image(file: Path, size: tuple[int, int]) -> LabelImage:
     """Read a mask of an image of (height, width). Raises DataError."""
     try:
         with Image.open(file) as image:
-            if (pages := getattr(image, "n_frames", 1)) > 1:
-                raise DataError(f"{file}: has {pages} pages; save one file for each image")
+            pages = getattr(image, "n_frames", 1)
             alpha = np.asarray(image.getchannel("A")) if "A" in image.getbands() else None
             colors = image if alpha is None else image.convert(image.mode[:-1])
             numbers = np.asarray(colors)  # of a palette its indices
@@ -37,9 +36,9 @@ def read_label_image(file: Path, size: tuple[int, int]) -> LabelImage:
             pixels = numbers.astype(np.int64)
             indexed = image.mode == "P"
     except DECODE_ERRORS as error:
-        if isinstance(error, DataError):
-            raise
         raise DataError(f"{file}: the mask is damaged or truncated ({error})") from error
+    if pages > 1:
+        raise DataError(f"{file}: has {pages} pages; save one file for each image")
     if pixels.ndim == 3 and (pixels == pixels[:, :, :1]).all():
         pixels = pixels[:, :, 0]  # gray
     values = pixels @ (1, 1 << 8, 1 << 16) if pixels.ndim == 3 else pixels

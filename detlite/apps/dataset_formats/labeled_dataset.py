@@ -19,9 +19,7 @@ _MIN_EXCEEDING = 4  # objects that can show that images have another size
 # What happens to bad labels with --skip-bad.
 WITH_IMAGE = "They are left out together with their images."
 AS_REGION = "They become ignored regions: what is detected there is neither trained nor measured."
-AS_BACKGROUND = (
-    "Their places are not known. They are left out, and the objects count as background."
-)
+AS_BACKGROUND = "Their places are unknown. They are left out: the objects count as background."
 
 Box = tuple[float, float, float, float]  # (x, y, width, height) in pixels
 

@@ -21,7 +21,7 @@ from detlite.data.images.formats import SAFE_FORMATS
 
 from .file_tree import OUTPUT_FOLDER, FileTree
 from .labeled_dataset import Conversion
-from .shapes import ImageLabels, Shape, ellipse_shape, flat, not_an_object, png_shape
+from .shapes import ImageLabels, Shape, flat
 
 _MIN_POINTS = {"polygon": 3, "rectangle": 2, "circle": 2, "mask": 2, "point": 1, "rotation": 3}
 _VISIBLE = 2
@@ -69,14 +69,14 @@ def _shape(row: dict[str, Any]) -> Shape:
     if not isinstance(points, list) or not all(map(_is_point, points)):
         return Shape(category, problem=f"points is {short_repr(points)}, not a list of [x, y]")
     if kind not in _MIN_POINTS:
-        return not_an_object(kind, category, flat(points))
+        return Shape.not_an_object(kind, category, flat(points))
     if len(points) < _MIN_POINTS[kind]:
         problem = f"a {kind} of {len(points)} points needs {_MIN_POINTS[kind]}"
         return Shape(category, flat(points), problem=problem)
     if kind == "mask":
-        return png_shape(category, row.get("mask"), (round(points[0][0]), round(points[0][1])))
+        return Shape.png(category, row.get("mask"), (round(points[0][0]), round(points[0][1])))
     if kind == "circle":
-        return ellipse_shape(category, points[0], [math.dist(points[0], points[1])] * 2)
+        return Shape.ellipse(category, points[0], [math.dist(points[0], points[1])] * 2)
     return Shape(category, flat(points), polygon=kind != "rectangle")
 
 

@@ -6,9 +6,8 @@
     a/images/a.png a/masks/*.png          the same, in a folder for each image (Data Science Bowl)
     a.png          a_mask.png             a label image next to its image
 
-Folders may have other usual names (`JPEGImages`, `SegmentationObject`), may contain or be in
-`train` and `val`, and file names of masks may end in `_mask` or similar. The folder of masks may
-have a folder for each category; otherwise the only category is "object".
+Folders may have other usual names, contain or be in `train` and `val`, and names of masks end in
+`_mask` or similar. Folders of masks may have a folder for each category, otherwise "object".
 """
 
 import re
@@ -153,16 +152,12 @@ def _find_masks(tree: FileTree) -> tuple[dict[Path, list[_MaskFile]], list[Path]
             places[file] = folder, parts
             del images[folder, parts]
     counts = Counter(folder for folder, _ in images)
-    alone = {
-        folder: file
-        for (folder, _), file in images.items()
-        if counts[folder] == 1 and folder != tree.image_root
-    }
+    alone = {folder: file for (folder, _), file in images.items() if counts[folder] == 1}
     masks: dict[Path, list[_MaskFile]] = {image: [] for image in images.values()}
     others = []
     for file, (folder, parts) in places.items():
         found = _match(file, folder, parts, images)
-        if not found and len(parts) == 1 and folder in alone:
+        if not found and len(parts) == 1 and folder in alone and folder != tree.image_root:
             found = _MaskFile(file, alone[folder], _CATEGORY, has_all=False)
         if found:
             masks[found.image].append(found)
@@ -278,16 +273,19 @@ def _objects(
 def _class_names(tree: FileTree) -> dict[int, str]:
     """Return the category of each value or color.
 
-    CVAT's labelmap.txt has lines `label:r,g,b:parts:actions`, and LabelMe's class_names.txt the
-    name of each value.
+    CVAT's labelmap.txt has lines `label:r,g,b:parts:actions`, Roboflow's _classes.csv `value, name`
+    and LabelMe's class_names.txt the name of each value.
     """
     names = {}
-    for file in tree.with_suffix(".txt"):
-        lines = read_lines(file) if file.name in ("labelmap.txt", "class_names.txt") else []
-        for number, line in enumerate(lines):
+    for file in tree.files:
+        if file.name not in ("labelmap.txt", "_classes.csv", "class_names.txt"):
+            continue
+        for number, line in enumerate(read_lines(file)):
             if match := _COLOR_LINE.match(line):
                 label, *color = match.groups()
                 names[sum(int(part) << 8 * k for k, part in enumerate(color))] = label
             elif file.name == "class_names.txt":
                 names[number] = line.strip()
+            elif match := re.match(r"\s*(\d+)\s*,\s*(.*\S)", line):
+                names[int(match[1])] = match[2]
     return names

@@ -10,25 +10,24 @@ from .file_tree import FileTree, excerpt
 
 _COCO = "In the tool that wrote it, choose the export COCO json"
 _DATUMARO = "Convert it to COCO json with datumaro, see docs/annotation_tools.md"
-_LABELBOX = "Convert it with Labelbox's COCO converter"
 _NEXT = "Put a.txt next to a.jpg, or the folder labels next to images"
 _TO_COCO = "Convert it to COCO json"
 _VOC = "In VoTT, choose the export Pascal VOC"
 _UNPACK = "Unpack it, or save a label image"
 _LABEL_IMAGES = "Export label images, PNG or TIFF"
-_INSTANCES = "Use the file instances_*.json next to it"
 _IMAGES = "Convert the images to PNG or TIFF, or register a reader (docs/extending.md)"
 # A pattern of paths, one of the content of such files, the name of the format, and what to do.
 _OTHERS = [
     (r"\.(tfrecords?|record)$", "", "TFRecord", _COCO),
     (r"\.(csv|json)$", r'"image","xmin|"visitedAssets|"assetMetadata|"asset": ', "VoTT", _VOC),
     (r"\.csv$", "ImageID,Source,LabelName", "Open Images", _DATUMARO),
-    (r"\.csv$", r"filename,.*xmin|^[^,\n]+(,\d+){4},|bbo?x", "CSV of boxes", _COCO),
-    (r"\.json$", '"segments_info"|"caption"', "COCO panoptic or captions", _INSTANCES),
+    (r"\.csv$", r"filename,.*xmin|^[^,\n]+(,\d+){4},|bbo?x|,gs://", "CSV of boxes", _COCO),
+    (r"\.csv$", "^scorer,", "DeepLabCut", _TO_COCO),
+    (r"\.json$", '"segments_info"|"caption"', "COCO panoptic or captions", "Use instances_*.json"),
     (r"\.json$", '"predicted_iou"', "masks of Segment Anything", _TO_COCO),
     (r"\.json$", '"images".*"annotations"|"annotations".*"images"', "COCO json", ""),
-    (r"\.json$", '"label_classes"', "Hasty", _COCO),
-    (r"\.json$", '"Labeled Data"', "Labelbox", _LABELBOX),
+    (r"\.(nd)?jsonl?$", '"Labeled Data"|"data_row"', "Labelbox", "Use Labelbox's COCO converter"),
+    (r"\.json$", '"label_classes"|"data_units"|"jsonResponse"', "Hasty, Encord or Kili", _COCO),
     (r"\.json$", r'"bbox_mode"|"ann"\s*:', "dicts of detectron2 or mmdetection", _TO_COCO),
     (r"\.json$", '"category_id".*"score"', "COCO results", "Choose the file of annotations"),
     (r"\.(geo)?json$", '"FeatureCollection"', "GeoJSON, as of QuPath", _LABEL_IMAGES),
@@ -42,7 +41,6 @@ _OTHERS = [
     (r"\.json$", r'"polygon"\s*:\s*\[', "Mapillary Vistas", _TO_COCO),
     (r"\.json$", '"task_id".*"left"', "Scale AI", _TO_COCO),
     (r"\.json$", '"notes|"info"', "a json file without images and annotations", _COCO),
-    (r"\.(ndjson|jsonl)$", '"data_row"', "Labelbox", _LABELBOX),
     (r"\.(jsonl|manifest)$", "", "JSON lines", _COCO),
     (r"\.(parquet|arrow)$", "", "Hugging Face data", "Save the images, and the boxes as COCO json"),
     (r"\.xml$", r"<annotation[\s>].*<pt>", "LabelMe's old XML", "Use the json of LabelMe 3"),

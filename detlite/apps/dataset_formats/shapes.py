@@ -65,6 +65,47 @@ class Shape:
     problem: str = ""
     where: str = ""
 
+    @classmethod
+    def not_an_object(cls, kind: str, category: str, corners: Sequence[float] = ()) -> "Shape":
+        """Return a bad shape, whose place is known if there are corners."""
+        problem = f"a shape of type {kind} is not an object; draw a box or polygon, or remove it"
+        return cls(category, corners, problem=problem)
+
+    @classmethod
+    def png(
+        cls, category: str, text: Any, origin: tuple[int, int], compressed: bool = False
+    ) -> "Shape":
+        """Return the shape of a mask as a PNG in base64, maybe compressed once more by zlib."""
+        try:
+            data = base64.b64decode(text)
+            data = zlib.decompress(data) if compressed else data
+            with Image.open(io.BytesIO(data), formats=["PNG"]) as image:
+                pixels = np.asarray(image)
+        except (TypeError, zlib.error, *DECODE_ERRORS) as error:
+            return cls(category, problem=f"its mask cannot be read ({error})")
+        mask = pixels[:, :, -1] if pixels.ndim == 3 else pixels
+        return cls(category, mask=mask > 0, origin=origin)
+
+    @classmethod
+    def box(
+        cls, category: str, box: Sequence[float], degrees: float = 0, pivot: Sequence[float] = ()
+    ) -> "Shape":
+        """Return the shape of a box (x, y, w, h), turned clockwise at a point (default: x, y)."""
+        x, y, w, h = box
+        if not degrees:
+            return cls(category, [x, y, x + w, y + h], polygon=False)
+        corners = [(x, y), (x + w, y), (x + w, y + h), (x, y + h)]
+        return cls(category, _rotated(np.array(corners), pivot or (x, y), degrees))
+
+    @classmethod
+    def ellipse(
+        cls, category: str, center: Sequence[float], radii: Sequence[float], degrees: float = 0
+    ) -> "Shape":
+        """Return the polygon of an ellipse, turned clockwise."""
+        angles = np.arange(_ELLIPSE_CORNERS) * 2 * np.pi / _ELLIPSE_CORNERS
+        points = np.stack([np.cos(angles), np.sin(angles)], axis=1) * radii + center
+        return cls(category, _rotated(points, center, degrees))
+
 
 @dataclass
 class ImageLabels:
@@ -183,8 +224,7 @@ def _visible_box(shape: Shape, size: tuple[int, int]) -> Box | None:
     """Return the box of the part of a shape that is in the image; None if there is none."""
     corners = list(shape.corners)
     if shape.mask is not None and shape.mask.any():
-        pixels = np.argwhere(shape.mask)[:, ::-1] + shape.origin
-        corners = [*pixels.min(axis=0), *(pixels.max(axis=0) + 1)]
+        corners = [*(np.reshape(tight_bounds(shape.mask), (2, 2)) + shape.origin).flat]
     if len(corners) < 4 or not np.isfinite(corners).all():
         return None
     box = bounding_box([_clipped(corners, size)])
@@ -236,45 +276,6 @@ def object_from_bitmap(category: str, bitmap: np.ndarray, where: str) -> Labeled
         raise DataError(f"{where}: the mask is empty: no pixel of the object is set; remove it")
     box = left, top, right - left, bottom - top
     return LabeledObject(category, box, encode_bitmap(bitmap))
-
-
-def not_an_object(kind: str, category: str, corners: Sequence[float] = ()) -> Shape:
-    """Return a bad shape, whose place is known if there are corners."""
-    problem = f"a shape of type {kind} is not an object; remove it"
-    return Shape(category, corners, problem=problem)
-
-
-def png_shape(category: str, text: Any, origin: tuple[int, int], compressed: bool = False) -> Shape:
-    """Return the shape of a mask as a PNG in base64, which may be compressed once more by zlib."""
-    try:
-        data = base64.b64decode(text)
-        data = zlib.decompress(data) if compressed else data
-        with Image.open(io.BytesIO(data), formats=["PNG"]) as image:
-            pixels = np.asarray(image)
-    except (TypeError, zlib.error, *DECODE_ERRORS) as error:
-        return Shape(category, problem=f"its mask cannot be read ({error})")
-    mask = pixels[:, :, -1] if pixels.ndim == 3 else pixels
-    return Shape(category, mask=mask > 0, origin=origin)
-
-
-def box_shape(
-    category: str, box: Sequence[float], degrees: float = 0, pivot: Sequence[float] = ()
-) -> Shape:
-    """Return the shape of a box (x, y, w, h), turned clockwise at a point (default: x, y)."""
-    x, y, w, h = box
-    if not degrees:
-        return Shape(category, [x, y, x + w, y + h], polygon=False)
-    corners = [(x, y), (x + w, y), (x + w, y + h), (x, y + h)]
-    return Shape(category, _rotated(np.array(corners), pivot or (x, y), degrees))
-
-
-def ellipse_shape(
-    category: str, center: Sequence[float], radii: Sequence[float], degrees: float = 0
-) -> Shape:
-    """Return the polygon of an ellipse, turned clockwise."""
-    angles = np.arange(_ELLIPSE_CORNERS) * 2 * np.pi / _ELLIPSE_CORNERS
-    points = np.stack([np.cos(angles), np.sin(angles)], axis=1) * radii + center
-    return Shape(category, _rotated(points, center, degrees))
 
 
 def _rotated(points: np.ndarray, pivot: Sequence[float], degrees: float) -> list[float]:

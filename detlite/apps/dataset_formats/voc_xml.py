@@ -18,7 +18,7 @@ from detlite.data.images.reading import image_size
 from .file_tree import SPLITS, FileTree, read_lines
 from .label_images import VOID, distinct_values, read_label_image
 from .labeled_dataset import WITH_IMAGE, Conversion
-from .shapes import ImageLabels, Shape, box_shape, object_from_bitmap
+from .shapes import ImageLabels, Shape, object_from_bitmap
 
 _MIN_IOU = 0.5  # of a box and that of its mask
 
@@ -56,7 +56,7 @@ def _shape(obj: VocObject, first: float) -> Shape:
     if not obj.corners:
         return Shape(obj.name, problem=obj.problem)
     _, _, w, h = box = obj.box(first)
-    shape = box_shape(obj.name, box)
+    shape = Shape.box(obj.name, box)
     if obj.polygon:
         shape = Shape(obj.name, [value - first for value in obj.polygon])
     elif not (w > 0 and h > 0):

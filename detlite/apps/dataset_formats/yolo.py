@@ -81,6 +81,8 @@ def read_yolo(tree: FileTree, conversion: Conversion) -> LabeledDataset:
     for image, split in listed:
         with conversion.collect():
             text_file, size = _text_file(image), image_size(image, conversion.upright)
+            if text_file is None and (other := image.with_suffix(".xml")).is_file():
+                raise DataError(f"{other}: the labels of other images are text files; convert one")
             shapes = list(_read_shapes(text_file, size, labels, conversion))
             objects = to_objects(shapes, size, str(text_file), conversion)
             images.append(LabeledImage(image, size, objects, split))
@@ -206,16 +208,16 @@ def _read_shapes(
 
 
 def _read_shape(fields: list[str], size: tuple[int, int], labels: _Labels) -> Shape:
-    shape, values, points = Shape(""), list[float](), list[Any]()
+    shape, values, points, problems = Shape(""), list[float](), list[Any](), list[str]()
     try:
         values = [float(field) for field in fields[1:]]
         category = float(fields[0])
         if category in range(len(labels.names)):
             shape.category = labels.names[int(category)]
         else:
-            shape.problem = f"category {category:g} must be in 0..{len(labels.names) - 1}"
+            problems.append(f"category {category:g} must be in 0..{len(labels.names) - 1}")
     except ValueError as error:
-        shape.problem = f"needs a category number and fractions ({error})"
+        problems.append(f"needs a category number and fractions ({error})")
     if labels.keypoints and len(values) == 4 + labels.dimensions * len(labels.keypoints):
         values, points = values[:4], values[4:]
     elif len(values) == 5:  # and a score
@@ -225,16 +227,12 @@ def _read_shape(fields: list[str], size: tuple[int, int], labels: _Labels) -> Sh
     fractions = [*values, *(value for point in points for value in point[:2])]
     outside = [value for value in fractions if not -_TOLERANCE <= value <= 1 + _TOLERANCE]
     if shape.polygon and (len(values) < 6 or len(values) % 2):
-        shape.problem = shape.problem or (
-            f"has {len(values)} numbers after the category: a box needs 4, and a polygon x and y "
-            "of at least three points"
-        )
-        return shape
-    if outside:
-        shape.problem = shape.problem or (
-            f"{outside[0]:g} is not between 0 and 1: coordinates must be fractions of the image "
-            "size"
-        )
+        count = f"has {len(values)} numbers after the category"
+        problems.append(f"{count}: a box needs 4, and a polygon x and y of at least three points")
+        values = []
+    elif outside:
+        text = "is not between 0 and 1: coordinates must be fractions of the image size"
+        problems.append(f"{outside[0]:g} {text}")
     if not shape.polygon:
         x, y, w, h = values
         values = [x - w / 2, y - h / 2, x + w / 2, y + h / 2]
@@ -243,7 +241,8 @@ def _read_shape(fields: list[str], size: tuple[int, int], labels: _Labels) -> Sh
     for name, (x, y, *visible) in zip(labels.keypoints, points, strict=False):
         visibility = visible[0] if visible else 2 * bool(x or y)
         if visibility not in (0, 1, 2):
-            shape.problem = shape.problem or f"visibility {visibility:g} is not 0, 1 or 2"
+            problems.append(f"visibility {visibility:g} is not 0, 1 or 2")
             visibility = 0
         shape.keypoints = {**shape.keypoints, name: (x * width, y * height, int(visibility))}
+    shape.problem = next(iter(problems), "")
     return shape

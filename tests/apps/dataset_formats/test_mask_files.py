@@ -341,6 +341,9 @@ def test_categories_of_labelme_masks(tmp_path, image, text):
     dataset = read(tmp_path)
     assert [obj.category for (one,) in [dataset.images] for obj in one.objects] == ["dog", "dog"]
     names.unlink()
+    names = text(tmp_path / "_classes.csv", "Pixel Value, Class\n0, background\n2, owl\n")
+    assert [obj.category for obj in read(tmp_path).images[0].objects] == ["owl", "owl"]
+    names.unlink()
     (finding,) = read(tmp_path).findings
     assert (finding.what, finding.count) == ("categories without names are numbered", 2)
     (tmp_path / "SegmentationObject/a.png").unlink()

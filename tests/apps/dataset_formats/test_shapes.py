@@ -8,8 +8,6 @@ from detlite.apps.dataset_formats.labeled_dataset import Conversion
 from detlite.apps.dataset_formats.shapes import (
     ImageLabels,
     Shape,
-    box_shape,
-    ellipse_shape,
     read_shape,
     read_shapes,
     to_objects,
@@ -36,9 +34,9 @@ def test_holes_are_not_part_of_the_mask():
 
 
 def test_boxes_and_ellipses_are_turned_clockwise():
-    (box,), _ = convert(box_shape("a", (30, 10, 10, 4), degrees=90))
+    (box,), _ = convert(Shape.box("a", (30, 10, 10, 4), degrees=90))
     assert box.box == pytest.approx((26, 10, 4, 10))
-    (ellipse,), _ = convert(ellipse_shape("a", (30, 20), (10, 2), degrees=90))
+    (ellipse,), _ = convert(Shape.ellipse("a", (30, 20), (10, 2), degrees=90))
     assert ellipse.box == pytest.approx((28, 10, 4, 20), abs=0.1)
 
 
@@ -53,8 +51,8 @@ def test_masks_at_a_position():
 
 
 def test_all_bad_labels_are_reported():
-    good = box_shape("a", (1, 1, 5, 5))
-    bad = [Shape("a", [1, 1, 2, 2]), Shape("b", problem="is a line"), box_shape("a", (70, 1, 2, 2))]
+    good = Shape.box("a", (1, 1, 5, 5))
+    bad = [Shape("a", [1, 1, 2, 2]), Shape("b", problem="is a line"), Shape.box("a", (70, 1, 2, 2))]
     bad.append(Shape("c", [1, 1, float("nan"), 2, 3, 3]))
     _, conversion = convert(*bad[:2], good, *bad[2:])
     with pytest.raises(DataError) as raised:
@@ -87,14 +85,14 @@ def test_shapes_that_exceed_the_image_are_reported():
 
 def test_skipped_labels_are_ignored_regions_where_their_place_is_known():
     conversion = Conversion(skip_bad=True)
-    no_label = box_shape("", (2, 3, 10, 10))
+    no_label = Shape.box("", (2, 3, 10, 10))
     no_label.problem = "the region has no label"
     shapes = [
         Shape("a", [1, 1, 5, 9]),
         Shape("road", [50, 30, 80, 30, 70, 35], problem="is a line"),
         Shape("a", mask=np.ones((4, 6), bool), origin=(58, 7)),
         no_label,
-        box_shape("a", (70, 1, 2, 2)),
+        Shape.box("a", (70, 1, 2, 2)),
         Shape("a", [1, 1, float("nan"), 2, 3, 3]),
         Shape("a", problem="needs a box"),
     ]
@@ -128,7 +126,7 @@ def test_values_of_wrong_types_are_bad_labels(tmp_path, image, text):
     conversion = Conversion()
 
     def labels_of(file, tree, conversion):
-        yield ImageLabels("a.png", [box_shape(7, (1, 1, 5, 5)), box_shape(None, (1, 1, 5, 5))])
+        yield ImageLabels("a.png", [Shape.box(7, (1, 1, 5, 5)), Shape.box(None, (1, 1, 5, 5))])
         yield ImageLabels("a.png", [Shape("a", [[1], 1, 5, 1, 5, 5])])
 
     dataset = read_shapes(labels_of, ".json", FileTree(tmp_path), conversion)

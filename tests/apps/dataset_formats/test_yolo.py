@@ -123,6 +123,17 @@ def test_damaged_image(yolo):
         read_folder(yolo)
 
 
+def test_images_of_another_format_are_not_background(tmp_path, image, text):
+    for name in "ab":
+        image(tmp_path / f"{name}.jpg")
+    text(tmp_path / "a.txt", "0 0.5 0.5 1 1\n")
+    text(tmp_path / "classes.txt", "worm\n")
+    text(tmp_path / "b.xml", "<annotation/>")
+    with pytest.raises(DataError, match=r"b\.xml: the labels of other images are text files"):
+        read_folder(tmp_path)
+    assert len(read_folder(tmp_path, Conversion(skip_bad=True))[1]["train"].images) == 1
+
+
 def test_capitalized_folders(tmp_path, image, text):
     image(tmp_path / "Images/a.jpg")
     text(tmp_path / "Labels/a.txt", "0 0.5 0.5 1 1\n")
