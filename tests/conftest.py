@@ -97,6 +97,14 @@ def default_signals() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def short_shutdowns() -> Iterator[None]:
+    """Let torch wait shortly, not twice five seconds, for a loader process that cannot end."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL", 0.5)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def temporary_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Keep the indexes of data sets in a temporary folder."""
     with pytest.MonkeyPatch.context() as patch:

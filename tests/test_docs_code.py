@@ -144,7 +144,7 @@ def temporary_registrations(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             del registry._builders[name]
 
 
-@pytest.mark.usefixtures("temporary_registrations")
+@pytest.mark.usefixtures("temporary_registrations", "without_drawings")
 @pytest.mark.parametrize("page", pages_with("python"), ids=name)
 def test_python_runs(page: Path, reader: dict[str, Any]) -> None:
     if page.name in RUN_ELSEWHERE:
