@@ -424,6 +424,7 @@ def test_temporary_faults_of_s3(web, tmp_path, monkeypatch, faults, cache):
     pytest.importorskip("s3fs", reason="needs detlite[remote]")
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "test")
+    monkeypatch.setattr("random.random", lambda: 0.01)  # the client waits for random times
     monkeypatch.setitem(fsspec_config.conf, "s3", {"endpoint_url": web.url})
     (tmp_path / "sets").mkdir()
     (tmp_path / "sets/a.bin").write_bytes(bytes(range(256)) * 100)
