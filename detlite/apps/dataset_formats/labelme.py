@@ -23,7 +23,8 @@ from .file_tree import OUTPUT_FOLDER, FileTree
 from .labeled_dataset import Conversion
 from .shapes import ImageLabels, Shape, flat
 
-_MIN_POINTS = {"polygon": 3, "rectangle": 2, "circle": 2, "mask": 2, "point": 1, "rotation": 3}
+_MIN_POINTS = {"polygon": 3, "rectangle": 2, "circle": 2, "mask": 2, "point": 1, "rotation": 3,
+               "oriented_rectangle": 4}  # fmt: skip
 _VISIBLE = 2
 # Labels of regions where objects are not labeled, and where there are none.
 _UNLABELED = ("__ignore__", "_background_")

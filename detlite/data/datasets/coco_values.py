@@ -20,6 +20,10 @@ _EXACT = 1 << 53  # floats are exact integers up to it
 Note = tuple[str, str]
 TEXT: Note = "numbers as text", "They are read as numbers."
 CLIPPED: Note = "boxes that exceed their image", "They are clipped to it."
+TURNED: Note = (
+    "boxes with attributes.rotation, as of CVAT",
+    "Boxes around the turned ones are used.",
+)
 FROM_MASK: Note = "missing or empty boxes with a valid mask", "The tight box of the mask is used."
 _UNLABELED: Note = "keypoints without coordinates", "They are not labeled."
 _TRIPLES: Note = "keypoints as lists [x, y, visibility]", "They are read as [x1, y1, v1, ...]."
@@ -120,6 +124,22 @@ def read_box(value: Any, height: int, width: int) -> Reading:
         (x, w), (y, h) = clipped
         return Reading([x, y, w, h], note=CLIPPED)
     return Reading(box, note=None if box is value else TEXT)
+
+
+def read_turned_box(row: dict[str, Any], height: int, width: int) -> Reading:
+    """Read the box of an annotation, turned about its center by CVAT's `attributes.rotation`.
+
+    That is in degrees, and the box without it is the upright one.
+    """
+    box, attributes = read_box(row.get("bbox"), height, width), row.get("attributes")
+    degrees = number(attributes.get("rotation")) if isinstance(attributes, dict) else None
+    if not degrees or box.problem or row.get("segmentation"):
+        return box
+    x, y, w, h = numbers(parse_if_text(row["bbox"])) or box.value
+    cos, sin = abs(math.cos(math.radians(degrees))), abs(math.sin(math.radians(degrees)))
+    turned_w, turned_h = w * cos + h * sin, w * sin + h * cos
+    turned = [x + (w - turned_w) / 2, y + (h - turned_h) / 2, turned_w, turned_h]
+    return read_box(turned, height, width)._replace(note=TURNED)
 
 
 def read_keypoints(value: Any, count: int) -> Reading:

@@ -17,6 +17,7 @@ CATEGORIES = (
     "tvmonitor",
 )  # fmt: skip
 _SIDES = ("xmin", "ymin", "xmax", "ymax")
+_TURNED_KEYS = ("cx", "cy", "w", "h", "angle")  # of roLabelImg's boxes
 
 
 @DATASETS.register("voc")
@@ -76,7 +77,8 @@ class VocObject:
 
     Attributes:
         corners: (x1, y1, x2, y2) as written; () if they cannot be read.
-        polygon: its outline (x1, y1, x2, y2, x3, ...), as Roboflow and roLabelImg write it.
+        polygon: its outline (x1, y1, x2, y2, x3, ...), of Roboflow or of a box that is turned by
+            roLabelImg or by CVAT's attribute "rotation".
         problem: why the element is invalid.
     """
 
@@ -139,21 +141,22 @@ def _read_object(node: ET.Element) -> VocObject:
     name, corners = node.findtext("name", "").strip(), list[float]()
     try:
         if node.find("robndbox") is None:
-            corners = [_number(node, f"bndbox/{side}") for side in _SIDES]
+            x1, y1, x2, y2 = corners = [_number(node, f"bndbox/{side}") for side in _SIDES]
             polygon = [_number(one, ".") for one in node.findall("polygon/*")]
+            names = {one.findtext("name"): one for one in node.iter("attribute")}
+            if "rotation" in names and (degrees := _number(names["rotation"], "value", "0")):
+                center = (x1 + x2) / 2, (y1 + y2) / 2
+                polygon = _turned_box(*center, x2 - x1, y2 - y1, math.radians(degrees))
         else:
-            polygon = _turned_box(node)
+            polygon = _turned_box(*(_number(node, f"robndbox/{key}") for key in _TURNED_KEYS))
             corners = [side(polygon[k::2]) for side in (min, max) for k in (0, 1)]
         return VocObject(_text(node, "name"), _is_true(node, "difficult"), corners, polygon)
     except ValueError as error:
         return VocObject(name, corners=corners, problem=str(error))
 
 
-def _turned_box(node: ET.Element) -> list[float]:
-    """Return the corners of roLabelImg's box, which is turned clockwise by an angle in radians."""
-    x, y, w, h, angle = (
-        _number(node, f"robndbox/{key}") for key in ("cx", "cy", "w", "h", "angle")
-    )
+def _turned_box(x: float, y: float, w: float, h: float, angle: float) -> list[float]:
+    """Return the corners of a box with the center (x, y), turned clockwise by radians."""
     cos, sin = math.cos(angle) / 2, math.sin(angle) / 2
     signs = (-1, -1), (1, -1), (1, 1), (-1, 1)
     turned = ((a * w * cos - b * h * sin, a * w * sin + b * h * cos) for a, b in signs)

@@ -169,7 +169,7 @@ class AnnotationReader:
     def _read_shape(self, height: int, width: int) -> None:
         """Read the box and the mask."""
         row = self._row
-        box = coco_values.read_box(row.get("bbox"), height, width)
+        box = coco_values.read_turned_box(row, height, width)
         mask = coco_masks.read_segmentation(row.get("segmentation"), height, width, box.value)
         self._boxes += 1
         numbers = coco_values.numbers(row.get("bbox")) or []
@@ -189,6 +189,8 @@ class AnnotationReader:
             self._flag(Flag.BAD_BOX, box.problem)
         else:
             self._take("bbox", box.value, box.note)
+            if box.note == coco_values.TURNED:  # files that are written from it
+                self._changes["attributes"] = {**row["attributes"], "rotation": 0}
         if not mask.problem:
             self._take("segmentation", mask.value, mask.note)
             if not box.problem and self._compared < _SAMPLE:

@@ -249,3 +249,21 @@ def test_panoptic_annotations_are_named(tmp_path, text):
     for data in (tmp_path, file):
         with pytest.raises(DataError, match=r"val2017\.json: is COCO panoptic or captions"):
             find_sets(data)
+
+
+def test_turned_boxes_of_cvat_are_written_as_read(tmp_path, image):
+    size = {"height": 40, "width": 60}
+    images = [{"id": number, "file_name": f"{number}.png", **size} for number in range(4)]
+    for row in images:
+        image(tmp_path / row["file_name"])
+    turned = {"category_id": 1, "bbox": [20, 15, 20, 10], "attributes": {"rotation": 90.0}}
+    rows = [{**turned, "id": number + 1, "image_id": number} for number in range(4)]
+    content = {"images": images, "annotations": rows, "categories": [{"id": 1, "name": "cat"}]}
+    (tmp_path / "a.json").write_text(json.dumps(content))
+    sources, _ = find_sets(tmp_path)
+    for source in sources.values():
+        for row in json.loads(source.annotations.read_text())["annotations"]:
+            assert row["bbox"] == pytest.approx([25, 10, 10, 20])
+            assert row["attributes"] == {"rotation": 0}
+        found = str(list(map(str, CocoDataset(source.annotations, source.images).findings)))
+        assert "boxes with attributes.rotation, as of CVAT: 4 annotations" in found

@@ -105,12 +105,13 @@ def test_invalid_shape(write, tmp_path, invalid, problem):
 
 
 def test_labels_that_are_numbers_and_turned_rectangles(write, tmp_path):
-    """X-AnyLabeling writes turned rectangles as four points."""
+    """X-AnyLabeling and LabelMe write turned rectangles as four points."""
     corners = [[10, 10], [20, 15], [18, 19], [8, 14]]
-    write(shape(3, TRIANGLE), shape("car", corners, "rotation"))
+    kinds = ("rotation", "oriented_rectangle")
+    write(shape(3, TRIANGLE), *(shape("car", corners, kind) for kind in kinds))
     content = read(tmp_path)
     assert [row["name"] for row in content["categories"]] == ["3", "car"]
-    assert content["annotations"][1]["bbox"] == [8, 10, 12, 9]
+    assert [row["bbox"] for row in content["annotations"][1:]] == [[8, 10, 12, 9]] * 2
 
 
 def test_rectangles_cannot_be_grouped(write, tmp_path):

@@ -231,3 +231,12 @@ def test_turned_boxes_of_rolabelimg(voc, text):
     cat = to_coco(read(voc)["train"])["annotations"][0]
     assert cat["bbox"] == [25, 10, 10, 20]
     assert cat["segmentation"] == [[35, 10, 35, 30, 25, 30, 25, 10]]
+
+
+def test_rotation_of_cvat(voc, text):
+    rotation = "<attribute><name>rotation</name><value>90.0</value></attribute></object>"
+    content = xml(("cat", 0, 20, 15, "40.0", 25), name="a.jpg").replace("</object>", rotation)
+    text(voc / "Annotations/a.xml", content)
+    cat = to_coco(read(voc)["train"])["annotations"][0]
+    assert cat["bbox"] == [25, 10, 10, 20]
+    assert cat["segmentation"] == [[35, 10, 35, 30, 25, 30, 25, 10]]

@@ -11,7 +11,7 @@ from pycocotools import mask as rle_codec
 
 from detlite.data.datasets.coco import CocoDataset
 from detlite.data.datasets.coco_masks import read_segmentation
-from detlite.data.datasets.coco_values import integer, read_box, read_keypoints
+from detlite.data.datasets.coco_values import integer, read_box, read_keypoints, read_turned_box
 from detlite.data.errors import DataError
 from detlite.data.images.pixels import ImageOptions
 from detlite.structures.masks.formats import encode_bitmap
@@ -555,3 +555,19 @@ def test_any_value_is_read_or_refused(value):
 )  # fmt: skip
 def test_integers(value, expected):
     assert integer(value) == expected
+
+
+@pytest.mark.parametrize("degrees", [90, "-90.0", 270])
+def test_boxes_are_turned_by_the_rotation_of_cvat(degrees):
+    row = {"bbox": [20, 15, 20, 10], "attributes": {"rotation": degrees}, "segmentation": []}
+    reading = read_turned_box(row, 40, 60)
+    assert reading.value == pytest.approx([25, 10, 10, 20])
+    assert reading.note[0] == "boxes with attributes.rotation, as of CVAT"
+
+
+@pytest.mark.parametrize("attributes", [{"rotation": 0.0}, {"rotation": "left"}, [], None])
+def test_boxes_without_rotation_are_unchanged(attributes):
+    row = {"bbox": [20, 15, 20, 10], "attributes": attributes}
+    assert read_turned_box(row, 40, 60).value is row["bbox"]
+    mask = {**row, "attributes": {"rotation": 90}, "segmentation": [[20, 15, 40, 15, 40, 25]]}
+    assert read_turned_box(mask, 40, 60).value is row["bbox"]
