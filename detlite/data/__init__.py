@@ -9,7 +9,6 @@ from .datasets.build import (
     build_train_dataset,
     check_num_classes,
     log_findings,
-    warn_if_tested_on_training_data,
 )
 from .datasets.catalog import DATASETS
 from .datasets.coco import CocoDataset
@@ -32,5 +31,4 @@ __all__ = [
     "check_num_classes",
     "explain_dead_loader",
     "log_findings",
-    "warn_if_tested_on_training_data",
 ]

@@ -17,7 +17,6 @@ from detlite.data import (
     build_test_datasets,
     build_train_dataset,
     log_findings,
-    warn_if_tested_on_training_data,
 )
 from detlite.distributed import is_main, rank
 from detlite.evaluation.metrics import Metrics
@@ -46,8 +45,7 @@ def run_training(
     seed_all(cfg.SEED + rank(), cfg.SOLVER.DETERMINISTIC)
     train_set = build_train_dataset(cfg)
     test_sets = build_test_datasets(cfg)
-    log_findings([*train_set.parts, *test_sets])
-    warn_if_tested_on_training_data(train_set, test_sets)
+    log_findings([*train_set.parts, *test_sets], train_set.parts)
     model = build_model(cfg)
     model.categories = train_set.categories
     if weights:

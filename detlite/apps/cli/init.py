@@ -125,7 +125,8 @@ def config(args: Namespace) -> str:
                 "evaluation set do not. Name another one with --val"
             )
     # What training will leave out, reinterpret or switch off because of the data.
-    _log(findings_of([*build_train_dataset(cfg).parts, *build_test_datasets(cfg)]))
+    parts = build_train_dataset(cfg).parts
+    _log(findings_of([*parts, *build_test_datasets(cfg)], parts))
     stated = {one.key: one.reason for one in given}
     stated |= dict.fromkeys(args.overrides[::2], "as the command says")
     chosen = {one.key: one.reason for one in choices}

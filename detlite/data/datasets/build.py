@@ -15,7 +15,7 @@ from detlite.data.images.pixels import build_image_options
 from detlite.data.index.annotation_index import AnnotationIndex
 from detlite.data.index.states import Selection
 from detlite.data.remote.file_cache import file_cache
-from detlite.data.remote.locations import GIGABYTE, Location, RemotePath, parse_location
+from detlite.data.remote.locations import GIGABYTE, Location, parse_location
 from detlite.structures.keypoints import doubtful_sides, has_sides, with_sides
 
 from .catalog import locate_dataset
@@ -171,30 +171,28 @@ def check_sets(cfg: CfgNode) -> None:
             )
 
 
-def findings_of(datasets: Iterable[CocoDataset]) -> str:
-    """Return the findings of data sets as one text, "" if there are none."""
-    return summary({str(one.annotation_file): one.findings for one in datasets})
+def findings_of(datasets: Iterable[CocoDataset], trained: Sequence[CocoDataset] = ()) -> str:
+    """Return the findings of data sets as one text, "" if there are none.
+
+    The data sets other than the `trained` ones are tests.
+    """
+    return summary(
+        {str(one.annotation_file): [*one.findings, *_leaks(one, trained)] for one in datasets}
+    )
 
 
-def log_findings(datasets: Iterable[CocoDataset]) -> None:
-    if text := findings_of(datasets):
+def log_findings(datasets: Iterable[CocoDataset], trained: Sequence[CocoDataset] = ()) -> None:
+    if text := findings_of(datasets, trained):
         logger.warning("%s", text)
 
 
-def warn_if_tested_on_training_data(train: ConcatDataset, tests: Sequence[CocoDataset]) -> None:
-    """Log a warning for data sets that are used for both training and testing."""
-
-    def path(dataset: CocoDataset) -> str:
-        file = dataset.annotation_file
-        return str(file if isinstance(file, RemotePath) else Path(file).resolve())
-
-    for test in tests:
-        if path(test) in map(path, train.parts):
-            logger.warning(
-                "DATASETS.TEST contains %s, which is also trained on, so its results say nothing "
-                "about new images. Split off a test set (`detlite init --data` does)",
-                test.name,
-            )
+def _leaks(test: CocoDataset, trained: Sequence[CocoDataset]) -> Iterator[Finding]:
+    """Yield the images of a test set that are trained on."""
+    for train in trained if test not in trained else ():
+        if names := test.shared_images(train):
+            effect = "Results say nothing about new images. `detlite init` splits off a test set."
+            what, total = "images that are also trained on", len(test)
+            yield Finding(what, effect, len(names), "image", min(names), total)
 
 
 def check_num_classes(cfg: CfgNode, dataset: CocoDataset | ConcatDataset) -> None:

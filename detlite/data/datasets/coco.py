@@ -198,6 +198,20 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
         """Return the image file of `dataset[index]`."""
         return image_file_of(self._folder, self.index.image(int(self._numbers[index])))
 
+    def shared_images(self, other: "CocoDataset") -> set[str]:
+        """Return the names of the images that both data sets read from the same folder."""
+        first, second = (
+            one._folder.resolve() if isinstance(one._folder, Path) else one._folder
+            for one in (self, other)
+        )
+        if first != second:
+            return set()
+        names = (
+            {one.index.image(number)["file_name"] for number in one._numbers.tolist()}
+            for one in (self, other)
+        )
+        return set.intersection(*names)
+
     def labels(self, index: int) -> np.ndarray:
         """Return the labels of `dataset[index]`, int64 [N], without reading the image."""
         ids = self.index.category_ids(int(self._numbers[index]), self.selection.objects)

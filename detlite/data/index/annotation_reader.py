@@ -117,15 +117,17 @@ class AnnotationReader:
     def _read_marks(self) -> None:
         """Read `iscrowd`, `ignore` and `area`."""
         row = self._row
-        crowd = row.get("iscrowd") or 0
-        crowd = {"true": 1, "false": 0}.get(str(crowd).lower(), coco_values.integer(crowd))
+        crowd, ignore = (
+            {"true": 1, "false": 0}.get(str(one).lower(), coco_values.integer(one))
+            for one in (row.get("iscrowd") or 0, row.get("ignore") or 0)
+        )
         if crowd not in (0, 1):
             self._flag(Flag.BAD_CROWD, f"iscrowd is {short_repr(row.get('iscrowd'))}, not 0 or 1")
         elif type(row.get("iscrowd", 0)) is not int:
             self._changes["iscrowd"] = crowd
         if crowd == 1:
             self._flag(Flag.CROWD)
-        if coco_values.integer(row.get("ignore")) == 1:
+        if ignore == 1:
             self._flag(Flag.IGNORED)
         if (area := row.get("area")) is not None:
             pixels = coco_values.number(area)

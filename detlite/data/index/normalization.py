@@ -129,7 +129,7 @@ def _image_problem(entry: Entry) -> str:
     if not isinstance(name, str) or not name:
         return f"has file_name: {short_repr(name)}, not a name"
     sides = {key: entry.get(key) for key in ("height", "width")}
-    if all(side is None for side in sides.values()):
+    if not any(sides.values()):
         return ""  # `CocoDataset` asks for it, and `detlite init` measures it
     for key, side in sides.items():
         if integer(side) is None:

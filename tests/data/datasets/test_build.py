@@ -1,5 +1,7 @@
 """Building data sets from names in the config, and invalid entries."""
 
+import json
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -7,9 +9,11 @@ from PIL import Image
 from detlite.config import ConfigError
 from detlite.data.datasets.build import (
     build_dataset,
+    build_test_datasets,
     build_train_dataset,
     check_num_classes,
     check_sets,
+    findings_of,
 )
 from detlite.data.datasets.catalog import DATASETS
 from detlite.data.errors import DataError
@@ -187,3 +191,17 @@ def test_sets_of_different_categories_do_not_fit_together(content, write_set, sm
     check_sets(small_cfg("DATASETS.TRAIN", (), "DATASETS.TEST", ("other",)))
     with pytest.raises(DataError, match=r"other.annotations.json: the categories .* differ from"):
         check_sets(small_cfg("DATASETS.TEST", ("other",)))
+
+
+def test_images_that_are_trained_and_tested_on(content, write_set, small_cfg, tmp_path):
+    write_set(content)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/images").symlink_to(tmp_path / "small/images")
+    kept = {"images": content["images"][:1], "annotations": content["annotations"][:1]}
+    (tmp_path / "other/annotations.json").write_text(json.dumps(content | kept))
+    cfg = small_cfg("DATASETS.TEST", ("small", "other"))
+    parts, (same, part) = build_train_dataset(cfg).parts, build_test_datasets(cfg)
+    assert "also trained on: 2 of 4 images, for example a.png" in findings_of([same], parts)
+    assert "also trained on: 1 of 1 image, for example a.png" in findings_of([part], parts)
+    assert "also trained on" not in findings_of([*parts, same])
+    assert "also trained on" not in findings_of(parts, parts)

@@ -73,6 +73,7 @@ def test_missing_image_folder(content, write_set, tmp_path):
         ("images", {"width": "wide"}, "has width: 'wide', not an integer"),
         ("images", {"height": 0}, "image 10, .* has size 40x0"),
         ("images", {"height": None, "width": None}, "image 10 has no height and width"),
+        ("images", {"height": 0, "width": 0}, "image 10 has no height and width"),
         ("categories", {"id": 3}, "id 3 occurs twice in 'categories'"),
         ("categories", {"name": None}, "has name: None"),
         ("categories", {"name": "dog"}, "categories 7 and 3 have the same name 'dog'"),
@@ -416,8 +417,9 @@ def test_crowds_as_objects(content, write_set):
     assert all(row["iscrowd"] == 0 for row in objects.coco_gt().dataset["annotations"])
 
 
-def test_annotations_marked_to_be_ignored(content, write_set):
-    content["annotations"][0] |= {"ignore": 1, "segmentation": None}
+@pytest.mark.parametrize("ignore", [1, True, "true", "1"])
+def test_annotations_marked_to_be_ignored(content, write_set, ignore):
+    content["annotations"][0] |= {"ignore": ignore, "segmentation": None}
     dataset = CocoDataset(*write_set(content), train=True)
     assert dataset[0][1]["ignored_boxes"].tolist() == [[4, 6, 14, 14]]
     assert '"ignore": 1: 1 of 4 annotations' in found(dataset)
