@@ -30,15 +30,15 @@ def read_label_image(file: Path, size: tuple[int, int]) -> LabelImage:
             alpha = np.asarray(image.getchannel("A")) if "A" in image.getbands() else None
             colors = image if alpha is None else image.convert(image.mode[:-1])
             numbers = np.asarray(colors)  # of a palette its indices
-            if (broken := numbers[numbers != np.floor(numbers)]).size:
-                problem = f"has the value {broken[0]:g}: values of masks must be whole numbers"
-                raise DataError(f"{file}: {problem}")
-            pixels = numbers.astype(np.int64)
             indexed = image.mode == "P"
     except DECODE_ERRORS as error:
         raise DataError(f"{file}: the mask is damaged or truncated ({error})") from error
     if pages > 1:
         raise DataError(f"{file}: has {pages} pages; save one file for each image")
+    if (broken := numbers[numbers != np.floor(numbers)]).size:
+        problem = f"has the value {broken[0]:g}: values of masks must be whole numbers"
+        raise DataError(f"{file}: {problem}")
+    pixels = numbers.astype(np.int64)
     if pixels.ndim == 3 and (pixels == pixels[:, :, :1]).all():
         pixels = pixels[:, :, 0]  # gray
     values = pixels @ (1, 1 << 8, 1 << 16) if pixels.ndim == 3 else pixels

@@ -93,11 +93,10 @@ def read_mask_folder(tree: FileTree, conversion: Conversion) -> LabeledDataset:
                 if folder == "segmentationclass":
                     doubts["are in SegmentationClass"].append(str(one.file))
                 if folder != "segmentationobject" or label_image.smooth:
-                    for doubt, example in _doubts(label_image, pieces):
-                        doubts[doubt].append(f"{example} in {one.file}")
+                    for doubt, value in _doubts(label_image, pieces):
+                        doubts[doubt].append(example := f"{value} in {one.file}")
                         if conversion.masks and "background" in doubt:
-                            what, text = f"mask images that {doubt}", "Set it to 0 in the files."
-                            example = f"{example} in {one.file}"
+                            what, text = f"mask images that {doubt}", "Each is an object."
                             conversion.findings.add(what, text, example, "mask image")
                     sets.append(set(distinct_values(label_image.values).tolist()) - {0})
                 objects += _objects(one, label_image.values, pieces, conversion, names)
@@ -238,7 +237,7 @@ def _doubts(mask: LabelImage, pieces: np.ndarray) -> Iterator[tuple[str, str]]:
     corners = {int(values[y, x]) for y in (0, -1) for x in (0, -1)}
     if len(corners) == 1 and (value := corners.pop()) and (values == value).mean() > 0.5:
         yield (
-            "have a background that is not 0 and counts as an object",
+            "have a background that is not 0, and counts as an object unless the files are changed",
             f"the value {value} at all corners",
         )
     elif values.size and values.min() > 0:

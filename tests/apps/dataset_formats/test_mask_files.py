@@ -228,7 +228,7 @@ def test_a_background_that_counts_as_an_object_is_reported(tmp_path, image):
     save(tmp_path / "masks/a.png", filled())
     _, sets = read_folder(tmp_path, Conversion("connected"))
     (finding,) = sets["train"].findings
-    assert str(finding).startswith("mask images that have a background that is not 0 and counts")
+    assert str(finding).startswith("mask images that have a background that is not 0, and counts")
 
 
 def test_fractions_are_no_values(tmp_path, image):
@@ -237,7 +237,7 @@ def test_fractions_are_no_values(tmp_path, image):
     file = save(tmp_path / "masks/a.tif", two_objects().astype(np.float32))
     assert_two_objects(to_coco(read(tmp_path))["annotations"])
     save(file, two_objects().astype(np.float32) / 4)
-    with pytest.raises(DataError, match=r"a\.tif: has the value 0\.75: .* whole numbers"):
+    with pytest.raises(DataError, match=r"^[^ ]+a\.tif: has the value 0\.75: .* whole numbers"):
         read_folder(tmp_path)
 
 
