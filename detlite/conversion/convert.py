@@ -34,6 +34,8 @@ _WRAPPERS = re.compile(
     r"((model|module|net(work)?|(model_)?(state|state_dict|weights)|params|blobs|checkpoint"
     r"|_orig_mod|_forward_module|detector)\.)*"
 )
+# Wrappers that may surround any module: torch.compile, activation checkpointing and FSDP.
+_INNER = re.compile(r"\b(_orig_mod|_checkpoint_wrapped_module|_fsdp_wrapped_module)\.")
 _COPY = re.compile(r"ema|average|swa|teacher|shadow|best|old", re.IGNORECASE)
 _NOT_WEIGHTS = re.compile(r"optim|sched|scaler|callback|message_hub|^rng|^training$", re.IGNORECASE)
 _COUNTER = "n_averaged"  # of an average of models
@@ -185,7 +187,7 @@ def _arrays(
             continue
         value = _as_dict(value)
         if isinstance(value, (Tensor, np.ndarray)):
-            yield prefix + key, value, parent
+            yield _INNER.sub("", prefix + key), value, parent
         elif isinstance(value, dict) and depth < _MAX_DEPTH and not _NOT_WEIGHTS.search(key):
             yield from _arrays(value, f"{prefix}{key}.", node, depth + 1)
 

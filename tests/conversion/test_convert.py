@@ -160,6 +160,10 @@ def _prefixed(state, prefix):
 # What training code puts around a state dict.
 WRAPPERS = {
     "compiled": lambda state: _prefixed(state, "_orig_mod."),
+    "compiled modules": lambda state: {
+        name.replace(".", "._orig_mod.", 1).replace(".0.", ".0._checkpoint_wrapped_module.", 1): v
+        for name, v in state.items()
+    },
     "Lightning": lambda state: {
         "state_dict": {**_prefixed(state, "detector."), "criterion.weight": torch.ones(4)},
         "optimizer_states": [{"state": {0: {"exp_avg": torch.ones(3)}}}],

@@ -150,6 +150,19 @@ def test_weights_with_nan_or_infinity(toy, tmp_path, value):
     assert toy.norm.bias.isfinite().all()
 
 
+def test_types_of_weights(toy, tmp_path):
+    """Weights in 8 bits with a scale are refused, and floats of 8 bits are loaded."""
+    state = toy.state_dict()
+    name = "norm.bias"
+    torch.save({**state, name: torch.tensor([-3, 0, 5, 7], dtype=torch.int8)}, tmp_path / "q.pth")
+    with pytest.raises(CheckpointError, match=rf"q\.pth: {name} is torch\.int8, not floating"):
+        load_weights(toy, read_checkpoint(tmp_path / "q.pth"))
+    short = torch.tensor([-3.0, 0.0, 0.5, 7.0]).to(torch.float8_e4m3fn)
+    torch.save({**state, name: short}, tmp_path / "w.pth")
+    load_weights(toy, read_checkpoint(tmp_path / "w.pth"))
+    assert toy.norm.bias.tolist() == [-3.0, 0.0, 0.5, 7.0]
+
+
 def test_invalid_override(toy, tmp_path, tiny_config):
     path = tmp_path / "w.pth"
     content = {"model": toy.state_dict(), "convention": "detlite", "config": tiny_config().dump()}
