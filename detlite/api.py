@@ -112,6 +112,8 @@ def train(
         summary = ""
         if not isinstance(config, str | Path | None):
             raise ConfigError(f"config is {config!r}: it must be a file; pass data as `data=`")
+        if not isinstance(hooks, list | tuple) or not all(isinstance(x, Hook) for x in hooks):
+            raise ConfigError(f"hooks is {hooks!r}: pass a list of Hook objects")
         if config and data is None and (Path(config).is_dir() or Path(config).suffix == ".json"):
             config, data = None, config
         if test_data is not None and data is None:

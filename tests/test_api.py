@@ -403,6 +403,9 @@ def test_invalid_overrides_are_refused(shapes, tmp_path):
 def test_missing_arguments_and_files_are_named(shapes, tmp_path):
     with pytest.raises(ConfigError, match=r"train\(\) needs a config, or data"):
         detlite.train()
+    for hooks in (None, "MLflow", ["MLflow"], [Hook]):
+        with pytest.raises(ConfigError, match=r"hooks is .* a list of Hook objects"):
+            detlite.train("demo_shapes.yaml", hooks=hooks)
     with pytest.raises(ConfigError, match="test_data needs training data"):
         detlite.train("demo_shapes.yaml", test_data=shapes[1])
     with pytest.raises(ConfigError, match=r"evaluate\(\) needs weights"):

@@ -23,7 +23,8 @@ _LABELME_VERSION = "5.5.0"  # version of the file format
 def to_pandas(prediction: Mapping[str, Any]) -> Any:
     """Convert a prediction to a `pandas.DataFrame` with a row for each object.
 
-    The columns are name, category_id, score, x1, y1, x2, y2, and for masks their area in pixels.
+    The columns are name, category_id, score, x1, y1, x2, y2, and for masks their area in pixels
+    and, if the prediction has them, their mask_score.
     """
     pandas = import_optional("pandas", "pandas")
     columns: dict[str, Any] = {
@@ -37,6 +38,8 @@ def to_pandas(prediction: Mapping[str, Any]) -> Any:
             int(rle_codec.area(mask)) if isinstance(mask, dict) else int(mask.sum())
             for mask in prediction["masks"]
         ]
+    if "mask_scores" in prediction:
+        columns["mask_score"] = prediction["mask_scores"].numpy()
     return pandas.DataFrame(columns)
 
 
@@ -45,15 +48,16 @@ def to_supervision(prediction: Mapping[str, Any]) -> Any:
     """Convert a prediction to `supervision.Detections`.
 
     `class_id` is the label minus 1, the index in `predictor.categories`. `data` holds `class_name`,
-    `category_id` and, if present, `keypoints` [N, P, 3].
+    `category_id` and, if present, `keypoints` [N, P, 3], `mask_scores`, `class_scores` and
+    `features`.
     """
     supervision = import_optional("supervision", "detlite[supervision]")
     data: dict[str, Any] = {
         "class_name": np.array(prediction["names"], dtype=str),
         "category_id": np.array(prediction["category_ids"], dtype=np.int64),
     }
-    if "keypoints" in prediction:
-        data["keypoints"] = prediction["keypoints"].numpy()
+    optional = ("keypoints", "mask_scores", "class_scores", "features")
+    data |= {name: prediction[name].numpy() for name in optional if name in prediction}
     masks = None
     if "masks" in prediction:
         bitmap = np.dtype((bool, prediction["size"]))

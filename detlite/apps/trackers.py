@@ -20,6 +20,7 @@ class Tracker(Hook):
     def __init__(self, cfg: CfgNode) -> None:
         self._package = import_optional(self.package, f"detlite[{self.package}]")
         self._id = ""
+        self._failed = True
 
     @abstractmethod
     def start(self) -> str:
@@ -30,7 +31,7 @@ class Tracker(Hook):
         """Log metrics of an iteration."""
 
     @abstractmethod
-    def finish(self) -> None:
+    def finish(self, failed: bool) -> None:
         """End the run."""
 
     def before_train(self) -> None:
@@ -47,8 +48,11 @@ class Tracker(Hook):
             self.log(flatten_metrics(metrics), self.trainer.iteration)
 
     def after_train(self) -> None:
-        if is_main():
-            self.finish()
+        self._failed = False
+
+    def close(self) -> None:
+        if is_main() and self._id:
+            self.finish(self._failed)
 
     def state_dict(self) -> dict[str, Any]:
         return {"id": self._id}
@@ -73,8 +77,8 @@ class WandB(Tracker):
     def log(self, metrics: dict[str, float], step: int) -> None:
         self._run.log(metrics, step=step)
 
-    def finish(self) -> None:
-        self._run.finish()
+    def finish(self, failed: bool) -> None:
+        self._run.finish(exit_code=int(failed))
 
 
 @HOOKS.register("MLflow")
@@ -91,5 +95,5 @@ class MLflow(Tracker):
     def log(self, metrics: dict[str, float], step: int) -> None:
         self._package.log_metrics(metrics, step=step, run_id=self._id)
 
-    def finish(self) -> None:
-        self._package.end_run()
+    def finish(self, failed: bool) -> None:
+        self._package.end_run("FAILED" if failed else "FINISHED")

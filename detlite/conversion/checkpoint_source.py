@@ -12,6 +12,8 @@ StateDict = dict[str, Tensor]
 RawStateDict = Mapping[str, Any]  # tensors or arrays, with the names of their framework
 ConfigValues = dict[str, Any]  # config keys and values
 RenameRules = list[tuple[str, str]]  # (pattern, replacement), all applied in order
+# Buffers of losses and metrics.
+_NOT_LAYERS = r"(^|[._])(criterion|loss|metrics?|cls_weights|class_weights?)(\.|$)"
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,7 @@ class CheckpointSource:
 
     def rename(self, raw: RawStateDict) -> dict[str, Any]:
         """Return the weights that detlite uses, by its names."""
-        unused = re.compile(self.unused)
+        unused = re.compile(f"{self.unused}|{_NOT_LAYERS}")
         used = {name: value for name, value in raw.items() if not unused.search(name)}
         return {rename(name, self.rules): value for name, value in used.items()}
 

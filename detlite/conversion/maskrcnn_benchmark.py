@@ -7,10 +7,14 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
-from .checkpoint_source import CheckpointSource, ConfigValues, RawStateDict, StateDict
-from .infer_config import infer_config
+from detlite.conventions import CONVENTIONS
+from detlite.modeling.rpn.anchors import AnchorGenerator
+
+from .checkpoint_source import CheckpointSource, ConfigValues, RawStateDict, StateDict, section
+from .infer_config import infer_config, is_retinanet
 
 _RULES = [
     *((rf"\.layer{n}\.", f".res{n + 1}.") for n in range(1, 5)),
@@ -40,12 +44,38 @@ def _adapt(state: StateDict, _raw: RawStateDict) -> StateDict:
 
 
 def _configure(
-    state: StateDict, _raw: RawStateDict, _path: Path, _content: Any
+    state: StateDict, raw: RawStateDict, _path: Path, _content: Any
 ) -> tuple[ConfigValues, ConfigValues]:
     """Infer the config; empty for FBNets, whose weights do not determine their operators."""
     if any(name.startswith("backbone.body.stages.xif") for name in state):
         return {}, {}
-    return {"MODEL.RPN.FPN_POST_NMS_TOP_N_TEST": 1000, **infer_config(state, "ROIAlign", 2)}, {}
+    config = {"MODEL.RPN.FPN_POST_NMS_TOP_N_TEST": 1000, **infer_config(state, "ROIAlign", 2)}
+    return config, _stored_anchors(raw, is_retinanet(state))
+
+
+def _stored_anchors(raw: RawStateDict, retinanet: bool) -> ConfigValues:
+    """Return the keys that generate the cell anchors [A, 4] of each level; empty if none do.
+
+    The anchors are sorted by aspect ratio, then by size, and contain their last pixel.
+    """
+    names = sorted(name for name in raw if ".cell_anchors." in name)
+    cells = [np.asarray(raw[name], np.float64) for name in names]
+    if not cells or len({level.shape for level in cells}) > 1:
+        return {}
+    sides = np.stack(cells)[..., 2:] - np.stack(cells)[..., :2] + 1  # [levels, A, 2]
+    shapes = sides[-1, :, 1] / sides[-1, :, 0]  # sides are rounded least on the coarsest level
+    sizes = sides[:, shapes == 1, 0].tolist()
+    finest = 16 if len(cells) == 1 else 8 if retinanet else 4
+    strides = [finest << level for level in range(len(cells))]
+    node, convention = "RETINANET" if retinanet else "RPN", CONVENTIONS["maskrcnn-benchmark"]
+    for digits in (1, 2):  # several ratios may have the same sides: prefer the simplest
+        ratios = list(dict.fromkeys(shapes.round(digits).tolist()))
+        boxes = torch.stack([*AnchorGenerator(sizes, ratios, strides, convention).buffers()])
+        found = (boxes[..., 2:] - boxes[..., :2]).numpy()
+        if found.shape == sides.shape and np.allclose(found, sides, atol=0.01):
+            config = section(f"MODEL.{node}", ANCHOR_SIZES=sizes, ASPECT_RATIOS=ratios)
+            return config | section("MODEL.RETINANET", SCALES_PER_OCTAVE=1) if retinanet else config
+    return {}
 
 
 MASKRCNN_BENCHMARK = CheckpointSource(

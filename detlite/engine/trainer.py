@@ -114,6 +114,12 @@ class Trainer:
             NonFiniteLossError: training diverged; earlier checkpoints are intact.
             StoppedError: SIGTERM, SIGHUP or SIGINT arrived; the step was finished and saved.
         """
+        try:
+            return self._train(resume)
+        finally:
+            self._call_hooks("close")
+
+    def _train(self, resume: bool) -> dict[str, Metrics]:
         if resume:
             self._resume()
         self.scheduler = build_scheduler(self.cfg, self.optimizer, self.run_length, self.iteration)

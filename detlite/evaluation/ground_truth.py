@@ -233,6 +233,11 @@ def check_results(
     results: Results, coco_gt: COCO | GroundTruthFile, iou_types: Sequence[str]
 ) -> None:
     """Raise DataError if results lack a field or do not refer to images and categories."""
+    for number in (*coco_gt.imgs, *coco_gt.cats):
+        try:
+            _read_id(number)
+        except TypeError as error:
+            raise DataError(f"ground truth: id {short_repr(number)} is not an integer") from error
     fields = {"bbox": results.boxes, "segm": results.masks, "keypoints": results.keypoints}
     for iou_type in iou_types:
         if fields[iou_type] is None and len(results):

@@ -142,7 +142,10 @@ class Predictor:
             if not is_number or not low <= value <= high:
                 wanted = "an integer" if kind is Integral else "a number"
                 raise ValueError(f"Predictor({name}={value!r}): must be {wanted} in {low}..{high}")
-        if problem := valid_range(self.value_range):
+        problem = valid_range(self.value_range)
+        if not problem and len(self.value_range) not in (0, 2, 2 * plain.channels):
+            problem = f"one pair of numbers, or {plain.channels} for the channels of the model"
+        if problem:
             raise ValueError(f"Predictor(value_range={value_range!r}): must be {problem}")
         if dtype not in ("float32", "float16", "bfloat16", "auto"):
             raise ValueError(f"Predictor(dtype={dtype!r}): must be float32, float16 or bfloat16")

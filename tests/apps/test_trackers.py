@@ -23,10 +23,12 @@ def test_mlflow_logs_metrics_and_config_of_a_resumed_run(
     mlflow.set_tracking_uri((tmp_path / "mlruns").as_uri())
     with pytest.raises(KeyboardInterrupt):
         train_toy(*OPTIONS, "SOLVER.HOOKS", ("MLflow",), model=call_at(new_toy(), 3, interrupt))
-    mlflow.end_run()
+    assert mlflow.active_run() is None
+    assert mlflow.search_runs(["0"])["status"].tolist() == ["FAILED"]
     _, metrics = train_toy(*OPTIONS, "SOLVER.HOOKS", ("MLflow",), model=new_toy(5), resume=True)
     client = mlflow.MlflowClient()
     (run,) = client.search_runs(["0"])
+    assert run.info.status == "FINISHED"
     history = client.get_metric_history(run.info.run_id, "training/loss")
     assert [value.step for value in history] == [1, 2, 3, 4]
     assert run.data.metrics["val/bbox/AP"] == pytest.approx(metrics["val"]["bbox"]["AP"])
@@ -56,7 +58,7 @@ def test_wandb_logs_metrics_and_config_of_a_resumed_run(train_toy: Any, monkeypa
     monkeypatch.setattr(wandb, "init", spy)
     with pytest.raises(KeyboardInterrupt):
         train_toy(*OPTIONS, "SOLVER.HOOKS", ("WandB",), model=call_at(new_toy(), 3, interrupt))
-    wandb.finish()
+    assert wandb.run is None
     _, metrics = train_toy(*OPTIONS, "SOLVER.HOOKS", ("WandB",), model=new_toy(5), resume=True)
     (first, options), (second, resumed) = started
     assert first == second == resumed["id"]

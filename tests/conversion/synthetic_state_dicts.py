@@ -1,7 +1,7 @@
 """Narrow state dicts with the names of each framework."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import product
 from typing import Any
 
@@ -98,6 +98,24 @@ def detectron2(depth: int = 50, fpn: bool = True, groups: int = 1) -> StateDict:
     return out.state
 
 
+def cell_anchors(
+    levels: Sequence[Sequence[float]], ratios: Sequence[float], strides: Sequence[int]
+) -> StateDict:
+    """Anchors of one cell as maskrcnn-benchmark stores them: they contain their last pixel."""
+    cells = {}
+    for level, (sizes, stride) in enumerate(zip(levels, strides, strict=True)):
+        rows = []
+        for ratio in ratios:
+            width = round((stride**2 / ratio) ** 0.5)
+            height = round(width * ratio)
+            for size in sizes:
+                x, y = (side * size / stride - 1 for side in (width, height))
+                center = (stride - 1) / 2
+                rows.append([center - x / 2, center - y / 2, center + x / 2, center + y / 2])
+        cells[f"module.rpn.anchor_generator.cell_anchors.{level}"] = torch.tensor(rows)
+    return cells
+
+
 def maskrcnn_benchmark(fpn: bool = True) -> StateDict:
     def name(stage: int, block: int, number: int, kind: str) -> str:
         box = "roi_heads.box.feature_extractor.head."
@@ -127,8 +145,10 @@ def maskrcnn_benchmark(fpn: bool = True) -> StateDict:
     out.layer("roi_heads.box.predictor.bbox_pred", 4 * CLASSES, last)
     out.layer("roi_heads.mask.predictor.conv5_mask", PYRAMID if fpn else last, PYRAMID, 2, 2)
     out.layer("roi_heads.mask.predictor.mask_fcn_logits", CLASSES, PYRAMID, 1, 1)
-    out.state["rpn.anchor_generator.cell_anchors.0"] = torch.zeros(anchors, 4)
-    return {f"module.{n}": v for n, v in out.state.items()}
+    sizes = (32.0, 64.0, 128.0, 256.0, 512.0)
+    levels, strides = ([[s] for s in sizes], [4, 8, 16, 32, 64]) if fpn else ([sizes], [16])
+    state = {f"module.{n}": v for n, v in out.state.items()}
+    return state | cell_anchors(levels, (0.5, 1.0, 2.0), strides)
 
 
 def c4_keypoints(shared: bool) -> StateDict:

@@ -158,8 +158,9 @@ def test_source_is_recognised_by_names(names, source):
 
 def test_unused_weights_are_left_out():
     unused = {
-        "torchvision": ["fc.weight"],
+        "torchvision": ["fc.weight", "criterion.weight", "val_metrics.map", "class_weights"],
         "detectron2": ["pixel_mean", "stem.fc.bias", "sem_seg_head.predictor.weight",
+                       "roi_heads.box_predictor.fed_loss_cls_weights",
                        "proposal_generator.anchor_generator.cell_anchors.0"],
         "maskrcnn-benchmark": ["rpn.anchor_generator.cell_anchors.0"],
         "caffe2": ["lr", "fc1000_w", "fc6_w_momentum", "res2_0_branch2a_b", "kps_score_w"],

@@ -1,10 +1,17 @@
 """Conversion of maskrcnn-benchmark and of Caffe2 (Detectron): layout and config."""
 
+import pytest
 import torch
 import yaml
 
 from detlite.conversion import convert
-from tests.conversion.synthetic_state_dicts import STEM, caffe2, caffe2_c4, maskrcnn_benchmark
+from tests.conversion.synthetic_state_dicts import (
+    STEM,
+    caffe2,
+    caffe2_c4,
+    cell_anchors,
+    maskrcnn_benchmark,
+)
 
 
 def test_shared_stage_is_that_of_the_last_head():
@@ -19,6 +26,7 @@ def test_shared_stage_is_that_of_the_last_head():
 
 def test_nine_anchors_of_a_c4_model():
     state = maskrcnn_benchmark(fpn=False)
+    del state["module.rpn.anchor_generator.cell_anchors.0"]
     for name in state:
         for layer, kept in (("rpn.head.cls_logits", 9), ("rpn.head.bbox_pred", 36)):
             if layer in name:
@@ -26,8 +34,22 @@ def test_nine_anchors_of_a_c4_model():
     config = yaml.safe_load(convert(state, "maskrcnn-benchmark").config)
     assert config["MODEL.RPN.ANCHOR_SIZES"] == [128, 256, 512]
     assert config["MODEL.RPN.POST_NMS_TOP_N_TEST"] == 300
-    five = yaml.safe_load(convert(maskrcnn_benchmark(fpn=False), "maskrcnn-benchmark").config)
-    assert "MODEL.RPN.ANCHOR_SIZES" not in five
+
+
+@pytest.mark.parametrize("fpn", [True, False])
+def test_stored_anchors(fpn):
+    sizes, ratios = [8.0, 20.0, 40.5, 100.0, 300.0], [0.5, 1.0, 2.5]
+    levels, strides = ([[size] for size in sizes], [4, 8, 16, 32, 64]) if fpn else ([sizes], [16])
+    state = maskrcnn_benchmark(fpn) | cell_anchors(levels, ratios, strides)
+    checkpoint = convert(state, "maskrcnn-benchmark")
+    config = yaml.safe_load(checkpoint.config)
+    for found, expected in zip(config["MODEL.RPN.ANCHOR_SIZES"], levels, strict=True):
+        assert found == pytest.approx(expected)
+    assert config["MODEL.RPN.ASPECT_RATIOS"] == ratios
+    assert checkpoint.stated == {"MODEL.RPN.ANCHOR_SIZES", "MODEL.RPN.ASPECT_RATIOS"}
+    others = cell_anchors(levels, [0.5, 2.0], strides)  # without a square, its size is unknown
+    unknown = convert(maskrcnn_benchmark(fpn) | others, "maskrcnn-benchmark")
+    assert not unknown.stated
 
 
 def test_folded_statistics_become_0_and_1():

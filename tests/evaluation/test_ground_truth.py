@@ -8,7 +8,9 @@ from pycocotools import mask as rle_codec
 from pycocotools.coco import COCO
 
 from detlite.data.errors import DataError
+from detlite.evaluation.coco import evaluate_coco
 from detlite.evaluation.ground_truth import read_ground_truth
+from detlite.evaluation.results import Results
 
 SIZE = (20, 30)
 SQUARE = [2.0, 2, 12, 2, 12, 12, 2, 12]
@@ -137,3 +139,12 @@ def test_masks_and_their_areas_need_the_size_of_their_image() -> None:
         with pytest.raises(DataError, match=r"image 7 has the size \[None, 30\]"):
             read_ground_truth(coco, kind)
         coco.dataset["annotations"][0]["area"] = None
+
+
+@pytest.mark.parametrize("number", [None, float("nan"), "a"])
+@pytest.mark.parametrize("ids", ["imgs", "cats"])
+def test_ids_must_be_integers(ids: str, number: Any) -> None:
+    coco = ground_truth([SQUARE])
+    getattr(coco, ids)[number] = {"id": number}
+    with pytest.raises(DataError, match=r"ground truth: id .* is not an integer"):
+        evaluate_coco(coco, Results.from_coco([], ["bbox"]), ["bbox"])

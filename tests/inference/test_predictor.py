@@ -242,6 +242,7 @@ class TestBadInput:
             (torch.zeros(3, 4, 4), ValueError, r"uint8 \[3, H, W\]: got float32"),
             (torch.zeros(4, 4, 3, dtype=torch.uint8), ValueError, r"got uint8 \[4, 4, 3\]"),
             (torch.zeros(3, 0, 4, dtype=torch.uint8), ValueError, "the image has no pixels"),
+            (np.zeros((0, 4, 3), np.uint16), DataError, "array: has no pixels"),
             (Image.new("F", (4, 4)), DataError, r"PIL image of mode F: .*INPUT\.VALUE_RANGE"),
             (np.zeros((4, 4, 2), np.uint8), ValueError, r"got uint8 \[4, 4, 2\]"),
             (
@@ -415,6 +416,7 @@ def test_a_lower_threshold_than_the_models_own_wins(
         ({"value_range": (5, 1)}, r"value_range=\(5, 1\)\): must be pairs"),
         ({"value_range": (0, math.nan)}, "value_range"),
         ({"value_range": ("a", "b")}, "value_range"),
+        ({"value_range": (0, 1, 0, 2)}, "one pair of numbers, or 3 for the channels"),
         ({"dtype": "int8"}, "dtype='int8'"),
     ],
 )

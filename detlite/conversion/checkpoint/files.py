@@ -150,7 +150,8 @@ def _load(path: Path) -> Any:
         raise
     except (FileNotFoundError, IsADirectoryError, PermissionError) as error:
         files = path.parent.glob("*") if not path.exists() else ()
-        similar = get_close_matches(path.name, [file.name for file in files], n=1, cutoff=0.8)
+        names = [file.name for file in files if file.exists()]  # a broken link does not
+        similar = get_close_matches(path.name, names, n=1, cutoff=0.8)
         hint = f": did you mean {path.with_name(similar[0])}?" if similar else ""
         raise CheckpointError(f"{path}: cannot be read ({error.strerror}){hint}") from error
     except ImportError as error:
@@ -166,9 +167,14 @@ def _load(path: Path) -> Any:
         # Damage raises many other exceptions.
         if kind := explain_kind(path):
             raise CheckpointError(f"{path}: is not a checkpoint; {kind}") from error
-        raise DamagedCheckpointError(
-            f"{path}: is not a checkpoint of torch.save, or is truncated or damaged"
-        ) from error
+        problem = "is not a checkpoint of torch.save, or is truncated or damaged"
+        if not path.stat().st_size:
+            problem = "is empty"
+        elif "operand 149" in str(error):
+            problem = (
+                "was saved with pickle protocol 4 or 5: save it with torch.save(content, path)"
+            )
+        raise DamagedCheckpointError(f"{path}: {problem}") from error
 
 
 def _read_content(path: Path) -> Any:

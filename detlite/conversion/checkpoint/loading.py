@@ -29,6 +29,7 @@ _NOT_IN_CLASSIFIER = re.compile(r"\.num_batches_tracked$|\.conv2\.offset\.")
 _TRAINING_STATE = re.compile(r"^moving_foreground$|^roi_heads\.box\.thresholds\.")
 _COUNTER = ".num_batches_tracked"
 _ANCHOR_LAYER = re.compile(r"(rpn\.)?head\.(cls_logits|bbox_pred)\.")
+_UNKNOWN = "unknown to the model"
 _MAX_ROWS = 40  # of a table in a message
 
 
@@ -89,7 +90,7 @@ def load_weights(
     fresh = by_class if reinit_heads else []
     problems = [
         *(("missing in the file", name) for name in target.keys() - source),
-        *(("unknown to the model", name) for name in source.keys() - target),
+        *((_UNKNOWN, name) for name in source.keys() - target),
         *(("other shape", name) for name in differs if name not in fresh),
     ]
     if problems:
@@ -105,9 +106,11 @@ def load_weights(
             "norm of the weights, FrozenBN or BN if they have them": all(
                 name.endswith((".running_mean", ".running_var")) for name in names
             ),
+            "The file only has more than the model: if these entries are of a part that you do not "
+            "need, remove them from the file": {problem for problem, _ in problems} == {_UNKNOWN},
         }
         raise CheckpointError(
-            f"{checkpoint.path} does not fit the model: only {fitting} of {len(target)} entries fit"
+            f"{checkpoint.path} does not fit the model: {fitting} of {len(target)} entries fit"
             + "".join(f". {hint}" for hint, applies in hints.items() if applies)
             + _table(sorted(problems), source, target)
         )

@@ -82,6 +82,9 @@ def _to_8_bits(array: np.ndarray, options: ImageOptions, name: str) -> np.ndarra
         return array
     if array.dtype == np.bool_:
         return array * np.uint8(255)
+    if array.dtype.kind not in "uif" or not array.size:
+        kind = f"pixels of the type {array.dtype}" if array.size else "no pixels"
+        raise DataError(f"{name}: has {kind}. Convert the image to integers or floats")
     if options.value_range:
         low, high = np.array(options.value_range, np.float32).reshape(-1, 2).T
         values = (array.astype(np.float32) - low) * (256 / (high - low))

@@ -66,6 +66,9 @@ class Hook:
     def after_train(self) -> None:
         """Run after the last evaluation."""
 
+    def close(self) -> None:
+        """Run when training ends, also by an error: close files and connections."""
+
     def state_dict(self) -> dict[str, Any]:
         """Return what checkpoints store: tensors, numbers, strings, lists and dicts of these."""
         return {}

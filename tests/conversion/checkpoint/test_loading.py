@@ -60,7 +60,7 @@ def test_table_of_problems(toy, tmp_path):
     with pytest.raises(CheckpointError) as error:
         load_weights(toy, read_checkpoint(tmp_path / "w.pth"), reinit_heads=True)
     lines = [" ".join(line.split()) for line in str(error.value).splitlines()]
-    assert lines[0].endswith("does not fit the model: only 9 of 11 entries fit")
+    assert lines[0].endswith("does not fit the model: 9 of 11 entries fit")
     assert lines[1:] == [
         "entry in the file in the model",
         "missing in the file norm.bias [4]",
@@ -69,6 +69,12 @@ def test_table_of_problems(toy, tmp_path):
     ]
     for name, value in before.items():
         torch.testing.assert_close(toy.state_dict()[name], value, rtol=0, atol=0)
+
+
+def test_only_additional_entries(toy, tmp_path):
+    torch.save({**toy.state_dict(), "depth.weight": torch.zeros(2)}, tmp_path / "w.pth")
+    with pytest.raises(CheckpointError, match=r"11 of 11 entries fit\. The file only has"):
+        load_weights(toy, read_checkpoint(tmp_path / "w.pth"))
 
 
 def test_other_norm(toy, tmp_path):

@@ -11,8 +11,9 @@ import torch
 from PIL import Image
 
 from detlite.data.errors import DataError, TooLargeError
-from detlite.data.images.pixels import ImageOptions
+from detlite.data.images.pixels import ImageOptions, pixels_to_tensor
 from detlite.data.images.reading import image_problem, image_size, read_image, read_reduced
+from detlite.data.images.sources import Pixels
 from detlite.data.remote.file_cache import FileCache
 
 RNG = np.random.default_rng(0)
@@ -86,6 +87,13 @@ def test_float_and_32_bit_images_need_a_range(tmp_path):
         read_image(path)
     image = read_image(path, options=ImageOptions(value_range=(0, 256_000)))
     assert np.array_equal(image[0].numpy(), GRAY)
+
+
+@pytest.mark.parametrize("values", [(), (0.0, 1.0)])
+def test_complex_images_are_refused(values):
+    pixels = Pixels(np.ones((4, 5, 1), np.complex64))
+    with pytest.raises(DataError, match=r"a\.tif: has pixels of the type complex64"):
+        pixels_to_tensor(pixels, ImageOptions(channels=1, value_range=values), "a.tif")
 
 
 def test_missing_depth_is_black(tmp_path):

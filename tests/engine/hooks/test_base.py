@@ -46,6 +46,9 @@ class Recorder(Hook):
     def after_train(self):
         self._record("after_train")
 
+    def close(self):
+        self._record("close")
+
     def state_dict(self):
         return {"losses": self.losses}
 
@@ -61,7 +64,7 @@ def test_hooks_are_called_around_steps(train_toy):
         ("before_train", 0),
         *[("before_step", 1), ("after_step", 1), ("after_evaluation", 1)],
         *[("before_step", 2), ("after_step", 2), ("after_log", 2), ("after_evaluation", 2)],
-        ("after_train", 2),
+        *[("after_train", 2), ("close", 2)],
     ]
     mean = read_metrics(cfg.OUTPUT_DIR)[0]["loss"]
     assert mean == pytest.approx(sum(hook.losses) / 2)
@@ -71,8 +74,10 @@ def test_the_state_of_hooks_is_resumed(train_toy, tmp_path):
     straight, opts = [Recorder(), Recorder()], ["SOLVER.CHECKPOINT_PERIOD", 2]
     train_toy(*opts, "OUTPUT_DIR", str(tmp_path / "straight"), hooks=straight)
     opts += ["OUTPUT_DIR", str(tmp_path / "resumed")]
+    interrupted = [Recorder(), Recorder()]
     with pytest.raises(KeyboardInterrupt):
-        train_toy(*opts, model=call_at(new_toy(), 4, interrupt), hooks=[Recorder(), Recorder()])
+        train_toy(*opts, model=call_at(new_toy(), 4, interrupt), hooks=interrupted)
+    assert [hook.calls[-1][0] for hook in interrupted] == ["close", "close"]
     resumed = [Recorder(), Recorder(), Recorder()]  # the last one is new
     train_toy(*opts, model=new_toy(5), seed=99, resume=True, hooks=resumed)
     assert resumed[0].losses == resumed[1].losses == straight[0].losses
@@ -92,7 +97,12 @@ def test_a_hook_ends_a_run(train_toy):
     hook = Recorder(stop_at=3)
     assert train_toy(*opts, hooks=[hook], resume=True)[1] == metrics
     assert final.read_bytes() == before
-    assert hook.calls == [("before_train", 3), ("after_evaluation", 3), ("after_train", 3)]
+    assert hook.calls == [
+        ("before_train", 3),
+        ("after_evaluation", 3),
+        ("after_train", 3),
+        ("close", 3),
+    ]
     train_toy(*opts, resume=True)  # without the hook, the run continues
     assert read_checkpoint(final).training["iteration"] == 9
 
@@ -113,7 +123,7 @@ def test_hooks_are_registered_by_name(train_toy, monkeypatch):
         return built[0]
 
     train_toy("SOLVER.HOOKS", ("StopAt",), "SOLVER.LOG_PERIOD", 2)
-    assert built[0].calls[-1] == ("after_train", 2)
+    assert built[0].calls[-1] == ("close", 2)
     with pytest.raises(ConfigError, match=r"SOLVER\.HOOKS: unknown hook 'StopAtt'.*'StopAt'"):
         train_toy("SOLVER.HOOKS", ("StopAtt",), "SOLVER.MAX_ITER", 1)
 
