@@ -236,21 +236,16 @@ def _doubts(mask: LabelImage, pieces: np.ndarray) -> Iterator[tuple[str, str]]:
             break
     corners = {int(values[y, x]) for y in (0, -1) for x in (0, -1)}
     if len(corners) == 1 and (value := corners.pop()) and (values == value).mean() > 0.5:
-        yield (
-            "have a background that is not 0, and counts as an object unless the files are changed",
-            f"the value {value} at all corners",
-        )
+        text = "have a background that is not 0, and counts as an object unless the files are changed"
+        yield text, f"the value {value} at all corners"
     elif values.size and values.min() > 0:
         yield "have no background", "no value 0"
 
 
 def _objects(
-    one: _MaskFile,
-    values: np.ndarray,
-    pieces: np.ndarray,
-    conversion: Conversion,
+    one: _MaskFile, values: np.ndarray, pieces: np.ndarray, conversion: Conversion,
     names: Mapping[int, str],
-) -> Iterator[LabeledObject]:
+) -> Iterator[LabeledObject]:  # fmt: skip
     """Yield the objects of a label image."""
     classes = one.file.parent.parent / "SegmentationClass" / one.file.name
     kinds = values if conversion.masks == "semantic" else None
