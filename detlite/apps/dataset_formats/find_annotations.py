@@ -183,7 +183,10 @@ def read_folder(
     for name, recognize, read in _FORMATS:
         if recognize(tree):
             return name, _by_split(read(tree, conversion), conversion)
-    raise UnknownFormatError(describe_unknown(tree))
+    try:
+        raise UnknownFormatError(describe_unknown(tree))
+    except DataError as error:  # in a json file
+        raise UnknownFormatError(str(error)) from error
 
 
 def _by_split(dataset: LabeledDataset, conversion: Conversion) -> dict[str, LabeledDataset]:

@@ -236,7 +236,7 @@ def _doubts(mask: LabelImage, pieces: np.ndarray) -> Iterator[tuple[str, str]]:
             break
     corners = {int(values[y, x]) for y in (0, -1) for x in (0, -1)}
     if len(corners) == 1 and (value := corners.pop()) and (values == value).mean() > 0.5:
-        text = "have a background that is not 0, and counts as an object unless the files are changed"
+        text = "have a background that is not 0, and counts as an object unless it is changed"
         yield text, f"the value {value} at all corners"
     elif values.size and values.min() > 0:
         yield "have no background", "no value 0"
