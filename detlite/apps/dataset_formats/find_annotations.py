@@ -125,8 +125,7 @@ def find_sets(
         else:
             summary += "; only one image has an object, so there is no evaluation"
     splits = _match_categories(splits, val or data)
-    root = data if data.is_dir() else data.parent
-    output = (folder or root / OUTPUT_FOLDER).absolute()
+    output = (folder or (data if data.is_dir() else data.parent) / OUTPUT_FOLDER).absolute()
     prefix = "" if data.is_dir() else f"{data.stem}_"
     sources, written = {}, []
     for name, split in splits.items():
@@ -184,9 +183,10 @@ def read_folder(
         if recognize(tree):
             return name, _by_split(read(tree, conversion), conversion)
     try:
-        raise UnknownFormatError(describe_unknown(tree))
+        text = describe_unknown(tree)
     except DataError as error:  # in a json file
-        raise UnknownFormatError(str(error)) from error
+        text = str(error)
+    raise UnknownFormatError(text)
 
 
 def _by_split(dataset: LabeledDataset, conversion: Conversion) -> dict[str, LabeledDataset]:
