@@ -69,9 +69,12 @@ def _describe(inspection: Inspection) -> dict[str, Any]:
 
 
 def _image(
-    inspection: Inspection, image_id: int, text: str, objects: Sequence[Row] = (),
+    inspection: Inspection,
+    image_id: int,
+    text: str,
+    objects: Sequence[Row] = (),
     suspicious: Sequence[float] | None = None,
-) -> dict[str, str]:  # fmt: skip
+) -> dict[str, str]:
     """Return an image for the template, with its objects, or with one box xywh and its enlargement.
 
     Only the text, if the image cannot be read.

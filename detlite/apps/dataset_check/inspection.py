@@ -63,17 +63,23 @@ def inspect(path: Path, images: Path | None) -> list[Inspection]:
     inspections = []
     for name in names:
         kind, annotations, folder = locate_dataset(cfg, name)
-        inspection = inspect_dataset(
-            annotations, folder, kind=kind, masks=cfg.MODEL.MASK_ON,
-            keypoints=cfg.MODEL.KEYPOINT_ON, skip_bad=datasets.ON_BAD_ANNOTATION == "skip",
-            crowds_as_objects=datasets.CROWDS_AS_OBJECTS,
-            background=datasets.BACKGROUND_IMAGES or name not in datasets.TRAIN,
-            image_options=build_image_options(cfg),
-        )  # fmt: skip
-        inspections.append(inspection)
-        if (index := inspection.index) is not None:
+        inspections.append(
+            inspect_dataset(
+                annotations,
+                folder,
+                kind=kind,
+                masks=cfg.MODEL.MASK_ON,
+                keypoints=cfg.MODEL.KEYPOINT_ON,
+                skip_bad=datasets.ON_BAD_ANNOTATION == "skip",
+                crowds_as_objects=datasets.CROWDS_AS_OBJECTS,
+                background=datasets.BACKGROUND_IMAGES or name not in datasets.TRAIN,
+                image_options=build_image_options(cfg),
+            )
+        )
+        index, selection = inspections[-1].index, inspections[-1].selection
+        if index is not None:
             train = name in datasets.TRAIN
-            inspection.findings += config_findings(cfg, index, inspection.selection, train)
+            inspections[-1].findings += config_findings(cfg, index, selection, train)
     if not any(inspection.refused for inspection in inspections):
         try:
             check_sets(cfg)
@@ -95,10 +101,17 @@ def _image_folder(annotations: Path) -> Path:
 
 
 def inspect_dataset(
-    annotations: Location, folder: ImageFolder, *, kind: str = "coco", masks: bool | None = None,
-    keypoints: bool = False, skip_bad: bool = False, crowds_as_objects: bool = False,
-    background: bool = True, image_options: ImageOptions = DEFAULT_OPTIONS,
-) -> Inspection:  # fmt: skip
+    annotations: Location,
+    folder: ImageFolder,
+    *,
+    kind: str = "coco",
+    masks: bool | None = None,
+    keypoints: bool = False,
+    skip_bad: bool = False,
+    crowds_as_objects: bool = False,
+    background: bool = True,
+    image_options: ImageOptions = DEFAULT_OPTIONS,
+) -> Inspection:
     """Read an annotation file and all of its images, and collect their defects.
 
     Args:
@@ -146,9 +159,16 @@ def inspect_dataset(
     if not result.refused:  # the loader has the last word
         try:
             CocoDataset(
-                annotations, folder, kind=kind, train=True, masks=masks, keypoints=keypoints,
-                skip_bad=skip_bad, crowds_as_objects=crowds_as_objects, image_options=image_options,
-            )  # fmt: skip
+                annotations,
+                folder,
+                kind=kind,
+                train=True,
+                masks=masks,
+                keypoints=keypoints,
+                skip_bad=skip_bad,
+                crowds_as_objects=crowds_as_objects,
+                image_options=image_options,
+            )
         except DataError as error:
             result.defects.append(Defect("file", annotations.name, str(error), True))
     return result

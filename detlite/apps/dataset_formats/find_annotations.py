@@ -80,10 +80,15 @@ class _Split:
 
 
 def find_sets(
-    data: Path, val: Path | None = None, images: Path | None = None, folder: Path | None = None,
-    masks: str | None = None, skip_bad: bool = False, group_duplicates: bool = False,
+    data: Path,
+    val: Path | None = None,
+    images: Path | None = None,
+    folder: Path | None = None,
+    masks: str | None = None,
+    skip_bad: bool = False,
+    group_duplicates: bool = False,
     upright: bool = True,
-) -> tuple[dict[str, Source], str]:  # fmt: skip
+) -> tuple[dict[str, Source], str]:
     """Find the datasets to train and evaluate on.
 
     Other formats are converted to COCO files. If nothing is given to evaluate on, or only the

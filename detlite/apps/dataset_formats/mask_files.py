@@ -243,9 +243,12 @@ def _doubts(mask: LabelImage, pieces: np.ndarray) -> Iterator[tuple[str, str]]:
 
 
 def _objects(
-    one: _MaskFile, values: np.ndarray, pieces: np.ndarray, conversion: Conversion,
+    one: _MaskFile,
+    values: np.ndarray,
+    pieces: np.ndarray,
+    conversion: Conversion,
     names: Mapping[int, str],
-) -> Iterator[LabeledObject]:  # fmt: skip
+) -> Iterator[LabeledObject]:
     """Yield the objects of a label image."""
     classes = one.file.parent.parent / "SegmentationClass" / one.file.name
     kinds = values if conversion.masks == "semantic" else None
