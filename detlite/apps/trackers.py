@@ -51,7 +51,7 @@ class Tracker(Hook):
         self._failed = False
 
     def close(self) -> None:
-        if is_main() and self._id:
+        if is_main():
             self.finish(self._failed)
 
     def state_dict(self) -> dict[str, Any]:

@@ -32,7 +32,7 @@ _NESTED = (dict, list, tuple)
 # Names that training code puts around a state dict, and names of copies to use only without others.
 _WRAPPERS = re.compile(
     r"((model|module|net(work)?|(model_)?(state|state_dict|weights)|params|blobs|checkpoint"
-    r"|_orig_mod|_forward_module|detector)\.)*"
+    r"|_forward_module|detector)\.)*"
 )
 # Wrappers that may surround any module: torch.compile, activation checkpointing and FSDP.
 _INNER = re.compile(r"\b(_orig_mod|_checkpoint_wrapped_module|_fsdp_wrapped_module)\.")

@@ -3,6 +3,7 @@
 import logging
 import warnings
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -114,10 +115,8 @@ class Trainer:
             NonFiniteLossError: training diverged; earlier checkpoints are intact.
             StoppedError: SIGTERM, SIGHUP or SIGINT arrived; the step was finished and saved.
         """
-        try:
+        with ExitStack() as self._closing:
             return self._train(resume)
-        finally:
-            self._call_hooks("close")
 
     def _train(self, resume: bool) -> dict[str, Metrics]:
         if resume:
@@ -188,7 +187,7 @@ class Trainer:
         """Call the hooks, and decide how a resumed run starts."""
         *hooks, writer = self.hooks
         for hook in hooks:
-            hook.before_train()
+            self._start_hook(hook)
         resumed = self.iteration > 0
         self.is_last = any_process(self._finishing) or self.run_length.is_reached(self.iteration)
         ended = resumed and self.checkpoint.name == FINAL_CHECKPOINT
@@ -196,7 +195,11 @@ class Trainer:
             self._save()
         # The interruption may have come before the end of the evaluation.
         self.repeats_evaluation = self.is_last or (resumed and self._evaluation_due(ended))
-        writer.before_train()  # removes metrics that will be written again
+        self._start_hook(writer)  # removes metrics that will be written again
+
+    def _start_hook(self, hook: Hook) -> None:
+        hook.before_train()
+        self._closing.callback(_close, hook)
 
     def _agree_on_end(self) -> None:
         """Find out if this iteration is the last one, or a signal arrived, in any process."""
@@ -274,6 +277,14 @@ class Trainer:
                 "batch norm is frozen, but MODEL.WEIGHT is empty: a backbone with random weights "
                 "hardly trains without batch statistics. Set %s to train from scratch", key
             )  # fmt: skip
+
+
+def _close(hook: Hook) -> None:
+    """Close a hook; log an error instead of hiding the one that may have ended the run."""
+    try:
+        hook.close()
+    except Exception:
+        logger.exception("cannot close the hook %s", type(hook).__name__)
 
 
 def _is_multiple(iteration: int, period: int) -> bool:

@@ -67,7 +67,11 @@ class Hook:
         """Run after the last evaluation."""
 
     def close(self) -> None:
-        """Run when training ends, also by an error: close files and connections."""
+        """Close files and connections: runs when training ends, also by an error.
+
+        It runs in reverse order of the hooks, for those whose `before_train` returned. Its errors
+        are logged.
+        """
 
     def state_dict(self) -> dict[str, Any]:
         """Return what checkpoints store: tensors, numbers, strings, lists and dicts of these."""

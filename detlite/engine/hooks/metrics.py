@@ -146,7 +146,7 @@ class MetricsWriter(Hook):
     def after_evaluation(self, metrics: dict[str, dict[str, Any]]) -> None:
         self._write({"evaluation": metrics}, flatten_metrics(metrics))
 
-    def after_train(self) -> None:
+    def close(self) -> None:
         if is_main():
             self._file.close()
             self._events.close()

@@ -128,6 +128,26 @@ def test_hooks_are_registered_by_name(train_toy, monkeypatch):
         train_toy("SOLVER.HOOKS", ("StopAtt",), "SOLVER.MAX_ITER", 1)
 
 
+def test_hooks_are_closed_after_an_error(train_toy, caplog):
+    """Started hooks are closed from the last one, and an error while closing hides no other."""
+
+    class Fragile(Recorder):
+        def close(self):
+            closed.append(self)
+            raise OSError("no connection")
+
+    class Unstarted(Fragile):
+        def before_train(self):
+            raise ValueError("no account")
+
+    closed, hooks = [], [Fragile(), Fragile(), Unstarted(), Fragile()]
+    with pytest.raises(ValueError, match="no account"):
+        train_toy(hooks=hooks)
+    assert closed == [hooks[1], hooks[0]]
+    assert caplog.text.count("cannot close the hook Fragile") == 2
+    assert "OSError: no connection" in caplog.text
+
+
 RANKS = """
 import yaml
 from detlite.config import config_from

@@ -35,7 +35,7 @@ def write(folder, start, iterations):
     for iteration in iterations:
         writer.trainer.iteration = iteration
         writer.after_log(METRICS)
-    writer.after_train()
+    writer.close()
 
 
 def iterations(folder):
@@ -131,7 +131,7 @@ def test_lines_and_events(tmp_path, caplog):
     evaluation = {"val": {"bbox": {"AP": 0.5, "APl": None, "per_category": {"cat": 0.5}}}}
     writer.after_evaluation(evaluation)
     assert iterations(tmp_path) == [20, 20]  # written before the end
-    writer.after_train()
+    writer.close()
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert rows == [{"iteration": 20, **METRICS}, {"iteration": 20, "evaluation": evaluation}]
     line = "iteration 20  loss 1.500 (a 1.000)  lr 0.02  0.500 s (data 0.100)  eta 0:01:01"
