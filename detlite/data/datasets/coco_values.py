@@ -173,11 +173,15 @@ def are_misplaced(points: Sequence[float], box: Sequence[float], height: int, wi
         points: (x1, y1, v1, ...) in pixels of an image of the size.
         box: (x, y, width, height) of the object.
     """
-    rows = np.reshape(points, (-1, 3))
-    xy, low = rows[rows[:, 2] > 0, :2], np.array(box[:2])
-    elsewhere = (xy < -1).any(1) | (xy > [width, height]).any(1) | (xy == 0).all(1)
-    inside = ((xy >= low - 1) & (xy <= low + box[2:] + 1)).all(1)
-    return len(xy) > 0 and bool(elsewhere.any() or not inside.any())
+    left, top, w, h = box
+    triples = zip(points[::3], points[1::3], points[2::3], strict=True)
+    labeled = [(x, y) for x, y, visibility in triples if visibility > 0]
+    for x, y in labeled:
+        if not (-1 <= x <= width and -1 <= y <= height) or x == y == 0:
+            return True
+    right, bottom = left + w + 1, top + h + 1
+    in_box = (left - 1 <= x <= right and top - 1 <= y <= bottom for x, y in labeled)
+    return bool(labeled) and not any(in_box)
 
 
 def keypoint_names(categories: Sequence[dict[str, Any]]) -> list[str]:

@@ -73,6 +73,7 @@ class AnnotationReader:
         self._changes: Entry = {}
         self._problems: dict[int, str] = {}
         self._flags = labeled = 0
+        self._box: Sequence[float] = ()  # that is known to be valid
         unknown = len(self._images.ids)
         image_id = self._images.read_id(row.get("image_id"))
         place = unknown if image_id is None else self._places.get(image_id, unknown)
@@ -93,8 +94,7 @@ class AnnotationReader:
         if self._problems:
             self._changes[PROBLEM_KEY] = self._problems
         read = {**row, **self._changes} if self._changes else row
-        box = [position] if self._flags & (Flag.UNKNOWN_IMAGE | Flag.BAD_BOX) else read["bbox"]
-        key = hash((place, category_id, *box))
+        key = hash((place, category_id, *(self._box or [position])))
         return read, self._flags, place, category_id or 0, labeled, key
 
     def _flag(self, flag: Flag, problem: str = "") -> None:
@@ -117,13 +117,14 @@ class AnnotationReader:
     def _read_marks(self) -> None:
         """Read `iscrowd`, `ignore` and `area`."""
         row = self._row
+        written = row.get("iscrowd", row.get("isCrowd"))
         crowd, ignore = (
             {"true": 1, "false": 0}.get(str(one).lower(), coco_values.integer(one))
-            for one in (row.get("iscrowd") or 0, row.get("ignore") or 0)
+            for one in (written or 0, row.get("ignore") or 0)
         )
         if crowd not in (0, 1):
-            self._flag(Flag.BAD_CROWD, f"iscrowd is {short_repr(row.get('iscrowd'))}, not 0 or 1")
-        elif type(row.get("iscrowd", 0)) is not int:
+            self._flag(Flag.BAD_CROWD, f"iscrowd is {short_repr(written)}, not 0 or 1")
+        elif crowd != row.get("iscrowd", 0) or type(row.get("iscrowd", 0)) is not int:
             self._changes["iscrowd"] = crowd
         if crowd == 1:
             self._flag(Flag.CROWD)
@@ -152,10 +153,8 @@ class AnnotationReader:
             self._flag(Flag.BAD_KEYPOINTS, points.problem)
             return 0
         self._take("keypoints", points.value, points.note)
-        box = self._changes.get("bbox") or self._row.get("bbox", ())
-        is_known = height and not self._flags & Flag.BAD_BOX
-        if is_known and coco_values.are_misplaced(points.value, box, height, width):
-            example = f"{self._where}: keypoints {short_repr(points.value)}, bbox {box}"
+        if self._box and coco_values.are_misplaced(points.value, self._box, height, width):
+            example = f"{self._where}: keypoints {short_repr(points.value)}, bbox {self._box}"
             self.findings.add(_MISPLACED, _NOT_TRAINED, example)
         return sum(v > 0 for v in points.value[2::3])
 
@@ -190,6 +189,7 @@ class AnnotationReader:
         if box.problem:
             self._flag(Flag.BAD_BOX, box.problem)
         else:
+            self._box = box.value
             self._take("bbox", box.value, box.note)
             if box.note == coco_values.TURNED:  # files that are written from it
                 self._changes["attributes"] = {**row["attributes"], "rotation": 0}

@@ -315,6 +315,17 @@ def test_repeated_annotations(content, write_set):
     assert "box of another one: 2 annotations, for example annotation 10" in text
 
 
+@pytest.mark.parametrize("box", [None, "1, 2", [[1, 2], [3, 4]]])
+def test_boxes_of_images_without_a_size_are_not_read(content, write_set, box):
+    file, folder = write_set(content)
+    content["images"][0].update(height=None, width=None)
+    content["annotations"][0]["bbox"] = box
+    del content["annotations"][1]["bbox"]
+    file.write_text(json.dumps(content))
+    with pytest.raises(DataError, match="image 10 has no height and width"):
+        CocoDataset(file, folder)
+
+
 def test_ids_of_any_type(content, write_set):
     for row in content["images"]:
         row["id"] = f"img_{row['id']}"
@@ -404,8 +415,10 @@ def test_root_category_without_annotations(content, write_set):
     assert len(CocoDataset(*write_set(content, "used")).categories) == 3
 
 
-def test_crowds_as_objects(content, write_set):
-    content["annotations"][0]["iscrowd"] = 1
+@pytest.mark.parametrize("key", ["iscrowd", "isCrowd"])
+def test_crowds_as_objects(content, write_set, key):
+    content["annotations"][0].pop("iscrowd")
+    content["annotations"][0][key] = 1
     files = write_set(content)
     plain = CocoDataset(*files, train=True)
     assert "crowds (iscrowd 1): 2 of 4 annotations, for example annotation 1" in found(plain)
