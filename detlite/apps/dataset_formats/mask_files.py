@@ -81,6 +81,9 @@ def read_mask_folder(tree: FileTree, conversion: Conversion) -> LabeledDataset:
     for image, files in masks.items():
         with conversion.collect():
             size, objects = image_size(image, conversion.upright), list[LabeledObject]()
+            if not files:
+                text = "They count as images without objects."
+                conversion.findings.add("images without a mask file", text, str(image), "image")
             for one in files:
                 if not one.has_all:
                     with conversion.collect(AS_BACKGROUND):
@@ -204,7 +207,8 @@ def _read(one: _MaskFile, size: tuple[int, int], conversion: Conversion) -> Labe
     if one.file.suffix.lower() not in _LOSSLESS and conversion.masks != "connected":
         raise DataError(
             f"{one.file}: masks need a lossless format ({', '.join(sorted(_LOSSLESS))}): JPEG "
-            "changes the values at edges. If it has only black and white, choose --masks connected"
+            "and WebP change the values at edges. If it has only black and white, choose --masks "
+            "connected"
         )
     mask = read_label_image(one.file, size)
     if mask.void:

@@ -45,11 +45,11 @@ _OTHERS = [
     (r"\.(parquet|arrow)$", "", "Hugging Face data", "Save the images, and the boxes as COCO json"),
     (r"\.xml$", r"<annotation[\s>].*<pt>", "LabelMe's old XML", "Use the json of LabelMe 3"),
     (r"\.xml$", r"<dataset>.*<box ", "XML of dlib's imglab", _TO_COCO),
-    (r"\.txt$", r"^\w+( -?[\d.]+){14,15}\s*$", "KITTI", _DATUMARO),
+    (r"\.txt$", r"^[A-Za-z]\w*( -?[\d.]+){14,15}\s*$", "KITTI", _DATUMARO),
     (r"(^|/)gt/gt\.txt$", "", "MOT", _TO_COCO),
     (r"\.txt$", r"^\S.*\.\w+ \d+(,\d+){4}", "a list of boxes of keras-yolo3", _TO_COCO),
     (r"wider_face.*bbx.*\.txt$", "", "WIDER Face", _DATUMARO),
-    (r"\.txt$", r"imagesource:|^([\d.]+ ){8}\w+ [01]", "DOTA", _TO_COCO),
+    (r"\.txt$", r"imagesource:|^([\d.]+ ){8}[A-Za-z][\w-]* [01]", "DOTA", _TO_COCO),
     (r"\.txt$", r"^\ufeff?(\d+, ?){8}", "ICDAR", _TO_COCO),
     (r"\.txt$", r"^\d+( [01]?\.?\d+){4,}\s*$", "YOLO whose files match no image", _NEXT),
     (r"\.npy$", "", "a NumPy file", "Save them as PNG or TIFF; Cellpose saves masks as PNG, too"),
@@ -68,8 +68,8 @@ def describe_unknown(tree: FileTree) -> str:
 
     Raises DataError if it contains a json file that is not valid.
     """
+    paths = [(file, file.relative_to(tree.root).as_posix()) for file in tree.files]
     for pattern, content, name, advice in _OTHERS:
-        paths = ((file, file.relative_to(tree.root).as_posix()) for file in tree.files)
         for file in [file for file, path in paths if re.search(pattern, path, re.I)][:9]:
             if not content or re.search(content, excerpt(file), re.DOTALL | re.MULTILINE):
                 if name == "COCO json":

@@ -149,7 +149,8 @@ def _read_object(node: ET.Element) -> VocObject:
                 polygon = _turned_box(*center, x2 - x1, y2 - y1, math.radians(degrees))
         else:
             polygon = _turned_box(*(_number(node, f"robndbox/{key}") for key in _TURNED_KEYS))
-            corners = [side(polygon[k::2]) for side in (min, max) for k in (0, 1)]
+            corners = polygon
+        corners = [side(corners[k::2]) for side in (min, max) for k in (0, 1)]  # any two opposite
         return VocObject(_text(node, "name"), _is_true(node, "difficult"), corners, polygon)
     except ValueError as error:
         return VocObject(name, corners=corners, problem=str(error))

@@ -50,6 +50,7 @@ def test_label_images(tmp_path, image, dtype):
     assert content["categories"] == [{"id": 1, "name": "object"}]
     assert [row["image_id"] for row in content["annotations"]] == [1, 1]
     assert_two_objects(content["annotations"])
+    assert "images without a mask file: 1 image" in " ".join(map(str, dataset.findings))
 
 
 def test_every_color_is_an_object(tmp_path, image):

@@ -92,9 +92,11 @@ def test_lists_define_the_splits(voc, text):
     assert len(read_folder(voc, Conversion(skip_bad=True))[1]["train"].images) == 1
 
 
-def test_files_without_size_next_to_images(tmp_path, image, text):
+@pytest.mark.parametrize("corners", [(1, 1, 20, 30), (20, 1, 1, 30)])
+def test_files_without_size_next_to_images(tmp_path, image, text, corners):
+    """Any two opposite corners are read."""
     image(tmp_path / "x.png", 30, 20)
-    text(tmp_path / "x.xml", xml(("cat", 0, 1, 1, 20, 30), size=(0, 0)))
+    text(tmp_path / "x.xml", xml(("cat", 0, *corners), size=(0, 0)))
     assert to_coco(read(tmp_path)["train"])["annotations"][0]["bbox"] == [0, 0, 20, 30]
 
 
@@ -102,7 +104,7 @@ def test_files_without_size_next_to_images(tmp_path, image, text):
     ("content", "problem"),
     [
         ("<annotation>", "is not XML: no element found: line 1"),
-        (xml(("cat", 0, 5, 5, 3, 9)), r"object 1 \(cat\): width -1 and height 5 must be positive"),
+        (xml(("cat", 0, 5, 0, 5, 9)), r"object 1 \(cat\): width 0 and height 9 must be positive"),
         (xml(("cat", 0, "a", 5, 3, 9)), r"object 1 \(cat\): bndbox/xmin is 'a', not a number"),
         (xml().replace("</annotation>", "<object/></annotation>"), "object 1: an element <object>"),
         (
