@@ -6,7 +6,6 @@ import os
 import posixpath
 import re
 from collections.abc import Hashable, Mapping
-from contextlib import suppress
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from detlite.data.findings import Findings
 from detlite.data.images.reading import image_size
 from detlite.data.index.build import open_index
 
-from .file_tree import FileTree, excerpt
+from .file_tree import AmbiguousNameError, FileTree, excerpt
 
 VAL_FRACTION = 0.2
 _SAMPLE = 20  # images that decide whether a folder is the right one
@@ -107,8 +106,12 @@ def read_coco(
     if lost:
         near = FileTree(file, images or (folder if folder != file.parent else None))
         for name in lost:
-            with suppress(DataError):  # reported as a missing file
+            try:
                 found[name] = near.image(name, file)
+            except AmbiguousNameError:
+                raise
+            except DataError:
+                continue  # reported as a missing file
     if problem and not found:
         raise problem
     if not found and (index.sizes > 0).all():

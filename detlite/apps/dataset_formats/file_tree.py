@@ -27,6 +27,10 @@ _SAMPLE = 3  # files that decide the format
 _HEAD = 1 << 16  # bytes at the start and the end of a file that `excerpt` returns
 
 
+class AmbiguousNameError(DataError):
+    """Several images have a name."""
+
+
 class FileTree:
     """The sorted `files` in the folder `root` and its subfolders, and the `images` among them.
 
@@ -186,7 +190,7 @@ def _best(candidates: Iterable[Path], name: str, label_file: Path) -> Path:
 
     ranked = sorted(candidates, key=rank, reverse=True)
     if len(ranked) > 1 and rank(ranked[0]) == rank(ranked[1]):
-        raise DataError(
+        raise AmbiguousNameError(
             f"{label_file}: {name.rpartition('/')[2] or ranked[0].stem} is ambiguous: "
             f"{ranked[0]} or {ranked[1]}; remove one"
         )

@@ -258,7 +258,7 @@ def _datumaro_shape(category: str, row: Json) -> Shape:
     kind = row["type"]
     shape = Shape.not_an_object(kind, category, row.get("points", ()))
     if kind == "bbox":
-        (x, y, w, h), degrees = row["bbox"], row.get("attributes", {}).get("rotation", 0)
+        (x, y, w, h), degrees = row["bbox"], float(row.get("attributes", {}).get("rotation", 0))
         shape = Shape.box(category, (x, y, w, h), degrees, (x + w / 2, y + h / 2))
     elif kind == "polygon":
         shape.problem = ""

@@ -8,6 +8,7 @@ from detlite.apps.dataset_formats import convert
 from detlite.apps.dataset_formats.coco_files import (
     find_coco_files,
     find_images,
+    read_coco,
     split_content,
     write_coco,
 )
@@ -19,6 +20,16 @@ EMPTY = '{"images": [], "annotations": [], "categories": []}'
 
 def stems(folder):
     return {split: file.stem for split, file in find_coco_files(FileTree(folder)).items()}
+
+
+def test_equal_names_in_two_folders_are_ambiguous(tmp_path, image, text):
+    for name in ("x/a.jpg", "y/a.jpg", "x/b.jpg"):
+        image(tmp_path / name, 8, 8)
+    rows = [{"id": k, "file_name": f"{k}.jpg", "height": 8, "width": 8} for k in "ab"]
+    content = {"images": rows, "annotations": [], "categories": [{"id": 1, "name": "cat"}]}
+    file = text(tmp_path / "labels.json", json.dumps(content))
+    with pytest.raises(DataError, match=r"a\.jpg is ambiguous: .*; remove one"):
+        read_coco(file, tmp_path)
 
 
 def test_single_file(tmp_path, text):

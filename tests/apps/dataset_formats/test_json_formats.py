@@ -227,7 +227,7 @@ def test_datumaro(read):
         {"type": "polygon", "label_id": 0, "points": [20, 1, 29, 1, 29, 9], "group": 5},
         {"type": "mask", "label_id": 1, "rle": mask, "attributes": {"is_crowd": True}},
         {"type": "label", "label_id": 0},
-        {"type": "bbox", "label_id": 1, "bbox": [20, 15, 20, 10], "attributes": {"rotation": 90}},
+        {"type": "bbox", "label_id": 1, "bbox": [20, 15, 20, 10], "attributes": {"rotation": "90"}},
     ]
     item = {"id": "a", "annotations": rows, "image": {"path": "a.jpg", "size": [40, 60]}}
     labels = {"labels": [{"name": "cat"}, {"name": "dog"}]}
