@@ -64,13 +64,18 @@ def _stored_anchors(raw: RawStateDict, retinanet: bool) -> ConfigValues:
         return {}
     sides = np.stack(cells)[..., 2:] - np.stack(cells)[..., :2] + 1  # [levels, A, 2]
     shapes = sides[-1, :, 1] / sides[-1, :, 0]  # sides are rounded least on the coarsest level
-    sizes = sides[:, shapes == 1, 0].tolist()
     finest = 16 if len(cells) == 1 else 8 if retinanet else 4
-    strides = [finest << level for level in range(len(cells))]
+    strides = np.array([finest << level for level in range(len(cells))])
     node, convention = "RETINANET" if retinanet else "RPN", CONVENTIONS["maskrcnn-benchmark"]
     for digits in (1, 2):  # several ratios may have the same sides: prefer the simplest
-        ratios = list(dict.fromkeys(shapes.round(digits).tolist()))
-        boxes = torch.stack([*AnchorGenerator(sizes, ratios, strides, convention).buffers()])
+        rounded = shapes.round(digits).clip(0.01)
+        ratios = list(dict.fromkeys(rounded.tolist()))
+        # An anchor of the first ratio whose size is the stride has this width.
+        widths = (strides / ratios[0] ** 0.5).round()
+        scales = sides[:, rounded == ratios[0], 0] / widths[:, None]
+        sizes = (scales * strides[:, None]).round(4).tolist()
+        generator = AnchorGenerator(sizes, ratios, strides.tolist(), convention)
+        boxes = torch.stack([*generator.buffers()])
         found = (boxes[..., 2:] - boxes[..., :2]).numpy()
         if found.shape == sides.shape and np.allclose(found, sides, atol=0.01):
             config = section(f"MODEL.{node}", ANCHOR_SIZES=sizes, ASPECT_RATIOS=ratios)

@@ -37,8 +37,9 @@ def test_nine_anchors_of_a_c4_model():
 
 
 @pytest.mark.parametrize("fpn", [True, False])
-def test_stored_anchors(fpn):
-    sizes, ratios = [8.0, 20.0, 40.5, 100.0, 300.0], [0.5, 1.0, 2.5]
+@pytest.mark.parametrize("ratios", [[0.5, 1.0, 2.5], [0.5, 2.0], [0.04, 1.0]])
+def test_stored_anchors(fpn, ratios):
+    sizes = [8.0, 20.0, 40.5, 100.0, 300.0]
     levels, strides = ([[size] for size in sizes], [4, 8, 16, 32, 64]) if fpn else ([sizes], [16])
     state = maskrcnn_benchmark(fpn) | cell_anchors(levels, ratios, strides)
     checkpoint = convert(state, "maskrcnn-benchmark")
@@ -47,8 +48,9 @@ def test_stored_anchors(fpn):
         assert found == pytest.approx(expected)
     assert config["MODEL.RPN.ASPECT_RATIOS"] == ratios
     assert checkpoint.stated == {"MODEL.RPN.ANCHOR_SIZES", "MODEL.RPN.ASPECT_RATIOS"}
-    others = cell_anchors(levels, [0.5, 2.0], strides)  # without a square, its size is unknown
-    unknown = convert(maskrcnn_benchmark(fpn) | others, "maskrcnn-benchmark")
+    others = {name: cells + 7 for name, cells in state.items() if "cell_anchors" in name}
+    others["module.rpn.anchor_generator.cell_anchors.0"][0, 2] += 3  # not of these sizes
+    unknown = convert(state | others, "maskrcnn-benchmark")
     assert not unknown.stated
 
 
