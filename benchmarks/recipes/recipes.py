@@ -146,7 +146,7 @@ RECIPES: dict[str, Recipe] = {
         "four times the batch size (use a quarter of the steps)",
         lambda cfg: {
             "SOLVER.IMS_PER_BATCH": 4 * cfg.SOLVER.IMS_PER_BATCH,
-            "SOLVER.BASE_LR": min(2 * cfg.SOLVER.BASE_LR, 0.0005),
+            "SOLVER.BASE_LR": min(2 * cfg.SOLVER.BASE_LR, 0.001),
         },
     ),
     "ema": Recipe("EMA of the weights, decay 0.99", lambda cfg: {"SOLVER.EMA_DECAY": 0.99}),

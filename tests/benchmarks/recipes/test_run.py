@@ -161,7 +161,7 @@ def test_base_config_can_start_from_another_recipe(make_coco_dataset, tmp_path, 
         program.main([*action, str(tmp_path / "wrong"), "--opts", "SOLVER.NO_SUCH_KEY", "3"])
     assert not (tmp_path / "wrong" / program.BASE).exists()  # the next call would use it
     one, other = (load_config(tmp_path / name / program.BASE) for name in ("init", "other"))
-    assert min(2 * one.SOLVER.BASE_LR, 0.0005) == other.SOLVER.BASE_LR
+    assert min(2 * one.SOLVER.BASE_LR, 0.001) == other.SOLVER.BASE_LR
     assert one.SOLVER.IMS_PER_BATCH != other.SOLVER.IMS_PER_BATCH == 3
 
 
