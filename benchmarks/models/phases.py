@@ -13,7 +13,7 @@ from torchvision.models.detection import mask_rcnn, roi_heads, rpn, transform
 from torchvision.models.detection.backbone_utils import BackboneWithFPN
 
 from benchmarks.clock import Clock, synchronize
-from detlite.evaluation import results
+from detlite.evaluation import detection_results
 from detlite.modeling import backbone
 from detlite.modeling import detection_model as detector
 from detlite.modeling.boxes import sampler as sampling
@@ -40,7 +40,7 @@ _DETLITE: PhaseFunctions = (
     ("mask head", heads.RoIHeads, "dense_losses"),
     ("mask head", heads.RoIHeads, "dense_outputs"),
     ("mask targets", dense_heads, "crop_masks"),
-    ("paste", results, "paste_masks"),
+    ("paste", detection_results, "paste_masks"),
 )
 _TORCHVISION: PhaseFunctions = (
     ("inputs", transform.GeneralizedRCNNTransform, "forward"),

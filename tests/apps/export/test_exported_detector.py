@@ -321,7 +321,7 @@ def test_missing_file_and_checkpoint(tmp_path):
     with pytest.raises(CheckpointError, match="there is no such file"):
         Predictor(tmp_path / "model.onnx")
     (tmp_path / "model.pth").write_bytes(b"")
-    with pytest.raises(CheckpointError, match=r"model\.pth: is not a checkpoint"):
+    with pytest.raises(CheckpointError, match=r"model\.pth: is empty"):
         Predictor(tmp_path / "model.pth")
 
 
