@@ -107,10 +107,9 @@ def read_mask_folder(tree: FileTree, conversion: Conversion) -> LabeledDataset:
     union = set().union(*sets)
     if 1 < len(union) <= _MAX_CLASSES:
         gaps = sum(values != set(range(1, len(values) + 1)) for values in sets)
-        count = gaps or len(sets) * all(values == union for values in sets)
-        if len(sets) > 2 and count:
+        if len(sets) > 2 and gaps:
             text = "have only a few values that recur, as classes do"
-            doubts[text] = [str(sorted(union))] * count
+            doubts[text] = [str(sorted(union))] * gaps
         elif not conversion.masks:
             text = "Each is an object. If they are categories, use --masks semantic."
             for value in sorted(union):

@@ -183,24 +183,21 @@ def values(*levels):
     return pixels
 
 
-@pytest.mark.parametrize(
-    ("images", "known"),
-    [([[2], [5], [2]], "[2, 5]"), ([[1, 2], [2, 1], [1, 2]], "[1, 2]")],
-)
-def test_values_that_recur_are_asked_about(tmp_path, image, images, known):
-    for number, levels in enumerate(images):
+def test_values_that_recur_are_asked_about(tmp_path, image):
+    for number, level in enumerate((2, 5, 2)):
         image(tmp_path / f"images/{number}.jpg")
-        save(tmp_path / f"masks/{number}.png", values(*levels))
-    with pytest.raises(DataError, match=re.escape(f"recur, as classes do (such as {known})")):
+        save(tmp_path / f"masks/{number}.png", values(level))
+    with pytest.raises(DataError, match=re.escape("recur, as classes do (such as [2, 5])")):
         read_folder(tmp_path)
 
 
-def test_few_values_that_count_as_objects_are_reported(tmp_path, image):
-    for number, count in enumerate((1, 3, 2)):
+@pytest.mark.parametrize("counts", [(1, 3, 2), (3, 3, 3)], ids=["different", "equal"])
+def test_few_values_that_count_as_objects_are_reported(tmp_path, image, counts):
+    for number, count in enumerate(counts):
         image(tmp_path / f"images/{number}.jpg")
         save(tmp_path / f"masks/{number}.png", values(*range(1, count + 1)))
     dataset = read(tmp_path)
-    assert sorted(len(one.objects) for one in dataset.images) == [1, 2, 3]
+    assert sorted(len(one.objects) for one in dataset.images) == sorted(counts)
     (finding,) = dataset.findings
     assert (finding.what, finding.count) == ("values of mask images", 3)
     assert not len(read_folder(tmp_path, Conversion("instances"))[1]["train"].findings)
