@@ -67,9 +67,12 @@ def learning_rate(_: DatasetFacts, values: Values) -> Iterator[Choice]:
     value = 0.0005 * math.sqrt(values["SOLVER.IMS_PER_BATCH"] / 4)
     reason = "for AdamW and a trained detector: 0.0005 * sqrt(batch size / 4)"
     weight = values.get("MODEL.WEIGHT", "")
-    if not weight or weight.startswith("package://"):  # of the backbone
+    if not weight or weight.startswith(("package://", "timm://")):  # at most of the backbone
         value = max(value, min(2 * value, 0.001))
-        reason = "for AdamW: 0.001 * sqrt(batch size / 4), and 0.001 for batches of 4 to 16"
+        reason = (
+            "for AdamW: 0.001 for batches of 4 to 16, 0.001 * sqrt(batch size / 4) for smaller and "
+            "0.001 * sqrt(batch size / 16) for larger ones"
+        )
     yield Choice("SOLVER.BASE_LR", float(f"{value:.2g}"), reason)
 
 

@@ -21,7 +21,12 @@ _LABEL_FOLDERS = {"annotations", "labels", "ann"}
 _NO_PHOTOS = ("SegmentationClass", "SegmentationObject")  # masks with the names of images
 _LABELS = {".json", ".xml", ".txt", ".csv", ".yaml", ".yml"}
 # Of macOS, Windows and Synology.
-_JUNK = ("__macosx", "thumbs.db", "desktop.ini", "$recycle.bin", "@eadir", "visualization")
+_JUNK = {
+    "__macosx", "thumbs.db", "desktop.ini", "$recycle.bin", "@eadir",
+    # Drawings of labels by LabelMe.
+    "visualization", "annotationsvisualization", "segmentationclassvisualization",
+    "segmentationobjectvisualization",
+}  # fmt: skip
 _UPLOAD_PREFIX = re.compile(r"[0-9a-f]{8}-(?=.)")  # Label Studio puts it in front of file names
 _SAMPLE = 3  # files that decide the format
 _HEAD = 1 << 16  # bytes at the start and the end of a file that `excerpt` returns
@@ -117,8 +122,7 @@ def list_files(folder: Path) -> list[Path]:
     """List the files in a folder and its subfolders, except hidden ones, drawings and junk."""
 
     def is_used(name: str) -> bool:
-        # LabelMe draws labels into folders such as AnnotationsVisualization.
-        return not name.startswith(".") and not name.lower().endswith(_JUNK)
+        return not name.startswith(".") and name.lower() not in _JUNK
 
     files: list[Path] = []
     for parent, folders, names in os.walk(folder):

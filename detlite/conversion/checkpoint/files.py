@@ -170,7 +170,7 @@ def _load(path: Path) -> Any:
         problem = "is not a checkpoint of torch.save, or is truncated or damaged"
         if not path.stat().st_size:
             problem = "is empty"
-        elif "operand 149" in str(error):
+        elif "operand 149" in str(error):  # the opcode that starts pickles of protocol 4 and 5
             problem = (
                 "was saved with pickle protocol 4 or 5: save it with torch.save(content, path)"
             )

@@ -62,12 +62,13 @@ def load_weights(
     source = _select_entries(target, checkpoint, training_state)
     source |= adapted_stems(source, target, model.normalizer.bgr255)
     for name, value in source.items():
-        if name in target and target[name].is_floating_point() > value.is_floating_point():
+        is_float = value.is_floating_point()
+        if not is_float and name in target and target[name].is_floating_point():
             raise CheckpointError(
                 f"{checkpoint.path}: {name} is {value.dtype}, not floating point: quantized "
                 "weights cannot be loaded; use the file from before the quantization"
             )
-        if value.is_floating_point() and not value.float().isfinite().all():
+        if is_float and not value.float().isfinite().all():
             raise CheckpointError(
                 f"{checkpoint.path}: {name} holds NaN or infinity: training diverged, or the file "
                 "is damaged; use an earlier checkpoint"

@@ -91,7 +91,7 @@ def _as_polygons(value: Any, levels: int = 3) -> list[Any] | None:
     """Return the polygons of any notation, as lists of their values; the value itself if standard.
 
     A polygon is a list of numbers in turn, of points [x, y] or {x, y}, or an object with the lists
-    of x and of y. Polygons may be in lists of up to so many more levels.
+    of x and of y. Polygons may be in lists within the list, with at most `levels` levels.
     """
     if isinstance(value, dict):
         for keys in (("x", "y"), ("all_points_x", "all_points_y")):

@@ -13,7 +13,7 @@ from .states import PROBLEM_KEY, Flag, annotation_name
 
 _MIN_BOXES = 4  # that can show that all are wrong
 _SAMPLE = 2000  # boxes that are compared with their masks
-# Doubtful values that are used as they are written.
+# Doubtful values that are used unchanged.
 _MISPLACED = "labeled keypoints at (0, 0), outside of the image, or all outside of the box"
 _DIFFERENT = f"boxes that differ from their masks, among the first {_SAMPLE}"
 REPEATED = "annotations with the image, category and box of another one"

@@ -235,7 +235,7 @@ def test_batch_size_by_pixels_memory_and_images(cpu, gpu):
     ("size", "weight", "expected"),
     [
         (1, "", 0.0005), (2, "package://lite0", 0.00071), (4, "", 0.001),
-        (16, "package://lite0", 0.001), (64, "", 0.002),
+        (16, "package://lite0", 0.001), (64, "timm://x", 0.002),
         (1, "coco.pth", 0.00025), (4, "coco.pth", 0.0005), (16, "coco.pth", 0.001),
     ],
 )  # fmt: skip

@@ -46,7 +46,7 @@ def test_files_of_systems_are_no_files(tmp_path, image, text):
 
 
 def test_drawn_labels_are_no_images(tmp_path, image):
-    file = image(tmp_path / "JPEGImages/a.jpg", 4, 4)
+    file = image(tmp_path / "JPEGImages/own_visualization/a.jpg", 4, 4)
     for folder in ("AnnotationsVisualization", "SegmentationObjectVisualization", "Visualization"):
         image(tmp_path / f"{folder}/a.jpg", 4, 4)
     assert FileTree(tmp_path).images == [file]

@@ -230,7 +230,7 @@ def test_a_background_that_counts_as_an_object_is_reported(tmp_path, image):
 
 
 def test_fractions_are_no_values(tmp_path, image):
-    """They are probabilities, or labels after resizing."""
+    """Fractions are probabilities, or labels after resizing."""
     image(tmp_path / "images/a.png")
     file = save(tmp_path / "masks/a.tif", two_objects().astype(np.float32))
     assert_two_objects(to_coco(read(tmp_path))["annotations"])

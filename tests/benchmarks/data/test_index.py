@@ -19,7 +19,7 @@ def test_generated_dataset_is_valid_and_kept(tmp_path):
     assert file.stat().st_mtime_ns == before
 
 
-# Each method runs in a process of its own.
+# Each method runs in a separate process.
 @pytest.mark.parametrize(
     "method",
     [

@@ -304,7 +304,7 @@ def test_keypoints_without_coordinates_are_unlabeled(keypoint_content, write_set
 
 @pytest.mark.parametrize("points", [[0, 0, 2, 5, 7, 2, 9, 9, 1], [0.2, 0.3, 2] * 3, [50, 9, 1] * 3])
 def test_labeled_keypoints_that_are_elsewhere(keypoint_content, write_set, points):
-    """They are converters' unlabeled ones, fractions, or those of an image of another size."""
+    """Converters write unlabeled ones, fractions, or those of an image of another size."""
     for row in keypoint_content["annotations"]:
         row["keypoints"] = [row["bbox"][0] + 1, row["bbox"][1] + 1, 2] * 3
     text = "\n".join(map(str, CocoDataset(*write_set(keypoint_content)).findings))

@@ -295,7 +295,7 @@ def test_corners_inside_of_the_image_are_refused(content, write_set):
 
 
 def test_boxes_that_mostly_differ_from_their_masks(content, write_set):
-    """They are centers, or run lengths go along rows. A single one is no finding."""
+    """Boxes hold centers, or run lengths go along rows. A single one is no finding."""
     row = content["annotations"][0]
     rows = [{**row, "id": number} for number in range(1, 6)]
     rows[0]["bbox"] = [9, 10, 10, 8]
