@@ -166,7 +166,7 @@ MISTAKES |= {
     "masks are missing": with_annotations(lambda row: row.pop("segmentation")),
     "an override has no value": with_opts("SOLVER.MAX_ITER"),
     "the number of iterations is 0": with_opts("SOLVER.MAX_ITER", 0),
-    "MODEL.DEVICE is a GPU that does not exist": with_opts("MODEL.DEVICE", "cuda:7"),
+    "MODEL.DEVICE names a GPU that does not exist": with_opts("MODEL.DEVICE", "cuda:7"),
     "the learning rate is too high": with_opts(
         "SOLVER.BASE_LR", 1e30, "SOLVER.MAX_ITER", 9, "SOLVER.WARMUP_ITERS", 0
     ),
@@ -174,14 +174,14 @@ MISTAKES |= {
     "learning rate steps are after the end of the run": with_opts(
         "SOLVER.LR_SCHEDULE", "multistep", "SOLVER.STEPS", "(5000,)"
     ),
-    "the test set is also the training set": with_opts("DATASETS.TEST", "cells"),
+    "the test set contains training images": with_opts("DATASETS.TEST", "cells"),
     "the path of weights is wrong": lambda project: project.test(
         "MODEL.WEIGHT", project.folder / "model.pth"
     ),
-    "the config is one of detectron2": with_config(
+    "the config is a detectron2 config": with_config(
         "detectron2.yaml", "VERSION: 2\nMODEL: {WEIGHTS: x.pkl, ANCHOR_GENERATOR: {SIZES: [[32]]}}"
     ),
-    "the config is one of mmdetection": with_config(
+    "the config is an mmdetection config": with_config(
         "mask_rcnn.py", "model = dict(type='MaskRCNN')"
     ),
     "the config is YOLO's data.yaml": with_config("data.yaml", "names: [a]\ntrain: images\n"),
@@ -205,7 +205,7 @@ def _(project: Project) -> list[Any]:
     return project.train()
 
 
-@mistake("the named output folder holds another run")
+@mistake("the output folder already contains another run")
 def _(project: Project) -> list[Any]:
     project.file("run/metrics.jsonl", "")
     return [*project.train(), f"OUTPUT_DIR={project.output}"]
@@ -313,7 +313,7 @@ def _(project: Project) -> list[Any]:
     return project.train("DATASETS.TEST", "bare")
 
 
-@mistake("the weights have another number of classes")
+@mistake("the weights have a different number of classes")
 def _(project: Project) -> list[Any]:
     cfg = load_config(project.config(), ["MODEL.ROI_BOX_HEAD.NUM_CLASSES", 9])
     torch.save(build_model(cfg).state_dict(), project.folder / "nine.pth")
