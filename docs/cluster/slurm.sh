@@ -1,5 +1,5 @@
 #!/bin/bash
-# sbatch docs/cluster/slurm.sh: two machines of eight GPUs, one process a GPU.
+# sbatch docs/cluster/slurm.sh: two machines with eight GPUs each, one process per GPU.
 #SBATCH --job-name=detlite
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=8
@@ -8,7 +8,7 @@
 #SBATCH --time=24:00:00
 #SBATCH --requeue
 #SBATCH --open-mode=append
-# To all processes, two minutes before the time is over: they finish the step and save it.
+# Two minutes before the time limit, all processes finish the step and save a checkpoint.
 #SBATCH --signal=TERM@120
 
 MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
@@ -17,7 +17,7 @@ WORLD_SIZE=$SLURM_NTASKS
 OMP_NUM_THREADS=1
 export MASTER_ADDR MASTER_PORT WORLD_SIZE OMP_NUM_THREADS
 
-# In an empty OUTPUT_DIR --resume starts anew, so that this script need not change.
+# With an empty OUTPUT_DIR, --resume starts a new run, so the first job can use it too.
 srun bash -c 'RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID exec detlite "$@"' detlite \
   train --config coco/mask_rcnn_R_50_FPN_1x.yaml --resume \
   OUTPUT_DIR output/coco SOLVER.IMS_PER_BATCH 32 SOLVER.AUTO_SCALE_LR True \
