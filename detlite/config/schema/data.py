@@ -18,52 +18,52 @@ from detlite.config.key import (
 
 _INPUT = {
     Key("MIN_SIZE_TRAIN", (800,), each(positive)): "short sides in training, one drawn per image",
-    Key("MAX_SIZE_TRAIN", 1333, positive): "limit for the long side in training",
+    Key("MAX_SIZE_TRAIN", 1333, positive): "maximum long side in training",
     Key("EARLY_FRACTION", 0.0, below_one): (
-        "progressive resizing: fraction of the run, from its start, in which training images are "
-        "smaller; 0: none"
+        "progressive resizing: fraction of the run, at its start, that uses smaller training "
+        "images; 0: none"
     ),
     Key("EARLY_SCALE", 0.75, positive): (
-        "with EARLY_FRACTION: factor of MIN_SIZE_TRAIN, MAX_SIZE_TRAIN and CROP_SIZE"
+        "with EARLY_FRACTION: multiplier of MIN_SIZE_TRAIN, MAX_SIZE_TRAIN and CROP_SIZE"
     ),
     Key("MIN_SIZE_TEST", 800, positive): "short side of images in evaluation, in pixels",
-    Key("MAX_SIZE_TEST", 1333, positive): "limit for the long side in evaluation",
+    Key("MAX_SIZE_TEST", 1333, positive): "maximum long side in evaluation",
     Key("PIXEL_MEAN", [102.9801, 115.9465, 122.7717], each(in_range(0, 255))): (
-        "channel means to subtract, in the order and scale set by TO_BGR255; their number is the "
-        "number of channels of the model"
+        "channel means to subtract, in the order and scale set by TO_BGR255; the number of values "
+        "determines the number of channels of the model"
     ),
     Key("PIXEL_STD", [1.0, 1.0, 1.0], each(positive)): "channel standard deviations to divide by",
-    Key("TO_BGR255", True): "input: 0 to 255, and BGR if it has three channels; False: RGB, 0 to 1",
+    Key("TO_BGR255", True): "input from 0 to 255, in BGR order; False: 0 to 1, in RGB order",
     Key("IMAGE_BITS", 16, in_range(8, 16)): "used bits of 16-bit images; the highest 8 are kept",
     Key("VALUE_RANGE", (), value_range): (
-        "values (low, high) of 16-bit and float images that become 0 and 255, for all channels, or "
-        "one pair after the other for each; (): by IMAGE_BITS"
+        "values (low, high) of 16-bit and float images that become 0 and 255: one pair for all "
+        "channels, or one pair per channel; (): use IMAGE_BITS"
     ),
-    Key("BRIGHTNESS", 0.0, not_negative): "color jitter: largest relative change of the brightness",
-    Key("CONTRAST", 0.0, not_negative): "the same for the contrast",
-    Key("SATURATION", 0.0, not_negative): "the same for the saturation",
-    Key("HUE", 0.0, in_range(0, 0.5)): "color jitter: largest change of hue; 0.5 is half a turn",
+    Key("BRIGHTNESS", 0.0, not_negative): "color jitter: maximum relative change of brightness",
+    Key("CONTRAST", 0.0, not_negative): "color jitter: maximum relative change of contrast",
+    Key("SATURATION", 0.0, not_negative): "color jitter: maximum relative change of saturation",
+    Key("HUE", 0.0, in_range(0, 0.5)): "color jitter: maximum change of hue; 0.5 is half a turn",
     Key("HORIZONTAL_FLIP_PROB_TRAIN", 0.5, fraction): "probability of a horizontal flip",
     Key("VERTICAL_FLIP_PROB_TRAIN", 0.0, fraction): "probability of a vertical flip",
     Key("ROTATION", 0.0, in_range(0, 180)): (
-        "largest angle in degrees of a random rotation; corners are filled with the mean color"
+        "maximum angle of random rotations in degrees; corners get the mean color"
     ),
-    Key("QUARTER_TURNS", False): "turn by 0, 90, 180 or 270 degrees at random",
+    Key("QUARTER_TURNS", False): "rotate by 0, 90, 180 or 270 degrees at random",
     Key("SCALE_JITTER", (), scale_range): (
-        "large-scale jitter, replaces MIN_SIZE_TRAIN: smallest and largest factor of the size that "
-        "fits CROP_SIZE, such as (0.1, 2.0); (): off"
+        "large-scale jitter, which replaces MIN_SIZE_TRAIN: minimum and maximum scale relative to "
+        "the size that fits CROP_SIZE, such as (0.1, 2.0); (): off"
     ),
     Key("CROP_SIZE", 1024, positive): "with SCALE_JITTER: side of the square to crop or pad to",
     Key("MOSAIC_PROB", 0.0, fraction): "probability of combining four training images",
     Key("TRANSFORMS", (), strings): (
-        "registered transforms of training images, run last; see IMPORTS"
+        "names of registered transforms, applied to training images after all others; see IMPORTS"
     ),
     Key("TILE", 0, not_negative): (
-        "train on overlapping tiles of this side in pixels of the original images, which are then "
-        "resized as images are; 0: on whole images. TEST.TILE is the same for evaluation"
+        "train on overlapping tiles with this side, in pixels of the original images. Tiles are "
+        "resized like images. 0: train on whole images. TEST.TILE does the same in evaluation"
     ),
-    Key("TILE_OVERLAP", 0.2, below_one): ("least overlap of training tiles, relative to the side"),
-    Key("COPY_PASTE_PROB", 0.0, fraction): "probability of pasting objects of another image",
+    Key("TILE_OVERLAP", 0.2, below_one): "minimum overlap of tiles, as a fraction of their side",
+    Key("COPY_PASTE_PROB", 0.0, fraction): "probability of pasting objects from another image",
 }
 _DATASETS = {
     Key("TRAIN", (), strings): "names of the training sets, built in or in CATALOG",
@@ -71,43 +71,43 @@ _DATASETS = {
     Key("ROOT", "datasets"): "folder or URL of all data sets; ${VARIABLE:-default} is expanded",
     Key("CATALOG", [], catalog): "your data sets: {name, annotations, images}, see docs/data.md",
     Key("ON_BAD_ANNOTATION", "error", one_of("error", "skip")): (
-        "invalid annotations: stop with an error, or skip them, which makes objects whose place is "
-        "known ignored regions in training and evaluation"
+        "error: stop at invalid annotations; skip: skip them, and ignore the regions of objects "
+        "with a known position in training and evaluation"
     ),
     Key("CROWDS_AS_OBJECTS", False): (
-        "train on and measure annotations with iscrowd 1 like other objects; CVAT writes it for "
-        "every mask drawn by brush"
+        "treat annotations with iscrowd 1 like other objects; CVAT writes iscrowd 1 for every mask "
+        "drawn with the brush"
     ),
     Key("KEYPOINT_FLIP_PAIRS", [], name_pairs): (
-        "pairs [left, right] of keypoint names that mirroring exchanges, besides names that differ "
-        "in left and right, L and R, or l and r"
+        "pairs [left, right] of keypoint names that horizontal flips swap, in addition to names "
+        "that differ in left and right, L and R, or l and r"
     ),
     Key("BACKGROUND_IMAGES", False): "also train on images without annotations",
-    Key("CHECK_IMAGES", True): "check all image files when a set is first opened, not when reading",
+    Key("CHECK_IMAGES", True): "check all image files when a data set is opened for the first time",
     Key("CACHE_GB", 20.0, not_negative): (
-        "size limit in GiB of the caches (folder: DETLITE_CACHE) of images from URLs and of large "
-        "images at a reduced size, each of which keeps the most recently used ones; 0: no cache"
+        "size limit in GiB of each cache in the folder DETLITE_CACHE: images from URLs, and large "
+        "images at a reduced size. The least recently used images are removed; 0: no cache"
     ),
-    Key("MAX_PIXELS", 178_956_970, positive): "larger images are invalid; the default is Pillow's",
+    Key("MAX_PIXELS", 178_956_970, positive): "maximum pixels of an image; the default is Pillow's",
     Key("MIN_KEYPOINTS_PER_IMAGE", 0, not_negative): (
         "skip training images with fewer labeled keypoints (maskrcnn-benchmark: 10, detectron2: 1)"
     ),
     Key("PROPOSAL_FILES_TRAIN", (), strings): (
-        "with MODEL.LOAD_PROPOSALS: the proposal file of each set in TRAIN, relative to ROOT: "
-        "detectron2's .pkl or a .json of COCO results"
+        "with MODEL.LOAD_PROPOSALS: a proposal file for each set in TRAIN, relative to ROOT: "
+        "detectron2's .pkl, or COCO results as .json"
     ),
-    Key("PROPOSAL_FILES_TEST", (), strings): "the same for the sets in TEST",
-    Key("PRECOMPUTED_PROPOSAL_TOPK_TRAIN", 2000, positive): "proposals used per image, in training",
-    Key("PRECOMPUTED_PROPOSAL_TOPK_TEST", 1000, positive): "the same in evaluation",
+    Key("PROPOSAL_FILES_TEST", (), strings): "a proposal file for each set in TEST",
+    Key("PRECOMPUTED_PROPOSAL_TOPK_TRAIN", 2000, positive): "proposals per image, in training",
+    Key("PRECOMPUTED_PROPOSAL_TOPK_TEST", 1000, positive): "proposals per image, in evaluation",
 }
 _DATALOADER = {
-    Key("NUM_WORKERS", 4, not_negative): "loader processes; 0: load in the main process",
-    Key("SIZE_DIVISIBILITY", 0, not_negative): "pad sides to a multiple of this number; 0: do not",
+    Key("NUM_WORKERS", 4, not_negative): "number of loader processes; 0: load in the main process",
+    Key("SIZE_DIVISIBILITY", 0, not_negative): "pad sides to a multiple of this number; 0: none",
     Key("ASPECT_RATIO_GROUPING", True): "put only wide or only tall images into a batch",
     Key("SHARD_SHUFFLE", 2000, positive): "size of the shuffle buffer for images from shards",
     Key("REPEAT_THRESHOLD", 0.0, fraction): (
-        "repeat images of categories that appear in a smaller fraction f of the training images, "
-        "sqrt(threshold / f) times (LVIS: 0.001); 0: no repetition"
+        "repeat the images of each category that appears in a fraction f of the training images "
+        "below this threshold, sqrt(threshold / f) times (LVIS: 0.001); 0: no repetition"
     ),
 }
 

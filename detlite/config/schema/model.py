@@ -21,7 +21,7 @@ _RUN = {
     Key("SEED", 0, in_range(0, 2**63 - 2**16)): "seed of sampling, augmentation and initialization",
     Key("DTYPE", "float32", one_of("auto", "float32", "float16", "bfloat16")): (
         "precision of the forward pass (torch.amp); auto: bfloat16 if the CPU (AMX or AVX512-BF16) "
-        "or the GPU accelerates it, otherwise float32"
+        "or the GPU has instructions for it, otherwise float32"
     ),
 }
 _MODEL = {
@@ -35,29 +35,29 @@ _MODEL = {
     ),
     Key("MEMORY_FORMAT", "channels_last", one_of("channels_last", "contiguous")): (
         "memory layout of images, weights and feature maps; contiguous reproduces torchvision's "
-        "results bit by bit and is about 15 % slower on a CPU"
+        "results bit for bit and is about 15 % slower on a CPU"
     ),
     Key("WEIGHT", ""): (
-        "checkpoint to start from: a path or a name with a prefix https://, torchvision://, "
-        "detectron2://, catalog://, timm://, hf:// and package://; empty: train from scratch"
+        "checkpoint to start from: a path, or a name that starts with https://, torchvision://, "
+        "detectron2://, catalog://, timm://, hf:// or package://; empty: train from scratch"
     ),
     Key("WEIGHT_ROOT", "${XDG_CACHE_HOME:-~/.cache}/detlite/weights"): (
         "folder for downloaded weights; ${VARIABLE:-default} is expanded"
     ),
     Key("REINIT_HEADS", False): (
-        "if the classes of MODEL.WEIGHT differ from the data set's, copy the class-dependent "
-        "weights of categories with the same name and initialize the others; False: report an error"
+        "if the classes of MODEL.WEIGHT differ from those of the data set, copy the weights of "
+        "categories with the same name and initialize the others; False: report an error"
     ),
     Key("MASK_ON", False): "predict instance masks",
     Key("KEYPOINT_ON", False): "predict keypoints",
-    Key("LOAD_PROPOSALS", False): "Fast R-CNN: read DATASETS.PROPOSAL_FILES_* instead of an RPN",
+    Key("LOAD_PROPOSALS", False): "Fast R-CNN: use DATASETS.PROPOSAL_FILES_* instead of an RPN",
     Key("CLS_AGNOSTIC_BBOX_REG", False): "predict one box per RoI instead of one per class",
     Key("CONVENTION", "", one_of("", *CONVENTIONS)): (
         "framework whose numeric conventions the model follows (docs/conventions.md); empty: the "
         "framework of MODEL.WEIGHT, or detlite"
     ),
     Key("CONVENTION_OVERRIDE", (), convention_fields): (
-        "single conventions to change, such as [resize=floor, anchor_offset=0.5]"
+        "changes of single fields of the convention, such as [resize=floor, anchor_offset=0.5]"
     ),
 }
 _BACKBONE = {
@@ -67,17 +67,17 @@ _BACKBONE = {
         "MobileNetV3-Large-FPN (torchvision), FBNet, or a registered name"
     ),
     Key("FREEZE_CONV_BODY_AT", 2, in_range(0, 5)): (
-        "number of frozen leading stages, the stem being the first; in a plain vision transformer "
-        "the stages are the embedding and four quarters of the blocks"
+        "number of frozen stages, counted from the stem; the stages of a plain vision transformer "
+        "are the embedding and four quarters of the blocks"
     ),
     Key("FREEZE_NORM_BELOW", 0, not_negative): (
-        "freeze batch norm of a ResNet or timm model in training if it would see fewer images than "
-        "this at a time: those of a step in one process (SyncBN: in all processes); 0: never"
+        "freeze batch norm of a ResNet or timm model in training if it sees fewer images than this "
+        "in a step of one process (SyncBN: of all processes); 0: never"
     ),
     Key("CHECKPOINT_ACTIVATIONS", False): (
-        "activation checkpointing: keep only the inputs of a ResNet's stages or a transformer's "
-        "blocks (timm's choice for other models) and recompute the rest in the backward pass, "
-        "which saves memory and takes more time"
+        "activation checkpointing: store only the inputs of a ResNet's stages or a transformer's "
+        "blocks (other models: as timm defines) and recompute the activations in the backward "
+        "pass, which needs less memory and more time"
     ),
 }
 _RESNETS = {
@@ -85,11 +85,11 @@ _RESNETS = {
         "normalization: FrozenBN, BN, SyncBN (over the batches of all processes, needs GPUs), GN, "
         "or LN (over the channels at each position)"
     ),
-    Key("BN_EPSILON", 1e-5, positive): "BN and SyncBN of the backbone: added to the variance",
+    Key("BN_EPSILON", 1e-5, positive): "added to the variance in BN and SyncBN of the backbone",
     Key("NUM_GROUPS", 1, positive): "groups of the 3x3 convolutions (ResNeXt)",
     Key("WIDTH_PER_GROUP", 64, positive): "channels per group in the first stage",
     Key("STRIDE_IN_1X1", True): (
-        "the stride of bottlenecks is in the 1x1 convolution; False: in the 3x3 (torchvision)"
+        "put the stride of bottlenecks in the 1x1 convolution; False: in the 3x3 (torchvision)"
     ),
     Key("RES5_DILATION", 1, one_of(1, 2)): "dilation of the last stage; 2 keeps the stride at 16",
     Key("STEM_OUT_CHANNELS", 64, positive): "channels of the stem",
@@ -114,8 +114,8 @@ def _fbnet_head(head: str, extractor: str, last_scale: float) -> dict[Key, str]:
             "stride of the first block; 0: as in the architecture"
         ),
         Key(f"{head}_HEAD_LAST_SCALE", last_scale): (
-            "channels of a final 1x1 convolution, relative to the architecture's; negative: "
-            "relative to the blocks'; 0: no such convolution"
+            "channels of a final 1x1 convolution, relative to those of the architecture; negative: "
+            "relative to those of the blocks; 0: no final convolution"
         ),
     }
 
@@ -124,11 +124,11 @@ _FBNET = {
     Key("ARCH", "default"): "architecture of CONV_BODY FBNet and its heads",
     Key("ARCH_DEF", ""): "custom architecture as JSON, instead of ARCH",
     Key("BN_TYPE", "bn", one_of("bn", "gn", "af")): "norm: batch (bn), group (gn) or frozen (af)",
-    Key("SCALE_FACTOR", 1.0, positive): "factor of all channel counts",
-    Key("WIDTH_DIVISOR", 1, positive): "channel counts are rounded to a multiple of this number",
+    Key("SCALE_FACTOR", 1.0, positive): "multiplier of all channel counts",
+    Key("WIDTH_DIVISOR", 1, positive): "round channel counts to a multiple of this number",
     Key("DW_CONV_SKIP_BN", True): "no normalization after depthwise convolutions",
     Key("DW_CONV_SKIP_RELU", True): "no ReLU after depthwise convolutions",
-    Key("RPN_HEAD_BLOCKS", 0, not_negative): "last blocks that FBNet.rpn_head uses; 0: all",
+    Key("RPN_HEAD_BLOCKS", 0, not_negative): "number of last blocks in FBNet.rpn_head; 0: all",
     Key("RPN_BN_TYPE", "", one_of("", "bn", "gn", "af")): "BN_TYPE of FBNet.rpn_head; empty: same",
     **_fbnet_head("DET", "FBNet.roi_head", 1.0),
     **_fbnet_head("MASK", "FBNet.roi_head_mask", 0.0),
@@ -139,18 +139,19 @@ _TIMM = {
 }
 _VIT = {
     Key("WINDOW", 14, not_negative): (
-        "side of the attention windows of most blocks of a CONV_BODY ...-SFP, in patches of 16 "
-        "pixels; 0: all blocks attend to the whole image"
+        "side of the attention windows of a CONV_BODY ...-SFP, in patches of 16 pixels; 0: all "
+        "blocks attend to the whole image"
     ),
     Key("GLOBAL_BLOCKS", 4, not_negative): (
-        "number of evenly spaced blocks with global attention; the last block is one"
+        "number of evenly spaced blocks with global attention, including the last block"
     ),
     Key("IMAGE_SIZE", 1024, in_range(16)): (
-        "image side in pixels for which a ViT-...-SFP learns positions; others are interpolated"
+        "image side in pixels for which a ViT-...-SFP learns position embeddings, which are "
+        "interpolated for other sizes"
     ),
     Key("DROP_PATH", 0.0, below_one): (
-        "stochastic depth: probability that training skips the last block of a ...-SFP or timm "
-        "model for an image; decreases linearly towards the first block"
+        "stochastic depth: probability of skipping the last block of a ...-SFP or timm model for "
+        "an image in training; decreases linearly towards the first block"
     ),
 }
 _FPN = {
@@ -162,7 +163,7 @@ _FPN = {
 _GROUP_NORM = {
     Key("DIM_PER_GP", -1): "channels per group; -1: use NUM_GROUPS",
     Key("NUM_GROUPS", 32): "number of groups; -1: use DIM_PER_GP",
-    Key("EPSILON", 1e-5, positive): "added to the variance",
+    Key("EPSILON", 1e-5, positive): "value added to the variance",
 }
 
 SECTIONS = {

@@ -17,71 +17,75 @@ from detlite.config.key import (
 _SOLVER = {
     Key("OPTIMIZER", "SGD", one_of("SGD", "FusedSGD", "AdamW", "Muon")): (
         "FusedSGD is the same as SGD. Muon orthogonalizes the updates of hidden linear layers and "
-        "convolutions, and is AdamW for the other parameters; use the BASE_LR of AdamW"
+        "convolutions, and uses AdamW for other parameters; set the BASE_LR of AdamW"
     ),
-    Key("MAX_ITER", 40000, run_length, int): "iterations; MAX_EPOCHS or MAX_MINUTES replaces it",
+    Key("MAX_ITER", 40000, run_length, int): (
+        "run length in iterations, unless MAX_EPOCHS or MAX_MINUTES is set"
+    ),
     Key("MAX_EPOCHS", None, run_length, float): "run length in epochs",
-    Key("MAX_MINUTES", None, run_length, float): "run length in minutes, which LR_SCHEDULE follows",
+    Key("MAX_MINUTES", None, run_length, float): "run length in minutes",
     Key("MINUTES_INCLUDE_TEST", False): (
-        "count evaluations in MAX_MINUTES: the longest one so far is reserved for the end. Without "
-        "TEST_PERIOD, one evaluation at half time measures it"
+        "include evaluations in MAX_MINUTES: reserve the time of the longest evaluation for the "
+        "end. Without TEST_PERIOD, an evaluation after half of the time measures it"
     ),
     Key("IMS_PER_BATCH", 16, positive): "batch size over all processes",
-    Key("ACCUMULATION_STEPS", 1, positive): "gradient accumulation: the number of parts of a batch",
+    Key("ACCUMULATION_STEPS", 1, positive): "gradient accumulation: number of parts of a batch",
     Key("BASE_LR", 0.001, positive): "learning rate after warm-up",
     Key("AUTO_SCALE_LR", False): "multiply BASE_LR by IMS_PER_BATCH / REFERENCE_IMS_PER_BATCH",
-    Key("REFERENCE_IMS_PER_BATCH", 16, positive): "the batch size for which BASE_LR is meant",
-    Key("BIAS_LR_FACTOR", 2.0, not_negative): "factor of the learning rate of biases",
-    Key("BACKBONE_LR_FACTOR", 1.0, positive): "factor of the learning rate of the backbone",
+    Key("REFERENCE_IMS_PER_BATCH", 16, positive): "batch size that BASE_LR refers to",
+    Key("BIAS_LR_FACTOR", 2.0, not_negative): "learning rate multiplier of biases",
+    Key("BACKBONE_LR_FACTOR", 1.0, positive): "learning rate multiplier of the backbone",
     Key("LAYER_DECAY", 1.0, above_up_to_one): (
-        "layer-wise decay: factor of the learning rate from each backbone layer to the previous "
-        "one. Layers are the stages of ResNets, timm's convolutional models and Swin, and the "
-        "blocks of a plain transformer"
+        "layer-wise decay: multiplier of the learning rate from each backbone layer to the "
+        "previous one. Layers are the stages of ResNets, timm's convolutional models and Swin, and "
+        "the blocks of a plain transformer"
     ),
     Key("BACKBONE_FREEZE_ITERS", 0, not_negative): (
-        "iterations at the start with a completely frozen backbone; afterwards only the stages of "
-        "MODEL.BACKBONE.FREEZE_CONV_BODY_AT stay frozen"
+        "number of iterations at the start with a completely frozen backbone; afterwards, only the "
+        "stages of MODEL.BACKBONE.FREEZE_CONV_BODY_AT stay frozen"
     ),
     Key("MOMENTUM", 0.9, below_one): (
-        "momentum of SGD and Muon; first beta of AdamW, also for Muon's other parameters"
+        "momentum of SGD and Muon; first beta of AdamW, including the AdamW part of Muon"
     ),
     Key("WEIGHT_DECAY", 0.0005, not_negative): "weight decay of weights",
     Key("WEIGHT_DECAY_BIAS", 0.0, not_negative): "weight decay of biases",
     Key("WEIGHT_DECAY_NORM", None, not_negative, float): (
-        "weight decay of scales of norms; unset: WEIGHT_DECAY"
+        "weight decay of the scales of normalization layers; unset: WEIGHT_DECAY"
     ),
     Key("LR_SCHEDULE", "multistep", one_of("multistep", "cosine")): "schedule after warm-up",
     Key("STEPS", (30000,), each(not_negative, empty=True)): (
-        "for multistep: iterations, or fractions of the run if below 1, at which the learning rate "
-        "is multiplied by GAMMA; fractions with MAX_MINUTES"
+        "multistep: iterations, or fractions of the run below 1, at which the learning rate is "
+        "multiplied by GAMMA; MAX_MINUTES needs fractions"
     ),
-    Key("GAMMA", 0.1, positive): "for multistep: factor of the learning rate at each step",
+    Key("GAMMA", 0.1, positive): "multistep: multiplier of the learning rate at each of STEPS",
     Key("WARMUP_METHOD", "linear", one_of("linear", "constant")): "warm-up schedule",
-    Key("WARMUP_FACTOR", 1.0 / 3, fraction): "factor of the learning rate at the start of warm-up",
+    Key("WARMUP_FACTOR", 1.0 / 3, fraction): "learning rate multiplier at the start of warm-up",
     Key("WARMUP_ITERS", 500, not_negative): (
         "length of warm-up in iterations; with MAX_EPOCHS or MAX_MINUTES at most 10 % of the run"
     ),
     Key("CLIP_GRAD_NORM", 0.0, not_negative): "clip gradients to this total norm; 0: no clipping",
     Key("MAX_SKIPPED_STEPS", 0, not_negative): (
-        "iterations with a NaN or infinite loss that a run may skip before it stops. Above 0, the "
-        "losses are read in every iteration, which costs a synchronization with a GPU"
+        "number of iterations with a NaN or infinite loss that a run skips before it stops. Above "
+        "0, every iteration reads the losses, which synchronizes with the GPU"
     ),
     Key("EMA_DECAY", 0.0, below_one): (
-        "decay of an exponential moving average of the weights, such as 0.9998, which is evaluated "
-        "and saved together with them; 0: none"
+        "decay of an exponential moving average (EMA) of the weights, such as 0.9998. The average "
+        "is evaluated and saved in addition to the weights; 0: no EMA"
     ),
     Key("DETERMINISTIC", False): "use deterministic algorithms, so that runs are reproducible",
     Key("LOG_PERIOD", 20, positive): "iterations between log lines",
-    Key("CHECKPOINT_PERIOD", 2500, not_negative): "iterations between checkpoints; 0: final only",
-    Key("CHECKPOINTS_KEPT", 0, not_negative): "newest checkpoints kept, and final and best; 0: all",
+    Key("CHECKPOINT_PERIOD", 2500, not_negative): "iterations between checkpoints; 0: only final",
+    Key("CHECKPOINTS_KEPT", 0, not_negative): (
+        "number of checkpoints to keep, besides final and best; 0: all"
+    ),
     Key("TEST_PERIOD", 0, not_negative): "iterations between evaluations; 0: only at the end",
     Key("BEST_METRIC", ""): (
-        "metric whose best checkpoint is kept as model_best.pth: bbox/AP (first test set), "
-        "my_val/bbox/AP, my_val average/bbox/AP (averaged weights), or a loss such as loss/total, "
-        "for which lower is better; empty: none"
+        "keep the checkpoint with the best value of this metric as model_best.pth: bbox/AP (first "
+        "test set), my_val/bbox/AP, my_val average/bbox/AP (EMA weights), or a loss such as "
+        "loss/total (lower is better); empty: none"
     ),
-    Key("PATIENCE", 0, not_negative): "early stopping: evaluations without a new best; 0: never",
-    Key("HOOKS", (), strings): "names of registered trainer hooks, see IMPORTS",
+    Key("PATIENCE", 0, not_negative): "early stopping: evaluations without a new best; 0: off",
+    Key("HOOKS", (), strings): "names of registered trainer hooks; see IMPORTS",
 }
 _TEST = {
     Key("OPTIMIZE", True): (
@@ -90,33 +94,33 @@ _TEST = {
     ),
     Key("IMS_PER_BATCH", 8, positive): "batch size of evaluation, over all processes",
     Key("TILE", 0, not_negative): (
-        "divide larger images into overlapping tiles of this side in pixels, detect in each at "
-        "INPUT.MIN_SIZE_TEST and merge the detections; 0: no tiling"
+        "divide larger images into overlapping tiles with this side in pixels, detect objects in "
+        "each tile at INPUT.MIN_SIZE_TEST, and merge the detections; 0: no tiling"
     ),
-    Key("TILE_OVERLAP", 0.2, below_one): "least overlap of tiles, as a fraction of their side",
+    Key("TILE_OVERLAP", 0.2, below_one): "minimum overlap of tiles, as a fraction of their side",
     Key("BOX_FROM_MASK", 0.0, fraction): (
-        "weight of the tight box of the predicted mask in the mean with the predicted box, such as "
-        "0.5; 0: the predicted box"
+        "average each predicted box with the tight box of its mask; this is the weight of the "
+        "mask's box, such as 0.5; 0: off"
     ),
     Key("MASK_CONFIDENCE", 0.0, not_negative): (
-        "rank masks by mask scores: the score times this power of the mean foreground probability "
-        "of the mask; 0: by the score"
+        "rank masks by a mask score: the score times the mean foreground probability of the mask "
+        "to the power of this value; 0: rank by the score"
     ),
     Key("EXTRA_OUTPUTS", (), each(one_of("class_scores", "features"), empty=True)): (
         "additional outputs for each detection: class_scores, the scores of all categories; "
         "features, the box head's features of the detected box"
     ),
     Key("SCORE_THRESHOLD", 0.0, fraction): (
-        "detections with a lower score are left out by `Predictor` and `detlite predict`. Training "
-        "stores the score of the best F1 on the first test set in its checkpoints; 0: unknown"
+        "`Predictor` and `detlite predict` omit detections with a lower score. Training stores the "
+        "score with the best F1 on the first test set in its checkpoints; 0: unknown"
     ),
     Key("REPORT", True): "write report.html at the end of training, if jinja2 is installed",
     Key("LOSS", False): "also report the losses (loss/total, loss/box, ...) on the test set",
     Key("EXPECTED_RESULTS", [], expected_results): (
-        "expected metrics such as [bbox, AP, [0.377, 0.002]] (mean and standard deviation); an "
-        "evaluation logs PASS or FAIL for each"
+        "expected metrics such as [bbox, AP, [0.377, 0.002]] (mean and standard deviation); "
+        "evaluations log PASS or FAIL for each of them"
     ),
-    Key("EXPECTED_RESULTS_SIGMA_TOL", 4.0, not_negative): "standard deviations that still PASS",
+    Key("EXPECTED_RESULTS_SIGMA_TOL", 4.0, not_negative): "tolerance in standard deviations",
     Key("KEYPOINT_OKS_SIGMAS", (), each(positive, empty=True)): (
         "OKS sigma of each keypoint; empty: COCO's for 17 keypoints, otherwise the mean of COCO's"
     ),
@@ -124,24 +128,24 @@ _TEST = {
 _BBOX_AUG = {
     Key("ENABLED", False): (
         "test-time augmentation: merge the boxes, masks and keypoints of several views of an "
-        "image, one of them at INPUT.MIN_SIZE_TEST"
+        "image. The first view is the image at INPUT.MIN_SIZE_TEST"
     ),
-    Key("H_FLIP", False): "add the flipped view at INPUT.MIN_SIZE_TEST",
+    Key("H_FLIP", False): "add a flipped view at INPUT.MIN_SIZE_TEST",
     Key("SCALES", (), each(positive, empty=True)): "short sides in pixels of additional views",
-    Key("MAX_SIZE", 4000, positive): "limit for the long side of these views",
-    Key("SCALE_H_FLIP", False): "also add these views flipped",
+    Key("MAX_SIZE", 4000, positive): "maximum long side of the views in SCALES",
+    Key("SCALE_H_FLIP", False): "also add flipped views of SCALES",
 }
 _NMS = {
     Key("METHOD", "nms", one_of("nms", "soft-linear", "soft-gaussian", "voting", "fusion")): (
-        "suppression of overlapping detections of a category: nms keeps the highest-scoring one; "
-        "soft-linear and soft-gaussian lower the scores of the others (soft-NMS); voting keeps the "
-        "highest-scoring one, moved to the weighted mean of its neighbors; fusion replaces all by "
-        "their weighted mean (weighted boxes fusion)"
+        "method for overlapping detections of a category. nms: keep the one with the highest "
+        "score. soft-linear, soft-gaussian: reduce the scores of the others (soft-NMS). voting: "
+        "keep the one with the highest score, moved to the weighted mean of its neighbors. fusion: "
+        "replace all by their weighted mean (weighted boxes fusion)"
     ),
-    Key("SIGMA", 0.5, positive): "for soft-gaussian: scores are multiplied by exp(-IoU^2 / SIGMA)",
-    Key("CLASS_AGNOSTIC", False): "boxes of different categories suppress each other too",
-    Key("VOTE_THRESH", 0.8, fraction): "for voting: least IoU of a neighbor",
-    Key("MIN_SCORE", 0.001, fraction): "for soft-* and fusion: lower final scores are dropped",
+    Key("SIGMA", 0.5, positive): "soft-gaussian: multiply scores by exp(-IoU^2 / SIGMA)",
+    Key("CLASS_AGNOSTIC", False): "also suppress overlapping boxes of different categories",
+    Key("VOTE_THRESH", 0.8, fraction): "voting: minimum IoU of a neighbor",
+    Key("MIN_SCORE", 0.001, fraction): "soft-* and fusion: drop lower final scores",
 }
 
 SECTIONS = {
