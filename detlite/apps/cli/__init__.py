@@ -57,7 +57,7 @@ def add_config(
     parser: ArgumentParser, default: str | None = "the config inside the checkpoint"
 ) -> None:
     """Add --config: the YAML file of model, data and training. No `default`: it is required."""
-    text = "YAML file, or the name of a config that detlite ships"
+    text = "config: a YAML file, or the name of one of detlite's configs"
     text += f" (default: {default})" if default else ""
     parser.add_argument(
         "--config", "--config-file", metavar="FILE", required=default is None, help=text
@@ -72,7 +72,7 @@ def add_weights(parser: ArgumentParser, text: str, required: bool = True) -> Non
 def add_detector(parser: ArgumentParser) -> None:
     """Add --weights, --trust and --config of a trained model that predicts."""
     add_weights(parser, "checkpoint of detlite or of another framework, or an exported model")
-    add_flag(parser, "--trust", "run the code in --weights, if it is a .pt2 file you trust")
+    add_flag(parser, "--trust", "run the code in --weights, if it is a .pt2 file that you trust")
     add_config(parser)
 
 
@@ -80,7 +80,7 @@ def add_overrides(parser: ArgumentParser, device: bool = True) -> None:
     """Add the positional pairs that override config keys, and --device, which is one of them."""
     if device:
         add_option(parser, "--device", "cpu, cuda, cuda:1, mps ... (default: MODEL.DEVICE)")
-    text = "override config keys, also as KEY=VALUE; see docs/config.md"
+    text = "override config keys, also written as KEY=VALUE; see docs/config.md"
     parser.add_argument("overrides", nargs="*", metavar="KEY VALUE", help=text)
 
 

@@ -1,10 +1,9 @@
-"""Count the parameters, operations and activations of the model that a config describes.
+"""Count the parameters, operations and activations of a model.
 
     detlite analyze --config coco/mask_rcnn_R_50_FPN_1x.yaml
     detlite analyze --config cells.yaml --size 1024 1360 --depth 3 MODEL.MASK_ON True
 
-The numbers are for one image, with the maximum number of proposals and detections that the config
-allows.
+The counts are for one image with the maximum number of proposals and detections of the config.
 """
 
 from argparse import ArgumentParser, Namespace
@@ -16,7 +15,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     cli.add_config(parser, None)
     parser.add_argument(
         "--size", type=int, nargs=2, default=(480, 640), metavar=("H", "W"),
-        help="size of the original image, which is resized as for evaluation (default: 480 640)",
+        help="size of the original image, which is resized as in evaluation (default: 480 640)",
     )  # fmt: skip
     cli.add_option(parser, "--depth", "depth of the listed modules", default=2, limits=(0, None))
     cli.add_overrides(parser, device=False)

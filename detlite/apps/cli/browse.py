@@ -3,8 +3,8 @@
     detlite browse --config cells.yaml --count 24 --output browse.html
     detlite browse --config cells.yaml INPUT.MIN_SIZE_TRAIN "(640,)"
 
-The page shows the images of the first training batches, exactly as SEED draws and augments them,
-and lists the objects that no anchor matches. docs/report.md explains the page.
+The page shows the images of the first training batches, exactly as training with the same SEED uses
+them. It also lists the objects that no anchor matches. docs/report.md explains the page.
 """
 
 from argparse import ArgumentParser, Namespace
@@ -15,7 +15,7 @@ from detlite.apps import cli
 
 def add_arguments(parser: ArgumentParser) -> None:
     cli.add_config(parser, None)
-    cli.add_option(parser, "--count", "number of images", default=24, limits=(1, None))
+    cli.add_option(parser, "--count", "number of images to show", default=24, limits=(1, None))
     cli.add_option(parser, "--output", "HTML file to write", "FILE", "browse.html", type=Path)
     cli.add_overrides(parser, device=False)
 

@@ -4,11 +4,12 @@
     detlite check --data configs/mine.yaml
     detlite check --data train.json --repair repaired.json
 
-For a config, all sets of DATASETS.TRAIN and DATASETS.TEST are checked as its model needs them.
-First come the defects that training refuses, then warnings: boxes that do not match their masks,
-duplicate annotations, EXIF orientations, outliers, and nearly identical images, also across sets.
+With a config, the command checks all sets of DATASETS.TRAIN and DATASETS.TEST for the model of the
+config. It lists errors that stop training first, then warnings: boxes that do not match their
+masks, duplicate annotations, EXIF orientations, outliers, and nearly identical images within and
+across sets.
 
-Exit status: 0; 1 if training would refuse a set; 2 if nothing could be checked.
+Exit status: 0; 1 if there are errors that stop training; 2 if nothing could be checked.
 """
 
 from argparse import ArgumentParser, Namespace
@@ -20,14 +21,14 @@ from detlite.apps import cli
 def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--data", required=True, nargs="+", type=Path, metavar="PATH",
-        help="annotation files (.json), or a config by path or name",
+        help="annotation files (.json), or the path or name of a config",
     )  # fmt: skip
-    text = "images of the annotation files (default: a folder near them)"
+    text = "folder of the images (default: searched for next to the annotation files)"
     cli.add_option(parser, "--images", text, "FOLDER", type=Path)
-    cli.add_option(parser, "--page", "HTML report to write, with the images", "FILE", type=Path)
-    text = "copy of the annotation file to write, without what training refuses"
+    cli.add_option(parser, "--page", "HTML report with images to write", "FILE", type=Path)
+    text = "repaired copy of the annotation file to write"
     cli.add_option(parser, "--repair", text, "FILE", type=Path)
-    cli.add_option(parser, "--max-per-kind", "defects of each kind to print", default=20)
+    cli.add_option(parser, "--max-per-kind", "number of defects of each kind to print", default=20)
 
 
 def run(args: Namespace) -> int:

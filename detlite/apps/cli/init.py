@@ -1,4 +1,4 @@
-"""Write a config for a data set, with a reason for every key, or convert it to COCO json.
+"""Write a config for a data set, with the reason for each key, or convert it to COCO json.
 
     detlite init --data photos > mine.yaml
     detlite init --data train.json --val val.json > mine.yaml
@@ -8,12 +8,12 @@
     detlite init --data photos --coco photos.json
     detlite train --config mine.yaml
 
-Reads COCO json, and the labels of YOLO, PASCAL VOC, LabelMe, CVAT, VIA, Label Studio, CreateML,
-Supervisely and Datumaro or mask images, which are written as COCO json. Without --val, one image in
-five, chosen by a hash of the file names, is set apart for evaluation. With --minutes, some training
-steps are timed on this machine and the model and image size are chosen to fit. With --weights, the
-model of that checkpoint is trained.
-docs/init.md lists the layouts and the rules.
+The command reads COCO json, labels of YOLO, PASCAL VOC, LabelMe, CVAT, VIA, Label Studio, CreateML,
+Supervisely and Datumaro, and mask images. It converts them to COCO json. Without --val, it sets one
+image in five aside for evaluation, chosen by a hash of the file names. With --minutes, it measures
+training steps on this machine, and chooses the model and the image size accordingly. With
+--weights, the config trains the model of that checkpoint. docs/init.md lists the formats and the
+rules.
 """
 
 import sys
@@ -31,22 +31,22 @@ def add_arguments(parser: ArgumentParser) -> None:
     cli.add_option(parser, "--data", text, "PATH", type=Path, required=True)
     text = "annotation file or folder to evaluate on (default: a part of --data)"
     cli.add_option(parser, "--val", text, "PATH", type=Path)
-    text = "images of the annotation files (default: searched for next to them)"
+    text = "folder of the images (default: searched for next to the annotation files)"
     cli.add_option(parser, "--images", text, "FOLDER", type=Path)
-    text = "meaning of mask images: each value is an object; each connected piece of a value is "
-    text += "one; the same, and each value is a category (default: ask if it is not clear)"
+    text = "meaning of mask images: each value is an object; each connected piece of a value is an "
+    text += "object; the same, and each value is a category (default: stop if it is ambiguous)"
     cli.add_option(parser, "--masks", text, choices=["instances", "connected", "semantic"])
-    text = "skip bad labels, ignore their places, and report them (default: refuse the data)"
+    text = "skip invalid labels, ignore their regions, and report them (default: stop)"
     cli.add_flag(parser, "--skip-bad", text)
-    text = "keep nearly identical images together when some are set apart for evaluation"
+    text = "keep nearly identical images together when images are set aside for evaluation"
     cli.add_flag(parser, "--group-duplicates", text)
-    text = "where to write json files (default: the folder detlite inside --data)"
+    text = "folder for the json files (default: the folder detlite inside --data)"
     cli.add_option(parser, "--annotations", text, "FOLDER", type=Path)
-    text = "training time to fit the model and image size to"
+    text = "training time in minutes, to which the model and the image size are adapted"
     cli.add_option(parser, "--minutes", text, type=float)
-    text = "checkpoint to start from, whose model is used (default: a model that fits the data)"
+    text = "checkpoint to start from, with its model (default: a model that fits the data)"
     cli.add_weights(parser, text, required=False)
-    text = "only write --data as COCO json to this file"
+    text = "only convert --data to COCO json and write it to this file"
     cli.add_option(parser, "--coco", text, "FILE", type=Path)
     cli.add_overrides(parser, device=False)
 

@@ -19,14 +19,14 @@ COMMANDS = {
     "test": "evaluate a checkpoint on test sets",
     "predict": "detect objects in images, folders of images, or a video",
     "serve": "detect objects over HTTP, with a web page to try the model",
-    "report": "write an HTML page about one or several runs: metrics, errors, differences",
+    "report": "write an HTML page about one or several runs: metrics, errors, comparison",
     "browse": "write an HTML page of augmented training images with their objects and anchors",
-    "check": "find every defect of a data set before training does",
-    "convert": "convert weights of another framework",
-    "export": "write a model for torch.export, AOTInductor, ONNX or OpenVINO",
+    "check": "find all defects of a data set before training",
+    "convert": "convert weights of another framework, or export weights to torchvision",
+    "export": "export a model to torch.export, AOTInductor, ONNX or OpenVINO",
     "doctor": "list what is installed and test every operator",
     "analyze": "count the parameters, operations and activations of a model",
-    "replay": "recompute the losses of a batch that ended a run",
+    "replay": "recompute losses that were not finite, from a saved batch",
 }
 INTERRUPTED = 130  # the status that shells report for a program ended by SIGINT
 

@@ -5,10 +5,10 @@
     torchrun --nproc-per-node 2 -m detlite predict --weights model_final.pth --input list.txt \\
         --output found --format parquet --draw none
 
---input takes files, folders, globs, URLs, and text files that list paths or URLs; or one video, or
-the number of a camera.
+--input accepts files, folders, globs, URLs, and text files that list paths or URLs; or one video,
+or the number of a camera.
 
-The output folder then holds:
+Files in the output folder:
     drawn/0001_<name>.jpg   each image with its detections; 1 is its image_id
     results.json            all detections as COCO results, or results.csv
     summary.csv             with --format measures: number, density and area of the objects
@@ -19,7 +19,7 @@ The output folder then holds:
     <name>.mp4              for a video, instead of drawn images
     manifest.json, shards/  the command, and which images are finished or unreadable
 
-The same command continues an interrupted run, with any number of processes.
+To continue an interrupted run, repeat the command. The number of processes may differ.
 
 Exit status: 0; 1 if an image could not be read (it is reported and skipped; under torchrun the
 status is 0); 2 for an error that you can fix; 130 after Ctrl-C.
@@ -41,31 +41,31 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="files, folders, globs, URLs or lists (.txt); or one video, or the number of a camera",
     )  # fmt: skip
     cli.add_option(parser, "--output", "output folder", "FOLDER", type=Path, required=True)
-    text = "report detections with at least this score, 0 to 1 (default: the best F1 measured in "
-    text += "training, or 0.5)"
+    text = "report detections with at least this score, 0 to 1 (default: the score with the best "
+    text += "F1 in training, or 0.5)"
     cli.add_option(parser, "--threshold", text, "SCORE", type=float, limits=(0, 1))
-    text = "images of similar size to run together"
+    text = "number of images of similar size to run together"
     cli.add_option(parser, "--batch-size", text, "N", 1, limits=(1, None))
-    text = "threads that read, resize and draw images"
+    text = "number of threads that read, resize and draw images"
     cli.add_option(parser, "--threads", text, "N", 2, limits=(1, None))
     text = "format of the drawn images"
     cli.add_option(parser, "--draw", text, default="jpeg", choices=["jpeg", "png", "none"])
     parser.add_argument(
         "--labels", action=BooleanOptionalAction,
-        help="draw name and score of every object, or of none (default: where there is room)",
+        help="draw the name and score of all objects or of none (default: if there is room)",
     )  # fmt: skip
     text = "format of the detections; measures: a CSV file of areas, perimeters, intensities and "
     text += "centroids"
     cli.add_option(parser, "--format", text, default="coco", choices=FORMATS)
-    text = "also write 16-bit images whose values are the objects, for ImageJ and napari"
+    text = "also write 16-bit label images for ImageJ and napari; each value is an object"
     cli.add_option(parser, "--label-images", text, choices=["tiff", "png"])
-    text = "images that one process claims at a time (default: 1000)"
+    text = "number of images that a process claims at a time (default: 1000)"
     cli.add_option(parser, "--shard-size", text, "N", type=int, limits=(1, None))
     cli.add_flag(parser, "--overwrite", "replace another run in the output folder")
     cli.add_option(parser, "--tile", "cut large images into tiles of SIDE pixels", "SIDE", type=int)
     text = "overlap of neighboring tiles as a fraction of their side (default: 0.2)"
     cli.add_option(parser, "--overlap", text, "FRACTION", type=float)
-    cli.add_flag(parser, "--track", "number objects consistently through a video")
+    cli.add_flag(parser, "--track", "track objects through a video and number them")
     cli.add_overrides(parser)
 
 

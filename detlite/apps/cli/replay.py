@@ -1,11 +1,12 @@
-"""Recompute the losses of a batch that a run saved because a loss was not finite.
+"""Recompute the losses of a batch that a run saved because its loss was not finite.
 
     detlite replay --batch output/batch_0000123_rank0.pth \\
         --weights output/model_0000100.pth
 
-Prints the losses and the first module of the model whose output is not finite. A run checks its
-losses every SOLVER.LOG_PERIOD iterations, so the weights of the failing iteration are lost; those
-of the last checkpoint before it are the nearest. The sampled boxes are random; --seed chooses them.
+The command prints the losses, and the first module of the model with an output that is not finite.
+A run checks its losses only every SOLVER.LOG_PERIOD iterations, so the weights of the failing
+iteration are not available. Use the last checkpoint before it. Boxes are sampled randomly; --seed
+sets the seed.
 
 Exit status: 0 if everything is finite; 1 if something is not; 2 for an error that you can fix.
 """
@@ -19,7 +20,7 @@ from detlite.apps import cli
 def add_arguments(parser: ArgumentParser) -> None:
     cli.add_option(parser, "--batch", "batch file of the run", "FILE", type=Path, required=True)
     cli.add_weights(parser, "checkpoint of the run")
-    cli.add_option(parser, "--seed", "seed of the sampled boxes", default=0)
+    cli.add_option(parser, "--seed", "seed for sampling boxes", default=0)
     cli.add_overrides(parser)
 
 

@@ -1,13 +1,13 @@
-"""Write an HTML page about one or several runs: metrics, errors, and whether runs differ.
+"""Write an HTML page about one or several runs: metrics, errors, and a comparison.
 
     detlite report output/cells
     detlite report output/cells output/cells_larger --output both.html
     detlite report --truth instances_val.json --results yolo.json mask_rcnn.json
 
 A RUN is the output folder of `detlite train` or `detlite test`, with config.yaml and
-results_<data set>.json. --truth and --results compare detections of any framework in COCO's format.
-If there are several, the others are compared with the first. The page is one file that needs no
-network; docs/report.md explains it.
+results_<data set>.json. With --truth and --results, the page is about detections of any framework
+in COCO's format. If there are several runs or result files, the page compares the others with the
+first one. The page is a single HTML file that works offline. docs/report.md explains it.
 """
 
 from argparse import ArgumentParser, Namespace
@@ -20,17 +20,17 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("runs", nargs="*", type=Path, metavar="RUN", help="output folder of a run")
     text = "COCO annotation file of the --results"
     cli.add_option(parser, "--truth", text, "FILE", type=Path)
-    text = "COCO result files, in place of runs"
+    text = "COCO result files, instead of runs"
     parser.add_argument("--results", nargs="+", type=Path, default=[], metavar="FILE", help=text)
-    text = "images of --truth (default: searched for next to it)"
+    text = "folder of the images of --truth (default: searched for next to it)"
     cli.add_option(parser, "--images", text, "FOLDER", type=Path)
-    text = "HTML file to write (default: report.html in the folder of the run, comparison.html in "
-    text += "that of the first of several)"
+    text = "HTML file to write (default: report.html in the folder of the run; for several runs, "
+    text += "comparison.html in the folder of the first one)"
     cli.add_option(parser, "--output", text, "FILE", type=Path)
-    text = "bootstrap samples of the images for confidence intervals"
+    text = "number of bootstrap samples for confidence intervals"
     cli.add_option(parser, "--resamples", text, default=1000, limits=(100, None))
     cli.add_option(parser, "--seed", "seed of the bootstrap", default=0)
-    text = "wrong detections and missed objects to show for each data set"
+    text = "number of wrong detections and missed objects to show for each data set"
     cli.add_option(parser, "--examples", text, default=48, limits=(0, None))
 
 

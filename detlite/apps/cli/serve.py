@@ -4,8 +4,8 @@
     curl -F file=@photo.jpg localhost:8000/predict
     curl --data-binary @photo.jpg -H "Content-Type: image/jpeg" localhost:8000/predict
 
-Only programs on this machine can connect, unless --host says otherwise: there is no password.
-SIGTERM and SIGINT end the server after it has answered every accepted request.
+By default, only programs on this machine can connect, because the server has no password. --host
+changes this. After SIGTERM or SIGINT, the server answers all accepted requests and exits.
 """
 
 from argparse import ArgumentParser, Namespace
@@ -16,23 +16,23 @@ from detlite.apps import cli
 def add_arguments(parser: ArgumentParser) -> None:
     cli.add_detector(parser)
     cli.add_option(parser, "--host", "address to listen on", default="127.0.0.1")
-    cli.add_option(parser, "--port", "port to listen on; 0: any free one", default=8000)
+    cli.add_option(parser, "--port", "port to listen on; 0: any free port", default=8000)
     text = "report detections with at least this score, 0 to 1"
     cli.add_option(parser, "--threshold", text, "SCORE", 0.05, limits=(0, 1))
     text = "maximum number of images to predict together"
     cli.add_option(parser, "--batch-size", text, "N", 8, limits=(1, None))
     text = "maximum number of requests waiting or running"
     cli.add_option(parser, "--max-requests", text, "N", 64, limits=(1, None))
-    text = "time limit of a request, upload included"
+    text = "time limit of a request, including the upload"
     cli.add_option(parser, "--timeout", text, "SECONDS", 60, type=float, limits=(0.001, None))
-    text = "maximum size of an image file"
+    text = "maximum size of an image file in bytes"
     cli.add_option(parser, "--max-bytes", text, "N", 20_000_000, limits=(1, None))
-    text = "maximum size of an image, at most DATASETS.MAX_PIXELS"
+    text = "maximum number of pixels of an image, at most DATASETS.MAX_PIXELS"
     cli.add_option(parser, "--max-pixels", text, "N", 40_000_000, limits=(1, None))
     parser.add_argument(
         "--cors", action="append", default=[], metavar="ORIGIN",
-        help="let web pages of this origin send requests, such as https://example.org, or '*' for "
-        "all (may be repeated)",
+        help="allow requests from web pages of this origin, such as https://example.org, or '*' "
+        "for all (may be repeated)",
     )  # fmt: skip
     cli.add_overrides(parser)
 

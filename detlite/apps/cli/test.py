@@ -5,8 +5,8 @@
     detlite test --weights model_final.pth --data val.json --images photos
     torchrun --nproc-per-node 2 -m detlite test --weights model_final.pth
 
-Prints the COCO table and writes evaluation.json, results_<data set>.json and, unless it is the
-folder of the training, config.yaml to the output folder.
+The command prints the table of COCO metrics. It writes evaluation.json and results_<data set>.json
+to the output folder, and also config.yaml, unless it is the output folder of the training.
 """
 
 from argparse import ArgumentParser, Namespace
@@ -18,7 +18,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     cli.add_config(parser)
     cli.add_weights(parser, "checkpoint to evaluate (default: MODEL.WEIGHT)", required=False)
     cli.add_option(parser, "--data", "COCO annotation file (default: DATASETS.TEST)", "FILE")
-    text = "images of --data (default: the folder next to it)"
+    text = "folder of the images of --data (default: searched for next to it)"
     cli.add_option(parser, "--images", text, "FOLDER")
     text = "output folder (default: evaluation/ next to --weights)"
     cli.add_option(parser, "--output", text, "FOLDER")

@@ -4,17 +4,18 @@
     detlite train --data photos --minutes 15 --output output/photos
     torchrun --nproc-per-node 2 -m detlite train --config configs/demo_shapes.yaml
 
-Without --config, the config is chosen from the data by the rules of `detlite init`.
+Without --config, the rules of `detlite init` choose a config for the data.
 
-The output folder then holds config.yaml, log.txt, metrics.jsonl, TensorBoard events, checkpoints,
-evaluation.json, results_<data set>.json, curves.png and detections.png.
+The command writes config.yaml, log.txt, metrics.jsonl, TensorBoard events, checkpoints,
+evaluation.json, results_<data set>.json, curves.png, detections.png and report.html to the output
+folder.
 
-A run that torchrun restarts (`--max-restarts`) resumes from its last checkpoint. Ctrl-C, and
-SIGTERM and SIGHUP, which schedulers send before they take a machine back, end the run after the
-current iteration is saved; a second one ends it immediately.
+If torchrun restarts a run (`--max-restarts`), it resumes from its last checkpoint. After Ctrl-C,
+SIGTERM or SIGHUP, the run saves a checkpoint at the end of the current iteration and exits.
+Schedulers send these signals before they stop a job. A second signal ends the run immediately.
 
-Exit status: 0; 2 for an error that you can fix; 75 if such a signal ended the run (continue with
---resume), 130 if it was Ctrl-C. Under torchrun these are the statuses of the single processes.
+Exit status: 0; 2 for an error that you can fix; 75 after SIGTERM or SIGHUP, and 130 after Ctrl-C
+(continue with --resume). Under torchrun, these are the statuses of the individual processes.
 """
 
 import sys
@@ -28,12 +29,12 @@ _STOPPED = 75  # EX_TEMPFAIL in sysexits.h: try again later
 
 def add_arguments(parser: ArgumentParser) -> None:
     cli.add_config(parser, default="chosen from --data")
-    text = "folder or annotation file to train on, as for detlite init"
+    text = "folder or annotation file to train on, as in detlite init"
     cli.add_option(parser, "--data", text, "PATH")
     cli.add_weights(parser, "checkpoint to start from (default: MODEL.WEIGHT)", required=False)
-    cli.add_option(parser, "--minutes", "length of the training", type=float)
+    cli.add_option(parser, "--minutes", "training time in minutes", type=float)
     cli.add_option(parser, "--output", "output folder (default: OUTPUT_DIR)", "FOLDER")
-    cli.add_flag(parser, "--resume", "continue the run in the output folder, if any")
+    cli.add_flag(parser, "--resume", "continue the run in the output folder, if there is one")
     cli.add_overrides(parser)
 
 
