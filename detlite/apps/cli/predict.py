@@ -52,7 +52,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     cli.add_option(parser, "--draw", text, default="jpeg", choices=["jpeg", "png", "none"])
     parser.add_argument(
         "--labels", action=BooleanOptionalAction,
-        help="draw the name and score of all objects or of none (default: if there is room)",
+        help="draw the names and scores of all objects or none (default: where there is room)",
     )  # fmt: skip
     text = "format of the detections; measures: a CSV file of areas, perimeters, intensities and "
     text += "centroids"
