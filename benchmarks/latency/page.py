@@ -60,12 +60,13 @@ def page(rows: Sequence[LatencyRow], machine: str, command: str, aps: APs, plot:
         f"- **Command**: `{command}`",
         f"- **Hardware, versions and date**: {machine}",
         "",
-        "From an array uint8 [S, S, 3] to boxes and masks of S x S pixels, batches of one. Weights "
-        f"are random; the {DETECTIONS} objects of the highest scores have masks. Each model "
-        "and mode is a process restricted to the cores; the processes take turns. `openvino` is "
-        "an export of detlite, the others are `detlite.optimize`. YOLO has one class; `predict` "
-        "is the call of ultralytics, `compiled` the compiled model with the functions of "
-        "ultralytics for suppression and masks.",
+        "The time is measured from an array uint8 [S, S, 3] to boxes and masks of S x S pixels, "
+        "with one image per batch. Weights are random; masks are computed for the "
+        f"{DETECTIONS} highest-scoring objects. Each model and mode runs in a separate process "
+        "restricted to the cores, and the processes run alternately. `openvino` is a model "
+        "exported by detlite, the other modes are `detlite.optimize`. YOLO has one class. "
+        "`predict` is the ultralytics call; `compiled` is the compiled model with the "
+        "ultralytics functions for NMS and masks.",
         "",
         "## Milliseconds per image",
         "",
@@ -77,10 +78,10 @@ def page(rows: Sequence[LatencyRow], machine: str, command: str, aps: APs, plot:
     links = ", ".join(f"[{source}](../{source})" for source in sources)
     lines += ["", f"AP on `nuclei_dsb2018` after 15 minutes of training: {links}."]
     if phases := phase_table(timed):
-        lines += ["", "## Phases", "", "Milliseconds, from a JPEG file:", "", phases]
+        lines += ["", "## Phases", "", "Milliseconds per phase for a JPEG file:", "", phases]
     if cold:
-        lines += ["", "## Cold start", "", "Milliseconds of a new process that detects in one JPEG "
-                  "file, bytecode cached:", "", *_cold_table(cold)]  # fmt: skip
+        lines += ["", "## Cold start", "", "Milliseconds for a new process that detects objects in "
+                  "one JPEG file, with cached bytecode:", "", *_cold_table(cold)]  # fmt: skip
     lines += ["", "## Published models of this size", "", *_anchors_table()]
     return "\n".join(lines) + "\n"
 
