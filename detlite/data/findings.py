@@ -82,5 +82,5 @@ def summary(findings: Mapping[str, Iterable[Finding]]) -> str:
     for name, found in findings.items():
         new = [f"  - {one}" for one in found if f"  - {one}" not in lines]
         if new:
-            lines += [f"{name}: not everything is used as it is written:", *new]
+            lines += [f"{name}: some entries are skipped, reinterpreted or not used:", *new]
     return "\n".join(lines)

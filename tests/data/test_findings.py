@@ -30,9 +30,9 @@ def test_summary_lists_shared_findings_once():
     shared, own = Finding("a", "b."), Finding("c", "d.", 2, example="annotation 4")
     text = summary({"train.json": [shared], "val.json": [shared, own], "other.json": []})
     assert text.splitlines() == [
-        "train.json: not everything is used as it is written:",
+        "train.json: some entries are skipped, reinterpreted or not used:",
         "  - a: 1 annotation. b.",
-        "val.json: not everything is used as it is written:",
+        "val.json: some entries are skipped, reinterpreted or not used:",
         "  - c: 2 annotations, for example annotation 4. d.",
     ]
     assert summary({}) == ""

@@ -134,7 +134,7 @@ def print_report(inspection: Inspection, max_per_kind: int) -> None:
     for defect in sorted(inspection.defects, key=lambda defect: not defect.refused):
         counts[defect.kind] += 1
         if counts[defect.kind] <= max_per_kind:
-            verdict = "refused" if defect.refused else "warning"
+            verdict = "error" if defect.refused else "warning"
             print(f"  {verdict}: {defect.where}: {defect.kind}: {defect.problem}")
     for kind, count in counts.items():
         more = f", {count - max_per_kind} not shown" if count > max_per_kind else ""
@@ -142,4 +142,4 @@ def print_report(inspection: Inspection, max_per_kind: int) -> None:
     if inspection.findings:
         print(summary({inspection.name: inspection.findings}))
     refused = len(inspection.refused)
-    print(f"  training refuses {refused} entries" if refused else "  training accepts it")
+    print(f"  errors that stop training: {refused}" if refused else "  no errors")

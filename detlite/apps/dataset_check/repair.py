@@ -46,7 +46,7 @@ def repair(inspection: Inspection) -> tuple[Row, Counter[str]]:
         height, width = image["height"], image["width"]
         annotations += index.annotations(number, selection.usable)
         for row in index.annotations(number, selection.ignored):
-            counts["objects that cannot be used marked to be ignored"] += "ignore" not in row
+            counts["invalid objects marked as ignored"] += "ignore" not in row
             if read_segmentation(row.get("segmentation"), height, width).problem:
                 row.pop("segmentation", None)
             row |= {"bbox": row.pop("region", row["bbox"]), "ignore": 1}

@@ -118,7 +118,7 @@ def find_sets(
         splits["val"] = val_splits.get("val", val_splits["train"])
         summary += f"; evaluated on {val}"
     elif "val" in splits:
-        summary += ", divided already into train and val"
+        summary += ", with its split into train and val"
     else:
         splits = _split(splits["train"], data, group_duplicates)
         if "val" in splits:

@@ -134,7 +134,7 @@ def test_repaired_copy_is_accepted(broken_set, tmp_path):
         "images removed": 2,
         "annotations removed": 2,
         "equal annotations removed": 2,
-        "objects that cannot be used marked to be ignored": 3,
+        "invalid objects marked as ignored": 3,
         "boxes clipped": 1,
     }
     copy = tmp_path / "repaired.json"
@@ -269,7 +269,7 @@ def test_images_are_found_as_by_init(content, write_set, tmp_path, layout, capsy
     (tmp_path / "coco" / layout).parent.mkdir(exist_ok=True)
     folder.rename(tmp_path / "coco" / layout)
     assert run_check("--data", file) == 0
-    assert "training accepts it" in capsys.readouterr().out
+    assert "no errors" in capsys.readouterr().out
 
 
 def test_duplicates_across_sets(content, write_set):
@@ -291,10 +291,10 @@ def test_report_page_and_repair(broken_set, tmp_path, capsys):
         assert f"{where}: {kind}: " in printed
         assert where in text
         assert kind in text
-    assert "training refuses 7 entries" in printed
+    assert "errors that stop training: 7" in printed
     assert text.count("data:image/jpeg;base64,") > 10
     assert run_check("--data", repaired, "--images", annotations.parent / "images") == 0
-    assert "training accepts it" in capsys.readouterr().out
+    assert "no errors" in capsys.readouterr().out
 
 
 def test_config_as_data(content, write_set, tmp_path, capsys):
@@ -308,13 +308,13 @@ def test_config_as_data(content, write_set, tmp_path, capsys):
     with (tmp_path / "a.yaml").open("a") as file:
         file.write("MODEL: {ROI_BOX_HEAD: {NUM_CLASSES: 3}}\n")
     assert run_check("--data", tmp_path / "a.yaml") == 0
-    assert capsys.readouterr().out.count("training accepts it") == 1
+    assert capsys.readouterr().out.count("no errors") == 1
 
 
 def test_config_by_name(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)  # a folder with neither the config nor its data
     assert run_check("--data", "coco/mask_rcnn_R_50_FPN_1x.yaml") == 1
-    assert "refused: instances_train2017.json: file: cannot be read" in capsys.readouterr().out
+    assert "error: instances_train2017.json: file: cannot be read" in capsys.readouterr().out
     assert run_check("--data", "coco/none.yaml") == 2
     assert "or detlite's own configs" in capsys.readouterr().err
 

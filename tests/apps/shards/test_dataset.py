@@ -423,7 +423,7 @@ def test_check_command_with_shards(shards, shard_cfg, tmp_path, capsys):
     assert "tars/train-{000000..000001}.tar\n  images: 4, 2 without objects" in printed
     rewrite(shards[0], lambda members: [(members[0][0], b"x" * 99), *members[1:]])
     assert main(["check", "--data", str(config)]) == 1
-    assert "refused: image 1" in capsys.readouterr().out
+    assert "error: image 1" in capsys.readouterr().out
 
 
 def test_a_shard_that_changes_in_use(shards, shard_cfg):
