@@ -43,24 +43,33 @@ def rescale_keypoints(keypoints: Tensor, from_size: Sizes, to_size: Sizes) -> Te
     return torch.cat([keypoints[..., :2] * factors, keypoints[..., 2:]], dim=-1)
 
 
-# "left", "LEFT", "l_eye", "eye-R", "eyeL", "lEye", "LEye", with the side as the only group.
-_SIDE = re.compile(
-    r"(left|right|Left|Right|LEFT|RIGHT|(?<![A-Za-z])[lLrR](?![A-Za-z])|(?<=[a-z])[LR](?![a-z])"
-    r"|(?<![A-Za-z])[lrLR](?=[A-Z][a-z]))"
+# Left and right in English, German, French, Spanish, Italian and Portuguese, also within words, and
+# the letters of "l_eye", "eye-R", "eyeL", "lEye" and "LEye".
+_SIDES = (
+    r"left|link(?:s|e[mnrs]?)|gauche|izquierd[ao]|sinistr[ao]|esquerd[ao]",
+    r"right|recht(?:s|e[mnrs]?)|droite?|derech[ao]|destr[ao]|direit[ao]",
 )
-_OTHER_SIDE = {"left": "right", "Left": "Right", "LEFT": "RIGHT", "l": "r", "L": "R"}
-_OTHER_SIDE |= {right: left for left, right in _OTHER_SIDE.items()}
+_LETTER = "(?<![A-Za-z])[{0}](?![A-Za-z])|(?<=[a-z])[{1}](?![a-z])|(?<![A-Za-z])[{0}](?=[A-Z][a-z])"
+_SIDE = re.compile(
+    "|".join(f"(?P<{side}>(?i:{words})|{_LETTER.format(side + side.upper(), side.upper())})"
+             for side, words in zip("lr", _SIDES, strict=True))
+)  # fmt: skip
+
+
+def _key(name: str, mirrored: bool = False) -> str:
+    """Return a form of a name that has "<" and ">" for left and right, and no other notation."""
+    marked = _SIDE.sub(lambda side: "<>"[(side.lastgroup == "r") != mirrored], name)
+    return re.sub(r"[\s_.-]+", " ", marked).strip().lower()
 
 
 def flip_order(names: Sequence[str]) -> list[int]:
     """Return for each keypoint the index of the one that replaces it in a mirrored image.
 
     Names that differ only in the side are pairs: "left_eye" and "right_eye", "L_eye" and "R_eye",
-    "eyeL" and "eyeR", and the like.
+    "eyeL" and "eyeR", "linkes Auge" and "rechtes Auge", and the like.
     """
-    indices = {name: index for index, name in enumerate(names)}
-    mirrored = [_SIDE.sub(lambda side: _OTHER_SIDE[side[0]], name) for name in names]
-    order = [indices.get(name, index) for index, name in enumerate(mirrored)]
+    indices = {_key(name): index for index, name in enumerate(names)}
+    order = [indices.get(_key(name, mirrored=True), index) for index, name in enumerate(names)]
     # Names may be repeated.
     return [other if order[other] == index else index for index, other in enumerate(order)]
 

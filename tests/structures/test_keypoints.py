@@ -80,7 +80,10 @@ def test_flip_order_swaps_left_and_right():
 @pytest.mark.parametrize(
     "pair",
     ["Left eye/Right eye", "LEFT_EYE/RIGHT_EYE", "L_eye/R_eye", "eye_l/eye_r", "eye-L/eye-R",
-     "eyeL/eyeR", "lEye/rEye", "LEye/REye", "eye.l.1/eye.r.1", "EyeLeft/EyeRight", "L/R"],
+     "eyeL/eyeR", "lEye/rEye", "LEye/REye", "eye.l.1/eye.r.1", "EyeLeft/EyeRight", "L/R",
+     "Left_eye/right eye", "linkesAuge/rechtesAuge", "Ohr links/Ohr rechts", "linke Hand/Rechte Hand",
+     "oeil_gauche/oeil_droit", "main gauche/main droite", "ojo_izquierdo/ojo_derecho",
+     "mano izquierda/mano derecha", "occhio sinistro/occhio destro", "esquerda/direita"],
 )  # fmt: skip
 def test_sides_in_any_notation(pair):
     assert flip_order(["nose", *pair.split("/")]) == [0, 2, 1]
@@ -88,6 +91,7 @@ def test_sides_in_any_notation(pair):
 
 def test_letters_inside_of_words_are_no_sides():
     assert flip_order(["ear", "eal", "tail", "tair", "Roll", "Loll"]) == [0, 1, 2, 3, 4, 5]
+    assert flip_order(["eye", "Eye", "EYE", "chain link", "chain right"]) == [0, 1, 2, 3, 4]
 
 
 def test_names_that_may_have_sides_without_being_exchanged():
