@@ -80,6 +80,9 @@ def explain_not_coco(keys: set[str]) -> str:
     """Return a hint about a JSON object whose keys are not those of COCO, or ""."""
     if "shapes" in keys:
         return f"; it holds LabelMe labels: {_CONVERT}"
+    lists = {"images", "annotations", "categories"}
+    if capitals := sorted(key for key in keys if key.lower() in lists - {key}):
+        return f"; write {', '.join(capitals)} in lower case"
     if "annotations" in keys or "images" in keys:
         return "; 'images', 'annotations' and 'categories' are all required"
     return ""

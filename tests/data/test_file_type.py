@@ -55,6 +55,7 @@ def test_missing_file_has_no_hint(tmp_path):
 def test_hints_about_keys():
     assert "LabelMe" in explain_not_coco({"shapes", "imagePath"})
     assert "are all required" in explain_not_coco({"annotations"})
+    assert explain_not_coco({"Images", "a"}) == "; write Images in lower case"
     assert explain_not_coco({"a"}) == ""
 
 

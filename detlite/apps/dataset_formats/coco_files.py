@@ -200,7 +200,7 @@ def _splits_of(path: Path, root: Path) -> set[str]:
 
 def _is_coco(file: Path) -> bool:
     """Return True if a json file has COCO's three lists, of objects and not of segments."""
-    keys = [rf'"{key}"\s*:\s*\[' for key in ("images", "annotations", "categories")]
+    keys = [rf'(?i)"{key}"\s*:\s*\[' for key in ("images", "annotations", "categories")]
     text = excerpt(file).lstrip("\ufeff \t\r\n")
     if not text.startswith("{") or not any(re.search(key, text) for key in keys):
         return False

@@ -25,7 +25,7 @@ _OTHERS = [
     (r"\.csv$", "^scorer,", "DeepLabCut", _TO_COCO),
     (r"\.json$", '"segments_info"|"caption"', "COCO panoptic or captions", "Use instances_*.json"),
     (r"\.json$", '"predicted_iou"', "masks of Segment Anything", _TO_COCO),
-    (r"\.json$", '"images".*"annotations"|"annotations".*"images"', "COCO json", ""),
+    (r"\.json$", '(?i)"images".*"annotations"|"annotations".*"images"', "COCO json", ""),
     (r"\.(nd)?jsonl?$", '"Labeled Data"|"data_row"', "Labelbox", "Use Labelbox's COCO converter"),
     (r"\.json$", '"label_classes"|"data_units"|"jsonResponse"', "Hasty, Encord or Kili", _COCO),
     (r"\.json$", r'"bbox_mode"|"ann"\s*:', "dicts of detectron2 or mmdetection", _TO_COCO),

@@ -195,6 +195,14 @@ def rle_problem(
     return None if may_be_empty or runs[1::2].any() else "is empty: no pixel is set"
 
 
+def is_quadrilateral(segmentation: Segmentation) -> bool:
+    """Return True for a polygon of four corners, such as a box or an oriented box."""
+    if not isinstance(segmentation, list) or len(segmentation) != 1:
+        return False
+    points = segmentation[0]
+    return len(points) == 8 or (len(points) == 10 and points[:2] == points[8:])
+
+
 def mask_box(segmentation: Segmentation, height: int, width: int) -> list[int] | None:
     """Return the tight box [x, y, width, height] of a valid mask; None if it has no pixel."""
     return _tight_box(to_bitmap(segmentation, height, width))

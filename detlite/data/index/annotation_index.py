@@ -26,7 +26,7 @@ from detlite.data.findings import Finding, Findings
 from .normalization import set_file_name
 from .states import PROBLEM_KEY, PROBLEMS, Flag, Selection, annotation_name, located
 
-VERSION = 10  # increase it with every change of the content of indexes or of the checks behind it
+VERSION = 11  # increase it with every change of the content of indexes or of the checks behind it
 _FIX = "Training stops at them: fix them (`detlite check --repair`), or set ON_BAD_ANNOTATION skip."
 _SKIP = "They are left out with their objects."
 _BAD_ENTRIES = "entries of images that cannot be used"

@@ -17,7 +17,9 @@ _SAMPLE = 2000  # boxes that are compared with their masks
 _MISPLACED = "labeled keypoints at (0, 0), outside of the image, or all outside of the box"
 _DIFFERENT = f"boxes that differ from their masks, among the first {_SAMPLE}"
 REPEATED = "annotations with the image, category and box of another one"
-DOUBTS = {_MISPLACED, _DIFFERENT, REPEATED}
+_QUADS = f"masks with four corners, as boxes have, of the first {_SAMPLE} annotations"
+_TINY = "boxes with a side below one pixel"
+DOUBTS = {_MISPLACED, _DIFFERENT, _QUADS, _TINY, REPEATED}
 _MISMATCH = (
     "Both are used as they are written. Correct boxes that are not [x, y, width, height], and run "
     "lengths that go along rows: COCO's go along columns."
@@ -57,7 +59,7 @@ class AnnotationReader:
         self._keypoint_count = keypoint_count
         self._boxes = self._like_corners = self._misplaced = 0
         self._first_misplaced = ""
-        self._compared = self._mismatched = 0
+        self._compared = self._mismatched = self._quads = 0
         self._first_mismatched = ""
 
     def read(self, row: Entry, position: int) -> tuple[Entry, int, int, int, int, int]:
@@ -191,12 +193,16 @@ class AnnotationReader:
         else:
             self._box = box.value
             self._take("bbox", box.value, box.note)
+            if min(box.value[2:]) < 1:
+                effect = "They are used. Delete them if they are clicks without an object."
+                self.findings.add(_TINY, effect, f"{self._where}: bbox {box.value}")
             if box.note == coco_values.TURNED:  # files that are written from it
                 self._changes["attributes"] = {**row["attributes"], "rotation": 0}
         if not mask.problem:
             self._take("segmentation", mask.value, mask.note)
             if not box.problem and self._compared < _SAMPLE:
                 self._compare(box.value, coco_masks.mask_extent(mask.value, height, width))
+                self._quads += coco_masks.is_quadrilateral(mask.value)
         elif row.get("segmentation"):
             self._flag(Flag.BAD_MASK, mask.problem)
         else:
@@ -214,8 +220,11 @@ class AnnotationReader:
     def check_boxes(self, file: Path) -> None:
         """Raise DataError if most boxes are not inside their images, or all fit as corners.
 
-        It is a finding if most differ from their masks.
+        It is a finding if most differ from their masks, or all masks have four corners.
         """
+        if self._quads == self._compared >= _MIN_BOXES:
+            effect = "To train on boxes only, set MODEL.MASK_ON False."
+            self.findings.add(_QUADS, effect, entry="mask", count=self._quads)
         if self._mismatched >= _MIN_BOXES and self._mismatched > self._compared / 2:
             example, count = self._first_mismatched, self._mismatched
             self.findings.add(_DIFFERENT, _MISMATCH, example, count=count)

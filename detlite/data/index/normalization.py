@@ -1,6 +1,7 @@
 """Read the images and categories of an annotation file into COCO's notation, noting changes."""
 
 import posixpath
+import re
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -200,6 +201,15 @@ def drop_namesakes(
             )
         example = f"id {row['id']}, {short_repr(row['name'])}"
         findings.add("categories with the name of another one", effect, example, "category")
+    alike = defaultdict(list)
+    for name, row in by_name.items():
+        form = re.sub(r"[\s_-]+", " ", name).strip().casefold()
+        alike[form].append(f"id {row['id']}, {short_repr(name)}")
+    for names in alike.values():
+        if len(names) > 1:
+            text = "They are different categories. Give those that mean the same the same name."
+            what = "categories whose names differ only in case, spaces, - or _"
+            findings.add(what, text, "; ".join(names), "category", len(names))
     kept = [row for row in categories if by_name[row["name"]] is row]
     names = [row["name"] for row in kept if row["id"] == 0 and row.get("supercategory") == "none"]
     others = [row for row in kept if row["id"] != 0]

@@ -57,6 +57,7 @@ from detlite.data.errors import DataError
         ("c.json", '[{"images": [], "annotations": []}]', "a JSON list, not an object"),
         ("c.json", '{"images": [], "annotations": [], "categories": {}}', "'categories' must be a"),
         ("c.json", "{'images': []}", "it has single quotes like a printed Python dict"),
+        ("c.json", '{"Images": [], "Annotations": [], "Categories": []}', "Images in lower case"),
         ("readme.md", "", "contains no annotations of a supported format, but 1 .md. Supported:"),
     ],
 )

@@ -300,12 +300,43 @@ def test_boxes_that_mostly_differ_from_their_masks(content, write_set):
     rows = [{**row, "id": number} for number in range(1, 6)]
     rows[0]["bbox"] = [9, 10, 10, 8]
     text = found(CocoDataset(*write_set({**content, "annotations": rows}, "one")))
-    assert "masks" not in text
+    assert "from their masks" not in text
     for one in rows:
         one["bbox"] = [9, 10, 10, 8]
     text = found(CocoDataset(*write_set({**content, "annotations": rows})))
     assert "from their masks, among the first 2000: 5 annotations, for example annot" in text
     assert "[9, 10, 10, 8], box of the mask [4, 6, 10, 8]" in text
+
+
+def test_masks_that_may_be_boxes(content, write_set):
+    """Exports of boxes write them as polygons too, and YOLO's oriented boxes are polygons."""
+    row = content["annotations"][0]
+    turned = [[9, 6, 14, 10, 9, 14, 4, 10, 9, 6]]
+    rows = [{**row, "id": n, "segmentation": turned if n == 2 else row["segmentation"]}
+            for n in range(1, 5)]  # fmt: skip
+    text = found(CocoDataset(*write_set({**content, "annotations": rows}, "corners")))
+    assert "masks with four corners, as boxes have, of the first 2000 annotations: 4 masks" in text
+    rows[0]["segmentation"] = [[4, 6, 14, 6, 14, 14, 9, 14, 4, 10]]
+    text = found(CocoDataset(*write_set({**content, "annotations": rows}, "polygon")))
+    assert "four corners" not in text
+
+
+def test_boxes_of_clicks(content, write_set):
+    content["annotations"][0] |= {"bbox": [4, 6, 10, 0.01]}
+    text = found(CocoDataset(*write_set(content), masks=False))
+    assert "boxes with a side below one pixel: 1 annotation, for example annotation 1" in text
+
+
+def test_categories_with_similar_names(content, write_set):
+    names = ["red cell", "red  cell", "Red_cell", "blue cell"]
+    categories = [{"id": number, "name": name} for number, name in enumerate(names, start=1)]
+    content |= {"categories": categories, "annotations": [
+        {**row, "category_id": number}
+        for number, row in enumerate(content["annotations"], start=1)
+    ]}  # fmt: skip
+    text = found(CocoDataset(*write_set(content)))
+    expected = "differ only in case, spaces, - or _: 3 categories, for example id 1, 'red cell'; id 2,"
+    assert expected in text
 
 
 def test_repeated_annotations(content, write_set):
