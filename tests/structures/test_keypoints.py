@@ -81,8 +81,9 @@ def test_flip_order_swaps_left_and_right():
     "pair",
     ["Left eye/Right eye", "LEFT_EYE/RIGHT_EYE", "L_eye/R_eye", "eye_l/eye_r", "eye-L/eye-R",
      "eyeL/eyeR", "lEye/rEye", "LEye/REye", "eye.l.1/eye.r.1", "EyeLeft/EyeRight", "L/R",
-     "Left_eye/right eye", "linkesAuge/rechtesAuge", "Ohr links/Ohr rechts", "linke Hand/Rechte Hand",
-     "oeil_gauche/oeil_droit", "main gauche/main droite", "ojo_izquierdo/ojo_derecho",
+     "Left_eye/right eye", "linkesAuge/rechtesAuge", "Ohr links/Ohr rechts",
+     "linke Hand/Rechte Hand", "oeil_gauche/oeil_droit", "main gauche/main droite",
+     "ojo_izquierdo/ojo_derecho",
      "mano izquierda/mano derecha", "occhio sinistro/occhio destro", "esquerda/direita"],
 )  # fmt: skip
 def test_sides_in_any_notation(pair):

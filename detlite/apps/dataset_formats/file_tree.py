@@ -6,6 +6,7 @@ import re
 import unicodedata
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -15,8 +16,9 @@ from detlite.data.images.formats import image_suffixes
 from detlite.data.images.reading import image_size
 
 OUTPUT_FOLDER = "detlite"  # in the folder of a dataset, for the files that `detlite init` writes
-SPLITS = {"train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val",
-          "test": "test", "testing": "test"}  # fmt: skip
+SPLITS = {"trainval": "train", "train": "train", "training": "train", "val": "val", "valid": "val",
+          "validation": "val", "test": "test", "testing": "test"}  # fmt: skip
+UNLISTED = "unlisted"  # the split of images that no list of a split names
 _LABEL_FOLDERS = {"annotations", "labels", "ann"}
 _NO_PHOTOS = ("SegmentationClass", "SegmentationObject")  # masks with the names of images
 _LABELS = {".json", ".xml", ".txt", ".csv", ".yaml", ".yml"}
@@ -104,13 +106,64 @@ class FileTree:
                     return Path(os.path.normpath(path))
         return None
 
-    def split_of(self, file: Path) -> str | None:
-        """Return "train", "val" or "test" if a folder of the file is named so, as in train2017."""
-        if not file.is_relative_to(self.root):
-            return None
-        folders = file.relative_to(self.root).parent.parts
-        names = (re.sub(r"[\W\d_]+$", "", name.lower()) for name in folders)
+    def has_other_image(self, label_file: Path, image: Path) -> bool:
+        """Return True if there is another image with the name of a file that labels `image`."""
+        key = _key(label_file.stem)
+        return key not in map(_key, (image.stem, image.name)) and key in self._by_name
+
+    def split_of(self, *files: Path) -> str | None:
+        """Return "train", "val" or "test", or UNLISTED, of an image and its label file, if known.
+
+        Lists of names decide, otherwise folders that are named so, as in train2017.
+        """
+        if self.listed:
+            keys = [_key(file.stem) for file in files]
+            return next((self.listed[key] for key in keys if key in self.listed), UNLISTED)
+        inside = [file.relative_to(self.root) for file in files if file.is_relative_to(self.root)]
+        names = (
+            re.sub(r"[\W\d_]+$", "", name.lower()) for file in inside for name in file.parts[:-1]
+        )
         return next((SPLITS[name] for name in names if name in SPLITS), None)
+
+    @cached_property
+    def listed(self) -> dict[str, str]:
+        """The split of each name in train.txt, val.txt, ..., by `_key` of its stem.
+
+        The lists are in ImageSets/Main or ImageSets/Segmentation, as of VOC, or in `root`. Empty
+        if no list of "train" names an image.
+        """
+        return {key: split for split, _, key in self._lists}
+
+    @cached_property
+    def unknown_names(self) -> list[str]:
+        """Problems of names in lists other than "test" that no file has."""
+        known = {_key(file.stem) for file in (*self.files, *self.images)}
+        unknown = [one for one in self._lists if one[0] != "test" and one[2] not in known]
+        return [f"{place}, but no file has this name" for _, place, _ in unknown]
+
+    @cached_property
+    def _lists(self) -> list[tuple[str, str, str]]:
+        """The (split, place, key of the stem) of each line of the lists."""
+        for folder in ("Main", "Segmentation", self.root.name):
+            files = [file for file in self.with_suffix(".txt") if file.parent.name == folder]
+            lines = []
+            # A file for both counts only where the others do not.
+            for file in sorted(files, key=lambda file: file.stem.lower() != "trainval"):
+                if split := SPLITS.get(file.stem.lower()):
+                    for name in filter(None, map(str.strip, read_lines(file))):
+                        lines.append((split, f"{file}: lists {name}", self._listed_key(name)))
+            if any(split == "train" and key in self._by_name for split, _, key in lines):
+                return lines
+        return []
+
+    def _listed_key(self, line: str) -> str:
+        """Return the key of a line: a name or path, maybe followed by other words."""
+        for name in (line, line.split()[0]):
+            path = Path(_as_path(name))
+            key = _key(path.stem if is_image_name(name) else path.name)
+            if key in self._by_name:
+                break
+        return key
 
 
 def is_image_name(name: str) -> bool:

@@ -16,7 +16,7 @@ from detlite.data.index.build import open_index
 from . import json_formats
 from .coco_files import find_coco_files, read_coco, split_content, write_coco
 from .cvat_xml import cvat_labels
-from .file_tree import OUTPUT_FOLDER, FileTree
+from .file_tree import OUTPUT_FOLDER, UNLISTED, FileTree
 from .labeled_dataset import Conversion, LabeledDataset, LabeledImage, to_coco
 from .labelme import labelme_labels
 from .mask_files import is_mask_folder, read_mask_folder
@@ -53,6 +53,18 @@ _FORMATS: list[tuple[str, Callable[[FileTree], bool], _Reader]] = [
     ("mask files", is_mask_folder, read_mask_folder),
     ("YOLO", partial(is_yolo, named=False), read_yolo),
 ]  # fmt: skip
+
+
+_UNUSED = {
+    "test": (
+        "images of the test set",
+        "They are neither trained on nor evaluated here. Use --val to evaluate on them.",
+    ),
+    UNLISTED: (
+        "images that the lists of splits do not name",
+        "They are not used. Delete train.txt and the other lists to use all images.",
+    ),
+}
 
 
 class UnknownFormatError(DataError):
@@ -207,12 +219,12 @@ def _by_split(dataset: LabeledDataset, conversion: Conversion) -> dict[str, Labe
     if divided:
         parts = {
             split: [image for image in images.values() if (image.split or "train") == split]
-            for split in ("train", "val", "test")
+            for split in ("train", "val", *_UNUSED)
         }
-        if test := parts.pop("test"):
-            text = "They are neither trained on nor evaluated here. Use --val to evaluate on them."
-            kind = Finding("images of the test set", text, len(test), "image")
-            findings = Findings([*findings, kind])
+        for split, (what, text) in _UNUSED.items():
+            if part := parts.pop(split):
+                kind = Finding(what, text, len(part), "image", str(part[0].file))
+                findings = Findings([*findings, kind])
     objects = [obj for image in dataset.images for obj in image.objects]
     names = dataset.categories or sorted(
         {obj.category for obj in objects if obj.category and not obj.ignored}

@@ -73,8 +73,8 @@ def is_mask_folder(tree: FileTree) -> bool:
 def read_mask_folder(tree: FileTree, conversion: Conversion) -> LabeledDataset:
     """Read all images and their masks. Images may lack a mask."""
     masks, others = _find_masks(tree)
-    for file in others:
-        problem = f"{file}: belongs to no image: there is none with its name"
+    unmatched = [f"{file}: belongs to no image: there is none with its name" for file in others]
+    for problem in (*tree.unknown_names, *unmatched):
         conversion.add_bad(problem, WITH_IMAGE)
     names, sets, images = _class_names(tree), [], []
     doubts: defaultdict[str, list[str]] = defaultdict(list)

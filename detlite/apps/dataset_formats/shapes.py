@@ -27,6 +27,7 @@ from .file_tree import FileTree, check_size
 from .labeled_dataset import (
     AS_BACKGROUND,
     AS_REGION,
+    WITH_IMAGE,
     Box,
     Conversion,
     LabeledDataset,
@@ -131,7 +132,9 @@ def read_shapes(
 
     `one_each`: a file of the format labels a single image, which may have the stem of the file.
     """
-    images = []
+    images, used = [], set[Path]()
+    for problem in tree.unknown_names:
+        conversion.add_bad(problem, WITH_IMAGE)
     for file in tree.with_suffix(suffix):
         found: list[ImageLabels] = []
         with conversion.collect(), as_incomplete(f"{file}: "):
@@ -139,11 +142,22 @@ def read_shapes(
         for labels in found:
             with conversion.collect(), as_incomplete(f"{file}: "):
                 path = labels.file or tree.image(labels.name, file, one_each)
+                used.add(path)
+                if one_each and tree.has_other_image(file, path):
+                    text = "The image that is named in the file is used."
+                    what = "label files with the name of another image"
+                    conversion.findings.add(what, text, f"{file} ({path})", "file")
                 size = check_size(path, labels.size, file, conversion.upright)
                 where = f"{file}" if one_each else f"{file}: {labels.name}"
                 objects = to_objects(labels.shapes, size, where, conversion)
-                split = labels.split or tree.split_of(path) or tree.split_of(file)
+                split = labels.split or tree.split_of(path, file)
                 images.append(LabeledImage(path, size, objects, split))
+    folders = {path.parent for path in used}
+    unused = [one for one in tree.images if one.parent in folders and one not in used]
+    if unused:
+        text = "They are not used. Those without objects need a label file without objects."
+        example, count = str(unused[0]), len(unused)
+        conversion.findings.add("images without labels", text, example, "image", count)
     return LabeledDataset(tree.data, images)
 
 
@@ -202,7 +216,11 @@ def to_objects(
             if read_box([*extent], *size).note == CLIPPED:
                 conversion.exceeding += 1
                 conversion.findings.add(*CLIPPED, place, "object")
-            objects[key] = _joined(objects[key], part, place) if key in objects else part
+            if key in objects:
+                text = "Shapes with the same label and group form one object."
+                conversion.findings.add("parts of objects", text, place, "shape")
+                part = _joined(objects[key], part, place)
+            objects[key] = part
         except DataError as error:
             region = _visible_box(shape, size)
             conversion.add_bad(str(error), AS_REGION if region else AS_BACKGROUND)

@@ -15,29 +15,23 @@ from detlite.data.datasets.voc import VocObject, read_voc_file
 from detlite.data.errors import DataError
 from detlite.data.images.reading import image_size
 
-from .file_tree import SPLITS, FileTree, read_lines
+from .file_tree import FileTree
 from .label_images import VOID, distinct_values, read_label_image
-from .labeled_dataset import WITH_IMAGE, Conversion
+from .labeled_dataset import Conversion
 from .shapes import ImageLabels, Shape, object_from_bitmap
 
 _MIN_IOU = 0.5  # of a box and that of its mask
 
 
 def voc_labels(file: Path, tree: FileTree, conversion: Conversion) -> Iterator[ImageLabels]:
-    """Yield the image of a file. `ImageSets/Main/train.txt` and `val.txt` select files, if present.
+    """Yield the image of a file.
 
     Difficult objects become crowds. Coordinates with decimals are continuous. Others are numbers of
     pixels, counted from 0 if any in the dataset is below 1, and otherwise from 1, as in VOC.
     """
-    splits = _listed_splits(tree, conversion)
-    if splits and file not in splits:
-        text = "They are not used. Delete ImageSets to use all files."
-        conversion.findings.add("XML files that ImageSets does not list", text, str(file), "file")
-        return
     content = read_voc_file(file)
     first = 0.0 if content.continuous else _first_pixel(tree)
     labels = ImageLabels(f"{content.folder}/{content.file_name}".strip("/"), size=content.size)
-    labels.split = splits.get(file)
     for obj in content.objects:
         labels.shapes.append(_shape(obj, first))
         if obj.difficult:
@@ -94,27 +88,3 @@ def _add_masks(
             conversion.findings.add("masks that fit no box", text, example, "mask")
         else:
             free[int(np.argmax(overlaps))].mask = values == value
-
-
-@lru_cache(maxsize=1)
-def _listed_splits(tree: FileTree, conversion: Conversion) -> dict[Path, str]:
-    """Return the split of each XML file that train.txt and val.txt of ImageSets/Main list."""
-    files: dict[str, list[Path]] = {}
-    for file in tree.with_suffix(".xml"):
-        files.setdefault(file.stem, []).append(file)
-    texts = (file for file in tree.with_suffix(".txt") if file.match("ImageSets/Main/*"))
-    lists = {file: SPLITS.get(file.stem.lower()) for file in texts}
-    splits: dict[Path, str] = {}
-    if not {"train", "val"} <= {*lists.values()}:
-        return splits
-    for file, split in lists.items():
-        root = file.parents[2]
-        if split is None:  # such as the images of a category
-            continue
-        for stem in filter(None, map(str.strip, read_lines(file))):
-            found = [one for one in files.get(stem, ()) if one.is_relative_to(root)]
-            if not found and split != "test":
-                problem = f"{root}: ImageSets lists {stem}, but there is no {stem}.xml"
-                conversion.add_bad(problem, WITH_IMAGE)
-            splits |= dict.fromkeys(found, split)
-    return splits

@@ -23,6 +23,7 @@ from detlite.data.datasets.coco_values import keypoint_names
 from detlite.data.errors import DataError
 from detlite.data.findings import Finding, Findings
 
+from .annotation_reader import QUADS
 from .normalization import set_file_name
 from .states import PROBLEM_KEY, PROBLEMS, Flag, Selection, annotation_name, located
 
@@ -170,10 +171,11 @@ class AnnotationIndex:
             bad_images: what is wrong with image files, by number.
             background: images without annotations are used.
         """
+        noted = Findings([*Findings.from_json(self.content.get("findings")), *self.notes])
         return [
             *(one for one in self._left_out(selection, skip, bad_images) if one.count),
             *self._switched_off(selection),
-            *Findings([*Findings.from_json(self.content.get("findings")), *self.notes]),
+            *(one for one in noted if selection.masks or one.what != QUADS),
             *(() if background else self._empty_images()),
         ]
 

@@ -17,9 +17,9 @@ _SAMPLE = 2000  # boxes that are compared with their masks
 _MISPLACED = "labeled keypoints at (0, 0), outside of the image, or all outside of the box"
 _DIFFERENT = f"boxes that differ from their masks, among the first {_SAMPLE}"
 REPEATED = "annotations with the image, category and box of another one"
-_QUADS = f"masks with four corners, as boxes have, of the first {_SAMPLE} annotations"
+QUADS = f"masks with four corners, as boxes have, of the first {_SAMPLE} annotations"
 _TINY = "boxes with a side below one pixel"
-DOUBTS = {_MISPLACED, _DIFFERENT, _QUADS, _TINY, REPEATED}
+DOUBTS = {_MISPLACED, _DIFFERENT, QUADS, _TINY, REPEATED}
 _MISMATCH = (
     "Both are used as they are written. Correct boxes that are not [x, y, width, height], and run "
     "lengths that go along rows: COCO's go along columns."
@@ -224,7 +224,7 @@ class AnnotationReader:
         """
         if self._quads == self._compared >= _MIN_BOXES:
             effect = "To train on boxes only, set MODEL.MASK_ON False."
-            self.findings.add(_QUADS, effect, entry="mask", count=self._quads)
+            self.findings.add(QUADS, effect, entry="mask", count=self._quads)
         if self._mismatched >= _MIN_BOXES and self._mismatched > self._compared / 2:
             example, count = self._first_mismatched, self._mismatched
             self.findings.add(_DIFFERENT, _MISMATCH, example, count=count)

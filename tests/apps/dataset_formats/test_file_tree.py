@@ -88,6 +88,48 @@ def test_locate_paths_of_other_machines(tmp_path, text):
 
 
 @pytest.mark.parametrize(
+    ("lists", "splits"),
+    [
+        ({"train.txt": "a\n./images/b.png\n", "valid.txt": "c.png\n"}, ["train", "train", "val"]),
+        ({"train.txt": "images/a.png masks/a.png\n"}, ["train", "unlisted", "unlisted"]),
+        (
+            {
+                "ImageSets/Main/trainval.txt": "a\nb\nc\n",
+                "ImageSets/Main/train.txt": "a\n",
+                "ImageSets/Main/val.txt": "b 1\n",
+                "ImageSets/Main/cat_train.txt": "c 1\n",
+                "ImageSets/Segmentation/train.txt": "c\n",
+            },
+            ["train", "val", "train"],
+        ),
+        (
+            {
+                "ImageSets/Segmentation/trainval.txt": "a\nb\n",
+                "ImageSets/Segmentation/test.txt": "c\nz\n",
+            },
+            ["train", "train", "test"],
+        ),
+        ({"train.txt": "lr: 0.1\n", "val.txt": "a\n"}, [None] * 3),
+        ({"notes/train.txt": "a\n"}, [None] * 3),
+    ],
+)
+def test_splits_by_lists(tmp_path, image, text, lists, splits):
+    images = [image(tmp_path / f"images/{name}.png", 4, 4) for name in "abc"]
+    for name, content in lists.items():
+        text(tmp_path / name, content)
+    tree = FileTree(tmp_path)
+    assert [tree.split_of(file) for file in images] == splits
+    assert tree.unknown_names == []
+
+
+def test_listed_names_without_a_file(tmp_path, image, text):
+    image(tmp_path / "a.png", 4, 4)
+    text(tmp_path / "train.txt", "a\nb\n")
+    (problem,) = FileTree(tmp_path).unknown_names
+    assert problem == f"{tmp_path}/train.txt: lists b, but no file has this name"
+
+
+@pytest.mark.parametrize(
     ("path", "split"),
     [
         ("train2017/a.png", "train"),

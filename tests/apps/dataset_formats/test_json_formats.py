@@ -163,7 +163,8 @@ def test_label_studio_names_and_labels(read):
     both["data"] = {"key": "7", "photo": "s3://bucket/a.jpg?version=2"}
     content = read("project.json", [both], "Label Studio")
     assert names_and_boxes(content) == [("bus", [6, 10, 30, 20])]
-    assert [one["what"] for one in content["findings"]] == ["regions with several labels"]
+    expected = ["regions with several labels", "images without labels"]
+    assert [one["what"] for one in content["findings"]] == expected
 
 
 def pack_brush(mask):

@@ -65,6 +65,16 @@ def test_group_of_shapes_is_one_object(write, tmp_path):
     assert rows[0]["bbox"] == [10, 0, 40, 30.5]
 
 
+def test_parts_of_objects_and_other_images_are_reported(write, tmp_path, image):
+    write(*(shape("dog", TRIANGLE, group_id=0) for _ in range(3)), imagePath="b.jpg")
+    image(tmp_path / "b.jpg")
+    named, parts, unlabeled = read_folder(tmp_path)[1]["train"].findings
+    assert (parts.what, parts.count, parts.entry) == ("parts of objects", 2, "shape")
+    assert named.what == "label files with the name of another image"
+    assert "b.jpg" in named.example
+    assert (unlabeled.what, unlabeled.count) == ("images without labels", 1)
+
+
 def test_circles_and_masks(write, tmp_path):
     pixels = np.zeros((6, 8), np.uint8)
     pixels[1:5, 2:8] = 255

@@ -82,12 +82,15 @@ def test_lists_define_the_splits(voc, text):
     text(voc / "ImageSets/Main/Train.txt", "a\n")  # CVAT keeps the names of subsets
     text(voc / "ImageSets/Main/val.txt", "b\n")
     text(voc / "ImageSets/Main/cat_val.txt", "b -1\n")
+    text(voc / "Annotations/c.xml", xml(("dog", 0, 1, 1, 10, 20), name="c.jpg"))
     sets = read(voc)
+    (unlisted,) = (one for one in sets["train"].findings if "do not name" in one.what)
+    assert (unlisted.count, unlisted.example) == (1, str(voc / "JPEGImages/c.jpg"))
     contents = [to_coco(sets[split]) for split in ("train", "val")]
     assert [content["images"][0]["file_name"] for content in contents] == ["a.jpg", "b.jpg"]
     assert contents[0]["categories"] == contents[1]["categories"]
     text(voc / "ImageSets/Main/val.txt", "z\n")
-    with pytest.raises(DataError, match=r"ImageSets lists z, but there is no z\.xml\. Fix"):
+    with pytest.raises(DataError, match=r"val\.txt: lists z, but no file has this name\. Fix"):
         read_folder(voc)
     assert len(read_folder(voc, Conversion(skip_bad=True))[1]["train"].images) == 1
 
@@ -196,9 +199,11 @@ def test_masks_of_objects(voc, image, text):
     assert cat["bbox"] == [10, 1, 20, 11]
     assert (to_bitmap(cat["segmentation"], 40, 60) == (values == 1)).all()
     assert "segmentation" not in dog
-    difficult, finding = dataset.findings
+    difficult, finding, unlabeled = dataset.findings
     assert (difficult.what, difficult.count) == ("difficult objects", 1)
     assert (finding.what, finding.count) == ("masks that fit no box", 1)
+    assert (unlabeled.what, unlabeled.count) == ("images without labels", 1)
+    assert unlabeled.example.endswith("c.jpg")
     bad = xml(("cat", 1, 11, 2, 30, 12), ("cat", 0, "x", 2, 30, 12), name="a.png")
     text(voc / "Annotations/a.xml", bad)
     dataset = read_folder(voc, Conversion(skip_bad=True))[1]["train"]

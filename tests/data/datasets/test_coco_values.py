@@ -316,6 +316,8 @@ def test_masks_that_may_be_boxes(content, write_set):
             for n in range(1, 5)]  # fmt: skip
     text = found(CocoDataset(*write_set({**content, "annotations": rows}, "corners")))
     assert "masks with four corners, as boxes have, of the first 2000 annotations: 4 masks" in text
+    file, folder = write_set({**content, "annotations": rows}, "boxes")
+    assert "corners" not in found(CocoDataset(file, folder, masks=False))
     rows[0]["segmentation"] = [[4, 6, 14, 6, 14, 14, 9, 14, 4, 10]]
     text = found(CocoDataset(*write_set({**content, "annotations": rows}, "polygon")))
     assert "four corners" not in text
@@ -335,7 +337,9 @@ def test_categories_with_similar_names(content, write_set):
         for number, row in enumerate(content["annotations"], start=1)
     ]}  # fmt: skip
     text = found(CocoDataset(*write_set(content)))
-    expected = "differ only in case, spaces, - or _: 3 categories, for example id 1, 'red cell'; id 2,"
+    expected = (
+        "differ only in case, spaces, - or _: 3 categories, for example id 1, 'red cell'; id 2,"
+    )
     assert expected in text
 
 
