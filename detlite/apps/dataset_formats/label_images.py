@@ -6,10 +6,11 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from detlite.data.errors import DataError
+from detlite.data.errors import DataError, short_repr
 from detlite.data.images.decoders import DECODE_ERRORS
 
 _PHOTO = 16  # pixels per color: photos have more colors
+_WEBP_HEADER = 64  # bytes
 VOID = 255  # PASCAL VOC's value of pixels that belong to nothing
 
 
@@ -35,8 +36,8 @@ def read_label_image(file: Path, size: tuple[int, int]) -> LabelImage:
         raise DataError(f"{file}: the mask is damaged or truncated ({error})") from error
     if pages > 1:
         raise DataError(f"{file}: has {pages} pages; save one file for each image")
-    if (broken := numbers[numbers != np.floor(numbers)]).size:
-        problem = f"has the value {broken[0]:g}: values of masks must be whole numbers"
+    if (broken := numbers[(numbers != np.floor(numbers)) | (numbers < 0)]).size:
+        problem = f"has the value {broken[0]:g}: values of masks must be whole numbers from 0"
         raise DataError(f"{file}: {problem}")
     pixels = numbers.astype(np.int64)
     if pixels.ndim == 3 and (pixels == pixels[:, :, :1]).all():
@@ -52,6 +53,12 @@ def read_label_image(file: Path, size: tuple[int, int]) -> LabelImage:
         # hides some of them.
         count = len(distinct_values(values))
         is_mask = count == 1 or count * _PHOTO > values.size
+        levels = distinct_values(alpha)
+        if not is_mask and (levels[-1] < 255 or len(levels) > 2) and not _is_smooth(alpha, levels):
+            raise DataError(
+                f"{file}: has colors and the values {short_repr(levels.tolist())} of alpha, as "
+                "bitmasks of BDD100K, which are not read: convert them to COCO json"
+            )
         values = alpha.astype(np.int64) if is_mask else values * (alpha > 127)
     levels = distinct_values(values[values > 0])
     others = levels[levels != VOID]
@@ -60,6 +67,12 @@ def read_label_image(file: Path, size: tuple[int, int]) -> LabelImage:
     if void:
         values, levels = np.where(values == VOID, 0, values), others
     return LabelImage(values, pixels.ndim == 2 and _is_smooth(values, levels), void)
+
+
+def is_lossless_webp(file: Path) -> bool:
+    """Return True if a WebP file has the chunk of lossless pixels, VP8L (RFC 9649)."""
+    with file.open("rb") as stream:
+        return b"VP8L" in stream.read(_WEBP_HEADER)
 
 
 def _is_smooth(values: np.ndarray, levels: np.ndarray) -> bool:

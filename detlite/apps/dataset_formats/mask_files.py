@@ -23,7 +23,13 @@ from detlite.data.errors import DataError
 from detlite.data.images.reading import image_size
 
 from .file_tree import FileTree, read_lines
-from .label_images import LabelImage, distinct_values, label_pieces, read_label_image
+from .label_images import (
+    LabelImage,
+    distinct_values,
+    is_lossless_webp,
+    label_pieces,
+    read_label_image,
+)
 from .labeled_dataset import (
     AS_BACKGROUND,
     WITH_IMAGE,
@@ -46,7 +52,12 @@ _MASK_FOLDERS = {
     "masks", "mask", "pedmasks", "segmentationobject", "segmentationclass", "instances", "labels",
     "label", "segmentations", "gt", "groundtruth", "ground_truth", "annotations",
 }  # fmt: skip
-_TAIL = re.compile(r"[_-](cp[_-])?(masks?|labels?|segm?|segmentation|instances?|inst|gt)$", re.I)
+_MASK = r"(masks?|labels?|segm?|segmentation|instances?|inst|gt)"
+_MASK_NAME = re.compile(rf"[_-](cp[_-])?{_MASK}$|^{_MASK}[_-]", re.I)  # in names of masks
+_NUMBER = re.compile(rf"[_-]({_MASK}[_-]?)?\d+$", re.I)  # behind names of masks of one object
+_ADE20K = re.compile(r"ADE_\w+_(seg|parts_\d+)\.png$")
+_CODES = {1000: "of Cityscapes, KITTI or MOTS", 256: "of Mapillary Vistas"}
+_MIN_CODED = 4  # values of category * code + number that show the code
 _COLOR_LINE = re.compile(r"([^#:][^:]*):\s*(\d+)\s*,\s*(\d+)\s*,\s*(\d+)\s*(?::|$)")
 _MAX_CLASSES = 20  # values that recur in several images are classes rather than objects
 
@@ -67,15 +78,18 @@ class _MaskFile:
 
 def is_mask_folder(tree: FileTree) -> bool:
     """Return True if there are images with masks."""
-    return tree.data.is_dir() and any(_find_masks(tree)[0].values())
+    return tree.data.is_dir() and any(find_masks(tree)[0].values())
 
 
 def read_mask_folder(tree: FileTree, conversion: Conversion) -> LabeledDataset:
     """Read all images and their masks. Images may lack a mask."""
-    masks, others = _find_masks(tree)
+    masks, others = find_masks(tree)
     unmatched = [f"{file}: belongs to no image: there is none with its name" for file in others]
     for problem in (*tree.unknown_names, *unmatched):
         conversion.add_bad(problem, WITH_IMAGE)
+    if ade := [file for file in tree.images if _ADE20K.match(file.name)]:
+        problem = "is of ADE20K, whose colors are not read. Convert its json files to COCO json"
+        raise DataError(f"{ade[0]}: {problem}")
     names, sets, images = _class_names(tree), [], []
     doubts: defaultdict[str, list[str]] = defaultdict(list)
     for image, files in masks.items():
@@ -105,6 +119,11 @@ def read_mask_folder(tree: FileTree, conversion: Conversion) -> LabeledDataset:
                 objects += _objects(one, label_image.values, pieces, conversion, names)
             images.append(LabeledImage(image, size, objects, tree.split_of(image)))
     union = set().union(*sets)
+    for code, of in _CODES.items():
+        if coded := _coded(union, code):
+            text = f"have values of category * {code} + number, as {of}, which are not read so: "
+            text += "to keep the categories, convert them to COCO json"
+            doubts[text] = [str(coded[:2])] * len(sets)
     if 1 < len(union) <= _MAX_CLASSES:
         gaps = sum(values != set(range(1, len(values) + 1)) for values in sets)
         if len(sets) > 2 and gaps:
@@ -128,7 +147,7 @@ def read_mask_folder(tree: FileTree, conversion: Conversion) -> LabeledDataset:
 
 
 @lru_cache(maxsize=1)
-def _find_masks(tree: FileTree) -> tuple[dict[Path, list[_MaskFile]], list[Path]]:
+def find_masks(tree: FileTree) -> tuple[dict[Path, list[_MaskFile]], list[Path]]:
     """Return the masks of each image, and those that belong to none. Raises DataError."""
     images: dict[_Place, Path] = {}
     places: dict[Path, _Place] = {}
@@ -148,7 +167,7 @@ def _find_masks(tree: FileTree) -> tuple[dict[Path, list[_MaskFile]], list[Path]
             )
         images[place] = file
     for (folder, parts), file in list(images.items()):  # a_mask.png next to a.png
-        stem = _TAIL.sub("", parts[-1])
+        stem = _MASK_NAME.sub("", parts[-1])
         if stem != parts[-1] and (folder, (*parts[:-1], stem)) in images:
             places[file] = folder, parts
             del images[folder, parts]
@@ -193,9 +212,9 @@ def _match(
     for skipped in (None, *range(len(parts) - 1)):
         path = tuple(part for k, part in enumerate(parts) if k != skipped)
         category = _CATEGORY if skipped is None else parts[skipped]
-        for stem in (path[-1], _TAIL.sub("", path[-1])):
-            if image := images.get((folder, (*path[:-1], stem))):
-                return _MaskFile(file, image, category, has_all=True)
+        for form in (re.compile("$"), _MASK_NAME, _NUMBER):
+            if image := images.get((folder, (*path[:-1], form.sub("", path[-1])))):
+                return _MaskFile(file, image, category, has_all=form is not _NUMBER)
         if image := images.get((folder, path[:-1])):
             return _MaskFile(file, image, category, has_all=False)
     return None
@@ -203,11 +222,13 @@ def _match(
 
 def _read(one: _MaskFile, size: tuple[int, int], conversion: Conversion) -> LabelImage:
     """Read a mask file; one of smooth edges is divided at half of its maximum where possible."""
-    if one.file.suffix.lower() not in _LOSSLESS and conversion.masks != "connected":
+    suffix = one.file.suffix.lower()
+    is_lossless = suffix in _LOSSLESS or (suffix == ".webp" and is_lossless_webp(one.file))
+    if not is_lossless and conversion.masks != "connected":
         raise DataError(
-            f"{one.file}: masks need a lossless format ({', '.join(sorted(_LOSSLESS))}): JPEG "
-            "and WebP change the values at edges. If it has only black and white, choose --masks "
-            "connected"
+            f"{one.file}: masks need a lossless format ({', '.join(sorted(_LOSSLESS))}, lossless "
+            "WebP): JPEG changes the values at edges. If it has only black and white, choose "
+            "--masks connected"
         )
     mask = read_label_image(one.file, size)
     if mask.void:
@@ -223,6 +244,18 @@ def _read(one: _MaskFile, size: tuple[int, int], conversion: Conversion) -> Labe
             "without smoothing, or choose --masks connected if it has only black and white"
         )
     return mask
+
+
+def _coded(values: set[int], code: int) -> list[int]:
+    """Return the values of category * code + number, if they are few compared with their range.
+
+    A multiple of ten codes is an ignored region of MOTS.
+    """
+    coded = sorted(one for one in values if code <= one < 1 << 16 and one % (10 * code))
+    if len(coded) < _MIN_CODED or max(one % code for one in coded) > code // 4:
+        return []
+    span = coded[-1] - coded[0]
+    return coded if coded[0] // code < coded[-1] // code and len(coded) < span / 4 else []
 
 
 def _doubts(mask: LabelImage, pieces: np.ndarray) -> Iterator[tuple[str, str]]:

@@ -7,6 +7,7 @@ from detlite.data.file_type import read_json
 from detlite.data.index.build import open_index
 
 from .file_tree import FileTree, excerpt
+from .mask_files import find_masks
 
 _COCO = "In the tool that wrote it, choose the export COCO json"
 _DATUMARO = "Convert it to COCO json with datumaro, see docs/annotation_tools.md"
@@ -79,6 +80,9 @@ def describe_unknown(tree: FileTree) -> str:
         read_json(file)
     counts = Counter(file.suffix or file.name for file in tree.files)
     found = ", ".join(f"{count} {kind}" for kind, count in counts.most_common(5)) or "nothing"
+    _, masks = find_masks(tree) if tree.data.is_dir() else ({}, [])
+    if masks:
+        found += f"; {masks[0]} seems to be a mask, but no image has its name"
     return (
         f"{tree.data}: contains no annotations of a supported format, but {found}. Supported: "
         f"{_SUPPORTED}. docs/annotation_tools.md lists the export to choose in each tool"

@@ -101,6 +101,9 @@ def test_masks_next_to_category_folders(tmp_path, image):
         ),
         ("masks/b.png", two_objects(), "belongs to no image"),
         ("masks/a.jpg", two_objects(), "masks need a lossless format"),
+        ("masks/a.webp", two_objects(), "masks need a lossless format"),
+        ("masks/a.png", np.dstack([two_objects()] * 3 + [two_objects() // 2]), "of BDD100K"),
+        ("ADE_train_0_seg.png", two_objects(), "is of ADE20K, whose colors are not read"),
         (
             "masks/a/1.png",
             np.zeros((40, 60), np.uint8),
@@ -237,6 +240,50 @@ def test_fractions_are_no_values(tmp_path, image):
     save(file, two_objects().astype(np.float32) / 4)
     with pytest.raises(DataError, match=r"^[^ ]+a\.tif: has the value 0\.75: .* whole numbers"):
         read_folder(tmp_path)
+    save(file, two_objects().astype(np.int32) - 1)
+    with pytest.raises(DataError, match=r"^[^ ]+a\.tif: has the value -1: .* whole numbers from 0"):
+        read_folder(tmp_path)
+
+
+def test_lossless_webp(tmp_path, image):
+    image(tmp_path / "images/a.png")
+    (tmp_path / "masks").mkdir()
+    Image.fromarray(np.dstack([two_objects()] * 3)).save(tmp_path / "masks/a.webp", lossless=True)
+    assert_two_objects(to_coco(read(tmp_path))["annotations"])
+
+
+@pytest.mark.parametrize(("code", "of"), [(1000, "Cityscapes, KITTI or MOTS"), (256, "Mapillary")])
+def test_values_with_categories_are_asked_about(tmp_path, image, code, of):
+    for name in "abc":
+        image(tmp_path / f"images/{name}.png")
+        pixels = np.zeros((40, 60), np.uint16)
+        for number, value in enumerate((11, 12, 13, 26, 27, 28)):
+            pixels[number * 6 :][:4, 5:20] = value // 10 * code + value % 10
+        pixels[36:, 5:20] = 10 * code
+        save(tmp_path / f"masks/{name}.png", pixels)
+    problem = rf"3 of 3 have values of category \* {code} \+ number, as of {of}"
+    with pytest.raises(DataError, match=problem):
+        read_folder(tmp_path)
+    _, sets = read_folder(tmp_path, Conversion("instances"))
+    assert len(sets["train"].images[0].objects) == 7
+
+
+def test_mask_names_with_numbers(tmp_path, image):
+    """A mask whose name has a number behind that of its image is one object."""
+    for name in ("a", "a_1"):
+        image(tmp_path / f"images/{name}.jpg")
+        for number in range(2):
+            save(tmp_path / f"masks/{name}_{number}.png", two_objects() == 3)
+    save(tmp_path / "masks/a_mask_2.png", two_objects() == 200)
+    _, sets = read_folder(tmp_path)
+    assert [len(one.objects) for one in sets["train"].images] == [2, 3]
+
+
+def test_names_without_an_image(tmp_path, image):
+    image(tmp_path / "images/a.jpg")
+    file = save(tmp_path / "masks/b_cat.png", two_objects())
+    with pytest.raises(DataError, match=rf"{file} seems to be a mask, but no image has its name"):
+        read_folder(tmp_path)
 
 
 def test_gray_edges_of_single_objects(tmp_path, image):
@@ -290,6 +337,7 @@ def test_alpha_channel(tmp_path, image, is_photo):
         ("set/a.png", "set/a_cp_masks.png"),
         ("JPEGImages/a.jpg", "SegmentationObject/a.png"),
         ("imgs/a.b.jpg", "gt/a.b.png"),
+        ("images/a.png", "masks/mask_a.png"),
     ],
 )
 def test_usual_names(tmp_path, image, photo, mask):
