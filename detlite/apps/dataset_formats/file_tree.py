@@ -150,8 +150,10 @@ class FileTree:
             # A file for both counts only where the others do not.
             for file in sorted(files, key=lambda file: file.stem.lower() != "trainval"):
                 if split := SPLITS.get(file.stem.lower()):
-                    for name in filter(None, map(str.strip, read_lines(file))):
-                        lines.append((split, f"{file}: lists {name}", self._listed_key(name)))
+                    for name in map(str.strip, read_lines(file)):
+                        if name and not name.startswith("#"):
+                            place = f"{file}: lists {name}"
+                            lines.append((split, place, self._listed_key(name)))
             if any(split == "train" and key in self._by_name for split, _, key in lines):
                 return lines
         return []

@@ -13,6 +13,7 @@ _COCO = "In the tool that wrote it, choose the export COCO json"
 _DATUMARO = "Convert it to COCO json with datumaro, see docs/annotation_tools.md"
 _NEXT = "Put a.txt next to a.jpg, or the folder labels next to images"
 _TO_COCO = "Convert it to COCO json"
+_INSTANCES = "Use instances_*.json, or convert it to COCO json"
 _VOC = "In VoTT, choose the export Pascal VOC"
 _UNPACK = "Unpack it, or save a label image"
 _LABEL_IMAGES = "Export label images, PNG or TIFF"
@@ -24,7 +25,7 @@ _OTHERS = [
     (r"\.csv$", "ImageID,Source,LabelName", "Open Images", _DATUMARO),
     (r"\.csv$", r"filename,.*xmin|^[^,\n]+(,\d+){4},|bbo?x|,gs://", "CSV of boxes", _COCO),
     (r"\.csv$", "^scorer,", "DeepLabCut", _TO_COCO),
-    (r"\.json$", '"segments_info"|"caption"', "COCO panoptic or captions", "Use instances_*.json"),
+    (r"\.json$", '"segments_info"|"caption"', "COCO panoptic or captions", _INSTANCES),
     (r"\.json$", '"predicted_iou"', "masks of Segment Anything", _TO_COCO),
     (r"\.json$", '(?i)"images".*"annotations"|"annotations".*"images"', "COCO json", ""),
     (r"\.(nd)?jsonl?$", '"Labeled Data"|"data_row"', "Labelbox", "Use Labelbox's COCO converter"),

@@ -7,6 +7,7 @@ is `category x y width height` with the center of the box, maybe followed by a s
 or a polygon `category x1 y1 x2 y2 x3 y3 ...`, as fractions of the image size.
 """
 
+import itertools
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -23,7 +24,9 @@ from .labeled_dataset import Conversion, LabeledDataset, LabeledImage
 from .shapes import Shape, to_objects
 
 _TOLERANCE = 0.01  # rounding may move a coordinate this far out of the image
+_YAML = (".yaml", ".yml")
 _NAME_FILES = re.compile(r"classes\.txt|.*\.names|_darknet\.labels")
+_MIN_POSES, _MAX_POSES = 4, 1000  # labels that show that keypoints are meant
 _LABEL_LINE = re.compile(r"\s*\d+(\.0+)?(\s+[-+.\deE]+){4,}\s*$")
 
 
@@ -44,7 +47,15 @@ def is_yolo(tree: FileTree, named: bool = True) -> bool:
 
 def read_yolo(tree: FileTree, conversion: Conversion) -> LabeledDataset:
     """Read all images, or those that data.yaml or obj.data lists. Some may have no text file."""
-    file, content = next(_sources(tree))
+    sources = list(_sources(tree))
+    file, content = sources[0]
+    # Deeper YAML files may belong to code.
+    near = [
+        one for one in sources if one[0].suffix not in _YAML or len(one[0].parts) <= len(file.parts)
+    ]
+    named = [(one, own["names"]) for one, own in near if own.get("names")]
+    if named:
+        content.setdefault("names", named[0][1])
     if "names" not in content:
         lines = filter(_LABEL_LINE.match, _all_lines(tree))
         numbers = [int(float(line.split()[0])) for line in lines]
@@ -53,6 +64,14 @@ def read_yolo(tree: FileTree, conversion: Conversion) -> LabeledDataset:
         text = "Add `names` to data.yaml, or a classes.txt with a name per line."
         conversion.findings.add("categories without names are numbered", text, str(file), "file")
     names = _category_names(content, file)
+    for other, own in named:
+        if _category_names({"names": own}, other) != names:
+            raise DataError(f"{other}: its names differ from those of {file}: remove one of them")
+    if "kpt_shape" not in content and _are_poses(tree):
+        raise DataError(
+            f"{file}: all labels look like a box with keypoints. Write kpt_shape: [number of "
+            "points, 2 or 3] into data.yaml, or kpt_shape: [0, 3] if they are polygons"
+        )
     shape = content.get("kpt_shape") or [0, 3]
     is_pair = isinstance(shape, list) and len(shape) == 2 and type(shape[0]) is int
     if not (is_pair and shape[1] in (2, 3)):
@@ -91,7 +110,7 @@ def read_yolo(tree: FileTree, conversion: Conversion) -> LabeledDataset:
 
 def _sources(tree: FileTree) -> Iterator[tuple[Path, dict[str, Any]]]:
     """Yield files that describe the dataset, and their content with the keys of data.yaml."""
-    for file in _by_depth(tree.with_suffix(".yaml", ".yml")):
+    for file in _by_depth(tree.with_suffix(*_YAML)):
         try:
             content = parse_yaml("\n".join(read_lines(file)), file)
             if not isinstance(content, dict):
@@ -105,17 +124,15 @@ def _sources(tree: FileTree) -> Iterator[tuple[Path, dict[str, Any]]]:
             yield file, content
     files = _by_depth([file for file in tree.files if _NAME_FILES.fullmatch(file.name)])
     if files and any(map(_text_file, tree.images)):
-        names = [list(filter(None, map(str.strip, read_lines(file)))) for file in files]
-        for other, own in zip(files, names, strict=True):
-            if own != names[0]:
-                raise DataError(f"{other}: its names differ from those of {files[0]}")
-        content = {"names": names[0]}
+        content = {}
         for data in _by_depth(tree.with_suffix(".data"))[:1]:
             pairs = (line.partition("=") for line in read_lines(data))
             content |= {
                 key.strip(): value.strip() for key, _, value in pairs if key.strip() in SPLITS
             }
-        yield files[0], content
+        for file in files:
+            names = list(filter(None, map(str.strip, read_lines(file))))
+            yield file, content | {"names": names}
     other_formats = tree.with_suffix(".json", ".xml")
     if tree.data.is_dir() and not other_formats and any(map(_LABEL_LINE.match, _all_lines(tree))):
         yield tree.root, {}
@@ -129,6 +146,27 @@ def _all_lines(tree: FileTree) -> Iterator[str]:
     """Yield the lines of the text files of images."""
     for file in filter(None, map(_text_file, tree.images)):
         yield from read_lines(file)
+
+
+def _are_poses(tree: FileTree) -> bool:
+    """Return True if all polygons have as many numbers, and would be boxes around keypoints."""
+    lines = itertools.islice(filter(_LABEL_LINE.match, _all_lines(tree)), _MAX_POSES)
+    rows = [[float(field) for field in line.split()[1:]] for line in lines]
+    rows = [row for row in rows if len(row) > 8]  # oriented boxes have 8
+    return len(rows) >= _MIN_POSES and len({*map(len, rows)}) == 1 and all(map(_is_pose, rows))
+
+
+def _is_pose(values: Sequence[float]) -> bool:
+    """Return True if the first four numbers are a box that contains the points of the others."""
+    x, y, w, h = values[:4]
+    for step in (2, 3):
+        points = [values[start : start + step] for start in range(4, len(values), step)]
+        if len(points[-1]) == step and all(
+            abs(px - x) <= w * 0.55 and abs(py - y) <= h * 0.55 and {*visible} <= {0, 1, 2}
+            for px, py, *visible in points
+        ):
+            return True
+    return False
 
 
 def _category_names(content: dict[str, Any], file: Path) -> list[str]:

@@ -90,7 +90,10 @@ def test_locate_paths_of_other_machines(tmp_path, text):
 @pytest.mark.parametrize(
     ("lists", "splits"),
     [
-        ({"train.txt": "a\n./images/b.png\n", "valid.txt": "c.png\n"}, ["train", "train", "val"]),
+        (
+            {"train.txt": "# names\na\n./images/b.png\n", "valid.txt": "c.png\n"},
+            ["train", "train", "val"],
+        ),
         ({"train.txt": "images/a.png masks/a.png\n"}, ["train", "unlisted", "unlisted"]),
         (
             {

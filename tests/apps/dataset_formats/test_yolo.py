@@ -258,6 +258,46 @@ def test_skipped_labels_are_neither_trained_on_nor_measured(yolo, text):
     ]  # fmt: skip
 
 
+def pose(points):
+    return "0 0.5 0.5 0.4 0.6 " + " ".join(points) + "\n"
+
+
+@pytest.mark.parametrize("points", [["0.4 0.3", "0.6 0.3", "0.5 0.7"], ["0.4 0.3 2", "0.6 0.7 1"]])
+def test_keypoints_without_a_number_are_asked_about(yolo_folder, text, points):
+    for number in range(10):
+        text(yolo_folder / f"labels/{number}.txt", pose(points))
+    with pytest.raises(DataError, match=r"all labels look like a box with keypoints\. Write kpt_s"):
+        read_folder(yolo_folder)
+    text(yolo_folder / "data.yaml", "names: [cat]\nkpt_shape: [0, 3]\n")
+    if len(points) == 3:
+        polygon = read_folder(yolo_folder)[1]["train"].images[0].objects[0]
+        assert len(polygon.segmentation[0]) == 10
+    text(
+        yolo_folder / "data.yaml", f"names: [cat]\nkpt_shape: [{len(points)}, {5 - len(points)}]\n"
+    )
+    pose_of = read_folder(yolo_folder)[1]["train"].images[0].objects[0]
+    assert len(pose_of.keypoints) == len(points)
+    text(yolo_folder / "data.yaml", "names: [cat]\n")
+    text(yolo_folder / "labels/0.txt", "0 0.1 0.1 0.3 0.1 0.3 0.3 0.1 0.3 0.1 0.2\n")
+    if len(points) == 3:  # an outline among them
+        assert read_folder(yolo_folder)[1]["train"].images[0].objects[0].segmentation
+
+
+def test_names_must_agree(yolo_folder, text):
+    text(yolo_folder / "yolov5/coco.yaml", "names: [person]\n")
+    text(yolo_folder / "labels/classes.txt", "cat\n")
+    assert read_folder(yolo_folder)[1]["train"].categories == ["cat"]
+    for name in ("other.yaml", "labels/classes.txt"):
+        file = text(yolo_folder / name, "names: [dog]\n" if ".yaml" in name else "dog\n")
+        problem = rf"{file}: its names differ from those of {yolo_folder}/data.yaml: remove one"
+        with pytest.raises(DataError, match=problem):
+            read_folder(yolo_folder)
+        file.unlink()
+    text(yolo_folder / "labels/classes.txt", "horse\n")
+    text(yolo_folder / "data.yaml", "nc: 1\ntrain: images\n")
+    assert read_folder(yolo_folder)[1]["train"].categories == ["horse"]
+
+
 @pytest.mark.parametrize("names", ["classes.txt", "data.yaml", "none.md"])
 def test_splits_by_folder_without_lists(yolo, text, names):
     (yolo / "data.yaml").unlink()
