@@ -71,6 +71,8 @@ def explain_not_json(file: Path, error: Exception) -> str:
         hint = f"it holds YOLO labels: {_CONVERT}"
     elif re.match(rb"[{\[]\s*[{\[]?\s*'", start):
         hint = "it has single quotes like a printed Python dict: write it with json.dump"
+    elif "Extra data" in str(error):
+        hint = "it has several JSON values, as JSON lines: write one list or object"
     elif re.search(rb",\s*[\]}]", data):
         hint = "remove the comma before the closing bracket"
     return f"; {hint}" if hint else ""

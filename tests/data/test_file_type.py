@@ -34,6 +34,7 @@ def error_of(text):
         ("{'images': []}", "; it has single quotes"),
         ("[{'id': 1}]", "; it has single quotes"),
         ('{"images": [1, 2,\n ]}', "; remove the comma before the closing bracket"),
+        ('{"a": 1}\n{"a": 2}\n', "; it has several JSON values, as JSON lines"),
         (b"\x1f\x8b\x08\0", "; it is compressed"),
         ("b\xe4h".encode("latin-1"), "; an editor saved it in another encoding"),
         ('{"images": ', ""),

@@ -27,9 +27,9 @@ from .yolo import is_yolo, read_yolo
 
 # Formats whose files are recognized by what they contain.
 _SHAPES = {
-    "PASCAL VOC": (".xml", r"<annotation[\s>](?!.*<pt>)", voc_labels),
+    "PASCAL VOC": (".xml", r"<annotation[\s>](?!.*<(pt|points)>)", voc_labels),
     "CVAT": (".xml", r"<annotations[\s>]", cvat_labels),
-    "LabelMe": (".json", r'"(shapes|imagePath)"\s*:', labelme_labels),
+    "LabelMe": (".json", r'^\s*\{.*"(shapes|imagePath)"\s*:', labelme_labels),
     "VIA": (".json", r'"region_attributes"|"_via_img_metadata"', json_formats.via_labels),
     "VIA csv": (".csv", "region_shape_attributes", json_formats.via_labels),
     "Label Studio": (

@@ -148,7 +148,9 @@ def _read_object(node: ET.Element) -> VocObject:
                 center = (x1 + x2) / 2, (y1 + y2) / 2
                 polygon = _turned_box(*center, x2 - x1, y2 - y1, math.radians(degrees))
         else:
-            polygon = _turned_box(*(_number(node, f"robndbox/{key}") for key in _TURNED_KEYS))
+            polygon = [_number(one, ".") for one in node.findall("robndbox/*")]
+            if len(polygon) != 8:  # those of DIOR-R
+                polygon = _turned_box(*(_number(node, f"robndbox/{key}") for key in _TURNED_KEYS))
             corners = polygon
         corners = [side(corners[k::2]) for side in (min, max) for k in (0, 1)]  # any two opposite
         return VocObject(_text(node, "name"), _is_true(node, "difficult"), corners, polygon)

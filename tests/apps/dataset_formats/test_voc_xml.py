@@ -238,6 +238,14 @@ def test_turned_boxes_of_rolabelimg(voc, text):
     cat = to_coco(read(voc)["train"])["annotations"][0]
     assert cat["bbox"] == [25, 10, 10, 20]
     assert cat["segmentation"] == [[35, 10, 35, 30, 25, 30, 25, 10]]
+    corners = "".join(
+        f"<c{k}>{value}</c{k}>" for k, value in enumerate([35.0, 10, 35, 30, 25, 30, 25, 10])
+    )
+    text(
+        voc / "Annotations/a.xml",
+        xml(name="a.jpg").replace("</annotation>", turned.replace(box, corners)),
+    )
+    assert to_coco(read(voc)["train"])["annotations"][0] == cat
 
 
 def test_rotation_of_cvat(voc, text):
