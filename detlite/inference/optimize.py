@@ -89,7 +89,7 @@ class _MixedPrecision(nn.Module):
 
     def forward(self, x: Tensor | list[Tensor], *args: Tensor) -> Any:
         maps = _cast(x, torch.float32)
-        device = maps[0].device.type
+        device = (maps if isinstance(maps, Tensor) else maps[0]).device.type
         with torch.autocast(device, self.dtype, enabled=self.dtype != torch.float32):
             result = self.part(maps, *args)
         # Some norms return float32 under autocast.

@@ -329,6 +329,18 @@ def test_another_model_runs_in_a_thread_while_models_are_optimized(
     assert not problems
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_images_without_foreground(dtype: str, tiny_config: Callable[..., CfgNode]) -> None:
+    """The second pass of the box head gets no RoIs if the first one takes all for background."""
+    keys = ("MODEL.ROI_BOX_HEAD.PASSES", 2, "MODEL.CLS_AGNOSTIC_BBOX_REG", True)
+    model = build_model(tiny_config(*keys, "MODEL.ROI_HEADS.SCORE_THRESH", 0.05)).eval()
+    bias = dict(model.named_parameters())["roi_heads.box.predictor.cls_score.bias"]
+    with torch.no_grad():
+        bias[0] = 100.0
+    for detector in (model, optimize(model, dtype)):
+        assert len(detector([torch.rand(3, 64, 96)])[0]["boxes"]) == 0
+
+
 def test_unknown_dtypes_are_refused(tiny_config: Callable[..., CfgNode]) -> None:
     with pytest.raises(ValueError, match=r"float64.*choose one of auto, float32"):
         optimize(build_model(tiny_config()), "float64")
