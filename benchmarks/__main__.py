@@ -294,13 +294,13 @@ def _parser() -> argparse.ArgumentParser:
     own.add_argument("--images", type=int, default=32, help="images per turn")
 
     own = command("index", _index)
-    own.add_argument("--images", type=int, default=120_000, help="images of the data set")
+    own.add_argument("--images", type=int, default=120_000, help="images of the dataset")
     own.add_argument("--batches", type=int, default=0, help="batches of two images to load")
     own.add_argument("--loaders", type=int, default=4, help="loader processes")
-    own.add_argument("--folder", type=Path, help="folder to keep the data set in")
+    own.add_argument("--folder", type=Path, help="folder to keep the dataset in")
 
     own = command("eval", _eval)
-    own.add_argument("--images", type=int, default=5000, help="images of the data set")
+    own.add_argument("--images", type=int, default=5000, help="images of the dataset")
     own.add_argument("--detections", type=int, default=100, help="detections per image")
     own.add_argument(
         "--libraries",
@@ -344,7 +344,7 @@ _BENCHMARKS = {
     "model": "inference, from an image to run-length encoded masks",
     "train": "training steps and their phases",
     "data": "the training loader",
-    "index": "time and memory to open a large data set",
+    "index": "time and memory to open a large dataset",
     "eval": "COCO evaluation of generated results",
     "scaling": "time per image against size, boxes, classes, objects and batch",
     "latency": "time per image of the shipped models and YOLO, and of cold starts",

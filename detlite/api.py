@@ -34,7 +34,7 @@ from detlite.run_lock import run_lock
 
 Overrides = Mapping[str, Any] | Sequence[Any]
 
-# Builders of the config of a run without one. They take the weights, if any, and the overrides.
+# Each builds a config for a run that has none, from the weights (if any) and the overrides.
 CONFIG_BUILDERS: Registry[Callable[[FilePath | None, list[Any]], CfgNode]] = Registry(
     "config builder", on_demand={"autoconfig": "detlite.apps.autoconfig.configs"}
 )
@@ -80,9 +80,9 @@ def train(
 
     Args:
         config: YAML file, or the name of a config that detlite includes; or a folder or annotation
-            file (.json), which is taken as `data`. None: choose a config for the data by the rules
-            of `detlite init`, or for `weights` their model and the rules for training; the log
-            gives the reasons. A resumed run uses its own config.
+            file (.json), which is used as `data`. None: choose a config for the data by the rules
+            of `detlite init`; with `weights`, use their model and choose only the training
+            settings. The log states the reasons. A resumed run uses its own config.
         data: training data, as (annotation file, image folder) with paths or URLs, or a path as for
             `detlite init --data`. For a path, one image in five is set aside for evaluation, unless
             `test_data` or the folder provides a test set. The dataset's name is "train", and its
@@ -92,7 +92,8 @@ def train(
         weights: initial checkpoint, see MODEL.WEIGHT, or "coco" for a model trained on COCO that
             fits the data and the machine. Predictors of categories with the same name are kept.
         minutes: SOLVER.MAX_MINUTES. Without a config and in a single process, some training steps
-            are timed first, usually for a minute, to choose a model, or for `weights` the warm-up.
+            are timed first, usually for a minute, to choose the model, or with `weights` the
+            warm-up.
         output_dir: OUTPUT_DIR. If neither this nor `overrides` name it and the config's folder
             contains a run, a number is appended; a resumed run continues the last one.
         overrides: config keys and values, `{"SOLVER.BASE_LR": 0.01}`. They take precedence over all
@@ -106,8 +107,8 @@ def train(
         StoppedError: SIGTERM, SIGHUP or SIGINT arrived; the step was finished and saved.
     """
     start = time.perf_counter()
-    again = "start the same command again"
-    with StopSignals() as stop, stop.ending_immediately(again), explain_dead_loader():
+    hint = "start the same command again"
+    with StopSignals() as stop, stop.ending_immediately(hint), explain_dead_loader():
         opts: dict[str, Any] = {}
         summary = ""
         if not isinstance(config, str | Path | None):
@@ -207,7 +208,7 @@ def evaluate(
 
 
 def _as_list(overrides: Overrides) -> list[Any]:
-    """Convert overrides to the alternating keys and values that `load_config` takes."""
+    """Convert overrides to the alternating keys and values that `load_config` accepts."""
     if isinstance(overrides, Mapping):
         return [item for pair in overrides.items() for item in pair]
     return list(overrides)

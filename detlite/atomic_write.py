@@ -20,11 +20,11 @@ def atomic_path(file: Path, unique: bool = False) -> Iterator[Path]:
     Raises:
         OSError: the file cannot be written. The error names `file`, which is unchanged.
     """
-    own = f".{file.name}-{os.getpid()}-{time.time_ns()}.tmp"
-    temporary = file.with_name(own if unique else file.name + ".tmp")
+    unique_name = f".{file.name}-{os.getpid()}-{time.time_ns()}.tmp"
+    temporary = file.with_name(unique_name if unique else file.name + ".tmp")
     try:
         yield temporary
-        # Without it, a power failure may leave the new name with incomplete content.
+        # Without fsync, a power failure may leave the new name with incomplete content.
         with temporary.open("rb") as stream:
             os.fsync(stream.fileno())
         os.replace(temporary, file)

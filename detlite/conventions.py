@@ -1,8 +1,8 @@
 """The numeric conventions in which frameworks with the same architecture differ.
 
 A model reproduces its published results only with the conventions of the framework that trained
-it. `MODEL.CONVENTION` names an entry of CONVENTIONS; converted weights bring their own. This module
-holds data only: the code that depends on a field reads it.
+it. `MODEL.CONVENTION` names an entry of CONVENTIONS; converted weights store theirs. This module
+contains only the values: the code that depends on a field reads it.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ class Convention:
     retinanet_scores_background: bool = False
     # RetinaNet clips boxes to the image before NMS, or after it (detectron2).
     retinanet_clip: Literal["before-nms", "after-nms"] = "before-nms"
-    # RetinaNet drops clipped boxes with a shorter side, in pixels; negative: keep even empty boxes
-    # (torchvision).
+    # RetinaNet drops clipped boxes with a side below this number of pixels; negative: keep even
+    # empty boxes (torchvision).
     retinanet_min_size: float = 0.0
     # Convolutions in RetinaNet's towers have a bias in addition to their norm (detectron2).
     retinanet_normed_bias: bool = False
-    # The box head drops boxes with a shorter side, in pixels (torchvision, remove_small_boxes);
-    # negative: keep even empty boxes (mmdetection, multiclass_nms).
+    # The box head drops boxes with a side below this number of pixels (torchvision,
+    # remove_small_boxes); negative: keep even empty boxes (mmdetection, multiclass_nms).
     detection_min_size: float = 0.0
     # Boxes shrink by at most the factor that they may grow by, 1000 / 16 (mmdetection,
     # DeltaXYWHBBoxCoder).

@@ -59,7 +59,7 @@ def process_group(device: str) -> Iterator[None]:
     At the end, no model returned by `data_parallel` may be referenced, or gloo's threads stay
     alive: use it inside a function that the block calls.
     """
-    if not _by_torchrun():
+    if not _started_by_torchrun():
         limit_threads()
         yield
         return
@@ -102,7 +102,7 @@ def torchrun_rank() -> tuple[int, int]:
     Each process selects its GPU, or limits itself to its part of the cores. Without torchrun, this
     is (0, 1). ConfigError if RANK or WORLD_SIZE is invalid.
     """
-    if not _by_torchrun():
+    if not _started_by_torchrun():
         limit_threads()
         return 0, 1
     own_rank, size = os.environ["RANK"], os.environ["WORLD_SIZE"]
@@ -118,7 +118,7 @@ def torchrun_rank() -> tuple[int, int]:
     return int(own_rank), int(size)
 
 
-def _by_torchrun() -> bool:
+def _started_by_torchrun() -> bool:
     return "WORLD_SIZE" in os.environ and "RANK" in os.environ
 
 
@@ -130,18 +130,18 @@ def _local_size() -> int:
 def _rendezvous(store: dist.Store, number: int, size: int) -> dist.Store:
     """Wait for all processes and return a prefix of the store that only they use.
 
-    torchrun keeps its store across restarts, with the addresses of dead processes, and its agents
-    do not agree on a number of the restart. Therefore rank 0 chooses a prefix and sends it to each
-    process under a random name that the process chose. RuntimeError after the timeout.
+    torchrun keeps its store, with the addresses of dead processes, across restarts, and its agents
+    do not agree on a restart number. Therefore rank 0 chooses a random prefix and sends it to each
+    process under a random token that the process chose. RuntimeError after the timeout.
     """
-    own = uuid.uuid4().hex
+    token = uuid.uuid4().hex
     if number > 0:
-        store.set(f"hello {number}", own)
-        store.wait([f"welcome {own}"], _RENDEZVOUS_TIMEOUT)
-        together = store.get(f"welcome {own}").decode()
-        store.set(f"{together} {number}", "")
-        store.wait([f"{together} all"], _RENDEZVOUS_TIMEOUT)
-        return dist.PrefixStore(together, store)
+        store.set(f"hello {number}", token)
+        store.wait([f"welcome {token}"], _RENDEZVOUS_TIMEOUT)
+        prefix = store.get(f"welcome {token}").decode()
+        store.set(f"{prefix} {number}", "")
+        store.wait([f"{prefix} all"], _RENDEZVOUS_TIMEOUT)
+        return dist.PrefixStore(prefix, store)
     end = time.monotonic() + _RENDEZVOUS_TIMEOUT.total_seconds()
     missing = set(range(1, size))
     while missing:
@@ -149,11 +149,11 @@ def _rendezvous(store: dist.Store, number: int, size: int) -> dist.Store:
             raise RuntimeError(f"ranks {sorted(missing)} are missing")
         for other in missing:  # the process may have died and been replaced
             if store.check([f"hello {other}"]):
-                store.set(f"welcome {store.get(f'hello {other}').decode()}", own)
-        missing = {other for other in missing if not store.check([f"{own} {other}"])}
+                store.set(f"welcome {store.get(f'hello {other}').decode()}", token)
+        missing = {other for other in missing if not store.check([f"{token} {other}"])}
         time.sleep(0.02)
-    store.set(f"{own} all", "")
-    return dist.PrefixStore(own, store)
+    store.set(f"{token} all", "")
+    return dist.PrefixStore(token, store)
 
 
 def barrier() -> None:
@@ -174,7 +174,7 @@ def all_gather_objects(value: Any) -> list[Any]:
 def gather_objects(value: Any) -> list[Any] | None:
     """Gather picklable objects of all processes, by rank, on rank 0; None on other ranks.
 
-    Their arrays are received where they stay, because those of a data set are large.
+    Arrays are received in place, because those of a dataset are large.
     """
     if world_size() == 1:
         return [value]
@@ -233,7 +233,7 @@ def mean_over_processes(values: torch.Tensor) -> torch.Tensor:
 def data_parallel(model: nn.Module) -> nn.Module:
     """Wrap a model in DistributedDataParallel; a single process gets the model itself.
 
-    ConfigError if torch does not support its device, or its SyncBN there.
+    ConfigError if torch does not support DDP, or SyncBN, on the model's device.
     """
     if world_size() == 1:
         return model

@@ -26,7 +26,7 @@ class Registry(Generic[T]):
     that continue with a dot: "FBNet" covers "FBNet.rpn_head".
 
     Args:
-        kind: what the registry holds, for error messages: "backbone", "data set type".
+        kind: what the registry contains, for error messages: "backbone", "dataset type".
         on_demand: modules to import when a name is first requested.
     """
 
@@ -36,7 +36,7 @@ class Registry(Generic[T]):
         self._builders: dict[str, T] = {}
 
     def register(self, *names: str) -> Callable[[T], T]:
-        """Return a decorator that adds a builder under new names; ValueError if one is not new."""
+        """Return a decorator that adds a builder under `names`; ValueError if one is taken."""
 
         def add(builder: T) -> T:
             for name in names:

@@ -11,22 +11,23 @@ from detlite.config.errors import ConfigError
 
 @contextmanager
 def run_lock(folder: Path, rank: int = 0, world_size: int = 1, name: str = "run") -> Iterator[None]:
-    """Hold an output folder for one process of a run. The system releases it if the process dies.
+    """Lock an output folder for one process of a run. The system unlocks it if the process dies.
 
     Args:
         folder: the output folder, created if missing.
-        rank, world_size: a process excludes others of its rank, and a single one all others.
-        name: first part of the name of the lock file. Runs with other names do not matter.
+        rank, world_size: processes of the same rank exclude each other. With a `world_size` of 1,
+            the process excludes all others.
+        name: first part of the name of the lock file. Locks with other names do not conflict.
 
     Raises:
-        ConfigError: another run holds the folder, or it cannot be written to.
+        ConfigError: another run has locked the folder, or it cannot be written to.
     """
-    own = folder / f".{name}-{rank}.lock"
-    others = {*folder.glob(f".{name}-*.lock")} - {own} if world_size == 1 else set()
+    lock = folder / f".{name}-{rank}.lock"
+    other_locks = {*folder.glob(f".{name}-*.lock")} - {lock} if world_size == 1 else set()
     with ExitStack() as stack:
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            for file in (own, *others):
+            for file in (lock, *other_locks):
                 stack.enter_context(FileLock(file, blocking=False))
                 stack.callback(file.unlink, missing_ok=True)  # before the lock is released
         except Timeout as error:

@@ -1,6 +1,6 @@
-"""CPU cores and torch's threads: how many there are, and how they share a machine.
+"""Count usable CPU cores, and limit torch's threads to those that other programs leave idle.
 
-`import detlite` reads this module, so it imports slow modules where it uses them.
+`import detlite` imports this module, so slow modules are imported inside the functions.
 """
 
 import os
@@ -9,7 +9,7 @@ from pathlib import Path
 
 _WAIT_VARIABLES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
 _PROC, _CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
-_BUSY_CORES = 0.5  # used by other programs: fewer are usual
+_BUSY_CORES = 0.5  # other programs that use fewer cores are normal
 _SAMPLE_SECONDS = 0.3
 _limited = (0, 0)  # torch's threads before and after the last `limit_threads`
 
@@ -17,8 +17,8 @@ _limited = (0, 0)  # torch's threads before and after the last `limit_threads`
 def wait_passively() -> None:
     """Let the threads of OpenMP sleep, not spin, while they wait for each other.
 
-    Waiting threads that spin take the cores that working ones need if other programs run: a
-    training step then takes several times as long. Has an effect before torch is imported.
+    While other programs run, spinning threads occupy the cores that working threads need, and a
+    training step takes several times as long. Has an effect only before torch is imported.
     """
     if not any(name in os.environ for name in _WAIT_VARIABLES):
         os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
@@ -32,7 +32,7 @@ def usable_cores() -> int:
 def limit_threads(processes: int = 1) -> None:
     """Limit torch to the usable cores that are idle, unless OMP_NUM_THREADS is set.
 
-    With more threads than idle cores, each step waits for the thread that has no core. If several
+    With more threads than idle cores, each step waits for a thread without a core. If several
     `processes` on this machine share the cores, other programs are not considered.
     """
     import logging
@@ -67,10 +67,10 @@ class OtherPrograms:
         self._last = self._read()
 
     def cores(self) -> float:
-        """Return the mean number since the last call, or since the start; 0 if unknown."""
+        """Return the mean number of cores since the last call, or the start; 0 if unknown."""
         before, self._last = self._last, self._read()
-        seconds, busy, own = (now - then for now, then in zip(self._last, before, strict=True))
-        return max(busy - own, 0.0) / max(seconds, 1e-9)
+        seconds, total, ours = (now - then for now, then in zip(self._last, before, strict=True))
+        return max(total - ours, 0.0) / max(seconds, 1e-9)
 
     def problem(self, what: str) -> str:
         """Describe how other programs slow down `what` since the last call; "" if they do not."""
@@ -94,11 +94,11 @@ class OtherPrograms:
         columns = (1, 2, 3, 6, 7, 8)
         ticks = sum(int(row[n]) for row in rows if row[0] in names for n in columns)
         busy = ticks / os.sysconf("SC_CLK_TCK") if ticks else 0.0
-        own = time.process_time()
+        ours = time.process_time()
         for worker in multiprocessing.active_children():
             fields = _read_text(_PROC / str(worker.pid) / "stat").rpartition(")")[2].split()
-            own += sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK") if fields else 0.0
-        return time.monotonic(), busy, own
+            ours += sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK") if fields else 0.0
+        return time.monotonic(), busy, ours
 
 
 def _affinity() -> set[int]:
@@ -116,11 +116,11 @@ def _quotas() -> list[float]:
             continue
         root = _CGROUPS / "cpu" if controllers else _CGROUPS
         folder = root / group.lstrip("/")
-        for place in (folder, *folder.parents):
-            quota, _, period = _read_text(place / "cpu.max").partition(" ")
+        for level in (folder, *folder.parents):
+            quota, _, period = _read_text(level / "cpu.max").partition(" ")
             if controllers:
-                quota = _read_text(place / "cpu.cfs_quota_us")
-                period = _read_text(place / "cpu.cfs_period_us")
+                quota = _read_text(level / "cpu.cfs_quota_us")
+                period = _read_text(level / "cpu.cfs_period_us")
             if quota.strip().isdigit() and int(period) > 0:
                 limits.append(int(quota) / int(period))
     return limits

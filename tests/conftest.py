@@ -1,4 +1,4 @@
-"""Fixtures of all tests: seeds, a tiny model, generated and real data sets, a browser."""
+"""Fixtures of all tests: seeds, a tiny model, generated and real datasets, a browser."""
 
 import gc
 import json
@@ -106,7 +106,7 @@ def short_shutdowns() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def temporary_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Keep the indexes of data sets in a temporary folder."""
+    """Keep the indexes of datasets in a temporary folder."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DETLITE_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
@@ -154,7 +154,7 @@ def free_port() -> Callable[[], int]:
 
 @pytest.fixture(scope="session")
 def data_root() -> Path:
-    """The folder of real data sets and recorded outputs; the test is skipped without it."""
+    """The folder of real datasets and recorded outputs; the test is skipped without it."""
     folder = _ROOT / os.environ.get("DETLITE_TEST_DATA", "../shared")
     if not folder.is_dir():
         pytest.skip(f"no folder {folder} (DETLITE_TEST_DATA)")
@@ -189,7 +189,7 @@ def write_coco_dataset(
 
     Args:
         root: where to write it.
-        name: folder of the data set.
+        name: folder of the dataset.
         images: number of images.
         size: (height, width) of an image.
         objects: number of objects per image.
@@ -251,7 +251,7 @@ def make_coco_dataset(tmp_path: Path) -> Callable[..., tuple[Path, Path]]:
 
 @pytest.fixture(scope="session")
 def shared_coco_dataset(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Return the annotation file and the images of a data set, which tests must not change."""
+    """Return the annotation file and the images of a dataset, which tests must not change."""
     return write_coco_dataset(tmp_path_factory.mktemp("shared"))
 
 

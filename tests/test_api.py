@@ -141,7 +141,7 @@ def test_data_as_the_first_argument_and_numbered_folders(shapes, tmp_path, monke
         assert configs[-1].DATASETS.TRAIN == ("train",)
         (tmp_path / configs[-1].OUTPUT_DIR / "metrics.jsonl").touch()
     assert [cfg.OUTPUT_DIR for cfg in configs] == ["output", "output_2"]
-    with pytest.raises(ConfigError, match="already holds a run"):
+    with pytest.raises(ConfigError, match="already contains a run"):
         detlite.train(str(shapes[0][0]), output_dir="output", overrides=SMALL)
 
 
@@ -328,7 +328,7 @@ def test_minutes_and_resuming(timed, shapes, tmp_path):
     resumed = detlite.train(**call, overrides=overrides, resume=True)
     assert read_checkpoint(resumed.weights).training["iteration"] == training["iteration"]
     assert len(timed) == 1  # the run has a config
-    with pytest.raises(ConfigError, match="already holds a run"):
+    with pytest.raises(ConfigError, match="already contains a run"):
         detlite.train(**call, overrides=overrides)
 
 
@@ -388,7 +388,7 @@ def test_a_folder_of_an_evaluation_is_not_resumed(trained, shapes, tmp_path):
 
 
 def test_a_used_folder_is_refused_before_steps_are_timed(trained, shapes, timed):
-    with pytest.raises(ConfigError, match="already holds a run"):
+    with pytest.raises(ConfigError, match="already contains a run"):
         detlite.train(data=shapes[0], output_dir=trained.output_dir, minutes=1)
     assert not timed
 

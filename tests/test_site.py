@@ -23,7 +23,7 @@ def hooks(repo_root: Path) -> dict[str, Any]:
         ("README.md", "[`rcnn.py`](detlite/modeling/rcnn.py)", "`detlite/modeling/rcnn.py`"),
         ("docs/architecture.md", "[k](../csrc/README.md#backward)", "[k](kernels.md#backward)"),
         ("docs/data.md", "[a](init.md), [b](#the-index)", "[a](init.md), [b](#the-index)"),
-        ("docs/init.md", "[data.md](data.md#lvis)", "[Data sets](data.md#lvis)"),
+        ("docs/init.md", "[data.md](data.md#lvis)", "[Datasets](data.md#lvis)"),
         (
             "docs/benchmarks.md",
             "[a](../benchmarks/results/README.md)",

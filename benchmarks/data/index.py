@@ -1,4 +1,4 @@
-"""Time and memory to open a large data set, compared with torchvision and pycocotools."""
+"""Time and memory to open a large dataset, compared with torchvision and pycocotools."""
 
 import json
 import multiprocessing
@@ -30,7 +30,7 @@ _IMAGES = 64  # number of different images; a file can have at most 65,000 hard 
 
 @dataclass(frozen=True)
 class IndexRow:
-    """Result of opening a data set in a new process, reading its first image, and loading batches.
+    """Result of opening a dataset in a new process, reading its first image, and loading batches.
 
     Attributes:
         method: library, and for detlite whether the index exists.
@@ -56,10 +56,10 @@ def benchmark_index(
     """Measure each method once: detlite without and with an index, torchvision and pycocotools.
 
     Args:
-        images: number of images of the generated data set.
+        images: number of images of the generated dataset.
         batches: number of batches of two images to load; 0 for none.
         loaders: number of loader processes.
-        folder: folder in which the data set is kept for later calls; None for a temporary one.
+        folder: folder in which the dataset is kept for later calls; None for a temporary one.
     """
     with tempfile.TemporaryDirectory() as temporary:
         files = generate_large_dataset(folder or Path(temporary), images)
@@ -77,7 +77,7 @@ def benchmark_index(
 
 
 def generate_large_dataset(folder: Path, count: int, seed: int = 0) -> tuple[Path, Path]:
-    """Write a COCO data set of `count` images with polygons, unless it exists.
+    """Write a COCO dataset of `count` images with polygons, unless it exists.
 
     The images are JPEGs of SIZE. Only a few of them differ; the others are hard links.
 

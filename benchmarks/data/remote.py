@@ -2,7 +2,7 @@
 
     python -m benchmarks.data.remote --images 300
 
-Files are read in the order of the data set, shards in the order of training. The servers,
+Files are read in the order of the dataset, shards in the order of training. The servers,
 http.server of Python and the S3 server of moto, run in other processes.
 """
 
@@ -116,7 +116,7 @@ def main() -> None:
 
 
 def measure(folder: Path, count: int) -> None:
-    """Print a line for each way to read the data set."""
+    """Print a line for each way to read the dataset."""
     from detlite.apps.shards.writer import write_shards
     from detlite.config import load_config
     from detlite.data import CocoDataset, build_dataset

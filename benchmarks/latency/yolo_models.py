@@ -60,7 +60,7 @@ def square_image(size: int, seed: int = 0) -> np.ndarray:
 
 
 def _write_data(folder: Path, size: int) -> Path:
-    """Write a data set for calibration: noise with one object in each image."""
+    """Write a dataset for calibration: noise with one object in each image."""
     for kind in ("images", "labels"):
         (folder / kind).mkdir(parents=True, exist_ok=True)
     for seed in range(_IMAGES):

@@ -1,4 +1,4 @@
-"""The compared recipes: changes of the config that `detlite init` writes for a data set.
+"""The compared recipes: changes of the config that `detlite init` writes for a dataset.
 
 That config is a Mask R-CNN on EfficientNet-Lite0 with ImageNet weights, with anchors and sizes
 fitted to the data, AdamW and a cosine schedule.
@@ -29,8 +29,8 @@ class Recipe:
         description: short description for the table.
         overrides: function from the base config to changed keys.
         evaluates: name of the recipe whose weights are evaluated; empty to train a model.
-        needs_masks: True if it only applies to data sets with masks.
-        needs_rare: True if it only applies to data sets with rare categories.
+        needs_masks: True if it only applies to datasets with masks.
+        needs_rare: True if it only applies to datasets with rare categories.
     """
 
     description: str
@@ -40,7 +40,7 @@ class Recipe:
     needs_rare: bool = False
 
     def applies_to(self, cfg: CfgNode) -> bool:
-        """Return True if the recipe makes sense for the data set of a config."""
+        """Return True if the recipe makes sense for the dataset of a config."""
         has_masks, has_rare = cfg.MODEL.MASK_ON, cfg.DATALOADER.REPEAT_THRESHOLD > 0
         return (has_masks or not self.needs_masks) and (has_rare or not self.needs_rare)
 

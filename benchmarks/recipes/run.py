@@ -1,4 +1,4 @@
-"""Train each recipe on a data set for the same time, and write a table of the results.
+"""Train each recipe on a dataset for the same time, and write a table of the results.
 
     python -m benchmarks.recipes.run measure --train t.json --val v.json --output out
     python -m benchmarks.recipes.run train --output out --minutes 15 --seeds 0 1 --slots 2
@@ -46,7 +46,7 @@ def measure(args: argparse.Namespace) -> int:
         if args.train or args.opts or args.start != "lite0":
             print(f"{base} exists and is used: --train, --start and --opts are ignored")
     elif args.train is None:
-        raise SystemExit(f"{base} does not exist: name the data set with --train to write it")
+        raise SystemExit(f"{base} does not exist: name the dataset with --train to write it")
     else:
         _write_base(args, base)
     file = args.output / TIMES
@@ -228,7 +228,7 @@ def _write_base(args: argparse.Namespace, base: Path) -> None:
 
 
 def _selected(args: argparse.Namespace, base: Path) -> list[str]:
-    """Return the selected recipes that apply to the data set."""
+    """Return the selected recipes that apply to the dataset."""
     if not base.exists():
         raise SystemExit(f"{base} does not exist: run `measure` first, with --train and --val")
     cfg = load_config(base)

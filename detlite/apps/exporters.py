@@ -1,6 +1,6 @@
-"""Export predictions to supervision, LabelMe and Label Studio.
+"""Export predictions to pandas, supervision, LabelMe and Label Studio.
 
-COCO results, which FiftyOne and many other tools import, are `evaluation.coco_results`.
+See `evaluation.coco_results` for COCO results, which FiftyOne and many other tools import.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,8 +23,8 @@ _LABELME_VERSION = "5.5.0"  # version of the file format
 def to_pandas(prediction: Mapping[str, Any]) -> Any:
     """Convert a prediction to a `pandas.DataFrame` with a row for each object.
 
-    The columns are name, category_id, score, x1, y1, x2, y2, and for masks their area in pixels
-    and, if the prediction has them, their mask_score.
+    The columns are name, category_id, score, x1, y1, x2, y2, and, if predicted, area (of the mask,
+    in pixels) and mask_score.
     """
     pandas = import_optional("pandas", "pandas")
     columns: dict[str, Any] = {
@@ -47,9 +47,9 @@ def to_pandas(prediction: Mapping[str, Any]) -> Any:
 def to_supervision(prediction: Mapping[str, Any]) -> Any:
     """Convert a prediction to `supervision.Detections`.
 
-    `class_id` is the label minus 1, the index in `predictor.categories`. `data` holds `class_name`,
-    `category_id` and, if present, `keypoints` [N, P, 3], `mask_scores`, `class_scores` and
-    `features`.
+    `class_id` is the label minus 1, an index into `predictor.categories`. `data` contains
+    `class_name`, `category_id` and, if predicted, `keypoints` [N, P, 3], `mask_scores`,
+    `class_scores` and `features`.
     """
     supervision = import_optional("supervision", "detlite[supervision]")
     data: dict[str, Any] = {
@@ -76,12 +76,12 @@ def to_labelme(
 ) -> dict[str, Any]:
     """Convert a prediction to the content of the JSON file that LabelMe stores next to an image.
 
-    An object is a polygon for each connected part of its mask, or a rectangle if it has no mask.
-    The description is the score. Parts with holes are cut into parts without, since LabelMe's
-    polygons have none. The shapes of one object share a `group_id`.
+    An object becomes a polygon for each connected part of its mask, or a rectangle without a mask.
+    The description is the score. Parts with holes are cut into parts without holes, as LabelMe's
+    polygons cannot have holes. The shapes of one object share a `group_id`.
 
     Args:
-        prediction: of a `Predictor`.
+        prediction: result of a `Predictor`.
         file_name: path of the image relative to the JSON file.
         keypoint_names: names of the keypoints, see `data.datasets.coco.keypoint_names`; without
             them, keypoints are numbered.
@@ -128,9 +128,9 @@ def to_label_studio(
     keypoints `KeyPointLabels` named "keypoints". Polygons are as in `to_labelme`.
 
     Args:
-        prediction, keypoint_names: as in `to_labelme`.
+        prediction, keypoint_names: see `to_labelme`.
         image: URL of the image, or a path that Label Studio serves.
-        model_version: name under which Label Studio shows the prediction.
+        model_version: name that Label Studio shows for the prediction.
     """
     height, width = prediction["size"]
     regions: list[dict[str, Any]] = []
@@ -172,10 +172,9 @@ def to_label_studio(
 def outlines(mask: np.ndarray) -> list[np.ndarray]:
     """Return the contours of the parts of a mask as polygons float64 [P, 2] of (x, y).
 
-    A part with holes is cut through them into several parts.
-
-    Contours are halfway between the centers of pixels inside and outside, so a pixel belongs to the
-    mask if its center is in a polygon. Parts that touch only at corners may be one polygon or two.
+    A part with holes is cut into several parts without holes. Contours are halfway between the
+    centers of pixels inside and outside, so a pixel belongs to the mask if its center is in a
+    polygon. Parts that touch only at corners may be one polygon or two.
 
     Args:
         mask: bool or 0/1 [H, W].
@@ -185,7 +184,7 @@ def outlines(mask: np.ndarray) -> list[np.ndarray]:
     if not right:
         return []
     padded = np.pad(mask[top:bottom, left:right].astype(float), 1)
-    # For each part the points of its contours, the outer one first, and where each contour starts.
+    # For each part, the points of its contours, the outer one first, and the start of each contour.
     filled: Any = contour_generator(z=padded, fill_type="OuterOffset").filled(0.5, 2.0)
     polygons = []
     for points, starts in zip(*filled, strict=True):
@@ -213,7 +212,7 @@ def _cut(shape: tuple[int, ...], points: np.ndarray, starts: np.ndarray) -> list
 
 
 def _shapes(prediction: Mapping[str, Any]) -> Iterator[tuple[str, float, str, list[Any]]]:
-    """Yield name, score, "polygon" or "rectangle", and the points of the parts of each object."""
+    """Yield each object's name, score, shape type, and the points of its parts."""
     masks = _bitmaps(prediction)
     scores, boxes = prediction["scores"].tolist(), prediction["boxes"].tolist()
     for name, score, (x1, y1, x2, y2) in zip(prediction["names"], scores, boxes, strict=True):

@@ -1,4 +1,4 @@
-"""Hooks that report training runs to experiment trackers."""
+"""Hooks that log training runs to experiment trackers."""
 
 from abc import abstractmethod
 from typing import Any, ClassVar
@@ -13,7 +13,7 @@ from detlite.engine.hooks.metrics import flatten_metrics
 
 
 class Tracker(Hook):
-    """Logs the config and all metrics with a package. A resumed run continues its run there."""
+    """Logs the config and all metrics with a package. A resumed run continues the logged run."""
 
     package: ClassVar[str]
 

@@ -2,8 +2,8 @@
 
 
 def one_line(message: object) -> str:
-    """Return a message with escaped line breaks and control characters, which names can contain."""
-    return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in str(message))
+    """Escape line breaks and control characters, which names in a message can contain."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(message))
 
 
 class ConfigError(ValueError):

@@ -23,7 +23,7 @@ NO_EFFECT = {
     "MODEL.ROI_MASK_HEAD.MLP_HEAD_DIM": "mask heads have no fully connected layer",
     "MODEL.ROI_KEYPOINT_HEAD.MLP_HEAD_DIM": "keypoint heads have no such layer",
     "MODEL.RETINANET.STRADDLE_THRESH": "RetinaNet always trains on all anchors",
-    "PATHS_CATALOG": "data sets are built in or defined in DATASETS.CATALOG",
+    "PATHS_CATALOG": "datasets are built in or defined in DATASETS.CATALOG",
 }
 
 _META = "MODEL.META_ARCHITECTURE"

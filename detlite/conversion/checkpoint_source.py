@@ -22,16 +22,17 @@ class CheckpointSource:
 
     Attributes:
         name: in messages and on the command line.
-        pattern: found in the sorted names of its files, one a line. The default finds nothing.
+        pattern: matches the sorted weight names of its files, one per line. The default matches no
+            file.
         rules: rename its weights to detlite's names.
         unused: pattern for names of weights that no model of detlite uses.
         adapt: (state, raw) -> state, changes the layout of a renamed state dict, possibly in place.
             `raw` has the original names.
         configure: (state, raw, path, content) -> config for a converted state dict, in two parts:
-            what follows from the shapes and from the framework's defaults, and what the file says
-            itself. Both are empty if the file does not determine the model. `content` has the
-            entries next to the state dict. Raises ValueError for models that detlite does not have.
-        convention: its key in `detlite.conventions.CONVENTIONS`; "" if it has classifiers only.
+            values that follow from the shapes and from the framework's defaults, and values that
+            the file states. Both are empty if the file does not determine the model. `content` are
+            the entries next to the state dict. Raises ValueError for models that detlite lacks.
+        convention: a key of `detlite.conventions.CONVENTIONS`; "" if it has classifiers only.
         class_names: content -> names of the labels 1, 2, ...; empty if unknown.
     """
 

@@ -29,7 +29,8 @@ SOURCES: dict[str, CheckpointSource] = {
 
 _MAX_DEPTH = 8  # of containers in a file
 _NESTED = (dict, list, tuple)
-# Names that training code puts around a state dict, and names of copies to use only without others.
+# Prefixes that training code adds to a state dict, and copies, which are used only if there is
+# nothing else.
 _WRAPPERS = re.compile(
     r"((model|module|net(work)?|(model_)?(state|state_dict|weights)|params|blobs|checkpoint"
     r"|_forward_module|detector)\.)*"
@@ -39,14 +40,14 @@ _INNER = re.compile(r"\b(_orig_mod|_checkpoint_wrapped_module|_fsdp_wrapped_modu
 _COPY = re.compile(r"ema|average|swa|teacher|shadow|best|old", re.IGNORECASE)
 _NOT_WEIGHTS = re.compile(r"optim|sched|scaler|callback|message_hub|^rng|^training$", re.IGNORECASE)
 _COUNTER = "n_averaged"  # of an average of models
-_MIN_FRACTION = 0.2  # of all arrays in a file that belong to the detector
+_MIN_FRACTION = 0.2  # of all arrays in a file must belong to the detector
 
 
 class FoundStateDict(NamedTuple):
     """A state dict in a file.
 
     Attributes:
-        state: tensors or arrays by name, without the names that training code put around them.
+        state: tensors or arrays by name, without the prefixes that training code added.
         container: the dict that has the state dict as a value, and other entries next to it.
         prefix: what was removed from the names, such as "state_dict.model.".
         others: first parts of the names of other arrays in the file.
@@ -60,7 +61,7 @@ class FoundStateDict(NamedTuple):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Weights with what is known about their model. Unknown fields are empty.
+    """Weights and facts about their model. Unknown fields are empty.
 
     Attributes:
         path: the file.
@@ -114,7 +115,7 @@ def convert(content: Any, name: str, path: Path = Path()) -> Checkpoint:
     """
     raw, container, *_ = unwrap(content)
     if not raw:
-        raise ValueError("holds no state dict: names and tensors or arrays")
+        raise ValueError("contains no state dict: names and tensors or arrays")
     plain_resnet = name == "timm" and TORCHVISION.recognizes(raw)
     source = TORCHVISION if plain_resnet else SOURCES[name]
     state = _number_levels_from_zero(source.adapt(as_tensors(source.rename(raw)), raw))
@@ -144,11 +145,12 @@ def convert(content: Any, name: str, path: Path = Path()) -> Checkpoint:
 
 
 def unwrap(content: Any) -> FoundStateDict:
-    """Find the state dict in a file, however training code nested it and prefixed its names.
+    """Find the state dict in a file, in nested dicts and with prefixes in its names.
 
-    Nested dicts and prefixes are the same here: names joined by dots. The shortest prefix counts
-    whose names are those of a detector or of a known classifier, and copies such as moving averages
-    only without another. Without such names, the usual wrappers are removed.
+    Nested dicts and prefixes are treated alike: names are joined by dots. The result has the
+    shortest prefix that leaves the names of a detector or a known classifier. Copies, such as
+    moving averages, are used only if there is nothing else. If no names are known, the usual
+    wrappers are removed.
     """
     content = _as_dict(content)
     if not isinstance(content, dict):
@@ -162,7 +164,7 @@ def unwrap(content: Any) -> FoundStateDict:
             groups.setdefault(name[: dot.end()], []).append(name[dot.end() :])
     large = [p for p, rests in groups.items() if len(rests) >= _MIN_FRACTION * len(found)]
     large.sort(key=lambda prefix: (bool(_COPY.search(prefix)), prefix.count(".")))
-    known = (p for p in large if _is_own(groups[p]) or _source_of(groups[p]))
+    known = (p for p in large if _is_detlite_model(groups[p]) or _source_of(groups[p]))
     prefix = next(known, None)
     if prefix is None:  # the usual wrappers that all names share
         count = sum(name != _COUNTER for name, _, _ in found)
@@ -199,7 +201,7 @@ def _as_dict(value: Any) -> Any:
     return {str(index): item for index, item in enumerate(value) if isinstance(item, _NESTED)}
 
 
-def _is_own(names: Collection[str]) -> bool:
+def _is_detlite_model(names: Collection[str]) -> bool:
     parts = {name.split(".")[0] for name in names}
     return "backbone" in parts and (
         not parts.isdisjoint(("rpn", "roi_heads", "head"))
@@ -208,7 +210,7 @@ def _is_own(names: Collection[str]) -> bool:
 
 
 def as_tensors(arrays: Mapping[str, Any]) -> StateDict:
-    """Return tensors or arrays as tensors; ValueError names one that is not of numbers."""
+    """Convert tensors or arrays to tensors; ValueError for an array that is not numeric."""
     state = {}
     for name, value in arrays.items():
         try:
@@ -219,7 +221,7 @@ def as_tensors(arrays: Mapping[str, Any]) -> StateDict:
 
 
 def _number_levels_from_zero(state: StateDict) -> StateDict:
-    """Renumber the pyramid levels so that the finest, which may be P3, is number 0."""
+    """Renumber the pyramid levels so that the finest one, P2 or P3, is number 0."""
     level = re.compile(r"^(backbone\.neck\.(?:lateral|output)\.)(\d+)")
     first = min((int(match[2]) for match in map(level.match, state) if match), default=0)
     return {

@@ -1,8 +1,9 @@
-"""Classifiers that become backbones of timm (`modeling/backbone/timm`).
+"""Convert classifiers to timm backbones (`modeling/backbone/timm_backbone.py`).
 
-Of timm itself, and of EfficientNet-PyTorch of Luke Melas-Kyriazi as timm's `tf_...`. The latter
-numbers all blocks, timm those of each stage. In every EfficientNet (arXiv 1905.11946, table 1) the
-first block of a stage, and no other, changes the number of channels.
+The classifiers are from timm, or from EfficientNet-PyTorch by Luke Melas-Kyriazi (timm's `tf_...`
+models). EfficientNet-PyTorch numbers blocks over all stages, timm within each stage. In every
+EfficientNet (arXiv 1905.11946, table 1), only the first block of a stage changes the number of
+channels.
 """
 
 import re

@@ -97,7 +97,7 @@ def _configure(
 
 
 def _frozen_norm_eps(state: StateDict, config: ConfigValues, published: str) -> str:
-    """Return the epsilon of frozen batch norm, which a state dict does not hold; "?" if unknown.
+    """Return the epsilon of frozen batch norm, which is not in a state dict; "?" if unknown.
 
     It is 0 in models that started from the COCO_V1 weights of a ResNet-50, and 1e-5 in all others.
     """

@@ -86,7 +86,7 @@ def find_weights(name: str, root: str) -> Path:
 
 
 def _fetch(file: Path, url: str, sha256: str = "") -> Path:
-    """Download a file if it is missing, or to verify the first digits of its SHA-256."""
+    """Download a file if it is missing; verify the first digits of its SHA-256."""
     if file.is_file() and not sha256:
         return file
     try:
@@ -120,8 +120,8 @@ def _torchvision(name: str, _root: Path) -> Path:
         url = get_weight(name).url
     except (KeyError, ValueError, AttributeError) as error:
         raise ConfigError(
-            "torchvision has none of that name; one is ResNet50_Weights.IMAGENET1K_V2 "
-            "(torchvision.models.list_models, get_model_weights)"
+            "torchvision has no weights of this name. Use a name such as "
+            "ResNet50_Weights.IMAGENET1K_V2 (torchvision.models.list_models, get_model_weights)"
         ) from error
     file_name = Path(urlsplit(url).path).name
     digits = re.search(r"-([0-9a-f]{8,})\.", file_name)  # verified by torch.hub, too

@@ -1,7 +1,7 @@
-"""The folder of files that are derived from data sets: indexes, copies of remote files, notes.
+"""The folder of files that are derived from datasets: indexes, copies of remote files, notes.
 
-A note is a small JSON file. It records, for example, the content hash of an annotation file and
-holds as long as the file's stamp (size, times and inode) does not change.
+A note is a small JSON file. It records, for example, the content hash of an annotation file and is
+valid as long as the file's stamp (size, times and inode) does not change.
 """
 
 import atexit
@@ -31,7 +31,7 @@ _OWN_FILE = re.compile(
     r"[0-9a-f]{40}(-by-url)?\.(index|lock|note|pictures|copy|copied|shard|coco)"
     r"|\.[0-9a-f]{40}.*(?P<unfinished>\.tmp)"
 )
-_SETTLED = 2.0  # seconds, a step of time of some file systems, within which times may not change
+_TIME_STEP = 2.0  # seconds; file times of some systems do not change within such a step
 
 
 def folder() -> Path | None:
@@ -61,7 +61,7 @@ def file_stamp(path: Path) -> list[int] | None:
     None if the path was modified so recently that the next modification may not change them.
     """
     status = path.stat()
-    if time.time() - max(status.st_mtime, status.st_ctime) < _SETTLED:
+    if time.time() - max(status.st_mtime, status.st_ctime) < _TIME_STEP:
         return None
     return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
 
@@ -104,10 +104,10 @@ def mark_used(file: Path) -> None:
 def delete_unused(cache: Path) -> None:
     """Delete the files of the cache that were not used for 30 days, and old unfinished ones."""
     for path in cache.iterdir():
-        # The folder may hold files of others.
-        if not (own := _OWN_FILE.fullmatch(path.name)):
+        # The folder may contain other files.
+        if not (match := _OWN_FILE.fullmatch(path.name)):
             continue
-        days = 1 if own["unfinished"] else 30
+        days = 1 if match["unfinished"] else 30
         with contextlib.suppress(OSError):
             if path.stat().st_mtime < time.time() - days * 86400:
                 path.unlink()

@@ -14,20 +14,20 @@ from .remote.locations import local_copy, location_id, parse_location
 FilePath = str | Path
 # An annotation file in COCO form, and the folder of its images.
 Pair = tuple[FilePath, FilePath]
-# Or a folder of any form that `detlite init` reads, or an annotation file whose images it finds.
+# A pair, or a folder or annotation file that `detlite init --data` accepts.
 Data = FilePath | Pair
 
-# "path": a function of a path to train on and one to test on. It returns the sources of "train" and
-# "val", with `annotations` and `images`, and a sentence about their origin.
+# "path": finds the datasets at a training path and an optional test path. Returns the sources of
+# "train" and "val" (with `annotations` and `images`), and a sentence about their origin.
 FINDERS: Registry[Callable[[Path, Path | None], tuple[dict[str, Any], str]]] = Registry(
-    "data set finder", on_demand={"path": "detlite.apps.dataset_formats.find_annotations"}
+    "dataset finder", on_demand={"path": "detlite.apps.dataset_formats.find_annotations"}
 )
 
 
 def training_data(data: Data, test_data: Data | None = None) -> tuple[dict[str, Any], str]:
-    """Return the config keys of the data sets "train" and "test", and for a path its summary.
+    """Return the config keys of the datasets "train" and "test", and for a path its summary.
 
-    If a path does not say what to test on, one in five images is split off for it, see
+    If a path contains no test set, one in five images is split off as one, see
     `dataset_formats.find_sets`. Pairs are not split. Raises ConfigError or DataError.
     """
     if not isinstance(data, str | Path):

@@ -1,4 +1,4 @@
-"""Errors of data sets and files."""
+"""Errors of datasets and files."""
 
 from collections.abc import Sequence
 from textwrap import shorten
@@ -9,7 +9,7 @@ _MAX_LENGTH = 80  # characters of a value in a message
 
 
 class DataError(ValueError):
-    """A data set cannot be used; the message names the file, image or annotation, and a remedy."""
+    """A dataset cannot be used; the message names the file, image or annotation, and a remedy."""
 
 
 class TooLargeError(DataError):
@@ -27,7 +27,7 @@ def short_repr(value: Any) -> str:
 
 
 def short_reason(error: Exception) -> str:
-    """Return the first line of the error of a library, which may repeat the file, or its type."""
+    """Return the first line of a library's error message, or the error's type if it is empty."""
     return (str(error).splitlines() or [type(error).__name__])[0][:_MAX_PROBLEM]
 
 

@@ -68,7 +68,7 @@ def explain_not_json(file: Path, error: Exception) -> str:
     elif start.startswith(b"<"):
         hint = f"it is XML, for example of PASCAL VOC: {_CONVERT}"
     elif re.match(rb"\d+( +[-+.\de]+){4,}\s*$", start, re.MULTILINE):
-        hint = f"it holds YOLO labels: {_CONVERT}"
+        hint = f"it contains YOLO labels: {_CONVERT}"
     elif re.match(rb"[{\[]\s*[{\[]?\s*'", start):
         hint = "it has single quotes like a printed Python dict: write it with json.dump"
     elif "Extra data" in str(error):
@@ -81,7 +81,7 @@ def explain_not_json(file: Path, error: Exception) -> str:
 def explain_not_coco(keys: set[str]) -> str:
     """Return a hint about a JSON object whose keys are not those of COCO, or ""."""
     if "shapes" in keys:
-        return f"; it holds LabelMe labels: {_CONVERT}"
+        return f"; it contains LabelMe labels: {_CONVERT}"
     lists = {"images", "annotations", "categories"}
     if capitals := sorted(key for key in keys if key.lower() in lists - {key}):
         return f"; write {', '.join(capitals)} in lower case"

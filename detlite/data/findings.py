@@ -1,4 +1,4 @@
-"""Findings: what is left out, reinterpreted or switched off because of the data.
+"""Findings: what is skipped, reinterpreted or switched off because of the data.
 
 `detlite init`, `detlite check` and the start of a training print the same summary of them.
 """
@@ -13,7 +13,7 @@ _MAX_LENGTH = 240  # characters of an example
 
 @dataclass(frozen=True)
 class Finding:
-    """A kind of entries that are left out or not used literally.
+    """A kind of entries that are skipped or reinterpreted.
 
     Attributes:
         what: the kind, such as "numbers as text".
@@ -42,10 +42,10 @@ class Finding:
 
 
 class Findings:
-    """Findings by kind: equal ones are counted, and the first gives the example."""
+    """Findings by kind: equal ones are counted, and the first one is the example."""
 
     def __init__(self, findings: Iterable[Finding] = ()) -> None:
-        self._by_kind = {(one.what, one.effect): one for one in findings}
+        self._by_kind = {(finding.what, finding.effect): finding for finding in findings}
 
     def __iter__(self) -> Iterator[Finding]:
         return iter(self._by_kind.values())
@@ -74,13 +74,13 @@ class Findings:
 
 
 def summary(findings: Mapping[str, Iterable[Finding]]) -> str:
-    """Return the findings of data sets by name as one block of text; "" if there are none.
+    """Return the findings of datasets by name as one block of text; "" if there are none.
 
     Findings that several sets share, such as those of a folder that was split, are listed once.
     """
     lines: list[str] = []
     for name, found in findings.items():
-        new = [f"  - {one}" for one in found if f"  - {one}" not in lines]
+        new = [line for finding in found if (line := f"  - {finding}") not in lines]
         if new:
             lines += [f"{name}: some entries are skipped, reinterpreted or not used:", *new]
     return "\n".join(lines)

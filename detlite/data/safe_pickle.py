@@ -1,8 +1,8 @@
 """Read pickles (.pkl) of weights and proposals without executing their content.
 
-numpy's own functions trust a pickle: a made-up dtype or buffer can point anywhere in memory. So
-arrays are built here, from numbers and text alone. The objects that a pickle may call have no
-attributes that it could change.
+numpy's own functions trust a pickle: a forged dtype or buffer can point anywhere in memory.
+Therefore arrays are built here, from numbers and text only. The objects that a pickle may call have
+no attributes that it could change.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ class UnpickledPlaceholder:
 
 
 class _Settings:
-    """Replaces an object of settings, which may be a dict, by the dict of its items."""
+    """Replaces an object with settings, which may be a dict, by a dict of its items."""
 
     def __new__(cls, *_args: Any) -> Any:
         return collections.OrderedDict()
@@ -179,7 +179,7 @@ _REFUSED_PACKAGES = {*sys.stdlib_module_names, "numpy", "torch"}
 
 
 def load_weights_only(path: Path) -> Any:
-    """Return `torch.load(weights_only=True)`, which also reads numpy arrays, as `read_pickle` does.
+    """Return `torch.load(path, weights_only=True)`, extended to numpy arrays as in `read_pickle`.
 
     Settings and objects of mmengine's log are replaced, and other objects are refused by name.
     """

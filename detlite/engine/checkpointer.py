@@ -99,7 +99,7 @@ def resume_run(trainer: Trainer, checkpoint: Checkpoint) -> None:
     if changed:
         listed = "; ".join(f"{key} {before}, now {now}" for key, (before, now) in changed.items())
         logger.warning(
-            "%s was saved with another config: %s. The new values hold from iteration %d on",
+            "%s was saved with another config: %s. The new values apply from iteration %d on",
             path, listed, trainer.iteration + 1,
         )  # fmt: skip
     if len(rng) == world_size():
@@ -113,7 +113,7 @@ def resume_run(trainer: Trainer, checkpoint: Checkpoint) -> None:
 
 
 def _load_momentum(optimizer: Optimizer, saved: dict[str, Any]) -> None:
-    """Restore the state of each parameter by its name; learning rates etc. are those of now."""
+    """Restore the state of each parameter by its name; keep the current learning rates etc."""
 
     def names(state: dict[str, Any]) -> list[str]:
         return [name for group in state["param_groups"] for name in group["param_names"]]

@@ -1,4 +1,4 @@
-"""Evaluation of a detector on whole datasets, by metrics and by the losses of training."""
+"""Evaluate a detector on whole datasets, by metrics and by the training losses."""
 
 import json
 import logging
@@ -41,13 +41,13 @@ def evaluate(
 ) -> dict[str, Metrics]:
     """Evaluate a model on each dataset, and write evaluation.json; every process calls it.
 
-    evaluation.json holds `{"bbox": {"AP": ...}, "segm": {...}}` for one dataset, and
+    evaluation.json contains `{"bbox": {"AP": ...}, "segm": {...}}` for one dataset, and
     `{name: {"bbox": ...}}` for several.
 
     Returns:
         The metrics of each dataset by name on rank 0; empty in other processes.
     """
-    # Each process has its own batch statistics, and checkpoints hold those of rank 0.
+    # Each process has its own batch statistics, and checkpoints contain those of rank 0.
     broadcast_buffers(model)
     metrics = {
         dataset.name: evaluate_dataset(cfg, model, dataset, output_dir) for dataset in datasets
@@ -129,8 +129,9 @@ def run_inference(
     results: list[Results] = []
     start = reported = time.perf_counter()
     for images, targets in build_test_loader(cfg, dataset):
-        takes = detector.takes_proposals
-        proposals = [target["proposals"] for target in targets] if takes else None
+        proposals = None
+        if detector.takes_proposals:
+            proposals = [target["proposals"] for target in targets]
         with autocast(dtype, detector.device):
             batch = detector.detect(images, proposals)
         for image, target, detections in zip(images, targets, batch, strict=True):
@@ -154,12 +155,12 @@ def _list_categories(categories: Sequence[dict[str, Any]]) -> str:
 
 
 def build_loss_dataset(cfg: CfgNode, name: str) -> CocoDataset:
-    """Build a set of DATASETS.TEST as for training: with masks, and only annotated images."""
+    """Build a dataset of DATASETS.TEST like a training set: with masks, annotated images only."""
     return build_dataset(_train_on_test_sets(cfg), name, train=True)
 
 
 def validation_loss(cfg: CfgNode, model: DetectionModel, name: str) -> dict[str, float | None]:
-    """Compute the losses on a set of DATASETS.TEST; every process calls it for its share.
+    """Compute the losses on a dataset of DATASETS.TEST; every process calls it for its part.
 
     The result is a mean over images, each in a separate batch. Many losses are means over the boxes
     of a batch, so the result would otherwise depend on the number of processes and on

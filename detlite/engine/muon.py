@@ -86,10 +86,10 @@ def _polynomial(gram: Tensor) -> Tensor:
 
 
 def hidden_matrices(model: nn.Module) -> set[Tensor]:
-    """Return the weights for Muon: those of linear layers and convolutions between other layers.
+    """Return the weights that Muon updates: those of hidden linear layers and convolutions.
 
-    The first convolution, the predictors and grouped convolutions, which are many small matrices,
-    are left to AdamW. Predictors are recognized by the names in `_PREDICTORS`.
+    AdamW updates the first convolution, the predictors (recognized by the names in `_PREDICTORS`)
+    and grouped convolutions, which are many small matrices.
     """
     first, matrices = None, set()
     for path, module in model.named_modules():

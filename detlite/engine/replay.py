@@ -1,4 +1,4 @@
-"""Saved batches, to find out why a loss was not finite."""
+"""Save and replay batches, to find out why a loss was not finite."""
 
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,8 @@ def save_batch(
 ) -> Path:
     """Write this process's share of the batch of a training step into OUTPUT_DIR.
 
-    The batch is loaded again, since SEED, the iteration and the `progress`, the fraction of the run
-    before the iteration, determine it.
+    The batch is loaded again: SEED, the iteration and `progress`, the fraction of the run before
+    the iteration, determine it.
     """
     cfg = cfg.clone()
     cfg.defrost()
@@ -38,7 +38,7 @@ def save_batch(
 
 
 def read_batch(path: Path) -> tuple[int, Batch]:
-    """Return the iteration and the batch, (images, targets), of a file of `save_batch`."""
+    """Return the iteration and the batch, (images, targets), of a file that `save_batch` wrote."""
     try:
         content = torch.load(path, weights_only=True)
         for target in content["targets"]:
@@ -59,14 +59,14 @@ def first_non_finite(model: nn.Module, batch: Batch) -> tuple[dict[str, float], 
     names = {module: name for name, module in model.named_modules() if name}
     non_finite: list[str] = []
 
-    def note(module: nn.Module, inputs: Any, output: Any) -> None:
+    def check_output(module: nn.Module, inputs: Any, output: Any) -> None:
         leaves = torch.utils._pytree.tree_leaves(output)
         tensors = [x for x in leaves if isinstance(x, Tensor) and x.is_floating_point()]
         if not all(x.isfinite().all() for x in tensors):
             non_finite.append(names[module])
 
     # Child modules finish before their parents, so the first one is the innermost.
-    handles = [module.register_forward_hook(note) for module in names]
+    handles = [module.register_forward_hook(check_output) for module in names]
     try:
         with torch.no_grad():
             losses = model.train()(*batch)

@@ -13,9 +13,9 @@ import torch
 def seed_all(seed: int, deterministic: bool = False) -> None:
     """Seed random, numpy and torch on all devices with an integer from 0.
 
-    If `deterministic`, torch uses only algorithms that give the same bits each time, and raises a
-    RuntimeError for an operator without one. On CUDA it takes effect only before cuBLAS is used for
-    the first time.
+    If `deterministic`, torch uses only algorithms that are bit-for-bit reproducible, and raises a
+    RuntimeError for an operator without one. On CUDA this has an effect only before cuBLAS is used
+    for the first time.
     """
     if deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -42,8 +42,7 @@ def set_rng_state(state: dict[str, Any], device: torch.device) -> None:
     np.random.set_state(state["numpy"])
     torch.set_rng_state(state["torch"])
     if device.type != "cpu" and device.type in state:
-        own = state[device.type]
-        torch.get_device_module(device).set_rng_state(own, *_index(device))
+        torch.get_device_module(device).set_rng_state(state[device.type], *_index(device))
 
 
 @contextmanager
@@ -62,5 +61,5 @@ def preserve_rng(device: torch.device) -> Iterator[None]:
 
 
 def _index(device: torch.device) -> tuple[torch.device, ...]:
-    """Return the device argument of torch's functions; torch.mps takes none."""
+    """Return the device argument of torch's functions; those of torch.mps have none."""
     return () if device.type == "mps" else (device,)

@@ -31,30 +31,30 @@ def numbered_checkpoints(folder: Path) -> dict[int, Path]:
 
 
 def files_of_run(folder: Path) -> list[str]:
-    """Return names of files that show that `folder` holds a training run; empty if it does not."""
+    """Return file names that show that `folder` contains a training run; empty if it does not."""
     names = [name for name in (METRICS_FILE, FINAL_CHECKPOINT) if (folder / name).exists()]
     return names + [path.name for path in numbered_checkpoints(folder).values()][-1:]
 
 
 def choose_output_dir(folder: Path, resume: bool) -> Path:
-    """Return the folder of a run for which the user named none: `folder`, `folder`_2, ...
+    """Choose among `folder`, `folder`_2, ... for a run without a folder named by the user.
 
-    It is the first one without a run, or to resume, the last one with a run.
+    Returns the first one without a run or, with `resume`, the last one with a run.
     """
-    last, place = folder, folder
+    last, candidate = folder, folder
     for number in count(2):
-        if not files_of_run(place):
+        if not files_of_run(candidate):
             break
-        last, place = place, folder.with_name(f"{folder.name}_{number}")
-    return last if resume else place
+        last, candidate = candidate, folder.with_name(f"{folder.name}_{number}")
+    return last if resume else candidate
 
 
 def check_output_dir(folder: Path, resume: bool) -> None:
-    """Raise ConfigError if the folder holds a run that is not resumed."""
+    """Raise ConfigError if the folder contains a run and `resume` is False."""
     names = files_of_run(folder)
     if names and not resume:
         raise ConfigError(
-            f"OUTPUT_DIR {folder} already holds a run ({', '.join(names)}): continue it with "
+            f"OUTPUT_DIR {folder} already contains a run ({', '.join(names)}): continue it with "
             "--resume (resume=True), choose another OUTPUT_DIR, or remove the folder"
         )
 
@@ -62,9 +62,9 @@ def check_output_dir(folder: Path, resume: bool) -> None:
 def newest_checkpoint(folder: Path) -> Checkpoint | None:
     """Read the newest undamaged checkpoint of the run in `folder`; None if it has none.
 
-    This is the one that the file last_checkpoint names. If it is damaged, or the file is missing,
-    it is the newest of the others, and the log names the damaged ones. CheckpointError if all are
-    damaged, or the last one cannot be read for another reason.
+    The file last_checkpoint names it. If that checkpoint is damaged, or the file is missing, read
+    the newest of the others, and log the problems. CheckpointError if all are damaged, or the last
+    one cannot be read for another reason.
     """
     problems: list[str] = []
 
@@ -95,7 +95,7 @@ def newest_checkpoint(folder: Path) -> Checkpoint | None:
         listed = "; ".join(dict.fromkeys(problems))
         if newest is None:
             raise CheckpointError(
-                f"{folder} holds no undamaged checkpoint to resume: {listed}. Restore one, or "
+                f"{folder} contains no undamaged checkpoint to resume: {listed}. Restore one, or "
                 f"remove {LAST_CHECKPOINT_FILE} and the damaged files to start from scratch"
             )
         logger.warning("%s. Resuming from the newest undamaged checkpoint: %s", listed, newest.path)

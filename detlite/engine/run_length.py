@@ -25,15 +25,15 @@ class RunLength:
             a tenth of the run at the latest, since its iterations may exceed the run.
     """
 
-    evaluation_needed = False  # now, to find out how long it takes
-    allows_evaluation = True  # in addition to the last one
+    evaluation_needed = False  # True: evaluate now, to measure how long it takes
+    allows_evaluation = True  # False: no time for evaluations other than the last one
 
     def __init__(self, max_iter: int | None, shortens_warmup: bool = False) -> None:
         self.max_iter = max_iter
         self.shortens_warmup = shortens_warmup
 
     def fraction(self, done: int) -> float:
-        """Return the fraction of the run, 0 to 1, that `done` iterations, all finished, are."""
+        """Return the finished fraction of the run, 0 to 1, after `done` iterations."""
         assert self.max_iter is not None
         return done / self.max_iter
 
@@ -69,9 +69,9 @@ class RunLength:
 class TimeLimit(RunLength):
     """Run that ends after a number of minutes of loading, training and saving.
 
-    The clock of rank 0 counts. The used fraction of the time is fixed after each iteration, so that
-    the learning rate is a function of what a checkpoint holds. The last iteration is the one that
-    leaves no time for another.
+    Rank 0 measures the time. The used fraction is fixed after each iteration, so that the learning
+    rate is a function of the values in a checkpoint. The run ends when the remaining time is
+    shorter than an average iteration.
 
     The clock stops during evaluations unless `include_evaluation` is set. Then the time of the
     longest evaluation so far is reserved for the last one, and the model is evaluated halfway if it
@@ -122,13 +122,13 @@ class TimeLimit(RunLength):
         return self.seconds_left < step or self.seconds_left == 0
 
     def advance(self, *flags: bool) -> list[bool]:
-        own = [0.0] * 4
+        counters = [0.0] * 4
         if is_main():
             seconds = time.monotonic() - self._start
             step = seconds - self._evaluations - self._trained
-            own = [seconds, self._evaluations, self._longest, max(step, self._slowest)]
+            counters = [seconds, self._evaluations, self._longest, max(step, self._slowest)]
         *agreed, self._seconds, self._evaluations, self._longest, self._slowest = (
-            max_over_processes([*flags, *own])
+            max_over_processes([*flags, *counters])
         )
         self._timed += 1
         self._trained = self._seconds - self._evaluations

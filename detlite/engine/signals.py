@@ -1,4 +1,4 @@
-"""Signals by which a scheduler or Ctrl-C ends a run: it saves a checkpoint first."""
+"""Handle the signals of schedulers and Ctrl-C: a run saves a checkpoint before it ends."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class StoppedError(KeyboardInterrupt):
 
 
 class StopSignals:
-    """Defers SIGTERM, SIGHUP and SIGINT (Ctrl-C) within a `with` block, until the training loop
-    asks for them.
+    """Defers SIGTERM, SIGHUP and SIGINT (Ctrl-C) within a `with` block: the training loop reads
+    `received` after each step.
 
     A second signal ends the process immediately; a second SIGINT raises KeyboardInterrupt. A signal
     that was ignored when the process started, as by nohup, stays ignored. Other threads than the

@@ -171,7 +171,7 @@ class Trainer:
             resume_run(self, checkpoint)
             self.checkpoint = checkpoint.path
         else:
-            missing = "%s holds no checkpoint to resume: starting from scratch"
+            missing = "%s contains no checkpoint to resume: starting from scratch"
             logger.warning(missing, self.output_dir)
 
     def _load_batches(self) -> Iterator[Batch]:
@@ -202,7 +202,7 @@ class Trainer:
         self._closing.callback(_close, hook)
 
     def _agree_on_end(self) -> None:
-        """Find out if this iteration is the last one, or a signal arrived, in any process."""
+        """Agree with all processes if this iteration is the last one, or a signal arrived."""
         self._interrupted, self._finishing = self.run_length.advance(
             bool(self.signals.received), self._finishing
         )
@@ -243,7 +243,7 @@ class Trainer:
         save_run(self, self.checkpoint)
 
     def _evaluate(self) -> dict[str, Metrics]:
-        """Evaluate the weights and the averaged weights, the latter into the folder `average`."""
+        """Evaluate the weights, and the averaged weights with results in the folder `average`."""
         inputs, folder = (self.cfg, self.model, self.test_sets), self.output_dir / "average"
         immediately = self.signals.ending_immediately("continue by --resume")
         with immediately, self.run_length.evaluating():

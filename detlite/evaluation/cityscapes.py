@@ -74,14 +74,14 @@ def check_void(coco_gt: COCO) -> None:
         if problem is not None:
             raise DataError(
                 f"ground truth: image {image['id']}: 'void', the mask of the pixels that "
-                f"Cityscapes' evaluation ignores, {problem}; delete the data set's file in "
+                f"Cityscapes' evaluation ignores, {problem}; delete the dataset's file in "
                 "<DATASETS.ROOT>/converted to convert it again"
             )
 
 
 @dataclass(frozen=True)
 class _Comparison:
-    """Predictions, by falling score within their image and category, with instances and pairs."""
+    """Predictions (by decreasing score in each image and category), instances, and their pairs."""
 
     scores: np.ndarray  # [D]
     categories: np.ndarray  # [D], indices of categories; -1 for empty masks

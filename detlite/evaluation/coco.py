@@ -62,8 +62,8 @@ def evaluate_coco(
         {"bbox": {"AP", "AP50", "AP75", "APs", "APm", "APl", "AR1", "AR10", "AR<max_dets>", "ARs",
         "ARm", "ARl", "per_category": {name: AP}}, ...} as fractions, None if there are no such
         objects. Keypoints have no small objects, and AR, AR50 and AR75 instead of AR1 and AR10. If
-        there are true positives, "best_f1" holds the "score" threshold with the highest F1 at IoU
-        0.5, and its "precision" and "recall". AP and AR of masks use `Results.mask_scores`.
+        there are true positives, "best_f1" contains the "score" threshold with the highest F1 at
+        IoU 0.5, and its "precision" and "recall". AP and AR of masks use `Results.mask_scores`.
 
     Raises:
         DataError: a result or annotation is invalid, or the numbers of keypoints differ.

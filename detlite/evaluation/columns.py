@@ -31,7 +31,7 @@ _NOT_IN_COCO_FORM = (TypeError, ValueError, OverflowError, KeyError, AttributeEr
 
 @dataclass(frozen=True, eq=False)
 class Columns:
-    """The fields of N entries. Those that an entry lacks are 0 and have the length 0."""
+    """The fields of N entries. Missing fields of an entry are 0, or have the length 0."""
 
     fields: np.ndarray  # int64 [N], see `has`
     integers: np.ndarray  # int64 [N, 5]: image_id, category_id, id, iscrowd, num_keypoints
@@ -49,10 +49,10 @@ class Columns:
         return len(self.fields)
 
     def has(self, field: str) -> np.ndarray:
-        """Return bool [N]: the entries that have a field.
+        """Return bool [N], True for entries that have `field`.
 
-        It is the name of a field, "polygons" or "rle" for the kind of segmentation, or
-        "text" for an RLE that is compressed in the file.
+        `field` may also be "polygons" or "rle" for the kind of segmentation, or "text" for an RLE
+        that is compressed in the file.
         """
         if field == "segmentation":
             return self.has("polygons") | self.has("rle")
@@ -75,7 +75,7 @@ def read_columns(file: Path) -> tuple[Columns, Any] | None:
     except OSError as error:
         raise DataError(f"{file}: cannot be read ({error})") from error
     tensors = ops.read_annotations(torch.from_numpy(text))
-    if not tensors or tensors[0][0] < 0 or tensors[3].shape[1] < 7:  # a kernel of other sources
+    if not tensors or tensors[0][0] < 0 or tensors[3].shape[1] < 7:  # 7: an older kernel has fewer
         return None
     if (text >= 0x80).any():  # the kernel skips other names and texts unread
         try:
@@ -93,10 +93,10 @@ def columns_of(
     describe: Callable[[int, str], str],
     read_id: Callable[[Any], int] = operator.index,
 ) -> Columns:
-    """Convert fields of entries, with null as a missing field.
+    """Convert fields of entries; null is a missing field.
 
-    DataError for the first value of another form than COCO's: `describe(n, field)` of entry n. The
-    ids of images and categories are what `read_id` returns; by default it refuses floats.
+    Raises DataError with the message `describe(n, field)` for the first value that is not in COCO's
+    form, in entry n. `read_id` converts ids of images and categories; the default rejects floats.
     """
     try:
         return _convert(rows, fields, read_id)
@@ -149,7 +149,7 @@ def _convert(
         text_lengths=np.array([len(text) for text in texts], np.int64),
         corners=np.fromiter(chain.from_iterable(all_rings), np.float64),
         polygon_lengths=np.array([len(ring) for ring in all_rings], np.int64),
-        polygons=np.array([len(own) for own in rings], np.int64),
+        polygons=np.array([len(entry_rings) for entry_rings in rings], np.int64),
         keypoints=keypoints,
         keypoint_lengths=np.array(point_lengths, np.int64),
     )

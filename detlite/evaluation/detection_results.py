@@ -1,4 +1,4 @@
-"""Results from the detections of a model: boxes in the original image, pasted masks, categories."""
+"""Convert detections of a model to results: original coordinates, pasted masks, category ids."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -32,7 +32,7 @@ def to_coco_results(
 ) -> Results:
     """Convert the detections of one image to coordinates of the original image.
 
-    Detections labelled as background are left out.
+    Detections labelled as background are dropped.
 
     Args:
         detections: the output of `model.detect`, in coordinates of the network input.
@@ -89,7 +89,7 @@ def coco_results(
 
     Args:
         image_id: of the dataset.
-        boxes, scores, category_ids: [N, 4] xyxy in pixels, [N], and N ids of the data set.
+        boxes, scores, category_ids: [N, 4] xyxy in pixels, [N], and N ids of the dataset.
         masks: N compressed RLEs with string counts, or bool [N, H, W], if predicted.
         keypoints: [N, P, 3] of (x, y, 1) in pixels, if predicted.
         keypoint_center: position of a keypoint within its pixel, see `Convention`.

@@ -1,4 +1,4 @@
-"""Evaluators: choose and run the metrics of a data set."""
+"""Evaluators: choose and run the metrics of a dataset."""
 
 from abc import ABC, abstractmethod
 from typing import Any
@@ -21,10 +21,10 @@ from .voc import evaluate_voc
 class Evaluator(ABC):
     """Base class of evaluators. Register a subclass with `@EVALUATORS.register(name)`."""
 
-    kind = ""  # that the model must predict; empty: any
+    kind = ""  # what the model must predict, such as "segm"; empty: any
 
     def check(self, cfg: CfgNode, dataset: CocoDataset) -> None:  # noqa: B027 (optional)
-        """Check before training and inference that `evaluate` will be possible.
+        """Check, before training and inference, that `evaluate` can be called.
 
         Raises:
             ConfigError, DataError: the model or the ground truth lacks what is needed.
@@ -41,7 +41,7 @@ class Evaluator(ABC):
 
 
 EVALUATORS: Registry[type[Evaluator]] = Registry("evaluator")
-# Evaluators of data sets without `evaluators` in their catalog entry; COCO's for other types.
+# Evaluators of datasets without `evaluators` in their catalog entry; COCO's for other types.
 _BY_DATASET_TYPE = {
     "lvis": ("lvis",),
     "voc": ("coco", "voc"),
@@ -58,10 +58,10 @@ def predicted_kinds(cfg: CfgNode) -> tuple[str, ...]:
 
 
 def build_evaluators(cfg: CfgNode, dataset: CocoDataset) -> dict[str, Evaluator]:
-    """Build the evaluators of a data set, by name.
+    """Build the evaluators of a dataset, by name.
 
     They are listed as `evaluators` in its entry of DATASETS.CATALOG. The default depends on the
-    type of the data set and on what the model predicts.
+    type of the dataset and on what the model predicts.
     """
     predicted = predicted_kinds(cfg)
     by_type = _BY_DATASET_TYPE.get(dataset.kind, ("coco",))

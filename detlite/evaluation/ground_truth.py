@@ -38,7 +38,7 @@ class GroundTruthArrays:
     categories: np.ndarray  # int64 [G], indices into category_ids
     ids: np.ndarray  # int64 [G], annotation ids
     crowd: np.ndarray  # bool [G]
-    ignored: np.ndarray  # bool [G]: may be missed, as crowds and objects without visible keypoints
+    ignored: np.ndarray  # bool [G], may be missed: crowds, objects without visible keypoints
     areas: np.ndarray  # float64 [G], in square pixels
     boxes: np.ndarray  # float64 [G, 4], xywh in pixels
     masks: EncodedMasks | None = None  # for the IoU type "segm"
@@ -70,9 +70,9 @@ def _index_of(known: np.ndarray, ids: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True, eq=False)
 class GroundTruthFile:
-    """A ground truth as pycocotools' `COCO`, but with columns in place of its annotations.
+    """A ground truth like pycocotools' `COCO`, but with columns instead of its annotations.
 
-    Without columns, the annotations in `dataset` must be checked or completed one by one.
+    If `columns` is None, the annotations in `dataset` must be checked or completed one by one.
     """
 
     dataset: dict[str, Any]
@@ -102,14 +102,14 @@ def open_ground_truth(file: Path) -> GroundTruthFile:
 
 
 def _is_complete(columns: Columns) -> bool:
-    """Return True if the entries have all fields that cannot be filled in, and valid numbers."""
+    """Return True if all numbers are valid, and no field is missing that cannot be filled in."""
     required = ("id", "image_id", "category_id", "area")
     valid = not _bad_polygons(columns).any() and bool(np.isfinite(columns.numbers).all())
     return valid and all(columns.has(field).all() for field in required)
 
 
 def _bad_polygons(columns: Columns) -> np.ndarray:
-    """Return bool [N]: a polygon of the entry has no three corners, or a corner is not finite."""
+    """Return bool [N], True if a polygon has fewer than three corners, or one is not finite."""
     lengths = columns.polygon_lengths
     bad = (lengths < 6) | (lengths % 2 > 0)
     infinite = np.flatnonzero(~np.isfinite(columns.corners))
@@ -138,11 +138,11 @@ def read_ground_truth(coco_gt: COCO | GroundTruthFile, iou_type: str) -> GroundT
     if columns is None:
         columns = columns_of(rows, _FIELDS[iou_type], describe, _read_id)
     ids = columns.integers[:, 2]
-    known, places = [], []
+    known, indices = [], []
     for column, key in enumerate(("image_id", "category_id")):
         values, entries = columns.integers[:, column], coco_gt.cats if column else coco_gt.imgs
         known.append(np.array(sorted(entries), np.int64))
-        places.append(np.searchsorted(known[-1], values))
+        indices.append(np.searchsorted(known[-1], values))
         has = columns.has(key)
         if (n := first_true(~has | ~np.isin(values, known[-1]))) is not None:
             value = values[n] if has[n] else None
@@ -162,7 +162,7 @@ def read_ground_truth(coco_gt: COCO | GroundTruthFile, iou_type: str) -> GroundT
     sizes = _sizes(coco_gt, columns.integers[without_area, 0])
     for n, size in zip(without_area.tolist(), sizes.tolist(), strict=True):
         areas[n] = annotation_area(rows[n].get("segmentation"), boxes[n], *size)
-    order = np.lexsort(places)
+    order = np.lexsort(indices)
     crowd, keypoints, masks = columns.integers[:, 3] != 0, None, None
     ignored = crowd
     if iou_type == "keypoints":
@@ -178,8 +178,8 @@ def read_ground_truth(coco_gt: COCO | GroundTruthFile, iou_type: str) -> GroundT
     return GroundTruthArrays(
         image_ids=known[0],
         category_ids=known[1],
-        images=places[0][order],
-        categories=places[1][order],
+        images=indices[0][order],
+        categories=indices[1][order],
         ids=np.where(ids == 0, ids.max(initial=0) + 1, ids)[order],  # pycocotools ignores id 0
         crowd=crowd[order],
         ignored=ignored[order],
@@ -196,14 +196,14 @@ def _read_id(value: Any) -> int:
 
 
 def _keypoints(columns: Columns) -> np.ndarray:
-    """Return keypoints float64 [G, P, 3]; those of objects without any are not labeled."""
+    """Return keypoints float64 [G, P, 3]; objects without keypoints have unlabeled ones."""
     lengths = columns.keypoint_lengths
     has_any = lengths > 0
     length = int(lengths[has_any.argmax()]) if len(lengths) else 0
     if (n := first_true(has_any & ((lengths != length) | (lengths % 3 > 0)))) is not None:
         raise DataError(
             f"ground truth: annotation {columns.integers[n, 2]} has {lengths[n]} numbers as "
-            "keypoints, not x, y and visibility of as many points as others"
+            "keypoints, not x, y and visibility of the same number of points as others"
         )
     filled = np.zeros((len(columns), length))
     filled[has_any] = columns.keypoints.reshape(has_any.sum(), length)
@@ -211,7 +211,7 @@ def _keypoints(columns: Columns) -> np.ndarray:
 
 
 def _masks(columns: Columns, sizes: np.ndarray, order: np.ndarray) -> EncodedMasks:
-    """Return the masks in an order; `sizes` [N, 2] are those of their images."""
+    """Return the masks in the order `order` [N]; `sizes` [N, 2] are the sizes of their images."""
     is_polygon, is_rle = columns.has("polygons"), columns.has("rle")
     if (n := first_true(is_rle & (columns.sizes != sizes).any(axis=1))) is not None:
         raise DataError(
@@ -225,8 +225,8 @@ def _masks(columns: Columns, sizes: np.ndarray, order: np.ndarray) -> EncodedMas
     data, ends = ops.encode_polygons(*map(torch.from_numpy, arrays))
     drawn = EncodedMasks(data.numpy(), np.diff(ends.numpy(), prepend=0), sizes[is_polygon])
     both = concatenate_arrays([drawn, columns.masks[np.flatnonzero(is_rle)]])
-    places = np.concatenate([np.flatnonzero(is_polygon), np.flatnonzero(is_rle)])
-    return both[np.argsort(places)[order]]
+    positions = np.concatenate([np.flatnonzero(is_polygon), np.flatnonzero(is_rle)])
+    return both[np.argsort(positions)[order]]
 
 
 def check_results(
@@ -245,7 +245,7 @@ def check_results(
     if (n := first_true(~np.isin(results.image_ids, list(coco_gt.imgs)))) is not None:
         raise DataError(
             f"result {n}: image_id {results.image_ids[n]} is not in the ground truth; are these "
-            "the results of another data set?"
+            "the results of another dataset?"
         )
     if (n := first_true(~np.isin(results.category_ids, list(coco_gt.cats)))) is not None:
         ids = ", ".join(map(str, sorted(coco_gt.cats)[:10]))

@@ -1,6 +1,6 @@
 """LVIS average precision (lvisdataset.org). The values equal those of the package `lvis` 0.5.3.
 
-LVIS is a federated data set: only some categories are annotated in each image. Detections of other
+LVIS is a federated dataset: only some categories are annotated in each image. Detections of other
 categories do not count, nor do false positives of categories that are not annotated exhaustively.
 """
 
@@ -34,7 +34,7 @@ def check_lvis(coco_gt: COCO) -> None:
             for field in (field for field in fields if field not in row):
                 raise DataError(
                     f"ground truth: {key}, id {row['id']}: no {field!r}, which LVIS's evaluation "
-                    "needs; if this is not an LVIS file, give its entry type coco"
+                    "needs; if this is not an LVIS file, set `type: coco` in its catalog entry"
                 )
 
 

@@ -1,6 +1,6 @@
 """Match detections to ground truth and compute precision and recall, by the rules of pycocotools.
 
-The evaluation of LVIS shares these rules. Shapes: D detections and G objects of a whole data set, A
+The evaluation of LVIS shares these rules. Shapes: D detections and G objects of a whole dataset, A
 area ranges, T IoU thresholds, R recall thresholds, K categories.
 """
 
@@ -43,7 +43,8 @@ class MatchedDetections:
     max_dets: int  # the one of `limits` at which precision is measured
 
     def of_category(self, index: int) -> tuple[np.ndarray, slice]:
-        """Return the detections int64 [D_k] of a category by falling `ranking`, and its objects."""
+        """Return the detections int64 [D_k] of a category, by decreasing `ranking`, and its
+        objects."""
         detections, objects = (
             slice(*np.searchsorted(side.categories, [index, index + 1]))
             for side in (self.pairing, self.truth)
@@ -139,7 +140,7 @@ def match(
 
 
 def accumulate(matched: MatchedDetections) -> PrecisionRecall:
-    """Compute precision and recall from the outcomes, in order of falling `Pairing.ranking`."""
+    """Compute precision and recall from the outcomes, in order of decreasing `Pairing.ranking`."""
     truth, pairing, count = matched.truth, matched.pairing, len(matched.truth.category_ids)
     arrays = (
         matched.outcomes,

@@ -32,9 +32,9 @@ def format_table(metrics: Metrics) -> str:
     rows = [["", *columns]]
     rows += [[kind, *(row.get(name, "") for name in columns)] for kind, row in cells.items()]
     first = max(len(row[0]) for row in rows)
-    others = max((len(cell) for row in rows for cell in row[1:]), default=0)
+    width = max((len(cell) for row in rows for cell in row[1:]), default=0)
     return "\n".join(
-        "  ".join([row[0].ljust(first), *(cell.rjust(others) for cell in row[1:])]) for row in rows
+        "  ".join([row[0].ljust(first), *(cell.rjust(width) for cell in row[1:])]) for row in rows
     )
 
 

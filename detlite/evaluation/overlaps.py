@@ -20,7 +20,7 @@ _CHUNK = 1 << 16  # pairs of keypoints per step, which limits the memory
 
 @dataclass(frozen=True, eq=False)
 class Pairing:
-    """The evaluated detections, sorted by category, image and falling `ranking`."""
+    """The evaluated detections, sorted by category, image and decreasing `ranking`."""
 
     index: np.ndarray  # int64 [D], indices into the results
     scores: np.ndarray  # float64 [D], to which thresholds apply
@@ -50,14 +50,14 @@ def build_pairing(
 ) -> Pairing:
     """Sort the detections and find the objects of their image and category.
 
-    Only the `max_dets` highest-ranking detections per image and category, and only those at
-    `index`, int64 [N], are used.
+    `index`, int64 [N], selects detections (None: all). Of these, only the `max_dets`
+    highest-ranking ones per image and category are used.
     """
     index = np.arange(len(results)) if index is None else index
     ranking = results.ranking(iou_type)[index].astype(np.float64)
     keys = truth.keys_of(results.image_ids[index], results.category_ids[index])
     order = _stable_order(keys, max(len(truth.image_ids), 1))
-    # Detectors list the detections of an image by falling score.
+    # Detectors list the detections of an image by decreasing score.
     if ((np.diff(keys[order]) == 0) & (np.diff(ranking[order]) > 0)).any():
         order = np.lexsort((-ranking, keys))
     keys = keys[order]
@@ -106,8 +106,8 @@ def region_overlaps(
         return ops.box_overlaps(*map(torch.from_numpy, arrays)).numpy(), boxes[:, 2:].prod(axis=1)
     detections, objects = pairing.pairs()
     shared, areas, sizes = mask_intersections(results, truth, pairing)
-    own = areas[detections]
-    union = np.where(truth.crowd[objects], own, own + sizes[objects] - shared)
+    area = areas[detections]
+    union = np.where(truth.crowd[objects], area, area + sizes[objects] - shared)
     return np.divide(shared, union, out=np.zeros_like(shared), where=shared > 0), areas
 
 
@@ -145,9 +145,9 @@ def keypoint_overlaps(
 ) -> np.ndarray:
     """Return the object keypoint similarity (OKS) float64 [P] of the pairs.
 
-    For an object without visible keypoints, the distance of a detected keypoint is that to a box
-    three times as wide and high as the object's. `keypoints` float64 [D, N, 3] are those of the
-    detections of `pairing`, and `sigmas` [N] are described in `evaluate_coco`.
+    For an object without visible keypoints, detected keypoints are compared with a box three times
+    as wide and high as the object's. `keypoints` float64 [D, N, 3] belong to the detections of
+    `pairing`. `evaluate_coco` describes the `sigmas` [N].
     """
     assert truth.keypoints is not None
     detections, objects = pairing.pairs()

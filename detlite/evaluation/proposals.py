@@ -1,7 +1,7 @@
 """Average recall of class-agnostic boxes, as Detectron evaluates region proposals.
 
-Proposals are assigned to objects greedily by IoU, one proposal per object. pycocotools gives nearly
-the same numbers but takes hours for 1000 boxes per image.
+Proposals are assigned to objects greedily by IoU, one proposal per object. pycocotools computes
+nearly the same numbers but needs hours for 1000 boxes per image.
 """
 
 import numpy as np
@@ -20,7 +20,7 @@ _LIMITS = (100, 1000)  # numbers of highest-scoring boxes per image
 def evaluate_proposals(coco_gt: COCO, results: Results) -> dict[str, float | None]:
     """Compute the average recall at IoU 0.5, 0.55, ..., 0.95 of the best 100 and 1000 boxes.
 
-    Crowds are left out, and boxes may have any category.
+    Crowds are ignored, and boxes may have any category.
 
     Returns:
         {"AR@100", "ARs@100", "ARm@100", "ARl@100", "AR@1000", ...} as fractions, where s, m and l

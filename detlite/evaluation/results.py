@@ -1,4 +1,4 @@
-"""Results: detections of a data set as a few arrays, and as entries of COCO results files."""
+"""Results: detections of a dataset as a few arrays, and as entries of COCO results files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from detlite.structures.masks.rle import EncodedMasks
 
 from .columns import Columns, columns_of, read_columns
 
-_ROWS_PER_WRITE = 1000  # results held as text at a time
+_ROWS_PER_WRITE = 1000  # results converted to text at a time
 # IoU type -> field of a COCO result
 IOU_TYPES = {"bbox": "bbox", "segm": "segmentation", "keypoints": "keypoints"}
 _REQUIRED = ("image_id", "category_id", "score")
@@ -34,10 +34,10 @@ _EXPECTED = {
 
 @dataclass(frozen=True, eq=False)
 class Results:
-    """N detections of one image or of a data set, in coordinates of the original images."""
+    """N detections of one image or of a dataset, in coordinates of the original images."""
 
     image_ids: np.ndarray  # int64 [N]
-    category_ids: np.ndarray  # int64 [N], ids of the data set
+    category_ids: np.ndarray  # int64 [N], ids of the dataset
     scores: np.ndarray  # float [N]
     boxes: np.ndarray | None = None  # float [N, 4], xywh in pixels, if known
     masks: EncodedMasks | None = None  # each of the size of its image, if predicted
@@ -65,9 +65,9 @@ class Results:
 
     @classmethod
     def read(cls, file: Path, required: Sequence[str] = ()) -> Results:
-        """Read a COCO results file: the `required` IoU types, or else those that all entries have.
+        """Read the `required` IoU types of a COCO results file; empty: those that all entries have.
 
-        If boxes are required, but not all entries have one, all get the boxes of their masks.
+        If boxes are required but missing in some entries, all boxes are computed from the masks.
         DataError if the file cannot be read or an entry is invalid.
         """
         entries: Any
@@ -76,9 +76,9 @@ class Results:
             entries = read_json(file)
             if not isinstance(entries, list) or not all(isinstance(row, dict) for row in entries):
                 raise DataError(f"{file}: must be a list of COCO results")
-        given = {kind for kind, field in IOU_TYPES.items() if _all_have(entries, field)}
-        kinds = set(required or given)
-        if "bbox" in kinds - given and "segm" in given:
+        available = {kind for kind, field in IOU_TYPES.items() if _all_have(entries, field)}
+        kinds = set(required or available)
+        if "bbox" in kinds - available and "segm" in available:
             kinds = kinds - {"bbox"} | {"segm"}
         convert = cls.from_columns if isinstance(entries, Columns) else cls.from_coco
         try:
@@ -154,7 +154,7 @@ def _all_have(entries: Columns | list[dict[str, Any]], field: str) -> bool:
 
 
 def _keypoints(columns: Columns) -> np.ndarray:
-    """Return the keypoints [N, P, 3] of entries, which must have equally many."""
+    """Return the keypoints [N, P, 3]; DataError if entries have different numbers of them."""
     lengths, ends = columns.keypoint_lengths, columns.keypoint_lengths.cumsum()
     count = int(lengths[0]) // 3 if len(lengths) else 0
     if (n := first_true(lengths != 3 * count)) is not None:

@@ -56,7 +56,7 @@ def evaluate_voc(coco_gt: COCO, results: Results) -> dict[str, Any]:
 def _assign_objects(pairing: Pairing, ious: np.ndarray) -> np.ndarray:
     """Return the object that each detection overlaps most, int64 [D]; -1 below `MIN_IOU`."""
     detections, objects = pairing.pairs()
-    # Sorted by detection, then by falling IoU; of equal ones the first object wins.
+    # Sorted by detection, then by decreasing IoU; of equal ones the first object wins.
     order = np.lexsort((-ious, detections))
     paired, first = np.unique(detections[order], return_index=True)
     best = order[first]
@@ -68,7 +68,7 @@ def _assign_objects(pairing: Pairing, ious: np.ndarray) -> np.ndarray:
 def _true_positives(
     truth: GroundTruthArrays, pairing: Pairing, assigned: np.ndarray, category: int
 ) -> np.ndarray:
-    """Return a mask of the true positives among the counted detections, by falling score."""
+    """Return a mask of the true positives among the counted detections, by decreasing score."""
     detections = np.flatnonzero(pairing.categories == category)
     order = np.lexsort((pairing.index[detections], -pairing.scores[detections]))
     objects = assigned[detections[order]]

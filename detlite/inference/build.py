@@ -58,23 +58,23 @@ def wrap_detector(
 
 
 def with_score_thresh(model: DetectionModel, score_thresh: float) -> DetectionModel:
-    """Return a model that detects from `score_thresh` on, where its own threshold is higher.
+    """Lower the score threshold of a model to `score_thresh`, if it is higher.
 
-    It is `model` itself, or shares all parameters with it.
+    Returns `model` itself, or a copy that shares all parameters with it.
 
     Raises:
         ConfigError: an exported program contains a higher threshold.
     """
-    own = own_score_thresh(model)
-    if own is None or score_thresh >= own:
+    current = model_score_thresh(model)
+    if current is None or score_thresh >= current:
         return model
     if not hasattr(model, "backbone"):
         raise ConfigError(
-            f"the model was exported with a score threshold of {own:g}, and the file does not hold "
-            f"detections below it: use at least that instead of {score_thresh:g}, or export the "
+            f"the model was exported with a score threshold of {current:g}, and cannot detect "
+            f"objects below it: use at least that instead of {score_thresh:g}, or export the "
             "checkpoint again with a lower MODEL.ROI_HEADS.SCORE_THRESH or RETINANET.INFERENCE_TH"
         )
-    # Copy only the modules that lead to the threshold, and nothing that belongs to them.
+    # Copy only the modules on the path to the threshold, and share everything else.
     changed: Any = _shallow_copy(model)
     if _threshold_owner(model) is not model:
         changed.roi_heads = _shallow_copy(model.get_submodule("roi_heads"))
@@ -89,8 +89,8 @@ def _shallow_copy(module: nn.Module) -> nn.Module:
     return copied
 
 
-def own_score_thresh(model: DetectionModel) -> float | None:
-    """Return the score below which a model detects nothing; None if it has no such threshold."""
+def model_score_thresh(model: DetectionModel) -> float | None:
+    """Return the score threshold of a model; None if it has none."""
     return getattr(_threshold_owner(model), "score_thresh", None)
 
 

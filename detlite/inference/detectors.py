@@ -83,8 +83,8 @@ class ResizingDetector(ImageDetector):
         inputs = [resize_shortest(image, *self.sizes, self.convention.resize) for image in images]
         detections = self.model.detect(inputs, None, min_score)
         return [
-            one.rescale(size_of(network_input), size_of(image), self.convention)
-            for one, network_input, image in zip(detections, inputs, images, strict=True)
+            found.rescale(size_of(network_input), size_of(image), self.convention)
+            for found, network_input, image in zip(detections, inputs, images, strict=True)
         ]
 
 

@@ -1,4 +1,4 @@
-"""Layers for inference: convolutions fused with what follows them, and layers split for that."""
+"""Fused layers for inference, and the splitting and merging of layers that fusion needs."""
 
 import copy
 from collections.abc import Callable, Sequence
@@ -90,9 +90,9 @@ class InFloat32(nn.Module):
 
 
 def split_layers(module: nn.Module) -> None:
-    """Split norms with an activation and convolutions with margins into two layers each.
+    """Split norms with an activation, and convolutions with margins, into two layers each.
 
-    Each norm of a `LevelBatchNorm` gets the shared scale and shift.
+    The norms of a `LevelBatchNorm` receive its shared scale and shift.
     """
     for name, child in module.named_children():
         if isinstance(child, FrozenBatchNormAct2d):
@@ -104,9 +104,9 @@ def split_layers(module: nn.Module) -> None:
             norm.load_state_dict(child.state_dict())
             setattr(module, name, nn.Sequential(norm.eval(), child.get_submodule("act")))
         elif isinstance(child, LevelBatchNorm):
-            for own in child.children():
-                assert isinstance(own, nn.modules.batchnorm._BatchNorm)
-                own.affine, own.weight, own.bias = True, child.weight, child.bias
+            for level in child.children():
+                assert isinstance(level, nn.modules.batchnorm._BatchNorm)
+                level.affine, level.weight, level.bias = True, child.weight, child.bias
         elif isinstance(child, PaddedConv2d):
             padding = nn.ZeroPad2d(child.margins)
             setattr(module, name, nn.Sequential(padding, share_parameters(child)))

@@ -1,7 +1,7 @@
 """Fuse convolutions with the norm, the addition and the activation after them, for inference.
 
-The code of a part of a model is recorded as a graph, whose nodes are fused and turned into code
-again. On the CPU each fused convolution is one call of oneDNN, if torch has it.
+The code of a part of a model is recorded as a graph. Nodes of the graph are fused, and the graph is
+compiled to Python code. On CPUs, a fused convolution is one call of oneDNN if torch has it.
 """
 
 import inspect
@@ -30,10 +30,10 @@ class NoGraphError(ValueError):
 
 
 def fuse(part: nn.Module, dtype: torch.dtype, levels: int, scores: bool) -> nn.Module:
-    """Create a faster module from `part`, which is in evaluation mode and is used up.
+    """Create a faster module from `part`, which is in evaluation mode and is modified.
 
     Args:
-        part: takes tensors; an argument `features` is a list of levels.
+        part: called with tensors; an argument named `features` is a list of levels.
         dtype: of maps and weights, float32 or a half type. Norms that cannot be folded keep their
             type, and modules that cannot be fused run in float32.
         levels: the number of levels of the backbone.
@@ -109,7 +109,7 @@ class _Recorder(fx.Tracer):
         leaves = {path: m for path, m in part.named_modules() if path and _is_leaf(m)}
         try:
             for path, leaf in leaves.items():
-                vars(leaf)["forward"] = self._recorded(path)
+                vars(leaf)["forward"] = self._recorder(path)
             arguments = []
             for name in inspect.signature(part.forward).parameters:
                 proxy: Any = self.create_proxy("placeholder", name, (), {})
@@ -122,7 +122,7 @@ class _Recorder(fx.Tracer):
             for leaf in leaves.values():
                 vars(leaf).pop("forward", None)
 
-    def _recorded(self, path: str) -> Any:
+    def _recorder(self, path: str) -> Any:
         return lambda *args, **kwargs: self.create_proxy("call_module", path, args, kwargs)
 
 
@@ -133,7 +133,7 @@ def _is_leaf(module: nn.Module) -> bool:
 
 
 class _Graph:
-    """The graph of a part, which gets the new layers too."""
+    """The graph of a part. New layers become children of the part."""
 
     def __init__(self, part: nn.Module, levels: int) -> None:
         self.part = part
@@ -164,15 +164,15 @@ class _Graph:
                 if len(nodes) > 1:
                     sizes = [layer.out_channels for layer in layers]
                     split = graph.call_function(torch.split, (new, sizes, 1))
-                for place, node in enumerate(nodes):
+                for k, node in enumerate(nodes):
                     item = operator.getitem
-                    part = graph.call_function(item, (split, place)) if nodes[1:] else new
+                    part = graph.call_function(item, (split, k)) if nodes[1:] else new
                     node.replace_all_uses_with(part)
             for node in nodes:
                 graph.erase_node(node)
 
     def fuse_convs(self, dtype: torch.dtype) -> None:
-        """Replace each convolution, and the layers that only it feeds, by a FusedConv2d."""
+        """Replace each convolution and its exclusive followers with a FusedConv2d."""
         fused: dict[tuple[Any, ...], str] = {}
         for node in list(self.graph.nodes):
             conv = self._conv(node)
@@ -187,8 +187,8 @@ class _Graph:
                 arguments = (node.args[0],) if other is None else (node.args[0], other)
                 new = self.graph.call_module(fused[key], arguments)
             fused_nodes[-1].replace_all_uses_with(new)
-            for one in reversed(fused_nodes):
-                self.graph.erase_node(one)
+            for fused_node in reversed(fused_nodes):
+                self.graph.erase_node(fused_node)
 
     def cast(self, dtype: torch.dtype) -> None:
         """Convert maps to `dtype`, and to float32 around modules that run in float32."""
@@ -214,8 +214,8 @@ class _Graph:
 
     def mark_overwritten(self) -> None:
         """Let a fused addition overwrite its second term if nothing reads that afterwards."""
-        order = {node: place for place, node in enumerate(self.graph.nodes)}
-        fresh = (FusedConv2d, nn.MaxPool2d)  # their results share memory with nothing
+        order = {node: number for number, node in enumerate(self.graph.nodes)}
+        fresh = (FusedConv2d, nn.MaxPool2d)  # their results do not share memory
         for node in self.graph.nodes:
             if isinstance(self._layer(node), FusedConv2d) and len(node.args) == 2:
                 other = node.args[1]

@@ -19,7 +19,7 @@ from .fusion import NoGraphError, fuse
 PARTS = ("backbone", "head", "feature_extractor", "predictor")
 DTYPES = ("auto", "float32", "bfloat16", "float16", "int8")
 
-# Other engines by dtype. A builder takes a model and calibration images.
+# Other engines by dtype. A builder is called with a model and calibration images.
 ENGINES: Registry[Callable[..., DetectionModel]] = Registry(
     "inference engine", on_demand={"int8": "detlite.apps.export.openvino"}
 )
@@ -28,12 +28,12 @@ ENGINES: Registry[Callable[..., DetectionModel]] = Registry(
 def optimize(
     model: DetectionModel, dtype: str = "auto", calibration: Sequence[Tensor] = ()
 ) -> DetectionModel:
-    """Return a copy of a detector that detects the same faster and cannot be trained.
+    """Return a faster copy of a detector with the same detections, which cannot be trained.
 
     Norms with fixed statistics are folded into convolutions. ReLUs and residual additions are fused
-    with them where torch can (oneDNN on CPUs). Weights are converted once. Coordinates and the
-    layers that score and move boxes stay float32. A module whose code depends on values is not
-    fused and runs in mixed precision.
+    with them if torch supports it (oneDNN on CPUs). Weights are converted once. Coordinates and the
+    layers that predict scores and box deltas stay float32. A module with code that depends on
+    values is not fused and runs in mixed precision.
 
     Args:
         model: the detector; it is not changed. The copy is on the same device.
@@ -52,7 +52,7 @@ def optimize(
     name = resolve_dtype(dtype, model.device)
     optimized = copy.deepcopy(model).eval().requires_grad_(False).float()
     optimized.static_shapes = False
-    arithmetic = getattr(torch, name)
+    torch_dtype = getattr(torch, name)
     levels = len(model.backbone.strides)
     done: dict[nn.Module, nn.Module] = {}  # heads may share a module
     for owner, part_name, part in list(_parts(optimized)):
@@ -60,10 +60,10 @@ def optimize(
             # A mask is where its logit is above 0, for which half precision is enough.
             scores = part_name in ("head", "predictor") and not isinstance(owner, MaskHead)
             try:
-                done[part] = fuse(part, arithmetic, levels, scores)
+                done[part] = fuse(part, torch_dtype, levels, scores)
             except NoGraphError:
-                mixed = arithmetic != torch.float32
-                done[part] = _MixedPrecision(part, arithmetic, scores) if mixed else part
+                mixed = torch_dtype != torch.float32
+                done[part] = _MixedPrecision(part, torch_dtype, scores) if mixed else part
         setattr(owner, part_name, done[part])
     return optimized
 
@@ -77,7 +77,7 @@ def _parts(owner: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Module]]:
 
 
 class _MixedPrecision(nn.Module):
-    """Runs a module that has no graph: in float32 if it scores boxes, else under autocast."""
+    """Runs a module that cannot be fused: in float32 if it scores boxes, else under autocast."""
 
     def __init__(self, part: nn.Module, dtype: torch.dtype, scores: bool) -> None:
         super().__init__()

@@ -97,7 +97,7 @@ class Prediction(dict[str, Any]):
         source: the image that was passed to the predictor.
         options: how a file is read.
         categories: of the model.
-        threshold: the score from which objects are drawn.
+        threshold: minimum score of objects that are drawn.
     """
 
     source: ImageInput | None = None
@@ -164,8 +164,8 @@ def to_prediction(
         prediction["masks"] = rles
     elif rles is not None:
         prediction["masks"] = bitmaps = torch.zeros((len(rles), *size), dtype=torch.bool)
-        for bitmap, one in zip(bitmaps.numpy(), rles, strict=True):
-            draw_runs(bitmap, one["counts"])
+        for bitmap, mask in zip(bitmaps.numpy(), rles, strict=True):
+            draw_runs(bitmap, mask["counts"])
     if detections.keypoints is not None:
         prediction["keypoints"] = detections.keypoints
         prediction["keypoints_scores"] = detections.keypoint_scores

@@ -31,12 +31,12 @@ from .prediction import ImageInput, LoadedImage, Prediction, image_files, load_i
 from .tiling import Tiling, build_tiling
 from .tta import build_views
 
-# Readers of files with a model. They take a path, config overrides, and `trust` of `Predictor`.
+# Readers of model files: called with a path, config overrides, and `trust` of `Predictor`.
 READERS: Registry[Callable[..., tuple[CfgNode, DetectionModel]]] = Registry(
     "reader of models", on_demand={"exported": "detlite.apps.export.exported_detector"}
 )
 _EXPORTED_SUFFIXES = (".onnx", ".openvino", ".pt2")  # other files are checkpoints
-_MIN_SCALE = 0.6  # of an image, in units of the scale in training
+_MIN_SCALE = 0.6  # of an image, relative to its scale in training; warn below it
 _LIMITS: dict[str, tuple[float, float, type]] = {
     "min_size": (1, math.inf, Integral),
     "max_size": (1, math.inf, Integral),
@@ -52,7 +52,7 @@ class Predictor:
     """Runs a model on images of any size, resized as in evaluation.
 
     Call it with an image: a file path, the bytes of a file, a PIL image, or uint8 RGB as an array
-    [H, W, 3] or a tensor [3, H, W] (C channels in place of three for a model that takes C). It
+    [H, W, 3] or a tensor [3, H, W] (C channels instead of three for a model of C channels). It
     returns a `Prediction`, a dict with the N detections by decreasing score, in pixels of the
     image, on the CPU:
 
@@ -69,7 +69,7 @@ class Predictor:
 
     Called with a list of images, it returns a list, with the same results as image by image; called
     with a folder, it runs the images in it one by one and returns a list by file name. A Fast R-CNN
-    also takes `proposals` for each image, float [R, 4] xyxy in its pixels. The EXIF orientation of
+    also needs `proposals` for each image, float [R, 4] xyxy in its pixels. The EXIF orientation of
     a file is applied if the model's convention says so. Invalid images raise a DataError that names
     the file, or a TypeError or ValueError.
 
@@ -79,13 +79,13 @@ class Predictor:
         min_size: length in pixels to which the short side of an image is resized (800, or as the
             file says).
         max_size: maximum length of the long side (1333, or as the file says).
-        score_thresh: detections with a lower score are dropped, in place of a higher threshold of
-            the model (MODEL.ROI_HEADS.SCORE_THRESH). None: lower than TEST.SCORE_THRESHOLD of the
-            file, which training measures, or than the model's own.
-        rle: return masks as COCO RLEs, not as bitmaps, which take H x W bytes each.
+        score_thresh: minimum score of detections; it replaces a higher threshold of the model
+            (MODEL.ROI_HEADS.SCORE_THRESH). None: TEST.SCORE_THRESHOLD of the file, which training
+            measures, or else the model's own threshold.
+        rle: return masks as COCO RLEs, not as bitmaps of H x W bytes each.
         dtype: precision of the forward pass with autocast: float32, float16 or bfloat16. A model
-            of `detlite.optimize` with float32 is faster; `from_checkpoint` makes one.
-        views: views for test-time augmentation, in place of the size above. None: one view, or
+            of `detlite.optimize` with float32 is faster; `from_checkpoint` creates one.
+        views: views for test-time augmentation, instead of the size above. None: one view, or
             as the file says if neither size is given.
         max_pixels, image_bits, value_range: options of image files, see `ImageOptions` (its
             defaults, or as the file says).
@@ -127,7 +127,7 @@ class Predictor:
             options, tiling = build_image_options(cfg), tiling or build_tiling(cfg)
         plain: Any = unwrap(model)
         if not hasattr(plain, "detect") or isinstance(plain, Predictor):
-            raise TypeError(f"Predictor takes a model of build_model, not {type(plain).__name__}")
+            raise TypeError(f"Predictor needs a model of build_model, not {type(plain).__name__}")
         self.min_size = sizes[0] if min_size is None else min_size
         self.max_size = sizes[1] if max_size is None else max_size
         self.score_thresh = score_thresh or 0.0
@@ -140,8 +140,10 @@ class Predictor:
             value: Any = getattr(self, name)
             is_number = isinstance(value, kind) and not isinstance(value, bool)
             if not is_number or not low <= value <= high:
-                wanted = "an integer" if kind is Integral else "a number"
-                raise ValueError(f"Predictor({name}={value!r}): must be {wanted} in {low}..{high}")
+                expected = "an integer" if kind is Integral else "a number"
+                raise ValueError(
+                    f"Predictor({name}={value!r}): must be {expected} in {low}..{high}"
+                )
         problem = valid_range(self.value_range)
         if not problem and len(self.value_range) not in (0, 2, 2 * plain.channels):
             problem = f"one pair of numbers, or {plain.channels} for the channels of the model"
@@ -264,7 +266,7 @@ class Predictor:
         return [detections[index] for index in range(len(loaded))]
 
     def padded_size(self, image: LoadedImage) -> tuple[int, ...]:
-        """Return the (height, width) to which the model pads an image that is alone in a batch."""
+        """Return the (height, width) to which the model pads a batch of this image only."""
         step = max(1, self.model.normalizer.divisibility)
         return tuple(-(-side // step) * step for side in size_of(image.network_input))
 

@@ -1,10 +1,10 @@
 """Tiling: detect objects in overlapping tiles of large images, and merge the detections.
 
 As in SAHI, slicing aided hyper inference (Akyon et al., ICIP 2022,
-https://arxiv.org/abs/2202.06934), each tile is an image for the model. The whole image is one too,
-for objects larger than a tile. All detections are suppressed together. Two detections are compared
-within the overlap of their tiles, so that parts of an object match however little of it a tile
-shows. The box and mask of an object that tile borders cut are the union of its parts.
+https://arxiv.org/abs/2202.06934), each tile is an image for the model. So is the whole image, for
+objects larger than a tile. All detections are suppressed together. Two detections are compared
+within the overlap of their tiles, so that parts of an object match even if a tile shows little of
+it. The box and mask of an object that is cut by tile borders are the union of its parts.
 
 Shapes: N detections in a tile, P parts of an object, M x M cells of a mask.
 """
@@ -52,13 +52,13 @@ class Tile:
         return box_ops.intersection(boxes, boxes.new_tensor(astuple(self)))
 
     def cuts(self, boxes: Tensor, size: tuple[int, int]) -> Tensor:
-        """Return which boxes end at a border of the tile that is not the image's, bool [N]."""
+        """Return bool [N], True for boxes that end at a border of the tile inside the image."""
         inner = [self.x1 > 0, self.y1 > 0, self.x2 < size[1], self.y2 < size[0]]
         near = self._distances(boxes) < self._margin
         return (near & torch.tensor(inner, device=boxes.device)).any(1)
 
     def exceeded_by(self, boxes: Tensor) -> Tensor:
-        """Return which boxes extend beyond the tile, bool [N]."""
+        """Return bool [N], True for boxes that extend beyond the tile."""
         return (self._distances(boxes) < -self._margin).any(dim=1)
 
     @property
@@ -73,7 +73,7 @@ class Tile:
 
 @dataclass(frozen=True)
 class Tiling:
-    """Rule by which images are cut into tiles (`tile_windows`), which are resized as images are."""
+    """Settings for cutting images into tiles (`tile_windows`). Tiles are resized like images."""
 
     side: int  # of a tile in pixels of the original image
     overlap: float = 0.2  # minimum overlap of neighbors as a fraction of the side
@@ -114,7 +114,7 @@ class TiledDetector(ImageDetector):
         for start in range(0, len(tiles), self.tiling.batch):
             batch = tiles[start : start + self.tiling.batch]
             in_tiles = self.detector.detect([tile.crop(image) for tile in batch], None, min_score)
-            detections += [_shift(one, tile) for one, tile in zip(in_tiles, batch, strict=True)]
+            detections += [_shift(*pair) for pair in zip(in_tiles, batch, strict=True)]
         suppression = self.model.postprocess.suppression
         iou_thresh = suppression.views_iou_thresh or suppression.iou_thresh
         tiles = [Tile(0, 0, width, height), *tiles]
@@ -125,7 +125,7 @@ class TiledDetector(ImageDetector):
 def _shift(detections: Detections, tile: Tile) -> Detections:
     """Map detections of a tile to the image."""
     corner = detections.boxes.new_tensor([tile.x1, tile.y1])
-    return detections.moved(
+    return detections.map_coordinates(
         lambda boxes: boxes + corner.repeat(2), lambda keypoints: keypoints + F.pad(corner, (0, 1))
     )
 
@@ -146,13 +146,13 @@ def merge(
 ) -> Detections:
     """Merge the detections of the tiles of an image, all in pixels of the image.
 
-    The highest-scoring detection is completed by other parts of its object and drops the other
-    detections of its label that overlap it, then the next one that is left. Overlaps are measured
-    in the intersection of both tiles:
+    In the order of scores, each remaining detection is completed by other parts of its object, and
+    then drops other detections of its label that overlap it. Overlaps are measured in the
+    intersection of both tiles:
 
-    - Of two complete detections, the lower-scoring one is dropped if their IoU is above
-      `iou_thresh`. If one is cut by a tile border, it is dropped if they share more than half of
-      the smaller box.
+    - The lower-scoring one of two complete detections is dropped if their IoU is above
+      `iou_thresh`. If a tile border cuts one of them, it is dropped if they share more than half
+      of the smaller box.
     - A cut detection is completed by detections that extend beyond its tile and whose IoU with it
       is above one half. If these are cut too, they are completed in the same way. The result has
       the union of the boxes and masks, the score and mask score of the part with the highest
@@ -161,7 +161,7 @@ def merge(
     `size` is (height, width) of the image, and `iou_thresh` the threshold of the model's own
     suppression. With `class_agnostic`, detections of different labels are compared too.
     """
-    cut = [tile.cuts(one.boxes, size) for tile, one in zip(tiles, detections, strict=True)]
+    cut = [tile.cuts(found.boxes, size) for tile, found in zip(tiles, detections, strict=True)]
     offsets = torch.tensor([0, *map(len, cut)]).cumsum(0).tolist()
     # For each detection, those that it drops and those that complete it.
     drops: list[list[int]] = [[] for _ in range(offsets[-1])]
@@ -226,9 +226,9 @@ def _write_union(merged: Detections, row: int, parts: Detections, convention: Co
         # Paste the parts into the cells of the union's box.
         cells = parts.mask_probs.shape[-1]
         union = box_ops.pooled_region(merged.pasting_boxes[row], convention)
-        own = box_ops.pooled_region(parts.pasting_boxes, convention)
+        regions = box_ops.pooled_region(parts.pasting_boxes, convention)
         sides = (union[2:] - union[:2]).clamp(min=1e-6)
-        within = (own - union[:2].repeat(2)) * (cells / sides).repeat(2)
+        within = (regions - union[:2].repeat(2)) * (cells / sides).repeat(2)
         pasted = paste_probabilities(parts.mask_probs, within, (cells, cells))
         merged.mask_probs[row] = pasted.amax(dim=0).to(merged.mask_probs.dtype)
     if parts.keypoints is not None and merged.keypoints is not None:

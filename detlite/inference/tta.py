@@ -28,7 +28,7 @@ from .detectors import ImageDetector, View, size_of
 class AugmentedDetector(ImageDetector):
     """Detects objects in several views of each image.
 
-    Of the keypoints, those named "left_..." and "right_..." are exchanged in a mirrored view.
+    Keypoints named "left_..." and "right_..." are exchanged in a mirrored view.
     """
 
     def __init__(

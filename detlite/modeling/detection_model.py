@@ -32,7 +32,7 @@ class DetectionModel(nn.Module, ABC):
         num_classes: including background, which is class 0.
         categories: see `Detector`; empty until training or a checkpoint sets them.
         required_targets: fields that targets must have besides `boxes` and `labels`.
-        roi_heads: of models with mask or keypoint heads.
+        roi_heads: only of two-stage models.
         extra_outputs: fields of detections that TEST.EXTRA_OUTPUTS adds.
         static_shapes: no shape depends on a value: padding is computed too. Set it before
             torch.compile and torch.export; `optimize_for_training` sets it on GPUs.
@@ -66,7 +66,7 @@ class DetectionModel(nn.Module, ABC):
     def losses(
         self, images: Images, truth: GroundTruth, proposals: Proposals | None = None
     ) -> dict[str, Tensor]:
-        """Compute the scalar losses of a batch; `proposals` only if the model takes them."""
+        """Compute the scalar losses of a batch; `proposals` are None if the model has an RPN."""
 
     @abstractmethod
     def predict_boxes(
@@ -125,7 +125,7 @@ class DetectionModel(nn.Module, ABC):
             outputs of TEST.EXTRA_OUTPUTS.
 
         Raises:
-            TypeError, ValueError: images or targets that do not fit this description.
+            TypeError, ValueError: images or targets that do not match this description.
         """
         proposals = None
         if targets is not None and self.takes_proposals:

@@ -35,7 +35,7 @@ class Detector(Protocol):
 
     @property
     def mask_threshold(self) -> float:
-        """Probability from which a pixel belongs to a mask."""
+        """Lowest probability of a pixel inside a mask."""
 
     @property
     def takes_proposals(self) -> bool:
@@ -51,7 +51,7 @@ class Detector(Protocol):
         proposals: Sequence[Tensor | None] | None = None,
         min_score: float = 0.0,
     ) -> list[Detections]:
-        """Return the detections of each image in its frame, without padding.
+        """Return the detections of each image, in pixels of that image.
 
         Args:
             images: tensors [C, H, W], uint8 in 0..255 or float in 0..1, of any sizes.

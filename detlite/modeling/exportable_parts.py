@@ -1,7 +1,7 @@
 """Parts of a model that other engines can run, and how to put an engine in their place.
 
-A part takes and returns tensors only, and its shapes do not depend on values. Each model lists its
-parts by `DetectionModel.exportable_parts`. Shapes: B images, R RoIs, S x S pooled.
+Inputs and outputs of a part are tensors, and no shape depends on a value. Each model lists its
+parts in `DetectionModel.exportable_parts`. Shapes: B images, R RoIs, S x S pooled.
 """
 
 from collections.abc import Callable
@@ -22,17 +22,17 @@ class ExportablePart:
 
     name: str  # identifies the part in exported files; the path of the module after `replace`
     module: nn.Module  # computes the part
-    replace: Callable[[nn.Module], None]  # puts a module into the model that is called instead
+    replace: Callable[[nn.Module], None]  # installs a module that the model calls instead
     per_roi: bool = False  # arguments are RoIs [R, ...], not batches of maps [B, C, H, W]
 
     @property
-    def free_axes(self) -> tuple[int, ...]:
+    def dynamic_axes(self) -> tuple[int, ...]:
         """Axes of the arguments that may have any length: RoIs, or images and their sides."""
         return (0,) if self.per_roi else (0, 2, 3)
 
 
 def child_part(owner: nn.Module, child: str, name: str, per_roi: bool = False) -> ExportablePart:
-    """Return the part that is the child of a module as it stands."""
+    """Return the child module `owner.<child>` as a part."""
     return ExportablePart(name, getattr(owner, child), partial(setattr, owner, child), per_roi)
 
 
@@ -51,7 +51,7 @@ def backbone_part(model: Any) -> ExportablePart:
 def head_parts(heads: Any) -> list[ExportablePart]:
     """Return the parts of all heads inside `RoIHeads`, in the order of their calls.
 
-    Extractor and predictor are one part, unless the features of the box head are used otherwise.
+    Extractor and predictor are one part, unless the features of the box head have another use.
     """
     separate, parts = heads.shares_features or heads.returns_features, []
     for path, head in heads.named_modules(prefix="roi_heads"):

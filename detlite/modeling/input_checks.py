@@ -15,12 +15,12 @@ _MAX_OVERHANG = 0.1  # fraction of the image's sides by which a box may exceed i
 
 
 def check_images(images: Sequence[Tensor], channels: int) -> None:
-    """Raise a TypeError or ValueError, naming the image, if a model cannot take the images."""
+    """Raise a TypeError or ValueError that names the first invalid image."""
     shape = f"[{channels}, H, W]"
     if isinstance(images, Tensor) or not isinstance(images, (list, tuple)):
         raise TypeError(f"images must be a list of tensors {shape}, not {type(images).__name__}")
     if not images:
-        raise ValueError(f"images is empty: give at least one tensor {shape}")
+        raise ValueError(f"images is empty: pass at least one tensor {shape}")
     for index, image in enumerate(images):
         kind = image.dtype if isinstance(image, Tensor) else type(image).__name__
         if kind != torch.uint8 and not (isinstance(image, Tensor) and image.is_floating_point()):
@@ -137,7 +137,7 @@ def _check_masks(
         raise ValueError(f"{name}['masks'] does not have the size {size} of its image")
     if soft and not runs.all():
         raise ValueError(
-            f"{name}['masks'] holds polygons, but a model of torchvision's convention is trained "
-            "on bitmaps: PackedMasks.from_segmentations(..., as_rle=True)"
+            f"{name}['masks'] contains polygons, but a model of torchvision's convention is "
+            "trained on bitmaps: use PackedMasks.from_segmentations(..., as_rle=True)"
         )
     return masks

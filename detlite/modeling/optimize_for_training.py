@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .backbone.timm_backbone import call_without_values
+from .backbone.timm_backbone import call_with_fake_tensors
 from .detection_model import DetectionModel
 from .layers.conv import (
     CPUConv2d,
@@ -39,8 +39,8 @@ def optimize_for_training(model: DetectionModel) -> DetectionModel:
     - Convolutions use faster gradients on CPUs.
     - On other devices shapes are static, so that no step waits for values.
 
-    The model computes the same up to rounding. Parameters and the names in its state dict stay, so
-    optimizers and checkpoints may be made before or after. A second call changes nothing.
+    Results are the same up to rounding. Parameters and state dict names do not change, so
+    optimizers and checkpoints can be created before or after. A second call changes nothing.
     """
     fold_frozen_norms(model.backbone.body)
     use_fast_conv_gradients(model)
@@ -49,7 +49,7 @@ def optimize_for_training(model: DetectionModel) -> DetectionModel:
 
 
 def undo_optimize_for_training(module: nn.Module) -> None:
-    """Replace the layers of `optimize_for_training` inside `module` by plain ones."""
+    """Replace the layers of `optimize_for_training` inside `module` with plain ones."""
     for path, layer in list(module.named_modules()):
         if isinstance(layer, CPUConv2d):
             if isinstance(layer, FoldedConvBN2d):
@@ -59,7 +59,7 @@ def undo_optimize_for_training(module: nn.Module) -> None:
 
 
 def use_fast_conv_gradients(model: nn.Module) -> None:
-    """Replace the convolutions whose gradients are slow on CPUs by `CPUConv2d`."""
+    """Replace convolutions that have slow gradients on CPUs with `CPUConv2d`."""
     for path, conv in list(model.named_modules()):
         if type(conv) not in (nn.Conv2d, PaddedConv2d) or conv.padding_mode != "zeros":
             continue
@@ -96,14 +96,14 @@ class FoldedConvBN2d(CPUConv2d):
 def fold_frozen_norms(backbone: nn.Module) -> None:
     """Fold each frozen batch norm into the convolution before it, if nothing else reads its input.
 
-    The pairs are found by calling `backbone` on images [B, 3, H, W] without values. A backbone that
-    cannot be called so keeps its norms.
+    The pairs are found by calling `backbone` on fake images [B, 3, H, W]. If that call fails, the
+    norms stay.
     """
     if not any(isinstance(m, FrozenBatchNorm2d) and not m.folded for m in backbone.modules()):
         return
     try:
         pairs = list(_conv_norm_pairs(backbone))
-    except Exception as error:  # from code of others: an image size that it rejects, for example
+    except Exception as error:  # a backbone of another package may reject the image size
         reason = str(error).partition("\n")[0]
         logger.info("frozen batch norm is not folded into convolutions: %s", reason)
         return
@@ -132,7 +132,7 @@ def _conv_norm_pairs(backbone: nn.Module) -> Iterator[tuple[str, FrozenBatchNorm
     hooks, readers = [module.register_forward_hook(record) for module in observed], _ReaderCount()
     try:
         with readers:
-            maps = call_without_values(backbone, 256, 256)
+            maps = call_with_fake_tensors(backbone, 256, 256)
     finally:
         for hook in hooks:
             hook.remove()

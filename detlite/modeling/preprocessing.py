@@ -68,8 +68,8 @@ class Normalizer(nn.Module):
             )
         sizes = [(image.shape[-2], image.shape[-1]) for image in images]
         step = max(self.divisibility, 1)
-        canvas = [images.padded_size] if isinstance(images, PaddedBatchImages) else []
-        sides = zip(*sizes, *canvas, strict=True)
+        padded = [images.padded_size] if isinstance(images, PaddedBatchImages) else []
+        sides = zip(*sizes, *padded, strict=True)
         height, width = (-(-max(side) // step) * step for side in sides)
         shape = (len(images), self.channels, height, width)
         pixels = torch.zeros(shape, dtype=self.dtype, device=device)
@@ -152,13 +152,13 @@ def prepare_proposals(
     if len(proposals) != count:
         raise ValueError(f"there are {count} images, but proposals for {len(proposals)}")
     checked = []
-    for index, own in enumerate(proposals):
-        boxes = check_boxes(f"proposals of image {index}", own, "P").to("cpu", dtype)
+    for index, image_proposals in enumerate(proposals):
+        boxes = check_boxes(f"proposals of image {index}", image_proposals, "P").to("cpu", dtype)
         if not boxes.isfinite().all():
             raise ValueError(f"proposals of image {index} must be finite")
         checked.append(boxes[box_ops.has_min_size(boxes, 0)])
     length = max(1, *map(len, checked))
-    valid = torch.arange(length) < torch.tensor([[len(own)] for own in checked])
+    valid = torch.arange(length) < torch.tensor([[len(boxes)] for boxes in checked])
     return Proposals(_stack(checked, length), torch.zeros(valid.shape, dtype=dtype), valid)
 
 

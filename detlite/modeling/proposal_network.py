@@ -43,9 +43,9 @@ class ProposalNetwork(DetectionModel):
         self, features: list[Tensor], images: Images, proposals: Proposals | None = None
     ) -> PredictedBoxes:
         """Predict proposals as boxes of class 1."""
-        own = self.rpn.propose(self.rpn(features), images, self.static_shapes)
-        labels = torch.ones_like(own.scores, dtype=torch.int64)
-        return PredictedBoxes(own.boxes, own.scores.sigmoid(), labels, own.valid)
+        found = self.rpn.propose(self.rpn(features), images, self.static_shapes)
+        labels = torch.ones_like(found.scores, dtype=torch.int64)
+        return PredictedBoxes(found.boxes, found.scores.sigmoid(), labels, found.valid)
 
     def exportable_parts(self) -> list[ExportablePart]:
         return [*super().exportable_parts(), child_part(self.rpn, "head", "rpn.head")]

@@ -35,8 +35,7 @@ from .rpn.anchors import AnchorGenerator, build_anchors, per_anchor
 class RetinaNetHead(nn.Module):
     """Two towers of 3x3 convolutions, shared by all levels: class scores and box deltas of anchors.
 
-    `prior` is the initial score of every anchor. A `LevelBatchNorm` gets the number of the level.
-    `norm` and `bias` are as in `conv_block`.
+    `prior` is the initial score of every anchor. `norm` and `bias` are arguments of `conv_block`.
     """
 
     def __init__(
@@ -90,7 +89,7 @@ class RetinaNet(DetectionModel):
         alpha, gamma: of the focal loss.
         score_thresh: predicted boxes need a higher score.
         pre_nms: the largest number of boxes of a level before suppression.
-        class_scores: predicted boxes hold the scores of all classes.
+        class_scores: predicted boxes contain the scores of all classes.
     """
 
     # Moving average of the number of foreground anchors in a batch: first value and momentum.
@@ -189,9 +188,10 @@ class RetinaNet(DetectionModel):
         best, index, valid = top_scores(scores.flatten(1), *limits)
         anchor, label = index // logits.shape[2], index % logits.shape[2] + self.first_label
         boxes = self.box_coder.decode(gather(deltas, anchor), anchors[anchor])
-        background = 1 - self.first_label
-        own_scores = gather(scores[..., background:], anchor) if self.class_scores else None
-        return PredictedBoxes(boxes, best, label, valid, own_scores)
+        class_scores = None
+        if self.class_scores:  # without the background
+            class_scores = gather(scores[..., 1 - self.first_label :], anchor)
+        return PredictedBoxes(boxes, best, label, valid, class_scores)
 
 
 @META_ARCHITECTURES.register("RetinaNet")

@@ -1,10 +1,10 @@
 """The operators of Mask R-CNN: RoIAlign, RoIPool, NMS, matching, masks, keypoints, focal loss.
 
-Functions that torchvision also has take its arguments in its order. Each runs a compiled kernel on
-the CPU and CUDA, available as `torch.ops.detlite.<name>` and `detlite._C.<name>`. Without a kernel
-for the device, or without compiled kernels at all, the functions of this folder compute the same
-with torchvision and PyTorch (`dispatch.py`). An invalid argument is a RuntimeError that names the
-operator and the argument.
+Functions that torchvision also has accept its arguments in its order. Each runs a compiled kernel
+on the CPU and CUDA, available as `torch.ops.detlite.<name>` and `detlite._C.<name>`. Without a
+kernel for the device, or without compiled kernels at all, the fallbacks in this folder compute the
+same with torchvision and PyTorch (`dispatch.py`). An invalid argument raises a RuntimeError that
+names the operator and the argument.
 """
 
 from .dispatch import has_kernels

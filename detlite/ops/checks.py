@@ -36,7 +36,7 @@ def check_tensors(
             x.dim() == len(shape) and all(isinstance(a, str) or a == b for a, b in pairs),
             f"{op}: {name} must have shape [{', '.join(map(str, shape))}], got {list(x.shape)}",
         )
-        expected, actual = (str(one).removeprefix("torch.") for one in (kind, x.dtype))
+        expected, actual = (str(dtype).removeprefix("torch.") for dtype in (kind, x.dtype))
         allowed = _TYPES[kind] if isinstance(kind, str) else (kind,)
         check(x.dtype in allowed, f"{op}: {name} must be {expected}, got {actual}")
         same = x.device == tensors[first][0].device
@@ -52,6 +52,6 @@ def check_no_tangent(op: str, *inputs: Tensor) -> None:
     )
 
 
-def wide(dtype: torch.dtype) -> torch.dtype:
+def compute_dtype(dtype: torch.dtype) -> torch.dtype:
     """Return the type of sums and coordinates: float32, or float64 for such features."""
     return torch.float64 if dtype == torch.float64 else torch.float32

@@ -1,7 +1,7 @@
 """Define the operators: each calls a compiled kernel, or its fallback on a device without one.
 
 A fallback is a Python function. Its signature is the schema of the operator. The dispatcher calls
-it on devices without a kernel of ours (MPS, XPU, CUDA in a build for the CPU), and everywhere if
+it on devices without a compiled kernel (MPS, XPU, CUDA in a build for the CPU), and everywhere if
 the kernels are not built. RoIAlign, RoIPool and NMS use torchvision's operators; a device that has
 none runs them on the CPU. Shapes and gradients are those of the kernels, and so are the checks of
 arguments, except for the contents of integer tensors.
@@ -54,7 +54,7 @@ def operator(name: str, runs_on: Literal["any", "torchvision", "cpu"] = "any") -
             import torchvision  # noqa: F401
 
             devices = {leaf.device for leaf in tree_leaves(arguments) if isinstance(leaf, Tensor)}
-            device = max(devices, key=lambda one: one.type != "cpu")
+            device = max(devices, key=lambda device: device.type != "cpu")
             if not kernels.disabled():
                 _warn(device.type)
             if not _runs(runs_on, device.type):

@@ -1,8 +1,8 @@
 """The steps of an evaluation: overlaps, matches of detections and objects, precision and recall.
 
 The kernels run on all threads of the CPU; there are none for other devices. The fallbacks here use
-pycocotools and NumPy. They do not check arguments, which come from detlite.evaluation: wrong ones
-cannot corrupt memory.
+pycocotools and NumPy. They do not check their arguments, because only detlite.evaluation calls them
+and invalid arguments cannot corrupt memory.
 """
 
 from itertools import pairwise
@@ -66,10 +66,10 @@ def encode_polygons(
     texts, first = [], 0
     for count, (height, width) in zip(masks.tolist(), sizes.tolist(), strict=True):
         # pycocotools would read four numbers as a box. Repeated corners do not change a polygon.
-        own = [(ring * 3)[:6] if len(ring) < 6 else ring for ring in rings[first : first + count]]
+        parts = [(ring * 3)[:6] if len(ring) < 6 else ring for ring in rings[first : first + count]]
         first += count
-        own = [ring for ring in own if ring] or [[0.0] * 6]
-        texts.append(rle_codec.merge(rle_codec.frPyObjects(own, height, width))["counts"])
+        parts = [ring for ring in parts if ring] or [[0.0] * 6]
+        texts.append(rle_codec.merge(rle_codec.frPyObjects(parts, height, width))["counts"])
     ends = torch.tensor([len(text) for text in texts], dtype=torch.int64).cumsum(0)
     return torch.tensor(list(b"".join(texts)), dtype=torch.uint8), ends
 
@@ -114,8 +114,8 @@ def mask_intersections(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Count the pixels that pairs of run-length encoded masks share, without bitmaps.
 
-    The counts equal pycocotools' `merge` and `area`. Memory holds the runs of the other masks and
-    the results.
+    The counts equal pycocotools' `merge` and `area`. Memory grows with the runs of the other masks
+    and the results.
 
     Args:
         data: uint8 `[V]`, the concatenated strings of COCO's compressed run lengths of N masks.
@@ -166,10 +166,10 @@ def _areas(masks: list[_RLE | None]) -> np.ndarray:
 def _intersections(mask: _RLE | None, area: int, others: list[_RLE | None]) -> np.ndarray:
     """Return the pixels that a mask shares with each of others, int64 [len(others)]."""
     shared = np.zeros(len(others), np.int64)
-    valid = [place for place, other in enumerate(others) if other is not None]
+    valid = [k for k, other in enumerate(others) if other is not None]
     if area > 0 and valid:
         # The IoU with a crowd is the intersection divided by the mask's own area.
-        ious = rle_codec.iou([mask], [others[place] for place in valid], [1] * len(valid))
+        ious = rle_codec.iou([mask], [others[k] for k in valid], [1] * len(valid))
         shared[valid] = np.rint(ious[0] * area).astype(np.int64)
     return shared
 
@@ -185,9 +185,9 @@ def match_detections(
 ) -> Tensor:
     """Match detections to objects by COCO's rules (pycocotools' `COCOeval.evaluateImg`).
 
-    In each group (one image and category), each detection in turn, the highest-scoring first,
-    takes the free object with the highest overlap of at least the threshold. Counted objects have
-    priority over ignored ones, and crowds are always free.
+    In each group (one image and category), detections are matched in the order of their scores.
+    Each is matched to the free object with the highest overlap, if that reaches the threshold.
+    Counted objects have priority over ignored ones, and crowds are always free.
 
     Args:
         overlaps: float64 `[P]`, from 0 to 1, of each detection with each object of its group,
@@ -204,27 +204,27 @@ def match_detections(
     """
     sets, detections = uncounted.shape
     outcomes = np.zeros((sets, len(thresholds), detections), np.uint8)
-    tables, least = overlaps.numpy(), thresholds.numpy().clip(max=1 - 1e-10)[:, None]
+    tables, min_ious = overlaps.numpy(), thresholds.numpy().clip(max=1 - 1e-10)[:, None]
     is_crowd, is_ignored, is_uncounted = crowd.numpy(), ignored.numpy(), uncounted.numpy()
-    place = 0
+    offset = 0
     for first, last, low, high in groups.tolist():
-        table = tables[place : place + (last - first) * (high - low)].reshape(last - first, -1)
-        place += table.size
+        table = tables[offset : offset + (last - first) * (high - low)].reshape(last - first, -1)
+        offset += table.size
         for area in range(sets):
-            own_ignored = is_ignored[area, low:high]
-            taken = np.zeros((len(least), high - low), bool)
+            group_ignored = is_ignored[area, low:high]
+            taken = np.zeros((len(min_ious), high - low), bool)
             for detection, row in enumerate(table, start=first):
-                free = (row >= least) & (~taken | is_crowd[low:high])
-                counted = free & ~own_ignored
-                # An object that counts goes first; of equal overlaps the last one wins.
+                free = (row >= min_ious) & (~taken | is_crowd[low:high])
+                counted = free & ~group_ignored
+                # Counted objects have priority; among equal overlaps, the last one wins.
                 options = np.where(counted.any(axis=1, keepdims=True), counted, free)
                 values = np.where(options, row, -1.0)[:, ::-1]
                 best = high - low - 1 - values.argmax(axis=1) if high > low else None
-                outcome = np.full(len(least), 2 * is_uncounted[area, detection], np.uint8)
+                outcome = np.full(len(min_ious), 2 * is_uncounted[area, detection], np.uint8)
                 if best is not None:
                     (hit,) = options.any(axis=1).nonzero()
                     taken[hit, best[hit]] = True
-                    outcome[hit] = 1 + own_ignored[best[hit]]
+                    outcome[hit] = 1 + group_ignored[best[hit]]
                 outcomes[area, :, detection] = outcome
     return torch.from_numpy(outcomes)
 
@@ -247,7 +247,7 @@ def precision_recall(
         scores: float64 `[D]`, not NaN.
         ranks: int64 `[D]`, rank by score within the image and category, from 0.
         ends: int64 `[K]`, the end of each category's detections.
-        positives: int64 `[A, K]`, the number of objects that must be found.
+        positives: int64 `[A, K]`, the number of counted objects.
         limits: int64 `[M]`, numbers of detections per image and category for the recall.
         recall_thresholds: float64 `[R]`, increasing.
         max_dets: the number of detections per image and category for the precision.
@@ -262,10 +262,10 @@ def precision_recall(
     for k, (begin, end) in enumerate(pairwise([0, *ends.tolist()])):
         order = begin + scores[begin:end].argsort(descending=True, stable=True)
         for a in positives[:, k].nonzero().flatten().tolist():
-            count, own = int(positives[a, k]), outcomes[a][:, order]
+            count, ordered = int(positives[a, k]), outcomes[a][:, order]
             for m, limit in enumerate(limits.tolist()):
-                recall[:, k, a, m] = (own[:, ranks[order] < limit] == 1).sum(1).double() / count
-            for t, outcome in enumerate(own[:, ranks[order] < max_dets]):
+                recall[:, k, a, m] = (ordered[:, ranks[order] < limit] == 1).sum(1).double() / count
+            for t, outcome in enumerate(ordered[:, ranks[order] < max_dets]):
                 counted = (outcome != 2).cumsum(0)[outcome == 1]  # [H], at each true positive
                 hits = torch.arange(1, len(counted) + 1, dtype=torch.float64)
                 best = (hits / (counted + np.spacing(1))).flip(0).cummax(0)[0].flip(0)

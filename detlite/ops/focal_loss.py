@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .checks import FLOATING, check, check_no_tangent, check_tensors, wide
+from .checks import FLOATING, check, check_no_tangent, check_tensors, compute_dtype
 from .dispatch import operator
 
 
@@ -26,7 +26,7 @@ def sigmoid_focal_loss(
         inputs: logits of any shape and floating type.
         targets: from 0 to 1, in the shape of `inputs` and any type; they get no gradient.
         alpha: weight of target 1, from 0 to 1; target 0 has the rest. Negative for no weights.
-        gamma: at least 0; 0 gives plain cross entropy.
+        gamma: at least 0; 0 means plain cross entropy.
         reduction: "none", "mean" or "sum".
 
     Returns:
@@ -59,7 +59,7 @@ class _Terms(NamedTuple):
 
 def _terms(logits: Tensor, targets: Tensor, alpha: float, gamma: float) -> _Terms:
     """Compute the terms in float32, or float64 for such logits."""
-    dtype = wide(logits.dtype)
+    dtype = compute_dtype(logits.dtype)
     logits, target = logits.to(dtype).contiguous(), targets.to(dtype).contiguous()
     p, q = logits.sigmoid(), (-logits).sigmoid()
     cross_entropy = logits.clamp(min=0) - logits * target + F.softplus(-logits.abs())
@@ -82,7 +82,7 @@ def _forward(inputs: Tensor, targets: Tensor, alpha: float, gamma: float) -> Ten
 def _backward(grad: Tensor, inputs: Tensor, targets: Tensor, alpha: float, gamma: float) -> Tensor:
     op = "sigmoid_focal_loss_backward"
     _check(op, inputs, targets, alpha, gamma)
-    check_tensors(op, grad=(grad, inputs.shape, wide(inputs.dtype)))
+    check_tensors(op, grad=(grad, inputs.shape, compute_dtype(inputs.dtype)))
     t = _terms(inputs, targets, alpha, gamma)
     slope = gamma * t.growth * t.cross_entropy + (1 - t.target) * t.p - t.target * t.q
     return (grad.contiguous() * t.weight * slope).to(inputs.dtype)
@@ -100,7 +100,7 @@ def _check(op: str, inputs: Tensor, targets: Tensor, alpha: float, gamma: float)
 
 @torch.library.register_fake("detlite::sigmoid_focal_loss_forward")
 def _(inputs: Tensor, targets: Tensor, alpha: float, gamma: float) -> Tensor:
-    return inputs.new_empty(inputs.shape, dtype=wide(inputs.dtype))
+    return inputs.new_empty(inputs.shape, dtype=compute_dtype(inputs.dtype))
 
 
 @torch.library.register_fake("detlite::sigmoid_focal_loss_backward")

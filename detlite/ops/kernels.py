@@ -48,7 +48,8 @@ def why_unavailable(error: Exception) -> str:
         )
     package = Path(__file__).resolve().parents[1]
     folders = [package, *(Path(entry, "detlite").resolve() for entry in sys.path)]
-    built = [one for one in folders if any(f.suffix in (".so", ".pyd") for f in one.glob("_C.*"))]
+    suffixes = {".so", ".pyd"}
+    built = [x for x in folders if any(file.suffix in suffixes for file in x.glob("_C.*"))]
     if not built:
         return (
             "the compiled kernels (detlite._C) are not built. To build them, run "
@@ -91,7 +92,7 @@ def _load() -> Any:
 
 
 _module = _load()
-# The definitions last as long as the object.
+# The operators are defined as long as this object exists.
 _library = torch.library.Library("detlite", "DEF" if _module is None else "FRAGMENT")
 
 

@@ -51,17 +51,17 @@ def _peaks(maps: Tensor, boxes: Tensor) -> tuple[Tensor, Tensor]:
     sides = torch.where(sides < 1, 1, sides)
     pixels = torch.where(sides.isfinite(), sides.ceil().clamp(max=_MAX_PIXELS), 1)
     finite = maps.isfinite().flatten(2).all(dim=2)
-    scores, place = torch.zeros_like(finite, dtype=maps.dtype), torch.zeros_like(finite).long()
+    scores, index = torch.zeros_like(finite, dtype=maps.dtype), torch.zeros_like(finite).long()
     for box, (width, height) in enumerate(pixels.long().tolist()):
         step = max(1, _MAX_ENLARGED // (width * height))
         for start in range(0, maps.shape[1], step):
             part = maps[box, None, start : start + step]
             enlarged = F.interpolate(part, size=(height, width), mode="bicubic")[0].flatten(1)
-            own = slice(start, start + step)
-            scores[box, own], place[box, own] = enlarged.max(dim=1)
-    scores, place = torch.where(finite, scores, torch.nan), torch.where(finite, place, 0)
+            chunk = slice(start, start + step)
+            scores[box, chunk], index[box, chunk] = enlarged.max(dim=1)
+    scores, index = torch.where(finite, scores, torch.nan), torch.where(finite, index, 0)
     width = pixels[:, :1].long()
-    pixel = torch.stack([place % width, place // width], dim=2)
+    pixel = torch.stack([index % width, index // width], dim=2)
     xy = low[:, None] + (pixel + 0.5) * (sides / pixels)[:, None]
     return torch.cat([xy, torch.ones_like(xy[..., :1])], dim=2), scores
 

@@ -1,4 +1,4 @@
-"""Masks and boxes: ground truth cropped to boxes, predictions pasted into images.
+"""Crop ground-truth masks to boxes, and paste predicted masks into images.
 
 The fallbacks use pycocotools, NumPy and RoIAlign, one box at a time.
 """
@@ -41,13 +41,13 @@ def crop_masks(
     The first four arguments are the fields of `detlite.structures.masks.packed.PackedMasks`: I
     instances of Q pieces (polygons, or the run lengths of one mask) with V numbers in total.
 
-    Polygons give exactly the cells of detectron2's `rasterize_polygons_within_box`: COCO's
+    Polygons are drawn exactly as by detectron2's `rasterize_polygons_within_box`: COCO's
     rasterization of their union. Corners more than 2^25 / 5 cells from the box are moved to that
     distance, NaN to its low side.
 
-    Run lengths give what RoIAlign of the bitmap at the size of the network's input gives on the
-    same device, on the CPU bit by bit: the average over each cell, with one sample per pixel,
-    thresholded at 0.5. No gradient flows.
+    Run lengths are pooled as RoIAlign pools their bitmap of the size of the network's input, on the
+    CPU bit by bit: the average over each cell, with one sample per pixel, thresholded at 0.5. No
+    gradient flows.
 
     Args:
         values, pieces, instances, frames: float64 `[V]`, int64 `[Q + 1]`, int64 `[I + 1]` and
@@ -63,8 +63,8 @@ def crop_masks(
 
     Raises:
         RuntimeError: an argument is invalid; the message names it. On CUDA the contents of tensors
-            are not checked first: offsets are clamped, and an index outside the instances, or soft
-            polygons, abort the kernel with an error.
+            are not checked first: offsets are clamped, and the kernel aborts with an error at an
+            index outside the instances, or at soft polygons.
     """
     return _crop(values, pieces, instances, frames, index, boxes.detach(), resolution, soft)
 
@@ -122,17 +122,17 @@ def _crop(
     boxes = boxes.float()
     crops = boxes.new_zeros(len(boxes), resolution, resolution)
     packed = PackedMasks(values, pieces, instances, frames).pieces_and_frames()
-    for instance, (own, frame) in enumerate(packed):
+    for instance, (parts, frame) in enumerate(packed):
         rows = (index == instance).nonzero()[:, 0]
-        if not own or not len(rows):
+        if not parts or not len(rows):
             continue
         if frame[0] == 0:
             polygons = f"{op}: instance {instance} is polygons, and soft masks need run lengths"
             check(not soft, polygons)
-            drawn = [_draw_polygons(own, box, resolution) for box in boxes[rows].numpy()]
+            drawn = [_draw_polygons(parts, box, resolution) for box in boxes[rows].numpy()]
             crops[rows] = torch.from_numpy(np.stack(drawn)).float()
             continue
-        bitmap = torch.from_numpy(np.ascontiguousarray(decode_frame(own[0], frame))).float()
+        bitmap = torch.from_numpy(np.ascontiguousarray(decode_frame(parts[0], frame))).float()
         rois = F.pad(boxes[rows], (1, 0))
         pooled = roi_align(bitmap[None, None], rois, resolution, 1.0, 0, aligned=not soft)[:, 0]
         crops[rows] = pooled if soft else (pooled >= 0.5).float()

@@ -47,10 +47,10 @@ def match_boxes(truth: Tensor, valid: Tensor, candidates: Tensor) -> tuple[Tenso
     for start in range(0, truth.shape[1] if images * count else 0, block):
         overlaps = _iou(truth[:, start : start + block], candidates)
         table = torch.where(valid[:, start : start + block, None], overlaps, -1)
-        highest, place = table.max(dim=1)
+        highest, row = table.max(dim=1)
         # Only valid ground truth is above -1, and only a higher overlap replaces an earlier one.
         higher = torch.where(index < 0, highest >= 0, highest > max_iou)
-        index = torch.where(higher, place + start, index)
+        index = torch.where(higher, row + start, index)
         max_iou = torch.where(higher, highest, max_iou)
         row_max = table.amax(dim=2, keepdim=True)
         best |= ((table == row_max) & (row_max > 0)).any(dim=1)

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .checks import FLOATING, INTEGERS, check, check_tensors, wide
+from .checks import FLOATING, INTEGERS, check, check_tensors, compute_dtype
 from .dispatch import operator
 
 
@@ -71,10 +71,10 @@ def padded_nms(
     index = torch.zeros(len(boxes), limit, dtype=torch.int64, device=boxes.device)
     kept = torch.zeros_like(index, dtype=torch.bool)
     for image in range(len(boxes)):
-        own = _suppress(boxes[image], scores[image], iou_threshold, groups[image], valid[image])
-        own = own[:limit]
-        index[image, : len(own)] = own
-        kept[image, : len(own)] = True
+        found = _suppress(boxes[image], scores[image], iou_threshold, groups[image], valid[image])
+        found = found[:limit]
+        index[image, : len(found)] = found
+        kept[image, : len(found)] = True
     return index, kept
 
 
@@ -89,7 +89,7 @@ def _suppress(
 
     Groups are suppressed one by one, because shifting them apart would round coordinates.
     """
-    dtype = torch.promote_types(wide(boxes.dtype), wide(scores.dtype))
+    dtype = torch.promote_types(compute_dtype(boxes.dtype), compute_dtype(scores.dtype))
     boxes, scores = boxes.to(dtype), scores.to(dtype)
     candidates = ~(scores.isnan() | boxes.isnan().any(dim=1))
     if valid is not None:
@@ -101,9 +101,8 @@ def _suppress(
         group = groups[index]
         starts = (group[1:] != group[:-1]).nonzero()[:, 0] + 1
         members = index.tensor_split(starts.tolist())
-    kept = torch.cat(
-        [own[torch.ops.torchvision.nms(boxes[own], scores[own], iou_threshold)] for own in members]
-    )
+    torchvision_nms = torch.ops.torchvision.nms
+    kept = torch.cat([k[torchvision_nms(boxes[k], scores[k], iou_threshold)] for k in members])
     kept = kept.sort().values
     return kept[scores[kept].argsort(descending=True, stable=True)]
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .checks import FLOATING, check_tensors, wide
+from .checks import FLOATING, check_tensors, compute_dtype
 from .dispatch import operator
 from .kernels import implement
 from .roi_utils import (
@@ -132,7 +132,7 @@ def _forward(
     groups = rois_by_level("roi_align_forward", inputs, rois, levels, spatial_scales, pool)
     output = empty_pooled(inputs, (len(rois), inputs[0].shape[1], *pool)).zero_()
     for level, scale, index in groups:
-        features = inputs[level].to(wide(output.dtype))
+        features = inputs[level].to(compute_dtype(output.dtype))
         for part, ratio in _by_sampling_ratio(rois, index, scale, pool, sampling_ratio, aligned):
             pooled = torch.ops.torchvision.roi_align(
                 features, rois[part], scale, *pool, ratio, aligned
@@ -157,7 +157,7 @@ def _backward(
     aligned: bool,
 ) -> list[Tensor]:
     op, pool = "roi_align_backward", (pooled_height, pooled_width)
-    wide_grad = grad.to(wide(grad.dtype))
+    wide_grad = grad.to(compute_dtype(grad.dtype))
     grads = [x.zero_() for x in empty_maps(wide_grad, batch_size, channels, heights, widths)]
     groups = rois_by_level(op, grads, rois, levels, spatial_scales, pool)
     check_tensors(op, grad=(grad, [len(rois), channels, *pool], FLOATING))

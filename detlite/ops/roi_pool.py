@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .checks import FLOATING, check_tensors, wide
+from .checks import FLOATING, check_tensors, compute_dtype
 from .dispatch import operator
 from .kernels import implement
 from .roi_utils import (
@@ -80,24 +80,24 @@ def _forward(
     output = empty_pooled(inputs, (len(rois), inputs[0].shape[1], *pool)).zero_()
     argmax = empty_pooled(inputs, output.shape, torch.int32).fill_(-1)
     for level, scale, index in groups:
-        features = inputs[level].to(wide(output.dtype))
+        features = inputs[level].to(compute_dtype(output.dtype))
         lowest = 0.5 * torch.finfo(features.dtype).min
-        own = rois[index]
-        own[:, 1:].clamp_(-_MAX_CELLS / scale, _MAX_CELLS / scale)
-        pooled, place = torch.ops.torchvision.roi_pool(
-            features.clamp(min=lowest), own, scale, *pool
+        level_rois = rois[index]
+        level_rois[:, 1:].clamp_(-_MAX_CELLS / scale, _MAX_CELLS / scale)
+        pooled, cell = torch.ops.torchvision.roi_pool(
+            features.clamp(min=lowest), level_rois, scale, *pool
         )
         # torchvision skips NaN and -inf. Here NaN is larger than any number.
         pooled = torch.where(pooled == lowest, -torch.inf, pooled)
         nan = features.isnan()
         if nan.any():
-            has_nan, nan_place = torch.ops.torchvision.roi_pool(
-                nan.to(features.dtype), own, scale, *pool
+            has_nan, nan_cell = torch.ops.torchvision.roi_pool(
+                nan.to(features.dtype), level_rois, scale, *pool
             )
             pooled = torch.where(has_nan > 0, torch.nan, pooled)
-            place = torch.where(has_nan > 0, nan_place, place)
+            cell = torch.where(has_nan > 0, nan_cell, cell)
         output[index] = pooled.to(output.dtype)
-        argmax[index] = place.int()
+        argmax[index] = cell.int()
     return output, argmax if need_argmax else argmax.new_empty(0)
 
 
@@ -117,7 +117,7 @@ def _backward(
 ) -> list[Tensor]:
     """Add each bin's gradient to its largest cell."""
     op, pool = "roi_pool_backward", (pooled_height, pooled_width)
-    wide_grad = grad.to(wide(grad.dtype))
+    wide_grad = grad.to(compute_dtype(grad.dtype))
     grads = [x.zero_() for x in empty_maps(wide_grad, batch_size, channels, heights, widths)]
     groups = rois_by_level(op, grads, rois, levels, spatial_scales, pool)
     shape = [len(rois), channels, *pool]
@@ -166,7 +166,7 @@ def _(inputs: list[Tensor], rois: Tensor, *others: Any) -> tuple[Tensor, Tensor]
     shape = (rois.shape[0], inputs[0].shape[1], height, width)
     no_argmax = inputs[0].new_empty((0,), dtype=torch.int32)
     argmax = empty_pooled(inputs, shape, torch.int32) if need_argmax else no_argmax
-    if need_argmax and argmax.is_cuda:  # the CUDA kernels keep it as the gradient reads it
+    if need_argmax and argmax.is_cuda:  # the format that the CUDA gradient reads
         argmax = argmax.contiguous(memory_format=torch.channels_last)
     return empty_pooled(inputs, shape), argmax
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from .checks import FLOATING, check, check_no_tangent, check_tensors, wide
+from .checks import FLOATING, check, check_no_tangent, check_tensors, compute_dtype
 
 _MAX_LEVELS = 8
 
@@ -50,7 +50,7 @@ def as_rois(boxes: Boxes, features: Tensor) -> Tensor:
     Raises:
         ValueError: a shape is wrong, or the length of the list differs from the batch size.
     """
-    dtype = wide(features.dtype)
+    dtype = compute_dtype(features.dtype)
     if isinstance(boxes, Tensor):
         if boxes.dim() != 2 or boxes.shape[1] != 5:
             raise ValueError(f"boxes must have shape [K, 5], got {list(boxes.shape)}")
@@ -116,8 +116,8 @@ def as_pair(output_size: OutputSize) -> tuple[int, int]:
 
 
 def memory_format(maps: Sequence[Tensor]) -> torch.memory_format:
-    """Return the memory format of pooled features and gradients, by the rule of the kernels:
-    channels last if any of the maps is."""
+    """Return the memory format of pooled features and gradients: channels last if one of the maps
+    is, as in the kernels."""
     is_channels_last = (x.shape[1] > 1 and x.stride(1) == 1 and not x.is_contiguous() for x in maps)
     return torch.channels_last if any(is_channels_last) else torch.contiguous_format
 
@@ -160,18 +160,18 @@ def rois_by_level(
 ) -> list[tuple[int, float, Tensor]]:
     """Return each level that has RoIs, its scale, and the indices int64 `[k]` of its RoIs.
 
-    Padding, boxes with a NaN or infinite coordinate or side, and levels with an empty map are left
-    out: they pool to zeros. Waits for the device.
+    Padding, boxes with a NaN or infinite coordinate or side, and levels with an empty map are
+    skipped, because they pool to zeros. Waits for the device.
 
     Raises:
-        RuntimeError: an argument is invalid, also if a RoI names an image or a level that does not
+        RuntimeError: an argument is invalid, or a RoI refers to an image or level that does not
             exist.
     """
     shape = [*maps[0].shape[:2], "H", "W"]
     check_tensors(
         op,
         **{f"inputs[{k}]": (x, shape, FLOATING) for k, x in enumerate(maps)},
-        rois=(rois, ["K", 5], wide(maps[0].dtype)),
+        rois=(rois, ["K", 5], compute_dtype(maps[0].dtype)),
         levels=(levels, [len(rois)], torch.int64),
     )
     check(len({x.dtype for x in maps}) == 1, f"{op}: inputs must have the same type")

@@ -51,7 +51,7 @@ def flip(boxes: Tensor, width: float) -> Tensor:
 
 
 def has_min_size(boxes: Tensor, min_size: float) -> Tensor:
-    """Return bool `[...]`: both sides of a box are positive and at least `min_size` pixels."""
+    """Return bool `[...]`, True if both sides are positive and at least `min_size` pixels."""
     sides = boxes[..., 2:] - boxes[..., :2]
     return ((sides > 0) & (sides >= min_size)).all(dim=-1)
 
@@ -69,9 +69,9 @@ def clip(boxes: Tensor, sizes: Sizes, convention: Convention = CONVENTIONS["detl
 
 
 def inside(boxes: Tensor, sizes: Sizes, margin: float, convention: Convention) -> Tensor:
-    """Return bool `[...]`: a box exceeds its image by at most `margin` pixels.
+    """Return bool `[...]`, True if a box exceeds its image by at most `margin` pixels.
 
-    For an inclusive box only the start of its last pixel counts.
+    The last pixel of an inclusive box only has to start inside.
     """
     limits = width_height(boxes, sizes) + margin
     high = boxes[..., 2:]

@@ -81,7 +81,7 @@ class GroundTruth(Record):
     labels: Tensor  # int64 [B, G]; 0 for padding
     masks: PackedMasks | None = None  # B * G instances
     keypoints: Tensor | None = None  # [B, G, K, 3] of (x, y, visibility)
-    ignored: Tensor | None = None  # [B, M, 4], regions without background, padded with zeros
+    ignored: Tensor | None = None  # [B, M, 4], regions that are not background, padded with zeros
 
     @property
     def valid(self) -> Tensor:
@@ -134,16 +134,16 @@ class Detections(PredictedBoxes):
     keypoint_scores: Tensor | None = None  # [B, D, K], logits
 
     def rescale(self, from_size: Size, to_size: Size, convention: Convention) -> Detections:
-        """Scale boxes and keypoints of an image to another size, (height, width), of it."""
-        return self.moved(
+        """Scale boxes and keypoints from one (height, width) of their image to another."""
+        return self.map_coordinates(
             lambda boxes: rescale(boxes, from_size, to_size, convention),
             lambda keypoints: rescale_keypoints(keypoints, from_size, to_size),
         )
 
-    def moved(
+    def map_coordinates(
         self, boxes: Callable[[Tensor], Tensor], keypoints: Callable[[Tensor], Tensor]
     ) -> Detections:
-        """Return the detections with both kinds of boxes, and keypoints, moved by functions."""
+        """Apply functions to `boxes` and `mask_boxes`, and to `keypoints`."""
         return replace(
             self,
             boxes=boxes(self.boxes),

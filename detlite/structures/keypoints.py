@@ -17,11 +17,11 @@ PIXEL_CENTER = 0.5
 
 
 def to_heatmap_cells(keypoints: Tensor, boxes: Tensor, resolution: int) -> tuple[Tensor, Tensor]:
-    """Return the cell of its box's M x M heat map that contains each of the keypoints `[R, P, 3]`.
+    """Find the cells of the M x M heat maps of boxes `[R, 4]` that contain keypoints `[R, P, 3]`.
 
     Returns:
-        The cells int64 `[R, P]` as row * M + column, and bool `[R, P]`: the keypoint is labelled
-        and inside the box. The cell of other keypoints is 0.
+        The cells int64 `[R, P]` as row * M + column, and bool `[R, P]`, True if the keypoint is
+        labelled and inside the box. The cell of other keypoints is 0.
     """
     low, high = boxes[:, None, :2], boxes[:, None, 2:]
     xy = keypoints[..., :2]
@@ -80,7 +80,7 @@ def has_sides(names: Sequence[str]) -> bool:
 
 
 def with_sides(names: Sequence[str], pairs: Sequence[Sequence[str]]) -> list[str]:
-    """Rename keypoints so that `flip_order` finds the pairs of names, too."""
+    """Rename keypoints so that `flip_order` also finds these pairs of names."""
     sides = {
         name: f"{side} {number}"
         for number, pair in enumerate(pairs)
@@ -99,10 +99,11 @@ def doubtful_sides(names: Sequence[str]) -> list[str]:
     words = [re.findall(r"[a-z]+|\d+", name.lower()) for name in alone]
     return [
         name
-        for name, own in zip(alone, words, strict=True)
+        for name, parts in zip(alone, words, strict=True)
         if _SIDE.search(name)
         or any(
-            len(own) == len(other) > 1 and sum(a != b for a, b in zip(own, other, strict=True)) == 1
+            len(parts) == len(other) > 1
+            and sum(a != b for a, b in zip(parts, other, strict=True)) == 1
             for other in words
         )
     ]

@@ -1,9 +1,9 @@
 """Pack and unpack the valid entries of padded batches.
 
-Heads compute packed rows. With dynamic shapes these are the valid entries alone, so an image with
-three objects costs three masks. With static shapes they are all entries, padding included: no
-shape depends on a value, as torch.compile, torch.export and training without waiting for the GPU
-need it. Only this module branches on `static_shapes`.
+Heads compute packed rows. With dynamic shapes these are the valid entries only, so an image with
+three objects costs three masks. With static shapes they are all entries, including padding, and no
+shape depends on a value: torch.compile, torch.export and training without waiting for the GPU need
+that. Only this module branches on `static_shapes`.
 
 Shapes: B images, N entries per image, R packed rows.
 """
@@ -21,7 +21,7 @@ class Packing:
         static_shapes: keep padding, so that R is B * N.
 
     Attributes:
-        index: int64 [R], the entry (image * N + place) of each row.
+        index: int64 [R], the entry of each row: image * N + index in the image.
         valid: bool [R], False for padding.
     """
 
@@ -71,17 +71,18 @@ def first_valid(valid: Tensor, limit: int, static_shapes: bool) -> tuple[Tensor,
     """Find the first valid entries, bool [B, N], of each image.
 
     Returns:
-        Places of the valid entries in order, int64 [B, M], and bool [B, M], False (at place 0) for
-        padding. With static shapes, M is `limit` (at most N), not what the fullest image needs.
+        Indices of the valid entries in order, int64 [B, M], and bool [B, M], False (with index 0)
+        for padding. M is at most `limit`: with static shapes min(limit, N), otherwise the largest
+        number of an image.
     """
     count = valid.sum(dim=1)
     limit = min(limit, padded_length(valid, static_shapes))
     slot = valid.cumsum(dim=1) - 1
     # All other entries share an additional slot, which is cut off below.
     slot = torch.where(valid & (slot < limit), slot, limit)
-    place = torch.arange(valid.shape[1], device=valid.device).expand_as(slot)
+    entries = torch.arange(valid.shape[1], device=valid.device).expand_as(slot)
     index = torch.zeros((valid.shape[0], limit + 1), dtype=torch.int64, device=valid.device)
-    index = index.scatter(1, slot, place)[:, :limit]
+    index = index.scatter(1, slot, entries)[:, :limit]
     kept = torch.arange(limit, device=valid.device) < count[:, None]
     return torch.where(kept, index, 0), kept
 
@@ -92,23 +93,23 @@ def top_scores(
     """Find the at most `limit` highest scores [B, N] of each image above a threshold of at least 0.
 
     Returns:
-        Scores [B, M] in decreasing order, their places int64 [B, M], and bool [B, M], False for
-        padding. With static shapes, M is as in `first_valid`.
+        Scores [B, M] in decreasing order, their indices int64 [B, M], and bool [B, M], False for
+        padding. M is as in `first_valid`.
     """
     if static_shapes:
         above = torch.where(scores > threshold, scores, -1.0)
-        best, place = above.topk(min(limit, scores.shape[1]), dim=1)
-        return best, place, best >= 0
+        best, index = above.topk(min(limit, scores.shape[1]), dim=1)
+        return best, index, best >= 0
     # Sort only the scores above the threshold: a few of millions.
-    places = [(own > threshold).nonzero()[:, 0] for own in scores]
-    pairs = zip(scores, places, strict=True)
-    tops = [own[place].topk(min(limit, len(place))) for own, place in pairs]
-    index = [place[top.indices] for place, top in zip(places, tops, strict=True)]
+    candidates = [(row > threshold).nonzero()[:, 0] for row in scores]
+    pairs = zip(scores, candidates, strict=True)
+    tops = [row[index].topk(min(limit, len(index))) for row, index in pairs]
+    kept = [index[top.indices] for index, top in zip(candidates, tops, strict=True)]
     best = pad_sequence([top.values for top in tops], batch_first=True, padding_value=-1.0)
-    return best, pad_sequence(index, batch_first=True), best >= 0
+    return best, pad_sequence(kept, batch_first=True), best >= 0
 
 
 def gather(entries: Tensor, index: Tensor) -> Tensor:
-    """Select entries [B, N, ...] at places [B, M] of each image, giving [B, M, ...]."""
+    """Select entries [B, M, ...] of [B, N, ...] by their indices [B, M] in each image."""
     image = torch.arange(index.shape[0], device=index.device)[:, None]
     return entries[image, index]

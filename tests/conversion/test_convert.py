@@ -143,7 +143,7 @@ def test_invalid_checkpoints(tmp_path):
     short = {n: v for n, v in detectron2().items() if ".res3.3." not in n}
     with pytest.raises(ValueError, match=r"\[3, 3, 6, 3\] blocks"):
         convert(short, "detectron2")
-    with pytest.raises(ValueError, match="holds no state dict"):
+    with pytest.raises(ValueError, match="contains no state dict"):
         convert([1, 2], "detectron2")
 
 

@@ -1,4 +1,4 @@
-"""Fixtures that write small data sets in COCO form to tmp_path."""
+"""Fixtures that write small datasets in COCO form to tmp_path."""
 
 import copy
 import json
@@ -46,7 +46,7 @@ def content() -> dict[str, Any]:
 
 @pytest.fixture
 def write_set(tmp_path: Path) -> WriteSet:
-    """`write_set(content, name)`: write a data set; return (annotation file, image folder)."""
+    """`write_set(content, name)`: write a dataset; return (annotation file, image folder)."""
 
     def write(content: dict[str, Any], name: str = "small") -> tuple[Path, Path]:
         folder = tmp_path / name
@@ -63,7 +63,7 @@ def write_set(tmp_path: Path) -> WriteSet:
 
 @pytest.fixture
 def small_cfg(tmp_path: Path) -> Callable[..., Any]:
-    """`small_cfg(*opts)`: load a config for the data sets in tmp_path."""
+    """`small_cfg(*opts)`: load a config for the datasets in tmp_path."""
 
     def load(*opts: Any) -> Any:
         entries = [
@@ -115,13 +115,13 @@ def s3(monkeypatch: pytest.MonkeyPatch, cache: Path) -> Iterator[Any]:
 @pytest.fixture
 def settled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Trust the times of new files, as if they had been written long ago."""
-    monkeypatch.setattr("detlite.data.cache._SETTLED", 0.0)
+    monkeypatch.setattr("detlite.data.cache._TIME_STEP", 0.0)
 
 
 @pytest.fixture
 def real_data() -> Path:
-    """Return the folder of real data sets; skip the test if it does not exist."""
+    """Return the folder of real datasets; skip the test if it does not exist."""
     folder = Path(os.environ.get("DETLITE_TEST_DATA", "../shared")) / "data"
     if not folder.is_dir():
-        pytest.skip(f"no data sets in {folder} (DETLITE_TEST_DATA)")
+        pytest.skip(f"no datasets in {folder} (DETLITE_TEST_DATA)")
     return folder

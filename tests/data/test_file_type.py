@@ -27,7 +27,7 @@ def error_of(text):
     ("text", "message"),
     [
         ("", "; it is empty"),
-        ("0 0.5 0.5 0.1 0.1\n1 0.5 0.5 0.1 0.1\n", "; it holds YOLO labels: "),
+        ("0 0.5 0.5 0.1 0.1\n1 0.5 0.5 0.1 0.1\n", "; it contains YOLO labels: "),
         ("<annotation></annotation>", "; it is XML, for example of PASCAL VOC: "),
         ("<!doctype HTML>", "; it is a web page: "),
         ("version https://git-lfs.github.com/spec/v1\n", "; it is a git-lfs pointer"),

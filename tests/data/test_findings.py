@@ -1,4 +1,4 @@
-"""The summary of what is left out or reinterpreted."""
+"""The summary of what is skipped or reinterpreted."""
 
 from detlite.data.findings import Finding, Findings, summary
 

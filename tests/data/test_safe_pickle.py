@@ -65,7 +65,7 @@ def test_objects_are_refused_by_name(tmp_path, content, name):
 
 def test_code_is_not_executed(tmp_path):
     path = write(tmp_path / "evil.pkl", {"model": RunsCode(tmp_path / "ran")})
-    with pytest.raises(CheckpointError, match=r"evil\.pkl: holds a pickled posix\.mkdir"):
+    with pytest.raises(CheckpointError, match=r"evil\.pkl: contains a pickled posix\.mkdir"):
         read_checkpoint(path)
     assert not (tmp_path / "ran").exists()
 

@@ -101,7 +101,7 @@ def test_resume_with_fewer_iterations_than_done_ends_the_run(train_toy):
 
 def test_resume_without_a_checkpoint_starts_from_scratch(train_toy, caplog):
     cfg, _ = train_toy(resume=True)
-    assert "holds no checkpoint to resume: starting from scratch" in caplog.text
+    assert "contains no checkpoint to resume: starting from scratch" in caplog.text
     assert len(read_metrics(cfg.OUTPUT_DIR)) == 4
 
 
@@ -125,7 +125,7 @@ def test_changed_keys_on_resume(train_toy, caplog):
         train_toy("SOLVER.OPTIMIZER", "AdamW", resume=True)
     train_toy("SOLVER.BASE_LR", 7.0, "SEED", 5, resume=True)
     assert "another config: SEED 0, now 5; SOLVER.BASE_LR 0.1, now 7.0" in caplog.text
-    assert "The new values hold from iteration 5 on" in caplog.text
+    assert "The new values apply from iteration 5 on" in caplog.text
 
 
 RATES = {

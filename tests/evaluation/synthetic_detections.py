@@ -1,4 +1,4 @@
-"""Random data sets, with detections that have errors of every type."""
+"""Random datasets, with detections that have errors of every type."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ Row = dict[str, Any]
 
 
 def make_coco(content: dict[str, Any]) -> COCO:
-    """Return the data set of the content of an annotation file."""
+    """Return the dataset of the content of an annotation file."""
     coco = COCO()
     coco.dataset = content
     coco.imgs = {row["id"]: row for row in content["images"]}

@@ -193,7 +193,7 @@ def test_area_under_curve():
 @pytest.mark.parametrize(
     ("void", "message"),
     [
-        (None, "image 1: 'void', .* is missing; delete the data set's file"),
+        (None, "image 1: 'void', .* is missing; delete the dataset's file"),
         ({"size": [40, 41], "counts": [1640]}, r"image 1: .* has size \[40, 41\]"),
         ({"size": [40, 40], "counts": [1599]}, "image 1: .* has RLE counts over 1599 of 1600"),
         ({"size": [40, 40], "counts": "\u00ff"}, "image 1: .* counts that are not run lengths"),

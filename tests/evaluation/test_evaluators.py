@@ -1,4 +1,4 @@
-"""Choice of the evaluators of a data set, and their checks before inference."""
+"""Choice of the evaluators of a dataset, and their checks before inference."""
 
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""COCO metrics compared with pycocotools, on random data sets with crowds, ties and empty masks."""
+"""COCO metrics compared with pycocotools, on random datasets with crowds, ties and empty masks."""
 
 import contextlib
 import copy

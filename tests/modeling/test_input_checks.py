@@ -93,7 +93,7 @@ def test_invalid_packed_masks():
     with pytest.raises(ValueError, match=r"does not have the size \[9, 8\]"):
         prepare([{**target(), "masks": runs}], [torch.zeros(3, 9, 8)])
     polygons = PackedMasks.from_segmentations([TRIANGLE] * 2, 8, 9, as_rle=False)
-    with pytest.raises(ValueError, match=r"holds polygons, but .* torchvision's convention"):
+    with pytest.raises(ValueError, match=r"contains polygons, but .* torchvision's convention"):
         prepare([{**target(), "masks": polygons}], soft_masks=True)
     assert len(prepare([{**target(), "masks": runs}], soft_masks=True).masks) == 2
 

@@ -295,7 +295,7 @@ def test_weights_are_found_in_the_weight_root(run_tool, config, trained, tmp_pat
 
 
 def test_config_of_maskrcnn_benchmark_trains(run_tool, tmp_path):
-    # With its option --config-file, its data set names and its YAML style.
+    # With its option --config-file, its dataset names and its YAML style.
     folder = generate_shapes(tmp_path / "made", "minival", 4, 1)
     (tmp_path / "coco" / "annotations").mkdir(parents=True)
     file = tmp_path / "coco" / "annotations" / "instances_minival2014.json"

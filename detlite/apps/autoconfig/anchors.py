@@ -1,4 +1,4 @@
-"""Choose the anchors that fit the boxes of a data set."""
+"""Choose the anchors that fit the boxes of a dataset."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -60,13 +60,13 @@ def choose_anchors(
     # Anchors smaller than two cells are rarely matched.
     stride = _RETINANET_STRIDE if octaves else _STRIDE
     first = float(np.clip(low, 2 * stride, 8 * stride))
-    own_ratios = _distinct(np.quantile(boxes[:, 1] / boxes[:, 0], [0.05, 0.5, 0.95]))
+    box_ratios = _distinct_ratios(np.quantile(boxes[:, 1] / boxes[:, 0], [0.05, 0.5, 0.95]))
     if octaves:
         sizes = [round(first * 2**level) for level in range(_LEVELS)]
-        factors, candidates = _OCTAVE, [(sizes, _RATIOS), (sizes, own_ratios)]
+        factors, candidates = _OCTAVE, [(sizes, _RATIOS), (sizes, box_ratios)]
     else:
         one, two = _sizes(first, high, 1), _sizes(first, high, 2)
-        factors, candidates = np.ones(1), [(one, _RATIOS), (two, _RATIOS), (two, own_ratios)]
+        factors, candidates = np.ones(1), [(one, _RATIOS), (two, _RATIOS), (two, box_ratios)]
     tried = [
         (sizes, ratios, _fitted_fraction(boxes, np.outer(sizes, factors).ravel(), ratios))
         for sizes, ratios in candidates
@@ -87,7 +87,7 @@ def _sizes(first: float, last: float, per_level: int) -> list[Any]:
     return [level[0] for level in levels] if per_level == 1 else levels
 
 
-def _distinct(ratios: np.ndarray) -> list[float]:
+def _distinct_ratios(ratios: np.ndarray) -> list[float]:
     """Return the ratios in increasing order, without those close to the previous one."""
     kept: list[float] = []
     for ratio in sorted(float(f"{ratio:.2g}") for ratio in ratios):

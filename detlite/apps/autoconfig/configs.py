@@ -99,7 +99,7 @@ def config_by_data(
     def build(facts: DatasetFacts, choices: Sequence[Choice]) -> CfgNode:
         return config_from(_values(choices, opts), _SOURCE, opts, facts.base)
 
-    values = overridden(load_config(None, opts), opts)
+    values = overridden_values(load_config(None, opts), opts)
     facts = time_budget.fit_to_minutes(facts, values, lambda *x: timer(build(*x)), progress)
     choices = choose(facts, values)
     return build(facts, choices), choices, facts
@@ -142,8 +142,8 @@ def config_by_weights(
         std = tuple(gain * value for value in facts.train.values.std)
         train = replace(facts.train, values=replace(facts.train.values, std=std))
         facts = replace(facts, train=train)
-    values = {key: value for key, value in values.items() if not _is_of_data(key, value, facts)}
-    values |= overridden(start, opts)
+    values = {k: value for k, value in values.items() if not _follows_images(k, value, facts)}
+    values |= overridden_values(start, opts)
     rules = TRAINING_RULES
     facts = time_budget.fit_to_minutes(facts, values, lambda *x: timer(build(*x)), progress, rules)
     choices = choose(facts, values, rules)
@@ -156,7 +156,7 @@ def _model_keys(checkpoint: Checkpoint) -> dict[str, Any]:
     if not stored:
         raise ConfigError(
             f"{checkpoint.path}: does not contain the config of a detector, for example because it "
-            "is a classifier: pass a config that uses it, or leave out the weights to train a "
+            "is a classifier: pass a config that uses it, or omit the weights to train a "
             "backbone that is installed with its weights"
         )
     content = dict(flatten({"SOLVER": load_config("_base_/from_scratch_fpn.yaml").SOLVER}))
@@ -168,8 +168,8 @@ def _model_keys(checkpoint: Checkpoint) -> dict[str, Any]:
     return content
 
 
-def _is_of_data(key: str, value: Any, facts: DatasetFacts) -> bool:
-    """Return True if the images decide on a key of a checkpoint."""
+def _follows_images(key: str, value: Any, facts: DatasetFacts) -> bool:
+    """Return True if a key of a checkpoint must be chosen again for the images."""
     if key in ("INPUT.PIXEL_MEAN", "INPUT.PIXEL_STD"):
         measured = facts.train.values
         return measured is not None and measured.options.channels not in (3, len(value))
@@ -177,7 +177,7 @@ def _is_of_data(key: str, value: Any, facts: DatasetFacts) -> bool:
 
 
 def _facts(cfg: CfgNode) -> DatasetFacts:
-    """Return the facts about the data sets of a config and this machine."""
+    """Return the facts about the datasets of a config and this machine."""
     train = _statistics(cfg, cfg.DATASETS.TRAIN[0])
     val = _statistics(cfg, cfg.DATASETS.TEST[0]) if cfg.DATASETS.TEST else None
     return DatasetFacts(train, val, resources(cfg.MODEL.DEVICE), processes=world_size())
@@ -194,12 +194,12 @@ def _statistics(cfg: CfgNode, name: str) -> DatasetStatistics:
     )
 
 
-def overridden(cfg: CfgNode, opts: Sequence[Any]) -> Values:
-    """Return the overridden keys with their values in the config."""
+def overridden_values(cfg: CfgNode, opts: Sequence[Any]) -> Values:
+    """Return the overridden_values keys with their values in the config."""
     values = dict(flatten(cfg))
     return {key: values[key] for key in opts[::2] if key in values}
 
 
 def _values(choices: Sequence[Choice], opts: Sequence[Any]) -> dict[str, Any]:
-    """Return the values of the keys that are not overridden."""
+    """Return the values of the keys that are not overridden_values."""
     return {choice.key: choice.value for choice in choices if choice.key not in opts[::2]}

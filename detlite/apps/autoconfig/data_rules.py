@@ -23,7 +23,7 @@ _MAX_TEST_ASPECT = 5
 def bad_annotations(facts: DatasetFacts, values: Values) -> Iterator[Choice]:
     masks = bool(values.get("MODEL.MASK_ON", facts.masks))
     keypoints = bool(values.get("MODEL.KEYPOINT_ON", facts.keypoints))
-    problems = [one.problems.get((masks, keypoints), (0, "")) for one in facts.sets]
+    problems = [part.problems.get((masks, keypoints), (0, "")) for part in facts.sets]
     if count := sum(number for number, _ in problems):
         first = next(text for number, text in problems if number)
         reason = (
@@ -34,7 +34,7 @@ def bad_annotations(facts: DatasetFacts, values: Values) -> Iterator[Choice]:
 
 
 def orientation(facts: DatasetFacts, _: Values) -> Iterator[Choice]:
-    if any(one.values and not one.values.options.exif_orientation for one in facts.sets):
+    if any(part.values and not part.values.options.exif_orientation for part in facts.sets):
         reason = (
             "the sizes in the annotations are those of the stored pixels, so the EXIF orientation "
             "of the images is not applied"

@@ -17,10 +17,9 @@ class DatasetFacts:
     """Facts about the data and the machine that the rules use.
 
     Attributes:
-        small: the model is that of `_base_/small_fpn.yaml`.
-        shrink: factor on the image size that the objects call for.
-        minutes: time limit of the training, and a sentence on what was timed for it; None: no
-            limit.
+        small: use the model of `_base_/small_fpn.yaml`.
+        shrink: factor of the image size that suits the objects.
+        minutes: time limit of the training, and a sentence about the timing; None: no limit.
         step_seconds: duration of a training step, if it was timed.
         processes: number of processes that train together.
     """
@@ -69,21 +68,21 @@ class DatasetFacts:
     @property
     def masks(self) -> bool:
         """True if at least half of the objects have a mask, and some in every set."""
-        counts = [one.with_masks for one in self.sets]
-        return all(counts) and 2 * sum(counts) >= sum(len(one.boxes) for one in self.sets)
+        counts = [part.with_masks for part in self.sets]
+        return all(counts) and 2 * sum(counts) >= sum(len(part.boxes) for part in self.sets)
 
     @property
     def keypoints(self) -> bool:
         """True if one in ten objects of the categories with keypoints has them."""
-        labeled = sum(one.with_keypoints for one in self.sets)
-        objects = sum(one.keypoint_objects for one in self.sets)
-        named = self.train.with_keypoints and all(one.keypoints for one in self.sets)
+        labeled = sum(part.with_keypoints for part in self.sets)
+        objects = sum(part.keypoint_objects for part in self.sets)
+        named = self.train.with_keypoints and all(part.keypoints for part in self.sets)
         return bool(named and 10 * labeled >= objects)
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A config key, its value, and why; the reason is empty if it is that of the previous key."""
+    """A config key, its value and the reason; an empty reason means that of the previous key."""
 
     key: str
     value: Any

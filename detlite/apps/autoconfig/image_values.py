@@ -37,19 +37,19 @@ class ImageValues:
 
 
 def measure_values(files: Sequence[ImageSource], options: ImageOptions) -> ImageValues:
-    """Measure images, and complete the options for those that `options` do not fit.
+    """Measure images, and adapt the `options` for reading them.
 
-    A model for color takes gray images too, so the number of channels is 3 for both. Otherwise it
-    is that of most images; single-channel pages count as channels. Values of more than 8 bits are
-    read with IMAGE_BITS, or with VALUE_RANGE from percentiles if they are floats or if most values
-    are in a small part of the range.
+    A model for color accepts gray images too, so the number of channels is 3 for both. Otherwise it
+    is the number of most images; single-channel pages count as channels. Values of more than 8 bits
+    are read with IMAGE_BITS, or with a VALUE_RANGE from percentiles if they are floats or if most
+    values are in a small part of the range.
     """
     samples = [pixels for file in files if (pixels := _sample(file, options.max_pixels))]
-    counts = Counter(one.array.shape[2] - one.alpha for one in samples)
+    counts = Counter(pixels.array.shape[2] - pixels.alpha for pixels in samples)
     if options.channels == 3 and not counts.keys() <= {1, 3}:
         options = replace(options, channels=counts.most_common(1)[0][0])
     reason = ""
-    deep = [one.array for one in samples if one.array.dtype not in (np.uint8, np.bool_)]
+    deep = [x.array for x in samples if x.array.dtype not in (np.uint8, np.bool_)]
     if deep and options.bits == 16 and not options.value_range:
         options, reason = _fit_range(deep, options)
     read = list(_read(samples, options))

@@ -53,7 +53,7 @@ def heads(facts: DatasetFacts, values: Values) -> Iterator[Choice]:
     if facts.masks and train.with_masks < count:
         reason += "; the others become ignored regions"
     elif not facts.masks:
-        few = min(facts.sets, key=lambda one: one.with_masks / len(one.boxes))
+        few = min(facts.sets, key=lambda part: part.with_masks / len(part.boxes))
         reason = f"{few.with_masks} of {len(few.boxes)} objects have a mask; half of them need one"
     yield Choice("MODEL.MASK_ON", facts.masks, reason)
     if not train.keypoints:
@@ -69,7 +69,7 @@ def heads(facts: DatasetFacts, values: Values) -> Iterator[Choice]:
     reason = f"keypoints: {', '.join(train.keypoints[:6])}" + ", ..." * (len(train.keypoints) > 6)
     yield Choice("MODEL.ROI_KEYPOINT_HEAD.NUM_CLASSES", len(train.keypoints), reason)
     if pairs := [list(pair) for pair in train.keypoint_pairs]:
-        reason = "the pairs of keypoints that the annotations give for mirroring"
+        reason = "the pairs of keypoints that the annotations list for mirroring"
         yield Choice("DATASETS.KEYPOINT_FLIP_PAIRS", pairs, reason)
     elif not has_sides(train.keypoints):
         reason = (
@@ -86,14 +86,14 @@ def box_passes(facts: DatasetFacts, values: Values) -> Iterator[Choice]:
     if meta == "GeneralizedRCNN" and not single:
         reason = (
             "train and apply the box head a second time, on the boxes that it predicted: more box "
-            "AP on all measured data sets. Set 1 if fast predictions matter more"
+            "AP on all measured datasets. Set 1 if fast predictions matter more"
         )
         yield Choice("MODEL.ROI_BOX_HEAD.PASSES", 2, reason)
 
 
 def mask_scores(_: DatasetFacts, values: Values) -> Iterator[Choice]:
     if values["MODEL.MASK_ON"]:
-        reason = "rank masks by their probabilities too: more mask AP on all measured data sets"
+        reason = "rank masks by their probabilities too: more mask AP on all measured datasets"
         yield Choice("TEST.MASK_CONFIDENCE", 1.0, reason)
 
 
@@ -116,7 +116,7 @@ def widths(facts: DatasetFacts, values: Values) -> Iterator[Choice]:
 def object_counts(facts: DatasetFacts, values: Values) -> Iterator[Choice]:
     per_image = facts.train.per_image
     crowded = float(np.quantile(per_image, 0.99))
-    highest = max(int(one.per_image.max()) for one in facts.sets)
+    highest = max(int(part.per_image.max()) for part in facts.sets)
     detections = min(max(math.ceil(1.25 * highest / 50) * 50, 100), _MAX_DETECTIONS)
     if not is_retinanet(values):
         proposals = min(max(math.ceil(10 * crowded / 100) * 100, 300), _MAX_PROPOSALS)

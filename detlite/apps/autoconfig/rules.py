@@ -1,7 +1,7 @@
 """Derive config keys and their reasons from statistics of a dataset and the machine.
 
-A rule is a function that takes `DatasetFacts` and the values chosen so far, and yields choices.
-Other keys keep their values in the config `DatasetFacts.base`.
+A rule is a function of `DatasetFacts` and the values chosen so far, which yields choices. Other
+keys keep their values in the config `DatasetFacts.base`.
 """
 
 from collections.abc import Sequence
@@ -42,10 +42,10 @@ def choose(
     for rule in rules:
         all_values = {key: choice.value for key, choice in choices.items()} | dict(values)
         side = all_values.get("INPUT.TILE")
-        seen = facts.tiled(side) if side else facts
+        input_facts = facts.tiled(side) if side else facts
         choices |= {
-            one.key: one
-            for one in rule(seen, all_values)
-            if values.get(one.key, one.value) == one.value
+            choice.key: choice
+            for choice in rule(input_facts, all_values)
+            if values.get(choice.key, choice.value) == choice.value
         }
     return list(choices.values())

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from detlite.data.datasets.coco_values import integer, keypoint_names
+from detlite.data.datasets.coco_values import keypoint_names, parse_integer
 from detlite.data.errors import DataError
 from detlite.data.images.checks import find_bad_images
 from detlite.data.images.pixels import DEFAULT_OPTIONS, ImageOptions
@@ -37,9 +37,9 @@ class DatasetStatistics:
         keypoints: names of the keypoints, if a category has any.
         with_keypoints: number of objects with labeled keypoints.
         keypoint_objects: number of objects of the categories that name keypoints.
-        keypoint_pairs: names of keypoints that mirroring exchanges, if a category gives them.
-        problems: number of annotations and images that the loader would refuse, and the first
-            problem, for models (with masks, with keypoints).
+        keypoint_pairs: names of keypoints that mirroring exchanges, if a category lists them.
+        problems: by (with masks, with keypoints): the number of annotations and images that the
+            loader would refuse for such a model, and the first problem.
         decoding: median seconds to read an image on one core, from a sample.
         top_bottom: mean brightness of the upper half of images minus that of the lower half, -1 to
             1, from the sample.
@@ -94,7 +94,7 @@ class DatasetStatistics:
             sizes=np.minimum(self.sizes, side).repeat(grid.prod(axis=1), axis=0),
             boxes=np.concatenate([self.boxes[:, :2] - cells * side, self.boxes[:, 2:]], axis=1),
             owners=owners,
-            categories=_counted([name for name, *_ in self.categories], self.labels, owners),
+            categories=_count([name for name, *_ in self.categories], self.labels, owners),
         )
 
 
@@ -105,7 +105,7 @@ def compute_statistics(
     check: bool = True,
     crowds_as_objects: bool = False,
 ) -> DatasetStatistics:
-    """Read an annotation file, `check` that all of its images can be read, and decode some.
+    """Read an annotation file, check all of its images if `check`, and decode some of them.
 
     Raises DataError if the file cannot be used, all images are missing or damaged, or no object has
     a valid box.
@@ -142,8 +142,7 @@ def compute_statistics(
     named = [row["id"] for row in categories if row.get("keypoints")]
     problems = {}
     for masks, keypoints in product((False, True), repeat=2):
-        one = replace(selection, masks=masks, keypoints=keypoints)
-        texts, bad = index.problems(one, limit=1)
+        texts, bad = index.problems(replace(selection, masks=masks, keypoints=keypoints), limit=1)
         texts += bad_images.values()
         problems[masks, keypoints] = bad + len(bad_images), texts[0] if texts else ""
     with_masks = index.counts(replace(selection, masks=True).objects)
@@ -155,7 +154,7 @@ def compute_statistics(
         boxes=np.array(boxes, np.float64),
         owners=np.array(owners),
         labels=numbered,
-        categories=_counted(names, numbered, np.array(owners)),
+        categories=_count(names, numbered, np.array(owners)),
         with_masks=int(with_masks[numbers].sum()),
         keypoints=index.keypoint_names,
         with_keypoints=int(with_keypoints[numbers].sum()),
@@ -169,12 +168,12 @@ def compute_statistics(
     )
 
 
-def _counted(
+def _count(
     names: Sequence[str], labels: np.ndarray, owners: np.ndarray
 ) -> list[tuple[str, int, int]]:
-    """Return the names with their numbers of objects and images."""
-    own = [owners[labels == label] for label in range(len(names))]
-    return [(name, len(o), len(np.unique(o))) for name, o in zip(names, own, strict=True)]
+    """Return the category names with their numbers of objects and images."""
+    images = [owners[labels == label] for label in range(len(names))]
+    return [(name, len(x), len(np.unique(x))) for name, x in zip(names, images, strict=True)]
 
 
 def _spread(files: Sequence[ImageSource]) -> Sequence[ImageSource]:
@@ -199,14 +198,14 @@ def _decode_sample(files: Sequence[ImageSource], options: ImageOptions) -> tuple
 
 
 def _keypoint_pairs(category: Mapping[str, Any]) -> list[list[str]]:
-    """Return the pairs of keypoints that a category gives for mirroring, [] if none.
+    """Return the pairs of keypoints that a category lists for mirroring, [] if none.
 
-    These are `flip_idx`, the index of the other one of each keypoint (ultralytics), and `swap`, its
-    name (mmpose).
+    `flip_idx` (ultralytics) contains the index of the counterpart of each keypoint, `swap` (mmpose)
+    its name.
     """
     names, pairs = keypoint_names([dict(category)]), []
     indices, others = category.get("flip_idx"), category.get("swap")
-    if isinstance(indices, list) and {*map(integer, indices)} == {*range(len(names))}:
+    if isinstance(indices, list) and {*map(parse_integer, indices)} == {*range(len(names))}:
         others = [names[int(index)] for index in indices]
     if isinstance(others, dict):
         others = [others.get(name) for name in names]

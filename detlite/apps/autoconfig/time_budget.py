@@ -1,9 +1,9 @@
 """Time training steps, and choose a model and an image size that fit into a number of minutes.
 
-Of `candidates`, from the largest to the fastest, the first one is chosen whose timed steps allow
-half of the steps that the dataset calls for (`training_rules.recommended_steps`), else the last
-one. Images shrink before the model does: in 5 and in 15 minutes, more epochs on smaller images gave
-the same or better results (docs/recipes.md).
+The candidates are timed from the largest to the fastest. The first one that can do half of the
+recommended steps (`training_rules.recommended_steps`) is chosen, or else the last one. Images
+shrink before the model does: in 5 and in 15 minutes, more epochs on smaller images had the same or
+better results (docs/recipes.md).
 """
 
 import logging
@@ -66,16 +66,16 @@ def fit_to_minutes(
     rules: Sequence[Rule] = RULES,
     clock: Callable[[], float] = time.perf_counter,
 ) -> DatasetFacts:
-    """Return facts from which `choose` makes a config for SOLVER.MAX_MINUTES of training.
+    """Return facts from which `choose` derives a config for SOLVER.MAX_MINUTES of training.
 
-    Without this key in `values`, the keys that are already decided, or with several processes, the
-    facts are unchanged. `progress` gets a line of text after each candidate. Raises ConfigError if
-    no candidate fits into the memory of the GPU.
+    `values` are the keys that are already decided. Without SOLVER.MAX_MINUTES among them, or with
+    several processes, the facts are unchanged. `progress` is called with a line of text after each
+    candidate. Raises ConfigError if no candidate fits into the memory of the GPU.
     """
     minutes = values.get("SOLVER.MAX_MINUTES")
     if not minutes or facts.processes > 1:
         return facts
-    start, others = clock(), OtherPrograms()
+    start, other_programs = clock(), OtherPrograms()
     results: list[str] = []
     chosen: DatasetFacts | None = None
     described = list(candidates(facts, values))
@@ -103,7 +103,7 @@ def fit_to_minutes(
             f"no model fits into the GPU memory ({'; '.join(results)}): stop other programs that "
             "use the GPU, or train on the CPU with CUDA_VISIBLE_DEVICES set to an empty value"
         )
-    if not facts.machine.gpu and (problem := others.problem("training")):
+    if not facts.machine.gpu and (problem := other_programs.problem("training")):
         _logger.warning("%s", problem)
     timed = f"Timed on this machine, where half of the steps are enough: {'; '.join(results)}"
     return replace(chosen, minutes=(minutes, timed))
@@ -124,9 +124,9 @@ def step_seconds(
 ) -> list[float]:
     """Return the seconds of training steps, including loading, after `warm_up` steps.
 
-    The images have the size of INPUT at `progress`, a fraction of the run.
-    The weights are random, since a step takes equally long with others. After 15 seconds no further
-    step is timed, but at least one is. No file is written.
+    The images have the size of INPUT at `progress`, a fraction of the run. The weights are random,
+    because they do not affect the duration. After 15 seconds no further step is timed, but at least
+    one is. No file is written.
     """
     seed_all(cfg.SEED, cfg.SOLVER.DETERMINISTIC)
     cfg = resolve_frozen_norms(cfg)

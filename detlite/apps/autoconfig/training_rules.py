@@ -7,8 +7,9 @@ import numpy as np
 
 from .dataset_facts import Choice, DatasetFacts, Values, resize_factors
 
-# Pixels per batch. In a short training, many small steps reached more than few large ones with the
-# same number of images (docs/recipes.md), and on a CPU they take no longer. A GPU would be idle.
+# Pixels per batch. Short trainings with many small steps reached higher AP than with few large
+# steps of the same number of images (docs/recipes.md). On a CPU they also take no longer, but a GPU
+# would be idle.
 _BATCH_PIXELS = {"cpu": 3e5, "gpu": 4e6}
 # EfficientNet-lite0-FPN took up to 2400 in bfloat16 (docs/init.md); float32 takes twice that.
 _BYTES_PER_PIXEL = 5000
@@ -17,9 +18,10 @@ _EPOCHS = {(True, "cpu"): 6, (True, "gpu"): 12, (False, "cpu"): 12, (False, "gpu
 # Minimum number of steps by pretrained; smaller batches than 4 get more steps, for as many images.
 _MIN_STEPS = {True: 200, False: 400}
 _MIN_STEPS_BATCH = 4
-# LVIS repeats categories in fewer than 0.001 of its 57,000 images (Gupta et al., 2019). On 135
-# images, half of them (67) gained most (docs/recipes.md).
 _LOADING_FRACTION = 0.1  # of a step, above which a process loads images
+# Categories in fewer images are repeated. LVIS repeats those in fewer than 0.001 of its 57,000
+# images (Gupta et al., 2019). With 135 images, a limit of half of them (67) was best
+# (docs/recipes.md).
 _COMMON_IMAGES, _COMMON_FRACTION = 60, 0.5
 
 

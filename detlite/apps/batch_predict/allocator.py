@@ -7,17 +7,17 @@ import sys
 _OPTIONS = {
     -4: 0,  # M_MMAP_MAX
     -1: -1,  # M_TRIM_THRESHOLD
-    -8: 1,  # M_ARENA_MAX: thread heaps hold 64 MB, and malloc maps larger blocks separately
+    -8: 1,  # M_ARENA_MAX: thread heaps have 64 MB, and malloc maps larger blocks separately
 }
 _kept = False
 
 
 def keep_freed_memory() -> bool:
-    """Let malloc reuse freed memory instead of returning it to the system; True if it can.
+    """Let malloc reuse freed memory instead of returning it to the system; return True on success.
 
     Each feature map takes megabytes, which glibc otherwise maps again each time, and the system
-    clears every new page. This applies to the whole process, which keeps its maximum size. Call it
-    once, before starting threads that compute. Without glibc it has no effect.
+    clears every new page. The setting applies to the whole process, which keeps its maximum size.
+    Call it once, before starting threads that compute. Without glibc it has no effect.
     """
     global _kept
     if sys.platform.startswith("linux"):

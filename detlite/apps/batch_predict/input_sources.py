@@ -34,7 +34,7 @@ def list_images(inputs: Sequence[str], exclude: Path | None = None) -> list[str]
         inputs: each a file; a folder, for the images in it, or else in its subfolders; a glob such
             as `photos/**/*.jpg`; a text file (.txt) with a path or URL in each line; or an http or
             https URL. The images of folders and globs are sorted by name.
-        exclude: a folder whose files are left out of folders and globs, for drawn images.
+        exclude: skip files of this folder, such as drawn images, in folders and globs.
 
     Raises:
         DataError: a folder, glob or list contains no image or cannot be read, or the scheme of a

@@ -73,7 +73,7 @@ def write_summary(
     """Write the number, density and area of the objects of each image as a CSV file.
 
     Args:
-        entries: see `result_files`; unreadable images are left out.
+        entries: see `result_files`; unreadable images are skipped.
         names: category names by id.
         columns: names of the categories that become columns.
     """
@@ -85,13 +85,14 @@ def write_summary(
                 continue
             image, objects = entry["image"], entry["objects"]
             counts = Counter(names[obj["category_id"]] for obj in objects)
-            own = [counts[name] for name in columns]
+            by_category = [counts[name] for name in columns]
             pixels = image["height"] * image["width"]
             area = sum(obj["measures"]["area"] for obj in objects)
             name = image["file_name"].encode(errors="surrogateescape").decode(errors="replace")
             size = image["height"], image["width"]
-            density, fraction = sum(own) * 1e6 / pixels, area / pixels
-            writer.writerow((image["id"], name, *size, sum(own), density, fraction, *own))
+            total, fraction = sum(by_category), area / pixels
+            numbers = total, total * 1e6 / pixels, fraction, *by_category
+            writer.writerow((image["id"], name, *size, *numbers))
 
 
 def write_label_image(file: Path, prediction: Mapping[str, Any]) -> None:

@@ -89,8 +89,8 @@ def predict_stream(
                 next_index += 1
             if running:
                 batch, detecting = running.popleft()
-                for (index, loaded), one in zip(batch.items(), detecting.result(), strict=True):
-                    finishing[index] = pool.submit(finish_one, index, loaded, one)
+                for (index, loaded), found in zip(batch.items(), detecting.result(), strict=True):
+                    finishing[index] = pool.submit(finish_one, index, loaded, found)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Files of detections: a journal of entries, and COCO results, CSV or Parquet made from it.
+"""Files of detections: a journal of entries, and COCO results, CSV or Parquet written from it.
 
 An entry is a dict {"image": {"id", "file_name", "height", "width"}, "objects": COCO results}, or
 {"image": {"id", "file_name"}, "problem": text} for an unreadable image. COCO results are joined
@@ -72,7 +72,7 @@ class Journal:
         self._stream.truncate(end)
 
     def add(self, entry: Entry) -> None:
-        """Append an entry, and hand it to the system, so that it outlives the process.
+        """Append an entry and flush it, so that it survives the end of the process.
 
         `_journal_texts` depends on the format of the lines.
         """
@@ -160,7 +160,7 @@ def write_detections(
 ) -> None:
     """Write the detections of entries atomically, with one entry in memory at a time.
 
-    `format` is csv, measures or parquet, and `names` holds the category names by id.
+    `format` is csv, measures or parquet; `names` are the category names by id.
     """
     if format == "parquet":
         return _write_parquet(file, to_rows(entries, names))

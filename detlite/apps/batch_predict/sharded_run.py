@@ -93,7 +93,7 @@ class ShardedRun:
         Every `world_size`-th shard belongs to `rank`. The shards of other ranks follow, which may
         have died.
         """
-        for shard in sorted(range(self.shard_count), key=lambda one: one % world_size != rank):
+        for shard in sorted(range(self.shard_count), key=lambda n: n % world_size != rank):
             if self.is_finished(shard):
                 continue
             file = self._file(shard, ".lock")

@@ -126,13 +126,13 @@ def video_writer(file: Path, rate: Fraction) -> Iterator[Callable[[Image.Image, 
             yield add
         finally:
             if stream is not None:
-                container.mux(stream.encode(None))  # what the encoder still holds
+                container.mux(stream.encode(None))  # frames that are still in the encoder
 
 
 def build_tracker(frame_rate: float) -> Callable[[Prediction], list[int | None]]:
-    """Return a function that gives objects the same id in all frames of a video, with ByteTrack.
+    """Return a function that assigns objects the same id in all frames of a video, with ByteTrack.
 
-    It takes the predictions of consecutive frames and returns the id of each object, from 1 on;
+    Call it with the predictions of consecutive frames. It returns the id of each object, from 1;
     None if it is not tracked yet. Objects are recognized by their boxes only. A new object needs a
     score of 0.7 and a second frame. From Y. Zhang et al., ByteTrack: Multi-Object Tracking by
     Associating Every Detection Box, ECCV 2022.

@@ -1,4 +1,4 @@
-"""Find all defects of a data set before training.
+"""Find all defects of a dataset before training.
 
     detlite check --data train.json val.json --images photos --page report.html
     detlite check --data configs/mine.yaml

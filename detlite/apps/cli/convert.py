@@ -46,7 +46,7 @@ def run(args: Namespace) -> int:
     if args.source not in (None, *SOURCES):
         raise ConfigError(f"--from {args.source}: must be one of {', '.join(SOURCES)}")
     if not args.output.parent.is_dir():
-        raise ConfigError(f"--output {args.output}: there is no folder {args.output.parent}")
+        raise ConfigError(f"--output {args.output}: the folder {args.output.parent} does not exist")
     checkpoint = files.read_checkpoint(
         resolve_checkpoint_path(args.weights, args.overrides), args.source
     )

@@ -35,7 +35,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     text = "number of training images for the calibration of --int8"
     cli.add_option(parser, "--calibrate", text, "N", 40, limits=(1, None))
     cli.add_option(parser, "--check", "images to compare detections on", "FOLDER", type=Path)
-    text = "data set for measuring the AP of --int8 (default: DATASETS.TEST)"
+    text = "dataset for measuring the AP of --int8 (default: DATASETS.TEST)"
     cli.add_option(parser, "--evaluate", text, "NAME")
     cli.add_flag(parser, "--time", "also compare the time per image")
     cli.add_overrides(parser, device=False)
@@ -46,7 +46,7 @@ def run(args: Namespace) -> int:
     from detlite.apps.export.openvino import to_openvino
     from detlite.config import ConfigError
     from detlite.conversion.checkpoint.loading import build_model_from_checkpoint
-    from detlite.inference.build import own_score_thresh
+    from detlite.inference.build import model_score_thresh
 
     start = time.perf_counter()
 
@@ -76,7 +76,7 @@ def run(args: Namespace) -> int:
     step(f"comparing the file with the model on {len(images)} images")
     # Quantization itself changes the detections; the AP below says by how much.
     reference = target if args.int8 else model
-    limits = own_score_thresh(model) or 0.0, model.postprocess.detections_per_image
+    limits = model_score_thresh(model) or 0.0, model.postprocess.detections_per_image
     difference = verify.compare_detectors(reference, exported, images, proposals, *limits)
     agrees = verify.report_difference(difference)
     for dataset in datasets:

@@ -1,4 +1,4 @@
-"""Write a config for a data set, with the reason for each key, or convert it to COCO json.
+"""Write a config for a dataset, with the reason for each key, or convert it to COCO json.
 
     detlite init --data photos > mine.yaml
     detlite init --data train.json --val val.json > mine.yaml
@@ -99,19 +99,19 @@ def config(args: Namespace) -> str:
         args.group_duplicates, upright,
     )  # fmt: skip
     _log(text)
-    given, weights = dataset_choices(sets, text), args.weights
+    fixed, weights = dataset_choices(sets, text), args.weights
     if weights:
         weights = str(Path(weights).absolute()) if Path(weights).is_file() else weights
         reason = "initial weights; the other keys of MODEL and INPUT are theirs"
-        given.append(Choice("MODEL.WEIGHT", weights, reason))
+        fixed.append(Choice("MODEL.WEIGHT", weights, reason))
         reason = "keep what the heads know of categories with the same name"
-        given.append(Choice("MODEL.REINIT_HEADS", True, reason))
+        fixed.append(Choice("MODEL.REINIT_HEADS", True, reason))
     if args.minutes:
         _log("timing training steps on this machine, at most two minutes")
-        given.append(Choice("SOLVER.MAX_MINUTES", args.minutes))
+        fixed.append(Choice("SOLVER.MAX_MINUTES", args.minutes))
     if weights or args.minutes:
         limit_threads()
-    opts = [word for one in given for word in (one.key, one.value)] + args.overrides
+    opts = [word for choice in fixed for word in (choice.key, choice.value)] + args.overrides
     with explain_dead_loader():
         cfg, choices, facts = derive_config(opts, weights, mean_step_seconds, _log)
     train = facts.train
@@ -124,12 +124,12 @@ def config(args: Namespace) -> str:
                 f"MODEL.{key} is False, although all training objects would fit: those of the "
                 "evaluation set do not. Name another one with --val"
             )
-    # What training will leave out, reinterpret or switch off because of the data.
+    # What training will skip, reinterpret or switch off because of the data.
     parts = build_train_dataset(cfg).parts
     _log(findings_of([*parts, *build_test_datasets(cfg)], parts))
-    stated = {one.key: one.reason for one in given}
+    stated = {choice.key: choice.reason for choice in fixed}
     stated |= dict.fromkeys(args.overrides[::2], "as the command says")
-    chosen = {one.key: one.reason for one in choices}
+    chosen = {choice.key: choice.reason for choice in choices}
     reasons = {key: reason for key, reason in stated.items() if key not in chosen} | chosen
     values = dict(flatten(cfg))
     keys = [key for key in reasons if key in values]

@@ -14,14 +14,14 @@ from detlite import __version__
 from detlite.apps.cli import split_pairs
 
 COMMANDS = {
-    "init": "write a config for a data set, or convert the data set to COCO json",
+    "init": "write a config for a dataset, or convert the dataset to COCO json",
     "train": "train and evaluate a model",
     "test": "evaluate a checkpoint on test sets",
     "predict": "detect objects in images, folders of images, or a video",
     "serve": "detect objects over HTTP, with a web page to try the model",
     "report": "write an HTML page about one or several runs: metrics, errors, comparison",
     "browse": "write an HTML page of augmented training images with their objects and anchors",
-    "check": "find all defects of a data set before training",
+    "check": "find all defects of a dataset before training",
     "convert": "convert weights of another framework, or export weights to torchvision",
     "export": "export a model to torch.export, AOTInductor, ONNX or OpenVINO",
     "doctor": "list what is installed and test every operator",

@@ -5,7 +5,7 @@
     detlite report --truth instances_val.json --results yolo.json mask_rcnn.json
 
 A RUN is the output folder of `detlite train` or `detlite test`, with config.yaml and
-results_<data set>.json. With --truth and --results, the page is about detections of any framework
+results_<dataset>.json. With --truth and --results, the page is about detections of any framework
 in COCO's format. If there are several runs or result files, the page compares the others with the
 first one. The page is a single HTML file that works offline. docs/report.md explains it.
 """
@@ -30,7 +30,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     text = "number of bootstrap samples for confidence intervals"
     cli.add_option(parser, "--resamples", text, default=1000, limits=(100, None))
     cli.add_option(parser, "--seed", "seed of the bootstrap", default=0)
-    text = "number of wrong detections and missed objects to show for each data set"
+    text = "number of wrong detections and missed objects to show for each dataset"
     cli.add_option(parser, "--examples", text, default=48, limits=(0, None))
 
 

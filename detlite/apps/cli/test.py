@@ -5,7 +5,7 @@
     detlite test --weights model_final.pth --data val.json --images photos
     torchrun --nproc-per-node 2 -m detlite test --weights model_final.pth
 
-The command prints the table of COCO metrics. It writes evaluation.json and results_<data set>.json
+The command prints the table of COCO metrics. It writes evaluation.json and results_<dataset>.json
 to the output folder, and also config.yaml, unless it is the output folder of the training.
 """
 

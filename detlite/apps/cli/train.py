@@ -7,7 +7,7 @@
 Without --config, the rules of `detlite init` choose a config for the data.
 
 The command writes config.yaml, log.txt, metrics.jsonl, TensorBoard events, checkpoints,
-evaluation.json, results_<data set>.json, curves.png, detections.png and report.html to the output
+evaluation.json, results_<dataset>.json, curves.png, detections.png and report.html to the output
 folder.
 
 If torchrun restarts a run (`--max-restarts`), it resumes from its last checkpoint. After Ctrl-C,
@@ -46,7 +46,7 @@ def run(args: Namespace) -> int:
 
     overrides = cli.config_overrides(args)
     if args.config is not None:
-        load_config(args.config, overrides)  # `train` would take a path of data, too
+        load_config(args.config, overrides)  # `train` would also accept a path of data
     try:
         train(
             args.config,

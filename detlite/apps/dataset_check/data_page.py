@@ -1,4 +1,4 @@
-"""HTML page of the defects of data sets, with example images."""
+"""HTML page of the defects of datasets, with example images."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -41,7 +41,7 @@ def data_page(sets: Sequence[Inspection], pairs: Sequence[Pair]) -> str:
 
 
 def _describe(inspection: Inspection) -> dict[str, Any]:
-    """Describe a data set for the template."""
+    """Describe a dataset for the template."""
     kinds = defaultdict(list)
     for defect in inspection.defects:
         kinds[defect.kind, defect.refused].append(defect)
@@ -60,8 +60,8 @@ def _describe(inspection: Inspection) -> dict[str, Any]:
         "balance": inspection.class_balance(),
         "kinds": [
             {"name": name, "refused": refused, "count": len(defects), "rows": defects[:_MAX_ROWS],
-             "images": [_image(inspection, one.image_id, one.where, suspicious=one.box)
-                        for one in defects[:_MAX_IMAGES] if one.image_id in inspection.images]}
+             "images": [_image(inspection, d.image_id, d.where, suspicious=d.box)
+                        for d in defects[:_MAX_IMAGES] if d.image_id in inspection.images]}
             for (name, refused), defects in kinds.items()
         ],
         "examples": examples,
@@ -77,7 +77,7 @@ def _image(
 ) -> dict[str, str]:
     """Return an image for the template, with its objects, or with one box xywh and its enlargement.
 
-    Only the text, if the image cannot be read.
+    If the image cannot be read, only the text is returned.
     """
     try:
         image = read_image(image_file_of(inspection.folder, inspection.images[image_id]))

@@ -1,4 +1,4 @@
-"""Find every defect of data sets, where loading them would stop at the first."""
+"""Find all defects of datasets; loading them would stop at the first one."""
 
 import os
 import sys
@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from detlite.apps.dataset_formats.coco_files import find_images
 from detlite.config import ConfigError, load_config
-from detlite.data.datasets.build import check_sets, config_findings
+from detlite.data.datasets.build import check_datasets, config_findings
 from detlite.data.datasets.catalog import locate_dataset
 from detlite.data.datasets.coco import CocoDataset
 from detlite.data.datasets.coco_masks import boxes_match, mask_area, mask_box, read_segmentation
@@ -41,10 +41,10 @@ _MIN_VALUES = 20  # below this number, quartiles are not meaningful
 
 
 def inspect(path: Path, images: Path | None) -> list[Inspection]:
-    """Inspect an annotation file, or every data set of a config.
+    """Inspect an annotation file, or every dataset of a config.
 
     Raises:
-        ConfigError: the file does not exist or is a folder, or the config names no data sets.
+        ConfigError: the file does not exist or is a folder, or the config names no datasets.
     """
     if path.suffix == ".json":
         if not path.is_file():
@@ -82,7 +82,7 @@ def inspect(path: Path, images: Path | None) -> list[Inspection]:
             inspections[-1].findings += config_findings(cfg, index, selection, train)
     if not any(inspection.refused for inspection in inspections):
         try:
-            check_sets(cfg)
+            check_datasets(cfg)
         except (ConfigError, DataError) as error:
             inspections[-1].defects.append(Defect("config", path.name, str(error), True))
     return inspections
@@ -149,14 +149,14 @@ def inspect_dataset(
     _inspect_images(result, image_options)
     result.defects += object_warnings(result)
     result.defects += shape_warnings(result)
-    if skip_bad:  # training leaves these out; it stops at damage that only decoding shows
+    if skip_bad:  # training skips these, but stops at damage that only decoding reveals
         skipped = {int(index.image_ids[k]) for k in find_bad_images(index, folder, image_options)}
-        for number, one in enumerate(result.defects):
-            if one.kind == "image" and one.image_id in skipped:
-                result.defects[number] = replace(one, refused=False)
-    bad = [f"{one.where}: {one.problem}" for one in result.defects if one.kind == "image"]
+        for number, defect in enumerate(result.defects):
+            if defect.kind == "image" and defect.image_id in skipped:
+                result.defects[number] = replace(defect, refused=False)
+    bad = [f"{d.where}: {d.problem}" for d in result.defects if d.kind == "image"]
     result.findings = index.findings(result.selection, skip_bad, dict(enumerate(bad)), background)
-    if not result.refused:  # the loader has the last word
+    if not result.refused:  # the loader may still refuse the whole
         try:
             CocoDataset(
                 annotations,
@@ -179,10 +179,10 @@ def _inspect_images(result: Inspection, options: ImageOptions) -> None:
     images = list(result.images.values())
     with ThreadPoolExecutor(_READERS) as pool:
         inspected = pool.map(partial(_inspect, result.folder, options=options), images)
-        for image, (defects, one) in zip(_progress(images, "images"), inspected, strict=True):
+        for image, (defects, found) in zip(_progress(images, "images"), inspected, strict=True):
             result.defects += defects
-            if one is not None:
-                result.fingerprints.append(one)
+            if found is not None:
+                result.fingerprints.append(found)
                 result.fingerprinted.append(image["id"])
 
 
@@ -216,7 +216,7 @@ def object_warnings(result: Inspection) -> Iterator[Defect]:
     """Yield duplicate annotations, boxes that do not match their masks, and wrong areas."""
     seen: set[tuple[Any, ...]] = set()
     # The stated size of an unreadable image may be wrong, and too large to draw masks.
-    unreadable = {one.image_id for one in result.defects if one.kind == "image"}
+    unreadable = {defect.image_id for defect in result.defects if defect.kind == "image"}
     for row in _progress(result.objects, "annotations"):
         key = (row["image_id"], row["category_id"], *row["bbox"])
         if key in seen:
@@ -235,10 +235,10 @@ def object_warnings(result: Inspection) -> Iterator[Defect]:
                 problem = f"bbox {row['bbox']} does not match its mask, whose box is {tight}"
                 yield _warning("box does not match mask", problem, row)
             areas.append(mask_area(mask.value, image["height"], image["width"]))
-        given = row.get("area")
-        if given is not None and not min(areas) / 2 <= given <= max(areas) * 2:
+        stated = row.get("area")
+        if stated is not None and not min(areas) / 2 <= stated <= max(areas) * 2:
             sizes = " and its mask has ".join(f"{area:g}" for area in areas)
-            problem = f"area is {given:g}, but its box has {sizes} square pixels: "
+            problem = f"area is {stated:g}, but its box has {sizes} square pixels: "
             problem += "APs, APm and APl count it with the wrong size"
             yield _warning("area", problem, row)
 

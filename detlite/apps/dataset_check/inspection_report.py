@@ -1,4 +1,4 @@
-"""The result of inspecting a data set, and its text report."""
+"""The result of inspecting a dataset, and its text report."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -21,13 +21,13 @@ _SMALL, _LARGE = 32**2, 96**2  # COCO's limits of small and large objects, in sq
 
 @dataclass(frozen=True)
 class Defect:
-    """An error or a warning about one entry of a data set.
+    """An error or a warning about one entry of a dataset.
 
     Attributes:
         kind: short name of this kind of defect.
         where: the entry, such as "annotation 7 (image 3)".
         problem: what is wrong with it.
-        refused: True if training refuses the data set because of it; False for a warning.
+        refused: True if training refuses the dataset because of it; False for a warning.
         image_id: image of the entry; None for a defect of the file.
         box: [x, y, width, height] in the image, if known.
     """
@@ -50,7 +50,7 @@ class Inspection:
         images: valid entries of `images` by id.
         category_rows: entries of `categories`.
         objects: valid annotations, including crowds.
-        findings: what is left out, reinterpreted or switched off.
+        findings: what is skipped, reinterpreted or switched off.
         fingerprints, fingerprinted: fingerprints of the readable images, and their image ids.
     """
 
@@ -73,7 +73,7 @@ class Inspection:
 
     @property
     def refused(self) -> list[Defect]:
-        """The defects for which training refuses the data set."""
+        """The defects for which training refuses the dataset."""
         return [defect for defect in self.defects if defect.refused]
 
     @property
@@ -118,8 +118,8 @@ class Inspection:
 
 def near_duplicates(sets: list[Inspection]) -> list[tuple[tuple[int, int], tuple[int, int]]]:
     """Return the pairs of nearly identical images, each as (index of the set, image id)."""
-    owners = [(index, number) for index, one in enumerate(sets) for number in one.fingerprinted]
-    pairs = similar_pairs([fingerprint for one in sets for fingerprint in one.fingerprints])
+    owners = [(index, number) for index, part in enumerate(sets) for number in part.fingerprinted]
+    pairs = similar_pairs([fingerprint for part in sets for fingerprint in part.fingerprints])
     return [(owners[first], owners[second]) for first, second in pairs]
 
 

@@ -27,7 +27,7 @@ def fingerprint(image: Tensor) -> Fingerprint:
     small = interpolate(gray, (8, 9), mode="area")[0, 0]
     bits = (small[:, 1:] > small[:, :-1]).flatten().tolist()
     thumbnail = interpolate(gray, (_SIDE, _SIDE), mode="area")[0, 0]
-    image_hash = sum(1 << place for place, bit in enumerate(bits) if bit)
+    image_hash = sum(1 << k for k, bit in enumerate(bits) if bit)
     return image_hash, thumbnail.round().to(torch.uint8).numpy()
 
 
@@ -40,30 +40,30 @@ def similar_pairs(fingerprints: Sequence[Fingerprint]) -> list[tuple[int, int]]:
         keys = (hashes >> np.uint64(16 * quarter)) & np.uint64(0xFFFF)
         order = np.argsort(keys, kind="stable")
         for group in np.split(order, np.flatnonzero(np.diff(keys[order])) + 1):
-            for place, first in enumerate(group[:-1].tolist()):
-                others = group[place + 1 :]
+            for k, first in enumerate(group[:-1].tolist()):
+                others = group[k + 1 :]
                 differing = (hashes[first] ^ hashes[others]).view(np.uint8).reshape(-1, 8)
                 near = others[np.unpackbits(differing, axis=1).sum(axis=1) <= _MAX_BITS]
                 pairs |= {(first, other) for other in near.tolist()}
 
-    def alike(first: int, second: int) -> bool:
+    def are_similar(first: int, second: int) -> bool:
         thumbnails = (fingerprints[index][1].astype(np.float32) for index in (first, second))
         return float(np.abs(np.subtract(*thumbnails)).mean()) <= _MAX_DIFFERENCE
 
-    return sorted(pair for pair in pairs if alike(*pair))
+    return sorted(pair for pair in pairs if are_similar(*pair))
 
 
 def duplicate_groups(files: Sequence[Path]) -> list[int]:
-    """Return for each image the index of the first image that it resembles, directly or not.
+    """Group nearly identical images; return the index of the first image of each image's group.
 
     An image that cannot be read is its own group.
     """
     with ThreadPoolExecutor() as pool:
         fingerprints = list(pool.map(_fingerprint_of, files))
-    readable = [index for index, one in enumerate(fingerprints) if one is not None]
-    groups = list(range(len(files)))
-    for pair in similar_pairs([one for one in fingerprints if one is not None]):
-        low, high = sorted(groups[readable[index]] for index in pair)
+    readable = {index: known for index, known in enumerate(fingerprints) if known is not None}
+    indices, groups = list(readable), list(range(len(files)))
+    for pair in similar_pairs([*readable.values()]):
+        low, high = sorted(groups[indices[index]] for index in pair)
         groups = [low if group == high else group for group in groups] if low != high else groups
     return groups
 

@@ -17,10 +17,10 @@ _OBJECT = ("image_id", "category_id", "bbox", "segmentation", "keypoints", "igno
 def repair(inspection: Inspection) -> tuple[Row, Counter[str]]:
     """Return a repaired copy of an annotation file.
 
-    Everything is written in COCO's notation and with different ids, and boxes are clipped to their
-    images. An object whose box or mask cannot be used is marked with `"ignore": 1` and its valid
-    part is kept. Removed are equal annotations, annotations without a known place, and images that
-    cannot be read, with their annotations.
+    The copy uses COCO's notation and unique ids, and boxes are clipped to their images. An object
+    with an invalid box or mask is marked with `"ignore": 1`, and its valid part is kept. Duplicate
+    annotations, annotations without a known position, and unreadable images with their annotations
+    are removed.
 
     Returns:
         The content of the new file, and the number of changes of each kind.
@@ -55,10 +55,10 @@ def repair(inspection: Inspection) -> tuple[Row, Counter[str]]:
     counts["annotations removed"] = len(index.arrays["states"]) - len(annotations)
     sizes = {image["id"]: (image["height"], image["width"]) for image in images}
     annotations = [
-        {**row, "category_id": one}
+        {**row, "category_id": category_id}
         for row in annotations
-        for one in category_ids
-        if one == row.get("category_id") or row.get("category_id") not in category_ids
+        for category_id in category_ids
+        if category_id == row.get("category_id") or row.get("category_id") not in category_ids
     ]
     kept = []
     ids = {row["id"] for row in annotations}
@@ -69,7 +69,7 @@ def repair(inspection: Inspection) -> tuple[Row, Counter[str]]:
             counts["equal annotations removed"] += 1
             continue
         written.add(key)
-        box = _clipped(row["bbox"], *sizes[row["image_id"]])
+        box = _clip_box(row["bbox"], *sizes[row["image_id"]])
         counts["boxes clipped"] += box != row["bbox"]
         row_id = row["id"] if row["id"] in ids else next(free_ids)
         ids.discard(row_id)
@@ -79,7 +79,7 @@ def repair(inspection: Inspection) -> tuple[Row, Counter[str]]:
     return content, +counts
 
 
-def _clipped(box: Sequence[float], height: int, width: int) -> list[float]:
+def _clip_box(box: Sequence[float], height: int, width: int) -> list[float]:
     x, y, w, h = box
     x1, y1, x2, y2 = max(x, 0), max(y, 0), min(x + w, width), min(y + h, height)
     inside = (x1, y1) == (x, y) and (x2, y2) == (x + w, y + h)

@@ -1,8 +1,8 @@
 """Datasets of any annotation tool: recognize, read, and convert to COCO json.
 
-The readers are our own because libraries lose accuracy (supervision rounds polygons to whole
-pixels, datumaro coordinates to 1/100), skip in silence what they do not know, and do not name the
-invalid line.
+No library is used because libraries lose accuracy (supervision rounds polygons to whole pixels,
+datumaro rounds coordinates to 1/100), silently skip unknown parts, and do not name the invalid
+line.
 """
 
 from .find_annotations import Source, convert, find_sets

@@ -43,7 +43,7 @@ def find_coco_files(tree: FileTree) -> dict[str, Path]:
     test = [file for file in others if _TEST.search(file.relative_to(folder).as_posix().lower())]
     if len(train) == 1 and (len(val) == 1 or len(test) == len(files) - 1):
         found = {"train": train, "val": val, "test": test}
-        return {split: some[0] for split, some in found.items() if some}
+        return {split: matches[0] for split, matches in found.items() if matches}
     if len(both) == 1 and not train and not val:
         return {"train": both[0]}
     names = ", ".join(str(file.relative_to(folder)) for file in files)
@@ -92,7 +92,7 @@ def read_coco(
 ) -> tuple[Path | dict[str, Any], Path]:
     """Return a COCO file and the folder that its file names are relative to, see `find_images`.
 
-    If images have other names or no size in the file, return its content with the right ones.
+    If images have other names or no size in the file, its content is returned with the right ones.
     """
     problem = None
     try:
@@ -101,11 +101,11 @@ def read_coco(
         folder, problem = images or file.parent, error
     index = open_index(file)
     names = [index.image(number)["file_name"] for number in range(len(index.image_ids))]
-    lost = [name for name in names if not os.path.isfile(folder / name)]
+    missing = [name for name in names if not os.path.isfile(folder / name)]
     found: dict[str, Path] = {}
-    if lost:
+    if missing:
         near = FileTree(file, images or (folder if folder != file.parent else None))
-        for name in lost:
+        for name in missing:
             try:
                 found[name] = near.image(name, file)
             except AmbiguousNameError:
@@ -151,7 +151,7 @@ def split_content(
 
     An image stays in its split when others are added, except to ensure that both splits have an
     annotated image. With a single annotated image there is no "val". `within`, the image folder
-    relative to the dataset, is hashed with the names: they become longer with another folder.
+    relative to the dataset, is hashed with the names.
     `groups` are names of images that stay together, each with the name that is hashed instead.
     """
 
@@ -199,14 +199,14 @@ def _splits_of(path: Path, root: Path) -> set[str]:
 
 
 def _is_coco(file: Path) -> bool:
-    """Return True if a json file has COCO's three lists, of objects and not of segments."""
+    """Return True if a json file has COCO's three lists and is not a panoptic file."""
     keys = [rf'(?i)"{key}"\s*:\s*\[' for key in ("images", "annotations", "categories")]
     text = excerpt(file).lstrip("\ufeff \t\r\n")
     if not text.startswith("{") or not any(re.search(key, text) for key in keys):
         return False
     with file.open("rb") as stream:
         encoding = json.detect_encoding(stream.read(4))
-    if not encoding.startswith("utf-8"):  # as of PowerShell
+    if not encoding.startswith("utf-8"):  # such as UTF-16, which PowerShell writes
         whole = file.read_text(encoding, "replace")
         return all(re.search(key, whole) for key in keys)
     with file.open("rb") as stream, mmap(stream.fileno(), 0, access=ACCESS_READ) as data:

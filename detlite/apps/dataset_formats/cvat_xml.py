@@ -21,7 +21,7 @@ _NOT_SHAPES = ("tag", "attribute")
 
 
 def cvat_labels(file: Path, tree: FileTree, conversion: Conversion) -> Iterator[ImageLabels]:
-    """Yield the images of a file, or the frames of a video, which are frame_000000.* and so on."""
+    """Yield the images of a file, or the frames of a video: frame_000000.*, frame_000001.*, ..."""
     try:
         root = ET.parse(file).getroot()
     except ET.ParseError as error:
@@ -43,13 +43,13 @@ def _image(node: ET.Element) -> ImageLabels:
     subset = node.get("subset", "")  # a folder in the export of a project
     labels = ImageLabels(f"{subset}/{node.attrib['name']}".strip("/"), size=_size(node))
     labels.split = SPLITS.get(subset.lower())
-    nodes = (one for one in node if one.tag not in _NOT_SHAPES)
-    labels.shapes = [read_shape(_shape, one.get("label", ""), one) for one in nodes]
+    nodes = (child for child in node if child.tag not in _NOT_SHAPES)
+    labels.shapes = [read_shape(_shape, child.get("label", ""), child) for child in nodes]
     return labels
 
 
 def _size(node: ET.Element) -> tuple[int, int]:
-    """Return (height, width), which are attributes of an image and children for a video."""
+    """Return (height, width): attributes of an image node, child nodes of a video node."""
     values = (node.get(side) or node.findtext(side) or "0" for side in ("height", "width"))
     height, width = (round(float(value)) for value in values)
     return height, width
@@ -57,14 +57,14 @@ def _size(node: ET.Element) -> tuple[int, int]:
 
 def _shape(label: str, node: ET.Element) -> Shape:
     shape = Shape.not_an_object(node.tag, label, _points(node) if node.get("points") else ())
-    values, turn = node.attrib, float(node.get("rotation") or 0)
+    values, degrees = node.attrib, float(node.get("rotation") or 0)
     if node.tag == "box":
         x1, y1, x2, y2 = (float(values[key]) for key in ("xtl", "ytl", "xbr", "ybr"))
         center = (x1 + x2) / 2, (y1 + y2) / 2
-        shape = Shape.box(label, (x1, y1, x2 - x1, y2 - y1), turn, center)
+        shape = Shape.box(label, (x1, y1, x2 - x1, y2 - y1), degrees, center)
     elif node.tag == "ellipse":
         x, y, rx, ry = (float(values[key]) for key in ("cx", "cy", "rx", "ry"))
-        shape = Shape.ellipse(label, (x, y), (rx, ry), turn)
+        shape = Shape.ellipse(label, (x, y), (rx, ry), degrees)
     elif node.tag == "polygon":
         shape.problem = ""
     elif node.tag == "mask":
@@ -73,10 +73,10 @@ def _shape(label: str, node: ET.Element) -> Shape:
         mask = np.repeat(np.arange(len(runs)) % 2 == 1, runs).reshape(height, width)
         shape = Shape(label, mask=mask, origin=(left, top))
     elif node.tag == "skeleton":
-        points = [one for one in node.iter("points") if one.get("outside") != "1"]
-        x, y, w, h = bounding_box([_points(one) for one in points])
+        points = [point for point in node.iter("points") if point.get("outside") != "1"]
+        x, y, w, h = bounding_box([_points(point) for point in points])
         shape = Shape.box(label, (x, y, w, h))
-        shape.keypoints = {one.get("label", ""): _keypoint(one) for one in points}
+        shape.keypoints = {point.get("label", ""): _keypoint(point) for point in points}
     shape.group = group if (group := values.get("group_id", "0")) != "0" else None
     return shape
 

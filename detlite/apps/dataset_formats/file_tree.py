@@ -1,4 +1,5 @@
-"""The files of a dataset, found by the names that label files of any machine give them."""
+"""Find the images of a dataset by their names in label files, which another machine may have
+written."""
 
 import json
 import os
@@ -22,8 +23,8 @@ UNLISTED = "unlisted"  # the split of images that no list of a split names
 _LABEL_FOLDERS = {"annotations", "labels", "ann"}
 _NO_PHOTOS = ("SegmentationClass", "SegmentationObject")  # masks with the names of images
 _LABELS = {".json", ".xml", ".txt", ".csv", ".yaml", ".yml"}
-# Of macOS, Windows and Synology.
 _JUNK = {
+    # Files and folders of macOS, Windows and Synology.
     "__macosx", "thumbs.db", "desktop.ini", "$recycle.bin", "@eadir",
     # Drawings of labels by LabelMe.
     "visualization", "annotationsvisualization", "segmentationclassvisualization",
@@ -35,15 +36,15 @@ _HEAD = 1 << 16  # bytes at the start and the end of a file that `excerpt` retur
 
 
 class AmbiguousNameError(DataError):
-    """Several images have a name."""
+    """Several images match a name."""
 
 
 class FileTree:
     """The sorted `files` in the folder `root` and its subfolders, and the `images` among them.
 
     Args:
-        data: a folder, or a label file, which is then the only one. Images are searched for in its
-            folder, or in the parent of a folder such as `labels`.
+        data: a folder, or a single label file. The images of a label file are searched for in its
+            folder, or in the parent folder if it is in a folder such as `labels`.
         images: folder to search for images in instead.
     """
 
@@ -73,31 +74,31 @@ class FileTree:
     def image(self, name: str, label_file: Path, one_each: bool = False) -> Path:
         """Return the image that a label file names. Raises DataError.
 
-        Names may be paths of another machine with either slash, URLs, or lack the suffix. Of
-        several images, the one that shares most folders with the name is returned, and then the
-        one that is nearest to the label file. With `one_each`, the file labels a single image, so
-        the name may be empty or wrong if the image has the stem of the file.
+        Names may be URLs, paths of another machine with slashes or backslashes, or have no suffix.
+        If several images match, the one that shares most folders with the name is returned, then
+        the one that is nearest to the label file. With `one_each`, the file labels a single image,
+        so the name may be empty or wrong if the image has the stem of the file.
         """
         path = _as_path(name)
         direct = os.path.normpath(label_file.parent / path)
         if path and os.path.isfile(direct) and Path(direct).suffix.lower() in image_suffixes():
             return Path(direct)
         last = path.rpartition("/")[2]
-        own = label_file.stem if one_each else ""
-        keys = (last, _UPLOAD_PREFIX.sub("", last, 1), os.path.splitext(last)[0], own)
+        stem = label_file.stem if one_each else ""
+        keys = (last, _UPLOAD_PREFIX.sub("", last, 1), os.path.splitext(last)[0], stem)
         for key in keys:
             if candidates := self._by_name.get(_key(key)) if key else None:
                 return _best(candidates, path, label_file)
         for file in self.files:
             if file.suffix.lower() not in _LABELS and _key(file.stem) in map(_key, keys):
-                raise DataError(f"{file}: is in no format that is read; convert it to PNG or TIFF")
+                raise DataError(f"{file}: has an unsupported format; convert it to PNG or TIFF")
         raise DataError(
             f"{label_file}: its image {name!r} is not in {self.image_root}. Name the folder of the "
             "images with --images, or export the labels together with the images"
         )
 
     def locate(self, name: str, base: Path) -> Path | None:
-        """Return the file or folder of a path; its first folders may be of another machine."""
+        """Return the file or folder with a path; its first folders may be of another machine."""
         parts = [part for part in _as_path(name).split("/") if part not in ("", ".")]
         for start in range(len(parts) + 1):
             for folder in dict.fromkeys((base, self.root)):
@@ -107,14 +108,14 @@ class FileTree:
         return None
 
     def has_other_image(self, label_file: Path, image: Path) -> bool:
-        """Return True if there is another image with the name of a file that labels `image`."""
+        """Return True if there is another image with the name of the label file of `image`."""
         key = _key(label_file.stem)
         return key not in map(_key, (image.stem, image.name)) and key in self._by_name
 
     def split_of(self, *files: Path) -> str | None:
-        """Return "train", "val" or "test", or UNLISTED, of an image and its label file, if known.
+        """Return "train", "val" or "test", or UNLISTED, of an image and its label file, or None.
 
-        Lists of names decide, otherwise folders that are named so, as in train2017.
+        Lists of names decide, otherwise names of folders, such as train2017.
         """
         if self.listed:
             keys = [_key(file.stem) for file in files]
@@ -129,37 +130,37 @@ class FileTree:
     def listed(self) -> dict[str, str]:
         """The split of each name in train.txt, val.txt, ..., by `_key` of its stem.
 
-        The lists are in ImageSets/Main or ImageSets/Segmentation, as of VOC, or in `root`. Empty
-        if no list of "train" names an image.
+        The lists are in ImageSets/Main or ImageSets/Segmentation, as in VOC, or in `root`. Empty if
+        the list of "train" contains no name of an image.
         """
         return {key: split for split, _, key in self._lists}
 
     @cached_property
     def unknown_names(self) -> list[str]:
-        """Problems of names in lists other than "test" that no file has."""
+        """A message for each name in the lists of "train" and "val" that no file has."""
         known = {_key(file.stem) for file in (*self.files, *self.images)}
-        unknown = [one for one in self._lists if one[0] != "test" and one[2] not in known]
-        return [f"{place}, but no file has this name" for _, place, _ in unknown]
+        lines = [(where, key) for split, where, key in self._lists if split != "test"]
+        return [f"{where}, but no file has this name" for where, key in lines if key not in known]
 
     @cached_property
     def _lists(self) -> list[tuple[str, str, str]]:
-        """The (split, place, key of the stem) of each line of the lists."""
+        """The (split, position for messages, key of the stem) of each line of the lists."""
         for folder in ("Main", "Segmentation", self.root.name):
             files = [file for file in self.with_suffix(".txt") if file.parent.name == folder]
             lines = []
-            # A file for both counts only where the others do not.
+            # trainval.txt comes first, so that train.txt and val.txt override it.
             for file in sorted(files, key=lambda file: file.stem.lower() != "trainval"):
                 if split := SPLITS.get(file.stem.lower()):
                     for name in map(str.strip, read_lines(file)):
                         if name and not name.startswith("#"):
-                            place = f"{file}: lists {name}"
-                            lines.append((split, place, self._listed_key(name)))
+                            where = f"{file}: lists {name}"
+                            lines.append((split, where, self._listed_key(name)))
             if any(split == "train" and key in self._by_name for split, _, key in lines):
                 return lines
         return []
 
     def _listed_key(self, line: str) -> str:
-        """Return the key of a line: a name or path, maybe followed by other words."""
+        """Return the key of a line, which is a name or path, possibly followed by other words."""
         for name in (line, line.split()[0]):
             path = Path(_as_path(name))
             key = _key(path.stem if is_image_name(name) else path.name)
@@ -188,7 +189,7 @@ def list_files(folder: Path) -> list[Path]:
 
 
 def excerpt(file: Path) -> str:
-    """Return the text at the start and at the end of a file, whatever its encoding."""
+    """Return the text at the start and at the end of a file, in any encoding."""
     with file.open("rb") as stream:
         head = stream.read(_HEAD)
         stream.seek(max(os.path.getsize(file) - _HEAD, len(head)))
@@ -207,9 +208,12 @@ def read_lines(file: Path) -> list[str]:
 def check_size(
     image: Path, expected: Sequence[Any], file: Path, upright: bool = True
 ) -> tuple[int, int]:
-    """Return the (height, width) of an image, which must be the expected size of `file`, if known.
+    """Check the size that a label file states for its image, and return it.
 
-    With an EXIF orientation, that may be the size of the stored pixels, and is it if not `upright`.
+    Args:
+        expected: the stated (height, width); zeros or None if unknown: the image's size is
+            returned. It may be the size before or after applying the EXIF orientation.
+        upright: the EXIF orientation is applied in training.
 
     Raises:
         DataError: the sizes differ, or the image cannot be read.
@@ -231,7 +235,8 @@ def _key(name: str) -> str:
 
 
 def _as_path(name: str) -> str:
-    """Return a path with slashes; of a URL its path, or that of Label Studio's local files."""
+    """Return a path with slashes. For a URL, it is the URL's path, or the path after `?d=` in the
+    URLs of Label Studio's local files."""
     text = name.strip().replace("\\", "/")
     if "?d=" in text:
         text = unquote(text.partition("?d=")[2])
@@ -239,12 +244,12 @@ def _as_path(name: str) -> str:
 
 
 def _best(candidates: Iterable[Path], name: str, label_file: Path) -> Path:
-    """Return the candidate with most trailing folders of a name, and then the nearest one."""
+    """Return the candidate that shares most of the last folders of a name, then the nearest one."""
     folders = [_key(part) for part in name.split("/")[-2::-1]]
 
     def rank(file: Path) -> tuple[int, int]:
-        own = [_key(part) for part in file.parts[-2::-1]]
-        same = sum(folders[:count] == own[:count] for count in range(1, len(folders) + 1))
+        parents = [_key(part) for part in file.parts[-2::-1]]
+        same = sum(folders[:count] == parents[:count] for count in range(1, len(folders) + 1))
         return same, len(Path(os.path.commonpath([file, label_file.parent])).parts)
 
     ranked = sorted(candidates, key=rank, reverse=True)

@@ -103,18 +103,18 @@ def find_sets(
 ) -> tuple[dict[str, Source], str]:
     """Find the datasets to train and evaluate on.
 
-    Other formats are converted to COCO files. If nothing is given to evaluate on, or only the
-    training images, `data` is split by a hash of the image paths (for COCO files, the file names).
+    Other formats are converted to COCO files. Without a validation set, or if it has the same
+    images as the training set, `data` is split by a hash of the image paths (file names for COCO).
 
     Args:
         data, val: a label file, or a folder, in any supported format.
         images: the image folder of label files; None: searched for.
         folder: output folder; None: `detlite` in the folder of the data.
-        masks, skip_bad, upright: as in `Conversion`.
-        group_duplicates: nearly identical images stay in the same split.
+        masks, skip_bad, upright: see `Conversion`.
+        group_duplicates: keep nearly identical images in the same split.
 
     Returns:
-        "train", and "val" unless only one image has an object; and a summary in a sentence.
+        Sources of "train" and, unless only one image has an object, "val"; and a summary.
     """
     data, val = data.absolute(), val and val.absolute()
     conversion = partial(Conversion, masks, skip_bad, folder, upright)
@@ -192,7 +192,7 @@ def read_folder(
         The name of the format; and "train", and "val" if the dataset is split already.
 
     Raises:
-        UnknownFormatError: it has none of the supported formats.
+        UnknownFormatError: it has no supported format.
         DataError: a file is invalid.
     """
     conversion, tree = conversion or Conversion(), FileTree(data, images)
@@ -207,7 +207,7 @@ def read_folder(
 
 
 def _by_split(dataset: LabeledDataset, conversion: Conversion) -> dict[str, LabeledDataset]:
-    """Divide a dataset by the splits of its images; those of "test" are not used."""
+    """Divide a dataset by the splits of its images; "test" is not used."""
     images: dict[tuple[Path, str], LabeledImage] = {}
     divided = any(image.split == "train" for image in dataset.images)
     for image in dataset.images:
@@ -271,17 +271,17 @@ def _split(train: _Split, data: Path, group_duplicates: bool) -> dict[str, _Spli
 
 
 def _match_categories(splits: dict[str, _Split], source: Path) -> dict[str, _Split]:
-    """Give the same categories to all splits, matched by name; new ones follow those of "train"."""
+    """Match the categories of all splits by name; categories that "train" lacks come last."""
     rows = {}
     for name, split in splits.items():
         content = open_index(split.coco).content if isinstance(split.coco, Path) else split.coco
         rows[name] = sorted(content["categories"], key=lambda row: row["id"])
-    every = {split: {row["name"]: row["id"] for row in one} for split, one in rows.items()}
-    ids, train = dict(every["train"]), every["train"]
-    if all(ids == one for one in every.values()):
+    split_ids = {name: {row["name"]: row["id"] for row in rows[name]} for name in rows}
+    ids, train = dict(split_ids["train"]), split_ids["train"]
+    if all(ids == other for other in split_ids.values()):
         return splits
-    extra = [name for name in every["val"] if name not in ids]
-    if len(extra) == len(every["val"]):
+    extra = [name for name in split_ids["val"] if name not in ids]
+    if len(extra) == len(split_ids["val"]):
         raise DataError(
             f"{source}: its categories ({', '.join(extra)}) differ from those of the training set "
             f"({', '.join(train)}): none has the same name"
@@ -290,7 +290,7 @@ def _match_categories(splits: dict[str, _Split], source: Path) -> dict[str, _Spl
     text = "They are matched by name. A category that is only in val is not trained."
     finding = Finding("categories of train and val differ", text, len(extra), "new category",
                       ", ".join(extra))  # fmt: skip
-    known = {row["name"]: row for one in reversed(rows.values()) for row in one}
+    known = {row["name"]: row for split in reversed(rows) for row in rows[split]}
     categories = [{**known[name], "id": number} for name, number in ids.items()]
     result = {}
     for name, split in splits.items():

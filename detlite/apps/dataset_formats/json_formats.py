@@ -31,36 +31,36 @@ def via_labels(file: Path, tree: FileTree, conversion: Conversion) -> Iterator[I
         content = read_json(file)
         rows = content.get("_via_img_metadata", content).values()
         images = [(row["filename"], row["regions"]) for row in rows]
-    # VIA 1 numbers the regions.
-    images = [(name, [*many.values()] if isinstance(many, dict) else many) for name, many in images]
-    key = _category_key([one for _, many in images for one in many], file)
+    # VIA 1 numbers the regions: {"0": region, ...}.
+    images = [(name, [*rs.values()] if isinstance(rs, dict) else rs) for name, rs in images]
+    key = _category_key([region for _, regions in images for region in regions], file)
     yield from read_each(
-        lambda row: ImageLabels(row[0], [_via_region(one, key) for one in row[1]]),
+        lambda row: ImageLabels(row[0], [_via_region(region, key) for region in row[1]]),
         images, file, conversion,
     )  # fmt: skip
 
 
 def _via_rows(file: Path) -> list[tuple[str, Any]]:
     """Return the names of the images in a csv file, and their regions."""
-    regions: dict[str, list[Json]] = {}
+    images: dict[str, list[Json]] = {}
     with file.open(encoding="utf-8-sig", newline="") as stream:
         for line in csv.DictReader(stream):
-            many = regions.setdefault(line.get("filename") or line["#filename"], [])
-            if form := json.loads(line["region_shape_attributes"]):
+            regions = images.setdefault(line.get("filename") or line["#filename"], [])
+            if shape := json.loads(line["region_shape_attributes"]):
                 attributes = json.loads(line["region_attributes"])
-                many.append({"shape_attributes": form, "region_attributes": attributes})
-    return list(regions.items())
+                regions.append({"shape_attributes": shape, "region_attributes": attributes})
+    return list(images.items())
 
 
 def _category_key(regions: list[Json], file: Path) -> str | None:
     """Return the attribute of regions that names the category, if there is any."""
-    keys = sorted({key for one in regions for key in one["region_attributes"]})
+    keys = sorted({key for region in regions for key in region["region_attributes"]})
     usual = [key for key in keys if key.lower() in _CATEGORY_KEYS]
     best = usual if len(usual) == 1 else keys
     if len(best) > 1:
         raise DataError(
-            f"{file}: regions have the attributes {', '.join(keys)}. Name the one with the "
-            "category class, and the others otherwise"
+            f"{file}: regions have the attributes {', '.join(keys)}. Rename the attribute that "
+            "contains the category to class, and the others to other names"
         )
     return best[0] if best else None
 
@@ -72,15 +72,15 @@ def _via_region(region: Json, key: str | None) -> Shape:
     return read_shape(_via_shape, str(value or ""), region["shape_attributes"])
 
 
-def _via_shape(category: str, form: Json) -> Shape:
-    kind = form["name"]
+def _via_shape(category: str, row: Json) -> Shape:
+    kind = row["name"]
     if kind == "rect":
-        return Shape.box(category, [float(form[side]) for side in _SIDES])
+        return Shape.box(category, [float(row[side]) for side in _SIDES])
     if kind in ("circle", "ellipse"):
-        radii = (form["r"], form["r"]) if kind == "circle" else (form["rx"], form["ry"])
-        turn = float(np.rad2deg(form.get("theta", 0)))
-        return Shape.ellipse(category, (form["cx"], form["cy"]), radii, turn)
-    points = zip(form.get("all_points_x", ()), form.get("all_points_y", ()), strict=True)
+        radii = (row["r"], row["r"]) if kind == "circle" else (row["rx"], row["ry"])
+        degrees = float(np.rad2deg(row.get("theta", 0)))
+        return Shape.ellipse(category, (row["cx"], row["cy"]), radii, degrees)
+    points = zip(row.get("all_points_x", ()), row.get("all_points_y", ()), strict=True)
     corners = flat(list(points))
     return (
         Shape(category, corners)
@@ -100,30 +100,30 @@ def label_studio_labels(
 def _label_studio_image(conversion: Conversion, task: Json) -> ImageLabels:
     """Return the image of a task with the regions of its first annotation."""
     data = task.get("data", task)
-    texts = [one for one in (data.get("image"), *data.values()) if one and isinstance(one, str)]
+    texts = [text for text in (data.get("image"), *data.values()) if text and isinstance(text, str)]
     labels = ImageLabels(max(texts, key=is_image_name, default=""))
-    # Old versions named them completions, and JSON-MIN has the regions of each control.
-    done = task.get("annotations", task.get("completions")) if "data" in task else None
-    if done is None:
-        lists = [value for value in task.values() if isinstance(value, list)]
+    # Old versions named annotations completions. JSON-MIN has a list of regions for each control.
+    annotations = task.get("annotations", task.get("completions")) if "data" in task else None
+    if annotations is None:
+        rows = [row for value in task.values() if isinstance(value, list) for row in value]
         # Lists of texts are choices.
-        regions = [{"value": one, **one} for many in lists for one in many if isinstance(one, dict)]
+        regions = [{"value": row, **row} for row in rows if isinstance(row, dict)]
     else:
-        done = [one for one in done if not one.get("was_cancelled")]
-        results = done[0]["result"] if done else []
-        regions = [one if isinstance(one, dict) else {} for one in results]
-        regions = [one for one in regions if one.get("type") != "relation"]
-        if len(done) > 1:
+        annotations = [entry for entry in annotations if not entry.get("was_cancelled")]
+        results = annotations[0]["result"] if annotations else []
+        regions = [region if isinstance(region, dict) else {} for region in results]
+        regions = [region for region in regions if region.get("type") != "relation"]
+        if len(annotations) > 1:
             what, text = "images annotated more than once", "The first one of each is used."
             conversion.findings.add(what, text, labels.name, "image")
-    names = {one.get("id"): _labels(one)[0] for one in regions if _labels(one)}
+    names = {region.get("id"): _labels(region)[0] for region in regions if _labels(region)}
     owners: dict[Any, Shape] = {}
-    for one in sorted(regions, key=lambda one: "keypointlabels" in str(one.get("value"))):
-        value, number, parent = one.get("value"), one.get("id"), one.get("parentID")
-        size = one.get("original_height", 0), one.get("original_width", 0)
+    for region in sorted(regions, key=lambda region: "keypointlabels" in str(region.get("value"))):
+        value, number, parent = region.get("value"), region.get("id"), region.get("parentID")
+        size = region.get("original_height", 0), region.get("original_width", 0)
         labels.size = size if all(size) else labels.size
-        name = next(iter(_labels(one)), names.get(number, ""))
-        if len(_labels(one)) > 1:
+        name = next(iter(_labels(region)), names.get(number, ""))
+        if len(_labels(region)) > 1:
             text = "The first label of each is used."
             conversion.findings.add("regions with several labels", text, labels.name, "region")
         if not isinstance(value, dict):
@@ -145,7 +145,7 @@ def _labels(region: Json) -> list[str]:
     """Return the labels of a region, which are in `rectanglelabels`, `polygonlabels`, ..."""
     value = region.get("value")
     items = value.items() if isinstance(value, dict) else ()
-    labels = (many for key, many in items if key.endswith("labels") and many)
+    labels = (names for key, names in items if key.endswith("labels") and names)
     return [*map(str, next(labels, ()))]
 
 
@@ -160,18 +160,18 @@ def _label_studio_shape(category: str, value: Json, height: int, width: int) -> 
         points = [(x * width / 100, y * height / 100) for x, y in value["points"]]
         return Shape(category, flat(points))
     x, y = _label_studio_point(category, value, height, width).corners
-    turn = float(value.get("rotation") or 0)
+    degrees = float(value.get("rotation") or 0)
     if "radiusX" in value:
         radii = value["radiusX"] * width / 100, value["radiusY"] * height / 100
-        return Shape.ellipse(category, (x, y), radii, turn)
+        return Shape.ellipse(category, (x, y), radii, degrees)
     if "height" not in value:
         return Shape.not_an_object("keypoint without a parent region", category)
     w, h = value["width"] * width / 100, value["height"] * height / 100
-    return Shape.box(category, (x, y, w, h), turn)
+    return Shape.box(category, (x, y, w, h), degrees)
 
 
 def _decode_brush(data: Sequence[int], height: int, width: int) -> np.ndarray:
-    """Decode the brush mask bool [H, W] of Label Studio: RGBA values in runs of packed bits."""
+    """Decode a brush mask of Label Studio, bit-packed runs of RGBA values, to bool [H, W]."""
     text = "".join(f"{byte:08b}" for byte in data)
     position = 0
 
@@ -199,7 +199,7 @@ def createml_labels(file: Path, tree: FileTree, conversion: Conversion) -> Itera
 
 def _createml_image(row: Json) -> ImageLabels:
     rows = row.get("annotations") or row.get("annotation") or []
-    shapes = [read_shape(_createml_shape, one.get("label", ""), one) for one in rows]
+    shapes = [read_shape(_createml_shape, entry.get("label", ""), entry) for entry in rows]
     return ImageLabels(row.get("image") or row["imagefilename"], shapes)
 
 
@@ -214,8 +214,8 @@ def supervisely_labels(file: Path, tree: FileTree, conversion: Conversion) -> It
     if "objects" not in content:  # meta.json
         return
     labels = ImageLabels(file.stem, size=(content["size"]["height"], content["size"]["width"]))
-    for one in content["objects"]:
-        labels.shapes.append(read_shape(_supervisely_shape, one.get("classTitle", ""), one))
+    for row in content["objects"]:
+        labels.shapes.append(read_shape(_supervisely_shape, row.get("classTitle", ""), row))
     yield labels
 
 
@@ -225,7 +225,7 @@ def _supervisely_shape(category: str, row: Json) -> Shape:
         x, y = row["bitmap"]["origin"]
         return Shape.png(category, row["bitmap"]["data"], (x, y), compressed=True)
     if kind == "rectangle":
-        # Corners are pixels, and the last one belongs to the rectangle.
+        # Corners are pixel indices, and the last pixel belongs to the rectangle.
         (x1, y1), (x2, y2) = points["exterior"]
         x, y = min(x1, x2), min(y1, y2)
         return Shape.box(category, (x, y, abs(x2 - x1) + 1, abs(y2 - y1) + 1))
@@ -246,11 +246,11 @@ def datumaro_labels(file: Path, tree: FileTree, conversion: Conversion) -> Itera
 def _datumaro_image(names: Sequence[str], split: str | None, item: Json) -> ImageLabels:
     media = item.get("image") or item.get("media") or {}
     labels = ImageLabels(media.get("path") or item["id"], [], media.get("size") or (0, 0), split)
-    for one in item["annotations"]:
-        number = one.get("label_id")
+    for row in item["annotations"]:
+        number = row.get("label_id")
         name = names[number] if number in range(len(names)) else ""
-        if one.get("type") not in ("label", "caption"):  # of the whole image
-            labels.shapes.append(read_shape(_datumaro_shape, name, one))
+        if row.get("type") not in ("label", "caption"):  # these describe the whole image
+            labels.shapes.append(read_shape(_datumaro_shape, name, row))
     return labels
 
 

@@ -1,4 +1,4 @@
-"""Read label images, whose pixels have the number or the color of their object."""
+"""Read label images: each pixel is the number or the color of its object."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,16 +11,16 @@ from detlite.data.images.decoders import DECODE_ERRORS
 
 _PHOTO = 16  # pixels per color: photos have more colors
 _WEBP_HEADER = 64  # bytes
-VOID = 255  # PASCAL VOC's value of pixels that belong to nothing
+VOID = 255  # PASCAL VOC's value for pixels that belong to no object
 
 
 @dataclass(frozen=True)
 class LabelImage:
     """A mask image."""
 
-    values: np.ndarray  # int64 [H, W]; a color is one number
-    smooth: bool = False  # some values occur only between others, as in resized or JPEG masks
-    void: bool = False  # 255 was not counted as a value, as VOC uses it
+    values: np.ndarray  # int64 [H, W]; a color is packed into one number
+    smooth: bool = False  # edges have intermediate values, as in resized or JPEG masks
+    void: bool = False  # 255 was replaced by 0, as it marks VOC's void pixels
 
 
 def read_label_image(file: Path, size: tuple[int, int]) -> LabelImage:
@@ -30,7 +30,7 @@ def read_label_image(file: Path, size: tuple[int, int]) -> LabelImage:
             pages = getattr(image, "n_frames", 1)
             alpha = np.asarray(image.getchannel("A")) if "A" in image.getbands() else None
             colors = image if alpha is None else image.convert(image.mode[:-1])
-            numbers = np.asarray(colors)  # of a palette its indices
+            numbers = np.asarray(colors)  # indices if the image has a palette
             indexed = image.mode == "P"
     except DECODE_ERRORS as error:
         raise DataError(f"{file}: the mask is damaged or truncated ({error})") from error
@@ -49,8 +49,8 @@ def read_label_image(file: Path, size: tuple[int, int]) -> LabelImage:
             f"image is {size[1]}x{size[0]}"
         )
     if alpha is not None and alpha.min() < alpha.max():
-        # The mask is in the alpha channel if there are no colors, or those of a photo; otherwise it
-        # hides some of them.
+        # The alpha channel is the mask if the colors are uniform or a photo; otherwise, it hides
+        # some of the colors.
         count = len(distinct_values(values))
         is_mask = count == 1 or count * _PHOTO > values.size
         levels = distinct_values(alpha)
@@ -61,11 +61,11 @@ def read_label_image(file: Path, size: tuple[int, int]) -> LabelImage:
             )
         values = alpha.astype(np.int64) if is_mask else values * (alpha > 127)
     levels = distinct_values(values[values > 0])
-    others = levels[levels != VOID]
-    is_byte = pixels.ndim == 2 and len(others) < len(levels) and len(others) > 0
-    void = is_byte and bool(indexed or (others == np.arange(1, len(others) + 1)).all())
+    used = levels[levels != VOID]
+    may_be_void = pixels.ndim == 2 and len(used) < len(levels) and len(used) > 0
+    void = may_be_void and bool(indexed or (used == np.arange(1, len(used) + 1)).all())
     if void:
-        values, levels = np.where(values == VOID, 0, values), others
+        values, levels = np.where(values == VOID, 0, values), used
     return LabelImage(values, pixels.ndim == 2 and _is_smooth(values, levels), void)
 
 
@@ -94,7 +94,7 @@ def distinct_values(values: np.ndarray) -> np.ndarray:
 
 
 def label_pieces(values: np.ndarray) -> np.ndarray:
-    """Number the connected pieces of equal values except 0 from 1, int64 [H, W].
+    """Number the connected pieces of equal nonzero values from 1; 0 stays 0. Returns int64 [H, W].
 
     Pixels that touch at a corner are connected, as in `skimage.measure.label`.
     """

@@ -17,9 +17,9 @@ _DECIMALS = 3  # of coordinates in pixels
 _MAX_LISTED = 5  # bad labels in a message
 _MIN_EXCEEDING = 4  # objects that can show that images have another size
 # What happens to bad labels with --skip-bad.
-WITH_IMAGE = "They are left out together with their images."
-AS_REGION = "They become ignored regions: what is detected there is neither trained nor measured."
-AS_BACKGROUND = "Their places are unknown. They are left out: the objects count as background."
+WITH_IMAGE = "They are skipped together with their images."
+AS_REGION = "They become ignored regions: detections there are neither trained nor measured."
+AS_BACKGROUND = "Their positions are unknown. They are skipped: the objects count as background."
 
 Box = tuple[float, float, float, float]  # (x, y, width, height) in pixels
 
@@ -29,11 +29,12 @@ class LabeledObject:
     """An object in an image.
 
     Attributes:
-        category: its name; a crowd or an ignored region of an unknown one is of all categories.
+        category: name of the category; crowds and ignored regions with an unknown name belong to
+            all categories.
         segmentation: polygons [[x1, y1, x2, y2, ...], ...] in pixels, or an RLE; None if unknown.
         crowd: skipped in training and ignored in evaluation.
-        ignored: the place of an object that cannot be used: detections there do not count.
-        keypoints: (x, y, visibility) by name; names that an object lacks are not labeled.
+        ignored: the object cannot be used: detections in its region do not count.
+        keypoints: (x, y, visibility) by name; absent names are not labeled.
     """
 
     category: str
@@ -46,7 +47,7 @@ class LabeledObject:
 
 @dataclass(frozen=True)
 class LabeledImage:
-    """An image file, its (height, width) and its objects; its split if the labels name one."""
+    """An image file, its (height, width), its objects, and its split if the labels name one."""
 
     file: Path
     size: tuple[int, int]
@@ -62,8 +63,8 @@ class LabeledDataset:
         source: the folder or file that was read, for messages.
         images: in any order.
         categories, keypoints: names in the order of their ids; () before all images are read.
-        flip_idx: index of the keypoint on the other side for each keypoint, if known.
-        findings: what is left out or reinterpreted.
+        flip_idx: for each keypoint, the index of its counterpart in a flipped image, if known.
+        findings: what was skipped or reinterpreted.
     """
 
     source: Path
@@ -81,17 +82,17 @@ class LabeledDataset:
 
 @dataclass(eq=False)
 class Conversion:
-    """The options of reading a dataset, and what is left out or reinterpreted.
+    """The options of reading a dataset, and a record of what was skipped or reinterpreted.
 
     Attributes:
-        masks: meaning of label images, see `mask_files`; None: refuse those with several meanings.
+        masks: meaning of label images, see `mask_files`; None: refuse ambiguous ones.
         skip_bad: skip bad labels instead of refusing the dataset.
         output: folder for images that are stored inside label files; None: in the dataset.
         upright: labels belong to images whose EXIF orientation is applied.
         findings: what the user should know.
-        bad: the different problems of bad labels.
-        skipped: what happens to them with `skip_bad`.
-        objects, exceeding: number of objects, and of those that reach far out of their image.
+        bad: the distinct problems of bad labels.
+        skipped: what happens to bad labels with `skip_bad`.
+        objects, exceeding: number of objects, and of objects that extend far beyond their image.
     """
 
     masks: str | None = None
@@ -106,7 +107,7 @@ class Conversion:
 
     @contextmanager
     def collect(self, effect: str = WITH_IMAGE) -> Iterator[None]:
-        """Record the DataError of a bad label, and continue behind the block."""
+        """Record the DataError of a bad label, and continue after the `with` block."""
         try:
             yield
         except DataError as error:
@@ -131,7 +132,7 @@ class Conversion:
                 f"{listed}{number}. Fix the labels, or skip bad ones with `detlite init --skip-bad`"
             )
         if self.exceeding >= _MIN_EXCEEDING and self.exceeding > self.objects / 2:
-            (example,) = (one.example for one in self.findings if one.what == CLIPPED[0])
+            (example,) = (entry.example for entry in self.findings if entry.what == CLIPPED[0])
             raise DataError(
                 f"{example}: {self.exceeding} of {self.objects} objects exceed their images like "
                 "this one. If the images were resized after labeling, use the original ones"
@@ -140,14 +141,14 @@ class Conversion:
 
 
 def to_coco(dataset: LabeledDataset) -> dict[str, Any]:
-    """Convert a dataset to the content of a COCO file; equal datasets give equal contents.
+    """Convert a dataset to the content of a COCO file; equal datasets produce equal contents.
 
-    Ids start at 1: images are sorted by path, and annotations follow their images. File names are
+    Ids start at 1: images are sorted by path, and annotations by their images. File names are
     relative to `dataset.image_folder`. Raises DataError if there are no images or objects.
     """
     if not dataset.images:
-        lost = "".join(f"; {one}" for one in dataset.findings)
-        raise DataError(f"{dataset.source}: contains no images that can be used{lost}")
+        reasons = "".join(f"; {finding}" for finding in dataset.findings)
+        raise DataError(f"{dataset.source}: contains no images that can be used{reasons}")
     ids = {name: number for number, name in enumerate(dataset.categories, start=1)}
     images: list[dict[str, Any]] = []
     annotations: list[dict[str, Any]] = []
@@ -160,8 +161,8 @@ def to_coco(dataset: LabeledDataset) -> dict[str, Any]:
         for obj in image.objects:
             row = shared | _annotation(obj, dataset.keypoints)
             for category_id in [ids[obj.category]] if obj.category in ids else ids.values():
-                own = {"id": len(annotations) + 1, "category_id": category_id}
-                annotations.append(own | row)
+                ids_of_row = {"id": len(annotations) + 1, "category_id": category_id}
+                annotations.append(ids_of_row | row)
     if not annotations:
         raise DataError(f"{dataset.source}: none of {len(images)} images has a labeled object")
     categories: list[dict[str, Any]] = [{"id": ids[name], "name": name} for name in ids]
@@ -176,19 +177,19 @@ def to_coco(dataset: LabeledDataset) -> dict[str, Any]:
 
 def _annotation(obj: LabeledObject, keypoints: Sequence[str]) -> dict[str, Any]:
     """Return an annotation without its ids."""
-    row: dict[str, Any] = {"bbox": _rounded(obj.box), "iscrowd": int(obj.crowd)}
+    row: dict[str, Any] = {"bbox": _round(obj.box), "iscrowd": int(obj.crowd)}
     if obj.ignored:
         row["ignore"] = 1
     if isinstance(obj.segmentation, list):
-        row["segmentation"] = [_rounded(polygon) for polygon in obj.segmentation]
+        row["segmentation"] = [_round(polygon) for polygon in obj.segmentation]
     elif obj.segmentation is not None:
         row["segmentation"] = obj.segmentation
     if keypoints:
         points = [obj.keypoints.get(name, (0, 0, 0)) for name in keypoints]
-        row["keypoints"] = _rounded(value for point in points for value in point)
+        row["keypoints"] = _round(value for point in points for value in point)
         row["num_keypoints"] = sum(visibility > 0 for _, _, visibility in points)
     return row
 
 
-def _rounded(values: Iterable[float]) -> list[float]:
+def _round(values: Iterable[float]) -> list[float]:
     return [round(value, _DECIMALS) for value in values]

@@ -31,7 +31,7 @@ _UNLABELED = ("__ignore__", "_background_")
 
 
 def labelme_labels(file: Path, tree: FileTree, conversion: Conversion) -> Iterator[ImageLabels]:
-    """Yield the image of a file; nothing if another program wrote it."""
+    """Yield the labels of a file's image; nothing if another program wrote the file."""
     content = read_json(file)
     if not isinstance(content, dict) or not isinstance(content.get("shapes"), list):
         return
@@ -87,13 +87,13 @@ def _is_point(point: Any) -> bool:
 
 
 def _add_keypoint(shapes: list[Shape], point: Shape) -> None:
-    """Add a point to the object of its group, or as a bad shape if there is none.
+    """Add a point to the object of its group; a point without an object becomes a bad shape.
 
     Its label may start with the category of the object, as `to_labelme` writes it.
     """
-    owners = [one for one in shapes if one.group is not None and one.group == point.group]
-    owners = [one for one in owners if point.category.startswith(f"{one.category} ")] or owners
-    if len({one.category for one in owners}) == 1:
+    owners = [obj for obj in shapes if obj.group is not None and obj.group == point.group]
+    owners = [obj for obj in owners if point.category.startswith(f"{obj.category} ")] or owners
+    if len({obj.category for obj in owners}) == 1:
         name = point.category.removeprefix(f"{owners[0].category} ")
         x, y = point.corners
         owners[0].keypoints = {**owners[0].keypoints, name: (x, y, _VISIBLE)}

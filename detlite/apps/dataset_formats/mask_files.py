@@ -6,8 +6,9 @@
     a/images/a.png a/masks/*.png          the same, in a folder for each image (Data Science Bowl)
     a.png          a_mask.png             a label image next to its image
 
-Folders may have other usual names, contain or be in `train` and `val`, and names of masks end in
-`_mask` or similar. Folders of masks may have a folder for each category, otherwise "object".
+Other usual folder names work too, folders may contain `train` and `val` or be inside them, and
+names of masks may end in `_mask` or similar. A folder of masks may have a folder for each category;
+otherwise, the category is "object".
 """
 
 import re
@@ -43,7 +44,7 @@ from .shapes import object_from_bitmap
 MODES = {
     "instances": "each value is an object",
     "connected": "each connected piece of a value is an object",
-    "semantic": "the same, and each value is a category",
+    "semantic": "each connected piece of a value is an object, and each value is a category",
 }
 _CATEGORY = "object"
 _LOSSLESS = {".png", ".tif", ".tiff", ".bmp", ".gif"}
@@ -54,21 +55,21 @@ _MASK_FOLDERS = {
 }  # fmt: skip
 _MASK = r"(masks?|labels?|segm?|segmentation|instances?|inst|gt)"
 _MASK_NAME = re.compile(rf"[_-](cp[_-])?{_MASK}$|^{_MASK}[_-]", re.I)  # in names of masks
-_NUMBER = re.compile(rf"[_-]({_MASK}[_-]?)?\d+$", re.I)  # behind names of masks of one object
+_NUMBER = re.compile(rf"[_-]({_MASK}[_-]?)?\d+$", re.I)  # after names of masks of one object
 _ADE20K = re.compile(r"ADE_\w+_seg\.png$|.+_parts_\d+\.png$")
-_CODES = {1000: "of Cityscapes, KITTI or MOTS", 256: "of Mapillary Vistas"}
-_MIN_CODED = 4  # values of category * code + number that show the code
+_CODES = {1000: "Cityscapes, KITTI or MOTS", 256: "Mapillary Vistas"}
+_MIN_CODED = 4  # values of category * code + number that are needed to recognize the code
 _COLOR_LINE = re.compile(r"([^#:][^:]*):\s*(\d+)\s*,\s*(\d+)\s*,\s*(\d+)\s*(?::|$)")
 _MAX_CLASSES = 20  # values that recur in several images are classes rather than objects
 
 # The parent of the folders of images and masks, and the path of a file in one of these folders,
-# without the suffix.
-_Place = tuple[Path, tuple[str, ...]]
+# without the suffix: equal for an image and its mask.
+_Key = tuple[Path, tuple[str, ...]]
 
 
 @dataclass(frozen=True)
 class _MaskFile:
-    """A mask file, its image and category, and if it has all objects of the image or only one."""
+    """A mask file, its image and category; `has_all`: it has all objects of the image, not one."""
 
     file: Path
     image: Path
@@ -83,12 +84,12 @@ def is_mask_folder(tree: FileTree) -> bool:
 
 def read_mask_folder(tree: FileTree, conversion: Conversion) -> LabeledDataset:
     """Read all images and their masks. Images may lack a mask."""
-    masks, others = find_masks(tree)
-    unmatched = [f"{file}: belongs to no image: there is none with its name" for file in others]
-    for problem in (*tree.unknown_names, *unmatched):
+    masks, unmatched = find_masks(tree)
+    problems = [f"{file}: no image has the name of this mask" for file in unmatched]
+    for problem in (*tree.unknown_names, *problems):
         conversion.add_bad(problem, WITH_IMAGE)
     if ade := [file for file in tree.images if _ADE20K.match(file.name)]:
-        problem = "is of ADE20K, whose colors are not read. Convert its json files to COCO json"
+        problem = "the colors of ADE20K are not supported. Convert its json files to COCO json"
         raise DataError(f"{ade[0]}: {problem}")
     names, sets, images = _class_names(tree), [], []
     doubts: defaultdict[str, list[str]] = defaultdict(list)
@@ -98,31 +99,31 @@ def read_mask_folder(tree: FileTree, conversion: Conversion) -> LabeledDataset:
             if not files:
                 text = "They count as images without objects."
                 conversion.findings.add("images without a mask file", text, str(image), "image")
-            for one in files:
-                if not one.has_all:
+            for mask in files:
+                if not mask.has_all:
                     with conversion.collect(AS_BACKGROUND):
-                        found = _read(one, size, conversion).values > 0
-                        objects.append(object_from_bitmap(one.category, found, str(one.file)))
+                        bitmap = _read(mask, size, conversion).values > 0
+                        objects.append(object_from_bitmap(mask.category, bitmap, str(mask.file)))
                     continue
-                label_image = _read(one, size, conversion)
+                label_image = _read(mask, size, conversion)
                 pieces = label_pieces(label_image.values)
-                folder = one.file.parent.name.lower()
+                folder = mask.file.parent.name.lower()
                 if folder == "segmentationclass":
-                    doubts["are in SegmentationClass"].append(str(one.file))
+                    doubts["are in SegmentationClass"].append(str(mask.file))
                 if folder != "segmentationobject" or label_image.smooth:
                     for doubt, value in _doubts(label_image, pieces):
-                        doubts[doubt].append(example := f"{value} in {one.file}")
+                        doubts[doubt].append(example := f"{value} in {mask.file}")
                         if conversion.masks and "background" in doubt:
                             what, text = f"mask images that {doubt}", "Each is an object."
                             conversion.findings.add(what, text, example, "mask image")
                     sets.append(set(distinct_values(label_image.values).tolist()) - {0})
-                objects += _objects(one, label_image.values, pieces, conversion, names)
+                objects += _objects(mask, label_image.values, pieces, conversion, names)
             images.append(LabeledImage(image, size, objects, tree.split_of(image)))
     union = set().union(*sets)
-    for code, of in _CODES.items():
+    for code, dataset in _CODES.items():
         if coded := _coded(union, code):
-            text = f"have values of category * {code} + number, as {of}, which are not read so: "
-            text += "to keep the categories, convert them to COCO json"
+            text = f"have values of category * {code} + number, as in {dataset}, which is not "
+            text += "supported: to keep the categories, convert them to COCO json"
             doubts[text] = [str(coded[:2])] * len(sets)
     if 1 < len(union) <= _MAX_CLASSES:
         gaps = sum(values != set(range(1, len(values) + 1)) for values in sets)
@@ -140,7 +141,7 @@ def read_mask_folder(tree: FileTree, conversion: Conversion) -> LabeledDataset:
         )
         choices = "; ".join(f"--masks {mode}: {meaning}" for mode, meaning in MODES.items())
         raise DataError(
-            f"{tree.root}: label images have several meanings: {kinds}. Choose one for "
+            f"{tree.root}: label images can have several meanings: {kinds}. Choose one for "
             f"`detlite init`: {choices}"
         )
     return LabeledDataset(tree.root, images)
@@ -148,102 +149,103 @@ def read_mask_folder(tree: FileTree, conversion: Conversion) -> LabeledDataset:
 
 @lru_cache(maxsize=1)
 def find_masks(tree: FileTree) -> tuple[dict[Path, list[_MaskFile]], list[Path]]:
-    """Return the masks of each image, and those that belong to none. Raises DataError."""
-    images: dict[_Place, Path] = {}
-    places: dict[Path, _Place] = {}
+    """Return the masks of each image, and the masks without an image. Raises DataError."""
+    images: dict[_Key, Path] = {}
+    mask_keys: dict[Path, _Key] = {}
     for file in tree.images:
-        place, is_mask = _place(file, tree)
+        key, is_mask = _key(file, tree)
         objects = file.parent.parent / "SegmentationObject" / file.name
         if is_mask and file.parent.name == "SegmentationClass" and objects.is_file():
-            continue  # the classes of the objects in the other file
+            continue  # the classes of the objects in SegmentationObject
         if is_mask:
-            places[file] = place
+            mask_keys[file] = key
             continue
-        if place in images and images[place].suffix != file.suffix:
-            first = images[place].name
+        if key in images and images[key].suffix != file.suffix:
+            first = images[key].name
             raise DataError(
                 f"{file.parent}: {first} and {file.name} have the same name. Remove one, or move "
                 "masks into a folder `masks`"
             )
-        images[place] = file
+        images[key] = file
     for (folder, parts), file in list(images.items()):  # a_mask.png next to a.png
         stem = _MASK_NAME.sub("", parts[-1])
         if stem != parts[-1] and (folder, (*parts[:-1], stem)) in images:
-            places[file] = folder, parts
+            mask_keys[file] = folder, parts
             del images[folder, parts]
     counts = Counter(folder for folder, _ in images)
     alone = {folder: file for (folder, _), file in images.items() if counts[folder] == 1}
     masks: dict[Path, list[_MaskFile]] = {image: [] for image in images.values()}
-    others = []
-    for file, (folder, parts) in places.items():
+    unmatched = []
+    for file, (folder, parts) in mask_keys.items():
         found = _match(file, folder, parts, images)
         if not found and len(parts) == 1 and folder in alone and folder != tree.image_root:
             found = _MaskFile(file, alone[folder], _CATEGORY, has_all=False)
         if found:
             masks[found.image].append(found)
         else:
-            others.append(file)
-    files = [one for many in masks.values() for one in many]
-    categories = sorted({one.category for one in files} - {_CATEGORY})
-    for one in files if categories else ():
-        if one.category == _CATEGORY:
+            unmatched.append(file)
+    matched = [mask for files in masks.values() for mask in files]
+    categories = sorted({mask.category for mask in matched} - {_CATEGORY})
+    for mask in matched if categories else ():
+        if mask.category == _CATEGORY:
             raise DataError(
-                f"{one.file}: is next to folders of categories ({', '.join(categories)}): move it "
+                f"{mask.file}: is next to folders of categories ({', '.join(categories)}): move it "
                 "into the folder of its category, or remove the folders if they are not categories"
             )
-    return masks, others
+    return masks, unmatched
 
 
-def _place(file: Path, tree: FileTree) -> tuple[_Place, bool]:
-    """Return the place of a file, and True if it is in a folder of masks."""
+def _key(file: Path, tree: FileTree) -> tuple[_Key, bool]:
+    """Return the key of a file, and True if it is in a folder of masks."""
     parts = file.relative_to(tree.image_root).with_suffix("").parts
     known = _IMAGE_FOLDERS | _MASK_FOLDERS
     at = [k for k, part in enumerate(parts[:-1]) if part.lower() in known]
     if not at:
         return (file.parent, parts[-1:]), False
-    place = tree.image_root.joinpath(*parts[: at[-1]]), parts[at[-1] + 1 :]
-    return place, parts[at[-1]].lower() in _MASK_FOLDERS
+    key = tree.image_root.joinpath(*parts[: at[-1]]), parts[at[-1] + 1 :]
+    return key, parts[at[-1]].lower() in _MASK_FOLDERS
 
 
 def _match(
-    file: Path, folder: Path, parts: tuple[str, ...], images: Mapping[_Place, Path]
+    file: Path, folder: Path, parts: tuple[str, ...], images: Mapping[_Key, Path]
 ) -> _MaskFile | None:
-    """Find the image of a mask by its path, maybe without a folder, which is then the category."""
+    """Find the image of a mask by its path. If the path matches only without one of its folders,
+    that folder is the category."""
     for skipped in (None, *range(len(parts) - 1)):
         path = tuple(part for k, part in enumerate(parts) if k != skipped)
         category = _CATEGORY if skipped is None else parts[skipped]
-        for form in (re.compile("$"), _MASK_NAME, _NUMBER):
-            if image := images.get((folder, (*path[:-1], form.sub("", path[-1])))):
-                return _MaskFile(file, image, category, has_all=form is not _NUMBER)
+        for suffix in (re.compile("$"), _MASK_NAME, _NUMBER):
+            if image := images.get((folder, (*path[:-1], suffix.sub("", path[-1])))):
+                return _MaskFile(file, image, category, has_all=suffix is not _NUMBER)
         if image := images.get((folder, path[:-1])):
             return _MaskFile(file, image, category, has_all=False)
     return None
 
 
-def _read(one: _MaskFile, size: tuple[int, int], conversion: Conversion) -> LabelImage:
-    """Read a mask file; one of smooth edges is divided at half of its maximum where possible."""
-    suffix = one.file.suffix.lower()
-    is_lossless = suffix in _LOSSLESS or (suffix == ".webp" and is_lossless_webp(one.file))
+def _read(mask: _MaskFile, size: tuple[int, int], conversion: Conversion) -> LabelImage:
+    """Read a mask file. A binary mask with gray edges is thresholded at half of its maximum."""
+    suffix = mask.file.suffix.lower()
+    is_lossless = suffix in _LOSSLESS or (suffix == ".webp" and is_lossless_webp(mask.file))
     if not is_lossless and conversion.masks != "connected":
         raise DataError(
-            f"{one.file}: masks need a lossless format ({', '.join(sorted(_LOSSLESS))}, lossless "
+            f"{mask.file}: masks need a lossless format ({', '.join(sorted(_LOSSLESS))}, lossless "
             "WebP): JPEG changes the values at edges. If it has only black and white, choose "
             "--masks connected"
         )
-    mask = read_label_image(one.file, size)
-    if mask.void:
+    image = read_label_image(mask.file, size)
+    if image.void:
         text = "Its pixels belong to no object, as in PASCAL VOC."
-        conversion.findings.add("the value 255 in mask images", text, str(one.file), "mask image")
-    if mask.smooth and (conversion.masks == "connected" or not one.has_all):
+        conversion.findings.add("the value 255 in mask images", text, str(mask.file), "mask image")
+    if image.smooth and (conversion.masks == "connected" or not mask.has_all):
         text = "Values above half of the maximum belong to objects."
-        conversion.findings.add("gray edges in mask images", text, str(one.file), "mask image")
-        return LabelImage((mask.values * 2 > mask.values.max()).astype(np.int64))
-    if mask.smooth and conversion.masks:
+        conversion.findings.add("gray edges in mask images", text, str(mask.file), "mask image")
+        return LabelImage((image.values * 2 > image.values.max()).astype(np.int64))
+    if image.smooth and conversion.masks:
         raise DataError(
-            f"{one.file}: has gray edges, whose values are neither objects nor categories. Save it "
-            "without smoothing, or choose --masks connected if it has only black and white"
+            f"{mask.file}: has gray edges: their values are neither objects nor categories. Save "
+            "it without smoothing, or choose --masks connected if it has only black and white"
         )
-    return mask
+    return image
 
 
 def _coded(values: set[int], code: int) -> list[int]:
@@ -251,15 +253,15 @@ def _coded(values: set[int], code: int) -> list[int]:
 
     A multiple of ten codes is an ignored region of MOTS.
     """
-    coded = sorted(one for one in values if code <= one < 1 << 16 and one % (10 * code))
-    if len(coded) < _MIN_CODED or max(one % code for one in coded) > code // 4:
+    coded = sorted(x for x in values if code <= x < 1 << 16 and x % (10 * code))
+    if len(coded) < _MIN_CODED or max(x % code for x in coded) > code // 4:
         return []
     span = coded[-1] - coded[0]
     return coded if coded[0] // code < coded[-1] // code and len(coded) < span / 4 else []
 
 
 def _doubts(mask: LabelImage, pieces: np.ndarray) -> Iterator[tuple[str, str]]:
-    """Yield why a label image has several meanings, and an example."""
+    """Yield the reasons why the meaning of a label image is ambiguous, each with an example."""
     values = mask.values
     if mask.smooth:
         yield "have gray edges, as resized or compressed masks do", "the values"
@@ -272,42 +274,42 @@ def _doubts(mask: LabelImage, pieces: np.ndarray) -> Iterator[tuple[str, str]]:
             break
     corners = {int(values[y, x]) for y in (0, -1) for x in (0, -1)}
     if len(corners) == 1 and (value := corners.pop()) and (values == value).mean() > 0.5:
-        text = "have a background that is not 0, and counts as an object unless it is changed"
+        text = "have a background that is not 0 and would count as an object"
         yield text, f"the value {value} at all corners"
     elif values.size and values.min() > 0:
         yield "have no background", "no value 0"
 
 
 def _objects(
-    one: _MaskFile,
+    mask: _MaskFile,
     values: np.ndarray,
     pieces: np.ndarray,
     conversion: Conversion,
     names: Mapping[int, str],
 ) -> Iterator[LabeledObject]:
     """Yield the objects of a label image."""
-    classes = one.file.parent.parent / "SegmentationClass" / one.file.name
-    kinds = values if conversion.masks == "semantic" else None
-    if one.file.parent.name == "SegmentationObject" and classes.is_file():
-        kinds = read_label_image(classes, (len(values), values.shape[1])).values
+    class_file = mask.file.parent.parent / "SegmentationClass" / mask.file.name
+    classes = values if conversion.masks == "semantic" else None
+    if mask.file.parent.name == "SegmentationObject" and class_file.is_file():
+        classes = read_label_image(class_file, (len(values), values.shape[1])).values
     parts = values if conversion.masks in (None, "instances") else pieces
     for number in distinct_values(parts[parts > 0]):
-        bitmap, category = parts == number, one.category
-        if kinds is not None:
-            value = Counter(kinds[bitmap].tolist()).most_common(1)[0][0]
+        bitmap, category = parts == number, mask.category
+        if classes is not None:
+            value = Counter(classes[bitmap].tolist()).most_common(1)[0][0]
             category = names.get(value, str(value))
             if value not in names:
                 text = "Name all values in class_names.txt, one per line from 0."
-                example = f"{value} in {one.file}"
+                example = f"{value} in {mask.file}"
                 conversion.findings.add("categories without names are numbered", text, example)
-        yield object_from_bitmap(category, bitmap, str(one.file))
+        yield object_from_bitmap(category, bitmap, str(mask.file))
 
 
 def _class_names(tree: FileTree) -> dict[int, str]:
     """Return the category of each value or color.
 
-    CVAT's labelmap.txt has lines `label:r,g,b:parts:actions`, Roboflow's _classes.csv `value, name`
-    and LabelMe's class_names.txt the name of each value.
+    CVAT's labelmap.txt has lines `label:r,g,b:parts:actions`, Roboflow's _classes.csv lines
+    `value, name`, and LabelMe's class_names.txt one name per value.
     """
     names = {}
     for file in tree.files:

@@ -1,4 +1,4 @@
-"""Name the formats that are not read, and say which export to choose instead."""
+"""Recognize unsupported formats, and say which export to choose instead."""
 
 import re
 from collections import Counter
@@ -20,7 +20,7 @@ _VOC = "In VoTT, choose the export Pascal VOC"
 _UNPACK = "Unpack it, or save a label image"
 _LABEL_IMAGES = "Export label images, PNG or TIFF"
 _IMAGES = "Convert the images to PNG or TIFF, or register a reader (docs/extending.md)"
-# A pattern of paths, one of the content of such files, the name of the format, and what to do.
+# Pattern of paths, pattern of the content of these files, name of the format, and what to do.
 _OTHERS = [
     (r"\.(tfrecords?|record)$", "", "TFRecord", _COCO),
     (r"\.(csv|json)$", r'"image","xmin|"visitedAssets|"assetMetadata|"asset": ', "VoTT", _VOC),
@@ -50,7 +50,7 @@ _OTHERS = [
     (r"\.json$", '"label_classes"|"data_units"|"jsonResponse"', "Hasty, Encord or Kili", _COCO),
     (r"\.json$", r'"bbox_mode"|"ann"\s*:', "dicts of detectron2 or mmdetection", _TO_COCO),
     (r"\.json$", '"category_id".*"score"', "COCO results", "Choose the file of annotations"),
-    (r"\.(geo)?json$", '"FeatureCollection"', "GeoJSON, as of QuPath", _LABEL_IMAGES),
+    (r"\.(geo)?json$", '"FeatureCollection"', "GeoJSON, such as QuPath's", _LABEL_IMAGES),
     (r"\.json$", r'"coordinates"\s*:\s*\[\s*\{', "Dataloop", _COCO),
     (r"gtFine.*\.(json|png)$", "", "Cityscapes", "Use DATASETS.CATALOG with type: cityscapes"),
     (r"\.json$", '"box2d"|"poly2d"|"vertices"', "BDD100K or Scalabel", _BDD),
@@ -101,7 +101,7 @@ def describe_unknown(tree: FileTree) -> str:
             if not content or re.search(content, excerpt(file), re.DOTALL | re.MULTILINE):
                 if name == "COCO json":
                     open_index(file)  # raises what is wrong with it
-                return f"{file}: is {name}, which is not read. {advice}"
+                return f"{file}: is {name}, which is not supported. {advice}"
     for file in tree.with_suffix(".json")[:1]:
         read_json(file)
     counts = Counter(file.suffix or file.name for file in tree.files)

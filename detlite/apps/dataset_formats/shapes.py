@@ -1,7 +1,7 @@
-"""Shapes as annotation tools store them, and the reader that turns them into labeled objects.
+"""The shapes of annotation tools, and their conversion to labeled objects.
 
-Each format yields the labels of images from its files. Finding the images, checking sizes and
-converting shapes to objects is the same for all of them.
+The module of each format yields the labels of images from its files. This module finds the images,
+checks sizes and converts shapes to objects for all formats.
 """
 
 import base64
@@ -49,9 +49,9 @@ class Shape:
         holes: polygons that do not belong to the object.
         mask: bool [h, w], instead of a polygon; `origin` is its upper left pixel (x, y).
         group: equal for the parts of an object; None if it is the only one.
-        crowd, keypoints: as of `LabeledObject`.
-        problem: why it is not an object.
-        where: its place in the file, with punctuation.
+        crowd, keypoints: see `LabeledObject`.
+        problem: why the shape is not an object.
+        where: position in the file, for messages, with punctuation.
     """
 
     category: str
@@ -68,7 +68,7 @@ class Shape:
 
     @classmethod
     def not_an_object(cls, kind: str, category: str, corners: Sequence[float] = ()) -> "Shape":
-        """Return a bad shape, whose place is known if there are corners."""
+        """Return a bad shape; its position is known if it has corners."""
         problem = f"a shape of type {kind} is not an object; draw a box or polygon, or remove it"
         return cls(category, corners, problem=problem)
 
@@ -76,7 +76,7 @@ class Shape:
     def png(
         cls, category: str, text: Any, origin: tuple[int, int], compressed: bool = False
     ) -> "Shape":
-        """Return the shape of a mask as a PNG in base64, maybe compressed once more by zlib."""
+        """Return the shape of a mask: a PNG in base64; `compressed`: zlib-compressed before."""
         try:
             data = base64.b64decode(text)
             data = zlib.decompress(data) if compressed else data
@@ -91,28 +91,28 @@ class Shape:
     def box(
         cls, category: str, box: Sequence[float], degrees: float = 0, pivot: Sequence[float] = ()
     ) -> "Shape":
-        """Return the shape of a box (x, y, w, h), turned clockwise at a point (default: x, y)."""
+        """Return the shape of a box (x, y, w, h), rotated clockwise around `pivot` or (x, y)."""
         x, y, w, h = box
         if not degrees:
             return cls(category, [x, y, x + w, y + h], polygon=False)
         corners = [(x, y), (x + w, y), (x + w, y + h), (x, y + h)]
-        return cls(category, _rotated(np.array(corners), pivot or (x, y), degrees))
+        return cls(category, _rotate(np.array(corners), pivot or (x, y), degrees))
 
     @classmethod
     def ellipse(
         cls, category: str, center: Sequence[float], radii: Sequence[float], degrees: float = 0
     ) -> "Shape":
-        """Return the polygon of an ellipse, turned clockwise."""
+        """Return the polygon of an ellipse, rotated clockwise."""
         angles = np.arange(_ELLIPSE_CORNERS) * 2 * np.pi / _ELLIPSE_CORNERS
         points = np.stack([np.cos(angles), np.sin(angles)], axis=1) * radii + center
-        return cls(category, _rotated(points, center, degrees))
+        return cls(category, _rotate(points, center, degrees))
 
 
 @dataclass
 class ImageLabels:
     """The labels of an image: its name in the file, its (height, width) if known, and its shapes.
 
-    `file` is the image if the file contains it.
+    `file` is the image file if the label file contained the image.
     """
 
     name: str
@@ -171,21 +171,18 @@ def read_each(
 
 
 @contextmanager
-def as_incomplete(place: str = "") -> Iterator[None]:
-    """Raise a DataError for missing values and values of other types."""
+def as_incomplete(where: str = "") -> Iterator[None]:
+    """Convert errors about missing values and values of other types to DataError."""
     try:
         yield
     except (DataError, OSError, MemoryError):
         raise
     except Exception as error:  # pycocotools raises this class for corners that are not numbers
-        raise DataError(f"{place}is not complete ({error!r}): export it again") from error
+        raise DataError(f"{where}is not complete ({error!r}): export it again") from error
 
 
 def read_shape(read: Callable[..., Shape], category: str, *values: Any) -> Shape:
-    """Return `read(category, *values)`.
-
-    It is a Shape with a problem if values are missing or not numbers.
-    """
+    """Return `read(category, *values)`, or a bad shape if values are missing or not numbers."""
     try:
         with as_incomplete():
             shape = read(category, *values)
@@ -199,7 +196,7 @@ def read_shape(read: Callable[..., Shape], category: str, *values: Any) -> Shape
 def to_objects(
     shapes: Sequence[Shape], size: tuple[int, int], where: str, conversion: Conversion
 ) -> list[LabeledObject]:
-    """Return the objects of an image: shapes with the same category and group are one.
+    """Return the objects of an image: shapes with the same category and group form one object.
 
     Bad shapes become ignored regions.
     """
@@ -207,19 +204,19 @@ def to_objects(
     for number, shape in enumerate(shapes, start=1):
         shape.category = str(shape.category) if isinstance(shape.category, (str, int)) else ""
         name = f" ({shape.category})" if shape.category else ""
-        place = f"{where}{shape.where or f': object {number}{name}'}"
+        position = f"{where}{shape.where or f': object {number}{name}'}"
         key = number if shape.group is None else (shape.category, shape.group)
         try:
-            part = _to_object(shape, size, place)
+            part = _to_object(shape, size, position)
             conversion.objects += 1
             extent = bounding_box([shape.corners]) if shape.corners else part.box
             if read_box([*extent], *size).note == CLIPPED:
                 conversion.exceeding += 1
-                conversion.findings.add(*CLIPPED, place, "object")
+                conversion.findings.add(*CLIPPED, position, "object")
             if key in objects:
                 text = "Shapes with the same label and group form one object."
-                conversion.findings.add("parts of objects", text, place, "shape")
-                part = _joined(objects[key], part, place)
+                conversion.findings.add("parts of objects", text, position, "shape")
+                part = _join(objects[key], part, position)
             objects[key] = part
         except DataError as error:
             region = _visible_box(shape, size)
@@ -229,8 +226,8 @@ def to_objects(
     return list(objects.values())
 
 
-def _joined(first: LabeledObject, part: LabeledObject, where: str) -> LabeledObject:
-    """Return the object of two parts."""
+def _join(first: LabeledObject, part: LabeledObject, where: str) -> LabeledObject:
+    """Join two parts to an object. Raises DataError unless both are polygons."""
     if not (isinstance(first.segmentation, list) and isinstance(part.segmentation, list)):
         raise DataError(f"{where}: is in a group with another shape, but only polygons can be")
     corners = [(x, y, x + w, y + h) for x, y, w, h in (first.box, part.box)]
@@ -239,20 +236,20 @@ def _joined(first: LabeledObject, part: LabeledObject, where: str) -> LabeledObj
 
 
 def _visible_box(shape: Shape, size: tuple[int, int]) -> Box | None:
-    """Return the box of the part of a shape that is in the image; None if there is none."""
+    """Return the box of the visible part of a shape; None if nothing is inside the image."""
     corners = list(shape.corners)
     if shape.mask is not None and shape.mask.any():
         corners = [*(np.reshape(tight_bounds(shape.mask), (2, 2)) + shape.origin).flat]
     if len(corners) < 4 or not np.isfinite(corners).all():
         return None
-    box = bounding_box([_clipped(corners, size)])
+    box = bounding_box([_clip(corners, size)])
     return box if min(box[2:]) > 0 else None
 
 
-def _clipped(corners: Sequence[float], size: tuple[int, int]) -> list[float]:
+def _clip(corners: Sequence[float], size: tuple[int, int]) -> list[float]:
     height, width = size
     limits = itertools.cycle((width, height))
-    return [min(max(float(one), 0.0), limit) for one, limit in zip(corners, limits, strict=False)]
+    return [min(max(float(x), 0.0), limit) for x, limit in zip(corners, limits, strict=False)]
 
 
 def _to_object(shape: Shape, size: tuple[int, int], where: str) -> LabeledObject:
@@ -276,7 +273,7 @@ def _to_object(shape: Shape, size: tuple[int, int], where: str) -> LabeledObject
         raise DataError(f"{where}: a polygon of {len(shape.corners) // 2} points needs 3")
     if not np.isfinite(shape.corners).all():
         raise DataError(f"{where}: has a corner that is not finite")
-    clipped = _clipped(shape.corners, size)
+    clipped = _clip(shape.corners, size)
     box = bounding_box([clipped])
     if min(box[2:]) <= 0:
         raise DataError(f"{where}: the object has no area inside the {width}x{height} image")
@@ -296,11 +293,11 @@ def object_from_bitmap(category: str, bitmap: np.ndarray, where: str) -> Labeled
     return LabeledObject(category, box, encode_bitmap(bitmap))
 
 
-def _rotated(points: np.ndarray, pivot: Sequence[float], degrees: float) -> list[float]:
-    """Return points [N, 2], turned clockwise in the image, as a flat list."""
+def _rotate(points: np.ndarray, pivot: Sequence[float], degrees: float) -> list[float]:
+    """Rotate points [N, 2] clockwise in the image, and return them as a flat list."""
     cos, sin = np.cos(np.deg2rad(degrees)), np.sin(np.deg2rad(degrees))
-    turned = (points - pivot) @ np.array([[cos, sin], [-sin, cos]]) + pivot
-    return [float(value) for value in turned.ravel()]
+    rotated = (points - pivot) @ np.array([[cos, sin], [-sin, cos]]) + pivot
+    return [float(value) for value in rotated.ravel()]
 
 
 def flat(points: Sequence[Sequence[float]]) -> list[float]:

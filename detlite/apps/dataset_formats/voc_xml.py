@@ -1,6 +1,6 @@
 """Read folders of PASCAL VOC's XML files, which LabelImg, CVAT, Roboflow and others write too.
 
-Masks in `SegmentationObject` belong to the boxes that they fill.
+Masks in `SegmentationObject` are matched to boxes by IoU.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,14 +20,14 @@ from .label_images import VOID, distinct_values, read_label_image
 from .labeled_dataset import Conversion
 from .shapes import ImageLabels, Shape, object_from_bitmap
 
-_MIN_IOU = 0.5  # of a box and that of its mask
+_MIN_IOU = 0.5  # of a box and the bounding box of its mask
 
 
 def voc_labels(file: Path, tree: FileTree, conversion: Conversion) -> Iterator[ImageLabels]:
     """Yield the image of a file.
 
-    Difficult objects become crowds. Coordinates with decimals are continuous. Others are numbers of
-    pixels, counted from 0 if any in the dataset is below 1, and otherwise from 1, as in VOC.
+    Difficult objects become crowds. Coordinates with decimals are continuous. Integer coordinates
+    are pixel numbers: the first pixel is 1, as in VOC, or 0 if a value in the dataset is below 1.
     """
     content = read_voc_file(file)
     first = 0.0 if content.continuous else _first_pixel(tree)
@@ -37,8 +37,8 @@ def voc_labels(file: Path, tree: FileTree, conversion: Conversion) -> Iterator[I
         if obj.difficult:
             text = "They become crowds (iscrowd 1), which VOC does not measure either."
             conversion.findings.add("difficult objects", text, f"{file} ({obj.name})", "object")
-    for name in (file.parent.parent, file.parent):
-        masks = name / "SegmentationObject" / f"{file.stem}.png"
+    for folder in (file.parent.parent, file.parent):
+        masks = folder / "SegmentationObject" / f"{file.stem}.png"
         if masks.is_file():
             image = tree.image(labels.name, file, one_each=True)
             _add_masks(labels.shapes, masks, image_size(image, conversion.upright), conversion)
@@ -74,11 +74,11 @@ def _first_pixel(tree: FileTree) -> float:
 def _add_masks(
     shapes: Sequence[Shape], file: Path, size: tuple[int, int], conversion: Conversion
 ) -> None:
-    """Give each mask of a file to the box with the highest IoU with its own."""
+    """Assign each mask of a file to the box with the highest IoU."""
     values = read_label_image(file, size).values
     for value in distinct_values(values[(values > 0) & (values != VOID)]):
         mask_box = object_from_bitmap("", values == value, str(file)).box
-        free = [one for one in shapes if one.mask is None and one.corners and not one.polygon]
+        free = [box for box in shapes if box.mask is None and box.corners and not box.polygon]
         corners = np.array([shape.corners for shape in free]).reshape(-1, 4)
         boxes = np.concatenate([corners[:, :2], corners[:, 2:] - corners[:, :2]], axis=1)
         overlaps = rle_codec.iou(boxes, np.array([mask_box]), [False])

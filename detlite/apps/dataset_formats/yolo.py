@@ -23,7 +23,7 @@ from .file_tree import SPLITS, FileTree, read_lines
 from .labeled_dataset import Conversion, LabeledDataset, LabeledImage
 from .shapes import Shape, to_objects
 
-_TOLERANCE = 0.01  # rounding may move a coordinate this far out of the image
+_TOLERANCE = 0.01  # accepted distance of rounded coordinates from the image, as a fraction
 _YAML = (".yaml", ".yml")
 _NAME_FILES = re.compile(r"classes\.txt|.*\.names|_darknet\.labels")
 _MIN_POSES, _MAX_POSES = 4, 1000  # labels that show that keypoints are meant
@@ -40,7 +40,7 @@ class _Labels:
 
 
 def is_yolo(tree: FileTree, named: bool = True) -> bool:
-    """Return True if there is a file with names of categories, or without `named` only labels."""
+    """Return True if a file names the categories; without `named`, labels alone are enough."""
     source, _ = next(_sources(tree), (None, None))
     return source is not None and not (named and source == tree.root)
 
@@ -89,14 +89,14 @@ def read_yolo(tree: FileTree, conversion: Conversion) -> LabeledDataset:
         split = SPLITS.get(str(key).lower())
         if split and value and (split != "test" or tree.locate(str(value), base)):
             splits[split] = _list_images(value, base, tree, file, key, conversion)
-    listed = [(image, split) for split, many in splits.items() for image in many]
+    listed = [(image, split) for split, images in splits.items() for image in images]
     if "train" not in splits:
         listed = [(image, tree.split_of(image)) for image in tree.images]
     trained = [image for image, split in listed if split != "val"]
     if trained and not any(map(_text_file, trained)):
         example = f"such as {_label_files(trained[0])[0]} for {trained[0]}"
         raise DataError(f"{file}: none of {len(trained)} images has a text file ({example})")
-    images = []
+    labeled = []
     for image, split in listed:
         with conversion.collect():
             text_file, size = _text_file(image), image_size(image, conversion.upright)
@@ -104,12 +104,12 @@ def read_yolo(tree: FileTree, conversion: Conversion) -> LabeledDataset:
                 raise DataError(f"{other}: the labels of other images are text files; convert one")
             shapes = list(_read_shapes(text_file, size, labels, conversion))
             objects = to_objects(shapes, size, str(text_file), conversion)
-            images.append(LabeledImage(image, size, objects, split))
-    return LabeledDataset(file, images, names, labels.keypoints, content.get("flip_idx"))
+            labeled.append(LabeledImage(image, size, objects, split))
+    return LabeledDataset(file, labeled, names, labels.keypoints, content.get("flip_idx"))
 
 
 def _sources(tree: FileTree) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """Yield files that describe the dataset, and their content with the keys of data.yaml."""
+    """Yield each file that describes the dataset, and its content with the keys of data.yaml."""
     for file in _by_depth(tree.with_suffix(*_YAML)):
         try:
             content = parse_yaml("\n".join(read_lines(file)), file)
@@ -170,7 +170,7 @@ def _is_pose(values: Sequence[float]) -> bool:
 
 
 def _category_names(content: dict[str, Any], file: Path) -> list[str]:
-    """Return the category names of a list or of a mapping {0: name, ...}."""
+    """Return the category names, from a list or a mapping {0: name, ...}."""
     names = content["names"]
     if isinstance(names, dict):
         numbered = {int(k) if str(k).isdecimal() else k: name for k, name in names.items()}
@@ -209,10 +209,10 @@ def _list_images(
                 with conversion.collect():
                     images.append(tree.image(line, path))
     if not images and not conversion.bad:
-        kinds = ", ".join(sorted({one.suffix for one in tree.files} - {".txt", ".yaml"})) or "none"
+        kinds = ", ".join(sorted({f.suffix for f in tree.files} - {".txt", ".yaml"})) or "none"
         raise DataError(
-            f"{file}: {split} is {short_repr(value)}, which contains no images of a format that is "
-            f"read (kinds of files here: {kinds})"
+            f"{file}: {split} is {short_repr(value)}, which contains no images of a supported "
+            f"format (kinds of files here: {kinds})"
         )
     return list(dict.fromkeys(images))
 
@@ -222,7 +222,7 @@ def _text_file(image: Path) -> Path | None:
 
 
 def _label_files(image: Path) -> list[Path]:
-    """Return the possible text files of an image: under `labels`, or next to it."""
+    """Return the possible text files of an image: in `labels`, or next to the image."""
     sibling = image.with_suffix(".txt")
     parts = sibling.parts
     positions = [index for index, part in enumerate(parts[:-1]) if part.lower() == "images"]
@@ -239,7 +239,7 @@ def _read_shapes(
             if len(fields) == 6:
                 text = "They are not used: all labels are trained on."
                 example = f"{file}, line {number}"
-                conversion.findings.add("scores behind boxes", text, example, "label line")
+                conversion.findings.add("scores after boxes", text, example, "label line")
             shape = _read_shape(fields, size, labels)
             shape.where = f", line {number}"
             yield shape

@@ -24,12 +24,12 @@ class ModuleCost:
     """Cost of a module for one image.
 
     Attributes:
-        module: its path in the model; "" is the whole model.
+        module: path in the model; "" is the whole model.
         parameters: number of parameters, without buffers.
         trained: number of parameters that training changes.
-        gflop: 10^9 operations, where a multiplication and an addition count as two. The number of
-            the whole model includes every matrix product; that of a module counts only its
-            convolutions and linear layers. RoIAlign and NMS do not count.
+        gflop: 10^9 operations; a multiply-add counts as two. The number of the whole model includes
+            every matrix product, and the number of a module only its convolutions and linear
+            layers. RoIAlign and NMS do not count.
         activations: millions of outputs of convolutions and linear layers.
         percent: percentage of the operations of the model.
     """
@@ -83,7 +83,7 @@ def count_cost(
 
 def _count(counts: list[int], layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
     """Add the operations and the outputs of a call of a layer to `counts`, as a forward hook."""
-    # A transposed convolution applies a kernel to each input, the others to each output.
+    # A transposed convolution applies its kernel to each input, other layers to each output.
     positions = inputs[0] if isinstance(layer, nn.ConvTranspose2d) else output
     counts[0] += 2 * positions.numel() * layer.get_parameter("weight")[0].numel()
     counts[1] += output.numel()
@@ -95,16 +95,16 @@ def _rows(
     for name, module in model.named_modules():
         parameters = list(module.parameters())
         path = f"{name}." if name else ""
-        own = [counts for layer, counts in layers.items() if f"{layer}.".startswith(path)]
-        if name and (name.count(".") >= depth or not (parameters or own)):
+        inner = [counts for layer, counts in layers.items() if f"{layer}.".startswith(path)]
+        if name and (name.count(".") >= depth or not (parameters or inner)):
             continue
-        operations = sum(counts[0] for counts in own) if name else total
+        operations = sum(counts[0] for counts in inner) if name else total
         yield ModuleCost(
             name,
             sum(p.numel() for p in parameters),
             sum(p.numel() for p in parameters if p.requires_grad),
             operations / 1e9,
-            sum(counts[1] for counts in own) / 1e6,
+            sum(counts[1] for counts in inner) / 1e6,
             100 * operations / max(total, 1),
         )
 

@@ -23,7 +23,7 @@ _OPTIONAL_PACKAGES = (
     "prometheus-client", "supervision",
 )  # fmt: skip
 _GB = 1e9
-_LOAD_SECONDS = 0.5  # for which the load of the machine is measured
+_LOAD_SECONDS = 0.5  # duration of measuring the load of the machine
 
 
 def system_info() -> dict[str, str]:
@@ -43,10 +43,10 @@ def system_info() -> dict[str, str]:
 
 
 def find_problems() -> list[str]:
-    """Return a sentence with advice about each thing that fails or makes detlite slow."""
-    others = OtherPrograms()
+    """Return a sentence with advice for each problem that breaks detlite or makes it slow."""
+    other_programs = OtherPrograms()
     time.sleep(_LOAD_SECONDS)
-    problems = list(filter(None, [others.problem("training")]))
+    problems = list(filter(None, [other_programs.problem("training")]))
     if torch.cuda.is_available() and not has_kernels("cuda"):
         toolkit = "ROCM_HOME to a ROCm" if torch.version.hip else "CUDA_HOME to a CUDA"
         problems.append(
@@ -73,7 +73,7 @@ def find_problems() -> list[str]:
     shared = Path("/dev/shm")
     if shared.is_dir() and (size := shutil.disk_usage(shared).total) < 1 * _GB:
         problems.append(
-            f"/dev/shm, through which loader processes pass batches, holds {size / 1e6:.0f} MB: "
+            f"/dev/shm, through which loader processes pass batches, has only {size / 1e6:.0f} MB: "
             "enlarge it (--shm-size 8g for a container), or set DATALOADER.NUM_WORKERS 0"
         )
     return problems
@@ -100,7 +100,7 @@ class Resources:
 
 
 def resources(device_name: str = "auto") -> Resources:
-    """Return the resources for a MODEL.DEVICE; the GPU is left out if it is not that device."""
+    """Return the resources for a value of MODEL.DEVICE; the GPU only if it is that device."""
     device = torch_device(device_name)
     gpu = torch.cuda.get_device_properties(device) if device.type == "cuda" else None
     return Resources(

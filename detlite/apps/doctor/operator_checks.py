@@ -1,4 +1,4 @@
-"""Check each operator on small inputs whose result follows from a formula."""
+"""Check each operator on small inputs for which a formula gives the result."""
 
 from collections.abc import Callable
 
@@ -27,7 +27,7 @@ def _error(check: Check, device: str) -> str:
 
 
 def _ramp(device: str) -> Tensor:
-    """Return a map [1, 3, 24, 32] of the values column + 32 * row, scaled in each channel."""
+    """Return a map [1, 3, 24, 32] of the values column + 32 * row, times 1, 2 and -1."""
     plane = torch.arange(24.0 * 32).view(24, 32)
     return (plane * torch.tensor([1.0, 2.0, -1.0])[:, None, None])[None].to(device)
 
@@ -55,7 +55,7 @@ def _roi_align_gradient(device: str) -> tuple[object, object]:
 
 
 def _roi_pool(device: str) -> tuple[object, object]:
-    # The maximum of a plane is in the last cell of a bin, or in the first if the plane falls.
+    # The maximum of a bin is in its last cell, or in its first if values decrease.
     rois = torch.tensor([[0.0, 2.0, 4.0, 17.0, 11.0]])  # 16 x 8 cells
     rows, columns = 4 + 2 * torch.arange(4), 2 + 4 * torch.arange(4)
     last = (columns + 3) + 32 * (rows + 1)[:, None]
@@ -75,7 +75,7 @@ def _boxes(device: str, groups: int = 1) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _kept(groups: int) -> Tensor:
-    """Return the boxes that non-maximum suppression at IoU 0.4 keeps within each group."""
+    """Return the indices of the boxes that NMS at IoU 0.4 within each group keeps."""
     boxes, scores, group = _boxes("cpu", groups)
     overlaps = box_ops.iou(boxes, boxes) * (group[:, None] == group)
     remaining, kept = scores.argsort(descending=True).tolist(), []

@@ -19,8 +19,8 @@ Color = tuple[int, int, int]
 _Box = tuple[float, float, float, float]
 
 _UNMEASURED_THRESHOLD = 0.5
-_SMALL_SIDE = 32  # pixels of a drawn object that has only an outline
-_CROWD = 50  # objects of an image that has only outlines, without tags
+_SMALL_SIDE = 32  # smaller drawn objects have only an outline (square root of the area in pixels)
+_CROWD = 50  # images with more objects have only outlines, without tags
 _FILL, _EDGE = 102, 229  # opacity of masks, of 255
 
 
@@ -34,10 +34,10 @@ def draw_detections(
     colors: Sequence[Color] | None = None,
     tags: bool | None = None,
 ) -> Image.Image:
-    """Draw box, tag, and if present mask and keypoints of each object on a copy of an image.
+    """Draw each object's box, tag, and mask and keypoints if present, on a copy of an image.
 
-    Lines and tags scale with the image and the objects. Small and crowded objects have only their
-    outlines.
+    Lines and tags scale with the image and the objects. Small and crowded objects have only an
+    outline.
 
     Args:
         image: a PIL image, or uint8 RGB [3, H, W].
@@ -48,11 +48,11 @@ def draw_detections(
         categories: the K categories {"id", "name"}.
         min_score: objects with a lower score are not drawn; None: the threshold of the prediction,
             or 0.5.
-        min_side: images whose longer side is shorter are enlarged by an integer factor, so that
-            lines and tags do not cover the objects.
-        colors: RGB colors of the N objects; None: one of each category or track.
-        tags: write name and score on each object, or on none. None: where there is room, without
-            the name of a single category.
+        min_side: smaller images are enlarged by an integer factor to a longer side of at least
+            this, so that lines and tags do not cover the objects.
+        colors: RGB colors of the N objects; None: a color for each category or track.
+        tags: write name and score on each object, or on none. None: where there is room, and no
+            name if there is a single category.
     """
     if isinstance(image, Tensor):
         image = Image.fromarray(composite_rgb(image).permute(1, 2, 0).cpu().numpy())
@@ -82,28 +82,28 @@ def draw_detections(
     last_first = [*zip(shown, objects, strict=True)][::-1]  # the highest score on top
     masked = set()
     if "masks" in detections:
-        bitmaps = ((one, _bitmap(detections["masks"], i, size)) for i, one in last_first)
-        masked = {one for one, bitmap in bitmaps if _draw_mask(canvas, bitmap, one)}
+        bitmaps = ((obj, _bitmap(detections["masks"], i, size)) for i, obj in last_first)
+        masked = {obj for obj, bitmap in bitmaps if _draw_mask(canvas, bitmap, obj)}
     draw = ImageDraw.Draw(canvas)
-    for i, one in last_first:
-        if one.filled or one not in masked:
-            x1, y1, x2, y2 = one.box
-            # x2 and y2 lie behind the last pixel. PIL refuses negative sides.
+    for i, obj in last_first:
+        if obj.filled or obj not in masked:
+            x1, y1, x2, y2 = obj.box
+            # x2 and y2 are one after the last pixel. PIL refuses negative sides.
             corners = (x1, y1, max(x1, x2 - 1), max(y1, y2 - 1))
-            draw.rectangle(corners, outline=one.color, width=one.line)
+            draw.rectangle(corners, outline=obj.color, width=obj.line)
         if "keypoints" in detections:
-            radius = 2 * one.line
+            radius = 2 * obj.line
             for x, y, visibility in (detections["keypoints"][i] * factor).tolist():
                 if visibility > 0:
                     corners = (x - radius, y - radius, x + radius, y + radius)
-                    draw.ellipse(corners, fill=one.color, outline="white")
+                    draw.ellipse(corners, fill=obj.color, outline="white")
     if tags is not False:
         _draw_tags(draw, objects, canvas.size, bool(tags))
     return canvas
 
 
 class _Object:
-    """An object with a style that fits its size and that of the drawn image, in pixels of it."""
+    """An object and its style, which depends on the sizes of the object and the drawn image."""
 
     def __init__(
         self, box: list[float], text: str, color: Color, image_side: int, crowded: bool
@@ -120,7 +120,7 @@ class _Object:
 
 
 def category_color(label: int) -> Color:
-    """Return the color of a label from 1: hues apart by the golden ratio, in three shades."""
+    """Return the color of a label >= 1: hues at steps of the golden ratio, in three shades."""
     index = label - 1
     lightness = (0.55, 0.45, 0.65)[index // 8 % 3]
     red, green, blue = colorsys.hls_to_rgb((0.58 + index * 0.618034) % 1, lightness, 0.95)
@@ -161,33 +161,33 @@ def _draw_mask(canvas: Image.Image, bitmap: np.ndarray, style: _Object) -> bool:
 
 
 def _draw_tags(
-    draw: ImageDraw.ImageDraw, objects: Sequence[_Object], size: tuple[int, int], every: bool
+    draw: ImageDraw.ImageDraw, objects: Sequence[_Object], size: tuple[int, int], draw_all: bool
 ) -> None:
     """Write the tags of the objects in an image of (width, height) where they cover no other tag.
 
-    With `every`, also write those for which there is no room.
+    With `draw_all`, tags without room are written too.
     """
     taken: list[_Box] = []
-    for one in objects:
-        font = one.font or (one.smallest_font if every else 0)
-        if not one.text or not font:
+    for obj in objects:
+        font = obj.font or (obj.smallest_font if draw_all else 0)
+        if not obj.text or not font:
             continue
         draw.font = ImageFont.load_default(font)
-        left, top, right, bottom = draw.textbbox((0, 0), one.text)
+        left, top, right, bottom = draw.textbbox((0, 0), obj.text)
         width, height = right - left + 4, bottom - top + 4
-        x = max(0.0, min(one.box[0], size[0] - width))
+        x = max(0.0, min(obj.box[0], size[0] - width))
         # Above the box, below it, or inside at the top.
-        rows = [y for y in (one.box[1] - height, one.box[3]) if 0 <= y <= size[1] - height]
-        places = [(x, y, x + width, y + height) for y in (*rows, one.box[1])]
-        free = [place for place in places if not any(_overlap(place, other) for other in taken)]
-        if not free and not every:
+        rows = [y for y in (obj.box[1] - height, obj.box[3]) if 0 <= y <= size[1] - height]
+        boxes = [(x, y, x + width, y + height) for y in (*rows, obj.box[1])]
+        free = [box for box in boxes if not any(_overlap(box, other) for other in taken)]
+        if not free and not draw_all:
             continue
-        place = (free or places)[0]
-        taken.append(place)
-        draw.rectangle(place, fill=one.color)
-        luma = 0.299 * one.color[0] + 0.587 * one.color[1] + 0.114 * one.color[2]
-        position = (place[0] + 2 - left, place[1] + 2 - top)
-        draw.text(position, one.text, fill="white" if luma < 140 else "black")
+        box = (free or boxes)[0]
+        taken.append(box)
+        draw.rectangle(box, fill=obj.color)
+        luma = 0.299 * obj.color[0] + 0.587 * obj.color[1] + 0.114 * obj.color[2]
+        position = (box[0] + 2 - left, box[1] + 2 - top)
+        draw.text(position, obj.text, fill="white" if luma < 140 else "black")
 
 
 def _overlap(first: _Box, second: _Box) -> bool:
@@ -220,10 +220,8 @@ def contact_sheet(
 
 
 def composite_rgb(image: Tensor) -> Tensor:
-    """Return an image [C, H, W] as RGB to look at: its first three channels, or gray.
-
-    Of two channels, the first is red and the second green.
-    """
+    """Return an image [C, H, W] as RGB for display: gray if C is 1, red and green if C is 2, and
+    otherwise the first three channels."""
     if len(image) == 1:
         return image.expand(3, -1, -1)
     return torch.cat([image, torch.zeros_like(image[:1])])[:3]

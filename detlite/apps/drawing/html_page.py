@@ -13,7 +13,7 @@ from detlite.structures.masks.formats import to_bitmap
 
 from .detections import Color, composite_rgb, draw_detections
 
-_SIDE = 240  # pixels of a part of an image
+_SIDE = 240  # longer side of a drawn crop in pixels
 
 Window = tuple[int, int, int, int]  # left, top, right, bottom
 
@@ -44,7 +44,7 @@ def jpeg(image: Image.Image, quality: int = 80) -> str:
 
 
 def crop_window(box: np.ndarray, height: int, width: int) -> Window:
-    """Return a window around a box xywh inside an image of the given size."""
+    """Return a square window around a box xywh, cut off at the borders of the image."""
     x, y, w, h = box.tolist()
     side = min(max(2.2 * max(w, h), 64), max(height, width))
     left = min(max(x + w / 2 - side / 2, 0), max(width - side, 0))
@@ -67,8 +67,9 @@ def draw_crop(
         pixels: the image, uint8 [C, H, W], drawn as by `composite_rgb`.
         window: see `crop_window`.
         boxes: float [N, 4] xywh in pixels of the image.
-        mask: COCO RLE of the first box in the whole image. All masks would hide the image.
-        texts: label of each box; an empty one is not drawn.
+        mask: COCO RLE of the first box's mask in the whole image; all masks would hide the image.
+        texts: label of each box; an empty label is not drawn.
+        colors: RGB color of each box.
     """
     left, top, right, bottom = window
     part = composite_rgb(pixels[:, top:bottom, left:right])

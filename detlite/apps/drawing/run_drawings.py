@@ -21,7 +21,7 @@ from .detections import contact_sheet, draw_detections
 
 Curves = dict[str, list[tuple[int, float]]]
 
-# Each evaluation has two of them: COCO and LVIS, VOC, region proposals.
+# Each kind of evaluation (COCO and LVIS, VOC, region proposals) reports two of these metrics.
 _PLOTTED = ("AP", "AP50", "AP50_07", "AR@100", "AR@1000")
 _MAX_IMAGES = 12
 
@@ -52,7 +52,7 @@ class RunDrawings(Hook):
 
 
 def write_report(folder: Path) -> None:
-    """Write report.html to the folder of a finished run, or log why this is impossible."""
+    """Write report.html to the folder of a finished run, or log why it cannot be written."""
     from detlite.apps.report.report_page import report_page
     from detlite.apps.report.runs import read_run
 
@@ -67,7 +67,7 @@ def write_report(folder: Path) -> None:
 
 
 def draw_sheet(predictor: Predictor, dataset: CocoDataset, path: Path) -> None:
-    """Draw labels and, to the right, detections on images spread over a dataset, on one sheet."""
+    """Draw images spread over a dataset on one sheet, each with labels and then detections."""
     step = max(len(dataset) // _MAX_IMAGES, 1)
     drawn = []
     for index in range(0, len(dataset), step)[:_MAX_IMAGES]:
@@ -110,10 +110,10 @@ def plot_metrics(metrics_file: str | Path, image_file: str | Path) -> None:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Read the lines of a metrics.jsonl, with the errors of `plot_metrics`.
+    """Read the lines of a metrics.jsonl. Raises the errors of `plot_metrics`.
 
-    They have {"iteration", "loss", "loss_...", ...}, or the metrics of `evaluation` by dataset and
-    kind.
+    Lines have {"iteration", "loss", "loss_...", ...}, or {"iteration", "evaluation"} with metrics
+    by dataset and kind.
     """
     lines = []
     try:

@@ -1,6 +1,6 @@
-"""Write detectors to files of four formats, and read them as detectors.
+"""Write detectors to files in four formats, and load them again.
 
-Each file also contains the config and the categories, so that `Predictor` needs nothing else.
+Each file also contains the config and the categories, so that `Predictor` needs only the file.
 """
 
 import json
@@ -30,7 +30,7 @@ from .openvino import openvino_parts, part_from_bytes, to_bytes
 
 SUFFIXES = {"pt2": ".pt2", "aoti": ".pt2", "onnx": ".onnx", "openvino": ".openvino"}
 _METADATA_KEY = "detlite"
-_ALIGNMENT = 32  # pixels; every graph accepts images whose sides are multiples
+_ALIGNMENT = 32  # pixels; graphs accept images with sides that are multiples of this
 
 
 def prepare_export(cfg: CfgNode, model: DetectionModel) -> CfgNode:
@@ -49,12 +49,12 @@ def prepare_export(cfg: CfgNode, model: DetectionModel) -> CfgNode:
 
 
 def check_output_path(path: Path, file_format: str) -> None:
-    """Raise a ConfigError if the suffix does not fit the format, or the folder is missing."""
+    """Raise a ConfigError if the suffix does not match the format, or the folder is missing."""
     suffix = SUFFIXES[file_format]
     if path.suffix != suffix:
         raise ConfigError(f"{path}: a file of the format {file_format} must end in {suffix}")
     if not path.parent.is_dir():
-        raise ConfigError(f"{path}: there is no folder {path.parent}")
+        raise ConfigError(f"{path}: the folder {path.parent} does not exist")
 
 
 def write_exported(path: Path, file_format: str, cfg: CfgNode, model: DetectionModel) -> None:
@@ -64,8 +64,8 @@ def write_exported(path: Path, file_format: str, cfg: CfgNode, model: DetectionM
     `to_openvino`.
 
     Raises:
-        ConfigError: a package is missing, the path does not fit, or the config enables test-time
-            augmentation, which a program does not support.
+        ConfigError: a package is missing, the path is invalid, or the config enables test-time
+            augmentation, which only openvino supports.
         CheckpointError: the file cannot be written.
     """
     check_output_path(path, file_format)
@@ -78,7 +78,7 @@ def write_exported(path: Path, file_format: str, cfg: CfgNode, model: DetectionM
     writers = {
         "pt2": _write_pt2, "aoti": _write_aoti, "onnx": write_onnx, "openvino": _write_openvino,
     }  # fmt: skip
-    # AOTInductor requires the suffix of the temporary file too, so `atomic_path` does not fit.
+    # AOTInductor requires the suffix of the temporary file too, which `atomic_path` does not keep.
     temporary = path.with_name(f".{path.stem}.tmp{path.suffix}")
     try:
         writers[file_format](temporary, metadata, model)
@@ -97,10 +97,10 @@ def read_exported(
 
     Args:
         opts: config overrides, alternating keys and values. They do not change the graph.
-        trust: also read .pt2 files, which can run any code.
+        trust: also load .pt2 files, which can run any code.
 
     Raises:
-        CheckpointError: the file is missing, damaged, of another format, or must be trusted.
+        CheckpointError: the file is missing, damaged, of another format, or needs `trust`.
         ConfigError: a package is missing, or an override is invalid.
     """
     path = Path(path)
@@ -123,7 +123,7 @@ def read_exported(
             metadata, run = read(path)
             cfg, model = _build(path, opts, metadata)
             model = ProgramDetector(model, run, (read, path.absolute()))
-        # A graph that does not fit the config fails here, and not in the first prediction.
+        # A graph that does not match the config should fail here, not in the first prediction.
         proposals = [torch.tensor([[8.0, 8.0, 40.0, 40.0]])] if model.takes_proposals else None
         model.detect([torch.linspace(0, 1, model.channels * 4096).reshape(-1, 64, 64)], proposals)
         return cfg, model
@@ -141,7 +141,7 @@ def _build(path: Path, opts: Sequence[Any], metadata: str) -> tuple[CfgNode, Det
         if not isinstance(category["id"], int) or not isinstance(category["name"], str):
             raise ValueError(f"invalid category {short_repr(category)}")
     config = parse_yaml(content["config"], path)
-    config.pop("IMPORTS", None)  # a file of weights must not run code
+    config.pop("IMPORTS", None)  # loading weights must not run code
     cfg = config_from(config, path, opts)
     model = build_model(cfg)
     model.categories = content["categories"]
@@ -162,7 +162,7 @@ def _write_aoti(path: Path, metadata: str, model: DetectionModel) -> None:
 
 
 def _pt2_run(path: Path) -> tuple[str, Run]:
-    """Return the metadata of a .pt2 file of either format, and a function that runs it."""
+    """Return the metadata of a file of the format pt2 or aoti, and a function that runs it."""
     with zipfile.ZipFile(path) as archive:
         compiled = any("/aotinductor/" in name for name in archive.namelist())
     if compiled:

@@ -1,6 +1,6 @@
 """Export whole detectors with torch.export, from padded pixels to detections.
 
-Shapes: B images of H x W pixels, with P proposals and D detections each, padded.
+Shapes: B images of H x W pixels, each with P proposals and D detections, including padding.
 """
 
 from collections.abc import Callable
@@ -16,18 +16,18 @@ from torch.nn import functional as F
 
 from detlite.config import ConfigError
 from detlite.conversion.checkpoint.files import CheckpointError
-from detlite.inference.build import own_score_thresh
+from detlite.inference.build import model_score_thresh
 from detlite.modeling.detection_model import DetectionModel
 from detlite.structures.instances import Detections, Images, Proposals
 
-# Takes pixels float32 [B, C, H, W] and sizes int64 [B, 2]; for a Fast R-CNN also proposals float32
+# Arguments: pixels float32 [B, C, H, W], sizes int64 [B, 2], and for Fast R-CNN proposals float32
 # [B, P, 4] and their validity bool [B, P]. Returns the fields of `Detections` that are not None.
 Run = Callable[..., list[Tensor]]
 Open = Callable[[Path], tuple[str, Run]]
 
 
 class Inference(nn.Module):
-    """`DetectionModel.predict` with tensors in place of records, as in `Run`."""
+    """`DetectionModel.predict` with tensors instead of records, with the signature `Run`."""
 
     def __init__(self, model: DetectionModel) -> None:
         super().__init__()
@@ -68,8 +68,8 @@ class ProgramDetector(DetectionModel):
     Args:
         model: the exported model; its weights are not used.
         run: the program.
-        source: a function and the file from which it reads `(metadata, run)` again, because copies
-            of the detector, for example in other processes, cannot hold the program.
+        source: (function, file): `function(file)` returns `(metadata, run)`. Copies of the
+            detector, for example in other processes, cannot contain the program and read it again.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class ProgramDetector(DetectionModel):
         self.outputs = output_names(model)
         self.takes_proposals = model.takes_proposals
         self.categories = model.categories
-        self.score_thresh = own_score_thresh(model)
+        self.score_thresh = model_score_thresh(model)
         self.run = run
         self._source = source
         self.eval()
@@ -122,10 +122,10 @@ class ProgramDetector(DetectionModel):
 
 
 def example_batch(model: DetectionModel) -> tuple[Images, Proposals | None]:
-    """Return two images, and proposals if the model takes them, to trace a model with.
+    """Return two images, and proposals if the model needs them, for tracing a model.
 
-    No variable dimension is 1. There are as many proposals as detections at most, because a graph
-    traced with fewer would return fewer.
+    No dynamic dimension is 1. The number of proposals is the maximum number of detections, because
+    a graph traced with fewer proposals would return fewer detections.
     """
     proposals, side = None, max(256, model.backbone.min_image_side)
     if model.takes_proposals:
@@ -138,12 +138,12 @@ def example_batch(model: DetectionModel) -> tuple[Images, Proposals | None]:
 def export_program(model: DetectionModel) -> ExportedProgram:
     """Export a copy of a detector as a graph that contains detlite's operators.
 
-    It takes any number of images. Height and width may be any multiples of 32 that are at least
+    The number of images is dynamic. Height and width may be any multiples of 32 that are at least
     `Backbone.min_image_side`, and the number of proposals must be at least the maximum number of
-    detections. Box fusion, which runs outside of the graph, is a ConfigError.
+    detections. Raises ConfigError for box fusion, which runs outside of the graph.
     """
     if model.postprocess.suppression.method == "fusion":
-        raise ConfigError("TEST.NMS.METHOD fusion cannot be exported: use another, such as voting")
+        raise ConfigError("TEST.NMS.METHOD fusion cannot be exported: set it to nms or voting")
     model = deepcopy(model).eval().requires_grad_(False)
     model.static_shapes = True
     images, proposals = example_batch(model)
@@ -151,6 +151,6 @@ def export_program(model: DetectionModel) -> ExportedProgram:
     axes: tuple[tuple[int, ...], ...] = (0, 2, 3), (0,)
     if proposals is not None:
         inputs, axes = (*inputs, proposals.boxes, proposals.valid), (*axes, (0, 1), (0, 1))
-    dynamic = tuple(dict.fromkeys(free, Dim.AUTO) for free in axes)
+    dynamic = tuple(dict.fromkeys(dims, Dim.AUTO) for dims in axes)
     with torch.no_grad():
         return torch.export.export(Inference(model), inputs, dynamic_shapes=dynamic)

@@ -1,7 +1,7 @@
 """Export whole detectors to ONNX with standard operators, and run them with onnxruntime.
 
-Detlite's operators are translated to ONNX's (https://onnx.ai/onnx/operators): RoIAlign level by
-level, and NMS to NonMaxSuppression and TopK. Needs `pip install 'detlite[onnx]'`.
+detlite's operators are translated to ONNX operators (https://onnx.ai/onnx/operators): RoIAlign
+level by level, and NMS to NonMaxSuppression and TopK. Needs `pip install 'detlite[onnx]'`.
 
 Shapes: B images, N boxes in an image, G groups, R RoIs.
 """
@@ -123,7 +123,7 @@ def _translations() -> dict[Callable[..., Any], Callable[..., Any]]:
     ) -> Any:
         one, zero = op.Constant(value_ints=[1]), op.Constant(value_ints=[0])
         lowest = op.Constant(value_float=float("-inf"))
-        # Use a row of scores for each group, in which boxes of other groups have the lowest score.
+        # A row of scores for each group, with the lowest score for boxes of other groups.
         num_groups = op.Add(op.ReduceMax(groups, keepdims=0), op.Constant(value_int=1))
         group = op.Range(op.Constant(value_int=0), num_groups, op.Constant(value_int=1))
         group = op.Unsqueeze(group, op.Constant(value_ints=[0, 2]))
@@ -138,7 +138,7 @@ def _translations() -> dict[Callable[..., Any], Callable[..., Any]]:
         position = op.Gather(selected, op.Constant(value_ints=[0, 2]), axis=1)
         empty = op.Expand(lowest, op.Shape(scores))
         remaining = op.ScatterND(empty, position, op.GatherND(scores, position))
-        # Like detlite, TopK orders equal scores by index.
+        # TopK orders equal scores by index, as detlite does.
         maximum = op.Constant(value_ints=[limit])
         count = op.Min(maximum, op.Shape(scores, start=1, end=2))
         best, index = op.TopK(remaining, count, axis=1, largest=1, sorted=1)

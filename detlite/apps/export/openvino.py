@@ -43,7 +43,7 @@ class OpenVINOPart(nn.Module):
     Float32 channels-last tensors are shared with OpenVINO, not copied.
 
     Args:
-        graph: takes and returns maps as [B, H, W, C].
+        graph: its inputs and outputs are feature maps [B, H, W, C].
         results: arrangement of the results, from `arrangement_of`.
     """
 
@@ -69,7 +69,7 @@ class OpenVINOPart(nn.Module):
     def forward(self, *arguments: Any) -> Any:
         maps = [_permute_maps(x.float(), 0, 2, 3, 1) for x in pytree.tree_leaves(arguments)]
         inputs = [x.contiguous().numpy() for x in maps]
-        # A request owns the memory of its results, so each call needs its own.
+        # A request owns the memory of its results, so each call needs a new one.
         request = self._compiled.create_infer_request()
         outputs = request.infer(inputs, share_inputs=True, share_outputs=True).values()
         tensors = map(torch.from_numpy, outputs)
@@ -77,19 +77,21 @@ class OpenVINOPart(nn.Module):
 
 
 def arrangement_of(results: Any) -> Arrangement:
-    """Return the arrangement of tensors in nested lists and tuples; others are a ConfigError."""
+    """Return the arrangement of tensors in nested lists and tuples. Raises ConfigError for other
+    types."""
     if isinstance(results, Tensor):
         return "tensor"
     if type(results) in (list, tuple):
         return {type(results).__name__: [arrangement_of(member) for member in results]}
     raise ConfigError(
         f"a part of the model returns {type(results).__name__}, but files of the format openvino "
-        "hold only tensors, lists and tuples: export to pt2"
+        "can contain only tensors, lists and tuples: export to pt2"
     )
 
 
 def arrange(arrangement: Arrangement, values: Iterator[Any]) -> Any:
-    """Arrange values in nested lists and tuples; a ValueError if the arrangement does not fit."""
+    """Arrange values in nested lists and tuples. Raises ValueError if the number of values differs
+    from the arrangement."""
     match arrangement:
         case "tensor":
             for value in values:
@@ -108,13 +110,13 @@ def to_openvino(
     calibration: Sequence[Tensor] = (),
     proposals: Sequence[Tensor] | None = None,
 ) -> DetectionModel:
-    """Copy a detector and run its dense parts with OpenVINO; RoIAlign and NMS stay detlite's.
+    """Copy a detector and run its dense parts with OpenVINO; RoIAlign and NMS still run in detlite.
 
     Args:
         model: a detector on the CPU, which is not changed.
-        calibration: some dozens of training images [3, H, W], resized as in evaluation, to
-            quantize the parts to int8 with (see `quantize_graphs`). Empty: float32.
-        proposals: of each calibration image, for a Fast R-CNN.
+        calibration: some dozens of training images [3, H, W], resized as in evaluation, for
+            quantizing the parts to int8 (see `quantize_graphs`). Empty: float32.
+        proposals: proposals of each calibration image, for Fast R-CNN.
 
     Raises:
         ConfigError: a package is missing, the model is not on the CPU, or OpenVINO does not support
@@ -127,7 +129,7 @@ def to_openvino(
     for part in parts:
         part.replace(part.module)
     examples: dict[str, tuple[Any, ...]] = {}
-    copy.static_shapes = True  # padding reaches heads that find no object
+    copy.static_shapes = True  # padding ensures that each head is called, even without objects
     with torch.no_grad(), recording(parts, examples.setdefault):
         copy.predict(*example_batch(model))
     copy.static_shapes = False
@@ -161,7 +163,7 @@ def part_from_bytes(xml: bytes, weights: bytes, results: Arrangement) -> OpenVIN
 
 
 def _convert(part: ExportablePart, arguments: tuple[Any, ...]) -> openvino.Model:
-    ov, free = _openvino(), dict.fromkeys(part.free_axes, Dim.AUTO)
+    ov, free = _openvino(), dict.fromkeys(part.dynamic_axes, Dim.AUTO)
     dynamic = pytree.tree_map(lambda _: free, arguments)
     with torch.no_grad():
         program = torch.export.export(part.module, arguments, dynamic_shapes=dynamic)
@@ -177,14 +179,14 @@ def _convert(part: ExportablePart, arguments: tuple[Any, ...]) -> openvino.Model
         root.setLevel(level)
         root.filters, root.handlers = filters, handlers
     shapes = [list(x.shape) for x in pytree.tree_leaves(arguments)]
-    for shape, axis in itertools.product(shapes, part.free_axes):
+    for shape, axis in itertools.product(shapes, part.dynamic_axes):
         shape[axis] = -1
     graph.reshape(dict(enumerate(shapes)))
     return graph
 
 
 def _use_channels_last(graph: openvino.Model) -> openvino.Model:
-    """Make a graph take and return maps as [B, H, W, C], on which RoIAlign is fastest."""
+    """Convert a graph's feature maps to [B, H, W, C], the fastest layout for RoIAlign."""
     from openvino import Layout
     from openvino.preprocess import PrePostProcessor
 
@@ -199,13 +201,13 @@ def _use_channels_last(graph: openvino.Model) -> openvino.Model:
 
 
 def _permute_maps(x: Tensor, *order: int) -> Tensor:
-    """Permute maps, which have four dimensions, and no other tensors."""
+    """Permute a tensor if it is a feature map, that is, if it has four dimensions."""
     return x.permute(order) if x.dim() == 4 else x
 
 
 @functools.cache
 def _core() -> openvino.Core:
-    """Return the only OpenVINO runtime of the process, which is never destroyed.
+    """Return the single OpenVINO runtime of the process; it is never destroyed.
 
     On processors with AMX, each runtime installs an alternative signal stack and removes it when
     destroyed. If a process creates two runtimes, a later signal may crash it.

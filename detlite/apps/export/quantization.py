@@ -38,18 +38,18 @@ def quantize_graphs(
     images: Sequence[Tensor],
     proposals: Sequence[Tensor] | None,
 ) -> dict[str, openvino.Model]:
-    """Quantize the graphs of the parts of a model after training.
+    """Quantize the graphs of the parts of a trained model.
 
-    Weights have 7 bits per channel, activations 8 bits per tensor. The first convolution and
-    group norm stay in float32.
+    Weights are quantized to 7 bits per channel, activations to 8 bits per tensor. The first
+    convolution and group norm stay in float32.
 
     Args:
         model: in evaluation mode, with its exportable parts as separate modules.
-        graphs: of the parts, by name.
+        graphs: graph of each part, by name.
         images, proposals: for calibration, see `to_openvino`.
 
     Raises:
-        ConfigError: NNCF is missing, or a part was not called for any image.
+        ConfigError: NNCF is missing, or no image led to a call of some part.
     """
     nncf = import_optional("nncf", "detlite[openvino]")
     nncf.set_log_level(logging.WARNING)
@@ -84,7 +84,7 @@ def recording(
     """Call `record` with the name and arguments of every call of a part."""
 
     def before_call(name: str, _: Any, arguments: tuple[Any, ...]) -> None:
-        record(name, arguments)  # its result is not returned, which would replace the arguments
+        record(name, arguments)  # a returned value would replace the arguments
 
     with ExitStack() as hooks:
         for part in parts:
@@ -94,18 +94,18 @@ def recording(
 
 
 def _quantize(nncf: Any, name: str, graph: openvino.Model, calls: list[Path]) -> openvino.Model:
-    # Quantized pixels are off by up to half a level, which is much in dark images.
+    # Quantized pixels have errors of up to half a level, which matters in dark images.
     first = _first_convolutions(graph) if name.startswith("backbone") else []
     return nncf.quantize(
         graph,
         nncf.Dataset(calls, _read_call),
         subset_size=len(calls),
-        # Group norm takes the float32 results of convolutions, which need no rounding.
+        # The input of group norm, the float32 results of convolutions, needs no rounding.
         ignored_scope=nncf.IgnoredScope(names=first, types=["GroupNormalization"], validate=False),
         # Correct biases with the outputs of quantized layers, not of float32 layers.
         fast_bias_correction=False,
-        # Processors without VNNI or AMX add two products in 16 bits. Weights of 7 bits never
-        # overflow there, so the results are the same on every processor.
+        # Processors without VNNI or AMX add two products in 16 bits. With 7-bit weights, this never
+        # overflows, so the results are the same on every processor.
         advanced_parameters=nncf.AdvancedQuantizationParameters(
             overflow_fix=nncf.OverflowFix.ENABLE
         ),
@@ -113,7 +113,7 @@ def _quantize(nncf: Any, name: str, graph: openvino.Model, calls: list[Path]) ->
 
 
 def _first_convolutions(graph: openvino.Model) -> list[str]:
-    """Return the names of convolutions that no other convolution precedes."""
+    """Return the names of convolutions that are not preceded by another convolution."""
     names: set[str] = set()
     outputs = [x for parameter in graph.get_parameters() for x in parameter.outputs()]
     while outputs:

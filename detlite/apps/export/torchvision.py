@@ -1,4 +1,4 @@
-"""Write models for torchvision, and check that torchvision detects the same with the file."""
+"""Export weights to torchvision, and check that torchvision detects the same objects."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -28,7 +28,7 @@ from detlite.modeling import build_model
 from detlite.modeling.backbone.build import build_resnet_options
 from detlite.modeling.backbone.resnet import DEPTHS
 
-# What torchvision's detectors compute with; other values of these keys change detections.
+# Settings of torchvision's detectors; other values of these keys change detections.
 _REQUIRED: dict[str, Any] = {
     "MODEL.CONVENTION": "torchvision",
     "INPUT.TO_BGR255": False,
@@ -45,7 +45,7 @@ _REQUIRED: dict[str, Any] = {
     "TEST.BOX_FROM_MASK": 0.0,
 }
 _IMAGE_SIZE = (128, 160)  # of the check, in pixels
-_MIN_AGREEMENT = 0.95  # of detections; coordinates and ties are rounded in other ways
+_MIN_AGREEMENT = 0.95  # fraction of equal detections; torchvision rounds and breaks ties otherwise
 _ADVICE = 'Train a model with the keys in "For torchvision" of docs/weights.md to export it'
 
 
@@ -53,18 +53,18 @@ def to_torchvision(state: Mapping[str, Tensor], reference: nn.Module) -> StateDi
     """Rename a state dict for `reference`, a detector of torchvision.
 
     Raises:
-        ValueError: one side has entries that the other lacks.
+        ValueError: an entry exists only in one of the two models.
     """
     names = TORCHVISION.rename({name: name for name in reference.state_dict()})
-    if lacking := sorted(state.keys() ^ names.keys()):
-        raise ValueError(f"only one of the two models has {lacking[0]}")
-    return {name: state[own] for own, name in names.items()}
+    if unmatched := sorted(state.keys() ^ names.keys()):
+        raise ValueError(f"only one of the two models has {unmatched[0]}")
+    return {name: state[detlite_name] for detlite_name, name in names.items()}
 
 
 def export_to_torchvision(cfg: CfgNode, model: nn.Module) -> tuple[StateDict, str]:
-    """Return a state dict for torchvision, and the arguments that its model needs besides.
+    """Return a state dict for torchvision, and a text with the arguments that its model needs.
 
-    Both models run on an image, and must find the same objects.
+    Both models run on an image, and must detect the same objects.
 
     Raises:
         ValueError: torchvision has no such model. The message names the keys.
@@ -77,7 +77,7 @@ def export_to_torchvision(cfg: CfgNode, model: nn.Module) -> tuple[StateDict, st
     ]
     if wrong:
         raise ValueError(
-            "torchvision would find other objects with these weights: its models cannot have "
+            "torchvision would detect other objects with these weights: its models do not support "
             f"{', '.join(wrong)}. {_ADVICE}"
         )
     try:
@@ -87,8 +87,8 @@ def export_to_torchvision(cfg: CfgNode, model: nn.Module) -> tuple[StateDict, st
         raise ValueError(f"torchvision has no such model ({reason})") from error
     if agreement < _MIN_AGREEMENT:
         raise ValueError(
-            f"torchvision finds only {agreement:.0%} of {count} detections with these weights, so "
-            f"some key of the config has no counterpart in torchvision. {_ADVICE}"
+            f"torchvision finds only {agreement:.0%} of {count} detections with these weights: "
+            f"torchvision has no counterpart for some key of the config. {_ADVICE}"
         )
     test = cfg.INPUT
     anchors = cfg.MODEL.RETINANET if cfg.MODEL.META_ARCHITECTURE == "RetinaNet" else cfg.MODEL.RPN
@@ -103,22 +103,22 @@ def export_to_torchvision(cfg: CfgNode, model: nn.Module) -> tuple[StateDict, st
 
 
 def _compare(cfg: CfgNode, model: nn.Module) -> tuple[StateDict, float, int]:
-    """Return torchvision's state, the fraction of detections that it finds, and their number."""
+    """Return torchvision's state dict, the fraction of equal detections, and their number."""
     cfg = cfg.clone()
     cfg.defrost()
     cfg.MODEL.DEVICE, cfg.MODEL.RETINANET.INFERENCE_TH = "cpu", 0.0
     cfg.MODEL.ROI_HEADS.SCORE_THRESH = 0.0
     cfg.INPUT.MIN_SIZE_TEST, cfg.INPUT.MAX_SIZE_TEST = _IMAGE_SIZE
-    own, reference = build_model(cfg), build_torchvision_model(cfg, model.state_dict())
-    own.load_state_dict(model.state_dict())
-    state = to_torchvision(own.state_dict(), reference)
+    copy, reference = build_model(cfg), build_torchvision_model(cfg, model.state_dict())
+    copy.load_state_dict(model.state_dict())
+    state = to_torchvision(copy.state_dict(), reference)
     reference.load_state_dict(state)
     noise = torch.rand(3, *(side // 8 for side in _IMAGE_SIZE), generator=torch.Generator())
     image = nn.functional.interpolate(noise[None], _IMAGE_SIZE, mode="bilinear")[0].mul(255).byte()
     with torch.no_grad():  # in float64, because rounding changes the order of similar scores
-        found = own.eval().double()([image])[0]
+        found = copy.eval().double()([image])[0]
         expected = reference.eval().double()([image.double() / 255])[0]
-    # Not by IoU, which is undefined for boxes clipped to the border of the image.
+    # IoU is undefined for boxes clipped to the border of the image, so coordinates are compared.
     same = torch.cdist(found["boxes"].double(), expected["boxes"].double(), torch.inf) < 0.1
     same &= (found["scores"][:, None] - expected["scores"]).abs() < 0.01
     same &= found["labels"][:, None] == expected["labels"]
@@ -127,7 +127,8 @@ def _compare(cfg: CfgNode, model: nn.Module) -> tuple[StateDict, float, int]:
 
 
 def build_torchvision_model(cfg: CfgNode, state: Mapping[str, Tensor]) -> nn.Module:
-    """Build torchvision's detector of a config, without weights; `state` has detlite's."""
+    """Build torchvision's detector for a config, with random weights; `state`: detlite's weights,
+    for their shapes."""
     inputs, model, heads = cfg.INPUT, cfg.MODEL, cfg.MODEL.ROI_HEADS
     retinanet = model.META_ARCHITECTURE == "RetinaNet"
     backbone = _backbone(cfg, retinanet)

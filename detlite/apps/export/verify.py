@@ -27,7 +27,8 @@ from detlite.engine.evaluate import evaluate_dataset
 from detlite.modeling.detection_model import DetectionModel
 from detlite.structures.instances import Detections
 
-# Largest differences that rounding explains: pixels, probabilities of boxes and of masks.
+# Largest differences that rounding can cause: box coordinates in pixels, scores and mask
+# probabilities.
 TOLERANCE = {"boxes": 0.05, "scores": 1e-3, "masks": 1e-2}
 _COMPARED = {
     "boxes": ("boxes", "mask_boxes"),
@@ -36,7 +37,7 @@ _COMPARED = {
     "keypoints": ("keypoints",),
 }
 _MATCH_DISTANCE = 1.0  # maximum difference of matched boxes in pixels
-_MARGIN = 0.01  # of scores, within which rounding decides if an object is reported
+_MARGIN = 0.01  # distance of a score from the threshold below which rounding decides
 _MAX_AP_LOSS = 0.005  # AP from 0 to 1
 _GENERATED_IMAGES = 4
 _OTHER_SIZES = (0.75, 1.25)  # factors of the short side of the network input
@@ -50,9 +51,11 @@ class Difference:
     Attributes:
         objects: number of matched detections.
         unmatched: number of detections of only one detector.
-        borderline: number of further ones, whose score is close to where the other detector ends.
+        borderline: number of further unmatched detections, with a score close to the lowest score
+            that the other detector reports.
         boxes, keypoints: in pixels of the network input.
-        scores, masks: of probabilities; `scores` also of features, relative to their maximum.
+        scores, masks: differences of probabilities; `scores` includes differences of features,
+            relative to their maximum.
     """
 
     objects: int = 0
@@ -69,7 +72,7 @@ class Difference:
         return Difference(*(a + b if isinstance(a, int) else max(a, b) for a, b in pairs))
 
     def within(self, boxes: float, scores: float, masks: float) -> bool:
-        """True if all detections match within these limits; `boxes` also limits keypoints."""
+        """Return True if all detections match within limits; `boxes` also limits keypoints."""
         pixels = max(self.boxes, self.keypoints)
         return not self.unmatched and (
             pixels <= boxes and self.scores <= scores and self.masks <= masks
@@ -87,15 +90,15 @@ def compare_detectors(
     """Compare two detectors on network inputs [C, H, W], one by one.
 
     Args:
-        proposals: of each image, for a Fast R-CNN.
-        threshold: score from which both report objects.
-        max_objects: number of objects of an image that both report at most.
+        proposals: proposals of each image, for Fast R-CNN.
+        threshold: score threshold of both detectors.
+        max_objects: maximum number of detections per image of both detectors.
     """
     difference = Difference()
     for index, image in enumerate(images):
-        own = None if proposals is None else [proposals[index]]
-        [one], [other] = left.detect([image], own), right.detect([image], own)
-        difference |= compare(one, other, threshold, max_objects)
+        inputs = [image], None if proposals is None else [proposals[index]]
+        [first], [second] = left.detect(*inputs), right.detect(*inputs)
+        difference |= compare(first, second, threshold, max_objects)
     return difference
 
 
@@ -116,22 +119,22 @@ def compare(
             partners[index] = distance.argmin()
             free[partners[index]] = False
     borderline = unmatched = 0
-    for own, other, alone in ((left, right, partners < 0), (right, left, free)):
+    for scores, other, alone in ((left.scores, right, partners < 0), (right.scores, left, free)):
         full = max_objects is not None and len(other.boxes) >= max_objects
-        end = max(threshold, float(other.scores.min()) if full else 0.0)
-        near_end = own.scores[alone] < end + _MARGIN
-        borderline += int(near_end.sum())
-        unmatched += int((~near_end).sum())
-    one, two = left[partners >= 0], right[partners[partners >= 0]]
+        lowest = max(threshold, float(other.scores.min()) if full else 0.0)
+        is_borderline = scores[alone] < lowest + _MARGIN
+        borderline += int(is_borderline.sum())
+        unmatched += int((~is_borderline).sum())
+    left, right = left[partners >= 0], right[partners[partners >= 0]]
     largest = {
-        kind: max(_max_difference(getattr(one, name), getattr(two, name)) for name in names)
+        kind: max(_max_difference(getattr(left, name), getattr(right, name)) for name in names)
         for kind, names in _COMPARED.items()
     }
-    if one.features is not None and len(one.boxes):
-        scale = float(one.features.abs().max().clamp(min=1e-6))
-        relative = _max_difference(one.features, two.features) / scale
+    if left.features is not None and len(left.boxes):
+        scale = float(left.features.abs().max().clamp(min=1e-6))
+        relative = _max_difference(left.features, right.features) / scale
         largest["scores"] = max(largest["scores"], relative)
-    return Difference(len(one.boxes), unmatched, borderline, **largest)
+    return Difference(len(left.boxes), unmatched, borderline, **largest)
 
 
 def _max_difference(left: Tensor | None, right: Tensor | None) -> float:
@@ -149,12 +152,12 @@ def test_images(cfg: CfgNode, model: DetectionModel, folder: Path | None) -> lis
     else:
         files = sorted(f for f in folder.glob("*") if f.suffix.lower() in image_suffixes())
         if not files:
-            raise DataError(f"--check {folder}: the folder holds no image")
+            raise DataError(f"--check {folder}: the folder contains no image")
         images = [read_image(file, options=build_image_options(cfg)) for file in files]
     size, max_size = cfg.INPUT.MIN_SIZE_TEST, cfg.INPUT.MAX_SIZE_TEST
     shown = [(image, size) for image in [*images, torch.full_like(images[0], 128)]]
     shown += [(images[0], round(factor * size)) for factor in _OTHER_SIZES]
-    smallest = model.backbone.min_image_side  # programs pad to it, which changes detections
+    smallest = model.backbone.min_image_side  # programs pad to this size, which changes detections
     resized = []
     for image, side in shown:
         longest = math.ceil(smallest * max(image.shape[1:]) / min(image.shape[1:]))
@@ -172,7 +175,7 @@ def grid_of_boxes(image: Tensor) -> Tensor:
 
 
 def calibration_images(cfg: CfgNode, count: int) -> tuple[list[Tensor], list[Tensor] | None]:
-    """Return images spread evenly over the first training set, with their proposals if any."""
+    """Return `count` images spread evenly over the first training set, and their proposals."""
     if not cfg.DATASETS.TRAIN:
         raise ConfigError(
             "--int8 is calibrated on DATASETS.TRAIN, which is empty: add DATASETS.TRAIN '(NAME,)'"
@@ -187,14 +190,14 @@ def calibration_images(cfg: CfgNode, count: int) -> tuple[list[Tensor], list[Ten
 
 
 def report_difference(difference: Difference) -> bool:
-    """Print a difference and return True if rounding explains it."""
+    """Print a difference; return True if rounding can be its cause."""
     agrees = difference.within(**TOLERANCE)
     limits = ", ".join(f"{name} {value}" for name, value in TOLERANCE.items())
     unmatched = f"{difference.unmatched} objects without a match"
     if difference.borderline:
         unmatched += (
-            f", and {difference.borderline} that are not judged, because rounding decides: their "
-            "score is at the threshold, or the image has more objects than are reported"
+            f", and {difference.borderline} that do not count: their score is so close to the "
+            "threshold, or to the lowest reported score, that rounding decides"
         )
     print(
         f"compared {difference.objects} pairs of objects: boxes differ by at most "
@@ -206,24 +209,24 @@ def report_difference(difference: Difference) -> bool:
 
 
 def evaluation_sets(cfg: CfgNode, name: str | None) -> list[CocoDataset]:
-    """Return the data sets on which the AP of the int8 model is measured."""
+    """Return the datasets on which the AP of the int8 model is measured."""
     names = [name] if name else cfg.DATASETS.TEST
     if not names:
         raise ConfigError("--int8 measures AP, but DATASETS.TEST is empty: add --evaluate NAME")
-    return [build_dataset(cfg, each, train=False) for each in names]
+    return [build_dataset(cfg, test_set, train=False) for test_set in names]
 
 
 def report_ap(
     cfg: CfgNode, model: DetectionModel, exported: DetectionModel, dataset: CocoDataset
 ) -> bool:
-    """Print the AP of both detectors on a data set and return True if it drops by little."""
+    """Print the AP of both detectors on a dataset; return True if it drops by at most 0.5."""
     cfg = cfg.clone()
     cfg.defrost()
-    cfg.TEST.OPTIMIZE = False  # compare both unchanged
+    cfg.TEST.OPTIMIZE = False  # would change both detectors
     cfg.freeze()
     with tempfile.TemporaryDirectory() as folder:
         before, after = (
-            evaluate_dataset(cfg, each, dataset, Path(folder)) for each in (model, exported)
+            evaluate_dataset(cfg, detector, dataset, Path(folder)) for detector in (model, exported)
         )
     is_close = True
     for kind in before:
@@ -236,7 +239,7 @@ def report_ap(
 def report_time(
     model: DetectionModel, exported: DetectionModel, image: Tensor, proposals: list[Tensor] | None
 ) -> None:
-    """Print the median time of an image, with runs of both detectors alternating."""
+    """Print the median time per image of both detectors, measured in alternating runs."""
     spent: tuple[list[float], list[float]] = ([], [])
     for _ in range(_TIMED_RUNS + 1):
         for detector, times in zip((model, exported), spent, strict=True):

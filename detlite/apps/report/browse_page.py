@@ -22,9 +22,9 @@ from detlite.structures import boxes as box_ops
 
 from . import charts
 
-_SIDE = 460  # pixels of an image on the page
-_MAX_ANCHORS = 150  # drawn in an image
-_MAX_ROWS = 200  # of the table of objects without good anchors
+_SIDE = 460  # longer side of an image on the page, in pixels
+_MAX_ANCHORS = 150  # drawn anchors in an image
+_MAX_ROWS = 200  # rows in the table of objects without good anchors
 # Colors of the levels, finest first, light enough for dark images.
 _LEVEL_COLORS: tuple[Color, ...] = (
     (86, 180, 233), (240, 228, 66), (0, 200, 140), (255, 140, 40), (230, 130, 190), (150, 110, 255),
@@ -40,15 +40,15 @@ TemplateData = dict[str, Any]
 class AnchorMatches:
     """Anchors and objects of a batch, in pixels of the network input.
 
-    B images, L levels, N anchors over all levels, G objects in an image, padded.
+    Shapes: B images, L levels, N anchors of all levels, G objects per image including padding.
 
     Attributes:
-        strides, sides: stride, and square roots of the anchor areas, of each of the L levels.
+        strides, sides: for each level, the stride and the square roots of the anchor areas.
         anchors, levels: float32 [N, 4] xyxy, and int64 [N], the level of each anchor.
         matched: int64 [B, N], the object assigned to each anchor; negative: background or ignored.
         overlaps: float32 [B, G], the highest IoU of each object with an anchor that is not ignored;
             0 at padding.
-        foreground: the IoU from which an anchor is foreground.
+        foreground: IoU threshold of foreground anchors.
     """
 
     strides: list[int]
@@ -73,8 +73,8 @@ def match_anchors(
 ) -> AnchorMatches | None:
     """Match the anchors of a batch as a training step of `model` does before it samples them.
 
-    The model is on the CPU; its weights do not matter. Returns None for a model with precomputed
-    proposals, which has no anchors.
+    The model must be on the CPU; its weights do not matter. Returns None for a model without
+    anchors, that is, with precomputed proposals.
     """
     head: Any = model if isinstance(model, RetinaNet) else getattr(model, "rpn", None)
     if head is None:
@@ -126,15 +126,15 @@ def browse_page(cfg: CfgNode, count: int) -> str:
     matches = None
     samples = _samples(model, build_train_loader(cfg, train_set))
     for where, image, target, matches, index in islice(samples, count):
-        own: list[TemplateData] = []
+        rows: list[TemplateData] = []
         if matches:
-            own = list(_objects(matches, index, target, names, where))
+            rows = list(_objects(matches, index, target, names, where))
             positives.append(matches.counts(index).sum(dim=0))
-        objects += own
-        images.append(_image(image, target, train_set.categories, matches, index, own, where))
-    hard = [one for one in objects if one["state"] != _MATCHED]
-    hard.sort(key=lambda one: (one["state"] == _WEAK, one["iou"]))
-    unmatched = sum(one["state"] == _UNMATCHED for one in objects)
+        objects += rows
+        images.append(_image(image, target, train_set.categories, matches, index, rows, where))
+    hard = [obj for obj in objects if obj["state"] != _MATCHED]
+    hard.sort(key=lambda obj: (obj["state"] == _WEAK, obj["iou"]))
+    unmatched = sum(obj["state"] == _UNMATCHED for obj in objects)
     levels = []
     if matches:
         colors = map(_level_color, range(len(matches.strides)))
@@ -145,7 +145,7 @@ def browse_page(cfg: CfgNode, count: int) -> str:
         name=train_set.name,
         config_node="MODEL.RETINANET" if isinstance(model, RetinaNet) else "MODEL.RPN",
         images=images,
-        states=[s for s in _STATES if s in {one["state"] for one in images}],
+        states=[s for s in _STATES if s in {row["state"] for row in images}],
         objects=len(objects),
         unmatched=unmatched,
         weak=len(hard) - unmatched,
@@ -155,7 +155,7 @@ def browse_page(cfg: CfgNode, count: int) -> str:
         levels=levels,
         chart=charts.sizes(
             "Sizes of objects and anchors",
-            [one["side"] for one in objects],
+            [obj["side"] for obj in objects],
             matches.sides,
         ) if matches and objects else "",
     )  # fmt: skip
@@ -203,7 +203,7 @@ def _image(
     height, width = image.shape[-2:]
     text = f"{where}: {width} x {height} px, {len(target['labels'])} objects"
     drawn = [draw_detections(image, target, categories)]
-    unmatched = [n for n, one in enumerate(objects) if one["state"] == _UNMATCHED]
+    unmatched = [n for n, obj in enumerate(objects) if obj["state"] == _UNMATCHED]
     if matches:
         anchors = (matches.matched[index] >= 0).nonzero()[:, 0]
         text += f", {len(anchors)} anchors"
@@ -216,11 +216,11 @@ def _image(
         labels = torch.ones(len(boxes), dtype=torch.int64)
         detections = {"boxes": boxes, "labels": labels}
         drawn.append(draw_detections(image, detections, categories, colors=colors, tags=False))
-    for one in drawn:
-        one.thumbnail((_SIDE, _SIDE), Image.Resampling.LANCZOS)
-    states = [_MATCHED, *(one["state"] for one in objects)]
+    for picture in drawn:
+        picture.thumbnail((_SIDE, _SIDE), Image.Resampling.LANCZOS)
+    states = [_MATCHED, *(obj["state"] for obj in objects)]
     return {
-        "sources": [jpeg(one) for one in drawn],
+        "sources": [jpeg(picture) for picture in drawn],
         "text": text,
         "state": max(states, key=_STATES.index),
         "unmatched": [f"{objects[n]['name']} {objects[n]['size']} px" for n in unmatched],

@@ -31,7 +31,7 @@ _SIZE = (4.6, 3.2)  # inches
 
 
 def precision_recall(title: str, curves: Mapping[str, np.ndarray]) -> str:
-    """Plot precision float [101] at RECALL_THRESHOLDS, 0 to 1, by name."""
+    """Plot named curves of precision, float [101] in 0..1 at RECALL_THRESHOLDS."""
     points = {name: (100 * RECALL_THRESHOLDS, 100 * values) for name, values in curves.items()}
     figure, axes = _plot(title, points)
     axes.set(xlabel="recall: detected objects (%)", ylabel="precision: correct detections (%)")
@@ -40,7 +40,7 @@ def precision_recall(title: str, curves: Mapping[str, np.ndarray]) -> str:
 
 
 def bars(title: str, groups: Sequence[str], series: Mapping[str, Sequence[Bar]], label: str) -> str:
-    """Draw horizontal bars in percent with intervals: in each group, one bar of each series."""
+    """Draw horizontal bars in percent with intervals: one bar per group and series."""
     count = len(series)
     rows = len(groups) * max(count, 1.6) + (count > 1) * math.ceil(count / 3)
     figure, axes = _axes(title, (_SIZE[0], 1.0 + 0.24 * rows))
@@ -73,10 +73,10 @@ def bars(title: str, groups: Sequence[str], series: Mapping[str, Sequence[Bar]],
 def reliability(title: str, series: Mapping[str, Calibration]) -> str:
     """Plot precision by score, with the diagonal of perfect calibration."""
     points, counts = {}, {}
-    for name, one in series.items():
-        filled = one.counts > 0
-        points[name] = 100 * one.scores[filled], 100 * one.precision[filled]
-        counts[name] = one.counts[filled]
+    for name, bins in series.items():
+        filled = bins.counts > 0
+        points[name] = 100 * bins.scores[filled], 100 * bins.precision[filled]
+        counts[name] = bins.counts[filled]
     figure, axes = _plot(title, points)
     for number, name in enumerate(series):
         sizes = 12 + 90 * np.sqrt(counts[name] / max(counts[name].sum(), 1))
@@ -89,7 +89,7 @@ def reliability(title: str, series: Mapping[str, Calibration]) -> str:
 
 
 def lines(title: str, curves: Mapping[str, Points], label: str, markers: bool = False) -> str:
-    """Plot values over iterations, by name; "" without curves."""
+    """Plot named curves over iterations; returns "" without curves."""
     from matplotlib.ticker import MaxNLocator
 
     if not curves:
@@ -110,8 +110,8 @@ def sizes(title: str, sides: Sequence[float], anchors: Sequence[Sequence[float]]
     figure, axes = _axes(title)
     positive = [side for side in sides if side > 0]
     anchor_sides = [side for level in anchors for side in level]
-    every = positive + anchor_sides
-    bounds = np.geomspace(0.8 * min(every), 1.25 * max(every), 31)
+    all_sides = positive + anchor_sides
+    bounds = np.geomspace(0.8 * min(all_sides), 1.25 * max(all_sides), 31)
     counts, *_ = axes.hist(positive, bounds.tolist(), color=COLORS[0], label="objects")
     for number, side in enumerate(anchor_sides):
         axes.axvline(side, color=COLORS[1], linewidth=1.2, label=None if number else "anchors")
@@ -126,7 +126,7 @@ def sizes(title: str, sides: Sequence[float], anchors: Sequence[Sequence[float]]
 def _plot(
     title: str, curves: Mapping[str, tuple[Any, ...]], marker: str | None = None
 ) -> tuple[Figure, Axes]:
-    """Plot (x, y) by name, with a legend."""
+    """Plot named curves (x, y), with a legend."""
     figure, axes = _axes(title)
     for number, (name, points) in enumerate(curves.items()):
         color, line = COLORS[number % len(COLORS)], _STYLES[number % len(_STYLES)]
@@ -149,7 +149,7 @@ def _axes(title: str, size: tuple[float, float] = _SIZE) -> tuple[Figure, Axes]:
 
 
 def _escape(text: str) -> str:
-    """Escape formulas and hidden labels of matplotlib."""
+    """Escape `$`, which starts a formula in matplotlib, and `_`, which hides a label."""
     text = text.replace("$", r"\$")
     return f" {text}" if text.startswith("_") else text
 
@@ -159,7 +159,8 @@ def _svg(figure: Figure, title: str) -> str:
     from matplotlib import rc_context
 
     buffer = io.StringIO()
-    # The salt makes ids of clipping paths unique to the figure. Text stays searchable text.
+    # The salt makes the ids of clipping paths unique to the figure. Font type "none" keeps text
+    # searchable.
     with rc_context({"svg.hashsalt": title, "svg.fonttype": "none"}):
         figure.savefig(buffer, format="svg", metadata={"Date": None})
     text = buffer.getvalue()

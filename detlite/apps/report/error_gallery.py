@@ -24,25 +24,25 @@ _DETECTION_COLOR, _ERROR_COLOR = (90, 180, 255), (255, 70, 50)
 
 @dataclass
 class ErrorImage:
-    """An error, with the properties by which the page filters."""
+    """An error, with the properties that the page filters by."""
 
     run: str
-    detection: int  # its index, or -1
+    detection: int  # index of the detection, or -1
     obj: int  # index of the object, or -1
-    image: int
+    image: int  # index of the image
     category: str  # of the detection or the missed object
     kind: str  # one of ERROR_TYPES
-    score: float  # of the detection, or of the one nearest to a missed object (0 if none)
+    score: float  # of the detection, or of the detection nearest to a missed object (0 if none)
     text: str
     source: str = ""  # data URI of the drawn image
 
 
 class ErrorGallery:
-    """Draws errors of masks, or else boxes, of a run on a dataset.
+    """Draws the errors of a run on a dataset: errors of masks or, without masks, of boxes.
 
     Attributes:
-        max_images: maximum number of false positives and of missed objects.
-        counts: the number of all false positives and missed objects.
+        max_images: maximum number of drawn false positives, and of drawn missed objects.
+        counts: number of all false positives, and of all missed objects.
     """
 
     def __init__(self, analyzed: RunAnalysis, max_images: int) -> None:
@@ -60,16 +60,17 @@ class ErrorGallery:
         self._object_names = names[matches.object_categories]
 
     def false_positives(self) -> list[ErrorImage]:
-        """Draw the false positives with the highest scores of each category."""
+        """Draw the highest-scoring false positives of each category."""
         matches, indices = self._matches, self._false_positives
         scores = matches.pairing.scores
         selected = []
         categories = matches.detection_categories[indices]
         for n in indices[_interleave(categories, -scores[indices], self.max_images)].tolist():
             kind, obj = int(self._errors.types[n]), int(self._errors.objects[n])
-            place = self.run, n, obj, int(matches.images[n]), self._detection_names[n]
-            text = f"{self._detection_names[n]}: {self._describe(kind, n, obj)}"
-            selected.append(ErrorImage(*place, FALSE_POSITIVE_TYPES[kind], float(scores[n]), text))
+            image, category = int(matches.images[n]), self._detection_names[n]
+            text = f"{category}: {self._describe(kind, n, obj)}"
+            result = FALSE_POSITIVE_TYPES[kind], float(scores[n]), text
+            selected.append(ErrorImage(self.run, n, obj, image, category, *result))
         return self._draw(selected)
 
     def missed_objects(self) -> list[ErrorImage]:
@@ -107,7 +108,7 @@ class ErrorGallery:
         return "inaccurate"
 
     def _draw(self, errors: list[ErrorImage]) -> list[ErrorImage]:
-        """Draw errors, reading each image once; images that cannot be read are left out."""
+        """Draw errors, reading each image once; images that cannot be read are skipped."""
         by_image = sorted(errors, key=lambda error: error.image)
         for image, group in groupby(by_image, lambda error: error.image):
             image_id = int(self._matches.truth.image_ids[image])
@@ -126,7 +127,7 @@ class ErrorGallery:
         objects = np.flatnonzero(matches.truth.images == error.image)
         visible = matches.pairing.scores >= (threshold.score if threshold else 0.5)
         detections = np.flatnonzero((matches.images == error.image) & visible)
-        # The subject of the error comes first, because the first is drawn on top.
+        # The object and detection of the error come first, because the first is drawn on top.
         if error.obj >= 0:
             objects = np.append(error.obj, objects[objects != error.obj])
         if error.detection >= 0:
@@ -159,9 +160,9 @@ def _rle(masks: EncodedMasks | None, index: int) -> dict[str, Any] | None:
 
 
 def _interleave(categories: np.ndarray, keys: np.ndarray, count: int) -> np.ndarray:
-    """Select `count` of N entries by ascending key, taking one of each category in turn.
+    """Select `count` of N entries, one of each category in turn, in the order of increasing keys.
 
-    Returns the indices of the entries in the order of their keys.
+    Returns the indices of the selected entries, sorted by key.
     """
     order = np.lexsort((keys, categories))
     starts = np.searchsorted(categories[order], categories[order])

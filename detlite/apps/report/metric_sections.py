@@ -24,20 +24,23 @@ Analyses = Mapping[str, DetectionAnalysis]  # by the name of the run; the first 
 def metric_section(
     prefix: str, kind: str, analyses: Analyses, comparable: Sequence[bool]
 ) -> TemplateData:
-    """Return the data of the template for one kind of detections on a dataset.
+    """Return the template data for one kind of detections on a dataset.
 
-    `prefix` is that of the HTML id. `comparable` is True for each run whose images and labels equal
-    those of the first.
+    Args:
+        prefix: prefix of the HTML id.
+        kind: a key of TITLES.
+        analyses: analysis of each run, by name.
+        comparable: for each run, True if it has the same images and labels as the first run.
     """
-    title, every = TITLES[kind], list(analyses.values())
-    samples = [one.bootstrap.metrics() for one in every]
+    title, results = TITLES[kind], list(analyses.values())
+    samples = [result.bootstrap.metrics() for result in results]
     rows: list[TemplateData] = []
     for metric in _METRICS:
         if all(metric in sampled for sampled in samples):
             # The name of AR ends in the maximum number of detections.
             values = [
-                one.metrics.get(metric, one.metrics.get(f"{metric}{one.precision_recall.max_dets}"))
-                for one in every
+                r.metrics.get(metric, r.metrics.get(f"{metric}{r.precision_recall.max_dets}"))
+                for r in results
             ]
             cells = _cells(values, [sampled[metric] for sampled in samples], comparable)
             rows.append({"name": metric, "cells": cells})
@@ -57,11 +60,11 @@ def metric_section(
         ),
         "categories": _categories(analyses, comparable),
         "errors": _errors(title, analyses),
-        "confusion": [_confusion(run, one) for run, one in analyses.items()
-                      if one.confusion is not None and len(one.names) > 1],
+        "confusion": [_confusion(run, result) for run, result in analyses.items()
+                      if result.confusion is not None and len(result.names) > 1],
         "calibration": charts.reliability(
             f"Precision by score: {title.lower()}",
-            {run: one.calibration for run, one in analyses.items()},
+            {run: result.calibration for run, result in analyses.items()},
         ),
     }  # fmt: skip
 
@@ -69,7 +72,7 @@ def metric_section(
 def _cells(
     values: Sequence[float | None], samples: Sequence[np.ndarray], comparable: Sequence[bool]
 ) -> list[TemplateData]:
-    """Return the value of each run with its interval and its difference from the first run."""
+    """Return each run's value of a metric, with its interval and its difference from the first."""
     cells = []
     for index, (value, sample) in enumerate(zip(values, samples, strict=True)):
         change, style = None, ""
@@ -83,20 +86,23 @@ def _cells(
 
 
 def _curves(title: str, analyses: Analyses) -> list[TemplateData]:
-    """Return charts of all categories together, and of the categories with the most objects."""
+    """Return a chart of all categories together, and charts of the most frequent categories."""
     first, *_ = analyses.values()
     selections: list[tuple[str, Any]] = [("all categories", slice(None))]
     if len(first.names) > 1:
         frequent = np.sort(np.argsort(-first.objects, kind="stable")[:_MAX_CURVES])
         selections += [(first.names[k], k) for k in frequent.tolist()]
-    at_50 = [(run, one, 0.5) for run, one in analyses.items()]
-    of_one = [("50 % IoU", first, 0.5), ("75 % IoU", first, 0.75),
-              ("mean of 50 to 95 %", first, None)]  # fmt: skip
-    suffix, plotted = ("", of_one) if len(analyses) == 1 else (", at 50 % IoU", at_50)
+    suffix = ", at 50 % IoU"
+    plotted: list[tuple[str, DetectionAnalysis, float | None]]
+    plotted = [(run, result, 0.5) for run, result in analyses.items()]
+    if len(analyses) == 1:
+        suffix, ious = "", {"50 % IoU": 0.5, "75 % IoU": 0.75, "mean of 50 to 95 %": None}
+        plotted = [(label, first, iou) for label, iou in ious.items()]
     drawn = []
     for name, index in selections:
         curves = {
-            label: one.precision_recall.precision_curve(iou, index) for label, one, iou in plotted
+            label: result.precision_recall.precision_curve(iou, index)
+            for label, result, iou in plotted
         }
         if known := {label: curve for label, curve in curves.items() if curve is not None}:
             chart = charts.precision_recall(f"{title}: {name}{suffix}", known)
@@ -106,29 +112,29 @@ def _curves(title: str, analyses: Analyses) -> list[TemplateData]:
 
 def _categories(analyses: Analyses, comparable: Sequence[bool]) -> list[TemplateData]:
     """Return the AP of each category in ascending order, categories without objects last."""
-    first, *_ = every = list(analyses.values())
-    same = [fits and one.names == first.names for fits, one in zip(comparable, every, strict=True)]
-    samples = [dict(zip(one.names, one.bootstrap.by_category().T, strict=True)) for one in every]
+    first, *_ = results = list(analyses.values())
+    same = [ok and r.names == first.names for ok, r in zip(comparable, results, strict=True)]
+    samples = [dict(zip(r.names, r.bootstrap.by_category().T, strict=True)) for r in results]
     rows, unknown = [], np.full(1, np.nan)
     for name, objects in zip(first.names, first.objects.tolist(), strict=True):
-        values = [one.metrics["per_category"].get(name) for one in every]
+        values = [result.metrics["per_category"].get(name) for result in results]
         cells = _cells(values, [sampled.get(name, unknown) for sampled in samples], same)
         rows.append({"name": name, "objects": objects, "ap": values[0], "cells": cells})
     return sorted(rows, key=lambda row: (row["ap"] is None, row["ap"]))
 
 
 def _errors(title: str, analyses: Analyses) -> TemplateData | None:
-    errors = {run: one.errors for run, one in analyses.items() if one.errors is not None}
+    errors = {run: result.errors for run, result in analyses.items() if result.errors is not None}
     if not errors:
         return None
     gains = next(iter(errors.values())).gains
     return {
-        "runs": [(one.ap, one.gains, one.counts()) for one in errors.values()],
+        "runs": [(e.ap, e.gains, e.counts()) for e in errors.values()],
         "worst": max(gains, key=lambda name: gains[name]),
         "chart": charts.bars(
             f"Gain from fixing one error type: {title.lower()}",
             ERROR_TYPES,
-            {run: [(one.gains[name], None) for name in ERROR_TYPES] for run, one in errors.items()},
+            {run: [(e.gains[name], None) for name in ERROR_TYPES] for run, e in errors.items()},
             "gain in AP at 50 % IoU (points)",
         ),
     }
@@ -143,7 +149,7 @@ def _confusion(run: str, analysis: DetectionAnalysis) -> TemplateData:
     np.fill_diagonal(confused, 0)
     weight = confused.sum(axis=0) + confused.sum(axis=1)
     totals = matrix.sum(axis=1)
-    # Order categories with the same weight by their number of objects.
+    # Order categories that are confused equally often by their number of objects.
     order = np.lexsort((-totals[:count], -weight))
     kept = np.sort(order[:_MAX_CONFUSED])
     indices, labels = np.append(kept, count), [names[k] for k in kept]

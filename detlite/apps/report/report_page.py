@@ -16,7 +16,7 @@ from .error_gallery import ErrorGallery, ErrorImage
 from .metric_sections import TITLES, TemplateData, metric_section
 from .runs import Run, RunAnalysis, analyze_run, training_history
 
-_MAX_IMAGE_BYTES = 4_000_000  # of the false positives, and of the missed objects, of a dataset
+_MAX_IMAGE_BYTES = 4_000_000  # for a dataset's false positives, and for its missed objects
 _LINKED_FILES = ("curves.png", "detections.png", "log.txt", "config.yaml", "evaluation.json")
 
 
@@ -31,15 +31,15 @@ def report_page(
     """Return the page as one HTML document that contains its images.
 
     Args:
-        runs: the others are compared with the first.
-        resamples, seed: of the bootstrap, see `sample_images`.
-        examples: maximum number of false positives and of missed objects for each dataset.
+        runs: the first run is the baseline for the others.
+        resamples, seed: number of bootstrap samples and their seed, see `sample_images`.
+        examples: maximum number of drawn false positives, and of missed objects, per dataset.
         progress: called with a line of text before each analysis.
         link_from: the folder of the page, to link to the files of the runs; None: no links.
 
     Raises:
         DataError: a dataset, an image or detections are missing or invalid.
-        ConfigError: as from `build_dataset`, or jinja2 is not installed.
+        ConfigError: `build_dataset` raises it, or jinja2 is not installed.
     """
     sections: list[TemplateData] = []
     for name in dict.fromkeys(name for run in runs for name in run.cfg.DATASETS.TEST):
@@ -64,7 +64,7 @@ def report_page(
 
 
 def _links(run: Run, folder: Path) -> list[tuple[str, str]]:
-    """Return names and relative addresses of files of a run that people read."""
+    """Return names and relative URLs of the files of a run that the page links to."""
     return [
         (name, quote(Path(os.path.relpath(run.path / name, folder)).as_posix()))
         for name in _LINKED_FILES
@@ -77,20 +77,20 @@ def _section(
 ) -> TemplateData:
     first = analyzed[0].coco_gt.dataset
     comparable = [
-        all(one.coco_gt.dataset[key] == first[key] for key in ("images", "annotations"))
-        for one in analyzed
+        all(run.coco_gt.dataset[key] == first[key] for key in ("images", "annotations"))
+        for run in analyzed
     ]
     sections = []
     for kind in TITLES:
-        having = [kind in one.analyses for one in analyzed]
-        if any(having):
-            analyses = {one.run.name: one.analyses[kind] for one in compress(analyzed, having)}
-            same = list(compress(comparable, having))
+        has_kind = [kind in run.analyses for run in analyzed]
+        if any(has_kind):
+            analyses = {run.run.name: run.analyses[kind] for run in compress(analyzed, has_kind)}
+            same = list(compress(comparable, has_kind))
             sections.append(metric_section(prefix, kind, analyses, same))
-    galleries = [ErrorGallery(one, math.ceil(examples / len(analyzed))) for one in analyzed]
-    false_positives = [error for one in galleries for error in one.false_positives()]
-    missed = [error for one in galleries for error in one.missed_objects()]
-    counts = np.sum([one.counts for one in galleries], axis=0)
+    galleries = [ErrorGallery(run, math.ceil(examples / len(analyzed))) for run in analyzed]
+    false_positives = [error for gallery in galleries for error in gallery.false_positives()]
+    missed = [error for gallery in galleries for error in gallery.missed_objects()]
+    counts = np.sum([gallery.counts for gallery in galleries], axis=0)
     return {
         "id": prefix,
         "name": name,
@@ -99,36 +99,36 @@ def _section(
         "is_lvis": analyzed[0].dataset.kind == "lvis",
         "notes": _notes(name, analyzed, comparable),
         "kinds": sections,
-        "by_masks": any("segm" in one.analyses for one in analyzed),
-        "false_positives": (_limited(false_positives), counts[0]),
-        "missed": (_limited(missed), counts[1]),
+        "by_masks": any("segm" in run.analyses for run in analyzed),
+        "false_positives": (_limit_size(false_positives), counts[0]),
+        "missed": (_limit_size(missed), counts[1]),
     }
 
 
-def _limited(errors: Sequence[ErrorImage]) -> Sequence[ErrorImage]:
+def _limit_size(errors: Sequence[ErrorImage]) -> Sequence[ErrorImage]:
     sizes = np.cumsum([len(error.source) for error in errors])
     return errors[: int((sizes <= _MAX_IMAGE_BYTES).sum())]
 
 
 def _notes(name: str, analyzed: Sequence[RunAnalysis], comparable: Sequence[bool]) -> list[str]:
-    """Return warnings about the numbers of runs on a dataset."""
+    """Return warnings about the metrics of runs on a dataset."""
     notes = []
-    for one, same in zip(analyzed, comparable, strict=True):
+    for run, same in zip(analyzed, comparable, strict=True):
         if not same:
             notes.append(
-                f"{one.run.name} was evaluated on other images or labels than "
+                f"{run.run.name} was evaluated on other images or labels than "
                 f"{analyzed[0].run.name}, so their differences are not shown."
             )
         others = []
-        for kind, metrics in one.run.evaluation.get(name, {}).items():
-            if kind in one.analyses:
-                stated, actual = metrics.get("AP"), one.analyses[kind].metrics["AP"]
+        for kind, metrics in run.run.evaluation.get(name, {}).items():
+            if kind in run.analyses:
+                stated, actual = metrics.get("AP"), run.analyses[kind].metrics["AP"]
                 first, second = np.array([stated, actual], np.float64)  # NaN for None
                 if not np.isclose(first, second, rtol=0, atol=1e-6, equal_nan=True):
                     notes.append(
-                        f"{one.run.name}: evaluation.json has an AP of {percent(stated)} % for "
+                        f"{run.run.name}: evaluation.json has an AP of {percent(stated)} % for "
                         f"{TITLES[kind].lower()}, but its detections have {percent(actual)} %: the "
-                        "evaluation did not follow COCO's rules, or the files are of two "
+                        "evaluation did not follow COCO's rules, or the files belong to two "
                         "evaluations."
                     )
             elif kind != "loss":
@@ -136,5 +136,5 @@ def _notes(name: str, analyzed: Sequence[RunAnalysis], comparable: Sequence[bool
                 listed = ", ".join(f"{metric} {percent(value)} %" for metric, value in numbers)
                 others.append(f"{kind} {listed}")
         if others:
-            notes.append(f"{one.run.name}: evaluation.json also has {'; '.join(others)}.")
+            notes.append(f"{run.run.name}: evaluation.json also has {'; '.join(others)}.")
     return notes

@@ -1,4 +1,4 @@
-"""Read and describe the output of a training or a test, or detections of other frameworks."""
+"""Read and analyze the output of `detlite train` or `test`, or detections of any framework."""
 
 import re
 from collections.abc import Sequence
@@ -36,12 +36,12 @@ _DESCRIPTION = r"\g<rate> images/s per process in \g<dtype> (\g<images> images)"
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """Output of a training or a test, except the detections.
+    """Output of `detlite train` or `detlite test`, without the detections.
 
     Attributes:
-        path: its output folder, or a file of detections.
+        path: the output folder, or a file of detections.
         evaluation: evaluation.json as {dataset: {kind: {metric: value}}}; empty if missing.
-        lines: of metrics.jsonl; empty for a test.
+        lines: lines of metrics.jsonl; empty for `detlite test`.
         speeds: description of the last evaluation of each dataset in log.txt.
     """
 
@@ -84,8 +84,8 @@ def read_run(folder: Path, name: str) -> Run:
     """Read a run from its output folder.
 
     Raises:
-        ConfigError: the folder contains no run, or the model detects no objects; or as from
-            `load_config`.
+        ConfigError: the folder contains no run, its config is invalid, or the model detects no
+            objects.
         DataError: evaluation.json or metrics.jsonl cannot be read.
     """
     config = folder / "config.yaml"
@@ -118,10 +118,10 @@ def read_results(file: Path, name: str, truth: Path, images: Path | None) -> Run
     """Read detections of any framework, in COCO's format, on a ground truth in COCO's format.
 
     Args:
-        file: the detections: boxes, and masks or keypoints if all of them have these.
-        name: of the run in the report.
+        file: boxes, and masks or keypoints if all entries have them.
+        name: name of the run in the report.
         truth: the annotation file.
-        images: its image folder; None: searched for. Without images, errors are not drawn.
+        images: the image folder; None: searched for. Without images, errors are not drawn.
     """
     results = Results.read(file)
     folder = images or truth.parent

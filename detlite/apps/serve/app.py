@@ -41,7 +41,7 @@ from .limits import (
 
 logger = logging.getLogger(__name__)
 
-# The page loads nothing except from this server.
+# The page may only load from this server.
 _PAGE_POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
     "img-src blob: data:; connect-src 'self'; base-uri 'none'; form-action 'none'"
@@ -60,7 +60,7 @@ class Metrics:
         self.requests = counter("detlite_requests", "Responses of /predict", ["status"])
         self.seconds = histogram(
             "detlite_request_seconds",
-            "Time from the header of a request to its response with status 200",
+            "Time from the header of a request to its response, for status 200",
             buckets=_SECONDS,
         )
         self.in_progress = prometheus.Gauge(
@@ -81,10 +81,10 @@ class Metrics:
 
 
 class Service:
-    """Request handlers. /predict takes an image file as the payload and ?threshold= in the query.
+    """Request handlers. /predict expects an image file as the body and ?threshold= in the query.
 
     Args:
-        predictor: with masks as RLEs, and `score_thresh` and `max_pixels` as in `limits`.
+        predictor: returns masks as RLEs, and has the `score_thresh` and `max_pixels` of `limits`.
         limits: limits of requests.
     """
 
@@ -95,12 +95,12 @@ class Service:
         self.batcher = Batcher(predictor, limits.batch, self.metrics.observe_batch)
         self.in_progress = 0
         self.pixels = 0  # of images that wait or run
-        self._max_pixels = 0  # since memory was returned to the system
+        self._max_pixels = 0  # maximum of `pixels` since memory was returned to the system
         self._running: asyncio.Task[None] | None = None
 
     @asynccontextmanager
     async def lifespan(self, app: Starlette) -> AsyncIterator[None]:
-        """Run the batcher as long as the server."""
+        """Run the batcher while the server runs."""
         self._running = asyncio.create_task(self.batcher.run())
         yield
         self._running.cancel()
@@ -125,7 +125,7 @@ class Service:
         return JSONResponse(content)
 
     async def health(self, request: Request) -> Response:
-        """Return 200 while the batcher runs, else 503."""
+        """Return status 200 while the batcher runs, otherwise 503."""
         alive = self._running is not None and not self._running.done()
         content = {"status": "ok" if alive else "stopped", "requests": self.in_progress}
         return JSONResponse(content, 200 if alive else 503)
@@ -145,7 +145,7 @@ class Service:
             raise
         except ClientDisconnect:
             self.metrics.requests.labels("gone").inc()
-            return Response(status_code=499)  # the client does not receive it
+            return Response(status_code=499)  # not sent, because the client is gone
         self.metrics.requests.labels(200).inc()
         self.metrics.seconds.observe(time.perf_counter() - start)
         return Response(content, media_type="application/json")
@@ -161,7 +161,7 @@ class Service:
             body = await read_body(request, self.limits, deadline)
             body = await extract_file(request, body, self.limits)
             pixels = await asyncio.to_thread(_pixels_in_header, body, self.limits)
-            with self._admitted(pixels):
+            with self._reserve_memory(pixels):
                 return await self._detect(body, threshold, deadline)
         finally:
             self._count(-1)
@@ -171,8 +171,8 @@ class Service:
         self.metrics.in_progress.set(self.in_progress)
 
     @contextmanager
-    def _admitted(self, pixels: int) -> Iterator[None]:
-        """Reserve memory for an image. Raises a Refusal if other images take too much."""
+    def _reserve_memory(self, pixels: int) -> Iterator[None]:
+        """Reserve memory for an image. Raises Refusal if other images need too much memory."""
         if self.pixels and self.pixels + pixels > self.limits.total_pixels:
             raise Refusal(503, f"images with {self.pixels} pixels are waiting or running already")
         self.pixels += pixels
@@ -211,7 +211,7 @@ class Service:
 
 
 def _pixels_in_header(body: bytes, limits: Limits) -> int:
-    """Return the number of pixels of an image file; 0 if it is invalid, which `load` reports."""
+    """Return the number of pixels of an image file; 0 if it is invalid (`load` reports it)."""
     try:
         with open_image(ImageBytes(body), limits.pixels) as image:
             return math.prod(image.size)
@@ -222,7 +222,7 @@ def _pixels_in_header(body: bytes, limits: Limits) -> int:
 def detections_json(
     loaded: LoadedImage, prediction: Prediction, threshold: float, keypoint_center: float
 ) -> tuple[bytes, int]:
-    """Return the JSON response to an image and the number of detections in it.
+    """Return the JSON response for an image, and the number of detections in it.
 
     The masks of `prediction` must be COCO RLEs.
     """

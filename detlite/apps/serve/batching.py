@@ -14,12 +14,12 @@ T = TypeVar("T")
 
 
 class Batcher:
-    """Decodes images, runs the network and postprocesses in parallel threads, in one event loop.
+    """Decodes images, runs the network and postprocesses detections, each in its own threads.
 
     While the network runs, decoded images wait. The next batch consists of waiting images of
-    similar size. A single image does not wait for others. At most two batches of images are
-    decoded at a time: one in the network, one waiting. `on_batch` is called with the number of
-    images and the seconds of each batch.
+    similar size; a single image does not wait for others. At most two batches of decoded images are
+    in memory: one in the network and one waiting. `on_batch` is called with the number of images
+    and the seconds of each batch.
     """
 
     def __init__(
@@ -39,8 +39,8 @@ class Batcher:
     ) -> T:
         """Return the result of `convert`, called in a thread with the image and its prediction.
 
-        Cancelling the call removes the image from the queue. Errors of reading the image and of
-        the model on its batch are raised here.
+        Cancelling the call removes the image from the queue. Raises errors of reading the image,
+        and errors of the model on its batch.
         """
         loop, predictor = asyncio.get_running_loop(), self._predictor
 
@@ -76,7 +76,7 @@ class Batcher:
                 continue
             self._on_batch(len(batch), time.perf_counter() - start)
             for (_, future), detections in zip(batch, results, strict=True):
-                if not future.done():  # else the request was cancelled
+                if not future.done():  # otherwise, the request was cancelled
                     future.set_result(detections)
 
     def close(self) -> None:
@@ -85,10 +85,10 @@ class Batcher:
         self._network_thread.shutdown(cancel_futures=True)
 
     def _next_batch(self) -> list[tuple[LoadedImage, asyncio.Future[Detections]]]:
-        """Remove the oldest image and others that are padded to its size from the queue."""
+        """Remove the oldest image, and others of the same padded size, from the queue."""
         waiting = [pair for pair in self._waiting if not pair[1].done()]
         padded_size = self._predictor.padded_size
-        similar = [one for one in waiting if padded_size(one[0]) == padded_size(waiting[0][0])]
+        similar = [pair for pair in waiting if padded_size(pair[0]) == padded_size(waiting[0][0])]
         batch = similar[: self._max_batch]
         taken = {id(future) for _, future in batch}
         self._waiting = [pair for pair in waiting if id(pair[1]) not in taken]

@@ -1,4 +1,4 @@
-"""Limits of the service, checks of requests against them, and the responses to refused ones."""
+"""Limits of the service, checks of requests, and the responses to refused requests."""
 
 import asyncio
 import math
@@ -13,15 +13,15 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-# The formats that `read_image` decodes from bytes. Programs that do not know the type send the
-# last one.
+# The formats that `read_image` decodes from bytes. Clients that do not know the format send the
+# last type.
 MEDIA_TYPES = (
     "image/jpeg", "image/png", "image/webp", "image/bmp", "image/tiff", "image/gif",
     "application/octet-stream",
 )  # fmt: skip
 _FORM = "multipart/form-data"
 _TOTAL_PIXELS = 160_000_000
-_DISCARDED_BODY = 4  # read at most this multiple of the size limit from a refused request
+_DISCARDED_BODY = 4  # at most this multiple of the size limit is read from a refused request
 # What the client can do, by HTTP status.
 _REMEDIES = {
     408: "send a smaller image, or use a faster connection",
@@ -30,7 +30,7 @@ _REMEDIES = {
     503: "send it again after the number of seconds in the header Retry-After",
     504: "send it again when fewer requests wait (see /metrics), or raise --timeout of the server",
 }
-_MAX_PROBLEM = 500  # characters, because requests contain long values
+_MAX_PROBLEM = 500  # characters, because requests can contain long values
 
 
 @dataclass(frozen=True)
@@ -55,12 +55,12 @@ class Limits:
 
     @property
     def total_pixels(self) -> int:
-        """Maximum number of pixels of all images that wait or run, which are in memory."""
+        """Maximum number of pixels of all images in memory, that is, waiting or running."""
         return max(_TOTAL_PIXELS, self.pixels)
 
 
 class Refusal(HTTPException):
-    """A request that cannot be answered with detections, and what the client can do."""
+    """Why a request cannot be answered with detections, and what the client can do."""
 
     def __init__(self, status: int, problem: str, remedy: str = "") -> None:
         super().__init__(status, problem, {"Retry-After": "1"} if status == 503 else None)
@@ -122,13 +122,13 @@ def check_header(request: Request, limits: Limits, in_progress: int) -> float:
 async def read_body(
     request: Request, limits: Limits, deadline: float, discard: bool = False
 ) -> bytes:
-    """Read the payload of a request, until `deadline` in seconds of `time.perf_counter`.
+    """Read the body of a request, until `deadline` in seconds of `time.perf_counter`.
 
-    The payload of a refused request is read and discarded, because most clients read the response
-    only after they have sent everything.
+    With `discard`, for refused requests, the body is read and discarded, because most clients read
+    the response only after they have sent everything.
 
     Raises:
-        Refusal: the payload is too long or too late.
+        Refusal: the body is too long or too late.
         ClientDisconnect: the client has closed the connection.
     """
     body, length = bytearray(), 0
@@ -153,7 +153,7 @@ async def read_body(
 
 
 async def extract_file(request: Request, body: bytes, limits: Limits) -> bytes:
-    """Return the only file of a form, or raise a Refusal; return other payloads unchanged."""
+    """Return the only file of a form; return other bodies unchanged. Raises Refusal."""
     if _media_type(request) != _FORM:
         return body
 

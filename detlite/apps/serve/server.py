@@ -1,4 +1,4 @@
-"""Run the HTTP service until a signal ends it."""
+"""Run the HTTP service until a signal stops it."""
 
 import asyncio
 import logging
@@ -31,25 +31,25 @@ def listen(host: str, port: int) -> socket.socket:
         return socket.create_server((host, port), family=family, backlog=2048)
     except (OSError, OverflowError) as error:
         problem = f"--host {host} --port {port}: cannot listen there ({error})"
-        raise ConfigError(f"{problem}; --port 0 takes any free port") from error
+        raise ConfigError(f"{problem}; --port 0 selects a free port") from error
 
 
 class LimitedConnection(H11Protocol):
-    """An HTTP connection that is closed if it has no request for a while or its client is stuck.
+    """An HTTP connection that is closed after a while without a request or if its client is stuck.
 
-    If there are too many, each new one ends the oldest one without a request. Open files would
-    otherwise run out, and the server could accept nobody.
+    If there are too many connections, each new one closes the oldest one without a request.
+    Otherwise, the server would run out of open files and could not accept connections.
 
     Attributes:
         limit: maximum number of connections.
-        seconds: a connection without progress is closed after once or twice this time.
+        seconds: a connection without progress is closed after one to two times this time.
     """
 
     limit: ClassVar[int] = 512
     seconds: ClassVar[float] = 60.0
 
     def connection_made(self, transport: Any) -> None:
-        """Start the timer, and end another connection if there are too many."""
+        """Start the timer, and close another connection if there are too many."""
         super().connection_made(transport)
         self._opened = self.loop.time()
         self._timer = self.loop.call_later(self.seconds, self._end_if_stuck, None)
@@ -70,7 +70,7 @@ class LimitedConnection(H11Protocol):
         )
 
     def _end_if_stuck(self, cycle: Any) -> None:
-        """Close the connection if it is not busy and still at the request of the last call."""
+        """Close the connection if it is not busy and had no new request since the last call."""
         if self.cycle is cycle and not self._is_busy:
             self.transport.abort() if self.flow.write_paused else self.transport.close()
         else:
@@ -83,18 +83,18 @@ def limited_connection(limit: int, seconds: float) -> type[asyncio.Protocol]:
 
 
 class RateLimit(logging.Filter):
-    """Drop messages of a place in the code that logged less than a second ago."""
+    """Drop messages of a line of code that logged less than a second ago."""
 
     def __init__(self) -> None:
         super().__init__()
         self._last: dict[tuple[str, int], float] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Return True if the message is to be logged."""
-        place, now = (record.pathname, record.lineno), time.monotonic()
-        if now - self._last.get(place, -math.inf) < 1:
+        """Return True if the message should be logged."""
+        line, now = (record.pathname, record.lineno), time.monotonic()
+        if now - self._last.get(line, -math.inf) < 1:
             return False
-        self._last[place] = now
+        self._last[line] = now
         return True
 
 
@@ -105,13 +105,14 @@ def serve(
     host: str,
     origins: Sequence[str] = (),
 ) -> None:
-    """Serve on a listening socket until SIGTERM or SIGINT, then answer all accepted requests."""
+    """Serve on a listening socket until SIGTERM or SIGINT, then finish all accepted requests."""
     keep_freed_memory()
     address = f"[{host}]" if ":" in host else host
     print(f"serving on http://{address}:{listener.getsockname()[1]}", flush=True)
     if host not in _LOOPBACK:
         print("anybody who can reach this address can use it: there is no password", flush=True)
-    # Others for accepted sockets that are no connection yet, and for the model.
+    # Connections may use half of the open files; the rest is for sockets that were accepted but are
+    # not connections yet, and for the model.
     open_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     config = uvicorn.Config(
         app.build_app(predictor, limits, origins),
@@ -129,7 +130,7 @@ def serve(
     def end(*_: object) -> None:
         server.should_exit = True
 
-    # uvicorn's own handlers raise the signal again afterwards, which would become the exit status.
+    # uvicorn's handlers raise the signal again at the end, which would become the exit status.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, end)
     server.run(sockets=[listener])

@@ -1,8 +1,8 @@
-"""Data sets of tar files in WebDataset form.
+"""Datasets of tar files in the WebDataset format.
 
-The tar headers and json files of each shard are read once and cached as the index of the shard.
-The indexes of all shards are joined to an annotation file in COCO form that also holds the position
-of each image, so everything else works as for other data sets.
+The tar headers and json files of each shard are read once and cached as the index of the shard. The
+indexes of all shards are joined to an annotation file in COCO's format that also contains the
+position of each image, so everything else works as for other datasets.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ from .tar_files import Shard, ShardFolder
 _FORMAT = 1  # increase it with every change of the files that this module writes
 _RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
 _MAX_SHARDS = 1_000_000
-_MAX_REPORTED = 5  # problems that are stored; the rest are counted
+_MAX_REPORTED = 5  # stored problems; the others are counted
 _logger = logging.getLogger(__name__)
 
 
@@ -44,8 +44,8 @@ _logger = logging.getLogger(__name__)
 def webdataset_files(entry: Entry, root: Location) -> tuple[Path, ShardFolder]:
     """`{name, type: webdataset, shards: "train-{000..099}.tar", categories: file.json}`.
 
-    `shards` and `categories` are URLs or paths relative to `root`. `categories` names a json object
-    with a list of that name. Each shard is read once and again when it changes.
+    `shards` and `categories` are URLs or paths relative to `root`. `categories` is a json file with
+    the content `{"categories": [...]}`. Each shard is read once, and again when it changes.
     """
     check_fields(entry, {"shards": str, "categories": str})
     name = without_secrets(entry["shards"])
@@ -53,7 +53,7 @@ def webdataset_files(entry: Entry, root: Location) -> tuple[Path, ShardFolder]:
     with ThreadPoolExecutor(16) as pool:
         shards = list(pool.map(_shard, files))
     categories = _read_categories(parse_location(entry["categories"], root))
-    keys = [cache.key("shard", location_id(one.file), one.version, _FORMAT) for one in shards]
+    keys = [cache.key("shard", location_id(shard.file), shard.version, _FORMAT) for shard in shards]
     try:
         folder = cache.existing_folder()
         indexes = [folder / f"{key}.shard" for key in keys]
@@ -62,7 +62,7 @@ def webdataset_files(entry: Entry, root: Location) -> tuple[Path, ShardFolder]:
             if not file.is_file():
                 _write_annotations(name, file, shards, indexes, categories)
         for path in (file, *indexes):
-            with contextlib.suppress(FileNotFoundError):  # the joined file alone may be left
+            with contextlib.suppress(FileNotFoundError):  # only the joined file may be left
                 cache.mark_used(path)
     except OSError as error:
         raise DataError(
@@ -115,9 +115,9 @@ def _read_categories(file: Location) -> list[Any]:
 def _write_annotations(
     name: str, file: Path, shards: Sequence[Shard], indexes: Sequence[Path], categories: list[Any]
 ) -> None:
-    """Write an annotation file in COCO form from the indexes of the shards, making them if needed.
+    """Write an annotation file in COCO's format from the indexes of the shards; write missing ones.
 
-    It has two more members: `problems` (their count and the first of them), and `shards` (the
+    The file has two more members: `problems` (their count and the first of them), and `shards` (the
     number of images in each shard).
     """
     start = time.perf_counter()

@@ -1,11 +1,11 @@
-"""Read the entries of a tar file in WebDataset form.
+"""Read the entries of a tar file in the WebDataset format.
 
-An entry is an image and a json file that differ in their suffixes alone and are adjacent:
-`a/0001.jpg`, `a/0001.json`. The json has `width`, `height`, `annotations` in COCO form without
+An entry is an image and a json file, adjacent and with the same name except for the suffix:
+`a/0001.jpg`, `a/0001.json`. The json has `width`, `height`, `annotations` in COCO's format without
 `image_id`, and optionally `image_id`. Other files are ignored.
 
-Python's tarfile trusts the sizes in a file: it can allocate any memory, or never end. So it only
-parses single headers here.
+Python's tarfile trusts the sizes in a file: a damaged file can make it allocate any memory or never
+end. It is therefore only used to parse single headers.
 """
 
 import json
@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from itertools import groupby
 from typing import Any, NamedTuple
 
-from detlite.data.datasets.coco_values import integer
+from detlite.data.datasets.coco_values import parse_integer
 from detlite.data.errors import DataError, short_repr
 from detlite.data.remote.locations import RemotePath
 
@@ -30,7 +30,7 @@ _PAX_RECORD = re.compile(rb"\d+ ([^=\n]+)=([^\n]*)\n")
 
 
 class _File(NamedTuple):
-    """A file in a shard, with the position and the number of its bytes."""
+    """A file in a shard, with the position and number of its bytes."""
 
     name: str
     start: int
@@ -41,7 +41,7 @@ class _Reader:
     """Reads a shard at increasing positions, CHUNK bytes per request.
 
     Attributes:
-        problem: why its files end early.
+        problem: why reading ended before the end of the shard.
     """
 
     def __init__(self, shard: Shard) -> None:
@@ -50,7 +50,7 @@ class _Reader:
         self._chunk = CHUNK if isinstance(shard.file, RemotePath) else _LOCAL_CHUNK
 
     def read(self, start: int, size: int) -> bytes:
-        """Return the bytes from `start` on, fewer at the end of the shard."""
+        """Return `size` bytes from `start`, or fewer at the end of the shard."""
         stop = max(start, min(start + size, self.shard.size))
         if not self._start <= start <= stop <= self._start + len(self._data):
             chunk_stop = max(stop, min(start + self._chunk, self.shard.size))
@@ -62,8 +62,8 @@ def read_entries(shard: Shard) -> Iterator[dict[str, Any]]:
     """Yield the entries of a shard in its order. Raises DataError.
 
     Yields:
-        `json`, `name`, and the `offset`, `size` and `header` of the image, see `ShardImage`; or
-        `problem`: what is wrong with an entry or with the shard.
+        A dict with `json`, `name`, and the image's `offset`, `size` and `header` (see
+        `ShardImage`), or with `problem`: what is wrong with an entry or the shard.
     """
     reader = _Reader(shard)
     try:
@@ -78,7 +78,7 @@ def read_entries(shard: Shard) -> Iterator[dict[str, Any]]:
 
 def _files(reader: _Reader) -> Iterator[_File]:
     """Yield the regular files of a shard up to the first damage."""
-    position, extended = 0, dict[str, str]()  # the fields of the next header that did not fit
+    position, extended = 0, dict[str, str]()  # extended: long fields of the next header
     while True:
         block = reader.read(position, BLOCK)
         if block == bytes(BLOCK):  # the end of the archive
@@ -121,7 +121,7 @@ def _split_suffix(name: str) -> tuple[str, str]:
 
 
 def _entry(key: str, files: Iterable[_File], reader: _Reader) -> dict[str, Any] | None:
-    """Return the entry that the files of one key are, or their problem; None without image."""
+    """Return the entry of the files with one key, or its problem; None without image and json."""
     by_suffix = {_split_suffix(file.name)[1]: file for file in files}
     images = [by_suffix[suffix] for suffix in IMAGE_SUFFIXES if suffix in by_suffix]
     json_file = by_suffix.get("json")
@@ -150,10 +150,10 @@ def _sample_problem(sample: Any) -> str | None:
         return f"has a json that is not an object: {short_repr(sample)}"
     for field in ("width", "height", "image_id"):
         value = sample.get(field, 1 if field == "image_id" else None)
-        number = integer(value)
+        number = parse_integer(value)
         if number is None or (field != "image_id" and number < 1):
             return f"has {field}: {short_repr(value)}"
     annotations = sample.get("annotations")
-    if not isinstance(annotations, list) or not all(isinstance(one, dict) for one in annotations):
+    if not isinstance(annotations, list) or not all(isinstance(row, dict) for row in annotations):
         return f"has annotations: {short_repr(annotations)}"
     return None

@@ -1,4 +1,4 @@
-"""Images in tar files (shards), each at a byte position that an index knows."""
+"""Images in tar files (shards), at byte positions from an index."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from detlite.data.remote.file_cache import file_cache
 from detlite.data.remote.filesystem import read
 from detlite.data.remote.locations import Location, RemotePath, location_id
 
-BLOCK = 512  # bytes of a tar header, which precedes the data of its file
+BLOCK = 512  # bytes of a tar header; each file's header precedes its data
 CHUNK = 1 << 22  # bytes of a remote shard that one request reads
 
 
@@ -26,10 +26,10 @@ class Shard:
     version: str
 
     def read(self, start: int, stop: int, cache_bytes: int) -> bytes:
-        """Return the bytes from `start` up to but excluding `stop`. Raises as `filesystem.read`.
+        """Return the bytes `start` to `stop - 1`. Raises the errors of `filesystem.read`.
 
-        A remote shard is read and cached in chunks of CHUNK bytes. If caching is off, the request
-        is for these bytes alone.
+        A remote shard is read and cached in chunks of CHUNK bytes. If caching is off, only the
+        requested bytes are read.
         """
         if not isinstance(self.file, RemotePath):
             with self.file.open("rb") as stream:
@@ -64,13 +64,13 @@ class Shard:
 
 @dataclass(frozen=True)
 class ShardFolder(ImageArchive):
-    """The shards of a data set."""
+    """The shards of a dataset."""
 
     shards: tuple[Shard, ...]
 
     @property
     def id(self) -> str:
-        return cache.key(*((location_id(one.file), one.version) for one in self.shards))
+        return cache.key(*((location_id(shard.file), shard.version) for shard in self.shards))
 
     def image(self, entry: dict[str, Any]) -> ShardImage:
         position = entry["offset"], entry["size"], entry["header"]
@@ -97,7 +97,7 @@ class ShardImage:
         return f"{self.shard.file}: {member}"
 
     def read_bytes(self) -> bytes:
-        """Return the content. Raises FileNotFoundError or DataError, also for a changed shard."""
+        """Return the content. Raises FileNotFoundError, or DataError, also if the shard changed."""
         start, stop = self.offset - BLOCK, self.offset + self.size
         try:
             data = self.shard.read(start, stop, self.cache_bytes)

@@ -1,4 +1,4 @@
-"""Write WebDataset shards from a data set in COCO form."""
+"""Write WebDataset shards from a dataset in COCO's format."""
 
 import io
 import json
@@ -26,14 +26,16 @@ def write_shards(
 ) -> list[Path]:
     """Write `<name>-000000.tar`, ... and `<name>-categories.json` for a set of type webdataset.
 
-    The images are shuffled, because a shard is later read in sequence. Image files are copied
-    unchanged. The same data set and seed give the same bytes.
+    The images are shuffled, because training reads a shard in sequence. Image files are copied
+    unchanged. The same dataset and seed produce the same bytes.
 
     Args:
         annotations: the annotation file, see `CocoDataset`.
         images: the folder of the images.
         folder: the folder of the shards, created if missing.
-        images_per_shard: the last shard may have fewer.
+        name: prefix of the file names.
+        images_per_shard: number of images in a shard; the last one may have fewer.
+        seed: seed of the shuffle.
 
     Raises:
         DataError: an annotation is invalid, an image is missing or has a format that shards do not

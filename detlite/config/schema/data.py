@@ -1,4 +1,4 @@
-"""Keys of input images, data sets and data loading."""
+"""Keys of input images, datasets and data loading."""
 
 from detlite.config.key import (
     Key,
@@ -68,8 +68,8 @@ _INPUT = {
 _DATASETS = {
     Key("TRAIN", (), strings): "names of the training sets, built in or in CATALOG",
     Key("TEST", (), strings): "names of the evaluation sets, built in or in CATALOG",
-    Key("ROOT", "datasets"): "folder or URL of all data sets; ${VARIABLE:-default} is expanded",
-    Key("CATALOG", [], catalog): "your data sets: {name, annotations, images}, see docs/data.md",
+    Key("ROOT", "datasets"): "folder or URL of all datasets; ${VARIABLE:-default} is expanded",
+    Key("CATALOG", [], catalog): "your datasets: {name, annotations, images}, see docs/data.md",
     Key("ON_BAD_ANNOTATION", "error", one_of("error", "skip")): (
         "error: stop at invalid annotations; skip: skip them, and ignore the regions of objects "
         "with a known position in training and evaluation"
@@ -83,7 +83,7 @@ _DATASETS = {
         "that differ in left and right, L and R, or l and r"
     ),
     Key("BACKGROUND_IMAGES", False): "also train on images without annotations",
-    Key("CHECK_IMAGES", True): "check all image files when a data set is opened for the first time",
+    Key("CHECK_IMAGES", True): "check all image files when a dataset is opened for the first time",
     Key("CACHE_GB", 20.0, not_negative): (
         "size limit in GiB of each cache in the folder DETLITE_CACHE: images from URLs, and large "
         "images at a reduced size. The least recently used images are removed; 0: no cache"

@@ -45,7 +45,7 @@ _MODEL = {
         "folder for downloaded weights; ${VARIABLE:-default} is expanded"
     ),
     Key("REINIT_HEADS", False): (
-        "if the classes of MODEL.WEIGHT differ from those of the data set, copy the weights of "
+        "if the classes of MODEL.WEIGHT differ from those of the dataset, copy the weights of "
         "categories with the same name and initialize the others; False: report an error"
     ),
     Key("MASK_ON", False): "predict instance masks",

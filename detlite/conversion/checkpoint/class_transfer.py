@@ -17,7 +17,7 @@ _BY_CLASS = re.compile(r"^roi_heads\..*\.predictor\.(cls_score|bbox_pred|mask_fc
 
 
 class ClassTransfer:
-    """Map the classes of a checkpoint to those of a model, by case-insensitive name.
+    """Maps the classes of a checkpoint to those of a model, by case-insensitive name.
 
     Args:
         source, target: categories {"name": ...} of the checkpoint and of the model, in order of
@@ -51,11 +51,11 @@ class ClassTransfer:
         )
 
     def transfer(self, name: str, value: Tensor, state: Mapping[str, Tensor]) -> Tensor:
-        """Return the value for the model of an entry of the checkpoint.
+        """Convert an entry of the checkpoint, `name` and `value`, to the classes of the model.
 
         In a layer with rows for each class, the rows of shared classes and of the background come
-        from the checkpoint, the others from the model's `state`. Other entries, and those of
-        another width in the model, are unchanged.
+        from the checkpoint, the others from the model's `state`. Entries of other layers, and of
+        layers with another width, are returned unchanged.
         """
         target = state.get(name)
         if target is None or target.shape[1:] != value.shape[1:]:
@@ -89,12 +89,12 @@ def match_optional_heads(
     entries = dict(source)
     for head in ("mask", "keypoint"):
         start = f"roi_heads.{head}."
-        own = {name: value for name, value in target.items() if name.startswith(start)}
+        in_target = {name: value for name, value in target.items() if name.startswith(start)}
         in_source = any(name.startswith(start) for name in source)
-        if own and not in_source:
+        if in_target and not in_source:
             logger.warning("%s has no %s head: it is newly initialized", path, head)
-            entries |= own
-        elif in_source and not own:
-            logger.warning("%s has a %s head, but the model has none: it is left out", path, head)
+            entries |= in_target
+        elif in_source and not in_target:
+            logger.warning("%s has a %s head, but the model has none: it is skipped", path, head)
             entries = {n: value for n, value in entries.items() if not n.startswith(start)}
     return entries

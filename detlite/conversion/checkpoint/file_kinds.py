@@ -1,4 +1,4 @@
-"""Name files that hold no checkpoint, with the way to use them."""
+"""Recognize files that are not checkpoints, and explain how to use them."""
 
 import re
 import zipfile
@@ -17,7 +17,7 @@ _NOT_CONVERTED = (
 _UNPACK = "unpack it, and name the file of weights inside"
 
 # In order: a pattern, what the file is, and what to do. The pattern is searched in the first bytes,
-# or in the names of the members of a zip archive, one a line.
+# or in the names of the members of a zip archive, one per line.
 _BY_START: tuple[tuple[str, str, str], ...] = (
     (r"\A\x89HDF\r\n", "an HDF5 file, as of Keras and matterport's Mask_RCNN", _NOT_CONVERTED),
     (r"\A\x08[\x01-\x20][\x12\x1a\x22\x28\x32\x3a\x42]", "an ONNX model", _USE_EXPORTED),
@@ -50,7 +50,7 @@ _BY_MEMBER: tuple[tuple[str, str, str], ...] = (
 
 
 def explain_kind(path: Path) -> str:
-    """Return what a file is that holds no checkpoint, and how to use it, or "" if unknown."""
+    """Explain what a file that is not a checkpoint is, and how to use it; "" if unknown."""
     with path.open("rb") as file:
         start = file.read(4096)
     if hint := explain_not_downloaded(start):

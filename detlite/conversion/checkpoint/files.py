@@ -28,7 +28,7 @@ from .file_kinds import explain_kind
 
 logger = logging.getLogger(__name__)
 
-LAST_CHECKPOINT_FILE = "last_checkpoint"  # holds the name of the checkpoint that a run saved last
+LAST_CHECKPOINT_FILE = "last_checkpoint"  # contains the file name of a run's last checkpoint
 _START_LENGTH = 64
 _TORCH_MAGIC = torch.serialization.MAGIC_NUMBER.to_bytes(10, "little")  # of files before torch 1.6
 _FIELDS = ("categories", "config", "convention", "override", "backbone_only", "training")
@@ -43,7 +43,7 @@ class DamagedCheckpointError(CheckpointError):
 
 
 def save_checkpoint(checkpoint: Checkpoint, last: bool = True) -> None:
-    """Write a checkpoint to its path atomically and, if `last`, record it as the folder's last.
+    """Write a checkpoint to its path atomically. If `last`, name it in LAST_CHECKPOINT_FILE.
 
     Raises:
         CheckpointError: the folder is not writable, or the disk is full.
@@ -82,7 +82,7 @@ def read_checkpoint(path: str | Path, source: str | None = None) -> Checkpoint:
         source: the framework, a key of `conversion.SOURCES`; None: detected from the weights.
 
     Raises:
-        DamagedCheckpointError: the file is no checkpoint, truncated or damaged.
+        DamagedCheckpointError: the file is not a checkpoint, or is truncated or damaged.
         CheckpointError: the file is missing, contains pickled objects other than tensors, arrays
             and plain containers, has weights without values, or cannot be converted.
     """
@@ -111,8 +111,8 @@ def read_checkpoint(path: str | Path, source: str | None = None) -> Checkpoint:
 def _check_values(path: Path, state: dict[str, Tensor]) -> None:
     if not state:
         raise CheckpointError(
-            f"{path}: holds neither a state dict (names and tensors) nor {{'model': state dict}} "
-            "with any entries"
+            f"{path}: contains neither a state dict (names and tensors) nor "
+            "{'model': state dict} with any entries"
         )
     if meta := next((name for name, value in state.items() if value.is_meta), None):
         raise CheckpointError(
@@ -160,9 +160,9 @@ def _load(path: Path) -> Any:
         refused = re.search(r"GLOBAL:? ([\w.]+)", str(error))  # torch's message
         if refused or isinstance(error, RefusedPickleError):
             raise CheckpointError(
-                f"{path}: holds a pickled {refused[1] if refused else error}, and unpickling "
-                "objects can run any code; nothing was executed. Save tensors and plain containers "
-                "alone, such as model.state_dict()"
+                f"{path}: contains a pickled {refused[1] if refused else error}, and unpickling "
+                "objects can run any code; nothing was executed. Save only tensors and plain "
+                "containers, such as model.state_dict()"
             ) from error
         # Damage raises many other exceptions.
         if kind := explain_kind(path):

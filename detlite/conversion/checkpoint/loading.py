@@ -13,7 +13,7 @@ from detlite.config import ConfigError, default_config, expand_path, load_config
 from detlite.conversion.timm import TIMM_PREFIX
 from detlite.conversion.weight_catalog import find_weights, weight_file
 from detlite.modeling import build_model
-from detlite.modeling.backbone.build import adapted_stems
+from detlite.modeling.backbone.build import adapt_stems
 from detlite.modeling.detection_model import DetectionModel
 
 from .class_transfer import CLASS_LAYERS, ClassTransfer, match_optional_heads
@@ -24,8 +24,8 @@ logger = logging.getLogger(__name__)
 
 # Entries that classifiers lack: batch counters, and offsets of deformable convolutions.
 _NOT_IN_CLASSIFIER = re.compile(r"\.num_batches_tracked$|\.conv2\.offset\.")
-# State of training that other frameworks and models trained otherwise do not have: RetinaNet's
-# average number of foreground anchors, and the thresholds of Dynamic R-CNN.
+# Training state that other frameworks and other training methods lack: RetinaNet's average number
+# of foreground anchors, and the thresholds of Dynamic R-CNN.
 _TRAINING_STATE = re.compile(r"^moving_foreground$|^roi_heads\.box\.thresholds\.")
 _COUNTER = ".num_batches_tracked"
 _ANCHOR_LAYER = re.compile(r"(rpn\.)?head\.(cls_logits|bbox_pred)\.")
@@ -41,12 +41,12 @@ def load_weights(
 ) -> None:
     """Load the weights and categories of a checkpoint into `model`.
 
-    Of a classifier, only the backbone is loaded. With `reinit_heads`, the model keeps its own
-    categories. Layers with rows for each class take the rows of the background and of categories
-    with the same name; other rows, and without names in the file all rows, keep the model's values.
-    A mask or keypoint head that only one side has is left out, or keeps its values. Thresholds and
-    averages that follow the training keep the model's values, so that a new run starts without
-    them, except with `training_state`.
+    Only the backbone of a classifier is loaded. With `reinit_heads`, the model keeps its own
+    categories. In layers with rows for each class, only the rows of the background and of
+    categories with the same name are loaded; if the file has no names, none are. A mask or keypoint
+    head that only the checkpoint has is skipped; one that only the model has keeps its values.
+    Thresholds and averages that follow the training are loaded only with `training_state`, so that
+    a new run starts without them.
 
     Raises:
         CheckpointError: entries are missing, unexpected, of another shape or not finite. The
@@ -60,7 +60,7 @@ def load_weights(
         )
     target = model.state_dict()
     source = _select_entries(target, checkpoint, training_state)
-    source |= adapted_stems(source, target, model.normalizer.bgr255)
+    source |= adapt_stems(source, target, model.normalizer.bgr255)
     for name, value in source.items():
         is_float = value.is_floating_point()
         if not is_float and name in target and target[name].is_floating_point():
@@ -70,8 +70,8 @@ def load_weights(
             )
         if is_float and not value.float().isfinite().all():
             raise CheckpointError(
-                f"{checkpoint.path}: {name} holds NaN or infinity: training diverged, or the file "
-                "is damaged; use an earlier checkpoint"
+                f"{checkpoint.path}: {name} contains NaN or infinity: training diverged, or the "
+                "file is damaged; use an earlier checkpoint"
             )
     classes = ClassTransfer(checkpoint.categories, model.categories)
     if reinit_heads:
@@ -145,9 +145,9 @@ def _select_entries(
         source, backbone_only = checkpoint.timm_backbone, True
     if backbone_only:
         source = _add_heads(source, target)
-    own = {name: value for name, value in target.items() if _TRAINING_STATE.search(name)}
-    source = own | source if training_state else source | own
-    # Batch counters are dropped where the norm is frozen, and start at 0 where it was frozen.
+    initial = {name: value for name, value in target.items() if _TRAINING_STATE.search(name)}
+    source = initial | source if training_state else source | initial
+    # Batch counters are dropped if the norm is frozen now, and start at 0 if it was frozen before.
     counters = {
         name: value
         for name, value in target.items()
@@ -162,9 +162,9 @@ def _select_entries(
 
 
 def _add_heads(backbone: Mapping[str, Tensor], target: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the entries of a classifier's backbone, completed by those of the model.
+    """Return the entries of a classifier's backbone, and the model's values of all other entries.
 
-    Heads that apply the last stage (C4 models) get it from the backbone, too.
+    Heads that apply the last stage (C4 models) also get it from the backbone.
     """
     entries, used = {}, set()
     for name, value in target.items():

@@ -74,7 +74,7 @@ def apply_convention(cfg: CfgNode, checkpoint: Checkpoint) -> CfgNode:
     if "frozen_norm_eps=?" in fields.values():
         raise ConfigError(
             f"{path}: the epsilon of its frozen batch norm is unknown, because a state dict does "
-            "not hold it, and detections depend on it. In torchvision it is 0 if the model was "
+            "not contain it, and detections depend on it. In torchvision it is 0 if the model was "
             "created with weights=COCO_V1, also if it was trained further, and 1e-5 otherwise. Set "
             "MODEL.CONVENTION_OVERRIDE to ['frozen_norm_eps=0.0'] or ['frozen_norm_eps=1e-05']"
         )
@@ -86,7 +86,7 @@ def apply_convention(cfg: CfgNode, checkpoint: Checkpoint) -> CfgNode:
     return cfg
 
 
-# Settings that weights do not show.
+# Settings that cannot be inferred from the weights.
 _NOT_IN_WEIGHTS = re.compile(
     r"INPUT\.(MIN_SIZE_TEST|MAX_SIZE_TEST|TO_BGR255|PIXEL_MEAN|PIXEL_STD)"
     r"|MODEL\.(CONVENTION|RESNETS\.(STRIDE_IN_1X1|BN_EPSILON)|ROI_\w+_HEAD\.POOLER_(TYPE|SAMPLING_RATIO))"
@@ -99,7 +99,7 @@ _PUBLISHED = re.compile(r"-[0-9a-f]{8}\.pth$|model_final_[0-9a-f]{6}\.pkl$")  # 
 
 
 def unused_sections(cfg: CfgNode) -> tuple[str, ...]:
-    """Return the starts of the keys that do not matter for a model, such as "MODEL.RPN."."""
+    """Return the prefixes of keys that do not affect a model, such as "MODEL.RPN."."""
     model = cfg.MODEL
     rcnn, retinanet = (n == model.META_ARCHITECTURE for n in ("GeneralizedRCNN", "RetinaNet"))
     parts = {

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-# Keys that are converted, that follow from the shapes, or that change no detection.
+# Keys that are converted, that follow from the shapes, or that do not affect detections.
 _KNOWN = (
     "add_extra_convs aligned anchor_generator backbone backend_args base_channels base_sizes "
     "base_width batch_augments bbox_clip_border bbox_coder bbox_head bbox_roi_extractor beta "
@@ -35,7 +35,7 @@ _OFF = (
     "with_avg_pool"
 )
 _ON = "clip_border keep_ratio scale_major with_cls with_reg"
-# The values of further keys that detlite has, besides None. Lists are equal to tuples.
+# Supported values of further keys, in addition to None. Lists are equal to tuples.
 _ALLOWED: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(_OFF.split(), (False,)),
     **dict.fromkeys(_ON.split(), (True,)),
@@ -63,7 +63,7 @@ _ALLOWED: dict[str, tuple[Any, ...]] = {
     "target_means": ((0.0,) * 4,),
     "upsample_cfg": ({"mode": "nearest"}, {"type": "deconv", "scale_factor": 2}),
 }
-# Short even for values that contain others many times.
+# Abbreviates values, because one may contain another many times.
 _REPR = reprlib.Repr()
 _REPR.maxlevel, _REPR.maxstring, _REPR.maxother = 3, 80, 80
 
@@ -149,7 +149,7 @@ def _source(node: ast.AST) -> str:
 
 
 class ConfigSection:
-    """A dict of a config that rejects what the conversion does not know.
+    """A dict of a config that rejects unknown keys and values.
 
     Attributes:
         where: its path in the config, such as "model.backbone", for messages.

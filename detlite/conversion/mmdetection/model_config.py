@@ -16,7 +16,7 @@ _STRIDES = [4, 8, 16, 32, 64]  # of the levels of an R-CNN
 
 
 def model_config(tree: dict[str, Any], state: StateDict) -> tuple[ConfigValues, ConfigValues]:
-    """Return the config of a model by its shapes, and by its config file of version 2 or 3.
+    """Return the config inferred from the shapes, and the one in the config file (version 2 or 3).
 
     Raises:
         ValueError: the config has an unknown setting, or one that detlite does not have.

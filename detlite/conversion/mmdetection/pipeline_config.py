@@ -33,7 +33,7 @@ def pipeline_config(tree: dict[str, Any], model: ConfigSection) -> ConfigValues:
 
 
 def _pipeline(tree: dict[str, Any]) -> list[ConfigSection]:
-    """Return the steps of the test pipeline of version 3, of version 2, or in `test_pipeline`."""
+    """Return the steps of the test pipeline, where version 3, version 2 or older files have it."""
     for name, key in (("test_dataloader", "dataset"), ("data", "test")):
         data = tree.get(name)
         inner = data.get(key) if isinstance(data, dict) else None

@@ -1,4 +1,4 @@
-"""Build the data sets of a config, check that they fit the model, and say what is not used."""
+"""Build the datasets of a config, check that they fit the model, and report unused data."""
 
 import logging
 import math
@@ -32,13 +32,13 @@ _NOT_MIRRORED = "Images are not mirrored. Name pairs in DATASETS.KEYPOINT_FLIP_P
 
 
 def build_dataset(cfg: CfgNode, name: str, train: bool) -> CocoDataset:
-    """Build the data set that DATASETS.CATALOG, or else the built-in catalog, lists under `name`.
+    """Build the dataset that DATASETS.CATALOG, or else the built-in catalog, lists under `name`.
 
     Raises ConfigError for the entry, or DataError for the files.
     """
     kind, annotations, images = locate_dataset(cfg, name)
     if isinstance(annotations, Path) and not annotations.is_file():
-        where = f"data set {name}: "
+        where = f"dataset {name}: "
         if annotations.is_dir():
             raise DataError(
                 f"{where}{annotations} is a folder, not an annotation file. To convert a folder, "
@@ -47,7 +47,7 @@ def build_dataset(cfg: CfgNode, name: str, train: bool) -> CocoDataset:
         raise DataError(
             f"{where}the annotation file {annotations} does not exist (images are expected in "
             f"{images}). Put the files there, or set DATASETS.ROOT ({cfg.DATASETS.ROOT}) to the "
-            "folder that holds them"
+            "folder that contains them"
         )
     datasets, phase = cfg.DATASETS, "TRAIN" if train else "TEST"
     dataset = CocoDataset(
@@ -76,7 +76,7 @@ def build_dataset(cfg: CfgNode, name: str, train: bool) -> CocoDataset:
 def config_findings(
     cfg: CfgNode, index: AnnotationIndex, selection: Selection, train: bool
 ) -> Iterator[Finding]:
-    """Yield how the config changes the use of a data set."""
+    """Yield findings about settings that change how a dataset is used."""
     limit, counts = cfg.MODEL.ROI_HEADS.DETECTIONS_PER_IMG, index.counts(selection.objects)
     if (full := int((counts > limit).sum())) and not cfg.TEST.TILE:  # the limit is per tile
         number = int(counts.argmax())
@@ -138,7 +138,7 @@ def _proposal_limit(cfg: CfgNode) -> tuple[str, float]:
 
 
 def build_train_dataset(cfg: CfgNode) -> ConcatDataset:
-    """Build all data sets of DATASETS.TRAIN as one. Raises ConfigError or DataError."""
+    """Build all datasets of DATASETS.TRAIN as one. Raises ConfigError or DataError."""
     if not cfg.DATASETS.TRAIN:
         raise ConfigError("DATASETS.TRAIN is empty: name at least one entry of DATASETS.CATALOG")
     dataset = ConcatDataset([build_dataset(cfg, name, train=True) for name in cfg.DATASETS.TRAIN])
@@ -147,15 +147,15 @@ def build_train_dataset(cfg: CfgNode) -> ConcatDataset:
 
 
 def build_test_datasets(cfg: CfgNode) -> list[CocoDataset]:
-    """Build the data sets of DATASETS.TEST. Raises ConfigError or DataError."""
+    """Build the datasets of DATASETS.TEST. Raises ConfigError or DataError."""
     datasets = [build_dataset(cfg, name, train=False) for name in cfg.DATASETS.TEST]
     for dataset in datasets:
         check_num_classes(cfg, dataset)
     return datasets
 
 
-def check_sets(cfg: CfgNode) -> None:
-    """Raise ConfigError or DataError if a run would refuse the data sets together."""
+def check_datasets(cfg: CfgNode) -> None:
+    """Raise ConfigError or DataError if a run would refuse the datasets together."""
     tests = build_test_datasets(cfg)
     if not cfg.DATASETS.TRAIN:
         return
@@ -166,18 +166,18 @@ def check_sets(cfg: CfgNode) -> None:
         if names != trained:
             raise DataError(
                 f"{test.annotation_file}: the categories {short_repr(names)} differ from those of "
-                f"{train.name}, {short_repr(trained)}. Tests need the ids and names that are "
-                "trained on; `detlite init` matches them by name"
+                f"{train.name}, {short_repr(trained)}. Test sets need the ids and names of the "
+                "training set; `detlite init` matches them by name"
             )
 
 
 def findings_of(datasets: Iterable[CocoDataset], trained: Sequence[CocoDataset] = ()) -> str:
-    """Return the findings of data sets as one text, "" if there are none.
+    """Return the findings of datasets as one text, "" if there are none.
 
-    The data sets other than the `trained` ones are tests.
+    Datasets that are not among the `trained` ones are test sets.
     """
     return summary(
-        {str(one.annotation_file): [*one.findings, *_leaks(one, trained)] for one in datasets}
+        {str(part.annotation_file): [*part.findings, *_leaks(part, trained)] for part in datasets}
     )
 
 
@@ -196,18 +196,18 @@ def _leaks(test: CocoDataset, trained: Sequence[CocoDataset]) -> Iterator[Findin
 
 
 def check_num_classes(cfg: CfgNode, dataset: CocoDataset | ConcatDataset) -> None:
-    """Raise ConfigError if the model and the data set differ in classes or keypoints."""
+    """Raise ConfigError if the model and the dataset differ in classes or keypoints."""
     part = "RETINANET" if cfg.MODEL.META_ARCHITECTURE == "RetinaNet" else "ROI_BOX_HEAD"
     actual, expected = cfg.MODEL[part].NUM_CLASSES, len(dataset.categories) + 1
     if actual != expected:
         raise ConfigError(
-            f"MODEL.{part}.NUM_CLASSES is {actual}, but the data set {dataset.name} has "
+            f"MODEL.{part}.NUM_CLASSES is {actual}, but the dataset {dataset.name} has "
             f"{expected - 1} categories: set it to {expected}, which includes the background"
         )
     names, points = dataset.keypoint_names, cfg.MODEL.ROI_KEYPOINT_HEAD.NUM_CLASSES
     if names and points != len(names):
         raise ConfigError(
-            f"MODEL.ROI_KEYPOINT_HEAD.NUM_CLASSES is {points}, but the data set {dataset.name} "
+            f"MODEL.ROI_KEYPOINT_HEAD.NUM_CLASSES is {points}, but the dataset {dataset.name} "
             f"has {len(names)} keypoints"
         )
 
@@ -217,6 +217,6 @@ def _proposal_file(cfg: CfgNode, name: str, phase: str) -> Location:
     if name not in names or len(names) != len(paths):
         raise ConfigError(
             f"DATASETS.PROPOSAL_FILES_{phase} is {paths!r} and DATASETS.{phase} is {names!r}: "
-            f"MODEL.LOAD_PROPOSALS needs one file per data set, including one for {name}"
+            f"MODEL.LOAD_PROPOSALS needs one file per dataset, including one for {name}"
         )
     return parse_location(paths[names.index(name)], parse_location(cfg.DATASETS.ROOT))

@@ -1,4 +1,4 @@
-"""The catalog: where the data sets are that DATASETS.TRAIN and DATASETS.TEST name."""
+"""The catalog: locate the datasets that DATASETS.TRAIN and DATASETS.TEST name."""
 
 import difflib
 import json
@@ -22,24 +22,24 @@ logger = logging.getLogger(__name__)
 Entry = dict[str, Any]
 
 DATASETS: Registry[Callable[[Entry, Any], tuple[Location, ImageFolder]]] = Registry(
-    "data set type", on_demand={"webdataset": "detlite.apps.shards.dataset"}
+    "dataset type", on_demand={"webdataset": "detlite.apps.shards.dataset"}
 )
 """Types of catalog entries. `@DATASETS.register("mine")` adds a function of an entry and the folder
-DATASETS.ROOT. It locates or creates the data set and returns (annotation file, image folder).
+DATASETS.ROOT. It locates or creates the dataset and returns (annotation file, image folder).
 """
 
 _REMOTE_TYPES = ("coco", "lvis", "webdataset")  # accept a URL as DATASETS.ROOT
 
 
 def locate_dataset(cfg: CfgNode, name: str) -> tuple[str, Location, ImageFolder]:
-    """Return the type, the annotation file and the image folder of a data set."""
+    """Return the type, the annotation file and the image folder of a dataset."""
     entry = _catalog_entry(cfg.DATASETS.CATALOG, name)
     kind = entry.get("type", "coco")
     locate = DATASETS.get(kind, key=f"DATASETS.CATALOG, {name}, type")
     root = parse_location(cfg.DATASETS.ROOT)
     if isinstance(root, RemotePath) and kind not in _REMOTE_TYPES:
         raise ConfigError(
-            f"DATASETS.CATALOG, {name}: data sets of type {kind!r} need a local folder as "
+            f"DATASETS.CATALOG, {name}: datasets of type {kind!r} need a local folder as "
             f"DATASETS.ROOT, not {root}"
         )
     annotations, images = locate(entry, root)
@@ -65,11 +65,11 @@ def converted_file(root: Path, name: str, convert: Callable[[], dict[str, Any]])
 
 
 def require(path: Path, name: str) -> Path:
-    """Return `path`, or raise DataError if it does not exist; `name` is that of the data set."""
+    """Return `path`; raise DataError if it does not exist. `name` is the name of the dataset."""
     if not path.exists():
         raise DataError(
-            f"data set {name}: {path} does not exist. Put it there, or set DATASETS.ROOT to the "
-            "folder that holds it"
+            f"dataset {name}: {path} does not exist. Put it there, or set DATASETS.ROOT to the "
+            "folder that contains it"
         )
     return path
 
@@ -114,7 +114,7 @@ def _catalog_entry(catalog: Sequence[Entry], name: str) -> Entry:
     hint = _did_you_mean(name, [*names, *BUILTIN])
     known = f"known: {', '.join(names)}" if names else "the catalog is empty"
     raise ConfigError(
-        f"DATASETS.CATALOG: there is no data set {name!r}{hint} ({known}, and the built-in names "
+        f"DATASETS.CATALOG: there is no dataset {name!r}{hint} ({known}, and the built-in names "
         "in docs/data.md)"
     )
 

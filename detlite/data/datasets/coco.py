@@ -1,4 +1,4 @@
-"""Data sets in COCO's annotation format (https://cocodataset.org/#format-data).
+"""Datasets in COCO's annotation format (https://cocodataset.org/#format-data).
 
 Letters in shapes: N objects of an image, P keypoints of an object.
 """
@@ -32,7 +32,7 @@ from .coco_values import keypoint_names, read_keypoints
 from .proposals import load_proposals
 
 Target = dict[str, Any]
-# Returns the least size (height, width) at which to read an image of a size.
+# Maps the size (height, width) of an image to the smallest size at which it may be read.
 MinSize = Callable[[tuple[int, int]], tuple[int, int]]
 
 
@@ -44,24 +44,24 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
     `train` and `masks` it has `masks`, a `PackedMasks` of N masks. With `keypoints` it has
     `keypoints` float32 [N, P, 3] of (x, y, visibility), and with `proposals` it has `proposals`
     float32 [R, 4]. With `train` it has `ignored_boxes` float32 [M, 4], regions of objects that
-    cannot be used. Crowd annotations are left out.
+    cannot be used. Crowd annotations are not part of the target.
 
     The constructor checks every entry of the annotation file (`open_index`) and every image file
     (`find_bad_images`), so that training does not stop at the last image. A DataError names the
-    file and the annotation or image. `dataset[i]` raises it for an image that proves damaged.
-    `findings` lists what is left out or reinterpreted.
+    file and the annotation or image. `dataset[i]` raises it if an image cannot be decoded.
+    `findings` lists what is skipped or reinterpreted.
 
     Args:
         kind: the type of the catalog entry, which selects the evaluator.
-        train: leave out images without a usable annotation.
+        train: skip images without a usable annotation.
         masks: require a segmentation of every annotation. Only training targets have masks.
         masks_as_rle: draw polygons at the size of the image file, as torchvision does.
         keypoints: require keypoints of every annotation, and their names in a category.
-        min_keypoints: in training, leave out images with fewer labeled keypoints.
+        min_keypoints: in training, skip images with fewer labeled keypoints.
         background: in training, keep images without any annotation as negative examples.
         skip_bad: skip bad annotations and images instead of raising an error.
         check_images: check all image files; otherwise a bad one fails when it is read.
-        cache: of large images at the reduced size of `load`.
+        cache: stores large images at the reduced size of `load`.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
             )
         if isinstance(images, Path) and not images.is_dir():
             raise DataError(
-                f"{images}: the image folder of data set {self.name} does not exist. Correct "
+                f"{images}: the image folder of dataset {self.name} does not exist. Correct "
                 "`images` of its entry in DATASETS.CATALOG, which is relative to DATASETS.ROOT"
             )
         self.selection = Selection(masks, keypoints, crowds_as_objects)
@@ -171,7 +171,7 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
         return self.load(index)
 
     def load(self, index: int, min_size: MinSize | None = None) -> tuple[Tensor, Target]:
-        """Return `dataset[index]`, whose image may be smaller than its target says."""
+        """Return `dataset[index]`; with `min_size`, the image may be smaller than `size` says."""
         number = int(self._numbers[index])
         entry = self.index.image(number)
         height, width = size = entry["height"], entry["width"]
@@ -199,16 +199,16 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
         return image_file_of(self._folder, self.index.image(int(self._numbers[index])))
 
     def shared_images(self, other: "CocoDataset") -> set[str]:
-        """Return the names of the images that both data sets read from the same folder."""
+        """Return the names of the images that both datasets read from the same folder."""
         first, second = (
-            one._folder.resolve() if isinstance(one._folder, Path) else one._folder
-            for one in (self, other)
+            dataset._folder.resolve() if isinstance(dataset._folder, Path) else dataset._folder
+            for dataset in (self, other)
         )
         if first != second:
             return set()
         names = (
-            {one.index.image(number)["file_name"] for number in one._numbers.tolist()}
-            for one in (self, other)
+            {dataset.index.image(number)["file_name"] for number in dataset._numbers.tolist()}
+            for dataset in (self, other)
         )
         return set.intersection(*names)
 
@@ -231,9 +231,9 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
             rows = self.index.annotations(number, self.selection.objects)
             annotated += [{**row, "iscrowd": 0} for row in rows]
             for row in self.index.annotations(number, self.selection.regions):
-                own = [row.get("category_id")]
-                for place, category_id in enumerate(own if own[0] in ids else ids):
-                    row_id = -1 - len(annotated) if place else row["id"]
+                category = row.get("category_id")
+                for k, category_id in enumerate([category] if category in ids else ids):
+                    row_id = -1 - len(annotated) if k else row["id"]
                     region = {**row, "category_id": category_id, "id": row_id}
                     annotated.append(self._region(region, image))
         coco = COCO()
@@ -256,7 +256,7 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
         return region
 
     def _check_entries(self, check_images: bool, skip_bad: bool) -> dict[int, str]:
-        """Return what is wrong with image files, by number.
+        """Return the problems of image files, by the number of the image.
 
         Raises DataError for a wrong folder, and without `skip_bad` for the first bad entry.
         """

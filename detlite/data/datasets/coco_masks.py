@@ -19,9 +19,9 @@ from detlite.structures.masks.formats import (
 )
 from detlite.structures.masks.rle import run_lengths, tight_bounds
 
-from .coco_values import TEXT, Note, Reading, integer, numbers, parse_if_text, unusable
+from .coco_values import TEXT, Note, Reading, parse_if_text, parse_integer, parse_numbers, unusable
 
-# How far a side of a box may be from its mask.
+# Largest distance between the edges of a box and of its mask: pixels, or fraction of the side.
 _MAX_PIXELS_OFF, _MAX_FRACTION_OFF = 3.0, 0.1
 _POLYGONS: Note = (
     "polygons as pairs of x and y, as lists of x and y, or not in a list of polygons",
@@ -61,7 +61,7 @@ def _read_mask(value: Any, height: int, width: int, box: Sequence[float] | None)
         return unusable(f"is {short_repr(value)}, not polygons or RLE")
     kept, problems, is_inside = [], [], False
     for polygon in polygons:
-        values = numbers(polygon)
+        values = parse_numbers(polygon)
         if values is None:
             problems.append(f"has the polygon {short_repr(polygon)}, not a list of finite numbers")
             continue
@@ -88,10 +88,10 @@ def segmentation_problem(value: Any, height: int, width: int) -> str | None:
 
 
 def _as_polygons(value: Any, levels: int = 3) -> list[Any] | None:
-    """Return the polygons of any notation, as lists of their values; the value itself if standard.
+    """Return polygons in any notation as [[x1, y1, ...], ...]; `value` itself if it is that.
 
-    A polygon is a list of numbers in turn, of points [x, y] or {x, y}, or an object with the lists
-    of x and of y. Polygons may be in lists within the list, with at most `levels` levels.
+    A polygon may be a list of numbers, of points [x, y] or {x, y}, or an object with a list of x
+    and a list of y. Lists of polygons may be nested, at most `levels` deep.
     """
     if isinstance(value, dict):
         for keys in (("x", "y"), ("all_points_x", "all_points_y")):
@@ -151,7 +151,7 @@ def _read_rle(
             rle["counts"], note = ast.literal_eval(rle["counts"]).decode(), TEXT
     for key, row in rle.items():
         if isinstance(row, list) and not all(type(one) is int for one in row):
-            rle[key], note = [integer(one) for one in row], _RUNS
+            rle[key], note = [parse_integer(one) for one in row], _RUNS
     if unswapped := _unswapped(rle, height, width, box):
         return Reading(unswapped, note=_SWAPPED)
     problem = rle_problem(rle, height, width)

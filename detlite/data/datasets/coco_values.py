@@ -20,9 +20,9 @@ _EXACT = 1 << 53  # floats are exact integers up to it
 Note = tuple[str, str]
 TEXT: Note = "numbers as text", "They are read as numbers."
 CLIPPED: Note = "boxes that exceed their image", "They are clipped to it."
-TURNED: Note = (
+ROTATED: Note = (
     "boxes with attributes.rotation, as of CVAT",
-    "Boxes around the turned ones are used.",
+    "Boxes around the rotated ones are used.",
 )
 FROM_MASK: Note = "missing or empty boxes with a valid mask", "The tight box of the mask is used."
 _UNLABELED: Note = "keypoints without coordinates", "They are not labeled."
@@ -48,7 +48,7 @@ def unusable(problem: str) -> Reading:
     return Reading(problem=problem)
 
 
-def number(value: Any) -> float | None:
+def parse_number(value: Any) -> float | None:
     """Return a finite number, also from its text; otherwise None."""
     if isinstance(value, bool):
         return None
@@ -59,25 +59,25 @@ def number(value: Any) -> float | None:
         return None
 
 
-def integer(value: Any) -> int | None:
+def parse_integer(value: Any) -> int | None:
     """Return an integer of 64 bits, also from a text or a float such as 12.0; otherwise None."""
     if isinstance(value, str):
         try:
             value = int(value)
         except ValueError:
-            value = number(value)
+            value = parse_number(value)
     if isinstance(value, float) and not (abs(value) <= _EXACT and value == int(value)):
         return None
-    value = number(value)
+    value = parse_number(value)
     return int(value) if value is not None and -(1 << 63) <= value < 1 << 63 else None
 
 
-def numbers(values: Any) -> list[float] | None:
+def parse_numbers(values: Any) -> list[float] | None:
     """Return a list of finite numbers, also from their texts; the list itself if it has them."""
     if not isinstance(values, list):
         return None
     if not set(map(type, values)) <= {int, float}:
-        parsed = [number(value) for value in values]
+        parsed = [parse_number(value) for value in values]
         return None if None in parsed else parsed  # type: ignore[return-value]
     try:
         return values if all(map(math.isfinite, values)) else None
@@ -97,7 +97,7 @@ def parse_if_text(value: Any) -> Any:
 
 def read_box(value: Any, height: int, width: int) -> Reading:
     """Read a box (x, y, width, height) in pixels of an image; a far overhang is clipped."""
-    box = numbers(parse_if_text(value))
+    box = parse_numbers(parse_if_text(value))
     if box is None or len(box) != 4:
         return unusable(
             f"bbox is {short_repr(value)}, not four finite numbers [x, y, width, height]"
@@ -126,35 +126,35 @@ def read_box(value: Any, height: int, width: int) -> Reading:
     return Reading(box, note=None if box is value else TEXT)
 
 
-def read_turned_box(row: dict[str, Any], height: int, width: int) -> Reading:
-    """Read the box of an annotation, turned about its center by CVAT's `attributes.rotation`.
+def read_rotated_box(row: dict[str, Any], height: int, width: int) -> Reading:
+    """Read the box of an annotation, rotated about its center by CVAT's `attributes.rotation`.
 
-    That is in degrees, and the box without it is the upright one.
+    The rotation is in degrees; `bbox` is the box before it.
     """
     box, attributes = read_box(row.get("bbox"), height, width), row.get("attributes")
-    degrees = number(attributes.get("rotation")) if isinstance(attributes, dict) else None
+    degrees = parse_number(attributes.get("rotation")) if isinstance(attributes, dict) else None
     if not degrees or box.problem or row.get("segmentation"):
         return box
-    x, y, w, h = numbers(parse_if_text(row["bbox"])) or box.value
+    x, y, w, h = parse_numbers(parse_if_text(row["bbox"])) or box.value
     cos, sin = abs(math.cos(math.radians(degrees))), abs(math.sin(math.radians(degrees)))
-    turned_w, turned_h = w * cos + h * sin, w * sin + h * cos
-    turned = [x + (w - turned_w) / 2, y + (h - turned_h) / 2, turned_w, turned_h]
-    return read_box(turned, height, width)._replace(note=TURNED)
+    new_w, new_h = w * cos + h * sin, w * sin + h * cos
+    rotated = [x + (w - new_w) / 2, y + (h - new_h) / 2, new_w, new_h]
+    return read_box(rotated, height, width)._replace(note=ROTATED)
 
 
 def read_keypoints(value: Any, count: int) -> Reading:
-    """Read the keypoints [x1, y1, v1, ...] of an object; without any, none of them is labeled."""
+    """Read the keypoints [x1, y1, v1, ...] of an object; all are unlabeled if `value` is empty."""
     value = parse_if_text(value)
     if not value:
         return Reading([0] * 3 * count)
     note = None
     if isinstance(value, list) and all(isinstance(one, list) and len(one) == 3 for one in value):
         value, note = [one for triple in value for one in triple], _TRIPLES
-    points = numbers(value)
+    points = parse_numbers(value)
     if points is None and isinstance(value, list) and len(value) == 3 * count:
         triples = zip(value[::3], value[1::3], value[2::3], strict=True)
         cleared = [[0] * 3 if v is None or v == 0 or v != v else [x, y, v] for x, y, v in triples]
-        points, note = numbers([one for triple in cleared for one in triple]), _UNLABELED
+        points, note = parse_numbers([one for triple in cleared for one in triple]), _UNLABELED
     if points is None:
         return unusable("keypoints is not a list of finite numbers")
     if len(points) != 3 * count:
@@ -166,7 +166,9 @@ def read_keypoints(value: Any, count: int) -> Reading:
     return Reading(points, note=note or (None if points is value else TEXT))
 
 
-def are_misplaced(points: Sequence[float], box: Sequence[float], height: int, width: int) -> bool:
+def has_misplaced_keypoints(
+    points: Sequence[float], box: Sequence[float], height: int, width: int
+) -> bool:
     """Return True if a labeled keypoint is at (0, 0) or outside the image, or none is in the box.
 
     Args:

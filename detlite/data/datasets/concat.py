@@ -1,4 +1,4 @@
-"""Several data sets as one."""
+"""Several datasets as one."""
 
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from .coco import CocoDataset, MinSize, Target
 
 
 class ConcatDataset(torch.utils.data.ConcatDataset[tuple[Tensor, Target]]):
-    """Several data sets as one. Raises DataError if their categories or keypoints differ."""
+    """Several datasets as one. Raises DataError if their categories or keypoints differ."""
 
     def __init__(self, datasets: Sequence[CocoDataset]) -> None:
         super().__init__(datasets)
@@ -30,7 +30,7 @@ class ConcatDataset(torch.utils.data.ConcatDataset[tuple[Tensor, Target]]):
                 number, name = min(difference)
                 raise DataError(
                     f"{other.annotation_file}: the categories differ from those of "
-                    f"{first.annotation_file}: only one has {number} ({name!r}). Data sets that "
+                    f"{first.annotation_file}: only one has {number} ({name!r}). Datasets that "
                     "are trained on together need the same ids and names"
                 )
         self.parts = datasets

@@ -24,8 +24,8 @@ logger = logging.getLogger(__name__)
 # detectron2's numbers of box formats; further ones are relative or rotated.
 _BOX_MODES = {"0": "xyxy", "1": "xywh"}
 
-# Boxes [N, 4] and scores [N] of each image as in the file. Ids are text, because some files hold
-# them as numbers and others as strings.
+# Boxes [N, 4] and scores [N] of each image as in the file. Ids are text, because some files contain
+# numbers and others strings.
 _Proposals = dict[str, tuple[Any, Any]]
 
 
@@ -36,7 +36,7 @@ def load_proposals(
     limit: int,
     name: str = "",
 ) -> list[Tensor]:
-    """Return the highest-scoring proposals of each image of a data set.
+    """Return the highest-scoring proposals of each image of a dataset.
 
     The file is a .pkl of detectron2 or a .json of COCO results; other images in it are ignored.
     `name` is its original name if `path` is a copy. Raises DataError.
@@ -54,7 +54,7 @@ def load_proposals(
     if missing:
         raise DataError(
             f"{path}: proposals are missing for {len(missing)} of {len(image_ids)} images, the "
-            f"first of them image {missing[0]}. Are these the proposals of another data set?"
+            f"first of them image {missing[0]}. Are these the proposals of another dataset?"
         )
     proposals, total = [], 0
     for image_id, size in zip(image_ids, sizes, strict=True):

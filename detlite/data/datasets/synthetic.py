@@ -1,4 +1,4 @@
-"""A synthetic data set of overlapping shapes: small, but not solvable with filled boxes.
+"""A synthetic dataset of overlapping shapes: small, but not solvable with filled boxes.
 
 Categories differ by outline only: color, texture, size and rotation are random for each shape. All
 shapes are rotated, bent or hollow, so a shape fills at most half of its box.
@@ -38,7 +38,7 @@ _MIN_CONTRAST = 80  # distance between the mean colors of a shape and its backgr
 def shapes_files(entry: Entry, root: Path) -> tuple[Path, Path]:
     """`{name, type: shapes, path: folder, split: train, images: 400, seed: 1}`.
 
-    The data set is written to `root / path` at first use.
+    The dataset is written to `root / path` at first use.
     """
     check_fields(entry, {"path": str, "split": str, "images": int, "seed": int})
     if entry["images"] < 1 or entry["seed"] < 0 or not entry["split"].isidentifier():
@@ -53,8 +53,8 @@ def shapes_files(entry: Entry, root: Path) -> tuple[Path, Path]:
 def generate_shapes(path: Path, split: str, images: int, seed: int) -> Path:
     """Write `annotations.json` and `images/` to a folder in `path`, unless it exists; return it.
 
-    The same arguments give the same bytes. The folder appears only when it is complete, and several
-    processes may write it concurrently.
+    The same arguments produce the same bytes. The folder appears only when it is complete, and
+    several processes may write it concurrently.
     """
     folder = path / f"{split}-{images}-seed{seed}-v{_VERSION}"
     if folder.is_dir():
@@ -66,10 +66,10 @@ def generate_shapes(path: Path, split: str, images: int, seed: int) -> Path:
             _write(unfinished, split, images, seed)
             unfinished.rename(folder)
     except OSError as error:
-        # Another process may have finished the same data set first.
+        # Another process may have finished the same dataset first.
         if not folder.is_dir():
             raise DataError(
-                f"{path}: the synthetic data set cannot be written ({error.strerror})"
+                f"{path}: the synthetic dataset cannot be written ({error.strerror})"
             ) from error
     return folder
 

@@ -1,4 +1,4 @@
-"""PASCAL VOC data sets as distributed (http://host.robots.ox.ac.uk/pascal/VOC)."""
+"""PASCAL VOC datasets as distributed (http://host.robots.ox.ac.uk/pascal/VOC)."""
 
 import math
 import xml.etree.ElementTree as ET
@@ -17,14 +17,14 @@ CATEGORIES = (
     "tvmonitor",
 )  # fmt: skip
 _SIDES = ("xmin", "ymin", "xmax", "ymax")
-_TURNED_KEYS = ("cx", "cy", "w", "h", "angle")  # of roLabelImg's boxes
+_ROTATED_KEYS = ("cx", "cy", "w", "h", "angle")  # of roLabelImg's boxes
 
 
 @DATASETS.register("voc")
 def voc_files(entry: Entry, root: Path) -> tuple[Path, Path]:
     """`{name, type: voc, folder: voc/VOC2007, split: train}`: boxes, no masks.
 
-    Difficult objects become crowds: left out of training, ignored in evaluation.
+    Difficult objects become crowds: they are not trained on, and ignored in evaluation.
     """
     check_fields(entry, {"folder": str, "split": str})
     folder, name = root / entry["folder"], entry["name"]
@@ -34,7 +34,7 @@ def voc_files(entry: Entry, root: Path) -> tuple[Path, Path]:
 
 
 def read_voc(folder: Path, split: str, name: str) -> dict[str, Any]:
-    """Return a split of a VOC folder in COCO form. Raises DataError naming the data set."""
+    """Return a split of a VOC folder in COCO form. Raises DataError naming the dataset."""
     stems = require(folder / "ImageSets" / "Main" / f"{split}.txt", name).read_text().split()
     category_ids = {category: number for number, category in enumerate(CATEGORIES, start=1)}
     content: dict[str, Any] = {
@@ -53,19 +53,19 @@ def read_voc(folder: Path, split: str, name: str) -> dict[str, Any]:
             raise DataError(f"{file}: has no size of the image, but VOC's files do")
         image = {"id": int(digits), "file_name": f"{stem}.jpg", "height": height, "width": width}
         content["images"].append(image)
-        for one in voc.objects:
-            if one.problem:
-                raise DataError(f"{file}: object {one.name!r}: {one.problem}")
-            if one.name not in category_ids:
-                raise DataError(f"{file}: {one.name!r} is not a category of PASCAL VOC")
-            box = one.box(first=1)
+        for item in voc.objects:
+            if item.problem:
+                raise DataError(f"{file}: object {item.name!r}: {item.problem}")
+            if item.name not in category_ids:
+                raise DataError(f"{file}: {item.name!r} is not a category of PASCAL VOC")
+            box = item.box(first=1)
             annotation = {
                 "id": len(content["annotations"]) + 1,
                 "image_id": image["id"],
-                "category_id": category_ids[one.name],
+                "category_id": category_ids[item.name],
                 "bbox": list(box),
                 "area": box[2] * box[3],
-                "iscrowd": int(one.difficult),
+                "iscrowd": int(item.difficult),
             }
             content["annotations"].append(annotation)
     return content
@@ -77,7 +77,7 @@ class VocObject:
 
     Attributes:
         corners: (x1, y1, x2, y2) as written; () if they cannot be read.
-        polygon: its outline (x1, y1, x2, y2, x3, ...), of Roboflow or of a box that is turned by
+        polygon: the outline (x1, y1, x2, y2, x3, ...) of Roboflow, or of a box that is rotated by
             roLabelImg or by CVAT's attribute "rotation".
         problem: why the element is invalid.
     """
@@ -105,7 +105,7 @@ class VocFile:
         folder, file_name: of the image.
         size: (height, width); 0 if the writer did not know it.
         objects: in their order.
-        continuous: the corners are written with decimals, so they are no numbers of pixels.
+        continuous: the corners are written with decimals, so they are not pixel indices.
     """
 
     folder: str
@@ -142,15 +142,16 @@ def _read_object(node: ET.Element) -> VocObject:
     try:
         if node.find("robndbox") is None:
             x1, y1, x2, y2 = corners = [_number(node, f"bndbox/{side}") for side in _SIDES]
-            polygon = [_number(one, ".") for one in node.findall("polygon/*")]
-            names = {one.findtext("name"): one for one in node.iter("attribute")}
-            if "rotation" in names and (degrees := _number(names["rotation"], "value", "0")):
+            polygon = [_number(value, ".") for value in node.findall("polygon/*")]
+            attributes = {item.findtext("name"): item for item in node.iter("attribute")}
+            rotation = attributes.get("rotation")
+            if rotation is not None and (degrees := _number(rotation, "value", "0")):
                 center = (x1 + x2) / 2, (y1 + y2) / 2
-                polygon = _turned_box(*center, x2 - x1, y2 - y1, math.radians(degrees))
+                polygon = _rotated_box(*center, x2 - x1, y2 - y1, math.radians(degrees))
         else:
             polygon = [_number(one, ".") for one in node.findall("robndbox/*")]
-            if len(polygon) != 8:  # those of DIOR-R
-                polygon = _turned_box(*(_number(node, f"robndbox/{key}") for key in _TURNED_KEYS))
+            if len(polygon) != 8:  # DIOR-R's files
+                polygon = _rotated_box(*(_number(node, f"robndbox/{key}") for key in _ROTATED_KEYS))
             corners = polygon
         corners = [side(corners[k::2]) for side in (min, max) for k in (0, 1)]  # any two opposite
         return VocObject(_text(node, "name"), _is_true(node, "difficult"), corners, polygon)
@@ -158,12 +159,12 @@ def _read_object(node: ET.Element) -> VocObject:
         return VocObject(name, corners=corners, problem=str(error))
 
 
-def _turned_box(x: float, y: float, w: float, h: float, angle: float) -> list[float]:
-    """Return the corners of a box with the center (x, y), turned clockwise by radians."""
+def _rotated_box(x: float, y: float, w: float, h: float, angle: float) -> list[float]:
+    """Return the corners of a box with the center (x, y), rotated clockwise by radians."""
     cos, sin = math.cos(angle) / 2, math.sin(angle) / 2
     signs = (-1, -1), (1, -1), (1, 1), (-1, 1)
-    turned = ((a * w * cos - b * h * sin, a * w * sin + b * h * cos) for a, b in signs)
-    return [value for dx, dy in turned for value in (x + dx, y + dy)]
+    shifts = ((a * w * cos - b * h * sin, a * w * sin + b * h * cos) for a, b in signs)
+    return [value for dx, dy in shifts for value in (x + dx, y + dy)]
 
 
 def _text(node: ET.Element, path: str) -> str:

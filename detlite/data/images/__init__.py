@@ -1,4 +1,4 @@
-"""Image files: sources, formats, reading within limits, and checks of whole data sets."""
+"""Image files: sources, formats, reading within limits, and checks of whole datasets."""
 
 from .formats import IMAGE_READERS
 from .pixels import ImageOptions

@@ -1,4 +1,4 @@
-"""Check the image files of a data set once, and again when their folders have changed."""
+"""Check the image files of a dataset once, and again when their folders have changed."""
 
 import contextlib
 import logging
@@ -19,7 +19,7 @@ from .pixels import ImageOptions
 from .reading import image_problem
 from .sources import ImageArchive, ImageFolder, image_file_of
 
-_VERSION = 2  # increase it with every change of the results of `image_problem`
+_VERSION = 3  # increase it with every change of the results of `image_problem` or of the notes
 _GROUP = 4096  # images that are passed to the threads together
 _logger = logging.getLogger(__name__)
 
@@ -29,9 +29,9 @@ def find_bad_images(
 ) -> dict[int, str]:
     """Return the problems of image files by their number in the index.
 
-    All images are checked once. A note in the cache lists the bad ones, which are checked again. It
-    holds as long as no file is added to their folders, removed or renamed, and permanently for a
-    folder at a URL.
+    All images are checked once. A note in the cache lists the bad ones, which are checked again.
+    The note is valid until a file in the image folders is added, removed or renamed, and
+    permanently for a folder at a URL.
     """
     notes = cache.folder()
     if notes is None:
@@ -42,11 +42,11 @@ def find_bad_images(
     with cache.exclusive_lock(note_file.with_suffix(".lock")):
         stamps, note = _folder_stamps(index, folder), cache.read_note(note_file)
         valid = stamps is not None and isinstance(note, dict) and note.get("folders") == stamps
-        numbers = np.array(note["unsound"], np.int64) if valid else np.arange(len(index.image_ids))
+        numbers = np.array(note["bad"], np.int64) if valid else np.arange(len(index.image_ids))
         problems = dict(_problems(index, folder, options, numbers))
         if stamps is not None and (not valid or len(problems) < len(numbers)):
             with contextlib.suppress(OSError):
-                cache.write_note(note_file, {"folders": stamps, "unsound": list(problems)})
+                cache.write_note(note_file, {"folders": stamps, "bad": list(problems)})
         return problems
 
 

@@ -26,15 +26,15 @@ _SUBFILE_TYPE, _BITS, _SAMPLES, _EXTRA = 254, 258, 277, 338
 _NO_PAGE, _ALPHA = 0b101, (1, 2)  # a thumbnail or a mask; opacity
 _MAX_TIFF_VALUES = 1 << 31
 _MAX_PAGES = 256  # of a TIFF from bytes
-# Formats whose further images are no pages but previews and layers.
+# Formats with further images that are previews or layers, not pages.
 _UNPAGED = ("MPO", "PSD")
 # Pillow modes that keep their channels; all others become RGB.
 _ARRAY_MODES = {"1": "L", "L": "L", "LA": "LA", "La": "LA", "RGBA": "RGBA", "RGBa": "RGBA"}
 _GRAY = 128  # libjpeg's value for missing data
-# Bytes that are no marker and that change the pixels which libjpeg would fill in.
+# Bytes without a JPEG marker. They change the pixels that libjpeg would otherwise fill in.
 _MORE_DATA = bytes(range(1, 255)) * 4
 
-# What Pillow logs about a TIFF that it cannot read is raised as an error, or tifffile reads it.
+# Silence Pillow about TIFFs that it cannot read: they raise an error, or tifffile reads them.
 logging.getLogger("PIL.TiffImagePlugin").setLevel(logging.CRITICAL)
 
 
@@ -76,7 +76,7 @@ class TiffImage(OpenImage):
         except ImportError as error:
             raise DataError(f"{reason} needs tifffile: pip install 'detlite[tiff]'") from error
         max_pages = 1 << 20
-        if not isinstance(file, Path):  # of anybody, and each page costs time
+        if not isinstance(file, Path):  # bytes may come from anybody, and each page costs time
             file.seek(0)
             max_pages = _MAX_PAGES
         with damage_as_value_error():
@@ -85,7 +85,7 @@ class TiffImage(OpenImage):
             offsets = set[int]()
             for page in self._file.pages:
                 if page.offset in offsets or len(offsets) == max_pages:
-                    raise ValueError(f"a circle of pages, or more than {max_pages}")
+                    raise ValueError(f"its pages form a cycle, or are more than {max_pages}")
                 offsets.add(page.offset)
                 pages.append(page)
             self.pages = [i for i, page in enumerate(pages) if not page.subfiletype & _NO_PAGE]
@@ -168,7 +168,7 @@ class PillowImage(OpenImage):
 
     def _high_and_low_bytes(self) -> np.ndarray:
         if self.file.mode == "LA":
-            raise DataError("PNGs of gray and alpha with 16 bits are not read")
+            raise DataError("PNGs of gray and alpha with 16 bits are not supported")
         with Image.open(BytesIO(self._content())) as low:
             # As if they were little-endian, so that Pillow keeps the other byte.
             low.tile = [low.tile[-1]._replace(args=f"{low.mode};16L")]

@@ -23,7 +23,7 @@ from detlite.registry import Registry
 from . import decoders
 from .sources import ImageBytes, ImageSource, OpenImage
 
-# Formats accepted from bytes, which may come from anybody: none of them contains a program.
+# Formats accepted as bytes, which may come from anybody: none of them can contain code.
 SAFE_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF")
 _TIFF_STARTS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 # (offset, bytes) of formats that are not read, to tell them from damaged files.
@@ -36,7 +36,7 @@ _OTHER_FORMATS = {
     "PDF": (0, b"%PDF"),
     "HTML": (0, b"<!DOCTYPE html"),
 }
-# A reader takes a path or an open file and returns an array [H, W] or [H, W, C] of integers or
+# A reader accepts a path or an open file. It returns an array [H, W] or [H, W, C] of integers or
 # floats, or a list of such arrays, one per page.
 ImageReader = Callable[[Any], Any]
 IMAGE_READERS: Registry[ImageReader] = Registry("image reader")
@@ -88,8 +88,8 @@ def _open(source: ImageSource, max_pixels: int) -> OpenImage:
 
 
 def _open_by_content(file: Path | BytesIO, source: ImageSource, max_pixels: int) -> OpenImage:
-    # Pillow raises an error above twice its limit. The limit holds for the whole process, so it is
-    # only ever raised.
+    # Pillow raises an error above twice its limit. The limit applies to the whole process, so it is
+    # only ever increased.
     if Image.MAX_IMAGE_PIXELS is not None and max_pixels > 2 * Image.MAX_IMAGE_PIXELS:
         Image.MAX_IMAGE_PIXELS = max_pixels
     formats = SAFE_FORMATS if isinstance(source, ImageBytes) else None

@@ -1,4 +1,4 @@
-"""Convert stored pixels to the uint8 tensors that a model takes."""
+"""Convert stored pixels to the uint8 tensors that a model expects."""
 
 import warnings
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from detlite.data.errors import DataError
 from .sources import Pixels, Size
 
 _TRANSPOSED = (5, 6, 7, 8)  # EXIF orientations that swap width and height
-_MIRRORED_X, _MIRRORED_Y = (2, 3, 6, 7), (3, 4, 7, 8)  # flips that follow
+_FLIPPED_X, _FLIPPED_Y = (2, 3, 6, 7), (3, 4, 7, 8)  # flips that follow
 
 
 @dataclass(frozen=True)
@@ -25,9 +25,9 @@ class ImageOptions:
         max_pixels: limit of the number of pixels; may exceed Pillow's limit, the default.
         bits: the number of bits that a 16-bit image uses. The highest 8 of them are kept.
         exif_orientation: apply it (Pillow always does to TIFF), or return the pixels as stored.
-        channels: the number of channels that the model takes; 3: RGB.
-        value_range: (low, high) values that become 0 and 255 in images of more than 8 bits, for all
-            channels or one after the other for each; (): by `bits`.
+        channels: the number of channels that the model expects; 3: RGB.
+        value_range: (low, high) values that become 0 and 255 in images of more than 8 bits: one
+            pair for all channels, or one pair for each; (): use `bits`.
     """
 
     max_pixels: int = 178_956_970
@@ -57,7 +57,7 @@ def pixels_to_tensor(
     """Convert stored pixels to uint8 [C, H, W], see `read_image`; errors name the image."""
     array = _select_channels(pixels.array, pixels.alpha, options.channels, name)
     array = _upright(_to_8_bits(array, options, name), orientation)
-    # Buffers of others are read-only or have negative strides, so copy.
+    # Arrays of image libraries may be read-only or have negative strides, so copy.
     return torch.from_numpy(np.array(array.transpose(2, 0, 1), order="C"))
 
 
@@ -71,7 +71,7 @@ def _select_channels(array: np.ndarray, alpha: bool, required: int, name: str) -
     if required == 1 and colors == 3 and (array[:, :, :1] == array[:, :, 1:3]).all():
         return array[:, :, :1]
     raise DataError(
-        f"{name}: the image has {count} channels, but the model takes {required}. Convert the "
+        f"{name}: the image has {count} channels, but the model expects {required}. Convert the "
         f"image, or train a model with {count} values in INPUT.PIXEL_MEAN and INPUT.PIXEL_STD "
         "(`detlite init` measures them)"
     )
@@ -103,7 +103,7 @@ def _to_8_bits(array: np.ndarray, options: ImageOptions, name: str) -> np.ndarra
     elif options.bits == 16 and 0 < bits < 15:
         problem = f"uses {bits} bits only, so its high byte is nearly black"
     if problem:  # `warnings` shows each text once per process
-        advice = f"If others do too, set INPUT.IMAGE_BITS {max(bits, 8)}"
+        advice = f"If other images do too, set INPUT.IMAGE_BITS {max(bits, 8)}"
         warnings.warn(f"a 16-bit image {problem}. {advice}", stacklevel=2)
     return (array >> (options.bits - 8)).clip(max=255).astype(np.uint8)
 
@@ -112,10 +112,10 @@ def _upright(array: np.ndarray, orientation: int) -> np.ndarray:
     """Apply an EXIF orientation to pixels [H, W, C] (CIPA DC-008, Exif 2.32, section 4.6.4)."""
     if orientation in _TRANSPOSED:
         array = array.swapaxes(0, 1)
-    steps = [-1 if orientation in mirrored else 1 for mirrored in (_MIRRORED_Y, _MIRRORED_X)]
+    steps = [-1 if orientation in mirrored else 1 for mirrored in (_FLIPPED_Y, _FLIPPED_X)]
     return array[:: steps[0], :: steps[1]]
 
 
-def oriented(size: Size, orientation: int) -> Size:
+def upright_size(size: Size, orientation: int) -> Size:
     """Return the upright (height, width) of a stored size."""
     return size[::-1] if orientation in _TRANSPOSED else size

@@ -1,4 +1,4 @@
-"""Read images as uint8 tensors with the channels that a model takes, within limits."""
+"""Read images as uint8 tensors with the channels that a model expects, within limits."""
 
 from dataclasses import astuple
 from functools import partial
@@ -15,7 +15,7 @@ from detlite.data.errors import DataError, RemoteError
 from detlite.data.remote.file_cache import FileCache
 
 from .formats import open_image
-from .pixels import DEFAULT_OPTIONS, ImageOptions, oriented, pixels_to_tensor
+from .pixels import DEFAULT_OPTIONS, ImageOptions, pixels_to_tensor, upright_size
 from .sources import ImageBytes, ImageSource, OpenImage, Pixels, Size
 
 
@@ -75,7 +75,7 @@ def image_problem(
     try:
         with open_image(source, options.max_pixels) as file:
             orientation = file.orientation(header_only=True) if options.exif_orientation else 1
-            fits = oriented(file.size, orientation) == size and len(file.pages) == 1
+            fits = upright_size(file.size, orientation) == size and len(file.pages) == 1
             if fits and options.channels in (3, file.channels) and file.is_complete:
                 return None
     except RemoteError:
@@ -92,39 +92,39 @@ def image_problem(
 
 
 def read_reduced(
-    source: ImageSource, size: Size, options: ImageOptions, least: Size, cache: FileCache | None
+    source: ImageSource, size: Size, options: ImageOptions, min_size: Size, cache: FileCache | None
 ) -> Tensor:
-    """Read an image at a reduced size of at least `least`, if that is less than half of its size.
+    """Read an image at a size of at least `min_size`, if that is at most half of its `size`.
 
     The reduced pixels of a local file are cached on the disk.
     """
-    if min(size[0] // least[0], size[1] // least[1]) < 2:
+    if min(size[0] // min_size[0], size[1] // min_size[1]) < 2:
         return read_image(source, size, options)
 
-    def reduced() -> Tensor:
-        image = read_image(source, size, options, min_size=least)
-        left = min(image.shape[1] // least[0], image.shape[2] // least[1])
-        if left < 2:
+    def read() -> Tensor:
+        image = read_image(source, size, options, min_size=min_size)
+        factor = min(image.shape[1] // min_size[0], image.shape[2] // min_size[1])
+        if factor < 2:
             return image
-        return avg_pool2d(image.float(), left, ceil_mode=True).round().to(torch.uint8)
+        return avg_pool2d(image.float(), factor, ceil_mode=True).round().to(torch.uint8)
 
-    def encoded() -> bytes:
+    def encode() -> bytes:
         buffer = BytesIO()
-        np.save(buffer, reduced().numpy())
+        np.save(buffer, read().numpy())
         return buffer.getvalue()
 
     if cache is None or not isinstance(source, Path) or not source.is_file():
-        return reduced()
+        return read()
     status = source.stat()
     stamp = source.absolute(), status.st_size, status.st_mtime_ns
-    key = cache_key("npy", *stamp, *astuple(options), *size, *least)
-    return torch.from_numpy(np.load(BytesIO(cache.read(key, encoded))))
+    key = cache_key("npy", *stamp, *astuple(options), *size, *min_size)
+    return torch.from_numpy(np.load(BytesIO(cache.read(key, encode))))
 
 
 def image_size(path: Path, upright: bool = True) -> Size:
     """Return the (height, width) of an image from its header. Raises DataError."""
     with open_image(path, DEFAULT_OPTIONS.max_pixels) as file:
-        return oriented(file.size, file.orientation()) if upright else file.size
+        return upright_size(file.size, file.orientation()) if upright else file.size
 
 
 def _read(
@@ -140,9 +140,9 @@ def _read(
         if page is None and count > 1 and not as_channels:
             raise DataError(_pages_problem(count))
         if page is not None and page >= count:
-            raise DataError(f"there is no page {page + 1} among its {count}")
+            raise DataError(f"the image has no page {page + 1}, only {count}")
         if min_size is not None and options.exif_orientation:
-            min_size = oriented(min_size, file.orientation(header_only=True))
+            min_size = upright_size(min_size, file.orientation(header_only=True))
         pixels = file.pixels(page or 0, min_size)
         array = pixels.array
         if as_channels:
@@ -150,7 +150,7 @@ def _read(
         # After decoding, because the EXIF data of a PNG may be behind its pixels.
         orientation = file.orientation() if options.exif_orientation else 1
         stored = file.size if min_size is not None and min_size != file.size else array.shape[:2]
-        if size is not None and oriented(stored, orientation) != size:
+        if size is not None and upright_size(stored, orientation) != size:
             upright = options.exif_orientation
             raise DataError(_size_problem(stored, file.orientation(), upright, size))
     return pixels_to_tensor(Pixels(array, pixels.alpha), options, str(source), orientation)
@@ -177,15 +177,15 @@ def _pages_problem(count: int) -> str:
 
 def _size_problem(stored: Size, orientation: int, upright: bool, expected: Size) -> str:
     """Describe an image whose size, upright or as stored, differs from the annotation file's."""
-    turned = oriented(stored, orientation)
-    actual = turned if upright else stored
+    rotated = upright_size(stored, orientation)
+    actual = rotated if upright else stored
     problem = (
         f"the image is {actual[1]}x{actual[0]} (width x height), "
         f"but the annotation file has {expected[1]}x{expected[0]}"
     )
     if actual != expected[::-1]:
         return problem
-    if stored == turned:
+    if stored == rotated:
         return f"{problem}: width and height are swapped in one of the two"
     before, pixels = ("before", "stored") if upright else ("after", "upright")
     advice = ", or save the image without EXIF data" if upright else ""

@@ -1,8 +1,8 @@
 """The index of an annotation file: its checked images and annotations at known byte positions.
 
-The file of an index holds the JSON text of each image and annotation, which is read on demand, and
-then a zip archive with arrays of the values that are needed for all of them together. A data set of
-any size therefore opens fast and takes little memory.
+The file of an index contains the JSON text of each image and annotation, which is read on demand,
+and then a zip archive with arrays of the values that are needed for all of them together. A data
+set of any size therefore opens fast and needs little memory.
 
 Letters in shapes: I images, A annotations.
 """
@@ -29,13 +29,13 @@ from .states import PROBLEM_KEY, PROBLEMS, Flag, Selection, annotation_name, loc
 
 VERSION = 11  # increase it with every change of the content of indexes or of the checks behind it
 _FIX = "Training stops at them: fix them (`detlite check --repair`), or set ON_BAD_ANNOTATION skip."
-_SKIP = "They are left out with their objects."
+_SKIP = "They are skipped with their objects."
 _BAD_ENTRIES = "entries of images that cannot be used"
 _CROWDS = (
-    "They are neither trained on nor measured. CVAT marks every mask drawn by brush so: if these "
+    "They are neither trained on nor measured. CVAT marks every brush mask as a crowd: if these "
     "are single objects, set DATASETS.CROWDS_AS_OBJECTS True."
 )
-_IGNORED = "They are ignored regions: what is detected there is neither right nor wrong."
+_IGNORED = "They are ignored regions: detections there count as neither correct nor wrong."
 _EMPTY = "They are not trained on. If they contain no objects, set DATASETS.BACKGROUND_IMAGES True."
 _MASKS_OFF = (
     "To train on them, correct or complete the others, or set MODEL.MASK_ON True and "
@@ -56,10 +56,10 @@ class DamagedIndexError(ValueError):
 class AnnotationIndex:
     """The content of an annotation file. Images are numbered from 0 in the order of the file.
 
-    A pickle of it holds only the path of the index. Raises DamagedIndexError, or OSError.
+    A pickle of it contains only the path of the index. Raises DamagedIndexError, or OSError.
 
     Attributes:
-        table: what is known about the file, such as its `hash` and `image_problems`.
+        table: facts about the file, such as its `hash` and `image_problems`.
         arrays: the values of all images and annotations, see `write_index`.
         content: the members of the annotation file except images and annotations.
         notes: findings about entries that were not in COCO's notation.
@@ -163,7 +163,7 @@ class AnnotationIndex:
         bad_images: Mapping[int, str] = MappingProxyType({}),
         background: bool = True,
     ) -> list[Finding]:
-        """Return what is left out, reinterpreted or switched off with these targets.
+        """Return what is skipped, reinterpreted or switched off with these targets.
 
         Args:
             selection: the annotations that are used.
@@ -173,13 +173,13 @@ class AnnotationIndex:
         """
         noted = Findings([*Findings.from_json(self.content.get("findings")), *self.notes])
         return [
-            *(one for one in self._left_out(selection, skip, bad_images) if one.count),
+            *(one for one in self._skipped(selection, skip, bad_images) if one.count),
             *self._switched_off(selection),
             *(one for one in noted if selection.masks or one.what != QUADS),
             *(() if background else self._empty_images()),
         ]
 
-    def _left_out(
+    def _skipped(
         self, selection: Selection, skip: bool, bad_images: Mapping[int, str]
     ) -> Iterator[Finding]:
         shards = self.content.get("problems", {}) if "shards" in self.content else {}
@@ -261,5 +261,5 @@ class AnnotationIndex:
             raise DataError(f"{self.path}: cannot be read ({error.strerror})") from error
         except ValueError as error:
             raise DataError(
-                f"{self.path}: the index is damaged. Delete the file; it is made again"
+                f"{self.path}: the index is damaged. Delete the file; it will be built again"
             ) from error

@@ -1,4 +1,4 @@
-"""Read the annotations of a file into COCO's notation, and note what was not in it."""
+"""Read the annotations of a file into COCO's notation, and report other notations."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +11,7 @@ from detlite.data.findings import Findings
 from .normalization import Entry, Ids, ImageTable
 from .states import PROBLEM_KEY, Flag, annotation_name
 
-_MIN_BOXES = 4  # that can show that all are wrong
+_MIN_BOXES = 4  # fewer boxes cannot show that all are wrong
 _SAMPLE = 2000  # boxes that are compared with their masks
 # Doubtful values that are used unchanged.
 _MISPLACED = "labeled keypoints at (0, 0), outside of the image, or all outside of the box"
@@ -22,7 +22,7 @@ _TINY = "boxes with a side below one pixel"
 DOUBTS = {_MISPLACED, _DIFFERENT, QUADS, _TINY, REPEATED}
 _MISMATCH = (
     "Both are used as they are written. Correct boxes that are not [x, y, width, height], and run "
-    "lengths that go along rows: COCO's go along columns."
+    "lengths along rows: COCO's are along columns."
 )
 _NOT_TRAINED = (
     "Those outside of the box are measured but not trained. Correct them if they are fractions or "
@@ -53,8 +53,8 @@ class AnnotationReader:
         self.findings = findings
         self.examples: dict[int, str] = {}
         self._images, self._read_category_id = images, read_category_id
-        self._places = {number: place for place, number in enumerate(images.ids)}
-        self._places |= {number: self._places[first] for number, first in images.same.items()}
+        self._numbers = {image_id: number for number, image_id in enumerate(images.ids)}
+        self._numbers |= {other: self._numbers[first] for other, first in images.same.items()}
         self._category_ids = {row["id"] for row in categories}
         self._keypoint_count = keypoint_count
         self._boxes = self._like_corners = self._misplaced = 0
@@ -66,20 +66,19 @@ class AnnotationReader:
         """Read an annotation.
 
         Returns:
-            The annotation, the same object if it is in COCO's notation; its flags; the number of
-            its image, that of all images if unknown; the id of its category, 0 if unknown; its
-            number of labeled keypoints; and a number that only annotations with the same image,
-            category and box share.
+            The annotation, the same object if it is in COCO's notation; its flags; the index of
+            its image, or the number of images if unknown; the id of its category, 0 if unknown;
+            its number of labeled keypoints; and a hash of its image, category and box.
         """
         self._row, self._where = row, annotation_name(row, position)
         self._changes: Entry = {}
         self._problems: dict[int, str] = {}
         self._flags = labeled = 0
-        self._box: Sequence[float] = ()  # that is known to be valid
+        self._box: Sequence[float] = ()  # only if it is valid
         unknown = len(self._images.ids)
         image_id = self._images.read_id(row.get("image_id"))
-        place = unknown if image_id is None else self._places.get(image_id, unknown)
-        if place == unknown:
+        number = unknown if image_id is None else self._numbers.get(image_id, unknown)
+        if number == unknown:
             problem = f"image_id {short_repr(row.get('image_id'))} is not in 'images'"
             self._flag(Flag.UNKNOWN_IMAGE, problem)
         self._read_marks()
@@ -88,16 +87,16 @@ class AnnotationReader:
             self._take("category_id", category_id)
         else:
             self._flag(Flag.UNKNOWN_CATEGORY, self._unknown_category(row.get("category_id")))
-        if image_id is not None and place < unknown:
+        if image_id is not None and number < unknown:
             self._take("image_id", self._images.same.get(image_id, image_id))
-            if self._images.sizes[place][0]:
-                self._read_shape(*self._images.sizes[place])
-            labeled = self._read_keypoints(*self._images.sizes[place])
+            if self._images.sizes[number][0]:
+                self._read_shape(*self._images.sizes[number])
+            labeled = self._read_keypoints(*self._images.sizes[number])
         if self._problems:
             self._changes[PROBLEM_KEY] = self._problems
         read = {**row, **self._changes} if self._changes else row
-        key = hash((place, category_id, *(self._box or [position])))
-        return read, self._flags, place, category_id or 0, labeled, key
+        key = hash((number, category_id, *(self._box or [position])))
+        return read, self._flags, number, category_id or 0, labeled, key
 
     def _flag(self, flag: Flag, problem: str = "") -> None:
         """Set a flag of the annotation, and record what is wrong with it, if anything."""
@@ -107,7 +106,7 @@ class AnnotationReader:
             self._problems[int(flag)] = problem
 
     def _take(self, key: str, value: Any, note: coco_values.Note | None = None) -> None:
-        """Take a value, and note how it was read if it was written as a text."""
+        """Store a value that was read, and report it if it was written in another notation."""
         written = self._row.get(key)
         if note is None and isinstance(written, str):
             note = coco_values.TEXT
@@ -121,7 +120,7 @@ class AnnotationReader:
         row = self._row
         written = row.get("iscrowd", row.get("isCrowd"))
         crowd, ignore = (
-            {"true": 1, "false": 0}.get(str(one).lower(), coco_values.integer(one))
+            {"true": 1, "false": 0}.get(str(one).lower(), coco_values.parse_integer(one))
             for one in (written or 0, row.get("ignore") or 0)
         )
         if crowd not in (0, 1):
@@ -133,7 +132,7 @@ class AnnotationReader:
         if ignore == 1:
             self._flag(Flag.IGNORED)
         if (area := row.get("area")) is not None:
-            pixels = coco_values.number(area)
+            pixels = coco_values.parse_number(area)
             if pixels is None or pixels <= 0:
                 effect = "They are computed from masks or boxes."
                 example = f"{self._where}: {area}"
@@ -155,7 +154,9 @@ class AnnotationReader:
             self._flag(Flag.BAD_KEYPOINTS, points.problem)
             return 0
         self._take("keypoints", points.value, points.note)
-        if self._box and coco_values.are_misplaced(points.value, self._box, height, width):
+        if self._box and coco_values.has_misplaced_keypoints(
+            points.value, self._box, height, width
+        ):
             example = f"{self._where}: keypoints {short_repr(points.value)}, bbox {self._box}"
             self.findings.add(_MISPLACED, _NOT_TRAINED, example)
         return sum(v > 0 for v in points.value[2::3])
@@ -172,10 +173,10 @@ class AnnotationReader:
     def _read_shape(self, height: int, width: int) -> None:
         """Read the box and the mask."""
         row = self._row
-        box = coco_values.read_turned_box(row, height, width)
+        box = coco_values.read_rotated_box(row, height, width)
         mask = coco_masks.read_segmentation(row.get("segmentation"), height, width, box.value)
         self._boxes += 1
-        numbers = coco_values.numbers(row.get("bbox")) or []
+        numbers = coco_values.parse_numbers(row.get("bbox")) or []
         x, y, w, h = numbers if len(numbers) == 4 else [0.0] * 4
         self._like_corners += 0 <= x < w <= width and 0 <= y < h <= height
         if box.note == coco_values.CLIPPED or "is outside" in (box.problem or ""):
@@ -196,7 +197,7 @@ class AnnotationReader:
             if min(box.value[2:]) < 1:
                 effect = "They are used. Delete them if they are clicks without an object."
                 self.findings.add(_TINY, effect, f"{self._where}: bbox {box.value}")
-            if box.note == coco_values.TURNED:  # files that are written from it
+            if box.note == coco_values.ROTATED:  # files that are written from it
                 self._changes["attributes"] = {**row["attributes"], "rotation": 0}
         if not mask.problem:
             self._take("segmentation", mask.value, mask.note)
@@ -210,7 +211,7 @@ class AnnotationReader:
             self._flag(Flag.NO_MASK, f"{mask.problem}, {needed}")
 
     def _compare(self, box: Sequence[float], extent: Sequence[float]) -> None:
-        """Count the box of a mask."""
+        """Compare a box with the box of its mask, and count differences."""
         self._compared += 1
         if not coco_masks.boxes_match(box, extent):
             self._mismatched += 1
@@ -218,9 +219,9 @@ class AnnotationReader:
             self._first_mismatched = self._first_mismatched or example
 
     def check_boxes(self, file: Path) -> None:
-        """Raise DataError if most boxes are not inside their images, or all fit as corners.
+        """Raise DataError if most boxes are outside their images, or all look like corners.
 
-        It is a finding if most differ from their masks, or all masks have four corners.
+        Report a finding if most boxes differ from their masks, or all masks have four corners.
         """
         if self._quads == self._compared >= _MIN_BOXES:
             effect = "To train on boxes only, set MODEL.MASK_ON False."

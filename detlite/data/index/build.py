@@ -2,7 +2,7 @@
 
 The name of an index is a hash of the content of its annotation file. A copied or touched file
 needs no new index, and a change is never missed. Reading the whole file at every start would take
-long on a slow disk, so a note holds the hash as long as size, times and inode of the file stay.
+long on a slow disk, so a note stores the hash for the size, times and inode of the file.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ import numpy as np
 
 from detlite.atomic_write import atomic_open
 from detlite.data import cache
-from detlite.data.datasets.coco_values import integer, keypoint_names
+from detlite.data.datasets.coco_values import keypoint_names, parse_integer
 from detlite.data.errors import DataError, short_repr
 from detlite.data.file_type import explain_not_coco, explain_not_json
 from detlite.data.findings import Findings
@@ -137,7 +137,7 @@ def write_index(file: Path, by_url: bool, content: str, index: IO[bytes]) -> Non
     - "image_ids", int64 [I], and "sizes", int64 [I, 2].
     - "first", int64 [I + 1]: the first annotation of each image. Annotations without a valid image
       come last.
-    - "positions", int64 [A]: place in the file.
+    - "positions", int64 [A]: position in the list of the file.
     - "states", uint16 [A]: the flags of `states`.
     - "labeled", int32 [A]: the number of labeled keypoints.
     - "category_ids", int64 [A].
@@ -253,7 +253,7 @@ def _write_annotations(
         changed = read is not row
         span = _write_text(index, json.dumps(read)) if changed else ends[position : position + 2]
         annotation_id = row.get("id")
-        if type(annotation_id) is not int or integer(annotation_id) is None:
+        if type(annotation_id) is not int or parse_integer(annotation_id) is None:
             unnamed = unnamed or f"annotation at position {position} has id {annotation_id!r}"
             annotation_id = 0
         table[position] = (annotation_id, span, *values)
@@ -266,9 +266,9 @@ def _write_annotations(
             unnamed or f"{counts.max()} annotations have the id {ids[counts.argmax()]}",
             "file",
         )
-    places, first = np.arange(len(table)), np.unique(table["key"], return_index=True)[1]
-    if len(repeated := np.setdiff1d(places, first)):
-        effect = "All are trained and measured. Delete repeats, which `detlite check` lists."
+    first = np.unique(table["key"], return_index=True)[1]
+    if len(repeated := np.setdiff1d(np.arange(len(table)), first)):
+        effect = "All are trained and measured. `detlite check` lists them: delete the repeats."
         number = repeated[0] + 1 if numbered else table["id"][repeated[0]]
         reader.findings.add(REPEATED, effect, f"annotation {number}", count=len(repeated))
     return table, numbered

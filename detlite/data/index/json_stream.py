@@ -23,12 +23,12 @@ def read_members(
 
     Args:
         blocks: the bytes of the document, in any encoding and form that `json.loads` accepts.
-        streamed: the keys of lists that are not held in memory as a whole.
+        streamed: the keys of lists that are read entry by entry, not as a whole.
 
     Yields:
         (key, value, None) for each member in the order of the document. The value of a list in
         `streamed` is [], and (key, entry, text of the entry) follows for each entry. A key may
-        occur repeatedly; `json.loads` takes the last one.
+        occur repeatedly; `json.loads` would use the last one.
 
     Raises NotAnObjectError, ValueError with the position, or RecursionError.
     """

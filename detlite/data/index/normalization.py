@@ -1,4 +1,4 @@
-"""Read the images and categories of an annotation file into COCO's notation, noting changes."""
+"""Read the images and categories of an annotation file into COCO's notation; report changes."""
 
 import posixpath
 import re
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from detlite.data.datasets.coco_values import integer
+from detlite.data.datasets.coco_values import parse_integer
 from detlite.data.errors import DataError, short_repr
 from detlite.data.findings import Findings
 
@@ -18,21 +18,24 @@ _AS_INTEGERS = "They are read as integers."
 
 
 class Ids:
-    """Reads ids as integers, or numbers all of them from 1 if one is no integer.
+    """Reads ids as integers, or numbers all of them from 1 if one is not an integer.
 
     Ids that differ only in notation, such as "01" and "1", are numbered too.
     """
 
     def __init__(self, ids: Iterable[Any]) -> None:
-        by_text = {str(one): integer(one) for one in ids}
+        by_text = {str(one): parse_integer(one) for one in ids}
         self._numbered = None in by_text.values() or len({*by_text.values()}) < len(by_text)
         self._numbers = {text: number for number, text in enumerate(by_text, start=1)}
 
     def __call__(self, value: Any) -> int | None:
-        return self._numbers.get(str(value)) if self._numbered else integer(value)
+        return self._numbers.get(str(value)) if self._numbered else parse_integer(value)
 
     def read_own(self, value: Any, findings: Findings, where: str, kinds: tuple[str, str]) -> int:
-        """Return one of the `ids`, and note if it is not an integer; `kinds` is (one, several)."""
+        """Read one of the `ids`, and report it if it is not an integer.
+
+        `kinds` names the entry for the report, as ("image", "images").
+        """
         one, several = kinds
         if self._numbered:
             numbered = f"{several.capitalize()} are numbered from 1 in the order of the file"
@@ -67,8 +70,8 @@ class ImageTable:
         positions: their positions in the file.
         sizes: (height, width); 0 if missing.
         read_id: converts ids as written.
-        same: ids of further entries of a file, and the id of its first one.
-        problems: the other entries, and what is wrong with them.
+        same: for each further entry of an image file, its id and the id of the first entry.
+        problems: the invalid entries, and what is wrong with them.
     """
 
     read_id: Ids
@@ -95,7 +98,7 @@ def read_images(
         written = [entry.get(key) for key in ("height", "width")]
         if any(side is not None and type(side) is not int for side in written):
             findings.add("sizes of images as text or fractions", _AS_INTEGERS, where, "image")
-        height, width = (integer(side) or 0 for side in written)
+        height, width = (parse_integer(side) or 0 for side in written)
         rows.append((position, entry["id"], entry["file_name"], (height, width)))
     table = ImageTable(Ids(row[1] for row in rows), problems)
     files: defaultdict[int | None, set[tuple[Any, ...]]] = defaultdict(set)
@@ -133,9 +136,9 @@ def _image_problem(entry: Entry) -> str:
     if not any(sides.values()):
         return ""  # `CocoDataset` asks for it, and `detlite init` measures it
     for key, side in sides.items():
-        if integer(side) is None:
+        if parse_integer(side) is None:
             return f"has {key}: {short_repr(side)}, not an integer"
-    if min(integer(side) or 0 for side in sides.values()) < 1:
+    if min(parse_integer(side) or 0 for side in sides.values()) < 1:
         return f"has size {sides['width']}x{sides['height']}"
     return ""
 
@@ -180,14 +183,14 @@ def read_categories(
 def drop_namesakes(
     file: Path, categories: list[Entry], used: set[int], findings: Findings
 ) -> list[Entry]:
-    """Leave out categories without an annotation that are the root or have the name of another one.
+    """Drop categories without annotations that are the root or have the name of another one.
 
     Exports of Roboflow have a root category, which is the supercategory of the others. Raises
-    DataError if two categories of a name have annotations.
+    DataError if two categories with annotations have the same name.
     """
-    effect = "They have no annotation and are left out."
+    effect = "They have no annotation and are skipped."
     by_name: dict[str, Entry] = {}
-    # Those with annotations first, then those that are no root.
+    # Categories with annotations come first, root categories last.
     for row in sorted(
         categories, key=lambda row: (row["id"] not in used, row.get("supercategory") == "none")
     ):

@@ -1,4 +1,4 @@
-"""States of the annotations of an index: what is wrong with them, and which a model can use."""
+"""States of annotations: their defects, and which of them a model can use."""
 
 from dataclasses import dataclass
 from enum import IntFlag
@@ -26,16 +26,14 @@ class Flag(IntFlag):
 
 PROBLEM_KEY = "_problems"  # of an annotation in an index: what is wrong with it, by flag
 _BAD = Flag.UNKNOWN_IMAGE | Flag.UNKNOWN_CATEGORY | Flag.BAD_BOX | Flag.BAD_CROWD
-_REGION = (
-    "They become ignored regions: neither they nor what is detected there is trained or measured."
-)
+_REGION = "They become ignored regions: neither they nor detections there are trained or measured."
 # What the flags of unusable annotations mean, and what happens to the annotations.
 PROBLEMS = {
-    Flag.UNKNOWN_IMAGE: ("annotations of unknown images", "They are left out."),
+    Flag.UNKNOWN_IMAGE: ("annotations of unknown images", "They are skipped."),
     Flag.UNKNOWN_CATEGORY: ("annotations of unknown categories", _REGION),
     Flag.BAD_BOX: (
         "boxes that cannot be used",
-        "They are ignored regions where a mask tells the place, and background elsewhere.",
+        "They are ignored regions if they have a valid mask, otherwise background.",
     ),
     Flag.BAD_CROWD: ("iscrowd that is neither 0 nor 1", _REGION),
     Flag.NO_MASK: ("objects without a mask", _REGION),
@@ -66,29 +64,29 @@ class Selection:
         return states & (0 if self.crowds_as_objects else Flag.CROWD) > 0
 
     def bad(self, states: np.ndarray) -> np.ndarray:
-        """Return bool [A]: the annotation is invalid. Crowds and ignored ones need only a box."""
+        """Return bool [A], True for invalid annotations. Crowds and regions need only a box."""
         only_box = self.crowds(states) | (states & Flag.IGNORED > 0)
         return (states & _BAD > 0) | (states & self.refused > 0) & ~only_box
 
     def objects(self, states: np.ndarray) -> np.ndarray:
-        """Return bool [A]: the annotation is an object to train on and to measure."""
+        """Return bool [A], True for objects to train on and to measure."""
         return ~(self.bad(states) | self.crowds(states) | (states & Flag.IGNORED > 0))
 
     def usable(self, states: np.ndarray) -> np.ndarray:
-        """Return bool [A]: the annotation is an object or a crowd."""
+        """Return bool [A], True for objects and crowds."""
         return self.objects(states) | self.crowds(states) & ~self.bad(states)
 
     def regions(self, states: np.ndarray) -> np.ndarray:
-        """Return bool [A]: the annotation is a region in which detections are ignored."""
+        """Return bool [A], True for regions in which detections are ignored."""
         return located(states) & ~self.objects(states)
 
     def ignored(self, states: np.ndarray) -> np.ndarray:
-        """Return bool [A]: the annotation is a region to ignore in training, unlike a crowd."""
+        """Return bool [A], True for regions to ignore in training; crowds are not."""
         return self.regions(states) & ~self.crowds(states)
 
 
 def located(states: np.ndarray) -> np.ndarray:
-    """Return bool [A]: the place of the annotation is known."""
+    """Return bool [A], True if the image and the box of the annotation are known."""
     return (states & Flag.UNKNOWN_IMAGE == 0) & (
         (states & Flag.BAD_BOX == 0) | (states & Flag.REGION > 0)
     )

@@ -1,4 +1,4 @@
-"""Load batches in processes, and handle their signals, their death and full shared memory."""
+"""Load batches in processes; handle signals, dead loader processes and full shared memory."""
 
 import signal
 from collections.abc import Iterator, Sequence
@@ -18,7 +18,7 @@ Batch = tuple[list[Tensor], list[Target]]
 
 
 class LoaderProcessError(RuntimeError):
-    """A loader process died, or cannot pass on a batch."""
+    """A loader process died, or cannot pass a batch to the main process."""
 
 
 @contextmanager
@@ -46,8 +46,8 @@ def explain_dead_loader() -> Iterator[None]:
 class BatchLoader(DataLoader[Any]):
     """A DataLoader of `(images, targets)`: lists of uint8 [3, H, W] tensors and of targets.
 
-    Iterating raises the DataError of a data set without the traceback of its process, or
-    LoaderProcessError. `padded_sizes` are the (height, width) to which to pad each batch.
+    Iterating raises the DataError of a dataset without the traceback of its process, or
+    LoaderProcessError. Batch k is padded to `padded_sizes[k]`, (height, width).
     """
 
     def __init__(
@@ -99,7 +99,7 @@ def _share(samples: list[Any]) -> list[Any]:
         reason = str(error).splitlines()[0]
         return [
             LoaderProcessError(
-                f"a loader process cannot pass on a batch in shared memory ({reason}). Make "
+                f"a loader process cannot pass a batch in shared memory ({reason}). Make "
                 "/dev/shm larger (in a container with --shm-size), or set DATALOADER.NUM_WORKERS 0"
             )
         ]
@@ -129,7 +129,7 @@ def _signals_blocked() -> Iterator[None]:
 
 
 def _ignore_first_signal(worker: int) -> None:
-    """Leave the reaction to a signal that all processes receive to the main process.
+    """Ignore the first signal, because the main process receives it too and reacts to it.
 
     A second signal, possibly from the main process, ends the loader process. Ctrl-C never does.
     """

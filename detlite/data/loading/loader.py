@@ -1,4 +1,4 @@
-"""Build the loaders of training and evaluation from data sets, transforms and samplers."""
+"""Build the loaders of training and evaluation from datasets, transforms and samplers."""
 
 import logging
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class TransformedDataset(Dataset[Any]):
-    """A data set with a transform; images are requested by index, or by `Sample` for training.
+    """A dataset with a transform; images are requested by index, or by `Sample` for training.
 
     The random numbers of a sample depend only on `seed` and the sample, not on the loader process
     or on earlier samples. A DataError is returned instead of raised, because torch would bury its
@@ -47,7 +47,7 @@ class TransformedDataset(Dataset[Any]):
         mosaic: probability of a mosaic of the image and three others, see `make_mosaic`. It has the
             size of the image, or of the crop if there is one.
         paste: probability of pasting objects of another image, see `paste_objects`. The other
-            images come from the whole data set, or from the same shard.
+            images come from the whole dataset, or from the same shard.
         custom: transforms that are applied last, with their names.
         tiles: cuts tiles; `Sample.repeat` selects one of the image.
     """
@@ -88,9 +88,9 @@ class TransformedDataset(Dataset[Any]):
         return apply_custom(self.custom, image, target)
 
     def _load(self, index: int, tile: int | None = None) -> tuple[Tensor, Target]:
-        """Read an image, a large one at a reduced size if it will be resized to less, or a tile.
+        """Read an image or a tile of it; a random tile if `tile` is None.
 
-        Without a number the tile is random.
+        Large images are read at a reduced size if they will be resized to a smaller one.
         """
         if self.tiles is None:
             return self.dataset.load(index, self.transform.largest_size)
@@ -100,12 +100,13 @@ class TransformedDataset(Dataset[Any]):
 
     def _mosaic_of(self, index: int, repeat: int) -> tuple[Tensor, Target]:
         others = [self._load(self._another(index)) for _ in range(3)]
-        parts = [self.transform.without_crop(*one) for one in (self._load(index, repeat), *others)]
+        samples = self._load(index, repeat), *others
+        parts = [self.transform.without_crop(*sample) for sample in samples]
         crop, (height, width) = self.transform.crop, parts[0][0].shape[1:]
         return make_mosaic(parts, (crop.side, crop.side) if crop else (height, width), self.fill)
 
     def _another(self, index: int) -> int:
-        """Draw an image of the data set, or of the shard if it has several; possibly the same."""
+        """Draw an image of the dataset, or of the shard if it has several. It may be `index`."""
         first, stop = 0, len(self.dataset)
         if self._shards is not None:
             shard = self._shards[index]
@@ -115,7 +116,7 @@ class TransformedDataset(Dataset[Any]):
 
 
 def _draw(probability: float) -> bool:
-    """Return True with this probability; draws no number for probability 0."""
+    """Return True with this probability; no random number is drawn for probability 0."""
     return probability > 0 and float(torch.rand(())) < probability
 
 
@@ -203,7 +204,7 @@ def _repeat_factors(
 
 
 def build_test_loader(cfg: CfgNode, dataset: CocoDataset) -> BatchLoader:
-    """Build a loader of this process's part of a data set; all processes cover each image once.
+    """Build a loader of this process's part of a dataset; all processes cover each image once.
 
     A batch comprises the images of all processes. They have similar sizes and are padded to the
     same size in each process, so the detections do not depend on the number of processes. Shards

@@ -17,7 +17,7 @@ _UNIT = 1 << 20
 class Sample(NamedTuple):
     """An appearance of a training image. The fields seed its augmentation.
 
-    `epoch` counts passes through the data set, and `repeat` earlier appearances in the epoch.
+    `epoch` counts passes through the dataset, and `repeat` earlier appearances in the epoch.
     """
 
     epoch: int
@@ -31,13 +31,14 @@ def repeat_factors(labels: Sequence[Collection[int]], threshold: float) -> np.nd
     A category in a fraction f of the images has the factor max(1, sqrt(threshold / f)). An image
     has the largest factor of its categories (LVIS, arXiv 1908.03195, appendix B.2).
     """
-    categories = [set(of_image) for of_image in labels]
-    images = Counter(category for of_image in categories for category in of_image)
+    categories = [set(image_labels) for image_labels in labels]
+    images = Counter(category for in_image in categories for category in in_image)
     factor = {
         category: max(1.0, math.sqrt(threshold * len(categories) / count))
         for category, count in images.items()
     }
-    return np.array([max((factor[one] for one in own), default=1.0) for own in categories])
+    maxima = (max(map(factor.__getitem__, in_image), default=1.0) for in_image in categories)
+    return np.array([*maxima])
 
 
 class TrainingBatchSampler(Sampler[list[Sample]]):
@@ -96,7 +97,8 @@ class TrainingBatchSampler(Sampler[list[Sample]]):
                 epochs, batch = self._wide, wide_before
             else:
                 epochs, batch = self._tall, iteration - wide_before
-            yield [epochs.sample(batch * self._batch_size + place) for place in self._positions]
+            start = batch * self._batch_size
+            yield [epochs.sample(start + position) for position in self._positions]
 
     def _wide_batches(self, iteration: int) -> int:
         """Return the number of wide batches before `iteration`: evenly spread, not random."""

@@ -191,7 +191,7 @@ def _check_hash(name: str, content: IO[bytes], sha256: str) -> None:
         digest.update(block)
     if not digest.hexdigest().startswith(sha256):
         raise RemoteError(
-            f"{name}: the SHA-256 of the content begins with {digest.hexdigest()[: len(sha256)]}, "
+            f"{name}: the SHA-256 of the content starts with {digest.hexdigest()[: len(sha256)]}, "
             f"expected {sha256}. The file is not the published one: delete it if it exists and try "
             "again, or get it from elsewhere"
         )
@@ -200,7 +200,7 @@ def _check_hash(name: str, content: IO[bytes], sha256: str) -> None:
 def _resume(
     url: str, content: IO[bytes], start: int, version: str, version_file: Path, **options: bool
 ) -> None:
-    """Append the rest of a file from byte `start` on, or all of it if the server's changed."""
+    """Append a file from byte `start` on, or download all of it if the server's file changed."""
     headers = {"Range": f"bytes={start}-", "If-Range": version} if start else {}
     try:
         response = _open(url, headers, **options)

@@ -102,7 +102,7 @@ def _with_retries(url: str, action: Callable[[Any, str], Result]) -> Result:
 
 def _open_filesystem(url: str) -> tuple[Any, str, AbstractContextManager[Any]]:
     """Return the file system of a URL, the path in it, and the guard for its use."""
-    import fsspec.core  # slow to import, and local data sets do not need it
+    import fsspec.core  # slow to import, and local datasets do not need it
 
     first, _, container = url.partition("::")
     protocol, mark, path = first.partition("://")

@@ -19,9 +19,9 @@ def paste_objects(
 ) -> tuple[Tensor, Target]:
     """Paste the objects of a second image over the first one, at the same coordinates.
 
-    Pasted objects are cut at the border of the image. Objects below lose the covered pixels and get
-    the box around the rest; those with less than a pixel in height or width are dropped. Covered
-    keypoints become hidden. The images [C, H, W] may differ in size.
+    Pasted objects are cut at the border of the image. The masks of covered objects lose the covered
+    pixels, and their boxes shrink; objects with less than a pixel in height or width are dropped.
+    Covered keypoints become hidden. The images [C, H, W] may differ in size.
     """
     height, width = image.shape[1:]
     pasted = crop_target(source_target, 0, 0, height, width)
@@ -39,7 +39,7 @@ def paste_objects(
 
 
 def choose_objects(target: Target) -> Target:
-    """Return a target with each object with probability 0.5."""
+    """Return a target that contains each object with probability 0.5."""
     return select_objects(target, torch.rand(len(target["boxes"])) < 0.5)
 
 

@@ -58,7 +58,7 @@ def crop(
 def crop_target(target: Target, top: int, left: int, height: int, width: int) -> Target:
     """Crop a target to a window, which may exceed the image.
 
-    An object that the window cuts gets the box around the rest of its mask, if it has a mask.
+    The box of an object that the window cuts is clipped, with masks to the box of the visible part.
     Objects with less than a pixel in height or width are dropped. Keypoints outside become
     unlabeled. Proposals and ignored regions are clipped.
     """

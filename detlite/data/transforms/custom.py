@@ -66,12 +66,12 @@ def wrap_torchvision(pipeline: Callable[[Any], Any]) -> TargetTransform:
         }
         if len(parts.bitmaps):
             sample["masks"] = tv.Mask(torch.from_numpy(parts.bitmaps))
-        changed = {name: one.as_subclass(Tensor) for name, one in pipeline(sample).items()}
+        changed = {name: value.as_subclass(Tensor) for name, value in pipeline(sample).items()}
         pixels = changed.pop("image")
         arrays = {name: tensor.numpy() for name, tensor in changed.items()}
         masks = arrays.get("masks", parts.bitmaps)
-        moved = parts.moved(arrays["labels"], arrays["boxes"], masks, arrays["points"], pixels)
-        return pixels, moved
+        boxes, points = arrays["boxes"], arrays["points"]
+        return pixels, parts.to_target(arrays["labels"], boxes, masks, points, pixels)
 
     return apply
 
@@ -100,7 +100,7 @@ def wrap_albumentations(transforms: Sequence[Any]) -> TargetTransform:
         kept = np.array(changed["numbers"], np.int64)
         masks = np.asarray(changed["masks"])[kept] if len(parts.bitmaps) else parts.bitmaps
         boxes, points = np.asarray(changed["bboxes"]), np.asarray(changed["keypoints"])
-        return pixels, parts.moved(kept, boxes, masks, points, pixels)
+        return pixels, parts.to_target(kept, boxes, masks, points, pixels)
 
     return apply
 
@@ -125,16 +125,16 @@ class _Parts:
         if "masks" in target:
             self.bitmaps = np.zeros((len(self.boxes), height, width), np.uint8)
             self.bitmaps[: self._count] = target["masks"].bitmaps(height, width).numpy()
-        own = target.get("keypoints", torch.zeros(0, 0, 3))[..., :2].reshape(-1, 2).numpy()
+        points = target.get("keypoints", torch.zeros(0, 0, 3))[..., :2].reshape(-1, 2).numpy()
         corner = np.array([[width / 2, height / 2]], np.float32)
         probe = corner + np.array([[0, 0], [1, 0], [0, 1]], np.float32)
-        self.points = np.concatenate([own, probe]).astype(np.float32)
+        self.points = np.concatenate([points, probe]).astype(np.float32)
 
-    def moved(
+    def to_target(
         self, kept: np.ndarray, boxes: np.ndarray, bitmaps: np.ndarray, points: np.ndarray,
         image: Tensor,
     ) -> Target:  # fmt: skip
-        """Return the target of a transformed image; `kept` are the numbers of the boxes left."""
+        """Return the target of a transformed image; `kept` are the indices of the kept boxes."""
         is_object = kept < self._count
         keep = torch.zeros(self._count, dtype=torch.bool)
         keep[kept[is_object]] = True

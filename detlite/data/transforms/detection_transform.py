@@ -31,8 +31,8 @@ class DetectionTransform:
     Attributes:
         flip: probabilities of flipping left and right, and top and bottom.
         keypoint_names: "left_..." and "right_..." are swapped in a mirrored image.
-        convention: how images and boxes are resized, and where in its pixel a keypoint of the
-            result is; those of the data set are at the center.
+        convention: sets how images and boxes are resized, and the position of keypoints in their
+            pixel; keypoints of the dataset are at its center.
     """
 
     resize: RandomShortestSize | ScaleJitter | None = None
@@ -46,10 +46,10 @@ class DetectionTransform:
     def __call__(self, image: Tensor, target: Target) -> tuple[Tensor, Target]:
         """Transform an image uint8 [C, H, W] and its target.
 
-        The image may be smaller than the `size` (height, width) of the target, which is the frame
-        of the coordinates; see `largest_size`. The target has `boxes` [N, 4] xyxy, `labels` [N],
-        and optionally `masks` (`PackedMasks`), `keypoints` [N, P, 3], and `proposals` and
-        `ignored_boxes` [R, 4] xyxy. Other entries pass unchanged.
+        Coordinates of the target refer to its `size` (height, width); the image may be smaller, see
+        `largest_size`. The target has `boxes` [N, 4] xyxy, `labels` [N], and optionally `masks`
+        (`PackedMasks`), `keypoints` [N, P, 3], and `proposals` and `ignored_boxes` [R, 4] xyxy.
+        Other entries are not changed.
         """
         image, target = self.without_crop(image, target)
         return self.crop(image, target) if self.crop else (image, target)
@@ -112,9 +112,9 @@ def _flip_boxes(boxes: Tensor, size: Size, flip_x: bool, flip_y: bool) -> Tensor
 def build_transform(
     cfg: CfgNode, train: bool, keypoint_names: Sequence[str] = ()
 ) -> DetectionTransform:
-    """Build the transform of INPUT; for evaluation only a resize.
+    """Build the transform of INPUT; for evaluation it only resizes.
 
-    Test-time augmentation and tiling resize by themselves and get unchanged images.
+    For test-time augmentation and tiling, which resize images themselves, it changes nothing.
     """
     inputs, convention = cfg.INPUT, convention_of(cfg)
     keypoint_names = with_sides(keypoint_names, cfg.DATASETS.KEYPOINT_FLIP_PAIRS)
@@ -157,7 +157,7 @@ def build_color_jitter(cfg: CfgNode) -> Callable[[Tensor], Tensor] | None:
 
 
 def _as_gray(jitter: Callable[[Tensor], Tensor], image: Tensor) -> Tensor:
-    """Change an image [C, H, W] as a gray one whose channels are below each other."""
+    """Apply `jitter` to an image [C, H, W] as a gray image with its channels stacked vertically."""
     return jitter(image.flatten(0, 1)[None]).view_as(image)
 
 

@@ -15,12 +15,12 @@ from .crop import BOX_FIELDS, Color, concat_targets, crop, random_start
 def make_mosaic(
     parts: Sequence[tuple[Tensor, Target]], size: tuple[int, int], fill: Color
 ) -> tuple[Tensor, Target]:
-    """Make an image whose quarters, around a random center, show a window of one image each.
+    """Make an image of `size` from windows of four images, which meet at a random center.
 
     The center is in the middle half of both sides. Images are not resized. A larger image shows a
     random window; a smaller one touches the center and is padded on the outside. Objects are cut
-    and dropped as by `crop_target`. `parts` are four images [C, H, W] of one dtype and any sizes:
-    top left, top right, bottom left, bottom right.
+    and dropped as by `crop_target`. `parts` are images [C, H, W] of one dtype and any sizes for
+    the top left, top right, bottom left and bottom right.
     """
     # At least a pixel above and on the left, so that the first part is always visible.
     limits = ((max(side // 4, 1), max(3 * side // 4, 1)) for side in size)

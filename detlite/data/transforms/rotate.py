@@ -61,8 +61,8 @@ class RandomRotation:
             target["boxes"] = boxes if angle else target["boxes"]
         if "keypoints" in target:
             keypoints, offset = target["keypoints"].clone(), self.keypoint_offset
-            turned = (keypoints[..., :2] + offset) @ torch.from_numpy(rotation.T).float()
-            keypoints[..., :2] = turned + torch.from_numpy(shift).float() - offset
+            rotated = (keypoints[..., :2] + offset) @ torch.from_numpy(rotation.T).float()
+            keypoints[..., :2] = rotated + torch.from_numpy(shift).float() - offset
             target["keypoints"] = keypoints
         return image, crop_target(target, 0, 0, height, width)
 

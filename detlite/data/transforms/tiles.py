@@ -12,7 +12,7 @@ from detlite.structures import boxes as box_ops
 from .crop import crop, select_objects
 
 Window = tuple[int, int, int, int]  # top, left, height, width
-_MIN_VISIBLE = 0.3  # fraction of the box of an object that a tile must show to train on it
+_MIN_VISIBLE = 0.3  # fraction of an object's box that must be inside the tile to train on it
 
 
 def tile_windows(size: tuple[int, int], side: int, overlap: float) -> list[Window]:
@@ -36,8 +36,8 @@ def _starts(length: int, side: int, overlap: float) -> list[int]:
 class TrainingTiles:
     """Cuts training tiles, each shifted randomly by up to a quarter of the overlap.
 
-    An object becomes an ignored region if the tile shows less than 30 % of its box. Others get the
-    box around their visible part.
+    An object becomes an ignored region if less than 30 % of its box is inside the tile. Other boxes
+    are reduced to the visible part.
     """
 
     side: int

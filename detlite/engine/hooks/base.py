@@ -26,9 +26,9 @@ class Hook:
                 if metrics["loss"] < self.below:
                     self.trainer.finish()
 
-    SOLVER.HOOKS names registered hooks, which are built with the config; `detlite.train` also takes
-    hook objects. Every process calls every method at the same point, so a hook may communicate
-    between processes, and writes files only where `detlite.distributed.is_main()`.
+    SOLVER.HOOKS names registered hooks, which are built with the config; `detlite.train` also
+    accepts hook objects. Every process calls every method at the same point, so a hook may
+    communicate between processes. It should write files only if `detlite.distributed.is_main()`.
 
     Attributes:
         trainer: the trainer that calls the hook, set before the first call.
@@ -81,7 +81,7 @@ class Hook:
         """Restore what `state_dict` returned."""
 
 
-# Builders take the config. Registered classes are builders if their __init__ takes it.
+# A builder is called with the config. It may be a class whose __init__ accepts the config.
 HOOKS: Registry[Callable[[CfgNode], Hook]] = Registry(
     "hook",
     on_demand={

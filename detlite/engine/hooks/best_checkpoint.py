@@ -26,7 +26,7 @@ class BestCheckpoint(Hook):
     """Keeps a copy of the checkpoint with the best value of a metric, model_best.pth.
 
     The best value is the lowest one for a loss and the highest one otherwise. For a metric of the
-    averaged weights, the file holds these as its weights and cannot be resumed.
+    averaged weights, the file contains the averaged weights, and a run cannot resume from it.
 
     Args:
         metric: SOLVER.BEST_METRIC, `<dataset>/<kind>/<name>`, such as my_val/bbox/AP or
@@ -48,7 +48,7 @@ class BestCheckpoint(Hook):
 
     @property
     def is_out_of_patience(self) -> bool:
-        """True if the last `patience` evaluations gave no better value."""
+        """True if none of the last `patience` evaluations had a better value."""
         return 0 < self._patience <= self.evaluations_since
 
     def before_train(self) -> None:

@@ -50,7 +50,7 @@ class ModelEMA(Hook):
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """Give the model the averaged weights within a `with` block."""
+        """Use the averaged weights in the model within a `with` block."""
         self._swap()
         try:
             yield

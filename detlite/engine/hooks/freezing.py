@@ -1,4 +1,4 @@
-"""Freezing: the backbone in the first iterations, and batch norm layers that see few images."""
+"""Freeze the backbone in the first iterations, and batch norm layers that see few images."""
 
 import logging
 

@@ -32,8 +32,8 @@ class Meters:
     """Averages losses and step times between two calls of `read`.
 
     Losses stay on their device until they are read or checked, so that no step waits for it. A
-    non-finite loss is therefore reported later than it occurs. `save_batch` saves the batch of its
-    iteration.
+    non-finite loss is therefore reported later than it occurs. `save_batch` then saves the batch of
+    that iteration.
     """
 
     def __init__(
@@ -210,9 +210,9 @@ class MachineLoad(Hook):
 
     def before_train(self) -> None:
         on_cpu = self.trainer.model.device.type == "cpu" and world_size() == 1
-        self._others = OtherPrograms() if on_cpu else None
+        self._other_programs = OtherPrograms() if on_cpu else None
 
     def after_log(self, metrics: dict[str, float]) -> None:
-        if self._others and (problem := self._others.problem("training")):
+        if self._other_programs and (problem := self._other_programs.problem("training")):
             logger.warning("%s", problem)
-            self._others = None
+            self._other_programs = None

@@ -1,4 +1,4 @@
-"""Activation checkpointing: less memory in training, for another forward pass of the backbone.
+"""Activation checkpointing: less training memory at the cost of a second forward pass.
 
 Chen et al., Training Deep Nets with Sublinear Memory Cost, https://arxiv.org/abs/1604.06174.
 """
@@ -9,39 +9,39 @@ from contextlib import contextmanager, nullcontext
 from torch import Tensor, is_grad_enabled, nn
 from torch.utils.checkpoint import checkpoint, noop_context_fn
 
-from detlite.modeling.layers.norm import takes_batch_statistics
+from detlite.modeling.layers.norm import uses_batch_statistics
 
 
-def checkpointed(
+def maybe_checkpoint(
     module: nn.Module,
     x: Tensor,
     enabled: bool,
     call: Callable[[Tensor], Tensor] | None = None,
     random: bool = False,
 ) -> Tensor:
-    """Compute `module(x)`; if `enabled`, save only `x` and compute the rest again in backward.
+    """Compute `module(x)`; if `enabled`, save only `x` and recompute the rest in backward.
 
-    Losses, gradients and batch statistics are the same. A module without trainable parameters is
-    simply called.
+    Losses, gradients and batch statistics do not change. Modules without trainable parameters are
+    called as usual.
 
     Args:
         module: a ResNet stage or transformer block. Stages need less memory than blocks: memory is
             highest while the heads' maps exist, and those are freed before a stage is recomputed.
-        call: a function to call instead, with the parameters of `module`.
-        random: the module draws random numbers, which must be drawn again.
+        call: function to call instead of `module`; it uses the parameters of `module`.
+        random: repeat random numbers in the recomputation, for modules that draw some.
     """
     call = call or module
     trained = is_grad_enabled() and any(p.requires_grad for p in module.parameters())
     if not enabled or not trained:
         return call(x)
     contexts = noop_context_fn
-    if takes_batch_statistics(module):
-        contexts = lambda: (nullcontext(), _running_statistics_kept(module))  # noqa: E731
+    if uses_batch_statistics(module):
+        contexts = lambda: (nullcontext(), _keep_running_statistics(module))  # noqa: E731
     return checkpoint(call, x, use_reentrant=False, preserve_rng_state=random, context_fn=contexts)
 
 
 @contextmanager
-def _running_statistics_kept(module: nn.Module) -> Iterator[None]:
+def _keep_running_statistics(module: nn.Module) -> Iterator[None]:
     """Let batch norm normalize by its batch without counting the batch a second time."""
     norms = [m for m in module.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
     momenta = [norm.momentum for norm in norms]

@@ -60,7 +60,7 @@ class Backbone(nn.Sequential):
     def min_image_side(self) -> int:
         """Smallest height and width of images for an exported graph: two cells of the coarsest
         level, and two windows of a transformer."""
-        return max(2 * self.strides[-1], getattr(self.body, "two_windows", 0))
+        return max(2 * self.strides[-1], getattr(self.body, "min_image_side", 0))
 
 
 BACKBONES: Registry[Callable[[CfgNode], Backbone]] = Registry(
@@ -223,7 +223,7 @@ def adapt_stem(weight: Tensor, channels: int) -> Tensor:
 
 
 def set_input_channels(body: nn.Module, channels: int) -> None:
-    """Let the convolutions that read RGB images read this number of channels; they are trained."""
+    """Adapt the convolutions that read RGB images to `channels`, and make them trainable."""
     stems = [m for m in body.modules() if isinstance(m, nn.Conv2d) and m.in_channels == 3]
     if not stems or any(conv.groups > 1 for conv in stems):
         raise ConfigError(
@@ -236,10 +236,13 @@ def set_input_channels(body: nn.Module, channels: int) -> None:
         conv.in_channels = channels
 
 
-def adapted_stems(
+def adapt_stems(
     source: Mapping[str, Tensor], target: Mapping[str, Tensor], bgr: bool
 ) -> dict[str, Tensor]:
-    """Return the weights of `source` for RGB, or BGR, that need the channels of `target`."""
+    """Return the first-convolution weights of `source`, adapted to the channels of `target`.
+
+    Weights that already fit are not returned. `bgr`: the weights of `source` expect BGR images.
+    """
     return {
         name: adapt_stem(weight.flip(1) if bgr else weight, target[name].shape[1])
         for name, weight in source.items()

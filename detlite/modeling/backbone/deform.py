@@ -12,7 +12,7 @@ from detlite.modeling.precision import at_least_float32
 class DeformConv3x3(nn.Module):
     """3x3 convolution whose nine taps are moved by offsets that a second convolution predicts.
 
-    Initially all offsets are 0, as in a plain convolution; if `modulated`, all taps weigh one half.
+    All offsets are initially 0, as in a plain convolution; if `modulated`, all weights are 0.5.
 
     Args:
         conv: without a bias.

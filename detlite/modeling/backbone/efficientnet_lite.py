@@ -1,8 +1,8 @@
 """EfficientNet-Lite0, 1 and 2 without timm, whose import takes seconds.
 
 Their state dicts have the names of timm's tf_efficientnet_lite0 and so on. They are EfficientNets
-(https://arxiv.org/abs/1905.11946) with ReLU6 and without squeeze-and-excite, whose stem, and the
-depth of whose first and last stages, do not grow.
+(https://arxiv.org/abs/1905.11946) with ReLU6 and without squeeze-and-excite. The width of the stem
+and the depth of the first and last stages are not scaled.
 """
 
 import math
@@ -40,7 +40,7 @@ class EfficientNetLite(nn.Module):
         self.blocks, width, widths = nn.Sequential(), _STEM, []
         for kernel, expansion, channels, count, stride in _STAGES:
             stage, channels = nn.Sequential(), 8 * round(channels * width_factor / 8)
-            if count > 1:  # of neither the first stage nor the last one
+            if count > 1:  # the first and the last stage always have one block
                 count = math.ceil(count * depth_factor)
             for k in range(count):
                 stage.append(_Block(width, channels, kernel, stride if k == 0 else 1, expansion))
@@ -62,7 +62,7 @@ class EfficientNetLite(nn.Module):
         """Compute the maps [B, C, H / stride, W / stride] of the stages `indices`.
 
         Args:
-            x: images [B, 3, H, W], whose sides the coarsest stride divides.
+            x: images [B, 3, H, W]; H and W are multiples of the coarsest stride.
         """
         x = self.act(self.bn1(self.conv_stem(x)))
         maps = []
@@ -103,7 +103,7 @@ class _Block(nn.Sequential):
 def _conv(
     inputs: int, outputs: int, kernel: int = 1, stride: int = 1, groups: int = 1
 ) -> nn.Conv2d:
-    """Create a convolution padded as by TensorFlow on maps whose sides `stride` divides."""
+    """Create a convolution with TensorFlow's padding for maps with sides divisible by `stride`."""
     conv = nn.Conv2d(inputs, outputs, kernel, stride, groups=groups, bias=False)
     nn.init.normal_(conv.weight, std=math.sqrt(2 * groups / (kernel**2 * outputs)))
     before, after = (kernel - stride) // 2, (kernel - stride + 1) // 2

@@ -104,8 +104,8 @@ class SimpleFeaturePyramid(nn.Module):
     def forward(self, maps: list[Tensor]) -> list[Tensor]:
         """Compute five levels from one map [B, in_channels, H, W] with even H and W.
 
-        Levels are [B, out_channels, h, w] of 4, 2, 1, 1/2 and 1/4 of its sides; the last one is
-        subsampled, for the largest anchors.
+        The levels [B, out_channels, h, w] have 4, 2, 1, 1/2 and 1/4 times its height and width. The
+        last one is subsampled, for the largest anchors.
         """
         (x,) = maps
         parts = zip(self.scale, self.lateral, self.output, strict=True)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from detlite.modeling.layers.norm import Norm, freeze_batch_norm
 
-from .activation_checkpointing import checkpointed
+from .activation_checkpointing import maybe_checkpoint
 from .deform import DeformConv3x3
 
 # Blocks in stages res2, res3, res4, res5.
@@ -169,7 +169,7 @@ class ResNet(nn.Module):
         maps = []
         for stage in range(2, self.out_stages[-1] + 1):
             layers = self.get_submodule(f"res{stage}")
-            x = checkpointed(layers, x, self.checkpoint_activations)
+            x = maybe_checkpoint(layers, x, self.checkpoint_activations)
             if stage in self.out_stages:
                 maps.append(x)
         return maps

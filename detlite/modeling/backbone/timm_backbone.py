@@ -13,14 +13,15 @@ from torch._subclasses.fake_tensor import (
 from torch.func import functional_call
 
 from detlite.modeling.layers.conv import PaddedConv2d
-from detlite.modeling.layers.norm import freeze_batch_norm, takes_batch_statistics
+from detlite.modeling.layers.norm import freeze_batch_norm, uses_batch_statistics
 
 from .efficientnet_lite import SCALES, EfficientNetLite
 from .windows import pad_to_multiple
 
-# Cells of the coarsest map by which sides may have to be padded: windows of 7 cells, and so on.
-_CELLS = (1, 2, 4, 7, 8, 10, 12, 14, 16)
-_LARGE = 1344  # pixels
+# Candidates for the multiple that images are padded to, in cells of the coarsest map. Transformers
+# with windows of 7 cells, for example, need a multiple of 7.
+_PADDING_CELLS = (1, 2, 4, 7, 8, 10, 12, 14, 16)
+_TEST_HEIGHT = 1344  # pixels, rounded up to the candidate
 
 
 class TimmBackbone(nn.Module):
@@ -44,8 +45,8 @@ class TimmBackbone(nn.Module):
         checkpoint_activations: bool = False, drop_path: float = 0.0,
     ) -> None:  # fmt: skip
         super().__init__()
-        own = name in SCALES and not (drop_path or checkpoint_activations)
-        net = EfficientNetLite(name) if own else create(name, drop_path)
+        from_timm = name not in SCALES or drop_path or checkpoint_activations
+        net = create_timm_model(name, drop_path) if from_timm else EfficientNetLite(name)
         # The last of several maps of a stride is the deepest.
         levels = {info["reduction"]: index for index, info in enumerate(net.feature_info)}
         if not levels.keys() >= set(strides):
@@ -65,30 +66,30 @@ class TimmBackbone(nn.Module):
         if checkpoint_activations:
             _checkpoint(net, name)
         self.net = net
-        if not own:
-            _fix_margins(net)
+        if from_timm:
+            _fix_padding(net)
             self._set_padding_multiple(name, strides)
 
     def _set_padding_multiple(self, name: str, strides: Sequence[int]) -> None:
-        """Find the multiple to which sides must be padded, by calls without values."""
-        if type(self.net).__name__ == "MultiScaleVit":  # such calls do not find it out
-            raise ValueError(_unfit(name, "its positions are those of images of one size"))
+        """Find the multiple that image sides must be padded to, by calls with fake tensors."""
+        if type(self.net).__name__ == "MultiScaleVit":  # calls with fake tensors succeed
+            raise ValueError(_any_size_error(name, "it has positions for one image size only"))
         problems = []
-        for cells in _CELLS:
+        for cells in _PADDING_CELLS:
             self.padding_multiple = side = cells * strides[-1]
-            height, width = -(-_LARGE // side) * side, side
+            height, width = -(-_TEST_HEIGHT // side) * side, side
             expected = [(height // stride, width // stride) for stride in strides]
             try:
-                sizes = [tuple(x.shape[2:]) for x in call_without_values(self, height, width)]
+                sizes = [tuple(x.shape[2:]) for x in call_with_fake_tensors(self, height, width)]
                 if sizes == expected:
                     return
                 raise ValueError(f"its maps have {sizes} cells and not {expected}")
             except (DataDependentOutputException, DynamicOutputShapeException):
-                return  # not a question of size
-            except Exception as error:  # each model raises another type
+                return  # the failure does not depend on the size
+            except Exception as error:  # the type depends on the model
                 message = str(error).partition("\n")[0] or type(error).__name__
                 problems.append(f"images of {height} x {width} pixels: {message}")
-        raise ValueError(_unfit(name, problems[0]))
+        raise ValueError(_any_size_error(name, problems[0]))
 
     def layers(self) -> list[list[nn.Parameter]]:
         """Return the parameters of each stage (or transformer block), the stem first."""
@@ -112,8 +113,8 @@ class TimmBackbone(nn.Module):
         )
 
 
-def call_without_values(module: nn.Module, height: int, width: int) -> Any:
-    """Call a module on images [2, C, height, width] without values, which costs no arithmetic."""
+def call_with_fake_tensors(module: nn.Module, height: int, width: int) -> Any:
+    """Call a module on fake images [2, C, height, width]: shapes are computed, values are not."""
     state = [*module.named_parameters(), *module.named_buffers()]
     dtype = next(module.parameters()).dtype
     with torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True), torch.device("cpu"):
@@ -123,7 +124,7 @@ def call_without_values(module: nn.Module, height: int, width: int) -> Any:
         return functional_call(module, fake_state, images)
 
 
-def create(name: str, drop_path: float) -> Any:
+def create_timm_model(name: str, drop_path: float) -> Any:
     """Create a classifier of timm without its last layer, for images of any size if possible."""
     try:
         import timm
@@ -137,14 +138,14 @@ def create(name: str, drop_path: float) -> Any:
             f"MODEL.BACKBONE.CONV_BODY: timm {timm.__version__} has no model {name!r}; "
             "timm.list_models() lists them"
         )
-    # Without the first option, transformers take images of one size only. The second one is given
-    # even if it is 0, because some models, like Swin, have another default.
+    # Without dynamic_img_size, transformers accept images of one size only. drop_path_rate is
+    # passed even if it is 0, because some models, such as Swin, have another default.
     any_size: dict[str, Any] = {"dynamic_img_size": True}
     depth: dict[str, Any] = {"drop_path_rate": drop_path}
     for options in (any_size | depth, depth, *(() if drop_path else (any_size, {}))):
         try:
             net = timm.create_model(name, num_classes=0, **options)
-        except TypeError:  # it does not have one of the options
+        except TypeError:  # the model does not have one of the options
             continue
         for module in net.modules():
             if hasattr(module, "strict_img_size"):  # of models with convolutional positions
@@ -156,9 +157,9 @@ def create(name: str, drop_path: float) -> Any:
     )
 
 
-def _unfit(name: str, problem: str) -> str:
+def _any_size_error(name: str, problem: str) -> str:
     return (
-        f"MODEL.BACKBONE.CONV_BODY: timm's {name} does not take images of any size ({problem}): "
+        f"MODEL.BACKBONE.CONV_BODY: timm's {name} does not support images of any size ({problem}): "
         "use another model"
     )
 
@@ -173,20 +174,20 @@ def _freeze(net: Any, name: str, freeze_at: int) -> None:
     else:
         last, whole = coarser[min(freeze_at - 2, len(coarser) - 1)], True
     modules = list(net.named_modules())
-    own = [place for place, (path, _) in enumerate(modules) if f"{path}.".startswith(f"{last}.")]
-    if not own:
+    indices = [k for k, (path, _) in enumerate(modules) if f"{path}.".startswith(f"{last}.")]
+    if not indices:
         raise ValueError(
             f"MODEL.BACKBONE.FREEZE_CONV_BODY_AT: timm's {name} has no module {last!r} at which a "
             "stage ends: set it to 0"
         )
-    leading = modules[: own[-1] + 1 if whole else own[0]]
+    leading = modules[: indices[-1] + 1 if whole else indices[0]]
     for _, module in leading:
         for parameter in module.parameters(recurse=False):
             parameter.requires_grad_(False)
     freeze_batch_norm(net, leading)
 
 
-def _fix_margins(net: nn.Module) -> None:
+def _fix_padding(net: nn.Module) -> None:
     """Replace TensorFlow's "same" convolutions, which compute their padding in every call.
 
     The padding depends on the size of a map modulo the stride, which is always 0 because images are
@@ -205,7 +206,7 @@ def _fix_margins(net: nn.Module) -> None:
 def _checkpoint(net: Any, name: str) -> None:
     """Turn on the model's own activation checkpointing."""
     key = "MODEL.BACKBONE.CHECKPOINT_ACTIVATIONS"
-    if takes_batch_statistics(net):
+    if uses_batch_statistics(net):
         raise ValueError(
             f"{key}: timm's {name} has batch norm, which would count every batch twice: set "
             "MODEL.TIMM.FROZEN_NORM to True, or this key to False"

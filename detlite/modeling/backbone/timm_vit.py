@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .activation_checkpointing import checkpointed
-from .timm_backbone import create
+from .activation_checkpointing import maybe_checkpoint
+from .timm_backbone import create_timm_model
 from .vit import PATCH, ViTOptions, freeze_layers
 from .windows import from_windows, pad_to_multiple, to_windows, window_counts
 
@@ -29,14 +29,14 @@ class TimmViT(nn.Module):
 
     def __init__(self, name: str, options: ViTOptions) -> None:
         super().__init__()
-        net = create(name, options.drop_path)
+        net = create_timm_model(name, options.drop_path)
         _check_plain(net, name)
         net.prune_intermediate_layers(1, prune_norm=False)  # removes the head
         _use_device_rope(net)
         self.net = net
         self.channels = net.embed_dim
         self.options = options
-        self.two_windows = options.two_windows
+        self.min_image_side = options.min_image_side
         self.windows = options.windows(len(net.blocks))
         freeze_layers(self.layers(), options.freeze_at)
         for block in net.blocks:
@@ -48,8 +48,8 @@ class TimmViT(nn.Module):
         layers: list[list[nn.Parameter]] = [[] for _ in range(1 + len(self.net.blocks))]
         for name, parameter in self.net.named_parameters():
             part, number = [*name.split("."), ""][:2]
-            place = int(number) + 1 if part == "blocks" else -1 if part == "norm" else 0
-            layers[place].append(parameter)
+            index = int(number) + 1 if part == "blocks" else -1 if part == "norm" else 0
+            layers[index].append(parameter)
         return layers
 
     def forward(self, x: Tensor) -> list[Tensor]:
@@ -61,13 +61,13 @@ class TimmViT(nn.Module):
         height, width = x.shape[2] // PATCH, x.shape[3] // PATCH
         embedded = self.net._pos_embed(self.net.patch_embed(x))
         tokens, ropes = embedded if isinstance(embedded, tuple) else (embedded, None)
-        if not getattr(self.net, "rope_mixed", False):  # the blocks have the same
+        if not getattr(self.net, "rope_mixed", False):  # all blocks share one embedding
             ropes = [ropes] * len(self.net.blocks)
         tokens = self.net.norm_pre(tokens)
         prefix, options = self.net.num_prefix_tokens, self.options
         for block, window, rope in zip(self.net.blocks, self.windows, ropes, strict=True):
             step = partial(_run, block, rope, prefix, (height, width, window))
-            tokens = checkpointed(
+            tokens = maybe_checkpoint(
                 block, tokens, options.checkpoint_activations, step, options.drop_path > 0
             )
         tokens = self.net.norm(tokens)[:, prefix:]

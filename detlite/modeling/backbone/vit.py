@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .activation_checkpointing import checkpointed
+from .activation_checkpointing import maybe_checkpoint
 from .windows import from_windows, global_blocks, pad_to_multiple, to_windows
 
 PATCH = 16  # pixels
@@ -39,10 +39,10 @@ class ViTOptions:
     # earlier blocks (https://arxiv.org/abs/1603.09382).
     drop_path: float = 0.0
     freeze_at: int = 0  # number of leading parts that are not trained, see `freeze_layers`
-    checkpoint_activations: bool = False  # see `checkpointed`
+    checkpoint_activations: bool = False  # see `maybe_checkpoint`
 
     @property
-    def two_windows(self) -> int:
+    def min_image_side(self) -> int:
         """Smallest side in pixels of an image that has two windows side by side, after padding."""
         return 2 * PATCH * (self.window // 2 + 1) if self.window else 0
 
@@ -61,9 +61,9 @@ def freeze_layers(layers: Sequence[Sequence[nn.Parameter]], count: int) -> None:
 
 
 class Attention(nn.Module):
-    """Self-attention between all patches, with relative positions.
+    """Self-attention between all patches, with learned relative positions.
 
-    They are learned for maps of `side` patches per side, and interpolated for others.
+    The positions belong to maps of `side` patches per side and are interpolated for other sizes.
     """
 
     def __init__(self, channels: int, heads: int, side: int) -> None:
@@ -82,9 +82,9 @@ class Attention(nn.Module):
         # Decomposed (https://arxiv.org/abs/2112.01526): one term for the rows between a query and a
         # key, and one for the columns.
         grid = q.unflatten(2, (height, width))
-        rows = _products(grid, _relative_positions(self.rel_pos_h, height))
-        columns = _products(grid.transpose(2, 3), _relative_positions(self.rel_pos_w, width))
-        bias = rows[..., :, None] + _dense(columns.transpose(2, 3))[..., None, :]
+        rows = _position_logits(grid, _relative_positions(self.rel_pos_h, height))
+        columns = _position_logits(grid.transpose(2, 3), _relative_positions(self.rel_pos_w, width))
+        bias = rows[..., :, None] + _contiguous(columns.transpose(2, 3))[..., None, :]
         bias = bias.flatten(4, 5).flatten(2, 3)  # [B, h, H W, H W]
         x = F.scaled_dot_product_attention(q, k, v, attn_mask=bias.to(q.dtype))
         return self.proj(x.transpose(1, 2).flatten(2)).unflatten(1, (height, width))
@@ -98,27 +98,27 @@ def _relative_positions(positions: Tensor, side: int) -> Tensor:
     return resized[index[:, None] - index + (side - 1)]
 
 
-def _products(queries: Tensor, positions: Tensor) -> Tensor:
+def _position_logits(queries: Tensor, positions: Tensor) -> Tensor:
     """Multiply queries [B, h, N, M, D] by positions [N, K, D] of their axis: [B, h, N, M, K].
 
-    einsum computes the same, but its exported graphs do not take a single image.
+    einsum computes the same, but its exported graphs do not accept a batch of one image.
     """
-    batch, heads, _, others, _ = queries.shape
-    folded = _dense(queries.permute(2, 0, 1, 3, 4)).flatten(1, 3)
+    batch, heads, _, other_side, _ = queries.shape
+    folded = _contiguous(queries.permute(2, 0, 1, 3, 4)).flatten(1, 3)
     products = torch.bmm(folded, positions.transpose(1, 2).to(folded.dtype))
-    return _dense(products.unflatten(1, (batch, heads, others)).permute(1, 2, 0, 3, 4))
+    return _contiguous(products.unflatten(1, (batch, heads, other_side)).permute(1, 2, 0, 3, 4))
 
 
-def _dense(x: Tensor) -> Tensor:
-    """Copy to contiguous memory, so that contiguity is no condition of an exported graph."""
+def _contiguous(x: Tensor) -> Tensor:
+    """Copy to contiguous memory, so that an exported graph does not depend on contiguity."""
     return x.clone(memory_format=torch.contiguous_format)
 
 
 class Block(nn.Module):
     """Attention and an MLP, both with a residual connection.
 
-    `side` is that of its windows, or without `windows` of the maps, see `Attention`. `drop_path` is
-    the probability of skipping a branch for an image in training.
+    It attends within windows of `side` patches per side, or without `windows` to whole maps (see
+    `Attention`). `drop_path` is the probability of skipping a branch for an image in training.
     """
 
     def __init__(
@@ -163,7 +163,7 @@ class ViT(nn.Module):
         super().__init__()
         self.channels = channels
         self.options = options
-        self.two_windows = options.two_windows
+        self.min_image_side = options.min_image_side
         projection = nn.Conv2d(3, channels, PATCH, stride=PATCH)
         self.patch_embed = nn.Sequential(OrderedDict(proj=projection))
         # The first position belongs to the class token, which detection does not use.
@@ -200,5 +200,5 @@ class ViT(nn.Module):
         x = x + F.interpolate(positions, size=size, mode="bicubic").to(x.dtype)
         x = x.permute(0, 2, 3, 1)
         for block in self.blocks:
-            x = checkpointed(block, x, self.options.checkpoint_activations, random=True)
+            x = maybe_checkpoint(block, x, self.options.checkpoint_activations, random=True)
         return [x.permute(0, 3, 1, 2)]

@@ -40,8 +40,8 @@ def window_counts(height: int, width: int, side: int) -> tuple[int, int]:
 def to_windows(x: Tensor, side: int) -> Tensor:
     """Split [B, H, W, C] into windows [B n, S, S, C], row by row.
 
-    Windows at the right and bottom are padded with zeros, which are tokens like any other, as in
-    ViTDet.
+    Windows at the right and bottom are padded with zeros. As in ViTDet, attention does not mask
+    these tokens.
     """
     height, width = x.shape[1], x.shape[2]
     rows, columns = window_counts(height, width, side)

@@ -21,10 +21,10 @@ _MIN_BETA = 1e-3  # the loss divides by beta
 class DynamicThresholds(nn.Module):
     """IoU threshold and smooth L1 beta that follow the quality of the proposals in training.
 
-    Every `period` batches, the threshold becomes the mean of the `iou_rank`-th highest IoU of an
-    image's proposals, and beta the median of the (`beta_rank` B)-th smallest regression target of a
-    batch. If there are fewer proposals or targets, the last one counts. The size of a target is the
-    mean of |dx| and |dy|. The paper has 75, 10 and 100.
+    Every `period` batches, the threshold becomes the mean over images of the `iou_rank`-th highest
+    IoU of the proposals, and beta the median over batches of the (`beta_rank` B)-th smallest
+    regression target. With fewer proposals or targets, the last one is used. The size of a target
+    is the mean of |dx| and |dy|. The paper uses ranks 75 and 10 and a period of 100.
 
     Args:
         iou: first and lowest threshold.
@@ -63,8 +63,8 @@ class DynamicThresholds(nn.Module):
     def update(self, proposals: Proposals, samples: Samples, truth: GroundTruth) -> None:
         """Record proposals [B, P] and samples [B, S] of a batch, and set the thresholds if due.
 
-        A batch without ground truth, proposals or foreground counts with the current thresholds.
-        Processes record the mean of their values.
+        A batch without ground truth, proposals or foreground records the current thresholds. The
+        recorded values are means over processes.
         """
         values = torch.stack([self._iou(proposals, truth), self._target(samples, truth)])
         self.history.index_copy_(

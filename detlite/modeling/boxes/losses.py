@@ -64,7 +64,7 @@ class BoxLoss:
         mask = counted[..., None]
         deltas = torch.where(mask, deltas, 0)
         unit_box = torch.arange(4, device=deltas.device) >= 2  # (0, 0, 1, 1)
-        boxes, references = (torch.where(mask, one, unit_box) for one in (boxes, references))
+        boxes, references = (torch.where(mask, x, unit_box) for x in (boxes, references))
         if self.kind == "giou":
             loss = 1 - generalized_iou(coder.decode(deltas, references), boxes)
         else:

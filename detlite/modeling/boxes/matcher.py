@@ -29,9 +29,9 @@ class Matcher:
         """Match boxes [B, N, 4], or [N, 4] for all images, to the ground truth [B, G].
 
         Returns:
-            int64 [B, N], indices into the image's ground truth, BACKGROUND or IGNORE; always
-            IGNORE where `valid`, bool [B, N], is False, and instead of BACKGROUND for boxes of
-            which half is inside an ignored region.
+            int64 [B, N], indices into the image's ground truth, BACKGROUND or IGNORE. Boxes are
+            IGNORE where `valid`, bool [B, N], is False, and background boxes also if at least half
+            of their area is inside an ignored region.
         """
         index, iou, best = match_boxes(truth.boxes, truth.valid, boxes)
         matched = torch.where(iou < self.foreground, IGNORE, index)
@@ -46,9 +46,9 @@ class Matcher:
 
 
 def _half_inside(boxes: Tensor, regions: Tensor) -> Tensor:
-    """Return bool [B, N]: half of the box, of [B, N, 4] or [N, 4], is in one of regions [B, M, 4].
+    """Return bool [B, N], True if half of the area of a box is inside one of regions [B, M, 4].
 
-    One region after the other, because there are few of them and many boxes.
+    `boxes` are [B, N, 4] or [N, 4]. The loop is over regions, because images have few of them.
     """
     half = 0.5 * box_ops.area(boxes)
     inside = torch.zeros((len(regions), boxes.shape[-2]), dtype=torch.bool, device=boxes.device)

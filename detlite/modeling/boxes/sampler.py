@@ -54,7 +54,7 @@ class ProposalSampler(Sampler):
     """Draws the training samples of the RoI heads from proposals and ground truth.
 
     Ground truth boxes are added to the proposals, so that the first iteration has foreground.
-    `thresholds` replace the IoU of `matcher`.
+    `thresholds` replace `matcher`.
     """
 
     matcher: Matcher
@@ -62,7 +62,7 @@ class ProposalSampler(Sampler):
 
     @torch.no_grad()
     def __call__(self, proposals: Proposals, truth: GroundTruth, static_shapes: bool) -> Samples:
-        """Sample proposals [B, P] and ground truth [B, G], giving [B, S], foreground first."""
+        """Draw samples [B, S], foreground first, from proposals [B, P] and ground truth [B, G]."""
         candidates = torch.cat([proposals.boxes, truth.boxes], dim=1)
         valid = torch.cat([proposals.valid, truth.valid], dim=1)
         matcher = self.thresholds.matcher if self.thresholds else self.matcher

@@ -37,39 +37,45 @@ class Suppression:
 
 
 def suppress(
-    predicted: PredictedBoxes, rule: Suppression, limit: int, static_shapes: bool, views: int = 1
+    predicted: PredictedBoxes,
+    settings: Suppression,
+    limit: int,
+    static_shapes: bool,
+    views: int = 1,
 ) -> Detections:
-    """Select the highest-scoring of boxes [B, N] that do not overlap, in decreasing order: [B, D].
+    """Suppress overlaps among boxes [B, N]; return detections [B, D] by decreasing score.
 
-    D is at most `limit`; with `static_shapes` it is not what the fullest image needs, but `limit`.
-    The boxes come from `views` views of each image.
+    D is `limit` with `static_shapes`, otherwise the largest number of detections of an image. The
+    boxes come from `views` views of each image.
     """
-    if views > 1 and rule.views_iou_thresh is not None:
-        rule = replace(rule, iou_thresh=rule.views_iou_thresh)
+    if views > 1 and settings.views_iou_thresh is not None:
+        settings = replace(settings, iou_thresh=settings.views_iou_thresh)
     limit = min(limit, predicted.valid.shape[1])
     labels = predicted.labels
-    groups = torch.zeros_like(labels) if rule.class_agnostic else labels
-    if rule.method == "fusion":
-        index, changes = _weighted_boxes_fusion(predicted, groups, rule, limit, views)
-    elif rule.method.startswith("soft"):
-        index, changes = _soft_nms(predicted, groups, rule, limit)
+    groups = torch.zeros_like(labels) if settings.class_agnostic else labels
+    if settings.method == "fusion":
+        index, changes = _weighted_boxes_fusion(predicted, groups, settings, limit, views)
+    elif settings.method.startswith("soft"):
+        index, changes = _soft_nms(predicted, groups, settings, limit)
     else:
         boxes, scores = predicted.boxes, predicted.scores
-        index, valid = padded_nms(boxes, scores, groups, predicted.valid, rule.iou_thresh, limit)
+        index, valid = padded_nms(
+            boxes, scores, groups, predicted.valid, settings.iou_thresh, limit
+        )
         changes = {"valid": valid}
-        if rule.method == "voting":
-            changes["boxes"] = _vote(predicted, groups, index, rule.vote_iou)
+        if settings.method == "voting":
+            changes["boxes"] = _vote(predicted, groups, index, settings.vote_iou)
     selected = vars(predicted.map(lambda field: gather(field, index)))
     detections = Detections(**{**selected, **changes})
     return detections[:, : padded_length(detections.valid, static_shapes)]
 
 
 def _soft_nms(
-    predicted: PredictedBoxes, groups: Tensor, rule: Suppression, limit: int
+    predicted: PredictedBoxes, groups: Tensor, settings: Suppression, limit: int
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Select the best box `limit` times, and lower the scores of overlapping boxes each time.
 
-    Returns the places [B, D] of the selected boxes, and the fields of detections that change.
+    Returns the indices [B, D] of the selected boxes, and the fields of detections that change.
     """
     boxes = predicted.boxes
     scores = torch.where(predicted.valid, predicted.scores, -1.0)
@@ -80,17 +86,17 @@ def _soft_nms(
         picked.append(best)
         picked_scores.append(score)
         overlap = box_ops.iou(gather(boxes, best), boxes)[:, 0] * (groups == groups.gather(1, best))
-        if rule.method == "soft-gaussian":
-            scores = scores * torch.exp(-overlap.square() / rule.sigma)
+        if settings.method == "soft-gaussian":
+            scores = scores * torch.exp(-overlap.square() / settings.sigma)
         else:
-            scores = scores * torch.where(overlap > rule.iou_thresh, 1 - overlap, 1.0)
+            scores = scores * torch.where(overlap > settings.iou_thresh, 1 - overlap, 1.0)
         scores = scores.scatter(1, best, -1.0)
     index, kept_scores = torch.cat(picked, dim=1), torch.cat(picked_scores, dim=1)
-    return index, {"scores": kept_scores, "valid": kept_scores > rule.min_score}
+    return index, {"scores": kept_scores, "valid": kept_scores > settings.min_score}
 
 
 def _vote(predicted: PredictedBoxes, groups: Tensor, index: Tensor, vote_iou: float) -> Tensor:
-    """Average the predicted boxes around those at [B, D], weighted by score: [B, D, 4]."""
+    """Average the neighbors of the boxes at `index` [B, D], weighted by score: [B, D, 4]."""
     boxes = gather(predicted.boxes, index)
     near = box_ops.iou(boxes, predicted.boxes) >= vote_iou  # [B, D, N]
     near = near & (groups.gather(1, index)[:, :, None] == groups[:, None])
@@ -105,9 +111,9 @@ def _vote(predicted: PredictedBoxes, groups: Tensor, index: Tensor, vote_iou: fl
 
 
 def _weighted_boxes_fusion(
-    predicted: PredictedBoxes, labels: Tensor, rule: Suppression, limit: int, views: int
+    predicted: PredictedBoxes, labels: Tensor, settings: Suppression, limit: int, views: int
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Fuse the boxes of each image on the CPU; the results are as those of `_soft_nms`.
+    """Fuse the boxes of each image on the CPU. Returns the same as `_soft_nms`.
 
     A group has the label of its highest-scoring box, which is selected.
     """
@@ -115,11 +121,11 @@ def _weighted_boxes_fusion(
     fields = ("boxes", "scores", "valid")
     fused = {name: torch.zeros_like(getattr(predicted, name)[:, :limit]) for name in fields}
     for image, valid in enumerate(predicted.valid):
-        own = predicted[image][valid]
+        boxes, scores = predicted.boxes[image][valid], predicted.scores[image][valid]
         boxes, scores, first = _fuse_image(
-            own.boxes, own.scores, labels[image][valid], rule.iou_thresh, views
+            boxes, scores, labels[image][valid], settings.iou_thresh, views
         )
-        count = min(limit, int((scores > rule.min_score).sum()))
+        count = min(limit, int((scores > settings.min_score).sum()))
         index[image, :count] = valid.nonzero()[:, 0][first[:count]]
         fused["boxes"][image, :count] = boxes[:count]
         fused["scores"][image, :count] = scores[:count]
@@ -130,8 +136,8 @@ def _weighted_boxes_fusion(
 def _fuse_image(
     boxes: Tensor, scores: Tensor, labels: Tensor, iou_thresh: float, views: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the groups of an image: boxes [G, 4], scores [G] in decreasing order, and the place
-    of the highest-scoring box of each."""
+    """Return the groups of an image: boxes [G, 4], scores [G] in decreasing order, and the index
+    [G] of the highest-scoring box of each."""
     order = scores.argsort(descending=True, stable=True)
     # Each box joins the group whose mean it overlaps most. The steps are so small that numpy takes
     # a fraction of torch's time.
@@ -139,7 +145,7 @@ def _fuse_image(
     means, areas = np.zeros((len(order), 4)), np.zeros(len(order))
     weights, sizes, group_labels, first = (np.zeros(len(order)) for _ in range(4))
     groups = 0
-    for place, (box, score, label) in enumerate(zip(*columns, strict=True)):
+    for rank, (box, score, label) in enumerate(zip(*columns, strict=True)):
         low = np.maximum(box[:2], means[:groups, :2])
         intersection = (np.minimum(box[2:], means[:groups, 2:]) - low).clip(0).prod(axis=1)
         union = areas[:groups] + (box[2:] - box[:2]).prod() - intersection
@@ -148,7 +154,7 @@ def _fuse_image(
         best = int(overlap.argmax()) if groups else 0
         group = best if groups and overlap[best] > iou_thresh else groups
         if group == groups:
-            first[group] = place
+            first[group] = rank
             groups += 1
         weights[group] += score
         sizes[group] += 1

@@ -1,8 +1,8 @@
-"""Convolutions with margins, and with faster gradients on CPUs.
+"""Convolutions with asymmetric padding, and with faster gradients on CPUs.
 
-torch computes convolutions on a CPU by oneDNN, and two of its gradients are slow: those of groups
-of few channels in bfloat16, and those of the weights in float32 on processors with AVX2 only.
-`docs/fine_tuning.md` and `benchmarks/models/convolution_gradients.py` have times.
+On CPUs, torch computes convolutions by oneDNN. Two kinds of gradients are slow: in bfloat16, those
+of convolutions with few channels per group; in float32, those of weights on processors without
+AVX-512. `docs/fine_tuning.md` and `benchmarks/models/convolution_gradients.py` have times.
 
 Shapes: B images, C input and D output channels, H x W pixels.
 """
@@ -39,28 +39,28 @@ class PaddedConv2d(_ConvLike):
 
 
 class CPUConv2d(_ConvLike):
-    """Convolution like `conv`, padded by zeros, with faster gradients where there are any."""
+    """Convolution like `conv`, padded by zeros, with faster gradients where possible."""
 
     def __init__(self, conv: nn.Conv2d) -> None:
         super().__init__(conv)
-        self._use_float32, self._use_products = slow_in_bfloat16(conv), slow_in_float32(conv)
+        self._use_float32, self._use_matmuls = slow_in_bfloat16(conv), slow_in_float32(conv)
 
     def _conv_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         autocast = torch.is_autocast_enabled("cpu")
         dtype = torch.get_autocast_dtype("cpu") if autocast else x.dtype
         in_float32 = self._use_float32 and dtype == torch.bfloat16
-        by_products = (
-            self._use_products
+        use_matmuls = (
+            self._use_matmuls
             and weight.requires_grad
             and dtype == weight.dtype == torch.float32
             and x.is_contiguous(memory_format=torch.channels_last)
         )
-        faster = torch.is_grad_enabled() and (in_float32 or by_products)
+        faster = torch.is_grad_enabled() and (in_float32 or use_matmuls)
         if not faster or x.device.type != "cpu":
             return super()._conv_forward(x, weight, bias)
         with torch.autocast("cpu", enabled=False):
             options = self.stride, self.padding, self.dilation, self.groups
-            result: Tensor = _Convolution.apply(x.to(dtype), weight, bias, options, by_products)
+            result: Tensor = _Convolution.apply(x.to(dtype), weight, bias, options, use_matmuls)
             return result
 
 
@@ -90,14 +90,14 @@ def replace_crashing_convs(model: nn.Module) -> None:
 
 class _Convolution(torch.autograd.Function):
     """Convolve a map [B, C, H, W] in its type. The gradients are computed in float32, that of the
-    weights by `weight_gradient` if `by_products`."""
+    weights by `weight_gradient` if `use_matmuls`."""
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, options: Any, by_products: bool
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, options: Any, use_matmuls: bool
     ) -> Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.options, ctx.by_products = options, by_products
+        ctx.options, ctx.use_matmuls = options, use_matmuls
         ctx.bias_shape = None if bias is None else list(bias.shape)
         bias = None if bias is None else bias.to(x.dtype)
         return F.conv2d(x, weight.to(x.dtype), bias, *options)
@@ -108,15 +108,14 @@ class _Convolution(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         stride, padding, dilation, groups = ctx.options
         mask = ctx.needs_input_grad[:3]
-        if (
-            ctx.by_products
-        ):  # else oneDNN computes the gradient of the weights with that of the bias
+        if ctx.use_matmuls:
+            # The bias too, because oneDNN would compute the weight gradient with it.
             mask = (mask[0], False, False)
         x_grad, weight_grad, bias_grad = torch.ops.aten.convolution_backward(
             gradient.float(), x.float(), weight.float(), ctx.bias_shape, stride, padding, dilation,
             False, [0, 0], groups, mask,
         )  # fmt: skip
-        if ctx.by_products:
+        if ctx.use_matmuls:
             weight_grad = weight_gradient(gradient, x, weight.shape[2:], padding, dilation)
             bias_grad = gradient.sum((0, 2, 3)) if ctx.needs_input_grad[2] else None
         x_grad = None if x_grad is None else x_grad.to(x.dtype)
@@ -152,7 +151,7 @@ def weight_gradient(
         for top in range(0, height, rows):
             strip = gradients[top : top + rows]
             end = top + len(strip) + (kernel_height - 1) * dilation[0]
-            neighbors = torch.stack([one[top:end] for one in shifted], dim=3)
+            neighbors = torch.stack([x[top:end] for x in shifted], dim=3)
             by_output = strip.reshape(-1, outputs).t()
             for i in range(kernel_height):
                 reached = neighbors[i * dilation[0] :][: len(strip)]

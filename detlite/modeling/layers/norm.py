@@ -74,7 +74,7 @@ class FrozenBatchNormAct2d(FrozenBatchNorm2d):
         return self.act(self.drop(super().forward(x)))
 
 
-def frozen(norm: nn.BatchNorm2d | nn.SyncBatchNorm) -> FrozenBatchNorm2d:
+def to_frozen_norm(norm: nn.BatchNorm2d | nn.SyncBatchNorm) -> FrozenBatchNorm2d:
     """Create a frozen norm with the statistics, parameters and activation of a batch norm."""
     if hasattr(norm, "act"):
         after = norm.get_submodule("drop"), norm.get_submodule("act")
@@ -88,13 +88,13 @@ def frozen(norm: nn.BatchNorm2d | nn.SyncBatchNorm) -> FrozenBatchNorm2d:
 def freeze_batch_norm(
     net: nn.Module, modules: Iterable[tuple[str, nn.Module]] | None = None
 ) -> None:
-    """Replace every batch norm among `modules`, by default all inside `net`, by a frozen one."""
+    """Replace every batch norm among `modules` (default: all inside `net`) with a frozen one."""
     for path, module in list(modules or net.named_modules()):
         if isinstance(module, BATCH_NORMS):
-            net.set_submodule(path, frozen(module))
+            net.set_submodule(path, to_frozen_norm(module))
 
 
-def takes_batch_statistics(module: nn.Module) -> bool:
+def uses_batch_statistics(module: nn.Module) -> bool:
     """Return True if a norm inside `module` normalizes by its batch."""
     return any(isinstance(child, BATCH_NORMS) and child.training for child in module.modules())
 

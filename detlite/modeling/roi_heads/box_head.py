@@ -20,7 +20,7 @@ from detlite.modeling.boxes.box_coder import BoxCoder
 from detlite.modeling.boxes.dynamic import DynamicThresholds, build_dynamic_thresholds
 from detlite.modeling.boxes.losses import BoxLoss, ClassLoss, build_box_loss, build_class_loss
 from detlite.modeling.boxes.matcher import Matcher
-from detlite.modeling.layers.norm import takes_batch_statistics
+from detlite.modeling.layers.norm import uses_batch_statistics
 from detlite.modeling.precision import at_least_float32
 from detlite.structures import boxes as box_ops
 from detlite.structures.instances import GroundTruth, PredictedBoxes, Proposals, Samples
@@ -41,7 +41,8 @@ class BoxPredictions:
     deltas: Tensor  # float32 [R, Q, 4]
 
     def features_of(self, packing: Packing, count: int) -> Tensor:
-        """Select the features of other rows, all among the first `count` entries of an image."""
+        """Select the features of the rows of `packing`, which has `count` entries per image: the
+        first ones of the predictions."""
         return self.features[packing.pack(self.packing.row_numbers()[:, :count])]
 
 
@@ -50,10 +51,10 @@ class BoxHead(BoxStages):
 
     Args:
         class_agnostic: one box regression for all classes.
-        class_scores: predicted boxes hold the scores of all classes.
-        thresholds: replace the beta of `box_loss`.
-        ious: those from which a box is foreground in each pass. With several, the head is a cascade
-            of itself: each pass applies it to the boxes that it predicted before.
+        class_scores: predicted boxes contain the scores of all classes.
+        thresholds: dynamic thresholds; their beta replaces that of `box_loss`.
+        ious: foreground IoU threshold of each pass. With several passes, the head is a cascade of
+            itself: each pass applies it to the boxes predicted in the previous one.
     """
 
     # Saves up to half of a pass: benchmarks/results/recipes/settings_batch_1.md.
@@ -105,7 +106,7 @@ class BoxHead(BoxStages):
         labels = packing.pack(samples.labels)  # [R], -1 for padding
         count = (labels >= 0).sum().clamp(min=1)
         classifier = self.class_loss(predictions.logits, labels)
-        foreground = Packing(labels[None] > 0, packing.static_shapes)  # rows of the rows
+        foreground = Packing(labels[None] > 0, packing.static_shapes)  # among the R rows
         index = foreground.index
         box_loss = self.box_loss
         if self.thresholds is not None:
@@ -123,9 +124,9 @@ class BoxHead(BoxStages):
     def forward(
         self, features: list[Tensor], boxes: Tensor, valid: Tensor, static_shapes: bool
     ) -> BoxPredictions:
-        """Predict logits and deltas of the valid ones of boxes [B, N, 4]."""
+        """Predict logits and deltas of the valid boxes among [B, N, 4]."""
         # Padding must not be part of batch statistics.
-        packing = Packing(valid, static_shapes and not takes_batch_statistics(self))
+        packing = Packing(valid, static_shapes and not uses_batch_statistics(self))
         x = self.feature_extractor(features, packing.rois(boxes))
         logits, deltas = self.predictor(x)
         deltas = at_least_float32(deltas).unflatten(1, (-1, 4))
@@ -142,22 +143,25 @@ class BoxHead(BoxStages):
         proposals: Proposals,
         score_thresh: float,
     ) -> PredictedBoxes:
-        """Decode the box of each proposal [B, P] and class whose score, of float32 [R, K], exceeds
-        `score_thresh`."""
+        """Decode a box for each proposal [B, P] and class with a score above `score_thresh`.
+
+        `scores` are float32 [R, K].
+        """
         packing, num_classes = predictions.packing, scores.shape[1] - 1
-        all_scores = packing.unpack(scores[:, 1:]) * proposals.valid[..., None]  # [B, P, K - 1]
-        class_scores = all_scores.flatten(1)
+        class_scores = packing.unpack(scores[:, 1:]) * proposals.valid[..., None]  # [B, P, K - 1]
+        flat_scores = class_scores.flatten(1)
         per_box = num_classes
         if score_thresh > 0:  # the scores of a box sum to at most 1
             per_box = min(num_classes, math.ceil(1 / score_thresh) - 1)
         limit = proposals.valid.shape[1] * per_box
-        index, valid = first_valid(class_scores > score_thresh, limit, packing.static_shapes)
-        place, label = index // num_classes, index % num_classes + 1
+        index, valid = first_valid(flat_scores > score_thresh, limit, packing.static_shapes)
+        proposal, label = index // num_classes, index % num_classes + 1
         deltas = packing.unpack(predictions.deltas)  # [B, P, Q, 4]
-        deltas = gather(deltas.flatten(1, 2), place * deltas.shape[2] + self._column(label))
-        boxes = self.box_coder.decode(deltas, gather(proposals.boxes, place))
-        own_scores = gather(all_scores, place) if self.class_scores else None
-        return PredictedBoxes(boxes, class_scores.gather(1, index), label, valid, own_scores)
+        deltas = gather(deltas.flatten(1, 2), proposal * deltas.shape[2] + self._column(label))
+        boxes = self.box_coder.decode(deltas, gather(proposals.boxes, proposal))
+        scores = flat_scores.gather(1, index)
+        all_scores = gather(class_scores, proposal) if self.class_scores else None
+        return PredictedBoxes(boxes, scores, label, valid, all_scores)
 
     @torch.no_grad()
     def refine(self, predictions: BoxPredictions, boxes: Tensor, sizes: Tensor) -> Tensor:
@@ -228,4 +232,4 @@ def build_box_heads(cfg: CfgNode, backbone: Backbone) -> BoxHead | CascadeBoxHea
     for name, on in (("MASK", cfg.MODEL.MASK_ON), ("KEYPOINT", cfg.MODEL.KEYPOINT_ON)):
         if on and cfg.MODEL[f"ROI_{name}_HEAD"].SHARE_BOX_FEATURE_EXTRACTOR:
             raise ValueError(f"{key} needs MODEL.ROI_{name}_HEAD.SHARE_BOX_FEATURE_EXTRACTOR False")
-    return CascadeBoxHead([build_box_head(cfg, backbone, own) for own in weights], ious)
+    return CascadeBoxHead([build_box_head(cfg, backbone, stage) for stage in weights], ious)

@@ -32,10 +32,10 @@ class BoxStages(nn.Module, ABC):
     """Box heads applied in order, each to the boxes that the previous one refined.
 
     Attributes:
-        matchers: those of the samples of each stage; the first stage gets labelled samples.
+        matchers: label the samples of each stage after the first, whose samples have labels.
         score_thresh: predicted boxes need a higher score.
-        skip_below: fraction of `score_thresh`. If the earlier stages give a proposal a lower mean
-            probability of foreground, the later ones skip it.
+        skip_below: fraction of `score_thresh`. The later stages skip a proposal if its mean
+            foreground probability in the earlier ones is lower.
     """
 
     matchers: list[Matcher]
@@ -63,8 +63,8 @@ class BoxStages(nn.Module, ABC):
         stages = self.stages
         if len(stages) == 1:
             return stages[0].stage_losses(features, samples, truth, static_shapes)
-        # The stages share the backbone, so average their gradients. One head in several passes gets
-        # the sum of its gradients.
+        # The stages share the backbone, so average their gradients there. Gradients of a head that
+        # is used in several passes add up.
         features = [_ScaleGradient.apply(level, 1 / len(stages)) for level in features]
         losses: dict[str, Tensor] = {}
         predictions: list[BoxPredictions] = []
@@ -73,9 +73,9 @@ class BoxStages(nn.Module, ABC):
                 boxes = stages[number - 1].refine(predictions[-1], samples.boxes, sizes)
                 valid = (samples.labels >= 0) & box_ops.has_min_size(boxes, 0)
                 samples = label_samples(boxes, matcher(truth, boxes, valid), valid, truth)
-            stage_losses, own = stage.stage_losses(features, samples, truth, static_shapes)
+            stage_losses, predicted = stage.stage_losses(features, samples, truth, static_shapes)
             losses |= {f"{name}_stage{number}": loss for name, loss in stage_losses.items()}
-            predictions.append(own)
+            predictions.append(predicted)
         return losses, predictions[0]
 
     def predict(
@@ -97,7 +97,7 @@ class BoxStages(nn.Module, ABC):
             proposals = replace(proposals, boxes=boxes, valid=valid)
             predictions = stage(features, boxes, valid, static_shapes)
             logits.append(predictions.packing.unpack(predictions.logits))
-        rows = [predictions.packing.pack(own) for own in logits]
+        rows = [predictions.packing.pack(stage_logits) for stage_logits in logits]
         scores = mean_scores(rows, last.convention)
         return last.decode(predictions, scores, proposals, self.score_thresh)
 
@@ -126,8 +126,7 @@ def mean_scores(logits: Sequence[Tensor], convention: Convention) -> Tensor:
 class CascadeBoxHead(BoxStages):
     """Class-agnostic box heads, each applied to the boxes of the previous one.
 
-    `ious` are those from which a box is foreground in each stage. The samples of the first stage
-    are drawn with its IoU.
+    `ious` are the foreground IoU thresholds of the stages. The sampler must use the first one.
     """
 
     thresholds = None

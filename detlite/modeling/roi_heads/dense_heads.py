@@ -58,8 +58,8 @@ class DenseRoIHead(nn.Module, ABC):
 class MaskHead(DenseRoIHead):
     """Predicts masks of every class; the mask of the true or the detected class is used.
 
-    `more` heads may be added, E in all. The logits then are [R, E, K, M, M] and the probabilities
-    the mean over heads, like mmdetection's Cascade Mask R-CNN. All are trained on the same samples.
+    With further heads in `more`, E in all, the logits are [R, E, K, M, M] and the probabilities are
+    averaged, as in mmdetection's Cascade Mask R-CNN. All heads are trained on the same samples.
 
     Attributes:
         dice: add the dice loss.
@@ -86,11 +86,11 @@ class MaskHead(DenseRoIHead):
         assert truth.masks is not None
         selected = _select_class(logits, packing.pack(samples.labels).clamp(min=0))
         instance = packing.image * truth.labels.shape[1] + packing.pack(samples.gt_index)
-        covered = box_ops.pooled_region(packing.pack(samples.boxes), self.convention)
+        region = box_ops.pooled_region(packing.pack(samples.boxes), self.convention)
         target = crop_masks(
             *truth.masks.tensors(),
             torch.where(packing.valid, instance, -1),
-            covered.float(),
+            region.float(),
             logits.shape[-1],
             self.convention.mask_targets == "soft",
         ).to(logits.dtype)
@@ -139,8 +139,8 @@ class KeypointHead(DenseRoIHead):
                 f"{logits.shape[1]}: set MODEL.ROI_KEYPOINT_HEAD.NUM_CLASSES"
             )
         keypoints = packing.pack(gather(truth.keypoints, samples.gt_index))  # [R, K, 3]
-        covered = box_ops.pooled_region(packing.pack(samples.boxes), self.convention)
-        cells, labelled = to_heatmap_cells(keypoints, covered, logits.shape[-1])
+        region = box_ops.pooled_region(packing.pack(samples.boxes), self.convention)
+        cells, labelled = to_heatmap_cells(keypoints, region, logits.shape[-1])
         labelled = labelled & packing.valid[:, None]
         target = torch.where(labelled, cells, -1).flatten()
         scores = logits.flatten(0, 1).flatten(1)

@@ -16,22 +16,22 @@ from detlite.structures.instances import Detections
 
 @dataclass(frozen=True)
 class MaskRefinement:
-    """Moves boxes towards their masks, and gives masks their own scores.
+    """Moves boxes towards their masks, and computes mask scores.
 
     Mask Scoring R-CNN (https://arxiv.org/abs/1903.00241) trains a head for such scores; these are
     computed from the probabilities of the mask.
     """
 
-    box_weight: float  # of the tight box of the mask in the mean with the predicted box
+    box_weight: float  # weight of the mask's tight box in its average with the predicted box
     # Power of the mask's mean foreground probability in its score; 0: no mask scores.
     exponent: float
-    threshold: float  # probability from which a cell is foreground
+    threshold: float  # lowest probability of a foreground cell
     convention: Convention
 
     def __call__(self, detections: Detections, sizes: Tensor) -> Detections:
         """Set the boxes, `mask_boxes` and `mask_scores` of detections [B, D].
 
-        `sizes` int64 [B, 2] are those of the images. The order remains.
+        `sizes` int64 [B, 2] are the image sizes. The order of detections does not change.
         """
         assert detections.mask_probs is not None
         probs = detections.mask_probs.flatten(0, 1)

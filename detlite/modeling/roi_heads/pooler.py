@@ -57,8 +57,10 @@ class Pooler(nn.Module):
         self.convention = convention
 
     def forward(self, features: list[Tensor], rois: Tensor) -> Tensor:
-        """Pool RoIs [R, 5] of (image index, xyxy) from the first L levels [B, C, H_l, W_l], giving
-        [R, C, S, S]; zeros for image index -1, which marks padding."""
+        """Pool RoIs [R, 5] of (image index, xyxy) from the first L levels [B, C, H_l, W_l].
+
+        Returns [R, C, S, S], zeros for image index -1 (padding).
+        """
         # The level depends on the whole box, even if only a part of it is pooled.
         levels = assign_levels(rois[:, 1:], self.scales)
         region = box_ops.pooled_region(rois[:, 1:], self.convention)

@@ -60,7 +60,7 @@ def _build_box_predictor(cfg: CfgNode, in_channels: int) -> nn.Module:
 class MaskPredictor(nn.Module):
     """Predicts a logit for each class at each cell.
 
-    If `width` is set, a 2x2 transposed convolution to that many channels doubles the map before.
+    If `width` is set, a 2x2 transposed convolution to `width` channels first doubles the map.
     """
 
     def __init__(self, in_channels: int, num_classes: int, width: int | None = None) -> None:

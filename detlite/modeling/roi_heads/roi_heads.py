@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from yacs.config import CfgNode
 
 from detlite.modeling.backbone import Backbone
-from detlite.modeling.layers.norm import takes_batch_statistics
+from detlite.modeling.layers.norm import uses_batch_statistics
 from detlite.modeling.precision import at_least_float32
 from detlite.structures.instances import Detections, GroundTruth, Samples
 from detlite.structures.padding import Packing
@@ -53,7 +53,7 @@ class RoIHeads(nn.Module):
 
     @property
     def has_dense_outputs(self) -> bool:
-        """True if detections get masks, keypoints or features."""
+        """True if detections contain masks, keypoints or features."""
         return bool(self.dense_heads) or self.returns_features
 
     @property
@@ -76,7 +76,7 @@ class RoIHeads(nn.Module):
         if not self.dense_heads:
             return {}
         # Padding must not be part of batch statistics.
-        batch_statistics = any(map(takes_batch_statistics, self.dense_heads.values()))
+        batch_statistics = any(map(uses_batch_statistics, self.dense_heads.values()))
         packing = Packing(foreground.labels > 0, static_shapes and not batch_statistics)
         rois = packing.rois(foreground.boxes)
         shared = None

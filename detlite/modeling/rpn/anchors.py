@@ -42,8 +42,10 @@ class AnchorGenerator(nn.Module):
         return [len(self.get_buffer(f"cell{level}")) for level in range(len(self.strides))]
 
     def forward(self, sizes: Sequence[tuple[int, int]]) -> list[Tensor]:
-        """Generate anchors [H * W * A, 4] in image pixels, ordered by row, column and anchor, for
-        each of maps of these (height, width)."""
+        """Generate anchors [H * W * A, 4] in image pixels for each map size (H, W).
+
+        They are ordered by row, column and anchor.
+        """
         steps = [(stride, stride) for stride in self.strides]
         if self.convention.anchor_spacing == "fit":
             rows, columns = (side * self.strides[0] for side in sizes[0])  # the padded image

@@ -50,9 +50,10 @@ class RPN(nn.Module):
 
     Args:
         nms_thresh: IoU above which proposals of a level are suppressed.
-        min_size, score_thresh: shortest side of a proposal in pixels, and its least objectness.
+        min_size, score_thresh: minimum side (pixels) and objectness (0 to 1) of a proposal.
         matcher, sampler: select the anchors to train on.
-        straddle: largest number of pixels by which these cross the image border; negative: any.
+        straddle: largest number of pixels by which these cross the image border; negative: no
+            limit.
     """
 
     def __init__(
@@ -147,11 +148,11 @@ class RPN(nn.Module):
         proposals = self._suppress(candidates, torch.cat(levels, 1), limits)
         if limits.total_per_batch:
             proposals = replace(proposals, valid=_best_of_batch(proposals, limits.total))
-        place, valid = first_valid(proposals.valid, limits.total, static_shapes)
-        return replace(proposals.map(lambda field: gather(field, place)), valid=valid)
+        index, valid = first_valid(proposals.valid, limits.total, static_shapes)
+        return replace(proposals.map(lambda field: gather(field, index)), valid=valid)
 
     def _suppress(self, candidates: Proposals, levels: Tensor, limits: ProposalLimits) -> Proposals:
-        """Suppress overlaps on each level and small boxes; `levels` [B, N] are those of boxes."""
+        """Suppress overlaps on each level, and drop small boxes. `levels` are [B, N]."""
         boxes, scores = candidates.boxes, candidates.scores
         valid = box_ops.has_min_size(boxes, self.min_size) & candidates.valid
         if self.score_thresh:
@@ -161,9 +162,9 @@ class RPN(nn.Module):
         index, kept = padded_nms(boxes, scores, levels, valid, self.nms_thresh, count)
         if by_level:
             # Boxes are sorted by score, so a running count per level ranks the boxes of each level.
-            own = levels.gather(1, index)
-            counts = F.one_hot(own, len(self.anchor_generator.strides)) * kept[:, :, None]
-            rank = counts.cumsum(dim=1).gather(2, own[:, :, None])[:, :, 0]
+            level = levels.gather(1, index)
+            counts = F.one_hot(level, len(self.anchor_generator.strides)) * kept[:, :, None]
+            rank = counts.cumsum(dim=1).gather(2, level[:, :, None])[:, :, 0]
             kept = kept & (rank <= limits.post_nms)
         return Proposals(gather(boxes, index), scores.gather(1, index), kept)
 

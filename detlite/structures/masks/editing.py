@@ -18,21 +18,22 @@ _MARGIN = 8
 def crop_to_window(masks: PackedMasks, top: int, left: int, height: int, width: int) -> PackedMasks:
     """Crop the masks of one image to a window, which may exceed the image.
 
-    `top` and `left`, possibly negative, are the first row and column of the window in the image.
+    `top` and `left` are the first row and column of the window in the image; they may be negative.
     Instances outside the window become empty.
     """
     cropped: list[Rings | np.ndarray] = []
-    for own, frame in masks.pieces_and_frames():
+    for pieces, frame in masks.pieces_and_frames():
         if frame[0]:
             bottom, right = min(top + height, frame[4]), min(left + width, frame[5])
-            visible = decode_frame(own[0], frame, (top, left, bottom, right))
+            visible = decode_frame(pieces[0], frame, (top, left, bottom, right))
             used = used_columns(visible)
             bitmap = np.zeros((height, width), np.uint8)
             bitmap[: bottom - top, used] = visible[:, used]
             cropped.append(boundaries_of_bitmap(bitmap))
         else:
             rings = (
-                clip_ring(ring.reshape(-1, 2) - (left, top), height, width, _MARGIN) for ring in own
+                clip_ring(ring.reshape(-1, 2) - (left, top), height, width, _MARGIN)
+                for ring in pieces
             )
             cropped.append([ring for ring in rings if len(ring) >= 3])
     return pack(cropped, height, width)
@@ -43,16 +44,16 @@ def place_masks(
 ) -> PackedMasks:
     """Place the masks of an image of (height, width) `size` in a larger image.
 
-    The image has its first pixel at `top` and `left` of the larger image, whose size is `whole`.
+    `top` and `left` are its first row and column in the larger image of size `whole`.
     Polygons that exceed their image become run lengths, because the area beyond its border belongs
     to other images.
     """
     placed: list[Rings | np.ndarray] = []
-    for own, frame in masks.pieces_and_frames():
-        rings = [] if frame[0] else [ring.reshape(-1, 2) for ring in own]
+    for pieces, frame in masks.pieces_and_frames():
+        rings = [] if frame[0] else [ring.reshape(-1, 2) for ring in pieces]
         if frame[0] or any(((ring < 0) | (ring > size[::-1])).any() for ring in rings):
             bitmap = np.zeros(whole, np.uint8)
-            bitmap[top : top + size[0], left : left + size[1]] = draw_pieces(own, frame, *size)
+            bitmap[top : top + size[0], left : left + size[1]] = draw_pieces(pieces, frame, *size)
             placed.append(boundaries_of_bitmap(bitmap))
         else:
             placed.append([ring + np.array([left, top]) for ring in rings])
@@ -68,13 +69,13 @@ def occlude_masks(masks: PackedMasks, hidden: np.ndarray) -> tuple[PackedMasks, 
     visible: list[Rings | np.ndarray] = []
     touched = []
     bitmaps = masks.each_bitmap(*hidden.shape)
-    for (own, frame), bitmap in zip(masks.pieces_and_frames(), bitmaps, strict=True):
+    for (pieces, frame), bitmap in zip(masks.pieces_and_frames(), bitmaps, strict=True):
         used = used_columns(bitmap)
-        below = (bitmap[:, used] > 0) & hidden[:, used]
-        touched.append(bool(below.any()))
-        bitmap[:, used][below] = 0
+        occluded = (bitmap[:, used] > 0) & hidden[:, used]
+        touched.append(bool(occluded.any()))
+        bitmap[:, used][occluded] = 0
         # `pack` expects run lengths in the frame of the image, not resized or flipped.
-        visible.append(boundaries_of_bitmap(bitmap) if touched[-1] or frame[0] else own)
+        visible.append(boundaries_of_bitmap(bitmap) if touched[-1] or frame[0] else pieces)
     return pack(visible, *hidden.shape), torch.tensor(touched, dtype=torch.bool)
 
 
@@ -95,16 +96,16 @@ def warp_masks(
     coefficients = np.column_stack([inverse, -inverse @ shift]).ravel().tolist()
     moved: list[Rings | np.ndarray] = []
     boxes = torch.zeros(len(masks), 4)
-    for index, (own, frame) in enumerate(masks.pieces_and_frames()):
+    for index, (pieces, frame) in enumerate(masks.pieces_and_frames()):
         if frame[0]:
-            image = Image.fromarray(draw_pieces(own, frame, *size)).transform(
+            image = Image.fromarray(draw_pieces(pieces, frame, *size)).transform(
                 new_size[::-1], Image.Transform.AFFINE, coefficients, Image.Resampling.NEAREST
             )
             bitmap = np.asarray(image)
             moved.append(boundaries_of_bitmap(bitmap))
             boxes[index] = torch.tensor(tight_bounds(bitmap))
         else:
-            rings = [ring.reshape(-1, 2) @ matrix.T + shift for ring in own]
+            rings = [ring.reshape(-1, 2) @ matrix.T + shift for ring in pieces]
             moved.append(rings)
             if rings:
                 points = np.concatenate(rings)

@@ -78,7 +78,7 @@ class PackedMasks:
 
     @classmethod
     def from_bitmaps(cls, masks: Tensor) -> PackedMasks:
-        """Pack bitmaps uint8 or bool `[I, H, W]`, not 0 inside, as run lengths on the CPU."""
+        """Pack bitmaps uint8 or bool `[I, H, W]`, nonzero inside, as run lengths on the CPU."""
         if masks.dtype not in (torch.uint8, torch.bool):
             raise TypeError(f"masks must be uint8 or bool, not {masks.dtype}")
         if masks.ndim != 3:
@@ -90,25 +90,29 @@ class PackedMasks:
 
     @classmethod
     def collate(cls, masks: Sequence[PackedMasks], count: int) -> PackedMasks:
-        """Pack the masks of several images, each padded to `count` instances, its maximum."""
+        """Pack the masks of several images, each padded to `count` instances.
+
+        Raises:
+            ValueError: an image has more instances.
+        """
         padded = []
-        for one in masks:
-            missing = count - len(one)
+        for image in masks:
+            missing = count - len(image)
             if missing < 0:
-                raise ValueError(f"{len(one)} masks of an image do not fit into {count}")
-            instances = pad(one.instances, (0, missing), value=int(one.instances[-1]))
-            frames = pad(one.frames, (0, 0, 0, missing))
-            padded.append(cls(one.values, one.pieces, instances, frames))
+                raise ValueError(f"{len(image)} masks of an image do not fit into {count}")
+            instances = pad(image.instances, (0, missing), value=int(image.instances[-1]))
+            frames = pad(image.frames, (0, 0, 0, missing))
+            padded.append(cls(image.values, image.pieces, instances, frames))
         return cls.join(padded)
 
     @classmethod
     def join(cls, masks: Sequence[PackedMasks]) -> PackedMasks:
         """Concatenate the instances."""
         return cls(
-            torch.cat([one.values for one in masks]),
-            _offsets(torch.cat([one.pieces.diff() for one in masks])),
-            _offsets(torch.cat([one.instances.diff() for one in masks])),
-            torch.cat([one.frames for one in masks]),
+            torch.cat([part.values for part in masks]),
+            _offsets(torch.cat([part.pieces.diff() for part in masks])),
+            _offsets(torch.cat([part.instances.diff() for part in masks])),
+            torch.cat([part.frames for part in masks]),
         )
 
     def __len__(self) -> int:
@@ -126,8 +130,8 @@ class PackedMasks:
         return PackedMasks(*(t.pin_memory() for t in self.tensors()))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Loader processes send arrays: each tensor would need one of the process's few file
-        # descriptors.
+        # Loader processes send arrays, because each tensor would need a file descriptor, and a
+        # process has few of them.
         return _from_arrays, tuple(t.numpy(force=True) for t in self.tensors())
 
     def select(self, keep: Tensor) -> PackedMasks:
@@ -162,13 +166,13 @@ class PackedMasks:
 
         in_piece = self.pieces.diff()
         moves = ~is_rle.repeat_interleave(self.instances.diff()).repeat_interleave(in_piece)
-        place = torch.arange(len(self.values)) - self.pieces[:-1].repeat_interleave(in_piece)
+        position = torch.arange(len(self.values)) - self.pieces[:-1].repeat_interleave(in_piece)
         values = self.values.clone()
         for axis, flip in ((0, flip_x), (1, flip_y)):
-            own = moves & (place % 2 == axis)
+            selected = moves & (position % 2 == axis)
             size, new_size = in_size[1 - axis], out_size[1 - axis]
-            coordinates = size - values[own] if flip else values[own]
-            values[own] = coordinates * (new_size / size)
+            coordinates = size - values[selected] if flip else values[selected]
+            values[selected] = coordinates * (new_size / size)
         return PackedMasks(values, self.pieces, self.instances, frames)
 
     def bitmaps(self, height: int, width: int) -> Tensor:
@@ -178,14 +182,14 @@ class PackedMasks:
 
     def each_bitmap(self, height: int, width: int) -> Iterator[np.ndarray]:
         """Yield each mask as uint8 `[height, width]`, the size of the run lengths' image."""
-        for own, frame in self.pieces_and_frames():
-            yield draw_pieces(own, frame, height, width)
+        for pieces, frame in self.pieces_and_frames():
+            yield draw_pieces(pieces, frame, height, width)
 
     def pieces_and_frames(self) -> Iterator[tuple[list[np.ndarray], list[int]]]:
         """Yield the pieces, float64 `[n]` each, and the frame of each instance."""
         pieces = np.split(self.values.numpy(force=True), self.pieces[1:-1].tolist())
-        places = pairwise(self.instances.tolist())
-        for (first, end), frame in zip(places, self.frames.tolist(), strict=True):
+        ranges = pairwise(self.instances.tolist())
+        for (first, end), frame in zip(ranges, self.frames.tolist(), strict=True):
             yield pieces[first:end], frame
 
     def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -226,13 +230,13 @@ def draw_pieces(
 
 def pack(masks: Sequence[Rings | np.ndarray], height: int, width: int) -> PackedMasks:
     """Pack the rings, or the array of run boundaries, of each instance of an image."""
-    pieces = [[one] if isinstance(one, np.ndarray) else one for one in masks]
-    flat = [piece.reshape(-1) for own in pieces for piece in own]
-    is_rle = torch.tensor([isinstance(one, np.ndarray) for one in masks], dtype=torch.int64)
+    instances = [[mask] if isinstance(mask, np.ndarray) else mask for mask in masks]
+    flat = [piece.reshape(-1) for pieces in instances for piece in pieces]
+    is_rle = torch.tensor([isinstance(mask, np.ndarray) for mask in masks], dtype=torch.int64)
     return PackedMasks(
         torch.from_numpy(np.concatenate([np.empty(0), *flat])),
         _offsets(torch.tensor([len(piece) for piece in flat], dtype=torch.int64)),
-        _offsets(torch.tensor([len(own) for own in pieces], dtype=torch.int64)),
+        _offsets(torch.tensor([len(pieces) for pieces in instances], dtype=torch.int64)),
         is_rle[:, None] * torch.tensor([height, width, 0, 0, height, width]),
     )
 

@@ -53,8 +53,12 @@ def paste_boxes(boxes: Tensor, resolution: int, convention: Convention) -> Tenso
 def _pixel_taps(
     low: float, high: float, cells: int, limit: int, device: torch.device
 ) -> tuple[slice, Tensor, Tensor]:
-    """Return along one axis the pixels that a mask with two rings of zeros reaches, for each pixel
-    the last cell whose center precedes its own, and the weight of the following cell."""
+    """Return the interpolation along one axis of a mask that is padded with two rings of zeros.
+
+    Returns:
+        The pixels that the mask covers, the padded cell before the center of each pixel, and the
+        weight of the next cell (0 to 1).
+    """
     cell = max(high - low, 1e-6) / cells
     # The mask reaches half a cell beyond the box: one cell from the outermost cell center.
     start = min(max(int(low - 0.5 * cell - 0.5), 0), limit)

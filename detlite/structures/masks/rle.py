@@ -62,7 +62,7 @@ def run_lengths(counts: Counts) -> np.ndarray:
     the last but one (cocoapi, rleToString).
 
     Raises:
-        ValueError: the string is not such a code. Negative runs are not detected.
+        ValueError: the string is not such an encoding. Negative runs are not detected.
     """
     if not isinstance(counts, (str, bytes)):
         return np.array(counts, np.int64)
@@ -71,7 +71,7 @@ def run_lengths(counts: Counts) -> np.ndarray:
     ends = np.flatnonzero(codes & 0x20 == 0)
     starts = np.concatenate([[0], ends[:-1] + 1])[: len(ends)]
     sizes = ends - starts + 1
-    # Seven characters hold any run of an image, and their sums do not overflow.
+    # Seven characters suffice for any run of an image, and their sums do not overflow.
     if ((codes < 0) | (codes > 63)).any() or sizes.sum() != len(codes) or (sizes > 7).any():
         raise ValueError("the RLE counts are not run lengths")
     if not len(ends):
@@ -85,10 +85,10 @@ def run_lengths(counts: Counts) -> np.ndarray:
 
 
 def draw_runs(bitmap: np.ndarray, counts: Counts) -> None:
-    """Set the pixels of an RLE in a bitmap `[H, W]` of zeros; its time grows with the columns used.
+    """Set the pixels of an RLE in a bitmap `[H, W]` of zeros; only columns with pixels take time.
 
     Raises:
-        ValueError: the counts are no run lengths, or exceed the bitmap.
+        ValueError: the counts are not run lengths, or exceed the bitmap.
     """
     runs, height = run_lengths(counts), len(bitmap)
     pixels = runs.sum(dtype=np.float64)  # cannot overflow

@@ -97,7 +97,7 @@ def test_unknown_framework(convert, tmp_path, capsys):
     assert "unknown.pth: no known framework uses such entry names" in capsys.readouterr().err
     torch.save({}, tmp_path / "empty.pth")
     assert convert(tmp_path / "empty.pth", tmp_path / "out.pth") == 2
-    assert "empty.pth: holds neither a state dict" in capsys.readouterr().err
+    assert "empty.pth: contains neither a state dict" in capsys.readouterr().err
     assert not (tmp_path / "out.pth").exists()
 
 
@@ -127,7 +127,7 @@ def test_weights_by_name(convert, weights, tmp_path, monkeypatch, capsys):
     ("weights_file", "output", "message"),
     [
         ("none.pth", "out.pth", "none.pth: cannot be read (No such file"),
-        ("ours.pth", "no/such/folder/out.pth", "there is no folder"),
+        ("ours.pth", "no/such/folder/out.pth", "does not exist"),
         ("ours.pth", ".", "cannot be written ("),
     ],
 )

@@ -104,7 +104,7 @@ def test_int8_prints_the_ap(run, weights, tmp_path, capsys):
     ("options", "message"),
     [
         (("--format", "onnx", "--int8"), "--int8 is only supported by the format openvino"),
-        (("--format", "pt2", "--check", "."), "the folder holds no image"),
+        (("--format", "pt2", "--check", "."), "the folder contains no image"),
         (("--format", "openvino", "--int8", "--calibrate", "0"), "must be at least 1"),
         (("--format", "openvino", "--int8", "DATASETS.TRAIN", "[]"), "DATASETS.TRAIN, which is"),
         (("--format", "openvino", "--int8", "DATASETS.TEST", "[]"), "add --evaluate NAME"),

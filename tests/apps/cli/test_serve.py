@@ -115,7 +115,7 @@ def test_taken_port(weights: Callable[..., str], capsys: pytest.CaptureFixture[s
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         assert main(["serve", "--weights", weights(), "--port", port]) == 2
-    assert "--port 0 takes any free port" in capsys.readouterr().err
+    assert "--port 0 selects a free port" in capsys.readouterr().err
 
 
 def test_missing_package_is_named(

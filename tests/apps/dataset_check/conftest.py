@@ -1,4 +1,4 @@
-"""Share the small data sets of tests/data."""
+"""Share the small datasets of tests/data."""
 
 from tests.data.conftest import cache, content, settled, small_cfg, write_set
 

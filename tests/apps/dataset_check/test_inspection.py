@@ -1,4 +1,4 @@
-"""Tests of `detlite check` on a valid data set and on one with every kind of defect."""
+"""Tests of `detlite check` on a valid dataset and on one with every kind of defect."""
 
 import json
 
@@ -15,7 +15,7 @@ from detlite.data import CocoDataset, DataError
 
 @pytest.fixture
 def content(content):
-    """Return the small data set, with the tight box of its RLE mask."""
+    """Return the small dataset, with the tight box of its RLE mask."""
     content["annotations"][1]["bbox"] = [0, 0, 10, 40]
     return content
 
@@ -60,7 +60,7 @@ def test_folders_are_not_checked(tmp_path, capsys):
 
 
 def broken(content):
-    """Add one defect of each kind to a valid data set."""
+    """Add one defect of each kind to a valid dataset."""
     valid = {"image_id": 10, "category_id": 7, "segmentation": [[4, 6, 14, 6, 14, 14, 4, 14]]}
     content["annotations"] += [
         {**valid, "id": 20, "bbox": [44, 6, 10, 8]},
@@ -304,7 +304,7 @@ def test_config_as_data(content, write_set, tmp_path, capsys):
         "annotations: small/annotations.json, images: small/images}]}\n"
     )
     assert run_check("--data", tmp_path / "a.yaml") == 1
-    assert "NUM_CLASSES is 81, but the data set small has 2" in capsys.readouterr().out
+    assert "NUM_CLASSES is 81, but the dataset small has 2" in capsys.readouterr().out
     with (tmp_path / "a.yaml").open("a") as file:
         file.write("MODEL: {ROI_BOX_HEAD: {NUM_CLASSES: 3}}\n")
     assert run_check("--data", tmp_path / "a.yaml") == 0

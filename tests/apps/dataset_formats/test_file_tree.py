@@ -65,7 +65,7 @@ def test_image_next_to_the_label_file_or_with_the_same_folders(tmp_path, image):
 
 def test_images_that_are_not_read_are_no_missing_images(tmp_path, image, text):
     text(tmp_path / "a.heic", "")
-    with pytest.raises(DataError, match=r"a\.heic: is in no format that is read; convert it"):
+    with pytest.raises(DataError, match=r"a\.heic: has an unsupported format; convert it"):
         FileTree(tmp_path).image("a.jpg", tmp_path / "a.xml")
 
 

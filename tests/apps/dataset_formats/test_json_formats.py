@@ -78,7 +78,7 @@ def test_via_csv(read):
 def test_via_attributes(read):
     chosen = {"type": {"cat": True, "dog": False}, "id": "3"}
     assert names_and_boxes(read("via.json", via(RECT, attributes=chosen), "VIA"))[0][0] == "cat"
-    with pytest.raises(DataError, match=r"attributes id, kind\. Name the one with the category"):
+    with pytest.raises(DataError, match=r"attributes id, kind\. Rename the attribute"):
         read("via.json", via(RECT, attributes={"id": "1", "kind": "cat"}), "VIA")
     content = via(RECT, {"name": "polyline"})
     with pytest.raises(

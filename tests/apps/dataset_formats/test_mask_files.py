@@ -99,11 +99,11 @@ def test_masks_next_to_category_folders(tmp_path, image):
             np.ones((40, 59), np.uint8),
             "its size is 59x40 .*, but its image is 60x40",
         ),
-        ("masks/b.png", two_objects(), "belongs to no image"),
+        ("masks/b.png", two_objects(), "no image has the name"),
         ("masks/a.jpg", two_objects(), "masks need a lossless format"),
         ("masks/a.webp", two_objects(), "masks need a lossless format"),
         ("masks/a.png", np.dstack([two_objects()] * 3 + [two_objects() // 2]), "of BDD100K"),
-        ("ADE_train_0_seg.png", two_objects(), "is of ADE20K, whose colors are not read"),
+        ("ADE_train_0_seg.png", two_objects(), "the colors of ADE20K are not supported"),
         (
             "masks/a/1.png",
             np.zeros((40, 60), np.uint8),
@@ -229,7 +229,9 @@ def test_a_background_that_counts_as_an_object_is_reported(tmp_path, image):
     save(tmp_path / "masks/a.png", filled())
     _, sets = read_folder(tmp_path, Conversion("connected"))
     (finding,) = sets["train"].findings
-    assert str(finding).startswith("mask images that have a background that is not 0, and counts")
+    assert str(finding).startswith(
+        "mask images that have a background that is not 0 and would count"
+    )
 
 
 def test_fractions_are_no_values(tmp_path, image):
@@ -261,7 +263,7 @@ def test_values_with_categories_are_asked_about(tmp_path, image, code, of):
             pixels[number * 6 :][:4, 5:20] = value // 10 * code + value % 10
         pixels[36:, 5:20] = 10 * code
         save(tmp_path / f"masks/{name}.png", pixels)
-    problem = rf"3 of 3 have values of category \* {code} \+ number, as of {of}"
+    problem = rf"3 of 3 have values of category \* {code} \+ number, as in {of}"
     with pytest.raises(DataError, match=problem):
         read_folder(tmp_path)
     _, sets = read_folder(tmp_path, Conversion("instances"))

@@ -9,7 +9,7 @@ from detlite.data.errors import DataError
 @pytest.mark.parametrize(
     ("name", "content", "expected"),
     [
-        ("train/x.tfrecord", "", "is TFRecord, which is not read. In the tool"),
+        ("train/x.tfrecord", "", "is TFRecord, which is not supported. In the tool"),
         ("_annotations.csv", "filename,width,height,class,xmin,ymin,xmax,ymax\n", "CSV of boxes"),
         ("boxes.csv", "ImageID,Source,LabelName,Confidence\n", "is Open Images"),
         ("a.json", '{"categories": [], "info": {}}', "a json file without images and annotations"),
@@ -25,7 +25,11 @@ from detlite.data.errors import DataError
         ("0.txt", "1 1 9 1 9 9 1 9 large-vehicle 0\n", "is DOTA"),
         ("gt_img_1.txt", '38,43,920,43,920,215,38,215,"Tired"\n', "is ICDAR"),
         ("a_gtFine_instanceIds.png", "", "type: cityscapes"),
-        ("export.json", '{"assets": {"1": {"asset": {}}}}', "is VoTT, which is not read. In VoTT"),
+        (
+            "export.json",
+            '{"assets": {"1": {"asset": {}}}}',
+            "which is not supported. In VoTT",
+        ),
         ("export.csv", '"image","xmin","ymin"\n', "is VoTT"),
         ("boxes.csv", "img_fName,img_w,class_label,bbx_xtl,bbx_ytl\n", "CSV of boxes"),
         ("e.json", '[{"data_units": {}}]', "is Hasty, Encord or Kili"),
@@ -36,8 +40,8 @@ from detlite.data.errors import DataError
         ("a.json", '{"objects": [{"label": "a--b", "polygon": [[0, 1]]}]}', "is Mapillary Vistas"),
         ("sa_1.json", '{"image": {}, "annotations": [{"predicted_iou": 1}]}', "Segment Anything"),
         ("s.json", '[{"task_id": "1", "response": [{"left": 1}]}]', "is Scale AI"),
-        ("joints.mat", "", "is a MATLAB file, which is not read"),
-        ("masks.npy", "", "is a NumPy file, which is not read. Save"),
+        ("joints.mat", "", "is a MATLAB file, which is not supported"),
+        ("masks.npy", "", "is a NumPy file, which is not supported. Save"),
         ("scan.dcm", "", "register a reader"),
         ("old.xml", "<annotation><object><polygon><pt></pt></polygon></object>", "old XML"),
         ("h.json", '{"label_classes": [], "images": []}', "is Hasty"),
@@ -68,7 +72,7 @@ from detlite.data.errors import DataError
         (
             "f.json",
             '{"samples": [{"_cls": "Detection"}]}',
-            "is FiftyOne, which is not read. Export",
+            "is FiftyOne, which is not supported. Export",
         ),
         ("b.json", '[{"version": 0, "shapes": [], "tracks": []}]', "a backup of CVAT"),
         ("i.json", '{"info": {"description": "ISAT"}, "objects": []}', "is ISAT"),

@@ -218,7 +218,7 @@ def test_labels_without_names(tmp_path, image, text):
 def test_scores_and_keypoints(yolo, text):
     text(yolo / "labels/train/a.txt", "0 0.5 0.5 0.5 0.25 0.9\n")
     (finding,) = read(yolo)["train"].findings
-    assert (finding.what, finding.count) == ("scores behind boxes", 1)
+    assert (finding.what, finding.count) == ("scores after boxes", 1)
     text(yolo / "data.yaml", YAML.format(path=".") + "kpt_shape: [2, 3]\nkpt_names: {0: [a, b]}\n"
          "flip_idx: [1, 0]\n")  # fmt: skip
     text(yolo / "labels/train/a.txt", "0 0.5 0.5 0.5 0.25 0.5 0.5 2 0 0 0\n")

@@ -39,7 +39,7 @@ def test_no_problems():
         ),
         ({"cores": 16, "OMP_NUM_THREADS": "2"}, "2 threads on 16 cores, .*: set it to 16"),
         ({"others": "other programs use 2.0 of 2 cores"}, "other programs use 2.0 of 2 cores"),
-        ({"shared": 64e6}, "/dev/shm, .* holds 64 MB: .*NUM_WORKERS 0"),
+        ({"shared": 64e6}, "/dev/shm, .* has only 64 MB: .*NUM_WORKERS 0"),
         ({"driver": True, "cuda": None}, "this torch is built for the CPU: install a torch with"),
         ({"driver": True, "cuda": "13.2"}, "torch sees no GPU: the driver may be older than CUDA"),
         ({"gpu": None}, "the kernels were built for the CPU only, .*: set CUDA_HOME to a CUDA"),

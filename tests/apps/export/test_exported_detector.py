@@ -270,7 +270,7 @@ def test_failing_write_keeps_the_old_file(tiny_config, tmp_path, monkeypatch):
     cfg, model = build(tiny_config())
     file = tmp_path / "model.pt2"
     file.write_bytes(b"old")
-    with pytest.raises(ConfigError, match="there is no folder"):
+    with pytest.raises(ConfigError, match="does not exist"):
         write_exported(tmp_path / "none" / "model.pt2", "pt2", cfg, model)
     monkeypatch.setattr("detlite.apps.export.exported_detector._write_pt2", full)
     with pytest.raises(CheckpointError, match="cannot be written"):

@@ -83,7 +83,9 @@ def test_boxes_clipped_to_the_border_are_no_difference(exportable):
 )
 def test_keys_that_torchvision_lacks_are_named(exportable, key, value):
     cfg, model = exportable(key, value)
-    with pytest.raises(ValueError, match=rf"torchvision would find other .*{key} {value} \(needed"):
+    with pytest.raises(
+        ValueError, match=rf"torchvision would detect other .*{key} {value} \(needed"
+    ):
         export_to_torchvision(cfg, model)
 
 

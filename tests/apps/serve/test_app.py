@@ -117,7 +117,7 @@ class TestDetections:
         found, refused = talk(build_app(predictor, Limits()), scenario)
         assert found.json()["detections"][0]["bbox"] == [20, 10, 40, 40]
         assert refused.status_code == 422
-        assert f"has 3 channels, but the model takes {channels}" in refused.json()["error"]
+        assert f"has 3 channels, but the model expects {channels}" in refused.json()["error"]
         assert "the channels of the model" in refused.json()["what_to_do"]
 
 

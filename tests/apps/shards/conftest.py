@@ -1,4 +1,4 @@
-"""The fixtures of small data sets."""
+"""The fixtures of small datasets."""
 
 from tests.data.conftest import (  # noqa: F401
     cache,

@@ -1,4 +1,4 @@
-"""Data sets in tar shards: equal to those in files, read in sequence, and invalid shards."""
+"""Datasets in tar shards: equal to those in files, read in sequence, and invalid shards."""
 
 import hashlib
 import io
@@ -33,7 +33,7 @@ from tests.data.servers import serving, upload
 
 @pytest.fixture
 def shards(content, write_set, tmp_path, cache):
-    """Write the four images of the small data set to two shards; return their paths."""
+    """Write the four images of the small dataset to two shards; return their paths."""
     return write_shards(*write_set(content), tmp_path / "tars", images_per_shard=2)
 
 

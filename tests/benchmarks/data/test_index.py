@@ -1,4 +1,4 @@
-"""The index benchmark on a small data set."""
+"""The index benchmark on a small dataset."""
 
 import json
 

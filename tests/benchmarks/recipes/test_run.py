@@ -19,7 +19,7 @@ from benchmarks.recipes.recipes import RECIPES
 
 @pytest.fixture(scope="module")
 def base_text(shared_coco_dataset, tmp_path_factory) -> str:
-    """The config of `detlite init` for a small data set, as if one category were rare."""
+    """The config of `detlite init` for a small dataset, as if one category were rare."""
     (annotations, images), folder = shared_coco_dataset, tmp_path_factory.mktemp("init")
     file = folder / program.BASE
     file.write_text(program.init_config(annotations, annotations, images, folder))
@@ -166,7 +166,7 @@ def test_base_config_can_start_from_another_recipe(make_coco_dataset, tmp_path, 
 
 
 def test_base_config_needs_data(tmp_path):
-    with pytest.raises(SystemExit, match="name the data set with --train"):
+    with pytest.raises(SystemExit, match="name the dataset with --train"):
         program.main(["measure", "--output", str(tmp_path)])
 
 

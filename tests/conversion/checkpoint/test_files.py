@@ -72,7 +72,7 @@ def test_folder_that_cannot_be_written(toy, tmp_path):
 def test_pickled_objects_are_not_executed(toy, tmp_path):
     ran = tmp_path / "ran"
     torch.save({"model": toy.state_dict(), "x": RunsCode(ran)}, tmp_path / "evil.pth")
-    with pytest.raises(CheckpointError, match=r"evil\.pth: holds a pickled posix\.mkdir"):
+    with pytest.raises(CheckpointError, match=r"evil\.pth: contains a pickled posix\.mkdir"):
         read_checkpoint(tmp_path / "evil.pth")
     assert not ran.exists()
     torch.save({"model": toy.state_dict(), "x": re.compile("x")}, tmp_path / "args.pth")
@@ -110,7 +110,7 @@ def test_files_that_are_not_checkpoints(tmp_path):
         read_checkpoint(tmp_path / "text.pth")
     for content in ([1, 2], {}, {"a": 1}, {"model": [1]}, {1: torch.zeros(1)}):
         torch.save(content, tmp_path / "odd.pth")
-        with pytest.raises(CheckpointError, match=r"odd\.pth: holds neither a state dict"):
+        with pytest.raises(CheckpointError, match=r"odd\.pth: contains neither a state dict"):
             read_checkpoint(tmp_path / "odd.pth")
 
 
@@ -191,7 +191,7 @@ def test_settings_of_training_code_are_ignored(tmp_path, monkeypatch):
     monkeypatch.undo()
     assert read_checkpoint(path).model["weight"].tolist() == [1, 1]
     for name, kind in (("e.pth", r"posix\.mkdir"), ("whole.pth", r"my_training\.config")):
-        with pytest.raises(CheckpointError, match=rf"{name}: holds a pickled {kind}"):
+        with pytest.raises(CheckpointError, match=rf"{name}: contains a pickled {kind}"):
             read_checkpoint(tmp_path / name)
     assert not (tmp_path / "ran").exists()
 
@@ -221,6 +221,6 @@ def test_mmengine_history_is_ignored(tmp_path, monkeypatch):
     torch.save({**content, "x": RunsCode(tmp_path / "ran")}, tmp_path / "evil.pth")
     monkeypatch.undo()
     assert read_checkpoint(tmp_path / "epoch_1.pth").model["weight"].tolist() == [1, 1]
-    with pytest.raises(CheckpointError, match=r"evil\.pth: holds a pickled posix\.mkdir"):
+    with pytest.raises(CheckpointError, match=r"evil\.pth: contains a pickled posix\.mkdir"):
         read_checkpoint(tmp_path / "evil.pth")
     assert not (tmp_path / "ran").exists()

@@ -151,7 +151,7 @@ def test_weights_with_nan_or_infinity(toy, tmp_path, value):
     state = toy.state_dict()
     state["norm.bias"] = torch.tensor([0.0, value, 0.0, 0.0])
     torch.save(state, tmp_path / "w.pth")
-    with pytest.raises(CheckpointError, match=r"w\.pth: norm\.bias holds NaN or infinity"):
+    with pytest.raises(CheckpointError, match=r"w\.pth: norm\.bias contains NaN or infinity"):
         load_weights(toy, read_checkpoint(tmp_path / "w.pth"))
     assert toy.norm.bias.isfinite().all()
 
@@ -276,7 +276,7 @@ def test_optional_head(tiny_config, tmp_path, caplog, masks):
         load_weights(target, checkpoint)
     load_weights(target, checkpoint, reinit_heads=True)
     assert ("has no mask head: it is newly initialized" in caplog.text) is masks
-    assert ("has a mask head, but the model has none: it is left out" in caplog.text) is not masks
+    assert ("has a mask head, but the model has none: it is skipped" in caplog.text) is not masks
     for name, value in target.state_dict().items():
         expected = before if name.startswith("roi_heads.mask.") else source.state_dict()
         assert torch.equal(value, expected[name]), name

@@ -1,4 +1,4 @@
-"""Building data sets from names in the config, and invalid entries."""
+"""Building datasets from names in the config, and invalid entries."""
 
 import json
 
@@ -11,8 +11,8 @@ from detlite.data.datasets.build import (
     build_dataset,
     build_test_datasets,
     build_train_dataset,
+    check_datasets,
     check_num_classes,
-    check_sets,
     findings_of,
 )
 from detlite.data.datasets.catalog import DATASETS
@@ -100,7 +100,7 @@ def test_missing_annotation_file_names_the_expected_paths(small_cfg, tmp_path):
         build_dataset(small_cfg(), "coco_2014_minival", train=False)
     file = tmp_path / "coco" / "annotations" / "instances_minival2014.json"
     assert str(error.value).startswith(
-        f"data set coco_2014_minival: the annotation file {file} does not"
+        f"dataset coco_2014_minival: the annotation file {file} does not"
     )
     assert f"expected in {tmp_path / 'coco' / 'val2014'}" in str(error.value)
     assert f"DATASETS.ROOT ({tmp_path})" in str(error.value)
@@ -150,7 +150,7 @@ def test_concatenated_sets_need_the_same_categories(content, write_set, small_cf
 def test_number_of_classes_must_match_the_data(content, write_set, small_cfg):
     write_set(content)
     cfg = small_cfg("MODEL.ROI_BOX_HEAD.NUM_CLASSES", 81)
-    message = r"NUM_CLASSES is 81, but the data set small has 2 categories: set it to 3"
+    message = r"NUM_CLASSES is 81, but the dataset small has 2 categories: set it to 3"
     with pytest.raises(ConfigError, match=message):
         check_num_classes(cfg, build_dataset(cfg, "small", train=False))
     with pytest.raises(ConfigError, match=message):
@@ -187,10 +187,10 @@ def test_sets_of_different_categories_do_not_fit_together(content, write_set, sm
     first, second = content["categories"]
     first["id"], second["id"] = second["id"], first["id"]
     write_set(content, "other")
-    check_sets(small_cfg("DATASETS.TEST", ("small",)))
-    check_sets(small_cfg("DATASETS.TRAIN", (), "DATASETS.TEST", ("other",)))
+    check_datasets(small_cfg("DATASETS.TEST", ("small",)))
+    check_datasets(small_cfg("DATASETS.TRAIN", (), "DATASETS.TEST", ("other",)))
     with pytest.raises(DataError, match=r"other.annotations.json: the categories .* differ from"):
-        check_sets(small_cfg("DATASETS.TEST", ("other",)))
+        check_datasets(small_cfg("DATASETS.TEST", ("other",)))
 
 
 def test_images_that_are_trained_and_tested_on(content, write_set, small_cfg, tmp_path):

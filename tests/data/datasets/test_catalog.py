@@ -1,4 +1,4 @@
-"""The data set names of published configs and their folders under DATASETS.ROOT."""
+"""The dataset names of published configs and their folders under DATASETS.ROOT."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Cityscapes as a data set in COCO form."""
+"""Cityscapes as a dataset in COCO form."""
 
 import json
 

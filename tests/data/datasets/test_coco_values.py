@@ -11,7 +11,12 @@ from pycocotools import mask as rle_codec
 
 from detlite.data.datasets.coco import CocoDataset
 from detlite.data.datasets.coco_masks import read_segmentation
-from detlite.data.datasets.coco_values import integer, read_box, read_keypoints, read_turned_box
+from detlite.data.datasets.coco_values import (
+    parse_integer,
+    read_box,
+    read_keypoints,
+    read_rotated_box,
+)
 from detlite.data.errors import DataError
 from detlite.data.images.pixels import ImageOptions
 from detlite.structures.masks.formats import encode_bitmap
@@ -182,7 +187,7 @@ def test_objects_of_unknown_categories_are_ignored_in_all_categories(content, wr
 
 
 def pixels(row):
-    """Return the run lengths of an object of the small data set."""
+    """Return the run lengths of an object of the small dataset."""
     bitmap = np.zeros((30, 40), bool)
     x, y, w, h = row["bbox"]
     bitmap[y : y + h, x : x + w] = True
@@ -604,13 +609,13 @@ def test_any_value_is_read_or_refused(value):
     ],
 )  # fmt: skip
 def test_integers(value, expected):
-    assert integer(value) == expected
+    assert parse_integer(value) == expected
 
 
 @pytest.mark.parametrize("degrees", [90, "-90.0", 270])
 def test_boxes_are_turned_by_the_rotation_of_cvat(degrees):
     row = {"bbox": [20, 15, 20, 10], "attributes": {"rotation": degrees}, "segmentation": []}
-    reading = read_turned_box(row, 40, 60)
+    reading = read_rotated_box(row, 40, 60)
     assert reading.value == pytest.approx([25, 10, 10, 20])
     assert reading.note[0] == "boxes with attributes.rotation, as of CVAT"
 
@@ -618,6 +623,6 @@ def test_boxes_are_turned_by_the_rotation_of_cvat(degrees):
 @pytest.mark.parametrize("attributes", [{"rotation": 0.0}, {"rotation": "left"}, [], None])
 def test_boxes_without_rotation_are_unchanged(attributes):
     row = {"bbox": [20, 15, 20, 10], "attributes": attributes}
-    assert read_turned_box(row, 40, 60).value is row["bbox"]
+    assert read_rotated_box(row, 40, 60).value is row["bbox"]
     mask = {**row, "attributes": {"rotation": 90}, "segmentation": [[20, 15, 40, 15, 40, 25]]}
-    assert read_turned_box(mask, 40, 60).value is row["bbox"]
+    assert read_rotated_box(mask, 40, 60).value is row["bbox"]

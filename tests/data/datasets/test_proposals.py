@@ -14,7 +14,7 @@ from detlite.data.datasets.coco import CocoDataset
 from detlite.data.datasets.proposals import load_proposals
 from detlite.data.remote.locations import RemotePath
 
-# In the first two images of the small data set, of 40 x 30 and 20 x 40 pixels.
+# In the first two images of the small dataset, of 40 x 30 and 20 x 40 pixels.
 BOXES = {10: [[0, 0, 10, 10], [5, 5, 50, 50], [2, 3, 2, 9]], 11: [[1, 2, 11, 32]]}
 SCORES = {10: [0.25, 0.75, 0.9], 11: [-3.5]}
 EXPECTED = [torch.tensor([[5.0, 5, 40, 30], [0, 0, 10, 10]]), torch.tensor([[1.0, 2, 11, 32]])]

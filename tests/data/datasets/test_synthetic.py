@@ -1,4 +1,4 @@
-"""The synthetic data set: deterministic, complete, valid, and not solvable with filled boxes."""
+"""The synthetic dataset: deterministic, complete, valid, and not solvable with filled boxes."""
 
 import hashlib
 import json
@@ -74,7 +74,7 @@ def test_two_concurrent_processes(tmp_path, monkeypatch):
 
 def test_folder_is_not_writable(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(DataError, match="file: the synthetic data set cannot be written"):
+    with pytest.raises(DataError, match="file: the synthetic dataset cannot be written"):
         shapes.generate_shapes(tmp_path / "file", "train", 2, seed=1)
 
 

@@ -1,4 +1,4 @@
-"""PASCAL VOC as a data set in COCO form."""
+"""PASCAL VOC as a dataset in COCO form."""
 
 import json
 
@@ -46,7 +46,7 @@ def test_boxes_labels_and_ids(voc, small_cfg, tmp_path):
     assert [row["name"] for row in dataset.categories][::19] == ["aeroplane", "tvmonitor"]
     image, target = dataset[0]
     assert image.shape == (3, 24, 30)
-    assert target["boxes"].tolist() == [[0, 0, 10, 20]]  # the difficult one is left out
+    assert target["boxes"].tolist() == [[0, 0, 10, 20]]  # the difficult one is skipped
     assert target["labels"].tolist() == [8]
     assert dataset[1][1]["boxes"].tolist() == [[10, 11, 30, 24]]
     assert load(small_cfg, "voc_2007_val").image_ids == [2008000007]
@@ -75,7 +75,7 @@ def test_conversion_happens_once(voc, small_cfg, tmp_path):
 )
 def test_error_names_a_missing_file(voc, small_cfg, missing):
     (voc / missing).rename(voc / "elsewhere")
-    with pytest.raises(DataError, match=f"data set voc_2007_train: .*{missing} does not exist"):
+    with pytest.raises(DataError, match=f"dataset voc_2007_train: .*{missing} does not exist"):
         load(small_cfg)
 
 

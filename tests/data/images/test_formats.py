@@ -37,7 +37,7 @@ def test_all_bands_of_a_tiff_are_read(tmp_path, count, planar):
     assert image_size(path) == (12, 20)
     assert image_problem(path, (12, 20), options) is None
     for channels in (1, 3, count + 1):
-        message = rf"has {count} channels, but the model takes {channels}\. .*{count} values in I"
+        message = rf"has {count} channels, but the model expects {channels}\. .*{count} values in I"
         with pytest.raises(DataError, match=message):
             read_image(path, options=ImageOptions(channels=channels))
     assert f"{count} channels" in str(image_problem(path, (12, 20)))
@@ -111,7 +111,7 @@ def test_every_page_is_read_by_number(tmp_path, name):
             assert np.abs(image.numpy() - np.stack([page] * 3).astype(int)).max() <= lossy
         with pytest.raises(DataError, match=r"has 3 pages, but must have one\. Save each"):
             read_image(source, options=options)
-        with pytest.raises(DataError, match="no page 4 among its 3"):
+        with pytest.raises(DataError, match="the image has no page 4, only 3"):
             read_image(source, options=options, page=3)
     assert "has 3 pages" in str(image_problem(tmp_path / name, (12, 20), options))
 

@@ -106,7 +106,7 @@ def test_permanent_statuses_are_not_retried(server, tmp_path):
 
 
 def test_content_with_another_hash_is_deleted(server, tmp_path):
-    message = rf"begins with {SHA256[:8]}, expected 01234567\. "
+    message = rf"starts with {SHA256[:8]}, expected 01234567\. "
     with pytest.raises(RemoteError, match=message):
         download(f"{server.url}/w.pth", tmp_path / "w.pth", "01234567")
     assert files_in(tmp_path) == set()
@@ -116,7 +116,7 @@ def test_hash_of_an_existing_file(server, tmp_path):
     file = tmp_path / "w.pth"
     file.write_bytes(b"put here by somebody else")
     download(f"{server.url}/w.pth", file)
-    with pytest.raises(RemoteError, match=r"w\.pth \(from .*begins with .*delete it if it exists"):
+    with pytest.raises(RemoteError, match=r"w\.pth \(from .*starts with .*delete it if it exists"):
         download(f"{server.url}/w.pth", file, SHA256[:9])
     file.write_bytes(CONTENT)
     download(f"{server.url}/w.pth", file, SHA256[:9])

@@ -1,4 +1,4 @@
-"""Data sets at URLs equal local ones despite temporary faults of the server."""
+"""Datasets at URLs equal local ones despite temporary faults of the server."""
 
 import importlib
 import itertools
@@ -53,7 +53,7 @@ def web(tmp_path):
 
 @pytest.fixture
 def remote(content, write_set, web, cache):
-    """Return the small data set over HTTP: (annotation file, image folder, server)."""
+    """Return the small dataset over HTTP: (annotation file, image folder, server)."""
     write_set(content)
     url = f"{web.url}/small"
     return RemotePath(f"{url}/annotations.json"), RemotePath(f"{url}/images", GIGABYTE), web
@@ -223,7 +223,7 @@ def test_temporary_faults_change_nothing(remote, tmp_path):
 @pytest.mark.parametrize("skip_bad", [False, True])
 @pytest.mark.parametrize(("fault", "tries"), [(503, 5), (403, 1), ("cut", 5)])
 def test_an_unreadable_image_is_an_error(remote, fault, tries, skip_bad):
-    """Skipping it would make the data set depend on the state of the server."""
+    """Skipping it would make the dataset depend on the state of the server."""
     annotations, images, web = remote
     web.faults["/small/images/b.png"] = [fault] * 100
     message = rf"{web.url}/small/images/b.png: cannot be read.*\(image id 11\)"
@@ -342,7 +342,7 @@ def test_catalog_entry_with_urls(remote, small_cfg, caplog):
 
 def test_types_that_need_a_local_folder(small_cfg):
     cfg = small_cfg("DATASETS.ROOT", "s3://bucket")
-    with pytest.raises(ConfigError, match=r"voc_2007_train: data sets of type 'voc' need a"):
+    with pytest.raises(ConfigError, match=r"voc_2007_train: datasets of type 'voc' need a"):
         build_dataset(cfg, "voc_2007_train", train=True)
 
 
@@ -378,7 +378,7 @@ def test_check_command_with_urls(remote, tmp_path, capsys):
 
 @pytest.fixture
 def bucket(content, write_set, tmp_path, s3):
-    """Upload the small data set to a bucket; return the S3 client."""
+    """Upload the small dataset to a bucket; return the S3 client."""
     write_set(content)
     upload(s3, tmp_path)
     return s3

@@ -23,9 +23,11 @@ def backbones(monkeypatch, name):
     def build(*args, **options):
         own = TimmBackbone(name, *args, **options)
         with monkeypatch.context() as patch:
-            patch.setattr(timm_backbone, "EfficientNetLite", lambda n: timm_backbone.create(n, 0))
+            patch.setattr(
+                timm_backbone, "EfficientNetLite", lambda n: timm_backbone.create_timm_model(n, 0)
+            )
             reference = TimmBackbone(name, *args, **options)
-        timm_backbone._fix_margins(reference.net)
+        timm_backbone._fix_padding(reference.net)
         generator = torch.Generator().manual_seed(0)
         for value in own.state_dict().values():
             if value.ndim == 1:  # norms whose scales and variances are positive
@@ -73,7 +75,7 @@ def test_the_same_parts_are_frozen_and_layers_grouped(backbones, freeze_at):
 def test_random_weights_have_timms_deviations(backbones, name):
     torch.manual_seed(0)
     own = EfficientNetLite(name)
-    reference = timm_backbone.create(name, 0).state_dict()
+    reference = timm_backbone.create_timm_model(name, 0).state_dict()
     for name, value in own.state_dict().items():
         if value.ndim == 4 and value.numel() > 4000:
             assert value.std().item() == pytest.approx(reference[name].std().item(), rel=0.1), name

@@ -223,7 +223,9 @@ def test_images_are_padded_to_windows(timm, name, multiple):
              pytest.param("inception_v3", marks=pytest.mark.slow)],
 )  # fmt: skip
 def test_models_of_fixed_sizes_are_refused_when_built(timm, name):
-    with pytest.raises(ValueError, match=rf"timm's {name} does not take images of any size") as e:
+    with pytest.raises(
+        ValueError, match=rf"timm's {name} does not support images of any size"
+    ) as e:
         TimmBackbone(name, (8, 32))
     assert "\n" not in str(e.value)
 

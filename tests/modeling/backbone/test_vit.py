@@ -149,7 +149,7 @@ def test_exported_programs_need_two_windows(config):
     assert build_model(config()).backbone.min_image_side == 128  # two cells of P6
     model = build_model(config("MODEL.VIT.WINDOW", 19))
     assert model.backbone.min_image_side == 320
-    assert model.backbone.body.two_windows > 19 * 16 >= 320 - 32
+    assert model.backbone.body.min_image_side > 19 * 16 >= 320 - 32
     sides = example_batch(model)[0].pixels.shape[2:]
     assert min(sides) >= 320
 

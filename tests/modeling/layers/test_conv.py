@@ -182,7 +182,7 @@ def test_gradients_by_matrix_products_match_torch(avx2, shape: tuple) -> None:
     result, expected = (float_gradients(layer, conv, x) for layer in (own, conv))
     assert torch.equal(result[0], expected[0])
     torch.testing.assert_close(result[1:], expected[1:], rtol=1e-4, atol=1e-4)
-    assert own(x).grad_fn.by_products
+    assert own(x).grad_fn.use_matmuls
 
 
 def float_gradients(layer: nn.Module, conv: nn.Conv2d, x: Tensor) -> list[Tensor]:
@@ -198,7 +198,7 @@ def test_matrix_products_are_used_only_where_they_are_faster(avx2) -> None:
     last = x.contiguous(memory_format=torch.channels_last)
 
     def uses_products(x: Tensor) -> bool:
-        return getattr(own(x).grad_fn, "by_products", False)
+        return getattr(own(x).grad_fn, "use_matmuls", False)
 
     assert uses_products(last)
     assert not uses_products(x)  # not channels-last
@@ -207,7 +207,7 @@ def test_matrix_products_are_used_only_where_they_are_faster(avx2) -> None:
     with torch.no_grad():
         assert own(last).grad_fn is None
     half = copy.deepcopy(own).double()
-    assert not hasattr(half(last.double()).grad_fn, "by_products")
+    assert not hasattr(half(last.double()).grad_fn, "use_matmuls")
     own.weight.requires_grad_(False)  # only the bias and the map have a gradient
     assert not uses_products(last.clone().requires_grad_())
 

@@ -10,8 +10,8 @@ from detlite.modeling.layers.norm import (
     LevelBatchNorm,
     build_norm,
     freeze_batch_norm,
-    frozen,
     group_norm,
+    to_frozen_norm,
 )
 
 
@@ -87,7 +87,7 @@ def test_frozen_norm_is_twice_differentiable():
 def test_freezing_keeps_parameters_and_statistics():
     norm = randomize(nn.BatchNorm2d(4, eps=0.3)).eval()
     x = torch.randn(2, 4, 3, 3)
-    torch.testing.assert_close(frozen(norm)(x), norm(x))
+    torch.testing.assert_close(to_frozen_norm(norm)(x), norm(x))
     backbone = nn.Sequential(nn.Sequential(norm), nn.SyncBatchNorm(4))
     freeze_batch_norm(backbone)
     torch.testing.assert_close(backbone[0][0](x), norm(x))
@@ -110,7 +110,7 @@ def test_freezing_keeps_the_activation_of_timm_norms(name):
     kinds = {"BatchNormAct2d": layers.BatchNormAct2d, "BatchNorm2d": nn.BatchNorm2d}
     norm = randomize(kinds[name](6)).eval()
     x = torch.randn(2, 6, 4, 4)
-    ours, theirs = frozen(norm), layers.freeze_batch_norm_2d(norm)
+    ours, theirs = to_frozen_norm(norm), layers.freeze_batch_norm_2d(norm)
     torch.testing.assert_close(ours(x.clone()), theirs(x.clone()))
     torch.testing.assert_close(ours(x.clone()), norm(x.clone()))
     assert ours.state_dict().keys() == theirs.state_dict().keys()

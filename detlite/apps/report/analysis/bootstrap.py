@@ -1,9 +1,9 @@
-"""Bootstrap over images: confidence intervals of metrics and of differences of two models.
+"""Bootstrap over images: confidence intervals of metrics and of differences between two models.
 
-Each of B samples draws as many images as the data set has, with replacement (Efron, "Bootstrap
-methods", 1979). Detections are matched once and weighted by how often their image was drawn. Two
-models compared on the same samples give a narrower interval of their difference than their two
-separate intervals.
+Each of B samples draws as many images as the dataset has, with replacement (Efron, "Bootstrap
+methods", 1979). Detections are matched once and weighted by how often their image was drawn. If two
+models are compared on the same samples, the interval of their difference is narrower than their
+separate intervals suggest.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from detlite.evaluation.matching import (
 
 Interval = tuple[float, float]
 
-_CHUNK = 1 << 19  # entries of a table, which fits into the cache
+_CHUNK = 1 << 19  # entries of a table that fits into the cache
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,8 +28,8 @@ class BootstrapMetrics:
     """Metrics of B samples; NaN where a sample has no objects.
 
     Attributes:
-        ap: float32 [B, T, K, A], of T IOU_THRESHOLDS, K categories and A areas.
-        recall: float32 [B, T, K], of all areas.
+        ap: float32 [B, T, K, A] for T IOU_THRESHOLDS, K categories and A areas.
+        recall: float32 [B, T, K] for objects of any area.
         areas: A names in AREA_RANGES.
     """
 
@@ -53,7 +53,7 @@ class BootstrapMetrics:
 
 
 def _nan_mean(table: np.ndarray) -> np.ndarray:
-    """Return the mean over all but the first axis, without NaN; NaN if there is nothing else."""
+    """Return the mean over all but the first axis, ignoring NaN; NaN if all values are NaN."""
     known = ~np.isnan(table)
     axes = tuple(range(1, table.ndim))
     count = known.sum(axis=axes)
@@ -62,7 +62,7 @@ def _nan_mean(table: np.ndarray) -> np.ndarray:
 
 
 def sample_images(images: int, samples: int, seed: int) -> np.ndarray:
-    """Return how often each sample contains each image: uint8 [B, I]. Deterministic."""
+    """Return how often each of B samples contains each of I images, uint8 [B, I]; deterministic."""
     probabilities = np.full(images, 1 / images)
     return np.random.default_rng(seed).multinomial(images, probabilities, samples).astype(np.uint8)
 
@@ -70,7 +70,7 @@ def sample_images(images: int, samples: int, seed: int) -> np.ndarray:
 def interval(value: float | None, sampled: np.ndarray) -> Interval | None:
     """Return the 95 % confidence interval of a metric between 0 and 1, given its samples [B].
 
-    None if the metric is None, or if it has the same value in all samples, as with a single object.
+    None if the metric is None or equal in all samples, as with a single object.
     """
     bounds = _basic_interval(value, sampled)
     if bounds is None or bounds[0] == bounds[1]:
@@ -81,8 +81,8 @@ def interval(value: float | None, sampled: np.ndarray) -> Interval | None:
 def _basic_interval(value: float | None, sampled: np.ndarray) -> Interval | None:
     """Return the basic bootstrap interval (Davison and Hinkley, "Bootstrap methods", 1997, 5.2).
 
-    AP is higher for few images than for many, and samples contain fewer different images than the
-    data set. Percentiles of the samples would therefore contain the true value too rarely.
+    AP is higher for few images than for many, and samples contain fewer distinct images than the
+    dataset. Percentiles of the samples would therefore contain the true value too rarely.
     """
     known = sampled[~np.isnan(sampled)]
     if value is None or not known.size:
@@ -122,12 +122,12 @@ def _average_precision(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return AP and recall float [B, T] of one category.
 
-    The area under the curve is a sum over H true positives: the highest precision at each of them
-    or later, times the number of RECALL_THRESHOLDS that it reaches first.
+    AP is a sum over H true positives: the highest precision at or after each of them, times the
+    number of RECALL_THRESHOLDS that it is the first to reach.
 
     Args:
         samples: uint8 [B, I].
-        images: int64 [D], the images of the detections, by falling score.
+        images: int64 [D], the images of the detections, by decreasing score.
         outcomes: uint8 [T, D].
         positives: int64 [B], number of objects.
     """
@@ -146,8 +146,8 @@ def _average_precision(
         best = np.maximum.accumulate(precision[:, ::-1], axis=1)[:, ::-1]
         reached = true_positives / np.maximum(positives, 1)[:, None]
         numbers = (100 * reached + 1e-9).astype(np.int64)
-        numbers += RECALL_THRESHOLDS[numbers] <= reached  # compare exactly as `accumulate` does
-        # Recall 0, the lowest threshold, is reached by the first true positive that was drawn.
+        numbers += RECALL_THRESHOLDS[numbers] <= reached  # the same comparison as in `accumulate`
+        # The first true positive that was drawn reaches the lowest threshold, recall 0.
         numbers[true_positives == 0] = 0
         widths = np.diff(numbers, axis=1, prepend=0)
         table[0, :, t] = (best * widths).sum(axis=1) / len(RECALL_THRESHOLDS)
@@ -158,14 +158,14 @@ def _average_precision(
 
 @dataclass(frozen=True)
 class MetricDifference:
-    """The metric of a second model minus that of a first one, with its 95 % interval."""
+    """The metric of a second model minus the metric of a first one, with its 95 % interval."""
 
     value: float
     interval: Interval
 
     @property
     def is_noise(self) -> bool:
-        """True if the interval contains 0, or is empty because all samples give one value."""
+        """True if the interval contains 0, or is empty because all samples are equal."""
         low, high = self.interval
         return low <= 0 <= high or low == high
 

@@ -1,6 +1,7 @@
-"""Compare detections with all objects of their image, regardless of category.
+"""Match detections with objects of their image regardless of category.
 
-D detections, G objects, P pairs of the same image, K categories.
+Shapes: D detections, G objects, P pairs of a detection and an object of the same image, K
+categories.
 """
 
 from dataclasses import dataclass, replace
@@ -16,19 +17,19 @@ from detlite.evaluation.ground_truth import (
 from detlite.evaluation.overlaps import Pairing, build_pairing, region_overlaps
 from detlite.evaluation.results import Results
 
-FOREGROUND_IOU = 0.5  # of a detection and its object
+FOREGROUND_IOU = 0.5  # lowest IoU of a detection and its object
 
 
 @dataclass(frozen=True, eq=False)
 class CrossCategoryMatches:
-    """Detections and objects of a data set, with the overlaps of all pairs.
+    """Detections and objects of a dataset, with the overlaps of all pairs.
 
     Attributes:
-        pairing: the highest-ranking detections of each image, by image and falling `ranking`.
+        pairing: the highest-ranking detections of each image, by image and decreasing `ranking`.
         truth: the objects, by image.
         overlaps: float64 [P] of `pairing.pairs()`, see `region_overlaps`.
         detection_categories, object_categories: int64 [D] and [G], indices into `category_ids`.
-        category_ids: int64 [K], increasing.
+        category_ids: int64 [K], sorted.
     """
 
     pairing: Pairing
@@ -46,7 +47,7 @@ class CrossCategoryMatches:
     def best(self, allowed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the highest overlap of each detection and its object, float64 and int64 [D].
 
-        Only the pairs `allowed`, bool [P], count. Detections without any get 0 and -1.
+        Only the pairs `allowed`, bool [P], count. Detections without such a pair have 0 and -1.
         """
         detections, objects = (indices[allowed] for indices in self.pairing.pairs())
         overlaps = self.overlaps[allowed]
@@ -59,10 +60,10 @@ class CrossCategoryMatches:
         return highest, best_object
 
     def assign(self, pairs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Match detections and objects greedily in the order of `pairs`, indices below P.
+        """Match detections and objects greedily in the order of `pairs`, int64 indices in 0..P-1.
 
-        Returns the object of each detection, int64 [D], and the detection of each object, [G]; or
-        -1.
+        Returns the object of each detection, int64 [D], and the detection of each object, int64
+        [G]; -1: none.
         """
         detections, objects = (indices[pairs].tolist() for indices in self.pairing.pairs())
         matched = np.full(len(self.detection_categories), -1)
@@ -102,8 +103,8 @@ def match_across_categories(
 def confusion_matrix(matches: CrossCategoryMatches, min_score: float) -> np.ndarray:
     """Count how often objects of each category are detected as each category.
 
-    Detections and objects are matched greedily by falling IoU, regardless of category. Detections
-    with a lower score than `min_score` and unmatched ones in a crowd are left out.
+    Detections and objects are matched greedily by decreasing IoU, regardless of category.
+    Detections below `min_score`, and unmatched ones in a crowd, are ignored.
 
     Returns:
         int64 [K + 1, K + 1]. Rows are categories of objects, the last row is background; columns

@@ -31,7 +31,7 @@ class Calibration:
 
     After Guo et al., "On calibration of modern neural networks" (https://arxiv.org/abs/1706.04599),
     applied to detections as in Küppers et al., "Multivariate confidence calibration for object
-    detection" (https://arxiv.org/abs/2004.13546), without the position.
+    detection" (https://arxiv.org/abs/2004.13546), without the box position.
 
     Attributes:
         counts: int64 [N], number of detections.
@@ -66,10 +66,11 @@ class DetectionAnalysis:
 
     Attributes:
         kind: the IoU type.
-        names: of the K categories.
+        names: names of the K categories.
         objects: int64 [K], number of objects.
-        metrics: as in `evaluate_coco`, from the tables `precision_recall`.
+        metrics: result of `evaluate_coco`, computed from `precision_recall`.
         bootstrap: the metrics of bootstrap samples of the images.
+        calibration: precision by score.
         threshold: the score threshold with the best F1; None without true positives.
         errors, confusion: the types of errors, and the confusion matrix at the threshold; None for
             keypoints.
@@ -97,7 +98,7 @@ def analyze_detections(
 ) -> DetectionAnalysis:
     """Compute all analyses of one IoU type, with bootstrap samples from `sample_images`.
 
-    The other arguments are those of `evaluate_coco`, which also names the errors.
+    The other arguments and the exceptions are those of `evaluate_coco`.
     """
     check_results(results, coco_gt, [kind])
     matched = match_coco(coco_gt, results, kind, max_dets, oks_sigmas)
@@ -124,7 +125,7 @@ def analyze_detections(
 
 
 def calibrate(matched: MatchedDetections, bins: int = 10) -> Calibration:
-    """Sort the counted detections into bins; true positives are those at IoU 0.5."""
+    """Sort detections into bins by score, without ignored ones; true positives have IoU >= 0.5."""
     outcomes = matched.outcomes[matched.areas.index("all"), 0]
     counted = outcomes != IGNORED
     scores, hits = matched.pairing.scores[counted], outcomes[counted] == TRUE_POSITIVE

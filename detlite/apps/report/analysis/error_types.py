@@ -14,7 +14,7 @@ from detlite.evaluation.matching import RECALL_THRESHOLDS
 
 from .cross_category import FOREGROUND_IOU, CrossCategoryMatches
 
-BACKGROUND_IOU = 0.1  # the highest of a detection of background
+BACKGROUND_IOU = 0.1  # highest IoU of a background detection with any object
 
 # Types of false positives, and of missed objects.
 FALSE_POSITIVE_TYPES = ("classification", "localisation", "both", "duplicate", "background")
@@ -31,12 +31,12 @@ class DetectionErrors:
         matches: the detections and the objects.
         types: int64 [D], an index into FALSE_POSITIVE_TYPES, TRUE_POSITIVE, or IGNORED in a crowd.
         objects: int64 [D], the object of a true positive, duplicate, or error of classification or
-            localisation; else -1.
+            localisation; otherwise -1.
         found_by: int64 [G], the true positive of each object; -1: none.
-        missed: bool [G], objects that are not found and that no corrected detection would find.
-        gains: for each of ERROR_TYPES the increase of AP at FOREGROUND_IOU, 0 to 1, if only this
-            type is corrected. For classification and localisation the best detection of each
-            object not found yet becomes right; the other detections of the type are removed.
+        missed: bool [G], objects without a true positive or a detection that can be corrected.
+        gains: for each of ERROR_TYPES, the increase of AP at FOREGROUND_IOU, 0 to 1, if only this
+            type is corrected. For classification and localisation, the best detection of each
+            object without a true positive is corrected, and other detections of the type removed.
         ap: AP at FOREGROUND_IOU; None if there are no objects.
     """
 
@@ -59,7 +59,7 @@ def classify_errors(matches: CrossCategoryMatches) -> DetectionErrors:
     detections, objects = matches.pairing.pairs()
     same = matches.detection_categories[detections] == matches.object_categories[objects]
     crowd = matches.truth.crowd[objects]
-    # The detections of an image, best first, choose the free object with the highest IoU.
+    # Detections, in order of score, take the unmatched object of highest IoU.
     candidates = np.flatnonzero(same & ~crowd & (matches.overlaps >= FOREGROUND_IOU))
     order = np.lexsort((-matches.overlaps[candidates], detections[candidates]))
     matched, found_by = matches.assign(candidates[order])
@@ -68,7 +68,7 @@ def classify_errors(matches: CrossCategoryMatches) -> DetectionErrors:
     found_iou, found_object = matches.best(same & (found_by[objects] >= 0))
     any_iou, _ = matches.best(~crowd)
     crowd_iou, _ = matches.best(same & crowd)
-    conditions = [  # the first that holds decides
+    conditions = [  # the first true condition decides
         matched >= 0,
         crowd_iou > FOREGROUND_IOU,
         (same_iou >= BACKGROUND_IOU) & (same_iou <= FOREGROUND_IOU),
@@ -86,7 +86,7 @@ def classify_errors(matches: CrossCategoryMatches) -> DetectionErrors:
         [matched, same_object, other_object, found_object],
         -1,
     )
-    # The best wrong detection of each object that is not found can be corrected.
+    # The best wrong detection of each object without a true positive can be corrected.
     wrong = np.flatnonzero((types == CLASSIFICATION) | (types == LOCALISATION))
     wrong = wrong[found_by[object_of[wrong]] < 0]
     corrected = wrong[np.unique(object_of[wrong], return_index=True)[1]]
@@ -126,7 +126,7 @@ def _gains(
         after[kind] = ap(kept, hits | fixed, categories, positives)
     remaining = positives - np.bincount(objects[missed], minlength=count)
     after["missed"] = ap(counted, hits, matches.detection_categories, remaining)
-    # As in TIDE; a negative gain is an artifact of the interpolation.
+    # As in TIDE: a negative gain is an artifact of the interpolation.
     return before, {kind: max(value - before, 0.0) for kind, value in after.items()}
 
 
@@ -137,7 +137,7 @@ def _mean_ap(
     positives: np.ndarray,
     known: np.ndarray,
 ) -> float:
-    """Return the mean AP of the categories `known`, bool [K], with objects or detections left."""
+    """Return the mean AP of the categories in `known`, bool [K], with objects or detections."""
     order = np.argsort(categories, kind="stable")
     ends = np.searchsorted(categories[order], np.arange(len(positives)), side="right")
     arrays = (

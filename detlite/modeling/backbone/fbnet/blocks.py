@@ -28,9 +28,9 @@ class FBNetOptions:
 
     def width(self, channels: float) -> int:
         """Scale and round the channels of an architecture."""
-        return self.divisible(int(channels * self.scale))
+        return self.round_to_divisor(int(channels * self.scale))
 
-    def divisible(self, channels: int) -> int:
+    def round_to_divisor(self, channels: int) -> int:
         """Round to the nearest multiple of `divisor`, at least one."""
         return max(math.floor(channels / self.divisor + 0.5), 1) * self.divisor
 
@@ -41,7 +41,7 @@ class InvertedResidual(nn.Module):
     def __init__(self, options: FBNetOptions, block: BlockSpec, in_channels: int) -> None:
         super().__init__()
         self.out_channels = options.width(block.channels)
-        width = options.divisible(in_channels * block.expansion)
+        width = options.round_to_divisor(in_channels * block.expansion)
         self.upsample, stride = max(-block.stride, 1), max(block.stride, 1)
         self.shortcut = block.stride == 1 and in_channels == self.out_channels
         norm = options.norm
@@ -105,7 +105,7 @@ def make_blocks(
     return sequence, in_channels
 
 
-def make_last(
+def make_last_conv(
     options: FBNetOptions, channels: int, scale: float, in_channels: int
 ) -> tuple[nn.Module, int]:
     """Create the 1x1 convolution after a head; return it and its output channels.
@@ -118,14 +118,14 @@ def make_last(
         width = int(int(channels * max(options.scale, 1.0)) * scale)
     if width == 0:
         return nn.Identity(), in_channels
-    width = options.divisible(width)
+    width = options.round_to_divisor(width)
     layer = conv_norm_relu(in_channels, width, norm=options.norm, relu=True)
     init_convs(layer)
     return layer, width
 
 
-def side_after(blocks: Sequence[BlockSpec], side: int) -> int:
-    """Return the side of a square map after the blocks."""
+def output_side(blocks: Sequence[BlockSpec], side: int) -> int:
+    """Return the output side of the blocks for a square map of `side` cells."""
     for block in blocks:
         up, down = max(-block.stride, 1), 1 if block.kernel == 1 else max(block.stride, 1)
         side = -(-side * up // down)

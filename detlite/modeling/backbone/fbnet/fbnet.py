@@ -23,7 +23,7 @@ from detlite.modeling.roi_heads.pooler import Pooler, build_pooler
 from detlite.modeling.rpn.head import RPN_HEADS, RPNHead
 
 from .architectures import ARCHITECTURES, Architecture, parse_architecture
-from .blocks import FBNetOptions, conv_norm_relu, make_blocks, make_last, side_after
+from .blocks import FBNetOptions, conv_norm_relu, make_blocks, make_last_conv, output_side
 
 
 def build_fbnet_options(cfg: CfgNode) -> tuple[FBNetOptions, Architecture]:
@@ -107,7 +107,7 @@ def _build_rpn_head(cfg: CfgNode, in_channels: int, anchors_per_cell: int) -> nn
 
 
 class FBNetFeatureExtractor(Extractor):
-    """Pools and applies blocks, and a 1x1 convolution after them (see `make_last`)."""
+    """Pools and applies blocks, and a 1x1 convolution after them (see `make_last_conv`)."""
 
     def __init__(
         self, pooler: Pooler, blocks: nn.Module, last: nn.Module, channels: int, resolution: int
@@ -132,8 +132,8 @@ def _build_extractor(
         blocks[0] = replace(blocks[0], stride=stride)
     pooler, last_scale = build_pooler(cfg, head, backbone), node[f"{keys}_LAST_SCALE"]
     layers, channels = make_blocks(options, blocks, backbone.out_channels)
-    last, channels = make_last(options, architecture.last, last_scale, channels)
-    side = side_after(blocks, pooler.resolution)
+    last, channels = make_last_conv(options, architecture.last, last_scale, channels)
+    side = output_side(blocks, pooler.resolution)
     return FBNetFeatureExtractor(pooler, layers, last, channels, side)
 
 

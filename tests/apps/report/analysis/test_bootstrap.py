@@ -1,4 +1,4 @@
-"""Bootstrap: samples equal data sets with repeated images, and intervals have their coverage."""
+"""Bootstrap: samples equal datasets with repeated images, and intervals have their coverage."""
 
 import json
 

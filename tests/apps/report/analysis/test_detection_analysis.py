@@ -72,7 +72,7 @@ def test_keypoints_have_no_error_types(data_root):
 def test_results_of_another_data_set():
     coco, rows = synthetic_dataset(0)
     results = Results.from_coco([{**rows[0], "image_id": 10**6}])
-    with pytest.raises(DataError, match="results of another data set"):
+    with pytest.raises(DataError, match="results of another dataset"):
         analyze_detections(coco, results, "bbox", sample_images(12, 20, 0))
 
 

@@ -14,7 +14,7 @@ from detlite.modeling.backbone.fbnet.architectures import (
     BlockSpec,
     parse_architecture,
 )
-from detlite.modeling.backbone.fbnet.blocks import FBNetOptions, InvertedResidual, side_after
+from detlite.modeling.backbone.fbnet.blocks import FBNetOptions, InvertedResidual, output_side
 from detlite.modeling.build import build_model
 
 PLAIN = FBNetOptions(nn.BatchNorm2d, 1.0, 1, no_depthwise_norm=False, no_depthwise_relu=False)
@@ -68,7 +68,7 @@ def test_blocks(kernel, stride, size):
     out = layer(torch.randn(2, 8, 9, 7))
     assert tuple(out.shape[-2:]) == size
     assert layer.pw.conv.out_channels == 48
-    assert side_after([BlockSpec(0, 0, kernel, 6, 8, stride)], 9) == size[0]
+    assert output_side([BlockSpec(0, 0, kernel, 6, 8, stride)], 9) == size[0]
     out.sum().backward()
     assert all(p.grad is not None for p in layer.parameters())
 
