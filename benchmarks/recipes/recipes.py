@@ -164,6 +164,13 @@ RECIPES: dict[str, Recipe] = {
     "no_warm_up": Recipe("no warm-up", lambda cfg: {"SOLVER.WARMUP_ITERS": 0}),
     "sgd": Recipe("SGD instead of AdamW", _sgd),
     "muon": Recipe("Muon instead of AdamW", lambda cfg: {"SOLVER.OPTIMIZER": "Muon"}),
+    "schedule_free": Recipe(
+        "schedule-free AdamW",
+        lambda cfg: {
+            "SOLVER.OPTIMIZER": "ScheduleFreeAdamW",
+            "SOLVER.LR_SCHEDULE": "constant",
+        },
+    ),
     "giou": Recipe(
         "GIoU for both box losses",
         lambda cfg: {"MODEL.RPN.BOX_LOSS": "giou", "MODEL.ROI_BOX_HEAD.BOX_LOSS": "giou"},
@@ -210,6 +217,11 @@ RECIPES: dict[str, Recipe] = {
     "mask_dice": Recipe(
         "dice loss added to the mask loss",
         lambda cfg: {"MODEL.ROI_MASK_HEAD.LOSS": "bce_dice"},
+        needs_masks=True,
+    ),
+    "mask_boundary": Recipe(
+        "cross entropy of the cells along the boundary added to the mask loss",
+        lambda cfg: {"MODEL.ROI_MASK_HEAD.LOSS": "bce_boundary"},
         needs_masks=True,
     ),
     "coco_anchors": Recipe(

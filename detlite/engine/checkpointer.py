@@ -23,6 +23,7 @@ from detlite.distributed import all_gather_objects, barrier, is_main, rank, worl
 from .hooks.base import Hook
 from .rng import rng_state, set_rng_state
 from .run_files import AVERAGE_CHECKPOINT, FINAL_CHECKPOINT, numbered_checkpoints
+from .schedule_free import PROGRESS, restore_trained_weights
 
 if TYPE_CHECKING:
     from .trainer import Trainer
@@ -125,7 +126,11 @@ def _load_momentum(optimizer: Optimizer, saved: dict[str, Any]) -> None:
     # Parameters are numbered in order. Those that are still frozen have no state.
     by_name = {name: states[number] for number, name in enumerate(before) if number in states}
     current["state"] = {number: by_name[name] for number, name in enumerate(now) if name in by_name}
+    groups = {name: group for group in saved["param_groups"] for name in group["param_names"]}
+    for group in current["param_groups"]:
+        group |= {k: v for k, v in groups[group["param_names"][0]].items() if k in PROGRESS}
     optimizer.load_state_dict(current)
+    restore_trained_weights(optimizer)
 
 
 def _by_name(hooks: Sequence[Hook]) -> dict[str, Hook]:

@@ -17,6 +17,7 @@ from detlite.modeling.layers.norm import LevelBatchNorm
 
 from .muon import Muon, hidden_matrices
 from .run_length import RunLength
+from .schedule_free import build_schedule_free
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +52,8 @@ def build_optimizer(cfg: CfgNode, model: nn.Module) -> torch.optim.Optimizer:
     # Fused optimizers are faster. But if the gradient scaler of float16 skips the first step after
     # an overflow, which is common, torch's fused SGD uses momentum that was never initialized.
     fused = cfg.DTYPE != "float16"
+    if cfg.SOLVER.OPTIMIZER == "ScheduleFreeAdamW":
+        return build_schedule_free(groups, lr, momentum, cfg.SOLVER.LR_SCHEDULE)
     if adaptive := {"AdamW": torch.optim.AdamW, "Muon": Muon}.get(cfg.SOLVER.OPTIMIZER):
         return adaptive(groups, lr=lr, betas=(momentum, 0.999), fused=fused)
     # It cannot start the momentum of some parameters later than that of others either. FusedSGD,
@@ -72,7 +75,7 @@ def base_lr(cfg: CfgNode) -> float:
 def build_scheduler(
     cfg: CfgNode, optimizer: torch.optim.Optimizer, run_length: RunLength, done: int = 0
 ) -> LambdaLR:
-    """Build the learning rate schedule: warm-up times multi-step, or times half a cosine to 0.
+    """Build the learning rate schedule: warm-up times multi-step, half a cosine to 0, or 1.
 
     It is a function of the number of finished iterations, `done` of a resumed run, and of the
     finished fraction of the run.
@@ -91,6 +94,8 @@ def build_scheduler(
         fraction = run_length.fraction(iteration)
         if solver.LR_SCHEDULE == "cosine":
             scale = 0.5 * (1 + math.cos(math.pi * fraction))
+        elif solver.LR_SCHEDULE == "constant":
+            scale = 1.0
         else:
             progress = fraction if _are_fractions(steps) else iteration
             scale = solver.GAMMA ** bisect_right(steps, progress)

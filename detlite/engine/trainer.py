@@ -29,6 +29,7 @@ from .hooks.metrics import MachineLoad, Meters, MetricsWriter
 from .replay import Batch, save_batch
 from .run_files import FINAL_CHECKPOINT, newest_checkpoint
 from .run_length import build_run_length
+from .schedule_free import averaged_weights
 from .signals import StoppedError, StopSignals
 from .solver import build_optimizer, build_scheduler
 from .train_step import TrainStep
@@ -240,14 +241,16 @@ class Trainer:
     def _save(self) -> None:
         name = FINAL_CHECKPOINT if self.is_last else f"model_{self.iteration:07d}.pth"
         self.checkpoint = self.output_dir / name
-        save_run(self, self.checkpoint)
+        with averaged_weights(self.optimizer):
+            save_run(self, self.checkpoint)
 
     def _evaluate(self) -> dict[str, Metrics]:
         """Evaluate the weights, and the averaged weights with results in the folder `average`."""
         inputs, folder = (self.cfg, self.model, self.test_sets), self.output_dir / "average"
         immediately = self.signals.ending_immediately("continue by --resume")
         with immediately, self.run_length.evaluating():
-            metrics = evaluate(*inputs, self.output_dir)
+            with averaged_weights(self.optimizer):
+                metrics = evaluate(*inputs, self.output_dir)
             if self.ema:
                 folder.mkdir(exist_ok=True)
                 with self.ema.applied():

@@ -53,6 +53,7 @@ VIEWS = [
 ]  # fmt: skip
 DYNAMIC = ["MODEL.ROI_HEADS.DYNAMIC", True, "MODEL.ROI_HEADS.DYNAMIC_PERIOD", 3]
 DICE = ["MODEL.ROI_MASK_HEAD.LOSS", "bce_dice"]
+SCHEDULE_FREE = ["SOLVER.OPTIMIZER", "ScheduleFreeAdamW", "SOLVER.LR_SCHEDULE", "constant"]
 GIOU = ["MODEL.RPN.BOX_LOSS", "giou", "MODEL.ROI_BOX_HEAD.BOX_LOSS", "giou"]
 
 
@@ -67,13 +68,14 @@ GIOU = ["MODEL.RPN.BOX_LOSS", "giou", "MODEL.ROI_BOX_HEAD.BOX_LOSS", "giou"]
         pytest.param(["MODEL.KEYPOINT_ON", True, *NO_MASKS], True, marks=pytest.mark.slow),
         (GIOU + NO_MASKS, False),
         (["SOLVER.OPTIMIZER", "Muon", *NO_MASKS], False),
+        ([*SCHEDULE_FREE, "MODEL.ROI_MASK_HEAD.LOSS", "bce_boundary"], False),
         (DYNAMIC, False),
         (["MODEL.ROI_BOX_HEAD.PASSES", 2], False),
         (RETINANET + NO_MASKS + VIEWS, False),
     ],
     ids=["cascade", "cascade with all heads", "group norm", "class-agnostic", "C4, shared",
-         "C4, separate keypoint features", "GIoU", "Muon", "dynamic", "two passes",
-         "RetinaNet, views"],
+         "C4, separate keypoint features", "GIoU", "Muon", "schedule-free",
+         "dynamic", "two passes", "RetinaNet, views"],
 )  # fmt: skip
 def test_trains_and_evaluates(plates_config, opts, c4):
     cfg = plates_config(*opts, c4=c4)
@@ -103,7 +105,9 @@ class InterruptedAfter(Hook):
 
 
 @pytest.mark.parametrize(
-    "opts", [["SOLVER.OPTIMIZER", "Muon"], [*DYNAMIC, *DICE]], ids=["Muon", "dynamic"]
+    "opts",
+    [["SOLVER.OPTIMIZER", "Muon"], SCHEDULE_FREE, [*DYNAMIC, *DICE]],
+    ids=["Muon", "schedule-free", "dynamic"],
 )
 def test_a_resumed_run_continues_bit_for_bit(plates_config, tmp_path, opts):
     def train(folder: str, *hooks: Hook, resume: bool = False) -> dict[str, Any]:

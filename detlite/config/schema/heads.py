@@ -159,8 +159,9 @@ _ROI_MASK_HEAD = {
     Key("CONV_LAYERS", (256, 256, 256, 256), each(positive)): "channels of the 3x3 convolutions",
     Key("DILATION", 1, positive): "dilation of the 3x3 convolutions",
     Key("NORM", "", optional_norm): "normalization in the mask head; empty: none",
-    Key("LOSS", "bce", one_of("bce", "bce_dice")): (
-        "mask loss: binary cross entropy of all cells, or its sum with the dice loss of each mask"
+    Key("LOSS", "bce", one_of("bce", "bce_dice", "bce_boundary")): (
+        "mask loss: binary cross entropy of all cells, or its sum with the dice loss of each mask "
+        "or with the cross entropy of the cells along its boundary"
     ),
     Key("NUM_HEADS", 1, positive): "number of mask heads; their probabilities are averaged",
     Key("RESOLUTION", 14, positive): "side of the predicted masks; must match the head's output",

@@ -15,9 +15,11 @@ from detlite.config.key import (
 )
 
 _SOLVER = {
-    Key("OPTIMIZER", "SGD", one_of("SGD", "FusedSGD", "AdamW", "Muon")): (
-        "FusedSGD is the same as SGD. Muon orthogonalizes the updates of hidden linear layers and "
-        "convolutions, and uses AdamW for other parameters; set the BASE_LR of AdamW"
+    Key("OPTIMIZER", "SGD", one_of("SGD", "FusedSGD", "AdamW", "ScheduleFreeAdamW", "Muon")): (
+        "FusedSGD is the same as SGD. ScheduleFreeAdamW (`pip install schedulefree`) averages the "
+        "weights instead of lowering the learning rate, and needs LR_SCHEDULE constant. Muon "
+        "orthogonalizes the updates of hidden linear layers and convolutions, and uses AdamW for "
+        "other parameters; set the BASE_LR of AdamW"
     ),
     Key("MAX_ITER", 40000, run_length, int): (
         "run length in iterations, unless MAX_EPOCHS or MAX_MINUTES is set"
@@ -52,7 +54,9 @@ _SOLVER = {
     Key("WEIGHT_DECAY_NORM", None, not_negative, float): (
         "weight decay of the scales of normalization layers; unset: WEIGHT_DECAY"
     ),
-    Key("LR_SCHEDULE", "multistep", one_of("multistep", "cosine")): "schedule after warm-up",
+    Key("LR_SCHEDULE", "multistep", one_of("multistep", "cosine", "constant")): (
+        "schedule after warm-up"
+    ),
     Key("STEPS", (30000,), each(not_negative, empty=True)): (
         "multistep: iterations, or fractions of the run below 1, at which the learning rate is "
         "multiplied by GAMMA; MAX_MINUTES needs fractions"

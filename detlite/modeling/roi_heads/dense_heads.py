@@ -7,6 +7,7 @@ as class 0, or K keypoints, E mask heads.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
@@ -62,10 +63,10 @@ class MaskHead(DenseRoIHead):
     averaged, as in mmdetection's Cascade Mask R-CNN. All heads are trained on the same samples.
 
     Attributes:
-        dice: add the dice loss.
+        additional_loss: function added to the cross entropy, see MODEL.ROI_MASK_HEAD.LOSS.
     """
 
-    dice = False
+    additional_loss: Callable[[Tensor, Tensor], Tensor] | None = None
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -82,7 +83,7 @@ class MaskHead(DenseRoIHead):
         self, logits: Tensor, packing: Packing, samples: Samples, truth: GroundTruth
     ) -> dict[str, Tensor]:
         """Compute `loss_mask`: mean binary cross entropy of the masks of the true classes, plus
-        their mean dice loss if `dice`."""
+        the mean of their additional loss."""
         assert truth.masks is not None
         selected = _select_class(logits, packing.pack(samples.labels).clamp(min=0))
         instance = packing.image * truth.labels.shape[1] + packing.pack(samples.gt_index)
@@ -96,8 +97,8 @@ class MaskHead(DenseRoIHead):
         ).to(logits.dtype)
         target = target[:, None].expand_as(selected)
         loss = F.binary_cross_entropy_with_logits(selected, target, reduction="none")
-        if self.dice:
-            loss = loss + dice_loss(selected, target)[..., None, None]
+        if self.additional_loss:
+            loss = loss + self.additional_loss(selected, target)[..., None, None]
         count = packing.valid.sum() * target.shape[1:].numel()
         loss = torch.where(packing.valid[:, None, None, None], loss, 0).sum()
         return {"loss_mask": loss / count.clamp(min=1)}
@@ -117,6 +118,23 @@ def dice_loss(logits: Tensor, target: Tensor) -> Tensor:
     probs, target = logits.sigmoid().flatten(-2), target.flatten(-2)
     total = (probs.square() + target.square()).sum(dim=-1)
     return 1 - 2 * (probs * target).sum(dim=-1) / total.clamp(min=1e-6)
+
+
+def boundary_loss(logits: Tensor, target: Tensor) -> Tensor:
+    """Return the mean binary cross entropy [...] of the cells along the boundary of each target.
+
+    These are the cells of targets [..., M, M] in 0..1 whose 3x3 neighborhood has both foreground
+    and background. A target without a boundary has the loss 0.
+    """
+    maps = target.flatten(0, -3)[:, None]
+    largest, smallest = F.max_pool2d(maps, 3, 1, 1), -F.max_pool2d(-maps, 3, 1, 1)
+    boundary = ((largest >= 0.5) & (smallest < 0.5)).view_as(target).to(logits.dtype)
+    loss = F.binary_cross_entropy_with_logits(logits, target, weight=boundary, reduction="none")
+    return loss.sum(dim=(-2, -1)) / boundary.sum(dim=(-2, -1)).clamp(min=1)
+
+
+# Losses added to the cross entropy, by the value of MODEL.ROI_MASK_HEAD.LOSS.
+MASK_LOSSES = {"bce": None, "bce_dice": dice_loss, "bce_boundary": boundary_loss}
 
 
 def _select_class(logits: Tensor, labels: Tensor) -> Tensor:

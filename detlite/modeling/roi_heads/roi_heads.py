@@ -18,7 +18,7 @@ from detlite.structures.padding import Packing
 
 from .box_head import BoxHead, BoxPredictions, build_box_heads
 from .cascade import CascadeBoxHead
-from .dense_heads import DenseRoIHead, KeypointHead, MaskHead, build_dense_head
+from .dense_heads import MASK_LOSSES, DenseRoIHead, KeypointHead, MaskHead, build_dense_head
 
 # Outputs for packed rows: "mask_probs" [R, M, M], "keypoint_logits" [R, K, M, M] and the box
 # head's "features" [R, C].
@@ -140,7 +140,7 @@ def build_roi_heads(cfg: CfgNode, backbone: Backbone) -> RoIHeads:
         count = cfg.MODEL.ROI_MASK_HEAD.NUM_HEADS
         mask, *more = [build_dense_head(MaskHead, "ROI_MASK_HEAD", *args) for _ in range(count)]
         mask.more.extend(more)
-        mask.dice = cfg.MODEL.ROI_MASK_HEAD.LOSS == "bce_dice"
+        mask.additional_loss = MASK_LOSSES[cfg.MODEL.ROI_MASK_HEAD.LOSS]
     if cfg.MODEL.KEYPOINT_ON:
         keypoint = build_dense_head(KeypointHead, "ROI_KEYPOINT_HEAD", *args)
     return RoIHeads(box, mask, keypoint, "features" in cfg.TEST.EXTRA_OUTPUTS)

@@ -1,3 +1,6 @@
+import math
+from itertools import chain, product
+
 import pytest
 import torch
 from torch import nn
@@ -6,7 +9,13 @@ from torch.nn import functional as F
 from detlite.config import ConfigError
 from detlite.conventions import CONVENTIONS
 from detlite.modeling.build import build_model
-from detlite.modeling.roi_heads.dense_heads import KeypointHead, MaskHead, dice_loss
+from detlite.modeling.roi_heads.dense_heads import (
+    MASK_LOSSES,
+    KeypointHead,
+    MaskHead,
+    boundary_loss,
+    dice_loss,
+)
 from detlite.ops import crop_masks
 from detlite.structures.instances import GroundTruth, Samples
 from detlite.structures.keypoints import to_heatmap_cells
@@ -56,24 +65,50 @@ def test_loss_matches_a_loop_over_pixels(static):
     assert loss.item() == pytest.approx(total / (3 * SIDE * SIDE), rel=1e-5)
 
 
+def slow_dice_loss(probs: list[list[float]], target: list[list[float]]) -> float:
+    p, t = list(chain(*probs)), list(chain(*target))
+    overlap = sum(a * b for a, b in zip(p, t, strict=True))
+    return 1 - 2 * overlap / sum(a * a for a in p + t)
+
+
+def slow_boundary_loss(probs: list[list[float]], target: list[list[float]]) -> float:
+    losses = []
+    for row, column in product(range(SIDE), repeat=2):
+        rows, columns = (range(max(at - 1, 0), min(at + 2, SIDE)) for at in (row, column))
+        neighborhood = {target[y][x] for y in rows for x in columns}
+        if neighborhood == {0, 1}:
+            p = probs[row][column]
+            losses.append(-math.log(p if target[row][column] else 1 - p))
+    return sum(losses) / len(losses)
+
+
 @each_mode
-def test_dice_loss_is_added(static):
+@pytest.mark.parametrize(
+    ("name", "reference"), [("bce_dice", slow_dice_loss), ("bce_boundary", slow_boundary_loss)]
+)
+def test_a_loss_is_added(name, reference, static):
     truth = two_images(*(torch.rand(n, 12, 12).round().to(torch.uint8) for n in (2, 1)))
     packing = Packing(SAMPLES.labels > 0, static)
     logits = torch.randn(len(packing.index), 3, SIDE, SIDE, requires_grad=True)
     head = MaskHead(nn.Identity(), nn.Identity(), CONVENTIONS["detlite"])
     cross_entropy = head.losses(logits, packing, SAMPLES, truth)["loss_mask"]
-    head.dice = True
+    head.additional_loss = MASK_LOSSES[name]
     added = head.losses(logits, packing, SAMPLES, truth)["loss_mask"] - cross_entropy
     instances, boxes = torch.tensor([1, 0, 2]), SAMPLES.boxes[SAMPLES.labels > 0]
     targets = crop_masks(*truth.masks.tensors(), instances, boxes, SIDE, False)
     probs = logits[packing.valid, torch.tensor([1, 2, 2])].sigmoid()
-    expected = []
-    for p, t in zip(probs.flatten(1).tolist(), targets.flatten(1).tolist(), strict=True):
-        product = sum(a * b for a, b in zip(p, t, strict=True))
-        expected.append(1 - 2 * product / sum(a * a for a in p + t))
+    expected = map(reference, probs.tolist(), targets.tolist())
     assert added.item() == pytest.approx(sum(expected) / 3, rel=1e-4)
     added.backward()
+    assert logits.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0])
+def test_a_mask_without_a_boundary_has_no_boundary_loss(value):
+    logits = torch.randn(2, 4, 4, requires_grad=True)
+    result = boundary_loss(logits, torch.full((2, 4, 4), value))
+    torch.testing.assert_close(result, torch.zeros(2))
+    result.sum().backward()
     assert logits.grad.isfinite().all()
 
 
@@ -90,9 +125,9 @@ def test_dice_loss_of_extreme_masks(value, loss):
 
 def test_the_config_chooses_the_mask_loss(tiny_config):
     key = "MODEL.ROI_MASK_HEAD.LOSS"
-    assert [build_model(tiny_config(key, name)).roi_heads.mask.dice for name in
-            ("bce", "bce_dice")] == [False, True]  # fmt: skip
-    with pytest.raises(ConfigError, match=rf"{key} is 'dice', .*'bce', 'bce_dice'"):
+    for name, loss in (("bce", None), ("bce_dice", dice_loss), ("bce_boundary", boundary_loss)):
+        assert build_model(tiny_config(key, name)).roi_heads.mask.additional_loss is loss
+    with pytest.raises(ConfigError, match=rf"{key} is 'dice', .*'bce', 'bce_dice', 'bce_boundary'"):
         tiny_config(key, "dice")
 
 

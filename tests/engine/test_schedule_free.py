@@ -1,0 +1,118 @@
+"""The schedule-free optimizer."""
+
+import sys
+from copy import deepcopy
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+from detlite import ConfigError
+from detlite.config import load_config
+from detlite.engine.run_length import build_run_length
+from detlite.engine.schedule_free import averaged_weights, restore_trained_weights
+from detlite.engine.solver import build_optimizer, build_scheduler
+from tests.engine.toy import assert_equal
+
+KEYS = ["SOLVER.OPTIMIZER", "ScheduleFreeAdamW", "SOLVER.LR_SCHEDULE", "constant"]
+LR, DECAY, BETA = 0.01, 0.1, 0.9
+
+
+def build(model: nn.Module, *opts: object) -> torch.optim.Optimizer:
+    pytest.importorskip("schedulefree")
+    keys = ["SOLVER.BASE_LR", LR, "SOLVER.WEIGHT_DECAY", DECAY, "SOLVER.BIAS_LR_FACTOR", 1.0]
+    return build_optimizer(load_config(None, [*KEYS, *keys, *opts]), model)
+
+
+def gradient(weight: Tensor) -> Tensor:
+    return 2 * weight + torch.arange(weight.numel()).view_as(weight) * 0.1
+
+
+def train(optimizer: torch.optim.Optimizer, weight: nn.Parameter, steps: int) -> None:
+    for _ in range(steps):
+        weight.grad = gradient(weight.detach())
+        optimizer.step()
+
+
+def test_the_averages_are_those_of_the_paper():
+    """Algorithm 1 with AdamW of https://arxiv.org/abs/2405.15682, without warm-up."""
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2, bias=False)
+    y = z = x = model.weight.detach().clone()
+    second = torch.zeros_like(y)
+    optimizer = build(model)
+    train(optimizer, model.weight, 5)
+    for t in range(1, 6):
+        g = gradient(y)
+        second = 0.999 * second + 0.001 * g * g
+        step = g / ((second / (1 - 0.999**t)).sqrt() + 1e-8) + DECAY * y
+        z = z - LR * step
+        x = (1 - 1 / t) * x + z / t
+        y = (1 - BETA) * z + BETA * x
+    assert_close(model.weight.detach(), y, rtol=1e-4, atol=1e-5)
+    with averaged_weights(optimizer):
+        assert_close(model.weight.detach(), x, rtol=1e-4, atol=1e-5)
+
+
+def test_averages_leave_no_trace():
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2)
+    optimizer = build(model)
+    with averaged_weights(optimizer):  # before the first step
+        pass
+    train(optimizer, model.weight, 3)
+    weights, state = deepcopy(model.state_dict()), deepcopy(optimizer.state_dict())
+    with averaged_weights(optimizer):
+        assert not torch.equal(model.weight, weights["weight"])
+    assert_equal(model.state_dict(), weights)
+    assert_equal(optimizer.state_dict(), state)
+
+
+def test_a_state_that_was_saved_with_averages_continues_bit_for_bit():
+    torch.manual_seed(0)
+    model, resumed = nn.Linear(3, 2), nn.Linear(3, 2)
+    optimizer, second = build(model), build(resumed)
+    train(optimizer, model.weight, 3)
+    with averaged_weights(optimizer):
+        resumed.load_state_dict(model.state_dict())
+        second.load_state_dict(deepcopy(optimizer.state_dict()))
+    restore_trained_weights(second)
+    for one, own in ((model, optimizer), (resumed, second)):
+        train(own, one.weight, 3)
+    assert_equal(resumed.state_dict(), model.state_dict())
+    assert_equal(second.state_dict(), optimizer.state_dict())
+
+
+def test_other_optimizers_are_left_alone():
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.AdamW(model.parameters())
+    train(optimizer, model.weight, 1)
+    weights, state = deepcopy(model.state_dict()), deepcopy(optimizer.state_dict())
+    with averaged_weights(optimizer):
+        assert_equal(model.state_dict(), weights)
+        assert_equal(optimizer.state_dict(), state)
+
+
+def test_the_learning_rate_is_constant_after_warm_up():
+    opts = ["SOLVER.MAX_ITER", 10, "SOLVER.WARMUP_ITERS", 2, "SOLVER.WARMUP_FACTOR", 0.5]
+    cfg = load_config(None, [*KEYS, "SOLVER.BASE_LR", LR, *opts])
+    optimizer = build(nn.Linear(3, 2), *opts)
+    scheduler = build_scheduler(cfg, optimizer, build_run_length(cfg, 100))
+    rates = []
+    for _ in range(10):
+        rates.append(scheduler.get_last_lr()[0] / LR)
+        optimizer.step()
+        scheduler.step()
+    assert rates == pytest.approx([0.5, 0.75, *[1.0] * 8])
+
+
+def test_another_schedule_is_refused():
+    with pytest.raises(ConfigError, match=r"LR_SCHEDULE is cosine.*set SOLVER.LR_SCHEDULE const"):
+        build(nn.Linear(3, 2), "SOLVER.LR_SCHEDULE", "cosine")
+
+
+def test_a_missing_package_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "schedulefree", None)
+    with pytest.raises(ConfigError, match="needs a package: pip install schedulefree"):
+        build_optimizer(load_config(None, KEYS), nn.Linear(3, 2))
