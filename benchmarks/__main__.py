@@ -57,10 +57,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line.
 
     Args:
-        arguments: arguments without the program's name; None for those of the process.
+        arguments: command-line arguments; None: the arguments of the process.
 
     Returns:
-        The exit status: 0, or 2 after an error of the user.
+        The exit status: 0, or 2 for invalid options, configs or data.
     """
     args = _parser().parse_args(arguments)
     try:
@@ -111,7 +111,7 @@ def _check(args: Args) -> None:
         raise OptionError("--cpu-time does not measure loader processes: use --workers 0")
     for name in ("json", "markdown", "plot", "trace"):
         if file := getattr(args, name, None):
-            try:  # before the measurement, which takes minutes
+            try:  # fail before the measurement, which takes minutes
                 file.touch()
             except OSError as error:
                 raise OptionError(f"--{name} {file}: {error.strerror}") from error
@@ -130,7 +130,7 @@ def _ops(args: Args) -> Iterable[Any]:
         is_empty = False
         yield row
     if is_empty:
-        raise OptionError(f"--only {' '.join(args.only)}: no case has such a name")
+        raise OptionError(f"--only {' '.join(args.only)}: no name of a case contains this")
 
 
 def _inference(args: Args) -> Inference:
@@ -155,7 +155,8 @@ def _model(args: Args) -> Iterable[Any]:
         modes = [mode for mode in MODES if _is_fast(mode[1].split()[-1], args.device)]
     if not modes:
         raise OptionError(
-            f"--only {' '.join(args.only)}: no mode has such a name; choose from {', '.join(names)}"
+            f"--only {' '.join(args.only)}: no name of a mode contains this; choose from "
+            f"{', '.join(names)}"
         )
     return benchmark_model(_inference(args), args.turns, tuple(modes), args.clock)
 
@@ -169,7 +170,7 @@ def _train(args: Args) -> Iterable[Any]:
 
 
 def _is_fast(dtype: str, device: str) -> bool:
-    """Return True if a data type is measured by default: bfloat16 only on hardware with support."""
+    """Return True if a data type is measured by default: not bfloat16 without hardware support."""
     return dtype != "bfloat16" or has_bfloat16(torch.device(device))
 
 
@@ -201,7 +202,7 @@ def _latency(args: Args) -> Iterable[Any]:
     if args.device != "cpu" or args.threads:
         raise OptionError("latency: --device must be cpu; use --cores instead of --threads")
     try:
-        read_aps(args.ap)  # before the measurement
+        read_aps(args.ap)  # fail before the measurement
         settings = Settings(
             args.work.absolute(), args.peer_python and args.peer_python.absolute(),
             tuple(args.models), tuple(args.modes), tuple(sorted(args.sizes)),
@@ -234,18 +235,18 @@ def _parser() -> argparse.ArgumentParser:
         own = commands.add_parser(name, help=_BENCHMARKS[name], description=_BENCHMARKS[name])
         own.set_defaults(rows=rows, page=lambda args, *words: markdown(*words))
         own.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
-        own.add_argument("--threads", type=int, help="CPU threads (default: those of torch)")
+        own.add_argument("--threads", type=int, help="CPU threads (default: torch's number)")
         own.add_argument(
             "--cpu-time",
             action="store_true",
-            help="CPU time of one thread, for a machine with other work",
+            help="measure the CPU time of one thread, for a machine with other work",
         )
         own.add_argument(
             "--freed-memory",
             choices=("keep", "return"),
             default="return" if name == "train" else "keep",
             help="keep freed memory in the process or return it to the system, for all libraries "
-            "(default: as the commands of detlite do)",
+            "(default: the same as the commands of detlite)",
         )
         own.add_argument("--json", type=Path, metavar="FILE", help="file for the rows")
         own.add_argument("--markdown", type=Path, metavar="FILE", help="file for the table")
@@ -263,7 +264,7 @@ def _parser() -> argparse.ArgumentParser:
 
     own = command("ops", _ops)
     own.add_argument(
-        "--only", nargs="+", default=[], metavar="NAME", help="cases with this in their names"
+        "--only", nargs="+", default=[], metavar="TEXT", help="cases whose names contain a text"
     )
     own.add_argument("--seconds", type=float, default=3.0, help="seconds per case")
     own.add_argument(
@@ -272,7 +273,7 @@ def _parser() -> argparse.ArgumentParser:
 
     own = command("model", _model)
     add_size(own, batch=1)
-    own.add_argument("--only", nargs="+", metavar="NAME", help="modes with this in their names")
+    own.add_argument("--only", nargs="+", metavar="TEXT", help="modes whose names contain a text")
     own.add_argument("--detections", type=int, default=100, help="detections per image")
     own.add_argument("--threshold", type=float, default=0.05, help="score threshold")
 
@@ -281,7 +282,7 @@ def _parser() -> argparse.ArgumentParser:
     own.add_argument("--objects", type=int, default=20, help="objects per image")
     own.add_argument("--real", action="store_true", help="use images of the config's training set")
     own.add_argument(
-        "--dtype", nargs="+", choices=DTYPES, help="(default: those that the hardware supports)"
+        "--dtype", nargs="+", choices=DTYPES, help="(default: all that the hardware supports)"
     )
     own.add_argument(
         "--trace", type=Path, metavar="FILE", help="file for a trace, for chrome://tracing"
@@ -331,9 +332,9 @@ def _parser() -> argparse.ArgumentParser:
     own.add_argument("--cold-rounds", type=int, default=3, help=text)
     own.add_argument(
         "--work", type=Path, default=Path("output/latency"), metavar="FOLDER",
-        help="folder for the models, which are used again",
+        help="folder for the models; existing files are used again",
     )  # fmt: skip
-    text = 'JSON {MODEL: {"box": AP, "mask": AP}} (default: of the records)'
+    text = 'JSON {MODEL: {"box": AP, "mask": AP}} (default: AP from benchmarks/results)'
     own.add_argument("--ap", type=Path, default=AP_FILE, metavar="FILE", help=text)
     own.add_argument("--plot", type=Path, metavar="FILE", help="file for a plot of AP and time")
     return parser
@@ -346,8 +347,8 @@ _BENCHMARKS = {
     "data": "the training loader",
     "index": "time and memory to open a large dataset",
     "eval": "COCO evaluation of generated results",
-    "scaling": "time per image against size, boxes, classes, objects and batch",
-    "latency": "time per image of the shipped models and YOLO, and of cold starts",
+    "scaling": "time per image by size, boxes, classes, objects and batch",
+    "latency": "time per image of the shipped models and YOLO, and time of cold starts",
 }
 
 if __name__ == "__main__":

@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import torch
 
-# Returns seconds. `time.process_time` counts the CPU time of this process: with one thread, it
-# measures the same as `time.perf_counter` on a machine that others do not use.
+# Returns seconds. `time.process_time` counts the CPU time of this process: with one thread, the
+# same as `time.perf_counter` on an otherwise idle machine.
 Clock = Callable[[], float]
 
 
@@ -16,7 +16,7 @@ def time_call(run: Callable[[], object], device: str, clock: Clock) -> float:
     result = run()
     synchronize(device)
     seconds = clock() - start
-    del result  # outside of the measured time, because it may free much memory
+    del result  # not measured, because it may free much memory
     return seconds
 
 

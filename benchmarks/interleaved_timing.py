@@ -1,4 +1,4 @@
-"""Interleaved timing of several libraries, so that changes of the machine affect all of them."""
+"""Interleaved timing of several libraries, so that changes of the machine affect all."""
 
 import statistics
 from collections.abc import Callable, Mapping
@@ -13,11 +13,11 @@ class StepRow:
 
     Attributes:
         library: "detlite", "torchvision" or "detectron2".
-        mode: data type and other particulars.
+        mode: data type, and how the model is optimized.
         seconds: time of a call.
-        ratio: torchvision's time with the same data type over this one; None if not measured.
+        ratio: torchvision's time with the same data type over `seconds`; None if not measured.
         gflop: 10^9 operations of a call, see `count_flops`.
-        peak_fraction: achieved operations per second over the best rate of `torch.mm`.
+        peak_fraction: operations per second over the highest rate of `torch.mm`.
         memory_mb: see `peak_memory`.
         phases: milliseconds of each phase of a call.
     """
@@ -35,9 +35,9 @@ class StepRow:
 def interleaved_medians(
     runs: Mapping[str, Callable[[], object]], turns: int, device: str, clock: Clock
 ) -> dict[str, float]:
-    """Return the median seconds of each call over `turns`, after one turn to warm up."""
+    """Return the median seconds of each call over `turns`, after a warm-up turn."""
     times: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(turns + 1):
         for name, run in runs.items():
             times[name].append(time_call(run, device, clock))
-    return {name: statistics.median(own[1:]) for name, own in times.items()}
+    return {name: statistics.median(seconds[1:]) for name, seconds in times.items()}

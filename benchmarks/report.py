@@ -39,7 +39,7 @@ def _processor() -> str:
 
 
 def header(kind: type) -> str:
-    """Return the first two lines of a table of rows of this dataclass."""
+    """Return the first two lines of a table for rows of a dataclass."""
     names = [field.name for field in _columns(kind)]
     widths = [_width(name, index) for index, name in enumerate(names)]
     titles = (_title(name).ljust(width) for name, width in zip(names, widths, strict=True))
@@ -47,7 +47,7 @@ def header(kind: type) -> str:
 
 
 def line(row: Any) -> str:
-    """Return the line of a row."""
+    """Return the table line of a row."""
     cells = (
         _cell(getattr(row, field.name)).ljust(_width(field.name, index))
         for index, field in enumerate(_columns(type(row)))
@@ -56,7 +56,7 @@ def line(row: Any) -> str:
 
 
 def phase_table(rows: Sequence[Any]) -> str:
-    """Return a table of milliseconds: phases down, rows across; empty if no row has phases."""
+    """Return a table of milliseconds, with a line per phase and a column per row, or ""."""
     measured = [row for row in rows if row.phases]
     if not measured:
         return ""

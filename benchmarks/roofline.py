@@ -1,4 +1,4 @@
-"""Limits of the machine, and the operations and memory of a call."""
+"""Measure the matrix-product rate of the machine, and the operations and memory of a call."""
 
 import multiprocessing
 import time
@@ -14,7 +14,7 @@ from detlite.apps.batch_predict.allocator import keep_freed_memory, keeps_freed_
 
 from .clock import Clock, time_call
 
-# (M, K, N) of matrix products: large and square, a wide layer, and a 3 x 3 convolution of 64
+# (M, K, N) of matrix products: large squares, a wide layer, and a 3 x 3 convolution with 64
 # channels on a map of 200 x 304.
 SHAPES = ((2048, 2048, 2048), (4096, 1024, 4096), (60_800, 576, 64))
 _STATUS = Path("/proc/self/status")  # only on Linux
@@ -23,7 +23,7 @@ _STATUS = Path("/proc/self/status")  # only on Linux
 def matmul_peak(
     dtype: torch.dtype, device: str, clock: Clock = time.perf_counter, repeats: int = 5
 ) -> float:
-    """Return the best rate of `torch.mm` over SHAPES, in operations per second.
+    """Return the highest rate of `torch.mm` over SHAPES, in operations per second.
 
     A multiplication and an addition count as two operations.
     """
@@ -40,7 +40,7 @@ def matmul_peak(
 def count_flops(run: Callable[[], object]) -> int:
     """Return the operations of the convolutions and matrix products of a call.
 
-    The backward pass counts too. Everything else, such as RoIAlign, counts as zero.
+    The backward pass counts too. All other operations, such as RoIAlign, do not count.
     """
     counter = FlopCounterMode(display=False)
     with counter:
@@ -49,10 +49,10 @@ def count_flops(run: Callable[[], object]) -> int:
 
 
 def peak_memory(build: Callable[..., Callable[[], object]], *args: Any, device: str) -> float:
-    """Return the peak memory of a call in a new process, without that of the loaded libraries.
+    """Return the peak memory of a call in a new process, without the loaded libraries.
 
     Args:
-        build: function of a module that returns the call. It runs in the new process.
+        build: module-level function that returns the call. It runs in the new process.
         args: arguments of `build`.
         device: "cuda" measures the memory that torch allocates on the GPU.
 
@@ -84,7 +84,7 @@ def _peak_memory(
 
 
 def reset_peak_memory() -> None:
-    """Reset VmHWM of this process to its present memory."""
+    """Reset VmHWM of this process to its current memory."""
     if _STATUS.exists():
         Path("/proc/self/clear_refs").write_text("5")  # proc(5)
 

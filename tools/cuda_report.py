@@ -1,16 +1,16 @@
-"""Report and check the resources of the CUDA kernels, from their machine code. Needs no GPU.
+"""Report and check the resources of the CUDA kernels by their machine code. Needs no GPU.
 
     python tools/cuda_report.py build/cuda/detlite/_C.abi3.so    # all GPU generations of a build
     python tools/cuda_report.py csrc/cuda/nms.cu --arch sm_75    # compile and report one file
     python tools/cuda_report.py                                  # all of csrc/cuda for sm_90
 
 Prints a table of all kernels: registers, shared memory, threads per block, occupancy, number of
-instructions. Exits with status 1 if a kernel
+instructions. The exit status is 1 if a kernel
 
 * keeps values in local memory (allowed only for gradients);
 * needs too many registers for the number of threads in its __launch_bounds__;
 * has more instructions on sm_90 than its budget, or has no budget. A budget is a comment above the
-  kernel, either for given template arguments or, without arguments, for all others:
+  kernel, for certain template arguments or, without arguments, for all others:
 
       // Budget: forward_kernel<float, float, 4> 900 instructions.
 
@@ -65,7 +65,7 @@ class Kernel:
     types: str  # template arguments, "<...>" or ""
     architecture: str
     registers: int
-    shared_bytes: int  # static, including what the system reserves
+    shared_bytes: int  # static shared memory, including the part that the system reserves
     threads: int | None  # maximum per block, from __launch_bounds__
     instructions: int  # without NOPs
     local_accesses: int  # loads and stores of local memory
@@ -96,7 +96,7 @@ class Kernel:
 
 
 def find_program(name: str) -> str | None:
-    """Return the path of a CUDA program from the toolkit or from Triton, or None."""
+    """Return the path of a program of the CUDA toolkit or of Triton; None if it is missing."""
     folders = [os.environ.get("PATH", "")]
     if home := os.environ.get("CUDA_HOME"):
         folders.append(f"{home}/bin")
@@ -146,7 +146,7 @@ def parse_dump(dumped: str, demangled: dict[str, str]) -> Iterator[Kernel]:
             r"^ Function (\S+):\n\s+REG:(\d+) STACK:\d+ SHARED:(\d+)", dumped, re.MULTILINE
         )
     }
-    # The mangled name of an anonymous namespace contains the length of the file name and the name.
+    # The mangled name of an anonymous namespace contains the file name and its length.
     file = re.search(r"_GLOBAL__N__[0-9a-f]+_(\d+)_(\w+)", dumped)
     stem = file[2][: int(file[1])].removesuffix("_cu") if file else ""
     for part in re.split(r"^\s+Function : ", dumped, flags=re.MULTILINE)[1:]:
@@ -227,7 +227,7 @@ def failures(kernels: list[Kernel], sources: dict[str, str]) -> Iterator[str]:
             shared |= budgets[name]
     for name, text in sources.items():
         if text.count("Budget:") != len(budgets[name]):
-            yield f"{name}: a budget is not of the form '// Budget: NAME<TYPES> N instructions.'"
+            yield f"{name}: a budget must have the form '// Budget: NAME<TYPES> N instructions.'"
     used = set()
     for kernel in kernels:
         if kernel.local_accesses and not re.search("backward|gradient", kernel.name):
@@ -243,16 +243,16 @@ def failures(kernels: list[Kernel], sources: dict[str, str]) -> Iterator[str]:
             )
         if kernel.architecture != BUDGET_ARCHITECTURE:
             continue
-        own = shared | budgets.get(f"{kernel.file}.cu", {})
+        limits = shared | budgets.get(f"{kernel.file}.cu", {})
         key = next(
-            (key for key in ((kernel.name, kernel.types), (kernel.name, "")) if key in own), None
+            (key for key in ((kernel.name, kernel.types), (kernel.name, "")) if key in limits), None
         )
         if key is None:
             yield f"{kernel}: no budget. The kernel has {kernel.instructions} instructions."
             continue
         used.add(key)
-        if kernel.instructions > own[key]:
-            yield f"{kernel}: {kernel.instructions} instructions, above its budget of {own[key]}"
+        if kernel.instructions > limits[key]:
+            yield f"{kernel}: {kernel.instructions} instructions, above its budget of {limits[key]}"
     # Several files compile the kernels of headers, so check their budgets only with all files.
     compiled = {
         f"{kernel.file}.cu" for kernel in kernels if kernel.architecture == BUDGET_ARCHITECTURE
@@ -260,7 +260,7 @@ def failures(kernels: list[Kernel], sources: dict[str, str]) -> Iterator[str]:
     complete = compiled.issuperset(name for name in sources if name.endswith(".cu"))
     for name, listed in budgets.items():
         for key in listed.keys() - used if complete or name in compiled else ():
-            yield f"{name}: there is a budget for {''.join(key)}, but no such kernel"
+            yield f"{name}: has a budget for {''.join(key)}, but no such kernel: remove the budget"
 
 
 # ---- Printing

@@ -1,11 +1,11 @@
-"""Time the operators on a GPU and compare them with torchvision's, using CUDA events.
+"""Time the operators on a GPU with CUDA events, and compare them with torchvision's operators.
 
     python tools/gpu_benchmark.py --json gpu.json
 
 Each time is the median of many calls. Before each call, a write of memory larger than the GPU's L2
-cache evicts the inputs. Backward passes are timed separately. detlite and torchvision get the same
-boxes and maps. `_cl` in a name means that detlite's maps are channels-last; torchvision's maps are
-always contiguous, its fastest layout. Without torchvision its column is empty.
+cache evicts the inputs. Backward passes are timed separately. detlite and torchvision receive the
+same boxes and maps. `_cl` in a name means that detlite's maps are channels-last; torchvision's maps
+are always contiguous, its fastest layout. Without torchvision, its column is empty.
 `python -m benchmarks ops` measures wall times and more operators.
 """
 
@@ -85,9 +85,9 @@ class Inputs:
         return torch.cat([corner, corner + sides], 1).to(self.device)
 
     def clustered(self, count: int, objects: int) -> Tensor:
-        around = self.boxes(objects * self.divisor, 60, 300)
-        which = torch.randint(0, len(around), (count // self.divisor,), device=self.device)
-        return around[which] + torch.randn(len(which), 4, device=self.device) * 8 / self.divisor
+        centers = self.boxes(objects * self.divisor, 60, 300)
+        index = torch.randint(0, len(centers), (count // self.divisor,), device=self.device)
+        return centers[index] + torch.randn(len(index), 4, device=self.device) * 8 / self.divisor
 
 
 def gradients(

@@ -2,9 +2,9 @@
 
     python tools/gpu_check.py --out output/gpu_check
 
-Run this first on a new GPU. If there is a CUDA compiler, the script builds the kernels for the GPU,
-otherwise it uses the installed detlite. Then it runs each step of gpu_steps.py and the timings of
-gpu_benchmark.py in a separate process. Each step passes, fails, or is skipped for a stated reason.
+Run this first on a new GPU. If there is a CUDA compiler, the script builds the kernels for the GPU;
+otherwise, it uses the installed detlite. Then it runs each step of gpu_steps.py and the timings of
+gpu_benchmark.py in a separate process. Each step passes, fails, or is skipped with a reason.
 The script writes report.json, report.md and the output of each step, and exits with status 1 if a
 step failed.
 
@@ -103,7 +103,7 @@ class Check:
 
 
 def build(check: Check) -> None:
-    """Build a copy of the package for this GPU, which the other steps then use."""
+    """Build a copy of the package for this GPU, for the other steps."""
     if not check.is_selected("build"):
         return
     cuda = find_program("nvcc") is not None and torch.version.cuda is not None
@@ -166,7 +166,7 @@ def hardware() -> dict[str, str]:
         info["memory"] = f"{properties.total_memory / 1e9:.0f} GB"
         info["cuda"] = str(torch.version.cuda)
     else:
-        info["gpu"] = "none, only the steps for the CPU were run"
+        info["gpu"] = "none: only the steps for the CPU were run"
     return info
 
 

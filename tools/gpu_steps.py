@@ -33,7 +33,7 @@ def synchronize(device: str) -> None:
 
 @contextmanager
 def side_stream(device: str) -> Iterator[None]:
-    """Run the block on another stream, which is busy at first."""
+    """Run the `with` block on another stream, which is busy at first."""
     if device != "cuda":
         yield
         return
@@ -170,7 +170,7 @@ def stream(device: str) -> bool:
     return passed
 
 
-# The shapes of their results depend on values, which the host must read.
+# Operators with result shapes that depend on values, which the host must read.
 DYNAMIC_SHAPES = (ops.nms, ops.batched_nms)
 
 
@@ -181,8 +181,8 @@ def graph(device: str) -> bool:
         function, arguments = CASES.inputs(run, device)
         if function in DYNAMIC_SHAPES:
             continue
-        _, others = CASES.inputs(run, device, seed=1)
-        expected = CASES.results(function, others)
+        _, new_arguments = CASES.inputs(run, device, seed=1)
+        expected = CASES.results(function, new_arguments)
         if device == "cuda":
             with side_stream(device):
                 CASES.results(function, arguments)
@@ -190,21 +190,22 @@ def graph(device: str) -> bool:
             with torch.cuda.graph(captured):
                 actual = CASES.results(function, arguments)
         with torch.no_grad():
-            for own, other in zip(tensors_in(arguments), tensors_in(others), strict=True):
-                own.copy_(other)
+            tensors = tensors_in(arguments), tensors_in(new_arguments)
+            for tensor, new_tensor in zip(*tensors, strict=True):
+                tensor.copy_(new_tensor)
         if device == "cuda":
             captured.replay()
         else:
             actual = CASES.results(function, arguments)
         synchronize(device)
         passed &= report(
-            name, "" if same(actual, expected) else "the replay gives a different result"
+            name, "" if same(actual, expected) else "the replay returns a different result"
         )
     return passed
 
 
 def bad_index(device: str) -> bool:
-    """Check that a RoI of an image outside of the batch is an error."""
+    """Check that a RoI with an image index outside of the batch is an error."""
     maps = torch.zeros(2, 8, 10, 10, device=device)
     rois = torch.tensor([[0.0, 0, 0, 9, 9], [7, 0, 0, 9, 9]], device=device)
     try:

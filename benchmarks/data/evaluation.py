@@ -26,12 +26,12 @@ _STAGES = ("truth", "results", "metrics")
 
 @dataclass(frozen=True)
 class EvaluationRow:
-    """Result of an evaluation, from two COCO files to metrics, by one library.
+    """Time and memory of an evaluation by one library, from two COCO files to metrics.
 
     Times are medians in seconds, with all of torch's threads: reading the ground truth, reading the
-    results, computing the metrics, and the sum of the three. Memory is the peak of the process in
-    10^6 bytes. `difference` is the largest difference of a metric from detlite's. hotcoco is a
-    library in Rust (https://pypi.org/project/hotcoco).
+    results, computing the metrics, and their sum. Memory is the peak of the process in 10^6 bytes.
+    `difference` is the largest difference of a metric from detlite's value. hotcoco is a library in
+    Rust (https://pypi.org/project/hotcoco).
     """
 
     kind: str
@@ -43,7 +43,7 @@ class EvaluationRow:
     metrics_s: float
     whole_s: float
     whole_cpu_s: float
-    ratio: float  # of the whole to detlite's
+    ratio: float  # whole_s over detlite's whole_s
     peak_mb: float
     difference: float
 
@@ -64,14 +64,13 @@ def benchmark_evaluation(
 ) -> Iterator[EvaluationRow]:
     """Measure the libraries with generated files, first boxes and then masks.
 
-    Each run has its own process, so that its peak of memory can be measured, and the libraries take
-    turns.
+    The libraries alternate. Each run has its own process, for measuring its peak memory.
 
     Args:
         images: number of images.
         detections: detections per image.
         turns: runs of each library.
-        libraries: detlite and others; hotcoco is left out if it is not installed.
+        libraries: detlite and others; libraries that are not installed are skipped.
     """
     content, results = generate(images, detections)
     with tempfile.TemporaryDirectory() as name:
@@ -85,18 +84,18 @@ def benchmark_evaluation(
         for kind in ("bbox", "segm"):
             runs: dict[str, list[_Run]] = {name: [] for name in libraries}
             for _ in range(turns):
-                for library, own in runs.items():
-                    own.append(_run_in_process(folder, kind, library))
-            for library, own in runs.items():
-                yield _row(kind, library, (images, detections), own, runs["detlite"])
+                for library in libraries:
+                    runs[library].append(_run_in_process(folder, kind, library))
+            for library in libraries:
+                yield _row(kind, library, (images, detections), runs[library], runs["detlite"])
 
 
 def _row(
     kind: str, library: str, counts: tuple[int, int], runs: list[_Run], reference: list[_Run]
 ) -> EvaluationRow:
     stages = [statistics.median(run.seconds[name] for run in runs) for name in _STAGES]
-    whole, own = (
-        statistics.median(sum(run.seconds.values()) for run in some) for some in (runs, reference)
+    whole, reference_whole = (
+        statistics.median(sum(run.seconds.values()) for run in group) for group in (runs, reference)
     )
     metrics = zip(runs[0].metrics, reference[0].metrics, strict=True)
     return EvaluationRow(
@@ -109,7 +108,7 @@ def _row(
         metrics_s=stages[2],
         whole_s=whole,
         whole_cpu_s=statistics.median(run.cpu_seconds for run in runs),
-        ratio=whole / own,
+        ratio=whole / reference_whole,
         peak_mb=max(run.peak_mb for run in runs),
         difference=max(abs(a - b) for a, b in metrics),
     )
@@ -136,7 +135,7 @@ def _run(folder: Path, kind: str, library: str) -> _Run:
 
 
 def _detlite(folder: Path, kind: str) -> Iterator[Callable[[], Any]]:
-    """Yield the steps of `_STAGES`; the last returns the metrics."""
+    """Yield a function for each of `_STAGES`; the last one returns the metrics."""
     read: list[Any] = []
     yield lambda: read.append(open_ground_truth(folder / "truth.json"))
     yield lambda: read.append(Results.read(folder / f"{kind}.json", [kind]))

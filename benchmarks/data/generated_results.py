@@ -14,17 +14,17 @@ from detlite.ops import paste_masks
 CATEGORIES = 80
 OBJECTS = 7.3  # mean per image
 CROWDS = 0.012  # fraction of the objects
-MASK_SIZE = 28  # of a mask head
+MASK_SIZE = 28  # side of the masks of a mask head
 
 
 def generate(images: int, detections: int, seed: int = 0) -> tuple[dict[str, Any], Results]:
     """Return the content of an annotation file, and results with boxes and masks.
 
-    COCO's fractions of small, medium and large objects are kept. A third of the objects have the
+    The fractions of small, medium and large objects are COCO's. A third of the objects have the
     same category, like COCO's persons. Polygons have 12 to 50 corners and up to three parts, and
     crowds are run lengths. Two thirds of the detections are near an object, with a score that
     decreases with the distance, and one in seven of these has another category. The others have
-    random places and low scores. Masks are smooth shapes, pasted like those of a mask head.
+    random positions and low scores. Masks are smooth shapes, pasted like the masks of a mask head.
 
     Args:
         images: number of images.
@@ -66,7 +66,7 @@ def generate(images: int, detections: int, seed: int = 0) -> tuple[dict[str, Any
 
 
 def _boxes(rng: np.random.Generator, count: int, height: int, width: int) -> np.ndarray:
-    """Return boxes, xywh [count, 4]. COCO has 41 % below 32 x 32 pixels and 24 % above 96 x 96."""
+    """Return boxes xywh [count, 4]: 41 % below 32 x 32 and 24 % above 96 x 96, as in COCO."""
     side = np.exp(rng.normal(np.log(59), 1.18, count))
     stretch = np.exp(rng.normal(0, 0.4, count))
     sizes = np.stack([side * stretch, side / stretch], 1).clip(4, (width * 0.95, height * 0.95))
@@ -100,16 +100,16 @@ def _detections(
     rng: np.random.Generator, boxes: np.ndarray, labels: np.ndarray, count: int, height: int,
     width: int,
 ) -> tuple[Tensor, list[int], Tensor]:  # fmt: skip
-    """Return boxes (xyxy, float32 [count, 4]), categories and scores, by falling score."""
+    """Return boxes (xyxy, float32 [count, 4]), categories and scores, by decreasing score."""
     near = 2 * count // 3 if len(boxes) else 0
-    which = rng.integers(max(len(boxes), 1), size=near)
+    index = rng.integers(max(len(boxes), 1), size=near)
     jitter = rng.gamma(1.5, 0.09, near)
-    moved = boxes[which].copy()
+    moved = boxes[index].copy()
     moved[:, :2] += rng.normal(size=(near, 2)) * jitter[:, None] * moved[:, 2:]
     moved[:, 2:] *= np.exp(rng.normal(size=(near, 2)) * jitter[:, None])
-    other = rng.random(near) < 1 / 7
-    frequent = rng.integers(1, CATEGORIES + 1, count)
-    classes = np.concatenate([np.where(other, frequent[:near], labels[which]), frequent[near:]])
+    is_wrong = rng.random(near) < 1 / 7
+    others = rng.integers(1, CATEGORIES + 1, count)
+    classes = np.concatenate([np.where(is_wrong, others[:near], labels[index]), others[near:]])
     detected = np.concatenate([moved, _boxes(rng, count - near, height, width)])
     scores = np.concatenate(
         [np.exp(-3 * jitter) * rng.beta(5, 1.5, near), rng.beta(1, 6, count - near)]

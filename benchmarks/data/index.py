@@ -24,8 +24,8 @@ from detlite.data import CocoDataset, cache
 
 SIZE = 480, 640  # height and width of the images
 _OBJECTS = 7.17  # mean per image, as in COCO
-_POLYGONS = 5000  # number of different polygons
-_IMAGES = 64  # number of different images; a file can have at most 65,000 hard links
+_POLYGONS = 5000  # number of distinct polygons
+_IMAGES = 64  # number of distinct images; a file can have at most 65,000 hard links
 
 
 @dataclass(frozen=True)
@@ -33,12 +33,12 @@ class IndexRow:
     """Result of opening a dataset in a new process, reading its first image, and loading batches.
 
     Attributes:
-        method: library, and for detlite whether the index exists.
+        method: a key of METHODS: the library, and for detlite if the index exists.
         images: number of images.
-        seconds, cpu_seconds: time up to the first image.
-        peak: peak of memory in 10^6 bytes, without the libraries.
-        first_all, last_all: memory of this and the loader processes after the first and the last
-            batch, in 10^6 bytes, with the libraries. Shared pages count once.
+        seconds, cpu_seconds: time until the first image is read.
+        peak: peak memory in 10^6 bytes, without the libraries.
+        first_all, last_all: memory of this process and the loader processes after the first and the
+            last batch, in 10^6 bytes, including the libraries. Shared pages count once.
     """
 
     method: str
@@ -59,7 +59,7 @@ def benchmark_index(
         images: number of images of the generated dataset.
         batches: number of batches of two images to load; 0 for none.
         loaders: number of loader processes.
-        folder: folder in which the dataset is kept for later calls; None for a temporary one.
+        folder: folder that keeps the dataset for later calls; None: a temporary one.
     """
     with tempfile.TemporaryDirectory() as temporary:
         files = generate_large_dataset(folder or Path(temporary), images)
@@ -79,7 +79,7 @@ def benchmark_index(
 def generate_large_dataset(folder: Path, count: int, seed: int = 0) -> tuple[Path, Path]:
     """Write a COCO dataset of `count` images with polygons, unless it exists.
 
-    The images are JPEGs of SIZE. Only a few of them differ; the others are hard links.
+    The images are JPEGs of SIZE. Most of them are hard links to a few distinct files.
 
     Returns:
         The annotation file and the folder of images.
@@ -124,9 +124,9 @@ def _polygon(rng: np.random.Generator) -> str:
     """Return polygon (8 to 46 corners), area and box of an object as members of JSON."""
     height, width = SIZE
     angles = np.sort(rng.uniform(0, 2 * np.pi, rng.integers(8, 47)))
-    around = np.stack([np.cos(angles), np.sin(angles)], axis=1) * rng.uniform(0.6, 1)
-    corners = rng.uniform((0.1 * width, 0.1 * height), (0.9 * width, 0.9 * height))
-    corners = (corners + rng.uniform(10, 48) * around).clip(0, (width, height)).round(2)
+    offsets = np.stack([np.cos(angles), np.sin(angles)], axis=1) * rng.uniform(0.6, 1)
+    center = rng.uniform((0.1 * width, 0.1 * height), (0.9 * width, 0.9 * height))
+    corners = (center + rng.uniform(10, 48) * offsets).clip(0, (width, height)).round(2)
     low, high = corners.min(axis=0), corners.max(axis=0)
     members = {
         "segmentation": [corners.ravel().tolist()],

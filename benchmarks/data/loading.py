@@ -29,7 +29,7 @@ from detlite.data import CocoDataset, build_dataset, build_train_loader
 class DataRow:
     """Result for one number of loader processes. `ratio` is detlite's rate over torchvision's."""
 
-    data_set: str
+    dataset: str
     workers: int
     detlite_images_per_s: float
     torchvision_images_per_s: float
@@ -49,13 +49,13 @@ def benchmark_data(
     """Measure the images per second, decoded, augmented and resized, with their masks.
 
     Args:
-        config: config file, which defines the resizing and the training set.
-        opts: overrides of it.
+        config: config file with the resizing and the training set.
+        opts: overrides of the config.
         workers: numbers of loader processes.
         real: load the first training set of the config instead of generated images of 480 x 640.
         batch: images per batch.
         images: images per turn, rounded up to full batches.
-        turns: timed turns of each library, after one to warm up.
+        turns: timed turns of each library, after a warm-up turn.
         clock: source of times.
     """
     with tempfile.TemporaryDirectory() as folder:
@@ -84,7 +84,7 @@ def benchmark_data(
 
 
 def _torchvision_batches(cfg: CfgNode, dataset: CocoDataset) -> Iterator[Any]:
-    """Yield batches without end, flipped and resized by torchvision's transforms."""
+    """Yield an infinite sequence of batches, flipped and resized by torchvision's transforms."""
     transforms = v2.Compose(
         [
             v2.ToImage(),

@@ -1,9 +1,9 @@
-"""Images per second from disk and from local servers, with a cold, a warm and no cache.
+"""Images per second from disk and from local servers, with an empty, a filled and no cache.
 
     python -m benchmarks.data.remote --images 300
 
-Files are read in the order of the dataset, shards in the order of training. The servers,
-http.server of Python and the S3 server of moto, run in other processes.
+Files are read in the order of the dataset, shards in the order of training. The servers (Python's
+http.server and moto's S3 server) run in other processes.
 """
 
 import argparse
@@ -97,7 +97,7 @@ def s3_server(folder: Path) -> Iterator[str]:
 
 
 def rate(read: Callable[[int], object], count: int) -> str:
-    """Return the speed of reading `count` images, as text, with the CPU time of this process."""
+    """Return a text with the speed and the CPU time of reading `count` images."""
     start, cpu = time.perf_counter(), time.process_time()
     for number in range(count):
         read(number)

@@ -6,8 +6,7 @@ from pathlib import Path
 
 from .detlite_models import MODELS, MODES
 
-# Exported by ultralytics.
-PEERS = ("yolo11n-seg", "yolo26n-seg")
+PEERS = ("yolo11n-seg", "yolo26n-seg")  # exported by ultralytics
 PEER_MODES = ("float32", "int8")
 PEER_PATHS = ("predict", "compiled")
 # Models whose phases are measured, at this size and with the most cores.
@@ -27,9 +26,9 @@ class Settings:
         modes: some of MODES.
         sizes: sides of the square images, multiples of 32.
         cores: numbers of cores.
-        rounds: how often each call has its turn.
-        seconds, most: a turn repeats the call until one of them is reached.
-        cold_rounds: new processes of each kind; 0 to skip them.
+        rounds: number of turns of each call.
+        seconds, max_calls: a turn repeats the call until one of these limits is reached.
+        cold_rounds: number of measured cold starts of each kind.
         clock: "wall" or "cpu", a key of `worker.CLOCKS`.
     """
 
@@ -41,7 +40,7 @@ class Settings:
     cores: tuple[int, ...] = (1, 2)
     rounds: int = 3
     seconds: float = 0.3
-    most: int = 5
+    max_calls: int = 5
     cold_rounds: int = 3
     clock: str = "wall"
 
@@ -58,13 +57,13 @@ class Settings:
 
 @dataclass(frozen=True)
 class LatencyRow:
-    """Times of a model. Those of cold starts have the size of the JPEG file.
+    """Times of a model.
 
     Attributes:
         model: name of the model.
         mode: engine and data type, or the kind of a cold start.
         cores: number of cores and threads.
-        size: side of the image.
+        size: side of the image; for cold starts, of the JPEG file.
         ms: median milliseconds per image.
         fastest_ms: the shortest time.
         calls: number of timed calls.
@@ -84,15 +83,15 @@ class LatencyRow:
 
     @property
     def library(self) -> str:
-        """The title of its column in a table of phases."""
+        """Title of the column in a table of phases."""
         return self.model
 
 
 def core_numbers(count: int) -> list[int]:
-    """Return the numbers of some cores that this process may use.
+    """Return the numbers of `count` cores that this process may use.
 
     Raises:
-        ValueError: there are not as many.
+        ValueError: this process may use fewer cores.
     """
     if hasattr(os, "sched_getaffinity"):
         cores = sorted(os.sched_getaffinity(0))

@@ -3,8 +3,8 @@
     python -m benchmarks.latency.cold detlite FILE IMAGE THRESHOLD STARTED
     environments/ultralytics/bin/python -m benchmarks.latency.cold yolo FILE IMAGE THRESHOLD STARTED
 
-STARTED is the time at which the process was started, in seconds since 1970. The last line of the
-output has the milliseconds of each phase.
+STARTED is the start time of the process in seconds since 1970. The last line of the output contains
+the milliseconds of each phase.
 """
 
 import json
@@ -14,7 +14,7 @@ from pathlib import Path
 
 
 class Laps:
-    """Milliseconds between calls, from the start of the process on."""
+    """Milliseconds between calls; the first phase begins at the start of the process."""
 
     def __init__(self, started: float) -> None:
         self.phases: dict[str, float] = {}
@@ -27,7 +27,7 @@ class Laps:
 
 
 def detlite_phases(file: Path, image: str, threshold: float, lap: Laps) -> None:
-    """Load a checkpoint or an export as `detlite predict` does, and detect in an image twice."""
+    """Load a checkpoint or an export like `detlite predict`, and run it on an image twice."""
     import detlite.apps.batch_predict.predict_run  # noqa: F401
     from detlite.conversion.checkpoint.loading import build_model_from_checkpoint
     from detlite.inference.predictor import build_predictor, read_predictor
@@ -47,7 +47,7 @@ def detlite_phases(file: Path, image: str, threshold: float, lap: Laps) -> None:
 
 
 def yolo_phases(file: Path, image: str, threshold: float, lap: Laps) -> None:
-    """Load an export with ultralytics, and detect in an image twice."""
+    """Load an export with ultralytics, and run it on an image twice."""
     from ultralytics import YOLO
 
     lap("imports")

@@ -1,10 +1,10 @@
-"""The shipped models with random weights: write their files, and measure one of them.
+"""Write the files of the shipped models with random weights, and measure one of the models.
 
     python -m benchmarks.latency.detlite_models write FOLDER MODEL
     python -m benchmarks.latency.detlite_models serve FOLDER MODEL MODE
 
-The class scores of random weights are almost equal, so they are scaled. The `DETECTIONS` objects of
-the highest scores reach the mask head, and the score threshold of each size is the lowest of these.
+Random weights produce almost equal class scores, so they are scaled. The `DETECTIONS` objects with
+the highest scores reach the mask head; the lowest of these scores is the threshold of each size.
 """
 
 import os
@@ -57,7 +57,7 @@ MODELS: dict[str, tuple[str, list[Any]]] = {
 }
 MODES = ("float32", "bfloat16", "openvino float32", "openvino int8")
 DETECTIONS = 40
-_SIZE = 512  # of the images for calibration
+_SIZE = 512  # side of the calibration images
 _IMAGES = 8
 _CANDIDATES = 400  # boxes with a score above the threshold of the config
 
@@ -80,7 +80,7 @@ def write(folder: Path, name: str) -> None:
     if weights:
         load_weights(model, weights)
     for key, tensor in model.state_dict().items():
-        # Norms without statistics would double the activations with every block.
+        # Norms with initial statistics would double the activations in every block.
         if ".body." in key and key.endswith("norm3.weight"):
             tensor.fill_(0.25)
     model.categories = [{"id": 1, "name": "object"}]
@@ -100,7 +100,7 @@ def write(folder: Path, name: str) -> None:
 
 
 def files(folder: Path, name: str) -> list[Path]:
-    """Return the files that `write` writes."""
+    """Return the files of a model."""
     return list(dict.fromkeys(_file(folder, name, mode) for mode in MODES))
 
 
@@ -110,7 +110,7 @@ def _file(folder: Path, name: str, mode: str) -> Path:
 
 
 def square_image(size: int, seed: int = 0) -> Tensor:
-    """Return an image of smooth noise, uint8 [3, size, size], the same for each seed."""
+    """Return an image of smooth noise, uint8 [3, size, size]; deterministic for a seed."""
     with torch.random.fork_rng(devices=()):
         torch.manual_seed(seed)
         return generate_images(1, size, size)[0]
@@ -128,15 +128,15 @@ def load(folder: Path, name: str, mode: str) -> DetectionModel:
     return model
 
 
-class Measured:
-    """A loaded model, and the calls of `Predictor` that are measured, by image size."""
+class ModelServer:
+    """Measures a loaded model on request, with a predictor for each image size."""
 
     def __init__(self, model: DetectionModel) -> None:
         self.model = model
         self._predictors: dict[int, Predictor] = {}
 
     def predictor(self, size: int) -> Predictor:
-        """Return the predictor of a size, whose threshold is the lowest score."""
+        """Return the predictor for an image size, with the lowest score as the threshold."""
         if size not in self._predictors:
             candidates = Predictor(self.model, size, size)
             [detections] = candidates.detect([candidates.load(square_image(size))])
@@ -145,22 +145,23 @@ class Measured:
         return self._predictors[size]
 
     def answer(self, request: Answer) -> Answer:
-        """Measure calls, or the phases of calls, see `run`."""
+        """Measure calls, or the phases of calls, as requested by `latency.run`."""
         size: int = request["size"]
         predict = self.predictor(size)
         if "file" in request:
-            return {"phases": self._phases(predict, request["file"], request["most"])}
+            return {"phases": self._phases(predict, request["file"], request["max_calls"])}
         array = square_image(size).permute(1, 2, 0).contiguous().numpy()
         call: Callable[[], Any] = lambda: predict(array)  # noqa: E731
         if not request["seconds"]:  # the first request
             return {"detections": len(call()["masks"]), "threshold": predict.score_thresh}
-        return {"ms": time_calls(call, request["seconds"], request["most"], request["clock"])}
+        limits = request["seconds"], request["max_calls"]
+        return {"ms": time_calls(call, *limits, request["clock"])}
 
     def _phases(self, predict: Predictor, file: str, count: int) -> dict[str, float]:
         watch = Stopwatch("cpu")
         backbone: Any = self.model.backbone
         forward = backbone.forward
-        backbone.forward = watch.wrap("backbone", forward)  # optimized ones are no Backbone
+        backbone.forward = watch.wrap("backbone", forward)  # an optimized one is not a Backbone
         try:
             return measure_phases(watch.wrap("other", lambda: predict(file)), _PHASES, watch, count)
         finally:
@@ -175,7 +176,7 @@ def main() -> None:
         return
     keep_freed_memory()
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
-    serve(Measured(load(Path(folder), *arguments)).answer)
+    serve(ModelServer(load(Path(folder), *arguments)).answer)
 
 
 if __name__ == "__main__":

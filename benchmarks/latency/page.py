@@ -1,4 +1,4 @@
-"""The record of a run as Markdown, and a plot of AP against milliseconds."""
+"""Write the results of a run as Markdown, and plot AP over milliseconds."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -36,7 +36,7 @@ def read_aps(file: Path) -> APs:
 
 
 def find_ap(aps: APs, row: LatencyRow) -> Mapping[str, Any] | None:
-    """Return the AP of a row's model in its mode, or else of its model; None if not measured."""
+    """Return the AP of a row's model and mode, or of its model; None if not measured."""
     return aps.get(f"{row.model} {row.mode}") or aps.get(row.model)
 
 
@@ -44,11 +44,11 @@ def page(rows: Sequence[LatencyRow], machine: str, command: str, aps: APs, plot:
     """Return the record.
 
     Args:
-        rows: of `benchmark_latency`.
+        rows: results of `benchmark_latency`.
         machine: hardware, versions and date.
-        command: how the rows were measured.
+        command: the command that measured the rows.
         aps: AP of the models.
-        plot: file of the plot, relative to the record; empty without one.
+        plot: file of the plot, relative to the record; empty: no plot.
     """
     timed = [row for row in rows if not _is_cold(row)]
     cold = [row for row in rows if _is_cold(row)]
@@ -96,12 +96,11 @@ def _times_table(rows: Sequence[LatencyRow], aps: APs) -> list[str]:
     cells = [["model", "mode", *titles, "objects", "box AP / mask AP"]]
     models = dict.fromkeys((row.model, row.mode) for row in rows)
     for key in models:
-        own = {(row.cores, row.size): row for row in rows if (row.model, row.mode) == key}
-        times = [f"{own[c].ms:.1f}" if c in own else "" for c in columns]
-        one = next(iter(own.values()))
-        counts = [row.detections for row in own.values()]
+        by_column = {(row.cores, row.size): row for row in rows if (row.model, row.mode) == key}
+        times = [f"{by_column[c].ms:.1f}" if c in by_column else "" for c in columns]
+        counts = [row.detections for row in by_column.values()]
         low, high = min(counts), max(counts)
-        ap = find_ap(aps, one)
+        ap = find_ap(aps, next(iter(by_column.values())))
         points = f"{ap['box']:.1f} / {ap['mask']:.1f}" if ap else ""
         cells.append([*key, *times, str(low) if low == high else f"{low} to {high}", points])
     return _table(cells)
@@ -131,9 +130,9 @@ def _table(cells: Sequence[Sequence[str]]) -> list[str]:
 
 
 def plot_latency(rows: Sequence[LatencyRow], path: Path, aps: APs) -> None:
-    """Draw box and mask AP against milliseconds of images of 512 pixels, on the most cores.
+    """Plot box and mask AP over milliseconds, for images of 512 pixels on the most cores.
 
-    Colors are models, marks are modes.
+    Colors show models, markers show modes.
 
     Raises:
         OSError: the file cannot be written.
@@ -142,34 +141,34 @@ def plot_latency(rows: Sequence[LatencyRow], path: Path, aps: APs) -> None:
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
-    most = max(row.cores for row in rows)
+    cores = max(row.cores for row in rows)
     shown = [
         row for row in rows
-        if (row.cores, row.size) == (most, PROFILED_SIZE) and not _is_cold(row)
+        if (row.cores, row.size) == (cores, PROFILED_SIZE) and not _is_cold(row)
     ]  # fmt: skip
     colors = {model: f"C{n}" for n, model in enumerate(dict.fromkeys(r.model for r in shown))}
-    marks = dict(zip(dict.fromkeys(row.mode for row in shown), "osD*^v<>", strict=False))
+    markers = dict(zip(dict.fromkeys(row.mode for row in shown), "osD*^v<>", strict=False))
     figure = Figure(figsize=(11, 4), layout="constrained")
     panels = figure.subplots(1, 2)
     for panel, kind in zip(panels, ("box", "mask"), strict=True):
         for row in shown:
             if ap := find_ap(aps, row):
-                color, mark = colors[row.model], marks.get(row.mode, "P")
-                panel.plot(row.ms, ap[kind], mark, color=color, markersize=8, alpha=0.8)
-        panel.set(xscale="log", xlabel=f"ms per image, {most} cores", ylabel=f"{kind} AP")
-        ticks = [ms for ms in (10, 20, 50, 100, 200, 500, 1000, 2000) if _spans(shown, ms)]
+                color, marker = colors[row.model], markers.get(row.mode, "P")
+                panel.plot(row.ms, ap[kind], marker, color=color, markersize=8, alpha=0.8)
+        panel.set(xscale="log", xlabel=f"ms per image, {cores} cores", ylabel=f"{kind} AP")
+        ticks = [ms for ms in (10, 20, 50, 100, 200, 500, 1000, 2000) if _is_visible(shown, ms)]
         panel.set_xticks(ticks, map(str, ticks))
         panel.minorticks_off()
         panel.grid(alpha=0.3)
     entries = [Line2D([], [], color=color, lw=4, label=name) for name, color in colors.items()]
     entries += [
-        Line2D([], [], color="gray", marker=mark, linestyle="", label=mode)
-        for mode, mark in marks.items()
+        Line2D([], [], color="gray", marker=marker, linestyle="", label=mode)
+        for mode, marker in markers.items()
     ]
     figure.legend(handles=entries, loc="outside right upper", fontsize="small")
     figure.savefig(path, dpi=100)
 
 
-def _spans(rows: Sequence[LatencyRow], ms: float) -> bool:
+def _is_visible(rows: Sequence[LatencyRow], ms: float) -> bool:
     times = [row.ms for row in rows]
     return min(times) / 2 <= ms <= max(times) * 2

@@ -33,7 +33,7 @@ Key = tuple[str, str, int]  # model, mode, size
 
 
 def benchmark_latency(settings: Settings) -> Iterator[LatencyRow]:
-    """Yield the rows of all models, sizes and numbers of cores, then those of cold starts."""
+    """Yield the rows of all models, sizes and numbers of cores, and then the cold starts."""
     prepare(settings)
     thresholds: dict[Key, float] = {}
     for count in settings.cores:
@@ -43,7 +43,7 @@ def benchmark_latency(settings: Settings) -> Iterator[LatencyRow]:
 
 
 def prepare(settings: Settings) -> None:
-    """Write the files of the models that the work folder lacks."""
+    """Write the image and the missing model files to the work folder."""
     settings.work.mkdir(parents=True, exist_ok=True)
     pixels = square_image(JPEG_SIZE).permute(1, 2, 0).numpy()
     Image.fromarray(pixels).save(settings.image, quality=95)
@@ -63,8 +63,8 @@ def prepare(settings: Settings) -> None:
 
 
 def _measure(settings: Settings, count: int, thresholds: dict[Key, float]) -> Iterator[LatencyRow]:
-    """Yield the rows of one number of cores, and add the score thresholds of its models."""
-    limits = {"most": settings.most, "clock": settings.clock}
+    """Yield the rows of one number of cores, and add the models' score thresholds."""
+    limits = {"max_calls": settings.max_calls, "clock": settings.clock}
     with ExitStack() as stack:
         cases: dict[Key, tuple[Worker, dict[str, Any]]] = {}
         detections: dict[Key, int] = {}
@@ -96,7 +96,7 @@ def _measure(settings: Settings, count: int, thresholds: dict[Key, float]) -> It
 
 
 def _processes(settings: Settings) -> Iterator[tuple[str, str, list[str], dict[str, Answer]]]:
-    """Yield model, mode, command, and requests by their names, "" for that of the mode."""
+    """Yield model, mode, command, and the named requests; the name "" stands for the mode."""
     work = str(settings.work)
     for model in settings.models:
         for mode in settings.modes:
@@ -118,7 +118,7 @@ def _processes(settings: Settings) -> Iterator[tuple[str, str, list[str], dict[s
 def _cold_starts(
     settings: Settings, count: int, thresholds: dict[Key, float]
 ) -> Iterator[LatencyRow]:
-    """Measure new processes alternately, after one of each kind that caches its bytecode."""
+    """Measure new processes alternately, after one of each kind that fills the bytecode cache."""
     cores = core_numbers(count)
     commands = dict(_cold_commands(settings, thresholds))
     times: dict[tuple[str, str], list[float]] = defaultdict(list)
@@ -135,19 +135,19 @@ def _cold_starts(
                 if is_child:
                     phases[key].append(json.loads(output.splitlines()[-1]))
         _report(f"cold starts: round {number} of {settings.cold_rounds}")
-    for (model, mode), own in times.items():
+    for (model, mode), ms in times.items():
         laps = phases[model, mode]
         names = laps[0] if laps else ()
         medians = {name: statistics.median(lap[name] for lap in laps) for name in names}
         yield LatencyRow(
-            model, mode, count, JPEG_SIZE, statistics.median(own), min(own), len(own), 0, medians
+            model, mode, count, JPEG_SIZE, statistics.median(ms), min(ms), len(ms), 0, medians
         )
 
 
 def _cold_commands(
     settings: Settings, thresholds: dict[Key, float]
 ) -> Iterator[tuple[tuple[str, str], list[str]]]:
-    """Yield (model, kind) and the command of a new process that detects in the JPEG file."""
+    """Yield (model, kind) and the command of a new process that runs a model on the JPEG file."""
     size = settings.sizes[-1] if PROFILED_SIZE not in settings.sizes else PROFILED_SIZE
     image = str(settings.image)
     for model in (name for name in PROFILED if name in settings.models):
@@ -177,7 +177,7 @@ def _yolo_folder(settings: Settings, name: str, mode: str, size: int) -> Path:
 
 
 def _run(command: list[str], cores: list[int] | None = None, bytecode: str = "") -> str:
-    """Run a program to its end and return what it prints; its errors are raised with its output."""
+    """Run a program and return its output. Raises RuntimeError with the output if it fails."""
     env = environment(cores) if cores else dict(os.environ)
     if bytecode:
         env["PYTHONPYCACHEPREFIX"] = bytecode

@@ -1,6 +1,6 @@
-"""Processes that measure calls on request, so that a program can alternate between many of them.
+"""Processes that measure calls on request, so that a program can alternate between them.
 
-Imports only the standard library, because environments of other libraries run it too.
+Imports only the standard library, because it also runs in the environments of other libraries.
 """
 
 import json
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 Answer = dict[str, Any]
-ROOT = Path(__file__).parents[2]  # of the repository, from which the programs run
+ROOT = Path(__file__).parents[2]  # folder of the repository, where the programs run
 CLOCKS: Mapping[str, Callable[[], float]] = {
     "wall": time.perf_counter,
     "cpu": time.process_time,
@@ -25,7 +25,7 @@ class Worker:
 
     Args:
         command: program that calls `serve`.
-        cores: numbers of the cores; also the number of threads of OpenMP.
+        cores: numbers of the cores; their count is OpenMP's number of threads.
     """
 
     def __init__(self, command: Sequence[str], cores: Sequence[int]) -> None:
@@ -36,14 +36,14 @@ class Worker:
         )  # fmt: skip
 
     def ask(self, **request: Any) -> Answer:
-        """Return the answer to a request; RuntimeError if the process ended."""
+        """Return the answer to a request. Raises RuntimeError if the process has ended."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         try:
             self._process.stdin.write(json.dumps(request) + "\n")
             self._process.stdin.flush()
         except BrokenPipeError:
-            pass  # there is no answer either
+            pass  # then there is no answer either, see below
         line = self._process.stdout.readline()
         if not line:
             raise RuntimeError(f"{' '.join(self.command)}: ended with {self._process.wait()}")
@@ -62,13 +62,13 @@ def environment(cores: Sequence[int]) -> dict[str, str]:
 
 
 def use_cores(cores: Sequence[int]) -> None:
-    """Restrict this process to some cores, where the system can."""
+    """Restrict this process to some cores, if the system supports it."""
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, cores)
 
 
 def serve(answer: Callable[[Answer], Answer]) -> None:
-    """Answer the requests of a `Worker` until it closes; what libraries print goes to stderr."""
+    """Answer the requests of a `Worker` until it closes. Output of libraries goes to stderr."""
     with os.fdopen(os.dup(1), "w") as answers:
         os.dup2(2, 1)
         for line in sys.stdin:
@@ -76,12 +76,12 @@ def serve(answer: Callable[[Answer], Answer]) -> None:
 
 
 def time_calls(
-    call: Callable[[], object], seconds: float, most: int, clock: str = "wall"
+    call: Callable[[], object], seconds: float, max_calls: int, clock: str = "wall"
 ) -> list[float]:
-    """Return the milliseconds of calls, until `seconds` have passed or there are `most` of them."""
+    """Return the milliseconds of each call, for up to `seconds` or `max_calls` calls."""
     now = CLOCKS[clock]
     times: list[float] = []
-    while len(times) < most and sum(times) < 1000 * seconds:
+    while len(times) < max_calls and sum(times) < 1000 * seconds:
         start = now()
         call()
         times.append(1000 * (now() - start))

@@ -1,12 +1,11 @@
-"""YOLO of ultralytics with random weights on OpenVINO: write its exports, and measure one of them.
+"""Export ultralytics' YOLO with random weights to OpenVINO, and measure one of the exports.
 
     environments/ultralytics/bin/python -m benchmarks.latency.yolo_models write FOLDER MODEL SIZE...
     environments/ultralytics/bin/python -m benchmarks.latency.yolo_models serve FOLDER MODEL MODE
 
 Two calls are measured, each from an array to boxes and masks: the library's `predict`, and the
-compiled model with the library's functions for suppression and masks. They return at most the
-`DETECTIONS` objects of the highest scores, and the score threshold of each size is the lowest of
-these.
+compiled model with the library's functions for NMS and masks. They return the `DETECTIONS` objects
+with the highest scores; the lowest of these scores is the threshold of each size.
 """
 
 import json
@@ -33,12 +32,12 @@ _IMAGES = 8
 
 
 def write(folder: Path, name: str, sizes: list[int]) -> None:
-    """Export a model of one class in float32 and int8 for each size of images."""
-    # ultralytics reads yolo11-seg.yaml for yolo11n-seg.yaml, and takes the scale from the name.
+    """Export a model with one class in float32 and int8 for each image size."""
+    # For yolo11n-seg.yaml, ultralytics reads yolo11-seg.yaml and the scale "n" from the name.
     version, rest = name.removeprefix("yolo")[:2], name.removeprefix("yolo")[3:]
-    own = folder / f"yolo{version}{rest}.yaml"
-    shipped = Path(str(ROOT)) / "cfg" / "models" / version / own.name
-    own.write_text(yaml.safe_dump({**yaml.safe_load(shipped.read_text()), "nc": 1}))
+    config = folder / f"yolo{version}{rest}.yaml"
+    shipped = Path(str(ROOT)) / "cfg" / "models" / version / config.name
+    config.write_text(yaml.safe_dump({**yaml.safe_load(shipped.read_text()), "nc": 1}))
     for size in sizes:
         data = _write_data(folder / f"data{size}", size)
         for mode, options in (("float32", {}), ("int8", {"int8": True, "data": str(data)})):
@@ -49,7 +48,7 @@ def write(folder: Path, name: str, sizes: list[int]) -> None:
 
 
 def export_folder(folder: Path, name: str, mode: str, size: int) -> Path:
-    """Return the folder of an exported model; ultralytics requires this ending."""
+    """Return the folder of an exported model; ultralytics requires this suffix."""
     return folder / f"{name}_{size}_{mode}_openvino_model"
 
 
@@ -60,7 +59,7 @@ def square_image(size: int, seed: int = 0) -> np.ndarray:
 
 
 def _write_data(folder: Path, size: int) -> Path:
-    """Write a dataset for calibration: noise with one object in each image."""
+    """Write a dataset for calibration: images of noise with one labeled object each."""
     for kind in ("images", "labels"):
         (folder / kind).mkdir(parents=True, exist_ok=True)
     for seed in range(_IMAGES):
@@ -72,15 +71,15 @@ def _write_data(folder: Path, size: int) -> Path:
     return file
 
 
-class Measured:
-    """The exports of a model in one mode, and the calls that are measured, by image size."""
+class ModelServer:
+    """Measures the exports of a model in one mode on request, with calls for each image size."""
 
     def __init__(self, folder: Path, name: str, mode: str) -> None:
         self._path = lambda size: export_folder(folder, name, mode, size)
         self._calls: dict[int, tuple[dict[str, Callable[[], int]], float]] = {}
 
     def answer(self, request: Answer) -> Answer:
-        """Measure calls, see `run`."""
+        """Measure calls as requested by `latency.run`."""
         size: int = request["size"]
         if size not in self._calls:
             self._calls[size] = _calls(self._path(size), size)
@@ -88,11 +87,12 @@ class Measured:
         call = calls[request["path"]]
         if not request["seconds"]:  # the first request
             return {"detections": call(), "threshold": threshold}
-        return {"ms": time_calls(call, request["seconds"], request["most"], request["clock"])}
+        limits = request["seconds"], request["max_calls"]
+        return {"ms": time_calls(call, *limits, request["clock"])}
 
 
 def _calls(path: Path, size: int) -> tuple[dict[str, Callable[[], int]], float]:
-    """Return the calls, and their score threshold."""
+    """Return the calls by name, and their score threshold."""
     image, model = square_image(size), YOLO(str(path), task="segment")
     options = {"imgsz": size, "iou": _IOU, "max_det": DETECTIONS, "verbose": False}
     [candidates] = model.predict(image, conf=1e-9, **options)
@@ -116,7 +116,7 @@ def _compiled_call(path: Path, image: np.ndarray, threshold: float) -> Callable[
     }
     xml = next(path.glob("*.xml"))
     compiled = openvino.Core().compile_model(str(xml), "CPU", settings)
-    # A model without suppression has one row (box, score, class, coefficients) per object.
+    # A model without NMS returns one row (box, score, class, coefficients) per object.
     end2end = "end2end: true" in (path / "metadata.yaml").read_text().lower()
 
     def call() -> int:
@@ -139,7 +139,7 @@ def main() -> None:
         write(Path(folder), name, list(map(int, arguments)))
         return
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
-    serve(Measured(Path(folder), name, *arguments).answer)
+    serve(ModelServer(Path(folder), name, *arguments).answer)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Results of the checkpoints of a training, in the format that plot.py reads.
+"""Write results of a training's checkpoints in the format of plot.py.
 
 The scripts of this folder run in the environments of different libraries, so this module imports
 neither detlite nor torch.
@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def write_results(
     output: Path, checkpoints: Iterable[tuple[float, Path]], predict: Callable[[Path], Results]
 ) -> None:
-    """Write the results of checkpoints, (seconds of training, file), and checkpoints.json."""
+    """Write checkpoints.json and the results of each checkpoint (seconds of training, file)."""
     rows = []
     for number, (seconds, file) in enumerate(checkpoints):
         results = f"results_{number}.json"
@@ -41,7 +41,7 @@ def write_results(
 def select_checkpoints(
     files: Iterable[Path], start: float, max_count: int
 ) -> list[tuple[float, Path]]:
-    """Return evenly spaced checkpoints, including the last, as (seconds since start, file)."""
+    """Return evenly spaced checkpoints, including the last one, as (seconds since start, file)."""
     ordered = sorted(files, key=_modified)
     count = min(max_count, len(ordered))
     selected = [ordered[(k + 1) * len(ordered) // count - 1] for k in range(count)]
@@ -55,7 +55,7 @@ def _modified(file: Path) -> float:
 def coco_result(
     image_id: int, category_id: int, score: float, box: list[float], mask: np.ndarray
 ) -> dict[str, Any]:
-    """Return a COCO result of a detection with its box, xyxy, and its mask [H, W]."""
+    """Return the COCO result of a detection with a box xyxy and a mask [H, W]."""
     x1, y1, x2, y2 = box
     rle = rle_codec.encode(np.asfortranarray(mask.astype(np.uint8)))
     return {

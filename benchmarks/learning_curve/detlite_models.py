@@ -3,7 +3,7 @@
     python -m benchmarks.learning_curve.detlite_models --train t.json --val v.json \
         --images images --minutes 15 --output out/detlite --recipe small
 
-The recipes are in benchmarks/recipes/recipes.py; without one, the config of `detlite init` is used.
+The recipes are in benchmarks/recipes/recipes.py.
 """
 
 import argparse

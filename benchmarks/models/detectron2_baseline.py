@@ -21,8 +21,8 @@ AVAILABLE = find_spec("detectron2") is not None
 def detectron2_model(cfg: CfgNode, model: DetectionModel) -> nn.Module:
     """Build detectron2's detector with a copy of the weights of `model`.
 
-    It has the options that are fastest on a CPU: channels-last weights, and torchvision's two
-    samples per RoIAlign bin instead of one per pixel.
+    It has the fastest options for a CPU: channels-last weights, and torchvision's two samples per
+    RoIAlign bin and axis instead of one per pixel.
 
     Args:
         cfg: config of `comparable_config`.
@@ -36,14 +36,14 @@ def detectron2_model(cfg: CfgNode, model: DetectionModel) -> nn.Module:
 
 
 class WithEventStorage(nn.Module):
-    """detectron2's detector with the storage that it writes its metrics to in training."""
+    """detectron2's detector with the event storage for metrics that its training needs."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
 
     def forward(self, examples: list[dict[str, Any]]) -> dict[str, Tensor]:
-        """Return losses by name for examples of `to_detectron2_batch`."""
+        """Return the losses by name; the examples are from `to_detectron2_batch`."""
         from detectron2.utils.events import EventStorage
 
         with EventStorage():
@@ -52,7 +52,7 @@ class WithEventStorage(nn.Module):
 
 
 def to_detectron2_batch(batch: Batch) -> list[dict[str, Any]]:
-    """Convert a batch to detectron2's format: classes from 0, and a bitmap per object."""
+    """Convert a batch to detectron2's format: classes start at 0, and each object has a bitmap."""
     from detectron2.structures import BitMasks, Boxes, Instances
 
     examples = []
@@ -69,7 +69,7 @@ def to_detectron2_batch(batch: Batch) -> list[dict[str, Any]]:
 def detect_masks(model: nn.Module, images: list[Tensor]) -> list[Tensor]:
     """Return the pasted masks of each image, bool [N, H, W], without resizing the images."""
     outputs = model([{"image": i, "height": i.shape[1], "width": i.shape[2]} for i in images])
-    return [one["instances"].pred_masks for one in outputs]
+    return [output["instances"].pred_masks for output in outputs]
 
 
 def _config(cfg: CfgNode) -> Any:
@@ -129,11 +129,11 @@ def _config(cfg: CfgNode) -> Any:
 def _copy_weights(model: DetectionModel, baseline: nn.Module) -> None:
     """Copy detlite's weights to detectron2's model.
 
-    detlite only converts in the other direction. Converting a state dict that holds the index of
-    every number shows where each number goes.
+    detlite only converts from detectron2. Converting a state dict with the index of each number
+    instead of its value shows which number of detectron2's model each of detlite's numbers is.
     """
     entries = baseline.state_dict()
-    indices, count = {}, 1  # 0 is for the background class, which detectron2 lacks
+    indices, count = {}, 1  # index 0 is for the background class, which detectron2 does not have
     for name, value in entries.items():
         numbers = torch.arange(count, count + value.numel(), dtype=torch.float64)
         indices[name] = numbers.view(value.shape)

@@ -22,13 +22,13 @@ def generate_images(count: int, height: int, width: int) -> list[Tensor]:
 def training_batch(count: int, height: int, width: int, objects: int, classes: int) -> Batch:
     """Return images and targets for `DetectionModel.forward`, with masks as run lengths.
 
-    The objects are stars with 40 corners, 16 to 400 pixels wide.
+    The objects are stars with 40 corners and sides of 16 to 400 pixels.
 
     Args:
         count: number of images.
         height, width: size of the images.
         objects: number of objects per image.
-        classes: number of classes with background; labels are 1..classes - 1.
+        classes: number of classes including background; labels are in 1..classes - 1.
     """
     targets = []
     for index in range(count):
@@ -41,7 +41,7 @@ def training_batch(count: int, height: int, width: int, objects: int, classes: i
 
 
 def to_torchvision_batch(batch: Batch, device: str) -> Batch:
-    """Convert a batch to torchvision's format: float images, and a bitmap per object."""
+    """Convert a batch to torchvision's format: float images, and a bitmap for each object."""
     images, targets = batch
     return (
         [(image / 255).to(device) for image in images],

@@ -1,4 +1,4 @@
-"""Inference of detlite and others, from an image to run-length encoded masks."""
+"""Time inference of detlite and other libraries, from an image to run-length encoded masks."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -29,7 +29,7 @@ from .torchvision_baseline import comparable_config, seeded_model, spread_scores
 _EAGER = ("float32", "bfloat16")
 _INT8 = all(find_spec(package) for package in ("openvino", "nncf"))  # extras
 _OPTIMIZED = ("float32", "bfloat16", "int8") if _INT8 else _EAGER
-# (library, mode): eager in float32, with autocast in bfloat16, or optimized.
+# (library, mode): float32, bfloat16 with autocast, or optimized.
 MODES = (
     *(("torchvision", dtype) for dtype in _EAGER),
     *(("detectron2", dtype) for dtype in _EAGER if AVAILABLE),
@@ -47,7 +47,7 @@ class Inference:
         opts: overrides, applied last.
         batch: images per call.
         size: (height, width) of the images, which are not resized.
-        detections: detections per image; the scores are scaled so that none is missing.
+        detections: detections per image; scores are scaled so that there are enough of them.
         threshold: score threshold.
         device: "cpu" or "cuda".
     """
@@ -73,15 +73,14 @@ class Inference:
         return comparable_config(self.config, [*settings, *self.opts])
 
     def call(self, library: str, mode: str, watch: Stopwatch | None = None) -> Callable[[], object]:
-        """Return a call of a library in one of its modes.
+        """Return a call of a library in one of MODES.
 
-        The stopwatch records the backbone of an optimized model, which is not a function of
-        detlite.
+        `watch` records the backbone, because an optimized one is not a function of detlite.
         """
         cfg = self.cfg()
         model = seeded_model(cfg).eval()
         images = generate_images(self.batch, *self.size)
-        # Five times the detections, because most of them are suppressed.
+        # Five times the number of detections, because NMS suppresses most of them.
         spread_scores(model, images[0], self.threshold, 5 * self.detections)
         if library == "torchvision":
             return _torchvision_call(torchvision_model(cfg, model).eval(), images, mode)
@@ -109,7 +108,7 @@ def _torchvision_call(model: nn.Module, images: list[Tensor], dtype: str) -> Cal
     def call() -> list[list[Any]]:
         with autocast(dtype, device):
             detections = model([(image / 255).to(device) for image in images])
-        return [_encode(one["masks"][:, 0] >= 0.5) for one in detections]
+        return [_encode(detected["masks"][:, 0] >= 0.5) for detected in detections]
 
     return call
 
@@ -121,7 +120,7 @@ def _detectron2_call(model: nn.Module, images: list[Tensor], dtype: str) -> Call
     def call() -> list[list[Any]]:
         with autocast(dtype, device):
             masks = detect_masks(model, images)
-        return [_encode(one) for one in masks]
+        return [_encode(image_masks) for image_masks in masks]
 
     return call
 
@@ -142,7 +141,7 @@ def benchmark_model(
 
     Args:
         inference: settings of the call.
-        turns: timed calls of each mode, after one to warm up.
+        turns: timed calls of each mode, after a warm-up call.
         modes: some of MODES.
         clock: source of times.
     """

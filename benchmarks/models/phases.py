@@ -85,9 +85,9 @@ def _detectron2() -> PhaseFunctions:
 
 
 class Stopwatch:
-    """Measure the seconds of each phase, without those of the phases inside it.
+    """Measures the seconds of each phase, without the time of phases inside it.
 
-    On a GPU it synchronizes at the start and end of every phase.
+    On a GPU, it synchronizes at the start and end of every phase.
     """
 
     def __init__(self, device: str, clock: Clock = time.perf_counter) -> None:
@@ -129,7 +129,7 @@ class Stopwatch:
 
 @contextmanager
 def watch_functions(functions: PhaseFunctions, watch: Stopwatch) -> Iterator[None]:
-    """Make calls of the functions phases during the `with` block."""
+    """Record the calls of the functions as phases during the `with` block."""
     with ExitStack() as stack:
         for name, owner, attribute in functions:
             function = watch.wrap(name, getattr(owner, attribute))

@@ -28,12 +28,12 @@ class ScalingRow:
 
     Attributes:
         axis: varied quantity, a key of AXES.
-        value: its value.
+        value: value of the quantity.
         detlite_ms, torchvision_ms: median times per image.
         ratio: torchvision's time over detlite's.
         gflop: 10^9 operations per image, see `count_flops`.
         growth: detlite's time over its time with the first value.
-        gflop_growth: operations over those with the first value.
+        gflop_growth: operations over the operations with the first value.
     """
 
     axis: str
@@ -58,7 +58,7 @@ def benchmark_scaling(
     Args:
         inference, training: settings of the other quantities.
         axes: quantities to vary, with their values.
-        turns: timed calls, after one to warm up.
+        turns: timed calls, after a warm-up call.
         clock: source of times.
     """
     for axis, values in axes.items():
@@ -80,7 +80,7 @@ def benchmark_scaling(
 def _vary(
     axis: str, value: int, inference: Inference, training: Training
 ) -> tuple[int, Callable[[str, str], Callable[[], object]]]:
-    """Return the images per call, and a function (library, dtype) -> call."""
+    """Return the number of images per call, and a function (library, dtype) -> call."""
     if axis == "objects":
         return training.batch, replace(training, objects=value).step
     if axis == "short side":
@@ -99,7 +99,7 @@ def _vary(
 
 
 def plot_scaling(rows: Sequence[ScalingRow], path: Path) -> None:
-    """Draw a log-log plot for each quantity; a dotted line grows like the operations.
+    """Draw a log-log plot for each quantity; the dotted line is proportional to the operations.
 
     Raises:
         OSError: the file cannot be written.

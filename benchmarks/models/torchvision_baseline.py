@@ -45,7 +45,7 @@ _TORCHVISION: dict[str, Any] = {
 
 
 def comparable_config(config: str | Path, opts: Sequence[Any] = ()) -> CfgNode:
-    """Load a config and give it the fixed properties of torchvision's model.
+    """Load a config and set the keys that are fixed in torchvision's model.
 
     Args:
         config: YAML file.
@@ -74,13 +74,13 @@ def comparable_config(config: str | Path, opts: Sequence[Any] = ()) -> CfgNode:
 
 
 def seeded_model(cfg: CfgNode) -> DetectionModel:
-    """Build detlite's model with random weights and activations of ordinary size."""
+    """Build detlite's model with random weights and activations of a normal magnitude."""
     torch.manual_seed(cfg.SEED)
     model = build_model(cfg)
     model.categories = [{"id": k, "name": f"class {k}"} for k in range(1, model.num_classes)]
     depth = int(cfg.MODEL.BACKBONE.CONV_BODY.split("-")[1])
     for name, tensor in model.state_dict().items():
-        # Norms without statistics would double the activations with every block.
+        # Norms with initial statistics would double the activations in every block.
         if name.endswith("norm2.weight" if depth < 50 else "norm3.weight"):
             tensor.fill_(0.25)
     return model
@@ -162,7 +162,7 @@ def _group_norm(cfg: CfgNode, channels: int) -> nn.GroupNorm:
 def spread_scores(model: DetectionModel, image: torch.Tensor, threshold: float, count: int) -> None:
     """Scale the class scores of a random model so that about `count` of them pass a threshold.
 
-    Initially all classes of all boxes have almost the same score. The mean over the boxes is
+    Before, all classes of all boxes have almost the same score. The mean over the boxes is
     subtracted, and a bisection finds the scale.
 
     Args:
@@ -179,13 +179,13 @@ def spread_scores(model: DetectionModel, image: torch.Tensor, threshold: float, 
     logits = outputs[0] - layer.bias
     mean = logits.mean(dim=0)
 
-    def passing(factor: float) -> int:
+    def count_passing(factor: float) -> int:
         scores = (factor * (logits - mean)).softmax(dim=1)[:, 1:]
         return int((scores > threshold).sum())
 
     low, high = 0.0, 64 / max(logits.std().item(), 1e-6)
     for _ in range(24):
         factor = (low + high) / 2
-        low, high = (factor, high) if passing(factor) < count else (low, factor)
+        low, high = (factor, high) if count_passing(factor) < count else (low, factor)
     layer.weight.mul_(high)
     layer.bias.copy_(-high * mean)

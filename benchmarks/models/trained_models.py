@@ -2,9 +2,9 @@
 
     python -m benchmarks.models.trained_models model_final.pth small.openvino --images photos
 
-It measures the detection alone, from the resized image to masks in their boxes, in batches of one.
-The time of the heads depends on the number of detections, so use images that are typical for the
-models, and a machine without other work.
+It measures only the detection, from the resized image to masks in their boxes, with one image per
+batch. The time of the heads depends on the number of detections, so use images that are typical for
+the models, and a machine without other work.
 """
 
 import argparse
@@ -40,8 +40,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 predictor.detect(loaded)
                 seconds[name].append(time.perf_counter() - start)
     print(f"{len(images)} images, {args.rounds} rounds, {torch.get_num_threads()} threads")
-    for name, own in seconds.items():
-        milliseconds = [1000 * one for one in own]
+    for name, times in seconds.items():
+        milliseconds = [1000 * time for time in times]
         print(
             f"{name}: median {statistics.median(milliseconds):.0f} ms, "
             f"mean {statistics.mean(milliseconds):.0f} ms, minimum {min(milliseconds):.0f} ms"

@@ -1,4 +1,4 @@
-"""Training steps of detlite and others with the same weights, images and settings."""
+"""Time training steps of detlite and other libraries with the same weights, images and settings."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -42,8 +42,8 @@ class Training:
         batch: images per step.
         size: (height, width) of generated images.
         objects: objects per generated image.
-        real: load images of the config's training set in every step, in this process. For
-            torchvision this includes the conversion to float images and bitmaps.
+        real: load images of the config's training set in every step, in this process; for
+            torchvision, including the conversion to float images and bitmaps.
         device: "cpu" or "cuda".
     """
 
@@ -81,9 +81,9 @@ class Training:
             yield prepare(next(iter(build_train_loader(cfg, dataset))))
 
     def step(self, library: str, dtype: str, watch: Stopwatch | None = None) -> Step:
-        """Return a call that does one step of a library.
+        """Return a call that runs one step of a library.
 
-        The stopwatch records the phases that are not functions of the library.
+        `watch` records the phases that are not functions of the library.
         """
         watch = watch or Stopwatch(self.device)
         cfg = self.cfg()
@@ -118,7 +118,7 @@ class Training:
 
 
 def _torch_optimizer(cfg: CfgNode, model: nn.Module) -> torch.optim.Optimizer:
-    """Build the config's optimizer as users of torch do."""
+    """Build the config's optimizer with torch's functions."""
     trained, solver = [p for p in model.parameters() if p.requires_grad], cfg.SOLVER
     if solver.OPTIMIZER == "AdamW":
         return torch.optim.AdamW(trained, solver.BASE_LR, weight_decay=solver.WEIGHT_DECAY)
@@ -138,7 +138,7 @@ def benchmark_train(
 
     Args:
         training: settings of the step.
-        turns: timed steps, after one to warm up.
+        turns: timed steps, after a warm-up step.
         libraries, dtypes: some of LIBRARIES and DTYPES.
         clock: source of times.
     """

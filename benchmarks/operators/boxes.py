@@ -15,7 +15,7 @@ from .case import LEVELS, Case, jitter_boxes, random_boxes
 
 
 def nms_cases(device: str) -> Iterator[Case]:
-    """Yield suppression at the thresholds of an RPN and of a box head."""
+    """Yield cases of NMS with the thresholds of an RPN and of a box head."""
 
     def case(name: str, operator: str, *args: object) -> Case:
         run, reference = getattr(ops, operator), getattr(torchvision.ops, operator)
@@ -31,7 +31,7 @@ def nms_cases(device: str) -> Iterator[Case]:
     classes = torch.randint(80, (4_000,), device=device)
     yield case("batched_nms_4k_80", "batched_nms", boxes, scores, classes, 0.5)
 
-    # Two images with four pyramid levels. torchvision suppresses one image at a time.
+    # Two images with four pyramid levels. torchvision processes one image at a time.
     levels = torch.arange(4, device=device).repeat_interleave(2_000).expand(2, -1)
     pyramid = torch.stack([random_boxes(8_000, 16, 400, device) for _ in levels])
     objectness = torch.randn(2, 8_000, device=device)
@@ -45,7 +45,7 @@ def nms_cases(device: str) -> Iterator[Case]:
 
 
 def match_cases(device: str) -> Iterator[Case]:
-    """Yield the matching of 242,991 anchors (three shapes on five levels) to ground truth.
+    """Yield cases that match 242,991 anchors (three shapes on five levels) to ground truth.
 
     torchvision's matrix of 500 x 242,991 IoUs has 486 MB and needs 4 GB while it is computed.
     detlite stores a few numbers per anchor and object.

@@ -18,8 +18,8 @@ class Case:
     Args:
         name: name in the results.
         run: call of detlite.
-        reference: call of torchvision, or of another library if torchvision lacks the operator.
-        traffic: minimum number of bytes that any implementation reads and writes; 0 if memory
+        reference: call of torchvision, or of another library if torchvision has no such operator.
+        traffic: minimum number of bytes that an implementation must read and write; 0 if memory
             does not limit the speed.
         dtype: data type of detlite's input.
     """
@@ -50,6 +50,6 @@ def random_boxes(
 
 
 def jitter_boxes(boxes: Tensor) -> Tensor:
-    """Move the sides of boxes [N, 4] by about a tenth, like proposals around objects."""
+    """Move the sides of boxes [N, 4] by about a tenth, as if they were proposals for objects."""
     sides = (boxes[:, 2:] - boxes[:, :2]).repeat(1, 2)
     return boxes + torch.randn_like(boxes) / 10 * sides

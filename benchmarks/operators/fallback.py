@@ -34,7 +34,7 @@ def benchmark_fallback(
 
     Args:
         only: parts of names; empty for all cases.
-        seconds: approximate time for each case, which has at least three turns.
+        seconds: approximate time for each case; there are at least three timed turns.
         clock: source of times.
     """
     for group in GROUPS:

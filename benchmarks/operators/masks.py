@@ -1,4 +1,4 @@
-"""Cases of mask targets, of pasting predicted masks, and of keypoints from heatmaps."""
+"""Cases of mask targets, pasted masks, and keypoints from heatmaps."""
 
 from collections.abc import Iterator
 
@@ -19,16 +19,16 @@ def polygons(boxes: Tensor, corners: int) -> list[Tensor]:
     """Return a star-shaped polygon (x, y, x, y, ...) in each box, float64."""
     angles = torch.arange(corners, dtype=torch.float64) * (2 * torch.pi / corners)
     radii = 0.3 + 0.2 * torch.rand(len(boxes), corners, 1, dtype=torch.float64)
-    around = radii * torch.stack([angles.cos(), angles.sin()], dim=1)
+    offsets = radii * torch.stack([angles.cos(), angles.sin()], dim=1)
     low, high = boxes.double()[:, None].split(2, dim=2)
-    return list((low + (0.5 + around) * (high - low)).flatten(1))
+    return list((low + (0.5 + offsets) * (high - low)).flatten(1))
 
 
 def crop_cases(device: str) -> Iterator[Case]:
-    """Yield mask targets of 256 boxes near 30 objects.
+    """Yield cases of mask targets for 256 boxes near 30 objects.
 
-    Polygons of 40 corners are compared with detectron2's method, one call of pycocotools per box;
-    run lengths with torchvision's, which crops bitmaps.
+    Polygons with 40 corners are compared with detectron2's method, one call of pycocotools per box,
+    and run lengths with torchvision's method, cropping bitmaps.
     """
     objects = random_boxes(30, 20, 400, "cpu")
     index = torch.randint(30, (256,))
@@ -66,7 +66,7 @@ def crop_cases(device: str) -> Iterator[Case]:
 
 
 def paste_cases(device: str) -> Iterator[Case]:
-    """Yield the pasting of 100 smooth masks of 28 x 28 into run lengths of the image."""
+    """Yield a case that pastes 100 smooth masks of 28 x 28 and encodes them as run lengths."""
     boxes = random_boxes(100, 20, 400, device)
     logits = F.interpolate(torch.randn(100, 1, 5, 5, device=device), (28, 28), mode="bicubic")
     probs = (4 * logits + 1).sigmoid()
@@ -79,7 +79,7 @@ def paste_cases(device: str) -> Iterator[Case]:
 
 
 def keypoint_cases(device: str) -> Iterator[Case]:
-    """Yield 17 heatmaps of 56 x 56 for each of 20 boxes of 20 to 400 pixels."""
+    """Yield a case of 17 heatmaps of 56 x 56 for each of 20 boxes of 20 to 400 pixels."""
     boxes = random_boxes(20, 20, 400, device)
     maps = torch.randn(20, 17, 56, 56, device=device)
     yield Case(

@@ -15,7 +15,7 @@ from .masks import crop_cases, keypoint_cases, paste_cases
 from .norms import norm_cases
 from .roi import pool_cases, pyramid_cases
 
-# Functions that yield cases with inputs on a device ("cpu" or "cuda"). New cases are added here.
+# Functions that yield cases with inputs on a device ("cpu" or "cuda").
 GROUPS = (
     crop_cases,
     keypoint_cases,
@@ -30,7 +30,7 @@ GROUPS = (
 
 @dataclass(frozen=True)
 class OperatorRow:
-    """Result of one case. Times are medians in milliseconds, rates are in 10^9 bytes per second."""
+    """Result of one case: median times in milliseconds, rates in 10^9 bytes per second."""
 
     case: str
     device: str
@@ -45,7 +45,7 @@ class OperatorRow:
 def benchmark_ops(
     device: str, only: Sequence[str] = (), seconds: float = 3.0, clock: Clock = time.perf_counter
 ) -> Iterator[OperatorRow]:
-    """Measure every case, or those whose name contains one of `only`.
+    """Measure all cases, or only cases whose name contains one of `only`.
 
     Args:
         device: "cpu" or "cuda".
@@ -67,8 +67,8 @@ def select_cases(cases: Iterator[Case], only: Sequence[str]) -> Iterator[Case]:
 def measure(case: Case, device: str, seconds: float, clock: Clock) -> OperatorRow:
     """Time both calls for about `seconds`, in at least five turns.
 
-    A turn has one call of the reference, and up to eight calls of detlite that take together as
-    long, because the median of short times needs more of them.
+    A turn consists of one call of the reference, and of as many calls of detlite (up to eight) as
+    take the same time, because short times vary more.
     """
 
     def milliseconds(run: Callable[[], object]) -> float:
@@ -99,7 +99,7 @@ def measure(case: Case, device: str, seconds: float, clock: Clock) -> OperatorRo
 
 
 def _copy_rate(traffic: int, device: str, clock: Clock) -> float:
-    """Return the 10^9 bytes per second, read and written, of a copy into existing memory."""
+    """Return the 10^9 bytes per second that a copy into allocated memory reads and writes."""
     source = torch.ones(traffic // 2, dtype=torch.uint8, device=device)
     target = torch.zeros_like(source)
     times = [time_call(lambda: target.copy_(source), device, clock) for _ in range(7)]

@@ -11,9 +11,9 @@ from .case import Case
 
 
 def norm_cases(device: str) -> Iterator[Case]:
-    """Yield group norm, forward and backward, in bfloat16.
+    """Yield a case of group norm in bfloat16, forward and backward.
 
-    The feature map is that of a ResNet's first stage for four images of 512 x 640.
+    The feature map is from a ResNet's first stage for four images of 512 x 640.
     """
     x = torch.randn(4, 64, 128, 160, device=device, dtype=torch.bfloat16)
     x = x.contiguous(memory_format=torch.channels_last).requires_grad_()

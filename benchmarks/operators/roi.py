@@ -17,7 +17,7 @@ CHANNELS = 256
 
 
 def pool_cases(device: str) -> Iterator[Case]:
-    """Yield RoIAlign and RoIPool of 1000 boxes of 12 to 112 pixels at stride 4."""
+    """Yield cases of RoIAlign and RoIPool of 1000 boxes of 12 to 112 pixels at stride 4."""
     features = torch.randn(1, CHANNELS, *LEVELS[4], device=device)
     channels_last = features.contiguous(memory_format=torch.channels_last)
     rois = F.pad(random_boxes(ROIS, 12, 112, device), (1, 0))  # image index 0
@@ -55,7 +55,7 @@ def pool_cases(device: str) -> Iterator[Case]:
 
 
 def pyramid_cases(device: str) -> Iterator[Case]:
-    """Yield RoIAlign of 1000 boxes of 16 to 800 pixels on five levels."""
+    """Yield cases of RoIAlign of 1000 boxes of 16 to 800 pixels on five levels."""
     maps = [torch.randn(1, CHANNELS, *size, device=device) for size in LEVELS.values()]
     channels_last = [x.contiguous(memory_format=torch.channels_last) for x in maps]
     boxes = random_boxes(ROIS, 16, 800, device)

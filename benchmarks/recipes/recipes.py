@@ -1,7 +1,7 @@
-"""The compared recipes: changes of the config that `detlite init` writes for a dataset.
+"""The compared recipes: changes to the config that `detlite init` writes for a dataset.
 
-That config is a Mask R-CNN on EfficientNet-Lite0 with ImageNet weights, with anchors and sizes
-fitted to the data, AdamW and a cosine schedule.
+This base config is a Mask R-CNN on EfficientNet-Lite0 with ImageNet weights, anchors and image
+sizes fitted to the data, AdamW and a cosine schedule.
 """
 
 import math
@@ -27,7 +27,7 @@ class Recipe:
 
     Args:
         description: short description for the table.
-        overrides: function from the base config to changed keys.
+        overrides: function that returns the changed keys for a base config.
         evaluates: name of the recipe whose weights are evaluated; empty to train a model.
         needs_masks: True if it only applies to datasets with masks.
         needs_rare: True if it only applies to datasets with rare categories.
@@ -46,7 +46,7 @@ class Recipe:
 
 
 def _small(cfg: CfgNode) -> Overrides:
-    """Return the keys of the small model, except those that `detlite init` fits to the data."""
+    """Return the keys of the small model, except for keys that `detlite init` fits to the data."""
     small = yaml.safe_load((Path(str(CONFIGS)) / "_base_" / "small_fpn.yaml").read_text())
     keys: Overrides = dict(flatten({"MODEL": small["MODEL"]}))
     for fitted in ("ROI_HEADS.BATCH_SIZE_PER_IMAGE", "RPN.FPN_POST_NMS_TOP_N_TRAIN",
@@ -77,7 +77,7 @@ def _lr(factor: float) -> Callable[[CfgNode], Overrides]:
 def _resize(cfg: CfgNode, factor: float) -> Overrides:
     """Scale images and anchors by a factor."""
 
-    def scaled(side: int) -> int:
+    def scale(side: int) -> int:
         return max(round(side * factor / 32), 1) * 32
 
     node = cfg.INPUT
@@ -86,16 +86,16 @@ def _resize(cfg: CfgNode, factor: float) -> Overrides:
         for level in cfg.MODEL.RPN.ANCHOR_SIZES
     ]
     return {
-        "INPUT.MIN_SIZE_TRAIN": [scaled(side) for side in node.MIN_SIZE_TRAIN],
-        "INPUT.MAX_SIZE_TRAIN": scaled(node.MAX_SIZE_TRAIN),
-        "INPUT.MIN_SIZE_TEST": scaled(node.MIN_SIZE_TEST),
-        "INPUT.MAX_SIZE_TEST": scaled(node.MAX_SIZE_TEST),
+        "INPUT.MIN_SIZE_TRAIN": [scale(side) for side in node.MIN_SIZE_TRAIN],
+        "INPUT.MAX_SIZE_TRAIN": scale(node.MAX_SIZE_TRAIN),
+        "INPUT.MIN_SIZE_TEST": scale(node.MIN_SIZE_TEST),
+        "INPUT.MAX_SIZE_TEST": scale(node.MAX_SIZE_TEST),
         "MODEL.RPN.ANCHOR_SIZES": anchors,
     }
 
 
 def _rois(cfg: CfgNode, per_object: int) -> Overrides:
-    """Sample RoIs for a number of positives per object of the fullest image."""
+    """Sample enough RoIs for `per_object` positives per object of the image with most objects."""
     parts = build_train_dataset(cfg).parts
     objects = max(int(part.index.counts(part.selection.objects).max()) for part in parts)
     count = math.ceil(per_object * objects / cfg.MODEL.ROI_HEADS.POSITIVE_FRACTION)
@@ -202,7 +202,7 @@ RECIPES: dict[str, Recipe] = {
         },
     ),
     "all_rois": Recipe(
-        "as many positive RoIs to train the heads as the fullest image has objects",
+        "as many positive RoIs to train the heads as the largest number of objects in an image",
         lambda cfg: _rois(cfg, 1),
     ),
     "more_rois": Recipe("twice as many RoIs as all_rois", lambda cfg: _rois(cfg, 2)),
@@ -248,7 +248,7 @@ RECIPES: dict[str, Recipe] = {
         lambda cfg: _resize(cfg, 1.25) | {"INPUT.EARLY_FRACTION": 0.8, "INPUT.EARLY_SCALE": 0.8},
     ),
     "turns": Recipe(
-        "turns by 0, 90, 180 or 270 degrees", lambda cfg: {"INPUT.QUARTER_TURNS": True}
+        "rotations by 0, 90, 180 or 270 degrees", lambda cfg: {"INPUT.QUARTER_TURNS": True}
     ),
     "test_scales": Recipe(
         "lite0, tested at three sizes with flips", _test_scales, evaluates="lite0"
@@ -259,7 +259,7 @@ RECIPES: dict[str, Recipe] = {
         evaluates="lite0",
     ),
     "box_from_mask": Recipe(
-        "lite0, boxes are means of the predicted box and the box of the mask",
+        "lite0, boxes averaged with the bounding boxes of their masks",
         lambda cfg: {"TEST.BOX_FROM_MASK": 0.5},
         evaluates="lite0",
         needs_masks=True,

@@ -1,4 +1,4 @@
-"""Train each recipe on a dataset for the same time, and write a table of the results.
+"""Train recipes on a dataset for the same time, and write a table of the results.
 
     python -m benchmarks.recipes.run measure --train t.json --val v.json --output out
     python -m benchmarks.recipes.run train --output out --minutes 15 --seeds 0 1 --slots 2
@@ -60,7 +60,7 @@ def measure(args: argparse.Namespace) -> int:
 
 
 def mean_seconds(cfg: CfgNode, steps: int) -> float:
-    """Return the mean seconds of a step of a run, whose first images may be smaller."""
+    """Return the mean seconds of a step, including early steps with smaller images."""
     early = cfg.INPUT.EARLY_FRACTION
     parts = [(1.0, 1 - early), (0.0, early)] if early else [(1.0, 1.0)]
     return sum(
@@ -70,10 +70,10 @@ def mean_seconds(cfg: CfgNode, steps: int) -> float:
 
 
 def train(args: argparse.Namespace) -> int:
-    """Do all runs that are not complete, several at a time."""
+    """Run everything that is not complete, with --slots simultaneous runs."""
     names, failed = _selected(args, args.output / BASE), []
     with ThreadPoolExecutor(args.slots) as slots:
-        for evaluates in (False, True):  # recipes that only evaluate need the weights of others
+        for evaluates in (False, True):  # recipes that only evaluate need others' weights
             jobs = [
                 (name, seed, number_of_steps(args, RECIPES[name].evaluates or name))
                 for name in names
@@ -146,7 +146,7 @@ def results(output: Path, names: Iterable[str]) -> Iterable[dict[str, Any]]:
                 {
                     "seed": plan["seed"],
                     "steps": plan["steps"],
-                    # By the seconds of `measure`, whatever else ran during the training.
+                    # Computed from the step times of `measure`, so other work does not matter.
                     "minutes": plan["steps"] * times[name] / 60 if name in times else None,
                     "box_AP": metrics["bbox"]["AP"],
                     "box_AP50": metrics["bbox"]["AP50"],
@@ -166,7 +166,7 @@ def markdown(rows: Sequence[dict[str, Any]]) -> str:
     for row in rows:
         runs = row["runs"]
         cells = [_cell(runs, kind) for kind in ("box_AP", "box_AP50", "mask_AP")]
-        minutes = [one["minutes"] for one in runs if one["minutes"] is not None]
+        minutes = [run["minutes"] for run in runs if run["minutes"] is not None]
         mean_minutes = f"{statistics.mean(minutes):.1f}" if minutes else ""
         steps = runs[0]["steps"]
         lines.append(
@@ -177,7 +177,7 @@ def markdown(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def recipe_config(base: Path, name: str, opts: dict[str, Any] | None = None) -> CfgNode:
-    """Return the config of a recipe: the base config, other keys, and the recipe's keys."""
+    """Return the config of a recipe: the base config, `opts`, and the recipe's keys."""
     opts = opts or {}
     cfg = load_config(base, [item for pair in opts.items() for item in pair])
     overrides = opts | RECIPES[name].overrides(cfg)
@@ -185,7 +185,7 @@ def recipe_config(base: Path, name: str, opts: dict[str, Any] | None = None) -> 
 
 
 def schedule(steps: int) -> dict[str, Any]:
-    """Return keys for evaluation at the end only, and for checkpoints to resume from."""
+    """Return keys for an evaluation only at the end, and for checkpoints to resume from."""
     return {
         "SOLVER.MAX_ITER": steps,
         "SOLVER.WARMUP_ITERS": min(100, steps // 10),
@@ -210,7 +210,7 @@ def run_folder(output: Path, name: str, seed: int) -> Path:
 
 
 def init_config(train: Path, val: Path | None, images: Path | None, output: Path) -> str:
-    """Return the config of `detlite init`, whose json files are written to `output`."""
+    """Return the config of `detlite init`, which writes its json files to `output`."""
     options = {"--data": train, "--val": val, "--images": images, "--annotations": output}
     parser = argparse.ArgumentParser()
     init_command.add_arguments(parser)
@@ -220,7 +220,7 @@ def init_config(train: Path, val: Path | None, images: Path | None, output: Path
 
 def _write_base(args: argparse.Namespace, base: Path) -> None:
     """Write the config of `detlite init`, changed by a recipe and other keys."""
-    init = base.with_name("init.yaml")  # so that invalid keys leave no base config
+    init = base.with_name("init.yaml")  # if a key is invalid, no base config is written
     init.write_text(init_config(args.train, args.val, args.images, args.output))
     overrides = RECIPES[args.start].overrides(load_config(init))
     opts = [item for pair in overrides.items() for item in pair] + args.opts
@@ -242,7 +242,7 @@ def _selected(args: argparse.Namespace, base: Path) -> list[str]:
 
 def _cell(runs: Sequence[dict[str, Any]], kind: str) -> str:
     """Format the mean times 100 and, for several seeds, half of their range."""
-    values = [100 * one[kind] for one in runs if one[kind] is not None]
+    values = [100 * run[kind] for run in runs if run[kind] is not None]
     if not values:
         return ""
     mean = f"{statistics.mean(values):.1f}"

@@ -80,7 +80,7 @@ def test_example_trains_a_step_and_detects(run_block, tiny_config, make_batch, t
     assert len(model.eval()(images)) == 2
 
 
-def test_data_set_of_a_table(run_block, tiny_config, tmp_path):
+def test_dataset_of_a_table(run_block, tiny_config, tmp_path):
     (tmp_path / "photos").mkdir()
     Image.new("RGB", (40, 30)).save(tmp_path / "photos" / "a.png")
     (tmp_path / "train.csv").write_text("a.png,40,30,cat,1,2,10,20\na.png,40,30,dog,5,5,4,4\n")

@@ -102,9 +102,9 @@ def test_gradients_may_spill_and_other_generations_need_no_budget(report, kernel
     [
         (
             "// Budget: no_kernel 5 instructions.",
-            "tiny.cu: there is a budget for no_kernel, but no such kernel",
+            "tiny.cu: has a budget for no_kernel, but no such kernel",
         ),
-        ("// Budget: copy_kernel 5.", "tiny.cu: a budget is not of the form"),
+        ("// Budget: copy_kernel 5.", "tiny.cu: a budget must have the form"),
     ],
 )
 def test_invalid_budgets_are_reported(report, kernels, line, message):

@@ -14,7 +14,7 @@ def members(shard):
         return {member.name: tar.extractfile(member).read() for member in tar}
 
 
-def test_shards_contain_the_whole_data_set(make_coco_dataset, tmp_path):
+def test_shards_contain_the_whole_dataset(make_coco_dataset, tmp_path):
     file, folder = make_coco_dataset(images=4)
     content = json.loads(file.read_text())
     shards = write_shards(file, folder, tmp_path / "shards", name="cells", images_per_shard=3)

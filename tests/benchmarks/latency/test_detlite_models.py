@@ -1,9 +1,16 @@
-"""Measured models of detlite."""
+"""ModelServer models of detlite."""
 
 import pytest
 
 from benchmarks.latency import detlite_models
-from benchmarks.latency.detlite_models import DETECTIONS, Measured, files, load, square_image, write
+from benchmarks.latency.detlite_models import (
+    DETECTIONS,
+    ModelServer,
+    files,
+    load,
+    square_image,
+    write,
+)
 
 
 def test_images_depend_on_the_seed_only():
@@ -18,8 +25,8 @@ def test_model_has_as_many_objects_as_requested(tmp_path, monkeypatch):
     monkeypatch.setattr(detlite_models, "_IMAGES", 2)
     write(tmp_path, "small")
     assert all(file.exists() for file in files(tmp_path, "small"))
-    request = {"size": 256, "seconds": 9, "most": 1, "clock": "cpu"}
+    request = {"size": 256, "seconds": 9, "max_calls": 1, "clock": "cpu"}
     for mode in ("float32", "openvino int8"):
-        measured = Measured(load(tmp_path, "small", mode))
-        assert measured.answer(request | {"seconds": 0})["detections"] == DETECTIONS
-        assert len(measured.answer(request)["ms"]) == 1
+        server = ModelServer(load(tmp_path, "small", mode))
+        assert server.answer(request | {"seconds": 0})["detections"] == DETECTIONS
+        assert len(server.answer(request)["ms"]) == 1

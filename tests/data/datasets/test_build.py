@@ -112,7 +112,7 @@ def test_duplicate_name(small_cfg):
         build_dataset(small_cfg("DATASETS.CATALOG", [entry, entry]), "a", train=True)
 
 
-def test_custom_type_of_data_set(content, write_set, small_cfg, monkeypatch):
+def test_custom_type_of_dataset(content, write_set, small_cfg, monkeypatch):
     file, folder = write_set(content)
     monkeypatch.setattr(DATASETS, "_builders", dict(DATASETS._builders))
     seen = []

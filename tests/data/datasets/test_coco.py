@@ -179,7 +179,7 @@ def test_dataset_can_be_pickled(content, write_set):
         ("coco_open/annotations/person_keypoints_val.json", True, 44, 1),
     ],
 )
-def test_real_data_sets_are_valid(real_data, path, masks, images, categories):
+def test_real_datasets_are_valid(real_data, path, masks, images, categories):
     file = real_data / path
     dataset = CocoDataset(file, file.parents[1] / "images", masks=masks)
     assert len(dataset) == images

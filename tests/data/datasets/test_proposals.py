@@ -240,7 +240,7 @@ def test_separate_limits_for_training_and_evaluation(content, write_set, small_c
 
 
 @pytest.mark.parametrize("files", [(), ("p.pkl", "p.pkl")])
-def test_one_file_per_data_set(content, write_set, small_cfg, files):
+def test_one_file_per_dataset(content, write_set, small_cfg, files):
     write_set(content)
     cfg = small_cfg(*LOAD, "DATASETS.PROPOSAL_FILES_TRAIN", files)
     with pytest.raises(ConfigError, match=r"PROPOSAL_FILES_TRAIN is .* needs one file per"):

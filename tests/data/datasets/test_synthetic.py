@@ -38,7 +38,7 @@ def test_same_arguments_give_the_same_bytes(tmp_path):
         assert all(a[1] != b[1] for a, b in zip(digests(one), digests(other), strict=True))
 
 
-def test_existing_data_set_is_not_written_again(folder, monkeypatch):
+def test_existing_dataset_is_not_written_again(folder, monkeypatch):
     def fail(*_):
         raise AssertionError("written again")
 
@@ -46,7 +46,7 @@ def test_existing_data_set_is_not_written_again(folder, monkeypatch):
     assert shapes.generate_shapes(folder.parent, "train", 40, seed=1) == folder
 
 
-def test_interrupted_data_set_is_written_again(tmp_path, monkeypatch):
+def test_interrupted_dataset_is_written_again(tmp_path, monkeypatch):
     def interrupt(*_):
         raise KeyboardInterrupt
 

@@ -462,7 +462,7 @@ def test_other_errors_are_not_changed():
         ("coco_open", True, 81),
     ],
 )
-def test_loaders_of_real_data_sets(real_data, small_cfg, name, masks, classes):
+def test_loaders_of_real_datasets(real_data, small_cfg, name, masks, classes):
     entries = [
         {
             "name": split,

@@ -24,7 +24,7 @@ def test_each_epoch_is_a_permutation():
     assert [sample.epoch for sample in stream] == [0] * 12 + [1] * 12 + [2] * 12
 
 
-def test_batch_larger_than_the_data_set():
+def test_batch_larger_than_the_dataset():
     (batch,) = batches(1, [False] * 3, 8)
     assert len(batch) == len(set(batch)) == 8
 

@@ -98,7 +98,7 @@ def test_parse_location(monkeypatch):
     assert RemotePath("zip://a/b.json::https://a.org/c.zip").name == "b.json"
 
 
-def test_remote_and_local_data_sets_are_equal(remote, tmp_path):
+def test_remote_and_local_datasets_are_equal(remote, tmp_path):
     annotations, images, _ = remote
     local = CocoDataset(tmp_path / "small/annotations.json", tmp_path / "small/images", train=True)
     assert same(CocoDataset(annotations, images, train=True), local)
@@ -300,7 +300,7 @@ def test_using_a_copy_updates_its_time(remote, cache):
         assert time.time() - copy.stat().st_mtime < 10
 
 
-def test_data_set_in_an_archive(content, write_set, tmp_path, web, cache):
+def test_dataset_in_an_archive(content, write_set, tmp_path, web, cache):
     file, folder = write_set(content)
     with zipfile.ZipFile(tmp_path / "all.zip", "w") as archive:
         for path in [file, *folder.iterdir()]:
@@ -384,7 +384,7 @@ def bucket(content, write_set, tmp_path, s3):
     return s3
 
 
-def test_data_set_in_a_bucket(bucket, small_cfg, tmp_path, content):
+def test_dataset_in_a_bucket(bucket, small_cfg, tmp_path, content):
     cfg = small_cfg("DATASETS.ROOT", "s3://sets")
     dataset = build_dataset(cfg, "small", train=False)
     files = tmp_path / "small/annotations.json", tmp_path / "small/images"

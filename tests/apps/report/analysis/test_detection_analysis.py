@@ -69,7 +69,7 @@ def test_keypoints_have_no_error_types(data_root):
     assert analysis.calibration.counts.sum() > 0
 
 
-def test_results_of_another_data_set():
+def test_results_of_another_dataset():
     coco, rows = synthetic_dataset(0)
     results = Results.from_coco([{**rows[0], "image_id": 10**6}])
     with pytest.raises(DataError, match="results of another dataset"):

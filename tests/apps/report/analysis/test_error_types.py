@@ -141,7 +141,7 @@ def test_rules_of_tide(seed, kind):
     assert errors.ap == pytest.approx(ap, abs=1e-9)
 
 
-def test_data_sets_have_every_error_type():
+def test_datasets_have_every_error_type():
     totals = dict.fromkeys(ERROR_TYPES, 0)
     for seed in SEEDS:
         errors = measured(*synthetic_dataset(seed, images=15))
