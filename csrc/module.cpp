@@ -7,9 +7,9 @@
 
 namespace {
 
-// RoI operators have two schemas each. `name.maps` takes the maps of a feature pyramid and has the
-// kernels. The other takes one map and the arguments of maskrcnn-benchmark's _C. detlite/ops
-// implements it as a call of the first.
+// RoI operators have two schemas each. `name.maps` has the kernels; its input is a list of the maps
+// of a feature pyramid. The other schema has one map and the arguments of maskrcnn-benchmark's _C;
+// detlite/ops implements it as a call of the first.
 constexpr const char* kSchemas[] = {
     "nms(Tensor boxes, Tensor scores, float iou_threshold) -> Tensor",
     "batched_nms(Tensor boxes, Tensor scores, Tensor idxs, float iou_threshold) -> Tensor",

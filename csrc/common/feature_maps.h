@@ -21,7 +21,7 @@ struct View4d {
   }
 };
 
-// True if channels are innermost in memory. Results take the layout of the inputs; the fake kernels
+// True if channels are innermost in memory. Results have the layout of the inputs; the fake kernels
 // in detlite/ops repeat this rule.
 inline bool is_channels_last(const Tensor& tensor) {
   return tensor.size(1) > 1 && tensor.stride(1) == 1 && !tensor.is_contiguous();

@@ -80,8 +80,8 @@ inline FocalCall check_focal_loss(const char* op, const Tensor& inputs, const Te
           torch::stable::empty(inputs.sizes(), output_type, std::nullopt, inputs.device())};
 }
 
-// The gradient of the loss. `step` is 0 if all elements are the same number, as for a summed loss,
-// else 1.
+// The gradient of the loss. `step` is 0 if all elements are the same number, as for a summed loss;
+// otherwise 1.
 struct FocalGradient {
   Tensor values;
   int64_t step;

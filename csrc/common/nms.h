@@ -10,7 +10,7 @@
 namespace detlite {
 
 // Checked candidates, contiguous: boxes [images, count, 4] and scores [images, count] of one type,
-// float64 if either was float64 and else float32; groups int64 and valid bool [images, count].
+// float64 if either was float64, otherwise float32; groups int64 and valid bool [images, count].
 struct Candidates {
   Tensor boxes, scores;
   std::optional<Tensor> groups, valid;

@@ -26,7 +26,7 @@ struct AlignAxis {
 
 // With `aligned`, cell centres are at half-integers. Without it, they are at integers and a RoI is
 // at least one cell long. A sampling ratio of zero or less is adaptive: ceil(bin size) samples per
-// bin. A NaN or infinite length gives NaN or infinite positions, which linear_sample() rejects.
+// bin. A NaN or infinite length leads to such positions, which linear_sample() rejects.
 template <typename T>
 C10_HOST_DEVICE AlignAxis<T> align_axis(T low, T high, T spatial_scale, int bins,
                                         int sampling_ratio, bool aligned) {
@@ -51,8 +51,8 @@ struct SampleRange {
   int begin, end;
 };
 
-// Returns the samples of a bin that can be on the map: all of them for ordinary boxes, fewer for a
-// box that is so much larger than the map that visiting all of its samples would take too long.
+// Returns the samples of a bin that can be on the map. For ordinary boxes, these are all samples;
+// for a box much larger than the map, visiting all samples would take too long.
 template <typename T>
 C10_HOST_DEVICE SampleRange samples_near_map(const AlignAxis<T>& axis, int bin, int size) {
   constexpr int always_visited = 64;
@@ -78,7 +78,7 @@ struct LinearSample {
 };
 
 // Linear interpolation along one axis. Returns false for a position more than one cell outside the
-// map or NaN: such a sample contributes nothing. Positions up to one cell outside take the value at
+// map or NaN: such a sample contributes nothing. Positions up to one cell outside have the value at
 // the edge.
 template <typename T>
 C10_HOST_DEVICE bool linear_sample(T position, int size, LinearSample<T>& sample) {

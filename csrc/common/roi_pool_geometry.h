@@ -34,7 +34,7 @@ struct PoolAxis {
   }
 };
 
-// A NaN or infinite coordinate gives empty bins.
+// A NaN or infinite coordinate leads to empty bins.
 template <typename T>
 C10_HOST_DEVICE PoolAxis<T> pool_axis(T low, T high, T spatial_scale, int bins, int size) {
   const T start = std::round(low * spatial_scale);

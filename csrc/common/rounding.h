@@ -1,4 +1,4 @@
-// Arithmetic that gives the same bits on every device.
+// Arithmetic with bit-identical results on every device.
 #pragma once
 
 #include <torch/headeronly/macros/Macros.h>

@@ -1,6 +1,6 @@
-// Cropping of ground-truth masks to boxes on the CPU, without a bitmap of the whole mask: polygons
-// are rasterized at the resolution of the crop, and of run lengths only the pixels under the box
-// are decoded, one bit each.
+// Cropping of ground-truth masks to boxes on the CPU, without a bitmap of the whole mask. Polygons
+// are rasterized at the resolution of the crop. Run lengths are decoded only under the box, with
+// one bit per pixel.
 #include <algorithm>
 #include <vector>
 

@@ -1,9 +1,8 @@
 // Reads the entries of COCO annotation and results files into columns, without an object for each
 // entry.
 //
-// Only files in COCO's own form are read: the known fields have the types of the format. For any
-// other file, valid or not, the result has no list, and the caller reads it with a JSON library. So
-// no error has to be reported here.
+// Only files with the exact types of COCO's format are read. For any other file, valid or not, the
+// result has no list, and the caller reads the file with a JSON library, which reports errors.
 #include <algorithm>
 #include <cctype>
 #include <cmath>

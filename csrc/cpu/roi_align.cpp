@@ -33,7 +33,7 @@
 //       }
 //   }
 //
-// The kernel computes the same sums in five steps away from this code:
+// The kernel computes the same sums. Five changes lead from this code to the kernel:
 //
 // 1. Separate the axes. A bilinear weight is a row weight times a column weight, so a bin is sum
 //    over y of rows[by][y] * (sum over x of columns[bx][x] * map[y][x]). The matrices `rows` and
@@ -43,8 +43,8 @@
 // 3. Vectorize over channels. With channels innermost in memory, one weight multiplies a vector of
 //    channels, and a few vectors stay in registers for a whole bin (resample() in
 //    simd/roi_loops.h).
-// 4. Bring channels innermost. Channels-last maps are read in place; of contiguous maps, small
-//    blocks are transposed into a buffer that several RoIs share (pool_rois() in roi_traversal.h).
+// 4. Make channels innermost. Channels-last maps are read in place. Small blocks of contiguous maps
+//    are transposed into a buffer that several RoIs share (pool_rois() in roi_traversal.h).
 // 5. Order and parallelize. RoIs are sorted by their position so that they find their cells in the
 //    cache, and are divided among threads (roi_plan.h).
 //

@@ -82,8 +82,8 @@ RoiPlan<Axis> plan_rois(const char* op, const PoolingCall& call, const Build& bu
   return plan;
 }
 
-// Requests huge pages for a result that has not been written yet. Its first touch then costs one
-// page fault per 2 MiB instead of 512, which would take longer than the arithmetic.
+// Requests huge pages for a result that has not been written yet. Writing it then causes one page
+// fault per 2 MiB instead of 512, which would take longer than the arithmetic.
 inline void prefer_huge_pages(const Tensor& tensor) {
 #if defined(__linux__)
   constexpr uintptr_t page = uintptr_t{2} << 20;

@@ -1,5 +1,5 @@
 // RoIPool on the CPU: the maximum of each bin. NaN counts as larger than any number, as in torch's
-// max pooling, so that it stays visible. An empty bin gives 0 and argmax -1.
+// max pooling, so that it stays visible. An empty bin has the value 0 and argmax -1.
 #include <algorithm>
 #include <vector>
 
@@ -65,8 +65,8 @@ std::tuple<Tensor, Tensor> roi_pool_forward(const std::vector<Tensor>& inputs, c
   return {output, argmax};
 }
 
-// Backward needs no boxes: argmax names the cells. They are between the first and last row of a
-// RoI.
+// Backward needs no boxes, because argmax contains the cells. They are between the first and last
+// row of a RoI.
 struct ArgmaxRows {
   CellRange touched{0, 0};
   int32_t lowest = -1, highest = -1;  // argmax values, including -1

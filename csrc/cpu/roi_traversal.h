@@ -1,7 +1,7 @@
 // The traversal of feature maps by RoIAlign and RoIPool on the CPU, for both memory layouts.
 //
 // The inner loops need channels innermost. A channels-last map is read, and its gradient written,
-// in place. Of a contiguous map, the rows around some neighbouring RoIs are packed with channels
+// in place. For a contiguous map, the rows around some neighbouring RoIs are packed with channels
 // innermost, a few channels at a time. Each row is packed once, shortly before the RoIs that end on
 // it read it.
 #pragma once

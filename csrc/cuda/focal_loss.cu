@@ -1,5 +1,5 @@
 // The sigmoid focal loss on CUDA. A thread processes a pack of neighbouring elements, whose losses
-// fill 16 bytes, if all tensors are aligned for that, and else single elements.
+// fill 16 bytes, if all tensors are aligned for that, and otherwise single elements.
 #include "common/focal_loss.h"
 
 #include <type_traits>

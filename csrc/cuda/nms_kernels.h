@@ -172,7 +172,7 @@ __global__ void __launch_bounds__(kChunk* kWarp)
   for (int step = 0; step < tiles; ++step) {
     const Pair after = load(step + 2);
     if (step == warp) {
-      // A box depends only on higher-scoring boxes. Each round therefore settles at least one more
+      // A box depends only on higher-scoring boxes. Each round therefore decides at least one more
       // box of a chain that suppress each other, and the result is final when it no longer changes.
       const uint64_t candidates = ~vote_twice(low_removed, high_removed);
       alive = candidates;

@@ -9,7 +9,8 @@
 namespace detlite {
 namespace {
 
-// With eight sums per thread, registers suffice for three blocks per multiprocessor, else for four.
+// Registers suffice for three blocks per multiprocessor with eight sums per thread, and for four
+// blocks with fewer sums.
 // Budget: forward_kernel 1440 instructions.
 // Budget: forward_kernel<float, float, 4> 1165 instructions.
 template <typename F, typename T, int V>

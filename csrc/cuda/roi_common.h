@@ -49,8 +49,8 @@ __device__ Pack<F, V> load_pack(const F* from) {
 }
 
 // Calls function(V) with V as an integral constant: 16 bytes of channels if all maps are
-// channels-last and aligned for that, else one channel. New results are dense and therefore aligned
-// too.
+// channels-last and aligned for that, otherwise one channel. New results are dense and therefore
+// aligned too.
 template <typename F, typename Function>
 void with_pack_size(const std::vector<Tensor>& maps, bool channels_last, const Function& function) {
   constexpr int pack = 16 / sizeof(F);

@@ -61,7 +61,7 @@ struct FeatureLoops {
   void (*resample_add)(SparseView<T> rows, SparseView<T> columns, Window<const F> source,
                        Window<T> target, int64_t channels);
   // The maximum of each bin and its index, row * width + column, in the map. NaN is larger than all
-  // numbers. The first of equal values wins. An empty bin gives 0 and index -1. `place` may have no
+  // numbers. The first of equal values wins. An empty bin has 0 and index -1. `place` may have no
   // data.
   void (*max_pool)(const CellRange* rows, int row_count, const CellRange* columns, int column_count,
                    int width, Window<const F> source, Window<F> target, Window<int32_t> place,
