@@ -110,7 +110,7 @@ def test_training_with_data_only(trained, shapes):
         assert (trained.output_dir / name).exists()
 
 
-def test_without_a_config_it_is_that_of_detlite_init(shapes, tmp_path, monkeypatch, capsys):
+def test_without_a_config_detlite_init_chooses_it(shapes, tmp_path, monkeypatch, capsys):
     configs = []
     patched = lambda cfg, resume, hooks: configs.append(cfg)  # noqa: E731
     monkeypatch.setattr("detlite.api.run_training", patched)
@@ -171,7 +171,7 @@ def test_evaluation_reproduces_the_metrics_of_training(trained, shapes, tmp_path
     assert by_config.metrics == trained.metrics
 
 
-def test_an_evaluation_does_not_overwrite_that_of_training(trained, shapes):
+def test_an_evaluation_does_not_overwrite_the_one_of_training(trained, shapes):
     before = (trained.output_dir / "evaluation.json").read_bytes()
     result = detlite.evaluate(trained.weights, data=shapes[0], overrides={"TEST.IMS_PER_BATCH": 2})
     assert result.output_dir == trained.output_dir / "evaluation"
@@ -215,7 +215,7 @@ def test_home_and_variables_are_expanded(trained, shapes, tmp_path, monkeypatch)
 
 
 def test_training_from_weights_with_other_classes(trained, shapes, tmp_path):
-    """The model is that of the checkpoint, and classes with the same name keep their weights."""
+    """The model is the checkpoint's, and classes with the same name keep their weights."""
     annotations, folder = shapes[0]
     content = json.loads(annotations.read_text())
     names = [row["name"] for row in content["categories"]]
@@ -460,7 +460,7 @@ def test_importing_detlite_does_not_import_optional_packages():
     assert done.stdout.strip() == "[]"
 
 
-def test_the_random_generators_of_the_caller_are_left_alone(shapes, tmp_path):
+def test_the_random_generators_of_the_caller_do_not_change(shapes, tmp_path):
     deterministic = torch.are_deterministic_algorithms_enabled()
 
     def draw():

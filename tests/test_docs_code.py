@@ -40,7 +40,7 @@ PAGES = [
     *sorted((ROOT / "docs").glob("*.md")),
     *sorted((ROOT / "benchmarks" / "results").rglob("*.md")),
 ]
-# Pages whose Python another test runs.
+# Another test runs the Python code of these pages.
 RUN_ELSEWHERE = {"extending.md": "tests/modeling/test_extending_docs.py"}
 _KEYS = {key.name for key in KEYS} | NO_EFFECT.keys() | RESTATING.keys()
 

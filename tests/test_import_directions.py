@@ -1,4 +1,4 @@
-"""Check the import order of the package: each part can be read, tested and replaced alone."""
+"""Check the import order of the package: each part can be read, tested and replaced separately."""
 
 import ast
 from collections.abc import Iterator

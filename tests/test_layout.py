@@ -2,7 +2,7 @@
 
 import pytest
 
-# Folders of tests about something else than one module of the package.
+# Folders of tests that do not belong to a single module of the package.
 OTHER_FOLDERS = {"benchmarks", "fuzz", "soak", "tools", "wheel"}
 # Tests of several modules together, by folder.
 CROSS_CUTTING = {

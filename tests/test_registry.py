@@ -39,7 +39,7 @@ def test_unknown_name_reports_key_nearest_and_known_names(colors):
     assert "IMPORTS" in message
 
 
-def test_unknown_name_without_a_similar_one_gets_no_hint(colors):
+def test_unknown_name_without_a_similar_one_has_no_hint(colors):
     with pytest.raises(ConfigError) as error:
         colors.get("xyzzy")
     assert str(error.value).startswith("unknown color 'xyzzy'; known: ")

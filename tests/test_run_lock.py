@@ -1,4 +1,4 @@
-"""Test that one output folder takes one run at a time."""
+"""Test that an output folder accepts one run at a time."""
 
 import signal
 import subprocess

@@ -111,7 +111,7 @@ def test_load_by_other_programs(linux, monkeypatch):
     write(100.0)
     others = OtherPrograms()
     now, own = 10.0, 8.0
-    write(118.0)  # 8 of these 18 seconds are those of this process
+    write(118.0)  # this process used 8 of these 18 seconds
     assert others.cores() == pytest.approx(1.0)
     now = 20.0
     write(138.0)

@@ -308,7 +308,7 @@ def test_model_outputs_work_with_torchmetrics(model, images):
 
 
 def test_the_model_has_the_interface_of_torchvision(model, images):
-    """The same inputs give outputs with the same names, types and shapes."""
+    """The same inputs lead to outputs with the same names, types and shapes."""
     from torchvision.models.detection import maskrcnn_resnet50_fpn
 
     theirs = maskrcnn_resnet50_fpn(

@@ -1,4 +1,4 @@
-"""MLflow gets the metrics of a run in a local folder, Weights & Biases in its offline mode."""
+"""Log metrics of a run to MLflow in a local folder and to Weights & Biases in offline mode."""
 
 # ruff: noqa: F811 (fixtures that are imported)
 

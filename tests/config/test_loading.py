@@ -31,11 +31,11 @@ def test_seeds_of_more_than_63_bits():
 # ---- files
 
 
-def test_no_file_gives_the_defaults():
+def test_without_a_file_the_defaults_apply():
     assert load_config().SOLVER.BASE_LR == default_config().SOLVER.BASE_LR
 
 
-def test_empty_file_gives_the_defaults(write):
+def test_with_an_empty_file_the_defaults_apply(write):
     assert load_config(write("# nothing\n")) == load_config()
 
 
@@ -106,7 +106,7 @@ def test_yaml_cannot_run_code(write):
         load_config(write("SEED: !!python/object/apply:os.getpid []"))
 
 
-# ---- keys given twice
+# ---- duplicate keys
 
 
 @pytest.mark.parametrize(
@@ -466,7 +466,7 @@ def test_imports_registers_a_users_backbone(write):
     assert again == cfg
 
 
-def test_imports_takes_installed_modules():
+def test_imports_accepts_installed_modules():
     sys.modules.pop("this_module_does_not_exist", None)
     assert load_config(None, ["IMPORTS", ("json",)]).IMPORTS == ("json",)
 
@@ -506,13 +506,13 @@ def test_resolved_config_loads_again_and_is_equal(write, opts):
     assert yaml.safe_load(again.dump()) == yaml.safe_load(cfg.dump())
 
 
-def test_own_configs_are_found_by_name_from_any_folder(tmp_path, monkeypatch):
+def test_included_configs_are_found_by_name_from_any_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     cfg = load_config("coco/mask_rcnn_R_50_FPN_1x.yaml")
     assert cfg.MODEL.MASK_ON
     (tmp_path / "mine.yaml").write_text("_BASE_: coco/mask_rcnn_R_50_FPN_1x.yaml\nSEED: 5\n")
     assert load_config("mine.yaml") == load_config("coco/mask_rcnn_R_50_FPN_1x.yaml", ["SEED", 5])
-    (tmp_path / "demo_shapes.yaml").write_text("SEED: 7\n")  # the local file goes first
+    (tmp_path / "demo_shapes.yaml").write_text("SEED: 7\n")  # the local file takes precedence
     assert load_config("demo_shapes.yaml").SEED == 7
     assert load_config("demo_shapes.yaml").MODEL.BACKBONE == load_config().MODEL.BACKBONE
 

@@ -155,7 +155,7 @@ _RESNEXT = """  RESNETS:
     NUM_GROUPS: 32
     WIDTH_PER_GROUP: 8
 """
-# In several files this section is given in two parts.
+# Several files have this section in two parts.
 _MASK_RESNEXT = _MASK_FPN.replace(_FPN_MASK_HEAD, _FPN_MASK_HEAD + _RESNEXT).replace(
     "R-50-FPN", "R-101-FPN"
 )

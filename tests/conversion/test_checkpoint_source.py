@@ -156,7 +156,7 @@ def test_source_is_recognised_by_names(names, source):
     assert detect_source({name: torch.zeros(1) for name in names}) == source
 
 
-def test_unused_weights_are_left_out():
+def test_unused_weights_are_skipped():
     unused = {
         "torchvision": ["fc.weight", "criterion.weight", "val_metrics.map", "class_weights"],
         "detectron2": ["pixel_mean", "stem.fc.bias", "sem_seg_head.predictor.weight",

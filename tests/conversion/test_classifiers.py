@@ -91,7 +91,7 @@ def test_only_the_backbone_is_loaded(tiny_config, tmp_path):
         build_model_from_checkpoint(tmp_path / "resnet18.pth")
 
 
-def test_c4_head_gets_the_last_stage(tiny_config, tmp_path):
+def test_c4_head_contains_the_last_stage(tiny_config, tmp_path):
     torch.save(classifier(build_model(tiny_config())), tmp_path / "resnet18.pth")
     checkpoint = read_checkpoint(tmp_path / "resnet18.pth")
     model = build_model(tiny_config(c4=True))

@@ -220,7 +220,7 @@ def test_unused_arrays_are_named(tmp_path, caplog):
     assert "w.pth: uses the weights model.*; not used: memory_bank" in caplog.text
 
 
-def test_names_of_the_model_win_over_wrappers(tiny_config, tmp_path):
+def test_names_of_the_model_take_precedence_over_wrappers(tiny_config, tmp_path):
     """A model whose own names begin with that of a wrapper is loaded with them."""
     model = torch.nn.Sequential()
     model.net = torch.nn.Linear(2, 2)
@@ -260,7 +260,7 @@ def test_assumed_settings_are_logged(make, source, listed, other, tmp_path, capl
     assert "INPUT.MIN_SIZE_TEST" not in record.message
 
 
-def test_settings_of_published_files_are_no_warning(tmp_path, caplog):
+def test_settings_of_published_files_cause_no_warning(tmp_path, caplog):
     torch.save(detectron2(), tmp_path / "model_final_0123ab.pkl")
     with caplog.at_level("INFO"):
         build_model_from_checkpoint(tmp_path / "model_final_0123ab.pkl", ["MODEL.DEVICE", "cpu"])

@@ -1,4 +1,4 @@
-"""Converted models give the recorded outputs of detectron2 and maskrcnn-benchmark."""
+"""Converted models have the recorded outputs of detectron2 and maskrcnn-benchmark."""
 
 import pytest
 

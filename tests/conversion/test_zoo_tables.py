@@ -21,7 +21,7 @@ from tests.conversion.zoo_tables import (
 )
 
 
-def test_pages_hold_the_generated_rows():
+def test_pages_contain_the_generated_rows():
     assert "".join(live_rows()) in (PAGES / "detectron2_models.md").read_text()
     assert "".join(published_rows()) in (PAGES / "published_ap.md").read_text()
 

@@ -37,7 +37,7 @@ TORCHVISION = {
     "fasterrcnn_mobilenet_v3_large_fpn": 1e-5,
     "fasterrcnn_mobilenet_v3_large_320_fpn": 1e-5,
 }
-# Factors of the last layers, which give boxes of all sizes, and scores between 0 and 1.
+# Factors of the last layers that lead to boxes of all sizes and scores between 0 and 1.
 _GAINS = {
     "rpn.head.cls_logits.weight": 0.5,
     "rpn.head.bbox_pred.weight": 0.05,
@@ -129,13 +129,13 @@ def compare_step(
         {k: v.to(dtype) if k == "boxes" else v for k, v in target.items()} for target in targets
     ]
 
-    def falling_keys(shape: Sequence[int], **_: Any) -> Tensor:
+    def decreasing_keys(shape: Sequence[int], **_: Any) -> Tensor:
         return torch.linspace(1, 0, shape[-1]).expand(shape)
 
     # Both sample the first candidates.
     with (
         patch.object(torch, "randperm", lambda n, **_: torch.arange(n)),
-        patch.object(torch, "rand", falling_keys),
+        patch.object(torch, "rand", decreasing_keys),
     ):
         losses = model.train()(images, targets)
         expected = expected_model([image.to(dtype) / 255 for image in images], floating)

@@ -1,4 +1,4 @@
-"""Fixtures that write small datasets in COCO form to tmp_path."""
+"""Fixtures that write small datasets in COCO's format to tmp_path."""
 
 import copy
 import json

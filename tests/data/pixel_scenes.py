@@ -1,4 +1,4 @@
-"""Images whose colors encode the origin of each pixel, and an oracle that decodes them.
+"""Images with colors that encode the origin of each pixel, and an oracle that decodes them.
 
 Red is the column of a pixel, green the row, blue the number of the image. The pixels of a combined
 image then determine the correct masks and boxes.
@@ -59,7 +59,7 @@ def bitmaps_by_pixel(image, scenes):
     for y in range(height):
         for x in range(width):
             column, row, number = image[:, y, x].tolist()
-            if number < len(scenes):  # else it is padding
+            if number < len(scenes):  # otherwise, it is padding
                 for label, bitmap in zip(
                     scenes[number][1]["labels"].tolist(), scenes[number][2], strict=True
                 ):

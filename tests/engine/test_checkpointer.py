@@ -152,7 +152,7 @@ def test_the_learning_rates_of_a_resumed_run_are_those_of_its_own_config(
     train_toy(*opts)
     cfg, _ = train_toy(*opts, "SOLVER.MAX_ITER", 8, *now, resume=True)
     rows = read_metrics(cfg.OUTPUT_DIR)
-    # A row holds the rate of its step.
+    # A row contains the learning rate of its step.
     assert [row["lr"] for row in rows[4:]] == pytest.approx([0.1 * factor for factor in factors])
 
 
@@ -183,7 +183,7 @@ def test_resume_from_a_truncated_checkpoint(train_toy):
         train_toy(resume=True)
 
 
-def test_checkpoints_hold_config_and_categories(train_toy):
+def test_checkpoints_contain_config_and_categories(train_toy):
     cfg, _ = train_toy()
     checkpoint = read_checkpoint(Path(cfg.OUTPUT_DIR) / "model_final.pth")
     file = Path(cfg.OUTPUT_DIR) / "again.yaml"

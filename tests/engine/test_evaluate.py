@@ -283,7 +283,7 @@ def test_the_loss_is_the_mean_over_images(make_cfg, toy):
     losses = validation_loss(cfg, toy, "val")
     assert list(losses) == ["total", "classifier", "box"]
     assert losses["total"] == pytest.approx(losses["classifier"] + losses["box"])
-    # The toy's input has a fixed size, but its boxes are those of the resized image.
+    # The toy's input has a fixed size, but its boxes are in the resized image.
     dataset = build_dataset(cfg, "val", train=True)
     alone = []
     for index in range(len(dataset)):

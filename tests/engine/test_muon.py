@@ -135,7 +135,7 @@ def test_matrices_of_a_detector(tiny_config):
         assert not any(part in name for name in names), part
 
 
-def test_offsets_of_deformable_convolutions_are_left_to_adamw():
+def test_adamw_updates_offsets_of_deformable_convolutions():
     deformable = DeformConv3x3(nn.Conv2d(8, 8, 3))
     chosen = hidden_matrices(nn.Sequential(nn.Conv2d(3, 8, 3), deformable))
     assert chosen == {deformable.conv.weight}

@@ -11,7 +11,7 @@ from detlite.engine.replay import first_non_finite, read_batch, save_batch
 
 
 @pytest.mark.parametrize("iteration", [1, 5])
-def test_a_saved_batch_is_that_of_the_iteration(make_cfg, make_sets, iteration):
+def test_a_saved_batch_belongs_to_the_iteration(make_cfg, make_sets, iteration):
     cfg = make_cfg("DATALOADER.NUM_WORKERS", 2)
     train_set, _ = make_sets(cfg)
     stored, (images, targets) = read_batch(save_batch(cfg, train_set, iteration))

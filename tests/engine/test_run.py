@@ -51,7 +51,7 @@ def test_logging_settings_are_restored(tmp_path, bare_root, capsys, captured):
         logging.captureWarnings(False)
     assert root_logger.handlers == [own]
     assert "message" in (tmp_path / "log.txt").read_text()
-    assert capsys.readouterr().out == ""  # the caller has its own handlers
+    assert capsys.readouterr().out == ""  # the caller configured handlers
 
 
 def test_other_ranks_log_only_warnings_to_the_console(tmp_path, bare_root, monkeypatch, capsys):

@@ -103,7 +103,7 @@ def test_a_used_folder_is_not_mixed_with_a_new_run(folder):
     check_output_dir(folder / "new", resume=False)
 
 
-def test_a_run_without_a_named_folder_gets_the_next_number(tmp_path):
+def test_a_run_without_a_named_folder_uses_the_next_number(tmp_path):
     folder = tmp_path / "photos"
     expected = [folder, tmp_path / "photos_2", tmp_path / "photos_3"]
     for place in expected:

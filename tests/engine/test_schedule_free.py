@@ -84,7 +84,7 @@ def test_a_state_that_was_saved_with_averages_continues_bit_for_bit():
     assert_equal(second.state_dict(), optimizer.state_dict())
 
 
-def test_other_optimizers_are_left_alone():
+def test_other_optimizers_do_not_change():
     model = nn.Linear(3, 2)
     optimizer = torch.optim.AdamW(model.parameters())
     train(optimizer, model.weight, 1)

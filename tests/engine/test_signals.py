@@ -1,4 +1,4 @@
-"""Signals are deferred, end blocks that may end, and a second one ends the process."""
+"""Signals are deferred or end certain blocks, and a second signal ends the process."""
 
 import os
 import signal

@@ -230,7 +230,7 @@ def test_constant_warmup():
     assert values == pytest.approx([0.05, 0.05, 0.1, 0.1])
 
 
-def test_cosine_ignores_steps_and_falls_to_zero():
+def test_cosine_ignores_steps_and_decreases_to_zero():
     cfg = make_cfg(LR_SCHEDULE="cosine", MAX_ITER=10, STEPS=(60,))
     values = lr_history(cfg, 11)
     assert values == pytest.approx([0.05 * (1 + math.cos(math.pi * i / 10)) for i in range(11)])

@@ -175,7 +175,7 @@ class TestScores:
         metrics = evaluate(gt, [detect(THREE[0])], ("bbox",))
         assert metrics["bbox"]["AP"] == pytest.approx(1)
 
-    def test_size_of_a_mask_result_is_that_of_its_mask(self) -> None:
+    def test_size_of_a_mask_result_follows_from_its_mask(self) -> None:
         """The area range of a false positive depends on its mask, not on its box."""
         thin = square(1, 1, 3, 10)
         miss = {**detect(square(9, 1, 3, 100)), "score": 0.99}
@@ -191,7 +191,7 @@ class TestScores:
         evaluate(gt, results)
         assert (gt.dataset, results) == before
 
-    def test_ambiguous_names_get_the_id(self) -> None:
+    def test_ambiguous_names_include_the_id(self) -> None:
         gt = make_gt(THREE, categories=[{"id": 3, "name": "cat"}, {"id": 70, "name": "cat"}])
         metrics = evaluate(gt, [detect(THREE[1])], ("bbox",))
         per_category = metrics["bbox"]["per_category"]
@@ -207,7 +207,7 @@ class TestScores:
 class TestMaxDets:
     @pytest.fixture
     def crowded(self) -> tuple[COCO, list[Json]]:
-        """150 objects of one category in one image, each detected, with falling scores."""
+        """150 objects of one category in one image, each detected, with decreasing scores."""
         annotations = [
             {"id": i + 1, "image_id": 1, "category_id": 3, "bbox": [i % 50 * 4, i // 50 * 4, 3, 3]}
             for i in range(150)

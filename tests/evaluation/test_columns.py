@@ -108,7 +108,7 @@ def test_fields_of_annotations() -> None:
         '[{"other": ' + "[" * 200 + "]" * 200 + "}]",
     ],
 )  # fmt: skip
-def test_other_forms_have_no_columns(text: str) -> None:
+def test_other_formats_have_no_columns(text: str) -> None:
     assert parse(text) is None
 
 

@@ -29,7 +29,7 @@ def test_kinds_with_different_columns() -> None:
     ]
 
 
-def test_metrics_per_category_are_left_out() -> None:
+def test_metrics_per_category_are_not_in_the_table() -> None:
     metrics = {"cityscapes": {"AP": 0.5, "per_category": {}, "per_category_AP50": {"car": 1.0}}}
     assert format_table(metrics).splitlines() == ["              AP", "cityscapes  50.0"]
 

@@ -30,7 +30,7 @@ def ground_truth(*boxes, images: int = 1, crowd: tuple[int, ...] = ()) -> COCO:
 
 
 def proposals(*boxes):
-    """Make proposals (image, x, y, w, h) with falling scores."""
+    """Make proposals (image, x, y, w, h) with decreasing scores."""
     return [
         {"image_id": image, "category_id": 1, "bbox": list(box), "score": 1 - n / 1e4}
         for n, (image, *box) in enumerate(boxes)

@@ -1,4 +1,4 @@
-"""Almost valid checkpoints give weights or a CheckpointError, and never run code."""
+"""Almost valid checkpoints lead to weights or a CheckpointError, and never run code."""
 
 import io
 import itertools

@@ -1,4 +1,4 @@
-"""Almost valid COCO files give a dataset or a DataError."""
+"""Almost valid COCO files lead to a dataset or a DataError."""
 
 import contextlib
 import itertools
@@ -58,7 +58,7 @@ _file_numbers = itertools.count()
 
 
 def check_reading(data: bytes, images: Path, train: bool, keypoints: bool, skip: bool) -> None:
-    """Read all that a run reads from a dataset."""
+    """Read everything that a run reads from a dataset."""
     # A new name each time, because the index of a file is cached.
     file = images / f"{next(_file_numbers)}.json"
     file.write_bytes(data)

@@ -1,4 +1,4 @@
-"""Almost valid config files and overrides give a config that can be read back, or a ConfigError."""
+"""Almost valid config files and overrides lead to a config or a ConfigError."""
 
 import itertools
 from pathlib import Path

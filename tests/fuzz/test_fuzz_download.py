@@ -1,4 +1,4 @@
-"""Almost valid responses and names of weights give a file, or an error of one line."""
+"""Almost valid responses and names of weights lead to a file, or to an error of one line."""
 
 import itertools
 import re

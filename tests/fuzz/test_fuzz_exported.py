@@ -1,4 +1,4 @@
-"""Almost valid exported models give a detector or a CheckpointError, and never run code."""
+"""Almost valid exported models lead to a detector or a CheckpointError, and never run code."""
 
 import io
 import itertools

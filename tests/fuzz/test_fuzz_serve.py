@@ -1,4 +1,4 @@
-"""Almost valid requests get a response that says what is wrong, and the server continues."""
+"""Almost valid requests receive a response with the problem, and the server continues."""
 
 import asyncio
 import io
@@ -125,7 +125,7 @@ def test_forms(body, media_type, client, bounded):
     except httpx.LocalProtocolError:  # not a header
         return
     if response.headers["content-type"] != "application/json":
-        assert response.status_code == 400  # uvicorn's own
+        assert response.status_code == 400  # from uvicorn
     else:
         check_response(response)
 

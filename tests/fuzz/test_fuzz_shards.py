@@ -1,4 +1,4 @@
-"""Almost valid shards give entries and problems."""
+"""Almost valid shards lead to entries and problems."""
 
 import io
 import itertools

@@ -331,7 +331,7 @@ def test_another_model_runs_in_a_thread_while_models_are_optimized(
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_images_without_foreground(dtype: str, tiny_config: Callable[..., CfgNode]) -> None:
-    """The second pass of the box head gets no RoIs if the first one takes all for background."""
+    """The second pass of the box head has no RoIs if the first one classifies all as background."""
     keys = ("MODEL.ROI_BOX_HEAD.PASSES", 2, "MODEL.CLS_AGNOSTIC_BBOX_REG", True)
     model = build_model(tiny_config(*keys, "MODEL.ROI_HEADS.SCORE_THRESH", 0.05)).eval()
     bias = dict(model.named_parameters())["roi_heads.box.predictor.cls_score.bias"]

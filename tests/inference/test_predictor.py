@@ -282,7 +282,7 @@ def test_the_mask_head_computes_only_boxes_above_the_threshold(
     assert torch.equal(prediction["masks"], everything["masks"][kept])
 
 
-def test_a_folder_gives_a_list_by_name(image: np.ndarray, tmp_path: Path) -> None:
+def test_a_folder_becomes_a_list_by_name(image: np.ndarray, tmp_path: Path) -> None:
     (tmp_path / "more").mkdir()
     for name in ("b.png", "a.png", "more/c.png"):
         Image.fromarray(image).save(tmp_path / name)
@@ -323,7 +323,7 @@ def test_predictions_can_be_listed(image: np.ndarray) -> None:
     assert table["area"].tolist() == [int(mask.sum()) for mask in prediction["masks"]]
 
 
-def test_a_path_gives_the_predictor_of_a_checkpoint(
+def test_a_path_loads_the_predictor_of_a_checkpoint(
     tiny_config: Callable[..., CfgNode], image: np.ndarray, tmp_path: Path
 ) -> None:
     """Predictor(path) equals from_checkpoint, with the threshold that training measured."""
@@ -381,7 +381,7 @@ def test_the_result_for_an_image_does_not_depend_on_the_others(
 
 
 @pytest.mark.parametrize("kind", ["mask", "cascade", "retinanet"])
-def test_a_lower_threshold_than_the_models_own_wins(
+def test_a_lower_threshold_than_the_models_applies(
     kind: str, tiny_config: Callable[..., CfgNode], image: np.ndarray
 ) -> None:
     torch.manual_seed(0)

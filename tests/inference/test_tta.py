@@ -232,7 +232,7 @@ def test_proposals_of_all_views_are_suppressed_together(tiny_config, image):
     assert overlaps.fill_diagonal_(0).max() <= network.rpn.nms_thresh
 
 
-def test_suppression_gets_the_number_of_views(model, image, suppressed):
+def test_suppression_receives_the_number_of_views(model, image, suppressed):
     detect(model, image, View(64, 1000), View(64, 1000, flip=True))
     assert [views for _, views in suppressed] == [2]
 

@@ -98,7 +98,7 @@ def test_detections_are_those_of_the_cpu(config, other):
 
 
 def test_a_model_learns_and_detects_by_the_public_edge(tiny_config, other):
-    """Train on lists of images and dicts, with masks, until the loss falls."""
+    """Train on lists of images and dicts, with masks, until the loss decreases."""
     model = build_model(tiny_config("MODEL.DEVICE", NAME, "INPUT.TO_BGR255", True)).train()
     image = torch.randint(0, 255, (3, 64, 96), dtype=torch.uint8)
     box = torch.tensor([[10.0, 10.0, 50.0, 40.0]])

@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 aten = torch.ops.aten
 DEVICE = torch.device("privateuseone", 0)
 NAME = "other"
-# They take indices, or a source, of the CPU.
+# Operators that accept indices or a source on the CPU.
 _ACROSS = {aten.copy_, aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_}
 
 

@@ -20,7 +20,7 @@ from detlite.registry import Registry
 PAGE = (Path(__file__).parents[2] / "docs" / "extending.md").read_text(encoding="utf-8")
 # Module, registry and config key of each row of the table.
 ROWS = re.findall(r"\| `(detlite[\w.]*)\.([A-Z_]+)` \| .*?`([\w.*:]+)`", PAGE)
-# Registries through which the core finds its own applications.
+# Registries through which the core finds the applications.
 INTERNAL = {"CONFIG_BUILDERS", "ENGINES", "EXPORTERS", "FINDERS", "READERS"}
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 

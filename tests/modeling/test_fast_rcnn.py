@@ -1,4 +1,4 @@
-"""Fast R-CNN: detectors without an RPN, which take proposals with the images."""
+"""Fast R-CNN: detectors without an RPN, with proposals as inputs."""
 
 import pytest
 import torch
@@ -139,7 +139,7 @@ def test_proposals_for_a_model_with_an_rpn(tiny_config, make_batch, opts):
 
 
 @pytest.mark.parametrize("detector", ["ProposalNetwork", "RetinaNet"])
-def test_models_without_heads_take_no_proposals(tiny_config, detector):
+def test_models_without_heads_refuse_proposals(tiny_config, detector):
     cfg = tiny_config("MODEL.MASK_ON", False, "MODEL.META_ARCHITECTURE", detector, *LOAD)
     with pytest.raises(ConfigError, match=f"LOAD_PROPOSALS need RoI heads, which a {detector}"):
         build_model(cfg)

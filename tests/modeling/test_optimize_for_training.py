@@ -152,7 +152,7 @@ def test_other_models_are_not_observed():
 
 
 class FixedSize(nn.Sequential):
-    """Reads a value, and takes images of one size only."""
+    """Reads a value, and accepts images of only one size."""
 
     def forward(self, x: Tensor) -> list[Tensor]:
         assert x.shape[2:] == (32, 32)

@@ -226,7 +226,7 @@ def test_training_on_empty_masks(tiny_config, make_batch, dtype):
     assert losses["loss_mask"] > 0
 
 
-def test_mask_formats_give_the_same_losses(tiny_config, make_batch):
+def test_mask_formats_lead_to_the_same_losses(tiny_config, make_batch):
     model = build_model(tiny_config()).train()
     images, targets = make_batch(3)
     masks, losses = targets[0]["masks"], []

@@ -286,7 +286,7 @@ def test_sizes_of_an_octave():
     torch.testing.assert_close(sides, 128 * 2 ** (torch.arange(3) / 3))
 
 
-def test_what_does_not_fit():
+def test_invalid_settings():
     with pytest.raises(ConfigError, match=r"RETINANET.ANCHOR_SIZES is .* has 5 levels"):
         make(ANCHOR_SIZES=(8, 16))
     with pytest.raises(ConfigError, match=r"ANCHOR_SIZES is .* the same number of sizes"):

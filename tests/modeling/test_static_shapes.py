@@ -171,7 +171,7 @@ def test_inference_exports(static_case):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["mask", "retinanet"])
-def test_exported_models_take_other_batches_and_sizes(name, tiny_config):
+def test_exported_models_accept_other_batches_and_sizes(name, tiny_config):
     model = build_model(family_config(name, tiny_config)).eval()
     model.static_shapes = True
     images, _, _ = family_batch(model)
@@ -246,7 +246,7 @@ def test_fake_tensors_detect_reads(read):
 
 
 @pytest.mark.parametrize("name", ["c4", "keypoint", "cascade", "retinanet", "proposals"])
-def test_meta_tensors_get_the_same_shapes(name, tiny_config):
+def test_meta_tensors_have_the_same_shapes(name, tiny_config):
     model = build_model(family_config(name, tiny_config))
     batch = family_batch(model)
     model.static_shapes = True

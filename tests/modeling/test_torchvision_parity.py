@@ -160,7 +160,7 @@ def test_detections_match_torchvision(models):
     ):
         torch.testing.assert_close(level, other, rtol=1e-3, atol=1e-3 * other.abs().max().item())
     proposals, _ = reference.rpn(batch, features)
-    # their heads alone: the masks before they are pasted, which each does in its own way
+    # only their heads: the masks before pasting, which differs between the libraries
     detections, _ = reference.roi_heads(features, proposals, batch.image_sizes)
     for result, other in zip(ours.detect(images), detections, strict=True):
         assert len(other["boxes"]) >= 20

@@ -85,7 +85,7 @@ def axis_cells(
 def roi_pool(
     features: np.ndarray, rois: np.ndarray, pooled: tuple[int, int], scale: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """[N, C, H, W] and [K, 5] to the maxima [K, C, *pooled] and the cells that held them."""
+    """[N, C, H, W] and [K, 5] to the maxima [K, C, *pooled] and their cells."""
     _, channels, height, width = features.shape
     output = np.zeros((len(rois), channels, *pooled))
     argmax = np.full(output.shape, -1)

@@ -46,7 +46,7 @@ def ordinary_rois(count: int = 20, dtype: torch.dtype = torch.float32) -> Tensor
 
 
 def odd_rois(dtype: torch.dtype = torch.float32) -> Tensor:
-    """Boxes of zero, negative and huge size, far off the map, and not finite."""
+    """Boxes of zero, negative and huge size, far outside of the map, and not finite."""
     nan, inf = math.nan, math.inf
     boxes = [
         [8, 8, 8, 8],

@@ -151,7 +151,7 @@ def test_fused_kernels_pass_the_operators_tests(fused_package, operators):
 
 @pytest.mark.parametrize("kind", ["package", "rocm_package"])
 def test_every_barrier_is_necessary(kind, request, tmp_path):
-    # Also compares the results with those of the CPU kernels.
+    # Also compares the results with the CPU kernels.
     package = request.getfixturevalue(kind)
     folder = HERE / "cuda_on_cpu"
     ran = run(package, str(folder / "barriers.py"), str(tmp_path / "results.pt"))

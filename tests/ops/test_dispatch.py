@@ -158,7 +158,7 @@ class LargestTensor(TorchDispatchMode):
         return result
 
 
-def test_blocks_of_ground_truth_give_the_same_matches(monkeypatch):
+def test_blocks_of_ground_truth_produce_the_same_matches(monkeypatch):
     truth, candidates = ordinary_rois(60)[:, 1:].view(2, 30, 4), ordinary_rois(50)[:, 1:]
     valid = torch.rand(2, 30) > 0.3
     expected = ops.match_boxes(truth, valid, candidates)
@@ -179,7 +179,7 @@ def test_enlarged_heat_maps_have_bounded_memory(monkeypatch):
 
 
 @pytest.mark.parametrize("aligned", [False, True])
-def test_huge_rois_take_fewer_samples(monkeypatch, aligned):
+def test_huge_rois_use_fewer_samples(monkeypatch, aligned):
     x, boxes = features(), torch.cat([ordinary_rois(9), odd_rois()[:3]])
     expected = ops.roi_align(x, boxes, 3, 0.25, 0, aligned)
     monkeypatch.setattr(sys.modules["detlite.ops.roi_align"], "_MAX_SAMPLES", 40)
@@ -191,7 +191,7 @@ def test_huge_rois_take_fewer_samples(monkeypatch, aligned):
     assert actual.isfinite().all()
 
 
-def test_padding_gives_zeros_and_no_gradient():
+def test_padding_has_zeros_and_no_gradient():
     x, rois = features().requires_grad_(), ordinary_rois(4)
     rois[1, 0], rois[3, 0] = -1, -1
     for pool in (

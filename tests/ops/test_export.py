@@ -1,4 +1,4 @@
-"""Every public operator goes through torch.export and gives what it gave."""
+"""Every public operator can be exported by torch.export and has the same results."""
 
 import pytest
 import torch

@@ -17,7 +17,7 @@ def random_boxes(*shape, extent=60.0, whole=False):
 
 
 def anchors(rows, columns, stride=8, sizes=(16, 32)):
-    """Boxes [N, 4] as anchors lie, row by row: neighbours overlap the same by the same."""
+    """Boxes [N, 4] in a grid like anchors, so that neighbours have equal overlaps."""
     y, x = torch.meshgrid(torch.arange(rows), torch.arange(columns), indexing="ij")
     center = torch.stack([x, y], -1).reshape(-1, 1, 2) * float(stride)
     half = torch.tensor(sizes)[:, None] / 2
@@ -79,7 +79,7 @@ def test_order_of_candidates_does_not_matter(device):
         assert torch.equal(result, wanted[:, order])
 
 
-def test_equal_overlaps_take_the_lowest_valid_index(device):
+def test_equal_overlaps_use_the_lowest_valid_index(device):
     truth = torch.tensor([[[0.0, 0, 10, 10]] * 4], device=device)
     valid = torch.tensor([[False, True, True, True]], device=device)
     candidates = torch.tensor([[0.0, 0, 10, 10], [0, 0, 10, 5], [50, 50, 60, 60]], device=device)

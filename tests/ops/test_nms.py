@@ -65,7 +65,7 @@ def by_torchvision(boxes, scores, idxs, threshold):
     return kept[scores[kept].argsort(descending=True)]
 
 
-# CUDA goes by chunks of 2048 boxes, sorted by group.
+# The CUDA kernel processes chunks of 2048 boxes, sorted by group.
 @pytest.mark.parametrize("sizes", [[2047, 2], [1, 2047, 1], [2000, 30, 100], [60, 4300, 700]])
 def test_groups_across_chunks(device, sizes):
     count = sum(sizes)
@@ -103,7 +103,7 @@ def test_chains_of_suppression(device):
     assert nms(boxes, scores, 0.2).tolist() == list(range(0, count, 2))
 
 
-# Products of the smallest sides lose their precision, those of the largest are infinite.
+# Products of the smallest sides lose precision; products of the largest sides are infinite.
 @pytest.mark.parametrize("extent", [3e-23, 1e-22, 1e-20, 1e-15, 1e18, 1e19, 1e30])
 @pytest.mark.parametrize("threshold", [0.0, 1e-7, 0.4, 0.95])
 def test_boxes_of_any_size_match_oracle(device, extent, threshold):

@@ -1,4 +1,4 @@
-"""Thousands of random cases against torchvision, which has the operators, and the slow oracles."""
+"""Compare thousands of random cases with torchvision and with the slow oracles."""
 
 import numpy as np
 import pytest

@@ -60,7 +60,7 @@ def test_vectors_of_channels_match_oracle(device, dtype, channels):
 def test_odd_boxes_match_oracle(device, fallback, dtype, layout, sampling_ratio, aligned):
     input = features(dtype, layout, (2, 3, 11, 13)).to(device)
     rois = odd_rois(dtype).to(device)
-    if fallback:  # which takes fewer samples of the box of 5000 x 5000 cells
+    if fallback:  # it uses fewer samples for the box of 5000 x 5000 cells
         rois = rois[(rois[:, 3] - rois[:, 1]) * (rois[:, 4] - rois[:, 2]) < 1e8]
 
     output = roi_align(input, rois, (3, 2), 0.25, sampling_ratio, aligned)
@@ -71,7 +71,7 @@ def test_odd_boxes_match_oracle(device, fallback, dtype, layout, sampling_ratio,
     np.testing.assert_allclose(as_numpy(output), expected, rtol=tolerance, atol=tolerance)
 
 
-def test_whole_cells_take_no_extra_sample(device):
+def test_whole_cells_need_no_extra_sample(device):
     # Each bin is a whole number of cells long, but for the rounding of its corners.
     corner = torch.rand(300, 2) * 90
     side = 70 * torch.randint(1, 4, (300, 2))

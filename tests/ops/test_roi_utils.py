@@ -56,7 +56,7 @@ def test_scales_must_be_positive(scales):
 
 
 def test_kernels_use_the_assigned_levels(device):
-    # Each map holds its own number.
+    # Each map contains its number.
     maps = [torch.full((1, 1, 64, 64), float(level), device=device) for level in range(4)]
     sides = torch.cat([2 ** torch.linspace(-3, 12, 500), torch.tensor([0, 56, 112, 224, 448.0])])
     boxes = torch.stack([-sides / 2, -sides / 2, sides / 2, sides / 2], dim=1) + 1
@@ -245,7 +245,7 @@ def test_pooling_does_not_synchronize(channels_last):
 def test_traces_to_one_graph(op):
     maps = two_maps(torch.float32, "contiguous", "cpu")
     rois = torch.cat([ordinary_rois(20), odd_rois()])
-    rois[:10, 1:] *= 6  # some as large as those of the second level
+    rois[:10, 1:] *= 6  # some as large as boxes of the second level
     rois[3, 0] = -1
     assert assign_levels(rois[:10, 1:], [1 / 4, 1 / 8]).unique().tolist() == [0, 1]
 

@@ -113,7 +113,8 @@ def test_inside():
     boxes = torch.tensor([[0.0, 0, 20, 20], [2, 2, 20.5, 9], [2, 2, 21, 9], [-0.5, 2, 9, 9]])
     assert box_ops.inside(boxes, (20, 20), 0, CONTINUOUS).tolist() == [True, False, False, False]
     assert box_ops.inside(boxes, (20, 20), 0.5, CONTINUOUS).tolist() == [True, True, False, True]
-    # The last pixel of the second box starts inside the image, that of the third at the border.
+    # The last pixel of the second box starts inside the image, the last pixel of the third at the
+    # border.
     assert box_ops.inside(boxes, (20, 20), 0, INCLUSIVE).tolist() == [True, True, False, False]
 
 

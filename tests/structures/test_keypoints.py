@@ -90,7 +90,7 @@ def test_sides_in_any_notation(pair):
     assert flip_order(["nose", *pair.split("/")]) == [0, 2, 1]
 
 
-def test_letters_inside_of_words_are_no_sides():
+def test_letters_inside_of_words_are_not_sides():
     assert flip_order(["ear", "eal", "tail", "tair", "Roll", "Loll"]) == [0, 1, 2, 3, 4, 5]
     assert flip_order(["eye", "Eye", "EYE", "chain link", "chain right"]) == [0, 1, 2, 3, 4]
 

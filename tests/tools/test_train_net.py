@@ -182,7 +182,7 @@ def test_resuming_a_complete_run_only_evaluates(run_tool, config, trained):
     assert (results(trained), (trained / "model_final.pth").read_bytes()) == before
 
 
-def test_written_config_gives_the_same_evaluation(run_tool, trained, tmp_path):
+def test_written_config_leads_to_the_same_evaluation(run_tool, trained, tmp_path):
     opts = ["MODEL.WEIGHT", trained / "model_final.pth", "OUTPUT_DIR", tmp_path]
     assert run_tool("test_net.py", "--config", trained / "config.yaml", *opts) == 0
     assert results(tmp_path) == results(trained)

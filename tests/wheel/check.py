@@ -35,7 +35,7 @@ EXTENSIONS = {
     r"-cp310-abi3-win_amd64\.whl": "detlite/_C.pyd",
     r"-py3-none-any\.whl": None,
 }
-# Folders that hold home folders or builds.
+# Folders that contain home folders or builds.
 MACHINE_PATHS = re.compile(rb"/(?:home|root|tmp|Users|build)/[\w./-]+")
 
 IMPORT = """
@@ -43,7 +43,7 @@ import sys, torch, detlite
 detlite.load_config("coco/mask_rcnn_R_50_FPN_1x.yaml")
 print(sys.version, torch.__version__, detlite.__file__)
 """
-# The demo, whose config is found by its name, with fewer images.
+# The demo with fewer images. Its config is found by name.
 STEP = """
 _BASE_: demo_shapes.yaml
 OUTPUT_DIR: run

@@ -22,7 +22,7 @@ FILES = {
 
 @pytest.fixture
 def problems(tmp_path):
-    """`problems(name, changes)`: those of a wheel with changed files; None removes a file."""
+    """`problems(name, changes)`: problems of a wheel with changed files; None removes a file."""
     for name, content in FILES.items():
         path = tmp_path / name.replace("detlite/configs", "configs")
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -6,7 +6,7 @@ import pytest
 from detlite.apps.autoconfig.anchors import choose_anchors
 
 
-def test_boxes_like_the_usual_anchors_get_the_usual_anchors():
+def test_boxes_that_fit_the_default_anchors_keep_them():
     sides = np.repeat([16.0, 32, 64, 128, 256], 20)
     sizes, ratios, fitted, first_fitted = choose_anchors(np.stack([sides, sides], axis=1))
     assert sizes == [16, 32, 64, 128, 256]

@@ -100,7 +100,7 @@ def test_weights_of_three_channels_are_trained_on_others(facts, checkpoint, bgr2
     scale = 255 if bgr255 else 1
     mean, deviation = list(inputs.PIXEL_MEAN), list(inputs.PIXEL_STD)
     assert mean == pytest.approx([0.2 * scale, 0.4 * scale])
-    # Inputs have the deviation that those of the weights had.
+    # Inputs keep the standard deviation of the weights' training.
     gain = std / (0.226 * scale)
     assert deviation == pytest.approx([0.1 * scale * gain, 0.3 * scale * gain], abs=1e-3)
     assert inputs.IMAGE_BITS == 12
@@ -195,7 +195,7 @@ def test_coco_weights_by_data_and_machine(masks, gpu, name):
 
 @pytest.fixture
 def hub(tmp_path, monkeypatch):
-    """Serve a MobileNetV3 Faster R-CNN with random weights in place of torchvision's host."""
+    """Serve a MobileNetV3 Faster R-CNN with random weights instead of torchvision's host."""
     torch.manual_seed(0)
     state = detection.fasterrcnn_mobilenet_v3_large_fpn(
         weights=None, weights_backbone=None

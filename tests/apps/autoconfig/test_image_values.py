@@ -35,7 +35,7 @@ def test_common_images_need_nothing(tmp_path):
 
 
 @pytest.mark.parametrize(("highest", "bits"), [(300, 9), (5000, 13), (20_000, 15), (65_535, 16)])
-def test_bits_are_the_fewest_that_hold_all_values(tmp_path, highest, bits):
+def test_bits_are_the_fewest_that_represent_all_values(tmp_path, highest, bits):
     images = [RNG.integers(0, highest + 1, (60, 80)).astype(np.uint16) for _ in range(3)]
     images[0][0, 0] = highest
     values = measure_values(save_all(tmp_path, images), DEFAULT_OPTIONS)
@@ -52,7 +52,7 @@ def test_a_small_part_of_the_range_becomes_black_to_white(tmp_path):
     assert read_image(files[0], options=options).float().std() > 60
 
 
-def test_floats_get_one_range_per_channel(tmp_path):
+def test_floats_have_one_range_per_channel(tmp_path):
     scale, offset = np.array([1.0, 50.0, 0.01, 1.0]), np.array([0, 100, -1, 0])
     images = [(RNG.random((60, 80, 4)) * scale + offset).astype(np.float32) for _ in range(2)]
     images[0][3, 3, 1] = np.nan
@@ -72,7 +72,7 @@ def test_given_options_are_kept(tmp_path):
         assert measure_values(files, options).options == options
 
 
-def test_unreadable_images_are_left_out(tmp_path):
+def test_unreadable_images_are_skipped(tmp_path):
     (tmp_path / "bad.png").write_bytes(b"no image")
     values = measure_values([tmp_path / "bad.png", tmp_path / "none.png"], DEFAULT_OPTIONS)
     assert values.options == DEFAULT_OPTIONS

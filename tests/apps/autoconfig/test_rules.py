@@ -18,7 +18,7 @@ def statistics(
     images=400, size=(480, 640), sides=(20, 200), per_image=5, ratio=1.0, categories=2, masks=1.0,
     keypoints=(), top_bottom=0.0, low=0.5,
 ):  # fmt: skip
-    """Return statistics of objects whose sides are log-uniformly distributed."""
+    """Return statistics of objects with log-uniformly distributed sides."""
     count = images * per_image
     side = np.exp(np.linspace(np.log(sides[0]), np.log(sides[1]), count))
     side = np.random.default_rng(0).permutation(side)

@@ -146,7 +146,7 @@ def test_a_folder_of_folders(tmp_path):
 
 @pytest.fixture
 def paged(tmp_path: Path) -> list[str]:
-    """Files of several pages, whose first pixels are 10, 20 and 30, and files of one page."""
+    """Files with several pages (first pixels 10, 20 and 30), and files with one page."""
     pages = [Image.new("RGB", (8, 6), (value,) * 3) for value in (10, 20, 30)]
     names = []
     for name in ("scan.tif", "moving.gif", "moving.webp", "moving.png"):

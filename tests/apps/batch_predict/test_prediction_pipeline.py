@@ -1,4 +1,4 @@
-"""Test the concurrent detection in a stream of images, with a fake predictor."""
+"""Test concurrent detection in a stream of images, with a fake predictor."""
 
 import threading
 from itertools import count, islice
@@ -86,7 +86,7 @@ def test_batches_contain_similar_sizes() -> None:
 
 
 @pytest.mark.parametrize("streams", [1, 2])
-def test_unreadable_images_give_errors_in_their_place(streams: int) -> None:
+def test_unreadable_images_become_errors_at_their_position(streams: int) -> None:
     predictor: Any = MeanPredictor(streams=streams)
     images: list[Any] = ["gone.png", *numbered_images((8, 8), (8, 8)), "lost.png"]
     results = list(predict_stream(predictor, images, finish, batch_size=2))

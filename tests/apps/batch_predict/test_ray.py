@@ -59,7 +59,7 @@ def check_rows(rows: list[dict[str, Any]], names: list[str], weights: Path) -> N
         assert all(one["mask"] for one in row["objects"])
 
 
-def test_batch_gives_a_table(weights: Path, names: list[str]) -> None:
+def test_batch_becomes_a_table(weights: Path, names: list[str]) -> None:
     pytest.importorskip("pyarrow", reason="needs pyarrow, detlite[ray]")
     table = Detect(str(weights), 0.0, batch_size=2)({"image": np.array(names)})
     check_rows(table.to_pylist(), names, weights)

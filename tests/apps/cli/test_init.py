@@ -154,7 +154,7 @@ def test_from_yolo_to_training(no_pretrained_weights, make_coco_dataset, tmp_pat
         assert ours["category_id"] == original["category_id"]
 
 
-def test_invalid_data_gives_one_line(make_coco_dataset, tmp_path, capsys):
+def test_invalid_data_prints_one_line(make_coco_dataset, tmp_path, capsys):
     file, _ = make_coco_dataset()
     valid = file.with_name("valid.json")
     valid.write_text(file.read_text())

@@ -31,7 +31,7 @@ def kept(tiny_config, tmp_path):
     return save_batch(cfg, build_train_dataset(cfg), 1), weights
 
 
-def test_sound_and_broken_weights(run_command, kept, capsys):
+def test_valid_and_broken_weights(run_command, kept, capsys):
     batch, weights = kept
     arguments = ["--batch", batch, "--weights", weights.path]
     assert run_command("replay", *arguments) == 0

@@ -66,7 +66,7 @@ def run_copy(run, tmp_path):
 
 @pytest.fixture
 def without_charts(monkeypatch):
-    """Draw no charts, which take most of the time of a report."""
+    """Draw no charts, because they take most of the time of a report."""
     monkeypatch.setattr(charts, "_svg", lambda figure, title: "<svg></svg>")
 
 
@@ -143,7 +143,7 @@ def test_default_output_and_links(runs, run_copy, capsys):
 @pytest.mark.usefixtures("without_charts")
 @pytest.mark.parametrize("kind", ["bbox", pytest.param("segm", marks=pytest.mark.slow)])
 def test_published_coco_results(data_root, tmp_path, kind):
-    """Results files of COCO have boxes or masks alone; boxes of masks are derived."""
+    """COCO's results files have only boxes or only masks; boxes are computed from masks."""
     folder = data_root / "data" / "cocoeval_val2014_100"
     expected = json.loads((folder / "expected.json").read_text())
     truth = folder / "annotations" / "instances_val2014_100.json"
@@ -157,7 +157,7 @@ def test_published_coco_results(data_root, tmp_path, kind):
 
 @pytest.mark.usefixtures("without_charts")
 def test_results_of_other_frameworks(run, make_run, tmp_path, capsys):
-    """Plain COCO files give the numbers of the run that they are from."""
+    """COCO files of a run lead to the same numbers as the run."""
     make_run("boxes", masks=False)
     shutil.copy(run / "results_val set.json", tmp_path / "theirs.json")
     shutil.copy(tmp_path / "boxes" / "results_val set.json", tmp_path / "boxes.json")

@@ -51,7 +51,7 @@ def test_images(tmp_path, image, text):
     assert hand["keypoints"] == [5, 20, 1, 9, 30, 2]
 
 
-def test_bad_frames_and_images_cost_only_themselves(tmp_path, image, text):
+def test_only_bad_frames_and_images_are_skipped(tmp_path, image, text):
     for number in range(3):
         image(tmp_path / f"images/frame_{number:06d}.png")
     content = VIDEO.replace('<box frame="1"', "<box").replace("</track>", "</track><image/>")

@@ -1,4 +1,4 @@
-"""Test finding the files that label files of any machine name."""
+"""Test finding the images that label files of other machines name."""
 
 import unicodedata
 from pathlib import Path
@@ -32,7 +32,7 @@ def test_names_of_other_machines(tmp_path, image, name):
     assert tree.image(name, tmp_path / "labels/x.json") == file
 
 
-def test_files_of_systems_are_no_files(tmp_path, image, text):
+def test_files_of_operating_systems_are_skipped(tmp_path, image, text):
     file = image(tmp_path / "a.png", 4, 4)
     for name in (
         "._a.png",
@@ -45,7 +45,7 @@ def test_files_of_systems_are_no_files(tmp_path, image, text):
     assert FileTree(tmp_path).files == [file]
 
 
-def test_drawn_labels_are_no_images(tmp_path, image):
+def test_drawn_labels_are_skipped(tmp_path, image):
     file = image(tmp_path / "JPEGImages/own_visualization/a.jpg", 4, 4)
     for folder in ("AnnotationsVisualization", "SegmentationObjectVisualization", "Visualization"):
         image(tmp_path / f"{folder}/a.jpg", 4, 4)
@@ -63,7 +63,7 @@ def test_image_next_to_the_label_file_or_with_the_same_folders(tmp_path, image):
         tree.image("b.png", tmp_path / "list.txt")
 
 
-def test_images_that_are_not_read_are_no_missing_images(tmp_path, image, text):
+def test_unsupported_images_are_not_reported_as_missing(tmp_path, image, text):
     text(tmp_path / "a.heic", "")
     with pytest.raises(DataError, match=r"a\.heic: has an unsupported format; convert it"):
         FileTree(tmp_path).image("a.jpg", tmp_path / "a.xml")

@@ -1,4 +1,4 @@
-"""Test the way from files and folders in any format to COCO files."""
+"""Test the conversion of files and folders in any format to COCO files."""
 
 import json
 import re
@@ -114,7 +114,7 @@ def test_convert_keeps_the_splits(yolo_folder, tmp_path, text):
     with pytest.raises(DataError, match="is a COCO file already, so there is nothing to convert"):
         convert(files[0], tmp_path / "again.json")
     convert(yolo_folder, yolo_folder / "all.json")
-    convert(yolo_folder, yolo_folder / "all.json")  # its own output is no obstacle
+    convert(yolo_folder, yolo_folder / "all.json")  # its output is not read as an input
     (yolo_folder / "data.yaml").unlink()
     with pytest.raises(DataError, match=r"all_train\.json: is a COCO file already"):
         convert(yolo_folder, tmp_path / "again.json")
@@ -203,7 +203,7 @@ def test_bad_image_entries_of_written_files_are_reported(tmp_path, image, name):
     assert "image 9, entry 3 of 'images': has size 5x-1" in findings[0]["example"]
 
 
-def test_json_files_next_to_the_data_are_no_annotations(yolo_folder, text):
+def test_json_files_without_annotations_are_skipped(yolo_folder, text):
     for name, content in {
         "notes.json": '{"categories": [{"id": 0, "name": "cat"}]}',
         "package.json": '{"images": [], "name": "x"}',
@@ -251,7 +251,7 @@ def test_panoptic_annotations_are_named(tmp_path, text):
             find_sets(data)
 
 
-def test_turned_boxes_of_cvat_are_written_as_read(tmp_path, image):
+def test_rotated_boxes_of_cvat_are_written_as_read(tmp_path, image):
     size = {"height": 40, "width": 60}
     images = [{"id": number, "file_name": f"{number}.png", **size} for number in range(4)]
     for row in images:

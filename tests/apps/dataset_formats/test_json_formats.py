@@ -136,7 +136,7 @@ def test_label_studio_min_and_separate_labels(read):
 
 
 def test_label_studio_regions_that_are_bad(read):
-    """A bad region costs only itself, and a relation of regions is none."""
+    """Only bad regions are skipped; a relation between regions is not a region."""
     point = {"x": 20, "y": 50, "width": 1, "keypointlabels": ["wheel"]}
     relation = {"type": "relation", "from_id": "r0", "to_id": "r1", "direction": "right"}
     regions = [
@@ -158,7 +158,7 @@ def test_label_studio_regions_that_are_bad(read):
 
 
 def test_label_studio_names_and_labels(read):
-    """The image is the text with the suffix of one, and the first of several labels is used."""
+    """The image is the text with the suffix of an image; the first of several labels is used."""
     both = task({"value": {**BOX, "rectanglelabels": ["bus", "car"]}})
     both["data"] = {"key": "7", "photo": "s3://bucket/a.jpg?version=2"}
     content = read("project.json", [both], "Label Studio")
@@ -275,7 +275,7 @@ def datumaro(*shapes):
                   {"type": "bbox", "label_id": 9, "bbox": [1, 2, 3, 4]})),
     ],
 )  # fmt: skip
-def test_a_bad_shape_costs_only_itself(read, tmp_path, path, format, content):
+def test_only_a_bad_shape_is_skipped(read, tmp_path, path, format, content):
     with pytest.raises(DataError, match=r"object 2.*(is not complete|has no label)"):
         read(path, content, format)
     kept = read(path, content, format, skip_bad=True)["annotations"]
@@ -291,7 +291,7 @@ def test_a_bad_shape_costs_only_itself(read, tmp_path, path, format, content):
          datumaro({"type": "bbox", "label_id": 0, "bbox": [1, 2, 3, 4]}), {"annotations": []}),
     ],
 )  # fmt: skip
-def test_a_bad_image_entry_costs_only_itself(read, path, format, content, bad):
+def test_only_a_bad_image_entry_is_skipped(read, path, format, content, bad):
     (content if isinstance(content, list) else content["items"]).append(bad)
     with pytest.raises(DataError, match=r"is not complete|its image '' is not in"):
         read(path, content, format)

@@ -114,8 +114,8 @@ def test_invalid_shape(write, tmp_path, invalid, problem):
     assert str(raised.value).startswith(f"{file}: shapes[1]")
 
 
-def test_labels_that_are_numbers_and_turned_rectangles(write, tmp_path):
-    """X-AnyLabeling and LabelMe write turned rectangles as four points."""
+def test_labels_that_are_numbers_and_rotated_rectangles(write, tmp_path):
+    """X-AnyLabeling and LabelMe write rotated rectangles as four points."""
     corners = [[10, 10], [20, 15], [18, 19], [8, 14]]
     kinds = ("rotation", "oriented_rectangle")
     write(shape(3, TRIANGLE), *(shape("car", corners, kind) for kind in kinds))
@@ -194,7 +194,7 @@ def test_keypoints_in_groups(write, tmp_path):
         read_folder(tmp_path)
 
 
-def test_what_to_labelme_writes_comes_back(write, tmp_path):
+def test_files_of_to_labelme_are_read_back(write, tmp_path):
     masks = torch.zeros(3, 40, 60, dtype=torch.bool)
     masks[0, 5:20, 5:20] = True
     masks[0, 10:14, 10:14] = False

@@ -234,7 +234,7 @@ def test_a_background_that_counts_as_an_object_is_reported(tmp_path, image):
     )
 
 
-def test_fractions_are_no_values(tmp_path, image):
+def test_fractions_are_refused(tmp_path, image):
     """Fractions are probabilities, or labels after resizing."""
     image(tmp_path / "images/a.png")
     file = save(tmp_path / "masks/a.tif", two_objects().astype(np.float32))
@@ -271,7 +271,7 @@ def test_values_with_categories_are_asked_about(tmp_path, image, code, of):
 
 
 def test_mask_names_with_numbers(tmp_path, image):
-    """A mask whose name has a number behind that of its image is one object."""
+    """A mask named like its image plus a number is one object."""
     for name in ("a", "a_1"):
         image(tmp_path / f"images/{name}.jpg")
         for number in range(2):
@@ -319,7 +319,7 @@ def test_void_of_voc(tmp_path, image):
 
 @pytest.mark.parametrize("is_photo", [False, True])
 def test_alpha_channel(tmp_path, image, is_photo):
-    """The colors may be those of a photo, from which an object was cut out."""
+    """The colors may be a photo that an object was cut out of."""
     image(tmp_path / "images/a.jpg")
     pixels = np.full((40, 60, 4), 90, np.uint8)
     if is_photo:

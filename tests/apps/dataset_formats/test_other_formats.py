@@ -1,4 +1,4 @@
-"""Test naming the formats that are not read."""
+"""Test the recognition of unsupported formats."""
 
 import pytest
 

@@ -33,7 +33,7 @@ def test_holes_are_not_part_of_the_mask():
     assert obj.box == (10, 10, 20, 20)
 
 
-def test_boxes_and_ellipses_are_turned_clockwise():
+def test_boxes_and_ellipses_are_rotated_clockwise():
     (box,), _ = convert(Shape.box("a", (30, 10, 10, 4), degrees=90))
     assert box.box == pytest.approx((26, 10, 4, 10))
     (ellipse,), _ = convert(Shape.ellipse("a", (30, 20), (10, 2), degrees=90))
@@ -83,7 +83,7 @@ def test_shapes_that_exceed_the_image_are_reported():
         conversion.finish()
 
 
-def test_skipped_labels_are_ignored_regions_where_their_place_is_known():
+def test_skipped_labels_with_a_known_position_are_ignored_regions():
     conversion = Conversion(skip_bad=True)
     no_label = Shape.box("", (2, 3, 10, 10))
     no_label.problem = "the region has no label"

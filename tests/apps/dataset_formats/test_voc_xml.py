@@ -62,7 +62,7 @@ def test_decimals_are_continuous_coordinates(voc, text):
     text(voc / "Annotations/b.xml", file)
     cat, *dogs = to_coco(read(voc)["train"])["annotations"]
     assert [dog["bbox"] for dog in dogs] == [[0.5, 1, 9.5, 19], [3, 4, 2, 2]]
-    assert cat["bbox"] == [10, 1, 20, 11]  # another file, whose pixels are counted from 1
+    assert cat["bbox"] == [10, 1, 20, 11]  # another file, with pixels counted from 1
 
 
 def test_names_with_blanks_in_lists(voc, image, text):
@@ -123,7 +123,7 @@ def test_invalid_file(voc, text, content, problem):
     assert str(raised.value).startswith(f"{file}: ")
 
 
-def test_a_bad_object_costs_only_itself(voc, text):
+def test_only_a_bad_object_is_skipped(voc, text):
     objects = ("cat", 0, "a", 5, 3, 9), ("dog", 0, 3, 4, 5, 6), ("cat", "maybe", 1, 2, 8, 9)
     text(voc / "Annotations/b.xml", xml(*objects, name="b.jpg"))
     with pytest.raises(DataError, match=r"object 1 \(cat\): .*object 3 \(cat\): .* \(2 bad labels"):
@@ -231,7 +231,7 @@ def test_bad_files_are_counted_and_skipped(voc, text):
     assert len(sets["train"].images) == 2
 
 
-def test_turned_boxes_of_rolabelimg(voc, text):
+def test_rotated_boxes_of_rolabelimg(voc, text):
     box = "<cx>30</cx><cy>20.0</cy><w>20</w><h>10</h><angle>1.5707963267948966</angle>"
     turned = f"<object><name>cat</name><robndbox>{box}</robndbox></object></annotation>"
     text(voc / "Annotations/a.xml", xml(name="a.jpg").replace("</annotation>", turned))

@@ -1,4 +1,4 @@
-"""Test that exported files can be read and detect the same objects as the model."""
+"""Test that exported files can be loaded and detect the same objects as the model."""
 
 import copy
 import importlib.util
@@ -133,7 +133,7 @@ def test_a_lower_threshold_than_the_exported_one_is_refused(tiny_config):
 
 
 def assert_portable(file: Path) -> None:
-    """Check that a graph has free axes and standard operators that TensorRT has as well."""
+    """Check that a graph has dynamic axes and only standard operators that TensorRT has too."""
     import onnx
 
     graph = onnx.load(file)
@@ -207,7 +207,7 @@ def test_refined_detections_with_extra_outputs(file_format, tiny_config, tmp_pat
     assert detections.features.shape[1] == cfg.MODEL.ROI_BOX_HEAD.MLP_HEAD_DIM
 
 
-# The graphs of these models differ from that of a Mask R-CNN.
+# The graphs of these models differ from a Mask R-CNN's graph.
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["fast", "passes", "retinanet"])
 def test_programs_of_other_models(name, tiny_config):

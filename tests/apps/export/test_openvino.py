@@ -71,7 +71,7 @@ def assert_same_maps(
             torch.testing.assert_close(actual, expected, rtol=1e-3, atol=1e-3)
 
 
-# The parts of these models differ from those of a Mask R-CNN.
+# The parts of these models differ from a Mask R-CNN's parts.
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["c4", "cascade", "retinanet"])
 def test_other_models(name, tiny_config):
@@ -254,7 +254,7 @@ def test_int8_leaves_the_first_convolution_in_float32(config):
 
 @pytest.mark.slow
 def test_int8_leaves_group_norm_in_float32(tiny_config):
-    """Group norm takes the results of a convolution, which are float32 anyway."""
+    """The input of group norm, the result of a convolution, is float32 anyway."""
     pytest.importorskip("nncf", reason="needs the extra openvino")
     cfg = tiny_config("MODEL.RESNETS.NORM", "GN", "MODEL.GROUP_NORM.NUM_GROUPS", 2)
     model = build_model(cfg).eval()

@@ -51,7 +51,7 @@ def test_torchvision_loads_the_state(exportable, opts):
     assert f"BatchNorm2d {eps}" in settings
 
 
-def test_similar_scores_are_no_difference(exportable):
+def test_similar_scores_do_not_count_as_different(exportable):
     """The scores of a model without training differ by less than float32 rounds."""
     cfg, model = exportable("MODEL.MASK_ON", False)
     model.rpn.head.cls_logits.weight.data.mul_(1e-6)
@@ -59,7 +59,7 @@ def test_similar_scores_are_no_difference(exportable):
     export_to_torchvision(cfg, model)
 
 
-def test_boxes_clipped_to_the_border_are_no_difference(exportable):
+def test_boxes_clipped_to_the_border_do_not_count_as_different(exportable):
     """The IoU of two equal boxes without area is undefined."""
     opts = [x for pair in FAMILY["retinanet-torchvision"].items() for x in pair]
     cfg, model = exportable(*opts, "MODEL.RETINANET.BBOX_REG_WEIGHTS", [1.0] * 4)
@@ -81,7 +81,7 @@ def test_boxes_clipped_to_the_border_are_no_difference(exportable):
         ("TEST.BOX_FROM_MASK", 0.5),
     ],
 )
-def test_keys_that_torchvision_lacks_are_named(exportable, key, value):
+def test_keys_unsupported_by_torchvision_are_named(exportable, key, value):
     cfg, model = exportable(key, value)
     with pytest.raises(
         ValueError, match=rf"torchvision would detect other .*{key} {value} \(needed"

@@ -50,7 +50,7 @@ def test_unmatched_objects(detections):
     assert compare(detections, far) == Difference(objects=2, unmatched=2)
 
 
-def test_objects_at_the_end_of_the_scores_are_not_judged(detections):
+def test_objects_with_the_lowest_scores_do_not_count(detections):
     fewer = detections[:2]  # without the object of score 0.5
     assert compare(detections, fewer, 0.4) == Difference(objects=2, unmatched=1)
     for one, other in ((detections, fewer), (fewer, detections)):
@@ -69,7 +69,7 @@ def test_union_and_limits():
     assert not Difference(unmatched=1).within(1, 1, 1)
 
 
-def test_images_need_no_more_padding_than_that_of_the_model(tiny_config, tmp_path):
+def test_images_need_only_the_padding_of_the_model(tiny_config, tmp_path):
     """Programs pad small images to `min_image_side`, which changes their detections."""
     Image.new("L", (400, 20)).save(tmp_path / "long.png")
     five = ["INPUT.PIXEL_MEAN", [0.5] * 5, "INPUT.PIXEL_STD", [0.2] * 5]

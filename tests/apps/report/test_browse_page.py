@@ -1,4 +1,4 @@
-"""Anchor assignment: equal to that of a training step."""
+"""Anchor assignment: equal to the assignment in a training step."""
 
 import pytest
 import torch
@@ -64,7 +64,7 @@ def test_counts_and_overlaps(tiny_config):
 
 
 def test_object_without_anchors(tiny_config):
-    """Two overlapping objects: the one with the higher IoU gets the anchors."""
+    """Of two overlapping objects, the one with the higher IoU has the anchors."""
     model = build_model(tiny_config("MODEL.MASK_ON", False))
     image = torch.zeros(3, 64, 64, dtype=torch.uint8)
     target = {

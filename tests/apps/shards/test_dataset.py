@@ -1,4 +1,4 @@
-"""Datasets in tar shards: equal to those in files, read in sequence, and invalid shards."""
+"""Datasets in tar shards: equality with datasets in files, reading in sequence, invalid shards."""
 
 import hashlib
 import io
@@ -178,7 +178,7 @@ def test_batches_are_sequential_and_shuffled(many):
     assert epochs[0] != epochs[1]
 
 
-def test_resuming_gives_the_same_batches(many):
+def test_resuming_returns_the_same_batches(many):
     straight = take(build_train_loader(many(), build_train_dataset(many())), 40)
     for start in (1, 17, 33):
         resumed = build_train_loader(many(), build_train_dataset(many()), start_iter=start)

@@ -1,4 +1,4 @@
-"""Test reading tar files of every form, and those that state impossible sizes."""
+"""Test reading tar files of every variant, and tar files that state impossible sizes."""
 
 import io
 import json
@@ -114,8 +114,8 @@ def test_many_extensions_and_repeated_keys(tmp_path):
     )
 
 
-def test_lost_connection_is_no_problem_of_an_entry(tmp_path, monkeypatch):
-    """The index would keep the problem, and every later run would leave out the image."""
+def test_a_lost_connection_is_not_stored_as_a_problem_of_an_entry(tmp_path, monkeypatch):
+    """The index would store the problem, and every later run would skip the image."""
     read_shard = Shard.read
 
     def read_or_fail(shard, start, stop, cache_bytes):

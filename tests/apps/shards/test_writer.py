@@ -33,7 +33,7 @@ def test_shards_contain_the_whole_dataset(make_coco_dataset, tmp_path):
     assert categories == {"categories": content["categories"]}
 
 
-def test_the_same_seed_gives_the_same_bytes(make_coco_dataset, tmp_path):
+def test_the_same_seed_produces_the_same_bytes(make_coco_dataset, tmp_path):
     files = make_coco_dataset()
     written = [
         write_shards(*files, tmp_path / name, images_per_shard=6, seed=seed)[0].read_bytes()

@@ -1,4 +1,4 @@
-"""ModelServer models of detlite."""
+"""The measured models of detlite."""
 
 import pytest
 

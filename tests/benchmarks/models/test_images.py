@@ -5,7 +5,7 @@ import torch
 from benchmarks.models.images import to_torchvision_batch, training_batch
 
 
-def test_torchvision_gets_the_same_objects():
+def test_torchvision_batches_have_the_same_objects():
     batch = training_batch(2, 96, 128, 4, 3)
     images, targets = to_torchvision_batch(batch, "cpu")
     for image, target, original, expected in zip(images, targets, *batch, strict=True):

@@ -6,7 +6,7 @@ from benchmarks.models.inference import Inference, benchmark_model
 
 
 @pytest.mark.usefixtures("fixed_machine")
-def test_every_mode_gives_a_row(config, small):
+def test_every_mode_has_a_row(config, small):
     modes = (
         ("torchvision", "float32"),
         ("detlite", "float32"),

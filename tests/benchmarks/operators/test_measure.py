@@ -43,7 +43,7 @@ def clock(monkeypatch):
     return clock
 
 
-def test_every_case_gives_a_row(clock):
+def test_every_case_has_a_row(clock):
     rows = list(benchmark_ops("cpu", seconds=0.1, clock=clock))
     torch.manual_seed(0)
     number = f"{torch.rand(()):.3f}"  # each group starts from the same seed

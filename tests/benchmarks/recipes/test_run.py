@@ -76,11 +76,11 @@ def test_larger_late_starts_with_the_usual_size(base):
         assert after.EARLY_SCALE * large == pytest.approx(small, abs=16)
 
 
-def test_recipes_that_do_not_apply_are_left_out(base):
+def test_recipes_that_do_not_apply_are_skipped(base):
     cfg = load_config(base, ["DATALOADER.REPEAT_THRESHOLD", 0.0, "MODEL.MASK_ON", False])
-    left_out = {name for name, recipe in RECIPES.items() if not recipe.applies_to(cfg)}
+    skipped = {name for name, recipe in RECIPES.items() if not recipe.applies_to(cfg)}
     from_masks = {"box_from_mask", "no_mask_scores"}
-    assert left_out == {"no_repeat", "copy_paste", "masks_56", "mask_dice"} | from_masks
+    assert skipped == {"no_repeat", "copy_paste", "masks_56", "mask_dice"} | from_masks
     assert all(recipe.applies_to(load_config(base)) for recipe in RECIPES.values())
 
 

@@ -116,7 +116,7 @@ def test_retinanet(tiny_config, tmp_path):
         assert torch.equal(result[:, label - 1], expected)
 
 
-def test_own_detector_with_a_layer_named_like_that_of_retinanet():
+def test_custom_detector_with_a_layer_named_like_one_of_retinanet():
     classes = ClassTransfer([{"id": 1, "name": "cat"}], [{"id": 1, "name": "dog"}])
     state = {"head.cls_logits.weight": torch.zeros(2, 4)}
     value = torch.ones(2, 4)

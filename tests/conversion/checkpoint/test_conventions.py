@@ -83,7 +83,7 @@ def test_no_weights():
 
 
 @torch.no_grad()
-def test_config_file_gets_the_convention_of_the_weights(weights, tmp_path):
+def test_config_file_has_the_convention_of_the_weights(weights, tmp_path):
     cfg, model = build_model_from_checkpoint(weights, ["MODEL.DEVICE", "cpu"])
     image = torch.rand(3, 64, 80)
     [expected] = model.detect([image])
@@ -119,7 +119,7 @@ def test_override_of_a_field(weights):
     assert cfg.MODEL.CONVENTION_OVERRIDE == ("resize=round",)
 
 
-def test_unknown_convention_is_that_of_the_config_file(tiny_config, tmp_path):
+def test_config_file_decides_an_unknown_convention(tiny_config, tmp_path):
     cfg = tiny_config()
     torch.save(build_model(cfg).state_dict(), tmp_path / "w.pth")
     file = _write(tmp_path / "any.yaml", cfg, "detectron2")
@@ -135,7 +135,7 @@ def test_convention_of_a_saved_checkpoint(tiny_config, tmp_path):
     assert loaded.MODEL.CONVENTION == "torchvision"
     assert loaded.MODEL.CONVENTION_OVERRIDE == ("keypoint_center=0.5",)
     assert model.convention == replace(CONVENTIONS["torchvision"], keypoint_center=0.5)
-    # Fields of the config take precedence over those of the weights.
+    # Fields of the config take precedence over fields of the weights.
     for own in ("resize=round", "keypoint_center=0.25"):
         _, model = build_model_from_checkpoint(path, ["MODEL.CONVENTION_OVERRIDE", [own]], file)
         expected = CONVENTIONS["torchvision"].override(["keypoint_center=0.5", own])

@@ -66,7 +66,7 @@ MODELS: dict[str, tuple[str, list[Any]]] = {
         )
     },
 }  # fmt: skip
-# Target standard deviation of the outputs of the last layers, in order of execution, which gives
+# Target standard deviation of the outputs of the last layers, in order of execution, which leads to
 # boxes of all sizes, and scores between 0 and 1.
 _SPREAD = {
     r"rpn_head\.objectness_logits$": 1.5,

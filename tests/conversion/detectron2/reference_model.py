@@ -311,7 +311,7 @@ def _decode(boxes: Tensor, deltas: Tensor, weights: tuple[float, ...]) -> Tensor
 
 
 def _grouped_nms(boxes: Tensor, scores: Tensor, groups: Tensor, iou: float) -> Tensor:
-    """Apply NMS within groups; return indices by falling score.
+    """Apply NMS within groups; return indices by decreasing score.
 
     `batched_nms` shifts groups, so that boxes outside of the image may overlap those of others.
     """

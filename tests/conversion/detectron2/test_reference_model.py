@@ -1,4 +1,4 @@
-"""Converted models give the detections of an independent implementation of detectron2."""
+"""Converted models detect the same as an independent implementation of detectron2."""
 
 import re
 from collections.abc import Callable, Iterator

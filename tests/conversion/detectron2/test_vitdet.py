@@ -1,4 +1,4 @@
-"""ViTDet: inferred config, and the detections of an independent implementation."""
+"""ViTDet: inferred config, and comparison with an independent implementation."""
 
 from collections.abc import Iterator
 

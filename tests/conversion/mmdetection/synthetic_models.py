@@ -173,7 +173,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "cascade_rcnn_r50": _config(_rcnn("CascadeRCNN", _CASCADE)),
     "cascade_mask_rcnn_r50": _config(_rcnn("CascadeRCNN", {**_CASCADE, **_MASKS})),
 }
-# Factors of the last layers, which give scores between 0 and 1 and small shifts of boxes.
+# Factors of the last layers that lead to scores between 0 and 1 and small shifts of boxes.
 _GAINS = {
     "rpn_cls": 0.5,
     "rpn_reg": 0.1,

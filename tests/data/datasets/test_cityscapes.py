@@ -1,4 +1,4 @@
-"""Cityscapes as a dataset in COCO form."""
+"""Cityscapes as a dataset in COCO's format."""
 
 import json
 

@@ -55,7 +55,7 @@ def test_training_drops_empty_and_crowd_only_images(content, write_set):
 
 
 def test_background_images_can_be_kept(content, write_set):
-    """An image of a crowd alone is not background."""
+    """An image with only a crowd is not background."""
     dataset = CocoDataset(*write_set(content), train=True, background=True)
     assert dataset.image_ids == [10, 11, 12]
     _, target = dataset[2]
@@ -304,7 +304,7 @@ def test_keypoints_without_coordinates_are_unlabeled(keypoint_content, write_set
 
 @pytest.mark.parametrize("points", [[0, 0, 2, 5, 7, 2, 9, 9, 1], [0.2, 0.3, 2] * 3, [50, 9, 1] * 3])
 def test_labeled_keypoints_that_are_elsewhere(keypoint_content, write_set, points):
-    """Converters write unlabeled ones, fractions, or those of an image of another size."""
+    """Converters write unlabeled keypoints, fractions, or keypoints for another image size."""
     for row in keypoint_content["annotations"]:
         row["keypoints"] = [row["bbox"][0] + 1, row["bbox"][1] + 1, 2] * 3
     text = "\n".join(map(str, CocoDataset(*write_set(keypoint_content)).findings))

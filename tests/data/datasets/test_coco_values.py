@@ -45,7 +45,7 @@ def found(dataset):
         ('{"images": [], "annotations": [], "categories": []}', "'images' is empty"),
     ],
 )
-def test_files_not_in_coco_form(tmp_path, text, message):
+def test_files_not_in_coco_format(tmp_path, text, message):
     file = tmp_path / "annotations.json"
     file.write_bytes(text.encode("latin-1"))
     with pytest.raises(DataError, match=message) as error:
@@ -261,7 +261,7 @@ def test_values_with_one_meaning_are_read(content, write_set, change, note):
 
 
 def test_row_by_row_run_lengths_with_a_swapped_size(content, write_set):
-    """The box tells that the runs go along rows."""
+    """The box shows that the runs go along rows."""
     bitmap = np.zeros((30, 40), bool)
     bitmap[6:14, 4:14] = True
     counts = run_lengths(encode_bitmap(bitmap.T)["counts"]).tolist()
@@ -289,7 +289,7 @@ def test_boxes_of_another_notation_are_refused(content, write_set, skip_bad):
 
 
 def test_corners_inside_of_the_image_are_refused(content, write_set):
-    """If a box exceeds its image, all are taken for corners."""
+    """If a box exceeds its image, all boxes are interpreted as corners."""
     row = content["annotations"][0]
     boxes = [[1, 2, 9, 8], [20, 10, 30, 20], [3, 3, 30, 29], [5, 6, 12, 20]]
     rows = [{**row, "bbox": box, "id": n} for n, box in enumerate(boxes, start=1)]
@@ -300,7 +300,7 @@ def test_corners_inside_of_the_image_are_refused(content, write_set):
 
 
 def test_boxes_that_mostly_differ_from_their_masks(content, write_set):
-    """Boxes hold centers, or run lengths go along rows. A single one is no finding."""
+    """Boxes contain centers, or run lengths go along rows. A single one is not a finding."""
     row = content["annotations"][0]
     rows = [{**row, "id": number} for number in range(1, 6)]
     rows[0]["bbox"] = [9, 10, 10, 8]
@@ -424,7 +424,7 @@ def test_entries_with_other_paths_of_one_file_are_joined(content, write_set, nam
 
 
 def test_images_with_one_id_keep_no_objects(content, write_set):
-    """The objects would be those of the wrong image, as in two exports that were joined."""
+    """The objects could belong to the wrong image, as in two exports that were joined."""
     content["images"][1]["id"] = 10
     content["annotations"][1]["image_id"] = 10
     content["images"].append({**content["images"][2], "id": 14, "file_name": "other.png"})
@@ -443,7 +443,7 @@ def test_category_without_annotations_and_with_the_name_of_another(content, writ
 
 
 def test_root_category_without_annotations(content, write_set):
-    """Exports of Roboflow name it as they name the project."""
+    """Exports of Roboflow name it after the project."""
     content["categories"].insert(0, {"id": 0, "name": "pets", "supercategory": "none"})
     names = [row["name"] for row in CocoDataset(*write_set(content, "one")).categories]
     assert names[0] == "pets"  # a usual category, because the others do not refer to it
@@ -613,7 +613,7 @@ def test_integers(value, expected):
 
 
 @pytest.mark.parametrize("degrees", [90, "-90.0", 270])
-def test_boxes_are_turned_by_the_rotation_of_cvat(degrees):
+def test_boxes_are_rotated_by_the_rotation_of_cvat(degrees):
     row = {"bbox": [20, 15, 20, 10], "attributes": {"rotation": degrees}, "segmentation": []}
     reading = read_rotated_box(row, 40, 60)
     assert reading.value == pytest.approx([25, 10, 10, 20])

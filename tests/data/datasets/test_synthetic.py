@@ -30,7 +30,7 @@ def ground_truth(folder):
     return CocoDataset(folder / "annotations.json", folder / "images").coco_gt()
 
 
-def test_same_arguments_give_the_same_bytes(tmp_path):
+def test_same_arguments_produce_the_same_bytes(tmp_path):
     one, same = (shapes.generate_shapes(tmp_path / name, "train", 3, 1) for name in "ab")
     assert digests(one) == digests(same)
     for split, seed in (("test", 1), ("train", 2)):

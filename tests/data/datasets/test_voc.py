@@ -1,4 +1,4 @@
-"""PASCAL VOC as a dataset in COCO form."""
+"""PASCAL VOC as a dataset in COCO's format."""
 
 import json
 

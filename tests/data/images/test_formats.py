@@ -1,4 +1,4 @@
-"""Channels, pages and formats of image files: all are used, or an error says what is not."""
+"""Channels, pages and formats of image files: all are used, or an error names what is not."""
 
 import io
 import struct
@@ -43,7 +43,7 @@ def test_all_bands_of_a_tiff_are_read(tmp_path, count, planar):
     assert f"{count} channels" in str(image_problem(path, (12, 20)))
 
 
-def test_alpha_is_a_channel_only_for_models_that_take_it(tmp_path):
+def test_alpha_is_a_channel_only_for_models_with_four_channels(tmp_path):
     Image.fromarray(BANDS[:, :, :4], "RGBA").save(tmp_path / "a.png")
     write(tmp_path / "a.tif", BANDS[:, :, :4], photometric="rgb", extrasamples=["unassalpha"])
     for name in ("a.png", "a.tif"):
@@ -53,7 +53,7 @@ def test_alpha_is_a_channel_only_for_models_that_take_it(tmp_path):
         assert image_problem(tmp_path / name, (12, 20), ImageOptions(channels=4)) is None
 
 
-def test_models_of_one_channel_take_gray_images(tmp_path):
+def test_models_with_one_channel_read_gray_images(tmp_path):
     gray, options = BANDS[:, :, 0], ImageOptions(channels=1)
     Image.fromarray(gray).save(tmp_path / "gray.png")
     Image.fromarray(np.stack([gray] * 3, axis=2)).save(tmp_path / "stacked.png")
@@ -125,7 +125,7 @@ def test_pages_are_the_channels_of_a_model_with_as_many(tmp_path):
     assert image_problem(path, (12, 20), options) is None
 
 
-def test_thumbnails_are_no_pages(tmp_path):
+def test_thumbnails_are_not_pages(tmp_path):
     with tifffile.TiffWriter(tmp_path / "a.tif") as writer:
         writer.write(BANDS[:, :, :3], photometric="rgb")
         writer.write(BANDS[::2, ::2, :3].copy(), photometric="rgb", subfiletype=1)

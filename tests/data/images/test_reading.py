@@ -166,7 +166,7 @@ def test_exif_orientation_can_be_ignored(tmp_path, name):
     assert "exif_orientation=False], or save the image without EXIF data" in problem
 
 
-def test_exif_orientation_behind_the_pixels_of_a_png(tmp_path):
+def test_exif_orientation_after_the_pixels_of_a_png(tmp_path):
     path = with_orientation(tmp_path, 8, "a.png")
     data = path.read_bytes()
     start = data.index(b"eXIf") - 4

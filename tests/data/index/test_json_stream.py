@@ -1,4 +1,4 @@
-"""Streamed reading gives the same values and errors as `json.loads`."""
+"""Streamed reading has the same values and errors as `json.loads`."""
 
 import json
 

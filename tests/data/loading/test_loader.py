@@ -70,12 +70,12 @@ def test_batches_are_lists_of_images_and_targets(training):
         assert target["masks"].bitmaps(*image.shape[1:]).any()
 
 
-def test_resuming_gives_the_same_pixels(training):
+def test_resuming_returns_the_same_pixels(training):
     straight = take(build_train_loader(*training()), 7)
     assert equal(straight[4:], take(build_train_loader(*training(), start_iter=4), 3))
 
 
-def test_worker_processes_give_the_same_pixels(training):
+def test_worker_processes_return_the_same_pixels(training):
     alone = take(build_train_loader(*training()), 5)
     assert equal(alone, take(build_train_loader(*training("DATALOADER.NUM_WORKERS", 2)), 5))
 
@@ -191,7 +191,7 @@ def test_mosaics_are_a_function_of_seed_and_iteration(training, jitter, masks):
 
 
 def test_objects_are_pasted_into_mosaics(training, monkeypatch):
-    """Three more images make the mosaic, and another one gives the objects to paste."""
+    """The mosaic has three more images, and another image has the objects to paste."""
     cfg, dataset = training("INPUT.MOSAIC_PROB", 1.0, "INPUT.COPY_PASTE_PROB", 1.0)
     mosaics, pasted = [], []
 
@@ -377,7 +377,7 @@ def test_a_loader_process_that_dies_while_a_checkpoint_is_saved(training, tmp_pa
 
 
 def test_a_loader_process_that_dies_while_another_error_is_expected(training):
-    """torch takes a RuntimeError during the lookup of an operator for a missing operator."""
+    """torch interprets a RuntimeError during the lookup of an operator as a missing operator."""
 
     def look_up() -> None:
         try:

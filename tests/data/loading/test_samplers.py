@@ -46,13 +46,13 @@ def test_batches_have_one_orientation_and_images_equal_counts(wide, batch_size, 
     assert set(seen.values()) == {epochs * batch_size}
 
 
-def test_resuming_gives_the_same_batches():
+def test_resuming_returns_the_same_batches():
     wide = [True] * 7 + [False] * 5
     straight = batches(40, wide, 4, seed=3)
     assert straight[17:] == batches(23, wide, 4, seed=3, start_iter=17)
 
 
-def test_seeds_give_different_batches():
+def test_seeds_lead_to_different_batches():
     assert batches(3, [False] * 20, 4, seed=1) != batches(3, [False] * 20, 4, seed=2)
 
 

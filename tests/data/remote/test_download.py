@@ -1,4 +1,4 @@
-"""Downloads over HTTP from a local server that fails in every way that servers do."""
+"""Downloads over HTTP from a local server with all kinds of faults."""
 
 import errno
 import hashlib
@@ -132,7 +132,7 @@ def test_a_link_in_place_of_the_unfinished_file_is_not_followed(server, tmp_path
 
 
 class _Hostile(BaseHTTPRequestHandler):
-    """Answers each path in another wrong way."""
+    """Answers each path with another kind of fault."""
 
     def do_GET(self) -> None:
         self.server.paths.append(self.path)

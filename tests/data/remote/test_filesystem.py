@@ -25,7 +25,7 @@ DATA = bytes(range(256)) * 400
 
 @pytest.fixture
 def web(tmp_path):
-    """Serve tmp_path / web, which holds `file.bin`."""
+    """Serve tmp_path / web, which contains `file.bin`."""
     folder = tmp_path / "web"
     folder.mkdir()
     (folder / "file.bin").write_bytes(DATA)

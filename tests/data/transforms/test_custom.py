@@ -1,4 +1,4 @@
-"""Own transforms and pipelines of other libraries move images and targets together."""
+"""Custom transforms and pipelines of other libraries move images and targets together."""
 
 from functools import partial
 
@@ -54,7 +54,7 @@ def check(image, target):
             assert mask[y, x]
 
 
-def test_a_function_of_ones_own(use):
+def test_a_custom_function(use):
     def shift(image, target):
         target = {**target, "boxes": target["boxes"] + torch.tensor([30.0, 0, 30, 0])}
         return image.flip(0), {k: v for k, v in target.items() if k in ("boxes", "labels")}

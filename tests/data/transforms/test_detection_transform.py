@@ -158,7 +158,7 @@ def test_color_jitter_changes_pixels_only(small_cfg):
 
 
 @pytest.mark.parametrize("key", [("TEST.BBOX_AUG.ENABLED", True), ("TEST.TILE", 20)])
-def test_tta_and_tiling_get_unchanged_images(key):
+def test_tta_and_tiling_receive_unchanged_images(key):
     image = torch.randint(0, 255, (3, 30, 50), dtype=torch.uint8)
     target = {"boxes": torch.tensor([[2.0, 3, 20, 25]]), "labels": torch.tensor([1])}
     cfg = load_config(None, ["INPUT.MIN_SIZE_TEST", 60, *key])
@@ -238,7 +238,7 @@ def test_keypoints_as_pixel_indices(flips):
 
 
 @pytest.mark.parametrize("short_side", [16, 64])
-def test_an_image_read_at_a_reduced_size_gives_the_same_target(small_cfg, short_side):
+def test_an_image_read_at_a_reduced_size_has_the_same_target(small_cfg, short_side):
     cfg = small_cfg(
         "INPUT.MIN_SIZE_TRAIN", short_side, "INPUT.MAX_SIZE_TRAIN", 200,
         "INPUT.HORIZONTAL_FLIP_PROB_TRAIN", 1.0,

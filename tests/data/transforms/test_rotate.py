@@ -66,7 +66,7 @@ def test_quarter_turns_are_exact(turns, polygons):
 
 @pytest.mark.parametrize("polygons", [False, True])
 @pytest.mark.parametrize("angle", [-50.0, 17.0, 130.0])
-def test_image_masks_boxes_and_keypoints_turn_together(angle, polygons):
+def test_image_masks_boxes_and_keypoints_rotate_together(angle, polygons):
     image, target = scene(polygons)
     turned, after = RandomRotation(180, False, FILL).rotate(image, target, angle, 0)
     assert turned.shape == image.shape

@@ -71,7 +71,7 @@ def test_meters_measure_time():
     assert 0.01 <= meters.read(2)["time"] < 0.1
 
 
-def test_meters_hold_no_graph():
+def test_meters_keep_no_graph():
     weight = torch.ones((), requires_grad=True)
     graph = weight * 2
     reference = weakref.ref(graph)

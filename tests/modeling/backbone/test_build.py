@@ -156,7 +156,7 @@ def test_a_model_of_other_channels_trains_and_predicts(channels):
         model.eval()([torch.zeros(3, 64, 96)])
 
 
-def test_predictor_takes_the_channels_of_its_model():
+def test_predictor_reads_the_channels_of_its_model():
     model = model_of(4)
     model.categories = [{"id": k, "name": str(k)} for k in range(1, model.num_classes)]
     predictor = detlite.Predictor(model, 64, 96)

@@ -22,7 +22,7 @@ NAMES = [NAME, "test_vit2", "deit_tiny_distilled_patch16_224", ROPE, MIXED]
 
 
 def lively(backbone: TimmViT) -> TimmViT:
-    """Set layer scales, which start at 1e-5, so that all layers have an effect."""
+    """Set layer scales, which are initially 1e-5, so that all layers have an effect."""
     with torch.no_grad():
         for name, parameter in backbone.named_parameters():
             if "gamma" in name or "ls" in name:

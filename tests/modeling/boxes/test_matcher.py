@@ -103,7 +103,7 @@ def test_invalid_candidates_are_ignored():
     assert (every[~valid] != IGNORE).any()
 
 
-def test_boxes_half_inside_an_ignored_region_are_no_background():
+def test_boxes_half_inside_an_ignored_region_are_not_background():
     truth = ground_truth(intervals((0, 10)), intervals((50, 60)))
     regions = torch.stack([intervals((20, 30), (40, 45)), torch.zeros(2, 4)])
     truth = dataclasses.replace(truth, ignored=regions)

@@ -125,9 +125,9 @@ def test_class_agnostic_suppression_ignores_labels(method):
     rows = as_list(detections)
     assert [(score, box) for score, _, box in rows] == [(score, box) for score, _, box in expected]
     assert {label for _, label, _ in rows} == {1, 2, 3}
-    if method != "fusion":  # whose scores are those of no single box
+    if method != "fusion":  # its scores combine several boxes
         return
-    # The label of a group is that of its highest-scoring box.
+    # A group has the label of its highest-scoring box.
     best = max(as_list(candidates))
     nearest = max(rows, key=lambda row: iou(row[2], best[2]))
     assert nearest[1] == best[1]

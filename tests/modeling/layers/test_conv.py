@@ -66,7 +66,7 @@ def test_bfloat16_gradients_are_computed_in_float32(shape: tuple) -> None:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_everything_else_equals_conv2d(shape: tuple) -> None:
+def test_other_results_equal_conv2d(shape: tuple) -> None:
     conv = convolution(shape)
     own = CPUConv2d(conv)
     x = torch.randn(2, shape[0], 9, 11)
@@ -97,7 +97,7 @@ def test_named_padding_is_left_to_torch() -> None:
     )
 
 
-def test_frozen_weights_get_no_gradient() -> None:
+def test_frozen_weights_have_no_gradient() -> None:
     own = CPUConv2d(convolution(SHAPES[0]).requires_grad_(False))
     x = torch.randn(1, 6, 8, 8, requires_grad=True)
     with torch.autocast("cpu", torch.bfloat16):

@@ -55,7 +55,7 @@ def test_separable_block_is_the_product_of_its_convolutions():
     [("_base_/small_fpn.yaml", ["MODEL.MASK_ON", True]),
      ("nuclei_small_mask_rcnn_lite0_FPN.yaml", [])],
 )  # fmt: skip
-def test_small_models_take_at_most_fifteen_gflop(config, opts):
+def test_small_models_need_at_most_fifteen_gflop(config, opts):
     pytest.importorskip("timm", reason="timm is not installed")
     whole, *parts = count_cost(load_config(config, opts), (512, 512), depth=1)
     assert whole.gflop <= 15

@@ -91,7 +91,7 @@ def test_gradients_of_parameters_only():
 
 
 def test_compiled_training_is_the_same():
-    """The compiled layer is torch's, which in torch 2.11 takes only maps with gradients."""
+    """The compiled layer is torch's; in torch 2.11, it accepts only maps with gradients."""
     norm = with_random_weights(GroupNorm(4, 8))
     x = maps(2, 8, 9, 7, dtype=torch.bfloat16).requires_grad_()
     norm(x).square().sum().backward()

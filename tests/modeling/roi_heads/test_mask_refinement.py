@@ -116,7 +116,7 @@ def test_boxes_move_to_their_masks(weight):
 
 
 @pytest.mark.parametrize("exponent", [0.5, 2.0])
-def test_mask_scores_fall_with_uncertain_masks(exponent):
+def test_uncertain_masks_have_lower_scores(exponent):
     before = detections()
     after = MaskRefinement(0.0, exponent, 0.5, OURS)(before, SIZES)
     assert after.mask_scores.dtype == torch.float32
@@ -124,7 +124,7 @@ def test_mask_scores_fall_with_uncertain_masks(exponent):
         confidence = mean_foreground(before.mask_probs[image], 0.5)
         expected = before.scores[image] * confidence**exponent
         torch.testing.assert_close(after.mask_scores[image], expected)
-    # All else remains.
+    # Other fields do not change.
     assert all(
         value is before_value
         for field in fields(Detections)
@@ -133,8 +133,8 @@ def test_mask_scores_fall_with_uncertain_masks(exponent):
     )
 
 
-def test_masks_are_ranked_as_by_one_score_for_both():
-    """AP of masks is that of detections whose only score is the mask score, in its order."""
+def test_masks_are_ranked_by_the_mask_score_alone():
+    """Mask AP equals the AP of detections with the mask score as their only score."""
     results, single = [], []
     for image in range(30):
         plain = detections(20)

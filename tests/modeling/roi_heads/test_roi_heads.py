@@ -29,7 +29,7 @@ def make_proposals(count: int = 60) -> torch.Tensor:
 
 @each_mode
 @C4
-def test_mask_head_gets_the_features_and_masks_of_the_foreground(
+def test_mask_head_receives_the_features_and_masks_of_the_foreground(
     tiny_config, make_batch, monkeypatch, c4, static
 ):
     model = build_model(tiny_config(c4=c4)).train()

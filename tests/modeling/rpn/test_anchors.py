@@ -45,7 +45,7 @@ def test_levels_match_torchvision():
     # torchvision computes strides 96 // 12 = 72 // 9 = 8, 96 // 6 = 16 but 72 // 5 = 14
     ours = AnchorGenerator(sizes, ratios, (8, 16, 32), DETECTRON2)([m.shape[-2:] for m in maps])
     torch.testing.assert_close(ours[0], reference[: 12 * 9 * 3])
-    # the first column of the other levels, whose rows are 16 and 32 apart there too
+    # the first column of the other levels, with rows at steps of 16 and 32
     torch.testing.assert_close(
         ours[1].view(6, 5, 3, 4)[:, 0], reference[324:414].view(6, 5, 3, 4)[:, 0]
     )

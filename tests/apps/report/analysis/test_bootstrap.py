@@ -1,4 +1,4 @@
-"""Bootstrap: samples equal datasets with repeated images, and intervals have their coverage."""
+"""Bootstrap: samples equal datasets with repeated images, and intervals have 95 % coverage."""
 
 import json
 

@@ -10,7 +10,7 @@ from tests.evaluation.synthetic_detections import CATEGORIES, synthetic_dataset
 
 
 def slow_matrix(coco, rows, min_score):
-    """Match pairs one by one, by falling IoU."""
+    """Match pairs one by one, by decreasing IoU."""
     places = {category: k for k, category in enumerate(CATEGORIES)}
     matrix = np.zeros((4, 4), np.int64)
     for image_id in coco.imgs:
