@@ -117,9 +117,9 @@ class FileTree:
 
         Lists of names decide, otherwise names of folders, such as train2017.
         """
-        if self.listed:
-            keys = [_key(file.stem) for file in files]
-            return next((self.listed[key] for key in keys if key in self.listed), UNLISTED)
+        splits, _ = self.lists
+        if splits:
+            return next((splits[key] for key in map(_stem_key, files) if key in splits), UNLISTED)
         inside = [file.relative_to(self.root) for file in files if file.is_relative_to(self.root)]
         names = (
             re.sub(r"[\W\d_]+$", "", name.lower()) for file in inside for name in file.parts[:-1]
@@ -127,46 +127,29 @@ class FileTree:
         return next((SPLITS[name] for name in names if name in SPLITS), None)
 
     @cached_property
-    def listed(self) -> dict[str, str]:
-        """The split of each name in train.txt, val.txt, ..., by `_key` of its stem.
+    def lists(self) -> tuple[dict[str, str], list[str]]:
+        """The split of each file by `_stem_key`, and the problems of names that no file has.
 
-        The lists are in ImageSets/Main or ImageSets/Segmentation, as in VOC, or in `root`. Empty if
-        the list of "train" contains no name of an image.
+        The lists train.txt, val.txt, ... are in ImageSets/Main or ImageSets/Segmentation, as in
+        VOC, or in `root`. Each line is a name or path, possibly followed by other words.
         """
-        return {key: split for split, _, key in self._lists}
-
-    @cached_property
-    def unknown_names(self) -> list[str]:
-        """A message for each name in the lists of "train" and "val" that no file has."""
-        known = {_key(file.stem) for file in (*self.files, *self.images)}
-        lines = [(where, key) for split, where, key in self._lists if split != "test"]
-        return [f"{where}, but no file has this name" for where, key in lines if key not in known]
-
-    @cached_property
-    def _lists(self) -> list[tuple[str, str, str]]:
-        """The (split, position for messages, key of the stem) of each line of the lists."""
+        texts = [file for file in self.with_suffix(".txt") if file.stem.lower() in SPLITS]
+        known = {_stem_key(file) for file in (*self.files, *self.images)} if texts else set()
         for folder in ("Main", "Segmentation", self.root.name):
-            files = [file for file in self.with_suffix(".txt") if file.parent.name == folder]
-            lines = []
+            files = [file for file in texts if file.parent.name == folder]
+            splits, problems = dict[str, str](), list[str]()
             # trainval.txt comes first, so that train.txt and val.txt override it.
             for file in sorted(files, key=lambda file: file.stem.lower() != "trainval"):
-                if split := SPLITS.get(file.stem.lower()):
-                    for name in map(str.strip, read_lines(file)):
-                        if name and not name.startswith("#"):
-                            where = f"{file}: lists {name}"
-                            lines.append((split, where, self._listed_key(name)))
-            if any(split == "train" and key in self._by_name for split, _, key in lines):
-                return lines
-        return []
-
-    def _listed_key(self, line: str) -> str:
-        """Return the key of a line, which is a name or path, possibly followed by other words."""
-        for name in (line, line.split()[0]):
-            path = Path(_as_path(name))
-            key = _key(path.stem if is_image_name(name) else path.name)
-            if key in self._by_name:
-                break
-        return key
+                split = SPLITS[file.stem.lower()]
+                for line in filter(None, map(str.strip, read_lines(file))):
+                    keys = [_stem_key(Path(_as_path(name))) for name in (line, line.split()[0])]
+                    if found := [key for key in keys if key in known]:
+                        splits[found[0]] = split
+                    elif split != "test" and not line.startswith("#"):
+                        problems.append(f"{file}: lists {line}, but no file has this name")
+            if "train" in splits.values():
+                return splits, problems
+        return {}, []
 
 
 def is_image_name(name: str) -> bool:
@@ -232,6 +215,11 @@ def check_size(
 def _key(name: str) -> str:
     """Return a form of a file name that is the same for all systems and notations."""
     return unicodedata.normalize("NFC", unquote(name)).casefold()
+
+
+def _stem_key(file: Path) -> str:
+    """Return the key of a file name without the suffix of an image or a label file."""
+    return _key(file.stem if file.suffix.lower() in image_suffixes() | _LABELS else file.name)
 
 
 def _as_path(name: str) -> str:

@@ -86,7 +86,7 @@ def read_mask_folder(tree: FileTree, conversion: Conversion) -> LabeledDataset:
     """Read all images and their masks. Images may lack a mask."""
     masks, unmatched = find_masks(tree)
     problems = [f"{file}: no image has the name of this mask" for file in unmatched]
-    for problem in (*tree.unknown_names, *problems):
+    for problem in (*tree.lists[1], *problems):
         conversion.add_bad(problem, WITH_IMAGE)
     if ade := [file for file in tree.images if _ADE20K.match(file.name)]:
         problem = "the colors of ADE20K are not supported. Convert its json files to COCO json"

@@ -133,7 +133,7 @@ def read_shapes(
     `one_each`: a file of the format labels a single image, which may have the stem of the file.
     """
     images, used = [], set[Path]()
-    for problem in tree.unknown_names:
+    for problem in tree.lists[1]:
         conversion.add_bad(problem, WITH_IMAGE)
     for file in tree.with_suffix(suffix):
         found: list[ImageLabels] = []

@@ -122,13 +122,13 @@ def test_splits_by_lists(tmp_path, image, text, lists, splits):
         text(tmp_path / name, content)
     tree = FileTree(tmp_path)
     assert [tree.split_of(file) for file in images] == splits
-    assert tree.unknown_names == []
+    assert tree.lists[1] == []
 
 
 def test_listed_names_without_a_file(tmp_path, image, text):
     image(tmp_path / "a.png", 4, 4)
     text(tmp_path / "train.txt", "a\nb\n")
-    (problem,) = FileTree(tmp_path).unknown_names
+    (problem,) = FileTree(tmp_path).lists[1]
     assert problem == f"{tmp_path}/train.txt: lists b, but no file has this name"
 
 
