@@ -101,6 +101,7 @@ def describe_unknown(tree: FileTree) -> str:
             if not content or re.search(content, excerpt(file), re.DOTALL | re.MULTILINE):
                 if name == "COCO json":
                     open_index(file)  # raises what is wrong with it
+                    return f"{file}: is COCO json, but deep in the folder: name it with --data"
                 return f"{file}: is {name}, which is not supported. {advice}"
     for file in tree.with_suffix(".json")[:1]:
         read_json(file)

@@ -113,6 +113,9 @@ def config_findings(
         if values:
             effect = f"The limits INPUT.VALUE_RANGE {values} become black and white."
         yield Finding("images of more than 8 bits are read as 8 bits", effect, 0)
+    if (channels := len(cfg.INPUT.PIXEL_MEAN)) not in (1, 3):
+        effect = "They are the channels of each file, or its pages if these have one channel each."
+        yield Finding(f"images of {channels} channels", effect, 0)
     names = with_sides(index.keypoint_names, cfg.DATASETS.KEYPOINT_FLIP_PAIRS)
     if selection.keypoints and not has_sides(names):
         what = "no keypoint names are known to be left and right"

@@ -61,6 +61,12 @@ from detlite.data.errors import DataError
         ("c.json", '[{"images": [], "annotations": []}]', "a JSON list, not an object"),
         ("c.json", '{"images": [], "annotations": [], "categories": {}}', "'categories' must be a"),
         ("c.json", "{'images': []}", "it has single quotes like a printed Python dict"),
+        (
+            "a/b/c/c.json",
+            '{"images": [{"id": 1, "file_name": "a"}], "annotations": [], '
+            '"categories": [{"id": 1, "name": "a"}]}',
+            "but deep in the folder: name it with --data",
+        ),
         ("c.json", '{"Images": [], "Annotations": [], "Categories": []}', "Images in lower case"),
         ("t.csv", "ImageId,EncodedPixels\na.jpg,1 3\n", "is CSV of run lengths"),
         ("t.csv", "image_name,BoxesString,domain\n", "is CSV of boxes"),
