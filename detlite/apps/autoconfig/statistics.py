@@ -201,7 +201,7 @@ def _keypoint_pairs(category: Mapping[str, Any]) -> list[list[str]]:
     """Return the pairs of keypoints that a category lists for mirroring, [] if none.
 
     `flip_idx` (ultralytics) contains the index of the counterpart of each keypoint, `swap` (mmpose)
-    its name.
+    its name. If a keypoint is in several pairs, none is used.
     """
     names, pairs = keypoint_names([dict(category)]), []
     indices, others = category.get("flip_idx"), category.get("swap")
@@ -212,4 +212,5 @@ def _keypoint_pairs(category: Mapping[str, Any]) -> list[list[str]]:
     for name, other in zip(names, others if isinstance(others, list) else (), strict=False):
         if other in names and other != name and [other, name] not in pairs:
             pairs.append([name, other])
-    return pairs
+    paired = [name for pair in pairs for name in pair]
+    return pairs if len({*paired}) == len(paired) else []
