@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from detlite.apps.dataset_formats.coco_files import find_images
 from detlite.config import ConfigError, load_config
-from detlite.data.datasets.build import check_datasets, config_findings
+from detlite.data.datasets.build import check_datasets, coco_options, config_findings
 from detlite.data.datasets.catalog import locate_dataset
 from detlite.data.datasets.coco import CocoDataset
 from detlite.data.datasets.coco_masks import boxes_match, mask_area, mask_box, read_segmentation
@@ -24,7 +24,7 @@ from detlite.data.datasets.coco_values import read_box
 from detlite.data.errors import DataError, RemoteError
 from detlite.data.images.checks import find_bad_images
 from detlite.data.images.formats import open_image
-from detlite.data.images.pixels import DEFAULT_OPTIONS, ImageOptions, build_image_options
+from detlite.data.images.pixels import DEFAULT_OPTIONS, ImageOptions
 from detlite.data.images.reading import read_image
 from detlite.data.images.sources import ImageFolder, image_file_of
 from detlite.data.index.build import open_index
@@ -63,23 +63,12 @@ def inspect(path: Path, images: Path | None) -> list[Inspection]:
     inspections = []
     for name in names:
         kind, annotations, folder = locate_dataset(cfg, name)
-        inspections.append(
-            inspect_dataset(
-                annotations,
-                folder,
-                kind=kind,
-                masks=cfg.MODEL.MASK_ON,
-                keypoints=cfg.MODEL.KEYPOINT_ON,
-                skip_bad=datasets.ON_BAD_ANNOTATION == "skip",
-                crowds_as_objects=datasets.CROWDS_AS_OBJECTS,
-                background=datasets.BACKGROUND_IMAGES or name not in datasets.TRAIN,
-                image_options=build_image_options(cfg),
-            )
-        )
-        index, selection = inspections[-1].index, inspections[-1].selection
-        if index is not None:
-            train = name in datasets.TRAIN
-            inspections[-1].findings += config_findings(cfg, index, selection, train)
+        train, options = name in datasets.TRAIN, coco_options(cfg)
+        options["background"] |= not train
+        one = inspect_dataset(annotations, folder, kind=kind, **options)
+        inspections.append(one)
+        if one.index is not None:
+            one.findings += config_findings(cfg, one.index, one.selection, train)
     if not any(inspection.refused for inspection in inspections):
         try:
             check_datasets(cfg)
@@ -104,32 +93,29 @@ def inspect_dataset(
     annotations: Location,
     folder: ImageFolder,
     *,
-    kind: str = "coco",
     masks: bool | None = None,
-    keypoints: bool = False,
     skip_bad: bool = False,
-    crowds_as_objects: bool = False,
     background: bool = True,
     image_options: ImageOptions = DEFAULT_OPTIONS,
+    **options: Any,
 ) -> Inspection:
     """Read an annotation file and all of its images, and collect their defects.
 
     Args:
-        annotations, folder, kind, skip_bad, crowds_as_objects: see `CocoDataset`.
+        annotations, folder, skip_bad, image_options, options: see `CocoDataset`.
         masks: True if every annotation must have a segmentation; None: if most of them have one.
-        keypoints: True if annotations must have valid keypoints.
         background: images without annotations are trained on, or the set is not for training.
-        image_options: see `read_image`.
     """
     result, refused = Inspection(annotations, folder), not skip_bad
     with local_copy(annotations) as file:
         try:
-            result.index = index = open_index(file, kind == "lvis")
+            result.index = index = open_index(file, options.get("kind") == "lvis")
         except DataError as error:
             problem = str(error).removeprefix(f"{file}: ")
             result.defects.append(Defect("file", annotations.name, problem, True))
             return result
-    selection = Selection(False, keypoints, crowds_as_objects)
+    keys = "keypoints", "crowds_as_objects"
+    selection = Selection(False, *(options.get(key, False) for key in keys))
     with_masks = int(index.counts(replace(selection, masks=True).objects).sum())
     if masks is None:
         masks = 2 * with_masks >= int(index.counts(selection.objects).sum()) > 0
@@ -157,18 +143,9 @@ def inspect_dataset(
     bad = [f"{d.where}: {d.problem}" for d in result.defects if d.kind == "image"]
     result.findings = index.findings(result.selection, skip_bad, dict(enumerate(bad)), background)
     if not result.refused:  # the loader may still refuse the whole
+        options |= {"masks": masks, "skip_bad": skip_bad, "image_options": image_options}
         try:
-            CocoDataset(
-                annotations,
-                folder,
-                kind=kind,
-                train=True,
-                masks=masks,
-                keypoints=keypoints,
-                skip_bad=skip_bad,
-                crowds_as_objects=crowds_as_objects,
-                image_options=image_options,
-            )
+            CocoDataset(annotations, folder, train=True, **options)
         except DataError as error:
             result.defects.append(Defect("file", annotations.name, str(error), True))
     return result

@@ -4,6 +4,7 @@ import logging
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from yacs.config import CfgNode
 
@@ -56,21 +57,28 @@ def build_dataset(cfg: CfgNode, name: str, train: bool) -> CocoDataset:
         name=name,
         kind=kind,
         train=train,
-        masks=cfg.MODEL.MASK_ON,
         masks_as_rle=convention_of(cfg).mask_targets == "soft",
-        keypoints=cfg.MODEL.KEYPOINT_ON,
         min_keypoints=datasets.MIN_KEYPOINTS_PER_IMAGE if cfg.MODEL.KEYPOINT_ON else 0,
-        background=datasets.BACKGROUND_IMAGES,
-        skip_bad=datasets.ON_BAD_ANNOTATION == "skip",
-        crowds_as_objects=datasets.CROWDS_AS_OBJECTS,
         proposals=_proposal_file(cfg, name, phase) if cfg.MODEL.LOAD_PROPOSALS else None,
         max_proposals=datasets[f"PRECOMPUTED_PROPOSAL_TOPK_{phase}"],
-        image_options=build_image_options(cfg),
         check_images=datasets.CHECK_IMAGES,
         cache=file_cache("reduced", int(datasets.CACHE_GB * GIGABYTE)),
+        **coco_options(cfg),
     )
     dataset.findings += config_findings(cfg, dataset.index, dataset.selection, train)
     return dataset
+
+
+def coco_options(cfg: CfgNode) -> dict[str, Any]:
+    """Return the options of `CocoDataset` that select the entries of a data set."""
+    return {
+        "masks": cfg.MODEL.MASK_ON,
+        "keypoints": cfg.MODEL.KEYPOINT_ON,
+        "background": cfg.DATASETS.BACKGROUND_IMAGES,
+        "skip_bad": cfg.DATASETS.ON_BAD_ANNOTATION == "skip",
+        "crowds_as_objects": cfg.DATASETS.CROWDS_AS_OBJECTS,
+        "image_options": build_image_options(cfg),
+    }
 
 
 def config_findings(
