@@ -10,74 +10,60 @@ from detlite.data.index.build import open_index
 from .file_tree import FileTree, excerpt
 from .mask_files import find_masks
 
-_COCO = "In the tool that wrote it, choose the export COCO json"
+_COCO = "In the tool that wrote it, choose the export COCO json, or convert it to COCO json"
 _DATUMARO = "Convert it to COCO json with datumaro, see docs/annotation_tools.md"
-_NEXT = "Put a.txt next to a.jpg, or the folder labels next to images"
-_TO_COCO = "Convert it to COCO json"
-_INSTANCES = "Use instances_*.json, or convert it to COCO json"
-_BDD = "Convert it: bdd100k.label.to_coco"
 _VOC = "In VoTT, choose the export Pascal VOC"
+_INSTANCES = "Use instances_*.json, or convert it to COCO json"
+_NEXT = "Put a.txt next to a.jpg, or the folder labels next to images"
 _UNPACK = "Unpack it, or save a label image"
-_LABEL_IMAGES = "Export label images, PNG or TIFF"
 _IMAGES = "Convert the images to PNG or TIFF, or register a reader (docs/extending.md)"
+_JSON = r"\.((geo|nd)?json|jsonl|manifest)$"
+_CORNERS = r"(?i)filename,.*xmin|^[^,\n]+(,[\d.]+){4},|bbo?x|Boxes|,gs://|^(UNASSIGNED|TRAIN\w*),"
+# Keys or values of json files, and the tools or data sets that have them.
+_JSON_WORDS = (
+    ("openlabel|vcd", "OpenLABEL or VCD"), ("answers", "Sama"), ("label_status", "Segments.ai"),
+    ("tagName", "Azure Custom Vision"), ("_cls|detections", "FiftyOne"), ("ISAT", "ISAT"),
+    ("category_token|pose_keypoints_2d", "nuImages or OpenPose"), ("jsonResponse", "Kili"),
+    ("bboxVis|identity", "CityPersons or EuroCity Persons"), ("joint_self", "MPII"),
+    ("Labeled Data|data_row", "Labelbox"), ("label_classes|data_units", "Hasty or Encord"),
+    ("slots|original_filename", "V7 Darwin"), ("xy", "VIA 3"),
+    ("className|classId", "SuperAnnotate"), ("bbox_mode|ann", "detectron2 or mmdetection"),
+    ("source-ref", "SageMaker or Rekognition"), ("imageGcsUri|topX", "Vertex AI or Azure ML"),
+    ("predicted_iou", "Segment Anything"), ("task_id", "Scale AI"), ("tracks", "a CVAT backup"),
+    ("box2d|poly2d|vertices", "BDD100K or Scalabel"), ("spans", "Prodigy"),
+)  # fmt: skip
 # Pattern of paths, pattern of the content of these files, name of the format, and what to do.
 _OTHERS = [
     (r"\.(tfrecords?|record)$", "", "TFRecord", _COCO),
     (r"\.(csv|json)$", r'"image","xmin|"visitedAssets|"assetMetadata|"asset": ', "VoTT", _VOC),
     (r"\.csv$", "ImageID,(Source,)?LabelName", "Open Images", _DATUMARO),
-    (r"\.csv$", "EncodedPixels|RLE|,annotation,", "CSV of run lengths", _TO_COCO),
-    (
-        r"\.csv$",
-        r"(?i)filename,.*xmin|^[^,\n]+(,[\d.]+){4},|bbo?x|Boxes|,gs://|^(UNASSIGNED|TRAIN\w*),",
-        "CSV of boxes",
-        _COCO,
-    ),
-    (r"\.csv$", "^scorer,", "DeepLabCut", _TO_COCO),
+    (r"\.csv$", "EncodedPixels|RLE|,annotation,", "CSV of run lengths", _COCO),
+    (r"\.csv$", _CORNERS, "CSV of boxes", _COCO),
+    (r"\.csv$", "^scorer,", "DeepLabCut", _COCO),
     (r"\.json$", '"segments_info"|"caption"', "COCO panoptic or captions", _INSTANCES),
-    (r"\.json$", '"predicted_iou"', "masks of Segment Anything", _TO_COCO),
-    (r"\.json$", '(?i)"images".*"annotations"|"annotations".*"images"', "COCO json", ""),
-    (r"\.json$", r'"(openlabel|vcd)"\s*:', "OpenLABEL or VCD", _TO_COCO),
-    (r"\.json$", r'"answers"\s*:', "Sama", _COCO),
-    (r"\.json$", '"label_status"', "Segments.ai", "Use export_dataset(..., 'coco-instance')"),
-    (r"\.json$", '"tagName"', "Azure Custom Vision", _TO_COCO),
-    (r"\.json$", '"_cls"|"detections"', "FiftyOne", "Export it as COCODetectionDataset"),
-    (r"\.json$", r'^\s*\[.*"tracks"', "a backup of CVAT", "Export the dataset as COCO 1.0"),
-    (r"\.json$", '"ISAT"', "ISAT", "Convert it to COCO json in ISAT"),
-    (r"\.json$", '"category_token"|"pose_keypoints', "nuImages or OpenPose", _TO_COCO),
-    (r"\.json$", '"bboxVis"|"identity"', "CityPersons or EuroCity Persons", _TO_COCO),
-    (r"\.ndjson$", '"class_names"', "NDJSON of Ultralytics", "Download it as YOLO"),
-    (r"\.(nd)?jsonl?$", '"Labeled Data"|"data_row"', "Labelbox", "Use Labelbox's COCO converter"),
-    (r"\.json$", '"label_classes"|"data_units"|"jsonResponse"', "Hasty, Encord or Kili", _COCO),
-    (r"\.json$", r'"bbox_mode"|"ann"\s*:', "dicts of detectron2 or mmdetection", _TO_COCO),
-    (r"\.json$", '"category_id".*"score"', "COCO results", "Choose the file of annotations"),
-    (r"\.(geo)?json$", '"FeatureCollection"', "GeoJSON, such as QuPath's", _LABEL_IMAGES),
-    (r"\.json$", r'"coordinates"\s*:\s*\[\s*\{', "Dataloop", _COCO),
     (r"gtFine.*\.(json|png)$", "", "Cityscapes", "Use DATASETS.CATALOG with type: cityscapes"),
-    (r"\.json$", '"box2d"|"poly2d"|"vertices"', "BDD100K or Scalabel", _BDD),
-    (r"\.json$", r'"item"\s*:.*"slots"|"original_filename"', "V7 Darwin", _COCO),
-    (r"\.json$", r'"metadata"\s*:\s*\{.*"xy"', "VIA 3", _COCO),
-    (r"\.json$", '"className"|"classId"', "SuperAnnotate", _COCO),
-    (r"\.json$", '"joint_self"', "MPII", _TO_COCO),
-    (r"\.json$", r'"polygon"\s*:\s*\[', "Mapillary Vistas", _TO_COCO),
-    (r"\.json$", '"task_id".*"left"', "Scale AI", _TO_COCO),
+    (r"\.json$", '(?i)"images".*"annotations"|"annotations".*"images"', "COCO json", ""),
+    (r"\.ndjson$", '"class_names"', "NDJSON of Ultralytics", "Download it as YOLO"),
+    (r"json$", '"FeatureCollection"', "GeoJSON, such as QuPath's", "Export label images, PNG or TIFF"),
+    *((_JSON, f'"({words})"', name, _COCO) for words, name in _JSON_WORDS),
+    (r"\.json$", '"category_id".*"score"', "COCO results", "Choose the file of annotations"),
+    (r"\.json$", r'"coordinates"\s*:\s*\[\s*\{', "Dataloop", _COCO),
+    (r"\.json$", r'"polygon"\s*:\s*\[', "Mapillary Vistas", _COCO),
     (r"\.json$", '"notes|"info"', "a json file without images and annotations", _COCO),
-    (r"\.(jsonl|manifest)$", '"source-ref"', "a manifest of SageMaker or Rekognition", _TO_COCO),
-    (r"\.jsonl$", '"imageGcsUri"|"topX"', "JSON lines of Vertex AI or Azure ML", _TO_COCO),
-    (r"\.jsonl$", '"spans"', "Prodigy", _TO_COCO),
-    (r"\.odgt$", "", "CrowdHuman", _TO_COCO),
-    (r"\.(jsonl|manifest)$", "", "JSON lines", _TO_COCO),
+    (r"\.odgt$", "", "CrowdHuman", _COCO),
+    (r"\.(jsonl|manifest)$", "", "JSON lines", _COCO),
     (r"\.(parquet|arrow)$", "", "Hugging Face data", "Save the images, and the boxes as COCO json"),
     (r"\.xml$", r"<annotation[\s>].*<pt>", "LabelMe's old XML", "Use the json of LabelMe 3"),
-    (r"\.xml$", "<points>", "FAIR1M", _TO_COCO),
-    (r"\.xml$", r"<dataset>.*<box ", "XML of dlib's imglab", _TO_COCO),
+    (r"\.xml$", "<points>", "FAIR1M", _COCO),
+    (r"\.xml$", r"<dataset>.*<box ", "XML of dlib's imglab", _COCO),
     (r"\.txt$", r"^[A-Za-z]\w*( -?[\d.]+){14,15}\s*$", "KITTI", _DATUMARO),
-    (r"(^|/)gt/[^/]*\.txt$", r"^\d+,-?\d+,", "MOT or UAVDT", _TO_COCO),
-    (r"\.txt$", r"^(\d+,){5}[01],\d+,\d+,?\s*$", "VisDrone", _TO_COCO),
-    (r"\.txt$", r"^[A-Za-z][\w -]*( [\d.]+){4}( difficult)?\s*$", "text of corners", _TO_COCO),
-    (r"\.txt$", r"^\S.*\.\w+ \d+(,\d+){4}", "a list of boxes of keras-yolo3", _TO_COCO),
+    (r"(^|/)gt/[^/]*\.txt$", r"^\d+,-?\d+,", "MOT or UAVDT", _COCO),
+    (r"\.txt$", r"^(\d+,){5}[01],\d+,\d+,?\s*$", "VisDrone", _COCO),
+    (r"\.txt$", r"^[A-Za-z][\w -]*( [\d.]+){4}( difficult)?\s*$", "text of corners", _COCO),
+    (r"\.txt$", r"^\S.*\.\w+ \d+(,\d+){4}", "a list of boxes of keras-yolo3", _COCO),
     (r"wider_face.*bbx.*\.txt$", "", "WIDER Face", _DATUMARO),
-    (r"\.txt$", r"imagesource:|^([\d.]+ ){8}[A-Za-z][\w-]* [01]", "DOTA", _TO_COCO),
-    (r"\.txt$", r"^\ufeff?(\d+, ?){8}", "ICDAR", _TO_COCO),
+    (r"\.txt$", r"imagesource:|^([\d.]+ ){8}[A-Za-z][\w-]* [01]", "DOTA", _COCO),
+    (r"\.txt$", r"^\ufeff?(\d+, ?){8}", "ICDAR", _COCO),
     (r"\.txt$", r"^\d+( (0?\.\d+|[01]|1\.0+)){4,}\s*$", "YOLO whose files match no image", _NEXT),
     (r"\.npy$", "", "a NumPy file", "Save them as PNG or TIFF; Cellpose saves masks as PNG, too"),
     (r"\.mat$", "", "a MATLAB file", "Convert them to COCO json, or to label images"),
