@@ -204,11 +204,9 @@ def _is_coco(file: Path) -> bool:
     text = excerpt(file).lstrip("\ufeff \t\r\n")
     if not text.startswith("{") or not any(re.search(key, text) for key in keys):
         return False
-    with file.open("rb") as stream:
-        encoding = json.detect_encoding(stream.read(4))
-    if not encoding.startswith("utf-8"):  # such as UTF-16, which PowerShell writes
-        whole = file.read_text(encoding, "replace")
-        return all(re.search(key, whole) for key in keys)
     with file.open("rb") as stream, mmap(stream.fileno(), 0, access=ACCESS_READ) as data:
-        is_panoptic = data.find(b'"segments_info"') >= 0
-        return not is_panoptic and all(re.search(key.encode(), data) for key in keys)
+        encoding = json.detect_encoding(data[:4])
+        is_utf_8 = encoding.startswith("utf-8")  # PowerShell writes UTF-16
+        content = data if is_utf_8 else bytes(data).decode(encoding, "replace").encode()
+        is_panoptic = content.find(b'"segments_info"') >= 0
+        return not is_panoptic and all(re.search(key.encode(), content) for key in keys)

@@ -44,7 +44,7 @@ _OTHERS = [
     (r"gtFine.*\.(json|png)$", "", "Cityscapes", "Use DATASETS.CATALOG with type: cityscapes"),
     (r"\.json$", '(?i)"images".*"annotations"|"annotations".*"images"', "COCO json", ""),
     (r"\.ndjson$", '"class_names"', "NDJSON of Ultralytics", "Download it as YOLO"),
-    (r"json$", '"FeatureCollection"', "GeoJSON, such as QuPath's", "Export label images, PNG or TIFF"),
+    (r"json$", '"FeatureCollection"', "GeoJSON of QuPath", "Export label images, PNG or TIFF"),
     *((_JSON, f'"({words})"', name, _COCO) for words, name in _JSON_WORDS),
     (r"\.json$", '"category_id".*"score"', "COCO results", "Choose the file of annotations"),
     (r"\.json$", r'"coordinates"\s*:\s*\[\s*\{', "Dataloop", _COCO),

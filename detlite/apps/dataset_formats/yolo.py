@@ -49,11 +49,13 @@ def read_yolo(tree: FileTree, conversion: Conversion) -> LabeledDataset:
     """Read all images, or those that data.yaml or obj.data lists. Some may have no text file."""
     sources = list(_sources(tree))
     file, content = sources[0]
-    # Deeper YAML files may belong to code.
-    near = [
-        one for one in sources if one[0].suffix not in _YAML or len(one[0].parts) <= len(file.parts)
+    named = [
+        (other, own["names"])
+        for other, own in sources
+        if own.get("names")
+        # Deeper YAML files may belong to code.
+        and (other.suffix not in _YAML or len(other.parts) <= len(file.parts))
     ]
-    named = [(one, own["names"]) for one, own in near if own.get("names")]
     if named:
         content.setdefault("names", named[0][1])
     if "names" not in content:
@@ -159,14 +161,13 @@ def _are_poses(tree: FileTree) -> bool:
 def _is_pose(values: Sequence[float]) -> bool:
     """Return True if the first four numbers are a box that contains the points of the others."""
     x, y, w, h = values[:4]
-    for step in (2, 3):
-        points = [values[start : start + step] for start in range(4, len(values), step)]
-        if len(points[-1]) == step and all(
-            abs(px - x) <= w * 0.55 and abs(py - y) <= h * 0.55 and {*visible} <= {0, 1, 2}
-            for px, py, *visible in points
-        ):
-            return True
-    return False
+    return any(
+        (len(values) - 4) % step == 0
+        and all(abs(value - x) <= w * 0.55 for value in values[4::step])
+        and all(abs(value - y) <= h * 0.55 for value in values[5::step])
+        and (step == 2 or {*values[6::3]} <= {0, 1, 2})
+        for step in (2, 3)
+    )
 
 
 def _category_names(content: dict[str, Any], file: Path) -> list[str]:
