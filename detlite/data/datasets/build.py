@@ -70,7 +70,7 @@ def build_dataset(cfg: CfgNode, name: str, train: bool) -> CocoDataset:
 
 
 def coco_options(cfg: CfgNode) -> dict[str, Any]:
-    """Return the options of `CocoDataset` that select the entries of a data set."""
+    """Return the options of `CocoDataset` that select the entries of a dataset."""
     return {
         "masks": cfg.MODEL.MASK_ON,
         "keypoints": cfg.MODEL.KEYPOINT_ON,

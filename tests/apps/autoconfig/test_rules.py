@@ -247,6 +247,29 @@ def test_learning_rates(size, weight, expected, cpu):
     assert ("trained detector" in choice.reason) == (weight == "coco.pth")
 
 
+@pytest.mark.parametrize(
+    ("decided", "chosen"),
+    [
+        ({}, True),
+        ({"SOLVER.OPTIMIZER": "ScheduleFreeAdamW"}, True),
+        ({"MODEL.WEIGHT": "package://lite0"}, True),
+        ({"SOLVER.OPTIMIZER": "AdamW"}, False),
+        ({"SOLVER.LR_SCHEDULE": "cosine"}, False),
+        ({"MODEL.WEIGHT": "coco.pth"}, False),
+    ],
+)
+def test_the_optimizer(decided, chosen, cpu):
+    machine = dataclasses.replace(cpu, schedule_free=True)
+    choices = choose(DatasetFacts(statistics(), None, machine), decided)
+    values = {one.key: one.value for one in choices} | decided
+    expected = ("ScheduleFreeAdamW", "constant") if chosen else (None, None)
+    if not chosen:
+        expected = decided.get("SOLVER.OPTIMIZER"), decided.get("SOLVER.LR_SCHEDULE")
+    assert (values.get("SOLVER.OPTIMIZER"), values.get("SOLVER.LR_SCHEDULE")) == expected
+    missing = choose(DatasetFacts(statistics(), None, cpu), decided)
+    assert "SOLVER.OPTIMIZER" not in {one.key for one in missing}
+
+
 def test_the_schedule_counts_epochs(cpu):
     values = values_for(statistics(images=1000), cpu)
     epochs = values["SOLVER.MAX_ITER"] * values["SOLVER.IMS_PER_BATCH"] / 1000
@@ -332,7 +355,8 @@ def test_reasons_for_one_core(cpu, gpu):
 
 def test_chosen_configs_load(cpu, gpu, tmp_path):
     sets = {split: Source(tmp_path / f"{split}.json", tmp_path) for split in ("train", "val")}
-    for number, machine in enumerate((cpu, gpu, dataclasses.replace(cpu, pretrained=True))):
+    installed = dataclasses.replace(cpu, pretrained=True, schedule_free=True)
+    for number, machine in enumerate((cpu, gpu, installed)):
         for train in (statistics(), statistics(categories=90, keypoints=["nose"], masks=0.5)):
             facts = DatasetFacts(train, train, machine)
             choices = choose(facts)

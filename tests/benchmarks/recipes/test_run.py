@@ -79,8 +79,9 @@ def test_larger_late_starts_with_the_usual_size(base):
 def test_recipes_that_do_not_apply_are_skipped(base):
     cfg = load_config(base, ["DATALOADER.REPEAT_THRESHOLD", 0.0, "MODEL.MASK_ON", False])
     skipped = {name for name, recipe in RECIPES.items() if not recipe.applies_to(cfg)}
-    from_masks = {"box_from_mask", "no_mask_scores"}
-    assert skipped == {"no_repeat", "copy_paste", "masks_56", "mask_dice"} | from_masks
+    with_masks = {"copy_paste", "masks_56", "mask_dice", "mask_boundary", "box_from_mask",
+                  "no_mask_scores"}  # fmt: skip
+    assert skipped == {"no_repeat"} | with_masks
     assert all(recipe.applies_to(load_config(base)) for recipe in RECIPES.values())
 
 
