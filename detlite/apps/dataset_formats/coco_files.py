@@ -5,7 +5,9 @@ import json
 import os
 import posixpath
 import re
+from collections import defaultdict
 from collections.abc import Hashable, Mapping
+from contextlib import suppress
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ from detlite.data.findings import Findings
 from detlite.data.images.reading import image_size
 from detlite.data.index.build import open_index
 
-from .file_tree import AmbiguousNameError, FileTree, excerpt
+from .file_tree import FileTree, NoImageError, excerpt
 
 VAL_FRACTION = 0.2
 _SAMPLE = 20  # images that decide whether a folder is the right one
@@ -35,15 +37,12 @@ def find_coco_files(tree: FileTree) -> dict[str, Path]:
     files = list(filter(_is_coco, near))
     if len(files) <= 1:
         return {"train": files[0]} if files else {}
-    train, val, both = (
-        [file for file in files if _splits_of(file, folder) == splits]
-        for splits in ({"train"}, {"val"}, {"train", "val"})
-    )
-    others = (file for file in files if not _splits_of(file, folder))
-    test = [file for file in others if _TEST.search(file.relative_to(folder).as_posix().lower())]
+    named: defaultdict[str, list[Path]] = defaultdict(list)
+    for file in files:
+        named[_split_name(file, folder)].append(file)
+    train, val, test, both = (named[split] for split in ("train", "val", "test", "trainval"))
     if len(train) == 1 and (len(val) == 1 or len(test) == len(files) - 1):
-        found = {"train": train, "val": val, "test": test}
-        return {split: matches[0] for split, matches in found.items() if matches}
+        return {split: named[split][0] for split in ("train", "val", "test") if named[split]}
     if len(both) == 1 and not train and not val:
         return {"train": both[0]}
     names = ", ".join(str(file.relative_to(folder)) for file in files)
@@ -77,8 +76,8 @@ def find_images(annotations: Path, folder: Path | None = None) -> Path:
             "folder that their names are relative to with --images"
         )
     best = [path for path in counts if counts[path] == max_count]
-    if not folder and (splits := _splits_of(annotations, root)):
-        best = [path for path in best if _splits_of(path, root) == splits] or best
+    if not folder and (split := _split_name(annotations, root)):
+        best = [path for path in best if _split_name(path, root) == split] or best
     if len(best) > 1 and best[0] not in usual:
         raise DataError(
             f"{annotations}: its images, such as {names[0]}, are in several folders "
@@ -106,12 +105,8 @@ def read_coco(
     if missing:
         near = FileTree(file, images or (folder if folder != file.parent else None))
         for name in missing:
-            try:
+            with suppress(NoImageError):  # reported as a missing file
                 found[name] = near.image(name, file)
-            except AmbiguousNameError:
-                raise
-            except DataError:
-                continue  # reported as a missing file
     if problem and not found:
         raise problem
     if not found and (index.sizes > 0).all():
@@ -189,13 +184,12 @@ def _hash_fraction(name: str) -> float:
     return int.from_bytes(digest, "big") / 2**64
 
 
-def _splits_of(path: Path, root: Path) -> set[str]:
-    """Return which of "train" and "val" occur in the name of a path, or else in its parents."""
-    for name in (path.name, path.relative_to(root).as_posix()):
-        splits = {split for split, text in _SPLITS.items() if re.search(text, name.lower())}
-        if splits:
-            return splits
-    return set()
+def _split_name(path: Path, root: Path) -> str:
+    """Return the "train", "val", "trainval" or "test" in the name of a path or its parents."""
+    for name in (path.name.lower(), path.relative_to(root).as_posix().lower()):
+        if split := "".join(split for split, text in _SPLITS.items() if re.search(text, name)):
+            return split
+    return "test" if _TEST.search(name) else ""
 
 
 def _is_coco(file: Path) -> bool:

@@ -56,7 +56,7 @@ def _size(node: ET.Element) -> tuple[int, int]:
 
 
 def _shape(label: str, node: ET.Element) -> Shape:
-    shape = Shape.not_an_object(node.tag, label, _points(node) if node.get("points") else ())
+    shape = Shape.of_kind(node.tag, label, _points(node) if node.get("points") else ())
     values, degrees = node.attrib, float(node.get("rotation") or 0)
     if node.tag == "box":
         x1, y1, x2, y2 = (float(values[key]) for key in ("xtl", "ytl", "xbr", "ybr"))
@@ -65,8 +65,6 @@ def _shape(label: str, node: ET.Element) -> Shape:
     elif node.tag == "ellipse":
         x, y, rx, ry = (float(values[key]) for key in ("cx", "cy", "rx", "ry"))
         shape = Shape.ellipse(label, (x, y), (rx, ry), degrees)
-    elif node.tag == "polygon":
-        shape.problem = ""
     elif node.tag == "mask":
         left, top, width, height = (int(values[key]) for key in ("left", "top", "width", "height"))
         runs = [int(run) for run in values["rle"].split(",")]  # row by row, background first

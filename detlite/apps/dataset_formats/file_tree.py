@@ -35,8 +35,8 @@ _SAMPLE = 3  # files that decide the format
 _HEAD = 1 << 16  # bytes at the start and the end of a file that `excerpt` returns
 
 
-class AmbiguousNameError(DataError):
-    """Several images match a name."""
+class NoImageError(DataError):
+    """No image that is read matches a name."""
 
 
 class FileTree:
@@ -91,8 +91,8 @@ class FileTree:
                 return _best(candidates, path, label_file)
         for file in self.files:
             if file.suffix.lower() not in _LABELS and _key(file.stem) in map(_key, keys):
-                raise DataError(f"{file}: has an unsupported format; convert it to PNG or TIFF")
-        raise DataError(
+                raise NoImageError(f"{file}: has an unsupported format; convert it to PNG or TIFF")
+        raise NoImageError(
             f"{label_file}: its image {name!r} is not in {self.image_root}. Name the folder of the "
             "images with --images, or export the labels together with the images"
         )
@@ -242,7 +242,7 @@ def _best(candidates: Iterable[Path], name: str, label_file: Path) -> Path:
 
     ranked = sorted(candidates, key=rank, reverse=True)
     if len(ranked) > 1 and rank(ranked[0]) == rank(ranked[1]):
-        raise AmbiguousNameError(
+        raise DataError(
             f"{label_file}: {name.rpartition('/')[2] or ranked[0].stem} is ambiguous: "
             f"{ranked[0]} or {ranked[1]}; remove one"
         )

@@ -81,12 +81,7 @@ def _via_shape(category: str, row: Json) -> Shape:
         degrees = float(np.rad2deg(row.get("theta", 0)))
         return Shape.ellipse(category, (row["cx"], row["cy"]), radii, degrees)
     points = zip(row.get("all_points_x", ()), row.get("all_points_y", ()), strict=True)
-    corners = flat(list(points))
-    return (
-        Shape(category, corners)
-        if kind == "polygon"
-        else Shape.not_an_object(kind, category, corners)
-    )
+    return Shape.of_kind(kind, category, flat(list(points)))
 
 
 def label_studio_labels(
@@ -165,7 +160,7 @@ def _label_studio_shape(category: str, value: Json, height: int, width: int) -> 
         radii = value["radiusX"] * width / 100, value["radiusY"] * height / 100
         return Shape.ellipse(category, (x, y), radii, degrees)
     if "height" not in value:
-        return Shape.not_an_object("keypoint without a parent region", category)
+        return Shape.of_kind("keypoint without a parent region", category)
     w, h = value["width"] * width / 100, value["height"] * height / 100
     return Shape.box(category, (x, y, w, h), degrees)
 
@@ -229,10 +224,9 @@ def _supervisely_shape(category: str, row: Json) -> Shape:
         (x1, y1), (x2, y2) = points["exterior"]
         x, y = min(x1, x2), min(y1, y2)
         return Shape.box(category, (x, y, abs(x2 - x1) + 1, abs(y2 - y1) + 1))
-    corners = flat(points.get("exterior", ()))
-    if kind == "polygon":
-        return Shape(category, corners, holes=[flat(hole) for hole in points.get("interior", ())])
-    return Shape.not_an_object(kind, category, corners)
+    shape = Shape.of_kind(kind, category, flat(points.get("exterior", ())))
+    shape.holes = [flat(hole) for hole in points.get("interior", ())]
+    return shape
 
 
 def datumaro_labels(file: Path, tree: FileTree, conversion: Conversion) -> Iterator[ImageLabels]:
@@ -256,12 +250,10 @@ def _datumaro_image(names: Sequence[str], split: str | None, item: Json) -> Imag
 
 def _datumaro_shape(category: str, row: Json) -> Shape:
     kind = row["type"]
-    shape = Shape.not_an_object(kind, category, row.get("points", ()))
+    shape = Shape.of_kind(kind, category, row.get("points", ()))
     if kind == "bbox":
         (x, y, w, h), degrees = row["bbox"], float(row.get("attributes", {}).get("rotation", 0))
         shape = Shape.box(category, (x, y, w, h), degrees, (x + w / 2, y + h / 2))
-    elif kind == "polygon":
-        shape.problem = ""
     elif kind == "mask":
         height, width = row["rle"]["size"]
         mask = read_segmentation(row["rle"], height, width)

@@ -70,7 +70,7 @@ def _shape(row: dict[str, Any]) -> Shape:
     if not isinstance(points, list) or not all(map(_is_point, points)):
         return Shape(category, problem=f"points is {short_repr(points)}, not a list of [x, y]")
     if kind not in _MIN_POINTS:
-        return Shape.not_an_object(kind, category, flat(points))
+        return Shape.of_kind(kind, category, flat(points))
     if len(points) < _MIN_POINTS[kind]:
         problem = f"a {kind} of {len(points)} points needs {_MIN_POINTS[kind]}"
         return Shape(category, flat(points), problem=problem)

@@ -67,10 +67,10 @@ class Shape:
     where: str = ""
 
     @classmethod
-    def not_an_object(cls, kind: str, category: str, corners: Sequence[float] = ()) -> "Shape":
-        """Return a bad shape; its position is known if it has corners."""
+    def of_kind(cls, kind: str, category: str, corners: Sequence[float] = ()) -> "Shape":
+        """Return a polygon, or for any other kind a bad shape with the position of its corners."""
         problem = f"a shape of type {kind} is not an object; draw a box or polygon, or remove it"
-        return cls(category, corners, problem=problem)
+        return cls(category, corners, problem=problem * (kind != "polygon"))
 
     @classmethod
     def png(
