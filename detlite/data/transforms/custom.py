@@ -14,6 +14,7 @@ from detlite.structures.masks.packed import PackedMasks
 
 from .crop import crop_target, select_objects
 
+_MARGIN = 0.5  # by which interpolation may leave 0..1; images of 0..255 and normalized ones do more
 TargetTransform = Callable[[Tensor, Target], tuple[Tensor, Target]]
 TRANSFORMS: Registry[TargetTransform] = Registry("transform")
 """Transforms that INPUT.TRANSFORMS can name. `@TRANSFORMS.register("mine")` adds a function of an
@@ -39,6 +40,9 @@ def apply_custom(
 def _problem(image: Tensor, target: Target, channels: int) -> str:
     if not isinstance(image, Tensor) or image.ndim != 3 or len(image) != channels:
         return f"no image [{channels}, H, W]"
+    is_unit = image.is_floating_point() and (image - 0.5).abs().max() < 0.5 + _MARGIN
+    if image.dtype != torch.uint8 and not is_unit:
+        return f"an image {image.dtype} that is neither uint8 nor float in 0..1"
     names = target.keys() & {"boxes", "labels", "masks", "keypoints"}
     counts = {name: len(target[name]) for name in sorted(names)}
     if len(set(counts.values())) > 1:
@@ -46,6 +50,8 @@ def _problem(image: Tensor, target: Target, channels: int) -> str:
     boxes = target["boxes"]
     if boxes.ndim != 2 or boxes.shape[1] != 4 or not boxes.isfinite().all():
         return "boxes that are not finite numbers [N, 4]"
+    if (boxes[:, 2:] < boxes[:, :2]).any():
+        return "boxes that are not (x1, y1, x2, y2)"
     return ""
 
 

@@ -70,6 +70,11 @@ def test_a_custom_function(use):
         (lambda image, target: (image[0], target), r"no image \[3, H, W\]"),
         (lambda image, target: (image, {**target, "labels": target["labels"][:1]}), "numbers of"),
         (lambda image, target: (image, {**target, "boxes": target["boxes"] / 0}), "not finite"),
+        (lambda image, target: (image, {**target, "boxes": -target["boxes"]}), "not .x1, y1, x2"),
+        (lambda image, target: (image.float(), target), "neither uint8 nor float in 0..1"),
+        (lambda image, target: (image / 255 / 0.2 - 2.1, target), "neither uint8 nor float"),
+        (lambda image, target: (image.long(), target), "int64 that is neither uint8 nor float"),
+        (lambda image, target: (image / torch.nan, target), "neither uint8 nor float"),
     ],
 )
 def test_results_are_checked(use, wrong, message):
