@@ -6,15 +6,13 @@ import os
 import re
 import unicodedata
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 from urllib.parse import unquote
 
 from detlite.data.errors import DataError
 from detlite.data.images.formats import image_suffixes
-from detlite.data.images.reading import image_size
 
 OUTPUT_FOLDER = "detlite"  # in the folder of a dataset, for the files that `detlite init` writes
 SPLITS = {"trainval": "train", "train": "train", "training": "train", "val": "val", "valid": "val",
@@ -186,30 +184,6 @@ def read_lines(file: Path) -> list[str]:
         return file.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{file}: cannot be read as text in UTF-8: {error}") from error
-
-
-def check_size(
-    image: Path, expected: Sequence[Any], file: Path, upright: bool = True
-) -> tuple[int, int]:
-    """Check the size that a label file states for its image, and return it.
-
-    Args:
-        expected: the stated (height, width); zeros or None if unknown: the image's size is
-            returned. It may be the size before or after applying the EXIF orientation.
-        upright: the EXIF orientation is applied in training.
-
-    Raises:
-        DataError: the sizes differ, or the image cannot be read.
-    """
-    size, stated = image_size(image, upright), (expected[0], expected[1])
-    if not all(stated) or stated == size:
-        return size
-    if stated != image_size(image, not upright):
-        raise DataError(
-            f"{file}: its size is {stated[1]}x{stated[0]} (width x height), but {image} is "
-            f"{size[1]}x{size[0]}"
-        )
-    return stated
 
 
 def _key(name: str) -> str:

@@ -19,11 +19,13 @@ from PIL import Image
 
 from detlite.data.datasets.coco_values import CLIPPED, read_box
 from detlite.data.errors import DataError
+from detlite.data.images.checks import UPRIGHT
 from detlite.data.images.decoders import DECODE_ERRORS
+from detlite.data.images.reading import image_size
 from detlite.structures.masks.formats import encode_bitmap, to_bitmap
 from detlite.structures.masks.rle import tight_bounds
 
-from .file_tree import FileTree, check_size
+from .file_tree import FileTree
 from .labeled_dataset import (
     AS_BACKGROUND,
     AS_REGION,
@@ -147,7 +149,7 @@ def read_shapes(
                     text = "The image that is named in the file is used."
                     what = "label files with the name of another image"
                     conversion.findings.add(what, text, f"{file} ({path})", "file")
-                size = check_size(path, labels.size, file, conversion.upright)
+                size = check_size(path, labels.size, file, conversion)
                 where = f"{file}" if one_each else f"{file}: {labels.name}"
                 objects = to_objects(labels.shapes, size, where, conversion)
                 split = labels.split or tree.split_of(path, file)
@@ -159,6 +161,27 @@ def read_shapes(
         example, count = str(unused[0]), len(unused)
         conversion.findings.add("images without labels", text, example, "image", count)
     return LabeledDataset(tree.data, images)
+
+
+def check_size(
+    image: Path, expected: Sequence[Any], file: Path | None, conversion: Conversion
+) -> tuple[int, int]:
+    """Return the (height, width) of an image, and check the one that a label file states.
+
+    `expected` has zeros or None if it is unknown. It may be the size before or after applying the
+    EXIF orientation. Raises DataError if the sizes differ, or if the image cannot be read.
+    """
+    upright, stated = conversion.upright, (expected[0], expected[1])
+    size, other = image_size(image, upright), image_size(image, not upright)
+    if upright and size != other and not all(stated):
+        what = "images with an EXIF orientation, whose labels state no size"
+        conversion.findings.add(what, UPRIGHT, str(image), "image")
+    if all(stated) and stated not in (size, other):
+        raise DataError(
+            f"{file}: its size is {stated[1]}x{stated[0]} (width x height), but {image} is "
+            f"{size[1]}x{size[0]}"
+        )
+    return stated if all(stated) else size
 
 
 def read_each(

@@ -17,11 +17,10 @@ from typing import Any
 
 from detlite.config import ConfigError, parse_yaml
 from detlite.data.errors import DataError, short_repr
-from detlite.data.images.reading import image_size
 
 from .file_tree import SPLITS, FileTree, read_lines
 from .labeled_dataset import Conversion, LabeledDataset, LabeledImage
-from .shapes import Shape, to_objects
+from .shapes import Shape, check_size, to_objects
 
 _TOLERANCE = 0.01  # accepted distance of rounded coordinates from the image, as a fraction
 _YAML = (".yaml", ".yml")
@@ -101,7 +100,8 @@ def read_yolo(tree: FileTree, conversion: Conversion) -> LabeledDataset:
     labeled = []
     for image, split in listed:
         with conversion.collect():
-            text_file, size = _text_file(image), image_size(image, conversion.upright)
+            text_file = _text_file(image)
+            size = check_size(image, (0, 0), text_file, conversion)
             if text_file is None and (other := image.with_suffix(".xml")).is_file():
                 raise DataError(f"{other}: the labels of other images are text files; convert one")
             shapes = list(_read_shapes(text_file, size, labels, conversion))

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from detlite.data.errors import DataError, refuse
-from detlite.data.images.checks import find_bad_images
+from detlite.data.images.checks import find_bad_images, orientation_findings
 from detlite.data.images.pixels import DEFAULT_OPTIONS, ImageOptions
 from detlite.data.images.reading import read_image, read_reduced
 from detlite.data.images.sources import ImageArchive, ImageFolder, StoredImage, image_file_of
@@ -115,6 +115,8 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
         bad_images = self._check_entries(check_images, skip_bad)
         uses_empty = background or not train
         self.findings = self.index.findings(self.selection, skip_bad, bad_images, uses_empty)
+        if check_images:
+            self.findings += orientation_findings(self.index, images, image_options)
         keep = np.ones(len(self.index.image_ids), bool)
         if train:
             values = self.index.labeled_keypoints if min_keypoints else 1

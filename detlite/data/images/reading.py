@@ -91,6 +91,17 @@ def image_problem(
     return None
 
 
+def unclear_orientation(source: ImageSource, size: Size, options: ImageOptions) -> str | None:
+    """Return an EXIF orientation that changes an image, but not its size."""
+    try:
+        with open_image(source, options.max_pixels) as file:
+            orientation = file.orientation(header_only=True)
+            is_clear = orientation == 1 or upright_size(file.size, orientation) != file.size
+            return None if is_clear else f"orientation {orientation}"
+    except DataError:
+        return None
+
+
 def read_reduced(
     source: ImageSource, size: Size, options: ImageOptions, min_size: Size, cache: FileCache | None
 ) -> Tensor:

@@ -205,6 +205,9 @@ def test_labels_of_stored_pixels(yolo_folder):
         conversion = Conversion(upright=upright)
         content = to_coco(read_folder(yolo_folder, conversion)[1]["train"])
         assert content["annotations"][0]["bbox"] == box
+        found = [row["what"] for row in content.get("findings", ())]
+        expected = ["images with an EXIF orientation, whose labels state no size"]
+        assert found == expected * upright
 
 
 def test_labels_without_names(tmp_path, image, text):

@@ -93,3 +93,21 @@ def test_images_of_a_new_folder_are_checked_each_time(content, write_set, cache,
     Image.new("RGB", (8, 8)).save(folder / "a.png")
     with pytest.raises(DataError, match="annotation file has 40x30"):
         CocoDataset(file, folder)
+
+
+@pytest.mark.parametrize(("orientation", "reported"), [(1, False), (3, True), (6, False)])
+def test_orientations_that_keep_the_size(content, write_set, cache, orientation, reported):
+    """Sizes show if annotations count stored pixels only where width and height are swapped."""
+    file, folder = write_set(content)
+    exif = Image.Exif()
+    exif[0x112] = orientation
+    with Image.open(folder / "a.png") as image:
+        size = image.size[::-1] if orientation == 6 else image.size
+        image.resize(size).save(folder / "a.png", exif=exif)
+    for options in (ImageOptions(), ImageOptions(exif_orientation=False)):
+        skip_bad = orientation == 6  # stored pixels have another size
+        dataset = CocoDataset(file, folder, skip_bad=skip_bad, image_options=options)
+        found = [one for one in dataset.findings if "EXIF orientation keeps" in one.what]
+        assert bool(found) == (reported and options.exif_orientation)
+        for finding in found:
+            assert (finding.count, finding.example) == (1, "image 10 (a.png): orientation 3")
