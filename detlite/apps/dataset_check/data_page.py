@@ -45,13 +45,13 @@ def _describe(inspection: Inspection) -> dict[str, Any]:
     kinds = defaultdict(list)
     for defect in inspection.defects:
         kinds[defect.kind, defect.refused].append(defect)
-    step = max(1, len(inspection.fingerprinted) // _MAX_IMAGES)
+    readable = list(inspection.fingerprints)
     by_image = defaultdict(list)
     for row in inspection.objects:
         by_image[row["image_id"]].append(row)
     examples = [
         _image(inspection, image_id, f"image {image_id}", by_image[image_id])
-        for image_id in inspection.fingerprinted[::step][:_MAX_IMAGES]
+        for image_id in readable[:: max(1, len(readable) // _MAX_IMAGES)][:_MAX_IMAGES]
     ]
     return {
         "file": inspection.name,

@@ -120,7 +120,6 @@ def inspect_dataset(
     if masks is None:
         masks = 2 * with_masks >= int(index.counts(selection.objects).sum()) > 0
     result.selection = replace(selection, masks=masks)
-    result.category_rows = index.content["categories"]
     for where, problem in index.table["image_problems"]:
         result.defects.append(Defect("image entry", where.partition(",")[0], problem, refused))
     for number in range(len(index.image_ids)):
@@ -160,8 +159,7 @@ def _inspect_images(result: Inspection, options: ImageOptions) -> None:
         for image, (defects, found) in zip(_progress(images, "images"), inspected, strict=True):
             result.defects += defects
             if found is not None:
-                result.fingerprints.append(found)
-                result.fingerprinted.append(image["id"])
+                result.fingerprints[image["id"]] = found
 
 
 def _inspect(

@@ -48,10 +48,9 @@ class Inspection:
         index: of the annotation file; None if that cannot be read.
         selection: what every annotation must have.
         images: valid entries of `images` by id.
-        category_rows: entries of `categories`.
         objects: valid annotations, including crowds.
         findings: what is skipped, reinterpreted or switched off.
-        fingerprints, fingerprinted: fingerprints of the readable images, and their image ids.
+        fingerprints: of the readable images, by image id.
     """
 
     annotations: Location
@@ -60,11 +59,9 @@ class Inspection:
     index: AnnotationIndex | None = None
     selection: Selection = field(default_factory=Selection)
     images: dict[int, Row] = field(default_factory=dict)
-    category_rows: list[Row] = field(default_factory=list)
     objects: list[Row] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
-    fingerprints: list[Fingerprint] = field(default_factory=list)
-    fingerprinted: list[int] = field(default_factory=list)
+    fingerprints: dict[int, Fingerprint] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -79,7 +76,8 @@ class Inspection:
     @property
     def categories(self) -> dict[int, str]:
         """Category names by id."""
-        return {row["id"]: row["name"] for row in self.category_rows}
+        rows = self.index.content["categories"] if self.index else []
+        return {row["id"]: row["name"] for row in rows}
 
     def class_balance(self) -> list[tuple[str, int, int]]:
         """Return (category name, number of objects, number of images), most frequent first."""
@@ -118,8 +116,10 @@ class Inspection:
 
 def near_duplicates(sets: list[Inspection]) -> list[tuple[tuple[int, int], tuple[int, int]]]:
     """Return the pairs of nearly identical images, each as (index of the set, image id)."""
-    owners = [(index, number) for index, part in enumerate(sets) for number in part.fingerprinted]
-    pairs = similar_pairs([fingerprint for part in sets for fingerprint in part.fingerprints])
+    owners = [(index, number) for index, part in enumerate(sets) for number in part.fingerprints]
+    pairs = similar_pairs(
+        [fingerprint for part in sets for fingerprint in part.fingerprints.values()]
+    )
     return [(owners[first], owners[second]) for first, second in pairs]
 
 

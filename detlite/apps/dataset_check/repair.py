@@ -75,7 +75,6 @@ def repair(inspection: Inspection) -> tuple[Row, Counter[str]]:
         ids.discard(row_id)
         kept.append({**row, "bbox": box, "id": row_id})
     content = {**index.content, "images": images, "annotations": kept}
-    content["categories"] = inspection.category_rows
     return content, +counts
 
 

@@ -6,7 +6,7 @@ import os
 import posixpath
 import re
 from collections import defaultdict
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
@@ -149,17 +149,12 @@ def split_content(
     relative to the dataset, is hashed with the names.
     `groups` are names of images that stay together, each with the name that is hashed instead.
     """
-
-    def owner(row: dict[str, Any]) -> Any:
-        number = row.get("image_id")
-        return number if isinstance(number, Hashable) else None
-
-    annotated = {owner(row) for row in content["annotations"]}
+    annotated = {str(row.get("image_id")) for row in content["annotations"]}
     hashes = {}
     for row in content["images"]:
         name = (groups or {}).get(row["file_name"], row["file_name"])
         path = posixpath.normpath(posixpath.join(within, name)) if within else name
-        hashes[row["id"]] = _hash_fraction(path)
+        hashes[str(row["id"])] = _hash_fraction(path)
     order = sorted((value, number) for number, value in hashes.items() if number in annotated)
     if len(order) < 2:
         return {"train": content}
@@ -171,9 +166,11 @@ def split_content(
 
     def part(is_val: bool) -> dict[str, Any]:
         # Annotations of unknown images stay in "train", where they are reported.
-        images = [row for row in content["images"] if (row["id"] in val) == is_val]
-        rows = [row for row in content["annotations"] if (owner(row) in val) == is_val]
-        return {**content, "images": images, "annotations": rows}
+        keys = {"images": "id", "annotations": "image_id"}
+        return content | {
+            name: [row for row in content[name] if (str(row.get(key)) in val) == is_val]
+            for name, key in keys.items()
+        }
 
     return {"train": part(False), "val": part(True)}
 

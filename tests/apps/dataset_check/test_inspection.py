@@ -36,7 +36,7 @@ def test_valid_dataset_has_no_defects(content, write_set):
     assert str(found.findings[0]).startswith("crowds (iscrowd 1): 1 of 4 annotations")
     assert found.class_balance() == [("dog", 2, 2), ("cat", 1, 1)]
     assert len(found.objects) == 4  # and the crowd
-    assert found.fingerprinted == [10, 11, 12, 13]
+    assert [*found.fingerprints] == [10, 11, 12, 13]
 
 
 @pytest.mark.parametrize("is_rle", [False, True])
@@ -221,7 +221,7 @@ def test_invalid_lists_are_reported_and_the_rest_inspected(content, write_set, c
     annotations.write_text(json.dumps(content))
     found = inspect_dataset(annotations, folder)
     assert expected in kinds(found, True)
-    assert {11, 13} <= {*found.fingerprinted}
+    assert {11, 13} <= {*found.fingerprints}
 
 
 @pytest.mark.parametrize(
