@@ -1,4 +1,4 @@
-"""Train and evaluate by one function call each, as the commands do, for notebooks and searches."""
+"""Functions that train and evaluate like the commands, for notebooks and parameter searches."""
 
 import logging
 import time
@@ -34,7 +34,7 @@ from detlite.run_lock import run_lock
 
 Overrides = Mapping[str, Any] | Sequence[Any]
 
-# Each builds a config for a run that has none, from the weights (if any) and the overrides.
+# Functions that build a config for a run without one, from the weights (if any) and the overrides.
 CONFIG_BUILDERS: Registry[Callable[[FilePath | None, list[Any]], CfgNode]] = Registry(
     "config builder", on_demand={"autoconfig": "detlite.apps.autoconfig.configs"}
 )
@@ -92,8 +92,8 @@ def train(
         weights: initial checkpoint, see MODEL.WEIGHT, or "coco" for a model trained on COCO that
             fits the data and the machine. Predictors of categories with the same name are kept.
         minutes: SOLVER.MAX_MINUTES. Without a config and in a single process, some training steps
-            are timed first, usually for a minute, to choose the model, or with `weights` the
-            warm-up.
+            are timed first, usually for a minute, to choose the model (with `weights`, to choose
+            the length of the warm-up).
         output_dir: OUTPUT_DIR. If neither this nor `overrides` name it and the config's folder
             contains a run, a number is appended; a resumed run continues the last one.
         overrides: config keys and values, `{"SOLVER.BASE_LR": 0.01}`. They take precedence over all
@@ -171,8 +171,8 @@ def evaluate(
             the checkpoint.
         data: (annotation file, image folder), with the name "test". None: the test sets of the
             config.
-        output_dir: OUTPUT_DIR. None: as the config says; without a config, the folder `evaluation`
-            next to a local checkpoint.
+        output_dir: OUTPUT_DIR. None: the config's; without a config, the folder `evaluation` next
+            to a local checkpoint.
         overrides: see `train`.
 
     Raises:

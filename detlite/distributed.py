@@ -174,7 +174,7 @@ def all_gather_objects(value: Any) -> list[Any]:
 def gather_objects(value: Any) -> list[Any] | None:
     """Gather picklable objects of all processes, by rank, on rank 0; None on other ranks.
 
-    Arrays are received in place, because those of a dataset are large.
+    Arrays are received in place, because the arrays of a dataset are large.
     """
     if world_size() == 1:
         return [value]
@@ -231,7 +231,7 @@ def mean_over_processes(values: torch.Tensor) -> torch.Tensor:
 
 
 def data_parallel(model: nn.Module) -> nn.Module:
-    """Wrap a model in DistributedDataParallel; a single process gets the model itself.
+    """Wrap a model in DistributedDataParallel; with a single process, return the model.
 
     ConfigError if torch does not support DDP, or SyncBN, on the model's device.
     """

@@ -1,4 +1,4 @@
-"""Count usable CPU cores, and limit torch's threads to those that other programs leave idle.
+"""Count usable CPU cores, and limit torch's threads to the cores that other programs leave idle.
 
 `import detlite` imports this module, so slow modules are imported inside the functions.
 """

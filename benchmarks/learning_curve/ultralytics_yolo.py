@@ -130,7 +130,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="yolo11n-seg.pt")
     add_arguments(parser)
-    parser.add_argument("--size", type=int, help="image size (default: that of ultralytics)")
+    parser.add_argument("--size", type=int, help="image size (default: ultralytics' default)")
     parser.add_argument("--device", default="cpu")
     return parser
 

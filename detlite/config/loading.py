@@ -60,7 +60,7 @@ def config_from(
     Args:
         content: the keys and values, without `_BASE_`.
         source: the file that contains it, for error messages.
-        opts: overrides; they and errors are those of `load_config`.
+        opts: overrides, see `load_config`, also for errors.
         base: the `_BASE_`: a file, or the name of one of detlite's configs.
     """
     chain = read_chain(find_config(base)) if base else []

@@ -1,4 +1,4 @@
-"""Categories of published models: those of COCO and PASCAL VOC."""
+"""Categories of COCO and PASCAL VOC, for published models."""
 
 from collections.abc import Sequence
 from functools import cache

@@ -45,7 +45,7 @@ def is_regnet(state: StateDict) -> bool:
 
 
 def regnet_config(state: StateDict, ending: str) -> ConfigValues:
-    """Infer the config of a RegNet backbone; `ending` is that of MODEL.BACKBONE.CONV_BODY.
+    """Infer the config of a RegNet backbone; `ending` is the end of MODEL.BACKBONE.CONV_BODY.
 
     Raises:
         KeyError, ValueError: a weight is missing, or the RegNet is unknown.

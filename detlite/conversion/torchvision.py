@@ -15,7 +15,7 @@ _PATTERN = (
     r"|^(backbone\.body|features)\.0\.0\.weight$.*^\2\.16\.0\.weight$"
 )
 _RULES = [
-    # classifiers have the backbone only; those of timm have the same names
+    # classifiers have the backbone only; timm's have the same names
     (r"^(?:features\.)?(conv1|bn1|layer\d|(?<=features\.)\d+)\.", r"backbone.body.\1."),
     (r"^backbone\.body\.(conv1|bn1)\.", r"backbone.body.stem.\1."),
     *((rf"\.layer{n}\.", f".res{n + 1}.") for n in range(1, 5)),

@@ -79,7 +79,7 @@ def explain_not_json(file: Path, error: Exception) -> str:
 
 
 def explain_not_coco(keys: set[str]) -> str:
-    """Return a hint about a JSON object whose keys are not those of COCO, or ""."""
+    """Return a hint about a JSON object without COCO's keys, or ""."""
     if "shapes" in keys:
         return f"; it contains LabelMe labels: {_CONVERT}"
     lists = {"images", "annotations", "categories"}

@@ -76,7 +76,7 @@ class Findings:
 def summary(findings: Mapping[str, Iterable[Finding]]) -> str:
     """Return the findings of datasets by name as one block of text; "" if there are none.
 
-    Findings that several sets share, such as those of a folder that was split, are listed once.
+    Findings that several sets share, for example after splitting a folder, are listed once.
     """
     lines: list[str] = []
     for name, found in findings.items():

@@ -123,8 +123,8 @@ for _core in ("numpy.core", "numpy._core"):
     _ALLOWED[f"{_core}.numeric", "_frombuffer"] = _frombuffer
 
 
-# Not the C implementation: it allocates memory by the largest number that a pickle gives to an
-# object, which is gigabytes for a single damaged byte.
+# Python's implementation. The C implementation allocates memory for the largest object number in a
+# pickle, which can be gigabytes after a single damaged byte.
 class _Unpickler(pickle._Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in _ALLOWED:
@@ -198,12 +198,12 @@ def load_weights_only(path: Path) -> Any:
             allowed += [(UnpickledPlaceholder, name) for name in names if _LOG.fullmatch(name)]
         else:
             allowed += [(value, ".".join(name)) for name, value in _ALLOWED.items()]
-            # Torch sets the state of listed types only. No file can guess these names and call one.
+            # torch only sets the state of listed types. Random names keep a file from calling them.
             allowed += [(kind, secrets.token_hex()) for kind in (_DType, _Array)]
         try:
             with torch.serialization.safe_globals(allowed):
                 return torch.load(path, map_location="cpu", weights_only=True)
         except (pickle.UnpicklingError, TypeError) as refused:
-            # A module of torch is a part of a pickled model, which the first error names.
+            # If a module of torch is refused, the first error names the pickled model around it.
             unclear = "GLOBAL torch." in str(refused) or "GLOBAL" not in str(refused)
             raise (error if unclear else refused) from None

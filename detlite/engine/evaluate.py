@@ -47,7 +47,7 @@ def evaluate(
     Returns:
         The metrics of each dataset by name on rank 0; empty in other processes.
     """
-    # Each process has its own batch statistics, and checkpoints contain those of rank 0.
+    # Each process has its own batch statistics, and checkpoints contain rank 0's.
     broadcast_buffers(model)
     metrics = {
         dataset.name: evaluate_dataset(cfg, model, dataset, output_dir) for dataset in datasets

@@ -20,8 +20,8 @@ class Muon(torch.optim.AdamW):
     """Muon for the parameter groups with `muon` True, and AdamW for the others.
 
     A convolution kernel [D, C, ...] counts as the matrix [D, C ...]. The update of a matrix [N, M]
-    has the root mean square 0.2, about that of AdamW, so both share the learning rate and the
-    weight decay (https://arxiv.org/abs/2502.16982). The result is that of torch.optim.Muon with
+    has a root mean square of 0.2, similar to AdamW, so both share the learning rate and the weight
+    decay (https://arxiv.org/abs/2502.16982). The result equals torch.optim.Muon with
     `adjust_lr_fn="match_rms_adamw"`, up to rounding: the iteration is in float32 instead of
     bfloat16, and on the small Gram matrix, which is faster for wide matrices.
     """
@@ -86,7 +86,7 @@ def _polynomial(gram: Tensor) -> Tensor:
 
 
 def hidden_matrices(model: nn.Module) -> set[Tensor]:
-    """Return the weights that Muon updates: those of hidden linear layers and convolutions.
+    """Return the weights that Muon updates: weights of hidden linear layers and convolutions.
 
     AdamW updates the first convolution, the predictors (recognized by the names in `_PREDICTORS`)
     and grouped convolutions, which are many small matrices.

@@ -61,5 +61,5 @@ def preserve_rng(device: torch.device) -> Iterator[None]:
 
 
 def _index(device: torch.device) -> tuple[torch.device, ...]:
-    """Return the device argument of torch's functions; those of torch.mps have none."""
+    """Return the device argument of torch's functions; functions of torch.mps have none."""
     return () if device.type == "mps" else (device,)

@@ -51,7 +51,7 @@ def run_training(
     if weights:
         load_weights(model, weights, cfg.MODEL.REINIT_HEADS)
     del weights  # free its memory
-    model.categories = train_set.categories  # not those of the weights
+    model.categories = train_set.categories  # not the categories of the weights
     if is_main():
         (output_dir / CONFIG_FILE).write_text(cfg.dump())
     hooks = [*hooks, HOOKS.get("RunDrawings")(cfg)]

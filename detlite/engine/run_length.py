@@ -52,7 +52,7 @@ class RunLength:
         yield
 
     def report(self) -> dict[str, float]:
-        """Return metrics to log in addition to those of the steps."""
+        """Return additional metrics to log."""
         return {}
 
     def state_dict(self) -> dict[str, Any]:

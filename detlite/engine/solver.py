@@ -30,7 +30,7 @@ def build_optimizer(cfg: CfgNode, model: nn.Module) -> torch.optim.Optimizer:
 
     Learning rates are relative to the base learning rate of `base_lr`:
 
-    - Biases, also those of normalization layers, have BIAS_LR_FACTOR times the learning rate and
+    - Biases, also in normalization layers, have BIAS_LR_FACTOR times the learning rate and
       the weight decay WEIGHT_DECAY_BIAS. Scales of normalization layers have WEIGHT_DECAY_NORM.
     - The backbone without its neck has BACKBONE_LR_FACTOR times the learning rate, and LAYER_DECAY
       to the power of n times in its n-th layer before the neck, as in ViTDet
@@ -56,8 +56,8 @@ def build_optimizer(cfg: CfgNode, model: nn.Module) -> torch.optim.Optimizer:
         return build_schedule_free(groups, lr, momentum, cfg.SOLVER.LR_SCHEDULE)
     if adaptive := {"AdamW": torch.optim.AdamW, "Muon": Muon}.get(cfg.SOLVER.OPTIMIZER):
         return adaptive(groups, lr=lr, betas=(momentum, 0.999), fused=fused)
-    # It cannot start the momentum of some parameters later than that of others either. FusedSGD,
-    # once a class of NVIDIA's apex, is the same.
+    # Fused SGD cannot start the momentum of some parameters later either. FusedSGD, once a class of
+    # NVIDIA's apex, is the same.
     fused = fused and not cfg.SOLVER.BACKBONE_FREEZE_ITERS
     return torch.optim.SGD(groups, lr=lr, momentum=momentum, fused=fused)
 

@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 class Trainer:
     """Trains a detector as SOLVER says, evaluates it, and writes the files of a run.
 
-    Every process creates one, with hooks in addition to those of SOLVER.HOOKS, and calls `train`.
+    Every process creates one, with hooks in addition to SOLVER.HOOKS, and calls `train`.
 
     Attributes:
         iteration: number of the current iteration, from 1. Before the first step of a run, and

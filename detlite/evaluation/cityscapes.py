@@ -1,6 +1,6 @@
 """Cityscapes average precision of masks.
 
-The rules are those of evalInstanceLevelSemanticLabeling in cityscapesscripts 2.3, without
+The rules are from evalInstanceLevelSemanticLabeling in cityscapesscripts 2.3, without
 distances.
 D predictions, G instances, P pairs of the same image and category.
 """

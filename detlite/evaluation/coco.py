@@ -1,6 +1,6 @@
 """COCO average precision and recall of boxes, masks and keypoints.
 
-The values equal those of pycocotools (cocodataset.org/#detection-eval), as fractions.
+The values equal pycocotools' values (cocodataset.org/#detection-eval), as fractions.
 """
 
 from collections import Counter
@@ -96,7 +96,7 @@ def match_coco(
     max_dets: int = 100,
     oks_sigmas: Sequence[float] = (),
 ) -> MatchedDetections:
-    """Match detections to objects. Arguments and errors are those of `evaluate_coco`."""
+    """Match detections to objects. See `evaluate_coco` for arguments and errors."""
     truth = read_ground_truth(coco_gt, iou_type)
     if iou_type == "keypoints":
         return _match_keypoints(results, truth, _sigmas(truth, oks_sigmas))
@@ -149,7 +149,7 @@ def summarize(tables: PrecisionRecall, names: Sequence[str], iou_type: str) -> d
 
 
 def category_names(coco_gt: COCO | GroundTruthFile) -> list[str]:
-    """Return the category names by increasing id; an ambiguous name gets the id appended."""
+    """Return the category names by increasing id; the id is appended to ambiguous names."""
     categories = [coco_gt.cats[number] for number in sorted(coco_gt.cats)]
     names = [str(category.get("name", category["id"])) for category in categories]
     times = Counter(names)

@@ -120,9 +120,9 @@ def _convert(
         if field not in fields:
             return [default] * len(rows)
         values = [row.get(field) for row in rows]
-        known = np.array([one is not None for one in values], bool)
+        known = np.array([x is not None for x in values], bool)
         flags[known] |= 1 << _FIELDS.index(field)
-        return values if known.all() else [default if one is None else one for one in values]
+        return values if known.all() else [default if x is None else x for x in values]
 
     ids = [[*map(read_id, read(field))] for field in ("image_id", "category_id")]
     marks = [read("id"), np.array(read("iscrowd"), bool), read("num_keypoints")]
@@ -131,9 +131,9 @@ def _convert(
     if rows and (numbers.ndim, boxes.shape) != (2, (len(rows), 4)):
         raise ValueError
     points = read("keypoints", [])
-    point_lengths = [len(one) for one in points]
+    point_lengths = [len(row) for row in points]
     keypoints = np.array([*chain.from_iterable(points)], np.float64)
-    if keypoints.ndim != 1 or any(isinstance(one, str) for one in points):
+    if keypoints.ndim != 1 or any(isinstance(row, str) for row in points):
         raise ValueError
     masks = [_NO_MASK] * len(rows)
     if "segmentation" in fields:

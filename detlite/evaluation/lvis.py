@@ -1,4 +1,4 @@
-"""LVIS average precision (lvisdataset.org). The values equal those of the package `lvis` 0.5.3.
+"""LVIS average precision (lvisdataset.org). The values equal the package `lvis` 0.5.3.
 
 LVIS is a federated dataset: only some categories are annotated in each image. Detections of other
 categories do not count, nor do false positives of categories that are not annotated exhaustively.

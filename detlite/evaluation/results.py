@@ -65,7 +65,7 @@ class Results:
 
     @classmethod
     def read(cls, file: Path, required: Sequence[str] = ()) -> Results:
-        """Read the `required` IoU types of a COCO results file; empty: those that all entries have.
+        """Read the `required` IoU types of a COCO results file; empty: types that all entries have.
 
         If boxes are required but missing in some entries, all boxes are computed from the masks.
         DataError if the file cannot be read or an entry is invalid.

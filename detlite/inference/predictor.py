@@ -81,7 +81,7 @@ class Predictor:
         max_size: maximum length of the long side (1333, or as the file says).
         score_thresh: minimum score of detections; it replaces a higher threshold of the model
             (MODEL.ROI_HEADS.SCORE_THRESH). None: TEST.SCORE_THRESHOLD of the file, which training
-            measures, or else the model's own threshold.
+            measures, or the model's threshold.
         rle: return masks as COCO RLEs, not as bitmaps of H x W bytes each.
         dtype: precision of the forward pass with autocast: float32, float16 or bfloat16. A model
             of `detlite.optimize` with float32 is faster; `from_checkpoint` creates one.

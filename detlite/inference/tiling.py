@@ -163,7 +163,7 @@ def merge(
     """
     cut = [tile.cuts(found.boxes, size) for tile, found in zip(tiles, detections, strict=True)]
     offsets = torch.tensor([0, *map(len, cut)]).cumsum(0).tolist()
-    # For each detection, those that it drops and those that complete it.
+    # For each detection, the detections that it drops and the detections that complete it.
     drops: list[list[int]] = [[] for _ in range(offsets[-1])]
     completions: list[list[int]] = [[] for _ in range(offsets[-1])]
     for s, tile in enumerate(tiles):

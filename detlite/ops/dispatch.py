@@ -3,8 +3,8 @@
 A fallback is a Python function. Its signature is the schema of the operator. The dispatcher calls
 it on devices without a compiled kernel (MPS, XPU, CUDA in a build for the CPU), and everywhere if
 the kernels are not built. RoIAlign, RoIPool and NMS use torchvision's operators; a device that has
-none runs them on the CPU. Shapes and gradients are those of the kernels, and so are the checks of
-arguments, except for the contents of integer tensors.
+none runs them on the CPU. Shapes, gradients and checks of arguments are the same as for the
+kernels, except that the contents of integer tensors are not checked.
 
 The memory of fallbacks is bounded, but the host waits for the device a few times in each call.
 """
@@ -42,8 +42,8 @@ def operator(name: str, runs_on: Literal["any", "torchvision", "cpu"] = "any") -
     """Return a decorator that makes a function call `torch.ops.detlite.<name>`.
 
     The function is the fallback of the operator. `runs_on` says on which devices it can compute:
-    any, those with kernels of torchvision, or only the CPU. Arguments on another device are
-    computed on the CPU.
+    any device, devices with kernels of torchvision, or only the CPU. Arguments on another device
+    are computed on the CPU.
     """
     packet, _, overload = name.partition(".")
 

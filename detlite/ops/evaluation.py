@@ -48,7 +48,7 @@ def encode_polygons(
 ) -> tuple[Tensor, Tensor]:
     """Encode the union of each mask's polygons as COCO's compressed run lengths.
 
-    The pixels equal those of pycocotools' `frPyObjects` and `merge`.
+    The pixels are the same as with pycocotools' `frPyObjects` and `merge`.
 
     Args:
         corners: float64 `[V, 2]`, (x, y) of all polygons. Coordinates beyond 2^25 / 5 pixels are
@@ -124,7 +124,7 @@ def mask_intersections(
         index: int64 `[D]`, the mask of each row, 0 to N - 1.
         other_data, other_lengths, other_pixels: G other masks in the same form.
         ranges: int64 `[D, 2]` of (first, end): the mask of a row is compared with the other masks
-            `first` to `end - 1`, those of its image.
+            of its image, `first` to `end - 1`.
 
     Returns:
         shared: int64 `[P]`, the shared pixels of each pair, row by row.

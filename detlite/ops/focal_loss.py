@@ -24,7 +24,7 @@ def sigmoid_focal_loss(
 
     Args:
         inputs: logits of any shape and floating type.
-        targets: from 0 to 1, in the shape of `inputs` and any type; they get no gradient.
+        targets: from 0 to 1, in the shape of `inputs` and any type; they have no gradient.
         alpha: weight of target 1, from 0 to 1; target 0 has the rest. Negative for no weights.
         gamma: at least 0; 0 means plain cross entropy.
         reduction: "none", "mean" or "sum".

@@ -74,7 +74,7 @@ def paste_masks(
 ) -> list[dict[str, Any]]:
     """Resample masks into their boxes, threshold them and encode them as COCO RLEs.
 
-    The pixels equal those of `structures.masks.pasting.paste_probabilities`, but no image is
+    The pixels are the same as with `structures.masks.pasting.paste_probabilities`, but no image is
     stored: work and memory grow with the boxes.
 
     Args:

@@ -49,7 +49,7 @@ def roi_align(
 
     Returns:
         `[K, C, height, width]` in the type and memory format of `input`. Samples outside the map
-        are 0, as are padding and boxes with a NaN or infinite coordinate. Boxes get no gradient.
+        are 0, as are padding and boxes with a NaN or infinite coordinate. Boxes have no gradient.
 
     Raises:
         ValueError: `boxes` or `output_size` has the wrong shape.

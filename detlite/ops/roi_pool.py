@@ -30,7 +30,7 @@ def roi_pool(
 ) -> Tensor:
     """Pool the features of each box to a fixed size by the maximum of each bin.
 
-    Arguments, result and errors are those of `roi_align`. Scaled boxes are rounded to whole cells,
+    See `roi_align` for arguments, result and errors. Scaled boxes are rounded to whole cells,
     the last one included. Bins without a cell on the map are 0. A NaN is larger than any number.
     """
     return pyramid_roi_pool([input], boxes, output_size, [spatial_scale])

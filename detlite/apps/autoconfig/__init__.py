@@ -1,5 +1,5 @@
 """A config for a dataset: statistics -> rules -> YAML with a reason for each key.
 
-The approach is that of nnU-Net (Isensee et al. 2021, doi 10.1038/s41592-020-01008-z): derive from
+The approach is from nnU-Net (Isensee et al. 2021, doi 10.1038/s41592-020-01008-z): derive from
 the data and the machine what can be derived, and fix the rest.
 """

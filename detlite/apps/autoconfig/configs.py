@@ -133,7 +133,7 @@ def config_by_weights(
 
     start = build(facts, [])
     log_assumptions(start, checkpoint, opts)
-    # All keys, because a converted checkpoint has only those that are not the default.
+    # All keys, because a converted checkpoint has only the non-default keys.
     values = {key: value for key, value in flatten(start) if key.startswith(_MODEL_SECTIONS)}
     if facts.train.values is not None:
         # Keep the scale of inputs that the weights were trained with.

@@ -12,8 +12,9 @@ _OBJECT_SIDE = 28  # pixels that a small object should have: seven cells of the 
 _MAX_ENLARGEMENT = 2.0
 _MIN_SIZE = 256
 _MAX_SIZE = {"cpu": 640, "gpu": 800}
-# Network input for a tile; largest objects per tile side; gain of scale from which tiles are used,
-# and the number of tiles along the short side.
+# Side of the network input for a tile. A side of a tile has room for _TILE_OBJECTS large objects.
+# Tiles are used if they increase the scale by _TILE_GAIN, and if the short side of the images is at
+# least _MIN_TILES tiles.
 _TILE_INPUT = {"cpu": 320, "gpu": 640}
 _TILE_OBJECTS, _TILE_GAIN, _MIN_TILES = 3, 1.75, 1.5
 _FEW_IMAGES, _FEW_OBJECTS = 1000, 10
@@ -36,8 +37,8 @@ def bad_annotations(facts: DatasetFacts, values: Values) -> Iterator[Choice]:
 def orientation(facts: DatasetFacts, _: Values) -> Iterator[Choice]:
     if any(part.values and not part.values.options.exif_orientation for part in facts.sets):
         reason = (
-            "the sizes in the annotations are those of the stored pixels, so the EXIF orientation "
-            "of the images is not applied"
+            "the annotations state the sizes of the stored pixels, so the EXIF orientation of the "
+            "images is not applied"
         )
         yield Choice("MODEL.CONVENTION_OVERRIDE", ["exif_orientation=False"], reason)
 
@@ -78,7 +79,7 @@ def image_size(facts: DatasetFacts, values: Values) -> Iterator[Choice]:
     median = float(np.median(short))
     relative = train.sides / short[train.owners]
     small, objects = float(np.quantile(relative, 0.1)), "one in ten objects"
-    # AP is a mean over categories: the one with the smallest objects counts like any other.
+    # AP is a mean over categories, so the category with the smallest objects counts like others.
     for number, (name, count, _) in enumerate(train.categories):
         median_side = float(np.median(relative[train.labels == number])) if count else 1.0
         if count >= _FEW_OBJECTS and median_side < small:
@@ -112,7 +113,7 @@ def image_size(facts: DatasetFacts, values: Values) -> Iterator[Choice]:
     yield Choice("INPUT.MIN_SIZE_TEST", size, reason)
     size = values.get("INPUT.MIN_SIZE_TEST", size)
     sizes = sorted({max(size + shift, _STEP) for shift in (-2 * _STEP, -_STEP, 0, _STEP)})
-    yield Choice("INPUT.MIN_SIZE_TRAIN", sizes, "sizes around that of the test, for variation")
+    yield Choice("INPUT.MIN_SIZE_TRAIN", sizes, "sizes around the test size, for variation")
     sizes = list(values.get("INPUT.MIN_SIZE_TRAIN", sizes))
     aspect = float(np.quantile(train.sizes.max(axis=1) / short, 0.99))
     longest = _round_up(min(aspect, 2.5) * max(sizes))

@@ -82,7 +82,7 @@ class DatasetFacts:
 
 @dataclass(frozen=True)
 class Choice:
-    """A config key, its value and the reason; an empty reason means that of the previous key."""
+    """A config key, its value and the reason; "": the reason of the previous key."""
 
     key: str
     value: Any

@@ -41,8 +41,8 @@ class DatasetStatistics:
         problems: by (with masks, with keypoints): the number of annotations and images that the
             loader would refuse for such a model, and the first problem.
         decoding: median seconds to read an image on one core, from a sample.
-        top_bottom: mean brightness of the upper half of images minus that of the lower half, -1 to
-            1, from the sample.
+        top_bottom: mean brightness of the upper half of images minus the lower half, -1 to 1, from
+            the sample.
         empty: number of images without annotations.
         values: channels and values of the images, from the sample; None: RGB of 8 bits.
     """

@@ -15,11 +15,12 @@ _BATCH_PIXELS = {"cpu": 3e5, "gpu": 4e6}
 _BYTES_PER_PIXEL = 5000
 # By (pretrained, device).
 _EPOCHS = {(True, "cpu"): 6, (True, "gpu"): 12, (False, "cpu"): 12, (False, "gpu"): 36}
-# Minimum number of steps by pretrained; smaller batches than 4 get more steps, for as many images.
+# Minimum number of steps, by `pretrained`. Batches below _MIN_STEPS_BATCH need more steps for the
+# same number of images.
 _MIN_STEPS = {True: 200, False: 400}
 _MIN_STEPS_BATCH = 4
 _LOADING_FRACTION = 0.1  # of a step, above which a process loads images
-# Categories in fewer images are repeated. LVIS repeats those in fewer than 0.001 of its 57,000
+# Images of categories in fewer images are repeated. For LVIS, the limit is 0.001 of its 57,000
 # images (Gupta et al., 2019). With 135 images, a limit of half of them (67) was best
 # (docs/recipes.md).
 _COMMON_IMAGES, _COMMON_FRACTION = 60, 0.5

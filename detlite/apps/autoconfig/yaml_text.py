@@ -22,15 +22,15 @@ def dataset_choices(sets: Mapping[str, Source], summary: str) -> list[Choice]:
     `sets` are "train", and "val" if there is one; `summary` says how they were found.
     """
     name = _dataset_name(sets["train"].images)
-    paths = [path for one in sets.values() for path in (one.annotations.parent, one.images)]
+    paths = [path for s in sets.values() for path in (s.annotations.parent, s.images)]
     root = Path(os.path.commonpath(paths))
     entries = [
         {
             "name": f"{name}_{split}",
-            "annotations": one.annotations.relative_to(root).as_posix(),
-            "images": one.images.relative_to(root).as_posix(),
+            "annotations": source.annotations.relative_to(root).as_posix(),
+            "images": source.images.relative_to(root).as_posix(),
         }
-        for split, one in sets.items()
+        for split, source in sets.items()
     ]
     no_test = "an evaluation on the training images would be misleading"
     return [

@@ -148,7 +148,7 @@ def _predict_shard(
 
     with run.journal(shard) as journal:
         indices = run.indices(shard)[journal.count :]
-        bar.n = run.finished_images() + journal.count  # includes those of other processes
+        bar.n = run.finished_images() + journal.count  # includes images of other processes
         bar.refresh()
         images, ids = run.images[indices.start : indices.stop], [index + 1 for index in indices]
         for entry in predict_images(

@@ -14,7 +14,7 @@ class Detect:
 
     Its columns: image; problem, why it could not be read, or null; height and width in pixels; and
     objects, a list of detections with the columns of `result_files.COLUMNS` from category_id on.
-    The arguments are those of `detlite predict`.
+    The arguments are the same as for `detlite predict`.
     """
 
     def __init__(

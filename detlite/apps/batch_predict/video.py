@@ -116,7 +116,7 @@ def video_writer(file: Path, rate: Fraction) -> Iterator[Callable[[Image.Image, 
             stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
             stream.codec_context.time_base = _TICK
         frame = av.VideoFrame.from_image(image.crop((0, 0, width, height)))
-        # Times must increase, but those of some cameras do not.
+        # Times must increase, but some cameras' times do not.
         last_tick = max(round(time / _TICK), last_tick + 1)
         frame.pts, frame.time_base = last_tick, _TICK
         container.mux(stream.encode(frame))

@@ -19,7 +19,7 @@ def add_option(
 ) -> None:
     """Add an option with a value. A default is added to the help text, and decides the type.
 
-    The settings are those of `add_argument`, and `limits`, the minimum and maximum of a number.
+    The settings are arguments of `add_argument`, and `limits`: (minimum, maximum) of a number.
     """
     if default is not None:
         text += f" (default: {default})"

@@ -32,7 +32,7 @@ INTERRUPTED = 130  # the status that shells report for a program ended by SIGINT
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command in `arguments`, by default those of this process.
+    """Run the command in `arguments`, by default the arguments of this process.
 
     Returns:
         The exit status: 0 on success, 2 for an error that the user can fix, 130 after Ctrl-C. Some

@@ -83,7 +83,7 @@ def _progress(rows: list[Any], name: str) -> Any:
 
 
 def _image_folder(annotations: Path) -> Path:
-    """Return the folder of the images, or that of the file if they or the file cannot be found."""
+    """Return the image folder, or the file's folder if the images or the file cannot be found."""
     with suppress(DataError):
         return find_images(annotations)
     return annotations.parent

@@ -45,8 +45,8 @@ class Inspection:
     """The defects and the valid entries of one annotation file.
 
     Attributes:
-        index: of the annotation file; None if that cannot be read.
-        selection: what every annotation must have.
+        index: index of the annotation file; None if the file cannot be read.
+        selection: requirements for annotations.
         images: valid entries of `images` by id.
         objects: valid annotations, including crowds.
         findings: what is skipped, reinterpreted or switched off.

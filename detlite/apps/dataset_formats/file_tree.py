@@ -96,7 +96,7 @@ class FileTree:
         )
 
     def locate(self, name: str, base: Path) -> Path | None:
-        """Return the file or folder with a path; its first folders may be of another machine."""
+        """Return the file or folder with a path; its first folders may be from another machine."""
         parts = [part for part in _as_path(name).split("/") if part not in ("", ".")]
         for start in range(len(parts) + 1):
             for folder in dict.fromkeys((base, self.root)):

@@ -56,8 +56,8 @@ def read_label_image(file: Path, size: tuple[int, int]) -> LabelImage:
         levels = distinct_values(alpha)
         if not is_mask and (levels[-1] < 255 or len(levels) > 2) and not _is_smooth(alpha, levels):
             raise DataError(
-                f"{file}: has colors and the values {short_repr(levels.tolist())} of alpha, as "
-                "bitmasks of BDD100K, which are not read: convert them to COCO json"
+                f"{file}: has colors and the alpha values {short_repr(levels.tolist())}, like "
+                "BDD100K's bitmasks, which are not supported: convert them to COCO json"
             )
         values = alpha.astype(np.int64) if is_mask else values * (alpha > 127)
     levels = distinct_values(values[values > 0])
@@ -81,8 +81,8 @@ def _is_smooth(values: np.ndarray, levels: np.ndarray) -> bool:
         return False
     padded = np.pad(values, 1, mode="edge")
     windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3))
-    inside = (values == windows.min((2, 3))) | (values == windows.max((2, 3)))
-    return len(np.setdiff1d(levels, values[inside])) >= 2
+    is_extreme = (values == windows.min((2, 3))) | (values == windows.max((2, 3)))
+    return len(np.setdiff1d(levels, values[is_extreme])) >= 2
 
 
 def distinct_values(values: np.ndarray) -> np.ndarray:

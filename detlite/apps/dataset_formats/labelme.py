@@ -26,7 +26,7 @@ from .shapes import ImageLabels, Shape, flat
 _MIN_POINTS = {"polygon": 3, "rectangle": 2, "circle": 2, "mask": 2, "point": 1, "rotation": 3,
                "oriented_rectangle": 4}  # fmt: skip
 _VISIBLE = 2
-# Labels of regions where objects are not labeled, and where there are none.
+# Labels of regions with unlabeled objects, and of regions without objects.
 _UNLABELED = ("__ignore__", "_background_")
 
 

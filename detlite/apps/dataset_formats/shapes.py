@@ -155,9 +155,9 @@ def read_shapes(
                 split = labels.split or tree.split_of(path, file)
                 images.append(LabeledImage(path, size, objects, split))
     folders = {path.parent for path in used}
-    unused = [one for one in tree.images if one.parent in folders and one not in used]
+    unused = [image for image in tree.images if image.parent in folders and image not in used]
     if unused:
-        text = "They are not used. Those without objects need a label file without objects."
+        text = "They are not used. Images without objects need a label file without objects."
         example, count = str(unused[0]), len(unused)
         conversion.findings.add("images without labels", text, example, "image", count)
     return LabeledDataset(tree.data, images)

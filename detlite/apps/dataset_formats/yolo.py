@@ -45,15 +45,15 @@ def is_yolo(tree: FileTree, named: bool = True) -> bool:
 
 
 def read_yolo(tree: FileTree, conversion: Conversion) -> LabeledDataset:
-    """Read all images, or those that data.yaml or obj.data lists. Some may have no text file."""
+    """Read all images, or those listed in data.yaml or obj.data. Some may have no text file."""
     sources = list(_sources(tree))
     file, content = sources[0]
     named = [
-        (other, own["names"])
-        for other, own in sources
-        if own.get("names")
+        (path, keys["names"])
+        for path, keys in sources
+        if keys.get("names")
         # Deeper YAML files may belong to code.
-        and (other.suffix not in _YAML or len(other.parts) <= len(file.parts))
+        and (path.suffix not in _YAML or len(path.parts) <= len(file.parts))
     ]
     if named:
         content.setdefault("names", named[0][1])

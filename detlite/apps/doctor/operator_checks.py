@@ -1,4 +1,4 @@
-"""Check each operator on small inputs for which a formula gives the result."""
+"""Check each operator on small inputs with known results."""
 
 from collections.abc import Callable
 

@@ -139,7 +139,7 @@ def read_results(file: Path, name: str, truth: Path, images: Path | None) -> Run
 
 
 def analyze_run(run: Run, name: str, resamples: int, seed: int) -> RunAnalysis:
-    """Analyze the detections of a run on a dataset; the arguments are those of `report_page`."""
+    """Analyze the detections of a run on a dataset; see `report_page` for the arguments."""
     dataset = build_dataset(run.cfg, name, train=False)
     coco_gt, results = dataset.coco_gt(), run.results(name)
     samples = sample_images(len(dataset), resamples, seed)

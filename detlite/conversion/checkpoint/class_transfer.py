@@ -17,7 +17,7 @@ _BY_CLASS = re.compile(r"^roi_heads\..*\.predictor\.(cls_score|bbox_pred|mask_fc
 
 
 class ClassTransfer:
-    """Maps the classes of a checkpoint to those of a model, by case-insensitive name.
+    """Maps the classes of a checkpoint to a model's classes by case-insensitive name.
 
     Args:
         source, target: categories {"name": ...} of the checkpoint and of the model, in order of

@@ -49,7 +49,7 @@ def checkpoint_config(checkpoint: Checkpoint) -> dict[str, Any] | None:
 def apply_convention(cfg: CfgNode, checkpoint: Checkpoint) -> CfgNode:
     """Return the config with the convention of the weights.
 
-    Fields in MODEL.CONVENTION_OVERRIDE of the config take precedence over those of the checkpoint.
+    Fields in MODEL.CONVENTION_OVERRIDE of the config take precedence over the checkpoint's.
 
     Raises:
         ConfigError: another convention, or an unknown epsilon of the norm.

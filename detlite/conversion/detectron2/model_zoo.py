@@ -13,7 +13,7 @@ from detlite.conversion.checkpoint_source import ConfigValues, RawStateDict, pix
 # Numbers of classes of LVIS 0.5 and 1.0, with background.
 LVIS = (1231, 1204)
 
-# Standard deviation of ImageNet. In other models the first convolution includes the division.
+# Standard deviation of ImageNet. In other models, the first convolution includes the division.
 _PIXEL_STD = (57.375, 57.12, 58.395)
 
 _OLDER_POOLING = {"POOLER_TYPE": "ROIAlign", "POOLER_SAMPLING_RATIO": 2}
@@ -80,7 +80,7 @@ def stored_pixel_config(raw: RawStateDict) -> ConfigValues:
 
 
 def anchor_config(raw: RawStateDict, node: str) -> ConfigValues:
-    """Return the sizes and aspect ratios of anchors, which older files store, unless default.
+    """Return the anchor sizes and aspect ratios of older files, which store them; {} for defaults.
 
     Cell anchors [A, 4] are xyxy around the origin, sorted by size, then by aspect ratio.
     `node` is "MODEL.RPN" or "MODEL.RETINANET".

@@ -67,7 +67,7 @@ def _configure(
     heads = any(name.startswith("bbox_head.") and "fc_cls." in name for name in raw)
     if heads or version.startswith(("0.", "1.")):
         raise ValueError(
-            "it is from mmdetection 1, whose boxes and labels differ: convert it by "
+            "it is from mmdetection 1, with other conventions of boxes and labels: convert it with "
             "tools/model_converters/upgrade_model_version.py of mmdetection 2"
         )
     return model_config(read_python_config(_config_text(meta, path)), state)
@@ -79,7 +79,7 @@ def _meta(content: Any) -> dict[str, Any]:
 
 
 def _config_text(meta: dict[str, Any], path: Path) -> str:
-    """Return the config in the file next to the weights with their name, or stored in them."""
+    """Return the config from a .py file with the name of the weights next to them, or from them."""
     # published names end in a date and a part of the hash
     names = [path.stem, re.sub(r"_\d{8}(_\d{6})?-[0-9a-f]{8}$", "", path.stem)]
     for name in names:
@@ -90,8 +90,8 @@ def _config_text(meta: dict[str, Any], path: Path) -> str:
         if isinstance(meta.get(key), str):
             return str(meta[key])
     raise ValueError(
-        f"it has no config: put the flat .py file that training wrote next to the checkpoint there "
-        f"as {names[-1] or 'the name of the weights'}.py"
+        "it has no config: copy the flat .py file that training wrote to "
+        f"{names[-1] or 'the name of the weights'}.py next to the weights"
     )
 
 

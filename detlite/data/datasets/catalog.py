@@ -168,6 +168,6 @@ def _builtin_entries() -> Iterator[Entry]:
         yield {"name": name, **city, "split": split, "form": "mask", "most": 0, "all": False}
 
 
-# Entries of the names that published configs use; those of DATASETS.CATALOG take precedence.
+# Entries of the names that published configs use. DATASETS.CATALOG takes precedence.
 # Folders under DATASETS.ROOT have the layout of maskrcnn-benchmark and detectron2.
 BUILTIN: dict[str, Entry] = {entry["name"]: entry for entry in _builtin_entries()}

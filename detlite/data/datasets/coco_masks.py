@@ -77,7 +77,7 @@ def _read_mask(value: Any, height: int, width: int, box: Sequence[float] | None)
         return Reading(kept, note=_PARTS)
     if polygons is not value:
         return Reading(kept, note=_POLYGONS)
-    is_text = any(one is not written for one, written in zip(kept, value, strict=True))
+    is_text = any(x is not written for x, written in zip(kept, value, strict=True))
     return Reading(kept, note=TEXT) if is_text else Reading(value)
 
 
@@ -97,17 +97,17 @@ def _as_polygons(value: Any, levels: int = 3) -> list[Any] | None:
         for keys in (("x", "y"), ("all_points_x", "all_points_y")):
             xs, ys = (value.get(key) for key in keys)
             if isinstance(xs, list) and isinstance(ys, list) and len(xs) == len(ys):
-                return [[one for pair in zip(xs, ys, strict=True) for one in pair]]
+                return [[x for pair in zip(xs, ys, strict=True) for x in pair]]
         return None
     if not isinstance(value, list):
         return None
     if {list, dict}.isdisjoint(map(type, value)):
         return [value]
     if len(value) > 2 and all(_point(part) for part in value):
-        return [[one for part in value for one in _point(part) or ()]]
+        return [[x for part in value for x in _point(part) or ()]]
     if levels == 0:
         return None
-    polygons = [one for part in value for one in _as_polygons(part, levels - 1) or [part]]
+    polygons = [polygon for part in value for polygon in _as_polygons(part, levels - 1) or [part]]
     standard = len(polygons) == len(value) and all(map(operator.is_, polygons, value))
     return value if standard else polygons
 
@@ -118,7 +118,7 @@ def _point(value: Any) -> list[Any] | None:
     if isinstance(value, dict) and "x" in value and "y" in value:
         return [value["x"], value["y"]]
     flat = isinstance(value, list) and len(value) == 2
-    return value if flat and not any(isinstance(one, (list, dict)) for one in value) else None
+    return value if flat and not any(isinstance(x, (list, dict)) for x in value) else None
 
 
 def _polygon_problem(polygon: list[float], height: int, width: int) -> tuple[str | None, bool]:
@@ -150,8 +150,8 @@ def _read_rle(
         with contextlib.suppress(ValueError, SyntaxError):
             rle["counts"], note = ast.literal_eval(rle["counts"]).decode(), TEXT
     for key, row in rle.items():
-        if isinstance(row, list) and not all(type(one) is int for one in row):
-            rle[key], note = [parse_integer(one) for one in row], _RUNS
+        if isinstance(row, list) and not all(type(x) is int for x in row):
+            rle[key], note = [parse_integer(x) for x in row], _RUNS
     if unswapped := _unswapped(rle, height, width, box):
         return Reading(unswapped, note=_SWAPPED)
     problem = rle_problem(rle, height, width)
@@ -218,7 +218,7 @@ def mask_extent(segmentation: Segmentation, height: int, width: int) -> list[flo
         (x1, x2), (y1, y2) = (first[0] // height, last[-1] // height), (0, height - 1)
         if (first // height == last // height).all():
             y1, y2 = (first % height).min(), (last % height).max()
-        return [int(one) for one in (x1, y1, x2 - x1 + 1, y2 - y1 + 1)]
+        return [int(x) for x in (x1, y1, x2 - x1 + 1, y2 - y1 + 1)]
     low_high = []
     for start, side in ((0, width), (1, height)):
         values = [value for polygon in segmentation for value in polygon[start::2]]

@@ -148,13 +148,13 @@ def read_keypoints(value: Any, count: int) -> Reading:
     if not value:
         return Reading([0] * 3 * count)
     note = None
-    if isinstance(value, list) and all(isinstance(one, list) and len(one) == 3 for one in value):
-        value, note = [one for triple in value for one in triple], _TRIPLES
+    if isinstance(value, list) and all(isinstance(x, list) and len(x) == 3 for x in value):
+        value, note = [x for triple in value for x in triple], _TRIPLES
     points = parse_numbers(value)
     if points is None and isinstance(value, list) and len(value) == 3 * count:
         triples = zip(value[::3], value[1::3], value[2::3], strict=True)
         cleared = [[0] * 3 if v is None or v == 0 or v != v else [x, y, v] for x, y, v in triples]
-        points, note = parse_numbers([one for triple in cleared for one in triple]), _UNLABELED
+        points, note = parse_numbers([x for triple in cleared for x in triple]), _UNLABELED
     if points is None:
         return unusable("keypoints is not a list of finite numbers")
     if len(points) != 3 * count:

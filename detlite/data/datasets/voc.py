@@ -149,7 +149,7 @@ def _read_object(node: ET.Element) -> VocObject:
                 center = (x1 + x2) / 2, (y1 + y2) / 2
                 polygon = _rotated_box(*center, x2 - x1, y2 - y1, math.radians(degrees))
         else:
-            polygon = [_number(one, ".") for one in node.findall("robndbox/*")]
+            polygon = [_number(child, ".") for child in node.findall("robndbox/*")]
             if len(polygon) != 8:  # DIOR-R's files
                 polygon = _rotated_box(*(_number(node, f"robndbox/{key}") for key in _ROTATED_KEYS))
             corners = polygon

@@ -143,7 +143,7 @@ class PillowImage(OpenImage):
 
     def orientation(self, header_only: bool = False) -> int:
         file = self.file
-        # Looking for it behind the pixels of a PNG would decode them.
+        # Looking for it after the pixels of a PNG would decode them.
         skipped = header_only and file.format == "PNG" and "exif" not in file.info
         if file.format == "TIFF" or skipped:  # Pillow applies that of a TIFF
             return 1
@@ -159,7 +159,7 @@ class PillowImage(OpenImage):
                 file.seek(self.pages[page])
             if min_size is not None:
                 file.draft(None, min_size[::-1])
-            file.load()  # the header may continue behind the pixels
+            file.load()  # the header may continue after the pixels
         if self._deep_color:
             return Pixels(self._high_and_low_bytes(), alpha=file.mode.endswith("A"))
         if self._lacks_data(min_size):

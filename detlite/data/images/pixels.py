@@ -14,7 +14,7 @@ from detlite.data.errors import DataError
 from .sources import Pixels, Size
 
 _TRANSPOSED = (5, 6, 7, 8)  # EXIF orientations that swap width and height
-_FLIPPED_X, _FLIPPED_Y = (2, 3, 6, 7), (3, 4, 7, 8)  # flips that follow
+_FLIPPED_X, _FLIPPED_Y = (2, 3, 6, 7), (3, 4, 7, 8)  # orientations with flips after the swap
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class ImageOptions:
         exif_orientation: apply it (Pillow always does to TIFF), or return the pixels as stored.
         channels: the number of channels that the model expects; 3: RGB.
         value_range: (low, high) values that become 0 and 255 in images of more than 8 bits: one
-            pair for all channels, or one pair for each; (): use `bits`.
+            pair for all channels, or one pair per channel; (): use `bits`.
     """
 
     max_pixels: int = 178_956_970

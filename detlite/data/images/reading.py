@@ -158,7 +158,7 @@ def _read(
         array = pixels.array
         if as_channels:
             array = np.concatenate([file.pixels(k).array for k in range(count)], axis=2)
-        # After decoding, because the EXIF data of a PNG may be behind its pixels.
+        # After decoding, because the EXIF data of a PNG may follow its pixels.
         orientation = file.orientation() if options.exif_orientation else 1
         stored = file.size if min_size is not None and min_size != file.size else array.shape[:2]
         if size is not None and upright_size(stored, orientation) != size:

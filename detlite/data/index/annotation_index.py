@@ -42,7 +42,7 @@ _MASKS_OFF = (
     "DATASETS.ON_BAD_ANNOTATION skip, which ignores objects without a mask."
 )
 _KEYPOINTS_OFF = (
-    "To train on them, correct those that cannot be read, and set it True; objects without "
+    "To train on them, correct unreadable ones, and set the key to True; objects without "
     "keypoints then train the boxes."
 )
 # Selects annotations by their states [A], as bool [A].
@@ -173,9 +173,9 @@ class AnnotationIndex:
         """
         noted = Findings([*Findings.from_json(self.content.get("findings")), *self.notes])
         return [
-            *(one for one in self._skipped(selection, skip, bad_images) if one.count),
+            *(finding for finding in self._skipped(selection, skip, bad_images) if finding.count),
             *self._switched_off(selection),
-            *(one for one in noted if selection.masks or one.what != QUADS),
+            *(finding for finding in noted if selection.masks or finding.what != QUADS),
             *(() if background else self._empty_images()),
         ]
 
@@ -221,7 +221,7 @@ class AnnotationIndex:
                 yield Finding(what, effect, count, "object", example, total)
         lost = {*ids[located(states)].tolist()} - {*ids[selection.objects(states)].tolist()}
         if names := [row["name"] for row in self.content["categories"] if row["id"] in lost]:
-            effect, what = "They are not trained.", "categories of which no object can be used"
+            effect, what = "They are not trained.", "categories without a usable object"
             yield Finding(what, effect, len(names), "category", ", ".join(names))
 
     def _empty_images(self) -> Iterator[Finding]:

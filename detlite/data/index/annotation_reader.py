@@ -120,8 +120,8 @@ class AnnotationReader:
         row = self._row
         written = row.get("iscrowd", row.get("isCrowd"))
         crowd, ignore = (
-            {"true": 1, "false": 0}.get(str(one).lower(), coco_values.parse_integer(one))
-            for one in (written or 0, row.get("ignore") or 0)
+            {"true": 1, "false": 0}.get(str(value).lower(), coco_values.parse_integer(value))
+            for value in (written or 0, row.get("ignore") or 0)
         )
         if crowd not in (0, 1):
             self._flag(Flag.BAD_CROWD, f"iscrowd is {short_repr(written)}, not 0 or 1")

@@ -241,7 +241,7 @@ def _entries(index: IO[bytes], ends: np.ndarray) -> Iterator[dict[str, Any]]:
 def _write_annotations(
     index: IO[bytes], ends: np.ndarray, reader: AnnotationReader
 ) -> tuple[np.ndarray, bool]:
-    """Read the annotations and write the texts of those that are not in COCO's notation.
+    """Read the annotations and write the texts of annotations that are not in COCO's notation.
 
     Returns _ANNOTATION [A], and True if the ids are not unique integers, so that positions replace
     them.

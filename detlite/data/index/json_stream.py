@@ -19,7 +19,7 @@ class NotAnObjectError(ValueError):
 def read_members(
     blocks: Iterable[bytes], streamed: Collection[str]
 ) -> Iterator[tuple[str, Any, str | None]]:
-    """Yield the members of a JSON object, and those of large lists entry by entry.
+    """Yield the members of a JSON object; large lists are yielded entry by entry.
 
     Args:
         blocks: the bytes of the document, in any encoding and form that `json.loads` accepts.

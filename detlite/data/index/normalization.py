@@ -24,7 +24,7 @@ class Ids:
     """
 
     def __init__(self, ids: Iterable[Any]) -> None:
-        by_text = {str(one): parse_integer(one) for one in ids}
+        by_text = {str(x): parse_integer(x) for x in ids}
         self._numbered = None in by_text.values() or len({*by_text.values()}) < len(by_text)
         self._numbers = {text: number for number, text in enumerate(by_text, start=1)}
 
@@ -210,7 +210,7 @@ def drop_namesakes(
         alike[form].append(f"id {row['id']}, {short_repr(name)}")
     for names in alike.values():
         if len(names) > 1:
-            text = "They are different categories. Give those that mean the same the same name."
+            text = "They are different categories. Give equal categories the same name."
             what = "categories whose names differ only in case, spaces, - or _"
             findings.add(what, text, "; ".join(names), "category", len(names))
     kept = [row for row in categories if by_name[row["name"]] is row]

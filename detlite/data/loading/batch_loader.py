@@ -26,7 +26,7 @@ def explain_dead_loader() -> Iterator[None]:
     """Raise a LoaderProcessError instead of torch's errors about a dead loader process.
 
     torch raises a RuntimeError wherever the main process currently is, where it can be mistaken for
-    another error, such as that of a file that cannot be written.
+    another error, for example about a file that cannot be written.
     """
     try:
         yield
@@ -113,7 +113,7 @@ _HAS_MASKS = hasattr(signal, "pthread_sigmask")
 
 @contextmanager
 def _signals_blocked() -> Iterator[None]:
-    """Block signals in this process and in those that it starts.
+    """Block signals in this process and in processes that it starts.
 
     A loader process would die from them before it has handlers, and exceptions of this process's
     handlers are lost while it starts one.

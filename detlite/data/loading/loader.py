@@ -125,7 +125,7 @@ def build_train_loader(
 ) -> BatchLoader:
     """Build an endless loader of this process's part of the training batches.
 
-    A resumed run that starts at `start_iter` gets exactly the batches of an uninterrupted run. The
+    A resumed run that starts at `start_iter` has exactly the batches of an uninterrupted run. The
     images have the size of INPUT at `progress`, a fraction of the run, see INPUT.EARLY_FRACTION.
     """
     _per_process(cfg.SOLVER.IMS_PER_BATCH, "SOLVER.IMS_PER_BATCH")

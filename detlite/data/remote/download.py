@@ -100,8 +100,8 @@ def retry(
     """Return the result of `action`, which is repeated after errors that may be temporary.
 
     A growing value of `progress` restarts the count of failures. Raises RemoteError if `action`
-    failed permanently or too often. Other errors are those of `action`: FileNotFoundError,
-    ConfigError, ImportError, or OSError if the disk is full.
+    failed permanently or too often, and other errors of `action`: FileNotFoundError, ConfigError,
+    ImportError, or OSError if the disk is full.
     """
     start, failures, reached = time.monotonic(), 0, progress()
     while True:

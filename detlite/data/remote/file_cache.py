@@ -18,14 +18,14 @@ from detlite.data import cache
 
 _HEADER = struct.Struct("<8sQ")  # magic, number of bytes that follow
 _MAGIC = b"detlite\n"
-_KEPT_FRACTION = 0.9  # of the limit, after files were deleted
+_KEPT_FRACTION = 0.9  # fraction of the limit that remains after deleting files
 _UNFINISHED_SECONDS = 3600.0  # age at which the temporary file of a dead process is deleted
 _logger = logging.getLogger(__name__)
 _warned: set[Path] = set()
 
 
 def file_cache(name: str, limit: int) -> FileCache | None:
-    """Return this user's cache of a name; None if caching is off."""
+    """Return the user's cache with a name; None if caching is off."""
     folder = cache.folder()
     return FileCache(folder / name, limit) if folder is not None and limit > 0 else None
 

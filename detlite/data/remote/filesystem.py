@@ -36,7 +36,7 @@ class FileVersion:
 
 
 def read(url: str, start: int | None = None, stop: int | None = None) -> bytes:
-    """Return the bytes of a file, or those from `start` up to but excluding `stop`.
+    """Return the bytes of a file, or only the bytes `start` to `stop - 1`.
 
     Raises FileNotFoundError, RemoteError, or ConfigError if the package for URLs of this protocol
     is missing.

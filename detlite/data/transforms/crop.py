@@ -96,7 +96,7 @@ def select_objects(target: Target, keep: Tensor) -> Target:
 
 
 def concat_targets(targets: Sequence[Target]) -> Target:
-    """Return a target with the objects of several; other entries are those of the first."""
+    """Return a target with the objects of several targets and the other entries of the first."""
     first = targets[0]
     joined: Target = {
         name: torch.cat([target[name] for target in targets])

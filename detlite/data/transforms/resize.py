@@ -22,7 +22,7 @@ def get_size(size: Size, min_size: int, max_size: int, resize: str = "round") ->
     short, long = min(size), max(size)
     sides: list[float]
     if resize == "floor":
-        # Integers, so that the short side is exact and no product falls just short of a pixel.
+        # Integers, so that the short side is exact and no product is slightly below a whole pixel.
         if long * min_size > max_size * short:
             min_size = round(max_size * short / long)
         sides = [min_size * side // short for side in size]
@@ -30,8 +30,8 @@ def get_size(size: Size, min_size: int, max_size: int, resize: str = "round") ->
         scale = min(min_size / short, max_size / long)
         sides = [side * scale + 0.5 * (resize == "opencv") for side in size]
     else:
-        # detectron2's order of operations: for a side halfway between two pixels, such as that of
-        # an 88 x 44 image, the last bit decides.
+        # detectron2's order of operations: for a side halfway between two pixels, as with an image
+        # of 88 x 44, the last bit decides.
         sides = [min_size if side == short else min_size / short * side for side in size]
         if max(sides) > max_size:
             shrink = max_size / max(sides)

@@ -176,7 +176,7 @@ class ResNet(nn.Module):
 
 
 def init_convs(module: nn.Module) -> None:
-    """Initialize every convolution inside `module` (He, fan out), except those of offsets."""
+    """Initialize every convolution inside `module` (He, fan out), except for offsets."""
     for layer in module.modules():
         if isinstance(layer, nn.Conv2d):
             nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")

@@ -25,7 +25,7 @@ _TEST_HEIGHT = 1344  # pixels, rounded up to the candidate
 
 
 class TimmBackbone(nn.Module):
-    """A classifier of timm without its head, which returns the maps of some strides.
+    """A timm classifier without its head. It returns the maps with certain strides.
 
     The state dict has timm's names, prefixed by `net.`.
 
@@ -34,10 +34,10 @@ class TimmBackbone(nn.Module):
         freeze_at: the number of leading parts that are not trained, with frozen batch norm. The
             first part is everything before the stage of stride 4, the second is that stage.
         frozen_norm: freeze all other batch norm as well.
-        drop_path: probability of stochastic depth at the last block, less before it.
+        drop_path: probability of stochastic depth at the last block; it increases with depth.
 
     Raises:
-        ValueError: timm does not know the model, or it lacks something that the arguments need.
+        ValueError: timm does not know the model, or the model does not support the arguments.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class TimmBackbone(nn.Module):
             raise ValueError(
                 f"timm's {name} has maps of strides {sorted(levels)}, but "
                 f"MODEL.BACKBONE.CONV_BODY needs {list(strides)}: use another model, or another "
-                "ending such as -C4"
+                "suffix such as -C4"
             )
         indices = [levels[stride] for stride in strides]
         self.channels = [net.feature_info[index]["num_chs"] for index in indices]
@@ -191,7 +191,7 @@ def _fix_padding(net: nn.Module) -> None:
     """Replace TensorFlow's "same" convolutions, which compute their padding in every call.
 
     The padding depends on the size of a map modulo the stride, which is always 0 because images are
-    padded. With computed padding, tracing graphs of free sizes would take minutes.
+    padded. With computed padding, tracing graphs with dynamic sizes would take minutes.
     """
     from timm.layers import Conv2dSame
 

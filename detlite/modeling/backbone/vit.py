@@ -47,7 +47,7 @@ class ViTOptions:
         return 2 * PATCH * (self.window // 2 + 1) if self.window else 0
 
     def windows(self, depth: int) -> list[int]:
-        """Return the side of the windows of each block; 0 for those that attend to whole maps."""
+        """Return the side of the windows of each block; 0 for blocks that attend to whole maps."""
         whole = global_blocks(depth, self.global_blocks)
         return [0 if number in whole else self.window for number in range(depth)]
 

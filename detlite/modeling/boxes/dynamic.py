@@ -78,7 +78,7 @@ class DynamicThresholds(nn.Module):
         self.beta.copy_(torch.where(due, beta, self.beta))
 
     def _iou(self, proposals: Proposals, truth: GroundTruth) -> Tensor:
-        """Return the mean over images of the `iou_rank`-th highest IoU, or the lowest of fewer."""
+        """Return the mean over images of the `iou_rank`-th highest IoU (or the lowest IoU)."""
         _, iou, _ = match_boxes(truth.boxes, truth.valid, proposals.boxes)
         iou = torch.where(proposals.valid, iou, 0)
         iou = nn.functional.pad(iou, (0, 1))  # there may be no proposals
@@ -90,7 +90,7 @@ class DynamicThresholds(nn.Module):
         return torch.where(counted.any(), mean, self.iou)
 
     def _target(self, samples: Samples, truth: GroundTruth) -> Tensor:
-        """Return the (`beta_rank` B)-th smallest size of the targets, or the largest of fewer."""
+        """Return the (`beta_rank` B)-th smallest size of the targets (or the largest size)."""
         targets = self.coder.encode(gather(truth.boxes, samples.gt_index), samples.boxes)
         size = targets[..., :2].abs().mean(dim=-1)
         # The ground truth is among the samples, and its targets are 0.

@@ -22,7 +22,7 @@ class Matcher:
     # IoU below which a box is background. Boxes between the two are ignored.
     background: float | Tensor
     # The boxes with the highest IoU of a ground truth are foreground as well, however low it is.
-    # Without this, small objects would get no anchor.
+    # Without this, small objects would have no anchor.
     allow_low_quality_matches: bool = False
 
     def __call__(self, truth: GroundTruth, boxes: Tensor, valid: Tensor | None = None) -> Tensor:

@@ -24,7 +24,7 @@ class Suppression:
     and then moves each box to the mean of its neighbors, weighted by score
     (https://arxiv.org/abs/1505.01749, section 4). "fusion" replaces each group of boxes by that
     mean and their mean score (weighted boxes fusion, https://arxiv.org/abs/1910.13302): a box found
-    in only some views gets a lower score.
+    in only some views has a lower score.
     """
 
     iou_thresh: float  # IoU above which two boxes show the same object
@@ -80,7 +80,7 @@ def _soft_nms(
     boxes = predicted.boxes
     scores = torch.where(predicted.valid, predicted.scores, -1.0)
     picked, picked_scores = [groups[:, :0]], [scores[:, :0]]  # the limit may be 0
-    # Scores only fall, so boxes are selected in decreasing order.
+    # Scores only decrease, so boxes are selected in decreasing order.
     for _ in range(limit):
         score, best = scores.max(dim=1, keepdim=True)  # [B, 1]
         picked.append(best)

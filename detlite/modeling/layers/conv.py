@@ -1,8 +1,8 @@
 """Convolutions with asymmetric padding, and with faster gradients on CPUs.
 
-On CPUs, torch computes convolutions by oneDNN. Two kinds of gradients are slow: in bfloat16, those
-of convolutions with few channels per group; in float32, those of weights on processors without
-AVX-512. `docs/fine_tuning.md` and `benchmarks/models/convolution_gradients.py` have times.
+On CPUs, torch computes convolutions by oneDNN. Two kinds of gradients are slow: gradients of
+convolutions with few channels per group in bfloat16, and weight gradients in float32 on processors
+without AVX-512. See `docs/fine_tuning.md` and `benchmarks/models/convolution_gradients.py`.
 
 Shapes: B images, C input and D output channels, H x W pixels.
 """
@@ -21,7 +21,7 @@ CACHE_BLOCK = 2**20  # floats that weight_gradient copies at a time, so that the
 class _ConvLike(nn.Conv2d):
     """Convolution with the options and parameters of `conv`.
 
-    `margins` are zeros to add at the left, right, top and bottom; None: those of `conv`, if any.
+    `margins` are zeros to add at the left, right, top and bottom; None: the padding of `conv`.
     """
 
     def __init__(self, conv: nn.Conv2d, margins: tuple[int, int, int, int] | None = None) -> None:
@@ -89,8 +89,8 @@ def replace_crashing_convs(model: nn.Module) -> None:
 
 
 class _Convolution(torch.autograd.Function):
-    """Convolve a map [B, C, H, W] in its type. The gradients are computed in float32, that of the
-    weights by `weight_gradient` if `use_matmuls`."""
+    """Convolve a map [B, C, H, W] in its type. The gradients are computed in float32, and with
+    `use_matmuls` the weight gradient by `weight_gradient`."""
 
     @staticmethod
     def forward(

@@ -15,7 +15,7 @@ class GroupNorm(nn.GroupNorm):
 
     torch adds up the pixels of such maps one by one in float32. On 400 x 608 pixels the fourth
     digit is lost, which moves boxes by some hundredths of a pixel. Its backward pass in bfloat16
-    takes five times as long as that of batch norm; in float32 it is fast.
+    is five times as slow as batch norm's; in float32, it is fast.
     """
 
     def forward(self, x: Tensor) -> Tensor:

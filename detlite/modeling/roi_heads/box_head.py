@@ -41,8 +41,7 @@ class BoxPredictions:
     deltas: Tensor  # float32 [R, Q, 4]
 
     def features_of(self, packing: Packing, count: int) -> Tensor:
-        """Select the features of the rows of `packing`, which has `count` entries per image: the
-        first ones of the predictions."""
+        """Select the features for a packing of only the first `count` entries of each image."""
         return self.features[packing.pack(self.packing.row_numbers()[:, :count])]
 
 
@@ -52,7 +51,7 @@ class BoxHead(BoxStages):
     Args:
         class_agnostic: one box regression for all classes.
         class_scores: predicted boxes contain the scores of all classes.
-        thresholds: dynamic thresholds; their beta replaces that of `box_loss`.
+        thresholds: dynamic thresholds; their beta replaces the beta of `box_loss`.
         ious: foreground IoU threshold of each pass. With several passes, the head is a cascade of
             itself: each pass applies it to the boxes predicted in the previous one.
     """

@@ -83,7 +83,7 @@ class BoxStages(nn.Module, ABC):
     ) -> PredictedBoxes:
         """Refine proposals [B, P] for every class that scores above the threshold.
 
-        The boxes are those of the last stage. Scores are averaged over the stages
+        The boxes are from the last stage. Scores are averaged over the stages
         (`Convention.cascade_mean`).
         """
         first, last = self.stages[0], self.stages[-1]

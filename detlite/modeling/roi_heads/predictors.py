@@ -13,9 +13,9 @@ from yacs.config import CfgNode
 from detlite.modeling.layers.conv_block import init_he, init_normal
 from detlite.registry import Registry
 
-# Builders (cfg, C) of modules that convert features [R, C, S, S] (boxes: or [R, C]) to ...
+# Builders (cfg, C) of modules. Their input is features [R, C, S, S], or also [R, C] for boxes.
 BuildPredictor = Callable[[CfgNode, int], nn.Module]
-# class logits [R, K] and box deltas [R, 4 Q]
+# Their outputs: class logits [R, K] and box deltas [R, 4 Q]
 BOX_PREDICTORS: Registry[BuildPredictor] = Registry("box predictor")
 # mask logits [R, K, M, M]
 MASK_PREDICTORS: Registry[BuildPredictor] = Registry("mask predictor")

@@ -73,7 +73,7 @@ def build_anchors(
 ) -> AnchorGenerator:
     """Build the anchors of MODEL.<section>: "RPN" or "RETINANET".
 
-    A single level gets the anchors of all sizes. Each size is multiplied by each of `octaves`.
+    A single level has the anchors of all sizes. Each size is multiplied by each of `octaves`.
     """
     node = cfg.MODEL[section]
     levels = [size if isinstance(size, (tuple, list)) else (size,) for size in node.ANCHOR_SIZES]
@@ -82,7 +82,7 @@ def build_anchors(
     if len(levels) != len(strides) or len(set(map(len, levels))) > 1:
         raise ValueError(
             f"MODEL.{section}.ANCHOR_SIZES is {node.ANCHOR_SIZES}, but MODEL.BACKBONE.CONV_BODY "
-            f"({cfg.MODEL.BACKBONE.CONV_BODY}) has {len(strides)} levels: give one size, or the "
+            f"({cfg.MODEL.BACKBONE.CONV_BODY}) has {len(strides)} levels: set one size, or the "
             "same number of sizes, for each level"
         )
     sizes = [tuple(side * factor for side in level for factor in octaves) for level in levels]

@@ -21,7 +21,7 @@ class RPNHead(nn.Module):
     """Layers shared by all levels, then a 1x1 convolution each for objectness and box deltas."""
 
     def add_predictors(self, channels: int, anchors_per_cell: int, *convs: nn.Conv2d) -> None:
-        """Create the last layers, and draw their weights and those of `convs`."""
+        """Create the last layers, and draw their weights and the weights of `convs`."""
         self.cls_logits = nn.Conv2d(channels, anchors_per_cell, 1)
         self.bbox_pred = nn.Conv2d(channels, anchors_per_cell * 4, 1)
         for layer in (*convs, self.cls_logits, self.bbox_pred):

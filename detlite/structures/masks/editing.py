@@ -11,7 +11,7 @@ from torch import Tensor
 from .packed import PackedMasks, Rings, draw_pieces, pack
 from .rle import boundaries_of_bitmap, decode_frame, tight_bounds, used_columns
 
-# Clipped polygons get edges along the clipping border, which must stay outside the window.
+# Clipping adds edges along the clipping border, which must be outside the window.
 _MARGIN = 8
 
 

@@ -147,7 +147,7 @@ class PackedMasks:
     ) -> PackedMasks:
         """Return the masks after their image was flipped, and then resized to (height, width).
 
-        The coordinates of polygons change; run lengths only get another frame.
+        The coordinates of polygons change; only the frame of run lengths changes.
 
         Raises:
             ValueError: run lengths have another size than `in_size`, or were resized before:

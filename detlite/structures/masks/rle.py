@@ -57,9 +57,9 @@ class EncodedMasks:
 def run_lengths(counts: Counts) -> np.ndarray:
     """Decode the runs of an RLE, int64: the lengths of runs of 0 and 1 in turn, column by column.
 
-    A compressed string has five bits per character from '0' on, the lowest first, and a sixth bit
-    if more characters follow. Numbers are signed. From the fourth on, each is the difference from
-    the last but one (cocoapi, rleToString).
+    A character of a compressed string is '0' plus five bits, lowest first, and a sixth bit if more
+    characters of the number follow. Numbers are signed. From the fourth number on, the difference
+    from the number before the previous one is stored (cocoapi, rleToString).
 
     Raises:
         ValueError: the string is not such an encoding. Negative runs are not detected.
@@ -85,7 +85,7 @@ def run_lengths(counts: Counts) -> np.ndarray:
 
 
 def draw_runs(bitmap: np.ndarray, counts: Counts) -> None:
-    """Set the pixels of an RLE in a bitmap `[H, W]` of zeros; only columns with pixels take time.
+    """Set the pixels of an RLE in a bitmap `[H, W]` of zeros. Skips the empty columns around it.
 
     Raises:
         ValueError: the counts are not run lengths, or exceed the bitmap.
@@ -113,7 +113,7 @@ def boundaries_of_counts(counts: Counts, pixels: int) -> np.ndarray:
 def boundaries_of_bitmap(inside: np.ndarray) -> np.ndarray:
     """Return the run boundaries, float64, of a bool bitmap `[H, W]`."""
     used = used_columns(inside)
-    # With the next column, where a mask that reaches the last row ends.
+    # Include the next column: the last run ends there if it reaches the last row.
     part = inside[:, used.start : used.stop + 1]
     changes = np.empty_like(part)
     changes[1:] = part[1:] != part[:-1]
@@ -142,7 +142,7 @@ def decode_frame(
 ) -> np.ndarray:
     """Decode sorted run boundaries in a frame to a uint8 bitmap, see `PackedMasks`.
 
-    The window is (top, left, bottom, right) of the part to decode, None for the whole frame.
+    `window` is the part to decode, (top, left, bottom, right); None: the whole frame.
     """
     height, width, flip_x, flip_y, out_height, out_width = frame
     top, left, bottom, right = window or (0, 0, out_height, out_width)

@@ -213,7 +213,7 @@ def test_version_1_is_rejected(recorded):
     state = state_of("mask_rcnn_r50", recorded)
     older = {name.removeprefix("roi_head."): value for name, value in state.items()}
     assert detect_source({"state_dict": older}) == "mmdetection"
-    with pytest.raises(ValueError, match="is from mmdetection 1, whose boxes and labels differ"):
+    with pytest.raises(ValueError, match="is from mmdetection 1, with other conventions"):
         config_of(older, CONFIGS["mask_rcnn_r50"])
     content = {"meta": {"mmdet_version": "1.2.0", "config": ""}, "state_dict": state}
     with pytest.raises(ValueError, match="from mmdetection 1"):

@@ -98,7 +98,7 @@ def analyze_detections(
 ) -> DetectionAnalysis:
     """Compute all analyses of one IoU type, with bootstrap samples from `sample_images`.
 
-    The other arguments and the exceptions are those of `evaluate_coco`.
+    See `evaluate_coco` for the other arguments and the exceptions.
     """
     check_results(results, coco_gt, [kind])
     matched = match_coco(coco_gt, results, kind, max_dets, oks_sigmas)

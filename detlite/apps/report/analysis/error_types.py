@@ -1,6 +1,6 @@
 """Classify the errors of a detector, and compute how much AP correcting each type would gain.
 
-The types and rules are those of TIDE (Bolya et al., ECCV 2020, https://arxiv.org/abs/2008.08115).
+The types and rules are from TIDE (Bolya et al., ECCV 2020, https://arxiv.org/abs/2008.08115).
 """
 
 from dataclasses import dataclass

@@ -28,7 +28,7 @@ class Architecture:
     last: int = 0  # channels of the 1x1 convolution after a head, before scaling by its LAST_SCALE
 
     def blocks(self, part: str, numbers: Sequence[int] = ()) -> list[BlockSpec]:
-        """Return the blocks of a part: all, or those of each stage with one of the `numbers`."""
+        """Return the blocks of a part: all, or the blocks with certain `numbers` in each stage."""
         if part not in self.parts:
             raise ValueError(
                 f"the architecture of MODEL.FBNET has no stages for {part!r}, only for "
