@@ -1,4 +1,4 @@
-"""Datasets in COCO form, their transforms, and the loaders of training and evaluation."""
+"""Datasets in COCO format, their transforms, and the loaders of training and evaluation."""
 
 from .datasets import cityscapes as cityscapes
 from .datasets import synthetic as synthetic

@@ -12,7 +12,7 @@ from .index.build import open_index
 from .remote.locations import local_copy, location_id, parse_location
 
 FilePath = str | Path
-# An annotation file in COCO form, and the folder of its images.
+# An annotation file in COCO format, and the folder of its images.
 Pair = tuple[FilePath, FilePath]
 # A pair, or a folder or annotation file that `detlite init --data` accepts.
 Data = FilePath | Pair

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from detlite.config import ConfigError
 
-# What the optimizer counts; a resumed run continues it.
+# Counters of the optimizer, which a resumed run continues.
 PROGRESS = frozenset({"k", "lr_max", "weight_sum"})
 _TRAINED = "trained"  # y in the state of a parameter while the model has x
 

@@ -38,9 +38,9 @@ logger = logging.getLogger(__name__)
 
 
 class Trainer:
-    """Trains a detector as SOLVER says, evaluates it, and writes the files of a run.
+    """Trains a detector with the settings of SOLVER, evaluates it, and writes the files of a run.
 
-    Every process creates one, with hooks in addition to SOLVER.HOOKS, and calls `train`.
+    Every process creates a Trainer, with hooks in addition to SOLVER.HOOKS, and calls `train`.
 
     Attributes:
         iteration: number of the current iteration, from 1. Before the first step of a run, and
@@ -161,9 +161,9 @@ class Trainer:
     def finish(self) -> None:
         """End the run after the current iteration, with the final checkpoint and evaluation.
 
-        Hooks call this, in one process or in all. Called in `before_train`, no iteration follows;
-        after an evaluation, one more does. A resumed run does not remember it: a hook that ended
-        a run should call it again in `before_train`.
+        Hooks call this, in one process or in all. If called in `before_train`, no iteration
+        follows; if called after an evaluation, one more follows. A resumed run does not remember
+        it: a hook that ended a run should call it again in `before_train`.
         """
         self._finishing = True
 

@@ -67,7 +67,7 @@ def read_columns(file: Path) -> tuple[Columns, Any] | None:
     """Read a file with a list of entries, or an object whose "annotations" are the entries.
 
     Returns the columns, and the content of the file without the entries; None if the kernel is not
-    available or lacks mask scores, or if the file is not UTF-8 or not of COCO's form. DataError if
+    available or lacks mask scores, or if the file is not in UTF-8 or COCO's format. DataError if
     it cannot be read.
     """
     try:

@@ -97,7 +97,7 @@ def open_ground_truth(file: Path) -> GroundTruthFile:
             if missing := {"id", "image_id", "category_id"} - row.keys():
                 raise DataError(f"{file}: annotation {row.get('id')} has no {min(missing)}")
     except (TypeError, KeyError, AttributeError) as error:
-        raise DataError(f"{file}: not in COCO form ({error!r})") from error
+        raise DataError(f"{file}: not in COCO format ({error!r})") from error
     return GroundTruthFile(content, images, categories, columns)
 
 

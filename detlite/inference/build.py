@@ -33,7 +33,7 @@ def build_detector(
 
 
 def build_inference(cfg: CfgNode, model: DetectionModel) -> tuple[DetectionModel, str]:
-    """Optimize a model if TEST.OPTIMIZE says so; return it and the dtype for `autocast`."""
+    """Optimize a model if TEST.OPTIMIZE is set; return it and the dtype for `autocast`."""
     if not cfg.TEST.OPTIMIZE:
         return model, cfg.DTYPE
     return optimize(model, cfg.DTYPE), "float32"

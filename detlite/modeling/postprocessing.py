@@ -38,7 +38,7 @@ class Postprocess:
     ) -> Detections:
         """Select detections [B, D] from boxes [B, N] in images of `sizes` int64 [B, 2].
 
-        With `static_shapes`, D is the largest possible number, not what the fullest image needs.
+        With `static_shapes`, D is the largest possible number instead of the largest actual number.
         """
         detections = self.suppress(self.select(predicted, sizes), static_shapes)
         return self.finish(detections, sizes, static_shapes, min_score)

@@ -41,7 +41,7 @@ def _has_kernel(operator: str, device_type: str) -> bool:
 def operator(name: str, runs_on: Literal["any", "torchvision", "cpu"] = "any") -> Callable[[F], F]:
     """Return a decorator that makes a function call `torch.ops.detlite.<name>`.
 
-    The function is the fallback of the operator. `runs_on` says on which devices it can compute:
+    The function is the fallback of the operator. `runs_on` selects the devices that it runs on:
     any device, devices with kernels of torchvision, or only the CPU. Arguments on another device
     are computed on the CPU.
     """

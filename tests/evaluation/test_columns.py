@@ -1,4 +1,4 @@
-"""Columns of COCO files: the values of `json`, and no columns for what is not in COCO's form."""
+"""Columns of COCO files: the values of `json`, and no columns for what is not in COCO's format."""
 
 import json
 import random
@@ -218,5 +218,5 @@ def test_files_give_the_expected_metrics(data_root: Path, kind: str) -> None:
 @pytest.mark.parametrize("text", ["[", "[]", "{}", '{"images": [], "annotations": []}'])
 def test_invalid_annotation_files_are_named(tmp_path: Path, text: str) -> None:
     (tmp_path / "a.json").write_text(text)
-    with pytest.raises(DataError, match=r"a\.json: (cannot be read|not in COCO form)"):
+    with pytest.raises(DataError, match=r"a\.json: (cannot be read|not in COCO format)"):
         open_ground_truth(tmp_path / "a.json")

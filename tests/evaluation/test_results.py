@@ -306,7 +306,7 @@ def test_three_processes(free_port: Callable[[], int]) -> None:
 def test_mask_scores_of_files(tmp_path: Path, kernel: bool) -> None:
     results = replace(make_results(3), mask_scores=np.array([0.5, 0.0, 0.25]))
     write_results(results, tmp_path / "both.json")
-    if not kernel:  # an entry that is not in COCO's form
+    if not kernel:  # an entry that is not in COCO's format
         rows = json.loads((tmp_path / "both.json").read_text())
         (tmp_path / "both.json").write_text(json.dumps([{**rows[0], "area": "1"}, *rows[1:]]))
     for kinds in ((), ("bbox", "segm")):

@@ -131,11 +131,11 @@ def object_counts(facts: DatasetFacts, values: Values) -> Iterator[Choice]:
         samples = 2 ** round(math.log2(min(max(5 * objects, 64), 1024)))
         reason = (
             f"a quarter are positive, and nine in ten images have up to {objects:.0f} objects; in "
-            "fuller images, each iteration trains on some objects, drawn at random"
+            "other images, each iteration trains on some objects, drawn at random"
         )
         yield Choice("MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE", samples, reason)
     reason = (
-        f"1.25 times the {highest} objects of the fullest image, from 100 (which COCO's AP counts) "
+        f"1.25 times the largest number of objects ({highest}), from 100 (which COCO's AP counts) "
         f"to {_MAX_DETECTIONS}"
     )
     yield Choice("MODEL.ROI_HEADS.DETECTIONS_PER_IMG", detections, reason)

@@ -19,7 +19,7 @@ _WIDTH = 98
 def dataset_choices(sets: Mapping[str, Source], summary: str) -> list[Choice]:
     """Return the keys that name the datasets and the output folder.
 
-    `sets` are "train", and "val" if there is one; `summary` says how they were found.
+    `sets` are "train", and "val" if there is one; `summary` describes how they were found.
     """
     name = _dataset_name(sets["train"].images)
     paths = [path for s in sets.values() for path in (s.annotations.parent, s.images)]

@@ -46,7 +46,7 @@ _INPUT = {
     Key("HORIZONTAL_FLIP_PROB_TRAIN", 0.5, fraction): "probability of a horizontal flip",
     Key("VERTICAL_FLIP_PROB_TRAIN", 0.0, fraction): "probability of a vertical flip",
     Key("ROTATION", 0.0, in_range(0, 180)): (
-        "maximum angle of random rotations in degrees; corners get the mean color"
+        "maximum angle of random rotations in degrees; corners have the mean color"
     ),
     Key("QUARTER_TURNS", False): "rotate by 0, 90, 180 or 270 degrees at random",
     Key("SCALE_JITTER", (), scale_range): (

@@ -113,7 +113,7 @@ def config_findings(
         what = "images with more objects than positive RoIs"
         yield Finding(what, effect, full, "image", total=len(counts))
     if "exif_orientation=False" in cfg.MODEL.CONVENTION_OVERRIDE:
-        effect = "Annotations count stored pixels, as MODEL.CONVENTION_OVERRIDE says."
+        effect = "Annotations refer to stored pixels, as set in MODEL.CONVENTION_OVERRIDE."
         yield Finding("EXIF orientations are not applied", effect, 0)
     bits, values = cfg.INPUT.IMAGE_BITS, cfg.INPUT.VALUE_RANGE
     if values or bits != 16:

@@ -61,7 +61,7 @@ def read_cityscapes(
     max_images: int = 0,
     labels: tuple[int, ...] = EVALUATED,
 ) -> dict[str, Any]:
-    """Return a split of Cityscapes in COCO form; groups of objects are crowds.
+    """Return a split of Cityscapes in COCO format; groups of objects are crowds.
 
     Each image has an additional field `void`: the RLE of the pixels that the official evaluation
     ignores, which `evaluate_cityscapes` reads.

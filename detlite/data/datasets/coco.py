@@ -173,7 +173,7 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
         return self.load(index)
 
     def load(self, index: int, min_size: MinSize | None = None) -> tuple[Tensor, Target]:
-        """Return `dataset[index]`; with `min_size`, the image may be smaller than `size` says."""
+        """Return `dataset[index]`; with `min_size`, the image may be smaller than `size`."""
         number = int(self._numbers[index])
         entry = self.index.image(number)
         height, width = size = entry["height"], entry["width"]

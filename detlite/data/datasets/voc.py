@@ -34,7 +34,7 @@ def voc_files(entry: Entry, root: Path) -> tuple[Path, Path]:
 
 
 def read_voc(folder: Path, split: str, name: str) -> dict[str, Any]:
-    """Return a split of a VOC folder in COCO form. Raises DataError naming the dataset."""
+    """Return a split of a VOC folder in COCO format. Raises DataError with the dataset's name."""
     stems = require(folder / "ImageSets" / "Main" / f"{split}.txt", name).read_text().split()
     category_ids = {category: number for number, category in enumerate(CATEGORIES, start=1)}
     content: dict[str, Any] = {

@@ -84,11 +84,11 @@ class AnnotationReader:
         self._read_marks()
         category_id = self._read_category_id(row.get("category_id"))
         if category_id in self._category_ids:
-            self._take("category_id", category_id)
+            self._store("category_id", category_id)
         else:
             self._flag(Flag.UNKNOWN_CATEGORY, self._unknown_category(row.get("category_id")))
         if image_id is not None and number < unknown:
-            self._take("image_id", self._images.same.get(image_id, image_id))
+            self._store("image_id", self._images.same.get(image_id, image_id))
             if self._images.sizes[number][0]:
                 self._read_shape(*self._images.sizes[number])
             labeled = self._read_keypoints(*self._images.sizes[number])
@@ -105,7 +105,7 @@ class AnnotationReader:
         if problem:
             self._problems[int(flag)] = problem
 
-    def _take(self, key: str, value: Any, note: coco_values.Note | None = None) -> None:
+    def _store(self, key: str, value: Any, note: coco_values.Note | None = None) -> None:
         """Store a value that was read, and report it if it was written in another notation."""
         written = self._row.get(key)
         if note is None and isinstance(written, str):
@@ -139,7 +139,7 @@ class AnnotationReader:
                 self.findings.add("areas that are not square pixels", effect, example)
                 self._changes["area"] = None
             else:
-                self._take("area", pixels)
+                self._store("area", pixels)
 
     def _read_keypoints(self, height: int, width: int) -> int:
         """Read the keypoints, and return the number of labeled ones."""
@@ -153,7 +153,7 @@ class AnnotationReader:
         if points.problem:
             self._flag(Flag.BAD_KEYPOINTS, points.problem)
             return 0
-        self._take("keypoints", points.value, points.note)
+        self._store("keypoints", points.value, points.note)
         if self._box and coco_values.has_misplaced_keypoints(
             points.value, self._box, height, width
         ):
@@ -193,14 +193,14 @@ class AnnotationReader:
             self._flag(Flag.BAD_BOX, box.problem)
         else:
             self._box = box.value
-            self._take("bbox", box.value, box.note)
+            self._store("bbox", box.value, box.note)
             if min(box.value[2:]) < 1:
                 effect = "They are used. Delete them if they are clicks without an object."
                 self.findings.add(_TINY, effect, f"{self._where}: bbox {box.value}")
             if box.note == coco_values.ROTATED:  # files that are written from it
                 self._changes["attributes"] = {**row["attributes"], "rotation": 0}
         if not mask.problem:
-            self._take("segmentation", mask.value, mask.note)
+            self._store("segmentation", mask.value, mask.note)
             if not box.problem and self._compared < _SAMPLE:
                 self._compare(box.value, coco_masks.mask_extent(mask.value, height, width))
                 self._quads += coco_masks.is_quadrilateral(mask.value)

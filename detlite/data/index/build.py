@@ -211,21 +211,23 @@ def _copy_entries(
         raise
     except NotAnObjectError as error:
         hint = explain_not_json(file, error)
-        raise DataError(f"{file}: not in COCO form: a JSON {error}, not an object{hint}") from error
+        raise DataError(
+            f"{file}: not in COCO format: a JSON {error}, not an object{hint}"
+        ) from error
     except ValueError as error:
         hint = explain_not_json(file, error)
         raise DataError(f"{file}: not valid JSON: {error}{hint}") from error
     except RecursionError as error:
-        raise DataError(f"{file}: not in COCO form: the JSON is nested too deeply") from error
+        raise DataError(f"{file}: not in COCO format: the JSON is nested too deeply") from error
     if digest.hexdigest() != content:
         raise DataError(f"{file}: the file changed while it was read; start again")
     for key in _LISTS:
         if members.get(key) is None:
             hint = explain_not_coco({*members})
-            raise DataError(f"{file}: not in COCO form: {key!r} is missing{hint}")
+            raise DataError(f"{file}: not in COCO format: {key!r} is missing{hint}")
         if problems[key]:
             problem = f"{key!r} must be a list of objects{problems[key]}"
-            raise DataError(f"{file}: not in COCO form: {problem}")
+            raise DataError(f"{file}: not in COCO format: {problem}")
     index.flush()
     return members, {key: np.array(ends[key]) for key in _LISTS}
 

@@ -122,7 +122,7 @@ def read_images(
             findings.add("images that are listed twice", effect, f"{where} ({name})", "image")
     if not table.ids:
         reason = f"no image is valid, {': '.join(problems[0])}" if problems else "'images' is empty"
-        raise DataError(f"{file}: not in COCO form: {reason}")
+        raise DataError(f"{file}: not in COCO format: {reason}")
     return table
 
 
@@ -155,11 +155,11 @@ def read_categories(
         for key in ("id", "name"):
             if not _is_id(row.get(key)):
                 raise DataError(
-                    f"{file}: not in COCO form: categories[{position}] (id "
+                    f"{file}: not in COCO format: categories[{position}] (id "
                     f"{short_repr(row.get('id'))}) has {key}: {short_repr(row.get(key))}"
                 )
     if not entries:
-        raise DataError(f"{file}: not in COCO form: 'categories' is empty")
+        raise DataError(f"{file}: not in COCO format: 'categories' is empty")
     read_id = Ids(row["id"] for row in entries)
     valid: dict[int, Entry] = {}
     for row in entries:

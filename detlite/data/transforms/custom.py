@@ -18,8 +18,8 @@ _MARGIN = 0.5  # by which interpolation may leave 0..1; images of 0..255 and nor
 TargetTransform = Callable[[Tensor, Target], tuple[Tensor, Target]]
 TRANSFORMS: Registry[TargetTransform] = Registry("transform")
 """Transforms that INPUT.TRANSFORMS can name. `@TRANSFORMS.register("mine")` adds a function of an
-image [C, H, W], uint8 or float in 0..1, and its target, see `DetectionTransform`. It returns both
-changed, and draws its random numbers from torch.
+image [C, H, W], uint8 or float in 0..1, and its target, see `DetectionTransform`. It returns
+changed copies of both, and uses torch's random generator.
 """
 
 

@@ -15,7 +15,7 @@ IGNORE = -2
 
 @dataclass(frozen=True)
 class Matcher:
-    """Assigns each box the ground truth that it overlaps most, by IoU thresholds."""
+    """Assigns each box to the ground truth of highest IoU or to background, by IoU thresholds."""
 
     # IoU from which a box is foreground.
     foreground: float | Tensor

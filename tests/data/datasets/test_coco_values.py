@@ -35,10 +35,10 @@ def found(dataset):
     ("text", "message"),
     [
         ("{", "not valid JSON"),
-        ('{"images": ' + "[" * 100_000, "not in COCO form: the JSON is nested too deeply"),
+        ('{"images": ' + "[" * 100_000, "not in COCO format: the JSON is nested too deeply"),
         ("\xff\xfe{}", "not valid JSON"),
-        ("[1, 2]", "not in COCO form: a JSON list"),
-        ("{}", "not in COCO form: 'images' is missing"),
+        ("[1, 2]", "not in COCO format: a JSON list"),
+        ("{}", "not in COCO format: 'images' is missing"),
         ('{"images": {}}', "'images' must be a list of objects"),
         ('{"images": [3]}', "'images' must be a list of objects, but entry 0 is 3"),
         ('{"images": [{"id": 1}]}', "'annotations' is missing"),
