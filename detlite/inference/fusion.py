@@ -270,7 +270,7 @@ class _Graph:
         if following is not None:
             layer = self._layer(following)
             kind = following.target if layer is None else type(layer)
-            # With an addition oneDNN supports no other activation.
+            # After an addition, oneDNN supports only ReLU.
             if kind in ACTIVATIONS and (other is None or ACTIVATIONS[kind][0] == "relu"):
                 nodes.append(following)
                 activation = kind

@@ -121,7 +121,7 @@ def image_size(facts: DatasetFacts, values: Values) -> Iterator[Choice]:
     yield Choice("INPUT.MAX_SIZE_TRAIN", longest, reason)
     reason = (
         f"new images of up to {_MAX_TEST_ASPECT} times their short side keep the scale of the "
-        "objects, whatever the shape of the training images"
+        "objects, independent of the shape of the training images"
     )
     yield Choice("INPUT.MAX_SIZE_TEST", max(longest, _MAX_TEST_ASPECT * size), reason)
 

@@ -80,7 +80,7 @@ _SOLVER = {
     Key("LOG_PERIOD", 20, positive): "iterations between log lines",
     Key("CHECKPOINT_PERIOD", 2500, not_negative): "iterations between checkpoints; 0: only final",
     Key("CHECKPOINTS_KEPT", 0, not_negative): (
-        "number of checkpoints to keep, besides final and best; 0: all"
+        "number of checkpoints to keep, in addition to final and best; 0: all"
     ),
     Key("TEST_PERIOD", 0, not_negative): "iterations between evaluations; 0: only at the end",
     Key("BEST_METRIC", ""): (

@@ -19,19 +19,19 @@ _UNPACK = "unpack it, and name the file of weights inside"
 # In order: a pattern, what the file is, and what to do. The pattern is searched in the first bytes,
 # or in the names of the members of a zip archive, one per line.
 _BY_START: tuple[tuple[str, str, str], ...] = (
-    (r"\A\x89HDF\r\n", "an HDF5 file, as of Keras and matterport's Mask_RCNN", _NOT_CONVERTED),
+    (r"\A\x89HDF\r\n", "an HDF5 file, such as from Keras", _NOT_CONVERTED),
     (r"\A\x08[\x01-\x20][\x12\x1a\x22\x28\x32\x3a\x42]", "an ONNX model", _USE_EXPORTED),
     (r"\A....TFL3", "a TensorFlow Lite model", _NOT_CONVERTED),
     (r"\AGGUF", "a GGUF file", _NOT_CONVERTED),
     (r"\A[pf]trt", "a TensorRT engine", "use the checkpoint that it was built from"),
     (r"\A(\x1f\x8b|BZh|\xfd7zXZ|7z\xbc\xaf|Rar!|\x28\xb5\x2f\xfd)", "a compressed archive",
      _UNPACK),
-    (r"\Ax[\x01\x5e\x9c\xda]", "a compressed pickle, as of joblib",
+    (r"\Ax[\x01\x5e\x9c\xda]", "a compressed pickle, such as from joblib",
      "save its arrays with torch.save(joblib.load({name!r}), 'weights.pth')"),
     (r"\A\x93NUMPY", "a single array of numpy", "save a dict of all arrays with torch.save"),
     (r"\A(\x89PNG|\xff\xd8\xff|GIF8|II\*\0|MM\0\*|RIFF....WEBP)", "an image",
      "pass it as the input, and a checkpoint as the weights"),
-    (r"\A\s*<(\?xml|net)\b", "an XML file, as of OpenVINO", _USE_EXPORTED),
+    (r"\A\s*<(\?xml|net)\b", "an XML file, such as from OpenVINO", _USE_EXPORTED),
     (r"\A\s*[{[]\s*[\"{[]", "a JSON file", "name the file of weights"),
 )  # fmt: skip
 _BY_MEMBER: tuple[tuple[str, str, str], ...] = (

@@ -123,7 +123,7 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
             usable = self.index.counts(self.selection.objects, values)
             keep = usable >= max(min_keypoints, 1)
             if background and keep.any():
-                keep |= self.index.counts() == 0  # not images of crowds alone
+                keep |= self.index.counts() == 0  # not images with only crowds
         keep[list(bad_images)] = False
         if not keep.any():
             required = f" and {min_keypoints} keypoints" if min_keypoints else ""

@@ -21,7 +21,7 @@ Note = tuple[str, str]
 TEXT: Note = "numbers as text", "They are read as numbers."
 CLIPPED: Note = "boxes that exceed their image", "They are clipped to it."
 ROTATED: Note = (
-    "boxes with attributes.rotation, as of CVAT",
+    "boxes with attributes.rotation, such as from CVAT",
     "Boxes around the rotated ones are used.",
 )
 FROM_MASK: Note = "missing or empty boxes with a valid mask", "The tight box of the mask is used."

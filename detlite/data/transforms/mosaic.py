@@ -22,7 +22,7 @@ def make_mosaic(
     and dropped as by `crop_target`. `parts` are images [C, H, W] of one dtype and any sizes for
     the top left, top right, bottom left and bottom right.
     """
-    # At least a pixel above and on the left, so that the first part is always visible.
+    # The center is at least one pixel from the top and left, so that the first part is visible.
     limits = ((max(side // 4, 1), max(3 * side // 4, 1)) for side in size)
     row, column = (int(torch.randint(low, high + 1, ())) for low, high in limits)
     rows, columns = (0, row, size[0]), (0, column, size[1])

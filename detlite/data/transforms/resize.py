@@ -117,7 +117,7 @@ def resize_as_opencv(image: Tensor, size: tuple[int, int]) -> Tensor:
     """
     rows, upper, lower = _weights(image.shape[1], size[0], image.device)
     columns, left, right = _weights(image.shape[2], size[1], image.device)
-    # Beyond the right border OpenCV uses one pixel alone. Beyond the lower border it adds the pixel
+    # Beyond the right border OpenCV uses only one pixel. Beyond the lower border it adds the pixel
     # with both weights, each rounded.
     inner = (columns >= 0) & (columns < image.shape[2] - 1)
     left, right = torch.where(inner, left, 2048), torch.where(inner, right, 0)

@@ -31,7 +31,7 @@ class ResNetOptions:
     norm: Norm = nn.BatchNorm2d
     stem_channels: int = 64
     res2_channels: int = 256  # doubled in each later stage
-    # Of the 3x3 convolution in a bottleneck of res2 (ResNeXt). The inner width is their product,
+    # Options of the 3x3 convolution in a bottleneck of res2 (ResNeXt). Its width is their product,
     # doubled in each later stage.
     groups: int = 1
     width_per_group: int = 64

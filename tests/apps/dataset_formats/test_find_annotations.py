@@ -267,4 +267,6 @@ def test_rotated_boxes_of_cvat_are_written_as_read(tmp_path, image):
             assert row["attributes"] == {"rotation": 0}
         dataset = CocoDataset(source.annotations, source.images, masks=False)
         (finding,) = dataset.findings
-        assert str(finding).startswith("boxes with attributes.rotation, as of CVAT: 4 annotations")
+        assert str(finding).startswith(
+            "boxes with attributes.rotation, such as from CVAT: 4 annotations"
+        )

@@ -492,8 +492,8 @@ def test_findings_name_categories_without_a_usable_object(content, write_set):
         found(CocoDataset(*files, train=True, skip_bad=True)),
         found(CocoDataset(*files, masks=0)),
     )
-    assert "no object can be used: 1 category, for example cat. They are not trained." in texts[0]
-    assert "no object can be used" not in texts[1]
+    assert "without a usable object: 1 category, for example cat. They are not trained." in texts[0]
+    assert "without a usable object" not in texts[1]
 
 
 def test_findings_name_masks_that_are_switched_off(content, write_set):
@@ -617,7 +617,7 @@ def test_boxes_are_rotated_by_the_rotation_of_cvat(degrees):
     row = {"bbox": [20, 15, 20, 10], "attributes": {"rotation": degrees}, "segmentation": []}
     reading = read_rotated_box(row, 40, 60)
     assert reading.value == pytest.approx([25, 10, 10, 20])
-    assert reading.note[0] == "boxes with attributes.rotation, as of CVAT"
+    assert reading.note[0] == "boxes with attributes.rotation, such as from CVAT"
 
 
 @pytest.mark.parametrize("attributes", [{"rotation": 0.0}, {"rotation": "left"}, [], None])
