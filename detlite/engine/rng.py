@@ -54,7 +54,7 @@ def preserve_rng(device: torch.device) -> Iterator[None]:
         yield
     finally:
         set_rng_state(state, device)
-        # The call imports much of torch, which a signal may have interrupted.
+        # The call imports parts of torch; a signal may have interrupted their import.
         if torch.are_deterministic_algorithms_enabled() != settings[0]:
             torch.use_deterministic_algorithms(settings[0])
         cudnn.benchmark = settings[1]

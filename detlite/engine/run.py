@@ -81,8 +81,8 @@ def run_evaluation(cfg: CfgNode, weights: Checkpoint | None = None) -> dict[str,
 def logging_to(output_dir: Path) -> Iterator[None]:
     """Append log messages and warnings to `output_dir`/log.txt within a `with` block.
 
-    Handlers of the root logger receive the messages too. If it has none, as in a command, the
-    console does. Processes other than rank 0 log only warnings, and not to the file.
+    Handlers of the root logger receive the messages too; if it has none, as in a command, messages
+    are printed. Processes other than rank 0 log only warnings, and not to the file.
     """
     root = logging.getLogger()
     level, showwarning = root.level, warnings.showwarning

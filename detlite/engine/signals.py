@@ -30,8 +30,8 @@ class StopSignals:
     `received` after each step.
 
     A second signal ends the process immediately; a second SIGINT raises KeyboardInterrupt. A signal
-    that was ignored when the process started, as by nohup, stays ignored. Other threads than the
-    main one cannot handle signals, so nothing changes there.
+    that was ignored when the process started, as by nohup, stays ignored. Only the main thread
+    can handle signals, so nothing changes in other threads.
 
     Attributes:
         received: name of the received signal; empty if there was none.

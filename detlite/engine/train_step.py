@@ -26,8 +26,8 @@ class TrainStep:
     """Updates a model on one batch; every process calls it with its share of the batch.
 
     With SOLVER.ACCUMULATION_STEPS, the batch passes through the model in that number of parts and
-    their gradients are averaged, so a step needs the memory of one part. Batch statistics are those
-    of a part.
+    their gradients are averaged, so a step needs the memory of one part. Batch statistics are
+    computed per part.
 
     Attributes:
         skipped: number of steps skipped so far because a loss was not finite.
@@ -102,7 +102,7 @@ class TrainStep:
             buffer.copy_(before)
         self._optimizer.zero_grad()
         image_ids = [target["image_id"] for target in targets]
-        where = f"on images {image_ids} or those of other processes"
+        where = f"on images {image_ids} or images of other processes"
         if self.skipped == self._max_skipped:
             raise NonFiniteLossError(
                 f"the loss is not finite {where}, and {self.skipped} steps were already skipped, "

@@ -40,7 +40,7 @@ class MatchedDetections:
     ignored: np.ndarray  # bool [A, G], objects that may be missed
     areas: Sequence[str]  # A names in AREA_RANGES
     limits: Sequence[int]  # detections per image and category at which recall is measured
-    max_dets: int  # the one of `limits` at which precision is measured
+    max_dets: int  # the limit for precision, one of `limits`
 
     def of_category(self, index: int) -> tuple[np.ndarray, slice]:
         """Return the detections int64 [D_k] of a category, by decreasing `ranking`, and its

@@ -125,7 +125,7 @@ class Results:
     def to_coco(self, first: int = 0, last: int | None = None) -> Iterator[dict[str, Any]]:
         """Yield the detections `first:last` as entries of a COCO results file.
 
-        Without boxes, `score` is the mask score, by which other programs then rank the masks.
+        Without boxes, `score` is the mask score, so that other programs rank the masks by it.
         """
         chunk = slice(first, last)
         columns: dict[str, Sequence[Any] | Iterator[Any]] = {

@@ -31,7 +31,7 @@ class View:
 
 
 class ImageDetector:
-    """Base class of detectors that take original images; implements `Detector`.
+    """Base class of detectors for original images; implements `Detector`.
 
     Subclasses override `detect`, or `_detect` for one image at a time. `model` is in evaluation
     mode and may be exported.
@@ -68,7 +68,7 @@ class ImageDetector:
 
 
 class ResizingDetector(ImageDetector):
-    """Resizes images for a model, which takes no proposals, and maps its detections back."""
+    """Resizes images for a model without proposals, and maps its detections back."""
 
     def __init__(self, model: DetectionModel, view: View) -> None:
         super().__init__(model)

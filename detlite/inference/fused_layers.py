@@ -52,7 +52,7 @@ class FusedConv2d(nn.Module):
         self.activation = activation
 
     def forward(self, x: Tensor, other: Tensor | None = None, overwrite: bool = False) -> Tensor:
-        """Compute activation(conv(x) + other); `overwrite` allows to store it in `other`."""
+        """Compute activation(conv(x) + other); `overwrite`: it may be stored in `other`."""
         conv = (self.weight, self.bias, self.padding, self.stride, self.dilation, self.groups)
         name, scalars, function = ACTIVATIONS[self.activation]
         same_shape = other is None or other.shape == self._output_shape(x)

@@ -118,7 +118,7 @@ class Prediction(dict[str, Any]):
         """Draw the objects on the image, or on `image`; see `apps.drawing.draw_detections`."""
         source = self.source if image is None else image
         if source is None:
-            raise ValueError("this prediction does not know its image: call plot(image)")
+            raise ValueError("this prediction does not contain its image: call plot(image)")
         pixels = load_image(source, self.options)
         return EXPORTERS.get("image")(pixels, self, self.categories, **options)
 

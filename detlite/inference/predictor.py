@@ -76,20 +76,19 @@ class Predictor:
     Args:
         model: a detector from `build_model`, which is put in evaluation mode, a checkpoint (see
             `from_checkpoint`), or a file written by `detlite export`.
-        min_size: length in pixels to which the short side of an image is resized (800, or as the
-            file says).
-        max_size: maximum length of the long side (1333, or as the file says).
+        min_size: length of the short side after resizing, in pixels (800, or the file's value).
+        max_size: maximum length of the long side (1333, or the file's value).
         score_thresh: minimum score of detections; it replaces a higher threshold of the model
             (MODEL.ROI_HEADS.SCORE_THRESH). None: TEST.SCORE_THRESHOLD of the file, which training
             measures, or the model's threshold.
         rle: return masks as COCO RLEs, not as bitmaps of H x W bytes each.
         dtype: precision of the forward pass with autocast: float32, float16 or bfloat16. A model
             of `detlite.optimize` with float32 is faster; `from_checkpoint` creates one.
-        views: views for test-time augmentation, instead of the size above. None: one view, or
-            as the file says if neither size is given.
+        views: views for test-time augmentation, instead of the size above. None: the views of
+            the file if neither size is given, otherwise one view.
         max_pixels, image_bits, value_range: options of image files, see `ImageOptions` (its
-            defaults, or as the file says).
-        tiling: cut larger images into tiles and detect in each. None: do not, or as the file says.
+            defaults, or the file's values).
+        tiling: cut larger images into tiles and detect in each. None: the file's value, or none.
         trust: also read a .pt2 file, which can run any code when it is read.
         cfg: config with the defaults of other arguments, apart from `dtype`; a file has its own.
     """

@@ -36,7 +36,7 @@ class AugmentedDetector(ImageDetector):
     ) -> None:
         if not hasattr(model, "backbone"):
             raise ConfigError(
-                "TEST.BBOX_AUG.ENABLED must be False for an exported program, which takes a single "
+                "TEST.BBOX_AUG.ENABLED must be False for an exported program, which accepts a single "
                 "view: set it to False, export to the format openvino, or load the checkpoint"
             )
         flips = any(view.flip for view in views)
