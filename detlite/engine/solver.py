@@ -123,7 +123,7 @@ def _check_steps(steps: Sequence[float], max_iter: int | None) -> None:
         return
     if max_iter is None:
         raise ConfigError(
-            f"SOLVER.STEPS {steps} are iterations, but with SOLVER.MAX_MINUTES their number is unknown: "
+            f"SOLVER.STEPS {steps} are iterations, but SOLVER.MAX_MINUTES limits the time: "
             "set fractions of the run, such as (0.7, 0.9), or SOLVER.LR_SCHEDULE cosine"
         )
     if 0 < steps[0] < 1:

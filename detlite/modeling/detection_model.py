@@ -114,7 +114,7 @@ class DetectionModel(nn.Module, ABC):
             targets: in training, a dict for each image with `boxes` float [G, 4] (xyxy in pixels),
                 `labels` int64 [G] in 1..num_classes - 1 and, for models with such a head, `masks`
                 (`PackedMasks`, or bitmaps uint8 [G, H, W]) and `keypoints` float [G, K, 3] of
-                (x, y, visibility). For models that take proposals also `proposals` float [P, 4]
+                (x, y, visibility). For models without an RPN also `proposals` float [P, 4]
                 xyxy, in evaluation too. Targets are checked on the CPU, so leave them there.
 
         Returns:
@@ -148,7 +148,7 @@ class DetectionModel(nn.Module, ABC):
         if proposals is not None and not self.takes_proposals:
             raise ValueError(
                 "proposals are given, but the model predicts its own: set MODEL.LOAD_PROPOSALS for "
-                "a Fast R-CNN, which takes proposals"
+                "a Fast R-CNN, which needs proposals"
             )
         batch = self.normalizer(images)
         if not self.takes_proposals:

@@ -43,7 +43,7 @@ class Detector(Protocol):
 
     @property
     def resizes_images(self) -> bool:
-        """True if `detect` takes original images and resizes them; else the caller resizes."""
+        """True if `detect` resizes images; otherwise, the caller must resize them."""
 
     def detect(
         self,
@@ -55,7 +55,7 @@ class Detector(Protocol):
 
         Args:
             images: tensors [C, H, W], uint8 in 0..255 or float in 0..1, of any sizes.
-            proposals: xyxy boxes [P, 4] of each image, only for a detector that takes them.
+            proposals: xyxy boxes [P, 4] of each image, only for a detector that needs them.
             min_score: detections with a lower score are dropped.
         """
 

@@ -1,4 +1,4 @@
-"""Parts of a model that other engines can run, and how to put an engine in their place.
+"""Parts of a model that other engines can run, and how to replace them with an engine.
 
 Inputs and outputs of a part are tensors, and no shape depends on a value. Each model lists its
 parts in `DetectionModel.exportable_parts`. Shapes: B images, R RoIs, S x S pooled.

@@ -26,7 +26,7 @@ class GeneralizedRCNN(DetectionModel):
 
     The losses are `loss_objectness`, `loss_rpn_box`, `loss_classifier`, `loss_box` and, with such a
     head, `loss_mask` and `loss_keypoint`. Without an RPN it is a Fast R-CNN
-    (https://arxiv.org/abs/1504.08083), which takes proposals with each image.
+    (https://arxiv.org/abs/1504.08083), which needs proposals for each image.
     """
 
     def __init__(

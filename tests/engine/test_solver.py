@@ -312,7 +312,7 @@ def test_a_long_warmup_ends_after_a_tenth_of_the_run():
 @pytest.mark.parametrize(
     ("steps", "run_length", "message"),
     [
-        ((60, 80), KnownFractions([]), r"with SOLVER\.MAX_MINUTES their number is unknown"),
+        ((60, 80), KnownFractions([]), r"SOLVER\.MAX_MINUTES limits the time"),
         ((0.5, 80), RunLength(100), r"mixes fractions and iterations"),
     ],
 )

@@ -308,7 +308,7 @@ def test_predictions_can_be_drawn_and_printed(
     assert drawn.size == without.size == (width, height)
     assert (np.asarray(drawn) != np.asarray(without)).any()
     prediction.source = None
-    with pytest.raises(ValueError, match="does not know its image"):
+    with pytest.raises(ValueError, match="does not contain its image"):
         prediction.plot()
 
 

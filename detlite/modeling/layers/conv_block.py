@@ -46,7 +46,7 @@ def conv_block(
     With `bias` None, the convolution has a bias if there is no norm.
 
     `separable` convolutions are a depthwise and a 1x1 convolution with nothing in between. They
-    take 1/C + 1/k^2 of the multiplications of a k x k convolution to C channels (MobileNets,
+    need 1/C + 1/k^2 of the multiplications of a k x k convolution to C channels (MobileNets,
     https://arxiv.org/abs/1704.04861).
     """
     bias = norm is None if bias is None else bias

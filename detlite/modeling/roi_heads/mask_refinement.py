@@ -75,8 +75,8 @@ def tight_boxes(
 
 
 def mean_foreground(probs: Tensor, threshold: float) -> Tensor:
-    """Return the mean probability [R] of the foreground of masks [R, M, M]; of an empty mask, its
-    largest probability."""
+    """Return the mean probability [R] of the foreground of masks [R, M, M], or the largest
+    probability of an empty mask."""
     probs = probs.flatten(1)
     inside = probs >= threshold
     count = inside.sum(dim=1)

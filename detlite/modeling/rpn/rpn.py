@@ -52,8 +52,8 @@ class RPN(nn.Module):
         nms_thresh: IoU above which proposals of a level are suppressed.
         min_size, score_thresh: minimum side (pixels) and objectness (0 to 1) of a proposal.
         matcher, sampler: select the anchors to train on.
-        straddle: largest number of pixels by which these cross the image border; negative: no
-            limit.
+        straddle: maximum number of pixels by which training anchors may cross the image border;
+            negative: no limit.
     """
 
     def __init__(
