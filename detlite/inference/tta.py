@@ -36,8 +36,8 @@ class AugmentedDetector(ImageDetector):
     ) -> None:
         if not hasattr(model, "backbone"):
             raise ConfigError(
-                "TEST.BBOX_AUG.ENABLED must be False for an exported program, which accepts one view "
-                "only: set it to False, export to the format openvino, or load the checkpoint"
+                "TEST.BBOX_AUG.ENABLED must be False for an exported program, which accepts "
+                "one view only: set it to False, export to openvino, or load the checkpoint"
             )
         flips = any(view.flip for view in views)
         if flips and "keypoints" in model.required_targets and not keypoint_names:

@@ -50,7 +50,7 @@ def operator(name: str, runs_on: Literal["any", "torchvision", "cpu"] = "any") -
     def register(function: F) -> F:
         @wraps(function)
         def fallback(*arguments: Any) -> Any:
-            # Registers torch.ops.torchvision. Its import takes longer than all of detlite's.
+            # Registers torch.ops.torchvision. Importing it takes longer than importing detlite.
             import torchvision  # noqa: F401
 
             devices = {leaf.device for leaf in tree_leaves(arguments) if isinstance(leaf, Tensor)}

@@ -82,7 +82,7 @@ def box_overlaps(boxes: Tensor, others: Tensor, crowd: Tensor, ranges: Tensor) -
 
     Args:
         boxes: float64 `[D, 4]`, (x, y, width, height).
-        others: float64 `[G, 4]`, in the same form.
+        others: float64 `[G, 4]`, in the same format.
         crowd: bool `[G]`, True for crowds.
         ranges: int64 `[D, 2]` of (first, end): a box is compared with the others `first` to
             `end - 1`.
@@ -122,7 +122,7 @@ def mask_intersections(
         lengths: int64 `[N]`, the bytes of each string.
         pixels: int64 `[N]`, height x width of each mask, below 2^32.
         index: int64 `[D]`, the mask of each row, 0 to N - 1.
-        other_data, other_lengths, other_pixels: G other masks in the same form.
+        other_data, other_lengths, other_pixels: G other masks in the same format.
         ranges: int64 `[D, 2]` of (first, end): the mask of a row is compared with the other masks
             of its image, `first` to `end - 1`.
 

@@ -57,7 +57,7 @@ _SIDE = re.compile(
 
 
 def _key(name: str, mirrored: bool = False) -> str:
-    """Return a form of a name that has "<" and ">" for left and right, and no other notation."""
+    """Return a name in lower case, with "<" and ">" for left and right, and single spaces."""
     marked = _SIDE.sub(lambda side: "<>"[(side.lastgroup == "r") != mirrored], name)
     return re.sub(r"[\s_.-]+", " ", marked).strip().lower()
 

@@ -195,11 +195,11 @@ def _statistics(cfg: CfgNode, name: str) -> DatasetStatistics:
 
 
 def overridden_values(cfg: CfgNode, opts: Sequence[Any]) -> Values:
-    """Return the overridden_values keys with their values in the config."""
+    """Return the overridden keys with their values in the config."""
     values = dict(flatten(cfg))
     return {key: values[key] for key in opts[::2] if key in values}
 
 
 def _values(choices: Sequence[Choice], opts: Sequence[Any]) -> dict[str, Any]:
-    """Return the values of the keys that are not overridden_values."""
+    """Return the values of the keys that are not overridden."""
     return {choice.key: choice.value for choice in choices if choice.key not in opts[::2]}

@@ -25,7 +25,7 @@ class ImageValues:
 
     Attributes:
         options: how to read the images.
-        mean, std: of each channel, from 0 to 1; of RGB images of 8 bits they are not measured.
+        mean, std: of each channel, from 0 to 1; not measured for RGB images of 8 bits.
         reason: the type of the values and why they are read with `options.bits` or
             `options.value_range`; empty for 8 bits.
     """

@@ -121,14 +121,14 @@ def config(args: Namespace) -> str:
     ):
         if is_complete and not is_used and f"MODEL.{key}" not in args.overrides[::2]:
             _log(
-                f"MODEL.{key} is False, although all training objects would fit: those of the "
-                "evaluation set do not. Name another one with --val"
+                f"MODEL.{key} is False, although all training objects would fit: objects of "
+                "the evaluation set do not. Name another set with --val"
             )
     # What training will skip, reinterpret or switch off because of the data.
     parts = build_train_dataset(cfg).parts
     _log(findings_of([*parts, *build_test_datasets(cfg)], parts))
     stated = {choice.key: choice.reason for choice in fixed}
-    stated |= dict.fromkeys(args.overrides[::2], "as the command says")
+    stated |= dict.fromkeys(args.overrides[::2], "given on the command line")
     chosen = {choice.key: choice.reason for choice in choices}
     reasons = {key: reason for key, reason in stated.items() if key not in chosen} | chosen
     values = dict(flatten(cfg))

@@ -187,7 +187,7 @@ def read_lines(file: Path) -> list[str]:
 
 
 def _key(name: str) -> str:
-    """Return a form of a file name that is the same for all systems and notations."""
+    """Normalize a file name, which depends on the system that wrote it."""
     return unicodedata.normalize("NFC", unquote(name)).casefold()
 
 

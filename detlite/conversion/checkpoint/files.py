@@ -104,7 +104,7 @@ def read_checkpoint(path: str | Path, source: str | None = None) -> Checkpoint:
     except ValueError as error:
         raise CheckpointError(f"{path}: {error}") from error
     if source and any(name.startswith(TIMM_PREFIX) for name in checkpoint.model):
-        return checkpoint  # the state dict is that of a timm backbone already
+        return checkpoint  # the names are already those of a timm backbone
     return replace(checkpoint, timm_backbone=as_timm_backbone(state))
 
 

@@ -41,12 +41,12 @@ def load_weights(
 ) -> None:
     """Load the weights and categories of a checkpoint into `model`.
 
-    Only the backbone of a classifier is loaded. With `reinit_heads`, the model keeps its own
-    categories. In layers with rows for each class, only the rows of the background and of
-    categories with the same name are loaded; if the file has no names, none are. A mask or keypoint
-    head that only the checkpoint has is skipped; one that only the model has keeps its values.
-    Thresholds and averages that follow the training are loaded only with `training_state`, so that
-    a new run starts without them.
+    If the checkpoint is a classifier, only its backbone is loaded. With `reinit_heads`, the model
+    keeps its own categories. In layers with rows for each class, only the rows of the background
+    and of categories with the same name are loaded; if the file has no names, none are. A mask or
+    keypoint head that only the checkpoint has is skipped; one that only the model has keeps its
+    values. Thresholds and averages that follow the training are loaded only with
+    `training_state`, so that a new run starts without them.
 
     Raises:
         CheckpointError: entries are missing, unexpected, of another shape or not finite. The
@@ -102,9 +102,9 @@ def load_weights(
             "Only the number of classes differs: set MODEL.REINIT_HEADS True to load the other "
             "layers, and the rows of categories with the same name": len(names) == len(by_class),
             "Only the number of anchors per cell differs: set MODEL.RPN.ANCHOR_SIZES and "
-            "ASPECT_RATIOS (for RetinaNet those of MODEL.RETINANET) to the model's own": anchors,
+            "ASPECT_RATIOS (or those in MODEL.RETINANET) as for the training of the file": anchors,
             "Only statistics of batch norm are missing on one side: set MODEL.RESNETS.NORM to the "
-            "norm of the weights, FrozenBN or BN if they have them": all(
+            "norm of the weights: FrozenBN or BN if the file has statistics": all(
                 name.endswith((".running_mean", ".running_var")) for name in names
             ),
             "The file only has more than the model: if these entries are of a part that you do not "

@@ -135,7 +135,8 @@ def log_assumptions(cfg: CfgNode, checkpoint: Checkpoint, opts: Sequence[Any] = 
         level = logging.INFO if _PUBLISHED.search(checkpoint.path.name) else logging.WARNING
         logger.log(
             level,
-            "%s: the weights (%s) do not contain these settings; assumed are the framework's. If "
-            "the model was trained with others, pass them as KEY VALUE:\n%s",
+            "%s: the weights (%s) do not contain these settings, so the defaults of the "
+            "framework are assumed. If the model was trained with others, pass them as KEY VALUE:"
+            "\n%s",
             checkpoint.path, checkpoint.source, "\n".join(lines),
         )  # fmt: skip

@@ -128,7 +128,7 @@ def _read_polygons(file: Path, height: int, width: int) -> tuple[list[_Object], 
 def _read_instances(file: Path, height: int, width: int) -> tuple[list[_Object], np.ndarray]:
     """Return the objects of an instanceIds file, and a bitmap of the void pixels.
 
-    Its pixels are label * 1000 + n for instances, and the label for groups and all else.
+    A pixel is label * 1000 + n in an instance, and otherwise (also in a group) the label.
     """
     with Image.open(file) as image:
         pixels = np.asarray(image)

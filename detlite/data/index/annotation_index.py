@@ -1,8 +1,8 @@
 """The index of an annotation file: its checked images and annotations at known byte positions.
 
 The file of an index contains the JSON text of each image and annotation, which is read on demand,
-and then a zip archive with arrays of the values that are needed for all of them together. A data
-set of any size therefore opens fast and needs little memory.
+and then a zip archive with arrays of the values that are needed for all of them together. A dataset
+of any size therefore opens fast and needs little memory.
 
 Letters in shapes: I images, A annotations.
 """

@@ -32,7 +32,7 @@ from .json_stream import NotAnObjectError, read_members
 from .normalization import drop_namesakes, read_categories, read_images
 
 _LISTS = ("images", "annotations", "categories")
-# Of a row of the array of annotations in the order of the file.
+# Columns of the temporary array of annotations, whose rows are in file order.
 _ANNOTATION = np.dtype(
     [("id", "q"), ("span", "q", 2), ("states", "H"), ("image", "q"), ("category_id", "q"),
      ("labeled", "i"), ("key", "q")]

@@ -25,7 +25,7 @@ class RandomRotation:
 
     Attributes:
         degrees: maximum angle in both directions.
-        quarter_turns: also turn by 0, 90, 180 or 270 degrees.
+        quarter_turns: also rotate by 0, 90, 180 or 270 degrees.
         keypoint_offset: added to keypoints for continuous coordinates.
     """
 

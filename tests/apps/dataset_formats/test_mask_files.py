@@ -102,7 +102,7 @@ def test_masks_next_to_category_folders(tmp_path, image):
         ("masks/b.png", two_objects(), "no image has the name"),
         ("masks/a.jpg", two_objects(), "masks need a lossless format"),
         ("masks/a.webp", two_objects(), "masks need a lossless format"),
-        ("masks/a.png", np.dstack([two_objects()] * 3 + [two_objects() // 2]), "of BDD100K"),
+        ("masks/a.png", np.dstack([two_objects()] * 3 + [two_objects() // 2]), "like BDD100K"),
         ("ADE_train_0_seg.png", two_objects(), "the colors of ADE20K are not supported"),
         (
             "masks/a/1.png",

@@ -155,7 +155,7 @@ def test_config_file_next_to_the_checkpoint(name, recorded, tmp_path):
 
 def test_no_config(recorded, tmp_path):
     path = save(tmp_path / "b_20200205-d4b0c5d6.pth", state_of("retinanet_r50", recorded))
-    with pytest.raises(CheckpointError, match=r"it has no config: put .* there as b\.py"):
+    with pytest.raises(CheckpointError, match=r"it has no config: copy .* to b\.py"):
         read_checkpoint(path)
 
 
