@@ -7,6 +7,7 @@ from yacs.config import CfgNode
 
 from detlite.config import ConfigError
 from detlite.data import CocoDataset
+from detlite.data.transforms.tiles import tile_windows
 from detlite.registry import Registry
 
 from .cityscapes import check_void, evaluate_cityscapes
@@ -99,8 +100,18 @@ class CocoEvaluator(Evaluator):
             )
 
     def evaluate(self, cfg: CfgNode, dataset: CocoDataset, results: Results) -> Metrics:
-        limit, sigmas = cfg.MODEL.ROI_HEADS.DETECTIONS_PER_IMG, cfg.TEST.KEYPOINT_OKS_SIGMAS
+        limit, sigmas = max_detections(cfg, dataset), cfg.TEST.KEYPOINT_OKS_SIGMAS
         return evaluate_coco(dataset.coco_gt(), results, predicted_kinds(cfg), limit, sigmas)
+
+
+def max_detections(cfg: CfgNode, dataset: CocoDataset) -> int:
+    """Return the maximum number of detections of an image, of all tiles with TEST.TILE."""
+    limit: int = cfg.MODEL.ROI_HEADS.DETECTIONS_PER_IMG
+    if not cfg.TEST.TILE:
+        return limit
+    tiling = cfg.TEST.TILE, cfg.TEST.TILE_OVERLAP
+    tiles = max((len(tile_windows(size, *tiling)) for size in set(dataset.sizes)), default=1)
+    return limit * (tiles + 1 if tiles > 1 else 1)  # in the tiles and in the whole image
 
 
 @EVALUATORS.register("lvis")

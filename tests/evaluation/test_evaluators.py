@@ -1,13 +1,20 @@
 """Choice of the evaluators of a dataset, and their checks before inference."""
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from detlite.config import ConfigError, load_config
+from detlite.data import build_dataset
 from detlite.evaluation import Results
-from detlite.evaluation.evaluators import Evaluator, build_evaluators, predicted_kinds
+from detlite.evaluation.evaluators import (
+    Evaluator,
+    build_evaluators,
+    max_detections,
+    predicted_kinds,
+)
 
 
 def make_dataset(kind="coco", keypoint_names=()):
@@ -118,3 +125,27 @@ def test_lvis_ignores_keypoints(monkeypatch):
     dataset.coco_gt = lambda: None
     (evaluator,) = build_evaluators(cfg, dataset).values()
     assert list(evaluator.evaluate(cfg, dataset, Results.from_coco([], ()))) == ["bbox", "segm"]
+
+
+def test_the_detections_of_all_tiles_are_evaluated(tmp_path):
+    """The maximum number of detections applies to a tile, not to an image."""
+    image = {"id": 1, "file_name": "a.png", "height": 100, "width": 220}
+    objects = [
+        {"id": n, "image_id": 1, "category_id": 1, "bbox": [50 * n, 20, 10, 10], "area": 100,
+         "iscrowd": 0} for n in range(4)
+    ]  # fmt: skip
+    content = {"images": [image], "annotations": objects, "categories": [{"id": 1, "name": "a"}]}
+    (tmp_path / "val.json").write_text(json.dumps(content))
+    detections = [
+        {"image_id": 1, "category_id": 1, "bbox": one["bbox"], "score": 0.9} for one in objects
+    ]
+    limit = ("MODEL.ROI_HEADS.DETECTIONS_PER_IMG", 1)
+    keys = (*limit, "TEST.TILE", 100, "TEST.TILE_OVERLAP", 0.2, "DATASETS.ROOT", str(tmp_path))
+    cfg = make_cfg(*keys, "DATASETS.CHECK_IMAGES", False)
+    dataset = build_dataset(cfg, "val", train=False)
+    (evaluator,) = build_evaluators(cfg, dataset).values()
+    metrics = evaluator.evaluate(cfg, dataset, Results.from_coco(detections, ("bbox",)))
+    assert metrics["bbox"]["AP"] == 1
+    assert max_detections(cfg, dataset) == 4  # three tiles and the whole image
+    assert max_detections(make_cfg(*limit), dataset) == 1
+    assert max_detections(make_cfg(*limit, "TEST.TILE", 220), dataset) == 1  # not cut

@@ -18,7 +18,7 @@ from detlite.data import CocoDataset, build_dataset
 from detlite.data.errors import DataError
 from detlite.data.file_type import read_json
 from detlite.engine.run_files import METRICS_FILE
-from detlite.evaluation.evaluators import predicted_kinds
+from detlite.evaluation.evaluators import max_detections, predicted_kinds
 from detlite.evaluation.results import Results
 
 from . import charts
@@ -143,7 +143,7 @@ def analyze_run(run: Run, name: str, resamples: int, seed: int) -> RunAnalysis:
     dataset = build_dataset(run.cfg, name, train=False)
     coco_gt, results = dataset.coco_gt(), run.results(name)
     samples = sample_images(len(dataset), resamples, seed)
-    max_dets, sigmas = run.cfg.MODEL.ROI_HEADS.DETECTIONS_PER_IMG, run.cfg.TEST.KEYPOINT_OKS_SIGMAS
+    max_dets, sigmas = max_detections(run.cfg, dataset), run.cfg.TEST.KEYPOINT_OKS_SIGMAS
     analyses = {
         kind: analyze_detections(coco_gt, results, kind, samples, max_dets, sigmas)
         for kind in run.kinds
