@@ -21,7 +21,7 @@ def test_every_key_has_its_values_default_and_description():
 
 def test_values_describe_the_checks():
     page = config_page()
-    assert "| `SOLVER.LR_SCHEDULE` | one of `'multistep'`, `'cosine'` | `'multistep'` |" in page
+    assert "| `SOLVER.WARMUP_METHOD` | one of `'linear'`, `'constant'` | `'linear'` |" in page
     assert "| `SOLVER.MOMENTUM` | float, at least 0, below 1 | `0.9` |" in page
     assert "| `SOLVER.MAX_EPOCHS` | float, greater than 0, at most 1e+09 | unset |" in page
     assert "| `MODEL.MASK_ON` | bool | `False` |" in page
