@@ -130,7 +130,7 @@ def find_sets(
         splits["val"] = val_splits.get("val", val_splits["train"])
         summary += f"; evaluated on {val}"
     elif "val" in splits:
-        summary += ", with its split into train and val"
+        summary += ", divided already into train and val"
     else:
         splits = _split(splits["train"], data, group_duplicates)
         if "val" in splits:
