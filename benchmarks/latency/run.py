@@ -96,7 +96,7 @@ def _measure(settings: Settings, count: int, thresholds: dict[Key, float]) -> It
 
 
 def _processes(settings: Settings) -> Iterator[tuple[str, str, list[str], dict[str, Answer]]]:
-    """Yield model, mode, command, and the named requests; the name "" stands for the mode."""
+    """Yield model, mode, command, and the named requests; the name "" is the mode itself."""
     work = str(settings.work)
     for model in settings.models:
         for mode in settings.modes:

@@ -1,7 +1,7 @@
 """Schedule-free AdamW (https://arxiv.org/abs/2405.15682), from the package schedulefree.
 
-It computes gradients at the weights y and averages the weights z that it updates. The averages x
-are the result of a run. A model has the weights y, except in `averaged_weights`.
+It computes gradients at the weights y, updates the weights z, and averages z to the weights x. The
+result of a run is x. During training, the model contains y.
 """
 
 from collections.abc import Iterator
@@ -21,7 +21,17 @@ _TRAINED = "trained"  # y in the state of a parameter while the model has x
 def build_schedule_free(
     groups: list[dict[str, Any]], lr: float, momentum: float, schedule: str
 ) -> Optimizer:
-    """Build the optimizer for parameter groups; ConfigError if the package is missing."""
+    """Build the optimizer.
+
+    Args:
+        groups: parameter groups, each with its learning rate and weight decay.
+        lr: learning rate of groups without one.
+        momentum: weight of x in y = (1 - momentum) z + momentum x, in [0, 1).
+        schedule: SOLVER.LR_SCHEDULE.
+
+    Raises:
+        ConfigError: the schedule is not constant, or the package is not installed.
+    """
     if schedule != "constant":
         raise ConfigError(
             f"SOLVER.LR_SCHEDULE is {schedule}, but ScheduleFreeAdamW needs a constant learning "
@@ -40,9 +50,10 @@ def build_schedule_free(
 
 @contextmanager
 def averaged_weights(optimizer: Optimizer) -> Iterator[None]:
-    """Give the model the averages x within a `with` block; do nothing for other optimizers.
+    """Use the averages x in the model within a `with` block, to evaluate or save it.
 
-    The weights y become part of the optimizer's state meanwhile, so that a checkpoint has them.
+    Meanwhile, the optimizer's state contains the weights y, so that they are part of a checkpoint.
+    Afterwards the model has exactly the same y again. Other optimizers are not changed.
     """
     if not hasattr(optimizer, "eval"):
         yield
@@ -58,7 +69,7 @@ def averaged_weights(optimizer: Optimizer) -> Iterator[None]:
 
 @torch.no_grad()
 def restore_trained_weights(optimizer: Optimizer) -> None:
-    """Give the model the weights y that the state of a schedule-free optimizer has."""
+    """Move the weights y from a schedule-free optimizer's state into the model, to train it."""
     for parameter, state in optimizer.state.items():
         if _TRAINED in state:
             parameter.copy_(state.pop(_TRAINED))

@@ -105,13 +105,17 @@ class CocoEvaluator(Evaluator):
 
 
 def max_detections(cfg: CfgNode, dataset: CocoDataset) -> int:
-    """Return the maximum number of detections of an image, of all tiles with TEST.TILE."""
+    """Return the maximum number of detections per image.
+
+    With TEST.TILE, DETECTIONS_PER_IMG applies to each tile and to the whole image, so the result is
+    the sum of these limits for the image with the most tiles.
+    """
     limit: int = cfg.MODEL.ROI_HEADS.DETECTIONS_PER_IMG
     if not cfg.TEST.TILE:
         return limit
     tiling = cfg.TEST.TILE, cfg.TEST.TILE_OVERLAP
     tiles = max((len(tile_windows(size, *tiling)) for size in set(dataset.sizes)), default=1)
-    return limit * (tiles + 1 if tiles > 1 else 1)  # in the tiles and in the whole image
+    return limit * (tiles + 1) if tiles > 1 else limit  # an image of one tile is not cut
 
 
 @EVALUATORS.register("lvis")

@@ -65,10 +65,10 @@ def inspect(path: Path, images: Path | None) -> list[Inspection]:
         kind, annotations, folder = locate_dataset(cfg, name)
         train, options = name in datasets.TRAIN, coco_options(cfg)
         options["background"] |= not train
-        one = inspect_dataset(annotations, folder, kind=kind, **options)
-        inspections.append(one)
-        if one.index is not None:
-            one.findings += config_findings(cfg, one.index, one.selection, train)
+        inspection = inspect_dataset(annotations, folder, kind=kind, **options)
+        inspections.append(inspection)
+        if (index := inspection.index) is not None:
+            inspection.findings += config_findings(cfg, index, inspection.selection, train)
     if not any(inspection.refused for inspection in inspections):
         try:
             check_datasets(cfg)

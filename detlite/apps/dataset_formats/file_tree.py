@@ -34,7 +34,7 @@ _HEAD = 1 << 16  # bytes at the start and the end of a file that `excerpt` retur
 
 
 class NoImageError(DataError):
-    """No image that is read matches a name."""
+    """A name in a label file matches no image in a supported format."""
 
 
 class FileTree:

@@ -72,7 +72,7 @@ class Shape:
     def of_kind(cls, kind: str, category: str, corners: Sequence[float] = ()) -> "Shape":
         """Return a polygon, or for any other kind a bad shape with the position of its corners."""
         problem = f"a shape of type {kind} is not an object; draw a box or polygon, or remove it"
-        return cls(category, corners, problem=problem * (kind != "polygon"))
+        return cls(category, corners, problem="" if kind == "polygon" else problem)
 
     @classmethod
     def png(

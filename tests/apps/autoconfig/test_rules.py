@@ -262,10 +262,9 @@ def test_the_optimizer(decided, chosen, cpu):
     machine = dataclasses.replace(cpu, schedule_free=True)
     choices = choose(DatasetFacts(statistics(), None, machine), decided)
     values = {one.key: one.value for one in choices} | decided
-    expected = ("ScheduleFreeAdamW", "constant") if chosen else (None, None)
-    if not chosen:
-        expected = decided.get("SOLVER.OPTIMIZER"), decided.get("SOLVER.LR_SCHEDULE")
-    assert (values.get("SOLVER.OPTIMIZER"), values.get("SOLVER.LR_SCHEDULE")) == expected
+    expected = {"SOLVER.OPTIMIZER": "ScheduleFreeAdamW", "SOLVER.LR_SCHEDULE": "constant"}
+    for key, value in expected.items():
+        assert values.get(key) == (value if chosen else decided.get(key))
     missing = choose(DatasetFacts(statistics(), None, cpu), decided)
     assert "SOLVER.OPTIMIZER" not in {one.key for one in missing}
 
