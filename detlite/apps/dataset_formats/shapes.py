@@ -6,7 +6,6 @@ checks sizes and converts shapes to objects for all formats.
 
 import base64
 import io
-import itertools
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,7 +16,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from detlite.data.datasets.coco_values import CLIPPED, read_box
+from detlite.data.datasets.coco_masks import read_segmentation
+from detlite.data.datasets.coco_values import CLIPPED, Reading, read_box
 from detlite.data.errors import DataError
 from detlite.data.images.checks import UPRIGHT
 from detlite.data.images.decoders import DECODE_ERRORS
@@ -229,11 +229,11 @@ def to_objects(
         name = f" ({shape.category})" if shape.category else ""
         position = f"{where}{shape.where or f': object {number}{name}'}"
         key = number if shape.group is None else (shape.category, shape.group)
+        visible = _visible_box(shape, size)
         try:
-            part = _to_object(shape, size, position)
+            part = _to_object(shape, size, position, visible)
             conversion.objects += 1
-            extent = bounding_box([shape.corners]) if shape.corners else part.box
-            if read_box([*extent], *size).note == CLIPPED:
+            if shape.corners and read_box([*bounding_box([shape.corners])], *size).note == CLIPPED:
                 conversion.exceeding += 1
                 conversion.findings.add(*CLIPPED, position, "object")
             if key in objects:
@@ -242,10 +242,9 @@ def to_objects(
                 part = _join(objects[key], part, position)
             objects[key] = part
         except DataError as error:
-            region = _visible_box(shape, size)
-            conversion.add_bad(str(error), AS_REGION if region else AS_BACKGROUND)
-            if region:
-                objects[-number] = LabeledObject(shape.category, region, ignored=True)
+            conversion.add_bad(str(error), AS_REGION if visible else AS_BACKGROUND)
+            if visible:
+                objects[-number] = LabeledObject(shape.category, visible, ignored=True)
     return list(objects.values())
 
 
@@ -260,23 +259,21 @@ def _join(first: LabeledObject, part: LabeledObject, where: str) -> LabeledObjec
 
 def _visible_box(shape: Shape, size: tuple[int, int]) -> Box | None:
     """Return the box of the visible part of a shape; None if nothing is inside the image."""
-    corners = list(shape.corners)
-    if shape.mask is not None and shape.mask.any():
-        corners = [*(np.reshape(tight_bounds(shape.mask), (2, 2)) + shape.origin).flat]
-    if len(corners) < 4 or not np.isfinite(corners).all():
-        return None
-    box = bounding_box([_clip(corners, size)])
-    return box if min(box[2:]) > 0 else None
-
-
-def _clip(corners: Sequence[float], size: tuple[int, int]) -> list[float]:
     height, width = size
-    limits = itertools.cycle((width, height))
-    return [min(max(float(x), 0.0), limit) for x, limit in zip(corners, limits, strict=False)]
+    points = np.array([*zip(shape.corners[::2], shape.corners[1::2], strict=False)], np.float64)
+    if shape.mask is not None and shape.mask.any():
+        points = np.reshape(tight_bounds(shape.mask), (2, 2)) + shape.origin
+    if len(points) < 2 or not np.isfinite(points).all():
+        return None
+    points = points.clip(0, (width, height))
+    x, y, w, h = *points.min(0).tolist(), *np.ptp(points, 0).tolist()
+    return (x, y, w, h) if min(w, h) > 0 else None
 
 
-def _to_object(shape: Shape, size: tuple[int, int], where: str) -> LabeledObject:
-    """Return the object of a shape, with its box clipped to the image. Raises DataError."""
+def _to_object(
+    shape: Shape, size: tuple[int, int], where: str, visible: Box | None
+) -> LabeledObject:
+    """Return the object of a shape, whose box is `visible`. Raises DataError."""
     if not shape.category and not shape.crowd:
         shape.problem = shape.problem or "has no label"
     if shape.problem:
@@ -292,17 +289,14 @@ def _to_object(shape: Shape, size: tuple[int, int], where: str) -> LabeledObject
         if shape.corners:
             obj = replace(obj, box=bounding_box([shape.corners]))
         return replace(obj, crowd=shape.crowd, keypoints=shape.keypoints)
-    if len(shape.corners) < (6 if shape.polygon else 4):
-        raise DataError(f"{where}: a polygon of {len(shape.corners) // 2} points needs 3")
-    if not np.isfinite(shape.corners).all():
-        raise DataError(f"{where}: has a corner that is not finite")
-    clipped = _clip(shape.corners, size)
-    box = bounding_box([clipped])
-    if min(box[2:]) <= 0:
+    outline = read_segmentation([[*shape.corners]], *size) if shape.polygon else Reading()
+    if outline.problem:
+        raise DataError(f"{where}: {outline.problem}")
+    if visible is None:
         raise DataError(f"{where}: the object has no area inside the {width}x{height} image")
-    obj = LabeledObject(shape.category, box, [[*shape.corners]] if shape.polygon else None)
+    obj = LabeledObject(shape.category, visible, outline.value)
     if shape.holes:
-        outer, inner = (to_bitmap(rings, *size) for rings in ([clipped], list(shape.holes)))
+        outer, inner = (to_bitmap(rings, *size) for rings in (outline.value, [*shape.holes]))
         obj = object_from_bitmap(shape.category, outer > inner, where)
     return replace(obj, crowd=shape.crowd, keypoints=shape.keypoints)
 

@@ -100,7 +100,7 @@ def test_circles_and_masks(write, tmp_path):
         (shape("dog", TRIANGLE[:2]), r"shapes\[1\] \(dog\): a polygon of 2 points needs 3"),
         (shape("dog", TRIANGLE, "line"), "a shape of type line is not an object"),
         (shape("dog", [[1, 2, 3]]), r"points is \[\[1, 2, 3\]\], not a list of \[x, y\]"),
-        (shape("dog", [[70, 1], [80, 1], [75, 9]]), "has no area inside the 60x40 image"),
+        (shape("dog", [[70, 1], [80, 1], [75, 9]]), "is outside the 60x40 image"),
         (shape("dog", [[1, 1], [2, 2]], "mask"), "its mask cannot be read"),
         ({"points": TRIANGLE}, r"shapes\[1\]: has no label"),
         ({"points": TRIANGLE, "label": ["cat"]}, r"shapes\[1\]: has no label"),

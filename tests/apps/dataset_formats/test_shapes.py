@@ -59,8 +59,8 @@ def test_all_bad_labels_are_reported():
         conversion.finish()
     message = str(raised.value)
     for part in (
-        "object 1 (a): a polygon of 2 points needs 3", "object 2 (b): is a line",
-        "object 4 (a): the object has no area", "object 5 (c): has a corner that is not finite",
+        "object 1 (a): segmentation has a polygon of 4 numbers", "object 2 (b): is a line",
+        "object 4 (a): the object has no area", "not a list of finite numbers",
         "(4 bad labels)", "--skip-bad",
     ):  # fmt: skip
         assert part in message
