@@ -2,7 +2,6 @@
 
 from .datasets import cityscapes as cityscapes
 from .datasets import synthetic as synthetic
-from .datasets import voc as voc
 from .datasets.build import (
     build_dataset,
     build_test_datasets,

@@ -11,9 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from detlite.data.errors import DataError
-
-from .file_tree import SPLITS, FileTree
+from .file_tree import SPLITS, FileTree, read_xml
 from .labeled_dataset import AS_BACKGROUND, Conversion
 from .shapes import ImageLabels, Shape, as_incomplete, bounding_box, read_each, read_shape
 
@@ -22,10 +20,7 @@ _NOT_SHAPES = ("tag", "attribute")
 
 def cvat_labels(file: Path, tree: FileTree, conversion: Conversion) -> Iterator[ImageLabels]:
     """Yield the images of a file, or the frames of a video: frame_000000.*, frame_000001.*, ..."""
-    try:
-        root = ET.parse(file).getroot()
-    except ET.ParseError as error:
-        raise DataError(f"{file}: is not XML: {error}") from error
+    root = read_xml(file)
     yield from read_each(_image, root.iter("image"), file, conversion)
     frames: defaultdict[int, list[Shape]] = defaultdict(list)
     for number, track in enumerate(root.iter("track"), start=1):

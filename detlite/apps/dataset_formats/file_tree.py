@@ -5,6 +5,7 @@ import json
 import os
 import re
 import unicodedata
+import xml.etree.ElementTree as ET
 from collections import defaultdict
 from collections.abc import Iterable
 from functools import cached_property
@@ -184,6 +185,14 @@ def read_lines(file: Path) -> list[str]:
         return file.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{file}: cannot be read as text in UTF-8: {error}") from error
+
+
+def read_xml(file: Path) -> ET.Element:
+    """Return the root of an XML file. Raises DataError."""
+    try:
+        return ET.parse(file).getroot()
+    except (OSError, ET.ParseError) as error:
+        raise DataError(f"{file}: cannot be read as XML: {error}") from error
 
 
 def _key(name: str) -> str:

@@ -1,26 +1,83 @@
-"""Read folders of PASCAL VOC's XML files, which LabelImg, CVAT, Roboflow and others write too.
+"""Read PASCAL VOC's XML files, which LabelImg, CVAT, Roboflow and others write too.
 
 Masks in `SegmentationObject` are matched to boxes by IoU.
 """
 
+import math
+import xml.etree.ElementTree as ET
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from pycocotools import mask as rle_codec
 
-from detlite.data.datasets.voc import VocObject, read_voc_file
+from detlite.data.datasets.catalog import (
+    DATASETS,
+    VOC_CATEGORIES,
+    Entry,
+    check_fields,
+    converted_file,
+    require,
+)
+from detlite.data.datasets.coco_values import parse_number
 from detlite.data.errors import DataError
 from detlite.data.images.reading import image_size
 
-from .file_tree import FileTree
+from .file_tree import FileTree, read_xml
 from .label_images import VOID, distinct_values, read_label_image
-from .labeled_dataset import Conversion
-from .shapes import ImageLabels, Shape, object_from_bitmap
+from .labeled_dataset import Conversion, LabeledDataset, LabeledImage, to_coco
+from .shapes import ImageLabels, Shape, object_from_bitmap, to_objects
 
 _MIN_IOU = 0.5  # of a box and the bounding box of its mask
+_SIDES = ("xmin", "ymin", "xmax", "ymax")
+_ROTATED_KEYS = ("cx", "cy", "w", "h", "angle")  # of roLabelImg's boxes
+_OUTLINES = ("bndbox", "polygon", "robndbox")
+_MARKS = {
+    **dict.fromkeys(("", "0", "false", "no", "none", "unspecified"), False),
+    **dict.fromkeys(("1", "true", "yes"), True),
+}
+
+
+@DATASETS.register("voc")
+def voc_files(entry: Entry, root: Path) -> tuple[Path, Path]:
+    """`{name, type: voc, folder: voc/VOC2007, split: train}`: boxes, no masks.
+
+    Difficult objects become crowds: they are not trained on, and ignored in evaluation.
+    """
+    check_fields(entry, {"folder": str, "split": str})
+    folder, name = root / entry["folder"], entry["name"]
+    images = require(folder / "JPEGImages", name)
+    file = converted_file(root, name, lambda: _read_split(folder, entry["split"], name))
+    return file, images
+
+
+def _read_split(folder: Path, split: str, name: str) -> dict[str, Any]:
+    """Return a split of a VOC folder in COCO format; the digits of file names are the ids."""
+    stems = require(folder / "ImageSets" / "Main" / f"{split}.txt", name).read_text().split()
+    images, conversion = [], Conversion()
+    for stem in stems:
+        file = require(folder / "Annotations" / f"{stem}.xml", name)
+        labels = _labels(file, read_xml(file), first=1)
+        if not stem.replace("_", "").isdecimal():
+            raise DataError(f"{file}: the name must be a number, as in VOC: 2008_000007")
+        if not all(labels.size):
+            raise DataError(f"{file}: has no size of the image, but VOC's files do")
+        objects = to_objects(labels.shapes, labels.size, str(file), conversion)
+        for category in {obj.category for obj in objects} - {*VOC_CATEGORIES}:
+            raise DataError(f"{file}: {category!r} is not a category of PASCAL VOC")
+        images.append(LabeledImage(folder / f"JPEGImages/{stem}.jpg", labels.size, objects))
+    for problem in conversion.bad:
+        raise DataError(problem)
+    content = to_coco(LabeledDataset(folder, images, VOC_CATEGORIES))
+    ids = {}
+    for row in content["images"]:
+        ids[row["id"]] = row["id"] = int(Path(row["file_name"]).stem.replace("_", ""))
+    for row in content["annotations"]:
+        row["image_id"] = ids[row["image_id"]]
+    return content
 
 
 def voc_labels(file: Path, tree: FileTree, conversion: Conversion) -> Iterator[ImageLabels]:
@@ -29,14 +86,13 @@ def voc_labels(file: Path, tree: FileTree, conversion: Conversion) -> Iterator[I
     Difficult objects become crowds. Coordinates with decimals are continuous. Integer coordinates
     are pixel numbers: the first pixel is 1, as in VOC, or 0 if a value in the dataset is below 1.
     """
-    content = read_voc_file(file)
-    first = 0.0 if content.continuous else _first_pixel(tree)
-    labels = ImageLabels(f"{content.folder}/{content.file_name}".strip("/"), size=content.size)
-    for obj in content.objects:
-        labels.shapes.append(_shape(obj, first))
-        if obj.difficult:
+    root = read_xml(file)
+    labels = _labels(file, root, 0 if _has_decimals(root) else _first_pixel(tree))
+    for shape in labels.shapes:
+        if shape.crowd:
             text = "They become crowds (iscrowd 1), which VOC does not measure either."
-            conversion.findings.add("difficult objects", text, f"{file} ({obj.name})", "object")
+            example = f"{file} ({shape.category})"
+            conversion.findings.add("difficult objects", text, example, "object")
     for folder in (file.parent.parent, file.parent):
         masks = folder / "SegmentationObject" / f"{file.stem}.png"
         if masks.is_file():
@@ -46,17 +102,79 @@ def voc_labels(file: Path, tree: FileTree, conversion: Conversion) -> Iterator[I
     yield labels
 
 
-def _shape(obj: VocObject, first: float) -> Shape:
-    if not obj.corners:
-        return Shape(obj.name, problem=obj.problem)
-    _, _, w, h = box = obj.box(first)
-    shape = Shape.box(obj.name, box)
-    if obj.polygon:
-        shape = Shape(obj.name, [value - first for value in obj.polygon])
-    elif not (w > 0 and h > 0):
-        shape.problem = f"width {w:g} and height {h:g} must be positive"
-    shape.crowd, shape.problem = obj.difficult, obj.problem or shape.problem
+def _labels(file: Path, root: ET.Element, first: float) -> ImageLabels:
+    """Read the labels of an image. `first` is the number of the first pixel.
+
+    With 1, as in VOC, the last pixel belongs to the object. With 0, corners are continuous.
+    """
+    folder, name = (root.findtext(key, "").strip() for key in ("folder", "filename"))
+    try:
+        height, width = (round(_number(root, f"size/{side}", "0")) for side in ("height", "width"))
+    except ValueError as error:
+        raise DataError(f"{file}: {error}") from error
+    shapes = [_shape(node, first) for node in root.iter("object")]
+    return ImageLabels(f"{folder}/{name}".strip("/"), shapes, (height, width))
+
+
+def _shape(node: ET.Element, first: float) -> Shape:
+    """Read an `<object>`."""
+    shape = Shape(node.findtext("name", "").strip())
+    try:
+        shape = _outline(node, shape.category, first)
+        shape.category = _text(node, "name")
+        difficult = node.findtext("difficult", "").strip().lower()
+        if difficult not in _MARKS:
+            raise ValueError(f"difficult is {difficult!r}, not 0 or 1")
+        shape.crowd = _MARKS[difficult]
+    except ValueError as error:
+        shape.problem = str(error)
     return shape
+
+
+def _outline(node: ET.Element, category: str, first: float) -> Shape:
+    """Read the box or polygon of an object, which may be rotated. Raises ValueError."""
+    if node.find("robndbox") is not None:
+        corners = [_number(child, ".") - first for child in node.findall("robndbox/*")]
+        if len(corners) == 8:  # DIOR-R's files
+            return Shape(category, corners)
+        x, y, w, h, angle = (_number(node, f"robndbox/{key}") for key in _ROTATED_KEYS)
+        box = x - w / 2 - first, y - h / 2 - first, w, h
+        # A full turn keeps a box that is not rotated a polygon, like the others.
+        return Shape.box(category, box, math.degrees(angle) or 360, (x - first, y - first))
+    x1, y1, x2, y2 = (_number(node, f"bndbox/{side}") for side in _SIDES)
+    # They may be any two opposite corners.
+    x, y, w, h = (
+        min(x1, x2) - first,
+        min(y1, y2) - first,
+        abs(x2 - x1) + first,
+        abs(y2 - y1) + first,
+    )
+    attributes = {item.findtext("name"): item for item in node.iter("attribute")}
+    degrees = _number(attributes["rotation"], "value", "0") if "rotation" in attributes else 0.0
+    if polygon := [_number(value, ".") - first for value in node.findall("polygon/*")]:
+        return Shape(category, polygon)  # of Roboflow
+    return Shape.box(category, (x, y, w, h), degrees, (x + w / 2, y + h / 2))  # rotated by CVAT
+
+
+def _text(node: ET.Element, path: str) -> str:
+    text = node.findtext(path)
+    if text is None:
+        raise ValueError(f"an element <{node.tag}> has no {path}")
+    return text.strip()
+
+
+def _number(node: ET.Element, path: str, default: str = "") -> float:
+    text = (node.findtext(path, "").strip() or default) if default else _text(node, path)
+    value = parse_number(text)
+    if value is None:
+        raise ValueError(f"{path} is {text!r}, not a number")
+    return value
+
+
+def _has_decimals(root: ET.Element) -> bool:
+    """Return True if corners are written with decimals, so they are not numbers of pixels."""
+    nodes = (node for name in _OUTLINES for node in root.findall(f"object/{name}/*"))
+    return any("." in (node.text or "") for node in nodes)
 
 
 @lru_cache(maxsize=1)
@@ -64,9 +182,9 @@ def _first_pixel(tree: FileTree) -> float:
     """Return the number of the first pixel in files without decimals."""
     for file in tree.with_suffix(".xml"):
         with suppress(DataError):  # reported when its labels are read
-            content = read_voc_file(file)
-            values = [value for obj in content.objects for value in obj.corners]
-            if not content.continuous and min(values, default=1) < 1:
+            root = read_xml(file)
+            values = [value for node in root.iter("object") for value in _shape(node, 0).corners]
+            if not _has_decimals(root) and min(values, default=1) < 1:
                 return 0.0
     return 1.0
 

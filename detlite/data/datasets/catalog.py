@@ -22,7 +22,11 @@ logger = logging.getLogger(__name__)
 Entry = dict[str, Any]
 
 DATASETS: Registry[Callable[[Entry, Any], tuple[Location, ImageFolder]]] = Registry(
-    "dataset type", on_demand={"webdataset": "detlite.apps.shards.dataset"}
+    "dataset type",
+    on_demand={
+        "voc": "detlite.apps.dataset_formats.voc_xml",
+        "webdataset": "detlite.apps.shards.dataset",
+    },
 )
 """Types of catalog entries. `@DATASETS.register("mine")` adds a function of an entry and the folder
 DATASETS.ROOT. It locates or creates the dataset and returns (annotation file, image folder).
@@ -119,6 +123,11 @@ def _catalog_entry(catalog: Sequence[Entry], name: str) -> Entry:
     )
 
 
+VOC_CATEGORIES = (
+    "aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow",
+    "diningtable", "dog", "horse", "motorbike", "person", "pottedplant", "sheep", "sofa", "train",
+    "tvmonitor",
+)  # fmt: skip
 # COCO splits: image folder, and the end of the annotation file's name.
 _COCO_SPLITS = {
     "2014_train": ("train2014", "train2014"),

@@ -88,7 +88,7 @@ def test_shapes_that_are_no_objects(tmp_path, image, text):
     with pytest.raises(DataError, match=r"object 7 \(road\): a shape of type polyline is not an"):
         read_folder(tmp_path)
     text(tmp_path / "x.xml", "<annotations><image>")
-    with pytest.raises(DataError, match=r"x\.xml: is not XML"):
+    with pytest.raises(DataError, match=r"x\.xml: cannot be read as XML"):
         read_folder(tmp_path)
 
 

@@ -1,4 +1,6 @@
-"""Test reading PASCAL VOC's XML files in any folder."""
+"""Test reading PASCAL VOC's XML files in any folder, and in VOC's own layout."""
+
+import json
 
 import numpy as np
 import pytest
@@ -6,6 +8,8 @@ from PIL import Image
 
 from detlite.apps.dataset_formats.find_annotations import read_folder
 from detlite.apps.dataset_formats.labeled_dataset import Conversion, to_coco
+from detlite.config import load_config
+from detlite.data.datasets.build import build_dataset
 from detlite.data.errors import DataError
 from detlite.structures.masks.formats import to_bitmap
 
@@ -106,8 +110,11 @@ def test_files_without_size_next_to_images(tmp_path, image, text, corners):
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
-        ("<annotation>", "is not XML: no element found: line 1"),
-        (xml(("cat", 0, 5, 0, 5, 9)), r"object 1 \(cat\): width 0 and height 9 must be positive"),
+        ("<annotation>", "cannot be read as XML: no element found: line 1"),
+        (
+            xml(("cat", 0, 5, 0, 5, 9)),
+            r"object 1 \(cat\): the object has no area inside the 60x40 image",
+        ),
         (xml(("cat", 0, "a", 5, 3, 9)), r"object 1 \(cat\): bndbox/xmin is 'a', not a number"),
         (xml().replace("</annotation>", "<object/></annotation>"), "object 1: an element <object>"),
         (
@@ -255,3 +262,81 @@ def test_rotation_of_cvat(voc, text):
     cat = to_coco(read(voc)["train"])["annotations"][0]
     assert cat["bbox"] == [25, 10, 10, 20]
     assert cat["segmentation"] == [[35, 10, 35, 30, 25, 30, 25, 10]]
+
+
+@pytest.fixture
+def devkit(tmp_path, image, text):
+    """Write VOC2007 with two images in train, one of them also in val; return the folder."""
+    folder = tmp_path / "voc/VOC2007"
+    objects = {
+        "000005": [("cat", 0, 1, 1, 10, 20), ("tvmonitor", 1, 5, 6, 7, 8)],
+        "2008_000007": [("aeroplane", 0, 11, 12, 30, 24)],
+    }
+    for stem, rows in objects.items():
+        image(folder / f"JPEGImages/{stem}.jpg", 24, 30)
+        text(folder / f"Annotations/{stem}.xml", xml(*rows, size=(30, 24)))
+    text(folder / "ImageSets/Main/train.txt", "000005\n2008_000007\n")
+    text(folder / "ImageSets/Main/val.txt", "2008_000007\n")
+    return folder
+
+
+def load(tmp_path, name="voc_2007_train", train=True):
+    cfg = load_config(None, ["DATASETS.ROOT", str(tmp_path), "MODEL.MASK_ON", False])
+    return build_dataset(cfg, name, train=train)
+
+
+def test_catalog_entries(devkit, tmp_path):
+    dataset = load(tmp_path)
+    assert dataset.image_ids == [5, 2008000007]
+    assert [row["name"] for row in dataset.categories][::19] == ["aeroplane", "tvmonitor"]
+    image, target = dataset[0]
+    assert image.shape == (3, 24, 30)
+    assert target["boxes"].tolist() == [[0, 0, 10, 20]]  # the difficult one is skipped
+    assert target["labels"].tolist() == [8]
+    assert dataset[1][1]["boxes"].tolist() == [[10, 11, 30, 24]]
+    assert load(tmp_path, "voc_2007_val").image_ids == [2008000007]
+    truth = load(tmp_path, train=False).coco_gt()
+    assert [row["iscrowd"] for row in truth.dataset["annotations"]] == [0, 1, 0]
+    assert len(truth.dataset["categories"]) == 20
+
+
+def test_catalog_entries_are_converted_once(devkit, tmp_path):
+    load(tmp_path)
+    file = tmp_path / "converted" / "voc_2007_train.json"
+    content = json.loads(file.read_text())
+    content["images"] = content["images"][:1]
+    content["annotations"] = content["annotations"][:2]
+    file.write_text(json.dumps(content))
+    assert len(load(tmp_path)) == 1
+    assert [path.name for path in file.parent.iterdir()] == [file.name]
+
+
+@pytest.mark.parametrize(
+    "missing",
+    ["JPEGImages", "ImageSets/Main/train.txt", "Annotations/000005.xml"],
+)
+def test_missing_files_of_a_catalog_entry(devkit, tmp_path, missing):
+    (devkit / missing).rename(devkit / "elsewhere")
+    with pytest.raises(DataError, match=f"dataset voc_2007_train: .*{missing} does not exist"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("<annotation></annotation>", "has no size of the image"),
+        (xml(("unicorn", 0, 1, 1, 2, 2)), "'unicorn' is not a category"),
+        (xml().replace("</ann", "<object><name>cat</name></object></ann"), "has no bndbox/xmin"),
+    ],
+)
+def test_invalid_files_of_a_catalog_entry(devkit, tmp_path, content, message):
+    (devkit / "Annotations/000005.xml").write_text(content)
+    with pytest.raises(DataError, match=rf"000005\.xml: .*{message}"):
+        load(tmp_path)
+    assert not (tmp_path / "converted").exists()
+
+
+def test_converted_folder_is_not_writable(devkit, tmp_path):
+    (tmp_path / "converted").write_text("a file")
+    with pytest.raises(DataError, match=r"converted.*json: cannot be written"):
+        load(tmp_path)
