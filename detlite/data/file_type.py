@@ -1,10 +1,12 @@
-"""Recognize files of other types than expected, and explain in messages what to do with them."""
+"""Read and write files, and explain what to do with files of other types than expected."""
 
 import json
 import re
 import zipfile
 from pathlib import Path
 from typing import Any
+
+from detlite.atomic_write import atomic_open
 
 from .errors import DataError
 
@@ -46,6 +48,16 @@ def read_json(file: Path) -> Any:
     except (ValueError, RecursionError) as error:
         hint = explain_not_json(file, error)
         raise DataError(f"{file}: cannot be read as JSON: {error}{hint}") from error
+
+
+def write_file(file: Path, data: bytes) -> None:
+    """Write a file atomically, and create its folder. Raises DataError."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_open(file, "wb", unique=True) as stream:
+            stream.write(data)
+    except OSError as error:
+        raise DataError(f"{file}: cannot be written ({error})") from error
 
 
 def explain_not_json(file: Path, error: Exception) -> str:

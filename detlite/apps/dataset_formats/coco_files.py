@@ -1,4 +1,4 @@
-"""COCO json files: find them and their images in folders, write them, and split them."""
+"""COCO json files: find them and their images in folders, and split them."""
 
 import hashlib
 import json
@@ -12,7 +12,6 @@ from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any
 
-from detlite.atomic_write import atomic_open
 from detlite.data.errors import DataError
 from detlite.data.findings import Findings
 from detlite.data.images.reading import image_size
@@ -127,16 +126,6 @@ def read_coco(
             text = "They are read from the image files."
             findings.add("images without height and width", text, example, "image")
     return {**content, "findings": findings.to_json()}, root
-
-
-def write_coco(content: dict[str, Any], file: Path) -> None:
-    """Write an annotation file atomically, and create its folder. Raises DataError."""
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_open(file, unique=True) as stream:
-            stream.write(json.dumps(content))
-    except OSError as error:
-        raise DataError(f"{file}: the annotations cannot be written ({error})") from error
 
 
 def split_content(

@@ -1,5 +1,6 @@
 """Find the annotations of a file or folder in any supported format, as COCO files."""
 
+import json
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -10,11 +11,12 @@ from typing import Any
 from detlite.apps.dataset_check.near_duplicates import duplicate_groups
 from detlite.data.data_arguments import FINDERS
 from detlite.data.errors import DataError
+from detlite.data.file_type import write_file
 from detlite.data.findings import Finding, Findings
 from detlite.data.index.build import open_index
 
 from . import json_formats
-from .coco_files import find_coco_files, read_coco, split_content, write_coco
+from .coco_files import find_coco_files, read_coco, split_content
 from .cvat_xml import cvat_labels
 from .file_tree import OUTPUT_FOLDER, UNLISTED, FileTree
 from .labeled_dataset import Conversion, LabeledDataset, LabeledImage, to_coco
@@ -149,7 +151,7 @@ def find_sets(
         file = split.coco if isinstance(split.coco, Path) else output / f"{prefix}{name}.json"
         if file != split.coco:
             try:
-                write_coco(split.content, file)
+                write_file(file, json.dumps(split.content).encode())
             except DataError as error:
                 hint = f"; choose another folder: `detlite init --data {data} --annotations FOLDER`"
                 raise DataError(f"{error}{'' if folder else hint}") from error
@@ -179,7 +181,7 @@ def convert(
     outputs = []
     for split, dataset in datasets.items():
         outputs.append(file.with_stem(f"{file.stem}_{split}") if len(datasets) > 1 else file)
-        write_coco(to_coco(dataset), outputs[-1])
+        write_file(outputs[-1], json.dumps(to_coco(dataset)).encode())
     return outputs, datasets["train"].findings
 
 

@@ -13,9 +13,8 @@ from typing import Any
 
 from PIL import Image
 
-from detlite.atomic_write import atomic_open
 from detlite.data.errors import DataError, short_repr
-from detlite.data.file_type import read_json
+from detlite.data.file_type import read_json, write_file
 from detlite.data.images.decoders import DECODE_ERRORS
 from detlite.data.images.formats import SAFE_FORMATS
 
@@ -115,12 +114,7 @@ def _write_image(text: str, file: Path, tree: FileTree, conversion: Conversion) 
         raise DataError(f"{file}: the image in it (imageData) cannot be read ({error})") from error
     folder = (conversion.output or tree.root / OUTPUT_FOLDER) / "images"
     path = (folder / file.relative_to(tree.root)).with_suffix(suffix)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_open(path, "wb", unique=True) as stream:
-            stream.write(data)
-    except OSError as error:
-        raise DataError(f"{path}: cannot be written ({error})") from error
+    write_file(path, data)
     effect = f"They are written to {folder}."
     conversion.findings.add("images that are stored in json files", effect, str(file), "image")
     return path

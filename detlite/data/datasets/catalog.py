@@ -10,9 +10,9 @@ from typing import Any
 
 from yacs.config import CfgNode
 
-from detlite.atomic_write import atomic_open
 from detlite.config import ConfigError
 from detlite.data.errors import DataError
+from detlite.data.file_type import write_file
 from detlite.data.images.sources import ImageArchive, ImageFolder
 from detlite.data.remote.locations import GIGABYTE, Location, RemotePath, parse_location
 from detlite.registry import Registry
@@ -58,12 +58,7 @@ def converted_file(root: Path, name: str, convert: Callable[[], dict[str, Any]])
     if file.is_file():
         return file
     content = convert()
-    try:
-        file.parent.mkdir(exist_ok=True)
-        with atomic_open(file, unique=True) as stream:
-            json.dump(content, stream)
-    except OSError as error:
-        raise DataError(f"{file}: cannot be written ({error.strerror})") from error
+    write_file(file, json.dumps(content).encode())
     logger.info("%s: converted %d images to %s", name, len(content["images"]), file)
     return file
 

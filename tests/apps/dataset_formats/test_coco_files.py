@@ -10,7 +10,6 @@ from detlite.apps.dataset_formats.coco_files import (
     find_images,
     read_coco,
     split_content,
-    write_coco,
 )
 from detlite.apps.dataset_formats.file_tree import FileTree
 from detlite.data.errors import DataError
@@ -126,12 +125,6 @@ def test_annotations_of_no_image_stay_in_train():
     }
     parts = split_content(content)
     assert [row["image_id"] for row in parts["train"]["annotations"]][-4:] == [[1], {}, None, 99]
-
-
-def test_unwritable_file(tmp_path):
-    (tmp_path / "file").touch()
-    with pytest.raises(DataError, match="cannot be written"):
-        write_coco({}, tmp_path / "file" / "a.json")
 
 
 def test_groups_of_images_are_not_split():
