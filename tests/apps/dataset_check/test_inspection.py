@@ -241,6 +241,13 @@ def test_files_without_an_index(content, write_set, change):
     assert kinds(found, True) == {("file", "annotations.json")}
 
 
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"images": 5}', "nonsense"])
+def test_files_of_other_content(tmp_path, text):
+    (tmp_path / "a.json").write_text(text)
+    found = inspect_dataset(tmp_path / "a.json", tmp_path)
+    assert kinds(found, True) == {("file", "a.json")}
+
+
 def test_unusual_shapes(tmp_path):
     sizes = [(480 + index, 640) for index in range(30)] + [(48, 64), (300, 2700)]
     inspection = Inspection(tmp_path, tmp_path)

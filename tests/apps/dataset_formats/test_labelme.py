@@ -235,3 +235,15 @@ def test_images_in_json_files(write, tmp_path):
     assert image.file == tmp_path / "detlite/images/sub.jpeg"
     assert image.file.read_bytes() == data
     assert file.exists()
+
+
+def test_folders_of_splits(write, tmp_path):
+    for split in ("train", "val"):
+        write(shape("dog", TRIANGLE), name=split)
+        for suffix in ("jpg", "json"):
+            (tmp_path / split).mkdir(exist_ok=True)
+            (tmp_path / f"{split}.{suffix}").rename(tmp_path / split / f"{split}.{suffix}")
+    _, sets = read_folder(tmp_path)
+    assert {split: sets[split].images[0].file.stem for split in sets} == {
+        "train": "train", "val": "val",
+    }  # fmt: skip

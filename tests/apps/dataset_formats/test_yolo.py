@@ -236,6 +236,15 @@ def test_scores_and_keypoints(yolo, text):
             read(yolo)
 
 
+def test_bad_lines_are_counted_and_skipped(yolo, text):
+    text(yolo / "labels/train/a.txt", "0 0.5 0.5 0 0.25\n0 0.5 0.5 0.5 0.25\n7 0.5 0.5 0.1 0.1\n")
+    with pytest.raises(DataError, match=r"line 1: .*; .*line 3: category 7 .*\(2 bad labels\)"):
+        read_folder(yolo)
+    _, sets = read_folder(yolo, Conversion(skip_bad=True))
+    labeled = [one for image in sets["train"].images for one in image.objects]
+    assert [one.category for one in labeled] == ["cat", ""]
+
+
 def test_skipped_labels_are_neither_trained_on_nor_measured(yolo, text):
     lines = ["0 0.5 0.5 0.5 0.25", "7 0.5 0.1 0.1 0.1", "dog 0.1 0.5 0.1 0.1", "1 1.2 0.9 0.6 0.1"]
     text(yolo / "labels/train/a.txt", "\n".join([*lines, "0 0.1 0.1 0.1"]))

@@ -139,6 +139,16 @@ def test_fill_missing_keeps_existing_fields(content):
     assert content["annotations"][0]["area"] == 80
 
 
+def test_fill_missing_computes_the_area_of_an_rle(content):
+    # Runs of 3 background, 4 foreground and 9 background pixels, one character each.
+    rle = {"size": [4, 4], "counts": "349"}
+    content["images"] = [{"id": 10, "file_name": "a.png", "height": 4, "width": 4}]
+    content["annotations"] = [
+        {"id": 1, "image_id": 10, "category_id": 7, "bbox": [0, 0, 4, 4], "segmentation": rle}
+    ]
+    assert fill_missing(content)["annotations"][0]["area"] == 4
+
+
 def test_images_named_by_url_only(content, write_set):
     """LVIS v1 does this."""
     file, folder = write_set(content)

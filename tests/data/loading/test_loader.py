@@ -1,6 +1,7 @@
 """Loaders: reproducible batches for any number of processes, and readable errors."""
 
 import itertools
+import json
 import multiprocessing
 import os
 import re
@@ -239,6 +240,29 @@ def test_mosaics_have_the_size_of_the_crop(training, monkeypatch):
     for images, _ in take(build_train_loader(cfg, dataset), 6):
         assert {tuple(image.shape) for image in images} == {(3, 48, 48)}
     assert sizes == {(72, 96), (96, 48)}
+
+
+def test_mosaics_contain_proposals(training, tmp_path):
+    rows = [
+        {"image_id": number, "category_id": 7, "bbox": [0, 0, 20, 30], "score": 0.5}
+        for number in (10, 10, 11)
+    ]
+    (tmp_path / "small" / "proposals.json").write_text(json.dumps(rows))
+    options = (
+        "MODEL.LOAD_PROPOSALS",
+        True,
+        "DATASETS.PROPOSAL_FILES_TRAIN",
+        ("small/proposals.json",),
+    )
+    batches = take(build_train_loader(*training(*options, "INPUT.MOSAIC_PROB", 1.0)), 8)
+    for images, targets in batches:
+        for image, target in zip(images, targets, strict=True):
+            proposals, size = target["proposals"], torch.tensor(image.shape[1:])
+            assert 1 <= len(proposals) <= 8
+            assert (proposals[:, 2:] <= size.flip(0)).all()
+            assert (proposals[:, 2:] - proposals[:, :2] >= 1).all()
+    counts = {len(target["proposals"]) for _, targets in batches for target in targets}
+    assert max(counts) > 2  # the maximum of an image
 
 
 @pytest.mark.parametrize("options", [("MODEL.MASK_ON", False), ("MODEL.LOAD_PROPOSALS", True)])

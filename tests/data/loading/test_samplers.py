@@ -46,8 +46,21 @@ def test_batches_have_one_orientation_and_images_equal_counts(wide, batch_size, 
     assert set(seen.values()) == {epochs * batch_size}
 
 
+def test_resuming_returns_the_same_batches():
+    wide = [True] * 7 + [False] * 5
+    straight = batches(40, wide, 4, seed=3)
+    assert straight[17:] == batches(23, wide, 4, seed=3, start_iter=17)
+
+
 def test_seeds_lead_to_different_batches():
     assert batches(3, [False] * 20, 4, seed=1) != batches(3, [False] * 20, 4, seed=2)
+
+
+def test_processes_divide_the_batches():
+    wide = [True] * 7 + [False] * 5
+    alone = batches(20, wide, 4)
+    shares = [batches(20, wide, 4, rank=rank, world_size=2) for rank in (0, 1)]
+    assert [first + second for first, second in zip(*shares, strict=True)] == alone
 
 
 def test_shards_are_read_in_sequence_and_shuffled_within_a_window():
@@ -76,6 +89,11 @@ def test_both_groups_read_the_same_shards_together():
     ]
     for start in range(0, 140, 10):
         assert len(set().union(*seen[start : start + 10])) <= 5
+
+
+def test_distant_iterations_are_fast():
+    (batch,) = batches(1, [False] * 10, 2, start_iter=10**9)
+    assert batch[0].epoch == 2 * 10**8
 
 
 def test_repeat_factors():

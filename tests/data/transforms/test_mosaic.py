@@ -1,13 +1,16 @@
 """Mosaics, compared with an oracle that decodes every pixel."""
 
+import numpy as np
 import pytest
 import torch
 
+from detlite.data.transforms.detection_transform import DetectionTransform
 from detlite.data.transforms.mosaic import make_mosaic
 from detlite.structures.masks.packed import PackedMasks
 from tests.data.pixel_scenes import FILL, bitmaps_by_pixel, check, scene
 
 SIZE = (44, 60)
+TO_SIDES = np.array([[-1, 0], [0, -1], [1, 0], [0, 1]])  # for boxes xyxy
 # Equal sizes, different sizes, smaller than their quarters, sides of one pixel.
 SIZES = [
     [(44, 60)] * 4,
@@ -129,6 +132,115 @@ def test_padding_of_float_images():
     assert torch.allclose(image, whole.float() / 255)
 
 
+def test_uncut_polygons_stay_polygons():
+    scenes = scenes_of([(44, 60)] * 4)
+    torch.manual_seed(1)
+    image, target = make_mosaic([one[:2] for one in scenes], SIZE, FILL)
+    moved = shifts(image, 4)
+    kinds = set()
+    for place, label in enumerate(target["labels"].tolist()):
+        old = scenes[label // 10][1]
+        own = old["masks"].select(torch.tensor([label % 10 - 1]))
+        now = target["masks"].select(torch.tensor([place]))
+        if own.frames.any():
+            assert now.frames.any()
+            continue
+        shift = torch.tensor(moved[label // 10], dtype=torch.float64)
+        box = old["boxes"][label % 10 - 1] + shift.repeat(2)
+        whole = torch.equal(box.float(), target["boxes"][place])
+        assert whole != bool(now.frames.any())
+        kinds.add(whole)
+        if whole:
+            assert torch.equal(now.values.view(-1, 2), own.values.view(-1, 2) + shift)
+    assert kinds == {True, False}
+
+
+def box_around(bitmap):
+    """Return the box xyxy of a bitmap."""
+    rows, columns = (np.flatnonzero(bitmap.any(axis)) for axis in (1, 0))
+    return np.array([columns[0], rows[0], columns[-1] + 1, rows[-1] + 1])
+
+
+def edges(bitmap):
+    """Return the pixels with a neighbor of another value."""
+    height, width = bitmap.shape
+    padded = np.pad(bitmap, 1, mode="edge")
+    near = [padded[y : y + height, x : x + width] for y in range(3) for x in range(3)]
+    return np.any([one != bitmap for one in near], axis=0)
+
+
+def test_polygons_are_cut_at_the_border_of_their_image():
+    """The oracle pastes bitmaps of whole images with numpy.
+
+    pycocotools rounds corners to fifths of a pixel, so a cut object may differ in some pixels of
+    its outline.
+    """
+    rng = np.random.default_rng(0)
+    cut = differing = pixels = 0
+    for trial in range(20):
+        parts, drawn = [], []
+        for number in range(4):
+            image = scene(number, (50, 66), trial)[0]
+            angles = np.arange(7) + rng.uniform(0, 0.7, (6, 7))
+            away = rng.uniform(3, 22, (6, 7, 1)) * np.stack([np.cos(angles), np.sin(angles)], -1)
+            corners = rng.uniform(10, (56, 40), (6, 1, 2)) + away * 6 / 7
+            corners = torch.from_numpy(corners.clip(0, (66, 50)))
+            rings = [[ring] for ring in corners.flatten(1).tolist()]
+            masks = PackedMasks.from_segmentations(rings, 50, 66, False)
+            boxes = torch.cat([corners.amin(1), corners.amax(1)], 1).float()
+            target = {"boxes": boxes, "labels": torch.arange(6) + 10 * number, "masks": masks}
+            parts.append((image, target))
+            drawn.append(masks.bitmaps(50, 66).numpy())
+        image, target = make_mosaic(parts, SIZE, FILL)
+        moved = shifts(image, 4)
+        masks = dict(zip(target["labels"].tolist(), target["masks"].bitmaps(*SIZE), strict=True))
+        boxes = dict(zip(target["labels"].tolist(), target["boxes"].numpy(), strict=True))
+        for label in (number * 10 + place for number in range(4) for place in range(6)):
+            number, place = divmod(label, 10)
+            x, y = moved[number]
+            expected = np.zeros(SIZE, np.uint8)
+            for row, column in (image[2] == number).nonzero().tolist():
+                expected[row, column] = drawn[number][place, row - y, column - x]
+            if label not in masks:
+                assert not expected.any() or (box_around(expected) @ TO_SIDES).min() < 2
+                continue
+            bitmap = masks[label].numpy()
+            assert not bitmap[(image[2] != number).numpy()].any()
+            off = bitmap != expected
+            assert not (off & ~edges(expected) & ~edges(bitmap)).any()
+            assert np.abs(boxes[label] - box_around(bitmap)).max() <= 1
+            differing, pixels = differing + off.sum(), pixels + expected.sum()
+            moved_box = parts[number][1]["boxes"][place] + torch.tensor([x, y, x, y])
+            if torch.equal(moved_box, torch.from_numpy(boxes[label])):
+                assert not off.any()
+            else:
+                cut += 1
+    assert cut > 100
+    assert differing < 0.005 * pixels
+
+
+def test_objects_below_a_pixel_are_dropped():
+    """Objects at all positions are kept exactly if at least a pixel is visible."""
+    side = 12
+    boxes = torch.tensor([[x, 0.0, x + 4.5, side] for x in np.arange(0, side - 4.5, 0.25).tolist()])
+    target = {"boxes": boxes, "labels": torch.arange(len(boxes))}
+    wide, other = torch.full((2, 3, side, side), 9, dtype=torch.uint8)
+    wide[0] = torch.arange(side)
+    other[2] = 8
+    none = {"boxes": torch.zeros(0, 4), "labels": torch.zeros(0, dtype=torch.int64)}
+    dropped = 0
+    for seed in range(20):
+        torch.manual_seed(seed)
+        parts = [(wide, target), *[(other, none)] * 3]
+        image, result = make_mosaic(parts, (side, side), FILL)
+        first = int(image[0, 0, 0])
+        end = first + int((image[2, 0] == 9).sum())
+        shown = boxes[:, 2].clamp(max=end) - boxes[:, 0].clamp(min=first)
+        assert result["labels"].tolist() == (shown >= 1).nonzero()[:, 0].tolist()
+        dropped += int((shown < 1).sum())
+    assert dropped > 50
+
+
 def test_targets_without_masks_and_without_objects():
     scenes = scenes_of([(44, 60)] * 4)
     names = ("boxes", "labels")
@@ -177,3 +289,14 @@ def test_mosaics_of_a_few_pixels(size):
         assert image.shape == (3, *size)
         check(image, target, bitmaps_by_pixel(image, scenes))
         assert target["image_id"] == 0
+
+
+def test_flipped_parts():
+    """Run lengths store their flips, so they are decoded in the mosaic."""
+    scenes = scenes_of([(44, 60)] * 4)
+    flips = DetectionTransform(flip=(1.0, 1.0))
+    torch.manual_seed(0)
+    image, target = make_mosaic([flips(*one[:2]) for one in scenes], SIZE, FILL)
+    assert image[0, 0, 0] > image[0, 0, 1]
+    assert image[1, 0, 0] > image[1, 1, 0]
+    check(image, target, bitmaps_by_pixel(image, scenes))
