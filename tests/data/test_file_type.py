@@ -12,6 +12,7 @@ from detlite.data.file_type import (
     explain_not_json,
     open_stored_zip,
     read_json,
+    write_file,
 )
 
 
@@ -82,3 +83,10 @@ def test_json_files_that_cannot_be_read_are_named(tmp_path, text):
         read_json(tmp_path / "a.json")
     with pytest.raises(DataError, match=r"none\.json: cannot be read: No such file"):
         read_json(tmp_path / "none.json")
+
+
+def test_write_to_a_new_folder(tmp_path):
+    write_file(tmp_path / "new/a.json", b"{}")
+    assert read_json(tmp_path / "new/a.json") == {}
+    with pytest.raises(DataError, match=r"b\.json: cannot be written \(.*File exists"):
+        write_file(tmp_path / "new/a.json/b.json", b"{}")
