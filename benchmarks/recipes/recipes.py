@@ -152,10 +152,12 @@ RECIPES: dict[str, Recipe] = {
             "SOLVER.BASE_LR": min(2 * cfg.SOLVER.BASE_LR, 0.001),
         },
     ),
-    "ema": Recipe("EMA of the weights, decay 0.99", lambda cfg: {"SOLVER.EMA_DECAY": 0.99}),
+    "ema": Recipe(
+        "EMA of the weights, decay 0.99", lambda cfg: _COSINE | {"SOLVER.EMA_DECAY": 0.99}
+    ),
     "ema_by_length": Recipe(
         "EMA of the weights over a tenth of the steps",
-        lambda cfg: {"SOLVER.EMA_DECAY": 1 - 10 / max(cfg.SOLVER.MAX_ITER, 20)},
+        lambda cfg: _COSINE | {"SOLVER.EMA_DECAY": 1 - 10 / max(cfg.SOLVER.MAX_ITER, 20)},
     ),
     "adamw": Recipe("AdamW with a cosine schedule", lambda cfg: _COSINE),
     "steps": Recipe(

@@ -77,8 +77,10 @@ def resume_run(trainer: Trainer, checkpoint: Checkpoint) -> None:
     path, training = checkpoint.path, checkpoint.training
     changed = _changed_keys(checkpoint, trainer.cfg)
     try:
-        if "SOLVER.OPTIMIZER" in changed:
-            raise ValueError("SOLVER.OPTIMIZER {}, now {}".format(*changed["SOLVER.OPTIMIZER"]))
+        # The momentum of a schedule-free optimizer is part of its averages.
+        free = trainer.cfg.SOLVER.OPTIMIZER == "ScheduleFreeAdamW"
+        for key in changed.keys() & {"SOLVER.OPTIMIZER", "SOLVER.MOMENTUM" * free}:
+            raise ValueError("{} {}, now {}".format(key, *changed[key]))
         _load_momentum(trainer.optimizer, training["optimizer"])
         trainer.scaler.load_state_dict(training["scaler"])
         if trainer.ema:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch.optim import Optimizer
+from yacs.config import CfgNode
 
 from detlite.config import ConfigError
 
@@ -18,32 +19,35 @@ PROGRESS = frozenset({"k", "lr_max", "weight_sum"})
 _TRAINED = "trained"  # y in the state of a parameter while the model has x
 
 
-def build_schedule_free(
-    groups: list[dict[str, Any]], lr: float, momentum: float, schedule: str
-) -> Optimizer:
+def build_schedule_free(groups: list[dict[str, Any]], lr: float, solver: CfgNode) -> Optimizer:
     """Build the optimizer.
 
     Args:
         groups: parameter groups, each with its learning rate and weight decay.
         lr: learning rate of groups without one.
-        momentum: weight of x in y = (1 - momentum) z + momentum x, in [0, 1).
-        schedule: SOLVER.LR_SCHEDULE.
+        solver: SOLVER of the config. y is (1 - MOMENTUM) z + MOMENTUM x.
 
     Raises:
-        ConfigError: the schedule is not constant, or the package is not installed.
+        ConfigError: a key contradicts the optimizer, or the package is not installed.
     """
-    if schedule != "constant":
-        raise ConfigError(
-            f"SOLVER.LR_SCHEDULE is {schedule}, but ScheduleFreeAdamW needs a constant learning "
-            "rate: set SOLVER.LR_SCHEDULE constant"
-        )
+    needs = {
+        "LR_SCHEDULE": ("constant", solver.LR_SCHEDULE == "constant"),
+        "MOMENTUM": ("above 0, such as 0.9", solver.MOMENTUM > 0),
+        "EMA_DECAY": ("0, because it averages the weights itself", solver.EMA_DECAY == 0),
+    }
+    for key, (need, holds) in needs.items():
+        if not holds:
+            raise ConfigError(
+                f"SOLVER.{key} is {solver[key]}, but ScheduleFreeAdamW needs SOLVER.{key} {need}"
+            )
     try:
         from schedulefree import AdamWScheduleFree
     except ImportError as error:
         raise ConfigError(
             "SOLVER.OPTIMIZER ScheduleFreeAdamW needs a package: pip install schedulefree"
         ) from error
-    optimizer: Optimizer = AdamWScheduleFree(groups, lr=lr, betas=(momentum, 0.999))
+    optimizer: Optimizer = AdamWScheduleFree(groups, lr=lr, betas=(solver.MOMENTUM, 0.999))
+    optimizer.register_step_pre_hook(_restart_unused_groups)
     restore_trained_weights(optimizer)
     return optimizer
 
@@ -55,12 +59,12 @@ def averaged_weights(optimizer: Optimizer) -> Iterator[None]:
     Meanwhile, the optimizer's state contains the weights y, so that they are part of a checkpoint.
     Afterwards the model has exactly the same y again. Other optimizers are not changed.
     """
-    if not hasattr(optimizer, "eval"):
-        yield
+    if not any(group.get("train_mode") for group in optimizer.param_groups):
+        yield  # of another optimizer, or the model has the averages already
         return
     for parameter, state in optimizer.state.items():
         state[_TRAINED] = parameter.detach().clone()
-    optimizer.eval()
+    optimizer.eval()  # type: ignore[attr-defined]
     try:
         yield
     finally:
@@ -76,3 +80,14 @@ def restore_trained_weights(optimizer: Optimizer) -> None:
     for group in optimizer.param_groups:
         if "train_mode" in group:
             group["train_mode"] = True
+
+
+def _restart_unused_groups(optimizer: Optimizer, *_: Any) -> None:
+    """Restart the counters of groups that were frozen in all steps so far.
+
+    Their second moments start at 0. Corrected for the number of all steps instead of their own, the
+    first updates would be up to 30 times too large.
+    """
+    for group in optimizer.param_groups:
+        if not any(optimizer.state.get(parameter) for parameter in group["params"]):
+            group.update(k=0, weight_sum=0.0)

@@ -5,6 +5,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import nn
@@ -53,7 +54,7 @@ def build_optimizer(cfg: CfgNode, model: nn.Module) -> torch.optim.Optimizer:
     # an overflow, which is common, torch's fused SGD uses momentum that was never initialized.
     fused = cfg.DTYPE != "float16"
     if cfg.SOLVER.OPTIMIZER == "ScheduleFreeAdamW":
-        return build_schedule_free(groups, lr, momentum, cfg.SOLVER.LR_SCHEDULE)
+        return build_schedule_free(groups, lr, cfg.SOLVER)
     if adaptive := {"AdamW": torch.optim.AdamW, "Muon": Muon}.get(cfg.SOLVER.OPTIMIZER):
         return adaptive(groups, lr=lr, betas=(momentum, 0.999), fused=fused)
     # Fused SGD cannot start the momentum of some parameters later either. FusedSGD, once a class of
@@ -134,10 +135,13 @@ def _check_steps(steps: Sequence[float], max_iter: int | None) -> None:
 
 
 def _parameter_groups(cfg: CfgNode, model: nn.Module) -> list[dict]:
-    """Group each trainable parameter once by learning rate, weight decay and method."""
+    """Group each trainable parameter once by learning rate, weight decay, method, and whether it
+    is frozen at first."""
     solver, factors = cfg.SOLVER, _backbone_lr_factors(cfg, model)
     matrices = hidden_matrices(model) if solver.OPTIMIZER == "Muon" else set()
-    groups: dict[tuple[float, float, bool], list[tuple[str, nn.Parameter]]] = {}
+    backbone: Any = getattr(model, "backbone", None)
+    frozen = set(backbone.body.parameters()) if solver.BACKBONE_FREEZE_ITERS else set()
+    groups: dict[tuple[float, float, bool, bool], list[tuple[str, nn.Parameter]]] = {}
     seen: set[nn.Parameter] = set()
     for path, module in model.named_modules():
         for name, parameter in module.named_parameters(recurse=False):
@@ -149,13 +153,13 @@ def _parameter_groups(cfg: CfgNode, model: nn.Module) -> list[dict]:
                 lr, decay = lr * solver.BIAS_LR_FACTOR, solver.WEIGHT_DECAY_BIAS
             elif isinstance(module, _NORM_LAYERS):
                 decay = decay if solver.WEIGHT_DECAY_NORM is None else solver.WEIGHT_DECAY_NORM
-            key = lr, decay, parameter in matrices
+            key = lr, decay, parameter in matrices, parameter in frozen
             groups.setdefault(key, []).append((f"{path}.{name}", parameter))
     # The learning rate of the first group is logged.
     ordered = sorted(groups.items(), key=lambda group: group[0][0] != base_lr(cfg))
     return [
         {"params": parameters, "lr": lr, "weight_decay": decay, "muon": muon}
-        for (lr, decay, muon), parameters in ordered
+        for (lr, decay, muon, _), parameters in ordered
     ]
 
 

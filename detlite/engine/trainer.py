@@ -155,6 +155,8 @@ class Trainer:
                 if self._evaluation_due():
                     self._evaluate()
             metrics = self._evaluate()
+        if hasattr(self.optimizer, "eval"):
+            self.optimizer.eval()  # the averages are the result of a schedule-free optimizer
         self._call_hooks("after_train")
         return metrics
 
@@ -248,16 +250,16 @@ class Trainer:
         """Evaluate the weights, and the averaged weights with results in the folder `average`."""
         inputs, folder = (self.cfg, self.model, self.test_sets), self.output_dir / "average"
         immediately = self.signals.ending_immediately("continue by --resume")
-        with immediately, self.run_length.evaluating():
-            with averaged_weights(self.optimizer):
+        with averaged_weights(self.optimizer):
+            with immediately, self.run_length.evaluating():
                 metrics = evaluate(*inputs, self.output_dir)
-            if self.ema:
-                folder.mkdir(exist_ok=True)
-                with self.ema.applied():
-                    averaged = evaluate(*inputs, folder)
-                metrics |= {name + EMA_SUFFIX: values for name, values in averaged.items()}
-        if self.test_sets:
-            self._call_hooks("after_evaluation", metrics)
+                if self.ema:
+                    folder.mkdir(exist_ok=True)
+                    with self.ema.applied():
+                        averaged = evaluate(*inputs, folder)
+                    metrics |= {name + EMA_SUFFIX: values for name, values in averaged.items()}
+            if self.test_sets:
+                self._call_hooks("after_evaluation", metrics)
         return metrics
 
     def _call_hooks(self, method: str, *args: dict[str, Any] | dict[str, Tensor]) -> None:

@@ -128,6 +128,14 @@ def test_changed_keys_on_resume(train_toy, caplog):
     assert "The new values apply from iteration 5 on" in caplog.text
 
 
+def test_another_momentum_would_change_schedule_free_averages(train_toy):
+    pytest.importorskip("schedulefree")
+    opts = ["SOLVER.OPTIMIZER", "ScheduleFreeAdamW", "SOLVER.LR_SCHEDULE", "constant"]
+    train_toy(*opts, "SOLVER.MOMENTUM", 0.9)
+    with pytest.raises(CheckpointError, match=r"does not fit .*SOLVER\.MOMENTUM 0\.9, now 0\.8"):
+        train_toy(*opts, "SOLVER.MOMENTUM", 0.8, resume=True)
+
+
 RATES = {
     "multistep": ["SOLVER.LR_SCHEDULE", "multistep", "SOLVER.STEPS", (3,)],
     "cosine": ["SOLVER.LR_SCHEDULE", "cosine"],

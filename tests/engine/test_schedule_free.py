@@ -13,7 +13,7 @@ from detlite.config import load_config
 from detlite.engine.run_length import build_run_length
 from detlite.engine.schedule_free import averaged_weights, restore_trained_weights
 from detlite.engine.solver import build_optimizer, build_scheduler
-from tests.engine.toy import assert_equal
+from tests.engine.toy import assert_equal, new_toy
 
 KEYS = ["SOLVER.OPTIMIZER", "ScheduleFreeAdamW", "SOLVER.LR_SCHEDULE", "constant"]
 LR, DECAY, BETA = 0.01, 0.1, 0.9
@@ -65,6 +65,10 @@ def test_averages_leave_no_trace():
     weights, state = deepcopy(model.state_dict()), deepcopy(optimizer.state_dict())
     with averaged_weights(optimizer):
         assert not torch.equal(model.weight, weights["weight"])
+        averages = deepcopy(model.state_dict())
+        with averaged_weights(optimizer):  # as in a hook that is called meanwhile
+            assert_equal(model.state_dict(), averages)
+        assert_equal(model.state_dict(), averages)
     assert_equal(model.state_dict(), weights)
     assert_equal(optimizer.state_dict(), state)
 
@@ -107,9 +111,32 @@ def test_the_learning_rate_is_constant_after_warm_up():
     assert rates == pytest.approx([0.5, 0.75, *[1.0] * 8])
 
 
-def test_another_schedule_is_refused():
-    with pytest.raises(ConfigError, match=r"LR_SCHEDULE is cosine.*set SOLVER.LR_SCHEDULE const"):
-        build(nn.Linear(3, 2), "SOLVER.LR_SCHEDULE", "cosine")
+def test_a_backbone_that_was_frozen_first_is_trained_like_from_the_start():
+    frozen, other = new_toy(), new_toy()
+    optimizer, second = (build(m, "SOLVER.BACKBONE_FREEZE_ITERS", 100) for m in (frozen, other))
+    with averaged_weights(optimizer):  # before the first step
+        pass
+    for _ in range(100):
+        train(optimizer, frozen.roi_heads["box"]["predictor"]["cls_score"].weight, 1)
+        optimizer.zero_grad()
+    for model, own in ((frozen, optimizer), (other, second)):
+        train(own, model.body.weight, 3)
+    assert_equal(frozen.body.state_dict(), other.body.state_dict())
+    with averaged_weights(optimizer), averaged_weights(second):
+        assert_equal(frozen.body.state_dict(), other.body.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("LR_SCHEDULE", "cosine", "is cosine, .* needs SOLVER.LR_SCHEDULE constant"),
+        ("MOMENTUM", 0.0, r"is 0\.0, .* needs SOLVER.MOMENTUM above 0, such as 0\.9"),
+        ("EMA_DECAY", 0.99, r"is 0\.99, .* needs SOLVER.EMA_DECAY 0, because it averages the"),
+    ],
+)
+def test_keys_that_contradict_the_optimizer_are_refused(key, value, message):
+    with pytest.raises(ConfigError, match=f"SOLVER.{key} {message}"):
+        build(nn.Linear(3, 2), f"SOLVER.{key}", value)
 
 
 def test_a_missing_package_is_named(monkeypatch):

@@ -3,13 +3,16 @@
 import multiprocessing
 import os
 import signal
+from copy import deepcopy
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from detlite.conversion.checkpoint.files import read_checkpoint
 from detlite.data import DataError
+from detlite.engine.hooks import Hook
 from detlite.engine.hooks.metrics import NonFiniteLossError
 from detlite.engine.replay import read_batch
 from detlite.engine.run_files import newest_checkpoint
@@ -17,7 +20,7 @@ from detlite.engine.run_length import TimeLimit
 from detlite.engine.signals import StoppedError
 from detlite.engine.trainer import Trainer
 from detlite.modeling.layers.norm import FrozenBatchNorm2d
-from tests.engine.toy import call_at, new_toy, read_metrics, without_times
+from tests.engine.toy import assert_equal, call_at, new_toy, read_metrics, without_times
 
 
 def iterations(cfg, key="loss"):
@@ -57,6 +60,33 @@ def test_metrics_are_means_since_the_last_line(train_toy, tmp_path, save_period)
 def test_the_learning_rate_is_scaled_to_the_batch_on_request(train_toy):
     cfg, _ = train_toy("SOLVER.AUTO_SCALE_LR", True, "SOLVER.REFERENCE_IMS_PER_BATCH", 8)
     assert read_metrics(cfg.OUTPUT_DIR)[2]["lr"] == pytest.approx(0.1 / 4)
+
+
+class WeightsInHooks(Hook):
+    """Keeps the weights of the model and of its checkpoint after evaluations and at the end."""
+
+    def __init__(self) -> None:
+        self.pairs: list[tuple[Any, Any]] = []
+
+    def after_evaluation(self, metrics):
+        weights = deepcopy(self.trainer.model.state_dict())
+        self.pairs.append((weights, read_checkpoint(self.trainer.checkpoint).model))
+
+    def after_train(self):
+        self.after_evaluation({})
+
+
+def test_hooks_after_an_evaluation_see_the_evaluated_weights(train_toy, toy):
+    pytest.importorskip("schedulefree")
+    hook = WeightsInHooks()
+    train_toy(
+        "SOLVER.OPTIMIZER", "ScheduleFreeAdamW", "SOLVER.LR_SCHEDULE", "constant",
+        "SOLVER.MAX_ITER", 4, "SOLVER.TEST_PERIOD", 2, model=toy, hooks=[hook],
+    )  # fmt: skip
+    assert len(hook.pairs) == 3
+    for pair in hook.pairs:
+        assert_equal(*pair)
+    assert_equal(toy.state_dict(), hook.pairs[-1][1])
 
 
 def test_early_stopping(train_toy):
