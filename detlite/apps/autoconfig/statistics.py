@@ -10,7 +10,7 @@ import numpy as np
 
 from detlite.data.datasets.coco_values import keypoint_names, parse_integer
 from detlite.data.errors import DataError
-from detlite.data.images.checks import find_bad_images
+from detlite.data.images.checks import check_images
 from detlite.data.images.pixels import DEFAULT_OPTIONS, ImageOptions
 from detlite.data.images.reading import read_image
 from detlite.data.images.sources import ImageFolder, ImageSource, image_file_of
@@ -116,11 +116,11 @@ def compute_statistics(
     files = [image_file_of(images, index.image(number)) for number in range(count)]
     values = measure_values(_spread(files), image_options)
     image_options = values.options
-    bad_images = find_bad_images(index, images, image_options) if check else {}
+    bad_images = check_images(index, images, image_options)[0] if check else {}
     if bad_images and image_options.exif_orientation:
         # The sizes tell if annotations refer to the stored pixels, without EXIF orientation.
         stored = replace(image_options, exif_orientation=False)
-        bad_if_stored = find_bad_images(index, images, stored)
+        bad_if_stored, _ = check_images(index, images, stored)
         if len(bad_if_stored) < len(bad_images):
             bad_images, image_options = bad_if_stored, stored
             values = replace(values, options=stored)

@@ -22,7 +22,7 @@ from detlite.data.datasets.coco import CocoDataset
 from detlite.data.datasets.coco_masks import boxes_match, mask_area, mask_box, read_segmentation
 from detlite.data.datasets.coco_values import read_box
 from detlite.data.errors import DataError, RemoteError
-from detlite.data.images.checks import find_bad_images, orientation_findings
+from detlite.data.images.checks import check_images
 from detlite.data.images.formats import open_image
 from detlite.data.images.pixels import DEFAULT_OPTIONS, ImageOptions
 from detlite.data.images.reading import read_image
@@ -134,14 +134,15 @@ def inspect_dataset(
     _inspect_images(result, image_options)
     result.defects += object_warnings(result)
     result.defects += shape_warnings(result)
+    skipped, image_findings = check_images(index, folder, image_options)
     if skip_bad:  # training skips these, but stops at damage that only decoding reveals
-        skipped = {int(index.image_ids[k]) for k in find_bad_images(index, folder, image_options)}
+        skipped_ids = {int(index.image_ids[number]) for number in skipped}
         for number, defect in enumerate(result.defects):
-            if defect.kind == "image" and defect.image_id in skipped:
+            if defect.kind == "image" and defect.image_id in skipped_ids:
                 result.defects[number] = replace(defect, refused=False)
     bad = [f"{d.where}: {d.problem}" for d in result.defects if d.kind == "image"]
     result.findings = index.findings(result.selection, skip_bad, dict(enumerate(bad)), background)
-    result.findings += orientation_findings(index, folder, image_options)
+    result.findings += image_findings
     if not result.refused:  # the loader may still refuse the whole
         options |= {"masks": masks, "skip_bad": skip_bad, "image_options": image_options}
         try:

@@ -16,7 +16,8 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from detlite.data.errors import DataError, refuse
-from detlite.data.images.checks import find_bad_images, orientation_findings
+from detlite.data.findings import Finding
+from detlite.data.images import checks
 from detlite.data.images.pixels import DEFAULT_OPTIONS, ImageOptions
 from detlite.data.images.reading import read_image, read_reduced
 from detlite.data.images.sources import ImageArchive, ImageFolder, StoredImage, image_file_of
@@ -47,7 +48,7 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
     cannot be used. Crowd annotations are not part of the target.
 
     The constructor checks every entry of the annotation file (`open_index`) and every image file
-    (`find_bad_images`), so that training does not stop at the last image. A DataError names the
+    (`check_images`), so that training does not stop at the last image. A DataError names the
     file and the annotation or image. `dataset[i]` raises it if an image cannot be decoded.
     `findings` lists what is skipped or reinterpreted.
 
@@ -112,11 +113,10 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
                 "`images` of its entry in DATASETS.CATALOG, which is relative to DATASETS.ROOT"
             )
         self.selection = Selection(masks, keypoints, crowds_as_objects)
-        bad_images = self._check_entries(check_images, skip_bad)
+        bad_images, image_findings = self._check_entries(check_images, skip_bad)
         uses_empty = background or not train
         self.findings = self.index.findings(self.selection, skip_bad, bad_images, uses_empty)
-        if check_images:
-            self.findings += orientation_findings(self.index, images, image_options)
+        self.findings += image_findings
         keep = np.ones(len(self.index.image_ids), bool)
         if train:
             values = self.index.labeled_keypoints if min_keypoints else 1
@@ -257,8 +257,10 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
                 region["num_keypoints"] = 0
         return region
 
-    def _check_entries(self, check_images: bool, skip_bad: bool) -> dict[int, str]:
-        """Return the problems of image files, by the number of the image.
+    def _check_entries(
+        self, check_images: bool, skip_bad: bool
+    ) -> tuple[dict[int, str], list[Finding]]:
+        """Return the results of `checks.check_images`.
 
         Raises DataError for a wrong folder, and without `skip_bad` for the first bad entry.
         """
@@ -269,8 +271,10 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
                 f"{self.annotation_file}: image {ids[without_size[0]]} has no height and "
                 "width. `detlite init` and `detlite check --repair` write a file with them"
             )
-        bad = find_bad_images(index, self._folder, self._image_options) if check_images else {}
         folder, name = self._folder, index.image(0)["file_name"]
+        bad, findings = dict[int, str](), list[Finding]()
+        if check_images:
+            bad, findings = checks.check_images(index, folder, self._image_options)
         if len(bad) == len(ids) and isinstance(folder, Path) and not (folder / name).exists():
             raise DataError(
                 f"{folder}: none of the {len(ids)} images of {self.annotation_file} is in "
@@ -284,7 +288,7 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
         problems, count = [*problems, *bad.values()], count + len(bad)
         if count and not skip_bad:
             refuse(problems, count, self.annotation_file)
-        return bad
+        return bad, findings
 
     def _target(self, annotations: list[dict[str, Any]], height: int, width: int) -> Target:
         labels = np.array([self._labels[row["category_id"]] for row in annotations], np.int64)

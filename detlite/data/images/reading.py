@@ -64,20 +64,24 @@ def read_image(
     return read()
 
 
-def image_problem(
+def check_image(
     source: ImageSource, size: Size, options: ImageOptions = DEFAULT_OPTIONS
-) -> str | None:
-    """Return what is wrong with an image file that must have a size (height, width), or None.
+) -> tuple[str | None, int]:
+    """Check an image file that must have a size (height, width).
 
     Only header and end of a valid image are read, in about 0.1 ms. A file without the usual end is
     decoded, because some programs append data.
+
+    Returns:
+        What is wrong with the image, or None; and the EXIF orientation that is applied to it.
     """
+    orientation = 1
     try:
         with open_image(source, options.max_pixels) as file:
             orientation = file.orientation(header_only=True) if options.exif_orientation else 1
             fits = upright_size(file.size, orientation) == size and len(file.pages) == 1
             if fits and options.channels in (3, file.channels) and file.is_complete:
-                return None
+                return None, orientation
     except RemoteError:
         raise
     except DataError:
@@ -87,19 +91,8 @@ def image_problem(
     except RemoteError:
         raise
     except DataError as error:
-        return str(error).removeprefix(f"{source}: ")
-    return None
-
-
-def unclear_orientation(source: ImageSource, size: Size, options: ImageOptions) -> str | None:
-    """Return an EXIF orientation that changes an image, but not its size."""
-    try:
-        with open_image(source, options.max_pixels) as file:
-            orientation = file.orientation(header_only=True)
-            is_clear = orientation == 1 or upright_size(file.size, orientation) != file.size
-            return None if is_clear else f"orientation {orientation}"
-    except DataError:
-        return None
+        return str(error).removeprefix(f"{source}: "), orientation
+    return None, orientation
 
 
 def read_reduced(

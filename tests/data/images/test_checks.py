@@ -14,13 +14,13 @@ from detlite.data.images.pixels import ImageOptions
 def checked(monkeypatch):
     """Record the names of the checked images."""
     names = []
-    image_problem = checks.image_problem
+    check_image = checks.check_image
 
     def counting(path, *args):
         names.append(path.name)
-        return image_problem(path, *args)
+        return check_image(path, *args)
 
-    monkeypatch.setattr(checks, "image_problem", counting)
+    monkeypatch.setattr(checks, "check_image", counting)
     return names
 
 

@@ -12,11 +12,15 @@ from PIL import Image, features
 from detlite.data.errors import DataError
 from detlite.data.images.formats import IMAGE_READERS, image_suffixes
 from detlite.data.images.pixels import ImageOptions
-from detlite.data.images.reading import count_pages, image_problem, image_size, read_image
+from detlite.data.images.reading import check_image, count_pages, image_size, read_image
 
 tifffile = pytest.importorskip("tifffile")
 RNG = np.random.default_rng(0)
 BANDS = RNG.integers(0, 256, (12, 20, 8), dtype=np.uint8)
+
+
+def image_problem(*args):
+    return check_image(*args)[0]
 
 
 def write(path, array, **options):

@@ -12,7 +12,7 @@ from PIL import Image
 
 from detlite.data.errors import DataError, TooLargeError
 from detlite.data.images.pixels import ImageOptions, pixels_to_tensor
-from detlite.data.images.reading import image_problem, image_size, read_image, read_reduced
+from detlite.data.images.reading import check_image, image_size, read_image, read_reduced
 from detlite.data.images.sources import Pixels
 from detlite.data.remote.file_cache import FileCache
 
@@ -20,6 +20,10 @@ RNG = np.random.default_rng(0)
 RGB = RNG.integers(0, 256, (12, 20, 3), dtype=np.uint8)
 GRAY = RGB[:, :, 0]
 AS_STORED = ImageOptions(exif_orientation=False)
+
+
+def image_problem(*args):
+    return check_image(*args)[0]
 
 
 def save(tmp_path, image, name="image.png", **options):
