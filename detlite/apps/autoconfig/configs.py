@@ -114,9 +114,9 @@ def config_by_weights(
 ) -> Derived:
     """Return a config that trains a checkpoint's model by the rules.
 
-    The MODEL, INPUT and TEST.TILE keys of the checkpoint are kept, except for the number of categories. The
-    mask head is removed for data without masks, and the keypoint head for data with other keypoints
-    or none. SOLVER.MAX_MINUTES affects only the warm-up and the evaluations.
+    The MODEL, INPUT and TEST.TILE keys of the checkpoint are kept, except for the number of
+    categories. The mask head is removed for data without masks, and the keypoint head for data with
+    other keypoints or none. SOLVER.MAX_MINUTES affects only the warm-up and the evaluations.
     """
     content = _model_keys(checkpoint)
     node = "RETINANET" if is_retinanet(content) else "ROI_BOX_HEAD"
