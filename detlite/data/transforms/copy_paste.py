@@ -6,7 +6,7 @@ from torch import Tensor
 
 from detlite.data.datasets.coco import Target
 from detlite.structures import boxes as box_ops
-from detlite.structures.masks.editing import masks_to_boxes, occlude_masks
+from detlite.structures.masks.editing import masks_to_boxes, occlude_masks, place_masks
 from detlite.structures.masks.rle import used_columns
 
 from .crop import concat_targets, crop_target, select_objects
@@ -23,17 +23,18 @@ def paste_objects(
     pixels, and their boxes shrink; objects with less than a pixel in height or width are dropped.
     Covered keypoints become hidden. The images [C, H, W] may differ in size.
     """
-    height, width = image.shape[1:]
-    pasted = crop_target(source_target, 0, 0, height, width)
-    union = np.zeros((height, width), bool)
-    for bitmap in pasted["masks"].each_bitmap(height, width):
+    whole = image.shape[1], image.shape[2]
+    height, width = size = min(whole[0], source.shape[1]), min(whole[1], source.shape[2])
+    pasted = crop_target(source_target, 0, 0, *size)
+    pasted = {**pasted, "masks": place_masks(pasted["masks"], size, 0, 0, whole)}
+    if "ignored_boxes" in pasted:  # of objects that are not pasted
+        pasted["ignored_boxes"] = pasted["ignored_boxes"][:0]
+    union = np.zeros(whole, bool)
+    for bitmap in pasted["masks"].each_bitmap(*whole):
         columns = used_columns(bitmap)
         union[:, columns] |= bitmap[:, columns] > 0
     covered = torch.from_numpy(union)
-    image = image.clone()
-    # Pasted pixels are inside both images.
-    height, width = min(height, source.shape[1]), min(width, source.shape[2])
-    common = covered[:height, :width]
+    image, common = image.clone(), covered[:height, :width]
     image[:, :height, :width][:, common] = source[:, :height, :width][:, common]
     return image, concat_targets([_cover_target(target, covered), pasted])
 

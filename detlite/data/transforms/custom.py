@@ -10,6 +10,7 @@ from torch import Tensor
 from detlite.config import ConfigError
 from detlite.data.datasets.coco import Target
 from detlite.registry import Registry
+from detlite.structures.keypoints import PIXEL_CENTER
 from detlite.structures.masks.packed import PackedMasks
 
 from .crop import crop_target, select_objects
@@ -99,13 +100,13 @@ def wrap_albumentations(transforms: Sequence[Any]) -> TargetTransform:
             image=np.ascontiguousarray(image.permute(1, 2, 0).numpy()),
             bboxes=parts.boxes,
             numbers=np.arange(len(parts.boxes)),
-            keypoints=parts.points,
+            keypoints=parts.points - PIXEL_CENTER,  # numbers of pixels
             **({"masks": parts.bitmaps} if len(parts.bitmaps) else {}),
         )
         pixels = torch.from_numpy(changed["image"].copy()).permute(2, 0, 1).contiguous()
         kept = np.array(changed["numbers"], np.int64)
         masks = np.asarray(changed["masks"])[kept] if len(parts.bitmaps) else parts.bitmaps
-        boxes, points = np.asarray(changed["bboxes"]), np.asarray(changed["keypoints"])
+        boxes, points = np.asarray(changed["bboxes"]), changed["keypoints"] + PIXEL_CENTER
         return pixels, parts.to_target(kept, boxes, masks, points, pixels)
 
     return apply

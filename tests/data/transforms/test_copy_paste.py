@@ -63,3 +63,24 @@ def test_pasting_can_remove_all_objects():
     _, after = paste_objects(image, target, image, cover)
     assert after["labels"].tolist() == [77]
     assert len(after["masks"]) == 1
+
+
+def test_objects_of_a_smaller_image_end_at_its_border():
+    """Polygons may exceed their image, and ignored regions of the source are not pasted."""
+    image, target, _ = scene(0, (40, 40), 0)
+    target["ignored_boxes"] = torch.tensor([[1.0, 2, 3, 4]])
+    source = torch.full((3, 20, 20), 9, dtype=torch.uint8)
+    polygon = [[5.0, 5, 30, 5, 30, 30, 5, 30]]
+    pasted = {
+        "boxes": torch.tensor([[5.0, 5, 20, 20]]), "labels": torch.tensor([77]),
+        "masks": PackedMasks.from_segmentations([polygon], 20, 20, False),
+        "keypoints": torch.zeros(1, 5, 3), "ignored_boxes": torch.tensor([[0.0, 0, 9, 9]]),
+    }  # fmt: skip
+    after, joined = paste_objects(image, target, source, pasted)
+    bitmap = joined["masks"].bitmaps(40, 40)[-1].bool()
+    assert joined["boxes"][-1].tolist() == [5, 5, 20, 20]
+    expected = torch.zeros(40, 40, dtype=torch.bool)
+    expected[5:20, 5:20] = True
+    assert torch.equal(bitmap, expected)
+    assert torch.equal((after == 9).all(0), expected)
+    assert joined["ignored_boxes"].tolist() == [[1, 2, 3, 4]]

@@ -147,3 +147,20 @@ def test_targets_without_masks_and_objects(use):
     assert custom(image, empty)[1]["boxes"].shape == (0, 4)
     plain = {name: target[name] for name in ("boxes", "labels")}
     assert custom(image, plain)[1]["boxes"][0].tolist() == [5, 6, 20, 15]
+
+
+def test_albumentations_moves_keypoints_with_their_pixels(use):
+    """Its flips and rotations count pixels, so a quarter turn would shift centers by a pixel."""
+    albumentations = pytest.importorskip("albumentations")
+    image = torch.zeros(3, 40, 60, dtype=torch.uint8)
+    image[:, 10, 20] = 255
+    target = {
+        "boxes": torch.tensor([[15.0, 5, 30, 30]]), "labels": torch.tensor([1]),
+        "keypoints": torch.tensor([[[20.5, 10.5, 2]]]), "image_id": 8,
+    }  # fmt: skip
+    for turn in (90, 180, 270):
+        rotation = albumentations.Rotate((turn, turn), interpolation=0, p=1)
+        moved, after = use(wrap_albumentations([rotation]))(image, target)
+        x, y, _ = after["keypoints"][0, 0].tolist()
+        assert (x % 1, y % 1) == (0.5, 0.5)
+        assert moved[0, int(y), int(x)] == 255
