@@ -13,7 +13,7 @@ import numpy as np
 
 from .file_tree import SPLITS, FileTree, read_xml
 from .labeled_dataset import AS_BACKGROUND, Conversion
-from .shapes import ImageLabels, Shape, as_incomplete, bounding_box, read_each, read_shape
+from .shapes import ImageLabels, Shape, as_incomplete, read_each, read_shape
 
 _NOT_SHAPES = ("tag", "attribute")
 
@@ -67,9 +67,9 @@ def _shape(label: str, node: ET.Element) -> Shape:
         shape = Shape(label, mask=mask, origin=(left, top))
     elif node.tag == "skeleton":
         points = [point for point in node.iter("points") if point.get("outside") != "1"]
-        x, y, w, h = bounding_box([_points(point) for point in points])
-        shape = Shape.box(label, (x, y, w, h))
-        shape.keypoints = {point.get("label", ""): _keypoint(point) for point in points}
+        shape = Shape.skeleton(
+            label, {point.get("label", ""): _keypoint(point) for point in points}
+        )
     shape.group = group if (group := values.get("group_id", "0")) != "0" else None
     return shape
 

@@ -18,7 +18,8 @@ from detlite.data.images.formats import image_suffixes
 OUTPUT_FOLDER = "detlite"  # in the folder of a dataset, for the files that `detlite init` writes
 SPLITS = {"trainval": "train", "train": "train", "training": "train", "val": "val", "valid": "val",
           "validation": "val", "test": "test", "testing": "test"}  # fmt: skip
-UNLISTED = "unlisted"  # the split of images that no list of a split names
+# The splits of images that no list of a split names, and of images without labels.
+UNLISTED, UNLABELED = "unlisted", "unlabeled"
 _LABEL_FOLDERS = {"annotations", "labels", "ann"}
 _NO_PHOTOS = ("SegmentationClass", "SegmentationObject")  # masks with the names of images
 _LABELS = {".json", ".xml", ".txt", ".csv", ".yaml", ".yml"}
@@ -157,16 +158,26 @@ def is_image_name(name: str) -> bool:
 
 
 def list_files(folder: Path) -> list[Path]:
-    """List the files in a folder and its subfolders, except hidden ones, drawings and junk."""
+    """List the files in a folder and its subfolders, except hidden ones, drawings and junk.
 
-    def is_used(name: str) -> bool:
-        return not name.startswith(".") and name.lower() not in _JUNK
+    Symbolic links to folders outside of `folder` are followed.
+    """
+    root, followed = os.path.realpath(folder), set[str]()
+
+    def is_used(path: Path) -> bool:
+        if path.name.startswith(".") or path.name.lower() in _JUNK:
+            return False
+        target = os.path.realpath(path)
+        if not (path.is_symlink() and os.path.isdir(target)):
+            return path != folder / OUTPUT_FOLDER
+        is_new = target not in followed and not Path(target).is_relative_to(root)
+        followed.add(target)
+        return is_new
 
     files: list[Path] = []
-    for parent, folders, names in os.walk(folder):
-        skipped = OUTPUT_FOLDER if Path(parent) == folder else ""
-        folders[:] = [name for name in filter(is_used, folders) if name != skipped]
-        files += [Path(parent, name) for name in filter(is_used, names)]
+    for parent, folders, names in os.walk(folder, followlinks=True):
+        folders[:] = [name for name in sorted(folders) if is_used(Path(parent, name))]
+        files += [path for name in names if is_used(path := Path(parent, name))]
     return sorted(files)
 
 
@@ -221,7 +232,8 @@ def _best(candidates: Iterable[Path], name: str, label_file: Path) -> Path:
     def rank(file: Path) -> tuple[int, int]:
         parents = [_key(part) for part in file.parts[-2::-1]]
         same = sum(folders[:count] == parents[:count] for count in range(1, len(folders) + 1))
-        return same, len(Path(os.path.commonpath([file, label_file.parent])).parts)
+        common = Path(os.path.commonpath([file, label_file.parent])).parts
+        return same, 2 * len(common) - len(file.parts)
 
     ranked = sorted(candidates, key=rank, reverse=True)
     if len(ranked) > 1 and rank(ranked[0]) == rank(ranked[1]):

@@ -18,7 +18,7 @@ from detlite.data.index.build import open_index
 from . import json_formats
 from .coco_files import find_coco_files, read_coco, split_content
 from .cvat_xml import cvat_labels
-from .file_tree import OUTPUT_FOLDER, UNLISTED, FileTree
+from .file_tree import OUTPUT_FOLDER, UNLABELED, UNLISTED, FileTree
 from .labeled_dataset import Conversion, LabeledDataset, LabeledImage, to_coco
 from .labelme import labelme_labels
 from .mask_files import is_mask_folder, read_mask_folder
@@ -65,6 +65,11 @@ _UNUSED = {
     UNLISTED: (
         "images that the lists of splits do not name",
         "They are not used. Delete train.txt and the other lists to use all images.",
+    ),
+    UNLABELED: (
+        "images without labels",
+        "They are not used. Images without objects need a label file or entry without objects, and "
+        "predictions of a model have to be accepted as labels.",
     ),
 }
 
@@ -209,24 +214,19 @@ def read_folder(
 
 
 def _by_split(dataset: LabeledDataset, conversion: Conversion) -> dict[str, LabeledDataset]:
-    """Divide a dataset by the splits of its images; "test" is not used."""
-    images: dict[tuple[Path, str], LabeledImage] = {}
+    """Divide a dataset by the splits of its images; those of _UNUSED are only reported."""
+    parts: dict[str, dict[Path, LabeledImage]] = {name: {} for name in ("train", "val", *_UNUSED)}
     divided = any(image.split == "train" for image in dataset.images)
     for image in dataset.images:
-        key = image.file, (image.split or "train") if divided else ""
-        if images.setdefault(key, image) is not image:
+        split = image.split if divided or image.split == UNLABELED else None
+        if parts[split or "train"].setdefault(image.file, image) is not image:
             problem = f"{image.file}: two files or entries label this image: remove one"
             conversion.add_bad(problem, "The first one is used.")
-    findings, parts = conversion.finish(), {"train": [*images.values()]}
-    if divided:
-        parts = {
-            split: [image for image in images.values() if (image.split or "train") == split]
-            for split in ("train", "val", *_UNUSED)
-        }
-        for split, (what, text) in _UNUSED.items():
-            if part := parts.pop(split):
-                kind = Finding(what, text, len(part), "image", str(part[0].file))
-                findings = Findings([*findings, kind])
+    findings = conversion.finish()
+    for split, (what, text) in _UNUSED.items():
+        if unused := parts.pop(split):
+            kind = Finding(what, text, len(unused), "image", str(next(iter(unused))))
+            findings = Findings([*findings, kind])
     objects = [obj for image in dataset.images for obj in image.objects]
     names = dataset.categories or sorted(
         {obj.category for obj in objects if obj.category and not obj.ignored}
@@ -235,10 +235,11 @@ def _by_split(dataset: LabeledDataset, conversion: Conversion) -> dict[str, Labe
         dict.fromkeys(key for obj in objects for key in obj.keypoints)
     )
     return {
-        split: replace(dataset, images=part, categories=names, keypoints=points, findings=findings)
+        split: replace(dataset, images=[*part.values()], categories=names, keypoints=points,
+                       findings=findings)
         for split, part in parts.items()
         if part or split == "train"
-    }
+    }  # fmt: skip
 
 
 def _read(data: Path, images: Path | None, conversion: Conversion) -> tuple[str, dict[str, _Split]]:

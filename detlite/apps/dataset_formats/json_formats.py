@@ -2,7 +2,7 @@
 
 import csv
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from detlite.data.errors import DataError
 from detlite.data.file_type import read_json
 from detlite.structures.masks.formats import to_bitmap
 
-from .file_tree import SPLITS, FileTree, is_image_name
+from .file_tree import SPLITS, UNLABELED, FileTree, is_image_name
 from .labeled_dataset import Conversion
 from .shapes import ImageLabels, Shape, flat, read_each, read_shape
 
@@ -97,14 +97,15 @@ def _label_studio_image(conversion: Conversion, task: Json) -> ImageLabels:
     data = task.get("data", task)
     texts = [text for text in (data.get("image"), *data.values()) if text and isinstance(text, str)]
     labels = ImageLabels(max(texts, key=is_image_name, default=""))
-    # Old versions named annotations completions. JSON-MIN has a list of regions for each control.
-    annotations = task.get("annotations", task.get("completions")) if "data" in task else None
-    if annotations is None:
+    if "data" not in task:  # JSON-MIN has a list of regions for each control
         rows = [row for value in task.values() if isinstance(value, list) for row in value]
         # Lists of texts are choices.
         regions = [{"value": row, **row} for row in rows if isinstance(row, dict)]
     else:
+        # Old versions named annotations completions.
+        annotations = task.get("annotations", task.get("completions")) or []
         annotations = [entry for entry in annotations if not entry.get("was_cancelled")]
+        labels.split = None if annotations else UNLABELED
         results = annotations[0]["result"] if annotations else []
         regions = [region if isinstance(region, dict) else {} for region in results]
         regions = [region for region in regions if region.get("type") != "relation"]
@@ -123,6 +124,9 @@ def _label_studio_image(conversion: Conversion, task: Json) -> ImageLabels:
             conversion.findings.add("regions with several labels", text, labels.name, "region")
         if not isinstance(value, dict):
             labels.shapes.append(Shape(name, problem="has no value: export it again"))
+        elif region.get("image_rotation"):
+            problem = "is drawn on an image that Label Studio rotates: rotate it back there"
+            labels.shapes.append(Shape(name, problem=problem))
         elif "keypointlabels" in value and parent in owners:
             point = read_shape(_label_studio_point, name, value, *size)
             if point.problem:
@@ -132,6 +136,9 @@ def _label_studio_image(conversion: Conversion, task: Json) -> ImageLabels:
                 owners[parent].keypoints = {**owners[parent].keypoints, name: (x, y, 2)}
         elif {"points", "rle", "x", "y"} & set(value) and number not in owners:
             labels.shapes.append(read_shape(_label_studio_shape, name, value, *size))
+            if "points" in value:  # a polygon may be a part of another one, see `to_label_studio`
+                is_part = parent in owners and owners[parent].group is not None
+                labels.shapes[-1].group = parent if is_part else number
             owners |= {} if number is None else {number: labels.shapes[-1]}
     return labels
 
@@ -232,28 +239,31 @@ def _supervisely_shape(category: str, row: Json) -> Shape:
 def datumaro_labels(file: Path, tree: FileTree, conversion: Conversion) -> Iterator[ImageLabels]:
     """Yield the images of a json file of Datumaro, `annotations/<split>.json`."""
     content = read_json(file)
-    names = [row["name"] for row in content["categories"]["label"]["labels"]]
-    split = SPLITS.get(file.stem.lower())
-    yield from read_each(partial(_datumaro_image, names, split), content["items"], file, conversion)
+    names = dict(enumerate(row["name"] for row in content["categories"]["label"]["labels"]))
+    read = partial(_datumaro_image, names, file.stem)
+    yield from read_each(read, content["items"], file, conversion)
 
 
-def _datumaro_image(names: Sequence[str], split: str | None, item: Json) -> ImageLabels:
-    media = item.get("image") or item.get("media") or {}
-    labels = ImageLabels(media.get("path") or item["id"], [], media.get("size") or (0, 0), split)
+def _datumaro_image(names: Mapping[int, str], subset: str, item: Json) -> ImageLabels:
+    media, split = item.get("image") or item.get("media") or {}, SPLITS.get(subset.lower())
+    path = f"{subset}/{media.get('path') or item['id']}"  # in images/
+    labels = ImageLabels(path, [], media.get("size") or (0, 0), split)
     for row in item["annotations"]:
-        number = row.get("label_id")
-        name = names[number] if number in range(len(names)) else ""
         if row.get("type") not in ("label", "caption"):  # these describe the whole image
-            labels.shapes.append(read_shape(_datumaro_shape, name, row))
+            name = names.get(row.get("label_id"), "")
+            labels.shapes.append(read_shape(partial(_datumaro_shape, names), name, row))
     return labels
 
 
-def _datumaro_shape(category: str, row: Json) -> Shape:
+def _datumaro_shape(names: Mapping[int, str], category: str, row: Json) -> Shape:
     kind = row["type"]
     shape = Shape.of_kind(kind, category, row.get("points", ()))
     if kind == "bbox":
         (x, y, w, h), degrees = row["bbox"], float(row.get("attributes", {}).get("rotation", 0))
         shape = Shape.box(category, (x, y, w, h), degrees, (x + w / 2, y + h / 2))
+    elif kind == "skeleton":
+        points = ((part, *part["points"], part["visibility"][0]) for part in row["elements"])
+        shape = Shape.skeleton(category, {names[part["label_id"]]: tuple(p) for part, *p in points})
     elif kind == "mask":
         height, width = row["rle"]["size"]
         mask = read_segmentation(row["rle"], height, width)

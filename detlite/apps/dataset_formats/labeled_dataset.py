@@ -169,7 +169,8 @@ def to_coco(dataset: LabeledDataset) -> dict[str, Any]:
     for row in categories if dataset.keypoints else ():
         row |= {"keypoints": list(dataset.keypoints), "skeleton": []}
         row |= {"flip_idx": list(dataset.flip_idx)} if dataset.flip_idx else {}
-    content = {"images": images, "annotations": annotations, "categories": categories}
+    content: dict[str, Any] = {"images": images, "annotations": annotations}
+    content |= {"categories": categories, "converted": True}  # findings have all unused images
     if len(dataset.findings):
         content["findings"] = dataset.findings.to_json()
     return fill_missing(content)

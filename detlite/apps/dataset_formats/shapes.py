@@ -7,7 +7,7 @@ checks sizes and converts shapes to objects for all formats.
 import base64
 import io
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -25,7 +25,7 @@ from detlite.data.images.reading import image_size
 from detlite.structures.masks.formats import encode_bitmap, to_bitmap
 from detlite.structures.masks.rle import tight_bounds
 
-from .file_tree import FileTree
+from .file_tree import UNLABELED, FileTree
 from .labeled_dataset import (
     AS_BACKGROUND,
     AS_REGION,
@@ -101,6 +101,12 @@ class Shape:
         return cls(category, _rotate(np.array(corners), pivot or (x, y), degrees))
 
     @classmethod
+    def skeleton(cls, category: str, points: Mapping[str, tuple[float, float, int]]) -> "Shape":
+        """Return the box around labeled keypoints."""
+        corners = [value for *xy, visibility in points.values() if visibility for value in xy]
+        return cls(category, corners, polygon=False, keypoints=points)
+
+    @classmethod
     def ellipse(
         cls, category: str, center: Sequence[float], radii: Sequence[float], degrees: float = 0
     ) -> "Shape":
@@ -154,13 +160,14 @@ def read_shapes(
                 objects = to_objects(labels.shapes, size, where, conversion)
                 split = labels.split or tree.split_of(path, file)
                 images.append(LabeledImage(path, size, objects, split))
+    return LabeledDataset(tree.data, [*images, *unused_images(tree, used, UNLABELED)])
+
+
+def unused_images(tree: FileTree, used: Collection[Path], split: str) -> list[LabeledImage]:
+    """Return the other images in the folders of the used ones, in a split that is not used."""
     folders = {path.parent for path in used}
-    unused = [image for image in tree.images if image.parent in folders and image not in used]
-    if unused:
-        text = "They are not used. Images without objects need a label file without objects."
-        example, count = str(unused[0]), len(unused)
-        conversion.findings.add("images without labels", text, example, "image", count)
-    return LabeledDataset(tree.data, images)
+    rest = [image for image in tree.images if image.parent in folders and image not in used]
+    return [LabeledImage(image, (0, 0), (), split) for image in rest]
 
 
 def check_size(

@@ -18,9 +18,9 @@ from typing import Any
 from detlite.config import ConfigError, parse_yaml
 from detlite.data.errors import DataError, short_repr
 
-from .file_tree import SPLITS, FileTree, read_lines
+from .file_tree import SPLITS, UNLISTED, FileTree, read_lines
 from .labeled_dataset import Conversion, LabeledDataset, LabeledImage
-from .shapes import Shape, check_size, to_objects
+from .shapes import Shape, check_size, to_objects, unused_images
 
 _TOLERANCE = 0.01  # accepted distance of rounded coordinates from the image, as a fraction
 _YAML = (".yaml", ".yml")
@@ -107,6 +107,12 @@ def read_yolo(tree: FileTree, conversion: Conversion) -> LabeledDataset:
             shapes = list(_read_shapes(text_file, size, labels, conversion))
             objects = to_objects(shapes, size, str(text_file), conversion)
             labeled.append(LabeledImage(image, size, objects, split))
+    labeled += unused_images(tree, {image for image, _ in listed}, UNLISTED)
+    used = set(map(_text_file, tree.images))
+    folders = {path.parent for path in used if path}
+    for path in {*tree.with_suffix(".txt")} - used:
+        if path.parent in folders and any(map(_LABEL_LINE.match, read_lines(path))):
+            conversion.findings.add("label files without an image", "", str(path), "file")
     return LabeledDataset(file, labeled, names, labels.keypoints, content.get("flip_idx"))
 
 

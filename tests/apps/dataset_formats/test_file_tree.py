@@ -145,3 +145,21 @@ def test_listed_names_without_a_file(tmp_path, image, text):
 def test_split_by_folder(tmp_path, path, split):
     assert FileTree(tmp_path).split_of(tmp_path / path) == split
     assert FileTree(tmp_path).split_of(Path("/train/a.png")) is None
+
+
+def test_links_to_folders_outside_are_followed(tmp_path, image):
+    """Links within the folder or to a folder that was followed before add nothing."""
+    file = image(tmp_path / "disk/photos/a.png", 4, 4)
+    data = tmp_path / "data"
+    (data / "real").mkdir(parents=True)
+    (data / "images").symlink_to(file.parent)
+    (data / "images2").symlink_to(file.parent)
+    (data / "again").symlink_to(data / "real")
+    (file.parent / "loop").symlink_to(tmp_path / "disk")
+    assert FileTree(data).images == [data / "images/a.png", data / "images/loop/photos/a.png"]
+
+
+def test_the_nearest_image_counts_levels_up_and_down(tmp_path, image):
+    near = image(tmp_path / "set/img/a.png", 4, 4)
+    image(tmp_path / "set/datasets/inner/img/a.png", 4, 4)
+    assert FileTree(tmp_path).image("a.png", tmp_path / "set/ann/a.png.json") == near

@@ -322,3 +322,61 @@ def test_datumaro_masks_must_cover_the_image(read):
         DataError, match=r"object 1 \(cat\): its segmentation has RLE counts over 425"
     ):
         read("annotations/default.json", content, "Datumaro")
+
+
+def test_label_studio_tasks_without_annotations(read):
+    """Tasks that were skipped or have only predictions are unlabeled, not images of background."""
+    labeled, skipped = task({"value": BOX}), task({"value": BOX}, image="b.jpg")
+    skipped["annotations"][0]["was_cancelled"] = True
+    predicted = {"data": skipped["data"], "predictions": skipped["annotations"]}
+    for other in (skipped, predicted, {**predicted, "annotations": []}):
+        content = read("project.json", [labeled, other], "Label Studio")
+        assert [row["file_name"] for row in content["images"]] == ["a.jpg"]
+        (finding,) = content["findings"]
+        assert (finding["what"], finding["count"]) == ("images without labels", 1)
+        assert finding["example"].endswith("b.jpg")
+
+
+def test_label_studio_rotated_images_are_refused(read):
+    with pytest.raises(
+        DataError, match=r"object 1 \(car\): is drawn on an image that Label Studio"
+    ):
+        read("project.json", [task({"value": BOX, "image_rotation": 90})], "Label Studio")
+
+
+def test_label_studio_parts_of_an_object(read):
+    """Polygons with the same label inside of another polygon are parts of it, see exporters."""
+
+    def polygon(x, label, **more):
+        points = [[x, 0], [x + 10, 0], [x + 10, 50]]
+        return {"value": {"points": points, "polygonlabels": [label]}, **more}
+
+    parts = polygon(0, "car"), polygon(20, "car", parentID="r0"), polygon(40, "car")
+    content = read("p.json", [task(*parts, polygon(60, "bus", parentID="r0"))], "Label Studio")
+    assert names_and_boxes(content) == [
+        ("car", [0, 0, 18, 20]), ("car", [24, 0, 6, 20]), ("bus", [36, 0, 6, 20]),
+    ]  # fmt: skip
+    boxed = read("p.json", [task({"value": BOX}, polygon(0, "car", parentID="r0"))], "Label Studio")
+    assert len(boxed["annotations"]) == 2
+
+
+def test_datumaro_skeletons_and_equal_names_in_subsets(tmp_path, image):
+    def point(label, x, y, visibility):
+        return {"type": "points", "label_id": label, "points": [x, y], "visibility": [visibility]}
+
+    for split, x in (("train", 5), ("val", 9)):
+        image(tmp_path / f"images/{split}/a.jpg")
+        elements = [point(1, x, 6, 2), point(2, 30, 20, 1), point(3, 0, 0, 0)]
+        shape = {"type": "skeleton", "label_id": 0, "points": [], "elements": elements}
+        content = datumaro(shape)
+        names = ("person", "nose", "ear", "tail")
+        content["categories"]["label"]["labels"] = [{"name": name} for name in names]
+        content["items"] = [{"id": "a", "annotations": [shape], "image": {"path": "a.jpg"}}]
+        (tmp_path / "annotations").mkdir(exist_ok=True)
+        (tmp_path / f"annotations/{split}.json").write_text(json.dumps(content))
+    _, sets = read_folder(tmp_path)
+    for split, x in (("train", 5), ("val", 9)):
+        assert sets[split].images[0].file.parent.name == split
+        coco = to_coco(sets[split])
+        assert names_and_boxes(coco) == [("person", [x, 6, 30 - x, 14])]
+        assert coco["annotations"][0]["keypoints"] == [x, 6, 2, 30, 20, 1, 0, 0, 0]

@@ -309,3 +309,16 @@ def test_splits_by_folder_without_lists(yolo, text, names):
     assert {split: [image.file.stem for image in one.images] for split, one in sets.items()} == {
         "train": ["a", "b"], "val": ["c"],
     }  # fmt: skip
+
+
+def test_unused_images_and_label_files_are_reported(yolo, image, text):
+    for name in ("train", "val"):
+        text(yolo / f"{name}.txt", f"./images/{name}/{'a' if name == 'train' else 'c'}.jpg\n")
+    text(yolo / "data.yaml", "train: train.txt\nval: val.txt\nnames: [cat, dog]\n")
+    text(yolo / "labels/train/lost.txt", "0 0.5 0.5 0.1 0.1\n")
+    text(yolo / "labels/train/notes.txt", "not labels\n")
+    orphan, unlisted = read(yolo)["train"].findings
+    assert (orphan.what, orphan.count) == ("label files without an image", 1)
+    assert orphan.example == str(yolo / "labels/train/lost.txt")
+    assert (unlisted.what, unlisted.count) == ("images that the lists of splits do not name", 1)
+    assert unlisted.example == str(yolo / "images/train/b.jpg")
