@@ -40,12 +40,15 @@ def run(args: Namespace) -> int:
     from detlite.apps.dataset_check.repair import repair
     from detlite.atomic_write import atomic_open
     from detlite.config import ConfigError
+    from detlite.data.images.checks import unlisted_images
 
     if args.repair and len(args.data) > 1:
         raise ConfigError("--repair needs exactly one annotation file as --data")
     sets = [inspection for path in args.data for inspection in inspect(path, args.images)]
     if args.repair and len(sets) > 1:
         raise ConfigError("--repair needs one annotation file as --data, not a config of several")
+    listed = [(inspection.index, inspection.folder) for inspection in sets if inspection.index]
+    sets[0].findings += unlisted_images(listed)
     pairs = near_duplicates(sets)
     for number, inspection in enumerate(sets):
         print_report(inspection, args.max_per_kind)

@@ -71,7 +71,9 @@ def inspect(path: Path, images: Path | None) -> list[Inspection]:
             inspection.findings += config_findings(cfg, index, inspection.selection, train)
     if not any(inspection.refused for inspection in inspections):
         try:
-            check_datasets(cfg)
+            shared = check_datasets(cfg)
+            for name, inspection in zip(names, inspections, strict=True):
+                inspection.findings += shared.get(name, [])
         except (ConfigError, DataError) as error:
             inspections[-1].defects.append(Defect("config", path.name, str(error), True))
     return inspections

@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from detlite.config import ConfigError
 from detlite.conventions import convention_of
 from detlite.data.errors import DataError, short_repr
 from detlite.data.findings import Finding, summary
+from detlite.data.images.checks import unlisted_images
 from detlite.data.images.pixels import build_image_options
 from detlite.data.index.annotation_index import AnnotationIndex
 from detlite.data.index.states import Selection
@@ -165,11 +166,14 @@ def build_test_datasets(cfg: CfgNode) -> list[CocoDataset]:
     return datasets
 
 
-def check_datasets(cfg: CfgNode) -> None:
-    """Raise ConfigError or DataError if a run would refuse the datasets together."""
+def check_datasets(cfg: CfgNode) -> dict[str, list[Finding]]:
+    """Return findings by the name of a test set that concern the training sets, too.
+
+    Raises ConfigError or DataError if a run would refuse the datasets together.
+    """
     tests = build_test_datasets(cfg)
     if not cfg.DATASETS.TRAIN:
-        return
+        return {}
     train = build_train_dataset(cfg)
     trained = {row["id"]: row["name"] for row in train.categories}
     for test in tests:
@@ -180,19 +184,24 @@ def check_datasets(cfg: CfgNode) -> None:
                 f"{train.name}, {short_repr(trained)}. Test sets need the ids and names of the "
                 "training set; `detlite init` matches them by name"
             )
+    return {test.name: [*_leaks(test, train.parts)] for test in tests}
 
 
-def findings_of(datasets: Iterable[CocoDataset], trained: Sequence[CocoDataset] = ()) -> str:
+def findings_of(datasets: Sequence[CocoDataset], trained: Sequence[CocoDataset] = ()) -> str:
     """Return the findings of datasets as one text, "" if there are none.
 
     Datasets that are not among the `trained` ones are test sets.
     """
-    return summary(
-        {str(part.annotation_file): [*part.findings, *_leaks(part, trained)] for part in datasets}
-    )
+    found = {
+        str(part.annotation_file): [*part.findings, *_leaks(part, trained)] for part in datasets
+    }
+    if trained:
+        parts = [(part.index, part.images) for part in {*datasets, *trained}]
+        found[str(datasets[0].annotation_file)] += unlisted_images(parts)
+    return summary(found)
 
 
-def log_findings(datasets: Iterable[CocoDataset], trained: Sequence[CocoDataset] = ()) -> None:
+def log_findings(datasets: Sequence[CocoDataset], trained: Sequence[CocoDataset] = ()) -> None:
     if text := findings_of(datasets, trained):
         logger.warning("%s", text)
 

@@ -57,7 +57,7 @@ def converted_file(root: Path, name: str, convert: Callable[[], dict[str, Any]])
     file = root / "converted" / f"{name}.json"
     if file.is_file():
         return file
-    content = convert()
+    content = {**convert(), "converted": True}  # one of several splits
     write_file(file, json.dumps(content).encode())
     logger.info("%s: converted %d images to %s", name, len(content["images"]), file)
     return file

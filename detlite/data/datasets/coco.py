@@ -89,7 +89,7 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
         self.name = name or annotations.stem
         self.kind = kind
         self.annotation_file = images.name if isinstance(images, ImageArchive) else annotations
-        self._folder = images
+        self.images = images
         self._image_options = image_options
         self._cache = cache
         self._train = train
@@ -156,7 +156,7 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
     @property
     def shards(self) -> np.ndarray | None:
         """The shard of each image, non-decreasing int64 [images]; None for image files."""
-        if not isinstance(self._folder, ImageArchive):
+        if not isinstance(self.images, ImageArchive):
             return None
         ends = np.cumsum(self.index.content["shards"])
         return np.searchsorted(ends, self._numbers, side="right")
@@ -177,7 +177,7 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
         number = int(self._numbers[index])
         entry = self.index.image(number)
         height, width = size = entry["height"], entry["width"]
-        file, options = image_file_of(self._folder, entry), self._image_options
+        file, options = image_file_of(self.images, entry), self._image_options
         try:
             if min_size is None:
                 image = read_image(file, size, options)
@@ -198,12 +198,12 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
 
     def image_path(self, index: int) -> Path | StoredImage:
         """Return the image file of `dataset[index]`."""
-        return image_file_of(self._folder, self.index.image(int(self._numbers[index])))
+        return image_file_of(self.images, self.index.image(int(self._numbers[index])))
 
     def shared_images(self, other: "CocoDataset") -> set[str]:
         """Return the names of the images that both datasets read from the same folder."""
         first, second = (
-            dataset._folder.resolve() if isinstance(dataset._folder, Path) else dataset._folder
+            dataset.images.resolve() if isinstance(dataset.images, Path) else dataset.images
             for dataset in (self, other)
         )
         if first != second:
@@ -271,7 +271,7 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
                 f"{self.annotation_file}: image {ids[without_size[0]]} has no height and "
                 "width. `detlite init` and `detlite check --repair` write a file with them"
             )
-        folder, name = self._folder, index.image(0)["file_name"]
+        folder, name = self.images, index.image(0)["file_name"]
         bad, findings = dict[int, str](), list[Finding]()
         if check_images:
             bad, findings = checks.check_images(index, folder, self._image_options)

@@ -2,7 +2,8 @@
 
 import contextlib
 import logging
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import astuple
 from pathlib import Path
@@ -16,6 +17,7 @@ from detlite.data.findings import Finding
 from detlite.data.index.annotation_index import AnnotationIndex
 from detlite.data.remote.locations import location_id
 
+from .formats import image_suffixes
 from .pixels import ImageOptions, upright_size
 from .reading import check_image
 from .sources import ImageArchive, ImageFolder, image_file_of
@@ -23,6 +25,10 @@ from .sources import ImageArchive, ImageFolder, image_file_of
 UPRIGHT = (
     "Annotations are used for the upright images. If they count stored pixels, add "
     "MODEL.CONVENTION_OVERRIDE exif_orientation=False to the `detlite init` command."
+)
+_UNLISTED = (
+    "They are not used, which is right for images of other sets. To use the others, even without "
+    "objects, list them in an annotation file."
 )
 _VERSION = 4  # increase it with every change of the results of `check_image` or of the notes
 _GROUP = 4096  # images that are passed to the threads together
@@ -61,6 +67,32 @@ def check_images(
     turned = [text for text, is_bad in results.values() if not is_bad]
     what = "images whose EXIF orientation keeps their size"
     return bad, [Finding(what, UPRIGHT, len(turned), "image", turned[0])] if turned else []
+
+
+def unlisted_images(parts: Sequence[tuple[AnnotationIndex, ImageFolder]]) -> Iterator[Finding]:
+    """Report local image files in the folders of listed ones that no index lists.
+
+    Not for LVIS, whose splits share folders, and converted labels, which have their own findings.
+    """
+    parts = [(index, folder) for index, folder in parts if isinstance(folder, Path)
+             and not (index.table["by_url"] or index.content.get("converted"))]  # fmt: skip
+    folders, files, suffixes = dict[Path, str](), set[tuple[str, str]](), image_suffixes()
+    for index, folder in parts:
+        for path in (folder / name for name in index.table["folders"]):
+            folders[path] = real = os.path.realpath(path)
+            names = os.listdir(real) if os.path.isdir(real) else ()
+            images = [n for n in names if os.path.splitext(n)[1].lower() in suffixes]
+            files |= {(real, name) for name in images if not name.startswith(".")}
+    folder_count = sum(len(index.table["folders"]) for index, _ in parts)
+    image_count = sum(len(index.image_ids) for index, _ in parts)
+    if (len({*folders.values()}), len(files)) == (folder_count, image_count):
+        return  # no folder is shared; reading the names would take seconds for COCO
+    for index, folder in parts:
+        paths = (folder / index.image(k)["file_name"] for k in range(len(index.image_ids)))
+        files -= {(folders[path.parent], path.name) for path in paths}
+    if files:
+        what, example = "image files that no annotation file in use lists", "/".join(min(files))
+        yield Finding(what, _UNLISTED, len(files), "image", example)
 
 
 def _folder_stamps(index: AnnotationIndex, folder: ImageFolder) -> dict[str, Any] | None:

@@ -8,6 +8,7 @@ from PIL import Image
 from detlite.data import CocoDataset, DataError
 from detlite.data.images import checks
 from detlite.data.images.pixels import ImageOptions
+from detlite.data.index.build import open_index
 
 
 @pytest.fixture
@@ -111,3 +112,34 @@ def test_orientations_that_keep_the_size(content, write_set, cache, orientation,
         assert bool(found) == (reported and options.exif_orientation)
         for finding in found:
             assert (finding.count, finding.example) == (1, "image 10 (a.png): orientation 3")
+
+
+def test_images_that_no_annotation_file_lists(content, write_set, tmp_path):
+    file, folder = write_set(content)
+    index = open_index(file)
+    assert [*checks.unlisted_images([(index, folder)])] == []
+    (folder / "new.PNG").write_bytes(b"")
+    (folder / "notes.txt").write_bytes(b"")
+    (folder / "._a.png").write_bytes(b"")
+    (folder / "other").mkdir()
+    (folder / "other/b.png").write_bytes(b"")  # no listed image is in this folder
+    (finding,) = checks.unlisted_images([(index, folder)])
+    assert (finding.count, finding.example) == (1, str(folder / "new.PNG"))
+    (tmp_path / "link").symlink_to(folder)
+    rows = [{**content["images"][0], "file_name": "new.PNG"}]
+    other = tmp_path / "other.json"
+    other.write_text(json.dumps(content | {"images": rows, "annotations": []}))
+    both = [(index, folder), (open_index(other), tmp_path / "link")]
+    assert [*checks.unlisted_images(both)] == []
+    file.write_text(json.dumps(content | {"converted": True}))
+    assert [*checks.unlisted_images([(open_index(file), folder)])] == []
+
+
+def test_equal_counts_do_not_hide_unlisted_images(content, write_set):
+    """The image of another set is listed twice, so the numbers of files and entries are equal."""
+    file, folder = write_set(content)
+    (folder / "new.png").write_bytes(b"")
+    other = file.with_name("other.json")
+    other.write_text(json.dumps(content | {"images": content["images"][:1], "annotations": []}))
+    parts = [(open_index(one), folder) for one in (file, other)]
+    assert [finding.count for finding in checks.unlisted_images(parts)] == [1]
