@@ -39,7 +39,7 @@ _SOURCE = Path("the config for these data")  # in error messages
 # Training batch norm on batches of 4 and 8 images lowered AP (docs/recipes.md).
 _MIN_NORM_IMAGES = 16
 _IMAGENET_STD = 0.226  # of RGB in 0..1
-_MODEL_SECTIONS = ("MODEL.", "INPUT.")  # taken from a checkpoint
+_MODEL_SECTIONS = ("MODEL.", "INPUT.", "TEST.TILE")  # taken from a checkpoint
 
 
 @CONFIG_BUILDERS.register("autoconfig")
@@ -114,9 +114,9 @@ def config_by_weights(
 ) -> Derived:
     """Return a config that trains a checkpoint's model by the rules.
 
-    The MODEL and INPUT keys of the checkpoint are kept, except for the number of categories. The
-    mask head is removed for data without masks, and the keypoint head for data with other keypoints
-    or none. SOLVER.MAX_MINUTES affects only the warm-up and the evaluations.
+    The MODEL, INPUT and TEST.TILE keys of the checkpoint are kept, except for the number of
+    categories. The mask head is removed for data without masks, and the keypoint head for data with
+    other keypoints or none. SOLVER.MAX_MINUTES affects only the warm-up and the evaluations.
     """
     content = _model_keys(checkpoint)
     node = "RETINANET" if is_retinanet(content) else "ROI_BOX_HEAD"

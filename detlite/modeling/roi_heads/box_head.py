@@ -209,6 +209,12 @@ def build_box_heads(cfg: CfgNode, backbone: Backbone) -> BoxHead | CascadeBoxHea
             "MODEL.ROI_HEADS.DYNAMIC changes the IoU of the first pass only: set "
             "MODEL.ROI_BOX_HEAD.PASSES 1"
         )
+    # The features of the box head pass scaled gradients to the backbone.
+    several = key if ious else "MODEL.ROI_BOX_HEAD.PASSES above 1" if passes > 1 else ""
+    for name, on in (("MASK", cfg.MODEL.MASK_ON), ("KEYPOINT", cfg.MODEL.KEYPOINT_ON)):
+        if several and on and cfg.MODEL[f"ROI_{name}_HEAD"].SHARE_BOX_FEATURE_EXTRACTOR:
+            shared = f"MODEL.ROI_{name}_HEAD.SHARE_BOX_FEATURE_EXTRACTOR"
+            raise ValueError(f"{several} needs {shared} False")
     if not ious:
         return build_box_head(cfg, backbone)
     if heads.DYNAMIC:
@@ -228,7 +234,4 @@ def build_box_heads(cfg: CfgNode, backbone: Backbone) -> BoxHead | CascadeBoxHea
         )
     if not cfg.MODEL.CLS_AGNOSTIC_BBOX_REG:
         raise ValueError(f"{key} needs MODEL.CLS_AGNOSTIC_BBOX_REG True: stages share their boxes")
-    for name, on in (("MASK", cfg.MODEL.MASK_ON), ("KEYPOINT", cfg.MODEL.KEYPOINT_ON)):
-        if on and cfg.MODEL[f"ROI_{name}_HEAD"].SHARE_BOX_FEATURE_EXTRACTOR:
-            raise ValueError(f"{key} needs MODEL.ROI_{name}_HEAD.SHARE_BOX_FEATURE_EXTRACTOR False")
     return CascadeBoxHead([build_box_head(cfg, backbone, stage) for stage in weights], ious)

@@ -142,6 +142,13 @@ def test_the_model_of_a_checkpoint_is_trained_by_the_rules(facts, checkpoint):
     assert cfg.MODEL.BACKBONE.FREEZE_NORM_BELOW == 16
 
 
+def test_a_model_for_tiles_is_also_evaluated_on_tiles(facts, checkpoint):
+    cfg = yaml.safe_load(checkpoint.config)
+    cfg["INPUT"]["TILE"], cfg["TEST"]["TILE"], cfg["TEST"]["TILE_OVERLAP"] = 256, 256, 0.3
+    tiled = by_weights(facts, replace(checkpoint, config=yaml.safe_dump(cfg)))
+    assert (tiled.INPUT.TILE, tiled.TEST.TILE, tiled.TEST.TILE_OVERLAP) == (256, 256, 0.3)
+
+
 def test_heads_without_data_are_removed(facts, checkpoint):
     cfg = by_weights(facts, checkpoint)
     assert (cfg.MODEL.MASK_ON, cfg.MODEL.KEYPOINT_ON) == (True, False)

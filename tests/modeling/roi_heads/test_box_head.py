@@ -362,6 +362,22 @@ def test_passes_need_a_single_box_head(tiny_config, opts, message):
         tiny_config("MODEL.ROI_BOX_HEAD.PASSES", 0)
 
 
+def test_passes_scale_the_gradients_of_the_box_head_only(tiny_config, make_batch):
+    images, targets = make_batch(2)
+
+    def gradients_of_masks(passes):
+        torch.manual_seed(0)
+        model = build_model(tiny_config("MODEL.ROI_BOX_HEAD.PASSES", passes))
+        model(images, targets)["loss_mask"].backward()
+        return [p.grad for p in model.backbone.parameters() if p.grad is not None]
+
+    for one, two in zip(gradients_of_masks(1), gradients_of_masks(2), strict=True):
+        torch.testing.assert_close(two, one)
+    message = r"PASSES above 1 needs MODEL\.ROI_MASK_HEAD\.SHARE_BOX_FEATURE_EXTRACTOR False"
+    with pytest.raises(ConfigError, match=message):
+        build_model(tiny_config("MODEL.ROI_BOX_HEAD.PASSES", 2, c4=True))
+
+
 def test_ious_of_passes(tiny_config):
     head = build_model(tiny_config("MODEL.ROI_BOX_HEAD.PASSES", 3)).roi_heads.box
     assert head.stages == [head, head, head]
