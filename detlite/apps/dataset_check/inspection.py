@@ -49,7 +49,9 @@ def inspect(path: Path, images: Path | None) -> list[Inspection]:
     if path.suffix == ".json":
         if not path.is_file():
             raise ConfigError(f"--data {path}: there is no such file")
-        return [inspect_dataset(path, images or _image_folder(path))]
+        with suppress(DataError):  # reported as missing images, or as a file that cannot be read
+            images = images or find_images(path)
+        return [inspect_dataset(path, images or path.parent)]
     if path.is_dir():
         raise ConfigError(
             f"--data {path} is a folder: write a config with `detlite init --data {path} > "
@@ -82,13 +84,6 @@ def inspect(path: Path, images: Path | None) -> list[Inspection]:
 def _progress(rows: list[Any], name: str) -> Any:
     """Return a progress bar on standard error; one line in ten seconds if that is a file."""
     return tqdm(rows, name, mininterval=0.1 if sys.stderr.isatty() else 10.0)
-
-
-def _image_folder(annotations: Path) -> Path:
-    """Return the image folder, or the file's folder if the images or the file cannot be found."""
-    with suppress(DataError):
-        return find_images(annotations)
-    return annotations.parent
 
 
 def inspect_dataset(
@@ -133,15 +128,12 @@ def inspect_dataset(
         box = read_box(row.get("bbox"), 1 << 30, 1 << 30).value
         defect = Defect("annotation", where, problem, refused, row.get("image_id"), box)
         result.defects.append(defect)
-    _inspect_images(result, image_options)
+    bad_images, image_findings = check_images(index, folder, image_options)
+    # With `skip_bad`, training skips these, but stops at damage that only decoding reveals.
+    skipped = {int(index.image_ids[number]) for number in bad_images if skip_bad}
+    _inspect_images(result, image_options, skipped)
     result.defects += object_warnings(result)
     result.defects += shape_warnings(result)
-    skipped, image_findings = check_images(index, folder, image_options)
-    if skip_bad:  # training skips these, but stops at damage that only decoding reveals
-        skipped_ids = {int(index.image_ids[number]) for number in skipped}
-        for number, defect in enumerate(result.defects):
-            if defect.kind == "image" and defect.image_id in skipped_ids:
-                result.defects[number] = replace(defect, refused=False)
     bad = [f"{d.where}: {d.problem}" for d in result.defects if d.kind == "image"]
     result.findings = index.findings(result.selection, skip_bad, dict(enumerate(bad)), background)
     result.findings += image_findings
@@ -154,11 +146,11 @@ def inspect_dataset(
     return result
 
 
-def _inspect_images(result: Inspection, options: ImageOptions) -> None:
+def _inspect_images(result: Inspection, options: ImageOptions, skipped: set[int]) -> None:
     """Read all images with several threads; defects are recorded in the order of the rows."""
     images = list(result.images.values())
     with ThreadPoolExecutor(_READERS) as pool:
-        inspected = pool.map(partial(_inspect, result.folder, options=options), images)
+        inspected = pool.map(partial(_inspect, result.folder, options, skipped), images)
         for image, (defects, found) in zip(_progress(images, "images"), inspected, strict=True):
             result.defects += defects
             if found is not None:
@@ -166,7 +158,7 @@ def _inspect_images(result: Inspection, options: ImageOptions) -> None:
 
 
 def _inspect(
-    folder: ImageFolder, row: Row, options: ImageOptions
+    folder: ImageFolder, options: ImageOptions, skipped: set[int], row: Row
 ) -> tuple[list[Defect], Fingerprint | None]:
     """Return the defects of an image, and its fingerprint if it can be read."""
     path = image_file_of(folder, row)
@@ -178,7 +170,7 @@ def _inspect(
         raise RemoteError(f"{error} (image id {row['id']})") from error
     except DataError as error:
         problem = str(error).removeprefix(f"{path}: ")
-        return [Defect("image", where, problem, True, row["id"])], None
+        return [Defect("image", where, problem, row["id"] not in skipped, row["id"])], None
     with open_image(path, options.max_pixels) as file:
         orientation = file.orientation()
     if orientation != 1:
