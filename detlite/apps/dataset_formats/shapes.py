@@ -273,7 +273,7 @@ def _visible_box(shape: Shape, size: tuple[int, int]) -> Box | None:
     if len(points) < 2 or not np.isfinite(points).all():
         return None
     points = points.clip(0, (width, height))
-    x, y, w, h = *points.min(0).tolist(), *np.ptp(points, 0).tolist()
+    (x, y), (w, h) = points.min(0).tolist(), np.ptp(points, 0).tolist()
     return (x, y, w, h) if min(w, h) > 0 else None
 
 
