@@ -144,14 +144,11 @@ def split_content(
         name = (groups or {}).get(row["file_name"], row["file_name"])
         path = posixpath.normpath(posixpath.join(within, name)) if within else name
         hashes[str(row["id"])] = _hash_fraction(path)
-    order = sorted((value, number) for number, value in hashes.items() if number in annotated)
-    if len(order) < 2:
+    values = sorted({hashes[number] for number in annotated & hashes.keys()})
+    if len(values) < 2:  # one annotated image, or all of them in one group
         return {"train": content}
-    first, last = order[0][0], order[-1][0]
-    low = {number for number, value in hashes.items() if value < VAL_FRACTION or value == first}
-    val = {number for number in low if hashes[number] != last}
-    if not val:  # all images are in one group
-        return {"train": content}
+    low = {n for n, value in hashes.items() if value < VAL_FRACTION or value == values[0]}
+    val = {number for number in low if hashes[number] != values[-1]}
 
     def part(is_val: bool) -> dict[str, Any]:
         # Annotations of unknown images stay in "train", where they are reported.
