@@ -6,6 +6,7 @@ checks sizes and converts shapes to objects for all formats.
 
 import base64
 import io
+import math
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -266,15 +267,14 @@ def _join(first: LabeledObject, part: LabeledObject, where: str) -> LabeledObjec
 
 def _visible_box(shape: Shape, size: tuple[int, int]) -> Box | None:
     """Return the box of the visible part of a shape; None if nothing is inside the image."""
-    height, width = size
-    points = np.array([*zip(shape.corners[::2], shape.corners[1::2], strict=False)], np.float64)
+    corners = shape.corners
     if shape.mask is not None and shape.mask.any():
-        points = np.reshape(tight_bounds(shape.mask), (2, 2)) + shape.origin
-    if len(points) < 2 or not np.isfinite(points).all():
+        corners = (np.reshape(tight_bounds(shape.mask), (2, 2)) + shape.origin).ravel().tolist()
+    if len(corners) < 4 or not all(map(math.isfinite, corners)):
         return None
-    points = points.clip(0, (width, height))
-    (x, y), (w, h) = points.min(0).tolist(), np.ptp(points, 0).tolist()
-    return (x, y, w, h) if min(w, h) > 0 else None
+    x, y, w, h = bounding_box([corners])
+    x1, y1, x2, y2 = max(x, 0.0), max(y, 0.0), min(x + w, size[1]), min(y + h, size[0])
+    return (x1, y1, x2 - x1, y2 - y1) if x1 < x2 and y1 < y2 else None
 
 
 def _to_object(

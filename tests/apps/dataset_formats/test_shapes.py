@@ -133,7 +133,7 @@ def test_values_of_wrong_types_are_bad_labels(tmp_path, image, text):
     assert [one.category for one in dataset.images[0].objects] == ["7", ""]
     first, second = conversion.bad
     assert "object 2: has no label" in first
-    assert "is not complete (ValueError" in second
+    assert "is not complete (TypeError" in second
 
 
 def test_reasons_of_bad_shapes():
