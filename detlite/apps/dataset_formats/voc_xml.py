@@ -34,7 +34,7 @@ from .shapes import ImageLabels, Shape, object_from_bitmap, to_objects
 _MIN_IOU = 0.5  # of a box and the bounding box of its mask
 _SIDES = ("xmin", "ymin", "xmax", "ymax")
 _ROTATED_KEYS = ("cx", "cy", "w", "h", "angle")  # of roLabelImg's boxes
-_OUTLINES = ("bndbox", "polygon", "robndbox")
+_CORNERS = (*(f"object/bndbox/{side}" for side in _SIDES), "object/polygon/*", "object/robndbox/*")
 _MARKS = {
     **dict.fromkeys(("", "0", "false", "no", "none", "unspecified"), False),
     **dict.fromkeys(("1", "true", "yes"), True),
@@ -173,8 +173,7 @@ def _number(node: ET.Element, path: str, default: str = "") -> float:
 
 def _has_decimals(root: ET.Element) -> bool:
     """Return True if corners are written with decimals, so they are not numbers of pixels."""
-    nodes = (node for name in _OUTLINES for node in root.findall(f"object/{name}/*"))
-    return any("." in (node.text or "") for node in nodes)
+    return any("." in (node.text or "") for path in _CORNERS for node in root.findall(path))
 
 
 @lru_cache(maxsize=1)

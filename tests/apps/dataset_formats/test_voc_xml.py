@@ -67,6 +67,9 @@ def test_decimals_are_continuous_coordinates(voc, text):
     cat, *dogs = to_coco(read(voc)["train"])["annotations"]
     assert [dog["bbox"] for dog in dogs] == [[0.5, 1, 9.5, 19], [3, 4, 2, 2]]
     assert cat["bbox"] == [10, 1, 20, 11]  # another file, with pixels counted from 1
+    scored = xml(("dog", 0, 3, 4, 5, 6), name="b.jpg").replace("</bnd", "<score>0.5</score></bnd")
+    text(voc / "Annotations/b.xml", scored)
+    assert to_coco(read(voc)["train"])["annotations"][1]["bbox"] == [2, 3, 3, 3]
 
 
 def test_names_with_blanks_in_lists(voc, image, text):
