@@ -108,11 +108,13 @@ def read_yolo(tree: FileTree, conversion: Conversion) -> LabeledDataset:
             objects = to_objects(shapes, size, str(text_file), conversion)
             labeled.append(LabeledImage(image, size, objects, split))
     labeled += unused_images(tree, {image for image, _ in listed}, UNLISTED)
-    used = set(map(_text_file, tree.images))
-    folders = {path.parent for path in used if path}
-    for path in {*tree.with_suffix(".txt")} - used:
-        if path.parent in folders and any(map(_LABEL_LINE.match, read_lines(path))):
-            conversion.findings.add("label files without an image", "", str(path), "file")
+    used = set(filter(None, map(_text_file, tree.images)))
+    folders = {path.parent for path in used}
+    for path in tree.with_suffix(".txt"):
+        is_other = path.parent in folders and path not in used
+        if is_other and any(map(_LABEL_LINE.match, read_lines(path))):
+            what, effect = "label files without an image", "They are not used."
+            conversion.findings.add(what, effect, str(path), "file")
     return LabeledDataset(file, labeled, names, labels.keypoints, content.get("flip_idx"))
 
 

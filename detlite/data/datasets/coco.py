@@ -200,19 +200,14 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
         """Return the image file of `dataset[index]`."""
         return image_file_of(self.images, self.index.image(int(self._numbers[index])))
 
-    def shared_images(self, other: "CocoDataset") -> set[str]:
-        """Return the names of the images that both datasets read from the same folder."""
-        first, second = (
-            dataset.images.resolve() if isinstance(dataset.images, Path) else dataset.images
-            for dataset in (self, other)
-        )
-        if first != second:
-            return set()
-        names = (
-            {dataset.index.image(number)["file_name"] for number in dataset._numbers.tolist()}
-            for dataset in (self, other)
-        )
-        return set.intersection(*names)
+    @property
+    def folder(self) -> ImageFolder:
+        """The folder of the images, without symbolic links."""
+        return self.images.resolve() if isinstance(self.images, Path) else self.images
+
+    def file_names(self) -> set[str]:
+        """Return the names of the images in the annotation file."""
+        return {self.index.image(number)["file_name"] for number in self._numbers.tolist()}
 
     def labels(self, index: int) -> np.ndarray:
         """Return the labels of `dataset[index]`, int64 [N], without reading the image."""
