@@ -1,7 +1,9 @@
 """Schedule-free AdamW (https://arxiv.org/abs/2405.15682), from the package schedulefree.
 
 It computes gradients at the weights y, updates the weights z, and averages z to the weights x. The
-result of a run is x. During training, the model contains y.
+result of a run is x. During training, the model contains y. The statistics of batch norm are those
+of y, which is close to x: recomputing them did not raise AP
+(benchmarks/results/recipes/schedule_free.md).
 """
 
 from collections.abc import Iterator
