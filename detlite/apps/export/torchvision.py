@@ -43,6 +43,8 @@ _REQUIRED: dict[str, Any] = {
     "TEST.NMS.METHOD": "nms",
     "TEST.NMS.CLASS_AGNOSTIC": False,
     "TEST.BOX_FROM_MASK": 0.0,
+    "TEST.TILE": 0,
+    "TEST.BBOX_AUG.ENABLED": False,
 }
 _IMAGE_SIZE = (128, 160)  # of the check, in pixels
 _MIN_AGREEMENT = 0.95  # fraction of equal detections; torchvision rounds and breaks ties otherwise

@@ -79,6 +79,8 @@ def test_boxes_clipped_to_the_border_do_not_count_as_different(exportable):
         ("TEST.NMS.METHOD", "soft-linear"),
         ("TEST.NMS.CLASS_AGNOSTIC", True),
         ("TEST.BOX_FROM_MASK", 0.5),
+        ("TEST.TILE", 256),
+        ("TEST.BBOX_AUG.ENABLED", True),
     ],
 )
 def test_keys_unsupported_by_torchvision_are_named(exportable, key, value):
