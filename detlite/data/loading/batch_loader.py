@@ -74,15 +74,18 @@ class BatchLoader(DataLoader[Any]):
     def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]
         with _signals_blocked():
             batches = super().__iter__()
-        for number, samples in enumerate(batches):
-            for sample in samples:
-                if isinstance(sample, Exception):
-                    raise sample
-            images, targets = zip(*samples, strict=True)
-            if self._padded_sizes:
-                yield PaddedBatchImages(images, self._padded_sizes[number]), list(targets)
-            else:
-                yield list(images), list(targets)
+        try:
+            for number, samples in enumerate(batches):
+                for sample in samples:
+                    if isinstance(sample, Exception):
+                        raise sample
+                images, targets = zip(*samples, strict=True)
+                if self._padded_sizes:
+                    yield PaddedBatchImages(images, self._padded_sizes[number]), list(targets)
+                else:
+                    yield list(images), list(targets)
+        except (EOFError, ConnectionError) as error:
+            raise RuntimeError("DataLoader worker (pid unknown) died while it sent data") from error
 
 
 def _share(samples: list[Any]) -> list[Any]:

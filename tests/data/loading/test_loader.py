@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch.utils._pytree import tree_leaves
+from torch.utils.data import DataLoader
 
 from detlite import distributed
 from detlite.config import ConfigError
@@ -363,6 +364,20 @@ def test_a_loader_process_that_dies(training):
     next(batches)
     with pytest.raises(LoaderProcessError, match=message), explain_dead_loader():
         kill_loader()
+
+
+def test_a_loader_process_that_dies_while_it_passes_a_batch(training, monkeypatch):
+    """The connection from which the main process receives the batch then ends."""
+
+    def receive(self):
+        raise EOFError
+        yield
+
+    loader = build_train_loader(*training())
+    monkeypatch.setattr(DataLoader, "__iter__", receive)
+    message = r"^a loader process died.* died while it sent data\)\. Lower"
+    with pytest.raises(LoaderProcessError, match=message), explain_dead_loader():
+        next(iter(loader))
 
 
 def test_a_loader_process_that_dies_while_a_checkpoint_is_saved(training, tmp_path, monkeypatch):
