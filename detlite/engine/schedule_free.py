@@ -87,7 +87,7 @@ def restore_trained_weights(optimizer: Optimizer) -> None:
 def _restart_unused_groups(optimizer: Optimizer, *_: Any) -> None:
     """Restart the counters of groups that were frozen in all steps so far.
 
-    Their second moments start at 0. Corrected for the number of all steps instead of their own, the
+    Their second moments start at 0 now. If they were corrected for the number of all steps, the
     first updates would be up to 30 times too large.
     """
     for group in optimizer.param_groups:
