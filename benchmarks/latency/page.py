@@ -61,7 +61,8 @@ def page(rows: Sequence[LatencyRow], machine: str, command: str, aps: APs, plot:
         f"- **Hardware, versions and date**: {machine}",
         "",
         "The time is measured from an array uint8 [S, S, 3] to boxes and masks of S x S pixels, "
-        "with one image per batch. Weights are random; masks are computed for the "
+        "with one image per batch. The box head has two passes, as `detlite init` sets. Weights "
+        "are random; masks are computed for the "
         f"{DETECTIONS} highest-scoring objects. Each model and mode runs in a separate process "
         "restricted to the cores, and the processes run alternately. `openvino` is a model "
         "exported by detlite, the other modes are `detlite.optimize`. YOLO has one class. "
@@ -76,7 +77,7 @@ def page(rows: Sequence[LatencyRow], machine: str, command: str, aps: APs, plot:
         lines += ["", f"![AP against milliseconds per image]({plot})"]
     sources = sorted({str(ap["source"]) for ap in aps.values() if "source" in ap})
     links = ", ".join(f"[{source}](../{source})" for source in sources)
-    lines += ["", f"AP on `nuclei_dsb2018` after 15 minutes of training: {links}."]
+    lines += ["", f"AP on `nuclei_dsb2018` after at most 15 minutes of training: {links}."]
     if phases := phase_table(timed):
         lines += ["", "## Phases", "", "Milliseconds per phase for a JPEG file:", "", phases]
     if cold:

@@ -21,7 +21,7 @@ class RandomRotation:
     An image keeps its size, with the sides swapped by an odd number of quarter turns; `fill` is the
     color of empty corners. A box follows the mask of its object. Without masks it encloses the
     rotated ellipse in the box, which fits objects better than the rotated corners (Kalra et al.,
-    arXiv 2109.13488).
+    arXiv 2109.13488). An ignored region encloses its rotated corners, as it must cover its object.
 
     Attributes:
         degrees: maximum angle in both directions.
@@ -53,7 +53,7 @@ class RandomRotation:
             image = _rotate_pixels(image, math.radians(angle), self.fill)
         target = dict(target)
         for name in target.keys() & BOX_FIELDS:
-            target[name] = _rotate_boxes(target[name], rotation, shift)
+            target[name] = _rotate_boxes(target[name], rotation, shift, name == "ignored_boxes")
         if "masks" in target:
             target["masks"], boxes = warp_masks(
                 target["masks"], rotation, shift, (size[0], size[1]), (height, width)
@@ -67,11 +67,14 @@ class RandomRotation:
         return image, crop_target(target, 0, 0, height, width)
 
 
-def _rotate_boxes(boxes: Tensor, rotation: np.ndarray, shift: np.ndarray) -> Tensor:
+def _rotate_boxes(boxes: Tensor, rotation: np.ndarray, shift: np.ndarray, corners: bool) -> Tensor:
+    """Enclose the rotated corners of boxes, or the rotated ellipses in them."""
     matrix = torch.from_numpy(rotation).to(boxes)
     centers = (boxes[:, :2] + boxes[:, 2:]) / 2 @ matrix.T + torch.from_numpy(shift).to(boxes)
-    # The support of a rotated ellipse along each axis.
-    half_sides = ((boxes[:, 2:] - boxes[:, :2]).square() @ matrix.square().T).sqrt() / 2
+    sides = boxes[:, 2:] - boxes[:, :2]
+    # The extent of the rotated shape along each axis.
+    ellipse = (sides.square() @ matrix.square().T).sqrt()
+    half_sides = (sides @ matrix.abs().T if corners else ellipse) / 2
     return torch.cat([centers - half_sides, centers + half_sides], dim=1)
 
 

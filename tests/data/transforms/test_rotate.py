@@ -91,6 +91,15 @@ def test_boxes_without_masks_enclose_the_rotated_ellipse():
     assert (boxes[0] - expected).abs().max() < 1.1
 
 
+def test_ignored_regions_cover_their_rotated_corners():
+    image, target = scene()
+    target["ignored_boxes"] = torch.tensor([[30.0, 20.0, 50.0, 40.0]])
+    [region] = RandomRotation(45, False, FILL).rotate(image, target, 45.0, 0)[1]["ignored_boxes"]
+    reach = 200**0.5
+    expected = torch.tensor([40 - reach, 30 - reach, 40 + reach, 30 + reach])
+    assert torch.allclose(region, expected)
+
+
 def test_objects_that_leave_the_image_are_dropped():
     image, target = scene()
     target["boxes"][1] = torch.tensor([70.0, 50.0, 80.0, 60.0])
