@@ -246,8 +246,8 @@ def boxes_match(box: Sequence[float], tight: Sequence[float]) -> bool:
 def fill_missing(content: dict[str, Any]) -> dict[str, Any]:
     """Fill in the fields that pycocotools needs and many files lack, in place; return `content`.
 
-    These are `info`, `licenses`, `iscrowd`, `area` of the segmentation or of the box, and
-    `num_keypoints`. Id 0 is replaced, because the evaluation of pycocotools ignores its matches.
+    These are `info`, `licenses`, `iscrowd`, and `area` of the segmentation or of the box. Id 0 is
+    replaced, because the evaluation of pycocotools ignores matches with it.
     """
     content.setdefault("info", {})
     content.setdefault("licenses", [])
@@ -260,8 +260,6 @@ def fill_missing(content: dict[str, Any]) -> dict[str, Any]:
         if row.get("area") is None:
             size = sizes[row["image_id"]]
             row["area"] = annotation_area(row.get("segmentation"), row["bbox"], *size)
-        if row.get("keypoints") and row.get("num_keypoints") is None:
-            row["num_keypoints"] = sum(visibility > 0 for visibility in row["keypoints"][2::3])
     return content
 
 

@@ -149,14 +149,6 @@ def test_fill_missing_computes_the_area_of_an_rle(content):
     assert fill_missing(content)["annotations"][0]["area"] == 4
 
 
-def test_fill_missing_counts_labeled_keypoints(content):
-    content["annotations"][0]["keypoints"] = [1, 2, 2, 3, 4, 0, 5, 6, 1]
-    row = fill_missing(content)["annotations"][0]
-    assert row["num_keypoints"] == 2
-    row["num_keypoints"] = 0
-    assert fill_missing(content)["annotations"][0]["num_keypoints"] == 0
-
-
 def test_images_named_by_url_only(content, write_set):
     """LVIS v1 does this."""
     file, folder = write_set(content)
