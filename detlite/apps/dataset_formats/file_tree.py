@@ -162,14 +162,14 @@ def list_files(folder: Path) -> list[Path]:
 
     Symbolic links to folders outside of `folder` are followed.
     """
-    root, followed = os.path.realpath(folder), set[str]()
+    root, output, followed = os.path.realpath(folder), folder / OUTPUT_FOLDER, set[str]()
 
     def is_used(path: Path) -> bool:
         if path.name.startswith(".") or path.name.lower() in _JUNK:
             return False
+        if not (path.is_symlink() and path.is_dir()):
+            return path != output
         target = os.path.realpath(path)
-        if not (path.is_symlink() and os.path.isdir(target)):
-            return path != folder / OUTPUT_FOLDER
         is_new = target not in followed and not Path(target).is_relative_to(root)
         followed.add(target)
         return is_new
