@@ -78,8 +78,9 @@ def resume_run(trainer: Trainer, checkpoint: Checkpoint) -> None:
     changed = _changed_keys(checkpoint, trainer.cfg)
     try:
         # The momentum of a schedule-free optimizer is part of its averages.
-        free = trainer.cfg.SOLVER.OPTIMIZER == "ScheduleFreeAdamW"
-        for key in changed.keys() & {"SOLVER.OPTIMIZER", "SOLVER.MOMENTUM" * free}:
+        is_free = trainer.cfg.SOLVER.OPTIMIZER == "ScheduleFreeAdamW"
+        fixed = {"SOLVER.OPTIMIZER", *(["SOLVER.MOMENTUM"] if is_free else [])}
+        for key in sorted(changed.keys() & fixed):
             raise ValueError("{} {}, now {}".format(key, *changed[key]))
         _load_momentum(trainer.optimizer, training["optimizer"])
         trainer.scaler.load_state_dict(training["scaler"])

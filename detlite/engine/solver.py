@@ -135,8 +135,7 @@ def _check_steps(steps: Sequence[float], max_iter: int | None) -> None:
 
 
 def _parameter_groups(cfg: CfgNode, model: nn.Module) -> list[dict]:
-    """Group each trainable parameter once by learning rate, weight decay, method, and whether it
-    is frozen at first."""
+    """Group trainable parameters by learning rate, weight decay, method and initial freezing."""
     solver, factors = cfg.SOLVER, _backbone_lr_factors(cfg, model)
     matrices = hidden_matrices(model) if solver.OPTIMIZER == "Muon" else set()
     backbone: Any = getattr(model, "backbone", None)

@@ -262,8 +262,11 @@ def _datumaro_shape(names: Mapping[int, str], category: str, row: Json) -> Shape
         (x, y, w, h), degrees = row["bbox"], float(row.get("attributes", {}).get("rotation", 0))
         shape = Shape.box(category, (x, y, w, h), degrees, (x + w / 2, y + h / 2))
     elif kind == "skeleton":
-        points = ((part, *part["points"], part["visibility"][0]) for part in row["elements"])
-        shape = Shape.skeleton(category, {names[part["label_id"]]: tuple(p) for part, *p in points})
+        points = {
+            names[part["label_id"]]: (*part["points"], part["visibility"][0])
+            for part in row["elements"]
+        }
+        shape = Shape.skeleton(category, points)
     elif kind == "mask":
         height, width = row["rle"]["size"]
         mask = read_segmentation(row["rle"], height, width)

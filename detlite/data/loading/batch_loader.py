@@ -74,17 +74,25 @@ class BatchLoader(DataLoader[Any]):
     def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]
         with _signals_blocked():
             batches = super().__iter__()
+        for number, samples in enumerate(self._receive(batches)):
+            for sample in samples:
+                if isinstance(sample, Exception):
+                    raise sample
+            images, targets = zip(*samples, strict=True)
+            if self._padded_sizes:
+                yield PaddedBatchImages(images, self._padded_sizes[number]), list(targets)
+            else:
+                yield list(images), list(targets)
+
+    def _receive(self, batches: Iterator[list[Any]]) -> Iterator[list[Any]]:
+        """Yield the samples of each batch. Raises RuntimeError if a process dies during a batch."""
         try:
-            for number, samples in enumerate(batches):
-                for sample in samples:
-                    if isinstance(sample, Exception):
-                        raise sample
-                images, targets = zip(*samples, strict=True)
-                if self._padded_sizes:
-                    yield PaddedBatchImages(images, self._padded_sizes[number]), list(targets)
-                else:
-                    yield list(images), list(targets)
+            yield from batches
         except (EOFError, ConnectionError) as error:
+            # torch describes errors that a dataset raised in a loader process; these are different.
+            if not self.num_workers or str(error).startswith("Caught "):
+                raise
+            # Worded like torch's errors, which `explain_dead_loader` recognizes.
             raise RuntimeError("DataLoader worker (pid unknown) died while it sent data") from error
 
 

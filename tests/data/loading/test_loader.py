@@ -373,10 +373,21 @@ def test_a_loader_process_that_dies_while_it_passes_a_batch(training, monkeypatc
         raise EOFError
         yield
 
-    loader = build_train_loader(*training())
+    loader = build_train_loader(*training("DATALOADER.NUM_WORKERS", 1))
     monkeypatch.setattr(DataLoader, "__iter__", receive)
     message = r"^a loader process died.* died while it sent data\)\. Lower"
     with pytest.raises(LoaderProcessError, match=message), explain_dead_loader():
+        next(iter(loader))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_connection_errors_of_a_dataset_are_not_a_dead_process(training, monkeypatch, workers):
+    def fail(self, index):
+        raise ConnectionResetError("the storage closed the connection")
+
+    loader = build_train_loader(*training("DATALOADER.NUM_WORKERS", workers))
+    monkeypatch.setattr(type(loader.dataset), "__getitem__", fail)
+    with pytest.raises(ConnectionResetError, match="the storage closed"), explain_dead_loader():
         next(iter(loader))
 
 

@@ -150,7 +150,7 @@ def test_targets_without_masks_and_objects(use):
 
 
 def test_albumentations_moves_keypoints_with_their_pixels(use):
-    """Its flips and rotations count pixels, so a quarter turn would shift centers by a pixel."""
+    """Flips and rotations count pixels, so a quarter turn would shift centers by a pixel."""
     albumentations = pytest.importorskip("albumentations")
     image = torch.zeros(3, 40, 60, dtype=torch.uint8)
     image[:, 10, 20] = 255
