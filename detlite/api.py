@@ -10,9 +10,9 @@ from typing import Any
 
 from yacs.config import CfgNode
 
+from detlite.checkpoint.loading import read_model_checkpoint
 from detlite.config import ConfigError, expand_path, load_config
 from detlite.conversion import weight_file
-from detlite.conversion.checkpoint.loading import read_model_checkpoint
 from detlite.data import explain_dead_loader
 from detlite.data.data_arguments import Data, FilePath, Pair, evaluation_data, training_data
 from detlite.distributed import barrier, is_main, process_group
@@ -28,9 +28,9 @@ from detlite.engine.run_files import (
     files_of_run,
 )
 from detlite.engine.signals import StopSignals
+from detlite.files.run_lock import run_lock
 from detlite.modeling.build import torch_device
 from detlite.registry import Registry
-from detlite.run_lock import run_lock
 
 Overrides = Mapping[str, Any] | Sequence[Any]
 

@@ -18,12 +18,12 @@ import torch
 import detlite
 from detlite.apps.cli.main import main
 from detlite.apps.doctor.machine import Resources
+from detlite.checkpoint.files import read_checkpoint
 from detlite.config import ConfigError, load_config
 from detlite.config.loading import flatten
-from detlite.conversion.checkpoint.files import read_checkpoint
 from detlite.data import DataError
 from detlite.engine.hooks import Hook
-from detlite.run_lock import run_lock
+from detlite.files.run_lock import run_lock
 
 pytestmark = pytest.mark.usefixtures("without_drawings")
 

@@ -9,7 +9,7 @@ CROSS_CUTTING = {
     "apps/serve": {"page"},
     "config": {"published_files", "restating", "schema", "shipped_configs"},
     "conversion": {"classifiers", "golden", "hub_weights", "training", "zoo_tables"},
-    "conversion/checkpoint": {"conventions", "timm_weights"},
+    "checkpoint": {"conventions", "timm_weights"},
     "conversion/detectron2": {"configs", "reference_model"},
     "engine": {"elastic", "every_head", "host_reads", "two_processes"},
     "evaluation": {"keypoint_results"},

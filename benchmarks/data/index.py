@@ -20,7 +20,8 @@ from torch.utils.data import DataLoader
 from torchvision.datasets import CocoDetection
 
 from benchmarks.roofline import process_memory, reset_peak_memory
-from detlite.data import CocoDataset, cache
+from detlite.data import CocoDataset
+from detlite.files import cache
 
 SIZE = 480, 640  # height and width of the images
 _OBJECTS = 7.17  # mean per image, as in COCO

@@ -29,7 +29,7 @@ class Laps:
 def detlite_phases(file: Path, image: str, threshold: float, lap: Laps) -> None:
     """Load a checkpoint or an export like `detlite predict`, and run it on an image twice."""
     import detlite.apps.batch_predict.predict_run  # noqa: F401
-    from detlite.conversion.checkpoint.loading import build_model_from_checkpoint
+    from detlite.checkpoint.loading import build_model_from_checkpoint
     from detlite.inference.predictor import build_predictor, read_predictor
 
     lap("imports")

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from detlite.apps.batch_predict.input_sources import list_images
-from detlite.conversion.checkpoint.loading import build_model_from_checkpoint
+from detlite.checkpoint.loading import build_model_from_checkpoint
 from detlite.inference.predictor import Predictor, build_predictor, read_predictor
 
 

@@ -18,7 +18,7 @@ import torch
 from yacs.config import CfgNode
 
 from detlite.config import ConfigError, expand_path
-from detlite.data.remote.download import download, without_secrets
+from detlite.files.download import download, without_secrets
 
 logger = logging.getLogger(__name__)
 

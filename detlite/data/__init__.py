@@ -1,5 +1,7 @@
 """Datasets in COCO format, their transforms, and the loaders of training and evaluation."""
 
+from detlite.files.errors import DataError
+
 from .datasets import cityscapes as cityscapes
 from .datasets import synthetic as synthetic
 from .datasets.build import (
@@ -12,7 +14,6 @@ from .datasets.build import (
 from .datasets.catalog import DATASETS
 from .datasets.coco import CocoDataset
 from .datasets.concat import ConcatDataset
-from .errors import DataError
 from .loading.batch_loader import LoaderProcessError, explain_dead_loader
 from .loading.loader import build_test_loader, build_train_loader
 

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from detlite.config import ConfigError, expand_path
+from detlite.files.errors import DataError
 from detlite.registry import Registry
 
-from .errors import DataError
 from .index.build import open_index
 from .remote.locations import local_copy, location_id, parse_location
 

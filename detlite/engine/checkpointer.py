@@ -13,11 +13,11 @@ import yaml
 from torch.optim import Optimizer
 from yacs.config import CfgNode
 
+from detlite.checkpoint.files import Checkpoint, CheckpointError, save_checkpoint
+from detlite.checkpoint.loading import load_weights
+from detlite.checkpoint.stored_config import checkpoint_config
 from detlite.config.loading import flatten
 from detlite.conventions import convention_of
-from detlite.conversion.checkpoint.files import Checkpoint, CheckpointError, save_checkpoint
-from detlite.conversion.checkpoint.loading import load_weights
-from detlite.conversion.checkpoint.stored_config import checkpoint_config
 from detlite.distributed import all_gather_objects, barrier, is_main, rank, world_size
 
 from .hooks.base import Hook

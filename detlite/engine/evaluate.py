@@ -13,7 +13,6 @@ import torch
 from torch import nn
 from yacs.config import CfgNode
 
-from detlite.atomic_write import atomic_open
 from detlite.config import ConfigError
 from detlite.data import CocoDataset, DataError, build_dataset, build_test_loader
 from detlite.distributed import all_gather_objects, broadcast_buffers, is_main
@@ -21,6 +20,7 @@ from detlite.evaluation.detection_results import to_coco_results
 from detlite.evaluation.evaluators import build_evaluators
 from detlite.evaluation.metrics import Metrics, check_expected, format_losses, format_table
 from detlite.evaluation.results import Results, gather_results, write_results
+from detlite.files.atomic_write import atomic_open
 from detlite.inference.build import build_detector
 from detlite.inference.detectors import size_of
 from detlite.modeling.detection_model import DetectionModel

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from yacs.config import CfgNode
 
-from detlite.conversion.checkpoint.files import CheckpointError, save_torch_file
+from detlite.checkpoint.files import CheckpointError, save_torch_file
 from detlite.data import ConcatDataset, build_train_loader
 from detlite.distributed import rank
 from detlite.structures.masks.packed import PackedMasks

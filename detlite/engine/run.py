@@ -9,10 +9,10 @@ from pathlib import Path
 
 from yacs.config import CfgNode
 
+from detlite.checkpoint.files import Checkpoint
+from detlite.checkpoint.loading import load_weights, read_weights
+from detlite.checkpoint.stored_config import apply_convention
 from detlite.config import ConfigError
-from detlite.conversion.checkpoint.files import Checkpoint
-from detlite.conversion.checkpoint.loading import load_weights, read_weights
-from detlite.conversion.checkpoint.stored_config import apply_convention
 from detlite.data import (
     build_test_datasets,
     build_train_dataset,

@@ -5,14 +5,14 @@ import re
 from itertools import count
 from pathlib import Path
 
-from detlite.config import ConfigError
-from detlite.conversion.checkpoint.files import (
+from detlite.checkpoint.files import (
     LAST_CHECKPOINT_FILE,
     Checkpoint,
     CheckpointError,
     DamagedCheckpointError,
     read_checkpoint,
 )
+from detlite.config import ConfigError
 
 logger = logging.getLogger(__name__)
 

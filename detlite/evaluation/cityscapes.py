@@ -13,7 +13,7 @@ from pycocotools.coco import COCO
 
 from detlite.data.datasets.cityscapes import CATEGORIES, EVALUATED
 from detlite.data.datasets.coco_masks import rle_problem
-from detlite.data.errors import DataError
+from detlite.files.errors import DataError
 from detlite.structures.masks.rle import EncodedMasks
 
 from .ground_truth import check_results, read_ground_truth

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from pycocotools.coco import COCO
 
-from detlite.data.errors import DataError
+from detlite.files.errors import DataError
 
 from .ground_truth import (
     GroundTruthArrays,

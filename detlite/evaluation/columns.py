@@ -14,7 +14,7 @@ from pycocotools import mask as rle_codec
 
 from detlite import ops
 from detlite.data.datasets.coco_masks import rle_problem
-from detlite.data.errors import DataError
+from detlite.files.errors import DataError
 from detlite.structures.masks.rle import EncodedMasks
 
 # The bits of `Columns.fields`.

@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 from pycocotools.coco import COCO
 
-from detlite.data.errors import DataError
+from detlite.files.errors import DataError
 
 from .ground_truth import GroundTruthArrays, check_results, read_ground_truth
 from .matching import AREA_RANGES, accumulate, match

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from detlite import ops
-from detlite.data.errors import DataError
+from detlite.files.errors import DataError
 from detlite.structures.masks.rle import EncodedMasks
 
 from .ground_truth import GroundTruthArrays

@@ -9,7 +9,7 @@ import torch
 from pycocotools.coco import COCO
 
 from detlite import ops
-from detlite.data.errors import DataError
+from detlite.files.errors import DataError
 
 from .matching import AREA_RANGES, IOU_THRESHOLDS
 from .results import Results

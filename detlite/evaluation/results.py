@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 from pycocotools import mask as rle_codec
 
-from detlite.atomic_write import atomic_open
 from detlite.data.datasets.coco_masks import rle_problem
-from detlite.data.errors import DataError, short_repr
-from detlite.data.file_type import read_json
 from detlite.distributed import gather_objects, is_main
+from detlite.files.atomic_write import atomic_open
+from detlite.files.errors import DataError, short_repr
+from detlite.files.file_type import read_json
 from detlite.structures.masks.rle import EncodedMasks
 
 from .columns import Columns, columns_of, read_columns

@@ -11,13 +11,13 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from detlite.data.errors import DataError
 from detlite.data.images.decoders import pillow_pixels
 from detlite.data.images.formats import image_suffixes
 from detlite.data.images.pixels import DEFAULT_OPTIONS, ImageOptions, pixels_to_tensor
 from detlite.data.images.reading import read_image
 from detlite.data.images.sources import Pixels
 from detlite.evaluation.detection_results import categories_of, paste_detections
+from detlite.files.errors import DataError
 from detlite.modeling.detector import Detector
 from detlite.registry import Registry
 from detlite.structures.instances import Detections

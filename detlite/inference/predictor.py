@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from yacs.config import CfgNode
 
+from detlite.checkpoint.loading import build_model_from_checkpoint
 from detlite.config.key import value_range as valid_range
-from detlite.conversion.checkpoint.loading import build_model_from_checkpoint
 from detlite.data.datasets.coco import keypoint_names
 from detlite.data.images.pixels import DEFAULT_OPTIONS, ImageOptions, build_image_options
 from detlite.data.transforms.resize import resize_shortest

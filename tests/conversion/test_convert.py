@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from detlite.checkpoint.files import CheckpointError, read_checkpoint
+from detlite.checkpoint.loading import build_model_from_checkpoint
 from detlite.conversion import convert, detect_source
-from detlite.conversion.checkpoint.files import CheckpointError, read_checkpoint
-from detlite.conversion.checkpoint.loading import build_model_from_checkpoint
 from detlite.conversion.convert import unwrap
 from tests.conversion.synthetic_state_dicts import (
     CLASSES,
@@ -227,7 +227,7 @@ def test_names_of_the_model_take_precedence_over_wrappers(tiny_config, tmp_path)
     torch.save({"state_dict": model.state_dict()}, tmp_path / "w.pth")
     checkpoint = read_checkpoint(tmp_path / "w.pth")
     assert checkpoint.prefix == "state_dict.net."
-    from detlite.conversion.checkpoint.loading import _select_entries
+    from detlite.checkpoint.loading import _select_entries
 
     target = model.state_dict()
     assert _select_entries(target, checkpoint, False).keys() == target.keys()

@@ -8,9 +8,9 @@ import torch
 from PIL import Image
 
 import detlite
+from detlite.checkpoint.files import read_checkpoint
+from detlite.checkpoint.loading import load_weights
 from detlite.conversion import find_weights
-from detlite.conversion.checkpoint.files import read_checkpoint
-from detlite.conversion.checkpoint.loading import load_weights
 from detlite.conversion.timm import TIMM_PREFIX
 from detlite.modeling.build import build_model
 

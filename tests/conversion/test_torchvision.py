@@ -13,8 +13,8 @@ from torchvision.ops import FrozenBatchNorm2d
 
 import detlite
 from detlite.apps.export.torchvision import to_torchvision
+from detlite.checkpoint.files import read_checkpoint
 from detlite.config import ConfigError
-from detlite.conversion.checkpoint.files import read_checkpoint
 from tests.conversion.recorded_outputs import load_recipe
 from tests.conversion.torchvision_models import (
     TORCHVISION,

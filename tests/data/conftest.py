@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from detlite.config import load_config
-from detlite.data.cache import VARIABLE
+from detlite.files.cache import VARIABLE
 
 SMALL_SET: dict[str, Any] = {
     # Sparse ids, not sorted.
@@ -115,7 +115,7 @@ def s3(monkeypatch: pytest.MonkeyPatch, cache: Path) -> Iterator[Any]:
 @pytest.fixture
 def settled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Trust the times of new files, as if they had been written long ago."""
-    monkeypatch.setattr("detlite.data.cache._TIME_STEP", 0.0)
+    monkeypatch.setattr("detlite.files.cache._TIME_STEP", 0.0)
 
 
 @pytest.fixture

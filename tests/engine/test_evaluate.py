@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from detlite.checkpoint.files import read_checkpoint
 from detlite.config import ConfigError
-from detlite.conversion.checkpoint.files import read_checkpoint
 from detlite.data import DataError, build_dataset
 from detlite.data.datasets.catalog import coco_files
 from detlite.engine.evaluate import evaluate, evaluate_dataset, run_inference, validation_loss

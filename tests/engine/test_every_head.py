@@ -8,8 +8,8 @@ import pytest
 import torch
 from yacs.config import CfgNode
 
+from detlite.checkpoint.files import read_checkpoint
 from detlite.config import ConfigError
-from detlite.conversion.checkpoint.files import read_checkpoint
 from detlite.data import build_dataset, build_train_dataset
 from detlite.engine.evaluate import evaluate_dataset
 from detlite.engine.hooks import Hook

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from detlite.conversion.checkpoint.files import CheckpointError
+from detlite.checkpoint.files import CheckpointError
 from detlite.data import build_train_loader
 from detlite.engine.replay import first_non_finite, read_batch, save_batch
 

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from detlite.checkpoint.files import read_checkpoint
 from detlite.config import ConfigError
-from detlite.conversion.checkpoint.files import read_checkpoint
 from detlite.engine import run_length
 from detlite.engine.run_length import RunLength, TimeLimit, build_run_length
 from tests.engine.toy import new_toy, read_metrics, without_times

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from detlite.checkpoint.files import read_checkpoint
 from detlite.config import ConfigError
-from detlite.conversion.checkpoint.files import read_checkpoint
 from detlite.engine.hooks.metrics import NonFiniteLossError
 from tests.engine.toy import new_toy, read_metrics
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from detlite.conversion.checkpoint.files import read_checkpoint
+from detlite.checkpoint.files import read_checkpoint
 from detlite.data import DataError
 from detlite.engine.hooks import Hook
 from detlite.engine.hooks.metrics import NonFiniteLossError

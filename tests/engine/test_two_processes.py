@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 
-from detlite.conversion.checkpoint.files import read_checkpoint
+from detlite.checkpoint.files import read_checkpoint
 from detlite.data import build_train_dataset
 from detlite.engine.trainer import Trainer
 from tests.engine.toy import new_toy, read_metrics

@@ -7,7 +7,6 @@ from pycocotools import mask as rle_codec
 from pycocotools.coco import COCO
 
 from detlite.data.datasets.cityscapes import CATEGORIES, EVALUATED, VOID, read_cityscapes
-from detlite.data.errors import DataError
 from detlite.evaluation import Results
 from detlite.evaluation.cityscapes import (
     IOU_THRESHOLDS,
@@ -15,6 +14,7 @@ from detlite.evaluation.cityscapes import (
     check_void,
     evaluate_cityscapes,
 )
+from detlite.files.errors import DataError
 from detlite.structures.masks.formats import encode_bitmap
 
 ROAD, PERSON, CAR, CARAVAN = 7, 24, 26, 29

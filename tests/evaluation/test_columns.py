@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from detlite import ops
-from detlite.data.errors import DataError
 from detlite.evaluation import Results, evaluate_coco
 from detlite.evaluation.columns import Columns, read_columns
 from detlite.evaluation.ground_truth import GroundTruthFile, open_ground_truth
+from detlite.files.errors import DataError
 
 ENTRY = '{"image_id": 1, "category_id": 2, "score": 0.5, "bbox": [1, 2, 3.5, 4]}'
 

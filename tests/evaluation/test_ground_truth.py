@@ -7,10 +7,10 @@ import pytest
 from pycocotools import mask as rle_codec
 from pycocotools.coco import COCO
 
-from detlite.data.errors import DataError
 from detlite.evaluation.coco import evaluate_coco
 from detlite.evaluation.ground_truth import read_ground_truth
 from detlite.evaluation.results import Results
+from detlite.files.errors import DataError
 
 SIZE = (20, 30)
 SQUARE = [2.0, 2, 12, 2, 12, 12, 2, 12]

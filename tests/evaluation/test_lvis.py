@@ -10,9 +10,9 @@ import pytest
 from pycocotools import mask as mask_utils
 from pycocotools.coco import COCO
 
-from detlite.data.errors import DataError
 from detlite.evaluation import Results
 from detlite.evaluation.lvis import MAX_DETS, evaluate_lvis
+from detlite.files.errors import DataError
 from detlite.structures.masks.formats import to_bitmap
 
 BOX = [4.0, 4.0, 40.0, 40.0]

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from detlite.config import ConfigError
 from detlite.conversion.weight_catalog import find_weights
-from detlite.data.errors import RemoteError
-from detlite.data.remote import download as module
-from detlite.data.remote.download import download, fetch
+from detlite.files import download as module
+from detlite.files.download import download, fetch
+from detlite.files.errors import RemoteError
 from tests.fuzz.inputs import check_message, mutated_bytes
 
 BODY = b"0123456789" * 10

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from yacs.config import CfgNode
 
 from detlite import Predictor, build_model, optimize
+from detlite.checkpoint.files import Checkpoint, save_checkpoint
 from detlite.conventions import CONVENTIONS
-from detlite.conversion.checkpoint.files import Checkpoint, save_checkpoint
 from detlite.data import DataError
 from detlite.inference.detectors import View
 from detlite.inference.tiling import Tiling

@@ -10,9 +10,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from detlite.apps.exporters import outlines
+from detlite.checkpoint.files import Checkpoint, save_checkpoint
 from detlite.config import ConfigError, load_config
 from detlite.conventions import CONVENTIONS
-from detlite.conversion.checkpoint.files import Checkpoint, save_checkpoint
 from detlite.inference.build import build_detector, wrap_detector
 from detlite.inference.detectors import ResizingDetector, View
 from detlite.inference.predictor import Predictor

@@ -5,8 +5,8 @@ from dataclasses import fields, replace
 import pytest
 import torch
 
+from detlite.checkpoint.files import Checkpoint, save_checkpoint
 from detlite.config import ConfigError, load_config
-from detlite.conversion.checkpoint.files import Checkpoint, save_checkpoint
 from detlite.data.transforms.resize import resize_shortest
 from detlite.inference.detectors import View
 from detlite.inference.predictor import Predictor

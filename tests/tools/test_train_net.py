@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from detlite import ConfigError
-from detlite.conversion.checkpoint.files import read_checkpoint
-from detlite.conversion.checkpoint.loading import build_model_from_checkpoint
+from detlite.checkpoint.files import read_checkpoint
+from detlite.checkpoint.loading import build_model_from_checkpoint
 from detlite.data.datasets.synthetic import generate_shapes
 
 pytestmark = pytest.mark.usefixtures("without_drawings")

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from detlite.data.datasets.coco_values import keypoint_names, parse_integer
-from detlite.data.errors import DataError
 from detlite.data.images.checks import check_images
 from detlite.data.images.pixels import DEFAULT_OPTIONS, ImageOptions
 from detlite.data.images.reading import read_image
@@ -17,6 +16,7 @@ from detlite.data.images.sources import ImageFolder, ImageSource, image_file_of
 from detlite.data.index.build import open_index
 from detlite.data.index.states import Selection
 from detlite.data.remote.locations import Location, local_copy
+from detlite.files.errors import DataError
 
 from .image_values import ImageValues, measure_values
 

@@ -9,11 +9,11 @@ from glob import escape, glob
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from detlite.data.errors import DataError
 from detlite.data.images.formats import image_suffixes
 from detlite.data.images.pixels import ImageOptions
 from detlite.data.images.reading import count_pages
-from detlite.data.remote.download import fetch, is_url, without_secrets
+from detlite.files.download import fetch, is_url, without_secrets
+from detlite.files.errors import DataError
 from detlite.inference.prediction import LoadedImage
 from detlite.inference.predictor import Predictor
 

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from detlite.atomic_write import atomic_open, atomic_path
 from detlite.config import ConfigError
+from detlite.files.atomic_write import atomic_open, atomic_path
 from detlite.structures.masks.formats import to_bitmap
 
 MEASURES = ("area", "equivalent_diameter_area", "perimeter", "centroid-0", "centroid-1")

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from detlite.apps.export.exported_detector import SUFFIXES
 from detlite.config import ConfigError
-from detlite.data.errors import DataError
 from detlite.evaluation.detection_results import coco_results
+from detlite.files.errors import DataError
 from detlite.inference.predictor import Prediction, Predictor, read_predictor
 
 from .input_sources import load_image, split_page

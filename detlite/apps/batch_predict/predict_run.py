@@ -13,8 +13,8 @@ from detlite.apps.drawing.detections import draw_detections
 from detlite.config import ConfigError
 from detlite.config.errors import one_line
 from detlite.distributed import torchrun_rank
+from detlite.files.run_lock import run_lock
 from detlite.inference.predictor import Prediction, Predictor
-from detlite.run_lock import run_lock
 
 from .input_sources import expand_pages, list_images, output_stem
 from .measures import write_label_image

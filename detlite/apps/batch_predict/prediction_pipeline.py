@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from detlite.data.errors import DataError
+from detlite.files.errors import DataError
 from detlite.inference.prediction import LoadedImage
 from detlite.inference.predictor import Prediction, Predictor
 from detlite.structures.instances import Detections

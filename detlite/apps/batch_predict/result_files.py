@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from detlite.apps.optional_packages import import_optional
-from detlite.atomic_write import atomic_open, atomic_path
-from detlite.data.errors import DataError
 from detlite.evaluation.detection_results import BACKGROUND_CATEGORY
+from detlite.files.atomic_write import atomic_open, atomic_path
+from detlite.files.errors import DataError
 
 from .measures import MEASURES, write_summary
 

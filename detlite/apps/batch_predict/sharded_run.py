@@ -22,8 +22,8 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from detlite.atomic_write import atomic_open
 from detlite.config import ConfigError
+from detlite.files.atomic_write import atomic_open
 
 from .result_files import (
     SUFFIXES,

@@ -21,8 +21,8 @@ from torch import Tensor
 from detlite.apps.drawing.detections import draw_detections
 from detlite.apps.optional_packages import import_optional
 from detlite.config import ConfigError
-from detlite.data.errors import DataError
 from detlite.data.images.formats import image_suffixes
+from detlite.files.errors import DataError
 from detlite.inference.predictor import Prediction, Predictor
 
 from .predict_images import make_entry

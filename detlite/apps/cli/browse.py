@@ -22,8 +22,8 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     from detlite.apps.report.browse_page import browse_page
-    from detlite.atomic_write import atomic_open
     from detlite.config import load_config
+    from detlite.files.atomic_write import atomic_open
 
     page = browse_page(load_config(args.config, args.overrides), args.count)
     with atomic_open(args.output) as file:

@@ -38,9 +38,9 @@ def run(args: Namespace) -> int:
     from detlite.apps.dataset_check.inspection import inspect
     from detlite.apps.dataset_check.inspection_report import near_duplicates, print_report
     from detlite.apps.dataset_check.repair import repair
-    from detlite.atomic_write import atomic_open
     from detlite.config import ConfigError
     from detlite.data.images.checks import unlisted_images
+    from detlite.files.atomic_write import atomic_open
 
     if args.repair and len(args.data) > 1:
         raise ConfigError("--repair needs exactly one annotation file as --data")

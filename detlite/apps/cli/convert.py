@@ -36,11 +36,11 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> int:
     from dataclasses import replace
 
+    from detlite.checkpoint import files
+    from detlite.checkpoint.loading import load_weights, resolve_checkpoint_path
+    from detlite.checkpoint.stored_config import apply_convention, config_of
     from detlite.config import ConfigError, load_config
     from detlite.conversion import SOURCES
-    from detlite.conversion.checkpoint import files
-    from detlite.conversion.checkpoint.loading import load_weights, resolve_checkpoint_path
-    from detlite.conversion.checkpoint.stored_config import apply_convention, config_of
     from detlite.modeling import build_model
 
     if args.source not in (None, *SOURCES):

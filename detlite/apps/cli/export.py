@@ -44,8 +44,8 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> int:
     from detlite.apps.export import exported_detector, verify
     from detlite.apps.export.openvino import to_openvino
+    from detlite.checkpoint.loading import build_model_from_checkpoint
     from detlite.config import ConfigError
-    from detlite.conversion.checkpoint.loading import build_model_from_checkpoint
     from detlite.inference.build import model_score_thresh
 
     start = time.perf_counter()

@@ -27,7 +27,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> int:
     import math
 
-    from detlite.conversion.checkpoint.loading import build_model_from_checkpoint
+    from detlite.checkpoint.loading import build_model_from_checkpoint
     from detlite.engine.replay import first_non_finite, read_batch
     from detlite.engine.rng import seed_all
 

@@ -10,9 +10,9 @@ from PIL import Image
 
 from detlite.apps.drawing.detections import Color, contact_sheet, draw_detections
 from detlite.apps.drawing.html_page import crop_window, draw_crop, jpeg, render
-from detlite.data.errors import DataError
 from detlite.data.images.reading import read_image
 from detlite.data.images.sources import image_file_of
+from detlite.files.errors import DataError
 
 from .inspection_report import Inspection, Row
 

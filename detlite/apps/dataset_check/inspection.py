@@ -21,7 +21,6 @@ from detlite.data.datasets.catalog import locate_dataset
 from detlite.data.datasets.coco import CocoDataset
 from detlite.data.datasets.coco_masks import boxes_match, mask_area, mask_box, read_segmentation
 from detlite.data.datasets.coco_values import read_box
-from detlite.data.errors import DataError, RemoteError
 from detlite.data.images.checks import check_images
 from detlite.data.images.formats import open_image
 from detlite.data.images.pixels import DEFAULT_OPTIONS, ImageOptions
@@ -30,6 +29,7 @@ from detlite.data.images.sources import ImageFolder, image_file_of
 from detlite.data.index.build import open_index
 from detlite.data.index.states import Selection
 from detlite.data.remote.locations import Location, local_copy
+from detlite.files.errors import DataError, RemoteError
 
 from .inspection_report import Defect, Inspection, Row
 from .near_duplicates import Fingerprint, fingerprint

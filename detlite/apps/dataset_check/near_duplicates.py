@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from detlite.data.errors import DataError
 from detlite.data.images.reading import read_image
+from detlite.files.errors import DataError
 
 _MAX_BITS = 3  # differing bits, of 64, between hashes of a rescaled or recompressed image
 _MAX_DIFFERENCE = 4.0  # mean difference of thumbnails, of 255: smooth images can share a hash

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 
 from detlite.data.datasets.coco_masks import read_segmentation
-from detlite.data.errors import DataError
 from detlite.data.index.annotation_reader import DOUBTS
+from detlite.files.errors import DataError
 
 from .inspection_report import Inspection, Row
 

@@ -12,10 +12,10 @@ from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any
 
-from detlite.data.errors import DataError
 from detlite.data.findings import Findings
 from detlite.data.images.reading import image_size
 from detlite.data.index.build import open_index
+from detlite.files.errors import DataError
 
 from .file_tree import FileTree, NoImageError, excerpt
 

@@ -12,8 +12,8 @@ from functools import cached_property
 from pathlib import Path
 from urllib.parse import unquote
 
-from detlite.data.errors import DataError
 from detlite.data.images.formats import image_suffixes
+from detlite.files.errors import DataError
 
 OUTPUT_FOLDER = "detlite"  # in the folder of a dataset, for the files that `detlite init` writes
 SPLITS = {"trainval": "train", "train": "train", "training": "train", "val": "val", "valid": "val",

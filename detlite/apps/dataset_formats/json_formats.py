@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from detlite.data.datasets.coco_masks import read_segmentation
-from detlite.data.errors import DataError
-from detlite.data.file_type import read_json
+from detlite.files.errors import DataError
+from detlite.files.file_type import read_json
 from detlite.structures.masks.formats import to_bitmap
 
 from .file_tree import SPLITS, UNLABELED, FileTree, is_image_name

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from detlite.data.errors import DataError, short_repr
 from detlite.data.images.decoders import DECODE_ERRORS
+from detlite.files.errors import DataError, short_repr
 
 _PHOTO = 16  # pixels per color: photos have more colors
 _WEBP_HEADER = 64  # bytes

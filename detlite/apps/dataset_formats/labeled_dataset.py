@@ -9,8 +9,8 @@ from typing import Any
 
 from detlite.data.datasets.coco_masks import fill_missing
 from detlite.data.datasets.coco_values import CLIPPED
-from detlite.data.errors import DataError
 from detlite.data.findings import Findings
+from detlite.files.errors import DataError
 from detlite.structures.masks.formats import Segmentation
 
 _DECIMALS = 3  # of coordinates in pixels

@@ -13,10 +13,10 @@ from typing import Any
 
 from PIL import Image
 
-from detlite.data.errors import DataError, short_repr
-from detlite.data.file_type import read_json, write_file
 from detlite.data.images.decoders import DECODE_ERRORS
 from detlite.data.images.formats import SAFE_FORMATS
+from detlite.files.errors import DataError, short_repr
+from detlite.files.file_type import read_json, write_file
 
 from .file_tree import OUTPUT_FOLDER, FileTree
 from .labeled_dataset import Conversion

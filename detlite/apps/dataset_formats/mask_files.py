@@ -20,8 +20,8 @@ from pathlib import Path
 
 import numpy as np
 
-from detlite.data.errors import DataError
 from detlite.data.images.reading import image_size
+from detlite.files.errors import DataError
 
 from .file_tree import FileTree, read_lines
 from .label_images import (

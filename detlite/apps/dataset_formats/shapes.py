@@ -19,10 +19,10 @@ from PIL import Image
 
 from detlite.data.datasets.coco_masks import read_segmentation
 from detlite.data.datasets.coco_values import CLIPPED, Reading, read_box
-from detlite.data.errors import DataError
 from detlite.data.images.checks import UPRIGHT
 from detlite.data.images.decoders import DECODE_ERRORS
 from detlite.data.images.reading import image_size
+from detlite.files.errors import DataError
 from detlite.structures.masks.formats import encode_bitmap, to_bitmap
 from detlite.structures.masks.rle import tight_bounds
 

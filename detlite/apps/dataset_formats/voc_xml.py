@@ -23,8 +23,8 @@ from detlite.data.datasets.catalog import (
     require,
 )
 from detlite.data.datasets.coco_values import parse_number
-from detlite.data.errors import DataError
 from detlite.data.images.reading import image_size
+from detlite.files.errors import DataError
 
 from .file_tree import FileTree, read_xml
 from .label_images import VOID, distinct_values, read_label_image

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from detlite.config import ConfigError, parse_yaml
-from detlite.data.errors import DataError, short_repr
+from detlite.files.errors import DataError, short_repr
 
 from .file_tree import SPLITS, UNLISTED, FileTree, read_lines
 from .labeled_dataset import Conversion, LabeledDataset, LabeledImage

@@ -8,13 +8,13 @@ from typing import Any
 
 from yacs.config import CfgNode
 
-from detlite.atomic_write import atomic_open
 from detlite.config import ConfigError
 from detlite.data import CocoDataset, DataError
 from detlite.distributed import is_main
 from detlite.engine.hooks import HOOKS, Hook
 from detlite.engine.hooks.best_checkpoint import measured_threshold
 from detlite.engine.run_files import METRICS_FILE
+from detlite.files.atomic_write import atomic_open
 from detlite.inference.predictor import Predictor, build_predictor
 
 from .detections import contact_sheet, draw_detections

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 from yacs.config import CfgNode
 
+from detlite.checkpoint.files import CheckpointError
 from detlite.config import ConfigError, config_from
 from detlite.config.files import parse_yaml
-from detlite.conversion.checkpoint.files import CheckpointError
-from detlite.data.errors import short_reason, short_repr
-from detlite.data.file_type import open_stored_zip
+from detlite.files.errors import short_reason, short_repr
+from detlite.files.file_type import open_stored_zip
 from detlite.inference.predictor import READERS
 from detlite.modeling import build_model
 from detlite.modeling.detection_model import DetectionModel

@@ -19,9 +19,9 @@ from torchvision.ops import FrozenBatchNorm2d, MultiScaleRoIAlign
 from torchvision.ops.feature_pyramid_network import LastLevelMaxPool, LastLevelP6P7
 from yacs.config import CfgNode
 
+from detlite.checkpoint.stored_config import unused_sections
 from detlite.config.loading import flatten
 from detlite.conventions import convention_of
-from detlite.conversion.checkpoint.stored_config import unused_sections
 from detlite.conversion.checkpoint_source import StateDict
 from detlite.conversion.torchvision import TORCHVISION
 from detlite.modeling import build_model

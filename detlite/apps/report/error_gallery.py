@@ -11,7 +11,7 @@ from pycocotools import mask as rle_codec
 
 from detlite.apps.drawing.detections import contact_sheet
 from detlite.apps.drawing.html_page import crop_window, draw_crop, jpeg
-from detlite.data.errors import DataError
+from detlite.files.errors import DataError
 from detlite.structures.masks.rle import EncodedMasks
 
 from .analysis.error_types import BACKGROUND, DUPLICATE, FALSE_POSITIVE_TYPES

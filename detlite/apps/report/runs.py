@@ -15,11 +15,11 @@ from detlite.apps.dataset_formats.coco_files import find_images
 from detlite.apps.drawing.run_drawings import Curves, metric_curves, read_metrics
 from detlite.config import ConfigError, load_config
 from detlite.data import CocoDataset, build_dataset
-from detlite.data.errors import DataError
-from detlite.data.file_type import read_json
 from detlite.engine.run_files import METRICS_FILE
 from detlite.evaluation.evaluators import max_detections, predicted_kinds
 from detlite.evaluation.results import Results
+from detlite.files.errors import DataError
+from detlite.files.file_type import read_json
 
 from . import charts
 from .analysis.bootstrap import sample_images

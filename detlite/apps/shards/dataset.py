@@ -15,12 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from detlite.atomic_write import atomic_open
-from detlite.data import cache
 from detlite.data.datasets.catalog import DATASETS, Entry, check_fields
-from detlite.data.errors import DataError
-from detlite.data.file_type import read_json
-from detlite.data.remote.download import without_secrets
 from detlite.data.remote.filesystem import file_version
 from detlite.data.remote.locations import (
     Location,
@@ -29,6 +24,11 @@ from detlite.data.remote.locations import (
     location_id,
     parse_location,
 )
+from detlite.files import cache
+from detlite.files.atomic_write import atomic_open
+from detlite.files.download import without_secrets
+from detlite.files.errors import DataError
+from detlite.files.file_type import read_json
 
 from .entries import read_entries
 from .tar_files import Shard, ShardFolder

@@ -17,8 +17,8 @@ from itertools import groupby
 from typing import Any, NamedTuple
 
 from detlite.data.datasets.coco_values import parse_integer
-from detlite.data.errors import DataError, short_repr
 from detlite.data.remote.locations import RemotePath
+from detlite.files.errors import DataError, short_repr
 
 from .tar_files import BLOCK, CHUNK, Shard
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
-from detlite.atomic_write import atomic_open
-from detlite.data.errors import DataError, refuse
 from detlite.data.index.build import open_index
 from detlite.data.index.states import Selection
+from detlite.files.atomic_write import atomic_open
+from detlite.files.errors import DataError, refuse
 
 from .entries import IMAGE_SUFFIXES
 

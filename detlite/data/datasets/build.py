@@ -10,7 +10,6 @@ from yacs.config import CfgNode
 
 from detlite.config import ConfigError
 from detlite.conventions import convention_of
-from detlite.data.errors import DataError, short_repr
 from detlite.data.findings import Finding, summary
 from detlite.data.images.checks import unlisted_images
 from detlite.data.images.pixels import build_image_options
@@ -18,6 +17,7 @@ from detlite.data.index.annotation_index import AnnotationIndex
 from detlite.data.index.states import Selection
 from detlite.data.remote.file_cache import file_cache
 from detlite.data.remote.locations import GIGABYTE, Location, parse_location
+from detlite.files.errors import DataError, short_repr
 from detlite.structures.keypoints import doubtful_sides, has_sides, with_sides
 
 from .catalog import locate_dataset

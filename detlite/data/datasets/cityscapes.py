@@ -9,7 +9,7 @@ from PIL import Image, ImageDraw
 from pycocotools import mask as rle_codec
 
 from detlite.config import ConfigError
-from detlite.data.errors import DataError
+from detlite.files.errors import DataError
 from detlite.structures.masks.formats import RLE, encode_bitmap, polygons_to_rle
 
 from .catalog import DATASETS, Entry, check_fields, converted_file, require

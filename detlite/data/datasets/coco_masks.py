@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from pycocotools import mask as rle_codec
 
-from detlite.data.errors import short_repr
+from detlite.files.errors import short_repr
 from detlite.structures.masks.formats import (
     RLE,
     Segmentation,

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from detlite.data.errors import short_repr
+from detlite.files.errors import short_repr
 
 # Tools round outwards: a box may exceed the image by 2 pixels or 0.1 of its side without a note.
 _OVERHANG_PIXELS, _OVERHANG_FRACTION = 2.0, 0.1

@@ -7,7 +7,7 @@ import numpy as np
 import torch.utils.data
 from torch import Tensor
 
-from detlite.data.errors import DataError
+from detlite.files.errors import DataError
 
 from .coco import CocoDataset, MinSize, Target
 

@@ -17,7 +17,7 @@ from PIL import Image, ImageDraw
 from pycocotools import mask as rle_codec
 
 from detlite.config import ConfigError
-from detlite.data.errors import DataError
+from detlite.files.errors import DataError
 from detlite.structures.masks.formats import encode_bitmap
 
 from .catalog import DATASETS, Entry, check_fields

@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from detlite.data import cache
-from detlite.data.errors import RemoteError
 from detlite.data.findings import Finding
 from detlite.data.index.annotation_index import AnnotationIndex
 from detlite.data.remote.locations import location_id
+from detlite.files import cache
+from detlite.files.errors import RemoteError
 
 from .formats import image_suffixes
 from .pixels import ImageOptions, upright_size

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageFile
 
-from detlite.data.errors import DataError
+from detlite.files.errors import DataError
 
 from .sources import ImageSource, OpenImage, Pixels
 

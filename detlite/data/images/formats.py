@@ -17,7 +17,7 @@ from typing import Any
 
 from PIL import Image, UnidentifiedImageError
 
-from detlite.data.errors import DataError, RemoteError, TooLargeError, short_reason
+from detlite.files.errors import DataError, RemoteError, TooLargeError, short_reason
 from detlite.registry import Registry
 
 from . import decoders

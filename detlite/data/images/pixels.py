@@ -9,7 +9,7 @@ from torch import Tensor
 from yacs.config import CfgNode
 
 from detlite.conventions import convention_of
-from detlite.data.errors import DataError
+from detlite.files.errors import DataError
 
 from .sources import Pixels, Size
 

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import avg_pool2d
 
-from detlite.data.cache import key as cache_key
-from detlite.data.errors import DataError, RemoteError
 from detlite.data.remote.file_cache import FileCache
+from detlite.files.cache import key as cache_key
+from detlite.files.errors import DataError, RemoteError
 
 from .formats import open_image
 from .pixels import DEFAULT_OPTIONS, ImageOptions, pixels_to_tensor, upright_size

@@ -20,8 +20,8 @@ import numpy as np
 from numpy.lib.npyio import NpzFile
 
 from detlite.data.datasets.coco_values import keypoint_names
-from detlite.data.errors import DataError
 from detlite.data.findings import Finding, Findings
+from detlite.files.errors import DataError
 
 from .annotation_reader import QUADS
 from .normalization import set_file_name

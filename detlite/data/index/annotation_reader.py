@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from detlite.data.datasets import coco_masks, coco_values
-from detlite.data.errors import DataError, short_repr
 from detlite.data.findings import Findings
+from detlite.files.errors import DataError, short_repr
 
 from .normalization import Entry, Ids, ImageTable
 from .states import PROBLEM_KEY, Flag, annotation_name

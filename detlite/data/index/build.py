@@ -19,12 +19,12 @@ from typing import IO, Any
 
 import numpy as np
 
-from detlite.atomic_write import atomic_open
-from detlite.data import cache
 from detlite.data.datasets.coco_values import keypoint_names, parse_integer
-from detlite.data.errors import DataError, short_repr
-from detlite.data.file_type import explain_not_coco, explain_not_json
 from detlite.data.findings import Findings
+from detlite.files import cache
+from detlite.files.atomic_write import atomic_open
+from detlite.files.errors import DataError, short_repr
+from detlite.files.file_type import explain_not_coco, explain_not_json
 
 from .annotation_index import VERSION, AnnotationIndex, DamagedIndexError
 from .annotation_reader import REPEATED, AnnotationReader

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from detlite.data.datasets.coco_values import parse_integer
-from detlite.data.errors import DataError, short_repr
 from detlite.data.findings import Findings
+from detlite.files.errors import DataError, short_repr
 
 Entry = dict[str, Any]
 

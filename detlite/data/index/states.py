@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from detlite.data.errors import short_repr
+from detlite.files.errors import short_repr
 
 
 class Flag(IntFlag):

@@ -16,7 +16,6 @@ from detlite.config import ConfigError
 from detlite.conventions import convention_of
 from detlite.data.datasets.coco import CocoDataset, Target
 from detlite.data.datasets.concat import ConcatDataset
-from detlite.data.errors import DataError
 from detlite.data.transforms.copy_paste import choose_objects, paste_objects
 from detlite.data.transforms.crop import Color
 from detlite.data.transforms.custom import TRANSFORMS, TargetTransform, apply_custom
@@ -28,6 +27,7 @@ from detlite.data.transforms.detection_transform import (
 from detlite.data.transforms.mosaic import make_mosaic
 from detlite.data.transforms.resize import get_size
 from detlite.data.transforms.tiles import TrainingTiles
+from detlite.files.errors import DataError
 
 from .batch_loader import BatchLoader
 from .samplers import Sample, TrainingBatchSampler, repeat_factors

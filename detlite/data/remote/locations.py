@@ -8,12 +8,12 @@ from dataclasses import astuple, dataclass, replace
 from pathlib import Path, PurePosixPath
 from urllib.parse import quote
 
-from detlite.atomic_write import atomic_path
 from detlite.config import expand_path, expand_variables
-from detlite.data import cache
-from detlite.data.errors import DataError
+from detlite.files import cache
+from detlite.files.atomic_write import atomic_path
+from detlite.files.download import without_secrets
+from detlite.files.errors import DataError
 
-from .download import without_secrets
 from .file_cache import FileCache, file_cache
 from .filesystem import copy_file, file_version, read
 

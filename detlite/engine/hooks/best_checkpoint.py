@@ -8,12 +8,12 @@ from functools import reduce
 from pathlib import Path
 from typing import Any
 
-from detlite.atomic_write import atomic_path
+from detlite.checkpoint.files import read_checkpoint, save_checkpoint
 from detlite.config import ConfigError
-from detlite.conversion.checkpoint.files import read_checkpoint, save_checkpoint
 from detlite.distributed import all_gather_objects, is_main
 from detlite.engine.evaluate import LOSS
 from detlite.engine.run_files import AVERAGE_CHECKPOINT, BEST_CHECKPOINT, FINAL_CHECKPOINT
+from detlite.files.atomic_write import atomic_path
 
 from .base import Hook
 from .ema import EMA_SUFFIX

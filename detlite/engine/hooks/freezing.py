@@ -5,9 +5,9 @@ import logging
 from torch import nn
 from yacs.config import CfgNode
 
+from detlite.checkpoint.files import Checkpoint
+from detlite.checkpoint.stored_config import checkpoint_config
 from detlite.config.loading import flatten
-from detlite.conversion.checkpoint.files import Checkpoint
-from detlite.conversion.checkpoint.stored_config import checkpoint_config
 from detlite.distributed import world_size
 from detlite.modeling.detection_model import DetectionModel
 

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from detlite.atomic_write import atomic_open
 from detlite.distributed import all_gather_objects, is_main, reduce_mean, world_size
 from detlite.engine.run_files import METRICS_FILE
+from detlite.files.atomic_write import atomic_open
 from detlite.threads import OtherPrograms
 
 from .base import Hook

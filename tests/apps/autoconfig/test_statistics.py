@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from detlite.apps.autoconfig.statistics import _keypoint_pairs, compute_statistics
-from detlite.data.errors import DataError
+from detlite.files.errors import DataError
 
 
 def test_statistics(make_coco_dataset):

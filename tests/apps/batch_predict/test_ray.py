@@ -14,7 +14,7 @@ from yacs.config import CfgNode
 
 from detlite import build_model, load_checkpoint
 from detlite.apps.batch_predict.ray import Detect
-from detlite.conversion.checkpoint.files import Checkpoint, save_checkpoint
+from detlite.checkpoint.files import Checkpoint, save_checkpoint
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from detlite.apps.batch_predict.result_files import (
     write_results,
 )
 from detlite.config import ConfigError
-from detlite.data.errors import DataError
+from detlite.files.errors import DataError
 from detlite.structures.masks.formats import encode_bitmap
 
 NAMES = {7: "cell, round", -1: "background"}

@@ -10,7 +10,7 @@ import torch
 
 from detlite import build_model, load_checkpoint
 from detlite.apps.cli.main import main
-from detlite.conversion.checkpoint.files import Checkpoint, read_checkpoint, save_checkpoint
+from detlite.checkpoint.files import Checkpoint, read_checkpoint, save_checkpoint
 from tests.apps.export.test_torchvision import EXPORTABLE
 
 

@@ -13,7 +13,7 @@ from yacs.config import CfgNode
 
 from detlite import build_model
 from detlite.apps.export import exported_detector as exported
-from detlite.conversion.checkpoint.files import Checkpoint, save_checkpoint
+from detlite.checkpoint.files import Checkpoint, save_checkpoint
 from detlite.data.datasets.synthetic import CATEGORIES
 from detlite.structures.instances import Images
 

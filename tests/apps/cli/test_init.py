@@ -10,8 +10,8 @@ from PIL import Image
 from detlite import build_model
 from detlite.apps.cli.main import main
 from detlite.apps.doctor.machine import Resources
+from detlite.checkpoint.files import Checkpoint, save_checkpoint
 from detlite.config import load_config
-from detlite.conversion.checkpoint.files import Checkpoint, save_checkpoint
 
 pytestmark = pytest.mark.usefixtures("without_drawings")
 

@@ -20,9 +20,9 @@ from yacs.config import CfgNode
 
 from detlite import build_model, load_checkpoint
 from detlite.apps.batch_predict import input_sources, predict_run
-from detlite.conversion.checkpoint.files import Checkpoint, save_checkpoint
+from detlite.checkpoint.files import Checkpoint, save_checkpoint
+from detlite.files.run_lock import run_lock
 from detlite.modeling.detection_model import DetectionModel
-from detlite.run_lock import run_lock
 
 Run = Callable[..., int]
 

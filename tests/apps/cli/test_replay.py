@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from detlite.conversion.checkpoint.files import Checkpoint, save_checkpoint
+from detlite.checkpoint.files import Checkpoint, save_checkpoint
 from detlite.data import build_train_dataset
 from detlite.engine.replay import save_batch
 from detlite.modeling.build import build_model

@@ -13,7 +13,7 @@ from yacs.config import CfgNode
 
 from detlite import build_model
 from detlite.apps.cli.main import main
-from detlite.conversion.checkpoint.files import Checkpoint, save_checkpoint
+from detlite.checkpoint.files import Checkpoint, save_checkpoint
 from detlite.inference.predictor import Predictor
 
 pytest.importorskip("starlette")

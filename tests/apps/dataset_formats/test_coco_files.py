@@ -12,7 +12,7 @@ from detlite.apps.dataset_formats.coco_files import (
     split_content,
 )
 from detlite.apps.dataset_formats.file_tree import FileTree
-from detlite.data.errors import DataError
+from detlite.files.errors import DataError
 
 EMPTY = '{"images": [], "annotations": [], "categories": []}'
 

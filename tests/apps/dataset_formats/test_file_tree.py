@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from detlite.apps.dataset_formats.file_tree import FileTree
-from detlite.data.errors import DataError
+from detlite.files.errors import DataError
 
 
 @pytest.mark.parametrize(

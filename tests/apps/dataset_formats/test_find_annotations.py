@@ -7,7 +7,7 @@ import pytest
 
 from detlite.apps.dataset_formats import convert, find_sets
 from detlite.data.datasets.coco import CocoDataset
-from detlite.data.errors import DataError
+from detlite.files.errors import DataError
 
 
 def names(source):

@@ -9,7 +9,7 @@ from PIL import Image
 from detlite.apps.dataset_formats.find_annotations import read_folder
 from detlite.apps.dataset_formats.label_images import label_pieces
 from detlite.apps.dataset_formats.labeled_dataset import Conversion, to_coco
-from detlite.data.errors import DataError
+from detlite.files.errors import DataError
 from detlite.structures.masks.formats import to_bitmap
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from detlite.apps.dataset_formats.find_annotations import read_folder
-from detlite.data.errors import DataError
+from detlite.files.errors import DataError
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from detlite.apps.dataset_formats.shapes import (
     read_shapes,
     to_objects,
 )
-from detlite.data.errors import DataError
+from detlite.files.errors import DataError
 from detlite.structures.masks.formats import to_bitmap
 
 SIZE = (40, 60)

@@ -10,7 +10,7 @@ from detlite.apps.dataset_formats.find_annotations import read_folder
 from detlite.apps.dataset_formats.labeled_dataset import Conversion, to_coco
 from detlite.config import load_config
 from detlite.data.datasets.build import build_dataset
-from detlite.data.errors import DataError
+from detlite.files.errors import DataError
 from detlite.structures.masks.formats import to_bitmap
 
 OBJECT = (

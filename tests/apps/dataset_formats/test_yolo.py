@@ -9,7 +9,7 @@ from PIL import Image
 from detlite.apps.dataset_formats.find_annotations import find_sets, read_folder
 from detlite.apps.dataset_formats.labeled_dataset import Conversion, to_coco
 from detlite.data.datasets.coco import CocoDataset
-from detlite.data.errors import DataError
+from detlite.files.errors import DataError
 
 YAML = "path: {path}\ntrain: images/train\nval: images/val\nnc: 2\nnames: [cat, dog]\n"
 

@@ -18,7 +18,7 @@ import pytest
 from yacs.config import CfgNode
 
 from detlite import build_model
-from detlite.conversion.checkpoint.files import Checkpoint, save_checkpoint
+from detlite.checkpoint.files import Checkpoint, save_checkpoint
 from tests.apps.serve.clients import noise_jpeg, post, run_clients, start_server
 
 uvicorn = pytest.importorskip("uvicorn")

@@ -27,7 +27,7 @@ from detlite.data import (
     build_train_dataset,
     build_train_loader,
 )
-from detlite.data.remote import download
+from detlite.files import download
 from tests.data.servers import serving, upload
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from detlite.apps.shards.entries import read_entries
 from detlite.apps.shards.tar_files import BLOCK, Shard
-from detlite.data.errors import RemoteError
+from detlite.files.errors import RemoteError
 
 SAMPLE = json.dumps({"width": 4, "height": 3, "annotations": []}).encode()
 LONG = "folder/" * 20 + "0001"

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from benchmarks.models import trained_models as program
-from detlite.conversion.checkpoint.files import Checkpoint, save_checkpoint
+from detlite.checkpoint.files import Checkpoint, save_checkpoint
 from detlite.data import DataError
 from detlite.modeling.build import build_model
 

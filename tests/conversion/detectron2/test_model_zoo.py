@@ -11,7 +11,7 @@ import yaml
 from torch import Tensor
 from yacs.config import CfgNode
 
-from detlite.conversion.checkpoint.files import read_checkpoint
+from detlite.checkpoint.files import read_checkpoint
 from detlite.conversion.checkpoint_source import ConfigValues
 from detlite.conversion.detectron2.model_zoo import (
     anchor_config,

@@ -9,8 +9,8 @@ import torch
 import yaml
 
 import detlite
+from detlite.checkpoint.files import CheckpointError, read_checkpoint
 from detlite.conversion import convert, detect_source
-from detlite.conversion.checkpoint.files import CheckpointError, read_checkpoint
 from tests.conversion.mmdetection.recorded_outputs import PLAIN, compare_recorded, save, state_of
 from tests.conversion.mmdetection.synthetic_models import CLASSES, CONFIGS, OUTPUTS, config_text
 

@@ -16,7 +16,7 @@ from detlite.data.datasets.build import (
     findings_of,
 )
 from detlite.data.datasets.catalog import DATASETS
-from detlite.data.errors import DataError
+from detlite.files.errors import DataError
 
 
 def test_build_dataset_by_name(content, write_set, small_cfg):

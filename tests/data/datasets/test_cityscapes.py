@@ -8,7 +8,7 @@ from PIL import Image
 
 from detlite.config import ConfigError
 from detlite.data.datasets.build import build_dataset
-from detlite.data.errors import DataError
+from detlite.files.errors import DataError
 from detlite.structures.masks.formats import to_bitmap
 
 

@@ -17,8 +17,8 @@ from detlite.data.datasets.coco_values import (
     read_keypoints,
     read_rotated_box,
 )
-from detlite.data.errors import DataError
 from detlite.data.images.pixels import ImageOptions
+from detlite.files.errors import DataError
 from detlite.structures.masks.formats import encode_bitmap
 from detlite.structures.masks.rle import run_lengths
 

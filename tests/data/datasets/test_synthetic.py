@@ -11,7 +11,7 @@ from pycocotools.cocoeval import COCOeval
 from detlite.data import build_dataset
 from detlite.data.datasets import synthetic as shapes
 from detlite.data.datasets.coco import CocoDataset
-from detlite.data.errors import DataError
+from detlite.files.errors import DataError
 from detlite.structures.masks.formats import to_bitmap
 
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 from PIL import Image, features
 
-from detlite.data.errors import DataError
 from detlite.data.images.formats import IMAGE_READERS, image_suffixes
 from detlite.data.images.pixels import ImageOptions
 from detlite.data.images.reading import check_image, count_pages, image_size, read_image
+from detlite.files.errors import DataError
 
 tifffile = pytest.importorskip("tifffile")
 RNG = np.random.default_rng(0)

@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from detlite.data import CocoDataset, DataError
-from detlite.data.cache import VARIABLE, _temporary_folder, process_folder
 from detlite.data.index import annotation_index, build
 from detlite.data.index.build import open_index
+from detlite.files.cache import VARIABLE, _temporary_folder, process_folder
 
 
 @pytest.fixture

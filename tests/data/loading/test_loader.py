@@ -18,10 +18,9 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader
 
 from detlite import distributed
+from detlite.checkpoint.files import save_torch_file
 from detlite.config import ConfigError
-from detlite.conversion.checkpoint.files import save_torch_file
 from detlite.data.datasets.build import build_dataset, build_train_dataset
-from detlite.data.errors import DataError
 from detlite.data.loading.batch_loader import LoaderProcessError, explain_dead_loader
 from detlite.data.loading.loader import TransformedDataset, build_test_loader, build_train_loader
 from detlite.data.loading.samplers import Sample
@@ -29,6 +28,7 @@ from detlite.data.transforms.copy_paste import paste_objects
 from detlite.data.transforms.detection_transform import build_transform
 from detlite.data.transforms.mosaic import make_mosaic
 from detlite.data.transforms.tiles import TrainingTiles
+from detlite.files.errors import DataError
 from detlite.structures.masks.packed import PackedMasks
 
 ROOT = Path(__file__).parents[3]

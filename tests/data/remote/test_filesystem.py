@@ -14,10 +14,10 @@ pytest.importorskip("aiohttp", reason="needs detlite[remote]")
 from fsspec import config as fsspec_config
 
 from detlite.config import ConfigError
-from detlite.data.errors import RemoteError
-from detlite.data.remote import download as download_module
 from detlite.data.remote import filesystem
 from detlite.data.remote.filesystem import copy_file, file_version, read
+from detlite.files import download as download_module
+from detlite.files.errors import RemoteError
 from tests.data.servers import serving
 
 DATA = bytes(range(256)) * 400

@@ -28,11 +28,12 @@ from detlite.data import (
     build_train_dataset,
     build_train_loader,
 )
-from detlite.data.errors import RemoteError
 from detlite.data.images.pixels import ImageOptions
-from detlite.data.remote import download, locations
+from detlite.data.remote import locations
 from detlite.data.remote.filesystem import file_version
 from detlite.data.remote.locations import GIGABYTE, RemotePath, local_copy, parse_location
+from detlite.files import download
+from detlite.files.errors import RemoteError
 from tests.data.servers import serving, upload
 
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 import yaml
 
+from detlite.checkpoint.files import Checkpoint, read_checkpoint, save_checkpoint
 from detlite.config import ConfigError
-from detlite.conversion.checkpoint.files import Checkpoint, read_checkpoint, save_checkpoint
 from detlite.engine.hooks.best_checkpoint import BestCheckpoint, StoreScoreThreshold
 
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from detlite.conversion.checkpoint.files import Checkpoint, read_checkpoint
+from detlite.checkpoint.files import Checkpoint, read_checkpoint
 from detlite.engine.hooks.freezing import BackboneFreezeSchedule, resolve_frozen_norms
 from detlite.engine.trainer import Trainer
 from detlite.modeling.build import build_model

@@ -4,9 +4,9 @@ import torch
 from torch import nn
 
 import detlite
+from detlite.checkpoint.files import Checkpoint
+from detlite.checkpoint.loading import load_weights
 from detlite.config import ConfigError, load_config
-from detlite.conversion.checkpoint.files import Checkpoint
-from detlite.conversion.checkpoint.loading import load_weights
 from detlite.modeling.backbone import BACKBONES, Backbone
 from detlite.modeling.backbone.build import adapt_stem, set_input_channels
 from detlite.modeling.build import build_model

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from detlite.atomic_write import atomic_open, atomic_path
+from detlite.files.atomic_write import atomic_open, atomic_path
 
 
 @pytest.mark.parametrize("unique", [False, True])

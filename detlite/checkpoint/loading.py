@@ -9,16 +9,15 @@ from typing import Any
 from torch import Tensor
 from yacs.config import CfgNode
 
+from detlite.checkpoint.class_transfer import CLASS_LAYERS, ClassTransfer, match_optional_heads
+from detlite.checkpoint.files import Checkpoint, CheckpointError, read_checkpoint
+from detlite.checkpoint.stored_config import apply_convention, config_of
 from detlite.config import ConfigError, default_config, expand_path, load_config
 from detlite.conversion.timm import TIMM_PREFIX
 from detlite.conversion.weight_catalog import find_weights, weight_file
 from detlite.modeling import build_model
 from detlite.modeling.backbone.build import adapt_stems
 from detlite.modeling.detection_model import DetectionModel
-
-from .class_transfer import CLASS_LAYERS, ClassTransfer, match_optional_heads
-from .files import Checkpoint, CheckpointError, read_checkpoint
-from .stored_config import apply_convention, config_of
 
 logger = logging.getLogger(__name__)
 

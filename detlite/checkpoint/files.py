@@ -18,13 +18,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from detlite.atomic_write import atomic_open, atomic_path
+from detlite.checkpoint.file_kinds import explain_kind
 from detlite.conversion.convert import Checkpoint, as_tensors, convert, detect_source, unwrap
 from detlite.conversion.timm import TIMM_PREFIX, as_timm_backbone
-from detlite.data.file_type import open_stored_zip
-from detlite.data.safe_pickle import RefusedPickleError, load_weights_only, read_pickle
-
-from .file_kinds import explain_kind
+from detlite.files.atomic_write import atomic_open, atomic_path
+from detlite.files.file_type import open_stored_zip
+from detlite.files.safe_pickle import RefusedPickleError, load_weights_only, read_pickle
 
 logger = logging.getLogger(__name__)
 

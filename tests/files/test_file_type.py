@@ -5,8 +5,8 @@ import zipfile
 
 import pytest
 
-from detlite.data.errors import DataError
-from detlite.data.file_type import (
+from detlite.files.errors import DataError
+from detlite.files.file_type import (
     explain_not_coco,
     explain_not_downloaded,
     explain_not_json,

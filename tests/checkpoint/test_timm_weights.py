@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from detlite.conversion.checkpoint.files import CheckpointError, read_checkpoint, save_checkpoint
-from detlite.conversion.checkpoint.loading import load_weights
+from detlite.checkpoint.files import CheckpointError, read_checkpoint, save_checkpoint
+from detlite.checkpoint.loading import load_weights
 from detlite.modeling.build import build_model
 
 timm = pytest.importorskip("timm", reason="timm is not installed")

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from detlite.conversion.checkpoint.files import CheckpointError, read_checkpoint
-from detlite.data.safe_pickle import RefusedPickleError, load_weights_only, read_pickle
+from detlite.checkpoint.files import CheckpointError, read_checkpoint
+from detlite.files.safe_pickle import RefusedPickleError, load_weights_only, read_pickle
 
 
 class RunsCode:

@@ -6,18 +6,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from detlite.config import ConfigError
-from detlite.conversion.checkpoint.files import (
+from detlite.checkpoint.files import (
     Checkpoint,
     CheckpointError,
     read_checkpoint,
     save_checkpoint,
 )
-from detlite.conversion.checkpoint.loading import (
+from detlite.checkpoint.loading import (
     build_model_from_checkpoint,
     load_weights,
     resolve_checkpoint_path,
 )
+from detlite.config import ConfigError
 from detlite.inference.predictor import Predictor
 from detlite.modeling.build import build_model
 

@@ -8,12 +8,11 @@ from typing import Any
 
 from yacs.config import CfgNode
 
+from detlite.checkpoint.files import Checkpoint, CheckpointError
 from detlite.config import ConfigError, config_from, parse_yaml
 from detlite.config.key import convention_fields
 from detlite.config.loading import flatten
 from detlite.conventions import CONVENTIONS, convention_of
-
-from .files import Checkpoint, CheckpointError
 
 logger = logging.getLogger(__name__)
 

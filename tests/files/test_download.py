@@ -10,9 +10,9 @@ from urllib.request import Request
 
 import pytest
 
-from detlite.data.errors import RemoteError
-from detlite.data.remote import download as module
-from detlite.data.remote.download import download, fetch, is_url, without_secrets
+from detlite.files import download as module
+from detlite.files.download import download, fetch, is_url, without_secrets
+from detlite.files.errors import RemoteError
 from tests.data.servers import serving
 
 CONTENT = bytes(range(256)) * 40_000  # 10 MB

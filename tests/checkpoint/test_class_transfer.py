@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from detlite.conversion.checkpoint.class_transfer import ClassTransfer
-from detlite.conversion.checkpoint.files import Checkpoint
-from detlite.conversion.checkpoint.loading import load_weights
+from detlite.checkpoint.class_transfer import ClassTransfer
+from detlite.checkpoint.files import Checkpoint
+from detlite.checkpoint.loading import load_weights
 from detlite.modeling.build import build_model
 
 SOURCE = [{"id": n, "name": name} for n, name in enumerate(("person", "car", "cat", "dog"), 1)]

@@ -14,14 +14,14 @@ import numpy as np
 import pytest
 import torch
 
-from detlite.conversion.checkpoint.files import (
+from detlite.checkpoint.files import (
     Checkpoint,
     CheckpointError,
     DamagedCheckpointError,
     read_checkpoint,
     save_checkpoint,
 )
-from detlite.conversion.checkpoint.loading import load_weights
+from detlite.checkpoint.loading import load_weights
 
 
 class RunsCode:

@@ -10,20 +10,20 @@ import yaml
 from torchvision.models import detection
 from yacs.config import CfgNode
 
-from detlite.config import ConfigError, load_config
-from detlite.conventions import CONVENTIONS
-from detlite.conversion import detect_source
-from detlite.conversion.checkpoint.files import (
+from detlite.checkpoint.files import (
     Checkpoint,
     CheckpointError,
     read_checkpoint,
     save_checkpoint,
 )
-from detlite.conversion.checkpoint.loading import (
+from detlite.checkpoint.loading import (
     build_model_from_checkpoint,
     load_weights,
     read_weights,
 )
+from detlite.config import ConfigError, load_config
+from detlite.conventions import CONVENTIONS
+from detlite.conversion import detect_source
 from detlite.modeling.build import build_model
 from tests.conversion.detection_differences import as_dict
 from tests.conversion.synthetic_state_dicts import caffe2, detectron2, maskrcnn_benchmark

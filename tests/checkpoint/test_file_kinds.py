@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from detlite.conversion.checkpoint.files import CheckpointError, read_checkpoint
+from detlite.checkpoint.files import CheckpointError, read_checkpoint
 
 
 def _archive(path, *members):

@@ -25,7 +25,7 @@ from filelock import FileLock
 from tqdm import tqdm
 
 from detlite.config import ConfigError
-from detlite.data.errors import RemoteError
+from detlite.files.errors import RemoteError
 
 _ATTEMPTS = 5  # in a row without progress
 _FIRST_WAIT = 0.5  # seconds, doubled after each attempt

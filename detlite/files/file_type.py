@@ -6,9 +6,8 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-from detlite.atomic_write import atomic_open
-
-from .errors import DataError
+from detlite.files.atomic_write import atomic_open
+from detlite.files.errors import DataError
 
 _READ = 1 << 24  # bytes
 _CONVERT = "`detlite init --data FOLDER --coco FILE` converts it to COCO json"

@@ -1,0 +1,1 @@
+"""Files: atomic writes, locks, the cache, types of files, downloads and safe pickles."""
