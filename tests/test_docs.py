@@ -9,6 +9,8 @@ import pytest
 
 from detlite.config import KEYS, load_config
 from detlite.config.maskrcnn_benchmark import NO_EFFECT, RESTATING
+from detlite.config.removed import KEYS as REMOVED
+from detlite.config.removed import OPTIONS
 
 ROOT = Path(__file__).parents[1]
 _OUTSIDE = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "configs/README.md", "csrc/README.md")
@@ -21,7 +23,7 @@ PAGES = sorted(
 )
 # These pages also name keys and files of other frameworks.
 DETLITE_PAGES = [page for page in PAGES if not page.name.startswith("migrating")]
-_NAMES = {key.name for key in KEYS} | NO_EFFECT.keys() | RESTATING.keys()
+_NAMES = {key.name for key in KEYS} | {*NO_EFFECT, *RESTATING, *REMOVED, *OPTIONS}
 _SECTIONS = {name.rpartition(".")[0] for name in _NAMES}
 
 

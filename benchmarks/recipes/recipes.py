@@ -169,7 +169,6 @@ RECIPES: dict[str, Recipe] = {
     "double_lr": Recipe("twice the learning rate", _lr(2)),
     "no_warm_up": Recipe("no warm-up", lambda cfg: {"SOLVER.WARMUP_ITERS": 0}),
     "sgd": Recipe("SGD instead of AdamW", _sgd),
-    "muon": Recipe("Muon instead of AdamW", lambda cfg: _COSINE | {"SOLVER.OPTIMIZER": "Muon"}),
     "giou": Recipe(
         "GIoU for both box losses",
         lambda cfg: {"MODEL.RPN.BOX_LOSS": "giou", "MODEL.ROI_BOX_HEAD.BOX_LOSS": "giou"},
@@ -238,14 +237,6 @@ RECIPES: dict[str, Recipe] = {
     "half": Recipe("images of 1/2 the size", lambda cfg: _resize(cfg, 0.5)),
     "smaller": Recipe("images of 3/4 the size", lambda cfg: _resize(cfg, 0.75)),
     "larger": Recipe("images of 5/4 the size", lambda cfg: _resize(cfg, 1.25)),
-    "smaller_early": Recipe(
-        "images of 3/4 the size in the first 4/5 of the steps",
-        lambda cfg: {"INPUT.EARLY_FRACTION": 0.8},
-    ),
-    "larger_late": Recipe(
-        "images of 5/4 the size in the last fifth of the steps and in the test",
-        lambda cfg: _resize(cfg, 1.25) | {"INPUT.EARLY_FRACTION": 0.8, "INPUT.EARLY_SCALE": 0.8},
-    ),
     "turns": Recipe(
         "rotations by 0, 90, 180 or 270 degrees", lambda cfg: {"INPUT.QUARTER_TURNS": True}
     ),

@@ -53,20 +53,11 @@ def measure(args: argparse.Namespace) -> int:
     seconds: dict[str, float] = json.loads(file.read_text()) if file.exists() else {}
     for name in _selected(args, base):
         if name not in seconds and not RECIPES[name].evaluates:
-            seconds[name] = mean_seconds(recipe_config(base, name), args.steps)
+            cfg = recipe_config(base, name)
+            seconds[name] = statistics.mean(step_seconds(cfg, args.steps, 2))
             print(f"{name}: {seconds[name]:.2f} s per step", flush=True)
             file.write_text(json.dumps(seconds, indent=2))
     return 0
-
-
-def mean_seconds(cfg: CfgNode, steps: int) -> float:
-    """Return the mean seconds of a step, including early steps with smaller images."""
-    early = cfg.INPUT.EARLY_FRACTION
-    parts = [(1.0, 1 - early), (0.0, early)] if early else [(1.0, 1.0)]
-    return sum(
-        fraction * statistics.mean(step_seconds(cfg, steps, 2, progress=progress))
-        for progress, fraction in parts
-    )
 
 
 def train(args: argparse.Namespace) -> int:

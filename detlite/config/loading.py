@@ -16,6 +16,7 @@ from yacs.config import CfgNode
 from .errors import ConfigError
 from .files import expand_path, find_config, parse_yaml, read_chain, recognize
 from .maskrcnn_benchmark import NO_EFFECT, RESTATING, translate
+from .removed import is_removed
 from .schema import KEYS, Key
 
 logger = logging.getLogger(__name__)
@@ -86,6 +87,8 @@ def _resolve(
             for name in _ALTERNATIVES:
                 _set(cfg, name, None)
         for name, value in rows:
+            if is_removed(name, value, source):
+                continue
             if name in NO_EFFECT:
                 logger.info("%s: %s has no effect in detlite: %s", source, name, NO_EFFECT[name])
             elif name in RESTATING:

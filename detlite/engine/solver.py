@@ -16,7 +16,6 @@ from detlite.config import ConfigError
 from detlite.modeling.backbone import Backbone
 from detlite.modeling.layers.norm import LevelBatchNorm
 
-from .muon import Muon, hidden_matrices
 from .run_length import RunLength
 from .schedule_free import build_schedule_free
 
@@ -55,8 +54,8 @@ def build_optimizer(cfg: CfgNode, model: nn.Module) -> torch.optim.Optimizer:
     fused = cfg.DTYPE != "float16"
     if cfg.SOLVER.OPTIMIZER == "ScheduleFreeAdamW":
         return build_schedule_free(groups, lr, cfg.SOLVER)
-    if adaptive := {"AdamW": torch.optim.AdamW, "Muon": Muon}.get(cfg.SOLVER.OPTIMIZER):
-        return adaptive(groups, lr=lr, betas=(momentum, 0.999), fused=fused)
+    if cfg.SOLVER.OPTIMIZER == "AdamW":
+        return torch.optim.AdamW(groups, lr=lr, betas=(momentum, 0.999), fused=fused)
     # Fused SGD cannot start the momentum of some parameters later either. FusedSGD, once a class of
     # NVIDIA's apex, is the same.
     fused = fused and not cfg.SOLVER.BACKBONE_FREEZE_ITERS
@@ -135,12 +134,11 @@ def _check_steps(steps: Sequence[float], max_iter: int | None) -> None:
 
 
 def _parameter_groups(cfg: CfgNode, model: nn.Module) -> list[dict]:
-    """Group trainable parameters by learning rate, weight decay, method and initial freezing."""
+    """Group trainable parameters by learning rate, weight decay and initial freezing."""
     solver, factors = cfg.SOLVER, _backbone_lr_factors(cfg, model)
-    matrices = hidden_matrices(model) if solver.OPTIMIZER == "Muon" else set()
     backbone: Any = getattr(model, "backbone", None)
     frozen = set(backbone.body.parameters()) if solver.BACKBONE_FREEZE_ITERS else set()
-    groups: dict[tuple[float, float, bool, bool], list[tuple[str, nn.Parameter]]] = {}
+    groups: dict[tuple[float, float, bool], list[tuple[str, nn.Parameter]]] = {}
     seen: set[nn.Parameter] = set()
     for path, module in model.named_modules():
         for name, parameter in module.named_parameters(recurse=False):
@@ -152,13 +150,13 @@ def _parameter_groups(cfg: CfgNode, model: nn.Module) -> list[dict]:
                 lr, decay = lr * solver.BIAS_LR_FACTOR, solver.WEIGHT_DECAY_BIAS
             elif isinstance(module, _NORM_LAYERS):
                 decay = decay if solver.WEIGHT_DECAY_NORM is None else solver.WEIGHT_DECAY_NORM
-            key = lr, decay, parameter in matrices, parameter in frozen
+            key = lr, decay, parameter in frozen
             groups.setdefault(key, []).append((f"{path}.{name}", parameter))
     # The learning rate of the first group is logged.
     ordered = sorted(groups.items(), key=lambda group: group[0][0] != base_lr(cfg))
     return [
-        {"params": parameters, "lr": lr, "weight_decay": decay, "muon": muon}
-        for (lr, decay, muon, _), parameters in ordered
+        {"params": parameters, "lr": lr, "weight_decay": decay}
+        for (lr, decay, _), parameters in ordered
     ]
 
 

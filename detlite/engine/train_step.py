@@ -17,7 +17,7 @@ from detlite.distributed import any_process, data_parallel, world_size
 from detlite.modeling.detection_model import DetectionModel
 from detlite.modeling.precision import autocast
 
-from .hooks.metrics import NonFiniteLossError
+from .errors import NonFiniteLossError
 
 logger = logging.getLogger(__name__)
 
@@ -106,7 +106,7 @@ class TrainStep:
         if self.skipped == self._max_skipped:
             raise NonFiniteLossError(
                 f"the loss is not finite {where}, and {self.skipped} steps were already skipped, "
-                "the limit SOLVER.MAX_SKIPPED_STEPS"
+                "the limit SOLVER.MAX_SKIPPED_STEPS."
             )
         self.skipped += 1
         logger.warning(

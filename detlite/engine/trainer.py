@@ -2,7 +2,7 @@
 
 import logging
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -20,13 +20,13 @@ from detlite.modeling.optimize_for_training import optimize_for_training
 from detlite.modeling.precision import resolve_dtype
 
 from .checkpointer import resume_run, save_run
+from .errors import NonFiniteLossError
 from .evaluate import build_loss_dataset, check_evaluation, evaluate
 from .hooks.base import HOOKS, Hook
 from .hooks.best_checkpoint import BestCheckpoint, StoreScoreThreshold
 from .hooks.ema import EMA_SUFFIX, ModelEMA
 from .hooks.freezing import BackboneFreezeSchedule
 from .hooks.metrics import MachineLoad, Meters, MetricsWriter
-from .replay import Batch, save_batch
 from .run_files import FINAL_CHECKPOINT, newest_checkpoint
 from .run_length import build_run_length
 from .schedule_free import averaged_weights
@@ -84,10 +84,7 @@ class Trainer:
         freeze.update(0)
         self.train_step = TrainStep(cfg, model, self.optimizer, self.scaler)
 
-        self._progress = 0.0  # fraction of the run before the loader was started
-        self.meters = Meters(
-            self.run_length.max_iter, lambda n: save_batch(cfg, train_set, n, self._progress)
-        )
+        self.meters = Meters(self.run_length.max_iter)
         self.signals = StopSignals()
         self.ema = ModelEMA(model, solver.EMA_DECAY) if solver.EMA_DECAY else None
         self.best = BestCheckpoint(solver.BEST_METRIC, solver.PATIENCE)
@@ -117,13 +114,18 @@ class Trainer:
             StoppedError: SIGTERM, SIGHUP or SIGINT arrived; the step was finished and saved.
         """
         with ExitStack() as self._closing:
-            return self._train(resume)
+            try:
+                return self._train(resume)
+            except NonFiniteLossError as error:
+                exists = self.checkpoint.exists()
+                start = f"resume from {self.checkpoint}" if exists else "start the run again"
+                raise NonFiniteLossError(f"{error} Then {start}") from error
 
     def _train(self, resume: bool) -> dict[str, Metrics]:
         if resume:
             self._resume()
         self.scheduler = build_scheduler(self.cfg, self.optimizer, self.run_length, self.iteration)
-        early, batches = self._is_early(), self._load_batches()
+        batches = iter(build_train_loader(self.cfg, self.train_set, self.iteration))
         self._before_train()
         logger.info(
             "training on %s (%d images) for %s, %d iterations done, %d process(es) on %s in %s",
@@ -148,9 +150,6 @@ class Trainer:
                 self._agree_on_end()
                 self._maybe_log()
                 self.scheduler.step()
-                if early and not (early := self._is_early()):
-                    self.meters.check()  # while batches can still be loaded again
-                    batches = self._load_batches()
                 self._maybe_save()
                 if self._evaluation_due():
                     self._evaluate()
@@ -176,15 +175,6 @@ class Trainer:
         else:
             missing = "%s contains no checkpoint to resume: starting from scratch"
             logger.warning(missing, self.output_dir)
-
-    def _load_batches(self) -> Iterator[Batch]:
-        """Start a loader at this iteration, for the size of images at this fraction of the run."""
-        self._progress = self.run_length.fraction(self.iteration)
-        return iter(build_train_loader(self.cfg, self.train_set, self.iteration, self._progress))
-
-    def _is_early(self) -> bool:
-        """Return True if the next images are smaller, see INPUT.EARLY_FRACTION."""
-        return self.run_length.fraction(self.iteration) < self.cfg.INPUT.EARLY_FRACTION
 
     def _before_train(self) -> None:
         """Call the hooks, and decide how a resumed run starts."""

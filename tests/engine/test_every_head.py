@@ -72,14 +72,13 @@ def skip_without_optimizer(opts: list[Any]) -> None:
         (SHARED, True),
         pytest.param(["MODEL.KEYPOINT_ON", True, *NO_MASKS], True, marks=pytest.mark.slow),
         (GIOU + NO_MASKS, False),
-        (["SOLVER.OPTIMIZER", "Muon", *NO_MASKS], False),
         ([*SCHEDULE_FREE, "MODEL.ROI_MASK_HEAD.LOSS", "bce_boundary"], False),
         (DYNAMIC, False),
         (["MODEL.ROI_BOX_HEAD.PASSES", 2], False),
         (RETINANET + NO_MASKS + VIEWS, False),
     ],
     ids=["cascade", "cascade with all heads", "group norm", "class-agnostic", "C4, shared",
-         "C4, separate keypoint features", "GIoU", "Muon", "schedule-free",
+         "C4, separate keypoint features", "GIoU", "schedule-free",
          "dynamic", "two passes", "RetinaNet, views"],
 )  # fmt: skip
 def test_trains_and_evaluates(plates_config, opts, c4):
@@ -112,8 +111,8 @@ class InterruptedAfter(Hook):
 
 @pytest.mark.parametrize(
     "opts",
-    [["SOLVER.OPTIMIZER", "Muon"], SCHEDULE_FREE, [*DYNAMIC, *DICE]],
-    ids=["Muon", "schedule-free", "dynamic"],
+    [SCHEDULE_FREE, [*DYNAMIC, *DICE]],
+    ids=["schedule-free", "dynamic"],
 )
 def test_a_resumed_run_continues_bit_for_bit(plates_config, tmp_path, opts):
     skip_without_optimizer(opts)

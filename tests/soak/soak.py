@@ -66,7 +66,7 @@ SETTINGS: dict[str, list[Any]] = {
     "DATALOADER.NUM_WORKERS": [0, 1, 1, 2],
     "DTYPE": ["float32", "bfloat16", "float16"],
     "SOLVER.MAX_ITER": [8, 12, 16],
-    "SOLVER.OPTIMIZER": ["SGD", "AdamW", "Muon"],
+    "SOLVER.OPTIMIZER": ["SGD", "AdamW"],
     "SOLVER.LR_SCHEDULE": ["multistep", "cosine"],
     "SOLVER.ACCUMULATION_STEPS": [1, 2],
     "SOLVER.CLIP_GRAD_NORM": [0.0, 1.0],

@@ -120,13 +120,11 @@ def step_seconds(
     steps: int = 3,
     warm_up: int = 1,
     clock: Callable[[], float] = time.perf_counter,
-    progress: float = 1.0,
 ) -> list[float]:
     """Return the seconds of training steps, including loading, after `warm_up` steps.
 
-    The images have the size of INPUT at `progress`, a fraction of the run. The weights are random,
-    because they do not affect the duration. After 15 seconds no further step is timed, but at least
-    one is. No file is written.
+    The weights are random, because they do not affect the duration. After 15 seconds no further
+    step is timed, but at least one is. No file is written.
     """
     seed_all(cfg.SEED, cfg.SOLVER.DETERMINISTIC)
     cfg = resolve_frozen_norms(cfg)
@@ -137,7 +135,7 @@ def step_seconds(
     optimize_for_training(model)
     scaler = torch.amp.GradScaler(model.device.type, enabled=cfg.DTYPE == "float16")
     train_step = TrainStep(cfg, model, build_optimizer(cfg, model), scaler)
-    batches = iter(build_train_loader(cfg, train_set, 0, progress))
+    batches = iter(build_train_loader(cfg, train_set))
     seconds: list[float] = []
     while len(seconds) < steps + warm_up and sum(seconds) < _MAX_SECONDS:
         start = clock()

@@ -26,7 +26,6 @@ COMMANDS = {
     "export": "export a model to torch.export, AOTInductor, ONNX or OpenVINO",
     "doctor": "list what is installed and test every operator",
     "analyze": "count the parameters, operations and activations of a model",
-    "replay": "recompute losses that were not finite, from a saved batch",
 }
 INTERRUPTED = 130  # the status that shells report for a program ended by SIGINT
 
@@ -83,7 +82,7 @@ def _user_errors() -> tuple[type[Exception], ...]:
     from detlite.checkpoint.files import CheckpointError
     from detlite.config import ConfigError
     from detlite.data import DataError, LoaderProcessError
-    from detlite.engine.hooks.metrics import NonFiniteLossError
+    from detlite.engine.errors import NonFiniteLossError
 
     # OSError: for example a full disk while results are written.
     return (

@@ -19,13 +19,6 @@ from detlite.config.key import (
 _INPUT = {
     Key("MIN_SIZE_TRAIN", (800,), each(positive)): "short sides in training, one drawn per image",
     Key("MAX_SIZE_TRAIN", 1333, positive): "maximum long side in training",
-    Key("EARLY_FRACTION", 0.0, below_one): (
-        "progressive resizing: fraction of the run, at its start, that uses smaller training "
-        "images; 0: none"
-    ),
-    Key("EARLY_SCALE", 0.75, positive): (
-        "with EARLY_FRACTION: multiplier of MIN_SIZE_TRAIN, MAX_SIZE_TRAIN and CROP_SIZE"
-    ),
     Key("MIN_SIZE_TEST", 800, positive): "short side of images in evaluation, in pixels",
     Key("MAX_SIZE_TEST", 1333, positive): "maximum long side in evaluation",
     Key("PIXEL_MEAN", [102.9801, 115.9465, 122.7717], each(in_range(0, 255))): (

@@ -15,11 +15,9 @@ from detlite.config.key import (
 )
 
 _SOLVER = {
-    Key("OPTIMIZER", "SGD", one_of("SGD", "FusedSGD", "AdamW", "ScheduleFreeAdamW", "Muon")): (
+    Key("OPTIMIZER", "SGD", one_of("SGD", "FusedSGD", "AdamW", "ScheduleFreeAdamW")): (
         "FusedSGD is the same as SGD. ScheduleFreeAdamW (`pip install schedulefree`) averages the "
-        "weights instead of lowering the learning rate, and needs LR_SCHEDULE constant. Muon "
-        "orthogonalizes the updates of hidden linear layers and convolutions, and uses AdamW for "
-        "other parameters; set the BASE_LR of AdamW"
+        "weights instead of lowering the learning rate, and needs LR_SCHEDULE constant"
     ),
     Key("MAX_ITER", 40000, run_length, int): (
         "run length in iterations, unless MAX_EPOCHS or MAX_MINUTES is set"
@@ -46,9 +44,7 @@ _SOLVER = {
         "number of iterations at the start with a completely frozen backbone; afterwards, only the "
         "stages of MODEL.BACKBONE.FREEZE_CONV_BODY_AT stay frozen"
     ),
-    Key("MOMENTUM", 0.9, below_one): (
-        "momentum of SGD and Muon; first beta of AdamW, including the AdamW part of Muon"
-    ),
+    Key("MOMENTUM", 0.9, below_one): "momentum of SGD; first beta of AdamW",
     Key("WEIGHT_DECAY", 0.0005, not_negative): "weight decay of weights",
     Key("WEIGHT_DECAY_BIAS", 0.0, not_negative): "weight decay of biases",
     Key("WEIGHT_DECAY_NORM", None, not_negative, float): (

@@ -121,16 +121,13 @@ def _draw(probability: float) -> bool:
 
 
 def build_train_loader(
-    cfg: CfgNode, dataset: CocoDataset | ConcatDataset, start_iter: int = 0, progress: float = 1.0
+    cfg: CfgNode, dataset: CocoDataset | ConcatDataset, start_iter: int = 0
 ) -> BatchLoader:
     """Build an endless loader of this process's part of the training batches.
 
-    A resumed run that starts at `start_iter` has exactly the batches of an uninterrupted run. The
-    images have the size of INPUT at `progress`, a fraction of the run, see INPUT.EARLY_FRACTION.
+    A resumed run that starts at `start_iter` has exactly the batches of an uninterrupted run.
     """
     _per_process(cfg.SOLVER.IMS_PER_BATCH, "SOLVER.IMS_PER_BATCH")
-    if progress < cfg.INPUT.EARLY_FRACTION:
-        cfg = _with_early_sizes(cfg)
     if len(dataset) < cfg.SOLVER.IMS_PER_BATCH:
         logger.warning(
             "SOLVER.IMS_PER_BATCH %d exceeds the %d images of %s: batches contain images more than "
@@ -167,19 +164,6 @@ def build_train_loader(
         dataset, transform, cfg.SEED, cfg.INPUT.MOSAIC_PROB, paste, mean_color(cfg), custom, tiles
     )
     return BatchLoader(cfg, samples, batches)
-
-
-def _with_early_sizes(cfg: CfgNode) -> CfgNode:
-    """Return a copy of a config with the sizes of training images times INPUT.EARLY_SCALE."""
-    cfg = cfg.clone()
-    cfg.defrost()
-    inputs = cfg.INPUT
-    sizes = (*inputs.MIN_SIZE_TRAIN, inputs.MAX_SIZE_TRAIN, inputs.CROP_SIZE)
-    *shortest, inputs.MAX_SIZE_TRAIN, inputs.CROP_SIZE = (
-        max(round(inputs.EARLY_SCALE * size), 1) for size in sizes
-    )
-    inputs.MIN_SIZE_TRAIN = shortest
-    return cfg
 
 
 def _repeat_factors(

@@ -5,7 +5,7 @@ import logging
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from detlite.distributed import all_gather_objects, is_main, reduce_mean, world_size
+from detlite.engine.errors import NonFiniteLossError
 from detlite.engine.run_files import METRICS_FILE
 from detlite.files.atomic_write import atomic_open
 from detlite.threads import OtherPrograms
@@ -24,22 +25,15 @@ from .base import Hook
 logger = logging.getLogger(__name__)
 
 
-class NonFiniteLossError(RuntimeError):
-    """A loss is infinite or NaN. No checkpoint is saved after it."""
-
-
 class Meters:
     """Averages losses and step times between two calls of `read`.
 
     Losses stay on their device until they are read or checked, so that no step waits for it. A
-    non-finite loss is therefore reported later than it occurs. `save_batch` then saves the batch of
-    that iteration.
+    non-finite loss is therefore reported later than it occurs.
     """
 
-    def __init__(
-        self, max_iter: int | None, save_batch: Callable[[int], Path] | None = None
-    ) -> None:
-        self._max_iter, self._save_batch = max_iter, save_batch
+    def __init__(self, max_iter: int | None) -> None:
+        self._max_iter = max_iter
         self._seconds: dict[str, float] = defaultdict(float)
         self._names: list[str] = []
         self._steps: list[tuple[int, list[Any], Tensor]] = []  # iteration, image ids, losses [L]
@@ -61,7 +55,7 @@ class Meters:
     def check(self) -> list[list[float]]:
         """Return the losses of each step since the last `read`, in one transfer from the device.
 
-        Every process calls it. NonFiniteLossError names the iteration, images and saved batch.
+        Every process calls it. NonFiniteLossError names the iteration and its images.
         """
         rows = torch.stack([losses for *_, losses in self._steps]).tolist() if self._steps else []
         problems = list(filter(None, all_gather_objects(self._first_problem(rows))))
@@ -69,15 +63,11 @@ class Meters:
             return rows
         iteration = min(number for number, _ in problems)
         listed = "; ".join(text for number, text in problems if number == iteration)
-        message = (
-            f"iteration {iteration}: the loss is not finite ({listed}). Lower SOLVER.BASE_LR, "
-            "increase SOLVER.WARMUP_ITERS, clip gradients (SOLVER.CLIP_GRAD_NORM) or set DTYPE "
-            "bfloat16."
+        raise NonFiniteLossError(
+            f"iteration {iteration}: the loss is not finite ({listed}). Look at these images, "
+            "lower SOLVER.BASE_LR, increase SOLVER.WARMUP_ITERS, clip gradients "
+            "(SOLVER.CLIP_GRAD_NORM) or set DTYPE bfloat16."
         )
-        if self._save_batch:
-            replay = f"`detlite replay --batch {self._save_batch(iteration)}`"
-            message += f" Its batch is saved: {replay} finds the module that causes it."
-        raise NonFiniteLossError(message)
 
     def _first_problem(self, rows: list[list[float]]) -> tuple[int, str] | None:
         """Return the first iteration with a non-finite loss, and its losses and images."""

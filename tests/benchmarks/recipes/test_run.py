@@ -62,20 +62,6 @@ def test_the_average_of_a_recipe_follows_the_number_of_steps(base):
         assert decay == cfg.SOLVER.EMA_DECAY
 
 
-def test_smaller_early_images_count_with_their_seconds(base, monkeypatch):
-    seconds = lambda cfg, *args, progress: [1 + progress]  # noqa: E731
-    monkeypatch.setattr(program, "step_seconds", seconds)
-    for name, expected in (("lite0", 2), ("larger_late", 1.2)):
-        cfg = program.recipe_config(base, name)
-        assert program.mean_seconds(cfg, 10) == pytest.approx(expected)
-
-
-def test_larger_late_starts_with_the_usual_size(base):
-    before, after = (program.recipe_config(base, n).INPUT for n in ("lite0", "larger_late"))
-    for large, small in zip(after.MIN_SIZE_TRAIN, before.MIN_SIZE_TRAIN, strict=True):
-        assert after.EARLY_SCALE * large == pytest.approx(small, abs=16)
-
-
 def test_recipes_that_do_not_apply_are_skipped(base):
     cfg = load_config(base, ["DATALOADER.REPEAT_THRESHOLD", 0.0, "MODEL.MASK_ON", False])
     skipped = {name for name, recipe in RECIPES.items() if not recipe.applies_to(cfg)}

@@ -215,18 +215,6 @@ def test_objects_are_pasted_into_mosaics(training, monkeypatch):
     assert 40 < others.count(10) < 80  # of 120, from both images
 
 
-def test_early_images_are_smaller(training):
-    opts = ("INPUT.MIN_SIZE_TRAIN", (40,), "INPUT.MAX_SIZE_TRAIN", 60)
-    early = ("INPUT.EARLY_FRACTION", 0.5, "INPUT.EARLY_SCALE", 0.7)
-    small = training("INPUT.MIN_SIZE_TRAIN", (28,), "INPUT.MAX_SIZE_TRAIN", 42)
-    for progress, expected in ((0.49, small), (0.5, training(*opts))):
-        loader = build_train_loader(*training(*opts, *early), 3, progress)
-        assert equal(take(loader, 4), take(build_train_loader(*expected, 3), 4))
-    jitter = ("INPUT.SCALE_JITTER", (0.5, 1.0), "INPUT.CROP_SIZE", 40)
-    images, _ = take(build_train_loader(*training(*jitter, *early), 0, 0.1), 1)[0]
-    assert {image.shape for image in images} == {(3, 28, 28)}
-
-
 def test_mosaics_have_the_size_of_the_crop(training, monkeypatch):
     """The parts of a mosaic are not cropped."""
     jitter = ("INPUT.SCALE_JITTER", (2.0, 2.0), "INPUT.CROP_SIZE", 48)

@@ -94,22 +94,6 @@ def test_the_first_non_finite_loss_is_named(value):
             read()
 
 
-def test_the_batch_of_a_non_finite_loss_is_saved_and_named(tmp_path):
-    saved = []
-
-    def save_batch(iteration):
-        saved.append(iteration)
-        return tmp_path / "batch.pth"
-
-    meters = Meters(9, save_batch)
-    meters.update(3, {"loss_a": torch.tensor(1.0)}, [1])
-    meters.check()
-    meters.update(4, {"loss_a": torch.tensor(math.nan)}, [2])
-    with pytest.raises(NonFiniteLossError, match=r"`detlite replay --batch .*batch\.pth`"):
-        meters.check()
-    assert saved == [4]
-
-
 def test_skipped_steps_have_no_means():
     assert Meters(9).read(1) == {}
 

@@ -1,0 +1,36 @@
+"""Keys and values that earlier versions had, with the records that show no gain by them.
+
+Checkpoints and output folders contain complete configs, also the keys that were off. A removed key
+is therefore ignored if it is off, and an error otherwise.
+"""
+
+from typing import Any
+
+from .errors import ConfigError
+
+_SETTINGS = "benchmarks/results/recipes/settings_batch_1.md"
+
+# Each removed key with the value that turned it off, and its record.
+KEYS: dict[str, tuple[Any, str]] = {
+    "INPUT.EARLY_FRACTION": (0.0, _SETTINGS),
+}
+# Options of removed keys. They had no effect without these keys and are ignored.
+OPTIONS = {"INPUT.EARLY_SCALE"}
+# Removed values of keys, in lower case, and their records.
+VALUES = {
+    ("SOLVER.OPTIMIZER", "muon"): _SETTINGS,
+}
+
+
+def is_removed(name: str, value: Any, source: str) -> bool:
+    """Return True for a removed key with a value that had no effect.
+
+    Raises:
+        ConfigError: the value of a removed key had an effect, or the value was removed.
+    """
+    off, record = KEYS.get(name, (value, ""))
+    if value != off and str(value) != str(off):
+        raise ConfigError(f"{source}: {name}: removed, it gained nothing: {record}")
+    if record := VALUES.get((name, str(value).lower()), ""):
+        raise ConfigError(f"{source}: {name} {value}: removed, it gained nothing: {record}")
+    return name in KEYS or name in OPTIONS

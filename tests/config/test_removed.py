@@ -1,0 +1,44 @@
+"""Removed keys and values name the record that shows no gain, and may be off in stored configs."""
+
+from pathlib import Path
+
+import pytest
+
+from detlite.config import KEYS, ConfigError, default_config, load_config
+from detlite.config.removed import KEYS as REMOVED
+from detlite.config.removed import OPTIONS, VALUES
+
+ROOT = Path(__file__).parents[2]
+ON = {"INPUT.EARLY_FRACTION": 0.5}
+
+
+@pytest.mark.parametrize("name", REMOVED)
+def test_a_removed_key_is_an_error_unless_it_is_off(tmp_path, name):
+    off, record = REMOVED[name]
+    assert load_config(None, [name, off]) == load_config(None, [name, str(off)]) == load_config()
+    message = f"{name}: removed, it gained nothing: {record}"
+    with pytest.raises(ConfigError, match=f"overrides: {message}"):
+        load_config(None, [name, ON[name]])
+    file, (section, _, key) = tmp_path / "config.yaml", name.partition(".")
+    file.write_text(f"{section}: {{{key}: {ON[name]}}}")
+    with pytest.raises(ConfigError, match=rf"config\.yaml: {message}"):
+        load_config(file)
+
+
+@pytest.mark.parametrize(("name", "value"), VALUES)
+def test_a_removed_value_is_an_error(name, value):
+    for spelling in (value, value.capitalize()):
+        with pytest.raises(ConfigError, match=f"{name} {spelling}: removed, it gained nothing: "):
+            load_config(None, [name, spelling])
+
+
+def test_options_of_removed_keys_are_ignored():
+    for name in OPTIONS:
+        assert load_config(None, [name, 7]) == default_config()
+
+
+def test_no_removed_key_is_in_the_schema_and_every_record_exists():
+    assert not {key.name for key in KEYS} & {*REMOVED, *OPTIONS}
+    assert {name for name, _ in VALUES} <= {key.name for key in KEYS}
+    records = {record for _, record in REMOVED.values()} | {*VALUES.values()}
+    assert all((ROOT / record).is_file() for record in records)
