@@ -27,8 +27,8 @@ from detlite.engine.run_files import (
     choose_output_dir,
     files_of_run,
 )
+from detlite.engine.run_lock import run_lock
 from detlite.engine.signals import StopSignals
-from detlite.files.run_lock import run_lock
 from detlite.modeling.build import torch_device
 from detlite.registry import Registry
 

@@ -4,7 +4,7 @@ import re
 import zipfile
 from pathlib import Path
 
-from detlite.files.file_type import explain_not_downloaded
+from detlite.files.reading import explain_not_downloaded
 
 _USE_EXPORTED = (
     "if `detlite export` wrote it, run it with detlite.Predictor({name!r}) or `detlite predict "

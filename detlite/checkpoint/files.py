@@ -22,8 +22,9 @@ from detlite.checkpoint.file_kinds import explain_kind
 from detlite.conversion.convert import Checkpoint, as_tensors, convert, detect_source, unwrap
 from detlite.conversion.timm import TIMM_PREFIX, as_timm_backbone
 from detlite.files.atomic_write import atomic_open, atomic_path
-from detlite.files.file_type import open_stored_zip
-from detlite.files.safe_pickle import RefusedPickleError, load_weights_only, read_pickle
+from detlite.files.errors import RefusedFileError, RefusedPickleError
+from detlite.files.reading import check_regular, open_stored_zip
+from detlite.files.safe_pickle import load_weights_only, read_pickle
 
 logger = logging.getLogger(__name__)
 
@@ -144,10 +145,11 @@ def _read_fields(content: dict[str, Any], path: Path) -> dict[str, Any]:
 def _load(path: Path) -> Any:
     """Load a file of torch.save, safetensors, or a pickle of arrays."""
     try:
+        check_regular(path)
         return _read_content(path)
     except CheckpointError:
         raise
-    except (FileNotFoundError, IsADirectoryError, PermissionError) as error:
+    except (FileNotFoundError, IsADirectoryError, PermissionError, RefusedFileError) as error:
         files = path.parent.glob("*") if not path.exists() else ()
         names = [file.name for file in files if file.exists()]  # a broken link does not
         similar = get_close_matches(path.name, names, n=1, cutoff=0.8)

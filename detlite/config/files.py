@@ -9,8 +9,11 @@ from typing import Any
 
 import yaml
 
+from detlite.files.reading import read_file
+
 from .errors import ConfigError
 
+_MAX_BYTES = 1 << 24
 _MAX_VALUES = 100_000
 
 # A wheel has its configs in the package, a clone next to it.
@@ -44,7 +47,7 @@ def read_chain(path: Path, children: tuple[Path, ...] = ()) -> list[tuple[Path, 
             "in configs/ or run `detlite init`"
         )
     try:
-        content = parse_yaml(path.read_text(encoding="utf-8"), path)
+        content = parse_yaml(read_file(path, _MAX_BYTES).decode(), path)
     except OSError as error:
         places = f" in {path.parent.absolute()} or detlite's own configs"
         place = places if isinstance(error, FileNotFoundError) else ""

@@ -14,7 +14,8 @@ from .datasets.build import (
 from .datasets.catalog import DATASETS
 from .datasets.coco import CocoDataset
 from .datasets.concat import ConcatDataset
-from .loading.batch_loader import LoaderProcessError, explain_dead_loader
+from .errors import LoaderProcessError
+from .loading.batch_loader import explain_dead_loader
 from .loading.loader import build_test_loader, build_train_loader
 
 __all__ = [

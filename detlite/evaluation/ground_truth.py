@@ -13,7 +13,7 @@ from pycocotools.coco import COCO
 from detlite import ops
 from detlite.data.datasets.coco_masks import annotation_area, segmentation_problem
 from detlite.files.errors import DataError, short_repr
-from detlite.files.file_type import read_json
+from detlite.files.json_files import read_json
 from detlite.structures.masks.rle import EncodedMasks
 
 from .columns import Columns, columns_of, read_columns

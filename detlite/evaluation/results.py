@@ -16,7 +16,7 @@ from detlite.data.datasets.coco_masks import rle_problem
 from detlite.distributed import gather_objects, is_main
 from detlite.files.atomic_write import atomic_open
 from detlite.files.errors import DataError, short_repr
-from detlite.files.file_type import read_json
+from detlite.files.json_files import read_json
 from detlite.structures.masks.rle import EncodedMasks
 
 from .columns import Columns, columns_of, read_columns

@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
+from .errors import DataError
+
 
 @contextmanager
 def atomic_path(file: Path, unique: bool = False) -> Iterator[Path]:
@@ -47,3 +49,13 @@ def atomic_open(file: Path, mode: str = "w", unique: bool = False) -> Iterator[I
     encoding = None if "b" in mode else "utf-8"
     with atomic_path(file, unique) as temporary, temporary.open(mode, encoding=encoding) as stream:
         yield stream
+
+
+def write_file(file: Path, data: bytes) -> None:
+    """Write a file atomically, and create its folder. Raises DataError."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_open(file, "wb", unique=True) as stream:
+            stream.write(data)
+    except OSError as error:
+        raise DataError(f"{file}: cannot be written ({error})") from error

@@ -18,7 +18,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from detlite.files.atomic_write import atomic_open
+from .atomic_write import atomic_open
 
 try:
     import fcntl

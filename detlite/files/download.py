@@ -24,8 +24,7 @@ from urllib.request import HTTPRedirectHandler, Request, build_opener
 from filelock import FileLock
 from tqdm import tqdm
 
-from detlite.config import ConfigError
-from detlite.files.errors import RemoteError
+from .errors import RemoteError
 
 _ATTEMPTS = 5  # in a row without progress
 _FIRST_WAIT = 0.5  # seconds, doubled after each attempt
@@ -100,14 +99,14 @@ def retry(
     """Return the result of `action`, which is repeated after errors that may be temporary.
 
     A growing value of `progress` restarts the count of failures. Raises RemoteError if `action`
-    failed permanently or too often, and other errors of `action`: FileNotFoundError, ConfigError,
-    ImportError, or OSError if the disk is full.
+    failed permanently or too often, and other errors of `action`: FileNotFoundError, ImportError,
+    or OSError if the disk is full.
     """
     start, failures, reached = time.monotonic(), 0, progress()
     while True:
         try:
             return action()
-        except (RemoteError, ConfigError, ImportError):
+        except (RemoteError, ImportError):
             raise
         except Exception as error:  # each file system has its own errors
             if isinstance(error, OSError) and error.errno in _NO_SPACE:

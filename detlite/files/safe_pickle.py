@@ -20,9 +20,7 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 
-
-class RefusedPickleError(ValueError):
-    """A pickle needs more than arrays and plain containers."""
+from .errors import RefusedPickleError
 
 
 class _DType:

@@ -4,7 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from detlite.files.atomic_write import atomic_open, atomic_path
+from detlite.files.atomic_write import atomic_open, atomic_path, write_file
+from detlite.files.errors import DataError
+from detlite.files.json_files import read_json
 
 
 @pytest.mark.parametrize("unique", [False, True])
@@ -59,3 +61,10 @@ def test_a_missing_folder(tmp_path: Path) -> None:
         atomic_open(tmp_path / "nowhere" / "results.json"),
     ):
         pass
+
+
+def test_write_to_a_new_folder(tmp_path: Path) -> None:
+    write_file(tmp_path / "new/a.json", b"{}")
+    assert read_json(tmp_path / "new/a.json") == {}
+    with pytest.raises(DataError, match=r"b\.json: cannot be written \(.*File exists"):
+        write_file(tmp_path / "new/a.json/b.json", b"{}")

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from detlite.checkpoint.files import CheckpointError, read_checkpoint
-from detlite.files.safe_pickle import RefusedPickleError, load_weights_only, read_pickle
+from detlite.files.errors import RefusedPickleError
+from detlite.files.safe_pickle import load_weights_only, read_pickle
 
 
 class RunsCode:

@@ -2,7 +2,6 @@
 
 import os
 import re
-import stat
 from collections.abc import Sequence
 from contextlib import suppress
 from glob import escape, glob
@@ -14,6 +13,7 @@ from detlite.data.images.pixels import ImageOptions
 from detlite.data.images.reading import count_pages
 from detlite.files.download import fetch, is_url, without_secrets
 from detlite.files.errors import DataError
+from detlite.files.reading import read_file
 from detlite.inference.prediction import LoadedImage
 from detlite.inference.predictor import Predictor
 
@@ -78,12 +78,7 @@ def _image_files(
 
 def _read_list(source: str) -> list[str]:
     try:
-        status = os.stat(source)
-        if not stat.S_ISREG(status.st_mode):
-            raise DataError(f"{source}: the list of images must be a regular file")
-        if status.st_size > _MAX_LIST:
-            raise DataError(f"{source}: a list of images has at most {_MAX_LIST} bytes: divide it")
-        text = Path(source).read_text(encoding="utf-8-sig")
+        text = read_file(Path(source), _MAX_LIST).decode("utf-8-sig")
     except (OSError, UnicodeError) as error:
         raise DataError(f"{source}: the list of images cannot be read ({error})") from error
     images = [line.strip("\r") for line in text.split("\n") if line.strip()]

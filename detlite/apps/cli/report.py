@@ -38,8 +38,8 @@ def run(args: Namespace) -> int:
     from detlite.apps.report.report_page import report_page
     from detlite.apps.report.runs import read_results, read_run, run_names
     from detlite.config import ConfigError
+    from detlite.engine.run_lock import run_lock
     from detlite.files.atomic_write import atomic_open
-    from detlite.files.run_lock import run_lock
 
     if bool(args.truth) != bool(args.results) or bool(args.runs) == bool(args.results):
         raise ConfigError("name the output folders of runs, or one --truth and its --results")

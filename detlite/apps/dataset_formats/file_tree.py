@@ -14,6 +14,7 @@ from urllib.parse import unquote
 
 from detlite.data.images.formats import image_suffixes
 from detlite.files.errors import DataError
+from detlite.files.reading import open_file, read_file
 
 OUTPUT_FOLDER = "detlite"  # in the folder of a dataset, for the files that `detlite init` writes
 SPLITS = {"trainval": "train", "train": "train", "training": "train", "val": "val", "valid": "val",
@@ -32,6 +33,7 @@ _JUNK = {
 }  # fmt: skip
 _UPLOAD_PREFIX = re.compile(r"[0-9a-f]{8}-(?=.)")  # Label Studio puts it in front of file names
 _SAMPLE = 3  # files that decide the format
+_MAX_BYTES = 1 << 28  # of a file of labels
 _HEAD = 1 << 16  # bytes at the start and the end of a file that `excerpt` returns
 
 
@@ -182,18 +184,21 @@ def list_files(folder: Path) -> list[Path]:
 
 
 def excerpt(file: Path) -> str:
-    """Return the text at the start and at the end of a file, in any encoding."""
-    with file.open("rb") as stream:
-        head = stream.read(_HEAD)
-        stream.seek(max(os.path.getsize(file) - _HEAD, len(head)))
-        data = head + stream.read()
+    """Return the text at the start and at the end of a file, in any encoding. Raises DataError."""
+    try:
+        with open_file(file) as stream:
+            head = stream.read(_HEAD)
+            stream.seek(max(os.path.getsize(file) - _HEAD, len(head)))
+            data = head + stream.read()
+    except OSError as error:
+        raise DataError(f"{file}: cannot be read ({error.strerror})") from error
     return data.decode(json.detect_encoding(data), "replace")
 
 
 def read_lines(file: Path) -> list[str]:
     """Return the lines of a text file. Raises DataError."""
     try:
-        return file.read_text(encoding="utf-8-sig").splitlines()
+        return read_file(file, _MAX_BYTES).decode("utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{file}: cannot be read as text in UTF-8: {error}") from error
 
@@ -201,7 +206,7 @@ def read_lines(file: Path) -> list[str]:
 def read_xml(file: Path) -> ET.Element:
     """Return the root of an XML file. Raises DataError."""
     try:
-        return ET.parse(file).getroot()
+        return ET.fromstring(read_file(file, _MAX_BYTES))
     except (OSError, ET.ParseError) as error:
         raise DataError(f"{file}: cannot be read as XML: {error}") from error
 

@@ -12,8 +12,8 @@ from detlite.apps.dataset_check.near_duplicates import duplicate_groups
 from detlite.data.data_arguments import FINDERS
 from detlite.data.findings import Finding, Findings
 from detlite.data.index.build import open_index
+from detlite.files.atomic_write import write_file
 from detlite.files.errors import DataError
-from detlite.files.file_type import write_file
 
 from . import json_formats
 from .coco_files import find_coco_files, read_coco, split_content

@@ -11,7 +11,7 @@ import numpy as np
 
 from detlite.data.datasets.coco_masks import read_segmentation
 from detlite.files.errors import DataError
-from detlite.files.file_type import read_json
+from detlite.files.json_files import read_json
 from detlite.structures.masks.formats import to_bitmap
 
 from .file_tree import SPLITS, UNLABELED, FileTree, is_image_name

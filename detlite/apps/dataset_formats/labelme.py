@@ -15,8 +15,9 @@ from PIL import Image
 
 from detlite.data.images.decoders import DECODE_ERRORS
 from detlite.data.images.formats import SAFE_FORMATS
+from detlite.files.atomic_write import write_file
 from detlite.files.errors import DataError, short_repr
-from detlite.files.file_type import read_json, write_file
+from detlite.files.json_files import read_json
 
 from .file_tree import OUTPUT_FOLDER, FileTree
 from .labeled_dataset import Conversion

@@ -5,7 +5,7 @@ from collections import Counter
 
 from detlite.data.index.build import open_index
 from detlite.files.errors import short_repr
-from detlite.files.file_type import read_json
+from detlite.files.json_files import read_json
 
 from .file_tree import FileTree, excerpt
 from .mask_files import find_masks

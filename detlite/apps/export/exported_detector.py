@@ -19,7 +19,7 @@ from detlite.checkpoint.files import CheckpointError
 from detlite.config import ConfigError, config_from
 from detlite.config.files import parse_yaml
 from detlite.files.errors import short_reason, short_repr
-from detlite.files.file_type import open_stored_zip
+from detlite.files.reading import open_stored_zip
 from detlite.inference.predictor import READERS
 from detlite.modeling import build_model
 from detlite.modeling.detection_model import DetectionModel

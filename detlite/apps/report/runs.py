@@ -19,7 +19,7 @@ from detlite.engine.run_files import METRICS_FILE
 from detlite.evaluation.evaluators import max_detections, predicted_kinds
 from detlite.evaluation.results import Results
 from detlite.files.errors import DataError
-from detlite.files.file_type import read_json
+from detlite.files.json_files import read_json
 
 from . import charts
 from .analysis.bootstrap import sample_images

@@ -28,7 +28,7 @@ from detlite.files import cache
 from detlite.files.atomic_write import atomic_open
 from detlite.files.download import without_secrets
 from detlite.files.errors import DataError
-from detlite.files.file_type import read_json
+from detlite.files.json_files import read_json
 
 from .entries import read_entries
 from .tar_files import Shard, ShardFolder

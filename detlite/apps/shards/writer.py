@@ -7,10 +7,11 @@ from pathlib import Path
 
 import numpy as np
 
+from detlite.data.errors import refuse
 from detlite.data.index.build import open_index
 from detlite.data.index.states import Selection
 from detlite.files.atomic_write import atomic_open
-from detlite.files.errors import DataError, refuse
+from detlite.files.errors import DataError
 
 from .entries import IMAGE_SUFFIXES
 

@@ -13,8 +13,8 @@ from yacs.config import CfgNode
 from detlite.config import ConfigError
 from detlite.data.images.sources import ImageArchive, ImageFolder
 from detlite.data.remote.locations import GIGABYTE, Location, RemotePath, parse_location
+from detlite.files.atomic_write import write_file
 from detlite.files.errors import DataError
-from detlite.files.file_type import write_file
 from detlite.registry import Registry
 
 logger = logging.getLogger(__name__)

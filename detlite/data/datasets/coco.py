@@ -15,6 +15,7 @@ from pycocotools.coco import COCO
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from detlite.data.errors import refuse
 from detlite.data.findings import Finding
 from detlite.data.images import checks
 from detlite.data.images.pixels import DEFAULT_OPTIONS, ImageOptions
@@ -24,7 +25,7 @@ from detlite.data.index.build import open_index
 from detlite.data.index.states import Selection, located
 from detlite.data.remote.file_cache import FileCache
 from detlite.data.remote.locations import Location, errors_naming, local_copy
-from detlite.files.errors import DataError, refuse
+from detlite.files.errors import DataError
 from detlite.structures.keypoints import PIXEL_CENTER
 from detlite.structures.masks.packed import PackedMasks
 

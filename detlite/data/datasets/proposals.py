@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from detlite.files.errors import DataError
-from detlite.files.file_type import read_json
-from detlite.files.safe_pickle import RefusedPickleError, read_pickle
+from detlite.files.errors import DataError, RefusedPickleError
+from detlite.files.json_files import read_json
+from detlite.files.safe_pickle import read_pickle
 from detlite.structures import boxes as box_ops
 
 logger = logging.getLogger(__name__)

@@ -8,7 +8,6 @@ of your own is a function, registered under its suffix:
         return pydicom.dcmread(file).pixel_array
 """
 
-import stat
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from io import BytesIO
@@ -17,7 +16,9 @@ from typing import Any
 
 from PIL import Image, UnidentifiedImageError
 
-from detlite.files.errors import DataError, RemoteError, TooLargeError, short_reason
+from detlite.data.errors import TooLargeError
+from detlite.files.errors import DataError, RefusedFileError, RemoteError, short_reason
+from detlite.files.reading import check_regular
 from detlite.registry import Registry
 
 from . import decoders
@@ -62,6 +63,8 @@ def open_image(source: ImageSource, max_pixels: int) -> Iterator[OpenImage]:
         raise
     except DataError as error:
         raise type(error)(name + str(error).removeprefix(name)) from error
+    except (RefusedFileError, IsADirectoryError) as error:
+        raise DataError(f"{name}{error.strerror}") from error
     except FileNotFoundError as error:
         raise DataError(f"{name}the image file does not exist") from error
     except decoders.DECODE_ERRORS as error:
@@ -71,8 +74,8 @@ def open_image(source: ImageSource, max_pixels: int) -> Iterator[OpenImage]:
 
 def _open(source: ImageSource, max_pixels: int) -> OpenImage:
     path = Path(source) if isinstance(source, (str, Path)) else None
-    if path is not None and not stat.S_ISREG(path.stat().st_mode):
-        raise DataError("not a regular file")
+    if path is not None:
+        check_regular(path)
     suffix = Path(str(source)).suffix.lower()
     file: Any = path or BytesIO(source.read_bytes())  # type: ignore[union-attr]
     if suffix in IMAGE_READERS:

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.lib.npyio import NpzFile
 
 from detlite.data.datasets.coco_values import keypoint_names
+from detlite.data.errors import DamagedIndexError
 from detlite.data.findings import Finding, Findings
 from detlite.files.errors import DataError
 
@@ -47,10 +48,6 @@ _KEYPOINTS_OFF = (
 )
 # Selects annotations by their states [A], as bool [A].
 Select = Callable[[np.ndarray], np.ndarray]
-
-
-class DamagedIndexError(ValueError):
-    """A file is not an index, is truncated, or has another version."""
 
 
 class AnnotationIndex:

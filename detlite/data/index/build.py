@@ -20,15 +20,17 @@ from typing import IO, Any
 import numpy as np
 
 from detlite.data.datasets.coco_values import keypoint_names, parse_integer
+from detlite.data.errors import DamagedIndexError, NotAnObjectError
 from detlite.data.findings import Findings
 from detlite.files import cache
 from detlite.files.atomic_write import atomic_open
 from detlite.files.errors import DataError, short_repr
-from detlite.files.file_type import explain_not_coco, explain_not_json
+from detlite.files.json_files import explain_not_coco, explain_not_json
+from detlite.files.reading import open_file
 
-from .annotation_index import VERSION, AnnotationIndex, DamagedIndexError
+from .annotation_index import VERSION, AnnotationIndex
 from .annotation_reader import REPEATED, AnnotationReader
-from .json_stream import NotAnObjectError, read_members
+from .json_stream import read_members
 from .normalization import drop_namesakes, read_categories, read_images
 
 _LISTS = ("images", "annotations", "categories")
@@ -117,7 +119,7 @@ def content_hash(file: Path) -> str:
 
 def _blocks(file: Path, observe: Callable[[bytes], None]) -> Iterator[bytes]:
     try:
-        with file.open("rb", buffering=0) as stream:
+        with open_file(file) as stream:
             while block := stream.read(_BLOCK):
                 observe(block)
                 yield block

@@ -12,13 +12,10 @@ from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 from yacs.config import CfgNode
 
 from detlite.data.datasets.coco import Target
+from detlite.data.errors import LoaderProcessError
 from detlite.structures.instances import PaddedBatchImages
 
 Batch = tuple[list[Tensor], list[Target]]
-
-
-class LoaderProcessError(RuntimeError):
-    """A loader process died, or cannot pass a batch to the main process."""
 
 
 @contextmanager

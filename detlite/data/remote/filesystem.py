@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from detlite.config import ConfigError
 from detlite.files.download import retry, without_secrets
+from detlite.files.errors import RemoteError
 
 _SILENCE = 60.0  # seconds without a byte after which a connection counts as lost
 # The names that file systems give to the version of a file, or to what changes with it.
@@ -113,7 +114,7 @@ def _open_filesystem(url: str) -> tuple[Any, str, AbstractContextManager[Any]]:
         return *fsspec.core.url_to_fs(url, **_options(url)), nullcontext()
     except ValueError as error:
         if "rotocol not known" in str(error):
-            raise ConfigError(
+            raise RemoteError(
                 f"{without_secrets(url)}: fsspec does not know the protocol {protocol!r}"
             ) from error
         raise

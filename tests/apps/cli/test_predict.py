@@ -21,7 +21,7 @@ from yacs.config import CfgNode
 from detlite import build_model, load_checkpoint
 from detlite.apps.batch_predict import input_sources, predict_run
 from detlite.checkpoint.files import Checkpoint, save_checkpoint
-from detlite.files.run_lock import run_lock
+from detlite.engine.run_lock import run_lock
 from detlite.modeling.detection_model import DetectionModel
 
 Run = Callable[..., int]

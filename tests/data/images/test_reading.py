@@ -10,11 +10,12 @@ import pytest
 import torch
 from PIL import Image
 
+from detlite.data.errors import TooLargeError
 from detlite.data.images.pixels import ImageOptions, pixels_to_tensor
 from detlite.data.images.reading import check_image, image_size, read_image, read_reduced
 from detlite.data.images.sources import Pixels
 from detlite.data.remote.file_cache import FileCache
-from detlite.files.errors import DataError, TooLargeError
+from detlite.files.errors import DataError
 
 RNG = np.random.default_rng(0)
 RGB = RNG.integers(0, 256, (12, 20, 3), dtype=np.uint8)
@@ -236,7 +237,7 @@ def test_missing_file_and_folder(tmp_path):
     with pytest.raises(DataError, match=r"none\.png: the image file does not exist"):
         read_image(tmp_path / "none.png")
     assert image_problem(tmp_path / "none.png", (1, 1)) == "the image file does not exist"
-    assert image_problem(tmp_path, (1, 1)) == "not a regular file"
+    assert image_problem(tmp_path, (1, 1)) == "Is a directory"
     assert "too long" in str(image_problem(tmp_path / ("n" * 5000), (1, 1)))
 
 

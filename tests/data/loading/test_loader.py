@@ -21,7 +21,8 @@ from detlite import distributed
 from detlite.checkpoint.files import save_torch_file
 from detlite.config import ConfigError
 from detlite.data.datasets.build import build_dataset, build_train_dataset
-from detlite.data.loading.batch_loader import LoaderProcessError, explain_dead_loader
+from detlite.data.errors import LoaderProcessError
+from detlite.data.loading.batch_loader import explain_dead_loader
 from detlite.data.loading.loader import TransformedDataset, build_test_loader, build_train_loader
 from detlite.data.loading.samplers import Sample
 from detlite.data.transforms.copy_paste import paste_objects

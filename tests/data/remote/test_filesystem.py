@@ -251,7 +251,7 @@ def test_an_archive_stays_open_after_a_missing_member(tmp_path):
 
 
 def test_unknown_protocols(monkeypatch):
-    with pytest.raises(ConfigError, match=r"nix://a/b: fsspec does not know the protocol 'nix'"):
+    with pytest.raises(RemoteError, match=r"nix://a/b: fsspec does not know the protocol 'nix'"):
         read("nix://a/b")
     monkeypatch.setitem(sys.modules, "gcsfs", None)
     with pytest.raises(

@@ -1,19 +1,11 @@
 """Hints about files of another type than expected."""
 
 import json
-import zipfile
 
 import pytest
 
 from detlite.files.errors import DataError
-from detlite.files.file_type import (
-    explain_not_coco,
-    explain_not_downloaded,
-    explain_not_json,
-    open_stored_zip,
-    read_json,
-    write_file,
-)
+from detlite.files.json_files import explain_not_coco, explain_not_json, read_json
 
 
 def error_of(text):
@@ -61,21 +53,6 @@ def test_hints_about_keys():
     assert explain_not_coco({"a"}) == ""
 
 
-def test_valid_files_have_no_hint():
-    assert explain_not_downloaded(b"PK\x03\x04") == explain_not_downloaded(b"") == ""
-
-
-def test_archives_of_compressed_members_are_refused(tmp_path):
-    for compression in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-        with zipfile.ZipFile(tmp_path / f"{compression}.zip", "w", compression) as archive:
-            archive.writestr("a", bytes(100_000))
-            archive.writestr("b", bytes(7))
-    with open_stored_zip(tmp_path / "0.zip") as archive:
-        assert archive.read("b") == bytes(7)
-    with pytest.raises(ValueError, match="its parts have 100007 bytes, more than the file"):
-        open_stored_zip(tmp_path / "8.zip")
-
-
 @pytest.mark.parametrize("text", ["[", "[" * 100_000, ""])
 def test_json_files_that_cannot_be_read_are_named(tmp_path, text):
     (tmp_path / "a.json").write_text(text)
@@ -83,10 +60,3 @@ def test_json_files_that_cannot_be_read_are_named(tmp_path, text):
         read_json(tmp_path / "a.json")
     with pytest.raises(DataError, match=r"none\.json: cannot be read: No such file"):
         read_json(tmp_path / "none.json")
-
-
-def test_write_to_a_new_folder(tmp_path):
-    write_file(tmp_path / "new/a.json", b"{}")
-    assert read_json(tmp_path / "new/a.json") == {}
-    with pytest.raises(DataError, match=r"b\.json: cannot be written \(.*File exists"):
-        write_file(tmp_path / "new/a.json/b.json", b"{}")

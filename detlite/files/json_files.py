@@ -1,47 +1,22 @@
-"""Read and write files, and explain what to do with files of other types than expected."""
+"""Read JSON files, and explain what is wrong with those that are not JSON."""
 
 import json
 import re
-import zipfile
 from pathlib import Path
 from typing import Any
 
-from detlite.files.atomic_write import atomic_open
-from detlite.files.errors import DataError
+from .errors import DataError
+from .reading import explain_not_downloaded, open_file, read_file
 
-_READ = 1 << 24  # bytes
+_MAX_BYTES = 1 << 32
+_EXAMINED = 1 << 24  # bytes
 _CONVERT = "`detlite init --data FOLDER --coco FILE` converts it to COCO json"
-
-
-def open_stored_zip(path: Path) -> zipfile.ZipFile:
-    """Open an archive whose members are not compressed, as torch and detlite write them.
-
-    Raises:
-        ValueError: its members state more bytes than it has, so it could fill the memory.
-        BadZipFile: it is damaged.
-    """
-    archive = zipfile.ZipFile(path)
-    size = sum(member.file_size for member in archive.infolist())
-    if size > path.stat().st_size:
-        archive.close()
-        raise ValueError(f"its parts have {size} bytes, more than the file: they are compressed")
-    return archive
-
-
-def explain_not_downloaded(data: bytes) -> str:
-    """Return what to do about a file that is a git-lfs pointer or a web page, or ""."""
-    start = data[:1024].lstrip().lower()
-    if start.startswith(b"version https://git-lfs"):
-        return "it is a git-lfs pointer: fetch the file itself with `git lfs pull`"
-    if start.startswith((b"<!doctype html", b"<html")):
-        return "it is a web page: download the file again, from its direct URL"
-    return ""
 
 
 def read_json(file: Path) -> Any:
     """Return the content of a JSON file. Raises DataError."""
     try:
-        return json.loads(file.read_bytes())
+        return json.loads(read_file(file, _MAX_BYTES))
     except OSError as error:
         raise DataError(f"{file}: cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
@@ -49,21 +24,11 @@ def read_json(file: Path) -> Any:
         raise DataError(f"{file}: cannot be read as JSON: {error}{hint}") from error
 
 
-def write_file(file: Path, data: bytes) -> None:
-    """Write a file atomically, and create its folder. Raises DataError."""
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_open(file, "wb", unique=True) as stream:
-            stream.write(data)
-    except OSError as error:
-        raise DataError(f"{file}: cannot be written ({error})") from error
-
-
 def explain_not_json(file: Path, error: Exception) -> str:
     """Return a hint about an annotation file that is not JSON, such as "; it is empty", or ""."""
     try:
-        with file.open("rb") as stream:
-            data = stream.read(_READ)
+        with open_file(file) as stream:
+            data = stream.read(_EXAMINED)
     except OSError:
         return ""
     start = data[:1024].lstrip()

@@ -7,12 +7,12 @@ import sys
 import pytest
 
 from detlite import ConfigError
-from detlite.files.run_lock import run_lock
+from detlite.engine.run_lock import run_lock
 
 _HOLD = """
 import sys, time
 from pathlib import Path
-from detlite.files.run_lock import run_lock
+from detlite.engine.run_lock import run_lock
 
 with run_lock(Path(sys.argv[1])):
     print("held", flush=True)

@@ -1,0 +1,61 @@
+"""Files from elsewhere: FIFOs, devices and large files are refused before they are read."""
+
+import os
+import zipfile
+
+import pytest
+
+from detlite.apps.dataset_formats.file_tree import excerpt, read_lines, read_xml
+from detlite.checkpoint.files import CheckpointError, read_checkpoint
+from detlite.config import ConfigError, load_config
+from detlite.data import DataError
+from detlite.data.index.build import open_index
+from detlite.files.json_files import read_json
+from detlite.files.reading import explain_not_downloaded, open_stored_zip, read_file
+
+READERS = (read_checkpoint, load_config, open_index, read_json, read_xml, read_lines, excerpt)
+
+
+@pytest.mark.parametrize("read", READERS)
+def test_what_is_no_regular_file_is_refused(tmp_path, monkeypatch, read):
+    """Opening the FIFO would block for ever."""
+    monkeypatch.setenv("DETLITE_CACHE", str(tmp_path / "cache"))
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "link").symlink_to("/dev/zero")
+    for path in (tmp_path / "fifo", tmp_path / "link"):
+        with pytest.raises((ConfigError, CheckpointError, DataError)) as refused:
+            read(path)
+        assert f"{path}: cannot be read" in str(refused.value)
+        assert "not a regular file" in str(refused.value)
+
+
+@pytest.mark.parametrize("read", [load_config, read_xml, read_lines, read_json])
+def test_large_files_are_refused(tmp_path, read):
+    file = tmp_path / "large"
+    file.touch()
+    os.truncate(file, 1 << 40)
+    with pytest.raises((ConfigError, DataError), match="1099511627776 bytes, more than"):
+        read(file)
+
+
+def test_limits_of_a_file(tmp_path):
+    file = tmp_path / "a"
+    file.write_bytes(b"abc")
+    assert read_file(file, 3) == b"abc"
+    with pytest.raises(OSError, match="3 bytes, more than the 2 that such a file may have"):
+        read_file(file, 2)
+
+
+def test_valid_files_have_no_hint():
+    assert explain_not_downloaded(b"PK\x03\x04") == explain_not_downloaded(b"") == ""
+
+
+def test_archives_of_compressed_members_are_refused(tmp_path):
+    for compression in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        with zipfile.ZipFile(tmp_path / f"{compression}.zip", "w", compression) as archive:
+            archive.writestr("a", bytes(100_000))
+            archive.writestr("b", bytes(7))
+    with open_stored_zip(tmp_path / "0.zip") as archive:
+        assert archive.read("b") == bytes(7)
+    with pytest.raises(ValueError, match="its parts have 100007 bytes, more than the file"):
+        open_stored_zip(tmp_path / "8.zip")
