@@ -1,14 +1,13 @@
 """Fixtures of all tests: seeds, a tiny model, generated and real datasets, a browser."""
 
 import gc
-import json
 import os
 import random
 import shutil
 import signal
 import socket
 import sys
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,10 +16,9 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import settings
-from PIL import Image
 from yacs.config import CfgNode
 
-from detlite.config import load_config
+from tests.builders import tiny_config, write_coco_dataset
 
 _ROOT = Path(__file__).parent.parent
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome")
@@ -28,45 +26,6 @@ _BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 # The same examples in each run, without a time limit.
 settings.register_profile("seeded", derandomize=True, deadline=None)
 settings.load_profile("seeded")
-
-# A Mask R-CNN with a ResNet-18-FPN of a quarter of the usual width.
-_TINY: dict[str, Any] = {
-    "MODEL.DEVICE": "cpu",
-    "MODEL.MASK_ON": True,
-    "MODEL.BACKBONE.CONV_BODY": "R-18-FPN",
-    "MODEL.BACKBONE.FREEZE_CONV_BODY_AT": 0,
-    "MODEL.RESNETS.NORM": "GN",
-    "MODEL.RESNETS.STEM_OUT_CHANNELS": 16,
-    "MODEL.RESNETS.RES2_OUT_CHANNELS": 16,
-    "MODEL.GROUP_NORM.NUM_GROUPS": 4,
-    "MODEL.RPN.ANCHOR_SIZES": (8, 16, 32, 64, 128),
-    "MODEL.RPN.STRADDLE_THRESH": -1,
-    "MODEL.RPN.PRE_NMS_TOP_N_TRAIN": 100,
-    "MODEL.RPN.PRE_NMS_TOP_N_TEST": 100,
-    "MODEL.RPN.FPN_POST_NMS_TOP_N_TRAIN": 50,
-    "MODEL.RPN.FPN_POST_NMS_TOP_N_TEST": 50,
-    "MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE": 32,
-    "MODEL.ROI_HEADS.DETECTIONS_PER_IMG": 20,
-    "MODEL.ROI_BOX_HEAD.NUM_CLASSES": 4,
-    "INPUT.TO_BGR255": False,
-    "INPUT.PIXEL_MEAN": [0.485, 0.456, 0.406],
-    "INPUT.PIXEL_STD": [0.229, 0.224, 0.225],
-    "TEST.REPORT": False,
-}
-_TINY_FPN: dict[str, Any] = {
-    "MODEL.RESNETS.BACKBONE_OUT_CHANNELS": 16,
-    "MODEL.ROI_BOX_HEAD.FEATURE_EXTRACTOR": "FPN2MLPFeatureExtractor",
-    "MODEL.ROI_BOX_HEAD.PREDICTOR": "FPNPredictor",
-    "MODEL.ROI_BOX_HEAD.POOLER_RESOLUTION": 7,
-    "MODEL.ROI_BOX_HEAD.POOLER_SAMPLING_RATIO": 2,
-    "MODEL.ROI_BOX_HEAD.MLP_HEAD_DIM": 32,
-    "MODEL.ROI_MASK_HEAD.FEATURE_EXTRACTOR": "MaskRCNNFPNFeatureExtractor",
-    "MODEL.ROI_MASK_HEAD.SHARE_BOX_FEATURE_EXTRACTOR": False,
-    "MODEL.ROI_MASK_HEAD.POOLER_SAMPLING_RATIO": 2,
-    "MODEL.ROI_MASK_HEAD.CONV_LAYERS": (16,),
-    "MODEL.ROI_MASK_HEAD.RESOLUTION": 28,
-}
-
 
 # The other tests start processes by fork and send POSIX signals.
 _ON_WINDOWS = ("config", "modeling", "ops", "structures", "test_setup.py", "test_workflows.py")
@@ -161,86 +120,10 @@ def data_root() -> Path:
     return folder
 
 
-@pytest.fixture(scope="session")
-def tiny_config() -> Callable[..., CfgNode]:
-    """`tiny_config(*opts)`: the config of a tiny Mask R-CNN with FPN, or with C4 if `c4=True`."""
-
-    def load(*opts: Any, c4: bool = False) -> CfgNode:
-        settings = _TINY | ({"MODEL.BACKBONE.CONV_BODY": "R-18-C4"} if c4 else _TINY_FPN)
-        return load_config(None, [item for pair in settings.items() for item in pair] + list(opts))
-
-    return load
-
-
-def write_coco_dataset(
-    root: Path,
-    name: str = "set",
-    images: int = 6,
-    size: tuple[int, int] = (96, 128),
-    objects: int = 3,
-    sides: tuple[float, float] = (16, 40),
-    ratio: float = 1.0,
-    categories: Sequence[str] = ("cat", "dog"),
-    masks: bool = True,
-    keypoints: Sequence[str] = (),
-    gray: bool = False,
-) -> tuple[Path, Path]:
-    """Write images of bright rectangles and their COCO annotations.
-
-    Args:
-        root: where to write it.
-        name: folder of the dataset.
-        images: number of images.
-        size: (height, width) of an image.
-        objects: number of objects per image.
-        sides: (minimum, maximum) of an object's side.
-        ratio: height / width of an object.
-        categories: names of the categories.
-        masks: write polygons.
-        keypoints: names of keypoints, all at an object's center.
-        gray: write images of one channel.
-
-    Returns:
-        The annotation file and the folder of images.
-    """
-    rng = np.random.default_rng(0)
-    folder = root / name
-    (folder / "images").mkdir(parents=True)
-    names = {"keypoints": list(keypoints)} if keypoints else {}
-    content: dict[str, Any] = {
-        "images": [],
-        "annotations": [],
-        "categories": [
-            {"id": number, "name": category, **names}
-            for number, category in enumerate(categories, start=1)
-        ],
-    }
-    height, width = size
-    for image_id in range(1, images + 1):
-        file = f"{image_id}.png"
-        pixels = rng.integers(0, 100, (height, width) if gray else (height, width, 3), np.uint8)
-        content["images"].append(
-            {"id": image_id, "file_name": file, "height": height, "width": width}
-        )
-        for _ in range(objects):
-            side = rng.uniform(*sides)
-            w, h = side / ratio**0.5, side * ratio**0.5
-            x, y = rng.uniform(0, width - w), rng.uniform(0, height - h)
-            pixels[int(y) : int(y + h), int(x) : int(x + w)] += 120
-            annotation = {
-                "id": len(content["annotations"]) + 1,
-                "image_id": image_id,
-                "category_id": int(rng.integers(len(categories))) + 1,
-                "bbox": [x, y, w, h],
-            }
-            if masks:
-                annotation["segmentation"] = [[x, y, x + w, y, x + w, y + h, x, y + h]]
-            if keypoints:
-                annotation["keypoints"] = [x + w / 2, y + h / 2, 2] * len(keypoints)
-            content["annotations"].append(annotation)
-        Image.fromarray(pixels).save(folder / "images" / file)
-    (folder / "annotations.json").write_text(json.dumps(content))
-    return folder / "annotations.json", folder / "images"
+@pytest.fixture(scope="session", name="tiny_config")
+def tiny_config_fixture() -> Callable[..., CfgNode]:
+    """Return the function `tiny_config(*opts)` of `tests.builders`."""
+    return tiny_config
 
 
 @pytest.fixture

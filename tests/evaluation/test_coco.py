@@ -14,6 +14,7 @@ from pycocotools.coco import COCO
 from detlite.data import CocoDataset, DataError
 from detlite.evaluation import Results, evaluate_coco
 from detlite.structures.masks.formats import encode_bitmap, to_bitmap
+from tests.builders import coco_content, make_coco, rectangle
 
 Json = dict[str, Any]
 
@@ -31,22 +32,15 @@ def read(path: Path) -> Any:
 
 def make_gt(annotations: list[Json], images: int = 2, **fields: Any) -> COCO:
     """Make ground truth without info, area or iscrowd, unless an annotation has them."""
-    coco = COCO()
-    coco.dataset = {
-        "images": [{"id": i, "height": 100, "width": 200} for i in range(1, images + 1)],
-        "categories": [{"id": 3, "name": "cat"}, {"id": 70, "name": "dog"}],
-        "annotations": annotations,
-        **fields,
-    }
-    coco.createIndex()
-    return coco
+    content = coco_content((), range(1, images + 1), (100, 200), {3: "cat", 70: "dog"})
+    return make_coco({**content, "annotations": annotations, **fields})
 
 
 def square(number: int, image_id: int, category_id: int, x: float, **fields: Any) -> Json:
     """Make an annotation of 40 x 40 pixels at (x, 10)."""
-    polygon = [x, 10, x + 40, 10, x + 40, 50, x, 50]
-    annotation = {"id": number, "image_id": image_id, "category_id": category_id}
-    return {**annotation, "bbox": [x, 10, 40, 40], "segmentation": [polygon], **fields}
+    box = [x, 10, 40, 40]
+    annotation = {"id": number, "image_id": image_id, "category_id": category_id, "bbox": box}
+    return {**annotation, "segmentation": rectangle(*box), **fields}
 
 
 def detect(annotation: Json, score: float = 0.9) -> Json:

@@ -17,6 +17,7 @@ from detlite.evaluation import Results, evaluate_coco
 from detlite.evaluation.columns import Columns, read_columns
 from detlite.evaluation.ground_truth import GroundTruthFile, open_ground_truth
 from detlite.files.errors import DataError
+from tests.builders import coco_content, coco_object
 
 ENTRY = '{"image_id": 1, "category_id": 2, "score": 0.5, "bbox": [1, 2, 3.5, 4]}'
 
@@ -128,12 +129,8 @@ def test_other_formats_have_no_columns(text: str) -> None:
 def test_errors_of_files_name_the_entry(
     tmp_path: Path, change: Callable[[Any], object], message: str
 ) -> None:
-    square = {"bbox": [1, 2, 3, 4], "area": 12, "segmentation": [[1, 2, 4, 2, 4, 6]]}
-    content = {
-        "images": [{"id": 0, "height": 9, "width": 9}],
-        "categories": [{"id": 0, "name": "cell"}],
-        "annotations": [{"id": 1, "image_id": 0, "category_id": 0, "iscrowd": 0, **square}],
-    }
+    polygon = [[1, 2, 4, 2, 4, 6]]
+    content = coco_content([coco_object([1, 2, 3, 4], segmentation=polygon)])
     change(content)
     (tmp_path / "truth.json").write_text(json.dumps(content))
     (tmp_path / "results.json").write_text("[]")

@@ -11,6 +11,7 @@ from detlite.evaluation.coco import evaluate_coco
 from detlite.evaluation.ground_truth import read_ground_truth
 from detlite.evaluation.results import Results
 from detlite.files.errors import DataError
+from tests.builders import coco_content, coco_object, make_coco
 
 SIZE = (20, 30)
 SQUARE = [2.0, 2, 12, 2, 12, 12, 2, 12]
@@ -18,18 +19,9 @@ SQUARE = [2.0, 2, 12, 2, 12, 12, 2, 12]
 
 def ground_truth(*segmentations: Any, **fields: Any) -> COCO:
     """Make a ground truth of one image with these masks; their ids are 1, 2, ..."""
-    coco = COCO()
-    common = {"image_id": 7, "category_id": 3, "bbox": [2, 2, 10, 10], "area": 100, "iscrowd": 0}
-    coco.dataset = {
-        "images": [{"id": 7, "height": SIZE[0], "width": SIZE[1]}],
-        "categories": [{"id": 3, "name": "cell"}],
-        "annotations": [
-            {"id": n, **common, "segmentation": mask, **fields}
-            for n, mask in enumerate(segmentations, start=1)
-        ],
-    }
-    coco.createIndex()
-    return coco
+    box = [2, 2, 10, 10]
+    objects = [coco_object(box, 3, 7, **{"segmentation": mask, **fields}) for mask in segmentations]
+    return make_coco(coco_content(objects, [7], SIZE, {3: "cell"}))
 
 
 def test_masks_are_those_of_pycocotools() -> None:

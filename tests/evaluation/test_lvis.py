@@ -14,6 +14,7 @@ from detlite.evaluation import Results
 from detlite.evaluation.lvis import MAX_DETS, evaluate_lvis
 from detlite.files.errors import DataError
 from detlite.structures.masks.formats import to_bitmap
+from tests.builders import coco_content, coco_detection, coco_object, make_coco, rectangle
 
 BOX = [4.0, 4.0, 40.0, 40.0]
 ELSEWHERE = [50.0, 50.0, 40.0, 40.0]
@@ -23,35 +24,19 @@ NAMES = {3: "axe", 5: "bun", 8: "cap"}
 @pytest.fixture
 def truth() -> COCO:
     """Two images of 100 x 100 with an axe each. The first has no bun; caps are not annotated."""
-    images = [
-        {"id": number, "height": 100, "width": 100, "neg_category_ids": negative,
-         "not_exhaustive_category_ids": []}
-        for number, negative in ((1, [5]), (2, []))
-    ]  # fmt: skip
-    x, y, w, h = BOX
-    annotations = [
-        {"id": number, "image_id": number, "category_id": 3, "bbox": BOX, "area": w * h,
-         "segmentation": [[x, y, x + w, y, x + w, y + h, x, y + h]]}
-        for number in (1, 2)
-    ]  # fmt: skip
-    categories = [
-        {"id": number, "name": name, "frequency": frequency}
-        for (number, name), frequency in zip(NAMES.items(), "rcf", strict=True)
-    ]
-    coco = COCO()
-    coco.dataset = {"images": images, "annotations": annotations, "categories": categories}
-    coco.createIndex()
-    return coco
+    objects = [coco_object(BOX, 3, image, segmentation=rectangle(*BOX)) for image in (1, 2)]
+    content = coco_content(objects, (1, 2), categories=NAMES)
+    for image, negative in zip(content["images"], ([5], []), strict=True):
+        image |= {"neg_category_ids": negative, "not_exhaustive_category_ids": []}
+    for category, frequency in zip(content["categories"], "rcf", strict=True):
+        category["frequency"] = frequency
+    return make_coco(content)
 
 
 def detect(image: int, category: int, score: float, box: list[float] = BOX) -> dict:
-    x, y, w, h = box
-    polygon = [[x, y, x + w, y, x + w, y + h, x, y + h]]
-    rle = mask_utils.encode(to_bitmap(polygon, 100, 100).astype("uint8", order="F"))
-    return {
-        "image_id": image, "category_id": category, "score": score, "bbox": box,
-        "segmentation": {**rle, "counts": rle["counts"].decode()},
-    }  # fmt: skip
+    rle = mask_utils.encode(to_bitmap(rectangle(*box), 100, 100).astype("uint8", order="F"))
+    mask = {**rle, "counts": rle["counts"].decode()}
+    return coco_detection(box, score, category, image, segmentation=mask)
 
 
 def measure(truth: COCO, rows: list[dict], kinds: Sequence[str] = ("bbox", "segm")) -> dict:

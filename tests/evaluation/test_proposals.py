@@ -10,31 +10,21 @@ from pycocotools.cocoeval import COCOeval
 
 from detlite.evaluation import Results
 from detlite.evaluation.proposals import evaluate_proposals
+from tests.builders import coco_content, coco_detection, coco_object, make_coco
 
 
 def ground_truth(*boxes, images: int = 1, crowd: tuple[int, ...] = ()) -> COCO:
     """Make objects (image, x, y, w, h); `crowd` has the indices of crowds."""
-    coco = COCO()
-    coco.dataset = {
-        "images": [{"id": i, "width": 500, "height": 500} for i in range(images)],
-        "categories": [{"id": 1, "name": "a"}, {"id": 2, "name": "b"}],
-        "annotations": [
-            {"id": n + 1, "image_id": image, "category_id": 1 + n % 2, "bbox": list(box),
-             "area": box[2] * box[3], "iscrowd": int(n in crowd)}
-            for n, (image, *box) in enumerate(boxes)
-        ],
-    }  # fmt: skip
-    with contextlib.redirect_stdout(io.StringIO()):
-        coco.createIndex()
-    return coco
+    objects = [
+        coco_object(box, 1 + n % 2, image, iscrowd=int(n in crowd))
+        for n, (image, *box) in enumerate(boxes)
+    ]
+    return make_coco(coco_content(objects, range(images), (500, 500)))
 
 
 def proposals(*boxes):
     """Make proposals (image, x, y, w, h) with decreasing scores."""
-    return [
-        {"image_id": image, "category_id": 1, "bbox": list(box), "score": 1 - n / 1e4}
-        for n, (image, *box) in enumerate(boxes)
-    ]
+    return [coco_detection(box, 1 - n / 1e4, 1, image) for n, (image, *box) in enumerate(boxes)]
 
 
 def measure(truth: COCO, rows: list[dict]) -> dict:

@@ -6,32 +6,23 @@ from pycocotools.coco import COCO
 
 from detlite.evaluation import Results
 from detlite.evaluation.voc import area_under_curve, eleven_point_mean, evaluate_voc
+from tests.builders import coco_content, coco_detection, coco_object, make_coco
 
 NAMES = {3: "cat", 5: "dog", 8: "cow"}
 
 
 def ground_truth(*rows) -> COCO:
     """Make objects (image, category, difficult, x, y, w, h)."""
-    coco = COCO()
-    coco.dataset = {
-        "images": [{"id": i, "height": 99, "width": 99} for i in range(10)],
-        "categories": [{"id": number, "name": name} for number, name in NAMES.items()],
-        "annotations": [
-            {"id": n + 1, "image_id": image, "category_id": category, "iscrowd": difficult,
-             "bbox": list(box)}
-            for n, (image, category, difficult, *box) in enumerate(rows)
-        ],
-    }  # fmt: skip
-    coco.createIndex()
-    return coco
+    objects = [
+        coco_object(box, category, image, iscrowd=difficult)
+        for image, category, difficult, *box in rows
+    ]
+    return make_coco(coco_content(objects, range(10), (99, 99), NAMES))
 
 
 def detections(*rows):
     """Make detections (image, category, score, x, y, w, h)."""
-    return [
-        {"image_id": image, "category_id": category, "score": score, "bbox": list(box)}
-        for image, category, score, *box in rows
-    ]
+    return [coco_detection(box, score, category, image) for image, category, score, *box in rows]
 
 
 def measure(truth: COCO, rows: list[dict]) -> dict:

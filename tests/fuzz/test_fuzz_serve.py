@@ -28,7 +28,7 @@ from detlite.apps.serve.app import build_app
 from detlite.apps.serve.limits import MEDIA_TYPES, Limits
 from detlite.apps.serve.server import limited_connection
 from detlite.inference.predictor import Predictor
-from tests.apps.serve.conftest import BrightSquare
+from tests.builders import BrightSquare
 from tests.fuzz.inputs import mutated_bytes
 
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "TIFF", "GIF")

@@ -7,14 +7,13 @@ import pickle
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch import Tensor, nn
+from torch import nn
 from yacs.config import CfgNode
 
 from detlite import Predictor, build_model, optimize
@@ -24,64 +23,14 @@ from detlite.data import DataError
 from detlite.inference.detectors import View
 from detlite.inference.tiling import Tiling
 from detlite.modeling.detection_model import DetectionModel
-from detlite.structures.instances import Detections
 from detlite.structures.masks.formats import to_bitmap
+from tests.builders import BrightSquare, square_image
 from tests.modeling.family import family_config
-
-
-class BrightSquare(nn.Module):
-    """Detects the bright square, and the whole image with a lower score."""
-
-    categories = ({"id": 7, "name": "square"}, {"id": 90, "name": "image"})
-    convention = CONVENTIONS["detlite"]
-    normalizer = SimpleNamespace(divisibility=32)
-    channels = 3
-    mask_threshold = 0.5
-    device = torch.device("cpu")
-    resizes_images = False
-    takes_proposals = False
-
-    def __init__(self, masks: bool = True) -> None:
-        super().__init__()
-        self.masks = masks
-        self.calls: list[list[Tensor]] = []
-        self.proposals: list[list[Tensor] | None] = []
-        self.autocast: list[bool] = []
-
-    @property
-    def sizes(self) -> list[list[tuple[int, ...]]]:
-        """(height, width) of the images of each call."""
-        return [[tuple(image.shape[1:]) for image in images] for images in self.calls]
-
-    def detect(
-        self, images: list[Tensor], proposals: list[Tensor] | None, min_score: float
-    ) -> list[Detections]:
-        assert not self.training
-        self.proposals.append(proposals)
-        self.calls.append(images)
-        self.autocast.append(torch.is_autocast_enabled("cpu"))
-        batch = [self._detect(image) for image in images]
-        return [detections[detections.scores >= min_score] for detections in batch]
-
-    def _detect(self, image: Tensor) -> Detections:
-        y, x = torch.nonzero(image.float().mean(dim=0) > 127, as_tuple=True)
-        square = [int(x.min()), int(y.min()), int(x.max()) + 1, int(y.max()) + 1]
-        height, width = image.shape[1:]
-        return Detections(
-            boxes=torch.tensor([square, [0, 0, width, height]], dtype=torch.float32),
-            labels=torch.tensor([1, 2]),
-            scores=torch.tensor([0.9, 0.3]),
-            valid=torch.tensor([True, True]),
-            mask_probs=torch.ones(2, 28, 28) if self.masks else None,
-        )
 
 
 @pytest.fixture
 def image() -> np.ndarray:
-    """Image uint8 [60, 120, 3] with a bright square at x 20..60, y 10..50."""
-    array = np.zeros((60, 120, 3), np.uint8)
-    array[10:50, 20:60] = 255
-    return array
+    return square_image()
 
 
 @pytest.fixture

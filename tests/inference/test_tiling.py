@@ -6,7 +6,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from torch import nn
 from torch.nn import functional as F
 
 from detlite.apps.exporters import outlines
@@ -21,24 +20,18 @@ from detlite.inference.tta import AugmentedDetector
 from detlite.modeling.build import build_model
 from detlite.structures import boxes as box_ops
 from detlite.structures.instances import Detections
+from tests.builders import FakeDetector
 
 CELLS = 28
 
 
-class BrightParts(nn.Module):
+class BrightParts(FakeDetector):
     """Detects each bright part of an image whose sides have at least `min_side` pixels.
 
     The label is 1, or 2 without green. Scores increase with the area.
     """
 
     categories = ({"id": 1, "name": "white"}, {"id": 2, "name": "magenta"})
-    convention = CONVENTIONS["detlite"]
-    channels = 3
-    normalizer = SimpleNamespace(divisibility=0)
-    mask_threshold = 0.5
-    device = torch.device("cpu")
-    takes_proposals = False
-    resizes_images = False
     postprocess = SimpleNamespace(
         suppression=SimpleNamespace(iou_thresh=0.5, views_iou_thresh=None, class_agnostic=False)
     )
@@ -46,19 +39,14 @@ class BrightParts(nn.Module):
     def __init__(self, min_side=4):
         super().__init__()
         self.min_side = min_side
-        self.batches = []
 
-    def detect(self, images, proposals=None, min_score=0.0):
-        self.batches.append([tuple(image.shape[1:]) for image in images])
-        return [self._detect(image, min_score) for image in images]
-
-    def _detect(self, image, min_score):
+    def _detect(self, image):
         bright = image[0] > 127
         boxes, labels, scores, masks = [], [], [], []
         for polygon in outlines(bright.numpy()):
             x1, y1, x2, y2 = (int(v) for v in (*polygon.min(axis=0), *polygon.max(axis=0)))
             score = (x2 - x1) * (y2 - y1) / ((x2 - x1) * (y2 - y1) + 100)
-            if min(x2 - x1, y2 - y1) < self.min_side or score < min_score:
+            if min(x2 - x1, y2 - y1) < self.min_side:
                 continue
             part = bright[y1:y2, x1:x2]
             boxes.append([x1, y1, x2, y2])
@@ -144,7 +132,7 @@ class TestDiscs:
         model = BrightParts()
         plain = Predictor(model, 500, 1000)(scene)
         assert_detected_once(plain, boxes, 0.99)
-        assert model.batches == [[(500, 700)]]
+        assert model.sizes == [[(500, 700)]]
         tiled = Predictor(model, 128, 1000, tiling=Tiling(128, 0.25))(scene)
         matched = assert_detected_once(tiled, boxes, 0.99)
         order = assert_detected_once(plain, boxes, 0.99)
@@ -196,9 +184,9 @@ class TestDiscs:
         model = BrightParts()
         scene = torch.zeros(3, 300, 300, dtype=torch.uint8)
         Predictor(model, 100, 1000, tiling=Tiling(100, 0.0, batch=4))(scene)
-        assert list(map(len, model.batches)) == [1, 4, 4, 1]
+        assert list(map(len, model.sizes)) == [1, 4, 4, 1]
         assert len(Predictor(model, 100, 1000, tiling=Tiling(300))(scene)["boxes"]) == 0
-        assert model.batches[4:] == [[(100, 100)]]  # it fits into one tile
+        assert model.sizes[4:] == [[(100, 100)]]  # it fits into one tile
 
 
 def detections(*rows, **more):

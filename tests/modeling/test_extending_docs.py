@@ -16,6 +16,7 @@ from detlite.data import build_dataset
 from detlite.evaluation import Results
 from detlite.evaluation.evaluators import build_evaluators
 from detlite.registry import Registry
+from tests.builders import coco_content, coco_detection, coco_object
 
 PAGE = (Path(__file__).parents[2] / "docs" / "extending.md").read_text(encoding="utf-8")
 # Module, registry and config key of each row of the table.
@@ -94,12 +95,10 @@ def test_dataset_of_a_table(run_block, tiny_config, tmp_path):
 
 
 def test_evaluator_of_counts(run_block, tiny_config, tmp_path):
-    box, size = {"bbox": [1, 2, 10, 20], "category_id": 1}, {"height": 30, "width": 40}
-    content = {
-        "images": [{"id": n, "file_name": f"{n}.png", **size} for n in (1, 2, 3, 4)],
-        "annotations": [{"id": n, "image_id": n, **box} for n in (1, 2)],
-        "categories": [{"id": 1, "name": "cat"}],
-    }
+    box = [1, 2, 10, 20]
+    content = coco_content(
+        [coco_object(box, image=n) for n in (1, 2)], (1, 2, 3, 4), (30, 40), ["cat"]
+    )
     for image in content["images"]:
         Image.new("RGB", (40, 30)).save(tmp_path / image["file_name"])
     file = tmp_path / "val.json"
@@ -116,7 +115,7 @@ def test_evaluator_of_counts(run_block, tiny_config, tmp_path):
 
     evaluator, dataset = prepared()
     scores = [(1, 0.9), (1, 0.2), (2, 0.4), (4, 0.5)]
-    rows = [{"image_id": image, "score": score, **box} for image, score in scores]
+    rows = [coco_detection(box, score, image=image) for image, score in scores]
     assert evaluator.evaluate(cfg, dataset, Results.from_coco(rows)) == {"counts": {"right": 0.5}}
     content["categories"].append({"id": 2, "name": "dog"})
     with pytest.raises(ConfigError, match="val: can only count objects of one category"):

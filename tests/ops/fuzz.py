@@ -64,7 +64,7 @@ def random_map(rng: random.Random, dtype: torch.dtype, n: int, c: int) -> Tensor
     return x[:, :, :h, :w].contiguous()
 
 
-def random_boxes(rng: random.Random, count: int, extent: float) -> Tensor:
+def hostile_boxes(rng: random.Random, count: int, extent: float) -> Tensor:
     corner = torch.rand(count, 2) * 1.5 * extent - 0.25 * extent
     boxes = torch.cat([corner, corner + torch.rand(count, 2) ** 2 * extent], dim=1)
     for _ in range(rng.choice([0, 0, 1, 4])):
@@ -82,7 +82,7 @@ def pooling(rng: random.Random) -> Callable[[], list[Tensor]]:
     maps = [random_map(rng, dtype, n, c).requires_grad_() for _ in range(levels)]
     scales = [rng.choice([1.0, 0.25, 0.3]) / 2**level for level in range(levels)]
     count = rng.choice([0, 1, 2, 7])
-    boxes = random_boxes(rng, count, rng.choice([1, 20, 100, 2000]))
+    boxes = hostile_boxes(rng, count, rng.choice([1, 20, 100, 2000]))
     rois = torch.cat([torch.randint(0, n, (count, 1)), boxes], dim=1)
     size = rng.choice([1, 2, 7]), rng.choice([1, 3, 7])
     sampling, aligned = rng.choice([-1, 0, 1, 2, 3, 70]), rng.random() < 0.5
@@ -100,7 +100,7 @@ def pooling(rng: random.Random) -> Callable[[], list[Tensor]]:
 
 def suppression(rng: random.Random) -> Callable[[], list[Tensor]]:
     count = rng.choice([0, 1, 5, 40, 300])
-    boxes = random_boxes(rng, count, rng.choice([1e-18, 1.0, 30, 1000]))
+    boxes = hostile_boxes(rng, count, rng.choice([1e-18, 1.0, 30, 1000]))
     scores = torch.randint(0, rng.choice([3, 1000]), (count,)).float()
     idxs = torch.randint(-3, rng.choice([-2, 1, 40]), (count,))
     threshold = rng.choice([0.0, 1e-4, 0.1, 0.5, 0.7, 1.0, 1.5])
@@ -120,15 +120,15 @@ def matching(rng: random.Random) -> Callable[[], list[Tensor]]:
         rng.choice([0, 1, 70, 1200]),
     )
     extent = rng.choice([1e-18, 1.0, 30, 1000])
-    truth = random_boxes(rng, images * truths, extent).view(images, truths, 4)
+    truth = hostile_boxes(rng, images * truths, extent).view(images, truths, 4)
     valid = torch.rand(images, truths) > rng.choice([0, 0.3, 1])
-    candidates = random_boxes(rng, count, extent)
+    candidates = hostile_boxes(rng, count, extent)
     return lambda: list(ops.match_boxes(truth, valid, candidates))
 
 
 def pasting(rng: random.Random) -> Callable[[], list[Tensor]]:
     count, size = rng.choice([0, 1, 5]), (rng.randrange(1, 150), rng.randrange(1, 150))
-    boxes = random_boxes(rng, count, rng.choice([1, 30, 300]))
+    boxes = hostile_boxes(rng, count, rng.choice([1, 30, 300]))
     probs = torch.rand(count, rng.randrange(1, 30), rng.randrange(1, 30))
     return lambda: list(torch.ops.detlite.paste_masks_rle(probs, boxes, *size, 0.5))
 
@@ -140,7 +140,7 @@ def cropping(rng: random.Random, plain: bool = False) -> Callable[[], list[Tenso
     soft, so that rounding cannot change a cell between 0 and 1.
     """
     count, extent = rng.choice([0, 1, 7]), rng.choice([1, 30, 300, 1e5])
-    boxes = random_boxes(rng, count, extent)
+    boxes = hostile_boxes(rng, count, extent)
     if rng.random() < 0.5:
         values, frame = torch.randn(60, dtype=torch.float64) * extent, [0] * 6
         if rng.random() < 0.2:
@@ -158,7 +158,7 @@ def cropping(rng: random.Random, plain: bool = False) -> Callable[[], list[Tenso
 
 
 def keypoints(rng: random.Random) -> Callable[[], list[Tensor]]:
-    boxes = random_boxes(rng, rng.choice([0, 1, 3]), rng.choice([1, 30, 300]))
+    boxes = hostile_boxes(rng, rng.choice([0, 1, 3]), rng.choice([1, 30, 300]))
     maps = torch.randn(len(boxes), 2, rng.randrange(1, 60), rng.randrange(1, 60))
     return lambda: list(ops.heatmap_peaks(maps, boxes))
 

@@ -68,9 +68,9 @@ print(json.dumps({
 # The process takes five seconds.
 @pytest.fixture(scope="module", params=[pytest.param("process", marks=pytest.mark.slow)])
 def without_kernels(repo_root, tmp_path_factory):
-    from tests.conftest import _TINY, _TINY_FPN
+    from tests.builders import TINY, TINY_FPN
 
-    options = [item for pair in {**_TINY, **_TINY_FPN}.items() for item in pair]
+    options = [item for pair in {**TINY, **TINY_FPN}.items() for item in pair]
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, json.dumps(options)],
         cwd=repo_root, text=True, capture_output=True,

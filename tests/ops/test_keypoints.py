@@ -9,6 +9,7 @@ from torch.nn import functional as F
 from torchvision.models.detection.roi_heads import heatmaps_to_keypoints
 
 from detlite.ops import heatmap_peaks
+from tests.builders import random_boxes
 
 
 def enlarge(maps, boxes):
@@ -26,11 +27,6 @@ def enlarge(maps, boxes):
 
 def peaks(maps, boxes, device):
     return tuple(x.cpu() for x in heatmap_peaks(maps.to(device), boxes.to(device)))
-
-
-def random_boxes(count, extent=60.0):
-    low = torch.rand(count, 2) * 50
-    return torch.cat([low, low + 0.3 + torch.rand(count, 2) * extent], dim=1)
 
 
 def heights(maps, boxes, keypoints):
@@ -60,11 +56,11 @@ def check(maps, boxes, device):
 @pytest.mark.parametrize("extent", [1.0, 20.0, 300.0])
 def test_equals_the_peak_of_the_interpolated_map(device, size, extent):
     torch.manual_seed(0)
-    check(torch.randn(6, 5, *size), random_boxes(6, extent), device)
+    check(torch.randn(6, 5, *size), random_boxes(6, extent=50, sides=(0.3, extent)), device)
 
 
 def test_matches_torchvision(device):
-    boxes, maps = random_boxes(12), torch.randn(12, 17, 56, 56)
+    boxes, maps = random_boxes(12, sides=(0.3, 60)), torch.randn(12, 17, 56, 56)
     expected, wanted_scores = heatmaps_to_keypoints(maps, boxes)
     keypoints, scores = peaks(maps, boxes, device)
     torch.testing.assert_close(keypoints, expected, atol=1e-4, rtol=0)
@@ -102,7 +98,7 @@ def test_no_maps_or_boxes(device):
 
 def test_single_cell(device):
     # Pixels differ by rounding alone.
-    maps, boxes = torch.randn(5, 2, 1, 1), random_boxes(5)
+    maps, boxes = torch.randn(5, 2, 1, 1), random_boxes(5, sides=(0.3, 60))
     keypoints, scores = peaks(maps, boxes, device)
     torch.testing.assert_close(scores, maps[..., 0, 0])
     assert (keypoints[..., :2] > boxes[:, None, :2]).all()
@@ -154,13 +150,13 @@ def test_maps_with_nan_have_score_nan(device, value):
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
 def test_computes_in_float32(device, dtype):
-    maps, boxes = torch.randn(2, 3, 9, 9).to(dtype), random_boxes(2).to(dtype)
+    maps, boxes = torch.randn(2, 3, 9, 9).to(dtype), random_boxes(2, sides=(0.3, 60)).to(dtype)
     actual, expected = peaks(maps, boxes, device), peaks(maps.float(), boxes.float(), device)
     assert all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True))
 
 
 def test_maps_of_any_strides(device):
-    maps, boxes = torch.randn(2, 3, 9, 12), random_boxes(2)
+    maps, boxes = torch.randn(2, 3, 9, 12), random_boxes(2, sides=(0.3, 60))
     last = maps.contiguous(memory_format=torch.channels_last)
     actual, expected = peaks(last, boxes, device), peaks(maps, boxes, device)
     assert all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True))
@@ -184,12 +180,12 @@ def test_invalid_arguments_are_named(device, change, message):
 
 
 def test_opcheck():
-    arguments = torch.randn(2, 3, 9, 9), random_boxes(2)
+    arguments = torch.randn(2, 3, 9, 9), random_boxes(2, sides=(0.3, 60))
     torch.library.opcheck(torch.ops.detlite.heatmap_peaks, arguments)
 
 
 def test_compiles_without_graph_breaks():
-    arguments = torch.randn(2, 3, 9, 9), random_boxes(2)
+    arguments = torch.randn(2, 3, 9, 9), random_boxes(2, sides=(0.3, 60))
     compiled = torch.compile(heatmap_peaks, fullgraph=True, backend="aot_eager")
     actual, expected = compiled(*arguments), heatmap_peaks(*arguments)
     assert all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True))
@@ -197,4 +193,4 @@ def test_compiles_without_graph_breaks():
 
 def test_no_gradient_flows():
     maps = torch.randn(2, 3, 9, 9, requires_grad=True)
-    assert not any(x.requires_grad for x in heatmap_peaks(maps, random_boxes(2)))
+    assert not any(x.requires_grad for x in heatmap_peaks(maps, random_boxes(2, sides=(0.3, 60))))

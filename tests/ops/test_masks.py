@@ -233,7 +233,7 @@ def random_mask(random, height, width):
     return mask.astype(np.uint8)
 
 
-def random_boxes(random, count, height, width):
+def boxes_with_ties(random, count, height, width):
     low = random.uniform(-0.2, 1, (count, 2)) * [width, height]
     sides = random.uniform(0, 1.2, (count, 2)) * [width, height]
     boxes = np.concatenate([low, low + sides], axis=1)
@@ -253,7 +253,7 @@ def test_run_lengths_equal_roi_align_of_bitmaps(device, soft, flips, resolution)
         masks = [random_mask(random, height, width) for _ in range(4)]
         bitmaps = np.stack([resize(mask, frame) for mask in masks])
         index = random.integers(0, 4, 30).tolist()
-        boxes = random_boxes(random, 30, new_height, new_width)
+        boxes = boxes_with_ties(random, 30, new_height, new_width)
         packed = pack([[run_boundaries(mask)] for mask in masks], [frame] * 4)
         actual = crop(packed, index, boxes, resolution, soft, device)
         assert actual.any()

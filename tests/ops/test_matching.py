@@ -4,16 +4,10 @@ import torch
 
 from detlite.ops import match_boxes
 from detlite.structures import boxes as box_ops
+from tests.builders import random_boxes
 from tests.ops.oracles import match_boxes as oracle
 
 HALVES = [torch.float16, torch.bfloat16]
-
-
-def random_boxes(*shape, extent=60.0, whole=False):
-    """Boxes [..., 4]; with whole coordinates many overlaps are equal."""
-    corner = torch.rand(*shape, 2) * extent
-    boxes = torch.cat([corner, corner + torch.rand(*shape, 2) * 30 - 2], -1)
-    return boxes.round() if whole else boxes
 
 
 def anchors(rows, columns, stride=8, sizes=(16, 32)):
@@ -49,10 +43,12 @@ def assert_matches_oracle(truth, valid, candidates, device):
     [(1, 1, 1), (2, 3, 17), (3, 16, 64), (2, 17, 65), (1, 300, 20), (2, 5, 130)],
 )
 def test_matches_oracle(device, images, truths, count, whole, shared):
-    truth = random_boxes(images, truths, whole=whole)
+    truth = random_boxes(images, truths, sides=(-2, 28))
     valid = torch.rand(images, truths) > 0.3
     leading = () if shared else (images,)
-    candidates = random_boxes(*leading, count, whole=whole)
+    candidates = random_boxes(*leading, count, sides=(-2, 28))
+    if whole:  # many overlaps are equal
+        truth, candidates = truth.round(), candidates.round()
     assert_matches_oracle(truth, valid, candidates, device)
 
 

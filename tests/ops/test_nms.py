@@ -6,12 +6,8 @@ import torch
 import torchvision
 
 from detlite.ops import batched_nms, nms
+from tests.builders import random_boxes
 from tests.ops.oracles import batched_nms as oracle
-
-
-def random_boxes(count, extent=100.0, dtype=torch.float32):
-    corner = torch.rand(count, 2) * extent
-    return torch.cat([corner, corner + torch.rand(count, 2) * 40], 1).to(dtype)
 
 
 def distinct_scores(count):
@@ -30,7 +26,7 @@ def test_nms_matches_torchvision(device, count, threshold):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("groups", [1, 3, 200])
 def test_batched_nms_matches_oracle(device, dtype, groups):
-    boxes = random_boxes(150, dtype=dtype).to(device)
+    boxes = random_boxes(150, extent=100).to(device, dtype)
     scores = torch.rand(150).to(device, dtype)  # half types bring ties
     idxs = torch.randint(-groups, groups, (150,)).to(device)
 
@@ -43,7 +39,7 @@ def test_batched_nms_matches_oracle(device, dtype, groups):
 
 
 def test_many_groups_match_one_call_each(device):
-    boxes, scores = random_boxes(2000).to(device), distinct_scores(2000).to(device)
+    boxes, scores = random_boxes(2000, extent=100).to(device), distinct_scores(2000).to(device)
     idxs = torch.randint(0, 20, (2000,), device=device)
     kept = torch.cat(
         [
@@ -71,13 +67,13 @@ def test_groups_across_chunks(device, sizes):
     count = sum(sizes)
     idxs = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
     idxs = idxs[torch.randperm(count)].to(device)
-    boxes, scores = random_boxes(count, 300.0).to(device), distinct_scores(count).to(device)
+    boxes, scores = random_boxes(count, extent=300.0).to(device), distinct_scores(count).to(device)
     expected = by_torchvision(boxes, scores, idxs, 0.5)
     assert torch.equal(batched_nms(boxes, scores, idxs, 0.5), expected)
 
 
 def test_one_group_per_box(device):
-    boxes, scores = random_boxes(2200).to(device), distinct_scores(2200).to(device)
+    boxes, scores = random_boxes(2200, extent=100).to(device), distinct_scores(2200).to(device)
     idxs = torch.randperm(2200, device=device) * 10**12
     expected = scores.argsort(descending=True)
     assert torch.equal(batched_nms(boxes, scores, idxs, 0.0), expected)
@@ -120,7 +116,7 @@ def test_boxes_of_any_size_match_oracle(device, extent, threshold):
 @pytest.mark.parametrize("threshold", [0.25, 1 / 3, 0.5, 0.75])
 def test_whole_coordinates_match_oracle(device, threshold):
     # Many overlaps are the threshold itself.
-    boxes = random_boxes(200, 10.0).div(10).ceil()
+    boxes = random_boxes(200, extent=10.0).div(10).ceil()
     scores, idxs = torch.rand(200), torch.zeros(200).long()
     kept = nms(boxes.to(device), scores.to(device), threshold)
     arrays = boxes.numpy(), scores.numpy(), idxs.numpy()
@@ -174,7 +170,7 @@ def test_infinite_and_degenerate_boxes(device):
 
 
 def test_strided_inputs_and_other_integers(device):
-    boxes = random_boxes(50).to(device)
+    boxes = random_boxes(50, extent=100).to(device)
     scores = distinct_scores(50).to(device)
     idxs = torch.randint(0, 4, (50,), device=device)
     expected = batched_nms(boxes, scores, idxs, 0.3)
@@ -185,7 +181,7 @@ def test_strided_inputs_and_other_integers(device):
 
 
 def test_many_threads_agree_with_one():
-    boxes, scores = random_boxes(4000, 400.0), torch.rand(4000)
+    boxes, scores = random_boxes(4000, extent=400.0), torch.rand(4000)
     idxs = torch.randint(0, 9, (4000,))
     threads = torch.get_num_threads()
     results = []
@@ -198,14 +194,14 @@ def test_many_threads_agree_with_one():
 
 
 def test_opcheck(device):
-    boxes, scores = random_boxes(20).to(device), distinct_scores(20).to(device)
+    boxes, scores = random_boxes(20, extent=100).to(device), distinct_scores(20).to(device)
     idxs = torch.randint(0, 4, (20,), device=device)
     torch.library.opcheck(torch.ops.detlite.nms, (boxes, scores, 0.5))
     torch.library.opcheck(torch.ops.detlite.batched_nms, (boxes, scores, idxs, 0.5))
 
 
 def test_traces_to_one_graph(device):
-    boxes, scores = random_boxes(20).to(device), distinct_scores(20).to(device)
+    boxes, scores = random_boxes(20, extent=100).to(device), distinct_scores(20).to(device)
 
     def best(boxes, scores):
         return boxes[nms(boxes, scores, 0.5)] * 2

@@ -5,12 +5,8 @@ import pytest
 import torch
 
 from detlite.ops import batched_nms, padded_nms
+from tests.builders import random_boxes
 from tests.ops.oracles import padded_nms as oracle
-
-
-def random_boxes(*shape, extent=60.0):
-    corner = torch.rand(*shape, 2) * extent
-    return torch.cat([corner, corner + torch.rand(*shape, 2) * 40], -1)
 
 
 def random_case(images, count, groups=3, dtype=torch.float32):

@@ -5,16 +5,12 @@ import torch
 
 from detlite.conventions import CONVENTIONS
 from detlite.structures import boxes as box_ops
+from tests.builders import random_boxes
 
 CONTINUOUS = CONVENTIONS["detlite"]
 INCLUSIVE = CONVENTIONS["maskrcnn-benchmark"]
 BOTH = pytest.mark.parametrize("convention", [CONTINUOUS, INCLUSIVE], ids=lambda c: c.name)
 SIZES = [(24, 40), (48, 33), (31, 64)]
-
-
-def random_boxes(count: int) -> torch.Tensor:
-    corner = torch.rand(count, 2) * 80
-    return torch.cat([corner, corner + torch.rand(count, 2) * 40], dim=1)
 
 
 def batch_of_boxes() -> torch.Tensor:

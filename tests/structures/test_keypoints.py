@@ -12,15 +12,11 @@ from detlite.structures.keypoints import (
     to_heatmap_cells,
     with_sides,
 )
-
-
-def random_boxes(count: int) -> torch.Tensor:
-    low = torch.rand(count, 2) * 50
-    return torch.cat([low, low + 0.3 + torch.rand(count, 2) * 60], dim=1)
+from tests.builders import random_boxes
 
 
 def test_cells_equal_torchvision():
-    boxes = random_boxes(40)
+    boxes = random_boxes(40, extent=50, sides=(0.3, 60))
     keypoints = torch.rand(40, 17, 3) * 110
     keypoints[..., 2] = torch.randint(0, 3, (40, 17))
     keypoints[:, 0, :2] = boxes[:, 2:]  # the far corner

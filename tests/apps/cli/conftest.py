@@ -12,7 +12,8 @@ from PIL import Image
 from detlite.apps.cli.main import main
 from detlite.config import load_config
 from detlite.evaluation import Results, evaluate_coco
-from tests.evaluation.synthetic_detections import make_coco, synthetic_dataset
+from tests.builders import make_coco
+from tests.evaluation.synthetic_detections import synthetic_dataset
 
 
 @pytest.fixture

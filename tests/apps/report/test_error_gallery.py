@@ -18,38 +18,28 @@ from detlite.apps.report.runs import Run, RunAnalysis
 from detlite.data import CocoDataset
 from detlite.evaluation import Results
 from detlite.structures.masks.formats import encode_bitmap, polygons_to_rle
+from tests.builders import coco_content, coco_detection, coco_object, rectangle
 
 MISNAMED, MISSED = [20.0, 30.0, 40.0, 30.0], [150.0, 100.0, 30.0, 40.0]
 
 
-def corners(box: list[float]) -> list[list[float]]:
-    x, y, w, h = box
-    return [[x, y, x + w, y, x + w, y + h, x, y + h]]
-
-
 def rle(box: list[float]) -> dict[str, Any]:
-    encoded = polygons_to_rle(corners(box), 160, 200)
+    encoded = polygons_to_rle(rectangle(*box), 160, 200)
     return {"size": list(encoded["size"]), "counts": encoded["counts"].decode()}
 
 
 @pytest.fixture
 def analyzed(tmp_path: Path) -> RunAnalysis:
     """Return the analysis of a gray image with a cat detected as a dog, and a missed dog."""
-    content = {
-        "categories": [{"id": 3, "name": "cat"}, {"id": 5, "name": "dog"}],
-        "images": [{"id": 7, "file_name": "a.png", "height": 160, "width": 200}],
-        "annotations": [
-            {"id": 1, "image_id": 7, "category_id": 3, "bbox": MISNAMED, "iscrowd": 0,
-             "area": 1200, "segmentation": corners(MISNAMED)},
-            {"id": 2, "image_id": 7, "category_id": 5, "bbox": MISSED, "iscrowd": 0,
-             "area": 1200, "segmentation": corners(MISSED)},
-        ],
-    }  # fmt: skip
+    objects = [
+        coco_object(box, category, 7, segmentation=rectangle(*box))
+        for category, box in ((3, MISNAMED), (5, MISSED))
+    ]
+    content = coco_content(objects, [7], (160, 200), {3: "cat", 5: "dog"})
     (tmp_path / "a.json").write_text(json.dumps(content))
-    Image.new("RGB", (200, 160), (128, 128, 128)).save(tmp_path / "a.png")
+    Image.new("RGB", (200, 160), (128, 128, 128)).save(tmp_path / "7.png")
     dataset = CocoDataset(tmp_path / "a.json", tmp_path)
-    row = {"image_id": 7, "category_id": 5, "bbox": MISNAMED, "score": 0.75,
-           "segmentation": rle(MISNAMED)}  # fmt: skip
+    row = coco_detection(MISNAMED, 0.75, 5, 7, segmentation=rle(MISNAMED))
     results = Results.from_coco([row], ["bbox", "segm"])
     coco_gt = dataset.coco_gt()
     analysis = analyze_detections(coco_gt, results, "segm", np.ones((1, 1), np.uint8))
@@ -74,7 +64,7 @@ def panels(source: str) -> tuple[np.ndarray, np.ndarray]:
 def test_false_positive(gallery: ErrorGallery) -> None:
     (error,) = gallery.false_positives()
     assert (error.category, error.kind, error.score) == ("dog", "classification", 0.75)
-    assert error.text == "dog: labeled cat (a.png)"
+    assert error.text == "dog: labeled cat (7.png)"
     labels, detections = panels(error.source)
     # The window of 88 pixels around the box starts at x = 0 and y = 1.
     scale = 240 / 88
@@ -90,9 +80,9 @@ def test_missed_objects(gallery: ErrorGallery) -> None:
     cat, dog = gallery.missed_objects()
     # The cat is missed too, because the detection there has another category.
     assert (cat.category, cat.kind, cat.score) == ("cat", "missed", 0.75)
-    assert cat.text == "cat of 1200 px²: nearest is dog 0.75, IoU 100 % (a.png)"
+    assert cat.text == "cat of 1200 px²: nearest is dog 0.75, IoU 100 % (7.png)"
     assert (dog.category, dog.kind, dog.score) == ("dog", "missed", 0)
-    assert dog.text == "dog of 1200 px²: no detection there (a.png)"
+    assert dog.text == "dog of 1200 px²: no detection there (7.png)"
     labels, detections = panels(dog.source)
     assert abs(detections).max() < 24  # JPEG blurs the frame
     assert (labels.max(axis=(0, 1)) > 60).any()
@@ -109,14 +99,14 @@ def test_background_detections(analyzed: RunAnalysis) -> None:
     empty = {"size": [160, 200], "counts": encode_bitmap(np.zeros((160, 200)))["counts"]}
     far = [100.0, 10.0, 20.0, 20.0]
     rows = [
-        {"image_id": 7, "category_id": 3, "bbox": MISNAMED, "score": 0.5, "segmentation": empty},
-        {"image_id": 7, "category_id": 5, "bbox": far, "score": 0.6, "segmentation": rle(far)},
+        coco_detection(MISNAMED, 0.5, 3, 7, segmentation=empty),
+        coco_detection(far, 0.6, 5, 7, segmentation=rle(far)),
     ]
     results = Results.from_coco(rows, ["bbox", "segm"])
     analysis = analyze_detections(analyzed.coco_gt, results, "segm", np.ones((1, 1), np.uint8))
     analyzed = replace(analyzed, results=results, analyses={"segm": analysis})
     errors = ErrorGallery(analyzed, 5).false_positives()
     assert [error.text for error in errors] == [
-        "dog: no label there (a.png)", "cat: its mask is empty (a.png)",
+        "dog: no label there (7.png)", "cat: its mask is empty (7.png)",
     ]  # fmt: skip
     assert {error.kind for error in errors} == {"background"}

@@ -236,7 +236,7 @@ class TestRefusals:
         assert error in content["error"]
         assert "bytes:" not in content["error"]
         assert len(content["error"]) < 600
-        assert model.batches == []
+        assert model.sizes == []
 
     def test_truncated_image(self, app: Any, talk: Talk, image_file: ImageFileOf) -> None:
         file = image_file(400, 400, "JPEG")
@@ -283,7 +283,7 @@ class TestRefusals:
 
         async def scenario(client: Any) -> tuple[Any, list[Any]]:
             waiting = [asyncio.create_task(send(client, image_file())) for _ in range(3)]
-            while len(model.batches) == 0:
+            while len(model.sizes) == 0:
                 await asyncio.sleep(0.01)
             last = await send(client, image_file())
             model.gate.set()
@@ -345,7 +345,7 @@ class TestRefusals:
         assert [response.status_code for response in expired] == [504] * 5
         assert "0.3 seconds" in expired[0].json()["error"]
         assert after.status_code == 200
-        assert len(model.batches) == 2
+        assert len(model.sizes) == 2
 
     def test_failing_model(self, app: Any, talk: Talk, image_file: ImageFileOf, model: Any) -> None:
         async def scenario(client: Any) -> tuple[Any, Any]:

@@ -25,7 +25,7 @@ def predict_all(
         tasks = []
         for image in images:
             tasks.append(asyncio.create_task(batcher.predict(image, lambda x, _: x.size)))
-            while not predictor.model.batches:
+            while not predictor.model.sizes:
                 await asyncio.sleep(0.01)
         while len(batcher._waiting) < min(len(images), 2 * max_batch) - 1:
             await asyncio.sleep(0.01)
@@ -45,7 +45,7 @@ def test_waiting_images_share_a_batch(
 ) -> None:
     sizes, batches = predict_all(predictor, 4, [image_file()] * 6)
     assert sizes == [(60, 120)] * 6
-    assert batches == [len(batch) for batch in predictor.model.batches] == [1, 4, 1]
+    assert batches == [len(batch) for batch in predictor.model.sizes] == [1, 4, 1]
 
 
 def test_batches_have_similar_sizes_and_start_with_the_oldest(
@@ -53,7 +53,7 @@ def test_batches_have_similar_sizes_and_start_with_the_oldest(
 ) -> None:
     sizes = [(60, 120), (60, 60), (60, 120), (60, 61), (60, 122)]
     assert predict_all(predictor, 4, [image_file(*size) for size in sizes])[0] == sizes
-    batches = predictor.model.batches
+    batches = predictor.model.sizes
     assert batches[0] == [(60, 120)]
     assert {frozenset(batch) for batch in batches[1:]} == {
         frozenset({(60, 60), (60, 61)}), frozenset({(60, 120), (60, 122)}),

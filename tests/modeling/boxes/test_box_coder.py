@@ -4,7 +4,7 @@ import torch
 from torchvision.models.detection._utils import BoxCoder as TorchvisionCoder
 
 from detlite.modeling.boxes.box_coder import MAX_LOG_SCALE, BoxCoder
-from tests.modeling.boxes.random_boxes import random_boxes
+from tests.builders import random_boxes
 
 WEIGHTS = (10.0, 10.0, 5.0, 5.0)
 CODER = BoxCoder(WEIGHTS)

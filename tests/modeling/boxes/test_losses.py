@@ -9,7 +9,7 @@ from detlite import ConfigError
 from detlite.modeling.boxes.box_coder import BoxCoder
 from detlite.modeling.boxes.losses import BoxLoss, ClassLoss, generalized_iou
 from detlite.modeling.build import build_model
-from tests.modeling.boxes.random_boxes import random_boxes
+from tests.builders import random_boxes
 
 CODER = BoxCoder((10.0, 10.0, 5.0, 5.0))
 ALL = torch.ones(20, dtype=torch.bool)
@@ -73,7 +73,7 @@ def test_perfect_deltas_have_no_loss(kind):
 
 @each_kind
 def test_optimization_reaches_the_boxes(kind):
-    boxes, references = random_boxes(4), random_boxes(4)
+    boxes, references = (random_boxes(4, extent=30, sides=(5, 35)) for _ in range(2))
     deltas = torch.zeros(4, 4, requires_grad=True)
     optimizer = torch.optim.Adam([deltas], lr=0.1)
     for _ in range(400):

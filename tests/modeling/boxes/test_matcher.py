@@ -7,7 +7,7 @@ from torch import Tensor
 from detlite.modeling.boxes.matcher import BACKGROUND, IGNORE, Matcher
 from detlite.structures import boxes as box_ops
 from detlite.structures.instances import GroundTruth
-from tests.modeling.boxes.random_boxes import ground_truth, random_boxes
+from tests.builders import padded_gt, random_boxes
 
 each_mode = pytest.mark.parametrize("allow_low_quality", [False, True])
 
@@ -44,7 +44,7 @@ def test_match_equals_a_loop_over_candidates(allow_low_quality, thresholds):
     candidates[7] = torch.tensor([80.0, 80, 120, 120])
     truth[0][2] = torch.tensor([110.0, 110, 130, 130])  # has only a low-quality match
     truth[0][4] = torch.tensor([200.0, 200, 210, 210])  # overlaps nothing
-    matched = matcher(ground_truth(*truth), candidates)
+    matched = matcher(padded_gt(*truth), candidates)
     assert matched.dtype == torch.int64
     for boxes, own in zip(truth, matched, strict=True):
         assert own.tolist() == reference_match(boxes, candidates, matcher)
@@ -54,21 +54,21 @@ def test_match_equals_a_loop_over_candidates(allow_low_quality, thresholds):
 def test_candidates_may_differ_between_images():
     matcher, truth = Matcher(0.5, 0.4), [random_boxes(3), random_boxes(6)]
     candidates = torch.stack([random_boxes(30), random_boxes(30)])
-    matched = matcher(ground_truth(*truth), candidates)
+    matched = matcher(padded_gt(*truth), candidates)
     for image in range(2):
         assert matched[image].tolist() == reference_match(truth[image], candidates[image], matcher)
 
 
 def test_thresholds_include_foreground_and_exclude_background():
     candidates = intervals((0, 6.9), (0, 7), (0, 3), (0, 2.9))
-    matched = Matcher(0.7, 0.3)(ground_truth(intervals((0, 10))), candidates)
+    matched = Matcher(0.7, 0.3)(padded_gt(intervals((0, 10))), candidates)
     assert matched.tolist() == [[IGNORE, 0, IGNORE, BACKGROUND]]
 
 
 def test_low_quality_matches_include_ties():
     truth, candidates = intervals((0, 10), (8, 14)), intervals((0, 2), (8, 10), (10, 14))
     # Candidates 0 and 1 are the best of ground truth 0, but 1 overlaps ground truth 1 more.
-    matched = Matcher(0.7, 0.3, allow_low_quality_matches=True)(ground_truth(truth), candidates)
+    matched = Matcher(0.7, 0.3, allow_low_quality_matches=True)(padded_gt(truth), candidates)
     assert matched.tolist() == [[0, 1, 1]]
 
 
@@ -77,25 +77,29 @@ def test_low_quality_matches_include_ties():
 def test_without_ground_truth_all_is_background(allow_low_quality, thresholds):
     matcher = Matcher(*thresholds, allow_low_quality)
     padding = GroundTruth(torch.zeros(1, 2, 4), torch.zeros(1, 2))
-    for truth in (ground_truth(random_boxes(0)), padding):
+    for truth in (padded_gt(random_boxes(0)), padding):
         assert matcher(truth, random_boxes(3)).tolist() == [[BACKGROUND] * 3]
 
 
 def test_no_candidates():
-    matched = Matcher(0.7, 0.3, True)(ground_truth(random_boxes(2)), random_boxes(0))
+    matched = Matcher(0.7, 0.3, True)(padded_gt(random_boxes(2)), random_boxes(0))
     assert matched.shape == (1, 0)
     assert matched.dtype == torch.int64
 
 
 def test_padding_has_no_effect():
     matcher, boxes, candidates = Matcher(0.5, 0.3, True), random_boxes(3), random_boxes(20)
-    padded = ground_truth(boxes, random_boxes(9))
+    padded = padded_gt(boxes, random_boxes(9))
     padded.boxes[0, 3:] = candidates[:6]
-    assert torch.equal(matcher(padded, candidates)[:1], matcher(ground_truth(boxes), candidates))
+    assert torch.equal(matcher(padded, candidates)[:1], matcher(padded_gt(boxes), candidates))
 
 
 def test_invalid_candidates_are_ignored():
-    matcher, truth, candidates = Matcher(0.5, 0.3), ground_truth(random_boxes(3)), random_boxes(20)
+    matcher, truth, candidates = (
+        Matcher(0.5, 0.3),
+        padded_gt(random_boxes(3)),
+        random_boxes(20),
+    )
     valid = torch.rand(1, 20) < 0.5
     every, some = matcher(truth, candidates), matcher(truth, candidates, valid)
     assert torch.equal(some[valid], every[valid])
@@ -104,7 +108,7 @@ def test_invalid_candidates_are_ignored():
 
 
 def test_boxes_half_inside_an_ignored_region_are_not_background():
-    truth = ground_truth(intervals((0, 10)), intervals((50, 60)))
+    truth = padded_gt(intervals((0, 10)), intervals((50, 60)))
     regions = torch.stack([intervals((20, 30), (40, 45)), torch.zeros(2, 4)])
     truth = dataclasses.replace(truth, ignored=regions)
     candidates = intervals((0, 10), (20, 30), (25, 35), (26, 36), (40, 44), (70, 80))

@@ -13,7 +13,7 @@ from detlite.modeling.boxes.sampler import (
 )
 from detlite.structures import boxes as box_ops
 from detlite.structures.instances import GroundTruth, Proposals
-from tests.modeling.boxes.random_boxes import ground_truth, random_boxes
+from tests.builders import padded_gt, random_boxes
 
 
 def shuffled_matches(positive: int, negative: int, ignored: int) -> Tensor:
@@ -83,15 +83,17 @@ def scene(*counts: int, proposals: tuple[int, ...] | None = None) -> tuple[Propo
     Half of the proposals are near objects.
     """
     proposals = proposals or (40,) * len(counts)
-    objects = [random_boxes(count, 60, 8) for count in counts]
-    truth = ground_truth(*objects)
+    objects = [random_boxes(count, extent=60, sides=(8, 68)) for count in counts]
+    truth = padded_gt(*objects)
     truth.labels[truth.valid] = torch.randint(1, 5, (int(truth.valid.sum()),))
     boxes = torch.zeros(len(counts), max(1, *proposals), 4)
     valid = torch.zeros(boxes.shape[:2], dtype=torch.bool)
     for image, (own, count) in enumerate(zip(objects, proposals, strict=True)):
         near = own.repeat(count, 1)[: count // 2]
         near = near + torch.randn_like(near)
-        boxes[image, :count] = torch.cat([near, random_boxes(count - len(near), 60, 8)])
+        boxes[image, :count] = torch.cat(
+            [near, random_boxes(count - len(near), extent=60, sides=(8, 68))]
+        )
         valid[image, :count] = True
     return Proposals(boxes, torch.zeros(valid.shape), valid), truth
 

@@ -17,7 +17,7 @@ from detlite.ops import nms
 from detlite.structures import boxes as box_ops
 from detlite.structures.instances import Detections, GroundTruth, Samples
 from detlite.structures.padding import Packing
-from tests.modeling.boxes.random_boxes import random_boxes
+from tests.builders import random_boxes
 
 CLASSES = 3  # with background
 CODER = BoxCoder((10.0, 10.0, 5.0, 5.0))

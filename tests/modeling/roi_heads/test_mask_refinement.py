@@ -19,6 +19,7 @@ from detlite.modeling.roi_heads.mask_refinement import (
 from detlite.structures import boxes as box_ops
 from detlite.structures.instances import Detections
 from detlite.structures.masks.pasting import paste_probabilities
+from tests.builders import coco_content, make_coco
 from tests.modeling.family import RETINANET
 
 OURS = CONVENTIONS["detlite"]
@@ -89,14 +90,7 @@ CATEGORIES = [{"id": number, "name": str(number)} for number in (1, 2, 3)]
 
 def ground_truth(rows: list[dict[str, Any]]) -> COCO:
     """Return images of 90 x 90 pixels whose objects are detections."""
-    coco = COCO()
-    coco.dataset = {
-        "images": [{"id": image, "height": 90, "width": 90} for image in range(30)],
-        "categories": CATEGORIES,
-        "annotations": [{"id": number, **row} for number, row in enumerate(rows, start=1)],
-    }
-    coco.createIndex()
-    return coco
+    return make_coco(coco_content(rows, range(30), (90, 90), ("1", "2", "3")))
 
 
 @pytest.mark.parametrize("weight", [0.3, 1.0])

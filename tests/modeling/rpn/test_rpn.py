@@ -17,7 +17,7 @@ from detlite.modeling.rpn.anchors import AnchorGenerator
 from detlite.modeling.rpn.rpn import RPN, ProposalLimits
 from detlite.structures import boxes as box_ops
 from detlite.structures.instances import GroundTruth, Images, Proposals
-from tests.modeling.boxes.random_boxes import ground_truth
+from tests.builders import padded_gt
 
 SIZE = (32, 48)
 MAPS = [(8, 12), (4, 6)]  # strides 4 and 8, one anchor per cell
@@ -300,7 +300,7 @@ def test_losses_match_a_loop_over_anchors(straddle, beta):
     truth = torch.tensor([[3.0, 4, 12, 11], [20, 10, 37, 24], [40, 24, 48, 32]])
     sampler = Sampler(10**6, 1.0)
     rpn = make_rpn(sampler=sampler, straddle=straddle, box_loss=BoxLoss(beta=beta))
-    losses = compute_losses(rpn, images_of(SIZE), ground_truth(truth))
+    losses = compute_losses(rpn, images_of(SIZE), padded_gt(truth))
     objectness, box = reference_losses(rpn, SIZE, truth)
     assert losses["loss_objectness"].item() == pytest.approx(objectness, rel=1e-4)
     assert losses["loss_rpn_box"].item() == pytest.approx(box, rel=1e-4)
@@ -311,7 +311,7 @@ def test_losses_depend_on_the_sampled_fractions(fraction):
     rpn = make_rpn(matcher=Matcher(0.01, 0.01), sampler=Sampler(8, fraction))
     for logits in rpn.head.predictions[0]:
         logits.fill_(1.0)
-    losses = compute_losses(rpn, images_of(SIZE), ground_truth(torch.tensor([[0.0, 0, 32, 32]])))
+    losses = compute_losses(rpn, images_of(SIZE), padded_gt(torch.tensor([[0.0, 0, 32, 32]])))
     positive = -math.log(1 / (1 + math.exp(-1)))
     negative = -math.log(1 - 1 / (1 + math.exp(-1)))
     expected = fraction * positive + (1 - fraction) * negative
@@ -321,7 +321,7 @@ def test_losses_depend_on_the_sampled_fractions(fraction):
 def test_losses_of_a_batch_are_means_over_all_anchors():
     rpn = make_rpn(batch=2)
     truth = [torch.tensor([[3.0, 4, 12, 11]]), torch.zeros(0, 4)]
-    together = compute_losses(rpn, images_of(SIZE, SIZE), ground_truth(*truth))
+    together = compute_losses(rpn, images_of(SIZE, SIZE), padded_gt(*truth))
     parts = []
     for image in range(2):
         single = make_rpn()
@@ -335,7 +335,7 @@ def test_losses_of_a_batch_are_means_over_all_anchors():
         kept = (best >= 0.5) | (best < 0.3)
         if len(overlap):
             kept |= (overlap == overlap.max()).any(0)
-        losses = compute_losses(single, images_of(SIZE), ground_truth(truth[image]))
+        losses = compute_losses(single, images_of(SIZE), padded_gt(truth[image]))
         parts.append((losses, int(kept.sum())))
     for name, value in together.items():
         mean = sum(p[name] * n for p, n in parts) / sum(n for _, n in parts)
@@ -344,7 +344,7 @@ def test_losses_of_a_batch_are_means_over_all_anchors():
 
 def test_padding_of_ground_truth_has_no_effect():
     rpn = make_rpn()
-    truth = ground_truth(torch.tensor([[3.0, 4, 12, 11], [20, 10, 37, 24]]))
+    truth = padded_gt(torch.tensor([[3.0, 4, 12, 11], [20, 10, 37, 24]]))
     padded = GroundTruth(F.pad(truth.boxes, (0, 0, 0, 4)), F.pad(truth.labels, (0, 4)))
     padded.boxes[0, 2:] = torch.tensor([1.0, 1, 9, 9])
     expected = compute_losses(rpn, images_of(SIZE), truth)
@@ -353,7 +353,7 @@ def test_padding_of_ground_truth_has_no_effect():
 
 @pytest.mark.parametrize("count", [8, 1000])
 def test_loss_normalizers(count):
-    truth = ground_truth(torch.tensor([[3.0, 4, 12, 11]]), torch.zeros(0, 4))
+    truth = padded_gt(torch.tensor([[3.0, 4, 12, 11]]), torch.zeros(0, 4))
     losses = []
     for normalizer in ("sampled", "capacity"):
         torch.manual_seed(0)
@@ -371,7 +371,7 @@ def test_images_without_usable_anchors_have_no_loss():
     rpn = make_rpn(straddle=0)
     for tensor in rpn.head.predictions[0]:
         tensor.requires_grad_()
-    losses = compute_losses(rpn, images_of((2, 2)), ground_truth(torch.tensor([[0.0, 0, 2, 2]])))
+    losses = compute_losses(rpn, images_of((2, 2)), padded_gt(torch.tensor([[0.0, 0, 2, 2]])))
     assert {name: value.item() for name, value in losses.items()} == {
         "loss_objectness": 0,
         "loss_rpn_box": 0,
@@ -383,7 +383,7 @@ def test_losses_without_ground_truth_are_connected():
     rpn = make_rpn()
     for tensor in (*rpn.head.predictions[0], *rpn.head.predictions[1]):
         tensor.requires_grad_()
-    losses = compute_losses(rpn, images_of(SIZE), ground_truth(torch.zeros(0, 4)))
+    losses = compute_losses(rpn, images_of(SIZE), padded_gt(torch.zeros(0, 4)))
     assert losses["loss_rpn_box"].item() == 0
     assert losses["loss_objectness"].item() > 0
     sum(losses.values()).backward()

@@ -9,7 +9,8 @@ from pycocotools.coco import COCO
 from detlite.apps.report.analysis.bootstrap import compare, interval, resample, sample_images
 from detlite.evaluation import Results, evaluate_coco
 from detlite.evaluation.coco import category_names, match_coco
-from tests.evaluation.synthetic_detections import make_coco, synthetic_dataset
+from tests.builders import make_coco
+from tests.evaluation.synthetic_detections import synthetic_dataset
 
 NAMES = {"AP": "AP", "AP50": "AP50", "AP75": "AP75", "APs": "APs", "APm": "APm", "APl": "APl",
          "AR": "AR100"}  # fmt: skip

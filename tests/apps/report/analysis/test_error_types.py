@@ -14,7 +14,8 @@ from detlite.apps.report.analysis.error_types import (
 )
 from detlite.evaluation import Results, matching
 from detlite.evaluation.matching import RECALL_THRESHOLDS
-from tests.evaluation.synthetic_detections import make_coco, synthetic_dataset
+from tests.builders import coco_content, coco_detection, coco_object, make_coco
+from tests.evaluation.synthetic_detections import synthetic_dataset
 
 SEEDS = range(6)
 
@@ -188,19 +189,8 @@ def test_tide_itself(monkeypatch, seed, mode):
 
 
 def errors_of(annotations, rows):
-    content = {
-        "images": [{"id": 1, "height": 100, "width": 100}],
-        "categories": [{"id": 1, "name": "cat"}, {"id": 2, "name": "dog"}],
-        "annotations": [
-            {"id": n, "image_id": 1, "category_id": category, "bbox": box, "iscrowd": 0,
-             "area": box[2] * box[3]}
-            for n, (category, box) in enumerate(annotations, start=1)
-        ],
-    }  # fmt: skip
-    detections = [
-        {"image_id": 1, "category_id": category, "bbox": box, "score": score}
-        for category, box, score in rows
-    ]
+    content = coco_content(coco_object(box, category) for category, box in annotations)
+    detections = [coco_detection(box, score, category) for category, box, score in rows]
     return classify_errors(
         match_across_categories(make_coco(content), Results.from_coco(detections), "bbox", 100)
     )
