@@ -1,31 +1,60 @@
-"""Define the operators: each calls a compiled kernel, or its fallback on a device without one.
+"""Load the compiled kernels and complete the operators `torch.ops.detlite.*` in Python.
 
-A fallback is a Python function. Its signature is the schema of the operator. The dispatcher calls
-it on devices without a compiled kernel (MPS, XPU, CUDA in a build for the CPU), and everywhere if
-the kernels are not built. RoIAlign, RoIPool and NMS use torchvision's operators; a device that has
-none runs them on the CPU. Shapes, gradients and checks of arguments are the same as for the
-kernels, except that the contents of integer tensors are not checked.
+`detlite._C` registers the schemas of the operators with their CPU and CUDA kernels (csrc/). The
+modules of this folder add the rest of each operator by `declare`: its fallback, the shapes of its
+results for tracing, and its gradient.
 
-The memory of fallbacks is bounded, but the host waits for the device a few times in each call.
+A fallback is a Python function in `detlite.ops.fallbacks` with the signature of the operator. The
+dispatcher calls it on devices without a compiled kernel (MPS, XPU, CUDA in a build for the CPU). If
+`detlite._C` is not built, cannot be loaded or is disabled by DETLITE_KERNELS=0, every call uses the
+fallback, and its signature is the schema. Shapes, gradients and checks of arguments are the same as
+for the kernels, except that the contents of integer tensors are not checked.
 """
 
+import importlib
 import logging
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from functools import cache, wraps
-from typing import Any, Literal, TypeVar, cast
+from functools import cache
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.utils._pytree import tree_leaves, tree_map_only
-
-from . import kernels
 
 logger = logging.getLogger(__name__)
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+
+def _load() -> Any:
+    """Return the module `detlite._C`, or None with a warning."""
+    if kernels_disabled():
+        return None
+    try:
+        from detlite import _C
+    except ImportError as error:
+        from .kernels import why_unavailable
+
+        logger.warning(
+            "%s. Until then, detlite uses torchvision's and PyTorch's own operators: the results "
+            "are the same, but it is slower.", why_unavailable(error),
+        )  # fmt: skip
+        return None
+    return _C
+
+
+def kernels_disabled() -> bool:
+    """Return True if DETLITE_KERNELS=0 disables the kernels."""
+    return os.environ.get("DETLITE_KERNELS") == "0"
+
+
+compiled = _load()
 FALLBACKS: dict[str, Callable[..., Any]] = {}  # by the name of the operator
+# The definitions of operators and their implementations in Python last as long as this object.
+_library = torch.library.Library("detlite", "DEF" if compiled is None else "FRAGMENT")
 
 
 def has_kernels(device: torch.device | str) -> bool:
@@ -33,48 +62,90 @@ def has_kernels(device: torch.device | str) -> bool:
     return _has_kernel("detlite::nms", torch.device(device).type)
 
 
+def declare(
+    name: str,
+    fallback: str,
+    runs_on: Literal["any", "torchvision", "cpu"],
+    shapes: Callable[..., Any] | None = None,
+    gradient: tuple[Callable[..., None], Callable[..., Any]] | None = None,
+) -> None:
+    """Complete the operator `torch.ops.detlite.<name>`, whose schema and kernels are compiled.
+
+    Args:
+        name: name of the operator, with its overload if it has one: "roi_align_forward.maps".
+        fallback: the fallback as "module.function" in `detlite.ops.fallbacks`. The module is
+            imported when it is first needed.
+        runs_on: devices that the fallback runs on: any device, devices with kernels of
+            torchvision, or only the CPU. Arguments on another device are computed on the CPU.
+        shapes: returns results without values, for tracing (`torch.library.register_fake`).
+        gradient: the functions `setup_context` and `backward` of
+            `torch.library.register_autograd`.
+
+    Raises:
+        ImportError: `detlite._C` was built from other sources and lacks the operator.
+    """
+    module, _, function_name = f"{__package__}.fallbacks.{fallback}".rpartition(".")
+
+    def run(*arguments: Any) -> Any:
+        # Registers torch.ops.torchvision. Importing it takes longer than importing detlite.
+        import torchvision  # noqa: F401
+
+        function = getattr(importlib.import_module(module), function_name)
+        devices = {leaf.device for leaf in tree_leaves(arguments) if isinstance(leaf, Tensor)}
+        device = max(devices, key=lambda device: device.type != "cpu")
+        if not kernels_disabled():
+            _warn(device.type)
+        if not _runs(runs_on, device.type):
+            on_cpu = tree_map_only(Tensor, Tensor.cpu, arguments)
+            return tree_map_only(Tensor, lambda x: x.to(device), run(*on_cpu))
+        # The operators choose their precision themselves.
+        mixed = torch.is_autocast_enabled(device.type)
+        with torch.autocast(device.type, enabled=False) if mixed else nullcontext():
+            return function(*arguments)
+
+    if compiled is None:
+        _define(name, getattr(importlib.import_module(module), function_name))
+    _implement(name, run, "CompositeExplicitAutograd")
+    FALLBACKS[name] = run
+    if shapes is not None:
+        torch.library.register_fake(f"detlite::{name}", shapes)
+    if gradient is not None:
+        save, differentiate = gradient
+        torch.library.register_autograd(f"detlite::{name}", differentiate, setup_context=save)
+
+
+def composite(name: str) -> Callable[[F], F]:
+    """Return a decorator that implements an operator on all devices by calls of other operators."""
+
+    def register(function: F) -> F:
+        if compiled is None:
+            _define(name, function)
+        _implement(name, function, "CompositeImplicitAutograd")
+        return function
+
+    return register
+
+
+def _define(name: str, function: Callable[..., Any]) -> None:
+    schema = torch.library.infer_schema(function, mutates_args=())
+    _library.define(name + schema.replace("SymInt", "int"))
+
+
+def _implement(name: str, function: Callable[..., Any], key: str) -> None:
+    packet = name.partition(".")[0]
+    if compiled is not None and not hasattr(compiled, packet):
+        from .kernels import BUILD_COMMAND
+
+        raise ImportError(
+            f"the compiled kernels lack {packet}: they were built from other sources. Run "
+            f"`{BUILD_COMMAND}` in the detlite folder"
+        )
+    _library.impl(name, function, key)
+
+
 def _has_kernel(operator: str, device_type: str) -> bool:
     key = torch._C._dispatch_key_for_device(device_type)
     return torch._C._dispatch_has_kernel_for_dispatch_key(operator, key)
-
-
-def operator(name: str, runs_on: Literal["any", "torchvision", "cpu"] = "any") -> Callable[[F], F]:
-    """Return a decorator that makes a function call `torch.ops.detlite.<name>`.
-
-    The function is the fallback of the operator. `runs_on` selects the devices that it runs on:
-    any device, devices with kernels of torchvision, or only the CPU. Arguments on another device
-    are computed on the CPU.
-    """
-    packet, _, overload = name.partition(".")
-
-    def register(function: F) -> F:
-        @wraps(function)
-        def fallback(*arguments: Any) -> Any:
-            # Registers torch.ops.torchvision. Importing it takes longer than importing detlite.
-            import torchvision  # noqa: F401
-
-            devices = {leaf.device for leaf in tree_leaves(arguments) if isinstance(leaf, Tensor)}
-            device = max(devices, key=lambda device: device.type != "cpu")
-            if not kernels.disabled():
-                _warn(device.type)
-            if not _runs(runs_on, device.type):
-                on_cpu = tree_map_only(Tensor, Tensor.cpu, arguments)
-                return tree_map_only(Tensor, lambda x: x.to(device), implementation(*on_cpu))
-            # The operators choose their precision themselves.
-            mixed = torch.is_autocast_enabled(device.type)
-            with torch.autocast(device.type, enabled=False) if mixed else nullcontext():
-                return function(*arguments)
-
-        FALLBACKS[name] = kernels.implement(name, "CompositeExplicitAutograd")(fallback)
-        implementation = getattr(getattr(torch.ops.detlite, packet), overload or "default")
-
-        @wraps(function)
-        def call(*arguments: Any, **named: Any) -> Any:
-            return implementation(*arguments, **named)
-
-        return cast(F, call)
-
-    return register
 
 
 def _runs(runs_on: str, device_type: str) -> bool:
@@ -108,3 +179,22 @@ def use_fallback_ops() -> Iterator[None]:
         yield
     finally:
         library._destroy()
+
+
+def compute_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return the type of sums and coordinates: float32, or float64 for such features."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def check_no_tangent(op: str, *inputs: Tensor) -> None:
+    """Check that no input has a tangent of forward-mode AD, which the operators would drop.
+
+    Raises:
+        RuntimeError: an input has a tangent.
+    """
+    if any(forward_ad.unpack_dual(x).tangent is not None for x in inputs):
+        raise RuntimeError(
+            f"{op} has no derivative in forward mode (torch.func.jvp, jacfwd, torch.autograd."
+            "forward_ad): use reverse mode, such as torch.autograd.grad or "
+            "torch.autograd.functional"
+        )

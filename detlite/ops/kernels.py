@@ -1,40 +1,26 @@
-"""Load the compiled kernels, or define the operators without them.
-
-`detlite._C` registers the operators `torch.ops.detlite.*` with their CPU and CUDA kernels. If it is
-not built, cannot be loaded, or is disabled by the environment variable DETLITE_KERNELS=0, the
-signatures of the fallbacks define the operators (`dispatch.py`), and every call uses these.
+"""Where the compiled kernels are, or why they are missing and what to do.
 
 The kernels use torch's stable ABI: one binary serves every torch from OLDEST_TORCH on.
 """
 
-import logging
-import os
 import re
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
 
 import torch
 
-logger = logging.getLogger(__name__)
+from . import dispatch
 
 OLDEST_TORCH = (2, 11)
 BUILD_COMMAND = "pip install --no-build-isolation -e ."
 
-F = TypeVar("F", bound=Callable[..., Any])
-
 
 def location() -> str:
     """Return the path of the compiled kernels, or why they are not used."""
-    if _module is not None:
-        return str(_module.__file__)
-    return "disabled by DETLITE_KERNELS=0" if disabled() else "not built, or they cannot be loaded"
-
-
-def disabled() -> bool:
-    """Return True if DETLITE_KERNELS=0 disables the kernels."""
-    return os.environ.get("DETLITE_KERNELS") == "0"
+    if dispatch.compiled is not None:
+        return str(dispatch.compiled.__file__)
+    disabled = dispatch.kernels_disabled()
+    return "disabled by DETLITE_KERNELS=0" if disabled else "not built, or they cannot be loaded"
 
 
 def why_unavailable(error: Exception) -> str:
@@ -74,46 +60,3 @@ def why_unavailable(error: Exception) -> str:
         f"the compiled kernels (detlite._C) cannot be loaded: {error}. Reinstall detlite, or run "
         f"`{BUILD_COMMAND}` in the detlite folder"
     )
-
-
-def _load() -> Any:
-    """Return the module `detlite._C`, or None with a warning."""
-    if disabled():
-        return None
-    try:
-        from detlite import _C
-    except ImportError as error:
-        logger.warning(
-            "%s. Until then, detlite uses torchvision's and PyTorch's own operators: the results "
-            "are the same, but it is slower.", why_unavailable(error),
-        )  # fmt: skip
-        return None
-    return _C
-
-
-_module = _load()
-# The operators are defined as long as this object exists.
-_library = torch.library.Library("detlite", "DEF" if _module is None else "FRAGMENT")
-
-
-def implement(operator: str, key: str) -> Callable[[F], F]:
-    """Register a function as the implementation of an operator for a dispatch key.
-
-    Raises:
-        ImportError: `detlite._C` was built from other sources and lacks the operator.
-    """
-
-    def register(function: F) -> F:
-        name = operator.partition(".")[0]
-        if _module is None:
-            schema = torch.library.infer_schema(function, mutates_args=())
-            _library.define(operator + schema.replace("SymInt", "int"))
-        elif not hasattr(_module, name):
-            raise ImportError(
-                f"the compiled kernels lack {name}: they were built from other sources. Run "
-                f"`{BUILD_COMMAND}` in the detlite folder"
-            )
-        _library.impl(operator, function, key)
-        return function
-
-    return register

@@ -2,15 +2,8 @@
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-from .checks import FLOATING, check, check_tensors
-from .dispatch import operator
-
-_MAX_CELLS = 1 << 10
-_MAX_PIXELS = 1 << 12
-# Pixels of enlarged maps at a time: 64 MB.
-_MAX_ENLARGED = 1 << 24
+from .dispatch import declare
 
 
 def heatmap_peaks(maps: Tensor, boxes: Tensor) -> tuple[Tensor, Tensor]:
@@ -32,44 +25,15 @@ def heatmap_peaks(maps: Tensor, boxes: Tensor) -> tuple[Tensor, Tensor]:
     Returns:
         Keypoints float32 `[R, N, 3]` of (x, y, visibility 1), and their logits float32 `[R, N]`.
     """
-    return _peaks(maps.detach(), boxes.detach())
+    return torch.ops.detlite.heatmap_peaks(maps.detach(), boxes.detach())
 
 
-@operator("heatmap_peaks")
-def _peaks(maps: Tensor, boxes: Tensor) -> tuple[Tensor, Tensor]:
-    """Enlarge the maps by torch's bicubic interpolation, one box at a time."""
-    op, shape = "heatmap_peaks", [len(maps), 4]
-    check_tensors(op, maps=(maps, [*"RNMM"], FLOATING), boxes=(boxes, shape, FLOATING))
-    cells = list(maps.shape[2:])
-    check(
-        all(1 <= side <= _MAX_CELLS for side in cells),
-        f"{op}: maps must have sides from 1 to {_MAX_CELLS}, got {cells}",
-    )
-    maps, boxes = maps.float(), boxes.float()
-    low = boxes[:, :2]
-    sides = boxes[:, 2:] - low
-    sides = torch.where(sides < 1, 1, sides)
-    pixels = torch.where(sides.isfinite(), sides.ceil().clamp(max=_MAX_PIXELS), 1)
-    finite = maps.isfinite().flatten(2).all(dim=2)
-    scores, index = torch.zeros_like(finite, dtype=maps.dtype), torch.zeros_like(finite).long()
-    for box, (width, height) in enumerate(pixels.long().tolist()):
-        step = max(1, _MAX_ENLARGED // (width * height))
-        for start in range(0, maps.shape[1], step):
-            part = maps[box, None, start : start + step]
-            enlarged = F.interpolate(part, size=(height, width), mode="bicubic")[0].flatten(1)
-            chunk = slice(start, start + step)
-            scores[box, chunk], index[box, chunk] = enlarged.max(dim=1)
-    scores, index = torch.where(finite, scores, torch.nan), torch.where(finite, index, 0)
-    width = pixels[:, :1].long()
-    pixel = torch.stack([index % width, index // width], dim=2)
-    xy = low[:, None] + (pixel + 0.5) * (sides / pixels)[:, None]
-    return torch.cat([xy, torch.ones_like(xy[..., :1])], dim=2), scores
-
-
-@torch.library.register_fake("detlite::heatmap_peaks")
-def _(maps: Tensor, boxes: Tensor) -> tuple[Tensor, Tensor]:
+def _shapes(maps: Tensor, boxes: Tensor) -> tuple[Tensor, Tensor]:
     count, points = maps.shape[:2]
     return (
         maps.new_empty((count, points, 3), dtype=torch.float32),
         maps.new_empty((count, points), dtype=torch.float32),
     )
+
+
+declare("heatmap_peaks", "keypoints.heatmap_peaks", "any", _shapes)

@@ -1,16 +1,13 @@
 """Greedy non-maximum suppression."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .checks import FLOATING, INTEGERS, check, check_tensors, compute_dtype
-from .dispatch import operator
+from .dispatch import declare
 
 
-@operator("nms", "torchvision")
 def nms(boxes: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:
     """Keep each box that overlaps no higher-scoring kept box by more than a threshold.
 
@@ -23,11 +20,9 @@ def nms(boxes: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:
         int64 `[M]`: the indices of the kept boxes by decreasing score, the lower index first for
         equal scores. A box with a NaN in its score or coordinates is never kept.
     """
-    _check("nms", ["N"], boxes, scores, iou_threshold)
-    return _suppress(boxes, scores, iou_threshold)
+    return torch.ops.detlite.nms(boxes, scores, iou_threshold)
 
 
-@operator("batched_nms", "torchvision")
 def batched_nms(boxes: Tensor, scores: Tensor, idxs: Tensor, iou_threshold: float) -> Tensor:
     """Apply `nms` within each group: boxes of different groups never suppress each other.
 
@@ -38,12 +33,9 @@ def batched_nms(boxes: Tensor, scores: Tensor, idxs: Tensor, iou_threshold: floa
     Returns:
         int64 `[M]`: the indices of the kept boxes of all groups by decreasing score.
     """
-    _check("batched_nms", ["N"], boxes, scores, iou_threshold)
-    check_tensors("batched_nms", idxs=(idxs, scores.shape, INTEGERS))
-    return _suppress(boxes, scores, iou_threshold, idxs)
+    return torch.ops.detlite.batched_nms(boxes, scores, idxs, iou_threshold)
 
 
-@operator("padded_nms", "torchvision")
 def padded_nms(
     boxes: Tensor, scores: Tensor, groups: Tensor, valid: Tensor, iou_threshold: float, limit: int
 ) -> tuple[Tensor, Tensor]:
@@ -63,70 +55,20 @@ def padded_nms(
         index: int64 `[B, D]`, the kept boxes of each image by decreasing score, padded with 0.
         kept: bool `[B, D]`, False for padding, which comes last.
     """
-    op = "padded_nms"
-    _check(op, ["B", "N"], boxes, scores, iou_threshold)
-    shape = scores.shape
-    check_tensors(op, groups=(groups, shape, INTEGERS), valid=(valid, shape, torch.bool))
-    check(limit >= 0, f"{op}: limit must be zero or more, got {limit}")
-    index = torch.zeros(len(boxes), limit, dtype=torch.int64, device=boxes.device)
-    kept = torch.zeros_like(index, dtype=torch.bool)
-    for image in range(len(boxes)):
-        found = _suppress(boxes[image], scores[image], iou_threshold, groups[image], valid[image])
-        found = found[:limit]
-        index[image, : len(found)] = found
-        kept[image, : len(found)] = True
-    return index, kept
+    return torch.ops.detlite.padded_nms(boxes, scores, groups, valid, iou_threshold, limit)
 
 
-def _suppress(
-    boxes: Tensor,
-    scores: Tensor,
-    iou_threshold: float,
-    groups: Tensor | None = None,
-    valid: Tensor | None = None,
-) -> Tensor:
-    """Return the indices of the boxes kept, by decreasing score and then by index.
-
-    Groups are suppressed one by one, because shifting them apart would round coordinates.
-    """
-    dtype = torch.promote_types(compute_dtype(boxes.dtype), compute_dtype(scores.dtype))
-    boxes, scores = boxes.to(dtype), scores.to(dtype)
-    candidates = ~(scores.isnan() | boxes.isnan().any(dim=1))
-    if valid is not None:
-        candidates &= valid
-    index = candidates.nonzero()[:, 0]
-    members: Sequence[Tensor] = [index]
-    if groups is not None:
-        index = index[groups[index].argsort(stable=True)]
-        group = groups[index]
-        starts = (group[1:] != group[:-1]).nonzero()[:, 0] + 1
-        members = index.tensor_split(starts.tolist())
-    torchvision_nms = torch.ops.torchvision.nms
-    kept = torch.cat([k[torchvision_nms(boxes[k], scores[k], iou_threshold)] for k in members])
-    kept = kept.sort().values
-    return kept[scores[kept].argsort(descending=True, stable=True)]
-
-
-def _check(
-    op: str, sizes: list[int | str], boxes: Tensor, scores: Tensor, threshold: float
-) -> None:
-    check_tensors(
-        op,
-        boxes=(boxes, [*sizes, 4], FLOATING),
-        scores=(scores, boxes.shape[:-1], FLOATING),
-    )
-    check(threshold >= 0, f"{op}: iou_threshold must be zero or more, got {threshold}")
-
-
-@torch.library.register_fake("detlite::nms")
-@torch.library.register_fake("detlite::batched_nms")
-def _(boxes: Tensor, *_: Any) -> Tensor:
+def _kept_shape(boxes: Tensor, *_: Any) -> Tensor:
     kept = torch.library.get_ctx().new_dynamic_size()
     return boxes.new_empty((kept,), dtype=torch.int64)
 
 
-@torch.library.register_fake("detlite::padded_nms")
-def _(boxes: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
+def _padded_shapes(boxes: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
     *_, limit = others
     shape = (boxes.shape[0], limit)
     return boxes.new_empty(shape, dtype=torch.int64), boxes.new_empty(shape, dtype=torch.bool)
+
+
+declare("nms", "nms.nms", "torchvision", _kept_shape)
+declare("batched_nms", "nms.batched_nms", "torchvision", _kept_shape)
+declare("padded_nms", "nms.padded_nms", "torchvision", _padded_shapes)

@@ -6,9 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .checks import FLOATING, check_tensors, compute_dtype
-from .dispatch import operator
-from .kernels import implement
+from .dispatch import composite, declare
 from .roi_utils import (
     Boxes,
     OutputSize,
@@ -19,10 +17,7 @@ from .roi_utils import (
     memory_format,
     on_one_level,
     pooling_arguments,
-    rois_by_level,
 )
-
-_MAX_CELLS = float(1 << 28)  # torchvision's kernels compute cells in int32
 
 
 def roi_pool(
@@ -46,7 +41,7 @@ def pyramid_roi_pool(
     """Apply `roi_pool` to each box on its own pyramid level; arguments as `pyramid_roi_align`."""
     pool = pooling_arguments("roi_pool", inputs, boxes, output_size, spatial_scales, levels)
     need_argmax = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
-    output, _ = _forward(*pool, need_argmax)
+    output, _ = torch.ops.detlite.roi_pool_forward.maps(*pool, need_argmax)
     return output
 
 
@@ -65,103 +60,10 @@ class RoIPool(nn.Module):
         return f"output_size={self.output_size}, spatial_scale={self.spatial_scale}"
 
 
-@operator("roi_pool_forward.maps", "torchvision")
-def _forward(
-    inputs: Sequence[Tensor],
-    rois: Tensor,
-    levels: Tensor,
-    spatial_scales: Sequence[float],
-    pooled_height: int,
-    pooled_width: int,
-    need_argmax: bool,
-) -> tuple[Tensor, Tensor]:
-    pool = pooled_height, pooled_width
-    groups = rois_by_level("roi_pool_forward", inputs, rois, levels, spatial_scales, pool)
-    output = empty_pooled(inputs, (len(rois), inputs[0].shape[1], *pool)).zero_()
-    argmax = empty_pooled(inputs, output.shape, torch.int32).fill_(-1)
-    for level, scale, index in groups:
-        features = inputs[level].to(compute_dtype(output.dtype))
-        lowest = 0.5 * torch.finfo(features.dtype).min
-        level_rois = rois[index]
-        level_rois[:, 1:].clamp_(-_MAX_CELLS / scale, _MAX_CELLS / scale)
-        pooled, cell = torch.ops.torchvision.roi_pool(
-            features.clamp(min=lowest), level_rois, scale, *pool
-        )
-        # torchvision skips NaN and -inf. Here NaN is larger than any number.
-        pooled = torch.where(pooled == lowest, -torch.inf, pooled)
-        nan = features.isnan()
-        if nan.any():
-            has_nan, nan_cell = torch.ops.torchvision.roi_pool(
-                nan.to(features.dtype), level_rois, scale, *pool
-            )
-            pooled = torch.where(has_nan > 0, torch.nan, pooled)
-            cell = torch.where(has_nan > 0, nan_cell, cell)
-        output[index] = pooled.to(output.dtype)
-        argmax[index] = cell.int()
-    return output, argmax if need_argmax else argmax.new_empty(0)
+# ---- Declaration of the operators
 
 
-@operator("roi_pool_backward.maps", "torchvision")
-def _backward(
-    grad: Tensor,
-    rois: Tensor,
-    levels: Tensor,
-    argmax: Tensor,
-    spatial_scales: Sequence[float],
-    pooled_height: int,
-    pooled_width: int,
-    batch_size: int,
-    channels: int,
-    heights: Sequence[int],
-    widths: Sequence[int],
-) -> list[Tensor]:
-    """Add each bin's gradient to its largest cell."""
-    op, pool = "roi_pool_backward", (pooled_height, pooled_width)
-    wide_grad = grad.to(compute_dtype(grad.dtype))
-    grads = [x.zero_() for x in empty_maps(wide_grad, batch_size, channels, heights, widths)]
-    groups = rois_by_level(op, grads, rois, levels, spatial_scales, pool)
-    shape = [len(rois), channels, *pool]
-    check_tensors(op, grad=(grad, shape, FLOATING), argmax=(argmax, shape, torch.int32))
-    for level, scale, index in groups:
-        grads[level] += torch.ops.torchvision._roi_pool_backward(
-            wide_grad[index].contiguous(), rois[index], argmax[index].contiguous(),
-            scale, *pool, *grads[level].shape,
-        )  # fmt: skip
-    return [x.to(grad.dtype) for x in grads]
-
-
-@implement("roi_pool_forward", "CompositeImplicitAutograd")
-def _(
-    input: Tensor,
-    rois: Tensor,
-    spatial_scale: float,
-    pooled_height: int,
-    pooled_width: int,
-    need_argmax: bool = True,
-) -> tuple[Tensor, Tensor]:
-    pool = on_one_level(rois), [spatial_scale], pooled_height, pooled_width
-    return _forward([input], rois, *pool, need_argmax)
-
-
-@implement("roi_pool_backward", "CompositeImplicitAutograd")
-def _(
-    grad: Tensor,
-    rois: Tensor,
-    argmax: Tensor,
-    spatial_scale: float,
-    pooled_height: int,
-    pooled_width: int,
-    batch_size: int,
-    channels: int,
-    height: int,
-    width: int,
-) -> Tensor:
-    pool = on_one_level(rois), argmax, [spatial_scale], pooled_height, pooled_width
-    return _backward(grad, rois, *pool, batch_size, channels, [height], [width])[0]
-
-
-@torch.library.register_fake("detlite::roi_pool_forward.maps")
-def _(inputs: list[Tensor], rois: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
+def _pooled_shapes(inputs: list[Tensor], rois: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
     _levels, _scales, height, width, need_argmax = others
     shape = (rois.shape[0], inputs[0].shape[1], height, width)
     no_argmax = inputs[0].new_empty((0,), dtype=torch.int32)
@@ -171,12 +73,7 @@ def _(inputs: list[Tensor], rois: Tensor, *others: Any) -> tuple[Tensor, Tensor]
     return empty_pooled(inputs, shape), argmax
 
 
-@torch.library.register_fake("detlite::roi_pool_backward.maps")
-def _(grad: Tensor, *args: Any) -> list[Tensor]:
-    return empty_maps(grad, *args[-4:])
-
-
-def _setup_forward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+def _save_forward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     maps, rois, levels, *ctx.args, _ = inputs
     ctx.save_for_backward(rois, levels, output[1])
     ctx.sizes = map_sizes(maps)
@@ -185,10 +82,15 @@ def _setup_forward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tens
 
 def _differentiate_forward(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Any, ...]:
     dense = grad.contiguous(memory_format=ctx.memory_format)
-    return _backward(dense, *ctx.saved_tensors, *ctx.args, *ctx.sizes), *[None] * 6
+    arguments = *ctx.saved_tensors, *ctx.args, *ctx.sizes
+    return torch.ops.detlite.roi_pool_backward.maps(dense, *arguments), *[None] * 6
 
 
-def _setup_backward(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
+def _map_shapes(grad: Tensor, *args: Any) -> list[Tensor]:
+    return empty_maps(grad, *args[-4:])
+
+
+def _save_backward(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
     ctx.save_for_backward(*inputs[1:4])
 
 
@@ -214,9 +116,51 @@ def _read_argmax(maps: Sequence[Tensor], rois: Tensor, levels: Tensor, argmax: T
     return pooled
 
 
-torch.library.register_autograd(
-    "detlite::roi_pool_forward.maps", _differentiate_forward, setup_context=_setup_forward
+declare(
+    "roi_pool_forward.maps",
+    fallback="roi_pool.forward",
+    runs_on="torchvision",
+    shapes=_pooled_shapes,
+    gradient=(_save_forward, _differentiate_forward),
 )
-torch.library.register_autograd(
-    "detlite::roi_pool_backward.maps", _differentiate_backward, setup_context=_setup_backward
+declare(
+    "roi_pool_backward.maps",
+    fallback="roi_pool.backward",
+    runs_on="torchvision",
+    shapes=_map_shapes,
+    gradient=(_save_backward, _differentiate_backward),
 )
+
+
+# ---- For one map, with the arguments of maskrcnn-benchmark's _C
+
+
+@composite("roi_pool_forward")
+def _(
+    input: Tensor,
+    rois: Tensor,
+    spatial_scale: float,
+    pooled_height: int,
+    pooled_width: int,
+    need_argmax: bool = True,
+) -> tuple[Tensor, Tensor]:
+    pool = on_one_level(rois), [spatial_scale], pooled_height, pooled_width
+    return torch.ops.detlite.roi_pool_forward.maps([input], rois, *pool, need_argmax)
+
+
+@composite("roi_pool_backward")
+def _(
+    grad: Tensor,
+    rois: Tensor,
+    argmax: Tensor,
+    spatial_scale: float,
+    pooled_height: int,
+    pooled_width: int,
+    batch_size: int,
+    channels: int,
+    height: int,
+    width: int,
+) -> Tensor:
+    pool = on_one_level(rois), argmax, [spatial_scale], pooled_height, pooled_width
+    sizes = batch_size, channels, [height], [width]
+    return torch.ops.detlite.roi_pool_backward.maps(grad, rois, *pool, *sizes)[0]

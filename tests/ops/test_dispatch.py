@@ -5,7 +5,6 @@ The tests of each operator also run on its fallback, see tests/ops/conftest.py.
 
 import logging
 import random
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,13 +14,12 @@ import torch
 import torchgen
 import torchvision  # noqa: F401 (registers its operators)
 import yaml
-from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from detlite import ops
-from detlite.ops import dispatch, keypoints, matching
+from detlite.ops import dispatch
 from tests.ops import fuzz
-from tests.ops.roi_cases import features, odd_rois, ordinary_rois
+from tests.ops.roi_cases import features, ordinary_rois
 
 OTHER_BACKENDS = ["MPS", "XPU", "PrivateUse1"]
 
@@ -144,73 +142,3 @@ def test_called_operations_have_mps_kernels(monkeypatch):
             run()
     assert {"nonzero", "sort.stable", "upsample_bicubic2d"} <= recorder.names
     assert not [name for name in sorted(recorder.names) if not has_kernel(name, "MPS", known)]
-
-
-class LargestTensor(TorchDispatchMode):
-    """Records the number of elements of the largest tensor created."""
-
-    numel = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        if isinstance(result, Tensor):
-            self.numel = max(self.numel, result.numel())
-        return result
-
-
-def test_blocks_of_ground_truth_produce_the_same_matches(monkeypatch):
-    truth, candidates = ordinary_rois(60)[:, 1:].view(2, 30, 4), ordinary_rois(50)[:, 1:]
-    valid = torch.rand(2, 30) > 0.3
-    expected = ops.match_boxes(truth, valid, candidates)
-    for limit in (1, 700, 1 << 22):
-        monkeypatch.setattr(matching, "_MAX_OVERLAPS", limit)
-        actual = dispatch.FALLBACKS["match_boxes"](truth, valid, candidates)
-        assert all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True))
-
-
-def test_enlarged_heat_maps_have_bounded_memory(monkeypatch):
-    maps, boxes = torch.randn(2, 4, 9, 9), torch.tensor([[0.0, 0, 900, 900], [5, 5, 35, 45]])
-    expected = dispatch.FALLBACKS["heatmap_peaks"](maps, boxes)
-    monkeypatch.setattr(keypoints, "_MAX_ENLARGED", 1 << 20)
-    with LargestTensor() as largest:
-        actual = dispatch.FALLBACKS["heatmap_peaks"](maps, boxes)
-    assert all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True))
-    assert 900 * 900 <= largest.numel <= 1 << 20
-
-
-@pytest.mark.parametrize("aligned", [False, True])
-def test_huge_rois_use_fewer_samples(monkeypatch, aligned):
-    x, boxes = features(), torch.cat([ordinary_rois(9), odd_rois()[:3]])
-    expected = ops.roi_align(x, boxes, 3, 0.25, 0, aligned)
-    monkeypatch.setattr(sys.modules["detlite.ops.roi_align"], "_MAX_SAMPLES", 40)
-    with dispatch.use_fallback_ops():
-        actual = ops.roi_align(x, boxes, 3, 0.25, 0, aligned)
-    cells = ((boxes[:, 3:] - boxes[:, 1:3]) * 0.25).clamp(min=1).prod(dim=1)
-    assert 0 < (cells > 40).sum() < len(cells)
-    torch.testing.assert_close(actual[cells <= 40], expected[cells <= 40])
-    assert actual.isfinite().all()
-
-
-def test_padding_has_zeros_and_no_gradient():
-    x, rois = features().requires_grad_(), ordinary_rois(4)
-    rois[1, 0], rois[3, 0] = -1, -1
-    for pool in (
-        lambda rois: ops.roi_align(x, rois, 3, 0.25, 2, True),
-        lambda rois: ops.roi_pool(x, rois, 3, 0.25),
-    ):
-        with dispatch.use_fallback_ops():
-            pooled = pool(rois)
-            (gradient,) = torch.autograd.grad(pooled.sum(), x)
-            (expected,) = torch.autograd.grad(pool(rois[::2]).sum(), x)
-        assert not pooled[1::2].any()
-        torch.testing.assert_close(gradient, expected)
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_types_accumulate_in_float32(dtype):
-    """A sum of 64 x 64 samples in half precision would stop growing."""
-    x, rois = torch.ones(1, 1, 64, 64, dtype=dtype), torch.tensor([[0.0, 0, 0, 64, 64]])
-    with dispatch.use_fallback_ops():
-        pooled = ops.roi_align(x, rois, 1, 1.0, 64, True)
-    assert pooled.dtype == dtype
-    assert pooled.item() == 1

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from detlite.ops import kernels
+from detlite.ops import dispatch, kernels
 
 # Trains one step, predicts, evaluates and exports with `detlite._C` hidden.
 PROGRAM = """
@@ -21,7 +21,7 @@ import torch
 from detlite import ops
 from detlite.config import load_config
 from detlite.modeling.build import build_model
-from detlite.ops.evaluation import mask_intersections, match_detections
+from detlite.ops import mask_intersections, match_detections
 
 torch.manual_seed(0)
 model = build_model(load_config(None, json.loads(sys.argv[1])))
@@ -123,7 +123,7 @@ def test_fallbacks_have_the_schemas_of_the_kernels(without_kernels):
 
 def test_kernels_of_other_sources_are_rejected():
     with pytest.raises(ImportError, match=r"kernels lack new_operator: .* Run `pip install"):
-        kernels.implement("new_operator.maps", "CPU")(print)
+        dispatch.composite("new_operator.maps")(print)
 
 
 def test_oldest_torch_is_the_same_everywhere(repo_root):

@@ -1,10 +1,9 @@
-"""Argument checks of the fallback operators, with the messages of csrc/common/checks.h."""
+"""Argument checks of the fallbacks, with the messages of csrc/common/checks.h."""
 
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 FLOATING, INTEGERS = "floating point", "integers"
 _TYPES = {
@@ -41,17 +40,3 @@ def check_tensors(
         check(x.dtype in allowed, f"{op}: {name} must be {expected}, got {actual}")
         same = x.device == tensors[first][0].device
         check(same, f"{op}: {name} must be on the device of {first}")
-
-
-def check_no_tangent(op: str, *inputs: Tensor) -> None:
-    """Check that no input has a tangent of forward-mode AD, which the operators would drop."""
-    check(
-        all(forward_ad.unpack_dual(x).tangent is None for x in inputs),
-        f"{op} has no derivative in forward mode (torch.func.jvp, jacfwd, torch.autograd."
-        "forward_ad): use reverse mode, such as torch.autograd.grad or torch.autograd.functional",
-    )
-
-
-def compute_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Return the type of sums and coordinates: float32, or float64 for such features."""
-    return torch.float64 if dtype == torch.float64 else torch.float32

@@ -1,0 +1,1 @@
+"""Fallbacks of the operators for devices without compiled kernels (`detlite.ops.dispatch`)."""
