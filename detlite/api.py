@@ -10,9 +10,8 @@ from typing import Any
 
 from yacs.config import CfgNode
 
-from detlite.checkpoint.loading import read_model_checkpoint
+from detlite.checkpoint.loading import read_model_checkpoint, weight_file
 from detlite.config import ConfigError, expand_path, load_config
-from detlite.conversion import weight_file
 from detlite.data import explain_dead_loader
 from detlite.data.data_arguments import Data, FilePath, Pair, evaluation_data, training_data
 from detlite.distributed import barrier, is_main, process_group

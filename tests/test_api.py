@@ -180,7 +180,7 @@ def test_an_evaluation_does_not_overwrite_the_one_of_training(trained, shapes):
 
 
 def test_the_result_names_the_file_of_weights_in_the_catalog(trained, tmp_path, monkeypatch):
-    from detlite.conversion import weight_catalog
+    from detlite.checkpoint import weight_catalog
 
     monkeypatch.setitem(
         weight_catalog._SCHEMES, "known", lambda name, _: trained.weights.with_name(name)

@@ -8,8 +8,8 @@ OTHER_FOLDERS = {"benchmarks", "fuzz", "soak", "tools", "wheel"}
 CROSS_CUTTING = {
     "apps/serve": {"page"},
     "config": {"published_files", "restating", "schema", "shipped_configs"},
-    "conversion": {"classifiers", "golden", "hub_weights", "training", "zoo_tables"},
-    "checkpoint": {"conventions", "timm_weights"},
+    "conversion": {"classifiers", "golden", "training", "zoo_tables"},
+    "checkpoint": {"conventions", "hub_weights", "timm_weights"},
     "conversion/detectron2": {"configs", "reference_model"},
     "engine": {"elastic", "every_head", "host_reads", "two_processes"},
     "evaluation": {"keypoint_results"},

@@ -23,14 +23,13 @@ from benchmarks.models.torchvision_baseline import spread_scores
 from detlite.apps.batch_predict.allocator import keep_freed_memory
 from detlite.apps.export.exported_detector import prepare_export, read_exported, write_exported
 from detlite.apps.export.openvino import to_openvino
-from detlite.checkpoint.files import save_checkpoint
+from detlite.checkpoint.files import Checkpoint, save_checkpoint
 from detlite.checkpoint.loading import (
     build_model_from_checkpoint,
     load_weights,
     read_weights,
 )
 from detlite.config import load_config
-from detlite.conversion.convert import Checkpoint
 from detlite.inference import prediction, predictor
 from detlite.inference.optimize import optimize
 from detlite.inference.predictor import Predictor

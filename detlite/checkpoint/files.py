@@ -1,16 +1,15 @@
 """Read and write checkpoints.
 
 A checkpoint is a dict that `torch.load(weights_only=True)` reads: the state dict under "model", and
-the fields in `_FIELDS`. A bare state dict is also read. Files of other frameworks are converted.
+the fields in `_FIELDS`. Bare state dicts and files of other frameworks are converted.
 Torch stores a CRC-32 of every record but does not check it, so reading checks it here.
 """
 
-import logging
 import re
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -18,28 +17,56 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from detlite.checkpoint.file_kinds import explain_kind
-from detlite.conversion.convert import Checkpoint, as_tensors, convert, detect_source, unwrap
-from detlite.conversion.timm import TIMM_PREFIX, as_timm_backbone
+from detlite.checkpoint.errors import CheckpointError, DamagedCheckpointError
 from detlite.files.atomic_write import atomic_open, atomic_path
 from detlite.files.errors import RefusedFileError, RefusedPickleError
 from detlite.files.reading import check_regular, open_stored_zip
 from detlite.files.safe_pickle import load_weights_only, read_pickle
-
-logger = logging.getLogger(__name__)
+from detlite.registry import Registry
 
 LAST_CHECKPOINT_FILE = "last_checkpoint"  # contains the file name of a run's last checkpoint
 _START_LENGTH = 64
 _TORCH_MAGIC = torch.serialization.MAGIC_NUMBER.to_bytes(10, "little")  # of files before torch 1.6
 _FIELDS = ("categories", "config", "convention", "override", "backbone_only", "training")
+TIMM_PREFIX = "backbone.body.net."  # of the names of a timm backbone in a detector
+
+# Converters of the content of a file, its path, and the name of a framework if it is known.
+CONVERTERS: Registry[Callable[[Any, Path, str | None], "Checkpoint"]] = Registry(
+    "converter of checkpoints", on_demand={"state dict": "detlite.conversion.convert"}
+)
 
 
-class CheckpointError(RuntimeError):
-    """A checkpoint cannot be read or written, or does not fit the model."""
+@dataclass(frozen=True)
+class Checkpoint:
+    """Weights and facts about their model. Unknown fields are empty.
 
+    Attributes:
+        path: the file.
+        model: the state dict, on the CPU.
+        categories: COCO's {"id", "name"}; label k is categories[k - 1].
+        config: YAML text of the config of the model.
+        convention: name of the convention the model was trained with.
+        override: value of MODEL.CONVENTION_OVERRIDE; an unknown field has the value "?".
+        backbone_only: the weights of a classifier, which a detector uses as backbone.
+        training: the state of the trainer, to resume from.
+        timm_backbone: the weights of a classifier renamed for a timm backbone.
+        source: the other framework that wrote the file.
+        stated: keys of `config` that its file states; the others follow from shapes and defaults.
+        prefix: what was removed from the names of the weights.
+    """
 
-class DamagedCheckpointError(CheckpointError):
-    """A checkpoint is truncated or has changed since it was written."""
+    path: Path
+    model: dict[str, Tensor]
+    categories: list[dict[str, Any]] = field(default_factory=list)
+    config: str = ""
+    convention: str = ""
+    override: list[str] = field(default_factory=list)
+    backbone_only: bool = False
+    training: dict[str, Any] = field(default_factory=dict)
+    timm_backbone: dict[str, Tensor] = field(default_factory=dict)
+    source: str = ""
+    stated: frozenset[str] = frozenset()
+    prefix: str = ""
 
 
 def save_checkpoint(checkpoint: Checkpoint, last: bool = True) -> None:
@@ -77,9 +104,12 @@ def _explain_write_errors(path: Path) -> Iterator[None]:
 def read_checkpoint(path: str | Path, source: str | None = None) -> Checkpoint:
     """Read a checkpoint or a bare state dict onto the CPU, without executing code in it.
 
+    Files that `save_checkpoint` did not write are read by `conversion.convert`.
+
     Args:
         path: the file.
-        source: the framework, a key of `conversion.SOURCES`; None: detected from the weights.
+        source: the framework, a name in `conversion.checkpoint_source.SOURCES`; None: recognized by
+            the names of the weights.
 
     Raises:
         DamagedCheckpointError: the file is not a checkpoint, or is truncated or damaged.
@@ -88,27 +118,30 @@ def read_checkpoint(path: str | Path, source: str | None = None) -> Checkpoint:
     """
     path = Path(path)
     content = _load(path)
-    state, container, prefix, others = unwrap(content)
-    if prefix.count(".") > 1 or others:
-        unused = f"; not used: {', '.join(others)}" if others else ""
-        logger.info("%s: uses the weights %s*%s", path, prefix, unused)
-    try:
-        source = source or detect_source(state)
-        if source is None:
-            weights = as_tensors(state)
-            _check_values(path, weights)
-            checkpoint = Checkpoint(path, weights, prefix=prefix, **_read_fields(container, path))
-        else:
-            checkpoint = convert(content, source, path)
-            logger.info("%s: converted from %s", path, source)
-    except ValueError as error:
-        raise CheckpointError(f"{path}: {error}") from error
-    if source and any(name.startswith(TIMM_PREFIX) for name in checkpoint.model):
-        return checkpoint  # the names are already those of a timm backbone
-    return replace(checkpoint, timm_backbone=as_timm_backbone(state))
+    if source is None and is_own(content):
+        checkpoint = Checkpoint(path, content["model"], **read_fields(content, path))
+    else:
+        try:
+            checkpoint = CONVERTERS.get("state dict")(content, path, source)
+        except ValueError as error:
+            raise CheckpointError(f"{path}: {error}") from error
+    _check_values(path, checkpoint.model)
+    return checkpoint
+
+
+def is_own(content: Any) -> bool:
+    """Return True for the content of a file that `save_checkpoint` wrote."""
+    return (
+        isinstance(content, dict)
+        and {"categories", "convention"} <= content.keys()
+        and isinstance(content.get("model"), dict)
+    )
 
 
 def _check_values(path: Path, state: dict[str, Tensor]) -> None:
+    for name, value in state.items():
+        if not isinstance(value, Tensor):
+            raise CheckpointError(f"{path}: {name} is neither a tensor nor an array of numbers")
     if not state:
         raise CheckpointError(
             f"{path}: contains neither a state dict (names and tensors) nor "
@@ -121,8 +154,11 @@ def _check_values(path: Path, state: dict[str, Tensor]) -> None:
         )
 
 
-def _read_fields(content: dict[str, Any], path: Path) -> dict[str, Any]:
-    """Return the fields of the right type; others belong to a foreign file."""
+def read_fields(content: dict[str, Any], path: Path) -> dict[str, Any]:
+    """Return the fields of `Checkpoint` that have the right type; others belong to a foreign file.
+
+    DamagedCheckpointError if all fields are there, but one has a wrong type.
+    """
     defaults = Checkpoint(path, {})
     valid = {
         name: content[name]
@@ -166,6 +202,8 @@ def _load(path: Path) -> Any:
                 "containers, such as model.state_dict()"
             ) from error
         # Damage raises many other exceptions.
+        from detlite.checkpoint.file_kinds import explain_kind  # only to explain an error
+
         if kind := explain_kind(path):
             raise CheckpointError(f"{path}: is not a checkpoint; {kind}") from error
         problem = "is not a checkpoint of torch.save, or is truncated or damaged"

@@ -10,11 +10,10 @@ from torch import Tensor
 from yacs.config import CfgNode
 
 from detlite.checkpoint.class_transfer import CLASS_LAYERS, ClassTransfer, match_optional_heads
-from detlite.checkpoint.files import Checkpoint, CheckpointError, read_checkpoint
+from detlite.checkpoint.errors import CheckpointError
+from detlite.checkpoint.files import TIMM_PREFIX, Checkpoint, read_checkpoint
 from detlite.checkpoint.stored_config import apply_convention, config_of
 from detlite.config import ConfigError, default_config, expand_path, load_config
-from detlite.conversion.timm import TIMM_PREFIX
-from detlite.conversion.weight_catalog import find_weights, weight_file
 from detlite.modeling import build_model
 from detlite.modeling.backbone.build import adapt_stems
 from detlite.modeling.detection_model import DetectionModel
@@ -180,6 +179,11 @@ def _add_heads(backbone: Mapping[str, Tensor], target: Mapping[str, Tensor]) -> 
     return entries | {n: backbone[n] for n in unused if not n.startswith("backbone.body.res5.")}
 
 
+def weight_file(cfg: CfgNode) -> Path:
+    """Return the file of MODEL.WEIGHT, see `weight_catalog.find_weights`."""
+    return resolve_checkpoint_path(cfg.MODEL.WEIGHT, ("MODEL.WEIGHT_ROOT", cfg.MODEL.WEIGHT_ROOT))
+
+
 def read_weights(cfg: CfgNode) -> tuple[CfgNode, Checkpoint | None]:
     """Read the checkpoint in MODEL.WEIGHT, if any, and return it with the config for it."""
     if not cfg.MODEL.WEIGHT:
@@ -214,7 +218,9 @@ def resolve_checkpoint_path(path: str | Path, opts: Sequence[Any] = ()) -> Path:
         return expand_path(str(path))
     values = dict(zip(opts[::2], opts[1::2], strict=False))
     root = values.get("MODEL.WEIGHT_ROOT", default_config().MODEL.WEIGHT_ROOT)
-    return find_weights(str(path), root)
+    from detlite.checkpoint.weight_catalog import find_weights  # with the downloader
+
+    return find_weights(path, root)
 
 
 def _table(problems: Sequence[tuple[str, str]], *states: Mapping[str, Tensor]) -> str:

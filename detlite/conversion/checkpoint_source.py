@@ -8,6 +8,33 @@ from typing import Any
 
 from torch import Tensor
 
+from detlite.registry import Registry
+
+# Framework -> module that registers its source, and a pattern that matches the sorted weight names
+# of its files, one per line. In order of recognition. The models of timm have no common names.
+_FRAMEWORKS = {
+    "mmdetection": (
+        "mmdetection.source", r"^(neck\.(lateral|fpn)_convs|rpn_head|roi_head|bbox_head)\.",
+    ),
+    "torchvision": (  # the first layer and one of a ResNet, or of a MobileNetV3
+        "torchvision",
+        r"^(backbone\.body\.|)conv1\.weight$.*^\1layer1\.0\.conv1\.weight$"
+        r"|^(backbone\.body|features)\.0\.0\.weight$.*^\2\.16\.0\.weight$",
+    ),
+    "detectron2": (
+        "detectron2.source",
+        r"^(proposal_generator|backbone\.bottom_up|backbone\.stem|stem\.conv1)\.",
+    ),
+    "maskrcnn-benchmark": (
+        "maskrcnn_benchmark",
+        r"^(backbone\.body\.stem\.bn1\.weight$|rpn\.head\.0\.head\."
+        r"|roi_heads\.\w+\.feature_extractor\.head\.)",
+    ),
+    "caffe2": ("maskrcnn_benchmark", r"^conv1_w$"),
+    "efficientnet-pytorch": ("timm", r"^_blocks\.0\._bn1\.weight$.*^_conv_stem\.weight$"),
+    "timm": ("timm", r"(?!)"),
+}  # fmt: skip
+
 StateDict = dict[str, Tensor]
 RawStateDict = Mapping[str, Any]  # tensors or arrays, with the names of their framework
 ConfigValues = dict[str, Any]  # config keys and values
@@ -21,9 +48,6 @@ class CheckpointSource:
     """A framework, with the functions that convert its checkpoints.
 
     Attributes:
-        name: in messages and on the command line.
-        pattern: matches the sorted weight names of its files, one per line. The default matches no
-            file.
         rules: rename its weights to detlite's names.
         unused: pattern for names of weights that no model of detlite uses.
         adapt: (state, raw) -> state, changes the layout of a renamed state dict, possibly in place.
@@ -36,8 +60,6 @@ class CheckpointSource:
         class_names: content -> names of the labels 1, 2, ...; empty if unknown.
     """
 
-    name: str
-    pattern: str = r"(?!)"
     rules: RenameRules = field(default_factory=list)
     unused: str = r"(?!)"
     adapt: Callable[[StateDict, RawStateDict], StateDict] = lambda state, _raw: state
@@ -47,16 +69,26 @@ class CheckpointSource:
     convention: str = ""
     class_names: Callable[[Any], Sequence[str]] = lambda _content: ()
 
-    def recognizes(self, names: Iterable[str]) -> bool:
-        """Return True if a file with these names is from this framework."""
-        text = "\n".join(sorted(names))
-        return bool(re.search(self.pattern, text, re.MULTILINE | re.DOTALL))
-
     def rename(self, raw: RawStateDict) -> dict[str, Any]:
         """Return the weights that detlite uses, by its names."""
         unused = re.compile(f"{self.unused}|{_NOT_LAYERS}")
         used = {name: value for name, value in raw.items() if not unused.search(name)}
         return {rename(name, self.rules): value for name, value in used.items()}
+
+
+SOURCES: Registry[CheckpointSource] = Registry(
+    "framework",
+    {name: f"detlite.conversion.{module}" for name, (module, _) in _FRAMEWORKS.items()},
+)
+
+
+def recognize(names: Iterable[str]) -> str | None:
+    """Return the framework, a name in SOURCES, of a file with these weight names; None: unknown."""
+    text = "\n".join(sorted(names))
+    flags = re.MULTILINE | re.DOTALL
+    return next(
+        (n for n, (_, pattern) in _FRAMEWORKS.items() if re.search(pattern, text, flags)), None
+    )
 
 
 def rename(name: str, rules: RenameRules) -> str:

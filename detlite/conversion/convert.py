@@ -1,8 +1,9 @@
 """Convert checkpoints of other frameworks to detlite's format."""
 
+import logging
 import re
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,21 +12,12 @@ import torch
 import yaml
 from torch import Tensor
 
-from .categories import categories_from_names, guess_categories
-from .checkpoint_source import CheckpointSource, StateDict
-from .detectron2.source import DETECTRON2
-from .maskrcnn_benchmark import CAFFE2, MASKRCNN_BENCHMARK
-from .mmdetection.source import MMDETECTION
-from .timm import EFFICIENTNET, TIMM
-from .torchvision import TORCHVISION
+from detlite.checkpoint.files import CONVERTERS, TIMM_PREFIX, Checkpoint, is_own, read_fields
 
-# In order of recognition.
-SOURCES: dict[str, CheckpointSource] = {
-    source.name: source
-    for source in (
-        MMDETECTION, TORCHVISION, DETECTRON2, MASKRCNN_BENCHMARK, CAFFE2, EFFICIENTNET, TIMM,
-    )
-}  # fmt: skip
+from .categories import categories_from_names, guess_categories
+from .checkpoint_source import SOURCES, StateDict, recognize
+
+logger = logging.getLogger(__name__)
 
 _MAX_DEPTH = 8  # of containers in a file
 _NESTED = (dict, list, tuple)
@@ -59,46 +51,32 @@ class FoundStateDict(NamedTuple):
     others: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Checkpoint:
-    """Weights and facts about their model. Unknown fields are empty.
+@CONVERTERS.register("state dict")
+def read_content(content: Any, path: Path, source: str | None = None) -> Checkpoint:
+    """Convert the content of a file that detlite did not write, or that has a state dict only.
 
-    Attributes:
-        path: the file.
-        model: the state dict, on the CPU.
-        categories: COCO's {"id", "name"}; label k is categories[k - 1].
-        config: YAML text of the config of the model.
-        convention: name of the convention the model was trained with.
-        override: value of MODEL.CONVENTION_OVERRIDE; an unknown field has the value "?".
-        backbone_only: the weights of a classifier, which a detector uses as backbone.
-        training: the state of the trainer, to resume from.
-        timm_backbone: the weights of a classifier renamed for a timm backbone.
-        source: the other framework that wrote the file.
-        stated: keys of `config` that its file states; the others follow from shapes and defaults.
-        prefix: what was removed from the names of the weights.
+    See `convert` for the arguments and errors.
     """
-
-    path: Path
-    model: dict[str, Tensor]
-    categories: list[dict[str, Any]] = field(default_factory=list)
-    config: str = ""
-    convention: str = ""
-    override: list[str] = field(default_factory=list)
-    backbone_only: bool = False
-    training: dict[str, Any] = field(default_factory=dict)
-    timm_backbone: dict[str, Tensor] = field(default_factory=dict)
-    source: str = ""
-    stated: frozenset[str] = frozenset()
-    prefix: str = ""
+    state, container, prefix, others = unwrap(content)
+    if prefix.count(".") > 1 or others:
+        unused = f"; not used: {', '.join(others)}" if others else ""
+        logger.info("%s: uses the weights %s*%s", path, prefix, unused)
+    source = source or recognize(state)
+    if source is None:
+        checkpoint = Checkpoint(
+            path, as_tensors(state), prefix=prefix, **read_fields(container, path)
+        )
+    else:
+        checkpoint = convert(content, source, path)
+        logger.info("%s: converted from %s", path, source)
+        if any(name.startswith(TIMM_PREFIX) for name in checkpoint.model):
+            return checkpoint  # the names are already those of a timm backbone
+    return replace(checkpoint, timm_backbone=as_timm_backbone(state))
 
 
 def detect_source(content: Any) -> str | None:
-    """Return the key in SOURCES of the framework that wrote a file; None: detlite, or unknown."""
-    return _source_of(unwrap(content).state)
-
-
-def _source_of(names: Collection[str]) -> str | None:
-    return next((name for name, source in SOURCES.items() if source.recognizes(names)), None)
+    """Return the name in SOURCES of the framework that wrote a file; None: detlite, or unknown."""
+    return recognize(unwrap(content).state)
 
 
 def convert(content: Any, name: str, path: Path = Path()) -> Checkpoint:
@@ -106,7 +84,7 @@ def convert(content: Any, name: str, path: Path = Path()) -> Checkpoint:
 
     Args:
         content: see `unwrap`.
-        name: the framework, a key of SOURCES. Plain ResNets of timm have torchvision's names and
+        name: the framework, a name in SOURCES. Plain ResNets of timm have torchvision's names and
             are converted like those.
         path: the file; some published models are recognised by its name or its content.
 
@@ -116,15 +94,16 @@ def convert(content: Any, name: str, path: Path = Path()) -> Checkpoint:
     raw, container, *_ = unwrap(content)
     if not raw:
         raise ValueError("contains no state dict: names and tensors or arrays")
-    plain_resnet = name == "timm" and TORCHVISION.recognizes(raw)
-    source = TORCHVISION if plain_resnet else SOURCES[name]
+    if name == "timm" and recognize(raw) == "torchvision":
+        name = "torchvision"
+    source = SOURCES.get(name)
     state = _number_levels_from_zero(source.adapt(as_tensors(source.rename(raw)), raw))
     if all(key.startswith("backbone.body.") for key in state):
         return Checkpoint(path, state, backbone_only=True)
     try:
         assumed, stated = source.configure(state, raw, path, container)
     except ValueError as error:
-        raise ValueError(f"looks like {source.name}'s, but {error}") from error
+        raise ValueError(f"looks like {name}'s, but {error}") from error
     config = assumed | stated
     if config:
         config["MODEL.CONVENTION"] = source.convention
@@ -155,8 +134,8 @@ def unwrap(content: Any) -> FoundStateDict:
     content = _as_dict(content)
     if not isinstance(content, dict):
         return FoundStateDict({}, {})
-    if {"categories", "convention"} <= content.keys() and isinstance(content.get("model"), dict):
-        return FoundStateDict(content["model"], content)  # a checkpoint of detlite
+    if is_own(content):
+        return FoundStateDict(content["model"], content)
     found = list(_arrays(content, "", content, 0))
     groups: dict[str, list[str]] = {}  # prefix -> rests of the names
     for name, _, _ in found:
@@ -164,7 +143,7 @@ def unwrap(content: Any) -> FoundStateDict:
             groups.setdefault(name[: dot.end()], []).append(name[dot.end() :])
     large = [p for p, rests in groups.items() if len(rests) >= _MIN_FRACTION * len(found)]
     large.sort(key=lambda prefix: (bool(_COPY.search(prefix)), prefix.count(".")))
-    known = (p for p in large if _is_detlite_model(groups[p]) or _source_of(groups[p]))
+    known = (p for p in large if _is_detlite_model(groups[p]) or recognize(groups[p]))
     prefix = next(known, None)
     if prefix is None:  # the usual wrappers that all names share
         count = sum(name != _COUNTER for name, _, _ in found)
@@ -218,6 +197,17 @@ def as_tensors(arrays: Mapping[str, Any]) -> StateDict:
         except (TypeError, ValueError, RuntimeError) as error:
             raise ValueError(f"{name} is neither a tensor nor an array of numbers") from error
     return state
+
+
+def as_timm_backbone(raw: Mapping[str, Any]) -> StateDict:
+    """Rename the weights of a classifier for a timm backbone.
+
+    Empty if some are arrays, or belong to the backbone of a detector.
+    """
+    of_detector = any(name.startswith("backbone.") for name in raw)
+    if of_detector or not all(isinstance(value, Tensor) for value in raw.values()):
+        return {}
+    return {TIMM_PREFIX + name: value for name, value in raw.items()}
 
 
 def _number_levels_from_zero(state: StateDict) -> StateDict:

@@ -3,8 +3,9 @@
 The models are the same; only the names of the weights differ.
 """
 
+from detlite.checkpoint.files import TIMM_PREFIX
+
 from .checkpoint_source import ConfigValues, StateDict
-from .timm import TIMM_PREFIX
 
 _BLOCK = r"^(backbone\.body\.net\.s\d\.b\d+)\."
 # detectron2 uses the names of pycls.

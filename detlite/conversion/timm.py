@@ -8,29 +8,16 @@ channels.
 
 import re
 
-from torch import Tensor
+from detlite.checkpoint.files import TIMM_PREFIX
 
-from .checkpoint_source import CheckpointSource, RawStateDict, StateDict, rename
+from .checkpoint_source import SOURCES, CheckpointSource, RawStateDict, StateDict, rename
 
-# Prefix of the names of a timm backbone in a detector.
-TIMM_PREFIX = "backbone.body.net."
-
-TIMM = CheckpointSource(
-    name="timm",
-    # Its models have no names in common, so the user must name this source.
-    rules=[(r"^", TIMM_PREFIX)],
+TIMM = SOURCES.register("timm")(
+    CheckpointSource(
+        # Its models have no names in common, so the user must name this source.
+        rules=[(r"^", TIMM_PREFIX)],
+    )
 )
-
-
-def as_timm_backbone(raw: RawStateDict) -> StateDict:
-    """Rename the weights of a classifier for a timm backbone.
-
-    Empty if some are arrays, or belong to the backbone of a detector.
-    """
-    for name, value in raw.items():
-        if name.startswith("backbone.") or not isinstance(value, Tensor):
-            return {}
-    return TIMM.rename(raw)
 
 
 _EXPANDING = [
@@ -72,8 +59,8 @@ def _stage_and_block(raw: RawStateDict) -> dict[int, str]:
     return numbers
 
 
-EFFICIENTNET = CheckpointSource(
-    name="efficientnet-pytorch",
-    pattern=r"^_blocks\.0\._bn1\.weight$.*^_conv_stem\.weight$",
-    adapt=_number_by_stage,
+EFFICIENTNET = SOURCES.register("efficientnet-pytorch")(
+    CheckpointSource(
+        adapt=_number_by_stage,
+    )
 )

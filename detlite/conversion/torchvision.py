@@ -6,14 +6,16 @@ from typing import Any
 
 import torch
 
-from .checkpoint_source import CheckpointSource, ConfigValues, RawStateDict, StateDict, section
+from .checkpoint_source import (
+    SOURCES,
+    CheckpointSource,
+    ConfigValues,
+    RawStateDict,
+    StateDict,
+    section,
+)
 from .infer_config import L1_RETINANET, infer_config, is_retinanet
 
-# The first layer and one of a ResNet, or of a MobileNetV3.
-_PATTERN = (
-    r"^(backbone\.body\.|)conv1\.weight$.*^\1layer1\.0\.conv1\.weight$"
-    r"|^(backbone\.body|features)\.0\.0\.weight$.*^\2\.16\.0\.weight$"
-)
 _RULES = [
     # classifiers have the backbone only; timm's have the same names
     (r"^(?:features\.)?(conv1|bn1|layer\d|(?<=features\.)\d+)\.", r"backbone.body.\1."),
@@ -129,11 +131,11 @@ def _published_name(path: Path) -> str:
     return ""
 
 
-TORCHVISION = CheckpointSource(
-    name="torchvision",
-    convention="torchvision",
-    pattern=_PATTERN,
-    rules=_RULES,
-    configure=_configure,
-    unused=r"^(fc|classifier)\.",
+TORCHVISION = SOURCES.register("torchvision")(
+    CheckpointSource(
+        convention="torchvision",
+        rules=_RULES,
+        configure=_configure,
+        unused=r"^(fc|classifier)\.",
+    )
 )

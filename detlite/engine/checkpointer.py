@@ -13,7 +13,8 @@ import yaml
 from torch.optim import Optimizer
 from yacs.config import CfgNode
 
-from detlite.checkpoint.files import Checkpoint, CheckpointError, save_checkpoint
+from detlite.checkpoint.errors import CheckpointError
+from detlite.checkpoint.files import Checkpoint, save_checkpoint
 from detlite.checkpoint.loading import load_weights
 from detlite.checkpoint.stored_config import checkpoint_config
 from detlite.config.loading import flatten

@@ -5,13 +5,8 @@ import re
 from itertools import count
 from pathlib import Path
 
-from detlite.checkpoint.files import (
-    LAST_CHECKPOINT_FILE,
-    Checkpoint,
-    CheckpointError,
-    DamagedCheckpointError,
-    read_checkpoint,
-)
+from detlite.checkpoint.errors import CheckpointError, DamagedCheckpointError
+from detlite.checkpoint.files import LAST_CHECKPOINT_FILE, Checkpoint, read_checkpoint
 from detlite.config import ConfigError
 
 logger = logging.getLogger(__name__)

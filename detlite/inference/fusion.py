@@ -19,14 +19,11 @@ from detlite.modeling.backbone.vit import ViT
 from detlite.modeling.optimize_for_training import undo_optimize_for_training
 from detlite.modeling.roi_heads.pooler import Pooler
 
+from .errors import NoGraphError
 from .fused_layers import ACTIVATIONS, NORMS, FusedConv2d, InFloat32, merge_convs, split_layers
 
 _ADDITIONS = {operator.add, operator.iadd, torch.add}
 _WEIGHTED = (nn.Conv2d, nn.ConvTranspose2d, nn.Linear)
-
-
-class NoGraphError(ValueError):
-    """The code of a module depends on values or sizes, so it cannot be recorded as a graph."""
 
 
 def fuse(part: nn.Module, dtype: torch.dtype, levels: int, scores: bool) -> nn.Module:

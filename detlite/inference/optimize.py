@@ -13,7 +13,8 @@ from detlite.modeling.precision import resolve_dtype
 from detlite.modeling.roi_heads.dense_heads import MaskHead
 from detlite.registry import Registry
 
-from .fusion import NoGraphError, fuse
+from .errors import NoGraphError
+from .fusion import fuse
 
 # Modules of detectors, RPNs and heads that compute on feature maps only.
 PARTS = ("backbone", "head", "feature_extractor", "predictor")

@@ -7,7 +7,8 @@ import pytest
 import torch
 from PIL import Image
 
-from detlite.checkpoint.files import CheckpointError, read_checkpoint
+from detlite.checkpoint.errors import CheckpointError
+from detlite.checkpoint.files import read_checkpoint
 
 
 def _archive(path, *members):

@@ -14,13 +14,8 @@ import numpy as np
 import pytest
 import torch
 
-from detlite.checkpoint.files import (
-    Checkpoint,
-    CheckpointError,
-    DamagedCheckpointError,
-    read_checkpoint,
-    save_checkpoint,
-)
+from detlite.checkpoint.errors import CheckpointError, DamagedCheckpointError
+from detlite.checkpoint.files import Checkpoint, read_checkpoint, save_checkpoint
 from detlite.checkpoint.loading import load_weights
 
 

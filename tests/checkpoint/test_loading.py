@@ -6,12 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from detlite.checkpoint.files import (
-    Checkpoint,
-    CheckpointError,
-    read_checkpoint,
-    save_checkpoint,
-)
+from detlite.checkpoint.errors import CheckpointError
+from detlite.checkpoint.files import Checkpoint, read_checkpoint, save_checkpoint
 from detlite.checkpoint.loading import (
     build_model_from_checkpoint,
     load_weights,

@@ -6,7 +6,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from detlite.checkpoint.files import CheckpointError, read_checkpoint, save_checkpoint
+from detlite.checkpoint.errors import CheckpointError
+from detlite.checkpoint.files import read_checkpoint, save_checkpoint
 from detlite.checkpoint.loading import load_weights
 from detlite.modeling.build import build_model
 

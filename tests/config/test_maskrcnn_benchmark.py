@@ -7,10 +7,10 @@ import pytest
 import torch
 import yaml
 
+from detlite.checkpoint.loading import weight_file
 from detlite.config import KEYS, load_config
 from detlite.config.files import read_chain
 from detlite.config.maskrcnn_benchmark import NO_EFFECT, RESTATING
-from detlite.conversion import weight_file
 from detlite.data.datasets.catalog import BUILTIN
 from detlite.modeling.build import build_model
 
@@ -378,7 +378,7 @@ def test_file_builds_unchanged(name, file, monkeypatch):
     if cfg.MODEL.WEIGHT:
         addresses = []
         monkeypatch.setattr(
-            "detlite.conversion.weight_catalog.download",
+            "detlite.checkpoint.weight_catalog.download",
             lambda address, *_: addresses.append(address),
         )
         weight_file(cfg)

@@ -6,9 +6,10 @@ import pytest
 import torch
 import torchvision
 
-from detlite.checkpoint.files import CheckpointError, read_checkpoint
+from detlite.checkpoint.errors import CheckpointError
+from detlite.checkpoint.files import read_checkpoint
 from detlite.checkpoint.loading import build_model_from_checkpoint, load_weights
-from detlite.conversion import convert, detect_source
+from detlite.conversion.convert import convert, detect_source
 from detlite.conversion.torchvision import TORCHVISION
 from detlite.modeling.backbone.resnet import ResNet, ResNetOptions
 from detlite.modeling.build import build_model

@@ -4,7 +4,7 @@ import pytest
 import torch
 import yaml
 
-from detlite.conversion import convert
+from detlite.conversion.convert import convert
 from tests.conversion.synthetic_state_dicts import (
     STEM,
     caffe2,

@@ -4,7 +4,7 @@ import pytest
 import torch
 import yaml
 
-from detlite.conversion import convert
+from detlite.conversion.convert import convert
 from detlite.conversion.regnet import REGNETS
 from tests.conversion.detectron2.synthetic_regnets import regnet
 

@@ -10,7 +10,7 @@ from PIL import Image
 import detlite
 from detlite.checkpoint.files import read_checkpoint
 from detlite.checkpoint.loading import load_weights
-from detlite.conversion import find_weights
+from detlite.checkpoint.weight_catalog import find_weights
 from detlite.conversion.timm import TIMM_PREFIX
 from detlite.modeling.build import build_model
 

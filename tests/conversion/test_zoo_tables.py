@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from detlite.conversion.weight_catalog import _SIGNATURES
+from detlite.checkpoint.weight_catalog import _SIGNATURES
 from tests.conversion.detectron2.live_comparison import MODELS, RECORD
 from tests.conversion.zoo_tables import (
     PAGES,

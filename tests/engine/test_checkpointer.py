@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from detlite.apps.shards.writer import write_shards
-from detlite.checkpoint.files import CheckpointError, read_checkpoint
+from detlite.checkpoint.errors import CheckpointError
+from detlite.checkpoint.files import read_checkpoint
 from detlite.config import load_config
 from detlite.engine.run_files import newest_checkpoint
 from tests.engine.toy import assert_equal, call_at, interrupt, new_toy, read_metrics, without_times

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from detlite.checkpoint.files import Checkpoint, CheckpointError, save_checkpoint
+from detlite.checkpoint.errors import CheckpointError
+from detlite.checkpoint.files import Checkpoint, save_checkpoint
 from detlite.config import ConfigError
 from detlite.engine.run_files import check_output_dir, choose_output_dir, newest_checkpoint
 

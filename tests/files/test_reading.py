@@ -6,7 +6,8 @@ import zipfile
 import pytest
 
 from detlite.apps.dataset_formats.file_tree import excerpt, read_lines, read_xml
-from detlite.checkpoint.files import CheckpointError, read_checkpoint
+from detlite.checkpoint.errors import CheckpointError
+from detlite.checkpoint.files import read_checkpoint
 from detlite.config import ConfigError, load_config
 from detlite.data import DataError
 from detlite.data.index.build import open_index

@@ -13,7 +13,8 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from detlite.checkpoint.files import Checkpoint, CheckpointError, read_checkpoint
+from detlite.checkpoint.errors import CheckpointError
+from detlite.checkpoint.files import Checkpoint, read_checkpoint
 from detlite.engine.run_files import newest_checkpoint
 from tests.fuzz.inputs import check_message, mutated, mutated_bytes, unexpected_values
 

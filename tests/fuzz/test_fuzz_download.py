@@ -13,8 +13,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from detlite.checkpoint.weight_catalog import find_weights
 from detlite.config import ConfigError
-from detlite.conversion.weight_catalog import find_weights
 from detlite.files import download as module
 from detlite.files.download import download, fetch
 from detlite.files.errors import RemoteError

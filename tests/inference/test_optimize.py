@@ -16,8 +16,9 @@ from yacs.config import CfgNode
 from detlite import build_model, optimize
 from detlite.apps.export.openvino import openvino_parts
 from detlite.inference import fused_layers
+from detlite.inference.errors import NoGraphError
 from detlite.inference.fused_layers import FusedConv2d, InFloat32, onednn_fuses
-from detlite.inference.fusion import NoGraphError, fuse
+from detlite.inference.fusion import fuse
 from detlite.modeling.detection_model import DetectionModel
 from detlite.modeling.layers.conv import PaddedConv2d
 from detlite.modeling.layers.norm import FrozenBatchNorm2d, LevelBatchNorm

@@ -37,14 +37,15 @@ def run(args: Namespace) -> int:
     from dataclasses import replace
 
     from detlite.checkpoint import files
+    from detlite.checkpoint.errors import CheckpointError
     from detlite.checkpoint.loading import load_weights, resolve_checkpoint_path
     from detlite.checkpoint.stored_config import apply_convention, config_of
     from detlite.config import ConfigError, load_config
-    from detlite.conversion import SOURCES
+    from detlite.conversion.checkpoint_source import SOURCES
     from detlite.modeling import build_model
 
-    if args.source not in (None, *SOURCES):
-        raise ConfigError(f"--from {args.source}: must be one of {', '.join(SOURCES)}")
+    if args.source and args.source not in SOURCES:
+        raise ConfigError(f"--from {args.source}: must be one of {', '.join(SOURCES.names())}")
     if not args.output.parent.is_dir():
         raise ConfigError(f"--output {args.output}: the folder {args.output.parent} does not exist")
     checkpoint = files.read_checkpoint(
@@ -52,9 +53,9 @@ def run(args: Namespace) -> int:
     )
     recognized = checkpoint.config or checkpoint.convention or checkpoint.backbone_only
     if not args.to and not recognized:
-        raise files.CheckpointError(
+        raise CheckpointError(
             f"{args.weights}: no known framework uses such entry names; name the framework with "
-            f"--from ({', '.join(SOURCES)})"
+            f"--from ({', '.join(SOURCES.names())})"
         )
     opts = [*args.overrides, "MODEL.DEVICE", "cpu"]
     if not (args.config or checkpoint.config or args.to):  # a classifier or an FBNet
@@ -73,7 +74,7 @@ def run(args: Namespace) -> int:
             try:
                 state, settings = export_to_torchvision(cfg, model)
             except ValueError as error:  # names the keys that torchvision has no place for
-                raise files.CheckpointError(f"{args.weights}: {error}") from error
+                raise CheckpointError(f"{args.weights}: {error}") from error
             files.save_torch_file(args.output, state)
             print(
                 f"{args.output}: {len(state)} entries, with which torchvision finds the same "

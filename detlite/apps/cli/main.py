@@ -79,7 +79,7 @@ def run_command(name: str, arguments: Sequence[str]) -> int:
 
 def _user_errors() -> tuple[type[Exception], ...]:
     """Return the errors whose message tells the user what to fix; they need no traceback."""
-    from detlite.checkpoint.files import CheckpointError
+    from detlite.checkpoint.errors import CheckpointError
     from detlite.config import ConfigError
     from detlite.data import DataError, LoaderProcessError
     from detlite.engine.errors import NonFiniteLossError

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from yacs.config import CfgNode
 
-from detlite.checkpoint.files import CheckpointError
+from detlite.checkpoint.errors import CheckpointError
 from detlite.config import ConfigError, config_from
 from detlite.config.files import parse_yaml
 from detlite.files.errors import short_reason, short_repr

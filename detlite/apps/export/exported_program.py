@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 from torch.nn import functional as F
 
-from detlite.checkpoint.files import CheckpointError
+from detlite.checkpoint.errors import CheckpointError
 from detlite.config import ConfigError
 from detlite.inference.build import model_score_thresh
 from detlite.modeling.detection_model import DetectionModel

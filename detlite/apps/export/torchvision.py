@@ -19,7 +19,7 @@ from torchvision.ops import FrozenBatchNorm2d, MultiScaleRoIAlign
 from torchvision.ops.feature_pyramid_network import LastLevelMaxPool, LastLevelP6P7
 from yacs.config import CfgNode
 
-from detlite.checkpoint.stored_config import unused_sections
+from detlite.checkpoint.assumptions import unused_sections
 from detlite.config.loading import flatten
 from detlite.conventions import convention_of
 from detlite.conversion.checkpoint_source import StateDict

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from detlite.conversion.checkpoint_source import (
+    SOURCES,
     CheckpointSource,
     ConfigValues,
     RawStateDict,
@@ -105,12 +106,12 @@ def _class_names(content: Any) -> Sequence[str]:
     return names if valid else ()
 
 
-MMDETECTION = CheckpointSource(
-    name="mmdetection",
-    convention="mmdetection",
-    pattern=r"^(neck\.(lateral|fpn)_convs|rpn_head|roi_head|bbox_head)\.",
-    rules=_RULES,
-    adapt=_adapt,
-    configure=_configure,
-    class_names=_class_names,
+MMDETECTION = SOURCES.register("mmdetection")(
+    CheckpointSource(
+        convention="mmdetection",
+        rules=_RULES,
+        adapt=_adapt,
+        configure=_configure,
+        class_names=_class_names,
+    )
 )

@@ -17,8 +17,8 @@ from detlite.apps.autoconfig.image_values import ImageValues
 from detlite.apps.autoconfig.rules import choose
 from detlite.apps.cli.main import main
 from detlite.checkpoint.files import Checkpoint, read_checkpoint
+from detlite.checkpoint.weight_catalog import COCO, coco_weights
 from detlite.config import ConfigError, load_config
-from detlite.conversion.weight_catalog import COCO, coco_weights
 from detlite.data import DataError
 from detlite.data.images.pixels import ImageOptions
 from tests.apps.autoconfig.test_rules import statistics

@@ -14,7 +14,7 @@ import yaml
 from yacs.config import CfgNode
 
 from detlite.config import load_config
-from detlite.conversion import convert
+from detlite.conversion.convert import convert
 from detlite.modeling.build import build_model
 from tests.conversion.detectron2.live_comparison import build_d2_model, load_d2_config
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 import yaml
 
-from detlite.checkpoint.files import CheckpointError
+from detlite.checkpoint.errors import CheckpointError
 from detlite.checkpoint.loading import build_model_from_checkpoint
-from detlite.conversion import convert
+from detlite.conversion.convert import convert
 from detlite.conversion.detectron2.source import order_anchors_by_ratio
 from detlite.modeling.preprocessing import prepare_proposals
 from tests.conversion.synthetic_state_dicts import (

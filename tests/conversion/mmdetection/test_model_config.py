@@ -9,7 +9,7 @@ import torch
 import yaml
 
 import detlite
-from detlite.conversion import convert
+from detlite.conversion.convert import convert
 from detlite.conversion.mmdetection.config_file import ConfigSection
 from detlite.conversion.mmdetection.model_config import _anchor_config, _nms_threshold
 from tests.conversion.mmdetection.recorded_outputs import PLAIN, save, state_of

@@ -7,8 +7,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from detlite.checkpoint.weight_catalog import find_weights
 from detlite.config import ConfigError
-from detlite.conversion import find_weights
 
 
 class _Hub(BaseHTTPRequestHandler):

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from detlite.checkpoint.loading import weight_file
+from detlite.checkpoint.weight_catalog import find_weights
 from detlite.config import ConfigError, load_config
-from detlite.conversion import find_weights, weight_file
 
 _NAMES = [
     ("catalog://ImageNetPretrained/MSRA/R-50", "ImageNetPretrained/MSRA/R-50.pkl"),
@@ -49,7 +50,7 @@ def downloads(monkeypatch):
         file.parent.mkdir(parents=True, exist_ok=True)
         file.touch()
 
-    monkeypatch.setattr("detlite.conversion.weight_catalog.download", record)
+    monkeypatch.setattr("detlite.checkpoint.weight_catalog.download", record)
     return recorded
 
 

@@ -15,7 +15,6 @@ from typing import Any
 from urllib.parse import unquote, urldefrag, urlsplit
 
 import torch
-from yacs.config import CfgNode
 
 from detlite.config import ConfigError, expand_path
 from detlite.files.download import download, without_secrets
@@ -44,11 +43,6 @@ _SIGNATURES = {
     "37697547/e2e_keypoint_rcnn_R-50-FPN_1x": "08_42_54.kdzV35ao",
 }
 _SUFFIXES = (".pth", ".pt", ".pkl", ".safetensors")
-
-
-def weight_file(cfg: CfgNode) -> Path:
-    """Return the file of MODEL.WEIGHT, see `find_weights`."""
-    return find_weights(cfg.MODEL.WEIGHT, cfg.MODEL.WEIGHT_ROOT)
 
 
 def coco_weights(masks: bool, gpu: bool, keypoints: bool = False) -> str:
