@@ -105,7 +105,7 @@ def anchor_sizes(value: Any) -> str | None:
 
 
 positive = above(0)
-run_length = above(0, 1e9)  # a larger one is a mistake and could overflow
+duration = above(0, 1e9)  # a larger one is a mistake and could overflow
 not_negative = in_range(0)
 above_up_to_one = above(0, 1)
 fraction = in_range(0, 1)

@@ -46,7 +46,7 @@ def save_run(trainer: Trainer, path: Path) -> None:
             "optimizer": trainer.optimizer.state_dict(),
             "scaler": trainer.scaler.state_dict(),
             "best": trainer.best.state_dict(),
-            "run_length": trainer.run_length.state_dict(),
+            "run_length": trainer.duration.state_dict(),
             "skipped": trainer.train_step.skipped,
             "average": ema.state_dict() if ema else {},
             "hooks": {k: hook.state_dict() for k, hook in _by_name(trainer.user_hooks).items()},
@@ -90,7 +90,7 @@ def resume_run(trainer: Trainer, checkpoint: Checkpoint) -> None:
         trainer.best.load_state_dict(training["best"])
         trainer.train_step.skipped = training["skipped"]
         trainer.iteration, rng = training["iteration"], training["rng"]
-        trainer.run_length.load_state_dict(training["run_length"])
+        trainer.duration.load_state_dict(training["run_length"])
         for name, hook in _by_name(trainer.user_hooks).items():
             if name in training["hooks"]:
                 hook.load_state_dict(training["hooks"][name])

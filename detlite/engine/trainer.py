@@ -2,8 +2,8 @@
 
 import logging
 import warnings
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,23 +12,24 @@ from torch import Tensor
 from yacs.config import CfgNode
 
 from detlite.data import CocoDataset, ConcatDataset, build_train_loader
-from detlite.distributed import any_process, world_size
+from detlite.data.loading.batch_loader import Batch
+from detlite.distributed import world_size
 from detlite.evaluation.metrics import Metrics
 from detlite.modeling.detection_model import DetectionModel
-from detlite.modeling.layers.norm import FrozenBatchNorm2d
 from detlite.modeling.optimize_for_training import optimize_for_training
 from detlite.modeling.precision import resolve_dtype
 
 from .checkpointer import resume_run, save_run
+from .duration import build_duration
 from .errors import NonFiniteLossError
 from .evaluate import build_loss_dataset, check_evaluation, evaluate
 from .hooks.base import HOOKS, Hook
 from .hooks.best_checkpoint import BestCheckpoint, StoreScoreThreshold
 from .hooks.ema import EMA_SUFFIX, ModelEMA
-from .hooks.freezing import BackboneFreezeSchedule
+from .hooks.freezing import BackboneFreezeSchedule, warn_of_frozen_layers
 from .hooks.metrics import MachineLoad, Meters, MetricsWriter
 from .run_files import FINAL_CHECKPOINT, newest_checkpoint
-from .run_length import build_run_length
+from .schedule import RunSchedule
 from .schedule_free import averaged_weights
 from .signals import StoppedError, StopSignals
 from .solver import build_optimizer, build_scheduler
@@ -46,7 +47,7 @@ class Trainer:
         iteration: number of the current iteration, from 1. Before the first step of a run, and
             after a step, it is the number of finished iterations.
         checkpoint: file that the run saved last or resumed from.
-        is_last: True if no iteration follows the current one.
+        schedule: decides when the run logs, saves, evaluates and ends.
     """
 
     def __init__(
@@ -67,12 +68,9 @@ class Trainer:
         self.output_dir = Path(cfg.OUTPUT_DIR)
         self.iteration = 0
         self.checkpoint = self.output_dir / FINAL_CHECKPOINT
-        self.repeats_evaluation = False  # a resumed run evaluates the model that it starts from
-        self.is_last = False
-        self._interrupted = False  # a signal arrived in any process
-        self._finishing = False
-        self.run_length = build_run_length(cfg, len(train_set))
-        self._warn_of_frozen_layers()
+        self.duration = build_duration(cfg, len(train_set))
+        self.schedule = RunSchedule(solver, self.duration, bool(test_sets))
+        warn_of_frozen_layers(cfg, model, self.duration.max_iter)
 
         optimize_for_training(model)
         self.optimizer = build_optimizer(cfg, model)
@@ -84,7 +82,7 @@ class Trainer:
         freeze.update(0)
         self.train_step = TrainStep(cfg, model, self.optimizer, self.scaler)
 
-        self.meters = Meters(self.run_length.max_iter)
+        self.meters = Meters(self.duration.max_iter)
         self.signals = StopSignals()
         self.ema = ModelEMA(model, solver.EMA_DECAY) if solver.EMA_DECAY else None
         self.best = BestCheckpoint(solver.BEST_METRIC, solver.PATIENCE)
@@ -113,50 +111,37 @@ class Trainer:
             NonFiniteLossError: training diverged; earlier checkpoints are intact.
             StoppedError: SIGTERM, SIGHUP or SIGINT arrived; the step was finished and saved.
         """
-        with ExitStack() as self._closing:
-            try:
-                return self._train(resume)
-            except NonFiniteLossError as error:
-                exists = self.checkpoint.exists()
-                start = f"resume from {self.checkpoint}" if exists else "start the run again"
-                raise NonFiniteLossError(f"{error} Then {start}") from error
-
-    def _train(self, resume: bool) -> dict[str, Metrics]:
-        if resume:
-            self._resume()
-        self.scheduler = build_scheduler(self.cfg, self.optimizer, self.run_length, self.iteration)
-        batches = iter(build_train_loader(self.cfg, self.train_set, self.iteration))
-        self._before_train()
-        logger.info(
-            "training on %s (%d images) for %s, %d iterations done, %d process(es) on %s in %s",
-            self.train_set.name, len(self.train_set), self.run_length, self.iteration,
-            world_size(), self.model.device, resolve_dtype(self.cfg.DTYPE, self.model.device),
-        )  # fmt: skip
-        with self.signals:
-            if self.repeats_evaluation and not self.is_last:
-                self._evaluate()
-            self.model.train()
-            while not self.is_last:
-                self.iteration += 1
-                with self.meters.timed("time"):
-                    self._call_hooks("before_step")
-                    with self.meters.timed("data_time"):
-                        images, targets = next(batches)
-                    losses = self.train_step(images, targets)
-                    if losses:
+        with ExitStack() as self._closing, self._naming_last_checkpoint():
+            batches, schedule = self._start(resume), self.schedule
+            with self.signals:
+                if schedule.first_evaluation_due():
+                    metrics = self._evaluate()
+                self.model.train()
+                while not schedule.is_last:
+                    self.iteration += 1
+                    with self.meters.timed("time"):
+                        self._call_hooks("before_step")
+                        with self.meters.timed("data_time"):
+                            images, targets = next(batches)
+                        losses = self.train_step(images, targets)
                         image_ids = [target["image_id"] for target in targets]
                         self.meters.update(self.iteration, losses, image_ids)
-                    self._call_hooks("after_step", losses)
-                self._agree_on_end()
-                self._maybe_log()
-                self.scheduler.step()
-                self._maybe_save()
-                if self._evaluation_due():
-                    self._evaluate()
-            metrics = self._evaluate()
-        if hasattr(self.optimizer, "eval"):
-            self.optimizer.eval()  # the averages are the result of a schedule-free optimizer
-        self._call_hooks("after_train")
+                        self._call_hooks("after_step", losses)
+                    schedule.advance(self.iteration, bool(self.signals.received))
+                    if schedule.log_due():
+                        self._log()
+                    self.scheduler.step()
+                    if schedule.save_due():
+                        self._save()
+                    if schedule.is_interrupted:
+                        signal = self.signals.received or "a signal to another process"
+                        saved = f"saved after iteration {self.iteration}; continue by --resume"
+                        raise StoppedError(signal, saved)
+                    if schedule.evaluation_due():
+                        metrics = self._evaluate()
+            if hasattr(self.optimizer, "eval"):
+                self.optimizer.eval()  # the averages are the result of a schedule-free optimizer
+            self._call_hooks("after_train")
         return metrics
 
     def finish(self) -> None:
@@ -166,72 +151,47 @@ class Trainer:
         follows; if called after an evaluation, one more follows. A resumed run does not remember
         it: a hook that ended a run should call it again in `before_train`.
         """
-        self._finishing = True
+        self.schedule.finish()
 
-    def _resume(self) -> None:
-        if checkpoint := newest_checkpoint(self.output_dir):
-            resume_run(self, checkpoint)
-            self.checkpoint = checkpoint.path
-        else:
+    def _start(self, resume: bool) -> Iterator[Batch]:
+        """Restore the newest checkpoint if asked to, call the hooks, and return the batches."""
+        previous = newest_checkpoint(self.output_dir) if resume else None
+        if previous:
+            resume_run(self, previous)
+            self.checkpoint = previous.path
+        elif resume:
             missing = "%s contains no checkpoint to resume: starting from scratch"
             logger.warning(missing, self.output_dir)
-
-    def _before_train(self) -> None:
-        """Call the hooks, and decide how a resumed run starts."""
+        self.scheduler = build_scheduler(self.cfg, self.optimizer, self.duration, self.iteration)
+        batches = iter(build_train_loader(self.cfg, self.train_set, self.iteration))
         *hooks, writer = self.hooks
         for hook in hooks:
             self._start_hook(hook)
-        resumed = self.iteration > 0
-        self.is_last = any_process(self._finishing) or self.run_length.is_reached(self.iteration)
-        ended = resumed and self.checkpoint.name == FINAL_CHECKPOINT
-        if self.is_last and not ended:  # the run was shortened: this is its final checkpoint
+        has_final = previous is not None and previous.path.name == FINAL_CHECKPOINT
+        self.schedule.start(self.iteration, has_final)
+        if self.schedule.first_save_due():
             self._save()
-        # The interruption may have come before the end of the evaluation.
-        self.repeats_evaluation = self.is_last or (resumed and self._evaluation_due(ended))
         self._start_hook(writer)  # removes metrics that will be written again
+        logger.info(
+            "training on %s (%d images) for %s, %d iterations done, %d process(es) on %s in %s",
+            self.train_set.name, len(self.train_set), self.duration, self.iteration,
+            world_size(), self.model.device, resolve_dtype(self.cfg.DTYPE, self.model.device),
+        )  # fmt: skip
+        return batches
 
     def _start_hook(self, hook: Hook) -> None:
         hook.before_train()
         self._closing.callback(_close, hook)
 
-    def _agree_on_end(self) -> None:
-        """Agree with all processes if this iteration is the last one, or a signal arrived."""
-        self._interrupted, self._finishing = self.run_length.advance(
-            bool(self.signals.received), self._finishing
-        )
-        self.is_last = self._finishing or self.run_length.is_reached(self.iteration)
-
-    def _maybe_log(self) -> None:
-        if self._save_due():
-            self.meters.check()  # save and evaluate nothing after a non-finite loss
-        if self.is_last or self.iteration % self.cfg.SOLVER.LOG_PERIOD == 0:
-            means = self.meters.read(self.iteration)
-            if means:
-                means["lr"] = float(self.scheduler.get_last_lr()[0])
-                self._call_hooks("after_log", means | self.run_length.report())
-
-    def _maybe_save(self) -> None:
-        if self._save_due():
-            self._save()
-        if self._interrupted:
-            raise StoppedError(
-                self.signals.received or "a signal to another process",
-                f"saved after iteration {self.iteration}; continue by --resume",
-            )
-
-    def _save_due(self) -> bool:
-        periodic = _is_multiple(self.iteration, self.cfg.SOLVER.CHECKPOINT_PERIOD)
-        return self.is_last or self._interrupted or periodic or self._evaluation_due()
-
-    def _evaluation_due(self, due: bool = False) -> bool:
-        """Return True if an evaluation is due now, apart from the final one."""
-        due |= _is_multiple(self.iteration, self.cfg.SOLVER.TEST_PERIOD)
-        due |= self.run_length.evaluation_needed
-        allowed = bool(self.test_sets) and self.run_length.allows_evaluation
-        return due and allowed and not self.is_last
+    def _log(self) -> None:
+        if means := self.meters.read(self.iteration):
+            means["lr"] = float(self.scheduler.get_last_lr()[0])
+            self._call_hooks("after_log", means | self.duration.report())
 
     def _save(self) -> None:
-        name = FINAL_CHECKPOINT if self.is_last else f"model_{self.iteration:07d}.pth"
+        self.meters.check()  # save and evaluate nothing after a non-finite loss
+        final = self.schedule.is_last
+        name = FINAL_CHECKPOINT if final else f"model_{self.iteration:07d}.pth"
         self.checkpoint = self.output_dir / name
         with averaged_weights(self.optimizer):
             save_run(self, self.checkpoint)
@@ -241,7 +201,7 @@ class Trainer:
         inputs, folder = (self.cfg, self.model, self.test_sets), self.output_dir / "average"
         immediately = self.signals.ending_immediately("continue by --resume")
         with averaged_weights(self.optimizer):
-            with immediately, self.run_length.evaluating():
+            with immediately, self.duration.evaluating():
                 metrics = evaluate(*inputs, self.output_dir)
                 if self.ema:
                     folder.mkdir(exist_ok=True)
@@ -256,22 +216,16 @@ class Trainer:
         for hook in self.hooks:
             getattr(hook, method)(*args)
 
-    def _warn_of_frozen_layers(self) -> None:
-        iterations, frozen = self.run_length.max_iter, self.cfg.SOLVER.BACKBONE_FREEZE_ITERS
-        if iterations is not None and iterations <= frozen:
-            logger.warning(
-                "SOLVER.BACKBONE_FREEZE_ITERS is %d and the run has %d iterations: the backbone is "
-                "not trained at all", frozen, iterations,
-            )  # fmt: skip
-        model = self.cfg.MODEL
-        norms = any(isinstance(module, FrozenBatchNorm2d) for module in self.model.modules())
-        if norms and not model.WEIGHT:
-            timm = model.BACKBONE.CONV_BODY.startswith("timm/")
-            key = "MODEL.TIMM.FROZEN_NORM False" if timm else "MODEL.RESNETS.NORM BN or GN"
-            logger.warning(
-                "batch norm is frozen, but MODEL.WEIGHT is empty: a backbone with random weights "
-                "hardly trains without batch statistics. Set %s to train from scratch", key
-            )  # fmt: skip
+    @contextmanager
+    def _naming_last_checkpoint(self) -> Iterator[None]:
+        """Add the checkpoint to start from to the error of a non-finite loss."""
+        try:
+            yield
+        except NonFiniteLossError as error:
+            start = "start the run again"
+            if self.checkpoint.exists():
+                start = f"resume from {self.checkpoint}"
+            raise NonFiniteLossError(f"{error} Then {start}") from error
 
 
 def _close(hook: Hook) -> None:
@@ -280,7 +234,3 @@ def _close(hook: Hook) -> None:
         hook.close()
     except Exception:
         logger.exception("cannot close the hook %s", type(hook).__name__)
-
-
-def _is_multiple(iteration: int, period: int) -> bool:
-    return period > 0 and iteration % period == 0

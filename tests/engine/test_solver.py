@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from detlite.config import ConfigError, load_config
-from detlite.engine.run_length import RunLength
+from detlite.engine.duration import Duration
 from detlite.engine.solver import build_optimizer, build_scheduler
 from detlite.modeling.backbone import Backbone
 from detlite.modeling.build import build_model
@@ -32,7 +32,7 @@ def make_model():
 
 def lr_history(cfg, iterations):
     optimizer = build_optimizer(cfg, nn.Linear(2, 2, bias=False))
-    scheduler = build_scheduler(cfg, optimizer, RunLength(cfg.SOLVER.MAX_ITER))
+    scheduler = build_scheduler(cfg, optimizer, Duration(cfg.SOLVER.MAX_ITER))
     values = []
     for _ in range(iterations):
         values.append(optimizer.param_groups[0]["lr"])
@@ -93,7 +93,7 @@ def test_learning_rates_of_the_backbone_decrease_towards_the_input():
         }
     )
     assert optimizer.param_groups[0]["lr"] == 0.1  # the logged one
-    scheduler = build_scheduler(make_cfg(STEPS=(1,), **keys), optimizer, RunLength(100))
+    scheduler = build_scheduler(make_cfg(STEPS=(1,), **keys), optimizer, Duration(100))
     optimizer.step()
     scheduler.step()
     assert rates_of(model, optimizer)["backbone.body.0.weight"] == pytest.approx(5e-6)
@@ -239,7 +239,7 @@ def test_cosine_ignores_steps_and_decreases_to_zero():
 def test_the_learning_rate_of_biases_follows_the_schedule():
     cfg = make_cfg(STEPS=(1,), BIAS_LR_FACTOR=2.0)
     optimizer = build_optimizer(cfg, nn.Linear(2, 2))
-    scheduler = build_scheduler(cfg, optimizer, RunLength(cfg.SOLVER.MAX_ITER))
+    scheduler = build_scheduler(cfg, optimizer, Duration(cfg.SOLVER.MAX_ITER))
     optimizer.step()
     scheduler.step()
     assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([0.01, 0.02])
@@ -249,24 +249,24 @@ def test_the_learning_rate_of_biases_follows_the_schedule():
 def test_steps_that_do_not_increase_are_refused(steps):
     cfg = make_cfg(STEPS=steps)
     with pytest.raises(ConfigError, match=r"SOLVER\.STEPS .* must increase"):
-        build_scheduler(cfg, build_optimizer(cfg, make_model()), RunLength(100))
+        build_scheduler(cfg, build_optimizer(cfg, make_model()), Duration(100))
 
 
 def test_steps_beyond_the_end_cause_a_warning(caplog):
     cfg = make_cfg(STEPS=(60, 101))
-    build_scheduler(cfg, build_optimizer(cfg, make_model()), RunLength(100))
+    build_scheduler(cfg, build_optimizer(cfg, make_model()), Duration(100))
     assert "(60, 101) exceed the run's 100 iterations" in caplog.text
 
 
 @pytest.mark.parametrize(("warmup", "warns"), [(99, False), (100, True), (500, True)])
 def test_a_warmup_longer_than_the_run_causes_a_warning(caplog, warmup, warns):
     cfg = make_cfg(WARMUP_ITERS=warmup, STEPS=(60,))
-    build_scheduler(cfg, build_optimizer(cfg, make_model()), RunLength(100))
+    build_scheduler(cfg, build_optimizer(cfg, make_model()), Duration(100))
     text = f"WARMUP_ITERS is {warmup} and the run has 100 iterations: the learning rate never"
     assert (text in caplog.text) == warns
 
 
-class KnownFractions(RunLength):
+class KnownFractions(Duration):
     """Run with an unknown number of iterations and given fractions."""
 
     def __init__(self, fractions):
@@ -310,16 +310,16 @@ def test_a_long_warmup_ends_after_a_tenth_of_the_run():
 
 
 @pytest.mark.parametrize(
-    ("steps", "run_length", "message"),
+    ("steps", "duration", "message"),
     [
         ((60, 80), KnownFractions([]), r"SOLVER\.MAX_MINUTES limits the time"),
-        ((0.5, 80), RunLength(100), r"mixes fractions and iterations"),
+        ((0.5, 80), Duration(100), r"mixes fractions and iterations"),
     ],
 )
-def test_steps_that_do_not_match_the_run_length(steps, run_length, message):
+def test_steps_that_do_not_match_the_duration(steps, duration, message):
     cfg = make_cfg(STEPS=steps)
     with pytest.raises(ConfigError, match=message):
-        build_scheduler(cfg, build_optimizer(cfg, make_model()), run_length)
+        build_scheduler(cfg, build_optimizer(cfg, make_model()), duration)
 
 
 def test_fused_sgd_of_apex_is_that_of_torch():

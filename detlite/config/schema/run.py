@@ -4,13 +4,13 @@ from detlite.config.key import (
     Key,
     above_up_to_one,
     below_one,
+    duration,
     each,
     expected_results,
     fraction,
     not_negative,
     one_of,
     positive,
-    run_length,
     strings,
 )
 
@@ -19,11 +19,11 @@ _SOLVER = {
         "FusedSGD is the same as SGD. ScheduleFreeAdamW (`pip install schedulefree`) averages the "
         "weights instead of lowering the learning rate, and needs LR_SCHEDULE constant"
     ),
-    Key("MAX_ITER", 40000, run_length, int): (
+    Key("MAX_ITER", 40000, duration, int): (
         "run length in iterations, unless MAX_EPOCHS or MAX_MINUTES is set"
     ),
-    Key("MAX_EPOCHS", None, run_length, float): "run length in epochs",
-    Key("MAX_MINUTES", None, run_length, float): "run length in minutes",
+    Key("MAX_EPOCHS", None, duration, float): "run length in epochs",
+    Key("MAX_MINUTES", None, duration, float): "run length in minutes",
     Key("MINUTES_INCLUDE_TEST", False): (
         "include evaluations in MAX_MINUTES: reserve the time of the longest evaluation for the "
         "end. Without TEST_PERIOD, an evaluation after half of the time measures it"

@@ -10,6 +10,7 @@ from detlite.checkpoint.stored_config import checkpoint_config
 from detlite.config.loading import flatten
 from detlite.distributed import world_size
 from detlite.modeling.detection_model import DetectionModel
+from detlite.modeling.layers.norm import FrozenBatchNorm2d
 
 from .base import Hook
 
@@ -83,3 +84,21 @@ def resolve_frozen_norms(cfg: CfgNode, checkpoint: Checkpoint | None = None) -> 
             "MODEL.BACKBONE.FREEZE_NORM_BELOW (%d)", limit,
         )  # fmt: skip
     return cfg
+
+
+def warn_of_frozen_layers(cfg: CfgNode, model: nn.Module, iterations: int | None) -> None:
+    """Log a warning if the backbone, or its random batch norm, is not trained in a run at all."""
+    frozen = cfg.SOLVER.BACKBONE_FREEZE_ITERS
+    if iterations is not None and iterations <= frozen:
+        logger.warning(
+            "SOLVER.BACKBONE_FREEZE_ITERS is %d and the run has %d iterations: the backbone is "
+            "not trained at all", frozen, iterations,
+        )  # fmt: skip
+    norms = any(isinstance(module, FrozenBatchNorm2d) for module in model.modules())
+    if norms and not cfg.MODEL.WEIGHT:
+        timm = cfg.MODEL.BACKBONE.CONV_BODY.startswith("timm/")
+        key = "MODEL.TIMM.FROZEN_NORM False" if timm else "MODEL.RESNETS.NORM BN or GN"
+        logger.warning(
+            "batch norm is frozen, but MODEL.WEIGHT is empty: a backbone with random weights "
+            "hardly trains without batch statistics. Set %s to train from scratch", key
+        )  # fmt: skip

@@ -47,7 +47,9 @@ class Meters:
         self._seconds[name] += time.perf_counter() - start
 
     def update(self, iteration: int, losses: dict[str, Tensor], image_ids: list[Any]) -> None:
-        """Add the scalar losses of one step."""
+        """Add the scalar losses of one step; they are empty if it was skipped."""
+        if not losses:
+            return
         self._names = list(losses)
         stacked = torch.stack([loss.detach().float() for loss in losses.values()])
         self._steps.append((iteration, image_ids, stacked))
@@ -125,7 +127,7 @@ class MetricsWriter(Hook):
         start = self.trainer.iteration
         path = self._output_dir / METRICS_FILE
         if path.exists():
-            _drop_repeated(path, start, self.trainer.repeats_evaluation)
+            _drop_repeated(path, start, self.trainer.schedule.first_evaluation_due())
         self._file = path.open("a")
         self._events = SummaryWriter(str(self._output_dir), purge_step=start + 1 if start else None)
 

@@ -25,7 +25,9 @@ METRICS = {"loss": 1.5, "loss_a": 1.0, "time": 0.5, "data_time": 0.1, "eta_s": 6
 def writer_in(folder, start=0):
     """Return a writer of a run that has finished `start` iterations."""
     writer = MetricsWriter(folder)
-    writer.trainer = SimpleNamespace(iteration=start, repeats_evaluation=False)
+    writer.trainer = SimpleNamespace(
+        iteration=start, schedule=SimpleNamespace(first_evaluation_due=lambda: False)
+    )
     writer.before_train()
     return writer
 

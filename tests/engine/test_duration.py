@@ -9,8 +9,8 @@ import torch
 
 from detlite.checkpoint.files import read_checkpoint
 from detlite.config import ConfigError
-from detlite.engine import run_length
-from detlite.engine.run_length import RunLength, TimeLimit, build_run_length
+from detlite.engine import duration
+from detlite.engine.duration import Duration, TimeLimit, build_duration
 from tests.engine.toy import new_toy, read_metrics, without_times
 
 NO_ITER = ["SOLVER.MAX_ITER", None]
@@ -21,7 +21,7 @@ SECONDS = {"step": 10.0, "evaluation": 25.0}
 def clock(monkeypatch):
     """Clock that advances only by `clock.seconds += 1`."""
     clock = SimpleNamespace(seconds=100.0)
-    monkeypatch.setattr(run_length.time, "monotonic", lambda: clock.seconds)
+    monkeypatch.setattr(duration.time, "monotonic", lambda: clock.seconds)
     return clock
 
 
@@ -35,23 +35,23 @@ def clock(monkeypatch):
     ],
 )
 def test_lengths_from_the_config(make_cfg, keys, images, max_iter):
-    length = build_run_length(make_cfg(*keys), images)
+    length = build_duration(make_cfg(*keys), images)
     assert length.max_iter == max_iter
     assert length.shortens_warmup == (keys[1] is None)
 
 
 def test_a_key_without_effect_causes_a_warning(make_cfg, caplog):
-    build_run_length(make_cfg("SOLVER.MAX_ITER", 7, "SOLVER.MINUTES_INCLUDE_TEST", True), 10)
+    build_duration(make_cfg("SOLVER.MAX_ITER", 7, "SOLVER.MINUTES_INCLUDE_TEST", True), 10)
     assert "has no effect without SOLVER.MAX_MINUTES" in caplog.text
     caplog.clear()
-    build_run_length(
+    build_duration(
         make_cfg(*NO_ITER, "SOLVER.MAX_MINUTES", 2, "SOLVER.MINUTES_INCLUDE_TEST", True), 10
     )
     assert not caplog.text
 
 
 def test_iterations():
-    length = RunLength(4)
+    length = Duration(4)
     assert [length.fraction(done) for done in range(5)] == [0, 0.25, 0.5, 0.75, 1]
     assert [length.is_reached(done) for done in (3, 4, 5)] == [False, True, True]
     assert length.advance(False, True) == [False, True]
@@ -152,7 +152,7 @@ def test_a_resumed_run_continues_with_the_time_left(clock):
 
 def test_a_run_limited_in_iterations_continues_with_a_time_limit(clock):
     limit = TimeLimit(1)
-    limit.load_state_dict(RunLength(9).state_dict())
+    limit.load_state_dict(Duration(9).state_dict())
     assert limit.fraction(3) == 0
     assert not limit.is_reached(3)
     clock.seconds += 30
@@ -162,7 +162,7 @@ def test_a_run_limited_in_iterations_continues_with_a_time_limit(clock):
 
 def test_steps_before_the_time_limit_do_not_count_as_timed(clock):
     limit = TimeLimit(1)
-    limit.load_state_dict(RunLength(300).state_dict())
+    limit.load_state_dict(Duration(300).state_dict())
     for done in (301, 302):
         assert not limit.is_reached(done - 1)
         clock.seconds += 25
@@ -295,12 +295,12 @@ RANKS = """
 import json, time
 from types import SimpleNamespace
 from detlite.distributed import all_gather_objects, process_group, rank
-from detlite.engine import run_length
+from detlite.engine import duration
 
 now = [0.0]
-run_length.time = SimpleNamespace(monotonic=lambda: now[0])
+duration.time = SimpleNamespace(monotonic=lambda: now[0])
 with process_group("cpu"):
-    limit = run_length.TimeLimit(1, include_evaluation=True)
+    limit = duration.TimeLimit(1, include_evaluation=True)
     seen = []
     for done in range(1, 4):
         now[0] += 10 * (1 + 3 * rank())  # the clock of rank 1 does not count
@@ -312,7 +312,7 @@ with process_group("cpu"):
     states = all_gather_objects((seen, {**limit.state_dict(), "shares": None}))
     if rank() == 0:
         print(json.dumps(states))
-run_length.time = time
+duration.time = time
 """
 
 

@@ -1,4 +1,4 @@
-"""Length of a run in iterations, epochs or minutes."""
+"""Duration of a run: a number of iterations or epochs, or minutes."""
 
 import logging
 import math
@@ -16,13 +16,13 @@ logger = logging.getLogger(__name__)
 _COUNTERS = ("seconds", "evaluations", "longest", "slowest", "timed")  # attributes to restore
 
 
-class RunLength:
-    """Run of a fixed number of iterations.
+class Duration:
+    """A fixed number of iterations.
 
     Attributes:
         max_iter: number of iterations; None if unknown in advance.
-        shortens_warmup: True if the length is not given in iterations. The warm-up then ends after
-            a tenth of the run at the latest, since its iterations may exceed the run.
+        shortens_warmup: True if the duration is not given in iterations. The warm-up then ends
+            after a tenth of the run at the latest, since its iterations may exceed the run.
     """
 
     evaluation_needed = False  # True: evaluate now, to measure how long it takes
@@ -66,8 +66,8 @@ class RunLength:
         return f"{self.max_iter} iterations"
 
 
-class TimeLimit(RunLength):
-    """Run that ends after a number of minutes of loading, training and saving.
+class TimeLimit(Duration):
+    """A number of minutes of loading, training and saving.
 
     Rank 0 measures the time. The used fraction is fixed after each iteration, so that the learning
     rate is a function of the values in a checkpoint. The run ends when the remaining time is
@@ -171,8 +171,8 @@ class TimeLimit(RunLength):
         return f"{self._limit / 60:g} minutes ({self._seconds / 60:.1f} used)"
 
 
-def build_run_length(cfg: CfgNode, images: int) -> RunLength:
-    """Build the length of a run on `images` from SOLVER.MAX_ITER, MAX_EPOCHS or MAX_MINUTES."""
+def build_duration(cfg: CfgNode, images: int) -> Duration:
+    """Build the duration of a run on `images` from SOLVER.MAX_ITER, MAX_EPOCHS or MAX_MINUTES."""
     solver = cfg.SOLVER
     if solver.MAX_MINUTES is not None:
         return TimeLimit(solver.MAX_MINUTES, solver.MINUTES_INCLUDE_TEST)
@@ -180,5 +180,5 @@ def build_run_length(cfg: CfgNode, images: int) -> RunLength:
         logger.warning("SOLVER.MINUTES_INCLUDE_TEST has no effect without SOLVER.MAX_MINUTES")
     if solver.MAX_EPOCHS is not None:
         iterations = math.ceil(solver.MAX_EPOCHS * images / solver.IMS_PER_BATCH)
-        return RunLength(iterations, shortens_warmup=True)
-    return RunLength(solver.MAX_ITER)
+        return Duration(iterations, shortens_warmup=True)
+    return Duration(solver.MAX_ITER)
