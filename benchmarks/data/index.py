@@ -21,6 +21,7 @@ from torchvision.datasets import CocoDetection
 
 from benchmarks.roofline import process_memory, reset_peak_memory
 from detlite.data import CocoDataset
+from detlite.data.datasets.options import DatasetOptions
 from detlite.files import cache
 
 SIZE = 480, 640  # height and width of the images
@@ -139,7 +140,7 @@ def _polygon(rng: np.random.Generator) -> str:
 
 
 def _open_detlite(annotations: Path, images: Path) -> Any:
-    return CocoDataset(annotations, images, train=True)
+    return CocoDataset(annotations, images, DatasetOptions(train=True))
 
 
 def _open_torchvision(annotations: Path, images: Path) -> Any:

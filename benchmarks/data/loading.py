@@ -23,6 +23,7 @@ from benchmarks.operators.case import random_boxes
 from benchmarks.operators.masks import polygons
 from detlite.config import load_config
 from detlite.data import CocoDataset, build_dataset, build_train_loader
+from detlite.data.datasets.options import DatasetOptions
 
 
 @dataclass(frozen=True)
@@ -143,4 +144,4 @@ def generated_dataset(folder: Path, count: int, size: tuple[int, int] = (480, 64
         annotations.write_text(
             json.dumps({"images": images, "annotations": rows, "categories": categories})
         )
-    return CocoDataset(annotations, folder, name="generated", train=True)
+    return CocoDataset(annotations, folder, DatasetOptions(train=True), name="generated")

@@ -120,15 +120,17 @@ def measure(folder: Path, count: int) -> None:
     from detlite.apps.shards.writer import write_shards
     from detlite.config import load_config
     from detlite.data import CocoDataset, build_dataset
+    from detlite.data.datasets.options import GIGABYTE, DatasetOptions
     from detlite.data.loading.samplers import TrainingBatchSampler
-    from detlite.data.remote.locations import GIGABYTE, Location, RemotePath
+    from detlite.data.locations import Location
+    from detlite.data.remote.remote_path import RemotePath
 
     write_dataset(folder, count)
     size = sum(path.stat().st_size for path in (folder / "images").iterdir()) / count / 1e3
     print(f"{count} JPEGs of {WIDTH}x{HEIGHT}, {size:.0f} kB; read and decoded in one process")
 
     def show(name: str, annotations: Location, images: Location) -> None:
-        dataset = CocoDataset(annotations, images, masks=False, check_images=False)
+        dataset = CocoDataset(annotations, images, DatasetOptions(masks=False, check_images=False))
         print(f"{name}: {rate(dataset.__getitem__, count)}", flush=True)
 
     def show_shards(name: str, root: str, cache_gb: float) -> None:

@@ -100,7 +100,7 @@ def _resize(cfg: CfgNode, factor: float) -> Overrides:
 def _rois(cfg: CfgNode, per_object: int) -> Overrides:
     """Sample enough RoIs for `per_object` positives per object of the image with most objects."""
     parts = build_train_dataset(cfg).parts
-    objects = max(int(part.index.counts(part.selection.objects).max()) for part in parts)
+    objects = max(int(part.index.counts(part.options.selection.objects).max()) for part in parts)
     count = math.ceil(per_object * objects / cfg.MODEL.ROI_HEADS.POSITIVE_FRACTION)
     return {"MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE": count}
 

@@ -2,8 +2,6 @@
 
 from detlite.files.errors import DataError
 
-from .datasets import cityscapes as cityscapes
-from .datasets import synthetic as synthetic
 from .datasets.build import (
     build_dataset,
     build_test_datasets,
@@ -14,6 +12,7 @@ from .datasets.build import (
 from .datasets.catalog import DATASETS
 from .datasets.coco import CocoDataset
 from .datasets.concat import ConcatDataset
+from .datasets.options import DatasetOptions
 from .errors import LoaderProcessError
 from .loading.batch_loader import explain_dead_loader
 from .loading.loader import build_test_loader, build_train_loader
@@ -23,6 +22,7 @@ __all__ = [
     "CocoDataset",
     "ConcatDataset",
     "DataError",
+    "DatasetOptions",
     "LoaderProcessError",
     "build_dataset",
     "build_test_datasets",

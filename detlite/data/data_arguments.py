@@ -9,7 +9,7 @@ from detlite.files.errors import DataError
 from detlite.registry import Registry
 
 from .index.build import open_index
-from .remote.locations import local_copy, location_id, parse_location
+from .locations import local_copy, location_id, parse_location
 
 FilePath = str | Path
 # An annotation file in COCO format, and the folder of its images.

@@ -7,6 +7,7 @@ from yacs.config import CfgNode
 
 from detlite.config import ConfigError
 from detlite.data import CocoDataset
+from detlite.data.datasets.ground_truth import build_coco_gt
 from detlite.data.transforms.tiles import tile_windows
 from detlite.registry import Registry
 
@@ -37,7 +38,7 @@ class Evaluator(ABC):
 
         Returns:
             {kind: {metric: value}}, such as {"bbox": {"AP": 0.4}}, as fractions; None if the
-            ground truth, `dataset.coco_gt()`, has no such objects.
+            ground truth, `build_coco_gt(dataset)`, has no such objects.
         """
 
 
@@ -101,7 +102,7 @@ class CocoEvaluator(Evaluator):
 
     def evaluate(self, cfg: CfgNode, dataset: CocoDataset, results: Results) -> Metrics:
         limit, sigmas = max_detections(cfg, dataset), cfg.TEST.KEYPOINT_OKS_SIGMAS
-        return evaluate_coco(dataset.coco_gt(), results, predicted_kinds(cfg), limit, sigmas)
+        return evaluate_coco(build_coco_gt(dataset), results, predicted_kinds(cfg), limit, sigmas)
 
 
 def max_detections(cfg: CfgNode, dataset: CocoDataset) -> int:
@@ -125,11 +126,11 @@ class LvisEvaluator(Evaluator):
     kind = "bbox"
 
     def check(self, cfg: CfgNode, dataset: CocoDataset) -> None:
-        check_lvis(dataset.coco_gt(annotations=False))
+        check_lvis(build_coco_gt(dataset, annotations=False))
 
     def evaluate(self, cfg: CfgNode, dataset: CocoDataset, results: Results) -> Metrics:
         kinds = [kind for kind in predicted_kinds(cfg) if kind != "keypoints"]
-        return evaluate_lvis(dataset.coco_gt(), results, kinds)
+        return evaluate_lvis(build_coco_gt(dataset), results, kinds)
 
 
 @EVALUATORS.register("voc")
@@ -139,7 +140,7 @@ class VocEvaluator(Evaluator):
     kind = "bbox"
 
     def evaluate(self, cfg: CfgNode, dataset: CocoDataset, results: Results) -> Metrics:
-        return {"voc": evaluate_voc(dataset.coco_gt(), results)}
+        return {"voc": evaluate_voc(build_coco_gt(dataset), results)}
 
 
 @EVALUATORS.register("cityscapes")
@@ -149,10 +150,10 @@ class CityscapesEvaluator(Evaluator):
     kind = "segm"
 
     def check(self, cfg: CfgNode, dataset: CocoDataset) -> None:
-        check_void(dataset.coco_gt(annotations=False))
+        check_void(build_coco_gt(dataset, annotations=False))
 
     def evaluate(self, cfg: CfgNode, dataset: CocoDataset, results: Results) -> Metrics:
-        return {"cityscapes": evaluate_cityscapes(dataset.coco_gt(), results)}
+        return {"cityscapes": evaluate_cityscapes(build_coco_gt(dataset), results)}
 
 
 @EVALUATORS.register("proposals")
@@ -160,4 +161,4 @@ class ProposalEvaluator(Evaluator):
     """Average recall of class-agnostic boxes: "box_proposal"."""
 
     def evaluate(self, cfg: CfgNode, dataset: CocoDataset, results: Results) -> Metrics:
-        return {"box_proposal": evaluate_proposals(dataset.coco_gt(), results)}
+        return {"box_proposal": evaluate_proposals(build_coco_gt(dataset), results)}

@@ -15,7 +15,6 @@ from yacs.config import CfgNode
 
 from detlite.checkpoint.loading import build_model_from_checkpoint
 from detlite.config.key import value_range as valid_range
-from detlite.data.datasets.coco import keypoint_names
 from detlite.data.images.pixels import DEFAULT_OPTIONS, ImageOptions, build_image_options
 from detlite.data.transforms.resize import resize_shortest
 from detlite.modeling.detection_model import DetectionModel
@@ -24,6 +23,7 @@ from detlite.modeling.precision import autocast
 from detlite.registry import Registry
 from detlite.structures import boxes as box_ops
 from detlite.structures.instances import Detections
+from detlite.structures.keypoints import keypoint_names
 
 from .build import build_inference, with_score_thresh, wrap_detector
 from .detectors import View, size_of

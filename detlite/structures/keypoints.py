@@ -6,6 +6,7 @@ Keypoints are float `[..., 3]` of (x, y, visibility) with x and y in pixels. Vis
 
 import re
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -107,3 +108,12 @@ def doubtful_sides(names: Sequence[str]) -> list[str]:
             for other in words
         )
     ]
+
+
+def keypoint_names(categories: Sequence[dict[str, Any]]) -> list[str]:
+    """Return the keypoint names of the first category that has any; all categories share them."""
+    for row in categories:
+        names = row.get("keypoints")
+        if names and isinstance(names, list) and all(isinstance(name, str) for name in names):
+            return names
+    return []

@@ -12,6 +12,8 @@ from pycocotools import mask as rle_codec
 from pycocotools.coco import COCO
 
 from detlite.data import CocoDataset, DataError
+from detlite.data.datasets.ground_truth import build_coco_gt
+from detlite.data.datasets.options import DatasetOptions
 from detlite.evaluation import Results, evaluate_coco
 from detlite.structures.masks.formats import encode_bitmap, to_bitmap
 from tests.builders import coco_content, make_coco, rectangle
@@ -329,9 +331,11 @@ def test_exact_detections_of_skipped_objects_are_no_errors(tmp_path, kind):
     content = {"images": [image], "categories": [{"id": 1, "name": "cell"}]}
     bad = {**rows[0], "segmentation": [[1, 2, 3, 4]]}
     (tmp_path / "a.json").write_text(json.dumps({**content, "annotations": [bad, *rows[1:]]}))
-    dataset = CocoDataset(tmp_path / "a.json", tmp_path, skip_bad=True, check_images=False)
+    dataset = CocoDataset(
+        tmp_path / "a.json", tmp_path, DatasetOptions(skip_bad=True, check_images=False)
+    )
     for result in exact:
         mask = rle_codec.merge(rle_codec.frPyObjects(result["segmentation"], 40, 40))
         result["segmentation"] = {"size": [40, 40], "counts": mask["counts"].decode()}
     results = Results.from_coco(exact, (kind,))
-    assert evaluate_coco(dataset.coco_gt(), results, (kind,))[kind]["AP"] == pytest.approx(1.0)
+    assert evaluate_coco(build_coco_gt(dataset), results, (kind,))[kind]["AP"] == pytest.approx(1.0)

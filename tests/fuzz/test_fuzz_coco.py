@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from detlite.data import CocoDataset, DataError
+from detlite.data.datasets.ground_truth import build_coco_gt
+from detlite.data.datasets.options import DatasetOptions
 from detlite.evaluation.results import Results
 from tests.fuzz.inputs import check_message, mutated, mutated_bytes
 
@@ -63,10 +65,11 @@ def check_reading(data: bytes, images: Path, train: bool, keypoints: bool, skip:
     file = images / f"{next(_file_numbers)}.json"
     file.write_bytes(data)
     try:
-        dataset = CocoDataset(
-            file, images, train=train, keypoints=keypoints, min_keypoints=int(keypoints),
-            skip_bad=skip, masks_as_rle=skip,
+        options = DatasetOptions(
+            train=train, keypoints=keypoints, min_keypoints=int(keypoints), skip_bad=skip,
+            masks_as_rle=skip,
         )  # fmt: skip
+        dataset = CocoDataset(file, images, options)
         for index, image_id in enumerate(dataset.image_ids):
             image, target = dataset[index]
             height, width = image.shape[1:]
@@ -79,7 +82,7 @@ def check_reading(data: bytes, images: Path, train: bool, keypoints: bool, skip:
             if train:
                 assert len(boxes)
                 assert len(target["masks"].bitmaps(height, width)) == len(boxes)
-        truth = dataset.coco_gt()
+        truth = build_coco_gt(dataset)
         assert set(truth.getImgIds()) == set(dataset.image_ids)
     except DataError as error:
         check_message(error)
@@ -116,7 +119,9 @@ def test_bytes_of_annotation_files(data, train, skip, images, bounded):
 def test_unchanged_file_is_valid(images):
     (images / "valid.json").write_text(json.dumps(VALID))
     for train in (False, True):
-        dataset = CocoDataset(images / "valid.json", images, train=train, keypoints=True)
+        dataset = CocoDataset(
+            images / "valid.json", images, DatasetOptions(train=train, keypoints=True)
+        )
         assert len(dataset) == 2
 
 

@@ -8,15 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from detlite.data.datasets.coco_values import keypoint_names, parse_integer
+from detlite.data.datasets.coco_values import parse_integer
 from detlite.data.images.checks import check_images
 from detlite.data.images.pixels import DEFAULT_OPTIONS, ImageOptions
 from detlite.data.images.reading import read_image
 from detlite.data.images.sources import ImageFolder, ImageSource, image_file_of
 from detlite.data.index.build import open_index
 from detlite.data.index.states import Selection
-from detlite.data.remote.locations import Location, local_copy
+from detlite.data.locations import Location, local_copy
 from detlite.files.errors import DataError
+from detlite.structures.keypoints import keypoint_names
 
 from .image_values import ImageValues, measure_values
 

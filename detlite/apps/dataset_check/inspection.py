@@ -16,24 +16,25 @@ from tqdm import tqdm
 
 from detlite.apps.dataset_formats.coco_files import find_images
 from detlite.config import ConfigError, load_config
-from detlite.data.datasets.build import check_datasets, coco_options, config_findings
+from detlite.data.datasets.build import check_datasets, config_findings
 from detlite.data.datasets.catalog import locate_dataset
 from detlite.data.datasets.coco import CocoDataset
 from detlite.data.datasets.coco_masks import boxes_match, mask_area, mask_box, read_segmentation
 from detlite.data.datasets.coco_values import read_box
+from detlite.data.datasets.options import DatasetOptions, build_dataset_options
 from detlite.data.images.checks import check_images
 from detlite.data.images.formats import open_image
-from detlite.data.images.pixels import DEFAULT_OPTIONS, ImageOptions
+from detlite.data.images.pixels import ImageOptions
 from detlite.data.images.reading import read_image
 from detlite.data.images.sources import ImageFolder, image_file_of
 from detlite.data.index.build import open_index
-from detlite.data.index.states import Selection
-from detlite.data.remote.locations import Location, local_copy
+from detlite.data.locations import Location, local_copy
 from detlite.files.errors import DataError, RemoteError
 
 from .inspection_report import Defect, Inspection, Row
 from .near_duplicates import Fingerprint, fingerprint
 
+_OPTIONS = DatasetOptions(train=True, background=True)
 _READERS = max(4, os.cpu_count() or 1)  # threads; some wait for a disk or a network
 # Tukey's "far out" rule on logarithms: outliers are further from the quartiles than 3 spreads.
 _FAR_OUT, _MIN_SPREAD = 3.0, 0.25
@@ -65,9 +66,10 @@ def inspect(path: Path, images: Path | None) -> list[Inspection]:
     inspections = []
     for name in names:
         kind, annotations, folder = locate_dataset(cfg, name)
-        train, options = name in datasets.TRAIN, coco_options(cfg)
-        options["background"] |= not train
-        inspection = inspect_dataset(annotations, folder, kind=kind, **options)
+        train, options = name in datasets.TRAIN, build_dataset_options(cfg, train=True)
+        empty = options.background or not train
+        options = replace(options, background=empty, min_keypoints=0, check_images=True)
+        inspection = inspect_dataset(annotations, folder, options, options.masks, kind)
         inspections.append(inspection)
         if (index := inspection.index) is not None:
             inspection.findings += config_findings(cfg, index, inspection.selection, train)
@@ -89,30 +91,26 @@ def _progress(rows: list[Any], name: str) -> Any:
 def inspect_dataset(
     annotations: Location,
     folder: ImageFolder,
-    *,
+    options: DatasetOptions = _OPTIONS,
     masks: bool | None = None,
-    skip_bad: bool = False,
-    background: bool = True,
-    image_options: ImageOptions = DEFAULT_OPTIONS,
-    **options: Any,
+    kind: str = "coco",
 ) -> Inspection:
     """Read an annotation file and all of its images, and collect their defects.
 
     Args:
-        annotations, folder, skip_bad, image_options, options: see `CocoDataset`.
+        annotations, folder, kind: see `CocoDataset`.
+        options: without `background`, images without annotations are reported.
         masks: True if every annotation must have a segmentation; None: if most of them have one.
-        background: images without annotations are trained on, or the set is not for training.
     """
-    result, refused = Inspection(annotations, folder), not skip_bad
+    result, refused = Inspection(annotations, folder), not options.skip_bad
     with local_copy(annotations) as file:
         try:
-            result.index = index = open_index(file, options.get("kind") == "lvis")
+            result.index = index = open_index(file, by_url=kind == "lvis")
         except DataError as error:
             problem = str(error).removeprefix(f"{file}: ")
             result.defects.append(Defect("file", annotations.name, problem, True))
             return result
-    keys = "keypoints", "crowds_as_objects"
-    selection = Selection(False, *(options.get(key, False) for key in keys))
+    selection = replace(options.selection, masks=False)
     with_masks = int(index.counts(replace(selection, masks=True).objects).sum())
     if masks is None:
         masks = 2 * with_masks >= int(index.counts(selection.objects).sum()) > 0
@@ -128,19 +126,20 @@ def inspect_dataset(
         box = read_box(row.get("bbox"), 1 << 30, 1 << 30).value
         defect = Defect("annotation", where, problem, refused, row.get("image_id"), box)
         result.defects.append(defect)
-    bad_images, image_findings = check_images(index, folder, image_options)
+    bad_images, image_findings = check_images(index, folder, options.images)
     # With `skip_bad`, training skips these, but stops at damage that only decoding reveals.
-    skipped = {int(index.image_ids[number]) for number in bad_images if skip_bad}
-    _inspect_images(result, image_options, skipped)
+    skipped = {int(index.image_ids[number]) for number in bad_images if options.skip_bad}
+    _inspect_images(result, options.images, skipped)
     result.defects += object_warnings(result)
     result.defects += shape_warnings(result)
     bad = [f"{d.where}: {d.problem}" for d in result.defects if d.kind == "image"]
-    result.findings = index.findings(result.selection, skip_bad, dict(enumerate(bad)), background)
+    result.findings = index.findings(
+        result.selection, options.skip_bad, dict(enumerate(bad)), options.background
+    )
     result.findings += image_findings
     if not result.refused:  # the loader may still refuse the whole
-        options |= {"masks": masks, "skip_bad": skip_bad, "image_options": image_options}
         try:
-            CocoDataset(annotations, folder, train=True, **options)
+            CocoDataset(annotations, folder, replace(options, masks=masks), kind=kind)
         except DataError as error:
             result.defects.append(Defect("file", annotations.name, str(error), True))
     return result

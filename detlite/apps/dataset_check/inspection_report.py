@@ -11,7 +11,7 @@ from detlite.data.findings import Finding, summary
 from detlite.data.images.sources import ImageArchive, ImageFolder
 from detlite.data.index.annotation_index import AnnotationIndex
 from detlite.data.index.states import Selection
-from detlite.data.remote.locations import Location
+from detlite.data.locations import Location
 
 from .near_duplicates import Fingerprint, similar_pairs
 

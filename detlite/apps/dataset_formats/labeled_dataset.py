@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from detlite.data.datasets.coco_masks import fill_missing
 from detlite.data.datasets.coco_values import CLIPPED
+from detlite.data.datasets.ground_truth import fill_missing
 from detlite.data.findings import Findings
 from detlite.files.errors import DataError
 from detlite.structures.masks.formats import Segmentation

@@ -15,6 +15,7 @@ from detlite.apps.dataset_formats.coco_files import find_images
 from detlite.apps.drawing.run_drawings import Curves, metric_curves, read_metrics
 from detlite.config import ConfigError, load_config
 from detlite.data import CocoDataset, build_dataset
+from detlite.data.datasets.ground_truth import build_coco_gt
 from detlite.engine.run_files import METRICS_FILE
 from detlite.evaluation.evaluators import max_detections, predicted_kinds
 from detlite.evaluation.results import Results
@@ -141,7 +142,7 @@ def read_results(file: Path, name: str, truth: Path, images: Path | None) -> Run
 def analyze_run(run: Run, name: str, resamples: int, seed: int) -> RunAnalysis:
     """Analyze the detections of a run on a dataset; see `report_page` for the arguments."""
     dataset = build_dataset(run.cfg, name, train=False)
-    coco_gt, results = dataset.coco_gt(), run.results(name)
+    coco_gt, results = build_coco_gt(dataset), run.results(name)
     samples = sample_images(len(dataset), resamples, seed)
     max_dets, sigmas = max_detections(run.cfg, dataset), run.cfg.TEST.KEYPOINT_OKS_SIGMAS
     analyses = {

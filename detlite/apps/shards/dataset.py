@@ -16,14 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from detlite.data.datasets.catalog import DATASETS, Entry, check_fields
+from detlite.data.locations import Location, local_copy, location_id, parse_location
 from detlite.data.remote.filesystem import file_version
-from detlite.data.remote.locations import (
-    Location,
-    RemotePath,
-    local_copy,
-    location_id,
-    parse_location,
-)
+from detlite.data.remote.remote_path import RemotePath
 from detlite.files import cache
 from detlite.files.atomic_write import atomic_open
 from detlite.files.download import without_secrets

@@ -17,7 +17,7 @@ from itertools import groupby
 from typing import Any, NamedTuple
 
 from detlite.data.datasets.coco_values import parse_integer
-from detlite.data.remote.locations import RemotePath
+from detlite.data.remote.remote_path import RemotePath
 from detlite.files.errors import DataError, short_repr
 
 from .tar_files import BLOCK, CHUNK, Shard

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from detlite.data.images.sources import ImageArchive
-from detlite.data.remote.file_cache import file_cache
+from detlite.data.locations import Location, location_id
 from detlite.data.remote.filesystem import read
-from detlite.data.remote.locations import Location, RemotePath, location_id
+from detlite.data.remote.remote_path import RemotePath
 from detlite.files import cache
 from detlite.files.errors import DataError
+from detlite.files.file_cache import file_cache
 
 BLOCK = 512  # bytes of a tar header; each file's header precedes its data
 CHUNK = 1 << 22  # bytes of a remote shard that one request reads

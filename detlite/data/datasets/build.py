@@ -4,25 +4,24 @@ import logging
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
+from torch import Tensor
 from yacs.config import CfgNode
 
 from detlite.config import ConfigError
-from detlite.conventions import convention_of
 from detlite.data.findings import Finding, summary
 from detlite.data.images.checks import unlisted_images
-from detlite.data.images.pixels import build_image_options
+from detlite.data.images.sources import ImageFolder
 from detlite.data.index.annotation_index import AnnotationIndex
 from detlite.data.index.states import Selection
-from detlite.data.remote.file_cache import file_cache
-from detlite.data.remote.locations import GIGABYTE, Location, parse_location
+from detlite.data.locations import local_copy, parse_location
 from detlite.files.errors import DataError, short_repr
 from detlite.structures.keypoints import doubtful_sides, has_sides, with_sides
 
 from .catalog import locate_dataset
 from .coco import CocoDataset
 from .concat import ConcatDataset
+from .options import build_dataset_options
 
 logger = logging.getLogger(__name__)
 
@@ -51,35 +50,11 @@ def build_dataset(cfg: CfgNode, name: str, train: bool) -> CocoDataset:
             f"{images}). Put the files there, or set DATASETS.ROOT ({cfg.DATASETS.ROOT}) to the "
             "folder that contains them"
         )
-    datasets, phase = cfg.DATASETS, "TRAIN" if train else "TEST"
-    dataset = CocoDataset(
-        annotations,
-        images,
-        name=name,
-        kind=kind,
-        train=train,
-        masks_as_rle=convention_of(cfg).mask_targets == "soft",
-        min_keypoints=datasets.MIN_KEYPOINTS_PER_IMAGE if cfg.MODEL.KEYPOINT_ON else 0,
-        proposals=_proposal_file(cfg, name, phase) if cfg.MODEL.LOAD_PROPOSALS else None,
-        max_proposals=datasets[f"PRECOMPUTED_PROPOSAL_TOPK_{phase}"],
-        check_images=datasets.CHECK_IMAGES,
-        cache=file_cache("reduced", int(datasets.CACHE_GB * GIGABYTE)),
-        **coco_options(cfg),
-    )
-    dataset.findings += config_findings(cfg, dataset.index, dataset.selection, train)
+    dataset = CocoDataset(annotations, images, build_dataset_options(cfg, train), name, kind)
+    if cfg.MODEL.LOAD_PROPOSALS:
+        dataset.proposals = _load_proposals(cfg, dataset, "TRAIN" if train else "TEST")
+    dataset.findings += config_findings(cfg, dataset.index, dataset.options.selection, train)
     return dataset
-
-
-def coco_options(cfg: CfgNode) -> dict[str, Any]:
-    """Return the options of `CocoDataset` that select the entries of a dataset."""
-    return {
-        "masks": cfg.MODEL.MASK_ON,
-        "keypoints": cfg.MODEL.KEYPOINT_ON,
-        "background": cfg.DATASETS.BACKGROUND_IMAGES,
-        "skip_bad": cfg.DATASETS.ON_BAD_ANNOTATION == "skip",
-        "crowds_as_objects": cfg.DATASETS.CROWDS_AS_OBJECTS,
-        "image_options": build_image_options(cfg),
-    }
 
 
 def config_findings(
@@ -209,10 +184,18 @@ def log_findings(datasets: Sequence[CocoDataset], trained: Sequence[CocoDataset]
 def _leaks(test: CocoDataset, trained: Sequence[CocoDataset]) -> Iterator[Finding]:
     """Yield the images of a test set that are trained on."""
     for train in trained if test not in trained else ():
-        if test.folder == train.folder and (names := test.file_names() & train.file_names()):
+        if _folder(test) == _folder(train) and (names := _file_names(test) & _file_names(train)):
             effect = "Results say nothing about new images. `detlite init` splits off a test set."
             what, total = "images that are also trained on", len(test)
             yield Finding(what, effect, len(names), "image", min(names), total)
+
+
+def _folder(dataset: CocoDataset) -> ImageFolder:
+    return dataset.images.resolve() if isinstance(dataset.images, Path) else dataset.images
+
+
+def _file_names(dataset: CocoDataset) -> set[str]:
+    return {dataset.index.image(number)["file_name"] for number in dataset.numbers.tolist()}
 
 
 def check_num_classes(cfg: CfgNode, dataset: CocoDataset | ConcatDataset) -> None:
@@ -232,11 +215,16 @@ def check_num_classes(cfg: CfgNode, dataset: CocoDataset | ConcatDataset) -> Non
         )
 
 
-def _proposal_file(cfg: CfgNode, name: str, phase: str) -> Location:
+def _load_proposals(cfg: CfgNode, dataset: CocoDataset, phase: str) -> list[Tensor]:
+    from .proposals import load_proposals
+
     names, paths = cfg.DATASETS[phase], cfg.DATASETS[f"PROPOSAL_FILES_{phase}"]
-    if name not in names or len(names) != len(paths):
+    if dataset.name not in names or len(names) != len(paths):
         raise ConfigError(
             f"DATASETS.PROPOSAL_FILES_{phase} is {paths!r} and DATASETS.{phase} is {names!r}: "
-            f"MODEL.LOAD_PROPOSALS needs one file per dataset, including one for {name}"
+            f"MODEL.LOAD_PROPOSALS needs one file per dataset, including one for {dataset.name}"
         )
-    return parse_location(paths[names.index(name)], parse_location(cfg.DATASETS.ROOT))
+    location = parse_location(paths[names.index(dataset.name)], parse_location(cfg.DATASETS.ROOT))
+    limit = cfg.DATASETS[f"PRECOMPUTED_PROPOSAL_TOPK_{phase}"]
+    with local_copy(location) as file:
+        return load_proposals(file, dataset.image_ids, dataset.sizes, limit, location.name)

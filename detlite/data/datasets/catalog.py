@@ -11,11 +11,13 @@ from typing import Any
 from yacs.config import CfgNode
 
 from detlite.config import ConfigError
-from detlite.data.images.sources import ImageArchive, ImageFolder
-from detlite.data.remote.locations import GIGABYTE, Location, RemotePath, parse_location
+from detlite.data.images.sources import ImageFolder
+from detlite.data.locations import Location, parse_location
 from detlite.files.atomic_write import write_file
 from detlite.files.errors import DataError
 from detlite.registry import Registry
+
+from .options import GIGABYTE
 
 logger = logging.getLogger(__name__)
 
@@ -24,6 +26,8 @@ Entry = dict[str, Any]
 DATASETS: Registry[Callable[[Entry, Any], tuple[Location, ImageFolder]]] = Registry(
     "dataset type",
     on_demand={
+        "cityscapes": "detlite.data.datasets.cityscapes",
+        "shapes": "detlite.data.datasets.synthetic",
         "voc": "detlite.apps.dataset_formats.voc_xml",
         "webdataset": "detlite.apps.shards.dataset",
     },
@@ -41,13 +45,13 @@ def locate_dataset(cfg: CfgNode, name: str) -> tuple[str, Location, ImageFolder]
     kind = entry.get("type", "coco")
     locate = DATASETS.get(kind, key=f"DATASETS.CATALOG, {name}, type")
     root = parse_location(cfg.DATASETS.ROOT)
-    if isinstance(root, RemotePath) and kind not in _REMOTE_TYPES:
+    if not isinstance(root, Path) and kind not in _REMOTE_TYPES:
         raise ConfigError(
             f"DATASETS.CATALOG, {name}: datasets of type {kind!r} need a local folder as "
             f"DATASETS.ROOT, not {root}"
         )
     annotations, images = locate(entry, root)
-    if isinstance(images, RemotePath | ImageArchive):
+    if not isinstance(images, Path):
         images = replace(images, cache_bytes=int(cfg.DATASETS.CACHE_GB * GIGABYTE))
     return kind, annotations, images
 

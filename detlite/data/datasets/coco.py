@@ -3,35 +3,26 @@
 Letters in shapes: N objects of an image, P keypoints of an object.
 """
 
-import contextlib
-import io
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from pycocotools.coco import COCO
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from detlite.data.errors import refuse
-from detlite.data.findings import Finding
-from detlite.data.images import checks
-from detlite.data.images.pixels import DEFAULT_OPTIONS, ImageOptions
 from detlite.data.images.reading import read_image, read_reduced
 from detlite.data.images.sources import ImageArchive, ImageFolder, StoredImage, image_file_of
 from detlite.data.index.build import open_index
-from detlite.data.index.states import Selection, located
-from detlite.data.remote.file_cache import FileCache
-from detlite.data.remote.locations import Location, errors_naming, local_copy
+from detlite.data.index.states import located
+from detlite.data.locations import Location, errors_naming, local_copy
 from detlite.files.errors import DataError
 from detlite.structures.keypoints import PIXEL_CENTER
 from detlite.structures.masks.packed import PackedMasks
 
-from .coco_masks import fill_missing, read_segmentation
-from .coco_values import keypoint_names, read_keypoints
-from .proposals import load_proposals
+from .options import DEFAULTS, DatasetOptions
+from .usable_images import choose_images
 
 Target = dict[str, Any]
 # Maps the size (height, width) of an image to the smallest size at which it may be read.
@@ -44,110 +35,61 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
     `dataset[i]` is `(image, target)`. `image` is uint8 RGB [3, H, W]. `target` follows torchvision:
     `boxes` float32 [N, 4] xyxy, `labels` int64 [N] in 1..K, `image_id` int, `size` (H, W). With
     `train` and `masks` it has `masks`, a `PackedMasks` of N masks. With `keypoints` it has
-    `keypoints` float32 [N, P, 3] of (x, y, visibility), and with `proposals` it has `proposals`
-    float32 [R, 4]. With `train` it has `ignored_boxes` float32 [M, 4], regions of objects that
-    cannot be used. Crowd annotations are not part of the target.
+    `keypoints` float32 [N, P, 3] of (x, y, visibility). With `train` it has `ignored_boxes`
+    float32 [M, 4], regions of objects that cannot be used. Crowd annotations are not part of the
+    target.
 
-    The constructor checks every entry of the annotation file (`open_index`) and every image file
-    (`check_images`), so that training does not stop at the last image. A DataError names the
-    file and the annotation or image. `dataset[i]` raises it if an image cannot be decoded.
-    `findings` lists what is skipped or reinterpreted.
+    The constructor checks every annotation and image file, see `choose_images`. `dataset[i]` raises
+    a DataError that names the file and the image if an image cannot be decoded.
 
     Args:
+        annotations: the annotation file.
+        images: the folder or the shards of the images.
+        options: the entries that are used, and how they are read.
+        name: the name of the dataset in messages.
         kind: the type of the catalog entry, which selects the evaluator.
-        train: skip images without a usable annotation.
-        masks: require a segmentation of every annotation. Only training targets have masks.
-        masks_as_rle: draw polygons at the size of the image file, as torchvision does.
-        keypoints: require keypoints of every annotation, and their names in a category.
-        min_keypoints: in training, skip images with fewer labeled keypoints.
-        background: in training, keep images without any annotation as negative examples.
-        skip_bad: skip bad annotations and images instead of raising an error.
-        check_images: check all image files; otherwise a bad one fails when it is read.
-        cache: stores large images at the reduced size of `load`.
+
+    Attributes:
+        index: the content of the annotation file.
+        numbers: the numbers of the images in the index, int64 [images].
+        findings: what is skipped or reinterpreted.
+        proposals: for each image float32 [R, 4], which the target then has as `proposals`; set by
+            `build_dataset`.
     """
 
     def __init__(
         self,
         annotations: Location,
         images: ImageFolder,
-        *,
+        options: DatasetOptions = DEFAULTS,
         name: str = "",
         kind: str = "coco",
-        train: bool = False,
-        masks: bool = True,
-        masks_as_rle: bool = False,
-        keypoints: bool = False,
-        min_keypoints: int = 0,
-        background: bool = False,
-        skip_bad: bool = False,
-        crowds_as_objects: bool = False,
-        proposals: Location | None = None,
-        max_proposals: int = 1000,
-        image_options: ImageOptions = DEFAULT_OPTIONS,
-        check_images: bool = True,
-        cache: FileCache | None = None,
     ) -> None:
         self.name = name or annotations.stem
-        self.kind = kind
+        self.kind, self.images, self.options = kind, images, options
         self.annotation_file = images.name if isinstance(images, ImageArchive) else annotations
-        self.images = images
-        self._image_options = image_options
-        self._cache = cache
-        self._train = train
-        self._with_masks = train and masks
-        self._masks_as_runs = masks_as_rle
         with local_copy(annotations) as file, errors_naming(self.annotation_file, instead_of=file):
             self.index = open_index(file, by_url=kind == "lvis")
-        fields = ("id", "name", "keypoints") if keypoints else ("id", "name")
+        fields = ("id", "name", "keypoints") if options.keypoints else ("id", "name")
         rows = sorted(self.index.content["categories"], key=lambda row: row["id"])
         self.categories = [{key: row[key] for key in fields if key in row} for row in rows]
+        self.keypoint_names = self.index.keypoint_names if options.keypoints else []
+        self.proposals: Sequence[Tensor] | None = None
         self._labels = {row["id"]: k for k, row in enumerate(self.categories, start=1)}
-        self.keypoint_names = keypoint_names(self.categories)
-        if keypoints and not self.keypoint_names:
-            raise DataError(
-                f"{self.annotation_file}: no category has keypoint names, which "
-                'MODEL.KEYPOINT_ON needs: "keypoints": ["nose", "left_eye", ...]'
-            )
-        if isinstance(images, Path) and not images.is_dir():
-            raise DataError(
-                f"{images}: the image folder of dataset {self.name} does not exist. Correct "
-                "`images` of its entry in DATASETS.CATALOG, which is relative to DATASETS.ROOT"
-            )
-        self.selection = Selection(masks, keypoints, crowds_as_objects)
-        bad_images, image_findings = self._check_entries(check_images, skip_bad)
-        uses_empty = background or not train
-        self.findings = self.index.findings(self.selection, skip_bad, bad_images, uses_empty)
-        self.findings += image_findings
-        keep = np.ones(len(self.index.image_ids), bool)
-        if train:
-            values = self.index.labeled_keypoints if min_keypoints else 1
-            usable = self.index.counts(self.selection.objects, values)
-            keep = usable >= max(min_keypoints, 1)
-            if background and keep.any():
-                keep |= self.index.counts() == 0  # not images with only crowds
-        keep[list(bad_images)] = False
-        if not keep.any():
-            required = f" and {min_keypoints} keypoints" if min_keypoints else ""
-            raise DataError(
-                f"{self.annotation_file}: no image has a usable annotation{required} to train on"
-            )
         # An array, because the reference counts of a list's elements would copy its memory into
         # every loader process.
-        self._numbers = np.flatnonzero(keep)
-        self._proposals = None
-        if proposals:
-            images_read = self.image_ids, self.sizes, max_proposals
-            with local_copy(proposals) as file:
-                self._proposals = load_proposals(file, *images_read, proposals.name)
+        self.numbers, self.findings = choose_images(
+            self.index, images, options, self.annotation_file
+        )
 
     @property
     def image_ids(self) -> list[int]:
-        return self.index.image_ids[self._numbers].tolist()
+        return self.index.image_ids[self.numbers].tolist()
 
     @property
     def sizes(self) -> list[tuple[int, int]]:
         """The (height, width) of the images."""
-        return [(height, width) for height, width in self.index.sizes[self._numbers].tolist()]
+        return [(height, width) for height, width in self.index.sizes[self.numbers].tolist()]
 
     @property
     def aspect_ratios(self) -> list[float]:
@@ -160,151 +102,71 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
         if not isinstance(self.images, ImageArchive):
             return None
         ends = np.cumsum(self.index.content["shards"])
-        return np.searchsorted(ends, self._numbers, side="right")
+        return np.searchsorted(ends, self.numbers, side="right")
 
     @property
     def has_objects(self) -> bool:
         """True if an image has a valid annotation, crowds included."""
-        return bool(self.index.counts(located)[self._numbers].any())
+        return bool(self.index.counts(located)[self.numbers].any())
 
     def __len__(self) -> int:
-        return len(self._numbers)
+        return len(self.numbers)
 
     def __getitem__(self, index: int) -> tuple[Tensor, Target]:
         return self.load(index)
 
     def load(self, index: int, min_size: MinSize | None = None) -> tuple[Tensor, Target]:
         """Return `dataset[index]`; with `min_size`, the image may be smaller than `size`."""
-        number = int(self._numbers[index])
-        entry = self.index.image(number)
-        height, width = size = entry["height"], entry["width"]
-        file, options = image_file_of(self.images, entry), self._image_options
+        entry = self.index.image(int(self.numbers[index]))
+        size = entry["height"], entry["width"]
+        file, options = image_file_of(self.images, entry), self.options
         try:
             if min_size is None:
-                image = read_image(file, size, options)
+                image = read_image(file, size, options.images)
             else:
-                image = read_reduced(file, size, options, min_size(size), self._cache)
+                limit = options.cache_bytes
+                image = read_reduced(file, size, options.images, min_size(size), limit)
         except DataError as error:
             raise DataError(f"{error} (image id {entry['id']})") from error
-        rows = self.index.annotations(number, self.selection.objects)
-        target = self._target(rows, height, width)
-        if self._train:
-            ignored = self.index.annotations(number, self.selection.ignored)
-            boxes = [row.get("region", row["bbox"]) for row in ignored]
-            target["ignored_boxes"] = _corners(boxes, height, width)
-        target |= {"image_id": entry["id"], "size": size}
-        if self._proposals is not None:
-            target["proposals"] = self._proposals[index]
-        return image, target
+        return image, self._target(index, size) | {"image_id": entry["id"], "size": size}
 
     def image_path(self, index: int) -> Path | StoredImage:
         """Return the image file of `dataset[index]`."""
-        return image_file_of(self.images, self.index.image(int(self._numbers[index])))
-
-    @property
-    def folder(self) -> ImageFolder:
-        """The folder of the images, without symbolic links."""
-        return self.images.resolve() if isinstance(self.images, Path) else self.images
-
-    def file_names(self) -> set[str]:
-        """Return the names of the images in the annotation file."""
-        return {self.index.image(number)["file_name"] for number in self._numbers.tolist()}
+        return image_file_of(self.images, self.index.image(int(self.numbers[index])))
 
     def labels(self, index: int) -> np.ndarray:
         """Return the labels of `dataset[index]`, int64 [N], without reading the image."""
-        ids = self.index.category_ids(int(self._numbers[index]), self.selection.objects)
+        selection = self.options.selection
+        ids = self.index.category_ids(int(self.numbers[index]), selection.objects)
         return np.array([self._labels[number] for number in ids.tolist()], np.int64)
 
-    def coco_gt(self, annotations: bool = True) -> COCO:
-        """Return the ground truth of these images for COCO evaluation, crowds included.
-
-        Without `annotations` it has images and categories only, which take little memory.
-        """
-        content = dict(self.index.content)
-        content["images"] = [self.index.image(number) for number in self._numbers.tolist()]
-        content["annotations"] = annotated = []
-        ids = [*self._labels]
-        numbered = zip(self._numbers.tolist(), content["images"], strict=True)
-        for number, image in numbered if annotations else ():
-            rows = self.index.annotations(number, self.selection.objects)
-            annotated += [{**row, "iscrowd": 0} for row in rows]
-            for row in self.index.annotations(number, self.selection.regions):
-                category = row.get("category_id")
-                for k, category_id in enumerate([category] if category in ids else ids):
-                    row_id = -1 - len(annotated) if k else row["id"]
-                    region = {**row, "category_id": category_id, "id": row_id}
-                    annotated.append(self._region(region, image))
-        coco = COCO()
-        coco.dataset = fill_missing(content)
-        with contextlib.redirect_stdout(io.StringIO()):
-            coco.createIndex()
-        return coco
-
-    def _region(self, row: dict[str, Any], image: dict[str, Any]) -> dict[str, Any]:
-        """Return a crowd annotation with box, mask and keypoints for a region to ignore."""
-        x, y, w, h = box = row.get("region", row["bbox"])
-        mask = read_segmentation(row.get("segmentation"), image["height"], image["width"])
-        polygon = [[x, y, x + w, y, x + w, y + h, x, y + h]]
-        region = {**row, "iscrowd": 1, "bbox": box, "segmentation": mask.value or polygon}
-        if count := len(self.keypoint_names):
-            points = read_keypoints(row.get("keypoints"), count)
-            region["keypoints"] = points.value or [0] * 3 * count
-            if points.problem:
-                region["num_keypoints"] = 0
-        return region
-
-    def _check_entries(
-        self, check_images: bool, skip_bad: bool
-    ) -> tuple[dict[int, str], list[Finding]]:
-        """Return the results of `checks.check_images`.
-
-        Raises DataError for a wrong folder, and without `skip_bad` for the first bad entry.
-        """
-        index, ids = self.index, self.index.image_ids
-        without_size = np.flatnonzero((index.sizes == 0).any(axis=1))
-        if len(without_size):
-            raise DataError(
-                f"{self.annotation_file}: image {ids[without_size[0]]} has no height and "
-                "width. `detlite init` and `detlite check --repair` write a file with them"
-            )
-        folder, name = self.images, index.image(0)["file_name"]
-        bad, findings = dict[int, str](), list[Finding]()
-        if check_images:
-            bad, findings = checks.check_images(index, folder, self._image_options)
-        if len(bad) == len(ids) and isinstance(folder, Path) and not (folder / name).exists():
-            raise DataError(
-                f"{folder}: none of the {len(ids)} images of {self.annotation_file} is in "
-                f"this folder, for example {name}. Set `images` in DATASETS.CATALOG to the folder "
-                "that these names are relative to"
-            )
-        problems, count = index.problems(self.selection, limit=1)
-        if isinstance(folder, ImageArchive):
-            of_shards = index.content["problems"]
-            problems, count = [*of_shards["first"], *problems], count + of_shards["count"]
-        problems, count = [*problems, *bad.values()], count + len(bad)
-        if count and not skip_bad:
-            refuse(problems, count, self.annotation_file)
-        return bad, findings
-
-    def _target(self, annotations: list[dict[str, Any]], height: int, width: int) -> Target:
-        labels = np.array([self._labels[row["category_id"]] for row in annotations], np.int64)
-        boxes = _corners([row["bbox"] for row in annotations], height, width)
-        target: Target = {"boxes": boxes, "labels": torch.from_numpy(labels)}
+    def _target(self, index: int, size: tuple[int, int]) -> Target:
+        number, selection = int(self.numbers[index]), self.options.selection
+        rows = self.index.annotations(number, selection.objects)
+        target: Target = {
+            "boxes": _corners([row["bbox"] for row in rows], size),
+            "labels": torch.from_numpy(self.labels(index)),
+        }
         if self.keypoint_names:
-            shape = (len(annotations), len(self.keypoint_names), 3)
-            points = np.array([row["keypoints"] for row in annotations], np.float32).reshape(shape)
+            shape = (len(rows), len(self.keypoint_names), 3)
+            points = np.array([row["keypoints"] for row in rows], np.float32).reshape(shape)
             points[..., :2] += PIXEL_CENTER
             target["keypoints"] = torch.from_numpy(points)
-        if self._with_masks:
-            segmentations = [row["segmentation"] for row in annotations]
+        if self.options.train and self.options.masks:
             target["masks"] = PackedMasks.from_segmentations(
-                segmentations, height, width, self._masks_as_runs
+                [row["segmentation"] for row in rows], *size, self.options.masks_as_rle
             )
+        if self.options.train:
+            ignored = self.index.annotations(number, selection.ignored)
+            boxes = [row.get("region", row["bbox"]) for row in ignored]
+            target["ignored_boxes"] = _corners(boxes, size)
+        if self.proposals is not None:
+            target["proposals"] = self.proposals[index]
         return target
 
 
-def _corners(boxes: list[list[float]], height: int, width: int) -> Tensor:
+def _corners(boxes: list[list[float]], size: tuple[int, int]) -> Tensor:
     """Convert boxes [N, 4] xywh to xyxy clipped to the image, float32."""
     corners = np.array(boxes, np.float64).reshape(-1, 4)
     corners[:, 2:] += corners[:, :2]
-    return torch.from_numpy(corners.clip(0, [width, height] * 2).astype(np.float32))
+    return torch.from_numpy(corners.clip(0, [size[1], size[0]] * 2).astype(np.float32))

@@ -243,26 +243,6 @@ def boxes_match(box: Sequence[float], tight: Sequence[float]) -> bool:
     return True
 
 
-def fill_missing(content: dict[str, Any]) -> dict[str, Any]:
-    """Fill in the fields that pycocotools needs and many files lack, in place; return `content`.
-
-    These are `info`, `licenses`, `iscrowd`, and `area` of the segmentation or of the box. Id 0 is
-    replaced, because the evaluation of pycocotools ignores matches with it.
-    """
-    content.setdefault("info", {})
-    content.setdefault("licenses", [])
-    sizes = {row["id"]: (row["height"], row["width"]) for row in content["images"]}
-    free_id = max((row["id"] for row in content["annotations"]), default=0) + 1
-    for row in content["annotations"]:
-        row["iscrowd"] = row.get("iscrowd") or 0
-        if row["id"] == 0:
-            row["id"] = free_id
-        if row.get("area") is None:
-            size = sizes[row["image_id"]]
-            row["area"] = annotation_area(row.get("segmentation"), row["bbox"], *size)
-    return content
-
-
 def annotation_area(segmentation: Any, box: Sequence[float], height: int, width: int) -> float:
     """Return the pixels of a mask, or the area of the box (x, y, width, height) without one."""
     mask = read_segmentation(segmentation, height, width)

@@ -184,12 +184,3 @@ def has_misplaced_keypoints(
     right, bottom = left + w + 1, top + h + 1
     in_box = (left - 1 <= x <= right and top - 1 <= y <= bottom for x, y in labeled)
     return bool(labeled) and not any(in_box)
-
-
-def keypoint_names(categories: Sequence[dict[str, Any]]) -> list[str]:
-    """Return the keypoint names of the first category that has any; all categories share them."""
-    for row in categories:
-        names = row.get("keypoints")
-        if names and isinstance(names, list) and all(isinstance(name, str) for name in names):
-            return names
-    return []

@@ -13,7 +13,7 @@ import numpy as np
 
 from detlite.data.findings import Finding
 from detlite.data.index.annotation_index import AnnotationIndex
-from detlite.data.remote.locations import location_id
+from detlite.data.locations import location_id
 from detlite.files import cache
 from detlite.files.errors import RemoteError
 

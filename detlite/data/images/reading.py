@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import avg_pool2d
 
-from detlite.data.remote.file_cache import FileCache
-from detlite.files.cache import key as cache_key
+from detlite.files import cache
 from detlite.files.errors import DataError, RemoteError
+from detlite.files.file_cache import file_cache
 
 from .formats import open_image
 from .pixels import DEFAULT_OPTIONS, ImageOptions, pixels_to_tensor, upright_size
@@ -96,11 +96,11 @@ def check_image(
 
 
 def read_reduced(
-    source: ImageSource, size: Size, options: ImageOptions, min_size: Size, cache: FileCache | None
+    source: ImageSource, size: Size, options: ImageOptions, min_size: Size, cache_bytes: int
 ) -> Tensor:
     """Read an image at a size of at least `min_size`, if that is at most half of its `size`.
 
-    The reduced pixels of a local file are cached on the disk.
+    The reduced pixels of a local file are cached on the disk, up to `cache_bytes` of all files.
     """
     if min(size[0] // min_size[0], size[1] // min_size[1]) < 2:
         return read_image(source, size, options)
@@ -117,12 +117,13 @@ def read_reduced(
         np.save(buffer, read().numpy())
         return buffer.getvalue()
 
-    if cache is None or not isinstance(source, Path) or not source.is_file():
+    files = file_cache("reduced", cache_bytes)
+    if files is None or not isinstance(source, Path) or not source.is_file():
         return read()
     status = source.stat()
     stamp = source.absolute(), status.st_size, status.st_mtime_ns
-    key = cache_key("npy", *stamp, *astuple(options), *size, *min_size)
-    return torch.from_numpy(np.load(BytesIO(cache.read(key, encode))))
+    key = cache.key("npy", *stamp, *astuple(options), *size, *min_size)
+    return torch.from_numpy(np.load(BytesIO(files.read(key, encode))))
 
 
 def image_size(path: Path, upright: bool = True) -> Size:

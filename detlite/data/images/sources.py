@@ -4,11 +4,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
 
-from detlite.data.remote.locations import RemotePath
+if TYPE_CHECKING:
+    from detlite.data.remote.remote_path import RemotePath
 
 
 class StoredImage(Protocol):
@@ -95,7 +96,7 @@ class ImageArchive(ABC):
         """Return the image of an entry in the annotation file."""
 
 
-ImageFolder = Path | RemotePath | ImageArchive
+ImageFolder: TypeAlias = "Path | RemotePath | ImageArchive"
 
 
 def image_file_of(folder: ImageFolder, entry: dict[str, Any]) -> Path | StoredImage:

@@ -19,14 +19,21 @@ from typing import Any
 import numpy as np
 from numpy.lib.npyio import NpzFile
 
-from detlite.data.datasets.coco_values import keypoint_names
 from detlite.data.errors import DamagedIndexError
 from detlite.data.findings import Finding, Findings
 from detlite.files.errors import DataError
+from detlite.structures.keypoints import keypoint_names
 
-from .annotation_reader import QUADS
-from .normalization import set_file_name
-from .states import PROBLEM_KEY, PROBLEMS, Flag, Selection, annotation_name, located
+from .states import (
+    PROBLEM_KEY,
+    PROBLEMS,
+    QUADS,
+    Flag,
+    Selection,
+    annotation_name,
+    located,
+    set_file_name,
+)
 
 VERSION = 11  # increase it with every change of the content of indexes or of the checks behind it
 _FIX = "Training stops at them: fix them (`detlite check --repair`), or set ON_BAD_ANNOTATION skip."

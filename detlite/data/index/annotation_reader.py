@@ -9,15 +9,13 @@ from detlite.data.findings import Findings
 from detlite.files.errors import DataError, short_repr
 
 from .normalization import Entry, Ids, ImageTable
-from .states import PROBLEM_KEY, Flag, annotation_name
+from .states import PROBLEM_KEY, QUADS, SAMPLE, Flag, annotation_name
 
 _MIN_BOXES = 4  # fewer boxes cannot show that all are wrong
-_SAMPLE = 2000  # boxes that are compared with their masks
 # Doubtful values that are used unchanged.
 _MISPLACED = "labeled keypoints at (0, 0), outside of the image, or all outside of the box"
-_DIFFERENT = f"boxes that differ from their masks, among the first {_SAMPLE}"
+_DIFFERENT = f"boxes that differ from their masks, among the first {SAMPLE}"
 REPEATED = "annotations with the image, category and box of another one"
-QUADS = f"masks with four corners, as boxes have, of the first {_SAMPLE} annotations"
 _TINY = "boxes with a side below one pixel"
 DOUBTS = {_MISPLACED, _DIFFERENT, QUADS, _TINY, REPEATED}
 _MISMATCH = (
@@ -201,7 +199,7 @@ class AnnotationReader:
                 self._changes["attributes"] = {**row["attributes"], "rotation": 0}
         if not mask.problem:
             self._store("segmentation", mask.value, mask.note)
-            if not box.problem and self._compared < _SAMPLE:
+            if not box.problem and self._compared < SAMPLE:
                 self._compare(box.value, coco_masks.mask_extent(mask.value, height, width))
                 self._quads += coco_masks.is_quadrilateral(mask.value)
         elif row.get("segmentation"):

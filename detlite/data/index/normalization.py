@@ -1,6 +1,5 @@
 """Read the images and categories of an annotation file into COCO's notation; report changes."""
 
-import posixpath
 import re
 from collections import defaultdict
 from collections.abc import Iterable
@@ -11,6 +10,8 @@ from typing import Any
 from detlite.data.datasets.coco_values import parse_integer
 from detlite.data.findings import Findings
 from detlite.files.errors import DataError, short_repr
+
+from .states import set_file_name
 
 Entry = dict[str, Any]
 
@@ -44,22 +45,6 @@ class Ids:
         elif type(value) is not int:
             findings.add(f"ids of {several} as text or fractions", _AS_INTEGERS, where, one)
         return self(value) or 0
-
-
-def set_file_name(image: Entry, by_url: bool) -> Entry:
-    """Set the `file_name` of an image entry from its `coco_url`, in place, if it has none.
-
-    With `by_url`, `coco_url` takes precedence: LVIS v0.5 has file names without the folder, and
-    some that COCO no longer uses. Backslashes of Windows become slashes, and paths are normalized.
-    """
-    # LVIS v1 has only URLs, which end in train2017/<file> or val2017/<file>.
-    if (by_url or "file_name" not in image) and isinstance(image.get("coco_url"), str):
-        image["file_name"] = "/".join(image["coco_url"].split("/")[-2:])
-    name = image.get("file_name")
-    if name and isinstance(name, str):
-        name = name.replace("\\", "/")
-        image["file_name"] = name if "://" in name else posixpath.normpath(name)
-    return image
 
 
 @dataclass

@@ -1,5 +1,6 @@
 """States of annotations: their defects, and which of them a model can use."""
 
+import posixpath
 from dataclasses import dataclass
 from enum import IntFlag
 from typing import Any
@@ -24,6 +25,8 @@ class Flag(IntFlag):
     BAD_KEYPOINTS = 512
 
 
+SAMPLE = 2000  # boxes that are compared with their masks
+QUADS = f"masks with four corners, as boxes have, of the first {SAMPLE} annotations"
 PROBLEM_KEY = "_problems"  # of an annotation in an index: what is wrong with it, by flag
 _BAD = Flag.UNKNOWN_IMAGE | Flag.UNKNOWN_CATEGORY | Flag.BAD_BOX | Flag.BAD_CROWD
 _REGION = "They become ignored regions: neither they nor detections there are trained or measured."
@@ -96,3 +99,19 @@ def annotation_name(row: dict[str, Any], position: int) -> str:
     """Return the name of an annotation in messages, by its ids as written."""
     name = short_repr(row["id"]) if "id" in row else f"at position {position}"
     return f"annotation {name} (image {short_repr(row.get('image_id'))})"
+
+
+def set_file_name(image: dict[str, Any], by_url: bool) -> dict[str, Any]:
+    """Set the `file_name` of an image entry from its `coco_url`, in place, if it has none.
+
+    With `by_url`, `coco_url` takes precedence: LVIS v0.5 has file names without the folder, and
+    some that COCO no longer uses. Backslashes of Windows become slashes, and paths are normalized.
+    """
+    # LVIS v1 has only URLs, which end in train2017/<file> or val2017/<file>.
+    if (by_url or "file_name" not in image) and isinstance(image.get("coco_url"), str):
+        image["file_name"] = "/".join(image["coco_url"].split("/")[-2:])
+    name = image.get("file_name")
+    if name and isinstance(name, str):
+        name = name.replace("\\", "/")
+        image["file_name"] = name if "://" in name else posixpath.normpath(name)
+    return image

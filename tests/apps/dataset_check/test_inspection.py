@@ -11,6 +11,7 @@ from detlite.apps.dataset_check.inspection import inspect_dataset, shape_warning
 from detlite.apps.dataset_check.inspection_report import Inspection, near_duplicates
 from detlite.apps.dataset_check.repair import repair
 from detlite.data import CocoDataset, DataError
+from detlite.data.datasets.options import DatasetOptions
 
 
 @pytest.fixture
@@ -128,7 +129,7 @@ def test_masks_are_not_required_without_mask_head(broken_set):
 def test_repaired_copy_is_accepted(broken_set, tmp_path):
     annotations, folder = broken_set
     with pytest.raises(DataError, match="7 problems"):
-        CocoDataset(annotations, folder, train=True)
+        CocoDataset(annotations, folder, DatasetOptions(train=True))
     content, counts = repair(inspect_dataset(annotations, folder))
     assert +counts == {
         "images removed": 2,
@@ -174,7 +175,7 @@ def test_images_that_training_skips_are_warnings(content, write_set):
     (folder / "a.png").unlink()
     data = (folder / "b.png").read_bytes()
     (folder / "b.png").write_bytes(data[:60] + bytes(40) + data[100:])  # only decoding shows it
-    found = inspect_dataset(annotations, folder, skip_bad=True)
+    found = inspect_dataset(annotations, folder, DatasetOptions(train=True, skip_bad=True))
     refused = {one.image_id: one.refused for one in found.defects if one.kind == "image"}
     assert refused == {10: False, 11: True}
 

@@ -7,6 +7,7 @@ import pytest
 
 from detlite.apps.dataset_formats import convert, find_sets
 from detlite.data.datasets.coco import CocoDataset
+from detlite.data.datasets.options import DatasetOptions
 from detlite.files.errors import DataError
 
 
@@ -21,7 +22,7 @@ def test_folder_is_converted_and_split(yolo_folder):
     assert "chosen by a hash of their names" in summary
     assert str(files[1]) in summary
     for source in sets.values():
-        CocoDataset(source.annotations, source.images, train=True, masks=False)
+        CocoDataset(source.annotations, source.images, DatasetOptions(train=True, masks=False))
     train, val = map(names, sets.values())
     assert sorted(train + val) == [f"{number}.jpg" for number in range(10)]
     assert 1 <= len(val) <= 4
@@ -265,7 +266,7 @@ def test_rotated_boxes_of_cvat_are_written_as_read(tmp_path, image):
         for row in json.loads(source.annotations.read_text())["annotations"]:
             assert row["bbox"] == pytest.approx([25, 10, 10, 20])
             assert row["attributes"] == {"rotation": 0}
-        dataset = CocoDataset(source.annotations, source.images, masks=False)
+        dataset = CocoDataset(source.annotations, source.images, DatasetOptions(masks=False))
         (finding,) = dataset.findings
         assert str(finding).startswith(
             "boxes with attributes.rotation, such as from CVAT: 4 annotations"

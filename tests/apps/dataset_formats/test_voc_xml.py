@@ -10,6 +10,7 @@ from detlite.apps.dataset_formats.find_annotations import read_folder
 from detlite.apps.dataset_formats.labeled_dataset import Conversion, to_coco
 from detlite.config import load_config
 from detlite.data.datasets.build import build_dataset
+from detlite.data.datasets.ground_truth import build_coco_gt
 from detlite.files.errors import DataError
 from detlite.structures.masks.formats import to_bitmap
 
@@ -298,7 +299,7 @@ def test_catalog_entries(devkit, tmp_path):
     assert target["labels"].tolist() == [8]
     assert dataset[1][1]["boxes"].tolist() == [[10, 11, 30, 24]]
     assert load(tmp_path, "voc_2007_val").image_ids == [2008000007]
-    truth = load(tmp_path, train=False).coco_gt()
+    truth = build_coco_gt(load(tmp_path, train=False))
     assert [row["iscrowd"] for row in truth.dataset["annotations"]] == [0, 1, 0]
     assert len(truth.dataset["categories"]) == 20
 

@@ -9,6 +9,8 @@ from PIL import Image
 from detlite.apps.dataset_formats.find_annotations import find_sets, read_folder
 from detlite.apps.dataset_formats.labeled_dataset import Conversion, to_coco
 from detlite.data.datasets.coco import CocoDataset
+from detlite.data.datasets.ground_truth import build_coco_gt
+from detlite.data.datasets.options import DatasetOptions
 from detlite.files.errors import DataError
 
 YAML = "path: {path}\ntrain: images/train\nval: images/val\nnc: 2\nnames: [cat, dog]\n"
@@ -250,12 +252,12 @@ def test_skipped_labels_are_neither_trained_on_nor_measured(yolo, text):
     text(yolo / "labels/train/a.txt", "\n".join([*lines, "0 0.1 0.1 0.1"]))
     sets, _ = find_sets(yolo, skip_bad=True)
     files = sets["train"].annotations, sets["train"].images
-    dataset = CocoDataset(*files, train=True, masks=False)
+    dataset = CocoDataset(*files, DatasetOptions(train=True, masks=False))
     _, target = dataset[0]
     assert target["boxes"].tolist() == [[15, 15, 45, 25]]
     regions = [[27, 2, 33, 6]] * 2 + [[3, 18, 9, 22]] * 2 + [[54, 34, 60, 38]]
     assert target["ignored_boxes"].numpy() == pytest.approx(np.array(regions))
-    truth = dataset.coco_gt().dataset["annotations"]
+    truth = build_coco_gt(dataset).dataset["annotations"]
     assert [(row["category_id"], row["iscrowd"]) for row in truth] == [
         (1, 0), (1, 1), (2, 1), (1, 1), (2, 1), (2, 1),
     ]  # fmt: skip

@@ -16,6 +16,7 @@ from detlite.apps.report.analysis.detection_analysis import analyze_detections
 from detlite.apps.report.error_gallery import ErrorGallery
 from detlite.apps.report.runs import Run, RunAnalysis
 from detlite.data import CocoDataset
+from detlite.data.datasets.ground_truth import build_coco_gt
 from detlite.evaluation import Results
 from detlite.structures.masks.formats import encode_bitmap, polygons_to_rle
 from tests.builders import coco_content, coco_detection, coco_object, rectangle
@@ -41,7 +42,7 @@ def analyzed(tmp_path: Path) -> RunAnalysis:
     dataset = CocoDataset(tmp_path / "a.json", tmp_path)
     row = coco_detection(MISNAMED, 0.75, 5, 7, segmentation=rle(MISNAMED))
     results = Results.from_coco([row], ["bbox", "segm"])
-    coco_gt = dataset.coco_gt()
+    coco_gt = build_coco_gt(dataset)
     analysis = analyze_detections(coco_gt, results, "segm", np.ones((1, 1), np.uint8))
     run = Run("run", tmp_path, CfgNode())
     return RunAnalysis(run, dataset, coco_gt, results, {"segm": analysis})

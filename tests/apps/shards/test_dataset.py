@@ -27,6 +27,8 @@ from detlite.data import (
     build_train_dataset,
     build_train_loader,
 )
+from detlite.data.datasets.ground_truth import build_coco_gt
+from detlite.data.datasets.options import DatasetOptions
 from detlite.files import download
 from tests.data.servers import serving, upload
 
@@ -120,7 +122,9 @@ def test_expand_range():
 
 
 def test_shards_and_files_are_equal(shards, shard_cfg, tmp_path):
-    files = CocoDataset(tmp_path / "small/annotations.json", tmp_path / "small/images", train=True)
+    files = CocoDataset(
+        tmp_path / "small/annotations.json", tmp_path / "small/images", DatasetOptions(train=True)
+    )
     dataset = build_dataset(shard_cfg(), "tars", train=True)
     expected, actual = samples(files), samples(dataset)
     assert actual.keys() == expected.keys() == {10, 11}
@@ -134,7 +138,7 @@ def test_shards_and_files_are_equal(shards, shard_cfg, tmp_path):
         )
     evaluated = build_dataset(shard_cfg(), "tars", train=False)
     assert sorted(evaluated.image_ids) == [10, 11, 12, 13]
-    assert len(evaluated.coco_gt().anns) == 4
+    assert len(build_coco_gt(evaluated).anns) == 4
 
 
 def test_shards_are_indexed_once(shards, shard_cfg, monkeypatch, settled):

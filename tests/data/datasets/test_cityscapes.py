@@ -8,6 +8,7 @@ from PIL import Image
 
 from detlite.config import ConfigError
 from detlite.data.datasets.build import build_dataset
+from detlite.data.datasets.ground_truth import build_coco_gt
 from detlite.files.errors import DataError
 from detlite.structures.masks.formats import to_bitmap
 
@@ -74,7 +75,9 @@ def test_builtin_names(city, small_cfg, name, categories, names, first_area):
 def test_groups_are_crowds_in_evaluation(city, small_cfg):
     for form, caravans in (("poly", [20, 14, 4, 5]), ("mask", [20, 14, 5, 6])):
         dataset = build_dataset(small_cfg(), f"cityscapes_{form}_instance_val", train=False)
-        crowds = [row["bbox"] for row in dataset.coco_gt().dataset["annotations"] if row["iscrowd"]]
+        crowds = [
+            row["bbox"] for row in build_coco_gt(dataset).dataset["annotations"] if row["iscrowd"]
+        ]
         assert crowds == [[0, 14, 8, 6], caravans] * 2
 
 
@@ -85,7 +88,7 @@ def test_void_pixels_of_images(city, small_cfg):
         if form == "poly":  # in front of the group of cars
             expected[14:20, 0:5] = True
         dataset = build_dataset(small_cfg(), f"cityscapes_{form}_instance_val", train=False)
-        for image in dataset.coco_gt().dataset["images"]:
+        for image in build_coco_gt(dataset).dataset["images"]:
             assert (to_bitmap(image["void"], 24, 40) == expected).all()
 
 
@@ -94,7 +97,7 @@ def test_unlabeled_pixels_are_void(city, small_cfg):
         car = {"label": "car", "polygon": [[4, 2], [19, 2], [19, 11], [4, 11]]}
         file.write_text(json.dumps({"objects": [car]}))
     dataset = build_dataset(small_cfg(), "cityscapes_poly_instance_val", train=False)
-    void = to_bitmap(dataset.coco_gt().dataset["images"][0]["void"], 24, 40)
+    void = to_bitmap(build_coco_gt(dataset).dataset["images"][0]["void"], 24, 40)
     assert void.sum() == 24 * 40 - 160
     assert not void[2:12, 4:20].any()
 

@@ -9,11 +9,12 @@ import torch
 from pycocotools.cocoeval import COCOeval
 
 from detlite.data import CocoDataset, DataError, build_dataset, build_train_dataset
-from detlite.data.datasets.coco_masks import fill_missing
+from detlite.data.datasets.ground_truth import build_coco_gt, fill_missing
+from detlite.data.datasets.options import DatasetOptions
 
 
 def test_target_has_contiguous_labels_xyxy_boxes_and_masks(content, write_set):
-    dataset = CocoDataset(*write_set(content), train=True)
+    dataset = CocoDataset(*write_set(content), DatasetOptions(train=True))
     assert dataset.categories == [{"id": 3, "name": "dog"}, {"id": 7, "name": "cat"}]
     image, target = dataset[0]
     assert image.dtype == torch.uint8
@@ -31,7 +32,7 @@ def test_target_has_contiguous_labels_xyxy_boxes_and_masks(content, write_set):
 
 
 def test_uncompressed_rle_is_decoded_column_by_column(content, write_set):
-    _, target = CocoDataset(*write_set(content), train=True)[1]
+    _, target = CocoDataset(*write_set(content), DatasetOptions(train=True))[1]
     masks = target["masks"].bitmaps(40, 20)
     assert masks.shape == (1, 40, 20)
     assert masks[0, :, :10].all()
@@ -40,7 +41,7 @@ def test_uncompressed_rle_is_decoded_column_by_column(content, write_set):
 
 @pytest.mark.parametrize("as_rle", [False, True])
 def test_polygons_become_runs_if_requested(content, write_set, as_rle):
-    dataset = CocoDataset(*write_set(content), train=True, masks_as_rle=as_rle)
+    dataset = CocoDataset(*write_set(content), DatasetOptions(train=True, masks_as_rle=as_rle))
     polygons, runs = (dataset[index][1]["masks"] for index in (0, 1))
     assert (polygons.frames[:, 0] > 0).tolist() == [as_rle] * 2
     assert runs.frames.tolist() == [[40, 20, 0, 0, 40, 20]]
@@ -49,14 +50,14 @@ def test_polygons_become_runs_if_requested(content, write_set, as_rle):
 
 
 def test_training_drops_empty_and_crowd_only_images(content, write_set):
-    dataset = CocoDataset(*write_set(content), train=True)
+    dataset = CocoDataset(*write_set(content), DatasetOptions(train=True))
     assert dataset.image_ids == [10, 11]
     assert dataset.aspect_ratios == [40 / 30, 0.5]
 
 
 def test_background_images_can_be_kept(content, write_set):
     """An image with only a crowd is not background."""
-    dataset = CocoDataset(*write_set(content), train=True, background=True)
+    dataset = CocoDataset(*write_set(content), DatasetOptions(train=True, background=True))
     assert dataset.image_ids == [10, 11, 12]
     _, target = dataset[2]
     assert len(target["boxes"]) == len(target["labels"]) == len(target["masks"]) == 0
@@ -65,11 +66,11 @@ def test_background_images_can_be_kept(content, write_set):
 def test_background_alone_is_an_error(content, write_set):
     content["annotations"] = []
     with pytest.raises(DataError, match="no image has a usable annotation"):
-        CocoDataset(*write_set(content), train=True, background=True)
+        CocoDataset(*write_set(content), DatasetOptions(train=True, background=True))
 
 
 def test_evaluation_keeps_all_images_and_decodes_no_masks(content, write_set):
-    dataset = CocoDataset(*write_set(content), train=False)
+    dataset = CocoDataset(*write_set(content), DatasetOptions(train=False))
     assert dataset.image_ids == [10, 11, 12, 13]
     _, target = dataset[2]
     assert target["boxes"].shape == (0, 4)
@@ -81,20 +82,20 @@ def test_evaluation_keeps_all_images_and_decodes_no_masks(content, write_set):
 def test_boxes_only_set_needs_no_segmentation(content, write_set):
     for annotation in content["annotations"]:
         annotation.pop("segmentation")
-    dataset = CocoDataset(*write_set(content), train=True, masks=False)
+    dataset = CocoDataset(*write_set(content), DatasetOptions(train=True, masks=False))
     assert "masks" not in dataset[0][1]
-    gt = dataset.coco_gt()
+    gt = build_coco_gt(dataset)
     assert {row["area"] for row in gt.loadAnns([2, 3])} == {800.0, 100.0}
 
 
 def test_boxes_slightly_outside_are_clipped(content, write_set):
     content["annotations"][0]["bbox"] = [-1.5, -0.5, 41.5, 30]
-    _, target = CocoDataset(*write_set(content), train=True)[0]
+    _, target = CocoDataset(*write_set(content), DatasetOptions(train=True))[0]
     assert target["boxes"][0].tolist() == [0, 0, 40, 29.5]
 
 
 def test_ground_truth_is_complete_and_includes_crowd(content, write_set):
-    gt = CocoDataset(*write_set(content), train=False).coco_gt()
+    gt = build_coco_gt(CocoDataset(*write_set(content), DatasetOptions(train=False)))
     assert sorted(gt.getImgIds()) == [10, 11, 12, 13]
     rows = {row["id"]: row for row in gt.loadAnns(gt.getAnnIds())}
     assert {key: row["iscrowd"] for key, row in rows.items()} == {1: 0, 2: 0, 3: 0, 4: 1}
@@ -104,7 +105,8 @@ def test_ground_truth_is_complete_and_includes_crowd(content, write_set):
 
 
 def test_ground_truth_without_annotations(content, write_set):
-    gt = CocoDataset(*write_set(content), train=True).coco_gt(annotations=False)
+    dataset = CocoDataset(*write_set(content), DatasetOptions(train=True))
+    gt = build_coco_gt(dataset, annotations=False)
     assert sorted(gt.imgs) == [10, 11]
     assert sorted(gt.cats) == [3, 7]
     assert not gt.anns
@@ -113,7 +115,9 @@ def test_ground_truth_without_annotations(content, write_set):
 def test_labels_equal_those_of_targets(content, write_set):
     content["annotations"][0]["segmentation"] = []
     for skipped in (False, True):
-        dataset = CocoDataset(*write_set(content, str(skipped)), skip_bad=True, masks=skipped)
+        dataset = CocoDataset(
+            *write_set(content, str(skipped)), DatasetOptions(skip_bad=True, masks=skipped)
+        )
         for index in range(4):
             assert dataset.labels(index).tolist() == dataset[index][1]["labels"].tolist()
         assert dataset.labels(0).tolist() == ([1] if skipped else [2, 1])
@@ -122,7 +126,7 @@ def test_labels_equal_those_of_targets(content, write_set):
 def test_annotation_id_zero_can_be_matched(content, write_set, capsys):
     for annotation in content["annotations"]:
         annotation["id"] -= 1
-    gt = CocoDataset(*write_set(content), train=False).coco_gt()
+    gt = build_coco_gt(CocoDataset(*write_set(content), DatasetOptions(train=False)))
     perfect = [{**row, "score": 1.0} for row in gt.loadAnns(gt.getAnnIds(iscrowd=False))]
     evaluation = COCOeval(gt, gt.loadRes(perfect), "segm")
     evaluation.evaluate()
@@ -161,7 +165,7 @@ def test_images_named_by_url_only(content, write_set):
 
 
 def test_dataset_can_be_pickled(content, write_set):
-    dataset = CocoDataset(*write_set(content), train=True)
+    dataset = CocoDataset(*write_set(content), DatasetOptions(train=True))
     copy = pickle.loads(pickle.dumps(dataset))
     assert torch.equal(copy[0][1]["masks"].values, dataset[0][1]["masks"].values)
 
@@ -181,20 +185,20 @@ def test_dataset_can_be_pickled(content, write_set):
 )
 def test_real_datasets_are_valid(real_data, path, masks, images, categories):
     file = real_data / path
-    dataset = CocoDataset(file, file.parents[1] / "images", masks=masks)
+    dataset = CocoDataset(file, file.parents[1] / "images", DatasetOptions(masks=masks))
     assert len(dataset) == images
     assert len(dataset.categories) == categories
     for image, target in (dataset[0], dataset[len(dataset) - 1]):
         assert image.shape == (3, *target["size"])
         assert all(1 <= label <= categories for label in target["labels"].tolist())
-    gt = dataset.coco_gt()
+    gt = build_coco_gt(dataset)
     assert len(gt.getAnnIds()) == len(json.loads(file.read_text())["annotations"])
 
 
 def test_real_sparse_ids_crowds_and_gray_images(real_data):
     folder = real_data / "coco_open"
     file = folder / "annotations/instances_train.json"
-    dataset = CocoDataset(file, folder / "images", train=True)
+    dataset = CocoDataset(file, folder / "images", DatasetOptions(train=True))
     assert [row["id"] for row in dataset.categories] == sorted(
         row["id"] for row in dataset.categories
     )
@@ -235,7 +239,7 @@ def keypoint_content(content):
 
 
 def test_keypoints_are_at_pixel_centers(keypoint_content, write_set):
-    dataset = CocoDataset(*write_set(keypoint_content), train=True, keypoints=True)
+    dataset = CocoDataset(*write_set(keypoint_content), DatasetOptions(train=True, keypoints=True))
     assert dataset.keypoint_names == NAMES
     assert all(category["keypoints"] == NAMES for category in dataset.categories)
     _, target = dataset[0]
@@ -244,13 +248,13 @@ def test_keypoints_are_at_pixel_centers(keypoint_content, write_set):
 
 
 def test_keypoints_of_an_image_without_objects(keypoint_content, write_set):
-    dataset = CocoDataset(*write_set(keypoint_content), keypoints=True)
+    dataset = CocoDataset(*write_set(keypoint_content), DatasetOptions(keypoints=True))
     _, target = dataset[dataset.image_ids.index(12)]
     assert target["keypoints"].shape == (0, 3, 3)
 
 
 def test_categories_without_a_keypoint_head(keypoint_content, write_set):
-    dataset = CocoDataset(*write_set(keypoint_content), train=True)
+    dataset = CocoDataset(*write_set(keypoint_content), DatasetOptions(train=True))
     assert {tuple(category) for category in dataset.categories} == {("id", "name")}
 
 
@@ -259,16 +263,16 @@ def test_categories_without_a_keypoint_head(keypoint_content, write_set):
 )
 def test_training_needs_enough_keypoints(keypoint_content, write_set, minimum, image_ids):
     files = write_set(keypoint_content)  # two labeled keypoints per object, two objects in image 10
-    dataset = CocoDataset(*files, train=True, keypoints=True, min_keypoints=minimum)
+    dataset = CocoDataset(*files, DatasetOptions(train=True, keypoints=True, min_keypoints=minimum))
     assert dataset.image_ids == image_ids
-    evaluated = CocoDataset(*files, keypoints=True, min_keypoints=minimum)
+    evaluated = CocoDataset(*files, DatasetOptions(keypoints=True, min_keypoints=minimum))
     assert evaluated.image_ids == [10, 11, 12, 13]
 
 
 def test_no_image_with_enough_keypoints(keypoint_content, write_set):
     files = write_set(keypoint_content)
     with pytest.raises(DataError, match="no image has a usable annotation and 5 keypoints"):
-        CocoDataset(*files, train=True, keypoints=True, min_keypoints=5)
+        CocoDataset(*files, DatasetOptions(train=True, keypoints=True, min_keypoints=5))
 
 
 def test_minimum_number_of_keypoints_in_the_config(keypoint_content, write_set, small_cfg):
@@ -290,13 +294,13 @@ def test_minimum_number_of_keypoints_in_the_config(keypoint_content, write_set, 
 def test_bad_keypoints(keypoint_content, write_set, points, message):
     keypoint_content["annotations"][0]["keypoints"] = points
     with pytest.raises(DataError, match=rf"annotation 1 .*{message}"):
-        CocoDataset(*write_set(keypoint_content), train=True, keypoints=True)
+        CocoDataset(*write_set(keypoint_content), DatasetOptions(train=True, keypoints=True))
 
 
 @pytest.mark.parametrize("point", [[NAN, NAN, 0], [None, None, 0], [None] * 3, [NAN] * 3])
 def test_keypoints_without_coordinates_are_unlabeled(keypoint_content, write_set, point):
     keypoint_content["annotations"][0]["keypoints"] = [5, 7, 2, *point, 9, 9, 1]
-    dataset = CocoDataset(*write_set(keypoint_content), train=True, keypoints=True)
+    dataset = CocoDataset(*write_set(keypoint_content), DatasetOptions(train=True, keypoints=True))
     expected = [[5.5, 7.5, 2], [0.5, 0.5, 0], [9.5, 9.5, 1]]
     assert dataset[0][1]["keypoints"][0].tolist() == expected
     assert "keypoints without coordinates: 1 annotation" in "\n".join(map(str, dataset.findings))
@@ -318,7 +322,7 @@ def test_labeled_keypoints_that_are_elsewhere(keypoint_content, write_set, point
 def test_keypoints_without_names(content, write_set, names):
     content["categories"][0]["keypoints"] = names
     with pytest.raises(DataError, match="no category has keypoint names"):
-        CocoDataset(*write_set(content), train=True, keypoints=True)
+        CocoDataset(*write_set(content), DatasetOptions(train=True, keypoints=True))
 
 
 def test_keypoint_names_of_one_category_suffice(keypoint_content, write_set, small_cfg):
@@ -346,7 +350,7 @@ def test_objects_without_keypoints_have_unlabeled_ones(keypoint_content, write_s
     for row, value in zip(keypoint_content["annotations"], ([], None, [0] * 9), strict=False):
         row["keypoints"] = value
         row["num_keypoints"] = None
-    dataset = CocoDataset(*write_set(keypoint_content), train=True, keypoints=True)
+    dataset = CocoDataset(*write_set(keypoint_content), DatasetOptions(train=True, keypoints=True))
     _, target = dataset[0]
     assert not target["keypoints"][..., 2].any()
     assert len(target["boxes"]) == 2
@@ -355,7 +359,7 @@ def test_objects_without_keypoints_have_unlabeled_ones(keypoint_content, write_s
 def test_findings_about_keypoints(keypoint_content, write_set):
     keypoint_content["categories"][0]["keypoints"] = NAMES[::-1]
     files = write_set(keypoint_content)
-    texts = "\n".join(map(str, CocoDataset(*files, keypoints=True).findings))
+    texts = "\n".join(map(str, CocoDataset(*files, DatasetOptions(keypoints=True)).findings))
     assert "categories whose keypoints have other names: 1 category" in texts
     for row in keypoint_content["categories"]:
         del row["keypoints"]

@@ -17,6 +17,8 @@ from detlite.data.datasets.coco_values import (
     read_keypoints,
     read_rotated_box,
 )
+from detlite.data.datasets.ground_truth import build_coco_gt
+from detlite.data.datasets.options import DatasetOptions
 from detlite.data.images.pixels import ImageOptions
 from detlite.files.errors import DataError
 from detlite.structures.masks.formats import encode_bitmap
@@ -98,7 +100,7 @@ def test_bad_image_entries_can_be_skipped(content, write_set):
     file, folder = write_set(content)
     content["images"][0]["width"] = -4
     file.write_text(json.dumps(content))
-    dataset = CocoDataset(file, folder, skip_bad=True)
+    dataset = CocoDataset(file, folder, DatasetOptions(skip_bad=True))
     assert dataset.image_ids == [11, 12, 13]
     assert "entries of images that cannot be used: 1 image, for example image 10" in found(dataset)
 
@@ -152,15 +154,15 @@ def test_bad_annotation_is_refused_or_becomes_a_region(content, write_set, chang
     content["annotations"][0].update(change)
     file, folder = write_set(content)
     with pytest.raises(DataError, match=message) as error:
-        CocoDataset(file, folder, train=True)
+        CocoDataset(file, folder, DatasetOptions(train=True))
     assert str(file) in str(error.value)
     assert "annotation 1 " in str(error.value)
-    dataset = CocoDataset(file, folder, train=True, skip_bad=True)
+    dataset = CocoDataset(file, folder, DatasetOptions(train=True, skip_bad=True))
     _, target = dataset[0]
     assert target["boxes"].tolist() == [[20, 10, 30, 20]]
     assert target["ignored_boxes"].tolist() == [[4, 6, 14, 14]] * bool(place)
     assert "annotation 1 " in found(dataset)
-    rows = {row["id"]: row for row in dataset.coco_gt().dataset["annotations"]}
+    rows = {row["id"]: row for row in build_coco_gt(dataset).dataset["annotations"]}
     assert (1 in rows) == bool(place)
     if place:
         assert rows[1]["iscrowd"] == 1
@@ -179,8 +181,8 @@ def test_categories_counted_from_another_number(content, write_set, ids, start):
 
 def test_objects_of_unknown_categories_are_ignored_in_all_categories(content, write_set):
     content["annotations"][0]["category_id"] = 9
-    dataset = CocoDataset(*write_set(content), skip_bad=True)
-    rows = dataset.coco_gt().dataset["annotations"]
+    dataset = CocoDataset(*write_set(content), DatasetOptions(skip_bad=True))
+    rows = build_coco_gt(dataset).dataset["annotations"]
     regions = [row for row in rows if row["bbox"] == [4, 6, 10, 8]]
     assert [(row["category_id"], row["iscrowd"]) for row in regions] == [(3, 1), (7, 1)]
     assert len({row["id"] for row in rows}) == len(rows)
@@ -246,7 +248,7 @@ PLAIN = [
 def test_values_with_one_meaning_are_read(content, write_set, change, note):
     row = content["annotations"][0]
     row.update(change(row))
-    dataset = CocoDataset(*write_set(content), train=True)
+    dataset = CocoDataset(*write_set(content), DatasetOptions(train=True))
     _, target = dataset[0]
     assert target["boxes"].tolist() == [[4, 6, 14, 14], [20, 10, 30, 20]]
     assert len(target["ignored_boxes"]) == 0
@@ -256,7 +258,7 @@ def test_values_with_one_meaning_are_read(content, write_set, change, note):
     text = found(dataset)
     assert note in text
     assert bool(note) == ("annotation 1 (image 10" in text)
-    gt = {row["id"]: row for row in dataset.coco_gt().dataset["annotations"]}
+    gt = {row["id"]: row for row in build_coco_gt(dataset).dataset["annotations"]}
     assert (gt[1]["area"], gt[1]["iscrowd"]) == (80, 0)
 
 
@@ -266,16 +268,16 @@ def test_row_by_row_run_lengths_with_a_swapped_size(content, write_set):
     bitmap[6:14, 4:14] = True
     counts = run_lengths(encode_bitmap(bitmap.T)["counts"]).tolist()
     content["annotations"][0]["segmentation"] = {"size": [40, 30], "counts": counts}
-    _, target = CocoDataset(*write_set(content), train=True)[0]
+    _, target = CocoDataset(*write_set(content), DatasetOptions(train=True))[0]
     assert (target["masks"].bitmaps(30, 40)[0].numpy() == bitmap).all()
 
 
 def test_far_overhang_is_clipped(content, write_set):
     content["annotations"][0]["bbox"] = [30, 6, 20, 8]
-    dataset = CocoDataset(*write_set(content), train=True)
+    dataset = CocoDataset(*write_set(content), DatasetOptions(train=True))
     assert dataset[0][1]["boxes"][0].tolist() == [30, 6, 40, 14]
     assert "boxes that exceed their image: 1 annotation" in found(dataset)
-    assert dataset.coco_gt().loadAnns([1])[0]["bbox"] == [30, 6, 10, 8]
+    assert build_coco_gt(dataset).loadAnns([1])[0]["bbox"] == [30, 6, 10, 8]
 
 
 @pytest.mark.parametrize("skip_bad", [False, True])
@@ -285,7 +287,7 @@ def test_boxes_of_another_notation_are_refused(content, write_set, skip_bad):
     row["bbox"] = [20, 10, 30, 20]
     content["annotations"] += [{**row, "id": number} for number in range(5, 9)]
     with pytest.raises(DataError, match=r"5 of 8 boxes .*annotation 3 .*corners \[x1, y1, x2"):
-        CocoDataset(*write_set(content), train=True, skip_bad=skip_bad)
+        CocoDataset(*write_set(content), DatasetOptions(train=True, skip_bad=skip_bad))
 
 
 def test_corners_inside_of_the_image_are_refused(content, write_set):
@@ -322,7 +324,7 @@ def test_masks_that_may_be_boxes(content, write_set):
     text = found(CocoDataset(*write_set({**content, "annotations": rows}, "corners")))
     assert "masks with four corners, as boxes have, of the first 2000 annotations: 4 masks" in text
     file, folder = write_set({**content, "annotations": rows}, "boxes")
-    assert "corners" not in found(CocoDataset(file, folder, masks=False))
+    assert "corners" not in found(CocoDataset(file, folder, DatasetOptions(masks=False)))
     rows[0]["segmentation"] = [[4, 6, 14, 6, 14, 14, 9, 14, 4, 10]]
     text = found(CocoDataset(*write_set({**content, "annotations": rows}, "polygon")))
     assert "four corners" not in text
@@ -330,7 +332,7 @@ def test_masks_that_may_be_boxes(content, write_set):
 
 def test_boxes_of_clicks(content, write_set):
     content["annotations"][0] |= {"bbox": [4, 6, 10, 0.01]}
-    text = found(CocoDataset(*write_set(content), masks=False))
+    text = found(CocoDataset(*write_set(content), DatasetOptions(masks=False)))
     assert "boxes with a side below one pixel: 1 annotation, for example annotation 1" in text
 
 
@@ -373,7 +375,7 @@ def test_ids_of_any_type(content, write_set):
         row["image_id"], row["category_id"] = f"img_{row['image_id']}", f"{row['category_id']}.0"
     for row in content["categories"]:
         row["id"], row["name"] = str(row["id"]), row["id"]
-    dataset = CocoDataset(*write_set(content), train=True)
+    dataset = CocoDataset(*write_set(content), DatasetOptions(train=True))
     assert dataset.image_ids == [1, 2]
     assert dataset.categories == [{"id": 3, "name": "3"}, {"id": 7, "name": "7"}]
     assert dataset.labels(0).tolist() == [2, 1]
@@ -387,9 +389,9 @@ def test_integers_among_other_ids_are_numbered_too(content, write_set):
     for row in content["annotations"]:
         row["image_id"] = {11: "second"}.get(row["image_id"], row["image_id"])
         row["category_id"] = {3: "dog"}.get(row["category_id"], row["category_id"])
-    dataset = CocoDataset(*write_set(content), train=True)
+    dataset = CocoDataset(*write_set(content), DatasetOptions(train=True))
     assert [dataset[n][1]["labels"].tolist() for n in range(2)] == [[1, 2], [2]]
-    rows = dataset.coco_gt().dataset["annotations"]
+    rows = build_coco_gt(dataset).dataset["annotations"]
     assert [(row["image_id"], row["category_id"]) for row in rows] == [(1, 1), (1, 2), (2, 2)]
 
 
@@ -404,13 +406,13 @@ def test_entries_of_one_file_are_joined(content, write_set):
     """An image entry for each annotation, as some tools write them, is read as one image."""
     content["images"].insert(1, {**content["images"][0], "id": 99})
     content["annotations"][2]["image_id"] = 99
-    dataset = CocoDataset(*write_set(content), train=True)
+    dataset = CocoDataset(*write_set(content), DatasetOptions(train=True))
     assert dataset.image_ids == [10, 11]
     assert len(dataset[0][1]["boxes"]) == 2
     assert "listed twice: 1 image, for example image 99, entry 1 of 'images' (a.png)" in found(
         dataset
     )
-    assert {row["image_id"] for row in dataset.coco_gt().dataset["annotations"]} == {10, 11}
+    assert {row["image_id"] for row in build_coco_gt(dataset).dataset["annotations"]} == {10, 11}
 
 
 @pytest.mark.parametrize("name", ["./a.png", "cats/../a.png", ".\\a.png"])
@@ -419,7 +421,7 @@ def test_entries_with_other_paths_of_one_file_are_joined(content, write_set, nam
     content["images"].append({**content["images"][0], "id": 99, "file_name": name})
     content["annotations"][2]["image_id"] = 99
     files[0].write_text(json.dumps(content))
-    dataset = CocoDataset(*files, train=True)
+    dataset = CocoDataset(*files, DatasetOptions(train=True))
     assert [len(dataset[number][1]["boxes"]) for number in range(len(dataset))] == [2, 1]
 
 
@@ -429,15 +431,15 @@ def test_images_with_one_id_keep_no_objects(content, write_set):
     content["annotations"][1]["image_id"] = 10
     content["images"].append({**content["images"][2], "id": 14, "file_name": "other.png"})
     content["annotations"].append({**content["annotations"][0], "id": 9, "image_id": 14})
-    dataset = CocoDataset(*write_set(content), skip_bad=True)
+    dataset = CocoDataset(*write_set(content), DatasetOptions(skip_bad=True))
     assert dataset.image_ids == [12, 13, 14]
-    assert [row["id"] for row in dataset.coco_gt().dataset["annotations"]] == [4, 9]
+    assert [row["id"] for row in build_coco_gt(dataset).dataset["annotations"]] == [4, 9]
 
 
 def test_category_without_annotations_and_with_the_name_of_another(content, write_set):
     """Exports of Roboflow have such a root category."""
     content["categories"].insert(0, {"id": 0, "name": "cat", "supercategory": "none"})
-    dataset = CocoDataset(*write_set(content), train=True)
+    dataset = CocoDataset(*write_set(content), DatasetOptions(train=True))
     assert [row["id"] for row in dataset.categories] == [3, 7]
     assert "categories with the name of another one: 1 category" in found(dataset)
 
@@ -448,7 +450,7 @@ def test_root_category_without_annotations(content, write_set):
     names = [row["name"] for row in CocoDataset(*write_set(content, "one")).categories]
     assert names[0] == "pets"  # a usual category, because the others do not refer to it
     content["categories"] = [{"supercategory": "pets"} | row for row in content["categories"]]
-    dataset = CocoDataset(*write_set(content), train=True)
+    dataset = CocoDataset(*write_set(content), DatasetOptions(train=True))
     assert [row["id"] for row in dataset.categories] == [3, 7]
     assert "root categories of all others: 1 category" in found(dataset)
     content["annotations"][0]["category_id"] = 0
@@ -460,20 +462,20 @@ def test_crowds_as_objects(content, write_set, key):
     content["annotations"][0].pop("iscrowd")
     content["annotations"][0][key] = 1
     files = write_set(content)
-    plain = CocoDataset(*files, train=True)
+    plain = CocoDataset(*files, DatasetOptions(train=True))
     assert "crowds (iscrowd 1): 2 of 4 annotations, for example annotation 1" in found(plain)
     assert len(plain[0][1]["boxes"]) == 1
     assert len(plain[0][1]["ignored_boxes"]) == 0
-    objects = CocoDataset(*files, train=True, crowds_as_objects=True)
+    objects = CocoDataset(*files, DatasetOptions(train=True, crowds_as_objects=True))
     assert "crowd" not in found(objects)
     assert len(objects[0][1]["boxes"]) == 2
-    assert all(row["iscrowd"] == 0 for row in objects.coco_gt().dataset["annotations"])
+    assert all(row["iscrowd"] == 0 for row in build_coco_gt(objects).dataset["annotations"])
 
 
 @pytest.mark.parametrize("ignore", [1, True, "true", "1"])
 def test_annotations_marked_to_be_ignored(content, write_set, ignore):
     content["annotations"][0] |= {"ignore": ignore, "segmentation": None}
-    dataset = CocoDataset(*write_set(content), train=True)
+    dataset = CocoDataset(*write_set(content), DatasetOptions(train=True))
     assert dataset[0][1]["ignored_boxes"].tolist() == [[4, 6, 14, 14]]
     assert '"ignore": 1: 1 of 4 annotations' in found(dataset)
 
@@ -481,7 +483,7 @@ def test_annotations_marked_to_be_ignored(content, write_set, ignore):
 def test_findings_name_masks_that_all_are_unreadable(content, write_set):
     for row in content["annotations"]:
         row["segmentation"] = [row["bbox"]]
-    text = found(CocoDataset(*write_set(content), masks=False))
+    text = found(CocoDataset(*write_set(content), DatasetOptions(masks=False)))
     assert "masks that are not used, because MODEL.MASK_ON is False: 3 of 3 objects, for" in text
 
 
@@ -489,8 +491,8 @@ def test_findings_name_categories_without_a_usable_object(content, write_set):
     content["annotations"][0]["segmentation"] = []
     files = write_set(content)
     texts = (
-        found(CocoDataset(*files, train=True, skip_bad=True)),
-        found(CocoDataset(*files, masks=0)),
+        found(CocoDataset(*files, DatasetOptions(train=True, skip_bad=True))),
+        found(CocoDataset(*files, DatasetOptions(masks=0))),
     )
     assert "without a usable object: 1 category, for example cat. They are not trained." in texts[0]
     assert "without a usable object" not in texts[1]
@@ -498,13 +500,14 @@ def test_findings_name_categories_without_a_usable_object(content, write_set):
 
 def test_findings_name_masks_that_are_switched_off(content, write_set):
     content["annotations"][0]["segmentation"] = [[1, 1, 9, 9]]
-    files = write_set(content)
-    (finding,) = (one for one in CocoDataset(*files, masks=False).findings if "MASK_ON" in one.what)
+    boxes = DatasetOptions(masks=False)
+    found = CocoDataset(*write_set(content), boxes).findings
+    (finding,) = (one for one in found if "MASK_ON" in one.what)
     assert "2 of 3 objects, for example annotation 1 (image 10)" in str(finding)
     content["annotations"][0]["segmentation"] = None
     content["annotations"][1]["segmentation"] = content["annotations"][2]["segmentation"] = None
-    assert not any("MASK_ON" in one.what for one in CocoDataset(
-        *write_set(content, "none"), masks=False).findings)  # fmt: skip
+    found = CocoDataset(*write_set(content, "none"), boxes).findings
+    assert not any("MASK_ON" in one.what for one in found)
 
 
 def test_long_problems_are_shortened(content, write_set):
@@ -514,14 +517,14 @@ def test_long_problems_are_shortened(content, write_set):
     with pytest.raises(DataError, match="image 10") as error:
         CocoDataset(file, folder)
     assert len(str(error.value)) < 1000
-    dataset = CocoDataset(file, folder, skip_bad=True)
+    dataset = CocoDataset(file, folder, DatasetOptions(skip_bad=True))
     assert max(len(str(one)) for one in dataset.findings) < 1000
 
 
 def test_area_of_an_unchecked_segmentation(content, write_set):
     """A segmentation that was not checked must not be drawn."""
     content["annotations"][2]["segmentation"] = [[1, 1, 1e300, 1, 1e300, 50]]
-    coco = CocoDataset(*write_set(content), masks=False).coco_gt()
+    coco = build_coco_gt(CocoDataset(*write_set(content), DatasetOptions(masks=False)))
     assert coco.loadAnns([3])[0]["area"] == 100
 
 
@@ -536,8 +539,8 @@ def test_training_needs_a_usable_annotation(content, write_set):
     content["annotations"] = content["annotations"][3:]
     file, folder = write_set(content)
     with pytest.raises(DataError, match="no image has a usable annotation"):
-        CocoDataset(file, folder, train=True)
-    assert len(CocoDataset(file, folder, train=False)) == 4
+        CocoDataset(file, folder, DatasetOptions(train=True))
+    assert len(CocoDataset(file, folder, DatasetOptions(train=False))) == 4
 
 
 def test_bad_images_are_found_in_advance(content, write_set):
@@ -547,9 +550,9 @@ def test_bad_images_are_found_in_advance(content, write_set):
     Image.fromarray(np.zeros((8, 8, 3), np.uint8)).save(folder / "empty.png")
     with pytest.raises(DataError, match=r"image 10 \(a.png\): the image .*first of 3 problems"):
         CocoDataset(file, folder)
-    dataset = CocoDataset(file, folder, skip_bad=True)
+    dataset = CocoDataset(file, folder, DatasetOptions(skip_bad=True))
     assert dataset.image_ids == [13]
-    assert dataset.coco_gt().getImgIds() == [13]
+    assert build_coco_gt(dataset).getImgIds() == [13]
     (finding,) = [one for one in dataset.findings if "image files" in one.what]
     assert "3 images, for example image 10 (a.png): the image file does not exist" in str(finding)
 
@@ -557,8 +560,8 @@ def test_bad_images_are_found_in_advance(content, write_set):
 def test_images_above_the_limit_can_be_skipped(content, write_set):
     file, folder = write_set(content)
     with pytest.raises(DataError, match=r"image 10 \(a.png\): the image has more than 800"):
-        CocoDataset(file, folder, image_options=ImageOptions(800))
-    dataset = CocoDataset(file, folder, image_options=ImageOptions(800), skip_bad=True)
+        CocoDataset(file, folder, DatasetOptions(images=ImageOptions(800)))
+    dataset = CocoDataset(file, folder, DatasetOptions(images=ImageOptions(800), skip_bad=True))
     assert dataset.image_ids == [11, 12, 13]
     assert "more than 800 pixels (40x30)" in str(dataset.findings)
 

@@ -10,9 +10,7 @@ import torch
 
 from detlite.config import ConfigError
 from detlite.data import DataError, build_dataset, build_train_loader
-from detlite.data.datasets.coco import CocoDataset
 from detlite.data.datasets.proposals import load_proposals
-from detlite.data.remote.locations import RemotePath
 
 # In the first two images of the small dataset, of 40 x 30 and 20 x 40 pixels.
 BOXES = {10: [[0, 0, 10, 10], [5, 5, 50, 50], [2, 3, 2, 9]], 11: [[1, 2, 11, 32]]}
@@ -208,16 +206,18 @@ def test_proposals_are_transformed_like_boxes(content, write_set, small_cfg, tmp
 
 
 @pytest.mark.parametrize("form", ["pkl", "json"])
-def test_proposals_at_a_url(content, write_set, tmp_path, form):
+def test_proposals_at_a_url(content, write_set, small_cfg, tmp_path, form):
     content["images"] = [row for row in content["images"] if row["id"] in BOXES]
     content["annotations"] = [row for row in content["annotations"] if row["image_id"] in BOXES]
-    annotations, images = write_set(content)
+    write_set(content)
     file = tmp_path / f"proposals.{form}"
     if form == "pkl":
         pickled(file)
     else:
         file.write_text(json.dumps(results()))
-    dataset = CocoDataset(annotations, images, train=False, proposals=RemotePath(f"file://{file}"))
+    options = [*LOAD[:2], "DATASETS.PROPOSAL_FILES_TEST", (f"file://{file}",)]
+    options += ["DATASETS.TEST", ("small",)]
+    dataset = build_dataset(small_cfg(*options), "small", train=False)
     assert_expected([dataset[number][1]["proposals"] for number in range(2)])
 
 

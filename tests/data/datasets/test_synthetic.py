@@ -11,6 +11,8 @@ from pycocotools.cocoeval import COCOeval
 from detlite.data import build_dataset
 from detlite.data.datasets import synthetic as shapes
 from detlite.data.datasets.coco import CocoDataset
+from detlite.data.datasets.ground_truth import build_coco_gt
+from detlite.data.datasets.options import DatasetOptions
 from detlite.files.errors import DataError
 from detlite.structures.masks.formats import to_bitmap
 
@@ -27,7 +29,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def ground_truth(folder):
-    return CocoDataset(folder / "annotations.json", folder / "images").coco_gt()
+    return build_coco_gt(CocoDataset(folder / "annotations.json", folder / "images"))
 
 
 def test_same_arguments_produce_the_same_bytes(tmp_path):
@@ -110,7 +112,9 @@ def test_segmentations_fit_boxes_and_do_not_overlap(ground_truth):
 
 
 def test_shapes_are_visible(folder):
-    dataset = CocoDataset(folder / "annotations.json", folder / "images", train=True)
+    dataset = CocoDataset(
+        folder / "annotations.json", folder / "images", DatasetOptions(train=True)
+    )
     contrasts = []
     for index in range(len(dataset)):
         image, target = dataset[index]

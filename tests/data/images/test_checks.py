@@ -6,6 +6,7 @@ import pytest
 from PIL import Image
 
 from detlite.data import CocoDataset, DataError
+from detlite.data.datasets.options import DatasetOptions
 from detlite.data.images import checks
 from detlite.data.images.pixels import ImageOptions
 from detlite.data.index.build import open_index
@@ -29,9 +30,9 @@ def test_images_are_checked_once(content, write_set, cache, settled, checked):
     file, folder = write_set(content)
     CocoDataset(file, folder)
     assert sorted(checked) == ["a.png", "b.png", "crowd.png", "empty.png"]
-    CocoDataset(file, folder, train=True)
+    CocoDataset(file, folder, DatasetOptions(train=True))
     assert len(checked) == 4
-    CocoDataset(file, folder, image_options=ImageOptions(100_000))
+    CocoDataset(file, folder, DatasetOptions(images=ImageOptions(100_000)))
     assert len(checked) == 8
 
 
@@ -55,7 +56,7 @@ def test_a_missing_folder_may_appear(content, write_set, cache, settled, checked
         image["file_name"] = f"more/{image['file_name']}"
     file.write_text(json.dumps(content))
     for _ in range(2):
-        assert CocoDataset(file, folder, skip_bad=True).image_ids == [10, 11]
+        assert CocoDataset(file, folder, DatasetOptions(skip_bad=True)).image_ids == [10, 11]
     assert sorted(checked[4:]) == ["crowd.png", "empty.png"]
     (folder / "more").mkdir()
     for name in ("crowd.png", "empty.png"):
@@ -107,7 +108,7 @@ def test_orientations_that_keep_the_size(content, write_set, cache, orientation,
         image.resize(size).save(folder / "a.png", exif=exif)
     for options in (ImageOptions(), ImageOptions(exif_orientation=False)):
         skip_bad = orientation == 6  # stored pixels have another size
-        dataset = CocoDataset(file, folder, skip_bad=skip_bad, image_options=options)
+        dataset = CocoDataset(file, folder, DatasetOptions(skip_bad=skip_bad, images=options))
         found = [one for one in dataset.findings if "EXIF orientation keeps" in one.what]
         assert bool(found) == (reported and options.exif_orientation)
         for finding in found:

@@ -14,7 +14,6 @@ from detlite.data.errors import TooLargeError
 from detlite.data.images.pixels import ImageOptions, pixels_to_tensor
 from detlite.data.images.reading import check_image, image_size, read_image, read_reduced
 from detlite.data.images.sources import Pixels
-from detlite.data.remote.file_cache import FileCache
 from detlite.files.errors import DataError
 
 RNG = np.random.default_rng(0)
@@ -313,11 +312,11 @@ def test_unsupported_format(tmp_path):
 def test_large_images_are_reduced_once(tmp_path, suffix, monkeypatch):
     y, x = np.mgrid[:640, :480]
     file = save(tmp_path, Image.fromarray(((x + y) // 5).astype(np.uint8)), f"a.{suffix}")
-    cache = FileCache(tmp_path / "cache", 10_000_000)
+    monkeypatch.setenv("DETLITE_CACHE", str(tmp_path / "cache"))
     full = read_image(file).float()
 
     def reduced(least, size=(640, 480)):
-        return read_reduced(file, size, ImageOptions(), least, cache)
+        return read_reduced(file, size, ImageOptions(), least, 10_000_000)
 
     small = reduced((75, 50))
     assert small.shape == (3, 80, 60)

@@ -6,6 +6,7 @@ import random
 import pytest
 
 from detlite.data import CocoDataset, DataError
+from detlite.data.datasets.options import DatasetOptions
 from detlite.data.index.build import open_index
 from detlite.data.index.states import Selection
 
@@ -72,6 +73,6 @@ def test_ids_beyond_64_bits_are_replaced(content, write_set, cache):
     for row in content["annotations"]:
         row["image_id"] = {10: 1 << 63}.get(row["image_id"], row["image_id"])
     content["annotations"][0]["id"] = -(1 << 64)
-    dataset = CocoDataset(*write_set(content), train=True)
+    dataset = CocoDataset(*write_set(content), DatasetOptions(train=True))
     assert dataset.image_ids == [1, 2]
     assert len(dataset[0][1]["boxes"]) == 2

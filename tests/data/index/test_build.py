@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from detlite.data import CocoDataset, DataError
-from detlite.data.index import annotation_index, build
+from detlite.data.datasets.options import DatasetOptions
+from detlite.data.index import annotation_index, build, writing
 from detlite.data.index.build import open_index
 from detlite.files.cache import VARIABLE, _temporary_folder, process_folder
 
@@ -23,13 +24,13 @@ from detlite.files.cache import VARIABLE, _temporary_folder, process_folder
 def built(monkeypatch):
     """Record the annotation files whose index is built."""
     files = []
-    write_index = build.write_index
+    write_index = writing.write_index
 
     def counting(file, *args):
         files.append(file)
         write_index(file, *args)
 
-    monkeypatch.setattr(build, "write_index", counting)
+    monkeypatch.setattr(writing, "write_index", counting)
     return files
 
 
@@ -45,8 +46,8 @@ def indexes(cache):
 
 def test_an_index_is_built_once(content, write_set, cache, built, settled):
     file, folder = write_set(content)
-    first = CocoDataset(file, folder, train=True)
-    second = CocoDataset(file, folder, masks=False)
+    first = CocoDataset(file, folder, DatasetOptions(train=True))
+    second = CocoDataset(file, folder, DatasetOptions(masks=False))
     assert built == [file]
     assert len(indexes(cache)) == 1
     assert torch.equal(first[0][1]["boxes"], second[0][1]["boxes"])
@@ -116,7 +117,7 @@ def test_an_index_of_another_version_is_built_again(
 ):
     file, _ = write_set(content)
     open_index(file)
-    for module in (annotation_index, build):
+    for module in (annotation_index, writing):
         monkeypatch.setattr(module, "VERSION", 99)
     open_index(file)
     assert built == [file, file]
@@ -171,7 +172,7 @@ def test_index_in_a_temporary_folder(
             savez(file, **arrays)
 
         monkeypatch.setattr(np, "savez", full)
-    dataset = CocoDataset(*write_set(content), train=True)
+    dataset = CocoDataset(*write_set(content), DatasetOptions(train=True))
     copy = pickle.loads(pickle.dumps(dataset))
     assert torch.equal(copy[0][1]["boxes"], dataset[0][1]["boxes"])
     assert dataset.index.path.parent == process_folder()
@@ -204,7 +205,7 @@ def test_only_old_indexes_are_deleted(content, write_set, cache):
 
 def test_concurrent_processes_build_one_index(content, write_set, cache, tmp_path, monkeypatch):
     file, _ = write_set(content)
-    note, write_index = tmp_path / "built", build.write_index
+    note, write_index = tmp_path / "built", writing.write_index
     context = multiprocessing.get_context("fork")
     barrier = context.Barrier(4)
 
@@ -217,7 +218,7 @@ def test_concurrent_processes_build_one_index(content, write_set, cache, tmp_pat
         barrier.wait()
         assert len(open_index(file).annotations(0)) == 2
 
-    monkeypatch.setattr(build, "write_index", counting)
+    monkeypatch.setattr(writing, "write_index", counting)
     processes = [context.Process(target=run) for _ in range(4)]
     for process in processes:
         process.start()
@@ -231,7 +232,7 @@ def test_concurrent_processes_build_one_index(content, write_set, cache, tmp_pat
 def test_pickle_contains_no_annotations(content, write_set, cache):
     row = content["annotations"][2]
     content["annotations"] += [{**row, "id": number} for number in range(100, 5000)]
-    dataset = CocoDataset(*write_set(content), train=True)
+    dataset = CocoDataset(*write_set(content), DatasetOptions(train=True))
     assert len(pickle.dumps(dataset)) < 5000
     context = multiprocessing.get_context("spawn")
     (count,) = torch.utils.data.DataLoader(
@@ -261,16 +262,17 @@ def test_valid_annotations_are_written_once(content, write_set, cache, monkeypat
         row["id"] += 1000
     for row in content["annotations"]:
         row["image_id"] += 1000
-    texts, write_text = [], build._write_text
+    texts, write_text = [], writing._write_text
     monkeypatch.setattr(
-        build, "_write_text", lambda index, text: (texts.append(text), write_text(index, text))[1]
+        writing, "_write_text", lambda index, text: (texts.append(text), write_text(index, text))[1]
     )
     open_index(write_set(content)[0])
     assert len(texts) == sum(len(content[key]) for key in ("images", "categories", "annotations"))
 
 
 def test_memory_is_bounded(content, write_set, cache, monkeypatch):
-    monkeypatch.setattr(build, "_BLOCK", 1 << 16)
+    for module in (build, writing):
+        monkeypatch.setattr(module, "_BLOCK", 1 << 16)
     row = content["annotations"][0]
     content["annotations"] = [{**row, "id": i, "note": "x" * 100_000} for i in range(100)]
     file, _ = write_set(content)

@@ -13,8 +13,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from detlite.files import cache
-from detlite.files.atomic_write import atomic_open
+from . import cache
+from .atomic_write import atomic_open
 
 _HEADER = struct.Struct("<8sQ")  # magic, number of bytes that follow
 _MAGIC = b"detlite\n"

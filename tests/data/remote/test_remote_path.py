@@ -28,10 +28,12 @@ from detlite.data import (
     build_train_dataset,
     build_train_loader,
 )
+from detlite.data.datasets.options import GIGABYTE, DatasetOptions
 from detlite.data.images.pixels import ImageOptions
-from detlite.data.remote import locations
+from detlite.data.locations import local_copy, parse_location
+from detlite.data.remote import remote_path
 from detlite.data.remote.filesystem import file_version
-from detlite.data.remote.locations import GIGABYTE, RemotePath, local_copy, parse_location
+from detlite.data.remote.remote_path import RemotePath
 from detlite.files import download
 from detlite.files.errors import RemoteError
 from tests.data.servers import serving, upload
@@ -101,8 +103,10 @@ def test_parse_location(monkeypatch):
 
 def test_remote_and_local_datasets_are_equal(remote, tmp_path):
     annotations, images, _ = remote
-    local = CocoDataset(tmp_path / "small/annotations.json", tmp_path / "small/images", train=True)
-    assert same(CocoDataset(annotations, images, train=True), local)
+    local = CocoDataset(
+        tmp_path / "small/annotations.json", tmp_path / "small/images", DatasetOptions(train=True)
+    )
+    assert same(CocoDataset(annotations, images, DatasetOptions(train=True)), local)
 
 
 def test_files_are_fetched_once(remote):
@@ -120,7 +124,9 @@ def test_processes_that_start_together_fetch_each_file_once(remote):
     """The loopback server is a thread of this process, so the others are spawned."""
     annotations, images, web = remote
     code = (
-        "import sys; from detlite.data.remote.locations import *\n"
+        "import sys; from detlite.data.datasets.options import GIGABYTE\n"
+        "from detlite.data.locations import local_copy\n"
+        "from detlite.data.remote.remote_path import RemotePath\n"
         "with local_copy(RemotePath(sys.argv[1])) as file: text = file.read_bytes()\n"
         "print(len(text), len((RemotePath(sys.argv[2], GIGABYTE) / 'a.png').read_bytes()))"
     )
@@ -142,7 +148,9 @@ def test_images_are_checked_once(remote):
     asked = web.asked.copy()
     CocoDataset(annotations, uncached)
     assert web.asked == asked
-    CocoDataset(annotations, uncached, image_options=ImageOptions(10_000), check_images=False)
+    CocoDataset(
+        annotations, uncached, DatasetOptions(images=ImageOptions(10_000), check_images=False)
+    )
     assert web.asked == asked
 
 
@@ -176,7 +184,7 @@ def test_files_of_unknown_size_are_fetched_once(remote, monkeypatch):
         return replace(file_version(url), size=None)
 
     annotations, images, web = remote
-    monkeypatch.setattr(locations, "file_version", without_size)
+    monkeypatch.setattr(remote_path, "file_version", without_size)
     for _ in range(2):
         CocoDataset(annotations, images)
     assert web.asked["/small/annotations.json"] == 1
@@ -192,7 +200,7 @@ def test_without_a_cache(remote, monkeypatch, variable, cache, caplog):
         def full(*args, **options):
             raise OSError(28, "No space left on device")
 
-        monkeypatch.setattr("detlite.data.remote.file_cache.atomic_open", full)
+        monkeypatch.setattr("detlite.files.file_cache.atomic_open", full)
     assert len(list(CocoDataset(annotations, images))) == 4
     assert web.asked["/small/images/a.png"] == 2
     warnings = [record for record in caplog.records if "not cached" in record.getMessage()]
@@ -203,7 +211,7 @@ def test_no_space_for_the_annotations(remote, monkeypatch, cache):
     def full(*args):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("detlite.data.remote.locations.copy_file", full)
+    monkeypatch.setattr("detlite.data.remote.remote_path.copy_file", full)
     with pytest.raises(DataError, match=r"annotations.json: no space for a local copy"):
         CocoDataset(*remote[:2])
 
@@ -229,13 +237,13 @@ def test_an_unreadable_image_is_an_error(remote, fault, tries, skip_bad):
     web.faults["/small/images/b.png"] = [fault] * 100
     message = rf"{web.url}/small/images/b.png: cannot be read.*\(image id 11\)"
     with pytest.raises(RemoteError, match=message):
-        CocoDataset(annotations, images, skip_bad=skip_bad)
+        CocoDataset(annotations, images, DatasetOptions(skip_bad=skip_bad))
     assert web.asked["/small/images/b.png"] == tries
-    dataset = CocoDataset(annotations, images, check_images=False)
+    dataset = CocoDataset(annotations, images, DatasetOptions(check_images=False))
     with pytest.raises(DataError, match=message):
         dataset[1]
     del web.faults["/small/images/b.png"]
-    assert len(CocoDataset(annotations, images, skip_bad=skip_bad)) == 4
+    assert len(CocoDataset(annotations, images, DatasetOptions(skip_bad=skip_bad))) == 4
 
 
 def test_missing_images(remote, tmp_path):
@@ -243,10 +251,10 @@ def test_missing_images(remote, tmp_path):
     (tmp_path / "small/images/b.png").unlink()
     with pytest.raises(DataError, match=r"image 11 \(b.png\): the image file does not exist"):
         CocoDataset(annotations, images)
-    dataset = CocoDataset(annotations, images, skip_bad=True)
+    dataset = CocoDataset(annotations, images, DatasetOptions(skip_bad=True))
     assert dataset.image_ids == [10, 12, 13]
     assert any("b.png" in str(finding) for finding in dataset.findings)
-    dataset = CocoDataset(annotations, images, check_images=False)
+    dataset = CocoDataset(annotations, images, DatasetOptions(check_images=False))
     with pytest.raises(DataError) as error:
         dataset[1]
     url = f"{web.url}/small/images/b.png"

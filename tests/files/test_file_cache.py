@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from detlite.data.remote import file_cache
-from detlite.data.remote.file_cache import FileCache
+from detlite.files import file_cache
+from detlite.files.file_cache import FileCache
 
 KEYS = [f"{number:040x}"[::-1] for number in range(40)]
 

@@ -1,0 +1,94 @@
+"""Check the entries of a dataset before training, and choose its images."""
+
+from pathlib import Path
+
+import numpy as np
+
+from detlite.data.errors import refuse
+from detlite.data.findings import Finding
+from detlite.data.images import checks
+from detlite.data.images.sources import ImageArchive, ImageFolder
+from detlite.data.index.annotation_index import AnnotationIndex
+from detlite.files.errors import DataError
+
+from .options import DatasetOptions
+
+
+def choose_images(
+    index: AnnotationIndex, folder: ImageFolder, options: DatasetOptions, file: object
+) -> tuple[np.ndarray, list[Finding]]:
+    """Check every annotation and image file, so that training does not stop at the last image.
+
+    Args:
+        index: the index of the annotation file.
+        folder: the folder of the images.
+        options: the options of the dataset.
+        file: the name of the annotation file in messages.
+
+    Returns:
+        The numbers of the images to use, int64 [images], and what is skipped or reinterpreted.
+
+    Raises:
+        DataError: a wrong folder, no usable image, or without `skip_bad` an invalid entry.
+    """
+    if options.keypoints and not index.keypoint_names:
+        raise DataError(
+            f"{file}: no category has keypoint names, which MODEL.KEYPOINT_ON needs: "
+            '"keypoints": ["nose", "left_eye", ...]'
+        )
+    if isinstance(folder, Path) and not folder.is_dir():
+        raise DataError(
+            f"{folder}: the image folder of {file} does not exist. Correct `images` of its entry "
+            "in DATASETS.CATALOG, which is relative to DATASETS.ROOT"
+        )
+    without_size = np.flatnonzero((index.sizes == 0).any(axis=1))
+    if len(without_size):
+        raise DataError(
+            f"{file}: image {index.image_ids[without_size[0]]} has no height and width. `detlite "
+            "init` and `detlite check --repair` write a file with them"
+        )
+    bad, image_findings = _check_images(index, folder, options, file)
+    problems, count = index.problems(options.selection, limit=1)
+    if isinstance(folder, ImageArchive):
+        of_shards = index.content["problems"]
+        problems, count = [*of_shards["first"], *problems], count + of_shards["count"]
+    problems, count = [*problems, *bad.values()], count + len(bad)
+    if count and not options.skip_bad:
+        refuse(problems, count, file)
+    found = index.findings(options.selection, options.skip_bad, bad, options.uses_empty_images)
+    return _numbers(index, options, [*bad], file), [*found, *image_findings]
+
+
+def _check_images(
+    index: AnnotationIndex, folder: ImageFolder, options: DatasetOptions, file: object
+) -> tuple[dict[int, str], list[Finding]]:
+    """Return the problems of image files by number, and findings; see `checks.check_images`."""
+    if not options.check_images:
+        return {}, []
+    bad, findings = checks.check_images(index, folder, options.images)
+    name, count = index.image(0)["file_name"], len(index.image_ids)
+    if len(bad) == count and isinstance(folder, Path) and not (folder / name).exists():
+        raise DataError(
+            f"{folder}: none of the {count} images of {file} is in this folder, for example "
+            f"{name}. Set `images` in DATASETS.CATALOG to the folder that these names are relative "
+            "to"
+        )
+    return bad, findings
+
+
+def _numbers(
+    index: AnnotationIndex, options: DatasetOptions, bad: list[int], file: object
+) -> np.ndarray:
+    """Return the numbers of the images with a usable annotation; for evaluation of all images."""
+    keep = np.ones(len(index.image_ids), bool)
+    if options.train:
+        values = index.labeled_keypoints if options.min_keypoints else 1
+        usable = index.counts(options.selection.objects, values)
+        keep = usable >= max(options.min_keypoints, 1)
+        if options.background and keep.any():
+            keep |= index.counts() == 0  # not images with only crowds
+    keep[bad] = False
+    if not keep.any():
+        required = f" and {options.min_keypoints} keypoints" if options.min_keypoints else ""
+        raise DataError(f"{file}: no image has a usable annotation{required} to train on")
+    return np.flatnonzero(keep)
