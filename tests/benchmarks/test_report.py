@@ -34,11 +34,10 @@ def test_phase_table():
 
 
 def test_markdown_names_machine_and_command():
-    text = markdown(ROWS, "2026-11-22, a machine", "python -m benchmarks train")
-    assert text.startswith("2026-11-22, a machine:\n`python -m benchmarks train`\n\n| library")
+    text = markdown(ROWS, environment("cpu"), "python -m benchmarks train")
+    machine, command, _, titles, *_ = text.splitlines()
+    assert "threads of" in machine
+    assert "torchvision" in machine
+    assert command == "`python -m benchmarks train`"
+    assert titles.startswith("| library")
     assert text.endswith(phase_table(ROWS) + "\n")
-
-
-def test_environment_names_hardware_and_versions():
-    assert "threads of" in environment("cpu")
-    assert "torchvision" in environment("cpu")

@@ -7,7 +7,6 @@ import torch
 
 from benchmarks import roofline
 from benchmarks.roofline import count_flops, matmul_peak, peak_memory
-from detlite.apps.batch_predict.allocator import keeps_freed_memory
 
 
 def test_peak_is_the_best_rate(monkeypatch):
@@ -34,18 +33,3 @@ def allocate(megabytes: int):
 def test_peak_memory_of_a_call():
     # The second call may not fit into the memory that the first one freed.
     assert 400 < peak_memory(allocate, 400, device="cpu") < 880
-
-
-def check_allocator(kept: bool):
-    assert keeps_freed_memory() == kept
-    return lambda: None
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kept", [False, True])
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs the malloc of glibc")
-def test_new_process_keeps_freed_memory_like_this_one(kept: bool, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(roofline, "keeps_freed_memory", lambda: kept)
-    peak_memory(check_allocator, kept, device="cpu")
-    with pytest.raises(AssertionError):
-        peak_memory(check_allocator, not kept, device="cpu")

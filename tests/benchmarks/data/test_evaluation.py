@@ -2,18 +2,16 @@
 
 import numpy as np
 import pytest
-from pycocotools.coco import COCO
 
 from benchmarks.data.evaluation import benchmark_evaluation
 from benchmarks.data.generated_results import CATEGORIES, generate
 from detlite.evaluation.ground_truth import check_results, read_ground_truth
+from tests.builders import make_coco
 
 
 def test_generated_data_have_the_statistics_of_coco() -> None:
     content, results = generate(60, 20)
-    truth = COCO()
-    truth.dataset = content
-    truth.createIndex()
+    truth = make_coco(content)
     rows = content["annotations"]
     assert len(read_ground_truth(truth, "segm")) == len(rows) == pytest.approx(60 * 7.3, rel=0.4)
     assert len(results) == 60 * 20

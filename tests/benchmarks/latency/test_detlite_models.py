@@ -3,19 +3,7 @@
 import pytest
 
 from benchmarks.latency import detlite_models
-from benchmarks.latency.detlite_models import (
-    DETECTIONS,
-    ModelServer,
-    files,
-    load,
-    square_image,
-    write,
-)
-
-
-def test_images_depend_on_the_seed_only():
-    assert square_image(64).equal(square_image(64))
-    assert not square_image(64).equal(square_image(64, 1))
+from benchmarks.latency.detlite_models import DETECTIONS, ModelServer, files, load, write
 
 
 @pytest.mark.slow

@@ -10,15 +10,12 @@ import torch
 
 from benchmarks.models.detectron2_baseline import (
     WithEventStorage,
-    detect_masks,
     detectron2_model,
     to_detectron2_batch,
 )
 from benchmarks.models.images import generate_images, training_batch
 from benchmarks.models.inference import Inference
-from benchmarks.models.phases import Stopwatch, measure_phases, phase_functions
 from benchmarks.models.torchvision_baseline import comparable_config, seeded_model
-from benchmarks.models.training import Training
 
 pytest.importorskip("detectron2", reason="detectron2 is not installed")
 
@@ -41,16 +38,6 @@ def test_equal_numbers_of_detections(config, small):
     assert len(masks) == len(expected) == 5
 
 
-def test_masks_are_pasted(config, small):
-    opts = ("MODEL.DEVICE", "cpu", "MODEL.ROI_HEADS.SCORE_THRESH", 0.0)
-    cfg = comparable_config(config, (*small, *opts))
-    baseline = detectron2_model(cfg, seeded_model(cfg)).eval()
-    with torch.no_grad():
-        (masks,) = detect_masks(baseline, generate_images(1, 128, 160))
-    assert masks.dtype == torch.bool
-    assert masks.shape[1:] == (128, 160)
-
-
 def test_equal_losses(config, small):
     # Both select the first samples instead of random ones.
     opts = ("MODEL.DEVICE", "cpu", "MODEL.MEMORY_FORMAT", "contiguous")
@@ -69,12 +56,3 @@ def test_equal_losses(config, small):
         losses["loss_objectness"], expected["loss_rpn_cls"], rtol=1e-3, atol=0
     )
     assert all(loss.isfinite() for loss in expected.values())
-
-
-def test_phases_of_a_step(config, small):
-    watch = Stopwatch("cpu")
-    step = Training(config, (*small, "MODEL.DEVICE", "cpu"), 1, (64, 96), 3).step(
-        "detectron2", "float32", watch
-    )
-    phases = measure_phases(step, phase_functions("detectron2"), watch, 1)
-    assert phases.keys() >= {"backbone", "RPN", "matching", "box head", "mask head", "mask targets"}

@@ -60,13 +60,13 @@ def test_requested_number_of_boxes_passes_the_threshold(config, small):
 
 
 @pytest.mark.parametrize(
-    "opts",
+    ("key", "value"),
     [
         ("MODEL.MASK_ON", False),
         ("MODEL.BACKBONE.CONV_BODY", "R-50-C4"),
         ("MODEL.RESNETS.NORM", "LN"),
     ],
 )
-def test_models_that_torchvision_cannot_build(config, opts):
+def test_models_that_torchvision_cannot_build(config, key, value):
     with pytest.raises(ConfigError, match="with torchvision, which only has"):
-        comparable_config(config, opts)
+        comparable_config(config, (key, value))

@@ -26,11 +26,8 @@ def clock(monkeypatch):
     monkeypatch.setattr("benchmarks.operators.measure._copy_rate", lambda *args: 7.0)
     clock = FakeClock()
 
-    def case(name, milliseconds, reference_milliseconds, traffic=0):
-        run, reference = (
-            partial(clock.advance, one) for one in (milliseconds, reference_milliseconds)
-        )
-        return Case(name, run, reference, traffic)
+    def case(name, own, reference, traffic=0):
+        return Case(name, partial(clock.advance, own), partial(clock.advance, reference), traffic)
 
     def first(device):
         yield case(f"slow_{device}_{torch.rand(()):.3f}", 4, 1)
@@ -50,21 +47,12 @@ def test_every_case_has_a_row(clock):
     assert [row.case for row in rows] == [f"slow_cpu_{number}", f"fast_cpu_{number}", "copied"]
     assert [row.ratio for row in rows] == pytest.approx([0.25, 20, 1])
     assert [row.detlite_ms for row in rows] == pytest.approx([4, 1, 2])
-
-
-def test_rates_of_cases_with_traffic(clock):
-    rows = list(benchmark_ops("cpu", seconds=0.1, clock=clock))
     assert [row.gb_per_s for row in rows] == [None, None, pytest.approx(2.0)]
     assert [row.copy_gb_per_s for row in rows] == [None, None, 7.0]
 
 
-def test_only_the_selected_cases_run(clock):
-    rows = list(benchmark_ops("cpu", ["slow", "cop"], 0.1, clock))
-    assert [row.case[:4] for row in rows] == ["slow", "copi"]
-    assert not list(benchmark_ops("cpu", ["nothing"], 0.1, clock))
-
-
-def test_fast_calls_are_repeated_in_each_turn(clock):
-    list(benchmark_ops("cpu", ["fast"], 0.28, clock))
+def test_selected_fast_calls_are_repeated_in_each_turn(clock):
+    (row,) = benchmark_ops("cpu", ["fast"], 0.28, clock)
+    assert row.case.startswith("fast_cpu")
     # Two calls of each to warm up, then ten turns of eight calls of 1 ms and one of 20 ms.
     assert clock.now == pytest.approx((2 * 21 + 10 * 28) / 1e3)

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -33,27 +34,19 @@ def base(base_text, tmp_path) -> Path:
     return file
 
 
-@pytest.fixture(scope="module")
-def lite0(base_text, tmp_path_factory):
-    """The keys of the recipe to which others are compared."""
-    file = tmp_path_factory.mktemp("lite0") / program.BASE
-    file.write_text(base_text)
-    return dict(flatten(program.recipe_config(file, "lite0", program.schedule(40))))
-
-
-@pytest.mark.parametrize("name", RECIPES)
-def test_every_recipe_builds_and_changes_something(name, base, lite0):
-    cfg = program.recipe_config(base, name, program.schedule(40))
-    after = dict(flatten(cfg))
-    with torch.device("meta"):
-        cfg.defrost()
-        cfg.MODEL.DEVICE = "meta"
-        build_model(cfg)
-    changed = {key for key, value in after.items() if lite0[key] != value}
-    assert changed <= RECIPES[name].overrides(load_config(base)).keys()
-    assert bool(changed) == (name != "lite0")
-    assert cfg.SOLVER.MAX_ITER == 40
-    assert (cfg.SOLVER.WARMUP_ITERS == 0) == (name == "no_warm_up")
+def test_every_recipe_builds_and_changes_something(base):
+    lite0 = dict(flatten(program.recipe_config(base, "lite0", program.schedule(40))))
+    for name, recipe in RECIPES.items():
+        cfg = program.recipe_config(base, name, program.schedule(40))
+        changed = {key for key, value in flatten(cfg) if lite0[key] != value}
+        with torch.device("meta"):
+            cfg.defrost()
+            cfg.MODEL.DEVICE = "meta"
+            build_model(cfg)
+        assert changed <= recipe.overrides(load_config(base)).keys(), name
+        assert bool(changed) == (name != "lite0"), name
+        assert cfg.SOLVER.MAX_ITER == 40
+        assert (cfg.SOLVER.WARMUP_ITERS == 0) == (name == "no_warm_up")
 
 
 def test_the_average_of_a_recipe_follows_the_number_of_steps(base):
@@ -96,38 +89,29 @@ def test_table_of_means_and_ranges(tmp_path):
     assert len(lines) == 2
 
 
-def test_complete_runs_are_skipped_and_other_runs_kept(tmp_path, monkeypatch):
-    calls = []
-    monkeypatch.setattr(program.subprocess, "run", lambda *args, **kw: calls.append(args))
-    base = tmp_path / program.BASE
-    base.write_text("the data")
-    args = program._parser().parse_args(["train", "--output", str(tmp_path)])
-    write_complete_run(tmp_path / "lite0" / "seed0", 0, 0.3, None)
-    plan = {"recipe": "lite0", "seed": 0, "steps": 300}
-    plan["base"] = hashlib.sha256(b"the data").hexdigest()
-    (tmp_path / "lite0" / "seed0" / "plan.json").write_text(json.dumps(plan))
-    assert program.run(args, "lite0", 0, 300) == 0
-    assert program.run(args, "lite0", 0, 200) == 1
-    base.write_text("other data")
-    assert program.run(args, "lite0", 0, 300) == 1
-    assert not calls
-
-
-def test_interrupted_run_resumes_without_a_checkpoint(base, monkeypatch):
+def test_complete_runs_are_skipped_and_interrupted_ones_resume(base, monkeypatch):
     commands = []
 
     def record(command, **_):
-        commands.append(command)
+        commands.append(command[3:5])
         return SimpleNamespace(returncode=0)
 
     monkeypatch.setattr(program.subprocess, "run", record)
     args = program._parser().parse_args(["train", "--output", str(base.parent)])
     folder = program.run_folder(base.parent, "lite0", 0)
-    folder.mkdir(parents=True)
+    write_complete_run(folder, 0, 0.3, None)
+    plan = {"recipe": "lite0", "seed": 0, "steps": 300}
+    plan["base"] = hashlib.sha256(base.read_bytes()).hexdigest()
+    (folder / "plan.json").write_text(json.dumps(plan))
+    assert program.run(args, "lite0", 0, 300) == 0
+    assert program.run(args, "lite0", 0, 200) == 1
+    assert not commands
+    shutil.rmtree(folder)
+    folder.mkdir()
     (folder / "metrics.jsonl").touch()  # the file by which `detlite train` recognizes a run
     assert program.run(args, "lite0", 0, 30) == 0
     assert program.run(args, "test_scales", 0, 30) == 0
-    assert [command[3:5] for command in commands] == [["train", "--resume"], ["test", "--config"]]
+    assert commands == [["train", "--resume"], ["test", "--config"]]
 
 
 def test_small_model_keeps_the_fitted_number_of_proposals(base):
@@ -141,6 +125,8 @@ def test_base_config_can_start_from_another_recipe(make_coco_dataset, tmp_path, 
     annotations, images = make_coco_dataset()
     data = ["--train", str(annotations), "--val", str(annotations), "--images", str(images)]
     action = ["measure", "--only", "lite0", *data, "--output"]
+    with pytest.raises(SystemExit, match="name the dataset with --train"):
+        program.main(["measure", "--output", str(tmp_path)])
     opts = ["--start", "larger_batch", "--opts", "SOLVER.IMS_PER_BATCH", "3"]
     for arguments in ([str(tmp_path / "init")], [str(tmp_path / "other"), *opts]):
         assert program.main([*action, *arguments]) == 0
@@ -150,11 +136,6 @@ def test_base_config_can_start_from_another_recipe(make_coco_dataset, tmp_path, 
     one, other = (load_config(tmp_path / name / program.BASE) for name in ("init", "other"))
     assert min(2 * one.SOLVER.BASE_LR, 0.001) == other.SOLVER.BASE_LR
     assert one.SOLVER.IMS_PER_BATCH != other.SOLVER.IMS_PER_BATCH == 3
-
-
-def test_base_config_needs_data(tmp_path):
-    with pytest.raises(SystemExit, match="name the dataset with --train"):
-        program.main(["measure", "--output", str(tmp_path)])
 
 
 def test_steps_from_minutes(tmp_path):
