@@ -1,11 +1,9 @@
 """Test reading CVAT's own XML."""
 
-import pytest
-
 from detlite.apps.dataset_formats.find_annotations import read_folder
 from detlite.apps.dataset_formats.labeled_dataset import Conversion, to_coco
-from detlite.files.errors import DataError
 from detlite.structures.masks.formats import to_bitmap
+from tests.apps.dataset_formats.reading import check_refused
 
 IMAGES = """<?xml version="1.0"?><annotations><version>1.1</version><meta/>
 <image id="0" name="sub/a.jpg" width="60" height="40" subset="Train">
@@ -56,8 +54,7 @@ def test_only_bad_frames_and_images_are_skipped(tmp_path, image, text):
         image(tmp_path / f"images/frame_{number:06d}.png")
     content = VIDEO.replace('<box frame="1"', "<box").replace("</track>", "</track><image/>")
     text(tmp_path / "annotations.xml", content.replace("<annotations>", '<annotations count="1">'))
-    with pytest.raises(DataError, match=r"xml: image 1: is not .*'name'.*xml: track 1: .*'frame'"):
-        read_folder(tmp_path)
+    check_refused(tmp_path, r"xml: image 1: is not .*'name'.*xml: track 1: .*'frame'")
     images = read_folder(tmp_path, Conversion(skip_bad=True))[1]["train"].images
     assert [i.file.stem for i in images] == ["frame_000000"]
 
@@ -78,18 +75,15 @@ def test_shapes_that_are_no_objects(tmp_path, image, text):
     line = '<polyline label="road" points="1,1;5,5"/><box label="cat" xtl="1"/>'
     bad = f'{line}<polyline label="road" points="1,x"/>'
     text(tmp_path / "x.xml", IMAGES.replace('<tag label="indoor"/>', bad))
-    with pytest.raises(DataError, match=r"object 8 \(cat\): is not complete \(KeyError\('ytl'\)\)"):
-        read_folder(tmp_path)
+    check_refused(tmp_path, r"object 8 \(cat\): is not complete \(KeyError\('ytl'\)\)")
     conversion = Conversion(skip_bad=True)
     image_a = read_folder(tmp_path, conversion)[1]["train"].images[0]
     assert len([one for one in image_a.objects if not one.ignored]) == 5
     assert len(conversion.bad) == 3
     text(tmp_path / "x.xml", IMAGES.replace('<tag label="indoor"/>', line.partition("<box")[0]))
-    with pytest.raises(DataError, match=r"object 7 \(road\): a shape of type polyline is not an"):
-        read_folder(tmp_path)
+    check_refused(tmp_path, r"object 7 \(road\): a shape of type polyline is not an")
     text(tmp_path / "x.xml", "<annotations><image>")
-    with pytest.raises(DataError, match=r"x\.xml: cannot be read as XML"):
-        read_folder(tmp_path)
+    check_refused(tmp_path, r"x\.xml: cannot be read as XML")
 
 
 def test_images_of_a_project_are_in_folders_of_subsets(tmp_path, image, text):

@@ -14,6 +14,7 @@ from detlite.apps.dataset_formats.labeled_dataset import Conversion, to_coco
 from detlite.apps.exporters import to_labelme
 from detlite.files.errors import DataError
 from detlite.structures.masks.formats import to_bitmap
+from tests.apps.dataset_formats.reading import check_refused
 
 
 def shape(label, points, kind="polygon", **more):
@@ -127,8 +128,7 @@ def test_labels_that_are_numbers_and_rotated_rectangles(write, tmp_path):
 def test_rectangles_cannot_be_grouped(write, tmp_path):
     rectangle = shape("cat", [[1, 1], [5, 5]], "rectangle", group_id=1)
     write(rectangle, rectangle)
-    with pytest.raises(DataError, match="only polygons can be"):
-        read_folder(tmp_path)
+    check_refused(tmp_path, "only polygons can be")
 
 
 @pytest.mark.parametrize("split", ["", "val"])  # without train, they are divided again
@@ -137,8 +137,7 @@ def test_two_files_of_the_same_image(write, tmp_path, split):
     other = write(shape("dog", TRIANGLE), imagePath=f"{tmp_path}/a.jpg")
     other.rename(tmp_path / split / "first.json")
     write(shape("cat", TRIANGLE))
-    with pytest.raises(DataError, match=r"a\.jpg: two files or entries label this image"):
-        read(tmp_path)
+    check_refused(tmp_path, r"a\.jpg: two files or entries label this image")
     dataset = read_folder(tmp_path, Conversion(skip_bad=True))[1]["train"]
     assert [one.category for image in dataset.images for one in image.objects] == ["cat"]
     assert "The first one is used." in str(next(iter(dataset.findings)))
@@ -146,18 +145,14 @@ def test_two_files_of_the_same_image(write, tmp_path, split):
 
 def test_invalid_files(write, tmp_path):
     file = write(shape("dog", TRIANGLE), imageWidth=10, imageHeight=40)
-    with pytest.raises(DataError, match=r"a\.json: its size is 10x40 .* is 60x40"):
-        read_folder(tmp_path)
+    check_refused(tmp_path, r"a\.json: its size is 10x40 .* is 60x40")
     write(shape("dog", TRIANGLE), imageData="abc")
     (tmp_path / "a.jpg").unlink()
-    with pytest.raises(DataError, match=r"the image in it \(imageData\) cannot be read"):
-        read_folder(tmp_path)
+    check_refused(tmp_path, r"the image in it \(imageData\) cannot be read")
     file.write_text(file.read_text().replace("imageData", "other"))
-    with pytest.raises(DataError, match=r"its image 'a\.jpg' is not in .*--images"):
-        read_folder(tmp_path)
+    check_refused(tmp_path, r"its image 'a\.jpg' is not in .*--images")
     file.write_text('{"shapes": [],}')
-    with pytest.raises(DataError, match=r"a\.json: cannot be read as JSON: .*line 1"):
-        read_folder(tmp_path)
+    check_refused(tmp_path, r"a\.json: cannot be read as JSON: .*line 1")
 
 
 def test_labels_in_a_separate_folder(tmp_path, image):
@@ -190,8 +185,7 @@ def test_keypoints_in_groups(write, tmp_path):
     assert content["categories"][0]["keypoints"] == ["tip", "palm"]
     assert content["annotations"][0]["keypoints"] == [7, 8, 2, 20, 21, 2]
     write(box, shape("tip", [[7, 8]], "point"))
-    with pytest.raises(DataError, match=r"shapes\[1\] \(tip\): a point is a keypoint if"):
-        read_folder(tmp_path)
+    check_refused(tmp_path, r"shapes\[1\] \(tip\): a point is a keypoint if")
 
 
 def test_files_of_to_labelme_are_read_back(write, tmp_path):

@@ -11,6 +11,7 @@ from detlite.apps.dataset_formats.label_images import label_pieces
 from detlite.apps.dataset_formats.labeled_dataset import Conversion, to_coco
 from detlite.files.errors import DataError
 from detlite.structures.masks.formats import to_bitmap
+from tests.apps.dataset_formats.reading import check_refused
 
 
 def save(path, pixels):
@@ -86,9 +87,7 @@ def test_masks_next_to_category_folders(tmp_path, image):
     save(tmp_path / "masks/.hidden/b.png", two_objects())
     assert_two_objects(to_coco(read(tmp_path))["annotations"])
     save(tmp_path / "masks/worm/a.png", two_objects())
-    with pytest.raises(DataError, match=r"is next to folders of categories \(worm\)") as raised:
-        read_folder(tmp_path)
-    assert str(raised.value).startswith(f"{file}: ")
+    check_refused(tmp_path, r"is next to folders of categories \(worm\)", file)
 
 
 @pytest.mark.parametrize(
@@ -116,17 +115,14 @@ def test_invalid_mask(tmp_path, image, name, pixels, problem):
         image(tmp_path / f"images/{one}.jpg")
     save(tmp_path / "masks/c.png", two_objects())
     file = save(tmp_path / name, pixels)
-    with pytest.raises(DataError, match=problem) as raised:
-        read_folder(tmp_path)
-    assert str(raised.value).startswith(f"{file}: ")
+    check_refused(tmp_path, problem, file)
 
 
 def test_damaged_mask(tmp_path, image):
     image(tmp_path / "images/a.jpg")
     file = save(tmp_path / "masks/a.png", two_objects())
     file.write_bytes(file.read_bytes()[:60])
-    with pytest.raises(DataError, match=r"a\.png: the mask is damaged"):
-        read_folder(tmp_path)
+    check_refused(tmp_path, r"a\.png: the mask is damaged")
 
 
 def test_masks_without_objects(tmp_path, image):
@@ -174,8 +170,7 @@ def filled():
 def test_several_meanings_are_asked_about(tmp_path, image, pixels, doubt):
     image(tmp_path / "images/a.jpg")
     save(tmp_path / "masks/a.png", pixels)
-    with pytest.raises(DataError, match=doubt + ".* --masks instances: .* --masks connected: "):
-        read_folder(tmp_path)
+    check_refused(tmp_path, doubt + ".* --masks instances: .* --masks connected: ")
 
 
 def values(*levels):
@@ -190,8 +185,7 @@ def test_values_that_recur_are_asked_about(tmp_path, image):
     for number, level in enumerate((2, 5, 2)):
         image(tmp_path / f"images/{number}.jpg")
         save(tmp_path / f"masks/{number}.png", values(level))
-    with pytest.raises(DataError, match=re.escape("recur, as classes do (such as [2, 5])")):
-        read_folder(tmp_path)
+    check_refused(tmp_path, re.escape("recur, as classes do (such as [2, 5])"))
 
 
 @pytest.mark.parametrize("counts", [(1, 3, 2), (3, 3, 3)], ids=["different", "equal"])
@@ -240,11 +234,9 @@ def test_fractions_are_refused(tmp_path, image):
     file = save(tmp_path / "masks/a.tif", two_objects().astype(np.float32))
     assert_two_objects(to_coco(read(tmp_path))["annotations"])
     save(file, two_objects().astype(np.float32) / 4)
-    with pytest.raises(DataError, match=r"^[^ ]+a\.tif: has the value 0\.75: .* whole numbers"):
-        read_folder(tmp_path)
+    check_refused(tmp_path, r"^[^ ]+a\.tif: has the value 0\.75: .* whole numbers")
     save(file, two_objects().astype(np.int32) - 1)
-    with pytest.raises(DataError, match=r"^[^ ]+a\.tif: has the value -1: .* whole numbers from 0"):
-        read_folder(tmp_path)
+    check_refused(tmp_path, r"^[^ ]+a\.tif: has the value -1: .* whole numbers from 0")
 
 
 def test_lossless_webp(tmp_path, image):
@@ -264,8 +256,7 @@ def test_values_with_categories_are_asked_about(tmp_path, image, code, of):
         pixels[36:, 5:20] = 10 * code
         save(tmp_path / f"masks/{name}.png", pixels)
     problem = rf"3 of 3 have values of category \* {code} \+ number, as in {of}"
-    with pytest.raises(DataError, match=problem):
-        read_folder(tmp_path)
+    check_refused(tmp_path, problem)
     _, sets = read_folder(tmp_path, Conversion("instances"))
     assert len(sets["train"].images[0].objects) == 7
 
@@ -284,8 +275,7 @@ def test_mask_names_with_numbers(tmp_path, image):
 def test_names_without_an_image(tmp_path, image):
     image(tmp_path / "images/a.jpg")
     file = save(tmp_path / "masks/b_cat.png", two_objects())
-    with pytest.raises(DataError, match=rf"{file} seems to be a mask, but no image has its name"):
-        read_folder(tmp_path)
+    check_refused(tmp_path, rf"{file} seems to be a mask, but no image has its name")
 
 
 def test_gray_edges_of_single_objects(tmp_path, image):
@@ -395,8 +385,7 @@ def test_categories_of_labelme_masks(tmp_path, image, text):
     (finding,) = read(tmp_path).findings
     assert (finding.what, finding.count) == ("categories without names are numbered", 2)
     (tmp_path / "SegmentationObject/a.png").unlink()
-    with pytest.raises(DataError, match=r"1 of 1 are in SegmentationClass \(.*--masks semantic"):
-        read_folder(tmp_path)
+    check_refused(tmp_path, r"1 of 1 are in SegmentationClass \(.*--masks semantic")
 
 
 def test_bad_masks_are_skipped(tmp_path, image):
@@ -404,8 +393,7 @@ def test_bad_masks_are_skipped(tmp_path, image):
         image(tmp_path / f"images/{name}.jpg")
         save(tmp_path / f"masks/{name}/1.png", two_objects())
         save(tmp_path / f"masks/{name}/2.png", np.zeros((40, 60), np.uint8))
-    with pytest.raises(DataError, match=r"\(3 bad labels\)"):
-        read_folder(tmp_path)
+    check_refused(tmp_path, r"\(3 bad labels\)")
     _, sets = read_folder(tmp_path, Conversion(skip_bad=True))
     assert [len(one.objects) for one in sets["train"].images] == [1, 1, 1]
 

@@ -12,6 +12,7 @@ from detlite.data.datasets.coco import CocoDataset
 from detlite.data.datasets.ground_truth import build_coco_gt
 from detlite.data.datasets.options import DatasetOptions
 from detlite.files.errors import DataError
+from tests.apps.dataset_formats.reading import check_refused
 
 YAML = "path: {path}\ntrain: images/train\nval: images/val\nnc: 2\nnames: [cat, dog]\n"
 
@@ -108,21 +109,17 @@ def test_invalid_line(yolo, text, line, problem):
 )
 def test_invalid_yaml(yolo, text, content, problem):
     file = text(yolo / "data.yaml", content)
-    with pytest.raises(DataError, match=re.escape(problem).replace(r"\.\*", ".*")) as raised:
-        read_folder(yolo)
-    assert str(raised.value).startswith(f"{file}: ")
+    check_refused(yolo, re.escape(problem).replace(r"\.\*", ".*"), file)
 
 
 def test_no_text_files(yolo):
     (yolo / "labels/train/a.txt").unlink()
-    with pytest.raises(DataError, match=r"none of 2 images has a text file .*a\.txt for .*a\.jpg"):
-        read_folder(yolo)
+    check_refused(yolo, r"none of 2 images has a text file .*a\.txt for .*a\.jpg")
 
 
 def test_damaged_image(yolo):
     (yolo / "images/train/a.jpg").write_bytes(b"not an image")
-    with pytest.raises(DataError, match=r"a\.jpg: the image is damaged"):
-        read_folder(yolo)
+    check_refused(yolo, r"a\.jpg: the image is damaged")
 
 
 def test_images_of_another_format_are_not_background(tmp_path, image, text):
@@ -131,8 +128,7 @@ def test_images_of_another_format_are_not_background(tmp_path, image, text):
     text(tmp_path / "a.txt", "0 0.5 0.5 1 1\n")
     text(tmp_path / "classes.txt", "worm\n")
     text(tmp_path / "b.xml", "<annotation/>")
-    with pytest.raises(DataError, match=r"b\.xml: the labels of other images are text files"):
-        read_folder(tmp_path)
+    check_refused(tmp_path, r"b\.xml: the labels of other images are text files")
     assert len(read_folder(tmp_path, Conversion(skip_bad=True))[1]["train"].images) == 1
 
 
@@ -170,8 +166,7 @@ def test_lists_of_darknet(tmp_path, image, text):
         "train": ["a.jpg"], "val": ["b.jpg"],
     }  # fmt: skip
     text(tmp_path / "train.txt", "data/x.jpg\ndata/y.jpg\n")
-    with pytest.raises(DataError, match=r"its image 'data/x\.jpg' is not in .*\(2 bad labels\)"):
-        read_folder(tmp_path)
+    check_refused(tmp_path, r"its image 'data/x\.jpg' is not in .*\(2 bad labels\)")
 
 
 @pytest.mark.parametrize(
@@ -240,8 +235,7 @@ def test_scores_and_keypoints(yolo, text):
 
 def test_bad_lines_are_counted_and_skipped(yolo, text):
     text(yolo / "labels/train/a.txt", "0 0.5 0.5 0 0.25\n0 0.5 0.5 0.5 0.25\n7 0.5 0.5 0.1 0.1\n")
-    with pytest.raises(DataError, match=r"line 1: .*; .*line 3: category 7 .*\(2 bad labels\)"):
-        read_folder(yolo)
+    check_refused(yolo, r"line 1: .*; .*line 3: category 7 .*\(2 bad labels\)")
     _, sets = read_folder(yolo, Conversion(skip_bad=True))
     labeled = [one for image in sets["train"].images for one in image.objects]
     assert [one.category for one in labeled] == ["cat", ""]
@@ -271,8 +265,7 @@ def pose(points):
 def test_keypoints_without_a_number_are_asked_about(yolo_folder, text, points):
     for number in range(10):
         text(yolo_folder / f"labels/{number}.txt", pose(points))
-    with pytest.raises(DataError, match=r"all labels look like a box with keypoints\. Write kpt_s"):
-        read_folder(yolo_folder)
+    check_refused(yolo_folder, r"all labels look like a box with keypoints\. Write kpt_s")
     text(yolo_folder / "data.yaml", "names: [cat]\nkpt_shape: [0, 3]\n")
     if len(points) == 3:
         polygon = read_folder(yolo_folder)[1]["train"].images[0].objects[0]

@@ -1,0 +1,21 @@
+"""Read folders of labels in the tests of their formats."""
+
+from pathlib import Path
+
+import pytest
+
+from detlite.apps.dataset_formats.find_annotations import read_folder
+from detlite.apps.dataset_formats.labeled_dataset import Conversion, LabeledDataset
+from detlite.files.errors import DataError
+
+
+def read_set(folder: Path, conversion: Conversion | None = None) -> LabeledDataset:
+    """Return the training set of a folder, with the options `conversion`."""
+    return read_folder(folder, conversion or Conversion())[1]["train"]
+
+
+def check_refused(folder: Path, problem: str, file: Path | None = None) -> None:
+    """Check that reading a folder fails with a message that matches, and names the file first."""
+    with pytest.raises(DataError, match=problem) as raised:
+        read_folder(folder)
+    assert file is None or str(raised.value).startswith(f"{file}: ")
