@@ -146,7 +146,7 @@ def temporary_registrations(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.usefixtures("temporary_registrations", "without_drawings")
 @pytest.mark.parametrize("page", pages_with("python"), ids=name)
-def test_python_runs(page: Path, reader: dict[str, Any]) -> None:
+def test_python_runs(page, reader):
     if page.name in RUN_ELSEWHERE:
         assert page.name in (ROOT / RUN_ELSEWHERE[page.name]).read_text()
         return
@@ -194,7 +194,7 @@ def resolve(node: ast.AST, known: dict[str, Any]) -> Any:
 
 
 @pytest.mark.parametrize("page", pages_with("python"), ids=name)
-def test_names_in_python_exist(page: Path) -> None:
+def test_names_in_python_exist(page):
     for block in blocks(page, "python"):
         check_names(block.code)
 
@@ -208,13 +208,13 @@ def test_names_in_python_exist(page: Path) -> None:
         ("from detlite import ops\nops.nms(1, 2, 3, 4)", TypeError),
     ],
 )
-def test_unknown_names_fail(code: str, error: type[Exception]) -> None:
+def test_unknown_names_fail(code, error):
     with pytest.raises(error):
         check_names(code)
 
 
 @pytest.mark.parametrize("page", pages_with("json"), ids=name)
-def test_json_is_valid(page: Path) -> None:
+def test_json_is_valid(page):
     for block in blocks(page, "json"):
         json.loads(block.code)
 
@@ -306,7 +306,7 @@ def check_configs(args: argparse.Namespace) -> None:
 
 @pytest.mark.usefixtures("parsing")
 @pytest.mark.parametrize("page", pages_with("sh", "console"), ids=name)
-def test_commands_parse(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands_parse(page, capsys):
     for block in blocks(page, "sh", "console"):
         code = block.code
         if block.language == "console":  # the other lines are output
@@ -320,7 +320,7 @@ def test_commands_parse(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.usefixtures("parsing")
 @pytest.mark.parametrize("page", PAGES, ids=name)
-def test_options_in_sentences_exist(page: Path) -> None:
+def test_options_in_sentences_exist(page):
     """Check commands within sentences, such as `detlite predict --threshold`."""
     text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
     for command, rest in re.findall(r"`detlite ([a-z]+)([^`]*)`", text):
@@ -331,7 +331,7 @@ def test_options_in_sentences_exist(page: Path) -> None:
 
 
 @pytest.mark.usefixtures("parsing")
-def test_benchmark_commands_in_sentences_parse() -> None:
+def test_benchmark_commands_in_sentences_parse():
     pages = [*(ROOT / "docs").glob("*.md"), *(ROOT / "benchmarks" / "results").rglob("*.md")]
     count = 0
     for page in pages:
@@ -374,6 +374,6 @@ def options_of(command: str) -> set[str]:
         ("make none", AssertionError),
     ],
 )
-def test_invalid_commands_fail(line: str, error: type[BaseException]) -> None:
+def test_invalid_commands_fail(line, error):
     with pytest.raises(error):
         check_command(next(commands(line)))

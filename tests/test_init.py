@@ -48,7 +48,7 @@ def test_kernels_are_imported_without_importing_torch_first(repo_root):
     assert done.stdout == "nms\n"
 
 
-def test_prediction_does_not_import_torchvision() -> None:
+def test_prediction_does_not_import_torchvision():
     """The import of torchvision takes longer than that of everything else in detlite."""
     modules = "detlite.inference.predictor, detlite.apps.batch_predict.predict_run"
     program = f"import sys, {modules}; print({{'torchvision', 'sympy'}} & {{*sys.modules}})"

@@ -17,7 +17,7 @@ def read(notebook: Path) -> Any:
 
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda file: file.name)
-def test_stored_without_outputs(notebook: Path) -> None:
+def test_stored_without_outputs(notebook):
     for cell in read(notebook).cells:
         if cell.cell_type == "code":
             assert not cell.outputs
@@ -26,9 +26,7 @@ def test_stored_without_outputs(notebook: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda file: file.name)
-def test_runs_on_generated_images(
-    notebook: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_runs_on_generated_images(notebook, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
     monkeypatch.setenv("MINUTES", "0.1")
     content = read(notebook)

@@ -39,27 +39,25 @@ def hooks(repo_root: Path) -> dict[str, Any]:
         ("docs/data.md", "```\n[a](../csrc/README.md)\n```", "```\n[a](../csrc/README.md)\n```"),
     ],
 )
-def test_links_are_rewritten_for_the_site(
-    hooks: dict[str, Any], source: str, text: str, expected: str
-) -> None:
+def test_links_are_rewritten_for_the_site(hooks, source, text, expected):
     assert hooks["site_links"](text, PurePosixPath(source)) == expected
 
 
-def test_every_page_is_in_navigation(hooks: dict[str, Any], repo_root: Path) -> None:
+def test_every_page_is_in_navigation(hooks, repo_root):
     settings = (repo_root / "mkdocs.yml").read_text()
     named = set(re.findall(r"^ +- .*: (\w+\.md)$", settings, re.MULTILINE))
     pages = {file.name for file in (repo_root / "docs").glob("*.md")}
     assert named == pages | hooks["OUTSIDE"].keys()
 
 
-def test_site_loads_nothing_from_the_network(repo_root: Path) -> None:
+def test_site_loads_nothing_from_the_network(repo_root):
     settings = yaml.safe_load((repo_root / "mkdocs.yml").read_text())
     assert settings["theme"]["font"] is False
     assert "analytics" not in settings.get("extra", {})
     assert not settings.get("extra_javascript")
 
 
-def test_images_of_pages_are_small(repo_root: Path) -> None:
+def test_images_of_pages_are_small(repo_root):
     images = [*(repo_root / "docs").rglob("*.jpg"), *(repo_root / "docs").rglob("*.svg")]
     images += (repo_root / "benchmarks" / "results").rglob("*.png")
     assert len(images) > 10

@@ -15,9 +15,7 @@ from tests.engine.toy import call_at, interrupt, new_toy
 OPTIONS = ["SOLVER.TEST_PERIOD", 2, "SOLVER.CHECKPOINT_PERIOD", 2]
 
 
-def test_mlflow_logs_metrics_and_config_of_a_resumed_run(
-    train_toy: Any, monkeypatch: Any, tmp_path: Path
-) -> None:
+def test_mlflow_logs_metrics_and_config_of_a_resumed_run(train_toy, monkeypatch, tmp_path):
     mlflow = pytest.importorskip("mlflow", reason="needs detlite[mlflow]")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     mlflow.set_tracking_uri((tmp_path / "mlruns").as_uri())
@@ -37,7 +35,7 @@ def test_mlflow_logs_metrics_and_config_of_a_resumed_run(
 
 
 @pytest.mark.slow
-def test_wandb_logs_metrics_and_config_of_a_resumed_run(train_toy: Any, monkeypatch: Any) -> None:
+def test_wandb_logs_metrics_and_config_of_a_resumed_run(train_toy, monkeypatch):
     wandb = pytest.importorskip("wandb", reason="needs detlite[wandb]")
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
@@ -71,9 +69,7 @@ def test_wandb_logs_metrics_and_config_of_a_resumed_run(train_toy: Any, monkeypa
 
 
 @pytest.mark.parametrize(("hook", "package"), [("MLflow", "mlflow"), ("WandB", "wandb")])
-def test_a_missing_package_is_named(
-    train_toy: Any, monkeypatch: Any, hook: str, package: str
-) -> None:
+def test_a_missing_package_is_named(train_toy, monkeypatch, hook, package):
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(ConfigError, match=rf"pip install 'detlite\[{package}\]'"):
         train_toy("SOLVER.HOOKS", (hook,))

@@ -66,7 +66,7 @@ def with_member(data: bytes, name: str, change: Callable[[bytes], bytes]) -> byt
     return buffer.getvalue()
 
 
-def test_unchanged_file_is_valid(valid: bytes, tmp_path: Path) -> None:
+def test_unchanged_file_is_valid(valid, tmp_path):
     (tmp_path / "a.openvino").write_bytes(valid)
     assert len(read_exported(tmp_path / "a.openvino")[1].categories) == 3
 

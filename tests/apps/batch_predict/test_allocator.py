@@ -30,7 +30,7 @@ print(kept, before, in_thread, page_faults_later())
 
 
 @pytest.mark.slow
-def test_pages_are_cleared_once_in_all_threads() -> None:
+def test_pages_are_cleared_once_in_all_threads():
     output = subprocess.run(
         [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True
     )

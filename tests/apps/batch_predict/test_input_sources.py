@@ -46,11 +46,11 @@ def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
          ["b.jpg", "none.jpg", "[1].jpg", "a.PNG", "b.jpg"]),
     ],
 )  # fmt: skip
-def test_files_folders_and_globs(photos: Path, inputs: list[str], names: list[str]) -> None:
+def test_files_folders_and_globs(photos, inputs, names):
     assert list_images(inputs) == [f"photos/{name}" for name in names]
 
 
-def test_lists_of_paths_and_urls(photos: Path) -> None:
+def test_lists_of_paths_and_urls(photos):
     lines = "\ufeffphotos/b.jpg\r\n\nhttps://host/x.jpg\nphotos/ä b.png\n"
     Path("list.txt").write_text(lines, encoding="utf-8")
     expected = ["photos/b.jpg", "https://host/x.jpg", "photos/ä b.png"]
@@ -58,7 +58,7 @@ def test_lists_of_paths_and_urls(photos: Path) -> None:
     assert list_images(["HTTP://host/y", "list.txt"]) == ["HTTP://host/y", *expected]
 
 
-def test_excluded_folder(photos: Path) -> None:
+def test_excluded_folder(photos):
     drawn = photos / "deep"
     assert list_images(["photos/**/*.jp*g"], drawn) == ["photos/[1].jpg", "photos/b.jpg"]
     assert list_images(["photos/deep/d.jpg"], drawn) == ["photos/deep/d.jpg"]  # named explicitly
@@ -74,7 +74,7 @@ def test_excluded_folder(photos: Path) -> None:
         ("binary.txt", r"binary.txt: the list of images cannot be read \(.*utf-8"),
     ],
 )
-def test_inputs_without_images(photos: Path, source: str, message: str) -> None:
+def test_inputs_without_images(photos, source, message):
     Path("empty").mkdir()
     Path("binary.txt").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(DataError, match=message):
@@ -82,9 +82,7 @@ def test_inputs_without_images(photos: Path, source: str, message: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["fifo", "device", "huge"])
-def test_lists_that_are_no_regular_files(
-    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lists_that_are_no_regular_files(tmp_path, kind, monkeypatch):
     file = tmp_path / "list.txt"
     if kind == "fifo":
         os.mkfifo(file)
@@ -97,7 +95,7 @@ def test_lists_that_are_no_regular_files(
         list_images([str(file)])
 
 
-def test_output_stems() -> None:
+def test_output_stems():
     assert output_stem("a\x1b[31m\n\u202eb.jpg") == "a_[31m__b"
     assert output_stem("photos/a b.c.jpg") == "a b.c"
     assert output_stem("https://host/some/pic%2Fture.jpg?size=3#x") == "pic_ture"
@@ -105,7 +103,7 @@ def test_output_stems() -> None:
 
 
 @pytest.mark.parametrize("source", ["s3://bucket/a.jpg", "gs://bucket/*.jpg", "list.txt"])
-def test_unsupported_urls(photos: Path, source: str) -> None:
+def test_unsupported_urls(photos, source):
     Path("list.txt").write_text("photos/b.jpg\nftp://host/a.jpg")
     with pytest.raises(DataError, match=r"^\w+://.*jpg: only http and https URLs are supported"):
         list_images([source])
@@ -118,7 +116,7 @@ class Reader:
         return read_image(image, page=page)
 
 
-def test_url_is_read_as_bytes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_url_is_read_as_bytes(monkeypatch, tmp_path):
     """URLs support fewer formats than files: a PPM is not accepted."""
     image = Image.new("RGB", (4, 3), (1, 2, 3))
     for kind in ("png", "ppm"):
@@ -157,7 +155,7 @@ def paged(tmp_path: Path) -> list[str]:
     return [*names, str(tmp_path / "one.tif"), str(tmp_path / "missing.tif")]
 
 
-def test_each_page_of_a_file_is_an_image(paged: list[str]) -> None:
+def test_each_page_of_a_file_is_an_image(paged):
     names = expand_pages([*paged, "https://host.example/a.tif"], DEFAULT_OPTIONS)
     expected = [f"{name}#page={page}" for name in paged[:4] for page in (1, 2, 3)]
     assert names == [*expected, *paged[4:], "https://host.example/a.tif"]
@@ -172,7 +170,7 @@ def test_each_page_of_a_file_is_an_image(paged: list[str]) -> None:
     assert split_page(names[1]) == (names[1], None)
 
 
-def test_pages_are_read(paged: list[str]) -> None:
+def test_pages_are_read(paged):
     reader: Any = Reader()
     names = expand_pages(paged[:5], DEFAULT_OPTIONS)
     images: list[Any] = [load_image(reader, name) for name in names]

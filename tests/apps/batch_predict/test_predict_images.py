@@ -1,7 +1,6 @@
 """Test loading the predictor of a checkpoint or an exported model."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -32,7 +31,7 @@ def exported(tiny_config: Callable[..., CfgNode], monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.slow
-def test_tiles_of_an_exported_model(tiny_config: Callable[..., CfgNode], tmp_path: Path) -> None:
+def test_tiles_of_an_exported_model(tiny_config, tmp_path):
     cfg = tiny_config(*KEYS)
     model = build_model(cfg).eval()
     model.categories = [{"id": k, "name": f"kind {k}"} for k in (1, 2, 3)]
@@ -54,14 +53,12 @@ def test_tiles_of_an_exported_model(tiny_config: Callable[..., CfgNode], tmp_pat
         (["TEST.TILE", 64, "TEST.IMS_PER_BATCH", 2], Tiling(64, 0.3, 2)),
     ],
 )
-def test_overrides_change_the_config_of_the_file(
-    exported: str, opts: list[Any], tiling: Tiling | None
-) -> None:
+def test_overrides_change_the_config_of_the_file(exported, opts, tiling):
     detector = load_predictor(exported, 0.0, opts).detector
     assert getattr(detector, "tiling", None) == tiling
 
 
-def test_image_limits(exported: str) -> None:
+def test_image_limits(exported):
     """The limits of the file apply, unless they are overridden."""
     predictor = Predictor(exported)
     assert (predictor.max_pixels, predictor.image_bits) == (20_000, 12)
@@ -75,9 +72,7 @@ def test_image_limits(exported: str) -> None:
         assert (predictor.max_pixels, predictor.image_bits) == limits
 
 
-def test_views_of_an_exported_model(
-    tiny_config: Callable[..., CfgNode], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_views_of_an_exported_model(tiny_config, monkeypatch):
     """Test-time augmentation follows the config of the file; whole programs do not support it."""
     cfg = tiny_config("TEST.BBOX_AUG.ENABLED", True, "TEST.BBOX_AUG.H_FLIP", True)
     model = build_model(cfg).eval()
@@ -101,8 +96,6 @@ def test_views_of_an_exported_model(
         ([], "demo_shapes.yaml", "--config"),
     ],
 )
-def test_config_of_an_exported_model_is_fixed(
-    exported: str, opts: list[str], config: str | None, names: str
-) -> None:
+def test_config_of_an_exported_model_is_fixed(exported, opts, config, names):
     with pytest.raises(ConfigError, match=f"exported model is fixed: {names} cannot be changed"):
         load_predictor(exported, 0.0, opts, config)

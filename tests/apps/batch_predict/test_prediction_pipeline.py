@@ -53,9 +53,7 @@ def finish(index: int, image: Tensor, prediction: Any) -> tuple[int, tuple[int, 
 @pytest.mark.parametrize("batch_size", [1, 2, 3, 8])
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("streams", [1, 2])
-def test_results_are_in_the_order_of_the_images(
-    batch_size: int, threads: int, streams: int
-) -> None:
+def test_results_are_in_the_order_of_the_images(batch_size, threads, streams):
     sizes = [(40, 60), (200, 100), (45, 50), (40, 60), (300, 20), (200, 97), (33, 64)] * 3
     predictor: Any = MeanPredictor(streams=streams)
     images = numbered_images(*sizes)
@@ -67,7 +65,7 @@ def test_results_are_in_the_order_of_the_images(
         assert len({(-(-h // 32), -(-w // 32)) for h, w in batch}) == 1
 
 
-def test_batches_contain_similar_sizes() -> None:
+def test_batches_contain_similar_sizes():
     predictor: Any = MeanPredictor()
     all_read = threading.Event()
     load = predictor.load
@@ -86,7 +84,7 @@ def test_batches_contain_similar_sizes() -> None:
 
 
 @pytest.mark.parametrize("streams", [1, 2])
-def test_unreadable_images_become_errors_at_their_position(streams: int) -> None:
+def test_unreadable_images_become_errors_at_their_position(streams):
     predictor: Any = MeanPredictor(streams=streams)
     images: list[Any] = ["gone.png", *numbered_images((8, 8), (8, 8)), "lost.png"]
     results = list(predict_stream(predictor, images, finish, batch_size=2))
@@ -99,7 +97,7 @@ def test_unreadable_images_become_errors_at_their_position(streams: int) -> None
     assert [str(one).partition(":")[0] for one in results] == names
 
 
-def test_only_a_few_images_are_in_memory() -> None:
+def test_only_a_few_images_are_in_memory():
     predictor: Any = MeanPredictor()
     endless = (torch.zeros(3, 8, 8, dtype=torch.uint8) for _ in count())
     stream = predict_stream(predictor, endless, finish, batch_size=2, threads=2)
@@ -110,7 +108,7 @@ def test_only_a_few_images_are_in_memory() -> None:
 
 
 @pytest.mark.parametrize("stage", ["network", "finish"])
-def test_errors_reach_the_caller(stage: str) -> None:
+def test_errors_reach_the_caller(stage):
     def broken(*_: Any) -> None:
         raise RuntimeError("disk full")
 
@@ -119,7 +117,7 @@ def test_errors_reach_the_caller(stage: str) -> None:
         list(predict_stream(predictor, numbered_images((8, 8), (8, 8)), broken))
 
 
-def test_error_does_not_wait_for_images_that_are_not_being_read() -> None:
+def test_error_does_not_wait_for_images_that_are_not_being_read():
     release, started = threading.Event(), []
 
     def load(number: int) -> LoadedImage:
@@ -135,7 +133,7 @@ def test_error_does_not_wait_for_images_that_are_not_being_read() -> None:
     assert started in ([0], [0, 1])
 
 
-def test_custom_load_function() -> None:
+def test_custom_load_function():
     def load(name: str) -> LoadedImage:
         image = torch.full((3, 8, 8), int(name), dtype=torch.uint8)
         return LoadedImage(image, image)
@@ -160,7 +158,7 @@ class PairPredictor(MeanPredictor):
         return super().detect(loaded)
 
 
-def test_two_networks_divide_the_cores() -> None:
+def test_two_networks_divide_the_cores():
     cores = torch.get_num_threads()
     torch.set_num_threads(4)
     try:

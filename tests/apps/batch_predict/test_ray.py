@@ -59,17 +59,14 @@ def check_rows(rows: list[dict[str, Any]], names: list[str], weights: Path) -> N
         assert all(one["mask"] for one in row["objects"])
 
 
-def test_batch_becomes_a_table(weights: Path, names: list[str]) -> None:
+def test_batch_becomes_a_table(weights, names):
     pytest.importorskip("pyarrow", reason="needs pyarrow, detlite[ray]")
     table = Detect(str(weights), 0.0, batch_size=2)({"image": np.array(names)})
     check_rows(table.to_pylist(), names, weights)
 
 
 @pytest.mark.slow  # starts Ray
-def test_killed_worker_loses_nothing(
-    weights: Path, names: list[str], tmp_path: Path, repo_root: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+def test_killed_worker_loses_nothing(weights, names, tmp_path, repo_root, monkeypatch):
     monkeypatch.setattr("builtins.print", print)  # Ray replaces it
     ray = pytest.importorskip("ray", reason="needs ray, detlite[ray]")
     killed = tmp_path / "killed"

@@ -64,7 +64,7 @@ def write_joined(format: str, folder: Path, parts: list[list[dict[str, Any]]]) -
     return folder / f"results{SUFFIXES[format]}"
 
 
-def test_journal_continues_after_the_last_complete_line(tmp_path: Path) -> None:
+def test_journal_continues_after_the_last_complete_line(tmp_path):
     file = tmp_path / "journal"
     with Journal(file) as journal:
         assert journal.count == 0
@@ -79,7 +79,7 @@ def test_journal_continues_after_the_last_complete_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("parts", [PARTS, PARTS[1:2], PARTS[1:], [[]]])
-def test_joined_coco_results(tmp_path: Path, parts: Any) -> None:
+def test_joined_coco_results(tmp_path, parts):
     file = write_joined("coco", tmp_path, parts)
     expected = [obj for part in parts for entry in part for obj in entry.get("objects", [])]
     assert json.loads(file.read_text()) == expected
@@ -87,7 +87,7 @@ def test_joined_coco_results(tmp_path: Path, parts: Any) -> None:
     assert json.loads((tmp_path / "images.json").read_text())["images"] == images
 
 
-def test_csv_has_a_row_for_each_object(tmp_path: Path) -> None:
+def test_csv_has_a_row_for_each_object(tmp_path):
     file = write_joined("csv", tmp_path, PARTS)
     with file.open(newline="") as lines:
         rows = list(csv.DictReader(lines))
@@ -105,7 +105,7 @@ def test_csv_has_a_row_for_each_object(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("format", list(SUFFIXES))
-def test_file_names_that_are_not_utf8(tmp_path: Path, format: str) -> None:
+def test_file_names_that_are_not_utf8(tmp_path, format):
     require_library(format)
     entry = make_entry(1, 1, measures={"area": 2.0})
     entry["image"]["file_name"] = name = os.fsdecode(b"caf\xe9.jpg")
@@ -115,7 +115,7 @@ def test_file_names_that_are_not_utf8(tmp_path: Path, format: str) -> None:
         assert "caf\N{REPLACEMENT CHARACTER}.jpg" in file.read_text()
 
 
-def test_folder_of_parquet_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folder_of_parquet_files(tmp_path, monkeypatch):
     pq = pytest.importorskip("pyarrow.parquet", reason="needs pyarrow, detlite[parquet]")
     monkeypatch.setattr(result_files, "_ROWS_PER_GROUP", 2)  # several row groups in a part
     for number, part in enumerate(PARTS):
@@ -133,7 +133,7 @@ def test_folder_of_parquet_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert pq.ParquetFile(tmp_path / "part-2.parquet").num_row_groups == 2
 
 
-def test_parquet_without_pyarrow(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parquet_without_pyarrow(monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     check_format("csv")
@@ -142,7 +142,7 @@ def test_parquet_without_pyarrow(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("format", ["csv", "measures", "parquet"])
-def test_error_leaves_no_file(tmp_path: Path, format: str) -> None:
+def test_error_leaves_no_file(tmp_path, format):
     require_library(format)
 
     def broken() -> Any:
@@ -159,7 +159,7 @@ def test_error_leaves_no_file(tmp_path: Path, format: str) -> None:
     [lambda line: line[:-20] + b"\n", lambda line: line[:30] + b"\n", lambda line: line[9:],
      lambda line: line[:-1]],
 )  # fmt: skip
-def test_damaged_journals_leave_no_coco_results(tmp_path: Path, damage: Any) -> None:
+def test_damaged_journals_leave_no_coco_results(tmp_path, damage):
     file = tmp_path / "a.journal"
     with Journal(file) as journal:
         for entry in (UNREADABLE, make_entry(1, 2, **MASK)):

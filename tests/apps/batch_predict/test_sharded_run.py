@@ -54,7 +54,7 @@ def work(run: ShardedRun, rank: int = 0, world_size: int = 1, limit: int = 10**6
     return ids
 
 
-def test_complete_run_has_one_coco_file(tmp_path: Path) -> None:
+def test_complete_run_has_one_coco_file(tmp_path):
     run = start(tmp_path)
     assert [list(run.indices(shard)) for shard in range(run.shard_count)] == [
         [0, 1, 2], [3, 4, 5], [6, 7, 8], [9],
@@ -82,7 +82,7 @@ def test_complete_run_has_one_coco_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("limit", range(11))
 @pytest.mark.parametrize("torn", [b"", b'{"image": {"id"', b"\0\0\0\n"])
-def test_killed_run_continues_without_losses(tmp_path: Path, limit: int, torn: bytes) -> None:
+def test_killed_run_continues_without_losses(tmp_path, limit, torn):
     """A process can end at any moment, also while it writes a line."""
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     for folder in (whole, killed):
@@ -104,7 +104,7 @@ def test_killed_run_continues_without_losses(tmp_path: Path, limit: int, torn: b
         assert (whole / name).read_bytes() == (killed / name).read_bytes()
 
 
-def test_deleted_results_are_computed_again(tmp_path: Path) -> None:
+def test_deleted_results_are_computed_again(tmp_path):
     run = start(tmp_path)
     work(run)
     run.complete()
@@ -123,9 +123,7 @@ def test_deleted_results_are_computed_again(tmp_path: Path) -> None:
         ("sharded_run._write_json", 1),
     ],
 )
-def test_killed_while_joining_shards(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, calls: int
-) -> None:
+def test_killed_while_joining_shards(tmp_path, monkeypatch, step, calls):
     run = start(tmp_path)
     work(run)
     module, _, name = step.partition(".")
@@ -152,7 +150,7 @@ def test_killed_while_joining_shards(
 
 
 @pytest.mark.parametrize("world_size", [2, 3, 8])
-def test_concurrent_processes_share_the_shards(tmp_path: Path, world_size: int) -> None:
+def test_concurrent_processes_share_the_shards(tmp_path, world_size):
     """Threads simulate processes, because file locks also separate file descriptors."""
     ids: list[int] = []
     barrier = threading.Barrier(world_size)
@@ -174,7 +172,7 @@ def test_concurrent_processes_share_the_shards(tmp_path: Path, world_size: int) 
     assert not list((tmp_path / "shards").glob("0*.lock"))
 
 
-def test_other_ranks_finish_the_shards_of_a_lost_one(tmp_path: Path) -> None:
+def test_other_ranks_finish_the_shards_of_a_lost_one(tmp_path):
     run = start(tmp_path, world_size=2)
     with pytest.raises(KilledError):
         work(run, rank=1, world_size=2, limit=2)  # rank 1 owns shards 1 and 3
@@ -182,7 +180,7 @@ def test_other_ranks_finish_the_shards_of_a_lost_one(tmp_path: Path) -> None:
     assert run.complete() == Totals(8, 2, 8)
 
 
-def test_locked_shard_is_skipped(tmp_path: Path) -> None:
+def test_locked_shard_is_skipped(tmp_path):
     run = start(tmp_path)
     other = start(tmp_path).unfinished_shards()
     assert next(other) == 0
@@ -192,7 +190,7 @@ def test_locked_shard_is_skipped(tmp_path: Path) -> None:
     assert work(run) == [1, 2, 3]
 
 
-def test_default_shard_size(tmp_path: Path) -> None:
+def test_default_shard_size(tmp_path):
     assert start(tmp_path / "alone", 5000, shard_size=None).shard_size == 1000
     assert start(tmp_path / "two", 5000, shard_size=None, world_size=2).shard_size == 313
     assert start(tmp_path / "few", 3, shard_size=None, world_size=2).shard_size == 1
@@ -208,7 +206,7 @@ def test_default_shard_size(tmp_path: Path) -> None:
         ({"shard_size": 4}, "a run with other shard size: 3, not 4"),
     ],
 )
-def test_another_command_is_refused(tmp_path: Path, changes: Any, message: str) -> None:
+def test_another_command_is_refused(tmp_path, changes, message):
     work(start(tmp_path))
     with pytest.raises(ConfigError, match=message) as caught:
         start(tmp_path, **changes)
@@ -218,7 +216,7 @@ def test_another_command_is_refused(tmp_path: Path, changes: Any, message: str) 
     assert run.complete() is not None
 
 
-def test_other_results_are_kept(tmp_path: Path) -> None:
+def test_other_results_are_kept(tmp_path):
     for name, content in (("images.json", "{}"), ("manifest.json", "[1]"), ("manifest.json", "x")):
         file = tmp_path / name
         file.write_text(content)
@@ -229,7 +227,7 @@ def test_other_results_are_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("format", ["coco", "csv"])
-def test_files_of_the_user_are_kept(tmp_path: Path, format: str) -> None:
+def test_files_of_the_user_are_kept(tmp_path, format):
     files = [tmp_path / "detections" / "notes.txt", tmp_path / "shards" / "2024.tar"]
     (tmp_path / "shards" / "7").mkdir(parents=True)
     for file in files:

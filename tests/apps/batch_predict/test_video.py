@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
@@ -42,9 +42,7 @@ def position(number: int) -> int:
     return 2 * number
 
 
-def test_files_of_other_suffixes_are_videos_if_they_can_be_opened(
-    file: Path, tmp_path: Path
-) -> None:
+def test_files_of_other_suffixes_are_videos_if_they_can_be_opened(file, tmp_path):
     other = file.rename(tmp_path / "square.cam1")
     assert is_video(str(other))
     with Video(str(other)) as video:
@@ -106,7 +104,7 @@ def frame_times(file: Path) -> list[Fraction]:
         return [frame.time for frame in video.frames()]
 
 
-def test_names_of_videos() -> None:
+def test_names_of_videos():
     assert is_video("a/b.MP4")
     assert is_video("0")
     assert all(
@@ -116,16 +114,14 @@ def test_names_of_videos() -> None:
     assert not is_video("photos")
 
 
-def test_numbered_files_and_folders_are_not_cameras(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_numbered_files_and_folders_are_not_cameras(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "2024").mkdir()
     (tmp_path / "7").touch()
     assert [is_video(name) for name in ("2024", "7", "8")] == [False, False, True]
 
 
-def test_written_frames_keep_their_times(file: Path) -> None:
+def test_written_frames_keep_their_times(file):
     with Video(str(file)) as video:
         assert video.count == COUNT
         frames = list(video.frames())
@@ -143,7 +139,7 @@ def test_written_frames_keep_their_times(file: Path) -> None:
 
 
 @pytest.mark.parametrize(("degrees", "corner"), [(90, (1, 0)), (-90, (0, 1)), (180, (1, 1))])
-def test_rotation_is_applied(tmp_path: Path, degrees: int, corner: tuple[int, int]) -> None:
+def test_rotation_is_applied(tmp_path, degrees, corner):
     """The top left corner is rotated counterclockwise, as FFmpeg counts."""
     with av.open(str(tmp_path / "turned.mp4"), "w") as container:
         stream = container.add_stream("libx264", 10)
@@ -161,7 +157,7 @@ def test_rotation_is_applied(tmp_path: Path, degrees: int, corner: tuple[int, in
     assert frame.image[:, y, x].float().mean() > 200
 
 
-def test_odd_sides_are_cropped(tmp_path: Path) -> None:
+def test_odd_sides_are_cropped(tmp_path):
     with video_writer(tmp_path / "odd.mp4", Fraction(10)) as add:
         for number in range(3):
             add(Image.new("RGB", (33, 21)), Fraction(number, 10))
@@ -169,7 +165,7 @@ def test_odd_sides_are_cropped(tmp_path: Path) -> None:
         assert [tuple(frame.image.shape) for frame in video.frames()] == [(3, 20, 32)] * 3
 
 
-def test_invalid_videos(tmp_path: Path) -> None:
+def test_invalid_videos(tmp_path):
     (tmp_path / "text.mp4").write_text("not a video")
     for name, message in (
         (tmp_path / "text.mp4", r"text\.mp4: cannot be read as a video"),
@@ -188,7 +184,7 @@ def run(file: Path, folder: Path, **more: Any) -> tuple[Totals, str]:
 
 
 @pytest.mark.parametrize("batch_size", [1, 3])
-def test_detections_and_drawn_video(file: Path, tmp_path: Path, batch_size: int) -> None:
+def test_detections_and_drawn_video(file, tmp_path, batch_size):
     steps: list[int] = []
     result = run(file, tmp_path / "out", batch_size=batch_size, progress=lambda: steps.append(1))
     assert result == (Totals(COUNT, 0, COUNT), "")
@@ -211,7 +207,7 @@ def test_detections_and_drawn_video(file: Path, tmp_path: Path, batch_size: int)
     }  # fmt: skip
 
 
-def test_truncated_video(file: Path, tmp_path: Path) -> None:
+def test_truncated_video(file, tmp_path):
     with av.open(str(file)) as whole, av.open(str(tmp_path / "cut.mkv"), "w") as copy:
         stream = copy.add_stream_from_template(whole.streams.video[0])
         for packet in whole.demux(video=0):
@@ -227,7 +223,7 @@ def test_truncated_video(file: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("threads", [1, 3])
-def test_frames_before_a_damage_are_written(tmp_path: Path, threads: int) -> None:
+def test_frames_before_a_damage_are_written(tmp_path, threads):
     class Damaged:
         name, rate = "damaged.mp4", Fraction(10)
 
@@ -244,7 +240,7 @@ def test_frames_before_a_damage_are_written(tmp_path: Path, threads: int) -> Non
     assert len(json.loads((tmp_path / "results.json").read_text())) == 5
 
 
-def test_ctrl_c_writes_the_results_so_far(file: Path, tmp_path: Path) -> None:
+def test_ctrl_c_writes_the_results_so_far(file, tmp_path):
     count = iter(range(COUNT))
 
     def progress() -> None:
@@ -257,7 +253,7 @@ def test_ctrl_c_writes_the_results_so_far(file: Path, tmp_path: Path) -> None:
     assert len(frame_times(tmp_path / "out" / "square.mp4")) == 7
 
 
-def test_tracked_object(file: Path, tmp_path: Path) -> None:
+def test_tracked_object(file, tmp_path):
     pytest.importorskip("trackers", reason="needs trackers, detlite[video]")
     run(file, tmp_path / "out", tracker=build_tracker(30.0), format="csv")
     rows = (tmp_path / "out" / "results.csv").read_text().splitlines()
@@ -267,7 +263,7 @@ def test_tracked_object(file: Path, tmp_path: Path) -> None:
     assert ids[2:] == ["1"] * (COUNT - 1)
 
 
-def test_crossing_objects_keep_their_ids() -> None:
+def test_crossing_objects_keep_their_ids():
     pytest.importorskip("trackers", reason="needs trackers, detlite[video]")
     tracker = build_tracker(30.0)
     for number in range(12):
@@ -287,7 +283,7 @@ def test_crossing_objects_keep_their_ids() -> None:
     assert tracker(empty) == []
 
 
-def test_existing_results_are_kept(tmp_path: Path) -> None:
+def test_existing_results_are_kept(tmp_path):
     (tmp_path / "results.csv").write_text("mine")
     with pytest.raises(ConfigError, match=r"results\.csv already exists.*--overwrite"):
         check_output(tmp_path, "0", overwrite=False)
@@ -295,7 +291,7 @@ def test_existing_results_are_kept(tmp_path: Path) -> None:
     assert (tmp_path / "results.csv").exists()  # removed only when the model and video are open
 
 
-def test_existing_videos_are_not_overwritten(file: Path, tmp_path: Path) -> None:
+def test_existing_videos_are_not_overwritten(file, tmp_path):
     (tmp_path / "camera0.mp4").write_text("mine")
     with pytest.raises(ConfigError, match=r"camera0\.mp4 already exists.*--overwrite"):
         check_output(tmp_path, "0", overwrite=False)
@@ -310,9 +306,7 @@ def test_existing_videos_are_not_overwritten(file: Path, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("name", "call"), [("av", lambda: Video("a.mp4")), ("trackers", lambda: build_tracker(30))]
 )
-def test_missing_library(
-    monkeypatch: pytest.MonkeyPatch, name: str, call: Callable[[], object]
-) -> None:
+def test_missing_library(monkeypatch, name, call):
     monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(ConfigError, match=r"pip install 'detlite\[video\]'"):
         call()

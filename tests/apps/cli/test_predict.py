@@ -60,7 +60,7 @@ def photos(tmp_path: Path) -> Path:
     return folder
 
 
-def test_files(run: Run, weights: Path, photos: Path, tmp_path: Path) -> None:
+def test_files(run, weights, photos, tmp_path):
     """The same image twice is drawn twice, and pycocotools loads the json files."""
     out = tmp_path / "new" / "out"
     inputs = ("--input", photos, photos / "a.png")
@@ -82,7 +82,7 @@ def test_files(run: Run, weights: Path, photos: Path, tmp_path: Path) -> None:
     assert found.annToMask(found.anns[1]).shape == (70, 90)
 
 
-def test_threshold_and_overrides(run: Run, weights: Path, photos: Path, tmp_path: Path) -> None:
+def test_threshold_and_overrides(run, weights, photos, tmp_path):
     arguments = ("--weights", weights, "--input", photos, "--output", tmp_path)
     found = []
     for more in (("0",), ("1",), ("0", "MODEL.ROI_HEADS.DETECTIONS_PER_IMG=1")):
@@ -92,9 +92,7 @@ def test_threshold_and_overrides(run: Run, weights: Path, photos: Path, tmp_path
     assert found[1:] == [0, 2]
 
 
-def test_tile_options_are_config_overrides(
-    run: Run, weights: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_tile_options_are_config_overrides(run, weights, photos, tmp_path, capsys):
     def results(name: str, *more: str) -> list[dict[str, Any]]:
         out = tmp_path / name
         options = ("--weights", weights, "--input", photos, "--output", out, "--threshold", "0")
@@ -116,10 +114,7 @@ KEYPOINTS = [
 
 
 @pytest.mark.parametrize(("convention", "center"), [("detlite", 0.5), ("torchvision", 0.0)])
-def test_keypoints_are_indices_of_pixels(
-    run: Run, tiny_config: Callable[..., CfgNode], photos: Path, tmp_path: Path, convention: str,
-    center: float,
-) -> None:  # fmt: skip
+def test_keypoints_are_indices_of_pixels(run, tiny_config, photos, tmp_path, convention, center):
     keys = [*KEYPOINTS, "MODEL.CONVENTION", convention]
     weights = write_weights(tiny_config, tmp_path / "points.pth", *keys)
     out = tmp_path / "out"
@@ -134,9 +129,7 @@ def test_keypoints_are_indices_of_pixels(
     )
 
 
-def test_unreadable_images_are_reported_and_skipped(
-    run: Run, weights: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unreadable_images_are_reported_and_skipped(run, weights, photos, tmp_path, capsys):
     (photos / "a.png").write_bytes((photos / "a.png").read_bytes()[:500])
     inputs = (photos, tmp_path / "missing.png")
     assert run("--weights", weights, "--input", *inputs, "--output", tmp_path) == 1
@@ -148,9 +141,7 @@ def test_unreadable_images_are_reported_and_skipped(
     assert [(image["id"], Path(image["file_name"]).name) for image in images] == [(2, "b.jpg")]
 
 
-def test_unusable_arguments(
-    run: Run, weights: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unusable_arguments(run, weights, photos, tmp_path, capsys):
     (tmp_path / "empty").mkdir()
     for file, folder, opts, message in (
         (tmp_path / "no.pth", photos, (), "no.pth: cannot be read"),
@@ -168,9 +159,7 @@ def test_unusable_arguments(
         assert error.count("\n") == 1
 
 
-def test_output_that_is_a_file(
-    run: Run, weights: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_output_that_is_a_file(run, weights, photos, tmp_path, capsys):
     (tmp_path / "taken").touch()
     assert run("--weights", weights, "--input", photos, "--output", tmp_path / "taken") == 2
     error = capsys.readouterr().err
@@ -178,10 +167,7 @@ def test_output_that_is_a_file(
     assert error.count("\n") == 1
 
 
-def test_a_model_that_needs_proposals_is_refused(
-    run: Run, tiny_config: Callable[..., CfgNode], photos: Path, tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+def test_a_model_that_needs_proposals_is_refused(run, tiny_config, photos, tmp_path, capsys):
     weights = write_weights(tiny_config, tmp_path / "fast.pth", "MODEL.LOAD_PROPOSALS", True)
     assert run("--weights", weights, "--input", photos, "--output", tmp_path / "out") == 2
     error = capsys.readouterr().err
@@ -190,7 +176,7 @@ def test_a_model_that_needs_proposals_is_refused(
     assert not (tmp_path / "out").exists()
 
 
-def test_drawn_png(run: Run, weights: Path, photos: Path, tmp_path: Path) -> None:
+def test_drawn_png(run, weights, photos, tmp_path):
     out = tmp_path / "out"
     assert run("--weights", weights, "--input", photos, "--output", out, "--draw", "png") == 0
     files = sorted((out / "drawn").iterdir())
@@ -199,7 +185,7 @@ def test_drawn_png(run: Run, weights: Path, photos: Path, tmp_path: Path) -> Non
         assert image.format == "PNG"
 
 
-def test_csv_and_parquet_equal_json(run: Run, weights: Path, photos: Path, tmp_path: Path) -> None:
+def test_csv_and_parquet_equal_json(run, weights, photos, tmp_path):
     pq = pytest.importorskip("pyarrow.parquet", reason="needs pyarrow, detlite[parquet]")
     arguments = ("--weights", weights, "--input", photos, "--threshold", "0", "--draw", "none")
     for format in ("coco", "csv", "parquet"):
@@ -227,10 +213,7 @@ def test_csv_and_parquet_equal_json(run: Run, weights: Path, photos: Path, tmp_p
     }
 
 
-def test_interrupted_run_continues(
-    run: Run, weights: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+def test_interrupted_run_continues(run, weights, photos, tmp_path, monkeypatch, capsys):
     """After Ctrl-C, finished images are not read again, and drawn images are not inputs."""
     arguments: tuple[Any, ...] = ("--weights", weights, "--input", photos, "--threshold", "0")
     assert run(*arguments, "--output", tmp_path / "whole") == 0
@@ -264,9 +247,8 @@ def test_interrupted_run_continues(
 
 
 def test_another_command_in_the_same_folder_is_refused(
-    run: Run, tiny_config: Callable[..., CfgNode], weights: Path, photos: Path, tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+    run, tiny_config, weights, photos, tmp_path, capsys
+):
     arguments = ("--input", photos, "--output", tmp_path / "out")
     assert run("--weights", weights, *arguments) == 0
     moved = weights.rename(tmp_path / "moved.pth")
@@ -310,9 +292,7 @@ DetectionModel.detect = dying
 
 
 @pytest.mark.slow
-def test_a_rank_killed_under_torchrun(
-    run: Run, weights: Path, tmp_path: Path, repo_root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_rank_killed_under_torchrun(run, weights, tmp_path, repo_root, monkeypatch):
     """A single process finishes a run after one of two processes was killed."""
     monkeypatch.setattr(DetectionModel, "detect", DetectionModel.detect)  # restored after the test
     folder = tmp_path / "photos"
@@ -357,10 +337,7 @@ def test_a_rank_killed_under_torchrun(
     )  # fmt: skip
 
 
-def test_overwrite_needs_one_process(
-    run: Run, weights: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+def test_overwrite_needs_one_process(run, weights, photos, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("detlite.distributed.torchrun_rank", lambda: (0, 2))
     monkeypatch.setattr(predict_run, "torchrun_rank", lambda: (0, 2))
     arguments = ("--weights", weights, "--input", photos, "--output", tmp_path / "out")
@@ -371,10 +348,7 @@ def test_overwrite_needs_one_process(
     assert "1 images done, 1 unreadable" in capsys.readouterr().out
 
 
-def test_an_image_that_disappears_is_skipped(
-    run: Run, weights: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+def test_an_image_that_disappears_is_skipped(run, weights, photos, tmp_path, capsys, monkeypatch):
     """Control characters in its name do not reach the terminal."""
     (photos / "a.png").rename(photos / "a\x1b[31m\n.png")
 
@@ -392,9 +366,7 @@ def test_an_image_that_disappears_is_skipped(
     assert "\x1b[31m" not in output.err
 
 
-def test_a_second_run_in_the_folder_is_refused(
-    run: Run, weights: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+def test_a_second_run_in_the_folder_is_refused(run, weights, photos, tmp_path, capsys):
     out = tmp_path / "out"
     arguments = ("--weights", weights, "--input", photos, "--output", out)
     with run_lock(out):
@@ -409,9 +381,7 @@ def test_a_second_run_in_the_folder_is_refused(
     assert run(*arguments) == 0
 
 
-def test_list_file_and_glob(
-    run: Run, weights: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_list_file_and_glob(run, weights, photos, tmp_path, monkeypatch):
     """Image ids follow the order of the inputs."""
     monkeypatch.chdir(tmp_path)
     Path("list.txt").write_text("photos/b.jpg\nhttps://host/x.jpg\n")
@@ -426,9 +396,7 @@ def test_list_file_and_glob(
     assert scores[2] == scores[3]
 
 
-def test_a_video(
-    run: Run, weights: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_video(run, weights, tmp_path, capsys):
     pytest.importorskip("av", reason="needs PyAV, detlite[video]")
     from detlite.apps.batch_predict.video import video_writer
 
@@ -469,17 +437,12 @@ def test_a_video(
         ),
     ],
 )
-def test_options_that_exclude_videos(
-    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str], inputs: tuple[str, ...],
-    message: str,
-) -> None:  # fmt: skip
+def test_options_that_exclude_videos(run, tmp_path, capsys, inputs, message):
     assert run("--weights", "w.pth", "--output", tmp_path, "--input", *inputs) == 2
     assert capsys.readouterr().err.startswith(f"error: {message}")
 
 
-def test_full_disk(
-    run: Run, weights: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_full_disk(run, weights, photos, tmp_path, capsys):
     out = tmp_path / "out"
     (out / "drawn").mkdir(parents=True)
     (out / "drawn" / "0002_b.jpg").symlink_to("/dev/full")
@@ -495,9 +458,7 @@ def test_full_disk(
     assert {row["image_id"] for row in rows} == {1, 2}
 
 
-def test_measures_and_label_images(
-    run: Run, tiny_config: Callable[..., CfgNode], photos: Path, tmp_path: Path
-) -> None:
+def test_measures_and_label_images(run, tiny_config, photos, tmp_path):
     weights = write_weights(
         tiny_config, tmp_path / "masks.pth", "MODEL.MASK_ON", True, "TEST.MASK_CONFIDENCE", 1.0
     )

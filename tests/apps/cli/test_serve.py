@@ -43,10 +43,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Predictor, Limits, soc
     return calls
 
 
-def test_options_reach_the_predictor_and_the_limits(
-    weights: Callable[..., str], served: list[tuple[Predictor, Limits, socket.socket]],
-    tmp_path: Path,
-) -> None:  # fmt: skip
+def test_options_reach_the_predictor_and_the_limits(weights, served, tmp_path):
     options = "--port 0 --threshold 0.2 --batch-size 3 --max-requests 5 --timeout 7 --max-bytes 11"
     arguments = ["--weights", weights(), *options.split(), "--max-pixels", "99"]
     assert main(["serve", *arguments, "INPUT.MIN_SIZE_TEST", "64"]) == 0
@@ -60,10 +57,7 @@ def test_options_reach_the_predictor_and_the_limits(
 
 
 @pytest.mark.parametrize(("limit", "lower"), [("50", 50), ("5000", 99)])
-def test_lower_pixel_limit_applies(
-    weights: Callable[..., str], served: list[tuple[Predictor, Limits, socket.socket]], limit: str,
-    lower: int,
-) -> None:  # fmt: skip
+def test_lower_pixel_limit_applies(weights, served, limit, lower):
     arguments = ["--weights", weights(), "--port", "0", "--max-pixels", "99"]
     assert main(["serve", *arguments, "DATASETS.MAX_PIXELS", limit]) == 0
     ((predictor, limits, _),) = served
@@ -71,17 +65,13 @@ def test_lower_pixel_limit_applies(
 
 
 @pytest.mark.parametrize("more", [["--config", "demo_shapes.yaml"], ["INPUT.MIN_SIZE_TEST", "64"]])
-def test_config_of_an_exported_model_is_fixed(
-    served: list[Any], capsys: pytest.CaptureFixture[str], more: list[str]
-) -> None:
+def test_config_of_an_exported_model_is_fixed(served, capsys, more):
     assert main(["serve", "--weights", "model.onnx", *more]) == 2
     assert f"{more[0]} cannot be changed" in capsys.readouterr().err
     assert served == []
 
 
-def test_loopback_is_the_default(
-    weights: Callable[..., str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_loopback_is_the_default(weights, monkeypatch):
     addresses = []
     monkeypatch.setattr(server, "serve", lambda *inputs: addresses.append(inputs[2].getsockname()))
     assert main(["serve", "--weights", weights(), "--port", "0"]) == 0
@@ -99,10 +89,7 @@ def test_loopback_is_the_default(
         ([], ("MODEL.LOAD_PROPOSALS", True), "a Fast R-CNN needs proposals"),
     ],
 )
-def test_errors_are_one_line(
-    weights: Callable[..., str], served: list[Any], capsys: pytest.CaptureFixture[str],
-    options: list[str], opts: tuple[Any, ...], error: str,
-) -> None:  # fmt: skip
+def test_errors_are_one_line(weights, served, capsys, options, opts, error):
     assert main(["serve", "--weights", weights(*opts), *options]) == 2
     message = capsys.readouterr().err
     assert message.startswith("error: ")
@@ -111,16 +98,14 @@ def test_errors_are_one_line(
     assert served == []
 
 
-def test_taken_port(weights: Callable[..., str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_taken_port(weights, capsys):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         assert main(["serve", "--weights", weights(), "--port", port]) == 2
     assert "--port 0 selects a free port" in capsys.readouterr().err
 
 
-def test_missing_package_is_named(
-    weights: Callable[..., str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_missing_package_is_named(weights, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     assert main(["serve", "--weights", weights()]) == 2
     expected = r"error: cannot import uvicorn \(.*\): pip install 'detlite\[serve\]'\n"

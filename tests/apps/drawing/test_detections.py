@@ -34,7 +34,7 @@ def pixels(image: Image.Image) -> np.ndarray:
 
 
 class TestDrawDetections:
-    def test_boxes_change_only_their_outline(self) -> None:
+    def test_boxes_change_only_their_outline(self):
         drawn = pixels(draw_detections(gray(), detections(), ONE))
         changed = (drawn != 100).any(axis=2)
         assert drawn.shape == (600, 800, 3)
@@ -43,7 +43,7 @@ class TestDrawDetections:
         assert not changed[210:390, 110:290].any()
         assert not changed[450:].any()
 
-    def test_masks_are_translucent(self) -> None:
+    def test_masks_are_translucent(self):
         masks = torch.zeros(2, 600, 800, dtype=torch.bool)
         masks[0, 250:350, 150:250] = True
         drawn = pixels(draw_detections(gray(), detections(masks=masks), ONE))
@@ -52,7 +52,7 @@ class TestDrawDetections:
         assert (inside != 100).any()
         assert abs(inside - 100).max() < abs(drawn[300, 100] - 100).max()
 
-    def test_colors_and_tags(self) -> None:
+    def test_colors_and_tags(self):
         names = [{"id": 1, "name": "cell"}, {"id": 2, "name": ""}]
         target = detections(labels=torch.tensor([1, 2]))
         del target["scores"]
@@ -64,7 +64,7 @@ class TestDrawDetections:
         assert changed[190:199, 100:120].any()  # tag above the first box
         assert not changed[:199, 490:].any()  # no tag above the second box
 
-    def test_rles_equal_bitmaps(self) -> None:
+    def test_rles_equal_bitmaps(self):
         masks = torch.zeros(2, 600, 800, dtype=torch.uint8)
         masks[0, 250:350, 150:250] = 1
         rles = [encode_bitmap(mask.numpy()) for mask in masks]
@@ -74,7 +74,7 @@ class TestDrawDetections:
         packed = draw_detections(gray(), detections(masks=PackedMasks.from_bitmaps(masks)), ONE)
         assert (pixels(one) == pixels(packed)).all()
 
-    def test_polygons_equal_bitmaps(self) -> None:
+    def test_polygons_equal_bitmaps(self):
         polygon = [[150, 250, 250, 250, 250, 350, 150, 350]]
         masks = PackedMasks.from_segmentations([polygon, polygon], 600, 800, as_rle=False)
         bitmaps = torch.zeros(2, 600, 800, dtype=torch.bool)
@@ -83,7 +83,7 @@ class TestDrawDetections:
         other = draw_detections(gray(), detections(masks=bitmaps), ONE)
         assert (pixels(one) == pixels(other)).all()
 
-    def test_only_visible_keypoints_are_drawn(self) -> None:
+    def test_only_visible_keypoints_are_drawn(self):
         points = torch.zeros(2, 2, 3)
         points[0, 0] = torch.tensor([200.0, 300, 2])
         points[0, 1] = torch.tensor([260.0, 350, 0])
@@ -92,17 +92,17 @@ class TestDrawDetections:
         assert (drawn[300, 200] == drawn[300, 100]).all()  # color of the box
         assert (drawn[350, 260] == 100).all()
 
-    def test_low_scores_are_not_drawn(self) -> None:
+    def test_low_scores_are_not_drawn(self):
         drawn = pixels(draw_detections(gray(), detections(), ONE, min_score=0.7))
         assert (drawn[:, 110:290] != 100).any()
         assert (drawn[:, 480:] == 100).all()
 
-    def test_targets_without_scores(self) -> None:
+    def test_targets_without_scores(self):
         target = detections()
         del target["scores"]
         assert (pixels(draw_detections(gray(), target, ONE))[:, 480:] != 100).any()
 
-    def test_a_category_has_one_color(self) -> None:
+    def test_a_category_has_one_color(self):
         target = detections(labels=torch.tensor([2, 2]))
         drawn = pixels(draw_detections(gray(), target, TWO))
         assert (drawn[300, 100] == category_color(2)).all()
@@ -112,13 +112,13 @@ class TestDrawDetections:
         assert (tracked[300, 500] == category_color(2)).all()
 
     @pytest.mark.parametrize("side", [600, 3000])
-    def test_lines_scale_with_the_image(self, side: int) -> None:
+    def test_lines_scale_with_the_image(self, side):
         box = {"boxes": torch.tensor([[0.2, 0.2, 0.6, 0.6]]) * side, "labels": torch.tensor([1])}
         drawn = pixels(draw_detections(gray(side, side), box, ONE))
         line = (drawn[side // 2, : side // 2] != 100).any(axis=1).sum()
         assert line == round(side / 320)
 
-    def test_small_objects_have_only_an_outline(self) -> None:
+    def test_small_objects_have_only_an_outline(self):
         bitmap = torch.zeros(1, 600, 800, dtype=torch.bool)
         bitmap[0, 102:114, 102:114] = True
         cell = {
@@ -135,7 +135,7 @@ class TestDrawDetections:
         changed = (pixels(draw_detections(gray(), cell, TWO, tags=True)) != 100).any(axis=2)
         assert changed[:100].any()
 
-    def test_crowds_have_no_tags(self) -> None:
+    def test_crowds_have_no_tags(self):
         corners = torch.cartesian_prod(torch.arange(8), torch.arange(8)) * 90.0 + 20
         crowd = {
             "boxes": torch.cat([corners, corners + 60], dim=1),
@@ -152,7 +152,7 @@ class TestDrawDetections:
             below = drawn[81:89, 20:80]
             assert ((above != 100).any() or (below != 100).any()) == expected
 
-    def test_tags_do_not_cover_each_other(self) -> None:
+    def test_tags_do_not_cover_each_other(self):
         boxes = torch.tensor([[100.0, 200, 300, 400], [104.0, 200, 300, 400]])
         one, both = (
             (pixels(draw_detections(gray(), detections(boxes=boxes), ONE, min_score=score))
@@ -162,26 +162,26 @@ class TestDrawDetections:
         assert (one[:199] == both[:199]).all()
         assert both[402:].any()  # the tag of the second object is below it
 
-    def test_the_threshold_of_a_prediction(self) -> None:
+    def test_the_threshold_of_a_prediction(self):
         class Found(dict[str, Any]):
             threshold = 0.7
 
         drawn = pixels(draw_detections(gray(), Found(detections()), ONE))
         assert (drawn[:, 480:] == 100).all()
 
-    def test_small_image_is_enlarged_with_its_boxes(self) -> None:
+    def test_small_image_is_enlarged_with_its_boxes(self):
         tiny = {"boxes": torch.tensor([[2.0, 4.0, 8.0, 9.0]]), "labels": torch.tensor([1])}
         drawn = draw_detections(gray(12, 16), tiny, ONE, min_side=160)
         assert drawn.size == (160, 120)
         assert (pixels(drawn)[50:80, 20] != 100).any(axis=1).all()
 
-    def test_tag_stays_inside_the_image(self) -> None:
+    def test_tag_stays_inside_the_image(self):
         corner = {"boxes": torch.tensor([[790.0, 0.0, 800.0, 10.0]]), "labels": torch.tensor([1])}
         changed = (pixels(draw_detections(gray(), corner, ONE, tags=True)) != 100).any(axis=2)
         assert changed[11:24, 770:].any()
         assert changed.sum() > 100  # all of the tag
 
-    def test_no_detections(self) -> None:
+    def test_no_detections(self):
         none = {
             "boxes": torch.zeros(0, 4),
             "labels": torch.zeros(0, dtype=torch.int64),
@@ -190,14 +190,14 @@ class TestDrawDetections:
         }
         assert (pixels(draw_detections(gray(), none, ONE)) == 100).all()
 
-    def test_input_image_is_not_changed(self) -> None:
+    def test_input_image_is_not_changed(self):
         image = Image.new("L", (600, 500), 100)
         draw_detections(image, detections(), ONE)
         assert image.getextrema() == (100, 100)
 
 
 class TestContactSheet:
-    def test_rows_and_columns(self) -> None:
+    def test_rows_and_columns(self):
         images = [Image.new("RGB", (40, 30), (k * 20, 0, 0)) for k in range(5)]
         sheet = contact_sheet(images, columns=3, gap=10)
         assert sheet.size == (3 * 50 + 10, 2 * 40 + 10)
@@ -206,10 +206,10 @@ class TestContactSheet:
         assert sheet.getpixel((80, 65)) == (80, 0, 0)
         assert sheet.getpixel((130, 65)) == (255, 255, 255)
 
-    def test_large_images_shrink_and_keep_their_aspect_ratio(self) -> None:
+    def test_large_images_shrink_and_keep_their_aspect_ratio(self):
         sheet = contact_sheet([Image.new("RGB", (1000, 500))], cell=100, gap=0)
         assert sheet.size == (100, 50)
 
-    def test_bad_arguments(self) -> None:
+    def test_bad_arguments(self):
         with pytest.raises(ValueError, match="at least one image"):
             contact_sheet([])

@@ -23,7 +23,7 @@ class TestPlotMetrics:
         path.write_text("".join(json.dumps(line) + "\n" for line in lines))
         return path
 
-    def test_losses_left_and_metrics_right(self, tmp_path: Path) -> None:
+    def test_losses_left_and_metrics_right(self, tmp_path):
         training = [
             {"iteration": i, "loss": 2 / i, "loss_mask": 1 / i, "lr": 0.1} for i in (1, 2, 3)
         ]
@@ -37,7 +37,7 @@ class TestPlotMetrics:
         assert (halves[0][0] != halves[1][0]).any()
         assert (halves[1][1] != halves[2][1]).any()
 
-    def test_curves(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_curves(self, tmp_path, monkeypatch):
         drawn: dict[str, list[list[float]]] = {}
 
         def plot(self: Axes, x: Any, y: Any, label: str, **style: Any) -> None:
@@ -62,9 +62,7 @@ class TestPlotMetrics:
         assert "val bbox AP" in drawn
         assert "other bbox AP50" in drawn
 
-    def test_curves_of_other_evaluations(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_curves_of_other_evaluations(self, tmp_path, monkeypatch):
         drawn: dict[str, list[float]] = {}
         monkeypatch.setattr(
             Axes, "plot", lambda self, x, y, label, **style: drawn.update({label: list(y)})
@@ -82,16 +80,16 @@ class TestPlotMetrics:
             "box_proposal AR@1000": [100.0],
         }
 
-    def test_no_lines_yet(self, tmp_path: Path) -> None:
+    def test_no_lines_yet(self, tmp_path):
         plot_metrics(self.write(tmp_path, []), tmp_path / "curves.png")
         assert Image.open(tmp_path / "curves.png").width > 0
 
-    def test_bad_line(self, tmp_path: Path) -> None:
+    def test_bad_line(self, tmp_path):
         for bad in ("{", "[]", '{"loss": 1}', "3"):
             (tmp_path / "metrics.jsonl").write_text('{"iteration": 1}\n' + bad + "\n")
             with pytest.raises(DataError, match=r"metrics\.jsonl: line 2 is not a JSON object"):
                 plot_metrics(tmp_path / "metrics.jsonl", tmp_path / "curves.png")
 
-    def test_missing_file(self, tmp_path: Path) -> None:
+    def test_missing_file(self, tmp_path):
         with pytest.raises(DataError, match=r"metrics\.jsonl: cannot be read"):
             plot_metrics(tmp_path / "metrics.jsonl", tmp_path / "curves.png")

@@ -33,7 +33,7 @@ def texts(svg: str) -> list[str]:
 
 
 @pytest.mark.parametrize("chart", CHARTS)
-def test_special_characters(chart: str) -> None:
+def test_special_characters(chart):
     svg = CHARTS[chart]('A "title" & <more>')
     written = texts(svg)
     for name in NAMES:
@@ -45,18 +45,18 @@ def test_special_characters(chart: str) -> None:
 
 
 @pytest.mark.parametrize("chart", CHARTS)
-def test_ids_are_unique_and_deterministic(chart: str) -> None:
+def test_ids_are_unique_and_deterministic(chart):
     first, second = (re.findall(r'\bid="([^"]+)"', CHARTS[chart](title)) for title in ("a", "b"))
     assert not set(first) & set(second)
     assert CHARTS[chart]("a") == CHARTS[chart]("a")
 
 
-def test_bars_show_their_values() -> None:
+def test_bars_show_their_values():
     svg = charts.bars("t", ["a", "b"], {"x": [(0.123, (0.1, 0.2)), (None, None)]}, "AP (%)")
     assert "12.3" in texts(svg)
     assert "n/a" in texts(svg)
 
 
-def test_sizes_of_objects_and_anchors() -> None:
+def test_sizes_of_objects_and_anchors():
     written = texts(charts.sizes("t", [3.0, 20.0, 300.0], [[16], [32, 64]]))
     assert {"objects", "anchors"} <= set(written)

@@ -62,7 +62,7 @@ def panels(source: str) -> tuple[np.ndarray, np.ndarray]:
     return pixels[:, :side], pixels[:, -side:]
 
 
-def test_false_positive(gallery: ErrorGallery) -> None:
+def test_false_positive(gallery):
     (error,) = gallery.false_positives()
     assert (error.category, error.kind, error.score) == ("dog", "classification", 0.75)
     assert error.text == "dog: labeled cat (7.png)"
@@ -77,7 +77,7 @@ def test_false_positive(gallery: ErrorGallery) -> None:
     assert abs(detections[5:20, 5:40]).max() < 12  # background
 
 
-def test_missed_objects(gallery: ErrorGallery) -> None:
+def test_missed_objects(gallery):
     cat, dog = gallery.missed_objects()
     # The cat is missed too, because the detection there has another category.
     assert (cat.category, cat.kind, cat.score) == ("cat", "missed", 0.75)
@@ -89,13 +89,13 @@ def test_missed_objects(gallery: ErrorGallery) -> None:
     assert (labels.max(axis=(0, 1)) > 60).any()
 
 
-def test_number_of_images_is_limited(analyzed: RunAnalysis) -> None:
+def test_number_of_images_is_limited(analyzed):
     few = ErrorGallery(analyzed, max_images=1)
     assert len(few.missed_objects()) == 1
     assert len(few.false_positives()) == 1
 
 
-def test_background_detections(analyzed: RunAnalysis) -> None:
+def test_background_detections(analyzed):
     """A detection on the cat has an empty mask; another one is far from all objects."""
     empty = {"size": [160, 200], "counts": encode_bitmap(np.zeros((160, 200)))["counts"]}
     far = [100.0, 10.0, 20.0, 20.0]

@@ -4,7 +4,6 @@ import asyncio
 import io
 import re
 import struct
-from collections.abc import Callable
 from typing import Any
 from zlib import crc32
 
@@ -21,8 +20,6 @@ pytest.importorskip("prometheus_client")
 from detlite.apps.serve.app import build_app
 from detlite.apps.serve.limits import Limits
 
-Talk = Callable[..., Any]
-ImageFileOf = Callable[..., bytes]
 PNG = {"Content-Type": "image/png"}
 
 
@@ -37,7 +34,7 @@ def app(predictor: Predictor) -> Any:
 
 class TestDetections:
     @pytest.mark.parametrize("format", ["PNG", "JPEG", "WEBP", "BMP", "TIFF", "GIF"])
-    def test_coco_results(self, app: Any, talk: Talk, image_file: ImageFileOf, format: str) -> None:
+    def test_coco_results(self, app, talk, image_file, format):
         async def scenario(client: Any) -> Any:
             headers = {"Content-Type": f"image/{format.lower()}; charset=binary"}
             return await client.post("/predict", content=image_file(format=format), headers=headers)
@@ -58,14 +55,14 @@ class TestDetections:
         assert np.abs(mask - expected).sum() < 200
         assert (second["category"], second["bbox"]) == ("image", [0, 0, 120, 60])
 
-    def test_threshold(self, app: Any, talk: Talk, image_file: ImageFileOf) -> None:
+    def test_threshold(self, app, talk, image_file):
         async def scenario(client: Any) -> list[Any]:
             return [await send(client, image_file(), f"?threshold={t}") for t in (0.05, 0.5, 1)]
 
         counts = [len(response.json()["detections"]) for response in talk(app, scenario)]
         assert counts == [2, 1, 0]
 
-    def test_file_in_a_form(self, app: Any, talk: Talk, image_file: ImageFileOf) -> None:
+    def test_file_in_a_form(self, app, talk, image_file):
         async def scenario(client: Any) -> Any:
             form = {"files": {"file": ("a.png", image_file())}, "data": {"note": "x"}}
             return await client.post("/predict?threshold=0.5", **form)
@@ -74,9 +71,7 @@ class TestDetections:
         assert response.status_code == 200
         assert len(response.json()["detections"]) == 1
 
-    def test_pages_of_other_origins(
-        self, predictor: Predictor, talk: Talk, image_file: ImageFileOf
-    ) -> None:
+    def test_pages_of_other_origins(self, predictor, talk, image_file):
         async def scenario(client: Any) -> list[Any]:
             origins = [{"Origin": f"https://{name}.example"} for name in ("own", "other")]
             asked = {"Access-Control-Request-Method": "POST"}
@@ -97,7 +92,7 @@ class TestDetections:
         assert [allowed in response.headers for response in without] == [False] * 4
 
     @pytest.mark.parametrize("channels", [1, 5])
-    def test_other_numbers_of_channels(self, model: Any, talk: Talk, channels: int) -> None:
+    def test_other_numbers_of_channels(self, model, talk, channels):
         tifffile = pytest.importorskip("tifffile", reason="needs the extra tiff")
         model.channels = channels
         predictor = Predictor(model, 60, 1000, score_thresh=0.05, rle=True)
@@ -130,20 +125,20 @@ def form(*parts: str) -> bytes:
 
 
 class TestInformation:
-    def test_model_and_limits(self, app: Any, talk: Talk) -> None:
+    def test_model_and_limits(self, app, talk):
         content = talk(app, lambda client: client.get("/model")).json()
         assert content["categories"] == [{"id": 7, "name": "square"}, {"id": 90, "name": "image"}]
         assert content["limits"]["bytes"] == 100_000
         assert content["channels"] == 3
         assert content["exif_orientation"] is True
 
-    def test_page_is_one_file(self, app: Any, talk: Talk) -> None:
+    def test_page_is_one_file(self, app, talk):
         response = talk(app, lambda client: client.get("/"))
         assert response.headers["content-type"] == "text/html; charset=utf-8"
         assert "default-src 'none'" in response.headers["content-security-policy"]
         assert not re.findall(r"""(?:src|href)=["'](?!data:,)|https?://|@import""", response.text)
 
-    def test_health_and_metrics(self, app: Any, talk: Talk, image_file: ImageFileOf) -> None:
+    def test_health_and_metrics(self, app, talk, image_file):
         async def scenario(client: Any) -> tuple[Any, Any]:
             for body in (image_file(), image_file(), b"?"):
                 await send(client, body)
@@ -166,9 +161,7 @@ class TestInformation:
     @pytest.mark.parametrize(
         ("method", "path", "status"), [("GET", "/predict", 405), ("GET", "/x", 404)]
     )
-    def test_unknown_requests(
-        self, app: Any, talk: Talk, method: str, path: str, status: int
-    ) -> None:
+    def test_unknown_requests(self, app, talk, method, path, status):
         response = talk(app, lambda client: client.request(method, path))
         assert response.status_code == response.json()["status"] == status
         assert "POST an image to /predict" in response.json()["what_to_do"]
@@ -226,10 +219,7 @@ class TestRefusals:
             (415, b"", "", {"Content-Type": 1100 * "x"}, "xxx ..."),
         ],
     )
-    def test_status_and_remedy(
-        self, app: Any, talk: Talk, model: Any, status: int, body: bytes, query: str,
-        headers: dict[str, str], error: str,
-    ) -> None:  # fmt: skip
+    def test_status_and_remedy(self, app, talk, model, status, body, query, headers, error):
         response = talk(app, lambda client: send(client, body, query, **headers))
         content = response.json()
         assert (response.status_code, content["status"]) == (status, status)
@@ -238,22 +228,20 @@ class TestRefusals:
         assert len(content["error"]) < 600
         assert model.sizes == []
 
-    def test_truncated_image(self, app: Any, talk: Talk, image_file: ImageFileOf) -> None:
+    def test_truncated_image(self, app, talk, image_file):
         file = image_file(400, 400, "JPEG")
         response = talk(app, lambda client: send(client, file[: len(file) // 2]))
         assert response.status_code == 422
         assert "damaged or truncated" in response.json()["error"]
 
-    def test_large_images_are_not_decoded(
-        self, app: Any, talk: Talk, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_large_images_are_not_decoded(self, app, talk, monkeypatch):
         def decode(*_: Any) -> None:
             raise AssertionError("decoded")
 
         monkeypatch.setattr(ImageFile.ImageFile, "load", decode)
         assert talk(app, lambda client: send(client, huge_png())).status_code == 413
 
-    def test_long_body_without_a_content_length(self, app: Any, talk: Talk) -> None:
+    def test_long_body_without_a_content_length(self, app, talk):
         sent = 0
 
         async def endless() -> Any:
@@ -266,7 +254,7 @@ class TestRefusals:
         assert response.status_code == 413
         assert 100_000 < sent <= 500_000
 
-    def test_slow_body(self, predictor: Predictor, talk: Talk, image_file: ImageFileOf) -> None:
+    def test_slow_body(self, predictor, talk, image_file):
         async def slow() -> Any:
             yield image_file()[:10]
             await asyncio.sleep(5)
@@ -276,9 +264,7 @@ class TestRefusals:
         assert response.status_code == 408
         assert "0.2 seconds" in response.json()["error"]
 
-    def test_too_many_requests(
-        self, predictor: Predictor, talk: Talk, image_file: ImageFileOf, model: Any
-    ) -> None:
+    def test_too_many_requests(self, predictor, talk, image_file, model):
         """The request over the limit is refused immediately; the others are answered."""
 
         async def scenario(client: Any) -> tuple[Any, list[Any]]:
@@ -298,9 +284,8 @@ class TestRefusals:
         assert [other.status_code for other in others] == [200] * 3
 
     def test_images_that_do_not_fit_in_memory(
-        self, predictor: Predictor, talk: Talk, image_file: ImageFileOf, model: Any,
-        monkeypatch: pytest.MonkeyPatch,
-    ) -> None:  # fmt: skip
+        self, predictor, talk, image_file, model, monkeypatch
+    ):
         """Three images fit; nine others are refused while the three wait."""
         monkeypatch.setattr("detlite.apps.serve.limits._TOTAL_PIXELS", 1_000_000)
         returned: list[int] = []
@@ -329,9 +314,7 @@ class TestRefusals:
         assert after.status_code == 200
         assert returned == [1, 1]
 
-    def test_timeout(
-        self, predictor: Predictor, talk: Talk, image_file: ImageFileOf, model: Any
-    ) -> None:
+    def test_timeout(self, predictor, talk, image_file, model):
         """Images of expired requests are not predicted; the next request is answered."""
 
         async def scenario(client: Any) -> tuple[list[Any], Any]:
@@ -347,7 +330,7 @@ class TestRefusals:
         assert after.status_code == 200
         assert len(model.sizes) == 2
 
-    def test_failing_model(self, app: Any, talk: Talk, image_file: ImageFileOf, model: Any) -> None:
+    def test_failing_model(self, app, talk, image_file, model):
         async def scenario(client: Any) -> tuple[Any, Any]:
             model.fails = True
             first = await send(client, image_file())

@@ -1,10 +1,7 @@
 """Test which requests share a batch."""
 
 import asyncio
-from collections.abc import Callable
 from typing import Any
-
-import pytest
 
 from detlite.apps.serve.batching import Batcher
 from detlite.inference.predictor import Predictor
@@ -40,17 +37,13 @@ def predict_all(
     return asyncio.run(asyncio.wait_for(run(), 60)), batches
 
 
-def test_waiting_images_share_a_batch(
-    predictor: Predictor, image_file: Callable[..., bytes]
-) -> None:
+def test_waiting_images_share_a_batch(predictor, image_file):
     sizes, batches = predict_all(predictor, 4, [image_file()] * 6)
     assert sizes == [(60, 120)] * 6
     assert batches == [len(batch) for batch in predictor.model.sizes] == [1, 4, 1]
 
 
-def test_batches_have_similar_sizes_and_start_with_the_oldest(
-    predictor: Predictor, image_file: Callable[..., bytes]
-) -> None:
+def test_batches_have_similar_sizes_and_start_with_the_oldest(predictor, image_file):
     sizes = [(60, 120), (60, 60), (60, 120), (60, 61), (60, 122)]
     assert predict_all(predictor, 4, [image_file(*size) for size in sizes])[0] == sizes
     batches = predictor.model.sizes
@@ -60,9 +53,7 @@ def test_batches_have_similar_sizes_and_start_with_the_oldest(
     }  # fmt: skip
 
 
-def test_few_images_are_decoded_at_a_time(
-    predictor: Predictor, image_file: Callable[..., bytes], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_few_images_are_decoded_at_a_time(predictor, image_file, monkeypatch):
     decoded_while_closed, load = [], predictor.load
 
     def count(data: Any) -> Any:

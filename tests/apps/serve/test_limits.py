@@ -21,7 +21,7 @@ def respond(error: Any) -> tuple[Any, dict[str, Any]]:
     return response, json.loads(response.body)
 
 
-def test_problem_and_remedy() -> None:
+def test_problem_and_remedy():
     response, content = respond(Refusal(503, "the server is full"))
     assert (response.status_code, response.headers["retry-after"]) == (503, "1")
     assert (content["error"], content["status"]) == ("the server is full", 503)
@@ -31,12 +31,12 @@ def test_problem_and_remedy() -> None:
     assert content["what_to_do"] == "use a number up to 1"
 
 
-def test_errors_of_routes_name_the_routes() -> None:
+def test_errors_of_routes_name_the_routes():
     _, content = respond(HTTPException(405))
     assert content["error"] == "PUT /predict: Method Not Allowed"
     assert content["what_to_do"].startswith("POST an image to /predict")
 
 
-def test_long_problems_are_shortened() -> None:
+def test_long_problems_are_shortened():
     _, content = respond(Refusal(500, 600 * "x"))
     assert content["error"] == 500 * "x" + " ..."

@@ -4,7 +4,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +79,7 @@ def pixel(page: Any, x: int, y: int) -> list[int]:
     return page.evaluate(code, [x, y])
 
 
-def test_detections_and_download(page: Any, image_file: Callable[..., bytes]) -> None:
+def test_detections_and_download(page, image_file):
     choose(page, "photo.png", "image/png", image_file(300, 400))
     expect(page.locator("#list li")).to_have_count(1)
     assert page.inner_text("#status") == "photo.png: 1 of 2 objects shown."
@@ -110,7 +110,7 @@ def test_detections_and_download(page: Any, image_file: Callable[..., bytes]) ->
     assert detection["bbox"] == pytest.approx([20, 10, 40, 40])
 
 
-def test_dropped_image(page: Any, image_file: Callable[..., bytes]) -> None:
+def test_dropped_image(page, image_file):
     code = """bytes => {
         const transfer = new DataTransfer();
         transfer.items.add(new File([new Uint8Array(bytes)], 'dropped.png', {type: 'image/png'}));
@@ -121,7 +121,7 @@ def test_dropped_image(page: Any, image_file: Callable[..., bytes]) -> None:
     assert page.inner_text("#status").startswith("dropped.png")
 
 
-def test_page_decodes_masks_of_pycocotools(page: Any) -> None:
+def test_page_decodes_masks_of_pycocotools(page):
     rng = np.random.default_rng(0)
     for shape in ((1, 1), (7, 5), (90, 61)):
         bitmap = (rng.random(shape) < 0.5) | (np.arange(shape[1]) > shape[1] // 2)
@@ -149,7 +149,7 @@ def test_page_decodes_masks_of_pycocotools(page: Any) -> None:
         ),
     ],
 )
-def test_errors_are_shown(page: Any, name: str, media_type: str, body: bytes, message: str) -> None:
+def test_errors_are_shown(page, name, media_type, body, message):
     choose(page, name, media_type, body)
     expect(page.locator("#problem")).not_to_be_empty()
     assert message in page.inner_text("#problem")
@@ -158,16 +158,14 @@ def test_errors_are_shown(page: Any, name: str, media_type: str, body: bytes, me
     assert page.is_disabled("#download")
 
 
-def test_stopped_server(page: Any, server: Server, image_file: Callable[..., bytes]) -> None:
+def test_stopped_server(page, server, image_file):
     server.stop()
     choose(page, "photo.png", "image/png", image_file())
     expect(page.locator("#problem")).not_to_be_empty()
     assert "The server does not respond" in page.inner_text("#problem")
 
 
-def test_second_image_replaces_a_pending_one(
-    page: Any, predictor: Predictor, image_file: Callable[..., bytes]
-) -> None:
+def test_second_image_replaces_a_pending_one(page, predictor, image_file):
     predictor.model.gate.clear()
     choose(page, "first.png", "image/png", image_file(60, 120))
     time.sleep(0.2)

@@ -44,9 +44,7 @@ def weights(tiny_config: Callable[..., CfgNode], tmp_path: Path) -> str:
 
 
 @pytest.mark.slow
-def test_every_request_is_answered_under_load_and_at_the_end(
-    weights: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_request_is_answered_under_load_and_at_the_end(weights, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     process, port = start_server(weights, "--batch-size", "2", "--threshold", "0")
     try:
@@ -151,14 +149,14 @@ GET = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
         b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\nabc",
     ],
 )  # fmt: skip
-def test_connections_without_a_request_are_closed(connect: Connect, text: bytes) -> None:
+def test_connections_without_a_request_are_closed(connect, text):
     with serving(limit=100, seconds=SECONDS) as port:
         start = time.monotonic()
         assert is_closed(connect(port, text))
         assert SECONDS / 2 < time.monotonic() - start < 5
 
 
-def test_client_that_does_not_read_is_closed(connect: Connect) -> None:
+def test_client_that_does_not_read_is_closed(connect):
     with serving(limit=100, seconds=SECONDS) as port:
         one = connect(port, b"GET /large HTTP/1.1\r\nHost: a\r\n\r\n")
         time.sleep(4 * SECONDS)
@@ -169,12 +167,12 @@ def test_client_that_does_not_read_is_closed(connect: Connect) -> None:
         assert received < 10_000_000
 
 
-def test_busy_connections_are_kept() -> None:
+def test_busy_connections_are_kept():
     with serving(limit=100, seconds=SECONDS) as port:
         assert is_answered(port, "/slow")
 
 
-def test_idle_clients_do_not_keep_others_out(connect: Connect) -> None:
+def test_idle_clients_do_not_keep_others_out(connect):
     with serving(limit=20, seconds=60) as port:
         idle = [connect(port, b"GET / HTTP/1.1\r\nX: ") for _ in range(50)]
         assert is_answered(port)
@@ -183,7 +181,7 @@ def test_idle_clients_do_not_keep_others_out(connect: Connect) -> None:
         assert not is_closed(idle[-1])
 
 
-def test_rate_of_log_messages(caplog: pytest.LogCaptureFixture) -> None:
+def test_rate_of_log_messages(caplog):
     logger = logging.getLogger("test_rate_of_log_messages")
     logger.addFilter(RateLimit())
     for number in range(100):
@@ -192,7 +190,7 @@ def test_rate_of_log_messages(caplog: pytest.LogCaptureFixture) -> None:
     assert [record.getMessage() for record in caplog.records] == ["message 0", "another place"]
 
 
-def test_rate_of_failed_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rate_of_failed_batches(monkeypatch):
     """A filter of a logger does not see the messages of the loggers below it."""
     predictor: Any = SimpleNamespace()
     for name in ("uvicorn.error", "asyncio", app_module.__name__):

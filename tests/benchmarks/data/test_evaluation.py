@@ -9,7 +9,7 @@ from detlite.evaluation.ground_truth import check_results, read_ground_truth
 from tests.builders import make_coco
 
 
-def test_generated_data_have_the_statistics_of_coco() -> None:
+def test_generated_data_have_the_statistics_of_coco():
     content, results = generate(60, 20)
     truth = make_coco(content)
     rows = content["annotations"]
@@ -26,7 +26,7 @@ def test_generated_data_have_the_statistics_of_coco() -> None:
 
 
 @pytest.mark.slow
-def test_metrics_agree_with_pycocotools() -> None:
+def test_metrics_agree_with_pycocotools():
     rows = list(benchmark_evaluation(images=8, detections=20))
     for kind in ("bbox", "segm"):
         own, other = [row for row in rows if row.kind == kind][:2]

@@ -1,7 +1,5 @@
 """torchvision's models in the learning curves."""
 
-from pathlib import Path
-
 import pytest
 import torch
 from torch import nn
@@ -10,9 +8,7 @@ from torchvision.ops import FrozenBatchNorm2d
 from benchmarks.learning_curve import torchvision_maskrcnn as program
 
 
-def test_same_layers_are_frozen_as_with_downloaded_weights(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_same_layers_are_frozen_as_with_downloaded_weights(monkeypatch):
     monkeypatch.setattr(torch, "load", lambda *_, **__: {})
     monkeypatch.setattr(nn.Module, "load_state_dict", lambda *_: None)
     with torch.device("meta"):
@@ -26,7 +22,7 @@ def test_same_layers_are_frozen_as_with_downloaded_weights(
     assert trained == {"layer2", "layer3", "layer4"}
 
 
-def test_lite0_backbone_has_the_given_weights(tmp_path: Path) -> None:
+def test_lite0_backbone_has_the_given_weights(tmp_path):
     timm = pytest.importorskip("timm", reason="timm is not installed")
     net = timm.create_model("tf_efficientnet_lite0", num_classes=0)
     state = {f"backbone.body.net.{name}": value for name, value in net.state_dict().items()}
