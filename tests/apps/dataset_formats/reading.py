@@ -9,9 +9,9 @@ from detlite.apps.dataset_formats.labeled_dataset import Conversion, LabeledData
 from detlite.files.errors import DataError
 
 
-def read_set(folder: Path, conversion: Conversion | None = None) -> LabeledDataset:
-    """Return the training set of a folder, with the options `conversion`."""
-    return read_folder(folder, conversion or Conversion())[1]["train"]
+def read_set(folder: Path, *masks: str, skip_bad: bool = False) -> LabeledDataset:
+    """Return the training set of a folder; `masks` is the meaning of mask files."""
+    return read_folder(folder, Conversion(*masks, skip_bad=skip_bad))[1]["train"]
 
 
 def check_refused(folder: Path, problem: str, file: Path | None = None) -> None:

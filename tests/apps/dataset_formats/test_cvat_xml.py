@@ -3,7 +3,7 @@
 from detlite.apps.dataset_formats.find_annotations import read_folder
 from detlite.apps.dataset_formats.labeled_dataset import Conversion, to_coco
 from detlite.structures.masks.formats import to_bitmap
-from tests.apps.dataset_formats.reading import check_refused
+from tests.apps.dataset_formats.reading import check_refused, read_set
 
 IMAGES = """<?xml version="1.0"?><annotations><version>1.1</version><meta/>
 <image id="0" name="sub/a.jpg" width="60" height="40" subset="Train">
@@ -55,7 +55,7 @@ def test_only_bad_frames_and_images_are_skipped(tmp_path, image, text):
     content = VIDEO.replace('<box frame="1"', "<box").replace("</track>", "</track><image/>")
     text(tmp_path / "annotations.xml", content.replace("<annotations>", '<annotations count="1">'))
     check_refused(tmp_path, r"xml: image 1: is not .*'name'.*xml: track 1: .*'frame'")
-    images = read_folder(tmp_path, Conversion(skip_bad=True))[1]["train"].images
+    images = read_set(tmp_path, skip_bad=True).images
     assert [i.file.stem for i in images] == ["frame_000000"]
 
 
@@ -63,7 +63,7 @@ def test_frames_of_a_video(tmp_path, image, text):
     for number in range(3):
         image(tmp_path / f"images/frame_{number:06d}.png")
     text(tmp_path / "annotations.xml", VIDEO)
-    images = read_folder(tmp_path)[1]["train"].images
+    images = read_set(tmp_path).images
     assert [(i.file.stem, i.objects[0].box[0]) for i in images] == [
         ("frame_000000", 1), ("frame_000001", 2),
     ]  # fmt: skip

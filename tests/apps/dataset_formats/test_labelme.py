@@ -10,11 +10,11 @@ import torch
 from PIL import Image
 
 from detlite.apps.dataset_formats.find_annotations import read_folder
-from detlite.apps.dataset_formats.labeled_dataset import Conversion, to_coco
+from detlite.apps.dataset_formats.labeled_dataset import to_coco
 from detlite.apps.exporters import to_labelme
 from detlite.files.errors import DataError
 from detlite.structures.masks.formats import to_bitmap
-from tests.apps.dataset_formats.reading import check_refused
+from tests.apps.dataset_formats.reading import check_refused, read_set
 
 
 def shape(label, points, kind="polygon", **more):
@@ -69,7 +69,7 @@ def test_group_of_shapes_is_one_object(write, tmp_path):
 def test_parts_of_objects_and_other_images_are_reported(write, tmp_path, image):
     write(*(shape("dog", TRIANGLE, group_id=0) for _ in range(3)), imagePath="b.jpg")
     image(tmp_path / "b.jpg")
-    named, parts, unlabeled = read_folder(tmp_path)[1]["train"].findings
+    named, parts, unlabeled = read_set(tmp_path).findings
     assert (parts.what, parts.count, parts.entry) == ("parts of objects", 2, "shape")
     assert named.what == "label files with the name of another image"
     assert "b.jpg" in named.example
@@ -138,7 +138,7 @@ def test_two_files_of_the_same_image(write, tmp_path, split):
     other.rename(tmp_path / split / "first.json")
     write(shape("cat", TRIANGLE))
     check_refused(tmp_path, r"a\.jpg: two files or entries label this image")
-    dataset = read_folder(tmp_path, Conversion(skip_bad=True))[1]["train"]
+    dataset = read_set(tmp_path, skip_bad=True)
     assert [one.category for image in dataset.images for one in image.objects] == ["cat"]
     assert "The first one is used." in str(next(iter(dataset.findings)))
 
@@ -224,8 +224,7 @@ def test_images_in_json_files(write, tmp_path):
     write(shape("dog", TRIANGLE), name="sub", imageData=text)
     data = picture.read_bytes()
     picture.unlink()
-    _, sets = read_folder(tmp_path)
-    (image,) = sets["train"].images
+    (image,) = read_set(tmp_path).images
     assert image.file == tmp_path / "detlite/images/sub.jpeg"
     assert image.file.read_bytes() == data
     assert file.exists()

@@ -11,7 +11,7 @@ from detlite.apps.dataset_formats.label_images import label_pieces
 from detlite.apps.dataset_formats.labeled_dataset import Conversion, to_coco
 from detlite.files.errors import DataError
 from detlite.structures.masks.formats import to_bitmap
-from tests.apps.dataset_formats.reading import check_refused
+from tests.apps.dataset_formats.reading import check_refused, read_set
 
 
 def save(path, pixels):
@@ -54,21 +54,33 @@ def test_label_images(tmp_path, image, dtype):
     assert "images without a mask file: 1 image" in " ".join(map(str, dataset.findings))
 
 
-def test_every_color_is_an_object(tmp_path, image):
-    image(tmp_path / "images/a.jpg")
-    colors = np.zeros((40, 60, 3), np.uint8)
-    colors[5:15, 10:20] = [0, 255, 0]
-    colors[5:15, 20:40] = [0, 255, 1]
-    save(tmp_path / "masks/a.png", colors)
-    assert_two_objects(to_coco(read(tmp_path))["annotations"])
+COLORS = np.zeros((40, 60, 3), np.uint8)
+COLORS[5:15, 10:20] = [0, 255, 0]
+COLORS[5:15, 20:40] = [0, 255, 1]
+ONE, OTHER = ((two_objects() == value).astype(np.uint8) * 255 for value in (3, 200))
 
 
-@pytest.mark.parametrize("own", [True, False])
-def test_one_file_for_each_object(tmp_path, image, own):
-    image(tmp_path / ("a/images/a.png" if own else "images/a.png"))
-    for name, value in (("x1", 3), ("x2", 200)):
-        place = f"a/masks/{name}.png" if own else f"masks/a/{name}.png"
-        save(tmp_path / place, (two_objects() == value).astype(np.uint8) * 255)
+@pytest.mark.parametrize(
+    ("photo", "masks"),
+    [
+        ("images/a.jpg", {"masks/a.png": COLORS}),  # every color is an object
+        ("images/a.png", {"masks/a/x1.png": ONE, "masks/a/x2.png": OTHER}),
+        ("a/images/a.png", {"a/masks/x1.png": ONE, "a/masks/x2.png": OTHER}),
+        ("PNGImages/a.png", {"PedMasks/a_mask.png": two_objects()}),
+        ("images/train/a.png", {"masks/train/a.png": two_objects()}),
+        ("train/images/a.jpg", {"train/masks/a_label.tif": two_objects()}),
+        ("set/a.png", {"set/a_cp_masks.png": two_objects()}),
+        ("JPEGImages/a.jpg", {"SegmentationObject/a.png": two_objects()}),
+        ("imgs/a.b.jpg", {"gt/a.b.png": two_objects()}),
+        ("images/a.png", {"masks/mask_a.png": two_objects()}),
+        ("images/a.png", {"masks/a.tif": two_objects(np.float32)}),
+        ("images/a.jpg", {"masks/a.png": two_objects(), "masks/.hidden/b.png": two_objects()}),
+    ],
+)
+def test_usual_files(tmp_path, image, photo, masks):
+    image(tmp_path / photo)
+    for name, pixels in masks.items():
+        save(tmp_path / name, pixels)
     assert_two_objects(to_coco(read(tmp_path))["annotations"])
 
 
@@ -81,55 +93,46 @@ def test_category_folders(tmp_path, image):
     assert [row["category_id"] for row in content["annotations"]] == [1, 2, 2]
 
 
-def test_masks_next_to_category_folders(tmp_path, image):
-    image(tmp_path / "images/a.jpg")
-    file = save(tmp_path / "masks/a.png", two_objects())
-    save(tmp_path / "masks/.hidden/b.png", two_objects())
-    assert_two_objects(to_coco(read(tmp_path))["annotations"])
-    save(tmp_path / "masks/worm/a.png", two_objects())
-    check_refused(tmp_path, r"is next to folders of categories \(worm\)", file)
+DAMAGED = b"\x89PNG\r\n\x1a\n and no more"
 
 
 @pytest.mark.parametrize(
     ("name", "pixels", "problem"),
     [
-        (
-            "masks/a.png",
-            np.ones((40, 59), np.uint8),
-            "its size is 59x40 .*, but its image is 60x40",
-        ),
+        ("masks/a.png", two_objects()[:, :59], "its size is 59x40 .*, but its image is 60x40"),
+        ("masks/a.png", DAMAGED, "the mask is damaged"),
         ("masks/b.png", two_objects(), "no image has the name"),
         ("masks/a.jpg", two_objects(), "masks need a lossless format"),
         ("masks/a.webp", two_objects(), "masks need a lossless format"),
         ("masks/a.png", np.dstack([two_objects()] * 3 + [two_objects() // 2]), "like BDD100K"),
         ("ADE_train_0_seg.png", two_objects(), "the colors of ADE20K are not supported"),
-        (
-            "masks/a/1.png",
-            np.zeros((40, 60), np.uint8),
-            "the mask is empty: no pixel",
-        ),
+        ("masks/a/1.png", np.zeros((40, 60), np.uint8), "the mask is empty: no pixel"),
+        # Fractions are probabilities, or labels after resizing.
+        ("masks/a.tif", two_objects(np.float32) / 4, r"has the value 0\.75: .* whole numbers"),
+        ("masks/a.tif", two_objects(np.int32) - 1, "has the value -1: .* whole numbers from 0"),
     ],
 )
 def test_invalid_mask(tmp_path, image, name, pixels, problem):
     for one in ("a", "c"):
         image(tmp_path / f"images/{one}.jpg")
     save(tmp_path / "masks/c.png", two_objects())
-    file = save(tmp_path / name, pixels)
-    check_refused(tmp_path, problem, file)
+    if isinstance(pixels, bytes):
+        (tmp_path / name).write_bytes(pixels)
+    else:
+        save(tmp_path / name, pixels)
+    check_refused(tmp_path, problem, tmp_path / name)
 
 
-def test_damaged_mask(tmp_path, image):
+def test_invalid_folders(tmp_path, image):
     image(tmp_path / "images/a.jpg")
-    file = save(tmp_path / "masks/a.png", two_objects())
-    file.write_bytes(file.read_bytes()[:60])
-    check_refused(tmp_path, r"a\.png: the mask is damaged")
-
-
-def test_masks_without_objects(tmp_path, image):
-    image(tmp_path / "images/a.jpg")
-    save(tmp_path / "masks/a.png", np.zeros((40, 60), np.uint8))
+    file = save(tmp_path / "masks/b_cat.png", two_objects())
+    check_refused(tmp_path, rf"{file} seems to be a mask, but no image has its name")
+    file.unlink()
+    file = save(tmp_path / "masks/a.png", np.zeros((40, 60), np.uint8))
     with pytest.raises(DataError, match="none of 1 images has a labeled object"):
         to_coco(read(tmp_path))
+    save(tmp_path / "masks/worm/a.png", two_objects())
+    check_refused(tmp_path, r"is next to folders of categories \(worm\)", file)
 
 
 def semantic():
@@ -156,10 +159,7 @@ def filled():
 @pytest.mark.parametrize(
     ("pixels", "doubt"),
     [
-        (
-            semantic(),
-            r"1 of 1 have a value of several separate pieces .*2 pieces of the value 1 in",
-        ),
+        (semantic(), "1 of 1 have a value of several separate pieces .*2 pieces of the value 1 in"),
         (semantic() // 2 * 255 + (semantic() == 1) * np.uint8(255), "several separate pieces"),
         (smoothed(), "gray edges"),
         (np.repeat(smoothed()[:, :, None], 3, axis=2), "gray edges"),
@@ -212,31 +212,19 @@ def test_few_values_that_count_as_objects_are_reported(tmp_path, image, counts):
 def test_meaning_of_masks(tmp_path, image, masks, pixels, expected):
     image(tmp_path / "images/a.jpg")
     save(tmp_path / "masks/a.png", pixels)
-    _, sets = read_folder(tmp_path, Conversion(masks))
-    assert [obj.category for obj in sets["train"].images[0].objects] == expected
-    boxes = [obj.box for obj in sets["train"].images[0].objects]
+    dataset = read_set(tmp_path, masks)
+    assert [obj.category for obj in dataset.images[0].objects] == expected
+    boxes = [obj.box for obj in dataset.images[0].objects]
     assert min(boxes)[:2] == pytest.approx((2, 2), abs=1)
 
 
 def test_a_background_that_counts_as_an_object_is_reported(tmp_path, image):
     image(tmp_path / "images/a.jpg")
     save(tmp_path / "masks/a.png", filled())
-    _, sets = read_folder(tmp_path, Conversion("connected"))
-    (finding,) = sets["train"].findings
+    (finding,) = read_set(tmp_path, "connected").findings
     assert str(finding).startswith(
         "mask images that have a background that is not 0 and would count"
     )
-
-
-def test_fractions_are_refused(tmp_path, image):
-    """Fractions are probabilities, or labels after resizing."""
-    image(tmp_path / "images/a.png")
-    file = save(tmp_path / "masks/a.tif", two_objects().astype(np.float32))
-    assert_two_objects(to_coco(read(tmp_path))["annotations"])
-    save(file, two_objects().astype(np.float32) / 4)
-    check_refused(tmp_path, r"^[^ ]+a\.tif: has the value 0\.75: .* whole numbers")
-    save(file, two_objects().astype(np.int32) - 1)
-    check_refused(tmp_path, r"^[^ ]+a\.tif: has the value -1: .* whole numbers from 0")
 
 
 def test_lossless_webp(tmp_path, image):
@@ -257,8 +245,7 @@ def test_values_with_categories_are_asked_about(tmp_path, image, code, of):
         save(tmp_path / f"masks/{name}.png", pixels)
     problem = rf"3 of 3 have values of category \* {code} \+ number, as in {of}"
     check_refused(tmp_path, problem)
-    _, sets = read_folder(tmp_path, Conversion("instances"))
-    assert len(sets["train"].images[0].objects) == 7
+    assert len(read_set(tmp_path, "instances").images[0].objects) == 7
 
 
 def test_mask_names_with_numbers(tmp_path, image):
@@ -268,21 +255,14 @@ def test_mask_names_with_numbers(tmp_path, image):
         for number in range(2):
             save(tmp_path / f"masks/{name}_{number}.png", two_objects() == 3)
     save(tmp_path / "masks/a_mask_2.png", two_objects() == 200)
-    _, sets = read_folder(tmp_path)
-    assert [len(one.objects) for one in sets["train"].images] == [2, 3]
-
-
-def test_names_without_an_image(tmp_path, image):
-    image(tmp_path / "images/a.jpg")
-    file = save(tmp_path / "masks/b_cat.png", two_objects())
-    check_refused(tmp_path, rf"{file} seems to be a mask, but no image has its name")
+    assert [len(one.objects) for one in read_set(tmp_path).images] == [2, 3]
 
 
 def test_gray_edges_of_single_objects(tmp_path, image):
     image(tmp_path / "images/a.jpg")
     save(tmp_path / "masks/a/1.png", smoothed())
-    _, sets = read_folder(tmp_path)
-    (obj,), (finding,) = sets["train"].images[0].objects, sets["train"].findings
+    dataset = read_set(tmp_path)
+    (obj,), (finding,) = dataset.images[0].objects, dataset.findings
     assert to_bitmap(obj.segmentation, 40, 60).sum() == (smoothed() > 127).sum()
     assert finding.what == "gray edges in mask images"
 
@@ -290,8 +270,7 @@ def test_gray_edges_of_single_objects(tmp_path, image):
 def test_jpeg_masks_of_black_and_white(tmp_path, image):
     image(tmp_path / "images/a.png")
     save(tmp_path / "masks/a.jpg", (semantic() > 0).astype(np.uint8) * 255)
-    _, sets = read_folder(tmp_path, Conversion("connected"))
-    assert [obj.box for obj in sets["train"].images[0].objects] == [
+    assert [obj.box for obj in read_set(tmp_path, "connected").images[0].objects] == [
         (2, 2, 8, 8), (30, 2, 10, 8), (2, 20, 8, 10),
     ]  # fmt: skip
 
@@ -301,9 +280,9 @@ def test_void_of_voc(tmp_path, image):
     pixels = two_objects() // 100 + (two_objects() == 3).astype(np.uint8)
     pixels[4, 10:20] = pixels[30, 30:50] = 255
     save(tmp_path / "masks/a.png", pixels)
-    _, sets = read_folder(tmp_path)
-    assert len(sets["train"].images[0].objects) == 2
-    finding, _ = sets["train"].findings
+    dataset = read_set(tmp_path)
+    assert len(dataset.images[0].objects) == 2
+    finding, _ = dataset.findings
     assert finding.what == "the value 255 in mask images"
 
 
@@ -316,26 +295,7 @@ def test_alpha_channel(tmp_path, image, is_photo):
         pixels = np.random.default_rng(0).integers(0, 256, (40, 60, 4), np.uint8)
     pixels[..., 3] = (semantic() == 2) * 255
     save(tmp_path / "masks/a.png", pixels)
-    _, sets = read_folder(tmp_path)
-    assert [obj.box for obj in sets["train"].images[0].objects] == [(30, 2, 10, 8)]
-
-
-@pytest.mark.parametrize(
-    ("photo", "mask"),
-    [
-        ("PNGImages/a.png", "PedMasks/a_mask.png"),
-        ("images/train/a.png", "masks/train/a.png"),
-        ("train/images/a.jpg", "train/masks/a_label.tif"),
-        ("set/a.png", "set/a_cp_masks.png"),
-        ("JPEGImages/a.jpg", "SegmentationObject/a.png"),
-        ("imgs/a.b.jpg", "gt/a.b.png"),
-        ("images/a.png", "masks/mask_a.png"),
-    ],
-)
-def test_usual_names(tmp_path, image, photo, mask):
-    image(tmp_path / photo)
-    save(tmp_path / mask, two_objects())
-    assert_two_objects(to_coco(read(tmp_path))["annotations"])
+    assert [obj.box for obj in read_set(tmp_path).images[0].objects] == [(30, 2, 10, 8)]
 
 
 def test_splits_by_folder(tmp_path, image):
@@ -363,8 +323,7 @@ def test_categories_of_cvat_masks(tmp_path, image, text):
     (labeled,) = read(tmp_path).images
     assert [obj.category for obj in labeled.objects] == ["cat", "dog", "cat"]
     (tmp_path / "SegmentationObject/a.png").unlink()
-    _, sets = read_folder(tmp_path, Conversion("semantic"))
-    (labeled,) = sets["train"].images
+    (labeled,) = read_set(tmp_path, "semantic").images
     assert [obj.category for obj in labeled.objects] == ["cat", "dog", "cat"]
 
 
@@ -394,8 +353,7 @@ def test_bad_masks_are_skipped(tmp_path, image):
         save(tmp_path / f"masks/{name}/1.png", two_objects())
         save(tmp_path / f"masks/{name}/2.png", np.zeros((40, 60), np.uint8))
     check_refused(tmp_path, r"\(3 bad labels\)")
-    _, sets = read_folder(tmp_path, Conversion(skip_bad=True))
-    assert [len(one.objects) for one in sets["train"].images] == [1, 1, 1]
+    assert [len(one.objects) for one in read_set(tmp_path, skip_bad=True).images] == [1, 1, 1]
 
 
 def test_pieces_agree_with_scipy():

@@ -7,13 +7,13 @@ import pytest
 from PIL import Image
 
 from detlite.apps.dataset_formats.find_annotations import read_folder
-from detlite.apps.dataset_formats.labeled_dataset import Conversion, to_coco
+from detlite.apps.dataset_formats.labeled_dataset import to_coco
 from detlite.config import load_config
 from detlite.data.datasets.build import build_dataset
 from detlite.data.datasets.ground_truth import build_coco_gt
 from detlite.files.errors import DataError
 from detlite.structures.masks.formats import to_bitmap
-from tests.apps.dataset_formats.reading import check_refused
+from tests.apps.dataset_formats.reading import check_refused, read_set
 
 OBJECT = (
     "<object><name>{}</name><difficult>{}</difficult><bndbox><xmin>{}</xmin><ymin>{}</ymin>"
@@ -99,7 +99,7 @@ def test_lists_define_the_splits(voc, text):
     assert contents[0]["categories"] == contents[1]["categories"]
     text(voc / "ImageSets/Main/val.txt", "z\n")
     check_refused(voc, r"val\.txt: lists z, but no file has this name\. Fix")
-    assert len(read_folder(voc, Conversion(skip_bad=True))[1]["train"].images) == 1
+    assert len(read_set(voc, skip_bad=True).images) == 1
 
 
 @pytest.mark.parametrize("corners", [(1, 1, 20, 30), (20, 1, 1, 30)])
@@ -135,7 +135,7 @@ def test_only_a_bad_object_is_skipped(voc, text):
     objects = ("cat", 0, "a", 5, 3, 9), ("dog", 0, 3, 4, 5, 6), ("cat", "maybe", 1, 2, 8, 9)
     text(voc / "Annotations/b.xml", xml(*objects, name="b.jpg"))
     check_refused(voc, r"object 1 \(cat\): .*object 3 \(cat\): .* \(2 bad labels")
-    dataset = read_folder(voc, Conversion(skip_bad=True))[1]["train"]
+    dataset = read_set(voc, skip_bad=True)
     found = {image.file.name: image.objects for image in dataset.images}
     assert [(one.category, one.ignored) for one in found["b.jpg"]] == [
         ("dog", False),
@@ -210,7 +210,7 @@ def test_masks_of_objects(voc, image, text):
     assert unlabeled.example.endswith("c.jpg")
     bad = xml(("cat", 1, 11, 2, 30, 12), ("cat", 0, "x", 2, 30, 12), name="a.png")
     text(voc / "Annotations/a.xml", bad)
-    dataset = read_folder(voc, Conversion(skip_bad=True))[1]["train"]
+    dataset = read_set(voc, skip_bad=True)
     assert dataset.images[0].objects[0].segmentation == cat["segmentation"]
 
 
@@ -230,8 +230,7 @@ def test_bad_files_are_counted_and_skipped(voc, text):
     for name in ("c", "d", "e"):
         text(voc / f"Annotations/{name}.xml", "<annotation>")
     check_refused(voc, r"\(3 bad labels\)")
-    _, sets = read_folder(voc, Conversion(skip_bad=True))
-    assert len(sets["train"].images) == 2
+    assert len(read_set(voc, skip_bad=True).images) == 2
 
 
 def test_rotated_boxes_of_rolabelimg(voc, text):

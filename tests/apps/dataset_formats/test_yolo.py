@@ -12,7 +12,7 @@ from detlite.data.datasets.coco import CocoDataset
 from detlite.data.datasets.ground_truth import build_coco_gt
 from detlite.data.datasets.options import DatasetOptions
 from detlite.files.errors import DataError
-from tests.apps.dataset_formats.reading import check_refused
+from tests.apps.dataset_formats.reading import check_refused, read_set
 
 YAML = "path: {path}\ntrain: images/train\nval: images/val\nnc: 2\nnames: [cat, dog]\n"
 
@@ -129,7 +129,7 @@ def test_images_of_another_format_are_not_background(tmp_path, image, text):
     text(tmp_path / "classes.txt", "worm\n")
     text(tmp_path / "b.xml", "<annotation/>")
     check_refused(tmp_path, r"b\.xml: the labels of other images are text files")
-    assert len(read_folder(tmp_path, Conversion(skip_bad=True))[1]["train"].images) == 1
+    assert len(read_set(tmp_path, skip_bad=True).images) == 1
 
 
 def test_capitalized_folders(tmp_path, image, text):
@@ -236,8 +236,7 @@ def test_scores_and_keypoints(yolo, text):
 def test_bad_lines_are_counted_and_skipped(yolo, text):
     text(yolo / "labels/train/a.txt", "0 0.5 0.5 0 0.25\n0 0.5 0.5 0.5 0.25\n7 0.5 0.5 0.1 0.1\n")
     check_refused(yolo, r"line 1: .*; .*line 3: category 7 .*\(2 bad labels\)")
-    _, sets = read_folder(yolo, Conversion(skip_bad=True))
-    labeled = [one for image in sets["train"].images for one in image.objects]
+    labeled = [one for image in read_set(yolo, skip_bad=True).images for one in image.objects]
     assert [one.category for one in labeled] == ["cat", ""]
 
 
@@ -268,23 +267,23 @@ def test_keypoints_without_a_number_are_asked_about(yolo_folder, text, points):
     check_refused(yolo_folder, r"all labels look like a box with keypoints\. Write kpt_s")
     text(yolo_folder / "data.yaml", "names: [cat]\nkpt_shape: [0, 3]\n")
     if len(points) == 3:
-        polygon = read_folder(yolo_folder)[1]["train"].images[0].objects[0]
+        polygon = read_set(yolo_folder).images[0].objects[0]
         assert len(polygon.segmentation[0]) == 10
     text(
         yolo_folder / "data.yaml", f"names: [cat]\nkpt_shape: [{len(points)}, {5 - len(points)}]\n"
     )
-    pose_of = read_folder(yolo_folder)[1]["train"].images[0].objects[0]
+    pose_of = read_set(yolo_folder).images[0].objects[0]
     assert len(pose_of.keypoints) == len(points)
     text(yolo_folder / "data.yaml", "names: [cat]\n")
     text(yolo_folder / "labels/0.txt", "0 0.1 0.1 0.3 0.1 0.3 0.3 0.1 0.3 0.1 0.2\n")
     if len(points) == 3:  # an outline among them
-        assert read_folder(yolo_folder)[1]["train"].images[0].objects[0].segmentation
+        assert read_set(yolo_folder).images[0].objects[0].segmentation
 
 
 def test_names_must_agree(yolo_folder, text):
     text(yolo_folder / "yolov5/coco.yaml", "names: [person]\n")
     text(yolo_folder / "labels/classes.txt", "cat\n")
-    assert read_folder(yolo_folder)[1]["train"].categories == ["cat"]
+    assert read_set(yolo_folder).categories == ["cat"]
     for name in ("other.yaml", "labels/classes.txt"):
         file = text(yolo_folder / name, "names: [dog]\n" if ".yaml" in name else "dog\n")
         problem = rf"{file}: its names differ from those of {yolo_folder}/data.yaml: remove one"
@@ -293,7 +292,7 @@ def test_names_must_agree(yolo_folder, text):
         file.unlink()
     text(yolo_folder / "labels/classes.txt", "horse\n")
     text(yolo_folder / "data.yaml", "nc: 1\ntrain: images\n")
-    assert read_folder(yolo_folder)[1]["train"].categories == ["horse"]
+    assert read_set(yolo_folder).categories == ["horse"]
 
 
 @pytest.mark.parametrize("names", ["classes.txt", "data.yaml", "none.md"])
