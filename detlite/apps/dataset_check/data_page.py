@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from PIL import Image
 
-from detlite.apps.drawing.detections import Color, contact_sheet, draw_detections
-from detlite.apps.drawing.html_page import crop_window, draw_crop, jpeg, render
+from detlite.apps.drawing.contact_sheet import side_by_side
+from detlite.apps.drawing.detections import Color, draw_detections
+from detlite.apps.drawing.html_page import crop_window, draw_window, jpeg, render
 from detlite.data.images.reading import read_image
 from detlite.data.images.sources import image_file_of
 from detlite.files.errors import DataError
@@ -97,12 +97,11 @@ def _image(
     names = [{"id": key, "name": name} for key, name in inspection.categories.items()]
     colors = None if suspicious is None else [_SUSPICIOUS_COLOR]
     drawn = draw_detections(
-        image, target, names or _NO_NAMES, min_side=_SIDE, colors=colors,
+        image, target, names or _NO_NAMES, min_side=_SIDE, max_side=_SIDE, colors=colors,
         tags=None if suspicious is None else False,
     )  # fmt: skip
-    drawn.thumbnail((_SIDE, _SIDE), Image.Resampling.LANCZOS)
     if colors:
         window = crop_window(xywh[0].numpy(), *image.shape[-2:])
-        inset = draw_crop(image, window, xywh.numpy(), None, [""], colors)
-        drawn = contact_sheet([drawn, inset], columns=2, cell=_SIDE, gap=4)
+        inset = draw_window(image, window, xywh.numpy(), [None], [""], colors)
+        drawn = side_by_side([drawn, inset])
     return {"source": jpeg(drawn), "text": text}

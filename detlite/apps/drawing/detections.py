@@ -1,8 +1,8 @@
-"""Draw detections on images, and join images to contact sheets."""
+"""Draw detections on images."""
 
 import colorsys
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,8 @@ _UNMEASURED_THRESHOLD = 0.5
 _SMALL_SIDE = 32  # smaller drawn objects have only an outline (square root of the area in pixels)
 _CROWD = 50  # images with more objects have only outlines, without tags
 _FILL, _EDGE = 102, 229  # opacity of masks, of 255
+_BORDER: Color = (16, 16, 16)
+_UNTRACKED: Color = (190, 190, 190)  # detections without a track, next to tracks
 
 
 @EXPORTERS.register("image")
@@ -31,13 +33,14 @@ def draw_detections(
     categories: Sequence[dict[str, Any]],
     min_score: float | None = None,
     min_side: int = 480,
+    max_side: int | None = None,
     colors: Sequence[Color] | None = None,
     tags: bool | None = None,
 ) -> Image.Image:
     """Draw each object's box, tag, and mask and keypoints if present, on a copy of an image.
 
     Lines and tags scale with the image and the objects. Small and crowded objects have only an
-    outline.
+    outline. Dark borders separate other lines from an image of the same color.
 
     Args:
         image: a PIL image, or uint8 RGB [3, H, W].
@@ -50,22 +53,28 @@ def draw_detections(
             or 0.5.
         min_side: smaller images are enlarged by an integer factor to a longer side of at least
             this, so that lines and tags do not cover the objects.
+        max_side: larger images are shrunk before drawing to a longer side of this, so that lines
+            and tags stay readable; None: they keep their size.
         colors: RGB colors of the N objects; None: a color for each category or track.
-        tags: write name and score on each object, or on none. None: where there is room, and no
-            name if there is a single category.
+        tags: write name and score on each object, or on none. None: where there is room or if
+            there are tracks, and no name if there is a single category.
     """
     if isinstance(image, Tensor):
         image = Image.fromarray(composite_rgb(image).permute(1, 2, 0).cpu().numpy())
     canvas = image.convert("RGB")
     size = canvas.size
-    factor = max(1, math.ceil(min_side / max(size)))
-    if factor > 1:
-        canvas = canvas.resize((size[0] * factor, size[1] * factor), Image.Resampling.BICUBIC)
+    scale: float = max(1, math.ceil(min_side / max(size)))
+    if max_side is not None:
+        scale = min(scale, max_side / max(size))
+    if scale != 1:
+        width, height = (max(1, round(side * scale)) for side in size)
+        canvas = canvas.resize((width, height), Image.Resampling.BICUBIC)
     if min_score is None:
         min_score = getattr(detections, "threshold", None) or _UNMEASURED_THRESHOLD
     scores = detections["scores"].tolist() if "scores" in detections else None
-    labels, boxes = detections["labels"].tolist(), (detections["boxes"] * factor).tolist()
+    labels, boxes = detections["labels"].tolist(), (detections["boxes"] * scale).tolist()
     tracks = detections.get("track_ids") or [None] * len(labels)
+    tracked = "track_ids" in detections
     names = [category["name"] for category in categories_of(detections["labels"], categories)]
     shown = [i for i in range(len(labels)) if scores is None or scores[i] >= min_score]
     crowded = len(shown) > _CROWD
@@ -76,29 +85,34 @@ def draw_detections(
             names[i] if tags or len(categories) > 1 else "",
             f"{scores[i]:.2f}" if scores else "",
         ]
-        color = colors[i] if colors else category_color(tracks[i] or labels[i])
+        color = category_color(tracks[i] or labels[i])
+        if colors or (tracked and tracks[i] is None):
+            color = colors[i] if colors else _UNTRACKED
         text = " ".join(filter(None, words))
         objects.append(_Object(boxes[i], text, color, max(canvas.size), crowded))
     last_first = [*zip(shown, objects, strict=True)][::-1]  # the highest score on top
     masked = set()
     if "masks" in detections:
         bitmaps = ((obj, _bitmap(detections["masks"], i, size)) for i, obj in last_first)
-        masked = {obj for obj, bitmap in bitmaps if _draw_mask(canvas, bitmap, obj)}
+        masked = {obj for obj, bitmap in bitmaps if _draw_mask(canvas, bitmap, obj, scale)}
     draw = ImageDraw.Draw(canvas)
     for i, obj in last_first:
         if obj.filled or obj not in masked:
             x1, y1, x2, y2 = obj.box
             # x2 and y2 are one after the last pixel. PIL refuses negative sides.
-            corners = (x1, y1, max(x1, x2 - 1), max(y1, y2 - 1))
-            draw.rectangle(corners, outline=obj.color, width=obj.line)
+            x2, y2 = max(x1, x2 - 1), max(y1, y2 - 1)
+            if border := obj.border:
+                outer = (x1 - border, y1 - border, x2 + border, y2 + border)
+                draw.rectangle(outer, outline=_BORDER, width=border)
+            draw.rectangle((x1, y1, x2, y2), outline=obj.color, width=obj.line)
         if "keypoints" in detections:
             radius = 2 * obj.line
-            for x, y, visibility in (detections["keypoints"][i] * factor).tolist():
+            for x, y, visibility in (detections["keypoints"][i] * scale).tolist():
                 if visibility > 0:
                     corners = (x - radius, y - radius, x + radius, y + radius)
                     draw.ellipse(corners, fill=obj.color, outline="white")
     if tags is not False:
-        _draw_tags(draw, objects, canvas.size, bool(tags))
+        _draw_tags(draw, objects, canvas.size, tags or (tracked and not crowded))
     return canvas
 
 
@@ -111,8 +125,9 @@ class _Object:
         x1, y1, x2, y2 = box
         side = math.sqrt(max(x2 - x1, 0) * max(y2 - y1, 0))
         self.box, self.text, self.color = (x1, y1, x2, y2), text, color
-        self.line = round(max(1, image_side / 1000, min(image_side / 320, side / 16)))
+        self.line = round(max(1, image_side / 1000, min(max(image_side / 320, 2), side / 16)))
         self.filled = side >= _SMALL_SIDE and not crowded
+        self.border = max(1, self.line // 3) if self.filled else 0
         self.smallest_font = max(10, round(image_side / 90))
         self.font = round(min(max(self.smallest_font, image_side / 45), side / 5))
         if self.font < self.smallest_font or crowded:
@@ -139,25 +154,39 @@ def _bitmap(masks: Any, index: int, size: tuple[int, int]) -> np.ndarray:
     return bitmap != 0
 
 
-def _draw_mask(canvas: Image.Image, bitmap: np.ndarray, style: _Object) -> bool:
+def _draw_mask(canvas: Image.Image, bitmap: np.ndarray, style: _Object, scale: float) -> bool:
     """Draw the edge of a mask, and fill it if it is not small; return False if it is empty."""
     mask = Image.fromarray(bitmap.astype(np.uint8) * 255)
     bounds = mask.getbbox()
     if bounds is None:
         return False
-    factor, line = canvas.width // mask.width, style.line
-    mask = mask.crop(bounds)
-    if factor > 1:  # smooth the edge of an enlarged mask
-        mask = ImageOps.scale(mask, factor, Image.Resampling.BILINEAR)
-        mask = mask.point([0] * 128 + [255] * 128)
-    padded = inner = ImageOps.expand(mask, line)
-    for shift in ((line, 0), (-line, 0), (0, line), (0, -line)):
-        inner = ImageChops.darker(inner, ImageChops.offset(padded, *shift))
-    fill = Image.new("L", mask.size, _FILL if style.filled else 0)
-    edge = ImageChops.darker(mask, Image.new("L", mask.size, _EDGE))
-    alpha = Image.composite(fill, edge, ImageOps.crop(inner, line))
-    canvas.paste(style.color, (bounds[0] * factor, bounds[1] * factor), alpha)
-    return True
+    left, top = (math.floor(side * scale) for side in bounds[:2])
+    right, bottom = (math.ceil(side * scale) for side in bounds[2:])
+    source = left / scale, top / scale, right / scale, bottom / scale
+    source = (*source[:2], min(source[2], mask.width), min(source[3], mask.height))
+    mask = mask.resize((right - left, bottom - top), Image.Resampling.BILINEAR, source)
+    mask = mask.point([0] * 128 + [255] * 128)
+    line, border = style.line, style.border
+    padded = ImageOps.expand(mask, line + border)
+    inner = _shifted(ImageChops.darker, padded, line)
+    fill = Image.new("L", padded.size, _FILL if style.filled else 0)
+    edge = ImageChops.darker(padded, Image.new("L", padded.size, _EDGE))
+    corner = left - line - border, top - line - border
+    if border:
+        around = ImageChops.subtract(_shifted(ImageChops.lighter, padded, border), padded)
+        canvas.paste(_BORDER, corner, around)
+    canvas.paste(style.color, corner, Image.composite(fill, edge, inner))
+    return mask.getbbox() is not None
+
+
+def _shifted(
+    combine: Callable[[Image.Image, Image.Image], Image.Image], mask: Image.Image, by: int
+) -> Image.Image:
+    """Combine a mask with itself shifted in four directions: to shrink or to grow it."""
+    result = mask
+    for shift in ((by, 0), (-by, 0), (0, by), (0, -by)):
+        result = combine(result, ImageChops.offset(mask, *shift))
+    return result
 
 
 def _draw_tags(
@@ -195,28 +224,6 @@ def _overlap(first: _Box, second: _Box) -> bool:
         first[0] < second[2] and second[0] < first[2]
         and first[1] < second[3] and second[1] < first[3]
     )  # fmt: skip
-
-
-def contact_sheet(
-    images: Sequence[Image.Image], columns: int = 4, cell: int = 480, gap: int = 8
-) -> Image.Image:
-    """Arrange images in rows on white, each shrunk to fit a square of `cell` pixels."""
-    if not images:
-        raise ValueError("a contact sheet needs at least one image")
-    thumbnails = [image.copy() for image in images]
-    for thumbnail in thumbnails:
-        thumbnail.thumbnail((cell, cell), Image.Resampling.LANCZOS)
-    columns = min(columns, len(images))
-    rows = math.ceil(len(images) / columns)
-    width = max(thumbnail.width for thumbnail in thumbnails)
-    height = max(thumbnail.height for thumbnail in thumbnails)
-    sheet = Image.new("RGB", (columns * (width + gap) + gap, rows * (height + gap) + gap), "white")
-    for number, thumbnail in enumerate(thumbnails):
-        row, column = divmod(number, columns)
-        x = gap + column * (width + gap) + (width - thumbnail.width) // 2
-        y = gap + row * (height + gap) + (height - thumbnail.height) // 2
-        sheet.paste(thumbnail, (x, y))
-    return sheet
 
 
 def composite_rgb(image: Tensor) -> Tensor:

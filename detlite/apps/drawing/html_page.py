@@ -2,6 +2,7 @@
 
 import base64
 import io
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,6 @@ from detlite.apps.optional_packages import import_optional
 from detlite.structures.masks.formats import to_bitmap
 
 from .detections import Color, composite_rgb, draw_detections
-
-_SIDE = 240  # longer side of a drawn crop in pixels
 
 Window = tuple[int, int, int, int]  # left, top, right, bottom
 
@@ -53,28 +52,32 @@ def crop_window(box: np.ndarray, height: int, width: int) -> Window:
     return int(left), int(top), max(int(right), int(left) + 1), max(int(bottom), int(top) + 1)
 
 
-def draw_crop(
+def draw_window(
     pixels: torch.Tensor,
     window: Window,
     boxes: np.ndarray,
-    mask: dict[str, Any] | None,
-    texts: list[str],
-    colors: list[Color],
+    masks: Sequence[dict[str, Any] | None],
+    texts: Sequence[str],
+    colors: Sequence[Color],
+    side: int = 240,
+    tags: bool | None = True,
 ) -> Image.Image:
-    """Draw boxes into a window of an image, at the size shown in a page.
+    """Draw objects into a window of an image, at the size shown in a page.
 
     Args:
         pixels: the image, uint8 [C, H, W], drawn as by `composite_rgb`.
         window: see `crop_window`.
         boxes: float [N, 4] xywh in pixels of the image.
-        mask: COCO RLE of the first box's mask in the whole image; all masks would hide the image.
-        texts: label of each box; an empty label is not drawn.
-        colors: RGB color of each box.
+        masks: COCO RLE of each mask in the whole image; None: only the box is drawn.
+        texts: label of each object; an empty label is not drawn.
+        colors: RGB color of each object.
+        side: longer side of the drawn window, in pixels.
+        tags: as for `draw_detections`.
     """
     left, top, right, bottom = window
     part = composite_rgb(pixels[:, top:bottom, left:right])
     crop = Image.fromarray(part.permute(1, 2, 0).numpy())
-    factor = _SIDE / max(crop.size)
+    factor = side / max(crop.size)
     size = max(1, round(crop.width * factor)), max(1, round(crop.height * factor))
     crop = crop.resize(size, Image.Resampling.BICUBIC)
     corners = np.concatenate([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], axis=1)
@@ -84,12 +87,14 @@ def draw_crop(
     target: dict[str, Any] = {
         "boxes": torch.tensor(corners[kept], dtype=torch.float32).reshape(-1, 4),
         "labels": torch.arange(1, len(kept) + 1),
+        "masks": [],
     }
-    if mask is not None and 0 in kept:
-        bitmap = to_bitmap(mask, *pixels.shape[-2:])[top:bottom, left:right] * np.uint8(255)
-        resized = Image.fromarray(bitmap).resize(crop.size, Image.Resampling.BILINEAR)
-        first = torch.from_numpy(np.asarray(resized) >= 128)
-        target["masks"] = [first if n == 0 else torch.zeros_like(first) for n in kept]
+    for n in kept:
+        bitmap = np.zeros((crop.height, crop.width), bool)
+        if (mask := masks[n]) is not None:
+            cut = to_bitmap(mask, *pixels.shape[-2:])[top:bottom, left:right] * np.uint8(255)
+            bitmap = np.asarray(Image.fromarray(cut).resize(size, Image.Resampling.BILINEAR)) > 127
+        target["masks"].append(torch.from_numpy(bitmap))
     categories = [{"id": n, "name": texts[n]} for n in kept]
     colors = [colors[n] for n in kept]
-    return draw_detections(crop, target, categories, min_side=1, colors=colors, tags=True)
+    return draw_detections(crop, target, categories, min_side=1, colors=colors, tags=tags)

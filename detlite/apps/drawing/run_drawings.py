@@ -17,13 +17,15 @@ from detlite.engine.run_files import METRICS_FILE
 from detlite.files.atomic_write import atomic_open
 from detlite.inference.predictor import Predictor, build_predictor
 
-from .detections import contact_sheet, draw_detections
+from .contact_sheet import contact_sheet
+from .detections import draw_detections
 
 Curves = dict[str, list[tuple[int, float]]]
 
 # Each kind of evaluation (COCO and LVIS, VOC, region proposals) reports two of these metrics.
 _PLOTTED = ("AP", "AP50", "AP50_07", "AR@100", "AR@1000")
-_MAX_IMAGES = 12
+_MAX_IMAGES = 6
+_SHEET_WIDTH, _ROW_HEIGHT = 1600, 400  # pixels
 
 logger = logging.getLogger(__name__)
 
@@ -68,13 +70,27 @@ def write_report(folder: Path) -> None:
 
 def draw_sheet(predictor: Predictor, dataset: CocoDataset, path: Path) -> None:
     """Draw images spread over a dataset on one sheet, each with labels and then detections."""
-    step = max(len(dataset) // _MAX_IMAGES, 1)
-    drawn = []
-    for index in range(0, len(dataset), step)[:_MAX_IMAGES]:
+    labeled = [index for index in range(len(dataset)) if len(dataset.labels(index))]
+    indices = labeled or range(len(dataset))
+    step = max(len(indices) // _MAX_IMAGES, 1)
+    pairs = []
+    for index in indices[::step][:_MAX_IMAGES]:
         image, target = dataset[index]
-        for objects in (target, predictor(image, target.get("proposals"))):
-            drawn.append(draw_detections(image, objects, dataset.categories, min_score=0))
-    contact_sheet(drawn).save(path)
+        found = predictor(image, target.get("proposals"))
+        if "masks" in found:
+            number, selection = int(dataset.numbers[index]), dataset.options.selection
+            rows = dataset.index.annotations(number, selection.objects)
+            target["masks"] = [row["segmentation"] for row in rows]
+        ratio = image.shape[2] / image.shape[1]
+        # Draw at the size on the sheet, at which lines and tags are readable.
+        height = min(_ROW_HEIGHT, _SHEET_WIDTH / (2 * ratio))
+        pairs.append([
+            draw_detections(image, objects, dataset.categories, min_score=0, tags=None,
+                            max_side=round(height * max(ratio, 1)))
+            for objects in (target, found)
+        ])  # fmt: skip
+    headings = "labels", f"detections (score >= {predictor.score_thresh:.2f})"
+    contact_sheet(pairs, headings, _SHEET_WIDTH, _ROW_HEIGHT).save(path)
 
 
 def plot_metrics(metrics_file: str | Path, image_file: str | Path) -> None:
@@ -93,19 +109,25 @@ def plot_metrics(metrics_file: str | Path, image_file: str | Path) -> None:
         color, linewidth = ("black", 2.0) if name == "loss" else (None, 1.2)
         label = name.removeprefix("loss_")
         left.plot(*zip(*curve, strict=True), label=label, color=color, linewidth=linewidth)
-    for number, (name, curve) in enumerate(metrics.items()):
-        style = {"color": f"C{number // 2}", "linestyle": "--" if number % 2 else "-"}
-        right.plot(*zip(*curve, strict=True), label=name, marker="o", markersize=4, **style)
-    left.set(title="Training loss", ylim=(0, None))
-    right.set(title="Average precision, or recall (%)", ylim=(0, 100))
+    if max(map(len, metrics.values()), default=0) == 1:  # one point is no curve
+        bars = right.barh([*metrics], [curve[0][1] for curve in metrics.values()])
+        right.bar_label(bars, fmt="%.1f", padding=3)
+        right.invert_yaxis()
+        right.set(xlim=(0, 105))
+    else:
+        for number, (name, curve) in enumerate(metrics.items()):
+            style = {"color": f"C{number // 2}", "linestyle": "--" if number % 2 else "-"}
+            right.plot(*zip(*curve, strict=True), label=name, marker="o", markersize=4, **style)
+        right.set(xlabel="iteration", ylim=(0, 100))
+    left.set(title="Training loss", xlabel="iteration", ylim=(0, None))
+    right.set(title="Average precision, or recall (%)")
     for panel, curves in ((left, losses), (right, metrics)):
-        panel.set_xlabel("iteration")
         panel.grid(alpha=0.3)
         panel.spines[["top", "right"]].set_visible(False)
-        if curves:
-            panel.legend(fontsize=9)
-        else:
+        if not curves:
             panel.text(0.5, 0.5, "nothing yet", ha="center", transform=panel.transAxes)
+        elif panel.get_legend_handles_labels()[0]:
+            panel.legend(fontsize=9)
     figure.savefig(image_file, dpi=110)
 
 

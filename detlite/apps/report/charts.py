@@ -89,12 +89,12 @@ def reliability(title: str, series: Mapping[str, Calibration]) -> str:
 
 
 def lines(title: str, curves: Mapping[str, Points], label: str, markers: bool = False) -> str:
-    """Plot named curves over iterations; returns "" without curves."""
+    """Plot named curves over iterations; returns "" without a curve of at least two points."""
     from matplotlib.ticker import MaxNLocator
 
-    if not curves:
+    points = {name: tuple(zip(*curve, strict=True)) for name, curve in curves.items() if curve[1:]}
+    if not points:
         return ""
-    points = {name: tuple(zip(*curve, strict=True)) for name, curve in curves.items()}
     figure, axes = _plot(title, points, marker="o" if markers else None)
     axes.set(xlabel="iteration", ylabel=label)
     axes.set_ylim(0)

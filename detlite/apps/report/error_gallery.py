@@ -9,17 +9,18 @@ import torch
 from PIL import Image
 from pycocotools import mask as rle_codec
 
-from detlite.apps.drawing.detections import contact_sheet
-from detlite.apps.drawing.html_page import crop_window, draw_crop, jpeg
+from detlite.apps.drawing.contact_sheet import side_by_side
+from detlite.apps.drawing.html_page import crop_window, draw_window, jpeg
 from detlite.files.errors import DataError
 from detlite.structures.masks.rle import EncodedMasks
 
-from .analysis.error_types import BACKGROUND, DUPLICATE, FALSE_POSITIVE_TYPES
+from .analysis.error_types import BACKGROUND, DUPLICATE, FALSE_POSITIVE_TYPES, TRUE_POSITIVE
 from .runs import RunAnalysis
 
-_GAP = 6  # pixels between the panels
-_OBJECT_COLOR, _TARGET_COLOR = (60, 200, 90), (255, 210, 40)
-_DETECTION_COLOR, _ERROR_COLOR = (90, 180, 255), (255, 70, 50)
+_OBJECT_COLOR, _TARGET_COLOR = (240, 240, 240), (255, 210, 40)
+_DETECTION_COLOR, _ERROR_COLOR = (70, 170, 255), (255, 70, 50)
+_EXAMPLE_SIDE = 640  # longer side of an example in pixels
+_CROWD = 12  # examples with more objects have tags only where there is room
 
 
 @dataclass
@@ -37,6 +38,18 @@ class ErrorImage:
     source: str = ""  # data URI of the drawn image
 
 
+@dataclass
+class Example:
+    """An image with the outcome of all its objects and detections."""
+
+    file: str
+    right: int
+    wrong: int
+    missed: int
+    aspect: float  # width / height
+    source: str  # data URI of the drawn image
+
+
 class ErrorGallery:
     """Draws the errors of a run on a dataset: errors of masks or, without masks, of boxes.
 
@@ -52,6 +65,9 @@ class ErrorGallery:
         self.coco_gt, self.results = analyzed.coco_gt, analyzed.results
         self.max_images, self._errors = max_images, analysis.errors
         self._matches = matches = analysis.errors.matches
+        self._indices = {number: n for n, number in enumerate(self.dataset.image_ids)}
+        threshold = analysis.threshold.score if analysis.threshold else 0.5
+        self._visible = matches.pairing.scores >= threshold
         self._false_positives = np.flatnonzero(self._errors.types >= 0)
         self._undetected = np.flatnonzero((self._errors.found_by < 0) & ~matches.truth.crowd)
         self.counts = len(self._false_positives), len(self._undetected)
@@ -96,7 +112,7 @@ class ErrorGallery:
 
     def _describe(self, kind: int, detection: int, obj: int) -> str:
         if kind == BACKGROUND:
-            mask = self._detected_mask(detection)
+            mask = self._mask(detection)
             empty = mask is not None and not rle_codec.area(mask)
             return "its mask is empty" if empty else "no label there"
         if obj < 0:
@@ -107,13 +123,75 @@ class ErrorGallery:
             return f"labeled {self._object_names[obj]}"
         return "inaccurate"
 
+    def examples(self, count: int) -> list[Example]:
+        """Draw images with objects, from the best to the worst detected one.
+
+        Detections below the recommended threshold do not count. Without such a threshold, there are
+        no correct detections.
+        """
+        matches, images = self._matches, len(self._matches.truth.image_ids)
+        detected = self._visible & (self._errors.types >= TRUE_POSITIVE)
+        right = detected & (self._errors.types == TRUE_POSITIVE)
+        missed = ~matches.truth.crowd
+        missed[self._errors.objects[right]] = False
+        numbers = np.stack([
+            np.bincount(image, minlength=images)
+            for image in (matches.images[right], matches.images[detected & ~right],
+                          matches.truth.images[missed])
+        ])  # fmt: skip
+        labeled = np.flatnonzero(numbers[0] + numbers[2])
+        f1 = 2 * numbers[0] / np.maximum(2 * numbers[0] + numbers[1] + numbers[2], 1)
+        ranked = labeled[np.argsort(-f1[labeled], kind="stable")]
+        chosen = np.unique(np.linspace(0, len(ranked) - 1, min(count, len(ranked))).round())
+        examples = []
+        for image in ranked[chosen.astype(int)].tolist():
+            image_id = int(matches.truth.image_ids[image])
+            try:
+                pixels, _ = self.dataset[self._indices[image_id]]
+            except DataError:
+                continue
+            drawn = self._draw_outcomes(pixels, image, detected, right, missed)
+            file = self.coco_gt.imgs[image_id]["file_name"]
+            hits, errors, misses = numbers[:, image].tolist()
+            aspect = drawn.width / drawn.height
+            examples.append(Example(file, hits, errors, misses, aspect, jpeg(drawn)))
+        return examples
+
+    def _draw_outcomes(
+        self,
+        pixels: torch.Tensor,
+        image: int,
+        detected: np.ndarray,
+        right: np.ndarray,
+        missed: np.ndarray,
+    ) -> Image.Image:
+        """Draw the detections of an image and its missed objects, which are bool [D] and [G]."""
+        matches = self._matches
+        objects = np.flatnonzero(missed & (matches.truth.images == image)).tolist()
+        detections = np.flatnonzero(detected & (matches.images == image)).tolist()
+        several = len(self.analysis.names) > 1
+        texts, colors = [], []
+        for obj in objects:
+            texts.append(f"missed {self._object_names[obj]}" if several else "missed")
+            colors.append(_TARGET_COLOR)
+        for n in detections:
+            score = f"{matches.pairing.scores[n]:.2f}"
+            texts.append(f"{self._detection_names[n]} {score}" if several else score)
+            colors.append(_DETECTION_COLOR if right[n] else _ERROR_COLOR)
+        return draw_window(
+            pixels, (0, 0, pixels.shape[-1], pixels.shape[-2]),
+            np.concatenate([matches.truth.boxes[objects], self._boxes(detections)]),
+            [*(_rle(matches.truth.masks, g) for g in objects), *map(self._mask, detections)],
+            texts, colors, _EXAMPLE_SIDE, None if len(texts) > _CROWD else True,
+        )  # fmt: skip
+
     def _draw(self, errors: list[ErrorImage]) -> list[ErrorImage]:
         """Draw errors, reading each image once; images that cannot be read are skipped."""
         by_image = sorted(errors, key=lambda error: error.image)
         for image, group in groupby(by_image, lambda error: error.image):
             image_id = int(self._matches.truth.image_ids[image])
             try:
-                pixels, _ = self.dataset[list(self.dataset.image_ids).index(image_id)]
+                pixels, _ = self.dataset[self._indices[image_id]]
             except DataError:
                 continue
             for error in group:
@@ -123,36 +201,41 @@ class ErrorGallery:
 
     def _panels(self, pixels: torch.Tensor, error: ErrorImage) -> Image.Image:
         """Draw labels and detections around the detection, or the object if there is none."""
-        matches, threshold = self._matches, self.analysis.threshold
+        matches = self._matches
         objects = np.flatnonzero(matches.truth.images == error.image)
-        visible = matches.pairing.scores >= (threshold.score if threshold else 0.5)
-        detections = np.flatnonzero((matches.images == error.image) & visible)
+        detections = np.flatnonzero((matches.images == error.image) & self._visible)
         # The object and detection of the error come first, because the first is drawn on top.
         if error.obj >= 0:
             objects = np.append(error.obj, objects[objects != error.obj])
         if error.detection >= 0:
             detections = np.append(error.detection, detections[detections != error.detection])
-        assert self.results.boxes is not None
-        boxes = self.results.boxes[matches.pairing.index[detections]].astype(np.float64)
+        boxes = self._boxes(detections)
         center = boxes[0] if error.detection >= 0 else matches.truth.boxes[error.obj]
         window = crop_window(center, pixels.shape[-2], pixels.shape[-1])
         several = len(self.analysis.names) > 1
-        left = draw_crop(
-            pixels, window, matches.truth.boxes[objects], _rle(matches.truth.masks, error.obj),
+        left = draw_window(
+            pixels, window, matches.truth.boxes[objects],
+            [_rle(matches.truth.masks, error.obj) if g == error.obj else None for g in objects],
             [self._object_names[g] if several or g == error.obj else "" for g in objects],
             [_TARGET_COLOR if g == error.obj else _OBJECT_COLOR for g in objects],
         )  # fmt: skip
         named = f"{error.category} {error.score:.2f}"
-        right = draw_crop(
-            pixels, window, boxes, self._detected_mask(error.detection),
+        right = draw_window(
+            pixels, window, boxes,
+            [self._mask(error.detection) if d == error.detection else None for d in detections],
             [named if d == error.detection else "" for d in detections],
             [_ERROR_COLOR if d == error.detection else _DETECTION_COLOR for d in detections],
         )  # fmt: skip
-        return contact_sheet([left, right], columns=2, cell=max(left.size), gap=_GAP)
+        return side_by_side([left, right])
 
-    def _detected_mask(self, detection: int) -> dict[str, Any] | None:
+    def _boxes(self, detections: np.ndarray | list[int]) -> np.ndarray:
+        """Return boxes [N, 4] xywh."""
+        assert self.results.boxes is not None
+        return self.results.boxes[self._matches.pairing.index[detections]].astype(np.float64)
+
+    def _mask(self, detection: int) -> dict[str, Any] | None:
         masks = self.results.masks if self.analysis.kind == "segm" else None
-        return _rle(masks, int(self._matches.pairing.index[detection])) if detection >= 0 else None
+        return _rle(masks, int(self._matches.pairing.index[detection]))
 
 
 def _rle(masks: EncodedMasks | None, index: int) -> dict[str, Any] | None:

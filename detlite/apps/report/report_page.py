@@ -15,8 +15,10 @@ from . import charts
 from .error_gallery import ErrorGallery, ErrorImage
 from .metric_sections import TITLES, TemplateData, metric_section
 from .runs import Run, RunAnalysis, analyze_run, training_history
+from .verdict import verdict
 
 _MAX_IMAGE_BYTES = 4_000_000  # for a dataset's false positives, and for its missed objects
+_MAX_EXAMPLES = 6
 _LINKED_FILES = ("curves.png", "detections.png", "log.txt", "config.yaml", "evaluation.json")
 
 
@@ -88,6 +90,7 @@ def _section(
             same = list(compress(comparable, has_kind))
             sections.append(metric_section(prefix, kind, analyses, same))
     galleries = [ErrorGallery(run, math.ceil(examples / len(analyzed))) for run in analyzed]
+    shown = galleries[0].examples(min(examples, _MAX_EXAMPLES))
     false_positives = [error for gallery in galleries for error in gallery.false_positives()]
     missed = [error for gallery in galleries for error in gallery.missed_objects()]
     counts = np.sum([gallery.counts for gallery in galleries], axis=0)
@@ -97,6 +100,8 @@ def _section(
         "images": len(analyzed[0].dataset),
         "objects": int(analyzed[0].analyses["bbox"].objects.sum()),
         "is_lvis": analyzed[0].dataset.kind == "lvis",
+        "verdicts": [verdict(run) for run in analyzed],
+        "examples": shown,
         "notes": _notes(name, analyzed, comparable),
         "kinds": sections,
         "by_masks": any("segm" in run.analyses for run in analyzed),

@@ -26,7 +26,8 @@ from . import charts
 from .analysis.bootstrap import sample_images
 from .analysis.detection_analysis import DetectionAnalysis, analyze_detections
 
-# Matches the line that `run_inference` logs.
+# Match the lines that the trainer and `run_inference` log.
+_TRAINING = re.compile(r" I training on .+ \((\d+) images\) for ")
 _SPEED = re.compile(
     r" I (?P<name>.+): (?P<images>\d+) images in [\d.]+ s, (?P<rate>[\d.]+) images/s per process, "
     r"in (?P<dtype>.+)$",
@@ -44,6 +45,7 @@ class Run:
         evaluation: evaluation.json as {dataset: {kind: {metric: value}}}; empty if missing.
         lines: lines of metrics.jsonl; empty for `detlite test`.
         speeds: description of the last evaluation of each dataset in log.txt.
+        train_images: number of training images in log.txt; 0 if unknown.
     """
 
     name: str
@@ -52,6 +54,7 @@ class Run:
     evaluation: dict[str, dict[str, Any]] = field(default_factory=dict)
     lines: list[dict[str, Any]] = field(default_factory=list)
     speeds: dict[str, str] = field(default_factory=dict)
+    train_images: int = 0
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -112,7 +115,8 @@ def read_run(folder: Path, name: str) -> Run:
     lines = read_metrics(metrics) if metrics.is_file() else []
     log_text = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
     speeds = {match["name"]: match.expand(_DESCRIPTION) for match in _SPEED.finditer(log_text)}
-    return Run(name, folder, cfg, evaluation, lines, speeds)
+    trained = [int(number) for number in _TRAINING.findall(log_text)]
+    return Run(name, folder, cfg, evaluation, lines, speeds, trained[-1] if trained else 0)
 
 
 def read_results(file: Path, name: str, truth: Path, images: Path | None) -> Run:

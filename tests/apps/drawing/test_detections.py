@@ -1,4 +1,4 @@
-"""Test drawn detections and contact sheets."""
+"""Test drawn detections."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from detlite.apps.drawing.detections import category_color, contact_sheet, draw_detections
+from detlite.apps.drawing.detections import category_color, draw_detections
 from detlite.structures.masks.formats import encode_bitmap
 from detlite.structures.masks.packed import PackedMasks
 
@@ -109,14 +109,44 @@ class TestDrawDetections:
         assert (drawn[300, 500] == category_color(2)).all()
         tracked = pixels(draw_detections(gray(), target | {"track_ids": [1, None]}, TWO))
         assert (tracked[300, 100] == category_color(1)).all()
-        assert (tracked[300, 500] == category_color(2)).all()
+        red, green, blue = tracked[300, 500]
+        assert red == green == blue  # gray: it has no track
+
+    def test_every_track_has_a_tag(self):
+        boxes = torch.tensor([[100.0, 200, 140, 240], [104.0, 210, 150, 240]])
+        target = detections(boxes=boxes, track_ids=[1, 2])
+        alone = detections(boxes=boxes[1:], labels=torch.ones(1, dtype=torch.int64),
+                           scores=torch.tensor([0.6]), track_ids=[2])  # fmt: skip
+        for objects in (target, alone):
+            drawn = pixels(draw_detections(gray(), objects, ONE))
+            assert (drawn[:, 100:300] == category_color(2)).all(axis=2).sum() > 200
 
     @pytest.mark.parametrize("side", [600, 3000])
     def test_lines_scale_with_the_image(self, side):
         box = {"boxes": torch.tensor([[0.2, 0.2, 0.6, 0.6]]) * side, "labels": torch.tensor([1])}
         drawn = pixels(draw_detections(gray(side, side), box, ONE))
-        line = (drawn[side // 2, : side // 2] != 100).any(axis=1).sum()
+        color = category_color(1)
+        line = (drawn[side // 2, : side // 2] == color).all(axis=1).sum()
         assert line == round(side / 320)
+
+    def test_dark_borders_separate_lines_from_an_image_of_the_same_color(self):
+        color = category_color(1)
+        image = torch.tensor(color, dtype=torch.uint8)[:, None, None].expand(3, 600, 800)
+        masks = torch.zeros(2, 600, 800, dtype=torch.bool)
+        masks[:, 250:350, 150:250] = True
+        drawn = pixels(draw_detections(image, detections(masks=masks), ONE, tags=False))
+        assert (drawn[300, 99] < 50).all()  # next to the box
+        assert (drawn[300, 149] < 50).all()  # next to the mask
+
+    def test_large_images_are_drawn_at_their_final_size(self):
+        masks = torch.zeros(2, 600, 800, dtype=torch.bool)
+        masks[0, 200:400, 100:300] = True
+        drawn = draw_detections(gray(), detections(masks=masks), ONE, max_side=400)
+        assert drawn.size == (400, 300)
+        changed = (pixels(drawn) != 100).any(axis=2)
+        assert changed[101:199, 51:149].all()  # the mask
+        assert changed[150, 250]  # the box of the empty mask
+        assert not changed[120:180, 260:340].any()
 
     def test_small_objects_have_only_an_outline(self):
         bitmap = torch.zeros(1, 600, 800, dtype=torch.bool)
@@ -194,22 +224,3 @@ class TestDrawDetections:
         image = Image.new("L", (600, 500), 100)
         draw_detections(image, detections(), ONE)
         assert image.getextrema() == (100, 100)
-
-
-class TestContactSheet:
-    def test_rows_and_columns(self):
-        images = [Image.new("RGB", (40, 30), (k * 20, 0, 0)) for k in range(5)]
-        sheet = contact_sheet(images, columns=3, gap=10)
-        assert sheet.size == (3 * 50 + 10, 2 * 40 + 10)
-        first_row = [sheet.getpixel((30 + 50 * k, 25)) for k in range(3)]
-        assert first_row == [(0, 0, 0), (20, 0, 0), (40, 0, 0)]
-        assert sheet.getpixel((80, 65)) == (80, 0, 0)
-        assert sheet.getpixel((130, 65)) == (255, 255, 255)
-
-    def test_large_images_shrink_and_keep_their_aspect_ratio(self):
-        sheet = contact_sheet([Image.new("RGB", (1000, 500))], cell=100, gap=0)
-        assert sheet.size == (100, 50)
-
-    def test_bad_arguments(self):
-        with pytest.raises(ValueError, match="at least one image"):
-            contact_sheet([])

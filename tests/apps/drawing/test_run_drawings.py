@@ -54,10 +54,12 @@ class TestPlotMetrics:
         assert drawn == {
             "loss": [[1, 2], [2.0, 1.0]],
             "mask": [[1, 2], [1.5, 0.5]],
-            "bbox AP": [[2], [25.0]],
-            "bbox AP50": [[2], [50.0]],
-        }
-        lines.append({"iteration": 2, "evaluation": {"other": kinds}})
+        }  # one point is no curve
+        lines.append({"iteration": 4, "evaluation": {"val": kinds}})
+        plot_metrics(self.write(tmp_path, lines), tmp_path / "curves.png")
+        assert drawn["bbox AP"] == [[2, 4], [25.0, 25.0]]
+        assert drawn["bbox AP50"] == [[2, 4], [50.0, 50.0]]
+        lines.append({"iteration": 4, "evaluation": {"other": kinds}})
         plot_metrics(self.write(tmp_path, lines), tmp_path / "curves.png")
         assert "val bbox AP" in drawn
         assert "other bbox AP50" in drawn
@@ -71,13 +73,13 @@ class TestPlotMetrics:
             "voc": {"AP50": 0.5, "AP50_07": 0.25},
             "box_proposal": {"AR@100": 0.75, "ARl@100": None, "AR@1000": 1.0},
         }
-        lines = [{"iteration": 2, "evaluation": {"val": kinds}}]
+        lines = [{"iteration": n, "evaluation": {"val": kinds}} for n in (2, 4)]
         plot_metrics(self.write(tmp_path, lines), tmp_path / "curves.png")
         assert drawn == {
-            "voc AP50": [50.0],
-            "voc AP50_07": [25.0],
-            "box_proposal AR@100": [75.0],
-            "box_proposal AR@1000": [100.0],
+            "voc AP50": [50.0, 50.0],
+            "voc AP50_07": [25.0, 25.0],
+            "box_proposal AR@100": [75.0, 75.0],
+            "box_proposal AR@1000": [100.0, 100.0],
         }
 
     def test_no_lines_yet(self, tmp_path):

@@ -60,3 +60,9 @@ def test_bars_show_their_values():
 def test_sizes_of_objects_and_anchors():
     written = texts(charts.sizes("t", [3.0, 20.0, 300.0], [[16], [32, 64]]))
     assert {"objects", "anchors"} <= set(written)
+
+
+def test_one_point_is_no_curve() -> None:
+    assert charts.lines("t", {"a": [(1, 2.0)]}, "x") == ""
+    assert "b" in texts(charts.lines("t", {"a": [(1, 2.0)], "b": [(1, 2.0), (2, 1.0)]}, "x"))
+    assert "a" not in texts(charts.lines("t", {"a": [(1, 2.0)], "b": [(1, 2.0), (2, 1.0)]}, "x"))

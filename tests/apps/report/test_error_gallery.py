@@ -111,3 +111,31 @@ def test_background_detections(analyzed):
         "dog: no label there (7.png)", "cat: its mask is empty (7.png)",
     ]  # fmt: skip
     assert {error.kind for error in errors} == {"background"}
+
+
+def test_examples_mark_right_wrong_and_missed_objects(analyzed: RunAnalysis) -> None:
+    """The cat is right, a detection of low score does not count."""
+    rows = [
+        {"image_id": 7, "category_id": 3, "bbox": MISNAMED, "score": 0.9,
+         "segmentation": rle(MISNAMED)},
+        {"image_id": 7, "category_id": 5, "bbox": [100.0, 10.0, 30.0, 30.0], "score": 0.95,
+         "segmentation": rle([100.0, 10.0, 30.0, 30.0])},
+        {"image_id": 7, "category_id": 5, "bbox": MISSED, "score": 0.1,
+         "segmentation": rle([150.0, 100.0, 10.0, 40.0])},
+    ]  # fmt: skip
+    results = Results.from_coco(rows, ["bbox", "segm"])
+    analysis = analyze_detections(analyzed.coco_gt, results, "segm", np.ones((1, 1), np.uint8))
+    gallery = ErrorGallery(replace(analyzed, results=results, analyses={"segm": analysis}), 5)
+    (example,) = gallery.examples(6)
+    assert (example.file, example.right, example.wrong, example.missed) == ("7.png", 1, 1, 1)
+    assert example.aspect == 200 / 160
+    data = base64.b64decode(example.source.removeprefix("data:image/jpeg;base64,"))
+    drawn = np.asarray(Image.open(io.BytesIO(data))).astype(int) - 128
+    scale = 640 / 200
+    right, wrong, missed = (
+        drawn[round(y * scale), round(x * scale)] for x, y in ((40, 45), (115, 30), (165, 125))
+    )
+    assert right[2] > 20 > right[0]  # blue
+    assert wrong[0] > 20 > max(wrong[1:])  # red
+    assert min(missed[:2]) > 20 > missed[2]  # yellow
+    assert not gallery.examples(0)

@@ -1,0 +1,88 @@
+"""The first lines of a report: what a run achieved, on what basis, and what to do next."""
+
+from dataclasses import dataclass
+from statistics import mean
+
+from detlite.apps.drawing.html_page import percent
+
+from .analysis.detection_analysis import DetectionAnalysis
+from .metric_sections import TITLES
+from .runs import Run, RunAnalysis
+
+_STILL_FALLING = 0.1  # decrease of the loss from the fourth to the last fifth of a run
+_FEW_PASSES, _LOW_AP = 5, 0.3  # a run with less of both is too short
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Sentences about a run on a dataset; `next_step` is "" if the error types decide it."""
+
+    run: str
+    headline: str
+    meaning: str
+    basis: str
+    next_step: str
+
+
+def verdict(analyzed: RunAnalysis) -> Verdict:
+    """Describe the result of a run on a dataset."""
+    run = analyzed.run
+    analysis = analyzed.analyses.get("segm") or analyzed.analyses["bbox"]
+    values = {
+        TITLES[kind].lower(): result.metrics["AP"] for kind, result in analyzed.analyses.items()
+    }
+    headline = ", ".join(f"AP {percent(ap)} % for {title}" for title, ap in values.items())
+    basis = f"Measured on {_count(len(analyzed.dataset), 'image')} with "
+    basis += _count(int(analysis.objects.sum()), "object")
+    if done := _iterations(run):
+        basis += f", after {_count(done, 'training step')} of "
+        basis += _count(run.cfg.SOLVER.IMS_PER_BATCH, "image")
+        if run.train_images:
+            basis += f" ({_count(run.train_images, 'training image')})"
+    return Verdict(run.name, headline, _meaning(analysis), f"{basis}.", _next_step(run, analysis))
+
+
+def _meaning(analysis: DetectionAnalysis) -> str:
+    threshold, objects = analysis.threshold, int(analysis.objects.sum())
+    if not objects:
+        return "The dataset has no objects, so nothing can be measured."
+    if threshold is None:
+        return f"The model detects none of the {_count(objects, 'object')}."
+    return (
+        f"With scores of at least {threshold.score:.2f}, the model detects "
+        f"{percent(threshold.recall, 0)} % of the objects, and {percent(threshold.precision, 0)} % "
+        "of its detections are right."
+    )
+
+
+def _next_step(run: Run, analysis: DetectionAnalysis) -> str:
+    """Return what to do before any error is worth a look."""
+    solver, done = run.cfg.SOLVER, _iterations(run)
+    fixed = not (solver.MAX_EPOCHS or solver.MAX_MINUTES or solver.PATIENCE)
+    if done and fixed and done < solver.MAX_ITER:
+        return (
+            f"The run ended after {done} of {solver.MAX_ITER} steps. Continue it: detlite train "
+            f"--config {run.path / 'config.yaml'} --resume OUTPUT_DIR {run.path}"
+        )
+    key = "MAX_MINUTES" if solver.MAX_MINUTES else "MAX_EPOCHS" if solver.MAX_EPOCHS else "MAX_ITER"
+    longer = f"Train longer: raise SOLVER.{key} ({solver[key]})."
+    losses = [line["loss"] for line in run.lines if "loss" in line]
+    if fifth := len(losses) // 5:
+        before, last = mean(losses[-2 * fifth : -fifth]), mean(losses[-fifth:])
+        if last < before * (1 - _STILL_FALLING):
+            return f"{longer} The loss fell by {percent(1 - last / before, 0)} % in the last fifth."
+    if run.train_images and (analysis.metrics["AP"] or 0) < _LOW_AP:
+        passes = done * solver.IMS_PER_BATCH / run.train_images
+        if passes < _FEW_PASSES:
+            return f"{longer} It has seen each training image only {passes:.1f} times on average."
+    if analysis.threshold is None and analysis.objects.any():
+        return f"{longer} If that does not help, check the labels with detlite browse."
+    return ""
+
+
+def _iterations(run: Run) -> int:
+    return run.lines[-1]["iteration"] if run.lines else 0
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -1,0 +1,77 @@
+"""Test the sentences that a report starts with."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from detlite.apps.report.analysis.detection_analysis import analyze_detections
+from detlite.apps.report.runs import Run, RunAnalysis
+from detlite.apps.report.verdict import Verdict, verdict
+from detlite.config import load_config
+from detlite.evaluation import Results
+from tests.evaluation.synthetic_detections import synthetic_dataset
+
+
+def describe(rows: list[dict[str, Any]] | None = None, keep: float = 1, **run: Any) -> Verdict:
+    """Describe a run with a fraction of synthetic detections."""
+    coco, detections = synthetic_dataset(0, images=16)
+    kept = detections[: round(keep * len(detections))]
+    results = Results.from_coco(kept, ["bbox"])
+    analysis = analyze_detections(coco, results, "bbox", np.ones((1, 16), np.uint8))
+    cfg = load_config(None, ["SOLVER.MAX_ITER", 100, "SOLVER.IMS_PER_BATCH", 4])
+    described = Run("cells", Path("output/cells"), cfg, **run)
+    dataset: Any = coco.dataset["images"]  # only its length counts
+    return verdict(RunAnalysis(described, dataset, coco, results, {"bbox": analysis}))
+
+
+def curve(count: int, last: float = 1.0) -> list[dict[str, Any]]:
+    """Return the lines of a run with a loss of 1, or of `last` in the last fifth."""
+    return [{"iteration": n, "loss": last if n > 0.8 * count else 1.0} for n in range(1, count + 1)]
+
+
+def test_result_and_its_basis() -> None:
+    result = describe(lines=curve(100), train_images=20)
+    assert result.headline.startswith("AP ")
+    assert result.headline.endswith(" % for boxes")
+    assert "of its detections are right" in result.meaning
+    assert result.basis.startswith("Measured on 16 images with ")
+    assert result.basis.endswith(
+        "objects, after 100 training steps of 4 images (20 training images)."
+    )
+    assert result.next_step == ""
+    assert describe().basis.endswith(" objects.")  # of a test
+
+
+@pytest.mark.parametrize(
+    ("run", "step"),
+    [
+        ({"lines": curve(60)}, "The run ended after 60 of 100 steps. Continue it: detlite train "
+         "--config output/cells/config.yaml --resume OUTPUT_DIR output/cells"),
+        ({"lines": curve(100, last=0.8)},
+         "Train longer: raise SOLVER.MAX_ITER (100). The loss fell by 20 % in the last fifth."),
+        ({"lines": curve(100), "train_images": 1000, "keep": 0.2},
+         "Train longer: raise SOLVER.MAX_ITER (100). It has seen each training image only 0.4 "
+         "times on average."),
+    ],
+)  # fmt: skip
+def test_next_step(run: dict[str, Any], step: str) -> None:
+    assert describe(**run).next_step == step
+
+
+def test_no_detections() -> None:
+    result = describe(keep=0, lines=curve(100))
+    assert result.meaning.startswith("The model detects none of the ")
+    assert result.next_step.startswith("Train longer: raise SOLVER.MAX_ITER (100). If that does")
+
+
+def test_stopping_early_is_not_an_interruption() -> None:
+    cfg = load_config(None, ["SOLVER.PATIENCE", 3, "SOLVER.BEST_METRIC", "bbox/AP"])
+    coco, rows = synthetic_dataset(0, images=16)
+    results = Results.from_coco(rows, ["bbox"])
+    analysis = analyze_detections(coco, results, "bbox", np.ones((1, 16), np.uint8))
+    run = replace(Run("cells", Path("cells"), cfg), lines=curve(60))
+    dataset: Any = coco.dataset["images"]
+    assert verdict(RunAnalysis(run, dataset, coco, results, {"bbox": analysis})).next_step == ""
