@@ -221,15 +221,6 @@ def reduce_mean(values: dict[str, float]) -> dict[str, float]:
     return {name: sum(part[name] for part in gathered) / len(gathered) for name in values}
 
 
-def mean_over_processes(values: torch.Tensor) -> torch.Tensor:
-    """Return the elementwise mean of a tensor over all processes."""
-    if world_size() == 1:
-        return values
-    total = values.clone()
-    dist.all_reduce(total)
-    return total / world_size()
-
-
 def data_parallel(model: nn.Module) -> nn.Module:
     """Wrap a model in DistributedDataParallel; with a single process, return the model.
 

@@ -20,7 +20,6 @@ from detlite.distributed import (
     data_parallel,
     gather_objects,
     is_main,
-    mean_over_processes,
     process_group,
     rank,
     reduce_mean,
@@ -57,7 +56,6 @@ TWO_PROCESSES = """
             "gathered": all_gather_objects({"part": "x" * r}),
             "on_rank_0": gather_objects({"part": "x" * r}),
             "mean": reduce_mean({"a": float(r), "b": 4.0 * r}),
-            "tensor_mean": mean_over_processes(torch.tensor([2.0 * r, 5.0])).tolist(),
             "weight": layer.weight.item(),
             "gradient": layer.weight.grad.item(),
             "running_mean": norm.running_mean.item(),
@@ -76,7 +74,6 @@ def test_one_process_needs_no_initialization(monkeypatch):
         assert all_gather_objects([3]) == [[3]]
         assert gather_objects([3]) == [[3]]
         assert reduce_mean({"a": 2.0}) == {"a": 2.0}
-        assert mean_over_processes(torch.tensor([2.0])).tolist() == [2.0]
         assert data_parallel(layer) is layer
         broadcast_buffers(layer)
         barrier()
@@ -123,7 +120,6 @@ def test_two_processes(tmp_path, free_port):
             "on_rank_0": None if number else [{"part": ""}, {"part": "x"}],
             "mean": {"a": 0.5, "b": 2.0},
             "weight": 10.0,  # rank 0's, everywhere
-            "tensor_mean": [1.0, 5.0],
             "gradient": 2.0,  # the mean of 1 and 3
             "running_mean": 3.0,
             "refused": "SyncBN in several processes needs GPUs",

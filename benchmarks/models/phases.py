@@ -17,7 +17,7 @@ from detlite.evaluation import detection_results
 from detlite.modeling import backbone
 from detlite.modeling import detection_model as detector
 from detlite.modeling.boxes import sampler as sampling
-from detlite.modeling.roi_heads import box_head, dense_heads
+from detlite.modeling.roi_heads import box_head, mask_head
 from detlite.modeling.roi_heads import roi_heads as heads
 from detlite.modeling.rpn import rpn as proposals
 
@@ -37,9 +37,9 @@ _DETLITE: PhaseFunctions = (
     ("box head", box_head.BoxHead, "losses"),
     ("box head", box_head.BoxHead, "predict"),
     ("postprocess", detector.Postprocess, "__call__"),
-    ("mask head", heads.RoIHeads, "dense_losses"),
-    ("mask head", heads.RoIHeads, "dense_outputs"),
-    ("mask targets", dense_heads, "crop_masks"),
+    ("mask head", heads.RoIHeads, "map_losses"),
+    ("mask head", heads.RoIHeads, "map_outputs"),
+    ("mask targets", mask_head, "crop_masks"),
     ("paste", detection_results, "paste_masks"),
 )
 _TORCHVISION: PhaseFunctions = (

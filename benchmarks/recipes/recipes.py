@@ -173,15 +173,6 @@ RECIPES: dict[str, Recipe] = {
         "GIoU for both box losses",
         lambda cfg: {"MODEL.RPN.BOX_LOSS": "giou", "MODEL.ROI_BOX_HEAD.BOX_LOSS": "giou"},
     ),
-    "dynamic": Recipe(
-        "Dynamic R-CNN",
-        lambda cfg: {
-            "MODEL.ROI_HEADS.DYNAMIC": True,
-            "MODEL.ROI_BOX_HEAD.PASSES": 1,
-            "MODEL.ROI_HEADS.FG_IOU_THRESHOLD": 0.4,
-            "MODEL.ROI_HEADS.BG_IOU_THRESHOLD": 0.4,
-        },
-    ),
     "one_pass": Recipe(
         "the box head trained and applied once",
         lambda cfg: {"MODEL.ROI_BOX_HEAD.PASSES": 1},
@@ -210,16 +201,6 @@ RECIPES: dict[str, Recipe] = {
             "MODEL.ROI_MASK_HEAD.POOLER_RESOLUTION": 28,
             "MODEL.ROI_MASK_HEAD.RESOLUTION": 56,
         },
-        needs_masks=True,
-    ),
-    "mask_dice": Recipe(
-        "dice loss added to the mask loss",
-        lambda cfg: {"MODEL.ROI_MASK_HEAD.LOSS": "bce_dice"},
-        needs_masks=True,
-    ),
-    "mask_boundary": Recipe(
-        "cross entropy of the cells along the boundary added to the mask loss",
-        lambda cfg: {"MODEL.ROI_MASK_HEAD.LOSS": "bce_boundary"},
         needs_masks=True,
     ),
     "coco_anchors": Recipe(

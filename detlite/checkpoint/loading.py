@@ -22,9 +22,8 @@ logger = logging.getLogger(__name__)
 
 # Entries that classifiers lack: batch counters, and offsets of deformable convolutions.
 _NOT_IN_CLASSIFIER = re.compile(r"\.num_batches_tracked$|\.conv2\.offset\.")
-# Training state that other frameworks and other training methods lack: RetinaNet's average number
-# of foreground anchors, and the thresholds of Dynamic R-CNN.
-_TRAINING_STATE = re.compile(r"^moving_foreground$|^roi_heads\.box\.thresholds\.")
+# Training state that other frameworks lack: RetinaNet's average number of foreground anchors.
+_TRAINING_STATE = "moving_foreground"
 _COUNTER = ".num_batches_tracked"
 _ANCHOR_LAYER = re.compile(r"(rpn\.)?head\.(cls_logits|bbox_pred)\.")
 _UNKNOWN = "unknown to the model"
@@ -43,8 +42,8 @@ def load_weights(
     keeps its own categories. In layers with rows for each class, only the rows of the background
     and of categories with the same name are loaded; if the file has no names, none are. A mask or
     keypoint head that only the checkpoint has is skipped; one that only the model has keeps its
-    values. Thresholds and averages that follow the training are loaded only with
-    `training_state`, so that a new run starts without them.
+    values. Averages that follow the training are loaded only with `training_state`, so that a new
+    run starts without them.
 
     Raises:
         CheckpointError: entries are missing, unexpected, of another shape or not finite. The
@@ -143,7 +142,7 @@ def _select_entries(
         source, backbone_only = checkpoint.timm_backbone, True
     if backbone_only:
         source = _add_heads(source, target)
-    initial = {name: value for name, value in target.items() if _TRAINING_STATE.search(name)}
+    initial = {name: value for name, value in target.items() if name == _TRAINING_STATE}
     source = initial | source if training_state else source | initial
     # Batch counters are dropped if the norm is frozen now, and start at 0 if it was frozen before.
     counters = {
@@ -154,7 +153,7 @@ def _select_entries(
     kept = {
         name: value
         for name, value in source.items()
-        if name in target or not (name.endswith(_COUNTER) or _TRAINING_STATE.search(name))
+        if name in target or not (name.endswith(_COUNTER) or name == _TRAINING_STATE)
     }
     return counters | kept
 

@@ -18,6 +18,7 @@ from .files import expand_path, find_config, parse_yaml, read_chain, recognize
 from .maskrcnn_benchmark import NO_EFFECT, RESTATING, translate
 from .removed import is_removed
 from .schema import KEYS, Key
+from .schema.rules import check_rules
 
 logger = logging.getLogger(__name__)
 
@@ -106,13 +107,7 @@ def _resolve(
                 f"run; set is {' and '.join(stated) or 'none'}"
             )
     translate(cfg, restating, keys_set)
-    inputs, channels = cfg.INPUT, len(cfg.INPUT.PIXEL_MEAN)
-    if len(inputs.PIXEL_STD) != channels or len(inputs.VALUE_RANGE) not in (0, 2, 2 * channels):
-        raise ConfigError(
-            f"INPUT.PIXEL_MEAN has {channels} values, one per channel: INPUT.PIXEL_STD needs as "
-            f"many (it has {len(inputs.PIXEL_STD)}), and INPUT.VALUE_RANGE one pair or as many (it "
-            f"has {len(inputs.VALUE_RANGE)} values)"
-        )
+    check_rules(cfg)
     _import_extensions(cfg.IMPORTS, folder)
     cfg.freeze()
     return cfg

@@ -13,9 +13,16 @@ _SETTINGS = "benchmarks/results/recipes/settings_batch_1.md"
 # Each removed key with the value that turned it off, and its record.
 KEYS: dict[str, tuple[Any, str]] = {
     "INPUT.EARLY_FRACTION": (0.0, _SETTINGS),
+    "MODEL.ROI_HEADS.DYNAMIC": (False, _SETTINGS),
+    "MODEL.ROI_MASK_HEAD.LOSS": ("bce", "benchmarks/results/recipes/schedule_free.md"),
 }
 # Options of removed keys. They had no effect without these keys and are ignored.
-OPTIONS = {"INPUT.EARLY_SCALE"}
+OPTIONS = {
+    "INPUT.EARLY_SCALE",
+    "MODEL.ROI_HEADS.DYNAMIC_BETA_RANK",
+    "MODEL.ROI_HEADS.DYNAMIC_IOU_RANK",
+    "MODEL.ROI_HEADS.DYNAMIC_PERIOD",
+}
 # Removed values of keys, in lower case, and their records.
 VALUES = {
     ("SOLVER.OPTIMIZER", "muon"): _SETTINGS,

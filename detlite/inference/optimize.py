@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from detlite.modeling.detection_model import DetectionModel
 from detlite.modeling.detector import unwrap
 from detlite.modeling.precision import resolve_dtype
-from detlite.modeling.roi_heads.dense_heads import MaskHead
+from detlite.modeling.roi_heads.mask_head import MaskHead
 from detlite.registry import Registry
 
 from .errors import NoGraphError

@@ -16,7 +16,7 @@ from yacs.config import CfgNode
 from detlite.config import ConfigError
 from detlite.data.transforms.resize import resize_shortest
 from detlite.modeling.detection_model import DetectionModel
-from detlite.modeling.roi_heads.roi_heads import DenseOutputs
+from detlite.modeling.roi_heads.roi_heads import MapOutputs
 from detlite.structures import boxes as box_ops
 from detlite.structures.instances import Detections
 from detlite.structures.keypoints import flip_order
@@ -52,7 +52,7 @@ class AugmentedDetector(ImageDetector):
     def _detect(self, image: Tensor, proposals: Tensor | None, min_score: float) -> Detections:
         model, convention, postprocess = self.model, self.model.convention, self.model.postprocess
         size, sizes, predicted, features_by_view = size_of(image), [], [], []
-        keep_features = hasattr(model, "roi_heads") and model.roi_heads.has_dense_outputs
+        keep_features = hasattr(model, "roi_heads") and model.roi_heads.has_map_outputs
         for view in self.views:
             resized = resize_shortest(image, view.min_size, view.max_size, convention.resize)
             input_size = size_of(resized)
@@ -78,30 +78,30 @@ class AugmentedDetector(ImageDetector):
         boxes = box_ops.rescale(detections.boxes, sizes[0], size, convention)
         detections = replace(detections, boxes=boxes)
         if keep_features:
-            detections = self._add_dense_outputs(detections, features_by_view, size)
+            detections = self._add_map_outputs(detections, features_by_view, size)
         if model.mask_refinement is not None:
             original_size = torch.tensor([size], device=boxes.device)
             detections = model.mask_refinement(detections, original_size)
         return detections.per_image()[0]
 
-    def _add_dense_outputs(
+    def _add_map_outputs(
         self,
         detections: Detections,
         features_by_view: Sequence[tuple[View, list[Tensor], tuple[int, int]]],
         size: tuple[int, int],
     ) -> Detections:
         """Add the mean of the heads' outputs over all views to the detections [1, D]."""
-        packing, mean = Packing(detections.valid, static_shapes=False), DenseOutputs()
+        packing, mean = Packing(detections.valid, static_shapes=False), MapOutputs()
         for view, features, input_size in features_by_view:
             boxes = box_ops.rescale(detections.boxes, size, input_size, self.model.convention)
             boxes = view.mirror(boxes, input_size)
-            maps = self.model.roi_heads.dense_outputs(features, packing, boxes, detections.labels)
+            maps = self.model.roi_heads.map_outputs(features, packing, boxes, detections.labels)
             for name, value in maps.items():
                 if view.flip and name != "features":
                     value = value.flip(-1)
                     value = value[:, self.flip_order] if name == "keypoint_logits" else value
                 mean[name] = mean.get(name, 0) + value / len(self.views)
-        return self.model.roi_heads.with_dense_outputs(detections, packing, mean)
+        return self.model.roi_heads.with_map_outputs(detections, packing, mean)
 
 
 def build_views(cfg: CfgNode) -> list[View]:

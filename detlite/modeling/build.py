@@ -56,18 +56,3 @@ def torch_device(name: str) -> torch.device:
             "cpu, or install a torch that is built for it"
         )
     return device
-
-
-def reject_roi_heads(cfg: CfgNode) -> None:
-    """Raise a ValueError if the config of a model without RoI heads enables them."""
-    keys = ("MASK_ON", "KEYPOINT_ON", "LOAD_PROPOSALS")
-    settings = {f"MODEL.{key}": cfg.MODEL[key] for key in keys}
-    settings["TEST.BOX_FROM_MASK"] = cfg.TEST.BOX_FROM_MASK
-    settings["MODEL.ROI_HEADS.DYNAMIC"] = cfg.MODEL.ROI_HEADS.DYNAMIC
-    settings["MODEL.ROI_BOX_HEAD.PASSES above 1"] = cfg.MODEL.ROI_BOX_HEAD.PASSES > 1
-    settings["features in TEST.EXTRA_OUTPUTS"] = "features" in cfg.TEST.EXTRA_OUTPUTS
-    if enabled := [key for key, value in settings.items() if value]:
-        raise ValueError(
-            f"{' and '.join(enabled)} need RoI heads, which a {cfg.MODEL.META_ARCHITECTURE} does "
-            "not have: remove them from the config"
-        )

@@ -8,7 +8,7 @@ from detlite.conventions import convention_of
 from detlite.structures.instances import GroundTruth, Images, PredictedBoxes, Proposals
 
 from .backbone import Backbone, build_backbone
-from .build import META_ARCHITECTURES, reject_roi_heads
+from .build import META_ARCHITECTURES
 from .detection_model import DetectionModel
 from .exportable_parts import ExportablePart, child_part
 from .postprocessing import Postprocess, Suppression
@@ -54,9 +54,6 @@ class ProposalNetwork(DetectionModel):
 @META_ARCHITECTURES.register("ProposalNetwork")
 def build_proposal_network(cfg: CfgNode) -> ProposalNetwork:
     """Build the proposal network of MODEL.RPN."""
-    reject_roi_heads(cfg)
-    if cfg.TEST.EXTRA_OUTPUTS:
-        raise ValueError("TEST.EXTRA_OUTPUTS must be empty: a ProposalNetwork has no classes")
     backbone = build_backbone(cfg)
     rpn = build_rpn(cfg, backbone)
     # The RPN suppresses overlaps on each level, but not those between views.

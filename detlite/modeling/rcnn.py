@@ -3,7 +3,6 @@
 Read this file first: it shows the whole pipeline.
 """
 
-import torch
 from torch import Tensor
 from yacs.config import CfgNode
 
@@ -47,7 +46,7 @@ class GeneralizedRCNN(DetectionModel):
         self.takes_proposals = rpn is None
         self.sampler = sampler
         self.roi_heads = roi_heads
-        self.required_targets = tuple(roi_heads.dense_heads)
+        self.required_targets = tuple(roi_heads.map_heads)
 
     def losses(
         self, images: Images, truth: GroundTruth, proposals: Proposals | None = None
@@ -61,12 +60,10 @@ class GeneralizedRCNN(DetectionModel):
             proposals = self.rpn.propose(anchors, images, static)
         assert proposals is not None
         samples = self.sampler(proposals, truth, static)
-        if self.sampler.thresholds and torch.is_grad_enabled():  # not for the loss on a test set
-            self.sampler.thresholds.update(proposals, samples, truth)
         box, predictions = self.roi_heads.box.losses(features, samples, truth, images.sizes, static)
         foreground = samples[:, : self.sampler.max_positives]
-        dense = self.roi_heads.dense_losses(features, foreground, truth, predictions, static)
-        return losses | box | dense
+        maps = self.roi_heads.map_losses(features, foreground, truth, predictions, static)
+        return losses | box | maps
 
     def predict(
         self, images: Images, proposals: Proposals | None = None, min_score: float = 0.0
@@ -75,7 +72,7 @@ class GeneralizedRCNN(DetectionModel):
         features = self.backbone(images.pixels)
         predicted = self.predict_boxes(features, images, proposals)
         detections = self.postprocess(predicted, images.sizes, self.static_shapes, min_score)
-        detections = self.roi_heads.add_dense_outputs(features, detections, self.static_shapes)
+        detections = self.roi_heads.add_map_outputs(features, detections, self.static_shapes)
         if self.mask_refinement is not None:
             detections = self.mask_refinement(detections, images.sizes)
         return detections
@@ -104,7 +101,7 @@ def build_generalized_rcnn(cfg: CfgNode) -> GeneralizedRCNN:
         build_normalizer(cfg),
         backbone,
         rpn,
-        build_proposal_sampler(cfg, roi_heads.box.thresholds),
+        build_proposal_sampler(cfg),
         roi_heads,
         build_postprocess(cfg),
         num_classes=cfg.MODEL.ROI_BOX_HEAD.NUM_CLASSES,

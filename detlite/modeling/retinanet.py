@@ -22,7 +22,7 @@ from .backbone import Backbone, build_backbone
 from .boxes.box_coder import BoxCoder
 from .boxes.losses import BoxLoss
 from .boxes.matcher import IGNORE, Matcher
-from .build import META_ARCHITECTURES, reject_roi_heads
+from .build import META_ARCHITECTURES
 from .detection_model import DetectionModel
 from .exportable_parts import ExportablePart, child_part
 from .layers.conv_block import conv_block, init_normal
@@ -197,7 +197,6 @@ class RetinaNet(DetectionModel):
 @META_ARCHITECTURES.register("RetinaNet")
 def build_retinanet(cfg: CfgNode) -> RetinaNet:
     """Build the RetinaNet of MODEL.RETINANET."""
-    reject_roi_heads(cfg)
     node, convention = cfg.MODEL.RETINANET, convention_of(cfg)
     backbone = build_backbone(cfg)
     octaves = [node.OCTAVE ** (k / node.SCALES_PER_OCTAVE) for k in range(node.SCALES_PER_OCTAVE)]

@@ -204,42 +204,6 @@ def test_moving_average(toy, tmp_path):
     assert toy.moving_foreground == 7
 
 
-def test_only_a_resumed_run_has_the_thresholds_of_the_file(tiny_config, tmp_path):
-    plain, dynamic = (
-        build_model(tiny_config("MODEL.ROI_HEADS.DYNAMIC", on)) for on in (False, True)
-    )
-    thresholds = dynamic.roi_heads.box.thresholds
-    thresholds.iou.fill_(0.7)
-    files = [tmp_path / "plain.pth", tmp_path / "dynamic.pth"]
-    for model, path in zip((plain, dynamic), files, strict=True):
-        torch.save(model.state_dict(), path)
-    load_weights(plain, read_checkpoint(files[1]))
-    load_weights(dynamic, read_checkpoint(files[0]), training_state=True)
-    assert float(thresholds.iou) == pytest.approx(0.7)
-    thresholds.iou.fill_(0.5)
-    load_weights(dynamic, read_checkpoint(files[1]))
-    assert thresholds.iou == 0.5
-    load_weights(dynamic, read_checkpoint(files[1]), training_state=True)
-    assert float(thresholds.iou) == pytest.approx(0.7)
-
-
-def test_thresholds_of_a_new_run_may_have_another_period(tiny_config, tmp_path):
-    first, second = (
-        build_model(
-            tiny_config("MODEL.ROI_HEADS.DYNAMIC", True, "MODEL.ROI_HEADS.DYNAMIC_PERIOD", period)
-        )
-        for period in (100, 10)
-    )
-    first.roi_heads.box.thresholds.iou.fill_(0.7)
-    checkpoint = Checkpoint(tmp_path / "w.pth", first.state_dict())
-    with pytest.raises(CheckpointError, match=r"other shape +roi_heads\.box\.thresholds\.history"):
-        load_weights(second, checkpoint, training_state=True)
-    load_weights(second, checkpoint)
-    assert second.roi_heads.box.thresholds.iou == 0.5
-    assert second.roi_heads.box.thresholds.history.shape == (2, 10)
-    assert torch.equal(second.rpn.head.conv.weight, first.rpn.head.conv.weight)
-
-
 @pytest.mark.parametrize("with_file", [False, True])
 def test_a_checkpoint_is_read_once(tiny_config, tmp_path, monkeypatch, with_file):
     cfg = tiny_config()

@@ -9,7 +9,11 @@ from detlite.config.removed import KEYS as REMOVED
 from detlite.config.removed import OPTIONS, VALUES
 
 ROOT = Path(__file__).parents[2]
-ON = {"INPUT.EARLY_FRACTION": 0.5}
+ON = {
+    "INPUT.EARLY_FRACTION": 0.5,
+    "MODEL.ROI_HEADS.DYNAMIC": True,
+    "MODEL.ROI_MASK_HEAD.LOSS": "bce_dice",
+}
 
 
 @pytest.mark.parametrize("name", REMOVED)

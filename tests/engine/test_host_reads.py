@@ -137,12 +137,11 @@ def reads_of(plates_config, monkeypatch):
         (["MODEL.CONVENTION", "detectron2", *RETINANET], False),
         (["MODEL.CONVENTION", "torchvision", *RETINANET], False),
         (PROPOSING, False),
-        (["MODEL.ROI_HEADS.DYNAMIC", True, "MODEL.ROI_HEADS.DYNAMIC_PERIOD", 2], False),
         (["MODEL.RPN.BOX_LOSS", "giou", "MODEL.RPN.FPN_POST_NMS_PER_BATCH", True,
           "DTYPE", "bfloat16"], False),
     ],
     ids=["all heads", "C4, shared", "inclusive cascade", "soft masks", "RetinaNet, detectron2",
-         "RetinaNet, torchvision", "proposals", "dynamic", "GIoU"],
+         "RetinaNet, torchvision", "proposals", "GIoU"],
 )  # fmt: skip
 def test_steps_read_values_only_to_log_and_save(reads_of, opts, c4):
     reads = reads_of(*opts, c4=c4)

@@ -75,11 +75,10 @@ _RETINANET = [
             True,
             {"loss_mask", "loss_keypoint", "loss_objectness"},
         ),
-        (["MODEL.ROI_HEADS.DYNAMIC", True], False, {"loss_mask", "loss_objectness"}),
         ([*_SEPARATE, "MODEL.LOAD_PROPOSALS", True], False, {"loss_mask", "loss_keypoint"}),
         (_RETINANET, False, set()),
     ],
-    ids=["FPN", "C4", "dynamic", "Fast R-CNN", "RetinaNet"],
+    ids=["FPN", "C4", "Fast R-CNN", "RetinaNet"],
 )
 def test_ranks_without_objects_have_the_same_losses_and_gradients(
     tiny_config, in_two_processes, tmp_path, opts, c4, heads

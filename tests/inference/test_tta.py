@@ -218,7 +218,7 @@ def test_views_are_suppressed_together_and_their_maps_averaged(model, image):
         regions = box_ops.flip(regions, width) if view.flip else regions
         with torch.no_grad():
             packing = Packing(expected.valid, static_shapes=False)
-            maps = model.roi_heads.dense_outputs(features, packing, regions, expected.labels)
+            maps = model.roi_heads.map_outputs(features, packing, regions, expected.labels)
         probs.append(maps["mask_probs"].flip(-1) if view.flip else maps["mask_probs"])
     torch.testing.assert_close(detections.mask_probs, torch.stack(probs).mean(0))
 

@@ -14,7 +14,8 @@ from detlite.conventions import CONVENTIONS
 from detlite.data.transforms.detection_transform import DetectionTransform
 from detlite.data.transforms.resize import RandomShortestSize, get_size, resize_shortest
 from detlite.modeling.build import build_model
-from detlite.modeling.roi_heads.dense_heads import KeypointHead, MaskHead
+from detlite.modeling.roi_heads.keypoint_head import KeypointHead
+from detlite.modeling.roi_heads.mask_head import MaskHead
 from detlite.modeling.roi_heads.pooler import POOLERS, Pooler
 from detlite.modeling.rpn.anchors import AnchorGenerator
 from detlite.ops import crop_masks

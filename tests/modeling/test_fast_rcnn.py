@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from detlite.config import ConfigError
 from detlite.modeling.build import build_model
 
 LOAD = ["MODEL.LOAD_PROPOSALS", True]
@@ -136,10 +135,3 @@ def test_proposals_for_a_model_with_an_rpn(tiny_config, make_batch, opts):
     images, _ = make_batch(1)
     with pytest.raises(ValueError, match="proposals are given, but the model predicts its own"):
         build_model(tiny_config(*opts)).eval().detect(images, [torch.zeros(0, 4)])
-
-
-@pytest.mark.parametrize("detector", ["ProposalNetwork", "RetinaNet"])
-def test_models_without_heads_refuse_proposals(tiny_config, detector):
-    cfg = tiny_config("MODEL.MASK_ON", False, "MODEL.META_ARCHITECTURE", detector, *LOAD)
-    with pytest.raises(ConfigError, match=f"LOAD_PROPOSALS need RoI heads, which a {detector}"):
-        build_model(cfg)

@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from detlite.config import ConfigError
 from detlite.modeling.build import build_model
 from tests.modeling.family import family_config
 
@@ -79,11 +78,3 @@ def test_scores_of_all_classes_and_features(name, tiny_config):
 def test_extra_outputs_are_off_by_default(tiny_config):
     result = build_model(tiny_config()).eval()([torch.rand(3, 64, 64)])[0]
     assert set(result) == {"boxes", "labels", "scores", "masks"}
-
-
-@pytest.mark.parametrize(
-    ("name", "output"), [("retinanet", "features"), ("proposals", "class_scores")]
-)
-def test_models_without_such_outputs(name, output, tiny_config):
-    with pytest.raises(ConfigError, match=r"TEST\.EXTRA_OUTPUTS"):
-        build_model(family_config(name, tiny_config, "TEST.EXTRA_OUTPUTS", (output,)))

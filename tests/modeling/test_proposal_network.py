@@ -1,7 +1,6 @@
 import pytest
 import torch
 
-from detlite.config import ConfigError
 from detlite.modeling.build import build_model
 
 NETWORK = ["MODEL.META_ARCHITECTURE", "ProposalNetwork", "MODEL.MASK_ON", False]
@@ -49,12 +48,3 @@ def test_number_of_proposals_of_a_single_map(tiny_config, make_batch):
     cfg = tiny_config(*NETWORK, "MODEL.RPN.POST_NMS_TOP_N_TEST", 7, c4=True)
     [result] = build_model(cfg).eval()(make_batch(1)[0])
     assert len(result["boxes"]) == 7
-
-
-@pytest.mark.parametrize("key", ["MASK_ON", "KEYPOINT_ON", "LOAD_PROPOSALS"])
-def test_heads_are_rejected(tiny_config, key):
-    opts = [*NETWORK, f"MODEL.{key}", True]
-    with pytest.raises(
-        ConfigError, match=f"MODEL.{key} need RoI heads, which a ProposalNetwork does not have"
-    ):
-        build_model(tiny_config(*opts))

@@ -291,10 +291,3 @@ def test_invalid_settings():
         make(ANCHOR_SIZES=(8, 16))
     with pytest.raises(ConfigError, match=r"ANCHOR_SIZES is .* the same number of sizes"):
         make(ANCHOR_SIZES=((8, 9), 16, 32, 64, 128))
-
-
-@pytest.mark.parametrize("key", ["MASK_ON", "KEYPOINT_ON", "LOAD_PROPOSALS"])
-def test_heads_are_rejected(key):
-    opts = [item for pair in {**TINY, f"MODEL.{key}": True}.items() for item in pair]
-    with pytest.raises(ConfigError, match=f"MODEL.{key} need RoI heads, which a RetinaNet "):
-        build_model(load_config(None, opts))

@@ -9,7 +9,6 @@ from detlite.structures.keypoints import has_sides
 
 from .dataset_facts import Choice, DatasetFacts, Values, backbone_is_fixed, is_retinanet
 
-_SINGLE_PASS = ("MODEL.ROI_HEADS.CASCADE_IOUS", "MODEL.ROI_HEADS.DYNAMIC")
 _MAX_PROPOSALS = 1000
 _MAX_DETECTIONS = 2000
 
@@ -82,7 +81,7 @@ def heads(facts: DatasetFacts, values: Values) -> Iterator[Choice]:
 def box_passes(facts: DatasetFacts, values: Values) -> Iterator[Choice]:
     meta = values.get("MODEL.META_ARCHITECTURE", "GeneralizedRCNN")
     # The small model is for fast predictions.
-    single = facts.small or any(map(values.get, _SINGLE_PASS))
+    single = facts.small or values.get("MODEL.ROI_HEADS.CASCADE_IOUS")
     if meta == "GeneralizedRCNN" and not single:
         reason = (
             "train and apply the box head a second time, on the boxes that it predicted: more box "

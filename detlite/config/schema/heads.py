@@ -106,20 +106,6 @@ _ROI_HEADS = {
     Key("CASCADE_BBOX_REG_WEIGHTS", _CASCADE_WEIGHTS, each(each(positive, 4))): (
         "BBOX_REG_WEIGHTS of each cascade stage"
     ),
-    Key("DYNAMIC", False): (
-        "Dynamic R-CNN: adapt the IoU threshold and SMOOTH_L1_BETA of the box head to the "
-        "proposals in training. FG_IOU_THRESHOLD is the initial and lowest threshold, "
-        "SMOOTH_L1_BETA the initial and highest beta"
-    ),
-    Key("DYNAMIC_IOU_RANK", 75, positive): (
-        "for DYNAMIC: the threshold is the mean of the k-th highest proposal IoU of each image, "
-        "over DYNAMIC_PERIOD batches; this value is k"
-    ),
-    Key("DYNAMIC_BETA_RANK", 10, positive): (
-        "for DYNAMIC: beta is the median of the k-th smallest regression target of each batch, "
-        "over DYNAMIC_PERIOD batches; k is this value times the images per process"
-    ),
-    Key("DYNAMIC_PERIOD", 100, positive): "for DYNAMIC: number of batches between updates",
     Key("BATCH_SIZE_PER_IMAGE", 512, positive): "proposals sampled per image for the loss",
     Key("POSITIVE_FRACTION", 0.25, fraction): "maximum fraction of foreground in the sample",
     Key("SCORE_THRESH", 0.05, fraction): "drop detections with a lower or equal score",
@@ -159,10 +145,6 @@ _ROI_MASK_HEAD = {
     Key("CONV_LAYERS", (256, 256, 256, 256), each(positive)): "channels of the 3x3 convolutions",
     Key("DILATION", 1, positive): "dilation of the 3x3 convolutions",
     Key("NORM", "", optional_norm): "normalization in the mask head; empty: none",
-    Key("LOSS", "bce", one_of("bce", "bce_dice", "bce_boundary")): (
-        "mask loss: binary cross entropy of all cells, or its sum with the dice loss of each mask "
-        "or with the cross entropy of the cells along its boundary"
-    ),
     Key("NUM_HEADS", 1, positive): "number of mask heads; their probabilities are averaged",
     Key("RESOLUTION", 14, positive): "side of the predicted masks; must match the head's output",
     Key("SHARE_BOX_FEATURE_EXTRACTOR", True): "use the features of the box head",

@@ -50,7 +50,7 @@ class BoxLoss:
     """
 
     kind: str = "smooth_l1"
-    beta: float | Tensor = 1.0  # width of the quadratic part of smooth L1, in units of the deltas
+    beta: float = 1.0  # width of the quadratic part of smooth L1, in units of the deltas
     weight: float = 1.0  # factor of the loss
 
     def __call__(
@@ -68,17 +68,10 @@ class BoxLoss:
         if self.kind == "giou":
             loss = 1 - generalized_iou(coder.decode(deltas, references), boxes)
         else:
-            error = deltas - coder.encode(boxes, references)
-            loss = smooth_l1(error, self.beta if self.kind == "smooth_l1" else 0.0).sum(dim=-1)
+            target = coder.encode(boxes, references)
+            beta = self.beta if self.kind == "smooth_l1" else 0.0
+            loss = F.smooth_l1_loss(deltas, target, beta=beta, reduction="none").sum(dim=-1)
         return self.weight * torch.where(counted, loss, 0)
-
-
-def smooth_l1(error: Tensor, beta: float | Tensor) -> Tensor:
-    """Return the smooth L1 loss of errors [...]; a beta on the device must be positive."""
-    if not isinstance(beta, Tensor):
-        return F.smooth_l1_loss(error, torch.zeros_like(error), beta=beta, reduction="none")
-    size = error.abs()
-    return torch.where(size < beta, size.square() / (2 * beta), size - beta / 2)
 
 
 def generalized_iou(a: Tensor, b: Tensor) -> Tensor:
@@ -102,12 +95,7 @@ def _area(low: Tensor, high: Tensor) -> Tensor:
 
 def build_class_loss(cfg: CfgNode) -> ClassLoss:
     """Build the class loss of MODEL.ROI_BOX_HEAD."""
-    head, key = cfg.MODEL.ROI_BOX_HEAD, "MODEL.ROI_BOX_HEAD.CLASS_WEIGHTS"
-    if len(head.CLASS_WEIGHTS) not in (0, head.NUM_CLASSES):
-        raise ValueError(
-            f"{key} has {len(head.CLASS_WEIGHTS)} values, but MODEL.ROI_BOX_HEAD.NUM_CLASSES is "
-            f"{head.NUM_CLASSES}: give one for the background and one for each category"
-        )
+    head = cfg.MODEL.ROI_BOX_HEAD
     return ClassLoss(head.FOCAL_GAMMA if head.LOSS == "focal" else 0.0, head.CLASS_WEIGHTS)
 
 

@@ -18,9 +18,9 @@ class Matcher:
     """Assigns each box to the ground truth of highest IoU or to background, by IoU thresholds."""
 
     # IoU from which a box is foreground.
-    foreground: float | Tensor
+    foreground: float
     # IoU below which a box is background. Boxes between the two are ignored.
-    background: float | Tensor
+    background: float
     # The boxes with the highest IoU of a ground truth are foreground as well, however low it is.
     # Without this, small objects would have no anchor.
     allow_low_quality_matches: bool = False

@@ -13,7 +13,6 @@ from yacs.config import CfgNode
 from detlite.structures.instances import GroundTruth, Proposals, Samples
 from detlite.structures.padding import gather, padded_length
 
-from .dynamic import DynamicThresholds
 from .matcher import BACKGROUND, IGNORE, Matcher
 
 
@@ -54,19 +53,16 @@ class ProposalSampler(Sampler):
     """Draws the training samples of the RoI heads from proposals and ground truth.
 
     Ground truth boxes are added to the proposals, so that the first iteration has foreground.
-    `thresholds` replace `matcher`.
     """
 
     matcher: Matcher
-    thresholds: DynamicThresholds | None = None
 
     @torch.no_grad()
     def __call__(self, proposals: Proposals, truth: GroundTruth, static_shapes: bool) -> Samples:
         """Draw samples [B, S], foreground first, from proposals [B, P] and ground truth [B, G]."""
         candidates = torch.cat([proposals.boxes, truth.boxes], dim=1)
         valid = torch.cat([proposals.valid, truth.valid], dim=1)
-        matcher = self.thresholds.matcher if self.thresholds else self.matcher
-        matched = matcher(truth, candidates, valid)
+        matched = self.matcher(truth, candidates, valid)
         index, drawn = self.draw(matched)
         # Move padding to the end.
         order = drawn.int().argsort(dim=1, descending=True, stable=True)[:, : self.count]
@@ -83,10 +79,8 @@ def label_samples(boxes: Tensor, matched: Tensor, valid: Tensor, truth: GroundTr
     return Samples(boxes, torch.where(valid, labels, -1), gt_index)
 
 
-def build_proposal_sampler(
-    cfg: CfgNode, thresholds: DynamicThresholds | None = None
-) -> ProposalSampler:
+def build_proposal_sampler(cfg: CfgNode) -> ProposalSampler:
     """Build the sampler of MODEL.ROI_HEADS."""
     heads = cfg.MODEL.ROI_HEADS
     matcher = Matcher(heads.FG_IOU_THRESHOLD, heads.BG_IOU_THRESHOLD)
-    return ProposalSampler(heads.BATCH_SIZE_PER_IMAGE, heads.POSITIVE_FRACTION, matcher, thresholds)
+    return ProposalSampler(heads.BATCH_SIZE_PER_IMAGE, heads.POSITIVE_FRACTION, matcher)

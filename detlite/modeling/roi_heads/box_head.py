@@ -8,7 +8,8 @@ K classes, 0 is background; Q box regressions per row: K, or 2 if class-agnostic
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,16 +18,13 @@ from yacs.config import CfgNode
 from detlite.conventions import Convention, convention_of
 from detlite.modeling.backbone import Backbone
 from detlite.modeling.boxes.box_coder import BoxCoder
-from detlite.modeling.boxes.dynamic import DynamicThresholds, build_dynamic_thresholds
 from detlite.modeling.boxes.losses import BoxLoss, ClassLoss, build_box_loss, build_class_loss
-from detlite.modeling.boxes.matcher import Matcher
 from detlite.modeling.layers.norm import uses_batch_statistics
 from detlite.modeling.precision import at_least_float32
 from detlite.structures import boxes as box_ops
 from detlite.structures.instances import GroundTruth, PredictedBoxes, Proposals, Samples
 from detlite.structures.padding import Packing, first_valid, gather
 
-from .cascade import BoxStages, CascadeBoxHead
 from .extractors import Extractor, build_extractor
 from .predictors import build_predictor
 
@@ -45,19 +43,14 @@ class BoxPredictions:
         return self.features[packing.pack(self.packing.row_numbers()[:, :count])]
 
 
-class BoxHead(BoxStages):
+class BoxHead(nn.Module):
     """Extractor and predictor of class scores and refined boxes.
 
     Args:
         class_agnostic: one box regression for all classes.
+        score_thresh: predicted boxes need a higher score.
         class_scores: predicted boxes contain the scores of all classes.
-        thresholds: dynamic thresholds; their beta replaces the beta of `box_loss`.
-        ious: foreground IoU threshold of each pass. With several passes, the head is a cascade of
-            itself: each pass applies it to the boxes predicted in the previous one.
     """
-
-    # Saves up to half of a pass: benchmarks/results/recipes/settings_batch_1.md.
-    skip_below = 0.02
 
     def __init__(
         self,
@@ -71,8 +64,6 @@ class BoxHead(BoxStages):
         score_thresh: float,
         convention: Convention,
         class_scores: bool = False,
-        thresholds: DynamicThresholds | None = None,
-        ious: Sequence[float] = (0.5,),
     ) -> None:
         super().__init__()
         self.feature_extractor = extractor
@@ -84,41 +75,6 @@ class BoxHead(BoxStages):
         self.class_scores = class_scores
         self.score_thresh = score_thresh
         self.convention = convention
-        self.thresholds = thresholds
-        self.matchers = [Matcher(iou, iou) for iou in ious]
-
-    @property
-    def stages(self) -> "list[BoxHead]":
-        """This head, once for each pass."""
-        return [self] * len(self.matchers)
-
-    def stage_losses(
-        self,
-        features: list[Tensor],
-        samples: Samples,
-        truth: GroundTruth,
-        static_shapes: bool,
-    ) -> tuple[dict[str, Tensor], BoxPredictions]:
-        """Compute `loss_classifier` and `loss_box` of one stage or pass, and the predictions."""
-        predictions = self(features, samples.boxes, samples.labels >= 0, static_shapes)
-        packing = predictions.packing
-        labels = packing.pack(samples.labels)  # [R], -1 for padding
-        count = (labels >= 0).sum().clamp(min=1)
-        classifier = self.class_loss(predictions.logits, labels)
-        foreground = Packing(labels[None] > 0, packing.static_shapes)  # among the R rows
-        index = foreground.index
-        box_loss = self.box_loss
-        if self.thresholds is not None:
-            box_loss = replace(box_loss, beta=self.thresholds.beta)
-        box = box_loss(
-            self.box_coder,
-            predictions.deltas[index, self._column(labels[index].clamp(min=0))],
-            packing.pack(gather(truth.boxes, samples.gt_index))[index],
-            packing.pack(samples.boxes)[index],
-            foreground.valid,
-        )
-        losses = {"loss_classifier": classifier / count, "loss_box": box.sum() / count}
-        return losses, predictions
 
     def forward(
         self, features: list[Tensor], boxes: Tensor, valid: Tensor, static_shapes: bool
@@ -130,6 +86,46 @@ class BoxHead(BoxStages):
         logits, deltas = self.predictor(x)
         deltas = at_least_float32(deltas).unflatten(1, (-1, 4))
         return BoxPredictions(packing, x, at_least_float32(logits), deltas)
+
+    def losses(
+        self,
+        features: list[Tensor],
+        samples: Samples,
+        truth: GroundTruth,
+        sizes: Tensor,
+        static_shapes: bool,
+    ) -> tuple[dict[str, Tensor], BoxPredictions]:
+        """Compute `loss_classifier` and `loss_box`, averaged over samples [B, S], and the
+        predictions for the samples."""
+        predictions = self(features, samples.boxes, samples.labels >= 0, static_shapes)
+        return self.compare(predictions, samples, truth), predictions
+
+    def predict(
+        self, features: list[Tensor], proposals: Proposals, sizes: Tensor, static_shapes: bool
+    ) -> PredictedBoxes:
+        """Refine proposals [B, P] for every class that scores above the threshold."""
+        predictions = self(features, proposals.boxes, proposals.valid, static_shapes)
+        scores = predictions.logits.softmax(dim=-1)
+        return self.decode(predictions, scores, proposals, self.score_thresh)
+
+    def compare(
+        self, predictions: BoxPredictions, samples: Samples, truth: GroundTruth
+    ) -> dict[str, Tensor]:
+        """Compute the losses of predictions for samples [B, S]."""
+        packing = predictions.packing
+        labels = packing.pack(samples.labels)  # [R], -1 for padding
+        count = (labels >= 0).sum().clamp(min=1)
+        classifier = self.class_loss(predictions.logits, labels)
+        foreground = Packing(labels[None] > 0, packing.static_shapes)  # among the R rows
+        index = foreground.index
+        box = self.box_loss(
+            self.box_coder,
+            predictions.deltas[index, self._column(labels[index].clamp(min=0))],
+            packing.pack(gather(truth.boxes, samples.gt_index))[index],
+            packing.pack(samples.boxes)[index],
+            foreground.valid,
+        )
+        return {"loss_classifier": classifier / count, "loss_box": box.sum() / count}
 
     def _column(self, labels: Tensor) -> Tensor:
         """Return the index of the box regression of labels."""
@@ -172,66 +168,28 @@ class BoxHead(BoxStages):
         return box_ops.clip(self.box_coder.decode(deltas, boxes), sizes, self.convention)
 
 
-def build_box_head(
+def build_box_head(cfg: CfgNode, backbone: Backbone) -> BoxHead:
+    """Build the box head of MODEL.ROI_BOX_HEAD."""
+    return BoxHead(**box_head_options(cfg, backbone))
+
+
+def box_head_options(
     cfg: CfgNode, backbone: Backbone, reg_weights: Sequence[float] | None = None
-) -> BoxHead:
-    """Build the box head of MODEL.ROI_BOX_HEAD.
+) -> dict[str, Any]:
+    """Return the arguments of `BoxHead` that MODEL.ROI_BOX_HEAD describes.
 
     `reg_weights` are the weights of its `BoxCoder`, by default MODEL.ROI_HEADS.BBOX_REG_WEIGHTS.
     """
-    convention = convention_of(cfg)
+    convention, heads = convention_of(cfg), cfg.MODEL.ROI_HEADS
     extractor = build_extractor(cfg, backbone, "ROI_BOX_HEAD")
-    weights = reg_weights or cfg.MODEL.ROI_HEADS.BBOX_REG_WEIGHTS
-    first_iou, passes = cfg.MODEL.ROI_HEADS.FG_IOU_THRESHOLD, cfg.MODEL.ROI_BOX_HEAD.PASSES
-    coder = BoxCoder(weights, convention.limit_shrinking)
-    return BoxHead(
-        extractor,
-        build_predictor(cfg, "ROI_BOX_HEAD", extractor.out_channels),
-        coder,
-        class_loss=build_class_loss(cfg),
-        box_loss=build_box_loss(cfg, "ROI_BOX_HEAD"),
-        class_agnostic=cfg.MODEL.CLS_AGNOSTIC_BBOX_REG,
-        class_scores="class_scores" in cfg.TEST.EXTRA_OUTPUTS,
-        score_thresh=cfg.MODEL.ROI_HEADS.SCORE_THRESH,
-        convention=convention,
-        thresholds=build_dynamic_thresholds(cfg, coder),
-        ious=[min(first_iou + 0.1 * number, 0.9) for number in range(passes)],
-    )
-
-
-def build_box_heads(cfg: CfgNode, backbone: Backbone) -> BoxHead | CascadeBoxHead:
-    """Build the box head, or a cascade of them if MODEL.ROI_HEADS.CASCADE_IOUS is set."""
-    heads, key = cfg.MODEL.ROI_HEADS, "MODEL.ROI_HEADS.CASCADE_IOUS"
-    ious, weights = heads.CASCADE_IOUS, heads.CASCADE_BBOX_REG_WEIGHTS
-    passes = cfg.MODEL.ROI_BOX_HEAD.PASSES
-    if heads.DYNAMIC and passes > 1:
-        raise ValueError(
-            "MODEL.ROI_HEADS.DYNAMIC changes the IoU of the first pass only: set "
-            "MODEL.ROI_BOX_HEAD.PASSES 1"
-        )
-    # The features of the box head pass scaled gradients to the backbone.
-    several = key if ious else "MODEL.ROI_BOX_HEAD.PASSES above 1" if passes > 1 else ""
-    for name, on in (("MASK", cfg.MODEL.MASK_ON), ("KEYPOINT", cfg.MODEL.KEYPOINT_ON)):
-        if several and on and cfg.MODEL[f"ROI_{name}_HEAD"].SHARE_BOX_FEATURE_EXTRACTOR:
-            shared = f"MODEL.ROI_{name}_HEAD.SHARE_BOX_FEATURE_EXTRACTOR"
-            raise ValueError(f"{several} needs {shared} False")
-    if not ious:
-        return build_box_head(cfg, backbone)
-    if heads.DYNAMIC:
-        raise ValueError(f"MODEL.ROI_HEADS.DYNAMIC is for a single box head: set {key} ()")
-    if passes > 1:
-        raise ValueError(
-            f"MODEL.ROI_BOX_HEAD.PASSES is for a single box head: set it to 1, or {key} ()"
-        )
-    if len(weights) != len(ious):
-        raise ValueError(
-            f"{key} has {len(ious)} stages, but CASCADE_BBOX_REG_WEIGHTS has {len(weights)}"
-        )
-    if ious[0] != heads.FG_IOU_THRESHOLD:
-        raise ValueError(
-            f"{key} starts with {ious[0]}, but MODEL.ROI_HEADS.FG_IOU_THRESHOLD is "
-            f"{heads.FG_IOU_THRESHOLD}: both are the IoU of the first stage"
-        )
-    if not cfg.MODEL.CLS_AGNOSTIC_BBOX_REG:
-        raise ValueError(f"{key} needs MODEL.CLS_AGNOSTIC_BBOX_REG True: stages share their boxes")
-    return CascadeBoxHead([build_box_head(cfg, backbone, stage) for stage in weights], ious)
+    return {
+        "extractor": extractor,
+        "predictor": build_predictor(cfg, "ROI_BOX_HEAD", extractor.out_channels),
+        "box_coder": BoxCoder(reg_weights or heads.BBOX_REG_WEIGHTS, convention.limit_shrinking),
+        "class_loss": build_class_loss(cfg),
+        "box_loss": build_box_loss(cfg, "ROI_BOX_HEAD"),
+        "class_agnostic": cfg.MODEL.CLS_AGNOSTIC_BBOX_REG,
+        "class_scores": "class_scores" in cfg.TEST.EXTRA_OUTPUTS,
+        "score_thresh": heads.SCORE_THRESH,
+        "convention": convention,
+    }

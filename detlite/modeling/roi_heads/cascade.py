@@ -1,44 +1,43 @@
-"""Cascade R-CNN (Cai & Vasconcelos, https://arxiv.org/abs/1712.00726).
+"""Cascades of box heads (Cascade R-CNN, https://arxiv.org/abs/1712.00726).
 
-Several box heads, or one several times, each trained at a higher IoU on the boxes that the
-previous one refined.
+Each head, or each pass of one head, is trained at a higher IoU on the boxes that the previous one
+refined.
 
 Shapes: B images; P proposals and S samples per image; K classes, 0 is background.
 """
-
-from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from yacs.config import CfgNode
 
 from detlite.conventions import Convention
+from detlite.modeling.backbone import Backbone
 from detlite.modeling.boxes.matcher import Matcher
 from detlite.modeling.boxes.sampler import label_samples
 from detlite.structures import boxes as box_ops
 from detlite.structures.instances import GroundTruth, PredictedBoxes, Proposals, Samples
 
-if TYPE_CHECKING:
-    from .box_head import BoxHead, BoxPredictions
-    from .extractors import Extractor
+from .box_head import BoxHead, BoxPredictions, box_head_options
+from .extractors import Extractor
 
 
-class BoxStages(nn.Module, ABC):
+class Cascade(ABC):
     """Box heads applied in order, each to the boxes that the previous one refined.
 
     Attributes:
-        matchers: label the samples of each stage after the first, whose samples have labels.
+        ious: the foreground IoU threshold of each stage. The sampler must use the first one.
         score_thresh: predicted boxes need a higher score.
         skip_below: fraction of `score_thresh`. The later stages skip a proposal if its mean
             foreground probability in the earlier ones is lower.
     """
 
-    matchers: list[Matcher]
+    ious: Sequence[float]
     score_thresh: float
     skip_below = 0.0
 
@@ -55,25 +54,22 @@ class BoxStages(nn.Module, ABC):
         sizes: Tensor,
         static_shapes: bool,
     ) -> tuple[dict[str, Tensor], BoxPredictions]:
-        """Compute the losses of each stage, and the first stage's predictions.
-
-        `loss_classifier` and `loss_box` are averaged over samples. With several stages, they are
-        `loss_classifier_stage0`, `loss_box_stage0`, ...
-        """
+        """Compute `loss_classifier_stage0`, `loss_box_stage0`, ..., and the first stage's
+        predictions; see `BoxHead.losses`."""
         stages = self.stages
-        if len(stages) == 1:
-            return stages[0].stage_losses(features, samples, truth, static_shapes)
         # The stages share the backbone, so average their gradients there. Gradients of a head that
         # is used in several passes add up.
         features = [_ScaleGradient.apply(level, 1 / len(stages)) for level in features]
         losses: dict[str, Tensor] = {}
         predictions: list[BoxPredictions] = []
-        for number, (stage, matcher) in enumerate(zip(stages, self.matchers, strict=True)):
+        for number, (stage, iou) in enumerate(zip(stages, self.ious, strict=True)):
             if number:
                 boxes = stages[number - 1].refine(predictions[-1], samples.boxes, sizes)
                 valid = (samples.labels >= 0) & box_ops.has_min_size(boxes, 0)
-                samples = label_samples(boxes, matcher(truth, boxes, valid), valid, truth)
-            stage_losses, predicted = stage.stage_losses(features, samples, truth, static_shapes)
+                matched = Matcher(iou, iou)(truth, boxes, valid)
+                samples = label_samples(boxes, matched, valid, truth)
+            predicted = stage(features, samples.boxes, samples.labels >= 0, static_shapes)
+            stage_losses = stage.compare(predicted, samples, truth)
             losses |= {f"{name}_stage{number}": loss for name, loss in stage_losses.items()}
             predictions.append(predicted)
         return losses, predictions[0]
@@ -123,27 +119,51 @@ def mean_scores(logits: Sequence[Tensor], convention: Convention) -> Tensor:
     return stacked.softmax(dim=-1).mean(dim=0)
 
 
-class CascadeBoxHead(BoxStages):
-    """Class-agnostic box heads, each applied to the boxes of the previous one.
-
-    `ious` are the foreground IoU thresholds of the stages. The sampler must use the first one.
-    """
-
-    thresholds = None
+class CascadeBoxHead(Cascade, nn.Module):
+    """A cascade of class-agnostic box heads."""
 
     def __init__(self, stages: Sequence[BoxHead], ious: Sequence[float]) -> None:
         super().__init__()
         for number, stage in enumerate(stages):
             self.add_module(str(number), stage)
-        self.matchers = [Matcher(iou, iou) for iou in ious]
+        self.ious = ious
         self.score_thresh = stages[-1].score_thresh
 
     @property
     def stages(self) -> list[BoxHead]:
-        """The heads in order."""
         return cast("list[BoxHead]", list(self.children()))
 
     @property
     def feature_extractor(self) -> Extractor:
         """Extractor of the first stage, whose samples train the mask and keypoint heads."""
         return self.stages[0].feature_extractor
+
+
+class RepeatedBoxHead(Cascade, BoxHead):
+    """A box head that is applied several times: a cascade of itself.
+
+    Args:
+        ious: as many as there are passes.
+        options: arguments of `BoxHead`.
+    """
+
+    # Saves up to half of a pass: benchmarks/results/recipes/settings_batch_1.md.
+    skip_below = 0.02
+
+    def __init__(self, ious: Sequence[float], **options: Any) -> None:
+        super().__init__(**options)
+        self.ious = ious
+
+    @property
+    def stages(self) -> list[BoxHead]:
+        return [self] * len(self.ious)
+
+
+def build_cascade(cfg: CfgNode, backbone: Backbone) -> CascadeBoxHead | RepeatedBoxHead:
+    """Build the heads of MODEL.ROI_HEADS.CASCADE_IOUS, or else the MODEL.ROI_BOX_HEAD.PASSES."""
+    heads, passes = cfg.MODEL.ROI_HEADS, cfg.MODEL.ROI_BOX_HEAD.PASSES
+    if passes > 1:
+        ious = [min(heads.FG_IOU_THRESHOLD + 0.1 * number, 0.9) for number in range(passes)]
+        return RepeatedBoxHead(ious, **box_head_options(cfg, backbone))
+    options = [box_head_options(cfg, backbone, w) for w in heads.CASCADE_BBOX_REG_WEIGHTS]
+    return CascadeBoxHead([BoxHead(**stage) for stage in options], heads.CASCADE_IOUS)

@@ -87,8 +87,6 @@ def mean_foreground(probs: Tensor, threshold: float) -> Tensor:
 def build_mask_refinement(cfg: CfgNode) -> MaskRefinement | None:
     """Build the refinement of TEST.BOX_FROM_MASK and MASK_CONFIDENCE; None if there is none."""
     test = cfg.TEST
-    if test.BOX_FROM_MASK and not cfg.MODEL.MASK_ON:
-        raise ValueError("TEST.BOX_FROM_MASK needs MODEL.MASK_ON True: set it to 0")
     if not cfg.MODEL.MASK_ON or not (test.BOX_FROM_MASK or test.MASK_CONFIDENCE):
         return None
     threshold = cfg.MODEL.ROI_MASK_HEAD.POSTPROCESS_MASKS_THRESHOLD

@@ -5,7 +5,10 @@ Shapes: B images of `sizes` int64 [B, 2] (height, width), and `features`, the le
 R packed rows. With `static_shapes`, padding is computed too.
 """
 
+from __future__ import annotations
+
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 from yacs.config import CfgNode
@@ -16,13 +19,17 @@ from detlite.modeling.precision import at_least_float32
 from detlite.structures.instances import Detections, GroundTruth, Samples
 from detlite.structures.padding import Packing
 
-from .box_head import BoxHead, BoxPredictions, build_box_heads
-from .cascade import CascadeBoxHead
-from .dense_heads import MASK_LOSSES, DenseRoIHead, KeypointHead, MaskHead, build_dense_head
+from .box_head import BoxHead, BoxPredictions, build_box_head
+from .map_head import MapHead, build_map_head
+from .mask_head import MaskHead, build_mask_head
+
+if TYPE_CHECKING:
+    from .cascade import CascadeBoxHead
+    from .keypoint_head import KeypointHead
 
 # Outputs for packed rows: "mask_probs" [R, M, M], "keypoint_logits" [R, K, M, M] and the box
 # head's "features" [R, C].
-DenseOutputs = dict[str, Tensor]
+MapOutputs = dict[str, Tensor]
 
 
 class RoIHeads(nn.Module):
@@ -46,22 +53,22 @@ class RoIHeads(nn.Module):
         self.keypoint = keypoint
 
     @property
-    def dense_heads(self) -> dict[str, DenseRoIHead]:
+    def map_heads(self) -> dict[str, MapHead]:
         """The enabled mask and keypoint heads, by the field of targets that trains them."""
         heads = {"masks": self.mask, "keypoints": self.keypoint}
         return {name: head for name, head in heads.items() if head is not None}
 
     @property
-    def has_dense_outputs(self) -> bool:
+    def has_map_outputs(self) -> bool:
         """True if detections contain masks, keypoints or features."""
-        return bool(self.dense_heads) or self.returns_features
+        return bool(self.map_heads) or self.returns_features
 
     @property
     def shares_features(self) -> bool:
         """True if a mask or keypoint head uses the features of the box head."""
-        return any(head.feature_extractor is None for head in self.dense_heads.values())
+        return any(head.feature_extractor is None for head in self.map_heads.values())
 
-    def dense_losses(
+    def map_losses(
         self,
         features: list[Tensor],
         foreground: Samples,
@@ -73,36 +80,36 @@ class RoIHeads(nn.Module):
 
         `predictions` are the box head's for all samples.
         """
-        if not self.dense_heads:
+        if not self.map_heads:
             return {}
         # Padding must not be part of batch statistics.
-        batch_statistics = any(map(uses_batch_statistics, self.dense_heads.values()))
+        batch_statistics = any(map(uses_batch_statistics, self.map_heads.values()))
         packing = Packing(foreground.labels > 0, static_shapes and not batch_statistics)
         rois = packing.rois(foreground.boxes)
         shared = None
         if self.shares_features:
             shared = predictions.features_of(packing, foreground.labels.shape[1])
         losses: dict[str, Tensor] = {}
-        for head in self.dense_heads.values():
+        for head in self.map_heads.values():
             losses |= head.losses(head(features, rois, shared), packing, foreground, truth)
         return losses
 
-    def add_dense_outputs(
+    def add_map_outputs(
         self, features: list[Tensor], detections: Detections, static_shapes: bool
     ) -> Detections:
         """Predict the masks and keypoints of detections [B, D]."""
-        if not self.has_dense_outputs:
+        if not self.has_map_outputs:
             return detections
         packing = Packing(detections.valid, static_shapes)
-        outputs = self.dense_outputs(features, packing, detections.boxes, detections.labels)
-        return self.with_dense_outputs(detections, packing, outputs)
+        outputs = self.map_outputs(features, packing, detections.boxes, detections.labels)
+        return self.with_map_outputs(detections, packing, outputs)
 
-    def dense_outputs(
+    def map_outputs(
         self, features: list[Tensor], packing: Packing, boxes: Tensor, labels: Tensor
-    ) -> DenseOutputs:
+    ) -> MapOutputs:
         """Compute the outputs of the mask and keypoint heads for boxes [B, D, 4], labels [B, D]."""
         rois = packing.rois(boxes)
-        outputs: DenseOutputs = {}
+        outputs: MapOutputs = {}
         shared = None
         if self.shares_features or self.returns_features:
             shared = self.box.feature_extractor(features, rois)
@@ -116,8 +123,8 @@ class RoIHeads(nn.Module):
             outputs["keypoint_logits"] = self.keypoint(features, rois, shared)
         return outputs
 
-    def with_dense_outputs(
-        self, detections: Detections, packing: Packing, outputs: DenseOutputs
+    def with_map_outputs(
+        self, detections: Detections, packing: Packing, outputs: MapOutputs
     ) -> Detections:
         """Add features, masks, and the keypoints located in heat maps, to detections [B, D]."""
         if self.returns_features:
@@ -134,13 +141,19 @@ class RoIHeads(nn.Module):
 
 def build_roi_heads(cfg: CfgNode, backbone: Backbone) -> RoIHeads:
     """Build the RoI heads that MODEL enables."""
-    box = build_box_heads(cfg, backbone)
-    mask, keypoint, args = None, None, (cfg, backbone, box.feature_extractor)
+    box: BoxHead | CascadeBoxHead
+    mask, keypoint = None, None
+    if cfg.MODEL.ROI_HEADS.CASCADE_IOUS or cfg.MODEL.ROI_BOX_HEAD.PASSES > 1:
+        from .cascade import build_cascade
+
+        box = build_cascade(cfg, backbone)
+    else:
+        box = build_box_head(cfg, backbone)
     if cfg.MODEL.MASK_ON:
-        count = cfg.MODEL.ROI_MASK_HEAD.NUM_HEADS
-        mask, *more = [build_dense_head(MaskHead, "ROI_MASK_HEAD", *args) for _ in range(count)]
-        mask.more.extend(more)
-        mask.additional_loss = MASK_LOSSES[cfg.MODEL.ROI_MASK_HEAD.LOSS]
+        mask = build_mask_head(cfg, backbone, box.feature_extractor)
     if cfg.MODEL.KEYPOINT_ON:
-        keypoint = build_dense_head(KeypointHead, "ROI_KEYPOINT_HEAD", *args)
+        from .keypoint_head import KeypointHead
+
+        extractor = box.feature_extractor
+        keypoint = build_map_head(KeypointHead, "ROI_KEYPOINT_HEAD", cfg, backbone, extractor)
     return RoIHeads(box, mask, keypoint, "features" in cfg.TEST.EXTRA_OUTPUTS)

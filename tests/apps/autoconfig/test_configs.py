@@ -73,9 +73,8 @@ def test_other_keys_depend_on_the_overrides(facts):
     confidence = [by_data(facts, "MODEL.MASK_ON", on).TEST.MASK_CONFIDENCE for on in (True, False)]
     assert confidence == [1, 0]
     cascade = ("MODEL.ROI_HEADS.CASCADE_IOUS", (0.5, 0.6, 0.7))
-    dynamic = ("MODEL.ROI_HEADS.DYNAMIC", True)
-    passes = [by_data(facts, *opts).MODEL.ROI_BOX_HEAD.PASSES for opts in ((), cascade, dynamic)]
-    assert passes == [2, 1, 1]
+    passes = [by_data(facts, *opts).MODEL.ROI_BOX_HEAD.PASSES for opts in ((), cascade)]
+    assert passes == [2, 1]
     large = by_data(facts, "INPUT.MIN_SIZE_TEST", 1024).INPUT
     assert large.MIN_SIZE_TRAIN == (960, 992, 1024, 1056)
     assert large.MAX_SIZE_TRAIN == 1056

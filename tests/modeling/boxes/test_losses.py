@@ -5,7 +5,6 @@ import torch
 from torch.nn import functional as F
 from torchvision.ops import generalized_box_iou_loss
 
-from detlite import ConfigError
 from detlite.modeling.boxes.box_coder import BoxCoder
 from detlite.modeling.boxes.losses import BoxLoss, ClassLoss, generalized_iou
 from detlite.modeling.build import build_model
@@ -218,8 +217,3 @@ def test_model_trains_with_the_configured_loss(tiny_config, make_batch):
     plain, focal, background = losses.values()
     assert 0 < focal < plain  # (1 - p)^2 is below 1
     assert 0 < background < plain
-
-
-def test_number_of_weights(tiny_config):
-    with pytest.raises(ConfigError, match=r"CLASS_WEIGHTS has 2 values, but .*NUM_CLASSES is 4"):
-        build_model(tiny_config("MODEL.ROI_BOX_HEAD.CLASS_WEIGHTS", (1.0, 2.0)))

@@ -2,110 +2,29 @@ import math
 
 import pytest
 import torch
-from torch import nn
 from torch.nn import functional as F
 
-from detlite.config import ConfigError
-from detlite.conventions import CONVENTIONS
-from detlite.modeling.boxes.box_coder import BoxCoder
-from detlite.modeling.boxes.losses import BoxLoss, ClassLoss
-from detlite.modeling.build import build_model
+from detlite.modeling.boxes.losses import BoxLoss
 from detlite.modeling.postprocessing import Postprocess, Suppression
 from detlite.modeling.preprocessing import prepare_proposals
 from detlite.modeling.roi_heads.box_head import BoxHead
 from detlite.ops import nms
 from detlite.structures import boxes as box_ops
-from detlite.structures.instances import Detections, GroundTruth, Samples
+from detlite.structures.instances import GroundTruth
 from detlite.structures.padding import Packing
 from tests.builders import random_boxes
-
-CLASSES = 3  # with background
-CODER = BoxCoder((10.0, 10.0, 5.0, 5.0))
-SMOOTH_L1 = BoxLoss()
-OURS = CONVENTIONS["detlite"]
-POSTPROCESS = Postprocess(OURS, Suppression(0.5), detections_per_image=100)
-SIZES = torch.tensor([[60, 80], [20, 20]])  # some boxes lie outside the second image
-
-each_mode = pytest.mark.parametrize("static", [False, True], ids=["dynamic", "static"])
-
-
-class RoIExtractor(nn.Module):
-    """Returns the RoIs as features."""
-
-    def forward(self, features, rois):
-        return rois / 40
-
-
-class LinearPredictor(nn.Module):
-    """Predicts different values for each box."""
-
-    def __init__(self, regressions: int) -> None:
-        super().__init__()
-        self.logits = nn.Linear(5, CLASSES)
-        self.deltas = nn.Linear(5, 4 * regressions)
-        for layer in (self.logits, self.deltas):
-            nn.init.normal_(layer.weight, std=2)
-
-    def forward(self, x):
-        return self.logits(x), self.deltas(x)
-
-
-class ConstantPredictor(nn.Module):
-    """Returns constant predictions."""
-
-    def __init__(self, logits: torch.Tensor, deltas: torch.Tensor) -> None:
-        super().__init__()
-        self.predictions = logits, deltas
-
-    def forward(self, x):
-        return self.predictions
-
-
-def make_head(
-    agnostic: bool = False,
-    loss: BoxLoss = SMOOTH_L1,
-    score_thresh: float = 0.05,
-    ious: tuple[float, ...] = (0.5,),
-) -> BoxHead:
-    return BoxHead(
-        RoIExtractor(), LinearPredictor(2 if agnostic else CLASSES), CODER, class_loss=ClassLoss(),
-        box_loss=loss, class_agnostic=agnostic, score_thresh=score_thresh, convention=OURS,
-        ious=ious,
-    )  # fmt: skip
-
-
-def predict_one(head: BoxHead, image: int, box: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the logits [K] and deltas [Q, 4] of a box."""
-    logits, deltas = head.predictor(torch.cat([torch.tensor([float(image)]), box])[None] / 40)
-    return logits[0].detach(), deltas[0].detach().view(-1, 4)
-
-
-def detect(
-    head: BoxHead,
-    proposals: list[torch.Tensor],
-    static: bool = False,
-    postprocess: Postprocess = POSTPROCESS,
-) -> list[Detections]:
-    inputs, sizes = prepare_proposals(proposals, len(proposals)), SIZES[: len(proposals)]
-    with torch.no_grad():
-        predicted = head.predict([], inputs, sizes, static)
-        return postprocess(predicted, sizes, static).per_image()
-
-
-def make_samples(
-    boxes: list[torch.Tensor], labels: list[list[int]], gt: list[list[int]]
-) -> Samples:
-    limit = max(1, *map(len, boxes))
-
-    def pad(lists, value):
-        tensors = (torch.tensor(own, dtype=torch.int64) for own in lists)
-        return torch.stack([F.pad(own, (0, limit - len(own)), value=value) for own in tensors])
-
-    return Samples(
-        torch.stack([F.pad(own, (0, 0, 0, limit - len(own))) for own in boxes]),
-        pad(labels, -1), pad(gt, 0),
-    )  # fmt: skip
-
+from tests.modeling.roi_heads.box_heads import (
+    CLASSES,
+    CODER,
+    OURS,
+    SIZES,
+    ConstantPredictor,
+    detect,
+    each_mode,
+    make_head,
+    make_samples,
+    predict_one,
+)  # fmt: skip
 
 # ---- losses
 
@@ -283,160 +202,3 @@ def test_refined_boxes_are_clipped(static):
         expected = CODER.decode(deltas[1][None], boxes[image, n][None])
         expected = box_ops.clip(expected, tuple(SIZES[image].tolist()), OURS)[0]
         torch.testing.assert_close(result[image, n], expected)
-
-
-@each_mode
-@pytest.mark.parametrize("agnostic", [False, True])
-def test_passes_match_a_loop_over_boxes(agnostic, static):
-    head = make_head(agnostic, score_thresh=0.0, ious=(0.5, 0.6, 0.7))
-    boxes = [random_boxes(4), random_boxes(2)]
-    with torch.no_grad():
-        predicted = head.predict([], prepare_proposals(boxes, 2), SIZES, static)
-    for image, own in enumerate(boxes):
-        size = tuple(SIZES[image].tolist())
-        for place, box in enumerate(own):
-            current, scores = box, []
-            for number in range(3):
-                logits, deltas = predict_one(head, image, current)
-                scores.append(logits.softmax(0))
-                columns = [1] * CLASSES if agnostic else range(CLASSES)
-                refined = CODER.decode(deltas[list(columns)], current.expand(CLASSES, 4))
-                if number < 2:
-                    best = int(logits[1:].argmax()) + 1
-                    current = box_ops.clip(refined[best][None], size, OURS)[0]
-            expected = sum(scores) / 3
-            for label in range(1, CLASSES):
-                entry = place * (CLASSES - 1) + label - 1
-                assert predicted.labels[image, entry] == label
-                torch.testing.assert_close(predicted.scores[image, entry], expected[label])
-                torch.testing.assert_close(predicted.boxes[image, entry], refined[label])
-
-
-@each_mode
-def test_later_passes_skip_background(static):
-    head = make_head(score_thresh=0.1, ious=(0.5, 0.6))
-    boxes = [random_boxes(40), random_boxes(30)]
-    foreground = [
-        torch.stack([1 - predict_one(head, image, box)[0].softmax(0)[0] for box in own])
-        for image, own in enumerate(boxes)
-    ]
-    head.skip_below = 0.0
-    likely = [own[p >= 0.5] for own, p in zip(boxes, foreground, strict=True)]
-    assert all(0 < len(few) < len(own) for few, own in zip(likely, boxes, strict=True))
-    expected = detect(head, likely, static)
-
-    def count():
-        return int(head.predict([], prepare_proposals(boxes, 2), SIZES, static).valid.sum())
-
-    without_skipping = count()
-    head.skip_below = 5  # times the threshold: a probability of 0.5
-    rows = []
-    head.predictor.register_forward_hook(lambda *args: rows.append(len(args[2][0])))
-    result = detect(head, boxes, static)
-    assert rows == ([80, 80] if static else [70, sum(map(len, likely))])
-    for own, other in zip(result, expected, strict=True):
-        torch.testing.assert_close(own.boxes, other.boxes)
-        torch.testing.assert_close(own.scores, other.scores)
-    assert count() < without_skipping
-
-
-@pytest.mark.parametrize(
-    ("opts", "message"),
-    [
-        (
-            ["MODEL.ROI_HEADS.CASCADE_IOUS", (0.5, 0.6, 0.7), "MODEL.CLS_AGNOSTIC_BBOX_REG", True],
-            r"PASSES is for a single box head: set it to 1, or .*CASCADE_IOUS \(\)",
-        ),
-        (
-            ["MODEL.META_ARCHITECTURE", "RetinaNet", "MODEL.MASK_ON", False,
-             "MODEL.BACKBONE.CONV_BODY", "R-18-FPN-RETINANET"],
-            r"MODEL\.ROI_BOX_HEAD\.PASSES above 1 need RoI heads, which a RetinaNet does not have",
-        ),
-    ],
-    ids=["cascade", "RetinaNet"],
-)  # fmt: skip
-def test_passes_need_a_single_box_head(tiny_config, opts, message):
-    with pytest.raises(ConfigError, match=message):
-        build_model(tiny_config("MODEL.ROI_BOX_HEAD.PASSES", 2, *opts))
-    with pytest.raises(ConfigError, match=r"MODEL\.ROI_BOX_HEAD\.PASSES is 0, .*from 1 to 5"):
-        tiny_config("MODEL.ROI_BOX_HEAD.PASSES", 0)
-
-
-def test_passes_scale_the_gradients_of_the_box_head_only(tiny_config, make_batch):
-    images, targets = make_batch(2)
-
-    def gradients_of_masks(passes):
-        torch.manual_seed(0)
-        model = build_model(tiny_config("MODEL.ROI_BOX_HEAD.PASSES", passes))
-        model(images, targets)["loss_mask"].backward()
-        return [p.grad for p in model.backbone.parameters() if p.grad is not None]
-
-    for one, two in zip(gradients_of_masks(1), gradients_of_masks(2), strict=True):
-        torch.testing.assert_close(two, one)
-    message = r"PASSES above 1 needs MODEL\.ROI_MASK_HEAD\.SHARE_BOX_FEATURE_EXTRACTOR False"
-    with pytest.raises(ConfigError, match=message):
-        build_model(tiny_config("MODEL.ROI_BOX_HEAD.PASSES", 2, c4=True))
-
-
-def test_ious_of_passes(tiny_config):
-    head = build_model(tiny_config("MODEL.ROI_BOX_HEAD.PASSES", 3)).roi_heads.box
-    assert head.stages == [head, head, head]
-    assert [matcher.foreground for matcher in head.matchers] == pytest.approx([0.5, 0.6, 0.7])
-    opts = ["MODEL.ROI_BOX_HEAD.PASSES", 3, "MODEL.ROI_HEADS.FG_IOU_THRESHOLD", 0.8]
-    head = build_model(tiny_config(*opts)).roi_heads.box
-    assert [matcher.background for matcher in head.matchers] == pytest.approx([0.8, 0.9, 0.9])
-
-
-@each_mode
-@pytest.mark.parametrize("agnostic", [False, True])
-def test_losses_of_passes_match_a_loop_over_boxes(agnostic, static):
-    head = make_head(agnostic, ious=(0.5, 0.6))
-    nn.init.normal_(head.predictor.deltas.weight, std=0.3)
-    truth = GroundTruth(
-        torch.tensor([[[5.0, 5, 25, 25], [30, 10, 70, 50]], [[2.0, 2, 18, 14], [0, 0, 0, 0]]]),
-        torch.tensor([[1, 2], [2, 0]]),
-    )
-    # Image 1 is 20 x 20: its last box is empty after clipping, and no sample of the second pass.
-    own = [truth.boxes[0].repeat(3, 1), truth.boxes[1, :1].repeat(3, 1)]
-    own = [boxes + 2 * torch.randn_like(boxes) for boxes in own]
-    own[1] = torch.cat([own[1], torch.tensor([[30.0, 2, 50, 14]])])
-
-    def match(image, box, iou):
-        overlaps = box_ops.iou(box[None], truth.boxes[image, : 2 - image])
-        best = int(overlaps.argmax())
-        return (int(truth.labels[image, best]) if overlaps.max() >= iou else 0), best
-
-    matched = [[match(image, box, 0.5) for box in boxes] for image, boxes in enumerate(own)]
-    samples = make_samples(
-        own, *([[pair[k] for pair in image] for image in matched] for k in (0, 1))
-    )
-    losses, predictions = head.losses([], samples, truth, SIZES, static)
-    assert len(predictions.logits) == (12 if static else 10)
-    current = [(image, box) for image, boxes in enumerate(own) for box in boxes]
-    for number, iou in enumerate((0.5, 0.6)):
-        classifier = box_loss = 0.0
-        labels, refined = [], []
-        for image, box in current:
-            logits, deltas = predict_one(head, image, box)
-            label, gt = match(image, box, iou)
-            labels.append(label)
-            classifier -= logits.log_softmax(0)[label]
-            if label:
-                target = CODER.encode(truth.boxes[image, gt][None], box[None])[0]
-                column = deltas[1 if agnostic else label]
-                box_loss += F.smooth_l1_loss(column, target, reduction="sum")
-            column = deltas[1 if agnostic else int(logits[1:].argmax()) + 1]
-            moved = CODER.decode(column[None], box[None])
-            moved = box_ops.clip(moved, tuple(SIZES[image].tolist()), OURS)[0]
-            if (moved[2:] > moved[:2]).all():
-                refined.append((image, moved))
-        torch.testing.assert_close(
-            losses[f"loss_classifier_stage{number}"], classifier / len(current)
-        )
-        torch.testing.assert_close(losses[f"loss_box_stage{number}"], box_loss / len(current))
-        current = refined
-    assert len(current) == len(labels) == 9
-    assert 0 < sum(label > 0 for label in labels) < 9
-
-
-# ---- parts

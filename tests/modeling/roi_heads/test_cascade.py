@@ -1,15 +1,27 @@
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional as F
 
-from detlite.config import ConfigError
 from detlite.modeling.boxes.box_coder import BoxCoder
 from detlite.modeling.build import build_model
-from detlite.modeling.preprocessing import prepare_targets
+from detlite.modeling.preprocessing import prepare_proposals, prepare_targets
 from detlite.modeling.roi_heads.cascade import CascadeBoxHead, _ScaleGradient
 from detlite.structures import boxes as box_ops
-from detlite.structures.instances import Samples
+from detlite.structures.instances import GroundTruth, Samples
 from detlite.structures.padding import Packing
+from tests.builders import random_boxes
+from tests.modeling.roi_heads.box_heads import (
+    CLASSES,
+    CODER,
+    OURS,
+    SIZES,
+    detect,
+    each_mode,
+    make_head,
+    make_samples,
+    predict_one,
+)  # fmt: skip
 
 OPTS = [
     "MODEL.ROI_HEADS.CASCADE_IOUS", (0.5, 0.6, 0.7), "MODEL.CLS_AGNOSTIC_BBOX_REG", True,
@@ -63,13 +75,13 @@ def test_other_heads_use_the_features_of_the_first_stage(tiny_config, make_batch
     model = build_model(tiny_config(*OPTS))
     cascade, inputs = model.roi_heads.box, []
     images, targets = make_batch(2)
-    original = model.roi_heads.dense_losses
+    original = model.roi_heads.map_losses
 
-    def dense_losses(features, foreground, truth, predictions, static_shapes):
+    def map_losses(features, foreground, truth, predictions, static_shapes):
         inputs.append((foreground, predictions))
         return original(features, foreground, truth, predictions, static_shapes)
 
-    model.roi_heads.dense_losses = dense_losses
+    model.roi_heads.map_losses = map_losses
     model(images, targets)
     ((foreground, predictions),) = inputs
     assert cascade.feature_extractor is cascade.stages[0].feature_extractor
@@ -85,22 +97,6 @@ def test_box_coder_weights_of_the_stages(tiny_config):
     model = build_model(tiny_config(*OPTS))
     weights = [tuple(stage.box_coder.weights.tolist()) for stage in model.roi_heads.box.stages]
     assert weights == [(10, 10, 5, 5), (20, 20, 10, 10), (30, 30, 15, 15)]
-
-
-@pytest.mark.parametrize(
-    ("opts", "message"),
-    [
-        (["MODEL.CLS_AGNOSTIC_BBOX_REG", False], "needs MODEL.CLS_AGNOSTIC_BBOX_REG True"),
-        (
-            ["MODEL.ROI_HEADS.CASCADE_IOUS", (0.5, 0.6)],
-            "has 2 stages, but CASCADE_BBOX_REG_WEIGHTS has 3",
-        ),
-        (["MODEL.ROI_HEADS.FG_IOU_THRESHOLD", 0.6], "starts with 0.5, but .* is 0.6"),
-    ],
-)
-def test_inconsistent_keys(tiny_config, opts, message):
-    with pytest.raises(ConfigError, match=message):
-        build_model(tiny_config(*OPTS, *opts))
 
 
 def test_gradients_of_the_stages_are_averaged_in_the_backbone(tiny_config, make_batch, monkeypatch):
@@ -180,3 +176,135 @@ def test_losses_match_a_loop_over_stages(tiny_config, make_batch):
             moved[:, 1::2] = moved[:, 1::2].clamp(0, height)
             boxes = moved[(moved[:, 2:] > moved[:, :2]).all(dim=1)]
             assert len(boxes) == len(start) - 1
+
+
+# ---- passes of one head
+
+
+@each_mode
+@pytest.mark.parametrize("agnostic", [False, True])
+def test_passes_match_a_loop_over_boxes(agnostic, static):
+    head = make_head(agnostic, score_thresh=0.0, ious=(0.5, 0.6, 0.7))
+    boxes = [random_boxes(4), random_boxes(2)]
+    with torch.no_grad():
+        predicted = head.predict([], prepare_proposals(boxes, 2), SIZES, static)
+    for image, own in enumerate(boxes):
+        size = tuple(SIZES[image].tolist())
+        for place, box in enumerate(own):
+            current, scores = box, []
+            for number in range(3):
+                logits, deltas = predict_one(head, image, current)
+                scores.append(logits.softmax(0))
+                columns = [1] * CLASSES if agnostic else range(CLASSES)
+                refined = CODER.decode(deltas[list(columns)], current.expand(CLASSES, 4))
+                if number < 2:
+                    best = int(logits[1:].argmax()) + 1
+                    current = box_ops.clip(refined[best][None], size, OURS)[0]
+            expected = sum(scores) / 3
+            for label in range(1, CLASSES):
+                entry = place * (CLASSES - 1) + label - 1
+                assert predicted.labels[image, entry] == label
+                torch.testing.assert_close(predicted.scores[image, entry], expected[label])
+                torch.testing.assert_close(predicted.boxes[image, entry], refined[label])
+
+
+@each_mode
+def test_later_passes_skip_background(static):
+    head = make_head(score_thresh=0.1, ious=(0.5, 0.6))
+    boxes = [random_boxes(40), random_boxes(30)]
+    foreground = [
+        torch.stack([1 - predict_one(head, image, box)[0].softmax(0)[0] for box in own])
+        for image, own in enumerate(boxes)
+    ]
+    head.skip_below = 0.0
+    likely = [own[p >= 0.5] for own, p in zip(boxes, foreground, strict=True)]
+    assert all(0 < len(few) < len(own) for few, own in zip(likely, boxes, strict=True))
+    expected = detect(head, likely, static)
+
+    def count():
+        return int(head.predict([], prepare_proposals(boxes, 2), SIZES, static).valid.sum())
+
+    without_skipping = count()
+    head.skip_below = 5  # times the threshold: a probability of 0.5
+    rows = []
+    head.predictor.register_forward_hook(lambda *args: rows.append(len(args[2][0])))
+    result = detect(head, boxes, static)
+    assert rows == ([80, 80] if static else [70, sum(map(len, likely))])
+    for own, other in zip(result, expected, strict=True):
+        torch.testing.assert_close(own.boxes, other.boxes)
+        torch.testing.assert_close(own.scores, other.scores)
+    assert count() < without_skipping
+
+
+def test_passes_scale_the_gradients_of_the_box_head_only(tiny_config, make_batch):
+    images, targets = make_batch(2)
+
+    def gradients_of_masks(passes):
+        torch.manual_seed(0)
+        model = build_model(tiny_config("MODEL.ROI_BOX_HEAD.PASSES", passes))
+        model(images, targets)["loss_mask"].backward()
+        return [p.grad for p in model.backbone.parameters() if p.grad is not None]
+
+    for one, two in zip(gradients_of_masks(1), gradients_of_masks(2), strict=True):
+        torch.testing.assert_close(two, one)
+
+
+def test_ious_of_passes(tiny_config):
+    head = build_model(tiny_config("MODEL.ROI_BOX_HEAD.PASSES", 3)).roi_heads.box
+    assert head.stages == [head, head, head]
+    assert head.ious == pytest.approx([0.5, 0.6, 0.7])
+    opts = ["MODEL.ROI_BOX_HEAD.PASSES", 3, "MODEL.ROI_HEADS.FG_IOU_THRESHOLD", 0.8]
+    head = build_model(tiny_config(*opts)).roi_heads.box
+    assert head.ious == pytest.approx([0.8, 0.9, 0.9])
+
+
+@each_mode
+@pytest.mark.parametrize("agnostic", [False, True])
+def test_losses_of_passes_match_a_loop_over_boxes(agnostic, static):
+    head = make_head(agnostic, ious=(0.5, 0.6))
+    nn.init.normal_(head.predictor.deltas.weight, std=0.3)
+    truth = GroundTruth(
+        torch.tensor([[[5.0, 5, 25, 25], [30, 10, 70, 50]], [[2.0, 2, 18, 14], [0, 0, 0, 0]]]),
+        torch.tensor([[1, 2], [2, 0]]),
+    )
+    # Image 1 is 20 x 20: its last box is empty after clipping, and no sample of the second pass.
+    own = [truth.boxes[0].repeat(3, 1), truth.boxes[1, :1].repeat(3, 1)]
+    own = [boxes + 2 * torch.randn_like(boxes) for boxes in own]
+    own[1] = torch.cat([own[1], torch.tensor([[30.0, 2, 50, 14]])])
+
+    def match(image, box, iou):
+        overlaps = box_ops.iou(box[None], truth.boxes[image, : 2 - image])
+        best = int(overlaps.argmax())
+        return (int(truth.labels[image, best]) if overlaps.max() >= iou else 0), best
+
+    matched = [[match(image, box, 0.5) for box in boxes] for image, boxes in enumerate(own)]
+    samples = make_samples(
+        own, *([[pair[k] for pair in image] for image in matched] for k in (0, 1))
+    )
+    losses, predictions = head.losses([], samples, truth, SIZES, static)
+    assert len(predictions.logits) == (12 if static else 10)
+    current = [(image, box) for image, boxes in enumerate(own) for box in boxes]
+    for number, iou in enumerate((0.5, 0.6)):
+        classifier = box_loss = 0.0
+        labels, refined = [], []
+        for image, box in current:
+            logits, deltas = predict_one(head, image, box)
+            label, gt = match(image, box, iou)
+            labels.append(label)
+            classifier -= logits.log_softmax(0)[label]
+            if label:
+                target = CODER.encode(truth.boxes[image, gt][None], box[None])[0]
+                column = deltas[1 if agnostic else label]
+                box_loss += F.smooth_l1_loss(column, target, reduction="sum")
+            column = deltas[1 if agnostic else int(logits[1:].argmax()) + 1]
+            moved = CODER.decode(column[None], box[None])
+            moved = box_ops.clip(moved, tuple(SIZES[image].tolist()), OURS)[0]
+            if (moved[2:] > moved[:2]).all():
+                refined.append((image, moved))
+        torch.testing.assert_close(
+            losses[f"loss_classifier_stage{number}"], classifier / len(current)
+        )
+        torch.testing.assert_close(losses[f"loss_box_stage{number}"], box_loss / len(current))
+        current = refined
+    assert len(current) == len(labels) == 9
+    assert 0 < sum(label > 0 for label in labels) < 9

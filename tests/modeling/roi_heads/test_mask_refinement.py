@@ -7,7 +7,7 @@ import torch
 from pycocotools.coco import COCO
 from torch.nn import functional as F
 
-from detlite import ConfigError, build_model
+from detlite import build_model
 from detlite.conventions import CONVENTIONS
 from detlite.evaluation import evaluate_coco, to_coco_results
 from detlite.evaluation.results import concatenate_results
@@ -20,7 +20,6 @@ from detlite.structures import boxes as box_ops
 from detlite.structures.instances import Detections
 from detlite.structures.masks.pasting import paste_probabilities
 from tests.builders import coco_content, make_coco
-from tests.modeling.family import RETINANET
 
 OURS = CONVENTIONS["detlite"]
 
@@ -176,11 +175,6 @@ def test_rescaling_moves_both_boxes():
     torch.testing.assert_close(larger.mask_boxes, both.mask_boxes * 2)
 
 
-def test_refinement_needs_masks(tiny_config):
-    with pytest.raises(ConfigError, match=r"TEST\.BOX_FROM_MASK needs MODEL\.MASK_ON"):
-        build_model(tiny_config("MODEL.MASK_ON", False, "TEST.BOX_FROM_MASK", 0.5))
+def test_a_model_without_masks_has_no_refinement(tiny_config):
     without = build_model(tiny_config("MODEL.MASK_ON", False, "TEST.MASK_CONFIDENCE", 1.0))
     assert without.mask_refinement is None  # like the keys of the mask head
-    settings = [x for pair in RETINANET.items() for x in pair]
-    with pytest.raises(ConfigError, match=r"TEST\.BOX_FROM_MASK.*RetinaNet does not have"):
-        build_model(tiny_config(*settings, "TEST.BOX_FROM_MASK", 0.5))

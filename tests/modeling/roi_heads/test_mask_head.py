@@ -1,0 +1,120 @@
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from detlite.conventions import CONVENTIONS
+from detlite.modeling.build import build_model
+from detlite.modeling.roi_heads.mask_head import MaskHead
+from detlite.ops import crop_masks
+from detlite.structures.instances import GroundTruth, Samples
+from detlite.structures.masks.packed import PackedMasks
+from detlite.structures.padding import Packing
+
+SIDE = 6
+MASK_HEAD = MaskHead(nn.Identity(), nn.Identity(), CONVENTIONS["detlite"])
+
+each_mode = pytest.mark.parametrize("static", [False, True], ids=["dynamic", "static"])
+
+
+def two_images(*masks: torch.Tensor) -> GroundTruth:
+    """Return ground truth with two objects in the first image and one in the second."""
+    boxes = torch.tensor([[[0.0, 0, 12, 12], [1, 2, 9, 11]], [[3, 3, 9, 9], [0, 0, 0, 0]]])
+    packed = [PackedMasks.from_bitmaps(own) for own in masks]
+    return GroundTruth(boxes, torch.tensor([[2, 1], [2, 0]]), PackedMasks.collate(packed, 2))
+
+
+SAMPLES = Samples(
+    torch.tensor([[[0.0, 0, 12, 12], [1, 2, 9, 11], [0, 0, 5, 5], [0, 0, 0, 0]],
+                  [[3, 3, 9, 9], [0, 0, 7, 7], [0, 0, 0, 0], [0, 0, 0, 0]]]),
+    torch.tensor([[1, 2, 0, -1], [2, 0, -1, -1]]),
+    torch.tensor([[1, 0, 0, 0], [0, 0, 0, 0]]),
+)  # fmt: skip
+
+
+@each_mode
+def test_loss_matches_a_loop_over_pixels(static):
+    masks = (torch.rand(3, 12, 12) > 0.4).to(torch.uint8)
+    truth = two_images(masks[:2], masks[2:])
+    packing = Packing(SAMPLES.labels > 0, static)
+    logits = torch.randn(len(packing.index), 3, SIDE, SIDE)
+    loss = MASK_HEAD.losses(logits, packing, SAMPLES, truth)["loss_mask"]
+    total, entries = 0.0, [(0, 1, 1), (1, 0, 2), (4, 2, 2)]  # entry, instance, label
+    for entry, instance, label in entries:
+        box = SAMPLES.boxes.flatten(0, 1)[entry]
+        own = PackedMasks.from_bitmaps(masks[instance][None])
+        fields = own.values, own.pieces, own.instances, own.frames
+        expected = crop_masks(*fields, torch.tensor([0]), box[None], SIDE, False)[0]
+        assert 0 < expected.sum() < SIDE**2
+        own_logits = logits[packing.index.tolist().index(entry), label]
+        for row in range(SIDE):
+            for column in range(SIDE):
+                p = own_logits[row, column].sigmoid()
+                total -= (p if expected[row, column] else 1 - p).log().item()
+    assert loss.item() == pytest.approx(total / (3 * SIDE * SIDE), rel=1e-5)
+
+
+def test_soft_targets_are_averages_of_bitmaps():
+    masks = torch.zeros(1, 12, 12, dtype=torch.uint8)
+    masks[0, :, :3] = 1
+    samples = Samples(torch.tensor([[[0.0, 0, 12, 12]]]), torch.tensor([[1]]), torch.tensor([[0]]))
+    truth = GroundTruth(samples.boxes, samples.labels, PackedMasks.from_bitmaps(masks))
+    head = MaskHead(nn.Identity(), nn.Identity(), CONVENTIONS["torchvision"])
+    logits, packing = torch.randn(1, 2, 2, 2), Packing(samples.labels > 0, False)
+    expected = crop_masks(
+        truth.masks.values, truth.masks.pieces, truth.masks.instances, truth.masks.frames,
+        torch.tensor([0]), samples.boxes[0], 2, True,
+    )  # fmt: skip
+    assert 0 < expected[0, 0, 0] < 1
+    loss = head.losses(logits, packing, samples, truth)["loss_mask"]
+    torch.testing.assert_close(loss, F.binary_cross_entropy_with_logits(logits[:, 1], expected))
+
+
+@each_mode
+@pytest.mark.parametrize("samples", [4, 0])
+def test_loss_without_foreground_is_zero_and_connected(static, samples):
+    background = Samples(
+        torch.rand(2, samples, 4), torch.zeros(2, samples, dtype=torch.int64),
+        torch.zeros(2, samples, dtype=torch.int64),
+    )  # fmt: skip
+    truth = GroundTruth(
+        torch.zeros(2, 1, 4),
+        torch.zeros(2, 1, dtype=torch.int64),
+        PackedMasks.collate([PackedMasks.from_bitmaps(torch.zeros(0, 8, 8).byte())] * 2, 1),
+    )
+    packing = Packing(background.labels > 0, static)
+    logits = torch.randn(len(packing.index), 3, SIDE, SIDE, requires_grad=True)
+    loss = MASK_HEAD.losses(logits, packing, background, truth)["loss_mask"]
+    assert loss.item() == 0
+    loss.backward()
+    assert not logits.grad.any()
+
+
+def test_probabilities_select_the_mask_of_the_label():
+    logits = torch.randn(2, 3, SIDE, SIDE)
+    result = MASK_HEAD.probabilities(logits, torch.tensor([2, 1]))
+    torch.testing.assert_close(result, torch.stack([logits[0, 2], logits[1, 1]]).sigmoid())
+
+
+@each_mode
+def test_several_heads_are_averaged_and_trained_on_the_same_samples(static):
+    several = MaskHead(nn.Identity(), nn.Identity(), CONVENTIONS["detlite"])
+    several.more.append(MaskHead(nn.Identity(), nn.Identity(), CONVENTIONS["detlite"]))
+    truth = two_images(*(torch.rand(3, 12, 12) > 0.4).to(torch.uint8).split([2, 1]))
+    packing = Packing(SAMPLES.labels > 0, static)
+    logits = torch.randn(len(packing.index), 2, 3, SIDE, SIDE)
+    loss = several.losses(logits, packing, SAMPLES, truth)["loss_mask"]
+    each = [MASK_HEAD.losses(own, packing, SAMPLES, truth)["loss_mask"] for own in logits.unbind(1)]
+    torch.testing.assert_close(loss, torch.stack(each).mean())
+    labels = torch.arange(len(logits)) % 3
+    probs = torch.stack([MASK_HEAD.probabilities(own, labels) for own in logits.unbind(1)])
+    torch.testing.assert_close(several.probabilities(logits, labels), probs.mean(dim=0))
+
+
+def test_number_of_mask_heads(tiny_config, make_batch):
+    model = build_model(tiny_config("MODEL.ROI_MASK_HEAD.NUM_HEADS", 3))
+    head = model.roi_heads.mask
+    assert len(head.more) == 2
+    model(*make_batch(1))["loss_mask"].backward()
+    for part in (head, *head.more):
+        assert part.predictor.mask_fcn_logits.weight.grad.any()
