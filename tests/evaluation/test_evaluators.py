@@ -122,7 +122,7 @@ def test_lvis_ignores_keypoints(monkeypatch):
         lambda truth, results, kinds: {kind: {"AP": 1.0} for kind in kinds},
     )
     cfg, dataset = make_cfg(*MASKS, "MODEL.KEYPOINT_ON", True), make_dataset("lvis")
-    dataset.coco_gt = lambda: None
+    monkeypatch.setattr("detlite.evaluation.evaluators.build_coco_gt", lambda dataset: None)
     (evaluator,) = build_evaluators(cfg, dataset).values()
     assert list(evaluator.evaluate(cfg, dataset, Results.from_coco([], ()))) == ["bbox", "segm"]
 
