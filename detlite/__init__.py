@@ -6,8 +6,6 @@ The public names are imported on first use, so that `detlite --help` does not wa
 import importlib
 from typing import TYPE_CHECKING
 
-from detlite.threads import wait_passively
-
 if TYPE_CHECKING:
     from detlite import ops as ops
     from detlite.api import Result as Result
@@ -36,8 +34,6 @@ _MODULES = {
 }
 __all__ = list(_MODULES)
 
-wait_passively()  # the threads of torch, if it is not imported yet
-
 
 def __getattr__(name: str) -> object:
     if name == "ops":
@@ -47,6 +43,7 @@ def __getattr__(name: str) -> object:
         return importlib.import_module("detlite._C")
     if name not in _MODULES:
         raise AttributeError(f"module 'detlite' has no attribute {name!r}")
+    importlib.import_module("detlite.threads").wait_passively()  # before torch is imported
     value = getattr(importlib.import_module(_MODULES[name]), name)
     globals()[name] = value
     return value

@@ -2,8 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,25 +12,21 @@ from yacs.config import CfgNode
 from detlite.checkpoint.loading import read_model_checkpoint, weight_file
 from detlite.config import ConfigError, expand_path, load_config
 from detlite.data import explain_dead_loader
-from detlite.data.data_arguments import Data, FilePath, Pair, evaluation_data, training_data
-from detlite.distributed import barrier, is_main, process_group
+from detlite.data.data_arguments import Data, FilePath, Pair, evaluation_data
+from detlite.distributed import barrier
 from detlite.engine.hooks import Hook
 from detlite.engine.rng import preserve_rng
-from detlite.engine.run import logging_to, run_evaluation, run_training
-from detlite.engine.run_files import (
-    BEST_CHECKPOINT,
-    CONFIG_FILE,
-    FINAL_CHECKPOINT,
-    check_output_dir,
-    choose_output_dir,
-    files_of_run,
+from detlite.engine.run import exclusive_run, run_evaluation, run_training
+from detlite.engine.run_config import (
+    Overrides,
+    as_list,
+    load_run_config,
+    training_overrides,
 )
-from detlite.engine.run_lock import run_lock
+from detlite.engine.run_files import BEST_CHECKPOINT, FINAL_CHECKPOINT, check_output_dir
 from detlite.engine.signals import StopSignals
 from detlite.modeling.build import torch_device
 from detlite.registry import Registry
-
-Overrides = Mapping[str, Any] | Sequence[Any]
 
 # Functions that build a config for a run without one, from the weights (if any) and the overrides.
 CONFIG_BUILDERS: Registry[Callable[[FilePath | None, list[Any]], CfgNode]] = Registry(
@@ -108,47 +103,24 @@ def train(
     start = time.perf_counter()
     hint = "start the same command again"
     with StopSignals() as stop, stop.ending_immediately(hint), explain_dead_loader():
-        opts: dict[str, Any] = {}
-        summary = ""
-        if not isinstance(config, str | Path | None):
-            raise ConfigError(f"config is {config!r}: it must be a file; pass data as `data=`")
         if not isinstance(hooks, list | tuple) or not all(isinstance(x, Hook) for x in hooks):
             raise ConfigError(f"hooks is {hooks!r}: pass a list of Hook objects")
-        if config and data is None and (Path(config).is_dir() or Path(config).suffix == ".json"):
+        if data is None and is_data(config):
             config, data = None, config
-        if test_data is not None and data is None:
-            raise ConfigError(
-                "test_data needs training data: pass `data` too, or evaluate on other datasets "
-                "than the config's with evaluate()"
-            )
-        if data is not None:
-            opts, summary = training_data(data, test_data)
-        if weights is not None:
-            opts |= {"MODEL.WEIGHT": str(weights), "MODEL.REINIT_HEADS": True}
-        if minutes is not None:
-            opts["SOLVER.MAX_MINUTES"] = minutes
-        if output_dir is not None:
-            opts["OUTPUT_DIR"] = str(output_dir)
-        all_opts = _as_list(opts) + _as_list(overrides)
-        cfg = load_config(config, all_opts)
-        if "OUTPUT_DIR" not in all_opts[::2]:
-            all_opts += ["OUTPUT_DIR", str(choose_output_dir(Path(cfg.OUTPUT_DIR), resume))]
-            cfg = load_config(config, all_opts)
-        folder = Path(cfg.OUTPUT_DIR)
-        if config is None and resume and files_of_run(folder):
-            config = folder / CONFIG_FILE
-            cfg = load_config(config, all_opts)
-        elif config is None and data is None:
+        opts, summary = training_overrides(data, test_data, weights, minutes, output_dir, overrides)
+        cfg, is_complete = load_run_config(config, opts, resume)
+        if not is_complete and data is None:
             raise ConfigError("train() needs a config, or data to train on")
-        with process_group(cfg.MODEL.DEVICE), run_lock(folder) if is_main() else nullcontext():
+        folder, device = Path(cfg.OUTPUT_DIR), torch_device(cfg.MODEL.DEVICE)
+        with exclusive_run(folder, cfg.MODEL.DEVICE), preserve_rng(device):
             check_output_dir(folder, resume)
             barrier()  # rank 0 must not write files before all processes have checked
-            with logging_to(folder), preserve_rng(torch_device(cfg.MODEL.DEVICE)):
-                if summary:
-                    _logger.info("data: %s", summary)
-                if config is None:
-                    cfg = CONFIG_BUILDERS.get("autoconfig")(weights, all_opts)
-                metrics = run_training(cfg, resume, hooks)
+            if summary:
+                _logger.info("data: %s", summary)
+            if not is_complete:
+                builder = CONFIG_BUILDERS.get("autoconfig")
+                cfg = builder(weights, [*opts, "OUTPUT_DIR", str(folder)])
+            metrics = run_training(cfg, resume, hooks)
     seconds = time.perf_counter() - start
     best = folder / BEST_CHECKPOINT if (folder / BEST_CHECKPOINT).exists() else None
     return Result(metrics, folder, folder / FINAL_CHECKPOINT, seconds, best)
@@ -186,7 +158,7 @@ def evaluate(
         output_dir = expand_path(str(weights)).parent / "evaluation"
     if output_dir is not None:
         opts["OUTPUT_DIR"] = str(output_dir)
-    all_opts = _as_list(opts) + _as_list(overrides)
+    all_opts = as_list(opts) + as_list(overrides)
     checkpoint = None
     if config is None:
         if weights is None:
@@ -195,19 +167,18 @@ def evaluate(
     else:
         cfg = load_config(config, all_opts)
     folder = Path(cfg.OUTPUT_DIR)
-    with (
-        explain_dead_loader(),
-        process_group(cfg.MODEL.DEVICE),
-        run_lock(folder) if is_main() else nullcontext(),
-        logging_to(folder),
-    ):
+    with explain_dead_loader(), exclusive_run(folder, cfg.MODEL.DEVICE):
         metrics = run_evaluation(cfg, checkpoint)
     file = checkpoint.path if checkpoint else weight_file(cfg)
     return Result(metrics, folder, file, time.perf_counter() - start)
 
 
-def _as_list(overrides: Overrides) -> list[Any]:
-    """Convert overrides to the alternating keys and values that `load_config` accepts."""
-    if isinstance(overrides, Mapping):
-        return [item for pair in overrides.items() for item in pair]
-    return list(overrides)
+def is_data(config: Any) -> bool:
+    """Return True if the first argument of `train` is a folder or annotation file, not a config.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    if not isinstance(config, str | Path | None):
+        raise ConfigError(f"config is {config!r}: it must be a file; pass data as `data=`")
+    return config is not None and (Path(config).is_dir() or Path(config).suffix == ".json")

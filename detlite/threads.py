@@ -1,6 +1,6 @@
 """Count usable CPU cores, and limit torch's threads to the cores that other programs leave idle.
 
-`import detlite` imports this module, so slow modules are imported inside the functions.
+The command line imports this module, so slow modules are imported inside the functions.
 """
 
 import os

@@ -112,7 +112,7 @@ def test_training_with_data_only(trained, shapes):
 
 def test_without_a_config_detlite_init_chooses_it(shapes, tmp_path, monkeypatch, capsys):
     configs = []
-    patched = lambda cfg, resume, hooks: configs.append(cfg)  # noqa: E731
+    patched = lambda cfg, *_: configs.append(cfg)  # noqa: E731
     monkeypatch.setattr("detlite.api.run_training", patched)
     detlite.train(data=shapes[0], test_data=shapes[1], output_dir=tmp_path)
     file = tmp_path / "mine.yaml"
@@ -133,7 +133,7 @@ def test_without_a_config_detlite_init_chooses_it(shapes, tmp_path, monkeypatch,
 
 def test_data_as_the_first_argument_and_numbered_folders(shapes, tmp_path, monkeypatch):
     configs = []
-    patched = lambda cfg, resume, hooks: configs.append(cfg)  # noqa: E731
+    patched = lambda cfg, *_: configs.append(cfg)  # noqa: E731
     monkeypatch.setattr("detlite.api.run_training", patched)
     monkeypatch.chdir(tmp_path)
     for _ in range(2):
@@ -280,7 +280,7 @@ def test_a_folder_is_split_into_training_and_test_data(shapes, tmp_path):
 
 def test_folders_of_training_and_test_data(shapes, tmp_path, monkeypatch):
     configs = []
-    patched = lambda cfg, resume, hooks: configs.append(cfg)  # noqa: E731
+    patched = lambda cfg, *_: configs.append(cfg)  # noqa: E731
     monkeypatch.setattr("detlite.api.run_training", patched)
     folders = []
     for (file, images), name in zip(shapes, ("photos", "others"), strict=True):

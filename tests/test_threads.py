@@ -37,12 +37,25 @@ def test_threads_wait_passively_unless_the_user_decides(monkeypatch):
     monkeypatch.delenv("OMP_WAIT_POLICY")
 
 
-def test_the_policy_is_set_before_torch_is_imported():
+POLICY_WHEN_TORCH_IS_IMPORTED = """
+import os, sys, detlite
+class Finder:
+    def find_spec(self, name, *_):
+        if name == "torch":
+            sys.exit(print(os.environ["OMP_WAIT_POLICY"]))
+print("OMP_WAIT_POLICY" in os.environ)
+sys.meta_path.insert(0, Finder())
+"""
+
+
+@pytest.mark.parametrize(
+    "use", ["detlite.train", "from detlite.apps.cli.main import main; main(['doctor'])"]
+)
+def test_the_policy_is_set_before_torch_is_imported(use):
     environment = {k: v for k, v in os.environ.items() if k not in threads._WAIT_VARIABLES}
-    code = "import sys, os, detlite; print(os.environ['OMP_WAIT_POLICY'], 'torch' in sys.modules)"
-    command = [sys.executable, "-c", code]
+    command = [sys.executable, "-c", POLICY_WHEN_TORCH_IS_IMPORTED + use]
     printed = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    assert printed.stdout.split() == ["PASSIVE", "False"]
+    assert printed.stdout.split() == ["False", "PASSIVE"]
 
 
 @pytest.mark.parametrize(

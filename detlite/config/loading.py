@@ -7,7 +7,7 @@ import importlib
 import importlib.util
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,11 @@ def default_config() -> CfgNode:
     return cfg
 
 
-def load_config(path: str | Path | None = None, opts: Sequence[Any] = ()) -> CfgNode:
+def load_config(
+    path: str | Path | None = None,
+    opts: Sequence[Any] = (),
+    complete: Callable[[CfgNode], None] | None = None,
+) -> CfgNode:
     """Load a config file, apply overrides, check everything, and return the frozen config.
 
     Args:
@@ -43,15 +47,16 @@ def load_config(path: str | Path | None = None, opts: Sequence[Any] = ()) -> Cfg
             coco/mask_rcnn_R_50_FPN_1x.yaml. The files of its `_BASE_` (paths relative to it) are
             read first. None for the defaults.
         opts: alternating keys and values, `["SOLVER.BASE_LR", 0.01]`; strings are parsed.
+        complete: called with the mutable config before it is frozen, to set further keys.
 
     Raises:
         ConfigError: a file cannot be read, a key is unknown, or a value is invalid or contradicts
             another one.
     """
     if path is None:
-        return _resolve([], opts, Path())
+        return _resolve([], opts, Path(), complete)
     path = find_config(path)
-    return _resolve(read_chain(path), opts, path.parent)
+    return _resolve(read_chain(path), opts, path.parent, complete)
 
 
 def config_from(
@@ -70,7 +75,10 @@ def config_from(
 
 
 def _resolve(
-    chain: list[tuple[Path, dict[str, Any]]], opts: Sequence[Any], folder: Path
+    chain: list[tuple[Path, dict[str, Any]]],
+    opts: Sequence[Any],
+    folder: Path,
+    complete: Callable[[CfgNode], None] | None = None,
 ) -> CfgNode:
     """Combine files and overrides to a config; IMPORTS are relative to `folder`."""
     if len(opts) % 2:
@@ -109,6 +117,8 @@ def _resolve(
     translate(cfg, restating, keys_set)
     check_rules(cfg)
     _import_extensions(cfg.IMPORTS, folder)
+    if complete:
+        complete(cfg)
     cfg.freeze()
     return cfg
 

@@ -4,29 +4,29 @@ import logging
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from yacs.config import CfgNode
 
 from detlite.checkpoint.files import Checkpoint
 from detlite.checkpoint.loading import load_weights, read_weights
-from detlite.checkpoint.stored_config import apply_convention
 from detlite.config import ConfigError
 from detlite.data import (
     build_test_datasets,
     build_train_dataset,
     log_findings,
 )
-from detlite.distributed import is_main, rank
+from detlite.distributed import is_main, process_group, rank
 from detlite.evaluation.metrics import Metrics
 from detlite.modeling import build_model
 
 from .evaluate import evaluate
 from .hooks.base import HOOKS, Hook
-from .hooks.freezing import resolve_frozen_norms
 from .rng import seed_all
-from .run_files import CONFIG_FILE, METRICS_FILE, newest_checkpoint
+from .run_config import complete_config
+from .run_files import CONFIG_FILE, METRICS_FILE
+from .run_lock import run_lock
 from .trainer import Trainer
 
 
@@ -34,14 +34,7 @@ def run_training(
     cfg: CfgNode, resume: bool = False, hooks: Sequence[Hook] = ()
 ) -> dict[str, Metrics]:
     """Train, evaluate and draw; every process calls it. See `Trainer` and `Trainer.train`."""
-    output_dir = Path(cfg.OUTPUT_DIR)
-    previous = newest_checkpoint(output_dir) if resume else None
-    if previous:  # do not read the initial weights, whose file may be gone
-        cfg, weights = apply_convention(cfg, previous), None
-    else:
-        cfg, weights = read_weights(cfg)
-    cfg = resolve_frozen_norms(cfg, previous)
-    del previous  # free its memory
+    cfg, weights = complete_config(cfg, resume)
     seed_all(cfg.SEED + rank(), cfg.SOLVER.DETERMINISTIC)
     train_set = build_train_dataset(cfg)
     test_sets = build_test_datasets(cfg)
@@ -53,7 +46,7 @@ def run_training(
     del weights  # free its memory
     model.categories = train_set.categories  # not the categories of the weights
     if is_main():
-        (output_dir / CONFIG_FILE).write_text(cfg.dump())
+        (Path(cfg.OUTPUT_DIR) / CONFIG_FILE).write_text(cfg.dump())
     hooks = [*hooks, HOOKS.get("RunDrawings")(cfg)]
     return Trainer(cfg, model, train_set, test_sets, hooks).train(resume)
 
@@ -75,6 +68,21 @@ def run_evaluation(cfg: CfgNode, weights: Checkpoint | None = None) -> dict[str,
     load_weights(model, weights, training_state=True)
     del weights  # free its memory
     return evaluate(cfg, model, datasets, output_dir)
+
+
+@contextmanager
+def exclusive_run(output_dir: Path, device: str) -> Iterator[None]:
+    """Be the only run that writes to a folder, as one of its processes, within a `with` block.
+
+    The folder is locked, the processes are connected for MODEL.DEVICE `device`, and log messages
+    are appended to log.txt.
+    """
+    with (
+        process_group(device),
+        run_lock(output_dir) if is_main() else nullcontext(),
+        logging_to(output_dir),
+    ):
+        yield
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from detlite import __version__
 from detlite.apps.cli import split_pairs
+from detlite.threads import wait_passively
 
 COMMANDS = {
     "init": "write a config for a dataset, or convert the dataset to COCO json",
@@ -53,6 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def run_command(name: str, arguments: Sequence[str]) -> int:
     """Parse the arguments of one command, run it and return its exit status."""
+    wait_passively()  # before the command imports torch
     command = importlib.import_module(f"detlite.apps.cli.{name}")
     parser = argparse.ArgumentParser(
         f"detlite {name}",

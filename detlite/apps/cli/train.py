@@ -39,14 +39,13 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> int:
-    from detlite.api import train
-    from detlite.config import load_config
+    from detlite.api import is_data, train
+    from detlite.config import ConfigError
     from detlite.distributed import restart_count
     from detlite.engine.signals import StoppedError
 
-    overrides = cli.config_overrides(args)
-    if args.config is not None:
-        load_config(args.config, overrides)  # `train` would also accept a path of data
+    if is_data(args.config):
+        raise ConfigError(f"--config {args.config}: is not a YAML file; pass data as --data")
     try:
         train(
             args.config,
@@ -54,7 +53,7 @@ def run(args: Namespace) -> int:
             weights=args.weights,
             minutes=args.minutes,
             output_dir=args.output,
-            overrides=overrides,
+            overrides=cli.config_overrides(args),
             resume=args.resume or restart_count() > 0,
         )
     except StoppedError as stopped:

@@ -1,0 +1,90 @@
+"""The config of a training run, from a file, the data, the weights, the minutes and overrides."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from yacs.config import CfgNode
+
+from detlite.checkpoint.files import Checkpoint
+from detlite.checkpoint.loading import read_weights
+from detlite.checkpoint.stored_config import apply_convention
+from detlite.config import ConfigError, load_config
+from detlite.data.data_arguments import Data, FilePath, training_data
+
+from .hooks.freezing import resolve_frozen_norms
+from .run_files import CONFIG_FILE, choose_output_dir, files_of_run, newest_checkpoint
+
+Overrides = Mapping[str, Any] | Sequence[Any]
+
+
+def training_overrides(
+    data: Data | None,
+    test_data: Data | None,
+    weights: FilePath | None,
+    minutes: float | None,
+    output_dir: FilePath | None,
+    overrides: Overrides,
+) -> tuple[list[Any], str]:
+    """Return the arguments of `detlite.train` as overrides, and a sentence about the data.
+
+    Raises:
+        ConfigError, DataError: the data cannot be used.
+    """
+    if test_data is not None and data is None:
+        raise ConfigError(
+            "test_data needs training data: pass `data` too, or evaluate on other datasets than "
+            "the config's with evaluate()"
+        )
+    opts, summary = ({}, "") if data is None else training_data(data, test_data)
+    if weights is not None:
+        opts |= {"MODEL.WEIGHT": str(weights), "MODEL.REINIT_HEADS": True}
+    if minutes is not None:
+        opts["SOLVER.MAX_MINUTES"] = minutes
+    if output_dir is not None:
+        opts["OUTPUT_DIR"] = str(output_dir)
+    return as_list(opts) + as_list(overrides), summary
+
+
+def load_run_config(
+    config: FilePath | None, opts: Sequence[Any], resume: bool
+) -> tuple[CfgNode, bool]:
+    """Load the config of a training run, and choose an OUTPUT_DIR that `opts` do not name.
+
+    Returns:
+        The config, and True if it comes from a file: `config` or that of the run to resume.
+        Otherwise it has only the overrides, and the other keys must be chosen.
+    """
+
+    def choose_folder(cfg: CfgNode) -> None:
+        if "OUTPUT_DIR" not in opts[::2]:
+            cfg.OUTPUT_DIR = str(choose_output_dir(Path(cfg.OUTPUT_DIR), resume))
+
+    cfg = load_config(config, opts, choose_folder)
+    folder = Path(cfg.OUTPUT_DIR)
+    if config is None and resume and files_of_run(folder):
+        return load_config(folder / CONFIG_FILE, [*opts, "OUTPUT_DIR", str(folder)]), True
+    return cfg, config is not None
+
+
+def complete_config(cfg: CfgNode, resume: bool) -> tuple[CfgNode, Checkpoint | None]:
+    """Return the config with what follows from the checkpoint that a run starts from.
+
+    These are the convention of the weights, and batch norm that is frozen because of small batches.
+
+    Returns:
+        The config, and the initial weights of a new run, if any. A resumed run does not read them,
+        because their file may be gone.
+    """
+    previous = newest_checkpoint(Path(cfg.OUTPUT_DIR)) if resume else None
+    if previous:
+        return resolve_frozen_norms(apply_convention(cfg, previous), previous), None
+    cfg, weights = read_weights(cfg)
+    return resolve_frozen_norms(cfg), weights
+
+
+def as_list(overrides: Overrides) -> list[Any]:
+    """Convert overrides to the alternating keys and values that `load_config` accepts."""
+    if isinstance(overrides, Mapping):
+        return [item for pair in overrides.items() for item in pair]
+    return list(overrides)
