@@ -36,6 +36,8 @@ class DetectionModel(nn.Module, ABC):
         extra_outputs: fields of detections that TEST.EXTRA_OUTPUTS adds.
         static_shapes: no shape depends on a value: padding is computed too. Set it before
             torch.compile and torch.export; `optimize_for_training` sets it on GPUs.
+        reads_foreground: with static shapes, the mask and keypoint heads are trained on little more
+            than the foreground samples, whose number is read from the device in each step.
     """
 
     roi_heads: RoIHeads
@@ -45,6 +47,7 @@ class DetectionModel(nn.Module, ABC):
     takes_proposals = False
     resizes_images = False
     static_shapes = False
+    reads_foreground = False
 
     def __init__(
         self,

@@ -37,15 +37,23 @@ def optimize_for_training(model: DetectionModel) -> DetectionModel:
 
     - Frozen batch norm of the backbone is folded into the convolutions.
     - Convolutions use faster gradients on CPUs.
-    - On other devices shapes are static, so that no step waits for values.
+    - On other devices shapes are static, so that no operation waits for values. The mask and
+      keypoint heads still skip most of the padding, see `DetectionModel.reads_foreground`.
 
     Results are the same up to rounding. Parameters and state dict names do not change, so
     optimizers and checkpoints can be created before or after. A second call changes nothing.
     """
     fold_frozen_norms(model.backbone.body)
     use_fast_conv_gradients(model)
-    model.static_shapes = model.device.type != "cpu"
+    if model.device.type != "cpu":
+        use_static_shapes(model)
     return model
+
+
+def use_static_shapes(model: DetectionModel) -> None:
+    """Make the shapes of training independent of values, except for the number of foreground
+    samples."""
+    model.static_shapes = model.reads_foreground = True
 
 
 def undo_optimize_for_training(module: nn.Module) -> None:

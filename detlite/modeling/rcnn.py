@@ -60,9 +60,15 @@ class GeneralizedRCNN(DetectionModel):
             proposals = self.rpn.propose(anchors, images, static)
         assert proposals is not None
         samples = self.sampler(proposals, truth, static)
-        box, predictions = self.roi_heads.box.losses(features, samples, truth, images.sizes, static)
         foreground = samples[:, : self.sampler.max_positives]
-        maps = self.roi_heads.map_losses(features, foreground, truth, predictions, static)
+        count = None
+        if static and self.reads_foreground and self.roi_heads.map_heads:
+            from detlite.structures.count_reading import read_count
+
+            count = read_count(foreground.labels > 0)
+        box, predictions = self.roi_heads.box.losses(features, samples, truth, images.sizes, static)
+        rows = count.rows() if count else None  # arrives while the device runs the box head
+        maps = self.roi_heads.map_losses(features, foreground, truth, predictions, static, rows)
         return losses | box | maps
 
     def predict(

@@ -3,7 +3,8 @@
 Heads compute packed rows. With dynamic shapes these are the valid entries only, so an image with
 three objects costs three masks. With static shapes they are all entries, including padding, and no
 shape depends on a value: torch.compile, torch.export and training without waiting for the GPU need
-that. Only this module branches on `static_shapes`.
+that. Only this module branches on `static_shapes`. Training of heads with expensive rows limits
+their number by a `CountReading`.
 
 Shapes: B images, N entries per image, R packed rows.
 """
@@ -19,17 +20,21 @@ class Packing:
     Args:
         valid: bool [B, N].
         static_shapes: keep padding, so that R is B * N.
+        rows: with static shapes, R; at least the number of valid entries, which then come first.
 
     Attributes:
         index: int64 [R], the entry of each row: image * N + index in the image.
         valid: bool [R], False for padding.
     """
 
-    def __init__(self, valid: Tensor, static_shapes: bool) -> None:
+    def __init__(self, valid: Tensor, static_shapes: bool, rows: int | None = None) -> None:
         self.static_shapes = static_shapes
         self._shape = valid.shape
         flat = valid.flatten()
-        if static_shapes:
+        if static_shapes and rows is not None:
+            self.index = flat.int().argsort(descending=True, stable=True)[:rows]
+            self.valid = flat[self.index]
+        elif static_shapes:
             self.index = torch.arange(flat.shape[0], device=valid.device)
             self.valid = flat
         else:

@@ -106,7 +106,7 @@ PROPOSING = ["MODEL.META_ARCHITECTURE", "ProposalNetwork", "MODEL.MASK_ON", Fals
 def reads_of(plates_config, monkeypatch):
     """Return a function that trains for 8 iterations and returns the host reads."""
 
-    def start(*opts, static_shapes=True, **kinds):
+    def start(*opts, static_shapes=True, reads_foreground=False, **kinds):
         cfg = plates_config(
             "SOLVER.OPTIMIZER", "SGD", "SOLVER.BASE_LR", 1e-3, "SOLVER.CLIP_GRAD_NORM", 1.0,
             "DATASETS.TEST", (), "SOLVER.MAX_ITER", 8, "SOLVER.LOG_PERIOD", 3,
@@ -115,7 +115,8 @@ def reads_of(plates_config, monkeypatch):
         model, train_set = build_model(cfg), build_train_dataset(cfg)
 
         def optimize(model):
-            optimize_for_training(model).static_shapes = static_shapes  # as on a GPU
+            optimize_for_training(model).static_shapes = static_shapes
+            model.reads_foreground = reads_foreground
 
         with monkeypatch.context() as patch:
             patch.setattr(training, "optimize_for_training", optimize)
@@ -152,6 +153,13 @@ def test_steps_read_values_only_to_log_and_save(reads_of, opts, c4):
         "tolist",
     ]
     assert next(operator for iteration, operator in reads if iteration == 4) == "tolist"
+
+
+def test_steps_on_a_gpu_also_read_the_number_of_foreground_samples(reads_of):
+    reads = reads_of(reads_foreground=True)
+    assert [operator for iteration, operator in reads if iteration in (1, 2, 5, 7)] == [
+        "aten._local_scalar_dense.default"
+    ] * 4
 
 
 def test_dynamic_shapes_read_values_in_every_step(reads_of):

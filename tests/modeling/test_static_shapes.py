@@ -15,6 +15,7 @@ from yacs.config import CfgNode
 
 from detlite.modeling.build import META_ARCHITECTURES, build_model
 from detlite.modeling.detection_model import DetectionModel
+from detlite.modeling.optimize_for_training import use_static_shapes
 from detlite.modeling.preprocessing import prepare_targets
 from detlite.structures.instances import Detections, GroundTruth, Images, Proposals
 from detlite.structures.masks.packed import PackedMasks
@@ -61,10 +62,25 @@ def test_static_losses_and_gradients_are_the_same(case):
     dynamic = losses_and_gradients(model, *batch)
     reset_moving_average(model)
     model.static_shapes = True
-    static = losses_and_gradients(model, *batch)
-    assert len(static[1]) == len(dynamic[1]) > 0
-    torch.testing.assert_close(static[0], dynamic[0], rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(static[1], dynamic[1], rtol=1e-3, atol=1e-5)
+    for model.reads_foreground in (False, True):
+        static = losses_and_gradients(model, *batch)
+        reset_moving_average(model)
+        assert len(static[1]) == len(dynamic[1]) > 0
+        torch.testing.assert_close(static[0], dynamic[0], rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(static[1], dynamic[1], rtol=1e-3, atol=1e-5)
+
+
+def test_heads_train_on_little_more_than_the_foreground(tiny_config):
+    model = build_model(family_config("keypoint", tiny_config)).train()
+    use_static_shapes(model)
+    seen: dict[str, int] = {}
+    for name, head in model.roi_heads.map_heads.items():
+        head.register_forward_hook(lambda _, inputs, __, name=name: seen.update({name: inputs[1]}))
+    model.losses(*family_batch(model))
+    for rois in seen.values():
+        foreground = int((rois[:, 0] >= 0).sum())
+        assert 0 < foreground <= len(rois) <= foreground + 8 < 200
+    assert len(seen) == 2
 
 
 def pad_further(truth: GroundTruth, count: int) -> GroundTruth:

@@ -32,6 +32,13 @@ def test_static_rows_are_all_entries():
     assert torch.equal(packing.valid, VALID.flatten())
 
 
+def test_a_limit_of_static_rows_keeps_the_valid_entries():
+    packing = Packing(VALID, static_shapes=True, rows=6)
+    assert packing.index.tolist() == [0, 2, 3, 9, 1, 4]
+    assert packing.valid.tolist() == [True] * 4 + [False] * 2
+    assert Packing(VALID, static_shapes=False, rows=6).index.tolist() == [0, 2, 3, 9]
+
+
 @pytest.mark.parametrize("trailing", [(), (3,), (2, 5)])
 def test_pack_and_unpack(trailing):
     entries = torch.rand(*VALID.shape, *trailing)

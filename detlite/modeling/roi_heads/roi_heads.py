@@ -75,16 +75,18 @@ class RoIHeads(nn.Module):
         truth: GroundTruth,
         predictions: BoxPredictions,
         static_shapes: bool,
+        rows: int | None = None,
     ) -> dict[str, Tensor]:
         """Compute the losses of the mask and keypoint heads for samples [B, F] with labels above 0.
 
-        `predictions` are the box head's for all samples.
+        `predictions` are the box head's for all samples. With static shapes, `rows` limits the
+        computed rows, see `Packing`.
         """
         if not self.map_heads:
             return {}
         # Padding must not be part of batch statistics.
         batch_statistics = any(map(uses_batch_statistics, self.map_heads.values()))
-        packing = Packing(foreground.labels > 0, static_shapes and not batch_statistics)
+        packing = Packing(foreground.labels > 0, static_shapes and not batch_statistics, rows)
         rois = packing.rois(foreground.boxes)
         shared = None
         if self.shares_features:

@@ -9,6 +9,8 @@ import torch
 from benchmarks.data.loading import generated_dataset
 from benchmarks.models.images import to_torchvision_batch
 from benchmarks.models.training import Training, benchmark_train, write_trace
+from benchmarks.roofline import count_flops
+from detlite.modeling.optimize_for_training import use_static_shapes
 
 
 @pytest.fixture
@@ -28,6 +30,14 @@ def test_rows_and_phases_of_both_libraries(training):
             "data", "inputs", "backbone", "RPN", "matching", "proposals", "box head", "mask head",
             "mask targets", "backward", "optimizer", "other",
         }  # fmt: skip
+
+
+def test_static_shapes_add_few_operations(config, small, monkeypatch):
+    opts = ("MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE", 256, "MODEL.ROI_MASK_HEAD.CONV_LAYERS", (64,))
+    training = Training(config, (*small, *opts), batch=2, size=(128, 192), objects=20)
+    reference = count_flops(training.step("torchvision", "float32"))
+    monkeypatch.setattr("benchmarks.models.training.optimize_for_training", use_static_shapes)
+    assert count_flops(training.step("detlite", "float32")) <= 1.1 * reference
 
 
 def test_real_images_are_loaded_in_every_step(config, small, tmp_path, monkeypatch):
