@@ -77,7 +77,7 @@ def test_other_heads_use_the_features_of_the_first_stage(tiny_config, make_batch
     images, targets = make_batch(2)
     original = model.roi_heads.map_losses
 
-    def map_losses(features, foreground, truth, predictions, static_shapes):
+    def map_losses(features, foreground, truth, predictions, static_shapes, rows):
         inputs.append((foreground, predictions))
         return original(features, foreground, truth, predictions, static_shapes)
 
