@@ -1,9 +1,9 @@
 // Cropping of ground-truth masks (polygons and run lengths) to boxes: arguments and geometry.
 #pragma once
 
-#include "common/dtypes.h"
+#include "common/tensors.h"
 #include "common/iou.h"
-#include "common/roi_align_geometry.h"
+#include "common/roi_geometry.h"
 
 namespace detlite {
 

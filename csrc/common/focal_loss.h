@@ -4,7 +4,7 @@
 
 #include <cmath>
 
-#include "common/dtypes.h"
+#include "common/tensors.h"
 
 namespace detlite {
 

@@ -2,7 +2,7 @@
 // The interpolation is that of torch.nn.functional.interpolate, one axis at a time.
 #pragma once
 
-#include "common/dtypes.h"
+#include "common/tensors.h"
 #include "common/iou.h"
 
 namespace detlite {

@@ -3,7 +3,7 @@
 
 #include <cmath>
 
-#include "common/rounding.h"
+#include "common/tensors.h"
 
 namespace detlite {
 

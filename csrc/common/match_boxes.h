@@ -1,7 +1,7 @@
 // Matching of candidate boxes to ground truth: arguments and results.
 #pragma once
 
-#include "common/dtypes.h"
+#include "common/tensors.h"
 #include "common/iou.h"
 
 namespace detlite {

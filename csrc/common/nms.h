@@ -4,7 +4,7 @@
 #include <optional>
 #include <tuple>
 
-#include "common/dtypes.h"
+#include "common/tensors.h"
 #include "common/iou.h"
 
 namespace detlite {

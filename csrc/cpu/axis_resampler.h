@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "common/roi_align_geometry.h"
+#include "common/roi_geometry.h"
 #include "simd/inner_loops.h"
 
 namespace detlite {

@@ -264,6 +264,12 @@ Tensor crop_masks(const Tensor& values, const Tensor& pieces, const Tensor& inst
 }  // namespace
 }  // namespace detlite
 
+STABLE_TORCH_LIBRARY_FRAGMENT(detlite, m) {
+  m.def(
+      "crop_masks(Tensor values, Tensor pieces, Tensor instances, Tensor frames, Tensor index, "
+      "Tensor boxes, int resolution, bool soft) -> Tensor");
+}
+
 STABLE_TORCH_LIBRARY_IMPL(detlite, CPU, m) {
   m.impl("crop_masks", TORCH_BOX(&detlite::crop_masks));
 }

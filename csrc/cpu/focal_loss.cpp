@@ -52,6 +52,14 @@ Tensor backward(const Tensor& grad, const Tensor& inputs, const Tensor& targets,
 }  // namespace
 }  // namespace detlite
 
+STABLE_TORCH_LIBRARY_FRAGMENT(detlite, m) {
+  m.def(
+      "sigmoid_focal_loss_forward(Tensor inputs, Tensor targets, float alpha, float gamma) -> Tensor");
+  m.def(
+      "sigmoid_focal_loss_backward(Tensor grad, Tensor inputs, Tensor targets, float alpha, "
+      "float gamma) -> Tensor");
+}
+
 STABLE_TORCH_LIBRARY_IMPL(detlite, CPU, m) {
   m.impl("sigmoid_focal_loss_forward", TORCH_BOX(&detlite::forward));
   m.impl("sigmoid_focal_loss_backward", TORCH_BOX(&detlite::backward));

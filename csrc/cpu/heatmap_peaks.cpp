@@ -104,6 +104,10 @@ std::tuple<Tensor, Tensor> heatmap_peaks(const Tensor& maps, const Tensor& boxes
 }  // namespace
 }  // namespace detlite
 
+STABLE_TORCH_LIBRARY_FRAGMENT(detlite, m) {
+  m.def("heatmap_peaks(Tensor maps, Tensor boxes) -> (Tensor keypoints, Tensor scores)");
+}
+
 STABLE_TORCH_LIBRARY_IMPL(detlite, CPU, m) {
   m.impl("heatmap_peaks", TORCH_BOX(&detlite::heatmap_peaks));
 }

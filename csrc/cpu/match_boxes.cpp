@@ -138,6 +138,12 @@ std::tuple<Tensor, Tensor, Tensor> match_boxes(const Tensor& truth, const Tensor
 }  // namespace
 }  // namespace detlite
 
+STABLE_TORCH_LIBRARY_FRAGMENT(detlite, m) {
+  m.def(
+      "match_boxes(Tensor truth, Tensor valid, Tensor candidates) "
+      "-> (Tensor index, Tensor iou, Tensor best)");
+}
+
 STABLE_TORCH_LIBRARY_IMPL(detlite, CPU, m) {
   m.impl("match_boxes", TORCH_BOX(&detlite::match_boxes));
 }

@@ -306,6 +306,14 @@ void suppress_padded(const Candidates& candidates, double iou_threshold, const T
 }  // namespace
 }  // namespace detlite
 
+STABLE_TORCH_LIBRARY_FRAGMENT(detlite, m) {
+  m.def("nms(Tensor boxes, Tensor scores, float iou_threshold) -> Tensor");
+  m.def("batched_nms(Tensor boxes, Tensor scores, Tensor idxs, float iou_threshold) -> Tensor");
+  m.def(
+      "padded_nms(Tensor boxes, Tensor scores, Tensor groups, Tensor valid, float iou_threshold, "
+      "int limit) -> (Tensor index, Tensor kept)");
+}
+
 STABLE_TORCH_LIBRARY_IMPL(detlite, CPU, m) {
   m.impl("nms", TORCH_BOX(&detlite::nms<detlite::suppress_one_image>));
   m.impl("batched_nms", TORCH_BOX(&detlite::batched_nms<detlite::suppress_one_image>));

@@ -10,7 +10,7 @@
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 
-#include "common/checks.h"
+#include "common/tensors.h"
 #include "run_lengths.h"
 #include "simd/inner_loops.h"
 
@@ -157,6 +157,12 @@ std::tuple<Tensor, Tensor> paste_masks_rle(const Tensor& probs, const Tensor& bo
 
 }  // namespace
 }  // namespace detlite
+
+STABLE_TORCH_LIBRARY_FRAGMENT(detlite, m) {
+  m.def(
+      "paste_masks_rle(Tensor probs, Tensor boxes, int height, int width, float threshold) "
+      "-> (Tensor data, Tensor ends)");
+}
 
 STABLE_TORCH_LIBRARY_IMPL(detlite, CPU, m) {
   m.impl("paste_masks_rle", TORCH_BOX(&detlite::paste_masks_rle));

@@ -46,7 +46,7 @@
 // 4. Make channels innermost. Channels-last maps are read in place. Small blocks of contiguous maps
 //    are transposed into a buffer that several RoIs share (pool_rois() in roi_traversal.h).
 // 5. Order and parallelize. RoIs are sorted by their position so that they find their cells in the
-//    cache, and are divided among threads (roi_plan.h).
+//    cache, and are divided among threads (plan_rois()).
 //
 // Pooling is linear in the map, so backward applies the transposed matrices to the pooled gradient:
 // each cell is a weighted sum of bins. Tasks own disjoint parts of the maps (sum_gradients()).
@@ -147,6 +147,27 @@ std::vector<Tensor> roi_align_backward(const Tensor& grad, const Tensor& rois, c
 
 }  // namespace
 }  // namespace detlite
+
+STABLE_TORCH_LIBRARY_FRAGMENT(detlite, m) {
+  // The input of `maps` is the maps of a feature pyramid. The arguments have no default values: torch
+  // 2.11 drops arguments that equal them before an autograd rule sees them, and then finds too many
+  // gradients for an operator that takes a list of tensors.
+  m.def(
+      "roi_align_forward.maps(Tensor[] inputs, Tensor rois, Tensor levels, float[] spatial_scales, "
+      "int pooled_height, int pooled_width, int sampling_ratio, bool aligned) -> Tensor");
+  m.def(
+      "roi_align_backward.maps(Tensor grad, Tensor rois, Tensor levels, float[] spatial_scales, "
+      "int pooled_height, int pooled_width, int batch_size, int channels, int[] heights, "
+      "int[] widths, int sampling_ratio, bool aligned) -> Tensor[]");
+  // One map and the arguments of maskrcnn-benchmark's _C. detlite/ops calls `maps`.
+  m.def(
+      "roi_align_forward(Tensor input, Tensor rois, float spatial_scale, int pooled_height, "
+      "int pooled_width, int sampling_ratio, bool aligned=False) -> Tensor");
+  m.def(
+      "roi_align_backward(Tensor grad, Tensor rois, float spatial_scale, int pooled_height, "
+      "int pooled_width, int batch_size, int channels, int height, int width, int sampling_ratio, "
+      "bool aligned=False) -> Tensor");
+}
 
 STABLE_TORCH_LIBRARY_IMPL(detlite, CPU, m) {
   m.impl("roi_align_forward.maps", TORCH_BOX(&detlite::roi_align_forward));

@@ -143,6 +143,27 @@ std::vector<Tensor> roi_pool_backward(const Tensor& grad, const Tensor& rois, co
 }  // namespace
 }  // namespace detlite
 
+STABLE_TORCH_LIBRARY_FRAGMENT(detlite, m) {
+  // The input of `maps` is the maps of a feature pyramid. The arguments have no default values: torch
+  // 2.11 drops arguments that equal them before an autograd rule sees them, and then finds too many
+  // gradients for an operator that takes a list of tensors.
+  m.def(
+      "roi_pool_forward.maps(Tensor[] inputs, Tensor rois, Tensor levels, float[] spatial_scales, "
+      "int pooled_height, int pooled_width, bool need_argmax) -> (Tensor output, Tensor argmax)");
+  m.def(
+      "roi_pool_backward.maps(Tensor grad, Tensor rois, Tensor levels, Tensor argmax, "
+      "float[] spatial_scales, int pooled_height, int pooled_width, int batch_size, int channels, "
+      "int[] heights, int[] widths) -> Tensor[]");
+  // One map and the arguments of maskrcnn-benchmark's _C. detlite/ops calls `maps`.
+  m.def(
+      "roi_pool_forward(Tensor input, Tensor rois, float spatial_scale, int pooled_height, "
+      "int pooled_width, bool need_argmax=True) -> (Tensor output, Tensor argmax)");
+  m.def(
+      "roi_pool_backward(Tensor grad, Tensor rois, Tensor argmax, float spatial_scale, "
+      "int pooled_height, int pooled_width, int batch_size, int channels, int height, int width) "
+      "-> Tensor");
+}
+
 STABLE_TORCH_LIBRARY_IMPL(detlite, CPU, m) {
   m.impl("roi_pool_forward.maps", TORCH_BOX(&detlite::roi_pool_forward));
   m.impl("roi_pool_backward.maps", TORCH_BOX(&detlite::roi_pool_backward));

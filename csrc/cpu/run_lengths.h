@@ -7,7 +7,7 @@
 #include <tuple>
 #include <vector>
 
-#include "common/checks.h"
+#include "common/tensors.h"
 
 namespace detlite {
 

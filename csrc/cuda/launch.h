@@ -10,7 +10,7 @@
 #include <torch/csrc/stable/macros.h>
 #include <torch/csrc/stable/ops.h>
 
-#include "common/checks.h"
+#include "common/tensors.h"
 
 namespace detlite {
 

@@ -4,7 +4,7 @@
 #pragma once
 
 #include "launch.h"
-#include "common/roi_align_geometry.h"
+#include "common/roi_geometry.h"
 #include "roi_common.h"
 
 namespace detlite {

@@ -2,7 +2,7 @@
 // map.
 #include <torch/csrc/stable/library.h>
 
-#include "common/roi_pool_geometry.h"
+#include "common/roi_geometry.h"
 #include "gradient_tiles.h"
 #include "transpose.h"
 

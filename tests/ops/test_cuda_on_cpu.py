@@ -12,6 +12,7 @@ CUDA_ON_CPU_FLAGS adds compiler flags; `make sanitize` sets it.
 
 import os
 import platform
+import re
 import runpy
 import shutil
 import subprocess
@@ -46,7 +47,8 @@ def build(folder: Path, rounding: list[str]) -> Path:
         pytest.skip("needs Linux and a C++ compiler")
     ignored = shutil.ignore_patterns("*.so", "__pycache__")
     shutil.copytree(ROOT / "detlite", folder / "detlite", ignore=ignored)
-    sources = [ROOT / "csrc" / "module.cpp"]
+    sources = [ROOT / "csrc" / "module.cpp", folder / "schemas.cpp"]
+    sources[-1].write_text(schemas())
     for kernel in sorted((ROOT / "csrc" / "cuda").glob("*.cu")):
         before, key, after = kernel.read_text().partition("IMPL(detlite, CUDA, m)")
         assert key, f"{kernel.name} registers nothing for CUDA"
@@ -74,6 +76,14 @@ def build(folder: Path, rounding: list[str]) -> Path:
     target = str(folder / "detlite" / "_C.abi3.so")
     call([compiler, "-shared", *FLAGS, *objects, *libraries, "-o", target])
     return folder
+
+
+def schemas() -> str:
+    """Return a source with the schemas of all operators, without the CPU kernels next to them."""
+    files = sorted((ROOT / "csrc").glob("*/*.cpp"))
+    declared = re.compile(r"^STABLE_TORCH_LIBRARY_FRAGMENT.*?^}$", re.MULTILINE | re.DOTALL)
+    blocks = [block for file in files for block in declared.findall(file.read_text())]
+    return "\n".join(["#include <torch/csrc/stable/library.h>", *blocks])
 
 
 def call(command: list[str]) -> str:

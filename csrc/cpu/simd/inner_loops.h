@@ -2,9 +2,9 @@
 // inner_loops() selects one at run time.
 #pragma once
 
-#include "common/dtypes.h"
+#include "common/tensors.h"
 #include "common/focal_loss.h"
-#include "common/roi_pool_geometry.h"
+#include "common/roi_geometry.h"
 #include "vector_math.h"
 
 namespace detlite {

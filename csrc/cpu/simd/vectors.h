@@ -13,7 +13,7 @@
 #include <immintrin.h>
 #endif
 
-#include "common/dtypes.h"
+#include "common/tensors.h"
 
 namespace detlite::DETLITE_ISA {
 

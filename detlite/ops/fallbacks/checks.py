@@ -1,4 +1,4 @@
-"""Argument checks of the fallbacks, with the messages of csrc/common/checks.h."""
+"""Argument checks of the fallbacks, with the messages of csrc/common/tensors.h."""
 
 from collections.abc import Sequence
 

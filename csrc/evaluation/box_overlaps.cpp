@@ -5,7 +5,7 @@
 
 #include <torch/csrc/stable/library.h>
 
-#include "common/checks.h"
+#include "common/tensors.h"
 
 namespace detlite {
 namespace {
@@ -65,6 +65,10 @@ Tensor box_overlaps(const Tensor& boxes, const Tensor& others, const Tensor& cro
 
 }  // namespace
 }  // namespace detlite
+
+STABLE_TORCH_LIBRARY_FRAGMENT(detlite, m) {
+  m.def("box_overlaps(Tensor boxes, Tensor others, Tensor crowd, Tensor ranges) -> Tensor");
+}
 
 STABLE_TORCH_LIBRARY_IMPL(detlite, CPU, m) {
   m.impl("box_overlaps", TORCH_BOX(&detlite::box_overlaps));

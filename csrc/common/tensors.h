@@ -1,4 +1,5 @@
-// Argument checks and tensor helpers that all operators share.
+// What all operators share: argument checks, tensor helpers, element types, and arithmetic that is the
+// same on every device.
 #pragma once
 
 #include <cmath>
@@ -7,10 +8,15 @@
 #include <limits>
 #include <sstream>
 #include <stdexcept>
+#include <type_traits>
+#include <utility>
 
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 #include <torch/headeronly/core/ScalarType.h>
+#include <torch/headeronly/macros/Macros.h>
+#include <torch/headeronly/util/BFloat16.h>
+#include <torch/headeronly/util/Half.h>
 
 namespace detlite {
 
@@ -135,6 +141,51 @@ inline Tensor contiguous_as(const Tensor& tensor, ScalarType type) {
 // An uninitialized contiguous tensor on the device of `like`.
 inline Tensor empty(const Tensor& like, ScalarType type, std::initializer_list<int64_t> sizes) {
   return torch::stable::empty({sizes.begin(), sizes.size()}, type, std::nullopt, like.device());
+}
+
+// ---- Element types: features have one of four types, arithmetic is done in float or double.
+
+// The type of coordinates and sums for features of type T.
+template <typename T>
+using accumulate_t = std::conditional_t<std::is_same_v<T, double>, double, float>;
+
+inline ScalarType accumulate_type(ScalarType type) {
+  return type == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
+}
+
+// Calls function(x), where x has the C++ type of `type`. Only the type of x matters.
+template <typename Function>
+void dispatch_floating(const char* op, const char* name, ScalarType type, Function&& function) {
+  switch (type) {
+    case ScalarType::Double: return std::forward<Function>(function)(double{});
+    case ScalarType::Float: return std::forward<Function>(function)(float{});
+    case ScalarType::Half: return std::forward<Function>(function)(c10::Half{});
+    case ScalarType::BFloat16: return std::forward<Function>(function)(c10::BFloat16{});
+    default:
+      check(false, op, ": ", name, " must be float64, float32, float16 or bfloat16, got ",
+            dtype_name(type));
+  }
+}
+
+template <typename Function>
+void dispatch_accumulate(ScalarType type, Function&& function) {
+  return type == ScalarType::Double ? std::forward<Function>(function)(double{})
+                                    : std::forward<Function>(function)(float{});
+}
+
+// ---- Arithmetic
+
+// a * b, rounded before anything is added to it. A fused multiply-add would round once instead, and
+// the last bit can decide which of two boxes is kept or how many samples a bin has. On the CPU and
+// on AMD GPUs, setup.py turns fusing off for the compiler.
+template <typename T>
+C10_HOST_DEVICE T rounded_product(T a, T b) {
+#if defined(__CUDA_ARCH__) || defined(DETLITE_CUDA_ON_CPU)
+  if constexpr (sizeof(T) == sizeof(double)) return __dmul_rn(a, b);
+  else return __fmul_rn(a, b);
+#else
+  return a * b;
+#endif
 }
 
 }  // namespace detlite

@@ -13,8 +13,8 @@
 
 #include <torch/csrc/stable/library.h>
 
-#include "common/checks.h"
-#include "run_lengths.h"
+#include "common/tensors.h"
+#include "cpu/run_lengths.h"
 
 namespace detlite {
 namespace {
@@ -521,6 +521,10 @@ std::vector<Tensor> read_annotations(const Tensor& text, int64_t chunk_bytes) {
 
 }  // namespace
 }  // namespace detlite
+
+STABLE_TORCH_LIBRARY_FRAGMENT(detlite, m) {
+  m.def("read_annotations(Tensor text, int chunk_bytes) -> Tensor[]");
+}
 
 STABLE_TORCH_LIBRARY_IMPL(detlite, CPU, m) {
   m.impl("read_annotations", TORCH_BOX(&detlite::read_annotations));

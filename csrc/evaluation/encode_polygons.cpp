@@ -8,7 +8,7 @@
 #include <torch/csrc/stable/library.h>
 
 #include "common/crop_masks.h"
-#include "run_lengths.h"
+#include "cpu/run_lengths.h"
 
 namespace detlite {
 namespace {
@@ -155,6 +155,12 @@ std::tuple<Tensor, Tensor> encode_polygons(const Tensor& corners, const Tensor& 
 
 }  // namespace
 }  // namespace detlite
+
+STABLE_TORCH_LIBRARY_FRAGMENT(detlite, m) {
+  m.def(
+      "encode_polygons(Tensor corners, Tensor polygons, Tensor masks, Tensor sizes) "
+      "-> (Tensor data, Tensor ends)");
+}
 
 STABLE_TORCH_LIBRARY_IMPL(detlite, CPU, m) {
   m.impl("encode_polygons", TORCH_BOX(&detlite::encode_polygons));

@@ -6,9 +6,9 @@
 
 #include <torch/csrc/stable/library.h>
 
-#include "common/checks.h"
-#include "common/match_outcome.h"
-#include "radix_sort.h"
+#include "common/tensors.h"
+#include "evaluation/match_outcome.h"
+#include "cpu/radix_sort.h"
 
 namespace detlite {
 namespace {
@@ -159,6 +159,13 @@ std::tuple<Tensor, Tensor> precision_recall(const Tensor& outcomes, const Tensor
 
 }  // namespace
 }  // namespace detlite
+
+STABLE_TORCH_LIBRARY_FRAGMENT(detlite, m) {
+  m.def(
+      "precision_recall(Tensor outcomes, Tensor scores, Tensor ranks, Tensor ends, "
+      "Tensor positives, Tensor limits, Tensor recall_thresholds, int max_dets) "
+      "-> (Tensor precision, Tensor recall)");
+}
 
 STABLE_TORCH_LIBRARY_IMPL(detlite, CPU, m) {
   m.impl("precision_recall", TORCH_BOX(&detlite::precision_recall));

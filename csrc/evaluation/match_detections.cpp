@@ -6,8 +6,8 @@
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 
-#include "common/checks.h"
-#include "common/match_outcome.h"
+#include "common/tensors.h"
+#include "evaluation/match_outcome.h"
 
 namespace detlite {
 namespace {
@@ -155,6 +155,12 @@ Tensor match_detections(const Tensor& overlaps, const Tensor& groups, const Tens
 
 }  // namespace
 }  // namespace detlite
+
+STABLE_TORCH_LIBRARY_FRAGMENT(detlite, m) {
+  m.def(
+      "match_detections(Tensor overlaps, Tensor groups, Tensor crowd, Tensor ignored, "
+      "Tensor uncounted, Tensor thresholds) -> Tensor");
+}
 
 STABLE_TORCH_LIBRARY_IMPL(detlite, CPU, m) {
   m.impl("match_detections", TORCH_BOX(&detlite::match_detections));

@@ -7,7 +7,7 @@
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 
-#include "common/checks.h"
+#include "common/tensors.h"
 
 namespace detlite {
 namespace {
@@ -184,6 +184,13 @@ std::tuple<Tensor, Tensor, Tensor> mask_intersections(const Tensor& text, const 
 
 }  // namespace
 }  // namespace detlite
+
+STABLE_TORCH_LIBRARY_FRAGMENT(detlite, m) {
+  m.def(
+      "mask_intersections(Tensor data, Tensor lengths, Tensor pixels, Tensor index, "
+      "Tensor other_data, Tensor other_lengths, Tensor other_pixels, Tensor ranges) "
+      "-> (Tensor shared, Tensor areas, Tensor other_areas)");
+}
 
 STABLE_TORCH_LIBRARY_IMPL(detlite, CPU, m) {
   m.impl("mask_intersections", TORCH_BOX(&detlite::mask_intersections));
