@@ -50,6 +50,13 @@ def background(facts: DatasetFacts, _: Values) -> Iterator[Choice]:
             "not used for training; set True if it is certain that they contain no objects"
         )
         yield Choice("DATASETS.BACKGROUND_IMAGES", False, reason)
+    if facts.val and facts.val.empty:
+        reason = (
+            f"{facts.val.empty} of {len(facts.val.sizes)} evaluation images have no annotations "
+            "and are assumed to contain no objects, so that every detection there is wrong; set skip "
+            "if they are not labeled yet"
+        )
+        yield Choice("TEST.UNLABELED_IMAGES", "background", reason)
 
 
 def tiles(facts: DatasetFacts, values: Values) -> Iterator[Choice]:

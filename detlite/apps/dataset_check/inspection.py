@@ -134,7 +134,7 @@ def inspect_dataset(
     result.defects += shape_warnings(result)
     bad = [f"{d.where}: {d.problem}" for d in result.defects if d.kind == "image"]
     result.findings = index.findings(
-        result.selection, options.skip_bad, dict(enumerate(bad)), options.background
+        result.selection, options.skip_bad, dict(enumerate(bad)), options.empty_effect
     )
     result.findings += image_findings
     if not result.refused:  # the loader may still refuse the whole

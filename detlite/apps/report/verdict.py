@@ -10,17 +10,22 @@ from .metric_sections import TITLES
 from .runs import Run, RunAnalysis
 
 _STILL_FALLING = 0.1  # decrease of the loss from the fourth to the last fifth of a run
+_ONE_POINT = 0.01  # of AP
 _FEW_PASSES, _LOW_AP = 5, 0.3  # a run with less of both is too short
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Sentences about a run on a dataset; `next_step` is "" if the error types decide it."""
+    """Sentences about a run on a dataset.
+
+    `unlabeled` is "" if all images have annotations, and `next_step` if the error types decide it.
+    """
 
     run: str
     headline: str
     meaning: str
     basis: str
+    unlabeled: str
     next_step: str
 
 
@@ -39,7 +44,10 @@ def verdict(analyzed: RunAnalysis) -> Verdict:
         basis += _count(run.cfg.SOLVER.IMS_PER_BATCH, "image")
         if run.train_images:
             basis += f" ({_count(run.train_images, 'training image')})"
-    return Verdict(run.name, headline, _meaning(analysis), f"{basis}.", _next_step(run, analysis))
+    return Verdict(
+        run.name, headline, _meaning(analysis), f"{basis}.", _unlabeled(analyzed),
+        _next_step(run, analysis),
+    )  # fmt: skip
 
 
 def _meaning(analysis: DetectionAnalysis) -> str:
@@ -53,6 +61,23 @@ def _meaning(analysis: DetectionAnalysis) -> str:
         f"{percent(threshold.recall, 0)} % of the objects, and {percent(threshold.precision, 0)} % "
         "of its detections are right."
     )
+
+
+def _unlabeled(analyzed: RunAnalysis) -> str:
+    """Describe the effect of images without annotations, which may contain objects."""
+    count = next(iter(analyzed.analyses.values())).unlabeled
+    if not count:
+        return ""
+    text = f"{_count(count, 'image')} without annotations: every detection there counts as wrong."
+    values = [
+        f"{percent(result.labeled_ap)} % for {TITLES[kind].lower()}"
+        for kind, result in analyzed.analyses.items()
+        if result.labeled_ap is not None
+        and abs(result.labeled_ap - (result.metrics["AP"] or 0)) > _ONE_POINT
+    ]
+    if values:
+        text += f" On the other images alone, the AP is {', '.join(values)}."
+    return f"{text} If they are not labeled yet, set TEST.UNLABELED_IMAGES skip."
 
 
 def _next_step(run: Run, analysis: DetectionAnalysis) -> str:

@@ -114,6 +114,10 @@ _TEST = {
         "`Predictor` and `detlite predict` omit detections with a lower score. Training stores the "
         "score with the best F1 on the first test set in its checkpoints; 0: unknown"
     ),
+    Key("UNLABELED_IMAGES", "background", one_of("background", "skip")): (
+        "test images without annotations: background, they contain no objects, so that every "
+        "detection there is wrong; skip, they are not labeled yet"
+    ),
     Key("REPORT", True): "write report.html at the end of training, if jinja2 is installed",
     Key("LOSS", False): "also report the losses (loss/total, loss/box, ...) on the test set",
     Key("EXPECTED_RESULTS", [], expected_results): (

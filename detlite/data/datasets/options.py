@@ -9,6 +9,14 @@ from detlite.data.images.pixels import DEFAULT_OPTIONS, ImageOptions, build_imag
 from detlite.data.index.states import Selection
 
 GIGABYTE = 1 << 30
+_NOT_TRAINED = (
+    "They are not trained on. If they contain no objects, set DATASETS.BACKGROUND_IMAGES True."
+)
+_ALL_WRONG = (
+    "They are evaluated as images without objects: every detection there is wrong. If they are not "
+    "labeled yet, set TEST.UNLABELED_IMAGES skip."
+)
+_NOT_EVALUATED = "They are not evaluated, as set by TEST.UNLABELED_IMAGES."
 
 
 @dataclass(frozen=True)
@@ -22,6 +30,7 @@ class DatasetOptions:
         keypoints: require keypoints of every annotation, and their names in a category.
         min_keypoints: in training, skip images with fewer labeled keypoints.
         background: in training, keep images without any annotation as negative examples.
+        skip_unlabeled: in evaluation, skip images without any annotation.
         skip_bad: skip bad annotations and images instead of raising an error.
         crowds_as_objects: see DATASETS.CROWDS_AS_OBJECTS.
         check_images: check all image files; otherwise a bad one fails when it is read.
@@ -35,6 +44,7 @@ class DatasetOptions:
     keypoints: bool = False
     min_keypoints: int = 0
     background: bool = False
+    skip_unlabeled: bool = False
     skip_bad: bool = False
     crowds_as_objects: bool = False
     check_images: bool = True
@@ -47,8 +57,11 @@ class DatasetOptions:
         return Selection(self.masks, self.keypoints, self.crowds_as_objects)
 
     @property
-    def uses_empty_images(self) -> bool:
-        return self.background or not self.train
+    def empty_effect(self) -> str:
+        """What happens to images without annotations; "" if they are used for training."""
+        if self.train:
+            return "" if self.background else _NOT_TRAINED
+        return _NOT_EVALUATED if self.skip_unlabeled else _ALL_WRONG
 
 
 DEFAULTS = DatasetOptions()
@@ -64,6 +77,7 @@ def build_dataset_options(cfg: CfgNode, train: bool) -> DatasetOptions:
         keypoints=model.KEYPOINT_ON,
         min_keypoints=datasets.MIN_KEYPOINTS_PER_IMAGE if model.KEYPOINT_ON else 0,
         background=datasets.BACKGROUND_IMAGES,
+        skip_unlabeled=cfg.TEST.UNLABELED_IMAGES == "skip",
         skip_bad=datasets.ON_BAD_ANNOTATION == "skip",
         crowds_as_objects=datasets.CROWDS_AS_OBJECTS,
         check_images=datasets.CHECK_IMAGES,

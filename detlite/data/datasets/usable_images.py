@@ -55,7 +55,7 @@ def choose_images(
     problems, count = [*problems, *bad.values()], count + len(bad)
     if count and not options.skip_bad:
         refuse(problems, count, file)
-    found = index.findings(options.selection, options.skip_bad, bad, options.uses_empty_images)
+    found = index.findings(options.selection, options.skip_bad, bad, options.empty_effect)
     return _numbers(index, options, [*bad], file), [*found, *image_findings]
 
 
@@ -79,7 +79,7 @@ def _check_images(
 def _numbers(
     index: AnnotationIndex, options: DatasetOptions, bad: list[int], file: object
 ) -> np.ndarray:
-    """Return the numbers of the images with a usable annotation; for evaluation of all images."""
+    """Return the numbers of the images to train on, or to evaluate on."""
     keep = np.ones(len(index.image_ids), bool)
     if options.train:
         values = index.labeled_keypoints if options.min_keypoints else 1
@@ -87,8 +87,10 @@ def _numbers(
         keep = usable >= max(options.min_keypoints, 1)
         if options.background and keep.any():
             keep |= index.counts() == 0  # not images with only crowds
+    elif options.skip_unlabeled:
+        keep = index.counts() > 0
     keep[bad] = False
     if not keep.any():
         required = f" and {options.min_keypoints} keypoints" if options.min_keypoints else ""
-        raise DataError(f"{file}: no image has a usable annotation{required} to train on")
+        raise DataError(f"{file}: no image has a usable annotation{required}")
     return np.flatnonzero(keep)

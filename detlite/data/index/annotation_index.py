@@ -44,7 +44,6 @@ _CROWDS = (
     "are single objects, set DATASETS.CROWDS_AS_OBJECTS True."
 )
 _IGNORED = "They are ignored regions: detections there count as neither correct nor wrong."
-_EMPTY = "They are not trained on. If they contain no objects, set DATASETS.BACKGROUND_IMAGES True."
 _MASKS_OFF = (
     "To train on them, correct or complete the others, or set MODEL.MASK_ON True and "
     "DATASETS.ON_BAD_ANNOTATION skip, which ignores objects without a mask."
@@ -165,7 +164,7 @@ class AnnotationIndex:
         selection: Selection,
         skip: bool,
         bad_images: Mapping[int, str] = MappingProxyType({}),
-        background: bool = True,
+        empty_effect: str = "",
     ) -> list[Finding]:
         """Return what is skipped, reinterpreted or switched off with these targets.
 
@@ -173,14 +172,14 @@ class AnnotationIndex:
             selection: the annotations that are used.
             skip: unusable annotations are skipped instead of stopping the training.
             bad_images: what is wrong with image files, by number.
-            background: images without annotations are used.
+            empty_effect: what happens to images without annotations; "": they are not a finding.
         """
         noted = Findings([*Findings.from_json(self.content.get("findings")), *self.notes])
         return [
             *(finding for finding in self._skipped(selection, skip, bad_images) if finding.count),
             *self._switched_off(selection),
             *(finding for finding in noted if selection.masks or finding.what != QUADS),
-            *(() if background else self._empty_images()),
+            *(self._empty_images(empty_effect) if empty_effect else ()),
         ]
 
     def _skipped(
@@ -228,13 +227,13 @@ class AnnotationIndex:
             effect, what = "They are not trained.", "categories without a usable object"
             yield Finding(what, effect, len(names), "category", ", ".join(names))
 
-    def _empty_images(self) -> Iterator[Finding]:
+    def _empty_images(self, effect: str) -> Iterator[Finding]:
         empty = np.flatnonzero(self.counts() == 0)
         if len(empty):
             first, total = self.image(int(empty[0])), len(self.image_ids)
             example = f"image {first['id']} ({first['file_name']})"
             what = "images without annotations"
-            yield Finding(what, _EMPTY, len(empty), "image", example, total)
+            yield Finding(what, effect, len(empty), "image", example, total)
 
     def _example(self, flag: int) -> str:
         """Return the first annotation with a flag, and what is wrong with it; "" if none."""

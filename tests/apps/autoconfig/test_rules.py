@@ -335,6 +335,10 @@ def test_images_without_annotations_are_mentioned(cpu):
     choice = choices["DATASETS.BACKGROUND_IMAGES"]
     assert choice.value is False
     assert "3 of 400 images have no annotations" in choice.reason
+    choices = {one.key: one for one in choose(DatasetFacts(statistics(), train, cpu))}
+    choice = choices["TEST.UNLABELED_IMAGES"]
+    assert choice.value == "background"
+    assert "3 of 400 evaluation images have no annotations" in choice.reason
 
 
 def test_workers_do_not_use_the_cores_of_the_model(cpu, gpu):

@@ -12,7 +12,7 @@ from detlite.apps.report.runs import Run, RunAnalysis
 from detlite.apps.report.verdict import Verdict, verdict
 from detlite.config import load_config
 from detlite.evaluation import Results
-from tests.evaluation.synthetic_detections import synthetic_dataset
+from tests.evaluation.synthetic_detections import make_coco, synthetic_dataset
 
 
 def describe(rows: list[dict[str, Any]] | None = None, keep: float = 1, **run: Any) -> Verdict:
@@ -75,3 +75,30 @@ def test_stopping_early_is_not_an_interruption() -> None:
     run = replace(Run("cells", Path("cells"), cfg), lines=curve(60))
     dataset: Any = coco.dataset["images"]
     assert verdict(RunAnalysis(run, dataset, coco, results, {"bbox": analysis})).next_step == ""
+
+
+def test_images_without_annotations() -> None:
+    """Both numbers are shown if detections on unlabeled images lower the AP."""
+    coco, rows = synthetic_dataset(0, images=16)
+    unlabeled = [row["id"] for row in coco.dataset["images"][:5]]
+    content = dict(coco.dataset)
+    content["annotations"] = [
+        row for row in content["annotations"] if row["image_id"] not in unlabeled
+    ]
+    content["images"] = content["images"][5:]
+    values = []
+    for images in (content["images"], coco.dataset["images"]):
+        truth = make_coco(content | {"images": images})
+        kept = [row for row in rows if row["image_id"] in truth.imgs]
+        results = Results.from_coco(kept, ["bbox"])
+        counts = np.ones((1, len(images)), np.uint8)
+        analysis = analyze_detections(truth, results, "bbox", counts)
+        run, dataset = Run("cells", Path("cells"), load_config(None)), images
+        dataset_of: Any = dataset
+        result = verdict(RunAnalysis(run, dataset_of, truth, results, {"bbox": analysis}))
+        values.append((analysis.metrics["AP"], result.unlabeled))
+    (labeled, nothing), (everything, text) = values
+    assert nothing == ""
+    assert everything < labeled - 0.01
+    assert text.startswith("5 images without annotations: every detection there counts as wrong.")
+    assert f"On the other images alone, the AP is {100 * labeled:.1f} % for boxes." in text

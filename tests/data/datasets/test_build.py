@@ -30,6 +30,17 @@ def test_build_dataset_by_name(content, write_set, small_cfg):
     assert "masks" not in boxes_only[0][1]
 
 
+def test_unlabeled_test_images_are_background_or_skipped(content, write_set, small_cfg):
+    write_set(content)
+    used = {row["image_id"] for row in content["annotations"]}
+    everything = build_dataset(small_cfg(), "small", train=False)
+    assert len(everything) == 4
+    assert "every detection there is wrong" in findings_of([everything])
+    labeled = build_dataset(small_cfg("TEST.UNLABELED_IMAGES", "skip"), "small", train=False)
+    assert {*labeled.image_ids} == used
+    assert "They are not evaluated" in findings_of([labeled])
+
+
 @pytest.mark.parametrize(("name", "as_rle"), [("detectron2", False), ("torchvision", True)])
 def test_mask_targets_follow_the_convention(content, write_set, small_cfg, name, as_rle):
     write_set(content)

@@ -72,6 +72,8 @@ class DetectionAnalysis:
         bootstrap: the metrics of bootstrap samples of the images.
         calibration: precision by score.
         threshold: the score threshold with the best F1; None without true positives.
+        unlabeled: number of images without any object or crowd.
+        labeled_ap: AP on the other images.
         errors, confusion: the types of errors, and the confusion matrix at the threshold; None for
             keypoints.
     """
@@ -84,6 +86,8 @@ class DetectionAnalysis:
     bootstrap: BootstrapMetrics
     calibration: Calibration
     threshold: ScoreThreshold | None
+    unlabeled: int
+    labeled_ap: float | None
     errors: DetectionErrors | None
     confusion: np.ndarray | None
 
@@ -105,6 +109,11 @@ def analyze_detections(
     tables, names = accumulate(matched), category_names(coco_gt)
     counted = ~matched.ignored[matched.areas.index("all")]
     threshold = best_threshold(matched)
+    metrics = summarize(tables, names, kind)
+    labeled = np.bincount(matched.truth.images, minlength=len(matched.truth.image_ids)) > 0
+    labeled_ap = metrics["AP"]
+    if not labeled.all():
+        (labeled_ap,) = resample(matched, labeled[None].astype(np.uint8)).metrics()["AP"].tolist()
     errors = confusion = None
     if kind != "keypoints":
         matches = match_across_categories(coco_gt, results, kind, max_dets)
@@ -114,11 +123,13 @@ def analyze_detections(
         kind=kind,
         names=names,
         objects=np.bincount(matched.truth.categories[counted], minlength=len(names)),
-        metrics=summarize(tables, names, kind),
+        metrics=metrics,
         precision_recall=tables,
         bootstrap=resample(matched, samples),
         calibration=calibrate(matched),
         threshold=threshold,
+        unlabeled=int((~labeled).sum()),
+        labeled_ap=labeled_ap,
         errors=errors,
         confusion=confusion,
     )
