@@ -419,7 +419,6 @@ def test_missing_arguments_and_files_are_named(shapes, tmp_path):
 
 @pytest.mark.parametrize("kind", ["GeneralizedRCNN", "RetinaNet"])
 def test_images_without_objects_are_used_as_background(shapes, tmp_path, kind):
-    """Check single images in a batch, and images in mosaics."""
     annotations, folder = shapes[0]
     content = json.loads(annotations.read_text())
     few = {row["id"] for row in content["images"][:2]}
@@ -431,7 +430,7 @@ def test_images_without_objects_are_used_as_background(shapes, tmp_path, kind):
         data=(empty, folder), test_data=(empty, folder), output_dir=tmp_path / "run",
         overrides=SMALL | more | {
             "DATASETS.BACKGROUND_IMAGES": True, "SOLVER.IMS_PER_BATCH": 1, "SOLVER.MAX_ITER": 6,
-            "INPUT.MOSAIC_PROB": 0.3, "TEST.LOSS": True, "MODEL.META_ARCHITECTURE": kind,
+            "TEST.LOSS": True, "MODEL.META_ARCHITECTURE": kind,
             "MODEL.MASK_ON": kind == "GeneralizedRCNN",
         },
     )  # fmt: skip

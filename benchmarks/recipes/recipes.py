@@ -137,9 +137,6 @@ RECIPES: dict[str, Recipe] = {
             "INPUT.CROP_SIZE": cfg.INPUT.MIN_SIZE_TEST,
         },
     ),
-    "mosaic": Recipe(
-        "half of the images are mosaics of four images", lambda cfg: {"INPUT.MOSAIC_PROB": 0.5}
-    ),
     "copy_paste": Recipe(
         "copy-paste into half of the images",
         lambda cfg: {"INPUT.COPY_PASTE_PROB": 0.5},
@@ -218,9 +215,6 @@ RECIPES: dict[str, Recipe] = {
     "half": Recipe("images of 1/2 the size", lambda cfg: _resize(cfg, 0.5)),
     "smaller": Recipe("images of 3/4 the size", lambda cfg: _resize(cfg, 0.75)),
     "larger": Recipe("images of 5/4 the size", lambda cfg: _resize(cfg, 1.25)),
-    "turns": Recipe(
-        "rotations by 0, 90, 180 or 270 degrees", lambda cfg: {"INPUT.QUARTER_TURNS": True}
-    ),
     "test_scales": Recipe(
         "lite0, tested at three sizes with flips", _test_scales, evaluates="lite0"
     ),

@@ -15,6 +15,8 @@ KEYS: dict[str, tuple[Any, str]] = {
     "INPUT.EARLY_FRACTION": (0.0, _SETTINGS),
     "MODEL.ROI_HEADS.DYNAMIC": (False, _SETTINGS),
     "MODEL.ROI_MASK_HEAD.LOSS": ("bce", "benchmarks/results/recipes/schedule_free.md"),
+    "INPUT.MOSAIC_PROB": (0.0, _SETTINGS),
+    "INPUT.QUARTER_TURNS": (False, _SETTINGS),
 }
 # Options of removed keys. They had no effect without these keys and are ignored.
 OPTIONS = {

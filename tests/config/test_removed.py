@@ -13,6 +13,8 @@ ON = {
     "INPUT.EARLY_FRACTION": 0.5,
     "MODEL.ROI_HEADS.DYNAMIC": True,
     "MODEL.ROI_MASK_HEAD.LOSS": "bce_dice",
+    "INPUT.MOSAIC_PROB": 0.5,
+    "INPUT.QUARTER_TURNS": True,
 }
 
 

@@ -41,13 +41,11 @@ _INPUT = {
     Key("ROTATION", 0.0, in_range(0, 180)): (
         "maximum angle of random rotations in degrees; corners have the mean color"
     ),
-    Key("QUARTER_TURNS", False): "rotate by 0, 90, 180 or 270 degrees at random",
     Key("SCALE_JITTER", (), scale_range): (
         "large-scale jitter, which replaces MIN_SIZE_TRAIN: minimum and maximum scale relative to "
         "the size that fits CROP_SIZE, such as (0.1, 2.0); (): off"
     ),
     Key("CROP_SIZE", 1024, positive): "with SCALE_JITTER: side of the square to crop or pad to",
-    Key("MOSAIC_PROB", 0.0, fraction): "probability of combining four training images",
     Key("TRANSFORMS", (), strings): (
         "names of registered transforms, applied to training images after all others; see IMPORTS"
     ),

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -16,21 +16,19 @@ from detlite.config import ConfigError
 from detlite.conventions import convention_of
 from detlite.data.datasets.coco import CocoDataset, Target
 from detlite.data.datasets.concat import ConcatDataset
-from detlite.data.transforms.copy_paste import choose_objects, paste_objects
-from detlite.data.transforms.crop import Color
-from detlite.data.transforms.custom import TRANSFORMS, TargetTransform, apply_custom
 from detlite.data.transforms.detection_transform import (
     DetectionTransform,
+    TargetTransform,
     build_transform,
-    mean_color,
 )
-from detlite.data.transforms.mosaic import make_mosaic
 from detlite.data.transforms.resize import get_size
-from detlite.data.transforms.tiles import TrainingTiles
 from detlite.files.errors import DataError
 
 from .batch_loader import BatchLoader
 from .samplers import Sample, TrainingBatchSampler, repeat_factors
+
+if TYPE_CHECKING:
+    from detlite.data.transforms.tiles import TrainingTiles
 
 logger = logging.getLogger(__name__)
 
@@ -44,8 +42,6 @@ class TransformedDataset(Dataset[Any]):
     message in the traceback of a loader process. `BatchLoader` raises it.
 
     Attributes:
-        mosaic: probability of a mosaic of the image and three others, see `make_mosaic`. It has the
-            size of the image, or of the crop if there is one.
         paste: probability of pasting objects of another image, see `paste_objects`. The other
             images come from the whole dataset, or from the same shard.
         custom: transforms that are applied last, with their names.
@@ -55,14 +51,12 @@ class TransformedDataset(Dataset[Any]):
     dataset: CocoDataset | ConcatDataset
     transform: DetectionTransform
     seed: int
-    mosaic: float = 0.0
     paste: float = 0.0
-    fill: Color = (0.0, 0.0, 0.0)
     custom: Sequence[tuple[str, TargetTransform]] = ()
-    tiles: TrainingTiles | None = None
+    tiles: "TrainingTiles | None" = None
 
     def __post_init__(self) -> None:
-        self._shards = self.dataset.shards if self.mosaic or self.paste else None
+        self._shards = self.dataset.shards if self.paste else None
 
     def __getitem__(self, sample: int | Sample) -> tuple[Tensor, Target] | DataError:
         try:
@@ -78,14 +72,17 @@ class TransformedDataset(Dataset[Any]):
             return error
 
     def _augmented(self, index: int, repeat: int) -> tuple[Tensor, Target]:
-        if _draw(self.mosaic):
-            image, target = self._mosaic_of(index, repeat)
-        else:
-            image, target = self.transform(*self._load(index, repeat))
-        if _draw(self.paste):
+        image, target = self.transform(*self._load(index, repeat))
+        if self.paste and float(torch.rand(())) < self.paste:
+            from detlite.data.transforms.copy_paste import choose_objects, paste_objects
+
             source, objects = self.transform(*self._load(self._another(index)))
             image, target = paste_objects(image, target, source, choose_objects(objects))
-        return apply_custom(self.custom, image, target)
+        if self.custom:
+            from detlite.data.transforms.custom import apply_custom
+
+            return apply_custom(self.custom, image, target)
+        return image, target
 
     def _load(self, index: int, tile: int | None = None) -> tuple[Tensor, Target]:
         """Read an image or a tile of it; a random tile if `tile` is None.
@@ -98,13 +95,6 @@ class TransformedDataset(Dataset[Any]):
         image, target = self.dataset[index]
         return self.tiles.cut(image, target, tile)
 
-    def _mosaic_of(self, index: int, repeat: int) -> tuple[Tensor, Target]:
-        others = [self._load(self._another(index)) for _ in range(3)]
-        samples = self._load(index, repeat), *others
-        parts = [self.transform.without_crop(*sample) for sample in samples]
-        crop, (height, width) = self.transform.crop, parts[0][0].shape[1:]
-        return make_mosaic(parts, (crop.side, crop.side) if crop else (height, width), self.fill)
-
     def _another(self, index: int) -> int:
         """Draw an image of the dataset, or of the shard if it has several. It may be `index`."""
         first, stop = 0, len(self.dataset)
@@ -113,11 +103,6 @@ class TransformedDataset(Dataset[Any]):
             in_shard = np.searchsorted(self._shards, (shard, shard + 1)).tolist()
             first, stop = in_shard if in_shard[1] - in_shard[0] > 1 else (first, stop)
         return int(torch.randint(first, stop, ()))
-
-
-def _draw(probability: float) -> bool:
-    """Return True with this probability; no random number is drawn for probability 0."""
-    return probability > 0 and float(torch.rand(())) < probability
 
 
 def build_train_loader(
@@ -134,7 +119,11 @@ def build_train_loader(
             "once. Lower it to %d",
             cfg.SOLVER.IMS_PER_BATCH, len(dataset), dataset.name, len(dataset),
         )  # fmt: skip
-    tiles = TrainingTiles(cfg.INPUT.TILE, cfg.INPUT.TILE_OVERLAP) if cfg.INPUT.TILE else None
+    tiles = None
+    if cfg.INPUT.TILE:
+        from detlite.data.transforms.tiles import TrainingTiles
+
+        tiles = TrainingTiles(cfg.INPUT.TILE, cfg.INPUT.TILE_OVERLAP)
     if cfg.INPUT.TILE != cfg.TEST.TILE:
         logger.warning(
             "INPUT.TILE is %d, but TEST.TILE is %d: objects have another size in evaluation than "
@@ -159,15 +148,17 @@ def build_train_loader(
             f"INPUT.COPY_PASTE_PROB is {paste:g}, but pasting objects needs their masks "
             "(MODEL.MASK_ON) and invalidates proposals (MODEL.LOAD_PROPOSALS)"
         )
-    custom = [(name, TRANSFORMS.get(name, "INPUT.TRANSFORMS")) for name in cfg.INPUT.TRANSFORMS]
-    samples = TransformedDataset(
-        dataset, transform, cfg.SEED, cfg.INPUT.MOSAIC_PROB, paste, mean_color(cfg), custom, tiles
-    )
+    custom = []
+    if names := cfg.INPUT.TRANSFORMS:
+        from detlite.data.transforms.custom import TRANSFORMS
+
+        custom = [(name, TRANSFORMS.get(name, "INPUT.TRANSFORMS")) for name in names]
+    samples = TransformedDataset(dataset, transform, cfg.SEED, paste, custom, tiles)
     return BatchLoader(cfg, samples, batches)
 
 
 def _repeat_factors(
-    cfg: CfgNode, dataset: CocoDataset | ConcatDataset, tiles: TrainingTiles | None
+    cfg: CfgNode, dataset: CocoDataset | ConcatDataset, tiles: "TrainingTiles | None"
 ) -> np.ndarray | None:
     threshold = cfg.DATALOADER.REPEAT_THRESHOLD
     parts = dataset.parts if isinstance(dataset, ConcatDataset) else [dataset]

@@ -1,6 +1,6 @@
 """Crops of images with their targets, padded where the image is smaller; parts of targets."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,6 +12,8 @@ from detlite.structures.masks.editing import crop_to_window, masks_to_boxes
 from detlite.structures.masks.packed import PackedMasks
 
 Color = tuple[float, ...]  # one value in 0..255 per channel
+# A function of an image [C, H, W] and its target, which returns changed copies of both.
+TargetTransform = Callable[[Tensor, Target], tuple[Tensor, Target]]
 _OBJECT_TENSORS = {"boxes", "labels", "keypoints"}  # one row per object
 REGION_FIELDS = {"proposals", "ignored_boxes"}  # boxes without a label
 BOX_FIELDS = {"boxes", *REGION_FIELDS}
@@ -40,18 +42,17 @@ def crop(
 ) -> tuple[Tensor, Target]:
     """Crop an image [C, H, W] and its target to a window of (top, left, height, width).
 
-    The window touches the image, and its part outside of the image is padded with `fill`.
+    The window starts inside the image; below and on the right of the image, `fill` pads it.
     """
     top, left, height, width = window
     target = crop_target(target, *window)
-    part = image[:, max(top, 0) : top + height, max(left, 0) : left + width]
+    part = image[:, top : top + height, left : left + width]
     if part.shape[1:] == (height, width):
         return part.contiguous(), target
     color = torch.tensor(fill)
     color = color / 255 if image.is_floating_point() else color.round()
     padded = color.to(image.dtype)[:, None, None].repeat(1, height, width)
-    y, x = max(-top, 0), max(-left, 0)
-    padded[:, y : y + part.shape[1], x : x + part.shape[2]] = part
+    padded[:, : part.shape[1], : part.shape[2]] = part
     return padded, target
 
 

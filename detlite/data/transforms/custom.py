@@ -13,10 +13,9 @@ from detlite.registry import Registry
 from detlite.structures.keypoints import PIXEL_CENTER
 from detlite.structures.masks.packed import PackedMasks
 
-from .crop import crop_target, select_objects
+from .crop import TargetTransform, crop_target, select_objects
 
 _MARGIN = 0.5  # by which interpolation may leave 0..1; images of 0..255 and normalized ones do more
-TargetTransform = Callable[[Tensor, Target], tuple[Tensor, Target]]
 TRANSFORMS: Registry[TargetTransform] = Registry("transform")
 """Transforms that INPUT.TRANSFORMS can name. `@TRANSFORMS.register("mine")` adds a function of an
 image [C, H, W], uint8 or float in 0..1, and its target, see `DetectionTransform`. It returns

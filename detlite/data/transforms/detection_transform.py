@@ -16,9 +16,8 @@ from detlite.data.datasets.coco import Target
 from detlite.structures import boxes as box_ops
 from detlite.structures.keypoints import PIXEL_CENTER, flip_order, with_sides
 
-from .crop import BOX_FIELDS, Color, RandomCrop, select_objects
+from .crop import BOX_FIELDS, Color, RandomCrop, TargetTransform, select_objects
 from .resize import RandomShortestSize, ScaleJitter, Size, resize_image
-from .rotate import RandomRotation
 
 
 @dataclass(frozen=True)
@@ -38,8 +37,8 @@ class DetectionTransform:
     resize: RandomShortestSize | ScaleJitter | None = None
     flip: tuple[float, float] = (0.0, 0.0)
     color: Callable[[Tensor], Tensor] | None = None
-    crop: RandomCrop | None = None
-    rotation: RandomRotation | None = None
+    crop: TargetTransform | None = None
+    rotation: TargetTransform | None = None
     keypoint_names: Sequence[str] = ()
     convention: Convention = CONVENTIONS["detlite"]
 
@@ -51,10 +50,6 @@ class DetectionTransform:
         (`PackedMasks`), `keypoints` [N, P, 3], and `proposals` and `ignored_boxes` [R, 4] xyxy.
         Other entries are not changed.
         """
-        image, target = self.without_crop(image, target)
-        return self.crop(image, target) if self.crop else (image, target)
-
-    def without_crop(self, image: Tensor, target: Target) -> tuple[Tensor, Target]:
         stored = image.shape[-2], image.shape[-1]
         size = target.get("size", stored)
         flip_x, flip_y = (p > 0 and float(torch.rand(1)) < p for p in self.flip)
@@ -79,7 +74,9 @@ class DetectionTransform:
         if "keypoints" in target:
             target["keypoints"] = self._move_keypoints(target["keypoints"], *flips, size, new_size)
         target = select_objects(target, box_ops.has_min_size(target["boxes"], 1))
-        return self.rotation(image, target) if self.rotation else (image, target)
+        for transform in (self.rotation, self.crop):
+            image, target = transform(image, target) if transform else (image, target)
+        return image, target
 
     def largest_size(self, size: Size) -> Size:
         """Return the largest size to which an image of this size is resized."""
@@ -133,9 +130,11 @@ def build_transform(
         resize = RandomShortestSize(*limits, convention.resize)
     flip = inputs.HORIZONTAL_FLIP_PROB_TRAIN, inputs.VERTICAL_FLIP_PROB_TRAIN
     rotation = None
-    if inputs.ROTATION or inputs.QUARTER_TURNS:
+    if inputs.ROTATION:
+        from .rotate import RandomRotation
+
         offset = PIXEL_CENTER - convention.keypoint_center
-        rotation = RandomRotation(inputs.ROTATION, inputs.QUARTER_TURNS, mean_color(cfg), offset)
+        rotation = RandomRotation(inputs.ROTATION, mean_color(cfg), offset)
     color = build_color_jitter(cfg)
     return DetectionTransform(resize, flip, color, crop, rotation, keypoint_names, convention)
 

@@ -16,49 +16,40 @@ from .crop import BOX_FIELDS, Color, crop_target
 
 @dataclass(frozen=True)
 class RandomRotation:
-    """Rotates counterclockwise about the center by a random angle, and by random quarter turns.
+    """Rotates counterclockwise about the center by a random angle.
 
-    An image keeps its size, with the sides swapped by an odd number of quarter turns; `fill` is the
-    color of empty corners. A box follows the mask of its object. Without masks it encloses the
-    rotated ellipse in the box, which fits objects better than the rotated corners (Kalra et al.,
-    arXiv 2109.13488). An ignored region encloses its rotated corners, as it must cover its object.
+    An image keeps its size, and `fill` is the color of empty corners. A box follows the mask of its
+    object. Without masks it encloses the rotated ellipse in the box, which fits objects better than
+    the rotated corners (Kalra et al., arXiv 2109.13488). An ignored region encloses its rotated
+    corners, as it must cover its object.
 
     Attributes:
         degrees: maximum angle in both directions.
-        quarter_turns: also rotate by 0, 90, 180 or 270 degrees.
         keypoint_offset: added to keypoints for continuous coordinates.
     """
 
     degrees: float
-    quarter_turns: bool
     fill: Color
     keypoint_offset: float = 0.0
 
     def __call__(self, image: Tensor, target: Target) -> tuple[Tensor, Target]:
-        angle = self.degrees * (2 * float(torch.rand(())) - 1) if self.degrees else 0.0
-        turns = int(torch.randint(4, ())) if self.quarter_turns else 0
-        return self.rotate(image, target, angle, turns)
+        return self.rotate(image, target, self.degrees * (2 * float(torch.rand(())) - 1))
 
-    def rotate(
-        self, image: Tensor, target: Target, angle: float, turns: int
-    ) -> tuple[Tensor, Target]:
-        """Rotate an image [C, H, W] and its target by an angle in degrees and quarter turns."""
-        image, size = image.rot90(turns, (1, 2)).contiguous(), image.shape[1:]
-        height, width = image.shape[1:]
-        radians = math.radians(angle + 90 * turns)
+    def rotate(self, image: Tensor, target: Target, angle: float) -> tuple[Tensor, Target]:
+        """Rotate an image [C, H, W] and its target by an angle in degrees."""
+        height, width = size = image.shape[1], image.shape[2]
+        radians = math.radians(angle)
         cos, sin = round(math.cos(radians), 12), round(math.sin(radians), 12)
         rotation = np.array([[cos, sin], [-sin, cos]])
-        shift = np.array([width, height]) / 2 - rotation @ (np.array([size[1], size[0]]) / 2)
-        if angle:
-            image = _rotate_pixels(image, math.radians(angle), self.fill)
+        center = np.array([width, height]) / 2
+        shift = center - rotation @ center
+        image = _rotate_pixels(image, radians, self.fill)
         target = dict(target)
         for name in target.keys() & BOX_FIELDS:
             target[name] = _rotate_boxes(target[name], rotation, shift, name == "ignored_boxes")
         if "masks" in target:
-            target["masks"], boxes = warp_masks(
-                target["masks"], rotation, shift, (size[0], size[1]), (height, width)
-            )
-            target["boxes"] = boxes if angle else target["boxes"]
+            masks = target["masks"]
+            target["masks"], target["boxes"] = warp_masks(masks, rotation, shift, size, size)
         if "keypoints" in target:
             keypoints, offset = target["keypoints"].clone(), self.keypoint_offset
             rotated = (keypoints[..., :2] + offset) @ torch.from_numpy(rotation.T).float()

@@ -263,27 +263,11 @@ def test_pasted_objects_come_from_the_same_shard(many, monkeypatch):
         pairs.append((shard[target["image_id"]], shard[objects["image_id"]]))
         return image, target
 
-    monkeypatch.setattr("detlite.data.loading.loader.paste_objects", recording)
-    monkeypatch.setattr("detlite.data.loading.loader.choose_objects", lambda target: target)
+    monkeypatch.setattr("detlite.data.transforms.copy_paste.paste_objects", recording)
+    monkeypatch.setattr("detlite.data.transforms.copy_paste.choose_objects", lambda target: target)
     take(loader, 10)
     assert len(pairs) == 40
     assert all(own == other for own, other in pairs)
-
-
-def test_mosaics_use_one_shard(many, monkeypatch):
-    cfg = many("INPUT.MOSAIC_PROB", 1.0)
-    dataset = build_train_dataset(cfg)
-    shard = dict(zip((t["image_id"] for _, t in dataset), dataset.shards.tolist(), strict=True))
-    shards = []
-
-    def recording(parts, size, fill):
-        shards.append([shard[target["image_id"]] for _, target in parts])
-        return parts[0]
-
-    monkeypatch.setattr("detlite.data.loading.loader.make_mosaic", recording)
-    take(build_train_loader(cfg, dataset), 10)
-    assert len(shards) == 40
-    assert all(len(own) == 4 and len(set(own)) == 1 for own in shards)
 
 
 def test_training_on_shards_and_files(shards, shard_cfg):

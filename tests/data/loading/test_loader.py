@@ -1,7 +1,6 @@
 """Loaders: reproducible batches for any number of processes, and readable errors."""
 
 import itertools
-import json
 import multiprocessing
 import os
 import re
@@ -25,9 +24,7 @@ from detlite.data.errors import LoaderProcessError
 from detlite.data.loading.batch_loader import explain_dead_loader
 from detlite.data.loading.loader import TransformedDataset, build_test_loader, build_train_loader
 from detlite.data.loading.samplers import Sample
-from detlite.data.transforms.copy_paste import paste_objects
 from detlite.data.transforms.detection_transform import build_transform
-from detlite.data.transforms.mosaic import make_mosaic
 from detlite.data.transforms.tiles import TrainingTiles
 from detlite.files.errors import DataError
 from detlite.structures.masks.packed import PackedMasks
@@ -152,107 +149,6 @@ def test_strong_augmentation_is_a_function_of_seed_and_iteration(training):
             assert masks.any(dim=(1, 2)).all()
             assert (target["boxes"] >= 0).all()
             assert (target["boxes"] <= 48).all()
-
-
-@pytest.mark.parametrize(
-    ("jitter", "masks"),
-    [
-        (STRONG, True),
-        ((), False),
-        pytest.param((), True, marks=pytest.mark.slow),
-        pytest.param(STRONG, False, marks=pytest.mark.slow),
-    ],
-)
-def test_mosaics_are_a_function_of_seed_and_iteration(training, jitter, masks):
-    options = [*jitter, "INPUT.MOSAIC_PROB", 0.7, "MODEL.MASK_ON", masks]
-    options += [] if masks else ["INPUT.COPY_PASTE_PROB", 0.0]
-    straight = take(build_train_loader(*training(*options)), 16)
-    assert equal(straight[11:], take(build_train_loader(*training(*options), start_iter=11), 5))
-    workers = build_train_loader(*training(*options, "DATALOADER.NUM_WORKERS", 2))
-    assert equal(straight[:8], take(workers, 8))
-    assert not equal(straight[:4], take(build_train_loader(*training(*options, "SEED", 1)), 4))
-    without = [*options, "INPUT.MOSAIC_PROB", 0.0]
-    sizes = [
-        {tuple(image.shape) for images, _ in batches for image in images}
-        for batches in (straight, take(build_train_loader(*training(*without)), 16))
-    ]
-    assert sizes[0] == sizes[1]  # so wide and tall groups stay
-    counts = []
-    for images, targets in straight:
-        for image, target in zip(images, targets, strict=True):
-            height, width = image.shape[1:]
-            counts.append(len(target["boxes"]))
-            assert len(target["labels"]) == counts[-1]
-            assert (target["boxes"] >= 0).all()
-            assert (target["boxes"] <= torch.tensor([width, height, width, height])).all()
-            if masks:
-                bitmaps = target["masks"].bitmaps(height, width)
-                assert len(bitmaps) == counts[-1]
-                assert bitmaps.any(dim=(1, 2)).all()
-    assert max(counts) > 2  # the maximum of an image
-
-
-def test_objects_are_pasted_into_mosaics(training, monkeypatch):
-    """The mosaic has three more images, and another image has the objects to paste."""
-    cfg, dataset = training("INPUT.MOSAIC_PROB", 1.0, "INPUT.COPY_PASTE_PROB", 1.0)
-    mosaics, pasted = [], []
-
-    def recording_mosaic(parts, size, fill):
-        assert size == tuple(parts[0][0].shape[1:])
-        mosaics.append([target["image_id"] for _, target in parts])
-        return make_mosaic(parts, size, fill)
-
-    def recording_paste(image, target, source, objects):
-        pasted.append((target["image_id"], len(mosaics)))
-        return paste_objects(image, target, source, objects)
-
-    monkeypatch.setattr("detlite.data.loading.loader.make_mosaic", recording_mosaic)
-    monkeypatch.setattr("detlite.data.loading.loader.paste_objects", recording_paste)
-    batches = take(build_train_loader(cfg, dataset), 20)
-    ids = [target["image_id"] for _, targets in batches for target in targets]
-    assert [parts[0] for parts in mosaics] == ids
-    assert pasted == [(image_id, number) for number, image_id in enumerate(ids, start=1)]
-    others = [one for parts in mosaics for one in parts[1:]]
-    assert 40 < others.count(10) < 80  # of 120, from both images
-
-
-def test_mosaics_have_the_size_of_the_crop(training, monkeypatch):
-    """The parts of a mosaic are not cropped."""
-    jitter = ("INPUT.SCALE_JITTER", (2.0, 2.0), "INPUT.CROP_SIZE", 48)
-    cfg, dataset = training(*jitter, "INPUT.MOSAIC_PROB", 1.0)
-    sizes = set()
-
-    def recording_mosaic(parts, size, fill):
-        sizes.update(tuple(image.shape[1:]) for image, _ in parts)
-        return make_mosaic(parts, size, fill)
-
-    monkeypatch.setattr("detlite.data.loading.loader.make_mosaic", recording_mosaic)
-    for images, _ in take(build_train_loader(cfg, dataset), 6):
-        assert {tuple(image.shape) for image in images} == {(3, 48, 48)}
-    assert sizes == {(72, 96), (96, 48)}
-
-
-def test_mosaics_contain_proposals(training, tmp_path):
-    rows = [
-        {"image_id": number, "category_id": 7, "bbox": [0, 0, 20, 30], "score": 0.5}
-        for number in (10, 10, 11)
-    ]
-    (tmp_path / "small" / "proposals.json").write_text(json.dumps(rows))
-    options = (
-        "MODEL.LOAD_PROPOSALS",
-        True,
-        "DATASETS.PROPOSAL_FILES_TRAIN",
-        ("small/proposals.json",),
-    )
-    batches = take(build_train_loader(*training(*options, "INPUT.MOSAIC_PROB", 1.0)), 8)
-    for images, targets in batches:
-        for image, target in zip(images, targets, strict=True):
-            proposals, size = target["proposals"], torch.tensor(image.shape[1:])
-            assert 1 <= len(proposals) <= 8
-            assert (proposals[:, 2:] <= size.flip(0)).all()
-            assert (proposals[:, 2:] - proposals[:, :2] >= 1).all()
-    counts = {len(target["proposals"]) for _, targets in batches for target in targets}
-    assert max(counts) > 2  # the maximum of an image
 
 
 @pytest.mark.parametrize("options", [("MODEL.MASK_ON", False), ("MODEL.LOAD_PROPOSALS", True)])
@@ -508,7 +404,7 @@ def test_loaders_of_real_datasets(real_data, small_cfg, name, masks, classes):
 
 def test_tiles_are_a_function_of_seed_and_iteration(training, caplog):
     caplog.set_level("INFO")
-    options = ("INPUT.TILE", 16, "INPUT.MIN_SIZE_TRAIN", (32,), "INPUT.MOSAIC_PROB", 0.3)
+    options = ("INPUT.TILE", 16, "INPUT.MIN_SIZE_TRAIN", (32,))
     straight = take(build_train_loader(*training(*options)), 9)
     assert "INPUT.TILE is 16, but TEST.TILE is 0" in caplog.text
     assert re.search(r"INPUT\.TILE 16: an epoch has \d+ tiles of 2 images", caplog.text)

@@ -45,30 +45,27 @@ def centers(masks):
 
 
 @pytest.mark.parametrize("polygons", [False, True])
-@pytest.mark.parametrize("turns", [0, 1, 2, 3])
-def test_quarter_turns_are_exact(turns, polygons):
+def test_half_turns_are_exact(polygons):
     image, target = scene(polygons)
-    turned, after = RandomRotation(0, True, FILL).rotate(image, target, 0.0, turns)
-    assert torch.equal(turned, image.rot90(turns, (1, 2)))
-    masks = after["masks"].bitmaps(*turned.shape[1:])
-    expected = bitmaps().rot90(turns, (1, 2))
+    turned, after = RandomRotation(180, FILL).rotate(image, target, 180.0)
+    inner = (..., slice(1, -1), slice(1, -1))  # rounding fills some pixels of the border
+    assert (turned.int() - image.rot90(2, (1, 2)).int())[inner].abs().max() <= 1
+    masks = after["masks"].bitmaps(*SIZE)
+    expected = bitmaps().rot90(2, (1, 2))
     assert (masks != expected).float().mean() < (0.004 if polygons else 1e-9)
     for box, mask in zip(after["boxes"], expected, strict=True):
         rows, columns = mask.any(1).nonzero(), mask.any(0).nonzero()
         ends = [columns.min(), rows.min(), columns.max() + 1, rows.max() + 1]
         assert (box - torch.tensor(ends).float()).abs().max() <= 1
     assert (after["keypoints"][:, 0, :2] - centers(expected)).abs().max() < 1
-    regions = torch.zeros(SIZE)
-    regions[:10, :20] = 1
-    x1, y1, x2, y2 = after["ignored_boxes"][0].int().tolist()
-    assert regions.rot90(turns)[y1:y2, x1:x2].sum() == 200
+    assert after["ignored_boxes"][0].tolist() == pytest.approx([60, 50, 80, 60], abs=1e-4)
 
 
 @pytest.mark.parametrize("polygons", [False, True])
 @pytest.mark.parametrize("angle", [-50.0, 17.0, 130.0])
 def test_image_masks_boxes_and_keypoints_rotate_together(angle, polygons):
     image, target = scene(polygons)
-    turned, after = RandomRotation(180, False, FILL).rotate(image, target, angle, 0)
+    turned, after = RandomRotation(180, FILL).rotate(image, target, angle)
     assert turned.shape == image.shape
     masks = after["masks"].bitmaps(*SIZE)
     foreground = turned[0] > 127
@@ -85,16 +82,16 @@ def test_image_masks_boxes_and_keypoints_rotate_together(angle, polygons):
 
 def test_boxes_without_masks_enclose_the_rotated_ellipse():
     image, target = scene()
-    expected = RandomRotation(45, False, FILL).rotate(image, target, 30.0, 0)[1]["boxes"][0]
+    expected = RandomRotation(45, FILL).rotate(image, target, 30.0)[1]["boxes"][0]
     del target["masks"]
-    boxes = RandomRotation(45, False, FILL).rotate(image, target, 30.0, 0)[1]["boxes"]
+    boxes = RandomRotation(45, FILL).rotate(image, target, 30.0)[1]["boxes"]
     assert (boxes[0] - expected).abs().max() < 1.1
 
 
 def test_ignored_regions_cover_their_rotated_corners():
     image, target = scene()
     target["ignored_boxes"] = torch.tensor([[30.0, 20.0, 50.0, 40.0]])
-    [region] = RandomRotation(45, False, FILL).rotate(image, target, 45.0, 0)[1]["ignored_boxes"]
+    [region] = RandomRotation(45, FILL).rotate(image, target, 45.0)[1]["ignored_boxes"]
     reach = 200**0.5
     expected = torch.tensor([40 - reach, 30 - reach, 40 + reach, 30 + reach])
     assert torch.allclose(region, expected)
@@ -108,17 +105,14 @@ def test_objects_that_leave_the_image_are_dropped():
     masks[1, 50:, 70:] = 1
     target["masks"] = PackedMasks.from_bitmaps(masks)
     target["keypoints"][1] = torch.tensor([[75.0, 55.0, 2.0]])
-    _, after = RandomRotation(90, False, FILL).rotate(image, target, -60.0, 0)
+    _, after = RandomRotation(90, FILL).rotate(image, target, -60.0)
     assert after["labels"].tolist() == [1]
 
 
 def test_rotation_of_the_config_is_a_function_of_the_seed(small_cfg):
-    cfg = small_cfg(
-        "INPUT.ROTATION", 20.0, "INPUT.QUARTER_TURNS", True, "INPUT.MIN_SIZE_TRAIN", 60,
-        "INPUT.MAX_SIZE_TRAIN", 200,
-    )  # fmt: skip
+    cfg = small_cfg("INPUT.ROTATION", 20.0, "INPUT.MIN_SIZE_TRAIN", 60, "INPUT.MAX_SIZE_TRAIN", 200)
     transform = build_transform(cfg, train=True)
-    shapes = set()
+    boxes = set()
     for seed in range(8):
         results = []
         for _ in range(2):
@@ -126,14 +120,15 @@ def test_rotation_of_the_config_is_a_function_of_the_seed(small_cfg):
             results.append(transform(*scene()))
         assert torch.equal(results[0][0], results[1][0])
         assert torch.equal(results[0][1]["boxes"], results[1][1]["boxes"])
-        shapes.add(tuple(results[0][0].shape[1:]))
-    assert shapes == {(60, 80), (80, 60)}
+        assert results[0][0].shape == (3, *SIZE)
+        boxes.add(tuple(results[0][1]["boxes"].flatten().tolist()))
+    assert len(boxes) > 5
 
 
 def test_float_images_and_other_channels():
     image, target = scene()
     for pixels, fill in ((image[:1], FILL[:1]), (image.float() / 255, FILL)):
-        turned, _ = RandomRotation(30, False, fill).rotate(pixels, target, 30.0, 1)
+        turned, _ = RandomRotation(30, fill).rotate(pixels, target, 30.0)
         assert turned.dtype == pixels.dtype
-        assert turned.shape == (len(pixels), 80, 60)
+        assert turned.shape == (len(pixels), 60, 80)
         assert turned[0, 0, 0] == pytest.approx(10 / 255 if turned.is_floating_point() else 10)
