@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from detlite.api import Result as Result
     from detlite.api import evaluate as evaluate
     from detlite.api import train as train
-    from detlite.config import ConfigError as ConfigError
     from detlite.config import load_config as load_config
+    from detlite.errors import ConfigError as ConfigError
     from detlite.inference.optimize import optimize as optimize
     from detlite.inference.predictor import Predictor as Predictor
     from detlite.inference.predictor import load_checkpoint as load_checkpoint
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 _MODULES = {
-    "ConfigError": "detlite.config",
+    "ConfigError": "detlite.errors",
     "GeneralizedRCNN": "detlite.modeling.rcnn",
     "Predictor": "detlite.inference.predictor",
     "Result": "detlite.api",

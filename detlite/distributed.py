@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from detlite.config import ConfigError
+from detlite.errors import ConfigError
 from detlite.threads import limit_threads
 
 _RENDEZVOUS_TIMEOUT = timedelta(minutes=5)

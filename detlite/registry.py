@@ -5,7 +5,7 @@ import importlib
 from collections.abc import Callable, Mapping
 from typing import Generic, TypeVar
 
-from detlite.config.errors import ConfigError
+from detlite.errors import ConfigError
 
 T = TypeVar("T")
 

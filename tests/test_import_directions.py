@@ -23,12 +23,20 @@ ORDER = (
     "api",
     "apps",
 )
-# Small modules that every part may import. They import one another and `config` at most.
-SHARED = {"conventions", "distributed", "registry", "threads"}
+# Small modules that every part may import. They import one another only.
+SHARED = {"conventions", "distributed", "errors", "registry", "threads"}
 ALLOWED = {
     **{part: {*ORDER[: index + 1], *SHARED} for index, part in enumerate(ORDER)},
-    **{part: {*SHARED, "config"} for part in SHARED},
-    "__init__": {"ops", "api", "config", "inference", "modeling", "threads"},  # the public names
+    **dict.fromkeys(SHARED, SHARED),
+    "__init__": {
+        "ops",
+        "api",
+        "config",
+        "errors",
+        "inference",
+        "modeling",
+        "threads",
+    },  # the public names
     "__main__": {"apps"},
 }
 ALLOWED["files"], ALLOWED["config"] = {"files"}, {"files", "config", *SHARED}

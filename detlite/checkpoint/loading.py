@@ -15,7 +15,7 @@ from detlite.checkpoint.files import TIMM_PREFIX, Checkpoint, read_checkpoint
 from detlite.checkpoint.stored_config import apply_convention, config_of
 from detlite.config import ConfigError, default_config, expand_path, load_config
 from detlite.modeling import build_model
-from detlite.modeling.backbone.build import adapt_stems
+from detlite.modeling.backbone.input_channels import adapt_stems
 from detlite.modeling.detection_model import DetectionModel
 
 logger = logging.getLogger(__name__)

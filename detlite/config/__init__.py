@@ -1,6 +1,7 @@
 """Configuration: the schema of all keys, loading and checking of YAML files, and ConfigError."""
 
-from .errors import ConfigError
+from detlite.errors import ConfigError
+
 from .files import expand_path, expand_variables, parse_yaml
 from .loading import config_from, default_config, load_config
 from .schema import KEYS, Key

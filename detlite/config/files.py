@@ -9,9 +9,8 @@ from typing import Any
 
 import yaml
 
+from detlite.errors import ConfigError
 from detlite.files.reading import read_file
-
-from .errors import ConfigError
 
 _MAX_BYTES = 1 << 24
 _MAX_VALUES = 100_000

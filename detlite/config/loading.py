@@ -13,7 +13,8 @@ from typing import Any
 
 from yacs.config import CfgNode
 
-from .errors import ConfigError
+from detlite.errors import ConfigError
+
 from .files import expand_path, find_config, parse_yaml, read_chain, recognize
 from .maskrcnn_benchmark import NO_EFFECT, RESTATING, translate
 from .removed import is_removed

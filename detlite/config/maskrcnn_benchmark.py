@@ -11,7 +11,8 @@ from typing import Any
 
 from yacs.config import CfgNode
 
-from .errors import ConfigError
+from detlite.errors import ConfigError
+
 from .key import Key, each, one_of, positive
 
 logger = logging.getLogger(__name__)

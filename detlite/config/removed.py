@@ -6,7 +6,7 @@ is therefore ignored if it is off, and an error otherwise.
 
 from typing import Any
 
-from .errors import ConfigError
+from detlite.errors import ConfigError
 
 _SETTINGS = "benchmarks/results/recipes/settings_batch_1.md"
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from detlite.config.errors import ConfigError
+from detlite.errors import ConfigError
 
 
 @contextmanager

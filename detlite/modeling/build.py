@@ -8,13 +8,20 @@ from typing import TYPE_CHECKING
 import torch
 from yacs.config import CfgNode
 
-from detlite.config import ConfigError
+from detlite.errors import ConfigError
 from detlite.registry import Registry
 
 if TYPE_CHECKING:
     from .detection_model import DetectionModel
 
-META_ARCHITECTURES: Registry[Callable[[CfgNode], DetectionModel]] = Registry("detector")
+META_ARCHITECTURES: Registry[Callable[[CfgNode], DetectionModel]] = Registry(
+    "detector",
+    {
+        "GeneralizedRCNN": "detlite.modeling.rcnn",
+        "RetinaNet": "detlite.modeling.retinanet",
+        "ProposalNetwork": "detlite.modeling.proposal_network",
+    },
+)
 
 
 def build_model(cfg: CfgNode) -> DetectionModel:

@@ -3,9 +3,11 @@
 Shapes: B images; G ground truths, P proposals, N predicted boxes, D detections per image, padded.
 """
 
+from __future__ import annotations
+
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -15,12 +17,13 @@ from detlite.structures.instances import Detections, GroundTruth, Images, Predic
 from detlite.structures.masks.pasting import paste_boxes, paste_probabilities
 
 from .backbone import Backbone
-from .exportable_parts import ExportablePart, backbone_part
 from .input_checks import check_images
 from .postprocessing import Postprocess
 from .preprocessing import Normalizer, prepare_proposals, prepare_targets
-from .roi_heads.mask_refinement import MaskRefinement
-from .roi_heads.roi_heads import RoIHeads
+
+if TYPE_CHECKING:
+    from .roi_heads.mask_refinement import MaskRefinement
+    from .roi_heads.roi_heads import RoIHeads
 
 
 class DetectionModel(nn.Module, ABC):
@@ -87,10 +90,6 @@ class DetectionModel(nn.Module, ABC):
         features = self.backbone(images.pixels)
         predicted = self.predict_boxes(features, images, proposals)
         return self.postprocess(predicted, images.sizes, self.static_shapes, min_score)
-
-    def exportable_parts(self) -> list[ExportablePart]:
-        """Return the parts that other engines can run, in the order of their calls."""
-        return [backbone_part(self)]
 
     @property
     def convention(self) -> Convention:

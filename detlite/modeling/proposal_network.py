@@ -10,7 +10,6 @@ from detlite.structures.instances import GroundTruth, Images, PredictedBoxes, Pr
 from .backbone import Backbone, build_backbone
 from .build import META_ARCHITECTURES
 from .detection_model import DetectionModel
-from .exportable_parts import ExportablePart, child_part
 from .postprocessing import Postprocess, Suppression
 from .preprocessing import Normalizer, build_normalizer
 from .rpn.rpn import RPN, build_rpn
@@ -46,9 +45,6 @@ class ProposalNetwork(DetectionModel):
         found = self.rpn.propose(self.rpn(features), images, self.static_shapes)
         labels = torch.ones_like(found.scores, dtype=torch.int64)
         return PredictedBoxes(found.boxes, found.scores.sigmoid(), labels, found.valid)
-
-    def exportable_parts(self) -> list[ExportablePart]:
-        return [*super().exportable_parts(), child_part(self.rpn, "head", "rpn.head")]
 
 
 @META_ARCHITECTURES.register("ProposalNetwork")

@@ -3,6 +3,10 @@
 Read this file first: it shows the whole pipeline.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from torch import Tensor
 from yacs.config import CfgNode
 
@@ -12,12 +16,13 @@ from .backbone import Backbone, build_backbone
 from .boxes.sampler import ProposalSampler, build_proposal_sampler
 from .build import META_ARCHITECTURES
 from .detection_model import DetectionModel
-from .exportable_parts import ExportablePart, child_part, head_parts
 from .postprocessing import Postprocess, build_postprocess
 from .preprocessing import Normalizer, build_normalizer
-from .roi_heads.mask_refinement import MaskRefinement, build_mask_refinement
 from .roi_heads.roi_heads import RoIHeads, build_roi_heads
 from .rpn.rpn import RPN, build_rpn
+
+if TYPE_CHECKING:
+    from .roi_heads.mask_refinement import MaskRefinement
 
 
 class GeneralizedRCNN(DetectionModel):
@@ -92,25 +97,25 @@ class GeneralizedRCNN(DetectionModel):
         assert proposals is not None
         return self.roi_heads.box.predict(features, proposals, images.sizes, self.static_shapes)
 
-    def exportable_parts(self) -> list[ExportablePart]:
-        rpn = [] if self.rpn is None else [child_part(self.rpn, "head", "rpn.head")]
-        return [*super().exportable_parts(), *rpn, *head_parts(self.roi_heads)]
-
 
 @META_ARCHITECTURES.register("GeneralizedRCNN")
 def build_generalized_rcnn(cfg: CfgNode) -> GeneralizedRCNN:
     """Build the two-stage detector of the config."""
     backbone = build_backbone(cfg)
     rpn = None if cfg.MODEL.LOAD_PROPOSALS else build_rpn(cfg, backbone)
-    roi_heads = build_roi_heads(cfg, backbone)
+    mask_refinement = None
+    if cfg.MODEL.MASK_ON and (cfg.TEST.BOX_FROM_MASK or cfg.TEST.MASK_CONFIDENCE):
+        from .roi_heads.mask_refinement import build_mask_refinement
+
+        mask_refinement = build_mask_refinement(cfg)
     return GeneralizedRCNN(
         build_normalizer(cfg),
         backbone,
         rpn,
         build_proposal_sampler(cfg),
-        roi_heads,
+        build_roi_heads(cfg, backbone),
         build_postprocess(cfg),
         num_classes=cfg.MODEL.ROI_BOX_HEAD.NUM_CLASSES,
         mask_threshold=cfg.MODEL.ROI_MASK_HEAD.POSTPROCESS_MASKS_THRESHOLD,
-        mask_refinement=build_mask_refinement(cfg),
+        mask_refinement=mask_refinement,
     )

@@ -24,7 +24,6 @@ from .boxes.losses import BoxLoss
 from .boxes.matcher import IGNORE, Matcher
 from .build import META_ARCHITECTURES
 from .detection_model import DetectionModel
-from .exportable_parts import ExportablePart, child_part
 from .layers.conv_block import conv_block, init_normal
 from .layers.norm import LevelBatchNorm, Norm, build_optional_norm
 from .postprocessing import Postprocess, build_suppression
@@ -173,9 +172,6 @@ class RetinaNet(DetectionModel):
         """Decode the highest-scoring anchors of each level."""
         levels = [self._decode(*level) for level in zip(*self._predict(features), strict=True)]
         return tree_map(lambda *fields: torch.cat(fields, dim=1), *levels)
-
-    def exportable_parts(self) -> list[ExportablePart]:
-        return [*super().exportable_parts(), child_part(self, "head", "head")]
 
     def _predict(self, features: list[Tensor]) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
         """Return for each level anchors [N_l, 4], logits [B, N_l, S] and deltas [B, N_l, 4]."""

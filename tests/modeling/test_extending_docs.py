@@ -22,7 +22,15 @@ PAGE = (Path(__file__).parents[2] / "docs" / "extending.md").read_text(encoding=
 # Module, registry and config key of each row of the table.
 ROWS = re.findall(r"\| `(detlite[\w.]*)\.([A-Z_]+)` \| .*?`([\w.*:]+)`", PAGE)
 # Registries through which the core finds the applications.
-INTERNAL = {"CONFIG_BUILDERS", "CONVERTERS", "ENGINES", "EXPORTERS", "FINDERS", "READERS", "SOURCES"}
+INTERNAL = {
+    "CONFIG_BUILDERS",
+    "CONVERTERS",
+    "ENGINES",
+    "EXPORTERS",
+    "FINDERS",
+    "READERS",
+    "SOURCES",
+}
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 
 

@@ -11,9 +11,9 @@ from tqdm import tqdm
 
 from detlite.apps.drawing.detections import draw_detections
 from detlite.config import ConfigError
-from detlite.config.errors import one_line
 from detlite.distributed import torchrun_rank
 from detlite.engine.run_lock import run_lock
+from detlite.errors import one_line
 from detlite.inference.predictor import Prediction, Predictor
 
 from .input_sources import expand_pages, list_images, output_stem

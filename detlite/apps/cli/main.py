@@ -71,7 +71,7 @@ def run_command(name: str, arguments: Sequence[str]) -> int:
         print(getattr(command, "INTERRUPTED", "interrupted"), file=sys.stderr)
         return INTERRUPTED
     except Exception as error:
-        from detlite.config.errors import one_line
+        from detlite.errors import one_line
 
         if not isinstance(error, _user_errors()):
             raise

@@ -27,6 +27,7 @@ from detlite.modeling.detection_model import DetectionModel
 from .exported_program import ProgramDetector, Run, export_program
 from .onnx import onnx_run, write_onnx
 from .openvino import openvino_parts, part_from_bytes, to_bytes
+from .parts import exportable_parts
 
 SUFFIXES = {"pt2": ".pt2", "aoti": ".pt2", "onnx": ".onnx", "openvino": ".openvino"}
 _METADATA_KEY = "detlite"
@@ -193,7 +194,7 @@ def _read_openvino(path: Path, opts: Sequence[Any]) -> tuple[CfgNode, DetectionM
     with open_stored_zip(path) as archive:
         cfg, model = _build(path, opts, archive.read(f"{_METADATA_KEY}.json").decode())
         results = json.loads(archive.read("parts.json"))
-        for part in model.requires_grad_(False).exportable_parts():
+        for part in exportable_parts(model.requires_grad_(False)):
             xml, weights = (archive.read(f"{part.name}.{kind}") for kind in ("xml", "bin"))
             part.replace(part_from_bytes(xml, weights, results[part.name]))
     return cfg, model

@@ -25,9 +25,9 @@ from detlite.apps.optional_packages import import_optional
 from detlite.config import ConfigError
 from detlite.inference.optimize import ENGINES
 from detlite.modeling.detection_model import DetectionModel
-from detlite.modeling.exportable_parts import ExportablePart
 
 from .exported_program import example_batch
+from .parts import ExportablePart, exportable_parts
 from .quantization import quantize_graphs, recording
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ def to_openvino(
     if model.device.type != "cpu":
         raise ConfigError(f"OpenVINO runs on the CPU, not on {model.device}: set MODEL.DEVICE cpu")
     copy = deepcopy(model).eval().requires_grad_(False)
-    parts = copy.exportable_parts()
+    parts = exportable_parts(copy)
     for part in parts:
         part.replace(part.module)
     examples: dict[str, tuple[Any, ...]] = {}

@@ -21,7 +21,8 @@ from torch.utils import _pytree as pytree
 from detlite.apps.optional_packages import import_optional
 from detlite.config import ConfigError
 from detlite.modeling.detection_model import DetectionModel
-from detlite.modeling.exportable_parts import ExportablePart
+
+from .parts import ExportablePart
 
 if TYPE_CHECKING:
     import openvino

@@ -25,8 +25,7 @@ from detlite.conventions import convention_of
 from detlite.conversion.checkpoint_source import StateDict
 from detlite.conversion.torchvision import TORCHVISION
 from detlite.modeling import build_model
-from detlite.modeling.backbone.build import build_resnet_options
-from detlite.modeling.backbone.resnet import DEPTHS
+from detlite.modeling.backbone.resnet import DEPTHS, build_resnet_options
 
 # Settings of torchvision's detectors; other values of these keys change detections.
 _REQUIRED: dict[str, Any] = {

@@ -5,7 +5,7 @@ from typing import Any
 
 from yacs.config import CfgNode
 
-from detlite.config.errors import ConfigError
+from detlite.errors import ConfigError
 
 
 def check_rules(cfg: CfgNode) -> None:

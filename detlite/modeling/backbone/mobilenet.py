@@ -1,8 +1,13 @@
 """MobileNetV3-Large (https://arxiv.org/abs/1905.02244) as in torchvision's detectors."""
 
 from torch import Tensor, nn
+from yacs.config import CfgNode
 
-from detlite.modeling.layers.norm import Norm, freeze_batch_norm
+from detlite.conventions import convention_of
+from detlite.modeling.layers.norm import Norm, build_optional_norm, freeze_batch_norm
+
+from .build import BACKBONES, Backbone, build_body_norm
+from .fpn import FPN
 
 # Index of the first layer of each part: the stem, the blocks of stride 2, the last convolution.
 _PARTS = (0, 2, 4, 7, 13, 16)
@@ -40,3 +45,16 @@ class MobileNetV3(nn.Sequential):
             if index in _PARTS[-2:]:
                 maps.append(x)
         return maps
+
+
+@BACKBONES.register("MobileNetV3-Large-FPN")
+def _build_mobilenet(cfg: CfgNode) -> Backbone:
+    """Build torchvision's pyramid of two levels of stride 32. RoIs use the first one."""
+    body = MobileNetV3(
+        build_body_norm(cfg),
+        cfg.MODEL.BACKBONE.FREEZE_CONV_BODY_AT,
+        convention_of(cfg).freeze_batch_statistics,
+    )
+    channels = cfg.MODEL.RESNETS.BACKBONE_OUT_CHANNELS or 256
+    neck = FPN(body.channels, channels, build_optional_norm(cfg, "FPN"), cfg.MODEL.FPN.USE_RELU)
+    return Backbone(body, neck, channels, strides=(32, 32, 64), pooled=1)

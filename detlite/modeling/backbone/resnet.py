@@ -3,15 +3,19 @@
 Shapes: B images, C channels, H x W pixels; stage k (2 to 5) has stride 2**k.
 """
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from torch import Tensor, nn
+from yacs.config import CfgNode
 
+from detlite.conventions import convention_of
 from detlite.modeling.layers.norm import Norm, freeze_batch_norm
 
 from .activation_checkpointing import maybe_checkpoint
-from .deform import DeformConv3x3
+from .build import BACKBONES, ENDINGS, Backbone, build_body_norm, build_with_neck
 
 # Blocks in stages res2, res3, res4, res5.
 DEPTHS = {
@@ -106,6 +110,8 @@ class Bottleneck(nn.Module):
         conv2 = _conv3x3(width, width, stride_3x3, dilation, options.groups)
         self.conv2: nn.Module = conv2
         if options.deformable[stage - 2]:
+            from .deform import DeformConv3x3
+
             self.conv2 = DeformConv3x3(conv2, options.modulated, options.offset_groups)
         self.norm2 = norm(width)
         self.conv3 = nn.Conv2d(width, out_channels, 1, bias=False)
@@ -181,8 +187,8 @@ def init_convs(module: nn.Module) -> None:
         if isinstance(layer, nn.Conv2d):
             nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
     for layer in module.modules():
-        if isinstance(layer, DeformConv3x3):
-            layer.reset_offsets()
+        if reset_offsets := getattr(layer, "reset_offsets", None):
+            reset_offsets()
 
 
 def _conv3x3(
@@ -197,3 +203,43 @@ def _downsample(in_channels: int, out_channels: int, norm: Norm, stride: int) ->
     return nn.Sequential(
         nn.Conv2d(in_channels, out_channels, 1, stride=stride, bias=False), norm(out_channels)
     )
+
+
+def build_resnet_options(cfg: CfgNode) -> ResNetOptions:
+    """Build the ResNet options of CONV_BODY (R-<depth>-...) and MODEL.RESNETS."""
+    name = cfg.MODEL.BACKBONE.CONV_BODY
+    match = re.match(r"R-(\d+)-", name)
+    if not match or int(match[1]) not in DEPTHS:
+        raise ValueError(
+            f"MODEL.BACKBONE.CONV_BODY {name} does not name a ResNet of depth {sorted(DEPTHS)}"
+        )
+    resnets, depth = cfg.MODEL.RESNETS, int(match[1])
+    return ResNetOptions(
+        depth=depth,
+        norm=build_body_norm(cfg),
+        stem_channels=resnets.STEM_OUT_CHANNELS,
+        res2_channels=resnets.RES2_OUT_CHANNELS or (64 if depth < 50 else 256),
+        groups=resnets.NUM_GROUPS,
+        width_per_group=resnets.WIDTH_PER_GROUP,
+        stride_in_1x1=resnets.STRIDE_IN_1X1,
+        deformable=resnets.STAGE_WITH_DCN,
+        modulated=resnets.WITH_MODULATED_DCN,
+        offset_groups=resnets.DEFORMABLE_GROUPS,
+        freeze_norm=convention_of(cfg).freeze_batch_statistics,
+    )
+
+
+def _build_resnet(cfg: CfgNode, ending: str) -> Backbone:
+    options, stages = build_resnet_options(cfg), ENDINGS[ending]
+    dilation = cfg.MODEL.RESNETS.RES5_DILATION if ending == "C5" else 1
+    node = cfg.MODEL.BACKBONE
+    bottom_up = ResNet(
+        options, stages, node.FREEZE_CONV_BODY_AT, dilation, node.CHECKPOINT_ACTIVATIONS
+    )
+    channels = [options.channels(stage) for stage in stages]
+    return build_with_neck(cfg, bottom_up, channels, ending, dilation)
+
+
+for _depth in DEPTHS:
+    for _ending in ENDINGS:
+        BACKBONES.register(f"R-{_depth}-{_ending}")(partial(_build_resnet, ending=_ending))

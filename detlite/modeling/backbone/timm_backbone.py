@@ -1,20 +1,18 @@
 """Backbones from timm (https://github.com/huggingface/pytorch-image-models)."""
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    FakeTensorMode,
-)
-from torch.func import functional_call
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+from yacs.config import CfgNode
 
+from detlite.modeling.fake_tensors import call_with_fake_tensors
 from detlite.modeling.layers.conv import PaddedConv2d
 from detlite.modeling.layers.norm import freeze_batch_norm, uses_batch_statistics
 
+from .build import BACKBONES, ENDINGS, Backbone, build_with_neck
 from .efficientnet_lite import SCALES, EfficientNetLite
 from .windows import pad_to_multiple
 
@@ -113,17 +111,6 @@ class TimmBackbone(nn.Module):
         )
 
 
-def call_with_fake_tensors(module: nn.Module, height: int, width: int) -> Any:
-    """Call a module on fake images [2, C, height, width]: shapes are computed, values are not."""
-    state = [*module.named_parameters(), *module.named_buffers()]
-    dtype = next(module.parameters()).dtype
-    with torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True), torch.device("cpu"):
-        fake_state = {name: torch.empty(x.shape, dtype=x.dtype) for name, x in state}
-        channels = getattr(module, "in_channels", 3)
-        images = torch.empty(2, channels, height, width, dtype=dtype)
-        return functional_call(module, fake_state, images)
-
-
 def create_timm_model(name: str, drop_path: float) -> Any:
     """Create a classifier of timm without its last layer, for images of any size if possible."""
     try:
@@ -217,3 +204,29 @@ def _checkpoint(net: Any, name: str) -> None:
         raise ValueError(
             f"{key}: timm's {name} has no activation checkpointing: set it to False"
         ) from error
+
+
+@BACKBONES.register("timm")
+def _build_timm(cfg: CfgNode) -> Backbone:
+    name = cfg.MODEL.BACKBONE.CONV_BODY
+    match = re.fullmatch(r"timm/(.+)-(C4|C5|FPN|FPN-RETINANET|SFP)", name)
+    if not match:
+        raise ValueError(
+            f"MODEL.BACKBONE.CONV_BODY is {name!r}, but a backbone of timm is named "
+            "timm/<model>-FPN, -FPN-RETINANET, -C4, -C5 or, for a plain vision transformer, -SFP"
+        )
+    if match[2] == "SFP":
+        from .timm_vit import build_timm_vit
+
+        return build_timm_vit(cfg, match[1])
+    strides = [2**stage for stage in ENDINGS[match[2]]]
+    node = cfg.MODEL.BACKBONE
+    bottom_up = TimmBackbone(
+        match[1],
+        strides,
+        node.FREEZE_CONV_BODY_AT,
+        cfg.MODEL.TIMM.FROZEN_NORM,
+        node.CHECKPOINT_ACTIVATIONS,
+        cfg.MODEL.VIT.DROP_PATH,
+    )
+    return build_with_neck(cfg, bottom_up, bottom_up.channels, match[2])

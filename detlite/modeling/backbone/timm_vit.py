@@ -12,10 +12,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from yacs.config import CfgNode
 
 from .activation_checkpointing import maybe_checkpoint
+from .build import Backbone
+from .simple_pyramid import build_with_simple_pyramid
 from .timm_backbone import create_timm_model
-from .vit import PATCH, ViTOptions, freeze_layers
+from .vit import PATCH, ViTOptions, build_vit_options, freeze_layers
 from .windows import from_windows, pad_to_multiple, to_windows, window_counts
 
 
@@ -163,3 +166,9 @@ def _check_plain(net: Any, name: str) -> None:
             f"MODEL.BACKBONE.CONV_BODY: timm's {name} has patches of {side} pixels, but -SFP "
             f"needs patches of {PATCH}: use a patch{PATCH} model"
         )
+
+
+def build_timm_vit(cfg: CfgNode, name: str) -> Backbone:
+    """Build the backbone of timm's plain transformer `name` with ViTDet's pyramid."""
+    body = TimmViT(name, build_vit_options(cfg))
+    return build_with_simple_pyramid(cfg, body, body.channels)

@@ -8,12 +8,16 @@ channels, h heads of D channels.
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from yacs.config import CfgNode
 
 from .activation_checkpointing import maybe_checkpoint
+from .build import BACKBONES, Backbone
+from .simple_pyramid import build_with_simple_pyramid
 from .windows import from_windows, global_blocks, pad_to_multiple, to_windows
 
 PATCH = 16  # pixels
@@ -202,3 +206,23 @@ class ViT(nn.Module):
         for block in self.blocks:
             x = maybe_checkpoint(block, x, self.options.checkpoint_activations, random=True)
         return [x.permute(0, 3, 1, 2)]
+
+
+def build_vit_options(cfg: CfgNode) -> ViTOptions:
+    """Build the options of MODEL.VIT."""
+    return ViTOptions(
+        window=cfg.MODEL.VIT.WINDOW,
+        global_blocks=cfg.MODEL.VIT.GLOBAL_BLOCKS,
+        drop_path=cfg.MODEL.VIT.DROP_PATH,
+        freeze_at=cfg.MODEL.BACKBONE.FREEZE_CONV_BODY_AT,
+        checkpoint_activations=cfg.MODEL.BACKBONE.CHECKPOINT_ACTIVATIONS,
+    )
+
+
+def _build_vit(cfg: CfgNode, size: str) -> Backbone:
+    body = ViT(*SIZES[size], cfg.MODEL.VIT.IMAGE_SIZE, build_vit_options(cfg))
+    return build_with_simple_pyramid(cfg, body, body.channels)
+
+
+for _size in SIZES:
+    BACKBONES.register(f"ViT-{_size}-SFP")(partial(_build_vit, size=_size))

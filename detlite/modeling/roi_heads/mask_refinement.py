@@ -84,10 +84,7 @@ def mean_foreground(probs: Tensor, threshold: float) -> Tensor:
     return torch.where(count > 0, mean, probs.amax(dim=1))
 
 
-def build_mask_refinement(cfg: CfgNode) -> MaskRefinement | None:
-    """Build the refinement of TEST.BOX_FROM_MASK and MASK_CONFIDENCE; None if there is none."""
-    test = cfg.TEST
-    if not cfg.MODEL.MASK_ON or not (test.BOX_FROM_MASK or test.MASK_CONFIDENCE):
-        return None
-    threshold = cfg.MODEL.ROI_MASK_HEAD.POSTPROCESS_MASKS_THRESHOLD
+def build_mask_refinement(cfg: CfgNode) -> MaskRefinement:
+    """Build the refinement of TEST.BOX_FROM_MASK and TEST.MASK_CONFIDENCE."""
+    test, threshold = cfg.TEST, cfg.MODEL.ROI_MASK_HEAD.POSTPROCESS_MASKS_THRESHOLD
     return MaskRefinement(test.BOX_FROM_MASK, test.MASK_CONFIDENCE, threshold, convention_of(cfg))

@@ -1,7 +1,7 @@
 """Parts of a model that other engines can run, and how to replace them with an engine.
 
-Inputs and outputs of a part are tensors, and no shape depends on a value. Each model lists its
-parts in `DetectionModel.exportable_parts`. Shapes: B images, R RoIs, S x S pooled.
+Inputs and outputs of a part are tensors, and no shape depends on a value. Shapes: B images, R RoIs,
+S x S pooled.
 """
 
 from collections.abc import Callable
@@ -12,8 +12,8 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .backbone.fpn import FPN
-from .roi_heads.extractors import Extractor
+from detlite.modeling.backbone.fpn import FPN
+from detlite.modeling.roi_heads.extractors import Extractor
 
 
 @dataclass(frozen=True)
@@ -31,16 +31,28 @@ class ExportablePart:
         return (0,) if self.per_roi else (0, 2, 3)
 
 
-def child_part(owner: nn.Module, child: str, name: str, per_roi: bool = False) -> ExportablePart:
+def exportable_parts(model: Any) -> list[ExportablePart]:
+    """Return the parts of a model that other engines can run, in the order of their calls."""
+    parts = [_backbone_part(model)]
+    if isinstance(getattr(model, "head", None), nn.Module):  # RetinaNet
+        parts.append(_child_part(model, "head", "head"))
+    if getattr(model, "rpn", None) is not None:
+        parts.append(_child_part(model.rpn, "head", "rpn.head"))
+    if hasattr(model, "roi_heads"):
+        parts += _head_parts(model.roi_heads)
+    return parts
+
+
+def _child_part(owner: nn.Module, child: str, name: str, per_roi: bool = False) -> ExportablePart:
     """Return the child module `owner.<child>` as a part."""
     return ExportablePart(name, getattr(owner, child), partial(setattr, owner, child), per_roi)
 
 
-def backbone_part(model: Any) -> ExportablePart:
+def _backbone_part(model: Any) -> ExportablePart:
     """Return the backbone of a model as a part."""
     neck = getattr(model.backbone, "neck", None)
     if not isinstance(neck, FPN) or neck.top is not None:
-        return child_part(model, "backbone", "backbone")
+        return _child_part(model, "backbone", "backbone")
 
     def replace(module: nn.Module) -> None:
         model.backbone = _PooledTop(module)
@@ -48,7 +60,7 @@ def backbone_part(model: Any) -> ExportablePart:
     return ExportablePart("backbone.dense", _AllButLast(model.backbone), replace)
 
 
-def head_parts(heads: Any) -> list[ExportablePart]:
+def _head_parts(heads: Any) -> list[ExportablePart]:
     """Return the parts of all heads inside `RoIHeads`, in the order of their calls.
 
     Extractor and predictor are one part, unless the features of the box head have another use.
@@ -62,7 +74,7 @@ def head_parts(heads: Any) -> list[ExportablePart]:
 
 def _parts_of_head(head: Any, name: str, separate: bool) -> list[ExportablePart]:
     extractor = head.feature_extractor
-    predictor = child_part(head, "predictor", f"{name}.predictor", per_roi=True)
+    predictor = _child_part(head, "predictor", f"{name}.predictor", per_roi=True)
     if extractor is None:
         return [predictor]
 

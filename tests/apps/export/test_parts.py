@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from detlite.apps.export.parts import exportable_parts
 from detlite.modeling.build import build_model
 from tests.modeling.family import assert_same_detections, family_batch, family_config
 
@@ -40,7 +41,7 @@ def test_replaced_parts_compute_the_same(name, tiny_config):
     images, _, proposals = family_batch(model)
     expected = model.predict(images, proposals)
     model = copy.deepcopy(model)
-    parts = model.exportable_parts()
+    parts = exportable_parts(model)
     assert [part.name for part in parts] == NAMES[name]
     counters = {part.name: Counter(part.module) for part in parts}
     for part in parts:
@@ -54,14 +55,14 @@ def test_replaced_parts_compute_the_same(name, tiny_config):
 
 def test_several_mask_heads(tiny_config):
     model = build_model(tiny_config("MODEL.ROI_MASK_HEAD.NUM_HEADS", 2))
-    names = [part.name for part in model.exportable_parts()]
+    names = [part.name for part in exportable_parts(model)]
     assert names[-2:] == ["roi_heads.mask.predictor", "roi_heads.mask.more.0.predictor"]
 
 
 def test_own_predictors_may_have_a_child_with_that_name(tiny_config):
     model = build_model(tiny_config()).eval()
-    names = [part.name for part in model.exportable_parts()]
+    names = [part.name for part in exportable_parts(model)]
     own = nn.Sequential()
     own.add_module("predictor", model.roi_heads.mask.predictor)
     model.roi_heads.mask.predictor = own
-    assert [part.name for part in model.exportable_parts()] == names
+    assert [part.name for part in exportable_parts(model)] == names
