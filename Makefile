@@ -11,6 +11,7 @@
 #   kernels run on the CPU
 # make soak SOAK_MINUTES=60: interrupt training runs at random and compare their results
 # make fuzz MINUTES=60: read almost valid files of every format
+# make budget: print how much code there is to read, with the limits
 #
 # Other versions: make test VENV=.venv-oldest PYTHON=python3.10 TORCH="torch==2.11.* torchvision"
 PYTHON ?= python3
@@ -22,7 +23,7 @@ INSTALLED := $(VENV)/.installed
 DEMO := output/demo
 KERNELS := setup.py $(shell find csrc -type f)
 
-.PHONY: install demo test test-all wheel docs soak fuzz cuda sanitize lint format clean
+.PHONY: install demo test test-all wheel docs soak fuzz cuda sanitize budget lint format clean
 
 install: $(INSTALLED)
 
@@ -51,6 +52,9 @@ TESTS ?=
 PROCESSES ?= logical
 PYTEST = OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses=$(PROCESSES) --maxprocesses=4 \
   --dist=loadfile
+
+budget: $(INSTALLED)
+	@$(BIN)/python tools/budget.py
 
 test: $(INSTALLED)
 	$(PYTEST) -m "not slow" $(TESTS)
