@@ -28,6 +28,7 @@ OPTIONS = {
 # Removed values of keys, in lower case, and their records.
 VALUES = {
     ("SOLVER.OPTIMIZER", "muon"): _SETTINGS,
+    ("TEST.NMS.METHOD", "fusion"): "benchmarks/results/models/test_time_options.md",
 }
 
 

@@ -10,14 +10,18 @@ from typing import Any
 
 import numpy as np
 from pycocotools.coco import COCO
+from yacs.config import CfgNode
 
+from detlite.data import CocoDataset
 from detlite.data.datasets.cityscapes import CATEGORIES, EVALUATED
 from detlite.data.datasets.coco_masks import rle_problem
+from detlite.data.datasets.ground_truth import build_coco_gt
 from detlite.files.errors import DataError
 from detlite.structures.masks.rle import EncodedMasks
 
+from .evaluators import EVALUATORS, Evaluator
 from .ground_truth import check_results, read_ground_truth
-from .metrics import mean_or_none
+from .metrics import Metrics, mean_or_none
 from .overlaps import build_pairing, count_intersections, mask_intersections
 from .results import Results
 
@@ -160,3 +164,16 @@ def area_under_curve(
     precision, recall = hits / (hits + errors), hits / positives
     recall, precision = np.append(0.0, recall), np.append(1.0, precision)
     return float(np.diff(recall) @ (precision[1:] + precision[:-1]) / 2)
+
+
+@EVALUATORS.register("cityscapes")
+class CityscapesEvaluator(Evaluator):
+    """Cityscapes AP of masks: "cityscapes"."""
+
+    kind = "segm"
+
+    def check(self, cfg: CfgNode, dataset: CocoDataset) -> None:
+        check_void(build_coco_gt(dataset, annotations=False))
+
+    def evaluate(self, cfg: CfgNode, dataset: CocoDataset, results: Results) -> Metrics:
+        return {"cityscapes": evaluate_cityscapes(build_coco_gt(dataset), results)}

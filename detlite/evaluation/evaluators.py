@@ -8,16 +8,11 @@ from yacs.config import CfgNode
 from detlite.config import ConfigError
 from detlite.data import CocoDataset
 from detlite.data.datasets.ground_truth import build_coco_gt
-from detlite.data.transforms.tiles import tile_windows
 from detlite.registry import Registry
 
-from .cityscapes import check_void, evaluate_cityscapes
 from .coco import evaluate_coco
-from .lvis import check_lvis, evaluate_lvis
 from .metrics import Metrics
-from .proposals import evaluate_proposals
 from .results import Results
-from .voc import evaluate_voc
 
 
 class Evaluator(ABC):
@@ -42,7 +37,15 @@ class Evaluator(ABC):
         """
 
 
-EVALUATORS: Registry[type[Evaluator]] = Registry("evaluator")
+EVALUATORS: Registry[type[Evaluator]] = Registry(
+    "evaluator",
+    on_demand={
+        "lvis": "detlite.evaluation.lvis",
+        "voc": "detlite.evaluation.voc",
+        "cityscapes": "detlite.evaluation.cityscapes",
+        "proposals": "detlite.evaluation.proposals",
+    },
+)
 # Evaluators of datasets without `evaluators` in their catalog entry; COCO's for other types.
 _BY_DATASET_TYPE = {
     "lvis": ("lvis",),
@@ -114,51 +117,8 @@ def max_detections(cfg: CfgNode, dataset: CocoDataset) -> int:
     limit: int = cfg.MODEL.ROI_HEADS.DETECTIONS_PER_IMG
     if not cfg.TEST.TILE:
         return limit
+    from detlite.data.transforms.tiles import tile_windows  # only few datasets need tiles
+
     tiling = cfg.TEST.TILE, cfg.TEST.TILE_OVERLAP
     tiles = max((len(tile_windows(size, *tiling)) for size in set(dataset.sizes)), default=1)
     return limit * (tiles + 1) if tiles > 1 else limit  # an image of one tile is not cut
-
-
-@EVALUATORS.register("lvis")
-class LvisEvaluator(Evaluator):
-    """LVIS AP of boxes and masks: "bbox", "segm"."""
-
-    kind = "bbox"
-
-    def check(self, cfg: CfgNode, dataset: CocoDataset) -> None:
-        check_lvis(build_coco_gt(dataset, annotations=False))
-
-    def evaluate(self, cfg: CfgNode, dataset: CocoDataset, results: Results) -> Metrics:
-        kinds = [kind for kind in predicted_kinds(cfg) if kind != "keypoints"]
-        return evaluate_lvis(build_coco_gt(dataset), results, kinds)
-
-
-@EVALUATORS.register("voc")
-class VocEvaluator(Evaluator):
-    """PASCAL VOC AP of boxes: "voc"."""
-
-    kind = "bbox"
-
-    def evaluate(self, cfg: CfgNode, dataset: CocoDataset, results: Results) -> Metrics:
-        return {"voc": evaluate_voc(build_coco_gt(dataset), results)}
-
-
-@EVALUATORS.register("cityscapes")
-class CityscapesEvaluator(Evaluator):
-    """Cityscapes AP of masks: "cityscapes"."""
-
-    kind = "segm"
-
-    def check(self, cfg: CfgNode, dataset: CocoDataset) -> None:
-        check_void(build_coco_gt(dataset, annotations=False))
-
-    def evaluate(self, cfg: CfgNode, dataset: CocoDataset, results: Results) -> Metrics:
-        return {"cityscapes": evaluate_cityscapes(build_coco_gt(dataset), results)}
-
-
-@EVALUATORS.register("proposals")
-class ProposalEvaluator(Evaluator):
-    """Average recall of class-agnostic boxes: "box_proposal"."""
-
-    def evaluate(self, cfg: CfgNode, dataset: CocoDataset, results: Results) -> Metrics:
-        return {"box_proposal": evaluate_proposals(build_coco_gt(dataset), results)}

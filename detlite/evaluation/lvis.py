@@ -9,9 +9,13 @@ from dataclasses import replace
 
 import numpy as np
 from pycocotools.coco import COCO
+from yacs.config import CfgNode
 
+from detlite.data import CocoDataset
+from detlite.data.datasets.ground_truth import build_coco_gt
 from detlite.files.errors import DataError
 
+from .evaluators import EVALUATORS, Evaluator, predicted_kinds
 from .ground_truth import GroundTruthArrays, check_results, read_ground_truth
 from .matching import AREA_RANGES, accumulate, match
 from .metrics import Metrics
@@ -103,3 +107,17 @@ def _best_of_each_image(results: Results, iou_type: str) -> np.ndarray:
     images = results.image_ids[order]
     ranks = np.arange(len(order)) - np.searchsorted(images, images)
     return np.sort(order[ranks < MAX_DETS])
+
+
+@EVALUATORS.register("lvis")
+class LvisEvaluator(Evaluator):
+    """LVIS AP of boxes and masks: "bbox", "segm"."""
+
+    kind = "bbox"
+
+    def check(self, cfg: CfgNode, dataset: CocoDataset) -> None:
+        check_lvis(build_coco_gt(dataset, annotations=False))
+
+    def evaluate(self, cfg: CfgNode, dataset: CocoDataset, results: Results) -> Metrics:
+        kinds = [kind for kind in predicted_kinds(cfg) if kind != "keypoints"]
+        return evaluate_lvis(build_coco_gt(dataset), results, kinds)

@@ -7,11 +7,16 @@ nearly the same numbers but needs hours for 1000 boxes per image.
 import numpy as np
 import torch
 from pycocotools.coco import COCO
+from yacs.config import CfgNode
 
 from detlite import ops
+from detlite.data import CocoDataset
+from detlite.data.datasets.ground_truth import build_coco_gt
 from detlite.files.errors import DataError
 
+from .evaluators import EVALUATORS, Evaluator
 from .matching import AREA_RANGES, IOU_THRESHOLDS
+from .metrics import Metrics
 from .results import Results
 
 _LIMITS = (100, 1000)  # numbers of highest-scoring boxes per image
@@ -68,3 +73,11 @@ def _assign_greedily(table: np.ndarray) -> np.ndarray:
         ious[g] = table[g, p]
         table[g, :] = table[:, p] = -1
     return ious
+
+
+@EVALUATORS.register("proposals")
+class ProposalEvaluator(Evaluator):
+    """Average recall of class-agnostic boxes: "box_proposal"."""
+
+    def evaluate(self, cfg: CfgNode, dataset: CocoDataset, results: Results) -> Metrics:
+        return {"box_proposal": evaluate_proposals(build_coco_gt(dataset), results)}

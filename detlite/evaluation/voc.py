@@ -5,9 +5,14 @@ from typing import Any
 
 import numpy as np
 from pycocotools.coco import COCO
+from yacs.config import CfgNode
 
+from detlite.data import CocoDataset
+from detlite.data.datasets.ground_truth import build_coco_gt
+
+from .evaluators import EVALUATORS, Evaluator
 from .ground_truth import GroundTruthArrays, check_results, read_ground_truth
-from .metrics import mean_or_none
+from .metrics import Metrics, mean_or_none
 from .overlaps import Pairing, build_pairing, region_overlaps
 from .results import Results
 
@@ -89,3 +94,13 @@ def eleven_point_mean(recall: np.ndarray, precision: np.ndarray) -> float:
     # Recall is compared in rounded tenths, so that 3 of 10 objects reach 0.3.
     reached = [precision[np.round(recall * 10, 9) >= tenth] for tenth in range(11)]
     return float(np.mean([values.max(initial=0.0) for values in reached]))
+
+
+@EVALUATORS.register("voc")
+class VocEvaluator(Evaluator):
+    """PASCAL VOC AP of boxes: "voc"."""
+
+    kind = "bbox"
+
+    def evaluate(self, cfg: CfgNode, dataset: CocoDataset, results: Results) -> Metrics:
+        return {"voc": evaluate_voc(build_coco_gt(dataset), results)}

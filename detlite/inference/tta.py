@@ -11,7 +11,6 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
-from yacs.config import CfgNode
 
 from detlite.config import ConfigError
 from detlite.data.transforms.resize import resize_shortest
@@ -102,18 +101,3 @@ class AugmentedDetector(ImageDetector):
                     value = value[:, self.flip_order] if name == "keypoint_logits" else value
                 mean[name] = mean.get(name, 0) + value / len(self.views)
         return self.model.roi_heads.with_map_outputs(detections, packing, mean)
-
-
-def build_views(cfg: CfgNode) -> list[View]:
-    """Build the views of TEST.BBOX_AUG, the one without augmentation first; none if it is off."""
-    augmentation = cfg.TEST.BBOX_AUG
-    if not augmentation.ENABLED:
-        return []
-    sizes = [(cfg.INPUT.MIN_SIZE_TEST, cfg.INPUT.MAX_SIZE_TEST, augmentation.H_FLIP)]
-    for scale in augmentation.SCALES:
-        sizes.append((scale, augmentation.MAX_SIZE, augmentation.SCALE_H_FLIP))
-    return [
-        View(min_size, max_size, flip)
-        for min_size, max_size, both in sizes
-        for flip in ((False, True) if both else (False,))
-    ]

@@ -15,7 +15,6 @@ from torch.export import Dim, ExportedProgram
 from torch.nn import functional as F
 
 from detlite.checkpoint.errors import CheckpointError
-from detlite.config import ConfigError
 from detlite.inference.build import model_score_thresh
 from detlite.modeling.detection_model import DetectionModel
 from detlite.structures.instances import Detections, Images, Proposals
@@ -140,10 +139,8 @@ def export_program(model: DetectionModel) -> ExportedProgram:
 
     The number of images is dynamic. Height and width may be any multiples of 32 that are at least
     `Backbone.min_image_side`, and the number of proposals must be at least the maximum number of
-    detections. Raises ConfigError for box fusion, which runs outside of the graph.
+    detections.
     """
-    if model.postprocess.suppression.method == "fusion":
-        raise ConfigError("TEST.NMS.METHOD fusion cannot be exported: set it to nms or voting")
     model = deepcopy(model).eval().requires_grad_(False)
     model.static_shapes = True
     images, proposals = example_batch(model)

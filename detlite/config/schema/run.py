@@ -140,16 +140,15 @@ _BBOX_AUG = {
     Key("SCALE_H_FLIP", False): "also add flipped views of SCALES",
 }
 _NMS = {
-    Key("METHOD", "nms", one_of("nms", "soft-linear", "soft-gaussian", "voting", "fusion")): (
+    Key("METHOD", "nms", one_of("nms", "soft-linear", "soft-gaussian", "voting")): (
         "method for overlapping detections of a category. nms: keep the one with the highest "
         "score. soft-linear, soft-gaussian: reduce the scores of the others (soft-NMS). voting: "
-        "keep the one with the highest score, moved to the weighted mean of its neighbors. fusion: "
-        "replace all by their weighted mean (weighted boxes fusion)"
+        "keep the one with the highest score, moved to the weighted mean of its neighbors"
     ),
     Key("SIGMA", 0.5, positive): "soft-gaussian: multiply scores by exp(-IoU^2 / SIGMA)",
     Key("CLASS_AGNOSTIC", False): "also suppress overlapping boxes of different categories",
     Key("VOTE_THRESH", 0.8, fraction): "voting: minimum IoU of a neighbor",
-    Key("MIN_SCORE", 0.001, fraction): "soft-* and fusion: drop lower final scores",
+    Key("MIN_SCORE", 0.001, fraction): "soft-*: drop lower final scores",
 }
 
 SECTIONS = {

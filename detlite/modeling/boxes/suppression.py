@@ -1,11 +1,10 @@
-"""Suppress overlapping boxes: NMS, soft-NMS, box voting and weighted boxes fusion.
+"""Suppress overlapping boxes: NMS, soft-NMS and box voting.
 
-Shapes: B images, N predicted boxes and D detections per image, padded; G groups of boxes.
+Shapes: B images, N predicted boxes and D detections per image, padded.
 """
 
 from dataclasses import dataclass, replace
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,16 +21,14 @@ class Suppression:
     The method "nms" keeps the highest-scoring box. "soft-linear" and "soft-gaussian" lower the
     scores of the others instead (soft-NMS, https://arxiv.org/abs/1704.04503). "voting" is "nms",
     and then moves each box to the mean of its neighbors, weighted by score
-    (https://arxiv.org/abs/1505.01749, section 4). "fusion" replaces each group of boxes by that
-    mean and their mean score (weighted boxes fusion, https://arxiv.org/abs/1910.13302): a box found
-    in only some views has a lower score.
+    (https://arxiv.org/abs/1505.01749, section 4).
     """
 
     iou_thresh: float  # IoU above which two boxes show the same object
     method: str = "nms"
     sigma: float = 0.5  # "soft-gaussian" multiplies a score by exp(-IoU^2 / sigma)
     vote_iou: float = 0.8  # lowest IoU of a neighbor in "voting"
-    min_score: float = 0.001  # methods that change scores drop boxes that do not exceed it
+    min_score: float = 0.001  # soft-NMS drops boxes that do not exceed it
     class_agnostic: bool = False  # boxes of different labels suppress each other too
     views_iou_thresh: float | None = None  # replaces `iou_thresh` for boxes of several views
 
@@ -53,9 +50,7 @@ def suppress(
     limit = min(limit, predicted.valid.shape[1])
     labels = predicted.labels
     groups = torch.zeros_like(labels) if settings.class_agnostic else labels
-    if settings.method == "fusion":
-        index, changes = _weighted_boxes_fusion(predicted, groups, settings, limit, views)
-    elif settings.method.startswith("soft"):
+    if settings.method.startswith("soft"):
         index, changes = _soft_nms(predicted, groups, settings, limit)
     else:
         boxes, scores = predicted.boxes, predicted.scores
@@ -108,63 +103,3 @@ def _vote(predicted: PredictedBoxes, groups: Tensor, index: Tensor, vote_iou: fl
     sums = torch.where(near[..., None], moments, 0).sum(dim=2)
     total = weights.sum(dim=2)[..., None]
     return torch.where(total > 0, sums / total, boxes)
-
-
-def _weighted_boxes_fusion(
-    predicted: PredictedBoxes, labels: Tensor, settings: Suppression, limit: int, views: int
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """Fuse the boxes of each image on the CPU. Returns the same as `_soft_nms`.
-
-    A group has the label of its highest-scoring box, which is selected.
-    """
-    index = torch.zeros_like(labels[:, :limit])
-    fields = ("boxes", "scores", "valid")
-    fused = {name: torch.zeros_like(getattr(predicted, name)[:, :limit]) for name in fields}
-    for image, valid in enumerate(predicted.valid):
-        boxes, scores = predicted.boxes[image][valid], predicted.scores[image][valid]
-        boxes, scores, first = _fuse_image(
-            boxes, scores, labels[image][valid], settings.iou_thresh, views
-        )
-        count = min(limit, int((scores > settings.min_score).sum()))
-        index[image, :count] = valid.nonzero()[:, 0][first[:count]]
-        fused["boxes"][image, :count] = boxes[:count]
-        fused["scores"][image, :count] = scores[:count]
-        fused["valid"][image, :count] = True
-    return index, fused
-
-
-def _fuse_image(
-    boxes: Tensor, scores: Tensor, labels: Tensor, iou_thresh: float, views: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the groups of an image: boxes [G, 4], scores [G] in decreasing order, and the index
-    [G] of the highest-scoring box of each."""
-    order = scores.argsort(descending=True, stable=True)
-    # Each box joins the group whose mean it overlaps most. The steps are so small that numpy takes
-    # a fraction of torch's time.
-    columns = (t[order].cpu().double().numpy() for t in (boxes, scores, labels))
-    means, areas = np.zeros((len(order), 4)), np.zeros(len(order))
-    weights, sizes, group_labels, first = (np.zeros(len(order)) for _ in range(4))
-    groups = 0
-    for rank, (box, score, label) in enumerate(zip(*columns, strict=True)):
-        low = np.maximum(box[:2], means[:groups, :2])
-        intersection = (np.minimum(box[2:], means[:groups, 2:]) - low).clip(0).prod(axis=1)
-        union = areas[:groups] + (box[2:] - box[:2]).prod() - intersection
-        overlap = intersection / np.maximum(union, 1e-300)  # boxes may be empty
-        overlap[group_labels[:groups] != label] = 0
-        best = int(overlap.argmax()) if groups else 0
-        group = best if groups and overlap[best] > iou_thresh else groups
-        if group == groups:
-            first[group] = rank
-            groups += 1
-        weights[group] += score
-        sizes[group] += 1
-        means[group] += (box - means[group]) * (score / weights[group])
-        areas[group] = (means[group, 2:] - means[group, :2]).prod()
-        group_labels[group] = label
-    fused = weights / sizes.clip(1) * sizes.clip(max=views) / views
-    by_score = torch.from_numpy(fused[:groups]).argsort(descending=True, stable=True)
-
-    def to_tensor(column: np.ndarray, like: Tensor) -> Tensor:
-        return torch.from_numpy(column[:groups])[by_score].to(like)
-
-    return to_tensor(means, boxes), to_tensor(fused, scores), order[to_tensor(first, order)]

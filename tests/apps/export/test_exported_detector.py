@@ -237,11 +237,6 @@ def test_keypoints_cannot_be_exported_to_onnx(tiny_config, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_box_fusion_cannot_be_exported(tiny_config):
-    with pytest.raises(ConfigError, match=r"TEST\.NMS\.METHOD fusion cannot be exported"):
-        export_program(build_model(tiny_config("TEST.NMS.METHOD", "fusion")))
-
-
 def test_wrong_suffix(tiny_config, tmp_path):
     cfg, model = build(tiny_config())
     with pytest.raises(ConfigError, match=r"the format pt2 must end in \.pt2"):

@@ -10,7 +10,7 @@ from detlite.modeling.build import build_model
 from detlite.modeling.postprocessing import build_suppression
 from detlite.structures.instances import Detections, PredictedBoxes
 
-METHODS = ["nms", "soft-linear", "soft-gaussian", "voting", "fusion"]
+METHODS = ["nms", "soft-linear", "soft-gaussian", "voting"]
 Box = tuple[float, int, list[float]]  # score, label, xyxy
 
 
@@ -43,24 +43,12 @@ def mean(boxes: list[Box]) -> list[float]:
     return [sum(score * box[side] for score, _, box in boxes) / total for side in range(4)]
 
 
-def reference(boxes: list[Box], rule: Suppression, limit: int = 1000, views: int = 1) -> list[Box]:
+def reference(boxes: list[Box], rule: Suppression, limit: int = 1000) -> list[Box]:
     """Suppress box by box."""
     thresh = rule.iou_thresh
     result: list[Box] = []
     for target_label in {label for _, label, _ in boxes}:
         own = sorted((b for b in boxes if b[1] == target_label), reverse=True)
-        if rule.method == "fusion":
-            groups: list[list[Box]] = []
-            for box in own:
-                overlaps = [iou(box[2], mean(group)) for group in groups]
-                if overlaps and max(overlaps) > thresh:
-                    groups[overlaps.index(max(overlaps))].append(box)
-                else:
-                    groups.append([box])
-            for group in groups:
-                score = sum(score for score, _, _ in group) / len(group)
-                result.append((score * min(len(group), views) / views, target_label, mean(group)))
-            continue
         left = own
         while left:
             best, *left = sorted(left, reverse=True)
@@ -83,7 +71,7 @@ def reference(boxes: list[Box], rule: Suppression, limit: int = 1000, views: int
                 left = lowered
             else:
                 left = [box for box in left if iou(box[2], best[2]) <= thresh]
-    if rule.method.startswith("soft") or rule.method == "fusion":
+    if rule.method.startswith("soft"):
         result = [box for box in result if box[0] > rule.min_score]
     return sorted(result, reverse=True)[:limit]
 
@@ -125,12 +113,6 @@ def test_class_agnostic_suppression_ignores_labels(method):
     rows = as_list(detections)
     assert [(score, box) for score, _, box in rows] == [(score, box) for score, _, box in expected]
     assert {label for _, label, _ in rows} == {1, 2, 3}
-    if method != "fusion":  # its scores combine several boxes
-        return
-    # A group has the label of its highest-scoring box.
-    best = max(as_list(candidates))
-    nearest = max(rows, key=lambda row: iou(row[2], best[2]))
-    assert nearest[1] == best[1]
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -210,23 +192,6 @@ def test_vote_iou(vote_iou):
     assert torch.equal(detections.scores, plain.scores)
     if vote_iou == 1.0:  # no neighbor except the box itself
         torch.testing.assert_close(detections.boxes, plain.boxes)
-
-
-@pytest.mark.filterwarnings("error")
-def test_fusion_does_not_merge_empty_boxes():
-    boxes = torch.tensor([[[5.0, 5, 5, 5], [0, 0, 10, 10], [0, 0, 10, 10], [7, 7, 7, 7]]])
-    scores, ones = torch.tensor([[0.9, 0.8, 0.6, 0.5]]), torch.ones(1, 4)
-    predicted = PredictedBoxes(boxes, scores, ones.long(), ones.bool())
-    detections = suppress(predicted, Suppression(0.5, "fusion"), 9, False)
-    torch.testing.assert_close(detections.boxes[0], boxes[0, [0, 1, 3]])
-    torch.testing.assert_close(detections.scores[0], torch.tensor([0.9, 0.7, 0.5]))
-
-
-@pytest.mark.parametrize("views", [2, 4, 10])
-def test_fusion_scores_depend_on_the_number_of_views(views):
-    candidates, rule = crowd(), make_rule("fusion", min_score=0.0)
-    detections = suppress(candidates, rule, 1000, False, views)
-    assert_close(as_list(detections), reference(as_list(candidates), rule, views=views))
 
 
 @pytest.mark.parametrize("method", METHODS)
