@@ -30,7 +30,7 @@ def detlite_phases(file: Path, image: str, threshold: float, lap: Laps) -> None:
     """Load a checkpoint or an export like `detlite predict`, and run it on an image twice."""
     import detlite.apps.batch_predict.predict_run  # noqa: F401
     from detlite.checkpoint.loading import build_model_from_checkpoint
-    from detlite.inference.predictor import build_predictor, read_predictor
+    from detlite.inference.predictor import Predictor, build_predictor
 
     lap("imports")
     if file.suffix == ".pth":
@@ -39,7 +39,7 @@ def detlite_phases(file: Path, image: str, threshold: float, lap: Laps) -> None:
         predictor = build_predictor(cfg, model, threshold)
         lap("optimize")
     else:
-        predictor = read_predictor(file, (), threshold)
+        predictor = Predictor.from_checkpoint(file, score_thresh=threshold)
         lap("load")
     for name in ("first image", "second image"):
         predictor(image)

@@ -17,6 +17,7 @@ from benchmarks.clock import Clock
 from benchmarks.interleaved_timing import StepRow, interleaved_medians
 from benchmarks.roofline import count_flops, matmul_peak, peak_memory
 from detlite.inference.optimize import optimize
+from detlite.inference.options import InferenceOptions, View
 from detlite.inference.predictor import Predictor
 from detlite.modeling.detection_model import DetectionModel
 from detlite.modeling.precision import autocast
@@ -90,7 +91,8 @@ class Inference:
         if watch:
             backbone: Any = detector.backbone
             backbone.forward = watch.wrap("backbone", backbone.forward)
-        predictor = Predictor(detector, min(self.size), max(self.size), rle=True, dtype=dtype)
+        options = InferenceOptions(View(min(self.size), max(self.size)), dtype=dtype)
+        predictor = Predictor(detector, rle=True, options=options)
         return lambda: predictor(images)
 
 

@@ -17,7 +17,7 @@ import torch
 
 from detlite.apps.batch_predict.input_sources import list_images
 from detlite.checkpoint.loading import build_model_from_checkpoint
-from detlite.inference.predictor import Predictor, build_predictor, read_predictor
+from detlite.inference.predictor import Predictor, build_predictor
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _read(file: Path, dtypes: Sequence[str]) -> Iterator[tuple[str, Predictor]]:
     """Yield the predictor of an exported file, or one per data type of a checkpoint."""
     if file.suffix != ".pth":
-        yield str(file), read_predictor(file)
+        yield str(file), Predictor.from_checkpoint(file)
         return
     for dtype in dtypes:
         opts = ["MODEL.DEVICE", "cpu", "DTYPE", dtype]

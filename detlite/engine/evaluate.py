@@ -15,6 +15,7 @@ from yacs.config import CfgNode
 
 from detlite.config import ConfigError
 from detlite.data import CocoDataset, DataError, build_dataset, build_test_loader
+from detlite.data.transforms.resize import size_of
 from detlite.distributed import all_gather_objects, broadcast_buffers, is_main
 from detlite.evaluation.detection_results import to_coco_results
 from detlite.evaluation.evaluators import build_evaluators
@@ -22,7 +23,6 @@ from detlite.evaluation.metrics import Metrics, check_expected, format_losses, f
 from detlite.evaluation.results import Results, gather_results, write_results
 from detlite.files.atomic_write import atomic_open
 from detlite.inference.build import build_detector
-from detlite.inference.detectors import size_of
 from detlite.modeling.detection_model import DetectionModel
 from detlite.modeling.detector import Detector
 from detlite.modeling.optimize_for_training import optimize_for_training

@@ -4,11 +4,11 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 from torch import Tensor
 
 from detlite.data.images.decoders import pillow_pixels
@@ -16,6 +16,7 @@ from detlite.data.images.formats import image_suffixes
 from detlite.data.images.pixels import DEFAULT_OPTIONS, ImageOptions, pixels_to_tensor
 from detlite.data.images.reading import read_image
 from detlite.data.images.sources import Pixels
+from detlite.data.transforms.resize import size_of
 from detlite.evaluation.detection_results import categories_of, paste_detections
 from detlite.files.errors import DataError
 from detlite.modeling.detector import Detector
@@ -23,9 +24,10 @@ from detlite.registry import Registry
 from detlite.structures.instances import Detections
 from detlite.structures.masks.rle import draw_runs
 
-from .detectors import size_of
-
-ImageInput = str | Path | bytes | Image.Image | np.ndarray | Tensor
+# Also a file opened in binary mode.
+ImageInput = (
+    str | Path | bytes | bytearray | memoryview | IO[bytes] | Image.Image | np.ndarray | Tensor
+)
 
 # Functions that draw or convert predictions.
 EXPORTERS: Registry[Callable[..., Any]] = Registry(
@@ -62,11 +64,16 @@ def image_files(folder: Path) -> list[Path]:
 
 def load_image(image: ImageInput, options: ImageOptions, page: int | None = None) -> Tensor:
     """Read or convert an image to a tensor uint8 [C, H, W]; errors as for `Predictor`."""
+    if hasattr(image, "read"):
+        image = image.read()
+    if isinstance(image, bytearray | memoryview):
+        image = bytes(image)
     if isinstance(image, str | Path | bytes):
         return read_image(image, options=options, page=page)
     rgb = "RGB, " * (options.channels == 3)
     if isinstance(image, Image.Image):
-        return pixels_to_tensor(pillow_pixels(image), options, f"PIL image of mode {image.mode}")
+        upright = ImageOps.exif_transpose(image) if options.exif_orientation else image
+        return pixels_to_tensor(pillow_pixels(upright), options, f"PIL image of mode {image.mode}")
     if isinstance(image, np.ndarray):
         array = image[:, :, None] if image.ndim == 2 and options.channels == 1 else image
         deep = array.dtype == np.uint16 or (options.value_range and array.dtype.kind in "uif")
@@ -79,7 +86,7 @@ def load_image(image: ImageInput, options: ImageOptions, page: int | None = None
         image = pixels_to_tensor(Pixels(array), options, "array")
     if not isinstance(image, Tensor):
         raise TypeError(
-            "an image must be a path, bytes, a PIL image, an array or a tensor: got "
+            "an image must be a path, a file, bytes, a PIL image, an array or a tensor: got "
             f"{type(image).__name__}"
         )
     if image.dtype != torch.uint8 or image.ndim != 3 or image.shape[0] != options.channels:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Sequence
-from numbers import Integral, Real
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, overload
 
@@ -14,9 +13,7 @@ from torch import Tensor
 from yacs.config import CfgNode
 
 from detlite.checkpoint.loading import build_model_from_checkpoint
-from detlite.config.key import value_range as valid_range
-from detlite.data.images.pixels import DEFAULT_OPTIONS, ImageOptions, build_image_options
-from detlite.data.transforms.resize import resize_shortest
+from detlite.data.transforms.resize import resize_shortest, size_of
 from detlite.modeling.detection_model import DetectionModel
 from detlite.modeling.detector import unwrap
 from detlite.modeling.precision import autocast
@@ -25,11 +22,10 @@ from detlite.structures import boxes as box_ops
 from detlite.structures.instances import Detections
 from detlite.structures.keypoints import keypoint_names
 
-from .build import build_inference, with_score_thresh, wrap_detector
-from .detectors import View, size_of
+from .build import build_inference, wrap_detector
+from .options import InferenceOptions, View, build_options
 from .prediction import ImageInput, LoadedImage, Prediction, image_files, load_image, to_prediction
-from .tiling import Tiling, build_tiling
-from .tta import build_views
+from .score_thresh import with_score_thresh
 
 # Readers of model files: called with a path, config overrides, and `trust` of `Predictor`.
 READERS: Registry[Callable[..., tuple[CfgNode, DetectionModel]]] = Registry(
@@ -37,13 +33,6 @@ READERS: Registry[Callable[..., tuple[CfgNode, DetectionModel]]] = Registry(
 )
 _EXPORTED_SUFFIXES = (".onnx", ".openvino", ".pt2")  # other files are checkpoints
 _MIN_SCALE = 0.6  # of an image, relative to its scale in training; warn below it
-_LIMITS: dict[str, tuple[float, float, type]] = {
-    "min_size": (1, math.inf, Integral),
-    "max_size": (1, math.inf, Integral),
-    "score_thresh": (0, 1, Real),
-    "max_pixels": (1, math.inf, Integral),
-    "image_bits": (8, 16, Integral),
-}
 
 logger = logging.getLogger(__name__)
 
@@ -51,9 +40,9 @@ logger = logging.getLogger(__name__)
 class Predictor:
     """Runs a model on images of any size, resized as in evaluation.
 
-    Call it with an image: a file path, the bytes of a file, a PIL image, or uint8 RGB as an array
-    [H, W, 3] or a tensor [3, H, W] (C channels instead of three for a model of C channels). It
-    returns a `Prediction`, a dict with the N detections by decreasing score, in pixels of the
+    Call it with an image: a file path, an opened file or its bytes, a PIL image, or uint8 RGB as an
+    array [H, W, 3] or a tensor [3, H, W] (C channels instead of three for a model of C channels).
+    It returns a `Prediction`, a dict with the N detections by decreasing score, in pixels of the
     image, on the CPU:
 
     - `size`: (height, width) of the image,
@@ -70,27 +59,22 @@ class Predictor:
     Called with a list of images, it returns a list, with the same results as image by image; called
     with a folder, it runs the images in it one by one and returns a list by file name. A Fast R-CNN
     also needs `proposals` for each image, float [R, 4] xyxy in its pixels. The EXIF orientation of
-    a file is applied if the model's convention says so. Invalid images raise a DataError that names
-    the file, or a TypeError or ValueError.
+    a file or PIL image is applied if the model's convention says so. Invalid images raise a
+    DataError that names the file, or a TypeError or ValueError.
 
     Args:
         model: a detector from `build_model`, which is put in evaluation mode, a checkpoint (see
             `from_checkpoint`), or a file written by `detlite export`.
         min_size: length of the short side after resizing, in pixels (800, or the file's value).
-        max_size: maximum length of the long side (1333, or the file's value).
+        max_size: maximum length of the long side (1333, or the file's value). A size turns off
+            test-time augmentation.
         score_thresh: minimum score of detections; it replaces a higher threshold of the model
             (MODEL.ROI_HEADS.SCORE_THRESH). None: TEST.SCORE_THRESHOLD of the file, which training
             measures, or the model's threshold.
         rle: return masks as COCO RLEs, not as bitmaps of H x W bytes each.
-        dtype: precision of the forward pass with autocast: float32, float16 or bfloat16. A model
-            of `detlite.optimize` with float32 is faster; `from_checkpoint` creates one.
-        views: views for test-time augmentation, instead of the size above. None: the views of
-            the file if neither size is given, otherwise one view.
-        max_pixels, image_bits, value_range: options of image files, see `ImageOptions` (its
-            defaults, or the file's values).
-        tiling: cut larger images into tiles and detect in each. None: the file's value, or none.
+        options: how images are read and objects are detected in them. None: the file's options,
+            which `from_checkpoint` can override one by one, or the default ones.
         trust: also read a .pt2 file, which can run any code when it is read.
-        cfg: config with the defaults of other arguments, apart from `dtype`; a file has its own.
     """
 
     def __init__(
@@ -100,62 +84,36 @@ class Predictor:
         max_size: int | None = None,
         score_thresh: float | None = None,
         rle: bool = False,
-        dtype: str = "float32",
-        views: Sequence[View] | None = None,
-        max_pixels: int | None = None,
-        image_bits: int | None = None,
-        value_range: Sequence[float] | None = None,
-        tiling: Tiling | None = None,
+        options: InferenceOptions | None = None,
         trust: bool = False,
-        cfg: CfgNode | None = None,
     ) -> None:
         if isinstance(model, str | Path):
-            if Path(model).suffix in _EXPORTED_SUFFIXES:
-                cfg, model = READERS.get("exported")(model, (), trust)
-            else:
-                cfg, model = build_model_from_checkpoint(model)
-                model, file_dtype = build_inference(cfg, model)
-                dtype = file_dtype if dtype == "float32" else dtype
-        sizes, options = (800, 1333), DEFAULT_OPTIONS
-        if cfg is not None:
-            if score_thresh is None:
-                score_thresh = cfg.TEST.SCORE_THRESHOLD or None
-            if views is None and min_size is None and max_size is None:
-                views = build_views(cfg)
-            sizes = cfg.INPUT.MIN_SIZE_TEST, cfg.INPUT.MAX_SIZE_TEST
-            options, tiling = build_image_options(cfg), tiling or build_tiling(cfg)
+            model, file_options = _read_model(model, trust=trust)
+            options = options or file_options
+        options = options or InferenceOptions()
         plain: Any = unwrap(model)
         if not hasattr(plain, "detect") or isinstance(plain, Predictor):
             raise TypeError(f"Predictor needs a model of build_model, not {type(plain).__name__}")
-        self.min_size = sizes[0] if min_size is None else min_size
-        self.max_size = sizes[1] if max_size is None else max_size
-        self.score_thresh = score_thresh or 0.0
-        self.rle = rle
-        self.dtype = dtype
-        self.max_pixels = options.max_pixels if max_pixels is None else max_pixels
-        self.image_bits = options.bits if image_bits is None else image_bits
-        self.value_range = options.value_range if value_range is None else value_range
-        for name, (low, high, kind) in _LIMITS.items():
-            value: Any = getattr(self, name)
-            is_number = isinstance(value, kind) and not isinstance(value, bool)
-            if not is_number or not low <= value <= high:
-                expected = "an integer" if kind is Integral else "a number"
-                raise ValueError(
-                    f"Predictor({name}={value!r}): must be {expected} in {low}..{high}"
-                )
-        problem = valid_range(self.value_range)
-        if not problem and len(self.value_range) not in (0, 2, 2 * plain.channels):
-            problem = f"one pair of numbers, or {plain.channels} for the channels of the model"
-        if problem:
-            raise ValueError(f"Predictor(value_range={value_range!r}): must be {problem}")
-        if dtype not in ("float32", "float16", "bfloat16", "auto"):
-            raise ValueError(f"Predictor(dtype={dtype!r}): must be float32, float16 or bfloat16")
+        if min_size is not None or max_size is not None:
+            view = View(
+                options.view.min_size if min_size is None else min_size,
+                options.view.max_size if max_size is None else max_size,
+            )
+            options = replace(options, view=view, views=())
         if score_thresh is not None:
-            plain = with_score_thresh(plain, score_thresh)
+            options = replace(options, score_thresh=score_thresh)
+        if options.score_thresh is not None:
+            plain = with_score_thresh(plain, options.score_thresh)
         self.model: DetectionModel = plain.eval()
-        view, names = View(self.min_size, self.max_size), keypoint_names(self.categories)
+        self.min_size, self.max_size = options.view.min_size, options.view.max_size
+        self.score_thresh, self.rle, self.dtype = options.score_thresh or 0.0, rle, options.dtype
+        self.image_options = replace(
+            options.images,
+            exif_orientation=self.model.convention.exif_orientation,
+            channels=self.model.channels,
+        )
         # Detects in loaded images.
-        self.detector = wrap_detector(self.model, view, views or (), tiling, names)
+        self.detector = wrap_detector(self.model, options, keypoint_names(self.categories))
         self._warned = False
 
     @staticmethod
@@ -165,21 +123,25 @@ class Predictor:
         config: str | Path | None = None,
         score_thresh: float | None = None,
         rle: bool = False,
+        trust: bool = False,
     ) -> Predictor:
         """Build the predictor of a checkpoint from training, with the config stored in it.
 
         Args:
             path: the checkpoint, `.pth` or `.pkl`, or one of another framework, which is converted
-                and implies a config. Code in it is not executed.
+                and implies a config. Code in it is not executed. Also a file written by `detlite
+                export`.
             opts: config overrides, alternating keys and values. A model with custom modules needs
-                `["IMPORTS", "my_modules.py"]`, because IMPORTS of the file are ignored.
+                `["IMPORTS", "my_modules.py"]`, because IMPORTS of the file are ignored. They do not
+                change an exported model, but how images are read, resized and tiled for it.
             config: YAML file of the model, for weights that imply no config, such as an FBNet's.
+            score_thresh, rle, trust: see `Predictor`.
 
         Raises:
             CheckpointError, ConfigError: the message says what to do.
         """
-        cfg, model = build_model_from_checkpoint(path, opts, config)
-        return build_predictor(cfg, model, score_thresh, rle)
+        model, options = _read_model(path, opts, config, trust)
+        return Predictor(model, score_thresh=score_thresh, rle=rle, options=options)
 
     @property
     def categories(self) -> list[dict[str, Any]]:
@@ -211,13 +173,6 @@ class Predictor:
     def streams(self) -> int:
         """Number of concurrent calls of `detect` that keep the device busy."""
         return min(2, torch.get_num_threads()) if self.model.device.type == "cpu" else 1
-
-    @property
-    def image_options(self) -> ImageOptions:
-        """Limits and interpretation of image files."""
-        bits, values = self.image_bits, tuple(self.value_range)
-        upright, channels = self.model.convention.exif_orientation, self.model.channels
-        return ImageOptions(self.max_pixels, bits, upright, channels, values)
 
     def load(self, image: ImageInput, page: int | None = None) -> LoadedImage:
         """Read an image or a page of a file, from 0, and resize it unless the detector does."""
@@ -280,24 +235,28 @@ class Predictor:
         return prediction
 
 
+def _read_model(
+    path: str | Path,
+    opts: Sequence[Any] = (),
+    config: str | Path | None = None,
+    trust: bool = False,
+) -> tuple[DetectionModel, InferenceOptions]:
+    """Read an exported model, or build and optimize that of a checkpoint, with its options."""
+    if Path(path).suffix in _EXPORTED_SUFFIXES:
+        cfg, model = READERS.get("exported")(path, opts, trust)
+        return model, build_options(cfg, cfg.DTYPE)
+    cfg, model = build_model_from_checkpoint(path, opts, config)
+    model, dtype = build_inference(cfg, model)
+    return model, build_options(cfg, dtype)
+
+
 def build_predictor(
     cfg: CfgNode, model: DetectionModel, score_thresh: float | None = None, rle: bool = False
 ) -> Predictor:
     """Build the predictor that runs a model as evaluation does: by INPUT, DTYPE and TEST."""
     model, dtype = build_inference(cfg, model)
-    return Predictor(model, score_thresh=score_thresh, rle=rle, dtype=dtype, cfg=cfg)
-
-
-def read_predictor(
-    path: str | Path,
-    opts: Sequence[Any] = (),
-    score_thresh: float | None = None,
-    rle: bool = False,
-    trust: bool = False,
-) -> Predictor:
-    """Build the predictor of a file of `detlite export`, with config overrides."""
-    cfg, model = READERS.get("exported")(path, opts, trust)
-    return Predictor(model, score_thresh=score_thresh, rle=rle, dtype=cfg.DTYPE, cfg=cfg)
+    options = build_options(cfg, dtype)
+    return Predictor(model, score_thresh=score_thresh, rle=rle, options=options)
 
 
 load_checkpoint = Predictor.from_checkpoint

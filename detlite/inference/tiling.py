@@ -16,16 +16,18 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 from torch.utils._pytree import tree_map
-from yacs.config import CfgNode
 
 from detlite.config import ConfigError
 from detlite.conventions import Convention
+from detlite.data.transforms.resize import resize_shortest, size_of
 from detlite.data.transforms.tiles import tile_windows
+from detlite.modeling.detection_model import DetectionModel
 from detlite.structures import boxes as box_ops
 from detlite.structures.instances import Detections
 from detlite.structures.masks.pasting import paste_probabilities
 
-from .detectors import ImageDetector, size_of
+from .image_detector import ImageDetector
+from .options import View
 
 # If a tile border cuts one of two detections, the lower-scoring one is dropped from this
 # intersection over the smaller area (SAHI's metric IOS and its default).
@@ -89,6 +91,27 @@ class Tiling:
         return [Tile(x, y, x + width, y + height) for y, x, height, width in windows]
 
 
+class ResizingDetector(ImageDetector):
+    """Resizes images for a model without proposals, and maps its detections back."""
+
+    def __init__(self, model: DetectionModel, view: View) -> None:
+        super().__init__(model)
+        self.sizes = view.min_size, view.max_size
+
+    def detect(
+        self,
+        images: Sequence[Tensor],
+        proposals: Sequence[Tensor | None] | None = None,
+        min_score: float = 0.0,
+    ) -> list[Detections]:
+        inputs = [resize_shortest(image, *self.sizes, self.convention.resize) for image in images]
+        detections = self.model.detect(inputs, None, min_score)
+        return [
+            found.rescale(size_of(network_input), size_of(image), self.convention)
+            for found, network_input, image in zip(detections, inputs, images, strict=True)
+        ]
+
+
 class TiledDetector(ImageDetector):
     """Detects objects in the tiles of each image and in the whole image.
 
@@ -128,12 +151,6 @@ def _shift(detections: Detections, tile: Tile) -> Detections:
     return detections.map_coordinates(
         lambda boxes: boxes + corner.repeat(2), lambda keypoints: keypoints + F.pad(corner, (0, 1))
     )
-
-
-def build_tiling(cfg: CfgNode) -> Tiling | None:
-    """Build the tiling of TEST.TILE; None if it is 0."""
-    test = cfg.TEST
-    return Tiling(test.TILE, test.TILE_OVERLAP, test.IMS_PER_BATCH) if test.TILE else None
 
 
 def merge(

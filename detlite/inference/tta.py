@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from detlite.config import ConfigError
-from detlite.data.transforms.resize import resize_shortest
+from detlite.data.transforms.resize import resize_shortest, size_of
 from detlite.modeling.detection_model import DetectionModel
 from detlite.modeling.roi_heads.roi_heads import MapOutputs
 from detlite.structures import boxes as box_ops
@@ -21,7 +21,8 @@ from detlite.structures.instances import Detections
 from detlite.structures.keypoints import flip_order
 from detlite.structures.padding import Packing
 
-from .detectors import ImageDetector, View, size_of
+from .image_detector import ImageDetector
+from .options import View
 
 
 class AugmentedDetector(ImageDetector):

@@ -15,6 +15,7 @@ from detlite.data import DataError, build_dataset
 from detlite.data.datasets.catalog import coco_files
 from detlite.engine.evaluate import evaluate, evaluate_dataset, run_inference, validation_loss
 from detlite.evaluation import EVALUATORS, Evaluator, evaluate_coco
+from detlite.inference.options import InferenceOptions, View
 from detlite.inference.predictor import Predictor
 from detlite.inference.tiling import Tiling
 from detlite.modeling.build import build_model
@@ -86,7 +87,8 @@ def test_tiles(make_cfg, make_sets, toy, blocks, tmp_path):
     results = json.loads((tmp_path / "results_val.json").read_text())
     results.sort(key=lambda result: result["image_id"])  # stable; larger images come first
     toy.categories = [{"id": 7, "name": "red"}, {"id": 9, "name": "green"}]
-    predictor = Predictor(toy, 16, 1333, rle=True, tiling=Tiling(16, 0.5))
+    options = InferenceOptions(View(16, 1333), tiling=Tiling(16, 0.5))
+    predictor = Predictor(toy, rle=True, options=options)
     predictions = predictor([blocks / f"{number}.png" for number in range(7)])
     masks = [mask for one in predictions for mask in one["masks"]]
     assert [result["segmentation"] for result in results] == masks

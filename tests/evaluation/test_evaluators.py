@@ -118,11 +118,11 @@ def test_number_of_sigmas_must_match_the_keypoints():
 
 def test_lvis_ignores_keypoints(monkeypatch):
     monkeypatch.setattr(
-        "detlite.evaluation.evaluators.evaluate_lvis",
+        "detlite.evaluation.lvis.evaluate_lvis",
         lambda truth, results, kinds: {kind: {"AP": 1.0} for kind in kinds},
     )
     cfg, dataset = make_cfg(*MASKS, "MODEL.KEYPOINT_ON", True), make_dataset("lvis")
-    monkeypatch.setattr("detlite.evaluation.evaluators.build_coco_gt", lambda dataset: None)
+    monkeypatch.setattr("detlite.evaluation.lvis.build_coco_gt", lambda dataset: None)
     (evaluator,) = build_evaluators(cfg, dataset).values()
     assert list(evaluator.evaluate(cfg, dataset, Results.from_coco([], ()))) == ["bbox", "segm"]
 

@@ -27,6 +27,8 @@ import uvicorn
 from detlite.apps.serve.app import build_app
 from detlite.apps.serve.limits import MEDIA_TYPES, Limits
 from detlite.apps.serve.server import limited_connection
+from detlite.data.images.pixels import ImageOptions
+from detlite.inference.options import InferenceOptions
 from detlite.inference.predictor import Predictor
 from tests.builders import BrightSquare
 from tests.fuzz.inputs import mutated_bytes
@@ -34,6 +36,8 @@ from tests.fuzz.inputs import mutated_bytes
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "TIFF", "GIF")
 FORM = "multipart/form-data; boundary=b"
 STATUSES = (200, 400, 405, 408, 413, 415, 422)
+
+OPTIONS = InferenceOptions(images=ImageOptions(max_pixels=1_000_000))
 
 
 def image_file(format: str) -> bytes:
@@ -64,9 +68,7 @@ REQUESTS = [
 @pytest.fixture(scope="module")
 def port() -> Iterator[int]:
     """Serve in a thread, and yield the port."""
-    predictor = Predictor(
-        BrightSquare(), 60, 100, score_thresh=0.05, rle=True, max_pixels=1_000_000
-    )
+    predictor = Predictor(BrightSquare(), 60, 100, score_thresh=0.05, rle=True, options=OPTIONS)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         config = uvicorn.Config(
             build_app(predictor, Limits(bytes=100_000, pixels=1_000_000, seconds=2)),

@@ -13,9 +13,9 @@ from detlite.checkpoint.files import Checkpoint, save_checkpoint
 from detlite.config import ConfigError, load_config
 from detlite.conventions import CONVENTIONS
 from detlite.inference.build import build_detector, wrap_detector
-from detlite.inference.detectors import ResizingDetector, View
+from detlite.inference.options import InferenceOptions, View
 from detlite.inference.predictor import Predictor
-from detlite.inference.tiling import Tile, TiledDetector, Tiling, merge
+from detlite.inference.tiling import ResizingDetector, Tile, TiledDetector, Tiling, merge
 from detlite.inference.tta import AugmentedDetector
 from detlite.modeling.build import build_model
 from detlite.structures import boxes as box_ops
@@ -126,6 +126,10 @@ class TestTiles:
         assert lower.tolist() == [True, False, False, False]
 
 
+def tiled_predictor(model, min_size, tiling):
+    return Predictor(model, options=InferenceOptions(View(min_size, 1000), tiling=tiling))
+
+
 class TestDiscs:
     def test_detections_are_the_same_without_tiles_at_the_same_scale(self):
         scene, boxes, _ = draw_discs((500, 700), [9] * 60)
@@ -133,7 +137,7 @@ class TestDiscs:
         plain = Predictor(model, 500, 1000)(scene)
         assert_detected_once(plain, boxes, 0.99)
         assert model.sizes == [[(500, 700)]]
-        tiled = Predictor(model, 128, 1000, tiling=Tiling(128, 0.25))(scene)
+        tiled = tiled_predictor(model, 128, Tiling(128, 0.25))(scene)
         matched = assert_detected_once(tiled, boxes, 0.99)
         order = assert_detected_once(plain, boxes, 0.99)
         assert torch.equal(tiled["scores"][matched], plain["scores"][order])
@@ -144,7 +148,7 @@ class TestDiscs:
         scene, boxes, _ = draw_discs((600, 800), [6] * 40, seed=1)
         model = BrightParts(min_side=8)
         assert len(Predictor(model, 150, 1000)(scene)["boxes"]) == 0
-        tiled = Predictor(model, 150, 1000, tiling=Tiling(150, 0.2))(scene)
+        tiled = tiled_predictor(model, 150, Tiling(150, 0.2))(scene)
         assert_detected_once(tiled, boxes, 0.99)
 
     def test_objects_on_tile_borders_are_merged(self):
@@ -156,7 +160,7 @@ class TestDiscs:
             [tile.cuts(tile.clip(boxes), (800, 800)) for tile in tiling.tiles((800, 800))]
         )
         assert len(Predictor(model, 130, 1000)(scene)["boxes"]) == 0
-        tiled = Predictor(model, 160, 1000, tiling=tiling)(scene)
+        tiled = tiled_predictor(model, 160, tiling)(scene)
         indices = assert_detected_once(tiled, boxes)
         assert cut.any(dim=0).sum() > 10  # many are cut by a border
         for index, mask in zip(indices, masks, strict=True):
@@ -166,7 +170,7 @@ class TestDiscs:
     @pytest.mark.parametrize("radius", [150, 250])
     def test_an_object_larger_than_a_tile(self, radius):
         scene, boxes, masks = draw_discs((600, 700), [radius], seed=3)
-        tiled = Predictor(BrightParts(), 100, 1000, tiling=Tiling(100, 0.2))(scene)
+        tiled = tiled_predictor(BrightParts(), 100, Tiling(100, 0.2))(scene)
         assert_detected_once(tiled, boxes)
         own = tiled["masks"][0].numpy()
         assert (own & masks[0]).sum() / (own | masks[0]).sum() > 0.95
@@ -177,15 +181,15 @@ class TestDiscs:
         scene[0, 50:150, 200:250] = scene[2, 50:150, 200:250] = 255
         scene[:, 100:101, 199:200] = 0
         model = BrightParts()
-        tiled = Predictor(model, 200, 1000, tiling=Tiling(200, 0.2))(scene)
+        tiled = tiled_predictor(model, 200, Tiling(200, 0.2))(scene)
         assert sorted(tiled["names"]) == ["magenta", "white"]
 
     def test_tiles_are_batched(self):
         model = BrightParts()
         scene = torch.zeros(3, 300, 300, dtype=torch.uint8)
-        Predictor(model, 100, 1000, tiling=Tiling(100, 0.0, batch=4))(scene)
+        tiled_predictor(model, 100, Tiling(100, 0.0, batch=4))(scene)
         assert list(map(len, model.sizes)) == [1, 4, 4, 1]
-        assert len(Predictor(model, 100, 1000, tiling=Tiling(300))(scene)["boxes"]) == 0
+        assert len(tiled_predictor(model, 100, Tiling(300))(scene)["boxes"]) == 0
         assert model.sizes[4:] == [[(100, 100)]]  # it fits into one tile
 
 
@@ -347,7 +351,7 @@ def test_an_image_of_one_tile_is_not_cut(tiny_config):
     assert_same(tiled, plain)
     views = [View(64, 1000), View(64, 1000, True)]
     (augmented,) = AugmentedDetector(model, views).detect([scene])
-    (tiled,) = wrap_detector(model, views[0], views, Tiling(96)).detect([scene])
+    (tiled,) = wrap_detector(model, InferenceOptions(views[0], views, Tiling(96))).detect([scene])
     assert_same(tiled, augmented)
 
 

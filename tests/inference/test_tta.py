@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from detlite.checkpoint.files import Checkpoint, save_checkpoint
-from detlite.config import ConfigError, load_config
+from detlite.config import ConfigError
 from detlite.data.transforms.resize import resize_shortest
-from detlite.inference.detectors import View
+from detlite.inference.options import InferenceOptions, View
 from detlite.inference.predictor import Predictor
-from detlite.inference.tta import AugmentedDetector, build_views
+from detlite.inference.tta import AugmentedDetector
 from detlite.modeling.build import build_model
 from detlite.modeling.postprocessing import Postprocess
 from detlite.structures import boxes as box_ops
@@ -104,7 +104,7 @@ def test_one_view_keeps_the_convention_of_the_detector(retinanet, image, convent
     model.categories = [{"id": k, "name": f"kind {k}"} for k in (1, 2, 3)]
     plain = Predictor(model, size, 1000)(image)
     assert len(plain["scores"]) > 50
-    augmented = Predictor(model, views=[View(size, 1000)])(image)
+    augmented = Predictor(model, options=InferenceOptions(views=[View(size, 1000)]))(image)
     assert augmented.keys() == plain.keys()
     for name, value in plain.items():
         other = augmented[name]
@@ -255,19 +255,6 @@ def test_boxes_outside_the_image_are_dropped(model, image, monkeypatch):
     assert detections.boxes.tolist() == [[2, 2, 40, 40], [90, 50, 96, 64]]
 
 
-def test_views_from_the_config():
-    keys = ["INPUT.MIN_SIZE_TEST", 300, "INPUT.MAX_SIZE_TEST", 500, "TEST.BBOX_AUG.MAX_SIZE", 900,
-            "TEST.BBOX_AUG.H_FLIP", True, "TEST.BBOX_AUG.SCALES", (200, 400)]  # fmt: skip
-    assert build_views(load_config(None, keys)) == []
-    keys += ["TEST.BBOX_AUG.ENABLED", True]
-    views = [View(300, 500), View(300, 500, True), View(200, 900), View(400, 900)]
-    assert build_views(load_config(None, keys)) == views
-    keys += ["TEST.BBOX_AUG.SCALE_H_FLIP", True, "TEST.BBOX_AUG.H_FLIP", False]
-    assert build_views(load_config(None, keys)) == [
-        View(300, 500), View(200, 900), View(200, 900, True), View(400, 900), View(400, 900, True),
-    ]  # fmt: skip
-
-
 def test_mirrored_keypoints_need_names(model):
     with pytest.raises(ConfigError, match=r"TEST\.BBOX_AUG\.H_FLIP .* must be False: left and"):
         AugmentedDetector(model, [View(64, 1000, flip=True)])
@@ -277,7 +264,7 @@ def test_mirrored_keypoints_need_names(model):
 def test_predictor_with_views(model, image):
     model.categories = [{"id": k, "name": f"kind {k}", "keypoints": NAMES} for k in (1, 2, 3)]
     views = [View(64, 1000), View(64, 1000, flip=True)]
-    predictor = Predictor(model, views=views)
+    predictor = Predictor(model, options=InferenceOptions(views=views))
     prediction, expected = predictor(image), detect(model, image, *views)
     for name in ("boxes", "scores", "labels", "keypoints"):
         torch.testing.assert_close(prediction[name], getattr(expected, name))

@@ -1,6 +1,7 @@
 """Load a predictor and detect objects in images that are named by paths and URLs."""
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from detlite.apps.export.exported_detector import SUFFIXES
 from detlite.config import ConfigError
 from detlite.evaluation.detection_results import coco_results
 from detlite.files.errors import DataError
-from detlite.inference.predictor import Prediction, Predictor, read_predictor
+from detlite.inference.predictor import Prediction, Predictor
 
 from .input_sources import load_image, split_page
 from .measures import add_measures
@@ -56,9 +57,7 @@ def load_predictor(
                 f"{weights}: the config of an exported model is fixed: {', '.join(fixed)} cannot "
                 "be changed. Use the checkpoint, or export it again"
             )
-        predictor = read_predictor(weights, opts, threshold, rle=True, trust=trust)
-    else:
-        predictor = Predictor.from_checkpoint(weights, opts, config, threshold, rle=True)
+    predictor = Predictor.from_checkpoint(weights, opts, config, threshold, rle=True, trust=trust)
     if threshold is None:
         predictor.score_thresh = predictor.score_thresh or UNMEASURED_THRESHOLD
     if predictor.model.takes_proposals:
@@ -67,7 +66,9 @@ def load_predictor(
             "or evaluate a dataset that has them (`detlite test`)"
         )
     if max_pixels is not None:
-        predictor.max_pixels = min(predictor.max_pixels, max_pixels)
+        options = predictor.image_options
+        limit = min(options.max_pixels, max_pixels)
+        predictor.image_options = replace(options, max_pixels=limit)
     return predictor
 
 

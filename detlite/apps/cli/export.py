@@ -46,7 +46,7 @@ def run(args: Namespace) -> int:
     from detlite.apps.export.openvino import to_openvino
     from detlite.checkpoint.loading import build_model_from_checkpoint
     from detlite.config import ConfigError
-    from detlite.inference.build import model_score_thresh
+    from detlite.inference.score_thresh import model_score_thresh
 
     start = time.perf_counter()
 

@@ -56,7 +56,7 @@ def run(args: Namespace) -> int:
     predictor = load_predictor(
         args.weights, args.threshold, overrides, args.config, limits.pixels, args.trust
     )
-    limits = replace(limits, pixels=predictor.max_pixels)
+    limits = replace(limits, pixels=predictor.image_options.max_pixels)
     with listen(args.host, args.port) as listener:
         serve(predictor, limits, listener, args.host, args.cors)
     return 0

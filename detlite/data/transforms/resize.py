@@ -12,6 +12,11 @@ from torch.nn.functional import interpolate
 Size = tuple[int, int]  # height, width
 
 
+def size_of(image: Tensor) -> Size:
+    """Return (height, width) of an image [..., H, W]."""
+    return image.shape[-2], image.shape[-1]
+
+
 def get_size(size: Size, min_size: int, max_size: int, resize: str = "round") -> Size:
     """Return the size of the network input for an image.
 

@@ -11,6 +11,8 @@ from detlite import ConfigError, build_model
 from detlite.apps.batch_predict.predict_images import load_predictor
 from detlite.apps.export.exported_detector import prepare_export, write_exported
 from detlite.apps.export.exported_program import ProgramDetector
+from detlite.data.images.pixels import ImageOptions
+from detlite.inference.options import InferenceOptions
 from detlite.inference.predictor import READERS, Predictor
 from detlite.inference.tiling import Tiling
 
@@ -58,18 +60,22 @@ def test_overrides_change_the_config_of_the_file(exported, opts, tiling):
     assert getattr(detector, "tiling", None) == tiling
 
 
+def limits_of(predictor):
+    return predictor.image_options.max_pixels, predictor.image_options.bits
+
+
 def test_image_limits(exported):
     """The limits of the file apply, unless they are overridden."""
     predictor = Predictor(exported)
-    assert (predictor.max_pixels, predictor.image_bits) == (20_000, 12)
-    predictor = Predictor(exported, max_pixels=99, image_bits=10)
-    assert (predictor.max_pixels, predictor.image_bits) == (99, 10)
+    assert limits_of(predictor) == (20_000, 12)
+    options = InferenceOptions(images=ImageOptions(max_pixels=99, bits=10))
+    assert limits_of(Predictor(exported, options=options)) == (99, 10)
     overrides = ["DATASETS.MAX_PIXELS", 500, "INPUT.IMAGE_BITS", 9]
     for opts, max_pixels, limits in (
         ([], None, (20_000, 12)), ([], 700, (700, 12)), (overrides, 700, (500, 9)),
     ):  # fmt: skip
         predictor = load_predictor(exported, 0.0, opts, max_pixels=max_pixels)
-        assert (predictor.max_pixels, predictor.image_bits) == limits
+        assert limits_of(predictor) == limits
 
 
 def test_views_of_an_exported_model(tiny_config, monkeypatch):

@@ -61,7 +61,7 @@ def test_lower_pixel_limit_applies(weights, served, limit, lower):
     arguments = ["--weights", weights(), "--port", "0", "--max-pixels", "99"]
     assert main(["serve", *arguments, "DATASETS.MAX_PIXELS", limit]) == 0
     ((predictor, limits, _),) = served
-    assert predictor.max_pixels == limits.pixels == lower
+    assert predictor.image_options.max_pixels == limits.pixels == lower
 
 
 @pytest.mark.parametrize("more", [["--config", "demo_shapes.yaml"], ["INPUT.MIN_SIZE_TEST", "64"]])

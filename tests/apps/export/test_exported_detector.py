@@ -26,7 +26,8 @@ from detlite.apps.export.exported_program import Inference, ProgramDetector, exp
 from detlite.apps.export.openvino import to_openvino
 from detlite.apps.export.verify import compare_detectors
 from detlite.checkpoint.errors import CheckpointError
-from detlite.inference.tiling import Tiling, build_tiling
+from detlite.inference.options import InferenceOptions, View
+from detlite.inference.tiling import Tiling
 from detlite.modeling.detection_model import DetectionModel
 from tests.modeling.family import family_config
 
@@ -327,13 +328,14 @@ def test_tiling_of_an_exported_model(tiny_config, tmp_path, read_once):
     cfg, model = build(tiny_config(*keys))
     write_exported(tmp_path / "model.pt2", "pt2", cfg, model)
     predictor = Predictor(tmp_path / "model.pt2", trust=True)
-    assert predictor.detector.tiling == build_tiling(cfg) == Tiling(100, 0.2, 8)
+    assert predictor.detector.tiling == Tiling(100, 0.2, 8)
     image = np.random.default_rng(0).integers(0, 256, (150, 150, 3), dtype=np.uint8)
     prediction = predictor(image)
     model.normalizer.divisibility = 128  # the program pads the views of 96 x 96 to it
-    expected = Predictor(model, 96, tiling=Tiling(100, 0.2, 8))(image)
+    options = InferenceOptions(View(96, 1333), tiling=Tiling(100, 0.2, 8))
+    expected = Predictor(model, options=options)(image)
     assert len(prediction["boxes"]) == len(expected["boxes"]) > 20
     torch.testing.assert_close(prediction["boxes"], expected["boxes"], atol=0.01, rtol=0)
-    assert (
-        Predictor(tmp_path / "model.pt2", tiling=Tiling(64), trust=True).detector.tiling.side == 64
-    )
+    opts = ["TEST.TILE", 64]
+    changed = Predictor.from_checkpoint(tmp_path / "model.pt2", opts, trust=True)
+    assert changed.detector.tiling.side == 64

@@ -8,8 +8,12 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from detlite.data.images.pixels import ImageOptions
+from detlite.inference.options import InferenceOptions
 from detlite.inference.predictor import Predictor
 from tests.builders import BrightSquare, square_image
+
+OPTIONS = InferenceOptions(images=ImageOptions(max_pixels=1_000_000))
 
 
 @pytest.fixture
@@ -19,7 +23,7 @@ def model() -> BrightSquare:
 
 @pytest.fixture
 def predictor(model: BrightSquare) -> Predictor:
-    return Predictor(model, 60, 1000, score_thresh=0.05, rle=True, max_pixels=1_000_000)
+    return Predictor(model, 60, 1000, score_thresh=0.05, rle=True, options=OPTIONS)
 
 
 def image_file(height: int = 60, width: int = 120, format: str = "PNG") -> bytes:

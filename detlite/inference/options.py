@@ -1,0 +1,97 @@
+"""Options of inference: the sizes, parts and copies of an image in which objects are detected."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from numbers import Integral, Real
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+from yacs.config import CfgNode
+
+from detlite.data.images.pixels import DEFAULT_OPTIONS, ImageOptions, build_image_options
+from detlite.structures import boxes as box_ops
+
+if TYPE_CHECKING:
+    from detlite.inference.tiling import Tiling
+
+_AUTOCAST_DTYPES = ("float32", "float16", "bfloat16", "auto")
+
+
+@dataclass(frozen=True)
+class View:
+    """View of an image by a model: resized (see `get_size`), perhaps mirrored."""
+
+    min_size: int
+    max_size: int
+    flip: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("min_size", "max_size"):
+            value = getattr(self, name)
+            if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
+                raise ValueError(f"{name}={value!r}: must be an integer of at least 1 pixel")
+
+    def mirror(self, boxes: Tensor, size: tuple[int, int]) -> Tensor:
+        """Map boxes [..., 4] of an image of (height, width) to this view of it, or back."""
+        return box_ops.flip(boxes, size[1]) if self.flip else boxes
+
+
+@dataclass(frozen=True)
+class InferenceOptions:
+    """Options of a detector for original images.
+
+    Attributes:
+        view: size of the network input.
+        views: views for test-time augmentation, instead of `view`; empty: no augmentation.
+        tiling: cuts larger images into tiles, which are detected in one by one; None: no tiles.
+        dtype: precision of the forward pass with autocast: "float32", "float16", "bfloat16", or
+            "auto" for the fastest one on the device. A model of `detlite.optimize` with float32 is
+            faster.
+        score_thresh: minimum score of the detections of a `Predictor`, which replaces a higher
+            threshold of the model (MODEL.ROI_HEADS.SCORE_THRESH); None: the model's threshold.
+        images: options for reading image files.
+    """
+
+    view: View = View(800, 1333)
+    views: Sequence[View] = ()
+    tiling: Tiling | None = None
+    dtype: str = "float32"
+    score_thresh: float | None = None
+    images: ImageOptions = DEFAULT_OPTIONS
+
+    def __post_init__(self) -> None:
+        if self.dtype not in _AUTOCAST_DTYPES:
+            raise ValueError(f"dtype={self.dtype!r}: must be one of {', '.join(_AUTOCAST_DTYPES)}")
+        thresh = 0 if self.score_thresh is None else self.score_thresh
+        if not isinstance(thresh, Real) or isinstance(thresh, bool) or not 0 <= thresh <= 1:
+            raise ValueError(f"score_thresh={self.score_thresh!r}: must be a number in 0..1")
+
+
+def build_options(cfg: CfgNode, dtype: str) -> InferenceOptions:
+    """Build the options of INPUT, TEST.BBOX_AUG, TEST.TILE and TEST.SCORE_THRESHOLD."""
+    view = View(cfg.INPUT.MIN_SIZE_TEST, cfg.INPUT.MAX_SIZE_TEST)
+    tiling = None
+    if cfg.TEST.TILE:
+        from detlite.inference.tiling import Tiling
+
+        tiling = Tiling(cfg.TEST.TILE, cfg.TEST.TILE_OVERLAP, cfg.TEST.IMS_PER_BATCH)
+    score_thresh = cfg.TEST.SCORE_THRESHOLD or None
+    images = build_image_options(cfg)
+    return InferenceOptions(view, _build_views(cfg), tiling, dtype, score_thresh, images)
+
+
+def _build_views(cfg: CfgNode) -> list[View]:
+    """Build the views of TEST.BBOX_AUG, the one without augmentation first; none if it is off."""
+    augmentation = cfg.TEST.BBOX_AUG
+    if not augmentation.ENABLED:
+        return []
+    sizes = [(cfg.INPUT.MIN_SIZE_TEST, cfg.INPUT.MAX_SIZE_TEST, augmentation.H_FLIP)]
+    for scale in augmentation.SCALES:
+        sizes.append((scale, augmentation.MAX_SIZE, augmentation.SCALE_H_FLIP))
+    return [
+        View(min_size, max_size, flip)
+        for min_size, max_size, both in sizes
+        for flip in ((False, True) if both else (False,))
+    ]

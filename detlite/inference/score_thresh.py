@@ -1,0 +1,51 @@
+"""Lower the score threshold of a model."""
+
+import copy
+from typing import Any
+
+from torch import nn
+
+from detlite.config import ConfigError
+from detlite.modeling.detection_model import DetectionModel
+
+
+def with_score_thresh(model: DetectionModel, score_thresh: float) -> DetectionModel:
+    """Lower the score threshold of a model to `score_thresh`, if it is higher.
+
+    Returns `model` itself, or a copy that shares all parameters with it.
+
+    Raises:
+        ConfigError: an exported program contains a higher threshold.
+    """
+    current = model_score_thresh(model)
+    if current is None or score_thresh >= current:
+        return model
+    if not hasattr(model, "backbone"):
+        raise ConfigError(
+            f"the model was exported with a score threshold of {current:g}, and cannot detect "
+            f"objects below it: use at least that instead of {score_thresh:g}, or export the "
+            "checkpoint again with a lower MODEL.ROI_HEADS.SCORE_THRESH or RETINANET.INFERENCE_TH"
+        )
+    # Copy only the modules on the path to the threshold, and share everything else.
+    changed: Any = _shallow_copy(model)
+    if _threshold_owner(model) is not model:
+        changed.roi_heads = _shallow_copy(model.get_submodule("roi_heads"))
+        changed.roi_heads.box = _shallow_copy(model.get_submodule("roi_heads.box"))
+    _threshold_owner(changed).score_thresh = score_thresh
+    return changed
+
+
+def _shallow_copy(module: nn.Module) -> nn.Module:
+    copied = copy.copy(module)
+    copied._modules = dict(module._modules)
+    return copied
+
+
+def model_score_thresh(model: DetectionModel) -> float | None:
+    """Return the score threshold of a model; None if it has none."""
+    return getattr(_threshold_owner(model), "score_thresh", None)
+
+
+def _threshold_owner(model: DetectionModel) -> Any:
+    box_head = getattr(getattr(model, "roi_heads", None), "box", None)
+    return model if box_head is None else box_head
