@@ -22,7 +22,6 @@ from detlite.evaluation.evaluators import build_evaluators
 from detlite.evaluation.metrics import Metrics, check_expected, format_losses, format_table
 from detlite.evaluation.results import Results, gather_results, write_results
 from detlite.files.atomic_write import atomic_open
-from detlite.inference.build import build_detector
 from detlite.modeling.detection_model import DetectionModel
 from detlite.modeling.detector import Detector
 from detlite.modeling.optimize_for_training import optimize_for_training
@@ -71,6 +70,9 @@ def evaluate_dataset(
         fractions; a kind of a second evaluator is prefixed with its name: "lvis bbox". With
         TEST.LOSS also `{"loss": {"total": ...}}`. Empty in other processes.
     """
+    # Imported here because a run trains many steps before its first evaluation.
+    from detlite.inference.build import build_detector
+
     check_evaluation(cfg, model, dataset)
     was_training, static_shapes = model.training, model.static_shapes
     model.static_shapes = False  # detect without computing padding

@@ -3,7 +3,7 @@
 import logging
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from detlite.checkpoint.files import Checkpoint
 from detlite.checkpoint.loading import load_weights, read_weights
 from detlite.config import ConfigError
 from detlite.data import (
+    CocoDataset,
     build_test_datasets,
     build_train_dataset,
     log_findings,
@@ -20,14 +21,21 @@ from detlite.data import (
 from detlite.distributed import is_main, process_group, rank
 from detlite.evaluation.metrics import Metrics
 from detlite.modeling import build_model
+from detlite.modeling.detection_model import DetectionModel
+from detlite.registry import Registry
 
 from .evaluate import evaluate
-from .hooks.base import HOOKS, Hook
+from .hooks.base import Hook
 from .rng import seed_all
 from .run_config import complete_config
 from .run_files import CONFIG_FILE, METRICS_FILE
 from .run_lock import run_lock
 from .trainer import Trainer
+
+# "run": draws the results of a run, from its config, model, test sets and last metrics.
+DRAWINGS: Registry[
+    Callable[[CfgNode, DetectionModel, Sequence[CocoDataset], dict[str, Metrics]], None]
+] = Registry("drawing", on_demand={"run": "detlite.apps.drawing.run_drawings"})
 
 
 def run_training(
@@ -47,8 +55,10 @@ def run_training(
     model.categories = train_set.categories  # not the categories of the weights
     if is_main():
         (Path(cfg.OUTPUT_DIR) / CONFIG_FILE).write_text(cfg.dump())
-    hooks = [*hooks, HOOKS.get("RunDrawings")(cfg)]
-    return Trainer(cfg, model, train_set, test_sets, hooks).train(resume)
+    metrics = Trainer(cfg, model, train_set, test_sets, hooks).train(resume)
+    if is_main():
+        DRAWINGS.get("run")(cfg, model, test_sets, metrics)
+    return metrics
 
 
 def run_evaluation(cfg: CfgNode, weights: Checkpoint | None = None) -> dict[str, Metrics]:

@@ -12,7 +12,7 @@ import torch
 from detlite.checkpoint.files import read_checkpoint
 from detlite.config import ConfigError
 from detlite.data import DataError, build_dataset
-from detlite.data.datasets.catalog import coco_files
+from detlite.data.datasets.catalog import DATASETS, coco_files
 from detlite.engine.evaluate import evaluate, evaluate_dataset, run_inference, validation_loss
 from detlite.evaluation import EVALUATORS, Evaluator, evaluate_coco
 from detlite.inference.options import InferenceOptions, View
@@ -138,9 +138,8 @@ def test_voc_datasets_are_evaluated_like_voc(evaluated, monkeypatch):
 
 
 def test_cityscapes_datasets_are_evaluated_like_cityscapes(evaluated, blocks, monkeypatch):
-    monkeypatch.setattr(
-        "detlite.data.datasets.catalog.DATASETS._builders", {"cityscapes": coco_files}
-    )
+    DATASETS.get("cityscapes")  # imports and registers the original
+    monkeypatch.setitem(DATASETS._builders, "cityscapes", coco_files)
     file = blocks / "blocks.json"
     entry = {"name": "val", "type": "cityscapes", "annotations": file.name, "images": "."}
     catalog = ["DATASETS.CATALOG", [entry, {**entry, "name": "train"}]]

@@ -3,6 +3,7 @@
 import json
 import logging
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,12 @@ from yacs.config import CfgNode
 
 from detlite.config import ConfigError
 from detlite.data import CocoDataset, DataError
-from detlite.distributed import is_main
-from detlite.engine.hooks import HOOKS, Hook
 from detlite.engine.hooks.best_checkpoint import measured_threshold
+from detlite.engine.run import DRAWINGS
 from detlite.engine.run_files import METRICS_FILE
 from detlite.files.atomic_write import atomic_open
 from detlite.inference.predictor import Predictor, build_predictor
+from detlite.modeling.detection_model import DetectionModel
 
 from .contact_sheet import contact_sheet
 from .detections import draw_detections
@@ -30,27 +31,25 @@ _SHEET_WIDTH, _ROW_HEIGHT = 1600, 400  # pixels
 logger = logging.getLogger(__name__)
 
 
-@HOOKS.register("RunDrawings")
-class RunDrawings(Hook):
-    """Writes curves.png and, if there are test sets, detections.png and report.html."""
+@DRAWINGS.register("run")
+def draw_run(
+    cfg: CfgNode,
+    model: DetectionModel,
+    test_sets: Sequence[CocoDataset],
+    metrics: dict[str, dict[str, Any]],
+) -> None:
+    """Write curves.png and, if there are test sets, detections.png and report.html.
 
-    def __init__(self, cfg: CfgNode) -> None:
-        self._cfg = cfg
-        self._threshold = 0.0
-
-    def after_evaluation(self, metrics: dict[str, dict[str, Any]]) -> None:
-        self._threshold = measured_threshold(metrics.get(self.trainer.test_sets[0].name, {}))
-
-    def after_train(self) -> None:
-        if not is_main():
-            return
-        folder = Path(self._cfg.OUTPUT_DIR)
-        plot_metrics(folder / METRICS_FILE, folder / "curves.png")
-        if self.trainer.test_sets:
-            predictor = build_predictor(self._cfg, self.trainer.model, self._threshold or 0.5)
-            draw_sheet(predictor, self.trainer.test_sets[0], folder / "detections.png")
-            if self._cfg.TEST.REPORT:
-                write_report(folder)
+    `metrics` are those of the last evaluation, by dataset.
+    """
+    folder = Path(cfg.OUTPUT_DIR)
+    plot_metrics(folder / METRICS_FILE, folder / "curves.png")
+    if test_sets:
+        threshold = measured_threshold(metrics.get(test_sets[0].name, {}))
+        predictor = build_predictor(cfg, model, threshold or 0.5)
+        draw_sheet(predictor, test_sets[0], folder / "detections.png")
+        if cfg.TEST.REPORT:
+            write_report(folder)
 
 
 def write_report(folder: Path) -> None:

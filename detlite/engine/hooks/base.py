@@ -85,7 +85,6 @@ class Hook:
 HOOKS: Registry[Callable[[CfgNode], Hook]] = Registry(
     "hook",
     on_demand={
-        "RunDrawings": "detlite.apps.drawing.run_drawings",
         "WandB": "detlite.apps.trackers",
         "MLflow": "detlite.apps.trackers",
     },
