@@ -16,13 +16,12 @@ import pytest
 import torch
 from PIL import Image
 from pycocotools.coco import COCO
-from yacs.config import CfgNode
 
-from detlite import build_model, load_checkpoint
+from detlite import load_checkpoint
 from detlite.apps.batch_predict import input_sources, predict_run
-from detlite.checkpoint.files import Checkpoint, save_checkpoint
 from detlite.engine.run_lock import run_lock
 from detlite.modeling.detection_model import DetectionModel
+from tests.builders import tiny_config, write_noise, write_weights
 
 Run = Callable[..., int]
 
@@ -33,31 +32,50 @@ def run(run_command: Run) -> Run:
     return partial(run_command, "predict")
 
 
-@pytest.fixture
-def weights(tiny_config: Callable[..., CfgNode], tmp_path: Path) -> Path:
-    """Return the checkpoint of an untrained model that detects something everywhere."""
-    return write_weights(tiny_config, tmp_path / "model.pth")
-
-
-def write_weights(tiny_config: Callable[..., CfgNode], path: Path, *opts: Any) -> Path:
+def checkpoint(path: Path, *opts: Any) -> Path:
+    """Write an untrained model that detects something everywhere."""
     cfg = tiny_config("INPUT.MIN_SIZE_TEST", 64, "MODEL.ROI_HEADS.SCORE_THRESH", 0.0, *opts)
-    names = {"keypoints": ["head", "tail"]} if cfg.MODEL.KEYPOINT_ON else {}
-    categories = [{"id": 10 * k, "name": f"kind {k}", **names} for k in (1, 2, 3)]
-    save_checkpoint(Checkpoint(path, build_model(cfg).state_dict(), categories, cfg.dump()))
-    return path
+    return write_weights(cfg, path, keypoints=["head", "tail"] if cfg.MODEL.KEYPOINT_ON else [])
+
+
+@pytest.fixture
+def weights(tmp_path: Path) -> Path:
+    return checkpoint(tmp_path / "model.pth")
 
 
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
     """Return a folder with two images and a text file."""
     folder = tmp_path / "photos"
-    folder.mkdir()
-    rng = np.random.default_rng(0)
-    for name, height in (("b.jpg", 50), ("a.png", 70)):
-        pixels = rng.integers(0, 256, (height, 90, 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(folder / name)
+    write_noise(folder / "b.jpg", 50, 90)
+    write_noise(folder / "a.png", 70, 90)
     (folder / "notes.txt").write_text("not an image")
     return folder
+
+
+@pytest.fixture
+def predict(run: Run, weights: Path, photos: Path, tmp_path: Path) -> Run:
+    """Return `predict(*more, out=...)`, which detects in `photos`."""
+
+    def start(*more: Any, out: Path = tmp_path / "out") -> int:
+        return run("--weights", weights, "--input", photos, "--output", out, *more)
+
+    return start
+
+
+@pytest.fixture
+def error(capsys: pytest.CaptureFixture[str]) -> Callable[[], str]:
+    """Return a function that returns the only line of stderr, an error."""
+
+    def read() -> str:
+        (line,) = capsys.readouterr().err.splitlines()
+        return line.removeprefix("error: ")
+
+    return read
+
+
+def results(folder: Path) -> list[dict[str, Any]]:
+    return json.loads((folder / "results.json").read_text())
 
 
 def test_files(run, weights, photos, tmp_path):
@@ -82,28 +100,24 @@ def test_files(run, weights, photos, tmp_path):
     assert found.annToMask(found.anns[1]).shape == (70, 90)
 
 
-def test_threshold_and_overrides(run, weights, photos, tmp_path):
-    arguments = ("--weights", weights, "--input", photos, "--output", tmp_path)
+def test_threshold_and_overrides(predict, tmp_path):
     found = []
     for more in (("0",), ("1",), ("0", "MODEL.ROI_HEADS.DETECTIONS_PER_IMG=1")):
-        assert run(*arguments, "--overwrite", "--threshold", *more) == 0
-        found.append(len(json.loads((tmp_path / "results.json").read_text())))
+        assert predict("--overwrite", "--threshold", *more) == 0
+        found.append(len(results(tmp_path / "out")))
     assert found[0] > 2
     assert found[1:] == [0, 2]
 
 
-def test_tile_options_are_config_overrides(run, weights, photos, tmp_path, capsys):
-    def results(name: str, *more: str) -> list[dict[str, Any]]:
-        out = tmp_path / name
-        options = ("--weights", weights, "--input", photos, "--output", out, "--threshold", "0")
-        assert run(*options, "--draw", "none", *more) == 0
-        return json.loads((out / "results.json").read_text())
+def test_tile_options_are_config_overrides(predict, tmp_path, error):
+    def found(name, *more):
+        assert predict("--threshold", "0", "--draw", "none", *more, out=tmp_path / name) == 0
+        return results(tmp_path / name)
 
-    plain, tiles = results("plain"), results("tiles", "--tile", "40", "--overlap", "0.3")
-    assert tiles == results("same", "TEST.TILE", "40", "TEST.TILE_OVERLAP", "0.3") != plain
-    options = ("--weights", weights, "--input", photos, "--output", tmp_path / "new")
-    assert run(*options, "--overlap", "0.3") == 2
-    assert "--overlap 0.3 needs the side of the tiles: add --tile" in capsys.readouterr().err
+    plain, tiles = found("plain"), found("tiles", "--tile", "40", "--overlap", "0.3")
+    assert tiles == found("same", "TEST.TILE", "40", "TEST.TILE_OVERLAP", "0.3") != plain
+    assert predict("--overlap", "0.3") == 2
+    assert "--overlap 0.3 needs the side of the tiles: add --tile" in error()
 
 
 KEYPOINTS = [
@@ -114,19 +128,15 @@ KEYPOINTS = [
 
 
 @pytest.mark.parametrize(("convention", "center"), [("detlite", 0.5), ("torchvision", 0.0)])
-def test_keypoints_are_indices_of_pixels(run, tiny_config, photos, tmp_path, convention, center):
-    keys = [*KEYPOINTS, "MODEL.CONVENTION", convention]
-    weights = write_weights(tiny_config, tmp_path / "points.pth", *keys)
+def test_keypoints_are_indices_of_pixels(run, photos, tmp_path, convention, center):
+    weights = checkpoint(tmp_path / "points.pth", *KEYPOINTS, "MODEL.CONVENTION", convention)
     out = tmp_path / "out"
     arguments = ("--weights", weights, "--input", photos / "a.png", "--output", out)
     assert run(*arguments, "--threshold", "0") == 0
-    results = json.loads((out / "results.json").read_text())
     found = load_checkpoint(weights)(photos / "a.png")["keypoints"]
-    assert len(results) == len(found) > 0
-    expected = found - torch.tensor([center, center, 0])
-    torch.testing.assert_close(
-        torch.tensor([result["keypoints"] for result in results]), expected.flatten(1)
-    )
+    actual = torch.tensor([result["keypoints"] for result in results(out)])
+    assert len(actual) == len(found) > 0
+    torch.testing.assert_close(actual, (found - torch.tensor([center, center, 0])).flatten(1))
 
 
 def test_unreadable_images_are_reported_and_skipped(run, weights, photos, tmp_path, capsys):
@@ -141,76 +151,58 @@ def test_unreadable_images_are_reported_and_skipped(run, weights, photos, tmp_pa
     assert [(image["id"], Path(image["file_name"]).name) for image in images] == [(2, "b.jpg")]
 
 
-def test_unusable_arguments(run, weights, photos, tmp_path, capsys):
-    (tmp_path / "empty").mkdir()
-    for file, folder, opts, message in (
-        (tmp_path / "no.pth", photos, (), "no.pth: cannot be read"),
-        (weights, photos, ("--batch-size", "0"), "--batch-size 0: must be at least 1"),
-        (weights, photos, ("--shard-size", "-1"), "--shard-size -1: must be at least 1"),
-        (weights, photos, ("--threshold", "1.1"), "--threshold 1.1: must be between 0 and 1"),
-        (weights, tmp_path / "empty", (), "empty: the folder contains no images"),
-        (weights, photos, ("INPUT.MIN_SIZE", "3"), "unknown config key INPUT.MIN_SIZE"),
+def test_unusable_arguments(run, weights, photos, tmp_path, error):
+    empty, taken = tmp_path / "empty", tmp_path / "taken"
+    empty.mkdir()
+    taken.touch()
+    fast = checkpoint(tmp_path / "fast.pth", "MODEL.LOAD_PROPOSALS", True)
+    for file, folder, out, opts, message in (
+        (tmp_path / "no.pth", photos, tmp_path, (), "no.pth: cannot be read"),
+        (weights, photos, tmp_path, ("--batch-size", "0"), "--batch-size 0: must be at least 1"),
+        (weights, photos, tmp_path, ("--shard-size", "-1"), "--shard-size -1: must be at least 1"),
+        (weights, photos, tmp_path, ("--threshold", "1.1"), "--threshold 1.1: must be between 0"),
+        (weights, empty, tmp_path, (), "empty: the folder contains no images"),
+        (weights, photos, tmp_path, ("INPUT.MIN_SIZE", "3"), "unknown config key INPUT.MIN_SIZE"),
+        (weights, photos, taken, (), f"{taken}: cannot be written to (File exists)"),
+        (fast, photos, tmp_path / "new", (), f"{fast}: a Fast R-CNN needs proposals"),
+        (fast, "a.mp4", tmp_path, ("--input", "a.mp4", "b.mp4"), "a video must be the only input"),
+        (weights, "a.jpg", tmp_path, ["--track"], "--track follows objects through a video, but"),
     ):
-        arguments = ("--weights", file, "--input", folder, "--output", tmp_path, *opts)
-        assert run(*arguments) == 2
-        error = capsys.readouterr().err
-        assert error.startswith("error: ")
-        assert message in error
-        assert error.count("\n") == 1
+        assert run("--weights", file, "--input", folder, "--output", out, *opts) == 2
+        assert message in error()
+    assert not (tmp_path / "new").exists()
 
 
-def test_output_that_is_a_file(run, weights, photos, tmp_path, capsys):
-    (tmp_path / "taken").touch()
-    assert run("--weights", weights, "--input", photos, "--output", tmp_path / "taken") == 2
-    error = capsys.readouterr().err
-    assert error.startswith(f"error: {tmp_path / 'taken'}: cannot be written to (File exists)")
-    assert error.count("\n") == 1
-
-
-def test_a_model_that_needs_proposals_is_refused(run, tiny_config, photos, tmp_path, capsys):
-    weights = write_weights(tiny_config, tmp_path / "fast.pth", "MODEL.LOAD_PROPOSALS", True)
-    assert run("--weights", weights, "--input", photos, "--output", tmp_path / "out") == 2
-    error = capsys.readouterr().err
-    assert error.startswith(f"error: {weights}: a Fast R-CNN needs proposals")
-    assert error.count("\n") == 1
-    assert not (tmp_path / "out").exists()
-
-
-def test_drawn_png(run, weights, photos, tmp_path):
-    out = tmp_path / "out"
-    assert run("--weights", weights, "--input", photos, "--output", out, "--draw", "png") == 0
-    files = sorted((out / "drawn").iterdir())
+def test_drawn_png(predict, tmp_path):
+    assert predict("--draw", "png") == 0
+    files = sorted((tmp_path / "out" / "drawn").iterdir())
     assert [file.name for file in files] == ["0001_a.png", "0002_b.png"]
     with Image.open(files[0]) as image:
         assert image.format == "PNG"
 
 
-def test_csv_and_parquet_equal_json(run, weights, photos, tmp_path):
+def test_csv_and_parquet_equal_json(predict, tmp_path):
     pq = pytest.importorskip("pyarrow.parquet", reason="needs pyarrow, detlite[parquet]")
-    arguments = ("--weights", weights, "--input", photos, "--threshold", "0", "--draw", "none")
     for format in ("coco", "csv", "parquet"):
-        options = ("--output", tmp_path / format, "--format", format, "--shard-size", 1)
-        assert run(*arguments, *options) == 0
+        options = ("--threshold", "0", "--draw", "none", "--format", format, "--shard-size", 1)
+        assert predict(*options, out=tmp_path / format) == 0
         assert not (tmp_path / format / "drawn").exists()
-    results = json.loads((tmp_path / "coco" / "results.json").read_text())
+    expected = results(tmp_path / "coco")
     with (tmp_path / "csv" / "results.csv").open(newline="") as lines:
         rows = list(csv.DictReader(lines))
-    assert len(rows) == len(results) > 0
-    for row, result in zip(rows, results, strict=True):
+    assert len(rows) == len(expected) > 0
+    for row, result in zip(rows, expected, strict=True):
         assert int(row["image_id"]) == result["image_id"]
         assert float(row["score"]) == result["score"]
         assert [float(row[side]) for side in ("x", "y", "width", "height")] == result["bbox"]
         assert row["mask"] == result["segmentation"]["counts"]
         assert row["category"] == f"kind {result['category_id'] // 10}"
     folder = tmp_path / "parquet" / "detections"
-    rows = pq.read_table(folder).to_pylist()
-    assert [row["image_id"] for row in rows] == [result["image_id"] for result in results]
-    masks = [result["segmentation"]["counts"] for result in results]
-    assert [row["mask"] for row in rows] == masks
-    assert {file.name for file in folder.iterdir()} == {
-        "part-000000.parquet",
-        "part-000001.parquet",
-    }
+    assert [(row["image_id"], row["mask"]) for row in pq.read_table(folder).to_pylist()] == [
+        (result["image_id"], result["segmentation"]["counts"]) for result in expected
+    ]
+    parts = [f"part-{number:06d}.parquet" for number in (0, 1)]
+    assert sorted(file.name for file in folder.iterdir()) == parts
 
 
 def test_interrupted_run_continues(run, weights, photos, tmp_path, monkeypatch, capsys):
@@ -232,10 +224,8 @@ def test_interrupted_run_continues(run, weights, photos, tmp_path, monkeypatch, 
     with monkeypatch.context() as patch:
         patch.setattr(predict_run, "predict_images", interrupted)
         assert run(*arguments) == 130
-    assert (
-        capsys.readouterr().err
-        == "interrupted: the same command continues with the remaining images\n"
-    )
+    message = "interrupted: the same command continues with the remaining images\n"
+    assert capsys.readouterr().err == message
     with monkeypatch.context() as patch:
         patch.setattr(predict_run, "predict_images", counted)
         for _ in range(2):
@@ -246,27 +236,22 @@ def test_interrupted_run_continues(run, weights, photos, tmp_path, monkeypatch, 
     assert sorted(file.name for file in (out / "drawn").iterdir()) == ["0001_a.jpg", "0002_b.jpg"]
 
 
-def test_another_command_in_the_same_folder_is_refused(
-    run, tiny_config, weights, photos, tmp_path, capsys
-):
+def test_another_command_in_the_same_folder_is_refused(run, weights, photos, tmp_path, error):
     arguments = ("--input", photos, "--output", tmp_path / "out")
     assert run("--weights", weights, *arguments) == 0
     moved = weights.rename(tmp_path / "moved.pth")
     assert run("--weights", moved, *arguments) == 0  # the same weights
-    before = (tmp_path / "out" / "results.json").read_bytes()
-    other = write_weights(tiny_config, tmp_path / "other.pth", "MODEL.RPN.NMS_THRESH", 0.6)
+    before = results(tmp_path / "out")
+    other = checkpoint(tmp_path / "other.pth", "MODEL.RPN.NMS_THRESH", 0.6)
     for more, name in (
         (("--weights", other), "weights"),
         (("--weights", moved, "--threshold", "0.1"), "threshold"),
         (("--weights", moved, "--draw", "none"), "draw"),
         (("--weights", moved, "MODEL.RPN.NMS_THRESH", "0.6"), "overrides"),
     ):
-        capsys.readouterr()
         assert run(*more, *arguments) == 2
-        error = capsys.readouterr().err
-        assert error.startswith(f"error: {tmp_path / 'out'} contains a run with other {name}: ")
-        assert error.count("\n") == 1
-    assert (tmp_path / "out" / "results.json").read_bytes() == before
+        assert error().startswith(f"{tmp_path / 'out'} contains a run with other {name}: ")
+    assert results(tmp_path / "out") == before
     assert run("--weights", other, *arguments, "--overwrite") == 0
 
 
@@ -296,11 +281,8 @@ def test_a_rank_killed_under_torchrun(run, weights, tmp_path, repo_root, monkeyp
     """A single process finishes a run after one of two processes was killed."""
     monkeypatch.setattr(DetectionModel, "detect", DetectionModel.detect)  # restored after the test
     folder = tmp_path / "photos"
-    folder.mkdir()
-    rng = np.random.default_rng(0)
     for number in range(17):
-        pixels = rng.integers(0, 256, (40, 60, 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(folder / f"{number:02d}.png")
+        write_noise(folder / f"{number:02d}.png", seed=number)
     (folder / "05.png").write_bytes(b"not an image")
     (tmp_path / "dying.py").write_text(DYING)
     arguments = ["--weights", weights, "--input", folder, "--threshold", 0, "--draw", "none"]
@@ -309,14 +291,12 @@ def test_a_rank_killed_under_torchrun(run, weights, tmp_path, repo_root, monkeyp
     broken = tmp_path / "broken"
     arguments += ["--output", broken]
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2]
+    command += ["-m", "detlite", "predict", *arguments, "--shard-size", 3]
+    variables = {"DYING": str(broken), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(repo_root)}
     done = subprocess.run(
-        list(map(str, [*command, "-m", "detlite", "predict", *arguments, "--shard-size", 3])),
-        env=os.environ
-        | {"DYING": str(broken), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(repo_root)},
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
+        list(map(str, command)), env=os.environ | variables,
+        capture_output=True, text=True, timeout=200,
+    )  # fmt: skip
     assert done.returncode != 0
     assert "Signal 9 (SIGKILL)" in done.stderr
     notes = sorted(file.name for file in (broken / "shards").glob("*.json"))
@@ -326,9 +306,7 @@ def test_a_rank_killed_under_torchrun(run, weights, tmp_path, repo_root, monkeyp
     assert not (broken / "results.json").exists()
     assert run(*arguments) == 1
     assert (broken / "images.json").read_text() == (tmp_path / "whole/images.json").read_text()
-    whole, found = (
-        json.loads((tmp_path / name / "results.json").read_text()) for name in ("whole", "broken")
-    )
+    whole, found = results(tmp_path / "whole"), results(broken)
     assert [row["image_id"] for row in found] == [row["image_id"] for row in whole]
     assert {row["image_id"] for row in found} == set(range(1, 18)) - {6}
     torch.testing.assert_close(
@@ -337,18 +315,17 @@ def test_a_rank_killed_under_torchrun(run, weights, tmp_path, repo_root, monkeyp
     )  # fmt: skip
 
 
-def test_overwrite_needs_one_process(run, weights, photos, tmp_path, monkeypatch, capsys):
+def test_overwrite_needs_one_process(predict, photos, monkeypatch, capsys, error):
     monkeypatch.setattr("detlite.distributed.torchrun_rank", lambda: (0, 2))
     monkeypatch.setattr(predict_run, "torchrun_rank", lambda: (0, 2))
-    arguments = ("--weights", weights, "--input", photos, "--output", tmp_path / "out")
-    assert run(*arguments, "--overwrite") == 2
-    assert "error: --overwrite needs a single process" in capsys.readouterr().err
+    assert predict("--overwrite") == 2
+    assert "--overwrite needs a single process" in error()
     (photos / "a.png").write_bytes(b"not an image")
-    assert run(*arguments) == 0  # a failing process would make torchrun end the others
+    assert predict() == 0  # a failing process would make torchrun end the others
     assert "1 images done, 1 unreadable" in capsys.readouterr().out
 
 
-def test_an_image_that_disappears_is_skipped(run, weights, photos, tmp_path, capsys, monkeypatch):
+def test_an_image_that_disappears_is_skipped(predict, photos, capsys, monkeypatch):
     """Control characters in its name do not reach the terminal."""
     (photos / "a.png").rename(photos / "a\x1b[31m\n.png")
 
@@ -358,27 +335,23 @@ def test_an_image_that_disappears_is_skipped(run, weights, photos, tmp_path, cap
         return images
 
     monkeypatch.setattr(predict_run, "list_images", list_then_delete)
-    arguments = ("--weights", weights, "--input", photos, "--output", tmp_path / "out")
-    assert run(*arguments) == 1
+    assert predict() == 1
     output = capsys.readouterr()
     assert "1 images done, 1 unreadable" in output.out
     assert r"a\x1b[31m\n.png: the image file does not exist" in output.err
     assert "\x1b[31m" not in output.err
 
 
-def test_a_second_run_in_the_folder_is_refused(run, weights, photos, tmp_path, capsys):
+def test_a_second_run_in_the_folder_is_refused(predict, tmp_path, error):
     out = tmp_path / "out"
-    arguments = ("--weights", weights, "--input", photos, "--output", out)
     with run_lock(out):
         for option in ((), ("--overwrite",)):
-            assert run(*arguments, *option) == 2
-            error = capsys.readouterr().err
-            assert error.startswith(f"error: {out}: another run is writing to this folder")
-            assert error.count("\n") == 1
+            assert predict(*option) == 2
+            assert error().startswith(f"{out}: another run is writing to this folder")
     with run_lock(out, rank=1, world_size=2):
-        assert run(*arguments, "--overwrite") == 2
+        assert predict("--overwrite") == 2
     assert not list(out.iterdir())
-    assert run(*arguments) == 0
+    assert predict() == 0
 
 
 def test_list_file_and_glob(run, weights, photos, tmp_path, monkeypatch):
@@ -427,41 +400,20 @@ def test_a_video(run, weights, tmp_path, capsys):
     assert run(*again, "--overwrite", "--draw", "none") == 0
 
 
-@pytest.mark.parametrize(
-    ("inputs", "message"),
-    [
-        (("a.mp4", "b.mp4"), "--input: a video must be the only input"),
-        (
-            ("a.jpg", "--track"),
-            "--track follows objects through a video, but --input names no video",
-        ),
-    ],
-)
-def test_options_that_exclude_videos(run, tmp_path, capsys, inputs, message):
-    assert run("--weights", "w.pth", "--output", tmp_path, "--input", *inputs) == 2
-    assert capsys.readouterr().err.startswith(f"error: {message}")
-
-
-def test_full_disk(run, weights, photos, tmp_path, capsys):
+def test_full_disk(predict, tmp_path, error):
     out = tmp_path / "out"
     (out / "drawn").mkdir(parents=True)
     (out / "drawn" / "0002_b.jpg").symlink_to("/dev/full")
-    arguments = ("--weights", weights, "--input", photos, "--output", out, "--threshold", "0")
-    assert run(*arguments) == 2
-    error = capsys.readouterr().err
-    assert error.startswith(f"error: --output {out}: cannot write to it ([Errno 28] No space left")
-    assert error.count("\n") == 1
+    assert predict("--threshold", "0") == 2
+    assert error().startswith(f"--output {out}: cannot write to it ([Errno 28] No space left")
     assert not (out / "results.json").exists()
     (out / "drawn" / "0002_b.jpg").unlink()
-    assert run(*arguments) == 0
-    rows = json.loads((out / "results.json").read_text())
-    assert {row["image_id"] for row in rows} == {1, 2}
+    assert predict("--threshold", "0") == 0
+    assert {row["image_id"] for row in results(out)} == {1, 2}
 
 
-def test_measures_and_label_images(run, tiny_config, photos, tmp_path):
-    weights = write_weights(
-        tiny_config, tmp_path / "masks.pth", "MODEL.MASK_ON", True, "TEST.MASK_CONFIDENCE", 1.0
-    )
+def test_measures_and_label_images(run, photos, tmp_path):
+    weights = checkpoint(tmp_path / "masks.pth", "TEST.MASK_CONFIDENCE", 1.0)
     options = ("--weights", weights, "--input", photos, "--output", tmp_path / "found")
     options += ("--format", "measures", "--label-images", "tiff", "--draw", "none")
     assert run(*options, "--threshold", 0) == 0
