@@ -69,11 +69,17 @@ def tiny_config(*opts: Any, c4: bool = False) -> CfgNode:
     return load_config(None, [item for pair in settings.items() for item in pair] + list(opts))
 
 
-def write_weights(cfg: CfgNode, path: Path, *, keypoints: Sequence[str] = ()) -> Path:
-    """Write the checkpoint of an untrained model with the categories 10, 20 and 30."""
+def write_weights(
+    cfg: CfgNode,
+    path: Path,
+    categories: Mapping[int, str] | None = None,
+    keypoints: Sequence[str] = (),
+) -> Path:
+    """Write the checkpoint of an untrained model; its categories are 10, 20 and 30 by default."""
     names = {"keypoints": list(keypoints)} if keypoints else {}
-    categories = [{"id": 10 * k, "name": f"kind {k}", **names} for k in (1, 2, 3)]
-    save_checkpoint(Checkpoint(path, build_model(cfg).state_dict(), categories, cfg.dump()))
+    categories = categories or {10 * k: f"kind {k}" for k in (1, 2, 3)}
+    rows = [{"id": number, "name": name, **names} for number, name in categories.items()]
+    save_checkpoint(Checkpoint(path, build_model(cfg).state_dict(), rows, cfg.dump()))
     return path
 
 

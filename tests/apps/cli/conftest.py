@@ -15,6 +15,8 @@ from detlite.evaluation import Results, evaluate_coco
 from tests.builders import make_coco
 from tests.evaluation.synthetic_detections import synthetic_dataset
 
+ErrorOf = Callable[..., str]
+
 
 @pytest.fixture
 def run_command(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
@@ -23,6 +25,20 @@ def run_command(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
 
     def run(command: str, *arguments: object) -> int:
         return main([command, *map(str, arguments)])
+
+    return run
+
+
+@pytest.fixture
+def error_of(run_command: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> ErrorOf:
+    """`error_of("predict", ...)`: the message, of one line, of a command that ends with status 2."""
+
+    def run(command: str, *arguments: object) -> str:
+        capsys.readouterr()
+        assert run_command(command, *arguments) == 2
+        *_, line = capsys.readouterr().err.splitlines()  # others report progress
+        assert line.startswith("error: ")
+        return line.removeprefix("error: ")
 
     return run
 

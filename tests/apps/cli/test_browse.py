@@ -99,16 +99,15 @@ def test_objects_without_anchors_are_named(config, tmp_path):
     assert bad.count('<td class="number worse">none</td>') == counts(bad)[1]
 
 
-def test_invalid_arguments(config, tmp_path, capsys):
+def test_invalid_arguments(config, tmp_path, error_of):
+    page = tmp_path / "no.html"
     for arguments, message in (
         (["--count", "0"], "--count 0: must be at least 1"),
         (["DATASETS.TRAIN", "()"], "DATASETS.TRAIN is empty"),
         (["INPUT.MIN_SIZE_TRIAN", "3"], "INPUT.MIN_SIZE_TRAIN"),
     ):
-        page = tmp_path / "no.html"
-        assert main(["browse", "--config", str(config()), "--output", str(page), *arguments]) == 2
-        assert message in capsys.readouterr().err
-        assert not page.exists()
+        assert message in error_of("browse", "--config", config(), "--output", page, *arguments)
+    assert not page.exists()
 
 
 def test_filter_in_a_browser(config, tmp_path, open_page):

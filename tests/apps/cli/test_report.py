@@ -156,15 +156,13 @@ def test_published_coco_results(data_root, tmp_path, kind):
 
 
 @pytest.mark.usefixtures("without_charts")
-def test_results_of_other_frameworks(run, make_run, tmp_path, capsys):
+def test_results_of_other_frameworks(run, make_run, tmp_path, error_of):
     """COCO files of a run lead to the same numbers as the run."""
     make_run("boxes", masks=False)
     shutil.copy(run / "results_val set.json", tmp_path / "theirs.json")
     shutil.copy(tmp_path / "boxes" / "results_val set.json", tmp_path / "boxes.json")
-    truth, files = (
-        tmp_path / "data" / "val.json",
-        [tmp_path / "theirs.json", tmp_path / "boxes.json"],
-    )
+    truth = tmp_path / "data" / "val.json"
+    files = [tmp_path / "theirs.json", tmp_path / "boxes.json"]
     text = build_report(tmp_path / "report.html", "--truth", truth, "--results", *files)
     recorded = json.loads((run / "evaluation.json").read_text())
     for kind, columns in (("bbox", 4), ("segm", 2)):  # one file has no masks
@@ -177,11 +175,10 @@ def test_results_of_other_frameworks(run, make_run, tmp_path, capsys):
     assert "None is shown" in text
     assert "data:image/jpeg" not in text
     for arguments in (["--truth", truth], ["--results", files[0]], [run, "--truth", truth]):
-        assert main(["report", *map(str, arguments)]) == 2
-        assert "or one --truth and its --results" in capsys.readouterr().err
+        assert "or one --truth and its --results" in error_of("report", *arguments)
     files[0].write_text('[{"image_id": 1, "category_id": 99, "bbox": [0, 0, 1, 1], "score": 1}]')
-    assert main(["report", "--truth", str(truth), "--results", str(files[0])]) == 2
-    assert "image_id 1 is not in the ground truth" in capsys.readouterr().err
+    error = error_of("report", "--truth", truth, "--results", files[0])
+    assert "image_id 1 is not in the ground truth" in error
 
 
 def test_comparison_of_runs(runs, comparison_page):
@@ -273,29 +270,23 @@ def test_keypoints(make_run, tmp_path):
         (lambda f: (f / "metrics.jsonl").write_text("x"), "line 1 is not a JSON object"),
     ],
 )  # fmt: skip
-def test_invalid_runs(run_copy, tmp_path, capsys, corrupt, message):
+def test_invalid_runs(run_copy, tmp_path, error_of, corrupt, message):
     corrupt(run_copy)
-    assert main(["report", str(run_copy), "--output", str(tmp_path / "no.html")]) == 2
+    assert message in error_of("report", run_copy, "--output", tmp_path / "no.html")
     assert not (tmp_path / "no.html").exists()
-    errors = capsys.readouterr().err
-    assert message in errors
-    assert errors.count("\n") == 1
 
 
-def test_invalid_arguments(run, tmp_path, capsys):
+def test_invalid_arguments(run, tmp_path, error_of):
+    file = tmp_path / "page.html"
     for arguments, message in (
-        ([str(run), str(run)], "named twice"),
-        ([str(run), "--resamples", "5"], "--resamples 5: must be at least 100"),
-        ([str(run), "--examples", "-1"], "--examples -1: must be at least 0"),
+        ([run, run], "named twice"),
+        ([run, "--resamples", "5"], "--resamples 5: must be at least 100"),
+        ([run, "--examples", "-1"], "--examples -1: must be at least 0"),
     ):
-        assert main(["report", *arguments, "--output", str(tmp_path / "no.html")]) == 2
-        assert message in capsys.readouterr().err
-
-
-def test_a_second_report_to_the_file_is_refused(run, tmp_path, capsys):
+        assert message in error_of("report", *arguments, "--output", file)
     with run_lock(tmp_path, name="page.html"):
-        assert main(["report", str(run), "--output", str(tmp_path / "page.html")]) == 2
-    assert "another run is writing to this folder" in capsys.readouterr().err
+        error = error_of("report", run, "--output", file)
+    assert "another run is writing to this folder" in error
 
 
 def test_advice_names_existing_keys(repo_root):
