@@ -31,7 +31,7 @@ def run_command(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
 
 @pytest.fixture
 def error_of(run_command: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> ErrorOf:
-    """`error_of("predict", ...)`: the message, of one line, of a command that ends with status 2."""
+    """`error_of("predict", ...)`: the message of one line of a failing command."""
 
     def run(command: str, *arguments: object) -> str:
         capsys.readouterr()

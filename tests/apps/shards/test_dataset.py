@@ -30,6 +30,7 @@ from detlite.data import (
 from detlite.data.datasets.ground_truth import build_coco_gt
 from detlite.data.datasets.options import DatasetOptions
 from detlite.files import download
+from tests.builders import coco_content, coco_object, rectangle, write_noise, write_text
 from tests.data.servers import serving, upload
 
 
@@ -39,22 +40,28 @@ def shards(content, write_set, tmp_path, cache):
     return write_shards(*write_set(content), tmp_path / "tars", images_per_shard=2)
 
 
+def webdataset(name, count, root=""):
+    """Return the entry of a dataset in DATASETS.CATALOG."""
+    shards = f"{root}tars/train-{{000000..{count - 1:06d}}}.tar"
+    categories = f"{root}tars/train-categories.json"
+    return {"name": name, "type": "webdataset", "shards": shards, "categories": categories}
+
+
 @pytest.fixture
 def shard_cfg(small_cfg):
     """`shard_cfg(*opts)`: load a config for `shards`."""
+    small = {"name": "small", "annotations": "small/annotations.json", "images": "small/images"}
+    keys = ["DATASETS.CATALOG", [webdataset("tars", 2), small], "DATASETS.TRAIN", ("tars",)]
+    return lambda *opts: small_cfg(*keys, *opts)
 
-    def load(*opts, root=""):
-        entry = {
-            "name": "tars",
-            "type": "webdataset",
-            "shards": f"{root}tars/train-{{000000..000001}}.tar",
-        }
-        entry["categories"] = f"{root}tars/train-categories.json"
-        small = {"name": "small", "annotations": "small/annotations.json", "images": "small/images"}
-        keys = ["DATASETS.CATALOG", [entry, small], "DATASETS.TRAIN", ("tars",)]
-        return small_cfg(*keys, *opts)
 
-    return load
+@pytest.fixture
+def build(shard_cfg):
+    """`build(*opts)`: the dataset `tars` as for evaluation."""
+    return lambda *opts: build_dataset(shard_cfg(*opts), "tars", train=False)
+
+
+SKIP = "DATASETS.ON_BAD_ANNOTATION", "skip"
 
 
 def samples(dataset):
@@ -78,35 +85,20 @@ def equal(one, other):
 @pytest.fixture
 def many(tmp_path, cache, small_cfg):
     """`many(*opts)`: load a config for 60 small images, wide and tall, in six shards."""
-    from PIL import Image
-
-    (tmp_path / "images").mkdir()
-    rng = np.random.default_rng(0)
-    images, annotations = [], []
-    for number in range(1, 61):
-        width, height = (24, 16) if rng.random() < 0.6 else (16, 24)
-        pixels = rng.integers(0, 256, (height, width, 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(tmp_path / f"images/{number}.png")
-        images.append(
-            {"id": number, "file_name": f"{number}.png", "width": width, "height": height}
-        )
-        box = [2, 2, 10, 10]
-        row = {"id": number, "image_id": number, "category_id": 1 + (number % 20 == 0), "bbox": box}
-        annotations.append({**row, "segmentation": [[2, 2, 12, 2, 12, 12, 2, 12]]})
-    categories = [{"id": 1, "name": "a"}, {"id": 2, "name": "b"}]
-    file = tmp_path / "many.json"
-    rows = {"images": images, "annotations": annotations, "categories": categories}
-    file.write_text(json.dumps(rows))
+    rng, box = np.random.default_rng(0), [2, 2, 10, 10]
+    numbers = range(1, 61)
+    content = coco_content(
+        (coco_object(box, 1 + (n % 20 == 0), n, segmentation=rectangle(*box)) for n in numbers),
+        numbers,
+    )
+    for row in content["images"]:
+        row["width"], row["height"] = (24, 16) if rng.random() < 0.6 else (16, 24)
+        write_noise(tmp_path / "images" / row["file_name"], row["height"], row["width"], row["id"])
+    file = write_text(tmp_path / "many.json", json.dumps(content))
     write_shards(file, tmp_path / "images", tmp_path / "tars", images_per_shard=10)
 
     def load(*opts, root=""):
-        entry = {
-            "name": "many",
-            "type": "webdataset",
-            "shards": f"{root}tars/train-{{000000..000005}}.tar",
-        }
-        entry["categories"] = f"{root}tars/train-categories.json"
-        keys = ["DATASETS.CATALOG", [entry], "DATASETS.TRAIN", ("many",)]
+        keys = ["DATASETS.CATALOG", [webdataset("many", 6, root)], "DATASETS.TRAIN", ("many",)]
         return small_cfg(*keys, "SOLVER.IMS_PER_BATCH", 4, "DATALOADER.SHARD_SHUFFLE", 5, *opts)
 
     return load
@@ -121,7 +113,7 @@ def test_expand_range():
             expand_range(text)
 
 
-def test_shards_and_files_are_equal(shards, shard_cfg, tmp_path):
+def test_shards_and_files_are_equal(shards, shard_cfg, tmp_path, build):
     files = CocoDataset(
         tmp_path / "small/annotations.json", tmp_path / "small/images", DatasetOptions(train=True)
     )
@@ -136,7 +128,7 @@ def test_shards_and_files_are_equal(shards, shard_cfg, tmp_path):
             actual[number][1]["masks"].bitmaps(*target["size"]),
             target["masks"].bitmaps(*target["size"]),
         )
-    evaluated = build_dataset(shard_cfg(), "tars", train=False)
+    evaluated = build()
     assert sorted(evaluated.image_ids) == [10, 11, 12, 13]
     assert len(build_coco_gt(evaluated).anns) == 4
 
@@ -332,18 +324,17 @@ def edited(**fields):
         (edited(annotations=[3]), r"has annotations: \[3\]"),
     ],
 )
-def test_bad_entries_are_errors_or_skipped(shards, shard_cfg, change, message):
+def test_bad_entries_are_errors_or_skipped(shards, build, change, message):
     rewrite(shards[0], change)
     with pytest.raises(DataError, match=rf"train-\{{.*: train-000000.tar: '0000.*' {message}"):
-        build_dataset(shard_cfg(), "tars", train=False)
-    cfg = shard_cfg("DATASETS.ON_BAD_ANNOTATION", "skip")
-    dataset = build_dataset(cfg, "tars", train=False)
+        build()
+    dataset = build(*SKIP)
     assert len(dataset) == 3
     assert "entries of shards that cannot be used: 1 image, for" in str(dataset.findings[0])
 
 
 @pytest.mark.parametrize("where", ["data", "header", "end", "all"])
-def test_truncated_shards(shards, shard_cfg, where):
+def test_truncated_shards(shards, build, where):
     """A cut between blocks of the tar file is found, too."""
     data = shards[1].read_bytes()
     with tarfile.open(shards[1]) as tar:
@@ -356,11 +347,10 @@ def test_truncated_shards(shards, shard_cfg, where):
         "all": 0,
     }[where]
     shards[1].write_bytes(data[:length])
-    with pytest.raises(
-        DataError, match=r"train-000001.tar: (the shard is truncated|'0.*has no json)"
-    ):
-        build_dataset(shard_cfg(), "tars", train=False)
-    dataset = build_dataset(shard_cfg("DATASETS.ON_BAD_ANNOTATION", "skip"), "tars", train=False)
+    problem = r"train-000001.tar: (the shard is truncated|'0.*has no json)"
+    with pytest.raises(DataError, match=problem):
+        build()
+    dataset = build(*SKIP)
     assert len(dataset) == {"data": 3, "header": 3, "end": 4, "all": 2}[where]
 
 
@@ -373,32 +363,30 @@ def test_bad_annotations_are_reported(shards, shard_cfg):
         build_dataset(shard_cfg(), "tars", train=True)
 
 
-def test_damaged_images(shards, shard_cfg):
+def test_damaged_images(shards, build):
     def change(members):
         name, data = members[0]
         return [(name, data[: len(data) // 2]), *members[1:]]
 
     rewrite(shards[0], change)
     with pytest.raises(DataError, match=r"image 1\d \(train-000000.tar/0+1\d.png\): .*truncated"):
-        build_dataset(shard_cfg(), "tars", train=False)
-    cfg = shard_cfg("DATASETS.ON_BAD_ANNOTATION", "skip")
-    assert len(build_dataset(cfg, "tars", train=False)) == 3
-    dataset = build_dataset(shard_cfg("DATASETS.CHECK_IMAGES", False), "tars", train=False)
+        build()
+    assert len(build(*SKIP)) == 3
+    dataset = build("DATASETS.CHECK_IMAGES", False)
     message = r"tars/train-000000.tar: 0+1\d.png: the image is damaged.*\(image id 1\d\)"
     with pytest.raises(DataError, match=message):
         list(dataset)
 
 
-def test_unreadable_shards_are_not_skipped(shards, shard_cfg, monkeypatch):
+def test_unreadable_shards_are_not_skipped(shards, build, monkeypatch):
     def failing(*_):
         raise OSError(5, "Input/output error")
 
     with monkeypatch.context() as patch:
         patch.setattr(Shard, "read", failing)
-        cfg = shard_cfg("DATASETS.ON_BAD_ANNOTATION", "skip")
         with pytest.raises(DataError, match=r"train-00000.\.tar: cannot be read \(Input/output"):
-            build_dataset(cfg, "tars", train=False)
-    assert len(build_dataset(cfg, "tars", train=False)) == 4
+            build(*SKIP)
+    assert len(build(*SKIP)) == 4
 
 
 def test_check_command_with_shards(shards, shard_cfg, tmp_path, capsys):
@@ -414,49 +402,43 @@ def test_check_command_with_shards(shards, shard_cfg, tmp_path, capsys):
     assert "error: image 1" in capsys.readouterr().out
 
 
-def test_a_shard_that_changes_in_use(shards, shard_cfg):
-    dataset = build_dataset(shard_cfg(), "tars", train=False)
+def test_a_shard_that_changes_in_use(shards, build):
+    dataset = build()
     rewrite(shards[0], lambda members: [("first.txt", b"x"), *members])
     with pytest.raises(DataError, match=r"the shard has changed since it was indexed"):
         list(dataset)
-    assert len(samples(build_dataset(shard_cfg(), "tars", train=False))) == 4
+    assert len(samples(build())) == 4
 
 
-def test_missing_and_empty_shards(shards, shard_cfg):
+def test_missing_and_empty_shards(shards, build):
     shards[1].write_bytes(shards[0].read_bytes())
-    with pytest.raises(
-        DataError, match=r"train-\{0+..000001\}.tar: .*image 1\d, .*the id occurs twice"
-    ):
-        build_dataset(shard_cfg(), "tars", train=False)
+    problem = r"train-\{0+..000001\}.tar: .*image 1\d, .*the id occurs twice"
+    with pytest.raises(DataError, match=problem):
+        build()
     for shard in shards:
         rewrite(shard, lambda members: [("readme.txt", b"")])
     with pytest.raises(DataError, match=r"\}.tar: there is no image in the shards \(2 shards"):
-        build_dataset(shard_cfg(), "tars", train=False)
+        build()
     shards[1].unlink()
     with pytest.raises(DataError, match=r"train-000001.tar: the shard does not exist"):
-        build_dataset(shard_cfg(), "tars", train=False)
+        build()
 
 
-def test_other_files_are_ignored(shards, shard_cfg):
+def test_other_files_are_ignored(shards, build):
     def change(members):
-        return [
-            ("readme.txt", b"x"),
-            *members[:1],
-            (members[0][0][:-3] + "cls", b"3"),
-            *members[1:],
-        ]
+        (name, _), *others = members
+        return [("readme.txt", b"x"), members[0], (name[:-3] + "cls", b"3"), *others]
 
     rewrite(shards[0], change)
-    assert len(build_dataset(shard_cfg(), "tars", train=False)) == 4
+    assert len(build()) == 4
 
 
-@pytest.mark.parametrize("content_of", ["[]", "{", '{"categories": 3}'])
-def test_bad_categories(shards, shard_cfg, tmp_path, content_of):
-    (tmp_path / "tars/train-categories.json").write_text(content_of)
-    with pytest.raises(
-        DataError, match=r"train-categories.json: (cannot be read as JSON|must be an object)"
-    ):
-        build_dataset(shard_cfg(), "tars", train=False)
+@pytest.mark.parametrize("text", ["[]", "{", '{"categories": 3}'])
+def test_bad_categories(shards, build, tmp_path, text):
+    (tmp_path / "tars/train-categories.json").write_text(text)
+    problem = r"train-categories.json: (cannot be read as JSON|must be an object)"
+    with pytest.raises(DataError, match=problem):
+        build()
 
 
 # Shards at URLs
