@@ -69,6 +69,38 @@ def tiny_config(*opts: Any, c4: bool = False) -> CfgNode:
     return load_config(None, [item for pair in settings.items() for item in pair] + list(opts))
 
 
+# A small Mask R-CNN for generated images of shapes.
+_SHAPES = """
+_BASE_: _base_/from_scratch_fpn.yaml
+DATASETS:
+  ROOT: {root}
+  CATALOG:
+    - {{name: shapes_train, type: shapes, path: shapes, split: train, images: 8, seed: 1}}
+    - {{name: shapes_val, type: shapes, path: shapes, split: val, images: 4, seed: 1}}
+  TRAIN: [shapes_train]
+  TEST: [shapes_val]
+MODEL:
+  MASK_ON: True
+  DEVICE: cpu
+  RESNETS: {{NORM: BN, STEM_OUT_CHANNELS: 8, RES2_OUT_CHANNELS: 8, BACKBONE_OUT_CHANNELS: 16}}
+  RPN: {{ANCHOR_SIZES: [8, 16, 32, 64, 128], PRE_NMS_TOP_N_TRAIN: 100, PRE_NMS_TOP_N_TEST: 100,
+        FPN_POST_NMS_TOP_N_TRAIN: 50, FPN_POST_NMS_TOP_N_TEST: 30}}
+  ROI_HEADS: {{SCORE_THRESH: 0.0, DETECTIONS_PER_IMG: 20}}
+  ROI_BOX_HEAD: {{NUM_CLASSES: 6, MLP_HEAD_DIM: 16}}
+  ROI_MASK_HEAD: {{CONV_LAYERS: [16]}}
+INPUT: {{MIN_SIZE_TRAIN: [96], MIN_SIZE_TEST: 96}}
+DATALOADER: {{NUM_WORKERS: 0}}
+SOLVER: {{IMS_PER_BATCH: 2, STEPS: [], LOG_PERIOD: 1, WARMUP_ITERS: 3, MAX_ITER: 2}}
+TEST: {{IMS_PER_BATCH: 2}}
+"""
+
+
+def write_shapes_config(file: Path, root: Path) -> Path:
+    """Write the config of a small Mask R-CNN that is trained on shapes, generated in `root`."""
+    file.write_text(_SHAPES.format(root=root))
+    return file
+
+
 def write_weights(
     cfg: CfgNode,
     path: Path,

@@ -18,8 +18,6 @@ from PIL import Image
 
 from detlite.apps.cli.main import run_command
 
-ROOT = Path(__file__).parents[2]
-
 
 def train_and_exit(args: list[str], output: Path, limit: int, delay: float) -> NoReturn:
     """Run the command in a forked process, in its own process group, and exit.

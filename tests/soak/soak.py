@@ -34,34 +34,13 @@ from typing import Any
 
 import torch
 
+from tests.builders import write_shapes_config
 from tests.soak.compare import first_difference
-from tests.soak.process import ROOT, Process
+from tests.soak.process import Process
 
 RUNS = 3  # interrupted runs per round
 MAX_FAULTS = 6  # interrupted processes per run
 SMALL_DISK = 2**30  # bytes
-CONFIG = """
-_BASE_: {root}/configs/_base_/from_scratch_fpn.yaml
-DATASETS:
-  ROOT: {data}
-  CATALOG:
-    - {{name: shapes_train, type: shapes, path: shapes, split: train, images: 8, seed: 1}}
-    - {{name: shapes_val, type: shapes, path: shapes, split: val, images: 4, seed: 1}}
-  TRAIN: [shapes_train]
-  TEST: [shapes_val]
-MODEL:
-  MASK_ON: True
-  DEVICE: cpu
-  RESNETS: {{NORM: BN, STEM_OUT_CHANNELS: 8, RES2_OUT_CHANNELS: 8, BACKBONE_OUT_CHANNELS: 16}}
-  RPN: {{ANCHOR_SIZES: [8, 16, 32, 64, 128], PRE_NMS_TOP_N_TRAIN: 100, PRE_NMS_TOP_N_TEST: 100,
-        FPN_POST_NMS_TOP_N_TRAIN: 50, FPN_POST_NMS_TOP_N_TEST: 30}}
-  ROI_HEADS: {{SCORE_THRESH: 0.0, DETECTIONS_PER_IMG: 20}}
-  ROI_BOX_HEAD: {{NUM_CLASSES: 6, MLP_HEAD_DIM: 16}}
-  ROI_MASK_HEAD: {{CONV_LAYERS: [16]}}
-INPUT: {{MIN_SIZE_TRAIN: [64, 96], MIN_SIZE_TEST: 96}}
-SOLVER: {{IMS_PER_BATCH: 2, STEPS: [], LOG_PERIOD: 1, WARMUP_ITERS: 3}}
-TEST: {{IMS_PER_BATCH: 2}}
-"""
 SETTINGS: dict[str, list[Any]] = {
     "DATALOADER.NUM_WORKERS": [0, 1, 1, 2],
     "DTYPE": ["float32", "bfloat16", "float16"],
@@ -101,8 +80,7 @@ class Soak:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         folder.mkdir(parents=True, exist_ok=True)
-        self._config = folder / "config.yaml"
-        self._config.write_text(CONFIG.format(root=ROOT, data=folder / "data"))
+        self._config = write_shapes_config(folder / "config.yaml", folder / "data")
         self._log = (folder / "log.jsonl").open("w")
         self._is_small = shutil.disk_usage(folder).total < SMALL_DISK
         self.statuses: dict[str, Counter[str]] = {}
@@ -115,7 +93,8 @@ class Soak:
             SoakError: a result differs, or the status of a process is unexpected.
         """
         rng = random.Random(seed)
-        settings = {key: rng.choice(values) for key, values in SETTINGS.items()} | {"SEED": seed}
+        settings = {key: rng.choice(values) for key, values in SETTINGS.items()}
+        settings |= {"SEED": seed, "INPUT.MIN_SIZE_TRAIN": (64, 96)}
         runs = self._folder / "runs"
         shutil.rmtree(runs, ignore_errors=True)
         runs.mkdir()

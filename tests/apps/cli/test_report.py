@@ -13,6 +13,7 @@ from detlite.apps.report import charts
 from detlite.apps.report.analysis.error_types import ERROR_TYPES
 from detlite.config import KEYS
 from detlite.engine.run_lock import run_lock
+from tests.builders import write_shapes_config
 
 
 def build_report(file, *arguments):
@@ -347,40 +348,15 @@ def test_images_and_links_in_a_browser(page, open_page):
     assert len(set(ids)) == len(ids)
 
 
-TINY = """
-_BASE_: {root}/configs/_base_/from_scratch_fpn.yaml
-OUTPUT_DIR: {output}
-DATASETS:
-  ROOT: {data}
-  CATALOG:
-    - {{name: shapes_train, type: shapes, path: shapes, split: train, images: 4, seed: 1}}
-    - {{name: shapes_val, type: shapes, path: shapes, split: val, images: 4, seed: 1}}
-  TRAIN: [shapes_train]
-  TEST: [shapes_val]
-MODEL:
-  MASK_ON: True
-  DEVICE: cpu
-  RESNETS: {{NORM: BN, STEM_OUT_CHANNELS: 8, RES2_OUT_CHANNELS: 8, BACKBONE_OUT_CHANNELS: 16}}
-  RPN: {{PRE_NMS_TOP_N_TEST: 100, FPN_POST_NMS_TOP_N_TEST: 30}}
-  ROI_HEADS: {{SCORE_THRESH: 0.0, DETECTIONS_PER_IMG: 20}}
-  ROI_BOX_HEAD: {{NUM_CLASSES: 6, MLP_HEAD_DIM: 16}}
-  ROI_MASK_HEAD: {{CONV_LAYERS: [16]}}
-INPUT: {{MIN_SIZE_TRAIN: [96], MIN_SIZE_TEST: 96}}
-DATALOADER: {{NUM_WORKERS: 0}}
-SOLVER: {{MAX_ITER: 2, IMS_PER_BATCH: 2, STEPS: [], LOG_PERIOD: 1}}
-TEST: {{IMS_PER_BATCH: 2}}
-"""
-
-
 @pytest.mark.slow
-def test_report_of_train_and_test(repo_root, tmp_path):
+def test_report_of_train_and_test(tmp_path):
     """The report can read what `detlite train` and `detlite test` write."""
-    file, trained, tested = tmp_path / "a.yaml", tmp_path / "trained", tmp_path / "tested"
-    file.write_text(TINY.format(root=repo_root, data=tmp_path, output=trained))
-    assert main(["train", "--config", str(file)]) == 0
+    trained, tested = tmp_path / "trained", tmp_path / "tested"
+    file = write_shapes_config(tmp_path / "a.yaml", tmp_path)
+    assert main(["train", "--config", str(file), "OUTPUT_DIR", str(trained)]) == 0
     weights = str(trained / "model_final.pth")
-    test = ["test", "--config", str(file), "--weights", weights]
-    assert main([*test, "OUTPUT_DIR", str(tested)]) == 0
+    test = ["test", "--config", str(file), "--weights", weights, "OUTPUT_DIR"]
+    assert main([*test, str(tested)]) == 0
     text = build_report(tmp_path / "report.html", trained, tested)
     assert "evaluation.json has" not in text
     assert "2 iterations of 2 images" in text
@@ -388,5 +364,5 @@ def test_report_of_train_and_test(repo_root, tmp_path):
     row = table_after(text, 'id="set0-segm"')[1]
     assert row[3][0] == "+0.0"
     config = (trained / "config.yaml").read_text()
-    assert main(test) == 0
+    assert main([*test, str(trained)]) == 0
     assert (trained / "config.yaml").read_text() == config
