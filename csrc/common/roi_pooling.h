@@ -1,5 +1,5 @@
-// The arguments of RoIAlign and RoIPool: feature maps [N, C, H, W] in either memory layout, pyramids
-// of up to eight of them, and RoIs. One set of checks serves the CPU and the CUDA kernels.
+// The arguments of RoIAlign and RoIPool: feature maps [N, C, H, W] in either memory layout,
+// pyramids of up to eight maps, and RoIs. One set of checks serves the CPU and the CUDA kernels.
 #pragma once
 
 #include <vector>

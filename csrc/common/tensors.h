@@ -1,5 +1,5 @@
-// What all operators share: argument checks, tensor helpers, element types, and arithmetic that is the
-// same on every device.
+// What all operators share: argument checks, tensor helpers, element types, and arithmetic with
+// equal bits on every device.
 #pragma once
 
 #include <cmath>

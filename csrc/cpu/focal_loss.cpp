@@ -54,7 +54,8 @@ Tensor backward(const Tensor& grad, const Tensor& inputs, const Tensor& targets,
 
 STABLE_TORCH_LIBRARY_FRAGMENT(detlite, m) {
   m.def(
-      "sigmoid_focal_loss_forward(Tensor inputs, Tensor targets, float alpha, float gamma) -> Tensor");
+      "sigmoid_focal_loss_forward(Tensor inputs, Tensor targets, float alpha, float gamma) "
+      "-> Tensor");
   m.def(
       "sigmoid_focal_loss_backward(Tensor grad, Tensor inputs, Tensor targets, float alpha, "
       "float gamma) -> Tensor");

@@ -1,6 +1,42 @@
-// Greedy non-maximum suppression (NMS) on the CPU: candidates are compared, in order of decreasing
-// score, with the boxes kept so far. A candidate with NaN in its score or box is never kept.
-// Candidates with equal scores are ordered by index.
+// Greedy non-maximum suppression (NMS) on the CPU.
+//
+// The definition as scalar code, for boxes (x1, y1, x2, y2) without NaN:
+//
+//   float iou(float a[4], float b[4]) {
+//     float width = max(min(a[2], b[2]) - max(a[0], b[0]), 0);
+//     float height = max(min(a[3], b[3]) - max(a[1], b[1]), 0);
+//     float areas = (a[2] - a[0]) * (a[3] - a[1]) + (b[2] - b[0]) * (b[3] - b[1]);
+//     return width * height / (areas - width * height);
+//   }
+//
+//   int nms(float boxes[][4], float scores[], int groups[], int count, float max_iou, int kept[]) {
+//     std::vector<int> order(count);
+//     for (int i = 0; i < count; ++i) order[i] = i;
+//     std::stable_sort(order.begin(), order.end(),
+//                      [=](int i, int j) { return scores[i] > scores[j]; });
+//     int kept_count = 0;
+//     for (int i : order) {
+//       bool suppressed = false;
+//       for (int k = 0; k < kept_count; ++k)
+//         if (groups[kept[k]] == groups[i] && iou(boxes[kept[k]], boxes[i]) > max_iou)
+//           suppressed = true;
+//       if (!suppressed) kept[kept_count++] = i;
+//     }
+//     return kept_count;
+//   }
+//
+// The kernel keeps the same boxes. Five changes lead from this code to the kernel:
+//
+// 1. Sort by score and then by group, with a radix sort (Groups). Each group is suppressed on its
+//    own, and threads share the groups of all images.
+// 2. Sort out boxes that overlap nothing. A candidate with NaN in its score or box is never kept;
+//    boxes without an extent are kept without a comparison (has_extent()).
+// 3. Compare only with boxes nearby. Kept boxes are stored in the cells of a grid, and an IoU above
+//    the threshold limits how far apart the centres of two boxes can be (KeptBoxes).
+// 4. Vectorize over the kept boxes of a cell, with one array per coordinate (BoxColumns). A product
+//    rejects most vectors before the division (overlaps_any() in simd/box_loops.h).
+// 5. Stop at the first kept box that suppresses the candidate, and begin with the candidate's own
+//    cell, which most likely has it.
 #include <algorithm>
 #include <limits>
 #include <numeric>

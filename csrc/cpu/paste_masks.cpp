@@ -1,7 +1,39 @@
-// Pasting of box masks into an image as run lengths. Masks are resized, thresholded and encoded
-// without a bitmap: only the boundaries of the runs in each column are stored. The arithmetic is
-// that of mask pasting in detlite/structures, operation by operation, so that results are equal to
-// the last pixel.
+// Pasting of box masks into an image as run lengths, on the CPU.
+//
+// The definition as scalar code, for a mask of cells_y x cells_x probabilities that fills a box of
+// finite coordinates (x1, y1, x2, y2):
+//
+//   float cell(float mask[cells_y][cells_x], int y, int x) {
+//     return y >= 0 && y < cells_y && x >= 0 && x < cells_x ? mask[y][x] : 0;
+//   }
+//
+//   void paste(float mask[cells_y][cells_x], float box[4], bool image[height][width]) {
+//     float cell_h = max(box[3] - box[1], 1e-6) / cells_y;
+//     float cell_w = max(box[2] - box[0], 1e-6) / cells_x;
+//     for (int y = 0; y < height; ++y)
+//       for (int x = 0; x < width; ++x) {
+//         float v = (y + 0.5 - box[1]) / cell_h - 0.5, u = (x + 0.5 - box[0]) / cell_w - 0.5;
+//         int y0 = floor(v), x0 = floor(u);
+//         float dy = v - y0, dx = u - x0;
+//         float upper = cell(mask, y0, x0) * (1 - dx) + cell(mask, y0, x0 + 1) * dx;
+//         float lower = cell(mask, y0 + 1, x0) * (1 - dx) + cell(mask, y0 + 1, x0 + 1) * dx;
+//         image[y][x] = upper * (1 - dy) + lower * dy >= threshold;
+//       }
+//   }
+//
+// The kernel encodes the same pixels. Five changes lead from this code to the kernel:
+//
+// 1. Visit only the pixels that the mask covers: all others are 0, below every threshold.
+// 2. Compute the cells and weights of each row and column of pixels once (pixel_axis()).
+// 3. Separate the axes. All rows of cells are interpolated at 64 columns of pixels first
+//    (resize_strip()); a pixel then costs two products.
+// 4. Compare 64 pixels of a row with the threshold together, into the bits of one word
+//    (threshold_row() in simd/loop_table.h).
+// 5. Store no image. Bits that differ from the row above are boundaries of runs in their columns
+//    (find_boundaries()), which are encoded column by column.
+//
+// The operations and their order are those of mask pasting in detlite/structures, so that results
+// are equal to the last pixel.
 #include <algorithm>
 #include <array>
 #include <string>

@@ -13,7 +13,7 @@
 //            dy * ((1 - dx) * map[y1][x0] + dx * map[y1][x1]);
 //   }
 //
-//   void roi_align(float map[height][width], float roi[4], float pooled[bins_y][bins_x]) {
+//   float roi_align_bin(float map[height][width], float roi[4], int by, int bx) {
 //     float offset = aligned ? 0.5 : 0;
 //     float left = roi[0] * spatial_scale - offset, right = roi[2] * spatial_scale - offset;
 //     float top = roi[1] * spatial_scale - offset, bottom = roi[3] * spatial_scale - offset;
@@ -22,15 +22,17 @@
 //     float bin_h = roi_h / bins_y, bin_w = roi_w / bins_x;
 //     int samples_y = sampling_ratio > 0 ? sampling_ratio : max(ceil(bin_h), 0);
 //     int samples_x = sampling_ratio > 0 ? sampling_ratio : max(ceil(bin_w), 0);
+//     float sum = 0;
+//     for (int sy = 0; sy < samples_y; ++sy)
+//       for (int sx = 0; sx < samples_x; ++sx)
+//         sum += bilinear(map, top + (by + (sy + 0.5) / samples_y) * bin_h,
+//                         left + (bx + (sx + 0.5) / samples_x) * bin_w);
+//     return sum / max(samples_y * samples_x, 1);
+//   }
+//
+//   void roi_align(float map[height][width], float roi[4], float pooled[bins_y][bins_x]) {
 //     for (int by = 0; by < bins_y; ++by)
-//       for (int bx = 0; bx < bins_x; ++bx) {
-//         float sum = 0;
-//         for (int sy = 0; sy < samples_y; ++sy)
-//           for (int sx = 0; sx < samples_x; ++sx)
-//             sum += bilinear(map, top + (by + (sy + 0.5) / samples_y) * bin_h,
-//                             left + (bx + (sx + 0.5) / samples_x) * bin_w);
-//         pooled[by][bx] = sum / max(samples_y * samples_x, 1);
-//       }
+//       for (int bx = 0; bx < bins_x; ++bx) pooled[by][bx] = roi_align_bin(map, roi, by, bx);
 //   }
 //
 // The kernel computes the same sums. Five changes lead from this code to the kernel:
@@ -149,9 +151,9 @@ std::vector<Tensor> roi_align_backward(const Tensor& grad, const Tensor& rois, c
 }  // namespace detlite
 
 STABLE_TORCH_LIBRARY_FRAGMENT(detlite, m) {
-  // The input of `maps` is the maps of a feature pyramid. The arguments have no default values: torch
-  // 2.11 drops arguments that equal them before an autograd rule sees them, and then finds too many
-  // gradients for an operator that takes a list of tensors.
+  // The input of `maps` is the maps of a feature pyramid. The arguments have no default values:
+  // torch 2.11 drops arguments that equal them before an autograd rule sees them, and then finds too
+  // many gradients for an operator that takes a list of tensors.
   m.def(
       "roi_align_forward.maps(Tensor[] inputs, Tensor rois, Tensor levels, float[] spatial_scales, "
       "int pooled_height, int pooled_width, int sampling_ratio, bool aligned) -> Tensor");

@@ -144,9 +144,9 @@ std::vector<Tensor> roi_pool_backward(const Tensor& grad, const Tensor& rois, co
 }  // namespace detlite
 
 STABLE_TORCH_LIBRARY_FRAGMENT(detlite, m) {
-  // The input of `maps` is the maps of a feature pyramid. The arguments have no default values: torch
-  // 2.11 drops arguments that equal them before an autograd rule sees them, and then finds too many
-  // gradients for an operator that takes a list of tensors.
+  // The input of `maps` is the maps of a feature pyramid. The arguments have no default values:
+  // torch 2.11 drops arguments that equal them before an autograd rule sees them, and then finds too
+  // many gradients for an operator that takes a list of tensors.
   m.def(
       "roi_pool_forward.maps(Tensor[] inputs, Tensor rois, Tensor levels, float[] spatial_scales, "
       "int pooled_height, int pooled_width, bool need_argmax) -> (Tensor output, Tensor argmax)");

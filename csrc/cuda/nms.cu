@@ -1,8 +1,35 @@
-// Greedy non-maximum suppression on CUDA. Boxes are sorted by group, then by score, and processed
-// in chunks: overlap_kernel compares the boxes of a chunk with the boxes kept so far and with each
-// other, and resolve_kernel decides which are kept. Memory grows linearly with the number of boxes,
-// and suppressed boxes are not compared again. The host reads only the size of the result of nms
-// and batched_nms.
+// Greedy non-maximum suppression on CUDA.
+//
+// The plain kernels, for boxes in order of decreasing score; cpu/nms.cpp defines iou():
+//
+//   // One thread per pair of boxes.
+//   __global__ void overlap(float boxes[][4], int count, float threshold, bool overlaps[]) {
+//     int pair = blockIdx.x * blockDim.x + threadIdx.x, i = pair / count, j = pair % count;
+//     if (i < count) overlaps[pair] = j < i && iou(boxes[j], boxes[i]) > threshold;
+//   }
+//
+//   // A single thread.
+//   __global__ void resolve(bool overlaps[], int count, bool kept[]) {
+//     for (int i = 0; i < count; ++i) {
+//       kept[i] = true;
+//       for (int j = 0; j < i; ++j)
+//         if (kept[j] && overlaps[i * count + j]) kept[i] = false;
+//     }
+//   }
+//
+// The kernels keep the same boxes. Five changes lead from this code to nms_kernels.h:
+//
+// 1. Store overlaps as bits. 64 boxes are a tile: a thread of overlap_kernel compares its box with
+//    the boxes of a tile and writes one word. Most pairs are rejected without a division
+//    (nms_overlap.h).
+// 2. Process boxes in chunks of 32 tiles. A chunk is compared with the boxes kept so far and with
+//    itself, so memory grows linearly, and suppressed boxes are not compared again.
+// 3. Resolve a chunk by 32 warps instead of one thread. They wait for one tile after the other, and
+//    the boxes of a tile are decided in a few rounds of votes (resolve_kernel).
+// 4. Sort by group, then by score (prepare_kernel). A box is compared only with its own group.
+//    Images are a dimension of the grid.
+// 5. Leave the results on the device: collect_kernel writes the indices of the kept boxes. The host
+//    reads only the size of the result of nms and batched_nms.
 #include <algorithm>
 #include <array>
 #include <tuple>

@@ -1,5 +1,30 @@
-// RoIAlign on CUDA. In forward, a block processes a RoI or a part of it; in backward, a tile of a
-// map. cpu/roi_align.cpp has the definition.
+// RoIAlign on CUDA.
+//
+// The plain kernel has one thread per channel and bin; cpu/roi_align.cpp defines roi_align_bin():
+//
+//   __global__ void roi_align_kernel(float maps[][channels][height][width], int images[],
+//                                    float rois[][4], float pooled[][channels][bins_y][bins_x]) {
+//     int i = blockIdx.x * blockDim.x + threadIdx.x;
+//     int bx = i % bins_x, by = i / bins_x % bins_y;
+//     int c = i / (bins_x * bins_y) % channels, k = i / (bins_x * bins_y * channels);
+//     pooled[k][c][by][bx] = roi_align_bin(maps[images[k]][c], rois[k], by, bx);
+//   }
+//
+// The kernels compute the same sums. Five changes lead from this code to forward_kernel:
+//
+// 1. Plan each RoI once. A block processes one RoI, or a part of it. Its threads first write the
+//    cells and weights of all bins along each axis to shared memory, with samples of the same cell
+//    merged (AlignPlan in roi_align_plan.h).
+// 2. Several bins per thread share the plan (Items in roi_common.h).
+// 3. Make channels innermost, so that neighbouring threads read neighbouring channels. Contiguous
+//    maps are transposed first if enough bins read them (transpose.h).
+// 4. Load 16 bytes of channels per instruction (Pack and with_pack_size() in roi_common.h).
+// 5. Report invalid RoIs without a check on the host, which would stall the stream
+//    (checked_image() in roi_common.h).
+//
+// The gradient of the plain kernel would add to cells with atomics, in random order. Instead, a
+// block of backward_kernel owns a tile of a map and adds the gradients of all RoIs that touch it,
+// in order (gradient_tiles.h).
 #include <torch/csrc/stable/library.h>
 
 #include "roi_align_plan.h"

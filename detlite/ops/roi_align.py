@@ -1,6 +1,6 @@
 """RoIAlign (He et al., Mask R-CNN, 2017, section 3) on one map or over a feature pyramid.
 
-`csrc/cpu/roi_align.cpp` defines it in 35 lines of scalar code.
+`csrc/cpu/roi_align.cpp` defines it in scalar code.
 """
 
 from collections.abc import Sequence
