@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
-from detlite.data.datasets.catalog import VOC_CATEGORIES as VOC
+from detlite.data.datasets.builtin_entries import VOC_CATEGORIES as VOC
 
 
 @cache

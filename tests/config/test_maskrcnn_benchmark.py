@@ -11,7 +11,7 @@ from detlite.checkpoint.loading import weight_file
 from detlite.config import KEYS, load_config
 from detlite.config.files import read_chain
 from detlite.config.maskrcnn_benchmark import NO_EFFECT, RESTATING
-from detlite.data.datasets.catalog import BUILTIN
+from detlite.data.datasets.builtin_entries import BUILTIN
 from detlite.modeling.build import build_model
 
 # Defaults that differ from maskrcnn-benchmark on purpose.

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from detlite.config import load_config
-from detlite.data.datasets.catalog import BUILTIN
+from detlite.data.datasets.builtin_entries import BUILTIN
 from detlite.modeling.build import build_model
 
 _FOLDER = Path(os.environ.get("DETLITE_MRB_CONFIGS") or "no folder is named")

@@ -9,7 +9,7 @@ import yaml
 from yacs.config import CfgNode
 
 from detlite.config import load_config
-from detlite.data.datasets.catalog import BUILTIN
+from detlite.data.datasets.builtin_entries import BUILTIN
 from detlite.modeling.build import build_model
 
 _CONFIGS = Path(__file__).parents[2] / "configs"

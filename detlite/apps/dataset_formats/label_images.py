@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
 
 from detlite.data.images.decoders import DECODE_ERRORS
+from detlite.data.images.pillow import open_pillow
 from detlite.files.errors import DataError, short_repr
 
 _PHOTO = 16  # pixels per color: photos have more colors
@@ -26,7 +26,7 @@ class LabelImage:
 def read_label_image(file: Path, size: tuple[int, int]) -> LabelImage:
     """Read a mask of an image of (height, width). Raises DataError."""
     try:
-        with Image.open(file) as image:
+        with open_pillow(file) as image:
             pages = getattr(image, "n_frames", 1)
             alpha = np.asarray(image.getchannel("A")) if "A" in image.getbands() else None
             colors = image if alpha is None else image.convert(image.mode[:-1])

@@ -11,10 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from PIL import Image
-
 from detlite.data.images.decoders import DECODE_ERRORS
-from detlite.data.images.formats import SAFE_FORMATS
+from detlite.data.images.pillow import SAFE_FORMATS, open_pillow
 from detlite.files.atomic_write import write_file
 from detlite.files.errors import DataError, short_repr
 from detlite.files.json_files import read_json
@@ -109,7 +107,7 @@ def _write_image(text: str, file: Path, tree: FileTree, conversion: Conversion) 
     """Write the image that is stored in a json file. Raises DataError."""
     try:
         data = base64.b64decode(text)
-        with Image.open(io.BytesIO(data), formats=SAFE_FORMATS) as image:
+        with open_pillow(io.BytesIO(data), SAFE_FORMATS) as image:
             suffix = f".{image.format}".lower()
     except (TypeError, *DECODE_ERRORS) as error:
         raise DataError(f"{file}: the image in it (imageData) cannot be read ({error})") from error

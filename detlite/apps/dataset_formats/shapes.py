@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
 
 from detlite.data.datasets.coco_masks import read_segmentation
 from detlite.data.datasets.coco_values import CLIPPED, Reading, read_box
 from detlite.data.images.checks import UPRIGHT
 from detlite.data.images.decoders import DECODE_ERRORS
+from detlite.data.images.pillow import open_pillow
 from detlite.data.images.reading import image_size
 from detlite.files.errors import DataError
 from detlite.structures.masks.formats import encode_bitmap, to_bitmap
@@ -83,7 +83,7 @@ class Shape:
         try:
             data = base64.b64decode(text)
             data = zlib.decompress(data) if compressed else data
-            with Image.open(io.BytesIO(data), formats=["PNG"]) as image:
+            with open_pillow(io.BytesIO(data), ["PNG"]) as image:
                 pixels = np.asarray(image)
         except (TypeError, zlib.error, *DECODE_ERRORS) as error:
             return cls(category, problem=f"its mask cannot be read ({error})")

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from pycocotools import mask as rle_codec
 
+from detlite.data.datasets.builtin_entries import VOC_CATEGORIES
 from detlite.data.datasets.catalog import (
     DATASETS,
-    VOC_CATEGORIES,
     Entry,
     check_fields,
     converted_file,

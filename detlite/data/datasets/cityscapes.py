@@ -9,6 +9,7 @@ from PIL import Image, ImageDraw
 from pycocotools import mask as rle_codec
 
 from detlite.config import ConfigError
+from detlite.data.images.pillow import open_pillow
 from detlite.files.errors import DataError
 from detlite.structures.masks.formats import RLE, encode_bitmap, polygons_to_rle
 
@@ -81,7 +82,7 @@ def read_cityscapes(
         name = file.relative_to(images)
         source = truth / str(name).replace("leftImg8bit.png", _SUFFIXES[form])
         try:
-            with Image.open(file) as image:
+            with open_pillow(file) as image:
                 width, height = image.size
             read_objects = _read_polygons if form == "poly" else _read_instances
             objects, void = read_objects(source, height, width)
@@ -130,7 +131,7 @@ def _read_instances(file: Path, height: int, width: int) -> tuple[list[_Object],
 
     A pixel is label * 1000 + n in an instance, and otherwise (also in a group) the label.
     """
-    with Image.open(file) as image:
+    with open_pillow(file) as image:
         pixels = np.asarray(image)
     if pixels.shape != (height, width):
         raise ValueError(f"its size is {pixels.shape}, but the image has {(height, width)}")

@@ -14,6 +14,7 @@ from PIL import Image, ImageFile
 
 from detlite.files.errors import DataError
 
+from .pillow import check_page, open_pillow
 from .sources import ImageSource, OpenImage, Pixels
 
 # Errors of readers for truncated or damaged files; NotImplementedError: DDS and BLP files of types
@@ -23,9 +24,7 @@ _END_MARKERS = {"JPEG": b"\xff\xd9", "PNG": b"IEND\xaeB`\x82"}
 _ORIENTATION = 0x0112  # EXIF tag
 # TIFF tags and values (TIFF 6.0).
 _SUBFILE_TYPE, _BITS, _SAMPLES, _EXTRA = 254, 258, 277, 338
-_NO_PAGE, _ALPHA = 0b101, (1, 2)  # a thumbnail or a mask; opacity
-_MAX_TIFF_VALUES = 1 << 31
-_MAX_PAGES = 256  # of a TIFF from bytes
+NO_PAGE, ALPHA = 0b101, (1, 2)  # a thumbnail or a mask; opacity
 # Formats with further images that are previews or layers, not pages.
 _UNPAGED = ("MPO", "PSD")
 # Pillow modes that keep their channels; all others become RGB.
@@ -67,49 +66,6 @@ class ArrayImage(OpenImage):
         return Pixels(np.atleast_3d(self._arrays[page]))
 
 
-class TiffImage(OpenImage):
-    """A TIFF read by tifffile: any number of channels of any type."""
-
-    def __init__(self, file: Path | BytesIO, reason: str) -> None:
-        try:
-            import tifffile
-        except ImportError as error:
-            raise DataError(f"{reason} needs tifffile: pip install 'detlite[tiff]'") from error
-        max_pages = 1 << 20
-        if not isinstance(file, Path):  # bytes may come from anybody, and each page costs time
-            file.seek(0)
-            max_pages = _MAX_PAGES
-        with damage_as_value_error():
-            self._file = tifffile.TiffFile(file)
-            pages: list[Any] = []
-            offsets = set[int]()
-            for page in self._file.pages:
-                if page.offset in offsets or len(offsets) == max_pages:
-                    raise ValueError(f"its pages form a cycle, or are more than {max_pages}")
-                offsets.add(page.offset)
-                pages.append(page)
-            self.pages = [i for i, page in enumerate(pages) if not page.subfiletype & _NO_PAGE]
-            sizes = [(pages[i].imagelength, pages[i].imagewidth) for i in self.pages]
-            self.size = sizes[0]
-            if not all(isinstance(side, int) and side > 0 for size in sizes for side in size):
-                raise ValueError("a page without pixels, or with several sizes")
-
-    def close(self) -> None:
-        self._file.close()
-
-    def pixels(self, page: int, min_size: tuple[int, int] | None = None) -> Pixels:
-        stored: Any = self._file.pages[self.pages[page]]
-        with damage_as_value_error():
-            if stored.size > _MAX_TIFF_VALUES:
-                raise DataError(f"page {page} has {stored.size} values: at most {_MAX_TIFF_VALUES}")
-            array = stored.asarray()
-        if not array.size:
-            raise ValueError("a page without pixels")
-        if array.ndim == 3 and stored.axes[0] == "S":  # one plane per channel
-            array = np.moveaxis(array, 0, -1)
-        return Pixels(np.atleast_3d(array), any(int(e) in _ALPHA for e in stored.extrasamples[-1:]))
-
-
 class PillowImage(OpenImage):
     """An image file read by Pillow."""
 
@@ -123,7 +79,7 @@ class PillowImage(OpenImage):
         if file.format not in _UNPAGED and (count := getattr(file, "n_frames", 1)) > 1:
             self.pages = range(count)
             if file.format == "TIFF":
-                self.pages = [page for page in self.pages if not self._tag(page) & _NO_PAGE]
+                self.pages = [page for page in self.pages if not self._tag(page) & NO_PAGE]
                 file.seek(self.pages[0])
 
     def close(self) -> None:
@@ -159,6 +115,7 @@ class PillowImage(OpenImage):
                 file.seek(self.pages[page])
             if min_size is not None:
                 file.draft(None, min_size[::-1])
+            check_page(file)
             file.load()  # the header may continue after the pixels
         if self._deep_color:
             return Pixels(self._high_and_low_bytes(), alpha=file.mode.endswith("A"))
@@ -169,7 +126,7 @@ class PillowImage(OpenImage):
     def _high_and_low_bytes(self) -> np.ndarray:
         if self.file.mode == "LA":
             raise DataError("PNGs of gray and alpha with 16 bits are not supported")
-        with Image.open(BytesIO(self._content())) as low:
+        with open_pillow(BytesIO(self._content())) as low:
             # As if they were little-endian, so that Pillow keeps the other byte.
             low.tile = [low.tile[-1]._replace(args=f"{low.mode};16L")]
             return np.asarray(self.file).astype(np.uint16) << 8 | np.asarray(low)
@@ -186,7 +143,7 @@ class PillowImage(OpenImage):
             return False
         data = self._content()
         end = data.rfind(_END_MARKERS["JPEG"])
-        with Image.open(BytesIO(data[:end] + _MORE_DATA + data[end:])) as longer:
+        with open_pillow(BytesIO(data[:end] + _MORE_DATA + data[end:])) as longer:
             if min_size is not None:
                 longer.draft(None, min_size[::-1])
             return longer.tobytes() != self.file.tobytes()
@@ -211,4 +168,4 @@ def is_read_by_pillow(tiff: Any) -> bool:
     if samples == 1:
         return True
     colors = samples - len(extra)
-    return bits <= 8 and (not extra or extra[-1] in _ALPHA) and colors in (1, 3, 4)
+    return bits <= 8 and (not extra or extra[-1] in ALPHA) and colors in (1, 3, 4)

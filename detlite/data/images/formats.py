@@ -21,11 +21,10 @@ from detlite.files.errors import DataError, RefusedFileError, RemoteError, short
 from detlite.files.reading import check_regular
 from detlite.registry import Registry
 
-from . import decoders
+from . import decoders, pillow
+from .pillow import FILE_FORMATS, SAFE_FORMATS, open_pillow
 from .sources import ImageBytes, ImageSource, OpenImage
 
-# Formats accepted as bytes, which may come from anybody: none of them can contain code.
-SAFE_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF")
 _TIFF_STARTS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 # (offset, bytes) of formats that are not read, to tell them from damaged files.
 _OTHER_FORMATS = {
@@ -35,6 +34,7 @@ _OTHER_FORMATS = {
     "NumPy": (0, b"\x93NUMPY"),
     "HDF5": (0, b"\x89HDF"),
     "PDF": (0, b"%PDF"),
+    "EPS": (0, b"%!PS"),
     "HTML": (0, b"<!DOCTYPE html"),
 }
 # A reader accepts a path or an open file. It returns an array [H, W] or [H, W, C] of integers or
@@ -95,22 +95,22 @@ def _open_by_content(file: Path | BytesIO, source: ImageSource, max_pixels: int)
     # only ever increased.
     if Image.MAX_IMAGE_PIXELS is not None and max_pixels > 2 * Image.MAX_IMAGE_PIXELS:
         Image.MAX_IMAGE_PIXELS = max_pixels
-    formats = SAFE_FORMATS if isinstance(source, ImageBytes) else None
+    formats = SAFE_FORMATS if isinstance(source, ImageBytes) else FILE_FORMATS
     try:
-        opened = Image.open(file, formats=formats)
+        opened = open_pillow(file, formats)
     except Image.DecompressionBombError as error:
         raise _too_large(max_pixels, str(error)) from error
     except UnidentifiedImageError as error:
         start = _start(file)
         if start.startswith(_TIFF_STARTS):
-            return decoders.TiffImage(file, "the image is damaged or truncated, or")
+            return _open_tiff(file, "the image is damaged or truncated, or")
         for name, (offset, mark) in _OTHER_FORMATS.items():
             if start.startswith(mark, offset):
                 raise DataError(
                     f"{name} files are not read. Convert the image, or register a reader for its "
                     "suffix (docs/image_files.md)"
                 ) from error
-        if formats is not None:
+        if isinstance(source, ImageBytes):
             raise DataError(f"none of {', '.join(formats)}, or damaged") from error
         raise DataError(
             "the image is damaged or truncated, or of a format that is not read. Convert it, or "
@@ -121,7 +121,13 @@ def _open_by_content(file: Path | BytesIO, source: ImageSource, max_pixels: int)
             return decoders.PillowImage(opened, source)
     if isinstance(file, Path):
         opened.close()
-    return decoders.TiffImage(file, "a TIFF with this number of channels or this type of values")
+    return _open_tiff(file, "a TIFF with this number of channels or this type of values")
+
+
+def _open_tiff(file: Path | BytesIO, reason: str) -> OpenImage:
+    from .tiff import TiffImage
+
+    return TiffImage(file, reason)
 
 
 def _start(file: Path | BytesIO) -> bytes:
@@ -130,10 +136,8 @@ def _start(file: Path | BytesIO) -> bytes:
 
 
 def image_suffixes() -> set[str]:
-    """Return the suffixes of image files: `.jpg`, `.png`, ..."""
-    formats = Image.registered_extensions()
-    by_pillow = {suffix for suffix, kind in formats.items() if kind in Image.OPEN}
-    return by_pillow.union(IMAGE_READERS.names())
+    """Return the suffixes of image files: `.jpg`, `.png`, ..., and of registered readers."""
+    return pillow.image_suffixes().union(IMAGE_READERS.names())
 
 
 def _too_large(max_pixels: int, size: str) -> TooLargeError:

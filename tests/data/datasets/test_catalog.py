@@ -7,7 +7,7 @@ from PIL import Image
 
 from detlite.data import DataError
 from detlite.data.datasets.build import build_dataset, build_train_dataset
-from detlite.data.datasets.catalog import BUILTIN
+from detlite.data.datasets.builtin_entries import BUILTIN
 
 
 @pytest.mark.parametrize(
