@@ -14,10 +14,21 @@ from detlite.files.reading import read_file
 
 _MAX_BYTES = 1 << 24
 _MAX_VALUES = 100_000
+_MAX_NUMBER = 100  # characters
+_MAX_FILES = 100  # that a config is made of
 
 # A wheel has its configs in the package, a clone next to it.
 _PACKAGE = Path(__file__).parents[1]
 CONFIGS = next((f for f in (_PACKAGE / "configs", _PACKAGE.parent / "configs") if f.is_dir()), None)
+
+
+class _Loader(yaml.SafeLoader):
+    """Refuses long numbers: one in base 60, such as 1:59:59:..., takes hours."""
+
+    def construct_scalar(self, node: yaml.ScalarNode | yaml.MappingNode) -> Any:
+        if node.tag.endswith((":int", ":float")) and len(node.value) > _MAX_NUMBER:
+            raise ValueError(f"a number has {len(node.value)} characters")
+        return super().construct_scalar(node)
 
 
 def find_config(name: str | Path, folder: Path = Path()) -> Path:
@@ -28,16 +39,23 @@ def find_config(name: str | Path, folder: Path = Path()) -> Path:
     return path
 
 
-def read_chain(path: Path, children: tuple[Path, ...] = ()) -> list[tuple[Path, dict[str, Any]]]:
+def read_chain(
+    path: Path, children: tuple[Path, ...] = (), files: list[Path] | None = None
+) -> list[tuple[Path, dict[str, Any]]]:
     """Read a YAML file and its bases as (file, content without `_BASE_`), in override order.
 
-    `children` are the files whose `_BASE_` led here, the nearest first.
+    `children` are the files whose `_BASE_` led here, the nearest first, and `files` are all files
+    that were read so far.
 
     Raises:
         ConfigError: a file cannot be read, is not a mapping or repeats a key, or `_BASE_` is
-            circular.
+            circular or leads to more than 100 files.
     """
     origin = f"{children[0]}: its _BASE_ " if children else ""
+    files = [] if files is None else files
+    files.append(path)
+    if len(files) > _MAX_FILES:  # files that name a _BASE_ twice lead to 2 ** depth files
+        raise ConfigError(f"{files[0]}: is made of more than {_MAX_FILES} files by their _BASE_")
     if path.resolve() in [child.resolve() for child in children]:
         raise ConfigError(f"{origin}{path}: is its own _BASE_, directly or through other files")
     if path.suffix == ".py":
@@ -60,7 +78,9 @@ def read_chain(path: Path, children: tuple[Path, ...] = ()) -> list[tuple[Path, 
     bases = [bases] if isinstance(bases, str) else bases
     if not isinstance(bases, list) or not all(isinstance(base, str) for base in bases):
         raise ConfigError(f"{path}: _BASE_ must be a path or a list of paths, not {bases!r}")
-    chains = [read_chain(find_config(base, path.parent), (path, *children)) for base in bases]
+    chains = [
+        read_chain(find_config(base, path.parent), (path, *children), files) for base in bases
+    ]
     return [*itertools.chain(*chains), (path, content)]
 
 
@@ -72,7 +92,7 @@ def parse_yaml(text: str, source: Path) -> Any:
             refer to themselves or expand to more than 100,000 values.
     """
     try:
-        loader = yaml.SafeLoader(text)
+        loader = _Loader(text)
         node = loader.get_single_node()
         if node is None:
             return None

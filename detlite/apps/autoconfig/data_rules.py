@@ -53,8 +53,8 @@ def background(facts: DatasetFacts, _: Values) -> Iterator[Choice]:
     if facts.val and facts.val.empty:
         reason = (
             f"{facts.val.empty} of {len(facts.val.sizes)} evaluation images have no annotations "
-            "and are assumed to contain no objects, so that every detection there is wrong; set skip "
-            "if they are not labeled yet"
+            "and are assumed to contain no objects, so that every detection there is wrong; set "
+            "skip if they are not labeled yet"
         )
         yield Choice("TEST.UNLABELED_IMAGES", "background", reason)
 

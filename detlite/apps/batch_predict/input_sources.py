@@ -2,9 +2,9 @@
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from glob import escape, glob
+from glob import glob
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -51,7 +51,7 @@ def list_images(inputs: Sequence[str], exclude: Path | None = None) -> list[str]
             except OSError as error:
                 raise DataError(f"{source}: the folder cannot be read ({error})") from error
             if not any(path.lower().endswith(tuple(image_suffixes())) for path in paths):
-                paths = glob(os.path.join(escape(source), "**"), recursive=True)
+                paths = [*_files_below(source)]
             images += _image_files(source, paths, exclude, "the folder contains no images")
         elif source.lower().endswith(".txt"):
             images += _read_list(source)
@@ -61,6 +61,17 @@ def list_images(inputs: Sequence[str], exclude: Path | None = None) -> list[str]
         else:
             images.append(str(Path(source)))
     return images
+
+
+def _files_below(folder: str) -> Iterator[str]:
+    """Yield the files in the visible subfolders; links to a folder are followed once."""
+    visited = {os.path.realpath(folder)}
+    for parent, folders, names in os.walk(folder, followlinks=True):
+        inner = [name for name in sorted(folders) if not name.startswith(".")]
+        real = {name: os.path.realpath(os.path.join(parent, name)) for name in inner}
+        folders[:] = [name for name in inner if real[name] not in visited]
+        visited.update(real.values())
+        yield from (os.path.join(parent, name) for name in names if not name.startswith("."))
 
 
 def _image_files(

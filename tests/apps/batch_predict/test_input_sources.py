@@ -50,6 +50,18 @@ def test_files_folders_and_globs(photos, inputs, names):
     assert list_images(inputs) == [f"photos/{name}" for name in names]
 
 
+def test_links_to_folders_are_followed_once(photos):
+    """Three links of a folder to itself would have 3 ** 40 paths."""
+    for name in "xyz":
+        (photos / "deep" / name).symlink_to(photos / "deep")
+    (photos / "deep" / ".hidden").mkdir()
+    (photos / "deep" / ".hidden" / "f.jpg").touch()
+    (photos.parent / "linked").mkdir()
+    (photos.parent / "linked" / "sub").symlink_to(photos / "deep")
+    found = list_images([str(photos.parent / "linked")])
+    assert [path.rpartition("sub/")[2] for path in found] == ["d.jpg", "er/e.jpeg"]
+
+
 def test_lists_of_paths_and_urls(photos):
     lines = "\ufeffphotos/b.jpg\r\n\nhttps://host/x.jpg\nphotos/ä b.png\n"
     Path("list.txt").write_text(lines, encoding="utf-8")
