@@ -16,7 +16,6 @@ from yacs.config import CfgNode
 from detlite.errors import ConfigError
 
 from .files import expand_path, find_config, parse_yaml, read_chain, recognize
-from .maskrcnn_benchmark import NO_EFFECT, RESTATING, translate
 from .removed import is_removed
 from .schema import KEYS, Key
 from .schema.rules import check_rules
@@ -86,28 +85,24 @@ def _resolve(
         raise ConfigError(f"overrides are pairs KEY VALUE: {opts[-1]!r} has no value")
     cfg = default_config()
     keys_set: set[str] = set()
-    restating: dict[str, Any] = {}
+    restating: dict[str, tuple[Key, Any]] = {}
     overrides = [(str(name), value) for name, value in zip(opts[::2], opts[1::2], strict=True)]
     sources = [(str(file), flatten(content), recognize(content)) for file, content in chain]
     for source, rows, hint in (*sources, ("overrides", overrides, "")):
         # A key overrides the keys of earlier sources that only restate it.
         names = {name for name, _ in rows}
-        restating = {n: v for n, v in restating.items() if RESTATING[n].origin not in names}
+        restating = {n: pair for n, pair in restating.items() if pair[0].origin not in names}
         if any(name in _ALTERNATIVES and value is not None for name, value in rows):
             for name in _ALTERNATIVES:
                 _set(cfg, name, None)
         for name, value in rows:
             if is_removed(name, value, source):
                 continue
-            if name in NO_EFFECT:
-                logger.info("%s: %s has no effect in detlite: %s", source, name, NO_EFFECT[name])
-            elif name in RESTATING:
-                restating[name] = _checked(RESTATING[name], value, source)
-            elif name in _BY_NAME:
+            if name in _BY_NAME:
                 _set(cfg, name, _checked(_BY_NAME[name], value, source))
                 keys_set.add(name)
-            else:
-                raise ConfigError(f"{source}: {_why_unknown(name)}{hint}")
+            elif key := _restating_key(name, source, hint):
+                restating[name] = key, _checked(key, value, source)
         lengths = {name: cfg.SOLVER[name.removeprefix("SOLVER.")] for name in _ALTERNATIVES}
         stated = [f"{name} {value}" for name, value in lengths.items() if value is not None]
         if len(stated) != 1:
@@ -115,13 +110,33 @@ def _resolve(
                 f"{source}: set exactly one of {', '.join(_ALTERNATIVES)} as the length of the "
                 f"run; set is {' and '.join(stated) or 'none'}"
             )
-    translate(cfg, restating, keys_set)
+    if restating:
+        from .maskrcnn_benchmark import translate
+
+        translate(cfg, {name: value for name, (_, value) in restating.items()}, keys_set)
     check_rules(cfg)
     _import_extensions(cfg.IMPORTS, folder)
     if complete:
         complete(cfg)
     cfg.freeze()
     return cfg
+
+
+def _restating_key(name: str, source: str, hint: str) -> Key | None:
+    """Return the record of a key that restates another one; None for a key without effect.
+
+    Raises:
+        ConfigError: the key is unknown.
+    """
+    # Only files of maskrcnn-benchmark, and mistakes, have such keys.
+    from .maskrcnn_benchmark import NO_EFFECT, RESTATING
+
+    if name in NO_EFFECT:
+        logger.info("%s: %s has no effect in detlite: %s", source, name, NO_EFFECT[name])
+        return None
+    if name not in RESTATING:
+        raise ConfigError(f"{source}: {_why_unknown(name)}{hint}")
+    return RESTATING[name]
 
 
 def flatten(node: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:

@@ -10,7 +10,6 @@ from pathlib import Path
 from yacs.config import CfgNode
 
 from detlite.checkpoint.files import Checkpoint
-from detlite.checkpoint.loading import load_weights, read_weights
 from detlite.config import ConfigError
 from detlite.data import (
     CocoDataset,
@@ -50,6 +49,8 @@ def run_training(
     model = build_model(cfg)
     model.categories = train_set.categories
     if weights:
+        from detlite.checkpoint.loading import load_weights
+
         load_weights(model, weights, cfg.MODEL.REINIT_HEADS)
     del weights  # free its memory
     model.categories = train_set.categories  # not the categories of the weights
@@ -63,6 +64,8 @@ def run_training(
 
 def run_evaluation(cfg: CfgNode, weights: Checkpoint | None = None) -> dict[str, Metrics]:
     """Evaluate `weights` or MODEL.WEIGHT on the test sets, see `evaluate.evaluate`."""
+    from detlite.checkpoint.loading import load_weights, read_weights
+
     if not cfg.DATASETS.TEST:
         raise ConfigError("DATASETS.TEST is empty: name at least one entry of DATASETS.CATALOG")
     output_dir = Path(cfg.OUTPUT_DIR)

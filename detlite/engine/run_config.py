@@ -1,19 +1,25 @@
-"""The config of a training run, from a file, the data, the weights, the minutes and overrides."""
+"""The config of a training run, from a file, the data, the weights, the minutes and overrides.
+
+Data that are not in the config and checkpoints are read by modules that are imported when needed.
+"""
+
+from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from yacs.config import CfgNode
 
-from detlite.checkpoint.files import Checkpoint
-from detlite.checkpoint.loading import read_weights
-from detlite.checkpoint.stored_config import apply_convention
 from detlite.config import ConfigError, load_config
-from detlite.data.data_arguments import Data, FilePath, training_data
+from detlite.config.loading import flatten
 
 from .hooks.freezing import resolve_frozen_norms
-from .run_files import CONFIG_FILE, choose_output_dir, files_of_run, newest_checkpoint
+from .run_files import CONFIG_FILE, choose_output_dir, files_of_run
+
+if TYPE_CHECKING:
+    from detlite.checkpoint.files import Checkpoint
+    from detlite.data.data_arguments import Data, FilePath
 
 Overrides = Mapping[str, Any] | Sequence[Any]
 
@@ -36,7 +42,12 @@ def training_overrides(
             "test_data needs training data: pass `data` too, or evaluate on other datasets than "
             "the config's with evaluate()"
         )
-    opts, summary = ({}, "") if data is None else training_data(data, test_data)
+    opts: dict[str, Any] = {}
+    summary = ""
+    if data is not None:
+        from detlite.data.data_arguments import training_data
+
+        opts, summary = training_data(data, test_data)
     if weights is not None:
         opts |= {"MODEL.WEIGHT": str(weights), "MODEL.REINIT_HEADS": True}
     if minutes is not None:
@@ -76,10 +87,19 @@ def complete_config(cfg: CfgNode, resume: bool) -> tuple[CfgNode, Checkpoint | N
         The config, and the initial weights of a new run, if any. A resumed run does not read them,
         because their file may be gone.
     """
-    previous = newest_checkpoint(Path(cfg.OUTPUT_DIR)) if resume else None
-    if previous:
-        return resolve_frozen_norms(apply_convention(cfg, previous), previous), None
-    cfg, weights = read_weights(cfg)
+    if resume:
+        from detlite.checkpoint.stored_config import apply_convention, checkpoint_config
+
+        from .resuming import newest_checkpoint
+
+        if previous := newest_checkpoint(Path(cfg.OUTPUT_DIR)):
+            stored = dict(flatten(checkpoint_config(previous) or {}))
+            return resolve_frozen_norms(apply_convention(cfg, previous), stored), None
+    weights = None
+    if cfg.MODEL.WEIGHT:
+        from detlite.checkpoint.loading import read_weights
+
+        cfg, weights = read_weights(cfg)
     return resolve_frozen_norms(cfg), weights
 
 

@@ -5,8 +5,6 @@ import re
 from itertools import count
 from pathlib import Path
 
-from detlite.checkpoint.errors import CheckpointError, DamagedCheckpointError
-from detlite.checkpoint.files import LAST_CHECKPOINT_FILE, Checkpoint, read_checkpoint
 from detlite.config import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -52,46 +50,3 @@ def check_output_dir(folder: Path, resume: bool) -> None:
             f"OUTPUT_DIR {folder} already contains a run ({', '.join(names)}): continue it with "
             "--resume (resume=True), choose another OUTPUT_DIR, or remove the folder"
         )
-
-
-def newest_checkpoint(folder: Path) -> Checkpoint | None:
-    """Read the newest undamaged checkpoint of the run in `folder`; None if it has none.
-
-    The file last_checkpoint names it. If that checkpoint is damaged, or the file is missing, read
-    the newest of the others, and log the problems. CheckpointError if all are damaged, or the last
-    one cannot be read for another reason.
-    """
-    problems: list[str] = []
-
-    def read(path: Path) -> Checkpoint | None:
-        try:
-            return read_checkpoint(path)
-        except DamagedCheckpointError as error:
-            problems.append(str(error))
-            return None
-
-    pointer, final = folder / LAST_CHECKPOINT_FILE, folder / FINAL_CHECKPOINT
-    numbered, newest = numbered_checkpoints(folder), None
-    if pointer.exists():
-        name = pointer.read_bytes().decode(errors="replace").strip()
-        if name in {path.name for path in folder.iterdir() if path.is_file()}:
-            newest = read(folder / name)
-        else:
-            problems.append(f"{pointer} names {name[:80]!r}, which does not exist")
-    elif numbered or final.is_file():
-        problems.append(f"{pointer} is missing")
-    if newest is None and final.is_file():
-        newest = read(final)
-    if problems:
-        # The final checkpoint is older than the numbered ones if the run was extended.
-        done = newest.training.get("iteration", 0) if newest else 0
-        later = (path for number, path in reversed(numbered.items()) if number > done)
-        newest = next(filter(None, map(read, later)), newest)
-        listed = "; ".join(dict.fromkeys(problems))
-        if newest is None:
-            raise CheckpointError(
-                f"{folder} contains no undamaged checkpoint to resume: {listed}. Restore one, or "
-                f"remove {LAST_CHECKPOINT_FILE} and the damaged files to start from scratch"
-            )
-        logger.warning("%s. Resuming from the newest undamaged checkpoint: %s", listed, newest.path)
-    return newest

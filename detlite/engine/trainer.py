@@ -19,7 +19,7 @@ from detlite.modeling.detection_model import DetectionModel
 from detlite.modeling.optimize_for_training import optimize_for_training
 from detlite.modeling.precision import resolve_dtype
 
-from .checkpointer import resume_run, save_run
+from .checkpointer import save_run
 from .duration import build_duration
 from .errors import NonFiniteLossError
 from .evaluate import build_loss_dataset, check_evaluation, evaluate
@@ -28,7 +28,7 @@ from .hooks.best_checkpoint import BestCheckpoint, StoreScoreThreshold
 from .hooks.ema import EMA_SUFFIX, ModelEMA
 from .hooks.freezing import BackboneFreezeSchedule, warn_of_frozen_layers
 from .hooks.metrics import MachineLoad, Meters, MetricsWriter
-from .run_files import FINAL_CHECKPOINT, newest_checkpoint
+from .run_files import FINAL_CHECKPOINT
 from .schedule import RunSchedule
 from .schedule_free import averaged_weights
 from .signals import StoppedError, StopSignals
@@ -155,20 +155,13 @@ class Trainer:
 
     def _start(self, resume: bool) -> Iterator[Batch]:
         """Restore the newest checkpoint if asked to, call the hooks, and return the batches."""
-        previous = newest_checkpoint(self.output_dir) if resume else None
-        if previous:
-            resume_run(self, previous)
-            self.checkpoint = previous.path
-        elif resume:
-            missing = "%s contains no checkpoint to resume: starting from scratch"
-            logger.warning(missing, self.output_dir)
+        resumed = self._resume() if resume else False
         self.scheduler = build_scheduler(self.cfg, self.optimizer, self.duration, self.iteration)
         batches = iter(build_train_loader(self.cfg, self.train_set, self.iteration))
         *hooks, writer = self.hooks
         for hook in hooks:
             self._start_hook(hook)
-        has_final = previous is not None and previous.path.name == FINAL_CHECKPOINT
-        self.schedule.start(self.iteration, has_final)
+        self.schedule.start(self.iteration, resumed and self.checkpoint.name == FINAL_CHECKPOINT)
         if self.schedule.first_save_due():
             self._save()
         self._start_hook(writer)  # removes metrics that will be written again
@@ -178,6 +171,18 @@ class Trainer:
             world_size(), self.model.device, resolve_dtype(self.cfg.DTYPE, self.model.device),
         )  # fmt: skip
         return batches
+
+    def _resume(self) -> bool:
+        """Restore the newest checkpoint; return False if there is none."""
+        from .resuming import newest_checkpoint, resume_run
+
+        if previous := newest_checkpoint(self.output_dir):
+            resume_run(self, previous)
+            self.checkpoint = previous.path
+        else:
+            missing = "%s contains no checkpoint to resume: starting from scratch"
+            logger.warning(missing, self.output_dir)
+        return previous is not None
 
     def _start_hook(self, hook: Hook) -> None:
         hook.before_train()

@@ -14,7 +14,7 @@ from detlite.checkpoint.files import read_checkpoint
 from detlite.data import DataError
 from detlite.engine.errors import NonFiniteLossError
 from detlite.engine.hooks import Hook
-from detlite.engine.run_files import newest_checkpoint
+from detlite.engine.resuming import newest_checkpoint
 from detlite.engine.signals import StoppedError
 from detlite.engine.trainer import Trainer
 from detlite.modeling.layers.norm import FrozenBatchNorm2d

@@ -1,13 +1,12 @@
 """Freeze the backbone in the first iterations, and batch norm layers that see few images."""
 
 import logging
+from collections.abc import Mapping
+from typing import Any
 
 from torch import nn
 from yacs.config import CfgNode
 
-from detlite.checkpoint.files import Checkpoint
-from detlite.checkpoint.stored_config import checkpoint_config
-from detlite.config.loading import flatten
 from detlite.distributed import world_size
 from detlite.modeling.detection_model import DetectionModel
 from detlite.modeling.layers.norm import FrozenBatchNorm2d
@@ -55,15 +54,15 @@ class BackboneFreezeSchedule(Hook):
         return True
 
 
-def resolve_frozen_norms(cfg: CfgNode, checkpoint: Checkpoint | None = None) -> CfgNode:
+def resolve_frozen_norms(cfg: CfgNode, resumed: Mapping[str, Any] | None = None) -> CfgNode:
     """Freeze the backbone's batch norm in the config if it would see too few images.
 
     The limit is MODEL.BACKBONE.FREEZE_NORM_BELOW images per forward pass. It is resolved once,
     before training, because a later evaluation on another machine must build the same model. The
-    choice of a resumed `checkpoint` is kept with any number of processes.
+    choice of a `resumed` config, whose keys are given, is kept with any number of processes.
     """
     limit = cfg.MODEL.BACKBONE.FREEZE_NORM_BELOW
-    stored = dict(flatten(checkpoint_config(checkpoint) or {})) if checkpoint and limit > 0 else {}
+    stored = resumed if resumed and limit > 0 else {}
     cfg = cfg.clone()
     cfg.defrost()
     resnets, timm, freeze = cfg.MODEL.RESNETS, cfg.MODEL.TIMM, False

@@ -6,7 +6,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from detlite.checkpoint.files import Checkpoint, read_checkpoint
+from detlite.checkpoint.files import read_checkpoint
+from detlite.config.loading import flatten
 from detlite.engine.hooks.freezing import BackboneFreezeSchedule, resolve_frozen_norms
 from detlite.engine.trainer import Trainer
 from detlite.modeling.build import build_model
@@ -157,17 +158,17 @@ def test_batch_norm_of_timm_is_frozen_for_small_batches(tiny_config, batch, froz
 
 
 @pytest.mark.parametrize(("first", "then", "expected"), [(2, 4, "FrozenBN"), (4, 2, "BN")])
-def test_a_resumed_run_keeps_its_norms(tiny_config, tmp_path, first, then, expected):
-    def resolve(size, checkpoint=None):
+def test_a_resumed_run_keeps_its_norms(tiny_config, first, then, expected):
+    def resolve(size, resumed=None):
         cfg = tiny_config(
             "MODEL.RESNETS.NORM", "BN", "SOLVER.IMS_PER_BATCH", size,
             "MODEL.BACKBONE.FREEZE_NORM_BELOW", 3,
         )  # fmt: skip
-        return resolve_frozen_norms(cfg, checkpoint)
+        return resolve_frozen_norms(cfg, resumed)
 
     cfg = resolve(first)
-    checkpoint = Checkpoint(tmp_path / "model.pth", {}, [], cfg.dump(), "", [])
-    assert resolve(then, checkpoint).MODEL.RESNETS.NORM == expected == cfg.MODEL.RESNETS.NORM
+    resumed = resolve(then, dict(flatten(cfg)))
+    assert resumed.MODEL.RESNETS.NORM == expected == cfg.MODEL.RESNETS.NORM
     assert expected != resolve(then).MODEL.RESNETS.NORM
 
 

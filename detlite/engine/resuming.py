@@ -1,0 +1,153 @@
+"""Continue an interrupted run: find its newest checkpoint and restore everything in it."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from textwrap import shorten
+from typing import TYPE_CHECKING, Any
+
+import yaml
+from torch.optim import Optimizer
+from yacs.config import CfgNode
+
+from detlite.checkpoint.errors import CheckpointError, DamagedCheckpointError
+from detlite.checkpoint.files import LAST_CHECKPOINT_FILE, Checkpoint, read_checkpoint
+from detlite.checkpoint.loading import load_weights
+from detlite.checkpoint.stored_config import checkpoint_config
+from detlite.config.loading import flatten
+from detlite.distributed import rank, world_size
+
+from .checkpointer import hooks_by_name
+from .rng import set_rng_state
+from .run_files import FINAL_CHECKPOINT, numbered_checkpoints
+from .schedule_free import PROGRESS, restore_trained_weights
+
+if TYPE_CHECKING:
+    from .trainer import Trainer
+
+logger = logging.getLogger(__name__)
+
+
+def newest_checkpoint(folder: Path) -> Checkpoint | None:
+    """Read the newest undamaged checkpoint of the run in `folder`; None if it has none.
+
+    The file last_checkpoint names it. If that checkpoint is damaged, or the file is missing, read
+    the newest of the others, and log the problems. CheckpointError if all are damaged, or the last
+    one cannot be read for another reason.
+    """
+    problems: list[str] = []
+
+    def read(path: Path) -> Checkpoint | None:
+        try:
+            return read_checkpoint(path)
+        except DamagedCheckpointError as error:
+            problems.append(str(error))
+            return None
+
+    pointer, final = folder / LAST_CHECKPOINT_FILE, folder / FINAL_CHECKPOINT
+    numbered, newest = numbered_checkpoints(folder), None
+    if pointer.exists():
+        name = pointer.read_bytes().decode(errors="replace").strip()
+        if name in {path.name for path in folder.iterdir() if path.is_file()}:
+            newest = read(folder / name)
+        else:
+            problems.append(f"{pointer} names {name[:80]!r}, which does not exist")
+    elif numbered or final.is_file():
+        problems.append(f"{pointer} is missing")
+    if newest is None and final.is_file():
+        newest = read(final)
+    if problems:
+        # The final checkpoint is older than the numbered ones if the run was extended.
+        done = newest.training.get("iteration", 0) if newest else 0
+        later = (path for number, path in reversed(numbered.items()) if number > done)
+        newest = next(filter(None, map(read, later)), newest)
+        listed = "; ".join(dict.fromkeys(problems))
+        if newest is None:
+            raise CheckpointError(
+                f"{folder} contains no undamaged checkpoint to resume: {listed}. Restore one, or "
+                f"remove {LAST_CHECKPOINT_FILE} and the damaged files to start from scratch"
+            )
+        logger.warning("%s. Resuming from the newest undamaged checkpoint: %s", listed, newest.path)
+    return newest
+
+
+def resume_run(trainer: Trainer, checkpoint: Checkpoint) -> None:
+    """Restore everything that `save_run` wrote, and log the config keys that have changed since.
+
+    CheckpointError if the checkpoint has no training state, or does not fit the config.
+    """
+    load_weights(trainer.model, checkpoint, training_state=True)
+    path, training = checkpoint.path, checkpoint.training
+    changed = _changed_keys(checkpoint, trainer.cfg)
+    try:
+        # The momentum of a schedule-free optimizer is part of its averages.
+        is_free = trainer.cfg.SOLVER.OPTIMIZER == "ScheduleFreeAdamW"
+        fixed = {"SOLVER.OPTIMIZER", *(["SOLVER.MOMENTUM"] if is_free else [])}
+        for key in sorted(changed.keys() & fixed):
+            raise ValueError("{} {}, now {}".format(key, *changed[key]))
+        _load_momentum(trainer.optimizer, training["optimizer"])
+        trainer.scaler.load_state_dict(training["scaler"])
+        if trainer.ema:
+            trainer.ema.load_state_dict(training["average"])
+        trainer.best.load_state_dict(training["best"])
+        trainer.train_step.skipped = training["skipped"]
+        trainer.iteration, rng = training["iteration"], training["rng"]
+        trainer.duration.load_state_dict(training["run_length"])
+        for name, hook in hooks_by_name(trainer.user_hooks).items():
+            if name in training["hooks"]:
+                hook.load_state_dict(training["hooks"][name])
+    except (KeyError, ValueError, RuntimeError, TypeError, AttributeError) as error:
+        problem = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+        raise CheckpointError(
+            f"{path}: its training state does not fit the config ({problem}): resume with the "
+            "config that it was saved with, or name the file as MODEL.WEIGHT of a new run in "
+            "another OUTPUT_DIR"
+        ) from error
+    if changed:
+        listed = "; ".join(f"{key} {before}, now {now}" for key, (before, now) in changed.items())
+        logger.warning(
+            "%s was saved with another config: %s. The new values apply from iteration %d on",
+            path, listed, trainer.iteration + 1,
+        )  # fmt: skip
+    if len(rng) == world_size():
+        set_rng_state(rng[rank()], trainer.model.device)
+    else:
+        logger.warning(
+            "%s was saved by %d processes, now there are %d: random numbers start again from SEED",
+            path, len(rng), world_size(),
+        )  # fmt: skip
+    logger.info("resumed %s at iteration %d", path, trainer.iteration)
+
+
+def _load_momentum(optimizer: Optimizer, saved: dict[str, Any]) -> None:
+    """Restore the state of each parameter by its name; keep the current learning rates etc."""
+
+    def names(state: dict[str, Any]) -> list[str]:
+        return [name for group in state["param_groups"] for name in group["param_names"]]
+
+    current, states = optimizer.state_dict(), saved["state"]
+    before, now = names(saved), names(current)
+    if different := sorted({*before} ^ {*now}):
+        raise ValueError(f"other parameters are trained: {shorten(', '.join(different), 150)}")
+    # Parameters are numbered in order. Those that are still frozen have no state.
+    by_name = {name: states[number] for number, name in enumerate(before) if number in states}
+    current["state"] = {number: by_name[name] for number, name in enumerate(now) if name in by_name}
+    groups = {name: group for group in saved["param_groups"] for name in group["param_names"]}
+    for group in current["param_groups"]:
+        group |= {k: v for k, v in groups[group["param_names"][0]].items() if k in PROGRESS}
+    optimizer.load_state_dict(current)
+    restore_trained_weights(optimizer)
+
+
+def _changed_keys(checkpoint: Checkpoint, cfg: CfgNode) -> dict[str, tuple[Any, Any]]:
+    """Return (value in the checkpoint's config, value now) of each key that differs."""
+    before = dict(flatten(checkpoint_config(checkpoint) or {}))
+    # load_weights checks the convention.
+    before.pop("MODEL.CONVENTION", None)
+    now = dict(flatten(yaml.safe_load(cfg.dump())))  # through YAML, which turns tuples into lists
+    return {
+        key: (before[key], now[key])
+        for key in sorted(before.keys() & now)
+        if before[key] != now[key] and key not in ("OUTPUT_DIR", "TEST.SCORE_THRESHOLD")
+    }
