@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from detlite.evaluation import Results, evaluate_coco
-from detlite.evaluation.ground_truth import open_ground_truth
+from detlite.evaluation import evaluate_coco
+from detlite.evaluation.files import read_results, read_truth
 from detlite.evaluation.results import write_results
 
 from ..roofline import process_memory
@@ -137,8 +137,8 @@ def _run(folder: Path, kind: str, library: str) -> _Run:
 def _detlite(folder: Path, kind: str) -> Iterator[Callable[[], Any]]:
     """Yield a function for each of `_STAGES`; the last one returns the metrics."""
     read: list[Any] = []
-    yield lambda: read.append(open_ground_truth(folder / "truth.json"))
-    yield lambda: read.append(Results.read(folder / f"{kind}.json", [kind]))
+    yield lambda: read.append(read_truth(folder / "truth.json"))
+    yield lambda: read.append(read_results(folder / f"{kind}.json", read[0], [kind]))
 
     def metrics() -> list[float]:
         truth, results = read

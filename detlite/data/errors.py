@@ -30,5 +30,5 @@ def refuse(problems: Sequence[str], count: int, file: object) -> NoReturn:
     more = f" (the first of {count} problems)" if count > 1 else ""
     raise DataError(
         f"{file}: {shorten(problems[0], _MAX_PROBLEM)}{more}. Fix the file, or skip such entries "
-        "with DATASETS.ON_BAD_ANNOTATION: skip"
+        "with --skip-bad, or with DATASETS.ON_BAD_ANNOTATION: skip in a config"
     )

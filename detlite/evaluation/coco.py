@@ -18,7 +18,6 @@ from .ground_truth import (
     GroundTruthArrays,
     GroundTruthFile,
     check_results,
-    open_ground_truth,
     read_ground_truth,
 )
 from .matching import (
@@ -39,24 +38,28 @@ _SIGMAS = np.array([26, 25, 25, 35, 35, 79, 79, 72, 72, 62, 62, 107, 107, 87, 87
 
 
 def evaluate_coco(
-    coco_gt: COCO | GroundTruthFile | Path | str,
-    results: Results | Path | str,
+    coco_gt: COCO | GroundTruthFile | Path | str | dict[str, Any],
+    results: Results | Path | str | Sequence[dict[str, Any]],
     iou_types: Sequence[str] = ("bbox", "segm"),
     max_dets: int = 100,
     oks_sigmas: Sequence[float] = (),
+    skip_bad: bool = False,
 ) -> Metrics:
     """Evaluate `results` on all images of `coco_gt`.
 
     Args:
-        coco_gt: the ground truth or its annotation file. It may lack info, area and iscrowd.
-        results: the detections, or their results file, with the fields that `iou_types` need. May
-            be empty.
+        coco_gt: the ground truth, its annotation file, or the content of the file; see
+            `files.read_truth` for files that are not quite in COCO's format. Annotations with id 0
+            are objects like others, which pycocotools ignores.
+        results: the detections, their results file, or its entries (`files.read_results`), with the
+            fields that `iou_types` need. May be empty.
         iou_types: some of "bbox", "segm" and "keypoints".
         max_dets: number of highest-scoring detections per image and category. Keypoints always
             use COCO's 20.
         oks_sigmas: for each keypoint the standard deviation of its annotated position divided by
             the square root of the object's area (cocodataset.org/#keypoints-eval). Empty: COCO's
             values for its 17 keypoints, their mean for other numbers of keypoints.
+        skip_bad: ignore unusable annotations of the file instead of raising an error.
 
     Returns:
         {"bbox": {"AP", "AP50", "AP75", "APs", "APm", "APl", "AR1", "AR10", "AR<max_dets>", "ARs",
@@ -74,10 +77,11 @@ def evaluate_coco(
         raise ValueError(f"iou_types: unknown {unknown[0]!r}; known: {', '.join(IOU_TYPES)}")
     if max_dets < 1:
         raise ValueError(f"max_dets must be at least 1, got {max_dets}")
-    if isinstance(coco_gt, Path | str):
-        coco_gt = open_ground_truth(Path(coco_gt))
-    if isinstance(results, Path | str):
-        results = Results.read(Path(results), iou_types)
+    if not isinstance(coco_gt, COCO | GroundTruthFile) or not isinstance(results, Results):
+        from .files import read_results, read_truth  # training evaluates its own results
+
+        coco_gt = read_truth(coco_gt, iou_types, skip_bad)
+        results = read_results(results, coco_gt, iou_types, max_dets)
     check_results(results, coco_gt, iou_types)
     names = category_names(coco_gt)
     metrics = {}

@@ -1,18 +1,14 @@
-"""The entries of COCO annotation and results files as columns, read by a kernel or from dicts."""
+"""The entries of COCO annotation and results files as columns."""
 
-import json
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from pycocotools import mask as rle_codec
 
-from detlite import ops
 from detlite.data.datasets.coco_masks import rle_problem
 from detlite.files.errors import DataError
 from detlite.structures.masks.rle import EncodedMasks
@@ -61,30 +57,6 @@ class Columns:
     @property
     def masks(self) -> EncodedMasks:
         return EncodedMasks(self.text, self.text_lengths, self.sizes)
-
-
-def read_columns(file: Path) -> tuple[Columns, Any] | None:
-    """Read a file with a list of entries, or an object whose "annotations" are the entries.
-
-    Returns the columns, and the content of the file without the entries; None if the kernel is not
-    available or lacks mask scores, or if the file is not in UTF-8 or COCO's format. DataError if
-    it cannot be read.
-    """
-    try:
-        text = np.fromfile(file, np.uint8)
-    except OSError as error:
-        raise DataError(f"{file}: cannot be read ({error})") from error
-    tensors = ops.read_annotations(torch.from_numpy(text))
-    if not tensors or tensors[0][0] < 0 or tensors[3].shape[1] < 7:  # 7: an older kernel has fewer
-        return None
-    if (text >= 0x80).any():  # the kernel skips other names and texts unread
-        try:
-            text.tobytes().decode()
-        except UnicodeDecodeError:
-            return None
-    span, *columns = (tensor.numpy() for tensor in tensors)
-    rest = text[: span[0]].tobytes() + b"[]" + text[span[1] :].tobytes()
-    return Columns(*columns), json.loads(rest)
 
 
 def columns_of(

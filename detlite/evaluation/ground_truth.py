@@ -3,7 +3,6 @@
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,10 +12,9 @@ from pycocotools.coco import COCO
 from detlite import ops
 from detlite.data.datasets.coco_masks import annotation_area, segmentation_problem
 from detlite.files.errors import DataError, short_repr
-from detlite.files.json_files import read_json
 from detlite.structures.masks.rle import EncodedMasks
 
-from .columns import Columns, columns_of, read_columns
+from .columns import Columns, columns_of
 from .results import IOU_TYPES, Results, concatenate_arrays, first_true
 
 # The fields that each IoU type needs.
@@ -72,7 +70,7 @@ def _index_of(known: np.ndarray, ids: np.ndarray) -> np.ndarray:
 class GroundTruthFile:
     """A ground truth like pycocotools' `COCO`, but with columns instead of its annotations.
 
-    If `columns` is None, the annotations in `dataset` must be checked or completed one by one.
+    If `columns` is None, the annotations in `dataset` are used.
     """
 
     dataset: dict[str, Any]
@@ -81,34 +79,7 @@ class GroundTruthFile:
     columns: Columns | None
 
 
-def open_ground_truth(file: Path) -> GroundTruthFile:
-    """Read a COCO annotation file. DataError if it cannot be read."""
-    columns, content = read_columns(file) or (None, {})
-    if columns is None or not _is_complete(columns):
-        columns, content = None, read_json(file)
-    try:
-        images, categories = (
-            {row["id"]: row for row in content[key]} for key in ("images", "categories")
-        )
-        for number in (*images, *categories):
-            if type(number) is not int or not -(2**63) <= number < 2**63:
-                raise DataError(f"{file}: id {short_repr(number)} is not an integer of 64 bits")
-        for row in content.get("annotations", ()):
-            if missing := {"id", "image_id", "category_id"} - row.keys():
-                raise DataError(f"{file}: annotation {row.get('id')} has no {min(missing)}")
-    except (TypeError, KeyError, AttributeError) as error:
-        raise DataError(f"{file}: not in COCO format ({error!r})") from error
-    return GroundTruthFile(content, images, categories, columns)
-
-
-def _is_complete(columns: Columns) -> bool:
-    """Return True if all numbers are valid, and no field is missing that cannot be filled in."""
-    required = ("id", "image_id", "category_id", "area")
-    valid = not _bad_polygons(columns).any() and bool(np.isfinite(columns.numbers).all())
-    return valid and all(columns.has(field).all() for field in required)
-
-
-def _bad_polygons(columns: Columns) -> np.ndarray:
+def bad_polygons(columns: Columns) -> np.ndarray:
     """Return bool [N], True if a polygon has fewer than three corners, or one is not finite."""
     lengths = columns.polygon_lengths
     bad = (lengths < 6) | (lengths % 2 > 0)
@@ -159,7 +130,7 @@ def read_ground_truth(coco_gt: COCO | GroundTruthFile, iou_type: str) -> GroundT
         )
     areas, boxes = columns.numbers[:, 1], columns.numbers[:, 2:6]
     without_area = np.flatnonzero(~columns.has("area"))
-    sizes = _sizes(coco_gt, columns.integers[without_area, 0])
+    sizes = image_sizes(coco_gt, columns.integers[without_area, 0])
     for n, size in zip(without_area.tolist(), sizes.tolist(), strict=True):
         areas[n] = annotation_area(rows[n].get("segmentation"), boxes[n], *size)
     order = np.lexsort(indices)
@@ -172,9 +143,9 @@ def read_ground_truth(coco_gt: COCO | GroundTruthFile, iou_type: str) -> GroundT
         ignored = crowd | (counts == 0)
         keypoints = keypoints[order]
     if iou_type == "segm":
-        if (n := first_true(_bad_polygons(columns))) is not None:
+        if (n := first_true(bad_polygons(columns))) is not None:
             raise DataError(describe(n, field))
-        masks = _masks(columns, _sizes(coco_gt, columns.integers[:, 0]), order)
+        masks = _masks(columns, image_sizes(coco_gt, columns.integers[:, 0]), order)
     return GroundTruthArrays(
         image_ids=known[0],
         category_ids=known[1],
@@ -262,7 +233,7 @@ def check_results(
             if (n := first_true(~finite)) is not None:
                 raise DataError(f"result {n}: the {name} is {array[n].tolist()}")
     if results.masks is not None and "segm" in iou_types:
-        expected = _sizes(coco_gt, results.image_ids)
+        expected = image_sizes(coco_gt, results.image_ids)
         sizes = results.masks.sizes
         if (n := first_true((sizes != expected).any(axis=1))) is not None:
             raise DataError(
@@ -271,7 +242,7 @@ def check_results(
             )
 
 
-def _sizes(coco_gt: COCO | GroundTruthFile, image_ids: np.ndarray) -> np.ndarray:
+def image_sizes(coco_gt: COCO | GroundTruthFile, image_ids: np.ndarray) -> np.ndarray:
     """Return the (height, width) of images [N], int64 [N, 2]."""
     unique, index = np.unique(image_ids, return_inverse=True)
     images = [coco_gt.imgs[number] for number in unique.tolist()]

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pycocotools import mask as rle_codec
 
-from detlite.data.datasets.coco_masks import rle_problem
 from detlite.distributed import gather_objects, is_main
 from detlite.files.atomic_write import atomic_open
 from detlite.files.errors import DataError, short_repr
-from detlite.files.json_files import read_json
 from detlite.structures.masks.rle import EncodedMasks
 
-from .columns import Columns, columns_of, read_columns
+from .columns import Columns, columns_of
 
 _ROWS_PER_WRITE = 1000  # results converted to text at a time
 # IoU type -> field of a COCO result
@@ -62,37 +59,6 @@ class Results:
         fields = [*_REQUIRED, *(IOU_TYPES[kind] for kind in iou_types if kind in IOU_TYPES)]
         fields += ["mask_score"] * ("segm" in iou_types)
         return cls.from_columns(columns_of(rows, fields, describe), iou_types)
-
-    @classmethod
-    def read(cls, file: Path, required: Sequence[str] = ()) -> Results:
-        """Read the `required` IoU types of a COCO results file; empty: types that all entries have.
-
-        If boxes are required but missing in some entries, all boxes are computed from the masks.
-        DataError if the file cannot be read or an entry is invalid.
-        """
-        entries: Any
-        entries, rest = read_columns(file) or (None, None)
-        if rest != []:
-            entries = read_json(file)
-            if not isinstance(entries, list) or not all(isinstance(row, dict) for row in entries):
-                raise DataError(f"{file}: must be a list of COCO results")
-        available = {kind for kind, field in IOU_TYPES.items() if _all_have(entries, field)}
-        kinds = set(required or available)
-        if "bbox" in kinds - available and "segm" in available:
-            kinds = kinds - {"bbox"} | {"segm"}
-        convert = cls.from_columns if isinstance(entries, Columns) else cls.from_coco
-        try:
-            results = convert(entries, sorted(kinds))
-        except DataError as error:
-            raise DataError(f"{file}: {error}") from error
-        if "bbox" in required and results.boxes is None and results.masks is not None:
-            rles = list(results.masks.rles())
-            for number, rle in enumerate(rles):
-                height, width = rle["size"]
-                if problem := rle_problem(rle, height, width, may_be_empty=True):
-                    raise DataError(f"{file}: result {number}: {problem}")
-            results = replace(results, boxes=rle_codec.toBbox(rles).reshape(-1, 4))
-        return results
 
     @classmethod
     def from_columns(cls, columns: Columns, iou_types: Sequence[str]) -> Results:
@@ -144,13 +110,6 @@ class Results:
             columns["keypoints"] = points.reshape(len(points), 3 * points.shape[1]).tolist()
         for values in zip(*columns.values(), strict=True):
             yield dict(zip(columns, values, strict=True))
-
-
-def _all_have(entries: Columns | list[dict[str, Any]], field: str) -> bool:
-    """Return True if there are entries, and all have a field."""
-    if isinstance(entries, Columns):
-        return len(entries) > 0 and bool(entries.has(field).all())
-    return len(entries) > 0 and all(field in row for row in entries)
 
 
 def _keypoints(columns: Columns) -> np.ndarray:

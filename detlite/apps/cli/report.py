@@ -24,6 +24,12 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--results", nargs="+", type=Path, default=[], metavar="FILE", help=text)
     text = "folder of the images of --truth (default: searched for next to it)"
     cli.add_option(parser, "--images", text, "FOLDER", type=Path)
+    text = "number of highest-scoring detections of an image and category that count for --results"
+    cli.add_option(parser, "--max-detections", text, default=100, limits=(1, None))
+    text = "standard deviation of each keypoint for OKS, with --results (default: COCO's)"
+    parser.add_argument("--sigmas", nargs="+", type=float, default=[], metavar="NUMBER", help=text)
+    text = "ignore unusable annotations of --truth instead of stopping"
+    parser.add_argument("--skip-bad", action="store_true", help=text)
     text = "HTML file to write (default: report.html in the folder of the run; for several runs, "
     text += "comparison.html in the folder of the first one)"
     cli.add_option(parser, "--output", text, "FILE", type=Path)
@@ -36,7 +42,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     from detlite.apps.report.report_page import report_page
-    from detlite.apps.report.runs import read_results, read_run, run_names
+    from detlite.apps.report.runs import read_detections, read_run, run_names
     from detlite.config import ConfigError
     from detlite.engine.run_lock import run_lock
     from detlite.files.atomic_write import atomic_open
@@ -48,8 +54,11 @@ def run(args: Namespace) -> int:
     if len(set(names)) < len(names):
         raise ConfigError("the same run is named twice: name each one once")
     if args.results:
+        opts = ["MODEL.ROI_HEADS.DETECTIONS_PER_IMG", args.max_detections]
+        opts += ["TEST.KEYPOINT_OKS_SIGMAS", tuple(args.sigmas)]
+        opts += ["DATASETS.ON_BAD_ANNOTATION", "skip" if args.skip_bad else "error"]
         runs = [
-            read_results(file, name, args.truth, args.images)
+            read_detections(file, name, args.truth, args.images, opts)
             for file, name in zip(paths, names, strict=True)
         ]
     else:

@@ -18,6 +18,7 @@ from detlite.data import CocoDataset, build_dataset
 from detlite.data.datasets.ground_truth import build_coco_gt
 from detlite.engine.run_files import METRICS_FILE
 from detlite.evaluation.evaluators import max_detections, predicted_kinds
+from detlite.evaluation.files import kinds_of, read_results
 from detlite.evaluation.results import Results
 from detlite.files.errors import DataError
 from detlite.files.json_files import read_json
@@ -61,7 +62,7 @@ class Run:
         """Kinds of detections: "bbox", and "segm" and "keypoints" if the model has these heads."""
         return predicted_kinds(self.cfg)
 
-    def results(self, dataset: str) -> Results:
+    def results(self, dataset: str, coco_gt: COCO, max_dets: int) -> Results:
         """Read the detections on a dataset. Raises DataError, also if they are missing."""
         path = self.path / f"results_{dataset}.json" if self.path.is_dir() else self.path
         if not path.is_file():
@@ -70,7 +71,7 @@ class Run:
                 f"with `detlite test --config {self.path / 'config.yaml'} --weights CHECKPOINT "
                 f"OUTPUT_DIR {self.path}`"
             )
-        return Results.read(path, self.kinds)
+        return read_results(path, coco_gt, self.kinds, max_dets)
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,36 +120,43 @@ def read_run(folder: Path, name: str) -> Run:
     return Run(name, folder, cfg, evaluation, lines, speeds, trained[-1] if trained else 0)
 
 
-def read_results(file: Path, name: str, truth: Path, images: Path | None) -> Run:
+def read_detections(
+    file: Path,
+    name: str,
+    truth: Path,
+    images: Path | None,
+    opts: Sequence[Any] = (),
+) -> Run:
     """Read detections of any framework, in COCO's format, on a ground truth in COCO's format.
 
     Args:
-        file: boxes, and masks or keypoints if all entries have them.
+        file: boxes, and masks or keypoints if the entries have them.
         name: name of the run in the report.
         truth: the annotation file.
         images: the image folder; None: searched for. Without images, errors are not drawn.
+        opts: config overrides, such as the limit of detections.
     """
-    results = Results.read(file)
+    kinds = kinds_of(file)
     folder = images or truth.parent
     if images is None:
         with suppress(DataError):
             folder = find_images(truth)
     entry = {"name": truth.stem, "annotations": str(truth.absolute()),
              "images": str(folder.absolute())}  # fmt: skip
-    opts = [
+    config = [
         "DATASETS.CATALOG", [entry], "DATASETS.TEST", (truth.stem,), "DATASETS.CHECK_IMAGES", False,
-        "MODEL.MASK_ON", results.masks is not None,
-        "MODEL.KEYPOINT_ON", results.keypoints is not None,
+        "MODEL.MASK_ON", "segm" in kinds, "MODEL.KEYPOINT_ON", "keypoints" in kinds,
     ]  # fmt: skip
-    return Run(name, file, load_config(None, opts))
+    return Run(name, file, load_config(None, [*config, *opts]))
 
 
 def analyze_run(run: Run, name: str, resamples: int, seed: int) -> RunAnalysis:
     """Analyze the detections of a run on a dataset; see `report_page` for the arguments."""
     dataset = build_dataset(run.cfg, name, train=False)
-    coco_gt, results = build_coco_gt(dataset), run.results(name)
+    coco_gt, sigmas = build_coco_gt(dataset), run.cfg.TEST.KEYPOINT_OKS_SIGMAS
+    max_dets = max_detections(run.cfg, dataset)
+    results = run.results(name, coco_gt, max_dets)
     samples = sample_images(len(dataset), resamples, seed)
-    max_dets, sigmas = max_detections(run.cfg, dataset), run.cfg.TEST.KEYPOINT_OKS_SIGMAS
     analyses = {
         kind: analyze_detections(coco_gt, results, kind, samples, max_dets, sigmas)
         for kind in run.kinds

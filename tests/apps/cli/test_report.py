@@ -13,7 +13,13 @@ from detlite.apps.report import charts
 from detlite.apps.report.analysis.error_types import ERROR_TYPES
 from detlite.config import KEYS
 from detlite.engine.run_lock import run_lock
-from tests.builders import write_shapes_config
+from tests.builders import (
+    coco_content,
+    coco_detection,
+    coco_object,
+    write_shapes_config,
+    write_text,
+)
 
 
 def build_report(file, *arguments):
@@ -180,6 +186,21 @@ def test_results_of_other_frameworks(run, make_run, tmp_path, error_of):
     files[0].write_text('[{"image_id": 1, "category_id": 99, "bbox": [0, 0, 1, 1], "score": 1}]')
     error = error_of("report", "--truth", truth, "--results", files[0])
     assert "image_id 1 is not in the ground truth" in error
+
+
+def test_options_of_results(tmp_path, error_of):
+    boxes = [[30 * k, 10, 20, 20] for k in range(3)]
+    content = coco_content([coco_object(box) for box in boxes])
+    content["annotations"].append(coco_object([5, 5, 9, 9], category=7, id=9))
+    write_text(truth := tmp_path / "truth.json", json.dumps(content))
+    rows = [coco_detection(box, 0.9 - 0.1 * k) for k, box in enumerate(boxes)]
+    write_text(results := tmp_path / "results.json", json.dumps(rows))
+    arguments = ["--truth", truth, "--results", results]
+    assert "skip such entries with --skip-bad" in error_of("report", *arguments)
+    for limit, ap in ((2, "66.3"), (3, "100.0")):
+        options = [*arguments, "--skip-bad", "--max-detections", limit]
+        text = build_report(tmp_path / "report.html", *options)
+        assert table_after(text, 'id="set0-bbox"')[1][1][0] == ap
 
 
 def test_comparison_of_runs(runs, comparison_page):
