@@ -72,7 +72,7 @@ def test_other_keys_depend_on_the_overrides(facts):
     assert by_data(facts, "MODEL.MASK_ON", False).SOLVER.BEST_METRIC == "bbox/AP"
     confidence = [by_data(facts, "MODEL.MASK_ON", on).TEST.MASK_CONFIDENCE for on in (True, False)]
     assert confidence == [1, 0]
-    cascade = ("MODEL.ROI_HEADS.CASCADE_IOUS", (0.5, 0.6, 0.7))
+    cascade = ("MODEL.ROI_HEADS.CASCADE_IOUS", (0.5, 0.6, 0.7), "MODEL.CLS_AGNOSTIC_BBOX_REG", True)
     passes = [by_data(facts, *opts).MODEL.ROI_BOX_HEAD.PASSES for opts in ((), cascade)]
     assert passes == [2, 1]
     large = by_data(facts, "INPUT.MIN_SIZE_TEST", 1024).INPUT

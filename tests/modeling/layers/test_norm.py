@@ -4,9 +4,9 @@ from torch import nn
 from torchvision.ops import FrozenBatchNorm2d as TorchvisionFrozenBatchNorm2d
 
 from detlite.config import load_config
+from detlite.modeling.layers.group_norm import GroupNorm
 from detlite.modeling.layers.norm import (
     FrozenBatchNorm2d,
-    GroupNorm,
     LevelBatchNorm,
     build_norm,
     freeze_batch_norm,
