@@ -204,10 +204,16 @@ def read_model_checkpoint(
 def build_model_from_checkpoint(
     path: str | Path, opts: Sequence[Any] = (), config: str | Path | None = None
 ) -> tuple[CfgNode, DetectionModel]:
-    """Build the model of a checkpoint, in evaluation mode; see `load_checkpoint`."""
+    """Build the model of a checkpoint, in evaluation mode; see `load_checkpoint`.
+
+    If the file is a state dict without categories, they are named "class 1", "class 2", ...
+    """
     cfg, checkpoint = read_model_checkpoint(path, opts, config)
     model = build_model(cfg)
     load_weights(model, checkpoint, training_state=True)
+    if not model.categories:
+        labels = range(1, model.num_classes)
+        model.categories = [{"id": label, "name": f"class {label}"} for label in labels]
     return cfg, model.eval()
 
 

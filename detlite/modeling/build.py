@@ -38,9 +38,8 @@ def build_model(cfg: CfgNode) -> DetectionModel:
         raise
     except ValueError as error:  # a module rejected its arguments
         raise ConfigError(str(error)) from error
-    formats = {"channels_last": torch.channels_last, "contiguous": torch.contiguous_format}
     model.extra_outputs = tuple(cfg.TEST.EXTRA_OUTPUTS)
-    return model.to(device).to(memory_format=formats[cfg.MODEL.MEMORY_FORMAT])
+    return model.to(device)
 
 
 def torch_device(name: str) -> torch.device:

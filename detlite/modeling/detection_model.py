@@ -129,11 +129,18 @@ class DetectionModel(nn.Module, ABC):
         Raises:
             TypeError, ValueError: images or targets that do not match this description.
         """
+        if torch._C._are_functorch_transforms_active():
+            raise RuntimeError(
+                "torch.func (grad, vjp, vmap) does not support the compiled operators of detection "
+                "models: use torch.autograd.grad"
+            )
         proposals = None
         if targets is not None and self.takes_proposals:
             proposals = [target.get("proposals") for target in targets]
         if not self.training:
-            detections = self.detect(images, proposals)
+            if torch.compiler.is_exporting() and not self.static_shapes:
+                raise RuntimeError("torch.export needs model.static_shapes = True")
+            detections = self.predict(*self.prepare(images, proposals)).per_image()
             return [self._as_dict(*pair) for pair in zip(detections, images, strict=True)]
         check_images(images, self.channels)  # all checks come before the first copy to the device
         soft_masks, dtype = self.convention.mask_targets == "soft", self.normalizer.dtype
@@ -158,7 +165,7 @@ class DetectionModel(nn.Module, ABC):
         padded = prepare_proposals(proposals, len(images), self.normalizer.dtype)
         return batch, padded.to(self.device, non_blocking=True)
 
-    @torch.no_grad()
+    @torch.no_grad()  # `forward` computes gradients, for example for saliency maps
     def detect(
         self,
         images: Sequence[Tensor],

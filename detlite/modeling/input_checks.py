@@ -30,8 +30,9 @@ def check_images(images: Sequence[Tensor], channels: int) -> None:
                 f"images[{index}] must be {shape}{' (RGB)' * (channels == 3)} with H, W > 0, not "
                 f"{list(image.shape)}"
             )
-        # Reading values of other devices would wait for them.
-        if image.is_floating_point() and image.device.type == "cpu":
+        # Reading values of other devices would wait for them, and a graph has no values.
+        traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
+        if image.is_floating_point() and image.device.type == "cpu" and not traced:
             low, high = torch.stack(image.aminmax()).tolist()
             # Interpolation and noise exceed 0..1 a little. NaN fails the comparison as well.
             if not (low >= _MIN_VALUE and high <= _MAX_VALUE):
@@ -128,7 +129,8 @@ def _check_masks(
                 f"{name}['masks'] must be {[count, *size]} for its boxes and image, not "
                 f"{list(masks.shape)}"
             )
-        return PackedMasks.from_bitmaps(masks if masks.dtype == torch.bool else masks != 0)
+        is_bitmap = masks.dtype in (torch.bool, torch.uint8)
+        return PackedMasks.from_bitmaps(masks if is_bitmap else masks != 0)
     masks = masks.to("cpu")
     if len(masks) != count:
         raise ValueError(f"{name}['masks'] has {len(masks)} masks for {count} boxes")

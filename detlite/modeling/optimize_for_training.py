@@ -37,6 +37,7 @@ def optimize_for_training(model: DetectionModel) -> DetectionModel:
 
     - Frozen batch norm of the backbone is folded into the convolutions.
     - Convolutions use faster gradients on CPUs.
+    - Weights have the memory format of the maps, so that convolutions do not convert them.
     - On other devices shapes are static, so that no operation waits for values. The mask and
       keypoint heads still skip most of the padding, see `DetectionModel.reads_foreground`.
 
@@ -45,6 +46,8 @@ def optimize_for_training(model: DetectionModel) -> DetectionModel:
     """
     fold_frozen_norms(model.backbone.body)
     use_fast_conv_gradients(model)
+    if model.normalizer.channels_last:
+        model.to(memory_format=torch.channels_last)
     if model.device.type != "cpu":
         use_static_shapes(model)
     return model

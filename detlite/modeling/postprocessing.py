@@ -67,8 +67,10 @@ class Postprocess:
 
     def _clip(self, predicted: P, sizes: Tensor) -> P:
         boxes = box_ops.clip(predicted.boxes, sizes, self.convention)
-        large = box_ops.has_min_size(boxes, self.min_size) | (self.min_size < 0)
-        return replace(predicted, boxes=boxes, valid=predicted.valid & large)
+        valid = predicted.valid
+        if self.min_size >= 0:
+            valid = valid & box_ops.has_min_size(boxes, self.min_size)
+        return replace(predicted, boxes=boxes, valid=valid)
 
 
 def build_suppression(cfg: CfgNode, iou_thresh: float) -> Suppression:

@@ -25,7 +25,7 @@ class Normalizer(nn.Module):
         pixel_mean, pixel_std: per channel, in the order and scale that `bgr255` sets.
         bgr255: convert to 0..255 instead of 0..1, and three channels from RGB to BGR.
         divisibility: pad height and width to a multiple of this number.
-        channels_last: memory format of the batch.
+        channels_last: memory format of the batch, and so of all maps.
     """
 
     pixel_mean: Tensor
@@ -59,6 +59,12 @@ class Normalizer(nn.Module):
         """Batch images, uint8 in 0..255 or float in 0..1, to [B, C, H, W]."""
         check_images(images, self.channels)
         device = self.pixel_mean.device
+        if device.type == "meta" and images[0].device.type != "meta":
+            raise RuntimeError(
+                "the model is on the meta device. load_state_dict(assign=True) replaces only its "
+                "weights, not the anchors and means, which are no part of a state dict: build it "
+                "on its device and load the weights without assign"
+            )
         half = self.pixel_mean.dtype in (torch.float16, torch.bfloat16)
         if half and not torch.is_autocast_enabled(device.type):
             raise TypeError(

@@ -22,6 +22,8 @@ from .roi_utils import (
     pooling_arguments,
 )
 
+torch.fx.wrap("roi_align")  # one node of a torch.fx graph
+
 
 def roi_align(
     input: Tensor,

@@ -19,6 +19,8 @@ from .roi_utils import (
     pooling_arguments,
 )
 
+torch.fx.wrap("roi_pool")  # one node of a torch.fx graph
+
 
 def roi_pool(
     input: Tensor, boxes: Boxes, output_size: OutputSize, spatial_scale: float = 1.0

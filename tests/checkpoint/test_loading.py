@@ -242,5 +242,13 @@ def test_optional_head(tiny_config, tmp_path, caplog, masks):
         assert torch.equal(value, expected[name]), name
 
 
+def test_categories_of_a_state_dict_are_numbered(tiny_config, tmp_path):
+    cfg = tiny_config()
+    torch.save(build_model(cfg).state_dict(), tmp_path / "w.pth")
+    (tmp_path / "model.yaml").write_text(cfg.dump())
+    _, model = build_model_from_checkpoint(tmp_path / "w.pth", (), tmp_path / "model.yaml")
+    assert model.categories == [{"id": k, "name": f"class {k}"} for k in (1, 2, 3)]
+
+
 def test_a_path_is_never_a_name():
     assert resolve_checkpoint_path(Path("coco")) == Path("coco")

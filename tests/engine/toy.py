@@ -41,7 +41,7 @@ class ToyDetector(nn.Module):
 
     @property
     def normalizer(self) -> SimpleNamespace:
-        return SimpleNamespace(bgr255=False, divisibility=0)
+        return SimpleNamespace(bgr255=False, channels_last=False, divisibility=0)
 
     @property
     def device(self) -> torch.device:

@@ -1,7 +1,10 @@
 import pytest
 import torch
+from torch import nn
 
+from detlite.inference.optimize import optimize
 from detlite.modeling.build import build_model
+from detlite.modeling.optimize_for_training import optimize_for_training
 
 NO_PROPOSALS = ("MODEL.RPN.MIN_SIZE", 10**6)
 
@@ -55,7 +58,6 @@ def check_detections(result, image, limit=20, classes=4) -> None:
     assert (boxes[:, 0::2] <= width).all()
     assert (boxes[:, 1::2] <= height).all()
     assert ((result["masks"] >= 0) & (result["masks"] <= 1 + 1e-6)).all()
-    assert not any(value.requires_grad for value in result.values())
 
 
 @pytest.mark.parametrize("c4", [False, True])
@@ -131,3 +133,81 @@ def test_attributes_of_a_new_model(tiny_config):
     assert model.device == torch.device("cpu")
     assert model.num_classes == 4
     assert model.mask_threshold == 0.25
+
+
+def test_evaluation_mode_computes_gradients_and_detect_none(tiny_config, make_batch):
+    model = build_model(tiny_config(*ALL_SCORES)).eval()
+    image = make_batch(2)[0][0].float().div(255).requires_grad_()
+    result = model([image])[0]
+    for name in ("boxes", "scores", "masks"):
+        (gradient,) = torch.autograd.grad(result[name].sum(), image, retain_graph=True)
+        assert gradient.abs().sum() > 0, name
+    assert not model.detect([image])[0].scores.requires_grad
+
+
+def test_weights_are_contiguous_until_they_are_optimized(tiny_config):
+    model = build_model(tiny_config())
+    assert all(value.is_contiguous() for value in model.state_dict().values())
+    for faster in (optimize(model), optimize_for_training(model)):
+        tensors = [*faster.parameters(), *faster.buffers()]
+        kernels = [x for x in tensors if x.ndim == 4 and min(x.shape) > 1]
+        assert len(kernels) > 10
+        assert all(x.is_contiguous(memory_format=torch.channels_last) for x in kernels)
+
+
+class Traced(nn.Module):
+    """A detector with a tensor as argument and tensors as results, for torch.jit.trace."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, image):
+        return tuple(self.model([image])[0].values())
+
+
+@pytest.mark.filterwarnings("ignore")  # for each value that becomes a constant
+@pytest.mark.parametrize("static", [False, True], ids=["dynamic", "static"])
+def test_a_model_can_be_traced(tiny_config, make_batch, static):
+    model = build_model(tiny_config(*ALL_SCORES)).eval()
+    model.static_shapes = static
+    image = make_batch(2)[0][0]
+    with torch.no_grad():
+        traced = torch.jit.trace(Traced(model), (image,), check_trace=False)
+        images = [image, image.flip(2)] if static else [image]
+        for own in images:
+            for actual, expected in zip(traced(own), Traced(model)(own), strict=True):
+                torch.testing.assert_close(actual, expected, atol=1e-4, rtol=1e-4)
+
+
+def test_a_model_can_be_exported(tiny_config, make_batch):
+    model = build_model(tiny_config(*ALL_SCORES)).eval()
+    image = make_batch(2)[0][0]
+    with pytest.raises(RuntimeError, match=r"needs model\.static_shapes = True"):
+        torch.export.export(model, ([image],))
+    model.static_shapes = True
+    with torch.no_grad():
+        program = torch.export.export(model, ([image],)).module()
+        for own in (image, image.flip(2)):
+            actual, expected = program([own])[0], model([own])[0]
+            for name, value in expected.items():
+                torch.testing.assert_close(actual[name], value, atol=1e-4, rtol=1e-4)
+
+
+def test_functional_gradients_are_refused(tiny_config, make_batch):
+    model, batch = build_model(tiny_config()), make_batch(1)
+
+    def loss(parameters):
+        return torch.func.functional_call(model, parameters, batch)["loss_box"]
+
+    with pytest.raises(RuntimeError, match=r"torch\.func .* use torch\.autograd"):
+        torch.func.grad(loss)(dict(model.named_parameters()))
+
+
+def test_a_model_with_meta_buffers_says_how_to_load_weights(tiny_config, make_batch):
+    images, _ = make_batch(1)
+    state = build_model(tiny_config()).state_dict()
+    model = build_model(tiny_config("MODEL.DEVICE", "meta")).eval()
+    model.load_state_dict(state, assign=True)
+    with pytest.raises(RuntimeError, match="build it on its device and load the weights without"):
+        model(images)

@@ -1,4 +1,4 @@
-"""Every public operator can be exported by torch.export and has the same results."""
+"""Every public operator can be exported by torch.export, and the modules be traced by torch.fx."""
 
 import pytest
 import torch
@@ -60,3 +60,11 @@ def test_exports(name):
     calls = [str(node.target) for node in program.graph.nodes if node.op == "call_function"]
     assert any(call.startswith("detlite.") for call in calls)
     torch.testing.assert_close(program.module()(*tensors), function(*tensors, *settings))
+
+
+@pytest.mark.parametrize("module", [ops.RoIAlign((3, 4), 0.25, 2, True), ops.RoIPool(3, 0.25)])
+def test_modules_are_traced_by_fx(module):
+    maps, boxes = torch.randn(2, 3, 11, 13), ordinary_rois(6)
+    graph = torch.fx.symbolic_trace(module)
+    assert [node.op for node in graph.graph.nodes].count("call_function") == 1
+    assert torch.equal(graph(maps, boxes), module(maps, boxes))

@@ -34,8 +34,9 @@ _MODEL = {
         "docs/devices.md; auto: CUDA if available, otherwise the CPU"
     ),
     Key("MEMORY_FORMAT", "channels_last", one_of("channels_last", "contiguous")): (
-        "memory layout of images, weights and feature maps; contiguous reproduces torchvision's "
-        "results bit for bit and is about 15 % slower on a CPU"
+        "memory layout of images and feature maps, and of weights in training and in optimized "
+        "models; contiguous reproduces torchvision's results bit for bit and is about 15 % slower "
+        "on a CPU"
     ),
     Key("WEIGHT", ""): (
         "checkpoint to start from: a path, or a name that starts with https://, torchvision://, "

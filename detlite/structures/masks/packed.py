@@ -85,7 +85,7 @@ class PackedMasks:
             raise ValueError(f"masks must be [I, H, W], not {list(masks.shape)}")
         height, width = masks.shape[1:]
         # NumPy compares bytes several times faster than bools.
-        bitmaps = masks.view(torch.uint8).numpy(force=True)
+        bitmaps = masks.numpy(force=True).view(np.uint8)
         return pack([boundaries_of_bitmap(bitmap != 0) for bitmap in bitmaps], height, width)
 
     @classmethod

@@ -17,9 +17,11 @@ def paste_probabilities(probs: Tensor, boxes: Tensor, size: tuple[int, int]) -> 
     between cell centers, with zeros around the mask. The mask of a box with a NaN or infinite
     coordinate is 0. Returns float32 `[N, H, W]`.
     """
-    pasted = torch.zeros((len(probs), *size), dtype=torch.float32, device=probs.device)
     padded = F.pad(probs.float(), (2, 2, 2, 2))
-    for image, mask, box in zip(pasted, padded, boxes.tolist(), strict=True):
+    if torch.compiler.is_compiling() or torch.jit.is_tracing():
+        return _paste_in_graph(padded, boxes, size)
+    pasted = torch.zeros((len(probs), *size), dtype=torch.float32, device=probs.device)
+    for number, (mask, box) in enumerate(zip(padded, boxes.tolist(), strict=True)):
         if not all(map(math.isfinite, box)):
             continue
         # Separable: along the rows, then between them. The kernel `paste_masks_rle` does the same
@@ -29,8 +31,28 @@ def paste_probabilities(probs: Tensor, boxes: Tensor, size: tuple[int, int]) -> 
         stretched = mask[:, cell] * (1 - weight) + mask[:, cell + 1] * weight
         rows, cell, weight = _pixel_taps(y1, y2, probs.shape[1], size[0], probs.device)
         weight = weight[:, None]
-        image[rows, columns] = stretched[cell] * (1 - weight) + stretched[cell + 1] * weight
+        values = stretched[cell] * (1 - weight) + stretched[cell + 1] * weight
+        pasted[number, rows, columns] = values
     return pasted
+
+
+def _paste_in_graph(padded: Tensor, boxes: Tensor, size: tuple[int, int]) -> Tensor:
+    """Paste masks that are padded with two rings of zeros, without reading values.
+
+    Every pixel of the image is computed, not only those inside the boxes.
+    """
+    finite = boxes.isfinite().all(dim=1)
+    boxes, cells = torch.where(finite[:, None], boxes, 0), padded.shape[-1] - 4
+    for axis, limit in ((0, size[1]), (1, size[0])):
+        low, high = boxes[:, axis, None], boxes[:, axis + 2, None]
+        centers = torch.arange(limit, dtype=torch.float32, device=boxes.device) + 0.5
+        position = (centers - low) / ((high - low).clamp(min=1e-6) / cells) - 0.5  # [N, limit]
+        weight = (position - position.floor())[:, None]
+        index = position.floor().clamp(-2, cells).long()[:, None] + 2
+        index = index.expand(-1, padded.shape[1], -1)
+        padded = padded.gather(2, index) * (1 - weight) + padded.gather(2, index + 1) * weight
+        padded = padded.transpose(1, 2)  # the rows after the columns
+    return padded * finite[:, None, None]
 
 
 def paste_boxes(boxes: Tensor, resolution: int, convention: Convention) -> Tensor:

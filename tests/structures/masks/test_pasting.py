@@ -148,3 +148,11 @@ def test_paste_boxes_follow_the_convention(convention):
         center, half = (start + end - last) / 2, (end - last - start) / 2 * 30 / 28
         assert low - cell == pytest.approx(int(center - half), abs=1e-4)
         assert high + cell == pytest.approx(int(center + half) + 1, abs=1e-4)
+
+
+def test_a_graph_pastes_the_same():
+    probs = torch.rand(len(BOXES) + 1, 14, 14)
+    boxes = torch.cat([BOXES, torch.tensor([[4.0, 5, torch.nan, 9]])])
+    program = torch.compile(paste_probabilities, backend="eager", fullgraph=True)
+    expected = paste_probabilities(probs, boxes, SIZE)
+    torch.testing.assert_close(program(probs, boxes, SIZE), expected, atol=2e-5, rtol=0)
