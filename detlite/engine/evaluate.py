@@ -1,4 +1,9 @@
-"""Evaluate a detector on whole datasets, by metrics and by the training losses."""
+"""Evaluate a detector on whole datasets, by metrics and by the training losses.
+
+The checks before training import neither the detectors of TEST nor the metrics.
+"""
+
+from __future__ import annotations
 
 import json
 import logging
@@ -7,7 +12,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from textwrap import shorten
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -17,10 +22,8 @@ from detlite.config import ConfigError
 from detlite.data import CocoDataset, DataError, build_dataset, build_test_loader
 from detlite.data.transforms.resize import size_of
 from detlite.distributed import all_gather_objects, broadcast_buffers, is_main
-from detlite.evaluation.detection_results import to_coco_results
 from detlite.evaluation.evaluators import build_evaluators
 from detlite.evaluation.metrics import Metrics, check_expected, format_losses, format_table
-from detlite.evaluation.results import Results, gather_results, write_results
 from detlite.files.atomic_write import atomic_open
 from detlite.modeling.detection_model import DetectionModel
 from detlite.modeling.detector import Detector
@@ -28,6 +31,9 @@ from detlite.modeling.optimize_for_training import optimize_for_training
 from detlite.modeling.precision import autocast, resolve_dtype
 
 from .rng import preserve_rng
+
+if TYPE_CHECKING:
+    from detlite.evaluation.results import Results
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +76,7 @@ def evaluate_dataset(
         fractions; a kind of a second evaluator is prefixed with its name: "lvis bbox". With
         TEST.LOSS also `{"loss": {"total": ...}}`. Empty in other processes.
     """
-    # Imported here because a run trains many steps before its first evaluation.
+    from detlite.evaluation.results import gather_results, write_results
     from detlite.inference.build import build_detector
 
     check_evaluation(cfg, model, dataset)
@@ -128,6 +134,8 @@ def run_inference(
     cfg: CfgNode, detector: Detector, dtype: str, dataset: CocoDataset
 ) -> list[Results]:
     """Detect objects in this process's share of a dataset, under `autocast` with `dtype`."""
+    from detlite.evaluation.detection_results import to_coco_results
+
     results: list[Results] = []
     start = reported = time.perf_counter()
     for images, targets in build_test_loader(cfg, dataset):

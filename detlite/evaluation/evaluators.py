@@ -1,18 +1,20 @@
 """Evaluators: choose and run the metrics of a dataset."""
 
+from __future__ import annotations
+
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from yacs.config import CfgNode
 
 from detlite.config import ConfigError
 from detlite.data import CocoDataset
-from detlite.data.datasets.ground_truth import build_coco_gt
 from detlite.registry import Registry
 
-from .coco import evaluate_coco
 from .metrics import Metrics
-from .results import Results
+
+if TYPE_CHECKING:
+    from .results import Results
 
 
 class Evaluator(ABC):
@@ -104,6 +106,10 @@ class CocoEvaluator(Evaluator):
             )
 
     def evaluate(self, cfg: CfgNode, dataset: CocoDataset, results: Results) -> Metrics:
+        from detlite.data.datasets.ground_truth import build_coco_gt
+
+        from .coco import evaluate_coco
+
         limit, sigmas = max_detections(cfg, dataset), cfg.TEST.KEYPOINT_OKS_SIGMAS
         return evaluate_coco(build_coco_gt(dataset), results, predicted_kinds(cfg), limit, sigmas)
 
