@@ -17,7 +17,8 @@ from urllib.parse import unquote, urldefrag, urlsplit
 import torch
 
 from detlite.config import ConfigError, expand_path
-from detlite.files.download import download, without_secrets
+from detlite.files.download import download
+from detlite.files.retry import without_secrets
 
 logger = logging.getLogger(__name__)
 

@@ -11,8 +11,9 @@ from urllib.request import Request
 import pytest
 
 from detlite.files import download as module
-from detlite.files.download import download, fetch, is_url, without_secrets
+from detlite.files.download import download, fetch, is_url
 from detlite.files.errors import RemoteError
+from detlite.files.retry import without_secrets
 from tests.data.servers import serving
 
 CONTENT = bytes(range(256)) * 40_000  # 10 MB
@@ -22,7 +23,7 @@ SHA256 = hashlib.sha256(CONTENT).hexdigest()
 @pytest.fixture
 def server(tmp_path_factory, monkeypatch):
     """Serve CONTENT as w.pth."""
-    monkeypatch.setattr(module, "_FIRST_WAIT", 0.0)
+    monkeypatch.setattr("detlite.files.retry._FIRST_WAIT", 0.0)
     folder = tmp_path_factory.mktemp("web")
     (folder / "w.pth").write_bytes(CONTENT)
     with serving(folder) as running:
@@ -159,7 +160,7 @@ class _Hostile(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def hostile(monkeypatch):
-    monkeypatch.setattr(module, "_FIRST_WAIT", 0.0)
+    monkeypatch.setattr("detlite.files.retry._FIRST_WAIT", 0.0)
     with HTTPServer(("127.0.0.1", 0), _Hostile) as server:
         server.paths = []
         server.url = f"http://127.0.0.1:{server.server_port}"
@@ -288,6 +289,6 @@ def test_fetch_limits_size_and_time(server):
     ],
 )
 def test_invalid_urls(url, monkeypatch):
-    monkeypatch.setattr(module, "_FIRST_WAIT", 0.0)
+    monkeypatch.setattr("detlite.files.retry._FIRST_WAIT", 0.0)
     with pytest.raises(RemoteError, match=r": (cannot be read|the URL is invalid).* \(.+\)$"):
         fetch(url)

@@ -67,7 +67,7 @@ def server() -> Iterator[_Server]:
     with pytest.MonkeyPatch.context() as patch, _Server(("127.0.0.1", 0), _Handler) as running:
         patch.setattr(socket, "getaddrinfo", only_loopback)
         patch.setattr(hub, "hf_hub_download", lambda *_, **__: only_loopback("hub"))
-        patch.setattr(module, "_FIRST_WAIT", 0.0)
+        patch.setattr("detlite.files.retry._FIRST_WAIT", 0.0)
         patch.setattr(module, "_SILENCE", 1.0)
         threading.Thread(target=running.serve_forever, daemon=True).start()
         yield running

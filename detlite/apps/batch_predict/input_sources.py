@@ -11,9 +11,10 @@ from urllib.parse import unquote, urlsplit
 from detlite.data.images.formats import image_suffixes
 from detlite.data.images.pixels import ImageOptions
 from detlite.data.images.reading import count_pages
-from detlite.files.download import fetch, is_url, without_secrets
+from detlite.files.download import fetch, is_url
 from detlite.files.errors import DataError
 from detlite.files.reading import read_file
+from detlite.files.retry import without_secrets
 from detlite.inference.prediction import LoadedImage
 from detlite.inference.predictor import Predictor
 

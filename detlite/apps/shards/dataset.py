@@ -21,9 +21,9 @@ from detlite.data.remote.filesystem import file_version
 from detlite.data.remote.remote_path import RemotePath
 from detlite.files import cache
 from detlite.files.atomic_write import atomic_open
-from detlite.files.download import without_secrets
 from detlite.files.errors import DataError
 from detlite.files.json_files import read_json
+from detlite.files.retry import without_secrets
 
 from .entries import read_entries
 from .tar_files import Shard, ShardFolder

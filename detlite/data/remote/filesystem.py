@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from detlite.config import ConfigError
-from detlite.files.download import retry, without_secrets
 from detlite.files.errors import RemoteError
+from detlite.files.retry import retry, without_secrets
 
 _SILENCE = 60.0  # seconds without a byte after which a connection counts as lost
 # The names that file systems give to the version of a file, or to what changes with it.

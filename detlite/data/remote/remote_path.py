@@ -8,9 +8,9 @@ from urllib.parse import quote
 
 from detlite.files import cache
 from detlite.files.atomic_write import atomic_path
-from detlite.files.download import without_secrets
 from detlite.files.errors import DataError
 from detlite.files.file_cache import FileCache, file_cache
+from detlite.files.retry import without_secrets
 
 from .filesystem import copy_file, file_version, read
 

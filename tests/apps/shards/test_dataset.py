@@ -29,7 +29,7 @@ from detlite.data import (
 )
 from detlite.data.datasets.ground_truth import build_coco_gt
 from detlite.data.datasets.options import DatasetOptions
-from detlite.files import download
+from detlite.files import retry
 from tests.builders import coco_content, coco_object, rectangle, write_noise, write_text
 from tests.data.servers import serving, upload
 
@@ -448,7 +448,7 @@ def test_bad_categories(shards, build, tmp_path, text):
 def web(tmp_path, monkeypatch):
     """Serve tmp_path, and skip the waits between attempts."""
     pytest.importorskip("aiohttp", reason="needs detlite[remote]")
-    monkeypatch.setattr(download.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(retry.time, "sleep", lambda seconds: None)
     with serving(tmp_path) as server:
         yield server
 

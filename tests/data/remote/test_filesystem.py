@@ -16,7 +16,7 @@ from fsspec import config as fsspec_config
 from detlite.config import ConfigError
 from detlite.data.remote import filesystem
 from detlite.data.remote.filesystem import copy_file, file_version, read
-from detlite.files import download as download_module
+from detlite.files import retry as retry_module
 from detlite.files.errors import RemoteError
 from tests.data.servers import serving
 
@@ -37,7 +37,7 @@ def web(tmp_path):
 def waits(monkeypatch):
     """Record the waits between attempts without waiting."""
     waited = []
-    monkeypatch.setattr(download_module.time, "sleep", waited.append)
+    monkeypatch.setattr(retry_module.time, "sleep", waited.append)
     return waited
 
 
@@ -93,7 +93,7 @@ def test_refused_connection(web, waits):
 
 
 def test_total_time_is_limited(web, waits, monkeypatch):
-    monkeypatch.setattr(download_module, "_MAX_WAIT", -1.0)
+    monkeypatch.setattr(retry_module, "_MAX_WAIT", -1.0)
     web.faults["/file.bin"] = [503]
     with pytest.raises(RemoteError, match=r"cannot be read \(HTTP status 503\)"):
         read(f"{web.url}/file.bin")

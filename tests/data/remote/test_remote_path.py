@@ -34,7 +34,7 @@ from detlite.data.locations import local_copy, parse_location
 from detlite.data.remote import remote_path
 from detlite.data.remote.filesystem import file_version
 from detlite.data.remote.remote_path import RemotePath
-from detlite.files import download
+from detlite.files import retry
 from detlite.files.errors import RemoteError
 from tests.data.servers import serving, upload
 
@@ -43,7 +43,7 @@ from tests.data.servers import serving, upload
 def waits(monkeypatch):
     """Record the waits between attempts without waiting."""
     waited = []
-    monkeypatch.setattr(download.time, "sleep", waited.append)
+    monkeypatch.setattr(retry.time, "sleep", waited.append)
     return waited
 
 
