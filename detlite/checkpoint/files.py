@@ -26,6 +26,7 @@ from detlite.registry import Registry
 
 LAST_CHECKPOINT_FILE = "last_checkpoint"  # contains the file name of a run's last checkpoint
 _START_LENGTH = 64
+_MAX_REPEATED = 1 << 24  # values of a tensor that are more than its bytes, by strides of 0
 _TORCH_MAGIC = torch.serialization.MAGIC_NUMBER.to_bytes(10, "little")  # of files before torch 1.6
 _FIELDS = ("categories", "config", "convention", "override", "backbone_only", "training")
 TIMM_PREFIX = "backbone.body.net."  # of the names of a timm backbone in a detector
@@ -140,8 +141,8 @@ def is_own(content: Any) -> bool:
 
 def _check_values(path: Path, state: dict[str, Tensor]) -> None:
     for name, value in state.items():
-        if not isinstance(value, Tensor):
-            raise CheckpointError(f"{path}: {name} is neither a tensor nor an array of numbers")
+        if problem := tensor_problem(value):
+            raise CheckpointError(f"{path}: {name} {problem}")
     if not state:
         raise CheckpointError(
             f"{path}: contains neither a state dict (names and tensors) nor "
@@ -152,6 +153,18 @@ def _check_values(path: Path, state: dict[str, Tensor]) -> None:
             f"{path}: {meta} is on the device 'meta' and has no values: save the model after its "
             "weights were loaded"
         )
+
+
+def tensor_problem(value: Any) -> str:
+    """Return what is wrong with an entry of a state dict, or ""."""
+    if not isinstance(value, Tensor):
+        return "is neither a tensor nor an array of numbers"
+    if value.is_quantized or value.is_nested or value.layout != torch.strided:
+        return "is a sparse, nested or quantized tensor: save it as a dense one of floats"
+    stored = value.numel() if value.is_meta else value.untyped_storage().nbytes()
+    if value.numel() > max(stored, _MAX_REPEATED):
+        return f"repeats its values: it has the shape {list(value.shape)}, but {stored} bytes"
+    return ""
 
 
 def read_fields(content: dict[str, Any], path: Path) -> dict[str, Any]:
@@ -217,7 +230,9 @@ def _load(path: Path) -> Any:
 
 
 def _read_content(path: Path) -> Any:
-    if zipfile.is_zipfile(path):
+    with path.open("rb") as file:
+        start = file.read(_START_LENGTH)
+    if start.startswith(b"PK\x03\x04") or zipfile.is_zipfile(path):  # like torch, or at the end
         with open_stored_zip(path) as records:
             damaged = records.testzip()
         if damaged is not None:
@@ -226,8 +241,6 @@ def _read_content(path: Path) -> Any:
                 "saved without checksums (torch.serialization.set_crc32_options), save it again"
             )
         return load_weights_only(path)
-    with path.open("rb") as file:
-        start = file.read(_START_LENGTH)
     if path.suffix == ".safetensors" or re.match(rb'.{8}\{"', start, re.DOTALL):
         from safetensors.torch import load  # an optional dependency
 

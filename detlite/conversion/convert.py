@@ -1,5 +1,6 @@
 """Convert checkpoints of other frameworks to detlite's format."""
 
+import contextlib
 import logging
 import re
 from collections.abc import Collection, Iterator, Mapping
@@ -12,7 +13,14 @@ import torch
 import yaml
 from torch import Tensor
 
-from detlite.checkpoint.files import CONVERTERS, TIMM_PREFIX, Checkpoint, is_own, read_fields
+from detlite.checkpoint.files import (
+    CONVERTERS,
+    TIMM_PREFIX,
+    Checkpoint,
+    is_own,
+    read_fields,
+    tensor_problem,
+)
 
 from .categories import categories_from_names, guess_categories
 from .checkpoint_source import SOURCES, StateDict, recognize
@@ -136,7 +144,7 @@ def unwrap(content: Any) -> FoundStateDict:
         return FoundStateDict({}, {})
     if is_own(content):
         return FoundStateDict(content["model"], content)
-    found = list(_arrays(content, "", content, 0))
+    found = list(_arrays(content, "", content, 0, set()))
     groups: dict[str, list[str]] = {}  # prefix -> rests of the names
     for name, _, _ in found:
         for dot in re.finditer(r"^|\.", name):
@@ -160,17 +168,24 @@ def unwrap(content: Any) -> FoundStateDict:
 
 
 def _arrays(
-    node: dict[Any, Any], prefix: str, parent: dict[str, Any], depth: int
+    node: dict[Any, Any], prefix: str, parent: dict[str, Any], depth: int, visited: set[int]
 ) -> Iterator[tuple[str, Any, dict[str, Any]]]:
-    """Yield (name, array, parent of its dict) of all arrays in nested dicts."""
+    """Yield (name, array, parent of its dict) of all arrays in nested dicts.
+
+    A container that several others share is visited once: a small file may have 60^8 paths.
+    """
     for key, value in node.items():
         if not isinstance(key, str):
             continue
+        if isinstance(value, _NESTED):
+            if id(value) in visited:
+                continue
+            visited.add(id(value))
         value = _as_dict(value)
         if isinstance(value, (Tensor, np.ndarray)):
             yield _INNER.sub("", prefix + key), value, parent
         elif isinstance(value, dict) and depth < _MAX_DEPTH and not _NOT_WEIGHTS.search(key):
-            yield from _arrays(value, f"{prefix}{key}.", node, depth + 1)
+            yield from _arrays(value, f"{prefix}{key}.", node, depth + 1, visited)
 
 
 def _as_dict(value: Any) -> Any:
@@ -192,10 +207,11 @@ def as_tensors(arrays: Mapping[str, Any]) -> StateDict:
     """Convert tensors or arrays to tensors; ValueError for an array that is not numeric."""
     state = {}
     for name, value in arrays.items():
-        try:
-            state[name] = torch.as_tensor(value)
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise ValueError(f"{name} is neither a tensor nor an array of numbers") from error
+        with contextlib.suppress(TypeError, ValueError, RuntimeError):
+            value = torch.as_tensor(value)
+        if problem := tensor_problem(value):
+            raise ValueError(f"{name} {problem}")
+        state[name] = value
     return state
 
 

@@ -158,6 +158,37 @@ def test_weights_on_the_meta_device(tmp_path):
         read_checkpoint(tmp_path / "w.pth")
 
 
+@pytest.mark.parametrize(
+    ("value", "problem"),
+    [
+        (lambda: torch.ones(1).expand(1 << 30, 1 << 10), r"repeats .*\[1073741824, 1024\]"),
+        (lambda: torch.eye(3).to_sparse(), "is a sparse, nested or quantized tensor"),
+        (
+            lambda: torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.quint8),
+            "is a sparse, nested or quantized tensor",
+        ),
+    ],
+)
+@pytest.mark.parametrize("own", [True, False])
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_tensors_that_are_not_arrays_of_values(tmp_path, value, problem, own):
+    path = tmp_path / "w.pth"
+    if own:
+        save_checkpoint(Checkpoint(path, {"a": torch.ones(1), "b": value()}))
+    else:
+        torch.save({"a": torch.ones(1), "b": value()}, path)
+    with pytest.raises(CheckpointError, match=rf"w\.pth: (b {problem}|is not a checkpoint)"):
+        read_checkpoint(path)
+
+
+def test_containers_that_share_their_members(tmp_path):
+    content = [{"w": torch.ones(1)}]
+    for _ in range(7):
+        content = [content] * 60
+    torch.save(content, tmp_path / "w.pth")
+    assert len(read_checkpoint(tmp_path / "w.pth").model) == 1
+
+
 class Settings(dict):
     """A dict like EasyDict and CfgNode, which training code stores with weights."""
 

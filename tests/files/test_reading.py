@@ -1,6 +1,7 @@
 """Files from elsewhere: FIFOs, devices and large files are refused before they are read."""
 
 import os
+import struct
 import zipfile
 
 import pytest
@@ -60,3 +61,45 @@ def test_archives_of_compressed_members_are_refused(tmp_path):
         assert archive.read("b") == bytes(7)
     with pytest.raises(ValueError, match="its parts have 100007 bytes, more than the file"):
         open_stored_zip(tmp_path / "8.zip")
+
+
+def with_second_directory(content):
+    """Return an archive with a directory of other members, in front of its end record.
+
+    The record states the offset of the first directory, but Python uses the second.
+    """
+    end = content.rfind(b"PK\x05\x06")
+    size, offset = struct.unpack_from("<II", content, end + 12)
+    name, member = b"x", b"PK\x03\x04" + struct.pack("<HHHHHIIIHH", 20, *[0] * 7, 1, 0) + b"x"
+    shift = end + len(member) - offset
+    entry = b"PK\x01\x02" + struct.pack("<HHHHHHIIIHHHHHII", 20, 20, *[0] * 7, 1, *[0] * 5,
+                                        (end - shift) % 2**32)  # fmt: skip
+    directory = (entry + name).ljust(size, b"\0")
+    record = struct.pack("<HHHHIIH", 0, 0, 1, 1, size, offset, 0)
+    return content[:end] + member + directory + b"PK\x05\x06" + record
+
+
+def test_archives_with_two_directories_are_refused(tmp_path):
+    with zipfile.ZipFile(tmp_path / "a.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("a", bytes(100))
+    (tmp_path / "b.zip").write_bytes(with_second_directory((tmp_path / "a.zip").read_bytes()))
+    assert zipfile.ZipFile(tmp_path / "b.zip").namelist() == ["x"]
+    with pytest.raises(ValueError, match="directory of members is ambiguous"):
+        open_stored_zip(tmp_path / "b.zip")
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+def test_archives_with_two_members_of_a_name_are_refused(tmp_path):
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        archive.writestr("a", b"1")
+        archive.writestr("a", b"2")
+    with pytest.raises(ValueError, match="directory of members is ambiguous"):
+        open_stored_zip(tmp_path / "a.zip")
+
+
+def test_archives_with_records_of_64_bits(tmp_path):
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        for number in range(zipfile.ZIP_FILECOUNT_LIMIT + 1):
+            archive.writestr(str(number), b"")
+    with open_stored_zip(tmp_path / "a.zip") as archive:
+        assert len(archive.namelist()) == zipfile.ZIP_FILECOUNT_LIMIT + 1

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from detlite.checkpoint.errors import CheckpointError
 from detlite.checkpoint.files import Checkpoint, read_checkpoint
-from detlite.engine.run_files import newest_checkpoint
+from detlite.engine.resuming import newest_checkpoint
 from tests.fuzz.inputs import check_message, mutated, mutated_bytes, unexpected_values
 
 WEIGHTS = {
