@@ -25,6 +25,7 @@ def atomic_path(file: Path, unique: bool = False) -> Iterator[Path]:
     unique_name = f".{file.name}-{os.getpid()}-{time.time_ns()}.tmp"
     temporary = file.with_name(unique_name if unique else file.name + ".tmp")
     try:
+        temporary.unlink(missing_ok=True)  # a link there would lead to another file
         yield temporary
         # Without fsync, a power failure may leave the new name with incomplete content.
         with temporary.open("rb") as stream:

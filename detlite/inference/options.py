@@ -16,6 +16,7 @@ from detlite.structures import boxes as box_ops
 if TYPE_CHECKING:
     from detlite.inference.tiling import Tiling
 
+UNMEASURED_THRESHOLD = 0.5  # score, for models without TEST.SCORE_THRESHOLD
 _AUTOCAST_DTYPES = ("float32", "float16", "bfloat16", "auto")
 
 
@@ -77,7 +78,8 @@ def build_options(cfg: CfgNode, dtype: str) -> InferenceOptions:
         from detlite.inference.tiling import Tiling
 
         tiling = Tiling(cfg.TEST.TILE, cfg.TEST.TILE_OVERLAP, cfg.TEST.IMS_PER_BATCH)
-    score_thresh = cfg.TEST.SCORE_THRESHOLD or None
+    of_model = cfg.MODEL.ROI_HEADS.SCORE_THRESH, cfg.MODEL.RETINANET.INFERENCE_TH
+    score_thresh = cfg.TEST.SCORE_THRESHOLD or max(UNMEASURED_THRESHOLD, *of_model)
     images = build_image_options(cfg)
     return InferenceOptions(view, _build_views(cfg), tiling, dtype, score_thresh, images)
 

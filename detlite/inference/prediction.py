@@ -24,6 +24,8 @@ from detlite.registry import Registry
 from detlite.structures.instances import Detections
 from detlite.structures.masks.rle import draw_runs
 
+from .options import UNMEASURED_THRESHOLD
+
 # Also a file opened in binary mode.
 ImageInput = (
     str | Path | bytes | bytearray | memoryview | IO[bytes] | Image.Image | np.ndarray | Tensor
@@ -110,7 +112,7 @@ class Prediction(dict[str, Any]):
     source: ImageInput | None = None
     options: ImageOptions = DEFAULT_OPTIONS
     categories: Sequence[dict[str, Any]] = ()
-    threshold: float = 0.0
+    threshold: float = UNMEASURED_THRESHOLD
 
     def __repr__(self) -> str:
         height, width = self["size"]

@@ -70,7 +70,7 @@ class Predictor:
             test-time augmentation.
         score_thresh: minimum score of detections; it replaces a higher threshold of the model
             (MODEL.ROI_HEADS.SCORE_THRESH). None: TEST.SCORE_THRESHOLD of the file, which training
-            measures, or the model's threshold.
+            measures, or 0.5 if it is unknown; for a model in memory, the model's threshold.
         rle: return masks as COCO RLEs, not as bitmaps of H x W bytes each.
         options: how images are read and objects are detected in them. None: the file's options,
             which `from_checkpoint` can override one by one, or the default ones.

@@ -229,9 +229,9 @@ def test_dataset_names_with_slashes_are_refused(evaluated, monkeypatch, tmp_path
     assert list(tmp_path.glob("*.json")) == []
 
 
-def test_a_full_disk_is_reported(evaluated, tmp_path):
-    (tmp_path / "results_val.json.tmp").symlink_to("/dev/full")
-    with pytest.raises(OSError, match=r"No space left .*results_val\.json"):
+def test_results_that_cannot_be_written(evaluated, tmp_path):
+    (tmp_path / "results_val.json").mkdir()
+    with pytest.raises(OSError, match=r"cannot be written .*results_val\.json"):
         evaluated()
 
 

@@ -1,5 +1,6 @@
 """Atomic writes: a failure leaves the old file, and no temporary file."""
 
+import resource
 from pathlib import Path
 
 import pytest
@@ -45,12 +46,16 @@ def test_an_error_keeps_the_old_file(tmp_path: Path) -> None:
 def test_a_full_disk_names_the_file(tmp_path: Path) -> None:
     file = tmp_path / "results.json"
     file.write_text("old")
-    (tmp_path / "results.json.tmp").symlink_to("/dev/full")
-    with (
-        pytest.raises(OSError, match=r"cannot be written \(No space left .*results\.json'$"),
-        atomic_open(file) as stream,
-    ):
-        stream.write("new")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1, limits[1]))  # of any file, like a full disk
+    try:
+        with (
+            pytest.raises(OSError, match=r"cannot be written \(File too large.*results\.json'$"),
+            atomic_open(file) as stream,
+        ):
+            stream.write("new")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert file.read_text() == "old"
     assert [path.name for path in tmp_path.iterdir()] == ["results.json"]
 
@@ -68,3 +73,15 @@ def test_write_to_a_new_folder(tmp_path: Path) -> None:
     assert read_json(tmp_path / "new/a.json") == {}
     with pytest.raises(DataError, match=r"b\.json: cannot be written \(.*File exists"):
         write_file(tmp_path / "new/a.json/b.json", b"{}")
+
+
+def test_links_in_the_folder_are_not_followed(tmp_path: Path) -> None:
+    other = tmp_path / "other.txt"
+    other.write_text("untouched")
+    for name in ("file.txt", "file.txt.tmp"):
+        (tmp_path / name).symlink_to(other)
+    with atomic_open(tmp_path / "file.txt") as stream:
+        stream.write("new")
+    assert other.read_text() == "untouched"
+    assert (tmp_path / "file.txt").read_text() == "new"
+    assert not (tmp_path / "file.txt").is_symlink()

@@ -169,7 +169,7 @@ class TestFromCheckpoint:
         model.categories = [{"id": 10 * k, "name": f"kind {k}"} for k in (1, 2, 3)]
         path = tmp_path / "model.pth"
         save_checkpoint(Checkpoint(path, model.state_dict(), model.categories, cfg.dump()))
-        loaded = Predictor.from_checkpoint(path)
+        loaded = Predictor.from_checkpoint(path, score_thresh=0.0)
         expected = Predictor(optimize(model, "float32"), min_size=64)(image)
         prediction = loaded(image)
         assert loaded.categories == model.categories
@@ -296,6 +296,8 @@ def test_a_path_loads_the_predictor_of_a_checkpoint(
     assert (one.score_thresh, one.min_size, one.dtype) == (0.3, 96, other.dtype)
     assert other.score_thresh == 0.3
     assert Predictor(path, score_thresh=0.0).score_thresh == 0
+    unmeasured = ["TEST.SCORE_THRESHOLD", 0.0]
+    assert Predictor.from_checkpoint(path, unmeasured).score_thresh == 0.5
     one.score_thresh = other.score_thresh = 0.0
     assert torch.equal(one(image)["boxes"], other(image)["boxes"])
 

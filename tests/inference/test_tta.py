@@ -286,7 +286,7 @@ def test_a_checkpoint_with_views(tiny_config, image, tmp_path):
     path = tmp_path / "model.pth"
     save_checkpoint(Checkpoint(path, model.state_dict(), categories, cfg.dump()))
     keys = ["TEST.BBOX_AUG.ENABLED", True, "TEST.BBOX_AUG.H_FLIP", True]
-    predictor = Predictor.from_checkpoint(path, keys)
+    predictor = Predictor.from_checkpoint(path, keys, score_thresh=0.0)
     prediction = predictor(image)
     expected = detect(model.eval(), image, View(64, 1333), View(64, 1333, flip=True))
     torch.testing.assert_close(prediction["boxes"], expected.boxes)

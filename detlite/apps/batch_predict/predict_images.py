@@ -19,7 +19,6 @@ from .measures import add_measures
 from .prediction_pipeline import predict_stream
 from .result_files import Entry
 
-UNMEASURED_THRESHOLD = 0.5
 # The config keys that can be changed in an exported model.
 _CHANGEABLE_KEYS = (
     "TEST.TILE", "TEST.TILE_OVERLAP", "TEST.IMS_PER_BATCH", "DATASETS.MAX_PIXELS",
@@ -38,8 +37,7 @@ def load_predictor(
     """Load the predictor of a checkpoint or an exported model; it returns masks as RLEs.
 
     Args:
-        threshold: minimum score of detections; None: TEST.SCORE_THRESHOLD, or 0.5 if that is not
-            measured.
+        threshold: minimum score of detections; None: see `Predictor`.
         opts, config: see `Predictor.from_checkpoint`. For an exported model, only the keys that
             control the reading and tiling of images can be changed.
         max_pixels: limit of the image size, if smaller than DATASETS.MAX_PIXELS.
@@ -58,8 +56,6 @@ def load_predictor(
                 "be changed. Use the checkpoint, or export it again"
             )
     predictor = Predictor.from_checkpoint(weights, opts, config, threshold, rle=True, trust=trust)
-    if threshold is None:
-        predictor.score_thresh = predictor.score_thresh or UNMEASURED_THRESHOLD
     if predictor.model.takes_proposals:
         raise ConfigError(
             f"{weights}: a Fast R-CNN needs proposals for each image: call a Predictor with them, "

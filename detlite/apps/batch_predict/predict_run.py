@@ -14,6 +14,7 @@ from detlite.config import ConfigError
 from detlite.distributed import torchrun_rank
 from detlite.engine.run_lock import run_lock
 from detlite.errors import one_line
+from detlite.files.atomic_write import atomic_path
 from detlite.inference.predictor import Prediction, Predictor
 
 from .input_sources import expand_pages, list_images, output_stem
@@ -144,7 +145,8 @@ def _predict_shard(
         if options.draw != "none":
             file = run.folder / _DRAWN / f"{stem}{_SUFFIXES[options.draw]}"
             drawn = draw_detections(image, prediction, predictor.categories, 0, tags=options.labels)
-            drawn.save(file, quality=_JPEG_QUALITY)  # PNG ignores the quality
+            with atomic_path(file) as temporary:  # PNG ignores the quality
+                drawn.save(temporary, options.draw.upper(), quality=_JPEG_QUALITY)
 
     with run.journal(shard) as journal:
         indices = run.indices(shard)[journal.count :]

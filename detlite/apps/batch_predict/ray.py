@@ -20,7 +20,7 @@ class Detect:
     def __init__(
         self,
         weights: str,
-        threshold: float = 0.5,
+        threshold: float | None = None,
         opts: Sequence[Any] = (),
         batch_size: int = 1,
         trust: bool = False,

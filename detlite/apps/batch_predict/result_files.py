@@ -22,7 +22,7 @@ from detlite.evaluation.detection_results import BACKGROUND_CATEGORY
 from detlite.files.atomic_write import atomic_open, atomic_path
 from detlite.files.errors import DataError
 
-from .measures import MEASURES, write_summary
+from .measures import MEASURES, cell_text, write_summary
 
 Entry = dict[str, Any]
 
@@ -142,7 +142,7 @@ def write_results(
         images = (image for image, _ in _journal_texts(journals))
         _write_list(stream, '{"info": {}, "annotations": [], "images": [\n', images, ",\n")
         stream.write(f'], "categories": {json.dumps(list(categories))}}}\n')
-    if format == "measures":
+    if format in ("csv", "measures"):
         columns = [category["name"] for category in categories]
         write_summary(folder / "summary.csv", read_journal(*journals), names, columns)
     results = folder / f"results{SUFFIXES[format]}"
@@ -182,8 +182,9 @@ def _write_csv(stream: Any, rows: Iterator[Entry], measured: bool) -> None:
     writer = csv.DictWriter(stream, columns, lineterminator="\n", extrasaction="ignore")
     writer.writeheader()
     for row in chain(first, rows):
-        keypoints = row["keypoints"]
-        writer.writerow(row | {"keypoints": keypoints and " ".join(map(str, keypoints))})
+        texts = {name: cell_text(row[name]) for name in ("file_name", "category")}
+        keypoints = row["keypoints"] and " ".join(map(str, row["keypoints"]))
+        writer.writerow(row | texts | {"keypoints": keypoints})
 
 
 def to_rows(entries: Iterable[Entry], names: Mapping[int, str]) -> Iterator[Entry]:

@@ -11,7 +11,7 @@ or the number of a camera.
 Files in the output folder:
     drawn/0001_<name>.jpg   each image with its detections; 1 is its image_id
     results.json            all detections as COCO results, or results.csv
-    summary.csv             with --format measures: number, density and area of the objects
+    summary.csv             with --format csv or measures: number, density and size of the objects
     label_images/*.tif      with --label-images tiff: 16-bit images, value k is the k-th object
     images.json             file name and size of each image_id and the categories, as a COCO file
                             without annotations: COCO("images.json").loadRes("results.json")

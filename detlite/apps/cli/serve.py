@@ -17,8 +17,11 @@ def add_arguments(parser: ArgumentParser) -> None:
     cli.add_detector(parser)
     cli.add_option(parser, "--host", "address to listen on", default="127.0.0.1")
     cli.add_option(parser, "--port", "port to listen on; 0: any free port", default=8000)
-    text = "report detections with at least this score, 0 to 1"
-    cli.add_option(parser, "--threshold", text, "SCORE", 0.05, limits=(0, 1))
+    text = (
+        "report detections with at least this score, 0 to 1, unless a request has ?threshold= "
+        "(default: the checkpoint's TEST.SCORE_THRESHOLD, or 0.5)"
+    )
+    cli.add_option(parser, "--threshold", text, "SCORE", type=float, limits=(0, 1))
     text = "maximum number of images to predict together"
     cli.add_option(parser, "--batch-size", text, "N", 8, limits=(1, None))
     text = "maximum number of requests waiting or running"
@@ -49,14 +52,15 @@ def run(args: Namespace) -> int:
     from detlite.apps.serve.server import listen, serve
 
     limits = Limits(
-        args.max_bytes, args.max_pixels, args.timeout, args.max_requests, args.batch_size,
-        args.threshold,
-    )  # fmt: skip
+        args.max_bytes, args.max_pixels, args.timeout, args.max_requests, args.batch_size
+    )
     overrides = cli.config_overrides(args)
     predictor = load_predictor(
         args.weights, args.threshold, overrides, args.config, limits.pixels, args.trust
     )
-    limits = replace(limits, pixels=predictor.image_options.max_pixels)
+    pixels, threshold = predictor.image_options.max_pixels, predictor.score_thresh
+    limits = replace(limits, pixels=pixels, threshold=threshold)
+    predictor.score_thresh = limits.lowest_threshold
     with listen(args.host, args.port) as listener:
         serve(predictor, limits, listener, args.host, args.cors)
     return 0

@@ -11,6 +11,7 @@ from PIL import Image, ImageChops, ImageDraw, ImageFont, ImageOps
 from torch import Tensor
 
 from detlite.evaluation.detection_results import categories_of
+from detlite.inference.options import UNMEASURED_THRESHOLD
 from detlite.inference.prediction import EXPORTERS
 from detlite.structures.masks.formats import to_bitmap
 from detlite.structures.masks.packed import PackedMasks
@@ -18,7 +19,6 @@ from detlite.structures.masks.packed import PackedMasks
 Color = tuple[int, int, int]
 _Box = tuple[float, float, float, float]
 
-_UNMEASURED_THRESHOLD = 0.5
 _SMALL_SIDE = 32  # smaller drawn objects have only an outline (square root of the area in pixels)
 _CROWD = 50  # images with more objects have only outlines, without tags
 _FILL, _EDGE = 102, 229  # opacity of masks, of 255
@@ -70,7 +70,7 @@ def draw_detections(
         width, height = (max(1, round(side * scale)) for side in size)
         canvas = canvas.resize((width, height), Image.Resampling.BICUBIC)
     if min_score is None:
-        min_score = getattr(detections, "threshold", None) or _UNMEASURED_THRESHOLD
+        min_score = getattr(detections, "threshold", UNMEASURED_THRESHOLD)
     scores = detections["scores"].tolist() if "scores" in detections else None
     labels, boxes = detections["labels"].tolist(), (detections["boxes"] * scale).tolist()
     tracks = detections.get("track_ids") or [None] * len(labels)

@@ -14,7 +14,7 @@ from detlite.data import CocoDataset, DataError
 from detlite.engine.hooks.best_checkpoint import measured_threshold
 from detlite.engine.run import DRAWINGS
 from detlite.engine.run_files import METRICS_FILE
-from detlite.files.atomic_write import atomic_open
+from detlite.files.atomic_write import atomic_open, atomic_path
 from detlite.inference.predictor import Predictor, build_predictor
 from detlite.modeling.detection_model import DetectionModel
 
@@ -89,7 +89,8 @@ def draw_sheet(predictor: Predictor, dataset: CocoDataset, path: Path) -> None:
             for objects in (target, found)
         ])  # fmt: skip
     headings = "labels", f"detections (score >= {predictor.score_thresh:.2f})"
-    contact_sheet(pairs, headings, _SHEET_WIDTH, _ROW_HEIGHT).save(path)
+    with atomic_path(path) as temporary:
+        contact_sheet(pairs, headings, _SHEET_WIDTH, _ROW_HEIGHT).save(temporary, "PNG")
 
 
 def plot_metrics(metrics_file: str | Path, image_file: str | Path) -> None:
@@ -127,7 +128,8 @@ def plot_metrics(metrics_file: str | Path, image_file: str | Path) -> None:
             panel.text(0.5, 0.5, "nothing yet", ha="center", transform=panel.transAxes)
         elif panel.get_legend_handles_labels()[0]:
             panel.legend(fontsize=9)
-    figure.savefig(image_file, dpi=110)
+    with atomic_path(Path(image_file)) as temporary:
+        figure.savefig(temporary, format="png", dpi=110)
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

@@ -35,10 +35,12 @@ from .limits import (
     Limits,
     Refusal,
     check_header,
+    check_places,
     error_response,
     extract_file,
     read_body,
 )
+from .uploads import Uploads
 
 logger = logging.getLogger(__name__)
 
@@ -85,7 +87,8 @@ class Service:
     """Request handlers. /predict expects an image file as the body and ?threshold= in the query.
 
     Args:
-        predictor: returns masks as RLEs, and has the `score_thresh` and `max_pixels` of `limits`.
+        predictor: returns masks as RLEs, and has the `max_pixels` of `limits` and their
+            `lowest_threshold` as `score_thresh`.
         limits: limits of requests.
     """
 
@@ -95,6 +98,7 @@ class Service:
         self.metrics = Metrics()
         self.batcher = Batcher(predictor, limits.batch, self.metrics.observe_batch)
         self.in_progress = 0
+        self._uploads = Uploads(limits.requests)
         self.pixels = 0  # of images that wait or run
         self._max_pixels = 0  # maximum of `pixels` since memory was returned to the system
         self._running: asyncio.Task[None] | None = None
@@ -120,7 +124,7 @@ class Service:
             "categories": [{"id": x["id"], "name": x["name"]} for x in self.predictor.categories],
             "channels": self.predictor.model.channels,
             "exif_orientation": self.predictor.model.convention.exif_orientation,
-            "limits": asdict(self.limits),
+            "limits": asdict(self.limits) | {"lowest_threshold": self.limits.lowest_threshold},
             "media_types": MEDIA_TYPES,
         }
         return JSONResponse(content)
@@ -140,7 +144,7 @@ class Service:
         """Return the detections of an image as JSON."""
         start = time.perf_counter()
         try:
-            content = await self._respond(request, start + self.limits.seconds)
+            content = await self._respond(request, start)
         except Refusal as refusal:
             self.metrics.requests.labels(refusal.status_code).inc()
             raise
@@ -151,15 +155,19 @@ class Service:
         self.metrics.seconds.observe(time.perf_counter() - start)
         return Response(content, media_type="application/json")
 
-    async def _respond(self, request: Request, deadline: float) -> bytes:
+    async def _respond(self, request: Request, start: float) -> bytes:
+        deadline = start + self.limits.seconds
         try:
-            threshold = check_header(request, self.limits, self.in_progress)
+            threshold = check_header(request, self.limits)
+            check_places(self.limits, self.in_progress)
         except Refusal:
-            await read_body(request, self.limits, deadline, discard=True)
+            await read_body(request, self.limits, start, discard=True)
             raise
+        client = request.client.host if request.client else ""
+        body = await self._uploads.receive(client, read_body(request, self.limits, start))
+        check_places(self.limits, self.in_progress)
         self._count(1)
         try:
-            body = await read_body(request, self.limits, deadline)
             body = await extract_file(request, body, self.limits)
             pixels = await asyncio.to_thread(_pixels_in_header, body, self.limits)
             with self._reserve_memory(pixels):

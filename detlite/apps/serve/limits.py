@@ -20,6 +20,7 @@ MEDIA_TYPES = (
     "application/octet-stream",
 )  # fmt: skip
 _FORM = "multipart/form-data"
+_LOWEST_THRESHOLD = 0.05
 _TOTAL_PIXELS = 160_000_000
 _DISCARDED_BODY = 4  # at most this multiple of the size limit is read from a refused request
 # What the client can do, by HTTP status.
@@ -40,10 +41,12 @@ class Limits:
     Attributes:
         bytes: maximum size of an image file.
         pixels: maximum size of an image; equals `max_pixels` of the predictor.
-        seconds: maximum time from the header of a request to its response.
-        requests: maximum number of requests waiting or running; more are refused immediately.
+        seconds: maximum time from the header of a request to its response; a body must arrive in
+            half of it.
+        requests: maximum number of images waiting or running, more are refused; and of bodies that
+            are arriving, see `Uploads`.
         batch: maximum number of images in a batch.
-        threshold: minimum score of detections; equals `score_thresh` of the predictor.
+        threshold: minimum score of detections, unless a request has another one.
     """
 
     bytes: int = 20_000_000
@@ -52,6 +55,11 @@ class Limits:
     requests: int = 64
     batch: int = 8
     threshold: float = 0.05
+
+    @property
+    def lowest_threshold(self) -> float:
+        """Lowest threshold of a request; equals `score_thresh` of the predictor."""
+        return min(self.threshold, _LOWEST_THRESHOLD)
 
     @property
     def total_pixels(self) -> int:
@@ -83,11 +91,8 @@ def _media_type(request: Request) -> str:
     return request.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
-def check_header(request: Request, limits: Limits, in_progress: int) -> float:
+def check_header(request: Request, limits: Limits) -> float:
     """Check the header of a request, and return the minimum score of its detections.
-
-    Args:
-        in_progress: number of other requests in progress.
 
     Raises:
         Refusal: the request must not be processed.
@@ -107,22 +112,24 @@ def check_header(request: Request, limits: Limits, in_progress: int) -> float:
         threshold = float(text)
     except ValueError:
         threshold = math.nan
-    if not limits.threshold <= threshold <= 1:
+    if not limits.lowest_threshold <= threshold <= 1:
         raise Refusal(
             422,
             f"threshold is {text!r}",
-            f"use a number from {limits.threshold:g} to 1; for a lower one start the server with "
-            "a lower --threshold",
+            f"use a number from {limits.lowest_threshold:g} to 1; for a lower one start the "
+            "server with a lower --threshold",
         )
-    if in_progress >= limits.requests:
-        raise Refusal(503, f"{in_progress} requests are waiting or running already")
     return threshold
 
 
-async def read_body(
-    request: Request, limits: Limits, deadline: float, discard: bool = False
-) -> bytes:
-    """Read the body of a request, until `deadline` in seconds of `time.perf_counter`.
+def check_places(limits: Limits, in_progress: int) -> None:
+    """Raise a Refusal if too many other requests are waiting or running."""
+    if in_progress >= limits.requests:
+        raise Refusal(503, f"{in_progress} requests are waiting or running already")
+
+
+async def read_body(request: Request, limits: Limits, start: float, discard: bool = False) -> bytes:
+    """Read the body of a request that started at `start` in seconds of `time.perf_counter`.
 
     With `discard`, for refused requests, the body is read and discarded, because most clients read
     the response only after they have sent everything.
@@ -143,9 +150,9 @@ async def read_body(
                 body.extend(chunk)
 
     try:
-        await asyncio.wait_for(read(), deadline - time.perf_counter())
+        await asyncio.wait_for(read(), start + limits.seconds / 2 - time.perf_counter())
     except asyncio.TimeoutError:
-        problem = f"the body did not arrive within {limits.seconds:g} seconds"
+        problem = f"the body did not arrive within {limits.seconds / 2:g} seconds"
         raise Refusal(408, problem) from None
     if length > limits.bytes and not discard:
         raise _too_many_bytes(limits)

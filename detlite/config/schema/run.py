@@ -112,7 +112,7 @@ _TEST = {
     ),
     Key("SCORE_THRESHOLD", 0.0, fraction): (
         "`Predictor` and `detlite predict` omit detections with a lower score. Training stores the "
-        "score with the best F1 on the first test set in its checkpoints; 0: unknown"
+        "score with the best F1 on the first test set in its checkpoints; 0: unknown, they use 0.5"
     ),
     Key("UNLABELED_IMAGES", "background", one_of("background", "skip")): (
         "test images without annotations: background, they contain no objects, so that every "

@@ -9,6 +9,7 @@ from PIL import Image
 
 from detlite.apps.batch_predict.measures import (
     add_measures,
+    cell_text,
     measure,
     perimeter,
     write_label_image,
@@ -131,3 +132,23 @@ def test_models_without_masks_are_refused(tmp_path):
         add_measures([{"bbox": [1, 2, 3, 4]}], np.zeros((3, 5, 5), np.uint8))
     with pytest.raises(ConfigError, match="--label-images needs a model that predicts masks"):
         write_label_image(tmp_path / "a.tif", {"size": (5, 5), "scores": torch.zeros(0)})
+
+
+def test_summary_of_a_model_without_masks(tmp_path):
+    entries = make_entries()
+    for obj in entries[0]["objects"]:
+        del obj["measures"]
+    with Journal(tmp_path / "journal") as journal:
+        journal.add(entries[0])
+    names = [{"id": 7, "name": "=cell"}, {"id": 8, "name": "debris"}]
+    write_results(tmp_path, "csv", [tmp_path / "journal"], names)
+    with (tmp_path / "summary.csv").open(newline="") as stream:
+        (row,) = csv.DictReader(stream)
+    assert (row["objects"], row["'=cell"], row["debris"]) == ("3", "1", "2")
+    assert (row["mean_width"], row["mean_height"], row["area_fraction"]) == ("3.0", "4.0", "")
+
+
+@pytest.mark.parametrize("start", ["=", "+", "-", "@", "\t", "\r"])
+def test_names_are_no_formulas(start):
+    assert cell_text(f"{start}1+1") == f"'{start}1+1"
+    assert cell_text(f"a{start}") == f"a{start}"

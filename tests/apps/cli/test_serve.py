@@ -39,11 +39,21 @@ def test_options_reach_the_predictor_and_the_limits(weights, served, tmp_path):
     assert main(["serve", *arguments, "INPUT.MIN_SIZE_TEST", "64"]) == 0
     ((predictor, limits, listener),) = served
     assert limits == Limits(11, 99, 7.0, 5, 3, 0.2)
-    assert (predictor.score_thresh, predictor.rle, predictor.min_size) == (0.2, True, 64)
+    assert (predictor.score_thresh, predictor.rle, predictor.min_size) == (0.05, True, 64)
     Image.new("RGB", (10, 10)).save(tmp_path / "p.png")
     with pytest.raises(ValueError, match="more than 99 pixels"):
         predictor.load((tmp_path / "p.png").read_bytes())
     assert listener.fileno() == -1  # closed
+
+
+def test_default_threshold_is_that_of_the_checkpoint(weights, served):
+    """Requests can have a lower one."""
+    for stored, expected in ((0.0, 0.5), (0.3, 0.3)):
+        path = weights("TEST.SCORE_THRESHOLD", stored)
+        assert main(["serve", "--weights", path, "--port", "0"]) == 0
+        predictor, limits, _ = served[-1]
+        assert (limits.threshold, limits.lowest_threshold) == (expected, 0.05)
+        assert predictor.score_thresh == 0.05
 
 
 @pytest.mark.parametrize(("limit", "lower"), [("50", 50), ("5000", 99)])

@@ -97,7 +97,7 @@ def test_file_of_a_model_with_five_channels(tiny_config, tmp_path, monkeypatch):
     run = torch.no_grad()(Inference(model))
     monkeypatch.setattr(exported, "_pt2_run", lambda path: (path.read_text(), run))
     write_exported(tmp_path / "model.pt2", "pt2", cfg, model)
-    predictor = Predictor(tmp_path / "model.pt2", trust=True)
+    predictor = Predictor(tmp_path / "model.pt2", score_thresh=0.05, trust=True)
     assert predictor.model.channels == 5
     assert len(predictor(np.zeros((100, 150, 5), np.uint8))["boxes"])
 

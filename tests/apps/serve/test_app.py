@@ -259,7 +259,7 @@ class TestRefusals:
             yield image_file()[:10]
             await asyncio.sleep(5)
 
-        app = build_app(predictor, Limits(seconds=0.2))
+        app = build_app(predictor, Limits(seconds=0.4))
         response = talk(app, lambda client: send(client, slow()))
         assert response.status_code == 408
         assert "0.2 seconds" in response.json()["error"]
@@ -282,6 +282,22 @@ class TestRefusals:
         assert last.headers["retry-after"] == "1"
         assert "3 requests are waiting" in last.json()["error"]
         assert [other.status_code for other in others] == [200] * 3
+
+    def test_slow_bodies_take_no_places(self, predictor, talk, image_file):
+        async def slow() -> Any:
+            yield image_file()[:10]
+            await asyncio.sleep(5)
+
+        async def scenario(client: Any) -> tuple[Any, list[Any]]:
+            held = [asyncio.create_task(send(client, slow())) for _ in range(3)]
+            await asyncio.sleep(0.1)
+            answer = await send(client, image_file())
+            for task in held:
+                task.cancel()
+            return answer, await asyncio.gather(*held, return_exceptions=True)
+
+        answer, _ = talk(build_app(predictor, Limits(requests=3)), scenario)
+        assert answer.status_code == 200
 
     def test_images_that_do_not_fit_in_memory(
         self, predictor, talk, image_file, model, monkeypatch

@@ -43,7 +43,7 @@ class Server:
 
 @pytest.fixture
 def server(predictor: Predictor) -> Iterator[Server]:
-    server = Server(build_app(predictor, Limits(bytes=50_000, pixels=1_000_000)))
+    server = Server(build_app(predictor, Limits(threshold=0.5, bytes=50_000, pixels=1_000_000)))
     yield server
     server.stop()
 
