@@ -6,6 +6,7 @@ A check returns None for a valid value, otherwise what is valid.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from detlite.conventions import CONVENTIONS
@@ -111,6 +112,14 @@ above_up_to_one = above(0, 1)
 fraction = in_range(0, 1)
 below_one = expect("at least 0, below 1", lambda value: 0 <= value < 1)
 strings = expect("a sequence of strings", lambda value: all(isinstance(i, str) for i in value))
+steps = expect(
+    "increasing iterations, or increasing fractions of the run below 1",
+    lambda value: (
+        each(not_negative, empty=True)(value) is None
+        and all(low < high for low, high in pairwise(value))
+        and (not value or value[-1] < 1 or value[0] == 0 or value[0] >= 1)
+    ),
+)
 scale_range = expect(
     "two positive numbers in order, such as (0.1, 2.0), or ()",
     lambda value: not value or (each(positive, 2)(value) is None and value[0] <= value[1]),

@@ -4,7 +4,6 @@ import logging
 import math
 from bisect import bisect_right
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -117,8 +116,6 @@ def _are_fractions(steps: Sequence[float]) -> bool:
 
 
 def _check_steps(steps: Sequence[float], max_iter: int | None) -> None:
-    if any(later <= earlier for earlier, later in pairwise(steps)):
-        raise ConfigError(f"SOLVER.STEPS {steps} must increase from one to the next")
     if _are_fractions(steps):
         return
     if max_iter is None:
@@ -126,8 +123,6 @@ def _check_steps(steps: Sequence[float], max_iter: int | None) -> None:
             f"SOLVER.STEPS {steps} are iterations, but SOLVER.MAX_MINUTES limits the time: "
             "set fractions of the run, such as (0.7, 0.9), or SOLVER.LR_SCHEDULE cosine"
         )
-    if 0 < steps[0] < 1:
-        raise ConfigError(f"SOLVER.STEPS {steps} mixes fractions and iterations: use one of them")
     if steps[-1] >= max_iter:
         exceed = "SOLVER.STEPS %s exceed the run's %d iterations: later steps have no effect"
         logger.warning(exceed, steps, max_iter)

@@ -368,8 +368,11 @@ def test_wrong_type_names_key_value_and_description(name, value):
         ("MODEL.RESNETS.RES5_DILATION", 3, "one of 1, 2"),
         ("MODEL.RESNETS.NORM", "IN", "one of 'FrozenBN', 'BN', 'SyncBN', 'GN', 'LN'"),
         ("DTYPE", "float64", "one of 'auto', 'float32', 'float16', 'bfloat16'"),
-        ("SOLVER.STEPS", (-1,), "values at least 0"),
-        ("SOLVER.STEPS", ("a",), "a sequence of numbers, not 'a'"),
+        *(
+            ("SOLVER.STEPS", steps, "increasing iterations, or increasing fractions of the run")
+            for steps in ((-1,), ("a",), (80, 60), (60, 60), (0.5, 80))
+        ),
+        ("MODEL.RPN.ASPECT_RATIOS", ("a",), "a sequence of numbers, not 'a'"),
         ("INPUT.PIXEL_STD", [1.0, 2.0, 0.0], "values greater than 0"),
         ("INPUT.MIN_SIZE_TRAIN", (), "at least one value"),
         ("MODEL.RPN.ASPECT_RATIOS", (1.0, -2.0), "values greater than 0"),

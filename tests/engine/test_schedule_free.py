@@ -126,19 +126,6 @@ def test_a_backbone_that_was_frozen_first_is_trained_like_from_the_start():
         assert_equal(frozen.body.state_dict(), other.body.state_dict())
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "message"),
-    [
-        ("LR_SCHEDULE", "cosine", "is cosine, .* needs SOLVER.LR_SCHEDULE constant"),
-        ("MOMENTUM", 0.0, r"is 0\.0, .* needs SOLVER.MOMENTUM above 0, such as 0\.9"),
-        ("EMA_DECAY", 0.99, r"is 0\.99, .* needs SOLVER.EMA_DECAY 0, because it averages the"),
-    ],
-)
-def test_keys_that_contradict_the_optimizer_are_refused(key, value, message):
-    with pytest.raises(ConfigError, match=f"SOLVER.{key} {message}"):
-        build(nn.Linear(3, 2), f"SOLVER.{key}", value)
-
-
 def test_a_missing_package_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "schedulefree", None)
     with pytest.raises(ConfigError, match="needs a package: pip install schedulefree"):

@@ -410,7 +410,7 @@ def test_torchrun_restarts_after_a_killed_process(config, tmp_path, rank, free_p
         (["DATASETS.TRAIN", "()"], r"DATASETS.TRAIN is empty"),
         (
             ["SOLVER.LR_SCHEDULE", "multistep", "SOLVER.STEPS", "(2, 1)"],
-            r"SOLVER.STEPS (2, 1) must increase",
+            r"SOLVER.STEPS is (2, 1), but must be increasing iterations",
         ),
         (["SOLVER.BASE_RL", 1], r"did you mean SOLVER.BASE_LR"),
         (["MODEL.WEIGHT", "none.pth"], r"none.pth: cannot be read"),

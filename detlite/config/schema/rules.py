@@ -45,6 +45,23 @@ def _unequal_channels(cfg: CfgNode) -> bool:
     return len(cfg.INPUT.PIXEL_STD) != channels or values not in (0, 2, 2 * channels)
 
 
+def _contradicts_schedule_free(cfg: CfgNode) -> str:
+    """Return the key that ScheduleFreeAdamW does not support, its value and what is needed."""
+    solver = cfg.SOLVER
+    if solver.OPTIMIZER != "ScheduleFreeAdamW":
+        return ""
+    needs = {
+        "LR_SCHEDULE": ("constant", solver.LR_SCHEDULE == "constant"),
+        "MOMENTUM": ("above 0, such as 0.9", solver.MOMENTUM > 0),
+        "EMA_DECAY": ("0, because it averages the weights itself", solver.EMA_DECAY == 0),
+    }
+    for key, (need, holds) in needs.items():
+        if not holds:
+            name = f"SOLVER.{key}"
+            return f"{name} is {solver[key]}, but ScheduleFreeAdamW needs {name} {need}"
+    return ""
+
+
 def _without_class_weight(cfg: CfgNode) -> bool:
     return len(cfg.MODEL.ROI_BOX_HEAD.CLASS_WEIGHTS) not in (0, cfg.MODEL.ROI_BOX_HEAD.NUM_CLASSES)
 
@@ -107,5 +124,11 @@ RULES: tuple[tuple[Callable[[CfgNode], Any], str], ...] = (
         lambda cfg: cfg.MODEL.ROI_HEADS.CASCADE_IOUS and not cfg.MODEL.CLS_AGNOSTIC_BBOX_REG,
         "MODEL.ROI_HEADS.CASCADE_IOUS needs MODEL.CLS_AGNOSTIC_BBOX_REG True: stages share their "
         "boxes",
+    ),
+    (_contradicts_schedule_free, "{}"),
+    (
+        lambda cfg: cfg.SOLVER.PATIENCE and not cfg.SOLVER.BEST_METRIC,
+        "SOLVER.PATIENCE is {SOLVER.PATIENCE}, but SOLVER.BEST_METRIC is empty: name a metric, "
+        "such as bbox/AP",
     ),
 )

@@ -11,6 +11,7 @@ from detlite.config.key import (
     not_negative,
     one_of,
     positive,
+    steps,
     strings,
 )
 
@@ -53,7 +54,7 @@ _SOLVER = {
     Key("LR_SCHEDULE", "multistep", one_of("multistep", "cosine", "constant")): (
         "schedule after warm-up"
     ),
-    Key("STEPS", (30000,), each(not_negative, empty=True)): (
+    Key("STEPS", (30000,), steps): (
         "multistep: iterations, or fractions of the run below 1, at which the learning rate is "
         "multiplied by GAMMA; MAX_MINUTES needs fractions"
     ),

@@ -35,11 +35,6 @@ class BestCheckpoint(Hook):
     """
 
     def __init__(self, metric: str, patience: int = 0) -> None:
-        if patience and not metric:
-            raise ConfigError(
-                f"SOLVER.PATIENCE is {patience}, but SOLVER.BEST_METRIC is empty: name a metric, "
-                "such as bbox/AP"
-            )
         self._path = metric.split("/") if metric else []
         self._patience = patience
         self._sign = -1 if LOSS in self._path[:-1] else 1

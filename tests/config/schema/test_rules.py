@@ -8,6 +8,7 @@ CASCADE = {"MODEL.ROI_HEADS.CASCADE_IOUS": (0.5, 0.6, 0.7), "MODEL.CLS_AGNOSTIC_
 PASSES = {"MODEL.ROI_BOX_HEAD.PASSES": 2}
 RETINANET = {"MODEL.META_ARCHITECTURE": "RetinaNet"}
 NETWORK = {"MODEL.META_ARCHITECTURE": "ProposalNetwork"}
+FREE = {"SOLVER.OPTIMIZER": "ScheduleFreeAdamW", "SOLVER.LR_SCHEDULE": "constant"}
 TWO_CHANNELS = {"INPUT.PIXEL_MEAN": (0.1, 0.2), "INPUT.PIXEL_STD": (1.0, 2.0)}
 
 
@@ -63,6 +64,15 @@ def flat(settings):
             {**CASCADE, "MODEL.CLS_AGNOSTIC_BBOX_REG": False},
             "CASCADE_IOUS needs MODEL.CLS_AGNOSTIC_BBOX_REG True",
         ),
+        *(
+            ({**FREE, f"SOLVER.{key}": value}, f"SOLVER.{key} {message}")
+            for key, value, message in (
+                ("LR_SCHEDULE", "cosine", "is cosine, .* needs SOLVER.LR_SCHEDULE constant"),
+                ("MOMENTUM", 0.0, r"is 0\.0, .* needs SOLVER.MOMENTUM above 0, such as 0\.9"),
+                ("EMA_DECAY", 0.99, r"is 0\.99, .* needs SOLVER.EMA_DECAY 0, because it averages"),
+            )
+        ),
+        ({"SOLVER.PATIENCE": 1}, "PATIENCE is 1, but SOLVER.BEST_METRIC is empty: name a metric"),
     ],
 )
 def test_contradictions(settings, message):
@@ -75,6 +85,8 @@ def test_contradictions(settings, message):
     [
         CASCADE,
         PASSES,
+        FREE,
+        {"SOLVER.PATIENCE": 1, "SOLVER.BEST_METRIC": "bbox/AP"},
         RETINANET,
         NETWORK,
         *({**TWO_CHANNELS, "INPUT.VALUE_RANGE": pairs} for pairs in ((), (0, 1), (0, 1, 5, 9))),
