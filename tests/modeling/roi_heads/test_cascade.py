@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -5,15 +7,14 @@ from torch.nn import functional as F
 
 from detlite.modeling.boxes.box_coder import BoxCoder
 from detlite.modeling.build import build_model
-from detlite.modeling.preprocessing import prepare_proposals, prepare_targets
+from detlite.modeling.preprocessing import prepare_proposals
 from detlite.modeling.roi_heads.cascade import CascadeBoxHead, _ScaleGradient
 from detlite.structures import boxes as box_ops
-from detlite.structures.instances import GroundTruth, Samples
+from detlite.structures.instances import GroundTruth
 from detlite.structures.padding import Packing
 from tests.builders import random_boxes
 from tests.modeling.roi_heads.box_heads import (
     CLASSES,
-    CODER,
     OURS,
     SIZES,
     detect,
@@ -38,37 +39,6 @@ def test_every_stage_is_trained(tiny_config, make_batch):
     sum(losses.values()).backward()
     for stage in model.roi_heads.box.stages:
         assert stage.predictor.cls_score.weight.grad.abs().sum() > 0
-
-
-@pytest.mark.parametrize("mean", ["probabilities", "logits"])
-def test_scores_are_averaged_and_boxes_refined(mean, tiny_config, make_batch):
-    images, _ = make_batch(1)
-    override = ["MODEL.CONVENTION_OVERRIDE", [f"cascade_mean={mean}"]]
-    model = build_model(tiny_config(*OPTS, "MODEL.MASK_ON", False, *override)).eval()
-    cascade = model.roi_heads.box
-    assert isinstance(cascade, CascadeBoxHead)
-    batch = model.normalizer(images)
-    height, width = images[0].shape[1:]
-    with torch.no_grad():
-        features = model.backbone(batch.pixels)
-        proposals = model.rpn.propose(model.rpn(features), batch, False)
-        assert proposals.valid.all()
-        scores, boxes = [], proposals.boxes[0]
-        for number, stage in enumerate(cascade.stages):
-            rois = torch.cat([torch.zeros(len(boxes), 1), boxes], dim=1)
-            logits, deltas = stage.predictor(stage.feature_extractor(features, rois))
-            scores.append(logits.softmax(1) if mean == "probabilities" else logits)
-            boxes = stage.box_coder.decode(deltas[:, 4:], boxes)
-            if number < 2:
-                boxes[:, 0::2] = boxes[:, 0::2].clamp(0, width)
-                boxes[:, 1::2] = boxes[:, 1::2].clamp(0, height)
-        result = model.predict_boxes(features, batch)
-    assert result.valid.all()
-    assert len(boxes) > 3
-    expected = sum(scores) / 3 if mean == "probabilities" else (sum(scores) / 3).softmax(1)
-    torch.testing.assert_close(result.scores[0], expected[:, 1:].flatten())
-    torch.testing.assert_close(result.boxes[0], boxes.repeat_interleave(3, dim=0))
-    assert result.labels[0].tolist() == [1, 2, 3] * len(boxes)
 
 
 def test_other_heads_use_the_features_of_the_first_stage(tiny_config, make_batch):
@@ -121,86 +91,40 @@ def test_gradients_of_the_stages_are_averaged_in_the_backbone(tiny_config, make_
     torch.testing.assert_close(3 * result["backbone"], unscaled["backbone"], rtol=1e-3, atol=1e-6)
 
 
-def test_losses_match_a_loop_over_stages(tiny_config, make_batch):
-    images, targets = make_batch(3)
-    height, width = images[0].shape[1:]
-    model = build_model(tiny_config(*OPTS, "MODEL.MASK_ON", False))
-    cascade = model.roi_heads.box
-    for stage in cascade.stages:  # to move the boxes
-        torch.nn.init.normal_(stage.predictor.bbox_pred.weight, std=0.05)
-    truth = targets[0]["boxes"]
-    start = torch.cat([truth + torch.randn(3, 4) * shift for shift in (1, 2, 3, 4, 30)])
-    start = start[(start[:, 2:] > start[:, :2]).all(dim=1)]
-    # Outside the image: empty after clipping, so it is no sample of the second stage.
-    start = torch.cat([start, torch.tensor([[300.0, 5, 340, 40]])])
-
-    def rematch(boxes, iou):
-        labels, matched = [], []
-        for box in boxes:
-            overlaps = [box_ops.iou(box[None], other[None]).item() for other in truth]
-            best = max(range(3), key=overlaps.__getitem__)
-            positive = overlaps[best] >= iou
-            labels.append(int(targets[0]["labels"][best]) if positive else 0)
-            matched.append(best)
-        return torch.tensor(labels), torch.tensor(matched)
-
-    labels, matched = rematch(start, 0.5)
-    padding = torch.tensor([[0.0, 0, 9, 9]])
-    samples = Samples(
-        torch.cat([start, padding])[None],
-        torch.cat([labels, torch.tensor([-1])])[None],
-        torch.cat([matched, torch.tensor([0])])[None],
-    )
-    batch = model.normalizer(images)
-    with torch.no_grad():
-        features = model.backbone(batch.pixels)
-        result, _ = cascade.losses(
-            features, samples, prepare_targets(targets, images, 4), batch.sizes, False
-        )
-        boxes = start
-        weights = [(10, 10, 5, 5), (20, 20, 10, 10), (30, 30, 15, 15)]
-        for number, (stage, iou) in enumerate(zip(cascade.stages, (0.5, 0.6, 0.7), strict=True)):
-            rois = torch.cat([torch.zeros(len(boxes), 1), boxes], dim=1)
-            logits, deltas = stage.predictor(stage.feature_extractor(features, rois))
-            labels, matched = rematch(boxes, iou)
-            coder, foreground = BoxCoder(weights[number]), labels > 0
-            assert foreground.any()
-            classifier = F.cross_entropy(logits, labels)
-            expected = coder.encode(truth[matched[foreground]], boxes[foreground])
-            box = F.smooth_l1_loss(deltas[foreground, 4:], expected, reduction="sum") / len(boxes)
-            torch.testing.assert_close(result[f"loss_classifier_stage{number}"], classifier)
-            torch.testing.assert_close(result[f"loss_box_stage{number}"], box)
-            moved = coder.decode(deltas[:, 4:], boxes)
-            assert (moved - boxes).abs().mean() > 0.05
-            moved[:, 0::2] = moved[:, 0::2].clamp(0, width)
-            moved[:, 1::2] = moved[:, 1::2].clamp(0, height)
-            boxes = moved[(moved[:, 2:] > moved[:, :2]).all(dim=1)]
-            assert len(boxes) == len(start) - 1
-
-
-# ---- passes of one head
+def make_stages(kind: str, ious: tuple[float, ...], score_thresh: float = 0.05) -> Any:
+    """Make a cascade, or a head with passes that is class-agnostic or not."""
+    if not kind.startswith("cascade"):
+        return make_head(kind == "agnostic", score_thresh=score_thresh, ious=ious)
+    heads = [make_head(True, score_thresh=score_thresh) for _ in ious]
+    for k, head in enumerate(heads, 1):
+        head.box_coder = BoxCoder((10.0 * k, 10.0 * k, 5.0 * k, 5.0 * k))
+        if "logits" in kind:
+            head.convention = OURS.override(["cascade_mean=logits"])
+    return CascadeBoxHead(heads, ious)
 
 
 @each_mode
-@pytest.mark.parametrize("agnostic", [False, True])
-def test_passes_match_a_loop_over_boxes(agnostic, static):
-    head = make_head(agnostic, score_thresh=0.0, ious=(0.5, 0.6, 0.7))
+@pytest.mark.parametrize("kind", ["by class", "agnostic", "cascade", "cascade, mean of logits"])
+def test_predictions_match_a_loop_over_boxes(kind, static):
+    head = make_stages(kind, (0.5, 0.6, 0.7), score_thresh=0.0)
     boxes = [random_boxes(4), random_boxes(2)]
     with torch.no_grad():
         predicted = head.predict([], prepare_proposals(boxes, 2), SIZES, static)
     for image, own in enumerate(boxes):
         size = tuple(SIZES[image].tolist())
         for place, box in enumerate(own):
-            current, scores = box, []
-            for number in range(3):
-                logits, deltas = predict_one(head, image, current)
-                scores.append(logits.softmax(0))
-                columns = [1] * CLASSES if agnostic else range(CLASSES)
-                refined = CODER.decode(deltas[list(columns)], current.expand(CLASSES, 4))
+            current, all_logits = box, []
+            for number, stage in enumerate(head.stages):
+                logits, deltas = predict_one(stage, image, current)
+                all_logits.append(logits)
+                columns = range(CLASSES) if kind == "by class" else [1] * CLASSES
+                refined = stage.box_coder.decode(deltas[list(columns)], current.expand(CLASSES, 4))
                 if number < 2:
                     best = int(logits[1:].argmax()) + 1
                     current = box_ops.clip(refined[best][None], size, OURS)[0]
-            expected = sum(scores) / 3
+            expected = torch.stack(all_logits).softmax(1).mean(0)
+            if "logits" in kind:
+                expected = torch.stack(all_logits).mean(0).softmax(0)
             for label in range(1, CLASSES):
                 entry = place * (CLASSES - 1) + label - 1
                 assert predicted.labels[image, entry] == label
@@ -259,10 +183,11 @@ def test_ious_of_passes(tiny_config):
 
 
 @each_mode
-@pytest.mark.parametrize("agnostic", [False, True])
-def test_losses_of_passes_match_a_loop_over_boxes(agnostic, static):
-    head = make_head(agnostic, ious=(0.5, 0.6))
-    nn.init.normal_(head.predictor.deltas.weight, std=0.3)
+@pytest.mark.parametrize("kind", ["by class", "agnostic", "cascade"])
+def test_losses_match_a_loop_over_boxes(kind, static):
+    head = make_stages(kind, (0.5, 0.6))
+    for stage in head.stages:
+        nn.init.normal_(stage.predictor.deltas.weight, std=0.3)
     truth = GroundTruth(
         torch.tensor([[[5.0, 5, 25, 25], [30, 10, 70, 50]], [[2.0, 2, 18, 14], [0, 0, 0, 0]]]),
         torch.tensor([[1, 2], [2, 0]]),
@@ -270,6 +195,7 @@ def test_losses_of_passes_match_a_loop_over_boxes(agnostic, static):
     # Image 1 is 20 x 20: its last box is empty after clipping, and no sample of the second pass.
     own = [truth.boxes[0].repeat(3, 1), truth.boxes[1, :1].repeat(3, 1)]
     own = [boxes + 2 * torch.randn_like(boxes) for boxes in own]
+    own[0] = torch.cat([own[0], torch.tensor([[50.0, 2, 75, 8]])])  # background
     own[1] = torch.cat([own[1], torch.tensor([[30.0, 2, 50, 14]])])
 
     def match(image, box, iou):
@@ -282,22 +208,22 @@ def test_losses_of_passes_match_a_loop_over_boxes(agnostic, static):
         own, *([[pair[k] for pair in image] for image in matched] for k in (0, 1))
     )
     losses, predictions = head.losses([], samples, truth, SIZES, static)
-    assert len(predictions.logits) == (12 if static else 10)
+    assert len(predictions.logits) == (14 if static else 11)
     current = [(image, box) for image, boxes in enumerate(own) for box in boxes]
-    for number, iou in enumerate((0.5, 0.6)):
+    for number, (stage, iou) in enumerate(zip(head.stages, (0.5, 0.6), strict=True)):
         classifier = box_loss = 0.0
         labels, refined = [], []
         for image, box in current:
-            logits, deltas = predict_one(head, image, box)
+            logits, deltas = predict_one(stage, image, box)
             label, gt = match(image, box, iou)
             labels.append(label)
             classifier -= logits.log_softmax(0)[label]
             if label:
-                target = CODER.encode(truth.boxes[image, gt][None], box[None])[0]
-                column = deltas[1 if agnostic else label]
+                target = stage.box_coder.encode(truth.boxes[image, gt][None], box[None])[0]
+                column = deltas[label if kind == "by class" else 1]
                 box_loss += F.smooth_l1_loss(column, target, reduction="sum")
-            column = deltas[1 if agnostic else int(logits[1:].argmax()) + 1]
-            moved = CODER.decode(column[None], box[None])
+            column = deltas[int(logits[1:].argmax()) + 1 if kind == "by class" else 1]
+            moved = stage.box_coder.decode(column[None], box[None])
             moved = box_ops.clip(moved, tuple(SIZES[image].tolist()), OURS)[0]
             if (moved[2:] > moved[:2]).all():
                 refined.append((image, moved))
@@ -306,5 +232,5 @@ def test_losses_of_passes_match_a_loop_over_boxes(agnostic, static):
         )
         torch.testing.assert_close(losses[f"loss_box_stage{number}"], box_loss / len(current))
         current = refined
-    assert len(current) == len(labels) == 9
-    assert 0 < sum(label > 0 for label in labels) < 9
+    assert len(current) == len(labels) == 10
+    assert 0 < sum(label > 0 for label in labels) < 10
