@@ -130,13 +130,6 @@ RECIPES: dict[str, Recipe] = {
     "lite1": Recipe("Lite1 with ImageNet weights", lambda cfg: _lite(cfg, 1)),
     "lite2": Recipe("Lite2 with ImageNet weights", lambda cfg: _lite(cfg, 2)),
     "small": Recipe("the small model with ImageNet weights", _small),
-    "scale_jitter": Recipe(
-        "large-scale jitter, 0.5 to 2",
-        lambda cfg: {
-            "INPUT.SCALE_JITTER": [0.5, 2.0],
-            "INPUT.CROP_SIZE": cfg.INPUT.MIN_SIZE_TEST,
-        },
-    ),
     "copy_paste": Recipe(
         "copy-paste into half of the images",
         lambda cfg: {"INPUT.COPY_PASTE_PROB": 0.5},

@@ -120,10 +120,6 @@ steps = expect(
         and (not value or value[-1] < 1 or value[0] == 0 or value[0] >= 1)
     ),
 )
-scale_range = expect(
-    "two positive numbers in order, such as (0.1, 2.0), or ()",
-    lambda value: not value or (each(positive, 2)(value) is None and value[0] <= value[1]),
-)
 value_range = expect(
     "pairs of numbers in order, such as (0, 4095), or ()",
     lambda value: all(

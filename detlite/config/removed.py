@@ -17,9 +17,11 @@ KEYS: dict[str, tuple[Any, str]] = {
     "MODEL.ROI_MASK_HEAD.LOSS": ("bce", "benchmarks/results/recipes/schedule_free.md"),
     "INPUT.MOSAIC_PROB": (0.0, _SETTINGS),
     "INPUT.QUARTER_TURNS": (False, _SETTINGS),
+    "INPUT.SCALE_JITTER": ((), _SETTINGS),
 }
 # Options of removed keys. They had no effect without these keys and are ignored.
 OPTIONS = {
+    "INPUT.CROP_SIZE",
     "INPUT.EARLY_SCALE",
     "MODEL.ROI_HEADS.DYNAMIC_BETA_RANK",
     "MODEL.ROI_HEADS.DYNAMIC_IOU_RANK",

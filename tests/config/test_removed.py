@@ -15,6 +15,7 @@ ON = {
     "MODEL.ROI_MASK_HEAD.LOSS": "bce_dice",
     "INPUT.MOSAIC_PROB": 0.5,
     "INPUT.QUARTER_TURNS": True,
+    "INPUT.SCALE_JITTER": [0.5, 2.0],
 }
 
 

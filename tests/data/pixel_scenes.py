@@ -11,8 +11,6 @@ from torchvision.ops import masks_to_boxes
 from detlite.structures.masks.formats import encode_bitmap
 from detlite.structures.masks.packed import PackedMasks
 
-FILL = (250.0, 251.0, 252.0)  # occurs in no scene
-
 
 def scene(number, size, seed):
     """Return an image, its target and bitmaps: rectangles as polygons and noise as RLE."""

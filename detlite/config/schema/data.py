@@ -11,7 +11,6 @@ from detlite.config.key import (
     not_negative,
     one_of,
     positive,
-    scale_range,
     strings,
     value_range,
 )
@@ -41,11 +40,6 @@ _INPUT = {
     Key("ROTATION", 0.0, in_range(0, 180)): (
         "maximum angle of random rotations in degrees; corners have the mean color"
     ),
-    Key("SCALE_JITTER", (), scale_range): (
-        "large-scale jitter, which replaces MIN_SIZE_TRAIN: minimum and maximum scale relative to "
-        "the size that fits CROP_SIZE, such as (0.1, 2.0); (): off"
-    ),
-    Key("CROP_SIZE", 1024, positive): "with SCALE_JITTER: side of the square to crop or pad to",
     Key("TRANSFORMS", (), strings): (
         "names of registered transforms, applied to training images after all others; see IMPORTS"
     ),

@@ -1,7 +1,6 @@
-"""Crops of images with their targets, padded where the image is smaller; parts of targets."""
+"""Crops of images with their targets, and parts of targets."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -12,6 +11,7 @@ from detlite.structures.masks.editing import crop_to_window, masks_to_boxes
 from detlite.structures.masks.packed import PackedMasks
 
 Color = tuple[float, ...]  # one value in 0..255 per channel
+Window = tuple[int, int, int, int]  # top, left, height, width
 # A function of an image [C, H, W] and its target, which returns changed copies of both.
 TargetTransform = Callable[[Tensor, Target], tuple[Tensor, Target]]
 _OBJECT_TENSORS = {"boxes", "labels", "keypoints"}  # one row per object
@@ -19,41 +19,11 @@ REGION_FIELDS = {"proposals", "ignored_boxes"}  # boxes without a label
 BOX_FIELDS = {"boxes", *REGION_FIELDS}
 
 
-@dataclass(frozen=True)
-class RandomCrop:
-    """Crops a square at a random position; pads below and on the right with the color `fill`."""
-
-    side: int
-    fill: Color
-
-    def __call__(self, image: Tensor, target: Target) -> tuple[Tensor, Target]:
-        """Crop an image [C, H, W], uint8 or float in 0..1, and its target."""
-        top, left = (random_start(length, self.side) for length in image.shape[1:])
-        return crop(image, target, (top, left, self.side, self.side), self.fill)
-
-
-def random_start(length: int, size: int) -> int:
-    """Draw the start of a window of `size` along a side; 0 if the side is shorter."""
-    return int(torch.randint(max(length - size, 0) + 1, ()))
-
-
-def crop(
-    image: Tensor, target: Target, window: tuple[int, int, int, int], fill: Color
-) -> tuple[Tensor, Target]:
-    """Crop an image [C, H, W] and its target to a window of (top, left, height, width).
-
-    The window starts inside the image; below and on the right of the image, `fill` pads it.
-    """
+def crop(image: Tensor, target: Target, window: Window) -> tuple[Tensor, Target]:
+    """Crop an image [C, H, W] and its target to a window inside of the image."""
     top, left, height, width = window
-    target = crop_target(target, *window)
     part = image[:, top : top + height, left : left + width]
-    if part.shape[1:] == (height, width):
-        return part.contiguous(), target
-    color = torch.tensor(fill)
-    color = color / 255 if image.is_floating_point() else color.round()
-    padded = color.to(image.dtype)[:, None, None].repeat(1, height, width)
-    padded[:, : part.shape[1], : part.shape[2]] = part
-    return padded, target
+    return part.contiguous(), crop_target(target, *window)
 
 
 def crop_target(target: Target, top: int, left: int, height: int, width: int) -> Target:

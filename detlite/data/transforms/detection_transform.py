@@ -16,13 +16,13 @@ from detlite.data.datasets.coco import Target
 from detlite.structures import boxes as box_ops
 from detlite.structures.keypoints import PIXEL_CENTER, flip_order, with_sides
 
-from .crop import BOX_FIELDS, Color, RandomCrop, TargetTransform, select_objects
-from .resize import RandomShortestSize, ScaleJitter, Size, resize_image
+from .crop import BOX_FIELDS, Color, TargetTransform, select_objects
+from .resize import RandomShortestSize, Size, resize_image
 
 
 @dataclass(frozen=True)
 class DetectionTransform:
-    """Flips, resizes, rotates, changes color and crops, then drops boxes smaller than a pixel.
+    """Flips, resizes, changes color and rotates, and drops boxes smaller than a pixel.
 
     Random numbers come from torch's global generator, so a seed determines the result. Without a
     `resize`, images keep their size.
@@ -34,10 +34,9 @@ class DetectionTransform:
             pixel; keypoints of the dataset are at its center.
     """
 
-    resize: RandomShortestSize | ScaleJitter | None = None
+    resize: RandomShortestSize | None = None
     flip: tuple[float, float] = (0.0, 0.0)
     color: Callable[[Tensor], Tensor] | None = None
-    crop: TargetTransform | None = None
     rotation: TargetTransform | None = None
     keypoint_names: Sequence[str] = ()
     convention: Convention = CONVENTIONS["detlite"]
@@ -74,9 +73,7 @@ class DetectionTransform:
         if "keypoints" in target:
             target["keypoints"] = self._move_keypoints(target["keypoints"], *flips, size, new_size)
         target = select_objects(target, box_ops.has_min_size(target["boxes"], 1))
-        for transform in (self.rotation, self.crop):
-            image, target = transform(image, target) if transform else (image, target)
-        return image, target
+        return self.rotation(image, target) if self.rotation else (image, target)
 
     def largest_size(self, size: Size) -> Size:
         """Return the largest size to which an image of this size is resized."""
@@ -115,19 +112,13 @@ def build_transform(
     """
     inputs, convention = cfg.INPUT, convention_of(cfg)
     keypoint_names = with_sides(keypoint_names, cfg.DATASETS.KEYPOINT_FLIP_PAIRS)
-    resize: RandomShortestSize | ScaleJitter | None = None
     if not train:
-        if not (cfg.TEST.BBOX_AUG.ENABLED or cfg.TEST.TILE):
-            limits = [inputs.MIN_SIZE_TEST], inputs.MAX_SIZE_TEST
-            resize = RandomShortestSize(*limits, convention.resize)
+        resizes_later = cfg.TEST.BBOX_AUG.ENABLED or cfg.TEST.TILE
+        limits = [inputs.MIN_SIZE_TEST], inputs.MAX_SIZE_TEST
+        resize = None if resizes_later else RandomShortestSize(*limits, convention.resize)
         return DetectionTransform(resize, keypoint_names=keypoint_names, convention=convention)
-    crop = None
-    if inputs.SCALE_JITTER:
-        resize = ScaleJitter(inputs.CROP_SIZE, inputs.SCALE_JITTER)
-        crop = RandomCrop(inputs.CROP_SIZE, mean_color(cfg))
-    else:
-        limits = inputs.MIN_SIZE_TRAIN, inputs.MAX_SIZE_TRAIN
-        resize = RandomShortestSize(*limits, convention.resize)
+    limits = inputs.MIN_SIZE_TRAIN, inputs.MAX_SIZE_TRAIN
+    resize = RandomShortestSize(*limits, convention.resize)
     flip = inputs.HORIZONTAL_FLIP_PROB_TRAIN, inputs.VERTICAL_FLIP_PROB_TRAIN
     rotation = None
     if inputs.ROTATION:
@@ -136,7 +127,7 @@ def build_transform(
         offset = PIXEL_CENTER - convention.keypoint_center
         rotation = RandomRotation(inputs.ROTATION, mean_color(cfg), offset)
     color = build_color_jitter(cfg)
-    return DetectionTransform(resize, flip, color, crop, rotation, keypoint_names, convention)
+    return DetectionTransform(resize, flip, color, rotation, keypoint_names, convention)
 
 
 def build_color_jitter(cfg: CfgNode) -> Callable[[Tensor], Tensor] | None:

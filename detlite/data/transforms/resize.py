@@ -64,31 +64,6 @@ class RandomShortestSize:
         return get_size(size, max(self.min_sizes), self.max_size, self.resize)
 
 
-@dataclass(frozen=True)
-class ScaleJitter:
-    """Draws a multiple, uniform in `scales`, of the size that just fits a square.
-
-    Large-scale jitter (arXiv 2012.07177, appendix) together with `RandomCrop`. v2.ScaleJitter draws
-    the same size, but can produce sides of 0 pixels.
-    """
-
-    side: int
-    scales: tuple[float, float]
-
-    def __call__(self, size: Size) -> Size:
-        low, high = self.scales
-        return self._scaled(size, low + (high - low) * float(torch.rand(())))
-
-    def largest(self, size: Size) -> Size:
-        """Return the size for the largest scale."""
-        return self._scaled(size, self.scales[1])
-
-    def _scaled(self, size: Size, scale: float) -> Size:
-        factor = scale * self.side / max(size)
-        height, width = (max(1, int(side * factor)) for side in size)
-        return height, width
-
-
 def resize_shortest(image: Tensor, min_size: int, max_size: int, resize: str = "round") -> Tensor:
     """Resize an image uint8 [3, H, W] to the size of `get_size`, see `resize_image`."""
     size = get_size((image.shape[-2], image.shape[-1]), min_size, max_size, resize)

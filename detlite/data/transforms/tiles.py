@@ -9,9 +9,8 @@ from torch import Tensor
 from detlite.data.datasets.coco import Target
 from detlite.structures import boxes as box_ops
 
-from .crop import crop, select_objects
+from .crop import Window, crop, select_objects
 
-Window = tuple[int, int, int, int]  # top, left, height, width
 _MIN_VISIBLE = 0.3  # fraction of an object's box that must be inside the tile to train on it
 
 
@@ -63,5 +62,5 @@ class TrainingTiles:
         target = dict(select_objects(target, ~hidden))
         ignored = target.get("ignored_boxes", boxes[:0])
         target["ignored_boxes"] = torch.cat([ignored, boxes[hidden]])
-        tile, target = crop(image, target, (top, left, height, width), ())
+        tile, target = crop(image, target, (top, left, height, width))
         return tile, target | {"size": (height, width)}

@@ -4,11 +4,9 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torchvision.transforms import v2
 
 from detlite.data.transforms.resize import (
     RandomShortestSize,
-    ScaleJitter,
     get_size,
     resize_as_opencv,
     resize_shortest,
@@ -65,29 +63,6 @@ def test_every_short_side_is_drawn():
     torch.manual_seed(0)
     seen = {transform((32, 48))[0] for _ in range(30)}
     assert seen == {16, 24, 32}
-
-
-def test_scale_jitter_keeps_the_aspect_ratio():
-    torch.manual_seed(0)
-    jitter = ScaleJitter(100, (0.5, 2.0))
-    sizes = torch.tensor([jitter((40, 80)) for _ in range(400)])
-    assert ((sizes[:, 1] - 2 * sizes[:, 0]) <= 2).all()
-    assert sizes[:, 1].min() in range(50, 53)
-    assert sizes[:, 1].max() in range(197, 201)
-    assert abs(sizes[:, 1].float().mean() - 125) < 7
-
-
-def test_scale_jitter_equals_v2():
-    image = torch.zeros(3, 47, 83, dtype=torch.uint8)
-    for seed in range(10):
-        torch.manual_seed(seed)
-        size = ScaleJitter(90, (0.1, 2.0))((47, 83))
-        torch.manual_seed(seed)
-        assert v2.ScaleJitter((90, 90), (0.1, 2.0))(image).shape[1:] == size
-
-
-def test_scale_jitter_keeps_a_pixel_of_a_thin_image():
-    assert ScaleJitter(100, (0.1, 0.1))((1, 500)) == (1, 10)
 
 
 # Results of cv2.resize (OpenCV 5.0, INTER_LINEAR) for a 3 x 4 image of 0, 20, 40, ...
