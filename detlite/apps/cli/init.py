@@ -10,10 +10,10 @@
 
 The command reads COCO json, labels of YOLO, PASCAL VOC, LabelMe, CVAT, VIA, Label Studio, CreateML,
 Supervisely and Datumaro, and mask images. It converts them to COCO json. Without --val, it sets one
-image in five aside for evaluation, chosen by a hash of the file names. With --minutes, it measures
-training steps on this machine, and chooses the model and the image size accordingly. With
---weights, the config trains the model of that checkpoint. docs/init.md lists the formats and the
-rules.
+image in five aside for evaluation, chosen by a hash of the file names; nearly identical images and
+frames of a video stay together. With --minutes, it measures training steps on this machine, and
+chooses the model and the image size accordingly. With --weights, the config trains the model of
+that checkpoint. docs/init.md lists the formats and the rules.
 """
 
 import sys
@@ -38,8 +38,6 @@ def add_arguments(parser: ArgumentParser) -> None:
     cli.add_option(parser, "--masks", text, choices=["instances", "connected", "semantic"])
     text = "skip invalid labels, ignore their regions, and report them (default: stop)"
     cli.add_flag(parser, "--skip-bad", text)
-    text = "keep nearly identical images together when images are set aside for evaluation"
-    cli.add_flag(parser, "--group-duplicates", text)
     text = "folder for the json files (default: the folder detlite inside --data)"
     cli.add_option(parser, "--annotations", text, "FOLDER", type=Path)
     text = "training time in minutes, to which the model and the image size are adapted"
@@ -95,9 +93,8 @@ def config(args: Namespace) -> str:
 
     upright = build_image_options(load_config(None, args.overrides)).exif_orientation
     sets, text = find_sets(
-        args.data, args.val, args.images, args.annotations, args.masks, args.skip_bad,
-        args.group_duplicates, upright,
-    )  # fmt: skip
+        args.data, args.val, args.images, args.annotations, args.masks, args.skip_bad, upright
+    )
     _log(text)
     fixed, weights = dataset_choices(sets, text), args.weights
     if weights:

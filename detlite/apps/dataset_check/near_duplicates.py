@@ -1,5 +1,6 @@
 """Find nearly identical images by perceptual hashes: training and test sets must not share any."""
 
+import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,6 +16,9 @@ from detlite.files.errors import DataError
 _MAX_BITS = 3  # differing bits, of 64, between hashes of a rescaled or recompressed image
 _MAX_DIFFERENCE = 4.0  # mean difference of thumbnails, of 255: smooth images can share a hash
 _SIDE = 32  # pixels of a thumbnail
+_MAX_COMPARED = 2000  # images that `split_groups` reads
+_MIN_GROUPS = 5
+_SEQUENCE_NUMBER = re.compile(r"\d+(?=\.\w+$)")
 
 # A 64-bit hash, and a gray thumbnail uint8 [32, 32].
 Fingerprint = tuple[int, np.ndarray]
@@ -66,6 +70,27 @@ def duplicate_groups(files: Sequence[Path]) -> list[int]:
         low, high = sorted(groups[indices[index]] for index in pair)
         groups = [low if group == high else group for group in groups] if low != high else groups
     return groups
+
+
+def split_groups(folder: Path, names: Sequence[str]) -> dict[str, str]:
+    """Return the first name of each image's group, for images that must stay in the same split.
+
+    Nearly identical images form a group. If two images of a numbered sequence of names are nearly
+    identical, it is taken for the frames of a video, and all of it is a group. Returns {} if there
+    are too many images to compare, or if the groups are too few to split them.
+    """
+    if len(names) > _MAX_COMPARED:
+        return {}
+    firsts = duplicate_groups([folder / name for name in names])
+    sequences = [_SEQUENCE_NUMBER.sub("", name) for name in names]
+    pairs = list(enumerate(firsts))
+    videos = {sequences[n] for n, first in pairs if n != first and sequences[n] == sequences[first]}
+    start = {sequence: n for n, sequence in reversed([*enumerate(sequences)]) if sequence in videos}
+    by_video = [start.get(sequences[n], first) for n, first in pairs]
+    for groups in (by_video, firsts):
+        if len(set(groups)) >= _MIN_GROUPS:
+            return {name: names[first] for name, first in zip(names, groups, strict=True)}
+    return {}
 
 
 def _fingerprint_of(file: Path) -> Fingerprint | None:

@@ -2,13 +2,14 @@
 
 import json
 import os
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from detlite.apps.dataset_check.near_duplicates import duplicate_groups
+from detlite.apps.dataset_check.near_duplicates import split_groups
 from detlite.data.data_arguments import FINDERS
 from detlite.data.findings import Finding, Findings
 from detlite.data.index.build import open_index
@@ -105,20 +106,19 @@ def find_sets(
     folder: Path | None = None,
     masks: str | None = None,
     skip_bad: bool = False,
-    group_duplicates: bool = False,
     upright: bool = True,
 ) -> tuple[dict[str, Source], str]:
     """Find the datasets to train and evaluate on.
 
     Other formats are converted to COCO files. Without a validation set, or if it has the same
     images as the training set, `data` is split by a hash of the image paths (file names for COCO).
+    Nearly identical images and frames of a video stay together, see `split_groups`.
 
     Args:
         data, val: a label file, or a folder, in any supported format.
         images: the image folder of label files; None: searched for.
         folder: output folder; None: `detlite` in the folder of the data.
         masks, skip_bad, upright: see `Conversion`.
-        group_duplicates: keep nearly identical images in the same split.
 
     Returns:
         Sources of "train" and, unless only one image has an object, "val"; and a summary.
@@ -139,13 +139,15 @@ def find_sets(
     elif "val" in splits:
         summary += ", divided already into train and val"
     else:
-        splits = _split(splits["train"], data, group_duplicates)
+        splits, grouped = _split(splits["train"], data)
         if "val" in splits:
             train_count, count = (len(split.content["images"]) for split in splits.values())
             summary += (
                 f"; {count} of {train_count + count} images, chosen by a hash of their names, are "
                 "used for evaluation and not for training"
             )
+            if grouped:
+                summary += f"; {grouped} nearly identical or consecutive images stay together"
         else:
             summary += "; only one image has an object, so there is no evaluation"
     splits = _match_categories(splits, val or data)
@@ -259,18 +261,21 @@ def _read(data: Path, images: Path | None, conversion: Conversion) -> tuple[str,
     }
 
 
-def _split(train: _Split, data: Path, group_duplicates: bool) -> dict[str, _Split]:
-    """Split a dataset into "train" and, if two images have objects, "val"."""
+def _split(train: _Split, data: Path) -> tuple[dict[str, _Split], int]:
+    """Split a dataset into "train" and, if two images have objects, "val".
+
+    Also returns the number of images that stay with another image.
+    """
     within = os.path.relpath(train.images, data) if isinstance(train.coco, dict) else ""
-    content, groups = train.content, {}
-    if group_duplicates:
-        names = [row["file_name"] for row in content["images"]]
-        firsts = duplicate_groups([train.images / name for name in names])
-        groups = {name: names[first] for name, first in zip(names, firsts, strict=True)}
+    content = train.content
+    names = [row["file_name"] for row in content["images"]]
+    groups = split_groups(train.images, names)
+    sizes = Counter(groups.values())
+    grouped = sum(size for size in sizes.values() if size > 1)
     contents = split_content(content, Path(within).as_posix() if within else "", groups)
     if len(contents) == 1:
-        return {"train": train}
-    return {name: _Split(content, train.images) for name, content in contents.items()}
+        return {"train": train}, 0
+    return {name: _Split(part, train.images) for name, part in contents.items()}, grouped
 
 
 def _match_categories(splits: dict[str, _Split], source: Path) -> dict[str, _Split]:

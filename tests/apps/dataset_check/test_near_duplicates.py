@@ -11,6 +11,7 @@ from detlite.apps.dataset_check.near_duplicates import (
     duplicate_groups,
     fingerprint,
     similar_pairs,
+    split_groups,
 )
 from detlite.data.datasets.synthetic import draw_scene
 
@@ -69,3 +70,21 @@ def test_groups_of_files(tmp_path):
         image.save(file)
     files[5].write_bytes(b"damaged")
     assert duplicate_groups(files) == [0, 1, 0, 3, 0, 5]
+
+
+def test_frames_of_a_video_are_a_group(tmp_path):
+    """Two frames are nearly identical, so the third one belongs to the video, too."""
+    originals = [scene(seed) for seed in range(7)]
+    images = {f"clip_{n:03}.png": originals[0 if n < 2 else 1] for n in range(3)}
+    images |= {f"photo_{n}.png": originals[n] for n in range(2, 6)}
+    for name, image in images.items():
+        image.save(tmp_path / name)
+    groups = split_groups(tmp_path, [*images])
+    assert groups == {name: name for name in images} | {
+        "clip_001.png": "clip_000.png", "clip_002.png": "clip_000.png",
+    }  # fmt: skip
+    few = [*images][:5]  # with the video as a group, there would be three groups
+    assert split_groups(tmp_path, few) == {}
+    six = [*images][:6]
+    originals[6].save(tmp_path / "photo_6.png")
+    assert split_groups(tmp_path, [*six, "photo_6.png"])["clip_002.png"] == "clip_000.png"
