@@ -19,7 +19,7 @@ from detlite.modeling.roi_heads.roi_heads import MapOutputs
 from detlite.structures import boxes as box_ops
 from detlite.structures.instances import Detections
 from detlite.structures.keypoints import flip_order
-from detlite.structures.padding import Packing
+from detlite.structures.padding import RowPacking
 
 from .image_detector import ImageDetector
 from .options import View
@@ -91,7 +91,7 @@ class AugmentedDetector(ImageDetector):
         size: tuple[int, int],
     ) -> Detections:
         """Add the mean of the heads' outputs over all views to the detections [1, D]."""
-        packing, mean = Packing(detections.valid, static_shapes=False), MapOutputs()
+        packing, mean = RowPacking(detections.valid, static_shapes=False), MapOutputs()
         for view, features, input_size in features_by_view:
             boxes = box_ops.rescale(detections.boxes, size, input_size, self.model.convention)
             boxes = view.mirror(boxes, input_size)

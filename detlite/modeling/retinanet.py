@@ -16,7 +16,7 @@ from yacs.config import CfgNode
 from detlite.conventions import convention_of
 from detlite.ops import sigmoid_focal_loss
 from detlite.structures.instances import GroundTruth, Images, PredictedBoxes, Proposals
-from detlite.structures.padding import Packing, gather, top_scores
+from detlite.structures.padding import RowPacking, gather, top_scores
 
 from .backbone import Backbone, build_backbone
 from .boxes.box_coder import BoxCoder
@@ -143,7 +143,7 @@ class RetinaNet(DetectionModel):
         target = torch.zeros_like(logits).scatter_(2, column, value)
         classifier = sigmoid_focal_loss(logits, target, self.alpha, self.gamma)
         classifier = torch.where(matched[:, :, None] == IGNORE, 0, classifier).sum(dim=(1, 2))
-        packing = Packing(foreground, self.static_shapes)
+        packing = RowPacking(foreground, self.static_shapes)
         box = self.box_loss(
             self.box_coder,
             packing.pack(deltas),

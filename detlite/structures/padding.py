@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 
-class Packing:
+class RowPacking:
     """Selects the rows to compute from a padded batch.
 
     Args:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 import detlite
 from detlite.data.transforms.resize import resize_shortest
-from detlite.structures.padding import Packing
+from detlite.structures.padding import RowPacking
 from tests.conversion.detection_differences import (
     DetectionDifference,
     as_dict,
@@ -126,7 +126,7 @@ def _scores_as_probabilities(
     for index, detections in enumerate(detected):
         boxes, labels = detections["boxes"][None], detections["labels"][None]
         own = [level[index : index + 1] for level in features]
-        packing = Packing(labels > 0, static_shapes=False)
+        packing = RowPacking(labels > 0, static_shapes=False)
         maps = model.roi_heads.map_outputs(own, packing, boxes, labels)["keypoint_logits"]
         total = maps.flatten(2).logsumexp(dim=2)
         detections["keypoints_scores"] = (detections["keypoints_scores"] - total).exp()

@@ -15,7 +15,7 @@ from detlite.modeling.build import build_model
 from detlite.modeling.postprocessing import Postprocess
 from detlite.structures import boxes as box_ops
 from detlite.structures.instances import PredictedBoxes
-from detlite.structures.padding import Packing
+from detlite.structures.padding import RowPacking
 
 NAMES = ["left_ear", "right_ear", "nose"]
 SWAPPED = [1, 0, 2]
@@ -217,7 +217,7 @@ def test_views_are_suppressed_together_and_their_maps_averaged(model, image):
         regions = expected.boxes / scale
         regions = box_ops.flip(regions, width) if view.flip else regions
         with torch.no_grad():
-            packing = Packing(expected.valid, static_shapes=False)
+            packing = RowPacking(expected.valid, static_shapes=False)
             maps = model.roi_heads.map_outputs(features, packing, regions, expected.labels)
         probs.append(maps["mask_probs"].flip(-1) if view.flip else maps["mask_probs"])
     torch.testing.assert_close(detections.mask_probs, torch.stack(probs).mean(0))

@@ -24,7 +24,7 @@ from detlite.structures.instances import GroundTruth, Samples
 from detlite.structures.keypoints import to_heatmap_cells
 from detlite.structures.masks.packed import PackedMasks
 from detlite.structures.masks.pasting import paste_boxes, paste_probabilities
-from detlite.structures.padding import Packing
+from detlite.structures.padding import RowPacking
 
 INCLUSIVE = CONVENTIONS["maskrcnn-benchmark"]
 RATIOS = (0.5, 1.0, 2.0)
@@ -186,7 +186,7 @@ def test_heat_maps_of_inclusive_boxes_are_trained_and_decoded_consistently():
     assert cells[0].tolist() == [63, 0, 4 * 8 + 4]
     assert valid.tolist() == [[True] * 3, [False] * 3]
     expected = F.cross_entropy(maps.flatten(2)[valid], cells[valid])
-    loss = head.losses(maps, Packing(labels > 0, False), samples, truth)["loss_keypoint"]
+    loss = head.losses(maps, RowPacking(labels > 0, False), samples, truth)["loss_keypoint"]
     torch.testing.assert_close(loss, expected)
 
 
@@ -198,6 +198,6 @@ def test_masks_of_inclusive_boxes_are_trained_and_pasted_consistently():
     truth = GroundTruth(boxes, labels, PackedMasks.from_bitmaps(masks))
     head = MaskHead(nn.Identity(), nn.Identity(), INCLUSIVE)
     samples = Samples(boxes, labels, torch.tensor([[0]]))
-    loss = head.losses(logits, Packing(labels > 0, False), samples, truth)["loss_mask"]
+    loss = head.losses(logits, RowPacking(labels > 0, False), samples, truth)["loss_mask"]
     everywhere = F.binary_cross_entropy_with_logits(logits[:, 1], torch.ones(1, 16, 16))
     torch.testing.assert_close(loss, everywhere)

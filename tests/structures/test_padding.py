@@ -1,10 +1,10 @@
-"""Packing and padding with static and dynamic shapes."""
+"""RowPacking and padding with static and dynamic shapes."""
 
 import pytest
 import torch
 from torch import Tensor
 
-from detlite.structures.padding import Packing, first_valid, gather, padded_length, top_scores
+from detlite.structures.padding import RowPacking, first_valid, gather, padded_length, top_scores
 
 VALID = torch.tensor(
     [
@@ -19,49 +19,49 @@ each_empty_mask = pytest.mark.parametrize("valid", EMPTY, ids=lambda valid: str(
 
 
 def test_dynamic_rows_are_the_valid_entries():
-    packing = Packing(VALID, static_shapes=False)
+    packing = RowPacking(VALID, static_shapes=False)
     assert packing.index.tolist() == [0, 2, 3, 9]
     assert packing.image.tolist() == [0, 0, 0, 2]
     assert packing.valid.tolist() == [True] * 4
 
 
 def test_static_rows_are_all_entries():
-    packing = Packing(VALID, static_shapes=True)
+    packing = RowPacking(VALID, static_shapes=True)
     assert packing.index.tolist() == list(range(12))
     assert packing.image.tolist() == [0] * 4 + [1] * 4 + [2] * 4
     assert torch.equal(packing.valid, VALID.flatten())
 
 
 def test_a_limit_of_static_rows_keeps_the_valid_entries():
-    packing = Packing(VALID, static_shapes=True, rows=6)
+    packing = RowPacking(VALID, static_shapes=True, rows=6)
     assert packing.index.tolist() == [0, 2, 3, 9, 1, 4]
     assert packing.valid.tolist() == [True] * 4 + [False] * 2
-    assert Packing(VALID, static_shapes=False, rows=6).index.tolist() == [0, 2, 3, 9]
+    assert RowPacking(VALID, static_shapes=False, rows=6).index.tolist() == [0, 2, 3, 9]
 
 
 @pytest.mark.parametrize("trailing", [(), (3,), (2, 5)])
 def test_pack_and_unpack(trailing):
     entries = torch.rand(*VALID.shape, *trailing)
-    packing = Packing(VALID, static_shapes=False)
+    packing = RowPacking(VALID, static_shapes=False)
     packed = packing.pack(entries)
     assert torch.equal(packed, entries[VALID])
     unpacked = packing.unpack(packed)
     assert torch.equal(unpacked[VALID], entries[VALID])
     assert not unpacked[~VALID].any()
-    static = Packing(VALID, static_shapes=True)
+    static = RowPacking(VALID, static_shapes=True)
     assert torch.equal(static.pack(entries), entries.flatten(0, 1))
     assert torch.equal(static.unpack(static.pack(entries)), entries)
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.bfloat16])
 def test_unpack_keeps_the_type(dtype):
-    assert Packing(VALID, False).unpack(torch.ones(4, 2, dtype=dtype)).dtype == dtype
+    assert RowPacking(VALID, False).unpack(torch.ones(4, 2, dtype=dtype)).dtype == dtype
 
 
 @each_mode
 def test_gradients_reach_the_entries(static):
     entries = torch.rand(3, 4, 2, requires_grad=True)
-    packing = Packing(VALID, static)
+    packing = RowPacking(VALID, static)
     packed = packing.pack(entries).square() * packing.valid[:, None]
     (gradient,) = torch.autograd.grad(packing.unpack(packed).sum(), entries)
     assert torch.equal(gradient, 2 * entries * VALID[:, :, None])
@@ -69,25 +69,25 @@ def test_gradients_reach_the_entries(static):
 
 @each_mode
 def test_row_numbers(static):
-    packing, entries = Packing(VALID, static), torch.arange(12).view(3, 4)
+    packing, entries = RowPacking(VALID, static), torch.arange(12).view(3, 4)
     assert torch.equal(packing.pack(entries)[packing.row_numbers()[VALID]], entries[VALID])
 
 
 def test_rois_start_with_the_image_index():
     boxes = torch.rand(3, 4, 4)
-    dynamic, static = (Packing(VALID, mode).rois(boxes) for mode in (False, True))
+    dynamic, static = (RowPacking(VALID, mode).rois(boxes) for mode in (False, True))
     assert dynamic[:, 0].tolist() == [0, 0, 0, 2]
     assert torch.equal(dynamic[:, 1:], boxes[VALID])
     assert static[:, 0].tolist() == [0, -1, 0, 0, -1, -1, -1, -1, -1, 2, -1, -1]
     assert torch.equal(static[:, 1:], boxes.flatten(0, 1))
     assert static.dtype == torch.float32
-    assert Packing(VALID, False).rois(boxes.double()).dtype == torch.float64
+    assert RowPacking(VALID, False).rois(boxes.double()).dtype == torch.float64
 
 
 @each_mode
 @each_empty_mask
 def test_packing_without_valid_entries(valid, static):
-    packing, boxes = Packing(valid, static), torch.zeros(*valid.shape, 4)
+    packing, boxes = RowPacking(valid, static), torch.zeros(*valid.shape, 4)
     assert len(packing.index) == (valid.numel() if static else 0)
     assert not packing.valid.any()
     assert packing.rois(boxes).shape == (len(packing.index), 5)
@@ -99,7 +99,7 @@ def test_packing_without_valid_entries(valid, static):
 def test_static_packing_compiles_without_reading_values():
     @torch.compile(backend="eager", fullgraph=True)
     def count(valid: Tensor) -> Tensor:
-        return Packing(valid, static_shapes=True).index
+        return RowPacking(valid, static_shapes=True).index
 
     assert len(count(VALID)) == 12
 

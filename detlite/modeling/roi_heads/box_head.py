@@ -23,7 +23,7 @@ from detlite.modeling.layers.norm import uses_batch_statistics
 from detlite.modeling.precision import at_least_float32
 from detlite.structures import boxes as box_ops
 from detlite.structures.instances import GroundTruth, PredictedBoxes, Proposals, Samples
-from detlite.structures.padding import Packing, first_valid, gather
+from detlite.structures.padding import RowPacking, first_valid, gather
 
 from .extractors import Extractor, build_extractor
 from .predictors import build_predictor
@@ -33,12 +33,12 @@ from .predictors import build_predictor
 class BoxPredictions:
     """Predictions of a box head for packed rows."""
 
-    packing: Packing
+    packing: RowPacking
     features: Tensor  # [R, ...], of the extractor
     logits: Tensor  # float32 [R, K]
     deltas: Tensor  # float32 [R, Q, 4]
 
-    def features_of(self, packing: Packing, count: int) -> Tensor:
+    def features_of(self, packing: RowPacking, count: int) -> Tensor:
         """Select the features for a packing of only the first `count` entries of each image."""
         return self.features[packing.pack(self.packing.row_numbers()[:, :count])]
 
@@ -81,7 +81,7 @@ class BoxHead(nn.Module):
     ) -> BoxPredictions:
         """Predict logits and deltas of the valid boxes among [B, N, 4]."""
         # Padding must not be part of batch statistics.
-        packing = Packing(valid, static_shapes and not uses_batch_statistics(self))
+        packing = RowPacking(valid, static_shapes and not uses_batch_statistics(self))
         x = self.feature_extractor(features, packing.rois(boxes))
         logits, deltas = self.predictor(x)
         deltas = at_least_float32(deltas).unflatten(1, (-1, 4))
@@ -116,7 +116,7 @@ class BoxHead(nn.Module):
         labels = packing.pack(samples.labels)  # [R], -1 for padding
         count = (labels >= 0).sum().clamp(min=1)
         classifier = self.class_loss(predictions.logits, labels)
-        foreground = Packing(labels[None] > 0, packing.static_shapes)  # among the R rows
+        foreground = RowPacking(labels[None] > 0, packing.static_shapes)  # among the R rows
         index = foreground.index
         box = self.box_loss(
             self.box_coder,

@@ -12,7 +12,7 @@ from detlite.ops import heatmap_peaks
 from detlite.structures import boxes as box_ops
 from detlite.structures.instances import GroundTruth, Samples
 from detlite.structures.keypoints import to_heatmap_cells
-from detlite.structures.padding import Packing, gather
+from detlite.structures.padding import RowPacking, gather
 
 from .map_head import MapHead
 
@@ -21,7 +21,7 @@ class KeypointHead(MapHead):
     """Predicts a heat map for each keypoint, the same for all classes."""
 
     def losses(
-        self, logits: Tensor, packing: Packing, samples: Samples, truth: GroundTruth
+        self, logits: Tensor, packing: RowPacking, samples: Samples, truth: GroundTruth
     ) -> dict[str, Tensor]:
         """Compute `loss_keypoint`: mean cross entropy of the cells of labelled keypoints."""
         assert truth.keypoints is not None

@@ -15,7 +15,7 @@ from detlite.conventions import Convention, convention_of
 from detlite.modeling.backbone import Backbone
 from detlite.modeling.precision import at_least_float32
 from detlite.structures.instances import GroundTruth, Samples
-from detlite.structures.padding import Packing
+from detlite.structures.padding import RowPacking
 
 from .extractors import Extractor, build_extractor
 from .predictors import build_predictor
@@ -44,7 +44,7 @@ class MapHead(nn.Module, ABC):
 
     @abstractmethod
     def losses(
-        self, logits: Tensor, packing: Packing, samples: Samples, truth: GroundTruth
+        self, logits: Tensor, packing: RowPacking, samples: Samples, truth: GroundTruth
     ) -> dict[str, Tensor]:
         """Compute the scalar losses of the logits of packed rows of samples [B, F]."""
 

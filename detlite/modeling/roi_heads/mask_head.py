@@ -16,7 +16,7 @@ from detlite.modeling.backbone import Backbone
 from detlite.ops import crop_masks
 from detlite.structures import boxes as box_ops
 from detlite.structures.instances import GroundTruth, Samples
-from detlite.structures.padding import Packing
+from detlite.structures.padding import RowPacking
 
 from .extractors import Extractor
 from .map_head import MapHead, build_map_head
@@ -41,7 +41,7 @@ class MaskHead(MapHead):
         return torch.stack([logits, *(head(features, rois, shared) for head in self.more)], dim=1)
 
     def losses(
-        self, logits: Tensor, packing: Packing, samples: Samples, truth: GroundTruth
+        self, logits: Tensor, packing: RowPacking, samples: Samples, truth: GroundTruth
     ) -> dict[str, Tensor]:
         """Compute `loss_mask`: mean binary cross entropy of the masks of the true classes."""
         assert truth.masks is not None

@@ -17,7 +17,7 @@ from detlite.modeling.backbone import Backbone
 from detlite.modeling.layers.norm import uses_batch_statistics
 from detlite.modeling.precision import at_least_float32
 from detlite.structures.instances import Detections, GroundTruth, Samples
-from detlite.structures.padding import Packing
+from detlite.structures.padding import RowPacking
 
 from .box_head import BoxHead, BoxPredictions, build_box_head
 from .map_head import MapHead, build_map_head
@@ -80,13 +80,13 @@ class RoIHeads(nn.Module):
         """Compute the losses of the mask and keypoint heads for samples [B, F] with labels above 0.
 
         `predictions` are the box head's for all samples. With static shapes, `rows` limits the
-        computed rows, see `Packing`.
+        computed rows, see `RowPacking`.
         """
         if not self.map_heads:
             return {}
         # Padding must not be part of batch statistics.
         batch_statistics = any(map(uses_batch_statistics, self.map_heads.values()))
-        packing = Packing(foreground.labels > 0, static_shapes and not batch_statistics, rows)
+        packing = RowPacking(foreground.labels > 0, static_shapes and not batch_statistics, rows)
         rois = packing.rois(foreground.boxes)
         shared = None
         if self.shares_features:
@@ -102,12 +102,12 @@ class RoIHeads(nn.Module):
         """Predict the masks and keypoints of detections [B, D]."""
         if not self.has_map_outputs:
             return detections
-        packing = Packing(detections.valid, static_shapes)
+        packing = RowPacking(detections.valid, static_shapes)
         outputs = self.map_outputs(features, packing, detections.boxes, detections.labels)
         return self.with_map_outputs(detections, packing, outputs)
 
     def map_outputs(
-        self, features: list[Tensor], packing: Packing, boxes: Tensor, labels: Tensor
+        self, features: list[Tensor], packing: RowPacking, boxes: Tensor, labels: Tensor
     ) -> MapOutputs:
         """Compute the outputs of the mask and keypoint heads for boxes [B, D, 4], labels [B, D]."""
         rois = packing.rois(boxes)
@@ -126,7 +126,7 @@ class RoIHeads(nn.Module):
         return outputs
 
     def with_map_outputs(
-        self, detections: Detections, packing: Packing, outputs: MapOutputs
+        self, detections: Detections, packing: RowPacking, outputs: MapOutputs
     ) -> Detections:
         """Add features, masks, and the keypoints located in heat maps, to detections [B, D]."""
         if self.returns_features:

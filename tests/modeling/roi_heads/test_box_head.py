@@ -11,7 +11,7 @@ from detlite.modeling.roi_heads.box_head import BoxHead
 from detlite.ops import nms
 from detlite.structures import boxes as box_ops
 from detlite.structures.instances import GroundTruth
-from detlite.structures.padding import Packing
+from detlite.structures.padding import RowPacking
 from tests.builders import random_boxes
 from tests.modeling.roi_heads.box_heads import (
     CLASSES,
@@ -79,7 +79,7 @@ def test_features_of_other_rows(static):
     boxes = [random_boxes(5), random_boxes(3)]
     samples = make_samples(boxes, [[1, 2, 0, 0, 0], [1, 0, 0]], [[0] * 5, [0] * 3])
     predictions = head([], samples.boxes, samples.labels >= 0, static)
-    some = Packing(samples.labels[:, :2] > 0, static)
+    some = RowPacking(samples.labels[:, :2] > 0, static)
     result = predictions.features_of(some, 2)[some.valid]
     expected = torch.stack([F.pad(boxes[image][n], (1, 0), value=image)
                           for image, n in ((0, 0), (0, 1), (1, 0))]) / 40  # fmt: skip

@@ -11,7 +11,7 @@ from detlite.modeling.preprocessing import prepare_proposals
 from detlite.modeling.roi_heads.cascade import CascadeBoxHead, _ScaleGradient
 from detlite.structures import boxes as box_ops
 from detlite.structures.instances import GroundTruth
-from detlite.structures.padding import Packing
+from detlite.structures.padding import RowPacking
 from tests.builders import random_boxes
 from tests.modeling.roi_heads.box_heads import (
     CLASSES,
@@ -55,7 +55,7 @@ def test_other_heads_use_the_features_of_the_first_stage(tiny_config, make_batch
     model(images, targets)
     ((foreground, predictions),) = inputs
     assert cascade.feature_extractor is cascade.stages[0].feature_extractor
-    packing = Packing(foreground.labels > 0, False)
+    packing = RowPacking(foreground.labels > 0, False)
     x = predictions.features_of(packing, foreground.labels.shape[1])
     features = model.backbone(model.normalizer(images).pixels)
     torch.testing.assert_close(

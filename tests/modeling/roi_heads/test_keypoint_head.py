@@ -9,7 +9,7 @@ from detlite.modeling.build import build_model
 from detlite.modeling.roi_heads.keypoint_head import KeypointHead
 from detlite.structures.instances import GroundTruth, Samples
 from detlite.structures.keypoints import to_heatmap_cells
-from detlite.structures.padding import Packing
+from detlite.structures.padding import RowPacking
 
 each_mode = pytest.mark.parametrize("static", [False, True], ids=["dynamic", "static"])
 KEYPOINTS = [
@@ -74,7 +74,7 @@ def test_loss_is_the_mean_over_labelled_keypoints(static):
     keypoints = torch.rand(2, 3, 4, 3) * 60
     keypoints[..., 2] = torch.tensor([2, 1, 0, 2])
     truth = GroundTruth(torch.zeros(2, 3, 4), torch.ones(2, 3, dtype=torch.int64), None, keypoints)
-    packing = Packing(samples.labels > 0, static)
+    packing = RowPacking(samples.labels > 0, static)
     maps = torch.randn(len(packing.index), 4, 8, 8)
     loss = KEYPOINT_HEAD.losses(maps, packing, samples, truth)["loss_keypoint"]
     own = torch.stack([keypoints[0, 2], keypoints[0, 0], keypoints[1, 1]])
@@ -93,7 +93,7 @@ def test_loss_without_labelled_keypoints_is_zero(static, label):
     )
     truth = GroundTruth(torch.zeros(1, 1, 4), torch.ones(1, 1, dtype=torch.int64), None,
                         torch.zeros(1, 1, 4, 3))  # fmt: skip
-    packing = Packing(samples.labels > 0, static)
+    packing = RowPacking(samples.labels > 0, static)
     maps = torch.randn(len(packing.index), 4, 8, 8, requires_grad=True)
     loss = KEYPOINT_HEAD.losses(maps, packing, samples, truth)["loss_keypoint"]
     loss.backward()

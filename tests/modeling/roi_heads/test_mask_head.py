@@ -9,7 +9,7 @@ from detlite.modeling.roi_heads.mask_head import MaskHead
 from detlite.ops import crop_masks
 from detlite.structures.instances import GroundTruth, Samples
 from detlite.structures.masks.packed import PackedMasks
-from detlite.structures.padding import Packing
+from detlite.structures.padding import RowPacking
 
 SIDE = 6
 MASK_HEAD = MaskHead(nn.Identity(), nn.Identity(), CONVENTIONS["detlite"])
@@ -36,7 +36,7 @@ SAMPLES = Samples(
 def test_loss_matches_a_loop_over_pixels(static):
     masks = (torch.rand(3, 12, 12) > 0.4).to(torch.uint8)
     truth = two_images(masks[:2], masks[2:])
-    packing = Packing(SAMPLES.labels > 0, static)
+    packing = RowPacking(SAMPLES.labels > 0, static)
     logits = torch.randn(len(packing.index), 3, SIDE, SIDE)
     loss = MASK_HEAD.losses(logits, packing, SAMPLES, truth)["loss_mask"]
     total, entries = 0.0, [(0, 1, 1), (1, 0, 2), (4, 2, 2)]  # entry, instance, label
@@ -60,7 +60,7 @@ def test_soft_targets_are_averages_of_bitmaps():
     samples = Samples(torch.tensor([[[0.0, 0, 12, 12]]]), torch.tensor([[1]]), torch.tensor([[0]]))
     truth = GroundTruth(samples.boxes, samples.labels, PackedMasks.from_bitmaps(masks))
     head = MaskHead(nn.Identity(), nn.Identity(), CONVENTIONS["torchvision"])
-    logits, packing = torch.randn(1, 2, 2, 2), Packing(samples.labels > 0, False)
+    logits, packing = torch.randn(1, 2, 2, 2), RowPacking(samples.labels > 0, False)
     expected = crop_masks(
         truth.masks.values, truth.masks.pieces, truth.masks.instances, truth.masks.frames,
         torch.tensor([0]), samples.boxes[0], 2, True,
@@ -82,7 +82,7 @@ def test_loss_without_foreground_is_zero_and_connected(static, samples):
         torch.zeros(2, 1, dtype=torch.int64),
         PackedMasks.collate([PackedMasks.from_bitmaps(torch.zeros(0, 8, 8).byte())] * 2, 1),
     )
-    packing = Packing(background.labels > 0, static)
+    packing = RowPacking(background.labels > 0, static)
     logits = torch.randn(len(packing.index), 3, SIDE, SIDE, requires_grad=True)
     loss = MASK_HEAD.losses(logits, packing, background, truth)["loss_mask"]
     assert loss.item() == 0
@@ -101,7 +101,7 @@ def test_several_heads_are_averaged_and_trained_on_the_same_samples(static):
     several = MaskHead(nn.Identity(), nn.Identity(), CONVENTIONS["detlite"])
     several.more.append(MaskHead(nn.Identity(), nn.Identity(), CONVENTIONS["detlite"]))
     truth = two_images(*(torch.rand(3, 12, 12) > 0.4).to(torch.uint8).split([2, 1]))
-    packing = Packing(SAMPLES.labels > 0, static)
+    packing = RowPacking(SAMPLES.labels > 0, static)
     logits = torch.randn(len(packing.index), 2, 3, SIDE, SIDE)
     loss = several.losses(logits, packing, SAMPLES, truth)["loss_mask"]
     each = [MASK_HEAD.losses(own, packing, SAMPLES, truth)["loss_mask"] for own in logits.unbind(1)]

@@ -10,7 +10,7 @@ from detlite.modeling.backbone import Backbone
 from detlite.modeling.build import build_model
 from detlite.modeling.roi_heads.pooler import POOLERS, Pooler, build_pooler
 from detlite.ops import assign_levels
-from detlite.structures.padding import Packing
+from detlite.structures.padding import RowPacking
 
 STRIDES = (4, 8, 16, 32)
 KINDS = ["ROIAlign", "ROIAlignV2", "ROIPool"]
@@ -77,7 +77,7 @@ def test_padding_pools_to_zeros_without_effect_on_others(kind, strides):
     pooler, features = make(kind, strides=strides), [x.requires_grad_() for x in levels()]
     used = features[: len(strides)]
     padded, pooled = (
-        pooler(features, Packing(valid, static).rois(boxes)) for static in (True, False)
+        pooler(features, RowPacking(valid, static).rois(boxes)) for static in (True, False)
     )
     assert len(padded) == 12
     assert not padded[~valid.flatten()].any()

@@ -5,7 +5,7 @@ from detlite.modeling.build import build_model
 from detlite.modeling.preprocessing import prepare_proposals, prepare_targets
 from detlite.structures import boxes as box_ops
 from detlite.structures.instances import Detections
-from detlite.structures.padding import Packing
+from detlite.structures.padding import RowPacking
 
 TRUTH = torch.tensor([[4.0, 6, 26, 26], [34, 6, 57, 25]])
 
@@ -82,7 +82,7 @@ def test_masks_belong_to_their_detections(tiny_config, make_batch, c4, static):
     boxes = TRUTH.expand(3, 2, 4) + torch.rand(3, 2, 4) * 5
     labels = torch.tensor([[3, 1], [2, 0], [0, 0]])
     result = Detections(boxes, torch.rand(3, 2), labels, valid)
-    packing = Packing(valid, static)
+    packing = RowPacking(valid, static)
     result = heads.with_map_outputs(
         result, packing, heads.map_outputs(features, packing, boxes, labels)
     )
@@ -105,7 +105,7 @@ def test_each_head_adds_its_fields(tiny_config, make_batch):
     features = model.backbone(model.normalizer(images).pixels)
     valid = torch.ones(1, 2, dtype=torch.bool)
     labels, scores = torch.tensor([[1, 2]]), torch.tensor([[0.9, 0.8]])
-    packing, result = Packing(valid, False), Detections(TRUTH[None], scores, labels, valid)
+    packing, result = RowPacking(valid, False), Detections(TRUTH[None], scores, labels, valid)
     outputs = model.roi_heads.map_outputs(features, packing, result.boxes, result.labels)
     assert {name: tuple(output.shape) for name, output in outputs.items()} == {
         "mask_probs": (2, 28, 28), "keypoint_logits": (2, 5, 56, 56),
