@@ -2,10 +2,10 @@
 
 import pytest
 
-from tests.engine.toy import ToyDetector, new_toy
+from tests.engine.toy import new_toy
 
 
 @pytest.fixture
-def toy() -> ToyDetector:
+def toy():
     """Toy detector with weights from seed 0."""
     return new_toy()

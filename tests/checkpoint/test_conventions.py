@@ -30,7 +30,7 @@ def _torchvision():
 
 
 @pytest.fixture
-def weights(tmp_path) -> Path:
+def weights(tmp_path):
     """Write a Mask R-CNN of maskrcnn-benchmark."""
     torch.save(maskrcnn_benchmark(), tmp_path / "w.pth")
     return tmp_path / "w.pth"

@@ -72,7 +72,7 @@ class TestReference:
             ("keypoints", "keypoints/gt.json", "keypoints/dt.json"),
         ],
     )
-    def test_expected_values(self, data_root: Path, iou_type: str, gt: str, results: str) -> None:
+    def test_expected_values(self, data_root, iou_type, gt, results):
         folder = data_root / "data" / "cocoeval_val2014_100"
         expected = read(folder / "expected.json")
         order = expected["keypoints_order" if iou_type == "keypoints" else "order"]
@@ -83,19 +83,19 @@ class TestReference:
 
 
 class TestScores:
-    def test_perfect_detections(self) -> None:
+    def test_perfect_detections(self):
         metrics = evaluate(make_gt(THREE), [detect(a) for a in THREE])
         for kind in ("bbox", "segm"):
             assert metrics[kind]["AP"] == pytest.approx(1)
             assert metrics[kind]["AR100"] == 1
             assert metrics[kind]["per_category"] == pytest.approx({"cat": 1, "dog": 1})
 
-    def test_one_category_missed(self) -> None:
+    def test_one_category_missed(self):
         metrics = evaluate(make_gt(THREE), [detect(THREE[0]), detect(THREE[2])], ("bbox",))
         assert metrics["bbox"]["AP"] == pytest.approx(0.5)
         assert metrics["bbox"]["per_category"] == pytest.approx({"cat": 1, "dog": 0})
 
-    def test_masks_are_ranked_by_the_mask_score(self) -> None:
+    def test_masks_are_ranked_by_the_mask_score(self):
         """The wrong one of two detections is first by score, and last by mask score."""
         wrong = {**detect(THREE[0], 0.9), "category_id": 70, "mask_score": 0.1}
         rows = [wrong, {**detect(THREE[1], 0.8), "mask_score": 0.7}]
@@ -110,22 +110,22 @@ class TestScores:
         best = {"score": 0.8, "precision": 0.5, "recall": 1.0}
         assert metrics["bbox"]["best_f1"] == metrics["segm"]["best_f1"] == best
 
-    def test_best_masks_by_the_mask_score(self) -> None:
+    def test_best_masks_by_the_mask_score(self):
         wrong = {**detect(THREE[0], 0.9), "category_id": 70, "mask_score": 0.1}
         rows = [wrong, {**detect(THREE[1], 0.8), "mask_score": 0.7}]
         metrics = evaluate(make_gt(THREE[1:2]), rows, ("bbox", "segm"), 1)
         assert (metrics["bbox"]["AR1"], metrics["segm"]["AR1"]) == (0, 1)
 
-    def test_empty_results_are_zero(self) -> None:
+    def test_empty_results_are_zero(self):
         metrics = evaluate(make_gt(THREE), [], ("bbox", "segm"))
         assert metrics["bbox"]["AP"] == metrics["segm"]["AP50"] == metrics["bbox"]["AR100"] == 0
 
-    def test_empty_keypoint_results_are_zero(self) -> None:
+    def test_empty_keypoint_results_are_zero(self):
         person = square(1, 1, 3, 10, keypoints=[20, 20, 2] * 17)
         assert evaluate(make_gt([person]), [], ("keypoints",))["keypoints"]["AP"] == 0
 
     @pytest.mark.parametrize("sigmas", [(), (0.1, 0.05, 0.02)], ids=["default", "explicit"])
-    def test_other_numbers_of_keypoints_than_17(self, sigmas: tuple[float, ...]) -> None:
+    def test_other_numbers_of_keypoints_than_17(self, sigmas):
         object_ = square(1, 1, 3, 10, keypoints=[20, 20, 2, 24, 20, 1, 0, 0, 0])
         coco = [26, 25, 25, 35, 35, 79, 79, 72, 72, 62, 62, 107, 107, 87, 87, 89, 89]
         sigma = sigmas[1] if sigmas else sum(coco) / 17000
@@ -137,18 +137,18 @@ class TestScores:
             passed = sum(oks >= 0.5 + 0.05 * t for t in range(10))
             assert metrics["keypoints"]["AP"] == pytest.approx(passed / 10)
 
-    def test_wrong_number_of_sigmas(self) -> None:
+    def test_wrong_number_of_sigmas(self):
         object_ = square(1, 1, 3, 10, keypoints=[20, 20, 2] * 3)
         with pytest.raises(ValueError, match=r"oks_sigmas has 2 values, but .* has 3 keypoints"):
             evaluate(make_gt([object_]), [], ("keypoints",), 100, (0.1, 0.1))
 
-    def test_annotations_without_keypoints_are_skipped(self) -> None:
+    def test_annotations_without_keypoints_are_skipped(self):
         person = square(1, 1, 3, 10, keypoints=[20, 20, 2] * 17)
         result = {**detect(person), "keypoints": person["keypoints"]}
         gt = make_gt([person, square(2, 1, 70, 100)])
         assert evaluate(gt, [result], ("keypoints",))["keypoints"]["AP"] == pytest.approx(1)
 
-    def test_sizes_without_objects_are_none(self) -> None:
+    def test_sizes_without_objects_are_none(self):
         metrics = evaluate(make_gt(THREE), [detect(a) for a in THREE], ("bbox",))["bbox"]
         assert metrics["APs"] is None
         assert metrics["ARl"] is None
@@ -156,22 +156,22 @@ class TestScores:
         json.dumps(metrics, allow_nan=False)
 
     @pytest.mark.parametrize("with_results", [False, True])
-    def test_all_crowd_is_none(self, with_results: bool) -> None:
+    def test_all_crowd_is_none(self, with_results):
         gt = make_gt([square(1, 1, 3, 10, iscrowd=1)])
         results = [detect(THREE[0])] if with_results else []
         metrics = evaluate(gt, results)
         assert metrics["bbox"]["AP"] is None
         assert metrics["segm"]["AP"] is None
 
-    def test_no_annotations_is_none(self) -> None:
+    def test_no_annotations_is_none(self):
         assert evaluate(make_gt([]), [detect(THREE[0])])["segm"]["AP"] is None
 
-    def test_annotation_id_zero_counts(self) -> None:
+    def test_annotation_id_zero_counts(self):
         gt = make_gt([square(0, 1, 3, 10)])
         metrics = evaluate(gt, [detect(THREE[0])], ("bbox",))
         assert metrics["bbox"]["AP"] == pytest.approx(1)
 
-    def test_size_of_a_mask_result_follows_from_its_mask(self) -> None:
+    def test_size_of_a_mask_result_follows_from_its_mask(self):
         """The area range of a false positive depends on its mask, not on its box."""
         thin = square(1, 1, 3, 10)
         miss = {**detect(square(9, 1, 3, 100)), "score": 0.99}
@@ -180,20 +180,20 @@ class TestScores:
         assert metrics["AP"] == pytest.approx(0.5, abs=0.01)
         assert metrics["APm"] == pytest.approx(1)
 
-    def test_arguments_are_not_changed(self) -> None:
+    def test_arguments_are_not_changed(self):
         annotations = [square(0, 1, 3, 10)]
         gt, results = make_gt(annotations), [detect(THREE[0])]
         before = copy.deepcopy((gt.dataset, results))
         evaluate(gt, results)
         assert (gt.dataset, results) == before
 
-    def test_ambiguous_names_include_the_id(self) -> None:
+    def test_ambiguous_names_include_the_id(self):
         gt = make_gt(THREE, categories=[{"id": 3, "name": "cat"}, {"id": 70, "name": "cat"}])
         metrics = evaluate(gt, [detect(THREE[1])], ("bbox",))
         per_category = metrics["bbox"]["per_category"]
         assert per_category == pytest.approx({"cat (id 3)": 0, "cat (id 70)": 1})
 
-    def test_prints_nothing(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_prints_nothing(self, capsys):
         gt = make_gt(THREE)
         capsys.readouterr()
         evaluate(gt, [detect(THREE[0])])
@@ -202,7 +202,7 @@ class TestScores:
 
 class TestMaxDets:
     @pytest.fixture
-    def crowded(self) -> tuple[COCO, list[Json]]:
+    def crowded(self):
         """150 objects of one category in one image, each detected, with decreasing scores."""
         annotations = [
             {"id": i + 1, "image_id": 1, "category_id": 3, "bbox": [i % 50 * 4, i // 50 * 4, 3, 3]}
@@ -215,9 +215,7 @@ class TestMaxDets:
     @pytest.mark.parametrize(
         ("max_dets", "recall"), [(200, 1.0), (100, 100 / 150), (10, 10 / 150), (5, 5 / 150)]
     )
-    def test_limits_the_detections(
-        self, crowded: tuple[COCO, list[Json]], max_dets: int, recall: float
-    ) -> None:
+    def test_limits_the_detections(self, crowded, max_dets, recall):
         metrics = evaluate(*crowded, ("bbox",), max_dets)["bbox"]
         assert metrics[f"AR{max_dets}"] == pytest.approx(recall)
         assert metrics["ARs"] == pytest.approx(recall)
@@ -225,7 +223,7 @@ class TestMaxDets:
         assert metrics["AP50"] == pytest.approx(recall, abs=0.01)
         assert metrics["AR1"] == pytest.approx(1 / 150)
 
-    def test_max_dets_below_one(self) -> None:
+    def test_max_dets_below_one(self):
         with pytest.raises(ValueError, match="max_dets must be at least 1, got 0"):
             evaluate(make_gt(THREE), [], ("bbox",), 0)
 
@@ -248,36 +246,36 @@ class TestInvalidInput:
             ),
         ],
     )
-    def test_invalid_result(self, change: Json, message: str) -> None:
+    def test_invalid_result(self, change, message):
         results = [detect(THREE[0]), {**detect(THREE[0]), **change}]
         with pytest.raises(DataError, match=message):
             evaluate(make_gt(THREE), results, ("segm",))
 
     @pytest.mark.parametrize("field", ["image_id", "category_id", "score", "segmentation"])
-    def test_missing_field(self, field: str) -> None:
+    def test_missing_field(self, field):
         result = detect(THREE[0])
         del result[field]
         with pytest.raises(DataError, match=f"result 0 has no '{field}'"):
             evaluate(make_gt(THREE), [result], ("segm",))
 
-    def test_long_list_of_ids_is_shortened(self) -> None:
+    def test_long_list_of_ids_is_shortened(self):
         categories = [{"id": i, "name": str(i)} for i in range(1, 81)]
         result = {**detect(THREE[0]), "category_id": 99}
         with pytest.raises(DataError, match=r"whose ids are 1, 2, .*, 10, \.\.\.$"):
             evaluate(make_gt(THREE, categories=categories), [result], ("bbox",))
 
-    def test_ground_truth_without_masks(self) -> None:
+    def test_ground_truth_without_masks(self):
         box = {"id": 8, "image_id": 1, "category_id": 3, "bbox": [1, 1, 5, 5]}
         with pytest.raises(DataError, match="annotation 8 has no 'segmentation', which segm needs"):
             evaluate(make_gt([box]), [], ("segm",))
 
-    def test_numbers_of_keypoints_differ(self) -> None:
+    def test_numbers_of_keypoints_differ(self):
         person = square(1, 1, 3, 10, keypoints=[20, 20, 2] * 17)
         result = {**detect(person), "keypoints": [20, 20, 1] * 5}
         with pytest.raises(DataError, match="the results have 5 keypoints, but the ground"):
             evaluate(make_gt([person]), [result], ("keypoints",))
 
-    def test_invalid_run_lengths(self) -> None:
+    def test_invalid_run_lengths(self):
         good, bad = detect(THREE[0]), detect(THREE[1])
         bad["segmentation"] = {"size": [100, 200], "counts": "PPPPPPPPP"}
         with pytest.raises(DataError, match="result 1: the run lengths of its mask do not cover"):
@@ -287,32 +285,32 @@ class TestInvalidInput:
             evaluate(make_gt(rows), [good], ("segm",))
 
     @pytest.mark.parametrize(("field", "value"), [("image_id", 9), ("category_id", 4)])
-    def test_ground_truth_with_unknown_id(self, field: str, value: int) -> None:
+    def test_ground_truth_with_unknown_id(self, field, value):
         rows = [THREE[0], {**THREE[1], field: value}]
         with pytest.raises(DataError, match=f"annotation 2: {field} {value} is unknown"):
             evaluate(make_gt(rows), [], ("bbox",))
 
-    def test_ground_truth_with_wrong_mask_size(self) -> None:
+    def test_ground_truth_with_wrong_mask_size(self):
         rle = encode_bitmap(np.ones((20, 10)))
         with pytest.raises(DataError, match=r"annotation 2: the mask has the size \[20, 10\]"):
             evaluate(make_gt([{**THREE[1], "segmentation": rle}]), [], ("segm",))
 
-    def test_infinite_box(self) -> None:
+    def test_infinite_box(self):
         result = {**detect(THREE[0]), "bbox": [0, 0, float("inf"), 3]}
         with pytest.raises(DataError, match=r"result 1: the bbox is \[0.0, 0.0, inf, 3.0\]"):
             evaluate(make_gt(THREE), [detect(THREE[0]), result], ("bbox",))
 
-    def test_infinite_mask_score(self) -> None:
+    def test_infinite_mask_score(self):
         result = {**detect(THREE[0]), "mask_score": math.nan}
         with pytest.raises(DataError, match="result 0: the mask_score is nan"):
             evaluate(make_gt(THREE), [result])
 
-    def test_results_without_masks(self) -> None:
+    def test_results_without_masks(self):
         boxes = Results.from_coco([detect(THREE[0])])
         with pytest.raises(DataError, match="the results have no 'segmentation', which segm needs"):
             evaluate_coco(make_gt(THREE), boxes, ("segm",))
 
-    def test_unknown_iou_type(self) -> None:
+    def test_unknown_iou_type(self):
         with pytest.raises(ValueError, match="unknown 'mask'; known: bbox, segm, keypoints"):
             evaluate(make_gt(THREE), [], ("mask",))
 

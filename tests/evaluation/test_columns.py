@@ -4,7 +4,6 @@ import json
 import random
 import struct
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -37,12 +36,12 @@ def columns_of(rows: Any) -> Columns:
 
 
 @pytest.fixture(autouse=True)
-def _with_kernel() -> None:
+def _with_kernel():
     if not hasattr(torch.ops.detlite, "read_annotations"):
         pytest.skip("the columns are read by a kernel")
 
 
-def test_numbers_are_those_of_json() -> None:
+def test_numbers_are_those_of_json():
     rng = random.Random(0)
     bits = (struct.unpack("d", rng.randbytes(8))[0] for _ in range(5000))
     texts = [repr(value) for value in bits if abs(value) < 1e308]
@@ -59,7 +58,7 @@ def test_numbers_are_those_of_json() -> None:
     assert [repr(value) for value in scores.tolist()] == [repr(float(text)) for text in texts]
 
 
-def test_fields_of_annotations() -> None:
+def test_fields_of_annotations():
     polygons = [[1, 2, 3, 4, 5, 6.5], [0, 0, 9, 0, 9, 9, 0, 9]]
     rows = [
         {"id": 5, "image_id": 7, "category_id": -3, "iscrowd": 0, "area": 3, "bbox": [1, 2, 3, 4],
@@ -110,7 +109,7 @@ def test_fields_of_annotations() -> None:
         '[{"other": ' + "[" * 200 + "]" * 200 + "}]",
     ],
 )  # fmt: skip
-def test_other_formats_have_no_columns(text: str) -> None:
+def test_other_formats_have_no_columns(text):
     assert parse(text) is None
 
 
@@ -126,9 +125,7 @@ def test_other_formats_have_no_columns(text: str) -> None:
         (lambda content: content["images"][0].update(id=2**63), "image_id 1 is not in 'images'"),
     ],
 )
-def test_errors_of_files_name_the_entry(
-    tmp_path: Path, change: Callable[[Any], object], message: str
-) -> None:
+def test_errors_of_files_name_the_entry(tmp_path, change, message):
     content = coco_content([coco_object([1, 2, 3, 4])])
     change(content)
     (tmp_path / "truth.json").write_text(json.dumps(content))
@@ -137,7 +134,7 @@ def test_errors_of_files_name_the_entry(
         evaluate_coco(tmp_path / "truth.json", str(tmp_path / "results.json"), ["bbox"])
 
 
-def test_boxes_need_no_image_sizes_or_valid_masks(tmp_path: Path) -> None:
+def test_boxes_need_no_image_sizes_or_valid_masks(tmp_path):
     truth = {"id": 1, "image_id": 0, "category_id": 0, "iscrowd": -1, "bbox": [1, 2, 3, 4]}
     truth |= {"area": 12, "segmentation": [[1, 2, 4, 2, 4, 6]]}
     content = {"images": [{"id": 0}], "categories": [{"id": 0}], "annotations": [truth]}
@@ -151,14 +148,14 @@ def test_boxes_need_no_image_sizes_or_valid_masks(tmp_path: Path) -> None:
         assert metrics["bbox"]["AP"] == pytest.approx(1)
 
 
-def test_damaged_utf8_has_no_columns() -> None:
+def test_damaged_utf8_has_no_columns():
     text = bytearray(f"[{ENTRY}]".replace("score", "scoré").encode())
     assert parse(bytes(text))
     text[text.index(0xC3)] = 0xFF
     assert parse(bytes(text)) is None
 
 
-def test_mask_scores_need_a_kernel_that_reads_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mask_scores_need_a_kernel_that_reads_them(monkeypatch):
     """Compiled kernels may be older than the Python code of a checkout."""
     columns = ops.read_annotations(torch.tensor([*f"[{ENTRY}]".encode()], dtype=torch.uint8))
     columns[3] = columns[3][:, :6]
@@ -166,14 +163,14 @@ def test_mask_scores_need_a_kernel_that_reads_them(monkeypatch: pytest.MonkeyPat
     assert parse(f"[{ENTRY}]") is None
 
 
-def test_no_prefix_is_a_list() -> None:
+def test_no_prefix_is_a_list():
     text = json.dumps([json.loads(ENTRY) | {"segmentation": {"size": [3, 4], "counts": "3\\9"}}])
     assert parse(text)
     assert not any(parse(text[:size]) for size in range(len(text)))
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 100, 1000])
-def test_chunks_do_not_change_the_columns(chunk: int) -> None:
+def test_chunks_do_not_change_the_columns(chunk):
     # An entry seems to begin within texts and nested objects.
     rows = [
         {"note": "}, {" * (n % 5), "nested": [{"id": 1}, {"id": 2}][: n % 3], "id": n + 1,
@@ -189,7 +186,7 @@ def test_chunks_do_not_change_the_columns(chunk: int) -> None:
             assert torch.equal(own, other)
 
 
-def test_operator_refuses_other_tensors() -> None:
+def test_operator_refuses_other_tensors():
     for text, chunk in ((torch.zeros(3), 1), (torch.zeros(1, 3, dtype=torch.uint8), 1)):
         with pytest.raises(RuntimeError, match="read_annotations: text must"):
             ops.read_annotations(text, chunk)
@@ -198,7 +195,7 @@ def test_operator_refuses_other_tensors() -> None:
 
 
 @pytest.mark.parametrize("kind", ["bbox", "segm"])
-def test_files_give_the_expected_metrics(data_root: Path, kind: str) -> None:
+def test_files_give_the_expected_metrics(data_root, kind):
     folder = data_root / "data" / "cocoeval_val2014_100"
     expected = json.loads((folder / "expected.json").read_text())
     truth = folder / "annotations" / "instances_val2014_100.json"

@@ -24,7 +24,7 @@ def ground_truth(*segmentations: Any, **fields: Any) -> COCO:
     return make_coco(coco_content(objects, [7], SIZE, {3: "cell"}))
 
 
-def test_masks_are_those_of_pycocotools() -> None:
+def test_masks_are_those_of_pycocotools():
     bitmap = np.zeros(SIZE, np.uint8, order="F")
     bitmap[3:9, 4:20] = 1
     compressed = rle_codec.encode(bitmap)
@@ -56,12 +56,12 @@ def test_masks_are_those_of_pycocotools() -> None:
         ({"size": [30, 20], "counts": "X1"}, r"annotation 2: the mask has the size \[30, 20\]"),
     ],
 )
-def test_invalid_masks_are_named(mask: Any, message: str) -> None:
+def test_invalid_masks_are_named(mask, message):
     with pytest.raises(DataError, match=f"ground truth: {message}"):
         read_ground_truth(ground_truth([SQUARE], mask), "segm")
 
 
-def test_missing_fields_do_not_change_the_ground_truth() -> None:
+def test_missing_fields_do_not_change_the_ground_truth():
     coco = ground_truth([SQUARE])
     (row,) = coco.dataset["annotations"]
     del row["area"], row["iscrowd"]
@@ -83,7 +83,7 @@ def test_missing_fields_do_not_change_the_ground_truth() -> None:
         ("area", np.inf, "area is inf"),
     ],
 )
-def test_values_of_other_types_are_named(field: str, value: Any, message: str) -> None:
+def test_values_of_other_types_are_named(field, value, message):
     coco = ground_truth([SQUARE], [SQUARE])
     coco.imgs[0] = coco.imgs[7] | {"id": 0}
     coco.dataset["annotations"][1][field] = value
@@ -91,14 +91,14 @@ def test_values_of_other_types_are_named(field: str, value: Any, message: str) -
         read_ground_truth(coco, "bbox")
 
 
-def test_ids_may_be_written_as_fractions() -> None:
+def test_ids_may_be_written_as_fractions():
     coco = ground_truth([SQUARE])
     coco.dataset["annotations"][0] |= {"image_id": 7.0, "category_id": 3.0, "id": 0}
     truth = read_ground_truth(coco, "segm")
     assert (truth.images.tolist(), truth.categories.tolist(), truth.ids.tolist()) == ([0], [0], [1])
 
 
-def test_objects_without_keypoints_may_be_missed() -> None:
+def test_objects_without_keypoints_may_be_missed():
     points = [5, 5, 2, 9, 9, 1]
     coco = ground_truth(None, None, None, None, keypoints=points)
     rows = coco.dataset["annotations"]
@@ -124,7 +124,7 @@ def test_objects_without_keypoints_may_be_missed() -> None:
         assert truth.ignored.all()
 
 
-def test_masks_and_their_areas_need_the_size_of_their_image() -> None:
+def test_masks_and_their_areas_need_the_size_of_their_image():
     coco = ground_truth([SQUARE])
     coco.dataset["images"][0]["height"] = None
     for kind in ("segm", "bbox"):
@@ -135,7 +135,7 @@ def test_masks_and_their_areas_need_the_size_of_their_image() -> None:
 
 @pytest.mark.parametrize("number", [None, float("nan"), "a"])
 @pytest.mark.parametrize("ids", ["imgs", "cats"])
-def test_ids_must_be_integers(ids: str, number: Any) -> None:
+def test_ids_must_be_integers(ids, number):
     coco = ground_truth([SQUARE])
     getattr(coco, ids)[number] = {"id": number}
     with pytest.raises(DataError, match=r"ground truth: id .* is not an integer"):

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,7 @@ NAMES = {3: "axe", 5: "bun", 8: "cap"}
 
 
 @pytest.fixture
-def truth() -> COCO:
+def truth():
     """Two images of 100 x 100 with an axe each. The first has no bun; caps are not annotated."""
     objects = [coco_object(BOX, 3, image, segmentation=rectangle(*BOX)) for image in (1, 2)]
     content = coco_content(objects, (1, 2), categories=NAMES)
@@ -151,7 +150,7 @@ def random_set(rng: np.random.Generator) -> tuple[COCO, list[dict]]:
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("kind", ["bbox", "segm"])
-def test_values_of_the_lvis_package(tmp_path: Path, monkeypatch, seed: int, kind: str) -> None:
+def test_values_of_the_lvis_package(tmp_path, monkeypatch, seed, kind):
     lvis = pytest.importorskip("lvis", exc_type=ImportError)
     truth, rows = random_set(np.random.default_rng(seed))
     field = {"bbox": "bbox", "segm": "segmentation"}[kind]

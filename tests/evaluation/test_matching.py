@@ -111,7 +111,7 @@ def official(truth: COCO, rows: list[dict[str, Any]], kind: str, limits: list[in
     [("bbox", 100, [1, 10, 100]), ("bbox", 2, [1, 2, 10]), ("segm", 100, [1, 10, 100]),
      ("segm", 3, [1, 3, 10]), ("keypoints", 100, [20])],
 )  # fmt: skip
-def test_values_of_pycocotools(seed: int, kind: str, max_dets: int, limits: list[int]) -> None:
+def test_values_of_pycocotools(seed, kind, max_dets, limits):
     truth, rows = random_set(seed)
     results = Results.from_coco(rows, [kind])
     tables = accumulate(match_coco(truth, results, kind, max_dets))
@@ -129,7 +129,7 @@ def test_values_of_pycocotools(seed: int, kind: str, max_dets: int, limits: list
         assert 0.02 < metrics["AP"] < 0.9
 
 
-def test_float32_results() -> None:
+def test_float32_results():
     truth, rows = random_set(7)
     results = Results.from_coco(rows)
     assert results.boxes is not None

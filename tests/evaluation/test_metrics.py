@@ -12,7 +12,7 @@ METRICS = {
 }
 
 
-def test_rows_and_columns() -> None:
+def test_rows_and_columns():
     assert format_table(METRICS).splitlines() == [
         "         AP   AP50    APs",
         "bbox   50.0   75.0    n/a",
@@ -20,7 +20,7 @@ def test_rows_and_columns() -> None:
     ]
 
 
-def test_kinds_with_different_columns() -> None:
+def test_kinds_with_different_columns():
     metrics = {"bbox": {"AP": 0.5, "AR1": 0.25}, "keypoints": {"AP": None, "AR": 1.0}}
     assert format_table(metrics).splitlines() == [
         "              AP    AR1     AR",
@@ -29,7 +29,7 @@ def test_kinds_with_different_columns() -> None:
     ]
 
 
-def test_metrics_per_category_are_not_in_the_table() -> None:
+def test_metrics_per_category_are_not_in_the_table():
     metrics = {"cityscapes": {"AP": 0.5, "per_category": {}, "per_category_AP50": {"car": 1.0}}}
     assert format_table(metrics).splitlines() == ["              AP", "cityscapes  50.0"]
 

@@ -5,9 +5,7 @@ import io
 import json
 import multiprocessing
 import os
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -39,14 +37,14 @@ def detections(**fields: Tensor) -> Detections:
 
 
 class TestToCocoResults:
-    def test_boxes_are_rescaled(self) -> None:
+    def test_boxes_are_rescaled(self):
         results = to_coco_results(detections(), 5, (50, 100), (200, 200), CATEGORIES)
         assert list(results.to_coco()) == [
             {"image_id": 5, "category_id": 90, "bbox": [40, 40, 80, 80], "score": 0.75},
             {"image_id": 5, "category_id": 7, "bbox": [0, 0, 200, 200], "score": 0.5},
         ]
 
-    def test_masks_have_the_original_size(self) -> None:
+    def test_masks_have_the_original_size(self):
         probs = torch.zeros(2, 28, 28)
         probs[0, :, 14:] = 1  # the right half of the box
         results = to_coco_results(
@@ -59,7 +57,7 @@ class TestToCocoResults:
         assert (mask != half).sum() < 0.01 * half.sum()  # pasting rounds the corners
         assert to_bitmap(entries[1]["segmentation"], 200, 200).sum() == 0
 
-    def test_mask_threshold(self) -> None:
+    def test_mask_threshold(self):
         probs = torch.full((2, 28, 28), 0.6)
         areas = []
         for threshold in (0.5, 0.7):
@@ -75,18 +73,18 @@ class TestToCocoResults:
             areas.append(to_bitmap(first["segmentation"], 50, 100).sum())
         assert areas == [20 * 40, 0]
 
-    def test_is_json(self) -> None:
+    def test_is_json(self):
         probs = torch.ones(2, 28, 28)
         results = to_coco_results(detections(mask_probs=probs), 5, (50, 100), (9, 9), CATEGORIES)
         entries = list(results.to_coco())
         assert json.loads(json.dumps(entries)) == entries
 
-    def test_no_detections(self) -> None:
+    def test_no_detections(self):
         none = detections(mask_probs=torch.zeros(2, 28, 28))[:0]
         results = to_coco_results(none, 5, (50, 100), (50, 100), CATEGORIES)
         assert len(results) == len(list(results.to_coco())) == 0
 
-    def test_background(self) -> None:
+    def test_background(self):
         detected = categories_of(torch.tensor([0, 1]), CATEGORIES)
         assert [category["id"] for category in detected] == [-1, 7]
         both = replace(detections(), labels=torch.tensor([0, 1]))
@@ -94,12 +92,12 @@ class TestToCocoResults:
         assert results.category_ids.tolist() == [7]
 
     @pytest.mark.parametrize("label", [-1, 3])
-    def test_label_without_category(self, label: int) -> None:
+    def test_label_without_category(self, label):
         with pytest.raises(ValueError, match=rf"label {label}, and there are 2 categories"):
             categories_of(torch.tensor([1, label]), CATEGORIES)
 
 
-def test_bitmaps_are_encoded() -> None:
+def test_bitmaps_are_encoded():
     masks = torch.zeros(1, 8, 6, dtype=torch.bool)
     masks[0, 2:4, 1:5] = True
     boxes, scores = torch.tensor([[1.0, 2.0, 5.0, 4.0]]), torch.tensor([1.0])
@@ -134,17 +132,17 @@ ALL = ("bbox", "segm", "keypoints")
 
 
 class TestCocoEntries:
-    def test_round_trip(self) -> None:
+    def test_round_trip(self):
         results = Results.from_coco(ROWS, ALL)
         assert list(results.to_coco()) == ROWS
         assert list(results.to_coco(1)) == ROWS[1:]
         assert list(results.to_coco(0, 1)) == ROWS[:1]
 
-    def test_only_requested_fields(self) -> None:
+    def test_only_requested_fields(self):
         (first, _) = Results.from_coco(ROWS, ["segm"]).to_coco()
         assert first.keys() == {"image_id", "category_id", "score", "segmentation"}
 
-    def test_mask_scores(self) -> None:
+    def test_mask_scores(self):
         scored = [{**ROWS[0], "mask_score": 0.05}, ROWS[1]]
         results = Results.from_coco(scored, ALL)
         assert results.ranking("segm").tolist() == [0.05, 1.0]
@@ -154,13 +152,13 @@ class TestCocoEntries:
         masks = Results.from_coco(scored, ["segm"]).to_coco()  # for other programs
         assert [(row["score"], "mask_score" in row) for row in masks] == [(0.05, False), (1, False)]
 
-    def test_counts_may_be_bytes(self) -> None:
+    def test_counts_may_be_bytes(self):
         counts = ROWS[0]["segmentation"]["counts"].encode()
         row = {**ROWS[0], "segmentation": {"size": [2, 3], "counts": counts}}
         assert list(Results.from_coco([row], ALL).to_coco()) == ROWS[:1]
 
     @pytest.mark.parametrize("kind", ALL)
-    def test_no_results(self, kind: str) -> None:
+    def test_no_results(self, kind):
         assert len(Results.from_coco([], [kind])) == 0
         assert list(Results.from_coco([], ()).to_coco()) == []
 
@@ -187,16 +185,16 @@ class TestCocoEntries:
             ),
         ],
     )
-    def test_invalid(self, change: dict, message: str) -> None:
+    def test_invalid(self, change, message):
         with pytest.raises(DataError, match=message):
             Results.from_coco([ROWS[0], {**ROWS[1], **change}], ALL)
 
-    def test_incomplete_keypoints(self) -> None:
+    def test_incomplete_keypoints(self):
         with pytest.raises(DataError, match=r"result 0: keypoints is .*, not 3 numbers"):
             Results.from_coco([{**ROWS[0], "keypoints": [1, 2, 1, 0]}], ALL)
 
     @pytest.mark.parametrize("field", ROWS[0])
-    def test_missing(self, field: str) -> None:
+    def test_missing(self, field):
         row = {name: value for name, value in ROWS[1].items() if name != field}
         with pytest.raises(DataError, match=f"result 1 has no '{field}'"):
             Results.from_coco([ROWS[0], row], ALL)
@@ -212,7 +210,7 @@ def make_results(count: int) -> Results:
 
 
 @pytest.mark.parametrize("count", [0, 1, 3, 4, 7])
-def test_results_file_is_written_in_chunks(tmp_path: Path, monkeypatch, count: int) -> None:
+def test_results_file_is_written_in_chunks(tmp_path, monkeypatch, count):
     monkeypatch.setattr(results_module, "_ROWS_PER_WRITE", 3)
     file = tmp_path / "results.json"
     write_results(make_results(count), file)
@@ -220,7 +218,7 @@ def test_results_file_is_written_in_chunks(tmp_path: Path, monkeypatch, count: i
     assert [path.name for path in tmp_path.iterdir()] == ["results.json"]
 
 
-def test_pycocotools_reads_a_results_file(tmp_path: Path) -> None:
+def test_pycocotools_reads_a_results_file(tmp_path):
     truth = COCO()
     truth.dataset = {"info": {}, "images": [{"id": 1}], "annotations": [],
                      "categories": [{"id": 2}]}  # fmt: skip
@@ -243,7 +241,7 @@ def image_results(image_id: int, count: int, **options: bool) -> Results:
 
 
 @pytest.mark.parametrize("options", [{}, {"masks": True}, {"masks": True, "keypoints": True}])
-def test_images_are_concatenated(options: dict[str, bool]) -> None:
+def test_images_are_concatenated(options):
     parts = [image_results(n, count, **options) for n, count in enumerate((2, 0, 3))]
     collected = gather_results(parts)
     assert collected is not None
@@ -252,7 +250,7 @@ def test_images_are_concatenated(options: dict[str, bool]) -> None:
 
 
 @pytest.mark.parametrize("parts", [[], [image_results(1, 0, masks=True)]])
-def test_images_without_detections(parts: list[Results]) -> None:
+def test_images_without_detections(parts):
     results = gather_results(parts)
     assert results is not None
     assert len(results) == 0
@@ -276,7 +274,7 @@ def gather_in_process(number: int, port: int, queue: Any) -> None:
 
 
 @pytest.mark.slow
-def test_three_processes(free_port: Callable[[], int]) -> None:
+def test_three_processes(free_port):
     """Rank 0 gets all results by rank, also if a process has no detections or no images."""
     context = multiprocessing.get_context("fork")  # the processes need not import torch again
     queue, port = context.Queue(), free_port()

@@ -4,14 +4,12 @@ import copy
 import io
 import pickle
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from yacs.config import CfgNode
 
 from detlite import build_model, optimize
 from detlite.apps.export.openvino import openvino_parts
@@ -70,7 +68,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(params=[*FAMILY, *VARIANTS])
-def model(request: pytest.FixtureRequest, tiny_config: Callable[..., CfgNode]) -> DetectionModel:
+def model(request, tiny_config):
     torch.manual_seed(0)
     if request.param in FAMILY:
         config = family_config(request.param, tiny_config)
@@ -95,7 +93,7 @@ def inputs(model: DetectionModel) -> tuple[list[Tensor], list[Tensor] | None]:
     return images, [boxes, boxes] if model.takes_proposals else None
 
 
-def test_float32_detects_the_same(model: DetectionModel) -> None:
+def test_float32_detects_the_same(model):
     before = copy.deepcopy(model.state_dict())
     optimized = optimize(model, "float32")
     batch = inputs(model)
@@ -111,7 +109,7 @@ def test_float32_detects_the_same(model: DetectionModel) -> None:
     assert next(model.parameters()).requires_grad
 
 
-def test_bfloat16_models_score_boxes_in_float32(model: DetectionModel) -> None:
+def test_bfloat16_models_score_boxes_in_float32(model):
     optimized = optimize(model, "bfloat16")
     batch = inputs(model)
     images, proposals = model.prepare(*batch)
@@ -126,9 +124,7 @@ def test_bfloat16_models_score_boxes_in_float32(model: DetectionModel) -> None:
     optimized.detect(*batch)
 
 
-def test_all_layers_of_a_resnet_are_fused_into_convolutions(
-    tiny_config: Callable[..., CfgNode],
-) -> None:
+def test_all_layers_of_a_resnet_are_fused_into_convolutions(tiny_config):
     config = tiny_config("MODEL.RESNETS.NORM", "FrozenBN", "MODEL.FPN.NORM", "")
     backbone = optimize(build_model(config), "float32").backbone
     kinds = {type(module) for module in backbone.modules()}
@@ -158,9 +154,7 @@ class Residual(nn.Module):
 
 @pytest.mark.parametrize("activation", [nn.ReLU(), nn.ReLU6(), nn.SiLU(), nn.Hardswish()])
 @pytest.mark.parametrize("onednn", [True, False])
-def test_a_feature_map_that_is_read_again_is_not_overwritten(
-    activation: nn.Module, onednn: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_feature_map_that_is_read_again_is_not_overwritten(activation, onednn, monkeypatch):
     torch.manual_seed(0)
     if not onednn:
         monkeypatch.setattr(fused_layers, "onednn_fuses", lambda dtype: False)
@@ -173,7 +167,7 @@ def test_a_feature_map_that_is_read_again_is_not_overwritten(
 
 
 @pytest.mark.parametrize("activation", [nn.ReLU, nn.ReLU6, nn.SiLU, nn.Hardswish])
-def test_activations_are_fused_into_the_convolution(activation: type[nn.Module]) -> None:
+def test_activations_are_fused_into_the_convolution(activation):
     part = nn.Sequential(nn.Conv2d(4, 8, 3, 2, 1, groups=2), nn.BatchNorm2d(8), activation())
     part = part.eval()
     x = 3 * torch.randn(2, 4, 9, 7)
@@ -185,7 +179,7 @@ def test_activations_are_fused_into_the_convolution(activation: type[nn.Module])
     assert [type(child) for child in fused.children()] == [FusedConv2d]
 
 
-def test_convolutions_with_asymmetric_padding_are_fused() -> None:
+def test_convolutions_with_asymmetric_padding_are_fused():
     conv = PaddedConv2d(nn.Conv2d(4, 8, 3, 2), (0, 1, 2, 0))
     part = nn.Sequential(conv, nn.BatchNorm2d(8), nn.ReLU6()).eval()
     x = 3 * torch.randn(2, 4, 9, 7)
@@ -197,7 +191,7 @@ def test_convolutions_with_asymmetric_padding_are_fused() -> None:
     assert not any(isinstance(child, nn.Conv2d) for child in fused.modules())
 
 
-def test_layers_with_similar_paths_stay_apart() -> None:
+def test_layers_with_similar_paths_stay_apart():
     class Similar(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -215,7 +209,7 @@ def test_layers_with_similar_paths_stay_apart() -> None:
         torch.testing.assert_close(fused(x), part(x))
 
 
-def test_the_added_tensor_may_be_broadcast() -> None:
+def test_the_added_tensor_may_be_broadcast():
     class Shifted(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -231,7 +225,7 @@ def test_the_added_tensor_may_be_broadcast() -> None:
         torch.testing.assert_close(fused(x), part(x))
 
 
-def test_the_last_layers_of_a_feature_map_are_joined_in_float32() -> None:
+def test_the_last_layers_of_a_feature_map_are_joined_in_float32():
     class Head(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -252,7 +246,7 @@ def test_the_last_layers_of_a_feature_map_are_joined_in_float32() -> None:
     assert sum(isinstance(module, InFloat32) for module in fused.modules()) == 1
 
 
-def test_code_that_depends_on_values_is_not_fused(tiny_config: Callable[..., CfgNode]) -> None:
+def test_code_that_depends_on_values_is_not_fused(tiny_config):
     class Conditional(nn.Module):
         def __init__(self, backbone: nn.Module) -> None:
             super().__init__()
@@ -272,9 +266,7 @@ def test_code_that_depends_on_values_is_not_fused(tiny_config: Callable[..., Cfg
 
 
 @pytest.mark.parametrize("dtype", [None, "float32", "bfloat16"])
-def test_models_can_be_copied_and_stored(
-    tiny_config: Callable[..., CfgNode], dtype: str | None
-) -> None:
+def test_models_can_be_copied_and_stored(tiny_config, dtype):
     model = build_model(tiny_config()).eval()
     model = optimize(model, dtype) if dtype else model
     images = [torch.rand(3, 64, 64)]
@@ -289,7 +281,7 @@ def test_models_can_be_copied_and_stored(
         again.load_state_dict(model.state_dict())
 
 
-def test_every_model_can_be_pickled(model: DetectionModel) -> None:
+def test_every_model_can_be_pickled(model):
     for one in (model, optimize(model, "bfloat16")):
         again = pickle.loads(pickle.dumps(one, 2))
         images, proposals = inputs(model)
@@ -299,9 +291,7 @@ def test_every_model_can_be_pickled(model: DetectionModel) -> None:
         assert torch.equal(actual.scores, expected.scores)
 
 
-def test_another_model_runs_in_a_thread_while_models_are_optimized(
-    tiny_config: Callable[..., CfgNode],
-) -> None:
+def test_another_model_runs_in_a_thread_while_models_are_optimized(tiny_config):
     call, problems, stop = nn.Module.__call__, [], threading.Event()
 
     class Watch(nn.Module):
@@ -331,7 +321,7 @@ def test_another_model_runs_in_a_thread_while_models_are_optimized(
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_images_without_foreground(dtype: str, tiny_config: Callable[..., CfgNode]) -> None:
+def test_images_without_foreground(dtype, tiny_config):
     """The second pass of the box head has no RoIs if the first one classifies all as background."""
     keys = ("MODEL.ROI_BOX_HEAD.PASSES", 2, "MODEL.CLS_AGNOSTIC_BBOX_REG", True)
     model = build_model(tiny_config(*keys, "MODEL.ROI_HEADS.SCORE_THRESH", 0.05)).eval()
@@ -342,22 +332,22 @@ def test_images_without_foreground(dtype: str, tiny_config: Callable[..., CfgNod
         assert len(detector([torch.rand(3, 64, 96)])[0]["boxes"]) == 0
 
 
-def test_unknown_dtypes_are_refused(tiny_config: Callable[..., CfgNode]) -> None:
+def test_unknown_dtypes_are_refused(tiny_config):
     with pytest.raises(ValueError, match=r"float64.*choose one of auto, float32"):
         optimize(build_model(tiny_config()), "float64")
 
 
-def test_support_for_fusion_is_checked_once() -> None:
+def test_support_for_fusion_is_checked_once():
     assert onednn_fuses(torch.float32) is onednn_fuses(torch.float32)
 
 
-def test_int8_needs_images(tiny_config: Callable[..., CfgNode]) -> None:
+def test_int8_needs_images(tiny_config):
     with pytest.raises(ValueError, match="calibration"):
         optimize(build_model(tiny_config()), "int8")
 
 
 @pytest.mark.slow
-def test_int8_runs_with_openvino(tiny_config: Callable[..., CfgNode]) -> None:
+def test_int8_runs_with_openvino(tiny_config):
     for package in ("openvino", "nncf"):
         pytest.importorskip(package, reason="needs the extra openvino")
     model = build_model(tiny_config("MODEL.ROI_HEADS.SCORE_THRESH", 0.0)).eval()
@@ -368,7 +358,7 @@ def test_int8_runs_with_openvino(tiny_config: Callable[..., CfgNode]) -> None:
     assert len(fast.detect(images)[0].boxes) > 0
 
 
-def test_frozen_norms_of_timm_are_folded(tiny_config: Callable[..., CfgNode]) -> None:
+def test_frozen_norms_of_timm_are_folded(tiny_config):
     pytest.importorskip("timm", reason="timm is not installed")
     model = build_model(tiny_config("MODEL.BACKBONE.CONV_BODY", "timm/test_efficientnet-FPN"))
     assert any(isinstance(module, FrozenBatchNorm2d) for module in model.eval().modules())
@@ -382,21 +372,14 @@ def test_frozen_norms_of_timm_are_folded(tiny_config: Callable[..., CfgNode]) ->
 
 
 @pytest.mark.parametrize(("native", "expected"), [(False, torch.float32), (True, torch.bfloat16)])
-def test_auto_is_bfloat16_only_with_native_support(
-    tiny_config: Callable[..., CfgNode],
-    monkeypatch: pytest.MonkeyPatch,
-    native: bool,
-    expected: Any,
-) -> None:
+def test_auto_is_bfloat16_only_with_native_support(tiny_config, monkeypatch, native, expected):
     monkeypatch.setattr("detlite.modeling.precision.has_bfloat16", lambda device: native)
     optimized = optimize(build_model(tiny_config()), "auto")
     weights = [m.weight for m in optimized.backbone.modules() if isinstance(m, FusedConv2d)]
     assert {weight.dtype for weight in weights} == {expected}
 
 
-def test_a_stored_model_is_read_without_tracing(
-    tiny_config: Callable[..., CfgNode], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stored_model_is_read_without_tracing(tiny_config, monkeypatch):
     """Tracing patches `nn.Module` for all threads."""
     stored = pickle.dumps(optimize(build_model(tiny_config()).eval(), "float32"))
     monkeypatch.setattr(torch.fx.Tracer, "trace", None)

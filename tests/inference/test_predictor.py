@@ -4,7 +4,6 @@ import copy
 import io
 import math
 import pickle
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ import pytest
 import torch
 from PIL import Image
 from torch import nn
-from yacs.config import CfgNode
 
 from detlite import Predictor, build_model, optimize
 from detlite.checkpoint.files import Checkpoint, save_checkpoint
@@ -23,7 +21,6 @@ from detlite.data import DataError
 from detlite.data.images.pixels import ImageOptions
 from detlite.inference.options import InferenceOptions, View
 from detlite.inference.tiling import Tiling
-from detlite.modeling.detection_model import DetectionModel
 from detlite.structures.masks.formats import to_bitmap
 from tests.builders import BrightSquare, square_image
 from tests.modeling.family import family_config
@@ -34,19 +31,17 @@ def options_for(**images: Any) -> InferenceOptions:
 
 
 @pytest.fixture
-def image() -> np.ndarray:
+def image():
     return square_image()
 
 
 @pytest.fixture
-def predictor() -> Predictor:
+def predictor():
     return Predictor(BrightSquare(), min_size=30, max_size=1000)
 
 
 class TestPrediction:
-    def test_is_in_pixels_of_the_original_image(
-        self, predictor: Predictor, image: np.ndarray
-    ) -> None:
+    def test_is_in_pixels_of_the_original_image(self, predictor, image):
         prediction = predictor(image)
         assert predictor.model.sizes == [[(30, 60)]]
         assert prediction["boxes"].tolist() == [[20, 10, 60, 50], [0, 0, 120, 60]]
@@ -58,9 +53,7 @@ class TestPrediction:
         assert (prediction["masks"][0].numpy() == (image[:, :, 0] == 255)).all()
         assert prediction["masks"][1].float().mean() > 0.99  # pasting rounds the corners
 
-    def test_all_types_of_images(
-        self, predictor: Predictor, image: np.ndarray, tmp_path: Path
-    ) -> None:
+    def test_all_types_of_images(self, predictor, image, tmp_path):
         image[..., 0] //= 2  # so that the order of the channels matters
         Image.fromarray(image).save(tmp_path / "p.png")
         inputs = [
@@ -78,9 +71,7 @@ class TestPrediction:
         assert len(others) == 6
         assert all(torch.equal(image, first) for image in others)
 
-    def test_images_of_a_list_with_one_padded_size_are_a_batch(
-        self, predictor: Predictor, image: np.ndarray
-    ) -> None:
+    def test_images_of_a_list_with_one_padded_size_are_a_batch(self, predictor, image):
         predictions = predictor([image, image[:50]])
         assert predictor.model.sizes == [[(30, 60)], [(30, 72)]]
         predictor([image, image[:50], image[:58]])
@@ -88,32 +79,32 @@ class TestPrediction:
         assert [one["masks"].shape[1:] for one in predictions] == [(60, 120), (50, 120)]
         assert predictor([]) == []
 
-    def test_max_size(self, image: np.ndarray) -> None:
+    def test_max_size(self, image):
         predictor = Predictor(BrightSquare(), min_size=30, max_size=40)
         assert predictor(image)["boxes"][1].tolist() == [0, 0, 120, 60]
         assert predictor.model.sizes == [[(20, 40)]]
 
-    def test_score_threshold(self, image: np.ndarray) -> None:
+    def test_score_threshold(self, image):
         prediction = Predictor(BrightSquare(), score_thresh=0.5)(image)
         assert prediction["names"] == ["square"]
         assert prediction["masks"].shape == (1, 60, 120)
 
-    def test_no_detections(self, image: np.ndarray) -> None:
+    def test_no_detections(self, image):
         prediction = Predictor(BrightSquare(), score_thresh=1.0)(image)
         assert prediction["boxes"].shape == (0, 4)
         assert prediction["masks"].shape == (0, 60, 120)
         assert prediction["names"] == []
 
-    def test_masks_as_rles(self, image: np.ndarray) -> None:
+    def test_masks_as_rles(self, image):
         bitmaps = Predictor(BrightSquare())(image)["masks"].numpy()
         rles = Predictor(BrightSquare(), rle=True)(image)["masks"]
         for rle, bitmap in zip(rles, bitmaps, strict=True):
             assert (to_bitmap(rle, 60, 120) == bitmap).all()
 
-    def test_without_a_mask_head(self, image: np.ndarray) -> None:
+    def test_without_a_mask_head(self, image):
         assert "masks" not in Predictor(BrightSquare(masks=False))(image)
 
-    def test_limits_of_files(self, image: np.ndarray, tmp_path: Path) -> None:
+    def test_limits_of_files(self, image, tmp_path):
         file = tmp_path / "p.png"
         Image.fromarray(image[:, :, 0].astype(np.uint16) * 16).save(file)
         with pytest.raises(DataError, match="more than 99 pixels"):
@@ -122,7 +113,7 @@ class TestPrediction:
         assert np.array_equal(predictor.load(file).original[0].numpy(), image[:, :, 0])
         assert len(predictor(file)["boxes"]) == 2
 
-    def test_exif_orientation_follows_the_convention(self, image: np.ndarray) -> None:
+    def test_exif_orientation_follows_the_convention(self, image):
         model, content, exif = BrightSquare(), io.BytesIO(), Image.Exif()
         exif[0x0112] = 3
         Image.fromarray(image).save(content, "PNG", exif=exif)
@@ -132,16 +123,14 @@ class TestPrediction:
                 original = Predictor(model).load(given).original
                 assert np.array_equal(original.permute(1, 2, 0).numpy(), expected)
 
-    def test_opened_files_and_buffers(self, predictor: Predictor, image: np.ndarray) -> None:
+    def test_opened_files_and_buffers(self, predictor, image):
         content = io.BytesIO()
         Image.fromarray(image).save(content, "PNG")
         content.seek(0)
         for given in (content, bytearray(content.getvalue()), memoryview(content.getvalue())):
             assert np.array_equal(predictor.load(given).original.permute(1, 2, 0).numpy(), image)
 
-    def test_proposals_are_scaled_like_their_image(
-        self, predictor: Predictor, image: np.ndarray
-    ) -> None:
+    def test_proposals_are_scaled_like_their_image(self, predictor, image):
         proposals = torch.tensor([[20.0, 10, 60, 50]])
         predictor(image)
         predictor(image, proposals)
@@ -153,7 +142,7 @@ class TestPrediction:
         with pytest.raises(ValueError, match="got 2 images, but proposals for 1"):
             predictor([image, image], [proposals])
 
-    def test_dtype_of_the_forward_pass(self, image: np.ndarray) -> None:
+    def test_dtype_of_the_forward_pass(self, image):
         model = BrightSquare()
         for dtype in ("float32", "bfloat16"):
             Predictor(model, options=InferenceOptions(dtype=dtype))(image)
@@ -161,9 +150,7 @@ class TestPrediction:
 
 
 class TestFromCheckpoint:
-    def test_equals_the_saved_model(
-        self, tiny_config: Callable[..., CfgNode], tmp_path: Path, image: np.ndarray
-    ) -> None:
+    def test_equals_the_saved_model(self, tiny_config, tmp_path, image):
         cfg = tiny_config("INPUT.MIN_SIZE_TEST", 64, "MODEL.ROI_HEADS.SCORE_THRESH", 0.0)
         model = build_model(cfg)
         model.categories = [{"id": 10 * k, "name": f"kind {k}"} for k in (1, 2, 3)]
@@ -213,21 +200,17 @@ class TestBadInput:
             ("no.png", DataError, r"no\.png: the image file does not exist"),
         ],
     )
-    def test_invalid_image(
-        self, predictor: Predictor, bad: Any, error: type[Exception], message: str
-    ) -> None:
+    def test_invalid_image(self, predictor, bad, error, message):
         with pytest.raises(error, match=message):
             predictor(bad)
 
-    def test_model_without_categories(self, predictor: Predictor, image: np.ndarray) -> None:
+    def test_model_without_categories(self, predictor, image):
         predictor.model.categories = []
         with pytest.raises(ValueError, match=r"label 1, and there are 0 categories: model\.cat"):
             predictor(image)
 
 
-def test_the_mask_head_computes_only_boxes_above_the_threshold(
-    tiny_config: Callable[..., CfgNode], image: np.ndarray
-) -> None:
+def test_the_mask_head_computes_only_boxes_above_the_threshold(tiny_config, image):
     model = build_model(tiny_config("MODEL.ROI_HEADS.SCORE_THRESH", 0.0)).eval()
     model.categories = [{"id": k, "name": str(k)} for k in (1, 2, 3)]
     everything = Predictor(model, min_size=64)(image)
@@ -242,7 +225,7 @@ def test_the_mask_head_computes_only_boxes_above_the_threshold(
     assert torch.equal(prediction["masks"], everything["masks"][kept])
 
 
-def test_a_folder_becomes_a_list_by_name(image: np.ndarray, tmp_path: Path) -> None:
+def test_a_folder_becomes_a_list_by_name(image, tmp_path):
     (tmp_path / "more").mkdir()
     for name in ("b.png", "a.png", "more/c.png"):
         Image.fromarray(image).save(tmp_path / name)
@@ -255,9 +238,7 @@ def test_a_folder_becomes_a_list_by_name(image: np.ndarray, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("source", ["array", "file"])
-def test_predictions_can_be_drawn_and_printed(
-    image: np.ndarray, tmp_path: Path, source: str
-) -> None:
+def test_predictions_can_be_drawn_and_printed(image, tmp_path, source):
     Image.fromarray(image).save(tmp_path / "a.png")
     predictor = Predictor(BrightSquare(), score_thresh=0.1)
     prediction = predictor(tmp_path / "a.png" if source == "file" else image)
@@ -272,7 +253,7 @@ def test_predictions_can_be_drawn_and_printed(
         prediction.plot()
 
 
-def test_predictions_can_be_listed(image: np.ndarray) -> None:
+def test_predictions_can_be_listed(image):
     pytest.importorskip("pandas")
     prediction = Predictor(BrightSquare(), score_thresh=0.1)(image)
     table = prediction.to_pandas()
@@ -283,9 +264,7 @@ def test_predictions_can_be_listed(image: np.ndarray) -> None:
     assert table["area"].tolist() == [int(mask.sum()) for mask in prediction["masks"]]
 
 
-def test_a_path_loads_the_predictor_of_a_checkpoint(
-    tiny_config: Callable[..., CfgNode], image: np.ndarray, tmp_path: Path
-) -> None:
+def test_a_path_loads_the_predictor_of_a_checkpoint(tiny_config, image, tmp_path):
     """Predictor(path) equals from_checkpoint, with the threshold that training measured."""
     cfg = tiny_config("TEST.SCORE_THRESHOLD", 0.3, "INPUT.MIN_SIZE_TEST", 96)
     model = build_model(cfg)
@@ -302,7 +281,7 @@ def test_a_path_loads_the_predictor_of_a_checkpoint(
     assert torch.equal(one(image)["boxes"], other(image)["boxes"])
 
 
-def test_a_long_image_that_becomes_small_is_mentioned_once(caplog: Any) -> None:
+def test_a_long_image_that_becomes_small_is_mentioned_once(caplog):
     predictor = Predictor(BrightSquare(), min_size=64, max_size=96)
     predictor(np.full((64, 96, 3), 200, np.uint8))
     assert not caplog.messages
@@ -314,7 +293,7 @@ def test_a_long_image_that_becomes_small_is_mentioned_once(caplog: Any) -> None:
 
 
 @pytest.fixture
-def detector(tiny_config: Callable[..., CfgNode]) -> DetectionModel:
+def detector(tiny_config):
     torch.manual_seed(0)
     model = build_model(tiny_config("MODEL.ROI_HEADS.SCORE_THRESH", 0.26)).eval()
     model.categories = [{"id": k, "name": str(k)} for k in (1, 2, 3)]
@@ -323,9 +302,7 @@ def detector(tiny_config: Callable[..., CfgNode]) -> DetectionModel:
 
 @pytest.mark.parametrize("divisibility", [0, 32])
 @pytest.mark.parametrize("dtype", [None, "bfloat16"])
-def test_the_result_for_an_image_does_not_depend_on_the_others(
-    detector: DetectionModel, divisibility: int, dtype: str | None
-) -> None:
+def test_the_result_for_an_image_does_not_depend_on_the_others(detector, divisibility, dtype):
     detector.normalizer.divisibility = divisibility
     detector.roi_heads.box.score_thresh = 0.0
     model = optimize(detector, dtype) if dtype else detector
@@ -343,9 +320,7 @@ def test_the_result_for_an_image_does_not_depend_on_the_others(
 
 
 @pytest.mark.parametrize("kind", ["mask", "cascade", "retinanet"])
-def test_a_lower_threshold_than_the_models_applies(
-    kind: str, tiny_config: Callable[..., CfgNode], image: np.ndarray
-) -> None:
+def test_a_lower_threshold_than_the_models_applies(kind, tiny_config, image):
     torch.manual_seed(0)
     model = build_model(family_config(kind, tiny_config)).eval()
     model.categories = [{"id": k, "name": str(k)} for k in range(1, model.num_classes)]
@@ -375,7 +350,7 @@ def test_a_lower_threshold_than_the_models_applies(
         ({"min_size": True}, "min_size=True"),
     ],
 )
-def test_invalid_values_are_refused(arguments: dict[str, Any], message: str) -> None:
+def test_invalid_values_are_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         Predictor(BrightSquare(), **arguments)
     with pytest.raises(ValueError, match="dtype='int8'"):
@@ -386,12 +361,12 @@ def test_invalid_values_are_refused(arguments: dict[str, Any], message: str) -> 
         View(0, 64)
 
 
-def test_numbers_of_numpy_are_valid() -> None:
+def test_numbers_of_numpy_are_valid():
     predictor = Predictor(BrightSquare(), min_size=np.int64(48), score_thresh=np.float32(0.5))
     assert (predictor.min_size, predictor.score_thresh) == (48, 0.5)
 
 
-def test_wrappers_are_removed(detector: DetectionModel, image: np.ndarray) -> None:
+def test_wrappers_are_removed(detector, image):
     compiled: Any = torch.compile(detector, backend="eager")
     for wrapped in (nn.DataParallel(detector), compiled, nn.DataParallel(compiled)):
         assert Predictor(wrapped).model is detector
@@ -407,9 +382,7 @@ def test_wrappers_are_removed(detector: DetectionModel, image: np.ndarray) -> No
 
 
 @pytest.mark.parametrize("protocol", [2, 5])
-def test_predictors_can_be_pickled(
-    detector: DetectionModel, image: np.ndarray, protocol: int
-) -> None:
+def test_predictors_can_be_pickled(detector, image, protocol):
     options = InferenceOptions(views=[View(64, 99, flip=True)], tiling=Tiling(64), score_thresh=0.0)
     for model in (detector, optimize(detector, "bfloat16")):
         predictor = Predictor(model, options=options)
@@ -423,11 +396,7 @@ def test_predictors_can_be_pickled(
 
 
 @pytest.mark.parametrize("views", [(), (View(64, 200), View(64, 200, flip=True))])
-def test_extra_outputs_of_each_detection(
-    tiny_config: Callable[..., CfgNode],
-    image: np.ndarray,
-    views: tuple[View, ...],
-) -> None:
+def test_extra_outputs_of_each_detection(tiny_config, image, views):
     outputs = ("class_scores", "features")
     keys = ("MODEL.ROI_HEADS.SCORE_THRESH", 0.0, "TEST.EXTRA_OUTPUTS", outputs)
     cfg = tiny_config(*keys, "TEST.BOX_FROM_MASK", 0.5, "TEST.MASK_CONFIDENCE", 1.0)

@@ -1,7 +1,6 @@
 """Settings of detectron2's published models that their weights do not determine."""
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +8,6 @@ import pytest
 import torch
 import yaml
 from torch import Tensor
-from yacs.config import CfgNode
 
 from detlite.checkpoint.files import read_checkpoint
 from detlite.conversion.checkpoint_source import ConfigValues
@@ -26,7 +24,7 @@ DIVIDED = [57.375, 57.12, 58.395]
 
 
 @pytest.fixture
-def infer(tiny_config: Callable[..., CfgNode]) -> Callable[..., ConfigValues]:
+def infer(tiny_config):
     """Return a function that infers the config of a model with these options."""
 
     def config(*opts: Any) -> ConfigValues:

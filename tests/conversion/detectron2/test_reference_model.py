@@ -1,7 +1,7 @@
 """Converted models detect the same as an independent implementation of detectron2."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -47,7 +47,7 @@ MODELS: dict[str, tuple[Callable[[], StateDict], dict[str, Any]]] = {
 
 
 @pytest.fixture
-def exact() -> Iterator[None]:
+def exact():
     """Use float64, in which rounding errors change no detection."""
     torch.set_default_dtype(torch.float64)
     yield

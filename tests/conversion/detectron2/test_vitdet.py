@@ -1,7 +1,5 @@
 """ViTDet: inferred config, and comparison with an independent implementation."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 import yaml
@@ -24,7 +22,7 @@ _SCORE = 0.02
 
 
 @pytest.fixture
-def narrow(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def narrow(monkeypatch):
     """Make ViT-T as narrow as the reference, and use float64 as in test_reference_model."""
     monkeypatch.setitem(vit.SIZES, "T", (CHANNELS, DEPTH, HEADS))
     torch.set_default_dtype(torch.float64)

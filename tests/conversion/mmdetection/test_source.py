@@ -17,7 +17,7 @@ from tests.conversion.mmdetection.synthetic_models import CLASSES, CONFIGS, OUTP
 
 
 @pytest.fixture(scope="module")
-def recorded() -> Any:
+def recorded():
     """The recorded outputs of mmdetection."""
     return np.load(OUTPUTS)
 
