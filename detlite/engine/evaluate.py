@@ -114,11 +114,11 @@ def check_evaluation(cfg: CfgNode, detector: Detector, dataset: CocoDataset) -> 
             f"DATASETS.CATALOG: the name {dataset.name!r} contains a slash, but OUTPUT_DIR/"
             "results_<name>.json must be a file name: choose a name without slashes"
         )
-    expected, actual = map(_list_categories, (detector.categories, dataset.categories))
-    if expected and expected != actual:
-        raise DataError(
-            f"{dataset.annotation_file}: its categories ({shorten(actual, 150)}) differ from those "
-            f"that the model was trained on ({shorten(expected, 150)})"
+    match_categories(detector, dataset)
+    if cfg.TEST.LOSS and _names(detector.categories) not in ([], _names(dataset.categories)):
+        raise ConfigError(
+            f"TEST.LOSS needs the categories of the model, in its order: {dataset.annotation_file} "
+            "has others. Set it to False"
         )
     evaluators = build_evaluators(cfg, dataset)
     if evaluators and not dataset.has_objects:
@@ -130,6 +130,42 @@ def check_evaluation(cfg: CfgNode, detector: Detector, dataset: CocoDataset) -> 
         evaluator.check(cfg, dataset)
 
 
+def match_categories(detector: Detector, dataset: CocoDataset) -> Sequence[dict[str, Any] | None]:
+    """Return the category of a dataset for each label of a detector; None if it lacks it.
+
+    Categories match by case-insensitive name. A detector without categories has the dataset's.
+
+    Raises:
+        DataError: no category matches.
+    """
+    own, others = _names(detector.categories), _names(dataset.categories)
+    if own in ([], others):
+        return dataset.categories
+    by_name = dict(zip(reversed(others), reversed(dataset.categories), strict=True))
+    if by_name.keys().isdisjoint(own):
+        raise DataError(
+            f"{dataset.annotation_file}: its categories ({shorten(', '.join(others), 150)}) differ "
+            f"from those that the model was trained on ({shorten(', '.join(own), 150)})"
+        )
+    return [by_name.get(name) for name in own]
+
+
+def _names(categories: Sequence[dict[str, Any]]) -> list[str]:
+    return [str(row["name"]).strip().casefold() for row in categories]
+
+
+def _log_categories(detector: Detector, dataset: CocoDataset) -> None:
+    """Log which categories of a model and a dataset do not match, if any."""
+    own, others = _names(detector.categories), _names(dataset.categories)
+    lists = {
+        "its detections of %s are not measured": [name for name in own if name not in others],
+        "the model does not know %s": [name for name in others if own and name not in own],
+    }
+    effects = [text % shorten(", ".join(names), 300) for text, names in lists.items() if names]
+    if effects:
+        logger.warning("%s: categories match by name; %s", dataset.name, "; ".join(effects))
+
+
 def run_inference(
     cfg: CfgNode, detector: Detector, dtype: str, dataset: CocoDataset
 ) -> list[Results]:
@@ -137,6 +173,10 @@ def run_inference(
     from detlite.evaluation.detection_results import to_coco_results
 
     results: list[Results] = []
+    _log_categories(detector, dataset)
+    categories = match_categories(detector, dataset)
+    matched = torch.tensor([k for k, row in enumerate(categories, start=1) if row])
+    settings = [row or {} for row in categories], detector.convention, detector.mask_threshold
     start = reported = time.perf_counter()
     for images, targets in build_test_loader(cfg, dataset):
         proposals = None
@@ -145,7 +185,9 @@ def run_inference(
         with autocast(dtype, detector.device):
             batch = detector.detect(images, proposals)
         for image, target, detections in zip(images, targets, batch, strict=True):
-            settings = dataset.categories, detector.convention, detector.mask_threshold
+            if None in categories:
+                known = torch.isin(detections.labels, matched.to(detections.labels))
+                detections = detections[known]
             image_id, size = target["image_id"], target["size"]
             results.append(to_coco_results(detections, image_id, size_of(image), size, *settings))
         now, done = time.perf_counter(), len(results)
@@ -158,10 +200,6 @@ def run_inference(
         dataset.name, done, seconds, done / seconds, resolve_dtype(cfg.DTYPE, detector.device),
     )  # fmt: skip
     return results
-
-
-def _list_categories(categories: Sequence[dict[str, Any]]) -> str:
-    return ", ".join(f"{category['id']} {category['name']}" for category in categories)
 
 
 def build_loss_dataset(cfg: CfgNode, name: str) -> CocoDataset:

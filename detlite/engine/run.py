@@ -75,7 +75,7 @@ def run_evaluation(cfg: CfgNode, weights: Checkpoint | None = None) -> dict[str,
         raise ConfigError("MODEL.WEIGHT is empty: name the checkpoint to evaluate")
     if is_main() and not (output_dir / METRICS_FILE).exists():  # keep the config of a training run
         (output_dir / CONFIG_FILE).write_text(cfg.dump())
-    datasets = build_test_datasets(cfg)
+    datasets = build_test_datasets(cfg, by_name=bool(weights.categories))
     log_findings(datasets)
     model = build_model(cfg)
     load_weights(model, weights, training_state=True)

@@ -13,7 +13,13 @@ from detlite.checkpoint.files import read_checkpoint
 from detlite.config import ConfigError
 from detlite.data import DataError, build_dataset
 from detlite.data.datasets.catalog import DATASETS, coco_files
-from detlite.engine.evaluate import evaluate, evaluate_dataset, run_inference, validation_loss
+from detlite.engine.evaluate import (
+    evaluate,
+    evaluate_dataset,
+    match_categories,
+    run_inference,
+    validation_loss,
+)
 from detlite.evaluation import EVALUATORS, Evaluator, evaluate_coco
 from detlite.inference.options import InferenceOptions, View
 from detlite.inference.predictor import Predictor
@@ -268,9 +274,24 @@ def test_evaluation_does_not_change_the_random_state(evaluated):
 
 def test_other_categories_are_refused(make_cfg, make_sets, toy, tmp_path):
     cfg = make_cfg()
-    toy.categories = [{"id": 7, "name": "red"}, {"id": 8, "name": "blue"}]
-    with pytest.raises(DataError, match=r"blocks\.json: .*\(7 red, 9 green\).*\(7 red, 8 blue\)"):
+    toy.categories = [{"id": 7, "name": "blue"}, {"id": 9, "name": "gray"}]
+    with pytest.raises(DataError, match=r"blocks\.json: .*\(red, green\).*\(blue, gray\)"):
         evaluate_dataset(cfg, toy, make_sets(cfg)[1][0], tmp_path)
+
+
+def test_categories_match_by_name(make_cfg, make_sets, toy, tmp_path, caplog):
+    """The ids may differ, and the model and the dataset may each have categories of their own."""
+    cfg = make_cfg()
+    toy.categories = [{"id": 1, "name": "RED "}, {"id": 9, "name": "blue"}]
+    (dataset,) = make_sets(cfg)[1]
+    metrics = evaluate_dataset(cfg, toy, dataset, tmp_path)["bbox"]["per_category"]
+    assert metrics["red"] > 0.9
+    assert metrics["green"] == 0
+    text = "its detections of blue are not measured; the model does not know green"
+    assert f"categories match by name; {text}" in caplog.text
+    assert match_categories(toy, dataset) == [{"id": 7, "name": "red"}, None]
+    with pytest.raises(ConfigError, match=r"TEST\.LOSS needs the categories of the model"):
+        evaluate_dataset(make_cfg("TEST.LOSS", True), toy, dataset, tmp_path)
 
 
 def test_without_test_sets_there_are_no_metrics(evaluated, tmp_path):
