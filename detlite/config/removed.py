@@ -18,6 +18,7 @@ KEYS: dict[str, tuple[Any, str]] = {
     "INPUT.MOSAIC_PROB": (0.0, _SETTINGS),
     "INPUT.QUARTER_TURNS": (False, _SETTINGS),
     "INPUT.SCALE_JITTER": ((), _SETTINGS),
+    "SOLVER.BACKBONE_LR_FACTOR": (1.0, "benchmarks/results/recipes/settings_batch_4.md"),
 }
 # Options of removed keys. They had no effect without these keys and are ignored.
 OPTIONS = {

@@ -111,7 +111,7 @@ def logging_to(output_dir: Path) -> Iterator[None]:
     if not root.handlers:
         handlers.append(logging.StreamHandler(sys.stdout))
     if is_main():
-        handlers.append(logging.FileHandler(output_dir / "log.txt"))
+        handlers.append(logging.FileHandler(output_dir / "log.txt", encoding="utf-8"))
     formatter = logging.Formatter("%(asctime)s %(levelname).1s %(message)s", "%m-%d %H:%M:%S")
     for handler in handlers:
         handler.setFormatter(formatter)

@@ -31,9 +31,8 @@ def build_optimizer(cfg: CfgNode, model: nn.Module) -> torch.optim.Optimizer:
 
     - Biases, also in normalization layers, have BIAS_LR_FACTOR times the learning rate and
       the weight decay WEIGHT_DECAY_BIAS. Scales of normalization layers have WEIGHT_DECAY_NORM.
-    - The backbone without its neck has BACKBONE_LR_FACTOR times the learning rate, and LAYER_DECAY
-      to the power of n times in its n-th layer before the neck, as in ViTDet
-      (https://arxiv.org/abs/2203.16527).
+    - The backbone without its neck has LAYER_DECAY to the power of n times in its n-th layer before
+      the neck, as in ViTDet (https://arxiv.org/abs/2203.16527).
 
     The first parameter group has the base learning rate if any group has.
     """
@@ -157,10 +156,10 @@ def _parameter_groups(cfg: CfgNode, model: nn.Module) -> list[dict]:
 
 def _backbone_lr_factors(cfg: CfgNode, model: nn.Module) -> dict[nn.Parameter, float]:
     """Return the factors of the learning rates of the backbone's parameters, without its neck."""
-    factor, decay = cfg.SOLVER.BACKBONE_LR_FACTOR, cfg.SOLVER.LAYER_DECAY
-    if factor == decay == 1:
+    decay = cfg.SOLVER.LAYER_DECAY
+    if decay == 1:
         return {}
     backbone = model.get_submodule("backbone")
     assert isinstance(backbone, Backbone)
     from_neck = enumerate(reversed(backbone.layers()), start=1)
-    return {parameter: factor * decay**number for number, layer in from_neck for parameter in layer}
+    return {parameter: decay**number for number, layer in from_neck for parameter in layer}

@@ -27,7 +27,7 @@ from .hooks.base import HOOKS, Hook
 from .hooks.best_checkpoint import BestCheckpoint, StoreScoreThreshold
 from .hooks.ema import EMA_SUFFIX, ModelEMA
 from .hooks.freezing import BackboneFreezeSchedule, warn_of_frozen_layers
-from .hooks.metrics import MachineLoad, Meters, MetricsWriter
+from .hooks.metrics import MachineLoad, Meters, MetricsWriter, Progress
 from .run_files import FINAL_CHECKPOINT
 from .schedule import RunSchedule
 from .schedule_free import averaged_weights
@@ -95,6 +95,7 @@ class Trainer:
             self.best,
             *self.user_hooks,
             MachineLoad(),
+            Progress(),
             MetricsWriter(self.output_dir),
         ]
         for hook in self.hooks:

@@ -1,5 +1,6 @@
 """Open files from elsewhere, which may be of any type and size."""
 
+import codecs
 import errno
 import os
 import stat
@@ -41,6 +42,18 @@ def read_file(path: Path, max_bytes: int) -> bytes:
     """Return the content of a regular file. Raises OSError, see `check_regular`."""
     with open_file(path, max_bytes) as stream:
         return stream.read(max_bytes)
+
+
+def read_text(path: Path, max_bytes: int) -> str:
+    """Return the text of a regular file in UTF-8, or in UTF-16 as PowerShell writes it.
+
+    Raises:
+        OSError: see `check_regular`.
+        UnicodeDecodeError: the file has another encoding.
+    """
+    content = read_file(path, max_bytes)
+    is_utf16 = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    return content.decode("utf-16" if is_utf16 else "utf-8-sig")
 
 
 def open_stored_zip(path: Path) -> zipfile.ZipFile:

@@ -16,6 +16,7 @@ ON = {
     "INPUT.MOSAIC_PROB": 0.5,
     "INPUT.QUARTER_TURNS": True,
     "INPUT.SCALE_JITTER": [0.5, 2.0],
+    "SOLVER.BACKBONE_LR_FACTOR": 0.3,
 }
 
 

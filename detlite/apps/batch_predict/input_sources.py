@@ -13,7 +13,7 @@ from detlite.data.images.pixels import ImageOptions
 from detlite.data.images.reading import count_pages
 from detlite.files.download import fetch, is_url
 from detlite.files.errors import DataError
-from detlite.files.reading import read_file
+from detlite.files.reading import read_text
 from detlite.files.retry import without_secrets
 from detlite.inference.prediction import LoadedImage
 from detlite.inference.predictor import Predictor
@@ -90,7 +90,7 @@ def _image_files(
 
 def _read_list(source: str) -> list[str]:
     try:
-        text = read_file(Path(source), _MAX_LIST).decode("utf-8-sig")
+        text = read_text(Path(source), _MAX_LIST)
     except (OSError, UnicodeError) as error:
         raise DataError(f"{source}: the list of images cannot be read ({error})") from error
     images = [line.strip("\r") for line in text.split("\n") if line.strip()]

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from detlite import __version__
 from detlite.apps.cli import split_pairs
+from detlite.apps.streams import discard_output, prepare_streams
 from detlite.threads import wait_passively
 
 COMMANDS = {
@@ -29,6 +30,7 @@ COMMANDS = {
     "analyze": "count the parameters, operations and activations of a model",
 }
 INTERRUPTED = 130  # the status that shells report for a program ended by SIGINT
+PIPE_CLOSED = 141  # the status of a program ended by SIGPIPE
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -38,6 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit status: 0 on success, 2 for an error that the user can fix, 130 after Ctrl-C. Some
         commands use 1 and 75, see their help.
     """
+    prepare_streams()
     commands = "\n".join(f"  {name:10} {text}" for name, text in COMMANDS.items())
     parser = argparse.ArgumentParser(
         "detlite",
@@ -66,7 +69,12 @@ def run_command(name: str, arguments: Sequence[str]) -> int:
         args = parser.parse_intermixed_args(arguments)
         if "overrides" in args:
             args.overrides = split_pairs(args.overrides)
-        return int(command.run(args))
+        status = int(command.run(args))
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:  # for example of `detlite check ... | head`
+        discard_output()
+        return PIPE_CLOSED
     except KeyboardInterrupt:
         print(getattr(command, "INTERRUPTED", "interrupted"), file=sys.stderr)
         return INTERRUPTED

@@ -14,7 +14,7 @@ from urllib.parse import unquote
 
 from detlite.data.images.formats import image_suffixes
 from detlite.files.errors import DataError
-from detlite.files.reading import open_file, read_file
+from detlite.files.reading import open_file, read_file, read_text
 
 OUTPUT_FOLDER = "detlite"  # in the folder of a dataset, for the files that `detlite init` writes
 SPLITS = {"trainval": "train", "train": "train", "training": "train", "val": "val", "valid": "val",
@@ -198,7 +198,7 @@ def excerpt(file: Path) -> str:
 def read_lines(file: Path) -> list[str]:
     """Return the lines of a text file. Raises DataError."""
     try:
-        return read_file(file, _MAX_BYTES).decode("utf-8-sig").splitlines()
+        return read_text(file, _MAX_BYTES).splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{file}: cannot be read as text in UTF-8: {error}") from error
 

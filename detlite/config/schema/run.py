@@ -35,7 +35,6 @@ _SOLVER = {
     Key("AUTO_SCALE_LR", False): "multiply BASE_LR by IMS_PER_BATCH / REFERENCE_IMS_PER_BATCH",
     Key("REFERENCE_IMS_PER_BATCH", 16, positive): "batch size that BASE_LR refers to",
     Key("BIAS_LR_FACTOR", 2.0, not_negative): "learning rate multiplier of biases",
-    Key("BACKBONE_LR_FACTOR", 1.0, positive): "learning rate multiplier of the backbone",
     Key("LAYER_DECAY", 1.0, above_up_to_one): (
         "layer-wise decay: multiplier of the learning rate from each backbone layer to the "
         "previous one. Layers are the stages of ResNets, timm's convolutional models and Swin, and "

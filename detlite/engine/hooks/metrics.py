@@ -24,6 +24,8 @@ from .base import Hook
 
 logger = logging.getLogger(__name__)
 
+_SILENCE_SECONDS = 30
+
 
 class Meters:
     """Averages losses and step times between two calls of `read`.
@@ -195,6 +197,38 @@ def _drop_repeated(path: Path, start: int, repeats_evaluation: bool) -> None:
         logger.warning("%s: removed %d damaged lines", path, damaged)
     with atomic_open(path, "wb") as file:
         file.write(b"".join(kept))
+
+
+class Progress(Hook):
+    """Logs the first step, later steps when nothing was logged for half a minute, and the total.
+
+    On a busy machine, SOLVER.LOG_PERIOD steps can take many minutes. The additional lines have no
+    losses, because reading them would wait for the device.
+    """
+
+    def before_train(self) -> None:
+        self._start, self._last = time.monotonic(), -math.inf
+        self._first = self.trainer.iteration
+
+    def after_step(self, losses: dict[str, Tensor]) -> None:
+        now, iteration = time.monotonic(), self.trainer.iteration
+        is_logged = iteration % self.trainer.cfg.SOLVER.LOG_PERIOD == 0
+        if is_logged or now - self._last < _SILENCE_SECONDS:
+            return
+        self._last = now
+        seconds = (now - self._start) / (iteration - self._first)
+        logger.info("iteration %d  %.3f s per step", iteration, seconds)
+
+    def after_log(self, metrics: dict[str, float]) -> None:
+        self._last = time.monotonic()
+
+    def after_train(self) -> None:
+        iteration, images = self.trainer.iteration, len(self.trainer.train_set)
+        seen = iteration * self.trainer.cfg.SOLVER.IMS_PER_BATCH
+        logger.info(
+            "trained %d iterations, %.1f epochs of %d images; this process took %.1f minutes",
+            iteration, seen / images, images, (time.monotonic() - self._start) / 60,
+        )  # fmt: skip
 
 
 class MachineLoad(Hook):

@@ -62,9 +62,10 @@ def test_links_to_folders_are_followed_once(photos):
     assert [path.rpartition("sub/")[2] for path in found] == ["d.jpg", "er/e.jpeg"]
 
 
-def test_lists_of_paths_and_urls(photos):
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16-le", "utf-16-be"])
+def test_lists_of_paths_and_urls(photos, encoding):
     lines = "\ufeffphotos/b.jpg\r\n\nhttps://host/x.jpg\nphotos/ä b.png\n"
-    Path("list.txt").write_text(lines, encoding="utf-8")
+    Path("list.txt").write_text(lines, encoding=encoding)
     expected = ["photos/b.jpg", "https://host/x.jpg", "photos/ä b.png"]
     assert list_images(["list.txt"]) == expected
     assert list_images(["HTTP://host/y", "list.txt"]) == ["HTTP://host/y", *expected]
@@ -88,7 +89,7 @@ def test_excluded_folder(photos):
 )
 def test_inputs_without_images(photos, source, message):
     Path("empty").mkdir()
-    Path("binary.txt").write_bytes(b"\xff\xfe\x00")
+    Path("binary.txt").write_bytes(b"\x89\xfe\x00")
     with pytest.raises(DataError, match=message):
         list_images([source])
 

@@ -17,6 +17,7 @@ from detlite.engine.hooks.metrics import (
     MetricsWriter,
     NonFiniteLossError,
     OtherPrograms,
+    Progress,
 )
 
 METRICS = {"loss": 1.5, "loss_a": 1.0, "time": 0.5, "data_time": 0.1, "eta_s": 61.0, "lr": 0.02}
@@ -168,3 +169,27 @@ def test_warns_once_on_the_cpu(monkeypatch, caplog):
         hook.after_log({})
         assert caplog.messages == expected
         caplog.clear()
+
+
+def test_the_first_step_is_logged_and_then_one_in_half_a_minute(monkeypatch, caplog):
+    caplog.set_level("INFO")
+    now = [100.0]
+    monkeypatch.setattr("detlite.engine.hooks.metrics.time.monotonic", lambda: now[0])
+    progress = Progress()
+    solver = SimpleNamespace(LOG_PERIOD=10, IMS_PER_BATCH=4)
+    cfg = SimpleNamespace(SOLVER=solver)
+    progress.trainer = SimpleNamespace(iteration=20, cfg=cfg, train_set=range(8))
+    progress.before_train()
+    for iteration in range(21, 41):
+        now[0] += 9.0
+        progress.trainer.iteration = iteration
+        progress.after_step({})
+        if iteration % 10 == 0:
+            progress.after_log({})
+    progress.after_train()
+    lines = [line.getMessage() for line in caplog.records]
+    assert lines[0] == "iteration 21  9.000 s per step"
+    assert [int(line.split()[1]) for line in lines[:-1]] == [21, 25, 29, 34, 38]
+    assert (
+        lines[-1] == "trained 40 iterations, 20.0 epochs of 8 images; this process took 3.0 minutes"
+    )
