@@ -144,34 +144,3 @@ def padded_nms(
         indices.append(survivors + [0] * padding)
         kept.append([True] * len(survivors) + [False] * padding)
     return indices, kept
-
-
-def match_boxes(
-    truth: np.ndarray, valid: np.ndarray, candidates: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """[G, 4], [G] and [N, 4] of one image to the index, overlap and mark of each candidate."""
-    zero = truth.dtype.type(0)
-
-    def area(box: np.ndarray) -> np.floating:
-        width, height = box[2] - box[0], box[3] - box[1]
-        return (zero if width < 0 else width) * (zero if height < 0 else height)
-
-    def overlap(a: np.ndarray, b: np.ndarray) -> np.floating:
-        if np.isnan(a).any() or np.isnan(b).any():
-            return zero
-        width = max(min(a[2], b[2]) - max(a[0], b[0]), zero)
-        height = max(min(a[3], b[3]) - max(a[1], b[1]), zero)
-        union = area(a) + area(b) - width * height
-        return width * height / union if union > 0 else zero
-
-    count = len(candidates)
-    index, iou = np.full(count, -1), np.zeros(count, truth.dtype)
-    best = np.zeros(count, bool)
-    with np.errstate(all="ignore"):
-        table = [[overlap(box, candidate) for candidate in candidates] for box in truth]
-    for g in np.flatnonzero(valid):
-        for n in range(count):
-            if index[n] < 0 or table[g][n] > iou[n]:
-                index[n], iou[n] = g, table[g][n]
-            best[n] |= table[g][n] > 0 and table[g][n] == max(table[g])
-    return index, iou, best

@@ -9,6 +9,7 @@ from torch import Tensor
 
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
 LAYOUTS = ["contiguous", "channels_last", "strided", "transposed", "cropped_channels_last"]
+FORMS = [(2, False), (2, True), (-1, False), (0, True), (3, True)]  # sampling ratio, aligned
 # For opcheck, which is slow.
 OPCHECK_LAYOUTS = [
     "channels_last",

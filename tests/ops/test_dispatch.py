@@ -74,7 +74,9 @@ def test_devices_without_torchvision_kernels_use_the_cpu():
     assert dispatch._runs("any", "privateuseone")
 
 
-@pytest.mark.parametrize("seeds", [range(80), pytest.param(range(80, 300), marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "seeds", [range(80), pytest.param(range(80, 1000), marks=pytest.mark.slow)]
+)
 def test_random_inputs_agree_with_the_kernels(seeds):
     """Maps and masks of any form, boxes anywhere, infinite and NaN, forward and backward."""
     others = [fuzz.suppression, fuzz.matching, fuzz.pasting, fuzz.keypoints, fuzz.focal_loss]
@@ -85,11 +87,7 @@ def test_random_inputs_agree_with_the_kernels(seeds):
         run = make(rng)
         expected = run()
         with dispatch.use_fallback_ops():
-            actual = run()
-        for a, b in zip(actual, expected, strict=True):
-            finite = b.double()[b.double().isfinite()]
-            spread = 1 + (finite.abs().max().item() if len(finite) else 0)
-            assert not fuzz.differ(a, b, spread), f"seed {seed}: {make.__name__}"
+            assert not fuzz.differ(run(), expected), f"seed {seed}: {make.__name__}"
 
 
 class OperationRecorder(TorchDispatchMode):

@@ -54,20 +54,6 @@ def test_pixels_in_common(seed: int, height: int, width: int) -> None:
     ]
 
 
-def test_many_threads_agree_with_one() -> None:
-    rng = np.random.default_rng(0)
-    sides = [packed(list(bitmaps(rng, 300, 20, 30))) for _ in range(2)]
-    index = torch.arange(300)
-    ranges = torch.stack([index // 2, index // 2 + 9], dim=1)
-    threads = torch.get_num_threads()
-    actual = []
-    for count in (1, 3):
-        torch.set_num_threads(count)
-        actual.append(mask_intersections(*sides[0], index, *sides[1], ranges))
-    torch.set_num_threads(threads)
-    assert all(torch.equal(a, b) for a, b in zip(*actual, strict=True))
-
-
 @pytest.mark.parametrize(
     "text", ["", "4", "16", "14P", "1/4", "1p4", "\x004", "P" * 9 + "1", "1N6", "`0", "122OO1"]
 )
@@ -95,38 +81,6 @@ def test_random_bytes_are_safe() -> None:
         assert torch.equal(areas, others)
         assert ((areas >= -1) & (areas <= pixels)).all()
         assert (shared.view(20, 20).diagonal() == areas.clamp(min=0)).all()
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"data": torch.zeros(4)}, "masks must be uint8 of one dimension, got float32"),
-        ({"lengths": torch.tensor([1])}, "lengths of masks must add up to its 4 bytes"),
-        ({"lengths": torch.tensor([-1])}, "lengths of masks must add up to"),
-        ({"lengths": torch.tensor([5])}, "lengths of masks must add up to"),
-        ({"lengths": torch.tensor([4.0])}, "lengths and pixels of masks must be int64"),
-        ({"pixels": torch.tensor([4, 4])}, r"lengths and pixels of masks .* got int64 \[2\]"),
-        ({"pixels": torch.tensor([2**32])}, "pixels of masks must be from 0 to 2.32 - 1"),
-        ({"index": torch.tensor([1])}, "index must be from 0 to 0, got 1"),
-        ({"index": torch.tensor([-1])}, "index must be from 0 to 0, got -1"),
-        ({"index": torch.tensor([0.0])}, "index must be int64 of one dimension"),
-        ({"other_pixels": torch.tensor([-1])}, "pixels of others must be from 0"),
-        ({"ranges": torch.tensor([0, 1])}, r"ranges must be int64 \[1, 2\], got int64 \[2\]"),
-        ({"ranges": torch.tensor([[0, 2]])}, "ranges must be within 1 others, got 0 to 2"),
-        ({"ranges": torch.tensor([[1, 0]])}, "ranges must be within 1 others, got 1 to 0"),
-        ({"ranges": torch.tensor([[-1, 0]])}, "ranges must be within 1 others"),
-    ],
-)
-def test_invalid_masks_are_named(change: dict[str, Any], message: str) -> None:
-    side = torch.tensor(list(b"1212"), dtype=torch.uint8), torch.tensor([4]), torch.tensor([6])
-    names = ("data", "lengths", "pixels")
-    good = dict(zip(names, side, strict=True))
-    good |= {"index": torch.tensor([0])}
-    good |= {f"other_{name}": value for name, value in zip(names, side, strict=True)}
-    good |= {"ranges": torch.tensor([[0, 1]])}
-    mask_intersections(**good)
-    with pytest.raises(RuntimeError, match=f"mask_intersections: {message}"):
-        mask_intersections(**{**good, **change})
 
 
 def scalar_match(
@@ -179,13 +133,48 @@ def test_matches_are_cocos(seed: int) -> None:
     assert set(actual.ravel().tolist()) == {0, 1, 2}
 
 
-GOOD = {
-    "overlaps": torch.tensor([0.5, 0.9]).double(),
-    "groups": torch.tensor([[0, 2, 0, 1]]),
-    "crowd": torch.tensor([False]),
-    "ignored": torch.tensor([[False]]),
-    "uncounted": torch.tensor([[False, True]]),
-    "thresholds": torch.tensor([0.5]).double(),
+_SIDE = {
+    "data": torch.tensor(list(b"1212"), dtype=torch.uint8),
+    "lengths": torch.tensor([4]),
+    "pixels": torch.tensor([6]),
+}
+GOOD: dict[str, dict[str, Any]] = {
+    "mask_intersections": {
+        **_SIDE,
+        **{f"other_{name}": value for name, value in _SIDE.items()},
+        "index": torch.tensor([0]),
+        "ranges": torch.tensor([[0, 1]]),
+    },
+    "match_detections": {
+        "overlaps": torch.tensor([0.5, 0.9]).double(),
+        "groups": torch.tensor([[0, 2, 0, 1]]),
+        "crowd": torch.tensor([False]),
+        "ignored": torch.tensor([[False]]),
+        "uncounted": torch.tensor([[False, True]]),
+        "thresholds": torch.tensor([0.5]).double(),
+    },
+    "encode_polygons": {
+        "corners": torch.tensor([[0.0, 0], [4, 0], [4, 4]]).double(),
+        "polygons": torch.tensor([3]),
+        "masks": torch.tensor([1]),
+        "sizes": torch.tensor([[5, 5]]),
+    },
+    "box_overlaps": {
+        "boxes": torch.ones(1, 4).double(),
+        "others": torch.ones(1, 4).double(),
+        "crowd": torch.tensor([False]),
+        "ranges": torch.tensor([[0, 1]]),
+    },
+    "precision_recall": {
+        "outcomes": torch.tensor([[[1, 0]]], dtype=torch.uint8),
+        "scores": torch.tensor([0.5, 0.9]).double(),
+        "ranks": torch.tensor([1, 0]),
+        "ends": torch.tensor([2]),
+        "positives": torch.tensor([[1]]),
+        "limits": torch.tensor([100]),
+        "recall_thresholds": torch.tensor([0.0, 1.0]).double(),
+        "max_dets": 100,
+    },
 }
 
 
@@ -194,30 +183,7 @@ def test_an_exact_overlap_reaches_threshold_1() -> None:
         "overlaps": torch.tensor([1 - 1e-11, 1]).double(),
         "thresholds": torch.ones(1).double(),
     }
-    assert match_detections(**{**GOOD, **change}).tolist() == [[[1, 2]]]
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"overlaps": torch.zeros(2)}, "overlaps must be float64 of 1 dimensions, got float32"),
-        ({"overlaps": torch.zeros(3).double()}, r"overlaps must have shape \[2\], .* got \[3\]"),
-        ({"groups": torch.zeros(1, 3).long()}, r"groups must have shape \[Q, 4\], got \[1, 3\]"),
-        ({"groups": torch.zeros(1, 4)}, "groups must be int64"),
-        ({"groups": torch.tensor([[0, 1, 0, 1]])}, "groups must follow each other over 2"),
-        ({"groups": torch.tensor([[1, 2, 0, 1]])}, "groups must follow each other over 2"),
-        ({"groups": torch.tensor([[0, 3, 0, 1]])}, "groups must follow each other over 2"),
-        ({"groups": torch.tensor([[0, 2, 0, 2]])}, "groups must be within 1 objects, got 0 to 2"),
-        ({"groups": torch.tensor([[0, 2, 1, 0]])}, "groups must be within 1 objects"),
-        ({"crowd": torch.zeros(1)}, "crowd must be bool of 1 dimensions, got float32"),
-        ({"ignored": torch.zeros(1, 2).bool()}, r"ignored must have shape \[1, 1\]"),
-        ({"uncounted": torch.zeros(2, 2).bool()}, r"uncounted must have shape \[1, D\]"),
-        ({"thresholds": torch.zeros(1)}, "thresholds must be float64"),
-    ],
-)
-def test_invalid_matches_are_named(change: dict[str, Any], message: str) -> None:
-    with pytest.raises(RuntimeError, match=f"match_detections: {message}"):
-        match_detections(**{**GOOD, **change})
+    assert match_detections(**{**GOOD["match_detections"], **change}).tolist() == [[[1, 2]]]
 
 
 def random_polygons(
@@ -274,34 +240,6 @@ def test_degenerate_polygons_are_empty(function: Any) -> None:
     assert len(data) == len(ends) == 0
 
 
-GOOD_POLYGONS = {
-    "corners": torch.tensor([[0.0, 0], [4, 0], [4, 4]]).double(),
-    "polygons": torch.tensor([3]),
-    "masks": torch.tensor([1]),
-    "sizes": torch.tensor([[5, 5]]),
-}
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"corners": torch.zeros(3, 2)}, "corners must be float64, got float32"),
-        ({"corners": torch.zeros(6).double()}, r"corners must have shape \[V, 2\], got \[6\]"),
-        ({"polygons": torch.tensor([2])}, "polygons must add up to the 3 corners, got 2"),
-        ({"polygons": torch.tensor([-1])}, "polygons must add up to the 3 corners, got -1"),
-        ({"masks": torch.tensor([2])}, "masks must add up to the 1 polygons, got 2"),
-        ({"masks": torch.tensor([1.0])}, "masks must be int64"),
-        ({"sizes": torch.tensor([[5, 0]])}, "a width must be from 1 to"),
-        ({"sizes": torch.tensor([[1 << 20, 1 << 20]])}, "has too many pixels for run lengths"),
-        ({"sizes": torch.tensor([5, 5])}, r"sizes must have shape \[1, 2\]"),
-    ],
-)
-def test_invalid_polygons_are_named(change: dict[str, Any], message: str) -> None:
-    encode_polygons(**GOOD_POLYGONS)
-    with pytest.raises(RuntimeError, match=f"encode_polygons: .*{message}"):
-        encode_polygons(**{**GOOD_POLYGONS, **change})
-
-
 @pytest.mark.parametrize("function", [box_overlaps, FALLBACKS["box_overlaps"]])
 def test_box_overlaps_are_those_of_pycocotools(function: Any) -> None:
     rng = np.random.default_rng(0)
@@ -319,28 +257,6 @@ def test_box_overlaps_are_those_of_pycocotools(function: Any) -> None:
     np.testing.assert_allclose(actual, np.concatenate(expected), rtol=0, atol=1e-15)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"boxes": torch.zeros(1, 4)}, "boxes must be float64, got float32"),
-        ({"others": torch.zeros(1, 3).double()}, r"others must have shape \[1, 4\]"),
-        ({"crowd": torch.zeros(2).bool()}, r"crowd must have shape \[1\]"),
-        ({"ranges": torch.tensor([[0, 2]])}, "ranges must be within 1 others, got 0 to 2"),
-        ({"ranges": torch.tensor([[-1, 1]])}, "ranges must be within 1 others"),
-    ],
-)
-def test_invalid_boxes_are_named(change: dict[str, Any], message: str) -> None:
-    good = {
-        "boxes": torch.ones(1, 4).double(),
-        "others": torch.ones(1, 4).double(),
-        "crowd": torch.tensor([False]),
-        "ranges": torch.tensor([[0, 1]]),
-    }
-    assert box_overlaps(**good).tolist() == [1.0]
-    with pytest.raises(RuntimeError, match=f"box_overlaps: {message}"):
-        box_overlaps(**{**good, **change})
-
-
 def scalar_tables(
     outcomes: np.ndarray, scores: np.ndarray, ranks: np.ndarray, positives: int, limit: int
 ) -> tuple[list[float], float]:
@@ -355,9 +271,7 @@ def scalar_tables(
     return precision, counted.count(1) / positives
 
 
-@pytest.mark.parametrize(
-    "function", [torch.ops.detlite.precision_recall, FALLBACKS["precision_recall"]]
-)
+@pytest.mark.parametrize("function", [precision_recall, FALLBACKS["precision_recall"]])
 def test_tables_follow_their_definition(function: Any) -> None:
     rng = np.random.default_rng(0)
     ends, detections = np.array([0, 30, 30, 90]), 90
@@ -378,21 +292,58 @@ def test_tables_follow_their_definition(function: Any) -> None:
                 assert precision[t, :, k, a].tolist() == pytest.approx(expected, abs=1e-12)
 
 
-GOOD_TABLES = {
-    "outcomes": torch.tensor([[[1, 0]]], dtype=torch.uint8),
-    "scores": torch.tensor([0.5, 0.9]).double(),
-    "ranks": torch.tensor([1, 0]),
-    "ends": torch.tensor([2]),
-    "positives": torch.tensor([[1]]),
-    "limits": torch.tensor([100]),
-    "recall_thresholds": torch.tensor([0.0, 1.0]).double(),
-    "max_dets": 100,
-}
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
+INVALID: dict[str, list[tuple[dict[str, Any], str]]] = {
+    "mask_intersections": [
+        ({"data": torch.zeros(4)}, "masks must be uint8 of one dimension, got float32"),
+        ({"lengths": torch.tensor([1])}, "lengths of masks must add up to its 4 bytes"),
+        ({"lengths": torch.tensor([-1])}, "lengths of masks must add up to"),
+        ({"lengths": torch.tensor([5])}, "lengths of masks must add up to"),
+        ({"lengths": torch.tensor([4.0])}, "lengths and pixels of masks must be int64"),
+        ({"pixels": torch.tensor([4, 4])}, r"lengths and pixels of masks .* got int64 \[2\]"),
+        ({"pixels": torch.tensor([2**32])}, "pixels of masks must be from 0 to 2.32 - 1"),
+        ({"index": torch.tensor([1])}, "index must be from 0 to 0, got 1"),
+        ({"index": torch.tensor([-1])}, "index must be from 0 to 0, got -1"),
+        ({"index": torch.tensor([0.0])}, "index must be int64 of one dimension"),
+        ({"other_pixels": torch.tensor([-1])}, "pixels of others must be from 0"),
+        ({"ranges": torch.tensor([0, 1])}, r"ranges must be int64 \[1, 2\], got int64 \[2\]"),
+        ({"ranges": torch.tensor([[0, 2]])}, "ranges must be within 1 others, got 0 to 2"),
+        ({"ranges": torch.tensor([[1, 0]])}, "ranges must be within 1 others, got 1 to 0"),
+        ({"ranges": torch.tensor([[-1, 0]])}, "ranges must be within 1 others"),
+    ],
+    "match_detections": [
+        ({"overlaps": torch.zeros(2)}, "overlaps must be float64 of 1 dimensions, got float32"),
+        ({"overlaps": torch.zeros(3).double()}, r"overlaps must have shape \[2\], .* got \[3\]"),
+        ({"groups": torch.zeros(1, 3).long()}, r"groups must have shape \[Q, 4\], got \[1, 3\]"),
+        ({"groups": torch.zeros(1, 4)}, "groups must be int64"),
+        ({"groups": torch.tensor([[0, 1, 0, 1]])}, "groups must follow each other over 2"),
+        ({"groups": torch.tensor([[1, 2, 0, 1]])}, "groups must follow each other over 2"),
+        ({"groups": torch.tensor([[0, 3, 0, 1]])}, "groups must follow each other over 2"),
+        ({"groups": torch.tensor([[0, 2, 0, 2]])}, "groups must be within 1 objects, got 0 to 2"),
+        ({"groups": torch.tensor([[0, 2, 1, 0]])}, "groups must be within 1 objects"),
+        ({"crowd": torch.zeros(1)}, "crowd must be bool of 1 dimensions, got float32"),
+        ({"ignored": torch.zeros(1, 2).bool()}, r"ignored must have shape \[1, 1\]"),
+        ({"uncounted": torch.zeros(2, 2).bool()}, r"uncounted must have shape \[1, D\]"),
+        ({"thresholds": torch.zeros(1)}, "thresholds must be float64"),
+    ],
+    "encode_polygons": [
+        ({"corners": torch.zeros(3, 2)}, "corners must be float64, got float32"),
+        ({"corners": torch.zeros(6).double()}, r"corners must have shape \[V, 2\], got \[6\]"),
+        ({"polygons": torch.tensor([2])}, "polygons must add up to the 3 corners, got 2"),
+        ({"polygons": torch.tensor([-1])}, "polygons must add up to the 3 corners, got -1"),
+        ({"masks": torch.tensor([2])}, "masks must add up to the 1 polygons, got 2"),
+        ({"masks": torch.tensor([1.0])}, "masks must be int64"),
+        ({"sizes": torch.tensor([[5, 0]])}, "a width must be from 1 to"),
+        ({"sizes": torch.tensor([[1 << 20, 1 << 20]])}, "has too many pixels for run lengths"),
+        ({"sizes": torch.tensor([5, 5])}, r"sizes must have shape \[1, 2\]"),
+    ],
+    "box_overlaps": [
+        ({"boxes": torch.zeros(1, 4)}, "boxes must be float64, got float32"),
+        ({"others": torch.zeros(1, 3).double()}, r"others must have shape \[1, 4\]"),
+        ({"crowd": torch.zeros(2).bool()}, r"crowd must have shape \[1\]"),
+        ({"ranges": torch.tensor([[0, 2]])}, "ranges must be within 1 others, got 0 to 2"),
+        ({"ranges": torch.tensor([[-1, 1]])}, "ranges must be within 1 others"),
+    ],
+    "precision_recall": [
         ({"outcomes": torch.zeros(1, 1, 2)}, "outcomes must be uint8, got float32"),
         ({"scores": torch.zeros(3).double()}, r"scores must have shape \[2\], .* got \[3\]"),
         ({"ranks": torch.zeros(2)}, "ranks must be int64, got float32"),
@@ -401,9 +352,15 @@ GOOD_TABLES = {
         ({"positives": torch.tensor([1])}, r"positives must have shape \[1, 1\]"),
         ({"recall_thresholds": torch.zeros(2)}, "recall_thresholds must be float64"),
     ],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [(name, *row) for name, changes in INVALID.items() for row in changes],
 )
-def test_invalid_tables_are_named(change: dict[str, Any], message: str) -> None:
-    precision, recall = precision_recall(**GOOD_TABLES)
-    assert (precision.flatten().tolist(), recall.item()) == ([0.5, 0.5], 1.0)
-    with pytest.raises(RuntimeError, match=f"precision_recall: {message}"):
-        precision_recall(**{**GOOD_TABLES, **change})
+def test_invalid_arguments_are_named(name: str, change: dict[str, Any], message: str) -> None:
+    operator = getattr(torch.ops.detlite, name)
+    operator(**GOOD[name])
+    with pytest.raises(RuntimeError, match=f"{name}: .*{message}"):
+        operator(**{**GOOD[name], **change})

@@ -165,12 +165,6 @@ def test_opcheck(device, dtype):
     )
 
 
-def test_traces_to_one_graph(device):
-    logits, targets = (x.to(device) for x in logits_and_targets((4, 5)))
-    traced = torch.compile(sigmoid_focal_loss, fullgraph=True, backend="aot_eager")
-    assert torch.equal(traced(logits, targets), sigmoid_focal_loss(logits, targets))
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -179,18 +179,6 @@ def test_invalid_arguments_are_named(device, change, message):
         heatmap_peaks(good["maps"].to(device), good["boxes"].to(device))
 
 
-def test_opcheck():
-    arguments = torch.randn(2, 3, 9, 9), random_boxes(2, sides=(0.3, 60))
-    torch.library.opcheck(torch.ops.detlite.heatmap_peaks, arguments)
-
-
-def test_compiles_without_graph_breaks():
-    arguments = torch.randn(2, 3, 9, 9), random_boxes(2, sides=(0.3, 60))
-    compiled = torch.compile(heatmap_peaks, fullgraph=True, backend="aot_eager")
-    actual, expected = compiled(*arguments), heatmap_peaks(*arguments)
-    assert all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True))
-
-
 def test_no_gradient_flows():
     maps = torch.randn(2, 3, 9, 9, requires_grad=True)
     assert not any(x.requires_grad for x in heatmap_peaks(maps, random_boxes(2, sides=(0.3, 60))))

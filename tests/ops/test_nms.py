@@ -38,19 +38,6 @@ def test_batched_nms_matches_oracle(device, dtype, groups):
     assert kept.tolist() == oracle(*arrays, np.float64(0.4))
 
 
-def test_many_groups_match_one_call_each(device):
-    boxes, scores = random_boxes(2000, extent=100).to(device), distinct_scores(2000).to(device)
-    idxs = torch.randint(0, 20, (2000,), device=device)
-    kept = torch.cat(
-        [
-            (idxs == g).nonzero()[:, 0][nms(boxes[idxs == g], scores[idxs == g], 0.5)]
-            for g in range(20)
-        ]
-    )
-    expected = kept[scores[kept].argsort(descending=True)]
-    assert torch.equal(batched_nms(boxes, scores, idxs, 0.5), expected)
-
-
 def by_torchvision(boxes, scores, idxs, threshold):
     """Call torchvision for each group; return the kept boxes by decreasing score."""
     kept = []
@@ -178,36 +165,6 @@ def test_strided_inputs_and_other_integers(device):
     turned = boxes.t().contiguous().t()
     assert torch.equal(batched_nms(turned, strided, idxs.int(), 0.3), expected)
     assert torch.equal(batched_nms(boxes, scores.double(), idxs, 0.3), expected)
-
-
-def test_many_threads_agree_with_one():
-    boxes, scores = random_boxes(4000, extent=400.0), torch.rand(4000)
-    idxs = torch.randint(0, 9, (4000,))
-    threads = torch.get_num_threads()
-    results = []
-    for count in (1, 2):
-        torch.set_num_threads(count)
-        results.append((nms(boxes, scores, 0.5), batched_nms(boxes, scores, idxs, 0.5)))
-    torch.set_num_threads(threads)
-    assert torch.equal(results[0][0], results[1][0])
-    assert torch.equal(results[0][1], results[1][1])
-
-
-def test_opcheck(device):
-    boxes, scores = random_boxes(20, extent=100).to(device), distinct_scores(20).to(device)
-    idxs = torch.randint(0, 4, (20,), device=device)
-    torch.library.opcheck(torch.ops.detlite.nms, (boxes, scores, 0.5))
-    torch.library.opcheck(torch.ops.detlite.batched_nms, (boxes, scores, idxs, 0.5))
-
-
-def test_traces_to_one_graph(device):
-    boxes, scores = random_boxes(20, extent=100).to(device), distinct_scores(20).to(device)
-
-    def best(boxes, scores):
-        return boxes[nms(boxes, scores, 0.5)] * 2
-
-    traced = torch.compile(best, fullgraph=True, backend="aot_eager")
-    assert torch.equal(traced(boxes, scores), best(boxes, scores))
 
 
 @pytest.mark.parametrize(

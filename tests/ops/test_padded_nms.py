@@ -113,36 +113,6 @@ def test_strided_inputs_and_other_integers(device):
     assert torch.equal(actual[1], expected[1])
 
 
-def test_many_threads_agree_with_one():
-    boxes, scores = random_boxes(3, 3000, extent=300.0), torch.rand(3, 3000)
-    groups, valid = torch.randint(0, 9, (3, 3000)), torch.rand(3, 3000) > 0.1
-    threads = torch.get_num_threads()
-    results = []
-    for count in (1, 2, 3):
-        torch.set_num_threads(count)
-        results.append(padded_nms(boxes, scores, groups, valid, 0.5, 2000))
-    torch.set_num_threads(threads)
-    for index, kept in results[1:]:
-        assert torch.equal(index, results[0][0])
-        assert torch.equal(kept, results[0][1])
-
-
-def test_opcheck(device):
-    case = tuple(x.to(device) for x in random_case(2, 20))
-    torch.library.opcheck(torch.ops.detlite.padded_nms, (*case, 0.5, 12))
-
-
-def test_traces_to_one_graph(device):
-    case = tuple(x.to(device) for x in random_case(2, 20))
-
-    def best(boxes, scores, groups, valid):
-        index, kept = padded_nms(boxes, scores, groups, valid, 0.5, 12)
-        return torch.where(kept, scores.gather(1, index), 0) * 2
-
-    traced = torch.compile(best, fullgraph=True, backend="aot_eager")
-    assert torch.equal(traced(*case), best(*case))
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -12,6 +12,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from detlite import _C
 from detlite.ops import (
+    RoIAlign,
+    RoIPool,
     assign_levels,
     pyramid_roi_align,
     pyramid_roi_pool,
@@ -19,7 +21,7 @@ from detlite.ops import (
     roi_pool,
     sigmoid_focal_loss,
 )
-from tests.ops.roi_cases import features, odd_rois, ordinary_rois
+from tests.ops.roi_cases import FORMS, LAYOUTS, features, odd_rois, ordinary_rois
 
 SCALES = [1 / 4, 1 / 8, 1 / 16, 1 / 32]
 OPERATORS = [pyramid_roi_align, pyramid_roi_pool]
@@ -187,6 +189,89 @@ torch.cuda.synchronize()
     assert message in ended.stderr
 
 
+# ---- both operators
+
+
+POOLS = [
+    *(partial(roi_align, sampling_ratio=ratio, aligned=aligned) for ratio, aligned in FORMS),
+    roi_pool,
+]
+REFERENCES = [
+    *(partial(torchvision.ops.roi_align, **pool.keywords) for pool in POOLS[:-1]),
+    torchvision.ops.roi_pool,
+]
+
+
+@pytest.mark.parametrize(("pool", "reference"), [*zip(POOLS, REFERENCES, strict=True)])
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
+def test_matches_torchvision_forward_and_backward(device, layout, pool, reference):
+    for seed in range(5):
+        torch.manual_seed(seed)
+        own = features(torch.float32, layout).to(device).requires_grad_()
+        other = own.detach().contiguous().requires_grad_()
+        rois = ordinary_rois(30).to(device)
+        output, expected = pool(own, rois, (7, 5), 0.25), reference(other, rois, (7, 5), 0.25)
+        grad = torch.randn_like(expected)
+        output.backward(grad)
+        expected.backward(grad)
+        tolerance = 0 if pool is roi_pool else 1e-5
+        torch.testing.assert_close(output, expected, rtol=tolerance, atol=tolerance)
+        torch.testing.assert_close(own.grad, other.grad, rtol=1e-4, atol=10 * tolerance + 1e-5)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("pool", [roi_align, roi_pool])
+def test_memory_format_is_kept(device, pool, layout):
+    x = features(layout=layout).to(device).requires_grad_()
+    output = pool(x, ordinary_rois().to(device), 7, 0.25)
+    # A contiguous gradient, as a flattening layer hands back.
+    (grad,) = torch.autograd.grad(output, x, torch.ones(output.shape, device=device))
+    memory_format = torch.channels_last if "channels_last" in layout else torch.contiguous_format
+    assert output.is_contiguous(memory_format=memory_format)
+    assert grad.is_contiguous(memory_format=memory_format)
+
+
+@pytest.mark.parametrize(
+    ("shape", "count"), [((2, 3, 5, 5), 0), ((0, 3, 5, 5), 0), ((1, 0, 5, 5), 4), ((1, 3, 0, 5), 4)]
+)
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
+@pytest.mark.parametrize("pool", [roi_align, roi_pool])
+def test_empty(device, pool, shape, count, layout):
+    x = features(torch.float32, layout, shape).to(device).requires_grad_()
+    output = pool(x, torch.zeros(count, 5, device=device), (7, 6))
+    output.sum().backward()
+    assert output.shape == (count, shape[1], 7, 6)
+    assert not output.any()
+    assert x.grad.shape == shape
+    assert not x.grad.any()
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
+@pytest.mark.parametrize("pool", [POOLS[0], POOLS[3], roi_pool])
+def test_gradients(device, pool, layout):
+    x = features(torch.float64, layout, (2, 2, 5, 6)).to(device).requires_grad_()
+    rois = torch.cat([ordinary_rois(3), odd_rois()[:3]]).double().to(device)
+    rois[:, 1:] /= 2
+    function = partial(pool, boxes=rois, output_size=(2, 3), spatial_scale=0.25)
+    assert torch.autograd.gradcheck(function, (x,), fast_mode=True)
+    assert torch.autograd.gradgradcheck(function, (x,), fast_mode=True)
+
+
+@pytest.mark.parametrize(
+    ("module", "pool"),
+    [(RoIAlign((7, 5), 0.25, 2, True), POOLS[1]), (RoIPool((7, 5), 0.25), roi_pool)],
+)
+def test_list_of_boxes_and_module(device, module, pool):
+    x, rois = features().to(device), ordinary_rois().to(device)
+    rois = rois[rois[:, 0].argsort()]
+    boxes = [rois[rois[:, 0] == i, 1:] for i in range(2)]
+    expected = pool(x, rois, (7, 5), 0.25)
+    assert torch.equal(module(x, boxes), expected)
+    assert torch.equal(pool(x, [b.double() for b in boxes], (7, 5), 0.25), expected)
+    assert "output_size=(7, 5), spatial_scale=0.25" in repr(module)
+    assert pool(x[:0], [], 7).shape == (0, 37, 7, 7)
+
+
 # ---- gradients of many RoIs on few cells
 
 
@@ -198,13 +283,7 @@ def test_overlapping_gradients_match_torchvision(device, dtype, channels, layout
     rois = ordinary_rois(700, dtype)
     rois[:, 0] = torch.randint(0, 3, (700,))
     rois = rois.to(device)
-    for ours, theirs in [
-        (
-            partial(roi_align, sampling_ratio=2),
-            partial(torchvision.ops.roi_align, sampling_ratio=2),
-        ),
-        (roi_pool, torchvision.ops.roi_pool),
-    ]:
+    for ours, theirs in zip(POOLS[-1:] + POOLS[:1], REFERENCES[-1:] + REFERENCES[:1], strict=True):
         own, exact = x.clone().requires_grad_(), x.cpu().double().clone().requires_grad_()
         output, expected = ours(own, rois, 5, 0.25), theirs(exact, rois.cpu().double(), 5, 0.25)
         grad = torch.randn_like(output)
