@@ -53,13 +53,15 @@ _MASK_FOLDERS = {
     "masks", "mask", "pedmasks", "segmentationobject", "segmentationclass", "instances", "labels",
     "label", "segmentations", "gt", "groundtruth", "ground_truth", "annotations",
 }  # fmt: skip
-_MASK = r"(masks?|labels?|segm?|segmentation|instances?|inst|gt)"
+_MASK = r"(masks?|labels?|segm?|segmentation|instances?|inst|gt|annotations?)"
 _MASK_NAME = re.compile(rf"[_-](cp[_-])?{_MASK}$|^{_MASK}[_-]", re.I)  # in names of masks
+_IMAGE_NAME = re.compile(r"[_-](image|img|photo|rgb)$|^(image|img|photo|rgb)[_-]", re.I)
 _NUMBER = re.compile(rf"[_-]({_MASK}[_-]?)?\d+$", re.I)  # after names of masks of one object
 _ADE20K = re.compile(r"ADE_\w+_seg\.png$|.+_parts_\d+\.png$")
 _CODES = {1000: "Cityscapes, KITTI or MOTS", 256: "Mapillary Vistas"}
 _MIN_CODED = 4  # values of category * code + number that are needed to recognize the code
 _COLOR_LINE = re.compile(r"([^#:][^:]*):\s*(\d+)\s*,\s*(\d+)\s*,\s*(\d+)\s*(?::|$)")
+_MAX_VALUE, _MAX_TEMPLATE = 255, 8  # higher values are colors; colors in a message
 _MAX_CLASSES = 20  # values that recur in several images are classes rather than objects
 
 # The parent of the folders of images and masks, and the path of a file in one of these folders,
@@ -91,7 +93,7 @@ def read_mask_folder(tree: FileTree, conversion: Conversion) -> LabeledDataset:
     if ade := [file for file in tree.images if _ADE20K.match(file.name)]:
         problem = "the colors of ADE20K are not supported. Convert its json files to COCO json"
         raise DataError(f"{ade[0]}: {problem}")
-    names, sets, images = _class_names(tree), [], []
+    names, sets, images, unnamed = _class_names(tree), [], [], dict[int, str]()
     doubts: defaultdict[str, list[str]] = defaultdict(list)
     for image, files in masks.items():
         with conversion.collect():
@@ -100,6 +102,10 @@ def read_mask_folder(tree: FileTree, conversion: Conversion) -> LabeledDataset:
                 text = "They count as images without objects."
                 conversion.findings.add("images without a mask file", text, str(image), "image")
             for mask in files:
+                if _IMAGE_NAME.search(image.stem) and image.stem != mask.file.stem:
+                    what, text = "masks found by a part of the name", "Check that they match."
+                    pair = f"{mask.file} for {image}"
+                    conversion.findings.add(what, text, pair, "mask image")
                 if not mask.has_all:
                     with conversion.collect(AS_BACKGROUND):
                         bitmap = _read(mask, size, conversion).values > 0
@@ -117,8 +123,17 @@ def read_mask_folder(tree: FileTree, conversion: Conversion) -> LabeledDataset:
                             what, text = f"mask images that {doubt}", "Each is an object."
                             conversion.findings.add(what, text, example, "mask image")
                     sets.append(set(distinct_values(label_image.values).tolist()) - {0})
-                objects += _objects(mask, label_image.values, pieces, conversion, names)
+                objects += _objects(mask, label_image.values, pieces, conversion, names, unnamed)
             images.append(LabeledImage(image, size, objects, tree.split_of(image)))
+    if unnamed:
+        text = "Name all values in class_names.txt, one per line from 0."
+        if max(unnamed) > _MAX_VALUE:
+            listed = sorted(unnamed)[:_MAX_TEMPLATE]
+            lines = [f"NAME{n}:{v & 255},{v >> 8 & 255},{v >> 16}::" for n, v in enumerate(listed)]
+            text = f"Name the colors in labelmap.txt, one per line: {' '.join(lines)}"
+            text += " ..." * (len(unnamed) > len(lines))
+        what, example = "categories without names are numbered", next(iter(unnamed.values()))
+        conversion.findings.add(what, text, example, "category", len(unnamed))
     union = set().union(*sets)
     for code, dataset in _CODES.items():
         if coded := _coded(union, code):
@@ -176,6 +191,8 @@ def find_masks(tree: FileTree) -> tuple[dict[Path, list[_MaskFile]], list[Path]]
     alone = {folder: file for (folder, _), file in images.items() if counts[folder] == 1}
     masks: dict[Path, list[_MaskFile]] = {image: [] for image in images.values()}
     unmatched = []
+    for (folder, parts), file in list(images.items()):  # 1_image.png for 1_mask.png
+        images.setdefault((folder, (*parts[:-1], _IMAGE_NAME.sub("", parts[-1]))), file)
     for file, (folder, parts) in mask_keys.items():
         found = _match(file, folder, parts, images)
         if not found and len(parts) == 1 and folder in alone and folder != tree.image_root:
@@ -286,8 +303,9 @@ def _objects(
     pieces: np.ndarray,
     conversion: Conversion,
     names: Mapping[int, str],
+    unnamed: dict[int, str],
 ) -> Iterator[LabeledObject]:
-    """Yield the objects of a label image."""
+    """Yield the objects of a label image, and add categories without a name to `unnamed`."""
     class_file = mask.file.parent.parent / "SegmentationClass" / mask.file.name
     classes = values if conversion.masks == "semantic" else None
     if mask.file.parent.name == "SegmentationObject" and class_file.is_file():
@@ -299,9 +317,7 @@ def _objects(
             value = Counter(classes[bitmap].tolist()).most_common(1)[0][0]
             category = names.get(value, str(value))
             if value not in names:
-                text = "Name all values in class_names.txt, one per line from 0."
-                example = f"{value} in {mask.file}"
-                conversion.findings.add("categories without names are numbered", text, example)
+                unnamed.setdefault(value, f"{value} in {mask.file}")
         yield object_from_bitmap(category, bitmap, str(mask.file))
 
 

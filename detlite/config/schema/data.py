@@ -18,7 +18,9 @@ from detlite.config.key import (
 _INPUT = {
     Key("MIN_SIZE_TRAIN", (800,), each(positive)): "short sides in training, one drawn per image",
     Key("MAX_SIZE_TRAIN", 1333, positive): "maximum long side in training",
-    Key("MIN_SIZE_TEST", 800, positive): "short side of images in evaluation, in pixels",
+    Key("MIN_SIZE_TEST", 800, positive): (
+        "short side of images in evaluation, in pixels; sizes far from MIN_SIZE_TRAIN lower the AP"
+    ),
     Key("MAX_SIZE_TEST", 1333, positive): "maximum long side in evaluation",
     Key("PIXEL_MEAN", [102.9801, 115.9465, 122.7717], each(in_range(0, 255))): (
         "channel means to subtract, in the order and scale set by TO_BGR255; the number of values "

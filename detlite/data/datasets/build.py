@@ -25,6 +25,7 @@ from .options import build_dataset_options
 
 logger = logging.getLogger(__name__)
 
+_SCALE_CHANGE = 1.5  # factor between the sizes of training and test images that lowers the AP
 _MIRRORED = (
     "Images are mirrored without exchanging keypoints. Name pairs in "
     "DATASETS.KEYPOINT_FLIP_PAIRS, or set INPUT.HORIZONTAL_FLIP_PROB_TRAIN 0."
@@ -88,6 +89,13 @@ def config_findings(
         )
         what = "images with more objects than positive RoIs"
         yield Finding(what, effect, full, "image", total=len(counts))
+    size, trained = cfg.INPUT.MIN_SIZE_TEST, cfg.INPUT.MIN_SIZE_TRAIN
+    if not train and not min(trained) / _SCALE_CHANGE <= size <= max(trained) * _SCALE_CHANGE:
+        effect = (
+            f"INPUT.MIN_SIZE_TEST is {size}, and INPUT.MIN_SIZE_TRAIN {list(trained)}. Objects of "
+            "sizes that were not trained are hardly detected: change both keys, and train again."
+        )
+        yield Finding("images are evaluated at another scale than they are trained at", effect, 0)
     if "exif_orientation=False" in cfg.MODEL.CONVENTION_OVERRIDE:
         effect = "Annotations refer to stored pixels, as set in MODEL.CONVENTION_OVERRIDE."
         yield Finding("EXIF orientations are not applied", effect, 0)

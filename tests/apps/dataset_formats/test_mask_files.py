@@ -325,6 +325,23 @@ def test_categories_of_cvat_masks(tmp_path, image, text):
     (tmp_path / "SegmentationObject/a.png").unlink()
     (labeled,) = read_set(tmp_path, "semantic").images
     assert [obj.category for obj in labeled.objects] == ["cat", "dog", "cat"]
+    (tmp_path / "labelmap.txt").unlink()
+    (finding,) = read_set(tmp_path, "semantic").findings
+    assert finding.count == 2
+    assert finding.effect == (
+        "Name the colors in labelmap.txt, one per line: NAME0:128,0,0:: NAME1:0,128,0::"
+    )
+
+
+def test_masks_are_matched_by_the_common_part_of_names(tmp_path, image):
+    for number in ("001", "002"):
+        image(tmp_path / f"images/{number}_image.jpg")
+        save(tmp_path / f"annotations/{number}_annotation.png", two_objects())
+    dataset = read_set(tmp_path)
+    assert [len(one.objects) for one in dataset.images] == [2, 2]
+    (finding,) = (one for one in dataset.findings if "part of the name" in one.what)
+    assert finding.count == 2
+    assert "001_annotation.png for" in finding.example
 
 
 def test_categories_of_labelme_masks(tmp_path, image, text):
@@ -342,7 +359,7 @@ def test_categories_of_labelme_masks(tmp_path, image, text):
     assert [obj.category for obj in read(tmp_path).images[0].objects] == ["owl", "owl"]
     names.unlink()
     (finding,) = read(tmp_path).findings
-    assert (finding.what, finding.count) == ("categories without names are numbered", 2)
+    assert (finding.what, finding.count) == ("categories without names are numbered", 1)
     (tmp_path / "SegmentationObject/a.png").unlink()
     check_refused(tmp_path, r"1 of 1 are in SegmentationClass \(.*--masks semantic")
 

@@ -30,6 +30,15 @@ def test_build_dataset_by_name(content, write_set, small_cfg):
     assert "masks" not in boxes_only[0][1]
 
 
+@pytest.mark.parametrize(("size", "warns"), [(15, True), (20, False), (48, False), (49, True)])
+def test_a_test_size_far_from_the_training_sizes(content, write_set, small_cfg, size, warns):
+    write_set(content)
+    cfg = small_cfg("INPUT.MIN_SIZE_TEST", size)  # trained at 24 and 32
+    text = findings_of([build_dataset(cfg, "small", train=False)])
+    assert (f"INPUT.MIN_SIZE_TEST is {size}" in text) == warns
+    assert "at another scale" not in findings_of([build_dataset(cfg, "small", train=True)])
+
+
 def test_unlabeled_test_images_are_background_or_skipped(content, write_set, small_cfg):
     write_set(content)
     used = {row["image_id"] for row in content["annotations"]}
