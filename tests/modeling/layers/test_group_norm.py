@@ -26,12 +26,17 @@ def test_matches_torch(memory_format, training, size):
     torch.testing.assert_close(result.double(), expected, atol=1e-5, rtol=0)
 
 
-def test_large_maps_are_exact():
+@pytest.mark.parametrize("gradients", [False, True])
+def test_large_maps_are_exact_in_evaluation(gradients):
     x = torch.randn(1, 32, 200, 304).relu().contiguous(memory_format=torch.channels_last)
-    norm = GroupNorm(32, 32)
-    expected = nn.functional.group_norm(x.double(), 32)
-    with torch.no_grad():
-        torch.testing.assert_close(norm(x).double(), expected, atol=3e-6, rtol=0)
+    x.requires_grad_(gradients)
+    norm = GroupNorm(32, 32).eval()
+    expected, result = nn.functional.group_norm(x.double(), 32), norm(x).double()
+    torch.testing.assert_close(result, expected, atol=3e-6, rtol=0)
+    if gradients:
+        weights = torch.rand_like(result)
+        actual, right = (torch.autograd.grad((y * weights).sum(), x) for y in (result, expected))
+        torch.testing.assert_close(actual, right, atol=1e-5, rtol=1e-4)
 
 
 def test_exports_for_any_size():
