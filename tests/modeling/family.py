@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from yacs.config import CfgNode
 
 import detlite
@@ -14,6 +14,9 @@ from detlite.modeling.detection_model import DetectionModel
 from detlite.modeling.preprocessing import prepare_targets
 from detlite.structures.instances import Detections, GroundTruth, Images, Proposals
 
+LOSSES = {"loss_objectness", "loss_rpn_box", "loss_classifier", "loss_box", "loss_mask"}
+NO_PROPOSALS = ("MODEL.RPN.MIN_SIZE", 10**6)
+ALL_SCORES = ("MODEL.ROI_HEADS.SCORE_THRESH", 0.0)
 CASCADE = {
     "MODEL.ROI_HEADS.CASCADE_IOUS": (0.5, 0.6, 0.7),
     "MODEL.CLS_AGNOSTIC_BBOX_REG": True,
@@ -152,3 +155,16 @@ def train_and_resume(data: Any, folder: Path, settings: dict[str, Any]) -> None:
             resume=iterations == 3,
         )
         assert result.metrics
+
+
+def check_losses(model: nn.Module, losses: dict[str, Tensor], names: set[str] = LOSSES) -> None:
+    """Check that losses are scalar, finite, and connected to every trainable parameter."""
+    assert losses.keys() == names
+    for value in losses.values():
+        assert value.shape == ()
+        assert value.isfinite()
+    sum(losses.values()).backward()
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            assert parameter.grad is not None, name
+            assert parameter.grad.isfinite().all(), name

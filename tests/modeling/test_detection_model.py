@@ -5,11 +5,7 @@ from torch import nn
 from detlite.inference.optimize import optimize
 from detlite.modeling.build import build_model
 from detlite.modeling.optimize_for_training import optimize_for_training
-
-NO_PROPOSALS = ("MODEL.RPN.MIN_SIZE", 10**6)
-
-
-ALL_SCORES = ("MODEL.ROI_HEADS.SCORE_THRESH", 0.0)
+from tests.modeling.family import ALL_SCORES, NO_PROPOSALS
 
 
 def test_targets_are_not_modified(tiny_config, make_batch):
@@ -21,21 +17,9 @@ def test_targets_are_not_modified(tiny_config, make_batch):
         assert all(torch.equal(torch.as_tensor(target[name]), old[name]) for name in old)
 
 
-def test_invalid_inputs(tiny_config, make_batch):
-    model = build_model(tiny_config()).train()
-    images, targets = make_batch(1)
+def test_training_needs_targets(tiny_config, make_batch):
     with pytest.raises(ValueError, match="training needs targets"):
-        model(images)
-    with pytest.raises(TypeError, match="images must be a list"):
-        model(images[0], targets)
-    with pytest.raises(TypeError, match=r"images\[0\]"):
-        model([images[0].long()], targets)
-    with pytest.raises(ValueError, match=r"targets\[0\]\['labels'\]"):
-        model(images, [{**targets[0], "labels": torch.tensor([4])}])
-    with pytest.raises(ValueError, match="images is empty"):
-        model([], [])
-    with pytest.raises(ValueError, match="images is empty"):
-        model.eval()([])
+        build_model(tiny_config()).train()(make_batch(1)[0])
 
 
 def check_detections(result, image, limit=20, classes=4) -> None:

@@ -7,26 +7,9 @@ from torch import nn
 from detlite.modeling.build import build_model
 from detlite.structures import boxes as box_ops
 from detlite.structures.masks.packed import PackedMasks
+from tests.modeling.family import ALL_SCORES, LOSSES, NO_PROPOSALS, check_losses
 
-LOSSES = {"loss_objectness", "loss_rpn_box", "loss_classifier", "loss_box", "loss_mask"}
-NO_PROPOSALS = ("MODEL.RPN.MIN_SIZE", 10**6)
-ALL_SCORES = ("MODEL.ROI_HEADS.SCORE_THRESH", 0.0)
 HEADS = ("ROI_BOX_HEAD", "ROI_MASK_HEAD")
-
-
-def check_losses(
-    model: nn.Module, losses: dict[str, torch.Tensor], names: set[str] = LOSSES
-) -> None:
-    """Check that losses are scalar, finite, and connected to every trainable parameter."""
-    assert losses.keys() == names
-    for value in losses.values():
-        assert value.shape == ()
-        assert value.isfinite()
-    sum(losses.values()).backward()
-    for name, parameter in model.named_parameters():
-        if parameter.requires_grad:
-            assert parameter.grad is not None, name
-            assert parameter.grad.isfinite().all(), name
 
 
 def check_buffers(model: nn.Module) -> None:

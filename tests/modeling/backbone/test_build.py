@@ -5,6 +5,7 @@ from torch import nn
 from detlite.config import ConfigError, load_config
 from detlite.modeling.backbone import BACKBONES, Backbone
 from detlite.modeling.build import build_model
+from tests.modeling.family import LOSSES, check_losses
 
 
 def test_unknown_backbone_is_reported_with_a_suggestion(tiny_config):
@@ -46,24 +47,6 @@ def test_dilated_c5_backbone_trains_and_detects(tiny_config, make_batch):
     sum(model(images, targets).values()).backward()
     assert model.backbone.body.res5[1].conv2.weight.grad.abs().sum() > 0
     assert len(model.eval()(images)) == 2
-
-
-LOSSES = {"loss_objectness", "loss_rpn_box", "loss_classifier", "loss_box", "loss_mask"}
-
-
-def check_losses(
-    model: nn.Module, losses: dict[str, torch.Tensor], names: set[str] = LOSSES
-) -> None:
-    """Check that losses are scalar, finite, and connected to every trainable parameter."""
-    assert losses.keys() == names
-    for value in losses.values():
-        assert value.shape == ()
-        assert value.isfinite()
-    sum(losses.values()).backward()
-    for name, parameter in model.named_parameters():
-        if parameter.requires_grad:
-            assert parameter.grad is not None, name
-            assert parameter.grad.isfinite().all(), name
 
 
 class _OneMap(nn.Module):

@@ -2,7 +2,6 @@ import math
 
 import pytest
 import torch
-from torch.nn import functional as F
 from torchvision.ops import generalized_box_iou_loss
 
 from detlite.modeling.boxes.box_coder import BoxCoder
@@ -184,12 +183,6 @@ def test_loss_matches_a_loop(gamma, weights, device):
     labels = torch.randint(-1, 4, (40,))
     loss = ClassLoss(gamma, weights).to(device)(logits.to(device), labels.to(device))
     assert float(loss) == pytest.approx(reference(logits, labels, gamma, weights), rel=1e-4)
-
-
-def test_default_is_cross_entropy():
-    logits, labels = torch.randn(9, 3), torch.randint(-1, 3, (9,))
-    expected = F.cross_entropy(logits, labels, reduction="sum", ignore_index=-1)
-    assert torch.equal(ClassLoss()(logits, labels), expected)
 
 
 @pytest.mark.parametrize("gamma", [0.5, 1.0, 2.0])

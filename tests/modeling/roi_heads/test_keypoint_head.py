@@ -10,8 +10,8 @@ from detlite.modeling.roi_heads.keypoint_head import KeypointHead
 from detlite.structures.instances import GroundTruth, Samples
 from detlite.structures.keypoints import to_heatmap_cells
 from detlite.structures.padding import RowPacking
+from tests.modeling.roi_heads.box_heads import each_mode
 
-each_mode = pytest.mark.parametrize("static", [False, True], ids=["dynamic", "static"])
 KEYPOINTS = [
     "MODEL.KEYPOINT_ON", True, "MODEL.MASK_ON", False,
     "MODEL.ROI_KEYPOINT_HEAD.SHARE_BOX_FEATURE_EXTRACTOR", False,

@@ -10,11 +10,10 @@ from detlite.ops import crop_masks
 from detlite.structures.instances import GroundTruth, Samples
 from detlite.structures.masks.packed import PackedMasks
 from detlite.structures.padding import RowPacking
+from tests.modeling.roi_heads.box_heads import each_mode
 
 SIDE = 6
 MASK_HEAD = MaskHead(nn.Identity(), nn.Identity(), CONVENTIONS["detlite"])
-
-each_mode = pytest.mark.parametrize("static", [False, True], ids=["dynamic", "static"])
 
 
 def two_images(*masks: torch.Tensor) -> GroundTruth:
