@@ -102,27 +102,12 @@ def test_hash_in_a_name_of_openmmlab(tmp_path, downloads):
     assert downloads[1] == (elsewhere, tmp_path / "c-d4b0c5d6.pth", "")
 
 
-@pytest.mark.parametrize("fragment", ["md5=0123456789", "egg", "sha256=", "sha256=xyz12345"])
-def test_invalid_fragment(fragment, tmp_path):
-    with pytest.raises(ConfigError, match=r"expected #sha256=<8 to 64 digits>"):
-        weight_file(_config(f"https://host.example/w.pth#{fragment}", tmp_path))
-
-
 def test_torchvision_cache(tmp_path, downloads, monkeypatch):
     monkeypatch.setattr("torch.hub.get_dir", lambda: str(tmp_path))
     file = tmp_path / "checkpoints" / "resnet18-f37072fd.pth"
     assert weight_file(_config("torchvision://ResNet18_Weights.IMAGENET1K_V1")) == file
     url = "https://download.pytorch.org/models/resnet18-f37072fd.pth"
     assert downloads == [(url, file, "f37072fd")]
-
-
-@pytest.mark.parametrize("name", ["ResNet18", "ResNet18_Weights.NONE", "No_Weights.V1", "a.b.c"])
-def test_unknown_name_of_torchvision(name):
-    with pytest.raises(
-        ConfigError,
-        match=r"torchvision has no weights of this name\. Use .* ResNet50_We",
-    ):
-        weight_file(_config(f"torchvision://{name}"))
 
 
 def test_failed_download(tmp_path):
@@ -133,10 +118,27 @@ def test_failed_download(tmp_path):
     assert f"put the file at {tmp_path / 'w.pth'}" in str(error.value)
 
 
-@pytest.mark.parametrize("name", ["catalog://R-50", "catalog://Caffe2Detectron/COCO/1/own"])
-def test_unknown_catalog_name(name, tmp_path):
-    with pytest.raises(ConfigError, match=r"no file .*\.pkl, and its URL is unknown"):
-        weight_file(_config(name, tmp_path))
+URL, PLANTED = "https://host.invalid/w.pth", "#sha256=00000000"
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        ([f"{URL}#{part}" for part in ("md5=0123456789", "egg", "sha256=", "sha256=xyz12345")],
+         "expected #sha256=<8 to 64 digits>"),
+        ([f"torchvision://{name}" for name in ("ResNet18", "ResNet18_Weights.NONE", "No.V1")],
+         r"torchvision has no weights of this name\. Use .* ResNet50_We"),
+        (["catalog://R-50", "catalog://Caffe2Detectron/COCO/1/own"],
+         r"no file .*\.pkl, and its URL is unknown"),
+        (["s3://b/c"], "s3://b/c: must be a path, or start with one of catalog:"),
+        ([URL + PLANTED], "SHA-256 of the content starts with"),
+    ],
+)  # fmt: skip
+def test_unknown_names(names, message, tmp_path):
+    (tmp_path / "w.pth").write_bytes(b"planted")
+    for name in names:
+        with pytest.raises(ConfigError, match=message):
+            find_weights(name, str(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -153,19 +155,6 @@ def test_names_of_no_file(name, tmp_path):
     assert "\n" not in str(error.value)
     assert "secret" not in str(error.value)
     assert not {path.name for path in tmp_path.iterdir()} - {"root"}
-
-
-def test_a_cached_file_with_another_hash_is_refused(tmp_path):
-    (tmp_path / "w.pth").write_bytes(b"planted")
-    with pytest.raises(ConfigError, match="SHA-256 of the content starts with"):
-        find_weights("https://host.invalid/w.pth#sha256=" + 8 * "0", str(tmp_path))
-
-
-def test_unknown_scheme():
-    with pytest.raises(
-        ConfigError, match=r"s3://b/c: must be a path, or start with one of catalog:"
-    ):
-        weight_file(_config("s3://b/c"))
 
 
 def test_environment_variables_in_paths(tmp_path, monkeypatch):
