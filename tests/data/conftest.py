@@ -12,6 +12,8 @@ import pytest
 from PIL import Image
 
 from detlite.config import load_config
+from detlite.data.datasets.coco import CocoDataset
+from detlite.data.datasets.options import DatasetOptions
 from detlite.files.cache import VARIABLE
 
 SMALL_SET: dict[str, Any] = {
@@ -59,6 +61,16 @@ def write_set(tmp_path: Path) -> WriteSet:
         return folder / "annotations.json", folder / "images"
 
     return write
+
+
+@pytest.fixture
+def open_set(write_set: WriteSet) -> Callable[..., CocoDataset]:
+    """`open_set(content, name, train=True)`: write a dataset, and open it with DatasetOptions."""
+
+    def open_written(content: dict[str, Any], name: str = "small", **options: Any) -> CocoDataset:
+        return CocoDataset(*write_set(content, name), DatasetOptions(**options))
+
+    return open_written
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ from detlite.data.datasets.ground_truth import build_coco_gt, fill_missing
 from detlite.data.datasets.options import DatasetOptions
 
 
-def test_target_has_contiguous_labels_xyxy_boxes_and_masks(content, write_set):
-    dataset = CocoDataset(*write_set(content), DatasetOptions(train=True))
+def test_target_has_contiguous_labels_xyxy_boxes_and_masks(content, open_set):
+    dataset = open_set(content, train=True)
     assert dataset.categories == [{"id": 3, "name": "dog"}, {"id": 7, "name": "cat"}]
     image, target = dataset[0]
     assert image.dtype == torch.uint8
@@ -31,8 +31,8 @@ def test_target_has_contiguous_labels_xyxy_boxes_and_masks(content, write_set):
     assert torch.equal(target["masks"].bitmaps(30, 40), expected)
 
 
-def test_uncompressed_rle_is_decoded_column_by_column(content, write_set):
-    _, target = CocoDataset(*write_set(content), DatasetOptions(train=True))[1]
+def test_uncompressed_rle_is_decoded_column_by_column(content, open_set):
+    _, target = open_set(content, train=True)[1]
     masks = target["masks"].bitmaps(40, 20)
     assert masks.shape == (1, 40, 20)
     assert masks[0, :, :10].all()
@@ -40,8 +40,8 @@ def test_uncompressed_rle_is_decoded_column_by_column(content, write_set):
 
 
 @pytest.mark.parametrize("as_rle", [False, True])
-def test_polygons_become_runs_if_requested(content, write_set, as_rle):
-    dataset = CocoDataset(*write_set(content), DatasetOptions(train=True, masks_as_rle=as_rle))
+def test_polygons_become_runs_if_requested(content, open_set, as_rle):
+    dataset = open_set(content, train=True, masks_as_rle=as_rle)
     polygons, runs = (dataset[index][1]["masks"] for index in (0, 1))
     assert (polygons.frames[:, 0] > 0).tolist() == [as_rle] * 2
     assert runs.frames.tolist() == [[40, 20, 0, 0, 40, 20]]
@@ -49,28 +49,28 @@ def test_polygons_become_runs_if_requested(content, write_set, as_rle):
         assert polygons.values[:8].tolist() == [4, 6, 14, 6, 14, 14, 4, 14]
 
 
-def test_training_drops_empty_and_crowd_only_images(content, write_set):
-    dataset = CocoDataset(*write_set(content), DatasetOptions(train=True))
+def test_training_drops_empty_and_crowd_only_images(content, open_set):
+    dataset = open_set(content, train=True)
     assert dataset.image_ids == [10, 11]
     assert dataset.aspect_ratios == [40 / 30, 0.5]
 
 
-def test_background_images_can_be_kept(content, write_set):
+def test_background_images_can_be_kept(content, open_set):
     """An image with only a crowd is not background."""
-    dataset = CocoDataset(*write_set(content), DatasetOptions(train=True, background=True))
+    dataset = open_set(content, train=True, background=True)
     assert dataset.image_ids == [10, 11, 12]
     _, target = dataset[2]
     assert len(target["boxes"]) == len(target["labels"]) == len(target["masks"]) == 0
 
 
-def test_background_alone_is_an_error(content, write_set):
+def test_background_alone_is_an_error(content, open_set):
     content["annotations"] = []
     with pytest.raises(DataError, match="no image has a usable annotation"):
-        CocoDataset(*write_set(content), DatasetOptions(train=True, background=True))
+        open_set(content, train=True, background=True)
 
 
-def test_evaluation_keeps_all_images_and_decodes_no_masks(content, write_set):
-    dataset = CocoDataset(*write_set(content), DatasetOptions(train=False))
+def test_evaluation_keeps_all_images_and_decodes_no_masks(content, open_set):
+    dataset = open_set(content, train=False)
     assert dataset.image_ids == [10, 11, 12, 13]
     _, target = dataset[2]
     assert target["boxes"].shape == (0, 4)
@@ -79,23 +79,23 @@ def test_evaluation_keeps_all_images_and_decodes_no_masks(content, write_set):
     assert len(dataset[3][1]["boxes"]) == 0  # crowd is no target
 
 
-def test_boxes_only_set_needs_no_segmentation(content, write_set):
+def test_boxes_only_set_needs_no_segmentation(content, open_set):
     for annotation in content["annotations"]:
         annotation.pop("segmentation")
-    dataset = CocoDataset(*write_set(content), DatasetOptions(train=True, masks=False))
+    dataset = open_set(content, train=True, masks=False)
     assert "masks" not in dataset[0][1]
     gt = build_coco_gt(dataset)
     assert {row["area"] for row in gt.loadAnns([2, 3])} == {800.0, 100.0}
 
 
-def test_boxes_slightly_outside_are_clipped(content, write_set):
+def test_boxes_slightly_outside_are_clipped(content, open_set):
     content["annotations"][0]["bbox"] = [-1.5, -0.5, 41.5, 30]
-    _, target = CocoDataset(*write_set(content), DatasetOptions(train=True))[0]
+    _, target = open_set(content, train=True)[0]
     assert target["boxes"][0].tolist() == [0, 0, 40, 29.5]
 
 
-def test_ground_truth_is_complete_and_includes_crowd(content, write_set):
-    gt = build_coco_gt(CocoDataset(*write_set(content), DatasetOptions(train=False)))
+def test_ground_truth_is_complete_and_includes_crowd(content, open_set):
+    gt = build_coco_gt(open_set(content, train=False))
     assert sorted(gt.getImgIds()) == [10, 11, 12, 13]
     rows = {row["id"]: row for row in gt.loadAnns(gt.getAnnIds())}
     assert {key: row["iscrowd"] for key, row in rows.items()} == {1: 0, 2: 0, 3: 0, 4: 1}
@@ -104,29 +104,27 @@ def test_ground_truth_is_complete_and_includes_crowd(content, write_set):
     assert gt.dataset["licenses"] == []
 
 
-def test_ground_truth_without_annotations(content, write_set):
-    dataset = CocoDataset(*write_set(content), DatasetOptions(train=True))
+def test_ground_truth_without_annotations(content, open_set):
+    dataset = open_set(content, train=True)
     gt = build_coco_gt(dataset, annotations=False)
     assert sorted(gt.imgs) == [10, 11]
     assert sorted(gt.cats) == [3, 7]
     assert not gt.anns
 
 
-def test_labels_equal_those_of_targets(content, write_set):
+def test_labels_equal_those_of_targets(content, open_set):
     content["annotations"][0]["segmentation"] = []
     for skipped in (False, True):
-        dataset = CocoDataset(
-            *write_set(content, str(skipped)), DatasetOptions(skip_bad=True, masks=skipped)
-        )
+        dataset = open_set(content, str(skipped), skip_bad=True, masks=skipped)
         for index in range(4):
             assert dataset.labels(index).tolist() == dataset[index][1]["labels"].tolist()
         assert dataset.labels(0).tolist() == ([1] if skipped else [2, 1])
 
 
-def test_annotation_id_zero_can_be_matched(content, write_set, capsys):
+def test_annotation_id_zero_can_be_matched(content, open_set, capsys):
     for annotation in content["annotations"]:
         annotation["id"] -= 1
-    gt = build_coco_gt(CocoDataset(*write_set(content), DatasetOptions(train=False)))
+    gt = build_coco_gt(open_set(content, train=False))
     perfect = [{**row, "score": 1.0} for row in gt.loadAnns(gt.getAnnIds(iscrowd=False))]
     evaluation = COCOeval(gt, gt.loadRes(perfect), "segm")
     evaluation.evaluate()
@@ -164,8 +162,8 @@ def test_images_named_by_url_only(content, write_set):
     assert CocoDataset(file, folder).image_path(0) == folder / "train2017" / name
 
 
-def test_dataset_can_be_pickled(content, write_set):
-    dataset = CocoDataset(*write_set(content), DatasetOptions(train=True))
+def test_dataset_can_be_pickled(content, open_set):
+    dataset = open_set(content, train=True)
     copy = pickle.loads(pickle.dumps(dataset))
     assert torch.equal(copy[0][1]["masks"].values, dataset[0][1]["masks"].values)
 
@@ -238,8 +236,8 @@ def keypoint_content(content):
     return content
 
 
-def test_keypoints_are_at_pixel_centers(keypoint_content, write_set):
-    dataset = CocoDataset(*write_set(keypoint_content), DatasetOptions(train=True, keypoints=True))
+def test_keypoints_are_at_pixel_centers(keypoint_content, open_set):
+    dataset = open_set(keypoint_content, train=True, keypoints=True)
     assert dataset.keypoint_names == NAMES
     assert all(category["keypoints"] == NAMES for category in dataset.categories)
     _, target = dataset[0]
@@ -247,14 +245,14 @@ def test_keypoints_are_at_pixel_centers(keypoint_content, write_set):
     assert target["keypoints"][0].tolist() == [[6.5, 8.5, 2], [5.5, 7.5, 1], [0.5, 0.5, 0]]
 
 
-def test_keypoints_of_an_image_without_objects(keypoint_content, write_set):
-    dataset = CocoDataset(*write_set(keypoint_content), DatasetOptions(keypoints=True))
+def test_keypoints_of_an_image_without_objects(keypoint_content, open_set):
+    dataset = open_set(keypoint_content, keypoints=True)
     _, target = dataset[dataset.image_ids.index(12)]
     assert target["keypoints"].shape == (0, 3, 3)
 
 
-def test_categories_without_a_keypoint_head(keypoint_content, write_set):
-    dataset = CocoDataset(*write_set(keypoint_content), DatasetOptions(train=True))
+def test_categories_without_a_keypoint_head(keypoint_content, open_set):
+    dataset = open_set(keypoint_content, train=True)
     assert {tuple(category) for category in dataset.categories} == {("id", "name")}
 
 
@@ -291,38 +289,38 @@ def test_minimum_number_of_keypoints_in_the_config(keypoint_content, write_set, 
         (["a"] * 9, "not a list of finite numbers"), ([1.0] * 8 + [5], "not 0, 1 or 2"),
     ],
 )  # fmt: skip
-def test_bad_keypoints(keypoint_content, write_set, points, message):
+def test_bad_keypoints(keypoint_content, open_set, points, message):
     keypoint_content["annotations"][0]["keypoints"] = points
     with pytest.raises(DataError, match=rf"annotation 1 .*{message}"):
-        CocoDataset(*write_set(keypoint_content), DatasetOptions(train=True, keypoints=True))
+        open_set(keypoint_content, train=True, keypoints=True)
 
 
 @pytest.mark.parametrize("point", [[NAN, NAN, 0], [None, None, 0], [None] * 3, [NAN] * 3])
-def test_keypoints_without_coordinates_are_unlabeled(keypoint_content, write_set, point):
+def test_keypoints_without_coordinates_are_unlabeled(keypoint_content, open_set, point):
     keypoint_content["annotations"][0]["keypoints"] = [5, 7, 2, *point, 9, 9, 1]
-    dataset = CocoDataset(*write_set(keypoint_content), DatasetOptions(train=True, keypoints=True))
+    dataset = open_set(keypoint_content, train=True, keypoints=True)
     expected = [[5.5, 7.5, 2], [0.5, 0.5, 0], [9.5, 9.5, 1]]
     assert dataset[0][1]["keypoints"][0].tolist() == expected
     assert "keypoints without coordinates: 1 annotation" in "\n".join(map(str, dataset.findings))
 
 
 @pytest.mark.parametrize("points", [[0, 0, 2, 5, 7, 2, 9, 9, 1], [0.2, 0.3, 2] * 3, [50, 9, 1] * 3])
-def test_labeled_keypoints_that_are_elsewhere(keypoint_content, write_set, points):
+def test_labeled_keypoints_that_are_elsewhere(keypoint_content, open_set, points):
     """Converters write unlabeled keypoints, fractions, or keypoints for another image size."""
     for row in keypoint_content["annotations"]:
         row["keypoints"] = [row["bbox"][0] + 1, row["bbox"][1] + 1, 2] * 3
-    text = "\n".join(map(str, CocoDataset(*write_set(keypoint_content)).findings))
+    text = "\n".join(map(str, open_set(keypoint_content).findings))
     assert "labeled keypoints" not in text
     keypoint_content["annotations"][0]["keypoints"] = points
-    text = "\n".join(map(str, CocoDataset(*write_set(keypoint_content, "bad")).findings))
+    text = "\n".join(map(str, open_set(keypoint_content, "bad").findings))
     assert "the box: 1 annotation, for example annotation 1 (image 10): keypoints [" in text
 
 
 @pytest.mark.parametrize("names", [None, [], 17, "abc", ["nose", 2]])
-def test_keypoints_without_names(content, write_set, names):
+def test_keypoints_without_names(content, open_set, names):
     content["categories"][0]["keypoints"] = names
     with pytest.raises(DataError, match="no category has keypoint names"):
-        CocoDataset(*write_set(content), DatasetOptions(train=True, keypoints=True))
+        open_set(content, train=True, keypoints=True)
 
 
 def test_keypoint_names_of_one_category_suffice(keypoint_content, write_set, small_cfg):
@@ -346,31 +344,31 @@ def test_concatenated_sets_need_the_same_keypoints(keypoint_content, write_set, 
         build_train_dataset(cfg)
 
 
-def test_objects_without_keypoints_have_unlabeled_ones(keypoint_content, write_set):
+def test_objects_without_keypoints_have_unlabeled_ones(keypoint_content, open_set):
     for row, value in zip(keypoint_content["annotations"], ([], None, [0] * 9), strict=False):
         row["keypoints"] = value
         row["num_keypoints"] = None
-    dataset = CocoDataset(*write_set(keypoint_content), DatasetOptions(train=True, keypoints=True))
+    dataset = open_set(keypoint_content, train=True, keypoints=True)
     _, target = dataset[0]
     assert not target["keypoints"][..., 2].any()
     assert len(target["boxes"]) == 2
 
 
-def test_findings_about_keypoints(keypoint_content, write_set):
+def test_findings_about_keypoints(keypoint_content, write_set, open_set):
     keypoint_content["categories"][0]["keypoints"] = NAMES[::-1]
     files = write_set(keypoint_content)
     texts = "\n".join(map(str, CocoDataset(*files, DatasetOptions(keypoints=True)).findings))
     assert "categories whose keypoints have other names: 1 category" in texts
     for row in keypoint_content["categories"]:
         del row["keypoints"]
-    texts = "\n".join(map(str, CocoDataset(*write_set(keypoint_content, "none")).findings))
+    texts = "\n".join(map(str, open_set(keypoint_content, "none").findings))
     assert "keypoints that no category names: 4 annotations, for example annotation 1" in texts
 
 
-def test_findings_name_keypoints_that_all_are_unreadable(keypoint_content, write_set):
+def test_findings_name_keypoints_that_all_are_unreadable(keypoint_content, open_set):
     for row in keypoint_content["annotations"]:
         row["keypoints"] = row["keypoints"][:2]
-    texts = "\n".join(map(str, CocoDataset(*write_set(keypoint_content)).findings))
+    texts = "\n".join(map(str, open_set(keypoint_content).findings))
     assert "keypoints that are not used, because MODEL.KEYPOINT_ON is False: 3 of 3 obj" in texts
     assert "for example annotation 1 (image 10): keypoints has 2 numbers" in texts
 

@@ -170,18 +170,18 @@ def test_bad_annotation_is_refused_or_becomes_a_region(content, write_set, chang
 
 
 @pytest.mark.parametrize(("ids", "start"), [((1, 2), 0), ((0, 1), 1)])
-def test_categories_counted_from_another_number(content, write_set, ids, start):
+def test_categories_counted_from_another_number(content, open_set, ids, start):
     for row, number in zip(content["categories"], ids, strict=True):
         row["id"] = number
     for row in content["annotations"]:
         row["category_id"] = start + row["category_id"] // 4
     with pytest.raises(DataError, match=rf"Were they counted from {start}\?"):
-        CocoDataset(*write_set(content))
+        open_set(content)
 
 
-def test_objects_of_unknown_categories_are_ignored_in_all_categories(content, write_set):
+def test_objects_of_unknown_categories_are_ignored_in_all_categories(content, open_set):
     content["annotations"][0]["category_id"] = 9
-    dataset = CocoDataset(*write_set(content), DatasetOptions(skip_bad=True))
+    dataset = open_set(content, skip_bad=True)
     rows = build_coco_gt(dataset).dataset["annotations"]
     regions = [row for row in rows if row["bbox"] == [4, 6, 10, 8]]
     assert [(row["category_id"], row["iscrowd"]) for row in regions] == [(3, 1), (7, 1)]
@@ -245,10 +245,10 @@ PLAIN = [
 
 
 @pytest.mark.parametrize(("change", "note"), PLAIN)
-def test_values_with_one_meaning_are_read(content, write_set, change, note):
+def test_values_with_one_meaning_are_read(content, open_set, change, note):
     row = content["annotations"][0]
     row.update(change(row))
-    dataset = CocoDataset(*write_set(content), DatasetOptions(train=True))
+    dataset = open_set(content, train=True)
     _, target = dataset[0]
     assert target["boxes"].tolist() == [[4, 6, 14, 14], [20, 10, 30, 20]]
     assert len(target["ignored_boxes"]) == 0
@@ -262,98 +262,98 @@ def test_values_with_one_meaning_are_read(content, write_set, change, note):
     assert (gt[1]["area"], gt[1]["iscrowd"]) == (80, 0)
 
 
-def test_row_by_row_run_lengths_with_a_swapped_size(content, write_set):
+def test_row_by_row_run_lengths_with_a_swapped_size(content, open_set):
     """The box shows that the runs go along rows."""
     bitmap = np.zeros((30, 40), bool)
     bitmap[6:14, 4:14] = True
     counts = run_lengths(encode_bitmap(bitmap.T)["counts"]).tolist()
     content["annotations"][0]["segmentation"] = {"size": [40, 30], "counts": counts}
-    _, target = CocoDataset(*write_set(content), DatasetOptions(train=True))[0]
+    _, target = open_set(content, train=True)[0]
     assert (target["masks"].bitmaps(30, 40)[0].numpy() == bitmap).all()
 
 
-def test_far_overhang_is_clipped(content, write_set):
+def test_far_overhang_is_clipped(content, open_set):
     content["annotations"][0]["bbox"] = [30, 6, 20, 8]
-    dataset = CocoDataset(*write_set(content), DatasetOptions(train=True))
+    dataset = open_set(content, train=True)
     assert dataset[0][1]["boxes"][0].tolist() == [30, 6, 40, 14]
     assert "boxes that exceed their image: 1 annotation" in found(dataset)
     assert build_coco_gt(dataset).loadAnns([1])[0]["bbox"] == [30, 6, 10, 8]
 
 
 @pytest.mark.parametrize("skip_bad", [False, True])
-def test_boxes_of_another_notation_are_refused(content, write_set, skip_bad):
+def test_boxes_of_another_notation_are_refused(content, open_set, skip_bad):
     """Clipping corners would change all boxes."""
     row = content["annotations"][2]
     row["bbox"] = [20, 10, 30, 20]
     content["annotations"] += [{**row, "id": number} for number in range(5, 9)]
     with pytest.raises(DataError, match=r"5 of 8 boxes .*annotation 3 .*corners \[x1, y1, x2"):
-        CocoDataset(*write_set(content), DatasetOptions(train=True, skip_bad=skip_bad))
+        open_set(content, train=True, skip_bad=skip_bad)
 
 
-def test_corners_inside_of_the_image_are_refused(content, write_set):
+def test_corners_inside_of_the_image_are_refused(content, open_set):
     """If a box exceeds its image, all boxes are interpreted as corners."""
     row = content["annotations"][0]
     boxes = [[1, 2, 9, 8], [20, 10, 30, 20], [3, 3, 30, 29], [5, 6, 12, 20]]
     rows = [{**row, "bbox": box, "id": n} for n, box in enumerate(boxes, start=1)]
     with pytest.raises(DataError, match=r"1 of 4 boxes .*annotation 2 .*corners"):
-        CocoDataset(*write_set({**content, "annotations": rows}))
+        open_set({**content, "annotations": rows})
     rows[0]["bbox"] = [10, 2, 5, 8]
-    assert len(CocoDataset(*write_set({**content, "annotations": rows}, "boxes"))) == 4
+    assert len(open_set({**content, "annotations": rows}, "boxes")) == 4
 
 
-def test_boxes_that_mostly_differ_from_their_masks(content, write_set):
+def test_boxes_that_mostly_differ_from_their_masks(content, open_set):
     """Boxes contain centers, or run lengths go along rows. A single one is not a finding."""
     row = content["annotations"][0]
     rows = [{**row, "id": number} for number in range(1, 6)]
     rows[0]["bbox"] = [9, 10, 10, 8]
-    text = found(CocoDataset(*write_set({**content, "annotations": rows}, "one")))
+    text = found(open_set({**content, "annotations": rows}, "one"))
     assert "from their masks" not in text
     for one in rows:
         one["bbox"] = [9, 10, 10, 8]
-    text = found(CocoDataset(*write_set({**content, "annotations": rows})))
+    text = found(open_set({**content, "annotations": rows}))
     assert "from their masks, among the first 2000: 5 annotations, for example annot" in text
     assert "[9, 10, 10, 8], box of the mask [4, 6, 10, 8]" in text
 
 
-def test_masks_that_may_be_boxes(content, write_set):
+def test_masks_that_may_be_boxes(content, write_set, open_set):
     """Exports of boxes write them as polygons too, and YOLO's oriented boxes are polygons."""
     row = content["annotations"][0]
     turned = [[9, 6, 14, 10, 9, 14, 4, 10, 9, 6]]
     rows = [{**row, "id": n, "segmentation": turned if n == 2 else row["segmentation"]}
             for n in range(1, 5)]  # fmt: skip
-    text = found(CocoDataset(*write_set({**content, "annotations": rows}, "corners")))
+    text = found(open_set({**content, "annotations": rows}, "corners"))
     assert "masks with four corners, as boxes have, of the first 2000 annotations: 4 masks" in text
     file, folder = write_set({**content, "annotations": rows}, "boxes")
     assert "corners" not in found(CocoDataset(file, folder, DatasetOptions(masks=False)))
     rows[0]["segmentation"] = [[4, 6, 14, 6, 14, 14, 9, 14, 4, 10]]
-    text = found(CocoDataset(*write_set({**content, "annotations": rows}, "polygon")))
+    text = found(open_set({**content, "annotations": rows}, "polygon"))
     assert "four corners" not in text
 
 
-def test_boxes_of_clicks(content, write_set):
+def test_boxes_of_clicks(content, open_set):
     content["annotations"][0] |= {"bbox": [4, 6, 10, 0.01]}
-    text = found(CocoDataset(*write_set(content), DatasetOptions(masks=False)))
+    text = found(open_set(content, masks=False))
     assert "boxes with a side below one pixel: 1 annotation, for example annotation 1" in text
 
 
-def test_categories_with_similar_names(content, write_set):
+def test_categories_with_similar_names(content, open_set):
     names = ["red cell", "red  cell", "Red_cell", "blue cell"]
     categories = [{"id": number, "name": name} for number, name in enumerate(names, start=1)]
     content |= {"categories": categories, "annotations": [
         {**row, "category_id": number}
         for number, row in enumerate(content["annotations"], start=1)
     ]}  # fmt: skip
-    text = found(CocoDataset(*write_set(content)))
+    text = found(open_set(content))
     expected = (
         "differ only in case, spaces, - or _: 3 categories, for example id 1, 'red cell'; id 2,"
     )
     assert expected in text
 
 
-def test_repeated_annotations(content, write_set):
-    assert "another one" not in found(CocoDataset(*write_set(content, "valid")))
+def test_repeated_annotations(content, open_set):
+    assert "another one" not in found(open_set(content, "valid"))
     content["annotations"] += [{**row, "id": 9 + row["id"]} for row in content["annotations"][:2]]
-    text = found(CocoDataset(*write_set(content)))
+    text = found(open_set(content))
     assert "box of another one: 2 annotations, for example annotation 10" in text
 
 
@@ -368,14 +368,14 @@ def test_boxes_of_images_without_a_size_are_not_read(content, write_set, box):
         CocoDataset(file, folder)
 
 
-def test_ids_of_any_type(content, write_set):
+def test_ids_of_any_type(content, open_set):
     for row in content["images"]:
         row["id"] = f"img_{row['id']}"
     for row in content["annotations"]:
         row["image_id"], row["category_id"] = f"img_{row['image_id']}", f"{row['category_id']}.0"
     for row in content["categories"]:
         row["id"], row["name"] = str(row["id"]), row["id"]
-    dataset = CocoDataset(*write_set(content), DatasetOptions(train=True))
+    dataset = open_set(content, train=True)
     assert dataset.image_ids == [1, 2]
     assert dataset.categories == [{"id": 3, "name": "3"}, {"id": 7, "name": "7"}]
     assert dataset.labels(0).tolist() == [2, 1]
@@ -384,29 +384,29 @@ def test_ids_of_any_type(content, write_set):
     assert any("names of categories that are numbers: 2 categories" in text for text in texts)
 
 
-def test_integers_among_other_ids_are_numbered_too(content, write_set):
+def test_integers_among_other_ids_are_numbered_too(content, open_set):
     content["images"][1]["id"], content["categories"][1]["id"] = "second", "dog"
     for row in content["annotations"]:
         row["image_id"] = {11: "second"}.get(row["image_id"], row["image_id"])
         row["category_id"] = {3: "dog"}.get(row["category_id"], row["category_id"])
-    dataset = CocoDataset(*write_set(content), DatasetOptions(train=True))
+    dataset = open_set(content, train=True)
     assert [dataset[n][1]["labels"].tolist() for n in range(2)] == [[1, 2], [2]]
     rows = build_coco_gt(dataset).dataset["annotations"]
     assert [(row["image_id"], row["category_id"]) for row in rows] == [(1, 1), (1, 2), (2, 2)]
 
 
-def test_images_that_are_listed_twice(content, write_set):
+def test_images_that_are_listed_twice(content, open_set):
     content["images"].append(dict(content["images"][0]))
-    dataset = CocoDataset(*write_set(content))
+    dataset = open_set(content)
     assert dataset.image_ids == [10, 11, 12, 13]
     assert "images that are listed twice: 1 image" in found(dataset)
 
 
-def test_entries_of_one_file_are_joined(content, write_set):
+def test_entries_of_one_file_are_joined(content, open_set):
     """An image entry for each annotation, as some tools write them, is read as one image."""
     content["images"].insert(1, {**content["images"][0], "id": 99})
     content["annotations"][2]["image_id"] = 99
-    dataset = CocoDataset(*write_set(content), DatasetOptions(train=True))
+    dataset = open_set(content, train=True)
     assert dataset.image_ids == [10, 11]
     assert len(dataset[0][1]["boxes"]) == 2
     assert "listed twice: 1 image, for example image 99, entry 1 of 'images' (a.png)" in found(
@@ -425,36 +425,36 @@ def test_entries_with_other_paths_of_one_file_are_joined(content, write_set, nam
     assert [len(dataset[number][1]["boxes"]) for number in range(len(dataset))] == [2, 1]
 
 
-def test_images_with_one_id_keep_no_objects(content, write_set):
+def test_images_with_one_id_keep_no_objects(content, open_set):
     """The objects could belong to the wrong image, as in two exports that were joined."""
     content["images"][1]["id"] = 10
     content["annotations"][1]["image_id"] = 10
     content["images"].append({**content["images"][2], "id": 14, "file_name": "other.png"})
     content["annotations"].append({**content["annotations"][0], "id": 9, "image_id": 14})
-    dataset = CocoDataset(*write_set(content), DatasetOptions(skip_bad=True))
+    dataset = open_set(content, skip_bad=True)
     assert dataset.image_ids == [12, 13, 14]
     assert [row["id"] for row in build_coco_gt(dataset).dataset["annotations"]] == [4, 9]
 
 
-def test_category_without_annotations_and_with_the_name_of_another(content, write_set):
+def test_category_without_annotations_and_with_the_name_of_another(content, open_set):
     """Exports of Roboflow have such a root category."""
     content["categories"].insert(0, {"id": 0, "name": "cat", "supercategory": "none"})
-    dataset = CocoDataset(*write_set(content), DatasetOptions(train=True))
+    dataset = open_set(content, train=True)
     assert [row["id"] for row in dataset.categories] == [3, 7]
     assert "categories with the name of another one: 1 category" in found(dataset)
 
 
-def test_root_category_without_annotations(content, write_set):
+def test_root_category_without_annotations(content, open_set):
     """Exports of Roboflow name it after the project."""
     content["categories"].insert(0, {"id": 0, "name": "pets", "supercategory": "none"})
-    names = [row["name"] for row in CocoDataset(*write_set(content, "one")).categories]
+    names = [row["name"] for row in open_set(content, "one").categories]
     assert names[0] == "pets"  # a usual category, because the others do not refer to it
     content["categories"] = [{"supercategory": "pets"} | row for row in content["categories"]]
-    dataset = CocoDataset(*write_set(content), DatasetOptions(train=True))
+    dataset = open_set(content, train=True)
     assert [row["id"] for row in dataset.categories] == [3, 7]
     assert "root categories of all others: 1 category" in found(dataset)
     content["annotations"][0]["category_id"] = 0
-    assert len(CocoDataset(*write_set(content, "used")).categories) == 3
+    assert len(open_set(content, "used").categories) == 3
 
 
 @pytest.mark.parametrize("key", ["iscrowd", "isCrowd"])
@@ -473,17 +473,17 @@ def test_crowds_as_objects(content, write_set, key):
 
 
 @pytest.mark.parametrize("ignore", [1, True, "true", "1"])
-def test_annotations_marked_to_be_ignored(content, write_set, ignore):
+def test_annotations_marked_to_be_ignored(content, open_set, ignore):
     content["annotations"][0] |= {"ignore": ignore, "segmentation": None}
-    dataset = CocoDataset(*write_set(content), DatasetOptions(train=True))
+    dataset = open_set(content, train=True)
     assert dataset[0][1]["ignored_boxes"].tolist() == [[4, 6, 14, 14]]
     assert '"ignore": 1: 1 of 4 annotations' in found(dataset)
 
 
-def test_findings_name_masks_that_all_are_unreadable(content, write_set):
+def test_findings_name_masks_that_all_are_unreadable(content, open_set):
     for row in content["annotations"]:
         row["segmentation"] = [row["bbox"]]
-    text = found(CocoDataset(*write_set(content), DatasetOptions(masks=False)))
+    text = found(open_set(content, masks=False))
     assert "masks that are not used, because MODEL.MASK_ON is False: 3 of 3 objects, for" in text
 
 
@@ -521,18 +521,18 @@ def test_long_problems_are_shortened(content, write_set):
     assert max(len(str(one)) for one in dataset.findings) < 1000
 
 
-def test_area_of_an_unchecked_segmentation(content, write_set):
+def test_area_of_an_unchecked_segmentation(content, open_set):
     """A segmentation that was not checked must not be drawn."""
     content["annotations"][2]["segmentation"] = [[1, 1, 1e300, 1, 1e300, 50]]
-    coco = build_coco_gt(CocoDataset(*write_set(content), DatasetOptions(masks=False)))
+    coco = build_coco_gt(open_set(content, masks=False))
     assert coco.loadAnns([3])[0]["area"] == 100
 
 
-def test_error_counts_the_problems(content, write_set):
+def test_error_counts_the_problems(content, open_set):
     content["annotations"][0]["bbox"][0] = 50
     content["annotations"][2]["category_id"] = 9
     with pytest.raises(DataError, match=r"annotation 1 .*first of 2 problems.*ON_BAD_ANNOTATION"):
-        CocoDataset(*write_set(content))
+        open_set(content)
 
 
 def test_training_needs_a_usable_annotation(content, write_set):

@@ -6,7 +6,6 @@ import random
 import pytest
 
 from detlite.data import CocoDataset, DataError
-from detlite.data.datasets.options import DatasetOptions
 from detlite.data.index.build import open_index
 from detlite.data.index.states import Selection
 
@@ -68,11 +67,11 @@ def test_problems_are_in_file_order(content, write_set, cache):
     assert problems[1].startswith("annotation at position 1 (image 11)")
 
 
-def test_ids_beyond_64_bits_are_replaced(content, write_set, cache):
+def test_ids_beyond_64_bits_are_replaced(content, open_set, cache):
     content["images"][0]["id"] = 1 << 63
     for row in content["annotations"]:
         row["image_id"] = {10: 1 << 63}.get(row["image_id"], row["image_id"])
     content["annotations"][0]["id"] = -(1 << 64)
-    dataset = CocoDataset(*write_set(content), DatasetOptions(train=True))
+    dataset = open_set(content, train=True)
     assert dataset.image_ids == [1, 2]
     assert len(dataset[0][1]["boxes"]) == 2

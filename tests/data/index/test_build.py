@@ -125,8 +125,8 @@ def test_an_index_of_another_version_is_built_again(
 
 
 @pytest.mark.parametrize("damage", ["truncated", "overwritten"])
-def test_error_if_the_index_is_damaged_in_use(content, write_set, cache, damage):
-    dataset = CocoDataset(*write_set(content))
+def test_error_if_the_index_is_damaged_in_use(content, open_set, cache, damage):
+    dataset = open_set(content)
     path = dataset.index.path
     if damage == "truncated":
         os.truncate(path, 100)
@@ -154,9 +154,7 @@ def test_invalid_file_leaves_no_index(content, write_set, cache):
 
 
 @pytest.mark.parametrize("kind", ["off", "not a folder", "full"])
-def test_index_in_a_temporary_folder(
-    content, write_set, cache, monkeypatch, tmp_path, kind, caplog
-):
+def test_index_in_a_temporary_folder(content, open_set, cache, monkeypatch, tmp_path, kind, caplog):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     _temporary_folder.cache_clear()
     if kind == "off":
@@ -172,7 +170,7 @@ def test_index_in_a_temporary_folder(
             savez(file, **arrays)
 
         monkeypatch.setattr(np, "savez", full)
-    dataset = CocoDataset(*write_set(content), DatasetOptions(train=True))
+    dataset = open_set(content, train=True)
     copy = pickle.loads(pickle.dumps(dataset))
     assert torch.equal(copy[0][1]["boxes"], dataset[0][1]["boxes"])
     assert dataset.index.path.parent == process_folder()
@@ -229,10 +227,10 @@ def test_concurrent_processes_build_one_index(content, write_set, cache, tmp_pat
 
 
 @pytest.mark.slow
-def test_pickle_contains_no_annotations(content, write_set, cache):
+def test_pickle_contains_no_annotations(content, open_set, cache):
     row = content["annotations"][2]
     content["annotations"] += [{**row, "id": number} for number in range(100, 5000)]
-    dataset = CocoDataset(*write_set(content), DatasetOptions(train=True))
+    dataset = open_set(content, train=True)
     assert len(pickle.dumps(dataset)) < 5000
     context = multiprocessing.get_context("spawn")
     (count,) = torch.utils.data.DataLoader(
