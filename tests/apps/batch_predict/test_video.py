@@ -104,21 +104,14 @@ def frame_times(file: Path) -> list[Fraction]:
         return [frame.time for frame in video.frames()]
 
 
-def test_names_of_videos():
-    assert is_video("a/b.MP4")
-    assert is_video("0")
-    assert all(
-        is_video(f"a{suffix}") for suffix in (".ts", ".M2TS", ".flv", ".3gp", ".asf", ".ogv")
-    )
-    assert not is_video("a.jpg")
-    assert not is_video("photos")
-
-
-def test_numbered_files_and_folders_are_not_cameras(tmp_path, monkeypatch):
+def test_names_of_videos(tmp_path, monkeypatch):
+    """Numbers are cameras, unless there is a file or folder of this name."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "2024").mkdir()
     (tmp_path / "7").touch()
-    assert [is_video(name) for name in ("2024", "7", "8")] == [False, False, True]
+    suffixes = ("ts", "M2TS", "flv", "3gp", "asf", "ogv")
+    assert all(map(is_video, ("a/b.MP4", "0", "8", *(f"a.{suffix}" for suffix in suffixes))))
+    assert not any(map(is_video, ("a.jpg", "photos", "2024", "7")))
 
 
 def test_written_frames_keep_their_times(file):
@@ -127,9 +120,7 @@ def test_written_frames_keep_their_times(file):
         frames = list(video.frames())
     assert [frame.number for frame in frames] == list(range(COUNT))
     gaps = [float(b.time - a.time) for a, b in pairwise(frames)]
-    assert gaps == pytest.approx(
-        [1 / float(RATE)] * 10 + [2 / float(RATE)] + [1 / float(RATE)] * 8, abs=1e-4
-    )
+    assert gaps == pytest.approx([n / float(RATE) for n in (*[1] * 10, 2, *[1] * 8)], abs=1e-4)
     for frame in frames:
         assert frame.image.shape == (3, *SIZE)
         corner = position(frame.number)
@@ -283,19 +274,15 @@ def test_crossing_objects_keep_their_ids():
     assert tracker(empty) == []
 
 
-def test_existing_results_are_kept(tmp_path):
-    (tmp_path / "results.csv").write_text("mine")
-    with pytest.raises(ConfigError, match=r"results\.csv already exists.*--overwrite"):
-        check_output(tmp_path, "0", overwrite=False)
-    check_output(tmp_path, "0", overwrite=True)
-    assert (tmp_path / "results.csv").exists()  # removed only when the model and video are open
-
-
-def test_existing_videos_are_not_overwritten(file, tmp_path):
-    (tmp_path / "camera0.mp4").write_text("mine")
-    with pytest.raises(ConfigError, match=r"camera0\.mp4 already exists.*--overwrite"):
-        check_output(tmp_path, "0", overwrite=False)
-    check_output(tmp_path, "0", overwrite=True)
+def test_existing_files_are_kept(file, tmp_path):
+    for name in ("results.csv", "camera0.mp4"):
+        (tmp_path / name).write_text("mine")
+        with pytest.raises(ConfigError, match=rf"{name} already exists.*--overwrite"):
+            check_output(tmp_path, "0", overwrite=False)
+        check_output(tmp_path, "0", overwrite=True)
+        assert (tmp_path / name).exists()  # removed only when the model and video are open
+        if name == "results.csv":
+            (tmp_path / name).unlink()
     check_output(tmp_path, "0", overwrite=False, drawn=False)
     (tmp_path / "link").symlink_to(tmp_path)
     for overwrite in (False, True):

@@ -9,6 +9,7 @@ from detlite.apps.dataset_formats import convert, find_sets
 from detlite.data.datasets.coco import CocoDataset
 from detlite.data.datasets.options import DatasetOptions
 from detlite.files.errors import DataError
+from tests.builders import coco_content, coco_object, write_text
 
 
 def names(source):
@@ -141,30 +142,22 @@ def test_unwritable_output_folder(make_coco_dataset, tmp_path):
         find_sets(annotations, images=images, folder=annotations.parent / "detlite")
 
 
-def write_coco_set(folder, categories, names, image, file):
-    """Write a COCO file with a box of each category in each image, and the images."""
-    rows = [
-        {"id": 1 + len(categories) * k + j, "image_id": k + 1, "category_id": number,
-         "bbox": [1, 1, 9, 9]}
-        for k in range(len(names)) for j, number in enumerate(categories)
-    ]  # fmt: skip
-    images = [
-        {"id": k + 1, "file_name": name, "height": 40, "width": 60} for k, name in enumerate(names)
+def write_coco_set(file, categories, names):
+    """Write a COCO file with a box of each category in each image."""
+    images = range(1, len(names) + 1)
+    objects = [
+        coco_object([1, 1, 9, 9], number, image) for image in images for number in categories
     ]
-    content = {
-        "images": images,
-        "annotations": rows,
-        "categories": [{"id": number, "name": name} for number, name in categories.items()],
-    }
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(content))
+    content = coco_content(objects, images, (40, 60), categories)
+    for row, name in zip(content["images"], names, strict=True):
+        row["file_name"] = name
+    write_text(file, json.dumps(content))
 
 
 def test_categories_are_matched_by_name(tmp_path, image):
     for split, categories in (("train", {1: "cat", 2: "dog"}), ("valid", {0: "dog", 3: "owl"})):
         image(tmp_path / f"{split}/a.jpg")
-        file = tmp_path / split / "_annotations.coco.json"
-        write_coco_set(tmp_path / split, categories, ["a.jpg"], image, file)
+        write_coco_set(tmp_path / split / "_annotations.coco.json", categories, ["a.jpg"])
     sets, _ = find_sets(tmp_path)
     train, val = (json.loads(sets[split].annotations.read_text()) for split in ("train", "val"))
     for content in (train, val):
@@ -180,7 +173,7 @@ def test_categories_are_matched_by_name(tmp_path, image):
 def test_coco_names_of_other_machines(tmp_path, image, name):
     for file in ("photos/a b.jpg", "photos/c.jpg"):
         image(tmp_path / file)
-    write_coco_set(tmp_path, {1: "cat"}, [name, "c.jpg"], image, tmp_path / "labels.json")
+    write_coco_set(tmp_path / "labels.json", {1: "cat"}, [name, "c.jpg"])
     sets, _ = find_sets(tmp_path)
     for source in sets.values():
         for file in names(source):
@@ -192,7 +185,7 @@ def test_coco_names_of_other_machines(tmp_path, image, name):
 @pytest.mark.parametrize("name", ["a.jpg", "C:\\x\\a.jpg"])
 def test_bad_image_entries_of_written_files_are_reported(tmp_path, image, name):
     file = tmp_path / "labels.json"
-    write_coco_set(tmp_path, {1: "cat"}, [name, "b.jpg", "c.jpg"], image, file)
+    write_coco_set(file, {1: "cat"}, [name, "b.jpg", "c.jpg"])
     for photo in "abc":
         image(tmp_path / f"{photo}.jpg")
     content = json.loads(file.read_text())
@@ -253,14 +246,12 @@ def test_panoptic_annotations_are_named(tmp_path, text):
 
 
 def test_rotated_boxes_of_cvat_are_written_as_read(tmp_path, image):
-    size = {"height": 40, "width": 60}
-    images = [{"id": number, "file_name": f"{number}.png", **size} for number in range(4)]
-    for row in images:
-        image(tmp_path / row["file_name"])
-    turned = {"category_id": 1, "bbox": [20, 15, 20, 10], "attributes": {"rotation": 90.0}}
-    rows = [{**turned, "id": number + 1, "image_id": number} for number in range(4)]
-    content = {"images": images, "annotations": rows, "categories": [{"id": 1, "name": "cat"}]}
-    (tmp_path / "a.json").write_text(json.dumps(content))
+    turned = {"attributes": {"rotation": 90.0}}
+    objects = [coco_object([20, 15, 20, 10], image=number, **turned) for number in range(4)]
+    for number in range(4):
+        image(tmp_path / f"{number}.png")
+    content = coco_content(objects, range(4), (40, 60), ["cat"])
+    write_text(tmp_path / "a.json", json.dumps(content))
     sources, _ = find_sets(tmp_path)
     for source in sources.values():
         for row in json.loads(source.annotations.read_text())["annotations"]:
@@ -268,6 +259,5 @@ def test_rotated_boxes_of_cvat_are_written_as_read(tmp_path, image):
             assert row["attributes"] == {"rotation": 0}
         dataset = CocoDataset(source.annotations, source.images, DatasetOptions(masks=False))
         (finding,) = dataset.findings
-        assert str(finding).startswith(
-            "boxes with attributes.rotation, such as from CVAT: 4 annotations"
-        )
+        found = "boxes with attributes.rotation, such as from CVAT: 4 annotations"
+        assert str(finding).startswith(found)

@@ -25,11 +25,7 @@ from detlite.files.errors import DataError
         ("0.txt", "1 1 9 1 9 9 1 9 large-vehicle 0\n", "is DOTA"),
         ("gt_img_1.txt", '38,43,920,43,920,215,38,215,"Tired"\n', "is ICDAR"),
         ("a_gtFine_instanceIds.png", "", "type: cityscapes"),
-        (
-            "export.json",
-            '{"assets": {"1": {"asset": {}}}}',
-            "which is not supported. In VoTT",
-        ),
+        ("export.json", '{"assets": {"1": {"asset": {}}}}', "which is not supported. In VoTT"),
         ("export.csv", '"image","xmin","ymin"\n', "is VoTT"),
         ("boxes.csv", "img_fName,img_w,class_label,bbx_xtl,bbx_ytl\n", "CSV of boxes"),
         ("e.json", '[{"data_units": {}}]', "is Hasty or Encord"),
@@ -95,11 +91,7 @@ from detlite.files.errors import DataError
         ("f.xml", "<annotation><object><points><point>1,2</point></points></object>", "is FAIR1M"),
         ("gt/M01_gt.txt", "1,1,368,150,20,30,1,-1,-1\n", "is MOT or UAVDT"),
         ("annotations/0.txt", "684,8,273,116,0,0,0,0\n1,2,3,4,1,4,0,1,\n", "is VisDrone"),
-        (
-            "truth/a.txt",
-            "cat 10 20 30 40\nsofa 1 2 3 4 difficult\n",
-            "is text of corners",
-        ),
+        ("truth/a.txt", "cat 10 20 30 40\nsofa 1 2 3 4 difficult\n", "is text of corners"),
         (
             "x.json",
             '{"lanes": [[1]], "raw_file": "a"}',

@@ -60,9 +60,10 @@ def calibration_images() -> list[Tensor]:
     return [torch.randint(0, 256, (3, 64, 96), dtype=torch.uint8) for _ in range(3)]
 
 
-def assert_same_maps(
-    model: DetectionModel, converted: DetectionModel, sizes: list[tuple[int, int]]
-) -> None:
+def check_maps(cfg: CfgNode, *sizes: tuple[int, int]) -> None:
+    """Compare the maps of the backbone of a model with those of the converted model."""
+    model = build_model(cfg).eval()
+    converted = to_openvino(model)
     for size in sizes:
         pixels = torch.rand(2, 3, *size)
         with torch.no_grad():
@@ -83,9 +84,8 @@ def test_other_models(name, tiny_config):
 @pytest.mark.parametrize("name", ["test_convnext", "tf_efficientnet_lite0"])
 def test_timm_backbones(name, tiny_config):
     pytest.importorskip("timm", reason="needs the extra timm")
-    model = build_model(tiny_config("MODEL.BACKBONE.CONV_BODY", f"timm/{name}-FPN")).eval()
-    converted = to_openvino(model)
-    assert_same_maps(model, converted, [(64, 96), (160, 64), (75, 130)])  # the last one is padded
+    cfg = tiny_config("MODEL.BACKBONE.CONV_BODY", f"timm/{name}-FPN")
+    check_maps(cfg, (64, 96), (160, 64), (75, 130))  # the last one is padded
 
 
 @pytest.mark.slow
@@ -93,9 +93,7 @@ def test_vit_backbone(tiny_config, monkeypatch):
     """The last size is no multiple of windows or patches."""
     monkeypatch.setitem(vit.SIZES, "T", (32, 3, 2))
     cfg = tiny_config("MODEL.BACKBONE.CONV_BODY", "ViT-T-SFP", "MODEL.VIT.WINDOW", 3)
-    model = build_model(cfg).eval()
-    converted = to_openvino(model)
-    assert_same_maps(model, converted, [(64, 96), (233, 131)])
+    check_maps(cfg, (64, 96), (233, 131))
 
 
 @pytest.mark.parametrize("sizes", [[(64, 64)], [(75, 140), (200, 30)]])
@@ -110,16 +108,12 @@ def test_image_without_detections(converted, monkeypatch):
     assert detections.mask_probs.shape == (0, 28, 28)
 
 
-def test_results_survive_the_next_call(converted):
-    first = converted.backbone(torch.ones(1, 3, 64, 64))
+def test_results_are_channels_last_and_survive_the_next_call(converted):
+    first = converted.backbone(torch.ones(1, 3, 64, 96))
+    assert all(level.is_contiguous(memory_format=torch.channels_last) for level in first)
     kept = [level.clone() for level in first]
-    converted.backbone(torch.zeros(1, 3, 64, 64))
+    converted.backbone(torch.zeros(1, 3, 64, 96))
     assert all(torch.equal(*pair) for pair in zip(first, kept, strict=True))
-
-
-def test_maps_are_channels_last(converted):
-    levels = converted.backbone(torch.rand(1, 3, 64, 96))
-    assert all(level.is_contiguous(memory_format=torch.channels_last) for level in levels)
 
 
 @pytest.mark.parametrize(
@@ -132,11 +126,8 @@ def test_arrangement_of_results(results):
     assert str(arrange(arrangement, leaves)) == str(results)
     with pytest.raises(ValueError, match="fewer results"):
         arrange({"list": [arrangement, "tensor"]}, iter(pytree.tree_leaves(results)))
-
-
-def test_other_containers_cannot_be_exported():
     with pytest.raises(ConfigError, match=r"a part of the model returns dict"):
-        arrangement_of([{"logits": torch.zeros(1)}])
+        arrangement_of([results, {"logits": torch.zeros(1)}])
 
 
 _IMPORT = json.dumps({"__enum__": True, "fqn": "imported_by_a_file:Thing", "name": "x"})
@@ -180,20 +171,13 @@ def test_decompression_bomb(tmp_path):
         Predictor(tmp_path / "a.openvino")
 
 
-def test_models_can_be_pickled_and_copied(model, converted):
+def test_copies_and_the_original_model(model, converted):
     images = [torch.rand(3, 64, 96)]
     for again in (pickle.loads(pickle.dumps(converted, 2)), copy.deepcopy(converted)):
         assert_same(model, again, images)
-
-
-def test_original_model_is_unchanged(model, converted):
     assert not openvino_parts(model)
-    assert list(openvino_parts(converted)) == [
-        "backbone.dense",
-        "rpn.head",
-        "roi_heads.box.predictor",
-        "roi_heads.mask.predictor",
-    ]
+    parts = ("backbone.dense", "rpn.head", "roi_heads.box.predictor", "roi_heads.mask.predictor")
+    assert tuple(openvino_parts(converted)) == parts
     assert model.roi_heads.box.feature_extractor is not converted.roi_heads.box.feature_extractor
 
 
@@ -227,41 +211,30 @@ def test_unsupported_operation_is_named(tiny_config):
     cfg = tiny_config("MODEL.BACKBONE.CONV_BODY", "timm/vit_tiny_patch16_224-SFP")
     root = logging.getLogger()
     before = root.level, root.filters[:], root.handlers[:]
-    with pytest.raises(
-        ConfigError, match=r"^OpenVINO does not support aten\._upsample\S+ in backbone"
-    ):
+    problem = r"^OpenVINO does not support aten\._upsample\S+ in backbone"
+    with pytest.raises(ConfigError, match=problem):
         to_openvino(build_model(cfg).eval())
     assert (root.level, root.filters, root.handlers) == before
 
 
+def input_types(part, kind: str) -> list[str]:
+    """Return the types of the operations from which those of type `kind` read."""
+    found = [one for one in part.graph.get_ops() if one.get_type_name() == kind]
+    return [one.input_value(0).get_node().get_type_name() for one in found]
+
+
 @pytest.mark.slow
-def test_int8_leaves_the_first_convolution_in_float32(config):
-    """Quantizing the pixels would change dark images."""
+def test_int8_leaves_the_first_convolution_and_group_norm_in_float32(config, tiny_config):
+    """Quantizing the pixels would change dark images; a norm's input is float32 anyway."""
     pytest.importorskip("nncf", reason="needs the extra openvino")
-    model = build_model(config).eval()
-    images = calibration_images()
-    quantized = openvino_parts(to_openvino(model, images))
+    quantized = openvino_parts(to_openvino(build_model(config).eval(), calibration_images()))
     for name, in_float in (("backbone.dense", 1), ("rpn.head", 0)):
-        convolutions = [
-            operation
-            for operation in quantized[name].graph.get_ops()
-            if operation.get_type_name() == "Convolution"
-        ]
-        sources = [op.input_value(0).get_node().get_type_name() for op in convolutions]
+        sources = input_types(quantized[name], "Convolution")
         # A part transposes its channels-last inputs.
         assert sources.count("Transpose") == in_float, (name, sources)
-
-
-@pytest.mark.slow
-def test_int8_leaves_group_norm_in_float32(tiny_config):
-    """The input of group norm, the result of a convolution, is float32 anyway."""
-    pytest.importorskip("nncf", reason="needs the extra openvino")
     cfg = tiny_config("MODEL.RESNETS.NORM", "GN", "MODEL.GROUP_NORM.NUM_GROUPS", 2)
-    model = build_model(cfg).eval()
-    images = calibration_images()
-    graph = openvino_parts(to_openvino(model, images))["backbone.dense"].graph
-    norms = [op for op in graph.get_ops() if op.get_type_name() == "GroupNormalization"]
-    sources = {op.input_value(0).get_node().get_type_name() for op in norms}
+    quantized = openvino_parts(to_openvino(build_model(cfg).eval(), calibration_images()))
+    sources = input_types(quantized["backbone.dense"], "GroupNormalization")
     assert sources
     assert "FakeQuantize" not in sources
 
