@@ -30,7 +30,8 @@ install: $(INSTALLED)
 $(VENV)/.dependencies: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install $(foreach package,$(TORCH),"$(package)") "setuptools>=77" wheel ninja
+	$(BIN)/python -m pip install $(foreach package,$(TORCH),"$(package)")
+	$(BIN)/python -m pip install "setuptools>=77" wheel ninja
 	touch $@
 
 # Without build isolation, the kernels are compiled against the torch that runs them.
@@ -38,12 +39,19 @@ $(INSTALLED): $(VENV)/.dependencies $(KERNELS)
 	$(BIN)/python -m pip install --no-build-isolation --editable ".[$(EXTRAS)]"
 	touch $@
 
+# The demo needs no packages for development.
+DEMO_READY := $(if $(wildcard $(INSTALLED)),$(INSTALLED),$(VENV)/.demo)
+
+$(VENV)/.demo: $(VENV)/.dependencies $(KERNELS)
+	$(BIN)/python -m pip install --no-build-isolation --editable ".[report]"
+	touch $@
+
 # detections.png is the last file that a run writes.
 demo: $(DEMO)/detections.png
 	@echo "The demo's results are in $(DEMO)/: evaluation.json, curves.png, detections.png, ..."
 	@cat $(DEMO)/evaluation.json
 
-$(DEMO)/detections.png: configs/demo_shapes.yaml | $(INSTALLED)
+$(DEMO)/detections.png: configs/demo_shapes.yaml | $(DEMO_READY)
 	$(BIN)/python tools/train_net.py --config configs/demo_shapes.yaml --resume OUTPUT_DIR $(DEMO)
 
 # One thread per process is faster than several, because the tests use small models. Python keeps
