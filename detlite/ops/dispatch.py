@@ -172,6 +172,8 @@ def use_fallback_ops() -> Iterator[None]:
 
     To run a whole program without kernels, set DETLITE_KERNELS=0.
     """
+    from . import evaluation  # noqa: F401 (declares operators, is imported on first use)
+
     library = torch.library.Library("detlite", "IMPL")
     for name, kernel in FALLBACKS.items():
         library.impl(name, kernel, "CPU", allow_override=True)
