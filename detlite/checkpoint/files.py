@@ -21,7 +21,6 @@ from detlite.checkpoint.errors import CheckpointError, DamagedCheckpointError
 from detlite.files.atomic_write import atomic_open, atomic_path
 from detlite.files.errors import RefusedFileError, RefusedPickleError
 from detlite.files.reading import check_regular, open_stored_zip
-from detlite.files.safe_pickle import load_weights_only, read_pickle
 from detlite.registry import Registry
 
 LAST_CHECKPOINT_FILE = "last_checkpoint"  # contains the file name of a run's last checkpoint
@@ -230,6 +229,8 @@ def _load(path: Path) -> Any:
 
 
 def _read_content(path: Path) -> Any:
+    from detlite.files.safe_pickle import load_weights_only, read_pickle  # not to save
+
     with path.open("rb") as file:
         start = file.read(_START_LENGTH)
     if start.startswith(b"PK\x03\x04") or zipfile.is_zipfile(path):  # like torch, or at the end

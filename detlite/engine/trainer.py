@@ -1,11 +1,13 @@
 """Training loop."""
 
+from __future__ import annotations
+
 import logging
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -22,10 +24,9 @@ from detlite.modeling.precision import resolve_dtype
 from .checkpointer import save_run
 from .duration import build_duration
 from .errors import NonFiniteLossError
-from .evaluate import build_loss_dataset, check_evaluation, evaluate
+from .evaluate import EMA_SUFFIX, check_evaluation, evaluate
 from .hooks.base import HOOKS, Hook
 from .hooks.best_checkpoint import BestCheckpoint, StoreScoreThreshold
-from .hooks.ema import EMA_SUFFIX, ModelEMA
 from .hooks.freezing import BackboneFreezeSchedule, warn_of_frozen_layers
 from .hooks.metrics import MachineLoad, Meters, MetricsWriter, Progress
 from .run_files import FINAL_CHECKPOINT
@@ -34,6 +35,9 @@ from .schedule_free import averaged_weights
 from .signals import StoppedError, StopSignals
 from .solver import build_optimizer, build_scheduler
 from .train_step import TrainStep
+
+if TYPE_CHECKING:
+    from .hooks.ema import ModelEMA
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +66,8 @@ class Trainer:
         for test_set in test_sets:
             check_evaluation(cfg, model, test_set)
             if cfg.TEST.LOSS:
+                from .validation_loss import build_loss_dataset
+
                 build_loss_dataset(cfg, test_set.name)  # raises errors now, not after hours
         self.cfg, self.model = cfg, model
         self.train_set, self.test_sets = train_set, test_sets
@@ -84,7 +90,11 @@ class Trainer:
 
         self.meters = Meters(self.duration.max_iter)
         self.signals = StopSignals()
-        self.ema = ModelEMA(model, solver.EMA_DECAY) if solver.EMA_DECAY else None
+        self.ema: ModelEMA | None = None
+        if solver.EMA_DECAY:
+            from .hooks.ema import ModelEMA
+
+            self.ema = ModelEMA(model, solver.EMA_DECAY)
         self.best = BestCheckpoint(solver.BEST_METRIC, solver.PATIENCE)
         named = [HOOKS.get(name, "SOLVER.HOOKS")(cfg) for name in solver.HOOKS]
         self.user_hooks: list[Hook] = [*named, *hooks]

@@ -18,8 +18,8 @@ from detlite.engine.evaluate import (
     evaluate_dataset,
     match_categories,
     run_inference,
-    validation_loss,
 )
+from detlite.engine.validation_loss import validation_loss
 from detlite.evaluation import EVALUATORS, Evaluator, evaluate_coco
 from detlite.inference.options import InferenceOptions, View
 from detlite.inference.predictor import Predictor
@@ -397,7 +397,7 @@ SHARED = """
 import json, yaml
 from detlite.config import config_from
 from detlite.distributed import process_group, rank
-from detlite.engine.evaluate import validation_loss
+from detlite.engine.validation_loss import validation_loss
 from detlite.modeling.build import build_model
 from tests.engine.toy import read_metrics
 import torch

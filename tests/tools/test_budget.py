@@ -6,6 +6,16 @@ import pytest
 
 from tools import budget
 
+# Limits that are not met yet: remove a line here when its limit is met.
+EXCEEDED = {
+    "modules that training the demo loads",
+    "lines that training the demo loads",
+    "Python files from tools/train_net.py to RoIAlign",
+    "lines of detlite",
+    "lines of its core, without apps",
+    "lines of tests",
+    "config keys",
+}
 # Lines by which a file may change before the list must be written again.
 SLACK_LINES, SLACK = 20, 0.2
 
@@ -13,6 +23,13 @@ SLACK_LINES, SLACK = 20, 0.2
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory) -> budget.DemoRun:
     return budget.run_demo(tmp_path_factory.mktemp("demo"))
+
+
+def test_no_further_limit_is_exceeded(demo):
+    """`make budget` prints all numbers."""
+    rows = budget.budgets(demo)
+    assert len({name for name, *_ in rows}) == len(rows)
+    assert {name for name, number, limit in rows if number > limit} <= EXCEEDED
 
 
 def test_the_reading_list_is_up_to_date(demo):

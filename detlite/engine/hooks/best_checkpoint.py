@@ -11,12 +11,11 @@ from typing import Any
 from detlite.checkpoint.files import read_checkpoint, save_checkpoint
 from detlite.config import ConfigError
 from detlite.distributed import all_gather_objects, is_main
-from detlite.engine.evaluate import LOSS
+from detlite.engine.evaluate import EMA_SUFFIX, LOSS
 from detlite.engine.run_files import AVERAGE_CHECKPOINT, BEST_CHECKPOINT, FINAL_CHECKPOINT
 from detlite.files.atomic_write import atomic_path
 
 from .base import Hook
-from .ema import EMA_SUFFIX
 from .metrics import flatten_metrics
 
 logger = logging.getLogger(__name__)

@@ -9,8 +9,6 @@ from torch import Tensor, nn
 
 from .base import Hook
 
-EMA_SUFFIX = " average"  # follows a dataset's name in the metrics of the averaged weights
-
 
 class ModelEMA(Hook):
     """Exponential moving average of a model's weights, updated after each step.

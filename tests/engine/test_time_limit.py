@@ -9,8 +9,9 @@ import torch
 
 from detlite.checkpoint.files import read_checkpoint
 from detlite.config import ConfigError
-from detlite.engine import duration
-from detlite.engine.duration import Duration, TimeLimit, build_duration
+from detlite.engine import time_limit
+from detlite.engine.duration import Duration, build_duration
+from detlite.engine.time_limit import TimeLimit
 from tests.engine.toy import new_toy, read_metrics, without_times
 
 NO_ITER = ["SOLVER.MAX_ITER", None]
@@ -21,7 +22,7 @@ SECONDS = {"step": 10.0, "evaluation": 25.0}
 def clock(monkeypatch):
     """Clock that advances only by `clock.seconds += 1`."""
     clock = SimpleNamespace(seconds=100.0)
-    monkeypatch.setattr(duration.time, "monotonic", lambda: clock.seconds)
+    monkeypatch.setattr(time_limit.time, "monotonic", lambda: clock.seconds)
     return clock
 
 
@@ -295,12 +296,12 @@ RANKS = """
 import json, time
 from types import SimpleNamespace
 from detlite.distributed import all_gather_objects, process_group, rank
-from detlite.engine import duration
+from detlite.engine import time_limit
 
 now = [0.0]
-duration.time = SimpleNamespace(monotonic=lambda: now[0])
+time_limit.time = SimpleNamespace(monotonic=lambda: now[0])
 with process_group("cpu"):
-    limit = duration.TimeLimit(1, include_evaluation=True)
+    limit = time_limit.TimeLimit(1, include_evaluation=True)
     seen = []
     for done in range(1, 4):
         now[0] += 10 * (1 + 3 * rank())  # the clock of rank 1 does not count
@@ -312,7 +313,7 @@ with process_group("cpu"):
     states = all_gather_objects((seen, {**limit.state_dict(), "shares": None}))
     if rank() == 0:
         print(json.dumps(states))
-duration.time = time
+time_limit.time = time
 """
 
 
