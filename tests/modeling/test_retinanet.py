@@ -6,23 +6,18 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torchvision.ops import clip_boxes_to_image
 
-from detlite.config import ConfigError, load_config
+from detlite.config import ConfigError
 from detlite.modeling.backbone.fpn import FPN, P6P7
 from detlite.modeling.build import build_model
 from detlite.modeling.retinanet import RetinaNet, RetinaNetHead
 from detlite.structures import boxes as box_ops
+from tests.builders import tiny_config
+from tests.modeling.family import RETINANET
 
 TINY = {
-    "MODEL.DEVICE": "cpu",
-    "MODEL.META_ARCHITECTURE": "RetinaNet",
-    "MODEL.BACKBONE.CONV_BODY": "R-18-FPN-RETINANET",
-    "MODEL.BACKBONE.FREEZE_CONV_BODY_AT": 0,
-    "MODEL.RESNETS.NORM": "GN",
-    "MODEL.GROUP_NORM.NUM_GROUPS": 4,
-    "MODEL.RESNETS.STEM_OUT_CHANNELS": 16,
-    "MODEL.RESNETS.RES2_OUT_CHANNELS": 16,
-    "MODEL.RESNETS.BACKBONE_OUT_CHANNELS": 16,
-    "MODEL.RETINANET.NUM_CLASSES": 4,
+    **RETINANET,
+    "MODEL.RETINANET.INFERENCE_TH": 0.05,
+    "MODEL.ROI_HEADS.DETECTIONS_PER_IMG": 100,
     "MODEL.RETINANET.NUM_CONVS": 1,
     "MODEL.RETINANET.ANCHOR_SIZES": (16, 32, 64, 128, 256),
     "DATALOADER.SIZE_DIVISIBILITY": 32,
@@ -34,7 +29,7 @@ def make(*override: str, **changes) -> RetinaNet:
     named = {f"MODEL.RETINANET.{name}": value for name, value in changes.items()}
     named["MODEL.CONVENTION_OVERRIDE"] = override
     opts = [item for pair in {**TINY, **named}.items() for item in pair]
-    model = build_model(load_config(None, opts))
+    model = build_model(tiny_config(*opts))
     assert isinstance(model, RetinaNet)
     return model
 
