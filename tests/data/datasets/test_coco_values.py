@@ -55,20 +55,18 @@ def test_files_not_in_coco_format(tmp_path, text, message):
     assert str(file) in str(error.value)
 
 
-def test_missing_annotation_file(tmp_path):
-    with pytest.raises(DataError, match=r"none\.json: cannot be read \(No such file"):
-        CocoDataset(tmp_path / "none.json", tmp_path)
-
-
-def test_folder_as_annotation_file(tmp_path):
-    with pytest.raises(DataError, match="cannot be read"):
-        CocoDataset(tmp_path, tmp_path)
-
-
-def test_missing_image_folder(content, write_set, tmp_path):
-    file, _ = write_set(content)
-    with pytest.raises(DataError, match=r"elsewhere: the image folder .* does not exist"):
-        CocoDataset(file, tmp_path / "elsewhere")
+@pytest.mark.parametrize(
+    ("annotations", "images", "message"),
+    [
+        ("none.json", "small/images", r"none\.json: cannot be read \(No such file"),
+        ("small", "small/images", "small: cannot be read"),
+        ("small/annotations.json", "none", r"none: the image folder .* does not exist"),
+    ],
+)
+def test_missing_files(content, write_set, tmp_path, annotations, images, message):
+    write_set(content)
+    with pytest.raises(DataError, match=message):
+        CocoDataset(tmp_path / annotations, tmp_path / images)
 
 
 @pytest.mark.parametrize(
@@ -94,15 +92,6 @@ def test_bad_image_or_category_entry(content, write_set, key, change, message):
     with pytest.raises(DataError, match=message) as error:
         CocoDataset(file, folder)
     assert str(file) in str(error.value)
-
-
-def test_bad_image_entries_can_be_skipped(content, write_set):
-    file, folder = write_set(content)
-    content["images"][0]["width"] = -4
-    file.write_text(json.dumps(content))
-    dataset = CocoDataset(file, folder, DatasetOptions(skip_bad=True))
-    assert dataset.image_ids == [11, 12, 13]
-    assert "entries of images that cannot be used: 1 image, for example image 10" in found(dataset)
 
 
 # Changes of the first annotation, and the message. Its place is then known only if "region".
@@ -330,31 +319,58 @@ def test_masks_that_may_be_boxes(content, write_set, open_set):
     assert "four corners" not in text
 
 
-def test_boxes_of_clicks(content, open_set):
-    content["annotations"][0] |= {"bbox": [4, 6, 10, 0.01]}
-    text = found(open_set(content, masks=False))
-    assert "boxes with a side below one pixel: 1 annotation, for example annotation 1" in text
-
-
-def test_categories_with_similar_names(content, open_set):
+def with_similar_names(content):
     names = ["red cell", "red  cell", "Red_cell", "blue cell"]
-    categories = [{"id": number, "name": name} for number, name in enumerate(names, start=1)]
-    content |= {"categories": categories, "annotations": [
-        {**row, "category_id": number}
-        for number, row in enumerate(content["annotations"], start=1)
-    ]}  # fmt: skip
-    text = found(open_set(content))
-    expected = (
-        "differ only in case, spaces, - or _: 3 categories, for example id 1, 'red cell'; id 2,"
-    )
-    assert expected in text
+    content["categories"] = [{"id": id, "name": name} for id, name in enumerate(names, start=1)]
+    for number, row in enumerate(content["annotations"], start=1):
+        row["category_id"] = number
 
 
-def test_repeated_annotations(content, open_set):
-    assert "another one" not in found(open_set(content, "valid"))
+def with_root_category(content):
+    """Exports of Roboflow have one."""
+    content["categories"].insert(0, {"id": 0, "name": "cat", "supercategory": "none"})
+
+
+def without_valid_masks(content):
+    for row in content["annotations"]:
+        row["segmentation"] = [row["bbox"]]
+
+
+def with_repeats(content):
     content["annotations"] += [{**row, "id": 9 + row["id"]} for row in content["annotations"][:2]]
-    text = found(open_set(content))
-    assert "box of another one: 2 annotations, for example annotation 10" in text
+
+
+# Changes of a valid file, the options, and the finding.
+FINDINGS = [
+    (lambda content: content["annotations"][0].update(bbox=[4, 6, 10, 0.01]), {"masks": False},
+     "boxes with a side below one pixel: 1 annotation, for example annotation 1"),
+    (with_similar_names, {},
+     "differ only in case, spaces, - or _: 3 categories, for example id 1, 'red cell'; id 2,"),
+    (with_root_category, {}, "categories with the name of another one: 1 category"),
+    (with_repeats, {}, "box of another one: 2 annotations, for example annotation 10"),
+    (lambda content: content["images"].append(dict(content["images"][0])), {},
+     "images that are listed twice: 1 image"),
+    (without_valid_masks, {"masks": False},
+     "masks that are not used, because MODEL.MASK_ON is False: 3 of 3 objects, for"),
+    (lambda content: content["annotations"][0].update(segmentation=[]), {"skip_bad": True},
+     "without a usable object: 1 category, for example cat. They are not trained."),
+    (lambda content: content["images"][0].update(width=-4), {"skip_bad": True},
+     "entries of images that cannot be used: 1 image, for example image 10"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("change", "options", "text"), FINDINGS)
+def test_findings(content, write_set, change, options, text):
+    file, folder = write_set(content)
+    kind = text.partition(":")[0]
+    assert kind not in found(CocoDataset(file, folder, DatasetOptions(**options)))
+    change(content)
+    file.write_text(json.dumps(content))
+    dataset = CocoDataset(file, folder, DatasetOptions(**options))
+    assert text in found(dataset)
+    skipped = {10} if "entries of images" in text else set()
+    assert {*dataset.image_ids} == {10, 11, 12, 13} - skipped
+    assert 0 not in [row["id"] for row in dataset.categories]
 
 
 @pytest.mark.parametrize("box", [None, "1, 2", [[1, 2], [3, 4]]])
@@ -395,13 +411,6 @@ def test_integers_among_other_ids_are_numbered_too(content, open_set):
     assert [(row["image_id"], row["category_id"]) for row in rows] == [(1, 1), (1, 2), (2, 2)]
 
 
-def test_images_that_are_listed_twice(content, open_set):
-    content["images"].append(dict(content["images"][0]))
-    dataset = open_set(content)
-    assert dataset.image_ids == [10, 11, 12, 13]
-    assert "images that are listed twice: 1 image" in found(dataset)
-
-
 def test_entries_of_one_file_are_joined(content, open_set):
     """An image entry for each annotation, as some tools write them, is read as one image."""
     content["images"].insert(1, {**content["images"][0], "id": 99})
@@ -434,14 +443,6 @@ def test_images_with_one_id_keep_no_objects(content, open_set):
     dataset = open_set(content, skip_bad=True)
     assert dataset.image_ids == [12, 13, 14]
     assert [row["id"] for row in build_coco_gt(dataset).dataset["annotations"]] == [4, 9]
-
-
-def test_category_without_annotations_and_with_the_name_of_another(content, open_set):
-    """Exports of Roboflow have such a root category."""
-    content["categories"].insert(0, {"id": 0, "name": "cat", "supercategory": "none"})
-    dataset = open_set(content, train=True)
-    assert [row["id"] for row in dataset.categories] == [3, 7]
-    assert "categories with the name of another one: 1 category" in found(dataset)
 
 
 def test_root_category_without_annotations(content, open_set):
@@ -478,24 +479,6 @@ def test_annotations_marked_to_be_ignored(content, open_set, ignore):
     dataset = open_set(content, train=True)
     assert dataset[0][1]["ignored_boxes"].tolist() == [[4, 6, 14, 14]]
     assert '"ignore": 1: 1 of 4 annotations' in found(dataset)
-
-
-def test_findings_name_masks_that_all_are_unreadable(content, open_set):
-    for row in content["annotations"]:
-        row["segmentation"] = [row["bbox"]]
-    text = found(open_set(content, masks=False))
-    assert "masks that are not used, because MODEL.MASK_ON is False: 3 of 3 objects, for" in text
-
-
-def test_findings_name_categories_without_a_usable_object(content, write_set):
-    content["annotations"][0]["segmentation"] = []
-    files = write_set(content)
-    texts = (
-        found(CocoDataset(*files, DatasetOptions(train=True, skip_bad=True))),
-        found(CocoDataset(*files, DatasetOptions(masks=0))),
-    )
-    assert "without a usable object: 1 category, for example cat. They are not trained." in texts[0]
-    assert "without a usable object" not in texts[1]
 
 
 def test_findings_name_masks_that_are_switched_off(content, write_set):

@@ -31,39 +31,26 @@ def save(tmp_path, image, name="image.png", **options):
     return tmp_path / name
 
 
-def test_rgb_is_read_exactly(tmp_path):
-    image = read_image(save(tmp_path, Image.fromarray(RGB)))
+PALETTE = Image.fromarray(RGB // 128 * 128).quantize(8)
+# Images and the RGB that they are read as, gray or [H, W, 3].
+CONVERSIONS = {
+    "RGB": (Image.fromarray(RGB), RGB),
+    "gray": (Image.fromarray(GRAY), GRAY),
+    "black and white": (Image.fromarray(GRAY > 127), np.where(GRAY > 127, 255, 0)),
+    "palette": (PALETTE, np.asarray(PALETTE.convert("RGB"))),
+    "alpha, not blended": (Image.fromarray(np.dstack([RGB, 0 * GRAY])), RGB),
+    "high byte of 16 bits": (Image.fromarray(GRAY.astype(np.uint16) * 256 + 77), GRAY),
+}
+
+
+@pytest.mark.parametrize("kind", CONVERSIONS)
+def test_all_types_are_read_as_rgb(tmp_path, kind):
+    stored, expected = CONVERSIONS[kind]
+    image = read_image(save(tmp_path, stored))
     assert image.dtype == torch.uint8
     assert image.is_contiguous()
-    assert np.array_equal(image.permute(1, 2, 0).numpy(), RGB)
-
-
-def test_gray_is_expanded(tmp_path):
-    image = read_image(save(tmp_path, Image.fromarray(GRAY)))
-    assert np.array_equal(image.numpy(), np.stack([GRAY] * 3))
-
-
-def test_black_and_white_is_expanded(tmp_path):
-    image = read_image(save(tmp_path, Image.fromarray(GRAY > 127)))
-    assert np.array_equal(image[0].numpy(), np.where(GRAY > 127, 255, 0))
-
-
-def test_palette_is_resolved(tmp_path):
-    palette = Image.fromarray(RGB // 128 * 128).quantize(8)
-    image = read_image(save(tmp_path, palette))
-    assert np.array_equal(image.permute(1, 2, 0).numpy(), np.asarray(palette.convert("RGB")))
-
-
-def test_alpha_is_dropped_without_blending(tmp_path):
-    alpha = np.zeros((12, 20, 1), np.uint8)
-    image = read_image(save(tmp_path, Image.fromarray(np.concatenate([RGB, alpha], axis=2))))
-    assert np.array_equal(image.permute(1, 2, 0).numpy(), RGB)
-
-
-def test_high_byte_of_16_bits_is_kept(tmp_path):
-    values = GRAY.astype(np.uint16) * 256 + 77
-    image = read_image(save(tmp_path, Image.fromarray(values)))
-    assert np.array_equal(image.numpy(), np.stack([GRAY] * 3))
+    expected = expected if expected.ndim == 3 else np.dstack([expected] * 3)
+    assert np.array_equal(image.permute(1, 2, 0).numpy(), expected)
 
 
 def test_highest_8_of_12_bits_are_kept(tmp_path):
