@@ -149,7 +149,9 @@ def _outline(node: ET.Element, category: str, first: float) -> Shape:
         abs(x2 - x1) + first,
         abs(y2 - y1) + first,
     )
-    attributes = {item.findtext("name"): item for item in node.iter("attribute")}
+    # Not `iter`: objects nested in objects would be visited once for each of them.
+    items = [*node.findall("attributes/attribute"), *node.findall("attribute")]
+    attributes = {item.findtext("name"): item for item in items}
     degrees = _number(attributes["rotation"], "value", "0") if "rotation" in attributes else 0.0
     if polygon := [_number(value, ".") - first for value in node.findall("polygon/*")]:
         return Shape(category, polygon)  # of Roboflow

@@ -1,6 +1,9 @@
 """Test reading PASCAL VOC's XML files in any folder, and in VOC's own layout."""
 
 import json
+import time
+import xml.etree.ElementTree as ET
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,6 +11,7 @@ from PIL import Image
 
 from detlite.apps.dataset_formats.find_annotations import read_folder
 from detlite.apps.dataset_formats.labeled_dataset import to_coco
+from detlite.apps.dataset_formats.voc_xml import _labels
 from detlite.config import load_config
 from detlite.data.datasets.build import build_dataset
 from detlite.data.datasets.ground_truth import build_coco_gt
@@ -241,6 +245,9 @@ ROTATION = "<attribute><name>rotation</name><value>90.0</value></attribute></obj
         ),
         ROLABELIMG.format("".join(f"<c{k}>{value}</c{k}>" for k, value in enumerate(CORNERS))),
         OBJECT.format("cat", 0, 20, 15, "40.0", 25).replace("</object>", ROTATION),  # of CVAT
+        OBJECT.format("cat", 0, 20, 15, "40.0", 25).replace(
+            "</object>", f"<attributes>{ROTATION}".replace("</object>", "</attributes></object>")
+        ),
     ],
 )
 def test_rotated_boxes(voc, text, turned):
@@ -249,6 +256,16 @@ def test_rotated_boxes(voc, text, turned):
     cat = to_coco(read(voc)["train"])["annotations"][0]
     assert cat["bbox"] == pytest.approx([25, 10, 10, 20])
     assert cat["segmentation"] == [pytest.approx(CORNERS)]
+
+
+def test_nested_objects_are_read_in_linear_time():
+    """Visiting everything in each of n nested objects takes n * n / 2 visits: minutes here."""
+    box = OBJECT.format("cat", 0, 1, 1, 10, 20).removesuffix("</object>")
+    count = 10_000
+    root = ET.fromstring(f"<annotation>{box * count}{'</object>' * count}</annotation>")
+    start = time.process_time()
+    assert len(_labels(Path("a.xml"), root, 1).shapes) == count
+    assert time.process_time() - start < 3
 
 
 @pytest.fixture
