@@ -32,12 +32,12 @@ ImageInput = (
 )
 
 # Functions that draw or convert predictions.
-EXPORTERS: Registry[Callable[..., Any]] = Registry(
-    "exporter",
+PREDICTION_WRITERS: Registry[Callable[..., Any]] = Registry(
+    "prediction writer",
     on_demand={
         "image": "detlite.apps.drawing.detections",
-        "pandas": "detlite.apps.exporters",
-        "supervision": "detlite.apps.exporters",
+        "pandas": "detlite.apps.prediction_writers",
+        "supervision": "detlite.apps.prediction_writers",
     },
 )
 _NAMED_CATEGORIES = 5  # in the repr
@@ -129,19 +129,19 @@ class Prediction(dict[str, Any]):
         if source is None:
             raise ValueError("this prediction does not contain its image: call plot(image)")
         pixels = load_image(source, self.options)
-        return EXPORTERS.get("image")(pixels, self, self.categories, **options)
+        return PREDICTION_WRITERS.get("image")(pixels, self, self.categories, **options)
 
     def show(self, image: ImageInput | None = None, **options: Any) -> None:
         """Show what `plot` draws in the image viewer of the system."""
         self.plot(image, **options).show()
 
     def to_pandas(self) -> Any:
-        """Convert to a `pandas.DataFrame`, see `apps.exporters.to_pandas`."""
-        return EXPORTERS.get("pandas")(self)
+        """Convert to a `pandas.DataFrame`, see `apps.prediction_writers.to_pandas`."""
+        return PREDICTION_WRITERS.get("pandas")(self)
 
     def to_supervision(self) -> Any:
-        """Convert to `supervision.Detections`, see `apps.exporters.to_supervision`."""
-        return EXPORTERS.get("supervision")(self)
+        """Convert to `supervision.Detections`, see `apps.prediction_writers.to_supervision`."""
+        return PREDICTION_WRITERS.get("supervision")(self)
 
     def extra_rows(self) -> list[dict[str, list[float]]]:
         """Return the outputs of TEST.EXTRA_OUTPUTS for each detection, as lists for JSON."""

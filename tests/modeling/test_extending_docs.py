@@ -25,8 +25,9 @@ ROWS = re.findall(r"\| `(detlite[\w.]*)\.([A-Z_]+)` \| .*?`([\w.*:]+)`", PAGE)
 INTERNAL = {
     "CONFIG_BUILDERS",
     "CONVERTERS",
+    "DRAWINGS",
     "ENGINES",
-    "EXPORTERS",
+    "PREDICTION_WRITERS",
     "FINDERS",
     "READERS",
     "SOURCES",

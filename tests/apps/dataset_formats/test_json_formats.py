@@ -327,7 +327,7 @@ def test_label_studio_rotated_images_are_refused(read):
 
 
 def test_label_studio_parts_of_an_object(read):
-    """Polygons with the same label inside of another polygon are parts of it, see exporters."""
+    """Polygons inside of another polygon with their label are parts of it."""
 
     def polygon(x, label, **more):
         points = [[x, 0], [x + 10, 0], [x + 10, 50]]

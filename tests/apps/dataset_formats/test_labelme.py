@@ -11,7 +11,7 @@ from PIL import Image
 
 from detlite.apps.dataset_formats.find_annotations import read_folder
 from detlite.apps.dataset_formats.labeled_dataset import to_coco
-from detlite.apps.exporters import to_labelme
+from detlite.apps.prediction_writers import to_labelme
 from detlite.files.errors import DataError
 from detlite.structures.masks.formats import to_bitmap
 from tests.apps.dataset_formats.reading import check_refused, read_set

@@ -8,8 +8,14 @@ import torch
 from PIL import Image, ImageDraw
 from pycocotools.cocoeval import COCOeval
 
-from detlite.apps import exporters
-from detlite.apps.exporters import outlines, to_label_studio, to_labelme, to_pandas, to_supervision
+from detlite.apps import prediction_writers
+from detlite.apps.prediction_writers import (
+    outlines,
+    to_label_studio,
+    to_labelme,
+    to_pandas,
+    to_supervision,
+)
 from detlite.config import ConfigError
 from detlite.evaluation.detection_results import coco_results
 from detlite.inference.predictor import Prediction, Predictor
@@ -64,7 +70,7 @@ def test_areas_of_rles_need_no_bitmaps(prediction, monkeypatch):
     pytest.importorskip("pandas")
     expected = prediction["masks"].sum(dim=(1, 2)).tolist()
     assert to_pandas(prediction)["area"].tolist() == expected
-    monkeypatch.delattr(exporters, "to_bitmap")
+    monkeypatch.delattr(prediction_writers, "to_bitmap")
     assert to_pandas(as_rles(prediction))["area"].tolist() == expected
 
 

@@ -1,4 +1,4 @@
-"""Export predictions to pandas, supervision, LabelMe and Label Studio.
+"""Convert predictions for pandas, supervision, LabelMe and Label Studio.
 
 See `evaluation.coco_results` for COCO results, which FiftyOne and many other tools import.
 """
@@ -12,14 +12,14 @@ from contourpy import contour_generator
 from pycocotools import mask as rle_codec
 
 from detlite.apps.optional_packages import import_optional
-from detlite.inference.prediction import EXPORTERS
+from detlite.inference.prediction import PREDICTION_WRITERS
 from detlite.structures.masks.formats import to_bitmap
 from detlite.structures.masks.rle import tight_bounds
 
 _LABELME_VERSION = "5.5.0"  # version of the file format
 
 
-@EXPORTERS.register("pandas")
+@PREDICTION_WRITERS.register("pandas")
 def to_pandas(prediction: Mapping[str, Any]) -> Any:
     """Convert a prediction to a `pandas.DataFrame` with a row for each object.
 
@@ -43,7 +43,7 @@ def to_pandas(prediction: Mapping[str, Any]) -> Any:
     return pandas.DataFrame(columns)
 
 
-@EXPORTERS.register("supervision")
+@PREDICTION_WRITERS.register("supervision")
 def to_supervision(prediction: Mapping[str, Any]) -> Any:
     """Convert a prediction to `supervision.Detections`.
 
