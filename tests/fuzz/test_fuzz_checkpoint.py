@@ -116,14 +116,8 @@ def test_any_saved_value(content, folder, bounded):
         check_reading(saved(content), folder)
 
 
-@given(data=mutated_bytes(saved(VALID)))
+@given(data=st.sampled_from([saved(VALID), saved(VALID, old=True)]).flatmap(mutated_bytes))
 def test_bytes_of_own_checkpoints(data, folder, bounded):
-    with bounded():
-        check_reading(data, folder)
-
-
-@given(data=mutated_bytes(saved(VALID, old=True)))
-def test_bytes_of_old_format(data, folder, bounded):
     with bounded():
         check_reading(data, folder)
 

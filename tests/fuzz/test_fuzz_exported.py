@@ -78,25 +78,12 @@ def test_bytes(data, valid, check):
 
 
 @few
-@given(data=st.data())
-def test_arrangements(data, valid, check):
-    check(
-        with_member(
-            valid, "parts.json",
-            lambda content: json.dumps(data.draw(mutated(json.loads(content)))).encode(),
-        )
-    )  # fmt: skip
+@given(data=st.data(), member=st.sampled_from(["parts.json", "detlite.json"]))
+def test_arrangements_and_metadata(data, member, valid, check):
+    def change(content: bytes) -> bytes:
+        return json.dumps(data.draw(mutated(json.loads(content)))).encode()
 
-
-@few
-@given(data=st.data())
-def test_metadata(data, valid, check):
-    check(
-        with_member(
-            valid, "detlite.json",
-            lambda content: json.dumps(data.draw(mutated(json.loads(content)))).encode(),
-        )
-    )  # fmt: skip
+    check(with_member(valid, member, change))
 
 
 @few

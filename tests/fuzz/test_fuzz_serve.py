@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -30,7 +29,7 @@ from detlite.apps.serve.server import limited_connection
 from detlite.data.images.pixels import ImageOptions
 from detlite.inference.options import InferenceOptions
 from detlite.inference.predictor import Predictor
-from tests.builders import BrightSquare
+from tests.builders import BrightSquare, square_image
 from tests.fuzz.inputs import mutated_bytes
 
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "TIFF", "GIF")
@@ -41,10 +40,8 @@ OPTIONS = InferenceOptions(images=ImageOptions(max_pixels=1_000_000))
 
 
 def image_file(format: str) -> bytes:
-    array = np.zeros((60, 80, 3), np.uint8)
-    array[10:50, 20:60] = 255
     buffer = io.BytesIO()
-    Image.fromarray(array).save(buffer, format)
+    Image.fromarray(square_image(60, 80)).save(buffer, format)
     return buffer.getvalue()
 
 
