@@ -20,7 +20,7 @@ CROSS_CUTTING = {
     },
     "ops": {
         "compiled_module", "cuda_on_cpu", "export", "fuzz", "hip", "padded_nms", "paste_masks",
-        "plain_versions", "pyramid", "threads",
+        "plain_versions", "pyramid", "roi_operators", "threads",
     },
 }  # fmt: skip
 

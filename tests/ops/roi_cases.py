@@ -9,6 +9,7 @@ from torch import Tensor
 
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
 LAYOUTS = ["contiguous", "channels_last", "strided", "transposed", "cropped_channels_last"]
+SCALES = [1 / 4, 1 / 8, 1 / 16, 1 / 32]  # of four levels
 FORMS = [(2, False), (2, True), (-1, False), (0, True), (3, True)]  # sampling ratio, aligned
 # For opcheck, which is slow.
 OPCHECK_LAYOUTS = [
@@ -37,6 +38,12 @@ def features(
         wide = torch.randn(n, c, h + 2, w + 3).to(dtype)
         return wide.contiguous(memory_format=torch.channels_last)[:, :, 1 : h + 1, 2 : w + 2]
     raise ValueError(layout)
+
+
+def two_maps(dtype: torch.dtype, layout: str, device: str) -> list[Tensor]:
+    """Maps of two levels for the scales 1 / 4 and 1 / 8."""
+    maps = [features(dtype, layout, (2, 37, *size)).to(device) for size in ((11, 13), (6, 7))]
+    return [x.requires_grad_() for x in maps]
 
 
 def ordinary_rois(count: int = 20, dtype: torch.dtype = torch.float32) -> Tensor:

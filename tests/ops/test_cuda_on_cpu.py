@@ -137,7 +137,7 @@ SELECTED_TESTS = (
 OPERATORS = [
     "nms padded_nms matching focal_loss",
     "masks keypoints",
-    "roi_align roi_pool roi_utils pyramid",
+    "roi_align roi_pool roi_operators roi_utils pyramid",
 ]
 
 

@@ -10,9 +10,7 @@ from detlite.ops import (
     roi_align,
     roi_pool,
 )
-from tests.ops.roi_cases import DTYPES, OPCHECK_LAYOUTS, odd_rois
-
-SCALES = [1 / 4, 1 / 8, 1 / 16, 1 / 32]
+from tests.ops.roi_cases import DTYPES, OPCHECK_LAYOUTS, SCALES, odd_rois
 
 
 def pyramid(dtype=torch.float32, layout="contiguous", channels=37, batch=2):
