@@ -152,8 +152,8 @@ STABLE_TORCH_LIBRARY_FRAGMENT(detlite, m) {
       "int pooled_height, int pooled_width, bool need_argmax) -> (Tensor output, Tensor argmax)");
   m.def(
       "roi_pool_backward.maps(Tensor grad, Tensor rois, Tensor levels, Tensor argmax, "
-      "float[] spatial_scales, int pooled_height, int pooled_width, int batch_size, int channels, "
-      "int[] heights, int[] widths) -> Tensor[]");
+      "float[] spatial_scales, int pooled_height, int pooled_width, SymInt batch_size, "
+      "SymInt channels, SymInt[] heights, SymInt[] widths) -> Tensor[]");
   // One map and the arguments of maskrcnn-benchmark's _C. detlite/ops calls `maps`.
   m.def(
       "roi_pool_forward(Tensor input, Tensor rois, float spatial_scale, int pooled_height, "

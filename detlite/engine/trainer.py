@@ -17,6 +17,7 @@ from detlite.data import CocoDataset, ConcatDataset, build_train_loader
 from detlite.data.loading.batch_loader import Batch
 from detlite.distributed import world_size
 from detlite.evaluation.metrics import Metrics
+from detlite.modeling.compilation import compile_losses
 from detlite.modeling.detection_model import DetectionModel
 from detlite.modeling.optimize_for_training import optimize_for_training
 from detlite.modeling.precision import resolve_dtype
@@ -79,6 +80,8 @@ class Trainer:
         warn_of_frozen_layers(cfg, model, self.duration.max_iter)
 
         optimize_for_training(model)
+        if cfg.MODEL.COMPILE:
+            compile_losses(model)
         self.optimizer = build_optimizer(cfg, model)
         self.scaler = torch.amp.GradScaler(model.device.type, enabled=cfg.DTYPE == "float16")
         if self.scaler.is_enabled() or solver.MAX_SKIPPED_STEPS:

@@ -91,6 +91,10 @@ class DetectionModel(nn.Module, ABC):
         predicted = self.predict_boxes(features, images, proposals)
         return self.postprocess(predicted, images.sizes, self.static_shapes, min_score)
 
+    def training_parts(self) -> Sequence[tuple[nn.Module, str]]:
+        """Return the modules and their methods that `losses` consists of, for compilation."""
+        return [(self, "losses")]
+
     @property
     def convention(self) -> Convention:
         """See `Detector`."""

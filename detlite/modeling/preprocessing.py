@@ -108,7 +108,8 @@ def prepare_targets(
     With `soft_masks`, masks are trained on averaged bitmaps, so polygons are rejected.
 
     Returns:
-        Ground truth [B, G] on the CPU with the `required` fields only; G is at least 1.
+        Ground truth [B, G] on the CPU with the `required` fields only; G is at least 2,
+        because torch.compile compiles for a length of 1 separately.
     """
     if targets is None:
         raise ValueError("training needs targets: model(images, targets)")
@@ -125,7 +126,7 @@ def prepare_targets(
                 f"targets[{index}]['keypoints'] has {count} keypoints per instance, but "
                 f"targets[0] has {counts[0]}"
             )
-    length = max(1, *(len(target["labels"]) for target in checked))
+    length = max(2, *(len(target["labels"]) for target in checked))
 
     def pad(name: str, dtype: torch.dtype, length: int = length) -> Tensor:
         return _stack([target[name].to("cpu", dtype) for target in checked], length)

@@ -5,12 +5,20 @@ Read this file first: it shows the whole pipeline.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from torch import Tensor
+from torch import Tensor, nn
 from yacs.config import CfgNode
 
-from detlite.structures.instances import Detections, GroundTruth, Images, PredictedBoxes, Proposals
+from detlite.structures.instances import (
+    Detections,
+    GroundTruth,
+    Images,
+    PredictedBoxes,
+    Proposals,
+    Samples,
+)
 
 from .backbone import Backbone, build_backbone
 from .boxes.sampler import ProposalSampler, build_proposal_sampler
@@ -57,15 +65,8 @@ class GeneralizedRCNN(DetectionModel):
         self, images: Images, truth: GroundTruth, proposals: Proposals | None = None
     ) -> dict[str, Tensor]:
         """Compute the losses of the RPN and of all heads; see `DetectionModel.losses`."""
-        features, static = self.backbone(images.pixels), self.static_shapes
-        losses: dict[str, Tensor] = {}
-        if self.rpn is not None:
-            anchors = self.rpn(features)
-            losses = self.rpn.losses(anchors, images, truth)
-            proposals = self.rpn.propose(anchors, images, static)
-        assert proposals is not None
-        samples = self.sampler(proposals, truth, static)
-        foreground = samples[:, : self.sampler.max_positives]
+        losses, features, samples = self.sampling_losses(images, truth, proposals)
+        foreground, static = samples[:, : self.sampler.max_positives], self.static_shapes
         count = None
         if static and self.reads_foreground and self.roi_heads.map_heads:
             from detlite.structures.count_reading import read_count
@@ -75,6 +76,23 @@ class GeneralizedRCNN(DetectionModel):
         rows = count.rows() if count else None  # arrives while the device runs the box head
         maps = self.roi_heads.map_losses(features, foreground, truth, predictions, static, rows)
         return losses | box | maps
+
+    def sampling_losses(
+        self, images: Images, truth: GroundTruth, proposals: Proposals | None
+    ) -> tuple[dict[str, Tensor], list[Tensor], Samples]:
+        """Compute the losses of the RPN, the feature maps, and the samples of the heads."""
+        features, losses = self.backbone(images.pixels), {}
+        if self.rpn is not None:
+            anchors = self.rpn(features)
+            losses = self.rpn.losses(anchors, images, truth)
+            proposals = self.rpn.propose(anchors, images, self.static_shapes)
+        assert proposals is not None
+        return losses, features, self.sampler(proposals, truth, self.static_shapes)
+
+    def training_parts(self) -> Sequence[tuple[nn.Module, str]]:
+        heads = self.roi_heads
+        parts = [(self, "sampling_losses"), (heads.box, "losses"), (heads, "map_losses")]
+        return parts if heads.map_heads else parts[:2]
 
     def predict(
         self, images: Images, proposals: Proposals | None = None, min_score: float = 0.0

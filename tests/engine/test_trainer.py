@@ -11,12 +11,14 @@ import pytest
 import torch
 
 from detlite.checkpoint.files import read_checkpoint
-from detlite.data import DataError
+from detlite.data import DataError, build_train_dataset
+from detlite.engine import trainer as training
 from detlite.engine.errors import NonFiniteLossError
 from detlite.engine.hooks import Hook
 from detlite.engine.resuming import newest_checkpoint
 from detlite.engine.signals import StoppedError
 from detlite.engine.trainer import Trainer
+from detlite.modeling.build import build_model
 from detlite.modeling.layers.norm import FrozenBatchNorm2d
 from tests.engine.toy import assert_equal, call_at, new_toy, read_metrics, without_times
 
@@ -218,3 +220,13 @@ def test_nothing_is_saved_or_evaluated_after_a_non_finite_loss(
     assert saved == ["model_0000002.pth"]
     last = newest_checkpoint(Path(cfg.OUTPUT_DIR))
     assert all(value.isfinite().all() for value in last.model.values())
+
+
+def test_losses_are_compiled_on_request(plates_config, monkeypatch):
+    compiled = []
+    monkeypatch.setattr(training, "compile_losses", compiled.append)
+    for value in (False, True):
+        cfg = plates_config("MODEL.COMPILE", value)
+        model = build_model(cfg)
+        Trainer(cfg, model, build_train_dataset(cfg), [])
+    assert compiled == [model]

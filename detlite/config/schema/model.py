@@ -38,6 +38,10 @@ _MODEL = {
         "models; contiguous reproduces torchvision's results bit for bit and is about 15 % slower "
         "on a CPU"
     ),
+    Key("COMPILE", False): (
+        "compile the training losses by torch.compile, which needs Triton on a GPU and a C++ "
+        "compiler on a CPU. The first step takes a minute or more"
+    ),
     Key("WEIGHT", ""): (
         "checkpoint to start from: a path, or a name that starts with https://, torchvision://, "
         "detectron2://, catalog://, timm://, hf:// or package://; empty: train from scratch"

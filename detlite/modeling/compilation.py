@@ -1,0 +1,144 @@
+"""Compile the training losses of a model by torch.compile, see MODEL.COMPILE.
+
+The compiler fuses the operations between convolutions, each of which reads and writes whole maps,
+and launches fewer kernels.
+"""
+
+import logging
+import os
+import time
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from detlite.errors import ConfigError, one_line
+from detlite.files import cache
+from detlite.structures.instances import GroundTruth, Images, Proposals
+
+from .detection_model import DetectionModel
+from .optimize_for_training import use_static_shapes
+
+logger = logging.getLogger(__name__)
+
+
+def compile_losses(model: DetectionModel, backend: str = "inductor") -> DetectionModel:
+    """Compile the losses of a model, in place, and return it.
+
+    Compiling takes a minute or more in the first step. The result is kept in detlite's cache
+    folder. Images may have any sizes. Losses, gradients and random numbers are those of the
+    uncompiled model, up to rounding. Copies of the model are not compiled.
+
+    If the compiler does not work here, log a warning and leave the model as it is.
+
+    Args:
+        model: a model on its device, after `optimize_for_training`.
+        backend: of torch.compile.
+    """
+    if (folder := cache.folder()) is not None:
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder / "compiled"))
+    if reason := _why_unavailable(model.device, backend):
+        logger.warning(
+            "MODEL.COMPILE has no effect, because torch.compile does not work on %s here: %s",
+            model.device, reason,
+        )  # fmt: skip
+        return model
+    use_static_shapes(model)
+    for module, method in model.training_parts():
+        setattr(module, method, _CompiledMethod(module, method, backend))
+    return model
+
+
+class _CompiledMethod:
+    """A compiled method of a module; without gradients, as in evaluation, the method itself."""
+
+    def __init__(self, module: nn.Module, name: str, backend: str) -> None:
+        self._name, self._method = name, getattr(module, name)
+        # Otherwise the samples are different ones.
+        options: Any = {"fallback_random": True} if backend == "inductor" else None
+        self._compiled = torch.compile(self._method, backend=backend, options=options)
+        self._is_first = True
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """Return the method of the copied module; the compiled code belongs to the original."""
+        return getattr(type(self._method.__self__), self._name).__get__(
+            memo[id(self._method.__self__)]
+        )
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Call the method.
+
+        Raises:
+            ConfigError: torch cannot compile it.
+        """
+        if not torch.is_grad_enabled():
+            return self._method(*arguments)
+        from torch._dynamo.exc import TorchDynamoException  # loads the compiler
+        from torch._inductor.exc import InductorError
+        from torch.fx.experimental import _config
+
+        _mark_varying_lengths(arguments)
+        start, first = time.perf_counter(), self._is_first
+        if first:
+            logger.info("compiling %s of the model, which may take minutes", self._name)
+            self._is_first = False
+        try:
+            # Lengths that are equal in the first batch may differ in the next one.
+            with _config.patch(use_duck_shape=False):  # type: ignore[attr-defined]
+                result = self._compiled(*arguments)
+        except (TorchDynamoException, InductorError) as error:
+            raise ConfigError(
+                f"torch {torch.__version__} cannot compile {self._name} of this model "
+                f"({_first_line(error)}): set MODEL.COMPILE False"
+            ) from error
+        if first:
+            logger.info("compiled %s in %.0f s", self._name, time.perf_counter() - start)
+        return result
+
+
+def _mark_varying_lengths(arguments: Any) -> None:
+    """Mark the lengths in the arguments of a part of the losses that differ between batches.
+
+    Without these marks, torch compiles for the lengths of the first batch, and once more when
+    others follow.
+    """
+    for argument in arguments:
+        if isinstance(argument, Images):
+            _mark(argument.pixels, 2, 3)
+        elif isinstance(argument, list):  # feature maps
+            for level in argument:
+                _mark(level, 2, 3)
+        elif isinstance(argument, GroundTruth):
+            for tensor in argument.masks.tensors() if argument.masks else ():
+                _mark(tensor, 0)
+            for field in (argument.boxes, argument.labels, argument.keypoints, argument.ignored):
+                _mark(field, 1)
+        elif isinstance(argument, Proposals):
+            for field in pytree.tree_leaves(argument):
+                _mark(field, 1)
+
+
+def _mark(tensor: Tensor | None, *dimensions: int) -> None:
+    for dimension in dimensions if tensor is not None else ():
+        torch._dynamo.maybe_mark_dynamic(tensor, dimension)
+
+
+def _why_unavailable(device: torch.device, backend: str) -> str:
+    """Compile a small function, and return the error; "" if the compiler works."""
+    try:
+        torch.compile(_increment, backend=backend)(torch.zeros(8, device=device))
+    except Exception as error:  # the compiler, the linker, Triton or the driver may be missing
+        return _first_line(error)
+    return ""
+
+
+def _increment(x: Tensor) -> Tensor:
+    return x + 1
+
+
+def _first_line(error: Exception) -> str:
+    """Return what a long message of the compiler says first, without the name of the backend."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    lines = [line for line in lines if not line.endswith("raised:")] or [type(error).__name__]
+    return one_line(lines[0].rstrip(".:"))
