@@ -2,6 +2,7 @@
 
 import difflib
 import importlib
+import sys
 from collections.abc import Callable, Mapping
 from typing import Generic, TypeVar
 
@@ -36,11 +37,14 @@ class Registry(Generic[T]):
         self._builders: dict[str, T] = {}
 
     def register(self, *names: str) -> Callable[[T], T]:
-        """Return a decorator that adds a builder under `names`; ValueError if one is taken."""
+        """Return a decorator that adds a builder under `names`; ValueError if one is taken.
+
+        The same code may be imported twice: as a module, and as a file that IMPORTS lists.
+        """
 
         def add(builder: T) -> T:
             for name in names:
-                if name in self._builders:
+                if name in self._builders and not _is_same_code(self._builders[name], builder):
                     raise ValueError(f"{self.kind} {name!r} is already registered")
                 self._builders[name] = builder
             return builder
@@ -71,3 +75,11 @@ class Registry(Generic[T]):
 
     def __contains__(self, name: object) -> bool:
         return name in self._builders or name in self._on_demand
+
+
+def _is_same_code(first: object, second: object) -> bool:
+    """Return True if two builders come from one file that was imported as two modules."""
+    modules = [getattr(builder, "__module__", "") for builder in (first, second)]
+    files = {getattr(sys.modules.get(module), "__file__", module) for module in modules}
+    names = {getattr(builder, "__qualname__", id(builder)) for builder in (first, second)}
+    return modules[0] != modules[1] and len(files) == len(names) == 1

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from importlib import import_module
 from itertools import pairwise
 
 import pytest
@@ -459,6 +460,16 @@ def test_imports_registers_a_users_backbone(write):
     assert build_backbone(cfg).strides == (8,)
     again = load_config(write(cfg.dump(), "resolved.yaml"))
     assert again == cfg
+
+
+def test_a_module_may_be_imported_and_listed_in_imports(write, monkeypatch):
+    file = write(_OWN_BACKBONE.replace("{name}", "twice"), "own_twice.py")
+    monkeypatch.syspath_prepend(file.parent)
+    import_module("own_twice")
+    load_config(None, ["IMPORTS", (str(file),)])
+    other = write(_OWN_BACKBONE.replace("{name}", "twice"), "own_other.py")
+    with pytest.raises(ValueError, match="backbone 'twice' is already registered"):
+        load_config(None, ["IMPORTS", (str(other),)])
 
 
 def test_imports_accepts_installed_modules():

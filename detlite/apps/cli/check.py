@@ -2,12 +2,13 @@
 
     detlite check --data train.json val.json --images photos --page report.html
     detlite check --data configs/mine.yaml
+    detlite check --data photos
     detlite check --data train.json --repair repaired.json
 
 With a config, the command checks all sets of DATASETS.TRAIN and DATASETS.TEST for the model of the
-config. It lists errors that stop training first, then warnings: boxes that do not match their
-masks, duplicate annotations, EXIF orientations, outliers, and nearly identical images within and
-across sets.
+config. A folder with labels in any format is converted and split as by `detlite init`. The command
+lists errors that stop training first, then warnings: boxes that do not match their masks, duplicate
+annotations, EXIF orientations, outliers, and nearly identical images within and across sets.
 
 Exit status: 0; 1 if there are errors that stop training; 2 if nothing could be checked.
 """
@@ -21,7 +22,7 @@ from detlite.apps import cli
 def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--data", required=True, nargs="+", type=Path, metavar="PATH",
-        help="annotation files (.json), or the path or name of a config",
+        help="annotation files (.json), the path or name of a config, or a folder",
     )  # fmt: skip
     text = "folder of the images (default: searched for next to the annotation files)"
     cli.add_option(parser, "--images", text, "FOLDER", type=Path)

@@ -15,6 +15,7 @@ import numpy as np
 from tqdm import tqdm
 
 from detlite.apps.dataset_formats.coco_files import find_images
+from detlite.apps.dataset_formats.find_annotations import find_sets
 from detlite.config import ConfigError, load_config
 from detlite.data.datasets.build import check_datasets, config_findings
 from detlite.data.datasets.catalog import locate_dataset
@@ -42,10 +43,11 @@ _MIN_VALUES = 20  # below this number, quartiles are not meaningful
 
 
 def inspect(path: Path, images: Path | None) -> list[Inspection]:
-    """Inspect an annotation file, or every dataset of a config.
+    """Inspect an annotation file, every dataset of a config, or a folder that `init` can read.
 
     Raises:
-        ConfigError: the file does not exist or is a folder, or the config names no datasets.
+        ConfigError: the file does not exist, or the config names no datasets.
+        DataError: the labels in the folder cannot be converted.
     """
     if path.suffix == ".json":
         if not path.is_file():
@@ -54,10 +56,8 @@ def inspect(path: Path, images: Path | None) -> list[Inspection]:
             images = images or find_images(path)
         return [inspect_dataset(path, images or path.parent)]
     if path.is_dir():
-        raise ConfigError(
-            f"--data {path} is a folder: write a config with `detlite init --data {path} > "
-            "my.yaml`, which also converts labels, and check that"
-        )
+        sources, _ = find_sets(path, images=images)
+        return [inspect_dataset(one.annotations, one.images) for one in sources.values()]
     cfg = load_config(path)
     datasets = cfg.DATASETS
     names = list(dict.fromkeys([*datasets.TRAIN, *datasets.TEST]))

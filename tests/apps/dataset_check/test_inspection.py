@@ -55,9 +55,21 @@ def test_masks_of_an_image_with_a_huge_stated_size(content, write_set, is_rle):
     assert {(one.kind, one.where[:8]) for one in found.defects} == {("image", "image 10")}
 
 
-def test_folders_are_not_checked(tmp_path, capsys):
-    assert run_check("--data", tmp_path) == 2
-    assert f"detlite init --data {tmp_path}" in capsys.readouterr().err
+def test_folders_are_converted_and_checked(tmp_path, capsys):
+    for number in range(10):
+        (tmp_path / "labels").mkdir(exist_ok=True)
+        (tmp_path / "images").mkdir(exist_ok=True)
+        Image.new("RGB", (60, 50), (20 * number,) * 3).save(tmp_path / f"images/{number}.png")
+        (tmp_path / f"labels/{number}.txt").write_text("0 0.5 0.5 0.2 0.2\n" * (1 + (number == 3)))
+    (tmp_path / "data.yaml").write_text("names: [cat]\n")
+    assert run_check("--data", tmp_path) == 0
+    text = capsys.readouterr().out
+    assert str(tmp_path / "detlite/train.json") in text
+    assert str(tmp_path / "detlite/val.json") in text
+    assert "duplicate: 1" in text
+    (tmp_path / "empty").mkdir()
+    assert run_check("--data", tmp_path / "empty") == 2
+    assert "contains no annotations of a supported format" in capsys.readouterr().err
 
 
 def broken(content):
