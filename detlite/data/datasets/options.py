@@ -58,7 +58,7 @@ class DatasetOptions:
 
     @property
     def empty_effect(self) -> str:
-        """What happens to images without annotations; "" if they are used for training."""
+        """Describe how images without annotations are used; "" if they are trained on."""
         if self.train:
             return "" if self.background else _NOT_TRAINED
         return _NOT_EVALUATED if self.skip_unlabeled else _ALL_WRONG

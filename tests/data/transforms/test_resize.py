@@ -8,9 +8,9 @@ from PIL import Image
 from detlite.data.transforms.resize import (
     RandomShortestSize,
     get_size,
-    resize_as_opencv,
     resize_shortest,
 )
+from detlite.data.transforms.resize_opencv import resize_as_opencv
 
 
 @pytest.mark.parametrize(
