@@ -13,16 +13,23 @@ from typing import Any
 
 import numpy as np
 from tqdm import tqdm
+from yacs.config import CfgNode
 
 from detlite.apps.dataset_formats.coco_files import find_images
 from detlite.apps.dataset_formats.find_annotations import find_sets
 from detlite.config import ConfigError, load_config
-from detlite.data.datasets.build import check_datasets, config_findings
+from detlite.data.datasets.build import (
+    build_test_datasets,
+    build_train_dataset,
+    config_findings,
+    leaks,
+)
 from detlite.data.datasets.catalog import locate_dataset
 from detlite.data.datasets.coco import CocoDataset
 from detlite.data.datasets.coco_masks import boxes_match, mask_area, mask_box, read_segmentation
 from detlite.data.datasets.coco_values import read_box
 from detlite.data.datasets.options import DatasetOptions, build_dataset_options
+from detlite.data.findings import Finding
 from detlite.data.images.checks import check_images
 from detlite.data.images.formats import open_image
 from detlite.data.images.pixels import ImageOptions
@@ -30,7 +37,7 @@ from detlite.data.images.reading import read_image
 from detlite.data.images.sources import ImageFolder, image_file_of
 from detlite.data.index.build import open_index
 from detlite.data.locations import Location, local_copy
-from detlite.files.errors import DataError, RemoteError
+from detlite.files.errors import DataError, RemoteError, short_repr
 
 from .inspection_report import Defect, Inspection, Row
 from .near_duplicates import Fingerprint, fingerprint
@@ -81,6 +88,27 @@ def inspect(path: Path, images: Path | None) -> list[Inspection]:
         except (ConfigError, DataError) as error:
             inspections[-1].defects.append(Defect("config", path.name, str(error), True))
     return inspections
+
+
+def check_datasets(cfg: CfgNode) -> dict[str, list[Finding]]:
+    """Return findings by the name of a test set that concern the training sets, too.
+
+    Raises ConfigError or DataError if a run would refuse the datasets together.
+    """
+    tests = build_test_datasets(cfg)
+    if not cfg.DATASETS.TRAIN:
+        return {}
+    train = build_train_dataset(cfg)
+    trained = {row["id"]: row["name"] for row in train.categories}
+    for test in tests:
+        names = {row["id"]: row["name"] for row in test.categories}
+        if names != trained:
+            raise DataError(
+                f"{test.annotation_file}: the categories {short_repr(names)} differ from those of "
+                f"{train.name}, {short_repr(trained)}. Test sets need the ids and names of the "
+                "training set; `detlite init` matches them by name"
+            )
+    return {test.name: [*leaks(test, train.parts)] for test in tests}
 
 
 def _progress(rows: list[Any], name: str) -> Any:

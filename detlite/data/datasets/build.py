@@ -5,7 +5,6 @@ import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from torch import Tensor
 from yacs.config import CfgNode
 
 from detlite.config import ConfigError
@@ -14,8 +13,7 @@ from detlite.data.images.checks import unlisted_images
 from detlite.data.images.sources import ImageFolder
 from detlite.data.index.annotation_index import AnnotationIndex
 from detlite.data.index.states import Selection
-from detlite.data.locations import local_copy, parse_location
-from detlite.files.errors import DataError, short_repr
+from detlite.files.errors import DataError
 from detlite.structures.keypoints import doubtful_sides, has_sides, with_sides
 
 from .catalog import locate_dataset
@@ -53,7 +51,9 @@ def build_dataset(cfg: CfgNode, name: str, train: bool) -> CocoDataset:
         )
     dataset = CocoDataset(annotations, images, build_dataset_options(cfg, train), name, kind)
     if cfg.MODEL.LOAD_PROPOSALS:
-        dataset.proposals = _load_proposals(cfg, dataset, "TRAIN" if train else "TEST")
+        from .proposals import build_proposals
+
+        dataset.proposals = build_proposals(cfg, dataset, "TRAIN" if train else "TEST")
     dataset.findings += config_findings(cfg, dataset.index, dataset.options.selection, train)
     return dataset
 
@@ -152,34 +152,13 @@ def build_test_datasets(cfg: CfgNode, by_name: bool = False) -> list[CocoDataset
     return datasets
 
 
-def check_datasets(cfg: CfgNode) -> dict[str, list[Finding]]:
-    """Return findings by the name of a test set that concern the training sets, too.
-
-    Raises ConfigError or DataError if a run would refuse the datasets together.
-    """
-    tests = build_test_datasets(cfg)
-    if not cfg.DATASETS.TRAIN:
-        return {}
-    train = build_train_dataset(cfg)
-    trained = {row["id"]: row["name"] for row in train.categories}
-    for test in tests:
-        names = {row["id"]: row["name"] for row in test.categories}
-        if names != trained:
-            raise DataError(
-                f"{test.annotation_file}: the categories {short_repr(names)} differ from those of "
-                f"{train.name}, {short_repr(trained)}. Test sets need the ids and names of the "
-                "training set; `detlite init` matches them by name"
-            )
-    return {test.name: [*_leaks(test, train.parts)] for test in tests}
-
-
 def findings_of(datasets: Sequence[CocoDataset], trained: Sequence[CocoDataset] = ()) -> str:
     """Return the findings of datasets as one text, "" if there are none.
 
     Datasets that are not among the `trained` ones are test sets.
     """
     found = {
-        str(part.annotation_file): [*part.findings, *_leaks(part, trained)] for part in datasets
+        str(part.annotation_file): [*part.findings, *leaks(part, trained)] for part in datasets
     }
     if trained:
         parts = [(part.index, part.images) for part in {*datasets, *trained}]
@@ -192,7 +171,7 @@ def log_findings(datasets: Sequence[CocoDataset], trained: Sequence[CocoDataset]
         logger.warning("%s", text)
 
 
-def _leaks(test: CocoDataset, trained: Sequence[CocoDataset]) -> Iterator[Finding]:
+def leaks(test: CocoDataset, trained: Sequence[CocoDataset]) -> Iterator[Finding]:
     """Yield the images of a test set that are trained on."""
     for train in trained if test not in trained else ():
         if _folder(test) == _folder(train) and (names := _file_names(test) & _file_names(train)):
@@ -226,18 +205,3 @@ def check_num_classes(
             f"MODEL.ROI_KEYPOINT_HEAD.NUM_CLASSES is {points}, but the dataset {dataset.name} "
             f"has {len(names)} keypoints"
         )
-
-
-def _load_proposals(cfg: CfgNode, dataset: CocoDataset, phase: str) -> list[Tensor]:
-    from .proposals import load_proposals
-
-    names, paths = cfg.DATASETS[phase], cfg.DATASETS[f"PROPOSAL_FILES_{phase}"]
-    if dataset.name not in names or len(names) != len(paths):
-        raise ConfigError(
-            f"DATASETS.PROPOSAL_FILES_{phase} is {paths!r} and DATASETS.{phase} is {names!r}: "
-            f"MODEL.LOAD_PROPOSALS needs one file per dataset, including one for {dataset.name}"
-        )
-    location = parse_location(paths[names.index(dataset.name)], parse_location(cfg.DATASETS.ROOT))
-    limit = cfg.DATASETS[f"PRECOMPUTED_PROPOSAL_TOPK_{phase}"]
-    with local_copy(location) as file:
-        return load_proposals(file, dataset.image_ids, dataset.sizes, limit, location.name)

@@ -13,11 +13,16 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from yacs.config import CfgNode
 
+from detlite.config import ConfigError
+from detlite.data.locations import local_copy, parse_location
 from detlite.files.errors import DataError, RefusedPickleError
 from detlite.files.json_files import read_json
 from detlite.files.safe_pickle import read_pickle
 from detlite.structures import boxes as box_ops
+
+from .coco import CocoDataset
 
 logger = logging.getLogger(__name__)
 
@@ -27,6 +32,20 @@ _BOX_MODES = {"0": "xyxy", "1": "xywh"}
 # Boxes [N, 4] and scores [N] of each image as in the file. Ids are text, because some files contain
 # numbers and others strings.
 _Proposals = dict[str, tuple[Any, Any]]
+
+
+def build_proposals(cfg: CfgNode, dataset: CocoDataset, phase: str) -> list[Tensor]:
+    """Read the proposals of a dataset in DATASETS.TRAIN or TEST; `phase` is the key's name."""
+    names, paths = cfg.DATASETS[phase], cfg.DATASETS[f"PROPOSAL_FILES_{phase}"]
+    if dataset.name not in names or len(names) != len(paths):
+        raise ConfigError(
+            f"DATASETS.PROPOSAL_FILES_{phase} is {paths!r} and DATASETS.{phase} is {names!r}: "
+            f"MODEL.LOAD_PROPOSALS needs one file per dataset, including one for {dataset.name}"
+        )
+    location = parse_location(paths[names.index(dataset.name)], parse_location(cfg.DATASETS.ROOT))
+    limit = cfg.DATASETS[f"PRECOMPUTED_PROPOSAL_TOPK_{phase}"]
+    with local_copy(location) as file:
+        return load_proposals(file, dataset.image_ids, dataset.sizes, limit, location.name)
 
 
 def load_proposals(

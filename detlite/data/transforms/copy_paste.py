@@ -1,5 +1,7 @@
 """Paste objects of one training image into another (Simple Copy-Paste, arXiv 2012.07177)."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -7,9 +9,10 @@ from torch import Tensor
 from detlite.data.datasets.coco import Target
 from detlite.structures import boxes as box_ops
 from detlite.structures.masks.editing import masks_to_boxes, occlude_masks, place_masks
+from detlite.structures.masks.packed import PackedMasks
 from detlite.structures.masks.rle import used_columns
 
-from .crop import concat_targets, crop_target, select_objects
+from .crop import OBJECT_TENSORS, REGION_FIELDS, crop_target, select_objects
 
 HIDDEN = 1  # COCO's visibility of a keypoint that is labeled but not visible
 
@@ -36,7 +39,7 @@ def paste_objects(
     covered = torch.from_numpy(union)
     image, common = image.clone(), covered[:height, :width]
     image[:, :height, :width][:, common] = source[:, :height, :width][:, common]
-    return image, concat_targets([_cover_target(target, covered), pasted])
+    return image, _concat_targets([_cover_target(target, covered), pasted])
 
 
 def choose_objects(target: Target) -> Target:
@@ -59,3 +62,15 @@ def _cover_target(target: Target, covered: Tensor) -> Target:
         keypoints[..., 2] = keypoints[..., 2].where(~hidden, keypoints[..., 2].clamp(max=HIDDEN))
         target["keypoints"] = keypoints
     return select_objects(target, box_ops.has_min_size(boxes, 1))
+
+
+def _concat_targets(targets: Sequence[Target]) -> Target:
+    """Return a target with the objects of several targets and the other entries of the first."""
+    first = targets[0]
+    joined: Target = {
+        name: torch.cat([target[name] for target in targets])
+        for name in first.keys() & (OBJECT_TENSORS | REGION_FIELDS)
+    }
+    if "masks" in first:
+        joined["masks"] = PackedMasks.join([target["masks"] for target in targets])
+    return {**first, **joined}

@@ -1,6 +1,6 @@
 """Crops of images with their targets, and parts of targets."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -8,13 +8,12 @@ from torch import Tensor
 from detlite.data.datasets.coco import Target
 from detlite.structures import boxes as box_ops
 from detlite.structures.masks.editing import crop_to_window, masks_to_boxes
-from detlite.structures.masks.packed import PackedMasks
 
 Color = tuple[float, ...]  # one value in 0..255 per channel
 Window = tuple[int, int, int, int]  # top, left, height, width
 # A function of an image [C, H, W] and its target, which returns changed copies of both.
 TargetTransform = Callable[[Tensor, Target], tuple[Tensor, Target]]
-_OBJECT_TENSORS = {"boxes", "labels", "keypoints"}  # one row per object
+OBJECT_TENSORS = {"boxes", "labels", "keypoints"}  # one row per object
 REGION_FIELDS = {"proposals", "ignored_boxes"}  # boxes without a label
 BOX_FIELDS = {"boxes", *REGION_FIELDS}
 
@@ -60,19 +59,7 @@ def select_objects(target: Target, keep: Tensor) -> Target:
     """Return a target with the objects for which `keep`, bool [N], is True."""
     if keep.all():
         return target
-    kept = {name: target[name][keep] for name in target.keys() & _OBJECT_TENSORS}
+    kept = {name: target[name][keep] for name in target.keys() & OBJECT_TENSORS}
     if "masks" in target:
         kept["masks"] = target["masks"].select(keep)
     return {**target, **kept}
-
-
-def concat_targets(targets: Sequence[Target]) -> Target:
-    """Return a target with the objects of several targets and the other entries of the first."""
-    first = targets[0]
-    joined: Target = {
-        name: torch.cat([target[name] for target in targets])
-        for name in first.keys() & (_OBJECT_TENSORS | REGION_FIELDS)
-    }
-    if "masks" in first:
-        joined["masks"] = PackedMasks.join([target["masks"] for target in targets])
-    return {**first, **joined}

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from detlite.apps.cli.main import main
-from detlite.apps.dataset_check.inspection import inspect_dataset, shape_warnings
+from detlite.apps.dataset_check.inspection import check_datasets, inspect_dataset, shape_warnings
 from detlite.apps.dataset_check.inspection_report import Inspection, near_duplicates
 from detlite.apps.dataset_check.repair import repair
 from detlite.data import CocoDataset, DataError
@@ -341,3 +341,14 @@ def test_unusable_arguments(tmp_path, capsys):
     assert len(errors) == 3
     assert "there is no such file" in errors[0]
     assert "DATASETS.TRAIN and DATASETS.TEST are empty" in errors[1]
+
+
+def test_sets_of_different_categories_do_not_fit_together(content, write_set, small_cfg):
+    write_set(content)
+    first, second = content["categories"]
+    first["id"], second["id"] = second["id"], first["id"]
+    write_set(content, "other")
+    check_datasets(small_cfg("DATASETS.TEST", ("small",)))
+    check_datasets(small_cfg("DATASETS.TRAIN", (), "DATASETS.TEST", ("other",)))
+    with pytest.raises(DataError, match=r"other.annotations.json: the categories .* differ from"):
+        check_datasets(small_cfg("DATASETS.TEST", ("other",)))

@@ -11,7 +11,6 @@ from detlite.data.datasets.build import (
     build_dataset,
     build_test_datasets,
     build_train_dataset,
-    check_datasets,
     check_num_classes,
     findings_of,
 )
@@ -203,17 +202,6 @@ def test_exif_orientation_follows_the_convention(
     cfg = small_cfg("MODEL.CONVENTION", convention, "MODEL.CONVENTION_OVERRIDE", other)
     image = build_dataset(cfg, "small", train=True)[0][0].permute(1, 2, 0).numpy()
     assert np.array_equal(image, pixels if upright else pixels[::-1, ::-1])
-
-
-def test_sets_of_different_categories_do_not_fit_together(content, write_set, small_cfg):
-    write_set(content)
-    first, second = content["categories"]
-    first["id"], second["id"] = second["id"], first["id"]
-    write_set(content, "other")
-    check_datasets(small_cfg("DATASETS.TEST", ("small",)))
-    check_datasets(small_cfg("DATASETS.TRAIN", (), "DATASETS.TEST", ("other",)))
-    with pytest.raises(DataError, match=r"other.annotations.json: the categories .* differ from"):
-        check_datasets(small_cfg("DATASETS.TEST", ("other",)))
 
 
 def test_images_that_are_trained_and_tested_on(content, write_set, small_cfg, tmp_path):
