@@ -40,9 +40,15 @@ def statistics(
     )
 
 
-def values_for(train, machine, val=None):
-    choices = choose(DatasetFacts(train, val or statistics(images=100), machine))
-    return {choice.key: choice.value for choice in choices}
+def choices_for(train, machine, val=None, fixed=None, **facts):
+    """Return the choices by key."""
+    choices = choose(DatasetFacts(train, val, machine, **facts), fixed or {})
+    return {choice.key: choice for choice in choices}
+
+
+def values_for(train, machine, val=None, fixed=None, **facts):
+    choices = choices_for(train, machine, val or statistics(images=100), fixed, **facts)
+    return {key: choice.value for key, choice in choices.items()}
 
 
 def test_small_objects_are_enlarged_and_large_ones_are_not(cpu):
@@ -63,17 +69,15 @@ def test_the_category_with_the_smallest_objects_counts(cpu):
     boxes[:100, 2:], labels[:100] = 40, 1  # one in twenty
     rows = [("cell", 1900, 100), ("platelet", 100, 100)]
     train = dataclasses.replace(train, boxes=boxes, labels=labels, categories=rows)
-    choices = {one.key: one for one in choose(DatasetFacts(train, None, cpu))}
+    choices = choices_for(train, cpu)
     assert choices["INPUT.MIN_SIZE_TEST"].value == 352
     assert "half of the objects of category platelet have" in choices["INPUT.MIN_SIZE_TEST"].reason
 
 
 def test_other_sizes_follow_from_a_given_size(cpu):
-    facts = DatasetFacts(statistics(), None, cpu)
-
     def values(**sizes):
         fixed = {f"INPUT.{key}": value for key, value in sizes.items()}
-        return {one.key: one.value for one in choose(facts, fixed)}
+        return values_for(statistics(), cpu, fixed=fixed)
 
     trained = values(MIN_SIZE_TRAIN=(1024,))
     assert trained["INPUT.MIN_SIZE_TEST"] == 1024
@@ -88,7 +92,7 @@ def test_other_sizes_follow_from_a_given_size(cpu):
 def test_tiny_objects_in_large_images_are_mentioned(cpu, gpu):
     train = statistics(size=(4000, 6000), sides=(15, 30), keypoints=["nose"])
     for machine, size in ((cpu, 640), (gpu, 800)):
-        choices = {one.key: one for one in choose(DatasetFacts(train, None, machine))}
+        choices = choices_for(train, machine)
         assert choices["INPUT.MIN_SIZE_TEST"].value == size
         assert "smaller than 8 pixels" in choices["INPUT.MIN_SIZE_TEST"].reason
         assert "SOLVER.TEST_PERIOD" not in choices
@@ -175,9 +179,8 @@ def test_keypoints_need_one_labeled_object_in_ten(cpu):
         few = dataclasses.replace(train, with_keypoints=labeled)
         assert values_for(few, cpu, few)["MODEL.KEYPOINT_ON"] is expected
     none = dataclasses.replace(train, with_keypoints=0)
-    assert (
-        values_for(train, cpu, none)["MODEL.KEYPOINT_ON"] is True
-    )  # a set without any says little
+    # A set without any says little.
+    assert values_for(train, cpu, none)["MODEL.KEYPOINT_ON"] is True
     assert values_for(train, cpu, statistics())["MODEL.KEYPOINT_ON"] is False
 
 
@@ -192,16 +195,14 @@ def test_numbers_of_boxes_follow_from_crowded_images(cpu):
     full = values_for(statistics(images=50), cpu, statistics(images=2, per_image=698))
     assert full["MODEL.ROI_HEADS.DETECTIONS_PER_IMG"] == 900
     assert full["MODEL.RPN.FPN_POST_NMS_TOP_N_TEST"] == 1800
-    facts = DatasetFacts(statistics(per_image=150), None, cpu, small=True)
-    small = {one.key: one.value for one in choose(facts)}
+    small = values_for(statistics(per_image=150), cpu, small=True)
     for split in ("TRAIN", "TEST"):  # 300 would miss objects (docs/recipes.md)
         assert small[f"MODEL.RPN.FPN_POST_NMS_TOP_N_{split}"] == 1000
 
 
 def test_anchors_of_a_retinanet(cpu):
     train = statistics(size=(512, 512), sides=(28, 60))
-    fixed = {"MODEL.META_ARCHITECTURE": "RetinaNet"}
-    values = {one.key: one.value for one in choose(DatasetFacts(train, None, cpu), fixed)}
+    values = values_for(train, cpu, fixed={"MODEL.META_ARCHITECTURE": "RetinaNet"})
     assert not [key for key in values if key.startswith(("MODEL.RPN.", "MODEL.ROI_HEADS.BATCH"))]
     assert values["MODEL.RETINANET.NUM_CLASSES"] == 3
     assert values["MODEL.MASK_ON"] is False  # although the objects have masks
@@ -219,12 +220,8 @@ def test_batch_size_by_pixels_memory_and_images(cpu, gpu):
     poor = dataclasses.replace(gpu, gpu_memory=2_000_000_000)
     assert values_for(large, poor)["SOLVER.IMS_PER_BATCH"] == 1
     poor = dataclasses.replace(cpu, memory=2_000_000_000)
-    reasons = [
-        choice.reason
-        for machine in (cpu, poor)
-        for choice in choose(DatasetFacts(large, large, machine))
-        if choice.key == "SOLVER.IMS_PER_BATCH"
-    ]
+    choices = [choices_for(large, machine, large) for machine in (cpu, poor)]
+    reasons = [one["SOLVER.IMS_PER_BATCH"].reason for one in choices]
     assert "while about 0.3 million per step are best on a CPU" in reasons[0]
     assert "memory (2 GB)" in reasons[1]
     few = statistics(images=3, size=(256, 256), sides=(100, 200))
@@ -286,14 +283,12 @@ def test_a_large_test_set_is_evaluated_once(cpu):
     # There are checkpoints to resume from nevertheless.
     assert values["SOLVER.CHECKPOINT_PERIOD"] == -(-values["SOLVER.MAX_ITER"] // 5)
     assert values["SOLVER.BEST_METRIC"] == "segm/AP"
-    facts = DatasetFacts(statistics(images=40), statistics(images=5000), cpu)
-    reasons = {one.key: one.reason for one in choose(facts)}
-    assert "take about 104% of the training time" in reasons["SOLVER.TEST_PERIOD"]
+    choices = choices_for(statistics(images=40), cpu, statistics(images=5000))
+    assert "take about 104% of the training time" in choices["SOLVER.TEST_PERIOD"].reason
 
 
 def test_minutes_with_an_unknown_number_of_steps(cpu):
-    facts = DatasetFacts(statistics(), statistics(images=100), cpu, processes=2)
-    values = {one.key: one.value for one in choose(facts, {"SOLVER.MAX_MINUTES": 60})}
+    values = values_for(statistics(), cpu, fixed={"SOLVER.MAX_MINUTES": 60}, processes=2)
     assert values["SOLVER.CHECKPOINT_PERIOD"] > 0
     assert values["SOLVER.CHECKPOINTS_KEPT"] == 1
     assert "SOLVER.TEST_PERIOD" not in values
@@ -322,7 +317,7 @@ def test_the_limit_in_the_reason_is_rounded_up(cpu):
 
 def test_invalid_annotations_are_skipped(cpu):
     train = dataclasses.replace(statistics(), problems={(True, False): (3, "a box")})
-    choices = {one.key: one for one in choose(DatasetFacts(train, None, cpu))}
+    choices = choices_for(train, cpu)
     choice = choices["DATASETS.ON_BAD_ANNOTATION"]
     assert choice.value == "skip"
     assert "3 annotations or images cannot be used, the first: a box" in choice.reason
@@ -331,7 +326,7 @@ def test_invalid_annotations_are_skipped(cpu):
 def test_images_without_annotations_are_mentioned(cpu):
     assert "DATASETS.BACKGROUND_IMAGES" not in values_for(statistics(), cpu)
     train = dataclasses.replace(statistics(), empty=3)
-    choices = {one.key: one for one in choose(DatasetFacts(train, None, cpu))}
+    choices = choices_for(train, cpu)
     choice = choices["DATASETS.BACKGROUND_IMAGES"]
     assert choice.value is False
     assert "3 of 400 images have no annotations" in choice.reason
@@ -375,6 +370,5 @@ def test_chosen_configs_load(cpu, gpu, tmp_path):
 def test_a_process_loads_images_that_take_long(cpu):
     slow = dataclasses.replace(statistics(), decoding=0.2)
     for seconds, count in ((None, 0), (1.0, 1), (60.0, 0)):
-        facts = DatasetFacts(slow, None, cpu, step_seconds=seconds)
-        chosen = {one.key: one.value for one in choose(facts)}
+        chosen = values_for(slow, cpu, step_seconds=seconds)
         assert chosen["DATALOADER.NUM_WORKERS"] == count
