@@ -187,7 +187,7 @@ class TestRefusals:
             (413, bytes(100_001), "", {}, "more than 100000 bytes"),
             (413, huge_png(), "", {}, "more than 1000000 pixels"),
             (422, b"", "", {}, "JPEG, PNG, WEBP, BMP, TIFF, GIF"),
-            (422, b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "", {}, "JPEG, PNG"),
+            (422, b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "", {}, "EPS files are not"),
             (422, b"\xff\xd8\xff\xe0 no jpeg", "", {}, "the image cannot be read"),
             (422, b"", "", {"Content-Type": FORM[:19]}, "Missing boundary"),
             (422, b"text", "", {"Content-Type": FORM}, "Invalid multipart data"),
