@@ -16,7 +16,6 @@ from detlite.modeling.backbone import Backbone
 from detlite.modeling.layers.norm import LevelBatchNorm
 
 from .duration import Duration
-from .schedule_free import build_schedule_free
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +50,8 @@ def build_optimizer(cfg: CfgNode, model: nn.Module) -> torch.optim.Optimizer:
     # an overflow, which is common, torch's fused SGD uses momentum that was never initialized.
     fused = cfg.DTYPE != "float16"
     if cfg.SOLVER.OPTIMIZER == "ScheduleFreeAdamW":
+        from .schedule_free import build_schedule_free
+
         return build_schedule_free(groups, lr, cfg.SOLVER)
     if cfg.SOLVER.OPTIMIZER == "AdamW":
         return torch.optim.AdamW(groups, lr=lr, betas=(momentum, 0.999), fused=fused)

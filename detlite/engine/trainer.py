@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +32,6 @@ from .hooks.freezing import BackboneFreezeSchedule, warn_of_frozen_layers
 from .hooks.metrics import MachineLoad, Meters, MetricsWriter, Progress
 from .run_files import FINAL_CHECKPOINT
 from .schedule import RunSchedule
-from .schedule_free import averaged_weights
 from .signals import StoppedError, StopSignals
 from .solver import build_optimizer, build_scheduler
 from .train_step import TrainStep
@@ -212,14 +211,14 @@ class Trainer:
         final = self.schedule.is_last
         name = FINAL_CHECKPOINT if final else f"model_{self.iteration:07d}.pth"
         self.checkpoint = self.output_dir / name
-        with averaged_weights(self.optimizer):
+        with self._averaged_weights():
             save_run(self, self.checkpoint)
 
     def _evaluate(self) -> dict[str, Metrics]:
         """Evaluate the weights, and the averaged weights with results in the folder `average`."""
         inputs, folder = (self.cfg, self.model, self.test_sets), self.output_dir / "average"
         immediately = self.signals.ending_immediately("continue by --resume")
-        with averaged_weights(self.optimizer):
+        with self._averaged_weights():
             with immediately, self.duration.evaluating():
                 metrics = evaluate(*inputs, self.output_dir)
                 if self.ema:
@@ -230,6 +229,14 @@ class Trainer:
             if self.test_sets:
                 self._call_hooks("after_evaluation", metrics)
         return metrics
+
+    def _averaged_weights(self) -> AbstractContextManager[None]:
+        """Use the averages of a schedule-free optimizer in the model within a `with` block."""
+        if self.cfg.SOLVER.OPTIMIZER != "ScheduleFreeAdamW":
+            return nullcontext()
+        from .schedule_free import averaged_weights
+
+        return averaged_weights(self.optimizer)
 
     def _call_hooks(self, method: str, *args: dict[str, Any] | dict[str, Tensor]) -> None:
         for hook in self.hooks:

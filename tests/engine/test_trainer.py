@@ -133,7 +133,7 @@ def test_frozen_norms_with_random_weights_cause_a_warning(train_toy, caplog, opt
 
 def test_a_test_set_with_other_categories_is_refused_before_training(make_cfg, make_sets, toy):
     cfg = make_cfg()
-    toy.categories = [{"id": 1, "name": "red"}, {"id": 2, "name": "blue"}]
+    toy.categories = [{"id": 1, "name": "black"}, {"id": 2, "name": "blue"}]
     with pytest.raises(DataError, match="differ from those that the model was trained on"):
         Trainer(cfg, toy, *make_sets(cfg))
     assert not (Path(cfg.OUTPUT_DIR) / "metrics.jsonl").exists()
