@@ -387,3 +387,19 @@ def test_report_of_train_and_test(tmp_path):
     config = (trained / "config.yaml").read_text()
     assert main([*test, str(trained)]) == 0
     assert (trained / "config.yaml").read_text() == config
+
+
+def test_the_first_screen_shows_the_result_and_images(page, open_page):
+    opened = open_page(page)
+    headline = opened.locator(".headline").first.bounding_box()
+    image = opened.locator(".examples img").first.bounding_box()
+    assert headline["y"] < 150
+    assert image["y"] < 700  # of a screen of 800 pixels
+    assert opened.locator(".examples img").count() == 6
+    opened.emulate_media(color_scheme="dark")
+    red, *_ = map(int, re.findall(r"\d+", opened.evaluate(
+        "getComputedStyle(document.body).backgroundColor"
+    )))  # fmt: skip
+    assert red < 60
+    opened.emulate_media(media="print")
+    assert opened.locator("nav").first.is_hidden()
