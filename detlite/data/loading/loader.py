@@ -25,7 +25,7 @@ from detlite.data.transforms.resize import get_size
 from detlite.files.errors import DataError
 
 from .batch_loader import BatchLoader
-from .samplers import Sample, TrainingBatchSampler, repeat_factors
+from .samplers import Sample, TrainingBatchSampler
 
 if TYPE_CHECKING:
     from detlite.data.transforms.tiles import TrainingTiles
@@ -129,6 +129,11 @@ def build_train_loader(
             "INPUT.TILE is %d, but TEST.TILE is %d: objects have another size in evaluation than "
             "in training. Set both to the same side", cfg.INPUT.TILE, cfg.TEST.TILE,
         )  # fmt: skip
+    factors = None
+    if tiles or cfg.DATALOADER.REPEAT_THRESHOLD:
+        from .repeats import build_repeat_factors
+
+        factors = build_repeat_factors(cfg, dataset, tiles)
     grouping = cfg.DATALOADER.ASPECT_RATIO_GROUPING
     batches = TrainingBatchSampler(
         [grouping and ratio > 1 for ratio in dataset.aspect_ratios],
@@ -137,7 +142,7 @@ def build_train_loader(
         start_iter,
         distributed.rank(),
         distributed.world_size(),
-        _repeat_factors(cfg, dataset, tiles),
+        factors,
         dataset.shards,
         cfg.DATALOADER.SHARD_SHUFFLE,
     )
@@ -155,27 +160,6 @@ def build_train_loader(
         custom = [(name, TRANSFORMS.get(name, "INPUT.TRANSFORMS")) for name in names]
     samples = TransformedDataset(dataset, transform, cfg.SEED, paste, custom, tiles)
     return BatchLoader(cfg, samples, batches)
-
-
-def _repeat_factors(
-    cfg: CfgNode, dataset: CocoDataset | ConcatDataset, tiles: "TrainingTiles | None"
-) -> np.ndarray | None:
-    threshold = cfg.DATALOADER.REPEAT_THRESHOLD
-    parts = dataset.parts if isinstance(dataset, ConcatDataset) else [dataset]
-    counts = [tiles.count(size) for part in parts for size in part.sizes] if tiles else None
-    if counts:
-        logger.info("INPUT.TILE %d: an epoch has %d tiles of %d images", cfg.INPUT.TILE,
-                    sum(counts), len(counts))  # fmt: skip
-    if not threshold:
-        return np.array(counts, float) if counts else None
-    labels = [set(part.labels(index).tolist()) for part in parts for index in range(len(part))]
-    factors = repeat_factors(labels, threshold)
-    logger.info(
-        "DATALOADER.REPEAT_THRESHOLD %g: %d of %d images are repeated, at most %.1f times; an "
-        "epoch has %.0f images", threshold, (factors > 1).sum(), len(factors), factors.max(),
-        factors.sum(),
-    )  # fmt: skip
-    return factors * np.array(counts) if counts else factors
 
 
 def build_test_loader(cfg: CfgNode, dataset: CocoDataset) -> BatchLoader:

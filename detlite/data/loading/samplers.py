@@ -1,9 +1,7 @@
 """Choose the images of each batch: pure functions of seed and iteration, without state to save."""
 
 import itertools
-import math
-from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -23,22 +21,6 @@ class Sample(NamedTuple):
     epoch: int
     image: int
     repeat: int = 0
-
-
-def repeat_factors(labels: Sequence[Collection[int]], threshold: float) -> np.ndarray:
-    """Return how often each image should appear in an epoch so that rare categories are seen more.
-
-    A category in a fraction f of the images has the factor max(1, sqrt(threshold / f)). An image
-    has the largest factor of its categories (LVIS, arXiv 1908.03195, appendix B.2).
-    """
-    categories = [set(image_labels) for image_labels in labels]
-    images = Counter(category for in_image in categories for category in in_image)
-    factor = {
-        category: max(1.0, math.sqrt(threshold * len(categories) / count))
-        for category, count in images.items()
-    }
-    maxima = (max(map(factor.__getitem__, in_image), default=1.0) for in_image in categories)
-    return np.array([*maxima])
 
 
 class TrainingBatchSampler(Sampler[list[Sample]]):

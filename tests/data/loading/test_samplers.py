@@ -8,7 +8,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from detlite.data.loading.samplers import TrainingBatchSampler, repeat_factors
+from detlite.data.loading.repeats import repeat_factors
+from detlite.data.loading.samplers import TrainingBatchSampler
 
 
 def batches(count, wide, batch_size, seed=0, **options):
