@@ -327,7 +327,7 @@ def test_tiling_of_an_exported_model(tiny_config, tmp_path, read_once):
     keys = ["MODEL.ROI_HEADS.SCORE_THRESH", 0.0, "INPUT.MIN_SIZE_TEST", 96, "TEST.TILE", 100]
     cfg, model = build(tiny_config(*keys))
     write_exported(tmp_path / "model.pt2", "pt2", cfg, model)
-    predictor = Predictor(tmp_path / "model.pt2", trust=True)
+    predictor = Predictor(tmp_path / "model.pt2", score_thresh=0.0, trust=True)
     assert predictor.detector.tiling == Tiling(100, 0.2, 8)
     image = np.random.default_rng(0).integers(0, 256, (150, 150, 3), dtype=np.uint8)
     prediction = predictor(image)
