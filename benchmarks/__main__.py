@@ -6,6 +6,7 @@
     python -m benchmarks model --detections 12 --threshold 0.5
     python -m benchmarks train --config configs/nuclei_mask_rcnn_R_18_FPN.yaml --real --batch 4
     python -m benchmarks train --objects 500 --trace step.json
+    python -m benchmarks gpu --output gpu
     python -m benchmarks data --workers 0 2
     python -m benchmarks index --images 120000 --batches 10000
     python -m benchmarks eval --images 5000
@@ -42,6 +43,7 @@ from .latency.detlite_models import MODELS
 from .latency.detlite_models import MODES as LATENCY_MODES
 from .latency.page import AP_FILE, page, plot_latency, read_aps
 from .latency.run import benchmark_latency
+from .models.gpu import GpuBenchmark, gpu_page
 from .models.inference import MODES, Inference, benchmark_model
 from .models.scaling import AXES, benchmark_scaling, plot_scaling
 from .models.training import DTYPES, Training, benchmark_train, write_trace
@@ -64,6 +66,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     args = _parser().parse_args(arguments)
     try:
+        if folder := getattr(args, "output", None):
+            folder.mkdir(parents=True, exist_ok=True)
+            args.json, args.markdown = folder / "gpu.json", folder / "gpu.md"
         _check(args)
         if args.threads or args.cpu_time:
             torch.set_num_threads(1 if args.cpu_time else args.threads)
@@ -167,6 +172,14 @@ def _train(args: Args) -> Iterable[Any]:
     yield from benchmark_train(training, args.turns, dtypes=tuple(dtypes), clock=args.clock)
     if args.trace:
         write_trace(training, dtypes[0], args.trace)
+
+
+def _gpu(args: Args) -> Iterable[Any]:
+    batches, steps = tuple(args.batches), args.turns
+    return GpuBenchmark(
+        args.config, tuple(args.opts), args.device, args.short, batches, args.images, steps,
+        60.0 * args.minutes, args.dtype,
+    ).rows()  # fmt: skip
 
 
 def _is_fast(dtype: str, device: str) -> bool:
@@ -288,6 +301,21 @@ def _parser() -> argparse.ArgumentParser:
         "--trace", type=Path, metavar="FILE", help="file for a trace, for chrome://tracing"
     )
 
+    own = command("gpu", _gpu)
+    own.add_argument("--output", type=Path, required=True, metavar="FOLDER", help="for the results")
+    own.add_argument("--short", type=int, default=800, help="short side of the images")
+    own.add_argument(
+        "--batches", type=int, nargs="+", default=[16, 2, 12, 8], help="images per training step"
+    )
+    own.add_argument("--images", type=int, default=640, help="JPEGs to load and evaluate")
+    own.add_argument("--minutes", type=float, default=7.0, help="start no measurement later")
+    own.add_argument("--dtype", choices=DTYPES, default="bfloat16")
+    own.set_defaults(
+        device="cuda",
+        turns=20,
+        page=lambda args, rows, machine, command: gpu_page(rows, machine, command, args.short),
+    )
+
     own = command("data", _data)
     own.add_argument("--real", action="store_true", help="use images of the config's training set")
     own.add_argument("--workers", type=int, nargs="+", default=[0, 2], help="loader processes")
@@ -344,6 +372,7 @@ _BENCHMARKS = {
     "ops": "operators",
     "model": "inference, from an image to run-length encoded masks",
     "train": "training steps and their phases",
+    "gpu": "training, inference and evaluation on a GPU",
     "data": "the training loader",
     "index": "time and memory to open a large dataset",
     "eval": "COCO evaluation of generated results",

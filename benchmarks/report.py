@@ -60,7 +60,7 @@ def phase_table(rows: Sequence[Any]) -> str:
     measured = [row for row in rows if row.phases]
     if not measured:
         return ""
-    columns = [f"{row.library} {row.mode}" for row in measured]
+    columns = [" ".join(dataclasses.astuple(row)[:2]) for row in measured]
     phases = list(dict.fromkeys(phase for row in measured for phase in row.phases))
     widths = [14, *map(len, columns)]
     lines = [["phase", *columns], ["-" * width for width in widths]]

@@ -54,3 +54,9 @@ def to_torchvision_batch(batch: Batch, device: str) -> Batch:
             for image, target in zip(images, targets, strict=True)
         ],
     )
+
+
+def pin_memory(batch: Batch) -> Batch:
+    """Pin the images, as the loader does, so that copies to a GPU are asynchronous."""
+    images, targets = batch
+    return [image.pin_memory() for image in images], targets

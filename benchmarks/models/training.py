@@ -18,11 +18,12 @@ from benchmarks.interleaved_timing import StepRow, interleaved_medians
 from benchmarks.roofline import count_flops, matmul_peak, peak_memory
 from detlite.data import build_train_dataset, build_train_loader
 from detlite.engine.solver import build_optimizer
+from detlite.modeling.compilation import compile_losses
 from detlite.modeling.optimize_for_training import optimize_for_training
 from detlite.modeling.precision import autocast
 
 from .detectron2_baseline import AVAILABLE, WithEventStorage, detectron2_model, to_detectron2_batch
-from .images import Batch, to_torchvision_batch, training_batch
+from .images import Batch, pin_memory, to_torchvision_batch, training_batch
 from .phases import Stopwatch, measure_phases, phase_functions, watch_functions
 from .torchvision_baseline import comparable_config, seeded_model, torchvision_model
 
@@ -45,6 +46,7 @@ class Training:
         real: load images of the config's training set in every step, in this process; for
             torchvision, including the conversion to float images and bitmaps.
         device: "cpu" or "cuda".
+        compiled: compile detlite's losses.
     """
 
     config: str | Path
@@ -54,6 +56,7 @@ class Training:
     objects: int = 20
     real: bool = False
     device: str = "cpu"
+    compiled: bool = False
 
     def cfg(self) -> CfgNode:
         """Return the config with a tiny learning rate, so that all steps do the same work."""
@@ -73,9 +76,8 @@ class Training:
         torch.manual_seed(0)
         if not self.real:
             classes = cfg.MODEL.ROI_BOX_HEAD.NUM_CLASSES
-            yield from repeat(
-                prepare(training_batch(self.batch, *self.size, self.objects, classes))
-            )
+            batch = training_batch(self.batch, *self.size, self.objects, classes)
+            yield from repeat(prepare(pin_memory(batch) if self.device == "cuda" else batch))
         dataset = build_train_dataset(cfg)
         while True:  # every new loader starts with the same batch
             yield prepare(next(iter(build_train_loader(cfg, dataset))))
@@ -100,6 +102,8 @@ class Training:
             batches = self.batches(cfg, lambda batch: batch)
             optimizer = build_optimizer(cfg, model)
             optimize_for_training(model)  # as the trainer does
+            if self.compiled:
+                compile_losses(model)
         model.train()
 
         def step() -> None:

@@ -1,0 +1,316 @@
+"""One run that measures a GPU: training steps, the whole loop from JPEGs, inference, evaluation."""
+
+import os
+import statistics
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from itertools import cycle, islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+from yacs.config import CfgNode
+
+from benchmarks.clock import synchronize
+from benchmarks.data.loading import generated_dataset
+from benchmarks.report import header, line
+from benchmarks.roofline import count_flops, matmul_peak
+from detlite.data import CocoDataset, build_train_loader
+from detlite.engine.evaluate import evaluate_dataset
+from detlite.engine.solver import build_optimizer
+from detlite.engine.train_step import TrainStep
+from detlite.modeling.optimize_for_training import optimize_for_training
+
+from .images import Batch, pin_memory, training_batch
+from .inference import Inference
+from .torchvision_baseline import seeded_model
+from .training import Training
+
+# Width over height of COCO's images: most have 640 x 480 or 640 x 427 pixels.
+RATIOS = (4 / 3, 3 / 2, 4 / 3, 3 / 4)
+# Images per second and GPU of MLPerf Training's Mask R-CNN, from the submitted logs: 14 epochs of
+# 117,266 images with 12 images per GPU.
+MLPERF = (
+    ("8 H100 SXM, round 3.0, training loop", "188 to 198"),
+    ("8 H100 SXM, round 3.0, whole run with evaluation", "179"),
+    ("8 A100 SXM, round 2.1, training loop", "93"),
+    ("8 A100 SXM, round 2.1, whole run with evaluation", "86"),
+)
+# Kinds of kernels by parts of their names, the first that matches.
+_KINDS = (
+    ("copies", ("memcpy", "memset", "copy")),
+    ("detlite", ("detlite", "roi_align", "roi_pool", "nms", "crop_masks", "match_boxes", "paste")),
+    ("convolution and matrix product",
+     ("conv", "gemm", "cudnn", "cutlass", "wgrad", "dgrad", "nvjet", "xmma", "mm")),
+    ("elementwise", ("elementwise", "triton", "relu", "add", "mul", "reduce", "where")),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class GpuRow:
+    """Result of one measurement.
+
+    Attributes:
+        task: "training", "training from JPEGs", "inference" or "evaluation".
+        mode: images per call and how the model runs.
+        images_per_s: calls back to back, including the work of the GPU.
+        milliseconds: per call.
+        memory_gib: the highest memory that torch allocated on the GPU.
+        peak_fraction: operations per second over the highest rate of `torch.mm`.
+        warm_up_s: time of the first calls, in which compilation happens.
+        phases: milliseconds of each kind of kernel per step, and of the time without a kernel.
+    """
+
+    task: str
+    mode: str
+    images_per_s: float
+    milliseconds: float
+    memory_gib: float | None = None
+    peak_fraction: float | None = None
+    warm_up_s: float = 0.0
+    phases: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class MixedTraining(Training):
+    """Training steps on batches of landscape and of portrait images with a short side of `short`.
+
+    The objects per image are those of COCO on average.
+    """
+
+    short: int = 800
+    objects: int = 7
+
+    def batches(
+        self, cfg: CfgNode, prepare: Callable[[Batch], tuple[Any, ...]]
+    ) -> Iterator[tuple[Any, ...]]:
+        torch.manual_seed(0)
+        classes, batches = cfg.MODEL.ROI_BOX_HEAD.NUM_CLASSES, []
+        for ratio in RATIOS:  # the loader groups landscape and portrait images, too
+            size = _sides(self.short, ratio)
+            batch = training_batch(self.batch, *size, self.objects, classes)
+            batches.append(prepare(pin_memory(batch) if self.device == "cuda" else batch))
+        return cycle(batches)
+
+
+def _sides(short: int, ratio: float) -> tuple[int, int]:
+    """Return height and width of an image with a ratio of width to height."""
+    return (short, round(short * ratio)) if ratio > 1 else (round(short / ratio), short)
+
+
+@dataclass(frozen=True)
+class GpuBenchmark:
+    """Settings of the run.
+
+    Attributes:
+        config, opts, device: see `Training`.
+        short: short side of the images.
+        batches: images per training step. The last two are the least important.
+        images: JPEGs of the whole loop and of the evaluation.
+        steps: timed calls.
+        seconds: measurements that would start later are left out.
+        dtype: of training and inference.
+    """
+
+    config: str | Path
+    opts: tuple[Any, ...] = ()
+    device: str = "cuda"
+    short: int = 800
+    batches: tuple[int, ...] = (16, 2, 12, 8)
+    images: int = 640
+    steps: int = 20
+    seconds: float = 480.0
+    dtype: str = "bfloat16"
+
+    def rows(self) -> Iterator[GpuRow]:
+        """Run the measurements, the most important ones first."""
+        start, peak = time.perf_counter(), matmul_peak(getattr(torch, self.dtype), self.device)
+        first, *others = self.batches
+        with tempfile.TemporaryDirectory() as folder:
+            size = _sides(self.short * 3 // 5, RATIOS[0])
+            dataset = generated_dataset(Path(folder), self.images, size)
+            cases: list[Callable[[], GpuRow]] = [
+                lambda: self._train(first, False, peak),
+                lambda: self._train(first, True, peak),
+                lambda: self._train(others[0], False, peak),
+                lambda: self._loop(first, dataset),
+                lambda: self._infer(1),
+                lambda: self._infer(16),
+                lambda: self._evaluate(dataset, Path(folder)),
+                *(lambda n=n: self._train(n, False, peak) for n in others[1:]),
+                *(lambda n=n: self._train(n, True, peak) for n in others),
+            ]
+            for case in cases:
+                if time.perf_counter() - start < self.seconds:
+                    yield case()
+
+    def _train(self, batch: int, compiled: bool, peak: float) -> GpuRow:
+        training = MixedTraining(
+            self.config, self.opts, batch, device=self.device, short=self.short, compiled=compiled
+        )
+        _reset(self.device)
+        start = time.perf_counter()
+        step = training.step("detlite", self.dtype)
+        for _ in range(2 * len(RATIOS)):
+            step()
+        synchronize(self.device)
+        warm_up, seconds = time.perf_counter() - start, _time(step, self.steps, self.device)
+        flops = None
+        if not compiled:  # the counter does not see compiled operations
+            flops = count_flops(lambda: [step() for _ in RATIOS]) / len(RATIOS)
+        return GpuRow(
+            "training",
+            f"{batch} images, {'compiled' if compiled else 'eager'}, {self.dtype}",
+            batch / seconds,
+            1e3 * seconds,
+            _memory(self.device),
+            flops / seconds / peak if flops else None,
+            warm_up,
+            kernel_times(step, len(RATIOS), self.device),
+        )
+
+    def _cfg(self, batch: int) -> CfgNode:
+        sizes = {"MIN_SIZE_TRAIN": (self.short,), "MIN_SIZE_TEST": self.short}
+        inputs = [item for key, value in sizes.items() for item in (f"INPUT.{key}", value)]
+        workers = max((os.cpu_count() or 1) - 2, 1)
+        override = ["MODEL.CONVENTION_OVERRIDE", ("mask_targets=binary",)]  # reads polygons
+        settings = ["DTYPE", self.dtype, *inputs, *override, "TEST.IMS_PER_BATCH", batch]
+        opts = (*settings, *self.opts)
+        cfg = Training(self.config, opts, batch, device=self.device).cfg()
+        cfg.defrost()
+        cfg.DATALOADER.NUM_WORKERS = workers
+        cfg.MODEL.ROI_BOX_HEAD.NUM_CLASSES = 2  # the generated dataset has one category
+        return cfg
+
+    def _loop(self, batch: int, dataset: CocoDataset) -> GpuRow:
+        cfg = self._cfg(batch)
+        _reset(self.device)
+        model = optimize_for_training(seeded_model(cfg)).train()
+        scaler = torch.amp.GradScaler(self.device, enabled=False)
+        step = TrainStep(cfg, model, build_optimizer(cfg, model), scaler)
+        batches, start = iter(build_train_loader(cfg, dataset)), time.perf_counter()
+        for images, targets in islice(batches, 3):
+            step(images, targets)
+        synchronize(self.device)
+        warm_up = time.perf_counter() - start
+        seconds = _time(lambda: step(*next(batches)), self.steps, self.device)
+        mode = f"{batch} images, eager, {self.dtype}, {cfg.DATALOADER.NUM_WORKERS} loader processes"
+        memory = _memory(self.device)
+        return GpuRow(
+            "training from JPEGs", mode, batch / seconds, 1e3 * seconds, memory, None, warm_up
+        )
+
+    def _infer(self, batch: int) -> GpuRow:
+        size = _sides(self.short, RATIOS[0])
+        inference = Inference(self.config, self.opts, batch, size, device=self.device)
+        _reset(self.device)
+        call = inference.call("detlite", f"optimize {self.dtype}")
+        start = time.perf_counter()
+        for _ in range(3):
+            call()
+        warm_up, seconds = time.perf_counter() - start, _time(call, self.steps, self.device)
+        mode = f"{batch} images to run lengths, optimized, {self.dtype}"
+        memory = _memory(self.device)
+        return GpuRow("inference", mode, batch / seconds, 1e3 * seconds, memory, None, warm_up)
+
+    def _evaluate(self, dataset: CocoDataset, folder: Path) -> GpuRow:
+        cfg = self._cfg(8)
+        _reset(self.device)
+        model = seeded_model(cfg)
+        model.categories = dataset.categories
+        start = time.perf_counter()
+        evaluate_dataset(cfg, model, dataset, folder)
+        seconds, mode = time.perf_counter() - start, f"{len(dataset)} images to metrics"
+        memory = _memory(self.device)
+        return GpuRow("evaluation", mode, len(dataset) / seconds, 1e3 * seconds, memory)
+
+
+def kernel_times(step: Callable[[], object], count: int, device: str) -> dict[str, float]:
+    """Return the milliseconds of each kind of kernel per step, and of no kernel ("idle").
+
+    On a CPU, these are torch's operators.
+    """
+    on_cuda = device == "cuda"
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_cuda else [])]
+    with profile(activities=activities) as profiler:
+        start = time.perf_counter()
+        for _ in range(count):
+            step()
+        synchronize(device)
+        total = 1e3 * (time.perf_counter() - start) / count
+    kinds: Counter[str] = Counter()
+    for event in profiler.key_averages():
+        if on_cuda and event.device_type != torch.autograd.DeviceType.CUDA:
+            continue
+        time_us = event.self_device_time_total if on_cuda else event.self_cpu_time_total
+        kinds[_kind(event.key)] += time_us / 1e3 / count
+    idle = max(total - sum(kinds.values()), 0.0)
+    return {**dict(kinds.most_common()), "idle": idle}
+
+
+def _kind(kernel: str) -> str:
+    name = kernel.lower()
+    matches = (kind for kind, parts in _KINDS if any(part in name for part in parts))
+    return next(matches, "other")
+
+
+def _time(call: Callable[[], object], count: int, device: str) -> float:
+    """Return the seconds per call of `count` calls back to back: the median of three turns."""
+    turns = []
+    for _ in range(3):
+        synchronize(device)
+        start = time.perf_counter()
+        for _ in range(count):
+            call()
+        synchronize(device)
+        turns.append((time.perf_counter() - start) / count)
+    return statistics.median(turns)
+
+
+def _reset(device: str) -> None:
+    torch._dynamo.reset()
+    if device == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+
+
+def _memory(device: str) -> float | None:
+    return torch.cuda.max_memory_allocated() / 2**30 if device == "cuda" else None
+
+
+def gpu_page(rows: list[GpuRow], machine: str, command: str, short: int) -> str:
+    """Return the record of a run as Markdown."""
+    kinds = list(dict.fromkeys(kind for row in rows for kind in row.phases))
+    profiled = [row for row in rows if row.phases]
+    lines = [
+        "# Mask R-CNN R-50-FPN on one GPU",
+        "",
+        "- **Question**: how fast are training, inference and evaluation, compared with MLPerf?",
+        f"- **Command**: `{command}`",
+        f"- **Hardware, versions and date**: {machine}",
+        "",
+        f"Images have a short side of {short} pixels and sizes in COCO's proportions, 7 objects "
+        "each. Weights are random.",
+        "",
+        header(GpuRow),
+        *map(line, (replace(row, phases={}) for row in rows)),
+        "",
+        "MLPerf Training, Mask R-CNN R-50-FPN, 12 images per GPU:",
+        "",
+        "| system | images/s per GPU |",
+        "|---|---|",
+        *(f"| {system} | {rate} |" for system, rate in MLPERF),
+        "",
+        "Milliseconds of each kind of kernel in a training step:",
+        "",
+        f"| kind | {' | '.join(row.mode for row in profiled)} |",
+        f"|---|{'---|' * len(profiled)}",
+    ]
+    for kind in kinds:
+        times = " | ".join(f"{row.phases.get(kind, 0.0):.1f}" for row in profiled)
+        lines.append(f"| {kind} | {times} |")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,45 @@
+"""The benchmark of a GPU, as a dry run on a CPU."""
+
+import json
+
+from benchmarks.__main__ import main
+from benchmarks.models.gpu import MixedTraining, kernel_times
+
+
+def test_a_dry_run_on_a_cpu_writes_the_page(config, small, tmp_path, monkeypatch):
+    monkeypatch.setattr("benchmarks.models.gpu.matmul_peak", lambda *args: 1e9)
+    compiled: list[object] = []  # compiling takes minutes
+    monkeypatch.setattr("benchmarks.models.training.compile_losses", compiled.append)
+    options = ["--device", "cpu", "--short", "64", "--batches", "2", "1", "--images", "4",
+               "--turns", "1", "--dtype", "float32", "--config", str(config)]  # fmt: skip
+    opts = [str(item) for item in (*small, "MODEL.ROI_HEADS.DETECTIONS_PER_IMG", 5)]
+    assert main(["gpu", "--output", str(tmp_path), *options, *opts]) == 0
+    rows = json.loads((tmp_path / "gpu.json").read_text())
+    assert [(row["task"], row["mode"].split(",")[0]) for row in rows] == [
+        ("training", "2 images"),
+        ("training", "2 images"),
+        ("training", "1 images"),
+        ("training from JPEGs", "2 images"),
+        ("inference", "1 images to run lengths"),
+        ("inference", "16 images to run lengths"),
+        ("evaluation", "4 images to metrics"),
+        ("training", "1 images"),
+    ]
+    assert len(compiled) == 2
+    assert all(row["images_per_s"] > 0 for row in rows)
+    page = (tmp_path / "gpu.md").read_text()
+    assert "188 to 198" in page
+    assert "convolution and matrix product" in page
+    assert "python -m benchmarks gpu" in page
+
+
+def test_sizes_alternate_between_landscape_and_portrait(config, small):
+    training = MixedTraining(config, small, batch=1, short=48)
+    batches = training.batches(training.cfg(), lambda batch: batch)
+    sizes = [tuple(next(batches)[0][0].shape[1:]) for _ in range(5)]
+    assert sizes == [(48, 64), (48, 72), (48, 64), (64, 48), (48, 64)]
+
+
+def test_kernel_times_include_the_time_without_a_kernel():
+    times = kernel_times(lambda: None, 2, "cpu")
+    assert times["idle"] >= 0
