@@ -64,6 +64,8 @@ def config_from(
 ) -> CfgNode:
     """Load a config that is not a file, such as the one in a checkpoint.
 
+    Settings of the training that were removed from detlite are ignored in `content`.
+
     Args:
         content: the keys and values, without `_BASE_`.
         source: the file that contains it, for error messages.
@@ -71,7 +73,7 @@ def config_from(
         base: the `_BASE_`: a file, or the name of one of detlite's configs.
     """
     chain = read_chain(find_config(base)) if base else []
-    return _resolve([*chain, (source, content)], opts, Path())
+    return _resolve([*chain, (source, content)], opts, Path(), stored=source)
 
 
 def _resolve(
@@ -79,8 +81,12 @@ def _resolve(
     opts: Sequence[Any],
     folder: Path,
     complete: Callable[[CfgNode], None] | None = None,
+    stored: Path | None = None,
 ) -> CfgNode:
-    """Combine files and overrides to a config; IMPORTS are relative to `folder`."""
+    """Combine files and overrides to a config; IMPORTS are relative to `folder`.
+
+    `stored` is the source in `chain` that describes trained weights, see `is_removed`.
+    """
     if len(opts) % 2:
         raise ConfigError(f"overrides are pairs KEY VALUE: {opts[-1]!r} has no value")
     cfg = default_config()
@@ -96,7 +102,7 @@ def _resolve(
             for name in _ALTERNATIVES:
                 _set(cfg, name, None)
         for name, value in rows:
-            if is_removed(name, value, source):
+            if is_removed(name, value, source, stored=source == str(stored)):
                 continue
             if name in _BY_NAME:
                 _set(cfg, name, _checked(_BY_NAME[name], value, source))

@@ -1,7 +1,8 @@
 """Keys and values that earlier versions had, with the records that show no gain by them.
 
 Checkpoints and output folders contain complete configs, also the keys that were off. A removed key
-is therefore ignored if it is off, and an error otherwise.
+is therefore ignored if it is off, or if it belongs to the training of stored weights, and an error
+otherwise.
 """
 
 from typing import Any
@@ -35,15 +36,24 @@ VALUES = {
 }
 
 
-def is_removed(name: str, value: Any, source: str) -> bool:
-    """Return True for a removed key with a value that had no effect.
+def is_removed(name: str, value: Any, source: str, stored: bool = False) -> bool:
+    """Return True for a removed key or value that is ignored.
+
+    Args:
+        name, value: a key and its value.
+        source: the file, for the error.
+        stored: the config is stored with trained weights. Removed settings of their training do
+            not change what they detect, and are ignored.
 
     Raises:
         ConfigError: the value of a removed key had an effect, or the value was removed.
     """
     off, record = KEYS.get(name, (value, ""))
-    if value != off and str(value) != str(off):
-        raise ConfigError(f"{source}: {name}: removed, it gained nothing: {record}")
-    if record := VALUES.get((name, str(value).lower()), ""):
-        raise ConfigError(f"{source}: {name} {value}: removed, it gained nothing: {record}")
-    return name in KEYS or name in OPTIONS
+    if value == off or str(value) == str(off):
+        record = VALUES.get((name, str(value).lower()), "")
+        name_and_value = f"{name} {value}"
+    else:
+        name_and_value = name
+    if record and not (stored and not name.startswith("TEST.")):
+        raise ConfigError(f"{source}: {name_and_value}: removed, it gained nothing: {record}")
+    return bool(record) or name in KEYS or name in OPTIONS

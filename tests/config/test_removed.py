@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from detlite.config import KEYS, ConfigError, default_config, load_config
+from detlite.config import KEYS, ConfigError, config_from, default_config, load_config
 from detlite.config.removed import KEYS as REMOVED
 from detlite.config.removed import OPTIONS, VALUES
 
@@ -38,6 +38,17 @@ def test_a_removed_value_is_an_error(name, value):
     for spelling in (value, value.capitalize()):
         with pytest.raises(ConfigError, match=f"{name} {spelling}: removed, it gained nothing: "):
             load_config(None, [name, spelling])
+
+
+def test_stored_weights_do_not_need_the_removed_settings_of_their_training():
+    stored = {**ON, "SOLVER.OPTIMIZER": "Muon", "SEED": 3}
+    cfg = config_from(stored, Path("model.pth"))
+    assert cfg.SEED == 3
+    assert cfg.SOLVER.OPTIMIZER == default_config().SOLVER.OPTIMIZER
+    with pytest.raises(ConfigError, match=r"model\.pth: TEST\.NMS\.METHOD fusion: removed"):
+        config_from({"TEST.NMS.METHOD": "fusion"}, Path("model.pth"))
+    with pytest.raises(ConfigError, match=r"overrides: INPUT\.MOSAIC_PROB: removed"):
+        config_from(stored, Path("model.pth"), ["INPUT.MOSAIC_PROB", 0.5])
 
 
 def test_options_of_removed_keys_are_ignored():
