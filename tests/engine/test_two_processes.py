@@ -16,12 +16,14 @@ import json, torch, yaml
 from detlite.config import config_from
 from detlite.distributed import all_gather_objects, data_parallel, process_group, rank
 from detlite.modeling.build import build_model
+from detlite.modeling.optimize_for_training import optimize_for_training
 
 
 def steps():
     cfg = config_from(yaml.safe_load(open("config.yaml")), "config.yaml")
     torch.manual_seed(0)
     model = build_model(cfg).train()
+    optimize_for_training(model)  # gradients get the memory format of the weights
     parallel = data_parallel(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     torch.manual_seed(rank())
