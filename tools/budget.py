@@ -164,26 +164,38 @@ def budgets(demo: DemoRun) -> list[tuple[str, int, int]]:
 
 
 def reading_list(demo: DemoRun) -> str:
-    """Return the files of a training run by stage in reading order, as a Markdown table.
+    """Return the files of a training run in reading order, as one Markdown table per stage.
 
-    Within a stage, a file comes before the files that it imports.
+    Within a stage, a file comes before the files that it imports. Files of one line are left out.
     """
-    rows = ["| stage | files of `detlite/` with their lines | lines |", "|---|---|---|"]
+    blocks = []
     waiting = {file: lines for file, lines in demo.modules.items() if lines > 1}
     for stage, parts in _STAGES.items():
         files = [f for f in waiting if f.parts[1] in parts or ("" in parts and len(f.parts) == 2)]
         lines = [waiting.pop(file) for file in files]
-        names = (file.relative_to("detlite").as_posix() for file in files)
-        cells = [f"`{name}` {number}" for name, number in zip(names, lines, strict=True)]
-        rows.append(f"| {stage} | {', '.join(cells)} | {sum(lines):,} |")
+        rows = [
+            f"**{stage}** ({sum(lines):,} lines)\n",
+            "| file | lines | content |",
+            "|---|---|---|",
+        ]
+        for file, number in zip(files, lines, strict=True):
+            name = f"[`{file.relative_to('detlite').as_posix()}`](../{file.as_posix()})"
+            rows.append(f"| {name} | {number} | {_summary(file)} |")
+        blocks.append("\n".join(rows) + "\n")
     assert not waiting
-    return "\n".join(rows) + "\n"
+    return "\n".join(blocks)
+
+
+def _summary(file: Path) -> str:
+    """Return the first line of the docstring of a file, for a cell of a table."""
+    docstring = ast.get_docstring(ast.parse((ROOT / file).read_text())) or ""
+    return docstring.partition("\n")[0].replace("|", "\\|")
 
 
 def listed_files(page: str) -> dict[str, int]:
     """Return the lines of each file in the reading list of docs/architecture.md."""
     text = page.split(_BEGIN)[1].split(_END)[0]
-    return {name: int(lines) for name, lines in re.findall(r"`(\S+\.py)` (\d+)", text)}
+    return {name: int(lines) for name, lines in re.findall(r"`(\S+\.py)`\]\(\S+\) \| (\d+)", text)}
 
 
 def write_reading_list(demo: DemoRun) -> None:
