@@ -118,7 +118,7 @@ def test_labels_must_be_integers(dtype):
     with pytest.raises(TypeError, match=rf"targets\[0\]\['labels'\] .* not {dtype}"):
         prepare([{**target(), "labels": torch.ones(2, dtype=dtype)}])
     none = prepare([{**target(0), "labels": torch.ones(0, dtype=dtype)}])
-    assert none.labels.tolist() == [[0]]
+    assert none.labels.tolist() == [[0, 0]]
 
 
 NAN, INF = float("nan"), float("inf")

@@ -184,11 +184,11 @@ def test_targets_are_padded():
     assert len(truth.masks) == 9
 
 
-def test_padded_length_is_at_least_one():
+def test_padded_length_is_at_least_two():
     truth = prepare([target(0)])
-    assert truth.boxes.shape == (1, 1, 4)
+    assert truth.boxes.shape == (1, 2, 4)
     assert not truth.valid.any()
-    assert len(truth.masks) == 1
+    assert len(truth.masks) == 2
     assert not truth.masks.bitmaps(8, 9).any()
 
 
