@@ -33,10 +33,10 @@ def loss_and_gradients(model: DetectionModel, batch: Batch) -> Any:
     return losses, {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
 
 
-def assert_same_steps(model: DetectionModel, batches: list[Batch], backend: str) -> None:
+def assert_same_steps(model: DetectionModel, batches: list[Batch]) -> None:
     eager = deepcopy(model)
     use_static_shapes(eager)
-    compile_losses(model, backend)
+    compile_losses(model, "aot_eager")
     for batch in batches:
         expected, gradients = loss_and_gradients(eager, batch)
         losses, own = loss_and_gradients(model, batch)
@@ -48,37 +48,16 @@ def assert_same_steps(model: DetectionModel, batches: list[Batch], backend: str)
     torch.testing.assert_close(model.state_dict(), eager.state_dict(), rtol=1e-5, atol=1e-6)
 
 
-DEFORMABLE = ["MODEL.RESNETS.STAGE_WITH_DCN", (False, False, False, True)]
-GROUP_NORM = ["MODEL.RESNETS.NORM", "GN", "MODEL.FPN.NORM", "GN", "MODEL.ROI_BOX_HEAD.NORM", "GN"]
-
-
-@pytest.mark.slow  # two minutes each
-@pytest.mark.parametrize(
-    ("name", "opts", "backend"),
-    [
-        ("mask", [], "inductor"),
-        ("retinanet", [], "inductor"),
-        ("c4", [], "aot_eager"),
-        ("cascade", [], "aot_eager"),
-        ("keypoint", [], "aot_eager"),
-        ("fast", [], "aot_eager"),
-        ("proposals", [], "aot_eager"),
-        ("mask", DEFORMABLE, "aot_eager"),
-        ("mask", GROUP_NORM, "aot_eager"),
-    ],
-    ids=["mask", "retinanet", "c4", "cascade", "keypoint", "fast", "proposals", "deformable",
-         "group norm"],
-)  # fmt: skip
-def test_compiled_steps_equal_eager_ones(tiny_config, make_batch, name, opts, backend):
-    model = optimize_for_training(build_model(family_config(name, tiny_config, *opts)))
+@pytest.mark.slow  # half a minute each
+@pytest.mark.parametrize("name", ["cascade", "proposals"])
+def test_compiled_steps_equal_eager_ones(tiny_config, make_batch, name):
+    model = optimize_for_training(build_model(family_config(name, tiny_config)))
     batches = [make_batch(2, 1), make_batch(0, 4)]
     for batch in batches:
         for target in batch[1]:
             boxes = target["boxes"]
             target["proposals"] = boxes + 2
-            points = boxes[:, None, :2] + torch.rand(len(boxes), 3, 2) * 15
-            target["keypoints"] = torch.cat([points, torch.full((*points.shape[:2], 1), 2.0)], 2)
-    assert_same_steps(model, batches, backend)
+    assert_same_steps(model, batches)
 
 
 def test_one_compilation_is_for_images_of_all_sizes(tiny_config, make_batch):
