@@ -174,7 +174,7 @@ def run_operator_tests(environment: Environment) -> None:
     """Run the fast tests of tests/ops that need no checkout in the environment."""
     tests = environment.folder / "tests"
     shutil.copytree(ROOT / "tests" / "ops", tests / "ops")
-    for name in ("__init__.py", "conftest.py"):
+    for name in ("__init__.py", "builders.py", "conftest.py"):
         shutil.copy(ROOT / "tests" / name, tests)
     environment.run("pip", "install", "--quiet", "pytest", "hypothesis", "setuptools")
     options = ("-q", "-x", "-m", "not slow", "--import-mode=importlib", "-p", "no:cacheprovider")
