@@ -12,13 +12,11 @@ from PIL import Image, ImageOps
 from torch import Tensor
 
 from detlite.data.images.decoders import pillow_pixels
-from detlite.data.images.formats import image_suffixes
 from detlite.data.images.pixels import DEFAULT_OPTIONS, ImageOptions, pixels_to_tensor
 from detlite.data.images.reading import read_image
 from detlite.data.images.sources import Pixels
 from detlite.data.transforms.resize import size_of
 from detlite.evaluation.detection_results import categories_of, paste_detections
-from detlite.files.errors import DataError
 from detlite.modeling.detector import Detector
 from detlite.registry import Registry
 from detlite.structures.instances import Detections
@@ -54,14 +52,6 @@ class LoadedImage:
     def size(self) -> tuple[int, int]:
         """(height, width) of the original image."""
         return size_of(self.original)
-
-
-def image_files(folder: Path) -> list[Path]:
-    """Return the images of a folder and its subfolders, by name; DataError if there are none."""
-    files = sorted(file for file in folder.rglob("*") if file.suffix.lower() in image_suffixes())
-    if not files:
-        raise DataError(f"{folder}: the folder contains no images")
-    return files
 
 
 def load_image(image: ImageInput, options: ImageOptions, page: int | None = None) -> Tensor:

@@ -13,6 +13,7 @@ from torch import Tensor
 from yacs.config import CfgNode
 
 from detlite.checkpoint.loading import build_model_from_checkpoint
+from detlite.data.images.listing import list_images
 from detlite.data.transforms.resize import resize_shortest, size_of
 from detlite.modeling.detection_model import DetectionModel
 from detlite.modeling.detector import unwrap
@@ -24,7 +25,7 @@ from detlite.structures.keypoints import keypoint_names
 
 from .build import build_inference, wrap_detector
 from .options import InferenceOptions, View, build_options
-from .prediction import ImageInput, LoadedImage, Prediction, image_files, load_image, to_prediction
+from .prediction import ImageInput, LoadedImage, Prediction, load_image, to_prediction
 from .score_thresh import with_score_thresh
 
 # Readers of model files: called with a path, config overrides, and `trust` of `Predictor`.
@@ -57,10 +58,10 @@ class Predictor:
       `features` float32 [N, C], the box head's features of the detected box.
 
     Called with a list of images, it returns a list, with the same results as image by image; called
-    with a folder, it runs the images in it one by one and returns a list by file name. A Fast R-CNN
-    also needs `proposals` for each image, float [R, 4] xyxy in its pixels. The EXIF orientation of
-    a file or PIL image is applied if the model's convention says so. Invalid images raise a
-    DataError that names the file, or a TypeError or ValueError.
+    with a folder, it runs the images in it, or else in its subfolders, one by one, and returns a
+    list by file name. A Fast R-CNN also needs `proposals` for each image, float [R, 4] xyxy in its
+    pixels. The EXIF orientation of a file or PIL image is applied if the model's convention says
+    so. Invalid images raise a DataError that names the file, or a TypeError or ValueError.
 
     Args:
         model: a detector from `build_model`, which is put in evaluation mode, a checkpoint (see
@@ -158,7 +159,7 @@ class Predictor:
 
     def __call__(self, images: Any, proposals: Any = None) -> Prediction | list[Prediction]:
         if isinstance(images, str | Path) and Path(images).is_dir():
-            return [self(file) for file in image_files(Path(images))]
+            return [self(file) for file in list_images(Path(images))]
         if not isinstance(images, list | tuple):
             return self([images], None if proposals is None else [proposals])[0]
         if not images:

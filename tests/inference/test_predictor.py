@@ -231,7 +231,11 @@ def test_a_folder_becomes_a_list_by_name(image, tmp_path):
         Image.fromarray(image).save(tmp_path / name)
     (tmp_path / "notes.txt").touch()
     predictions = Predictor(BrightSquare())(str(tmp_path))
-    assert [Path(one.source).name for one in predictions] == ["a.png", "b.png", "c.png"]
+    assert [Path(one.source).name for one in predictions] == ["a.png", "b.png"]
+    (tmp_path / "parent").mkdir()
+    (tmp_path / "more").rename(tmp_path / "parent/more")
+    (prediction,) = Predictor(BrightSquare())(tmp_path / "parent")  # only in a subfolder
+    assert Path(prediction.source).name == "c.png"
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match="empty: the folder contains no images"):
         Predictor(BrightSquare())(tmp_path / "empty")

@@ -2,13 +2,13 @@
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from glob import glob
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from detlite.data.images.formats import image_suffixes
+from detlite.data.images import listing
 from detlite.data.images.pixels import ImageOptions
 from detlite.data.images.reading import count_pages
 from detlite.files.download import fetch, is_url
@@ -41,51 +41,29 @@ def list_images(inputs: Sequence[str], exclude: Path | None = None) -> list[str]
         DataError: a folder, glob or list contains no image or cannot be read, or the scheme of a
             URL is not supported.
     """
+    excluded = exclude and exclude.absolute()
+
+    def is_excluded(path: Path) -> bool:
+        return excluded is not None and path.absolute().is_relative_to(excluded)
+
     images: list[str] = []
     for source in inputs:
         _check_scheme(source)
         if is_url(source):
             images.append(source)
         elif os.path.isdir(source):
-            try:
-                paths = [os.path.join(source, name) for name in os.listdir(source)]
-            except OSError as error:
-                raise DataError(f"{source}: the folder cannot be read ({error})") from error
-            if not any(path.lower().endswith(tuple(image_suffixes())) for path in paths):
-                paths = [*_files_below(source)]
-            images += _image_files(source, paths, exclude, "the folder contains no images")
+            images += map(str, listing.list_images(Path(source), is_excluded))
         elif source.lower().endswith(".txt"):
             images += _read_list(source)
         elif _WILDCARD.search(source) and not os.path.lexists(source):
-            paths = glob(source, recursive=True)
-            images += _image_files(source, paths, exclude, "no image matches this pattern")
+            matches = listing.select_images(map(Path, glob(source, recursive=True)))
+            matches = [file for file in matches if not is_excluded(file)]
+            if not matches:
+                raise DataError(f"{source}: no image matches this pattern")
+            images += map(str, sorted(matches))
         else:
             images.append(str(Path(source)))
     return images
-
-
-def _files_below(folder: str) -> Iterator[str]:
-    """Yield the files in the visible subfolders; links to a folder are followed once."""
-    visited = {os.path.realpath(folder)}
-    for parent, folders, names in os.walk(folder, followlinks=True):
-        inner = [name for name in sorted(folders) if not name.startswith(".")]
-        real = {name: os.path.realpath(os.path.join(parent, name)) for name in inner}
-        folders[:] = [name for name in inner if real[name] not in visited]
-        visited.update(real.values())
-        yield from (os.path.join(parent, name) for name in names if not name.startswith("."))
-
-
-def _image_files(
-    source: str, paths: Sequence[str], exclude: Path | None, problem: str
-) -> list[str]:
-    """Return the paths with a suffix of images, sorted."""
-    images = [path for path in paths if path.lower().endswith(tuple(image_suffixes()))]
-    if exclude is not None:
-        prefix = os.path.join(os.path.abspath(exclude), "")
-        images = [image for image in images if not os.path.abspath(image).startswith(prefix)]
-    if not images:
-        raise DataError(f"{source}: {problem}")
-    return sorted(str(Path(image)) for image in images)
 
 
 def _read_list(source: str) -> list[str]:

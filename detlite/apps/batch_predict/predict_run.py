@@ -69,7 +69,6 @@ def predict(options: PredictOptions) -> Totals | None:
     if options.tile is None and options.overlap is not None:
         raise ConfigError(f"--overlap {options.overlap} needs the side of the tiles: add --tile")
     check_format(options.format)
-    images: list[str] = []
     video = any(map(is_video, options.inputs))
     if video and (len(options.inputs) > 1 or world_size > 1):
         raise ConfigError("--input: a video must be the only input, and needs a single process")
@@ -80,8 +79,6 @@ def predict(options: PredictOptions) -> Totals | None:
     if video:
         drawn = options.draw != "none"
         check_output(options.output, options.inputs[0], options.overwrite, drawn)
-    else:
-        images = list_images(options.inputs, options.output / _DRAWN)
     overrides = options.overrides
     for key, value in (("TEST.TILE", options.tile), ("TEST.TILE_OVERLAP", options.overlap)):
         overrides = overrides if value is None else [*overrides, key, str(value)]
@@ -90,6 +87,8 @@ def predict(options: PredictOptions) -> Totals | None:
     )
     if video:
         return _predict_video(options, predictor)
+    # Listed after the config, whose IMPORTS may register readers of other image formats.
+    images = list_images(options.inputs, options.output / _DRAWN)
     images = expand_pages(images, predictor.image_options)
     command = {
         "weights": _content_of(options.weights),

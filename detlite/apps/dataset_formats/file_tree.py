@@ -13,6 +13,8 @@ from pathlib import Path
 from urllib.parse import unquote
 
 from detlite.data.images.formats import image_suffixes
+from detlite.data.images.listing import list_files, select_images
+from detlite.engine.run_files import METRICS_FILE
 from detlite.files.errors import DataError
 from detlite.files.reading import open_file, read_file, read_text
 
@@ -24,13 +26,13 @@ UNLISTED, UNLABELED = "unlisted", "unlabeled"
 _LABEL_FOLDERS = {"annotations", "labels", "ann"}
 _NO_PHOTOS = ("SegmentationClass", "SegmentationObject")  # masks with the names of images
 _LABELS = {".json", ".xml", ".txt", ".csv", ".yaml", ".yml"}
-_JUNK = {
-    # Files and folders of macOS, Windows and Synology.
-    "__macosx", "thumbs.db", "desktop.ini", "$recycle.bin", "@eadir",
-    # Drawings of labels by LabelMe.
-    "visualization", "annotationsvisualization", "segmentationclassvisualization",
-    "segmentationobjectvisualization",
-}  # fmt: skip
+# Folders of drawings of labels by LabelMe.
+_DRAWINGS = {"visualization", "annotationsvisualization", "segmentationclassvisualization",
+             "segmentationobjectvisualization"}  # fmt: skip
+# Files of `detlite predict` and `detlite train` that could be annotations.
+_RESULTS = re.compile(
+    r"(images|results.*|manifest|evaluation)\.(json|csv)|config\.yaml|(detections|curves)\.png"
+)
 _UPLOAD_PREFIX = re.compile(r"[0-9a-f]{8}-(?=.)")  # Label Studio puts it in front of file names
 _SAMPLE = 3  # files that decide the format
 _MAX_BYTES = 1 << 28  # of a file of labels
@@ -52,12 +54,11 @@ class FileTree:
 
     def __init__(self, data: Path, images: Path | None = None) -> None:
         self.root, self.data = (data if data.is_dir() else data.parent), data
-        self.files = list_files(data) if data.is_dir() else [data]
+        self.files = _list_files(data) if data.is_dir() else [data]
         in_label_folder = data.is_file() and self.root.name.lower() in _LABEL_FOLDERS
         self.image_root = images or (self.root.parent if in_label_folder else self.root)
-        files = self.files if self.image_root == data else list_files(self.image_root)
-        suffixes = image_suffixes()
-        self.images = [file for file in files if file.suffix.lower() in suffixes]
+        files = self.files if self.image_root == data else _list_files(self.image_root)
+        self.images = select_images(files)
         self._by_name: defaultdict[str, list[Path]] = defaultdict(list)
         for file in self.images:
             if file.parent.name not in _NO_PHOTOS:
@@ -154,33 +155,27 @@ class FileTree:
         return {}, []
 
 
+def _list_files(folder: Path) -> list[Path]:
+    """List the files of a dataset, without drawings and the files that detlite has written."""
+
+    def is_written(path: Path) -> bool:
+        if path.name.lower() in _DRAWINGS or path == folder / OUTPUT_FOLDER:
+            return True
+        return _is_run(path) or (bool(_RESULTS.fullmatch(path.name)) and _is_run(path.parent))
+
+    return list_files(folder, is_written)
+
+
+def _is_run(folder: Path) -> bool:
+    """Return True if `detlite train` or `detlite predict` has written its files to a folder."""
+    if (folder / METRICS_FILE).exists():
+        return True
+    return (folder / "images.json").exists() and any(folder.glob("results.*"))
+
+
 def is_image_name(name: str) -> bool:
     """Return True if a path or URL has the suffix of an image file."""
     return os.path.splitext(_as_path(name))[1].lower() in image_suffixes()
-
-
-def list_files(folder: Path) -> list[Path]:
-    """List the files in a folder and its subfolders, except hidden ones, drawings and junk.
-
-    Symbolic links to folders outside of `folder` are followed.
-    """
-    root, output, followed = os.path.realpath(folder), folder / OUTPUT_FOLDER, set[str]()
-
-    def is_used(path: Path) -> bool:
-        if path.name.startswith(".") or path.name.lower() in _JUNK:
-            return False
-        if not (path.is_symlink() and path.is_dir()):
-            return path != output
-        target = os.path.realpath(path)
-        is_new = target not in followed and not Path(target).is_relative_to(root)
-        followed.add(target)
-        return is_new
-
-    files: list[Path] = []
-    for parent, folders, names in os.walk(folder, followlinks=True):
-        folders[:] = [name for name in sorted(folders) if is_used(Path(parent, name))]
-        files += [path for name in names if is_used(path := Path(parent, name))]
-    return sorted(files)
 
 
 def excerpt(file: Path) -> str:

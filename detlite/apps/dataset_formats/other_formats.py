@@ -15,6 +15,8 @@ _DATUMARO = "Convert it to COCO json with datumaro, see docs/annotation_tools.md
 _VOC = "In VoTT, choose the export Pascal VOC"
 _INSTANCES = "Use instances_*.json, or convert it to COCO json"
 _NEXT = "Put a.txt next to a.jpg, or the folder labels next to images"
+_PNG = "Export label images, PNG or TIFF"
+_MAPS = "Convert its polygons to pixels of the images with rasterio, and save them as COCO json"
 _UNPACK = "Unpack it, or save a label image"
 _IMAGES = "Convert the images to PNG or TIFF, or register a reader (docs/extending.md)"
 _JSON = r"\.((geo|nd)?json|jsonl|manifest)$"
@@ -44,7 +46,8 @@ _OTHERS = [
     (r"gtFine.*\.(json|png)$", "", "Cityscapes", "Use DATASETS.CATALOG with type: cityscapes"),
     (r"\.json$", '(?i)"images".*"annotations"|"annotations".*"images"', "COCO json", ""),
     (r"\.ndjson$", '"class_names"', "NDJSON of Ultralytics", "Download it as YOLO"),
-    (r"json$", '"FeatureCollection"', "GeoJSON of QuPath", "Export label images, PNG or TIFF"),
+    (r"json$", '"FeatureCollection".*"(objectType|classification)"', "GeoJSON of QuPath", _PNG),
+    (r"json$", '"FeatureCollection"', "GeoJSON of maps, such as SpaceNet", _MAPS),
     *((_JSON, f'"({words})"', name, _COCO) for words, name in _JSON_WORDS),
     (r"\.json$", '"category_id".*"score"', "COCO results", "Choose the file of annotations"),
     (r"\.json$", r'"coordinates"\s*:\s*\[\s*\{', "Dataloop", _COCO),

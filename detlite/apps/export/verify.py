@@ -16,9 +16,9 @@ from torch import Tensor
 from yacs.config import CfgNode
 
 from detlite.config import ConfigError
-from detlite.data import CocoDataset, DataError, build_dataset
+from detlite.data import CocoDataset, build_dataset
 from detlite.data.datasets.synthetic import draw_scene
-from detlite.data.images.formats import image_suffixes
+from detlite.data.images.listing import list_images
 from detlite.data.images.pixels import build_image_options
 from detlite.data.images.reading import read_image
 from detlite.data.transforms.detection_transform import build_transform
@@ -150,10 +150,8 @@ def test_images(cfg: CfgNode, model: DetectionModel, folder: Path | None) -> lis
         channels = torch.arange(model.channels) % 3
         images = [torch.from_numpy(pixels).permute(2, 0, 1)[channels] for pixels in scenes]
     else:
-        files = sorted(f for f in folder.glob("*") if f.suffix.lower() in image_suffixes())
-        if not files:
-            raise DataError(f"--check {folder}: the folder contains no image")
-        images = [read_image(file, options=build_image_options(cfg)) for file in files]
+        options = build_image_options(cfg)
+        images = [read_image(file, options=options) for file in list_images(folder)]
     size, max_size = cfg.INPUT.MIN_SIZE_TEST, cfg.INPUT.MAX_SIZE_TEST
     shown = [(image, size) for image in [*images, torch.full_like(images[0], 128)]]
     shown += [(images[0], round(factor * size)) for factor in _OTHER_SIZES]

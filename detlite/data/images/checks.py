@@ -17,7 +17,7 @@ from detlite.data.locations import location_id
 from detlite.files import cache
 from detlite.files.errors import RemoteError
 
-from .formats import image_suffixes
+from .listing import list_files, select_images
 from .pixels import ImageOptions, upright_size
 from .reading import check_image
 from .sources import ImageArchive, ImageFolder, image_file_of
@@ -76,13 +76,12 @@ def unlisted_images(parts: Sequence[tuple[AnnotationIndex, ImageFolder]]) -> Ite
     """
     parts = [(index, folder) for index, folder in parts if isinstance(folder, Path)
              and not (index.table["by_url"] or index.content.get("converted"))]  # fmt: skip
-    folders, files, suffixes = dict[Path, str](), set[tuple[str, str]](), image_suffixes()
+    folders, files = dict[Path, str](), set[tuple[str, str]]()
     for index, folder in parts:
         for path in (folder / name for name in index.table["folders"]):
             folders[path] = real = os.path.realpath(path)
-            names = os.listdir(real) if os.path.isdir(real) else ()
-            images = [n for n in names if os.path.splitext(n)[1].lower() in suffixes]
-            files |= {(real, name) for name in images if not name.startswith(".")}
+            images = select_images(list_files(Path(real), deep=False))
+            files |= {(real, image.name) for image in images}
     folder_count = sum(len(index.table["folders"]) for index, _ in parts)
     image_count = sum(len(index.image_ids) for index, _ in parts)
     if (len({*folders.values()}), len(files)) == (folder_count, image_count):

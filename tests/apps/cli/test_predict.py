@@ -19,6 +19,7 @@ from pycocotools.coco import COCO
 
 from detlite import load_checkpoint
 from detlite.apps.batch_predict import input_sources, predict_run
+from detlite.data.images import IMAGE_READERS
 from detlite.engine.run_lock import run_lock
 from detlite.modeling.detection_model import DetectionModel
 from tests.builders import tiny_config, write_noise, write_weights
@@ -89,6 +90,29 @@ def test_files(run, weights, photos, tmp_path):
     assert {found.anns[k]["image_id"] for k in found.anns} == {1, 2, 3}
     assert {found.anns[k]["category_id"] for k in found.anns} <= {10, 20, 30}
     assert found.annToMask(found.anns[1]).shape == (70, 90)
+
+
+READER = """
+import numpy as np
+from PIL import Image
+from detlite.data.images import IMAGE_READERS
+
+
+@IMAGE_READERS.register(".scan")
+def read_scan(file):
+    return np.asarray(Image.open(file))
+"""
+
+
+def test_formats_of_imported_readers(run, weights, photos, tmp_path, monkeypatch):
+    monkeypatch.setattr(IMAGE_READERS, "_builders", {**IMAGE_READERS._builders})
+    (tmp_path / "reader.py").write_text(READER)
+    for image in ("a.png", "b.jpg"):
+        (photos / image).rename((photos / image).with_suffix(".scan"))
+    for source in (photos, f"{photos}/*.scan", photos.parent):
+        arguments = ("--weights", weights, "--input", source, "--output", tmp_path / "out")
+        assert run(*arguments, "--overwrite", "IMPORTS", f"[{tmp_path}/reader.py]") == 0
+        assert len(json.loads((tmp_path / "out/images.json").read_text())["images"]) == 2
 
 
 def test_threshold_and_overrides(predict, tmp_path):

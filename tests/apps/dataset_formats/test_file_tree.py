@@ -52,6 +52,20 @@ def test_drawn_labels_are_skipped(tmp_path, image):
     assert FileTree(tmp_path).images == [file]
 
 
+def test_runs_of_detlite_are_skipped(tmp_path, image, text):
+    """Their images.json is a COCO file without annotations, and their drawings are no data."""
+    kept = [image(tmp_path / "a.png", 4, 4), text(tmp_path / "ann.json", "{}")]
+    for folder in ("", "found/", "video/"):
+        for name in ("images.json", f"results.{'csv' if folder else 'json'}", "manifest.json"):
+            text(tmp_path / folder / name, "{}")
+    image(tmp_path / "found/drawn/0001_a.jpg", 4, 4)
+    for name in ("metrics.jsonl", "results_val.json", "config.yaml", "detections.png"):
+        text(tmp_path / "output/set" / name, "")
+    assert FileTree(tmp_path).files == kept
+    other = text(tmp_path / "coco/images.json", "{}")  # not next to results
+    assert FileTree(tmp_path).files == [*kept, other]
+
+
 def test_image_next_to_the_label_file_or_with_the_same_folders(tmp_path, image):
     train, val = (image(tmp_path / f"{split}/images/a.png", 4, 4) for split in ("train", "val"))
     tree = FileTree(tmp_path)

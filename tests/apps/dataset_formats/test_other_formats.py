@@ -47,7 +47,16 @@ from detlite.files.errors import DataError
             '[{"file_name": "a", "annotations": [{"bbox_mode": 1}]}]',
             "is detectron2 or mmdetection",
         ),
-        ("q.geojson", '{"type": "FeatureCollection"}', "is GeoJSON"),
+        (
+            "q.geojson",
+            '{"type": "FeatureCollection", "features": [{"properties": {"objectType": "cell"}}]}',
+            "is GeoJSON of QuPath, which is not supported. Export label images",
+        ),
+        (
+            "AOI_2_RIO_img1.geojson",
+            '{"type": "FeatureCollection", "crs": {}, "features": [{"properties": {"id": 1}}]}',
+            "is GeoJSON of maps, such as SpaceNet, which is not supported. Convert its polygons",
+        ),
         ("i.xml", "<dataset><images><image><box top='1'/></image></images></dataset>", "imglab"),
         ("_annotations.txt", "a.jpg 10,10,40,50,0 20,20,50,60,1\n", "keras-yolo3"),
         ("labels.csv", "image_id,width,height,bbox,source\n", "is CSV of boxes"),
