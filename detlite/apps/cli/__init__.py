@@ -76,6 +76,13 @@ def add_detector(parser: ArgumentParser) -> None:
     add_config(parser)
 
 
+def add_font(parser: ArgumentParser) -> None:
+    """Add --font: how drawings write names. `main` applies it."""
+    text = "TTF, OTF or TTC file for the names in drawings (default: the first font of the system "
+    text += "that has their characters)"
+    add_option(parser, "--font", text, "FILE")
+
+
 def add_overrides(parser: ArgumentParser, device: bool = True) -> None:
     """Add the positional pairs that override config keys, and --device, which is one of them."""
     if device:

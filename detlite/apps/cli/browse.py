@@ -17,6 +17,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     cli.add_config(parser, None)
     cli.add_option(parser, "--count", "number of images to show", default=24, limits=(1, None))
     cli.add_option(parser, "--output", "HTML file to write", "FILE", "browse.html", type=Path)
+    cli.add_font(parser)
     cli.add_overrides(parser, device=False)
 
 

@@ -30,6 +30,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     text = "repaired copy of the annotation file to write"
     cli.add_option(parser, "--repair", text, "FILE", type=Path)
     cli.add_option(parser, "--max-per-kind", "number of defects of each kind to print", default=20)
+    cli.add_font(parser)
 
 
 def run(args: Namespace) -> int:

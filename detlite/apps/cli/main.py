@@ -69,6 +69,10 @@ def run_command(name: str, arguments: Sequence[str]) -> int:
         args = parser.parse_intermixed_args(arguments)
         if "overrides" in args:
             args.overrides = split_pairs(args.overrides)
+        if getattr(args, "font", None):
+            from detlite.apps.drawing.fonts import use_font
+
+            use_font(args.font)
         status = int(command.run(args))
         sys.stdout.flush()
         return status

@@ -66,6 +66,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     text = "overlap of neighboring tiles as a fraction of their side (default: 0.2)"
     cli.add_option(parser, "--overlap", text, "FRACTION", type=float)
     cli.add_flag(parser, "--track", "track objects through a video and number them")
+    cli.add_font(parser)
     cli.add_overrides(parser)
 
 
@@ -76,7 +77,7 @@ def run(args: Namespace) -> int:
     from detlite.distributed import torchrun_rank
 
     keep_freed_memory()
-    options = {name: value for name, value in vars(args).items() if name != "device"}
+    options = {name: value for name, value in vars(args).items() if name not in ("device", "font")}
     try:
         totals = predict(PredictOptions(**options | {"overrides": cli.config_overrides(args)}))
     except OSError as error:  # images and weights raise other errors

@@ -38,6 +38,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     cli.add_option(parser, "--seed", "seed of the bootstrap", default=0)
     text = "number of wrong detections and missed objects to show for each dataset"
     cli.add_option(parser, "--examples", text, default=48, limits=(0, None))
+    cli.add_font(parser)
 
 
 def run(args: Namespace) -> int:

@@ -35,6 +35,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     cli.add_option(parser, "--minutes", "training time in minutes", type=float)
     cli.add_option(parser, "--output", "output folder (default: OUTPUT_DIR)", "FOLDER")
     cli.add_flag(parser, "--resume", "continue the run in the output folder, if there is one")
+    cli.add_font(parser)
     cli.add_overrides(parser)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image, ImageChops, ImageDraw, ImageFont, ImageOps
+from PIL import Image, ImageChops, ImageDraw, ImageOps
 from torch import Tensor
 
 from detlite.evaluation.detection_results import categories_of
@@ -16,8 +16,9 @@ from detlite.inference.prediction import PREDICTION_WRITERS
 from detlite.structures.masks.formats import to_bitmap
 from detlite.structures.masks.packed import PackedMasks
 
+from .fonts import Box, Line
+
 Color = tuple[int, int, int]
-_Box = tuple[float, float, float, float]
 
 _SMALL_SIDE = 32  # smaller drawn objects have only an outline (square root of the area in pixels)
 _CROWD = 50  # images with more objects have only outlines, without tags
@@ -112,7 +113,7 @@ def draw_detections(
                     corners = (x - radius, y - radius, x + radius, y + radius)
                     draw.ellipse(corners, fill=obj.color, outline="white")
     if tags is not False:
-        _draw_tags(draw, objects, canvas.size, tags or (tracked and not crowded))
+        _draw_tags(canvas, objects, tags or (tracked and not crowded))
     return canvas
 
 
@@ -189,20 +190,19 @@ def _shifted(
     return result
 
 
-def _draw_tags(
-    draw: ImageDraw.ImageDraw, objects: Sequence[_Object], size: tuple[int, int], draw_all: bool
-) -> None:
-    """Write the tags of the objects in an image of (width, height) where they cover no other tag.
+def _draw_tags(canvas: Image.Image, objects: Sequence[_Object], draw_all: bool) -> None:
+    """Write the tags of the objects where they cover no other tag.
 
     With `draw_all`, tags without room are written too.
     """
-    taken: list[_Box] = []
+    draw, size = ImageDraw.Draw(canvas), canvas.size
+    taken: list[Box] = []
     for obj in objects:
         font = obj.font or (obj.smallest_font if draw_all else 0)
         if not obj.text or not font:
             continue
-        draw.font = ImageFont.load_default(font)
-        left, top, right, bottom = draw.textbbox((0, 0), obj.text)
+        line = Line(obj.text, font)
+        left, top, right, bottom = line.box
         width, height = right - left + 4, bottom - top + 4
         x = max(0.0, min(obj.box[0], size[0] - width))
         # Above the box, below it, or inside at the top.
@@ -215,11 +215,11 @@ def _draw_tags(
         taken.append(box)
         draw.rectangle(box, fill=obj.color)
         luma = 0.299 * obj.color[0] + 0.587 * obj.color[1] + 0.114 * obj.color[2]
-        position = (box[0] + 2 - left, box[1] + 2 - top)
-        draw.text(position, obj.text, fill="white" if luma < 140 else "black")
+        color = "white" if luma < 140 else "black"
+        line.draw(canvas, box[0] + 2 - left, box[1] + 2 - top, color)
 
 
-def _overlap(first: _Box, second: _Box) -> bool:
+def _overlap(first: Box, second: Box) -> bool:
     return (
         first[0] < second[2] and second[0] < first[2]
         and first[1] < second[3] and second[1] < first[3]

@@ -20,6 +20,7 @@ from detlite.modeling.detection_model import DetectionModel
 
 from .contact_sheet import contact_sheet
 from .detections import draw_detections
+from .fonts import fonts_for
 
 Curves = dict[str, list[tuple[int, float]]]
 
@@ -128,7 +129,7 @@ def plot_metrics(metrics_file: str | Path, image_file: str | Path) -> None:
             panel.text(0.5, 0.5, "nothing yet", ha="center", transform=panel.transAxes)
         elif panel.get_legend_handles_labels()[0]:
             panel.legend(fontsize=9)
-    with atomic_path(Path(image_file)) as temporary:
+    with atomic_path(Path(image_file)) as temporary, fonts_for(figure):
         figure.savefig(temporary, format="png", dpi=110)
 
 

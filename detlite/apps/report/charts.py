@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from detlite.apps.drawing.fonts import fonts_for
 from detlite.evaluation.matching import RECALL_THRESHOLDS
 
 from .analysis.detection_analysis import Calibration
@@ -161,7 +162,7 @@ def _svg(figure: Figure, title: str) -> str:
     buffer = io.StringIO()
     # The salt makes the ids of clipping paths unique to the figure. Font type "none" keeps text
     # searchable.
-    with rc_context({"svg.hashsalt": title, "svg.fonttype": "none"}):
+    with rc_context({"svg.hashsalt": title, "svg.fonttype": "none"}), fonts_for(figure):
         figure.savefig(buffer, format="svg", metadata={"Date": None})
     text = buffer.getvalue()
     text = text[text.index("<svg") :]
