@@ -23,7 +23,7 @@ from detlite.config import ConfigError, load_config
 from detlite.config.loading import flatten
 from detlite.data import DataError
 from detlite.engine.hooks import Hook
-from detlite.engine.run_lock import run_lock
+from detlite.engine.run_files import run_lock
 
 pytestmark = pytest.mark.usefixtures("without_drawings")
 

@@ -21,14 +21,14 @@ from detlite.data import CocoDataset, DataError, build_test_loader
 from detlite.data.transforms.resize import size_of
 from detlite.distributed import broadcast_buffers, is_main
 from detlite.evaluation.evaluators import build_evaluators
-from detlite.evaluation.metrics import Metrics, check_expected, format_losses, format_table
 from detlite.files.atomic_write import atomic_open
 from detlite.modeling.detection_model import DetectionModel
-from detlite.modeling.detector import Detector
 from detlite.modeling.precision import autocast, resolve_dtype
 
 if TYPE_CHECKING:
+    from detlite.evaluation.metrics import Metrics
     from detlite.evaluation.results import Results
+    from detlite.modeling.detector import Detector
 
 logger = logging.getLogger(__name__)
 
@@ -72,6 +72,7 @@ def evaluate_dataset(
         fractions; a kind of a second evaluator is prefixed with its name: "lvis bbox". With
         TEST.LOSS also `{"loss": {"total": ...}}`. Empty in other processes.
     """
+    from detlite.evaluation.metrics import check_expected, format_losses, format_table
     from detlite.evaluation.results import gather_results, write_results
     from detlite.inference.build import build_detector
 

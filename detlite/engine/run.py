@@ -1,11 +1,14 @@
 """Whole runs from a config: build everything, train or evaluate, write files to OUTPUT_DIR."""
 
+from __future__ import annotations
+
 import logging
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from yacs.config import CfgNode
 
@@ -18,7 +21,6 @@ from detlite.data import (
     log_findings,
 )
 from detlite.distributed import is_main, process_group, rank
-from detlite.evaluation.metrics import Metrics
 from detlite.modeling import build_model
 from detlite.modeling.detection_model import DetectionModel
 from detlite.registry import Registry
@@ -27,9 +29,11 @@ from .evaluate import evaluate
 from .hooks.base import Hook
 from .rng import seed_all
 from .run_config import complete_config
-from .run_files import CONFIG_FILE, METRICS_FILE
-from .run_lock import run_lock
+from .run_files import CONFIG_FILE, METRICS_FILE, run_lock
 from .trainer import Trainer
+
+if TYPE_CHECKING:
+    from detlite.evaluation.metrics import Metrics
 
 # "run": draws the results of a run, from its config, model, test sets and last metrics.
 DRAWINGS: Registry[

@@ -5,6 +5,7 @@ Data that are not in the config and checkpoints are read by modules that are imp
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,13 +14,15 @@ from yacs.config import CfgNode
 
 from detlite.config import ConfigError, load_config
 from detlite.config.loading import flatten
+from detlite.distributed import world_size
 
-from .hooks.freezing import resolve_frozen_norms
 from .run_files import CONFIG_FILE, choose_output_dir, files_of_run
 
 if TYPE_CHECKING:
     from detlite.checkpoint.files import Checkpoint
     from detlite.data.data_arguments import Data, FilePath
+
+logger = logging.getLogger(__name__)
 
 Overrides = Mapping[str, Any] | Sequence[Any]
 
@@ -101,6 +104,37 @@ def complete_config(cfg: CfgNode, resume: bool) -> tuple[CfgNode, Checkpoint | N
 
         cfg, weights = read_weights(cfg)
     return resolve_frozen_norms(cfg), weights
+
+
+def resolve_frozen_norms(cfg: CfgNode, resumed: Mapping[str, Any] | None = None) -> CfgNode:
+    """Freeze the backbone's batch norm in the config if it would see too few images.
+
+    The limit is MODEL.BACKBONE.FREEZE_NORM_BELOW images per forward pass. It is resolved once,
+    before training, because a later evaluation on another machine must build the same model. The
+    choice of a `resumed` config, whose keys are given, is kept with any number of processes.
+    """
+    limit = cfg.MODEL.BACKBONE.FREEZE_NORM_BELOW
+    stored = resumed if resumed and limit > 0 else {}
+    cfg = cfg.clone()
+    cfg.defrost()
+    resnets, timm, freeze = cfg.MODEL.RESNETS, cfg.MODEL.TIMM, False
+    in_all = cfg.SOLVER.IMS_PER_BATCH // cfg.SOLVER.ACCUMULATION_STEPS
+    images = {"BN": in_all // world_size(), "SyncBN": in_all}
+    if stored:
+        resnets.NORM = stored.get("MODEL.RESNETS.NORM", resnets.NORM)
+        timm.FROZEN_NORM = stored.get("MODEL.TIMM.FROZEN_NORM", timm.FROZEN_NORM)
+    elif cfg.MODEL.BACKBONE.CONV_BODY.startswith("timm/"):
+        freeze = not timm.FROZEN_NORM and images["BN"] < limit
+        timm.FROZEN_NORM |= freeze
+    elif images.get(resnets.NORM, limit) < limit:
+        resnets.NORM, freeze = "FrozenBN", True
+    cfg.freeze()
+    if freeze:
+        logger.info(
+            "the backbone's batch norm is frozen: it would see fewer images per forward pass than "
+            "MODEL.BACKBONE.FREEZE_NORM_BELOW (%d)", limit,
+        )  # fmt: skip
+    return cfg
 
 
 def as_list(overrides: Overrides) -> list[Any]:

@@ -13,7 +13,7 @@ from yacs.config import CfgNode
 
 from detlite.config import ConfigError
 from detlite.modeling.backbone import Backbone
-from detlite.modeling.layers.norm import LevelBatchNorm
+from detlite.modeling.layers.norm import FrozenBatchNorm2d, LevelBatchNorm
 
 from .duration import Duration
 
@@ -59,6 +59,24 @@ def build_optimizer(cfg: CfgNode, model: nn.Module) -> torch.optim.Optimizer:
     # NVIDIA's apex, is the same.
     fused = fused and not cfg.SOLVER.BACKBONE_FREEZE_ITERS
     return torch.optim.SGD(groups, lr=lr, momentum=momentum, fused=fused)
+
+
+def warn_of_frozen_layers(cfg: CfgNode, model: nn.Module, iterations: int | None) -> None:
+    """Log a warning if the backbone, or its random batch norm, is not trained in a run at all."""
+    frozen = cfg.SOLVER.BACKBONE_FREEZE_ITERS
+    if iterations is not None and iterations <= frozen:
+        logger.warning(
+            "SOLVER.BACKBONE_FREEZE_ITERS is %d and the run has %d iterations: the backbone is "
+            "not trained at all", frozen, iterations,
+        )  # fmt: skip
+    norms = any(isinstance(module, FrozenBatchNorm2d) for module in model.modules())
+    if norms and not cfg.MODEL.WEIGHT:
+        timm = cfg.MODEL.BACKBONE.CONV_BODY.startswith("timm/")
+        key = "MODEL.TIMM.FROZEN_NORM False" if timm else "MODEL.RESNETS.NORM BN or GN"
+        logger.warning(
+            "batch norm is frozen, but MODEL.WEIGHT is empty: a backbone with random weights "
+            "hardly trains without batch statistics. Set %s to train from scratch", key
+        )  # fmt: skip
 
 
 def base_lr(cfg: CfgNode) -> float:

@@ -16,8 +16,6 @@ from yacs.config import CfgNode
 from detlite.data import CocoDataset, ConcatDataset, build_train_loader
 from detlite.data.loading.batch_loader import Batch
 from detlite.distributed import world_size
-from detlite.evaluation.metrics import Metrics
-from detlite.modeling.compilation import compile_losses
 from detlite.modeling.detection_model import DetectionModel
 from detlite.modeling.optimize_for_training import optimize_for_training
 from detlite.modeling.precision import resolve_dtype
@@ -28,15 +26,16 @@ from .errors import NonFiniteLossError
 from .evaluate import EMA_SUFFIX, check_evaluation, evaluate
 from .hooks.base import HOOKS, Hook
 from .hooks.best_checkpoint import BestCheckpoint, StoreScoreThreshold
-from .hooks.freezing import BackboneFreezeSchedule, warn_of_frozen_layers
 from .hooks.metrics import MachineLoad, Meters, MetricsWriter, Progress
 from .run_files import FINAL_CHECKPOINT
 from .schedule import RunSchedule
 from .signals import StoppedError, StopSignals
-from .solver import build_optimizer, build_scheduler
+from .solver import build_optimizer, build_scheduler, warn_of_frozen_layers
 from .train_step import TrainStep
 
 if TYPE_CHECKING:
+    from detlite.evaluation.metrics import Metrics
+
     from .hooks.ema import ModelEMA
 
 logger = logging.getLogger(__name__)
@@ -80,14 +79,19 @@ class Trainer:
 
         optimize_for_training(model)
         if cfg.MODEL.COMPILE:
+            from detlite.modeling.compilation import compile_losses
+
             compile_losses(model)
         self.optimizer = build_optimizer(cfg, model)
         self.scaler = torch.amp.GradScaler(model.device.type, enabled=cfg.DTYPE == "float16")
         if self.scaler.is_enabled() or solver.MAX_SKIPPED_STEPS:
             # torch warns of a wrong order of calls if the optimizer's first step is skipped.
             warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step")
-        freeze = BackboneFreezeSchedule(model, solver.BACKBONE_FREEZE_ITERS)
-        freeze.update(0)
+        freezing: list[Hook] = []
+        if solver.BACKBONE_FREEZE_ITERS:
+            from .hooks.freezing import BackboneFreezeSchedule
+
+            freezing = [BackboneFreezeSchedule(model, solver.BACKBONE_FREEZE_ITERS)]
         self.train_step = TrainStep(cfg, model, self.optimizer, self.scaler)
 
         self.meters = Meters(self.duration.max_iter)
@@ -101,7 +105,7 @@ class Trainer:
         named = [HOOKS.get(name, "SOLVER.HOOKS")(cfg) for name in solver.HOOKS]
         self.user_hooks: list[Hook] = [*named, *hooks]
         self.hooks: list[Hook] = [
-            freeze,
+            *freezing,
             *([self.ema] if self.ema else []),
             StoreScoreThreshold(),  # before the best checkpoint is copied
             self.best,

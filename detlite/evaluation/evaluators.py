@@ -11,9 +11,8 @@ from detlite.config import ConfigError
 from detlite.data import CocoDataset
 from detlite.registry import Registry
 
-from .metrics import Metrics
-
 if TYPE_CHECKING:
+    from .metrics import Metrics
     from .results import Results
 
 

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from detlite.conventions import Convention
 from detlite.structures.instances import Detections, GroundTruth, Images, PredictedBoxes, Proposals
-from detlite.structures.masks.pasting import paste_boxes, paste_probabilities
 
 from .backbone import Backbone
 from .input_checks import check_images
@@ -186,6 +185,8 @@ class DetectionModel(nn.Module, ABC):
         boxes = detections.boxes
         result = {"boxes": boxes, "scores": detections.scores, "labels": detections.labels}
         if (probs := detections.mask_probs) is not None:
+            from detlite.structures.masks.pasting import paste_boxes, paste_probabilities
+
             height, width = image.shape[-2:]
             covered = paste_boxes(detections.pasting_boxes, probs.shape[-1], self.convention)
             result["masks"] = paste_probabilities(probs, covered, (height, width))[:, None]

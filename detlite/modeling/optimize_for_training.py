@@ -16,8 +16,8 @@ from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from .backbone.build import call_with_fake_tensors
 from .detection_model import DetectionModel
-from .fake_tensors import call_with_fake_tensors
 from .layers.conv import (
     CPUConv2d,
     PaddedConv2d,

@@ -1,9 +1,23 @@
-"""Names of the files of a run, and the choice of its folder."""
+"""Names of the files of a run, and the choice and the lock of its folder."""
+
+import signal
+import subprocess
+import sys
 
 import pytest
 
 from detlite.config import ConfigError
-from detlite.engine.run_files import check_output_dir, choose_output_dir
+from detlite.engine.run_files import check_output_dir, choose_output_dir, run_lock
+
+_HOLD = """
+import sys, time
+from pathlib import Path
+from detlite.engine.run_files import run_lock
+
+with run_lock(Path(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(60)
+"""
 
 
 def test_a_used_folder_is_not_mixed_with_a_new_run(tmp_path):
@@ -32,3 +46,48 @@ def test_a_run_without_a_named_folder_uses_the_next_number(tmp_path):
         (place / "metrics.jsonl").touch()
         assert choose_output_dir(folder, resume=True) == place
     assert choose_output_dir(tmp_path / "other", resume=True) == tmp_path / "other"
+
+
+def test_second_run_is_refused(tmp_path):
+    folder = tmp_path / "new" / "out"
+    with run_lock(folder):
+        refused = pytest.raises(ConfigError, match="out: another run is writing to this folder")
+        with refused, run_lock(folder):
+            pass
+        with run_lock(folder, name="page.html"):
+            pass
+    assert not list(folder.iterdir())
+    with run_lock(folder):
+        pass
+
+
+def test_processes_of_one_run(tmp_path):
+    with run_lock(tmp_path, rank=0, world_size=3), run_lock(tmp_path, rank=2, world_size=3):
+        for rank, world_size in ((0, 3), (2, 3), (0, 1)):
+            with pytest.raises(ConfigError), run_lock(tmp_path, rank, world_size):
+                pass
+    single = run_lock(tmp_path)
+    with run_lock(tmp_path, rank=2, world_size=3), pytest.raises(ConfigError), single:
+        pass
+    assert not list(tmp_path.iterdir())
+
+
+def test_lock_of_a_killed_process_is_taken_over(tmp_path):
+    command = [sys.executable, "-c", _HOLD, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "held\n"
+        with pytest.raises(ConfigError), run_lock(tmp_path):
+            pass
+        process.send_signal(signal.SIGKILL)
+    assert list(tmp_path.iterdir())
+    with run_lock(tmp_path):
+        pass
+
+
+def test_folder_that_cannot_be_written_to(tmp_path):
+    (tmp_path / "file").touch()
+    refused = pytest.raises(
+        ConfigError, match=r"file.out: cannot be written to \(Not a directory\)"
+    )
+    with refused, run_lock(tmp_path / "file" / "out"):
+        pass

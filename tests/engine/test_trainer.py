@@ -12,7 +12,6 @@ import torch
 
 from detlite.checkpoint.files import read_checkpoint
 from detlite.data import DataError, build_train_dataset
-from detlite.engine import trainer as training
 from detlite.engine.errors import NonFiniteLossError
 from detlite.engine.hooks import Hook
 from detlite.engine.resuming import newest_checkpoint
@@ -224,7 +223,7 @@ def test_nothing_is_saved_or_evaluated_after_a_non_finite_loss(
 
 def test_losses_are_compiled_on_request(plates_config, monkeypatch):
     compiled = []
-    monkeypatch.setattr(training, "compile_losses", compiled.append)
+    monkeypatch.setattr("detlite.modeling.compilation.compile_losses", compiled.append)
     for value in (False, True):
         cfg = plates_config("MODEL.COMPILE", value)
         model = build_model(cfg)

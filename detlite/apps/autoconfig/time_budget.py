@@ -18,8 +18,8 @@ from yacs.config import CfgNode
 
 from detlite.config import ConfigError
 from detlite.data import build_train_dataset, build_train_loader
-from detlite.engine.hooks.freezing import resolve_frozen_norms
 from detlite.engine.rng import seed_all
+from detlite.engine.run_config import resolve_frozen_norms
 from detlite.engine.solver import build_optimizer
 from detlite.engine.train_step import TrainStep
 from detlite.modeling import build_model

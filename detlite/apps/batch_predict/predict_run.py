@@ -12,7 +12,7 @@ from tqdm import tqdm
 from detlite.apps.drawing.detections import draw_detections
 from detlite.config import ConfigError
 from detlite.distributed import torchrun_rank
-from detlite.engine.run_lock import run_lock
+from detlite.engine.run_files import run_lock
 from detlite.errors import one_line
 from detlite.files.atomic_write import atomic_path
 from detlite.inference.predictor import Prediction, Predictor

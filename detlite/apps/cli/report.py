@@ -45,7 +45,7 @@ def run(args: Namespace) -> int:
     from detlite.apps.report.report_page import report_page
     from detlite.apps.report.runs import read_detections, read_run, run_names
     from detlite.config import ConfigError
-    from detlite.engine.run_lock import run_lock
+    from detlite.engine.run_files import run_lock
     from detlite.files.atomic_write import atomic_open
 
     if bool(args.truth) != bool(args.results) or bool(args.runs) == bool(args.results):

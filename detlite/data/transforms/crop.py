@@ -1,6 +1,4 @@
-"""Crops of images with their targets, and parts of targets."""
-
-from collections.abc import Callable
+"""Crops of images with their targets."""
 
 import torch
 from torch import Tensor
@@ -9,13 +7,9 @@ from detlite.data.datasets.coco import Target
 from detlite.structures import boxes as box_ops
 from detlite.structures.masks.editing import crop_to_window, masks_to_boxes
 
-Color = tuple[float, ...]  # one value in 0..255 per channel
+from .detection_transform import REGION_FIELDS, select_objects
+
 Window = tuple[int, int, int, int]  # top, left, height, width
-# A function of an image [C, H, W] and its target, which returns changed copies of both.
-TargetTransform = Callable[[Tensor, Target], tuple[Tensor, Target]]
-OBJECT_TENSORS = {"boxes", "labels", "keypoints"}  # one row per object
-REGION_FIELDS = {"proposals", "ignored_boxes"}  # boxes without a label
-BOX_FIELDS = {"boxes", *REGION_FIELDS}
 
 
 def crop(image: Tensor, target: Target, window: Window) -> tuple[Tensor, Target]:
@@ -53,13 +47,3 @@ def crop_target(target: Target, top: int, left: int, height: int, width: int) ->
         regions = box_ops.clip(target[name] - shift, size)
         target[name] = regions[box_ops.has_min_size(regions, 1)]
     return select_objects(target, box_ops.has_min_size(target["boxes"], 1))
-
-
-def select_objects(target: Target, keep: Tensor) -> Target:
-    """Return a target with the objects for which `keep`, bool [N], is True."""
-    if keep.all():
-        return target
-    kept = {name: target[name][keep] for name in target.keys() & OBJECT_TENSORS}
-    if "masks" in target:
-        kept["masks"] = target["masks"].select(keep)
-    return {**target, **kept}

@@ -13,7 +13,8 @@ from detlite.registry import Registry
 from detlite.structures.keypoints import PIXEL_CENTER
 from detlite.structures.masks.packed import PackedMasks
 
-from .crop import TargetTransform, crop_target, select_objects
+from .crop import crop_target
+from .detection_transform import TargetTransform, select_objects
 
 _MARGIN = 0.5  # by which interpolation may leave 0..1; images of 0..255 and normalized ones do more
 TRANSFORMS: Registry[TargetTransform] = Registry("transform")

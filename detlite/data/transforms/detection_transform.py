@@ -16,8 +16,14 @@ from detlite.data.datasets.coco import Target
 from detlite.structures import boxes as box_ops
 from detlite.structures.keypoints import PIXEL_CENTER, flip_order, with_sides
 
-from .crop import BOX_FIELDS, Color, TargetTransform, select_objects
 from .resize import RandomShortestSize, Size, resize_image
+
+Color = tuple[float, ...]  # one value in 0..255 per channel
+# A function of an image [C, H, W] and its target, which returns changed copies of both.
+TargetTransform = Callable[[Tensor, Target], tuple[Tensor, Target]]
+OBJECT_TENSORS = {"boxes", "labels", "keypoints"}  # one row per object
+REGION_FIELDS = {"proposals", "ignored_boxes"}  # boxes without a label
+BOX_FIELDS = {"boxes", *REGION_FIELDS}
 
 
 @dataclass(frozen=True)
@@ -91,6 +97,16 @@ class DetectionTransform:
         moved = torch.stack([x, y, keypoints[..., 2]], dim=-1)
         # Both flips together rotate the image without mirroring it.
         return moved[:, flip_order(self.keypoint_names)] if flip_x != flip_y else moved
+
+
+def select_objects(target: Target, keep: Tensor) -> Target:
+    """Return a target with the objects for which `keep`, bool [N], is True."""
+    if keep.all():
+        return target
+    kept = {name: target[name][keep] for name in target.keys() & OBJECT_TENSORS}
+    if "masks" in target:
+        kept["masks"] = target["masks"].select(keep)
+    return {**target, **kept}
 
 
 def _flip_boxes(boxes: Tensor, size: Size, flip_x: bool, flip_y: bool) -> Tensor:

@@ -11,7 +11,8 @@ from torch import Tensor
 from detlite.data.datasets.coco import Target
 from detlite.structures.masks.editing import warp_masks
 
-from .crop import BOX_FIELDS, Color, crop_target
+from .crop import crop_target
+from .detection_transform import BOX_FIELDS, Color
 
 
 @dataclass(frozen=True)

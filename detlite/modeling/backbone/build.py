@@ -4,7 +4,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import torch
 from torch import nn
+from torch.func import functional_call
 from yacs.config import CfgNode
 
 from detlite.modeling.layers.conv import replace_crashing_convs
@@ -89,6 +91,19 @@ def build_backbone(cfg: CfgNode) -> Backbone:
         backbone.body.in_channels = channels  # type: ignore[assignment]
     replace_crashing_convs(backbone)
     return backbone
+
+
+def call_with_fake_tensors(module: nn.Module, height: int, width: int) -> Any:
+    """Call a backbone on fake images [2, C, height, width]: shapes are computed, values are not."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    state = [*module.named_parameters(), *module.named_buffers()]
+    dtype = next(module.parameters()).dtype
+    with torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True), torch.device("cpu"):
+        fake_state = {name: torch.empty(x.shape, dtype=x.dtype) for name, x in state}
+        channels = getattr(module, "in_channels", 3)
+        images = torch.empty(2, channels, height, width, dtype=dtype)
+        return functional_call(module, fake_state, images)
 
 
 def build_with_neck(

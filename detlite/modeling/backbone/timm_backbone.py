@@ -8,11 +8,10 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from yacs.config import CfgNode
 
-from detlite.modeling.fake_tensors import call_with_fake_tensors
 from detlite.modeling.layers.conv import PaddedConv2d
 from detlite.modeling.layers.norm import freeze_batch_norm, uses_batch_statistics
 
-from .build import BACKBONES, ENDINGS, Backbone, build_with_neck
+from .build import BACKBONES, ENDINGS, Backbone, build_with_neck, call_with_fake_tensors
 from .efficientnet_lite import SCALES, EfficientNetLite
 from .windows import pad_to_multiple
 

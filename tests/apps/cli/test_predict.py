@@ -20,7 +20,7 @@ from pycocotools.coco import COCO
 from detlite import load_checkpoint
 from detlite.apps.batch_predict import input_sources, predict_run
 from detlite.data.images import IMAGE_READERS
-from detlite.engine.run_lock import run_lock
+from detlite.engine.run_files import run_lock
 from detlite.modeling.detection_model import DetectionModel
 from tests.builders import tiny_config, write_noise, write_weights
 

@@ -12,7 +12,7 @@ from detlite.apps.cli.main import main
 from detlite.apps.report import charts
 from detlite.apps.report.analysis.error_types import ERROR_TYPES
 from detlite.config import KEYS
-from detlite.engine.run_lock import run_lock
+from detlite.engine.run_files import run_lock
 from tests.builders import (
     coco_content,
     coco_detection,
