@@ -7,7 +7,13 @@ import sys
 import pytest
 
 from detlite.config import ConfigError
-from detlite.engine.run_files import check_output_dir, choose_output_dir, run_lock
+from detlite.engine.run_files import (
+    check_output_dir,
+    choose_output_dir,
+    run_lock,
+    stored_config,
+)
+from tests.builders import write_text
 
 _HOLD = """
 import sys, time
@@ -34,6 +40,11 @@ def test_a_used_folder_is_not_mixed_with_a_new_run(tmp_path):
     with pytest.raises(ConfigError, match=r"model_0000004\.pth"):
         check_output_dir(folder, resume=False)
     check_output_dir(folder / "new", resume=False)
+    assert stored_config(folder) == folder / "config.yaml"
+    first = write_text(folder / "unlabeled" / "config.yaml", "")
+    with pytest.raises(ConfigError, match=r"unlabeled/config\.yaml"):
+        check_output_dir(folder, resume=False)
+    assert stored_config(folder) == first
 
 
 def test_a_run_without_a_named_folder_uses_the_next_number(tmp_path):

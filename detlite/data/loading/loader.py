@@ -130,7 +130,7 @@ def build_train_loader(
             "in training. Set both to the same side", cfg.INPUT.TILE, cfg.TEST.TILE,
         )  # fmt: skip
     factors = None
-    if tiles or cfg.DATALOADER.REPEAT_THRESHOLD:
+    if tiles or cfg.DATALOADER.REPEAT_THRESHOLD or cfg.DATASETS.TRAIN_SHARES:
         from .repeats import build_repeat_factors
 
         factors = build_repeat_factors(cfg, dataset, tiles)

@@ -1,4 +1,4 @@
-"""How often each image appears in an epoch, if rare categories are repeated."""
+"""How often each image appears in an epoch: tiles, rare categories, shares of datasets."""
 
 import logging
 import math
@@ -18,23 +18,33 @@ logger = logging.getLogger(__name__)
 def build_repeat_factors(
     cfg: CfgNode, dataset: CocoDataset | ConcatDataset, tiles: TrainingTiles | None
 ) -> np.ndarray:
-    """Build the factors of all images from DATALOADER.REPEAT_THRESHOLD and their tiles."""
-    threshold = cfg.DATALOADER.REPEAT_THRESHOLD
+    """Build the factors of all images from their tiles and the keys that repeat images.
+
+    The keys are DATALOADER.REPEAT_THRESHOLD and DATASETS.TRAIN_SHARES, which keeps the length of an
+    epoch.
+    """
+    threshold, shares = cfg.DATALOADER.REPEAT_THRESHOLD, cfg.DATASETS.TRAIN_SHARES
     parts = dataset.parts if isinstance(dataset, ConcatDataset) else [dataset]
-    counts = [tiles.count(size) for part in parts for size in part.sizes] if tiles else None
-    if counts:
+    factors = np.ones(len(dataset))
+    if tiles:
+        factors = np.array([tiles.count(size) for part in parts for size in part.sizes], float)
         logger.info("INPUT.TILE %d: an epoch has %d tiles of %d images", cfg.INPUT.TILE,
-                    sum(counts), len(counts))  # fmt: skip
-    if counts and not threshold:
-        return np.array(counts, float)
-    labels = [set(part.labels(index).tolist()) for part in parts for index in range(len(part))]
-    factors = repeat_factors(labels, threshold)
-    logger.info(
-        "DATALOADER.REPEAT_THRESHOLD %g: %d of %d images are repeated, at most %.1f times; an "
-        "epoch has %.0f images", threshold, (factors > 1).sum(), len(factors), factors.max(),
-        factors.sum(),
-    )  # fmt: skip
-    return factors * np.array(counts) if counts else factors
+                    factors.sum(), len(factors))  # fmt: skip
+    if threshold:
+        labels = [set(part.labels(index).tolist()) for part in parts for index in range(len(part))]
+        repeats = repeat_factors(labels, threshold)
+        logger.info(
+            "DATALOADER.REPEAT_THRESHOLD %g: %d of %d images are repeated, at most %.1f times; an "
+            "epoch has %.0f images", threshold, (repeats > 1).sum(), len(repeats), repeats.max(),
+            repeats.sum(),
+        )  # fmt: skip
+        factors *= repeats
+    if shares:
+        of_parts = np.split(factors, np.cumsum([len(part) for part in parts])[:-1])
+        unit = factors.sum() / sum(shares)
+        pairs = zip(of_parts, shares, strict=True)
+        factors = np.concatenate([part * (share * unit / part.sum()) for part, share in pairs])
+    return factors
 
 
 def repeat_factors(labels: Sequence[Collection[int]], threshold: float) -> np.ndarray:

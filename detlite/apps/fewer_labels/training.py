@@ -1,0 +1,165 @@
+"""Train with images without labels: a run on the labels, its detections, and a run on both.
+
+    OUTPUT_DIR/unlabeled/config.yaml         the config of the whole run, from which it resumes
+    OUTPUT_DIR/unlabeled/labels_only/        the first half, a run on the labels
+    OUTPUT_DIR/unlabeled/pseudo_labels.json  what its model detects, as a COCO file
+    OUTPUT_DIR/                              the second half, a run on the labels and these
+
+Both halves are ordinary runs. The second one starts with the averaged weights of the first one.
+Self-training with hard labels: Sohn et al., https://arxiv.org/abs/2005.04757. Uncertain detections
+are neither objects nor background, as in Xu et al., https://arxiv.org/abs/2106.09018.
+"""
+
+import json
+import logging
+import math
+import os
+import random
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pycocotools import mask as rle_codec
+from yacs.config import CfgNode
+
+from detlite.apps.batch_predict.predict_images import load_predictor, predict_images
+from detlite.checkpoint.files import read_checkpoint
+from detlite.data import build_test_datasets, build_train_dataset
+from detlite.data.images.pixels import build_image_options
+from detlite.distributed import barrier, is_main
+from detlite.engine.hooks import Hook
+from detlite.engine.run import UNLABELED_RUNS, run_training
+from detlite.engine.run_files import (
+    AVERAGE_CHECKPOINT,
+    CONFIG_FILE,
+    FINAL_CHECKPOINT,
+    METRICS_FILE,
+    UNLABELED_FOLDER,
+)
+from detlite.evaluation.metrics import Metrics
+from detlite.files.atomic_write import atomic_open
+from detlite.files.json_files import read_json
+
+from .unlabeled_images import drop_duplicates, images_of, list_unlabeled
+
+logger = logging.getLogger(__name__)
+
+_NAME = "pseudo_labels"  # of the second dataset
+# Detections between this fraction of the score threshold and the threshold are ignored regions.
+UNCERTAIN = 0.5
+
+
+@UNLABELED_RUNS.register("run")
+def run_with_unlabeled(
+    cfg: CfgNode, resume: bool = False, hooks: Sequence[Hook] = ()
+) -> dict[str, Metrics]:
+    """Train on the labels and on DATASETS.UNLABELED; every process calls it.
+
+    Each half has half of the iterations, epochs or minutes. Detecting takes part of the minutes of
+    the second one. `hooks` are called in both.
+
+    Returns:
+        The metrics of the second half, see `run_training`.
+
+    Raises:
+        DataError: DATASETS.UNLABELED contains no image that can be used.
+    """
+    train_parts = build_train_dataset(cfg).parts
+    known = images_of([*train_parts, *build_test_datasets(cfg)])
+    files = list_unlabeled([cfg.DATASETS.UNLABELED], known, build_image_options(cfg))
+    folder = Path(cfg.OUTPUT_DIR)
+    first, labels = folder / UNLABELED_FOLDER / "labels_only", folder / UNLABELED_FOLDER
+    labels = labels / f"{_NAME}.json"
+    if is_main():
+        first.mkdir(parents=True, exist_ok=True)
+        (folder / UNLABELED_FOLDER / CONFIG_FILE).write_text(cfg.dump())
+    barrier()
+    half = _half(cfg)
+    if not labels.exists():
+        half.OUTPUT_DIR = str(first)
+        run_training(half, resume and (first / METRICS_FILE).exists(), hooks)
+        if is_main():
+            _write_pseudo_labels(half, files, known, labels)
+        barrier()
+    info = read_json(labels)["info"]
+    weights = [first / name for name in (AVERAGE_CHECKPOINT, FINAL_CHECKPOINT)]
+    half.MODEL.WEIGHT = str(next(file.absolute() for file in weights if file.exists()))
+    half.MODEL.REINIT_HEADS = False
+    half.OUTPUT_DIR, solver = str(folder), half.SOLVER
+    if solver.MAX_MINUTES is None:
+        solver.MAX_ITER, solver.MAX_EPOCHS = info["iterations"], None
+    else:
+        left = solver.MAX_MINUTES - info["seconds"] / 60
+        solver.MAX_MINUTES = max(left, solver.MAX_MINUTES / 2)
+    if info["objects"]:
+        shares = cfg.DATASETS.TRAIN_SHARES or tuple(len(part) for part in train_parts)
+        half.DATASETS.TRAIN_SHARES = (*shares, sum(shares))
+        half.DATASETS.TRAIN = (*cfg.DATASETS.TRAIN, _NAME)
+        entry = {"name": _NAME, "annotations": str(labels.absolute()), "images": info["folder"]}
+        half.DATASETS.CATALOG = [*cfg.DATASETS.CATALOG, entry]
+    else:
+        logger.warning("%s: no detection has a score of %.2f, so the rest of the run trains on the "
+                       "labels only. Train longer, or label more images", labels,
+                       info["min_score"])  # fmt: skip
+    return run_training(half, resume and (folder / METRICS_FILE).exists(), hooks)
+
+
+def _half(cfg: CfgNode) -> CfgNode:
+    """Return the config of a run of half the duration without DATASETS.UNLABELED."""
+    half = cfg.clone()
+    half.defrost()
+    half.DATASETS.UNLABELED, solver = "", half.SOLVER
+    if solver.MAX_ITER is not None:
+        solver.MAX_ITER = math.ceil(solver.MAX_ITER / 2)
+    for key in ("MAX_MINUTES", "MAX_EPOCHS"):
+        if solver[key] is not None:
+            solver[key] /= 2
+    solver.STEPS = tuple(step if step < 1 else math.ceil(step / 2) for step in solver.STEPS)
+    return half
+
+
+def _write_pseudo_labels(
+    cfg: CfgNode, files: Sequence[Path], known: Sequence[Path], output: Path
+) -> None:
+    """Write the detections of a finished run in images, at most as many as it has trained on."""
+    start, folder = time.perf_counter(), Path(cfg.OUTPUT_DIR)
+    final = folder / FINAL_CHECKPOINT
+    iterations = read_checkpoint(final).training["iteration"]
+    count = min(iterations * cfg.SOLVER.IMS_PER_BATCH, len(files))
+    chosen = drop_duplicates(random.Random(cfg.SEED).sample(files, count), known)
+    average = folder / AVERAGE_CHECKPOINT
+    weights = str(average if average.exists() else final)
+    opts = ["MODEL.DEVICE", cfg.MODEL.DEVICE, "IMPORTS", cfg.IMPORTS]
+    min_score = load_predictor(weights, None, opts).score_thresh
+    predictor = load_predictor(weights, UNCERTAIN * min_score, opts)
+    ids = range(1, len(chosen) + 1)
+    entries = list(predict_images(predictor, [str(file) for file in chosen], ids))
+    root = os.path.commonpath([file.absolute().parent for file in chosen]) if chosen else ""
+    images: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
+    for file, entry in zip(chosen, entries, strict=True):
+        if "problem" in entry:
+            logger.warning("left out: %s", entry["problem"])
+            continue
+        name = Path(os.path.relpath(file.absolute(), root)).as_posix()
+        images.append(entry["image"] | {"file_name": name})
+        for found in entry["objects"]:
+            _, _, width, height = found["bbox"]
+            mask = found.get("segmentation")
+            area = width * height if mask is None else float(rle_codec.area(mask))
+            if area > 0:
+                ignore = int(found["score"] < min_score)
+                rows.append(found | {"id": len(rows) + 1, "ignore": ignore, "area": area})
+    objects = sum(not row["ignore"] for row in rows)
+    info = {
+        "description": "detections of a model, not labels; ignore: their score is uncertain",
+        "iterations": iterations, "min_score": min_score, "objects": objects, "folder": root,
+        "seconds": time.perf_counter() - start,
+    }  # fmt: skip
+    content = {"info": info, "images": images, "annotations": rows}
+    content["categories"] = predictor.categories
+    with atomic_open(output) as stream:
+        json.dump(content, stream)
+    logger.info("%s: %d objects and %d uncertain ones in %d images without labels (score %.2f)",
+                output, objects, len(rows) - objects, len(images), min_score)  # fmt: skip

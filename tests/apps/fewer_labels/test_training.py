@@ -1,0 +1,151 @@
+"""Runs with images without labels: the two halves, pseudo-labels, resuming, and bad input."""
+
+import json
+import logging
+import shutil
+
+import pytest
+import torch
+
+from detlite.checkpoint.files import read_checkpoint
+from detlite.config import ConfigError, load_config
+from detlite.engine.hooks import Hook
+from detlite.files.errors import DataError
+
+
+class Stop(Hook):
+    """Ends a run like a crash, in its `last` step, counted over both halves."""
+
+    def __init__(self, last):
+        self.last, self.steps = last, []
+
+    def after_step(self, losses):
+        self.steps.append(self.trainer.iteration)
+        if len(self.steps) == self.last:
+            raise ZeroDivisionError
+
+
+def final_weights(folder):
+    return read_checkpoint(folder / "model_final.pth").model
+
+
+def assert_equal_weights(first, second):
+    assert first.keys() == second.keys()
+    assert all(torch.equal(value, second[name]) for name, value in first.items())
+
+
+def test_second_half_trains_on_detections_of_the_first(train, photos, caplog):
+    caplog.set_level(logging.INFO)
+    result = train("out")
+    folder = photos / "out" / "unlabeled"
+    labels = json.loads((folder / "pseudo_labels.json").read_text())
+    names = {row["file_name"] for row in labels["images"]}
+    assert names == {f"copy_{number}.png" for number in (7, 8, 9, 10)}
+    assert "2 of 7 images without labels are left out, because they are nearly" in caplog.text
+    assert "damaged.png" in caplog.text
+    rows = labels["annotations"]
+    assert {row["ignore"] for row in rows} == {0, 1}
+    for row in rows:
+        assert row["ignore"] == (row["score"] < 0.345)
+        assert row["score"] >= 0.18
+    cfg = load_config(result.output_dir / "config.yaml")
+    assert cfg.DATASETS.TRAIN == ("train", "pseudo_labels")
+    assert cfg.DATASETS.TRAIN_SHARES == (4, 4)
+    assert str(folder / "labels_only" / "model_final.pth") == cfg.MODEL.WEIGHT
+    assert [read_checkpoint(path / "model_final.pth").training["iteration"]
+            for path in (folder / "labels_only", photos / "out")] == [2, 2]  # fmt: skip
+    assert (photos / "out" / "evaluation.json").exists()
+    assert result.metrics["test"]["bbox"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("last", [1, 3])
+def test_interrupted_run_resumes_bit_for_bit(train, photos, last):
+    hook = Stop(0)
+    train("whole", hooks=[hook])
+    assert hook.steps == [1, 2, 1, 2]
+    with pytest.raises(ZeroDivisionError):
+        train("stopped", hooks=[Stop(last)])
+    with pytest.raises(ConfigError, match="already contains a run"):
+        train("stopped")
+    train("stopped", resume=True)
+    names = "unlabeled/labels_only", ""
+    for name in names:
+        assert_equal_weights(*(final_weights(photos / run / name) for run in ("whole", "stopped")))
+
+
+def test_resumed_run_needs_only_its_folder(train, photos):
+    with pytest.raises(ZeroDivisionError):
+        train("out", hooks=[Stop(1)])
+    import detlite
+
+    result = detlite.train(output_dir=photos / "out", resume=True)
+    assert load_config(result.output_dir / "config.yaml").DATASETS.TRAIN[-1] == "pseudo_labels"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        ({"SOLVER.MAX_ITER": 3}, {"MAX_ITER": 2}),
+        ({"SOLVER.MAX_EPOCHS": 4.0}, {"MAX_ITER": 2, "MAX_EPOCHS": None}),
+        ({"SOLVER.MAX_ITER": 4, "SOLVER.STEPS": (0.5,)}, {"STEPS": (0.5,)}),
+        ({"SOLVER.MAX_ITER": 6, "SOLVER.STEPS": (2, 5)}, {"STEPS": (1, 3), "MAX_ITER": 3}),
+    ],
+)
+def test_halves_of_durations(train, photos, overrides, expected):
+    train("out", overrides)
+    solver = load_config(photos / "out" / "config.yaml").SOLVER
+    assert {key: solver[key] for key in expected} == expected
+
+
+def test_minutes_include_the_detection(train, photos):
+    train("out", {"SOLVER.MAX_MINUTES": 0.04})
+    first = load_config(photos / "out/unlabeled/labels_only/config.yaml").SOLVER.MAX_MINUTES
+    labels = json.loads((photos / "out/unlabeled/pseudo_labels.json").read_text())
+    second = load_config(photos / "out/config.yaml").SOLVER.MAX_MINUTES
+    assert first == 0.02
+    assert second == pytest.approx(max(0.02 - labels["info"]["seconds"] / 60, 0.01))
+
+
+def test_without_certain_detections_the_labels_are_used(train, photos, caplog):
+    train("out", {"SOLVER.MAX_ITER": 2, "TEST.SCORE_THRESHOLD": 0.99})
+    assert "no detection has a score of 0.99" in caplog.text
+    assert load_config(photos / "out" / "config.yaml").DATASETS.TRAIN == ("train",)
+
+
+@pytest.mark.parametrize(
+    ("unlabeled", "message"),
+    [
+        ("images/[1-6].png", "all 6 images are in the training or test sets already"),
+        ("empty", "empty: the folder contains no images"),
+        ("missing/*.jpg", "no image matches this pattern"),
+        ("more/damaged.png", r"none of the 1 images can be read: .*damaged.png"),
+        ("https://example.com/a.jpg", "must be local files: download them"),
+    ],
+)
+def test_unusable_images_are_refused_before_training(train, photos, unlabeled, message):
+    (photos / "empty").mkdir()
+    name = unlabeled if "://" in unlabeled else str(photos / unlabeled)
+    with pytest.raises(DataError, match=message) as raised:
+        train("out", unlabeled=name)
+    assert "\n" not in str(raised.value)
+    assert not (photos / "out" / "unlabeled").exists()
+
+
+def test_images_with_other_channels_are_refused(train, photos):
+    import numpy as np
+    import tifffile
+
+    shutil.rmtree(photos / "more")
+    (photos / "more").mkdir()
+    tifffile.imwrite(photos / "more" / "five.tif", np.zeros((5, 40, 60), np.uint8))
+    with pytest.raises(DataError, match=r"none of the 1 images can be read: .*five.tif.*channels"):
+        train("out")
+
+
+def test_labeled_images_in_the_folder_are_left_out(train, photos, caplog):
+    caplog.set_level(logging.INFO)
+    train("out", unlabeled=photos / "images")
+    assert "6 of 10 images are left out" in caplog.text
+    labels = json.loads((photos / "out/unlabeled/pseudo_labels.json").read_text())
+    assert {row["file_name"] for row in labels["images"]} <= {f"{n}.png" for n in (7, 8, 9, 10)}
