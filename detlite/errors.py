@@ -1,4 +1,7 @@
-"""The error for everything that users can fix in a YAML file or on the command line."""
+"""Errors that users can fix: their messages say what is wrong, where, and what to do.
+
+`detlite.files.errors` has those about datasets and other files.
+"""
 
 
 def one_line(message: object) -> str:
@@ -8,3 +11,15 @@ def one_line(message: object) -> str:
 
 class ConfigError(ValueError):
     """A config key or value is invalid; the message says where and what to do."""
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint cannot be read or written, or does not fit the model."""
+
+
+class DamagedCheckpointError(CheckpointError):
+    """A checkpoint is truncated or has changed since it was written."""
+
+
+class NonFiniteLossError(RuntimeError):
+    """A loss is infinite or NaN. No checkpoint is saved after it."""

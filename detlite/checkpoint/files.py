@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from detlite.checkpoint.errors import CheckpointError, DamagedCheckpointError
+from detlite.errors import CheckpointError, DamagedCheckpointError
 from detlite.files.atomic_write import atomic_open, atomic_path
 from detlite.files.errors import RefusedFileError, RefusedPickleError
 from detlite.files.reading import check_regular, open_stored_zip

@@ -10,10 +10,10 @@ from torch import Tensor
 from yacs.config import CfgNode
 
 from detlite.checkpoint.class_transfer import CLASS_LAYERS, ClassTransfer, match_optional_heads
-from detlite.checkpoint.errors import CheckpointError
 from detlite.checkpoint.files import TIMM_PREFIX, Checkpoint, read_checkpoint
 from detlite.checkpoint.stored_config import apply_convention, config_of
 from detlite.config import ConfigError, default_config, expand_path, load_config
+from detlite.errors import CheckpointError
 from detlite.modeling import build_model
 from detlite.modeling.backbone.input_channels import adapt_stems
 from detlite.modeling.detection_model import DetectionModel

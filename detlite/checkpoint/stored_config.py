@@ -6,11 +6,11 @@ from typing import Any
 
 from yacs.config import CfgNode
 
-from detlite.checkpoint.errors import CheckpointError
 from detlite.checkpoint.files import Checkpoint
 from detlite.config import ConfigError, config_from, parse_yaml
 from detlite.config.key import convention_fields
 from detlite.conventions import CONVENTIONS
+from detlite.errors import CheckpointError
 
 
 def config_of(checkpoint: Checkpoint, opts: Sequence[Any] = ()) -> CfgNode:

@@ -16,7 +16,6 @@ from yacs.config import CfgNode
 from detlite.errors import ConfigError
 
 from .files import expand_path, find_config, parse_yaml, read_chain, recognize
-from .removed import is_removed
 from .schema import KEYS, Key
 from .schema.rules import check_rules
 
@@ -102,7 +101,7 @@ def _resolve(
             for name in _ALTERNATIVES:
                 _set(cfg, name, None)
         for name, value in rows:
-            if is_removed(name, value, source, stored=source == str(stored)):
+            if _is_removed(name, value, source, stored=source == str(stored)):
                 continue
             if name in _BY_NAME:
                 _set(cfg, name, _checked(_BY_NAME[name], value, source))
@@ -126,6 +125,17 @@ def _resolve(
         complete(cfg)
     cfg.freeze()
     return cfg
+
+
+def _is_removed(name: str, value: Any, source: str, stored: bool) -> bool:
+    """Return True for a removed key or value that is ignored, see `removed.is_removed`."""
+    key = _BY_NAME.get(name)
+    is_choice = key and key.check and isinstance(key.default, str) and isinstance(value, str)
+    if key and not (is_choice and key.check(value)):
+        return False
+    from .removed import is_removed  # only old configs have such keys and values
+
+    return is_removed(name, value, source, stored)
 
 
 def _restating_key(name: str, source: str, hint: str) -> Key | None:

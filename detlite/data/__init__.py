@@ -10,8 +10,7 @@ from .datasets.build import (
     log_findings,
 )
 from .datasets.catalog import DATASETS
-from .datasets.coco import CocoDataset
-from .datasets.concat import ConcatDataset
+from .datasets.coco import CocoDataset, ConcatDataset
 from .datasets.options import DatasetOptions
 from .errors import LoaderProcessError
 from .loading.batch_loader import explain_dead_loader

@@ -11,12 +11,12 @@ import yaml
 from torch.optim import Optimizer
 from yacs.config import CfgNode
 
-from detlite.checkpoint.errors import CheckpointError, DamagedCheckpointError
 from detlite.checkpoint.files import LAST_CHECKPOINT_FILE, Checkpoint, read_checkpoint
 from detlite.checkpoint.loading import load_weights
 from detlite.checkpoint.stored_config import checkpoint_config
 from detlite.config.loading import flatten
 from detlite.distributed import rank, world_size
+from detlite.errors import CheckpointError, DamagedCheckpointError
 
 from .checkpointer import hooks_by_name
 from .rng import set_rng_state

@@ -14,10 +14,9 @@ from yacs.config import CfgNode
 
 from detlite.config import ConfigError
 from detlite.distributed import any_process, data_parallel, world_size
+from detlite.errors import NonFiniteLossError
 from detlite.modeling.detection_model import DetectionModel
 from detlite.modeling.precision import autocast
-
-from .errors import NonFiniteLossError
 
 logger = logging.getLogger(__name__)
 

@@ -16,13 +16,13 @@ from yacs.config import CfgNode
 from detlite.data import CocoDataset, ConcatDataset, build_train_loader
 from detlite.data.loading.batch_loader import Batch
 from detlite.distributed import world_size
+from detlite.errors import NonFiniteLossError
 from detlite.modeling.detection_model import DetectionModel
 from detlite.modeling.optimize_for_training import optimize_for_training
 from detlite.modeling.precision import resolve_dtype
 
 from .checkpointer import save_run
 from .duration import build_duration
-from .errors import NonFiniteLossError
 from .evaluate import EMA_SUFFIX, check_evaluation, evaluate
 from .hooks.base import HOOKS, Hook
 from .hooks.best_checkpoint import BestCheckpoint, StoreScoreThreshold

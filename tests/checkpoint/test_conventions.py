@@ -10,7 +10,6 @@ import yaml
 from torchvision.models import detection
 from yacs.config import CfgNode
 
-from detlite.checkpoint.errors import CheckpointError
 from detlite.checkpoint.files import Checkpoint, read_checkpoint, save_checkpoint
 from detlite.checkpoint.loading import (
     build_model_from_checkpoint,
@@ -20,6 +19,7 @@ from detlite.checkpoint.loading import (
 from detlite.config import ConfigError, load_config
 from detlite.conventions import CONVENTIONS
 from detlite.conversion.convert import detect_source
+from detlite.errors import CheckpointError
 from detlite.modeling.build import build_model
 from tests.conversion.detection_differences import as_dict
 from tests.conversion.synthetic_state_dicts import caffe2, detectron2, maskrcnn_benchmark

@@ -7,8 +7,8 @@ import pytest
 import torch
 from PIL import Image
 
-from detlite.checkpoint.errors import CheckpointError
 from detlite.checkpoint.files import read_checkpoint
+from detlite.errors import CheckpointError
 
 
 def _archive(path, *members):

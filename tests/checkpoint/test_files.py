@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 import torch
 
-from detlite.checkpoint.errors import CheckpointError, DamagedCheckpointError
 from detlite.checkpoint.files import Checkpoint, read_checkpoint, save_checkpoint
 from detlite.checkpoint.loading import load_weights
+from detlite.errors import CheckpointError, DamagedCheckpointError
 
 
 class RunsCode:

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from detlite.checkpoint.errors import CheckpointError
 from detlite.checkpoint.files import Checkpoint, read_checkpoint, save_checkpoint
 from detlite.checkpoint.loading import (
     build_model_from_checkpoint,
@@ -15,6 +14,7 @@ from detlite.checkpoint.loading import (
     resolve_checkpoint_path,
 )
 from detlite.config import ConfigError
+from detlite.errors import CheckpointError
 from detlite.inference.predictor import Predictor
 from detlite.modeling.build import build_model
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from detlite.checkpoint.errors import CheckpointError
 from detlite.checkpoint.files import read_checkpoint, save_checkpoint
 from detlite.checkpoint.loading import load_weights
+from detlite.errors import CheckpointError
 from detlite.modeling.build import build_model
 
 timm = pytest.importorskip("timm", reason="timm is not installed")

@@ -6,11 +6,11 @@ import pytest
 import torch
 import torchvision
 
-from detlite.checkpoint.errors import CheckpointError
 from detlite.checkpoint.files import read_checkpoint
 from detlite.checkpoint.loading import build_model_from_checkpoint, load_weights
 from detlite.conversion.convert import convert, detect_source
 from detlite.conversion.torchvision import TORCHVISION
+from detlite.errors import CheckpointError
 from detlite.modeling.backbone.resnet import ResNet, ResNetOptions
 from detlite.modeling.build import build_model
 from tests.conversion.synthetic_state_dicts import (

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from detlite.checkpoint.errors import CheckpointError
 from detlite.checkpoint.files import read_checkpoint
 from detlite.checkpoint.loading import build_model_from_checkpoint
 from detlite.conversion.convert import convert, detect_source, unwrap
+from detlite.errors import CheckpointError
 from tests.conversion.synthetic_state_dicts import (
     CLASSES,
     RETINANET_NAMES,

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from detlite.apps.shards.writer import write_shards
-from detlite.checkpoint.errors import CheckpointError
 from detlite.checkpoint.files import read_checkpoint
 from detlite.config import load_config
 from detlite.engine.resuming import newest_checkpoint
+from detlite.errors import CheckpointError
 from tests.engine.toy import assert_equal, call_at, interrupt, new_toy, read_metrics, without_times
 
 MORE = ["SOLVER.EMA_DECAY", 0.9, "SOLVER.BEST_METRIC", "bbox/AP", "SOLVER.ACCUMULATION_STEPS", 2]

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from detlite.checkpoint.errors import CheckpointError
 from detlite.checkpoint.files import Checkpoint, save_checkpoint
 from detlite.engine.resuming import newest_checkpoint
+from detlite.errors import CheckpointError
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import torch
 
 from detlite.checkpoint.files import read_checkpoint
 from detlite.config import ConfigError
-from detlite.engine.errors import NonFiniteLossError
+from detlite.errors import NonFiniteLossError
 from tests.engine.toy import new_toy, read_metrics
 
 

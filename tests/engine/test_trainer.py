@@ -12,11 +12,11 @@ import torch
 
 from detlite.checkpoint.files import read_checkpoint
 from detlite.data import DataError, build_train_dataset
-from detlite.engine.errors import NonFiniteLossError
 from detlite.engine.hooks import Hook
 from detlite.engine.resuming import newest_checkpoint
 from detlite.engine.signals import StoppedError
 from detlite.engine.trainer import Trainer
+from detlite.errors import NonFiniteLossError
 from detlite.modeling.build import build_model
 from detlite.modeling.layers.norm import FrozenBatchNorm2d
 from tests.engine.toy import assert_equal, call_at, new_toy, read_metrics, without_times

@@ -7,11 +7,11 @@ import zipfile
 import pytest
 
 from detlite.apps.dataset_formats.file_tree import excerpt, read_lines, read_xml
-from detlite.checkpoint.errors import CheckpointError
 from detlite.checkpoint.files import read_checkpoint
 from detlite.config import ConfigError, load_config
 from detlite.data import DataError
 from detlite.data.index.build import open_index
+from detlite.errors import CheckpointError
 from detlite.files.json_files import read_json
 from detlite.files.reading import explain_not_downloaded, open_stored_zip, read_file
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from detlite.checkpoint.errors import CheckpointError
 from detlite.checkpoint.files import read_checkpoint
+from detlite.errors import CheckpointError
 from detlite.files.errors import RefusedPickleError
 from detlite.files.safe_pickle import load_weights_only, read_pickle
 

@@ -13,9 +13,9 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from detlite.checkpoint.errors import CheckpointError
 from detlite.checkpoint.files import Checkpoint, read_checkpoint
 from detlite.engine.resuming import newest_checkpoint
+from detlite.errors import CheckpointError
 from tests.fuzz.inputs import check_message, mutated, mutated_bytes, unexpected_values
 
 WEIGHTS = {

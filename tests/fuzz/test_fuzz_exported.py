@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from detlite import ConfigError, build_model
 from detlite.apps.export.exported_detector import prepare_export, read_exported, write_exported
 from detlite.apps.export.openvino import to_openvino
-from detlite.checkpoint.errors import CheckpointError
+from detlite.errors import CheckpointError
 from tests.fuzz.inputs import check_message, mutated, mutated_bytes
 
 pytest.importorskip("openvino", reason="needs the extra openvino")

@@ -37,11 +37,11 @@ def run(args: Namespace) -> int:
     from dataclasses import replace
 
     from detlite.checkpoint import files
-    from detlite.checkpoint.errors import CheckpointError
     from detlite.checkpoint.loading import load_weights, resolve_checkpoint_path
     from detlite.checkpoint.stored_config import apply_convention, config_of
     from detlite.config import ConfigError, load_config
     from detlite.conversion.checkpoint_source import SOURCES
+    from detlite.errors import CheckpointError
     from detlite.modeling import build_model
 
     if args.source and args.source not in SOURCES:

@@ -93,10 +93,9 @@ def run_command(name: str, arguments: Sequence[str]) -> int:
 
 def _user_errors() -> tuple[type[Exception], ...]:
     """Return the errors whose message tells the user what to fix; they need no traceback."""
-    from detlite.checkpoint.errors import CheckpointError
     from detlite.config import ConfigError
     from detlite.data import DataError, LoaderProcessError
-    from detlite.engine.errors import NonFiniteLossError
+    from detlite.errors import CheckpointError, NonFiniteLossError
 
     # OSError: for example a full disk while results are written.
     return (

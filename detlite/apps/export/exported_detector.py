@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 from yacs.config import CfgNode
 
-from detlite.checkpoint.errors import CheckpointError
 from detlite.config import ConfigError, config_from
 from detlite.config.files import parse_yaml
+from detlite.errors import CheckpointError
 from detlite.files.errors import short_reason, short_repr
 from detlite.files.reading import open_stored_zip
 from detlite.inference.predictor import READERS

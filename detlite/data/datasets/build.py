@@ -17,8 +17,7 @@ from detlite.files.errors import DataError
 from detlite.structures.keypoints import doubtful_sides, has_sides, with_sides
 
 from .catalog import locate_dataset
-from .coco import CocoDataset
-from .concat import ConcatDataset
+from .coco import CocoDataset, ConcatDataset
 from .options import build_dataset_options
 
 logger = logging.getLogger(__name__)

@@ -3,6 +3,7 @@
 Letters in shapes: N objects of an image, P keypoints of an object.
 """
 
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
+from torch.utils import data
 
 from detlite.data.images.reading import read_image, read_reduced
 from detlite.data.images.sources import ImageArchive, ImageFolder, StoredImage, image_file_of
@@ -29,7 +30,7 @@ Target = dict[str, Any]
 MinSize = Callable[[tuple[int, int]], tuple[int, int]]
 
 
-class CocoDataset(Dataset[tuple[Tensor, Target]]):
+class CocoDataset(data.Dataset[tuple[Tensor, Target]]):
     """Images with their boxes, labels, masks and keypoints, at the size of the image file.
 
     `dataset[i]` is `(image, target)`. `image` is uint8 RGB [3, H, W]. `target` follows torchvision:
@@ -163,6 +164,56 @@ class CocoDataset(Dataset[tuple[Tensor, Target]]):
         if self.proposals is not None:
             target["proposals"] = self.proposals[index]
         return target
+
+
+class ConcatDataset(data.ConcatDataset[tuple[Tensor, Target]]):
+    """Several datasets as one. Raises DataError if their categories or keypoints differ."""
+
+    def __init__(self, datasets: Sequence[CocoDataset]) -> None:
+        super().__init__(datasets)
+        first = datasets[0]
+        known = {(row["id"], row["name"]) for row in first.categories}
+        for other in datasets[1:]:
+            if other.keypoint_names != first.keypoint_names:
+                raise DataError(
+                    f"{other.annotation_file}: the keypoints differ from those of "
+                    f"{first.annotation_file}"
+                )
+            difference = known ^ {(row["id"], row["name"]) for row in other.categories}
+            if difference:
+                number, name = min(difference)
+                raise DataError(
+                    f"{other.annotation_file}: the categories differ from those of "
+                    f"{first.annotation_file}: only one has {number} ({name!r}). Datasets that "
+                    "are trained on together need the same ids and names"
+                )
+        self.parts = datasets
+        self.name = " + ".join(dataset.name for dataset in datasets)
+        self.categories = first.categories
+        self.keypoint_names = first.keypoint_names
+
+    def load(self, index: int, min_size: MinSize | None = None) -> tuple[Tensor, Target]:
+        """See `CocoDataset.load`."""
+        part = bisect_right(self.cumulative_sizes, index)
+        first = self.cumulative_sizes[part - 1] if part else 0
+        return self.parts[part].load(index - first, min_size)
+
+    @property
+    def aspect_ratios(self) -> list[float]:
+        """The width / height of the images."""
+        return [ratio for dataset in self.parts for ratio in dataset.aspect_ratios]
+
+    @property
+    def shards(self) -> np.ndarray | None:
+        """The shard of each image, see `CocoDataset.shards`; an image file counts as a shard."""
+        of_parts = [dataset.shards for dataset in self.parts]
+        if all(shards is None for shards in of_parts):
+            return None
+        first, joined = 0, []
+        for dataset, shards in zip(self.parts, of_parts, strict=True):
+            joined.append(first + (np.arange(len(dataset)) if shards is None else shards))
+            first = int(joined[-1][-1]) + 1
+        return np.concatenate(joined)
 
 
 def _corners(boxes: list[list[float]], size: tuple[int, int]) -> Tensor:

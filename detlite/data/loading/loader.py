@@ -14,8 +14,7 @@ from yacs.config import CfgNode
 from detlite import distributed
 from detlite.config import ConfigError
 from detlite.conventions import convention_of
-from detlite.data.datasets.coco import CocoDataset, Target
-from detlite.data.datasets.concat import ConcatDataset
+from detlite.data.datasets.coco import CocoDataset, ConcatDataset, Target
 from detlite.data.transforms.detection_transform import (
     DetectionTransform,
     TargetTransform,

@@ -8,8 +8,7 @@ from collections.abc import Collection, Sequence
 import numpy as np
 from yacs.config import CfgNode
 
-from detlite.data.datasets.coco import CocoDataset
-from detlite.data.datasets.concat import ConcatDataset
+from detlite.data.datasets.coco import CocoDataset, ConcatDataset
 from detlite.data.transforms.tiles import TrainingTiles
 
 logger = logging.getLogger(__name__)

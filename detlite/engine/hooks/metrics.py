@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from detlite.distributed import all_gather_objects, is_main, reduce_mean, world_size
-from detlite.engine.errors import NonFiniteLossError
 from detlite.engine.run_files import METRICS_FILE
+from detlite.errors import NonFiniteLossError
 from detlite.files.atomic_write import atomic_open
 from detlite.threads import OtherPrograms
 

@@ -25,7 +25,7 @@ from detlite.apps.export.exported_detector import prepare_export, read_exported,
 from detlite.apps.export.exported_program import Inference, ProgramDetector, export_program
 from detlite.apps.export.openvino import to_openvino
 from detlite.apps.export.verify import compare_detectors
-from detlite.checkpoint.errors import CheckpointError
+from detlite.errors import CheckpointError
 from detlite.inference.options import InferenceOptions, View
 from detlite.inference.tiling import Tiling
 from detlite.modeling.detection_model import DetectionModel

@@ -19,7 +19,7 @@ from yacs.config import CfgNode
 from detlite import ConfigError, Predictor, build_model
 from detlite.apps.export.exported_detector import prepare_export, write_exported
 from detlite.apps.export.openvino import arrange, arrangement_of, openvino_parts, to_openvino
-from detlite.checkpoint.errors import CheckpointError
+from detlite.errors import CheckpointError
 from detlite.modeling.backbone import vit
 from detlite.modeling.detection_model import DetectionModel
 from detlite.modeling.precision import native_formats

@@ -6,10 +6,10 @@ import pytest
 import torch
 import yaml
 
-from detlite.checkpoint.errors import CheckpointError
 from detlite.checkpoint.loading import build_model_from_checkpoint
 from detlite.conversion.convert import convert
 from detlite.conversion.detectron2.source import order_anchors_by_ratio
+from detlite.errors import CheckpointError
 from detlite.modeling.preprocessing import prepare_proposals
 from tests.conversion.synthetic_state_dicts import (
     CLASSES,

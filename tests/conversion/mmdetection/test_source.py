@@ -9,9 +9,9 @@ import torch
 import yaml
 
 import detlite
-from detlite.checkpoint.errors import CheckpointError
 from detlite.checkpoint.files import read_checkpoint
 from detlite.conversion.convert import convert, detect_source
+from detlite.errors import CheckpointError
 from tests.conversion.mmdetection.recorded_outputs import PLAIN, compare_recorded, save, state_of
 from tests.conversion.mmdetection.synthetic_models import CLASSES, CONFIGS, OUTPUTS, config_text
 
