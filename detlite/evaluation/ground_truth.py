@@ -3,7 +3,7 @@
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -79,6 +79,9 @@ class GroundTruthFile:
     columns: Columns | None
 
 
+Truth: TypeAlias = COCO | GroundTruthFile
+
+
 def bad_polygons(columns: Columns) -> np.ndarray:
     """Return bool [N], True if a polygon has fewer than three corners, or one is not finite."""
     lengths = columns.polygon_lengths
@@ -89,7 +92,7 @@ def bad_polygons(columns: Columns) -> np.ndarray:
     return np.bincount(owners[bad], minlength=len(columns)) > 0
 
 
-def read_ground_truth(coco_gt: COCO | GroundTruthFile, iou_type: str) -> GroundTruthArrays:
+def read_ground_truth(coco_gt: Truth, iou_type: str) -> GroundTruthArrays:
     """Read the objects. Their info, area and iscrowd may be missing.
 
     DataError if an annotation is invalid.
@@ -200,9 +203,7 @@ def _masks(columns: Columns, sizes: np.ndarray, order: np.ndarray) -> EncodedMas
     return both[np.argsort(positions)[order]]
 
 
-def check_results(
-    results: Results, coco_gt: COCO | GroundTruthFile, iou_types: Sequence[str]
-) -> None:
+def check_results(results: Results, coco_gt: Truth, iou_types: Sequence[str]) -> None:
     """Raise DataError if results lack a field or do not refer to images and categories."""
     for number in (*coco_gt.imgs, *coco_gt.cats):
         try:
@@ -242,7 +243,7 @@ def check_results(
             )
 
 
-def image_sizes(coco_gt: COCO | GroundTruthFile, image_ids: np.ndarray) -> np.ndarray:
+def image_sizes(coco_gt: Truth, image_ids: np.ndarray) -> np.ndarray:
     """Return the (height, width) of images [N], int64 [N, 2]."""
     unique, index = np.unique(image_ids, return_inverse=True)
     images = [coco_gt.imgs[number] for number in unique.tolist()]

@@ -22,7 +22,7 @@ _ROWS_PER_WRITE = 1000  # results converted to text at a time
 # IoU type -> field of a COCO result
 IOU_TYPES = {"bbox": "bbox", "segm": "segmentation", "keypoints": "keypoints"}
 _REQUIRED = ("image_id", "category_id", "score")
-_EXPECTED_MASK = "a compressed RLE with a size [height, width]"
+_EXPECTED_MASK = "an RLE with a size [height, width]"
 _EXPECTED = {
     "image_id": "an id", "category_id": "an id", "score": "a number", "bbox": "4 numbers",
     "segmentation": _EXPECTED_MASK, "keypoints": "a list of numbers", "mask_score": "a number",
@@ -48,7 +48,7 @@ class Results:
         """Convert the entries of a COCO results file; DataError if one is invalid.
 
         Entries are dicts of image_id, category_id, score, and for each of `iou_types` bbox (xywh),
-        segmentation (compressed RLE) or keypoints [x1, y1, v1, ...]. The mask_score of entries with
+        segmentation (RLE) or keypoints [x1, y1, v1, ...]. The mask_score of entries with
         a segmentation is optional; other fields are ignored.
         """
 
@@ -66,8 +66,8 @@ class Results:
         for field in [*_REQUIRED, *(IOU_TYPES[kind] for kind in iou_types if kind in IOU_TYPES)]:
             if (n := first_true(~columns.has(field))) is not None:
                 raise DataError(f"result {n} has no {field!r}")
-        if "segm" in iou_types and (n := first_true(~columns.has("text"))) is not None:
-            raise DataError(f"result {n}: segmentation is polygons or runs, not {_EXPECTED_MASK}")
+        if "segm" in iou_types and (n := first_true(~columns.has("rle"))) is not None:
+            raise DataError(f"result {n}: segmentation is polygons, not {_EXPECTED_MASK}")
         scores, mask_scores, scored = columns.numbers[:, 0], None, columns.has("mask_score")
         if "segm" in iou_types and scored.any():
             mask_scores = np.where(scored, columns.numbers[:, 6], scores)
@@ -118,7 +118,9 @@ def _keypoints(columns: Columns) -> np.ndarray:
     count = int(lengths[0]) // 3 if len(lengths) else 0
     if (n := first_true(lengths != 3 * count)) is not None:
         points = short_repr(columns.keypoints[ends[n] - lengths[n] : ends[n]].tolist())
-        raise DataError(f"result {n}: keypoints is {points}, not {3 * count} numbers")
+        raise DataError(
+            f"result {n}: keypoints is {points}, not {3 * count} numbers, three for each keypoint"
+        )
     return columns.keypoints.reshape(len(lengths), count, 3)
 
 

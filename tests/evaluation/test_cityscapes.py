@@ -213,7 +213,7 @@ def test_invalid_results(ground_truth):
     for wrong, message in (
         ({"image_id": 5}, "result 1: image_id 5 is not in the ground truth"),
         ({"category_id": 70}, "result 1: category_id 70 is not"),
-        ({"segmentation": [[0, 0, 1, 1, 1, 0]]}, "result 1: .* not a compressed RLE"),
+        ({"segmentation": [[0, 0, 1, 1, 1, 0]]}, "result 1: .* not an RLE"),
     ):
         with pytest.raises(DataError, match=message):
             measure(truth, [good, good | wrong])

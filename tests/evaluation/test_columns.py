@@ -14,7 +14,8 @@ import torch
 from detlite import ops
 from detlite.evaluation import Results, evaluate_coco
 from detlite.evaluation.columns import Columns
-from detlite.evaluation.files import read_columns, read_truth
+from detlite.evaluation.entries import read_columns
+from detlite.evaluation.files import read_truth
 from detlite.evaluation.ground_truth import GroundTruthFile
 from detlite.files.errors import DataError
 from tests.builders import coco_content, coco_object

@@ -116,9 +116,77 @@ def change_all(**fields):
     return [row | {k: f(row) if callable(f) else f for k, f in fields.items()} for row in exact()]
 
 
-def corners(row):
+def corners(row, unit=1):
     x, y, w, h = row["bbox"]
-    return [x, y, x + w, y + h]
+    return [unit * side for side in (x, y, x + w, y + h)]
+
+
+def centers(row):
+    x, y, w, h = row["bbox"]
+    return [x + w / 2, y + h / 2, w, h]
+
+
+def fractions(row):
+    return [x / 100 for x in row["bbox"]]
+
+
+def named(row):
+    row.update(file_name=f"C:\\photos\\{row.pop('image_id')}.JPG", category_name=" Cat")
+    del row["category_id"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        named,
+        lambda row: row.update(image_id=float(row["image_id"]), category_id=1.0),
+        lambda row: row.update(image_id=f"{row['image_id']:012}", score=1.00001),
+        lambda row: row.update(bbox=np.array(row["bbox"]), score=np.float32(0.5)),
+        lambda row: row.update(category_name="CAT", category_id=9),  # the name counts
+    ],
+)
+def test_results_that_are_not_quite_coco(change, write):
+    results = exact()
+    for row in results:
+        change(row)
+    assert measure(content(), results) == 1
+    if not isinstance(results[0]["bbox"], np.ndarray):
+        assert measure(content(), write(results)) == 1
+
+
+@pytest.mark.parametrize("key", ["annotations", "results", "predictions", "detections"])
+def test_results_in_an_object_or_as_lines(key, write):
+    own = {"images": [{"id": n + 6, "file_name": f"{n}.png"} for n in (1, 2, 3)],
+           "categories": [{"id": 0, "name": "cat"}]}  # fmt: skip
+    others = [row | {"image_id": row["image_id"] + 6, "category_id": 0} for row in exact()]
+    lines = "\n".join(map(json.dumps, exact()))
+    for rows in ({key: exact()}, {key: others, **own}, lines):
+        assert measure(content(), write(rows)) == 1
+
+
+@pytest.mark.parametrize(
+    "segmentation",
+    [rectangle(10, 10, 20, 20), {"size": [100, 100], "counts": [1010, *[20, 80] * 19, 20, 7070]}],
+)
+def test_masks_as_polygons_and_run_lengths(segmentation, write):
+    results = exact(segmentation=segmentation)
+    for masks in (read(write(results), content()).masks, read(results, content()).masks):
+        assert [*masks.rles()] == [MASK] * 3
+
+
+def test_doubtful_results_are_reported(write, caplog):
+    truth = content()
+    truth["categories"].append({"id": 2, "name": "dog"})
+    assert measure(truth, change_all(category_id=2)) == 0
+    assert "detections of category 2 (dog) are on objects of 1 (cat)" in caplog.text
+    measure(truth, change_all(bbox=[70, 0, 5, 5]))
+    assert "only 0 of the 3 highest-scoring boxes overlap an object" in caplog.text
+    measure(truth, write(change_all(file_name="photo.png")))
+    assert "the file_name of 3 of 3 results is not in the ground truth" in caplog.text
+    measure(truth, change_all(category_name="cat", category_id=2))
+    assert "3 of 3 results have the name of another category than their id" in caplog.text
+    read(exact()[:2] + exact(segmentation=MASK)[2:], truth)
+    assert "only 1 of 3 detections have 'segmentation', which is not measured" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -127,7 +195,7 @@ def corners(row):
         ("{}", (), "must be a list"),
         ("[", (), "cannot be read"),
         ("[1]", (), "must be a list"),
-        ({"annotations": exact()}, (), "must be a list"),
+        ({"1": exact()}, (), "must be a list"),
         (exact(), ["keypoints"], "result 0 has no 'keypoints'"),
         (change_all(image_id="photo"), (), "result 0: image_id is 'photo', which is neither an id"),
         (change_all(image_id=77), (), "result 0: image_id 77 is not in the ground truth"),
@@ -139,8 +207,22 @@ def corners(row):
         ),
         (change_all(score=-3.5), (), r"result 0: the score is -3\.5, but scores are from 0 to 1"),
         (change_all(score=101), (), "the score is 101, but"),
-        (change_all(bbox=corners), (), r"the boxes are corners .*subtract x1 and y1"),
-        (change_all(bbox=lambda row: [x / 100 for x in row["bbox"]]), (), "boxes are fractions of"),
+        (change_all(score=1.8), (), "the score is 1.8, but"),
+        (change_all(bbox=corners), (), r"3 of the 3 .* read as corners \[x1, y1, x2, y2\]"),
+        (change_all(bbox=fractions), (), r"read as fractions of the image size, \[x, y, w"),
+        (change_all(bbox=lambda row: corners(row, 10)), (), "read as thousandths .* corners"),
+        (change_all(bbox=centers), (), r"read as \[center x, center y, width, height\]"),
+        (change_all(bbox=[90, 9, -80, 5]), (), r"result 0: the bbox .* has a negative size"),
+        (change_all(file_name="x.png", image_id=None), (), "file_name is 'x.png', which is neith"),
+        (change_all(category_name="bird"), ["segm"], "result 0 has no 'segmentation'"),
+        (change_all(category_name="bird", category_id=9), (), "category_name is 'bird', which"),
+        (change_all(keypoints=[0.1, 0.9, 1]), ["keypoints"], "the keypoints are fractions of"),
+        (change_all(segmentation={**MASK, "counts": "0"}), (), "RLE counts over 0 of 10000|cover"),
+        (
+            change_all(segmentation=[[1, 2]]),
+            (),
+            "result 0: segmentation has a polygon of 2 numbers",
+        ),
     ],
 )
 def test_results_that_do_not_fit(rows, kinds, message, write):
@@ -180,6 +262,16 @@ def test_only_some_entries_have_a_mask(kernel, write, caplog):
     assert kinds_of(write(results)) == {"bbox"}
 
 
+@pytest.mark.parametrize("keypoints", [None, []])
+def test_only_some_entries_have_keypoints(keypoints, write, caplog):
+    results = exact(keypoints=[12, 12, 1])
+    results[1]["keypoints"] = keypoints
+    read_points = [read(source, content()).keypoints for source in (write(results), results)]
+    for points in read_points:
+        assert points[:, 0, 0].tolist() == [12, -1e6, 12]
+    assert caplog.text.count("1 of 3 detections have no keypoints. They count as wrong") == 2
+
+
 def read(file, truth, kinds=()):
     return read_results(file, read_truth(truth), kinds)
 
@@ -191,8 +283,9 @@ def test_missing_boxes_are_those_of_the_masks(kernel, write):
     results[0] |= {} if kernel else {"category_id": True}
     for kinds in ((), ["bbox"]):
         boxes = read(write(results), content(), kinds).boxes
-        assert boxes.tolist() == [[10, 10, 20, 20]] * 3
+        assert boxes.tolist() == [BOXES[0], [10, 10, 20, 20], BOXES[2]]
     assert read(write([]), content(), ["bbox"]).boxes.shape == (0, 4)
+    del results[2]["bbox"]
     for counts in ("0o", "00?", "o"):
         results[2]["segmentation"] = {**MASK, "counts": counts}
         with pytest.raises(DataError, match="result 2: has RLE counts"):

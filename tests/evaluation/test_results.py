@@ -173,9 +173,9 @@ class TestCocoEntries:
             ({"mask_score": []}, r"result 1: mask_score is \[\], not a number"),
             ({"bbox": [1, 2, 3]}, r"result 1: bbox is \[1, 2, 3\], not 4 numbers"),
             ({"keypoints": [1, 2, 1] * 2}, r"result 1: keypoints is .*, not 3 numbers"),
-            ({"segmentation": [[1, 1, 2, 2, 3, 1]]}, "result 1: .* not a compressed RLE"),
+            ({"segmentation": [[1, 1, 2, 2, 3, 1]]}, "result 1: .* not an RLE"),
             *(
-                ({"segmentation": mask}, "result 1: segmentation is .*, not a compressed RLE")
+                ({"segmentation": mask}, "result 1: segmentation is .*, not an RLE")
                 for mask in (
                     {"size": [4, 4], "counts": "\u00e9"},
                     {"size": [4], "counts": "`0"},
