@@ -76,7 +76,7 @@ DATASETS:
   ROOT: {root}
   CATALOG:
     - {{name: shapes_train, type: shapes, path: shapes, split: train, images: 8, seed: 1}}
-    - {{name: shapes_val, type: shapes, path: shapes, split: val, images: 4, seed: 1}}
+    - {{name: shapes_val, type: shapes, path: shapes, split: val, images: 5, seed: 1}}
   TRAIN: [shapes_train]
   TEST: [shapes_val]
 MODEL:
@@ -91,7 +91,7 @@ MODEL:
 INPUT: {{MIN_SIZE_TRAIN: [96], MIN_SIZE_TEST: 96}}
 DATALOADER: {{NUM_WORKERS: 0}}
 SOLVER: {{IMS_PER_BATCH: 2, STEPS: [], LOG_PERIOD: 1, WARMUP_ITERS: 3, MAX_ITER: 2}}
-TEST: {{IMS_PER_BATCH: 2}}
+TEST: {{IMS_PER_BATCH: 1, REPORT: False}}
 """
 
 

@@ -32,22 +32,11 @@ def test_seeds_of_more_than_63_bits():
 # ---- files
 
 
-def test_without_a_file_the_defaults_apply():
-    assert load_config().SOLVER.BASE_LR == default_config().SOLVER.BASE_LR
-
-
-def test_with_an_empty_file_the_defaults_apply(write):
-    assert load_config(write("# nothing\n")) == load_config()
-
-
 def test_file_changes_only_its_keys(write):
-    cfg = load_config(write("SOLVER: {BASE_LR: 0.5}"))
+    assert load_config() == load_config(write("# nothing\n")) == default_config()
+    cfg = load_config(str(write("SOLVER: {BASE_LR: 0.5}")))
     assert cfg.SOLVER.BASE_LR == 0.5
     assert cfg.SOLVER.MOMENTUM == load_config().SOLVER.MOMENTUM
-
-
-def test_path_may_be_a_string(write):
-    assert load_config(str(write("SEED: 3"))).SEED == 3
 
 
 def test_config_is_frozen():
@@ -76,6 +65,12 @@ def test_config_is_frozen():
         ("_BASE_: {a: b.yaml}", "_BASE_ must be a path or a list of paths, not {'a'"),
         ('DATALOADER: {"\\n": 0}', r"unknown config key 'DATALOADER.\n'; did you mean"),
         ("1: 2", "unknown config key 1"),
+        ("SEED: !!python/object/apply:os.getpid []", "is not YAML"),
+        (
+            "SOLVER: {MAX_ITER: 7, MAX_MINUTES: 15}",
+            "; set is SOLVER.MAX_ITER 7 and SOLVER.MAX_MINUTES 15.0",
+        ),
+        ("SOLVER: {MAX_ITER: null}", "; set is none"),
     ],
 )
 def test_invalid_file_is_named(write, text, message):
@@ -86,25 +81,18 @@ def test_invalid_file_is_named(write, text, message):
     assert message in str(error.value)
 
 
-def test_missing_file(tmp_path):
-    with pytest.raises(ConfigError, match=r"none\.yaml: cannot be read \(No such file"):
-        load_config(tmp_path / "none.yaml")
-
-
-def test_folder_instead_of_file(tmp_path):
-    with pytest.raises(ConfigError, match="cannot be read"):
-        load_config(tmp_path)
-
-
-def test_binary_file(tmp_path):
+def test_files_that_cannot_be_read(tmp_path):
     (tmp_path / "x.yaml").write_bytes(b"\xff\xfe\x00\x80")
-    with pytest.raises(ConfigError, match=r"x\.yaml: is not YAML"):
-        load_config(tmp_path / "x.yaml")
-
-
-def test_yaml_cannot_run_code(write):
-    with pytest.raises(ConfigError, match="is not YAML"):
-        load_config(write("SEED: !!python/object/apply:os.getpid []"))
+    (tmp_path / "folder").mkdir()
+    messages = {
+        "none": r"cannot be read \(No such file",
+        "folder": "cannot be read",
+        "x": "is not Y",
+    }
+    for name, message in messages.items():
+        file = tmp_path / (name if name == "folder" else f"{name}.yaml")
+        with pytest.raises(ConfigError, match=f"{file}: {message}"):
+            load_config(file)
 
 
 # ---- duplicate keys
@@ -176,13 +164,6 @@ def test_later_base_overrides_earlier_ones(write):
     )  # fmt: skip
 
 
-def test_base_that_two_bases_share(write):
-    write("SEED: 1", "root.yaml")
-    write("_BASE_: root.yaml", "a.yaml")
-    write("_BASE_: root.yaml", "b.yaml")
-    assert load_config(write("_BASE_: [a.yaml, b.yaml]")).SEED == 1
-
-
 def test_base_may_be_absolute(write):
     base = write("SEED: 4", "base.yaml")
     assert load_config(write(f"_BASE_: {base}", "x/leaf.yaml")).SEED == 4
@@ -221,22 +202,14 @@ def test_error_in_base_names_the_base(write):
 
 
 def test_overrides_replace_values_of_the_file(write):
-    cfg = load_config(write("SOLVER: {BASE_LR: 0.5}"), ["SOLVER.BASE_LR", "0.25", "SEED", 2])
+    opts = ["SEED", 1, "SOLVER.BASE_LR", "0.25", "SEED", 2]
+    cfg = load_config(write("SOLVER: {BASE_LR: 0.5}"), opts)
     assert (cfg.SOLVER.BASE_LR, cfg.SEED) == (0.25, 2)
-
-
-def test_later_override_wins():
-    assert load_config(None, ["SEED", 1, "SEED", 2]).SEED == 2
 
 
 def test_override_without_value():
     with pytest.raises(ConfigError, match=r"pairs KEY VALUE: 'SOLVER\.GAMMA' has no value"):
         load_config(None, ["SEED", 1, "SOLVER.GAMMA"])
-
-
-def test_error_in_override_names_the_command_line():
-    with pytest.raises(ConfigError, match=r"^overrides: SEED is 'x'"):
-        load_config(None, ["SEED", "x"])
 
 
 # ---- unknown keys
@@ -250,22 +223,14 @@ def test_error_in_override_names_the_command_line():
         ("MODEL.ROI_BOX_HEAD.POOLER_TYP", "MODEL.ROI_BOX_HEAD.POOLER_TYPE"),
         ("MODEL.WEIGHTS", "MODEL.WEIGHT"),
         ("BASE_LR", "SOLVER.BASE_LR"),
+        ("qqq", ""),
     ],
 )
 def test_unknown_key_suggests_the_nearest(name, nearest):
     with pytest.raises(ConfigError) as error:
         load_config(None, [name, 1])
-    assert f"unknown config key {name}; did you mean {nearest}?" in str(error.value)
-
-
-def test_unknown_key_without_suggestion():
-    with pytest.raises(ConfigError, match=r"unknown config key qqq$"):
-        load_config(None, ["qqq", 1])
-
-
-def test_unknown_section_in_a_file(write):
-    with pytest.raises(ConfigError, match=r"config\.yaml: unknown config key SOLVR\.BASE_LR"):
-        load_config(write("SOLVR: {BASE_LR: 1}"))
+    suggestion = f"; did you mean {nearest}?" if nearest else ""
+    assert str(error.value).endswith(f"unknown config key {name}{suggestion}")
 
 
 # ---- types
@@ -376,6 +341,7 @@ def test_wrong_type_names_key_value_and_description(name, value):
         ("MODEL.RPN.ASPECT_RATIOS", ("a",), "a sequence of numbers, not 'a'"),
         ("INPUT.PIXEL_STD", [1.0, 2.0, 0.0], "values greater than 0"),
         ("INPUT.MIN_SIZE_TRAIN", (), "at least one value"),
+        ("INPUT.VALUE_RANGE", (5, 1), "pairs of numbers in order"),
         ("MODEL.RPN.ASPECT_RATIOS", (1.0, -2.0), "values greater than 0"),
         ("MODEL.RPN.ANCHOR_SIZES", (), "positive sizes"),
         ("MODEL.RPN.ANCHOR_SIZES", (32, 0), "positive sizes"),
@@ -395,11 +361,6 @@ def test_invalid_value_names_valid_ones(name, value, expected):
     with pytest.raises(ConfigError) as error:
         load_config(None, [name, value])
     assert f"overrides: {name} is {value!r}, but must be {expected}" in str(error.value)
-
-
-def test_value_ranges_are_in_order():
-    with pytest.raises(ConfigError, match="must be pairs of numbers in order"):
-        load_config(None, ["INPUT.VALUE_RANGE", (5, 1)])
 
 
 # ---- paths
@@ -541,17 +502,3 @@ def test_setting_a_run_length_unsets_the_others(tmp_path):
     again = tmp_path / "again.yaml"
     again.write_text(load_config(leaf).dump())
     assert load_config(again) == load_config(leaf)
-
-
-@pytest.mark.parametrize(
-    ("text", "listed"),
-    [
-        ("{MAX_ITER: 7, MAX_MINUTES: 15}", "SOLVER.MAX_ITER 7 and SOLVER.MAX_MINUTES 15.0"),
-        ("{MAX_ITER: null}", "none"),
-    ],
-)
-def test_a_run_has_exactly_one_length(tmp_path, text, listed):
-    file = tmp_path / "config.yaml"
-    file.write_text(f"SOLVER: {text}\n")
-    with pytest.raises(ConfigError, match=rf"config\.yaml: set exactly one of .*; set is {listed}"):
-        load_config(file)

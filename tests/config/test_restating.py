@@ -6,9 +6,11 @@ import torch
 from detlite.config import ConfigError, load_config
 from detlite.modeling.backbone import build_backbone
 
-FPN = ("MODEL.BACKBONE.CONV_BODY", "R-50-FPN")
+BODY, NORM = "MODEL.BACKBONE.CONV_BODY", "MODEL.RESNETS.NORM"
+TRANS, STEM = "MODEL.RESNETS.TRANS_FUNC", "MODEL.RESNETS.STEM_FUNC"
+FPN = (BODY, "R-50-FPN")
 META = "MODEL.META_ARCHITECTURE"
-RETINANET = ("MODEL.BACKBONE.CONV_BODY", "R-50-FPN-RETINANET", META, "RetinaNet")
+RETINANET = (BODY, "R-50-FPN-RETINANET", META, "RetinaNet")
 ON = ("MODEL.RETINANET_ON", True)
 ALONE = ("MODEL.RPN_ONLY", True)
 
@@ -44,24 +46,6 @@ def test_max_detections_follow_maskrcnn_benchmark(opts, number, caplog):
     assert ("TEST.DETECTIONS_PER_IMG has no effect" in caplog.text) == ("RetinaNet" not in opts)
 
 
-@pytest.mark.parametrize("opts", [RETINANET, (*FPN, *ALONE)])
-def test_detectors_without_heads_allow_any_pooler_scales(opts):
-    keys = ("MODEL.ROI_HEADS.USE_FPN", False, "MODEL.ROI_BOX_HEAD.POOLER_SCALES", (0.0625,))
-    assert load_config(None, [*opts, *keys]) == load_config(None, opts)
-
-
-def test_retinanet_allows_any_rpn_strides():
-    strides = ("MODEL.RPN.ANCHOR_STRIDE", (4, 8, 16, 32, 64))
-    assert load_config(None, [*RETINANET, *strides]) == load_config(None, RETINANET)
-    strides = ("MODEL.RETINANET.ANCHOR_STRIDES", (8, 16, 32, 64, 128))
-    assert load_config(None, [*FPN, *strides]) == load_config(None, FPN)
-
-
-def test_other_backbones_allow_any_levels():
-    body = ("MODEL.BACKBONE.CONV_BODY", "FBNet")
-    assert load_config(None, [*body, "MODEL.RPN.USE_FPN", True]) == load_config(None, body)
-
-
 @pytest.mark.parametrize("part", ["FPN", "ROI_BOX_HEAD", "ROI_MASK_HEAD"])
 def test_group_norm_of_a_section(part):
     key, norm = f"MODEL.{part}.USE_GN", f"MODEL.{part}.NORM"
@@ -75,83 +59,59 @@ def test_group_norm_of_a_section(part):
         load_config(None, [key, False, norm, "GN"])
 
 
+HEADS = ("MODEL.ROI_HEADS.USE_FPN", False, "MODEL.ROI_BOX_HEAD.POOLER_SCALES", (0.0625,))
+STRIDES = ("MODEL.RPN.ANCHOR_STRIDE", (4, 8, 16, 32, 64))
+SCALES = (0.25, 0.125, 0.0625, 0.03125)
+
+
 @pytest.mark.parametrize(
-    ("key", "value"),
+    ("opts", "restated"),
     [
-        ("MODEL.RPN.USE_FPN", True),
-        ("MODEL.ROI_HEADS.USE_FPN", True),
-        ("MODEL.RPN.ANCHOR_STRIDE", (4, 8, 16, 32, 64)),
-        ("MODEL.ROI_BOX_HEAD.POOLER_SCALES", (0.25, 0.125, 0.0625, 0.03125)),
-        ("MODEL.ROI_MASK_HEAD.POOLER_SCALES", (0.25, 0.125, 0.0625, 0.03125)),
-        ("MODEL.RETINANET_ON", False),
-        ("TEST.DETECTIONS_PER_IMG", 100),
-        ("MODEL.RESNETS.STEM_FUNC", "StemWithFixedBatchNorm"),
+        (FPN, ("MODEL.RPN.USE_FPN", True)),
+        (FPN, ("MODEL.ROI_HEADS.USE_FPN", True)),
+        (FPN, STRIDES),
+        (FPN, ("MODEL.ROI_BOX_HEAD.POOLER_SCALES", SCALES)),
+        (FPN, ("MODEL.ROI_MASK_HEAD.POOLER_SCALES", SCALES)),
+        (FPN, ("MODEL.RETINANET_ON", False)),
+        (FPN, ("TEST.DETECTIONS_PER_IMG", 100)),
+        (FPN, (STEM, "StemWithFixedBatchNorm")),
+        # Any values of keys without a meaning for the detector or its backbone.
+        (FPN, ("MODEL.RETINANET.ANCHOR_STRIDES", (8, 16, 32, 64, 128))),
+        (RETINANET, STRIDES),
+        (RETINANET, HEADS),
+        ((*FPN, *ALONE), HEADS),
+        ((BODY, "FBNet"), ("MODEL.RPN.USE_FPN", True)),
     ],
 )
-def test_consistent_restating_keys_change_nothing(key, value):
-    assert load_config(None, [*FPN, key, value]) == load_config(None, FPN)
+def test_consistent_restating_keys_change_nothing(opts, restated):
+    assert load_config(None, [*opts, *restated]) == load_config(None, opts)
 
 
 @pytest.mark.parametrize(
-    ("opts", "key", "origin"),
+    ("opts", "origin"),
     [
-        ((*FPN, "MODEL.RPN.USE_FPN", False), "MODEL.RPN.USE_FPN", "MODEL.BACKBONE.CONV_BODY"),
-        (("MODEL.RPN.USE_FPN", True), "MODEL.RPN.USE_FPN", "MODEL.BACKBONE.CONV_BODY"),
+        ((*FPN, "MODEL.RPN.USE_FPN", False), BODY),
+        (("MODEL.RPN.USE_FPN", True), BODY),
+        (("MODEL.ROI_HEADS.USE_FPN", True), BODY),
+        ((*FPN, "MODEL.RPN.ANCHOR_STRIDE", (16,)), BODY),
+        ((*FPN, "MODEL.ROI_BOX_HEAD.POOLER_SCALES", (0.0625,)), BODY),
         (
-            ("MODEL.ROI_HEADS.USE_FPN", True),
-            "MODEL.ROI_HEADS.USE_FPN",
-            "MODEL.BACKBONE.CONV_BODY",
+            (*FPN, "MODEL.MASK_ON", True, "MODEL.ROI_MASK_HEAD.SHARE_BOX_FEATURE_EXTRACTOR", False,
+             "MODEL.ROI_MASK_HEAD.POOLER_SCALES", (0.0625,)),
+            BODY,
         ),
-        (
-            (*FPN, "MODEL.RPN.ANCHOR_STRIDE", (16,)),
-            "MODEL.RPN.ANCHOR_STRIDE",
-            "MODEL.BACKBONE.CONV_BODY",
-        ),
-        (
-            (*FPN, "MODEL.ROI_BOX_HEAD.POOLER_SCALES", (0.0625,)),
-            "MODEL.ROI_BOX_HEAD.POOLER_SCALES",
-            "MODEL.BACKBONE.CONV_BODY",
-        ),
-        (
-            (
-                *FPN, "MODEL.MASK_ON", True,
-                "MODEL.ROI_MASK_HEAD.SHARE_BOX_FEATURE_EXTRACTOR", False,
-                "MODEL.ROI_MASK_HEAD.POOLER_SCALES", (0.0625,),
-            ),
-            "MODEL.ROI_MASK_HEAD.POOLER_SCALES",
-            "MODEL.BACKBONE.CONV_BODY",
-        ),
-        ((*RETINANET, "MODEL.RETINANET_ON", False), "MODEL.RETINANET_ON", META),
-        ((META, "ProposalNetwork", *ON), "MODEL.RETINANET_ON", META),
-        (
-            (*RETINANET, "MODEL.RETINANET.ANCHOR_STRIDES", (4, 8)),
-            "MODEL.RETINANET.ANCHOR_STRIDES",
-            "MODEL.BACKBONE.CONV_BODY",
-        ),
-        (
-            ("TEST.DETECTIONS_PER_IMG", 50),
-            "TEST.DETECTIONS_PER_IMG",
-            "MODEL.ROI_HEADS.DETECTIONS_PER_IMG",
-        ),
-        (
-            ("MODEL.RESNETS.NORM", "BN", "MODEL.RESNETS.TRANS_FUNC", "BottleneckWithGN"),
-            "MODEL.RESNETS.TRANS_FUNC",
-            "MODEL.RESNETS.NORM",
-        ),
-        (
-            (
-                "MODEL.RESNETS.TRANS_FUNC", "BottleneckWithGN",
-                "MODEL.RESNETS.STEM_FUNC", "StemWithBatchNorm",
-            ),
-            "MODEL.RESNETS.STEM_FUNC",
-            "MODEL.RESNETS.NORM",
-        ),
+        ((*RETINANET, "MODEL.RETINANET_ON", False), META),
+        ((META, "ProposalNetwork", *ON), META),
+        ((*RETINANET, "MODEL.RETINANET.ANCHOR_STRIDES", (4, 8)), BODY),
+        (("TEST.DETECTIONS_PER_IMG", 50), "MODEL.ROI_HEADS.DETECTIONS_PER_IMG"),
+        ((NORM, "BN", TRANS, "BottleneckWithGN"), NORM),
+        ((TRANS, "BottleneckWithGN", STEM, "StemWithBatchNorm"), NORM),
     ],
 )  # fmt: skip
-def test_contradiction_names_both_keys(opts, key, origin):
+def test_contradiction_names_both_keys(opts, origin):
     with pytest.raises(ConfigError) as error:
         load_config(None, opts)
-    assert str(error.value).startswith(f"{key} is ")
+    assert str(error.value).startswith(f"{opts[-2]} is ")
     assert origin in str(error.value)
 
 
@@ -159,18 +119,10 @@ def test_contradiction_names_both_keys(opts, key, origin):
     ("opts", "norm"),
     [
         ((), "FrozenBN"),
-        (("MODEL.RESNETS.TRANS_FUNC", "BottleneckWithGN"), "GN"),
-        (("MODEL.RESNETS.STEM_FUNC", "StemWithBatchNorm"), "BN"),
-        (
-            (
-                "MODEL.RESNETS.TRANS_FUNC",
-                "BottleneckWithGN",
-                "MODEL.RESNETS.STEM_FUNC",
-                "StemWithGN",
-            ),
-            "GN",
-        ),
-        (("MODEL.RESNETS.NORM", "BN"), "BN"),
+        ((TRANS, "BottleneckWithGN"), "GN"),
+        ((STEM, "StemWithBatchNorm"), "BN"),
+        ((TRANS, "BottleneckWithGN", STEM, "StemWithGN"), "GN"),
+        ((NORM, "BN"), "BN"),
     ],
 )
 def test_norm_follows_from_the_old_functions(opts, norm):

@@ -241,10 +241,6 @@ def test_results_that_cannot_be_written(evaluated, tmp_path):
         evaluated()
 
 
-def test_a_model_without_a_mask_head_has_only_boxes(evaluated):
-    assert list(evaluated("MODEL.MASK_ON", False)["val"]) == ["bbox"]
-
-
 def test_no_detections_have_ap_0(evaluated, toy, tmp_path):
     detect = toy._detect
     toy._detect = lambda image: detect(image)[:0]

@@ -82,29 +82,24 @@ def test_learning_rates_of_the_backbone_decrease_towards_the_input():
     model = SmallDetector()
     keys = {"LAYER_DECAY": 0.1, "BIAS_LR_FACTOR": 2.0}
     optimizer = build_optimizer(make_cfg(**keys), model)
-    assert rates_of(model, optimizer) == pytest.approx(
-        {
-            "backbone.body.0.weight": 0.1 * 0.1**3,
-            "backbone.body.1.weight": 0.1 * 0.1**2,
-            "backbone.body.2.weight": 0.1 * 0.1,
-            "backbone.neck.weight": 0.1,
-            "head.weight": 0.1,
-            "head.bias": 0.2,
-        }
-    )
+    expected = {
+        "backbone.body.0.weight": 0.1 * 0.1**3,
+        "backbone.body.1.weight": 0.1 * 0.1**2,
+        "backbone.body.2.weight": 0.1 * 0.1,
+        "backbone.neck.weight": 0.1,
+        "head.weight": 0.1,
+        "head.bias": 0.2,
+    }
+    assert rates_of(model, optimizer) == pytest.approx(expected)
     assert optimizer.param_groups[0]["lr"] == 0.1  # the logged one
     scheduler = build_scheduler(make_cfg(STEPS=(1,), **keys), optimizer, Duration(100))
     optimizer.step()
     scheduler.step()
     assert rates_of(model, optimizer)["backbone.body.0.weight"] == pytest.approx(1e-5)
-
-
-def test_frozen_stages_count_as_layers():
-    model = SmallDetector()
-    model.backbone.body[0].requires_grad_(False)
-    rates = rates_of(model, build_optimizer(make_cfg(LAYER_DECAY=0.1), model))
-    assert "backbone.body.0.weight" not in rates
-    assert rates["backbone.body.1.weight"] == pytest.approx(0.1 * 0.1**2)
+    model.backbone.body[0].requires_grad_(False)  # counts as a layer
+    del expected["backbone.body.0.weight"]
+    optimizer = build_optimizer(make_cfg(**keys), model)
+    assert rates_of(model, optimizer) == pytest.approx(expected)
 
 
 def test_the_layers_of_a_resnet_are_its_stages(tiny_config):
@@ -117,10 +112,10 @@ def test_the_layers_of_a_resnet_are_its_stages(tiny_config):
     assert {r for name, r in rates.items() if not name.startswith("backbone.body.")} == {1.0}
 
 
-@pytest.mark.parametrize(("key", "value"), [("LAYER_DECAY", 0), ("LAYER_DECAY", 1.1)])
-def test_invalid_layer_decays_are_refused(key, value):
-    with pytest.raises(ConfigError, match=rf"SOLVER\.{key} is .*greater than 0, at most 1"):
-        make_cfg(**{key: value})
+@pytest.mark.parametrize("value", [0, 1.1])
+def test_invalid_layer_decays_are_refused(value):
+    with pytest.raises(ConfigError, match=r"SOLVER\.LAYER_DECAY is .*greater than 0, at most 1"):
+        make_cfg(LAYER_DECAY=value)
 
 
 def test_parameters_with_equal_values_share_a_group():
@@ -215,25 +210,24 @@ def test_an_overflow_in_the_first_step_has_no_effect(dtype):
     torch.testing.assert_close(layer.weight.detach(), before - 0.5)
 
 
-def test_multistep():
-    values = lr_history(make_cfg(STEPS=(2, 4), MAX_ITER=6, GAMMA=0.1), 6)
-    assert values == pytest.approx([0.1, 0.1, 0.01, 0.01, 0.001, 0.001])
-
-
-def test_linear_warmup_reaches_the_base_rate():
-    values = lr_history(make_cfg(WARMUP_ITERS=4, WARMUP_FACTOR=0.2), 6)
-    assert values == pytest.approx([0.02, 0.04, 0.06, 0.08, 0.1, 0.1])
-
-
-def test_constant_warmup():
-    values = lr_history(make_cfg(WARMUP_ITERS=2, WARMUP_FACTOR=0.5, WARMUP_METHOD="constant"), 4)
-    assert values == pytest.approx([0.05, 0.05, 0.1, 0.1])
-
-
-def test_cosine_ignores_steps_and_decreases_to_zero():
-    cfg = make_cfg(LR_SCHEDULE="cosine", MAX_ITER=10, STEPS=(60,))
-    values = lr_history(cfg, 11)
-    assert values == pytest.approx([0.05 * (1 + math.cos(math.pi * i / 10)) for i in range(11)])
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        ({"STEPS": (2, 4), "MAX_ITER": 6, "GAMMA": 0.1}, [0.1, 0.1, 0.01, 0.01, 0.001, 0.001]),
+        ({"STEPS": (0.5,), "MAX_ITER": 4}, [0.1, 0.1, 0.01, 0.01]),
+        ({"WARMUP_ITERS": 4, "WARMUP_FACTOR": 0.2}, [0.02, 0.04, 0.06, 0.08, 0.1, 0.1]),
+        (
+            {"WARMUP_ITERS": 2, "WARMUP_FACTOR": 0.5, "WARMUP_METHOD": "constant"},
+            [0.05, 0.05, 0.1, 0.1],
+        ),
+        (
+            {"LR_SCHEDULE": "cosine", "MAX_ITER": 10, "STEPS": (60,)},  # ignores STEPS
+            [0.05 * (1 + math.cos(math.pi * i / 10)) for i in range(11)],
+        ),
+    ],
+)
+def test_schedules(keys, expected):
+    assert lr_history(make_cfg(**keys), len(expected)) == pytest.approx(expected)
 
 
 def test_the_learning_rate_of_biases_follows_the_schedule():
@@ -289,9 +283,6 @@ def test_cosine_follows_the_fraction_of_the_run():
 def test_steps_below_one_are_fractions():
     cfg = make_cfg(STEPS=(0.5, 0.9), GAMMA=0.1)
     assert lr_by_fraction(cfg, [0.4, 0.5, 0.95]) == pytest.approx([0.1, 0.1, 0.01, 0.001])
-    assert lr_history(make_cfg(STEPS=(0.5,), MAX_ITER=4), 4) == pytest.approx(
-        [0.1, 0.1, 0.01, 0.01]
-    )
 
 
 def test_a_long_warmup_ends_after_a_tenth_of_the_run():
