@@ -16,7 +16,7 @@ from detlite.data.datasets.ground_truth import build_coco_gt
 from detlite.data.datasets.options import DatasetOptions
 from detlite.evaluation import Results, evaluate_coco
 from detlite.structures.masks.formats import encode_bitmap, to_bitmap
-from tests.builders import coco_content, make_coco, rectangle
+from tests.builders import coco_content, coco_object, make_coco, rectangle
 
 Json = dict[str, Any]
 
@@ -155,16 +155,12 @@ class TestScores:
         assert metrics["APm"] == pytest.approx(1)
         json.dumps(metrics, allow_nan=False)
 
-    @pytest.mark.parametrize("with_results", [False, True])
-    def test_all_crowd_is_none(self, with_results):
-        gt = make_gt([square(1, 1, 3, 10, iscrowd=1)])
-        results = [detect(THREE[0])] if with_results else []
-        metrics = evaluate(gt, results)
+    @pytest.mark.parametrize("objects", [[], [square(1, 1, 3, 10, iscrowd=1)]])
+    @pytest.mark.parametrize("results", [[], [detect(THREE[0])]])
+    def test_without_objects_but_crowds_metrics_are_none(self, objects, results):
+        metrics = evaluate(make_gt(objects), results)
         assert metrics["bbox"]["AP"] is None
         assert metrics["segm"]["AP"] is None
-
-    def test_no_annotations_is_none(self):
-        assert evaluate(make_gt([]), [detect(THREE[0])])["segm"]["AP"] is None
 
     def test_annotation_id_zero_counts(self):
         gt = make_gt([square(0, 1, 3, 10)])
@@ -296,16 +292,12 @@ class TestInvalidInput:
 def test_exact_detections_of_skipped_objects_are_no_errors(tmp_path, kind):
     """An object whose mask cannot be used is a region to ignore."""
     boxes = [[4, 4, 10, 8], [20, 4, 12, 9], [4, 20, 9, 9], [20, 20, 14, 12]]
-    polygons = [[x, y, x + w, y, x + w, y + h, x, y + h] for x, y, w, h in boxes]
-    rows = [
-        {"id": n, "image_id": 1, "category_id": 1, "bbox": box, "segmentation": [polygon]}
-        for n, (box, polygon) in enumerate(zip(boxes, polygons, strict=True), start=1)
-    ]
-    image = {"id": 1, "file_name": "a.png", "height": 40, "width": 40}
-    exact = [{**row, "score": 0.9 - row["id"] / 10} for row in rows]
-    content = {"images": [image], "categories": [{"id": 1, "name": "cell"}]}
-    bad = {**rows[0], "segmentation": [[1, 2, 3, 4]]}
-    (tmp_path / "a.json").write_text(json.dumps({**content, "annotations": [bad, *rows[1:]]}))
+    content = coco_content(
+        (coco_object(box, segmentation=rectangle(*box)) for box in boxes), size=(40, 40)
+    )
+    exact = [{**row, "score": 0.9 - row["id"] / 10} for row in content["annotations"]]
+    content["annotations"][0] = {**exact[0], "segmentation": [[1, 2, 3, 4]]}
+    (tmp_path / "a.json").write_text(json.dumps(content))
     dataset = CocoDataset(
         tmp_path / "a.json", tmp_path, DatasetOptions(skip_bad=True, check_images=False)
     )

@@ -15,6 +15,7 @@ from detlite.evaluation.evaluators import (
     max_detections,
     predicted_kinds,
 )
+from tests.builders import coco_content, coco_detection, coco_object
 
 
 def make_dataset(kind="coco", keypoint_names=()):
@@ -129,16 +130,10 @@ def test_lvis_ignores_keypoints(monkeypatch):
 
 def test_the_detections_of_all_tiles_are_evaluated(tmp_path):
     """The maximum number of detections applies to a tile, not to an image."""
-    image = {"id": 1, "file_name": "a.png", "height": 100, "width": 220}
-    objects = [
-        {"id": n, "image_id": 1, "category_id": 1, "bbox": [50 * n, 20, 10, 10], "area": 100,
-         "iscrowd": 0} for n in range(4)
-    ]  # fmt: skip
-    content = {"images": [image], "annotations": objects, "categories": [{"id": 1, "name": "a"}]}
+    boxes = [[50 * n, 20, 10, 10] for n in range(4)]
+    content = coco_content(map(coco_object, boxes), size=(100, 220))
     (tmp_path / "val.json").write_text(json.dumps(content))
-    detections = [
-        {"image_id": 1, "category_id": 1, "bbox": one["bbox"], "score": 0.9} for one in objects
-    ]
+    detections = list(map(coco_detection, boxes))
     limit = ("MODEL.ROI_HEADS.DETECTIONS_PER_IMG", 1)
     keys = (*limit, "TEST.TILE", 100, "TEST.TILE_OVERLAP", 0.2, "DATASETS.ROOT", str(tmp_path))
     cfg = make_cfg(*keys, "DATASETS.CHECK_IMAGES", False)

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import pytest
@@ -110,27 +109,20 @@ def random_set(rng: np.random.Generator) -> tuple[COCO, list[dict]]:
 
     The detections have few distinct scores, and the first image has more than MAX_DETS.
     """
-    content: dict[str, Any] = {"images": [], "annotations": [], "categories": []}
-    content["categories"] = [
-        {"id": 2 * k, "name": str(k), "frequency": "rcf"[k % 3]} for k in range(6, 0, -1)
-    ]
     ids = [2 * k for k in range(1, 7)]
+    content = coco_content((), (7, 3, 5, 4), categories={k: str(k) for k in reversed(ids)})
+    for category in content["categories"]:
+        category["frequency"] = "rcf"[category["id"] // 2 % 3]
     rows = []
-    for number in (7, 3, 5, 4):
-        content["images"].append(
-            {"id": number, "height": 100, "width": 100,
-             "neg_category_ids": rng.choice(ids, 2, replace=False).tolist(),
-             "not_exhaustive_category_ids": rng.choice(ids, 1).tolist()}
-        )  # fmt: skip
+    for image in content["images"]:
+        number = image["id"]
+        image["neg_category_ids"] = rng.choice(ids, 2, replace=False).tolist()
+        image["not_exhaustive_category_ids"] = rng.choice(ids, 1).tolist()
         for _ in range(6):
             side = rng.integers(10, 60, 2)
             box = [*rng.integers(0, 100 - side).tolist(), *side.tolist()]
-            x, y, w, h = box
-            content["annotations"].append(
-                {"id": len(content["annotations"]) + 1, "image_id": number, "bbox": box,
-                 "category_id": int(rng.choice(ids)), "area": float(w * h),
-                 "segmentation": [[x, y, x + w, y, x + w, y + h, x, y + h]]}
-            )  # fmt: skip
+            fields = {"id": len(content["annotations"]) + 1, "segmentation": rectangle(*box)}
+            content["annotations"].append(coco_object(box, int(rng.choice(ids)), number, **fields))
             for _ in range(60 if number == 7 else 5):
                 moved = np.clip(np.array(box) + rng.integers(-6, 7, 4), [0, 0, 4, 4], 99)
                 moved[2:] = np.minimum(moved[2:], 100 - moved[:2])
@@ -142,10 +134,7 @@ def random_set(rng: np.random.Generator) -> tuple[COCO, list[dict]]:
         rows.append(detect(number, first["category_id"], 0.95, [*first["bbox"][:3], 0]))
         empty = {**first, "id": len(content["annotations"]) + 1, "area": 0.0}
         content["annotations"].append(empty)
-    coco = COCO()
-    coco.dataset = content
-    coco.createIndex()
-    return coco, rows
+    return make_coco(content), rows
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import io
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +16,8 @@ from pycocotools.cocoeval import COCOeval
 from detlite.evaluation import Results, evaluate_coco
 from detlite.evaluation.coco import match_coco
 from detlite.evaluation.matching import ScoreThreshold, accumulate, best_threshold
+from detlite.ops.dispatch import use_fallback_ops
+from tests.builders import coco_content, make_coco
 from tests.evaluation.synthetic_detections import synthetic_dataset
 
 HEIGHT, WIDTH = 120, 150
@@ -37,18 +40,19 @@ def keypoints_in(rng: np.random.Generator, box: np.ndarray) -> list[float]:
 def random_set(seed: int) -> tuple[COCO, list[dict[str, Any]]]:
     """Make objects of all sizes and detections with equal scores and some empty masks.
 
+    Some objects have equal boxes.
     The image ids are not in order. One image and one category have no objects, and one image has no
     detections.
     """
     rng = np.random.default_rng(seed)
-    content: dict[str, Any] = {"info": {}, "images": [], "annotations": [], "categories": []}
-    content["categories"] = [{"id": k, "name": str(k)} for k in (9, 2, 5, 4)]
-    results = []
-    for image in (30, 4, 17, 8, 5):
-        content["images"].append({"id": image, "height": HEIGHT, "width": WIDTH})
-        for _ in range(0 if image == 8 else 9):
-            size = np.exp(rng.uniform(np.log(6), np.log(110), 2))
-            box = np.concatenate([rng.random(2) * ((WIDTH, HEIGHT) - size), size]).round(1)
+    images, categories = (30, 4, 17, 8, 5), {k: str(k) for k in (9, 2, 5, 4)}
+    content = coco_content((), images, (HEIGHT, WIDTH), categories)
+    content["info"], results = {}, []
+    for image in images:
+        for number in range(0 if image == 8 else 9):
+            if number % 4 < 3:
+                size = np.exp(rng.uniform(np.log(6), np.log(110), 2))
+                box = np.concatenate([rng.random(2) * ((WIDTH, HEIGHT) - size), size]).round(1)
             crowd, category = int(rng.random() < 0.2), int(rng.choice([9, 2, 5]))
             bitmap = blob(rng, box)
             rle = rle_codec.encode(bitmap)
@@ -85,18 +89,13 @@ def random_set(seed: int) -> tuple[COCO, list[dict[str, Any]]]:
                      "keypoints": detected.ravel().tolist()}
                 )  # fmt: skip
     results.append({**results[0], "image_id": 8})
-    truth = COCO()
-    truth.dataset = content
-    truth.createIndex()
-    return truth, results
+    return make_coco(content), results
 
 
 def official(truth: COCO, rows: list[dict[str, Any]], kind: str, limits: list[int]) -> COCOeval:
     fields = ("image_id", "category_id", "score", FIELDS[kind])
-    own = COCO()
-    own.dataset = copy.deepcopy(truth.dataset)
+    own = make_coco(copy.deepcopy(truth.dataset))
     with contextlib.redirect_stdout(io.StringIO()):
-        own.createIndex()
         results = own.loadRes([{name: row[name] for name in fields} for row in rows])
         evaluator = COCOeval(own, results, kind)
         evaluator.params.maxDets = limits
@@ -106,15 +105,17 @@ def official(truth: COCO, rows: list[dict[str, Any]], kind: str, limits: list[in
 
 
 @pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("ops", [nullcontext, use_fallback_ops])
 @pytest.mark.parametrize(
     ("kind", "max_dets", "limits"),
     [("bbox", 100, [1, 10, 100]), ("bbox", 2, [1, 2, 10]), ("segm", 100, [1, 10, 100]),
      ("segm", 3, [1, 3, 10]), ("keypoints", 100, [20])],
 )  # fmt: skip
-def test_values_of_pycocotools(seed, kind, max_dets, limits):
+def test_values_of_pycocotools(seed, ops, kind, max_dets, limits):
     truth, rows = random_set(seed)
     results = Results.from_coco(rows, [kind])
-    tables = accumulate(match_coco(truth, results, kind, max_dets))
+    with ops():
+        tables = accumulate(match_coco(truth, results, kind, max_dets))
     expected = official(truth, rows, kind, limits)
     last = 0 if kind == "keypoints" else limits.index(max_dets)
     np.testing.assert_allclose(tables.recall, expected.eval["recall"], rtol=0, atol=1e-12)

@@ -1,4 +1,7 @@
-"""Compare the evaluation operators with pycocotools and a scalar version of COCO's rules."""
+"""Compare the evaluation operators with pycocotools.
+
+tests/evaluation/test_matching.py compares the matches and the tables of precision and recall.
+"""
 
 from typing import Any
 
@@ -13,7 +16,6 @@ from detlite.ops import (
     encode_polygons,
     mask_intersections,
     match_detections,
-    precision_recall,
 )
 from detlite.ops.dispatch import FALLBACKS
 from detlite.structures.masks.rle import EncodedMasks
@@ -81,56 +83,6 @@ def test_random_bytes_are_safe() -> None:
         assert torch.equal(areas, others)
         assert ((areas >= -1) & (areas <= pixels)).all()
         assert (shared.view(20, 20).diagonal() == areas.clamp(min=0)).all()
-
-
-def scalar_match(
-    overlaps: np.ndarray,
-    crowd: np.ndarray,
-    ignored: np.ndarray,
-    uncounted: np.ndarray,
-    least: float,
-) -> list[int]:
-    """Match one group with overlaps [D, G] by COCO's rules."""
-    free = [True] * len(crowd)
-    outcomes = []
-    for d, row in enumerate(overlaps):
-        fits = [g for g in range(len(crowd)) if (free[g] or crowd[g]) and row[g] >= least]
-        fits = [g for g in fits if not ignored[g]] or fits
-        if not fits:
-            outcomes.append(2 if uncounted[d] else 0)
-            continue
-        best = max(fits, key=lambda g: (row[g], g))  # of equals the last
-        free[best] = False
-        outcomes.append(2 if ignored[best] else 1)
-    return outcomes
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_matches_are_cocos(seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    sizes = rng.integers(0, 7, (40, 2))
-    (detections, objects) = sizes.sum(axis=0)
-    ends = sizes.cumsum(axis=0)
-    groups = np.stack(
-        [ends[:, 0] - sizes[:, 0], ends[:, 0], ends[:, 1] - sizes[:, 1], ends[:, 1]], 1
-    )
-    tables = [rng.integers(0, 11, size) / 10 for size in sizes]  # with many ties
-    crowd, ignored = rng.random(objects) < 0.2, rng.random((3, objects)) < 0.4
-    ignored |= crowd
-    uncounted, thresholds = rng.random((3, detections)) < 0.3, np.array([0.5, 0.7, 1.0])
-    flat = np.concatenate([table.ravel() for table in tables])
-    arrays = flat, groups, crowd, ignored, uncounted, thresholds
-    actual = match_detections(*map(torch.from_numpy, arrays)).numpy()
-    for a in range(3):
-        for t, least in enumerate(thresholds):
-            expected = []
-            for (first, last, low, high), table in zip(groups, tables, strict=True):
-                own = slice(low, high)
-                expected += scalar_match(
-                    table, crowd[own], ignored[a, own], uncounted[a, first:last], least
-                )
-            assert actual[a, t].tolist() == expected
-    assert set(actual.ravel().tolist()) == {0, 1, 2}
 
 
 _SIDE = {
@@ -255,41 +207,6 @@ def test_box_overlaps_are_those_of_pycocotools(function: Any) -> None:
         if first < last
     ]
     np.testing.assert_allclose(actual, np.concatenate(expected), rtol=0, atol=1e-15)
-
-
-def scalar_tables(
-    outcomes: np.ndarray, scores: np.ndarray, ranks: np.ndarray, positives: int, limit: int
-) -> tuple[list[float], float]:
-    """Return precision at 11 recalls, and recall, of one category by the definition."""
-    order = [d for d in np.argsort(-scores, kind="stable") if ranks[d] < limit]
-    counted = [outcomes[d] for d in order if outcomes[d] != 2]
-    points = []
-    for end in range(1, len(counted) + 1):
-        hits = counted[:end].count(1)
-        points.append((hits / positives, hits / end))
-    precision = [max((p for r, p in points if r >= tenth / 10), default=0.0) for tenth in range(11)]
-    return precision, counted.count(1) / positives
-
-
-@pytest.mark.parametrize("function", [precision_recall, FALLBACKS["precision_recall"]])
-def test_tables_follow_their_definition(function: Any) -> None:
-    rng = np.random.default_rng(0)
-    ends, detections = np.array([0, 30, 30, 90]), 90
-    outcomes = rng.integers(0, 3, (2, 3, detections)).astype(np.uint8)
-    scores, ranks = rng.integers(0, 20, detections) / 10, rng.integers(0, 5, detections)
-    positives = np.array([[3, 40, 0, 50], [0, 40, 2, 60]])
-    limits, recalls = np.array([1, 4]), np.arange(11) / 10
-    arrays = outcomes, scores, ranks, ends, positives, limits, recalls
-    precision, recall = function(*map(torch.from_numpy, arrays), 4)
-    for k, (begin, end) in enumerate(zip([0, *ends[:-1]], ends, strict=True)):
-        for a, t, m in np.ndindex(2, 3, 2):
-            expected, at_limit = [-1.0] * 11, -1.0
-            if positives[a, k]:
-                own = outcomes[a, t, begin:end], scores[begin:end], ranks[begin:end]
-                expected, at_limit = scalar_tables(*own, positives[a, k], int(limits[m]))
-            assert recall[t, k, a, m].item() == pytest.approx(at_limit, abs=1e-15)
-            if limits[m] == 4:
-                assert precision[t, :, k, a].tolist() == pytest.approx(expected, abs=1e-12)
 
 
 INVALID: dict[str, list[tuple[dict[str, Any], str]]] = {
