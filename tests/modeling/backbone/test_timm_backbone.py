@@ -160,10 +160,10 @@ def test_drop_path_of_timm_models(timm, tiny_config, name):
         assert value * 0.6 <= max(rates, default=0.0) <= value * 1.001
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-def test_learning_rates_decay_per_stage(timm, tiny_config, name):
+@pytest.mark.parametrize("body", [*(f"{name}-FPN" for name in FAMILIES), "test_vit-SFP"])
+def test_learning_rates_decay_per_stage(timm, tiny_config, body):
     cfg = tiny_config(
-        "MODEL.BACKBONE.CONV_BODY", f"timm/{name}-FPN", "SOLVER.LAYER_DECAY", 0.5,
+        "MODEL.BACKBONE.CONV_BODY", f"timm/{body}", "SOLVER.LAYER_DECAY", 0.5,
         "SOLVER.BASE_LR", 1.0, "SOLVER.BIAS_LR_FACTOR", 1.0,
     )  # fmt: skip
     model = build_model(cfg)
