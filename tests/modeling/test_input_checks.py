@@ -1,30 +1,10 @@
 import pytest
 import torch
-from torch import Tensor
 
 from detlite.modeling.build import build_model
-from detlite.modeling.preprocessing import (
-    Normalizer,
-    prepare_proposals,
-    prepare_targets,
-)
-from detlite.structures.instances import GroundTruth
+from detlite.modeling.preprocessing import Normalizer, prepare_proposals
 from detlite.structures.masks.packed import PackedMasks
-
-MEAN, STD = [100.0, 110.0, 120.0], [2.0, 3.0, 4.0]
-
-
-def target(count: int = 2, size: tuple[int, int] = (8, 9)) -> dict[str, Tensor]:
-    return {
-        "boxes": torch.tensor([[1.0, 1, 5, 5]]).repeat(count, 1),
-        "labels": torch.ones(count, dtype=torch.int64),
-        "masks": torch.ones(count, *size, dtype=torch.uint8),
-    }
-
-
-def prepare(targets, images=None, required=("masks",), **kwargs) -> GroundTruth:
-    images = [torch.zeros(3, 8, 9)] if images is None else images
-    return prepare_targets(targets, images, 4, required, **kwargs)
+from tests.modeling.test_preprocessing import MEAN, STD, TRIANGLE, prepare, target
 
 
 @pytest.mark.parametrize(
@@ -81,9 +61,6 @@ def test_boxes_that_are_not_pixels_of_the_image(box, message):
 def test_boxes_may_exceed_the_image_a_little():
     boxes = torch.tensor([[-0.5, -1, 9.5, 8.9], [0, 0, 0.5, 1]])
     assert prepare([{**target(), "boxes": boxes}]).boxes.shape == (1, 2, 4)
-
-
-TRIANGLE = [[1.0, 1, 5, 1, 5, 5]]
 
 
 def test_invalid_packed_masks():
@@ -163,25 +140,22 @@ def test_targets_must_be_tensors(name):
         prepare([{**target(), name: target()[name].tolist()}])
 
 
-def test_targets_must_be_dicts():
-    with pytest.raises(TypeError, match=r"targets\[0\] must be a dict of tensors, not list"):
-        prepare([[target()]])
+@pytest.mark.parametrize(
+    ("targets", "error", "message"),
+    [
+        ([[target()]], TypeError, r"targets\[0\] must be a dict of tensors, not list"),
+        ([target(), target()], ValueError, "1 images, but 2 targets"),
+    ],
+)
+def test_one_dict_per_image(targets, error, message):
+    with pytest.raises(error, match=message):
+        prepare(targets)
 
 
 def test_message_names_the_invalid_target():
     images = [torch.zeros(3, 8, 9)] * 2
     with pytest.raises(ValueError, match=r"targets\[1\]\['labels'\]"):
         prepare([target(), {**target(), "labels": torch.zeros(2).long()}], images)
-
-
-def test_training_needs_targets():
-    with pytest.raises(ValueError, match="training needs targets"):
-        prepare(None)
-
-
-def test_number_of_targets():
-    with pytest.raises(ValueError, match="1 images, but 2 targets"):
-        prepare([target(), target()])
 
 
 @pytest.mark.parametrize(

@@ -31,20 +31,15 @@ def prepare(targets, images=None, required=("masks",), **kwargs) -> GroundTruth:
 # ---- images
 
 
-def test_bgr_255():
+@pytest.mark.parametrize("bgr255", [False, True])
+def test_normalized_channels(bgr255):
+    mean, std = (MEAN, STD) if bgr255 else ([0.4, 0.5, 0.6], [0.2, 0.3, 0.4])
     rgb = torch.randint(0, 256, (3, 4, 5), dtype=torch.uint8)
-    batch = Normalizer(MEAN, STD, bgr255=True, divisibility=0)([rgb]).pixels
+    batch = Normalizer(mean, std, bgr255=bgr255, divisibility=0)([rgb]).pixels
+    values = rgb.flip(0).float() if bgr255 else rgb / 255
     for channel in range(3):
-        expected = (rgb[2 - channel].float() - MEAN[channel]) / STD[channel]
+        expected = (values[channel] - mean[channel]) / std[channel]
         torch.testing.assert_close(batch[0, channel], expected)
-
-
-def test_rgb_1():
-    rgb = torch.randint(0, 256, (3, 4, 5), dtype=torch.uint8)
-    batch = Normalizer([0.4, 0.5, 0.6], [0.2, 0.3, 0.4], bgr255=False, divisibility=0)([rgb])
-    for channel in range(3):
-        expected = (rgb[channel] / 255 - (0.4, 0.5, 0.6)[channel]) / (0.2, 0.3, 0.4)[channel]
-        torch.testing.assert_close(batch.pixels[0, channel], expected)
 
 
 @pytest.mark.parametrize("bgr255", [False, True])
