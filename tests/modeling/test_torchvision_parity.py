@@ -9,47 +9,33 @@ import math
 
 import pytest
 import torch
-import torchvision
 from torch import nn
-from torchvision.models.detection import MaskRCNN
 from torchvision.models.detection._utils import BalancedPositiveNegativeSampler
-from torchvision.models.detection.anchor_utils import AnchorGenerator
-from torchvision.models.detection.backbone_utils import resnet_fpn_backbone
 
-from detlite.config import load_config
+from benchmarks.models.torchvision_baseline import (
+    comparable_config,
+    spread_scores,
+    torchvision_model,
+)
+from detlite.conversion.checkpoint_source import SOURCES
 from detlite.modeling.boxes.sampler import ProposalSampler, Sampler
 from detlite.modeling.build import build_model
-from detlite.modeling.rcnn import GeneralizedRCNN
+from detlite.modeling.layers.norm import FrozenBatchNorm2d
 
 # height, width: multiples of 64, so that torchvision finds strides of 4 to 64 on every level
 SIZE = (64, 128)
-CLASSES = 4
-SIZES = ((8,), (16,), (32,), (64,), (128,))
-RATIOS = (0.25, 1.0, 4.0)
-
-# Prefixes of our entries and of torchvision's; `{n}` is a number.
-NAMES = {
-    "backbone.body.stem.conv1.": "backbone.body.conv1.",
-    "backbone.body.stem.norm1.": "backbone.body.bn1.",
-    "rpn.head.conv.": "rpn.head.conv.0.0.",
-    "roi_heads.box.feature_extractor.": "roi_heads.box_head.",
-    "roi_heads.box.predictor.": "roi_heads.box_predictor.",
-    "roi_heads.mask.predictor.": "roi_heads.mask_predictor.",
-    **{f"backbone.body.res{n + 1}.": f"backbone.body.layer{n}." for n in range(1, 5)},
-    **{f"backbone.neck.lateral.{n}.0.": f"backbone.fpn.inner_blocks.{n}.0." for n in range(4)},
-    **{f"backbone.neck.output.{n}.0.": f"backbone.fpn.layer_blocks.{n}.0." for n in range(4)},
-    **{
-        f"roi_heads.mask.feature_extractor.convs.{n}.0.": f"roi_heads.mask_head.{n}.0."
-        for n in range(4)
-    },
-}
-
-
-def torchvision_name(name: str) -> str:
-    for ours, theirs in NAMES.items():
-        if name.startswith(ours):
-            name = theirs + name[len(ours) :]
-    return name.replace(".norm", ".bn") if "backbone.body" in name else name
+OPTS = [
+    "MODEL.DEVICE", "cpu", "MODEL.BACKBONE.FREEZE_CONV_BODY_AT", 0,
+    "INPUT.MIN_SIZE_TEST", min(SIZE), "INPUT.MAX_SIZE_TEST", max(SIZE),
+    "MODEL.CONVENTION", "detlite",
+    "MODEL.CONVENTION_OVERRIDE", ("anchor_offset=0", "mask_targets=soft"),
+    "MODEL.RPN.ANCHOR_SIZES", (8, 16, 32, 64, 128), "MODEL.RPN.ASPECT_RATIOS", (0.25, 1.0, 4.0),
+    "MODEL.RPN.PRE_NMS_TOP_N_TRAIN", 200, "MODEL.RPN.PRE_NMS_TOP_N_TEST", 200,
+    "MODEL.RPN.FPN_POST_NMS_TOP_N_TRAIN", 100, "MODEL.RPN.FPN_POST_NMS_TOP_N_TEST", 100,
+    "MODEL.RPN.BATCH_SIZE_PER_IMAGE", 10**6, "MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE", 10**6,
+    "MODEL.ROI_HEADS.POSITIVE_FRACTION", 0.5, "MODEL.ROI_HEADS.DETECTIONS_PER_IMG", 30,
+    "MODEL.ROI_BOX_HEAD.NUM_CLASSES", 4,
+]  # fmt: skip
 
 
 def make_images() -> list[torch.Tensor]:
@@ -60,93 +46,27 @@ def make_images() -> list[torch.Tensor]:
     return [*(0.7 * coarse + 0.3 * torch.rand(2, 3, *SIZE, generator=noise))]
 
 
-def torchvision_model(depth: int) -> MaskRCNN:
-    backbone = resnet_fpn_backbone(
-        backbone_name=f"resnet{depth}", weights=None, trainable_layers=5,
-        norm_layer=torchvision.ops.FrozenBatchNorm2d,
-    )  # fmt: skip
-    model = MaskRCNN(
-        backbone, CLASSES, min_size=min(SIZE), max_size=max(SIZE),
-        rpn_anchor_generator=AnchorGenerator(SIZES, (RATIOS,) * 5),
-        rpn_pre_nms_top_n_train=200, rpn_pre_nms_top_n_test=200, rpn_post_nms_top_n_train=100,
-        rpn_post_nms_top_n_test=100, rpn_batch_size_per_image=10**6, box_batch_size_per_image=10**6,
-        box_positive_fraction=0.5, box_detections_per_img=30,
-    )  # fmt: skip
-    # Batch statistics that keep activations near one, and predictions that differ over the image.
-    for module in model.modules():
-        if isinstance(module, torchvision.ops.FrozenBatchNorm2d):
-            module.running_mean.normal_(std=0.1)
-            module.running_var.uniform_(1.0, 3.0)
-            module.bias.normal_(std=0.1)
-    predictor = model.roi_heads.box_predictor
-    for layer, std in (
-        (model.rpn.head.conv[0][0], 0.05), (model.rpn.head.cls_logits, 0.3),
-        (model.rpn.head.bbox_pred, 0.03), (predictor.cls_score, 0.3), (predictor.bbox_pred, 0.1),
-        (model.roi_heads.mask_predictor.mask_fcn_logits, 0.5),
-    ):  # fmt: skip
-        nn.init.normal_(layer.weight, std=std)
-    _balance_classes(model.eval())
-    return model
-
-
-@torch.no_grad()
-def _balance_classes(model: MaskRCNN) -> None:
-    """Return biases that make the mean logit of every class 0, so that all classes are detected."""
-    batch, _ = model.transform(make_images())
-    features = model.backbone(batch.tensors)
-    proposals, _ = model.rpn(batch, features)
-    heads = model.roi_heads
-    x = heads.box_head(heads.box_roi_pool(features, proposals, batch.image_sizes))
-    scores = heads.box_predictor.cls_score
-    scores.bias.copy_(-scores.weight @ x.mean(dim=0))
-
-
-def our_model(reference: MaskRCNN, depth: int) -> GeneralizedRCNN:
-    settings = {
-        "DEVICE": "cpu",
-        "MASK_ON": True,
-        "BACKBONE.CONV_BODY": f"R-{depth}-FPN",
-        "BACKBONE.FREEZE_CONV_BODY_AT": 0,
-        "RESNETS.STRIDE_IN_1X1": False,
-        "RPN.ANCHOR_SIZES": SIZES,
-        "RPN.ASPECT_RATIOS": RATIOS,
-        "CONVENTION_OVERRIDE": ("anchor_offset=0", "mask_targets=soft"),
-        "RPN.STRADDLE_THRESH": -1,
-        "RPN.BATCH_SIZE_PER_IMAGE": 10**6,
-        "RPN.PRE_NMS_TOP_N_TRAIN": 200,
-        "RPN.PRE_NMS_TOP_N_TEST": 200,
-        "RPN.FPN_POST_NMS_TOP_N_TRAIN": 100,
-        "RPN.FPN_POST_NMS_TOP_N_TEST": 100,
-        "RPN.FPN_POST_NMS_PER_BATCH": False,
-        "ROI_HEADS.BATCH_SIZE_PER_IMAGE": 10**6,
-        "ROI_HEADS.POSITIVE_FRACTION": 0.5,
-        "ROI_HEADS.DETECTIONS_PER_IMG": 30,
-        "ROI_BOX_HEAD.NUM_CLASSES": CLASSES,
-        "ROI_BOX_HEAD.FEATURE_EXTRACTOR": "FPN2MLPFeatureExtractor",
-        "ROI_BOX_HEAD.PREDICTOR": "FPNPredictor",
-        "ROI_BOX_HEAD.POOLER_RESOLUTION": 7,
-        "ROI_BOX_HEAD.POOLER_SAMPLING_RATIO": 2,
-        "ROI_BOX_HEAD.SMOOTH_L1_BETA": 1 / 9,
-        "ROI_MASK_HEAD.FEATURE_EXTRACTOR": "MaskRCNNFPNFeatureExtractor",
-        "ROI_MASK_HEAD.POOLER_SAMPLING_RATIO": 2,
-        "ROI_MASK_HEAD.SHARE_BOX_FEATURE_EXTRACTOR": False,
-        "ROI_MASK_HEAD.RESOLUTION": 28,
-    }
-    opts = [item for name, value in settings.items() for item in (f"MODEL.{name}", value)]
-    opts += ["INPUT.TO_BGR255", False, "INPUT.PIXEL_MEAN", [0.485, 0.456, 0.406]]
-    opts += ["INPUT.PIXEL_STD", [0.229, 0.224, 0.225]]
-    model = build_model(load_config(None, opts))
-    theirs = reference.state_dict()
-    assert len(theirs) == len(model.state_dict())
-    model.load_state_dict({name: theirs[torchvision_name(name)] for name in model.state_dict()})
-    return model
-
-
 @pytest.fixture(scope="module", params=[18, pytest.param(50, marks=pytest.mark.slow)])
 def models(request):
     torch.manual_seed(0)
-    reference = torchvision_model(request.param)
-    return our_model(reference, request.param), reference
+    body = ["MODEL.BACKBONE.CONV_BODY", f"R-{request.param}-FPN"]
+    cfg = comparable_config("coco/mask_rcnn_R_50_FPN_1x.yaml", [*body, *OPTS])
+    model = build_model(cfg).eval()
+    # Batch statistics that keep activations near one, and predictions that differ over the image.
+    for module in model.modules():
+        if isinstance(module, FrozenBatchNorm2d):
+            module.running_mean.normal_(std=0.1)
+            module.running_var.uniform_(1.0, 3.0)
+            module.bias.normal_(std=0.1)
+    heads = model.roi_heads
+    for layer, std in (
+        (model.rpn.head.conv, 0.05), (model.rpn.head.cls_logits, 0.3),
+        (model.rpn.head.bbox_pred, 0.03), (heads.box.predictor.cls_score, 0.3),
+        (heads.box.predictor.bbox_pred, 0.1), (heads.mask.predictor.mask_fcn_logits, 0.5),
+    ):  # fmt: skip
+        nn.init.normal_(layer.weight, std=std)
+    spread_scores(model, make_images()[0], 0.4, 100)
+    return model, torchvision_model(cfg, model)
 
 
 @torch.no_grad()
@@ -204,8 +124,9 @@ def check_step(ours, reference, images, targets) -> None:
         model.zero_grad()
         sum(losses.values()).backward()
     theirs = dict(reference.named_parameters())
+    names = SOURCES.get("torchvision").rename({name: name for name in reference.state_dict()})
     for name, parameter in ours.named_parameters():
-        expected = theirs[torchvision_name(name)].grad
+        expected = theirs[names[name]].grad
         # Relative to the whole tensor, because rounding turns single ReLUs on or off.
         assert (parameter.grad - expected).norm() <= 5e-3 * expected.norm(), name
         assert expected.norm() > 0, name
