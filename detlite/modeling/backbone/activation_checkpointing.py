@@ -12,14 +12,13 @@ from torch.utils.checkpoint import checkpoint, noop_context_fn
 from detlite.modeling.layers.norm import uses_batch_statistics
 
 
-def maybe_checkpoint(
+def checkpoint_activations(
     module: nn.Module,
     x: Tensor,
-    enabled: bool,
     call: Callable[[Tensor], Tensor] | None = None,
     random: bool = False,
 ) -> Tensor:
-    """Compute `module(x)`; if `enabled`, save only `x` and recompute the rest in backward.
+    """Compute `module(x)`; save only `x`, and recompute the rest in backward.
 
     Losses, gradients and batch statistics do not change. Modules without trainable parameters are
     called as usual.
@@ -31,8 +30,7 @@ def maybe_checkpoint(
         random: repeat random numbers in the recomputation, for modules that draw some.
     """
     call = call or module
-    trained = is_grad_enabled() and any(p.requires_grad for p in module.parameters())
-    if not enabled or not trained:
+    if not is_grad_enabled() or not any(p.requires_grad for p in module.parameters()):
         return call(x)
     contexts = noop_context_fn
     if uses_batch_statistics(module):

@@ -14,7 +14,6 @@ from yacs.config import CfgNode
 from detlite.conventions import convention_of
 from detlite.modeling.layers.norm import Norm, freeze_batch_norm
 
-from .activation_checkpointing import maybe_checkpoint
 from .build import BACKBONES, ENDINGS, Backbone, build_body_norm, build_with_neck
 
 # Blocks in stages res2, res3, res4, res5.
@@ -175,10 +174,16 @@ class ResNet(nn.Module):
         maps = []
         for stage in range(2, self.out_stages[-1] + 1):
             layers = self.get_submodule(f"res{stage}")
-            x = maybe_checkpoint(layers, x, self.checkpoint_activations)
+            x = self._checkpoint(layers, x) if self.checkpoint_activations else layers(x)
             if stage in self.out_stages:
                 maps.append(x)
         return maps
+
+    @staticmethod
+    def _checkpoint(layers: nn.Module, x: Tensor) -> Tensor:
+        from .activation_checkpointing import checkpoint_activations  # only few models need it
+
+        return checkpoint_activations(layers, x)
 
 
 def init_convs(module: nn.Module) -> None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from yacs.config import CfgNode
 
-from .activation_checkpointing import maybe_checkpoint
+from .activation_checkpointing import checkpoint_activations
 from .build import Backbone
 from .simple_pyramid import build_with_simple_pyramid
 from .timm_backbone import create_timm_model
@@ -70,9 +70,10 @@ class TimmViT(nn.Module):
         prefix, options = self.net.num_prefix_tokens, self.options
         for block, window, rope in zip(self.net.blocks, self.windows, ropes, strict=True):
             step = partial(_run, block, rope, prefix, (height, width, window))
-            tokens = maybe_checkpoint(
-                block, tokens, options.checkpoint_activations, step, options.drop_path > 0
-            )
+            if options.checkpoint_activations:
+                tokens = checkpoint_activations(block, tokens, step, options.drop_path > 0)
+            else:
+                tokens = step(tokens)
         tokens = self.net.norm(tokens)[:, prefix:]
         maps = tokens.unflatten(1, (height, width)).permute(0, 3, 1, 2)
         return [maps.contiguous(memory_format=torch.channels_last)]

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from yacs.config import CfgNode
 
-from .activation_checkpointing import maybe_checkpoint
+from .activation_checkpointing import checkpoint_activations
 from .build import BACKBONES, Backbone
 from .simple_pyramid import build_with_simple_pyramid
 from .windows import from_windows, global_blocks, pad_to_multiple, to_windows
@@ -43,7 +43,7 @@ class ViTOptions:
     # earlier blocks (https://arxiv.org/abs/1603.09382).
     drop_path: float = 0.0
     freeze_at: int = 0  # number of leading parts that are not trained, see `freeze_layers`
-    checkpoint_activations: bool = False  # see `maybe_checkpoint`
+    checkpoint_activations: bool = False  # see `checkpoint_activations`
 
     @property
     def min_image_side(self) -> int:
@@ -204,7 +204,10 @@ class ViT(nn.Module):
         x = x + F.interpolate(positions, size=size, mode="bicubic").to(x.dtype)
         x = x.permute(0, 2, 3, 1)
         for block in self.blocks:
-            x = maybe_checkpoint(block, x, self.options.checkpoint_activations, random=True)
+            if self.options.checkpoint_activations:
+                x = checkpoint_activations(block, x, random=True)
+            else:
+                x = block(x)
         return [x.permute(0, 3, 1, 2)]
 
 

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from detlite.config import ConfigError
-from detlite.modeling.backbone.activation_checkpointing import maybe_checkpoint
+from detlite.modeling.backbone.activation_checkpointing import checkpoint_activations
 from detlite.modeling.backbone.resnet import ResNet, ResNetOptions
 from detlite.modeling.backbone.timm_backbone import TimmBackbone
 from detlite.modeling.build import build_model
@@ -62,12 +62,12 @@ def test_only_trained_stages_are_recomputed():
             return super().forward(x)
 
     block, x = Block(3, 3, 1), torch.randn(1, 3, 4, 4)
-    maybe_checkpoint(block, x, True).sum().backward()
+    checkpoint_activations(block, x).sum().backward()
     assert len(calls) == 2
     with torch.no_grad():
-        maybe_checkpoint(block, x, True)
+        checkpoint_activations(block, x)
     assert calls[2:] == [False]
-    maybe_checkpoint(block.requires_grad_(False), x.requires_grad_(), True).sum().backward()
+    checkpoint_activations(block.requires_grad_(False), x.requires_grad_()).sum().backward()
     assert len(calls) == 4
 
 
