@@ -20,6 +20,7 @@ COMMANDS = {
     "train": "train and evaluate a model",
     "test": "evaluate a checkpoint on test sets",
     "predict": "detect objects in images, folders of images, or a video",
+    "suggest": "choose images to label next, with detections as labels to correct",
     "serve": "detect objects over HTTP, with a web page to try the model",
     "report": "write an HTML page about one or several runs: metrics, errors, comparison",
     "browse": "write an HTML page of augmented training images with their objects and anchors",

@@ -45,7 +45,7 @@ from .unlabeled_images import drop_duplicates, images_of, list_unlabeled
 
 logger = logging.getLogger(__name__)
 
-_NAME = "pseudo_labels"  # of the second dataset
+PSEUDO_LABELS = "pseudo_labels"  # name of the second dataset
 # Detections between this fraction of the score threshold and the threshold are ignored regions.
 UNCERTAIN = 0.5
 
@@ -70,7 +70,7 @@ def run_with_unlabeled(
     files = list_unlabeled([cfg.DATASETS.UNLABELED], known, build_image_options(cfg))
     folder = Path(cfg.OUTPUT_DIR)
     first, labels = folder / UNLABELED_FOLDER / "labels_only", folder / UNLABELED_FOLDER
-    labels = labels / f"{_NAME}.json"
+    labels = labels / f"{PSEUDO_LABELS}.json"
     if is_main():
         first.mkdir(parents=True, exist_ok=True)
         (folder / UNLABELED_FOLDER / CONFIG_FILE).write_text(cfg.dump())
@@ -95,8 +95,12 @@ def run_with_unlabeled(
     if info["objects"]:
         shares = cfg.DATASETS.TRAIN_SHARES or tuple(len(part) for part in train_parts)
         half.DATASETS.TRAIN_SHARES = (*shares, sum(shares))
-        half.DATASETS.TRAIN = (*cfg.DATASETS.TRAIN, _NAME)
-        entry = {"name": _NAME, "annotations": str(labels.absolute()), "images": info["folder"]}
+        half.DATASETS.TRAIN = (*cfg.DATASETS.TRAIN, PSEUDO_LABELS)
+        entry = {
+            "name": PSEUDO_LABELS,
+            "annotations": str(labels.absolute()),
+            "images": info["folder"],
+        }
         half.DATASETS.CATALOG = [*cfg.DATASETS.CATALOG, entry]
     else:
         logger.warning("%s: no detection has a score of %.2f, so the rest of the run trains on the "

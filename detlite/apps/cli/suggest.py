@@ -1,0 +1,57 @@
+"""Choose which images to label next, and write them with detections as labels to correct.
+
+    detlite suggest --weights output/photos/model_final.pth --input more_photos --output to_label
+    detlite suggest --weights model_final.pth --input 'photos/**/*.jpg' --count 20 \\
+        --output to_label --format label-studio
+
+Images with many uncertain detections come first. Images of the training and test sets of the
+checkpoint, and images that are nearly identical to these or to each other, are left out.
+
+Files in the output folder:
+    images/0001_<name>   copies of the images, by rank
+    suggestions.csv      the original files, and their numbers of certain and uncertain detections
+    annotations.json     with --format coco: the certain detections, also for CVAT and Roboflow
+    images/*.json        with --format labelme
+    tasks.json           with --format label-studio: tasks with predictions; import them into a
+                         project with the labeling configuration labels.xml
+
+Exit status: 0; 2 for an error that you can fix; 130 after Ctrl-C.
+"""
+
+import sys
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+
+from detlite.apps import cli
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    cli.add_weights(parser, "checkpoint of detlite")
+    parser.add_argument(
+        "--input", dest="inputs", required=True, nargs="+", metavar="IMAGES",
+        help="local images: files, folders, globs or lists (.txt)",
+    )  # fmt: skip
+    cli.add_option(parser, "--count", "number of images", "N", 50, limits=(1, None))
+    cli.add_option(parser, "--output", "output folder", "FOLDER", type=Path, required=True)
+    text = "format of the labels"
+    cli.add_option(
+        parser, "--format", text, default="coco", choices=["coco", "label-studio", "labelme"]
+    )
+    cli.add_overrides(parser)
+
+
+def run(args: Namespace) -> int:
+    from detlite.apps.fewer_labels.suggest import known_images, suggest, write_labels
+
+    opts = cli.config_overrides(args)
+    known = known_images(args.weights, opts)
+
+    def log(problem: str) -> None:
+        print(f"skipped: {problem}", file=sys.stderr)
+
+    predictor, ranked = suggest(args.weights, args.inputs, known, opts, log)
+    chosen = ranked[: args.count]
+    write_labels(predictor, chosen, args.format, args.output)
+    objects = sum(image.certain for image in chosen)
+    print(f"{len(chosen)} of {len(ranked)} images, with {objects} objects: see {args.output}")
+    return 0

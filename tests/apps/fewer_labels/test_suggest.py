@@ -1,0 +1,98 @@
+"""Suggested images: their order, which are left out, and their labels in the formats of tools."""
+
+import csv
+import json
+
+import pytest
+
+from detlite.apps.cli.main import main
+from detlite.apps.dataset_formats.find_annotations import read_folder
+from detlite.data import CocoDataset
+from detlite.inference.predictor import Predictor
+
+
+@pytest.fixture
+def suggest(train, photos):
+    """Return a function that runs the command with a model trained on `photos`."""
+    weights = train("first", {"SOLVER.MAX_ITER": 2}).weights
+
+    def run(*words, images="more"):
+        start = ["suggest", "--weights", weights, "--input", photos / images]
+        return main([*map(str, start), "--output", str(photos / "out"), *words])
+
+    return run
+
+
+def read_table(folder):
+    with (folder / "suggestions.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def test_new_images_come_in_order_of_their_uncertain_detections(suggest, photos, capsys):
+    """The model has trained on its detections in them, but these are no labels."""
+    weights = photos / "first" / "model_final.pth"
+    assert "pseudo_labels" in weights.with_name("config.yaml").read_text()
+    assert suggest("--count", "3") == 0
+    done = capsys.readouterr()
+    assert "3 of 4 images, with" in done.out
+    assert "skipped: " in done.err
+    assert "damaged.png" in done.err
+    rows = read_table(photos / "out")
+    new = {str(photos / "more" / f"copy_{number}.png") for number in (7, 8, 9, 10)}
+    assert {row["file"] for row in rows} < new
+    order = [(int(row["uncertain"]), int(row["certain"])) for row in rows]
+    assert order == sorted(order, reverse=True)
+    images = sorted((photos / "out" / "images").iterdir())
+    assert [path.name[:5] for path in images] == ["0001_", "0002_", "0003_"]
+    sensitive = Predictor(weights, score_thresh=0.345 / 2)
+    for row, path in zip(rows, images, strict=True):
+        scores = sensitive(path)["scores"]
+        assert int(row["certain"]) == (scores >= 0.345).sum()
+        assert int(row["uncertain"]) == (scores < 0.345).sum()
+
+
+def test_coco_labels_are_the_certain_detections(suggest, photos):
+    suggest()
+    data = CocoDataset(photos / "out" / "annotations.json", photos / "out" / "images")
+    predictor = Predictor(photos / "first" / "model_final.pth")
+    for index in range(len(data)):
+        prediction = predictor(data.image_path(index))
+        assert len(data[index][1]["boxes"]) == len(prediction["boxes"])
+
+
+def test_labelme_labels_are_read_as_a_dataset(suggest, photos):
+    suggest("--format", "labelme")
+    _, sets = read_folder(photos / "out")
+    assert len(sets["train"].images) == 4
+    assert any(image.objects for image in sets["train"].images)
+
+
+def test_label_studio_tasks_fit_their_configuration(suggest, photos):
+    interface = pytest.importorskip("label_studio_sdk.label_interface").LabelInterface
+    suggest("--format", "label-studio")
+    tasks = json.loads((photos / "out" / "tasks.json").read_text())
+    config = interface((photos / "out" / "labels.xml").read_text())
+    config.validate()
+    assert len(tasks) == 4
+    assert any(task["predictions"][0]["result"] for task in tasks)
+    for task in tasks:
+        assert config.validate_prediction(task["predictions"][0], return_errors=True) == []
+
+
+@pytest.mark.parametrize(
+    ("images", "message"),
+    [("images/[1-6].png", "all 6 images are in the training or test sets"), ("more", "exists")],
+)
+def test_errors_are_one_line(suggest, photos, capsys, images, message):
+    (photos / "out" / "images").mkdir(parents=True)
+    capsys.readouterr()
+    assert suggest(images=images) == 2
+    assert message in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_missing_datasets_are_reported(suggest, photos, caplog):
+    (photos / "val.json").unlink()
+    suggest()
+    assert "images of test may be among the suggested ones" in caplog.text
+    names = {row["file"].rpartition("_")[2] for row in read_table(photos / "out")}
+    assert names == {"5.png", "7.png", "8.png", "9.png", "10.png"}
