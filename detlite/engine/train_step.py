@@ -2,8 +2,8 @@
 
 import gc
 import logging
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -51,6 +51,11 @@ class TrainStep:
                 f"multiple of {divisor}"
             )
         self._model: Any = data_parallel(model)
+        self._explaining_errors: Callable[[], AbstractContextManager[None]] = nullcontext
+        if cfg.MODEL.COMPILE:
+            from detlite.modeling.compilation import explain_compiler_errors
+
+            self._explaining_errors = explain_compiler_errors
 
     def wrap_model(self) -> None:
         """Wrap the model for data-parallel training again, after its trainable parameters changed.
@@ -78,7 +83,8 @@ class TrainStep:
             last = start + size == len(images)
             parallel = isinstance(self._model, nn.parallel.DistributedDataParallel)
             # Synchronize gradients once, with the last part.
-            with self._model.no_sync() if parallel and not last else nullcontext():
+            synchronizing = self._model.no_sync() if parallel and not last else nullcontext()
+            with synchronizing, self._explaining_errors():
                 with autocast(self._cfg.DTYPE, self._detector.device):
                     losses = self._model(images[part], targets[part])
                 stacked = torch.stack(list(losses.values()))

@@ -7,6 +7,9 @@ and launches fewer kernels.
 import logging
 import os
 import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -21,6 +24,8 @@ from .detection_model import DetectionModel
 from .optimize_for_training import use_static_shapes
 
 logger = logging.getLogger(__name__)
+
+_COMPILER_PACKAGES = ("torch._dynamo", "torch._inductor", "torch.fx", "triton")
 
 
 def compile_losses(model: DetectionModel, backend: str = "inductor") -> DetectionModel:
@@ -45,16 +50,35 @@ def compile_losses(model: DetectionModel, backend: str = "inductor") -> Detectio
         )  # fmt: skip
         return model
     use_static_shapes(model)
-    for module, method in model.training_parts():
-        setattr(module, method, _CompiledMethod(module, method, backend))
+    parts = model.training_parts()
+    for number, (module, method) in enumerate(parts, start=1):
+        label = f"part {number} of {len(parts)} of the losses ({method})"
+        setattr(module, method, _CompiledMethod(module, method, backend, label))
     return model
+
+
+@contextmanager
+def explain_compiler_errors() -> Iterator[None]:
+    """Raise a ConfigError with the key MODEL.COMPILE instead of the errors of torch's compiler.
+
+    The gradients of compiled losses may be compiled as late as in `backward`.
+    """
+    try:
+        yield
+    except Exception as error:
+        if not _is_of_compiler(error):
+            raise
+        raise ConfigError(
+            f"torch {torch.__version__} cannot compile the losses of this model "
+            f"({_first_line(error)}): set MODEL.COMPILE False"
+        ) from error
 
 
 class _CompiledMethod:
     """A compiled method of a module; without gradients, as in evaluation, the method itself."""
 
-    def __init__(self, module: nn.Module, name: str, backend: str) -> None:
-        self._name, self._method = name, getattr(module, name)
+    def __init__(self, module: nn.Module, name: str, backend: str, label: str) -> None:
+        self._name, self._method, self._label = name, getattr(module, name), label
         # Otherwise the samples are different ones.
         options: Any = {"fallback_random": True} if backend == "inductor" else None
         self._compiled = torch.compile(self._method, backend=backend, options=options)
@@ -74,26 +98,19 @@ class _CompiledMethod:
         """
         if not torch.is_grad_enabled():
             return self._method(*arguments)
-        from torch._dynamo.exc import TorchDynamoException  # loads the compiler
-        from torch._inductor.exc import InductorError
+        from torch._dynamo.utils import counters  # loads the compiler
         from torch.fx.experimental import _config
 
         _mark_varying_lengths(arguments)
-        start, first = time.perf_counter(), self._is_first
-        if first:
-            logger.info("compiling %s of the model, which may take minutes", self._name)
+        if self._is_first:
+            logger.info("compiling %s, which may take minutes", self._label)
             self._is_first = False
-        try:
-            # Lengths that are equal in the first batch may differ in the next one.
-            with _config.patch(use_duck_shape=False):  # type: ignore[attr-defined]
-                result = self._compiled(*arguments)
-        except (TorchDynamoException, InductorError) as error:
-            raise ConfigError(
-                f"torch {torch.__version__} cannot compile {self._name} of this model "
-                f"({_first_line(error)}): set MODEL.COMPILE False"
-            ) from error
-        if first:
-            logger.info("compiled %s in %.0f s", self._name, time.perf_counter() - start)
+        start, graphs = time.perf_counter(), counters["stats"]["unique_graphs"]
+        # Lengths that are equal in the first batch may differ in the next one.
+        with explain_compiler_errors(), _config.patch(use_duck_shape=False):  # type: ignore[attr-defined]
+            result = self._compiled(*arguments)
+        if counters["stats"]["unique_graphs"] > graphs:  # the first time, or for other inputs
+            logger.info("compiled %s in %.0f s", self._label, time.perf_counter() - start)
         return result
 
 
@@ -135,6 +152,13 @@ def _why_unavailable(device: torch.device, backend: str) -> str:
 
 def _increment(x: Tensor) -> Tensor:
     return x + 1
+
+
+def _is_of_compiler(error: Exception) -> bool:
+    """Return True for an error of a compiler, or of a function that compiles gradients."""
+    compiling = {frame.f_code.co_name for frame, _ in traceback.walk_tb(error.__traceback__)}
+    from_compiler = type(error).__module__.startswith(_COMPILER_PACKAGES)
+    return from_compiler or "_wrapped_bw_compiler" in compiling
 
 
 def _first_line(error: Exception) -> str:

@@ -2,8 +2,10 @@
 
 import multiprocessing
 import os
+import shutil
 import signal
 from copy import deepcopy
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from detlite.engine.signals import StoppedError
 from detlite.engine.trainer import Trainer
 from detlite.errors import NonFiniteLossError
 from detlite.modeling.build import build_model
+from detlite.modeling.compilation import compile_losses
 from detlite.modeling.layers.norm import FrozenBatchNorm2d
 from tests.engine.toy import assert_equal, call_at, new_toy, read_metrics, without_times
 
@@ -229,3 +232,52 @@ def test_losses_are_compiled_on_request(plates_config, monkeypatch):
         model = build_model(cfg)
         Trainer(cfg, model, build_train_dataset(cfg), [])
     assert compiled == [model]
+
+
+@pytest.fixture
+def empty_compiler(tmp_path, monkeypatch):
+    """Return the empty folder of the compiler's files."""
+    monkeypatch.setenv("DETLITE_CACHE", str(tmp_path / "cache"))
+    # Set and deleted, so that monkeypatch also removes what the test sets.
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
+    yield tmp_path / "cache" / "compiled"
+    torch._dynamo.reset()
+
+
+def test_a_run_stopped_while_it_compiles_resumes_like_an_eager_one(
+    train_toy, make_cfg, empty_compiler, monkeypatch
+):
+    pending = [signal.SIGINT]
+
+    def backend(graph, inputs):
+        if len(inputs) > 1 and pending:  # not the test of the compiler
+            os.kill(os.getpid(), pending.pop())
+        return graph
+
+    opts = ["DATASETS.TEST", (), "SOLVER.ACCUMULATION_STEPS", 2]
+    train_toy(*opts)
+    final = Path(make_cfg().OUTPUT_DIR) / "model_final.pth"
+    expected = read_checkpoint(final).model
+    final.unlink()
+    compiling = partial(compile_losses, backend=backend)
+    monkeypatch.setattr("detlite.modeling.compilation.compile_losses", compiling)
+    with pytest.raises(StoppedError, match=r"^SIGINT: saved after iteration 1;"):
+        train_toy("MODEL.COMPILE", True, *opts)
+    train_toy("MODEL.COMPILE", True, *opts, resume=True)
+    assert_equal(read_checkpoint(final).model, expected)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("c++") is None, reason="needs a C++ compiler")
+def test_the_default_compiler_trains_the_same_weights(
+    train_toy, make_cfg, empty_compiler, monkeypatch, caplog
+):
+    caplog.set_level("INFO")
+    models = []
+    for value in (False, True):
+        train_toy("MODEL.COMPILE", value)
+        models.append(read_checkpoint(Path(make_cfg().OUTPUT_DIR) / "model_final.pth").model)
+    torch.testing.assert_close(models[1], models[0], rtol=1e-4, atol=1e-6)
+    assert "compiling part 1 of 1 of the losses (losses), which may take minutes" in caplog.text
+    assert any(empty_compiler.rglob("*.so"))  # for the next run

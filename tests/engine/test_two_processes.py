@@ -130,20 +130,32 @@ from detlite.engine.trainer import Trainer
 from tests.engine.toy import new_toy
 
 cfg = config_from(yaml.safe_load(open("config.yaml")), "config.yaml")
+model = new_toy(noise=0.0)
 with process_group("cpu"):
-    Trainer(cfg, new_toy(noise=0.0), build_train_dataset(cfg), []).train()
+    Trainer(cfg, model, build_train_dataset(cfg), []).train()
 """
+COMPILED = """
+from detlite.modeling.compilation import compile_losses
+
+compile_losses(model, "aot_eager")
+with"""
 
 
-def test_a_shared_batch_trains_like_a_whole_one(make_cfg, in_two_processes, tmp_path):
+@pytest.mark.parametrize("script", [SHARED_BATCHES, SHARED_BATCHES.replace("with", COMPILED)],
+                         ids=["eager", "compiled"])  # fmt: skip
+@pytest.mark.parametrize("parts", [1, 2])
+def test_a_shared_batch_trains_like_a_whole_one(
+    make_cfg, in_two_processes, tmp_path, script, parts
+):
     """The losses are means over images, without random numbers and batch statistics."""
-    opts = ["SOLVER.IMS_PER_BATCH", 4, "SOLVER.MAX_ITER", 10, "DATASETS.TEST", ()]
+    opts = ["SOLVER.IMS_PER_BATCH", 4, "SOLVER.MAX_ITER", 10, "DATASETS.TEST", (),
+            "SOLVER.ACCUMULATION_STEPS", parts]  # fmt: skip
     cfg = make_cfg(*opts, "OUTPUT_DIR", str(tmp_path / "alone"))
     Trainer(cfg, new_toy(noise=0.0), build_train_dataset(cfg), []).train()
     (tmp_path / "config.yaml").write_text(
         make_cfg(*opts, "OUTPUT_DIR", str(tmp_path / "shared")).dump()
     )
-    in_two_processes(SHARED_BATCHES)
+    in_two_processes(script)
     alone, shared = (tmp_path / name for name in ("alone", "shared"))
     ours, theirs = (read_checkpoint(f / "model_final.pth").model for f in (alone, shared))
     torch.testing.assert_close(theirs, ours, rtol=1e-5, atol=1e-6)

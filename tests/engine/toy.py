@@ -56,16 +56,23 @@ class ToyDetector(nn.Module):
         pixels = torch.stack([F.interpolate(i[None] / 255, (8, 8))[0] for i in images])
         if not self.noise:
             self.norm.eval()
+        labels = torch.stack([target["labels"][0] for target in targets])
+        boxes = torch.stack([target["boxes"][0] for target in targets]) / 32
+        return self.losses(pixels, labels, boxes)
+
+    def losses(self, pixels: Tensor, labels: Tensor, boxes: Tensor) -> dict[str, Tensor]:
+        """Compute the losses of pixels [B, 3, 8, 8], labels [B] and boxes [B, 4]."""
         features = self.norm(self.body(pixels)).relu().mean((2, 3))
         # Random like the sampling of proposals.
         features = features + self.noise * torch.rand_like(features)
         predictor = self.roi_heads["box"]["predictor"]
-        labels = torch.stack([target["labels"][0] for target in targets])
-        boxes = torch.stack([target["boxes"][0] for target in targets]) / 32
         return {
             "loss_classifier": F.cross_entropy(predictor["cls_score"](features), labels),
             "loss_box": F.l1_loss(predictor["bbox_pred"](features), boxes),
         }
+
+    def training_parts(self) -> list[tuple[nn.Module, str]]:
+        return [(self, "losses")]
 
     @torch.no_grad()
     def detect(self, images: list[Tensor], proposals: None = None) -> list[Detections]:

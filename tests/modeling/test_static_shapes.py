@@ -155,6 +155,10 @@ def test_detections_compile_without_graph_breaks(static_case):
         assert_same_detections(model.predict(images, proposals), compiled(images, proposals))
 
 
+# tests/modeling/test_compilation.py compiles the losses of the other models.
+@pytest.mark.parametrize(
+    "static_case", [pytest.param("keypoint", marks=pytest.mark.slow)], indirect=True
+)
 def test_losses_compile_without_graph_breaks(static_case):
     model, *batch = static_case
     torch.manual_seed(1)

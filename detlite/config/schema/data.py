@@ -97,6 +97,10 @@ _DATASETS = {
 }
 _DATALOADER = {
     Key("NUM_WORKERS", 4, not_negative): "number of loader processes; 0: load in the main process",
+    Key("CACHE", 0.0, not_negative): (
+        "GiB of memory for decoded training images, which then are decoded only once; 0: none. The "
+        "first images that fit are kept"
+    ),
     Key("SIZE_DIVISIBILITY", 0, not_negative): "pad sides to a multiple of this number; 0: none",
     Key("ASPECT_RATIO_GROUPING", True): "put only wide or only tall images into a batch",
     Key("SHARD_SHUFFLE", 2000, positive): "size of the shuffle buffer for images from shards",

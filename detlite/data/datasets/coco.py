@@ -5,6 +5,7 @@ Letters in shapes: N objects of an image, P keypoints of an object.
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,8 @@ from .usable_images import choose_images
 Target = dict[str, Any]
 # Maps the size (height, width) of an image to the smallest size at which it may be read.
 MinSize = Callable[[tuple[int, int]], tuple[int, int]]
+# Returns the image that a function reads, or a copy that it has kept.
+ImageCache = Callable[[Callable[[], Tensor]], Tensor]
 
 
 class CocoDataset(data.Dataset[tuple[Tensor, Target]]):
@@ -116,17 +119,23 @@ class CocoDataset(data.Dataset[tuple[Tensor, Target]]):
     def __getitem__(self, index: int) -> tuple[Tensor, Target]:
         return self.load(index)
 
-    def load(self, index: int, min_size: MinSize | None = None) -> tuple[Tensor, Target]:
-        """Return `dataset[index]`; with `min_size`, the image may be smaller than `size`."""
+    def load(
+        self, index: int, min_size: MinSize | None = None, cache: ImageCache | None = None
+    ) -> tuple[Tensor, Target]:
+        """Return `dataset[index]`; with `min_size`, the image may be smaller than `size`.
+
+        The image is what `cache` returns for the function that reads it.
+        """
         entry = self.index.image(int(self.numbers[index]))
         size = entry["height"], entry["width"]
         file, options = image_file_of(self.images, entry), self.options
+        if min_size is None:
+            read = partial(read_image, file, size, options.images)
+        else:
+            limits = min_size(size), options.cache_bytes
+            read = partial(read_reduced, file, size, options.images, *limits)
         try:
-            if min_size is None:
-                image = read_image(file, size, options.images)
-            else:
-                limit = options.cache_bytes
-                image = read_reduced(file, size, options.images, min_size(size), limit)
+            image = cache(read) if cache else read()
         except DataError as error:
             raise DataError(f"{error} (image id {entry['id']})") from error
         return image, self._target(index, size) | {"image_id": entry["id"], "size": size}
@@ -192,11 +201,13 @@ class ConcatDataset(data.ConcatDataset[tuple[Tensor, Target]]):
         self.categories = first.categories
         self.keypoint_names = first.keypoint_names
 
-    def load(self, index: int, min_size: MinSize | None = None) -> tuple[Tensor, Target]:
+    def load(
+        self, index: int, min_size: MinSize | None = None, cache: ImageCache | None = None
+    ) -> tuple[Tensor, Target]:
         """See `CocoDataset.load`."""
         part = bisect_right(self.cumulative_sizes, index)
         first = self.cumulative_sizes[part - 1] if part else 0
-        return self.parts[part].load(index - first, min_size)
+        return self.parts[part].load(index - first, min_size, cache)
 
     @property
     def aspect_ratios(self) -> list[float]:

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,6 +30,8 @@ from .samplers import Sample, TrainingBatchSampler
 if TYPE_CHECKING:
     from detlite.data.transforms.tiles import TrainingTiles
 
+    from .image_memory import ImageMemory
+
 logger = logging.getLogger(__name__)
 
 
@@ -45,6 +48,7 @@ class TransformedDataset(Dataset[Any]):
             images come from the whole dataset, or from the same shard.
         custom: transforms that are applied last, with their names.
         tiles: cuts tiles; `Sample.repeat` selects one of the image.
+        memory: keeps decoded images.
     """
 
     dataset: CocoDataset | ConcatDataset
@@ -53,6 +57,7 @@ class TransformedDataset(Dataset[Any]):
     paste: float = 0.0
     custom: Sequence[tuple[str, TargetTransform]] = ()
     tiles: "TrainingTiles | None" = None
+    memory: "ImageMemory | None" = None
 
     def __post_init__(self) -> None:
         self._shards = self.dataset.shards if self.paste else None
@@ -88,10 +93,11 @@ class TransformedDataset(Dataset[Any]):
 
         Large images are read at a reduced size if they will be resized to a smaller one.
         """
+        cache = partial(self.memory.get, index) if self.memory else None
         if self.tiles is None:
-            return self.dataset.load(index, self.transform.largest_size)
+            return self.dataset.load(index, self.transform.largest_size, cache)
         tile = int(torch.randint(1 << 30, ())) if tile is None else tile
-        image, target = self.dataset[index]
+        image, target = self.dataset.load(index, None, cache)
         return self.tiles.cut(image, target, tile)
 
     def _another(self, index: int) -> int:
@@ -157,7 +163,14 @@ def build_train_loader(
         from detlite.data.transforms.custom import TRANSFORMS
 
         custom = [(name, TRANSFORMS.get(name, "INPUT.TRANSFORMS")) for name in names]
-    samples = TransformedDataset(dataset, transform, cfg.SEED, paste, custom, tiles)
+    memory = None
+    if cfg.DATALOADER.CACHE:
+        from .image_memory import build_image_memory
+
+        parts = dataset.parts if isinstance(dataset, ConcatDataset) else [dataset]
+        sizes = [size for part in parts for size in part.sizes]
+        memory = build_image_memory(cfg, sizes, parts[0].options.images.channels)
+    samples = TransformedDataset(dataset, transform, cfg.SEED, paste, custom, tiles, memory)
     return BatchLoader(cfg, samples, batches)
 
 

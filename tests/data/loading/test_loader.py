@@ -79,6 +79,14 @@ def test_worker_processes_return_the_same_pixels(training):
     assert equal(alone, take(build_train_loader(*training("DATALOADER.NUM_WORKERS", 2)), 5))
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("tile", [0, 32])
+def test_images_kept_in_memory_have_the_same_pixels(training, workers, tile):
+    opts = ("DATALOADER.NUM_WORKERS", workers, "INPUT.TILE", tile, "TEST.TILE", tile)
+    expected = take(build_train_loader(*training(*opts)), 12)
+    assert equal(expected, take(build_train_loader(*training(*opts, "DATALOADER.CACHE", 0.1)), 12))
+
+
 def test_seed_and_epoch_change_the_augmentation(training):
     first = take(build_train_loader(*training()), 12)
     assert not equal(first, take(build_train_loader(*training("SEED", 1)), 12))
