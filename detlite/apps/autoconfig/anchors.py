@@ -1,6 +1,6 @@
 """Choose the anchors that fit the boxes of a dataset."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,8 +11,9 @@ _LEVELS = 5
 _STRIDE = 4  # of the finest level
 _RETINANET_STRIDE = 8
 _OCTAVE = 2 ** (np.arange(3) / 3)  # MODEL.RETINANET.OCTAVE, SCALES_PER_OCTAVE
-_MIN_IOU = 0.6  # from which an anchor fits a box
+MIN_IOU = 0.6  # from which an anchor fits a box
 _MIN_FRACTION = 0.95  # of the boxes that anchors should fit
+_MIN_CATEGORY = 0.5  # of the boxes of each category
 _RATIOS = [0.5, 1.0, 2.0]
 _FACTORS = (2**0.5, 3.0)  # range of the ratio between the sizes of consecutive levels
 
@@ -22,7 +23,8 @@ def anchors(facts: DatasetFacts, values: Values) -> Iterator[Choice]:
     factors = resize_factors(train, values["INPUT.MIN_SIZE_TEST"], values["INPUT.MAX_SIZE_TEST"])
     boxes = train.boxes[:, 2:] * factors[train.owners, None]
     node = "RETINANET" if is_retinanet(values) else "RPN"
-    sizes, ratios, fitted, first_fitted = choose_anchors(boxes, octaves=node == "RETINANET")
+    octaves = node == "RETINANET"
+    sizes, ratios, fitted, first_fitted = choose_anchors(boxes, octaves, train.labels)
     low, high = np.quantile(np.sqrt(boxes.prod(axis=1)), [0.05, 0.95])
     reason = (
         f"nine in ten objects have sides of {low:.0f} to {high:.0f} pixels in the network input; "
@@ -38,42 +40,51 @@ def anchors(facts: DatasetFacts, values: Values) -> Iterator[Choice]:
 
 
 def choose_anchors(
-    boxes: np.ndarray, octaves: bool = False
+    boxes: np.ndarray, octaves: bool = False, labels: np.ndarray | None = None
 ) -> tuple[list[Any], list[float], float, float]:
     """Choose the simplest anchors whose shapes fit nearly all boxes.
 
     Sizes increase evenly over the five levels of an FPN, starting near the smallest boxes. The
     candidates are, in this order, one size per level with the usual ratios, two sizes per level,
-    and two sizes with ratios from the boxes.
+    and two sizes with ratios from the boxes. They should fit half of each category, too.
 
     Args:
         boxes: [N, 2] of (width, height) in pixels of the network input.
         octaves: choose anchors of a RetinaNet. The size doubles with each level, and the two
             intermediate sizes are not part of ANCHOR_SIZES, so only ratios are chosen.
+        labels: [N]; None: the boxes have one category.
 
     Returns:
         ANCHOR_SIZES, ASPECT_RATIOS, the fraction of the boxes that these anchors fit (IoU of at
         least 0.6 with one at the same center), and that fraction for the first candidate.
     """
     sides = np.sqrt(boxes.prod(axis=1))
+    labels = np.zeros(len(boxes), int) if labels is None else labels
+    ratios = boxes[:, 1] / boxes[:, 0]
+    typical = [np.flatnonzero(labels == label) for label in np.unique(labels)]
+    medians = np.array([[np.median(sides[rows]), np.median(ratios[rows])] for rows in typical])
     low, high = np.quantile(sides, [0.05, 0.995])
+    low, high = min(low, medians[:, 0].min()), max(high, medians[:, 0].max())
     # Anchors smaller than two cells are rarely matched.
     stride = _RETINANET_STRIDE if octaves else _STRIDE
     first = float(np.clip(low, 2 * stride, 8 * stride))
-    box_ratios = _distinct_ratios(np.quantile(boxes[:, 1] / boxes[:, 0], [0.05, 0.5, 0.95]))
+    box_ratios = _distinct_ratios(
+        [*np.quantile(ratios, [0.05, 0.5, 0.95]), medians[:, 1].min(), medians[:, 1].max()]
+    )
     if octaves:
         sizes = [round(first * 2**level) for level in range(_LEVELS)]
         factors, candidates = _OCTAVE, [(sizes, _RATIOS), (sizes, box_ratios)]
     else:
         one, two = _sizes(first, high, 1), _sizes(first, high, 2)
         factors, candidates = np.ones(1), [(one, _RATIOS), (two, _RATIOS), (two, box_ratios)]
-    tried = [
-        (sizes, ratios, _fitted_fraction(boxes, np.outer(sizes, factors).ravel(), ratios))
-        for sizes, ratios in candidates
-    ]
-    enough = [candidate for candidate in tried if candidate[2] >= _MIN_FRACTION]
-    best = enough[0] if enough else max(tried, key=lambda candidate: candidate[2])
-    return *best, tried[0][2]
+    tried = []
+    for levels, shapes in candidates:
+        fits = best_overlaps(boxes, np.outer(levels, factors).ravel(), shapes) >= MIN_IOU
+        of_categories = min(float(fits[rows].mean()) for rows in typical)
+        score = min(float(fits.mean()) / _MIN_FRACTION, of_categories / _MIN_CATEGORY, 1.0)
+        tried.append((score, (levels, shapes, float(fits.mean()))))
+    _, best = max(tried, key=lambda pair: pair[0])  # the first of the best ones
+    return *best, tried[0][1][2]
 
 
 def _sizes(first: float, last: float, per_level: int) -> list[Any]:
@@ -87,7 +98,7 @@ def _sizes(first: float, last: float, per_level: int) -> list[Any]:
     return [level[0] for level in levels] if per_level == 1 else levels
 
 
-def _distinct_ratios(ratios: np.ndarray) -> list[float]:
+def _distinct_ratios(ratios: Sequence[float]) -> list[float]:
     """Return the ratios in increasing order, without those close to the previous one."""
     kept: list[float] = []
     for ratio in sorted(float(f"{ratio:.2g}") for ratio in ratios):
@@ -96,8 +107,8 @@ def _distinct_ratios(ratios: np.ndarray) -> list[float]:
     return kept
 
 
-def _fitted_fraction(boxes: np.ndarray, sizes: np.ndarray, ratios: list[float]) -> float:
-    """Return the fraction of the boxes that an anchor with the same center fits."""
+def best_overlaps(boxes: np.ndarray, sizes: np.ndarray, ratios: Sequence[float]) -> np.ndarray:
+    """Return the IoU of boxes [N, 2] with the best anchor at the same center, float64 [N]."""
     roots = np.sqrt(ratios)
     widths, heights = (sizes[:, None] / roots).ravel(), (sizes[:, None] * roots).ravel()
     best = np.zeros(len(boxes))
@@ -105,4 +116,4 @@ def _fitted_fraction(boxes: np.ndarray, sizes: np.ndarray, ratios: list[float]) 
         intersection = np.minimum(boxes[:, 0], width) * np.minimum(boxes[:, 1], height)
         union = boxes.prod(axis=1) + width * height - intersection
         best = np.maximum(best, intersection / union)
-    return float((best >= _MIN_IOU).mean())
+    return best

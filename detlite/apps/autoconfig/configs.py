@@ -24,6 +24,7 @@ from detlite.distributed import all_gather_objects, is_main, world_size
 from . import time_budget
 from .dataset_facts import Choice, DatasetFacts, Values, is_retinanet
 from .rules import TRAINING_RULES, choose
+from .simulation import simulate
 from .statistics import DatasetStatistics, compute_statistics
 
 ConfigTimer = Callable[[CfgNode], float]  # returns the seconds of a training step
@@ -99,7 +100,9 @@ def config_by_data(
     values = overridden_values(load_config(None, opts), opts)
     facts = time_budget.fit_to_minutes(facts, values, lambda *x: timer(build(*x)), progress)
     choices = choose(facts, values)
-    return build(facts, choices), choices, facts
+    cfg = build(facts, choices)
+    progress(simulate(cfg, facts))
+    return cfg, choices, facts
 
 
 def config_by_weights(
@@ -144,7 +147,9 @@ def config_by_weights(
     rules = TRAINING_RULES
     facts = time_budget.fit_to_minutes(facts, values, lambda *x: timer(build(*x)), progress, rules)
     choices = choose(facts, values, rules)
-    return build(facts, choices), choices, facts
+    cfg = build(facts, choices)
+    progress(simulate(cfg, facts))
+    return cfg, choices, facts
 
 
 def _model_keys(checkpoint: Checkpoint) -> dict[str, Any]:
@@ -158,7 +163,8 @@ def _model_keys(checkpoint: Checkpoint) -> dict[str, Any]:
         )
     content = dict(flatten({"SOLVER": load_config("_base_/from_scratch_fpn.yaml").SOLVER}))
     content |= {key: value for key, value in stored.items() if key.startswith(_MODEL_SECTIONS)}
-    for key in ("MODEL.DEVICE", "MODEL.WEIGHT_ROOT"):  # of the machine that trained it
+    # Of the machine and of the data that trained it.
+    for key in ("MODEL.DEVICE", "MODEL.WEIGHT_ROOT", "INPUT.MIN_AREA"):
         content.pop(key, None)
     key = "MODEL.BACKBONE.FREEZE_NORM_BELOW"
     content[key] = max(content.get(key, 0), _MIN_NORM_IMAGES)
@@ -170,6 +176,8 @@ def _follows_images(key: str, value: Any, facts: DatasetFacts) -> bool:
     if key in ("INPUT.PIXEL_MEAN", "INPUT.PIXEL_STD"):
         measured = facts.train.values
         return measured is not None and measured.options.channels not in (3, len(value))
+    if key == "INPUT.MIN_AREA":
+        return True
     return (key == "INPUT.IMAGE_BITS" and value == 16) or (key == "INPUT.VALUE_RANGE" and not value)
 
 

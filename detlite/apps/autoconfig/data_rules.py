@@ -5,7 +5,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from .dataset_facts import Choice, DatasetFacts, Values
+from .dataset_facts import Choice, DatasetFacts, Values, resize_factors
+from .statistics import DatasetStatistics
 
 _STEP = 32  # pixels: network inputs are padded to multiples of it
 _OBJECT_SIDE = 28  # pixels that a small object should have: seven cells of the finest feature map
@@ -19,6 +20,12 @@ _TILE_INPUT = {"cpu": 320, "gpu": 640}
 _TILE_OBJECTS, _TILE_GAIN, _MIN_TILES = 3, 1.75, 1.5
 _FEW_IMAGES, _FEW_OBJECTS = 1000, 10
 _MAX_TEST_ASPECT = 5
+_MAX_TRAIN_ASPECT = 2.5  # images of other shapes are reduced further, because of the memory
+# Specks: at most _MAX_SPECKS of the objects, below an area that at most _GAP times as many objects
+# exceed by up to its double, and that the median exceeds _SPECK_RATIO times.
+_SPECKS = [2**power for power in range(1, 9)]
+_FEW_AREAS = 20  # fewer objects have no distribution
+_MAX_SPECKS, _GAP, _SPECK_RATIO = 0.4, 0.1, 16
 
 
 def bad_annotations(facts: DatasetFacts, values: Values) -> Iterator[Choice]:
@@ -59,38 +66,96 @@ def background(facts: DatasetFacts, _: Values) -> Iterator[Choice]:
         yield Choice("TEST.UNLABELED_IMAGES", "background", reason)
 
 
+def min_area(facts: DatasetFacts, _: Values) -> Iterator[Choice]:
+    train = facts.train
+    if not (area := speck_area(train.areas, train.labels)):
+        return
+    below, up_to_double = ((train.areas < limit).sum() for limit in (area, 2 * area))
+    reason = (
+        f"{below} of {len(train.areas)} objects have fewer pixels, and only {up_to_double - below} "
+        f"have up to twice as many: specks compared with the others (median "
+        f"{np.median(train.areas):.0f}), so they are ignored regions. `detlite check` shows them; "
+        "set 0 to train on them"
+    )
+    yield Choice("INPUT.MIN_AREA", area, reason)
+
+
+def speck_area(areas: np.ndarray, labels: np.ndarray) -> int:
+    """Return a number of pixels that only specks are below; 0 if there are none, or few objects.
+
+    Specks are few small objects that a gap in the distribution separates from the others, in all
+    categories that have some.
+
+    Args:
+        areas, labels: [N], of the objects.
+    """
+    if len(areas) < _FEW_AREAS:
+        return 0
+    counts = [(area, *((areas < limit).sum() for limit in (area, 2 * area))) for area in _SPECKS]
+    found = []
+    for area, below, up_to_double in counts:
+        small = areas < area
+        if (
+            0 < below <= _MAX_SPECKS * len(areas)
+            and up_to_double - below <= _GAP * below
+            and np.median(areas[~small]) >= _SPECK_RATIO * area
+            and all(2 * small[labels == x].sum() < (labels == x).sum() for x in np.unique(labels))
+        ):
+            found.append(area)
+    return found[len(found) // 2] if found else 0
+
+
 def tiles(facts: DatasetFacts, values: Values) -> Iterator[Choice]:
     """Cut images into tiles if their smallest objects would be too small in whole images."""
     train = facts.train
     if train.keypoints or values.keys() & {"INPUT.MIN_SIZE_TRAIN", "INPUT.MIN_SIZE_TEST"}:
         return
-    short = float(np.median(train.sizes.min(axis=1)))
-    small, large = np.quantile(train.sides, [0.1, 0.9])
+    limit = _MAX_SIZE[facts.device]
+    in_whole = train.sides * resize_factors(train, limit, _MAX_TRAIN_ASPECT * limit)[train.owners]
+    small, objects, _ = _small_objects(train, train.sides)
+    small_in_whole, _, rows = _small_objects(train, in_whole)
     scale = min(_OBJECT_SIDE / small, _MAX_ENLARGEMENT)
-    whole_scale = _MAX_SIZE[facts.device] / short
-    side = _round_up(max(_TILE_INPUT[facts.device] / scale, _TILE_OBJECTS * large))
-    if scale < _TILE_GAIN * whole_scale or side * _MIN_TILES > short:
+    # Objects of the smallest half that fit into tiles of usual size; larger ones are trained in the
+    # whole images.
+    side = _TILE_INPUT[facts.device] / scale
+    fitting = train.sides[train.sides <= max(side, float(np.median(train.sides)))]
+    side = _round_up(max(side, _TILE_OBJECTS * float(np.quantile(fitting, 0.9))))
+    sizes = train.sizes[train.owners[rows]]
+    short, longest = np.median(sizes.min(axis=1)), np.median(sizes.max(axis=1))
+    length = short if longest <= _MAX_TRAIN_ASPECT * short else longest
+    if small * scale < _TILE_GAIN * small_in_whole or side * _MIN_TILES > length:
         return
+    shape = f"{longest:.0f}x{short:.0f}"
     reason = (
-        f"one in ten objects has a side below {small:.0f} pixels, and {small * whole_scale:.0f} in "
-        f"an image of {short:.0f} pixels resized to {_MAX_SIZE[facts.device]}: tiles keep their "
-        "size, and an epoch comprises all tiles of all images"
+        f"{objects} have sides below {small:.0f} pixels, and {small_in_whole:.0f} in an image of "
+        f"{shape} pixels resized to {limit}: tiles keep their size, and an epoch comprises all "
+        "tiles of all images"
     )
+    if whole := int((train.tiled(side).sizes.max(axis=1) > side).sum()):
+        reason += f". {whole} of them are also trained whole, for objects too large for tiles"
     yield Choice("INPUT.TILE", side, reason)
     yield Choice("TEST.TILE", side, "detect in tiles of the same scale and in the whole image")
+
+
+def _small_objects(train: DatasetStatistics, sides: np.ndarray) -> tuple[float, str, np.ndarray]:
+    """Return a side that small objects have, whose side it is, and the indices of objects below it.
+
+    AP is a mean over categories, so the category with the smallest objects counts like others.
+    """
+    small, objects = float(np.quantile(sides, 0.1)), "one in ten objects"
+    for number, (name, count, _) in enumerate(train.categories):
+        if count >= _FEW_OBJECTS:
+            median = float(np.median(sides[train.labels == number]))
+            if median < small:
+                small, objects = median, f"half of the objects of category {name}"
+    return small, objects, np.flatnonzero(sides <= small)
 
 
 def image_size(facts: DatasetFacts, values: Values) -> Iterator[Choice]:
     train, device = facts.train, facts.device
     short = train.sizes.min(axis=1)
     median = float(np.median(short))
-    relative = train.sides / short[train.owners]
-    small, objects = float(np.quantile(relative, 0.1)), "one in ten objects"
-    # AP is a mean over categories, so the category with the smallest objects counts like others.
-    for number, (name, count, _) in enumerate(train.categories):
-        median_side = float(np.median(relative[train.labels == number])) if count else 1.0
-        if count >= _FEW_OBJECTS and median_side < small:
-            small, objects = median_side, f"half of the objects of category {name}"
+    small, objects, _ = _small_objects(train, train.sides / short[train.owners])
     required = _OBJECT_SIDE / small
     high = min(_MAX_ENLARGEMENT * median, _MAX_SIZE[device])
     low = min(_MIN_SIZE, high)
@@ -123,9 +188,14 @@ def image_size(facts: DatasetFacts, values: Values) -> Iterator[Choice]:
     yield Choice("INPUT.MIN_SIZE_TRAIN", sizes, "sizes around the test size, for variation")
     sizes = list(values.get("INPUT.MIN_SIZE_TRAIN", sizes))
     aspect = float(np.quantile(train.sizes.max(axis=1) / short, 0.99))
-    longest = _round_up(min(aspect, 2.5) * max(sizes))
+    longest = _round_up(min(aspect, _MAX_TRAIN_ASPECT) * max(sizes))
     reason = f"the long side of 99 % of the images is at most {aspect:.2f} times their short side"
     yield Choice("INPUT.MAX_SIZE_TRAIN", longest, reason)
+    longest = values.get("INPUT.MAX_SIZE_TRAIN", longest)
+    if aspect * size > longest:
+        reason = "long images are reduced as in training, so that objects keep their size"
+        yield Choice("INPUT.MAX_SIZE_TEST", longest, reason)
+        return
     reason = (
         f"new images of up to {_MAX_TEST_ASPECT} times their short side keep the scale of the "
         "objects, independent of the shape of the training images"

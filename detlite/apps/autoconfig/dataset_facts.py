@@ -43,10 +43,16 @@ class DatasetFacts:
         """Statistics of the one or two sets."""
         return [self.train, *([self.val] if self.val else [])]
 
-    def tiled(self, side: int) -> "DatasetFacts":
-        """Return the facts about training on tiles of this side."""
-        val = self.val and self.val.tiled(side)
-        return replace(self, train=self.train.tiled(side), val=val)
+    def adapted(self, values: "Values") -> "DatasetFacts":
+        """Return the facts about training with INPUT.MIN_AREA and INPUT.TILE of `values`."""
+        min_area, side = (values.get(f"INPUT.{key}", 0) for key in ("MIN_AREA", "TILE"))
+        overlap = values.get("INPUT.TILE_OVERLAP", 0.2)
+
+        def adapt(part: DatasetStatistics) -> DatasetStatistics:
+            part = part.select(part.areas >= min_area) if min_area else part
+            return part.tiled(side, overlap) if side else part
+
+        return replace(self, train=adapt(self.train), val=self.val and adapt(self.val))
 
     @property
     def device(self) -> str:
@@ -91,6 +97,8 @@ class Choice:
 
 Values = Mapping[str, Any]  # of config keys
 Rule = Callable[[DatasetFacts, Values], Iterator[Choice]]
+# Keys that change which objects and images are trained, see `DatasetFacts.adapted`.
+ADAPTING_KEYS = ("INPUT.MIN_AREA", "INPUT.TILE", "INPUT.TILE_OVERLAP")
 NO_VALUES: Values = MappingProxyType({})
 
 

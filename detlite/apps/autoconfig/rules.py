@@ -5,15 +5,16 @@ keys keep their values in the config `DatasetFacts.base`.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 from . import data_rules as data
 from . import model_rules as model
 from . import training_rules as training
 from .anchors import anchors
-from .dataset_facts import NO_VALUES, Choice, DatasetFacts, Rule, Values
+from .dataset_facts import ADAPTING_KEYS, NO_VALUES, Choice, DatasetFacts, Rule, Values
 
 _FIRST: tuple[Rule, ...] = (
-    training.precision, data.bad_annotations, data.orientation, data.background,
+    training.precision, data.bad_annotations, data.orientation, data.background, data.min_area,
 )  # fmt: skip
 _SOLVER: tuple[Rule, ...] = (
     training.batch_size, training.optimizer, training.learning_rate, training.schedule,
@@ -39,10 +40,11 @@ def choose(
             of the same value is kept for its reason.
     """
     choices: dict[str, Choice] = {}
+    input_facts, used = facts, dict[str, Any]()
     for rule in rules:
         all_values = {key: choice.value for key, choice in choices.items()} | dict(values)
-        side = all_values.get("INPUT.TILE")
-        input_facts = facts.tiled(side) if side else facts
+        if (adapting := {key: all_values.get(key) for key in ADAPTING_KEYS}) != used:
+            input_facts, used = facts.adapted(all_values), adapting
         choices |= {
             choice.key: choice
             for choice in rule(input_facts, all_values)

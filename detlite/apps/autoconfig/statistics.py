@@ -7,6 +7,7 @@ from itertools import product
 from typing import Any
 
 import numpy as np
+import torch
 
 from detlite.data.datasets.coco_values import parse_integer
 from detlite.data.images.checks import check_images
@@ -16,6 +17,7 @@ from detlite.data.images.sources import ImageFolder, ImageSource, image_file_of
 from detlite.data.index.build import open_index
 from detlite.data.index.states import Selection
 from detlite.data.locations import Location, local_copy
+from detlite.data.transforms.tiles import TrainingTiles
 from detlite.files.errors import DataError
 from detlite.structures.keypoints import keypoint_names
 
@@ -33,6 +35,7 @@ class DatasetStatistics:
         boxes: float64 [N, 4], (x, y, width, height) in pixels of the image.
         owners: int64 [N], index of the image of each object.
         labels: int64 [N], index in `categories` of each object.
+        areas: float64 [N], pixels of the objects.
         categories: (name, number of objects, number of images) of each category, ordered by id.
         with_masks: number of objects with a valid segmentation.
         keypoints: names of the keypoints, if a category has any.
@@ -52,6 +55,7 @@ class DatasetStatistics:
     boxes: np.ndarray
     owners: np.ndarray
     labels: np.ndarray
+    areas: np.ndarray
     categories: list[tuple[str, int, int]]
     with_masks: int
     keypoints: list[str]
@@ -79,24 +83,49 @@ class DatasetStatistics:
         """height / width of each object, float64 [N]."""
         return self.boxes[:, 3] / self.boxes[:, 2]
 
-    def tiled(self, side: int) -> "DatasetStatistics":
-        """Return the statistics of tiles of this side without overlap.
+    def tiled(self, side: int, overlap: float = 0.2) -> "DatasetStatistics":
+        """Return the statistics of tiles of this side without overlap, and of whole images.
 
-        An object belongs to the tile of its center.
+        An object belongs to the tile of its center, or to its image if no tile shows enough of it,
+        see `TrainingTiles.exceeding`.
         """
+        tiles, exceeding = TrainingTiles(side, overlap), np.zeros(len(self.boxes), bool)
+        corners = self.boxes + np.pad(self.boxes[:, :2], ((0, 0), (2, 0)))
+        for number, rows in enumerate(self.by_image):
+            height, width = self.sizes[number].astype(int).tolist()
+            boxes = torch.from_numpy(corners[rows])
+            exceeding[rows] = tiles.exceeding(boxes, (height, width)).numpy()
         grid = np.ceil(self.sizes / side).astype(np.int64)
         first = np.concatenate([[0], np.cumsum(grid.prod(axis=1))])
         centers = self.boxes[:, :2] + self.boxes[:, 2:] / 2
         cells = np.minimum((centers // side).astype(np.int64), grid[self.owners, ::-1] - 1)
+        cells[exceeding] = 0  # the boxes are relative to the whole image
         column, row = cells.T
         owners = first[self.owners] + row * grid[self.owners, 1] + column
+        whole, number_of = np.unique(self.owners[exceeding], return_inverse=True)
+        owners[exceeding] = first[-1] + number_of
+        sizes = np.minimum(self.sizes, side).repeat(grid.prod(axis=1), axis=0)
         return replace(
             self,
-            sizes=np.minimum(self.sizes, side).repeat(grid.prod(axis=1), axis=0),
+            sizes=np.concatenate([sizes, self.sizes[whole]]),
             boxes=np.concatenate([self.boxes[:, :2] - cells * side, self.boxes[:, 2:]], axis=1),
             owners=owners,
             categories=_count([name for name, *_ in self.categories], self.labels, owners),
         )
+
+    @property
+    def by_image(self) -> list[np.ndarray]:
+        """Indices of the objects of each image."""
+        order = np.argsort(self.owners, kind="stable")
+        return np.split(order, np.cumsum(self.per_image)[:-1])
+
+    def select(self, keep: np.ndarray) -> "DatasetStatistics":
+        """Return the statistics of the objects for which `keep`, bool [N], is True."""
+        owners, labels = self.owners[keep], self.labels[keep]
+        names = [name for name, *_ in self.categories]
+        boxes, areas = self.boxes[keep], self.areas[keep]
+        return replace(self, boxes=boxes, areas=areas, owners=owners, labels=labels,
+                       categories=_count(names, labels, owners))  # fmt: skip
 
 
 def compute_statistics(
@@ -128,13 +157,14 @@ def compute_statistics(
     if len(bad_images) == count:
         raise DataError(f"{annotations}: none of its {count} images can be used: {bad_images[0]}")
     selection = Selection(crowds_as_objects=crowds_as_objects)
-    boxes, owners, labels = [], [], []
+    boxes, owners, labels, areas = [], [], [], []
     numbers = [number for number in range(count) if number not in bad_images]
     for number in numbers:
         rows = index.annotations(number, selection.objects)
         boxes += [row["bbox"] for row in rows]
         owners += [number] * len(rows)
         labels += [row["category_id"] for row in rows]
+        areas += index.areas(number, selection.objects).tolist()
     if not boxes:
         problem = f"{annotations}: no image has an object that can be trained on"
         raise DataError("; ".join([problem, *map(str, index.findings(selection, skip=True))]))
@@ -155,6 +185,7 @@ def compute_statistics(
         boxes=np.array(boxes, np.float64),
         owners=np.array(owners),
         labels=numbered,
+        areas=np.array(areas),
         categories=_count(names, numbered, np.array(owners)),
         with_masks=int(with_masks[numbers].sum()),
         keypoints=index.keypoint_names,

@@ -15,6 +15,7 @@ import numpy as np
 from tqdm import tqdm
 from yacs.config import CfgNode
 
+from detlite.apps.autoconfig.data_rules import speck_area
 from detlite.apps.dataset_formats.coco_files import find_images
 from detlite.apps.dataset_formats.find_annotations import find_sets
 from detlite.config import ConfigError, load_config
@@ -35,7 +36,9 @@ from detlite.data.images.formats import open_image
 from detlite.data.images.pixels import ImageOptions
 from detlite.data.images.reading import read_image
 from detlite.data.images.sources import ImageFolder, image_file_of
+from detlite.data.index.annotation_index import AnnotationIndex
 from detlite.data.index.build import open_index
+from detlite.data.index.states import Flag, Selection
 from detlite.data.locations import Location, local_copy
 from detlite.files.errors import DataError, RemoteError, short_repr
 
@@ -145,6 +148,8 @@ def inspect_dataset(
     result.selection = replace(selection, masks=masks)
     for where, problem in index.table["image_problems"]:
         result.defects.append(Defect("image entry", where.partition(",")[0], problem, refused))
+    result.index = index = index.ignoring_below(options.min_area)
+    result.defects += small_objects(index, result.selection, options.min_area)
     for number in range(len(index.image_ids)):
         image = index.image(number)
         result.images[image["id"]] = image
@@ -171,6 +176,27 @@ def inspect_dataset(
         except DataError as error:
             result.defects.append(Defect("file", annotations.name, str(error), True))
     return result
+
+
+def small_objects(
+    index: AnnotationIndex, selection: Selection, min_area: float
+) -> Iterator[Defect]:
+    """Yield the objects below INPUT.MIN_AREA, or if it is 0, below the value of `detlite init`."""
+    effect = "which INPUT.MIN_AREA ignores"
+    if not min_area:
+        objects = selection.objects(index.arrays["states"])
+        areas, ids = index.arrays["areas"][objects], index.arrays["category_ids"][objects]
+        min_area = speck_area(areas, ids) if len(areas) else 0
+        effect = f"a speck: `detlite init` sets INPUT.MIN_AREA {min_area} to ignore it"
+    flagged = index.ignoring_below(min_area)
+
+    def is_small(states: np.ndarray) -> np.ndarray:
+        return (states & Flag.SMALL > 0) & ~selection.crowds(states) & ~selection.bad(states)
+
+    for number in np.flatnonzero(flagged.counts(is_small)).tolist():
+        rows, areas = flagged.annotations(number, is_small), flagged.areas(number, is_small)
+        for row, area in zip(rows, areas.tolist(), strict=True):
+            yield _warning("small object", f"has {area:g} pixels, {effect}", row)
 
 
 def _inspect_images(result: Inspection, options: ImageOptions, skipped: set[int]) -> None:

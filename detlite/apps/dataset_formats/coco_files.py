@@ -134,8 +134,9 @@ def split_content(
     """Split the content of a COCO file into "train" and "val" by a hash of the file names.
 
     An image stays in its split when others are added, except to ensure that both splits have an
-    annotated image. With a single annotated image there is no "val". `within`, the image folder
-    relative to the dataset, is hashed with the names.
+    annotated image, and that "train" has one with each category if possible. With a single
+    annotated image there is no "val". `within`, the image folder relative to the dataset, is hashed
+    with the names.
     `groups` are names of images that stay together, each with the name that is hashed instead.
     """
     annotated = {str(row.get("image_id")) for row in content["annotations"]}
@@ -148,7 +149,18 @@ def split_content(
     if len(values) < 2:  # one annotated image, or all of them in one group
         return {"train": content}
     low = {n for n, value in hashes.items() if value < VAL_FRACTION or value == values[0]}
-    val = {number for number in low if hashes[number] != values[-1]}
+    images_of: defaultdict[Any, set[float]] = defaultdict(set)  # hashes by category
+    for row in content["annotations"]:
+        if str(row.get("image_id")) in hashes:
+            images_of[row.get("category_id")].add(hashes[str(row["image_id"])])
+    in_train = {values[-1], *(hashes[number] for number in hashes.keys() - low)}
+    moved: list[float] = []
+    for found in sorted(images_of.values(), key=len):
+        if not found & {*in_train, *moved}:  # all of its images are in "val"
+            moved.append(max(found))
+    if in_train | {*moved} >= {*values}:  # "val" keeps the image that moved last
+        moved.pop()
+    val = {number for number in low if hashes[number] not in {values[-1], *moved}}
 
     def part(is_val: bool) -> dict[str, Any]:
         # Annotations of unknown images stay in "train", where they are reported.

@@ -50,6 +50,10 @@ _INPUT = {
         "resized like images. 0: train on whole images. TEST.TILE does the same in evaluation"
     ),
     Key("TILE_OVERLAP", 0.2, below_one): "minimum overlap of tiles, as a fraction of their side",
+    Key("MIN_AREA", 0, not_negative): (
+        "objects with fewer pixels in the original image are ignored regions: they are neither "
+        "trained nor measured. 0: all objects are used"
+    ),
     Key("COPY_PASTE_PROB", 0.0, fraction): "probability of pasting objects from another image",
 }
 _DATASETS = {

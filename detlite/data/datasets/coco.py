@@ -73,7 +73,8 @@ class CocoDataset(data.Dataset[tuple[Tensor, Target]]):
         self.kind, self.images, self.options = kind, images, options
         self.annotation_file = images.name if isinstance(images, ImageArchive) else annotations
         with local_copy(annotations) as file, errors_naming(self.annotation_file, instead_of=file):
-            self.index = open_index(file, by_url=kind == "lvis")
+            index = open_index(file, by_url=kind == "lvis")
+        self.index = index.ignoring_below(options.min_area)
         fields = ("id", "name", "keypoints") if options.keypoints else ("id", "name")
         rows = sorted(self.index.content["categories"], key=lambda row: row["id"])
         self.categories = [{key: row[key] for key in fields if key in row} for row in rows]
@@ -149,6 +150,13 @@ class CocoDataset(data.Dataset[tuple[Tensor, Target]]):
         selection = self.options.selection
         ids = self.index.category_ids(int(self.numbers[index]), selection.objects)
         return np.array([self._labels[number] for number in ids.tolist()], np.int64)
+
+    def boxes(self, index: int) -> Tensor:
+        """Return the boxes of `dataset[index]`, float32 [N, 4], without reading the image."""
+        number = int(self.numbers[index])
+        rows = self.index.annotations(number, self.options.selection.objects)
+        height, width = self.index.sizes[number].tolist()
+        return _corners([row["bbox"] for row in rows], (height, width))
 
     def _target(self, index: int, size: tuple[int, int]) -> Target:
         number, selection = int(self.numbers[index]), self.options.selection

@@ -33,6 +33,7 @@ class DatasetOptions:
         skip_unlabeled: in evaluation, skip images without any annotation.
         skip_bad: skip bad annotations and images instead of raising an error.
         crowds_as_objects: see DATASETS.CROWDS_AS_OBJECTS.
+        min_area: ignore objects with fewer pixels, see INPUT.MIN_AREA.
         check_images: check all image files; otherwise a bad one fails when it is read.
         images: how image files are read.
         cache_bytes: limit of the cache of large images at a reduced size; 0: no cache.
@@ -47,6 +48,7 @@ class DatasetOptions:
     skip_unlabeled: bool = False
     skip_bad: bool = False
     crowds_as_objects: bool = False
+    min_area: float = 0
     check_images: bool = True
     images: ImageOptions = DEFAULT_OPTIONS
     cache_bytes: int = 0
@@ -80,6 +82,7 @@ def build_dataset_options(cfg: CfgNode, train: bool) -> DatasetOptions:
         skip_unlabeled=cfg.TEST.UNLABELED_IMAGES == "skip",
         skip_bad=datasets.ON_BAD_ANNOTATION == "skip",
         crowds_as_objects=datasets.CROWDS_AS_OBJECTS,
+        min_area=cfg.INPUT.MIN_AREA,
         check_images=datasets.CHECK_IMAGES,
         images=build_image_options(cfg),
         cache_bytes=int(datasets.CACHE_GB * GIGABYTE),

@@ -35,7 +35,7 @@ from .states import (
     set_file_name,
 )
 
-VERSION = 11  # increase it with every change of the content of indexes or of the checks behind it
+VERSION = 12  # increase it with every change of the content of indexes or of the checks behind it
 _FIX = "Training stops at them: fix them (`detlite check --repair`), or set ON_BAD_ANNOTATION skip."
 _SKIP = "They are skipped with their objects."
 _BAD_ENTRIES = "entries of images that cannot be used"
@@ -59,7 +59,11 @@ Select = Callable[[np.ndarray], np.ndarray]
 class AnnotationIndex:
     """The content of an annotation file. Images are numbered from 0 in the order of the file.
 
-    A pickle of it contains only the path of the index. Raises DamagedIndexError, or OSError.
+    A pickle of it contains only the arguments. Raises DamagedIndexError, or OSError.
+
+    Args:
+        path: the file of the index.
+        min_area: objects with fewer pixels are flagged as SMALL.
 
     Attributes:
         table: facts about the file, such as its `hash` and `image_problems`.
@@ -68,8 +72,8 @@ class AnnotationIndex:
         notes: findings about entries that were not in COCO's notation.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, min_area: float = 0) -> None:
+        self.path, self._min_area = path, min_area
         # Read at byte positions: a failing disk would kill a process with a memory map by SIGBUS.
         self._file = path.open("rb", buffering=0)
         weakref.finalize(self, self._file.close)
@@ -83,11 +87,17 @@ class AnnotationIndex:
             raise DamagedIndexError(f"{path}: not an index, or damaged") from error
         if self.table["version"] != VERSION:
             raise DamagedIndexError(f"{path}: not an index of this version")
+        small = (self.arrays["areas"] > 0) & (self.arrays["areas"] < min_area)
+        self.arrays["states"] |= small * np.uint16(Flag.SMALL)
         self.content: dict[str, Any] = self.table["content"]
         self.notes = Findings.from_json(self.table["findings"])
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return AnnotationIndex, (self.path,)
+        return AnnotationIndex, (self.path, self._min_area)
+
+    def ignoring_below(self, min_area: float) -> "AnnotationIndex":
+        """Return the index in which objects with fewer pixels are ignored regions."""
+        return AnnotationIndex(self.path, min_area) if min_area != self._min_area else self
 
     @property
     def image_ids(self) -> np.ndarray:
@@ -121,6 +131,10 @@ class AnnotationIndex:
 
     def category_ids(self, number: int, select: Select) -> np.ndarray:
         return self.arrays["category_ids"][self._selected(number, select)]
+
+    def areas(self, number: int, select: Select) -> np.ndarray:
+        """Return the pixels of the selected annotations of an image, float32; 0 if unknown."""
+        return self.arrays["areas"][self._selected(number, select)]
 
     def counts(self, select: Select = np.ones_like, values: np.ndarray | int = 1) -> np.ndarray:
         """Return the sum of `values` [A] over the selected annotations of each image, int64 [I]."""
@@ -202,7 +216,11 @@ class AnnotationIndex:
         kinds += [
             ("crowds (iscrowd 1)", _CROWDS, Flag.CROWD, selection.crowds(states)),
             ('annotations with "ignore": 1', _IGNORED, Flag.IGNORED, states & Flag.IGNORED > 0),
-        ]
+            (
+                f"objects of fewer than {self._min_area:g} pixels (INPUT.MIN_AREA)",
+                _IGNORED, Flag.SMALL, states & Flag.SMALL > 0,
+            ),
+        ]  # fmt: skip
         for what, effect, flag, counted in kinds:
             count, example = int(counted.sum()), self._example(flag)
             yield Finding(what, effect, count, example=example, total=len(states))

@@ -60,19 +60,21 @@ class AnnotationReader:
         self._compared = self._mismatched = self._quads = 0
         self._first_mismatched = ""
 
-    def read(self, row: Entry, position: int) -> tuple[Entry, int, int, int, int, int]:
+    def read(self, row: Entry, position: int) -> tuple[Entry, int, int, int, int, int, float]:
         """Read an annotation.
 
         Returns:
             The annotation, the same object if it is in COCO's notation; its flags; the index of
             its image, or the number of images if unknown; the id of its category, 0 if unknown;
-            its number of labeled keypoints; and a hash of its image, category and box.
+            its number of labeled keypoints; a hash of its image, category and box; and its number
+            of pixels, 0 if unknown.
         """
         self._row, self._where = row, annotation_name(row, position)
         self._changes: Entry = {}
         self._problems: dict[int, str] = {}
         self._flags = labeled = 0
         self._box: Sequence[float] = ()  # only if it is valid
+        self._area = 0.0
         unknown = len(self._images.ids)
         image_id = self._images.read_id(row.get("image_id"))
         number = unknown if image_id is None else self._numbers.get(image_id, unknown)
@@ -94,7 +96,7 @@ class AnnotationReader:
             self._changes[PROBLEM_KEY] = self._problems
         read = {**row, **self._changes} if self._changes else row
         key = hash((number, category_id, *(self._box or [position])))
-        return read, self._flags, number, category_id or 0, labeled, key
+        return read, self._flags, number, category_id or 0, labeled, key, self._area
 
     def _flag(self, flag: Flag, problem: str = "") -> None:
         """Set a flag of the annotation, and record what is wrong with it, if anything."""
@@ -138,6 +140,7 @@ class AnnotationReader:
                 self._changes["area"] = None
             else:
                 self._store("area", pixels)
+                self._area = pixels
 
     def _read_keypoints(self, height: int, width: int) -> int:
         """Read the keypoints, and return the number of labeled ones."""
@@ -197,6 +200,10 @@ class AnnotationReader:
                 self.findings.add(_TINY, effect, f"{self._where}: bbox {box.value}")
             if box.note == coco_values.ROTATED:  # files that are written from it
                 self._changes["attributes"] = {**row["attributes"], "rotation": 0}
+        if not self._area and mask.problem:
+            self._area = 0.0 if box.problem else box.value[2] * box.value[3]
+        elif not self._area:
+            self._area = coco_masks.mask_area(mask.value, height, width)
         if not mask.problem:
             self._store("segmentation", mask.value, mask.note)
             if not box.problem and self._compared < SAMPLE:

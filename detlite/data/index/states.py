@@ -23,12 +23,14 @@ class Flag(IntFlag):
     NO_MASK = 128
     BAD_MASK = 256
     BAD_KEYPOINTS = 512
+    SMALL = 1024  # fewer pixels than INPUT.MIN_AREA; not stored in the index
 
 
 SAMPLE = 2000  # boxes that are compared with their masks
 QUADS = f"masks with four corners, as boxes have, of the first {SAMPLE} annotations"
 PROBLEM_KEY = "_problems"  # of an annotation in an index: what is wrong with it, by flag
 _BAD = Flag.UNKNOWN_IMAGE | Flag.UNKNOWN_CATEGORY | Flag.BAD_BOX | Flag.BAD_CROWD
+_IGNORED = Flag.IGNORED | Flag.SMALL
 _REGION = "They become ignored regions: neither they nor detections there are trained or measured."
 # What the flags of unusable annotations mean, and what happens to the annotations.
 PROBLEMS = {
@@ -68,12 +70,12 @@ class Selection:
 
     def bad(self, states: np.ndarray) -> np.ndarray:
         """Return bool [A], True for invalid annotations. Crowds and regions need only a box."""
-        only_box = self.crowds(states) | (states & Flag.IGNORED > 0)
+        only_box = self.crowds(states) | (states & _IGNORED > 0)
         return (states & _BAD > 0) | (states & self.refused > 0) & ~only_box
 
     def objects(self, states: np.ndarray) -> np.ndarray:
         """Return bool [A], True for objects to train on and to measure."""
-        return ~(self.bad(states) | self.crowds(states) | (states & Flag.IGNORED > 0))
+        return ~(self.bad(states) | self.crowds(states) | (states & _IGNORED > 0))
 
     def usable(self, states: np.ndarray) -> np.ndarray:
         """Return bool [A], True for objects and crowds."""

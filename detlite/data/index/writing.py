@@ -29,7 +29,7 @@ _LISTS = ("images", "annotations", "categories")
 # Columns of the temporary array of annotations, whose rows are in file order.
 _ANNOTATION = np.dtype(
     [("id", "q"), ("span", "q", 2), ("states", "H"), ("image", "q"), ("category_id", "q"),
-     ("labeled", "i"), ("key", "q")]
+     ("labeled", "i"), ("key", "q"), ("area", "f")]
 )  # fmt: skip
 _BLOCK = 1 << 22  # bytes per read
 _logger = logging.getLogger(__name__)
@@ -51,6 +51,7 @@ def write_index(file: Path, by_url: bool, content: str, index: IO[bytes]) -> Non
     - "states", uint16 [A]: the flags of `states`.
     - "labeled", int32 [A]: the number of labeled keypoints.
     - "category_ids", int64 [A].
+    - "areas", float32 [A]: pixels, 0 if unknown.
 
     Raises DataError, or OSError if the index cannot be written.
     """
@@ -91,6 +92,7 @@ def write_index(file: Path, by_url: bool, content: str, index: IO[bytes]) -> Non
         states=table["states"][by_image],
         labeled=table["labeled"][by_image],
         category_ids=table["category_id"][by_image],
+        areas=table["area"][by_image],
     )
     _logger.info("%s: built its index in %.1f s", file, time.perf_counter() - start)
 

@@ -26,9 +26,15 @@ def build_repeat_factors(
     parts = dataset.parts if isinstance(dataset, ConcatDataset) else [dataset]
     factors = np.ones(len(dataset))
     if tiles:
-        factors = np.array([tiles.count(size) for part in parts for size in part.sizes], float)
-        logger.info("INPUT.TILE %d: an epoch has %d tiles of %d images", cfg.INPUT.TILE,
-                    factors.sum(), len(factors))  # fmt: skip
+        counts = [
+            tiles.count(size, part.boxes(k)) for part in parts for k, size in enumerate(part.sizes)
+        ]
+        whole = sum(counts) - sum(tiles.count(size) for part in parts for size in part.sizes)
+        logger.info(
+            "INPUT.TILE %d: an epoch has %d tiles of %d images, %d of them whole images for "
+            "objects that are too large for tiles", tiles.side, sum(counts), len(counts), whole,
+        )  # fmt: skip
+        factors *= counts
     if threshold:
         labels = [set(part.labels(index).tolist()) for part in parts for index in range(len(part))]
         repeats = repeat_factors(labels, threshold)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from detlite.apps.autoconfig.anchors import choose_anchors
+from detlite.apps.autoconfig.anchors import best_overlaps, choose_anchors
 
 
 def test_boxes_that_fit_the_default_anchors_keep_them():
@@ -32,6 +32,20 @@ def test_flat_boxes_get_their_own_ratios():
     _, ratios, fitted, first_fitted = choose_anchors(boxes)
     assert max(ratios) < 0.3
     assert first_fitted < 0.5 < fitted
+
+
+@pytest.mark.parametrize("rare", [(40.0, 480.0), (900.0, 900.0), (18.0, 18.0)])
+@pytest.mark.parametrize("octaves", [False, True])
+def test_anchors_fit_each_category(rare, octaves):
+    """One box in 200 is a pole, or larger or smaller than all others."""
+    sides = np.exp(np.random.default_rng(0).uniform(np.log(40), np.log(80), 2000))
+    boxes = np.concatenate([np.stack([sides, sides], axis=1), [rare] * 10])
+    labels = np.repeat([0, 1], [2000, 10])
+    sizes, ratios, fitted, _ = choose_anchors(boxes, octaves, labels)
+    factors = 2 ** (np.arange(3) / 3) if octaves else np.ones(1)
+    overlaps = best_overlaps(boxes, np.outer(np.ravel(sizes), factors).ravel(), ratios)
+    assert (overlaps[2000:] >= 0.6).all()
+    assert fitted >= 0.95
 
 
 @pytest.mark.parametrize("boxes", [[[7.0, 9.0]], [[1.0, 1.0]], [[4000.0, 3.0], [5.0, 600.0]]])

@@ -29,6 +29,7 @@ def statistics(
         boxes=np.stack([np.zeros(count), y, width, height], axis=1),
         owners=np.repeat(np.arange(images), per_image),
         labels=np.arange(count) % categories,
+        areas=width * height,
         categories=[(f"c{k}", count // categories, images) for k in range(categories)],
         with_masks=int(masks * count),
         keypoints=list(keypoints),

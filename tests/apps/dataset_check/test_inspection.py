@@ -72,6 +72,24 @@ def test_folders_are_converted_and_checked(tmp_path, capsys):
     assert "contains no annotations of a supported format" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("min_area", [0, 90])
+def test_specks_are_listed(content, write_set, min_area):
+    """Without INPUT.MIN_AREA, the value of `detlite init` decides: 3 of 23 are specks."""
+    valid = {"image_id": 10, "category_id": 7, "segmentation": [[4, 6, 14, 6, 14, 14, 4, 14]]}
+    content["annotations"] += [{**valid, "id": 10 + k, "bbox": [4, 6, 10, 8]} for k in range(20)]
+    specks = [{**valid, "id": 40 + k, "bbox": [k, 2, 1, 1], "area": 1} for k in range(3)]
+    content["annotations"] += [{**row, "segmentation": [[0, 0, 1, 0, 1, 1]]} for row in specks]
+    options = DatasetOptions(train=True, background=True, min_area=min_area)
+    found = inspect_dataset(*write_set(content), options)
+    small = [one for one in found.defects if one.kind == "small object"]
+    assert not any(one.refused for one in small)
+    assert small[0].box
+    ids = {1, *range(10, 30), 40, 41, 42} if min_area else {40, 41, 42}
+    assert {int(one.where.split()[1]) for one in small} == ids
+    assert ("ignores" if min_area else "sets INPUT.MIN_AREA 4 to ignore it") in small[0].problem
+    assert any("INPUT.MIN_AREA" in str(one) for one in found.findings) == bool(min_area)
+
+
 def broken(content):
     """Add one defect of each kind to a valid dataset."""
     valid = {"image_id": 10, "category_id": 7, "segmentation": [[4, 6, 14, 6, 14, 14, 4, 14]]}

@@ -118,6 +118,25 @@ def test_both_splits_have_an_object():
         assert sum(len(content["images"]) for content in splits.values()) == 40
 
 
+def test_every_category_has_a_training_image():
+    """Without the rule, images 0 and 9 of the hash order would be in val."""
+    rows = [{"id": number, "file_name": f"{number}.jpg"} for number in range(40)]
+    annotations = [{"image_id": number, "category_id": 1} for number in range(40)]
+    content = {"images": rows, "annotations": annotations, "categories": []}
+    in_val = [row["id"] for row in split_content(content)["val"]["images"]]
+    rare = [{"image_id": in_val[0], "category_id": 2}]
+    rare += [{"image_id": number, "category_id": 3} for number in in_val[1:3]]
+    parts = split_content({**content, "annotations": annotations + rare})
+    assert {row["category_id"] for row in parts["train"]["annotations"]} == {1, 2, 3}
+    kept = {row["id"] for row in parts["val"]["images"]}
+    assert kept < {*in_val}
+    assert len(kept) == len(in_val) - 2
+    # Both splits have an object, even if "val" then has the only one of a category.
+    single = [{"image_id": number, "category_id": number} for number in (3, 7, 9)]
+    parts = split_content({**content, "annotations": single})
+    assert sorted(len(parts[split]["annotations"]) for split in ("train", "val")) == [1, 2]
+
+
 def test_annotations_of_no_image_stay_in_train():
     content = {
         "images": [{"id": number, "file_name": f"{number}.jpg"} for number in range(9)],

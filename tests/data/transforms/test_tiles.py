@@ -72,6 +72,23 @@ def test_every_object_is_complete_in_a_tile():
     assert complete == {*range(1, len(boxes) + 1)}
 
 
+def test_objects_too_large_for_tiles_are_trained_in_the_whole_image():
+    """Tiles show a fifth of the first box, and half of the second."""
+    image, target = scene([[0, 0, 200, 60], [0, 10, 100, 20], [70, 40, 80, 50]])
+    tiles = TrainingTiles(50, 0.0)
+    assert tiles.exceeding(target["boxes"], (60, 200)).tolist() == [True, False, False]
+    count = tiles.count((60, 200), target["boxes"])
+    assert count == tiles.count((60, 200)) + 1 == tiles.count((60, 200), target["boxes"][1:]) + 1
+    trained = [tiles.cut(image, target, number)[1]["labels"].tolist() for number in range(count)]
+    assert trained[-1] == [1]
+    assert {label for labels in trained[:-1] for label in labels} == {2, 3}
+    whole, after = tiles.cut(image, target, count - 1)
+    assert torch.equal(whole, image)
+    assert after["size"] == (60, 200)
+    assert len(after["masks"]) == 1
+    assert after["ignored_boxes"].tolist() == [[0, 0, 5, 5], [0, 10, 100, 20], [70, 40, 80, 50]]
+
+
 def test_tiles_are_a_function_of_the_seed_and_shift():
     image, target = scene([[80, 20, 100, 40]])
     tiles, boxes = TrainingTiles(80, 0.3), []
