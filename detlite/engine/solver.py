@@ -15,7 +15,7 @@ from detlite.config import ConfigError
 from detlite.modeling.backbone import Backbone
 from detlite.modeling.layers.norm import FrozenBatchNorm2d, LevelBatchNorm
 
-from .duration import Duration
+from .schedule import Duration
 
 logger = logging.getLogger(__name__)
 

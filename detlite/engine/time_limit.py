@@ -8,7 +8,7 @@ from typing import Any
 
 from detlite.distributed import is_main, max_over_processes
 
-from .duration import Duration
+from .schedule import Duration
 
 logger = logging.getLogger(__name__)
 

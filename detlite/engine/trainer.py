@@ -22,13 +22,12 @@ from detlite.modeling.optimize_for_training import optimize_for_training
 from detlite.modeling.precision import resolve_dtype
 
 from .checkpointer import save_run
-from .duration import build_duration
 from .evaluate import EMA_SUFFIX, check_evaluation, evaluate
 from .hooks.base import HOOKS, Hook
 from .hooks.best_checkpoint import BestCheckpoint, StoreScoreThreshold
 from .hooks.metrics import MachineLoad, Meters, MetricsWriter, Progress
 from .run_files import FINAL_CHECKPOINT
-from .schedule import RunSchedule
+from .schedule import RunSchedule, build_duration
 from .signals import StoppedError, StopSignals
 from .solver import build_optimizer, build_scheduler, warn_of_frozen_layers
 from .train_step import TrainStep

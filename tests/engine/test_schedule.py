@@ -4,8 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from detlite.engine.duration import Duration
-from detlite.engine.schedule import RunSchedule
+from detlite.engine.schedule import Duration, RunSchedule
 
 # Of a run of 12 iterations, unless it says otherwise.
 PERIODS = {"LOG_PERIOD": 5, "CHECKPOINT_PERIOD": 4, "TEST_PERIOD": 6}

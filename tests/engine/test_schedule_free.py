@@ -10,7 +10,7 @@ from torch.testing import assert_close
 
 from detlite import ConfigError
 from detlite.config import load_config
-from detlite.engine.duration import build_duration
+from detlite.engine.schedule import build_duration
 from detlite.engine.schedule_free import averaged_weights, restore_trained_weights
 from detlite.engine.solver import build_optimizer, build_scheduler
 from tests.engine.toy import assert_equal, new_toy

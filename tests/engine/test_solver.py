@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from detlite.config import ConfigError, load_config
-from detlite.engine.duration import Duration
+from detlite.engine.schedule import Duration
 from detlite.engine.solver import build_optimizer, build_scheduler
 from detlite.modeling.backbone import Backbone
 from detlite.modeling.build import build_model

@@ -10,7 +10,7 @@ import torch
 from detlite.checkpoint.files import read_checkpoint
 from detlite.config import ConfigError
 from detlite.engine import time_limit
-from detlite.engine.duration import Duration, build_duration
+from detlite.engine.schedule import Duration, build_duration
 from detlite.engine.time_limit import TimeLimit
 from tests.engine.toy import new_toy, read_metrics, without_times
 

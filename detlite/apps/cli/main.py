@@ -6,13 +6,14 @@ needs inside `run`, so that every help text appears without waiting for torch.
 """
 
 import argparse
+import contextlib
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 
 from detlite import __version__
 from detlite.apps.cli import split_pairs
-from detlite.apps.streams import discard_output, prepare_streams
 from detlite.threads import wait_passively
 
 COMMANDS = {
@@ -41,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit status: 0 on success, 2 for an error that the user can fix, 130 after Ctrl-C. Some
         commands use 1 and 75, see their help.
     """
-    prepare_streams()
+    _prepare_streams()
     commands = "\n".join(f"  {name:10} {text}" for name, text in COMMANDS.items())
     parser = argparse.ArgumentParser(
         "detlite",
@@ -78,7 +79,7 @@ def run_command(name: str, arguments: Sequence[str]) -> int:
         sys.stdout.flush()
         return status
     except BrokenPipeError:  # for example of `detlite check ... | head`
-        discard_output()
+        _discard_output()
         return PIPE_CLOSED
     except KeyboardInterrupt:
         print(getattr(command, "INTERRUPTED", "interrupted"), file=sys.stderr)
@@ -102,6 +103,26 @@ def _user_errors() -> tuple[type[Exception], ...]:
     return (
         ConfigError, DataError, CheckpointError, LoaderProcessError, NonFiniteLossError, OSError,
     )  # fmt: skip
+
+
+def _prepare_streams() -> None:
+    """Replace missing streams, and let the others escape characters that they cannot encode.
+
+    A service, or a program without a console, has no standard streams; a pipe of Windows often
+    encodes in cp1252, which lacks most characters.
+    """
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+        elif hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _discard_output() -> None:
+    """Discard all further output, after the program that read it from a pipe has ended."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":
