@@ -2,12 +2,12 @@
 
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from textwrap import shorten
-from typing import Any
 
 from torch import Tensor
+
+from detlite.structures.categories import CategoryMatch
 
 logger = logging.getLogger(__name__)
 
@@ -17,38 +17,15 @@ _BY_CLASS = re.compile(r"^roi_heads\..*\.predictor\.(cls_score|bbox_pred|mask_fc
 
 
 class ClassTransfer:
-    """Maps the classes of a checkpoint to a model's classes by case-insensitive name.
+    """Converts the rows of classes in a checkpoint to those of a model's categories.
 
     Args:
-        source, target: categories {"name": ...} of the checkpoint and of the model, in order of
-            their labels; empty if unknown.
-
-    Attributes:
-        differ: True if both are known and have different names or another order.
+        match: finds the checkpoint's category of each category of the model.
     """
 
-    def __init__(
-        self, source: Sequence[Mapping[str, Any]], target: Sequence[Mapping[str, Any]]
-    ) -> None:
-        source_names, target_names = (
-            [str(row["name"]).strip().casefold() for row in rows] for rows in (source, target)
-        )
-        self.differ = bool(source and target) and source_names != target_names
-        self._counts = len(source), len(target)
-        self._names = [str(row["name"]) for row in target]
-        index = {name: number for number, name in reversed(list(enumerate(source_names)))}
-        # number of a class in the model -> in the checkpoint
-        self._shared = {n: index[name] for n, name in enumerate(target_names) if name in index}
-
-    def __str__(self) -> str:
-        transferred, new = (
-            ", ".join(name for n, name in enumerate(self._names) if (n in self._shared) == shared)
-            for shared in (True, False)
-        )
-        return (
-            f"transferred by name: {shorten(transferred, 500) or 'none'}; newly initialized: "
-            f"{shorten(new, 500) or 'none'}"
-        )
+    def __init__(self, match: CategoryMatch) -> None:
+        self._counts = match.counts
+        self._shared = {n: other for n, other in enumerate(match.numbers) if other is not None}
 
     def transfer(self, name: str, value: Tensor, state: Mapping[str, Tensor]) -> Tensor:
         """Convert an entry of the checkpoint, `name` and `value`, to the classes of the model.

@@ -17,6 +17,7 @@ from detlite.errors import CheckpointError
 from detlite.modeling import build_model
 from detlite.modeling.backbone.input_channels import adapt_stems
 from detlite.modeling.detection_model import DetectionModel
+from detlite.structures.categories import CategoryMatch
 
 logger = logging.getLogger(__name__)
 
@@ -38,11 +39,11 @@ def load_weights(
 ) -> None:
     """Load the weights and categories of a checkpoint into `model`.
 
-    If the checkpoint is a classifier, only its backbone is loaded. With `reinit_heads`, the model
-    keeps its own categories. In layers with rows for each class, only the rows of the background
-    and of categories with the same name are loaded; if the file has no names, none are. A mask or
-    keypoint head that only the checkpoint has is skipped; one that only the model has keeps its
-    values. Averages that follow the training are loaded only with `training_state`, so that a new
+    If the checkpoint is a classifier, only its backbone is loaded. If the model and the checkpoint
+    have categories with names, their rows are loaded by name, and other categories keep the values
+    of the model. With `reinit_heads`, layers of another number of classes, and a mask or keypoint
+    head that only the model has, keep their values; a head that only the checkpoint has is skipped.
+    Averages that follow the training are loaded only with `training_state`, so that a new
     run starts without them.
 
     Raises:
@@ -70,10 +71,13 @@ def load_weights(
                 f"{checkpoint.path}: {name} contains NaN or infinity: training diverged, or the "
                 "file is damaged; use an earlier checkpoint"
             )
-    classes = ClassTransfer(checkpoint.categories, model.categories)
+    labels = "the weights", "the model, which are newly initialized"
+    match = CategoryMatch(checkpoint.categories, model.categories, labels)
+    is_by_name = match.differ and (reinit_heads or any(n is not None for n in match.numbers))
     if reinit_heads:
         source = match_optional_heads(source, target, checkpoint.path)
-    if reinit_heads and classes.differ:
+    if is_by_name:
+        classes = ClassTransfer(match)
         heads = (n for n, m in model.named_modules() if getattr(m, "class_agnostic", False))
         agnostic = tuple(f"{name}.predictor.bbox_pred." for name in heads)
         source |= {
@@ -97,7 +101,7 @@ def load_weights(
         anchors = all(map(_ANCHOR_LAYER.match, names)) and "bbox_pred" in " ".join(names)
         hints = {
             "Only the number of classes differs: set MODEL.REINIT_HEADS True to load the other "
-            "layers, and the rows of categories with the same name": len(names) == len(by_class),
+            "layers": len(names) == len(by_class),
             "Only the number of anchors per cell differs: set MODEL.RPN.ANCHOR_SIZES and "
             "ASPECT_RATIOS (or those in MODEL.RETINANET) as for the training of the file": anchors,
             "Only statistics of batch norm are missing on one side: set MODEL.RESNETS.NORM to the "
@@ -117,17 +121,23 @@ def load_weights(
         logger.warning(
             "%s has other classes; newly initialized layers: %s", checkpoint.path, ", ".join(fresh)
         )
-    if classes.differ and reinit_heads:
-        logger.warning("%s has other categories; %s", checkpoint.path, classes)
+    if is_by_name:
+        logger.warning("%s has other categories; %s", checkpoint.path, match)
         return
-    if classes.differ:
+    if match.differ:
         logger.warning(
-            "%s was trained on other categories. Their weights are used for the categories of the "
-            "model in the same order; set MODEL.REINIT_HEADS True to match them by name",
-            checkpoint.path,
-        )
+            "%s has no category of the model by name. Its weights are used in the same order; set "
+            "MODEL.REINIT_HEADS True to initialize them instead", checkpoint.path,
+        )  # fmt: skip
     if checkpoint.categories and not fresh:
         model.categories = checkpoint.categories
+
+
+def name_categories(model: DetectionModel) -> None:
+    """Name the categories "class 1", "class 2", ... if the weights of the model have no names."""
+    if not model.categories:
+        labels = range(1, model.num_classes)
+        model.categories = [{"id": label, "name": f"class {label}"} for label in labels]
 
 
 def _select_entries(
@@ -211,9 +221,7 @@ def build_model_from_checkpoint(
     cfg, checkpoint = read_model_checkpoint(path, opts, config)
     model = build_model(cfg)
     load_weights(model, checkpoint, training_state=True)
-    if not model.categories:
-        labels = range(1, model.num_classes)
-        model.categories = [{"id": label, "name": f"class {label}"} for label in labels]
+    name_categories(model)
     return cfg, model.eval()
 
 

@@ -10,7 +10,6 @@ import logging
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,6 +23,7 @@ from detlite.evaluation.evaluators import build_evaluators
 from detlite.files.atomic_write import atomic_open
 from detlite.modeling.detection_model import DetectionModel
 from detlite.modeling.precision import autocast, resolve_dtype
+from detlite.structures.categories import CategoryMatch
 
 if TYPE_CHECKING:
     from detlite.evaluation.metrics import Metrics
@@ -115,8 +115,8 @@ def check_evaluation(cfg: CfgNode, detector: Detector, dataset: CocoDataset) -> 
             f"DATASETS.CATALOG: the name {dataset.name!r} contains a slash, but OUTPUT_DIR/"
             "results_<name>.json must be a file name: choose a name without slashes"
         )
-    match_categories(detector, dataset)
-    if cfg.TEST.LOSS and _names(detector.categories) not in ([], _names(dataset.categories)):
+    matched = match_categories(detector, dataset)
+    if cfg.TEST.LOSS and list(matched) != list(dataset.categories):
         raise ConfigError(
             f"TEST.LOSS needs the categories of the model, in its order: {dataset.annotation_file} "
             "has others. Set it to False"
@@ -131,40 +131,34 @@ def check_evaluation(cfg: CfgNode, detector: Detector, dataset: CocoDataset) -> 
         evaluator.check(cfg, dataset)
 
 
-def match_categories(detector: Detector, dataset: CocoDataset) -> Sequence[dict[str, Any] | None]:
+def match_categories(
+    detector: Detector, dataset: CocoDataset, log: bool = False
+) -> Sequence[dict[str, Any] | None]:
     """Return the category of a dataset for each label of a detector; None if it lacks it.
 
-    Categories match by case-insensitive name. A detector without categories has the dataset's.
+    A detector without categories has the dataset's. With `log`, what does not match is logged.
 
     Raises:
-        DataError: no category matches.
+        DataError: no category matches, or without names the numbers of categories differ.
     """
-    own, others = _names(detector.categories), _names(dataset.categories)
-    if own in ([], others):
-        return dataset.categories
-    by_name = dict(zip(reversed(others), reversed(dataset.categories), strict=True))
-    if by_name.keys().isdisjoint(own):
+    rows = dataset.categories
+    if not detector.categories:
+        return rows
+    labels = "the dataset", "the model, whose detections of them are not measured"
+    match = CategoryMatch(rows, detector.categories, labels)
+    if not match.named and match.counts[0] != match.counts[1]:
         raise DataError(
-            f"{dataset.annotation_file}: its categories ({shorten(', '.join(others), 150)}) differ "
-            f"from those that the model was trained on ({shorten(', '.join(own), 150)})"
+            f"{dataset.annotation_file}: has {match.counts[0]} categories, but the model has "
+            f"{match.counts[1]}, whose names are unknown: list its categories in its order"
         )
-    return [by_name.get(name) for name in own]
-
-
-def _names(categories: Sequence[dict[str, Any]]) -> list[str]:
-    return [str(row["name"]).strip().casefold() for row in categories]
-
-
-def _log_categories(detector: Detector, dataset: CocoDataset) -> None:
-    """Log which categories of a model and a dataset do not match, if any."""
-    own, others = _names(detector.categories), _names(dataset.categories)
-    lists = {
-        "its detections of %s are not measured": [name for name in own if name not in others],
-        "the model does not know %s": [name for name in others if own and name not in own],
-    }
-    effects = [text % shorten(", ".join(names), 300) for text, names in lists.items() if names]
-    if effects:
-        logger.warning("%s: categories match by name; %s", dataset.name, "; ".join(effects))
+    if all(number is None for number in match.numbers):
+        raise DataError(
+            f"{dataset.annotation_file}: its categories differ from those that the model was "
+            f"trained on: {match}"
+        )
+    if match.differ and log:
+        logger.warning("%s: %s", dataset.name, match)
+    return [None if number is None else rows[number] for number in match.numbers]
 
 
 def run_inference(
@@ -174,8 +168,7 @@ def run_inference(
     from detlite.evaluation.detection_results import to_coco_results
 
     results: list[Results] = []
-    _log_categories(detector, dataset)
-    categories = match_categories(detector, dataset)
+    categories = match_categories(detector, dataset, log=True)
     matched = torch.tensor([k for k, row in enumerate(categories, start=1) if row])
     settings = [row or {} for row in categories], detector.convention, detector.mask_threshold
     start = reported = time.perf_counter()

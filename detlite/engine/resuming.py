@@ -17,6 +17,7 @@ from detlite.checkpoint.stored_config import checkpoint_config
 from detlite.config.loading import flatten
 from detlite.distributed import rank, world_size
 from detlite.errors import CheckpointError, DamagedCheckpointError
+from detlite.structures.categories import CategoryMatch
 
 from .checkpointer import hooks_by_name
 from .rng import set_rng_state
@@ -77,6 +78,15 @@ def resume_run(trainer: Trainer, checkpoint: Checkpoint) -> None:
 
     CheckpointError if the checkpoint has no training state, or does not fit the config.
     """
+    match = CategoryMatch(
+        checkpoint.categories, trainer.model.categories, (str(checkpoint.path), "the datasets")
+    )
+    if match.differ:
+        raise CheckpointError(
+            f"{checkpoint.path}: the run was started with other categories, or in another order "
+            f"({match}): resume it with those, or start a new run in another OUTPUT_DIR with the "
+            "file as MODEL.WEIGHT (--weights), which matches them by name"
+        )
     load_weights(trainer.model, checkpoint, training_state=True)
     path, training = checkpoint.path, checkpoint.training
     changed = _changed_keys(checkpoint, trainer.cfg)

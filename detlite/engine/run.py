@@ -75,7 +75,7 @@ def run_training(
 
 def run_evaluation(cfg: CfgNode, weights: Checkpoint | None = None) -> dict[str, Metrics]:
     """Evaluate `weights` or MODEL.WEIGHT on the test sets, see `evaluate.evaluate`."""
-    from detlite.checkpoint.loading import load_weights, read_weights
+    from detlite.checkpoint.loading import load_weights, name_categories, read_weights
 
     if not cfg.DATASETS.TEST:
         raise ConfigError("DATASETS.TEST is empty: name at least one entry of DATASETS.CATALOG")
@@ -86,10 +86,11 @@ def run_evaluation(cfg: CfgNode, weights: Checkpoint | None = None) -> dict[str,
         raise ConfigError("MODEL.WEIGHT is empty: name the checkpoint to evaluate")
     if is_main() and not (output_dir / METRICS_FILE).exists():  # keep the config of a training run
         (output_dir / CONFIG_FILE).write_text(cfg.dump())
-    datasets = build_test_datasets(cfg, by_name=bool(weights.categories))
+    datasets = build_test_datasets(cfg)
     log_findings(datasets)
     model = build_model(cfg)
     load_weights(model, weights, training_state=True)
+    name_categories(model)
     del weights  # free its memory
     return evaluate(cfg, model, datasets, output_dir)
 

@@ -21,6 +21,7 @@ class CategoryMatch:
 
     Attributes:
         numbers: the position in `source` of each target category; None if there is none.
+        counts: the number of categories of both sides.
         named: True if both sides have names.
         differ: True if both sides have names, and other ones or in another order.
     """
@@ -36,6 +37,7 @@ class CategoryMatch:
         ]
         self._labels = labels
         own, others = self._names
+        self.counts = len(own), len(others)
         self.named = all(
             names and not all(map(_PLACEHOLDER.fullmatch, names)) for names in self._names
         )

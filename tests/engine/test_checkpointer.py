@@ -1,13 +1,14 @@
 """An interrupted run continues as if it had not been interrupted."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from detlite.apps.shards.writer import write_shards
-from detlite.checkpoint.files import read_checkpoint
+from detlite.checkpoint.files import read_checkpoint, save_checkpoint
 from detlite.config import load_config
 from detlite.engine.resuming import newest_checkpoint
 from detlite.errors import CheckpointError
@@ -106,6 +107,14 @@ def test_weights_without_training_state_cannot_be_resumed(train_toy, toy, tmp_pa
     (tmp_path / "run" / "last_checkpoint").write_text("w.pth\n")
     with pytest.raises(CheckpointError, match=r"it has no 'optimizer'.*MODEL\.WEIGHT"):
         train_toy(resume=True)
+
+
+def test_a_run_is_not_resumed_with_other_categories(train_toy):
+    cfg, _ = train_toy("SOLVER.MAX_ITER", 1)
+    checkpoint = read_checkpoint(Path(cfg.OUTPUT_DIR) / "model_final.pth")
+    save_checkpoint(replace(checkpoint, categories=checkpoint.categories[::-1]))
+    with pytest.raises(CheckpointError, match=r"other categories, .* by name: red, green.*WEIGHT"):
+        train_toy("SOLVER.MAX_ITER", 2, resume=True)
 
 
 def test_changed_keys_on_resume(train_toy, caplog):

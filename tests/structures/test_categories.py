@@ -39,3 +39,4 @@ def test_description():
         "categories matched by name: B; only in the weights: a; only in the model: c"
     )
     assert str(CategoryMatch(rows("a"), rows("b"))).startswith("categories matched by name: none;")
+    assert len(str(CategoryMatch(rows("ab"), rows(f"number {n}" for n in range(1000))))) < 600

@@ -40,7 +40,8 @@ from detlite.data.index.annotation_index import AnnotationIndex
 from detlite.data.index.build import open_index
 from detlite.data.index.states import Flag, Selection
 from detlite.data.locations import Location, local_copy
-from detlite.files.errors import DataError, RemoteError, short_repr
+from detlite.files.errors import DataError, RemoteError
+from detlite.structures.categories import CategoryMatch
 
 from .inspection_report import Defect, Inspection, Row
 from .near_duplicates import Fingerprint, fingerprint
@@ -102,16 +103,18 @@ def check_datasets(cfg: CfgNode) -> dict[str, list[Finding]]:
     if not cfg.DATASETS.TRAIN:
         return {}
     train = build_train_dataset(cfg)
-    trained = {row["id"]: row["name"] for row in train.categories}
+    found = {test.name: [*leaks(test, train.parts)] for test in tests}
     for test in tests:
-        names = {row["id"]: row["name"] for row in test.categories}
-        if names != trained:
-            raise DataError(
-                f"{test.annotation_file}: the categories {short_repr(names)} differ from those of "
-                f"{train.name}, {short_repr(trained)}. Test sets need the ids and names of the "
-                "training set; `detlite init` matches them by name"
+        labels = test.name, "the training set"
+        match = CategoryMatch(test.categories, train.categories, labels)
+        if all(number is None for number in match.numbers):
+            raise DataError(f"{test.annotation_file}: its categories are not trained: {match}")
+        if match.differ:
+            effect = f"They are used: {match}."
+            found[test.name].append(
+                Finding("categories of test and training set differ", effect, 0)
             )
-    return {test.name: [*leaks(test, train.parts)] for test in tests}
+    return found
 
 
 def _progress(rows: list[Any], name: str) -> Any:

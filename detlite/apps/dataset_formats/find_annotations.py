@@ -15,6 +15,7 @@ from detlite.data.findings import Finding, Findings
 from detlite.data.index.build import open_index
 from detlite.files.atomic_write import write_file
 from detlite.files.errors import DataError
+from detlite.structures.categories import CategoryMatch
 
 from . import json_formats
 from .coco_files import find_coco_files, read_coco, split_content
@@ -284,27 +285,28 @@ def _match_categories(splits: dict[str, _Split], source: Path) -> dict[str, _Spl
     for name, split in splits.items():
         content = open_index(split.coco).content if isinstance(split.coco, Path) else split.coco
         rows[name] = sorted(content["categories"], key=lambda row: row["id"])
-    split_ids = {name: {row["name"]: row["id"] for row in rows[name]} for name in rows}
-    ids, train = dict(split_ids["train"]), split_ids["train"]
-    if all(ids == other for other in split_ids.values()):
+    if len(splits) < 2:
         return splits
-    extra = [name for name in split_ids["val"] if name not in ids]
-    if len(extra) == len(split_ids["val"]):
-        raise DataError(
-            f"{source}: its categories ({', '.join(extra)}) differ from those of the training set "
-            f"({', '.join(train)}): none has the same name"
-        )
-    ids |= {name: number for number, name in enumerate(extra, start=max(ids.values()) + 1)}
+    train, val = rows["train"], rows["val"]
+    if {row["name"]: row["id"] for row in train} == {row["name"]: row["id"] for row in val}:
+        return splits
+    match = CategoryMatch(train, val, ("the training set", "val"))
+    if all(number is None for number in match.numbers):
+        raise DataError(f"{source}: its categories are not those of the training set: {match}")
+    first = max(row["id"] for row in train) + 1
+    extra = [row for row, number in zip(val, match.numbers, strict=True) if number is None]
+    ids = {row["id"]: number for number, row in enumerate(extra, first)}
+    known = ((row, n) for row, n in zip(val, match.numbers, strict=True) if n is not None)
+    ids |= {row["id"]: train[number]["id"] for row, number in known}
     text = "They are matched by name. A category that is only in val is not trained."
     finding = Finding("categories of train and val differ", text, len(extra), "new category",
-                      ", ".join(extra))  # fmt: skip
-    known = {row["name"]: row for split in reversed(rows) for row in rows[split]}
-    categories = [{**known[name], "id": number} for name, number in ids.items()]
+                      ", ".join(row["name"] for row in extra))  # fmt: skip
+    categories = [*train, *({**row, "id": ids[row["id"]]} for row in extra)]
     result = {}
     for name, split in splits.items():
-        content, new = split.content, {row["id"]: ids[row["name"]] for row in rows[name]}
-        for row in content["annotations"]:
-            row["category_id"] = new.get(row.get("category_id"), row.get("category_id"))
+        content = split.content
+        for row in content["annotations"] if name == "val" else ():
+            row["category_id"] = ids.get(row.get("category_id"), row.get("category_id"))
         found = Findings([*Findings.from_json(content.get("findings")), finding]).to_json()
         content |= {"categories": categories, "findings": found}
         result[name] = replace(split, coco=content)

@@ -50,8 +50,8 @@ _MODEL = {
         "folder for downloaded weights; ${VARIABLE:-default} is expanded"
     ),
     Key("REINIT_HEADS", False): (
-        "if the classes of MODEL.WEIGHT differ from those of the dataset, copy the weights of "
-        "categories with the same name and initialize the others; False: report an error"
+        "initialize heads that MODEL.WEIGHT lacks, and layers of another number of classes if no "
+        "category has the same name; False: report an error"
     ),
     Key("MASK_ON", False): "predict instance masks",
     Key("KEYPOINT_ON", False): "predict keypoints",

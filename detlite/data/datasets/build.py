@@ -140,14 +140,14 @@ def build_train_dataset(cfg: CfgNode) -> ConcatDataset:
     return dataset
 
 
-def build_test_datasets(cfg: CfgNode, by_name: bool = False) -> list[CocoDataset]:
+def build_test_datasets(cfg: CfgNode) -> list[CocoDataset]:
     """Build the datasets of DATASETS.TEST. Raises ConfigError or DataError.
 
-    `by_name`: the categories match those of the model by name, so their number may differ.
+    Their categories match those of the model by name, so the number may differ.
     """
     datasets = [build_dataset(cfg, name, train=False) for name in cfg.DATASETS.TEST]
     for dataset in datasets:
-        check_num_classes(cfg, dataset, by_name)
+        check_num_keypoints(cfg, dataset)
     return datasets
 
 
@@ -187,17 +187,20 @@ def _file_names(dataset: CocoDataset) -> set[str]:
     return {dataset.index.image(number)["file_name"] for number in dataset.numbers.tolist()}
 
 
-def check_num_classes(
-    cfg: CfgNode, dataset: CocoDataset | ConcatDataset, by_name: bool = False
-) -> None:
+def check_num_classes(cfg: CfgNode, dataset: CocoDataset | ConcatDataset) -> None:
     """Raise ConfigError if the model and the dataset differ in classes or keypoints."""
     part = "RETINANET" if cfg.MODEL.META_ARCHITECTURE == "RetinaNet" else "ROI_BOX_HEAD"
     actual, expected = cfg.MODEL[part].NUM_CLASSES, len(dataset.categories) + 1
-    if actual != expected and not by_name:
+    if actual != expected:
         raise ConfigError(
             f"MODEL.{part}.NUM_CLASSES is {actual}, but the dataset {dataset.name} has "
             f"{expected - 1} categories: set it to {expected}, which includes the background"
         )
+    check_num_keypoints(cfg, dataset)
+
+
+def check_num_keypoints(cfg: CfgNode, dataset: CocoDataset | ConcatDataset) -> None:
+    """Raise ConfigError if the model and the dataset differ in keypoints."""
     names, points = dataset.keypoint_names, cfg.MODEL.ROI_KEYPOINT_HEAD.NUM_CLASSES
     if names and points != len(names):
         raise ConfigError(

@@ -20,6 +20,7 @@ from detlite.data.index.build import open_index
 from detlite.data.index.states import located
 from detlite.data.locations import Location, errors_naming, local_copy
 from detlite.files.errors import DataError
+from detlite.structures.categories import CategoryMatch
 from detlite.structures.keypoints import PIXEL_CENTER
 from detlite.structures.masks.packed import PackedMasks
 
@@ -86,6 +87,14 @@ class CocoDataset(data.Dataset[tuple[Tensor, Target]]):
         self.numbers, self.findings = choose_images(
             self.index, images, options, self.annotation_file
         )
+
+    def relabel(self, categories: list[dict[str, Any]], numbers: Sequence[int | None]) -> None:
+        """Use the labels of other `categories`; `numbers` are their positions for each own one."""
+        ids = [row["id"] for row in self.categories]
+        self._labels = {
+            k: number + 1 for k, number in zip(ids, numbers, strict=True) if number is not None
+        }
+        self.categories = categories
 
     @property
     def image_ids(self) -> list[int]:
@@ -189,21 +198,21 @@ class ConcatDataset(data.ConcatDataset[tuple[Tensor, Target]]):
     def __init__(self, datasets: Sequence[CocoDataset]) -> None:
         super().__init__(datasets)
         first = datasets[0]
-        known = {(row["id"], row["name"]) for row in first.categories}
         for other in datasets[1:]:
             if other.keypoint_names != first.keypoint_names:
                 raise DataError(
                     f"{other.annotation_file}: the keypoints differ from those of "
                     f"{first.annotation_file}"
                 )
-            difference = known ^ {(row["id"], row["name"]) for row in other.categories}
-            if difference:
-                number, name = min(difference)
+            labels = str(first.annotation_file), str(other.annotation_file)
+            match = CategoryMatch(first.categories, other.categories, labels)
+            if {*match.numbers} != {*range(len(first.categories))}:
                 raise DataError(
                     f"{other.annotation_file}: the categories differ from those of "
-                    f"{first.annotation_file}: only one has {number} ({name!r}). Datasets that "
-                    "are trained on together need the same ids and names"
+                    f"{first.annotation_file}: {match}. Datasets that are trained on together need "
+                    "the same names"
                 )
+            other.relabel(first.categories, match.numbers)
         self.parts = datasets
         self.name = " + ".join(dataset.name for dataset in datasets)
         self.categories = first.categories

@@ -361,12 +361,16 @@ def test_unusable_arguments(tmp_path, capsys):
     assert "DATASETS.TRAIN and DATASETS.TEST are empty" in errors[1]
 
 
-def test_sets_of_different_categories_do_not_fit_together(content, write_set, small_cfg):
+def test_categories_of_both_sets_match_by_name(content, write_set, small_cfg, tmp_path):
     write_set(content)
     first, second = content["categories"]
     first["id"], second["id"] = second["id"], first["id"]
     write_set(content, "other")
     check_datasets(small_cfg("DATASETS.TEST", ("small",)))
     check_datasets(small_cfg("DATASETS.TRAIN", (), "DATASETS.TEST", ("other",)))
-    with pytest.raises(DataError, match=r"other.annotations.json: the categories .* differ from"):
+    finding = check_datasets(small_cfg("DATASETS.TEST", ("other",)))["other"][-1]
+    assert "categories matched by name: " in finding.effect
+    first["name"], second["name"] = "owl", "fox"
+    (tmp_path / "other/annotations.json").write_text(json.dumps(content))
+    with pytest.raises(DataError, match=r"other.annotations.json: its categories are not trained"):
         check_datasets(small_cfg("DATASETS.TEST", ("other",)))

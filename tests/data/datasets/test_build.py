@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from detlite.config import ConfigError
@@ -165,8 +166,21 @@ def test_concatenated_sets_need_the_same_categories(content, write_set, small_cf
     write_set(content)
     content["categories"][1]["name"] = "wolf"
     write_set(content, "other")
-    with pytest.raises(DataError, match=r"other.*annotations.json: the categories differ .*3 \("):
+    with pytest.raises(
+        DataError, match=r"other.*annotations.json: the categories differ .*: wolf\."
+    ):
         build_train_dataset(small_cfg("DATASETS.TRAIN", ("small", "other")))
+
+
+def test_concatenated_sets_match_by_name(content, write_set, small_cfg):
+    write_set(content)
+    first, second = content["categories"]
+    first["name"], second["name"] = second["name"].upper(), first["name"]
+    write_set(content, "other")
+    dataset = build_train_dataset(small_cfg("DATASETS.TRAIN", ("small", "other")))
+    labels = [part[n][1]["labels"] for part in dataset.parts for n in range(2)]
+    assert torch.equal(torch.cat(labels[:2]), 3 - torch.cat(labels[2:]))
+    assert dataset.parts[0].categories == dataset.parts[1].categories
 
 
 def test_number_of_classes_must_match_the_data(content, write_set, small_cfg):
