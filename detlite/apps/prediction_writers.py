@@ -1,4 +1,4 @@
-"""Convert predictions for pandas, supervision, LabelMe, Label Studio, and as COCO annotations.
+"""Convert predictions for pandas, supervision, LabelMe and Label Studio.
 
 See `evaluation.coco_results` for COCO results, which FiftyOne and many other tools import.
 """
@@ -13,7 +13,6 @@ from pycocotools import mask as rle_codec
 
 from detlite.apps.optional_packages import import_optional
 from detlite.inference.prediction import PREDICTION_WRITERS
-from detlite.structures.keypoints import PIXEL_CENTER
 from detlite.structures.masks.formats import to_bitmap
 from detlite.structures.masks.rle import tight_bounds
 
@@ -168,42 +167,6 @@ def to_label_studio(
     mean = float(np.mean(scores)) if scores else 0.0
     result = {"model_version": model_version, "score": mean, "result": regions}
     return {"data": {"image": image}, "predictions": [result]}
-
-
-def coco_annotations(prediction: Mapping[str, Any], image_id: int, first: int) -> list[Any]:
-    """Convert a prediction to annotations of COCO, with ids from `first` on and their scores.
-
-    Masks become polygons, as in `to_labelme`, because tools such as CVAT take run lengths for
-    crowds; an empty mask becomes the box. Keypoints are labeled and visible.
-    """
-    rows = []
-    for index, (_, score, kind, parts) in enumerate(_shapes(prediction)):
-        x1, y1, x2, y2 = prediction["boxes"][index].tolist()
-        row = {
-            "id": first + index,
-            "image_id": image_id,
-            "category_id": prediction["category_ids"][index],
-            "bbox": [x1, y1, x2 - x1, y2 - y1],
-            "area": (x2 - x1) * (y2 - y1),
-            "iscrowd": 0,
-            "score": score,
-        }
-        if kind == "polygon":
-            row["segmentation"] = [part.ravel().tolist() for part in parts]
-            row["area"] = sum(_polygon_area(part) for part in parts)
-        elif "masks" in prediction:  # an empty one
-            row["segmentation"] = [[x1, y1, x2, y1, x2, y2, x1, y2]]
-        if "keypoints" in prediction:
-            points = prediction["keypoints"][index, :, :2] - PIXEL_CENTER
-            row["keypoints"] = [number for x, y in points.tolist() for number in (x, y, 2)]
-            row["num_keypoints"] = len(points)
-        rows.append(row)
-    return rows
-
-
-def _polygon_area(corners: np.ndarray) -> float:
-    x, y = (corners - corners[0]).T
-    return float(abs(np.dot(x, np.roll(y, 1)) - np.dot(y, np.roll(x, 1))) / 2)
 
 
 def outlines(mask: np.ndarray) -> list[np.ndarray]:

@@ -10,7 +10,6 @@ from pycocotools.cocoeval import COCOeval
 
 from detlite.apps import prediction_writers
 from detlite.apps.prediction_writers import (
-    coco_annotations,
     outlines,
     to_label_studio,
     to_labelme,
@@ -116,29 +115,6 @@ class TestOutlines:
         assert len(part) == 8  # a rectangle with corners cut by half a pixel
         assert part.min(axis=0).tolist() == [20, 10]
         assert part.max(axis=0).tolist() == [50, 30]
-
-
-class TestCocoAnnotations:
-    @pytest.mark.parametrize("rle", [False, True])
-    def test_masks_become_polygons_of_the_same_area(self, prediction, rle):
-        rows = coco_annotations(as_rles(prediction) if rle else prediction, 3, 11)
-        assert [row["id"] for row in rows] == [11, 12, 13]
-        assert {row["image_id"] for row in rows} == {3}
-        assert [row["category_id"] for row in rows] == [70, 5, 5]
-        assert [row["score"] for row in rows] == pytest.approx([0.9, 0.8, 0.25])
-        assert rows[0]["bbox"] == [5, 3, 54, 36]
-        for row, mask in zip(rows[:2], prediction["masks"].numpy(), strict=False):
-            inside = sum(fill(np.reshape(part, (-1, 2))) for part in row["segmentation"])
-            assert (inside == mask).all()
-            assert row["area"] == pytest.approx(mask.sum(), rel=0.05)
-        assert rows[2]["segmentation"] == [[30, 8, 42, 8, 42, 20, 30, 20]]  # the mask is empty
-        assert rows[2]["area"] == 144
-
-    def test_keypoints_are_pixel_indices(self, with_keypoints):
-        rows = coco_annotations(with_keypoints, 1, 1)
-        assert rows[0]["keypoints"] == [9.5, 7.5, 2, 29.5, 19.5, 2]
-        assert rows[0]["num_keypoints"] == 2
-        assert "segmentation" not in rows[0]
 
 
 class TestSupervision:

@@ -9,8 +9,8 @@ checkpoint, and images that are nearly identical to these or to each other, are 
 
 Files in the output folder:
     images/0001_<name>   copies of the images, by rank
-    suggestions.csv      the original files, and their numbers of certain and uncertain detections
-    annotations.json     with --format coco: the certain detections, also for CVAT and Roboflow
+    suggestions.csv      the original files, and their numbers of uncertain and certain detections
+    annotations.json     with --format coco: the certain detections, also for CVAT
     images/*.json        with --format labelme
     tasks.json           with --format label-studio: tasks with predictions; import them into a
                          project with the labeling configuration labels.xml
@@ -18,7 +18,6 @@ Files in the output folder:
 Exit status: 0; 2 for an error that you can fix; 130 after Ctrl-C.
 """
 
-import sys
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
@@ -41,17 +40,8 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> int:
-    from detlite.apps.fewer_labels.suggest import known_images, suggest, write_labels
+    from detlite.apps.fewer_labels.suggest import suggest
 
     opts = cli.config_overrides(args)
-    known = known_images(args.weights, opts)
-
-    def log(problem: str) -> None:
-        print(f"skipped: {problem}", file=sys.stderr)
-
-    predictor, ranked = suggest(args.weights, args.inputs, known, opts, log)
-    chosen = ranked[: args.count]
-    write_labels(predictor, chosen, args.format, args.output)
-    objects = sum(image.certain for image in chosen)
-    print(f"{len(chosen)} of {len(ranked)} images, with {objects} objects: see {args.output}")
+    print(suggest(args.weights, args.inputs, args.count, args.format, args.output, opts))
     return 0

@@ -5,130 +5,105 @@ import io
 import json
 import logging
 import shutil
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from xml.sax.saxutils import quoteattr
 
-from detlite.apps.batch_predict.predict_images import load_predictor, predict_images
-from detlite.apps.prediction_writers import coco_annotations, to_label_studio, to_labelme
+from detlite.apps.batch_predict.result_files import Entry
+from detlite.apps.prediction_writers import to_label_studio, to_labelme
 from detlite.checkpoint.loading import read_model_checkpoint
 from detlite.config import ConfigError
 from detlite.data import build_dataset
+from detlite.data.images.pixels import ImageOptions, build_image_options
 from detlite.files.atomic_write import write_file
 from detlite.files.errors import DataError
 from detlite.inference.predictor import Predictor
 from detlite.structures.keypoints import keypoint_names
 
-from .training import PSEUDO_LABELS, UNCERTAIN
+from .detection_labels import coco_labels, detect
+from .training import PSEUDO_LABELS
 from .unlabeled_images import drop_duplicates, images_of, list_unlabeled
 
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Suggestion:
-    """An image to label, and its number of detections above and below the score threshold."""
+def _known_images(weights: str, opts: Sequence[Any]) -> tuple[list[Path], ImageOptions]:
+    """Return the labeled images that a checkpoint was trained and evaluated on, if they exist.
 
-    file: Path
-    certain: int
-    uncertain: int
-
-
-def known_images(weights: str, opts: Sequence[Any] = ()) -> list[Path]:
-    """Return the labeled images that a checkpoint was trained and evaluated on, if they exist."""
+    Also returns how it reads images.
+    """
     cfg, _ = read_model_checkpoint(weights, opts)
-    known = []
+    known: list[Path] = []
     labeled = [name for name in cfg.DATASETS.TRAIN if name != PSEUDO_LABELS]
     for name in (*labeled, *cfg.DATASETS.TEST):
         try:
             known += images_of([build_dataset(cfg, name, train=name in labeled)])
         except (ConfigError, DataError) as error:
             logger.warning("images of %s may be among the suggested ones: %s", name, error)
-    return known
+    return known, build_image_options(cfg)
 
 
 def suggest(
-    weights: str,
-    inputs: Sequence[str],
-    known: Sequence[Path] = (),
-    opts: Sequence[Any] = (),
-    skipped: Callable[[str], object] = print,
-) -> tuple[Predictor, list[Suggestion]]:
-    """Rank images: those with most uncertain detections first, without near-duplicates.
+    weights: str, inputs: Sequence[str], count: int, format: str, folder: Path, opts: Sequence[Any]
+) -> str:
+    """Write the images with most uncertain detections to a new folder, with the certain ones.
 
-    A detection is uncertain if its score is between half of the model's score threshold and the
-    threshold. Images with equally many are ranked by their number of certain detections.
-
-    Args:
-        weights: checkpoint or exported model.
-        inputs: local images, see `list_images`.
-        known: labeled images, which are left out together with their near-duplicates.
-        opts: config overrides.
-        skipped: called with the problem of each image that cannot be read.
+    See `detlite suggest` for the files and the arguments. Images with equally many uncertain
+    detections are ranked by their number of certain ones.
 
     Returns:
-        The predictor, which detects certain objects, and the images.
+        A sentence about the images.
 
     Raises:
-        DataError: there is no image, or none can be read.
-    """
-    predictor = load_predictor(weights, None, opts)
-    threshold = predictor.score_thresh
-    files = list_unlabeled(inputs, known, predictor.image_options)
-    files = drop_duplicates(files, known)
-    sensitive = load_predictor(weights, UNCERTAIN * threshold, opts)
-    names, found = [str(file) for file in files], []
-    entries = predict_images(sensitive, names, range(len(names)))
-    for file, entry in zip(files, entries, strict=True):
-        if "problem" in entry:
-            skipped(entry["problem"])
-            continue
-        certain = sum(row["score"] >= threshold for row in entry["objects"])
-        found.append(Suggestion(file, certain, len(entry["objects"]) - certain))
-    return predictor, sorted(found, key=lambda image: (-image.uncertain, -image.certain))
-
-
-def write_labels(
-    predictor: Predictor, chosen: Sequence[Suggestion], format: str, folder: Path
-) -> None:
-    """Copy images to `folder`/images, and write the detections of a predictor as their labels.
-
-    The names start with the rank. suggestions.csv lists the original files. The labels are in
-    annotations.json (coco; also for CVAT), next to the images (labelme), or in tasks.json and
-    labels.xml (label-studio).
+        DataError: there is no image, none can be read, or the folder exists.
     """
     images = folder / "images"
-    try:
-        images.mkdir(parents=True)
-    except FileExistsError as error:
-        raise DataError(f"{images} exists already: choose another output folder") from error
-    points = keypoint_names(predictor.categories)
-    tasks, rows, annotations = [], [], list[dict[str, Any]]()
+    if images.exists():
+        raise DataError(f"{images} exists already: choose another output folder")
+    known, options = _known_images(weights, opts)
+    files = drop_duplicates(list_unlabeled(inputs, known, options), known)
+    predictor, found = detect(weights, files, opts)
+
+    def counts(image: tuple[Path, Entry]) -> tuple[int, int]:
+        scores = [row["score"] for row in image[1]["objects"]]
+        certain = sum(score >= predictor.score_thresh for score in scores)
+        return len(scores) - certain, certain
+
+    chosen = sorted(found, key=counts, reverse=True)[:count]
+    images.mkdir(parents=True)
+    names = [f"{place:04d}_{file.name}" for place, (file, _) in enumerate(chosen, start=1)]
     table = io.StringIO()
-    csv.writer(table).writerow(("rank", "file", "certain", "uncertain"))
-    for rank, image in enumerate(chosen, start=1):
-        name = f"{rank:04d}_{image.file.name}"
-        shutil.copyfile(image.file, images / name)
-        csv.writer(table).writerow((rank, image.file, image.certain, image.uncertain))
-        prediction = predictor(image.file)
-        if format == "labelme":
-            _write_json((images / name).with_suffix(".json"), to_labelme(prediction, name, points))
-        elif format == "label-studio":
-            url = f"/data/local-files/?d={folder.name}/images/{name}"
-            tasks.append(to_label_studio(prediction, url, keypoint_names=points))
-        else:
-            height, width = prediction["size"]
-            rows.append({"id": rank, "file_name": name, "height": height, "width": width})
-            annotations += coco_annotations(prediction, rank, len(annotations) + 1)
+    rows = csv.writer(table)
+    rows.writerow(("name", "file", "uncertain", "certain"))
+    for name, image in zip(names, chosen, strict=True):
+        shutil.copyfile(image[0], images / name)
+        rows.writerow((name, image[0], *counts(image)))
+    write_file(folder / "suggestions.csv", table.getvalue().encode(errors="replace"))
+    _write_labels(predictor, dict(zip(names, chosen, strict=True)), format, folder)
+    return f"{len(chosen)} of {len(found)} images: see {folder}"
+
+
+def _write_labels(
+    predictor: Predictor, chosen: Mapping[str, tuple[Path, Entry]], format: str, folder: Path
+) -> None:
+    """Write the certain detections in images, given by their new names."""
+    points, tasks = keypoint_names(predictor.categories), []
     if format == "coco":
-        content = {"images": rows, "annotations": annotations, "categories": predictor.categories}
+        content = coco_labels(((name, entry) for name, (_, entry) in chosen.items()), predictor)
+        content["annotations"] = [row for row in content["annotations"] if not row["ignore"]]
         _write_json(folder / "annotations.json", content)
-    elif format == "label-studio":
+        return
+    for name, (file, _) in chosen.items():
+        if format == "labelme":
+            labels = folder / "images" / Path(name).with_suffix(".json")
+            _write_json(labels, to_labelme(predictor(file), name, points))
+        else:
+            url = f"/data/local-files/?d={folder.name}/images/{name}"
+            tasks.append(to_label_studio(predictor(file), url, keypoint_names=points))
+    if tasks:
         _write_json(folder / "tasks.json", tasks)
         write_file(folder / "labels.xml", _labeling_config(predictor, points).encode())
-    write_file(folder / "suggestions.csv", table.getvalue().encode(errors="replace"))
 
 
 def _labeling_config(predictor: Predictor, points: Sequence[str]) -> str:

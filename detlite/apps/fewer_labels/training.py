@@ -18,12 +18,9 @@ import random
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from pycocotools import mask as rle_codec
 from yacs.config import CfgNode
 
-from detlite.apps.batch_predict.predict_images import load_predictor, predict_images
 from detlite.checkpoint.files import read_checkpoint
 from detlite.data import build_test_datasets, build_train_dataset
 from detlite.data.images.pixels import build_image_options
@@ -41,13 +38,12 @@ from detlite.evaluation.metrics import Metrics
 from detlite.files.atomic_write import atomic_open
 from detlite.files.json_files import read_json
 
+from .detection_labels import coco_labels, detect
 from .unlabeled_images import drop_duplicates, images_of, list_unlabeled
 
 logger = logging.getLogger(__name__)
 
 PSEUDO_LABELS = "pseudo_labels"  # name of the second dataset
-# Detections between this fraction of the score threshold and the threshold are ignored regions.
-UNCERTAIN = 0.5
 
 
 @UNLABELED_RUNS.register("run")
@@ -69,11 +65,11 @@ def run_with_unlabeled(
     known = images_of([*train_parts, *build_test_datasets(cfg)])
     files = list_unlabeled([cfg.DATASETS.UNLABELED], known, build_image_options(cfg))
     folder = Path(cfg.OUTPUT_DIR)
-    first, labels = folder / UNLABELED_FOLDER / "labels_only", folder / UNLABELED_FOLDER
-    labels = labels / f"{PSEUDO_LABELS}.json"
+    own = folder / UNLABELED_FOLDER
+    first, labels = own / "labels_only", own / f"{PSEUDO_LABELS}.json"
     if is_main():
         first.mkdir(parents=True, exist_ok=True)
-        (folder / UNLABELED_FOLDER / CONFIG_FILE).write_text(cfg.dump())
+        (own / CONFIG_FILE).write_text(cfg.dump())
     barrier()
     half = _half(cfg)
     if not labels.exists():
@@ -83,8 +79,7 @@ def run_with_unlabeled(
             _write_pseudo_labels(half, files, known, labels)
         barrier()
     info = read_json(labels)["info"]
-    weights = [first / name for name in (AVERAGE_CHECKPOINT, FINAL_CHECKPOINT)]
-    half.MODEL.WEIGHT = str(next(file.absolute() for file in weights if file.exists()))
+    half.MODEL.WEIGHT = _averaged_weights(first)
     half.MODEL.REINIT_HEADS = False
     half.OUTPUT_DIR, solver = str(folder), half.SOLVER
     if solver.MAX_MINUTES is None:
@@ -128,42 +123,28 @@ def _write_pseudo_labels(
 ) -> None:
     """Write the detections of a finished run in images, at most as many as it has trained on."""
     start, folder = time.perf_counter(), Path(cfg.OUTPUT_DIR)
-    final = folder / FINAL_CHECKPOINT
-    iterations = read_checkpoint(final).training["iteration"]
+    iterations = read_checkpoint(folder / FINAL_CHECKPOINT).training["iteration"]
     count = min(iterations * cfg.SOLVER.IMS_PER_BATCH, len(files))
     chosen = drop_duplicates(random.Random(cfg.SEED).sample(files, count), known)
-    average = folder / AVERAGE_CHECKPOINT
-    weights = str(average if average.exists() else final)
     opts = ["MODEL.DEVICE", cfg.MODEL.DEVICE, "IMPORTS", cfg.IMPORTS]
-    min_score = load_predictor(weights, None, opts).score_thresh
-    predictor = load_predictor(weights, UNCERTAIN * min_score, opts)
-    ids = range(1, len(chosen) + 1)
-    entries = list(predict_images(predictor, [str(file) for file in chosen], ids))
+    predictor, found = detect(_averaged_weights(folder), chosen, opts)
     root = os.path.commonpath([file.absolute().parent for file in chosen]) if chosen else ""
-    images: list[dict[str, Any]] = []
-    rows: list[dict[str, Any]] = []
-    for file, entry in zip(chosen, entries, strict=True):
-        if "problem" in entry:
-            logger.warning("left out: %s", entry["problem"])
-            continue
-        name = Path(os.path.relpath(file.absolute(), root)).as_posix()
-        images.append(entry["image"] | {"file_name": name})
-        for found in entry["objects"]:
-            _, _, width, height = found["bbox"]
-            mask = found.get("segmentation")
-            area = width * height if mask is None else float(rle_codec.area(mask))
-            if area > 0:
-                ignore = int(found["score"] < min_score)
-                rows.append(found | {"id": len(rows) + 1, "ignore": ignore, "area": area})
-    objects = sum(not row["ignore"] for row in rows)
-    info = {
+    names = (Path(os.path.relpath(file.absolute(), root)).as_posix() for file, _ in found)
+    content = coco_labels(zip(names, (entry for _, entry in found), strict=True), predictor)
+    uncertain = sum(row["ignore"] for row in content["annotations"])
+    objects = len(content["annotations"]) - uncertain
+    content["info"] = {
         "description": "detections of a model, not labels; ignore: their score is uncertain",
-        "iterations": iterations, "min_score": min_score, "objects": objects, "folder": root,
-        "seconds": time.perf_counter() - start,
+        "iterations": iterations, "min_score": predictor.score_thresh, "objects": objects,
+        "folder": root, "seconds": time.perf_counter() - start,
     }  # fmt: skip
-    content = {"info": info, "images": images, "annotations": rows}
-    content["categories"] = predictor.categories
     with atomic_open(output) as stream:
         json.dump(content, stream)
     logger.info("%s: %d objects and %d uncertain ones in %d images without labels (score %.2f)",
-                output, objects, len(rows) - objects, len(images), min_score)  # fmt: skip
+                output, objects, uncertain, len(found), predictor.score_thresh)  # fmt: skip
+
+
+def _averaged_weights(folder: Path) -> str:
+    """Return the final checkpoint of a run, with averaged weights if there are any."""
+    files = [folder / name for name in (AVERAGE_CHECKPOINT, FINAL_CHECKPOINT)]
+    return str(next(file for file in files if file.exists()).absolute())
