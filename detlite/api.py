@@ -22,6 +22,7 @@ from detlite.engine.run_config import (
     as_list,
     load_run_config,
     training_overrides,
+    with_all_images,
 )
 from detlite.engine.run_files import BEST_CHECKPOINT, FINAL_CHECKPOINT, check_output_dir
 from detlite.engine.signals import StopSignals
@@ -71,6 +72,8 @@ def train(
     overrides: Overrides = (),
     resume: bool = False,
     hooks: Sequence[Hook] = (),
+    single_class: bool = False,
+    all_images: bool = False,
 ) -> Result:
     """Train a detector and evaluate it, as `detlite train` does.
 
@@ -99,6 +102,8 @@ def train(
             other arguments.
         resume: continue the run in the output folder, if there is one.
         hooks: hooks to call around the training steps, see `detlite.engine.hooks.Hook`.
+        single_class: train all categories of `data`, which is a path, as one.
+        all_images: train on the evaluation images, too: a last run, which is not evaluated.
 
     Raises:
         ConfigError, DataError, CheckpointError, NonFiniteLossError, LoaderProcessError: the message
@@ -113,7 +118,7 @@ def train(
         if data is None and is_data(config):
             config, data = None, config
         opts, summary = training_overrides(
-            data, test_data, unlabeled, weights, minutes, output_dir, overrides
+            data, test_data, unlabeled, weights, minutes, output_dir, overrides, single_class
         )
         cfg, is_complete = load_run_config(config, opts, resume)
         if not is_complete and data is None:
@@ -127,7 +132,7 @@ def train(
             if not is_complete:
                 builder = CONFIG_BUILDERS.get("autoconfig")
                 cfg = builder(weights, [*opts, "OUTPUT_DIR", str(folder)])
-            metrics = run_training(cfg, resume, hooks)
+            metrics = run_training(with_all_images(cfg) if all_images else cfg, resume, hooks)
     seconds = time.perf_counter() - start
     best = folder / BEST_CHECKPOINT if (folder / BEST_CHECKPOINT).exists() else None
     return Result(metrics, folder, folder / FINAL_CHECKPOINT, seconds, best)

@@ -278,6 +278,29 @@ def test_a_folder_is_split_into_training_and_test_data(shapes, tmp_path):
     assert splits[0] | splits[1] == all_ids
 
 
+def test_a_single_class_and_all_images(shapes, tmp_path, caplog):
+    """Both splits are trained on, without an evaluation, and categories become one."""
+    annotations, images = shapes[0]
+    folder = tmp_path / "photos"
+    shutil.copytree(images, folder / "images")
+    shutil.copy(annotations, folder / "annotations.json")
+    opts = SMALL | {"SOLVER.MAX_ITER": 1, "SOLVER.IMS_PER_BATCH": 1}
+    result = detlite.train(
+        data=folder, output_dir=tmp_path / "run", overrides=opts, single_class=True, all_images=True
+    )
+    assert result.metrics == {}
+    cfg = load_config(tmp_path / "run" / "config.yaml")
+    assert (cfg.DATASETS.TRAIN, cfg.DATASETS.TEST) == (("train", "test"), ())
+    assert cfg.MODEL.ROI_BOX_HEAD.NUM_CLASSES == 2
+    log = (tmp_path / "run" / "log.txt").read_text()
+    assert "training on all images (train, test): no validation images remain" in log
+    assert "training on train + test (5 images)" in log  # one has no objects
+    (category,) = detlite.load_checkpoint(result.weights).categories
+    assert category["name"] == "object"
+    with pytest.raises(ConfigError, match="single_class needs data as a folder"):
+        detlite.train(data=shapes[0], single_class=True)
+
+
 def test_folders_of_training_and_test_data(shapes, tmp_path, monkeypatch):
     configs = []
     patched = lambda cfg, *_: configs.append(cfg)  # noqa: E731

@@ -19,16 +19,19 @@ Data = FilePath | Pair
 
 # "path": finds the datasets at a training path and an optional test path. Returns the sources of
 # "train" and "val" (with `annotations` and `images`), and a sentence about their origin.
-FINDERS: Registry[Callable[[Path, Path | None], tuple[dict[str, Any], str]]] = Registry(
+FINDERS: Registry[Callable[..., tuple[dict[str, Any], str]]] = Registry(
     "dataset finder", on_demand={"path": "detlite.apps.dataset_formats.find_annotations"}
 )
 
 
-def training_data(data: Data, test_data: Data | None = None) -> tuple[dict[str, Any], str]:
+def training_data(
+    data: Data, test_data: Data | None = None, single_class: bool = False
+) -> tuple[dict[str, Any], str]:
     """Return the config keys of the datasets "train" and "test", and for a path its summary.
 
     If a path contains no test set, one in five images is split off as one, see
-    `dataset_formats.find_sets`. Pairs are not split. Raises ConfigError or DataError.
+    `dataset_formats.find_sets`, also for `single_class`. Pairs are not split. Raises ConfigError or
+    DataError.
     """
     if not isinstance(data, str | Path):
         train = _pair("data", data)
@@ -40,7 +43,8 @@ def training_data(data: Data, test_data: Data | None = None) -> tuple[dict[str, 
             "folder), or both as paths"
         )
     test_path = None if test_data is None else expand_path(str(test_data))
-    sources, summary = FINDERS.get("path")(expand_path(str(data)), test_path)
+    find = FINDERS.get("path")
+    sources, summary = find(expand_path(str(data)), test_path, single_class=single_class)
     pairs = {split: (source.annotations, source.images) for split, source in sources.items()}
     keys = _dataset_keys(train=pairs["train"], test=pairs.get("val"))
     return keys | _class_keys(pairs["train"]), summary

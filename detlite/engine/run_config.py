@@ -35,6 +35,7 @@ def training_overrides(
     minutes: float | None,
     output_dir: FilePath | None,
     overrides: Overrides,
+    single_class: bool = False,
 ) -> tuple[list[Any], str]:
     """Return the arguments of `detlite.train` as overrides, and a sentence about the data.
 
@@ -46,12 +47,17 @@ def training_overrides(
             "test_data needs training data: pass `data` too, or evaluate on other datasets than "
             "the config's with evaluate()"
         )
+    if single_class and not isinstance(data, str | Path):
+        raise ConfigError(
+            "single_class needs data as a folder or annotation file. For a config, write one with "
+            "detlite init --single-class"
+        )
     opts: dict[str, Any] = {}
     summary = ""
     if data is not None:
         from detlite.data.data_arguments import training_data
 
-        opts, summary = training_data(data, test_data)
+        opts, summary = training_data(data, test_data, single_class)
     if unlabeled is not None:
         opts["DATASETS.UNLABELED"] = str(unlabeled)
     if weights is not None:
@@ -82,6 +88,20 @@ def load_run_config(
     if config is None and resume and files_of_run(folder):
         return load_config(stored_config(folder), [*opts, "OUTPUT_DIR", str(folder)]), True
     return cfg, config is not None
+
+
+def with_all_images(cfg: CfgNode) -> CfgNode:
+    """Return a config that trains on the evaluation sets, too, and evaluates on none."""
+    cfg, datasets = cfg.clone(), cfg.DATASETS
+    added = [name for name in datasets.TEST if name not in datasets.TRAIN]
+    cfg.defrost()
+    cfg.DATASETS.TRAIN, cfg.DATASETS.TEST = (*datasets.TRAIN, *added), ()
+    cfg.freeze()
+    logger.warning(
+        "training on all images (%s): no validation images remain, so this run is not evaluated. "
+        "Use the settings of a run that was", ", ".join(cfg.DATASETS.TRAIN)
+    )  # fmt: skip
+    return cfg
 
 
 def complete_config(cfg: CfgNode, resume: bool) -> tuple[CfgNode, Checkpoint | None]:

@@ -23,7 +23,7 @@ from pathlib import Path
 from detlite.apps import cli
 
 _MAX_MINUTES = 525_600  # a year
-_NOT_WITH_COCO = ("val", "images", "annotations", "minutes", "weights")
+_NOT_WITH_COCO = ("val", "images", "annotations", "minutes", "weights", "single_class")
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -40,6 +40,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     cli.add_flag(parser, "--skip-bad", text)
     text = "folder for the json files (default: the folder detlite inside --data)"
     cli.add_option(parser, "--annotations", text, "FOLDER", type=Path)
+    cli.add_flag(parser, "--single-class", "train all categories as one")
     text = "training time in minutes, to which the model and the image size are adapted"
     cli.add_option(parser, "--minutes", text, type=float)
     text = "checkpoint to start from, with its model (default: a model that fits the data)"
@@ -61,8 +62,9 @@ def run(args: Namespace) -> int:
         print(config(args), end="")
         return 0
     for option in _NOT_WITH_COCO:
-        if getattr(args, option) is not None:
-            raise ConfigError(f"--{option} has no effect on --coco, which only converts --data")
+        if getattr(args, option) not in (None, False):
+            name = option.replace("_", "-")
+            raise ConfigError(f"--{name} has no effect on --coco, which only converts --data")
     from detlite.apps.dataset_formats import convert
 
     files, findings = convert(args.data, args.coco, args.masks, args.skip_bad)
@@ -93,8 +95,9 @@ def config(args: Namespace) -> str:
 
     upright = build_image_options(load_config(None, args.overrides)).exif_orientation
     sets, text = find_sets(
-        args.data, args.val, args.images, args.annotations, args.masks, args.skip_bad, upright
-    )
+        args.data, args.val, args.images, args.annotations, args.masks, args.skip_bad, upright,
+        args.single_class,
+    )  # fmt: skip
     _log(text)
     fixed, weights = dataset_choices(sets, text), args.weights
     if weights:

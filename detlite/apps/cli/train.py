@@ -37,6 +37,9 @@ def add_arguments(parser: ArgumentParser) -> None:
     cli.add_weights(parser, "checkpoint to start from (default: MODEL.WEIGHT)", required=False)
     cli.add_option(parser, "--minutes", "training time in minutes", type=float)
     cli.add_option(parser, "--output", "output folder (default: OUTPUT_DIR)", "FOLDER")
+    cli.add_flag(parser, "--single-class", "train all categories of --data as one")
+    text = "train on the evaluation images, too: a last run, after which none remain to measure it"
+    cli.add_flag(parser, "--all", text)
     cli.add_flag(parser, "--resume", "continue the run in the output folder, if there is one")
     cli.add_font(parser)
     cli.add_overrides(parser)
@@ -60,6 +63,8 @@ def run(args: Namespace) -> int:
             output_dir=args.output,
             overrides=cli.config_overrides(args),
             resume=args.resume or restart_count() > 0,
+            single_class=args.single_class,
+            all_images=args.all,
         )
     except StoppedError as stopped:
         print(stopped, file=sys.stderr)

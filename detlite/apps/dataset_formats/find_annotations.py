@@ -108,6 +108,7 @@ def find_sets(
     masks: str | None = None,
     skip_bad: bool = False,
     upright: bool = True,
+    single_class: bool = False,
 ) -> tuple[dict[str, Source], str]:
     """Find the datasets to train and evaluate on.
 
@@ -120,6 +121,7 @@ def find_sets(
         images: the image folder of label files; None: searched for.
         folder: output folder; None: `detlite` in the folder of the data.
         masks, skip_bad, upright: see `Conversion`.
+        single_class: replace all categories by one, "object".
 
     Returns:
         Sources of "train" and, unless only one image has an object, "val"; and a summary.
@@ -152,8 +154,11 @@ def find_sets(
         else:
             summary += "; only one image has an object, so there is no evaluation"
     splits = _match_categories(splits, val or data)
+    if single_class:
+        splits = {name: _with_one_category(split) for name, split in splits.items()}
+        summary += "; all categories are one, object"
     output = (folder or (data if data.is_dir() else data.parent) / OUTPUT_FOLDER).absolute()
-    prefix = "" if data.is_dir() else f"{data.stem}_"
+    prefix = ("" if data.is_dir() else f"{data.stem}_") + "single_class_" * single_class
     sources, written = {}, []
     for name, split in splits.items():
         file = split.coco if isinstance(split.coco, Path) else output / f"{prefix}{name}.json"
@@ -277,6 +282,19 @@ def _split(train: _Split, data: Path) -> tuple[dict[str, _Split], int]:
     if len(contents) == 1:
         return {"train": train}, 0
     return {name: _Split(part, train.images) for name, part in contents.items()}, grouped
+
+
+def _with_one_category(split: _Split) -> _Split:
+    content = split.content
+    known = {row["id"] for row in content["categories"]}
+    merged = {key: value for row in content["categories"] for key, value in row.items()}
+    content["categories"] = [{**merged, "id": 1, "name": "object"}]
+    for row in content["annotations"]:
+        if row.get("category_id") in known:  # others are reported as unknown
+            row["category_id"] = 1
+        elif row.get("category_id") == 1:
+            row["category_id"] = None
+    return replace(split, coco=content)
 
 
 def _match_categories(splits: dict[str, _Split], source: Path) -> dict[str, _Split]:

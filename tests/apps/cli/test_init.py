@@ -113,6 +113,21 @@ def test_values_have_reasons(init, make_coco_dataset, tmp_path, capsys):
         assert lines[number - 1].strip().startswith("#"), key
 
 
+def test_all_categories_as_one(init, make_coco_dataset, tmp_path, capsys):
+    file, _ = make_coco_dataset()
+    content = json.loads(file.read_text())
+    content["annotations"][0]["category_id"] = 99
+    file.write_text(json.dumps(content))
+    config, summary = init("--data", file, "--single-class")
+    cfg = load_config(config)
+    assert "all categories are one, object" in summary
+    assert "annotations of unknown categories" in summary
+    assert cfg.MODEL.ROI_BOX_HEAD.NUM_CLASSES == 2
+    for entry in cfg.DATASETS.CATALOG:
+        rows = json.loads((file.parent / entry["annotations"]).read_text())
+        assert [row["name"] for row in rows["categories"]] == ["object"]
+
+
 def test_an_evaluation_set_without_masks_is_named(init, make_coco_dataset, tmp_path, capsys):
     file, _ = make_coco_dataset()
     val, _ = make_coco_dataset("val", masks=False)
@@ -186,6 +201,7 @@ def test_invalid_arguments(make_coco_dataset, tmp_path, refused):
             (valid, ("--coco", none, option, "5"), f"{option} has no effect on --coco")
             for option in ("--val", "--images", "--annotations", "--minutes")
         ),
+        (valid, ("--coco", none, "--single-class"), "--single-class has no effect on --coco"),
     ):
         assert message in refused("--data", data, *arguments)
 
