@@ -76,7 +76,10 @@ def save_checkpoint(checkpoint: Checkpoint, last: bool = True) -> None:
         CheckpointError: the folder is not writable, or the disk is full.
     """
     path = checkpoint.path
-    save_torch_file(path, {name: getattr(checkpoint, name) for name in ("model", *_FIELDS)})
+    content = {name: getattr(checkpoint, name) for name in _FIELDS}
+    # Contiguous, as other tools such as safetensors expect; training uses another memory format.
+    content["model"] = {name: value.contiguous() for name, value in checkpoint.model.items()}
+    save_torch_file(path, content)
     if last:
         pointer = path.with_name(LAST_CHECKPOINT_FILE)
         with _explain_write_errors(pointer), atomic_open(pointer) as file:

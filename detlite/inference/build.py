@@ -26,6 +26,7 @@ def build_detector(
 def build_inference(cfg: CfgNode, model: DetectionModel) -> tuple[DetectionModel, str]:
     """Optimize a model if TEST.OPTIMIZE is set; return it and the dtype for `autocast`."""
     if not cfg.TEST.OPTIMIZE:
+        model.use_memory_format()
         return model, cfg.DTYPE
     from .optimize import optimize  # training does not need it before the first evaluation
 

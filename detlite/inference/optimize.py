@@ -52,8 +52,7 @@ def optimize(
         raise ValueError(f"optimize(dtype={dtype!r}): choose one of {', '.join(DTYPES)}")
     name = resolve_dtype(dtype, model.device)
     optimized = copy.deepcopy(model).eval().requires_grad_(False).float()
-    if model.normalizer.channels_last:
-        optimized.to(memory_format=torch.channels_last)
+    optimized.use_memory_format()
     optimized.static_shapes = False
     torch_dtype = getattr(torch, name)
     levels = len(model.backbone.strides)

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
@@ -17,6 +18,9 @@ from detlite.data.images.reading import read_image
 from detlite.data.images.sources import Pixels
 from detlite.data.transforms.resize import size_of
 from detlite.evaluation.detection_results import categories_of, paste_detections
+from detlite.files.download import fetch, is_url
+from detlite.files.errors import DataError, RemoteError
+from detlite.files.retry import without_secrets
 from detlite.modeling.detector import Detector
 from detlite.registry import Registry
 from detlite.structures.instances import Detections
@@ -24,7 +28,7 @@ from detlite.structures.masks.rle import draw_runs
 
 from .options import UNMEASURED_THRESHOLD
 
-# Also a file opened in binary mode.
+# Also a URL, and a file opened in binary mode.
 ImageInput = (
     str | Path | bytes | bytearray | memoryview | IO[bytes] | Image.Image | np.ndarray | Tensor
 )
@@ -56,8 +60,16 @@ class LoadedImage:
 
 def load_image(image: ImageInput, options: ImageOptions, page: int | None = None) -> Tensor:
     """Read or convert an image to a tensor uint8 [C, H, W]; errors as for `Predictor`."""
+    if isinstance(image, str) and is_url(image):
+        try:
+            return load_image(fetch(image), options, page)
+        except RemoteError:
+            raise
+        except DataError as error:
+            problem = str(error).removeprefix("bytes: ")
+            raise type(error)(f"{without_secrets(image)}: {problem}") from error
     if hasattr(image, "read"):
-        image = image.read()
+        image = _content_of(image)
     if isinstance(image, bytearray | memoryview):
         image = bytes(image)
     if isinstance(image, str | Path | bytes):
@@ -67,6 +79,10 @@ def load_image(image: ImageInput, options: ImageOptions, page: int | None = None
         upright = ImageOps.exif_transpose(image) if options.exif_orientation else image
         return pixels_to_tensor(pillow_pixels(upright), options, f"PIL image of mode {image.mode}")
     if isinstance(image, np.ndarray):
+        if np.ma.is_masked(image):
+            raise ValueError(
+                "the array masks pixels: replace them by values, as in array.filled(0)"
+            )
         array = image[:, :, None] if image.ndim == 2 and options.channels == 1 else image
         deep = array.dtype == np.uint16 or (options.value_range and array.dtype.kind in "uif")
         fits = array.ndim == 3 and array.shape[2] == options.channels
@@ -87,6 +103,16 @@ def load_image(image: ImageInput, options: ImageOptions, page: int | None = None
     if image.numel() == 0:
         raise ValueError(f"the image has no pixels: got a shape of {list(image.shape)}")
     return image
+
+
+def _content_of(file: Any) -> bytes:
+    """Read an opened file from its start, as Pillow does."""
+    with suppress(AttributeError, OSError):  # it may not support it
+        file.seek(0)
+    content = file.read()
+    if not isinstance(content, bytes):
+        raise TypeError("an image file must be opened in binary mode: open(path, 'rb')")
+    return content
 
 
 class Prediction(dict[str, Any]):

@@ -41,8 +41,9 @@ logger = logging.getLogger(__name__)
 class Predictor:
     """Runs a model on images of any size, resized as in evaluation.
 
-    Call it with an image: a file path, an opened file or its bytes, a PIL image, or uint8 RGB as an
-    array [H, W, 3] or a tensor [3, H, W] (C channels instead of three for a model of C channels).
+    Call it with an image: a file path, an http or https URL, an opened file or its bytes, a PIL
+    image, or uint8 RGB as an array [H, W, 3] or a tensor [3, H, W] (C channels instead of three for
+    a model of C channels).
     It returns a `Prediction`, a dict with the N detections by decreasing score, in pixels of the
     image, on the CPU:
 
@@ -227,7 +228,8 @@ class Predictor:
 
     def _resized(self, proposals: Any, image: LoadedImage) -> Tensor:
         sizes = image.size, size_of(image.network_input)
-        return box_ops.rescale(torch.as_tensor(proposals), *sizes, self.model.convention)
+        boxes = box_ops.to_xyxy(torch.as_tensor(proposals))
+        return box_ops.rescale(boxes, *sizes, self.model.convention)
 
     def to_prediction(self, detections: Detections, loaded: LoadedImage) -> Prediction:
         """Map the detections of an image to the original image, and paste their masks."""

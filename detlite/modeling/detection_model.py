@@ -18,7 +18,7 @@ from detlite.structures.instances import Detections, GroundTruth, Images, Predic
 from .backbone import Backbone
 from .input_checks import check_images
 from .postprocessing import Postprocess
-from .preprocessing import Normalizer, prepare_proposals, prepare_targets
+from .preprocessing import NO_META_DEVICE, Normalizer, prepare_proposals, prepare_targets
 
 if TYPE_CHECKING:
     from .roi_heads.mask_refinement import MaskRefinement
@@ -94,6 +94,21 @@ class DetectionModel(nn.Module, ABC):
         """Return the modules and their methods that `losses` consists of, for compilation."""
         return [(self, "losses")]
 
+    def use_memory_format(self) -> None:
+        """Convert the weights to MODEL.MEMORY_FORMAT. Images and maps follow the weights."""
+        if self.normalizer.channels_last:
+            self.to(memory_format=torch.channels_last)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> DetectionModel:
+        on_meta = self.device.type == "meta"
+        try:
+            super()._apply(fn, recurse)
+        except NotImplementedError as error:  # torch's, for `to` from the meta device
+            raise RuntimeError(NO_META_DEVICE) from error
+        if on_meta and self.device.type != "meta":
+            raise RuntimeError(NO_META_DEVICE)
+        return self
+
     @property
     def convention(self) -> Convention:
         """See `Detector`."""
@@ -109,18 +124,17 @@ class DetectionModel(nn.Module, ABC):
         """See `Detector`."""
         return self.normalizer.pixel_mean.device
 
-    def forward(
-        self, images: Sequence[Tensor], targets: Sequence[dict[str, Any]] | None = None
-    ) -> Any:
+    def forward(self, images: Any, targets: Any = None) -> Any:
         """Return losses in training, detections in evaluation, like torchvision's detectors.
 
         Args:
-            images: RGB tensors [3, H, W], uint8 in 0..255 or float in 0..1, of any sizes.
-            targets: in training, a dict for each image with `boxes` float [G, 4] (xyxy in pixels),
-                `labels` int64 [G] in 1..num_classes - 1 and, for models with such a head, `masks`
-                (`PackedMasks`, or bitmaps uint8 [G, H, W]) and `keypoints` float [G, K, 3] of
-                (x, y, visibility). For models without an RPN also `proposals` float [P, 4]
-                xyxy, in evaluation too. Targets are checked on the CPU, so leave them there.
+            images: a list of RGB tensors [3, H, W], uint8 in 0..255 or float in 0..1, of any sizes;
+                or a single one.
+            targets: in training, a dict for each image, or a single one, with `boxes` float [G, 4]
+                (xyxy in pixels), `labels` [G] in 1..num_classes - 1 and, for models with such a
+                head, `masks` (`PackedMasks`, or bitmaps uint8 [G, H, W]) and `keypoints` float
+                [G, K, 3] of (x, y, visibility). For models without an RPN also `proposals` float
+                [P, 4] xyxy, in evaluation too. Targets are checked on the CPU, so leave them there.
 
         Returns:
             In training a dict of scalar losses. In evaluation a dict for each image with `boxes`
@@ -137,6 +151,8 @@ class DetectionModel(nn.Module, ABC):
                 "torch.func (grad, vjp, vmap) does not support the compiled operators of detection "
                 "models: use torch.autograd.grad"
             )
+        images = [images] if isinstance(images, Tensor) and images.ndim == 3 else images
+        targets = [targets] if isinstance(targets, dict) else targets
         proposals = None
         if targets is not None and self.takes_proposals:
             proposals = [target.get("proposals") for target in targets]

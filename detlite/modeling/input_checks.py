@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from detlite.structures import boxes as box_ops
 from detlite.structures.masks.packed import PackedMasks
 
 Target = dict[str, Any]
@@ -43,10 +44,11 @@ def check_images(images: Sequence[Tensor], channels: int) -> None:
 
 
 def check_boxes(name: str, boxes: Any, letter: str) -> Tensor:
-    """Return boxes if they are a tensor [N, 4], else raise an error."""
+    """Return boxes as corners if they are a tensor [N, 4], else raise an error."""
     if not isinstance(boxes, Tensor):
         kind = "missing" if boxes is None else type(boxes).__name__
         raise TypeError(f"{name} must be a tensor [{letter}, 4], not {kind}")
+    boxes = box_ops.to_xyxy(boxes)
     if boxes.ndim != 2 or boxes.shape[1] != 4:
         raise ValueError(f"{name} must be [{letter}, 4], not {list(boxes.shape)}")
     return boxes
@@ -78,6 +80,12 @@ def check_target(
     integers = not (labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool)
     if len(labels) and not integers:  # torch.tensor([]) is float32
         raise TypeError(f"{name}['labels'] must be integers, not {labels.dtype}")
+    labels = labels.long()
+    size, canvas = image.shape[1:], getattr(target["boxes"], "canvas_size", None)
+    if canvas is not None and tuple(canvas) != size:
+        raise ValueError(
+            f"{name}['boxes'] has the canvas size {canvas}, but the image {list(size)}"
+        )
     _check_values(f"{name}['boxes']", boxes.float(), image)
     if len(labels) and not (int(labels.min()) >= 1 and int(labels.max()) < num_classes):
         raise ValueError(
@@ -92,8 +100,8 @@ def check_target(
         checked["keypoints"] = keypoints = target["keypoints"]
         if keypoints.ndim != 3 or (len(keypoints), keypoints.shape[2]) != (len(boxes), 3):
             raise ValueError(
-                f"{name}['keypoints'] must be [{len(boxes)}, K, 3] for its boxes, not "
-                f"{list(keypoints.shape)}"
+                f"{name}['keypoints'] must be [{len(boxes)}, K, 3] of (x, y, visibility) for its "
+                f"boxes, not {list(keypoints.shape)}"
             )
     return checked
 
@@ -129,6 +137,8 @@ def _check_masks(
                 f"{name}['masks'] must be {[count, *size]} for its boxes and image, not "
                 f"{list(masks.shape)}"
             )
+        if masks.is_floating_point() and not ((masks == 0) | (masks == 1)).all():
+            raise ValueError(f"{name}['masks'] must be 0 or 1 if they are {masks.dtype}")
         is_bitmap = masks.dtype in (torch.bool, torch.uint8)
         return PackedMasks.from_bitmaps(masks if is_bitmap else masks != 0)
     masks = masks.to("cpu")

@@ -46,8 +46,7 @@ def optimize_for_training(model: DetectionModel) -> DetectionModel:
     """
     fold_frozen_norms(model.backbone.body)
     use_fast_conv_gradients(model)
-    if model.normalizer.channels_last:
-        model.to(memory_format=torch.channels_last)
+    model.use_memory_format()
     if model.device.type != "cpu":
         use_static_shapes(model)
     return model

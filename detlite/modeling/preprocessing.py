@@ -17,6 +17,12 @@ from detlite.structures.masks.packed import PackedMasks
 
 from .input_checks import check_boxes, check_images, check_target
 
+NO_META_DEVICE = (
+    "the model is on the meta device and has no values. load_state_dict(assign=True) and to_empty "
+    "would not give it those of the anchors and means, which are no part of a state dict: build it "
+    "on its device and load the weights without assign"
+)
+
 
 class Normalizer(nn.Module):
     """Normalizes images of any sizes and pads them to one batch on the device of the model.
@@ -25,7 +31,8 @@ class Normalizer(nn.Module):
         pixel_mean, pixel_std: per channel, in the order and scale that `bgr255` sets.
         bgr255: convert to 0..255 instead of 0..1, and three channels from RGB to BGR.
         divisibility: pad height and width to a multiple of this number.
-        channels_last: memory format of the batch, and so of all maps.
+        channels_last: see `DetectionModel.use_memory_format`. The batch has the memory format that
+            the weights have.
     """
 
     pixel_mean: Tensor
@@ -41,14 +48,15 @@ class Normalizer(nn.Module):
     ) -> None:
         super().__init__()
         for name, values in (("pixel_mean", pixel_mean), ("pixel_std", pixel_std)):
-            self.register_buffer(name, torch.tensor(values)[:, None, None], persistent=False)
+            # [1, C, 1, 1], so that `model.to(memory_format=...)` changes its strides too.
+            self.register_buffer(name, torch.tensor(values)[None, :, None, None], persistent=False)
         self.bgr255 = bgr255
         self.divisibility = divisibility
         self.channels_last = channels_last  # torch.save cannot store torch.channels_last
 
     @property
     def channels(self) -> int:
-        return len(self.pixel_mean)
+        return self.pixel_mean.shape[1]
 
     @property
     def dtype(self) -> torch.dtype:
@@ -60,11 +68,7 @@ class Normalizer(nn.Module):
         check_images(images, self.channels)
         device = self.pixel_mean.device
         if device.type == "meta" and images[0].device.type != "meta":
-            raise RuntimeError(
-                "the model is on the meta device. load_state_dict(assign=True) replaces only its "
-                "weights, not the anchors and means, which are no part of a state dict: build it "
-                "on its device and load the weights without assign"
-            )
+            raise RuntimeError(NO_META_DEVICE)
         half = self.pixel_mean.dtype in (torch.float16, torch.bfloat16)
         if half and not torch.is_autocast_enabled(device.type):
             raise TypeError(
@@ -79,7 +83,7 @@ class Normalizer(nn.Module):
         height, width = (-(-max(side) // step) * step for side in sides)
         shape = (len(images), self.channels, height, width)
         pixels = torch.zeros(shape, dtype=self.dtype, device=device)
-        if self.channels_last:
+        if self.pixel_mean.stride(2) > 1:  # the weights are channels-last
             pixels = pixels.contiguous(memory_format=torch.channels_last)
         for index, (h, w) in enumerate(sizes):
             pixels[index, :, :h, :w] = self._normalize(images[index])
@@ -92,7 +96,7 @@ class Normalizer(nn.Module):
             image = image * 255 if self.bgr255 else image / 255
         if self.bgr255 and self.channels == 3:
             image = image.flip(0)
-        return (image - self.pixel_mean) / self.pixel_std
+        return (image - self.pixel_mean[0]) / self.pixel_std[0]
 
 
 def prepare_targets(

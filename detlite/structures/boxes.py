@@ -16,6 +16,18 @@ from detlite.conventions import CONVENTIONS, Convention
 Sizes = tuple[int, int] | Tensor
 
 
+def to_xyxy(boxes: Tensor) -> Tensor:
+    """Return boxes as a plain tensor of corners. Only torchvision's `BoundingBoxes` state another
+    format; of these, rotated ones are returned as they are, with more than 4 columns."""
+    name = getattr(getattr(boxes, "format", None), "value", "XYXY")
+    boxes = boxes.as_subclass(Tensor)
+    if name not in ("XYWH", "CXCYWH"):
+        return boxes
+    position, size = boxes[..., :2], boxes[..., 2:]
+    low = position if name == "XYWH" else position - size / 2
+    return torch.cat([low, low + size], dim=-1)
+
+
 def area(boxes: Tensor) -> Tensor:
     """Return the areas `[...]` of boxes in square pixels; reversed sides count as 0."""
     return (boxes[..., 2:] - boxes[..., :2]).clamp(min=0).prod(dim=-1)

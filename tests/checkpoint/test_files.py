@@ -32,7 +32,7 @@ class RunsCode:
 def test_round_trip_of_all_fields(toy, tmp_path):
     written = Checkpoint(
         tmp_path / "w.pth",
-        {"weight": torch.arange(3.0)},
+        {"weight": torch.arange(6.0).reshape(3, 2).T},  # as in another memory format
         [{"id": 7, "name": "red"}],
         "MODEL: {DEVICE: cpu}",
         "detectron2",
@@ -45,6 +45,7 @@ def test_round_trip_of_all_fields(toy, tmp_path):
         if field.name not in ("model", "timm_backbone"):
             assert getattr(read, field.name) == getattr(written, field.name), field.name
     assert torch.equal(read.model["weight"], written.model["weight"])
+    assert read.model["weight"].is_contiguous()
 
 
 def test_failed_save_keeps_the_old_file(toy, tmp_path):

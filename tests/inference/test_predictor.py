@@ -126,9 +126,10 @@ class TestPrediction:
     def test_opened_files_and_buffers(self, predictor, image):
         content = io.BytesIO()
         Image.fromarray(image).save(content, "PNG")
-        content.seek(0)
         for given in (content, bytearray(content.getvalue()), memoryview(content.getvalue())):
-            assert np.array_equal(predictor.load(given).original.permute(1, 2, 0).numpy(), image)
+            for _ in range(2):  # a file that was read is read from its start again
+                loaded = predictor.load(given).original
+                assert np.array_equal(loaded.permute(1, 2, 0).numpy(), image)
 
     def test_proposals_are_scaled_like_their_image(self, predictor, image):
         proposals = torch.tensor([[20.0, 10, 60, 50]])
@@ -198,6 +199,12 @@ class TestBadInput:
                 "a path, a file, bytes, a PIL image, an array or a tensor: got int",
             ),
             ("no.png", DataError, r"no\.png: the image file does not exist"),
+            (io.StringIO("no.png"), TypeError, "must be opened in binary mode"),
+            (
+                np.ma.masked_equal(np.zeros((4, 4, 3), np.uint8), 0),
+                ValueError,
+                "masks pixels: replace them",
+            ),
         ],
     )
     def test_invalid_image(self, predictor, bad, error, message):

@@ -129,6 +129,16 @@ def test_evaluation_mode_computes_gradients_and_detect_none(tiny_config, make_ba
     assert not model.detect([image])[0].scores.requires_grad
 
 
+def test_a_single_image_and_its_target(tiny_config, make_batch):
+    model, (images, targets) = build_model(tiny_config()), make_batch(1)
+    losses = []
+    for arguments in ((images, targets), (images[0], targets[0])):
+        torch.manual_seed(1)
+        losses.append(model(*arguments))
+    assert losses[0] == losses[1]
+    assert len(model.eval()(images[0])) == 1
+
+
 def test_weights_are_contiguous_until_they_are_optimized(tiny_config):
     model = build_model(tiny_config())
     assert all(value.is_contiguous() for value in model.state_dict().values())
@@ -188,10 +198,20 @@ def test_functional_gradients_are_refused(tiny_config, make_batch):
         torch.func.grad(loss)(dict(model.named_parameters()))
 
 
-def test_a_model_with_meta_buffers_says_how_to_load_weights(tiny_config, make_batch):
+def test_a_model_on_the_meta_device_says_how_to_load_weights(tiny_config, make_batch):
     images, _ = make_batch(1)
     state = build_model(tiny_config()).state_dict()
-    model = build_model(tiny_config("MODEL.DEVICE", "meta")).eval()
-    model.load_state_dict(state, assign=True)
-    with pytest.raises(RuntimeError, match="build it on its device and load the weights without"):
-        model(images)
+
+    def build(move):
+        model = build_model(tiny_config("MODEL.DEVICE", "meta")).eval()
+        model.load_state_dict(state, assign=True)
+        return move(model)
+
+    def build_in_context(_):
+        with torch.device("meta"):
+            return build_model(tiny_config())
+
+    moves = [lambda m: m(images), lambda m: m.to("cpu"), lambda m: m.to_empty(device="cpu")]
+    for make, move in [*((build, move) for move in moves), (build_in_context, None)]:
+        with pytest.raises(RuntimeError, match="build it on its device and load the weights with"):
+            make(move)

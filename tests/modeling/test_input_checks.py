@@ -1,5 +1,6 @@
 import pytest
 import torch
+from torchvision.tv_tensors import BoundingBoxes
 
 from detlite.modeling.build import build_model
 from detlite.modeling.preprocessing import Normalizer, prepare_proposals
@@ -77,7 +78,7 @@ def test_invalid_packed_masks():
 
 @pytest.mark.parametrize("shape", [(2, 3), (1, 5, 3), (2, 5, 2)])
 def test_invalid_keypoints(shape):
-    with pytest.raises(ValueError, match=r"\['keypoints'\] must be \[2, K, 3\] for its boxes"):
+    with pytest.raises(ValueError, match=r"\['keypoints'\] must be \[2, K, 3\] of \(x, y, visib"):
         prepare([{**target(), "keypoints": torch.zeros(shape)}], required=("keypoints",))
 
 
@@ -90,6 +91,11 @@ def test_different_numbers_of_keypoints(count):
         prepare(targets, [torch.zeros(3, 8, 9)] * 2, required=("keypoints",))
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16, torch.int32])
+def test_labels_of_any_integer_type(dtype):
+    assert prepare([{**target(), "labels": torch.tensor([1, 3], dtype=dtype)}]).labels[0, 1] == 3
+
+
 @pytest.mark.parametrize("dtype", [torch.bool, torch.float32, torch.complex64])
 def test_labels_must_be_integers(dtype):
     with pytest.raises(TypeError, match=rf"targets\[0\]\['labels'\] .* not {dtype}"):
@@ -99,6 +105,17 @@ def test_labels_must_be_integers(dtype):
 
 
 NAN, INF = float("nan"), float("inf")
+
+
+def in_format(form, canvas):
+    """Return boxes from (1, 1) to (5, 5) in a format of torchvision."""
+    values = {"XYXY": [1.0, 1, 5, 5], "XYWH": [1.0, 1, 4, 4], "XYWHR": [1.0, 1, 4, 4, 0]}
+    return BoundingBoxes(torch.tensor([values[form]] * 2), format=form, canvas_size=canvas)
+
+
+def test_boxes_of_torchvision_state_their_format():
+    truth = prepare([{**target(), "boxes": in_format("XYWH", (8, 9))}])
+    assert truth.boxes.tolist() == prepare([target()]).boxes.tolist()
 
 
 THIN = [1000.0, 1, 1000.00001, 5]  # empty in float32
@@ -125,6 +142,9 @@ THIN = [1000.0, 1, 1000.00001, 5]  # empty in float32
         ({"masks": torch.ones(2, 8, 8)}, r"must be \[2, 8, 9\] .* not \[2, 8, 8\]"),
         ({"masks": torch.ones(1, 8, 9)}, r"must be \[2, 8, 9\] .* not \[1, 8, 9\]"),
         ({"masks": torch.ones(2, 1, 8, 9)}, r"not \[2, 1, 8, 9\]"),
+        ({"masks": torch.full((2, 8, 9), 0.3)}, r"must be 0 or 1 if they are torch\.float32"),
+        ({"boxes": in_format("XYXY", (9, 8))}, r"the canvas size \(9, 8\), but the image \[8, 9\]"),
+        ({"boxes": in_format("XYWHR", (8, 9))}, r"must be \[G, 4\], not \[2, 5\]"),
     ],
 )
 def test_invalid_target_is_named(change, message):

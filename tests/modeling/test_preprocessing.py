@@ -1,11 +1,12 @@
+import copy
+
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from detlite import build_model, optimize
 from detlite.modeling.preprocessing import (
     Normalizer,
-    build_normalizer,
     prepare_proposals,
     prepare_targets,
 )
@@ -110,12 +111,16 @@ def test_divisibility(divisibility, shape):
     assert batch.pixels.shape[2:] == shape
 
 
-@pytest.mark.parametrize("kind", ["channels_last", "contiguous"])
-def test_memory_format(tiny_config, kind):
-    normalizer = build_normalizer(tiny_config("MODEL.MEMORY_FORMAT", kind))
-    pixels = normalizer([torch.rand(3, 40, 50), torch.rand(3, 30, 60)]).pixels
-    assert pixels.is_contiguous(memory_format=torch.channels_last) == (kind == "channels_last")
-    assert pixels.is_contiguous() == (kind == "contiguous")
+@pytest.mark.parametrize("move", [copy.deepcopy, nn.Module.double, nn.Module.cpu])
+def test_images_follow_the_memory_format_of_the_weights(tiny_config, move):
+    model, images = build_model(tiny_config()), [torch.rand(3, 40, 50), torch.rand(3, 30, 60)]
+    assert model.normalizer(images).pixels.is_contiguous()
+    model = move(model.to(memory_format=torch.channels_last))
+    pixels = model.normalizer(images).pixels
+    assert pixels.is_contiguous(memory_format=torch.channels_last)
+    assert not pixels.is_contiguous()
+    model.to(memory_format=torch.contiguous_format)
+    assert model.normalizer(images).pixels.is_contiguous()
 
 
 def test_float64_model():

@@ -133,6 +133,7 @@ def test_memory_format_has_no_effect_on_detections(tiny_config, make_batch):
     for name, memory_format in formats.items():
         torch.manual_seed(0)
         model = build_model(tiny_config(*ALL_SCORES, "MODEL.MEMORY_FORMAT", name)).eval()
+        model.use_memory_format()
         batch = model.normalizer(images).pixels
         tensors = [batch, model.backbone(batch)[0]]
         assert all(x.is_contiguous(memory_format=memory_format) for x in tensors)

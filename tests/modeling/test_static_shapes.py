@@ -141,8 +141,6 @@ def static_case(
 ) -> Iterator[Case]:
     model = build_model(family_config(request.param, tiny_config))
     model.static_shapes = True
-    # As in training: torch predicts the memory format of maps from that of the weights.
-    model.to(memory_format=torch.channels_last)
     yield model, *family_batch(model)
     torch._dynamo.reset()
 

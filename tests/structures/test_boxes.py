@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torchvision
+from torchvision.tv_tensors import BoundingBoxes
 
 from detlite.conventions import CONVENTIONS
 from detlite.structures import boxes as box_ops
@@ -19,6 +20,17 @@ def batch_of_boxes() -> torch.Tensor:
     generator = torch.Generator().manual_seed(0)
     low = torch.rand(3, 50, 2, generator=generator) * 70 - 10
     return torch.cat([low, low + torch.rand(3, 50, 2, generator=generator) * 10], dim=-1)
+
+
+@pytest.mark.parametrize(
+    ("form", "box"),
+    [("XYXY", [1, 2, 5, 8]), ("XYWH", [1, 2, 4, 6]), ("CXCYWH", [3, 5, 4, 6])],
+)
+def test_formats_of_torchvision(form, box):
+    given = BoundingBoxes(torch.tensor([box]), format=form, canvas_size=(10, 10))
+    boxes = box_ops.to_xyxy(given)
+    assert type(boxes) is torch.Tensor
+    assert boxes.tolist() == [[1, 2, 5, 8]]
 
 
 def test_area():

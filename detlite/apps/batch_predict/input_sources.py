@@ -11,7 +11,7 @@ from urllib.parse import unquote, urlsplit
 from detlite.data.images import listing
 from detlite.data.images.pixels import ImageOptions
 from detlite.data.images.reading import count_pages
-from detlite.files.download import fetch, is_url
+from detlite.files.download import is_url
 from detlite.files.errors import DataError
 from detlite.files.reading import read_text
 from detlite.files.retry import without_secrets
@@ -115,15 +115,7 @@ def load_image(predictor: Predictor, source: str) -> LoadedImage:
         DataError: it cannot be downloaded or read. URLs support fewer formats than files.
     """
     file, number = split_page(source)
-    page = None if number is None else number - 1
-    if not is_url(file):
-        return predictor.load(file, page)
-    content = fetch(file)
-    try:
-        return predictor.load(content, page)
-    except DataError as error:
-        problem = str(error).removeprefix("bytes: ")
-        raise type(error)(f"{without_secrets(source)}: {problem}") from error
+    return predictor.load(file, None if number is None else number - 1)
 
 
 def output_stem(image: str) -> str:

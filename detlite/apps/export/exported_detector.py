@@ -113,8 +113,8 @@ def read_exported(
     if path.suffix == ".pt2" and not trust:
         raise CheckpointError(
             f"{path}: refused, because torch runs code that a .pt2 file contains. If you trust its "
-            "author, add --trust (in Python trust=True). Files of the formats onnx and openvino "
-            "contain no code"
+            "author, add --trust (in Python Predictor(file, trust=True)). Files of the formats "
+            "onnx and openvino contain no code"
         )
     try:
         if path.suffix == ".openvino":
@@ -145,6 +145,7 @@ def _build(path: Path, opts: Sequence[Any], metadata: str) -> tuple[CfgNode, Det
     config.pop("IMPORTS", None)  # loading weights must not run code
     cfg = config_from(config, path, opts)
     model = build_model(cfg)
+    model.use_memory_format()  # as when it was exported
     model.categories = content["categories"]
     return cfg, model.eval()
 

@@ -142,6 +142,7 @@ def export_program(model: DetectionModel) -> ExportedProgram:
     detections.
     """
     model = deepcopy(model).eval().requires_grad_(False)
+    model.use_memory_format()
     model.static_shapes = True
     images, proposals = example_batch(model)
     inputs: tuple[Tensor, ...] = images.pixels, images.sizes

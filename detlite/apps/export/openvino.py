@@ -125,13 +125,14 @@ def to_openvino(
     if model.device.type != "cpu":
         raise ConfigError(f"OpenVINO runs on the CPU, not on {model.device}: set MODEL.DEVICE cpu")
     copy = deepcopy(model).eval().requires_grad_(False)
+    copy.use_memory_format()
     parts = exportable_parts(copy)
     for part in parts:
         part.replace(part.module)
     examples: dict[str, tuple[Any, ...]] = {}
     copy.static_shapes = True  # padding ensures that each head is called, even without objects
     with torch.no_grad(), recording(parts, examples.setdefault):
-        copy.predict(*example_batch(model))
+        copy.predict(*example_batch(copy))
     copy.static_shapes = False
     graphs = {part.name: _convert(part, examples[part.name]) for part in parts}
     if calibration:

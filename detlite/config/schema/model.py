@@ -34,8 +34,8 @@ _MODEL = {
         "docs/devices.md; auto: CUDA if available, otherwise the CPU"
     ),
     Key("MEMORY_FORMAT", "channels_last", one_of("channels_last", "contiguous")): (
-        "memory layout of images and feature maps, and of weights in training and in optimized "
-        "models; contiguous reproduces torchvision's results bit for bit and is about 15 % slower "
+        "memory layout of weights and feature maps in training, evaluation and exported models; "
+        "contiguous reproduces torchvision's results bit for bit and is about 15 % slower "
         "on a CPU"
     ),
     Key("COMPILE", False): (

@@ -10,6 +10,7 @@ from torch import Tensor
 from detlite.config import ConfigError
 from detlite.data.datasets.coco import Target
 from detlite.registry import Registry
+from detlite.structures import boxes as box_ops
 from detlite.structures.keypoints import PIXEL_CENTER
 from detlite.structures.masks.packed import PackedMasks
 
@@ -31,6 +32,8 @@ def apply_custom(
     for name, transform in transforms:
         channels = len(image)
         image, target = transform(image, target)
+        if isinstance(target.get("boxes"), Tensor):
+            target = {**target, "boxes": box_ops.to_xyxy(target["boxes"])}
         if problem := _problem(image, target, channels):
             where = f"(image id {target.get('image_id')})"
             raise ConfigError(f"INPUT.TRANSFORMS: {name} returned {problem} {where}")
@@ -73,7 +76,7 @@ def wrap_torchvision(pipeline: Callable[[Any], Any]) -> TargetTransform:
         }
         if len(parts.bitmaps):
             sample["masks"] = tv.Mask(torch.from_numpy(parts.bitmaps))
-        changed = {name: value.as_subclass(Tensor) for name, value in pipeline(sample).items()}
+        changed = {name: box_ops.to_xyxy(value) for name, value in pipeline(sample).items()}
         pixels = changed.pop("image")
         arrays = {name: tensor.numpy() for name, tensor in changed.items()}
         masks = arrays.get("masks", parts.bitmaps)

@@ -1,6 +1,7 @@
 """Test listing and reading the inputs of `--input`."""
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,6 @@ import pytest
 import torch
 from PIL import Image
 
-from detlite.apps.batch_predict import input_sources
 from detlite.apps.batch_predict.input_sources import (
     expand_pages,
     list_images,
@@ -19,6 +19,7 @@ from detlite.apps.batch_predict.input_sources import (
 from detlite.data import DataError
 from detlite.data.images.pixels import DEFAULT_OPTIONS
 from detlite.data.images.reading import read_image
+from detlite.inference import prediction
 
 
 @pytest.fixture
@@ -134,13 +135,11 @@ def test_url_is_read_as_bytes(monkeypatch, tmp_path):
     image = Image.new("RGB", (4, 3), (1, 2, 3))
     for kind in ("png", "ppm"):
         image.save(tmp_path / f"a.{kind}")
-    monkeypatch.setattr(input_sources, "fetch", lambda url: (tmp_path / url[13:18]).read_bytes())
-    reader: Any = Reader()
-    from_file: Any = load_image(reader, str(tmp_path / "a.ppm"))
-    from_url: Any = load_image(reader, "https://host/a.png")
-    assert torch.equal(from_url, from_file)
+    monkeypatch.setattr(prediction, "fetch", lambda url: (tmp_path / url[13:18]).read_bytes())
+    read = partial(prediction.load_image, options=DEFAULT_OPTIONS)
+    assert torch.equal(read("https://host/a.png"), read(tmp_path / "a.ppm"))
     with pytest.raises(DataError, match=r"^https://host/a\.ppm\?\.\.\.: none of JPEG, PNG"):
-        load_image(reader, "https://host/a.ppm?key=secret")
+        read("https://host/a.ppm?key=secret")
 
 
 def test_a_folder_of_folders(tmp_path):

@@ -91,10 +91,14 @@ def torchvision_pipelines():
     from torchvision.transforms import v2
 
     crop = v2.Compose([v2.RandomCrop((50, 50)), v2.SanitizeBoundingBoxes(min_size=2)])
-    return [v2.Resize((90, 120)), v2.RandomRotation((90, 90), expand=True), crop, v2.Identity()]
+    turn, to_center = (
+        v2.RandomRotation((90, 90), expand=True),
+        v2.ConvertBoundingBoxFormat("CXCYWH"),
+    )
+    return [v2.Resize((90, 120)), turn, crop, v2.Identity(), to_center]
 
 
-@pytest.mark.parametrize("number", range(4))
+@pytest.mark.parametrize("number", range(5))
 def test_pipelines_of_torchvision(use, number):
     torch.manual_seed(1)
     pipeline = torchvision_pipelines()[number]
