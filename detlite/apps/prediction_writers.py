@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 from contourpy import contour_generator
-from pycocotools import mask as rle_codec
 
 from detlite.apps.optional_packages import import_optional
 from detlite.inference.prediction import PREDICTION_WRITERS
 from detlite.structures.masks.formats import to_bitmap
 from detlite.structures.masks.rle import tight_bounds
+from detlite.structures.masks.rotated_box import area
 
 _LABELME_VERSION = "5.5.0"  # version of the file format
 
@@ -34,10 +34,7 @@ def to_pandas(prediction: Mapping[str, Any]) -> Any:
     }
     columns |= dict(zip(("x1", "y1", "x2", "y2"), prediction["boxes"].numpy().T, strict=True))
     if "masks" in prediction:
-        columns["area"] = [
-            int(rle_codec.area(mask)) if isinstance(mask, dict) else int(mask.sum())
-            for mask in prediction["masks"]
-        ]
+        columns["area"] = [area(mask) for mask in prediction["masks"]]
     if "mask_scores" in prediction:
         columns["mask_score"] = prediction["mask_scores"].numpy()
     return pandas.DataFrame(columns)

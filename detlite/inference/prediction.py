@@ -25,6 +25,7 @@ from detlite.modeling.detector import Detector
 from detlite.registry import Registry
 from detlite.structures.instances import Detections
 from detlite.structures.masks.rle import draw_runs
+from detlite.structures.masks.rotated_box import rotated_box
 
 from .options import UNMEASURED_THRESHOLD
 
@@ -158,6 +159,11 @@ class Prediction(dict[str, Any]):
     def to_supervision(self) -> Any:
         """Convert to `supervision.Detections`, see `apps.prediction_writers.to_supervision`."""
         return PREDICTION_WRITERS.get("supervision")(self)
+
+    def rotated_boxes(self) -> Tensor:
+        """Return the smallest rectangles around the masks, float32 [N, 5] of (x, y, width, height,
+        angle in degrees); see `structures.masks.rotated_box`."""
+        return torch.tensor([rotated_box(mask) for mask in self["masks"]]).reshape(-1, 5)
 
     def extra_rows(self) -> list[dict[str, list[float]]]:
         """Return the outputs of TEST.EXTRA_OUTPUTS for each detection, as lists for JSON."""

@@ -96,8 +96,10 @@ class TestPrediction:
         assert prediction["names"] == []
 
     def test_masks_as_rles(self, image):
-        bitmaps = Predictor(BrightSquare())(image)["masks"].numpy()
-        rles = Predictor(BrightSquare(), rle=True)(image)["masks"]
+        prediction, encoded = (Predictor(BrightSquare(), rle=rle)(image) for rle in (False, True))
+        assert prediction.rotated_boxes().shape == (2, 5)
+        assert torch.equal(prediction.rotated_boxes(), encoded.rotated_boxes())
+        bitmaps, rles = prediction["masks"].numpy(), encoded["masks"]
         for rle, bitmap in zip(rles, bitmaps, strict=True):
             assert (to_bitmap(rle, 60, 120) == bitmap).all()
 

@@ -13,6 +13,7 @@ from detlite.config import ConfigError
 from detlite.evaluation.detection_results import coco_results
 from detlite.files.errors import DataError
 from detlite.inference.predictor import Prediction, Predictor
+from detlite.structures.masks.rotated_box import area, rotated_box
 
 from .input_sources import load_image, split_page
 from .measures import add_measures
@@ -119,7 +120,8 @@ def coco_objects(
 ) -> list[Entry]:
     """Return the first `count` (None: all) objects of a prediction with RLEs as COCO results.
 
-    `keypoint_center` is described in `Convention`.
+    Those of masks also have their `area` and `rotated_box`. `keypoint_center` is described in
+    `Convention`.
     """
     results = coco_results(
         image_id, prediction["boxes"], prediction["scores"], prediction["category_ids"],
@@ -129,6 +131,8 @@ def coco_objects(
     objects = list(results.to_coco(0, count))
     for row, extra in zip(objects, prediction.extra_rows(), strict=False):
         row.update(extra)
+        if mask := row.get("segmentation"):
+            row.update(area=area(mask), rotated_box=rotated_box(mask))
     return objects
 
 

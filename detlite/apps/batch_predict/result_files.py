@@ -29,7 +29,8 @@ Entry = dict[str, Any]
 SUFFIXES = {"coco": ".json", "csv": ".csv", "measures": ".csv", "parquet": ".parquet"}
 
 # Columns of CSV and Parquet with their Parquet types. x, y, width and height are the box in pixels,
-# mask the `counts` of a COCO RLE of the image's size, mask_score the score that ranks masks,
+# mask the `counts` of a COCO RLE of the image's size, area its number of pixels, rotated_box its
+# smallest rectangle (see `structures.masks.rotated_box`), mask_score the score that ranks masks,
 # keypoints x, y, v of each keypoint, and track_id the id of an object tracked through a video.
 COLUMNS = {
     "image_id": "int64",
@@ -44,10 +45,13 @@ COLUMNS = {
     "width": "float32",
     "height": "float32",
     "mask": "string",
+    "area": "int64",
+    "rotated_box": "list<float32>",
     "mask_score": "float32",
     "keypoints": "list<float32>",
     "track_id": "int64",
 }
+_LISTS = ("rotated_box", "keypoints")  # columns with several numbers
 _LONG = ("mask", "keypoints")  # columns that are not part of measures
 _IMAGE, _END = '{"image": ', "]}\n"  # start and end of a line of a journal
 _ROWS_PER_GROUP = 10_000  # a Parquet row group is held in memory
@@ -183,8 +187,8 @@ def _write_csv(stream: Any, rows: Iterator[Entry], measured: bool) -> None:
     writer.writeheader()
     for row in chain(first, rows):
         texts = {name: cell_text(row[name]) for name in ("file_name", "category")}
-        keypoints = row["keypoints"] and " ".join(map(str, row["keypoints"]))
-        writer.writerow(row | texts | {"keypoints": keypoints})
+        lists = {name: row[name] and " ".join(map(str, row[name])) for name in _LISTS}
+        writer.writerow(row | texts | lists)
 
 
 def to_rows(entries: Iterable[Entry], names: Mapping[int, str]) -> Iterator[Entry]:
@@ -196,12 +200,13 @@ def to_rows(entries: Iterable[Entry], names: Mapping[int, str]) -> Iterator[Entr
         image = entry["image"]
         for label, obj in enumerate(entry.get("objects", ()), start=1):
             mask = obj.get("segmentation")
+            optional = ("area", "rotated_box", "mask_score", "keypoints", "track_id")
             # File names are bytes, which may not be valid UTF-8.
             name = image["file_name"].encode(errors="surrogateescape").decode(errors="replace")
             values = (
                 image["id"], name, image["height"], image["width"],
                 obj["category_id"], names[obj["category_id"]], obj["score"], *obj["bbox"],
-                mask and mask["counts"], *map(obj.get, ("mask_score", "keypoints", "track_id")),
+                mask and mask["counts"], *map(obj.get, optional),
             )  # fmt: skip
             row = dict(zip(COLUMNS, values, strict=True))
             yield row | {"label": label} | obj.get("measures", {})

@@ -39,7 +39,8 @@ def make_entry(image_id: int, count: int, **fields: Any) -> dict[str, Any]:
     return {"image": image, "objects": objects}
 
 
-MASK = {"segmentation": encode_bitmap(np.eye(4, 5)), "mask_score": 0.05}
+MASK = {"segmentation": encode_bitmap(np.eye(4, 5)), "mask_score": 0.05,
+        "area": 4, "rotated_box": [2.0, 2.0, 5.0, 1.5, 45.0]}  # fmt: skip
 KEYPOINTS = {"keypoints": [1.0, 2.5, 1.0, 3.0, 4.0, 1.0]}
 UNREADABLE = {"image": {"id": 3, "file_name": "x"}, "problem": "damaged"}
 PARTS = [
@@ -99,6 +100,7 @@ def test_csv_has_a_row_for_each_object(tmp_path):
         "category_id": "7", "category": "cell, round", "score": "0.1",
         "x": "1.5", "y": "2", "width": "3", "height": "4",
         "mask": MASK["segmentation"]["counts"], "mask_score": "0.05",
+        "area": "4", "rotated_box": "2.0 2.0 5.0 1.5 45.0",
         "keypoints": "", "track_id": "",
     }  # fmt: skip
     assert (rows[2]["mask"], rows[2]["keypoints"]) == ("", "1.0 2.5 1.0 3.0 4.0 1.0")
