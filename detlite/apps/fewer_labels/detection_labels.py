@@ -41,7 +41,8 @@ def detect(
 def coco_labels(found: Iterable[tuple[str, Entry]], predictor: Predictor) -> dict[str, Any]:
     """Return the content of a COCO file of detections, given a file name and entry of each image.
 
-    Uncertain detections are marked with "ignore": 1.
+    Uncertain detections are marked with "ignore": 1. Boxes without masks have an empty
+    `segmentation`, because CVAT requires the field.
     """
     images: list[Entry] = []
     rows: list[Entry] = []
@@ -52,6 +53,6 @@ def coco_labels(found: Iterable[tuple[str, Entry]], predictor: Predictor) -> dic
             area = row["bbox"][2] * row["bbox"][3] if mask is None else int(rle_codec.area(mask))
             if area:
                 ignore = int(row["score"] < predictor.score_thresh)
-                ids = {"id": len(rows) + 1, "image_id": number}
+                ids = {"id": len(rows) + 1, "image_id": number, "segmentation": mask or []}
                 rows.append(row | ids | {"area": area, "iscrowd": 0, "ignore": ignore})
     return {"images": images, "annotations": rows, "categories": predictor.categories}

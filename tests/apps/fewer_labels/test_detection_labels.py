@@ -31,3 +31,5 @@ def test_scores_decide_and_empty_masks_are_left_out():
     assert [tuple(row[key] for key in keys) for row in content["annotations"]] == [
         (1, 1, 0.6, 0, 6, 0), (2, 1, 0.59, 1, 6, 0), (3, 2, 0.9, 0, 12, 0)
     ]  # fmt: skip
+    assert content["annotations"][0]["segmentation"] == encode_bitmap(mask)
+    assert content["annotations"][2]["segmentation"] == []

@@ -7,6 +7,7 @@ import pytest
 
 from detlite.apps.cli.main import main
 from detlite.apps.dataset_formats.find_annotations import read_folder
+from detlite.apps.fewer_labels.suggest import suggest as suggest_images
 from detlite.data import CocoDataset
 from detlite.inference.predictor import Predictor
 
@@ -58,6 +59,21 @@ def test_coco_labels_are_the_certain_detections(suggest, photos):
     for index in range(len(data)):
         masks = predictor(data.image_path(index))["masks"]
         assert len(data[index][1]["boxes"]) == masks.flatten(1).any(1).sum()  # not empty ones
+
+
+@pytest.mark.parametrize("masks", [True, False])
+def test_cvat_reads_coco_labels(train, photos, masks):
+    """CVAT imports files by datumaro."""
+    datumaro = pytest.importorskip("datumaro")
+    train("first", {"SOLVER.MAX_ITER": 2, "MODEL.MASK_ON": masks})
+    weights = str(photos / "first" / "model_final.pth")
+    folder = photos / "annotations"  # where datumaro expects the file
+    suggest_images(weights, [str(photos / "more")], 4, "coco", folder, [])
+    content = json.loads((folder / "annotations.json").read_text())
+    data = datumaro.Dataset.import_from(str(folder / "annotations.json"), "coco_instances")
+    found = [annotation.type.name for item in data for annotation in item.annotations]
+    assert len(data) == len(content["images"])
+    assert found.count("mask" if masks else "bbox") == len(content["annotations"]) > 0
 
 
 def test_labelme_labels_are_read_as_a_dataset(suggest, photos):
