@@ -21,14 +21,16 @@ from .ground_truth import (
     read_ground_truth,
 )
 from .matching import (
-    AREA_RANGES,
+    IOU_THRESHOLDS,
     MatchedDetections,
+    Measures,
     PrecisionRecall,
     accumulate,
+    area_ranges,
     best_threshold,
     match,
 )
-from .metrics import Metrics
+from .metrics import Metrics, settings_problem
 from .overlaps import build_pairing, keypoint_overlaps, region_overlaps
 from .results import IOU_TYPES, Results
 
@@ -44,6 +46,8 @@ def evaluate_coco(
     max_dets: int = 100,
     oks_sigmas: Sequence[float] = (),
     skip_bad: bool = False,
+    iou_thresholds: Sequence[float] = (),
+    area_limits: Sequence[float] = (),
 ) -> Metrics:
     """Evaluate `results` on all images of `coco_gt`.
 
@@ -60,6 +64,10 @@ def evaluate_coco(
             the square root of the object's area (cocodataset.org/#keypoints-eval). Empty: COCO's
             values for its 17 keypoints, their mean for other numbers of keypoints.
         skip_bad: ignore unusable annotations of the file instead of raising an error.
+        iou_thresholds: increasing IoUs over which AP and AR are averaged. Empty: COCO's, 0.5 to
+            0.95 in steps of 0.05. AP50 and AP75 do not depend on them.
+        area_limits: the two areas in square pixels at which medium and large objects begin. Empty:
+            COCO's, (32 ** 2, 96 ** 2).
 
     Returns:
         {"bbox": {"AP", "AP50", "AP75", "APs", "APm", "APl", "AR1", "AR10", "AR<max_dets>", "ARs",
@@ -77,6 +85,8 @@ def evaluate_coco(
         raise ValueError(f"iou_types: unknown {unknown[0]!r}; known: {', '.join(IOU_TYPES)}")
     if max_dets < 1:
         raise ValueError(f"max_dets must be at least 1, got {max_dets}")
+    if problem := settings_problem(iou_thresholds, area_limits):
+        raise ValueError(problem)
     if not isinstance(coco_gt, COCO | GroundTruthFile) or not isinstance(results, Results):
         from .files import read_results, read_truth  # training evaluates its own results
 
@@ -86,7 +96,9 @@ def evaluate_coco(
     names = category_names(coco_gt)
     metrics = {}
     for iou_type in iou_types:
-        matched = match_coco(coco_gt, results, iou_type, max_dets, oks_sigmas)
+        matched = match_coco(
+            coco_gt, results, iou_type, max_dets, oks_sigmas, iou_thresholds, area_limits
+        )
         metrics[iou_type] = summarize(accumulate(matched), names, iou_type)
         if best := best_threshold(matched):
             metrics[iou_type]["best_f1"] = asdict(best)
@@ -99,22 +111,26 @@ def match_coco(
     iou_type: str,
     max_dets: int = 100,
     oks_sigmas: Sequence[float] = (),
+    iou_thresholds: Sequence[float] = (),
+    area_limits: Sequence[float] = (),
 ) -> MatchedDetections:
     """Match detections to objects. See `evaluate_coco` for arguments and errors."""
-    truth = read_ground_truth(coco_gt, iou_type)
+    truth, areas = read_ground_truth(coco_gt, iou_type), area_ranges(area_limits)
+    averaged = tuple(iou_thresholds) or tuple(IOU_THRESHOLDS.tolist())
     if iou_type == "keypoints":
-        return _match_keypoints(results, truth, _sigmas(truth, oks_sigmas))
+        del areas["small"]  # COCO has no small objects with keypoints
+        measures = Measures(areas, [_MAX_KEYPOINT_DETS], _MAX_KEYPOINT_DETS, averaged)
+        return _match_keypoints(results, truth, _sigmas(truth, oks_sigmas), measures)
     limits = sorted({1, 10, max_dets})
     pairing = build_pairing(results, truth, iou_type, limits[-1])
     overlaps, sizes = region_overlaps(results, truth, pairing, iou_type)
-    return match(pairing, truth, overlaps, sizes, tuple(AREA_RANGES), limits, max_dets)
+    return match(pairing, truth, overlaps, sizes, Measures(areas, limits, max_dets, averaged))
 
 
 def _match_keypoints(
-    results: Results, truth: GroundTruthArrays, sigmas: np.ndarray
+    results: Results, truth: GroundTruthArrays, sigmas: np.ndarray, measures: Measures
 ) -> MatchedDetections:
-    limit = _MAX_KEYPOINT_DETS
-    pairing = build_pairing(results, truth, "keypoints", limit)
+    pairing = build_pairing(results, truth, "keypoints", measures.max_dets)
     overlaps, sizes = np.empty(0), np.empty(0)
     if len(results):
         assert results.keypoints is not None
@@ -126,8 +142,7 @@ def _match_keypoints(
             )
         overlaps = keypoint_overlaps(keypoints, truth, pairing, sigmas)
         sizes = np.ptp(keypoints[:, :, :2], axis=1).prod(axis=1)
-    areas = ("all", "medium", "large")  # COCO has no small objects with keypoints
-    return match(pairing, truth, overlaps, sizes, areas, [limit], limit)
+    return match(pairing, truth, overlaps, sizes, measures)
 
 
 def _sigmas(truth: GroundTruthArrays, oks_sigmas: Sequence[float]) -> np.ndarray:
@@ -148,7 +163,7 @@ def summarize(tables: PrecisionRecall, names: Sequence[str], iou_type: str) -> d
     if iou_type == "keypoints":
         recall = {"AR": tables.ar(), "AR50": tables.ar(0.5), "AR75": tables.ar(0.75)}
     else:
-        recall = {f"AR{limit}": tables.ar(limit=limit) for limit in tables.limits}
+        recall = {f"AR{limit}": tables.ar(limit=limit) for limit in tables.measures.limits}
     return tables.summarize(names, recall)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from yacs.config import CfgNode
@@ -97,20 +98,40 @@ class CocoEvaluator(Evaluator):
     kind = "bbox"
 
     def check(self, cfg: CfgNode, dataset: CocoDataset) -> None:
-        sigmas, points = len(cfg.TEST.KEYPOINT_OKS_SIGMAS), len(dataset.keypoint_names)
-        if points and sigmas not in (0, points):
-            raise ConfigError(
-                f"TEST.KEYPOINT_OKS_SIGMAS has {sigmas} values, but {dataset.annotation_file} has "
-                f"{points} keypoints"
-            )
+        coco_settings(cfg, dataset)
 
     def evaluate(self, cfg: CfgNode, dataset: CocoDataset, results: Results) -> Metrics:
         from detlite.data.datasets.ground_truth import build_coco_gt
 
         from .coco import evaluate_coco
 
-        limit, sigmas = max_detections(cfg, dataset), cfg.TEST.KEYPOINT_OKS_SIGMAS
-        return evaluate_coco(build_coco_gt(dataset), results, predicted_kinds(cfg), limit, sigmas)
+        max_dets, sigmas, ious, areas = coco_settings(cfg, dataset)
+        return evaluate_coco(
+            build_coco_gt(dataset), results, predicted_kinds(cfg), max_dets, sigmas,
+            iou_thresholds=ious, area_limits=areas,
+        )  # fmt: skip
+
+
+def coco_settings(
+    cfg: CfgNode, dataset: CocoDataset
+) -> tuple[int, Sequence[float], Sequence[float], Sequence[float]]:
+    """Return the maximum number of detections, OKS sigmas, IoU thresholds and area limits.
+
+    ConfigError if one is invalid.
+    """
+    test, points = cfg.TEST, len(dataset.keypoint_names)
+    sigmas, ious, areas = test.KEYPOINT_OKS_SIGMAS, test.IOU_THRESHOLDS, test.AREA_LIMITS
+    if points and len(sigmas) not in (0, points):
+        raise ConfigError(
+            f"there are {len(sigmas)} OKS sigmas, but {dataset.annotation_file} has {points} "
+            "keypoints"
+        )
+    if ious or areas:
+        from .metrics import settings_problem
+
+        if problem := settings_problem(ious, areas):
+            raise ConfigError(problem)
+    return max_detections(cfg, dataset), sigmas, ious, areas
 
 
 def max_detections(cfg: CfgNode, dataset: CocoDataset) -> int:

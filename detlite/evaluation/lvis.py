@@ -17,7 +17,7 @@ from detlite.files.errors import DataError
 
 from .evaluators import EVALUATORS, Evaluator, predicted_kinds
 from .ground_truth import GroundTruthArrays, check_results, read_ground_truth
-from .matching import AREA_RANGES, accumulate, match
+from .matching import AREA_RANGES, Measures, accumulate, match
 from .metrics import Metrics
 from .overlaps import build_pairing, region_overlaps
 from .results import Results
@@ -74,10 +74,8 @@ def evaluate_lvis(
         overlaps, sizes = region_overlaps(results, truth, pairing, iou_type)
         overlaps[empty[pairing.pairs()[1]]] = 0
         ignore_unmatched = np.isin(pairing.keys, not_exhaustive) | (sizes <= 0)
-        matched = match(
-            pairing, truth, overlaps, sizes, tuple(AREA_RANGES), [MAX_DETS], MAX_DETS,
-            ignore_unmatched,
-        )  # fmt: skip
+        measures = Measures(AREA_RANGES, [MAX_DETS], MAX_DETS)
+        matched = match(pairing, truth, overlaps, sizes, measures, ignore_unmatched)
         tables = accumulate(matched)
         categories = [coco_gt.cats[number] for number in truth.category_ids.tolist()]
         more = {}

@@ -92,13 +92,15 @@ def random_set(seed: int) -> tuple[COCO, list[dict[str, Any]]]:
     return make_coco(content), results
 
 
-def official(truth: COCO, rows: list[dict[str, Any]], kind: str, limits: list[int]) -> COCOeval:
+def official(
+    truth: COCO, rows: list[dict[str, Any]], kind: str, limits: list[int], **params: Any
+) -> COCOeval:
     fields = ("image_id", "category_id", "score", FIELDS[kind])
     own = make_coco(copy.deepcopy(truth.dataset))
     with contextlib.redirect_stdout(io.StringIO()):
         results = own.loadRes([{name: row[name] for name in fields} for row in rows])
         evaluator = COCOeval(own, results, kind)
-        evaluator.params.maxDets = limits
+        vars(evaluator.params).update(maxDets=limits, **params)
         evaluator.evaluate()
         evaluator.accumulate()
     return evaluator
@@ -128,6 +130,40 @@ def test_values_of_pycocotools(seed, ops, kind, max_dets, limits):
         values = [value for value in metrics.values() if not isinstance(value, dict)]
         assert [-1 if v is None else v for v in values] == pytest.approx(expected.stats, abs=1e-12)
         assert 0.02 < metrics["AP"] < 0.9
+
+
+@pytest.mark.parametrize("kind", ["bbox", "segm", "keypoints"])
+@pytest.mark.parametrize("ious", [(0.3,), (0.2, 0.5, 0.9), (0.75, 0.8)])
+def test_other_ious_and_areas_give_the_values_of_pycocotools(kind, ious):
+    truth, rows = random_set(3)
+    results, areas = Results.from_coco(rows, [kind]), (150, 900)
+    metrics = evaluate_coco(truth, results, [kind], iou_thresholds=ious, area_limits=areas)[kind]
+    ranges = [[0, 1e10], *([] if kind == "keypoints" else [[0, 150]]), [150, 900], [900, 1e10]]
+    limits = [20] if kind == "keypoints" else [1, 10, 100]
+    expected = official(truth, rows, kind, limits, iouThrs=np.array(ious), areaRng=ranges)
+    tables = [expected.eval["precision"][..., -1], expected.eval["recall"][..., -1]]
+    names = ["", *("sml" if len(ranges) == 4 else "ml")]
+    for prefix, table in zip(("AP", "AR"), tables, strict=True):
+        for n, name in enumerate(names):
+            known = table[..., n][table[..., n] > -1]
+            limit = "100" if prefix == "AR" and not name and len(ranges) == 4 else ""
+            value = metrics[f"{prefix}{name}{limit}"]
+            assert value == (pytest.approx(known.mean()) if known.size else None)
+    usual = evaluate_coco(truth, results, [kind])[kind]
+    assert [metrics[k] for k in ("AP50", "AP75", "best_f1")] == [
+        usual[k] for k in ("AP50", "AP75", "best_f1")
+    ]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"iou_thresholds": ious} for ious in ((0.5, 0.5), (0, 0.5), (0.5, 1.5), (50,))]
+    + [{"area_limits": areas} for areas in ((5,), (9, 4), (0, 4), (1, 2, 3))],
+)
+def test_invalid_settings(settings):
+    truth, _ = random_set(3)
+    with pytest.raises(ValueError, match=r"(IoU thresholds|area limits) must (increase|be two)"):
+        evaluate_coco(truth, [], ["bbox"], **settings)
 
 
 def test_float32_results():

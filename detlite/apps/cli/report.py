@@ -27,7 +27,11 @@ def add_arguments(parser: ArgumentParser) -> None:
     text = "number of highest-scoring detections of an image and category that count for --results"
     cli.add_option(parser, "--max-detections", text, default=100, limits=(1, None))
     text = "standard deviation of each keypoint for OKS, with --results (default: COCO's)"
-    parser.add_argument("--sigmas", nargs="+", type=float, default=[], metavar="NUMBER", help=text)
+    cli.add_numbers(parser, "--sigmas", text)
+    text = "IoUs over which AP and AR are averaged, with --results (default: 0.5 to 0.95)"
+    cli.add_numbers(parser, "--iou-thresholds", text)
+    text = "areas in square pixels at which medium and large objects begin, with --results "
+    cli.add_numbers(parser, "--area-limits", text + "(default: 1024 9216)", count=2)
     text = "ignore unusable annotations of --truth instead of stopping"
     parser.add_argument("--skip-bad", action="store_true", help=text)
     text = "HTML file to write (default: report.html in the folder of the run; for several runs, "
@@ -57,6 +61,8 @@ def run(args: Namespace) -> int:
     if args.results:
         opts = ["MODEL.ROI_HEADS.DETECTIONS_PER_IMG", args.max_detections]
         opts += ["TEST.KEYPOINT_OKS_SIGMAS", tuple(args.sigmas)]
+        opts += ["TEST.IOU_THRESHOLDS", tuple(args.iou_thresholds)]
+        opts += ["TEST.AREA_LIMITS", tuple(args.area_limits)]
         opts += ["DATASETS.ON_BAD_ANNOTATION", "skip" if args.skip_bad else "error"]
         runs = [
             read_detections(file, name, args.truth, args.images, opts)

@@ -1,5 +1,6 @@
 """Tables and charts about boxes, masks or keypoints of several runs, for a report."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,7 +13,6 @@ from .analysis.error_types import ERROR_TYPES
 
 TITLES = {"bbox": "Boxes", "segm": "Masks", "keypoints": "Keypoints"}
 _METRICS = ("AP", "AP50", "AP75", "APs", "APm", "APl", "AR")
-_SIZES = {"APs": "small, below 32² px", "APm": "medium", "APl": "large, above 96² px"}
 _MAX_CURVES = 24  # categories with a separate chart
 _MAX_CONFUSED = 12  # categories of a confusion matrix
 _MAX_PAIRS = 8  # pairs of confused categories
@@ -39,12 +39,17 @@ def metric_section(
         if all(metric in sampled for sampled in samples):
             # The name of AR ends in the maximum number of detections.
             values = [
-                r.metrics.get(metric, r.metrics.get(f"{metric}{r.precision_recall.max_dets}"))
+                r.metrics.get(
+                    metric, r.metrics.get(f"{metric}{r.precision_recall.measures.max_dets}")
+                )
                 for r in results
             ]
             cells = _cells(values, [sampled[metric] for sampled in samples], comparable)
             rows.append({"name": metric, "cells": cells})
-    sizes = [row for row in rows if row["name"] in _SIZES]
+    areas = results[0].precision_recall.measures.areas
+    low, high = (f"{math.sqrt(area):g}² px" for area in areas["medium"])
+    names = {"APs": f"small, below {low}", "APm": "medium", "APl": f"large, above {high}"}
+    sizes = [row for row in rows if row["name"] in names]
     return {
         "id": f"{prefix}-{kind}",
         "title": title,
@@ -53,7 +58,7 @@ def metric_section(
         "curves": _curves(title, analyses),
         "sizes": charts.bars(
             f"AP by object size: {title.lower()}",
-            [_SIZES[row["name"]] for row in sizes],
+            [names[row["name"]] for row in sizes],
             {run: [(row["cells"][n]["value"], row["cells"][n]["bounds"]) for row in sizes]
              for n, run in enumerate(analyses)},
             "AP (%)",

@@ -17,7 +17,7 @@ from detlite.config import ConfigError, load_config
 from detlite.data import CocoDataset, build_dataset
 from detlite.data.datasets.ground_truth import build_coco_gt
 from detlite.engine.run_files import METRICS_FILE
-from detlite.evaluation.evaluators import max_detections, predicted_kinds
+from detlite.evaluation.evaluators import coco_settings, predicted_kinds
 from detlite.evaluation.files import kinds_of, read_results
 from detlite.evaluation.results import Results
 from detlite.files.errors import DataError
@@ -153,12 +153,12 @@ def read_detections(
 def analyze_run(run: Run, name: str, resamples: int, seed: int) -> RunAnalysis:
     """Analyze the detections of a run on a dataset; see `report_page` for the arguments."""
     dataset = build_dataset(run.cfg, name, train=False)
-    coco_gt, sigmas = build_coco_gt(dataset), run.cfg.TEST.KEYPOINT_OKS_SIGMAS
-    max_dets = max_detections(run.cfg, dataset)
+    coco_gt = build_coco_gt(dataset)
+    max_dets, *settings = coco_settings(run.cfg, dataset)
     results = run.results(name, coco_gt, max_dets)
     samples = sample_images(len(dataset), resamples, seed)
     analyses = {
-        kind: analyze_detections(coco_gt, results, kind, samples, max_dets, sigmas)
+        kind: analyze_detections(coco_gt, results, kind, samples, max_dets, *settings)
         for kind in run.kinds
     }
     return RunAnalysis(run, dataset, coco_gt, results, analyses)

@@ -128,6 +128,13 @@ _TEST = {
     Key("KEYPOINT_OKS_SIGMAS", (), each(positive, empty=True)): (
         "OKS sigma of each keypoint; empty: COCO's for 17 keypoints, otherwise the mean of COCO's"
     ),
+    Key("IOU_THRESHOLDS", (), each(fraction, empty=True)): (
+        "increasing IoUs over which COCO's AP and AR are averaged; empty: 0.5 to 0.95"
+    ),
+    Key("AREA_LIMITS", (), each(positive, empty=True)): (
+        "the two areas in square pixels at which medium and large objects begin in COCO's metrics; "
+        "empty: 32^2 and 96^2"
+    ),
 }
 _BBOX_AUG = {
     Key("ENABLED", False): (

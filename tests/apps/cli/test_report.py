@@ -201,6 +201,10 @@ def test_options_of_results(tmp_path, error_of):
         options = [*arguments, "--skip-bad", "--max-detections", limit]
         text = build_report(tmp_path / "report.html", *options)
         assert table_after(text, 'id="set0-bbox"')[1][1][0] == ap
+    options = [*arguments, "--skip-bad", "--iou-thresholds", 0.3, 0.6, "--area-limits", 100, 225]
+    text = build_report(tmp_path / "report.html", *options)
+    assert "large, above 15² px" in text
+    assert "must be two increasing areas" in error_of("report", *options[:-1], 50)
 
 
 def test_comparison_of_runs(runs, comparison_page):

@@ -12,10 +12,10 @@ import numpy as np
 
 from detlite.evaluation.matching import (
     IGNORED,
-    IOU_THRESHOLDS,
     RECALL_THRESHOLDS,
     TRUE_POSITIVE,
     MatchedDetections,
+    Measures,
 )
 
 Interval = tuple[float, float]
@@ -28,28 +28,31 @@ class BootstrapMetrics:
     """Metrics of B samples; NaN where a sample has no objects.
 
     Attributes:
-        ap: float32 [B, T, K, A] for T IOU_THRESHOLDS, K categories and A areas.
+        ap: float32 [B, T, K, A] for T IoU thresholds, K categories and A areas.
         recall: float32 [B, T, K] for objects of any area.
-        areas: A names in AREA_RANGES.
+        measures: the IoU thresholds and the areas.
     """
 
     ap: np.ndarray
     recall: np.ndarray
-    areas: tuple[str, ...]
+    measures: Measures
 
     def metrics(self) -> dict[str, np.ndarray]:
         """Return AP, AP50, AP75, AR and APs, APm, APl for the measured areas, float [B] each."""
-        ap = self.ap[..., self.areas.index("all")]
-        tables = {"AP": ap, "AP50": ap[:, :1], "AP75": ap[:, 5:6]}
+        at, names = self.measures.at, [*self.measures.areas]
+        ap = self.ap[..., names.index("all")]
+        tables = {"AP": ap[:, at(None)], "AP50": ap[:, [at(0.5)]], "AP75": ap[:, [at(0.75)]]}
         tables |= {
-            f"AP{area[0]}": self.ap[..., a] for a, area in enumerate(self.areas) if area != "all"
+            f"AP{area[0]}": self.ap[:, at(None), :, a]
+            for a, area in enumerate(names)
+            if area != "all"
         }
-        tables["AR"] = self.recall
+        tables["AR"] = self.recall[:, at(None)]
         return {name: _nan_mean(table) for name, table in tables.items()}
 
     def by_category(self) -> np.ndarray:
         """Return AP by category, float [B, K]."""
-        return self.ap[..., self.areas.index("all")].mean(axis=1)
+        return self.ap[:, self.measures.at(None), :, self.measures.area("all")].mean(axis=1)
 
 
 def _nan_mean(table: np.ndarray) -> np.ndarray:
@@ -93,16 +96,16 @@ def _basic_interval(value: float | None, sampled: np.ndarray) -> Interval | None
 
 def resample(matched: MatchedDetections, samples: np.ndarray) -> BootstrapMetrics:
     """Compute the metrics of the samples of `sample_images` for `matched.truth.image_ids`."""
-    truth, pairing = matched.truth, matched.pairing
-    shape = (len(samples), len(IOU_THRESHOLDS), len(truth.category_ids))
-    ap = np.full((*shape, len(matched.areas)), np.nan, np.float32)
+    truth, pairing, measures = matched.truth, matched.pairing, matched.measures
+    shape = (len(samples), len(measures.ious), len(truth.category_ids))
+    ap = np.full((*shape, len(measures.areas)), np.nan, np.float32)
     recall = np.full(shape, np.nan, np.float32)
     for k in range(shape[2]):
         best_first, objects = matched.of_category(k)
-        best_first = best_first[pairing.ranks[best_first] < matched.max_dets]
+        best_first = best_first[pairing.ranks[best_first] < measures.max_dets]
         images = pairing.keys[best_first] % len(truth.image_ids)
         step = max(1, _CHUNK // max(1, len(images)))
-        for a, area in enumerate(matched.areas):
+        for a, area in enumerate(measures.areas):
             counted = truth.images[objects][~matched.ignored[a, objects]]
             if not len(counted):
                 continue
@@ -114,7 +117,7 @@ def resample(matched: MatchedDetections, samples: np.ndarray) -> BootstrapMetric
                 ap[chunk, :, k, a] = tables[0]
                 if area == "all":
                     recall[chunk, :, k] = tables[1]
-    return BootstrapMetrics(ap, recall, tuple(matched.areas))
+    return BootstrapMetrics(ap, recall, measures)
 
 
 def _average_precision(

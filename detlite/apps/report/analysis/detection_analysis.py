@@ -98,16 +98,16 @@ def analyze_detections(
     kind: str,
     samples: np.ndarray,
     max_dets: int = 100,
-    oks_sigmas: Sequence[float] = (),
+    *settings: Sequence[float],
 ) -> DetectionAnalysis:
     """Compute all analyses of one IoU type, with bootstrap samples from `sample_images`.
 
-    See `evaluate_coco` for the other arguments and the exceptions.
+    See `match_coco` for the other arguments and the exceptions.
     """
     check_results(results, coco_gt, [kind])
-    matched = match_coco(coco_gt, results, kind, max_dets, oks_sigmas)
+    matched = match_coco(coco_gt, results, kind, max_dets, *settings)
     tables, names = accumulate(matched), category_names(coco_gt)
-    counted = ~matched.ignored[matched.areas.index("all")]
+    counted = ~matched.ignored[matched.measures.area("all")]
     threshold = best_threshold(matched)
     metrics = summarize(tables, names, kind)
     labeled = np.bincount(matched.truth.images, minlength=len(matched.truth.image_ids)) > 0
@@ -137,7 +137,7 @@ def analyze_detections(
 
 def calibrate(matched: MatchedDetections, bins: int = 10) -> Calibration:
     """Sort detections into bins by score, without ignored ones; true positives have IoU >= 0.5."""
-    outcomes = matched.outcomes[matched.areas.index("all"), 0]
+    outcomes = matched.outcomes_at_50
     counted = outcomes != IGNORED
     scores, hits = matched.pairing.scores[counted], outcomes[counted] == TRUE_POSITIVE
     bin_of = np.clip((scores * bins).astype(np.int64), 0, bins - 1)
