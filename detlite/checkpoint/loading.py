@@ -28,6 +28,7 @@ _TRAINING_STATE = "moving_foreground"
 _COUNTER = ".num_batches_tracked"
 _ANCHOR_LAYER = re.compile(r"(rpn\.)?head\.(cls_logits|bbox_pred)\.")
 _UNKNOWN = "unknown to the model"
+_MAX_NAME = 200  # characters
 _MAX_ROWS = 40  # of a table in a message
 
 
@@ -241,7 +242,7 @@ def _table(problems: Sequence[tuple[str, str]], *states: Mapping[str, Tensor]) -
     rows = [("", "entry", "in the file", "in the model")]
     for problem, name in problems[:_MAX_ROWS]:
         file, model = (str(list(state[name].shape)) if name in state else "" for state in states)
-        rows.append((problem, name, file, model))
+        rows.append((problem, name[:_MAX_NAME], file, model))
     width = max(len(row[1]) for row in rows)
     table = "".join(f"\n  {a:20}  {b:{width}}  {c:18}  {d}".rstrip() for a, b, c, d in rows)
     extra = len(problems) - _MAX_ROWS

@@ -5,6 +5,7 @@ import logging
 import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,6 +29,7 @@ from .checkpoint_source import SOURCES, StateDict, recognize
 logger = logging.getLogger(__name__)
 
 _MAX_DEPTH = 8  # of containers in a file
+_MAX_PREFIXES = 16  # of a name; a small file may have names with 100,000 dots
 _NESTED = (dict, list, tuple)
 # Prefixes that training code adds to a state dict, and copies, which are used only if there is
 # nothing else.
@@ -147,7 +149,7 @@ def unwrap(content: Any) -> FoundStateDict:
     found = list(_arrays(content, "", content, 0, set()))
     groups: dict[str, list[str]] = {}  # prefix -> rests of the names
     for name, _, _ in found:
-        for dot in re.finditer(r"^|\.", name):
+        for dot in islice(re.finditer(r"^|\.", name), _MAX_PREFIXES):
             groups.setdefault(name[: dot.end()], []).append(name[dot.end() :])
     large = [p for p, rests in groups.items() if len(rests) >= _MIN_FRACTION * len(found)]
     large.sort(key=lambda prefix: (bool(_COPY.search(prefix)), prefix.count(".")))

@@ -48,7 +48,7 @@ def newest_checkpoint(folder: Path) -> Checkpoint | None:
 
     pointer, final = folder / LAST_CHECKPOINT_FILE, folder / FINAL_CHECKPOINT
     numbered, newest = numbered_checkpoints(folder), None
-    if pointer.exists():
+    if pointer.is_file():
         name = pointer.read_bytes().decode(errors="replace").strip()
         if name in {path.name for path in folder.iterdir() if path.is_file()}:
             newest = read(folder / name)

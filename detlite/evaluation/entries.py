@@ -17,6 +17,7 @@ from detlite import ops
 from detlite.data.datasets.coco_masks import read_segmentation, rle_problem
 from detlite.files.errors import DataError, short_repr
 from detlite.files.json_files import read_json
+from detlite.files.reading import check_regular
 from detlite.structures.categories import CategoryMatch
 from detlite.structures.masks.formats import RLE, encode_bitmap, polygons_to_rle, to_bitmap
 
@@ -40,6 +41,7 @@ def read_columns(file: Path) -> tuple[Columns, Any] | None:
     it cannot be read.
     """
     try:
+        check_regular(file)
         text = np.fromfile(file, np.uint8)
     except OSError as error:
         raise DataError(f"{file}: cannot be read ({error})") from error

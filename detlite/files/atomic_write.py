@@ -5,9 +5,11 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, BinaryIO
 
 from .errors import DataError
+
+_NO_LINK = getattr(os, "O_NOFOLLOW", 0)  # missing on Windows
 
 
 @contextmanager
@@ -36,6 +38,11 @@ def atomic_path(file: Path, unique: bool = False) -> Iterator[Path]:
         raise OSError(error.errno, f"cannot be written ({problem})", str(file)) from error
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def open_to_append(file: Path) -> BinaryIO:
+    """Open a file to append to it; OSError if it is a link, which could lead to any other file."""
+    return open(file, "ab+", opener=lambda path, flags: os.open(path, flags | _NO_LINK))
 
 
 @contextmanager

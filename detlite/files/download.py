@@ -3,7 +3,6 @@
 import hashlib
 import io
 import logging
-import os
 import re
 import socket
 import time
@@ -18,13 +17,13 @@ from urllib.request import HTTPRedirectHandler, Request, build_opener
 from filelock import FileLock
 from tqdm import tqdm
 
+from .atomic_write import open_to_append
 from .errors import RemoteError
 from .retry import retry, without_secrets
 
 _SILENCE = 30.0  # seconds without a byte after which a connection counts as lost
 _BLOCK = 1 << 20  # bytes
 _RESERVED = ":/?#[]@!$&'()*+,;=%"  # characters of a URL that are not quoted
-_NO_LINK = getattr(os, "O_NOFOLLOW", 0)  # missing on Windows
 _logger = logging.getLogger(__name__)
 
 
@@ -71,8 +70,7 @@ def _download(url: str, file: Path, sha256: str) -> None:
     part, version_file = (file.with_name(file.name + end) for end in (".part", ".part.version"))
     name = without_secrets(url)
     _logger.info("downloading %s to %s", name, file)
-    # In a folder of several users, a link could make it overwrite any file.
-    with open(part, "ab+", opener=lambda path, flags: os.open(path, flags | _NO_LINK)) as content:
+    with open_to_append(part) as content:
 
         def transfer() -> None:
             start = content.seek(0, io.SEEK_END)

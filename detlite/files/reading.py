@@ -6,8 +6,9 @@ import os
 import stat
 import struct
 import zipfile
+from io import TextIOWrapper
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TextIO
 
 from .errors import RefusedFileError
 
@@ -36,6 +37,11 @@ def open_file(path: Path, max_bytes: int | None = None) -> BinaryIO:
     """Open a regular file to read its bytes. Raises OSError, see `check_regular`."""
     check_regular(path, max_bytes)
     return path.open("rb")
+
+
+def open_text(path: Path, encoding: str = "utf-8") -> TextIO:
+    """Open a regular file to read its text line by line. Raises OSError, see `check_regular`."""
+    return TextIOWrapper(open_file(path), encoding, newline="")
 
 
 def read_file(path: Path, max_bytes: int) -> bytes:

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 
 from .errors import RefusedPickleError
+from .reading import open_file
 
 
 class _DType:
@@ -138,7 +139,7 @@ def read_pickle(path: str | Path) -> Any:
 
     Raises RefusedPickleError for anything else, and various errors of `pickle` for damaged files.
     """
-    with Path(path).open("rb") as stream:
+    with open_file(Path(path)) as stream:
         # latin1: arrays in pickles of Python 2 are byte strings.
         return _Unpickler(stream, encoding="latin1").load()
 

@@ -1,6 +1,7 @@
 """Conversion of state dicts of every framework to models."""
 
 import re
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -145,6 +146,17 @@ def test_invalid_checkpoints(tmp_path):
         convert(short, "detectron2")
     with pytest.raises(ValueError, match="contains no state dict"):
         convert([1, 2], "detectron2")
+
+
+@pytest.mark.parametrize("name", ["." * 100_000, "module." * 20_000 + "x"])
+def test_names_with_many_dots(name, tmp_path):
+    """All their prefixes together have 5 GB."""
+    torch.save({"model": {name: torch.ones(1), "conv1.weight": torch.ones(2)}}, tmp_path / "w.pth")
+    tracemalloc.start()
+    assert len(read_checkpoint(tmp_path / "w.pth").model) == 2
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 50_000_000
 
 
 def test_unknown_source():

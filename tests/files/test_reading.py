@@ -7,15 +7,20 @@ import zipfile
 import pytest
 
 from detlite.apps.dataset_formats.file_tree import excerpt, read_lines, read_xml
+from detlite.apps.drawing.run_drawings import read_metrics
 from detlite.checkpoint.files import read_checkpoint
 from detlite.config import ConfigError, load_config
 from detlite.data import DataError
 from detlite.data.index.build import open_index
 from detlite.errors import CheckpointError
+from detlite.evaluation.files import kinds_of
 from detlite.files.json_files import read_json
 from detlite.files.reading import explain_not_downloaded, open_stored_zip, read_file
 
-READERS = (read_checkpoint, load_config, open_index, read_json, read_xml, read_lines, excerpt)
+READERS = (
+    read_checkpoint, load_config, open_index, read_json, read_xml, read_lines, excerpt, kinds_of,
+    read_metrics,
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("read", READERS)

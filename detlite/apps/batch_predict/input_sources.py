@@ -4,7 +4,7 @@ import os
 import re
 from collections.abc import Sequence
 from contextlib import suppress
-from glob import glob
+from glob import escape, glob
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -56,7 +56,7 @@ def list_images(inputs: Sequence[str], exclude: Path | None = None) -> list[str]
         elif source.lower().endswith(".txt"):
             images += _read_list(source)
         elif _WILDCARD.search(source) and not os.path.lexists(source):
-            matches = listing.select_images(map(Path, glob(source, recursive=True)))
+            matches = listing.select_images(_glob(Path(source)))
             matches = [file for file in matches if not is_excluded(file)]
             if not matches:
                 raise DataError(f"{source}: no image matches this pattern")
@@ -64,6 +64,22 @@ def list_images(inputs: Sequence[str], exclude: Path | None = None) -> list[str]
         else:
             images.append(str(Path(source)))
     return images
+
+
+def _glob(pattern: Path) -> set[Path]:
+    """Return the paths that match a pattern. `**` follows links as `listing.list_files` does.
+
+    Python's function follows a link of a folder to itself 40 times, and three links 3^40 times.
+    """
+    if "**" not in pattern.parts:
+        return set(map(Path, glob(str(pattern))))
+    index = pattern.parts.index("**")
+    tail, found = pattern.parts[index + 1 :] or ("*",), set[Path]()
+    for base in map(Path, glob(str(Path(*pattern.parts[:index]))) if index else ["."]):
+        files = [file.relative_to(base) for file in listing.list_files(base)]
+        for folder in {base, *(base / parent for file in files for parent in file.parents)}:
+            found |= _glob(Path(escape(str(folder)), *tail))
+    return found
 
 
 def _read_list(source: str) -> list[str]:

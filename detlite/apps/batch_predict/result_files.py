@@ -19,8 +19,9 @@ from typing import Any
 
 from detlite.apps.optional_packages import import_optional
 from detlite.evaluation.detection_results import BACKGROUND_CATEGORY
-from detlite.files.atomic_write import atomic_open, atomic_path
+from detlite.files.atomic_write import atomic_open, atomic_path, open_to_append
 from detlite.files.errors import DataError
+from detlite.files.reading import check_regular, open_text
 
 from .measures import MEASURES, cell_text, write_summary
 
@@ -65,7 +66,9 @@ class Journal:
 
     def __init__(self, file: Path) -> None:
         self.count = end = 0
-        self._stream = file.open("a+b")
+        if file.exists():
+            check_regular(file)
+        self._stream = open_to_append(file)
         self._stream.seek(0)
         with suppress(ValueError):  # the last line is incomplete
             for line in self._stream:
@@ -94,7 +97,7 @@ class Journal:
 def read_journal(*files: Path) -> Iterator[Entry]:
     """Yield the entries of journals. Raises DataError for a damaged line."""
     for file in files:
-        with file.open(encoding="utf-8") as stream:
+        with open_text(file) as stream:
             for number, line in enumerate(stream, start=1):
                 try:
                     entry = json.loads(line)
@@ -110,7 +113,7 @@ def _journal_texts(files: Iterable[Path]) -> Iterator[tuple[str, str]]:
     DataError for a damaged line.
     """
     for file in files:
-        with file.open(encoding="utf-8") as stream:
+        with open_text(file) as stream:
             for number, line in enumerate(stream, start=1):
                 image, key, objects = line.partition(', "objects": [')
                 if key and image.startswith(_IMAGE) and objects.endswith(_END):

@@ -24,6 +24,7 @@ from filelock import FileLock, Timeout
 
 from detlite.config import ConfigError
 from detlite.files.atomic_write import atomic_open
+from detlite.files.json_files import read_json
 
 from .result_files import (
     SUFFIXES,
@@ -143,11 +144,11 @@ class ShardedRun:
                     write_results(self.folder, self.format, journals, self.categories)
                 for journal in journals:
                     journal.unlink(missing_ok=True)
-            summaries = (json.loads(self._file(shard, ".json").read_text()) for shard in shards)
+            summaries = (read_json(self._file(shard, ".json")) for shard in shards)
             counts = [(len(x["images"]), len(x["unreadable"]), x["objects"]) for x in summaries]
             totals = Totals(*map(sum, zip(*counts, strict=True)))
             manifest = self.folder / MANIFEST
-            _write_json(manifest, json.loads(manifest.read_text()) | {"done": vars(totals)})
+            _write_json(manifest, read_json(manifest) | {"done": vars(totals)})
         return totals
 
     @property
@@ -229,7 +230,7 @@ def remove_results(folder: Path) -> None:
 def _check_manifest(manifest: Path, command: Mapping[str, object], shard_size: int | None) -> int:
     """Return the shard size of the existing run if its command is the same."""
     try:
-        content = json.loads(manifest.read_text(encoding="utf-8"))
+        content = read_json(manifest)
         existing, existing_size = dict(content["command"]), int(content["shard"])
     except (ValueError, TypeError, KeyError) as error:
         raise ConfigError(

@@ -23,6 +23,7 @@ from detlite.apps.optional_packages import import_optional
 from detlite.config import ConfigError
 from detlite.data.images.formats import image_suffixes
 from detlite.files.errors import DataError
+from detlite.files.reading import check_regular
 from detlite.inference.predictor import Prediction, Predictor
 
 from .predict_images import make_entry
@@ -67,6 +68,8 @@ class Video:
         self.name = name
         try:
             source = (f"/dev/video{name}", "r", "v4l2") if is_camera(name) else (name,)
+            if not is_camera(name):
+                check_regular(Path(name))
             self._container: Any = av.open(*source)
             stream = self._container.streams.video[0]
         except IndexError as error:
@@ -121,6 +124,7 @@ def video_writer(file: Path, rate: Fraction) -> Iterator[Callable[[Image.Image, 
         frame.pts, frame.time_base = last_tick, _TICK
         container.mux(stream.encode(frame))
 
+    file.unlink(missing_ok=True)  # it may be a link to another file
     with av.open(str(file), "w") as container:
         try:
             yield add

@@ -13,7 +13,7 @@ import numpy as np
 
 from .file_tree import SPLITS, FileTree, read_xml
 from .labeled_dataset import AS_BACKGROUND, Conversion
-from .shapes import ImageLabels, Shape, as_incomplete, read_each, read_shape
+from .shapes import ImageLabels, Shape, as_incomplete, check_mask_size, read_each, read_shape
 
 _NOT_SHAPES = ("tag", "attribute")
 
@@ -63,6 +63,9 @@ def _shape(label: str, node: ET.Element) -> Shape:
     elif node.tag == "mask":
         left, top, width, height = (int(values[key]) for key in ("left", "top", "width", "height"))
         runs = [int(run) for run in values["rle"].split(",")]  # row by row, background first
+        check_mask_size(height, width)
+        if sum(runs) != height * width:
+            raise ValueError(f"its runs have {sum(runs)} pixels, but it has {width}x{height}")
         mask = np.repeat(np.arange(len(runs)) % 2 == 1, runs).reshape(height, width)
         shape = Shape(label, mask=mask, origin=(left, top))
     elif node.tag == "skeleton":

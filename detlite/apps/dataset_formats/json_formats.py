@@ -12,11 +12,12 @@ import numpy as np
 from detlite.data.datasets.coco_masks import read_segmentation
 from detlite.files.errors import DataError
 from detlite.files.json_files import read_json
+from detlite.files.reading import open_text
 from detlite.structures.masks.formats import to_bitmap
 
 from .file_tree import SPLITS, UNLABELED, FileTree, is_image_name
 from .labeled_dataset import Conversion
-from .shapes import ImageLabels, Shape, flat, read_each, read_shape
+from .shapes import ImageLabels, Shape, check_mask_size, flat, read_each, read_shape
 
 Json = dict[str, Any]
 _CATEGORY_KEYS = ("class", "label", "name", "category", "type")  # attributes of VIA that name it
@@ -43,7 +44,7 @@ def via_labels(file: Path, tree: FileTree, conversion: Conversion) -> Iterator[I
 def _via_rows(file: Path) -> list[tuple[str, Any]]:
     """Return the names of the images in a csv file, and their regions."""
     images: dict[str, list[Json]] = {}
-    with file.open(encoding="utf-8-sig", newline="") as stream:
+    with open_text(file, "utf-8-sig") as stream:
         for line in csv.DictReader(stream):
             regions = images.setdefault(line.get("filename") or line["#filename"], [])
             if shape := json.loads(line["region_shape_attributes"]):
@@ -182,6 +183,7 @@ def _decode_brush(data: Sequence[int], height: int, width: int) -> np.ndarray:
         position += bits
         return int(text[position - bits : position], 2)
 
+    check_mask_size(height, width)
     count, word = read(32), read(5) + 1
     lengths = [read(4) + 1 for _ in range(4)]
     values = np.zeros(height * width * 4, np.uint8)

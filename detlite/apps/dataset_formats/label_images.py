@@ -8,6 +8,7 @@ import numpy as np
 from detlite.data.images.decoders import DECODE_ERRORS
 from detlite.data.images.pillow import open_pillow
 from detlite.files.errors import DataError, short_repr
+from detlite.files.reading import open_file
 
 _PHOTO = 16  # pixels per color: photos have more colors
 _WEBP_HEADER = 64  # bytes
@@ -71,7 +72,7 @@ def read_label_image(file: Path, size: tuple[int, int]) -> LabelImage:
 
 def is_lossless_webp(file: Path) -> bool:
     """Return True if a WebP file has the chunk of lossless pixels, VP8L (RFC 9649)."""
-    with file.open("rb") as stream:
+    with open_file(file) as stream:
         return b"VP8L" in stream.read(_WEBP_HEADER)
 
 

@@ -21,6 +21,7 @@ from detlite.data.datasets.coco_values import CLIPPED, Reading, read_box
 from detlite.data.images.checks import UPRIGHT
 from detlite.data.images.decoders import DECODE_ERRORS
 from detlite.data.images.pillow import open_pillow
+from detlite.data.images.pixels import DEFAULT_OPTIONS
 from detlite.data.images.reading import image_size
 from detlite.files.errors import DataError
 from detlite.structures.masks.formats import encode_bitmap, to_bitmap
@@ -39,6 +40,7 @@ from .labeled_dataset import (
 )
 
 _ELLIPSE_CORNERS = 36
+_MAX_BYTES = 1 << 26  # of a PNG of a mask
 
 
 @dataclass
@@ -82,7 +84,7 @@ class Shape:
         """Return the shape of a mask: a PNG in base64; `compressed`: zlib-compressed before."""
         try:
             data = base64.b64decode(text)
-            data = zlib.decompress(data) if compressed else data
+            data = zlib.decompressobj().decompress(data, _MAX_BYTES) if compressed else data
             with open_pillow(io.BytesIO(data), ["PNG"]) as image:
                 pixels = np.asarray(image)
         except (TypeError, zlib.error, *DECODE_ERRORS) as error:
@@ -210,6 +212,12 @@ def as_incomplete(where: str = "") -> Iterator[None]:
         raise
     except Exception as error:  # pycocotools raises this class for corners that are not numbers
         raise DataError(f"{where}is not complete ({error!r}): export it again") from error
+
+
+def check_mask_size(height: int, width: int) -> None:
+    """Raise a ValueError if a file states a larger size of a mask than an image may have."""
+    if not 0 < height * width <= DEFAULT_OPTIONS.max_pixels:
+        raise ValueError(f"its mask has {width}x{height} pixels, which no image can have")
 
 
 def read_shape(read: Callable[..., Shape], category: str, *values: Any) -> Shape:

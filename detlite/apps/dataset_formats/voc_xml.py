@@ -26,7 +26,7 @@ from detlite.data.datasets.coco_values import parse_number
 from detlite.data.images.reading import image_size
 from detlite.files.errors import DataError
 
-from .file_tree import FileTree, read_xml
+from .file_tree import FileTree, read_lines, read_xml
 from .label_images import VOID, distinct_values, read_label_image
 from .labeled_dataset import Conversion, LabeledDataset, LabeledImage, to_coco
 from .shapes import ImageLabels, Shape, object_from_bitmap, to_objects
@@ -56,7 +56,8 @@ def voc_files(entry: Entry, root: Path) -> tuple[Path, Path]:
 
 def _read_split(folder: Path, split: str, name: str) -> dict[str, Any]:
     """Return a split of a VOC folder in COCO format; the digits of file names are the ids."""
-    stems = require(folder / "ImageSets" / "Main" / f"{split}.txt", name).read_text().split()
+    listed = read_lines(require(folder / "ImageSets" / "Main" / f"{split}.txt", name))
+    stems = [stem for line in listed for stem in line.split()]
     images, conversion = [], Conversion()
     for stem in stems:
         file = require(folder / "Annotations" / f"{stem}.xml", name)

@@ -15,6 +15,7 @@ from detlite.engine.hooks.best_checkpoint import measured_threshold
 from detlite.engine.run import DRAWINGS
 from detlite.engine.run_files import METRICS_FILE
 from detlite.files.atomic_write import atomic_open, atomic_path
+from detlite.files.reading import read_text
 from detlite.inference.predictor import Predictor, build_predictor
 from detlite.modeling.detection_model import DetectionModel
 
@@ -27,6 +28,7 @@ Curves = dict[str, list[tuple[int, float]]]
 # Each kind of evaluation (COCO and LVIS, VOC, region proposals) reports two of these metrics.
 _PLOTTED = ("AP", "AP50", "AP50_07", "AR@100", "AR@1000")
 _MAX_IMAGES = 6
+_MAX_BYTES = 1 << 30  # of the metrics of a run
 _SHEET_WIDTH, _ROW_HEIGHT = 1600, 400  # pixels
 
 logger = logging.getLogger(__name__)
@@ -141,9 +143,9 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     """
     lines = []
     try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror})") from error
+        text = read_text(path, _MAX_BYTES)
+    except (OSError, UnicodeError) as error:
+        raise DataError(f"{path}: cannot be read ({error})") from error
     for number, line in enumerate(text.splitlines(), start=1):
         try:
             lines.append(json.loads(line))

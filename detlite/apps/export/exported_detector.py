@@ -81,6 +81,7 @@ def write_exported(path: Path, file_format: str, cfg: CfgNode, model: DetectionM
     }  # fmt: skip
     # AOTInductor requires the suffix of the temporary file too, which `atomic_path` does not keep.
     temporary = path.with_name(f".{path.stem}.tmp{path.suffix}")
+    temporary.unlink(missing_ok=True)  # a link there would lead to another file
     try:
         writers[file_format](temporary, metadata, model)
         os.replace(temporary, path)

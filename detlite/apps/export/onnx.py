@@ -16,6 +16,7 @@ from torch.export import ExportedProgram
 
 from detlite.apps.optional_packages import import_optional
 from detlite.config import ConfigError
+from detlite.errors import CheckpointError
 from detlite.modeling.detection_model import DetectionModel
 
 from .exported_program import Run, export_program, output_names
@@ -64,9 +65,22 @@ def to_onnx(program: ExportedProgram, inputs: Sequence[str], outputs: Sequence[s
     return exported.model_proto
 
 
+def _loops(node: Any) -> list[str]:
+    """Return the operators in a part of an ONNX file that repeat others; detlite writes none."""
+    loops = {node.op_type} if getattr(node, "op_type", "") in ("Loop", "Scan") else set()
+    for field, value in node.ListFields():
+        if field.name in ("functions", "node", "attribute", "graph", "graphs", "g"):
+            for part in [value] if field.name in ("graph", "g") else value:
+                loops |= {*_loops(part)}
+    return sorted(loops)
+
+
 def onnx_run(path: Path) -> tuple[str, Run]:
     """Return the metadata of a file written by `write_onnx`, and a function that runs it."""
     runtime = import_optional("onnxruntime", "detlite[onnx]")
+    onnx = import_optional("onnx", "detlite[onnx]")
+    if loops := _loops(onnx.load(path, load_external_data=False)):
+        raise CheckpointError(f"{path}: contains loops ({', '.join(loops)}), which may never end")
     options = runtime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     session = runtime.InferenceSession(path, options, providers=["CPUExecutionProvider"])

@@ -160,7 +160,10 @@ def to_bytes(graph: openvino.Model) -> tuple[bytes, bytes]:
 def part_from_bytes(xml: bytes, weights: bytes, results: Arrangement) -> OpenVINOPart:
     """Build a part from the result of `to_bytes` and the arrangement of its results."""
     tensor = _openvino().Tensor(np.frombuffer(weights, np.uint8))
-    return OpenVINOPart(_core().read_model(xml, tensor), results)
+    graph = _core().read_model(xml, tensor)
+    if loops := {op.get_type_name() for op in graph.get_ops()} & {"Loop", "TensorIterator", "If"}:
+        raise ValueError(f"contains {', '.join(sorted(loops))}, which may never end")
+    return OpenVINOPart(graph, results)
 
 
 def _convert(part: ExportablePart, arguments: tuple[Any, ...]) -> openvino.Model:

@@ -13,6 +13,7 @@ from detlite.data.remote.remote_path import RemotePath
 from detlite.files import cache
 from detlite.files.errors import DataError
 from detlite.files.file_cache import file_cache
+from detlite.files.reading import open_file
 
 BLOCK = 512  # bytes of a tar header; each file's header precedes its data
 CHUNK = 1 << 22  # bytes of a remote shard that one request reads
@@ -33,7 +34,7 @@ class Shard:
         requested bytes are read.
         """
         if not isinstance(self.file, RemotePath):
-            with self.file.open("rb") as stream:
+            with open_file(self.file) as stream:
                 stream.seek(start)
                 return stream.read(stop - start)
         files = file_cache("remote", cache_bytes)

@@ -1,6 +1,5 @@
 """Instances of Cityscapes as distributed (https://www.cityscapes-dataset.com)."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ from pycocotools import mask as rle_codec
 from detlite.config import ConfigError
 from detlite.data.images.pillow import open_pillow
 from detlite.files.errors import DataError
+from detlite.files.json_files import read_json
 from detlite.structures.masks.formats import RLE, encode_bitmap, polygons_to_rle
 
 from .catalog import DATASETS, Entry, check_fields, converted_file, require
@@ -113,7 +113,7 @@ def _read_polygons(file: Path, height: int, width: int) -> tuple[list[_Object], 
     void = Image.new("1", (width, height), 1)
     canvas = ImageDraw.Draw(void)
     objects: list[_Object] = []
-    for row in json.loads(file.read_text())["objects"]:
+    for row in read_json(file)["objects"]:
         # License plates belong to the cars behind them.
         if row.get("deleted", 0) or len(row["polygon"]) < 3 or row["label"] == "license plate":
             continue

@@ -40,6 +40,8 @@ def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["photos"], ["[1].jpg", "a.PNG", "b.jpg"]),
         (["photos/"], ["[1].jpg", "a.PNG", "b.jpg"]),
         (["photos/**/*.jp*g"], ["[1].jpg", "b.jpg", "deep/d.jpg", "deep/er/e.jpeg"]),
+        (["photos/**"], ["[1].jpg", "a.PNG", "b.jpg", "deep/d.jpg", "deep/er/e.jpeg"]),
+        (["**/er/*", "./**/d.*"], ["deep/er/e.jpeg", "deep/d.jpg"]),
         (["photos/deep/*"], ["deep/d.jpg"]),
         (["photos/[1].jpg"], ["[1].jpg"]),  # a file, not a glob
         (["photos/[ab].*"], ["a.PNG", "b.jpg"]),
@@ -59,8 +61,9 @@ def test_links_to_folders_are_followed_once(photos):
     (photos / "deep" / ".hidden" / "f.jpg").touch()
     (photos.parent / "linked").mkdir()
     (photos.parent / "linked" / "sub").symlink_to(photos / "deep")
-    found = list_images([str(photos.parent / "linked")])
-    assert [path.rpartition("sub/")[2] for path in found] == ["d.jpg", "er/e.jpeg"]
+    for source in ("linked", "linked/**/*.jp*g", "l*/**/s*/**/*.jp*g"):
+        found = list_images([source])
+        assert [path.rpartition("sub/")[2] for path in found] == ["d.jpg", "er/e.jpeg"]
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-16-le", "utf-16-be"])

@@ -1,6 +1,7 @@
 """Test how runs over many images continue after interruptions, and how processes share them."""
 
 import json
+import os
 import sys
 import threading
 from collections import Counter
@@ -224,6 +225,26 @@ def test_other_results_are_kept(tmp_path):
             start(tmp_path)
         assert file.read_text() == content
         file.unlink()
+
+
+@pytest.mark.parametrize("name", ["000000.journal", "000000.lock", ".lock"])
+def test_links_in_the_folder_are_not_followed(tmp_path, name):
+    other = tmp_path / "other"
+    other.write_text("untouched")
+    (tmp_path / "out" / "shards").mkdir(parents=True)
+    (tmp_path / "out" / "shards" / name).symlink_to(other)
+    with pytest.raises(OSError, match="symbolic link"):
+        work(start(tmp_path / "out"))
+    assert other.read_text() == "untouched"
+
+
+@pytest.mark.parametrize("name", ["shards/000000.journal", "manifest.json"])
+def test_fifos_in_the_folder_are_refused(tmp_path, name):
+    """Opening them would block for ever."""
+    (tmp_path / "shards").mkdir()
+    os.mkfifo(tmp_path / name)
+    with pytest.raises((OSError, ConfigError), match=r"not (a regular|the manifest)"):
+        work(start(tmp_path))
 
 
 @pytest.mark.parametrize("format", ["coco", "csv"])

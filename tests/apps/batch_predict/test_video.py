@@ -1,6 +1,7 @@
 """Test reading and writing videos, detection in their frames, and tracking."""
 
 import json
+import os
 import sys
 from collections.abc import Iterator
 from fractions import Fraction
@@ -148,6 +149,16 @@ def test_rotation_is_applied(tmp_path, degrees, corner):
     assert frame.image[:, y, x].float().mean() > 200
 
 
+def test_links_in_the_output_folder_are_not_followed(file, tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "square.mp4").symlink_to(tmp_path / "other")
+    predictor: Any = SquarePredictor()
+    with Video(str(file)) as video:
+        predict_video(predictor, video, tmp_path / "out")
+    assert not (tmp_path / "other").exists()
+    assert (tmp_path / "out" / "square.mp4").is_file()
+
+
 def test_odd_sides_are_cropped(tmp_path):
     with video_writer(tmp_path / "odd.mp4", Fraction(10)) as add:
         for number in range(3):
@@ -158,7 +169,9 @@ def test_odd_sides_are_cropped(tmp_path):
 
 def test_invalid_videos(tmp_path):
     (tmp_path / "text.mp4").write_text("not a video")
+    os.mkfifo(tmp_path / "fifo.mp4")
     for name, message in (
+        (tmp_path / "fifo.mp4", r"fifo\.mp4: cannot be read as a video .*not a regular file"),
         (tmp_path / "text.mp4", r"text\.mp4: cannot be read as a video"),
         (tmp_path / "none.mp4", r"none\.mp4: cannot be read as a video"),
         ("99", r"99: cannot be read as a video"),

@@ -1,5 +1,7 @@
 """Test reading CVAT's own XML."""
 
+import pytest
+
 from detlite.apps.dataset_formats.find_annotations import read_folder
 from detlite.apps.dataset_formats.labeled_dataset import Conversion, to_coco
 from detlite.structures.masks.formats import to_bitmap
@@ -84,6 +86,19 @@ def test_shapes_that_are_no_objects(tmp_path, image, text):
     check_refused(tmp_path, r"object 7 \(road\): a shape of type polyline is not an")
     text(tmp_path / "x.xml", "<annotations><image>")
     check_refused(tmp_path, r"x\.xml: cannot be read as XML")
+
+
+@pytest.mark.parametrize(
+    ("runs", "width", "problem"),
+    [("1,2", 3, "its runs have 3 pixels, but it has 3x2"),
+     ("0,40000000000", 20000000000, "its mask has 20000000000x2 pixels, which no image can have")],
+)  # fmt: skip
+def test_masks_of_wrong_sizes(tmp_path, image, text, runs, width, problem):
+    for name in "ab":
+        image(tmp_path / f"images/sub/{name}.jpg")
+    mask = f'rle="{runs}" left="50" top="30" width="{width}"'
+    text(tmp_path / "x.xml", IMAGES.replace('rle="1,2,3" left="50" top="30" width="3"', mask))
+    check_refused(tmp_path, f"object 4 .*{problem}")
 
 
 def test_images_of_a_project_are_in_folders_of_subsets(tmp_path, image, text):

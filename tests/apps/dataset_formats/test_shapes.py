@@ -1,5 +1,9 @@
 """Test turning the shapes of annotation tools into objects."""
 
+import base64
+import tracemalloc
+import zlib
+
 import numpy as np
 import pytest
 
@@ -134,6 +138,16 @@ def test_values_of_wrong_types_are_bad_labels(tmp_path, image, text):
     first, second = conversion.bad
     assert "object 2: has no label" in first
     assert "is not complete (TypeError" in second
+
+
+def test_compressed_masks_are_limited():
+    data = zlib.compress(bytes(1 << 28), 1)
+    tracemalloc.start()
+    shape = Shape.png("a", base64.b64encode(data), (0, 0), compressed=True)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert "its mask cannot be read" in shape.problem
+    assert peak < 200 << 20
 
 
 def test_reasons_of_bad_shapes():

@@ -10,7 +10,9 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 from detlite import ops
+from detlite.apps.export.exported_detector import read_exported
 from detlite.apps.export.onnx import to_onnx
+from detlite.errors import CheckpointError
 from detlite.modeling.backbone.windows import pad_to_multiple
 
 pytest.importorskip("onnxscript", reason="needs the extra onnx")
@@ -37,6 +39,39 @@ def export_function(
     names = [f"x{k}" for k in range(len(inputs))]
     onnx.save(to_onnx(program, names, [f"y{k}" for k in range(count)]), folder / "graph.onnx")
     return onnxruntime.InferenceSession(folder / "graph.onnx")
+
+
+def loop_file(file: Path, outer: str) -> None:
+    """Write a graph that counts to 2^62, in a branch of another graph if `outer` is If."""
+    helper, types = onnx.helper, onnx.TensorProto
+
+    def info(name: str, kind: int) -> Any:
+        return helper.make_tensor_value_info(name, kind, [])
+
+    def constant(name: str, value: Any, kind: int) -> Any:
+        return helper.make_node("Constant", [], [name],
+                                value=helper.make_tensor(name, kind, [], [value]))  # fmt: skip
+
+    step = helper.make_node("Identity", ["go"], ["next"])
+    body = helper.make_graph(
+        [step], "body", [info("i", types.INT64), info("go", types.BOOL)], [info("next", types.BOOL)]
+    )
+    nodes = [constant("n", 2**62, types.INT64), constant("yes", True, types.BOOL),
+             helper.make_node("Loop", ["n", "yes"], [], body=body)]  # fmt: skip
+    outputs = [info("yes", types.BOOL)]
+    if outer == "If":
+        branch = helper.make_graph(nodes, "branch", [], outputs)
+        node = helper.make_node("If", ["c"], ["y"], then_branch=branch, else_branch=branch)
+        nodes, outputs = [constant("c", True, types.BOOL), node], [info("y", types.BOOL)]
+    graph = helper.make_graph(nodes, "graph", [], outputs)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)]), file)
+
+
+@pytest.mark.parametrize("outer", ["", "If"])
+def test_files_with_loops_are_refused(outer, tmp_path):
+    loop_file(tmp_path / "x.onnx", outer)
+    with pytest.raises(CheckpointError, match=r"x\.onnx: contains loops \(Loop\)"):
+        read_exported(tmp_path / "x.onnx")
 
 
 def run(session: Any, inputs: list[Tensor]) -> list[Tensor]:
