@@ -3,6 +3,7 @@
 import asyncio
 import math
 import time
+import zlib
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,8 @@ MEDIA_TYPES = (
     "application/octet-stream",
 )  # fmt: skip
 _FORM = "multipart/form-data"
+_ENCODINGS = {"identity": False, "": False, "gzip": True, "x-gzip": True}  # True: compressed
+_ONLY_PARAMETER = "use ?threshold=0.5 in the URL, once, which is the only parameter"
 _LOWEST_THRESHOLD = 0.05
 _TOTAL_PIXELS = 160_000_000
 _DISCARDED_BODY = 4  # at most this multiple of the size limit is read from a refused request
@@ -107,6 +110,17 @@ def check_header(request: Request, limits: Limits) -> float:
     length = request.headers.get("content-length", "0")
     if length.isdigit() and int(length) > limits.bytes:
         raise _too_many_bytes(limits)
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    if encoding not in _ENCODINGS:
+        raise Refusal(
+            415,
+            f"the body has the content encoding {encoding}, which is not supported",
+            "send it with gzip, or without an encoding, because images are compressed already",
+        )
+    keys = [key for key, _ in request.query_params.multi_items()]
+    if wrong := [key for key in keys if key != "threshold"] or keys[1:]:
+        problem = f"the query has the parameter {wrong[0]!r}, which is unknown or repeated"
+        raise Refusal(422, problem, _ONLY_PARAMETER)
     text = request.query_params.get("threshold", str(limits.threshold))
     try:
         threshold = float(text)
@@ -160,7 +174,9 @@ async def read_body(request: Request, limits: Limits, start: float, discard: boo
 
 
 async def extract_file(request: Request, body: bytes, limits: Limits) -> bytes:
-    """Return the only file of a form; return other bodies unchanged. Raises Refusal."""
+    """Return the only file of a form, or another body; unpack gzip. Raises Refusal."""
+    if _ENCODINGS.get(request.headers.get("content-encoding", "").strip().lower()):
+        body = _unpack(body, limits)
     if _media_type(request) != _FORM:
         return body
 
@@ -174,6 +190,10 @@ async def extract_file(request: Request, body: bytes, limits: Limits) -> bytes:
         files = [value for value in form.values() if isinstance(value, UploadFile)]
         if not files:
             raise MultiPartException("it contains no file")
+        for name, value in form.multi_items():
+            if not isinstance(value, UploadFile):
+                problem = f"the form has the field {name!r}, but only a file is read from it"
+                raise Refusal(422, problem, _ONLY_PARAMETER)
         return await files[0].read()
     except MultiPartException as error:
         raise Refusal(
@@ -181,6 +201,20 @@ async def extract_file(request: Request, body: bytes, limits: Limits) -> bytes:
             f"the form cannot be read: {error.message}",
             "send one image file, as in curl -F file=@photo.jpg",
         ) from None
+
+
+def _unpack(body: bytes, limits: Limits) -> bytes:
+    """Return the content of a body in gzip, which may be 1000 times as long."""
+    stream = zlib.decompressobj(wbits=31)
+    try:
+        content = stream.decompress(body, limits.bytes + 1)
+    except zlib.error:
+        content = b""
+    if len(content) > limits.bytes:
+        raise _too_many_bytes(limits)
+    if not stream.eof or stream.unused_data:
+        raise Refusal(422, "the body is no valid gzip", "send the image without an encoding")
+    return content
 
 
 def _too_many_bytes(limits: Limits) -> Refusal:

@@ -1,6 +1,7 @@
 """Test the responses of the service in one process."""
 
 import asyncio
+import gzip
 import io
 import re
 import struct
@@ -21,6 +22,7 @@ from detlite.apps.serve.app import build_app
 from detlite.apps.serve.limits import Limits
 
 PNG = {"Content-Type": "image/png"}
+GZIP = {"Content-Encoding": "gzip"}
 
 
 async def send(client: Any, body: Any, query: str = "", **headers: str) -> Any:
@@ -64,12 +66,18 @@ class TestDetections:
 
     def test_file_in_a_form(self, app, talk, image_file):
         async def scenario(client: Any) -> Any:
-            form = {"files": {"file": ("a.png", image_file())}, "data": {"note": "x"}}
+            form = {"files": {"file": ("a.png", image_file())}}
             return await client.post("/predict?threshold=0.5", **form)
 
         response = talk(app, scenario)
         assert response.status_code == 200
         assert len(response.json()["detections"]) == 1
+
+    def test_gzip(self, app, talk, image_file):
+        body = gzip.compress(image_file())
+        response = talk(app, lambda client: send(client, body, **{"Content-Encoding": "GZIP"}))
+        assert response.status_code == 200
+        assert len(response.json()["detections"]) == 2
 
     def test_pages_of_other_origins(self, predictor, talk, image_file):
         async def scenario(client: Any) -> list[Any]:
@@ -206,6 +214,19 @@ class TestRefusals:
             (422, b"", "?threshold=0.01", {}, "threshold is '0.01'"),
             (422, b"", "?threshold=1.5", {}, "threshold is '1.5'"),
             (415, b"", "", {"Content-Type": 1100 * "x"}, "xxx ..."),
+            (422, b"", "?treshold=0.9", {}, "parameter 'treshold', which is unknown"),
+            (422, b"", "?threshold=0.9&threshold=0.1", {}, "'threshold', which is unknown or rep"),
+            (
+                422,
+                form('Content-Disposition: form-data; name="threshold"\r\n\r\n0.9', FILE + "x"),
+                "",
+                {"Content-Type": FORM},
+                "the field 'threshold', but only a file",
+            ),
+            (415, b"", "", {"Content-Encoding": "br"}, "the content encoding br, which is not"),
+            (422, b"no gzip", "", GZIP, "no valid gzip"),
+            (422, gzip.compress(b"x" * 9)[:-2], "", GZIP, "no valid gzip"),
+            (413, gzip.compress(bytes(10_000_000)), "", GZIP, "more than 100000 bytes"),
         ],
     )
     def test_status_and_remedy(self, app, talk, model, status, body, query, headers, error):
