@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from pycocotools import mask as rle_codec
+from tqdm import tqdm
 
 from detlite.apps.batch_predict.predict_images import load_predictor, predict_images
 from detlite.apps.batch_predict.result_files import Entry
@@ -30,7 +31,8 @@ def detect(
     sensitive = load_predictor(weights, _UNCERTAIN * predictor.score_thresh, opts)
     entries = predict_images(sensitive, [str(file) for file in files], range(len(files)))
     found = []
-    for file, entry in zip(files, entries, strict=True):
+    counted = tqdm(entries, total=len(files), unit=" images", disable=None)  # on a terminal
+    for file, entry in zip(files, counted, strict=True):
         if "problem" in entry:
             logger.warning("left out: %s", entry["problem"])
         else:

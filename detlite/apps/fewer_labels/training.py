@@ -22,6 +22,7 @@ from pathlib import Path
 from yacs.config import CfgNode
 
 from detlite.checkpoint.files import read_checkpoint
+from detlite.config import expand_path
 from detlite.data import build_test_datasets, build_train_dataset
 from detlite.data.images.pixels import build_image_options
 from detlite.distributed import barrier, is_main
@@ -36,6 +37,7 @@ from detlite.engine.run_files import (
 )
 from detlite.evaluation.metrics import Metrics
 from detlite.files.atomic_write import atomic_open
+from detlite.files.download import is_url
 from detlite.files.json_files import read_json
 
 from .detection_labels import coco_labels, detect
@@ -63,7 +65,9 @@ def run_with_unlabeled(
     """
     train_parts = build_train_dataset(cfg).parts
     known = images_of([*train_parts, *build_test_datasets(cfg)])
-    files = list_unlabeled([cfg.DATASETS.UNLABELED], known, build_image_options(cfg))
+    source = cfg.DATASETS.UNLABELED
+    source = source if is_url(source) else str(expand_path(source))
+    files = list_unlabeled([source], known, build_image_options(cfg))
     folder = Path(cfg.OUTPUT_DIR)
     own = folder / UNLABELED_FOLDER
     first, labels = own / "labels_only", own / f"{PSEUDO_LABELS}.json"

@@ -107,9 +107,14 @@ def test_minutes_include_the_detection(train, photos):
     assert second == pytest.approx(max(0.02 - labels["info"]["seconds"] / 60, 0.01))
 
 
-def test_without_certain_detections_the_labels_are_used(train, photos, caplog):
-    train("out", {"SOLVER.MAX_ITER": 2, "TEST.SCORE_THRESHOLD": 0.99})
-    assert "no detection has a score of 0.99" in caplog.text
+@pytest.mark.parametrize(
+    ("images", "threshold"), [("[0-9a-z]*.png", 0.99), ("copy_[15].png", 0.345)]
+)
+def test_without_certain_detections_the_labels_are_used(train, photos, caplog, images, threshold):
+    """Images 1 and 5 are copies of labeled ones."""
+    overrides = {"SOLVER.MAX_ITER": 2, "TEST.SCORE_THRESHOLD": threshold}
+    train("out", overrides, unlabeled=photos / "more" / images)
+    assert f"no detection has a score of {threshold:.2f}, so the rest of the run" in caplog.text
     assert load_config(photos / "out" / "config.yaml").DATASETS.TRAIN == ("train",)
 
 
@@ -143,9 +148,10 @@ def test_images_with_other_channels_are_refused(train, photos):
         train("out")
 
 
-def test_labeled_images_in_the_folder_are_left_out(train, photos, caplog):
+def test_labeled_images_in_the_folder_are_left_out(train, photos, caplog, monkeypatch):
     caplog.set_level(logging.INFO)
-    train("out", unlabeled=photos / "images")
+    monkeypatch.setenv("PHOTOS", str(photos))
+    train("out", unlabeled="${PHOTOS}/images")
     assert "6 of 10 images are left out" in caplog.text
     labels = json.loads((photos / "out/unlabeled/pseudo_labels.json").read_text())
     assert {row["file_name"] for row in labels["images"]} <= {f"{n}.png" for n in (7, 8, 9, 10)}
