@@ -21,5 +21,9 @@ class DamagedCheckpointError(CheckpointError):
     """A checkpoint is truncated or has changed since it was written."""
 
 
+class LoaderProcessError(RuntimeError):
+    """A loader process died, or cannot pass a batch to the main process."""
+
+
 class NonFiniteLossError(RuntimeError):
     """A loss is infinite or NaN. No checkpoint is saved after it."""

@@ -1,5 +1,6 @@
 """Datasets in COCO format, their transforms, and the loaders of training and evaluation."""
 
+from detlite.errors import LoaderProcessError
 from detlite.files.errors import DataError
 
 from .datasets.build import (
@@ -12,7 +13,6 @@ from .datasets.build import (
 from .datasets.catalog import DATASETS
 from .datasets.coco import CocoDataset, ConcatDataset
 from .datasets.options import DatasetOptions
-from .errors import LoaderProcessError
 from .loading.batch_loader import explain_dead_loader
 from .loading.loader import build_test_loader, build_train_loader
 

@@ -10,6 +10,10 @@ class DataError(ValueError):
     """A dataset cannot be used; the message names the file, image or annotation, and a remedy."""
 
 
+class TooLargeError(DataError):
+    """An image has more pixels than allowed."""
+
+
 class RemoteError(DataError):
     """A file at a URL cannot be read, so it is unknown if it exists and is valid."""
 

@@ -22,10 +22,9 @@ from starlette.routing import Route
 
 from detlite.apps.batch_predict.allocator import release_freed_memory
 from detlite.apps.batch_predict.predict_images import coco_objects
-from detlite.data.errors import TooLargeError
 from detlite.data.images.formats import open_image
 from detlite.data.images.sources import ImageBytes
-from detlite.files.errors import DataError
+from detlite.files.errors import DataError, TooLargeError
 from detlite.inference.prediction import LoadedImage
 from detlite.inference.predictor import Prediction, Predictor
 

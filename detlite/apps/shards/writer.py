@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from detlite.data.errors import refuse
+from detlite.data.datasets.usable_images import refuse
 from detlite.data.index.build import open_index
 from detlite.data.index.states import Selection
 from detlite.files.atomic_write import atomic_open

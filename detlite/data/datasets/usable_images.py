@@ -1,10 +1,12 @@
 """Check the entries of a dataset before training, and choose its images."""
 
+from collections.abc import Sequence
 from pathlib import Path
+from textwrap import shorten
+from typing import NoReturn
 
 import numpy as np
 
-from detlite.data.errors import refuse
 from detlite.data.findings import Finding
 from detlite.data.images import checks
 from detlite.data.images.sources import ImageArchive, ImageFolder
@@ -12,6 +14,8 @@ from detlite.data.index.annotation_index import AnnotationIndex
 from detlite.files.errors import DataError
 
 from .options import DatasetOptions
+
+_MAX_PROBLEM = 300  # characters
 
 
 def choose_images(
@@ -57,6 +61,15 @@ def choose_images(
         refuse(problems, count, file)
     found = index.findings(options.selection, options.skip_bad, bad, options.empty_effect)
     return _numbers(index, options, [*bad], file), [*found, *image_findings]
+
+
+def refuse(problems: Sequence[str], count: int, file: object) -> NoReturn:
+    """Raise a DataError for the first of `count` problems of a file."""
+    more = f" (the first of {count} problems)" if count > 1 else ""
+    raise DataError(
+        f"{file}: {shorten(problems[0], _MAX_PROBLEM)}{more}. Fix the file, or skip such entries "
+        "with --skip-bad, or with DATASETS.ON_BAD_ANNOTATION: skip in a config"
+    )
 
 
 def _check_images(

@@ -16,8 +16,13 @@ from typing import Any
 
 from PIL import Image, UnidentifiedImageError
 
-from detlite.data.errors import TooLargeError
-from detlite.files.errors import DataError, RefusedFileError, RemoteError, short_reason
+from detlite.files.errors import (
+    DataError,
+    RefusedFileError,
+    RemoteError,
+    TooLargeError,
+    short_reason,
+)
 from detlite.files.reading import check_regular
 from detlite.registry import Registry
 

@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 from numpy.lib.npyio import NpzFile
 
-from detlite.data.errors import DamagedIndexError
 from detlite.data.findings import Finding, Findings
 from detlite.files.errors import DataError
 from detlite.structures.keypoints import keypoint_names
@@ -54,6 +53,10 @@ _KEYPOINTS_OFF = (
 )
 # Selects annotations by their states [A], as bool [A].
 Select = Callable[[np.ndarray], np.ndarray]
+
+
+class DamagedIndexError(ValueError):
+    """A file is not an index, is truncated, or has another version."""
 
 
 class AnnotationIndex:

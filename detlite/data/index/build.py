@@ -12,13 +12,12 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from detlite.data.errors import DamagedIndexError
 from detlite.files import cache
 from detlite.files.atomic_write import atomic_open
 from detlite.files.errors import DataError
 from detlite.files.reading import open_file
 
-from .annotation_index import AnnotationIndex
+from .annotation_index import AnnotationIndex, DamagedIndexError
 
 _BLOCK = 1 << 22  # bytes per read
 _logger = logging.getLogger(__name__)

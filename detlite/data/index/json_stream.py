@@ -6,12 +6,14 @@ import re
 from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
-from detlite.data.errors import NotAnObjectError
-
 # Parsing a truncated number, word or escape fails at most this many characters before its end.
 _TRUNCATED = 16
 _SPACE = re.compile(r"[ \t\n\r]*")
 _decode = json.JSONDecoder().raw_decode
+
+
+class NotAnObjectError(ValueError):
+    """The JSON document is not an object; the message is the name of its type."""
 
 
 def read_members(

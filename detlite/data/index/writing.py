@@ -13,7 +13,6 @@ from typing import IO, Any
 import numpy as np
 
 from detlite.data.datasets.coco_values import parse_integer
-from detlite.data.errors import NotAnObjectError
 from detlite.data.findings import Findings
 from detlite.files.errors import DataError, short_repr
 from detlite.files.json_files import explain_not_coco, explain_not_json
@@ -22,7 +21,7 @@ from detlite.structures.keypoints import keypoint_names
 from .annotation_index import VERSION
 from .annotation_reader import REPEATED, AnnotationReader
 from .build import read_blocks
-from .json_stream import read_members
+from .json_stream import NotAnObjectError, read_members
 from .normalization import drop_namesakes, read_categories, read_images
 
 _LISTS = ("images", "annotations", "categories")

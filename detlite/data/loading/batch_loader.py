@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 from yacs.config import CfgNode
 
 from detlite.data.datasets.coco import Target
-from detlite.data.errors import LoaderProcessError
+from detlite.errors import LoaderProcessError
 from detlite.structures.instances import PaddedBatchImages
 
 Batch = tuple[list[Tensor], list[Target]]

@@ -10,11 +10,10 @@ import pytest
 import torch
 from PIL import Image
 
-from detlite.data.errors import TooLargeError
 from detlite.data.images.pixels import ImageOptions, pixels_to_tensor
 from detlite.data.images.reading import check_image, image_size, read_image, read_reduced
 from detlite.data.images.sources import Pixels
-from detlite.files.errors import DataError
+from detlite.files.errors import DataError, TooLargeError
 
 RNG = np.random.default_rng(0)
 RGB = RNG.integers(0, 256, (12, 20, 3), dtype=np.uint8)

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from detlite.data.errors import NotAnObjectError
-from detlite.data.index.json_stream import read_members
+from detlite.data.index.json_stream import NotAnObjectError, read_members
 
 STREAMED = ("images", "annotations")
 VALUES = st.recursive(

@@ -20,12 +20,12 @@ from detlite import distributed
 from detlite.checkpoint.files import save_torch_file
 from detlite.config import ConfigError
 from detlite.data.datasets.build import build_dataset, build_train_dataset
-from detlite.data.errors import LoaderProcessError
 from detlite.data.loading.batch_loader import explain_dead_loader
 from detlite.data.loading.loader import TransformedDataset, build_test_loader, build_train_loader
 from detlite.data.loading.samplers import Sample
 from detlite.data.transforms.detection_transform import build_transform
 from detlite.data.transforms.tiles import TrainingTiles
+from detlite.errors import LoaderProcessError
 from detlite.files.errors import DataError
 from detlite.structures.masks.packed import PackedMasks
 
