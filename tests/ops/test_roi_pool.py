@@ -91,23 +91,6 @@ def test_all_negative_infinity_has_an_argmax(device):
 
 
 @pytest.mark.parametrize(
-    ("change", "error", "message"),
-    [
-        ({"input": torch.zeros(3, 5, 5)}, RuntimeError, "input must have 4 dimensions"),
-        ({"input": torch.zeros(1, 3, 5, 5).int()}, RuntimeError, "input must be float64"),
-        ({"boxes": torch.zeros(2, 4)}, ValueError, r"boxes must have shape \[K, 5\]"),
-        ({"boxes": torch.ones(2, 5)}, RuntimeError, r"rois\[0, 0\] is batch index 1"),
-        ({"output_size": (7, 0)}, RuntimeError, "pooled_width must be from 1"),
-        ({"spatial_scale": 0.0}, RuntimeError, "spatial_scale must be a positive number"),
-    ],
-)
-def test_invalid_arguments_are_named(change, error, message):
-    good = {"input": torch.zeros(1, 3, 5, 5), "boxes": torch.zeros(2, 5), "output_size": 7}
-    with pytest.raises(error, match=message):
-        roi_pool(**{**good, **change})
-
-
-@pytest.mark.parametrize(
     ("argmax", "message"),
     [
         (torch.zeros(2, 3, 7, 7), "argmax must be int32, got float32"),
