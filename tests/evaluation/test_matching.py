@@ -40,7 +40,6 @@ def keypoints_in(rng: np.random.Generator, box: np.ndarray) -> list[float]:
 def random_set(seed: int) -> tuple[COCO, list[dict[str, Any]]]:
     """Make objects of all sizes and detections with equal scores and some empty masks.
 
-    Some objects have equal boxes.
     The image ids are not in order. One image and one category have no objects, and one image has no
     detections.
     """
@@ -49,10 +48,9 @@ def random_set(seed: int) -> tuple[COCO, list[dict[str, Any]]]:
     content = coco_content((), images, (HEIGHT, WIDTH), categories)
     content["info"], results = {}, []
     for image in images:
-        for number in range(0 if image == 8 else 9):
-            if number % 4 < 3:
-                size = np.exp(rng.uniform(np.log(6), np.log(110), 2))
-                box = np.concatenate([rng.random(2) * ((WIDTH, HEIGHT) - size), size]).round(1)
+        for _ in range(0 if image == 8 else 9):
+            size = np.exp(rng.uniform(np.log(6), np.log(110), 2))
+            box = np.concatenate([rng.random(2) * ((WIDTH, HEIGHT) - size), size]).round(1)
             crowd, category = int(rng.random() < 0.2), int(rng.choice([9, 2, 5]))
             bitmap = blob(rng, box)
             rle = rle_codec.encode(bitmap)

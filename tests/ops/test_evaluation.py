@@ -138,6 +138,18 @@ def test_an_exact_overlap_reaches_threshold_1() -> None:
     assert match_detections(**{**GOOD["match_detections"], **change}).tolist() == [[[1, 2]]]
 
 
+@pytest.mark.parametrize("function", [match_detections, FALLBACKS["match_detections"]])
+def test_the_last_of_equal_overlaps_wins(function: Any) -> None:
+    two = torch.zeros(1, 2, dtype=torch.bool)
+    change = {
+        "overlaps": torch.tensor([0.6, 0.6, 0.6, 0]).double(),
+        "groups": torch.tensor([[0, 2, 0, 2]]),
+        **{"crowd": two[0], "ignored": two, "uncounted": two},
+    }
+    arguments = {**GOOD["match_detections"], **change}.values()
+    assert function(*arguments).tolist() == [[[1, 1]]]
+
+
 def random_polygons(
     rng: np.random.Generator, side: int
 ) -> tuple[list[list[list[float]]], tuple[Tensor, Tensor, Tensor, Tensor]]:
