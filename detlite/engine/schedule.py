@@ -148,7 +148,8 @@ def build_duration(cfg: CfgNode, images: int) -> Duration:
     if solver.MAX_MINUTES is not None:
         from .time_limit import TimeLimit
 
-        return TimeLimit(solver.MAX_MINUTES, solver.MINUTES_INCLUDE_TEST)
+        evaluates = solver.TEST_PERIOD > 0
+        return TimeLimit(solver.MAX_MINUTES, solver.MINUTES_INCLUDE_TEST, evaluates)
     if solver.MINUTES_INCLUDE_TEST:
         logger.warning("SOLVER.MINUTES_INCLUDE_TEST has no effect without SOLVER.MAX_MINUTES")
     if solver.MAX_EPOCHS is not None:

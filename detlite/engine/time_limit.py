@@ -1,6 +1,7 @@
 """Duration of a run in minutes."""
 
 import logging
+import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,11 +25,15 @@ class TimeLimit(Duration):
 
     The clock stops during evaluations unless `include_evaluation` is set. Then the time of the
     longest evaluation so far is reserved for the last one, and the model is evaluated halfway if it
-    was not before.
+    was not before. `evaluates` is True if evaluations are planned: if none took place after two
+    thirds of the time, because the machine is slower than planned, the model is evaluated then.
     """
 
-    def __init__(self, minutes: float, include_evaluation: bool = False) -> None:
+    def __init__(
+        self, minutes: float, include_evaluation: bool = False, evaluates: bool = False
+    ) -> None:
         super().__init__(None, shortens_warmup=True)
+        self._evaluated_from = 0.5 if include_evaluation else 2 / 3 if evaluates else math.inf
         self._limit = 60 * minutes
         self._include_evaluation = include_evaluation
         self._fraction = 0.0
@@ -46,7 +51,7 @@ class TimeLimit(Duration):
 
     @property
     def evaluation_needed(self) -> bool:  # type: ignore[override]
-        return self._include_evaluation and not self._longest and self._seconds >= self._limit / 2
+        return not self._longest and self._seconds >= self._limit * self._evaluated_from
 
     @property
     def allows_evaluation(self) -> bool:  # type: ignore[override]

@@ -242,6 +242,13 @@ def test_the_last_evaluation_is_within_the_limit_on_request(run, clock):
     assert clock.seconds - begin == pytest.approx(145)
 
 
+def test_a_slow_machine_evaluates_after_two_thirds(run):
+    """The period was planned for a faster machine; without one, no evaluation is planned."""
+    for name, period, expected in (("slow", 100, [4, 6]), ("fast", 3, [3, 6]), ("end", 0, [6])):
+        rows = run(name, "SOLVER.TEST_PERIOD", period)
+        assert [row["iteration"] for row in rows if "evaluation" in row] == expected
+
+
 @pytest.mark.parametrize(
     ("period", "with_test", "fail_at"), [(3, False, 4), (3, True, 7), (0, True, 2), (0, True, 7)]
 )

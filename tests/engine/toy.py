@@ -39,6 +39,9 @@ class ToyDetector(nn.Module):
         self.convention = CONVENTIONS["detlite"]
         self.mask_threshold = 0.5
 
+    def use_memory_format(self) -> None:
+        """Do nothing: the weights keep their memory format."""
+
     @property
     def normalizer(self) -> SimpleNamespace:
         return SimpleNamespace(bgr255=False, channels_last=False, divisibility=0)

@@ -12,6 +12,7 @@ _STEP = 32  # pixels: network inputs are padded to multiples of it
 _OBJECT_SIDE = 28  # pixels that a small object should have: seven cells of the finest feature map
 _MAX_ENLARGEMENT = 2.0
 _MIN_SIZE = 256
+_MIN_OBJECT_SIDE, _MIN_SHRUNK_SIZE = 14, 192  # in a short training, and of its images
 _MAX_SIZE = {"cpu": 640, "gpu": 800}
 # Side of the network input for a tile. A side of a tile has room for _TILE_OBJECTS large objects.
 # Tiles are used if they increase the scale by _TILE_GAIN, and if the short side of the images is at
@@ -159,7 +160,10 @@ def image_size(facts: DatasetFacts, values: Values) -> Iterator[Choice]:
     required = _OBJECT_SIDE / small
     high = min(_MAX_ENLARGEMENT * median, _MAX_SIZE[device])
     low = min(_MIN_SIZE, high)
-    size = _round_up(min(max(required, low), high) * facts.shrink)
+    full = min(max(required, low), high)
+    # With less, small objects or whole scenes are not recognized, even with many steps.
+    needed = min(max(_MIN_OBJECT_SIDE / small, _MIN_SHRUNK_SIZE), full)
+    size = _round_up(max(full * facts.shrink, needed))
     reason = (
         f"{objects} have sides below {small:.1%} of the short side of their image (median "
         f"{median:.0f} pixels). They have {_OBJECT_SIDE} pixels, seven cells of the finest feature "
@@ -173,6 +177,7 @@ def image_size(facts: DatasetFacts, values: Values) -> Iterator[Choice]:
         )
     if facts.shrink < 1:
         reason += f"; times {facts.shrink:g} to fit into the minutes"
+        reason += f", but at least {needed:.0f} for the objects" * (needed > full * facts.shrink)
     lost = float((train.sides * size / short[train.owners] < 8).mean())
     if lost > 0.05:
         reason += (

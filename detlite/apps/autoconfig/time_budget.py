@@ -3,7 +3,7 @@
 The candidates are timed from the largest to the fastest. The first one that can do half of the
 recommended steps (`training_rules.recommended_steps`) is chosen, or else the last one. Images
 shrink before the model does: in 5 and in 15 minutes, more epochs on smaller images had the same or
-better results (docs/recipes.md).
+better results (docs/recipes.md). They do not shrink below the size that the objects need.
 """
 
 import logging
@@ -12,6 +12,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from yacs.config import CfgNode
@@ -23,14 +24,16 @@ from detlite.engine.run_config import resolve_frozen_norms
 from detlite.engine.solver import build_optimizer
 from detlite.engine.train_step import TrainStep
 from detlite.modeling import build_model
+from detlite.modeling.build import torch_device
 from detlite.modeling.optimize_for_training import optimize_for_training
-from detlite.threads import OtherPrograms
+from detlite.threads import OtherPrograms, usable_cores
 
 from .dataset_facts import NO_VALUES, Choice, DatasetFacts, Rule, Values, backbone_is_fixed
 from .rules import RULES, choose
 from .training_rules import recommended_steps
 
 _MIN_IMAGES = 8  # because image sizes and the number of objects vary
+_BUSY_CORES = 0.5  # of other programs that disturb nothing
 _MAX_SECONDS = 15.0  # after which no further step is timed
 # Seconds after which only the last candidate is still timed.
 MAX_TIMING_SECONDS = 60.0
@@ -76,7 +79,7 @@ def fit_to_minutes(
     if not minutes or facts.processes > 1:
         return facts
     start, other_programs = clock(), OtherPrograms()
-    results: list[str] = []
+    results, sizes = list[str](), set[tuple[bool, Any]]()
     chosen: DatasetFacts | None = None
     described = list(candidates(facts, values))
     for name, candidate in described:
@@ -84,6 +87,11 @@ def fit_to_minutes(
         if chosen and not is_last and clock() - start > MAX_TIMING_SECONDS:
             continue
         choices = choose(candidate, values, rules)
+        all_values = {choice.key: choice.value for choice in choices} | dict(values)
+        tried = candidate.small, all_values.get("INPUT.MIN_SIZE_TEST")
+        if tried in sizes:  # the objects need this size
+            continue
+        sizes.add(tried)
         try:
             seconds = step_timer(candidate, choices)
         except torch.OutOfMemoryError:
@@ -91,7 +99,6 @@ def fit_to_minutes(
             progress(results[-1])
             continue
         chosen = replace(candidate, step_seconds=seconds)
-        all_values = {choice.key: choice.value for choice in choices} | dict(values)
         recommended, _ = recommended_steps(chosen, all_values)
         possible = int(minutes * 60 / seconds)
         results.append(f"{name}: {seconds:.2g} seconds per step, {possible} of {recommended} steps")
@@ -104,15 +111,47 @@ def fit_to_minutes(
             "use the GPU, or train on the CPU with CUDA_VISIBLE_DEVICES set to an empty value"
         )
     if not facts.machine.gpu and (problem := other_programs.problem("training")):
-        _logger.warning("%s", problem)
+        _logger.warning("%s. The steps were timed as if no other program ran", problem)
     timed = f"Timed on this machine, where half of the steps are enough: {'; '.join(results)}"
+    if possible < MIN_FRACTION * recommended:
+        needed = math.ceil(MIN_FRACTION * recommended * seconds / 60)
+        short = (
+            f"{minutes:g} minutes are short: about {possible} of {recommended} recommended steps. "
+            f"The images are not made smaller, because the objects need their size; {needed} "
+            "minutes allow half of the steps"
+        )
+        progress(short)
+        timed += f". {short}"
     return replace(chosen, minutes=(minutes, timed))
 
 
 def mean_step_seconds(cfg: CfgNode) -> float:
     """Return the mean duration of three training steps, or of more for at least eight images."""
     steps = max(3, math.ceil(_MIN_IMAGES / cfg.SOLVER.IMS_PER_BATCH))
-    return statistics.mean(step_seconds(cfg, steps))
+    on_cpu = torch_device(cfg.MODEL.DEVICE).type == "cpu"
+    clock = UndisturbedClock() if on_cpu else time.perf_counter
+    return statistics.mean(step_seconds(cfg, steps, clock=clock))
+
+
+class UndisturbedClock:
+    """A clock for work on the CPU that ignores the time that other programs take.
+
+    While other programs compete for the cores, the seconds since the last call are the CPU seconds
+    of each thread of torch, if these are fewer.
+    """
+
+    def __init__(self) -> None:
+        self._others, self._seconds = OtherPrograms(), 0.0
+        self._last = time.perf_counter(), time.process_time()
+
+    def __call__(self) -> float:
+        now = time.perf_counter(), time.process_time()
+        wall, cpu = (new - old for new, old in zip(now, self._last, strict=True))
+        threads, others = torch.get_num_threads(), self._others.cores()
+        competing = others + threads > usable_cores() + _BUSY_CORES
+        self._seconds += min(wall, cpu / threads) if competing else wall
+        self._last = now
+        return self._seconds
 
 
 def step_seconds(

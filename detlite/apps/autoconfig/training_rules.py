@@ -99,15 +99,18 @@ def learning_rate(_: DatasetFacts, values: Values) -> Iterator[Choice]:
 
 def recommended_steps(facts: DatasetFacts, values: Values) -> tuple[int, str]:
     """Return the number of steps that training should have, and why."""
-    count = _train_images(facts, values)
-    size = values["SOLVER.IMS_PER_BATCH"]
-    pretrained = bool(values.get("MODEL.WEIGHT"))
-    epochs = _EPOCHS[pretrained, facts.device]
+    count, pretrained = _train_images(facts, values), bool(values.get("MODEL.WEIGHT"))
+    return steps_for_images(count, values["SOLVER.IMS_PER_BATCH"], pretrained, facts.device)
+
+
+def steps_for_images(count: int, size: int, pretrained: bool, device: str) -> tuple[int, str]:
+    """Return the number of steps for `count` images in batches of `size`, and why."""
+    epochs = _EPOCHS[pretrained, device]
     weights = "pretrained" if pretrained else "random"
     min_steps = math.ceil(_MIN_STEPS[pretrained] * max(_MIN_STEPS_BATCH / size, 1))
     steps = max(math.ceil(epochs * count / size), min_steps)
     steps = math.ceil(steps / 10) * 10
-    reason = f"{epochs} epochs of {count} images from {weights} weights on a {facts.device.upper()}"
+    reason = f"{epochs} epochs of {count} images from {weights} weights on a {device.upper()}"
     if steps * size > 1.2 * epochs * count:
         epochs = round(steps * size / count)
         reason = f"at least {min_steps} steps, which are {epochs} epochs of {count} images"

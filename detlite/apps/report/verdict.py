@@ -3,7 +3,10 @@
 from dataclasses import dataclass
 from statistics import mean
 
+from detlite.apps.autoconfig.time_budget import MIN_FRACTION
+from detlite.apps.autoconfig.training_rules import steps_for_images
 from detlite.apps.drawing.html_page import percent
+from detlite.modeling.build import torch_device
 
 from .analysis.detection_analysis import DetectionAnalysis
 from .metric_sections import TITLES
@@ -44,6 +47,9 @@ def verdict(analyzed: RunAnalysis) -> Verdict:
         basis += _count(run.cfg.SOLVER.IMS_PER_BATCH, "image")
         if run.train_images:
             basis += f" ({_count(run.train_images, 'training image')})"
+        if recommended := _recommended(run):
+            basis += f". {run.cfg.SOLVER.MAX_MINUTES:g} minutes allowed {done} of {recommended} "
+            basis += "recommended steps"
     return Verdict(
         run.name, headline, _meaning(analysis), f"{basis}.", _unlabeled(analyzed),
         _next_step(run, analysis),
@@ -91,6 +97,8 @@ def _next_step(run: Run, analysis: DetectionAnalysis) -> str:
         )
     key = "MAX_MINUTES" if solver.MAX_MINUTES else "MAX_EPOCHS" if solver.MAX_EPOCHS else "MAX_ITER"
     longer = f"Train longer: raise SOLVER.{key} ({solver[key]})."
+    if (recommended := _recommended(run)) and done < MIN_FRACTION * recommended:
+        return f"{longer} The run had {done} of {recommended} recommended steps."
     losses = [line["loss"] for line in run.lines if "loss" in line]
     if fifth := len(losses) // 5:
         before, last = mean(losses[-2 * fifth : -fifth]), mean(losses[-fifth:])
@@ -103,6 +111,16 @@ def _next_step(run: Run, analysis: DetectionAnalysis) -> str:
     if analysis.threshold is None and analysis.objects.any():
         return f"{longer} If that does not help, check the labels with detlite browse."
     return ""
+
+
+def _recommended(run: Run) -> int:
+    """Return the number of steps that a run of a number of minutes should have; 0 if unknown."""
+    cfg = run.cfg
+    if not cfg.SOLVER.MAX_MINUTES or not run.train_images:
+        return 0
+    device = "cpu" if torch_device(cfg.MODEL.DEVICE).type == "cpu" else "gpu"
+    pretrained, size = bool(cfg.MODEL.WEIGHT), cfg.SOLVER.IMS_PER_BATCH
+    return steps_for_images(run.train_images, size, pretrained, device)[0]
 
 
 def _iterations(run: Run) -> int:

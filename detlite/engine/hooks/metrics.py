@@ -3,10 +3,11 @@
 import json
 import logging
 import math
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from .base import Hook
 logger = logging.getLogger(__name__)
 
 _SILENCE_SECONDS = 30
+_BAR = "{percentage:3.0f}%|{bar}| {elapsed}{postfix}"
 
 
 class Meters:
@@ -203,21 +205,38 @@ class Progress(Hook):
     """Logs the first step, later steps when nothing was logged for half a minute, and the total.
 
     On a busy machine, SOLVER.LOG_PERIOD steps can take many minutes. The additional lines have no
-    losses, because reading them would wait for the device.
+    losses, because reading them would wait for the device. On a terminal, a bar shows every step.
     """
 
     def before_train(self) -> None:
         self._start, self._last = time.monotonic(), -math.inf
-        self._first = self.trainer.iteration
+        self._first, self._bar, self._terminal = self.trainer.iteration, None, ExitStack()
+        if is_main() and sys.stderr is not None and sys.stderr.isatty():
+            from tqdm import tqdm
+            from tqdm.contrib.logging import logging_redirect_tqdm
+
+            self._terminal.enter_context(logging_redirect_tqdm())  # lines are above the bar
+            self._bar = tqdm(total=1.0, leave=False, bar_format=_BAR)
+            self._terminal.callback(self._bar.close)
+
+    def close(self) -> None:
+        self._terminal.close()
 
     def after_step(self, losses: dict[str, Tensor]) -> None:
         now, iteration = time.monotonic(), self.trainer.iteration
+        seconds = (now - self._start) / (iteration - self._first)
+        fraction = self.trainer.duration.fraction(iteration)
+        if self._bar is not None:
+            self._bar.set_postfix_str(f"step {iteration}, {seconds:.2f} s per step", refresh=False)
+            self._bar.update(fraction - self._bar.n)
         is_logged = iteration % self.trainer.cfg.SOLVER.LOG_PERIOD == 0
         if is_logged or now - self._last < _SILENCE_SECONDS:
             return
         self._last = now
-        seconds = (now - self._start) / (iteration - self._first)
-        logger.info("iteration %d  %.3f s per step", iteration, seconds)
+        total = ""
+        if fraction and self.trainer.duration.max_iter is None:  # known from the speed so far
+            total = f", about {iteration / fraction:.0f} steps in all"
+        logger.info("iteration %d  %.3f s per step%s", iteration, seconds, total)
 
     def after_log(self, metrics: dict[str, float]) -> None:
         self._last = time.monotonic()

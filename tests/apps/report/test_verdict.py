@@ -15,13 +15,17 @@ from detlite.evaluation import Results
 from tests.evaluation.synthetic_detections import make_coco, synthetic_dataset
 
 
-def describe(rows: list[dict[str, Any]] | None = None, keep: float = 1, **run: Any) -> Verdict:
+def describe(
+    rows: list[dict[str, Any]] | None = None, keep: float = 1, minutes: int = 0, **run: Any
+) -> Verdict:
     """Describe a run with a fraction of synthetic detections."""
     coco, detections = synthetic_dataset(0, images=16)
     kept = detections[: round(keep * len(detections))]
     results = Results.from_coco(kept, ["bbox"])
     analysis = analyze_detections(coco, results, "bbox", np.ones((1, 16), np.uint8))
-    cfg = load_config(None, ["SOLVER.MAX_ITER", 100, "SOLVER.IMS_PER_BATCH", 4])
+    length = ["SOLVER.MAX_MINUTES", minutes] if minutes else ["SOLVER.MAX_ITER", 100]
+    opts = ["SOLVER.IMS_PER_BATCH", 4, "MODEL.DEVICE", "cpu", *length]
+    cfg = load_config(None, opts)
     described = Run("cells", Path("output/cells"), cfg, **run)
     dataset: Any = coco.dataset["images"]  # only its length counts
     return verdict(RunAnalysis(described, dataset, coco, results, {"bbox": analysis}))
@@ -43,6 +47,16 @@ def test_result_and_its_basis() -> None:
     )
     assert result.next_step == ""
     assert describe().basis.endswith(" objects.")  # of a test
+
+
+def test_steps_of_a_run_of_some_minutes() -> None:
+    """From random weights on a CPU, 20 images need at least 400 steps."""
+    result = describe(lines=curve(40), train_images=20, minutes=15)
+    assert result.basis.endswith(". 15 minutes allowed 40 of 400 recommended steps.")
+    assert result.next_step == (
+        "Train longer: raise SOLVER.MAX_MINUTES (15.0). The run had 40 of 400 recommended steps."
+    )
+    assert "recommended" not in describe(lines=curve(300), train_images=20, minutes=15).next_step
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Averages of losses and times, and the files of metrics."""
 
+import io
 import json
 import logging
 import math
@@ -19,6 +20,7 @@ from detlite.engine.hooks.metrics import (
     OtherPrograms,
     Progress,
 )
+from detlite.engine.schedule import Duration
 
 METRICS = {"loss": 1.5, "loss_a": 1.0, "time": 0.5, "data_time": 0.1, "eta_s": 61.0, "lr": 0.02}
 
@@ -171,6 +173,26 @@ def test_warns_once_on_the_cpu(monkeypatch, caplog):
         caplog.clear()
 
 
+def test_the_bar_of_a_terminal_and_the_expected_steps_of_a_time_limit(monkeypatch, caplog):
+    caplog.set_level("INFO")
+    terminal = io.StringIO()
+    terminal.isatty = lambda: True
+    monkeypatch.setattr("sys.stderr", terminal)
+    progress, duration = Progress(), SimpleNamespace(fraction=lambda done: done / 8, max_iter=None)
+    cfg = SimpleNamespace(SOLVER=SimpleNamespace(LOG_PERIOD=10, IMS_PER_BATCH=4))
+    progress.trainer = SimpleNamespace(iteration=0, cfg=cfg, duration=duration)
+    progress.before_train()
+    for iteration in range(1, 5):
+        progress.trainer.iteration = iteration
+        progress.after_step({})
+        time.sleep(0.11)  # the bar is drawn at most ten times a second
+    progress.close()
+    assert " 50%|" in terminal.getvalue()
+    assert ", step 4, 0." in terminal.getvalue()
+    (line,) = (line.getMessage() for line in caplog.records)
+    assert line.endswith(" s per step, about 8 steps in all")
+
+
 def test_the_first_step_is_logged_and_then_one_in_half_a_minute(monkeypatch, caplog):
     caplog.set_level("INFO")
     now = [100.0]
@@ -178,7 +200,8 @@ def test_the_first_step_is_logged_and_then_one_in_half_a_minute(monkeypatch, cap
     progress = Progress()
     solver = SimpleNamespace(LOG_PERIOD=10, IMS_PER_BATCH=4)
     cfg = SimpleNamespace(SOLVER=solver)
-    progress.trainer = SimpleNamespace(iteration=20, cfg=cfg, train_set=range(8))
+    duration = Duration(40)
+    progress.trainer = SimpleNamespace(iteration=20, cfg=cfg, train_set=range(8), duration=duration)
     progress.before_train()
     for iteration in range(21, 41):
         now[0] += 9.0
