@@ -9,6 +9,7 @@
 #   as errors, and check their registers, memory and instructions
 # make sanitize: run the operators' tests and 100,000 random inputs under sanitizers; the CUDA
 #   kernels run on the CPU
+# make arm: compile the operators for 64-bit ARM and test them in an emulator
 # make soak SOAK_MINUTES=60: interrupt training runs at random and compare their results
 # make fuzz MINUTES=60: read almost valid files of every format
 # make budget: print how much code there is to read, with the limits
@@ -23,7 +24,7 @@ INSTALLED := $(VENV)/.installed
 DEMO := output/demo
 KERNELS := setup.py $(shell find csrc -type f)
 
-.PHONY: install demo test test-all wheel docs soak fuzz cuda sanitize budget lint format clean
+.PHONY: install demo test test-all wheel docs soak fuzz cuda sanitize arm budget lint format clean
 
 install: $(INSTALLED)
 
@@ -99,6 +100,10 @@ sanitize: $(INSTALLED)
 	$(UNDER_SANITIZERS) CUDA_ON_CPU_FLAGS="$(SANITIZERS) -g1 -fno-omit-frame-pointer" \
 	  $(BIN)/pytest tests/ops -o pythonpath= -p no:cacheprovider
 	$(UNDER_SANITIZERS) $(BIN)/python tests/ops/fuzz.py --count 100000
+
+# The first run downloads 3 GB.
+arm: $(INSTALLED)
+	PYTHON=$(BIN)/python tools/arm.sh build/arm $(TESTS)
 
 cuda: export TORCH_CUDA_ARCH_LIST ?= 7.5;8.0;8.6;8.9;9.0;10.0;12.0
 cuda: $(INSTALLED)

@@ -11,6 +11,8 @@
 
 #if defined(__x86_64__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 #include "common/tensors.h"
@@ -96,6 +98,16 @@ inline void store(Vec<float> from, c10::Half* to) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(to),
                    _mm256_cvtps_ph(from, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
+#elif defined(__aarch64__)
+inline Vec<float> load(const c10::Half* from) {
+  float16x4_t halves;
+  std::memcpy(&halves, from, sizeof(halves));
+  return bit_cast<Vec<float>>(vcvt_f32_f16(halves));
+}
+inline void store(Vec<float> from, c10::Half* to) {
+  const float16x4_t halves = vcvt_f16_f32(bit_cast<float32x4_t>(from));
+  std::memcpy(static_cast<void*>(to), &halves, sizeof(halves));
+}
 #else
 inline Vec<float> load(const c10::Half* from) {
   Vec<float> to;
@@ -143,6 +155,9 @@ inline uint32_t lane_bits(Vec<int32_t> mask) {
   return static_cast<uint32_t>(_mm256_movemask_ps(bit_cast<__m256>(mask)));
 #elif defined(__SSE2__)
   return static_cast<uint32_t>(_mm_movemask_ps(bit_cast<__m128>(mask)));
+#elif defined(__aarch64__)
+  const uint32x4_t bits = {1, 2, 4, 8};
+  return vaddvq_u32(vandq_u32(bit_cast<uint32x4_t>(mask), bits));
 #else
   uint32_t bits = 0;
   for (int i = 0; i < kLanes<int32_t>; ++i) bits |= (mask[i] & 1u) << i;
@@ -196,6 +211,16 @@ inline void transpose_square(Vec<float> (&rows)[8]) {
     rows[j] = _mm256_permute2f128_ps(fours[j], fours[4 + j], 0x20);
     rows[j + 4] = _mm256_permute2f128_ps(fours[j], fours[4 + j], 0x31);
   }
+}
+#elif defined(__aarch64__)
+inline void transpose_square(Vec<float> (&rows)[4]) {
+  const float32x4_t even_low = vzip1q_f32(rows[0], rows[2]), odd_low = vzip1q_f32(rows[1], rows[3]);
+  const float32x4_t even_high = vzip2q_f32(rows[0], rows[2]);
+  const float32x4_t odd_high = vzip2q_f32(rows[1], rows[3]);
+  rows[0] = vzip1q_f32(even_low, odd_low);
+  rows[1] = vzip2q_f32(even_low, odd_low);
+  rows[2] = vzip1q_f32(even_high, odd_high);
+  rows[3] = vzip2q_f32(even_high, odd_high);
 }
 #else
 inline void transpose_square(Vec<float> (&rows)[kLanes<float>]) {
