@@ -1,4 +1,4 @@
-"""Keys and values that earlier versions had, with the records that show no gain by them.
+"""Keys, values and commands that earlier versions had, with the records that show no gain.
 
 Checkpoints and output folders contain complete configs, also the keys that were off. A removed key
 is therefore ignored if it is off, or if it belongs to the training of stored weights, and an error
@@ -33,6 +33,11 @@ OPTIONS = {
 VALUES = {
     ("SOLVER.OPTIMIZER", "muon"): _SETTINGS,
     ("TEST.NMS.METHOD", "fusion"): "benchmarks/results/models/test_time_options.md",
+}
+# Removed commands, and what to use instead.
+COMMANDS = {
+    "benchmark": "run `python -m benchmarks` from a clone",
+    "replay": "the error of a loss that is not finite names its images, and the checkpoint before",
 }
 
 

@@ -35,6 +35,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     text = "number of training images for the calibration of --int8"
     cli.add_option(parser, "--calibrate", text, "N", 40, limits=(1, None))
     cli.add_option(parser, "--check", "images to compare detections on", "FOLDER", type=Path)
+    text = "number of images of --check to compare, spread evenly"
+    cli.add_option(parser, "--limit", text, "N", 20, limits=(1, None))
     text = "dataset for measuring the AP of --int8 (default: DATASETS.TEST)"
     cli.add_option(parser, "--evaluate", text, "NAME")
     cli.add_flag(parser, "--time", "also compare the time per image")
@@ -60,7 +62,7 @@ def run(args: Namespace) -> int:
     overrides = [*args.overrides, "MODEL.DEVICE", "cpu"]
     cfg, model = build_model_from_checkpoint(args.weights, overrides, args.config)
     cfg = exported_detector.prepare_export(cfg, model)
-    images = verify.test_images(cfg, model, args.check)
+    images = verify.test_images(cfg, model, args.check, args.limit)
     proposals = [verify.grid_of_boxes(x) for x in images] if model.takes_proposals else None
     datasets = verify.evaluation_sets(cfg, args.evaluate) if args.int8 else []
     target = model

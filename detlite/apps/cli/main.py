@@ -54,6 +54,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--version", action="version", version=f"detlite {__version__}")
     parser.add_argument("command", choices=COMMANDS, metavar="COMMAND")
     words = list(sys.argv[1:] if arguments is None else arguments)
+    if words and words[0] not in COMMANDS and not words[0].startswith("-"):
+        from detlite.config.removed import COMMANDS as REMOVED
+
+        if words[0] in REMOVED:
+            parser.error(f"{words[0]} was removed: {REMOVED[words[0]]}")
     return run_command(parser.parse_args(words[:1]).command, words[1:])
 
 

@@ -143,15 +143,22 @@ def _max_difference(left: Tensor | None, right: Tensor | None) -> float:
     return float((left - right).abs().max())
 
 
-def test_images(cfg: CfgNode, model: DetectionModel, folder: Path | None) -> list[Tensor]:
-    """Return network inputs: the test images, the first one in other sizes, and a blank one."""
+def test_images(
+    cfg: CfgNode, model: DetectionModel, folder: Path | None, limit: int
+) -> list[Tensor]:
+    """Return network inputs: the test images, the first one in other sizes, and a blank one.
+
+    At most `limit` images of the folder are used, spread evenly over it.
+    """
     if folder is None:
         scenes = (draw_scene(np.random.default_rng(seed))[0] for seed in range(_GENERATED_IMAGES))
         channels = torch.arange(model.channels) % 3
         images = [torch.from_numpy(pixels).permute(2, 0, 1)[channels] for pixels in scenes]
     else:
         options = build_image_options(cfg)
-        images = [read_image(file, options=options) for file in list_images(folder)]
+        files = list_images(folder)
+        files = files[:: math.ceil(len(files) / limit)]
+        images = [read_image(file, options=options) for file in files]
     size, max_size = cfg.INPUT.MIN_SIZE_TEST, cfg.INPUT.MAX_SIZE_TEST
     shown = [(image, size) for image in [*images, torch.full_like(images[0], 128)]]
     shown += [(images[0], round(factor * size)) for factor in _OTHER_SIZES]

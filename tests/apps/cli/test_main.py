@@ -53,6 +53,15 @@ def test_every_command_has_a_module(repo_root):
     assert files - {"main", "options"} == COMMANDS.keys()
 
 
+@pytest.mark.parametrize(("name", "remedy"), [("replay", "names its images"), ("trian", "choose")])
+def test_removed_and_unknown_commands(name, remedy, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main([name, "--batch", "x"])
+    error = capsys.readouterr().err
+    assert remedy in error
+    assert ("replay was removed: " in error) == (name == "replay")
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_has_an_example_and_the_common_option_names(command, capsys):
     text = help_of(command, capsys)

@@ -1,0 +1,123 @@
+"""Almost valid XML files of labels, and manifests and journals, lead to data or one-line errors."""
+
+import itertools
+import json
+import xml.etree.ElementTree as ET
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from detlite.apps.batch_predict.sharded_run import open_run
+from detlite.apps.dataset_formats.find_annotations import read_folder
+from detlite.apps.dataset_formats.labeled_dataset import Conversion, to_coco
+from detlite.config import ConfigError
+from detlite.files.errors import DataError
+from tests.fuzz.inputs import check_message, mutated, mutated_bytes, unexpected_values
+
+# An element is [tag, attributes, text, elements].
+SIZE = ["size", {}, "", [["width", {}, "60", []], ["height", {}, "40", []]]]
+BOX = [
+    [side, {}, value, []]
+    for side, value in zip(("xmin", "ymin", "xmax", "ymax"), "2398", strict=True)
+]
+VOC = ["annotation", {}, "", [
+    ["filename", {}, "a.png", []], SIZE,
+    ["object", {}, "", [["name", {}, "cat", []], ["difficult", {}, "0", []],
+                        ["bndbox", {}, "", BOX]]],
+]]  # fmt: skip
+CVAT = ["annotations", {}, "", [
+    ["version", {}, "1.1", []],
+    ["image", {"id": "0", "name": "a.png", "width": "60", "height": "40"}, "", [
+        ["box", {"label": "cat", "xtl": "1", "ytl": "2", "xbr": "9", "ybr": "8"}, "", []],
+        ["polygon", {"label": "dog", "points": "20,10;30,10;30,20", "group_id": "4"}, "", []],
+        ["mask", {"label": "cat", "rle": "1,2,3", "left": "5", "top": "3", "width": "3",
+                  "height": "2"}, "", []],
+        ["ellipse", {"label": "cat", "cx": "30", "cy": "30", "rx": "6", "ry": "3"}, "", []],
+        ["skeleton", {"label": "hand"}, "",
+         [["points", {"label": "tip", "points": "5,9"}, "", []]]],
+    ]],
+]]  # fmt: skip
+COMMAND = {"weights": "model.pth"}
+
+
+def to_xml(node: Any) -> ET.Element:
+    """Build an element; ValueError if it has another form."""
+    if not (isinstance(node, list) and len(node) == 4 and isinstance(node[3], list)):
+        raise ValueError("not an element")
+    tag, attributes, text, children = node
+    if not (isinstance(tag, str) and tag.isidentifier() and isinstance(attributes, dict)):
+        raise ValueError("no name, or no attributes")
+    valid = {key: str(value) for key, value in attributes.items() if key.isidentifier()}
+    element = ET.Element(tag, valid)
+    element.text = str(text)
+    element.extend([to_xml(child) for child in children])
+    return element
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("labels")
+    Image.new("RGB", (60, 40)).save(folder / "a.png")
+    return folder
+
+
+def check_reading(data: bytes, folder: Path) -> None:
+    (folder / "a.xml").write_bytes(data)
+    for skip_bad in (False, True):
+        try:
+            for dataset in read_folder(folder, Conversion(skip_bad=skip_bad))[1].values():
+                to_coco(dataset)
+        except (DataError, ConfigError) as error:
+            check_message(error, max_length=20_000)
+
+
+@given(tree=st.sampled_from([VOC, CVAT]).flatmap(mutated))
+def test_elements(tree, folder, bounded):
+    try:
+        data = ET.tostring(to_xml(tree))
+    except (ValueError, UnicodeEncodeError):
+        return
+    with bounded():
+        check_reading(data, folder)
+
+
+@given(
+    data=st.sampled_from([ET.tostring(to_xml(tree)) for tree in (VOC, CVAT)]).flatmap(mutated_bytes)
+)
+def test_bytes_of_xml_files(data, folder, bounded):
+    with bounded():
+        check_reading(data, folder)
+
+
+def saved_run(folder: Path) -> dict[str, Any]:
+    """Return the manifest of a run over three images."""
+    open_run(folder, COMMAND, ["a", "b", "c"], "coco", [{"id": 1, "name": "x"}])
+    return json.loads((folder / "manifest.json").read_text())
+
+
+_numbers = itertools.count()
+
+
+@given(data=st.data())
+def test_manifests_and_journals(data, tmp_path, bounded):
+    folder = tmp_path / str(next(_numbers))
+    manifest = data.draw(mutated(saved_run(folder)) | unexpected_values())
+    lines = json.dumps({"image": {"id": 1, "file_name": "a"}, "problem": "x"}).encode() + b"\n"
+    journal = data.draw(mutated_bytes(2 * lines))
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    (folder / "shards" / "000000.journal").write_bytes(journal)
+    with bounded():
+        try:
+            run = open_run(folder, COMMAND, ["a", "b", "c"], "coco", [{"id": 1, "name": "x"}])
+            for shard in itertools.islice(run.unfinished_shards(), 3):
+                with run.journal(shard) as opened:
+                    for index in run.indices(shard)[opened.count :]:
+                        opened.add({"image": {"id": index + 1, "file_name": "a"}, "problem": "x"})
+                run.finish(shard)
+            run.complete()
+        except (ConfigError, DataError) as error:
+            check_message(error)
