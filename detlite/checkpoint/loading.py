@@ -101,8 +101,12 @@ def load_weights(
         names = [name for _, name in problems]
         anchors = all(map(_ANCHOR_LAYER.match, names)) and "bbox_pred" in " ".join(names)
         hints = {
-            "Only the number of classes differs: set MODEL.REINIT_HEADS True to load the other "
-            "layers": len(names) == len(by_class),
+            "Only the number of classes differs: "
+            + (
+                "use the config of its training (leave out --config), or the same NUM_CLASSES"
+                if training_state
+                else "set MODEL.REINIT_HEADS True to load the other layers"
+            ): len(names) == len(by_class),
             "Only the number of anchors per cell differs: set MODEL.RPN.ANCHOR_SIZES and "
             "ASPECT_RATIOS (or those in MODEL.RETINANET) as for the training of the file": anchors,
             "Only statistics of batch norm are missing on one side: set MODEL.RESNETS.NORM to the "

@@ -3,6 +3,7 @@
 `detlite init`, `detlite check` and the start of a training print the same summary of them.
 """
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from textwrap import shorten
@@ -30,6 +31,12 @@ class Finding:
     entry: str = "annotation"
     example: str = ""
     total: int | None = None
+
+    def without_advice(self) -> str:
+        """Describe it where no config is in use, without sentences that name keys; "" if none."""
+        sentences = re.split(r"(?<=\.) ", self.effect)
+        effect = " ".join(text for text in sentences if not re.search(r"[A-Z]+\.[A-Z]", text))
+        return str(replace(self, effect=effect)) if effect else ""
 
     def __str__(self) -> str:
         number = f"{self.count}" if self.total is None else f"{self.count} of {self.total}"

@@ -124,8 +124,9 @@ def check_evaluation(cfg: CfgNode, detector: Detector, dataset: CocoDataset) -> 
     evaluators = build_evaluators(cfg, dataset)
     if evaluators and not dataset.has_objects:
         raise DataError(
-            f"{dataset.annotation_file}: has no annotations, so nothing can be evaluated: remove "
-            "the dataset from DATASETS.TEST, and use `detlite predict` to see detections"
+            f"{dataset.annotation_file}: has no annotations, so nothing can be evaluated: name "
+            "another test set (--data, --val or DATASETS.TEST), or see detections with `detlite "
+            "predict`"
         )
     for evaluator in evaluators.values():
         evaluator.check(cfg, dataset)

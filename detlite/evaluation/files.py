@@ -76,8 +76,8 @@ def _read_truth(file: Path, kinds: Sequence[str], skip_bad: bool, name: str) -> 
         masks="segm" in kinds, keypoints="keypoints" in kinds, skip_bad=skip_bad, check_images=False
     )
     dataset = CocoDataset(file, file.parent, options)
-    for finding in dataset.findings:
-        logger.warning("%s: %s", name, finding)
+    for text in filter(None, (finding.without_advice() for finding in dataset.findings)):
+        logger.warning("%s: %s", name, text)
     return build_coco_gt(dataset)
 
 

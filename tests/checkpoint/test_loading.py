@@ -83,6 +83,9 @@ def test_other_number_of_classes(toy, tmp_path):
     with pytest.raises(CheckpointError, match=r"MODEL\.REINIT_HEADS True") as error:
         load_weights(toy, read_checkpoint(tmp_path / "w.pth"))
     assert "roi_heads.box.predictor.cls_score.weight  [5, 4]" in str(error.value)
+    with pytest.raises(CheckpointError, match=r"differs: use the config of its training"):
+        load_weights(toy, read_checkpoint(tmp_path / "w.pth"), training_state=True)
+    load_weights(toy, read_checkpoint(tmp_path / "w.pth"), reinit_heads=True)
 
 
 def test_reinit_heads(toy, tmp_path, caplog):

@@ -1,6 +1,7 @@
 """Ground truth and results from files and memory, and results that do not fit."""
 
 import json
+import re
 from dataclasses import replace
 from functools import partial
 
@@ -73,6 +74,16 @@ def test_annotations_that_are_not_quite_coco(change, in_memory, write):
 
 def test_complete_files_are_read_by_the_kernel(write):
     assert isinstance(read_truth(write(content(), "truth.json")), GroundTruthFile)
+
+
+def test_findings_advise_no_keys(write, caplog):
+    """There is no config that could be changed."""
+    truth = content()
+    del truth["annotations"][0]["area"]
+    truth["annotations"].append(coco_object([5, 5, 9, 9], 1, 1, id=9, iscrowd="1"))
+    measure(write(truth, "truth.json"), exact())
+    assert "crowds (iscrowd 1): 1 of 4" in caplog.text
+    assert not re.search(r"[A-Z]+\.[A-Z]", caplog.text)
 
 
 def test_bad_annotations_are_skipped_on_request(write):

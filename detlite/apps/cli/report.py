@@ -8,20 +8,23 @@ A RUN is the output folder of `detlite train` or `detlite test`, with config.yam
 results_<dataset>.json. With --truth and --results, the page is about detections of any framework
 in COCO's format. If there are several runs or result files, the page compares the others with the
 first one. The page is a single HTML file that works offline. docs/report.md explains it.
+KEY VALUE pairs override keys of the config, such as those that a message names.
 """
 
 from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
 from pathlib import Path
 
 from detlite.apps import cli
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("runs", nargs="*", type=Path, metavar="RUN", help="output folder of a run")
+    text = "output folders of runs, and config keys to override; see docs/config.md"
+    parser.add_argument("runs", nargs="*", metavar="RUN | KEY VALUE", help=text)
     text = "COCO annotation file of the --results"
     cli.add_option(parser, "--truth", text, "FILE", type=Path)
     text = "COCO result files, instead of runs"
-    parser.add_argument("--results", nargs="+", type=Path, default=[], metavar="FILE", help=text)
+    parser.add_argument("--results", nargs="+", default=[], metavar="FILE", help=text)
     text = "folder of the images of --truth (default: searched for next to it)"
     cli.add_option(parser, "--images", text, "FOLDER", type=Path)
     text = "number of highest-scoring detections of an image and category that count for --results"
@@ -52,24 +55,29 @@ def run(args: Namespace) -> int:
     from detlite.engine.run_files import run_lock
     from detlite.files.atomic_write import atomic_open
 
-    if bool(args.truth) != bool(args.results) or bool(args.runs) == bool(args.results):
+    folders, overrides = _split_keys(args.runs)
+    results, more = _split_keys(args.results)  # --results takes all words that follow it
+    overrides += more
+    if bool(args.truth) != bool(results) or bool(folders) == bool(results):
         raise ConfigError("name the output folders of runs, or one --truth and its --results")
-    paths = args.runs or args.results
+    paths = folders or results
     names = run_names(paths)
     if len(set(names)) < len(names):
         raise ConfigError("the same run is named twice: name each one once")
-    if args.results:
+    if results:
         opts = ["MODEL.ROI_HEADS.DETECTIONS_PER_IMG", args.max_detections]
         opts += ["TEST.KEYPOINT_OKS_SIGMAS", tuple(args.sigmas)]
         opts += ["TEST.IOU_THRESHOLDS", tuple(args.iou_thresholds)]
         opts += ["TEST.AREA_LIMITS", tuple(args.area_limits)]
         opts += ["DATASETS.ON_BAD_ANNOTATION", "skip" if args.skip_bad else "error"]
         runs = [
-            read_detections(file, name, args.truth, args.images, opts)
+            read_detections(file, name, args.truth, args.images, [*opts, *overrides])
             for file, name in zip(paths, names, strict=True)
         ]
     else:
-        runs = [read_run(folder, name) for folder, name in zip(paths, names, strict=True)]
+        runs = [
+            read_run(folder, name, overrides) for folder, name in zip(paths, names, strict=True)
+        ]
     folder = paths[0] if paths[0].is_dir() else paths[0].parent
     output = args.output or folder / ("report.html" if len(paths) == 1 else "comparison.html")
     with run_lock(output.parent, name=output.name):
@@ -78,3 +86,13 @@ def run(args: Namespace) -> int:
             file.write(page)
     print(f"{output}: {len(page.encode()) / 2**20:.1f} MiB")
     return 0
+
+
+def _split_keys(words: Sequence[str]) -> tuple[list[Path], list[str]]:
+    """Divide words into paths, and the KEY VALUE pairs after them."""
+    from detlite.config import KEYS
+
+    keys = {key.name for key in KEYS}
+    is_key = [word.partition("=")[0] in keys for word in words]
+    count = is_key.index(True) if any(is_key) else len(words)
+    return [Path(word) for word in words[:count]], cli.split_pairs(words[count:])

@@ -85,8 +85,8 @@ class RunAnalysis:
     analyses: dict[str, DetectionAnalysis]
 
 
-def read_run(folder: Path, name: str) -> Run:
-    """Read a run from its output folder.
+def read_run(folder: Path, name: str, opts: Sequence[Any] = ()) -> Run:
+    """Read a run from its output folder; `opts` override its config.
 
     Raises:
         ConfigError: the folder contains no run, its config is invalid, or the model detects no
@@ -99,7 +99,7 @@ def read_run(folder: Path, name: str) -> Run:
             f"{folder} contains no config.yaml: name the OUTPUT_DIR of `detlite train` or `detlite "
             "test`"
         )
-    cfg = load_config(config)
+    cfg = load_config(config, opts)
     if "bbox" not in predicted_kinds(cfg):
         raise ConfigError(f"{folder}: the model only proposes regions; a report needs detections")
     if not cfg.DATASETS.TEST:

@@ -45,7 +45,7 @@ def write_shards(
     index = open_index(annotations)
     problems, count = index.problems(Selection(), limit=1)
     if count:
-        refuse(problems, count, annotations)
+        refuse(problems, count, annotations, "Fix the file with `detlite check --repair`")
     for number in range(len(index.image_ids)):
         file_name = index.image(number)["file_name"]
         if Path(file_name).suffix.lower()[1:] not in IMAGE_SUFFIXES:

@@ -108,6 +108,8 @@ def config_findings(
         effect = "They are the channels of each file, or its pages if these have one channel each."
         yield Finding(f"images of {channels} channels", effect, 0)
     names = with_sides(index.keypoint_names, cfg.DATASETS.KEYPOINT_FLIP_PAIRS)
+    if not train:
+        return
     if selection.keypoints and not has_sides(names):
         what = "no keypoint names are known to be left and right"
         if cfg.INPUT.HORIZONTAL_FLIP_PROB_TRAIN > 0:

@@ -16,6 +16,10 @@ from detlite.files.errors import DataError
 from .options import DatasetOptions
 
 _MAX_PROBLEM = 300  # characters
+_SKIP_BAD = (
+    "Fix the file with `detlite check --repair`, or skip such entries: set "
+    "DATASETS.ON_BAD_ANNOTATION skip (skip_bad=True in Python)"
+)
 
 
 def choose_images(
@@ -37,13 +41,13 @@ def choose_images(
     """
     if options.keypoints and not index.keypoint_names:
         raise DataError(
-            f"{file}: no category has keypoint names, which MODEL.KEYPOINT_ON needs: "
+            f"{file}: no category has keypoint names, which keypoints need: "
             '"keypoints": ["nose", "left_eye", ...]'
         )
     if isinstance(folder, Path) and not folder.is_dir():
         raise DataError(
-            f"{folder}: the image folder of {file} does not exist. Correct `images` of its entry "
-            "in DATASETS.CATALOG, which is relative to DATASETS.ROOT"
+            f"{folder}: the image folder of {file} does not exist. Name the right "
+            "one (--images, or `images` in DATASETS.CATALOG, relative to DATASETS.ROOT)"
         )
     without_size = np.flatnonzero((index.sizes == 0).any(axis=1))
     if len(without_size):
@@ -63,13 +67,10 @@ def choose_images(
     return _numbers(index, options, [*bad], file), [*found, *image_findings]
 
 
-def refuse(problems: Sequence[str], count: int, file: object) -> NoReturn:
+def refuse(problems: Sequence[str], count: int, file: object, advice: str = _SKIP_BAD) -> NoReturn:
     """Raise a DataError for the first of `count` problems of a file."""
     more = f" (the first of {count} problems)" if count > 1 else ""
-    raise DataError(
-        f"{file}: {shorten(problems[0], _MAX_PROBLEM)}{more}. Fix the file, or skip such entries "
-        "with --skip-bad, or with DATASETS.ON_BAD_ANNOTATION: skip in a config"
-    )
+    raise DataError(f"{file}: {shorten(problems[0], _MAX_PROBLEM)}{more}. {advice}")
 
 
 def _check_images(
@@ -83,8 +84,8 @@ def _check_images(
     if len(bad) == count and isinstance(folder, Path) and not (folder / name).exists():
         raise DataError(
             f"{folder}: none of the {count} images of {file} is in this folder, for example "
-            f"{name}. Set `images` in DATASETS.CATALOG to the folder that these names are relative "
-            "to"
+            f"{name}. Name the folder that these names are relative to (--images, or `images` in "
+            "DATASETS.CATALOG)"
         )
     return bad, findings
 

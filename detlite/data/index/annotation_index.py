@@ -34,8 +34,11 @@ from .states import (
     set_file_name,
 )
 
-VERSION = 12  # increase it with every change of the content of indexes or of the checks behind it
-_FIX = "Training stops at them: fix them (`detlite check --repair`), or set ON_BAD_ANNOTATION skip."
+VERSION = 13  # increase it with every change of the content of indexes or of the checks behind it
+_FIX = (
+    "Training stops at them: fix them (`detlite check --repair`), or set "
+    "DATASETS.ON_BAD_ANNOTATION skip."
+)
 _SKIP = "They are skipped with their objects."
 _BAD_ENTRIES = "entries of images that cannot be used"
 _CROWDS = (
@@ -245,7 +248,7 @@ class AnnotationIndex:
                 yield Finding(what, effect, count, "object", example, total)
         lost = {*ids[located(states)].tolist()} - {*ids[selection.objects(states)].tolist()}
         if names := [row["name"] for row in self.content["categories"] if row["id"] in lost]:
-            effect, what = "They are not trained.", "categories without a usable object"
+            effect, what = "They are not in use.", "categories without a usable object"
             yield Finding(what, effect, len(names), "category", ", ".join(names))
 
     def _empty_images(self, effect: str) -> Iterator[Finding]:

@@ -212,7 +212,7 @@ class AnnotationReader:
         elif row.get("segmentation"):
             self._flag(Flag.BAD_MASK, mask.problem)
         else:
-            needed = "but MODEL.MASK_ON needs one (set it False to train on boxes)"
+            needed = "but masks need one (MODEL.MASK_ON False: boxes only)"
             self._flag(Flag.NO_MASK, f"{mask.problem}, {needed}")
 
     def _compare(self, box: Sequence[float], extent: Sequence[float]) -> None:

@@ -36,7 +36,7 @@ def explain_dead_loader() -> Iterator[None]:
         reason = str(origin).splitlines()[0].rstrip(". ")
         raise LoaderProcessError(
             f"a loader process died, probably because memory was full ({reason}). Lower "
-            "DATALOADER.NUM_WORKERS, and resume from the last checkpoint with --resume"
+            "DATALOADER.NUM_WORKERS; a training run continues with --resume"
         ) from error
 
 

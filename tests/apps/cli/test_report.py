@@ -13,6 +13,7 @@ from detlite.apps.report import charts
 from detlite.apps.report.analysis.error_types import ERROR_TYPES
 from detlite.config import KEYS
 from detlite.engine.run_files import run_lock
+from detlite.evaluation import evaluate_coco
 from tests.builders import (
     coco_content,
     coco_detection,
@@ -196,7 +197,10 @@ def test_options_of_results(tmp_path, error_of):
     rows = [coco_detection(box, 0.9 - 0.1 * k) for k, box in enumerate(boxes)]
     write_text(results := tmp_path / "results.json", json.dumps(rows))
     arguments = ["--truth", truth, "--results", results]
-    assert "skip such entries with --skip-bad" in error_of("report", *arguments)
+    advice = ["DATASETS.ON_BAD_ANNOTATION", "skip"]
+    assert f"set {' '.join(advice)} (skip_bad=True" in error_of("report", *arguments)
+    build_report(tmp_path / "report.html", *arguments, *advice)
+    assert evaluate_coco(truth, results, ["bbox"], skip_bad=True)
     for limit, ap in ((2, "66.3"), (3, "100.0")):
         options = [*arguments, "--skip-bad", "--max-detections", limit]
         text = build_report(tmp_path / "report.html", *options)
