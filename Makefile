@@ -35,16 +35,19 @@ $(VENV)/.dependencies: pyproject.toml
 	$(BIN)/python -m pip install "setuptools>=77" wheel ninja
 	touch $@
 
-# Without build isolation, the kernels are compiled against the torch that runs them.
-$(INSTALLED): $(VENV)/.dependencies $(KERNELS)
-	$(BIN)/python -m pip install --no-build-isolation --editable ".[$(EXTRAS)]"
+# Without build isolation, the kernels are compiled against the torch that runs them. One build
+# serves `make demo` and `make install`, which only add packages: pip finds detlite installed.
+$(VENV)/.built: $(VENV)/.dependencies $(KERNELS)
+	$(BIN)/python -m pip install --no-build-isolation --editable .
+	touch $@
+
+$(INSTALLED): $(VENV)/.built
+	$(BIN)/python -m pip install "detlite[$(EXTRAS)]"
 	touch $@
 
 # The demo needs no packages for development.
-DEMO_READY := $(if $(wildcard $(INSTALLED)),$(INSTALLED),$(VENV)/.demo)
-
-$(VENV)/.demo: $(VENV)/.dependencies $(KERNELS)
-	$(BIN)/python -m pip install --no-build-isolation --editable ".[report]"
+$(VENV)/.demo: $(VENV)/.built
+	$(BIN)/python -m pip install "detlite[report]"
 	touch $@
 
 # detections.png is the last file that a run writes.
@@ -52,7 +55,7 @@ demo: $(DEMO)/detections.png
 	@echo "The demo's results are in $(DEMO)/: evaluation.json, curves.png, detections.png, ..."
 	@cat $(DEMO)/evaluation.json
 
-$(DEMO)/detections.png: configs/demo_shapes.yaml | $(DEMO_READY)
+$(DEMO)/detections.png: configs/demo_shapes.yaml | $(VENV)/.demo
 	$(BIN)/python tools/train_net.py --config configs/demo_shapes.yaml --resume OUTPUT_DIR $(DEMO)
 
 # One thread per process is faster than several, because the tests use small models. Python keeps
