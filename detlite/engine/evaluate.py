@@ -9,10 +9,12 @@ import json
 import logging
 import time
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 from yacs.config import CfgNode
 
 from detlite.config import ConfigError
@@ -26,15 +28,18 @@ from detlite.modeling.precision import autocast, resolve_dtype
 from detlite.structures.categories import CategoryMatch
 
 if TYPE_CHECKING:
+    from detlite.data.datasets.coco import Target
     from detlite.evaluation.metrics import Metrics
     from detlite.evaluation.results import Results
     from detlite.modeling.detector import Detector
+    from detlite.structures.instances import Detections
 
 logger = logging.getLogger(__name__)
 
 EMA_SUFFIX = " average"  # follows a dataset's name in the metrics of the averaged weights
 LOSS = "loss"  # key of TEST.LOSS among the metrics of a dataset; lower is better
 _REPORT_SECONDS = 30
+_CONVERTING_MEANWHILE = ("cuda",)  # on a CPU, the thread would compete with the model
 
 
 def evaluate(
@@ -165,30 +170,48 @@ def match_categories(
 def run_inference(
     cfg: CfgNode, detector: Detector, dtype: str, dataset: CocoDataset
 ) -> list[Results]:
-    """Detect objects in this process's share of a dataset, under `autocast` with `dtype`."""
+    """Detect objects in this process's share of a dataset, under `autocast` with `dtype`.
+
+    A thread pastes masks and converts the detections of a batch while a GPU computes the next one.
+    """
     from detlite.evaluation.detection_results import to_coco_results
 
     results: list[Results] = []
     categories = match_categories(detector, dataset, log=True)
     matched = torch.tensor([k for k, row in enumerate(categories, start=1) if row])
     settings = [row or {} for row in categories], detector.convention, detector.mask_threshold
-    start = reported = time.perf_counter()
-    for images, targets in build_test_loader(cfg, dataset):
-        proposals = None
-        if detector.takes_proposals:
-            proposals = [target["proposals"] for target in targets]
-        with autocast(dtype, detector.device):
-            batch = detector.detect(images, proposals)
+
+    def convert(
+        images: Sequence[Tensor], targets: Sequence[Target], batch: Sequence[Detections]
+    ) -> None:
         for image, target, detections in zip(images, targets, batch, strict=True):
             if None in categories:
                 known = torch.isin(detections.labels, matched.to(detections.labels))
                 detections = detections[known]
             image_id, size = target["image_id"], target["size"]
             results.append(to_coco_results(detections, image_id, size_of(image), size, *settings))
-        now, done = time.perf_counter(), len(results)
-        if now - reported > _REPORT_SECONDS:
-            reported = now
-            logger.info("%s: %d images, %.2f images/s", dataset.name, done, done / (now - start))
+
+    start = reported = time.perf_counter()
+    pending: Future[None] | None = None
+    with ThreadPoolExecutor(1) as thread:
+        for images, targets in build_test_loader(cfg, dataset):
+            proposals = None
+            if detector.takes_proposals:
+                proposals = [target["proposals"] for target in targets]
+            with autocast(dtype, detector.device):
+                batch = detector.detect(images, proposals)
+            if pending:
+                pending.result()
+            if detector.device.type in _CONVERTING_MEANWHILE:
+                pending = thread.submit(convert, images, targets, batch)
+            else:
+                convert(images, targets, batch)
+            now, done = time.perf_counter(), len(results)
+            if now - reported > _REPORT_SECONDS:
+                reported, rate = now, done / (now - start)
+                logger.info("%s: %d images, %.2f images/s", dataset.name, done, rate)
+        if pending:
+            pending.result()
     seconds, done = time.perf_counter() - start, len(results)
     logger.info(
         "%s: %d images in %.1f s, %.2f images/s per process, in %s",

@@ -2,6 +2,7 @@
 
 import json
 import math
+import threading
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,6 +22,7 @@ from detlite.engine.evaluate import (
 )
 from detlite.engine.validation_loss import validation_loss
 from detlite.evaluation import EVALUATORS, Evaluator, evaluate_coco
+from detlite.evaluation.detection_results import to_coco_results
 from detlite.inference.options import InferenceOptions, View
 from detlite.inference.predictor import Predictor
 from detlite.inference.tiling import Tiling
@@ -48,6 +50,29 @@ def test_exact_detections_have_high_ap_in_the_original_image(evaluated, tmp_path
     results = json.loads((tmp_path / "results_val.json").read_text())
     assert sorted(result["image_id"] for result in results) == list(range(100, 107))
     assert {result["category_id"] for result in results} == {7, 9}
+
+
+def test_a_thread_converts_detections_while_the_next_ones_are_computed(
+    evaluated, toy, tmp_path, monkeypatch
+):
+    metrics, file = evaluated(), tmp_path / "results_val.json"
+    written, threads = file.read_bytes(), set()
+
+    def convert(*arguments):
+        threads.add(threading.current_thread())
+        return to_coco_results(*arguments)
+
+    monkeypatch.setattr("detlite.engine.evaluate._CONVERTING_MEANWHILE", ("cpu",))
+    monkeypatch.setattr("detlite.evaluation.detection_results.to_coco_results", convert)
+    assert evaluated() == metrics
+    assert file.read_bytes() == written
+    assert len(threads) == 1
+    assert threading.main_thread() not in threads
+    detect = toy._detect
+    wrong = torch.tensor([5])
+    monkeypatch.setattr(toy, "_detect", lambda image: replace(detect(image), labels=wrong))
+    with pytest.raises(ValueError, match="label 5"):
+        evaluated()
 
 
 def test_masks_have_their_own_score_in_files(evaluated, toy, blocks, tmp_path, monkeypatch):
