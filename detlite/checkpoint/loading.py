@@ -224,6 +224,11 @@ def build_model_from_checkpoint(
     If the file is a state dict without categories, they are named "class 1", "class 2", ...
     """
     cfg, checkpoint = read_model_checkpoint(path, opts, config)
+    if checkpoint.backbone_only:
+        raise CheckpointError(
+            f"{checkpoint.path}: has the weights of a backbone only, so the heads would be random: "
+            "train a model that starts from it (MODEL.WEIGHT)"
+        )
     model = build_model(cfg)
     load_weights(model, checkpoint, training_state=True)
     name_categories(model)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from statistics import fmean
 from typing import Any, overload
 
 import torch
@@ -24,6 +27,7 @@ from detlite.structures.instances import Detections
 from detlite.structures.keypoints import keypoint_names
 
 from .build import build_inference, wrap_detector
+from .image_detector import ImageDetector
 from .options import InferenceOptions, View, build_options
 from .prediction import ImageInput, LoadedImage, Prediction, load_image, to_prediction
 from .score_thresh import with_score_thresh
@@ -114,13 +118,14 @@ class Predictor:
             exif_orientation=self.model.convention.exif_orientation,
             channels=self.model.channels,
         )
+        self._options = options
         # Detects in loaded images.
         self.detector = wrap_detector(self.model, options, keypoint_names(self.categories))
         self._warned = False
 
     @staticmethod
     def from_checkpoint(
-        path: str | Path,
+        path: str | Path | Sequence[str | Path],
         opts: Sequence[Any] = (),
         config: str | Path | None = None,
         score_thresh: float | None = None,
@@ -132,7 +137,7 @@ class Predictor:
         Args:
             path: the checkpoint, `.pth` or `.pkl`, or one of another framework, which is converted
                 and implies a config. Code in it is not executed. Also a file written by `detlite
-                export`.
+                export`. Several files: their detections are merged, see `EnsembleDetector`.
             opts: config overrides, alternating keys and values. A model with custom modules needs
                 `["IMPORTS", "my_modules.py"]`, because IMPORTS of the file are ignored. They do not
                 change an exported model, but how images are read, resized and tiled for it.
@@ -142,6 +147,12 @@ class Predictor:
         Raises:
             CheckpointError, ConfigError: the message says what to do.
         """
+        if not isinstance(path, str | Path):
+            load = partial(
+                Predictor.from_checkpoint,
+                opts=opts, config=config, score_thresh=score_thresh, rle=rle, trust=trust,
+            )  # fmt: skip
+            return _merge(list(map(load, path)))
         model, options = _read_model(path, opts, config, trust)
         return Predictor(model, score_thresh=score_thresh, rle=rle, options=options)
 
@@ -251,6 +262,24 @@ def _read_model(
     cfg, model = build_model_from_checkpoint(path, opts, config)
     model, dtype = build_inference(cfg, model)
     return model, build_options(cfg, dtype)
+
+
+def _merge(predictors: Sequence[Predictor]) -> Predictor:
+    """Return a predictor with the merged detections of several, and their mean threshold."""
+    if len(predictors) < 2:
+        return predictors[0]
+    from .ensemble import EnsembleDetector
+    from .tiling import ResizingDetector
+
+    detectors = [
+        one.detector if isinstance(one.detector, ImageDetector)
+        else ResizingDetector(one.model, one._options.view)
+        for one in predictors
+    ]  # fmt: skip
+    merged = copy(predictors[0])
+    merged.detector = EnsembleDetector(detectors)
+    merged.score_thresh = fmean(one.score_thresh for one in predictors)
+    return merged
 
 
 def build_predictor(

@@ -90,6 +90,9 @@ def test_only_the_backbone_is_loaded(tiny_config, tmp_path):
         assert torch.equal(value, before[name] + 1 if moved else before[name]), name
     with pytest.raises(CheckpointError, match="has no config: it is a classifier, from which"):
         build_model_from_checkpoint(tmp_path / "resnet18.pth")
+    (tmp_path / "c.yaml").write_text(tiny_config().dump())
+    with pytest.raises(CheckpointError, match="a backbone only, so the heads would be random"):
+        build_model_from_checkpoint(tmp_path / "resnet18.pth", config=tmp_path / "c.yaml")
 
 
 def test_c4_head_contains_the_last_stage(tiny_config, tmp_path):

@@ -28,14 +28,14 @@ _CHANGEABLE_KEYS = (
 
 
 def load_predictor(
-    weights: str,
+    weights: str | Sequence[str],
     threshold: float | None,
     opts: Sequence[Any] = (),
     config: str | None = None,
     max_pixels: int | None = None,
     trust: bool = False,
 ) -> Predictor:
-    """Load the predictor of a checkpoint or an exported model; it returns masks as RLEs.
+    """Load the predictor of checkpoints or exported models; it returns masks as RLEs.
 
     Args:
         threshold: minimum score of detections; None: see `Predictor`.
@@ -48,7 +48,9 @@ def load_predictor(
         CheckpointError, ConfigError: see `Predictor.from_checkpoint`; or the model needs proposals,
             or the config of an exported model was to be changed.
     """
-    if Path(weights).suffix in SUFFIXES.values():
+    files = [weights] if isinstance(weights, str) else list(weights)
+    weights = ", ".join(files)
+    if any(Path(file).suffix in SUFFIXES.values() for file in files):
         fixed = ["--config"] if config else []
         fixed += [key for key in dict.fromkeys(opts[::2]) if key not in _CHANGEABLE_KEYS]
         if fixed:
@@ -56,7 +58,7 @@ def load_predictor(
                 f"{weights}: the config of an exported model is fixed: {', '.join(fixed)} cannot "
                 "be changed. Use the checkpoint, or export it again"
             )
-    predictor = Predictor.from_checkpoint(weights, opts, config, threshold, rle=True, trust=trust)
+    predictor = Predictor.from_checkpoint(files, opts, config, threshold, rle=True, trust=trust)
     if predictor.model.takes_proposals:
         raise ConfigError(
             f"{weights}: a Fast R-CNN needs proposals for each image: call a Predictor with them, "

@@ -33,7 +33,7 @@ _JPEG_QUALITY = 90
 class PredictOptions:
     """The options of `detlite predict`, which describes each of them in its help text."""
 
-    weights: str
+    weights: Sequence[str]
     config: str | None
     inputs: Sequence[str]
     output: Path
@@ -91,7 +91,7 @@ def predict(options: PredictOptions) -> Totals | None:
     images = list_images(options.inputs, options.output / _DRAWN)
     images = expand_pages(images, predictor.image_options)
     command = {
-        "weights": _content_of(options.weights),
+        "weights": ", ".join(map(_content_of, options.weights)),
         "config": options.config and _content_of(options.config),
         "overrides": overrides,
         "threshold": options.threshold,

@@ -43,11 +43,15 @@ _TICK = Fraction(1, 90_000)  # seconds; a multiple represents all common frame r
 
 @dataclass(frozen=True)
 class Frame:
-    """An image uint8 [3, H, W], its number from 0 on, and its time in seconds."""
+    """An image uint8 [3, H, W], its number from 0 on, and its time in seconds.
+
+    `aspect` is the width of a pixel divided by its height, for players.
+    """
 
     number: int
     time: Fraction
     image: Tensor
+    aspect: Fraction = Fraction(1)
 
 
 class Video:
@@ -77,6 +81,7 @@ class Video:
         except (av.FFmpegError, OSError, ValueError) as error:
             raise DataError(f"{name}: cannot be read as a video ({error})") from error
         stream.thread_type = "AUTO"
+        self._aspect = Fraction(stream.sample_aspect_ratio or 1)
         self.rate = Fraction(stream.average_rate or _DEFAULT_RATE)
         self.count: int = stream.frames
         self.format: str = self._container.format.name
@@ -90,7 +95,8 @@ class Video:
                 start = time if start is None else start
                 quarters = round(getattr(frame, "rotation", 0) / 90)  # counterclockwise
                 pixels = np.rot90(frame.to_ndarray(format="rgb24"), quarters).transpose(2, 0, 1)
-                yield Frame(number, time - start, torch.from_numpy(pixels.copy()))
+                aspect = self._aspect if quarters % 2 == 0 else 1 / self._aspect
+                yield Frame(number, time - start, torch.from_numpy(pixels.copy()), aspect)
         except (self._av.FFmpegError, OSError) as error:
             raise DataError(f"{self.name}: the rest cannot be decoded ({error})") from error
 
@@ -102,22 +108,24 @@ class Video:
 
 
 @contextmanager
-def video_writer(file: Path, rate: Fraction) -> Iterator[Callable[[Image.Image, Fraction], None]]:
+def video_writer(file: Path, rate: Fraction) -> Iterator[Callable[..., None]]:
     """Yield a function that adds an RGB image at a time in seconds to an MP4 file, as H.264.
 
-    All images have the same size. H.264 drops the last pixel of an odd side.
+    All images have the same size and `aspect` (see `Frame`). H.264 drops the last pixel of an odd
+    side.
     """
     av = import_optional("av", _EXTRA)
     stream: Any = None
     last_tick = -1
 
-    def add(image: Image.Image, time: Fraction) -> None:
+    def add(image: Image.Image, time: Fraction, aspect: Fraction = Fraction(1)) -> None:
         nonlocal stream, last_tick
         width, height = (side // 2 * 2 for side in image.size)
         if stream is None:
             stream = container.add_stream("libx264", rate, options=_CODEC_OPTIONS)
             stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
             stream.codec_context.time_base = _TICK
+            stream.codec_context.sample_aspect_ratio = aspect
         frame = av.VideoFrame.from_image(image.crop((0, 0, width, height)))
         # Times must increase, but some cameras' times do not.
         last_tick = max(round(time / _TICK), last_tick + 1)
@@ -262,7 +270,7 @@ def predict_video(
                     obj["track_id"] = track_id
             if add_frame is not None:
                 sheet = draw_detections(image, prediction, predictor.categories, 0, tags=labels)
-                add_frame(sheet, frame.time)
+                add_frame(sheet, frame.time, frame.aspect)
             journal.add(entry)
             count, objects = count + 1, objects + len(entry["objects"])
             progress()

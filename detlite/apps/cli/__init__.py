@@ -4,8 +4,10 @@ The same option has the same name everywhere. Nothing here imports torch: `detli
 must answer immediately.
 """
 
+import re
 from argparse import Action, ArgumentParser, Namespace
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 
@@ -74,9 +76,11 @@ def add_weights(parser: ArgumentParser, text: str, required: bool = True) -> Non
     add_option(parser, "--weights", text, "FILE", required=required)
 
 
-def add_detector(parser: ArgumentParser) -> None:
-    """Add --weights, --trust and --config of a trained model that predicts."""
-    add_weights(parser, "checkpoint of detlite or of another framework, or an exported model")
+def add_detector(parser: ArgumentParser, several: bool = False) -> None:
+    """Add --weights, --trust and --config of a trained model, or several, that predict."""
+    text = "checkpoint of detlite or of another framework, or an exported model"
+    text += "; the detections of several are merged" * several
+    add_option(parser, "--weights", text, "FILE", required=True, nargs="+" if several else None)
     add_flag(parser, "--trust", "run the code in --weights, if it is a .pt2 file that you trust")
     add_config(parser)
 
@@ -94,6 +98,11 @@ def add_overrides(parser: ArgumentParser, device: bool = True) -> None:
         add_option(parser, "--device", "cpu, cuda, cuda:1, mps ... (default: MODEL.DEVICE)")
     text = "override config keys, also written as KEY=VALUE; see docs/config.md"
     parser.add_argument("overrides", nargs="*", metavar="KEY VALUE", help=text)
+
+
+def is_key(word: str) -> bool:
+    """Return True for a config key such as MODEL.DEVICE, or KEY=VALUE, and not for a file."""
+    return re.fullmatch(r"[A-Z][A-Z0-9_.]*(=.*)?", word) is not None and not Path(word).exists()
 
 
 def split_pairs(words: Sequence[str]) -> list[str]:

@@ -159,6 +159,16 @@ def test_links_in_the_output_folder_are_not_followed(file, tmp_path):
     assert (tmp_path / "out" / "square.mp4").is_file()
 
 
+def test_pixels_keep_their_aspect(tmp_path):
+    aspect = Fraction(4, 3)
+    for name in ("wide", "copy"):
+        with video_writer(tmp_path / f"{name}.mp4", RATE) as add:
+            add(draw_frame(0), Fraction(0), aspect)
+        with Video(str(tmp_path / f"{name}.mp4")) as video:
+            (aspect,) = (frame.aspect for frame in video.frames())
+        assert aspect == Fraction(4, 3)
+
+
 def test_odd_sides_are_cropped(tmp_path):
     with video_writer(tmp_path / "odd.mp4", Fraction(10)) as add:
         for number in range(3):

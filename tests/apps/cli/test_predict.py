@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -258,11 +259,14 @@ def test_another_command_in_the_same_folder_is_refused(run, weights, photos, tmp
     assert run("--weights", moved, *arguments) == 0  # the same weights
     before = results(tmp_path / "out")
     other = checkpoint(tmp_path / "other.pth", "MODEL.RPN.NMS_THRESH", 0.6)
+    weights_copy = shutil.copy(moved, tmp_path / "copy.pth")
     for more, name in (
         (("--weights", other), "weights"),
         (("--weights", moved, "--threshold", "0.1"), "threshold"),
         (("--weights", moved, "--draw", "none"), "draw"),
         (("--weights", moved, "MODEL.RPN.NMS_THRESH", "0.6"), "overrides"),
+        (("--weights", moved, "MODEL.RPN.NMS_THRESH=0.6"), "overrides"),
+        (("--weights", moved, weights_copy), "weights"),
     ):
         error = error_of("predict", *more, *arguments)
         assert error.startswith(f"{tmp_path / 'out'} contains a run with other {name}: ")
@@ -373,7 +377,8 @@ def test_list_file_and_glob(run, weights, photos, tmp_path, monkeypatch):
     """Image ids follow the order of the inputs."""
     monkeypatch.chdir(tmp_path)
     Path("list.txt").write_text("photos/b.jpg\nhttps://host/x.jpg\n")
-    monkeypatch.setattr(input_sources, "fetch", lambda url: (photos / "a.png").read_bytes())
+    fetch = "detlite.inference.prediction.fetch"
+    monkeypatch.setattr(fetch, lambda url: (photos / "a.png").read_bytes())
     assert run("--weights", weights, "--input", "list.txt", "ph*/*.png", "--output", "out") == 0
     images = json.loads(Path("out/images.json").read_text())["images"]
     assert [(image["id"], image["file_name"], image["height"]) for image in images] == [
