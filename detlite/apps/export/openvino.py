@@ -126,13 +126,14 @@ def to_openvino(
         raise ConfigError(f"OpenVINO runs on the CPU, not on {model.device}: set MODEL.DEVICE cpu")
     copy = deepcopy(model).eval().requires_grad_(False)
     copy.use_memory_format()
+    batch = example_batch(copy)  # needs the backbone, which may become a part below
     parts = exportable_parts(copy)
     for part in parts:
         part.replace(part.module)
     examples: dict[str, tuple[Any, ...]] = {}
     copy.static_shapes = True  # padding ensures that each head is called, even without objects
     with torch.no_grad(), recording(parts, examples.setdefault):
-        copy.predict(*example_batch(copy))
+        copy.predict(*batch)
     copy.static_shapes = False
     graphs = {part.name: _convert(part, examples[part.name]) for part in parts}
     if calibration:
