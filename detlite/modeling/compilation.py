@@ -41,8 +41,12 @@ def compile_losses(model: DetectionModel, backend: str = "inductor") -> Detectio
         model: a model on its device, after `optimize_for_training`.
         backend: of torch.compile.
     """
-    if (folder := cache.folder()) is not None:
-        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder / "compiled"))
+    from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+
+    folder, chosen = cache.folder(), os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    # torch sets the variable to a folder in /tmp when its compiler is imported.
+    if folder is not None and chosen in (None, default_cache_dir()):
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "compiled")
     if reason := _why_unavailable(model.device, backend):
         logger.warning(
             "MODEL.COMPILE has no effect, because torch.compile does not work on %s here: %s",

@@ -1,5 +1,6 @@
 """Compiled losses: the same losses and gradients as without the compiler."""
 
+import os
 from collections import defaultdict
 from collections.abc import Iterator
 from copy import deepcopy
@@ -10,6 +11,7 @@ import torch
 from torch import nn
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.compilers import nop
+from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
 from detlite.engine.train_step import TrainStep
 from detlite.errors import ConfigError
@@ -186,3 +188,16 @@ def test_errors_of_the_compiler_name_the_key(tiny_config, gradients):
     compile_losses(model, backend)
     with pytest.raises(ConfigError, match=r"unsupported operator\).*set MODEL\.COMPILE False"):
         step([torch.ones(3, 8, 8)], [{}])
+
+
+@pytest.mark.parametrize("chosen", [None, "default", "own"])
+def test_the_result_is_kept_in_the_cache_unless_a_folder_is_chosen(tmp_path, monkeypatch, chosen):
+    name, own = "TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "own")
+    monkeypatch.setenv("DETLITE_CACHE", str(tmp_path / "cache"))
+    if chosen is None:
+        monkeypatch.delenv(name)
+    else:  # torch sets its default when its compiler is imported
+        monkeypatch.setenv(name, default_cache_dir() if chosen == "default" else own)
+    model: Any = OneWeight()
+    compile_losses(model, "eager")
+    assert os.environ[name] == (own if chosen == "own" else str(tmp_path / "cache" / "compiled"))
