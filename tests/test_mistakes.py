@@ -152,7 +152,10 @@ def with_box(change: Callable[..., list[float]]) -> Mistake:
 def empty_folder(project: Project) -> list[Any]:
     folder = project.folder / "empty"
     folder.mkdir()
-    return ["predict", "--weights", "x.pth", "--input", folder, "--output", project.output]
+    config, weights = project.config(), project.folder / "weights.pth"
+    torch.save(build_model(load_config(config)).state_dict(), weights)
+    arguments = ["predict", "--config", config, "--weights", weights]
+    return [*arguments, "--input", folder, "--output", project.output]
 
 
 def another_run(project: Project) -> list[Any]:

@@ -13,6 +13,7 @@ KEY VALUE pairs override keys of the config, such as those that a message names.
 
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
+from itertools import takewhile
 from pathlib import Path
 
 from detlite.apps import cli
@@ -90,9 +91,5 @@ def run(args: Namespace) -> int:
 
 def _split_keys(words: Sequence[str]) -> tuple[list[Path], list[str]]:
     """Divide words into paths, and the KEY VALUE pairs after them."""
-    from detlite.config import KEYS
-
-    keys = {key.name for key in KEYS}
-    is_key = [word.partition("=")[0] in keys for word in words]
-    count = is_key.index(True) if any(is_key) else len(words)
+    count = len(list(takewhile(lambda word: not cli.is_key(word), words)))
     return [Path(word) for word in words[:count]], cli.split_pairs(words[count:])
