@@ -2,6 +2,7 @@
 
 import difflib
 import importlib
+import os
 import sys
 from collections.abc import Callable, Mapping
 from typing import Generic, TypeVar
@@ -80,6 +81,7 @@ class Registry(Generic[T]):
 def _is_same_code(first: object, second: object) -> bool:
     """Return True if two builders come from one file that was imported as two modules."""
     modules = [getattr(builder, "__module__", "") for builder in (first, second)]
-    files = {getattr(sys.modules.get(module), "__file__", module) for module in modules}
+    files = {getattr(sys.modules.get(module), "__file__", None) or module for module in modules}
+    files = {os.path.realpath(file) for file in files}
     names = {getattr(builder, "__qualname__", id(builder)) for builder in (first, second)}
     return modules[0] != modules[1] and len(files) == len(names) == 1

@@ -427,7 +427,8 @@ def test_a_module_may_be_imported_and_listed_in_imports(write, monkeypatch):
     file = write(_OWN_BACKBONE.replace("{name}", "twice"), "own_twice.py")
     monkeypatch.syspath_prepend(file.parent)
     import_module("own_twice")
-    load_config(None, ["IMPORTS", (str(file),)])
+    (link := file.parent / "link.py").symlink_to(file)  # or any other path of the file
+    load_config(None, ["IMPORTS", (str(link),)])
     other = write(_OWN_BACKBONE.replace("{name}", "twice"), "own_other.py")
     with pytest.raises(ValueError, match="backbone 'twice' is already registered"):
         load_config(None, ["IMPORTS", (str(other),)])
