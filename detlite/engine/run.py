@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import sys
 import warnings
@@ -21,6 +22,7 @@ from detlite.data import (
     log_findings,
 )
 from detlite.distributed import is_main, process_group, rank
+from detlite.files.atomic_write import open_to_append
 from detlite.modeling import build_model
 from detlite.modeling.detection_model import DetectionModel
 from detlite.registry import Registry
@@ -29,7 +31,7 @@ from .evaluate import evaluate
 from .hooks.base import Hook
 from .rng import seed_all
 from .run_config import complete_config
-from .run_files import CONFIG_FILE, METRICS_FILE, run_lock
+from .run_files import METRICS_FILE, run_lock, write_config
 from .trainer import Trainer
 
 if TYPE_CHECKING:
@@ -66,7 +68,7 @@ def run_training(
     del weights  # free its memory
     model.categories = train_set.categories  # not the categories of the weights
     if is_main():
-        (Path(cfg.OUTPUT_DIR) / CONFIG_FILE).write_text(cfg.dump())
+        write_config(cfg, Path(cfg.OUTPUT_DIR))
     metrics = Trainer(cfg, model, train_set, test_sets, hooks).train(resume)
     if is_main():
         DRAWINGS.get("run")(cfg, model, test_sets, metrics)
@@ -85,7 +87,7 @@ def run_evaluation(cfg: CfgNode, weights: Checkpoint | None = None) -> dict[str,
     if weights is None:
         raise ConfigError("MODEL.WEIGHT is empty: name the checkpoint to evaluate")
     if is_main() and not (output_dir / METRICS_FILE).exists():  # keep the config of a training run
-        (output_dir / CONFIG_FILE).write_text(cfg.dump())
+        write_config(cfg, output_dir)
     datasets = build_test_datasets(cfg)
     log_findings(datasets)
     model = build_model(cfg)
@@ -123,7 +125,7 @@ def logging_to(output_dir: Path) -> Iterator[None]:
     if not root.handlers:
         handlers.append(logging.StreamHandler(sys.stdout))
     if is_main():
-        handlers.append(logging.FileHandler(output_dir / "log.txt", encoding="utf-8"))
+        handlers.append(_LogFile(output_dir / "log.txt"))
     formatter = logging.Formatter("%(asctime)s %(levelname).1s %(message)s", "%m-%d %H:%M:%S")
     for handler in handlers:
         handler.setFormatter(formatter)
@@ -139,3 +141,10 @@ def logging_to(output_dir: Path) -> Iterator[None]:
         for handler in handlers:
             root.removeHandler(handler)
             handler.close()
+
+
+class _LogFile(logging.FileHandler):
+    """Appends to a file that is not a link."""
+
+    def _open(self) -> io.TextIOWrapper:
+        return io.TextIOWrapper(open_to_append(Path(self.baseFilename)), encoding="utf-8")

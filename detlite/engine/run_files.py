@@ -8,8 +8,10 @@ from itertools import count
 from pathlib import Path
 
 from filelock import FileLock, Timeout
+from yacs.config import CfgNode
 
 from detlite.config import ConfigError
+from detlite.files.atomic_write import atomic_open
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +41,12 @@ def stored_config(folder: Path) -> Path:
     """Return the config with which a run was started."""
     first = folder / UNLABELED_FOLDER / CONFIG_FILE
     return first if first.exists() else folder / CONFIG_FILE
+
+
+def write_config(cfg: CfgNode, folder: Path) -> None:
+    """Write the config of a run to its folder."""
+    with atomic_open(folder / CONFIG_FILE) as file:
+        file.write(cfg.dump())
 
 
 def choose_output_dir(folder: Path, resume: bool) -> Path:

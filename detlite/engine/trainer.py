@@ -17,6 +17,7 @@ from detlite.data import CocoDataset, ConcatDataset, build_train_loader
 from detlite.data.loading.batch_loader import Batch
 from detlite.distributed import world_size
 from detlite.errors import NonFiniteLossError
+from detlite.files.atomic_write import make_folder
 from detlite.modeling.detection_model import DetectionModel
 from detlite.modeling.optimize_for_training import optimize_for_training
 from detlite.modeling.precision import resolve_dtype
@@ -225,7 +226,7 @@ class Trainer:
             with immediately, self.duration.evaluating():
                 metrics = evaluate(*inputs, self.output_dir)
                 if self.ema:
-                    folder.mkdir(exist_ok=True)
+                    make_folder(folder)
                     with self.ema.applied():
                         averaged = evaluate(*inputs, folder)
                     metrics |= {name + EMA_SUFFIX: values for name, values in averaged.items()}

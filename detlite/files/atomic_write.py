@@ -1,5 +1,6 @@
 """Write files atomically: a reader sees the old file or the whole new one, never a part."""
 
+import errno
 import os
 import time
 from collections.abc import Iterator
@@ -40,9 +41,23 @@ def atomic_path(file: Path, unique: bool = False) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
+def make_folder(folder: Path) -> None:
+    """Create a folder in an output folder, unless it exists; OSError if it is a link."""
+    _check_no_link(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+
+
 def open_to_append(file: Path) -> BinaryIO:
-    """Open a file to append to it; OSError if it is a link, which could lead to any other file."""
+    """Open a file in an output folder to append to it; OSError if it is a link."""
+    _check_no_link(file)
     return open(file, "ab+", opener=lambda path, flags: os.open(path, flags | _NO_LINK))
+
+
+def _check_no_link(path: Path) -> None:
+    """Raise an OSError if a path is a link, with which its creator could lead to any other file."""
+    if path.is_symlink():
+        problem = "is a symbolic link: remove it, or choose another output folder"
+        raise OSError(errno.ELOOP, problem, str(path))
 
 
 @contextmanager

@@ -64,3 +64,10 @@ def test_other_ranks_log_only_warnings_to_the_console(tmp_path, bare_root, monke
     assert "quiet" not in out
     assert "loud" in out
     assert not (tmp_path / "log.txt").exists()
+
+
+def test_the_log_is_not_written_through_a_link(tmp_path):
+    (tmp_path / "log.txt").symlink_to(tmp_path / "other.txt")
+    with pytest.raises(OSError, match="is a symbolic link"), logging_to(tmp_path):
+        pass
+    assert not (tmp_path / "other.txt").exists()

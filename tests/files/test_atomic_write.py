@@ -5,7 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from detlite.files.atomic_write import atomic_open, atomic_path, write_file
+from detlite.files.atomic_write import (
+    atomic_open,
+    atomic_path,
+    make_folder,
+    open_to_append,
+    write_file,
+)
 from detlite.files.errors import DataError
 from detlite.files.json_files import read_json
 
@@ -85,3 +91,18 @@ def test_links_in_the_folder_are_not_followed(tmp_path: Path) -> None:
     assert other.read_text() == "untouched"
     assert (tmp_path / "file.txt").read_text() == "new"
     assert not (tmp_path / "file.txt").is_symlink()
+
+
+def test_links_are_not_appended_to_or_taken_for_folders(tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    for name, target in (("file", "missing.txt"), ("folder", "other")):
+        (tmp_path / name).symlink_to(tmp_path / target)
+    with pytest.raises(OSError, match=r"is a symbolic link: remove it.*file"):
+        open_to_append(tmp_path / "file")
+    with pytest.raises(OSError, match=r"is a symbolic link: remove it.*folder"):
+        make_folder(tmp_path / "folder")
+    assert not (tmp_path / "missing.txt").exists()
+    (tmp_path / "output").symlink_to(tmp_path / "other")  # the output folder itself may be one
+    make_folder(tmp_path / "output" / "drawn")
+    open_to_append(tmp_path / "output" / "file").close()
+    assert sorted(path.name for path in (tmp_path / "other").iterdir()) == ["drawn", "file"]

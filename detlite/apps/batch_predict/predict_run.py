@@ -14,7 +14,7 @@ from detlite.config import ConfigError
 from detlite.distributed import torchrun_rank
 from detlite.engine.run_files import run_lock
 from detlite.errors import one_line
-from detlite.files.atomic_write import atomic_path
+from detlite.files.atomic_write import atomic_path, make_folder
 from detlite.inference.predictor import Prediction, Predictor
 
 from .input_sources import expand_pages, list_images, output_stem
@@ -106,7 +106,7 @@ def predict(options: PredictOptions) -> Totals | None:
         )  # fmt: skip
         for name, used in ((_DRAWN, options.draw != "none"), (_LABELS, options.label_images)):
             if used:
-                (options.output / name).mkdir(exist_ok=True)
+                make_folder(options.output / name)
         hidden, finished = True if rank else None, run.finished_images()
         with tqdm(total=len(images), initial=finished, unit=" images", disable=hidden) as bar:
             for shard in run.unfinished_shards(rank, world_size):

@@ -23,7 +23,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from detlite.config import ConfigError
-from detlite.files.atomic_write import atomic_open
+from detlite.files.atomic_write import atomic_open, make_folder
 from detlite.files.json_files import read_json
 
 from .result_files import (
@@ -113,7 +113,7 @@ class ShardedRun:
         """Write the detections and the summary of a shard with a complete journal."""
         journal, part = self._file(shard, ".journal"), self._part(shard)
         if part != journal:
-            part.parent.mkdir(exist_ok=True)
+            make_folder(part.parent)
             names = category_names(self.categories)
             write_detections(self.format, part, read_journal(journal), names)
         images, unreadable, objects = [], [], 0
@@ -190,7 +190,7 @@ def open_run(
     digest = sha256("\0".join(images).encode(errors="surrogatepass")).hexdigest()[:16]
     described = f"{len(images)} (SHA-256 of their names {digest})"
     command = {**command, "images": described, "format": format}
-    (folder / _SHARDS).mkdir(parents=True, exist_ok=True)
+    make_folder(folder / _SHARDS)
     manifest = folder / MANIFEST
     with FileLock(folder / _LOCK):
         if overwrite:

@@ -30,13 +30,13 @@ from detlite.engine.hooks import Hook
 from detlite.engine.run import UNLABELED_RUNS, run_training
 from detlite.engine.run_files import (
     AVERAGE_CHECKPOINT,
-    CONFIG_FILE,
     FINAL_CHECKPOINT,
     METRICS_FILE,
     UNLABELED_FOLDER,
+    write_config,
 )
 from detlite.evaluation.metrics import Metrics
-from detlite.files.atomic_write import atomic_open
+from detlite.files.atomic_write import atomic_open, make_folder
 from detlite.files.download import is_url
 from detlite.files.json_files import read_json
 
@@ -72,8 +72,9 @@ def run_with_unlabeled(
     own = folder / UNLABELED_FOLDER
     first, labels = own / "labels_only", own / f"{PSEUDO_LABELS}.json"
     if is_main():
-        first.mkdir(parents=True, exist_ok=True)
-        (own / CONFIG_FILE).write_text(cfg.dump())
+        make_folder(own)
+        make_folder(first)
+        write_config(cfg, own)
     barrier()
     half = _half(cfg)
     if not labels.exists():

@@ -18,7 +18,7 @@ from torch import Tensor
 from detlite.distributed import all_gather_objects, is_main, reduce_mean, world_size
 from detlite.engine.run_files import METRICS_FILE
 from detlite.errors import NonFiniteLossError
-from detlite.files.atomic_write import atomic_open
+from detlite.files.atomic_write import atomic_open, open_to_append
 from detlite.threads import OtherPrograms
 
 from .base import Hook
@@ -132,7 +132,7 @@ class MetricsWriter(Hook):
         path = self._output_dir / METRICS_FILE
         if path.exists():
             _drop_repeated(path, start, self.trainer.schedule.first_evaluation_due())
-        self._file = path.open("a")
+        self._file = open_to_append(path)
         self._events = SummaryWriter(str(self._output_dir), purge_step=start + 1 if start else None)
 
     def after_log(self, metrics: dict[str, float]) -> None:
@@ -151,7 +151,8 @@ class MetricsWriter(Hook):
         if not is_main():
             return
         iteration = self.trainer.iteration
-        self._file.write(json.dumps({"iteration": iteration, **row}, allow_nan=False) + "\n")
+        line = json.dumps({"iteration": iteration, **row}, allow_nan=False)
+        self._file.write(line.encode() + b"\n")
         self._file.flush()
         for name, value in scalars.items():
             self._events.add_scalar(name, value, iteration)

@@ -132,6 +132,13 @@ def test_lines_and_events(tmp_path, caplog):
     assert [(event.step, event.value) for event in events.Scalars("val/bbox/AP")] == [(20, 0.5)]
 
 
+def test_metrics_are_not_written_through_a_link(tmp_path):
+    (tmp_path / "metrics.jsonl").symlink_to(tmp_path / "other.jsonl")
+    with pytest.raises(OSError, match="is a symbolic link"):
+        write(tmp_path, 0, [1])
+    assert not (tmp_path / "other.jsonl").exists()
+
+
 def test_resuming_removes_lines_that_are_written_again(tmp_path):
     write(tmp_path, 0, [1, 2, 3, 4])
     with (tmp_path / "metrics.jsonl").open("a") as file:
