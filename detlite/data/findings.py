@@ -10,6 +10,7 @@ from textwrap import shorten
 from typing import Any
 
 _MAX_LENGTH = 240  # characters of an example
+_BEFORE_SPLIT = " The number is from before the split into train and val."
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,14 @@ class Findings:
         """Count entries of a kind."""
         found = self._by_kind.get((what, effect)) or Finding(what, effect, 0, entry, example)
         self._by_kind[what, effect] = replace(found, count=found.count + count)
+
+    def before_split(self) -> "Findings":
+        """Return the findings with a note for train and val, which both get the total numbers."""
+        return Findings(
+            finding if not finding.count or finding.effect.endswith(_BEFORE_SPLIT)
+            else replace(finding, effect=finding.effect + _BEFORE_SPLIT)
+            for finding in self
+        )  # fmt: skip
 
     def to_json(self) -> list[dict[str, Any]]:
         """Return the member "findings" of an annotation file, which later commands repeat."""

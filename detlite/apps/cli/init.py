@@ -51,8 +51,9 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> int:
-    from detlite.config import ConfigError
+    from detlite.config import ConfigError, load_config
     from detlite.data.findings import summary
+    from detlite.data.images.pixels import build_image_options
 
     if args.minutes is not None and not 0 < args.minutes <= _MAX_MINUTES:
         raise ConfigError(
@@ -67,7 +68,8 @@ def run(args: Namespace) -> int:
             raise ConfigError(f"--{name} has no effect on --coco, which only converts --data")
     from detlite.apps.dataset_formats import convert
 
-    files, findings = convert(args.data, args.coco, args.masks, args.skip_bad)
+    upright = build_image_options(load_config(None, args.overrides)).exif_orientation
+    files, findings = convert(args.data, args.coco, args.masks, args.skip_bad, upright)
     for file in files:
         _log(f"wrote {file}")
     _log(summary({str(args.data): findings}))

@@ -162,10 +162,13 @@ def split_content(
         moved.pop()
     val = {number for number in low if hashes[number] not in {values[-1], *moved}}
 
+    findings = Findings.from_json(content.get("findings")).before_split()
+    shared = {**content, "findings": findings.to_json()} if len(findings) else content
+
     def part(is_val: bool) -> dict[str, Any]:
         # Annotations of unknown images stay in "train", where they are reported.
         keys = {"images": "id", "annotations": "image_id"}
-        return content | {
+        return shared | {
             name: [row for row in content[name] if (str(row.get(key)) in val) == is_val]
             for name, key in keys.items()
         }

@@ -177,14 +177,19 @@ FINDERS.register("path")(find_sets)
 
 
 def convert(
-    data: Path, file: Path, masks: str | None = None, skip_bad: bool = False
+    data: Path,
+    file: Path,
+    masks: str | None = None,
+    skip_bad: bool = False,
+    upright: bool = True,
 ) -> tuple[list[Path], Findings]:
     """Convert a file or folder of another format to COCO json; return the files and findings.
 
     A dataset that is already split becomes two: `<name>_train.json` and `<name>_val.json`.
+    See `Conversion` for masks, skip_bad and upright.
     """
     try:
-        _, datasets = read_folder(data.absolute(), Conversion(masks, skip_bad))
+        _, datasets = read_folder(data.absolute(), Conversion(masks, skip_bad, upright=upright))
     except UnknownFormatError as error:
         if files := find_coco_files(FileTree(data)):
             raise DataError(
@@ -231,6 +236,8 @@ def _by_split(dataset: LabeledDataset, conversion: Conversion) -> dict[str, Labe
             problem = f"{image.file}: two files or entries label this image: remove one"
             conversion.add_bad(problem, "The first one is used.")
     findings = conversion.finish()
+    if parts["val"]:
+        findings = findings.before_split()
     for split, (what, text) in _UNUSED.items():
         if unused := parts.pop(split):
             kind = Finding(what, text, len(unused), "image", str(next(iter(unused))))

@@ -18,7 +18,6 @@ import numpy as np
 
 from detlite.data.datasets.coco_masks import read_segmentation
 from detlite.data.datasets.coco_values import CLIPPED, Reading, read_box
-from detlite.data.images.checks import UPRIGHT
 from detlite.data.images.decoders import DECODE_ERRORS
 from detlite.data.images.pillow import open_pillow
 from detlite.data.images.pixels import DEFAULT_OPTIONS
@@ -41,6 +40,10 @@ from .labeled_dataset import (
 
 _ELLIPSE_CORNERS = 36
 _MAX_BYTES = 1 << 26  # of a PNG of a mask
+_UPRIGHT = (
+    "Labels are read for the upright images. If they count stored pixels, repeat `detlite init` "
+    "with MODEL.CONVENTION_OVERRIDE exif_orientation=False at the end of its command."
+)
 
 
 @dataclass
@@ -185,7 +188,7 @@ def check_size(
     size, other = image_size(image, upright), image_size(image, not upright)
     if upright and size != other and not all(stated):
         what = "images with an EXIF orientation, whose labels state no size"
-        conversion.findings.add(what, UPRIGHT, str(image), "image")
+        conversion.findings.add(what, _UPRIGHT, str(image), "image")
     if all(stated) and stated not in (size, other):
         raise DataError(
             f"{file}: its size is {stated[1]}x{stated[0]} (width x height), but {image} is "

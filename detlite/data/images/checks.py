@@ -22,9 +22,9 @@ from .pixels import ImageOptions, upright_size
 from .reading import check_image
 from .sources import ImageArchive, ImageFolder, image_file_of
 
-UPRIGHT = (
-    "Annotations are used for the upright images. If they count stored pixels, add "
-    "MODEL.CONVENTION_OVERRIDE exif_orientation=False to the `detlite init` command."
+_UPRIGHT = (
+    "Annotations are used for the upright images. If they count stored pixels, set "
+    "MODEL.CONVENTION_OVERRIDE [exif_orientation=False]."
 )
 _UNLISTED = (
     "They are not used, which is right for images of other sets. To use the others, even without "
@@ -66,7 +66,7 @@ def check_images(
     bad = {number: text for number, (text, is_bad) in results.items() if is_bad}
     turned = [text for text, is_bad in results.values() if not is_bad]
     what = "images whose EXIF orientation keeps their size"
-    return bad, [Finding(what, UPRIGHT, len(turned), "image", turned[0])] if turned else []
+    return bad, [Finding(what, _UPRIGHT, len(turned), "image", turned[0])] if turned else []
 
 
 def unlisted_images(parts: Sequence[tuple[AnnotationIndex, ImageFolder]]) -> Iterator[Finding]:

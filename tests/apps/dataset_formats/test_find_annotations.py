@@ -231,9 +231,15 @@ def test_findings_are_part_of_the_written_file(yolo_folder, text):
     with pytest.raises(DataError, match="--skip-bad"):
         find_sets(yolo_folder)
     sets, _ = find_sets(yolo_folder, skip_bad=True)
-    for source in sets.values():
+    text(yolo_folder / "data.yaml", "names: [cat]\ntrain: train.txt\nval: val.txt\n")
+    for split, numbers in (("train", "01234"), ("val", "56789")):
+        text(yolo_folder / f"{split}.txt", "\n".join(f"images/{n}.jpg" for n in numbers))
+    divided, _ = find_sets(yolo_folder, folder=yolo_folder / "divided", skip_bad=True)
+    again, _ = find_sets(sets["train"].annotations, folder=yolo_folder / "again")
+    for source in [*sets.values(), *divided.values(), *again.values()]:
         (row,) = json.loads(source.annotations.read_text())["findings"]
         assert (row["what"], row["count"]) == ("bad labels", 1)
+        assert row["effect"].count("The number is from before the split into train and val.") == 1
 
 
 def test_panoptic_annotations_are_named(tmp_path, text):

@@ -1,11 +1,13 @@
 """Test reading YOLO's text files."""
 
+import json
 import re
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from detlite.apps.cli.main import main
 from detlite.apps.dataset_formats.find_annotations import find_sets, read_folder
 from detlite.apps.dataset_formats.labeled_dataset import Conversion, to_coco
 from detlite.data.datasets.coco import CocoDataset
@@ -193,7 +195,7 @@ def test_splits_may_be_capitalized(yolo, text):
     assert {*read(yolo)} == {"train", "val"}
 
 
-def test_labels_of_stored_pixels(yolo_folder):
+def test_labels_of_stored_pixels(yolo_folder, tmp_path):
     exif = Image.Exif()
     exif[0x112] = 6
     for file in (yolo_folder / "images").iterdir():
@@ -202,6 +204,10 @@ def test_labels_of_stored_pixels(yolo_folder):
         conversion = Conversion(upright=upright)
         content = to_coco(read_folder(yolo_folder, conversion)[1]["train"])
         assert content["annotations"][0]["bbox"] == box
+        words = ["init", "--data", str(yolo_folder), "--coco", str(tmp_path / "all.json")]
+        words += ["MODEL.CONVENTION_OVERRIDE", f"exif_orientation={upright}"]
+        assert main(words) == 0
+        assert json.loads((tmp_path / "all.json").read_text()) == content
         found = [row["what"] for row in content.get("findings", ())]
         expected = ["images with an EXIF orientation, whose labels state no size"]
         assert found == expected * upright

@@ -5,10 +5,11 @@ import json
 import pytest
 from PIL import Image
 
+from detlite.config import load_config
 from detlite.data import CocoDataset, DataError
 from detlite.data.datasets.options import DatasetOptions
 from detlite.data.images import checks
-from detlite.data.images.pixels import ImageOptions
+from detlite.data.images.pixels import ImageOptions, build_image_options
 from detlite.data.index.build import open_index
 
 
@@ -113,6 +114,8 @@ def test_orientations_that_keep_the_size(content, write_set, cache, orientation,
         assert bool(found) == (reported and options.exif_orientation)
         for finding in found:
             assert (finding.count, finding.example) == (1, "image 10 (a.png): orientation 3")
+            advice = finding.effect.removesuffix(".").partition(", set ")[2].split()
+            assert not build_image_options(load_config(None, advice)).exif_orientation
 
 
 def test_images_that_no_annotation_file_lists(content, write_set, tmp_path):
