@@ -174,10 +174,13 @@ def test_weights_on_the_meta_device(tmp_path):
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_tensors_that_are_not_arrays_of_values(tmp_path, value, problem, own):
     path = tmp_path / "w.pth"
+    content = state = {"a": torch.ones(1)}
     if own:
-        save_checkpoint(Checkpoint(path, {"a": torch.ones(1), "b": value()}))
-    else:
-        torch.save({"a": torch.ones(1), "b": value()}, path)
+        save_checkpoint(Checkpoint(path, state))
+        content = torch.load(path)
+        state = content["model"]
+    state["b"] = value()
+    torch.save(content, path)
     with pytest.raises(CheckpointError, match=rf"w\.pth: (b {problem}|is not a checkpoint)"):
         read_checkpoint(path)
 

@@ -201,7 +201,7 @@ def test_the_keypoint_head_must_match_the_dataset(plates_config):
 
 def test_sigmas_must_match_the_keypoints(plates_config):
     cfg = plates_config("MODEL.KEYPOINT_ON", True, "TEST.KEYPOINT_OKS_SIGMAS", (0.1, 0.1))
-    with pytest.raises(ConfigError, match=r"has 2 values, but .*plates\.json has 5 keypoints"):
+    with pytest.raises(ConfigError, match=r"are 2 OKS sigmas, but .*plates\.json has 5 keypoints"):
         evaluate_dataset(
             cfg, build_model(cfg), build_dataset(cfg, "plates", train=False), Path(cfg.OUTPUT_DIR)
         )
