@@ -54,7 +54,8 @@ def evaluate_coco(
     Args:
         coco_gt: the ground truth, its annotation file, or the content of the file; see
             `files.read_truth` for files that are not quite in COCO's format. Annotations with id 0
-            are objects like others, which pycocotools ignores.
+            are objects like others, which pycocotools ignores. In files, `"ignore": 1` marks a
+            region to ignore, which pycocotools does not read.
         results: the detections, their results file, or its entries (`files.read_results`), with the
             fields that `iou_types` need. May be empty.
         iou_types: some of "bbox", "segm" and "keypoints".

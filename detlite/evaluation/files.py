@@ -4,6 +4,7 @@ Reports, `evaluate_coco` and comparisons of other frameworks' detections read wi
 """
 
 import logging
+import re
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -34,6 +35,8 @@ from .results import Results
 logger = logging.getLogger(__name__)
 
 _MAX_OUTSIDE = 0.1  # fraction of boxes beyond their images in a file that is surely valid
+# Fields that the kernel skips: regions to ignore, and CVAT's rotated boxes.
+_MARKS = re.compile(rb'"isCrowd"|"(ignore|rotation)"\s*:\s*(?!0(\.0*)?\s*[,}]|false|null|\s)')
 
 
 def read_truth(
@@ -44,7 +47,8 @@ def read_truth(
     """Return the ground truth in a COCO annotation file, or in its content.
 
     Complete files are read by a kernel. Others are read like datasets: ids and numbers may be text,
-    missing annotation ids, boxes and areas are computed, and unusable objects are errors.
+    missing annotation ids, boxes and areas are computed, regions may be marked by `ignore`, and
+    unusable objects are errors.
 
     Args:
         source: a file, its content, or a ground truth that was read before.
@@ -67,7 +71,7 @@ def read_truth(
 
 def _read_truth(file: Path, kinds: Sequence[str], skip_bad: bool, name: str) -> Truth:
     columns, content = read_columns(file) or (None, {})
-    if columns is not None and _is_complete(columns, content):
+    if columns is not None and _is_complete(columns, content, file):
         images, categories = (
             {row["id"]: row for row in content[key]} for key in ("images", "categories")
         )
@@ -81,7 +85,7 @@ def _read_truth(file: Path, kinds: Sequence[str], skip_bad: bool, name: str) -> 
     return build_coco_gt(dataset)
 
 
-def _is_complete(columns: Columns, content: Any) -> bool:
+def _is_complete(columns: Columns, content: Any, file: Path) -> bool:
     """Return True if the entries need neither checks nor values that are filled in."""
     for key, references in zip(("images", "categories"), columns.integers.T[:2], strict=False):
         rows = content.get(key) if isinstance(content, dict) else None
@@ -93,9 +97,15 @@ def _is_complete(columns: Columns, content: Any) -> bool:
             return False
     sizes = {row["id"]: (row.get("width"), row.get("height")) for row in content["images"]}
     if all(type(side) is int for size in sizes.values() for side in size):
-        ends = columns.numbers[:, 2:4] + columns.numbers[:, 4:6]
+        starts, sides = columns.numbers[:, 2:4], columns.numbers[:, 4:6]
+        in_pixel = ((starts >= 0) & (starts <= 1) & (sides < 1)).all(axis=1)  # probably fractions
+        if in_pixel.any() or (columns.numbers[:, 1] <= 0).any() or (sides <= 0).any():
+            return False
+        if not np.isin(columns.integers[:, 3], (0, 1)).all() or _MARKS.search(file.read_bytes()):
+            return False
         limits = np.array([sizes[n] for n in columns.integers[:, 0].tolist()]).reshape(-1, 2)
-        if (ends > limits + 1).any(axis=1).mean() > _MAX_OUTSIDE:
+        outside = (starts + sides > limits + 1).any(axis=1)
+        if outside.sum() > _MAX_OUTSIDE * len(columns):
             return False  # probably corners, which are refused
     required = ("id", "image_id", "category_id", "area", "bbox")
     numbers = bool(np.isfinite(columns.numbers).all() and (columns.numbers[:, 1] >= 0).all())

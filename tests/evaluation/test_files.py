@@ -11,7 +11,7 @@ from pycocotools import mask as rle_codec
 
 from detlite.evaluation import evaluate_coco
 from detlite.evaluation.files import kinds_of, read_results, read_truth
-from detlite.evaluation.ground_truth import GroundTruthFile
+from detlite.evaluation.ground_truth import GroundTruthFile, read_ground_truth
 from detlite.evaluation.results import write_results
 from detlite.files.errors import DataError
 from detlite.structures.masks.formats import encode_bitmap
@@ -74,6 +74,38 @@ def test_annotations_that_are_not_quite_coco(change, in_memory, write):
 
 def test_complete_files_are_read_by_the_kernel(write):
     assert isinstance(read_truth(write(content(), "truth.json")), GroundTruthFile)
+
+
+@pytest.mark.parametrize("in_memory", [False, True])
+@pytest.mark.parametrize(
+    "fields", [{"ignore": 1}, {"ignore": True}, {"isCrowd": 1}, {"iscrowd": 2}, {"iscrowd": -1},
+               {"bbox": [0.1, 0.2, 0.5, 0.5]}, {"area": 0}, {"bbox": [25, 25, -20, -20]}],
+    ids=str,
+)  # fmt: skip
+def test_values_that_the_kernel_would_take_as_they_are(fields, in_memory, write):
+    """Reports and `evaluate_coco` read them like training and `detlite test`."""
+    truth = content()
+    odd = coco_object([5, 5, 20, 20], 1, 1, id=9, segmentation=rectangle(5, 5, 20, 20))
+    if "isCrowd" in fields:
+        del odd["iscrowd"]
+    truth["annotations"].append(odd | fields)
+    source = truth if in_memory else write(truth, "truth.json")
+    if "iscrowd" in fields or fields.get("bbox", [1])[0] < 1:
+        with pytest.raises(DataError, match=r"annotation 9 .*(iscrowd is|inside the first pixel)"):
+            read_truth(source)
+        return
+    read = read_ground_truth(read_truth(source), "segm")
+    n = read.ids.tolist().index(9)
+    assert (read.ignored[n], read.areas[n]) == (not fields.keys() & {"area", "bbox"}, 400)
+    assert read.boxes[n].tolist() == [5, 5, 20, 20]
+
+
+def test_rotated_boxes_of_cvat(write):
+    truth = content()
+    turned = {"attributes": {"rotation": 90.0}, "segmentation": []}
+    truth["annotations"].append(coco_object([5, 10, 20, 10], 1, 1, id=9, **turned))
+    read = read_ground_truth(read_truth(write(truth, "truth.json"), ["bbox"]), "bbox")
+    assert read.boxes[read.ids.tolist().index(9)] == pytest.approx([10, 5, 10, 20])
 
 
 def test_findings_advise_no_keys(write, caplog):
