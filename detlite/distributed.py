@@ -67,7 +67,7 @@ def process_group(device: str) -> Iterator[None]:
     if on_cuda:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     else:
-        limit_threads(_local_size())
+        limit_threads(local_size())
     try:
         store, number, size = next(dist.rendezvous("env://", timeout=_RENDEZVOUS_TIMEOUT))
         store = _rendezvous(store, number, size)
@@ -114,7 +114,7 @@ def torchrun_rank() -> tuple[int, int]:
         local = int(os.environ.get("LOCAL_RANK", "0"))
         torch.cuda.set_device(local % torch.cuda.device_count())
     else:
-        limit_threads(_local_size())
+        limit_threads(local_size())
     return int(own_rank), int(size)
 
 
@@ -122,7 +122,7 @@ def _started_by_torchrun() -> bool:
     return "WORLD_SIZE" in os.environ and "RANK" in os.environ
 
 
-def _local_size() -> int:
+def local_size() -> int:
     """Return the number of processes on this machine."""
     return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 

@@ -18,6 +18,7 @@ from detlite.modeling.build import build_model
 DELIBERATE = {
     "MODEL.DEVICE": "auto",  # works without a GPU
     "OUTPUT_DIR": "output",  # not the current folder
+    "DATALOADER.NUM_WORKERS": None,  # 4 if there are as many cores
     "MODEL.RESNETS.RES2_OUT_CHANNELS": None,  # depends on the depth
     "MODEL.RESNETS.BACKBONE_OUT_CHANNELS": None,  # depends on CONV_BODY
 }
@@ -348,7 +349,7 @@ def test_config_with_every_key_loads(reference, tmp_path):
     file.write_text(every_key(reference, {}))
     widths = ["MODEL.RESNETS.RES2_OUT_CHANNELS", 256, "MODEL.RESNETS.BACKBONE_OUT_CHANNELS", 1024]
     assert load_config(file) == load_config(
-        None, ["MODEL.DEVICE", "cuda", "OUTPUT_DIR", ".", *widths]
+        None, ["MODEL.DEVICE", "cuda", "OUTPUT_DIR", ".", "DATALOADER.NUM_WORKERS", 4, *widths]
     )
 
 

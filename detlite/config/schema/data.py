@@ -100,7 +100,10 @@ _DATASETS = {
     Key("PRECOMPUTED_PROPOSAL_TOPK_TEST", 1000, positive): "proposals per image, in evaluation",
 }
 _DATALOADER = {
-    Key("NUM_WORKERS", 4, not_negative): "number of loader processes; 0: load in the main process",
+    Key("NUM_WORKERS", None, not_negative, optional_type=int): (
+        "number of loader processes; 0: load in the main process; None: 4, or the number of cores "
+        "of a process if there are fewer"
+    ),
     Key("CACHE", 0.0, not_negative): (
         "GiB of memory for decoded training images, which then are decoded only once; 0: none. The "
         "first images that fit are kept"

@@ -12,10 +12,14 @@ from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 from yacs.config import CfgNode
 
 from detlite.data.datasets.coco import Target
+from detlite.distributed import local_size
 from detlite.errors import LoaderProcessError
 from detlite.structures.instances import PaddedBatchImages
+from detlite.threads import usable_cores
 
 Batch = tuple[list[Tensor], list[Target]]
+
+_MAX_WORKERS = 4  # by default
 
 
 @contextmanager
@@ -40,6 +44,12 @@ def explain_dead_loader() -> Iterator[None]:
         ) from error
 
 
+def worker_count(cfg: CfgNode) -> int:
+    """Return DATALOADER.NUM_WORKERS, by default at most one loader process for each core."""
+    count = cfg.DATALOADER.NUM_WORKERS
+    return max(1, min(_MAX_WORKERS, usable_cores() // local_size())) if count is None else count
+
+
 class BatchLoader(DataLoader[Any]):
     """A DataLoader of `(images, targets)`: lists of uint8 [3, H, W] tensors and of targets.
 
@@ -55,7 +65,7 @@ class BatchLoader(DataLoader[Any]):
         padded_sizes: Sequence[tuple[int, int]] = (),
     ) -> None:
         self._padded_sizes = padded_sizes
-        workers = cfg.DATALOADER.NUM_WORKERS
+        workers = worker_count(cfg)
         super().__init__(
             samples,
             batch_sampler=batches,

@@ -12,6 +12,8 @@ from yacs.config import CfgNode
 
 from detlite.data.datasets.options import GIGABYTE
 
+from .batch_loader import worker_count
+
 logger = logging.getLogger(__name__)
 
 
@@ -63,7 +65,7 @@ def build_image_memory(
 ) -> ImageMemory | None:
     """Create the memory for training images of these sizes; None if processes cannot share it."""
     limit = cfg.DATALOADER.CACHE
-    if cfg.DATALOADER.NUM_WORKERS and multiprocessing.get_start_method() != "fork":
+    if worker_count(cfg) and multiprocessing.get_start_method() != "fork":
         logger.warning(
             "DATALOADER.CACHE has no effect with loader processes on this system, because they are "
             "not started by fork and share no memory: set it to 0, or DATALOADER.NUM_WORKERS to 0"

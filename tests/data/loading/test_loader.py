@@ -20,7 +20,7 @@ from detlite import distributed
 from detlite.checkpoint.files import save_torch_file
 from detlite.config import ConfigError
 from detlite.data.datasets.build import build_dataset, build_train_dataset
-from detlite.data.loading.batch_loader import explain_dead_loader
+from detlite.data.loading.batch_loader import explain_dead_loader, worker_count
 from detlite.data.loading.loader import TransformedDataset, build_test_loader, build_train_loader
 from detlite.data.loading.samplers import Sample
 from detlite.data.transforms.detection_transform import build_transform
@@ -77,6 +77,16 @@ def test_resuming_returns_the_same_pixels(training):
 def test_worker_processes_return_the_same_pixels(training):
     alone = take(build_train_loader(*training()), 5)
     assert equal(alone, take(build_train_loader(*training("DATALOADER.NUM_WORKERS", 2)), 5))
+
+
+@pytest.mark.parametrize(
+    ("cores", "processes", "count"), [(1, 1, 1), (2, 1, 2), (8, 1, 4), (4, 2, 2)]
+)
+def test_default_worker_processes_fit_the_cores(small_cfg, monkeypatch, cores, processes, count):
+    monkeypatch.setattr("detlite.data.loading.batch_loader.usable_cores", lambda: cores)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(processes))
+    assert worker_count(small_cfg("DATALOADER.NUM_WORKERS", None)) == count
+    assert worker_count(small_cfg("DATALOADER.NUM_WORKERS", 9)) == 9
 
 
 @pytest.mark.parametrize("workers", [0, 2])
