@@ -13,7 +13,7 @@ import numpy as np
 
 from .file_tree import SPLITS, FileTree, read_xml
 from .labeled_dataset import AS_BACKGROUND, Conversion
-from .shapes import ImageLabels, Shape, as_incomplete, check_mask_size, read_each, read_shape
+from .shapes import ImageLabels, MaskLimit, Shape, as_incomplete, read_each, read_shape
 
 _NOT_SHAPES = ("tag", "attribute")
 
@@ -23,10 +23,12 @@ def cvat_labels(file: Path, tree: FileTree, conversion: Conversion) -> Iterator[
     root = read_xml(file)
     yield from read_each(_image, root.iter("image"), file, conversion)
     frames: defaultdict[int, list[Shape]] = defaultdict(list)
+    limits: defaultdict[str | None, MaskLimit] = defaultdict(MaskLimit)
     for number, track in enumerate(root.iter("track"), start=1):
         for node in track:
             if node.tag not in _NOT_SHAPES and node.get("outside") != "1":
-                shape = read_shape(_shape, track.get("label", ""), node)
+                limit = limits[node.get("frame")]
+                shape = read_shape(_shape, track.get("label", ""), node, limit)
                 with conversion.collect(AS_BACKGROUND), as_incomplete(f"{file}: track {number}: "):
                     frames[int(node.attrib["frame"])].append(shape)
     size = next(map(_size, root.iter("original_size")), (0, 0))
@@ -39,7 +41,8 @@ def _image(node: ET.Element) -> ImageLabels:
     labels = ImageLabels(f"{subset}/{node.attrib['name']}".strip("/"), size=_size(node))
     labels.split = SPLITS.get(subset.lower())
     nodes = (child for child in node if child.tag not in _NOT_SHAPES)
-    labels.shapes = [read_shape(_shape, child.get("label", ""), child) for child in nodes]
+    limit = MaskLimit()
+    labels.shapes = [read_shape(_shape, child.get("label", ""), child, limit) for child in nodes]
     return labels
 
 
@@ -50,7 +53,7 @@ def _size(node: ET.Element) -> tuple[int, int]:
     return height, width
 
 
-def _shape(label: str, node: ET.Element) -> Shape:
+def _shape(label: str, node: ET.Element, limit: MaskLimit) -> Shape:
     shape = Shape.of_kind(node.tag, label, _points(node) if node.get("points") else ())
     values, degrees = node.attrib, float(node.get("rotation") or 0)
     if node.tag == "box":
@@ -63,9 +66,9 @@ def _shape(label: str, node: ET.Element) -> Shape:
     elif node.tag == "mask":
         left, top, width, height = (int(values[key]) for key in ("left", "top", "width", "height"))
         runs = [int(run) for run in values["rle"].split(",")]  # row by row, background first
-        check_mask_size(height, width)
         if sum(runs) != height * width:
             raise ValueError(f"its runs have {sum(runs)} pixels, but it has {width}x{height}")
+        limit.check(height, width)
         mask = np.repeat(np.arange(len(runs)) % 2 == 1, runs).reshape(height, width)
         shape = Shape(label, mask=mask, origin=(left, top))
     elif node.tag == "skeleton":

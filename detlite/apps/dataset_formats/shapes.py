@@ -44,6 +44,7 @@ _UPRIGHT = (
     "Labels are read for the upright images. If they count stored pixels, repeat `detlite init` "
     "with MODEL.CONVENTION_OVERRIDE exif_orientation=False at the end of its command."
 )
+_MAX_TOTAL = 10  # pixels of the masks of an image, in relation to the largest possible image
 
 
 @dataclass
@@ -204,6 +205,23 @@ def read_each(
     for number, row in enumerate(rows, start=1):
         with conversion.collect(), as_incomplete(f"{file}: image {number}: "):
             yield read(row)
+
+
+class MaskLimit:
+    """Bounds the sizes that a file states for the masks of one image, before they are decoded."""
+
+    def __init__(self) -> None:
+        self._left = _MAX_TOTAL * DEFAULT_OPTIONS.max_pixels
+
+    def check(self, height: int, width: int) -> None:
+        """Raise a ValueError if a mask is too large, alone or with those that passed before."""
+        check_mask_size(height, width)
+        if height * width > self._left:
+            raise ValueError(
+                f"the masks of its image have together more than {_MAX_TOTAL} times the pixels of "
+                "the largest possible image: crop them to their objects"
+            )
+        self._left -= height * width
 
 
 @contextmanager

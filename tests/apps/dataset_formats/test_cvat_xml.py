@@ -4,6 +4,7 @@ import pytest
 
 from detlite.apps.dataset_formats.find_annotations import read_folder
 from detlite.apps.dataset_formats.labeled_dataset import Conversion, to_coco
+from detlite.data.images.pixels import ImageOptions
 from detlite.structures.masks.formats import to_bitmap
 from tests.apps.dataset_formats.reading import check_refused, read_set
 
@@ -99,6 +100,19 @@ def test_masks_of_wrong_sizes(tmp_path, image, text, runs, width, problem):
     mask = f'rle="{runs}" left="50" top="30" width="{width}"'
     text(tmp_path / "x.xml", IMAGES.replace('rle="1,2,3" left="50" top="30" width="3"', mask))
     check_refused(tmp_path, f"object 4 .*{problem}")
+
+
+def test_the_masks_of_an_image_are_bounded_together(tmp_path, image, text, monkeypatch):
+    options = ImageOptions(max_pixels=2400)
+    monkeypatch.setattr("detlite.apps.dataset_formats.shapes.DEFAULT_OPTIONS", options)
+    for name in "ab":
+        image(tmp_path / f"images/sub/{name}.jpg")
+    mask = '<mask label="cat" rle="0,2400" left="0" top="0" width="60" height="40"/>'
+    content = IMAGES.replace('<tag label="indoor"/>', 9 * mask)
+    text(tmp_path / "x.xml", content)
+    assert len(read_set(tmp_path).images[0].objects) == 14
+    text(tmp_path / "x.xml", content.replace(mask, 2 * mask, 1))
+    check_refused(tmp_path, "object 16 .*the masks of its image have together more than 10 times")
 
 
 def test_images_of_a_project_are_in_folders_of_subsets(tmp_path, image, text):
