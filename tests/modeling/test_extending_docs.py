@@ -31,6 +31,7 @@ INTERNAL = {
     "FINDERS",
     "READERS",
     "SOURCES",
+    "UNLABELED_RUNS",
 }
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 
