@@ -99,9 +99,11 @@ def _is_complete(columns: Columns, content: Any, file: Path) -> bool:
     if all(type(side) is int for size in sizes.values() for side in size):
         starts, sides = columns.numbers[:, 2:4], columns.numbers[:, 4:6]
         in_pixel = ((starts >= 0) & (starts <= 1) & (sides < 1)).all(axis=1)  # probably fractions
-        if in_pixel.any() or (columns.numbers[:, 1] <= 0).any() or (sides <= 0).any():
-            return False
-        if not np.isin(columns.integers[:, 3], (0, 1)).all() or _MARKS.search(file.read_bytes()):
+        named = all(row.get("file_name") for row in content["images"])
+        named = named and all(row.get("name") for row in content["categories"])  # as datasets need
+        odd = in_pixel | (columns.numbers[:, 1] <= 0) | (sides <= 0).any(axis=1)
+        odd |= ~np.isin(columns.integers[:, 3], (0, 1))
+        if named and (odd.any() or _MARKS.search(file.read_bytes())):
             return False
         limits = np.array([sizes[n] for n in columns.integers[:, 0].tolist()]).reshape(-1, 2)
         outside = (starts + sides > limits + 1).any(axis=1)
