@@ -56,7 +56,7 @@ def open_to_append(file: Path) -> BinaryIO:
 def _check_no_link(path: Path) -> None:
     """Raise an OSError if a path is a link, with which its creator could lead to any other file."""
     if path.is_symlink():
-        problem = "is a symbolic link: remove it, or choose another output folder"
+        problem = "is a symbolic link: remove it, or choose another folder"
         raise OSError(errno.ELOOP, problem, str(path))
 
 
