@@ -44,7 +44,7 @@ def cli_page() -> str:
 
 
 def _command_section(name: str) -> Iterator[str]:
-    command = importlib.import_module(f"detlite.apps.cli.{name}")
+    command = importlib.import_module(f"detlite.apps.cli.{name.replace('-', '_')}")
     parser = argparse.ArgumentParser()
     command.add_arguments(parser)
     yield f"## detlite {name}"

@@ -10,8 +10,7 @@ import yaml
 from torch.distributed.run import get_args_parser
 from yacs.config import CfgNode
 
-from detlite.apps.cli import train
-from detlite.apps.cli.main import main
+from detlite.apps.cli.main import STOPPED, main
 
 ROOT = Path(__file__).parents[1]
 SLURM = ROOT / "docs" / "cluster" / "slurm.sh"
@@ -51,7 +50,7 @@ def test_slurm_script_saves_and_requeues():
     assert "#SBATCH --requeue" in text
     status = re.search(r'"\$status" -eq (\d+) \]; then\n\s+scontrol requeue', text)
     assert status is not None
-    assert int(status[1]) == train._STOPPED
+    assert int(status[1]) == STOPPED
 
 
 def test_command_of_the_slurm_script(parse_command, tmp_path):

@@ -23,6 +23,7 @@ COMMANDS = {
     "predict": "detect objects in images, folders of images, or a video",
     "suggest": "choose images to label next, with detections as labels to correct",
     "serve": "detect objects over HTTP, with a web page to try the model",
+    "learning-curve": "train on parts of the labels, and estimate the gain of more labels",
     "report": "write an HTML page about one or several runs: metrics, errors, comparison",
     "browse": "write an HTML page of augmented training images with their objects and anchors",
     "check": "find all defects of a dataset before training",
@@ -32,6 +33,7 @@ COMMANDS = {
     "analyze": "count the parameters, operations and activations of a model",
 }
 INTERRUPTED = 130  # the status that shells report for a program ended by SIGINT
+STOPPED = 75  # EX_TEMPFAIL in sysexits.h: try again later
 PIPE_CLOSED = 141  # the status of a program ended by SIGPIPE
 
 
@@ -43,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         commands use 1 and 75, see their help.
     """
     _prepare_streams()
-    commands = "\n".join(f"  {name:10} {text}" for name, text in COMMANDS.items())
+    commands = "\n".join(f"  {name:14} {text}" for name, text in COMMANDS.items())
     parser = argparse.ArgumentParser(
         "detlite",
         description=f"Train, evaluate and use Mask R-CNN models.\n\ncommands:\n{commands}",
@@ -65,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def run_command(name: str, arguments: Sequence[str]) -> int:
     """Parse the arguments of one command, run it and return its exit status."""
     wait_passively()  # before the command imports torch
-    command = importlib.import_module(f"detlite.apps.cli.{name}")
+    command = importlib.import_module(f"detlite.apps.cli.{name.replace('-', '_')}")
     parser = argparse.ArgumentParser(
         f"detlite {name}",
         description=command.__doc__,
@@ -86,9 +88,9 @@ def run_command(name: str, arguments: Sequence[str]) -> int:
     except BrokenPipeError:  # for example of `detlite check ... | head`
         _discard_output()
         return PIPE_CLOSED
-    except KeyboardInterrupt:
-        print(getattr(command, "INTERRUPTED", "interrupted"), file=sys.stderr)
-        return INTERRUPTED
+    except KeyboardInterrupt as stop:  # with a text if the step was saved, see `StopSignals`
+        print(str(stop) or getattr(command, "INTERRUPTED", "interrupted"), file=sys.stderr)
+        return INTERRUPTED if getattr(stop, "signal_name", "SIGINT") == "SIGINT" else STOPPED
     except Exception as error:
         from detlite.errors import one_line
 

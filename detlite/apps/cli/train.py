@@ -19,13 +19,11 @@ Exit status: 0; 2 for an error that you can fix; 75 after SIGTERM or SIGHUP, and
 (continue with --resume). Under torchrun, these are the statuses of the individual processes.
 """
 
-import sys
 from argparse import ArgumentParser, Namespace
 
 from detlite.apps import cli
 
 INTERRUPTED = "interrupted at once; --resume continues from the last checkpoint, if there is one"
-_STOPPED = 75  # EX_TEMPFAIL in sysexits.h: try again later
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -49,24 +47,19 @@ def run(args: Namespace) -> int:
     from detlite.api import is_data, train
     from detlite.config import ConfigError
     from detlite.distributed import restart_count
-    from detlite.engine.signals import StoppedError
 
     if is_data(args.config):
         raise ConfigError(f"--config {args.config}: is not a YAML file; pass data as --data")
-    try:
-        train(
-            args.config,
-            data=args.data,
-            unlabeled=args.unlabeled,
-            weights=args.weights,
-            minutes=args.minutes,
-            output_dir=args.output,
-            overrides=cli.config_overrides(args),
-            resume=args.resume or restart_count() > 0,
-            single_class=args.single_class,
-            all_images=args.all,
-        )
-    except StoppedError as stopped:
-        print(stopped, file=sys.stderr)
-        return 130 if stopped.signal_name == "SIGINT" else _STOPPED
+    train(
+        args.config,
+        data=args.data,
+        unlabeled=args.unlabeled,
+        weights=args.weights,
+        minutes=args.minutes,
+        output_dir=args.output,
+        overrides=cli.config_overrides(args),
+        resume=args.resume or restart_count() > 0,
+        single_class=args.single_class,
+        all_images=args.all,
+    )
     return 0
