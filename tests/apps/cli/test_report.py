@@ -22,6 +22,8 @@ from tests.builders import (
     write_text,
 )
 
+from .conftest import SCREENS
+
 
 def build_report(file, *arguments):
     """Build a page of runs and return its text."""
@@ -399,10 +401,10 @@ def test_report_of_train_and_test(tmp_path):
 
 def test_the_first_screen_shows_the_result_and_images(page, open_page):
     opened = open_page(page)
-    headline = opened.locator(".headline").first.bounding_box()
-    image = opened.locator(".examples img").first.bounding_box()
-    assert headline["y"] < 150
-    assert image["y"] < 700  # of a screen of 800 pixels
+    for screen in SCREENS:
+        opened.set_viewport_size(screen)
+        assert opened.locator(".headline").first.bounding_box()["y"] < 150
+        assert opened.locator(".examples img").first.bounding_box()["y"] < 700
     assert opened.locator(".examples img").count() == 6
     opened.emulate_media(color_scheme="dark")
     red, *_ = map(int, re.findall(r"\d+", opened.evaluate(

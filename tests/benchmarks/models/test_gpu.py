@@ -2,10 +2,13 @@
 
 import json
 
+import pytest
+
 from benchmarks.__main__ import main
 from benchmarks.models.gpu import MixedTraining, kernel_times
 
 
+@pytest.mark.slow
 def test_a_dry_run_on_a_cpu_writes_the_page(config, small, tmp_path, monkeypatch):
     monkeypatch.setattr("benchmarks.models.gpu.matmul_peak", lambda *args: 1e9)
     compiled: list[object] = []  # compiling takes minutes

@@ -35,6 +35,7 @@ def base(base_text, tmp_path) -> Path:
 
 
 def test_every_recipe_builds_and_changes_something(base):
+    loaded = load_config(base)
     lite0 = dict(flatten(program.recipe_config(base, "lite0", program.schedule(40))))
     for name, recipe in RECIPES.items():
         cfg = program.recipe_config(base, name, program.schedule(40))
@@ -43,7 +44,7 @@ def test_every_recipe_builds_and_changes_something(base):
             cfg.defrost()
             cfg.MODEL.DEVICE = "meta"
             build_model(cfg)
-        assert changed <= recipe.overrides(load_config(base)).keys(), name
+        assert changed <= recipe.overrides(loaded).keys(), name
         assert bool(changed) == (name != "lite0"), name
         assert cfg.SOLVER.MAX_ITER == 40
         assert (cfg.SOLVER.WARMUP_ITERS == 0) == (name == "no_warm_up")

@@ -111,10 +111,10 @@ FACTORS = np.array([1.0, 1.25, 1.5, 2.0, 1.0, 3.7, 1.01])
 
 def epochs_of(factors, count, seed=0, wide=None, batch_size=3):
     """Return how often each image appears in each of the first epochs."""
-    stream = itertools.chain(
-        *batches(4 * count * len(factors), wide or [False] * len(factors), batch_size, seed,
-                 factors=factors)
-    )  # fmt: skip
+    wide = wide or [False] * len(factors)
+    stream = itertools.chain.from_iterable(
+        TrainingBatchSampler(wide, batch_size, seed, factors=factors)
+    )
     seen = [Counter() for _ in range(count)]
     for sample in itertools.takewhile(lambda sample: sample.epoch < count, stream):
         assert sample not in seen[sample.epoch]  # repeats are numbered

@@ -39,8 +39,10 @@ def backbones(monkeypatch, name):
     return build
 
 
-@pytest.mark.parametrize("strides", [(4, 8, 16, 32), (8, 16, 32), (16,)])
-@pytest.mark.parametrize("frozen_norm", [True, False])
+@pytest.mark.parametrize(
+    ("strides", "frozen_norm"),
+    [((4, 8, 16, 32), True), ((4, 8, 16, 32), False), ((8, 16, 32), True), ((16,), False)],
+)
 def test_maps_and_gradients_equal_those_of_timm(backbones, strides, frozen_norm):
     own, reference = backbones(strides, frozen_norm=frozen_norm)
     assert list(own.state_dict()) == list(reference.state_dict())
