@@ -204,10 +204,15 @@ def _draw_tags(canvas: Image.Image, objects: Sequence[_Object], draw_all: bool) 
         line = Line(obj.text, font)
         left, top, right, bottom = line.box
         width, height = right - left + 4, bottom - top + 4
-        x = max(0.0, min(obj.box[0], size[0] - width))
-        # Above the box, below it, or inside at the top.
-        rows = [y for y in (obj.box[1] - height, obj.box[3]) if 0 <= y <= size[1] - height]
-        boxes = [(x, y, x + width, y + height) for y in (*rows, obj.box[1])]
+        x1, y1, x2, y2 = obj.box
+        x = max(0.0, min(x1, size[0] - width))
+        # Above the box, below it, inside at the top, right of it, or left of it.
+        corners = [(x, y1 - height), (x, y2), (x, y1), (x2, y1), (x1 - width, y1)]
+        boxes = [
+            (x, y, x + width, y + height)
+            for x, y in corners
+            if 0 <= x <= size[0] - width and 0 <= y <= size[1] - height
+        ] or [(x, y1, x + width, y1 + height)]
         free = [box for box in boxes if not any(_overlap(box, other) for other in taken)]
         if not free and not draw_all:
             continue

@@ -61,6 +61,7 @@ def draw_window(
     colors: Sequence[Color],
     side: int = 240,
     tags: bool | None = True,
+    keypoints: np.ndarray | None = None,
 ) -> Image.Image:
     """Draw objects into a window of an image, at the size shown in a page.
 
@@ -73,6 +74,7 @@ def draw_window(
         colors: RGB color of each object.
         side: longer side of the drawn window, in pixels.
         tags: as for `draw_detections`.
+        keypoints: float [N, P, 3] in pixels of the image, drawn if the third number is not 0.
     """
     left, top, right, bottom = window
     part = composite_rgb(pixels[:, top:bottom, left:right])
@@ -89,6 +91,9 @@ def draw_window(
         "labels": torch.arange(1, len(kept) + 1),
         "masks": [],
     }
+    if keypoints is not None:
+        moved = (keypoints[kept] - [left, top, 0]) * [factor, factor, 1]
+        target["keypoints"] = torch.tensor(moved, dtype=torch.float32)
     for n in kept:
         bitmap = np.zeros((crop.height, crop.width), bool)
         if (mask := masks[n]) is not None:

@@ -1,5 +1,6 @@
 """Images of a detector's errors: labels on the left, detections on the right."""
 
+import math
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -19,7 +20,8 @@ from .runs import RunAnalysis
 
 _OBJECT_COLOR, _TARGET_COLOR = (240, 240, 240), (255, 210, 40)
 _DETECTION_COLOR, _ERROR_COLOR = (70, 170, 255), (255, 70, 50)
-_EXAMPLE_SIDE = 640  # longer side of an example in pixels
+_EXAMPLE_SIDE = 520  # square root of the area of an example in pixels
+_MAX_ASPECT = 8  # above which examples have a smaller area
 _CROWD = 12  # examples with more objects have tags only where there is room
 
 
@@ -178,11 +180,18 @@ class ErrorGallery:
             score = f"{matches.pairing.scores[n]:.2f}"
             texts.append(f"{self._detection_names[n]} {score}" if several else score)
             colors.append(_DETECTION_COLOR if right[n] else _ERROR_COLOR)
+        height, width = pixels.shape[-2:]
+        aspect = min(max(width / height, height / width), _MAX_ASPECT)
+        points = self.results.keypoints
+        if points is not None:  # in pixel indices; those of missed objects are not drawn
+            found = points[matches.pairing.index[detections]] + [0.5, 0.5, 0]
+            points = np.concatenate([np.zeros((len(objects), *points.shape[1:])), found])
         return draw_window(
-            pixels, (0, 0, pixels.shape[-1], pixels.shape[-2]),
+            pixels, (0, 0, width, height),
             np.concatenate([matches.truth.boxes[objects], self._boxes(detections)]),
             [*(_rle(matches.truth.masks, g) for g in objects), *map(self._mask, detections)],
-            texts, colors, _EXAMPLE_SIDE, None if len(texts) > _CROWD else True,
+            texts, colors, round(_EXAMPLE_SIDE * math.sqrt(aspect)),
+            None if len(texts) > _CROWD else True, points,
         )  # fmt: skip
 
     def _draw(self, errors: list[ErrorImage]) -> list[ErrorImage]:

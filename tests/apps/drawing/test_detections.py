@@ -121,6 +121,12 @@ class TestDrawDetections:
             drawn = pixels(draw_detections(gray(), objects, ONE))
             assert (drawn[:, 100:300] == category_color(2)).all(axis=2).sum() > 200
 
+    def test_tags_of_equal_boxes_do_not_cover_each_other(self):
+        target = detections(boxes=torch.tensor([[100.0, 0.0, 300.0, 600.0]] * 2))
+        drawn = pixels(draw_detections(gray(), target, ONE, tags=True))
+        assert (drawn[:20, 102:140] != 100).any()
+        assert (drawn[:20, 302:340] != 100).any()
+
     @pytest.mark.parametrize("side", [600, 3000])
     def test_lines_scale_with_the_image(self, side):
         box = {"boxes": torch.tensor([[0.2, 0.2, 0.6, 0.6]]) * side, "labels": torch.tensor([1])}

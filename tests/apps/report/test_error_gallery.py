@@ -119,23 +119,26 @@ def test_examples_mark_right_wrong_and_missed_objects(analyzed: RunAnalysis) -> 
         {"image_id": 7, "category_id": 3, "bbox": MISNAMED, "score": 0.9,
          "segmentation": rle(MISNAMED)},
         {"image_id": 7, "category_id": 5, "bbox": [100.0, 10.0, 30.0, 30.0], "score": 0.95,
-         "segmentation": rle([100.0, 10.0, 30.0, 30.0])},
+         "segmentation": rle([100.0, 10.0, 30.0, 30.0]), "keypoints": [20, 140, 1]},
         {"image_id": 7, "category_id": 5, "bbox": MISSED, "score": 0.1,
          "segmentation": rle([150.0, 100.0, 10.0, 40.0])},
     ]  # fmt: skip
-    results = Results.from_coco(rows, ["bbox", "segm"])
+    rows = [{"keypoints": [0, 0, 0]} | row for row in rows]
+    results = Results.from_coco(rows, ["bbox", "segm", "keypoints"])
     analysis = analyze_detections(analyzed.coco_gt, results, "segm", np.ones((1, 1), np.uint8))
     gallery = ErrorGallery(replace(analyzed, results=results, analyses={"segm": analysis}), 5)
     (example,) = gallery.examples(6)
     assert (example.file, example.right, example.wrong, example.missed) == ("7.png", 1, 1, 1)
-    assert example.aspect == 200 / 160
+    assert example.aspect == pytest.approx(200 / 160, rel=0.01)
     data = base64.b64decode(example.source.removeprefix("data:image/jpeg;base64,"))
     drawn = np.asarray(Image.open(io.BytesIO(data))).astype(int) - 128
-    scale = 640 / 200
-    right, wrong, missed = (
-        drawn[round(y * scale), round(x * scale)] for x, y in ((40, 45), (115, 30), (165, 125))
+    scale = drawn.shape[1] / 200
+    right, wrong, missed, keypoint = (
+        drawn[round(y * scale), round(x * scale)]
+        for x, y in ((40, 45), (115, 30), (165, 125), (20.5, 140.5))
     )
     assert right[2] > 20 > right[0]  # blue
     assert wrong[0] > 20 > max(wrong[1:])  # red
+    assert keypoint[0] > 20 > max(keypoint[1:])
     assert min(missed[:2]) > 20 > missed[2]  # yellow
     assert not gallery.examples(0)
