@@ -17,7 +17,7 @@ from detlite.structures.masks.formats import to_bitmap
 
 from .file_tree import SPLITS, UNLABELED, FileTree, is_image_name
 from .labeled_dataset import Conversion
-from .shapes import ImageLabels, Shape, check_mask_size, flat, read_each, read_shape
+from .shapes import ImageLabels, MaskLimit, Shape, check_mask_size, flat, read_each, read_shape
 
 Json = dict[str, Any]
 _CATEGORY_KEYS = ("class", "label", "name", "category", "type")  # attributes of VIA that name it
@@ -115,6 +115,7 @@ def _label_studio_image(conversion: Conversion, task: Json) -> ImageLabels:
             conversion.findings.add(what, text, labels.name, "image")
     names = {region.get("id"): _labels(region)[0] for region in regions if _labels(region)}
     owners: dict[Any, Shape] = {}
+    limit = MaskLimit()
     for region in sorted(regions, key=lambda region: "keypointlabels" in str(region.get("value"))):
         value, number, parent = region.get("value"), region.get("id"), region.get("parentID")
         size = region.get("original_height", 0), region.get("original_width", 0)
@@ -136,7 +137,7 @@ def _label_studio_image(conversion: Conversion, task: Json) -> ImageLabels:
                 x, y = point.corners
                 owners[parent].keypoints = {**owners[parent].keypoints, name: (x, y, 2)}
         elif {"points", "rle", "x", "y"} & set(value) and number not in owners:
-            labels.shapes.append(read_shape(_label_studio_shape, name, value, *size))
+            labels.shapes.append(read_shape(_label_studio_shape, name, value, *size, limit))
             if "points" in value:  # a polygon may be a part of another one, see `to_label_studio`
                 is_part = parent in owners and owners[parent].group is not None
                 labels.shapes[-1].group = parent if is_part else number
@@ -156,9 +157,11 @@ def _label_studio_point(category: str, value: Json, height: int, width: int) -> 
     return Shape(category, [value["x"] * width / 100, value["y"] * height / 100])
 
 
-def _label_studio_shape(category: str, value: Json, height: int, width: int) -> Shape:
+def _label_studio_shape(
+    category: str, value: Json, height: int, width: int, limit: MaskLimit
+) -> Shape:
     if "rle" in value:
-        return Shape(category, mask=_decode_brush(value["rle"], height, width))
+        return Shape.of_bitmap(category, _decode_brush(value["rle"], height, width), limit)
     if "points" in value:
         points = [(x * width / 100, y * height / 100) for x, y in value["points"]]
         return Shape(category, flat(points))
@@ -218,16 +221,17 @@ def supervisely_labels(file: Path, tree: FileTree, conversion: Conversion) -> It
     if "objects" not in content:  # meta.json
         return
     labels = ImageLabels(file.stem, size=(content["size"]["height"], content["size"]["width"]))
+    limit = MaskLimit()
     for row in content["objects"]:
-        labels.shapes.append(read_shape(_supervisely_shape, row.get("classTitle", ""), row))
+        labels.shapes.append(read_shape(_supervisely_shape, row.get("classTitle", ""), row, limit))
     yield labels
 
 
-def _supervisely_shape(category: str, row: Json) -> Shape:
+def _supervisely_shape(category: str, row: Json, limit: MaskLimit) -> Shape:
     kind, points = row["geometryType"], row.get("points", {})
     if kind == "bitmap":
         x, y = row["bitmap"]["origin"]
-        return Shape.png(category, row["bitmap"]["data"], (x, y), compressed=True)
+        return Shape.png(category, row["bitmap"]["data"], (x, y), limit, compressed=True)
     if kind == "rectangle":
         # Corners are pixel indices, and the last pixel belongs to the rectangle.
         (x1, y1), (x2, y2) = points["exterior"]
@@ -250,14 +254,15 @@ def _datumaro_image(names: Mapping[int, str], subset: str, item: Json) -> ImageL
     media, split = item.get("image") or item.get("media") or {}, SPLITS.get(subset.lower())
     path = f"{subset}/{media.get('path') or item['id']}"  # in images/
     labels = ImageLabels(path, [], media.get("size") or (0, 0), split)
+    limit = MaskLimit()
     for row in item["annotations"]:
         if row.get("type") not in ("label", "caption"):  # these describe the whole image
             name = names.get(row.get("label_id"), "")
-            labels.shapes.append(read_shape(partial(_datumaro_shape, names), name, row))
+            labels.shapes.append(read_shape(partial(_datumaro_shape, names), name, row, limit))
     return labels
 
 
-def _datumaro_shape(names: Mapping[int, str], category: str, row: Json) -> Shape:
+def _datumaro_shape(names: Mapping[int, str], category: str, row: Json, limit: MaskLimit) -> Shape:
     kind = row["type"]
     shape = Shape.of_kind(kind, category, row.get("points", ()))
     if kind == "bbox":
@@ -271,11 +276,12 @@ def _datumaro_shape(names: Mapping[int, str], category: str, row: Json) -> Shape
         shape = Shape.skeleton(category, points)
     elif kind == "mask":
         height, width = row["rle"]["size"]
+        check_mask_size(height, width)
         mask = read_segmentation(row["rle"], height, width)
         if mask.problem:
             shape.problem = f"its {mask.problem}"
         else:
-            shape = Shape(category, mask=to_bitmap(mask.value, height, width) > 0)
+            shape = Shape.of_bitmap(category, to_bitmap(mask.value, height, width) > 0, limit)
     shape.group = row.get("group") or None
     shape.crowd = bool(row.get("attributes", {}).get("is_crowd"))
     return shape

@@ -19,7 +19,7 @@ from detlite.files.json_files import read_json
 
 from .file_tree import OUTPUT_FOLDER, FileTree
 from .labeled_dataset import Conversion
-from .shapes import ImageLabels, Shape, flat
+from .shapes import ImageLabels, MaskLimit, Shape, flat
 
 _MIN_POINTS = {"polygon": 3, "rectangle": 2, "circle": 2, "mask": 2, "point": 1, "rotation": 3,
                "oriented_rectangle": 4}  # fmt: skip
@@ -36,9 +36,10 @@ def labelme_labels(file: Path, tree: FileTree, conversion: Conversion) -> Iterat
     size = content.get("imageHeight") or 0, content.get("imageWidth") or 0
     labels = ImageLabels(str(content.get("imagePath") or ""), size=size)
     points: list[Shape] = []
+    limit = MaskLimit()
     for index, row in enumerate(content["shapes"]):
         row = row if isinstance(row, dict) else {}
-        shape = _shape(row)
+        shape = _shape(row, limit)
         shape.group = row.get("group_id")
         name = f" ({shape.category})" if shape.category else ""
         shape.where = f": shapes[{index}]{name}"
@@ -61,7 +62,7 @@ def labelme_labels(file: Path, tree: FileTree, conversion: Conversion) -> Iterat
     yield labels
 
 
-def _shape(row: dict[str, Any]) -> Shape:
+def _shape(row: dict[str, Any], limit: MaskLimit) -> Shape:
     kind, points = row.get("shape_type") or "polygon", row.get("points")
     label = row.get("label")
     category = str(label) if isinstance(label, (str, int)) else ""
@@ -73,7 +74,8 @@ def _shape(row: dict[str, Any]) -> Shape:
         problem = f"a {kind} of {len(points)} points needs {_MIN_POINTS[kind]}"
         return Shape(category, flat(points), problem=problem)
     if kind == "mask":
-        return Shape.png(category, row.get("mask"), (round(points[0][0]), round(points[0][1])))
+        origin = round(points[0][0]), round(points[0][1])
+        return Shape.png(category, row.get("mask"), origin, limit)
     if kind == "circle":
         return Shape.ellipse(category, points[0], [math.dist(points[0], points[1])] * 2)
     return Shape(category, flat(points), polygon=kind != "rectangle")

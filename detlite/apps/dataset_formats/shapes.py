@@ -57,6 +57,7 @@ class Shape:
         polygon: the corners form a polygon; False: only their bounding box is known.
         holes: polygons that do not belong to the object.
         mask: bool [h, w], instead of a polygon; `origin` is its upper left pixel (x, y).
+        canvas: (height, width) of the image that the mask belongs to, if the file states it.
         group: equal for the parts of an object; None if it is the only one.
         crowd, keypoints: see `LabeledObject`.
         problem: why the shape is not an object.
@@ -69,6 +70,7 @@ class Shape:
     holes: Sequence[Sequence[float]] = ()
     mask: np.ndarray | None = None
     origin: tuple[int, int] = (0, 0)
+    canvas: tuple[int, int] | None = None
     group: Any = None
     crowd: bool = False
     keypoints: Mapping[str, tuple[float, float, int]] = field(default_factory=dict)
@@ -83,18 +85,29 @@ class Shape:
 
     @classmethod
     def png(
-        cls, category: str, text: Any, origin: tuple[int, int], compressed: bool = False
-    ) -> "Shape":
+        cls, category: str, text: Any, origin: tuple[int, int], limit: "MaskLimit",
+        compressed: bool = False,
+    ) -> "Shape":  # fmt: skip
         """Return the shape of a mask: a PNG in base64; `compressed`: zlib-compressed before."""
         try:
             data = base64.b64decode(text)
             data = zlib.decompressobj().decompress(data, _MAX_BYTES) if compressed else data
             with open_pillow(io.BytesIO(data), ["PNG"]) as image:
+                limit.check(image.height, image.width)
                 pixels = np.asarray(image)
         except (TypeError, zlib.error, *DECODE_ERRORS) as error:
             return cls(category, problem=f"its mask cannot be read ({error})")
         mask = pixels[:, :, -1] if pixels.ndim == 3 else pixels
         return cls(category, mask=mask > 0, origin=origin)
+
+    @classmethod
+    def of_bitmap(cls, category: str, mask: np.ndarray, limit: "MaskLimit") -> "Shape":
+        """Return the shape of a mask bool [H, W] of a whole image; only its object is kept."""
+        left, top, right, bottom = tight_bounds(mask)
+        if right:  # an empty mask is refused with its position
+            limit.check(bottom - top, right - left)
+        part = mask[top:bottom, left:right].copy()
+        return cls(category, mask=part, origin=(left, top), canvas=mask.shape)
 
     @classmethod
     def box(
@@ -219,7 +232,7 @@ class MaskLimit:
         if height * width > self._left:
             raise ValueError(
                 f"the masks of its image have together more than {_MAX_TOTAL} times the pixels of "
-                "the largest possible image: crop them to their objects"
+                "the largest possible image: crop them to their objects, or draw polygons"
             )
         self._left -= height * width
 
@@ -317,6 +330,9 @@ def _to_object(
     height, width = size
     if shape.mask is not None:
         (x, y), (h, w) = shape.origin, shape.mask.shape
+        if shape.canvas not in (None, size):
+            h, w = shape.canvas
+            raise DataError(f"{where}: its mask is {w}x{h}, but the image {width}x{height}")
         if min(x, y) < 0 or x + w > width or y + h > height:
             raise DataError(f"{where}: its mask extends beyond the {width}x{height} image")
         bitmap = np.zeros(size, bool)

@@ -11,6 +11,7 @@ from PIL import Image
 
 from detlite.apps.dataset_formats.find_annotations import read_folder
 from detlite.apps.dataset_formats.labeled_dataset import Conversion, to_coco
+from detlite.data.images.pixels import ImageOptions
 from detlite.files.errors import DataError
 from detlite.structures.masks.formats import to_bitmap
 
@@ -209,6 +210,32 @@ def test_supervisely(tmp_path, read, text):
     assert bitmap["bbox"] == [32, 6, 4, 2]
 
 
+@pytest.mark.parametrize("format", ["Datumaro", "Label Studio", "Supervisely"])
+def test_masks_of_an_image_are_bounded_together(format, read, monkeypatch):
+    options = ImageOptions(max_pixels=2400)
+    monkeypatch.setattr("detlite.apps.dataset_formats.shapes.DEFAULT_OPTIONS", options)
+    mask = np.ones((40, 60), bool)
+
+    def content(count):
+        if format == "Datumaro":
+            rle = {"counts": [0, 2400], "size": [40, 60]}
+            return datumaro(*count * [{"type": "mask", "label_id": 0, "rle": rle}])
+        if format == "Label Studio":
+            value = {"format": "rle", "rle": pack_brush(mask), "brushlabels": ["cell"]}
+            return [task(*count * [{"value": value}])]
+        buffer = io.BytesIO()
+        Image.fromarray(mask.astype(np.uint8) * 255).save(buffer, "PNG")
+        data = base64.b64encode(zlib.compress(buffer.getvalue())).decode()
+        bitmap = {"data": data, "origin": [0, 0]}
+        row = {"classTitle": "cell", "geometryType": "bitmap", "bitmap": bitmap}
+        return {"size": {"height": 40, "width": 60}, "objects": count * [row]}
+
+    path = "ann/a.jpg.json" if format == "Supervisely" else "annotations/default.json"
+    assert len(read(path, content(10), format)["annotations"]) == 10
+    with pytest.raises(DataError, match="masks of its image have together more than 10 times"):
+        read(path, content(11), format)
+
+
 def test_datumaro(read):
     mask = {"counts": [10 * 40 + 5, 20, 60 * 40 - 10 * 40 - 25], "size": [40, 60]}
     rows = [
@@ -306,6 +333,9 @@ def test_datumaro_masks_must_cover_the_image(read):
     content = datumaro(*rows)
     with pytest.raises(DataError, match=r"object 1 \(cell\): its segmentation has RLE counts over"):
         read("annotations/default.json", content, "Datumaro")
+    small = {"type": "mask", "label_id": 0, "rle": {"counts": [405, 20, 775], "size": [40, 30]}}
+    with pytest.raises(DataError, match="its mask is 30x40, but the image 60x40"):
+        read("annotations/default.json", datumaro(small), "Datumaro")
 
 
 def test_label_studio_tasks_without_annotations(read):

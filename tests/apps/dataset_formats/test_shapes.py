@@ -11,6 +11,7 @@ from detlite.apps.dataset_formats.file_tree import FileTree
 from detlite.apps.dataset_formats.labeled_dataset import Conversion
 from detlite.apps.dataset_formats.shapes import (
     ImageLabels,
+    MaskLimit,
     Shape,
     read_shape,
     read_shapes,
@@ -143,7 +144,7 @@ def test_values_of_wrong_types_are_bad_labels(tmp_path, image, text):
 def test_compressed_masks_are_limited():
     data = zlib.compress(bytes(1 << 28), 1)
     tracemalloc.start()
-    shape = Shape.png("a", base64.b64encode(data), (0, 0), compressed=True)
+    shape = Shape.png("a", base64.b64encode(data), (0, 0), MaskLimit(), compressed=True)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert "its mask cannot be read" in shape.problem
