@@ -24,6 +24,7 @@ from detlite.apps import cli
 
 _MAX_MINUTES = 525_600  # a year
 _NOT_WITH_COCO = ("val", "images", "annotations", "minutes", "weights", "single_class")
+_KEYS_OF_COCO = ("MODEL.CONVENTION", "MODEL.CONVENTION_OVERRIDE")  # whether images are upright
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -66,6 +67,11 @@ def run(args: Namespace) -> int:
         if getattr(args, option) not in (None, False):
             name = option.replace("_", "-")
             raise ConfigError(f"--{name} has no effect on --coco, which only converts --data")
+    if unused := [key for key in args.overrides[::2] if key not in _KEYS_OF_COCO]:
+        raise ConfigError(
+            f"{unused[0]} has no effect on --coco, which only converts --data: give it to the "
+            "commands that read the json file"
+        )
     from detlite.apps.dataset_formats import convert
 
     upright = build_image_options(load_config(None, args.overrides)).exif_orientation

@@ -202,6 +202,11 @@ def test_invalid_arguments(make_coco_dataset, tmp_path, refused):
             for option in ("--val", "--images", "--annotations", "--minutes")
         ),
         (valid, ("--coco", none, "--single-class"), "--single-class has no effect on --coco"),
+        (
+            valid,
+            ("--coco", none, "DATASETS.CROWDS_AS_OBJECTS", "True"),
+            "DATASETS.CROWDS_AS_OBJECTS has no effect on --coco",
+        ),
     ):
         assert message in refused("--data", data, *arguments)
 
