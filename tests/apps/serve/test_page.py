@@ -42,8 +42,10 @@ class Server:
 
 
 @pytest.fixture
-def server(predictor: Predictor) -> Iterator[Server]:
-    server = Server(build_app(predictor, Limits(threshold=0.5, bytes=50_000, pixels=1_000_000)))
+def server(predictor: Predictor, request: pytest.FixtureRequest) -> Iterator[Server]:
+    threshold = getattr(request, "param", 0.5)
+    limits = Limits(threshold=threshold, bytes=50_000, pixels=1_000_000)
+    server = Server(build_app(predictor, limits))
     yield server
     server.stop()
 
@@ -108,6 +110,16 @@ def test_detections_and_download(page, image_file):
         "category", "category_id", "score", "bbox", "segmentation", "keypoints",
     }  # fmt: skip
     assert detection["bbox"] == pytest.approx([20, 10, 40, 40])
+
+
+@pytest.mark.parametrize("server", [0.0], indirect=True)
+def test_threshold_is_the_servers_until_it_is_changed(page, image_file):
+    choose(page, "first.png", "image/png", image_file())
+    expect(page.locator("#list li")).to_have_count(2)
+    page.fill("#threshold", "0.4")
+    choose(page, "second.png", "image/png", image_file())
+    expect(page.locator("#status")).to_contain_text("second.png: 1 of 2")
+    assert page.inner_text("#shown_threshold") == "0.40"
 
 
 def test_dropped_image(page, image_file):
