@@ -7,6 +7,7 @@ must answer immediately.
 import re
 from argparse import Action, ArgumentParser, Namespace
 from collections.abc import Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +113,16 @@ def split_pairs(words: Sequence[str]) -> list[str]:
         is_key = len(pairs) % 2 == 0
         pairs += word.split("=", 1) if is_key else [word]
     return pairs
+
+
+def collect_overrides(args: Namespace) -> None:
+    """Split the overrides, also those after the values of an option, --input a.png SEED 1."""
+    for name, words in list(vars(args).items()):
+        if isinstance(words, list) and name != "overrides":
+            count = 1 + len(list(takewhile(lambda word: not is_key(str(word)), words[1:])))
+            setattr(args, name, words[:count])
+            args.overrides = [*args.overrides, *map(str, words[count:])]
+    args.overrides = split_pairs(args.overrides)
 
 
 def config_overrides(args: Namespace) -> list[str]:

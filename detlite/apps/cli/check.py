@@ -9,6 +9,7 @@ With a config, the command checks all sets of DATASETS.TRAIN and DATASETS.TEST f
 config. A folder with labels in any format is converted and split as by `detlite init`. The command
 lists errors that stop training first, then warnings: boxes that do not match their masks, duplicate
 annotations, EXIF orientations, outliers, and nearly identical images within and across sets.
+KEY VALUE pairs override keys of the config, or set those of the training without a config.
 
 Exit status: 0; 1 if there are errors that stop training; 2 if nothing could be checked.
 """
@@ -31,6 +32,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     cli.add_option(parser, "--repair", text, "FILE", type=Path)
     cli.add_option(parser, "--max-per-kind", "number of defects of each kind to print", default=20)
     cli.add_font(parser)
+    cli.add_overrides(parser, device=False)
 
 
 def run(args: Namespace) -> int:
@@ -46,7 +48,7 @@ def run(args: Namespace) -> int:
 
     if args.repair and len(args.data) > 1:
         raise ConfigError("--repair needs exactly one annotation file as --data")
-    sets = [inspection for path in args.data for inspection in inspect(path, args.images)]
+    sets = [one for path in args.data for one in inspect(path, args.images, args.overrides)]
     if args.repair and len(sets) > 1:
         raise ConfigError("--repair needs one annotation file as --data, not a config of several")
     listed = [(inspection.index, inspection.folder) for inspection in sets if inspection.index]

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 
 from detlite import __version__
-from detlite.apps.cli import split_pairs
+from detlite.apps.cli import collect_overrides
 from detlite.threads import wait_passively
 
 COMMANDS = {
@@ -77,7 +77,7 @@ def run_command(name: str, arguments: Sequence[str]) -> int:
     try:
         args = parser.parse_intermixed_args(arguments)
         if "overrides" in args:
-            args.overrides = split_pairs(args.overrides)
+            collect_overrides(args)
         if getattr(args, "font", None):
             from detlite.apps.drawing.fonts import use_font
 

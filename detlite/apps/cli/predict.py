@@ -26,7 +26,6 @@ status is 0); 2 for an error that you can fix; 130 after Ctrl-C.
 """
 
 from argparse import ArgumentParser, BooleanOptionalAction, Namespace
-from itertools import takewhile
 from pathlib import Path
 
 from detlite.apps import cli
@@ -78,10 +77,6 @@ def run(args: Namespace) -> int:
     from detlite.distributed import torchrun_rank
 
     keep_freed_memory()
-    # Config keys that follow --weights are overrides, as after any other option.
-    count = 1 + len(list(takewhile(lambda word: not cli.is_key(word), args.weights[1:])))
-    args.overrides = [*cli.split_pairs(args.weights[count:]), *args.overrides]
-    args.weights = args.weights[:count]
     options = {name: value for name, value in vars(args).items() if name not in ("device", "font")}
     try:
         totals = predict(PredictOptions(**options | {"overrides": cli.config_overrides(args)}))

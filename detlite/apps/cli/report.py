@@ -12,7 +12,6 @@ KEY VALUE pairs override keys of the config, such as those that a message names.
 """
 
 from argparse import ArgumentParser, Namespace
-from collections.abc import Sequence
 from itertools import takewhile
 from pathlib import Path
 
@@ -25,7 +24,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     text = "COCO annotation file of the --results"
     cli.add_option(parser, "--truth", text, "FILE", type=Path)
     text = "COCO result files, instead of runs"
-    parser.add_argument("--results", nargs="+", default=[], metavar="FILE", help=text)
+    parser.add_argument("--results", nargs="+", type=Path, default=[], metavar="FILE", help=text)
+    parser.set_defaults(overrides=[])
     text = "folder of the images of --truth (default: searched for next to it)"
     cli.add_option(parser, "--images", text, "FOLDER", type=Path)
     text = "number of highest-scoring detections of an image and category that count for --results"
@@ -56,9 +56,9 @@ def run(args: Namespace) -> int:
     from detlite.engine.run_files import run_lock
     from detlite.files.atomic_write import atomic_open
 
-    folders, overrides = _split_keys(args.runs)
-    results, more = _split_keys(args.results)  # --results takes all words that follow it
-    overrides += more
+    count = len(list(takewhile(lambda word: not cli.is_key(word), args.runs)))
+    folders, results = list(map(Path, args.runs[:count])), args.results
+    overrides = [*cli.split_pairs(args.runs[count:]), *args.overrides]
     if bool(args.truth) != bool(results) or bool(folders) == bool(results):
         raise ConfigError("name the output folders of runs, or one --truth and its --results")
     paths = folders or results
@@ -87,9 +87,3 @@ def run(args: Namespace) -> int:
             file.write(page)
     print(f"{output}: {len(page.encode()) / 2**20:.1f} MiB")
     return 0
-
-
-def _split_keys(words: Sequence[str]) -> tuple[list[Path], list[str]]:
-    """Divide words into paths, and the KEY VALUE pairs after them."""
-    count = len(list(takewhile(lambda word: not cli.is_key(word), words)))
-    return [Path(word) for word in words[:count]], cli.split_pairs(words[count:])

@@ -53,23 +53,28 @@ _FAR_OUT, _MIN_SPREAD = 3.0, 0.25
 _MIN_VALUES = 20  # below this number, quartiles are not meaningful
 
 
-def inspect(path: Path, images: Path | None) -> list[Inspection]:
+def inspect(path: Path, images: Path | None, overrides: Sequence[str] = ()) -> list[Inspection]:
     """Inspect an annotation file, every dataset of a config, or a folder that `init` can read.
+
+    The `overrides` are keys and values of the config.
 
     Raises:
         ConfigError: the file does not exist, or the config names no datasets.
         DataError: the labels in the folder cannot be converted.
     """
+    cfg = load_config(None if path.suffix == ".json" or path.is_dir() else path, overrides)
+    options = _options(cfg)
+    masks = cfg.MODEL.MASK_ON if "MODEL.MASK_ON" in overrides[::2] else None
     if path.suffix == ".json":
         if not path.is_file():
             raise ConfigError(f"--data {path}: there is no such file")
         with suppress(DataError):  # reported as missing images, or as a file that cannot be read
             images = images or find_images(path)
-        return [inspect_dataset(path, images or path.parent)]
+        return [inspect_dataset(path, images or path.parent, options, masks)]
     if path.is_dir():
-        sources, _ = find_sets(path, images=images)
-        return [inspect_dataset(one.annotations, one.images) for one in sources.values()]
-    cfg = load_config(path)
+        sources, _ = find_sets(path, images=images, upright=options.images.exif_orientation)
+        files = [(source.annotations, source.images) for source in sources.values()]
+        return [inspect_dataset(*pair, options, masks) for pair in files]
     datasets = cfg.DATASETS
     names = list(dict.fromkeys([*datasets.TRAIN, *datasets.TEST]))
     if not names:
@@ -77,9 +82,8 @@ def inspect(path: Path, images: Path | None) -> list[Inspection]:
     inspections = []
     for name in names:
         kind, annotations, folder = locate_dataset(cfg, name)
-        train, options = name in datasets.TRAIN, build_dataset_options(cfg, train=True)
-        empty = options.background or not train
-        options = replace(options, background=empty, min_keypoints=0, check_images=True)
+        train = name in datasets.TRAIN
+        options = _options(cfg, background=cfg.DATASETS.BACKGROUND_IMAGES or not train)
         inspection = inspect_dataset(annotations, folder, options, options.masks, kind)
         inspections.append(inspection)
         if (index := inspection.index) is not None:
@@ -92,6 +96,11 @@ def inspect(path: Path, images: Path | None) -> list[Inspection]:
         except (ConfigError, DataError) as error:
             inspections[-1].defects.append(Defect("config", path.name, str(error), True))
     return inspections
+
+
+def _options(cfg: CfgNode, background: bool = True) -> DatasetOptions:
+    options = build_dataset_options(cfg, train=True)
+    return replace(options, background=background, min_keypoints=0, check_images=True)
 
 
 def check_datasets(cfg: CfgNode) -> dict[str, list[Finding]]:

@@ -6,11 +6,12 @@ import signal
 import subprocess
 import sys
 import types
+from argparse import Namespace
 
 import pytest
 
 from detlite.apps.batch_predict.result_files import SUFFIXES as RESULT_FORMATS
-from detlite.apps.cli import export, predict, split_pairs
+from detlite.apps.cli import collect_overrides, export, predict, split_pairs
 from detlite.apps.cli.main import COMMANDS, PIPE_CLOSED, main
 from detlite.apps.export.exported_detector import SUFFIXES as EXPORT_FORMATS
 
@@ -164,3 +165,10 @@ def test_a_reader_that_ends_early_is_no_error():
     process.stdout.close()
     assert process.wait() == PIPE_CLOSED
     assert "Traceback" not in process.stderr.read()
+
+
+def test_keys_may_follow_the_values_of_an_option():
+    args = Namespace(inputs=["A", "b.png", "SEED", "1"], size=[2.0, 3.0], overrides=["DTYPE=auto"])
+    collect_overrides(args)
+    assert (args.inputs, args.size) == (["A", "b.png"], [2.0, 3.0])
+    assert args.overrides == ["DTYPE", "auto", "SEED", "1"]

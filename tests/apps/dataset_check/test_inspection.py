@@ -67,6 +67,8 @@ def test_folders_are_converted_and_checked(tmp_path, capsys):
     assert str(tmp_path / "detlite/train.json") in text
     assert str(tmp_path / "detlite/val.json") in text
     assert "duplicate: 1" in text
+    assert run_check("--data", tmp_path, "INPUT.MIN_AREA", 121) == 1
+    assert "has 120 pixels, which INPUT.MIN_AREA ignores" in capsys.readouterr().out
     (tmp_path / "empty").mkdir()
     assert run_check("--data", tmp_path / "empty") == 2
     assert "contains no annotations of a supported format" in capsys.readouterr().err
