@@ -75,5 +75,5 @@ def _kind_of_text(path: Path, start: bytes) -> tuple[str, str]:
     if re.fullmatch(r"[^\n]+\.(pth|pt|pkl|safetensors)", text):
         return "a text file that names a checkpoint", f"load {path.parent / text}"
     if path.suffix in (".yaml", ".yml", ".py"):
-        return "a config", "pass it as the config (--config), and a checkpoint as the weights"
+        return "a config", "name a checkpoint; commands that need a config take it as --config"
     return "a text file", "name the file of weights"

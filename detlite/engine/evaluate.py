@@ -130,8 +130,8 @@ def check_evaluation(cfg: CfgNode, detector: Detector, dataset: CocoDataset) -> 
     if evaluators and not dataset.has_objects:
         raise DataError(
             f"{dataset.annotation_file}: has no annotations, so nothing can be evaluated: name "
-            "another test set (--data, --val or DATASETS.TEST), or see detections with `detlite "
-            "predict`"
+            "another test set (`detlite test --data`, `detlite init --val` or DATASETS.TEST), or "
+            "see detections with `detlite predict`"
         )
     for evaluator in evaluators.values():
         evaluator.check(cfg, dataset)

@@ -24,7 +24,8 @@ def with_score_thresh(model: DetectionModel, score_thresh: float) -> DetectionMo
         raise ConfigError(
             f"the model was exported with a score threshold of {current:g}, and cannot detect "
             f"objects below it: use at least that instead of {score_thresh:g}, or export the "
-            "checkpoint again with a lower MODEL.ROI_HEADS.SCORE_THRESH or RETINANET.INFERENCE_TH"
+            "checkpoint again with a lower MODEL.ROI_HEADS.SCORE_THRESH (of a RetinaNet, "
+            "MODEL.RETINANET.INFERENCE_TH)"
         )
     # Copy only the modules on the path to the threshold, and share everything else.
     changed: Any = _shallow_copy(model)

@@ -17,7 +17,7 @@ from detlite.data.images.reading import image_size
 from detlite.data.index.build import open_index
 from detlite.files.errors import DataError
 
-from .file_tree import FileTree, NoImageError, excerpt
+from .file_tree import IMAGES_OPTION, FileTree, NoImageError, excerpt
 
 VAL_FRACTION = 0.2
 _SAMPLE = 20  # images that decide whether a folder is the right one
@@ -47,7 +47,7 @@ def find_coco_files(tree: FileTree) -> dict[str, Path]:
     names = ", ".join(str(file.relative_to(folder)) for file in files)
     raise DataError(
         f"{folder}: contains several annotation files ({names}): name the one to train on with "
-        "--data, and the one to evaluate on with --val"
+        "--data, and the one to evaluate on with `detlite init --val`"
     )
 
 
@@ -72,7 +72,7 @@ def find_images(annotations: Path, folder: Path | None = None) -> Path:
         searched = ", ".join(map(str, [*counts][:4])) + ", ..." * (len(counts) > 4)
         raise DataError(
             f"{annotations}: its images, such as {names[0]}, are not in {searched}: name the "
-            "folder that their names are relative to with --images"
+            f"folder that their names are relative to with {IMAGES_OPTION}"
         )
     best = [path for path in counts if counts[path] == max_count]
     if not folder and (split := _split_name(annotations, root)):
@@ -80,7 +80,7 @@ def find_images(annotations: Path, folder: Path | None = None) -> Path:
     if len(best) > 1 and best[0] not in usual:
         raise DataError(
             f"{annotations}: its images, such as {names[0]}, are in several folders "
-            f"({', '.join(map(str, best))}): name the right one with --images"
+            f"({', '.join(map(str, best))}): name the right one with {IMAGES_OPTION}"
         )
     return best[0]
 

@@ -62,7 +62,7 @@ _FORMATS: list[tuple[str, Callable[[FileTree], bool], _Reader]] = [
 _UNUSED = {
     "test": (
         "images of the test set",
-        "They are neither trained on nor evaluated here. Use --val to evaluate on them.",
+        "They are neither trained on nor evaluated here. `detlite init --val` evaluates on them.",
     ),
     UNLISTED: (
         "images that the lists of splits do not name",
@@ -263,8 +263,8 @@ def _read(data: Path, images: Path | None, conversion: Conversion) -> tuple[str,
         raise DataError(f"{data}: there is no such file or folder")
     if files := find_coco_files(FileTree(data)):
         test = files.pop("test", None)
-        format = f"COCO json without {test} (to evaluate on it, use --val)" if test else "COCO json"
-        return format, {
+        hint = f" without {test} (`detlite init --val` evaluates on it)" if test else ""
+        return f"COCO json{hint}", {
             name: _Split(*read_coco(file, images, conversion.upright))
             for name, file in files.items()
         }

@@ -146,7 +146,7 @@ def read_mask_folder(tree: FileTree, conversion: Conversion) -> LabeledDataset:
             text = "have only a few values that recur, as classes do"
             doubts[text] = [str(sorted(union))] * gaps
         elif not conversion.masks:
-            text = "Each is an object. If they are categories, use --masks semantic."
+            text = "Each is an object. If they are categories, use `detlite init --masks semantic`."
             for value in sorted(union):
                 conversion.findings.add("values of mask images", text, str(value), "value")
     if doubts and not conversion.masks:
@@ -154,10 +154,10 @@ def read_mask_folder(tree: FileTree, conversion: Conversion) -> LabeledDataset:
             f"{len(examples)} of {len(sets)} {doubt} (such as {examples[0]})"
             for doubt, examples in doubts.items()
         )
-        choices = "; ".join(f"--masks {mode}: {meaning}" for mode, meaning in MODES.items())
+        choices = "; ".join(f"{mode}: {meaning}" for mode, meaning in MODES.items())
         raise DataError(
-            f"{tree.root}: label images can have several meanings: {kinds}. Choose one for "
-            f"`detlite init`: {choices}"
+            f"{tree.root}: label images can have several meanings: {kinds}. Choose one by "
+            f"`detlite init --masks MODE`: {choices}"
         )
     return LabeledDataset(tree.root, images)
 
@@ -247,7 +247,7 @@ def _read(mask: _MaskFile, size: tuple[int, int], conversion: Conversion) -> Lab
         raise DataError(
             f"{mask.file}: masks need a lossless format ({', '.join(sorted(_LOSSLESS))}, lossless "
             "WebP): JPEG changes the values at edges. If it has only black and white, choose "
-            "--masks connected"
+            "`detlite init --masks connected`"
         )
     image = read_label_image(mask.file, size)
     if image.void:
@@ -260,7 +260,8 @@ def _read(mask: _MaskFile, size: tuple[int, int], conversion: Conversion) -> Lab
     if image.smooth and conversion.masks:
         raise DataError(
             f"{mask.file}: has gray edges: their values are neither objects nor categories. Save "
-            "it without smoothing, or choose --masks connected if it has only black and white"
+            "it without smoothing, or choose `detlite init --masks connected` if it has only black "
+            "and white"
         )
     return image
 

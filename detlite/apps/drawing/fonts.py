@@ -140,8 +140,8 @@ def _file_with(character: str) -> Path | None:
     if not _missing:
         _logger.warning(
             "No font has the character %s (U+%04X), so drawings show a square for it and others: "
-            "install a font that has it, such as Noto, or name the file of one with --font",
-            character, ord(character),
+            "install a font that has it, such as Noto, or name the file of one with --font "
+            "(use_font in Python)", character, ord(character),
         )  # fmt: skip
     _missing.append(character)
     return None

@@ -170,7 +170,7 @@ def filled():
 def test_several_meanings_are_asked_about(tmp_path, image, pixels, doubt):
     image(tmp_path / "images/a.jpg")
     save(tmp_path / "masks/a.png", pixels)
-    check_refused(tmp_path, doubt + ".* --masks instances: .* --masks connected: ")
+    check_refused(tmp_path, doubt + ".*init --masks MODE`: instances: .* connected: ")
 
 
 def values(*levels):
@@ -361,7 +361,7 @@ def test_categories_of_labelme_masks(tmp_path, image, text):
     (finding,) = read(tmp_path).findings
     assert (finding.what, finding.count) == ("categories without names are numbered", 1)
     (tmp_path / "SegmentationObject/a.png").unlink()
-    check_refused(tmp_path, r"1 of 1 are in SegmentationClass \(.*--masks semantic")
+    check_refused(tmp_path, r"1 of 1 are in SegmentationClass \(.*--masks MODE.*semantic: ")
 
 
 def test_bad_masks_are_skipped(tmp_path, image):

@@ -1,0 +1,109 @@
+"""Test that messages advise config keys and options that exist where the message is shown."""
+
+import argparse
+import ast
+import importlib
+import re
+
+import pytest
+
+from detlite.apps.cli.main import COMMANDS
+from detlite.config.schema import KEYS
+
+KEY = re.compile(r"(?<![\w.])[A-Z][A-Z0-9_]*(?:\.[A-Z][A-Z0-9_]*)+")
+OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]+")
+OF_OTHERS = {  # options of pip and docker
+    "--force-reinstall", "--no-build-isolation", "--no-deps", "--shm-size", "--upgrade",
+}  # fmt: skip
+# The commands that show the messages of a module; of another module, any.
+SHOWN_BY = {
+    "apps/batch_predict": ["predict"],
+    "apps/dataset_check": ["check"],
+    "apps/dataset_formats": ["init", "train", "check"],
+    "apps/cli/__init__": ["predict", "serve"],
+    "apps/drawing": ["train", "predict", "report", "browse", "check"],
+    "apps/export/exported_detector": ["predict", "serve"],
+    "apps/export/verify": ["export"],
+    "apps/fewer_labels/learning_curve": ["learning-curve"],
+    "apps/report": ["report"],
+    "apps/serve": ["serve"],
+    "checkpoint": ["train", "test", "predict", "serve", "convert", "export"],
+    "data/loading": ["train"],
+    "engine": ["train"],
+    "evaluation": ["report"],
+    **{f"apps/cli/{name.replace('-', '_')}": [name] for name in COMMANDS},
+}
+
+
+@pytest.fixture(scope="module")
+def messages(repo_root):
+    """Return the module and the text of each message with a key or an option."""
+    found = []
+    for file in sorted((repo_root / "detlite").rglob("*.py")):
+        tree = ast.parse(file.read_text())
+        parts = {part for n in ast.walk(tree) if isinstance(n, ast.JoinedStr) for part in n.values}
+        parts |= {n.value for n in ast.walk(tree) if isinstance(n, ast.Expr)}  # docstrings
+        module = file.relative_to(repo_root / "detlite").with_suffix("").as_posix()
+        for node in set(ast.walk(tree)) - parts:
+            pieces = node.values if isinstance(node, ast.JoinedStr) else [node]
+            values = (piece.value if isinstance(piece, ast.Constant) else "{}" for piece in pieces)
+            if isinstance(node, ast.JoinedStr | ast.Constant):
+                text = "".join(map(str, values))
+                if " " in text and (KEY.search(text) or OPTION.search(text)):
+                    found.append((module, text))
+    assert len(found) > 200
+    return found
+
+
+@pytest.fixture(scope="module")
+def parsers():
+    """Return the parser of each command."""
+    parsers = {}
+    for name in COMMANDS:
+        parsers[name] = argparse.ArgumentParser(name)
+        module = importlib.import_module(f"detlite.apps.cli.{name.replace('-', '_')}")
+        module.add_arguments(parsers[name])
+    return parsers
+
+
+def test_keys_in_messages_exist(messages):
+    names = [key.name for key in KEYS]
+    wrong = [
+        (module, key)
+        for module, text in messages
+        for key in KEY.findall(text)
+        # A name may go on after a value, as in PROPOSAL_FILES_{}.
+        if not any(n == key or n.startswith(f"{key}.") for n in names)
+        and not (f"{key}{{" in text and any(n.startswith(key) for n in names))
+        and not (f"{key}*" in text and any(n.startswith(key) for n in names))
+    ]
+    assert not wrong
+
+
+def test_options_in_messages_exist_in_the_commands_that_show_them(messages, parsers):
+    options = {name: parser._option_string_actions for name, parser in parsers.items()}
+    wrong = []
+    for module, text in messages:
+        shown_by = next(
+            (SHOWN_BY[m] for m in SHOWN_BY if f"{module}/".startswith(f"{m}/")), COMMANDS
+        )
+        named = [
+            (command, option)
+            for command, rest in re.findall(r"detlite ([\w-]+)([^`]*)", text)
+            if command in COMMANDS
+            for option in OPTION.findall(rest)
+        ]
+        for option in {*OPTION.findall(text)} - OF_OTHERS - {"--help"}:
+            commands = [command for command, one in named if one == option] or shown_by
+            # An alternative follows, which every command has.
+            if re.search(rf"{option}(=\w+)?, or .*[A-Z]+\.[A-Z]", text):
+                continue
+            if missing := [name for name in commands if option not in options[name]]:
+                wrong.append((module, option, missing))
+    assert not wrong
+
+
+def test_every_command_but_doctor_takes_the_keys_that_messages_name(parsers):
+    for name, parser in parsers.items():
+        dests = {action.dest for action in parser._actions} | parser._defaults.keys()
+        assert ("overrides" in dests) == (name != "doctor"), name
