@@ -53,9 +53,8 @@ def evaluate_coco(
 
     Args:
         coco_gt: the ground truth, its annotation file, or the content of the file; see
-            `files.read_truth` for files that are not quite in COCO's format. Annotations with id 0
-            are objects like others, which pycocotools ignores. In files, `"ignore": 1` marks a
-            region to ignore, which pycocotools does not read.
+            `files.read_truth` for how its entries are read. docs/targets_and_results.md lists in
+            which cases pycocotools reads them otherwise.
         results: the detections, their results file, or its entries (`files.read_results`), with the
             fields that `iou_types` need. May be empty.
         iou_types: some of "bbox", "segm" and "keypoints".
@@ -171,7 +170,7 @@ def summarize(tables: PrecisionRecall, names: Sequence[str], iou_type: str) -> d
 def category_names(coco_gt: COCO | GroundTruthFile) -> list[str]:
     """Return the category names by increasing id; the id is appended to ambiguous names."""
     categories = [coco_gt.cats[number] for number in sorted(coco_gt.cats)]
-    names = [str(category.get("name", category["id"])) for category in categories]
+    names = [str(row["id"] if row.get("name") is None else row["name"]) for row in categories]
     times = Counter(names)
     return [
         name if times[name] == 1 else f"{name} (id {category['id']})"

@@ -7,10 +7,10 @@ import logging
 import re
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from pycocotools.coco import COCO
 
 from detlite.data.datasets.coco import CocoDataset
@@ -18,6 +18,7 @@ from detlite.data.datasets.ground_truth import build_coco_gt
 from detlite.data.datasets.options import DatasetOptions
 from detlite.data.locations import errors_naming
 from detlite.files.errors import DataError
+from detlite.files.json_files import read_json
 
 from .columns import Columns
 from .entries import (
@@ -28,27 +29,28 @@ from .entries import (
     resolve_ids,
     to_json,
 )
-from .ground_truth import GroundTruthFile, Truth, bad_polygons, check_results
+from .ground_truth import GroundTruthFile, Truth, check_results
 from .plausibility import check_plausible
 from .results import Results
+from .standard_form import complete, is_standard
 
 logger = logging.getLogger(__name__)
 
-_MAX_OUTSIDE = 0.1  # fraction of boxes beyond their images in a file that is surely valid
 # Fields that the kernel skips: regions to ignore, and CVAT's rotated boxes.
 _MARKS = re.compile(rb'"isCrowd"|"(ignore|rotation)"\s*:\s*(?!0(\.0*)?\s*[,}]|false|null|\s)')
 
 
 def read_truth(
     source: Truth | Path | str | dict[str, Any],
-    kinds: Sequence[str] = ("bbox", "segm"),
+    kinds: Sequence[str] = ("bbox",),
     skip_bad: bool = False,
 ) -> Truth:
     """Return the ground truth in a COCO annotation file, or in its content.
 
-    Complete files are read by a kernel. Others are read like datasets: ids and numbers may be text,
-    missing annotation ids, boxes and areas are computed, regions may be marked by `ignore`, and
-    unusable objects are errors.
+    Entries are read and checked like those of datasets: ids and numbers may be text, missing
+    annotation ids, boxes and areas are computed, boxes far beyond their image are clipped, regions
+    may be marked by `ignore`, and unusable objects are errors. The names of files and categories
+    may be missing, and without "segm" also the sizes of images.
 
     Args:
         source: a file, its content, or a ground truth that was read before.
@@ -61,21 +63,32 @@ def read_truth(
     if isinstance(source, COCO | GroundTruthFile):
         return source
     if isinstance(source, dict):
-        with tempfile.TemporaryDirectory() as folder:
-            file = Path(folder) / "annotations.json"
-            file.write_text(to_json(source))
-            with errors_naming("the ground truth", instead_of=file):
-                return _read_truth(file, kinds, skip_bad, "the ground truth")
+        return _read_content(source, kinds, skip_bad, "the ground truth")
     return _read_truth(Path(source), kinds, skip_bad, str(source))
+
+
+def _read_content(
+    content: dict[str, Any], kinds: Sequence[str], skip_bad: bool, name: str
+) -> Truth:
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "annotations.json"
+        file.write_text(to_json(content))
+        with errors_naming(name, instead_of=file):
+            return _read_truth(file, kinds, skip_bad, name)
 
 
 def _read_truth(file: Path, kinds: Sequence[str], skip_bad: bool, name: str) -> Truth:
     columns, content = read_columns(file) or (None, {})
-    if columns is not None and _is_complete(columns, content, file):
+    standard = columns is not None and is_standard(columns, content, kinds)
+    if standard and not _MARKS.search(file.read_bytes()):
         images, categories = (
             {row["id"]: row for row in content[key]} for key in ("images", "categories")
         )
         return GroundTruthFile(content, images, categories, columns)
+    with suppress(DataError):  # which the dataset explains
+        content = read_json(file)
+    if isinstance(content, dict) and complete(content, kinds):
+        return _read_content(content, kinds, skip_bad, name)
     options = DatasetOptions(
         masks="segm" in kinds, keypoints="keypoints" in kinds, skip_bad=skip_bad, check_images=False
     )
@@ -83,36 +96,6 @@ def _read_truth(file: Path, kinds: Sequence[str], skip_bad: bool, name: str) -> 
     for text in filter(None, (finding.without_advice() for finding in dataset.findings)):
         logger.warning("%s: %s", name, text)
     return build_coco_gt(dataset)
-
-
-def _is_complete(columns: Columns, content: Any, file: Path) -> bool:
-    """Return True if the entries need neither checks nor values that are filled in."""
-    for key, references in zip(("images", "categories"), columns.integers.T[:2], strict=False):
-        rows = content.get(key) if isinstance(content, dict) else None
-        ids: list[Any]
-        ids = [row.get("id") if isinstance(row, dict) else None for row in rows or [None]]
-        if len(set(ids)) < len(ids) or any(type(n) is not int or abs(n) >= 2**63 for n in ids):
-            return False
-        if not np.isin(references, ids).all():
-            return False
-    sizes = {row["id"]: (row.get("width"), row.get("height")) for row in content["images"]}
-    if all(type(side) is int for size in sizes.values() for side in size):
-        starts, sides = columns.numbers[:, 2:4], columns.numbers[:, 4:6]
-        in_pixel = ((starts >= 0) & (starts <= 1) & (sides < 1)).all(axis=1)  # probably fractions
-        named = all(row.get("file_name") for row in content["images"])
-        named = named and all(row.get("name") for row in content["categories"])  # as datasets need
-        odd = in_pixel | (columns.numbers[:, 1] <= 0) | (sides <= 0).any(axis=1)
-        odd |= ~np.isin(columns.integers[:, 3], (0, 1))
-        if named and (odd.any() or _MARKS.search(file.read_bytes())):
-            return False
-        limits = np.array([sizes[n] for n in columns.integers[:, 0].tolist()]).reshape(-1, 2)
-        outside = (starts + sides > limits + 1).any(axis=1)
-        if outside.sum() > _MAX_OUTSIDE * len(columns):
-            return False  # probably corners, which are refused
-    required = ("id", "image_id", "category_id", "area", "bbox")
-    numbers = bool(np.isfinite(columns.numbers).all() and (columns.numbers[:, 1] >= 0).all())
-    valid = numbers and not bad_polygons(columns).any()
-    return valid and all(columns.has(field).all() for field in required)
 
 
 def read_results(

@@ -187,6 +187,11 @@ def _keypoints(columns: Columns) -> np.ndarray:
 def _masks(columns: Columns, sizes: np.ndarray, order: np.ndarray) -> EncodedMasks:
     """Return the masks in the order `order` [N]; `sizes` [N, 2] are the sizes of their images."""
     is_polygon, is_rle = columns.has("polygons"), columns.has("rle")
+    if (n := first_true(sizes.prod(axis=1, dtype=float) >= 1 << 32)) is not None:
+        raise DataError(
+            f"ground truth: image {columns.integers[n, 0]} has the size {sizes[n].tolist()} "
+            "(height, width), which is too large for masks"
+        )
     if (n := first_true(is_rle & (columns.sizes != sizes).any(axis=1))) is not None:
         raise DataError(
             f"ground truth: annotation {columns.integers[n, 2]}: the mask has the size "

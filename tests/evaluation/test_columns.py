@@ -136,7 +136,7 @@ def test_errors_of_files_name_the_entry(tmp_path, change, message):
 
 
 def test_boxes_need_no_image_sizes_or_valid_masks(tmp_path):
-    truth = {"id": 1, "image_id": 0, "category_id": 0, "iscrowd": -1, "bbox": [1, 2, 3, 4]}
+    truth = {"id": 1, "image_id": 0, "category_id": 0, "iscrowd": 1, "bbox": [1, 2, 3, 4]}
     truth |= {"area": 12, "segmentation": [[1, 2, 4, 2, 4, 6]]}
     content = {"images": [{"id": 0}], "categories": [{"id": 0}], "annotations": [truth]}
     content["annotations"] = [truth, truth | {"id": 2, "iscrowd": 0}]

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from detlite.data.datasets.coco_masks import read_segmentation
 from detlite.data.index.annotation_reader import DOUBTS
+from detlite.data.index.states import REGION_KEY
 from detlite.files.errors import DataError
 
 from .inspection_report import Inspection, Row
@@ -49,7 +50,7 @@ def repair(inspection: Inspection) -> tuple[Row, Counter[str]]:
             counts["invalid objects marked as ignored"] += "ignore" not in row
             if read_segmentation(row.get("segmentation"), height, width).problem:
                 row.pop("segmentation", None)
-            row |= {"bbox": row.pop("region", row["bbox"]), "ignore": 1}
+            row |= {"bbox": row.pop(REGION_KEY, row["bbox"]), "ignore": 1}
             annotations.append(row)
     counts["images removed"] += len(index.table["image_problems"])
     counts["annotations removed"] = len(index.arrays["states"]) - len(annotations)

@@ -17,7 +17,7 @@ from torch.utils import data
 from detlite.data.images.reading import read_image, read_reduced
 from detlite.data.images.sources import ImageArchive, ImageFolder, StoredImage, image_file_of
 from detlite.data.index.build import open_index
-from detlite.data.index.states import located
+from detlite.data.index.states import REGION_KEY, located
 from detlite.data.locations import Location, errors_naming, local_copy
 from detlite.files.errors import DataError
 from detlite.structures.categories import CategoryMatch
@@ -185,7 +185,7 @@ class CocoDataset(data.Dataset[tuple[Tensor, Target]]):
             )
         if self.options.train:
             ignored = self.index.annotations(number, selection.ignored)
-            boxes = [row.get("region", row["bbox"]) for row in ignored]
+            boxes = [row.get(REGION_KEY, row["bbox"]) for row in ignored]
             target["ignored_boxes"] = _corners(boxes, size)
         if self.proposals is not None:
             target["proposals"] = self.proposals[index]

@@ -6,6 +6,8 @@ from typing import Any
 
 from pycocotools.coco import COCO
 
+from detlite.data.index.states import REGION_KEY
+
 from .coco import CocoDataset
 from .coco_masks import annotation_area, read_segmentation
 from .coco_values import read_keypoints
@@ -40,7 +42,7 @@ def build_coco_gt(dataset: CocoDataset, annotations: bool = True) -> COCO:
 
 def _region(row: dict[str, Any], image: dict[str, Any], keypoints: int) -> dict[str, Any]:
     """Return a crowd annotation with box, mask and keypoints for a region to ignore."""
-    x, y, w, h = box = row.get("region", row["bbox"])
+    x, y, w, h = box = row.get(REGION_KEY, row["bbox"])
     mask = read_segmentation(row.get("segmentation"), image["height"], image["width"])
     polygon = [[x, y, x + w, y, x + w, y + h, x, y + h]]
     region = {**row, "iscrowd": 1, "bbox": box, "segmentation": mask.value or polygon}

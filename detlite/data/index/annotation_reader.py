@@ -9,7 +9,7 @@ from detlite.data.findings import Findings
 from detlite.files.errors import DataError, short_repr
 
 from .normalization import Entry, Ids, ImageTable
-from .states import PROBLEM_KEY, QUADS, SAMPLE, Flag, annotation_name
+from .states import PROBLEM_KEY, QUADS, REGION_KEY, SAMPLE, Flag, annotation_name
 
 _MIN_BOXES = 4  # fewer boxes cannot show that all are wrong
 # Doubtful values that are used unchanged.
@@ -189,7 +189,7 @@ class AnnotationReader:
                 box = coco_values.Reading(tight, note=coco_values.FROM_MASK)
             elif tight:
                 self._flags |= Flag.REGION
-                self._changes["region"] = tight
+                self._changes[REGION_KEY] = tight
         if box.problem:
             self._flag(Flag.BAD_BOX, box.problem)
         else:

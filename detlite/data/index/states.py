@@ -15,7 +15,7 @@ class Flag(IntFlag):
 
     CROWD = 1
     IGNORED = 2  # marked with "ignore": 1
-    REGION = 4  # `region` has the box of the mask, because `bbox` is wrong
+    REGION = 4  # REGION_KEY has the box of the mask, because `bbox` is wrong
     UNKNOWN_IMAGE = 8
     UNKNOWN_CATEGORY = 16
     BAD_BOX = 32
@@ -28,6 +28,7 @@ class Flag(IntFlag):
 
 SAMPLE = 2000  # boxes that are compared with their masks
 QUADS = f"masks with four corners, as boxes have, of the first {SAMPLE} annotations"
+REGION_KEY = "_region"  # of an annotation in an index: its box, see `Flag.REGION`
 PROBLEM_KEY = "_problems"  # of an annotation in an index: what is wrong with it, by flag
 _BAD = Flag.UNKNOWN_IMAGE | Flag.UNKNOWN_CATEGORY | Flag.BAD_BOX | Flag.BAD_CROWD
 _IGNORED = Flag.IGNORED | Flag.SMALL
