@@ -14,11 +14,18 @@ from .options import InferenceOptions, build_options
 def build_detector(
     cfg: CfgNode, model: DetectionModel, keypoint_names: Sequence[str] = ()
 ) -> tuple[Detector, str]:
-    """Build the detector of TEST.OPTIMIZE, TEST.BBOX_AUG and TEST.TILE.
+    """Build the detector of TEST.OPTIMIZE, MODEL.COMPILE, TEST.BBOX_AUG and TEST.TILE.
 
     Return it with the dtype for `autocast` around its calls. `model` is in evaluation mode.
     """
     model, dtype = build_inference(cfg, model)
+    # oneDNN has already fused the operations of optimized models on CPUs.
+    if cfg.MODEL.COMPILE and not (cfg.TEST.OPTIMIZE and model.device.type == "cpu"):
+        from detlite.modeling.compilation import compile_parts
+
+        from .optimize import PARTS
+
+        model = compile_parts(model, PARTS)
     names = with_sides(keypoint_names, cfg.DATASETS.KEYPOINT_FLIP_PAIRS)
     return wrap_detector(model, build_options(cfg, dtype), names), dtype
 

@@ -55,8 +55,8 @@ class FusedConv2d(nn.Module):
         """Compute activation(conv(x) + other); `overwrite`: it may be stored in `other`."""
         conv = (self.weight, self.bias, self.padding, self.stride, self.dilation, self.groups)
         name, scalars, function = ACTIVATIONS[self.activation]
-        same_shape = other is None or other.shape == self._output_shape(x)
-        if not (x.device.type == "cpu" and x.numel() and same_shape and onednn_fuses(x.dtype)):
+        # torch.compile fuses plain operations itself.
+        if torch.compiler.is_compiling() or not self._runs_in_onednn(x, other):
             geometry = (self.stride, self.padding, self.dilation, self.groups)
             out = F.conv2d(x, self.weight, self.bias, *geometry)
             return function(out if other is None else out + other)
@@ -67,6 +67,10 @@ class FusedConv2d(nn.Module):
         if overwrite:
             return onednn._convolution_pointwise_.binary(other, x, *conv, *addition)
         return onednn._convolution_pointwise.binary(x, other, *conv, *addition)
+
+    def _runs_in_onednn(self, x: Tensor, other: Tensor | None) -> bool:
+        same_shape = other is None or other.shape == self._output_shape(x)
+        return bool(x.device.type == "cpu" and x.numel() and same_shape and onednn_fuses(x.dtype))
 
     def _output_shape(self, x: Tensor) -> tuple[int, ...]:
         sides = [

@@ -4,10 +4,11 @@ The code of a part of a model is recorded as a graph. Nodes of the graph are fus
 compiled to Python code. On CPUs, a fused convolution is one call of oneDNN if torch has it.
 """
 
+import functools
 import inspect
 import operator
 from importlib import import_module
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 import torch
@@ -86,7 +87,7 @@ class FusedPart(nn.Module):
 
     def _define(self) -> None:
         names = {k: import_module(v) if isinstance(v, str) else v for k, v in self._globals.items()}
-        exec(self.code, names)
+        exec(_bytecode(self.code), names)
         self._forward = names["forward"]
 
     def __getstate__(self) -> dict[str, Any]:
@@ -95,6 +96,12 @@ class FusedPart(nn.Module):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._define()
+
+
+@functools.cache
+def _bytecode(code: str) -> CodeType:
+    """Compile code to the same object every time, by which torch.compile finds its results."""
+    return compile(code, "<fused>", "exec")
 
 
 class _Recorder(fx.Tracer):

@@ -1,16 +1,18 @@
-"""Compile the training losses of a model by torch.compile, see MODEL.COMPILE.
+"""Compile the training losses and the inference of a model by torch.compile, see MODEL.COMPILE.
 
 The compiler fuses the operations between convolutions, each of which reads and writes whole maps,
 and launches fewer kernels.
 """
 
+import contextlib
+import copy
+import functools
 import logging
 import os
 import time
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -41,17 +43,7 @@ def compile_losses(model: DetectionModel, backend: str = "inductor") -> Detectio
         model: a model on its device, after `optimize_for_training`.
         backend: of torch.compile.
     """
-    from torch._inductor.runtime.cache_dir_utils import default_cache_dir
-
-    folder, chosen = cache.folder(), os.environ.get("TORCHINDUCTOR_CACHE_DIR")
-    # torch sets the variable to a folder in /tmp when its compiler is imported.
-    if folder is not None and chosen in (None, default_cache_dir()):
-        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "compiled")
-    if reason := _why_unavailable(model.device, backend):
-        logger.warning(
-            "MODEL.COMPILE has no effect, because torch.compile does not work on %s here: %s",
-            model.device, reason,
-        )  # fmt: skip
+    if not _is_usable(model.device, backend):
         return model
     use_static_shapes(model)
     parts = model.training_parts()
@@ -61,11 +53,30 @@ def compile_losses(model: DetectionModel, backend: str = "inductor") -> Detectio
     return model
 
 
-@contextmanager
+def compile_parts(
+    model: DetectionModel, names: Sequence[str], backend: str = "inductor"
+) -> DetectionModel:
+    """Return a copy of a model for inference whose submodules of some names are compiled.
+
+    The copy shares all weights with `model`. Images may have any sizes. Outputs are those of the
+    uncompiled model, up to rounding. A second copy, or one of another model with the same layers,
+    needs no new compilation in the same process.
+
+    If the compiler does not work here, log a warning and return the model as it is.
+
+    Args:
+        model: a model in evaluation mode on its device.
+        names: of submodules that compute on feature maps, see `detlite.inference.optimize.PARTS`.
+        backend: of torch.compile.
+    """
+    return _with_compiled(model, names, backend) if _is_usable(model.device, backend) else model
+
+
+@contextlib.contextmanager
 def explain_compiler_errors() -> Iterator[None]:
     """Raise a ConfigError with the key MODEL.COMPILE instead of the errors of torch's compiler.
 
-    The gradients of compiled losses may be compiled as late as in `backward`.
+    The gradients of losses may be compiled as late as in `backward`.
     """
     try:
         yield
@@ -73,49 +84,103 @@ def explain_compiler_errors() -> Iterator[None]:
         if not _is_of_compiler(error):
             raise
         raise ConfigError(
-            f"torch {torch.__version__} cannot compile the losses of this model "
+            f"torch {torch.__version__} cannot compile this model "
             f"({_first_line(error)}): set MODEL.COMPILE False"
         ) from error
 
 
-class _CompiledMethod:
-    """A compiled method of a module; without gradients, as in evaluation, the method itself."""
+class _CompiledFunction:
+    """A function that is compiled when it is called for the first time."""
 
-    def __init__(self, module: nn.Module, name: str, backend: str, label: str) -> None:
-        self._name, self._method, self._label = name, getattr(module, name), label
+    def __init__(self, function: Callable[..., Any], backend: str, label: str) -> None:
+        self.function, self._label = function, label
         # Otherwise the samples are different ones.
         options: Any = {"fallback_random": True} if backend == "inductor" else None
-        self._compiled = torch.compile(self._method, backend=backend, options=options)
+        self._compiled = torch.compile(function, backend=backend, options=options)
         self._is_first = True
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        """Return the method of the copied module; the compiled code belongs to the original."""
-        return getattr(type(self._method.__self__), self._name).__get__(
-            memo[id(self._method.__self__)]
-        )
-
     def __call__(self, *arguments: Any) -> Any:
-        """Call the method.
+        """Call the function.
 
         Raises:
             ConfigError: torch cannot compile it.
         """
-        if not torch.is_grad_enabled():
-            return self._method(*arguments)
+        from torch._dynamo import config
         from torch._dynamo.utils import counters  # loads the compiler
         from torch.fx.experimental import _config
 
-        _mark_varying_lengths(arguments)
         if self._is_first:
             logger.info("compiling %s, which may take minutes", self._label)
             self._is_first = False
         start, graphs = time.perf_counter(), counters["stats"]["unique_graphs"]
-        # Lengths that are equal in the first batch may differ in the next one.
-        with explain_compiler_errors(), _config.patch(use_duck_shape=False):  # type: ignore[attr-defined]
+        # Lengths that are equal in the first batch may differ in the next one. torch counts the
+        # compilations of all modules with the same code together.
+        varying = _config.patch(use_duck_shape=False)  # type: ignore[attr-defined]
+        with explain_compiler_errors(), varying, config.patch(recompile_limit=64):
             result = self._compiled(*arguments)
         if counters["stats"]["unique_graphs"] > graphs:  # the first time, or for other inputs
             logger.info("compiled %s in %.0f s", self._label, time.perf_counter() - start)
         return result
+
+
+class _CompiledMethod(_CompiledFunction):
+    """A compiled method of a module; without gradients, as in evaluation, the method itself."""
+
+    def __init__(self, module: nn.Module, name: str, backend: str, label: str) -> None:
+        super().__init__(getattr(module, name), backend, label)
+        self._module, self._name = module, name
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """Return the method of the copied module; the compiled code belongs to the original."""
+        return getattr(type(self._module), self._name).__get__(memo[id(self._module)])
+
+    def __call__(self, *arguments: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return self.function(*arguments)
+        _mark_varying_lengths(arguments)
+        return super().__call__(*arguments)
+
+
+class _CompiledPart(nn.Module):
+    """A compiled submodule for inference; with gradients, the submodule itself.
+
+    Its arguments are lists of maps [B, C, H_l, W_l], or images, and in a head [R, ...] for each of
+    R RoIs.
+    """
+
+    def __init__(self, part: nn.Module, name: str, backend: str) -> None:
+        super().__init__()
+        self.part = part
+        self._has_rois = name in ("feature_extractor", "predictor")
+        self._call = _CompiledFunction(part.forward, backend, f"the {name} for inference")
+
+    def forward(self, *arguments: Any) -> Any:
+        maps = pytree.tree_leaves(arguments)
+        if self._has_rois:
+            rois = maps.pop()
+            if len(rois) < 2:  # torch would compile for 0 and for 1 separately
+                return self.part(*arguments)
+            _mark(rois, 0)
+        if torch.is_grad_enabled():
+            return self.part(*arguments)
+        for level in maps:
+            _mark(level, 0, 2, 3)
+        return self._call(*arguments)
+
+
+M = TypeVar("M", bound=nn.Module)
+
+
+def _with_compiled(module: M, names: Sequence[str], backend: str) -> M:
+    """Copy the modules that contain parts, which are compiled, and share everything else."""
+    copied = copy.copy(module)
+    copied._modules = dict(module._modules)
+    for name, child in module._modules.items():
+        if name in names and child is not None:
+            copied._modules[name] = _CompiledPart(child, name, backend)
+        elif child is not None:
+            copied._modules[name] = _with_compiled(child, names, backend)
+    return copied
 
 
 def _mark_varying_lengths(arguments: Any) -> None:
@@ -145,13 +210,44 @@ def _mark(tensor: Tensor | None, *dimensions: int) -> None:
         torch._dynamo.maybe_mark_dynamic(tensor, dimension)
 
 
-def _why_unavailable(device: torch.device, backend: str) -> str:
-    """Compile a small function, and return the error; "" if the compiler works."""
+def _is_usable(device: torch.device, backend: str) -> bool:
+    """Prepare the compiler; return False if it does not work."""
+    _keep_results()
+    return _works(device, backend)
+
+
+@functools.cache  # warn once
+def _works(device: torch.device, backend: str) -> bool:
+    """Compile a small function; return False, after a warning, if the compiler does not work."""
     try:
         torch.compile(_increment, backend=backend)(torch.zeros(8, device=device))
     except Exception as error:  # the compiler, the linker, Triton or the driver may be missing
-        return _first_line(error)
-    return ""
+        logger.warning(
+            "MODEL.COMPILE has no effect, because torch.compile does not work on %s here: %s",
+            device, _first_line(error),
+        )  # fmt: skip
+        return False
+    return True
+
+
+def _keep_results() -> None:
+    """Make torch keep compiled code in detlite's cache folder, unless a folder is chosen.
+
+    Files that were not read for 30 days are deleted. The compiler creates them again if needed.
+    """
+    from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+
+    parent, chosen = cache.folder(), os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    # torch sets the variable to a folder in /tmp when its compiler is imported.
+    if parent is None or chosen not in (None, default_cache_dir()):
+        return
+    folder = parent / "compiled"
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
+    for file in folder.rglob("*"):
+        with contextlib.suppress(OSError):
+            status = file.stat()
+            if max(status.st_atime, status.st_mtime) < time.time() - 30 * 86400 and file.is_file():
+                file.unlink()
 
 
 def _increment(x: Tensor) -> Tensor:

@@ -1,6 +1,7 @@
-"""Compiled losses: the same losses and gradients as without the compiler."""
+"""Compiled losses, gradients and detections are the same as without the compiler."""
 
 import os
+import time
 from collections import defaultdict
 from collections.abc import Iterator
 from copy import deepcopy
@@ -15,12 +16,21 @@ from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
 from detlite.engine.train_step import TrainStep
 from detlite.errors import ConfigError
+from detlite.inference.optimize import PARTS, optimize
+from detlite.modeling import compilation
 from detlite.modeling.build import build_model
-from detlite.modeling.compilation import compile_losses
+from detlite.modeling.compilation import compile_losses, compile_parts
 from detlite.modeling.detection_model import DetectionModel
 from detlite.modeling.optimize_for_training import optimize_for_training, use_static_shapes
 from detlite.structures.instances import Images
-from tests.modeling.family import CASCADE, FAMILY, family_config
+from tests.modeling.family import (
+    ALL_SCORES,
+    CASCADE,
+    FAMILY,
+    assert_same_detections,
+    family_batch,
+    family_config,
+)
 
 Batch = tuple[list[torch.Tensor], list[dict[str, Any]]]
 
@@ -30,6 +40,7 @@ def empty_compiler(tmp_path, monkeypatch) -> Iterator[None]:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     yield
     torch._dynamo.reset()
+    compilation._works.cache_clear()
 
 
 def loss_and_gradients(model: DetectionModel, batch: Batch) -> Any:
@@ -80,15 +91,21 @@ _CASES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+def shallow_model(case: str, tiny_config: Any) -> DetectionModel:
+    """Build a model with one block per stage, because compiling all blocks takes long."""
+    name, settings = _CASES[case]
+    opts = [item for pair in settings.items() for item in pair]
+    model = build_model(family_config(name, tiny_config, *opts, *ALL_SCORES))
+    for stage in model.backbone.body.children():
+        if isinstance(stage, nn.Sequential):
+            del stage[1:]
+    return model
+
+
 @pytest.mark.slow  # up to half a minute each
 @pytest.mark.parametrize("case", _CASES)
 def test_compiled_steps_equal_eager_ones(tiny_config, make_batch, case):
-    name, settings = _CASES[case]
-    opts = [item for pair in settings.items() for item in pair]
-    model = build_model(family_config(name, tiny_config, *opts))
-    for stage in model.backbone.body.children():
-        if isinstance(stage, nn.Sequential):
-            del stage[1:]  # compiling all blocks takes long
+    model = shallow_model(case, tiny_config)
     batches = [make_batch(2, 1), make_batch(0, 4)]
     for _, targets in batches:
         for target in targets:
@@ -104,6 +121,60 @@ def test_compiled_steps_equal_eager_ones(tiny_config, make_batch, case):
     assert not torch._dynamo.utils.counters["graph_break"]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("case", "optimized"), [("all heads", False), ("all heads", True), ("c4", True)]
+)
+def test_compiled_inference_equals_eager_inference(tiny_config, case, optimized):
+    """Also with other weights, which need no new compilation."""
+    model = shallow_model(case, tiny_config).eval()
+    sides = [((64, 96), (80, 72)), ((96, 128), (64, 64), (128, 96))]
+    batches = [[torch.rand(3, *size) for size in sizes] for sizes in sides]
+    counters = torch._dynamo.utils.counters
+    counters.clear()
+    graphs = []
+    with torch.no_grad():
+        for _ in range(2):
+            eager = optimize(model, "float32") if optimized else model
+            compiled = compile_parts(eager, PARTS, "aot_eager")
+            for images in batches:
+                batch = model.prepare(images)
+                assert_same_detections(compiled.predict(*batch), eager.predict(*batch))
+            graphs.append(counters["stats"]["unique_graphs"])
+            for parameter in model.parameters():
+                parameter.mul_(1.01)
+    assert graphs[0] == graphs[1] > 0
+    assert not counters["graph_break"]
+
+
+@pytest.mark.parametrize(
+    "name", ["c4", "keypoint", "cascade", "passes", "fast", "refined", "retinanet", "proposals"]
+)
+def test_inference_calls_the_compiled_parts_of_every_model(tiny_config, monkeypatch, name):
+    called = set()
+
+    def compile_function(function: Any, **options: Any) -> Any:
+        def call(*arguments: Any) -> Any:
+            called.add(getattr(function, "__self__", None))
+            return function(*arguments)
+
+        return call
+
+    model = build_model(family_config(name, tiny_config, *ALL_SCORES)).eval()
+    images, _, proposals = family_batch(model)
+    monkeypatch.setattr(torch, "compile", compile_function)
+    compiled = compile_parts(model, PARTS)
+    compiled.predict(images, proposals)
+    assert called <= {None}  # gradients are not compiled
+    with torch.no_grad():
+        assert_same_detections(
+            compiled.predict(images, proposals), model.predict(images, proposals)
+        )
+    parts = {module for path, module in model.named_modules() if path.rpartition(".")[2] in PARTS}
+    assert called - {None} == parts
+    assert compiled.backbone is not model.backbone
+
+
 def test_one_compilation_is_for_images_of_all_sizes(tiny_config, make_batch):
     model = build_model(family_config("proposals", tiny_config)).train()
     compile_losses(model, "eager")
@@ -114,7 +185,9 @@ def test_one_compilation_is_for_images_of_all_sizes(tiny_config, make_batch):
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 1
 
 
-def test_copies_and_evaluation_are_not_compiled(tiny_config, make_batch, monkeypatch):
+def test_the_losses_of_copies_and_without_gradients_are_not_compiled(
+    tiny_config, make_batch, monkeypatch
+):
     model = build_model(family_config("mask", tiny_config)).train()
     compile_losses(model, "eager")
 
@@ -137,6 +210,7 @@ def test_copies_and_evaluation_are_not_compiled(tiny_config, make_batch, monkeyp
 def test_a_missing_compiler_is_one_warning(tiny_config, make_batch, monkeypatch, caplog):
     monkeypatch.setattr(torch, "compile", _broken)
     model = compile_losses(build_model(family_config("mask", tiny_config)).train())
+    assert compile_parts(model, PARTS) is model
     (record,) = caplog.records
     assert "no effect" in record.message
     assert "no C++ compiler" in record.message
@@ -198,6 +272,14 @@ def test_the_result_is_kept_in_the_cache_unless_a_folder_is_chosen(tmp_path, mon
         monkeypatch.delenv(name)
     else:  # torch sets its default when its compiler is imported
         monkeypatch.setenv(name, default_cache_dir() if chosen == "default" else own)
+    folder = tmp_path / "cache" / "compiled"
+    folder.mkdir(parents=True)
+    days_ago = {"used": time.time() - 29 * 86400, "unused": time.time() - 31 * 86400}
+    for file, seconds in days_ago.items():
+        (folder / file).touch()
+        os.utime(folder / file, (seconds, 0))
     model: Any = OneWeight()
     compile_losses(model, "eager")
-    assert os.environ[name] == (own if chosen == "own" else str(tmp_path / "cache" / "compiled"))
+    assert os.environ[name] == (own if chosen == "own" else str(folder))
+    assert (folder / "used").exists()
+    assert (folder / "unused").exists() == (chosen == "own")

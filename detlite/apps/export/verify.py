@@ -227,7 +227,7 @@ def report_ap(
     """Print the AP of both detectors on a dataset; return True if it drops by at most 0.5."""
     cfg = cfg.clone()
     cfg.defrost()
-    cfg.TEST.OPTIMIZE = False  # would change both detectors
+    cfg.TEST.OPTIMIZE = cfg.MODEL.COMPILE = False  # would change both detectors
     cfg.freeze()
     with tempfile.TemporaryDirectory() as folder:
         before, after = (

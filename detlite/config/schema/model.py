@@ -39,7 +39,7 @@ _MODEL = {
         "on a CPU"
     ),
     Key("COMPILE", False): (
-        "compile the training losses by torch.compile, which needs Triton on a GPU and a C++ "
+        "compile training and evaluation by torch.compile, which needs Triton on a GPU and a C++ "
         "compiler on a CPU. The first step takes a minute or more"
     ),
     Key("WEIGHT", ""): (

@@ -1,0 +1,31 @@
+"""Which detectors an evaluation compiles."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from detlite.inference import build
+from detlite.modeling import compilation
+
+
+@pytest.mark.parametrize(
+    ("compiles", "optimizes", "device", "expected"),
+    [
+        (False, False, "cpu", False),
+        (True, False, "cpu", True),
+        (True, True, "cpu", False),  # oneDNN has fused it
+        (True, True, "cuda", True),
+        (False, True, "cuda", False),
+    ],
+)
+def test_evaluation_compiles_on_request(
+    tiny_config, monkeypatch, compiles, optimizes, device, expected
+):
+    cfg = tiny_config("MODEL.COMPILE", compiles, "TEST.OPTIMIZE", optimizes)
+    model = SimpleNamespace(device=torch.device(device))
+    monkeypatch.setattr(build, "build_inference", lambda cfg, model: (model, "float32"))
+    monkeypatch.setattr(compilation, "compile_parts", lambda model, parts: "compiled")
+    detector, dtype = build.build_detector(cfg, model)
+    assert (detector == "compiled") == expected
+    assert dtype == "float32"
