@@ -141,9 +141,10 @@ def shared_coco_dataset(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path,
 @pytest.fixture
 def without_drawings(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave the drawings at the end of a run empty, because they take as long as a tiny run."""
+    module = "detlite.apps.drawing.run_drawings"
+    monkeypatch.setattr(f"{module}.build_predictor", lambda *arguments: None)
     for name in ("plot_metrics", "draw_sheet"):
-        path = f"detlite.apps.drawing.run_drawings.{name}"
-        monkeypatch.setattr(path, lambda *arguments: arguments[-1].touch())
+        monkeypatch.setattr(f"{module}.{name}", lambda *arguments: arguments[-1].touch())
 
 
 # Not for the whole session, because playwright's event loop would disturb later tests.

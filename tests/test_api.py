@@ -47,6 +47,7 @@ SMALL = {
     "SOLVER.IMS_PER_BATCH": 2,
     "SOLVER.LOG_PERIOD": 1,
     "TEST.IMS_PER_BATCH": 1,
+    "TEST.OPTIMIZE": False,
     "TEST.REPORT": False,
 }
 

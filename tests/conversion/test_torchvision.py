@@ -67,6 +67,7 @@ def test_detections_end_to_end(models, recipe):
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_losses_and_gradients_of_a_step(models, recipe):
     name, reference, predictor = models
     if name.startswith("fasterrcnn_resnet"):

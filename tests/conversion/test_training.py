@@ -27,6 +27,7 @@ FAST = ("detectron2, cascade", "torchvision, RetinaNet")
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("without_drawings")
 @pytest.mark.parametrize(
     "source", [*FAST, *(pytest.param(n, marks=pytest.mark.slow) for n in STATES if n not in FAST)]
 )

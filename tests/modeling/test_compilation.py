@@ -175,6 +175,7 @@ def test_inference_calls_the_compiled_parts_of_every_model(tiny_config, monkeypa
     assert compiled.backbone is not model.backbone
 
 
+@pytest.mark.slow
 def test_one_compilation_is_for_images_of_all_sizes(tiny_config, make_batch):
     model = build_model(family_config("proposals", tiny_config)).train()
     compile_losses(model, "eager")

@@ -126,7 +126,7 @@ def test_images_without_candidates(clip, static):
 
 
 @pytest.mark.parametrize("clip", ["before-nms", "after-nms"])
-@pytest.mark.parametrize("method", ["nms", "soft-gaussian", "voting", "fusion"])
+@pytest.mark.parametrize("method", ["nms", "soft-gaussian", "voting"])
 def test_nan_boxes_have_no_effect_on_others(clip, method):
     inputs = candidates()
     post = replace(DEFAULT, clip=clip, suppression=Suppression(0.5, method))

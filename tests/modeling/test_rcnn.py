@@ -103,7 +103,7 @@ def test_model_overfits_one_image(tiny_config, make_batch):
     images, targets = make_batch(2)
     optimizer = torch.optim.AdamW(model.parameters(), 3e-3)
     history = []
-    for _ in range(100):
+    for _ in range(60):
         losses = model(images, targets)
         optimizer.zero_grad()
         sum(losses.values()).backward()

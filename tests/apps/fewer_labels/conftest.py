@@ -38,7 +38,7 @@ def photos(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def train(photos: Path) -> Train:
+def train(photos: Path, without_drawings: None) -> Train:
     """Return a function that trains a tiny model on `photos`, by the arguments of `train`.
 
     The overrides include the length of the run.
@@ -46,7 +46,7 @@ def train(photos: Path) -> Train:
     config = write_shapes_config(photos / "config.yaml", photos)
     settings = {
         "MODEL.ROI_BOX_HEAD.NUM_CLASSES": 3, "SOLVER.IMS_PER_BATCH": 4, "TEST.REPORT": False,
-        "SOLVER.CHECKPOINT_PERIOD": 1, "TEST.SCORE_THRESHOLD": 0.345,
+        "SOLVER.CHECKPOINT_PERIOD": 1, "TEST.SCORE_THRESHOLD": 0.345, "TEST.OPTIMIZE": False,
     }  # fmt: skip
 
     def run(

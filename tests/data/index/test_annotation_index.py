@@ -27,12 +27,6 @@ def test_entries_equal_those_of_the_file(content, write_set, cache):
         assert objects == [row for row in rows if not row.get("iscrowd")]
 
 
-def test_order_of_the_lists_does_not_matter(content, write_set, cache):
-    backwards = {key: content[key] for key in ("annotations", "categories", "images")}
-    index = open_index(write_set(backwards)[0])
-    assert [row["id"] for row in index.annotations(0)] == [1, 3]
-
-
 def test_the_last_of_several_lists_counts(content, write_set, cache):
     file, folder = write_set(content)
     other = json.dumps({"annotations": [], "images": [{"id": 1}], "categories": [3]})
