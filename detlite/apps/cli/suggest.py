@@ -10,8 +10,9 @@ checkpoint, and images that are nearly identical to these or to each other, are 
 Files in the output folder:
     images/0001_<name>   copies of the images, by rank
     suggestions.csv      the original files, and their numbers of uncertain and certain detections
-    annotations.json     with --format coco: the certain detections, also for CVAT
+    annotations.json     with --format coco: the certain detections as polygons, also for CVAT
     images/*.json        with --format labelme
+    labels/*.txt         with --format yolo, and data.yaml with the categories
     tasks.json           with --format label-studio: tasks with predictions; import them into a
                          project with the labeling configuration labels.xml
 
@@ -34,7 +35,11 @@ def add_arguments(parser: ArgumentParser) -> None:
     cli.add_option(parser, "--output", "output folder", "FOLDER", type=Path, required=True)
     text = "format of the labels"
     cli.add_option(
-        parser, "--format", text, default="coco", choices=["coco", "label-studio", "labelme"]
+        parser,
+        "--format",
+        text,
+        default="coco",
+        choices=["coco", "label-studio", "labelme", "yolo"],
     )
     cli.add_overrides(parser)
 

@@ -10,8 +10,11 @@ from pathlib import Path
 from typing import Any
 from xml.sax.saxutils import quoteattr
 
+import numpy as np
+import yaml
+
 from detlite.apps.batch_predict.result_files import Entry
-from detlite.apps.prediction_writers import to_label_studio, to_labelme
+from detlite.apps.prediction_writers import outlines, to_label_studio, to_labelme
 from detlite.checkpoint.loading import read_model_checkpoint
 from detlite.config import ConfigError
 from detlite.data import build_dataset
@@ -20,6 +23,7 @@ from detlite.files.atomic_write import write_file
 from detlite.files.errors import DataError
 from detlite.inference.predictor import Predictor
 from detlite.structures.keypoints import keypoint_names
+from detlite.structures.masks.formats import to_bitmap
 
 from .detection_labels import coco_labels, detect
 from .training import PSEUDO_LABELS
@@ -89,10 +93,14 @@ def _write_labels(
 ) -> None:
     """Write the certain detections in images, given by their new names."""
     points, tasks = keypoint_names(predictor.categories), []
-    if format == "coco":
+    if format in ("coco", "yolo"):
         content = coco_labels(((name, entry) for name, (_, entry) in chosen.items()), predictor)
-        content["annotations"] = [row for row in content["annotations"] if not row["ignore"]]
-        _write_json(folder / "annotations.json", content)
+        certain = [row for row in content["annotations"] if not row["ignore"]]
+        content["annotations"] = [_with_polygons(row) for row in certain]
+        if format == "yolo":
+            _write_yolo(content, folder)
+        else:
+            _write_json(folder / "annotations.json", content)
         return
     for name, (file, _) in chosen.items():
         if format == "labelme":
@@ -104,6 +112,39 @@ def _write_labels(
     if tasks:
         _write_json(folder / "tasks.json", tasks)
         write_file(folder / "labels.xml", _labeling_config(predictor, points).encode())
+
+
+def _with_polygons(row: Entry) -> Entry:
+    """Return an annotation whose mask is polygons, which tools can edit, instead of an RLE."""
+    if not (mask := row["segmentation"]):
+        return row
+    parts = outlines(to_bitmap(mask, *mask["size"]).astype(bool))
+    return row | {"segmentation": [part.ravel().tolist() for part in parts]}
+
+
+def _write_yolo(content: Mapping[str, Any], folder: Path) -> None:
+    """Write data.yaml, and a text file for each image with a box or the largest polygon of objects.
+
+    YOLO has one polygon for each object.
+    """
+    numbers = {row["id"]: number for number, row in enumerate(content["categories"])}
+    names = {number: row["name"] for number, row in enumerate(content["categories"])}
+    for image in content["images"]:
+        size, lines = (image["width"], image["height"]), ""
+        for row in content["annotations"]:
+            if row["image_id"] == image["id"]:
+                x, y, w, h = row["bbox"]
+                shape = max(row["segmentation"], key=_area, default=[x + w / 2, y + h / 2, w, h])
+                fractions = (f"{value / size[k % 2]:.6f}" for k, value in enumerate(shape))
+                lines += f"{numbers[row['category_id']]} {' '.join(fractions)}\n"
+        write_file(folder / "labels" / Path(image["file_name"]).with_suffix(".txt"), lines.encode())
+    content = {"path": ".", "train": "images", "names": names}
+    write_file(folder / "data.yaml", yaml.safe_dump(content, allow_unicode=True).encode())
+
+
+def _area(polygon: Sequence[float]) -> float:
+    x, y = np.reshape(polygon, (-1, 2)).T
+    return float(abs(x @ np.roll(y, 1) - y @ np.roll(x, 1)))
 
 
 def _labeling_config(predictor: Predictor, points: Sequence[str]) -> str:

@@ -4,12 +4,15 @@ import csv
 import json
 
 import pytest
+import yaml
 
 from detlite.apps.cli.main import main
 from detlite.apps.dataset_formats.find_annotations import read_folder
+from detlite.apps.fewer_labels.suggest import _write_yolo
 from detlite.apps.fewer_labels.suggest import suggest as suggest_images
 from detlite.data import CocoDataset
 from detlite.inference.predictor import Predictor
+from detlite.structures.masks.formats import to_bitmap
 
 
 @pytest.fixture
@@ -54,11 +57,46 @@ def test_new_images_come_in_order_of_their_uncertain_detections(suggest, photos,
 
 def test_coco_labels_are_the_certain_detections(suggest, photos):
     suggest()
-    data = CocoDataset(photos / "out" / "annotations.json", photos / "out" / "images")
+    file = photos / "out" / "annotations.json"
+    rows = json.loads(file.read_text())["annotations"]
+    data = CocoDataset(file, photos / "out" / "images")
     predictor = Predictor(photos / "first" / "model_final.pth")
-    for index in range(len(data)):
+    for index, image_id in enumerate(data.image_ids):
         masks = predictor(data.image_path(index))["masks"]
-        assert len(data[index][1]["boxes"]) == masks.flatten(1).any(1).sum()  # not empty ones
+        masks = masks[masks.flatten(1).any(1)]
+        polygons = [row["segmentation"] for row in rows if row["image_id"] == image_id]
+        assert len(data[index][1]["boxes"]) == len(masks) == len(polygons)
+        for parts, mask in zip(polygons, masks.numpy(), strict=True):
+            drawn = to_bitmap(parts, *mask.shape)
+            assert (drawn & mask).sum() > 0.9 * (drawn | mask).sum()
+
+
+def test_yolo_labels_are_read_as_a_dataset(suggest, photos):
+    suggest("--format", "yolo")
+    _, sets = read_folder(photos / "out")
+    predictor = Predictor(photos / "first" / "model_final.pth")
+    assert list(sets["train"].categories) == [row["name"] for row in predictor.categories]
+    for image in sets["train"].images:
+        prediction = predictor(image.file)
+        assert len(image.objects) == prediction["masks"].flatten(1).any(1).sum()
+
+
+def test_yolo_has_boxes_or_the_largest_polygon(tmp_path):
+    row = {"image_id": 3, "category_id": 7, "bbox": [10.0, 20, 20, 10]}
+    parts = [[0.0, 0, 4, 0, 4, 4], [10.0, 20, 30, 20, 30, 30, 10, 30], [1.0, 1, 2, 1, 2, 2, 1, 2]]
+    content = {
+        "images": [{"id": 3, "width": 100, "height": 50, "file_name": "a.jpg"}],
+        "categories": [{"id": 9, "name": "b: c"}, {"id": 7, "name": "a"}],
+        "annotations": [row | {"segmentation": []}, row | {"segmentation": parts}],
+    }
+    _write_yolo(content, tmp_path)
+    lines = (tmp_path / "labels" / "a.txt").read_text().splitlines()
+    assert [[float(word) for word in line.split()] for line in lines] == [
+        [1, 0.2, 0.5, 0.2, 0.2],
+        [1, 0.1, 0.4, 0.3, 0.4, 0.3, 0.6, 0.1, 0.6],
+    ]
+    names = yaml.safe_load((tmp_path / "data.yaml").read_text())["names"]
+    assert names == {0: "b: c", 1: "a"}
 
 
 @pytest.mark.parametrize("masks", [True, False])
@@ -73,7 +111,10 @@ def test_cvat_reads_coco_labels(train, photos, masks):
     data = datumaro.Dataset.import_from(str(folder / "annotations.json"), "coco_instances")
     found = [annotation.type.name for item in data for annotation in item.annotations]
     assert len(data) == len(content["images"])
-    assert found.count("mask" if masks else "bbox") == len(content["annotations"]) > 0
+    assert found.count("bbox") == len(content["annotations"]) > 0
+    parts = sum(len(row["segmentation"]) for row in content["annotations"])
+    assert found.count("polygon") == parts
+    assert bool(parts) == masks
 
 
 def test_labelme_labels_are_read_as_a_dataset(suggest, photos):
