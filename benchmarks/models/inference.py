@@ -21,6 +21,7 @@ from detlite.inference.options import InferenceOptions, View
 from detlite.inference.predictor import Predictor
 from detlite.modeling.detection_model import DetectionModel
 from detlite.modeling.precision import autocast
+from detlite.structures import to_device
 
 from .detectron2_baseline import AVAILABLE, detect_masks, detectron2_model
 from .images import generate_images
@@ -109,7 +110,7 @@ def _torchvision_call(model: nn.Module, images: list[Tensor], dtype: str) -> Cal
     @torch.no_grad()
     def call() -> list[list[Any]]:
         with autocast(dtype, device):
-            detections = model([(image / 255).to(device) for image in images])
+            detections = model([to_device(image / 255, device) for image in images])
         return [_encode(detected["masks"][:, 0] >= 0.5) for detected in detections]
 
     return call

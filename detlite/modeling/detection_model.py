@@ -167,7 +167,7 @@ class DetectionModel(nn.Module, ABC):
             targets, images, self.num_classes, self.required_targets, soft_masks, dtype
         )
         batch, padded_proposals = self.prepare(images, proposals)
-        return self.losses(batch, truth.to(self.device, non_blocking=True), padded_proposals)
+        return self.losses(batch, truth.to(self.device), padded_proposals)
 
     def prepare(
         self, images: Sequence[Tensor], proposals: Sequence[Tensor | None] | None = None
@@ -182,7 +182,7 @@ class DetectionModel(nn.Module, ABC):
         if not self.takes_proposals:
             return batch, None
         padded = prepare_proposals(proposals, len(images), self.normalizer.dtype)
-        return batch, padded.to(self.device, non_blocking=True)
+        return batch, padded.to(self.device)
 
     @torch.no_grad()  # `forward` computes gradients, for example for saliency maps
     def detect(

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from yacs.config import CfgNode
 
 from detlite.structures import boxes as box_ops
+from detlite.structures import to_device
 from detlite.structures.instances import GroundTruth, Images, PaddedBatchImages, Proposals
 from detlite.structures.masks.packed import PackedMasks
 
@@ -87,11 +88,11 @@ class Normalizer(nn.Module):
             pixels = pixels.contiguous(memory_format=torch.channels_last)
         for index, (h, w) in enumerate(sizes):
             pixels[index, :, :h, :w] = self._normalize(images[index])
-        return Images(pixels, torch.tensor(sizes).to(device, non_blocking=True))
+        return Images(pixels, to_device(torch.tensor(sizes), device))
 
     def _normalize(self, image: Tensor) -> Tensor:
         is_255 = not image.is_floating_point()
-        image = image.to(self.pixel_mean.device, non_blocking=True).to(self.dtype)
+        image = to_device(image, self.pixel_mean.device).to(self.dtype)
         if is_255 != self.bgr255:
             image = image * 255 if self.bgr255 else image / 255
         if self.bgr255 and self.channels == 3:

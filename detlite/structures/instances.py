@@ -17,6 +17,7 @@ from torch import Tensor
 
 from detlite.conventions import Convention
 
+from . import to_device
 from .boxes import rescale
 from .keypoints import rescale_keypoints
 from .masks.packed import PackedMasks
@@ -47,9 +48,9 @@ class Record:
         """
         return self.map(lambda field: field[index])
 
-    def to(self: R, device: torch.device | str, non_blocking: bool = False) -> R:
-        """Return the record on a device."""
-        return self.map(lambda field: field.to(device, non_blocking=non_blocking))
+    def to(self: R, device: torch.device | str) -> R:
+        """Return the record on a device, see `to_device`."""
+        return self.map(lambda x: to_device(x, device) if isinstance(x, Tensor) else x.to(device))
 
     def map(self: R, function: Callable[[Any], Any]) -> R:
         """Apply a function to each field that is not None."""

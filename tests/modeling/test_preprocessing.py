@@ -5,6 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from detlite import build_model, optimize
+from detlite.modeling import preprocessing
 from detlite.modeling.preprocessing import (
     Normalizer,
     prepare_proposals,
@@ -61,6 +62,14 @@ def test_padding_is_zero_after_normalization():
     assert batch.sizes.tolist() == [[5, 6]]
     assert (batch.pixels[:, :, :5, :6] != 0).all()
     assert batch.pixels[:, :, 5:].abs().sum() == batch.pixels[:, :, :, 6:].abs().sum() == 0
+
+
+def test_all_inputs_are_copied_without_waiting(monkeypatch):
+    copied = []
+    monkeypatch.setattr(preprocessing, "to_device", lambda x, device: copied.append(x) or x)
+    images = [torch.rand(3, 4, 5), torch.zeros(3, 6, 4, dtype=torch.uint8)]
+    sizes = Normalizer(MEAN, STD, bgr255=True, divisibility=0)(images).sizes
+    assert all(a is b for a, b in zip(copied, [*images, sizes], strict=True))
 
 
 def test_images_are_not_modified():

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from detlite.structures import to_device
+
 from .rle import boundaries_of_bitmap, boundaries_of_counts, decode_frame
 
 if TYPE_CHECKING:
@@ -123,15 +125,11 @@ class PackedMasks:
         """Return the number of instances, with padding."""
         return len(self.instances) - 1
 
-    def to(self, device: torch.device | str, non_blocking: bool = False) -> PackedMasks:
+    def to(self, device: torch.device | str) -> PackedMasks:
         """Move to a device, unless it has no float64 (MPS)."""
         if not _has_float64(torch.device(device).type):
             return self
-        return PackedMasks(*(t.to(device, non_blocking=non_blocking) for t in self.tensors()))
-
-    def pin_memory(self) -> PackedMasks:
-        """Copy to page-locked memory. torch's DataLoader calls this."""
-        return PackedMasks(*(t.pin_memory() for t in self.tensors()))
+        return PackedMasks(*(to_device(t, device) for t in self.tensors()))
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Loader processes send arrays, because each tensor would need a file descriptor, and a

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 from torch.utils import _pytree as pytree
-from torch.utils.data._utils.pin_memory import pin_memory
 from torchvision.transforms.v2 import functional as F
 
 from detlite.structures.masks.formats import encode_bitmap, to_bitmap
@@ -264,17 +263,6 @@ def test_pickles_as_arrays():
     assert b"torch" not in data  # tensors would need file descriptors
     assert equal(pickle.loads(data), some)
     assert len(data) < 8 * len(some.values) + 1500
-
-
-def test_pin_memory_inside_targets(monkeypatch):
-    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self, *_: self + 1)
-    masks = PackedMasks.from_segmentations(mixed(), *SIZE, as_rle=False)
-    images, targets = pin_memory(([torch.zeros(2)], [{"masks": masks, "image_id": 3}]))
-    assert images[0].tolist() == [1, 1]
-    assert targets[0]["image_id"] == 3
-    assert isinstance(targets[0]["masks"], PackedMasks)
-    pairs = zip(pytree.tree_leaves(targets[0]["masks"]), pytree.tree_leaves(masks), strict=True)
-    assert all(torch.equal(pinned, plain + 1) for pinned, plain in pairs)
 
 
 def test_many_objects_of_a_large_image_are_small():
