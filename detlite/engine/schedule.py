@@ -131,6 +131,10 @@ class Duration:
         """Return additional metrics to log."""
         return {}
 
+    def outlook(self, done: int) -> str:
+        """Describe the expected length of a run of unknown length, for the log."""
+        return ""
+
     def state_dict(self) -> dict[str, Any]:
         """Return the state for a checkpoint."""
         return {}
@@ -148,8 +152,8 @@ def build_duration(cfg: CfgNode, images: int) -> Duration:
     if solver.MAX_MINUTES is not None:
         from .time_limit import TimeLimit
 
-        evaluates = solver.TEST_PERIOD > 0
-        return TimeLimit(solver.MAX_MINUTES, solver.MINUTES_INCLUDE_TEST, evaluates)
+        step, evaluates = solver.IMS_PER_BATCH / max(images, 1), solver.TEST_PERIOD > 0
+        return TimeLimit(solver.MAX_MINUTES, solver.MINUTES_INCLUDE_TEST, evaluates, step)
     if solver.MINUTES_INCLUDE_TEST:
         logger.warning("SOLVER.MINUTES_INCLUDE_TEST has no effect without SOLVER.MAX_MINUTES")
     if solver.MAX_EPOCHS is not None:

@@ -13,6 +13,8 @@ from .schedule import Duration
 
 logger = logging.getLogger(__name__)
 
+_KNOWN_FROM = 0.1  # of the time, after which the length of a run is known well enough
+_FEW_STEPS, _FEW_EPOCHS = 100, 3  # half of what `detlite init` recommends at least
 _COUNTERS = ("seconds", "evaluations", "longest", "slowest", "timed")  # attributes to restore
 
 
@@ -27,12 +29,18 @@ class TimeLimit(Duration):
     longest evaluation so far is reserved for the last one, and the model is evaluated halfway if it
     was not before. `evaluates` is True if evaluations are planned: if none took place after two
     thirds of the time, because the machine is slower than planned, the model is evaluated then.
+    An iteration is `epochs_per_step` epochs. If the time allows only few, the log says so early.
     """
 
     def __init__(
-        self, minutes: float, include_evaluation: bool = False, evaluates: bool = False
+        self,
+        minutes: float,
+        include_evaluation: bool = False,
+        evaluates: bool = False,
+        epochs_per_step: float = 1.0,
     ) -> None:
         super().__init__(None, shortens_warmup=True)
+        self._epochs_per_step, self._warned = epochs_per_step, False
         self._evaluated_from = 0.5 if include_evaluation else 2 / 3 if evaluates else math.inf
         self._limit = 60 * minutes
         self._include_evaluation = include_evaluation
@@ -70,10 +78,28 @@ class TimeLimit(Duration):
         return self._fraction
 
     def is_reached(self, done: int) -> bool:
-        # The slowest iteration, usually the first, does not predict the next one.
+        return self.seconds_left < self._step_seconds or self.seconds_left == 0
+
+    @property
+    def _step_seconds(self) -> float:
+        """Seconds of an iteration without the slowest, usually the first; 0 if unknown."""
         others = self._timed - 1
-        step = (self._seconds - self._evaluations - self._slowest) / others if others > 0 else 0.0
-        return self.seconds_left < step or self.seconds_left == 0
+        return (self._seconds - self._evaluations - self._slowest) / others if others > 0 else 0.0
+
+    def outlook(self, done: int) -> str:
+        if not (step := self._step_seconds):
+            return ""
+        steps = done + self.seconds_left / step
+        epochs = steps * self._epochs_per_step
+        total = f"about {steps:.0f} steps in all, {epochs:.1f} epochs"
+        is_short = steps < _FEW_STEPS or epochs < _FEW_EPOCHS
+        if is_short and self._fraction > _KNOWN_FROM and not self._warned:
+            self._warned = True
+            logger.warning(
+                "at this speed SOLVER.MAX_MINUTES allows %s, too few for a good model: raise it, "
+                "stop other programs, or lower INPUT.MIN_SIZE_TRAIN", total
+            )  # fmt: skip
+        return f", {total}"
 
     def advance(self, *flags: bool) -> list[bool]:
         counters = [0.0] * 4

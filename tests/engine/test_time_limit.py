@@ -51,6 +51,19 @@ def test_a_key_without_effect_causes_a_warning(make_cfg, caplog):
     assert not caplog.text
 
 
+@pytest.mark.parametrize(("epochs_per_step", "warnings"), [(0.03, 0), (0.02, 1)])
+def test_a_short_run_is_announced_early(clock, caplog, epochs_per_step, warnings):
+    """The first step takes 60 s and does not count: 120 others of 2 s follow in 5 minutes."""
+    limit = TimeLimit(5, epochs_per_step=epochs_per_step)
+    for done in range(1, 20):
+        clock.seconds += 60 if done == 1 else 2
+        limit.advance()
+        outlook = limit.outlook(done)
+        epochs = 121 * epochs_per_step
+        assert outlook == (f", about 121 steps in all, {epochs:.1f} epochs" if done > 1 else "")
+    assert caplog.text.count("allows about 121 steps in all, 2.4 epochs, too few") == warnings
+
+
 def test_iterations():
     length = Duration(4)
     assert [length.fraction(done) for done in range(5)] == [0, 0.25, 0.5, 0.75, 1]

@@ -28,6 +28,7 @@ Curves = dict[str, list[tuple[int, float]]]
 # Each kind of evaluation (COCO and LVIS, VOC, region proposals) reports two of these metrics.
 _PLOTTED = ("AP", "AP50", "AP50_07", "AR@100", "AR@1000")
 _MAX_IMAGES = 6
+_FEW_OBJECTS = 12  # of an image
 _MAX_BYTES = 1 << 30  # of the metrics of a run
 _SHEET_WIDTH, _ROW_HEIGHT = 1600, 400  # pixels
 
@@ -87,13 +88,19 @@ def draw_sheet(predictor: Predictor, dataset: CocoDataset, path: Path) -> None:
         # Draw at the size on the sheet, at which lines and tags are readable.
         height = min(_ROW_HEIGHT, _SHEET_WIDTH / (2 * ratio))
         pairs.append([
-            draw_detections(image, objects, dataset.categories, min_score=0, tags=None,
+            draw_detections(image, objects, dataset.categories, min_score=0,
+                            tags=_tags(objects, dataset.categories),
                             max_side=round(height * max(ratio, 1)))
             for objects in (target, found)
         ])  # fmt: skip
     headings = "labels", f"detections (score >= {predictor.score_thresh:.2f})"
     with atomic_path(path) as temporary:
         contact_sheet(pairs, headings, _SHEET_WIDTH, _ROW_HEIGHT).save(temporary, "PNG")
+
+
+def _tags(objects: dict[str, Any], categories: Sequence[Any]) -> bool | None:
+    """Return `tags` of `draw_detections`: names on small objects too if they are few."""
+    return True if len(categories) > 1 and len(objects["labels"]) <= _FEW_OBJECTS else None
 
 
 def plot_metrics(metrics_file: str | Path, image_file: str | Path) -> None:

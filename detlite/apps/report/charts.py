@@ -37,6 +37,7 @@ def precision_recall(title: str, curves: Mapping[str, np.ndarray]) -> str:
     figure, axes = _plot(title, points)
     axes.set(xlabel="recall: detected objects (%)", ylabel="precision: correct detections (%)")
     axes.set(xlim=(0, 100), ylim=(0, 103))
+    figure.legend(loc="outside lower center", ncols=3, fontsize=9)
     return _svg(figure, title)
 
 
@@ -85,7 +86,7 @@ def reliability(title: str, series: Mapping[str, Calibration]) -> str:
     axes.plot([0, 100], [0, 100], color="#767676", linewidth=1, label="perfect")
     axes.set(xlabel="mean score (%)", ylabel="precision (%)")
     axes.set(xlim=(0, 103), ylim=(-3, 103))
-    axes.legend(loc="upper left", fontsize=9)
+    figure.legend(loc="outside lower center", ncols=3, fontsize=9)
     return _svg(figure, title)
 
 
@@ -100,6 +101,7 @@ def lines(title: str, curves: Mapping[str, Points], label: str, markers: bool = 
     axes.set(xlabel="iteration", ylabel=label)
     axes.set_ylim(0)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    figure.legend(loc="outside lower center", ncols=3, fontsize=9)
     return _svg(figure, title)
 
 
@@ -121,6 +123,7 @@ def learning_curve(title: str, curves: Mapping[str, Mapping[int, Bar]]) -> str:
     axes.set_xticks(ticks, [str(images) for images in ticks])
     axes.set(xlabel="labeled images", ylabel="AP (%)")
     axes.set_ylim(0)
+    figure.legend(loc="outside lower center", ncols=3, fontsize=9)
     return _svg(figure, title)
 
 
@@ -148,13 +151,12 @@ def sizes(title: str, sides: Sequence[float], anchors: Sequence[Sequence[float]]
 def _plot(
     title: str, curves: Mapping[str, tuple[Any, ...]], marker: str | None = None
 ) -> tuple[Figure, Axes]:
-    """Plot named curves (x, y), with a legend."""
+    """Plot named curves (x, y), for a legend below the axes, where it covers no curve."""
     figure, axes = _axes(title)
     for number, (name, points) in enumerate(curves.items()):
         color, line = COLORS[number % len(COLORS)], _STYLES[number % len(_STYLES)]
         axes.plot(*points, line, color=color, label=_escape(name), linewidth=1.6, marker=marker,
                   markersize=4)  # fmt: skip
-    axes.legend(loc="best", fontsize=9)
     return figure, axes
 
 

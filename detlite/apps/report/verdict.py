@@ -64,7 +64,7 @@ def _meaning(analysis: DetectionAnalysis) -> str:
         return f"The model detects none of the {_count(objects, 'object')}."
     return (
         f"With scores of at least {threshold.score:.2f}, the model detects "
-        f"{percent(threshold.recall, 0)} % of the objects, and {percent(threshold.precision, 0)} % "
+        f"{_rounded(threshold.recall)} % of the objects, and {_rounded(threshold.precision)} % "
         "of its detections are right."
     )
 
@@ -125,6 +125,11 @@ def _recommended(run: Run) -> int:
 
 def _iterations(run: Run) -> int:
     return run.lines[-1]["iteration"] if run.lines else 0
+
+
+def _rounded(value: float) -> str:
+    """Format a fraction in percent so that only none is 0 and only all is 100."""
+    return percent(value, 0 if value in (0, 1) or 0.01 <= value <= 0.99 else 1)
 
 
 def _count(number: int, noun: str) -> str:

@@ -230,14 +230,12 @@ class Progress(Hook):
         if self._bar is not None:
             self._bar.set_postfix_str(f"step {iteration}, {seconds:.2f} s per step", refresh=False)
             self._bar.update(fraction - self._bar.n)
+        outlook = self.trainer.duration.outlook(iteration)
         is_logged = iteration % self.trainer.cfg.SOLVER.LOG_PERIOD == 0
         if is_logged or now - self._last < _SILENCE_SECONDS:
             return
         self._last = now
-        total = ""
-        if fraction and self.trainer.duration.max_iter is None:  # known from the speed so far
-            total = f", about {iteration / fraction:.0f} steps in all"
-        logger.info("iteration %d  %.3f s per step%s", iteration, seconds, total)
+        logger.info("iteration %d  %.3f s per step%s", iteration, seconds, outlook)
 
     def after_log(self, metrics: dict[str, float]) -> None:
         self._last = time.monotonic()

@@ -15,14 +15,12 @@ from detlite.evaluation import Results
 from tests.evaluation.synthetic_detections import make_coco, synthetic_dataset
 
 
-def describe(
-    rows: list[dict[str, Any]] | None = None, keep: float = 1, minutes: int = 0, **run: Any
-) -> Verdict:
+def describe(keep: float = 1, minutes: int = 0, images: int = 16, **run: Any) -> Verdict:
     """Describe a run with a fraction of synthetic detections."""
-    coco, detections = synthetic_dataset(0, images=16)
+    coco, detections = synthetic_dataset(0, images=images)
     kept = detections[: round(keep * len(detections))]
     results = Results.from_coco(kept, ["bbox"])
-    analysis = analyze_detections(coco, results, "bbox", np.ones((1, 16), np.uint8))
+    analysis = analyze_detections(coco, results, "bbox", np.ones((1, images), np.uint8))
     length = ["SOLVER.MAX_MINUTES", minutes] if minutes else ["SOLVER.MAX_ITER", 100]
     opts = ["SOLVER.IMS_PER_BATCH", 4, "MODEL.DEVICE", "cpu", *length]
     cfg = load_config(None, opts)
@@ -46,6 +44,7 @@ def test_result_and_its_basis() -> None:
         "objects, after 100 training steps of 4 images (20 training images)."
     )
     assert result.next_step == ""
+    assert " detects 0." in describe(keep=0.01, images=60).meaning  # not 0 %
     assert describe().basis.endswith(" objects.")  # of a test
 
 

@@ -185,7 +185,12 @@ def test_the_bar_of_a_terminal_and_the_expected_steps_of_a_time_limit(monkeypatc
     terminal = io.StringIO()
     terminal.isatty = lambda: True
     monkeypatch.setattr("sys.stderr", terminal)
-    progress, duration = Progress(), SimpleNamespace(fraction=lambda done: done / 8, max_iter=None)
+    progress, duration = (
+        Progress(),
+        SimpleNamespace(
+            fraction=lambda done: done / 8, outlook=lambda done: f", about {8 * done} steps in all"
+        ),
+    )
     cfg = SimpleNamespace(SOLVER=SimpleNamespace(LOG_PERIOD=10, IMS_PER_BATCH=4))
     progress.trainer = SimpleNamespace(iteration=0, cfg=cfg, duration=duration)
     progress.before_train()
