@@ -15,6 +15,8 @@ from pycocotools import mask as rle_codec
 
 from detlite import ops
 from detlite.data.datasets.coco_masks import read_segmentation, rle_problem
+from detlite.data.datasets.coco_values import parse_integer
+from detlite.data.index.states import WRITTEN_ID
 from detlite.files.errors import DataError, short_repr
 from detlite.files.json_files import read_json
 from detlite.files.reading import check_regular
@@ -82,19 +84,22 @@ def read_entries(source: Any, name: str) -> Columns | list[dict[str, Any]]:
         source = _read_json_or_lines(file)
     else:
         source = json.loads(to_json(source))
-    rows, files, names = source, dict[Any, Any](), dict[Any, Any]()
+    rows, files, names = source, dict[str, Any](), dict[str, Any]()
     if isinstance(source, dict):
-        rows = next((source[key] for key in _LISTS if isinstance(source.get(key), list)), None)
+        lists = [source[key] for key in _LISTS if isinstance(source.get(key), list)]
+        rows = next(filter(None, lists), lists[0] if lists else None)
         for texts, key, field in ((files, "images", "file_name"), (names, "categories", "name")):
-            for row in source.get(key) or ():
-                texts[row.get("id")] = row.get(field)
+            own = source.get(key) or []
+            if not isinstance(own, list) or not all(isinstance(row, dict) for row in own):
+                raise DataError(f"{name}: {key!r} must be a list of objects")
+            texts |= {str(row.get("id")): row.get(field) for row in own}
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise DataError(f"{name}: must be a list of COCO results")
     for row in rows:  # the ids of a file with images and categories are its own
         for id_field, field, texts in (
             ("image_id", "file_name", files), ("category_id", "category_name", names),
         ):  # fmt: skip
-            if (text := texts.get(row.get(id_field))) is not None:
+            if (text := texts.get(str(row.get(id_field)))) is not None:
                 row |= {field: text, id_field: None}
     return rows
 
@@ -158,6 +163,7 @@ def resolve_ids(entries: list[dict[str, Any]], truth: Truth, name: str) -> None:
     DataError for an unknown name, or if the file name of an entry belongs to another image.
     """
     files: dict[str, int | None] = {}
+    own_ids = _written_ids(truth.imgs)
     for image_id, image in truth.imgs.items():
         for spelling in _spellings(image.get("file_name")):
             files[spelling] = None if files.get(spelling, image_id) != image_id else image_id
@@ -169,7 +175,7 @@ def resolve_ids(entries: list[dict[str, Any]], truth: Truth, name: str) -> None:
     unknown = 0
     for n, row in enumerate(entries):
         written, text = row.get("image_id"), row.get("file_name")
-        owner, number = image_of(text), _known_id(written, truth.imgs)
+        owner, number = image_of(text), _known_id(written, truth.imgs, own_ids)
         if number is None and isinstance(written, str):
             number = image_of(written)
         if owner is not None and written is not None and owner != number:
@@ -203,12 +209,17 @@ def _spellings(file_name: Any) -> list[str]:
     return [str(file_name), str(path), path.name, path.stem]
 
 
-def _known_id(value: Any, known: Mapping[int, Any]) -> int | None:
+def _written_ids(entries: Mapping[int, Mapping[str, Any]]) -> dict[Any, int]:
+    """Return the ids of images or categories by the texts that their file has instead."""
+    return {row[WRITTEN_ID]: number for number, row in entries.items() if WRITTEN_ID in row}
+
+
+def _known_id(value: Any, known: Mapping[int, Any], written: Mapping[Any, int]) -> int | None:
     """Return an id that may be written as text or as a fraction; None if it is unknown."""
-    if (isinstance(value, str) and value.strip().isdecimal()) or (
-        isinstance(value, float) and value.is_integer()
-    ):
-        value = int(value)
+    if isinstance(value, str) and value in written:
+        return written[value]
+    if isinstance(value, float) or (isinstance(value, str) and value.strip().isdecimal()):
+        value = parse_integer(value)
     return value if isinstance(value, int) and value in known else None
 
 
@@ -224,10 +235,10 @@ def _resolve_categories(entries: list[dict[str, Any]], truth: Truth, name: str) 
     match = CategoryMatch(categories, [{"name": text} for text in texts], labels)
     ids = [None if n is None else categories[n]["id"] for n in match.numbers]
     by_name = dict(zip(texts, ids, strict=True)) if match.named else {}
-    changed = 0
+    changed, own_ids = 0, _written_ids(truth.cats)
     for n, row in enumerate(entries):
         written, text = row.get("category_id"), row.get("category_name")
-        known = _known_id(written, truth.cats)
+        known = _known_id(written, truth.cats, own_ids)
         named = by_name.get(str(text or written))
         if known is None and named is None and (text or isinstance(written, str)):
             field = "category_name" if text else "category_id"

@@ -118,6 +118,7 @@ def _check_positions(results: Results, truth: Truth, name: str) -> None:
     best = np.argsort(-results.scores, kind="stable")[:count]
     boxes = results.boxes[best].astype(np.float64)
     image_ids, category_ids = results.image_ids[best], results.category_ids[best]
+    _check_repeats(np.column_stack([image_ids, category_ids, boxes]), name)
     found = _matched_objects(boxes, image_ids, objects)
     matched = found >= 0
     sides = np.ones((count, 1))
@@ -143,6 +144,16 @@ def _check_positions(results: Results, truth: Truth, name: str) -> None:
             name, matched.sum(), count,
         )  # fmt: skip
     _check_categories(category_ids[matched], objects, found[matched], truth, name)
+
+
+def _check_repeats(rows: np.ndarray, name: str) -> None:
+    """Warn if many of rows [N, 6] of image, category and box are equal."""
+    repeats = len(rows) - len(np.unique(rows, axis=0))
+    if repeats >= max(1, _MIN_FRACTION * len(rows)):
+        logger.warning(
+            "%s: %d of the %d highest-scoring detections have the image, category and box of "
+            "another one, and count as wrong: remove the repeats", name, repeats, len(rows),
+        )  # fmt: skip
 
 
 def _matched_objects(

@@ -1,6 +1,7 @@
 """Match categories by name: of a dataset, a checkpoint, a model, or results."""
 
 import re
+import unicodedata
 from collections.abc import Mapping, Sequence
 from textwrap import shorten
 from typing import Any
@@ -72,5 +73,6 @@ class CategoryMatch:
 
 
 def normalized(name: str) -> str:
-    """Return a name without differences in case, spaces, - and _."""
+    """Return a name without differences in case, spaces, - and _, and Unicode's forms."""
+    name = unicodedata.normalize("NFKC", name)
     return re.sub(r"[\s_-]+", " ", name).strip().casefold()

@@ -155,6 +155,22 @@ def test_text_names_images_and_categories(change, write):
     assert measure(truth, write(results)) == 1
 
 
+def test_texts_that_the_ground_truth_has_as_ids(write):
+    """They are numbered in the order of the file, which results need not know."""
+    truth, results = content(), exact()
+    image_ids, category_ids = {1: "z", 2: "1", 3: "y"}, {1: "b", 2: "a"}
+    for row in truth["images"]:
+        row["id"] = image_ids[row["id"]]
+    for row in truth["categories"]:
+        row["id"] = category_ids[row["id"]]
+    for row in (*truth["annotations"], *results):
+        row |= {
+            "image_id": image_ids[row["image_id"]],
+            "category_id": category_ids[row["category_id"]],
+        }
+    assert measure(truth, write(results)) == measure(truth, exact()) == 1
+
+
 def change_all(**fields):
     return [row | {k: f(row) if callable(f) else f for k, f in fields.items()} for row in exact()]
 
@@ -203,7 +219,7 @@ def test_results_in_an_object_or_as_lines(key, write):
            "categories": [{"id": 0, "name": "cat"}]}  # fmt: skip
     others = [row | {"image_id": row["image_id"] + 6, "category_id": 0} for row in exact()]
     lines = "\n".join(map(json.dumps, exact()))
-    for rows in ({key: exact()}, {key: others, **own}, lines):
+    for rows in ({"annotations": [], key: exact()}, {key: others, **own}, lines):
         assert measure(content(), write(rows)) == 1
 
 
@@ -220,6 +236,10 @@ def test_masks_as_polygons_and_run_lengths(segmentation, write):
 def test_doubtful_results_are_reported(write, caplog):
     truth = content()
     truth["categories"].append({"id": 2, "name": "dog"})
+    measure(truth, exact() * 2)
+    assert "1 of the 3 highest-scoring detections have the image" not in caplog.text
+    measure(truth, [row for row in exact() for _ in range(2)])
+    assert "1 of the 3 highest-scoring detections have the image" in caplog.text
     assert measure(truth, change_all(category_id=2)) == 0
     assert "detections of category 2 (dog) are on objects of 1 (cat)" in caplog.text
     measure(truth, change_all(bbox=[70, 0, 5, 5]))
@@ -239,6 +259,8 @@ def test_doubtful_results_are_reported(write, caplog):
         ("[", (), "cannot be read"),
         ("[1]", (), "must be a list"),
         ({"1": exact()}, (), "must be a list"),
+        ({"results": exact(), "images": {"1": "1.png"}}, (), "'images' must be a list"),
+        ({"results": exact(), "categories": ["cat"]}, (), "'categories' must be a list"),
         (exact(), ["keypoints"], "result 0 has no 'keypoints'"),
         (change_all(image_id="photo"), (), "result 0: image_id is 'photo', which is neither an id"),
         (change_all(image_id=77), (), "result 0: image_id 77 is not in the ground truth"),

@@ -164,7 +164,7 @@ def compute_statistics(
         boxes += [row["bbox"] for row in rows]
         owners += [number] * len(rows)
         labels += [row["category_id"] for row in rows]
-        areas += index.areas(number, selection.objects).tolist()
+        areas += index.values("areas", number, selection.objects).tolist()
     if not boxes:
         problem = f"{annotations}: no image has an object that can be trained on"
         raise DataError("; ".join([problem, *map(str, index.findings(selection, skip=True))]))
@@ -177,7 +177,7 @@ def compute_statistics(
         texts += bad_images.values()
         problems[masks, keypoints] = bad + len(bad_images), texts[0] if texts else ""
     with_masks = index.counts(replace(selection, masks=True).objects)
-    with_keypoints = index.counts(selection.objects, index.labeled_keypoints > 0)
+    with_keypoints = index.counts(selection.objects, index.arrays["labeled"] > 0)
     ids, names = zip(*((row["id"], str(row["name"])) for row in categories), strict=True)
     numbered = np.searchsorted(ids, labels)
     return DatasetStatistics(

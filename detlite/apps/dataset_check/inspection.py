@@ -206,7 +206,10 @@ def small_objects(
         return (states & Flag.SMALL > 0) & ~selection.crowds(states) & ~selection.bad(states)
 
     for number in np.flatnonzero(flagged.counts(is_small)).tolist():
-        rows, areas = flagged.annotations(number, is_small), flagged.areas(number, is_small)
+        rows, areas = (
+            flagged.annotations(number, is_small),
+            flagged.values("areas", number, is_small),
+        )
         for row, area in zip(rows, areas.tolist(), strict=True):
             yield _warning("small object", f"has {area:g} pixels, {effect}", row)
 

@@ -157,7 +157,7 @@ class CocoDataset(data.Dataset[tuple[Tensor, Target]]):
     def labels(self, index: int) -> np.ndarray:
         """Return the labels of `dataset[index]`, int64 [N], without reading the image."""
         selection = self.options.selection
-        ids = self.index.category_ids(int(self.numbers[index]), selection.objects)
+        ids = self.index.values("category_ids", int(self.numbers[index]), selection.objects)
         return np.array([self._labels[number] for number in ids.tolist()], np.int64)
 
     def boxes(self, index: int) -> Tensor:

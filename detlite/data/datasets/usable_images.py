@@ -96,7 +96,7 @@ def _numbers(
     """Return the numbers of the images to train on, or to evaluate on."""
     keep = np.ones(len(index.image_ids), bool)
     if options.train:
-        values = index.labeled_keypoints if options.min_keypoints else 1
+        values = index.arrays["labeled"] if options.min_keypoints else 1
         usable = index.counts(options.selection.objects, values)
         keep = usable >= max(options.min_keypoints, 1)
         if options.background and keep.any():

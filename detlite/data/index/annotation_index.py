@@ -27,6 +27,7 @@ from .states import (
     PROBLEM_KEY,
     PROBLEMS,
     QUADS,
+    WRITTEN_ID,
     Flag,
     Selection,
     annotation_name,
@@ -34,7 +35,7 @@ from .states import (
     set_file_name,
 )
 
-VERSION = 14  # increase it with every change of the content of indexes or of the checks behind it
+VERSION = 15  # increase it with every change of the content of indexes or of the checks behind it
 _FIX = (
     "Training stops at them: fix them (`detlite check --repair`), or set "
     "DATASETS.ON_BAD_ANNOTATION skip."
@@ -123,24 +124,18 @@ class AnnotationIndex:
         """Return the entry of an image; it has a `file_name`."""
         (entry,) = self._load(self.arrays["images"][number : number + 1])
         height, width = self.sizes[number].tolist()
+        if type(entry["id"]) is not int:
+            entry[WRITTEN_ID] = entry["id"]
         entry |= {"height": height, "width": width, "id": int(self.image_ids[number])}
         return set_file_name(entry, self.table["by_url"])
-
-    @property
-    def labeled_keypoints(self) -> np.ndarray:
-        """The number of labeled keypoints of the annotations, int32 [A]."""
-        return self.arrays["labeled"]
 
     def annotations(self, number: int, select: Select = located) -> list[dict[str, Any]]:
         """Return the selected annotations of an image, in file order."""
         return self._read(self._selected(number, select))
 
-    def category_ids(self, number: int, select: Select) -> np.ndarray:
-        return self.arrays["category_ids"][self._selected(number, select)]
-
-    def areas(self, number: int, select: Select) -> np.ndarray:
-        """Return the pixels of the selected annotations of an image, float32; 0 if unknown."""
-        return self.arrays["areas"][self._selected(number, select)]
+    def values(self, name: str, number: int, select: Select) -> np.ndarray:
+        """Return the values of an array (`write_index`) for selected annotations of an image."""
+        return self.arrays[name][self._selected(number, select)]
 
     def counts(self, select: Select = np.ones_like, values: np.ndarray | int = 1) -> np.ndarray:
         """Return the sum of `values` [A] over the selected annotations of each image, int64 [I]."""

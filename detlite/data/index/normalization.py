@@ -11,7 +11,7 @@ from detlite.data.datasets.coco_values import parse_integer
 from detlite.data.findings import Findings
 from detlite.files.errors import DataError, short_repr
 
-from .states import set_file_name
+from .states import WRITTEN_ID, set_file_name
 
 Entry = dict[str, Any]
 
@@ -154,6 +154,8 @@ def read_categories(
             effect = "The text of the number is the name."
             findings.add("names of categories that are numbers", effect, example, "category")
         category = {**row, "id": category_id, "name": str(row["name"])}
+        if type(row["id"]) is not int:
+            category[WRITTEN_ID] = row["id"]
         if valid.setdefault(category_id, category)["name"] != category["name"]:
             raise DataError(f"{file}: the id {category_id} occurs twice in 'categories'")
     keypoints = [row["keypoints"] for row in valid.values() if row.get("keypoints")]

@@ -29,6 +29,7 @@ class Flag(IntFlag):
 SAMPLE = 2000  # boxes that are compared with their masks
 QUADS = f"masks with four corners, as boxes have, of the first {SAMPLE} annotations"
 REGION_KEY = "_region"  # of an annotation in an index: its box, see `Flag.REGION`
+WRITTEN_ID = "_written_id"  # of an image or category: its id in the file if that is no integer
 PROBLEM_KEY = "_problems"  # of an annotation in an index: what is wrong with it, by flag
 _BAD = Flag.UNKNOWN_IMAGE | Flag.UNKNOWN_CATEGORY | Flag.BAD_BOX | Flag.BAD_CROWD
 _IGNORED = Flag.IGNORED | Flag.SMALL
