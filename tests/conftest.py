@@ -64,6 +64,14 @@ def short_shutdowns() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def without_fsync() -> Iterator[None]:
+    """Let files be written without waiting for the disk; no test cuts the power."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("os.fsync", lambda descriptor: None)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def temporary_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Keep the indexes of datasets in a temporary folder."""
     with pytest.MonkeyPatch.context() as patch:

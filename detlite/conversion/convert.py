@@ -84,11 +84,6 @@ def read_content(content: Any, path: Path, source: str | None = None) -> Checkpo
     return replace(checkpoint, timm_backbone=as_timm_backbone(state))
 
 
-def detect_source(content: Any) -> str | None:
-    """Return the name in SOURCES of the framework that wrote a file; None: detlite, or unknown."""
-    return recognize(unwrap(content).state)
-
-
 def convert(content: Any, name: str, path: Path = Path()) -> Checkpoint:
     """Convert the content of a checkpoint.
 

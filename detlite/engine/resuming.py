@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from pathlib import Path
 from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 
-import yaml
 from torch.optim import Optimizer
 from yacs.config import CfgNode
 
@@ -155,7 +155,7 @@ def _changed_keys(checkpoint: Checkpoint, cfg: CfgNode) -> dict[str, tuple[Any, 
     before = dict(flatten(checkpoint_config(checkpoint) or {}))
     # load_weights checks the convention.
     before.pop("MODEL.CONVENTION", None)
-    now = dict(flatten(yaml.safe_load(cfg.dump())))  # through YAML, which turns tuples into lists
+    now = dict(flatten(json.loads(json.dumps(cfg))))  # through JSON, which turns tuples into lists
     return {
         key: (before[key], now[key])
         for key in sorted(before.keys() & now)

@@ -18,7 +18,8 @@ from detlite.checkpoint.loading import (
 )
 from detlite.config import ConfigError, load_config
 from detlite.conventions import CONVENTIONS
-from detlite.conversion.convert import detect_source
+from detlite.conversion.checkpoint_source import recognize
+from detlite.conversion.convert import unwrap
 from detlite.errors import CheckpointError
 from detlite.modeling.build import build_model
 from tests.conversion.detection_differences import as_dict
@@ -158,12 +159,12 @@ def test_fbnet_of_maskrcnn_benchmark(tiny_config, tmp_path):
         name = re.sub(r"\.feature_extractor\.(blocks|last)\.", r".feature_extractor.head.\1.", name)
         state[f"module.{name}"] = value
     torch.save({"model": state}, tmp_path / "fbnet.pth")
-    assert detect_source(state) == "maskrcnn-benchmark"
+    assert recognize(unwrap(state).state) == "maskrcnn-benchmark"
     load_weights(other, read_checkpoint(tmp_path / "fbnet.pth"))
     assert len(other.categories) == 3
     for name, value in other.state_dict().items():
         assert torch.equal(value, model.state_dict()[name])
-    assert detect_source(model.state_dict()) is None  # names of detlite
+    assert recognize(model.state_dict()) is None  # names of detlite
     with pytest.raises(CheckpointError, match=r"has no config.*name the YAML file"):
         build_model_from_checkpoint(tmp_path / "fbnet.pth")
     file = _write(tmp_path / "fbnet.yaml", cfg)

@@ -8,7 +8,8 @@ import torchvision
 
 from detlite.checkpoint.files import read_checkpoint
 from detlite.checkpoint.loading import build_model_from_checkpoint, load_weights
-from detlite.conversion.convert import convert, detect_source
+from detlite.conversion.checkpoint_source import recognize
+from detlite.conversion.convert import convert
 from detlite.conversion.torchvision import TORCHVISION
 from detlite.errors import CheckpointError
 from detlite.modeling.backbone.resnet import ResNet, ResNetOptions
@@ -128,7 +129,7 @@ def test_classifiers_of_torchvision(name, spec, source):
     with torch.device("meta"):
         classifier = getattr(torchvision.models, name)().state_dict()
         backbone = ResNet(spec, (5,)).state_dict()
-    assert detect_source(classifier) == "torchvision"
+    assert recognize(classifier) == "torchvision"
     converted = convert(classifier, source)
     assert converted.backbone_only
     assert {n: v.shape for n, v in converted.model.items()} == {

@@ -9,7 +9,8 @@ import torch
 
 from detlite.checkpoint.files import read_checkpoint
 from detlite.checkpoint.loading import build_model_from_checkpoint
-from detlite.conversion.convert import convert, detect_source, unwrap
+from detlite.conversion.checkpoint_source import recognize
+from detlite.conversion.convert import convert, unwrap
 from detlite.errors import CheckpointError
 from tests.conversion.synthetic_state_dicts import (
     CLASSES,
@@ -35,7 +36,7 @@ from tests.conversion.synthetic_state_dicts import (
 def test_proposal_network(source, fpn, tmp_path):
     full = detectron2(fpn=fpn) if source == "detectron2" else maskrcnn_benchmark(fpn)
     state = {n: v for n, v in full.items() if "roi_heads." not in n}
-    assert detect_source(state) == source
+    assert recognize(unwrap(state).state) == source
     torch.save(state, tmp_path / "w.pth")
     cfg, model = build_model_from_checkpoint(tmp_path / "w.pth", ["MODEL.DEVICE", "cpu"])
     assert cfg.MODEL.META_ARCHITECTURE == "ProposalNetwork"
@@ -56,7 +57,7 @@ def test_other_detectors_are_named(tmp_path):
 @pytest.mark.parametrize("source", RETINANET_NAMES)
 def test_retinanet(source, tmp_path):
     state = retinanet(source)
-    assert detect_source(state) == source
+    assert recognize(unwrap(state).state) == source
     torch.save({"model": state}, tmp_path / "w.pth")
     cfg, model = build_model_from_checkpoint(tmp_path / "w.pth", ["MODEL.DEVICE", "cpu"])
     assert cfg.MODEL.BACKBONE.CONV_BODY == "R-50-FPN-RETINANET"
@@ -99,7 +100,7 @@ FILES = {
 def test_rcnn(name, tmp_path):
     make, source, backbone = FILES[name]
     state = make()
-    assert detect_source({"model": state}) == source
+    assert recognize(unwrap({"model": state}).state) == source
     torch.save({"model": state, "iteration": 7}, tmp_path / "w.pth")
     cfg, model = build_model_from_checkpoint(tmp_path / "w.pth", ["MODEL.DEVICE", "cpu"])
     assert backbone == cfg.MODEL.BACKBONE.CONV_BODY
@@ -160,9 +161,8 @@ def test_names_with_many_dots(name, tmp_path):
 
 
 def test_unknown_source():
-    assert detect_source({"model": {"weight": torch.zeros(1)}}) is None
-    assert detect_source([np.zeros(1)]) is None
-    assert detect_source({}) is None
+    for content in ({"model": {"weight": torch.zeros(1)}}, [np.zeros(1)], {}):
+        assert recognize(unwrap(content).state) is None
 
 
 def _prefixed(state, prefix):

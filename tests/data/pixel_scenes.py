@@ -48,20 +48,13 @@ def scene(number, size, seed):
 
 def bitmaps_by_pixel(image, scenes):
     """Decode the pixels of an image that show each object: {label: bool [H, W]}."""
-    _, height, width = image.shape
-    shown = {
-        int(label): torch.zeros(height, width, dtype=torch.bool)
-        for _, target, _ in scenes
-        for label in target["labels"]
-    }
-    for y in range(height):
-        for x in range(width):
-            column, row, number = image[:, y, x].tolist()
-            if number < len(scenes):  # otherwise, it is padding
-                for label, bitmap in zip(
-                    scenes[number][1]["labels"].tolist(), scenes[number][2], strict=True
-                ):
-                    shown[label][y, x] = bool(bitmap[row, column])
+    column, row, number = image.long()
+    shown = {}
+    for index, (_, target, bitmaps) in enumerate(scenes):
+        height, width = bitmaps.shape[1:]  # other scenes may be larger
+        places = row.clamp(max=height - 1), column.clamp(max=width - 1)
+        for label, bitmap in zip(target["labels"].tolist(), bitmaps.bool(), strict=True):
+            shown[label] = bitmap[places] & (number == index)
     return shown
 
 

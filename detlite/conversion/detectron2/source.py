@@ -141,8 +141,6 @@ _CONFIG: ConfigValues = {
 def _configure(
     state: StateDict, raw: RawStateDict, path: Path, _content: Any
 ) -> tuple[ConfigValues, ConfigValues]:
-    if "head.ctrness.weight" in state:
-        raise ValueError("is an FCOS, which detlite does not have")
     if is_vitdet(state):
         return _CONFIG | vitdet_config(state), {}
     config = _CONFIG | infer_config(state, "ROIAlignV2", 0)

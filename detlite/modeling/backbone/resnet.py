@@ -174,16 +174,15 @@ class ResNet(nn.Module):
         maps = []
         for stage in range(2, self.out_stages[-1] + 1):
             layers = self.get_submodule(f"res{stage}")
-            x = self._checkpoint(layers, x) if self.checkpoint_activations else layers(x)
+            if self.checkpoint_activations:
+                from .activation_checkpointing import checkpoint_activations  # few models need it
+
+                x = checkpoint_activations(layers, x)
+            else:
+                x = layers(x)
             if stage in self.out_stages:
                 maps.append(x)
         return maps
-
-    @staticmethod
-    def _checkpoint(layers: nn.Module, x: Tensor) -> Tensor:
-        from .activation_checkpointing import checkpoint_activations  # only few models need it
-
-        return checkpoint_activations(layers, x)
 
 
 def init_convs(module: nn.Module) -> None:

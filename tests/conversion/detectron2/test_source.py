@@ -165,7 +165,7 @@ def test_fast_rcnn_needs_proposals(fpn, tmp_path):
 
 def test_fcos():
     state = retinanet("detectron2") | {"head.ctrness.weight": torch.zeros(1, 8, 3, 3)}
-    with pytest.raises(ValueError, match="detectron2's, but is an FCOS"):
+    with pytest.raises(ValueError, match="detectron2's, but it is an FCOS"):
         convert(state, "detectron2")
 
 

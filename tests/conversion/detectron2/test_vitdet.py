@@ -6,7 +6,8 @@ import yaml
 from torch.nn import functional as F
 
 import detlite
-from detlite.conversion.convert import convert, detect_source
+from detlite.conversion.checkpoint_source import recognize
+from detlite.conversion.convert import convert
 from detlite.modeling.backbone import vit
 from tests.conversion.detection_differences import as_dict, compare
 from tests.conversion.detectron2.vitdet_reference import (
@@ -49,7 +50,7 @@ def test_detections_equal_the_reference(cascade, tmp_path):
 @pytest.mark.parametrize("cascade", [False, True])
 def test_config(cascade):
     state = vitdet(cascade)
-    assert detect_source(state) == "detectron2"
+    assert recognize(state) == "detectron2"
     config = yaml.safe_load(convert(state, "detectron2").config)
     assert {key: config[key] for key in config if "VIT" in key or "NORM" in key} == {
         "MODEL.VIT.WINDOW": 3,

@@ -10,7 +10,8 @@ import yaml
 
 import detlite
 from detlite.checkpoint.files import read_checkpoint
-from detlite.conversion.convert import convert, detect_source
+from detlite.conversion.checkpoint_source import recognize
+from detlite.conversion.convert import convert
 from detlite.errors import CheckpointError
 from tests.conversion.mmdetection.recorded_outputs import PLAIN, compare_recorded, save, state_of
 from tests.conversion.mmdetection.synthetic_models import CLASSES, CONFIGS, OUTPUTS, config_text
@@ -213,7 +214,7 @@ def test_retinanet_must_state_where_its_pyramid_starts(recorded):
 def test_version_1_is_rejected(recorded):
     state = state_of("mask_rcnn_r50", recorded)
     older = {name.removeprefix("roi_head."): value for name, value in state.items()}
-    assert detect_source({"state_dict": older}) == "mmdetection"
+    assert recognize(older) == "mmdetection"
     with pytest.raises(ValueError, match="is from mmdetection 1, with other conventions"):
         config_of(older, CONFIGS["mask_rcnn_r50"])
     content = {"meta": {"mmdet_version": "1.2.0", "config": ""}, "state_dict": state}

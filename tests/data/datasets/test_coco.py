@@ -194,7 +194,9 @@ def test_dataset_can_be_pickled(content, open_set):
 @pytest.mark.parametrize(
     ("path", "masks", "images", "categories"),
     [
-        ("nuclei_dsb2018/annotations/instances_train.json", True, 430, 1),
+        pytest.param(
+            "nuclei_dsb2018/annotations/instances_train.json", True, 430, 1, marks=pytest.mark.slow
+        ),
         ("nuclei_dsb2018/annotations/instances_val.json", True, 108, 1),
         ("bccd/annotations/instances_train.json", False, 292, 3),
         ("bccd/annotations/instances_val.json", False, 72, 3),
