@@ -51,11 +51,6 @@ class _StoreNumber(Action):
         setattr(namespace, self.dest, value)
 
 
-def add_numbers(parser: ArgumentParser, name: str, text: str, count: int | str = "+") -> None:
-    """Add an option with `count` numbers, by default none; "+": any number."""
-    parser.add_argument(name, nargs=count, type=float, default=[], metavar="NUMBER", help=text)
-
-
 def add_flag(parser: ArgumentParser, name: str, text: str) -> None:
     """Add an option without a value, which is False by default."""
     parser.add_argument(name, action="store_true", help=text)

@@ -31,11 +31,11 @@ def add_arguments(parser: ArgumentParser) -> None:
     text = "number of highest-scoring detections of an image and category that count for --results"
     cli.add_option(parser, "--max-detections", text, default=100, limits=(1, None))
     text = "standard deviation of each keypoint for OKS, with --results (default: COCO's)"
-    cli.add_numbers(parser, "--sigmas", text)
+    _add_numbers(parser, "--sigmas", text)
     text = "IoUs over which AP and AR are averaged, with --results (default: 0.5 to 0.95)"
-    cli.add_numbers(parser, "--iou-thresholds", text)
+    _add_numbers(parser, "--iou-thresholds", text)
     text = "areas in square pixels at which medium and large objects begin, with --results "
-    cli.add_numbers(parser, "--area-limits", text + "(default: 1024 9216)", count=2)
+    _add_numbers(parser, "--area-limits", text + "(default: 1024 9216)", count=2)
     text = "ignore unusable annotations of --truth instead of stopping"
     parser.add_argument("--skip-bad", action="store_true", help=text)
     text = "HTML file to write (default: report.html in the folder of the run; for several runs, "
@@ -47,6 +47,11 @@ def add_arguments(parser: ArgumentParser) -> None:
     text = "number of wrong detections and missed objects to show for each dataset"
     cli.add_option(parser, "--examples", text, default=48, limits=(0, None))
     cli.add_font(parser)
+
+
+def _add_numbers(parser: ArgumentParser, name: str, text: str, count: int | str = "+") -> None:
+    """Add an option with `count` numbers, by default none; "+": any number."""
+    parser.add_argument(name, nargs=count, type=float, default=[], metavar="NUMBER", help=text)
 
 
 def run(args: Namespace) -> int:
