@@ -71,7 +71,8 @@ class Video:
         self._av = av = import_optional("av", _EXTRA)
         self.name = name
         try:
-            source = (f"/dev/video{name}", "r", "v4l2") if is_camera(name) else (name,)
+            # `file:`, because a:b.mp4 alone is the protocol a.
+            source = (f"/dev/video{name}", "r", "v4l2") if is_camera(name) else (f"file:{name}",)
             if not is_camera(name):
                 check_regular(Path(name))
             self._container: Any = av.open(*source)
@@ -133,7 +134,7 @@ def video_writer(file: Path, rate: Fraction) -> Iterator[Callable[..., None]]:
         container.mux(stream.encode(frame))
 
     file.unlink(missing_ok=True)  # it may be a link to another file
-    with av.open(str(file), "w") as container:
+    with av.open(f"file:{file}", "w") as container:
         try:
             yield add
         finally:

@@ -11,6 +11,7 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
+from itertools import pairwise
 
 from detlite import __version__
 from detlite.apps.cli import collect_overrides
@@ -74,6 +75,9 @@ def run_command(name: str, arguments: Sequence[str]) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     command.add_arguments(parser)
+    for word, value in pairwise([*arguments, "-"]):
+        if word.startswith("--") and (not value or word.endswith("=")):  # of an unset variable
+            parser.error(f"{word}: the value is empty")
     try:
         args = parser.parse_intermixed_args(arguments)
         if "overrides" in args:

@@ -103,6 +103,14 @@ def test_choices_are_those_of_the_implementation():
     assert set(export.FORMATS) == EXPORT_FORMATS.keys()
 
 
+@pytest.mark.parametrize("arguments", [["predict", "--output", ""], ["test", "--data="]])
+def test_empty_values_of_options_are_refused(arguments, capsys):
+    """A path "" is the current folder."""
+    with pytest.raises(SystemExit):
+        main(arguments)
+    assert "the value is empty" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("arguments", [[], ["tarin"], ["--resume", "train"]])
 def test_unknown_command(arguments, capsys):
     with pytest.raises(SystemExit) as exit_info:
