@@ -1,5 +1,6 @@
 """Images in any form, and their predictions, with methods that draw and convert them."""
 
+import io
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -12,7 +13,7 @@ import torch
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from detlite.data.images.decoders import pillow_pixels
+from detlite.data.images.decoders import DECODE_ERRORS, pillow_pixels
 from detlite.data.images.pixels import DEFAULT_OPTIONS, ImageOptions, pixels_to_tensor
 from detlite.data.images.reading import read_image
 from detlite.data.images.sources import Pixels
@@ -77,8 +78,13 @@ def load_image(image: ImageInput, options: ImageOptions, page: int | None = None
         return read_image(image, options=options, page=page)
     rgb = "RGB, " * (options.channels == 3)
     if isinstance(image, Image.Image):
-        upright = ImageOps.exif_transpose(image) if options.exif_orientation else image
-        return pixels_to_tensor(pillow_pixels(upright), options, f"PIL image of mode {image.mode}")
+        name = f"PIL image of mode {image.mode}"
+        try:  # Pillow decodes an opened file only now
+            upright = ImageOps.exif_transpose(image) if options.exif_orientation else image
+            pixels = pillow_pixels(upright)
+        except DECODE_ERRORS as error:
+            raise DataError(f"{name}: the image is damaged or truncated ({error})") from error
+        return pixels_to_tensor(pixels, options, name)
     if isinstance(image, np.ndarray):
         if np.ma.is_masked(image):
             raise ValueError(
@@ -110,7 +116,7 @@ def _content_of(file: Any) -> bytes:
     """Read an opened file from its start, as Pillow does."""
     with suppress(AttributeError, OSError):  # it may not support it
         file.seek(0)
-    content = file.read()
+    content = None if isinstance(file, io.TextIOBase) else file.read()
     if not isinstance(content, bytes):
         raise TypeError("an image file must be opened in binary mode: open(path, 'rb')")
     return content

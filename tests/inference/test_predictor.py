@@ -40,6 +40,12 @@ def predictor():
     return Predictor(BrightSquare(), min_size=30, max_size=1000)
 
 
+def truncated_image():
+    """Return an opened PNG without the end of its pixels, which Pillow has not decoded yet."""
+    Image.effect_noise((64, 64), 9).save(file := io.BytesIO(), "PNG")
+    return Image.open(io.BytesIO(file.getvalue()[:200]))
+
+
 class TestPrediction:
     def test_is_in_pixels_of_the_original_image(self, predictor, image):
         prediction = predictor(image)
@@ -201,7 +207,8 @@ class TestBadInput:
                 "a path, a file, bytes, a PIL image, an array or a tensor: got int",
             ),
             ("no.png", DataError, r"no\.png: the image file does not exist"),
-            (io.StringIO("no.png"), TypeError, "must be opened in binary mode"),
+            (io.TextIOWrapper(io.BytesIO(b"\x89")), TypeError, "must be opened in binary mode"),
+            (truncated_image(), DataError, "PIL image of mode L: the image is damaged or trunc"),
             (
                 np.ma.masked_equal(np.zeros((4, 4, 3), np.uint8), 0),
                 ValueError,
