@@ -31,7 +31,6 @@ from detlite.engine.run import UNLABELED_RUNS, run_training
 from detlite.engine.run_files import (
     AVERAGE_CHECKPOINT,
     FINAL_CHECKPOINT,
-    METRICS_FILE,
     UNLABELED_FOLDER,
     write_config,
 )
@@ -63,63 +62,63 @@ def run_with_unlabeled(
     Raises:
         DataError: DATASETS.UNLABELED contains no image that can be used.
     """
-    train_parts = build_train_dataset(cfg).parts
-    known = images_of([*train_parts, *build_test_datasets(cfg)])
+    parts = build_train_dataset(cfg).parts
+    known = images_of([*parts, *build_test_datasets(cfg)])
     source = cfg.DATASETS.UNLABELED
     source = source if is_url(source) else str(expand_path(source))
     files = list_unlabeled([source], known, build_image_options(cfg))
-    folder = Path(cfg.OUTPUT_DIR)
-    own = folder / UNLABELED_FOLDER
+    own = Path(cfg.OUTPUT_DIR) / UNLABELED_FOLDER
     first, labels = own / "labels_only", own / f"{PSEUDO_LABELS}.json"
     if is_main():
         make_folder(own)
         make_folder(first)
         write_config(cfg, own)
     barrier()
-    half = _half(cfg)
     if not labels.exists():
-        half.OUTPUT_DIR = str(first)
-        run_training(half, resume and (first / METRICS_FILE).exists(), hooks)
+        half = _half(cfg, first)
+        run_training(half, resume, hooks)
         if is_main():
             _write_pseudo_labels(half, files, known, labels)
         barrier()
-    info = read_json(labels)["info"]
-    half.MODEL.WEIGHT = _averaged_weights(first)
-    half.MODEL.REINIT_HEADS = False
-    half.OUTPUT_DIR, solver = str(folder), half.SOLVER
-    if solver.MAX_MINUTES is None:
-        solver.MAX_ITER, solver.MAX_EPOCHS = info["iterations"], None
-    else:
-        left = solver.MAX_MINUTES - info["seconds"] / 60
-        solver.MAX_MINUTES = max(left, solver.MAX_MINUTES / 2)
-    if info["objects"]:
-        shares = cfg.DATASETS.TRAIN_SHARES or tuple(len(part) for part in train_parts)
-        half.DATASETS.TRAIN_SHARES = (*shares, sum(shares))
-        half.DATASETS.TRAIN = (*cfg.DATASETS.TRAIN, PSEUDO_LABELS)
-        entry = {
-            "name": PSEUDO_LABELS,
-            "annotations": str(labels.absolute()),
-            "images": info["folder"],
-        }
-        half.DATASETS.CATALOG = [*cfg.DATASETS.CATALOG, entry]
-    else:
-        logger.warning("%s: no detection has a score of %.2f, so the rest of the run trains on the "
-                       "labels only. Train longer, or label more images", labels,
-                       info["min_score"])  # fmt: skip
-    return run_training(half, resume and (folder / METRICS_FILE).exists(), hooks)
+    half = _second_half(cfg, first, labels, tuple(len(part) for part in parts))
+    return run_training(half, resume, hooks)
 
 
-def _half(cfg: CfgNode) -> CfgNode:
-    """Return the config of a run of half the duration without DATASETS.UNLABELED."""
+def _half(cfg: CfgNode, folder: Path) -> CfgNode:
+    """Return the config of a run in `folder` of half the duration, without DATASETS.UNLABELED."""
     half = cfg.clone()
     half.defrost()
-    half.DATASETS.UNLABELED, solver = "", half.SOLVER
+    half.OUTPUT_DIR, half.DATASETS.UNLABELED, solver = str(folder), "", half.SOLVER
     if solver.MAX_ITER is not None:
         solver.MAX_ITER = math.ceil(solver.MAX_ITER / 2)
     for key in ("MAX_MINUTES", "MAX_EPOCHS"):
         if solver[key] is not None:
             solver[key] /= 2
     solver.STEPS = tuple(step if step < 1 else math.ceil(step / 2) for step in solver.STEPS)
+    return half
+
+
+def _second_half(cfg: CfgNode, first: Path, labels: Path, sizes: tuple[int, ...]) -> CfgNode:
+    """Return the config of the second half, given the `sizes` of the labeled datasets."""
+    half, info = _half(cfg, Path(cfg.OUTPUT_DIR)), read_json(labels)["info"]
+    half.MODEL.WEIGHT, half.MODEL.REINIT_HEADS = _averaged_weights(first), False
+    solver, datasets = half.SOLVER, half.DATASETS
+    if solver.MAX_MINUTES is None:
+        solver.MAX_ITER, solver.MAX_EPOCHS = info["iterations"], None
+    else:
+        left = solver.MAX_MINUTES - info["seconds"] / 60
+        solver.MAX_MINUTES = max(left, solver.MAX_MINUTES / 2)
+    if info["objects"]:
+        shares = datasets.TRAIN_SHARES or sizes
+        datasets.TRAIN_SHARES = (*shares, sum(shares))
+        datasets.TRAIN = (*datasets.TRAIN, PSEUDO_LABELS)
+        file = str(labels.absolute())
+        entry = {"name": PSEUDO_LABELS, "annotations": file, "images": info["folder"]}
+        datasets.CATALOG = [*datasets.CATALOG, entry]
+    else:
+        logger.warning("%s: no detection has a score of %.2f, so the rest of the run trains on the "
+                       "labels only. Train longer, or label more images", labels,
+                       info["min_score"])  # fmt: skip
     return half
 
 
