@@ -36,6 +36,6 @@ def run(args: Namespace) -> int:
 
     length = [] if args.minutes is None else ["SOLVER.MAX_MINUTES", args.minutes]
     opts = [*length, *cli.config_overrides(args)]
-    print(learning_curve(args.config, args.data, args.output, opts, args.resume))
+    learning_curve(args.config, args.data, args.output, opts, args.resume)
     print(f"see {args.output / 'report.html'}")
     return 0

@@ -19,7 +19,6 @@ from detlite.apps.drawing.html_page import percent
 from detlite.apps.optional_packages import import_optional
 from detlite.apps.report import charts
 from detlite.apps.report.analysis.bootstrap import compare, interval
-from detlite.apps.report.charts import Bar
 from detlite.apps.report.metric_sections import TITLES
 from detlite.apps.report.report_page import report_page
 from detlite.apps.report.runs import RunAnalysis, read_run
@@ -42,25 +41,22 @@ _SMALL_GAIN = 0.02  # of AP
 
 def learning_curve(
     config: str | None, data: str | None, folder: Path, opts: Sequence[Any], resume: bool
-) -> str:
-    """Train and compare the three runs. See `detlite learning-curve` for the files.
+) -> None:
+    """Train and compare the three runs, and print the answer. See `detlite learning-curve`.
 
     Args:
         config, data, resume: as for `detlite.train`. The run on all labels chooses the config.
         folder: folder of all files.
         opts: config overrides.
 
-    Returns:
-        The answer: a sentence for each test set.
-
     Raises:
         ConfigError: no test set, images without labels, or other errors of `detlite.train`.
         DataError: the labels cannot be divided, or other errors of `detlite.train`.
     """
     import_optional("jinja2", "detlite[report]")  # before hours of training
-    keys, summary = ({}, "") if data is None else training_data(data)
     if config is None and data is None:
         raise ConfigError("learning-curve needs --data or --config")
+    keys, summary = ({}, "") if data is None else training_data(data)
     cfg = load_config(config, [*as_list(keys), *opts])
     if not cfg.DATASETS.TEST:
         raise ConfigError("DATASETS.TEST is empty: the runs need images to be compared on")
@@ -73,25 +69,16 @@ def learning_curve(
     parts = {"half": 2, "quarter": 4}
     datasets = {name: _write_labels(cfg, folder / name, part) for name, part in parts.items()}
     pairs = [(entry["annotations"], entry["images"]) for entry in keys.get("DATASETS.CATALOG", ())]
-    own, test = pairs if pairs else (None, None)
+    own, test = [*pairs, None, None][:2]
     train(config, data=own, test_data=test, output_dir=used.parent, overrides=opts, resume=resume)
     epochs = load_config(used).SOLVER.MAX_EPOCHS
     for name, part in parts.items():
         keys = datasets[name] | ({"SOLVER.MAX_EPOCHS": epochs * part} if epochs else {})
         train(used, output_dir=folder / name, overrides=keys, resume=resume)
-    if torchrun_rank()[0]:
-        return ""
-    answers: list[str] = []
-
-    def introduce(analyzed: Sequence[RunAnalysis]) -> str:
-        answers.append(_answer(analyzed))
-        text = f'<p class="advice"><b>Would more labels help?</b> {escape(answers[-1])}</p>'
-        return f'{text}<div class="charts"><div>{_curve(analyzed)}</div></div>'
-
-    runs = [read_run(folder / name, name) for name in ("all", *parts)]
-    page = report_page(runs, progress=print, link_from=folder, introduce=introduce)
-    write_file(folder / "report.html", page.encode())
-    return "\n".join(answers)
+    if torchrun_rank()[0] == 0:
+        runs = [read_run(folder / name, name) for name in ("all", *parts)]
+        page = report_page(runs, progress=print, link_from=folder, introduce=_introduce)
+        write_file(folder / "report.html", page.encode())
 
 
 def _write_labels(cfg: CfgNode, folder: Path, part: int) -> dict[str, Any]:
@@ -130,16 +117,18 @@ def _write_labels(cfg: CfgNode, folder: Path, part: int) -> dict[str, Any]:
     return {"DATASETS.CATALOG": catalog, "DATASETS.TRAIN": tuple(names)}
 
 
-def _curve(analyzed: Sequence[RunAnalysis]) -> str:
-    """Draw the AP on a test set over the number of labeled images."""
-    curves: dict[str, dict[int, Bar]] = {}
-    for kind in analyzed[0].analyses:
-        for run in analyzed:
-            result = run.analyses[kind]
-            ap = result.metrics["AP"]
-            bar = ap, interval(ap, result.bootstrap.metrics()["AP"])
-            curves.setdefault(TITLES[kind], {})[run.run.train_images] = bar
-    return charts.learning_curve("AP by the number of labeled images", curves)
+def _introduce(analyzed: Sequence[RunAnalysis]) -> str:
+    """Print the answer of a test set, and return it as HTML with the curve."""
+    answer = _answer(analyzed)
+    curves: dict[str, dict[int, charts.Bar]] = {TITLES[kind]: {} for kind in analyzed[0].analyses}
+    for run in analyzed:
+        for kind, result in run.analyses.items():
+            ap, samples = result.metrics["AP"], result.bootstrap.metrics()["AP"]
+            curves[TITLES[kind]][run.run.train_images] = ap, interval(ap, samples)
+    print(answer)
+    chart = charts.learning_curve("AP by the number of labeled images", curves)
+    return (f'<p class="advice"><b>Would more labels help?</b> {escape(answer)}</p>'
+            f'<div class="charts"><div>{chart}</div></div>')  # fmt: skip
 
 
 def _answer(analyzed: Sequence[RunAnalysis]) -> str:
