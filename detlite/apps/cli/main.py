@@ -134,7 +134,3 @@ def _discard_output() -> None:
     """Discard all further output, after the program that read it from a pipe has ended."""
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-if __name__ == "__main__":
-    sys.exit(main())
