@@ -323,7 +323,7 @@ def test_commands_parse(page, capsys):
 def test_options_in_sentences_exist(page):
     """Check commands within sentences, such as `detlite predict --threshold`."""
     text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
-    for command, rest in re.findall(r"`detlite ([a-z]+)([^`]*)`", text):
+    for command, rest in re.findall(r"`detlite ([a-z-]+)([^`]*)`", text):
         assert command in COMMANDS, f"{name(page)}: detlite {command}"
         options = {word.partition("=")[0] for word in rest.split() if word.startswith("--")}
         if options:
