@@ -68,16 +68,14 @@ def parsers():
 
 def test_keys_in_messages_exist(messages):
     names = [key.name for key in KEYS]
-    wrong = [
-        (module, key)
-        for module, text in messages
-        for key in KEY.findall(text)
-        # A name may go on after a value, as in PROPOSAL_FILES_{}.
-        if not any(n == key or n.startswith(f"{key}.") for n in names)
-        and not (f"{key}{{" in text and any(n.startswith(key) for n in names))
-        and not (f"{key}*" in text and any(n.startswith(key) for n in names))
-    ]
-    assert not wrong
+
+    def exists(key, text):
+        """A section counts, and the start of a name that goes on, as in PROPOSAL_FILES_{}."""
+        start = key if f"{key}{{" in text or f"{key}*" in text else f"{key}."
+        return any(name == key or name.startswith(start) for name in names)
+
+    found = [(module, key, text) for module, text in messages for key in KEY.findall(text)]
+    assert not [(module, key) for module, key, text in found if not exists(key, text)]
 
 
 def test_options_in_messages_exist_in_the_commands_that_show_them(messages, parsers):

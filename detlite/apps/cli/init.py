@@ -63,15 +63,10 @@ def run(args: Namespace) -> int:
     if args.coco is None:
         print(config(args), end="")
         return 0
-    for option in _NOT_WITH_COCO:
-        if getattr(args, option) not in (None, False):
-            name = option.replace("_", "-")
-            raise ConfigError(f"--{name} has no effect on --coco, which only converts --data")
-    if unused := [key for key in args.overrides[::2] if key not in _KEYS_OF_COCO]:
-        raise ConfigError(
-            f"{unused[0]} has no effect on --coco, which only converts --data: give it to the "
-            "commands that read the json file"
-        )
+    given = [name for name in _NOT_WITH_COCO if getattr(args, name) not in (None, False)]
+    unused = [f"--{name.replace('_', '-')}" for name in given]
+    if unused := unused + [key for key in args.overrides[::2] if key not in _KEYS_OF_COCO]:
+        raise ConfigError(f"{unused[0]} has no effect on --coco, which only converts --data")
     from detlite.apps.dataset_formats import convert
 
     upright = build_image_options(load_config(None, args.overrides)).exif_orientation
