@@ -20,6 +20,7 @@ from .overlaps import count_intersections
 
 _NO_SIZE = ((None, None), (0, 0), (None, 0), (0, None))
 _ANY_SIZE = 1 << 40
+_MAX_OUTSIDE = 0.1  # fraction of the labeled keypoints that are not reported
 _MARGIN = 64  # pixels by which polygons may exceed their image, see `coco_masks`
 
 
@@ -55,9 +56,9 @@ def is_standard(columns: Columns, content: Any, kinds: Sequence[str]) -> bool:
     limits = sizes[order[np.searchsorted(ids[0], references[0], sorter=order)]]
     points = len(keypoint_names(content["categories"]))
     return (
-        _are_standard_boxes(numbers[:, 1:], limits)
+        _are_standard_boxes(numbers[:, 1:], numbers[:, 0], limits)
         and _are_standard_masks(columns, limits, required="segm" in kinds)
-        and _are_standard_keypoints(columns, points, required="keypoints" in kinds)
+        and _are_standard_keypoints(columns, limits, points, required="keypoints" in kinds)
     )
 
 
@@ -103,14 +104,16 @@ def _are_standard_categories(categories: list[dict[str, Any]]) -> bool:
     )
 
 
-def _are_standard_boxes(boxes: np.ndarray, limits: np.ndarray) -> bool:
-    """Return True if boxes xywh [N, 4] are in their images of (height, width) [N, 2]."""
+def _are_standard_boxes(boxes: np.ndarray, areas: np.ndarray, limits: np.ndarray) -> bool:
+    """Return True if boxes xywh [N, 4] and areas [N] fit their images of (height, width) [N, 2]."""
     start, sides = boxes[:, :2], boxes[:, 2:]
     low, high = np.maximum(start, 0), np.minimum(start + sides, limits[:, ::-1])
     overhang = np.maximum(low - start, start + sides - high)
     in_pixel = ((start >= 0) & (start <= 1) & (sides < 1)).all(axis=1)  # probably fractions
     return bool(
         not in_pixel.any()
+        and (areas <= limits.prod(axis=1, dtype=float)).all()
+        and not ((areas <= 1) & (sides.prod(axis=1) > 25)).any()
         and (sides > 0).all()
         and (low.astype(np.float32) < high.astype(np.float32)).all()
         and (overhang <= np.maximum(2, 0.1 * sides)).all()
@@ -144,7 +147,9 @@ def _are_standard_masks(columns: Columns, limits: np.ndarray, required: bool) ->
     return bool((masks.sizes == limits[is_rle]).all() and (areas > 0).all())
 
 
-def _are_standard_keypoints(columns: Columns, points: int, required: bool) -> bool:
+def _are_standard_keypoints(
+    columns: Columns, limits: np.ndarray, points: int, required: bool
+) -> bool:
     """Return True if objects have all `points` keypoints or none; 0: the categories name none."""
     if not points and not required:
         return True
@@ -154,9 +159,22 @@ def _are_standard_keypoints(columns: Columns, points: int, required: bool) -> bo
         length % 3 == 0
         and np.isin(lengths, (0, length)).all()
         and np.isfinite(columns.keypoints).all()
-        and (points or lengths.any() or not len(lengths))
+        and (lengths.any() or not required or not len(lengths))
         and np.isin(columns.keypoints[2::3], (0, 1, 2)).all()
+        and _are_mostly_inside(
+            columns.keypoints.reshape(-1, 3), np.repeat(limits, lengths // 3, axis=0)
+        )
     )
+
+
+def _are_mostly_inside(points: np.ndarray, limits: np.ndarray) -> bool:
+    """Return True unless many labeled points (x, y, visibility) seem to be misplaced.
+
+    Datasets report those that are outside of their image of (height, width), or fractions of it.
+    """
+    x_y, labeled = points[:, :2], points[:, 2] > 0
+    outside = ((x_y < -1) | (x_y > limits[:, ::-1])).any(axis=1) | (x_y <= 1).all(axis=1)
+    return bool((outside & labeled).sum() <= _MAX_OUTSIDE * labeled.sum())
 
 
 def complete(content: dict[str, Any], kinds: Sequence[str]) -> bool:

@@ -59,10 +59,11 @@ ODD = [
         {"size": [80, 60], "counts": rle()["counts"]}, {"size": [60, 80], "counts": "0o"},
     )),
     *({"keypoints": points} for points in (
-        [], [1, 1, 2], [1, 1, 3, 2, 2, 2], [1, 1, 0.5, 2, 2, 2], [500, 500, 2, 2, 2, 2],
+        [], [1, 1, 2], [0.2, 0.5, 2, 1, 1, 2], [1, 1, 3, 2, 2, 2], [1, 1, 0.5, 2, 2, 2],
+        [500, 500, 2, 2, 2, 2],
     )),
     {"iscrowd": 1, "region": "Asia"}, {"num_keypoints": 5}, {"id": 0}, {"id": 2}, {"id": -1},
-    {"area": 1e30}, {"image_id": 3}, {"category_id": 3},
+    {"area": 1e30}, {"area": 0.1}, {"image_id": 3}, {"category_id": 3},
 ]  # fmt: skip
 FILES = {
     "file without names": lambda truth: [row.pop("file_name") for row in truth["images"]],
@@ -80,6 +81,7 @@ FILES = {
                            truth["categories"][0].update(supercategory="dog")),
     "keypoints without names": lambda truth: [row.pop("keypoints") for row in truth["categories"]],
     "keypoints with other names": lambda truth: truth["categories"][0].update(keypoints=["a"]),
+    "no object has keypoints": lambda truth: [row.pop("keypoints") for row in truth["annotations"]],
     "no objects": lambda truth: truth["annotations"].clear(),
 }  # fmt: skip
 

@@ -132,15 +132,17 @@ class AnnotationReader:
         if ignore == 1:
             self._flag(Flag.IGNORED)
         if (area := row.get("area")) is not None:
-            pixels = coco_values.parse_number(area)
-            if pixels is None or pixels <= 0:
-                effect = "They are computed from masks or boxes."
-                example = f"{self._where}: {area}"
-                self.findings.add("areas that are not square pixels", effect, example)
-                self._changes["area"] = None
+            self._area = coco_values.parse_number(area) or 0
+            if self._area <= 0:
+                self._drop_area()
             else:
-                self._store("area", pixels)
-                self._area = pixels
+                self._store("area", self._area)
+
+    def _drop_area(self) -> None:
+        effect = "They are computed from masks or boxes."
+        example = f"{self._where}: {self._row['area']}"
+        self.findings.add("areas that are not square pixels", effect, example)
+        self._changes["area"], self._area = None, 0
 
     def _read_keypoints(self, height: int, width: int) -> int:
         """Read the keypoints, and return the number of labeled ones."""
@@ -200,6 +202,12 @@ class AnnotationReader:
                 self.findings.add(_TINY, effect, f"{self._where}: bbox {box.value}")
             if box.note == coco_values.ROTATED:  # files that are written from it
                 self._changes["attributes"] = {**row["attributes"], "rotation": 0}
+        if (
+            self._area
+            and self._box
+            and not coco_values.is_area(self._area, self._box, height, width)
+        ):
+            self._drop_area()
         if not self._area and mask.problem:
             self._area = 0.0 if box.problem else box.value[2] * box.value[3]
         elif not self._area:

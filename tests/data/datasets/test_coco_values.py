@@ -203,6 +203,8 @@ PLAIN = [
     (lambda row: {"area": NAN}, "areas that are not square pixels"),
     (lambda row: {"area": -1}, "areas that are not square pixels"),
     (lambda row: {"area": 0}, "areas that are not square pixels"),
+    (lambda row: {"area": row["area"] / (30 * 40)}, "areas that are not square pixels"),
+    (lambda row: {"area": 30 * 40 + 1}, "areas that are not square pixels"),
     (lambda row: {"iscrowd": None}, ""),
     (lambda row: {"iscrowd": False}, ""),
     (lambda row: {"iscrowd": "0"}, ""),
