@@ -36,7 +36,10 @@ def run(run_command: Run) -> Run:
 
 def checkpoint(path: Path, *opts: Any) -> Path:
     """Write an untrained model that detects something everywhere."""
-    cfg = tiny_config("INPUT.MIN_SIZE_TEST", 64, "MODEL.ROI_HEADS.SCORE_THRESH", 0.0, *opts)
+    cfg = tiny_config(
+        "INPUT.MIN_SIZE_TEST", 64, "MODEL.ROI_HEADS.SCORE_THRESH", 0.0, "TEST.OPTIMIZE", False,
+        *opts,
+    )  # fmt: skip
     return write_weights(cfg, path, keypoints=["head", "tail"] if cfg.MODEL.KEYPOINT_ON else [])
 
 
@@ -305,7 +308,7 @@ def test_a_rank_killed_under_torchrun(run, weights, tmp_path, repo_root, monkeyp
     (folder / "05.png").write_bytes(b"not an image")
     (tmp_path / "dying.py").write_text(DYING)
     arguments = ["--weights", weights, "--input", folder, "--threshold", 0, "--draw", "none"]
-    arguments += ["IMPORTS", tmp_path / "dying.py", "TEST.OPTIMIZE", False]
+    arguments += ["IMPORTS", tmp_path / "dying.py"]
     assert run(*arguments, "--output", tmp_path / "whole") == 1
     broken = tmp_path / "broken"
     arguments += ["--output", broken]
