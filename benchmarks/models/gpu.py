@@ -23,6 +23,7 @@ from detlite.data import CocoDataset, build_train_loader
 from detlite.engine.evaluate import evaluate_dataset
 from detlite.engine.solver import build_optimizer
 from detlite.engine.train_step import TrainStep
+from detlite.modeling.compilation import compile_losses, compiler_works
 from detlite.modeling.optimize_for_training import optimize_for_training
 
 from .images import Batch, pin_memory, training_batch
@@ -40,6 +41,7 @@ MLPERF = (
     ("8 A100 SXM, round 2.1, training loop", "93"),
     ("8 A100 SXM, round 2.1, whole run with evaluation", "86"),
 )
+_MODES = ("eager", "compiled")
 # Kinds of kernels by parts of their names, the first that matches.
 _KINDS = (
     ("copies", ("memcpy", "memset", "copy")),
@@ -133,19 +135,24 @@ class GpuBenchmark:
         with tempfile.TemporaryDirectory() as folder:
             size = _sides(self.short * 3 // 5, RATIOS[0])
             dataset = generated_dataset(Path(folder), self.images, size)
-            cases: list[Callable[[], GpuRow]] = [
-                lambda: self._train(first, False, peak),
-                lambda: self._train(first, True, peak),
-                lambda: self._train(others[0], False, peak),
-                lambda: self._loop(first, dataset),
-                lambda: self._infer(1),
-                lambda: self._infer(16),
-                lambda: self._evaluate(dataset, Path(folder)),
-                *(lambda n=n: self._train(n, False, peak) for n in others[1:]),
-                *(lambda n=n: self._train(n, True, peak) for n in others),
+            compiles = compiler_works(torch.device(self.device))
+            # On a CPU, MODEL.COMPILE does not change the evaluation of optimized models.
+            compiled_evaluation = compiles and self.device != "cpu"
+            cases: list[tuple[bool, Callable[[], GpuRow]]] = [
+                (True, lambda: self._train(first, False, peak)),
+                (compiles, lambda: self._train(first, True, peak)),
+                (True, lambda: self._train(others[0], False, peak)),
+                (True, lambda: self._loop(first, False, dataset)),
+                (True, lambda: self._infer(1)),
+                (True, lambda: self._infer(16)),
+                (True, lambda: self._evaluate(False, dataset, Path(folder))),
+                (compiles, lambda: self._loop(first, True, dataset)),
+                (compiled_evaluation, lambda: self._evaluate(True, dataset, Path(folder))),
+                *((True, lambda n=n: self._train(n, False, peak)) for n in others[1:]),
+                *((compiles, lambda n=n: self._train(n, True, peak)) for n in others),
             ]
-            for case in cases:
-                if time.perf_counter() - start < self.seconds:
+            for is_possible, case in cases:
+                if is_possible and time.perf_counter() - start < self.seconds:
                     yield case()
 
     def _train(self, batch: int, compiled: bool, peak: float) -> GpuRow:
@@ -164,7 +171,7 @@ class GpuBenchmark:
             flops = count_flops(lambda: [step() for _ in RATIOS]) / len(RATIOS)
         return GpuRow(
             "training",
-            f"{batch} images, {'compiled' if compiled else 'eager'}, {self.dtype}",
+            f"{batch} images, {_MODES[compiled]}, {self.dtype}",
             batch / seconds,
             1e3 * seconds,
             _memory(self.device),
@@ -186,10 +193,12 @@ class GpuBenchmark:
         cfg.MODEL.ROI_BOX_HEAD.NUM_CLASSES = 2  # the generated dataset has one category
         return cfg
 
-    def _loop(self, batch: int, dataset: CocoDataset) -> GpuRow:
+    def _loop(self, batch: int, compiled: bool, dataset: CocoDataset) -> GpuRow:
         cfg = self._cfg(batch)
         _reset(self.device)
         model = optimize_for_training(seeded_model(cfg)).train()
+        if compiled:
+            compile_losses(model)
         scaler = torch.amp.GradScaler(self.device, enabled=False)
         step = TrainStep(cfg, model, build_optimizer(cfg, model), scaler)
         batches, start = iter(build_train_loader(cfg, dataset)), time.perf_counter()
@@ -198,7 +207,8 @@ class GpuBenchmark:
         synchronize(self.device)
         warm_up = time.perf_counter() - start
         seconds = _time(lambda: step(*next(batches)), self.steps, self.device)
-        mode = f"{batch} images, eager, {self.dtype}, {cfg.DATALOADER.NUM_WORKERS} loader processes"
+        workers = f"{cfg.DATALOADER.NUM_WORKERS} loader processes"
+        mode = f"{batch} images, {_MODES[compiled]}, {self.dtype}, {workers}"
         memory = _memory(self.device)
         return GpuRow(
             "training from JPEGs", mode, batch / seconds, 1e3 * seconds, memory, None, warm_up
@@ -217,16 +227,21 @@ class GpuBenchmark:
         memory = _memory(self.device)
         return GpuRow("inference", mode, batch / seconds, 1e3 * seconds, memory, None, warm_up)
 
-    def _evaluate(self, dataset: CocoDataset, folder: Path) -> GpuRow:
+    def _evaluate(self, compiled: bool, dataset: CocoDataset, folder: Path) -> GpuRow:
         cfg = self._cfg(8)
+        cfg.MODEL.COMPILE = compiled
         _reset(self.device)
         model = seeded_model(cfg)
         model.categories = dataset.categories
-        start = time.perf_counter()
+        mode, start = f"{len(dataset)} images to metrics, {_MODES[compiled]}", time.perf_counter()
+        if compiled:
+            evaluate_dataset(cfg, model, dataset, folder)
+        warm_up, start = time.perf_counter() - start, time.perf_counter()
         evaluate_dataset(cfg, model, dataset, folder)
-        seconds, mode = time.perf_counter() - start, f"{len(dataset)} images to metrics"
-        memory = _memory(self.device)
-        return GpuRow("evaluation", mode, len(dataset) / seconds, 1e3 * seconds, memory)
+        seconds, memory = time.perf_counter() - start, _memory(self.device)
+        return GpuRow(
+            "evaluation", mode, len(dataset) / seconds, 1e3 * seconds, memory, None, warm_up
+        )
 
 
 def kernel_times(step: Callable[[], object], count: int, device: str) -> dict[str, float]:

@@ -43,7 +43,7 @@ def compile_losses(model: DetectionModel, backend: str = "inductor") -> Detectio
         model: a model on its device, after `optimize_for_training`.
         backend: of torch.compile.
     """
-    if not _is_usable(model.device, backend):
+    if not compiler_works(model.device, backend):
         return model
     use_static_shapes(model)
     parts = model.training_parts()
@@ -69,7 +69,7 @@ def compile_parts(
         names: of submodules that compute on feature maps, see `detlite.inference.optimize.PARTS`.
         backend: of torch.compile.
     """
-    return _with_compiled(model, names, backend) if _is_usable(model.device, backend) else model
+    return _with_compiled(model, names, backend) if compiler_works(model.device, backend) else model
 
 
 @contextlib.contextmanager
@@ -210,8 +210,8 @@ def _mark(tensor: Tensor | None, *dimensions: int) -> None:
         torch._dynamo.maybe_mark_dynamic(tensor, dimension)
 
 
-def _is_usable(device: torch.device, backend: str) -> bool:
-    """Prepare the compiler; return False if it does not work."""
+def compiler_works(device: torch.device, backend: str = "inductor") -> bool:
+    """Prepare the compiler; return False, after a warning, if it does not work."""
     _keep_results()
     return _works(device, backend)
 
