@@ -82,7 +82,8 @@ _values = unexpected_values() | st.sampled_from(
     [
         torch.zeros(0), torch.zeros(3).int(), torch.tensor(float("nan")), torch.zeros(2, 2).bool(),
         torch.zeros(2, device="meta"), torch.zeros(3).to_sparse(), torch.zeros(2, 3).t(),
-        np.zeros(3), np.array("a"), np.float32(1),
+        np.zeros(3), np.array("a"), np.float32(1), torch.zeros(1).expand(10**6, 10**6),
+        torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)]),
     ]
 )  # fmt: skip
 
@@ -114,6 +115,18 @@ def test_pickles_of_other_frameworks(content, folder, bounded):
 def test_any_saved_value(content, folder, bounded):
     with bounded():
         check_reading(saved(content), folder)
+
+
+@given(width=st.integers(1, 60), depth=st.integers(0, 8), dots=st.integers(0, 2000))
+@example(width=60, depth=8, dots=0)
+@example(width=1, depth=0, dots=50_000)
+def test_shared_containers(width, depth, dots, folder, bounded):
+    """A small file may have `width` ** `depth` paths to a tensor, and names of many parts."""
+    content: Any = {"a." * dots + "weight": torch.zeros(2)}
+    for _ in range(depth):
+        content = {str(n): content for n in range(width)}
+    with bounded():
+        check_reading(saved({"model": content}), folder)
 
 
 @given(data=st.sampled_from([saved(VALID), saved(VALID, old=True)]).flatmap(mutated_bytes))

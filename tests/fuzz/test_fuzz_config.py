@@ -61,6 +61,19 @@ def test_config_files(content, folder, bounded):
         check_reading(data, [], folder)
 
 
+@given(bases=st.lists(st.lists(st.integers(0, 5), max_size=4), min_size=6, max_size=6))
+@example(bases=[[1, 1, 1], [2, 2, 2], [3, 3, 3], [4, 4, 4], [5, 5, 5], []])
+def test_files_that_refer_to_each_other(bases, folder, bounded):
+    for number, others in enumerate(bases):
+        content = {"_BASE_": [f"base_{other}.yaml" for other in others]}
+        (folder / f"base_{number}.yaml").write_text(yaml.safe_dump(content))
+    with bounded():
+        try:
+            load_config(folder / "base_0.yaml")
+        except ConfigError as error:
+            check_message(error)
+
+
 @given(data=mutated_bytes(yaml.safe_dump(VALID).encode()))
 @example(data=b"a: &a [*a]")
 @example(data=b"&a a: {*a : 1}")

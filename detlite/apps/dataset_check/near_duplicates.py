@@ -1,6 +1,7 @@
 """Find nearly identical images by perceptual hashes: training and test sets must not share any."""
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -72,25 +73,28 @@ def duplicate_groups(files: Sequence[Path]) -> list[int]:
     return groups
 
 
-def split_groups(folder: Path, names: Sequence[str]) -> dict[str, str]:
+def split_groups(folder: Path, names: Sequence[str]) -> tuple[dict[str, str], int]:
     """Return the first name of each image's group, for images that must stay in the same split.
 
     Nearly identical images form a group. If two images of a numbered sequence of names are nearly
     identical, it is taken for the frames of a video, and all of it is a group. Returns {} if there
-    are too many images to compare, or if the groups are too few to split them.
+    are too many images to compare, or if the groups are too few to split them. Also returns the
+    number of images that should stay together, but do not, because the groups are too few.
     """
     if len(names) > _MAX_COMPARED:
-        return {}
+        return {}, 0
     firsts = duplicate_groups([folder / name for name in names])
     sequences = [_SEQUENCE_NUMBER.sub("", name) for name in names]
     pairs = list(enumerate(firsts))
     videos = {sequences[n] for n, first in pairs if n != first and sequences[n] == sequences[first]}
     start = {sequence: n for n, sequence in reversed([*enumerate(sequences)]) if sequence in videos}
     by_video = [start.get(sequences[n], first) for n, first in pairs]
+    together = sum(size for size in Counter(by_video).values() if size > 1)
     for groups in (by_video, firsts):
         if len(set(groups)) >= _MIN_GROUPS:
-            return {name: names[first] for name, first in zip(names, groups, strict=True)}
-    return {}
+            divided = 0 if groups == by_video else together
+            return {name: names[first] for name, first in zip(names, groups, strict=True)}, divided
+    return {}, together
 
 
 def _fingerprint_of(file: Path) -> Fingerprint | None:

@@ -142,15 +142,13 @@ def find_sets(
     elif "val" in splits:
         summary += ", divided already into train and val"
     else:
-        splits, grouped = _split(splits["train"], data)
+        splits, note = _split(splits["train"], data)
         if "val" in splits:
             train_count, count = (len(split.content["images"]) for split in splits.values())
             summary += (
                 f"; {count} of {train_count + count} images, chosen by a hash of their names, are "
-                "used for evaluation and not for training"
+                f"used for evaluation and not for training{note}"
             )
-            if grouped:
-                summary += f"; {grouped} nearly identical or consecutive images stay together"
         else:
             summary += "; only one image has an object, so there is no evaluation"
     splits = _match_categories(splits, val or data)
@@ -274,21 +272,26 @@ def _read(data: Path, images: Path | None, conversion: Conversion) -> tuple[str,
     }
 
 
-def _split(train: _Split, data: Path) -> tuple[dict[str, _Split], int]:
+def _split(train: _Split, data: Path) -> tuple[dict[str, _Split], str]:
     """Split a dataset into "train" and, if two images have objects, "val".
 
-    Also returns the number of images that stay with another image.
+    Also returns a note about images that stay with other ones, or should do so.
     """
     within = os.path.relpath(train.images, data) if isinstance(train.coco, dict) else ""
     content = train.content
     names = [row["file_name"] for row in content["images"]]
-    groups = split_groups(train.images, names)
-    sizes = Counter(groups.values())
-    grouped = sum(size for size in sizes.values() if size > 1)
+    groups, divided = split_groups(train.images, names)
+    grouped = sum(size for size in Counter(groups.values()).values() if size > 1)
+    note = f"; {grouped} nearly identical or consecutive images stay together" if grouped else ""
+    if divided:
+        note = (
+            f"; {divided} images are nearly identical or frames of videos, but too few videos to "
+            "keep them together, so metrics are too high: choose other images by --val"
+        )
     contents = split_content(content, Path(within).as_posix() if within else "", groups)
     if len(contents) == 1:
-        return {"train": train}, 0
-    return {name: _Split(part, train.images) for name, part in contents.items()}, grouped
+        return {"train": train}, ""
+    return {name: _Split(part, train.images) for name, part in contents.items()}, note
 
 
 def _with_one_category(split: _Split) -> _Split:

@@ -22,6 +22,13 @@ class LabelImage:
     values: np.ndarray  # int64 [H, W]; a color is packed into one number
     smooth: bool = False  # edges have intermediate values, as in resized or JPEG masks
     void: bool = False  # 255 was replaced by 0, as it marks VOC's void pixels
+    colored: bool = False  # values are colors, not numbers
+
+    def name(self, value: int) -> str:
+        """Return a value as the person who drew it knows it: 3, or (0,128,0) for a color."""
+        if not self.colored:
+            return str(value)
+        return f"({value & 255},{value >> 8 & 255},{value >> 16})"
 
 
 def read_label_image(file: Path, size: tuple[int, int]) -> LabelImage:
@@ -67,7 +74,8 @@ def read_label_image(file: Path, size: tuple[int, int]) -> LabelImage:
     void = may_be_void and bool(indexed or (used == np.arange(1, len(used) + 1)).all())
     if void:
         values, levels = np.where(values == VOID, 0, values), used
-    return LabelImage(values, pixels.ndim == 2 and _is_smooth(values, levels), void)
+    gray = pixels.ndim == 2
+    return LabelImage(values, gray and _is_smooth(values, levels), void, not gray)
 
 
 def is_lossless_webp(file: Path) -> bool:

@@ -95,6 +95,7 @@ def read_mask_folder(tree: FileTree, conversion: Conversion) -> LabeledDataset:
         raise DataError(f"{ade[0]}: {problem}")
     names, sets, images, unnamed = _class_names(tree), [], [], dict[int, str]()
     doubts: defaultdict[str, list[str]] = defaultdict(list)
+    shown: dict[int, str] = {}  # names of values
     for image, files in masks.items():
         with conversion.collect():
             size, objects = image_size(image, conversion.upright), list[LabeledObject]()
@@ -123,7 +124,8 @@ def read_mask_folder(tree: FileTree, conversion: Conversion) -> LabeledDataset:
                             what, text = f"mask images that {doubt}", "Each is an object."
                             conversion.findings.add(what, text, example, "mask image")
                     sets.append(set(distinct_values(label_image.values).tolist()) - {0})
-                objects += _objects(mask, label_image.values, pieces, conversion, names, unnamed)
+                    shown |= {value: label_image.name(value) for value in sets[-1]}
+                objects += _objects(mask, label_image, pieces, conversion, names, unnamed)
             images.append(LabeledImage(image, size, objects, tree.split_of(image)))
     if unnamed:
         text = "Name all values in class_names.txt, one per line from 0."
@@ -144,11 +146,11 @@ def read_mask_folder(tree: FileTree, conversion: Conversion) -> LabeledDataset:
         gaps = sum(values != set(range(1, len(values) + 1)) for values in sets)
         if len(sets) > 2 and gaps:
             text = "have only a few values that recur, as classes do"
-            doubts[text] = [str(sorted(union))] * gaps
+            doubts[text] = [f"[{', '.join(shown[value] for value in sorted(union))}]"] * gaps
         elif not conversion.masks:
             text = "Each is an object. If they are categories, use `detlite init --masks semantic`."
             for value in sorted(union):
-                conversion.findings.add("values of mask images", text, str(value), "value")
+                conversion.findings.add("values of mask images", text, shown[value], "value")
     if doubts and not conversion.masks:
         kinds = "; ".join(
             f"{len(examples)} of {len(sets)} {doubt} (such as {examples[0]})"
@@ -288,19 +290,20 @@ def _doubts(mask: LabelImage, pieces: np.ndarray) -> Iterator[tuple[str, str]]:
     owners[pieces] = values
     for value, count in Counter(owners[1:].tolist()).items():
         if count > 1:
-            yield "have a value of several separate pieces", f"{count} pieces of the value {value}"
+            example = f"{count} pieces of the value {mask.name(value)}"
+            yield "have a value of several separate pieces", example
             break
     corners = {int(values[y, x]) for y in (0, -1) for x in (0, -1)}
     if len(corners) == 1 and (value := corners.pop()) and (values == value).mean() > 0.5:
         text = "have a background that is not 0 and would count as an object"
-        yield text, f"the value {value} at all corners"
+        yield text, f"the value {mask.name(value)} at all corners"
     elif values.size and values.min() > 0:
         yield "have no background", "no value 0"
 
 
 def _objects(
     mask: _MaskFile,
-    values: np.ndarray,
+    image: LabelImage,
     pieces: np.ndarray,
     conversion: Conversion,
     names: Mapping[int, str],
@@ -308,17 +311,17 @@ def _objects(
 ) -> Iterator[LabeledObject]:
     """Yield the objects of a label image, and add categories without a name to `unnamed`."""
     class_file = mask.file.parent.parent / "SegmentationClass" / mask.file.name
-    classes = values if conversion.masks == "semantic" else None
+    classes = image if conversion.masks == "semantic" else None
     if mask.file.parent.name == "SegmentationObject" and class_file.is_file():
-        classes = read_label_image(class_file, (len(values), values.shape[1])).values
-    parts = values if conversion.masks in (None, "instances") else pieces
+        classes = read_label_image(class_file, (len(image.values), image.values.shape[1]))
+    parts = image.values if conversion.masks in (None, "instances") else pieces
     for number in distinct_values(parts[parts > 0]):
         bitmap, category = parts == number, mask.category
         if classes is not None:
-            value = Counter(classes[bitmap].tolist()).most_common(1)[0][0]
-            category = names.get(value, str(value))
+            value = Counter(classes.values[bitmap].tolist()).most_common(1)[0][0]
+            category = names.get(value, classes.name(value))
             if value not in names:
-                unnamed.setdefault(value, f"{value} in {mask.file}")
+                unnamed.setdefault(value, f"{category} in {mask.file}")
         yield object_from_bitmap(category, bitmap, str(mask.file))
 
 

@@ -11,6 +11,8 @@ from typing import IO
 
 from PIL import Image, ImageFile
 
+from detlite.files.reading import check_regular
+
 # Formats accepted as bytes, which may come from anybody.
 SAFE_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF")
 # Formats accepted as files. None of their decoders starts a program or follows references.
@@ -26,7 +28,9 @@ _MAX_TILE_VALUES = 1 << 26  # of a tile that is larger than its image
 def open_pillow(
     file: Path | IO[bytes], formats: Sequence[str] = FILE_FORMATS
 ) -> ImageFile.ImageFile:
-    """Open an image of one of the formats. Raises the errors of `Image.open`."""
+    """Open an image of one of the formats. Raises OSError, as `Image.open` does."""
+    if isinstance(file, Path):
+        check_regular(file)
     return Image.open(file, formats=[name for name in formats if name in _installed()])
 
 

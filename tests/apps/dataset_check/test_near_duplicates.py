@@ -79,12 +79,13 @@ def test_frames_of_a_video_are_a_group(tmp_path):
     images |= {f"photo_{n}.png": originals[n] for n in range(2, 6)}
     for name, image in images.items():
         image.save(tmp_path / name)
-    groups = split_groups(tmp_path, [*images])
+    groups, divided = split_groups(tmp_path, [*images])
+    assert not divided
     assert groups == {name: name for name in images} | {
         "clip_001.png": "clip_000.png", "clip_002.png": "clip_000.png",
     }  # fmt: skip
     few = [*images][:5]  # with the video as a group, there would be three groups
-    assert split_groups(tmp_path, few) == {}
+    assert split_groups(tmp_path, few) == ({}, 3)  # which should stay together
     six = [*images][:6]
     originals[6].save(tmp_path / "photo_6.png")
-    assert split_groups(tmp_path, [*six, "photo_6.png"])["clip_002.png"] == "clip_000.png"
+    assert split_groups(tmp_path, [*six, "photo_6.png"])[0]["clip_002.png"] == "clip_000.png"

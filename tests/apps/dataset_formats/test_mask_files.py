@@ -1,5 +1,6 @@
 """Test reading folders of mask files."""
 
+import os
 import re
 
 import numpy as np
@@ -326,11 +327,21 @@ def test_categories_of_cvat_masks(tmp_path, image, text):
     (labeled,) = read_set(tmp_path, "semantic").images
     assert [obj.category for obj in labeled.objects] == ["cat", "dog", "cat"]
     (tmp_path / "labelmap.txt").unlink()
-    (finding,) = read_set(tmp_path, "semantic").findings
+    dataset = read_set(tmp_path, "semantic")
+    assert {obj.category for obj in dataset.images[0].objects} == {"(128,0,0)", "(0,128,0)"}
+    check_refused(tmp_path, re.escape("2 pieces of the value (128,0,0) in"))
+    (finding,) = dataset.findings
     assert finding.count == 2
     assert finding.effect == (
         "Name the colors in labelmap.txt, one per line: NAME0:128,0,0:: NAME1:0,128,0::"
     )
+
+
+def test_a_mask_that_never_ends_is_refused(tmp_path, image):
+    image(tmp_path / "images/a.jpg")
+    (tmp_path / "masks").mkdir()
+    os.mkfifo(tmp_path / "masks/a.png")
+    check_refused(tmp_path, "a.png: the mask is damaged.* not a regular file")
 
 
 def test_masks_are_matched_by_the_common_part_of_names(tmp_path, image):
