@@ -113,7 +113,7 @@ def _are_standard_boxes(boxes: np.ndarray, areas: np.ndarray, limits: np.ndarray
     return bool(
         not in_pixel.any()
         and (areas <= limits.prod(axis=1, dtype=float)).all()
-        and not ((areas <= 1) & (sides.prod(axis=1) > 25)).any()
+        and not ((areas < 1) & (sides.prod(axis=1) > 25)).any()
         and (sides > 0).all()
         and (low.astype(np.float32) < high.astype(np.float32)).all()
         and (overhang <= np.maximum(2, 0.1 * sides)).all()

@@ -169,7 +169,7 @@ def read_keypoints(value: Any, count: int) -> Reading:
 
 def is_area(pixels: float, box: Sequence[float], height: int, width: int) -> bool:
     """Return False if the area of an object with a valid box is in another unit than pixels."""
-    is_fraction = pixels <= 1 and box[2] * box[3] > _MAX_SPARSE
+    is_fraction = pixels < 1 and box[2] * box[3] > _MAX_SPARSE
     return 0 < pixels <= height * width and not is_fraction
 
 

@@ -35,7 +35,7 @@ from .states import (
     set_file_name,
 )
 
-VERSION = 16  # increase it with every change of the content of indexes or of the checks behind it
+VERSION = 17  # increase it with every change of the content of indexes or of the checks behind it
 _FIX = (
     "Training stops at them: fix them (`detlite check --repair`), or set "
     "DATASETS.ON_BAD_ANNOTATION skip."
