@@ -285,30 +285,23 @@ def test_yaml_spellings(write):
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
+    ("name", "values", "expected"),
     [
-        ("SOLVER.BASE_LR", "fast"),
-        ("SOLVER.BASE_LR", True),
-        ("SOLVER.BASE_LR", [0.1]),
-        ("SOLVER.BASE_LR", None),
-        ("SOLVER.MAX_ITER", 1.5),
-        ("SOLVER.MAX_ITER", True),
-        ("MODEL.MASK_ON", 1),
-        ("MODEL.MASK_ON", "maybe"),
-        ("MODEL.RPN.USE_FPN", "maybe"),
-        ("OUTPUT_DIR", ["a"]),
-        ("OUTPUT_DIR", True),
-        ("OUTPUT_DIR", None),
-        ("SOLVER.STEPS", {"a": 1}),
-        ("SOLVER.STEPS", True),
-        ("DATASETS.TRAIN", ""),
+        ("SOLVER.BASE_LR", ["fast", True, [0.1], None], "float (learning rate"),
+        ("SOLVER.MAX_ITER", [1.5, True], "int (run length"),
+        ("MODEL.MASK_ON", [1, "maybe"], "bool (predict instance masks)"),
+        ("MODEL.RPN.USE_FPN", ["maybe"], "bool (restates"),
+        ("OUTPUT_DIR", [["a"], True, None], "str (folder"),
+        ("SOLVER.STEPS", [{"a": 1}, True], "tuple (multistep"),
+        ("DATASETS.TRAIN", [""], "tuple (names"),
     ],
 )
-def test_wrong_type_names_key_value_and_description(name, value):
-    with pytest.raises(ConfigError) as error:
-        load_config(None, [name, value])
-    assert f"overrides: {name} is {value!r}" in str(error.value)
-    assert "must be" in str(error.value)
+def test_wrong_type_names_key_value_and_description(name, values, expected):
+    for value in values:
+        with pytest.raises(ConfigError) as error:
+            load_config(None, [name, value])
+        message = f"{name} is {value!r} ({type(value).__name__}), but must be {expected}"
+        assert f"overrides: {message}" in str(error.value)
 
 
 # ---- ranges

@@ -148,15 +148,18 @@ def test_steps_read_values_only_to_log_and_save(reads_of, opts, c4):
     reads = reads_of(*opts, c4=c4)
     assert {iteration for iteration, _ in reads} <= {3, 4, 6, 8}, reads
     # All losses since the last log in one transfer.
-    assert [operator for iteration, operator in reads if iteration in (3, 6)] == [
-        "tolist",
-        "tolist",
-    ]
+    assert [operator for iteration, operator in reads if iteration in (3, 6)] == ["tolist"] * 2
     assert next(operator for iteration, operator in reads if iteration == 4) == "tolist"
 
 
-def test_steps_on_a_gpu_also_read_the_number_of_foreground_samples(reads_of):
-    reads = reads_of(reads_foreground=True)
+@pytest.mark.parametrize(
+    ("opts", "reads_foreground"),
+    [([], True), (["DTYPE", "float16", "MODEL.MASK_ON", False], False)],
+    ids=["foreground samples on a GPU", "scaled float16"],
+)
+def test_steps_that_read_one_value(reads_of, opts, reads_foreground):
+    """torch's GradScaler skips the optimizer's step on the host; bfloat16 needs no scaler."""
+    reads = reads_of(*opts, reads_foreground=reads_foreground)
     assert [operator for iteration, operator in reads if iteration in (1, 2, 5, 7)] == [
         "aten._local_scalar_dense.default"
     ] * 4
@@ -168,11 +171,3 @@ def test_dynamic_shapes_read_values_in_every_step(reads_of):
     assert {"aten.nonzero.default", "aten._local_scalar_dense.default"} < {
         operator for _, operator in reads
     }
-
-
-def test_float16_reads_one_value_per_step(reads_of):
-    """torch's GradScaler skips the optimizer's step on the host; bfloat16 needs no scaler."""
-    reads = reads_of("DTYPE", "float16", "MODEL.MASK_ON", False)
-    assert [operator for iteration, operator in reads if iteration in (1, 2, 5, 7)] == [
-        "aten._local_scalar_dense.default"
-    ] * 4
