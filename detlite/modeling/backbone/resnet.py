@@ -215,7 +215,8 @@ def build_resnet_options(cfg: CfgNode) -> ResNetOptions:
     match = re.match(r"R-(\d+)-", name)
     if not match or int(match[1]) not in DEPTHS:
         raise ValueError(
-            f"MODEL.BACKBONE.CONV_BODY {name} does not name a ResNet of depth {sorted(DEPTHS)}"
+            f"MODEL.BACKBONE.CONV_BODY is {name}, but a RoI head applies res5 of a ResNet: set "
+            "its FEATURE_EXTRACTOR to another, such as FPN2MLPFeatureExtractor"
         )
     resnets, depth = cfg.MODEL.RESNETS, int(match[1])
     return ResNetOptions(

@@ -196,6 +196,14 @@ def test_invalid_models(timm, tiny_config, backbone, message):
         build_model(tiny_config("MODEL.BACKBONE.CONV_BODY", backbone))
 
 
+def test_the_default_box_head_needs_a_resnet(timm):
+    opts = ["MODEL.DEVICE", "cpu", "MODEL.BACKBONE.CONV_BODY", f"timm/{NAME}-C4"]
+    with pytest.raises(ConfigError, match="set its FEATURE_EXTRACTOR to another, such as FPN2MLP"):
+        build_model(load_config(None, opts))
+    advice = ["MODEL.ROI_BOX_HEAD.FEATURE_EXTRACTOR", "FPN2MLPFeatureExtractor"]
+    assert build_model(load_config(None, [*opts, *advice]))
+
+
 def test_without_timm(tiny_config, monkeypatch):
     monkeypatch.setitem(sys.modules, "timm", None)
     cfg = tiny_config("MODEL.BACKBONE.CONV_BODY", f"timm/{NAME}-FPN")
