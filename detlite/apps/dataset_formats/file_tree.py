@@ -55,6 +55,8 @@ class FileTree:
     """
 
     def __init__(self, data: Path, images: Path | None = None) -> None:
+        if not data.exists():
+            raise DataError(f"{data}: there is no such file or folder")
         self.root, self.data = (data if data.is_dir() else data.parent), data
         self.files = _list_files(data) if data.is_dir() else [data]
         in_label_folder = data.is_file() and self.root.name.lower() in _LABEL_FOLDERS

@@ -257,8 +257,6 @@ def _by_split(dataset: LabeledDataset, conversion: Conversion) -> dict[str, Labe
 
 def _read(data: Path, images: Path | None, conversion: Conversion) -> tuple[str, dict[str, _Split]]:
     """Return the name of the format and the splits."""
-    if not data.exists():
-        raise DataError(f"{data}: there is no such file or folder")
     if files := find_coco_files(FileTree(data)):
         test = files.pop("test", None)
         hint = f" without {test} (`detlite init --val` evaluates on it)" if test else ""

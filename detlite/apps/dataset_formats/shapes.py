@@ -198,7 +198,8 @@ def check_size(
     `expected` has zeros or None if it is unknown. It may be the size before or after applying the
     EXIF orientation. Raises DataError if the sizes differ, or if the image cannot be read.
     """
-    upright, stated = conversion.upright, (expected[0], expected[1])
+    height, width = (round(float(side or 0)) for side in expected)
+    upright, stated = conversion.upright, (height, width)
     size, other = image_size(image, upright), image_size(image, not upright)
     if upright and size != other and not all(stated):
         what = "images with an EXIF orientation, whose labels state no size"

@@ -194,6 +194,7 @@ def test_invalid_arguments(make_coco_dataset, tmp_path, refused):
     for data, arguments, message in (
         (file, (), "18 of 18 boxes are outside of their images"),
         (none, (), "there is no such file or folder"),
+        (none, ("--coco", other), "there is no such file or folder"),
         (valid, ("--coco", none), "is a COCO file already, so there is nothing to convert"),
         (valid, ("--images", other), "name the folder that their names are relative"),
         *((valid, ("--minutes", text), "must be above 0") for text in ("0", "-1", "nan", "1e308")),

@@ -144,6 +144,8 @@ def test_two_files_of_the_same_image(write, tmp_path, split):
 
 
 def test_invalid_files(write, tmp_path):
+    write(shape("dog", TRIANGLE), imageWidth="60", imageHeight=40.0)
+    assert len(read_set(tmp_path).images) == 1
     file = write(shape("dog", TRIANGLE), imageWidth=10, imageHeight=40)
     check_refused(tmp_path, r"a\.json: its size is 10x40 .* is 60x40")
     write(shape("dog", TRIANGLE), imageData="abc")

@@ -317,7 +317,10 @@ def test_unused_images_and_label_files_are_reported(yolo, image, text):
     text(yolo / "data.yaml", "train: train.txt\nval: val.txt\nnames: [cat, dog]\n")
     text(yolo / "labels/train/lost.txt", "0 0.5 0.5 0.1 0.1\n")
     text(yolo / "labels/train/notes.txt", "not labels\n")
-    orphan, unlisted = read(yolo)["train"].findings
+    text(yolo / "train.txt", "./images/train/a.jpg\n./images/train/a.png\n")
+    copy = image(yolo / "images/train/a.png")
+    shared, orphan, unlisted = read(yolo)["train"].findings
+    assert (shared.what, shared.example) == ("images that share a label file", str(copy))
     assert (orphan.what, orphan.count) == ("label files without an image", 1)
     assert orphan.example == str(yolo / "labels/train/lost.txt")
     assert (unlisted.what, unlisted.count) == ("images that the lists of splits do not name", 1)
