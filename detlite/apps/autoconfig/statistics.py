@@ -48,6 +48,8 @@ class DatasetStatistics:
         top_bottom: mean brightness of the upper half of images minus the lower half, -1 to 1, from
             the sample.
         empty: number of images without annotations.
+        tiles: number of tiles of images with objects, and of whole images trained next to them; 0
+            if the images are not divided.
         values: channels and values of the images, from the sample; None: RGB of 8 bits.
     """
 
@@ -65,6 +67,7 @@ class DatasetStatistics:
     decoding: float
     top_bottom: float
     empty: int = 0
+    tiles: int = 0
     keypoint_pairs: Sequence[list[str]] = ()
     values: ImageValues | None = None
 
@@ -107,6 +110,7 @@ class DatasetStatistics:
         sizes = np.minimum(self.sizes, side).repeat(grid.prod(axis=1), axis=0)
         return replace(
             self,
+            tiles=int(grid.prod(axis=1)[np.unique(self.owners)].sum()) + len(whole),
             sizes=np.concatenate([sizes, self.sizes[whole]]),
             boxes=np.concatenate([self.boxes[:, :2] - cells * side, self.boxes[:, 2:]], axis=1),
             owners=owners,

@@ -27,7 +27,14 @@ _COMMON_IMAGES, _COMMON_FRACTION = 60, 0.5
 
 
 def _train_images(facts: DatasetFacts, values: Values) -> int:
-    """Return the number of images that are used for training."""
+    """Return the number of images, or of tiles, that are used for training."""
+    if facts.train.tiles:  # those without objects are trained, too
+        all_tiles = len(facts.train.sizes)
+        return all_tiles if values.get("DATASETS.BACKGROUND_IMAGES") else facts.train.tiles
+    return _with_objects(facts, values)
+
+
+def _with_objects(facts: DatasetFacts, values: Values) -> int:
     empty = facts.train.empty if values.get("DATASETS.BACKGROUND_IMAGES") else 0
     return int((facts.train.per_image > 0).sum()) + empty
 
@@ -100,20 +107,23 @@ def learning_rate(_: DatasetFacts, values: Values) -> Iterator[Choice]:
 def recommended_steps(facts: DatasetFacts, values: Values) -> tuple[int, str]:
     """Return the number of steps that training should have, and why."""
     count, pretrained = _train_images(facts, values), bool(values.get("MODEL.WEIGHT"))
-    return steps_for_images(count, values["SOLVER.IMS_PER_BATCH"], pretrained, facts.device)
+    size, unit = values["SOLVER.IMS_PER_BATCH"], "tiles" if facts.train.tiles else "images"
+    return steps_for_images(count, size, pretrained, facts.device, unit)
 
 
-def steps_for_images(count: int, size: int, pretrained: bool, device: str) -> tuple[int, str]:
+def steps_for_images(
+    count: int, size: int, pretrained: bool, device: str, unit: str = "images"
+) -> tuple[int, str]:
     """Return the number of steps for `count` images in batches of `size`, and why."""
     epochs = _EPOCHS[pretrained, device]
     weights = "pretrained" if pretrained else "random"
     min_steps = math.ceil(_MIN_STEPS[pretrained] * max(_MIN_STEPS_BATCH / size, 1))
     steps = max(math.ceil(epochs * count / size), min_steps)
     steps = math.ceil(steps / 10) * 10
-    reason = f"{epochs} epochs of {count} images from {weights} weights on a {device.upper()}"
+    reason = f"{epochs} epochs of {count} {unit} from {weights} weights on a {device.upper()}"
     if steps * size > 1.2 * epochs * count:
         epochs = round(steps * size / count)
-        reason = f"at least {min_steps} steps, which are {epochs} epochs of {count} images"
+        reason = f"at least {min_steps} steps, which are {epochs} epochs of {count} {unit}"
     return steps, reason
 
 
@@ -185,7 +195,7 @@ def _checkpoints(period: int, reason: str) -> Iterator[Choice]:
 
 
 def rare_categories(facts: DatasetFacts, values: Values) -> Iterator[Choice]:
-    categories, count = facts.train.categories, _train_images(facts, values)
+    categories, count = facts.train.categories, _with_objects(facts, values)
     name, _, images = min((row for row in categories if row[2]), key=lambda row: row[2])
     common = min(_COMMON_IMAGES, _COMMON_FRACTION * count)
     if len(categories) > 1 and images < common:

@@ -104,7 +104,7 @@ def _next_step(run: Run, analysis: DetectionAnalysis) -> str:
         before, last = mean(losses[-2 * fifth : -fifth]), mean(losses[-fifth:])
         if last < before * (1 - _STILL_FALLING):
             return f"{longer} The loss fell by {percent(1 - last / before, 0)} % in the last fifth."
-    if run.train_images and (analysis.metrics["AP"] or 0) < _LOW_AP:
+    if run.train_images and not run.cfg.INPUT.TILE and (analysis.metrics["AP"] or 0) < _LOW_AP:
         passes = done * solver.IMS_PER_BATCH / run.train_images
         if passes < _FEW_PASSES:
             return f"{longer} It has seen each training image only {passes:.1f} times on average."
@@ -116,7 +116,7 @@ def _next_step(run: Run, analysis: DetectionAnalysis) -> str:
 def _recommended(run: Run) -> int:
     """Return the number of steps that a run of a number of minutes should have; 0 if unknown."""
     cfg = run.cfg
-    if not cfg.SOLVER.MAX_MINUTES or not run.train_images:
+    if not cfg.SOLVER.MAX_MINUTES or not run.train_images or cfg.INPUT.TILE:
         return 0
     device = "cpu" if torch_device(cfg.MODEL.DEVICE).type == "cpu" else "gpu"
     pretrained, size = bool(cfg.MODEL.WEIGHT), cfg.SOLVER.IMS_PER_BATCH

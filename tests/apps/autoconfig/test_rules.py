@@ -1,6 +1,7 @@
 """Rules from statistics to config keys."""
 
 import dataclasses
+import math
 
 import numpy as np
 import pytest
@@ -114,6 +115,15 @@ def test_small_objects_in_large_images_are_trained_in_tiles(cpu, gpu, size, side
         assert abs(chosen["INPUT.MIN_SIZE_TEST"] - network_input) <= 64
         fixed = choose(DatasetFacts(train, train, machine), {"INPUT.MIN_SIZE_TEST": 640})
         assert "INPUT.TILE" not in {one.key for one in fixed}
+
+
+def test_tiles_without_objects_count_as_training_images(cpu):
+    """Training draws all tiles of an image, so that steps for those with objects are too few."""
+    train = statistics(size=(4000, 6000), sides=(15, 30), per_image=3, images=30)
+    chosen = choices_for(train, cpu, train)
+    side = chosen["INPUT.TILE"].value
+    count = 30 * math.ceil(4000 / side) * math.ceil(6000 / side)
+    assert f" epochs of {count} tiles" in chosen["SOLVER.MAX_ITER"].reason
 
 
 def test_statistics_of_tiles():
