@@ -141,7 +141,9 @@ def _answer(analyzed: Sequence[RunAnalysis]) -> str:
     if change is None:
         return "The test set has no objects, so the runs cannot be compared."
     low, high = change.interval
-    if low > 0:
+    if low == high:  # all samples are equal, as with an AP of 0
+        answer = "the runs detect too little to tell. Train longer."
+    elif low > 0:
         answer = "more labels will probably help, although each doubling tends to gain less."
     elif high < _SMALL_GAIN:
         answer = "more labels of this kind will hardly help. Look at the errors, or train longer."

@@ -86,6 +86,7 @@ def analyzed(images, ap, samples):
         (0.41, 0.2, "+1.0 points (95 % interval: -19.0 to +21.0): 30 test images are too few"),
         (0.405, 0.01, "more labels of this kind will hardly help"),
         (0.3, 0.01, "-10.0 points (95 % interval: -11.0 to -9.0): more labels of this kind will"),
+        (0.4, 0.0, "(95 % interval: +0.0 to +0.0): the runs detect too little to tell"),
         (None, 0.01, "The test set has no objects"),
     ],
 )  # fmt: skip
