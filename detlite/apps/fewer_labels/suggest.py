@@ -66,7 +66,10 @@ def suggest(
     if images.exists():
         raise DataError(f"{images} exists already: choose another output folder")
     known, options = _known_images(weights, opts)
-    files = drop_duplicates(list_unlabeled(inputs, known, options), known)
+    listed = list_unlabeled(inputs, known, options)
+    if not (files := drop_duplicates(listed, known)):
+        raise DataError(f"all {len(listed)} images are nearly identical to images of the training "
+                        "and test sets: add images without labels")  # fmt: skip
     predictor, found = detect(weights, files, opts)
 
     def counts(image: tuple[Path, Entry]) -> tuple[int, int]:

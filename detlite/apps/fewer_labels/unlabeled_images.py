@@ -41,8 +41,8 @@ def list_unlabeled(
             "images without labels"
         )
     if len(files) < len(names):
-        logger.info("%s: %d of %d images are left out, because they are in the training or test "
-                    "sets", where, len(names) - len(files), len(names))  # fmt: skip
+        logger.warning("%s: %d of %d images are left out, because they are in the training or "
+                       "test sets", where, len(names) - len(files), len(names))  # fmt: skip
     problem = None
     for file in files:
         try:
@@ -58,7 +58,7 @@ def drop_duplicates(files: Sequence[Path], known: Sequence[Path]) -> list[Path]:
     groups = duplicate_groups([*known, *files])
     kept = [file for k, file in enumerate(files, start=len(known)) if groups[k] == k]
     if dropped := len(files) - len(kept):
-        logger.info("%d of %d images without labels are left out, because they are nearly "
-                    "identical to another one or to an image of the training or test sets",
-                    dropped, len(files))  # fmt: skip
+        logger.warning("%d of %d images without labels are left out, because they are nearly "
+                       "identical to another one or to an image of the training or test sets",
+                       dropped, len(files))  # fmt: skip
     return kept

@@ -40,6 +40,7 @@ def test_new_images_come_in_order_of_their_uncertain_detections(suggest, photos,
     done = capsys.readouterr()
     assert "3 of 4 images: see " in done.out
     assert "damaged.png" in caplog.text
+    assert "2 of 7 images without labels are left out, because they are nearly" in caplog.text
     rows = read_table(photos / "out")
     new = {str(photos / "more" / f"copy_{number}.png") for number in (7, 8, 9, 10)}
     assert {row["file"] for row in rows} < new
@@ -143,6 +144,7 @@ def test_errors_are_one_line(suggest, capsys):
         return capsys.readouterr().err.splitlines()[-1]
 
     assert "all 6 images are in the training or test sets" in error("images/[1-6].png")
+    assert "all 2 images are nearly identical to images of the training" in error("more/*_[15].png")
     suggest()
     assert "out/images exists already: choose another output folder" in error("more")
 
