@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from detlite.config import ConfigError, parse_yaml
 from detlite.files.errors import DataError, short_repr
 
@@ -125,7 +127,8 @@ def _sources(tree: FileTree) -> Iterator[tuple[Path, dict[str, Any]]]:
     """Yield each file that describes the dataset, and its content with the keys of data.yaml."""
     for file in _by_depth(tree.with_suffix(*_YAML)):
         try:
-            content = parse_yaml("\n".join(read_lines(file)), file)
+            text = "\n".join(read_lines(file))
+            content = parse_yaml(text, file)
             if not isinstance(content, dict):
                 kind = type(content).__name__
                 raise DataError(f"{file}: contains a {kind} instead of keys and values")
@@ -133,6 +136,8 @@ def _sources(tree: FileTree) -> Iterator[tuple[Path, dict[str, Any]]]:
             if file.stem in ("data", "dataset"):
                 raise DataError(str(error)) from error
             continue
+        if "names" in content:  # as texts: otherwise, no is False and 007 is 7
+            content["names"] = yaml.load(text, yaml.BaseLoader).get("names", content["names"])
         if "names" in content or {"nc", "train"} <= content.keys():
             yield file, content
     files = _by_depth([file for file in tree.files if _NAME_FILES.fullmatch(file.name)])

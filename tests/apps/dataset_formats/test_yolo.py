@@ -54,8 +54,9 @@ def test_boxes_and_polygons(yolo):
 
 def test_names_as_a_mapping_and_lists_of_images(yolo, text):
     text(yolo / "some.txt", "images/train/a.jpg\n./images/val/c.jpg\n")
-    text(yolo / "data.yaml", "train: [some.txt, ../images/train]\nnames: {0: cat, 1: dog}\n")
+    text(yolo / "data.yaml", "train: [some.txt, ../images/train]\nnames: {0: no, 1: 007}\n")
     (dataset,) = read(yolo).values()
+    assert dataset.categories == ["no", "007"]  # not False and 7
     assert [image.file.name for image in dataset.images] == ["a.jpg", "c.jpg", "b.jpg"]  # each once
 
 
