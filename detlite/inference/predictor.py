@@ -201,9 +201,9 @@ class Predictor:
         if min(height, width) < _MIN_SCALE * self.min_size and not self._warned:
             self._warned = True
             logger.warning(
-                "an image of %d x %d pixels is resized to %d x %d, %.2g times the scale of other "
-                "images, because INPUT.MAX_SIZE_TEST is %d: small objects will be missed. Raise it "
-                "(max_size), or cut such images into tiles (TEST.TILE, detlite predict --tile)",
+                "an image of %d x %d pixels is resized to %d x %d, %.2g times INPUT.MIN_SIZE_TEST, "
+                "as INPUT.MAX_SIZE_TEST is %d: unless training images are as long, small objects "
+                "are missed. Raise it (max_size), or use tiles (TEST.TILE, detlite predict --tile)",
                 *loaded.size[::-1], width, height, min(height, width) / self.min_size,
                 self.max_size,
             )  # fmt: skip

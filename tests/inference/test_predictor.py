@@ -308,7 +308,7 @@ def test_a_long_image_that_becomes_small_is_mentioned_once(caplog):
     for _ in range(2):
         predictor(np.full((60, 320, 3), 200, np.uint8))
     (message,) = caplog.messages
-    assert "320 x 60 pixels is resized to 96 x 18, 0.28 times the scale" in message
+    assert "320 x 60 pixels is resized to 96 x 18, 0.28 times INPUT.MIN_SIZE_TEST" in message
     assert "INPUT.MAX_SIZE_TEST is 96" in message
 
 
