@@ -60,17 +60,17 @@ def suggest(
         A sentence about the images.
 
     Raises:
-        DataError: there is no image, none can be read, or the folder exists.
+        DataError: there is no new image, none can be read, or the folder exists.
     """
     images = folder / "images"
     if images.exists():
         raise DataError(f"{images} exists already: choose another output folder")
     known, options = _known_images(weights, opts)
     listed = list_unlabeled(inputs, known, options)
-    if not (files := drop_duplicates(listed, known)):
+    predictor, found = detect(weights, drop_duplicates(listed, known), opts)
+    if not found:
         raise DataError(f"all {len(listed)} images are nearly identical to images of the training "
-                        "and test sets: add images without labels")  # fmt: skip
-    predictor, found = detect(weights, files, opts)
+                        "and test sets, or cannot be read: add images")  # fmt: skip
 
     def counts(image: tuple[Path, Entry]) -> tuple[int, int]:
         scores = [row["score"] for row in image[1]["objects"]]
