@@ -57,7 +57,7 @@ def evaluate_coco(
             which cases pycocotools reads them otherwise.
         results: the detections, their results file, or its entries (`files.read_results`), with the
             fields that `iou_types` need. May be empty.
-        iou_types: some of "bbox", "segm" and "keypoints".
+        iou_types: some of "bbox", "segm" and "keypoints", or one of them.
         max_dets: number of highest-scoring detections per image and category. Keypoints always
             use COCO's 20.
         oks_sigmas: for each keypoint the standard deviation of its annotated position divided by
@@ -80,6 +80,7 @@ def evaluate_coco(
         DataError: a result or annotation is invalid, or the numbers of keypoints differ.
         ValueError: an argument is invalid.
     """
+    iou_types = (iou_types,) if isinstance(iou_types, str) else iou_types
     unknown = [iou_type for iou_type in iou_types if iou_type not in IOU_TYPES]
     if unknown:
         raise ValueError(f"iou_types: unknown {unknown[0]!r}; known: {', '.join(IOU_TYPES)}")

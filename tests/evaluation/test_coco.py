@@ -288,6 +288,10 @@ class TestInvalidInput:
             evaluate(make_gt(THREE), [], ("mask",))
 
 
+def test_one_iou_type_as_text():
+    assert evaluate(make_gt(THREE), [detect(THREE[0])], "bbox").keys() == {"bbox"}
+
+
 @pytest.mark.parametrize("kind", ["bbox", "segm"])
 def test_exact_detections_of_skipped_objects_are_no_errors(tmp_path, kind):
     """An object whose mask cannot be used is a region to ignore."""
