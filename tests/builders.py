@@ -115,6 +115,13 @@ def write_weights(
     return path
 
 
+def blob(seed: int, size: tuple[int, int] = (37, 53)) -> np.ndarray:
+    """Return a mask of a few large parts that touch the borders."""
+    coarse = np.random.default_rng(seed).random((5, 6)) > 0.55
+    rows, columns = np.arange(size[0]) * 5 // size[0], np.arange(size[1]) * 6 // size[1]
+    return coarse[rows[:, None], columns].astype(np.uint8)
+
+
 def random_boxes(
     *shape: int, extent: float = 60.0, sides: tuple[float, float] = (1.0, 40.0)
 ) -> Tensor:

@@ -30,14 +30,14 @@ def make_model():
     )  # fmt: skip
 
 
-def lr_history(cfg, iterations):
+def lr_history(cfg, count, duration=None):
     optimizer = build_optimizer(cfg, nn.Linear(2, 2, bias=False))
-    scheduler = build_scheduler(cfg, optimizer, Duration(cfg.SOLVER.MAX_ITER))
-    values = []
-    for _ in range(iterations):
-        values.append(optimizer.param_groups[0]["lr"])
+    scheduler = build_scheduler(cfg, optimizer, duration or Duration(cfg.SOLVER.MAX_ITER))
+    values = [optimizer.param_groups[0]["lr"]]
+    for _ in range(count - 1):
         optimizer.step()
         scheduler.step()
+        values.append(optimizer.param_groups[0]["lr"])
     return values
 
 
@@ -265,14 +265,7 @@ class KnownFractions(Duration):
 
 
 def lr_by_fraction(cfg, fractions):
-    optimizer = build_optimizer(cfg, nn.Linear(2, 2, bias=False))
-    scheduler = build_scheduler(cfg, optimizer, KnownFractions(fractions))
-    values = []
-    for _ in fractions:
-        values.append(optimizer.param_groups[0]["lr"])
-        optimizer.step()
-        scheduler.step()
-    return [*values, optimizer.param_groups[0]["lr"]]
+    return lr_history(cfg, len(fractions) + 1, KnownFractions(fractions))
 
 
 def test_cosine_follows_the_fraction_of_the_run():

@@ -115,8 +115,9 @@ def family_batch(model: DetectionModel) -> tuple[Images, GroundTruth, Proposals 
 def losses_and_gradients(
     model: DetectionModel, *batch: Any
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Return the losses of a training step and the gradients of the parameters."""
+    """Return the losses of a training step with fixed samples, and the parameters' gradients."""
     model.train().zero_grad()
+    torch.manual_seed(0)
     losses = model.losses(*batch)
     torch.stack(list(losses.values())).sum().backward()
     gradients = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}

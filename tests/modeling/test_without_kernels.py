@@ -7,7 +7,7 @@ from torch.utils import _pytree as pytree
 from detlite import ops
 from detlite.modeling.build import build_model
 from detlite.ops import dispatch
-from tests.modeling.family import family_batch, family_config
+from tests.modeling.family import family_batch, family_config, losses_and_gradients
 
 KINDS = ["mask", "c4", "keypoint", "cascade", "retinanet"]
 
@@ -34,22 +34,13 @@ def called(monkeypatch):
     return names
 
 
-def step(model, batch):
-    torch.manual_seed(0)
-    losses = model.losses(*batch)
-    sum(losses.values()).backward()
-    gradients = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
-    model.zero_grad()
-    return losses, gradients
-
-
 @pytest.mark.parametrize("config", KINDS, indirect=True)
 def test_losses_and_gradients_are_the_same(config, called):
-    model = build_model(config).train()
+    model = build_model(config)
     batch = family_batch(model)
-    losses, gradients = step(model, batch)
+    losses, gradients = losses_and_gradients(model, *batch)
     with dispatch.use_fallback_ops():
-        result, own = step(model, batch)
+        result, own = losses_and_gradients(model, *batch)
     torch.testing.assert_close(result, losses, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(own, gradients, rtol=1e-3, atol=1e-5)
     assert "match_boxes" in called

@@ -12,19 +12,16 @@ import pytest
 from PIL import Image
 from yacs.config import CfgNode
 
-from detlite import build_model, load_checkpoint
+from detlite import load_checkpoint
 from detlite.apps.batch_predict.ray import Detect
-from detlite.checkpoint.files import Checkpoint, save_checkpoint
+from tests.builders import write_weights
 
 
 @pytest.fixture
 def weights(tiny_config: Callable[..., CfgNode], tmp_path: Path) -> Path:
     """Write the checkpoint of an untrained model that detects something everywhere."""
     cfg = tiny_config("INPUT.MIN_SIZE_TEST", 64, "MODEL.ROI_HEADS.SCORE_THRESH", 0.0)
-    categories = [{"id": 10 * k, "name": f"kind {k}"} for k in (1, 2, 3)]
-    file = tmp_path / "model.pth"
-    save_checkpoint(Checkpoint(file, build_model(cfg).state_dict(), categories, cfg.dump()))
-    return file
+    return write_weights(cfg, tmp_path / "model.pth")
 
 
 @pytest.fixture

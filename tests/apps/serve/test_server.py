@@ -17,9 +17,8 @@ from typing import Any
 import pytest
 from yacs.config import CfgNode
 
-from detlite import build_model
-from detlite.checkpoint.files import Checkpoint, save_checkpoint
 from tests.apps.serve.clients import noise_jpeg, post, run_clients, start_server
+from tests.builders import write_weights
 
 uvicorn = pytest.importorskip("uvicorn")
 pytest.importorskip("starlette")
@@ -37,10 +36,7 @@ Connect = Callable[..., socket.socket]
 def weights(tiny_config: Callable[..., CfgNode], tmp_path: Path) -> str:
     """Return the checkpoint of an untrained model that detects something everywhere."""
     cfg = tiny_config("INPUT.MIN_SIZE_TEST", 64, "MODEL.ROI_HEADS.SCORE_THRESH", 0.0)
-    categories = [{"id": 10 * k, "name": f"category {k}"} for k in (1, 2, 3)]
-    path = tmp_path / "model.pth"
-    save_checkpoint(Checkpoint(path, build_model(cfg).state_dict(), categories, cfg.dump()))
-    return str(path)
+    return str(write_weights(cfg, tmp_path / "model.pth"))
 
 
 @pytest.mark.slow

@@ -12,16 +12,10 @@ from detlite.structures.masks.editing import (
 )
 from detlite.structures.masks.formats import encode_bitmap
 from detlite.structures.masks.packed import PackedMasks
+from tests.builders import blob
 
 SIZE = (37, 53)  # height, width
 WINDOWS = [(0, 0, 37, 53), (5, 9, 20, 30), (30, 40, 40, 60), (0, 0, 64, 64), (36, 52, 1, 1)]
-
-
-def blob(seed, size=SIZE):
-    """Return a random bitmap of a few large parts that touch the borders."""
-    coarse = np.random.default_rng(seed).random((5, 6)) > 0.55
-    rows, columns = np.arange(size[0]) * 5 // size[0], np.arange(size[1]) * 6 // size[1]
-    return coarse[rows[:, None], columns].astype(np.uint8)
 
 
 def runs():

@@ -11,18 +11,11 @@ from torchvision.transforms.v2 import functional as F
 from detlite.structures.masks.formats import encode_bitmap, to_bitmap
 from detlite.structures.masks.packed import PackedMasks
 from detlite.structures.masks.rle import run_lengths
+from tests.builders import blob
 
 SIZE = (37, 53)  # height, width
 SIZES = [(37, 53), (80, 115), (31, 17), (7, 90), (74, 106), (1, 1), (37, 200)]
 FLIPS = [(False, False), (True, False), (False, True), (True, True)]
-
-
-def blob(seed: int, size: tuple[int, int] = SIZE) -> np.ndarray:
-    """Return a random bitmap of a few large parts that touch the borders."""
-    coarse = np.random.default_rng(seed).random((5, 6)) > 0.55
-    rows = np.arange(size[0]) * 5 // size[0]
-    columns = np.arange(size[1]) * 6 // size[1]
-    return coarse[rows[:, None], columns].astype(np.uint8)
 
 
 def star(seed: int, center: tuple[float, float] = (26, 18), radius: float = 17) -> list[float]:
