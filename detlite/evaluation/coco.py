@@ -54,7 +54,7 @@ def evaluate_coco(
     Args:
         coco_gt: the ground truth, its annotation file, or the content of the file; see
             `files.read_truth` for how its entries are read. docs/targets_and_results.md lists in
-            which cases pycocotools reads them otherwise.
+            which cases pycocotools reads them otherwise. A `COCO` object is checked, but unchanged.
         results: the detections, their results file, or its entries (`files.read_results`), with the
             fields that `iou_types` need. May be empty.
         iou_types: some of "bbox", "segm" and "keypoints", or one of them.
