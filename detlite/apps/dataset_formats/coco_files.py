@@ -25,8 +25,8 @@ _TEST = re.compile(r"(?<![a-z])test(?![a-z])")
 _SPLITS = {"train": r"train", "val": r"val(id(ation)?)?(?![a-z])"}
 
 
-def find_coco_files(tree: FileTree) -> dict[str, Path]:
-    """Find the annotation files of a folder by name: "train", and "val" and "test" if present.
+def find_coco_files(tree: FileTree) -> tuple[dict[str, Path], list[Path]]:
+    """Find the annotation files of a folder by name: "train", and "val" if present; and the others.
 
     They may be in the folder, in its `annotations`, or next to their images in `train` and `val`.
     A file for both, such as trainval.json, counts as "train". DataError for ambiguous names.
@@ -35,15 +35,16 @@ def find_coco_files(tree: FileTree) -> dict[str, Path]:
     near = [f for f in tree.with_suffix(".json") if folder in (f.parent, f.parent.parent)]
     files = list(filter(_is_coco, near))
     if len(files) <= 1:
-        return {"train": files[0]} if files else {}
+        return ({"train": files[0]} if files else {}), []
     named: defaultdict[str, list[Path]] = defaultdict(list)
     for file in files:
         named[_split_name(file, folder)].append(file)
     train, val, test, both = (named[split] for split in ("train", "val", "test", "trainval"))
     if len(train) == 1 and (len(val) == 1 or len(test) == len(files) - 1):
-        return {split: named[split][0] for split in ("train", "val", "test") if named[split]}
+        used = {split: named[split][0] for split in ("train", "val") if named[split]}
+        return used, [file for file in files if file not in used.values()]
     if len(both) == 1 and not train and not val:
-        return {"train": both[0]}
+        return {"train": both[0]}, [file for file in files if file != both[0]]
     names = ", ".join(str(file.relative_to(folder)) for file in files)
     raise DataError(
         f"{folder}: contains several annotation files ({names}): name the one to train on with "

@@ -189,7 +189,8 @@ def convert(
     try:
         _, datasets = read_folder(data.absolute(), Conversion(masks, skip_bad, upright=upright))
     except UnknownFormatError as error:
-        if files := find_coco_files(FileTree(data)):
+        files, _ = find_coco_files(FileTree(data))
+        if files:
             raise DataError(
                 f"{files['train']}: is a COCO file already, so there is nothing to convert"
             ) from error
@@ -257,9 +258,10 @@ def _by_split(dataset: LabeledDataset, conversion: Conversion) -> dict[str, Labe
 
 def _read(data: Path, images: Path | None, conversion: Conversion) -> tuple[str, dict[str, _Split]]:
     """Return the name of the format and the splits."""
-    if files := find_coco_files(FileTree(data)):
-        test = files.pop("test", None)
-        hint = f" without {test} (`detlite init --val` evaluates on it)" if test else ""
+    files, unused = find_coco_files(FileTree(data))
+    if files:
+        names = ", ".join(map(str, unused))
+        hint = f" without {names} (use them with --data or `detlite init --val`)" if names else ""
         return f"COCO json{hint}", {
             name: _Split(*read_coco(file, images, conversion.upright))
             for name, file in files.items()

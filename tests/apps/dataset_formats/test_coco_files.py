@@ -18,7 +18,8 @@ EMPTY = '{"images": [], "annotations": [], "categories": []}'
 
 
 def stems(folder):
-    return {split: file.stem for split, file in find_coco_files(FileTree(folder)).items()}
+    used, unused = find_coco_files(FileTree(folder))
+    return {split: file.stem for split, file in used.items()}, [file.stem for file in unused]
 
 
 def test_equal_names_in_two_folders_are_ambiguous(tmp_path, image, text):
@@ -33,24 +34,25 @@ def test_equal_names_in_two_folders_are_ambiguous(tmp_path, image, text):
 
 def test_single_file(tmp_path, text):
     text(tmp_path / "instances.json", EMPTY)
-    assert stems(tmp_path) == {"train": "instances"}
+    assert stems(tmp_path) == ({"train": "instances"}, [])
 
 
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-16-be", "utf-32"])
 def test_encodings_of_a_file(tmp_path, encoding):
     (tmp_path / "instances.json").write_text(EMPTY, encoding)
-    assert stems(tmp_path) == {"train": "instances"}
+    assert stems(tmp_path) == ({"train": "instances"}, [])
 
 
 def test_files_next_to_their_images(tmp_path, text):
     for name in ("train", "valid", "test"):
         text(tmp_path / f"{name}/_annotations.coco.json", EMPTY)
-    parents = {
-        split: file.parent.name for split, file in find_coco_files(FileTree(tmp_path)).items()
-    }
-    assert parents == {"train": "train", "val": "valid", "test": "test"}
+    used, unused = find_coco_files(FileTree(tmp_path))
+    assert {split: file.parent.name for split, file in used.items()} == {
+        "train": "train", "val": "valid",
+    }  # fmt: skip
+    assert [file.parent.name for file in unused] == ["test"]
     (tmp_path / "valid/_annotations.coco.json").unlink()
-    assert {*find_coco_files(FileTree(tmp_path))} == {"train", "test"}
+    assert {*find_coco_files(FileTree(tmp_path))[0]} == {"train"}
     text(tmp_path / "train/other.json", EMPTY)
     with pytest.raises(DataError, match=r"several annotation files .*: name the one to train on"):
         find_coco_files(FileTree(tmp_path))
@@ -59,10 +61,12 @@ def test_files_next_to_their_images(tmp_path, text):
 def test_file_of_both_splits_is_for_training(tmp_path, text):
     for name in ("trainval", "test"):
         text(tmp_path / f"annotations/{name}.json", EMPTY)
-    assert stems(tmp_path) == {"train": "trainval"}
-    for name in ("train", "val"):
+    assert stems(tmp_path) == ({"train": "trainval"}, ["test"])
+    for name in ("train", "val", "corrected"):
         text(tmp_path / f"annotations/{name}.json", EMPTY)
-    assert stems(tmp_path) == {"train": "train", "val": "val", "test": "test"}
+    used, unused = stems(tmp_path)
+    assert used == {"train": "train", "val": "val"}
+    assert sorted(unused) == ["corrected", "test", "trainval"]
 
 
 def test_images_near_the_file_or_in_a_given_folder(yolo_folder, tmp_path):
