@@ -286,7 +286,7 @@ def _split(train: _Split, data: Path) -> tuple[dict[str, _Split], str]:
     if divided:
         note = (
             f"; {divided} images are nearly identical or frames of videos, but too few videos to "
-            "keep them together, so metrics are too high: choose other images by --val"
+            "keep them together, so metrics are too high: choose others by `detlite init --val`"
         )
     contents = split_content(content, Path(within).as_posix() if within else "", groups)
     if len(contents) == 1:
