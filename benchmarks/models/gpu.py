@@ -1,4 +1,4 @@
-"""One run that measures a GPU: training steps, the whole loop from JPEGs, inference, evaluation."""
+"""Measure a GPU in one run: training steps, the whole loop from JPEGs, inference, evaluation."""
 
 import os
 import statistics

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from detlite.data.datasets.coco_values import parse_if_text, parse_numbers
+from detlite.data.datasets.coco_values import MAX_SPARSE, parse_if_text, parse_numbers
 from detlite.data.index.normalization import Ids
 from detlite.data.index.states import set_file_name
 from detlite.structures.keypoints import keypoint_names
@@ -113,7 +113,7 @@ def _are_standard_boxes(boxes: np.ndarray, areas: np.ndarray, limits: np.ndarray
     return bool(
         not in_pixel.any()
         and (areas <= limits.prod(axis=1, dtype=float)).all()
-        and not ((areas < 1) & (sides.prod(axis=1) > 25)).any()
+        and not ((areas < 1) & (sides.prod(axis=1) > MAX_SPARSE)).any()
         and (sides > 0).all()
         and (low.astype(np.float32) < high.astype(np.float32)).all()
         and (overhang <= np.maximum(2, 0.1 * sides)).all()
@@ -198,7 +198,8 @@ def complete(content: dict[str, Any], kinds: Sequence[str]) -> bool:
     points = [values for values in points if isinstance(values, list) and values]
     if "keypoints" in kinds and points and not any(row.get("keypoints") for row in categories):
         count = len(points[0]) // (1 if isinstance(points[0][0], list) else 3)
-        missing += [(row, {"keypoints": [*map(str, range(1, count + 1))]}) for row in categories]
+        names = [*map(str, range(1, count + 1))]
+        missing += [(row, {"keypoints": names}) for row in categories if names]
     read_id = Ids(row.get("id") for row in images)
     sizes = {
         read_id(row.get("id")): [1, 1]

@@ -1,7 +1,7 @@
 """Compile the training losses and the inference of a model by torch.compile, see MODEL.COMPILE.
 
-The compiler fuses the operations between convolutions, each of which reads and writes whole maps,
-and launches fewer kernels.
+Each operation between convolutions reads and writes whole maps. The compiler fuses them, and
+launches fewer kernels.
 """
 
 import contextlib
@@ -37,7 +37,7 @@ def compile_losses(model: DetectionModel, backend: str = "inductor") -> Detectio
     folder. Images may have any sizes. Losses, gradients and random numbers are those of the
     uncompiled model, up to rounding. Copies of the model are not compiled.
 
-    If the compiler does not work here, log a warning and leave the model as it is.
+    If the compiler does not work here, log a warning and leave the model unchanged.
 
     Args:
         model: a model on its device, after `optimize_for_training`.
@@ -62,7 +62,7 @@ def compile_parts(
     uncompiled model, up to rounding. A second copy, or one of another model with the same layers,
     needs no new compilation in the same process.
 
-    If the compiler does not work here, log a warning and return the model as it is.
+    If the compiler does not work here, log a warning and return `model` itself.
 
     Args:
         model: a model in evaluation mode on its device.

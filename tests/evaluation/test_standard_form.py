@@ -117,3 +117,12 @@ def test_metrics_need_no_names_and_boxes_no_sizes(area):
     assert metrics["bbox"]["per_category"] == {"1": 1, "2": None}
     with pytest.raises(DataError, match="the ground truth: image 1 has no height and width"):
         evaluate_coco(truth, detections, ["segm"])
+
+
+@pytest.mark.parametrize("points", [[5, 5], [[5]], 5])
+def test_unusable_keypoints_without_names(points):
+    truth = content()
+    truth["categories"] = [{"id": 1}, {"id": 2}]
+    truth["annotations"][0]["keypoints"] = points
+    with pytest.raises(DataError, match="keypoints"):
+        read_truth(truth, ["keypoints"])

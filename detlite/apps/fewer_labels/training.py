@@ -125,7 +125,7 @@ def _second_half(cfg: CfgNode, first: Path, labels: Path, sizes: tuple[int, ...]
 def _write_pseudo_labels(
     cfg: CfgNode, files: Sequence[Path], known: Sequence[Path], output: Path
 ) -> None:
-    """Write the detections of a finished run in images, at most as many as it has trained on."""
+    """Write the detections of a finished run in at most the number of images it was trained on."""
     start, folder = time.perf_counter(), Path(cfg.OUTPUT_DIR)
     iterations = read_checkpoint(folder / FINAL_CHECKPOINT).training["iteration"]
     count = min(iterations * cfg.SOLVER.IMS_PER_BATCH, len(files))

@@ -14,7 +14,7 @@ from detlite.files.errors import short_repr
 
 # Tools round outwards: a box may exceed the image by 2 pixels or 0.1 of its side without a note.
 _OVERHANG_PIXELS, _OVERHANG_FRACTION = 2.0, 0.1
-_MAX_SPARSE = 25  # pixels of the box of an object of one pixel
+MAX_SPARSE = 25  # pixels of the box of an object of one pixel
 _EXACT = 1 << 53  # floats are exact integers up to it
 
 # How values that are not in COCO's notation are read, for the findings.
@@ -169,7 +169,7 @@ def read_keypoints(value: Any, count: int) -> Reading:
 
 def is_area(pixels: float, box: Sequence[float], height: int, width: int) -> bool:
     """Return False if the area of an object with a valid box is in another unit than pixels."""
-    is_fraction = pixels < 1 and box[2] * box[3] > _MAX_SPARSE
+    is_fraction = pixels < 1 and box[2] * box[3] > MAX_SPARSE
     return 0 < pixels <= height * width and not is_fraction
 
 

@@ -76,7 +76,7 @@ def test_folders_are_converted_and_checked(tmp_path, capsys):
 
 @pytest.mark.parametrize("min_area", [0, 90])
 def test_specks_are_listed(content, write_set, min_area):
-    """Without INPUT.MIN_AREA, the value of `detlite init` decides: 3 of 23 are specks."""
+    """The value of `detlite init` decides if INPUT.MIN_AREA is 0: 3 of 23 are specks."""
     valid = {"image_id": 10, "category_id": 7, "segmentation": [[4, 6, 14, 6, 14, 14, 4, 14]]}
     content["annotations"] += [{**valid, "id": 10 + k, "bbox": [4, 6, 10, 8]} for k in range(20)]
     specks = [{**valid, "id": 40 + k, "bbox": [k, 2, 1, 1], "area": 1} for k in range(3)]

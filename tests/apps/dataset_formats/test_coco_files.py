@@ -123,7 +123,7 @@ def test_both_splits_have_an_object():
 
 
 def test_every_category_has_a_training_image():
-    """Without the rule, images 0 and 9 of the hash order would be in val."""
+    """Images 0 and 9 of the hash order would be in val without the rule."""
     rows = [{"id": number, "file_name": f"{number}.jpg"} for number in range(40)]
     annotations = [{"image_id": number, "category_id": 1} for number in range(40)]
     content = {"images": rows, "annotations": annotations, "categories": []}

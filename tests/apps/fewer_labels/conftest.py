@@ -1,4 +1,4 @@
-"""A dataset of which most images have no labels."""
+"""A dataset with labels for few of its images."""
 
 import json
 import shutil
