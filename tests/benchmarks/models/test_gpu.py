@@ -5,7 +5,8 @@ import json
 import pytest
 
 from benchmarks.__main__ import main
-from benchmarks.models.gpu import MixedTraining, kernel_times
+from benchmarks.models.gpu import GpuBenchmark, GpuRow, MixedTraining, kernel_times
+from detlite.config import ConfigError
 
 
 @pytest.mark.slow
@@ -37,6 +38,23 @@ def test_a_dry_run_on_a_cpu_writes_the_page(config, small, tmp_path, monkeypatch
     assert "188 to 198" in page
     assert "convolution and matrix product" in page
     assert "python -m benchmarks gpu" in page
+
+
+def test_a_case_that_cannot_be_compiled_is_left_out(monkeypatch, caplog):
+    def train(self, batch, compiled, peak):
+        if compiled:
+            raise ConfigError("torch cannot compile this model: set MODEL.COMPILE False")
+        return GpuRow("training", "eager", 1.0, 1.0)
+
+    for name in ("_loop", "_infer", "_evaluate"):
+        monkeypatch.setattr(GpuBenchmark, name, lambda *args: GpuRow("other", "", 1.0, 1.0))
+    monkeypatch.setattr(GpuBenchmark, "_train", train)
+    monkeypatch.setattr("benchmarks.models.gpu.matmul_peak", lambda *args: 1e9)
+    monkeypatch.setattr("benchmarks.models.gpu.compiler_works", lambda device: True)
+    monkeypatch.setattr("benchmarks.models.gpu.generated_dataset", lambda *args: None)
+    rows = [row.task for row in GpuBenchmark("a.yaml", device="cpu", batches=(2, 1)).rows()]
+    assert rows == ["training", "training", *["other"] * 5]
+    assert "cannot compile" in caplog.text
 
 
 def test_sizes_alternate_between_landscape_and_portrait(config, small):
