@@ -83,6 +83,7 @@ def test_one_process_needs_no_initialization(monkeypatch):
     assert torch.equal(layer.running_mean, torch.zeros(2))
 
 
+@pytest.mark.slow
 def test_missing_processes_are_an_error_after_the_timeout(monkeypatch, free_port):
     monkeypatch.setattr(distributed, "_RENDEZVOUS_TIMEOUT", timedelta(seconds=1))
     environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}

@@ -48,6 +48,7 @@ def test_kernels_are_imported_without_importing_torch_first(repo_root):
     assert done.stdout == "nms\n"
 
 
+@pytest.mark.slow
 def test_prediction_does_not_import_torchvision():
     """The import of torchvision takes longer than that of everything else in detlite."""
     modules = "detlite.inference.predictor, detlite.apps.batch_predict.predict_run"

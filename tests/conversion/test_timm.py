@@ -89,6 +89,7 @@ def test_published_weights_classify_a_bus(name, data_root):
 
 @pytest.mark.skipif(find_spec(_PACKAGE) is None, reason=f"{_PACKAGE} is not installed")
 @pytest.mark.usefixtures("without_drawings")
+@pytest.mark.slow
 def test_training_starts_from_published_weights(tmp_path):
     """Frozen stages and norms keep the published weights exactly, and the others change."""
     shapes = {"type": "shapes", "path": "shapes", "split": "train", "images": 4, "seed": 1}

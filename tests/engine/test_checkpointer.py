@@ -24,7 +24,12 @@ def assert_same_weights(folder, other):
 
 @pytest.mark.parametrize(
     ("dtype", "workers", "more"),
-    [("float32", 0, []), ("bfloat16", 1, []), ("float16", 0, MORE), ("float32", 0, MORE)],
+    [
+        ("float32", 0, []),
+        pytest.param("bfloat16", 1, [], marks=pytest.mark.slow),
+        ("float16", 0, MORE),
+        ("float32", 0, MORE),
+    ],
 )
 def test_resumed_training_equals_uninterrupted_training(train_toy, tmp_path, dtype, workers, more):
     opts = [*more, "DTYPE", dtype, "SOLVER.CHECKPOINT_PERIOD", 2, "SOLVER.TEST_PERIOD", 2]

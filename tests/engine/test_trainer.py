@@ -153,9 +153,9 @@ def send_to_all(name):
     [
         ("SIGTERM", []),
         ("SIGTERM", ["SOLVER.TEST_PERIOD", 3]),
-        ("SIGHUP", ["DATALOADER.NUM_WORKERS", 1]),
+        pytest.param("SIGHUP", ["DATALOADER.NUM_WORKERS", 1], marks=pytest.mark.slow),
         ("SIGINT", []),
-        ("SIGINT", ["DATALOADER.NUM_WORKERS", 1]),
+        pytest.param("SIGINT", ["DATALOADER.NUM_WORKERS", 1], marks=pytest.mark.slow),
     ],
 )
 def test_a_signal_lets_the_step_finish_and_saves_it(train_toy, tmp_path, name, opts):

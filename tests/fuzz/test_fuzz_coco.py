@@ -134,6 +134,7 @@ _kinds = st.sets(st.sampled_from(["bbox", "segm", "keypoints"]), min_size=1).map
 @example(
     rows=[RESULTS[0] | {"segmentation": {"size": [0, 2**63], "counts": "`0`<P<"}}], kinds=["segm"]
 )
+@pytest.mark.slow
 def test_results(rows, kinds, bounded):
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         return  # the reader of the file checks this

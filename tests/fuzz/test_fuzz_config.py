@@ -50,6 +50,7 @@ def runs_code(content: Any) -> bool:
 
 @given(content=mutated(VALID))
 @example(content={"DATALOADER": {"\n": 0}})
+@pytest.mark.slow
 def test_config_files(content, folder, bounded):
     if runs_code(content):
         return

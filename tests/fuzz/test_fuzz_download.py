@@ -86,6 +86,7 @@ def server() -> Iterator[_Server]:
 @example(responses=[b"HTTP/1.1 302 Found\r\nLocation: http://host:port/\r\n\r\n"])
 @example(responses=[b"HTTP/1.1 302 Found\r\nLocation: \x80\xff\r\n\r\n"])
 @example(responses=[b"HTTP/1.1 200 OK\r\nContent-Length: " + 5000 * b"9" + b"\r\n\r\n"])
+@pytest.mark.slow
 def test_responses(responses, server, tmp_path, bounded):
     url = f"http://127.0.0.1:{server.server_address[1]}/w.pth"
     file = tmp_path / f"{next(_numbers)}.pth"

@@ -76,6 +76,7 @@ def check_reading(data: bytes, folder: Path) -> None:
 
 
 @given(tree=st.sampled_from([VOC, CVAT]).flatmap(mutated))
+@pytest.mark.slow
 def test_elements(tree, folder, bounded):
     try:
         data = ET.tostring(to_xml(tree))

@@ -3,6 +3,7 @@
 import contextlib
 
 import numpy as np
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from pycocotools import mask as rle_codec
@@ -70,6 +71,7 @@ _segmentations = st.sampled_from(
 
 
 @given(segmentation=_segmentations)
+@pytest.mark.slow
 def test_segmentations(segmentation, bounded):
     with bounded():
         if segmentation_problem(segmentation, 20, 30) is None:

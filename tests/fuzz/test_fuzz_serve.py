@@ -102,6 +102,7 @@ def check_response(response: httpx.Response) -> None:
     threshold=st.sampled_from(["", "?threshold=0.5", "?threshold=1e999", "?threshold=%00", "?x"]),
 )
 @example(body=IMAGES[1], media_type=MEDIA_TYPES[0], threshold="")
+@pytest.mark.slow
 def test_images(body, media_type, threshold, client, bounded):
     with bounded():
         headers = {"Content-Type": media_type}
@@ -115,6 +116,7 @@ def test_images(body, media_type, threshold, client, bounded):
 @example(body=FORMS[0], media_type=FORM.encode())
 @example(body=FORMS[0], media_type=b'multipart/form-data; boundary=""')
 @example(body=FORMS[0], media_type=FORM.encode() + b"; charset=x")
+@pytest.mark.slow
 def test_forms(body, media_type, client, bounded):
     try:
         headers = httpx.Headers([(b"Content-Type", media_type)])
@@ -132,6 +134,7 @@ def test_forms(body, media_type, client, bounded):
 @given(text=st.sampled_from(REQUESTS).flatmap(mutated_bytes))
 @example(text=REQUESTS[0])
 @example(text=b"\r\n" * 1000)
+@pytest.mark.slow
 def test_bytes_of_requests(text, port, client, bounded):
     connect = socket.create_connection(("127.0.0.1", port), timeout=10)
     with connect as connection, suppress(OSError), bounded():

@@ -45,7 +45,14 @@ def save(cfg, path, names=("a", "b", "c"), thresh=0.0, seed=0):
     return path
 
 
-@pytest.mark.parametrize("opts", [[], ["TEST.TILE", 48], ["TEST.BBOX_AUG.ENABLED", True]])
+@pytest.mark.parametrize(
+    "opts",
+    [
+        [],
+        pytest.param(["TEST.TILE", 48], marks=pytest.mark.slow),
+        ["TEST.BBOX_AUG.ENABLED", True],
+    ],
+)
 def test_a_model_given_twice_detects_the_same(tiny_config, tmp_path, image, opts):
     path = save(tiny_config(*ALL), tmp_path / "a.pth")
     once, twice = (

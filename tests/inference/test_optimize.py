@@ -289,6 +289,7 @@ def test_models_can_be_copied_and_stored(tiny_config, dtype):
         again.load_state_dict(model.state_dict())
 
 
+@pytest.mark.slow
 def test_another_model_runs_in_a_thread_while_models_are_optimized(tiny_config):
     call, problems, stop = nn.Module.__call__, [], threading.Event()
 

@@ -167,7 +167,7 @@ class TestDiscs:
             own = tiled["masks"][index].numpy()
             assert (own & mask).sum() / (own | mask).sum() > 0.9
 
-    @pytest.mark.parametrize("radius", [150, 250])
+    @pytest.mark.parametrize("radius", [150, pytest.param(250, marks=pytest.mark.slow)])
     def test_an_object_larger_than_a_tile(self, radius):
         scene, boxes, masks = draw_discs((600, 700), [radius], seed=3)
         tiled = tiled_predictor(BrightParts(), 100, Tiling(100, 0.2))(scene)

@@ -174,6 +174,7 @@ def test_a_model_can_be_traced(tiny_config, make_batch, static):
                 torch.testing.assert_close(actual, expected, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_model_can_be_exported(tiny_config, make_batch):
     model = build_model(tiny_config(*ALL_SCORES)).eval()
     image = make_batch(2)[0][0]

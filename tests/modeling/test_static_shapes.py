@@ -93,7 +93,10 @@ def pad_further(truth: GroundTruth, count: int) -> GroundTruth:
     return replace(truth, boxes=boxes, labels=F.pad(truth.labels, (0, count)), masks=masks)
 
 
-@pytest.mark.parametrize("name", ["mask", "c4", "cascade", "retinanet", "proposals"])
+@pytest.mark.parametrize(
+    "name",
+    ["mask", pytest.param("c4", marks=pytest.mark.slow), "cascade", "retinanet", "proposals"],
+)
 @pytest.mark.parametrize("counts", [(0, 2), (0, 0)])
 def test_padding_of_ground_truth_has_no_effect(tiny_config, make_batch, name, counts):
     images, targets = make_batch(*counts)

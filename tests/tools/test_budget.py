@@ -24,6 +24,7 @@ def demo(tmp_path_factory) -> budget.DemoRun:
     return budget.run_demo(tmp_path_factory.mktemp("demo"))
 
 
+@pytest.mark.slow
 def test_no_further_limit_is_exceeded(demo):
     """`make budget` prints all numbers."""
     rows = budget.budgets(demo)

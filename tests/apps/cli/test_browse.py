@@ -110,6 +110,7 @@ def test_invalid_arguments(config, tmp_path, error_of):
     assert not page.exists()
 
 
+@pytest.mark.slow
 def test_filter_in_a_browser(config, tmp_path, open_page):
     _, file = build_page(config(), tmp_path, "--count", 8)
     page = open_page(file)

@@ -55,6 +55,7 @@ def theirs(files):
     return files[1]
 
 
+@pytest.mark.slow
 def test_round_trip(convert, model, theirs, tmp_path, capsys):
     back = tmp_path / "back.pth"
     state = torch.load(theirs, weights_only=True)

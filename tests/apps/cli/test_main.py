@@ -113,6 +113,7 @@ def test_choices_are_those_of_the_implementation():
     assert set(export.FORMATS) == EXPORT_FORMATS.keys()
 
 
+@pytest.mark.slow
 def test_module_runs_as_a_program(repo_root):
     command = [sys.executable, "-m", "detlite", "test", "--config", "none.yaml"]
     done = subprocess.run(command, cwd=repo_root, capture_output=True, text=True)

@@ -80,6 +80,7 @@ def without_charts(monkeypatch):
     monkeypatch.setattr(charts, "_svg", lambda figure, title: "<svg></svg>")
 
 
+@pytest.mark.slow
 def test_metrics_equal_evaluation_json(run, page):
     text = page.read_text()
     recorded = json.loads((run / "evaluation.json").read_text())
@@ -215,6 +216,7 @@ def test_options_of_results(tmp_path, error_of, monkeypatch):
     assert "must be two increasing areas" in error_of("report", *options[:-1], 50)
 
 
+@pytest.mark.slow
 def test_comparison_of_runs(runs, comparison_page):
     """A run with a fifth of the detections is worse; a copy is within noise."""
     text = comparison_page.read_text()

@@ -123,6 +123,7 @@ def test_padded_nms(limit, tmp_path):
             assert torch.equal(index, expected)
 
 
+@pytest.mark.slow
 def test_cumsum_counts_in_float(tmp_path):
     def count(x: Tensor) -> tuple[Tensor, Tensor]:
         return (x > 0).cumsum(dim=1), x.cumsum(dim=0)

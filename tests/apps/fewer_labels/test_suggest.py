@@ -72,6 +72,7 @@ def test_coco_labels_are_the_certain_detections(suggest, photos):
             assert (drawn & mask).sum() > 0.9 * (drawn | mask).sum()
 
 
+@pytest.mark.slow
 def test_yolo_labels_are_read_as_a_dataset(suggest, photos):
     suggest("--format", "yolo")
     _, sets = read_folder(photos / "out")
@@ -137,6 +138,7 @@ def test_label_studio_tasks_fit_their_configuration(suggest, photos):
         assert config.validate_prediction(task["predictions"][0], return_errors=True) == []
 
 
+@pytest.mark.slow
 def test_errors_are_one_line(suggest, capsys):
     def error(images):
         capsys.readouterr()

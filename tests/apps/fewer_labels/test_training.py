@@ -34,6 +34,7 @@ def assert_equal_weights(first, second):
     assert all(torch.equal(value, second[name]) for name, value in first.items())
 
 
+@pytest.mark.slow
 def test_second_half_trains_on_detections_of_the_first(train, photos, caplog):
     caplog.set_level(logging.INFO)
     result = train("out")
@@ -98,6 +99,7 @@ def test_halves_of_durations(train, photos, overrides, expected):
     assert {key: solver[key] for key in expected} == expected
 
 
+@pytest.mark.slow
 def test_minutes_include_the_detection(train, photos):
     train("out", {"SOLVER.MAX_MINUTES": 0.04})
     first = load_config(photos / "out/unlabeled/labels_only/config.yaml").SOLVER.MAX_MINUTES
@@ -148,6 +150,7 @@ def test_images_with_other_channels_are_refused(train, photos):
         train("out")
 
 
+@pytest.mark.slow
 def test_labeled_images_in_the_folder_are_left_out(train, photos, caplog, monkeypatch):
     caplog.set_level(logging.INFO)
     monkeypatch.setenv("PHOTOS", str(photos))

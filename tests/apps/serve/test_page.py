@@ -81,6 +81,7 @@ def pixel(page: Any, x: int, y: int) -> list[int]:
     return page.evaluate(code, [x, y])
 
 
+@pytest.mark.slow
 def test_detections_and_download(page, image_file):
     choose(page, "photo.png", "image/png", image_file(300, 400))
     expect(page.locator("#list li")).to_have_count(1)

@@ -174,6 +174,7 @@ def test_batches_are_sequential_and_shuffled(many):
     assert epochs[0] != epochs[1]
 
 
+@pytest.mark.slow
 def test_resuming_returns_the_same_batches(many):
     straight = take(build_train_loader(many(), build_train_dataset(many())), 40)
     for start in (1, 17, 33):
@@ -201,6 +202,7 @@ def _write_digests(cfg, start, file):
             opened.flush()
 
 
+@pytest.mark.slow
 def test_killed_processes_resume_with_the_same_batches(many, tmp_path):
     context = multiprocessing.get_context("fork")
     file = tmp_path / "digests"
@@ -470,6 +472,7 @@ def test_shards_over_http(many, web, cache_gb, monkeypatch):
         assert web.asked == before  # the check of the images cached all chunks
 
 
+@pytest.mark.slow
 def test_shards_in_a_bucket(many, s3, tmp_path):
     upload(s3, tmp_path)
     expected = take(build_train_loader(many(), build_train_dataset(many())), 30)

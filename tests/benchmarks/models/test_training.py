@@ -19,6 +19,7 @@ def training(config, small):
 
 
 @pytest.mark.usefixtures("fixed_machine")
+@pytest.mark.slow
 def test_rows_and_phases_of_both_libraries(training):
     detlite, torchvision = benchmark_train(training, 1, dtypes=("bfloat16",))
     assert (detlite.library, torchvision.library) == ("detlite", "torchvision")

@@ -34,6 +34,7 @@ def base(base_text, tmp_path) -> Path:
     return file
 
 
+@pytest.mark.slow
 def test_every_recipe_builds_and_changes_something(base):
     loaded = load_config(base)
     lite0 = dict(flatten(program.recipe_config(base, "lite0", program.schedule(40))))

@@ -38,6 +38,7 @@ def changed_at(checkpoints, name):
     ]
 
 
+@pytest.mark.slow
 def test_a_backbone_that_is_never_trained_causes_a_warning(run, caplog):
     run("some", frozen=5)
     assert "not trained at all" not in caplog.text
@@ -57,7 +58,9 @@ def test_the_backbone_is_trained_after_the_frozen_iterations(run, optimizer):
     assert known == [4, 4, 4, 8, 8, 8]  # momentum exists from the first step
 
 
-@pytest.mark.parametrize("call", [2, 4, 5])
+@pytest.mark.parametrize(
+    "call", [pytest.param(2, marks=pytest.mark.slow), 4, pytest.param(5, marks=pytest.mark.slow)]
+)
 def test_resuming_before_at_and_after_the_change(run, call):
     straight = run("straight")[-1]
     with pytest.raises(KeyboardInterrupt):
