@@ -5,7 +5,7 @@ import json
 import pytest
 
 from benchmarks.__main__ import main
-from benchmarks.models.gpu import GpuBenchmark, GpuRow, MixedTraining, kernel_times
+from benchmarks.models.gpu import GpuBenchmark, GpuRow, MixedTraining, kernel_kind, kernel_times
 from detlite.config import ConfigError
 
 
@@ -55,6 +55,24 @@ def test_a_case_that_cannot_be_compiled_is_left_out(monkeypatch, caplog):
     rows = [row.task for row in GpuBenchmark("a.yaml", device="cpu", batches=(2, 1)).rows()]
     assert rows == ["training", "training", *["other"] * 5]
     assert "cannot compile" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("kernel", "kind"),
+    [
+        ("triton_poi_fused__to_copy_add_convolution_relu_3", "elementwise"),
+        (
+            "void at::native::vectorized_elementwise_kernel<4, Add<float>>",
+            "elementwise",
+        ),
+        ("sm90_xmma_fprop_implicit_gemm_bf16", "convolution and matrix product"),
+        ("Memcpy HtoD (Pinned -> Device)", "copies"),
+        ("void detlite::roi_align_kernel<float>", "detlite"),
+        ("void at::native::max_pool_forward_nhwc", "other"),
+    ],
+)
+def test_kinds_of_kernels(kernel, kind):
+    assert kernel_kind(kernel) == kind
 
 
 def test_sizes_alternate_between_landscape_and_portrait(config, small):
