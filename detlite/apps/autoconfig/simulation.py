@@ -17,7 +17,8 @@ _SIDES = (32, 96)  # COCO's limits of small and medium objects
 _MIN_SIDE = 8  # pixels of the network input: smaller objects are hardly detected
 _SCALE_CHANGE = 1.5  # between training and evaluation, from which fewer objects are detected
 _MAX_CATEGORIES = 12  # listed ones
-_MIN_FRACTION = 0.01  # of the objects, below which a size, unlike a category, is no problem
+# Fewer objects of a size, unlike those of a category, are no problem.
+_MIN_FRACTION, _MIN_OBJECTS = 0.01, 10
 _HEADER = ("", "objects", "trained", "trained at", "evaluated at", "fit an anchor")
 
 
@@ -49,12 +50,13 @@ def simulate(cfg: CfgNode, facts: DatasetFacts) -> str:
         if count and name not in trained
     ]
     rows = []
-    groups = [(*group, 0.0) for group in _categories(train)]
-    groups += [(*group, _MIN_FRACTION) for group in _sizes(train)]
-    for name, selected, min_fraction in groups:
+    min_count = max(_MIN_FRACTION * len(objects.trained), _MIN_OBJECTS)
+    groups = [(*group, 1.0) for group in _categories(train)]
+    groups += [(*group, min_count) for group in _sizes(train)]
+    for name, selected, min_count in groups:
         if selected.any():
             rows.append(_row(name, objects, selected))
-            if selected.mean() >= min_fraction:
+            if selected.sum() >= min_count:
                 problems += (f"{name}: {problem}" for problem in _problems(objects, selected))
     columns = [*zip(_HEADER, *rows, strict=True)]
     widths = [max(map(len, column)) for column in columns]

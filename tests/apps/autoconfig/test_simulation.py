@@ -94,6 +94,15 @@ def test_settings_that_lose_objects_are_named(cpu, name, opts, problem):
     assert problem.replace(". pixels", "").split(":")[0] in simulate(chosen(facts, *opts), facts)
 
 
+@pytest.mark.parametrize(("small", "problems"), [(9, 0), (10, 1)])
+def test_a_few_objects_of_a_size_are_no_problem(cpu, small, problems):
+    rows = [(20, 480, 640, [(0, 14, 60, 200, 1)]), (small, 480, 640, [(0, 1, 20, 30, 1)])]
+    facts = DatasetFacts(statistics(rows), None, cpu)
+    opts = ("MODEL.RPN.ANCHOR_SIZES", (80, 90, 100, 110, 120))
+    lines = simulate(chosen(facts, *opts), facts).splitlines()
+    assert sum(line.startswith("below 32 pixels: only 0%") for line in lines) == problems
+
+
 def test_categories_of_the_evaluation_set_only(cpu):
     train = statistics(DATASETS["one image"])
     val = statistics([(3, 480, 640, [(1, 2, 30, 60, 1)])])
