@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from detlite.evaluation import evaluate_coco
-from detlite.evaluation.files import read_results, read_truth
+from detlite.evaluation.reading.files import read_results, read_truth
 from detlite.evaluation.results import write_results
 
 from ..roofline import process_memory

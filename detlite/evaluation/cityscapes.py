@@ -20,9 +20,9 @@ from detlite.files.errors import DataError
 from detlite.structures.masks.rle import EncodedMasks
 
 from .evaluators import EVALUATORS, Evaluator
-from .ground_truth import check_results, read_ground_truth
 from .metrics import Metrics, mean_or_none
 from .overlaps import build_pairing, count_intersections, mask_intersections
+from .reading.ground_truth import check_results, read_ground_truth
 from .results import Results
 
 IOU_THRESHOLDS = np.arange(0.5, 1.0, 0.05)  # the IoU must exceed them

@@ -14,12 +14,6 @@ from pycocotools.coco import COCO
 
 from detlite.files.errors import DataError
 
-from .ground_truth import (
-    GroundTruthArrays,
-    GroundTruthFile,
-    check_results,
-    read_ground_truth,
-)
 from .matching import (
     IOU_THRESHOLDS,
     MatchedDetections,
@@ -32,6 +26,12 @@ from .matching import (
 )
 from .metrics import Metrics, settings_problem
 from .overlaps import build_pairing, keypoint_overlaps, region_overlaps
+from .reading.ground_truth import (
+    GroundTruthArrays,
+    GroundTruthFile,
+    check_results,
+    read_ground_truth,
+)
 from .results import IOU_TYPES, Results
 
 _MAX_KEYPOINT_DETS = 20
@@ -89,7 +89,7 @@ def evaluate_coco(
     if problem := settings_problem(iou_thresholds, area_limits):
         raise ValueError(problem)
     if not isinstance(coco_gt, COCO | GroundTruthFile) or not isinstance(results, Results):
-        from .files import read_results, read_truth  # training evaluates its own results
+        from .reading.files import read_results, read_truth  # training evaluates its own results
 
         coco_gt = read_truth(coco_gt, iou_types, skip_bad)
         results = read_results(results, coco_gt, iou_types, max_dets)

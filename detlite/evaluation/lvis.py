@@ -16,10 +16,10 @@ from detlite.data.datasets.ground_truth import build_coco_gt
 from detlite.files.errors import DataError
 
 from .evaluators import EVALUATORS, Evaluator, predicted_kinds
-from .ground_truth import GroundTruthArrays, check_results, read_ground_truth
 from .matching import AREA_RANGES, Measures, accumulate, match
 from .metrics import Metrics
 from .overlaps import build_pairing, region_overlaps
+from .reading.ground_truth import GroundTruthArrays, check_results, read_ground_truth
 from .results import Results
 
 MAX_DETS = 300  # per image, over all categories

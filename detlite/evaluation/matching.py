@@ -14,8 +14,8 @@ import torch
 
 from detlite import ops
 
-from .ground_truth import GroundTruthArrays
 from .overlaps import Pairing
+from .reading.ground_truth import GroundTruthArrays
 
 # Object areas in square pixels, both ends included.
 AREA_RANGES = {

@@ -12,7 +12,7 @@ from detlite import ops
 from detlite.files.errors import DataError
 from detlite.structures.masks.rle import EncodedMasks
 
-from .ground_truth import GroundTruthArrays
+from .reading.ground_truth import GroundTruthArrays
 from .results import Results
 
 _CHUNK = 1 << 16  # pairs of keypoints per step, which limits the memory

@@ -16,7 +16,7 @@ from detlite.files.atomic_write import atomic_open
 from detlite.files.errors import DataError, short_repr
 from detlite.structures.masks.rle import EncodedMasks
 
-from .columns import Columns, columns_of
+from .reading.columns import Columns, columns_of
 
 _ROWS_PER_WRITE = 1000  # results converted to text at a time
 # IoU type -> field of a COCO result

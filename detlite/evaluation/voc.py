@@ -11,9 +11,9 @@ from detlite.data import CocoDataset
 from detlite.data.datasets.ground_truth import build_coco_gt
 
 from .evaluators import EVALUATORS, Evaluator
-from .ground_truth import GroundTruthArrays, check_results, read_ground_truth
 from .metrics import Metrics, mean_or_none
 from .overlaps import Pairing, build_pairing, region_overlaps
+from .reading.ground_truth import GroundTruthArrays, check_results, read_ground_truth
 from .results import Results
 
 MIN_IOU = 0.5

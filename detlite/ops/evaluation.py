@@ -21,9 +21,9 @@ def read_annotations(text: Tensor, chunk_bytes: int = _CHUNK_BYTES) -> list[Tens
 
     Returns:
         The bounds of the list in the text, int64 `[2]`, and the columns in the order, with the
-        shapes and types, of `detlite.evaluation.columns.Columns`. The bounds are -1 if the text is
-        no such JSON, or a value does not have the type that COCO's format defines. Without a kernel
-        an empty list: there is no fallback, and the caller parses the whole text with `json`.
+        shapes and types, of `detlite.evaluation.reading.columns.Columns`. The bounds are -1 if the
+        text is no such JSON, or a value does not have the type that COCO's format defines. Without
+        a kernel an empty list: there is no fallback, and the caller parses the text with `json`.
 
     Raises:
         RuntimeError: the text is not uint8 `[B]`, or `chunk_bytes` is below 1.

@@ -5,7 +5,7 @@ import pytest
 
 from benchmarks.data.evaluation import benchmark_evaluation
 from benchmarks.data.generated_results import CATEGORIES, generate
-from detlite.evaluation.ground_truth import check_results, read_ground_truth
+from detlite.evaluation.reading.ground_truth import check_results, read_ground_truth
 from tests.builders import make_coco
 
 

@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 from pycocotools.coco import COCO
 
-from detlite.evaluation.ground_truth import (
+from detlite.evaluation.overlaps import Pairing, build_pairing, region_overlaps
+from detlite.evaluation.reading.ground_truth import (
     GroundTruthArrays,
     GroundTruthFile,
     read_ground_truth,
 )
-from detlite.evaluation.overlaps import Pairing, build_pairing, region_overlaps
 from detlite.evaluation.results import Results
 
 FOREGROUND_IOU = 0.5  # lowest IoU of a detection and its object

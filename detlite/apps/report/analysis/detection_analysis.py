@@ -8,7 +8,6 @@ import numpy as np
 from pycocotools.coco import COCO
 
 from detlite.evaluation.coco import category_names, match_coco, summarize
-from detlite.evaluation.ground_truth import check_results
 from detlite.evaluation.matching import (
     IGNORED,
     TRUE_POSITIVE,
@@ -18,6 +17,7 @@ from detlite.evaluation.matching import (
     accumulate,
     best_threshold,
 )
+from detlite.evaluation.reading.ground_truth import check_results
 from detlite.evaluation.results import Results
 
 from .bootstrap import BootstrapMetrics, resample

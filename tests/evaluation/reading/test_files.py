@@ -10,8 +10,8 @@ import pytest
 from pycocotools import mask as rle_codec
 
 from detlite.evaluation import evaluate_coco
-from detlite.evaluation.files import kinds_of, read_results, read_truth
-from detlite.evaluation.ground_truth import GroundTruthFile, read_ground_truth
+from detlite.evaluation.reading.files import kinds_of, read_results, read_truth
+from detlite.evaluation.reading.ground_truth import GroundTruthFile, read_ground_truth
 from detlite.evaluation.results import write_results
 from detlite.files.errors import DataError
 from detlite.structures.masks.formats import encode_bitmap

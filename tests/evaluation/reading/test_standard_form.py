@@ -5,9 +5,10 @@ import json
 import numpy as np
 import pytest
 
-from detlite.evaluation import evaluate_coco, files
-from detlite.evaluation.files import read_truth
-from detlite.evaluation.ground_truth import read_ground_truth
+from detlite.evaluation import evaluate_coco
+from detlite.evaluation.reading import files
+from detlite.evaluation.reading.files import read_truth
+from detlite.evaluation.reading.ground_truth import read_ground_truth
 from detlite.files.errors import DataError
 from detlite.structures.masks.formats import encode_bitmap
 from tests.builders import coco_content, coco_detection, coco_object, rectangle

@@ -12,11 +12,11 @@ import numpy as np
 from detlite.data.datasets.coco_values import MAX_SPARSE, parse_if_text, parse_numbers
 from detlite.data.index.normalization import Ids
 from detlite.data.index.states import set_file_name
+from detlite.evaluation.overlaps import count_intersections
 from detlite.structures.keypoints import keypoint_names
 from detlite.structures.masks.rle import EncodedMasks
 
 from .columns import Columns
-from .overlaps import count_intersections
 
 _NO_SIZE = ((None, None), (0, 0), (None, 0), (0, None))
 _ANY_SIZE = 1 << 40

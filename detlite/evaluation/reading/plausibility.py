@@ -14,12 +14,12 @@ import numpy as np
 import torch
 
 from detlite import ops
+from detlite.evaluation.overlaps import count_intersections
+from detlite.evaluation.results import Results, first_true
 from detlite.files.errors import DataError
 from detlite.structures.masks.rle import EncodedMasks
 
 from .ground_truth import GroundTruthArrays, Truth, image_sizes, read_ground_truth
-from .overlaps import count_intersections
-from .results import Results, first_true
 
 logger = logging.getLogger(__name__)
 

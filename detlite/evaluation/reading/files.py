@@ -17,6 +17,7 @@ from detlite.data.datasets.coco import CocoDataset
 from detlite.data.datasets.ground_truth import build_coco_gt
 from detlite.data.datasets.options import DatasetOptions
 from detlite.data.locations import errors_naming
+from detlite.evaluation.results import Results
 from detlite.files.errors import DataError
 from detlite.files.json_files import read_json
 
@@ -31,7 +32,6 @@ from .entries import (
 )
 from .ground_truth import GroundTruthFile, Truth, check_results
 from .plausibility import check_plausible
-from .results import Results
 from .standard_form import complete, is_standard
 
 logger = logging.getLogger(__name__)

@@ -11,11 +11,11 @@ from pycocotools.coco import COCO
 
 from detlite import ops
 from detlite.data.datasets.coco_masks import annotation_area, segmentation_problem
+from detlite.evaluation.results import IOU_TYPES, Results, concatenate_arrays, first_true
 from detlite.files.errors import DataError, short_repr
 from detlite.structures.masks.rle import EncodedMasks
 
 from .columns import Columns, columns_of
-from .results import IOU_TYPES, Results, concatenate_arrays, first_true
 
 # The fields that each IoU type needs.
 _COMMON = ("image_id", "category_id", "id", "iscrowd", "area", "bbox")

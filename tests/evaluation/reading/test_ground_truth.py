@@ -8,7 +8,7 @@ from pycocotools import mask as rle_codec
 from pycocotools.coco import COCO
 
 from detlite.evaluation.coco import evaluate_coco
-from detlite.evaluation.ground_truth import read_ground_truth
+from detlite.evaluation.reading.ground_truth import read_ground_truth
 from detlite.evaluation.results import Results
 from detlite.files.errors import DataError
 from tests.builders import coco_content, coco_object, make_coco

@@ -13,10 +13,10 @@ import torch
 
 from detlite import ops
 from detlite.evaluation import Results, evaluate_coco
-from detlite.evaluation.columns import Columns
-from detlite.evaluation.entries import read_columns
-from detlite.evaluation.files import read_truth
-from detlite.evaluation.ground_truth import GroundTruthFile
+from detlite.evaluation.reading.columns import Columns
+from detlite.evaluation.reading.entries import read_columns
+from detlite.evaluation.reading.files import read_truth
+from detlite.evaluation.reading.ground_truth import GroundTruthFile
 from detlite.files.errors import DataError
 from tests.builders import coco_content, coco_object
 

@@ -17,6 +17,7 @@ from detlite import ops
 from detlite.data.datasets.coco_masks import read_segmentation, rle_problem
 from detlite.data.datasets.coco_values import parse_integer
 from detlite.data.index.states import WRITTEN_ID
+from detlite.evaluation.results import IOU_TYPES
 from detlite.files.errors import DataError, short_repr
 from detlite.files.json_files import read_json
 from detlite.files.reading import check_regular
@@ -25,7 +26,6 @@ from detlite.structures.masks.formats import RLE, encode_bitmap, polygons_to_rle
 
 from .columns import Columns
 from .ground_truth import Truth
-from .results import IOU_TYPES
 
 logger = logging.getLogger(__name__)
 
