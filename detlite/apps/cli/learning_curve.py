@@ -3,10 +3,10 @@
     detlite learning-curve --data photos --minutes 10 --output output/curve
     detlite learning-curve --config mine.yaml --output output/curve
 
-The runs have the same config, which is chosen for all labels, the same length and the same test
-images. --minutes is the time of one run. The answer is printed, and report.html in the output
-folder contains it with the curve. A config must not start from a model that was trained on these
-labels.
+The runs have the same config, which is chosen for all labels, the same test images and the same
+number of steps, which the run on all labels takes in --minutes. The answer is printed, and
+report.html in the output folder contains it with the curve. A config must not start from a model
+that was trained on these labels.
 
 After Ctrl-C, the same command with --resume continues with the run that was interrupted.
 
@@ -24,7 +24,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     cli.add_config(parser, default="chosen from --data")
     text = "folder or annotation file to train on, as in detlite init"
     cli.add_option(parser, "--data", text, "PATH")
-    text = "training time of each of the three runs in minutes"
+    text = "training time of the run on all labels in minutes; the others take as many steps"
     cli.add_option(parser, "--minutes", text, type=float)
     cli.add_option(parser, "--output", "output folder", "FOLDER", type=Path, required=True)
     cli.add_flag(parser, "--resume", "continue the runs in the output folder, if there are any")

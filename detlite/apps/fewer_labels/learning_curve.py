@@ -1,6 +1,6 @@
 """Estimate the gain of more labels: train on all of them, on half and on a quarter, and compare.
 
-OUTPUT/all, OUTPUT/half, OUTPUT/quarter   runs of equal length, evaluated on the same images
+OUTPUT/all, OUTPUT/half, OUTPUT/quarter   runs of as many steps, evaluated on the same images
 OUTPUT/half/labels/DATASET.json           the labels of a run, a part of those of DATASET
 OUTPUT/report.html                        the comparison, with the curve and the answer
 """
@@ -22,6 +22,7 @@ from detlite.apps.report.analysis.bootstrap import compare, interval
 from detlite.apps.report.metric_sections import TITLES
 from detlite.apps.report.report_page import report_page
 from detlite.apps.report.runs import RunAnalysis, read_run
+from detlite.checkpoint.files import read_checkpoint
 from detlite.config import ConfigError, load_config
 from detlite.data import build_dataset
 from detlite.data.data_arguments import training_data
@@ -30,7 +31,7 @@ from detlite.data.images.sources import ImageArchive
 from detlite.data.locations import local_copy, location_id
 from detlite.distributed import torchrun_rank
 from detlite.engine.run_config import as_list
-from detlite.engine.run_files import CONFIG_FILE, check_output_dir
+from detlite.engine.run_files import CONFIG_FILE, FINAL_CHECKPOINT, check_output_dir
 from detlite.files.atomic_write import write_file
 from detlite.files.errors import DataError
 from detlite.files.json_files import read_json
@@ -71,10 +72,11 @@ def learning_curve(
     pairs = [(entry["annotations"], entry["images"]) for entry in keys.get("DATASETS.CATALOG", ())]
     own, test = [*pairs, None, None][:2]
     train(config, data=own, test_data=test, output_dir=used.parent, overrides=opts, resume=resume)
-    epochs = load_config(used).SOLVER.MAX_EPOCHS
-    for name, part in parts.items():
-        keys = datasets[name] | ({"SOLVER.MAX_EPOCHS": epochs * part} if epochs else {})
-        train(used, output_dir=folder / name, overrides=keys, resume=resume)
+    # Equal minutes may allow different numbers of steps, if other programs use the machine.
+    steps = read_checkpoint(used.parent / FINAL_CHECKPOINT).training["iteration"]
+    for name in parts:
+        keys = {"SOLVER.MAX_MINUTES": None, "SOLVER.MAX_EPOCHS": None, "SOLVER.MAX_ITER": steps}
+        train(used, output_dir=folder / name, overrides=keys | datasets[name], resume=resume)
     if torchrun_rank()[0] == 0:
         runs = [read_run(folder / name, name) for name in ("all", *parts)]
         page = report_page(runs, progress=print, link_from=folder, introduce=_introduce)
@@ -145,6 +147,9 @@ def _answer(analyzed: Sequence[RunAnalysis]) -> str:
         answer = "the runs detect too little to tell. Train longer."
     elif low > 0:
         answer = "more labels will probably help, although each doubling tends to gain less."
+    elif high < 0:
+        answer = ("fewer labels gave a better model, so the runs are too short, or differ by "
+                  "chance. Train longer, or repeat them with another SEED.")  # fmt: skip
     elif high < _SMALL_GAIN:
         answer = "more labels of this kind will hardly help. Look at the errors, or train longer."
     else:

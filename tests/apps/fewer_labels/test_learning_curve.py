@@ -9,6 +9,7 @@ import pytest
 
 from detlite.apps.cli.main import main
 from detlite.apps.fewer_labels.learning_curve import _answer, _write_labels
+from detlite.checkpoint.files import read_checkpoint
 from detlite.config import load_config
 from tests.builders import write_coco_dataset, write_shapes_config
 
@@ -53,6 +54,15 @@ def test_runs_differ_only_in_their_labels(curve, tmp_path, capsys):
     assert "8 labeled images instead of 2" in capsys.readouterr().out
 
 
+@pytest.mark.slow
+def test_runs_of_some_minutes_have_equally_many_steps(curve, tmp_path):
+    assert curve("SOLVER.MAX_MINUTES", "0.02", "SOLVER.TEST_PERIOD", "0") == 0
+    runs = [tmp_path / "out" / name for name in ("all", "half", "quarter")]
+    steps = {read_checkpoint(run / "model_final.pth").training["iteration"] for run in runs}
+    assert len(steps) == 1
+    assert load_config(runs[1] / "config.yaml").SOLVER.MAX_MINUTES is None
+
+
 def test_parts_have_labeled_images_and_others_in_proportion(tmp_path):
     annotations, images = write_coco_dataset(tmp_path, "all", images=24)
     content = json.loads(annotations.read_text())
@@ -85,7 +95,7 @@ def analyzed(images, ap, samples):
         (0.5, 0.01, "+10.0 points (95 % interval: +9.0 to +11.0): more labels will probably help"),
         (0.41, 0.2, "+1.0 points (95 % interval: -19.0 to +21.0): 30 test images are too few"),
         (0.405, 0.01, "more labels of this kind will hardly help"),
-        (0.3, 0.01, "-10.0 points (95 % interval: -11.0 to -9.0): more labels of this kind will"),
+        (0.3, 0.01, "-10.0 points (95 % interval: -11.0 to -9.0): fewer labels gave a better"),
         (0.4, 0.0, "(95 % interval: +0.0 to +0.0): the runs detect too little to tell"),
         (None, 0.01, "The test set has no objects"),
     ],
