@@ -218,6 +218,7 @@ def main() -> int:
     check.step("stream")
     check.step("graph")
     check.step("bad_index")
+    check.step("invalid_arguments")
     check.step("training", needs=("yacs",))
     benchmark(check)
     report_resources(check)

@@ -217,6 +217,25 @@ def bad_index(device: str) -> bool:
     return report("roi_align", "no error for image 7 of 2")
 
 
+def invalid_arguments(device: str) -> bool:
+    """Check that operators refuse tensors of a wrong shape, instead of ending the process."""
+    maps, boxes = torch.zeros(2, 9, 9, device=device), torch.zeros(2, 4, device=device)
+    calls = {
+        "heatmap_peaks": lambda: ops.heatmap_peaks(maps, boxes),
+        "nms": lambda: ops.nms(maps, boxes[:, 0], 0.5),
+    }
+    passed = True
+    for name, call in calls.items():
+        print(name, flush=True)
+        error = "no error for a wrong shape"
+        try:
+            call()
+        except RuntimeError as refused:
+            error = "" if "must have" in str(refused) else str(refused)
+        passed &= report(name, error)
+    return passed
+
+
 def training(device: str) -> bool:
     """Run a training step of a small Mask R-CNN in which the host must not wait for the device."""
     from detlite.config import load_config
@@ -250,7 +269,8 @@ def training(device: str) -> bool:
     return report("training step", error)
 
 
-STEPS = {step.__name__: step for step in (calls, tests, large, stream, graph, bad_index, training)}
+_ALL = (calls, tests, large, stream, graph, bad_index, invalid_arguments, training)
+STEPS = {step.__name__: step for step in _ALL}
 
 if __name__ == "__main__":
     sys.exit(0 if STEPS[sys.argv[1]](sys.argv[2]) else 1)

@@ -23,13 +23,14 @@ def run(*command: object, **variables: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 def test_steps_that_need_a_gpu_are_skipped_without_one(tmp_path):
-    steps = ("calls", "bad_index", "memcheck", "benchmark", "tests")
+    steps = ("calls", "bad_index", "invalid_arguments", "memcheck", "benchmark", "tests")
     result = run(TOOLS / "gpu_check.py", "--out", tmp_path, "--only", *steps)
     assert result.returncode == 0, result.stdout + result.stderr
     report = json.loads((tmp_path / "report.json").read_text())
     assert report["hardware"]["gpu"].startswith("none")
     verdicts = {step["step"]: step for step in report["steps"]}
-    assert verdicts["calls"]["verdict"] == verdicts["bad_index"]["verdict"] == "passed"
+    for step in ("calls", "bad_index", "invalid_arguments"):
+        assert verdicts[step]["verdict"] == "passed"
     for step in ("memcheck", "benchmark", "tests"):
         assert (verdicts[step]["verdict"], verdicts[step]["detail"]) == ("skipped", "no GPU")
     assert "batch index 7" in (tmp_path / "bad_index.txt").read_text()
