@@ -124,6 +124,15 @@ def _keypoints(columns: Columns) -> np.ndarray:
     return columns.keypoints.reshape(len(lengths), count, 3)
 
 
+def in_range(values: np.ndarray) -> np.ndarray:
+    """Return for [N, ...] if all values of an entry are numbers of float32, bool [N].
+
+    Areas of larger boxes would be infinite.
+    """
+    valid = np.abs(values) <= np.finfo(np.float32).max  # False for NaN
+    return np.asarray(valid.all(axis=tuple(range(1, valid.ndim))))
+
+
 def first_true(values: np.ndarray) -> int | None:
     """Return the index of the first True in bool [N], if any."""
     return int(values.argmax()) if values.any() else None

@@ -232,6 +232,7 @@ class TestInvalidInput:
             ({"image_id": 9}, "image_id 9 is not in the ground truth"),
             ({"score": float("nan")}, "the score is nan"),
             ({"bbox": [0, 0, float("inf"), 3]}, r"the bbox is \[0.0, 0.0, inf, 3.0\]"),
+            ({"bbox": [0, 0, 1e300, 1e300]}, r"the bbox is \[0.0, 0.0, 1e\+300, 1e\+300\]"),
             ({"mask_score": math.nan}, "the mask_score is nan"),
             ({"segmentation": [[0, 0, 9, 0, 9, 9]]}, ".* not an RLE"),
             (

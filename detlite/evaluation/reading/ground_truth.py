@@ -11,7 +11,7 @@ from pycocotools.coco import COCO
 
 from detlite import ops
 from detlite.data.datasets.coco_masks import annotation_area, segmentation_problem
-from detlite.evaluation.results import IOU_TYPES, Results, concatenate_arrays, first_true
+from detlite.evaluation.results import IOU_TYPES, Results, concatenate_arrays, first_true, in_range
 from detlite.files.errors import DataError, short_repr
 from detlite.structures.masks.rle import EncodedMasks
 
@@ -122,8 +122,8 @@ def read_ground_truth(coco_gt: Truth, iou_type: str) -> GroundTruthArrays:
             value = values[n] if has[n] else None
             raise DataError(f"ground truth: annotation {ids[n]}: {key} {value} is unknown")
     numbers = columns.numbers[:, 1:6]
-    if (n := first_true(~np.isfinite(numbers).all(axis=1))) is not None:
-        raise DataError(describe(n, "bbox" if np.isfinite(numbers[n, 0]) else "area"))
+    if (n := first_true(~in_range(numbers))) is not None:
+        raise DataError(describe(n, "bbox" if in_range(numbers[n, :1])[0] else "area"))
     lacking = ~columns.has(field)
     if iou_type == "segm":
         lacking |= columns.has("polygons") & (columns.polygons == 0)
@@ -234,10 +234,8 @@ def check_results(results: Results, coco_gt: Truth, iou_types: Sequence[str]) ->
     numbers = {"score": results.scores, "bbox": results.boxes, "keypoints": results.keypoints,
                "mask_score": results.mask_scores}  # fmt: skip
     for name, array in numbers.items():
-        if array is not None:
-            finite = np.isfinite(array).all(axis=tuple(range(1, array.ndim)))
-            if (n := first_true(~finite)) is not None:
-                raise DataError(f"result {n}: the {name} is {array[n].tolist()}")
+        if array is not None and (n := first_true(~in_range(array))) is not None:
+            raise DataError(f"result {n}: the {name} is {array[n].tolist()}")
     if results.masks is not None and "segm" in iou_types:
         expected = image_sizes(coco_gt, results.image_ids)
         sizes = results.masks.sizes

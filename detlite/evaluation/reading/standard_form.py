@@ -13,6 +13,7 @@ from detlite.data.datasets.coco_values import MAX_SPARSE, parse_if_text, parse_n
 from detlite.data.index.normalization import Ids
 from detlite.data.index.states import set_file_name
 from detlite.evaluation.overlaps import count_intersections
+from detlite.evaluation.results import in_range
 from detlite.structures.keypoints import keypoint_names
 from detlite.structures.masks.rle import EncodedMasks
 
@@ -44,7 +45,7 @@ def is_standard(columns: Columns, content: Any, kinds: Sequence[str]) -> bool:
         and all(np.isin(*pair).all() for pair in zip(references, ids, strict=True))
         and len(np.unique(columns.integers[:, 2])) == len(columns)
         and np.isin(columns.integers[:, 3], (0, 1)).all()
-        and np.isfinite(numbers).all()
+        and in_range(numbers).all()
         and (numbers[:, 0] > 0).all()
         and _are_standard_categories(content["categories"])
     ):
@@ -209,7 +210,7 @@ def complete(content: dict[str, Any], kinds: Sequence[str]) -> bool:
     for row in annotations if sizes else ():
         box = parse_numbers(parse_if_text(row.get("bbox"))) or []
         size = sizes.get(read_id(row.get("image_id")))
-        if size and len(box) == 4:
+        if size and len(box) == 4 and max(map(abs, box)) < _ANY_SIZE:  # others are refused later
             size[:] = max(size[0], ceil(box[1] + box[3])), max(size[1], ceil(box[0] + box[2]))
     for row in images:
         if size := sizes.get(read_id(row.get("id"))):

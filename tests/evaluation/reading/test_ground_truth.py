@@ -80,6 +80,7 @@ def test_missing_fields_do_not_change_the_ground_truth():
         ("area", "large", "area is 'large'"),
         ("bbox", [1, 2, 3], r"bbox is \[1, 2, 3\]"),
         ("bbox", [1, 2, np.nan, 4], r"bbox is \[1, 2, nan, 4\]"),
+        ("bbox", [1, 2, 1e300, 1e300], r"bbox is \[1, 2, 1e\+300, 1e\+300\]"),
         ("area", np.inf, "area is inf"),
     ],
 )
