@@ -96,7 +96,9 @@ class Inspection:
         areas = [row["bbox"][2] * row["bbox"][3] for row in objects]
         by_size, _ = np.histogram(areas, (0, _SMALL, _LARGE, np.inf))
         empty = len(self.images.keys() - per_image.keys())
-        counted = f"{len(objects)} in {len(self.categories)} categories, and {crowds} crowds"
+        count = len(self.categories)
+        categories = "1 category" if count == 1 else f"{count} categories"
+        counted = f"{len(objects)} in {categories}, and {crowds} crowds"
         lines = [
             ("images", f"{len(self.images)}, {empty} without objects"),
             ("objects", counted),
