@@ -284,6 +284,7 @@ def test_results_work_with_torchmetrics(model, images, caller):
         assert computed[f"{kind}_map"].item() == pytest.approx(ap, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_the_model_has_the_interface_of_torchvision(model, images):
     """The same inputs lead to outputs with the same names, types and shapes."""
     from torchvision.models.detection import maskrcnn_resnet50_fpn

@@ -44,6 +44,7 @@ def calls(monkeypatch):
     return recorded
 
 
+@pytest.mark.slow
 def test_rows_are_printed_and_written(run, tmp_path, capsys):
     files = tmp_path / "ops.json", tmp_path / "ops.md"
     options = ("--only", "batched_nms", "--seconds", "0.01", "--cpu-time", "--json", files[0])

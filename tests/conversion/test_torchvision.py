@@ -139,6 +139,7 @@ def test_epsilon_of_trained_norms(small_rcnn, recipe, caplog):
     difference.check(50, box=0.02, score=3e-4, ties=2)
 
 
+@pytest.mark.slow
 def test_unknown_epsilon_is_asked_for(small_rcnn, tmp_path, monkeypatch):
     """A ResNet-50 with own classes may have started from COCO_V1 weights, or not."""
     path = tmp_path / "w.pth"

@@ -66,6 +66,7 @@ def test_averages_of_the_model_are_resumed(train_toy):
     assert resumed.moving_foreground == 7
 
 
+@pytest.mark.slow
 def test_training_on_shards_resumes_with_another_number_of_workers(train_toy, blocks, tmp_path):
     write_shards(blocks / "blocks.json", blocks, tmp_path / "tars", images_per_shard=3)
     tars = {"shards": f"{tmp_path}/tars/train-{{000000..000002}}.tar", "type": "webdataset"}

@@ -374,6 +374,7 @@ def test_training_is_the_same_with_and_without_it(train_toy, tmp_path):
     assert torch.equal(*drawn)
 
 
+@pytest.mark.slow
 def test_the_checkpoint_with_the_lowest_loss_is_the_best(train_toy):
     opts = ["TEST.LOSS", True, "SOLVER.BEST_METRIC", "loss/total", "SOLVER.EMA_DECAY", 0.5]
     cfg, _ = train_toy(*opts, "SOLVER.TEST_PERIOD", 1, "SOLVER.MAX_ITER", 6)

@@ -371,6 +371,7 @@ def test_a_mask_rcnn_in_tiles(tiny_config):
     assert not model.resizes_images
 
 
+@pytest.mark.slow
 def test_tiling_from_the_config(tiny_config, tmp_path):
     cfg = tiny_config("INPUT.MIN_SIZE_TEST", 64, "TEST.OPTIMIZE", False)
     model = build_model(cfg).eval()

@@ -76,6 +76,7 @@ def maps_and_gradients(backbone: nn.Module, x: Tensor) -> tuple[list[Tensor], di
     return maps, actual
 
 
+@pytest.mark.slow
 def test_folded_maps_and_gradients_are_the_same(backbones):
     plain, folded, _ = backbones
     x = torch.randn(2, 3, 64, 64).double().contiguous(memory_format=torch.channels_last)
@@ -244,6 +245,7 @@ def test_convolutions_with_other_padding_stay() -> None:
     ],
     ids=["EfficientNet", "ResNeXt"],
 )  # fmt: skip
+@pytest.mark.slow
 def test_slow_grouped_convolutions_are_replaced(tiny_config, options: list) -> None:
     if "timm" in str(options):
         pytest.importorskip("timm")

@@ -42,6 +42,7 @@ def test_other_backends_have_every_operator(name, key):
     assert not torch._C._dispatch_has_kernel_for_dispatch_key(f"detlite::{name}", key)
 
 
+@pytest.mark.slow
 def test_operators_that_are_imported_on_demand_are_replaced_too(repo_root):
     program = """
 from detlite import ops

@@ -314,6 +314,7 @@ def test_two_processes_train_one_model(run_tool, config, tmp_path):
     assert_same_results(tmp_path / "again", output)
 
 
+@pytest.mark.slow
 def test_deterministic_runs_have_equal_weights(run_tool, config, tmp_path):
     opts = ["SOLVER.DETERMINISTIC", True, "DATASETS.TEST", "()", "DATALOADER.NUM_WORKERS", 1]
     finals = []

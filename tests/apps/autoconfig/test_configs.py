@@ -246,6 +246,7 @@ def test_training_starts_from_coco_weights(
     assert torch.allclose(trained[:2], theirs[[0, names.index("dog")]], atol=1e-6)
 
 
+@pytest.mark.slow
 def test_init_names_coco_weights(hub, make_coco_dataset, monkeypatch, capsys):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     data, _ = make_coco_dataset(images=4, size=(64, 96), masks=False, categories=("cat", "tree"))

@@ -192,6 +192,7 @@ def test_results_of_other_frameworks(run, make_run, tmp_path, error_of):
     assert "image_id 1 is not in the ground truth" in error
 
 
+@pytest.mark.slow
 def test_options_of_results(tmp_path, error_of, monkeypatch):
     boxes = [[30 * k, 10, 20, 20] for k in range(3)]
     content = coco_content([coco_object(box) for box in boxes])
@@ -232,6 +233,7 @@ def test_comparison_of_runs(runs, comparison_page):
 
 
 @pytest.mark.usefixtures("without_charts")
+@pytest.mark.slow
 def test_run_without_masks_and_run_without_detections(make_run, tmp_path):
     boxes = make_run("boxes", masks=False, trained=False)
     text = build_report(tmp_path / "a.html", boxes, make_run("none", keep=0.0, trained=False))
@@ -241,6 +243,7 @@ def test_run_without_masks_and_run_without_detections(make_run, tmp_path):
 
 
 @pytest.mark.usefixtures("without_charts")
+@pytest.mark.slow
 def test_inconsistent_evaluation_and_other_labels(make_run, tmp_path):
     first, second = make_run("first", masks=False), make_run("second", masks=False)
     recorded = json.loads((first / "evaluation.json").read_text())
@@ -261,6 +264,7 @@ def test_inconsistent_evaluation_and_other_labels(make_run, tmp_path):
 
 
 @pytest.mark.usefixtures("without_charts")
+@pytest.mark.slow
 def test_two_datasets(make_run, tmp_path):
     folder = make_run("first", masks=False)
     config = folder / "config.yaml"
@@ -368,6 +372,7 @@ def test_filters_in_a_browser(comparison_page, open_page):
     assert [curve.is_visible() for curve in curves.all()].count(True) == 1
 
 
+@pytest.mark.slow
 def test_images_and_links_in_a_browser(page, open_page):
     opened = open_page(page)
     opened.locator("img").evaluate_all("all => all.forEach(image => image.loading = 'eager')")
@@ -403,6 +408,7 @@ def test_report_of_train_and_test(tmp_path):
     assert (trained / "config.yaml").read_text() == config
 
 
+@pytest.mark.slow
 def test_the_first_screen_shows_the_result_and_images(page, open_page):
     opened = open_page(page)
     for screen in SCREENS:

@@ -32,6 +32,7 @@ def read_table(folder):
         return list(csv.DictReader(file))
 
 
+@pytest.mark.slow
 def test_new_images_come_in_order_of_their_uncertain_detections(suggest, photos, capsys, caplog):
     """The model has trained on its detections in them, but these are no labels."""
     weights = photos / "first" / "model_final.pth"
@@ -56,6 +57,7 @@ def test_new_images_come_in_order_of_their_uncertain_detections(suggest, photos,
         assert int(row["uncertain"]) == (scores < 0.345).sum()
 
 
+@pytest.mark.slow
 def test_coco_labels_are_the_certain_detections(suggest, photos):
     suggest()
     file = photos / "out" / "annotations.json"
@@ -152,6 +154,7 @@ def test_errors_are_one_line(suggest, capsys):
     assert "out/images exists already: choose another output folder" in error("more")
 
 
+@pytest.mark.slow
 def test_missing_datasets_are_reported(suggest, photos, caplog):
     (photos / "val.json").unlink()
     suggest()

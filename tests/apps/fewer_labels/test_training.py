@@ -75,6 +75,7 @@ def test_interrupted_run_resumes_bit_for_bit(train, photos, last):
         assert_equal_weights(*(final_weights(photos / run / name) for run in ("whole", "stopped")))
 
 
+@pytest.mark.slow
 def test_resumed_run_needs_only_its_folder(train, photos):
     with pytest.raises(ZeroDivisionError):
         train("out", hooks=[Stop(1)])
@@ -93,6 +94,7 @@ def test_resumed_run_needs_only_its_folder(train, photos):
         ({"SOLVER.MAX_ITER": 6, "SOLVER.STEPS": (2, 5)}, {"STEPS": (1, 3), "MAX_ITER": 3}),
     ],
 )
+@pytest.mark.slow
 def test_halves_of_durations(train, photos, overrides, expected):
     train("out", overrides)
     solver = load_config(photos / "out" / "config.yaml").SOLVER

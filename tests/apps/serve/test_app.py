@@ -309,6 +309,7 @@ class TestRefusals:
         answer, _ = talk(build_app(predictor, Limits(requests=3)), scenario)
         assert answer.status_code == 200
 
+    @pytest.mark.slow
     def test_images_that_do_not_fit_in_memory(
         self, predictor, talk, image_file, model, monkeypatch
     ):

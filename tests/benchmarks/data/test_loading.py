@@ -5,6 +5,7 @@ import pytest
 from benchmarks.data.loading import benchmark_data
 
 
+@pytest.mark.slow
 def test_rates_of_both_loaders(config):
     opts = ("INPUT.MIN_SIZE_TRAIN", (64,), "INPUT.MAX_SIZE_TRAIN", 96)
     rows = list(benchmark_data(config, opts, (0, 1), images=4, turns=1))

@@ -6,6 +6,7 @@ from benchmarks.models.inference import Inference, benchmark_model
 
 
 @pytest.mark.usefixtures("fixed_machine")
+@pytest.mark.slow
 def test_every_mode_has_a_row(config, small):
     modes = (
         ("torchvision", "float32"),

@@ -33,6 +33,7 @@ def test_rows_and_phases_of_both_libraries(training):
         }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_static_shapes_add_few_operations(config, small, monkeypatch):
     opts = ("MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE", 256, "MODEL.ROI_MASK_HEAD.CONV_LAYERS", (64,))
     training = Training(config, (*small, *opts), batch=2, size=(128, 192), objects=20)

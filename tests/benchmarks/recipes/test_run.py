@@ -60,6 +60,7 @@ def test_the_average_of_a_recipe_follows_the_number_of_steps(base):
         assert decay == cfg.SOLVER.EMA_DECAY
 
 
+@pytest.mark.slow
 def test_recipes_that_do_not_apply_are_skipped(base):
     cfg = load_config(base, ["DATALOADER.REPEAT_THRESHOLD", 0.0, "MODEL.MASK_ON", False])
     skipped = {name for name, recipe in RECIPES.items() if not recipe.applies_to(cfg)}

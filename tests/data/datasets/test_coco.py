@@ -218,6 +218,7 @@ def test_real_datasets_are_valid(real_data, path, masks, images, categories):
     assert len(gt.getAnnIds()) == len(json.loads(file.read_text())["annotations"])
 
 
+@pytest.mark.slow
 def test_real_sparse_ids_crowds_and_gray_images(real_data):
     folder = real_data / "coco_open"
     file = folder / "annotations/instances_train.json"

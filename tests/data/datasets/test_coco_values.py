@@ -578,6 +578,7 @@ _VALUES = st.recursive(
 
 
 @given(value=_VALUES)
+@pytest.mark.slow
 def test_any_value_is_read_or_refused(value):
     for reading in (
         read_box(value, 30, 40),

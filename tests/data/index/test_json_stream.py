@@ -30,6 +30,7 @@ def read_in_blocks(data, size):
 
 
 @given(DOCUMENTS, st.sampled_from([None, 1]), st.booleans(), st.integers(4, 50))
+@pytest.mark.slow
 def test_any_document_in_blocks_of_any_size(content, indent, ascii_only, size):
     data = json.dumps(content, indent=indent, ensure_ascii=ascii_only).encode()
     assert read_in_blocks(data, size) == content

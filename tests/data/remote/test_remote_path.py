@@ -393,6 +393,7 @@ def bucket(content, write_set, tmp_path, s3):
     return s3
 
 
+@pytest.mark.slow
 def test_dataset_in_a_bucket(bucket, small_cfg, tmp_path, content):
     cfg = small_cfg("DATASETS.ROOT", "s3://sets")
     dataset = build_dataset(cfg, "small", train=False)

@@ -109,6 +109,7 @@ def test_pipelines_of_torchvision(use, number):
     check(image, target)
 
 
+@pytest.mark.slow
 def test_pipelines_of_albumentations(use):
     albumentations = pytest.importorskip("albumentations")
     pipelines = [
