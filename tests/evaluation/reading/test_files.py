@@ -252,6 +252,20 @@ def test_doubtful_results_are_reported(write, caplog):
     assert "only 1 of 3 detections have 'segmentation', which is not measured" in caplog.text
 
 
+@pytest.mark.parametrize(("swapped", "refused"), [(2, False), (3, False), (6, True)])
+def test_boxes_that_match_in_another_notation_by_chance(swapped, refused, caplog):
+    truth, boxes = content(), [[7 * k, 90 - 7 * k, 4, 9] for k in range(12)]
+    truth["annotations"] = [coco_object(box, 1, 1, id=k) for k, box in enumerate(boxes, start=1)]
+    found = [[y, x, h, w] for x, y, w, h in boxes[:swapped]] + [[60, 60, 3, 3]] * (12 - swapped)
+    results = [{"image_id": 1, "category_id": 1, "bbox": box, "score": 0.5} for box in found]
+    if refused:
+        with pytest.raises(DataError, match="6 of the 12 highest-scoring boxes"):
+            measure(truth, results)
+    else:
+        measure(truth, results)
+        assert ("3 of the 12 highest-scoring boxes are on" in caplog.text) == (swapped == 3)
+
+
 @pytest.mark.parametrize(
     ("rows", "kinds", "message"),
     [
