@@ -287,7 +287,7 @@ def kernel_times(step: Callable[[], object], count: int, device: str) -> dict[st
 
 
 def kernel_kind(kernel: str) -> str:
-    """Return the kind of a kernel of some name."""
+    """Return the kind of a kernel by its name: one of those in _KINDS, or "other"."""
     name = kernel.lower()
     matches = (kind for kind, parts in _KINDS if any(part in name for part in parts))
     return next(matches, "other")

@@ -125,11 +125,11 @@ def _keypoints(columns: Columns) -> np.ndarray:
 
 
 def in_range(values: np.ndarray) -> np.ndarray:
-    """Return for [N, ...] if all values of an entry are numbers of float32, bool [N].
+    """Return which of N entries [N, ...] have only values that float32 can represent, bool [N].
 
-    Areas of larger boxes would be infinite.
+    NaN and infinity are not in range. The areas of larger boxes would be infinite.
     """
-    valid = np.abs(values) <= np.finfo(np.float32).max  # False for NaN
+    valid = np.abs(values) <= np.finfo(np.float32).max
     return np.asarray(valid.all(axis=tuple(range(1, valid.ndim))))
 
 

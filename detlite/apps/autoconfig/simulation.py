@@ -50,9 +50,9 @@ def simulate(cfg: CfgNode, facts: DatasetFacts) -> str:
         if count and name not in trained
     ]
     rows = []
-    min_count = max(_MIN_FRACTION * len(objects.trained), _MIN_OBJECTS)
+    few = max(_MIN_FRACTION * len(objects.trained), _MIN_OBJECTS)
     groups = [(*group, 1.0) for group in _categories(train)]
-    groups += [(*group, min_count) for group in _sizes(train)]
+    groups += [(*group, few) for group in _sizes(train)]
     for name, selected, min_count in groups:
         if selected.any():
             rows.append(_row(name, objects, selected))

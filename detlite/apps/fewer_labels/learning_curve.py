@@ -1,6 +1,6 @@
 """Estimate the gain of more labels: train on all of them, on half and on a quarter, and compare.
 
-OUTPUT/all, OUTPUT/half, OUTPUT/quarter   runs of as many steps, evaluated on the same images
+OUTPUT/all, OUTPUT/half, OUTPUT/quarter   runs of equally many steps, with the same test images
 OUTPUT/half/labels/DATASET.json           the labels of a run, a part of those of DATASET
 OUTPUT/report.html                        the comparison, with the curve and the answer
 """
