@@ -4,10 +4,11 @@
 
 #include <cmath>
 #include <cstdint>
+#include <cstdio>
 #include <initializer_list>
 #include <limits>
-#include <sstream>
 #include <stdexcept>
+#include <string>
 #include <type_traits>
 #include <utility>
 
@@ -25,26 +26,38 @@ using torch::stable::Tensor;
 
 // ---- Checks
 
+// The first `dims` sizes of a tensor, printed as [2, 3].
+struct Shape {
+  const Tensor& tensor;
+  int64_t dims = tensor.dim();
+};
+
+// Parts of a message. Not a std::ostringstream: with a statically linked libstdc++, its numbers
+// use the tables of the libstdc++ that torch loaded, and crash.
+inline std::string text(const char* part) { return part; }
+inline std::string text(const std::string& part) { return part; }
+inline std::string text(char part) { return std::string(1, part); }
+template <typename Number, typename = std::enable_if_t<std::is_arithmetic_v<Number>>>
+std::string text(Number part) {
+  if constexpr (std::is_integral_v<Number>) return std::to_string(part);
+  char digits[32];
+  std::snprintf(digits, sizeof(digits), "%g", static_cast<double>(part));
+  return digits;
+}
+inline std::string text(const Shape& shape) {
+  std::string sizes;
+  for (int64_t d = 0; d < shape.dims; ++d) {
+    sizes += (d ? ", " : "") + std::to_string(shape.tensor.size(d));
+  }
+  return "[" + sizes + "]";
+}
+
 // Throws an error whose message is the concatenation of `parts`, unless `ok`. Python sees a
 // RuntimeError, as from any other torch operator.
 template <typename... Parts>
 void check(bool ok, const Parts&... parts) {
-  if (ok) return;
-  std::ostringstream message;
-  (message << ... << parts);
-  throw std::runtime_error(message.str());
+  if (!ok) throw std::runtime_error((text(parts) + ...));
 }
-
-// Prints the first `dims` sizes of a tensor as [2, 3].
-struct Shape {
-  const Tensor& tensor;
-  int64_t dims = tensor.dim();
-  friend std::ostream& operator<<(std::ostream& out, const Shape& shape) {
-    out << '[';
-    for (int64_t d = 0; d < shape.dims; ++d) out << (d ? ", " : "") << shape.tensor.size(d);
-    return out << ']';
-  }
-};
 
 // The name that Python uses; types without one here keep torch's C++ name.
 inline const char* dtype_name(ScalarType type) {
@@ -88,9 +101,9 @@ inline void check_shape(const char* op, const char* name, const Tensor& tensor,
   bool same = tensor.dim() == static_cast<int64_t>(sizes.size());
   for (const int64_t size : sizes) same = same && tensor.size(d++) == size;
   if (same) return;
-  std::ostringstream expected;
-  for (const int64_t size : sizes) expected << (expected.tellp() ? ", " : "") << size;
-  check(false, op, ": ", name, " must have shape [", expected.str(), "]", reason, ", got ",
+  std::string expected;
+  for (const int64_t size : sizes) expected += (expected.empty() ? "" : ", ") + text(size);
+  check(false, op, ": ", name, " must have shape [", expected, "]", reason, ", got ",
         Shape{tensor});
 }
 
