@@ -24,14 +24,13 @@ from detlite.inference.predictor import READERS
 from detlite.modeling import build_model
 from detlite.modeling.detection_model import DetectionModel
 
-from .exported_program import ProgramDetector, Run, export_program
+from .exported_program import ALIGNMENT, ProgramDetector, Run, export_program
 from .onnx import onnx_run, write_onnx
 from .openvino import openvino_parts, part_from_bytes, to_bytes
 from .parts import exportable_parts
 
 SUFFIXES = {"pt2": ".pt2", "aoti": ".pt2", "onnx": ".onnx", "openvino": ".openvino"}
 _METADATA_KEY = "detlite"
-_ALIGNMENT = 32  # pixels; graphs accept images with sides that are multiples of this
 
 
 def prepare_export(cfg: CfgNode, model: DetectionModel) -> CfgNode:
@@ -40,7 +39,7 @@ def prepare_export(cfg: CfgNode, model: DetectionModel) -> CfgNode:
         raise ConfigError(
             f"only a model on the CPU can be exported, not on {model.device}: set MODEL.DEVICE cpu"
         )
-    step = math.lcm(max(1, cfg.DATALOADER.SIZE_DIVISIBILITY), _ALIGNMENT)
+    step = math.lcm(max(1, cfg.DATALOADER.SIZE_DIVISIBILITY), ALIGNMENT)
     model.normalizer.divisibility = step
     cfg = cfg.clone()
     cfg.defrost()

@@ -154,6 +154,8 @@ def test_aoti_runs_in_python_and_in_cpp(tiny_config, tmp_path, repo_root):
     if compiler is None:
         pytest.skip("needs g++")
     cfg, model = build(family_config("proposals", tiny_config))
+    for stage in ("res2", "res3", "res4", "res5"):  # compiling all blocks takes long
+        del model.backbone.body.get_submodule(stage)[1:]
     write_exported(tmp_path / "model.pt2", "aoti", cfg, model)
     _, read = read_exported(tmp_path / "model.pt2", trust=True)
     image = torch.rand(3, 256, 320)
