@@ -50,12 +50,12 @@ TEST:
 FREE_PORT = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0"]
 
 
-def torchrun(program, *args, rendezvous=FREE_PORT):
+def torchrun(program, *args, rendezvous=FREE_PORT, **env):
     """Run a program in two processes with one thread each; return their output."""
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", *rendezvous]
     done = subprocess.run(
         [*command, str(ROOT / "tools" / program), *map(str, args)],
-        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **env},
         capture_output=True,
         text=True,
         timeout=300,
@@ -327,8 +327,7 @@ def test_deterministic_runs_have_equal_weights(run_tool, config, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rank", [0, 1])
-def test_torchrun_restarts_after_a_killed_process(config, tmp_path, rank, free_port):
+def test_torchrun_restarts_after_a_killed_process(config, tmp_path, free_port):
     # With the default rendezvous, all processes restart from the last checkpoint.
     extension = tmp_path / "dying.py"
     extension.write_text(
@@ -338,22 +337,23 @@ def test_torchrun_restarts_after_a_killed_process(config, tmp_path, rank, free_p
         "def dying(*args):\n"
         "    calls.append(1)\n"
         "    restarts = os.environ['TORCHELASTIC_RESTART_COUNT']\n"
-        f"    if (len(calls), os.environ['RANK'], restarts) == (4, '{rank}', '0'):\n"
+        "    if (len(calls), os.environ['RANK'], restarts) == (4, os.environ['DYING'], '0'):\n"
         "        os.kill(os.getpid(), signal.SIGKILL)\n"
         "    return losses(*args)\n"
         "GeneralizedRCNN.losses = dying\n"
     )
     opts = ["SOLVER.MAX_ITER", 5, "SOLVER.CHECKPOINT_PERIOD", 2, "DATASETS.TEST", "()"]
-    opts += ["DATALOADER.NUM_WORKERS", 1]  # the loader process ends later
+    opts += ["DATALOADER.NUM_WORKERS", 1, "IMPORTS", extension]  # the loader process ends later
     finals = []
-    for name, more in (("uninterrupted", []), ("killed", ["IMPORTS", extension])):
-        output = tmp_path / name
+    for rank in ("none", "0", "1"):
+        output = tmp_path / rank
         rendezvous = ["--max-restarts", "1", "--master-port", str(free_port())]
-        args = ["--config", config, *opts, *more, "OUTPUT_DIR", output]
-        torchrun("train_net.py", *args, rendezvous=rendezvous)
+        args = ["--config", config, *opts, "OUTPUT_DIR", output]
+        torchrun("train_net.py", *args, rendezvous=rendezvous, DYING=rank)
         finals.append(read_checkpoint(output / "model_final.pth").model)
-    assert "resumed" in (output / "log.txt").read_text()
-    torch.testing.assert_close(*finals, rtol=0, atol=0)
+        assert ("resumed" in (output / "log.txt").read_text()) == (rank != "none")
+    for final in finals[1:]:
+        torch.testing.assert_close(final, finals[0], rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(

