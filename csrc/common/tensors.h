@@ -32,8 +32,8 @@ struct Shape {
   int64_t dims = tensor.dim();
 };
 
-// Parts of a message. Not a std::ostringstream: with a statically linked libstdc++, its numbers
-// use the tables of the libstdc++ that torch loaded, and crash.
+// Converts a part of a message. A std::ostringstream in a statically linked libstdc++ would use the
+// tables of the libstdc++ that torch loaded for numbers, and crash or lose them.
 inline std::string text(const char* part) { return part; }
 inline std::string text(const std::string& part) { return part; }
 inline std::string text(char part) { return std::string(1, part); }

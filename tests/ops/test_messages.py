@@ -38,7 +38,10 @@ def test_numbers_with_a_statically_linked_standard_library(tmp_path):
     headers = ["-I", str(CSRC), *(word for path in include_paths() for word in ("-isystem", path))]
     libraries = [*(f"-L{path}" for path in library_paths()), "-ltorch_cpu"]
     command = ["c++", *options, *headers, str(source), "-o", str(library), *libraries]
-    subprocess.run(command, check=True)
+    compiled = subprocess.run(command, capture_output=True, text=True)
+    if "cannot find -lstdc++" in compiled.stderr:
+        pytest.skip("needs the static libstdc++")
+    assert compiled.returncode == 0, compiled.stderr
     result = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(library)], capture_output=True, text=True
     )
