@@ -19,8 +19,8 @@ CROSS_CUTTING = {
         "without_kernels",
     },
     "ops": {
-        "compiled_module", "cuda_on_cpu", "export", "fuzz", "hip", "padded_nms", "paste_masks",
-        "plain_versions", "pyramid", "roi_operators", "threads",
+        "compiled_module", "cuda_on_cpu", "export", "fuzz", "hip", "messages", "padded_nms",
+        "paste_masks", "plain_versions", "pyramid", "roi_operators", "threads",
     },
 }  # fmt: skip
 
