@@ -24,7 +24,7 @@ _HEADER = ("", "objects", "trained", "trained at", "evaluated at", "fit an ancho
 
 @dataclass(frozen=True)
 class _Objects:
-    """What happens to N objects in training.
+    """N objects as training sees them.
 
     Attributes:
         trained: bool [N], False for ignored regions.

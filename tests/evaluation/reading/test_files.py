@@ -156,7 +156,7 @@ def test_text_names_images_and_categories(change, write):
 
 
 def test_texts_that_the_ground_truth_has_as_ids(write):
-    """They are numbered in the order of the file, which results need not know."""
+    """Such texts are numbered in the order of the file, which results need not know."""
     truth, results = content(), exact()
     image_ids, category_ids = {1: "z", 2: "1", 3: "y"}, {1: "b", 2: "a"}
     for row in truth["images"]:
