@@ -3,12 +3,10 @@
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from torch.utils.cpp_extension import include_paths, library_paths
 
-CSRC = Path(__file__).parents[2] / "csrc"
 SOURCE = """
 #include "common/tensors.h"
 
@@ -30,12 +28,13 @@ print(text.value.decode())
 
 @pytest.mark.skipif(sys.platform != "linux", reason="links libstdc++")
 @pytest.mark.skipif(shutil.which("c++") is None, reason="needs a C++ compiler")
-def test_numbers_with_a_statically_linked_standard_library(tmp_path):
+def test_numbers_with_a_statically_linked_standard_library(repo_root, tmp_path):
     # As on machines where the compiler finds no shared libstdc++.
     source, library = tmp_path / "message.cpp", tmp_path / "message.so"
     source.write_text(SOURCE)
     options = ["-std=c++17", "-fPIC", "-fvisibility=hidden", "-shared", "-static-libstdc++"]
-    headers = ["-I", str(CSRC), *(word for path in include_paths() for word in ("-isystem", path))]
+    folders = [word for path in include_paths() for word in ("-isystem", path)]
+    headers = ["-I", str(repo_root / "csrc"), *folders]
     libraries = [*(f"-L{path}" for path in library_paths()), "-ltorch_cpu"]
     command = ["c++", *options, *headers, str(source), "-o", str(library), *libraries]
     compiled = subprocess.run(command, capture_output=True, text=True)
