@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -12,10 +12,14 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from detlite.data.images.reading import read_image
+from detlite.data.images.sources import ImageSource
 from detlite.files.errors import DataError
 
 _MAX_BITS = 3  # differing bits, of 64, between hashes of a rescaled or recompressed image
+_NOISE = 2.0  # of 255: smaller differences of neighbors, as in a dark background, set no bit
 _MAX_DIFFERENCE = 4.0  # mean difference of thumbnails, of 255: smooth images can share a hash
+_MAX_RATIO = 0.7  # of that difference to the contrast: dark images with few objects are alike
+_LUMINANCE = torch.tensor([0.299, 0.587, 0.114])[:, None, None]  # as in gray copies of an image
 _SIDE = 32  # pixels of a thumbnail
 _MAX_COMPARED = 2000  # images that `split_groups` reads
 _MIN_GROUPS = 5
@@ -27,10 +31,10 @@ Fingerprint = tuple[int, np.ndarray]
 
 def fingerprint(image: Tensor) -> Fingerprint:
     """Return the fingerprint of an image uint8 [3, H, W]."""
-    gray = image.float().mean(dim=0)[None, None]
+    gray = (image.float() * _LUMINANCE).sum(dim=0)[None, None]
     # dHash: one bit for each of 8 x 8 horizontal neighbors, set if the right one is brighter.
     small = interpolate(gray, (8, 9), mode="area")[0, 0]
-    bits = (small[:, 1:] > small[:, :-1]).flatten().tolist()
+    bits = (small[:, 1:] > small[:, :-1] + _NOISE).flatten().tolist()
     thumbnail = interpolate(gray, (_SIDE, _SIDE), mode="area")[0, 0]
     image_hash = sum(1 << k for k, bit in enumerate(bits) if bit)
     return image_hash, thumbnail.round().to(torch.uint8).numpy()
@@ -38,9 +42,41 @@ def fingerprint(image: Tensor) -> Fingerprint:
 
 def similar_pairs(fingerprints: Sequence[Fingerprint]) -> list[tuple[int, int]]:
     """Return the index pairs (i, j), i < j, of nearly identical images."""
-    hashes = np.array([image_hash for image_hash, _ in fingerprints], np.uint64)
+    thumbnails = _thumbnails(fingerprints)
     pairs: set[tuple[int, int]] = set()
-    # Hashes that differ in at most 3 bits agree in at least one of their four quarters.
+    for first, others in _equal_quarters(fingerprints):
+        pairs |= {(first, other) for other in _similar(first, others, thumbnails).tolist()}
+    return sorted(pairs)
+
+
+def duplicate_groups(sources: Sequence[ImageSource]) -> list[int]:
+    """Group nearly identical images; return the index of the first image of each image's group.
+
+    An image that cannot be read is its own group.
+    """
+    with ThreadPoolExecutor() as pool:
+        found = list(pool.map(_fingerprint_of, sources))
+    fingerprints = [one for one in found if one is not None]
+    numbers = np.arange(len(fingerprints))
+    groups, thumbnails = numbers.copy(), _thumbnails(fingerprints)
+    for first, near in _equal_quarters(fingerprints):
+        others = near[groups[near] != groups[first]]  # so thousands of equal images are fast
+        if len(others):
+            joined = groups[[first, *_similar(first, others, thumbnails)]]
+            groups[np.isin(groups, joined)] = joined.min()
+    indices = np.array([index for index, one in enumerate(found) if one is not None], int)
+    result = np.arange(len(found))
+    result[indices] = indices[groups]
+    return [int(group) for group in result]
+
+
+def _equal_quarters(fingerprints: Sequence[Fingerprint]) -> Iterator[tuple[int, np.ndarray]]:
+    """Yield each index, and later ones whose hashes differ in at most `_MAX_BITS` bits.
+
+    Such hashes agree in at least one of their four quarters; those that agree in several are
+    repeated.
+    """
+    hashes = np.array([image_hash for image_hash, _ in fingerprints], np.uint64)
     for quarter in range(_MAX_BITS + 1):
         keys = (hashes >> np.uint64(16 * quarter)) & np.uint64(0xFFFF)
         order = np.argsort(keys, kind="stable")
@@ -48,29 +84,19 @@ def similar_pairs(fingerprints: Sequence[Fingerprint]) -> list[tuple[int, int]]:
             for k, first in enumerate(group[:-1].tolist()):
                 others = group[k + 1 :]
                 differing = (hashes[first] ^ hashes[others]).view(np.uint8).reshape(-1, 8)
-                near = others[np.unpackbits(differing, axis=1).sum(axis=1) <= _MAX_BITS]
-                pairs |= {(first, other) for other in near.tolist()}
-
-    def are_similar(first: int, second: int) -> bool:
-        thumbnails = (fingerprints[index][1].astype(np.float32) for index in (first, second))
-        return float(np.abs(np.subtract(*thumbnails)).mean()) <= _MAX_DIFFERENCE
-
-    return sorted(pair for pair in pairs if are_similar(*pair))
+                yield first, others[np.unpackbits(differing, axis=1).sum(axis=1) <= _MAX_BITS]
 
 
-def duplicate_groups(files: Sequence[Path]) -> list[int]:
-    """Group nearly identical images; return the index of the first image of each image's group.
+def _thumbnails(fingerprints: Sequence[Fingerprint]) -> np.ndarray:
+    return np.array([thumbnail for _, thumbnail in fingerprints], np.float32)
 
-    An image that cannot be read is its own group.
-    """
-    with ThreadPoolExecutor() as pool:
-        fingerprints = list(pool.map(_fingerprint_of, files))
-    readable = {index: known for index, known in enumerate(fingerprints) if known is not None}
-    indices, groups = list(readable), list(range(len(files)))
-    for pair in similar_pairs([*readable.values()]):
-        low, high = sorted(groups[indices[index]] for index in pair)
-        groups = [low if group == high else group for group in groups] if low != high else groups
-    return groups
+
+def _similar(first: int, others: np.ndarray, thumbnails: np.ndarray) -> np.ndarray:
+    """Return those of `others` whose thumbnails differ little, also relative to the contrast."""
+    shown = thumbnails[first]
+    contrast = float(np.abs(shown - shown.mean()).mean())
+    differences = np.abs(thumbnails[others] - shown).mean(axis=(1, 2))
+    return others[differences <= min(_MAX_DIFFERENCE, max(_MAX_RATIO * contrast, 1.0))]
 
 
 def split_groups(folder: Path, names: Sequence[str]) -> tuple[dict[str, str], int]:
@@ -97,8 +123,8 @@ def split_groups(folder: Path, names: Sequence[str]) -> tuple[dict[str, str], in
     return {}, together
 
 
-def _fingerprint_of(file: Path) -> Fingerprint | None:
+def _fingerprint_of(source: ImageSource) -> Fingerprint | None:
     try:
-        return fingerprint(read_image(file))
+        return fingerprint(read_image(source))
     except DataError:
         return None

@@ -31,7 +31,7 @@ from detlite.data.images.sources import ImageArchive
 from detlite.data.locations import local_copy, location_id
 from detlite.distributed import torchrun_rank
 from detlite.engine.run_config import as_list
-from detlite.engine.run_files import CONFIG_FILE, FINAL_CHECKPOINT, check_output_dir
+from detlite.engine.run_files import CONFIG_FILE, FINAL_CHECKPOINT, check_output_dir, files_of_run
 from detlite.files.atomic_write import write_file
 from detlite.files.errors import DataError
 from detlite.files.json_files import read_json
@@ -63,12 +63,13 @@ def learning_curve(
         raise ConfigError("DATASETS.TEST is empty: the runs need images to be compared on")
     if cfg.DATASETS.UNLABELED:
         raise ConfigError("DATASETS.UNLABELED must be empty: the runs differ only in their labels")
-    used = folder / "all" / CONFIG_FILE
-    check_output_dir(used.parent, resume)
+    used, parts = folder / "all" / CONFIG_FILE, {"half": 2, "quarter": 4}
+    for name in ("all", *parts):
+        check_output_dir(folder / name, resume)
     if summary:
         print(summary)
-    parts = {"half": 2, "quarter": 4}
-    datasets = {name: _write_labels(cfg, folder / name, part) for name, part in parts.items()}
+    keep = bool(files_of_run(used.parent))  # a resumed curve keeps its labels
+    datasets = {name: _write_labels(cfg, folder / name, part, keep) for name, part in parts.items()}
     pairs = [(entry["annotations"], entry["images"]) for entry in keys.get("DATASETS.CATALOG", ())]
     own, test = [*pairs, None, None][:2]
     train(config, data=own, test_data=test, output_dir=used.parent, overrides=opts, resume=resume)
@@ -83,10 +84,10 @@ def learning_curve(
         write_file(folder / "report.html", page.encode())
 
 
-def _write_labels(cfg: CfgNode, folder: Path, part: int) -> dict[str, Any]:
+def _write_labels(cfg: CfgNode, folder: Path, part: int, keep: bool) -> dict[str, Any]:
     """Write one in `part` of the labeled images of each training set, and of the others.
 
-    The images of a quarter are among those of the half.
+    The images of a quarter are among those of the half. With `keep`, existing files stay.
 
     Returns:
         The keys of a config that trains on them.
@@ -108,7 +109,7 @@ def _write_labels(cfg: CfgNode, folder: Path, part: int) -> dict[str, Any]:
         kept = {row["id"] for row in rows}
         objects = [row for row in content["annotations"] if row["image_id"] in kept]
         file = folder / "labels" / f"{name}.json"
-        if not file.exists():  # a resumed run keeps its labels
+        if not (keep and file.exists()):
             text = json.dumps(content | {"images": rows, "annotations": objects})
             write_file(file, text.encode())
         names.append(f"{name}_{folder.name}")
@@ -143,9 +144,16 @@ def _answer(analyzed: Sequence[RunAnalysis]) -> str:
     if change is None:
         return "The test set has no objects, so the runs cannot be compared."
     low, high = change.interval
-    if low == high:  # all samples are equal, as with an AP of 0
-        answer = "the runs detect too little to tell. Train longer."
-    elif low > 0:
+    start = (
+        f"With {whole.run.train_images} labeled images instead of {half.run.train_images}, the AP "
+        f"for {TITLES[kind].lower()} changes by {percent(change.value, sign='+')} points"
+    )
+    too_few = (f"{len(whole.dataset)} test images are too few to tell. Label more of them, or "
+               "repeat the runs with another SEED.")  # fmt: skip
+    if low == high:  # all samples are equal: both APs are 0, or one image has all objects
+        too_little = "the runs detect too little to tell. Train longer."
+        return f"{start}: {too_few if change.value else too_little}"
+    if low > 0:
         answer = "more labels will probably help, although each doubling tends to gain less."
     elif high < 0:
         answer = ("fewer labels gave a better model, so the runs are too short, or differ by "
@@ -153,11 +161,9 @@ def _answer(analyzed: Sequence[RunAnalysis]) -> str:
     elif high < _SMALL_GAIN:
         answer = "more labels of this kind will hardly help. Look at the errors, or train longer."
     else:
-        answer = (f"{len(whole.dataset)} test images are too few to tell. Label more of them, or "
-                  "repeat the runs with another SEED.")  # fmt: skip
+        answer = too_few
     return (
-        f"With {whole.run.train_images} labeled images instead of {half.run.train_images}, the AP "
-        f"for {TITLES[kind].lower()} changes by {percent(change.value, sign='+')} points (95 % "
-        f"interval: {percent(low, sign='+')} to {percent(high, sign='+')}): {answer} The interval "
-        "measures the choice of test images, not that of the labeled images or the seed."
+        f"{start} (95 % interval: {percent(low, sign='+')} to {percent(high, sign='+')}): {answer} "
+        "The interval measures the choice of test images, not that of the labeled images or the "
+        "seed."
     )

@@ -71,7 +71,7 @@ def test_parts_have_labeled_images_and_others_in_proportion(tmp_path):
     entry = {"name": "all", "annotations": str(annotations), "images": str(images)}
     cfg = load_config(None, ["DATASETS.CATALOG", [entry], "DATASETS.TRAIN", ("all",)])
     for part, labeled, others in ((2, 8, 4), (4, 4, 2)):
-        keys = _write_labels(cfg, tmp_path / str(part), part)
+        keys = _write_labels(cfg, tmp_path / str(part), part, keep=False)
         assert keys["DATASETS.TRAIN"] == (f"all_{part}",)
         content = json.loads((tmp_path / str(part) / "labels/all.json").read_text())
         ids = {row["id"] for row in content["images"]}
@@ -96,7 +96,8 @@ def analyzed(images, ap, samples):
         (0.41, 0.2, "+1.0 points (95 % interval: -19.0 to +21.0): 30 test images are too few"),
         (0.405, 0.01, "more labels of this kind will hardly help"),
         (0.3, 0.01, "-10.0 points (95 % interval: -11.0 to -9.0): fewer labels gave a better"),
-        (0.4, 0.0, "(95 % interval: +0.0 to +0.0): the runs detect too little to tell"),
+        (0.4, 0.0, "the AP for boxes changes by +0.0 points: the runs detect too little to"),
+        (0.3, 0.0, "the AP for boxes changes by -10.0 points: 30 test images are too few to tell"),
         (None, 0.01, "The test set has no objects"),
     ],
 )  # fmt: skip
@@ -106,6 +107,24 @@ def test_answer_follows_the_interval(ap, spread, answer):
     # The interval of the 2.5 and 97.5 percentiles of two samples is 95 % of their distance.
     after = (after - after.mean()) / 0.95 + after.mean()
     assert answer in _answer([analyzed(20, ap, after), analyzed(10, 0.4, base)])
+
+
+def test_labels_of_a_run_that_did_not_start_are_replaced(curve, tmp_path):
+    assert curve("MODEL.WEIGHT", tmp_path / "missing.pth") == 2
+    file = tmp_path / "out/half/labels/shapes_train.json"
+    written = file.read_text()
+    file.write_text("{}")
+    assert curve("MODEL.WEIGHT", tmp_path / "missing.pth", "--resume") == 2
+    assert file.read_text() == written
+
+
+def test_an_existing_run_on_a_part_is_found_before_training(curve, tmp_path, capsys):
+    part = tmp_path / "out/quarter"
+    part.mkdir(parents=True)
+    (part / "metrics.jsonl").touch()
+    assert curve() == 2
+    assert f"{part} already contains a run" in capsys.readouterr().err
+    assert not (tmp_path / "out/all").exists()
 
 
 @pytest.mark.parametrize(
