@@ -86,7 +86,9 @@ def load_run_config(
     cfg = load_config(config, opts, choose_folder)
     folder = Path(cfg.OUTPUT_DIR)
     if config is None and resume and files_of_run(folder):
-        return load_config(stored_config(folder), [*opts, "OUTPUT_DIR", str(folder)]), True
+        cfg = load_config(config := stored_config(folder), [*opts, "OUTPUT_DIR", str(folder)])
+    if resume and not cfg.DATASETS.UNLABELED and stored_config(folder).parent != folder:
+        raise ConfigError(f"OUTPUT_DIR {folder}: the run has DATASETS.UNLABELED: resume with it")
     return cfg, config is not None
 
 

@@ -19,9 +19,11 @@ _UNCERTAIN = 0.5
 
 
 def detect(
-    weights: str, files: Sequence[Path], opts: Sequence[Any]
+    weights: str, files: Sequence[Path], opts: Sequence[Any], limit: int
 ) -> tuple[Predictor, list[tuple[Path, Entry]]]:
     """Detect certain and uncertain objects in images, and log those that cannot be read.
+
+    Warns if most images have `limit` detections, as many as the model returns for an image.
 
     Returns:
         A predictor with the model's score threshold, and each image that can be read with its
@@ -37,6 +39,11 @@ def detect(
             logger.warning("left out: %s", entry["problem"])
         else:
             found.append((file, entry))
+    full = sum(len(entry["objects"]) >= limit for _, entry in found)
+    if full > len(found) / 2:
+        logger.warning("%d of %d images have %d detections, the limit of the model: less certain "
+                       "ones are missing. Train longer, or raise "
+                       "MODEL.ROI_HEADS.DETECTIONS_PER_IMG", full, len(found), limit)  # fmt: skip
     return predictor, found
 
 
@@ -57,4 +64,7 @@ def coco_labels(found: Iterable[tuple[str, Entry]], predictor: Predictor) -> dic
                 ignore = int(row["score"] < predictor.score_thresh)
                 ids = {"id": len(rows) + 1, "image_id": number, "segmentation": mask or []}
                 rows.append(row | ids | {"area": area, "iscrowd": 0, "ignore": ignore})
+                if points := row.get("keypoints"):
+                    visible = [2 if k % 3 == 2 else value for k, value in enumerate(points)]
+                    rows[-1] |= {"keypoints": visible, "num_keypoints": len(points) // 3}
     return {"images": images, "annotations": rows, "categories": predictor.categories}

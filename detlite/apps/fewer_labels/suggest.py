@@ -6,19 +6,25 @@ import json
 import logging
 import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 from xml.sax.saxutils import quoteattr
 
 import numpy as np
 import yaml
+from yacs.config import CfgNode
 
+from detlite.apps.batch_predict.input_sources import output_stem
 from detlite.apps.batch_predict.result_files import Entry
 from detlite.apps.prediction_writers import outlines, to_label_studio, to_labelme
 from detlite.checkpoint.loading import read_model_checkpoint
 from detlite.config import ConfigError
 from detlite.data import build_dataset
 from detlite.data.images.pixels import ImageOptions, build_image_options
+from detlite.data.images.reading import check_image
+from detlite.data.images.sources import ImageSource
 from detlite.files.atomic_write import write_file
 from detlite.files.errors import DataError
 from detlite.inference.predictor import Predictor
@@ -32,20 +38,16 @@ from .unlabeled_images import drop_duplicates, images_of, list_unlabeled
 logger = logging.getLogger(__name__)
 
 
-def _known_images(weights: str, opts: Sequence[Any]) -> tuple[list[Path], ImageOptions]:
-    """Return the labeled images that a checkpoint was trained and evaluated on, if they exist.
-
-    Also returns how it reads images.
-    """
-    cfg, _ = read_model_checkpoint(weights, opts)
-    known: list[Path] = []
+def _known_images(cfg: CfgNode) -> list[ImageSource]:
+    """Return the labeled images that a model was trained and evaluated on, if they exist."""
+    known: list[ImageSource] = []
     labeled = [name for name in cfg.DATASETS.TRAIN if name != PSEUDO_LABELS]
     for name in (*labeled, *cfg.DATASETS.TEST):
         try:
             known += images_of([build_dataset(cfg, name, train=name in labeled)])
         except (ConfigError, DataError) as error:
             logger.warning("images of %s may be among the suggested ones: %s", name, error)
-    return known, build_image_options(cfg)
+    return known
 
 
 def suggest(
@@ -60,14 +62,15 @@ def suggest(
         A sentence about the images.
 
     Raises:
-        DataError: there is no new image, none can be read, or the folder exists.
+        DataError: there is no new image, none can be read, or the folder is not empty.
     """
-    images = folder / "images"
-    if images.exists():
-        raise DataError(f"{images} exists already: choose another output folder")
-    known, options = _known_images(weights, opts)
+    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+        raise DataError(f"{folder} exists already and is not empty: choose another output folder")
+    cfg, _ = read_model_checkpoint(weights, opts)
+    known, options = _known_images(cfg), build_image_options(cfg)
     listed = list_unlabeled(inputs, known, options)
-    predictor, found = detect(weights, drop_duplicates(listed, known), opts)
+    files, limit = drop_duplicates(listed, known), cfg.MODEL.ROI_HEADS.DETECTIONS_PER_IMG
+    predictor, found = detect(weights, files, opts, limit)
     if not found:
         raise DataError(f"all {len(listed)} images are nearly identical to images of the training "
                         "and test sets, or cannot be read: add images")  # fmt: skip
@@ -78,8 +81,12 @@ def suggest(
         return len(scores) - certain, certain
 
     chosen = sorted(found, key=counts, reverse=True)[:count]
+    if not options.exif_orientation:
+        _warn_of_turned(chosen, options)
+    images = folder / "images"
     images.mkdir(parents=True)
-    names = [f"{place:04d}_{file.name}" for place, (file, _) in enumerate(chosen, start=1)]
+    names = [f"{place:04d}_{output_stem(str(file))}{file.suffix}"
+             for place, (file, _) in enumerate(chosen, start=1)]  # fmt: skip
     table = io.StringIO()
     rows = csv.writer(table)
     rows.writerow(("name", "file", "uncertain", "certain"))
@@ -89,6 +96,19 @@ def suggest(
     write_file(folder / "suggestions.csv", table.getvalue().encode(errors="replace"))
     _write_labels(predictor, dict(zip(names, chosen, strict=True)), format, folder)
     return f"{len(chosen)} of {len(found)} images: see {folder}"
+
+
+def _warn_of_turned(chosen: Sequence[tuple[Path, Entry]], options: ImageOptions) -> None:
+    """Warn of images that a tool shows turned, if the model reads them as they are stored."""
+    upright = replace(options, exif_orientation=True)
+    turned = [
+        file for file, entry in chosen
+        if check_image(file, (entry["image"]["height"], entry["image"]["width"]), upright)[1] != 1
+    ]  # fmt: skip
+    if turned:
+        logger.warning("%d images have an EXIF orientation, such as %s. The model ignores it, and "
+                       "annotation tools do not, so their labels do not fit: save these images "
+                       "without it", len(turned), turned[0])  # fmt: skip
 
 
 def _write_labels(
@@ -101,7 +121,7 @@ def _write_labels(
         certain = [row for row in content["annotations"] if not row["ignore"]]
         content["annotations"] = [_with_polygons(row) for row in certain]
         if format == "yolo":
-            _write_yolo(content, folder)
+            _write_yolo(content, folder, predictor.model.convention.keypoint_center)
         else:
             _write_json(folder / "annotations.json", content)
         return
@@ -110,7 +130,8 @@ def _write_labels(
             labels = folder / "images" / Path(name).with_suffix(".json")
             _write_json(labels, to_labelme(predictor(file), name, points))
         else:
-            url = f"/data/local-files/?d={folder.name}/images/{name}"
+            path = quote(f"{folder.resolve().name}/images/{name}")
+            url = f"/data/local-files/?d={path}"
             tasks.append(to_label_studio(predictor(file), url, keypoint_names=points))
     if tasks:
         _write_json(folder / "tasks.json", tasks)
@@ -125,24 +146,34 @@ def _with_polygons(row: Entry) -> Entry:
     return row | {"segmentation": [part.ravel().tolist() for part in parts]}
 
 
-def _write_yolo(content: Mapping[str, Any], folder: Path) -> None:
-    """Write data.yaml, and a text file for each image with a box or the largest polygon of objects.
+def _write_yolo(content: Mapping[str, Any], folder: Path, keypoint_center: float = 0) -> None:
+    """Write data.yaml, and a text file for each image with a line for each object.
 
-    YOLO has one polygon for each object.
+    YOLO has one polygon for each object, or else its box, with keypoints if there are any.
     """
     numbers = {row["id"]: number for number, row in enumerate(content["categories"])}
-    names = {number: row["name"] for number, row in enumerate(content["categories"])}
+    lines: dict[int, list[str]] = {image["id"]: [] for image in content["images"]}
+    sizes = {image["id"]: (image["width"], image["height"]) for image in content["images"]}
+    for row in content["annotations"]:
+        x, y, w, h = row["bbox"]
+        width, height = sizes[row["image_id"]]
+        values = [(x + w / 2) / width, (y + h / 2) / height, w / width, h / height]
+        for x, y, visibility in np.reshape(row.get("keypoints", ()), (-1, 3)).tolist():
+            values += [(x + keypoint_center) / width, (y + keypoint_center) / height, visibility]
+        if len(values) == 4 and row["segmentation"]:
+            polygon = np.reshape(max(row["segmentation"], key=_area), (-1, 2))
+            values = (polygon / (width, height)).ravel().tolist()
+        words = (f"{value:.6f}" for value in values)
+        lines[row["image_id"]].append(f"{numbers[row['category_id']]} {' '.join(words)}\n")
     for image in content["images"]:
-        size, lines = (image["width"], image["height"]), ""
-        for row in content["annotations"]:
-            if row["image_id"] == image["id"]:
-                x, y, w, h = row["bbox"]
-                shape = max(row["segmentation"], key=_area, default=[x + w / 2, y + h / 2, w, h])
-                fractions = (f"{value / size[k % 2]:.6f}" for k, value in enumerate(shape))
-                lines += f"{numbers[row['category_id']]} {' '.join(fractions)}\n"
-        write_file(folder / "labels" / Path(image["file_name"]).with_suffix(".txt"), lines.encode())
-    content = {"path": ".", "train": "images", "names": names}
-    write_file(folder / "data.yaml", yaml.safe_dump(content, allow_unicode=True).encode())
+        file = folder / "labels" / Path(image["file_name"]).with_suffix(".txt")
+        write_file(file, "".join(lines[image["id"]]).encode())
+    names = {number: row["name"] for number, row in enumerate(content["categories"])}
+    # Relative to this file. Ultralytics requires `val`.
+    keys: dict[str, Any] = {"train": "images", "val": "images", "names": names}
+    if points := keypoint_names(content["categories"]):
+        keys |= {"kpt_shape": [len(points), 3], "kpt_names": {key: [*points] for key in names}}
+    write_file(folder / "data.yaml", yaml.safe_dump(keys, allow_unicode=True).encode())
 
 
 def _area(polygon: Sequence[float]) -> float:

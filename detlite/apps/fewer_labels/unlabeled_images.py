@@ -1,6 +1,7 @@
 """List images without labels, apart from those that a dataset already contains."""
 
 import logging
+import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -9,32 +10,44 @@ from detlite.apps.dataset_check.near_duplicates import duplicate_groups
 from detlite.data import CocoDataset
 from detlite.data.images.pixels import ImageOptions
 from detlite.data.images.reading import read_image
+from detlite.data.images.sources import ImageSource
 from detlite.files.download import is_url
 from detlite.files.errors import DataError
 
 logger = logging.getLogger(__name__)
 
 
-def images_of(datasets: Iterable[CocoDataset]) -> list[Path]:
-    """Return the image files of datasets that are on this machine as files."""
-    paths = (data.image_path(index) for data in datasets for index in range(len(data)))
-    return [path for path in paths if isinstance(path, Path)]
+def images_of(datasets: Iterable[CocoDataset]) -> list[ImageSource]:
+    """Return the images of datasets, which are files or stored in shards."""
+    return [data.image_path(index) for data in datasets for index in range(len(data))]
 
 
 def list_unlabeled(
-    inputs: Sequence[str], known: Sequence[Path], options: ImageOptions
+    inputs: Sequence[str],
+    known: Sequence[ImageSource],
+    options: ImageOptions,
+    exclude: Path | None = None,
 ) -> list[Path]:
-    """List the images of `inputs` that are not among the `known` ones, see `list_images`.
+    """List the images of `inputs` that are not among the `known` ones.
+
+    `inputs` and `exclude` are described in `list_images`.
 
     Raises:
         DataError: no image is left, or none can be read with `options`.
     """
-    names = list_images(inputs)
+    where = ", ".join(inputs)
+    names = list(dict.fromkeys(list_images(inputs, exclude)))
     if urls := [name for name in names if is_url(name)]:
         raise DataError(f"{urls[0]}: images without labels must be local files: download them")
-    taken = {path.resolve() for path in known}
-    files = list(dict.fromkeys(path for path in map(Path, names) if path.resolve() not in taken))
-    where = ", ".join(inputs)
+    for source in inputs:
+        if str(Path(source)) in names and not os.path.lexists(source):
+            raise DataError(f"{source} does not exist: name a folder, a glob or a list (.txt)")
+    # A backslash separates folders in COCO files.
+    if odd := [name for name in names if "\\" in Path(name).as_posix()]:
+        logger.warning("%d images with a backslash in their path are left out", len(odd))
+        names = [name for name in names if name not in odd]
+    taken = {path.resolve() for path in known if isinstance(path, Path)}
+    files = [path for path in map(Path, names) if path.resolve() not in taken]
     if not files:
         raise DataError(
             f"{where}: all {len(names)} images are in the training or test sets already: add "
@@ -47,13 +60,14 @@ def list_unlabeled(
     for file in files:
         try:
             read_image(file, options=options)
-            return files
         except DataError as error:
             problem = problem or error
+        else:
+            return files
     raise DataError(f"{where}: none of the {len(files)} images can be read: {problem}")
 
 
-def drop_duplicates(files: Sequence[Path], known: Sequence[Path]) -> list[Path]:
+def drop_duplicates(files: Sequence[Path], known: Sequence[ImageSource]) -> list[Path]:
     """Return the files that are not nearly identical to a known image or an earlier file."""
     groups = duplicate_groups([*known, *files])
     kept = [file for k, file in enumerate(files, start=len(known)) if groups[k] == k]

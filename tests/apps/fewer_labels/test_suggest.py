@@ -2,9 +2,11 @@
 
 import csv
 import json
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 import yaml
+from PIL import Image
 
 from detlite.apps.cli.main import main
 from detlite.apps.dataset_formats.find_annotations import read_folder
@@ -103,6 +105,58 @@ def test_yolo_has_boxes_or_the_largest_polygon(tmp_path):
     assert names == {0: "b: c", 1: "a"}
 
 
+def test_yolo_has_keypoints(tmp_path):
+    row = {"id": 1, "image_id": 3, "category_id": 7, "bbox": [10.0, 20, 20, 10]}
+    points = {"keypoints": [12.0, 22, 2, 18, 28, 2], "num_keypoints": 2, "segmentation": []}
+    names = {"keypoints": ["left end", "right end"], "skeleton": []}
+    content = {
+        "images": [{"id": 3, "width": 100, "height": 50, "file_name": "a.png"}],
+        "categories": [{"id": 7, "name": "rod"} | names],
+        "annotations": [row | points],
+    }
+    (tmp_path / "images").mkdir()
+    Image.new("RGB", (100, 50)).save(tmp_path / "images/a.png")
+    _write_yolo(content, tmp_path, keypoint_center=0.5)
+    _, sets = read_folder(tmp_path)
+    assert sets["train"].keypoints == names["keypoints"]
+    (obj,) = sets["train"].images[0].objects
+    assert obj.box == pytest.approx((10, 20, 20, 10))
+    found = [value for name in names["keypoints"] for value in obj.keypoints[name]]
+    assert found == pytest.approx([12.5, 22.5, 2, 18.5, 28.5, 2])
+
+
+def test_names_of_files_survive_urls_and_limits(suggest, photos):
+    long = "a#b c%20d&e?" + "n" * 230
+    for path in sorted((photos / "more").glob("*_[789].png")):
+        path.rename(photos / "more" / f"{path.stem[-1]}{long}.png")
+    (photos / "out").mkdir()
+    assert suggest("--format", "label-studio") == 0
+    tasks = json.loads((photos / "out" / "tasks.json").read_text())
+    urls = [task["data"]["image"] for task in tasks]
+    paths = [parse_qs(urlsplit(url).query)["d"][0] for url in urls]
+    assert len(paths) == 4
+    for path in paths:
+        assert (photos / path).is_file()
+    # As annotated in the tool.
+    for task in tasks:
+        task["annotations"] = task.pop("predictions")
+    (photos / "out" / "tasks.json").write_text(json.dumps(tasks))
+    _, sets = read_folder(photos / "out")
+    assert len(sets["train"].images) == 4
+
+
+def test_turned_images_are_reported(suggest, photos, caplog):
+    image = Image.open(photos / "more/copy_7.png")
+    exif = image.getexif()
+    exif[0x0112] = 6
+    image.save(photos / "more/copy_7.png", exif=exif)
+    suggest()
+    assert "EXIF" not in caplog.text
+    suggest("--output", str(photos / "out2"), "MODEL.CONVENTION_OVERRIDE",
+            "['exif_orientation=False']")  # fmt: skip
+    assert "1 images have an EXIF orientation, such as" in caplog.text
+
+
 @pytest.mark.parametrize("masks", [True, False])
 def test_cvat_reads_coco_labels(train, photos, masks):
     """CVAT imports files by datumaro."""
@@ -151,7 +205,7 @@ def test_errors_are_one_line(suggest, capsys):
     assert "all 2 images are nearly identical to images" in error("more/*_[15].png")
     assert "all 2 images are nearly identical to images" in error("more/*[1d].png")
     suggest()
-    assert "out/images exists already: choose another output folder" in error("more")
+    assert "out exists already and is not empty: choose another output folder" in error("more")
 
 
 @pytest.mark.slow

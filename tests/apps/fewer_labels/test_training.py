@@ -3,6 +3,7 @@
 import json
 import logging
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ import torch
 from detlite.checkpoint.files import read_checkpoint
 from detlite.config import ConfigError, load_config
 from detlite.engine.hooks import Hook
+from detlite.errors import CheckpointError
 from detlite.files.errors import DataError
 
 
@@ -102,13 +104,56 @@ def test_halves_of_durations(train, photos, overrides, expected):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("key", ["SOLVER.MAX_ITER", "SOLVER.MAX_EPOCHS"])
+def test_resumed_run_can_be_extended(train, photos, key):
+    train("out", {key: 4})
+    train("out", {key: 12}, resume=True)
+    assert read_checkpoint(photos / "out/model_final.pth").training["iteration"] == 6
+
+
+@pytest.mark.slow
+def test_gain_is_logged(train, photos, caplog):
+    caplog.set_level(logging.INFO)
+    result = train("out")
+    before = json.loads((photos / "out/unlabeled/labels_only/evaluation.json").read_text())
+    now, then = (100 * metrics["bbox"]["AP"] for metrics in (result.metrics["test"], before))
+    assert (
+        f"test: the AP of bbox is {now:.1f}, after the first half it was {then:.1f}" in caplog.text
+    )
+
+
+@pytest.mark.slow
+def test_corrected_labels_are_used(train, photos):
+    """Annotation tools write another `info`, or none, and no scores."""
+    with pytest.raises(ZeroDivisionError):
+        train("out", hooks=[Stop(3)])
+    file = photos / "out/unlabeled/pseudo_labels.json"
+    labels = json.loads(file.read_text())
+    rows = [{key: row[key] for key in row.keys() - {"score", "ignore"}}
+            for row in labels["annotations"]]  # fmt: skip
+    file.write_text(json.dumps({key: labels[key] for key in ("images", "categories")}
+                               | {"annotations": rows}))  # fmt: skip
+    train("out", resume=True)
+    assert json.loads(file.read_text())["annotations"] == rows
+
+
+@pytest.mark.slow
+def test_unusable_detections_are_left_out(train, photos, caplog):
+    train("out", {"SOLVER.MAX_ITER": 2})
+    rows = json.loads((photos / "out/unlabeled/pseudo_labels.json").read_text())["annotations"]
+    largest = max(row["area"] for row in rows if not row["ignore"])
+    train("limited", {"SOLVER.MAX_ITER": 2, "INPUT.MIN_AREA": int(largest) + 1})
+    assert "the rest of the run trains on the labels only" in caplog.text
+
+
+@pytest.mark.slow
 def test_minutes_include_the_detection(train, photos):
     train("out", {"SOLVER.MAX_MINUTES": 0.04})
     first = load_config(photos / "out/unlabeled/labels_only/config.yaml").SOLVER.MAX_MINUTES
-    labels = json.loads((photos / "out/unlabeled/pseudo_labels.json").read_text())
+    detection = json.loads((photos / "out/unlabeled/detection.json").read_text())
     second = load_config(photos / "out/config.yaml").SOLVER.MAX_MINUTES
     assert first == 0.02
-    assert second == pytest.approx(max(0.02 - labels["info"]["seconds"] / 60, 0.01))
+    assert second == pytest.approx(max(0.02 - detection["seconds"] / 60, 0.01))
 
 
 @pytest.mark.parametrize(
@@ -117,8 +162,10 @@ def test_minutes_include_the_detection(train, photos):
 def test_without_certain_detections_the_labels_are_used(train, photos, caplog, images, threshold):
     """Images 1 and 5 are copies of labeled ones."""
     overrides = {"SOLVER.MAX_ITER": 2, "TEST.SCORE_THRESHOLD": threshold}
+    caplog.set_level(logging.INFO)
     train("out", overrides, unlabeled=photos / "more" / images)
-    assert f"no detection has a score of {threshold:.2f}, so the rest of the run" in caplog.text
+    assert f"images without labels (score {threshold:.2f})" in caplog.text
+    assert "the rest of the run trains on the labels only" in caplog.text
     assert load_config(photos / "out" / "config.yaml").DATASETS.TRAIN == ("train",)
 
 
@@ -130,6 +177,7 @@ def test_without_certain_detections_the_labels_are_used(train, photos, caplog, i
         ("missing/*.jpg", "no image matches this pattern"),
         ("more/damaged.png", r"none of the 1 images can be read: .*damaged.png"),
         ("https://example.com/a.jpg", "must be local files: download them"),
+        ("missing", "missing does not exist: name a folder, a glob or a list"),
     ],
 )
 def test_unusable_images_are_refused_before_training(train, photos, unlabeled, message):
@@ -160,3 +208,35 @@ def test_labeled_images_in_the_folder_are_left_out(train, photos, caplog, monkey
     assert "6 of 10 images are left out" in caplog.text
     labels = json.loads((photos / "out/unlabeled/pseudo_labels.json").read_text())
     assert {row["file_name"] for row in labels["images"]} <= {f"{n}.png" for n in (7, 8, 9, 10)}
+
+
+def test_runs_of_another_kind_are_not_resumed(train, photos):
+    first = photos / "halves/unlabeled/labels_only"
+    for folder in (photos / "ordinary", first):
+        folder.mkdir(parents=True)
+        (folder / "metrics.jsonl").touch()
+    with pytest.raises(ConfigError, match=r"its run is one without DATASETS.UNLABELED"):
+        train("ordinary", resume=True)
+    with pytest.raises(ConfigError, match=r"the run has DATASETS.UNLABELED: resume with it"):
+        train("halves", resume=True, unlabeled=None)
+    config = f"DATASETS: {{UNLABELED: {photos / 'other'}}}"
+    (photos / "halves/unlabeled/config.yaml").write_text(config)
+    (photos / "halves/unlabeled/pseudo_labels.json").touch()
+    with pytest.raises(ConfigError, match="contains detections in other images"):
+        train("halves", resume=True)
+
+
+def test_config_with_pseudo_labels_is_refused(train, photos):
+    entry = {"name": "pseudo_labels", "annotations": "a.json", "images": "a"}
+    with pytest.raises(ConfigError, match=r"Start from unlabeled/config.yaml of that run"):
+        train("out", {"DATASETS.CATALOG": [entry], "DATASETS.TRAIN": (), "DATASETS.TEST": ()})
+
+
+def test_failed_start_is_not_a_run(train, photos, monkeypatch):
+    """The stored path does not depend on the current folder."""
+    monkeypatch.chdir(photos)
+    for _ in range(2):
+        with pytest.raises(CheckpointError, match=r"missing.pth: cannot be read"):
+            train("out", unlabeled="more", weights="missing.pth")
+    stored = load_config(photos / "out/unlabeled/config.yaml")
+    assert Path(stored.DATASETS.UNLABELED) == photos / "more"
