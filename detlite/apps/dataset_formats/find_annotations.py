@@ -3,7 +3,7 @@
 import json
 import os
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -20,9 +20,9 @@ from detlite.structures.categories import CategoryMatch
 from . import json_formats
 from .coco_files import find_coco_files, read_coco, split_content
 from .cvat_xml import cvat_labels
-from .file_tree import OUTPUT_FOLDER, UNLABELED, UNLISTED, FileTree
+from .file_tree import OUTPUT_FOLDER, UNLABELED, UNLISTED, FileTree, read_lines, read_xml
 from .labeled_dataset import Conversion, LabeledDataset, LabeledImage, to_coco
-from .labelme import labelme_labels
+from .labelme import NO_OBJECTS, labelme_labels
 from .mask_files import is_mask_folder, read_mask_folder
 from .other_formats import describe_unknown
 from .shapes import read_shapes
@@ -44,6 +44,7 @@ _SHAPES = {
     "Supervisely": (".json", r'"classTitle"', json_formats.supervisely_labels),
     "Datumaro": (".json", r'"label_id"|"label_groups"', json_formats.datumaro_labels),
 }  # fmt: skip
+_CONTROLS = ("RectangleLabels", "PolygonLabels", "BrushLabels", "EllipseLabels")  # Label Studio
 _ONE_EACH = ("PASCAL VOC", "LabelMe", "Supervisely")  # formats with a file for each image
 # The first match counts: folders of YOLO and VOC may contain other json files, and VOC's masks.
 _Reader = Callable[[FileTree, Conversion], LabeledDataset]
@@ -217,7 +218,7 @@ def read_folder(
     conversion, tree = conversion or Conversion(), FileTree(data, images)
     for name, recognize, read in _FORMATS:
         if recognize(tree):
-            return name, _by_split(read(tree, conversion), conversion)
+            return name, _by_split(read(tree, conversion), conversion, _listed_names(tree))
     try:
         text = describe_unknown(tree)
     except DataError as error:  # in a json file
@@ -225,8 +226,25 @@ def read_folder(
     raise UnknownFormatError(text)
 
 
-def _by_split(dataset: LabeledDataset, conversion: Conversion) -> dict[str, LabeledDataset]:
-    """Divide a dataset by the splits of its images; those of _UNUSED are only reported."""
+def _listed_names(tree: FileTree) -> list[str]:
+    """Return the categories in labels.txt of LabelMe or labels.xml of Label Studio, if any."""
+    names: list[str] = []
+    for file in (file for file in tree.files if file.parent == tree.root):
+        if file.name == "labels.txt":
+            names += [line.strip() for line in read_lines(file)]
+        elif file.name == "labels.xml":
+            nodes = (control for tag in _CONTROLS for control in read_xml(file).iter(tag))
+            names += [label.get("value", "") for control in nodes for label in control]
+    return [name for name in dict.fromkeys(names) if name and name not in NO_OBJECTS]
+
+
+def _by_split(
+    dataset: LabeledDataset, conversion: Conversion, listed: Sequence[str]
+) -> dict[str, LabeledDataset]:
+    """Divide a dataset by the splits of its images; those of _UNUSED are only reported.
+
+    Its categories are the `listed` ones, if these are all that have objects, and more.
+    """
     parts: dict[str, dict[Path, LabeledImage]] = {name: {} for name in ("train", "val", *_UNUSED)}
     divided = any(image.split == "train" for image in dataset.images)
     for image in dataset.images:
@@ -242,9 +260,8 @@ def _by_split(dataset: LabeledDataset, conversion: Conversion) -> dict[str, Labe
             kind = Finding(what, text, len(unused), "image", str(next(iter(unused))))
             findings = Findings([*findings, kind])
     objects = [obj for image in dataset.images for obj in image.objects]
-    names = dataset.categories or sorted(
-        {obj.category for obj in objects if obj.category and not obj.ignored}
-    )
+    found = {obj.category for obj in objects if obj.category and not obj.ignored}
+    names = dataset.categories or (listed if found < {*listed} else sorted(found))
     points = dataset.keypoints or list(
         dict.fromkeys(key for obj in objects for key in obj.keypoints)
     )

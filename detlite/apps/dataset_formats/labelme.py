@@ -25,7 +25,7 @@ _MIN_POINTS = {"polygon": 3, "rectangle": 2, "circle": 2, "mask": 2, "point": 1,
                "oriented_rectangle": 4}  # fmt: skip
 _VISIBLE = 2
 # Labels of regions with unlabeled objects, and of regions without objects.
-_UNLABELED = ("__ignore__", "_background_")
+NO_OBJECTS = ("__ignore__", "_background_")
 
 
 def labelme_labels(file: Path, tree: FileTree, conversion: Conversion) -> Iterator[ImageLabels]:
@@ -43,7 +43,7 @@ def labelme_labels(file: Path, tree: FileTree, conversion: Conversion) -> Iterat
         shape.group = row.get("group_id")
         name = f" ({shape.category})" if shape.category else ""
         shape.where = f": shapes[{index}]{name}"
-        if shape.category in _UNLABELED:
+        if shape.category in NO_OBJECTS:
             text = "They are ignored: neither trained on nor evaluated."
             what = f"regions labeled {shape.category}"
             conversion.findings.add(what, text, str(file), "region")

@@ -133,7 +133,10 @@ def _write_labels(
             path = quote(f"{folder.resolve().name}/images/{name}")
             url = f"/data/local-files/?d={path}"
             tasks.append(to_label_studio(predictor(file), url, keypoint_names=points))
-    if tasks:
+    if format == "labelme":
+        names = "".join(f"{row['name']}\n" for row in predictor.categories)
+        write_file(folder / "labels.txt", names.encode())
+    else:
         _write_json(folder / "tasks.json", tasks)
         write_file(folder / "labels.xml", _labeling_config(predictor, points).encode())
 

@@ -6,6 +6,7 @@ import re
 import pytest
 
 from detlite.apps.dataset_formats import convert, find_sets
+from detlite.apps.dataset_formats.find_annotations import read_folder
 from detlite.data.datasets.coco import CocoDataset
 from detlite.data.datasets.options import DatasetOptions
 from detlite.files.errors import DataError
@@ -267,3 +268,25 @@ def test_rotated_boxes_of_cvat_are_written_as_read(tmp_path, image):
         (finding,) = dataset.findings
         found = "boxes with attributes.rotation, such as from CVAT: 4 annotations"
         assert str(finding).startswith(found)
+
+
+def test_listed_categories_without_objects_are_kept(tmp_path, image, text):
+    """A model of three categories suggested images, which contain objects of one."""
+    image(tmp_path / "a.png")
+    shapes = [{"label": "b", "points": [[1, 1], [9, 9]], "shape_type": "rectangle"}]
+    text(tmp_path / "a.json", json.dumps({"shapes": shapes, "imagePath": "a.png"}))
+
+    def categories(data=tmp_path):
+        return list(read_folder(data)[1]["train"].categories)
+
+    assert categories() == ["b"]
+    text(tmp_path / "labels.txt", "__ignore__\nc\nb\n\na\n")
+    assert categories() == ["c", "b", "a"]
+    assert categories(tmp_path / "a.json") == ["b"]
+    text(tmp_path / "labels.txt", "c\n")
+    assert categories() == ["b"]
+    (tmp_path / "labels.txt").unlink()
+    labels = '<View><PolygonLabels><Label value="b"/><Label value="&lt;a"/></PolygonLabels>'
+    points = '<KeyPointLabels><Label value="left"/></KeyPointLabels></View>'
+    text(tmp_path / "labels.xml", labels + points)
+    assert categories() == ["b", "<a"]

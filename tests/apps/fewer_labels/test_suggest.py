@@ -180,6 +180,7 @@ def test_labelme_labels_are_read_as_a_dataset(suggest, photos):
     _, sets = read_folder(photos / "out")
     assert len(sets["train"].images) == 4
     assert any(image.objects for image in sets["train"].images)
+    assert (photos / "out/labels.txt").read_text() == "cat\ndog\n"
 
 
 def test_label_studio_tasks_fit_their_configuration(suggest, photos):
