@@ -88,7 +88,7 @@ def load_run_config(
     if config is None and resume and files_of_run(folder):
         cfg = load_config(config := stored_config(folder), [*opts, "OUTPUT_DIR", str(folder)])
     if resume and not cfg.DATASETS.UNLABELED and stored_config(folder).parent != folder:
-        raise ConfigError(f"OUTPUT_DIR {folder}: the run has DATASETS.UNLABELED: resume with it")
+        raise ConfigError(f"{folder}: resume this run with its DATASETS.UNLABELED or no config")
     return cfg, config is not None
 
 

@@ -7,11 +7,11 @@
 Images with many uncertain detections come first. Images of the training and test sets of the
 checkpoint, and images that are nearly identical to these or to each other, are left out.
 
-Files in the output folder:
+Files in the output folder, which must be empty or new:
     images/0001_<name>   copies of the images, by rank
     suggestions.csv      the original files, and their numbers of uncertain and certain detections
     annotations.json     with --format coco: the certain detections as polygons, also for CVAT
-    images/*.json        with --format labelme
+    images/*.json        with --format labelme, and labels.txt with the categories
     labels/*.txt         with --format yolo, and data.yaml with the categories
     tasks.json           with --format label-studio: tasks with predictions; import them into a
                          project with the labeling configuration labels.xml

@@ -6,6 +6,7 @@ from statistics import mean
 from detlite.apps.autoconfig.time_budget import MIN_FRACTION
 from detlite.apps.autoconfig.training_rules import steps_for_images
 from detlite.apps.drawing.html_page import percent
+from detlite.engine.run_files import FIRST_HALF
 from detlite.modeling.build import torch_device
 
 from .analysis.detection_analysis import DetectionAnalysis
@@ -93,10 +94,10 @@ def _next_step(run: Run, analysis: DetectionAnalysis) -> str:
     if done and fixed and done < solver.MAX_ITER:
         return (
             f"The run ended after {done} of {solver.MAX_ITER} steps. Continue it: detlite train "
-            f"--config {run.path / 'config.yaml'} --resume OUTPUT_DIR {run.path}"
+            f"--output {run.path} --resume"
         )
     key = "MAX_MINUTES" if solver.MAX_MINUTES else "MAX_EPOCHS" if solver.MAX_EPOCHS else "MAX_ITER"
-    longer = f"Train longer: raise SOLVER.{key} ({solver[key]})."
+    longer = f"Train longer: raise SOLVER.{key} ({round(solver[key], 2)})."
     if (recommended := _recommended(run)) and done < MIN_FRACTION * recommended:
         return f"{longer} The run had {done} of {recommended} recommended steps."
     losses = [line["loss"] for line in run.lines if "loss" in line]
@@ -117,6 +118,8 @@ def _recommended(run: Run) -> int:
     """Return the number of steps that a run of a number of minutes should have; 0 if unknown."""
     cfg = run.cfg
     if not cfg.SOLVER.MAX_MINUTES or not run.train_images or cfg.INPUT.TILE:
+        return 0
+    if (run.path / FIRST_HALF).exists():  # its images and minutes are those of the second half
         return 0
     device = "cpu" if torch_device(cfg.MODEL.DEVICE).type == "cpu" else "gpu"
     pretrained, size = bool(cfg.MODEL.WEIGHT), cfg.SOLVER.IMS_PER_BATCH

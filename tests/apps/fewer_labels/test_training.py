@@ -217,7 +217,7 @@ def test_runs_of_another_kind_are_not_resumed(train, photos):
         (folder / "metrics.jsonl").touch()
     with pytest.raises(ConfigError, match=r"its run is one without DATASETS.UNLABELED"):
         train("ordinary", resume=True)
-    with pytest.raises(ConfigError, match=r"the run has DATASETS.UNLABELED: resume with it"):
+    with pytest.raises(ConfigError, match=r"resume this run with its DATASETS.UNLABELED"):
         train("halves", resume=True, unlabeled=None)
     config = f"DATASETS: {{UNLABELED: {photos / 'other'}}}"
     (photos / "halves/unlabeled/config.yaml").write_text(config)

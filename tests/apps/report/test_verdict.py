@@ -15,7 +15,7 @@ from detlite.evaluation import Results
 from tests.evaluation.synthetic_detections import make_coco, synthetic_dataset
 
 
-def describe(keep: float = 1, minutes: int = 0, images: int = 16, **run: Any) -> Verdict:
+def describe(keep: float = 1, minutes: float = 0, images: int = 16, **run: Any) -> Verdict:
     """Describe a run with a fraction of synthetic detections."""
     coco, detections = synthetic_dataset(0, images=images)
     kept = detections[: round(keep * len(detections))]
@@ -58,11 +58,21 @@ def test_steps_of_a_run_of_some_minutes() -> None:
     assert "recommended" not in describe(lines=curve(300), train_images=20, minutes=15).next_step
 
 
+def test_half_of_a_run_is_not_compared_with_whole_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With images without labels, the config of a run is that of its second half."""
+    monkeypatch.chdir(tmp_path)
+    Path("output/cells/unlabeled/labels_only").mkdir(parents=True)
+    result = describe(lines=curve(40), train_images=20, minutes=0.4567891)
+    assert "recommended" not in result.basis + result.next_step
+
+
 @pytest.mark.parametrize(
     ("run", "step"),
     [
         ({"lines": curve(60)}, "The run ended after 60 of 100 steps. Continue it: detlite train "
-         "--config output/cells/config.yaml --resume OUTPUT_DIR output/cells"),
+         "--output output/cells --resume"),
         ({"lines": curve(100, last=0.8)},
          "Train longer: raise SOLVER.MAX_ITER (100). The loss fell by 20 % in the last fifth."),
         ({"lines": curve(100), "train_images": 1000, "keep": 0.2},
