@@ -77,6 +77,9 @@ _UNUSED = {
 }
 
 
+_TWICE = ("images listed as train and as val", "They are one set, which `detlite init` divides.")
+
+
 class UnknownFormatError(DataError):
     """A folder without labels of any supported format."""
 
@@ -131,11 +134,6 @@ def find_sets(
     conversion = partial(Conversion, masks, skip_bad, folder, upright)
     format, splits = _read(data, images, conversion())
     summary = f"read as {format}"
-    converted = [split for split in splits.values() if isinstance(split.coco, dict)]
-    listed = [(split.images, split.content["images"]) for split in converted]
-    if len(listed) == 2 and listed[0] == listed[1]:
-        del splits["val"]
-        summary += ", whose train and val are the same images"
     if val is not None:
         _, val_splits = _read(val, images, conversion())
         splits["val"] = val_splits.get("val", val_splits["train"])
@@ -252,6 +250,9 @@ def _by_split(
         if parts[split or "train"].setdefault(image.file, image) is not image:
             problem = f"{image.file}: two files or entries label this image: remove one"
             conversion.add_bad(problem, "The first one is used.")
+    if (both := parts["val"].keys()) and both == parts["train"].keys():
+        conversion.findings.add(*_TWICE, str(next(iter(both))), "image", len(both))
+        parts["val"] = {}
     findings = conversion.finish()
     if parts["val"]:
         findings = findings.before_split()

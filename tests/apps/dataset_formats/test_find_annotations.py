@@ -66,12 +66,14 @@ def test_image_stays_in_its_split_when_a_folder_is_added(yolo_folder, image, tex
 def test_equal_train_and_val_are_split(yolo_folder, text):
     """coco128.yaml, for example, lists the same images twice."""
     text(yolo_folder / "data.yaml", "names: [cat]\ntrain: images\nval: images\n")
-    sets, summary = find_sets(yolo_folder)
-    assert "whose train and val are the same images; " in summary
+    sets, _ = find_sets(yolo_folder)
     train, val = (set(names(sets[split])) for split in ("train", "val"))
     assert train
     assert val
     assert train.isdisjoint(val)
+    (file,), findings = convert(yolo_folder, yolo_folder / "all.json")
+    assert len(json.loads(file.read_text())["images"]) == len(train | val)
+    assert "images listed as train and as val: 10 images" in "".join(map(str, findings))
 
 
 def test_annotation_file_is_split(yolo_folder, tmp_path):
@@ -111,7 +113,9 @@ def test_both_sets_need_the_same_categories(yolo_folder, tmp_path, image, text):
 
 
 def test_convert_keeps_the_splits(yolo_folder, tmp_path, text):
-    text(yolo_folder / "data.yaml", "names: [cat]\ntrain: images\nval: images\n")
+    text(yolo_folder / "data.yaml", "names: [cat]\ntrain: train.txt\nval: val.txt\n")
+    for name, numbers in (("train", range(7)), ("val", range(7, 10))):
+        text(yolo_folder / f"{name}.txt", "".join(f"images/{n}.jpg\n" for n in numbers))
     files, _ = convert(yolo_folder, tmp_path / "out.json")
     assert [file.name for file in files] == ["out_train.json", "out_val.json"]
     with pytest.raises(DataError, match="is a COCO file already, so there is nothing to convert"):
