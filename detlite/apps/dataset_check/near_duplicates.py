@@ -30,8 +30,9 @@ Fingerprint = tuple[int, np.ndarray]
 
 
 def fingerprint(image: Tensor) -> Fingerprint:
-    """Return the fingerprint of an image uint8 [3, H, W]."""
-    gray = (image.float() * _LUMINANCE).sum(dim=0)[None, None]
+    """Return the fingerprint of an image uint8 [C, H, W], RGB if it has three channels."""
+    weights = _LUMINANCE if len(image) == 3 else 1 / len(image)
+    gray = (image.float() * weights).sum(dim=0)[None, None]
     # dHash: one bit for each of 8 x 8 horizontal neighbors, set if the right one is brighter.
     small = interpolate(gray, (8, 9), mode="area")[0, 0]
     bits = (small[:, 1:] > small[:, :-1] + _NOISE).flatten().tolist()
@@ -44,7 +45,7 @@ def similar_pairs(fingerprints: Sequence[Fingerprint]) -> list[tuple[int, int]]:
     """Return the index pairs (i, j), i < j, of nearly identical images."""
     thumbnails = _thumbnails(fingerprints)
     pairs: set[tuple[int, int]] = set()
-    for first, others in _equal_quarters(fingerprints):
+    for first, others in _near_hashes(fingerprints):
         pairs |= {(first, other) for other in _similar(first, others, thumbnails).tolist()}
     return sorted(pairs)
 
@@ -57,9 +58,8 @@ def duplicate_groups(sources: Sequence[ImageSource]) -> list[int]:
     with ThreadPoolExecutor() as pool:
         found = list(pool.map(_fingerprint_of, sources))
     fingerprints = [one for one in found if one is not None]
-    numbers = np.arange(len(fingerprints))
-    groups, thumbnails = numbers.copy(), _thumbnails(fingerprints)
-    for first, near in _equal_quarters(fingerprints):
+    groups, thumbnails = np.arange(len(fingerprints)), _thumbnails(fingerprints)
+    for first, near in _near_hashes(fingerprints):
         others = near[groups[near] != groups[first]]  # so thousands of equal images are fast
         if len(others):
             joined = groups[[first, *_similar(first, others, thumbnails)]]
@@ -67,14 +67,14 @@ def duplicate_groups(sources: Sequence[ImageSource]) -> list[int]:
     indices = np.array([index for index, one in enumerate(found) if one is not None], int)
     result = np.arange(len(found))
     result[indices] = indices[groups]
-    return [int(group) for group in result]
+    return list(result.tolist())
 
 
-def _equal_quarters(fingerprints: Sequence[Fingerprint]) -> Iterator[tuple[int, np.ndarray]]:
-    """Yield each index, and later ones whose hashes differ in at most `_MAX_BITS` bits.
+def _near_hashes(fingerprints: Sequence[Fingerprint]) -> Iterator[tuple[int, np.ndarray]]:
+    """Yield indices, each with others whose hashes differ in at most `_MAX_BITS` bits.
 
-    Such hashes agree in at least one of their four quarters; those that agree in several are
-    repeated.
+    Such hashes agree in at least one of their four quarters. Pairs that agree in several of them
+    are repeated.
     """
     hashes = np.array([image_hash for image_hash, _ in fingerprints], np.uint64)
     for quarter in range(_MAX_BITS + 1):

@@ -64,7 +64,7 @@ def suggest(
     Raises:
         DataError: there is no new image, none can be read, or the folder is not empty.
     """
-    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+    if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
         raise DataError(f"{folder} exists already and is not empty: choose another output folder")
     cfg, _ = read_model_checkpoint(weights, opts)
     known, options = _known_images(cfg), build_image_options(cfg)
@@ -161,8 +161,9 @@ def _write_yolo(content: Mapping[str, Any], folder: Path, keypoint_center: float
         x, y, w, h = row["bbox"]
         width, height = sizes[row["image_id"]]
         values = [(x + w / 2) / width, (y + h / 2) / height, w / width, h / height]
-        for x, y, visibility in np.reshape(row.get("keypoints", ()), (-1, 3)).tolist():
-            values += [(x + keypoint_center) / width, (y + keypoint_center) / height, visibility]
+        for column, line, visibility in np.reshape(row.get("keypoints", ()), (-1, 3)).tolist():
+            values += [(column + keypoint_center) / width, (line + keypoint_center) / height]
+            values.append(visibility)
         if len(values) == 4 and row["segmentation"]:
             polygon = np.reshape(max(row["segmentation"], key=_area), (-1, 2))
             values = (polygon / (width, height)).ravel().tolist()

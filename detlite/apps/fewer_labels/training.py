@@ -80,14 +80,11 @@ def run_with_unlabeled(
     if not labels.exists():
         known, options = images_of([*parts, *test_sets]), build_image_options(cfg)
         files = list_unlabeled([cfg.DATASETS.UNLABELED], known, options, exclude=folder)
-        if is_main():
-            make_folder(first)
-            write_config(cfg, first.parent)
-        barrier()
+        _write_config(cfg, first)
         half = _half(cfg, first)
         run_training(half, resume, hooks)
         _write_pseudo_labels(half, files, known, labels)
-        barrier()
+    _write_config(cfg, first)  # of a run that is resumed with other keys
     half = _second_half(cfg, first, labels, tuple(len(part) for part in parts))
     metrics = run_training(half, resume and newest_checkpoint(folder) is not None, hooks)
     _log_gain(first, metrics)
@@ -120,6 +117,14 @@ def _checked(cfg: CfgNode, labels: Path) -> CfgNode:
             "another OUTPUT_DIR"
         )
     return cfg
+
+
+def _write_config(cfg: CfgNode, first: Path) -> None:
+    """Write the config of the whole run next to the folder of its first half."""
+    if is_main():
+        make_folder(first)
+        write_config(cfg, first.parent)
+    barrier()
 
 
 def _half(cfg: CfgNode, folder: Path) -> CfgNode:
@@ -180,8 +185,9 @@ def _second_half(cfg: CfgNode, first: Path, labels: Path, sizes: tuple[int, ...]
         left = solver.MAX_MINUTES - detection["seconds"] / 60
         solver.MAX_MINUTES = max(left, solver.MAX_MINUTES / 2)
     elif solver.MAX_EPOCHS is not None:  # of the labels, as in the first half
-        extension = solver.MAX_EPOCHS / load_config(first / CONFIG_FILE).SOLVER.MAX_EPOCHS
-        solver.MAX_ITER, solver.MAX_EPOCHS = round(_iterations(first) * extension), None
+        epochs = load_config(first / CONFIG_FILE).SOLVER.MAX_EPOCHS or solver.MAX_EPOCHS
+        iterations = _iterations(first) * solver.MAX_EPOCHS / epochs  # more, if it is extended
+        solver.MAX_ITER, solver.MAX_EPOCHS = round(iterations), None
     catalog, names = datasets.CATALOG, datasets.TRAIN
     entry = {"name": PSEUDO_LABELS, "annotations": str(labels.absolute())}
     datasets.CATALOG = [*catalog, entry | {"images": detection["images"]}]

@@ -4,6 +4,7 @@ import io
 import itertools
 
 import numpy as np
+import pytest
 import torch
 from PIL import Image
 
@@ -56,6 +57,15 @@ def test_gray_copies():
     originals = [scene(seed) for seed in range(20)]
     pairs = pairs_of([*originals, *(image.convert("L").convert("RGB") for image in originals)])
     assert pairs == [(k, k + 20) for k in range(20)]
+
+
+@pytest.mark.parametrize("channels", [1, 5])
+def test_other_channels(channels):
+    first, second = torch.randint(0, 256, (2, channels, 8, 9), dtype=torch.uint8)
+    first, second = (image.repeat_interleave(9, 1).repeat_interleave(9, 2)
+                     for image in (first, second))  # fmt: skip
+    noisy = (first.int() + torch.randint(-3, 4, first.shape)).clamp(0, 255).byte()
+    assert similar_pairs(list(map(fingerprint, (first, second, noisy)))) == [(0, 2)]
 
 
 def test_smooth_images_with_equal_hashes():

@@ -109,6 +109,7 @@ def test_resumed_run_can_be_extended(train, photos, key):
     train("out", {key: 4})
     train("out", {key: 12}, resume=True)
     assert read_checkpoint(photos / "out/model_final.pth").training["iteration"] == 6
+    assert load_config(photos / "out/unlabeled/config.yaml").SOLVER[key.partition(".")[2]] == 12
 
 
 @pytest.mark.slow
