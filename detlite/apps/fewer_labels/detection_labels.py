@@ -23,7 +23,7 @@ def detect(
 ) -> tuple[Predictor, list[tuple[Path, Entry]]]:
     """Detect certain and uncertain objects in images, and log those that cannot be read.
 
-    Warns if most images have `limit` detections, as many as the model returns for an image.
+    Warns if most images have `limit` detections, the maximum of the model.
 
     Returns:
         A predictor with the model's score threshold, and each image that can be read with its

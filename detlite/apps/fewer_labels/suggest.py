@@ -99,7 +99,7 @@ def suggest(
 
 
 def _warn_of_turned(chosen: Sequence[tuple[Path, Entry]], options: ImageOptions) -> None:
-    """Warn of images that a tool shows turned, if the model reads them as they are stored."""
+    """Warn of images that annotation tools turn by their EXIF orientation, unlike the model."""
     upright = replace(options, exif_orientation=True)
     turned = [
         file for file, entry in chosen

@@ -40,7 +40,7 @@ def test_rescaled_and_recompressed_copies():
 
 
 def test_copies_of_dark_images():
-    """As in fluorescence microscopy: noise of the compression must not change the hash."""
+    """Noise of the compression does not change the hash, for example in fluorescence images."""
     originals = []
     for seed in range(30):
         rng = np.random.default_rng(seed)
