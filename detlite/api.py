@@ -111,7 +111,7 @@ def train(
         StoppedError: SIGTERM, SIGHUP or SIGINT arrived; the step was finished and saved.
     """
     start = time.perf_counter()
-    hint = "start the same command again, with --resume if it had trained"
+    hint = "start the same command again, or resume it if it had trained"
     with StopSignals() as stop, stop.ending_immediately(hint), explain_dead_loader():
         if not isinstance(hooks, list | tuple) or not all(isinstance(x, Hook) for x in hooks):
             raise ConfigError(f"hooks is {hooks!r}: pass a list of Hook objects")

@@ -104,12 +104,12 @@ def _checked(cfg: CfgNode, labels: Path) -> CfgNode:
         raise ConfigError(
             f"DATASETS.CATALOG: {PSEUDO_LABELS} is the name of the detections that a run with "
             f"DATASETS.UNLABELED trains on. Start from unlabeled/config.yaml of that run, "
-            "with its model as --weights"
+            "with its model (`detlite train --weights`)"
         )
     if files_of_run(folder) and stored.parent == folder:
         raise ConfigError(
             f"OUTPUT_DIR {folder}: its run is one without DATASETS.UNLABELED, which cannot be "
-            "added. Choose another OUTPUT_DIR, with the model of that run as --weights"
+            "added. Choose another OUTPUT_DIR, and start from its model (`detlite train --weights`)"
         )
     if labels.exists() and load_config(stored).DATASETS.UNLABELED != cfg.DATASETS.UNLABELED:
         raise ConfigError(
