@@ -99,6 +99,8 @@ def _checked(cfg: CfgNode, labels: Path) -> CfgNode:
     cfg, source, folder = cfg.clone(), cfg.DATASETS.UNLABELED, Path(cfg.OUTPUT_DIR)
     cfg.defrost()
     cfg.DATASETS.UNLABELED = source if is_url(source) else os.path.abspath(expand_path(source))
+    for path in (labels.absolute(), cfg.DATASETS.UNLABELED):
+        expand_path(str(path))  # raises now what would end the second half
     stored = stored_config(folder)
     if any(entry["name"] == PSEUDO_LABELS for entry in cfg.DATASETS.CATALOG):
         raise ConfigError(

@@ -227,6 +227,13 @@ def test_runs_of_another_kind_are_not_resumed(train, photos):
         train("halves", resume=True)
 
 
+def test_folder_that_the_second_half_could_not_name_is_refused(train, photos, monkeypatch):
+    monkeypatch.delenv("ABSENT", raising=False)
+    with pytest.raises(ConfigError, match=r"needs the environment variable ABSENT"):
+        train("$ABSENT")
+    assert not (photos / "$ABSENT/unlabeled").exists()
+
+
 def test_config_with_pseudo_labels_is_refused(train, photos):
     entry = {"name": "pseudo_labels", "annotations": "a.json", "images": "a"}
     with pytest.raises(ConfigError, match=r"Start from unlabeled/config.yaml of that run"):
