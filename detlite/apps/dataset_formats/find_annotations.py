@@ -3,7 +3,7 @@
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -216,7 +216,7 @@ def read_folder(
     conversion, tree = conversion or Conversion(), FileTree(data, images)
     for name, recognize, read in _FORMATS:
         if recognize(tree):
-            return name, _by_split(read(tree, conversion), conversion, _listed_names(tree))
+            return name, _by_split(read(tree, conversion), conversion, tree)
     try:
         text = describe_unknown(tree)
     except DataError as error:  # in a json file
@@ -237,11 +237,12 @@ def _listed_names(tree: FileTree) -> list[str]:
 
 
 def _by_split(
-    dataset: LabeledDataset, conversion: Conversion, listed: Sequence[str]
+    dataset: LabeledDataset, conversion: Conversion, tree: FileTree
 ) -> dict[str, LabeledDataset]:
     """Divide a dataset by the splits of its images; those of _UNUSED are only reported.
 
-    Its categories are the `listed` ones, if these are all that have objects, and more.
+    If its files name no categories, they are those of the objects, or a list in `tree` of these
+    and maybe more.
     """
     parts: dict[str, dict[Path, LabeledImage]] = {name: {} for name in ("train", "val", *_UNUSED)}
     divided = any(image.split == "train" for image in dataset.images)
@@ -262,7 +263,10 @@ def _by_split(
             findings = Findings([*findings, kind])
     objects = [obj for image in dataset.images for obj in image.objects]
     found = {obj.category for obj in objects if obj.category and not obj.ignored}
-    names = dataset.categories or (listed if found < {*listed} else sorted(found))
+    names = dataset.categories
+    if not names:
+        listed = _listed_names(tree)
+        names = listed if found <= {*listed} else sorted(found)
     points = dataset.keypoints or list(
         dict.fromkeys(key for obj in objects for key in obj.keypoints)
     )

@@ -148,8 +148,9 @@ def _answer(analyzed: Sequence[RunAnalysis]) -> str:
         f"With {whole.run.train_images} labeled images instead of {half.run.train_images}, the AP "
         f"for {TITLES[kind].lower()} changes by {percent(change.value, sign='+')} points"
     )
-    too_few = (f"{len(whole.dataset)} test images are too few to tell. Label more of them, or "
-               "repeat the runs with another SEED.")  # fmt: skip
+    count = len(whole.dataset)
+    too_few = (f"{count} test {'image is' if count == 1 else 'images are'} too few to tell. Label "
+               "more of them, or repeat the runs with another SEED.")  # fmt: skip
     if low == high:  # all samples are equal: both APs are 0, or one image has all objects
         too_little = "the runs detect too little to tell. Train longer."
         return f"{start}: {too_few if change.value else too_little}"

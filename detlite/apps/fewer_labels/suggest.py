@@ -106,9 +106,9 @@ def _warn_of_turned(chosen: Sequence[tuple[Path, Entry]], options: ImageOptions)
         if check_image(file, (entry["image"]["height"], entry["image"]["width"]), upright)[1] != 1
     ]  # fmt: skip
     if turned:
-        logger.warning("%d images have an EXIF orientation, such as %s. The model ignores it, and "
-                       "annotation tools do not, so their labels do not fit: save these images "
-                       "without it", len(turned), turned[0])  # fmt: skip
+        logger.warning("%d of %d images have an EXIF orientation, such as %s. The model ignores "
+                       "it, and annotation tools do not, so their labels do not fit: save these "
+                       "images without it", len(turned), len(chosen), turned[0])  # fmt: skip
 
 
 def _write_labels(

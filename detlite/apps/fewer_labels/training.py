@@ -84,7 +84,7 @@ def run_with_unlabeled(
         half = _half(cfg, first)
         run_training(half, resume, hooks)
         _write_pseudo_labels(half, files, known, labels)
-    _write_config(cfg, first)  # of a run that is resumed with other keys
+    _write_config(cfg, first)  # a resumed run may have other keys
     half = _second_half(cfg, first, labels, tuple(len(part) for part in parts))
     metrics = run_training(half, resume and newest_checkpoint(folder) is not None, hooks)
     _log_gain(first, metrics)

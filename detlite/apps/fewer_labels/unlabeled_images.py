@@ -44,7 +44,8 @@ def list_unlabeled(
             raise DataError(f"{source} does not exist: name a folder, a glob or a list (.txt)")
     # A backslash separates folders in COCO files.
     if odd := [name for name in names if "\\" in Path(name).as_posix()]:
-        logger.warning("%d images with a backslash in their path are left out", len(odd))
+        logger.warning("%s: %d of %d images are left out, because their paths contain a backslash",
+                       where, len(odd), len(names))  # fmt: skip
         names = [name for name in names if name not in odd]
     taken = {path.resolve() for path in known if isinstance(path, Path)}
     files = [path for path in map(Path, names) if path.resolve() not in taken]

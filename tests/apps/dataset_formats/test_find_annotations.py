@@ -289,6 +289,11 @@ def test_listed_categories_without_objects_are_kept(tmp_path, image, text):
     assert categories(tmp_path / "a.json") == ["b"]
     text(tmp_path / "labels.txt", "c\n")
     assert categories() == ["b"]
+    shapes.append(shapes[0] | {"label": "a"})
+    text(tmp_path / "a.json", json.dumps({"shapes": shapes, "imagePath": "a.png"}))
+    text(tmp_path / "labels.txt", "b\na\n")
+    assert categories() == ["b", "a"]  # in the same order as without an object of a category
+    text(tmp_path / "a.json", json.dumps({"shapes": shapes[:1], "imagePath": "a.png"}))
     (tmp_path / "labels.txt").unlink()
     labels = '<View><PolygonLabels><Label value="b"/><Label value="&lt;a"/></PolygonLabels>'
     points = '<KeyPointLabels><Label value="left"/></KeyPointLabels></View>'

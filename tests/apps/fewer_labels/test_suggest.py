@@ -154,7 +154,7 @@ def test_turned_images_are_reported(suggest, photos, caplog):
     assert "EXIF" not in caplog.text
     suggest("--output", str(photos / "out2"), "MODEL.CONVENTION_OVERRIDE",
             "['exif_orientation=False']")  # fmt: skip
-    assert "1 images have an EXIF orientation, such as" in caplog.text
+    assert "1 of 4 images have an EXIF orientation, such as" in caplog.text
 
 
 @pytest.mark.parametrize("masks", [True, False])

@@ -48,4 +48,4 @@ def test_names_with_a_backslash_are_left_out(photos, caplog):
     (photos / "more/copy_7.png").rename(photos / "more" / "a\\b.png")
     found = list_unlabeled([str(photos / "more")], [], ImageOptions())
     assert len(found) == 6
-    assert "1 images with a backslash in their path are left out" in caplog.text
+    assert "1 of 7 images are left out, because their paths contain a backslash" in caplog.text
