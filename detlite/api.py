@@ -65,7 +65,6 @@ def train(
     *,
     data: Data | None = None,
     test_data: Data | None = None,
-    unlabeled: FilePath | None = None,
     weights: FilePath | None = None,
     minutes: float | None = None,
     output_dir: FilePath | None = None,
@@ -90,7 +89,6 @@ def train(
             categories are the classes. None: the datasets of the config.
         test_data: evaluation data in the same form, with the name "test". Without it, a model
             trained on a pair is not evaluated.
-        unlabeled: DATASETS.UNLABELED, images without labels to train on as well.
         weights: initial checkpoint, see MODEL.WEIGHT, or "coco" for a model trained on COCO that
             fits the data and the machine. Predictors of categories with the same name are kept.
         minutes: SOLVER.MAX_MINUTES. Without a config and in a single process, some training steps
@@ -118,7 +116,7 @@ def train(
         if data is None and is_data(config):
             config, data = None, config
         opts, summary = training_overrides(
-            data, test_data, unlabeled, weights, minutes, output_dir, overrides, single_class
+            data, test_data, weights, minutes, output_dir, overrides, single_class
         )
         cfg, is_complete = load_run_config(config, opts, resume)
         if not is_complete and data is None:

@@ -24,7 +24,6 @@ SHOWN_BY = {
     "apps/drawing": ["train", "predict", "report", "browse", "check"],
     "apps/export/exported_detector": ["predict", "serve"],
     "apps/export/verify": ["export"],
-    "apps/fewer_labels/learning_curve": ["learning-curve"],
     "apps/report": ["report"],
     "apps/serve": ["serve"],
     "checkpoint": ["train", "test", "predict", "serve", "convert", "export"],

@@ -1,4 +1,4 @@
-"""Keys, values and commands that earlier versions had, with the records that show no gain.
+"""Keys and values that earlier versions had, why they were removed, and what to use instead.
 
 Checkpoints and output folders contain complete configs, also the keys that were off. A removed key
 is therefore ignored if it is off, or if it belongs to the training of stored weights, and an error
@@ -9,17 +9,24 @@ from typing import Any
 
 from detlite.errors import ConfigError
 
-_SETTINGS = "benchmarks/results/recipes/settings_batch_1.md"
+_NO_GAIN = "it gained nothing: benchmarks/results/"
+_SETTINGS = f"{_NO_GAIN}recipes/settings_batch_1.md"
 
-# Each removed key with the value that turned it off, and its record.
+# Each removed key with the value that turned it off, and why it was removed or what replaces it.
 KEYS: dict[str, tuple[Any, str]] = {
     "INPUT.EARLY_FRACTION": (0.0, _SETTINGS),
     "MODEL.ROI_HEADS.DYNAMIC": (False, _SETTINGS),
-    "MODEL.ROI_MASK_HEAD.LOSS": ("bce", "benchmarks/results/recipes/schedule_free.md"),
+    "MODEL.ROI_MASK_HEAD.LOSS": ("bce", f"{_NO_GAIN}recipes/schedule_free.md"),
     "INPUT.MOSAIC_PROB": (0.0, _SETTINGS),
     "INPUT.QUARTER_TURNS": (False, _SETTINGS),
     "INPUT.SCALE_JITTER": ((), _SETTINGS),
-    "SOLVER.BACKBONE_LR_FACTOR": (1.0, "benchmarks/results/recipes/settings_batch_4.md"),
+    "SOLVER.BACKBONE_LR_FACTOR": (1.0, f"{_NO_GAIN}recipes/settings_batch_4.md"),
+    "DATASETS.TRAIN_SHARES": ((), "train on one COCO file that contains images more than once"),
+    "DATASETS.UNLABELED": (
+        "",
+        f"{_NO_GAIN}recipes/unlabeled.md. Label the images: `detlite predict --format coco` writes "
+        "labels to correct",
+    ),
 }
 # Options of removed keys. They had no effect without these keys and are ignored.
 OPTIONS = {
@@ -29,15 +36,10 @@ OPTIONS = {
     "MODEL.ROI_HEADS.DYNAMIC_IOU_RANK",
     "MODEL.ROI_HEADS.DYNAMIC_PERIOD",
 }
-# Removed values of keys, in lower case, and their records.
+# Removed values of keys, in lower case, and why.
 VALUES = {
     ("SOLVER.OPTIMIZER", "muon"): _SETTINGS,
-    ("TEST.NMS.METHOD", "fusion"): "benchmarks/results/models/test_time_options.md",
-}
-# Removed commands, and what to use instead.
-COMMANDS = {
-    "benchmark": "run `python -m benchmarks` from a clone",
-    "replay": "the error of a loss that is not finite names its images, and the checkpoint before",
+    ("TEST.NMS.METHOD", "fusion"): f"{_NO_GAIN}models/test_time_options.md",
 }
 
 
@@ -53,12 +55,12 @@ def is_removed(name: str, value: Any, source: str, stored: bool = False) -> bool
     Raises:
         ConfigError: the value of a removed key had an effect, or the value was removed.
     """
-    off, record = KEYS.get(name, (value, ""))
+    off, reason = KEYS.get(name, (value, ""))
     if value == off or str(value) == str(off):
-        record = VALUES.get((name, str(value).lower()), "")
+        reason = VALUES.get((name, str(value).lower()), "")
         name_and_value = f"{name} {value}"
     else:
         name_and_value = name
-    if record and not (stored and not name.startswith("TEST.")):
-        raise ConfigError(f"{source}: {name_and_value}: removed, it gained nothing: {record}")
-    return bool(record) or name in KEYS or name in OPTIONS
+    if reason and not (stored and not name.startswith("TEST.")):
+        raise ConfigError(f"{source}: {name_and_value}: removed, {reason}")
+    return bool(reason) or name in KEYS or name in OPTIONS

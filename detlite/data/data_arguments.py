@@ -69,8 +69,6 @@ def _dataset_keys(**sets: Pair | None) -> dict[str, Any]:
         if files:
             annotations, images = (location_id(parse_location(str(path))) for path in files)
             catalog.append({"name": name, "annotations": annotations, "images": images})
-    if "train" in sets:
-        keys["DATASETS.TRAIN_SHARES"] = ()
     return {"DATASETS.CATALOG": catalog, **keys}
 
 

@@ -42,18 +42,11 @@ DRAWINGS: Registry[
     Callable[[CfgNode, DetectionModel, Sequence[CocoDataset], dict[str, Metrics]], None]
 ] = Registry("drawing", on_demand={"run": "detlite.apps.drawing.run_drawings"})
 
-# "run": trains with DATASETS.UNLABELED, like `run_training`, which calls it.
-UNLABELED_RUNS: Registry[Callable[[CfgNode, bool, Sequence[Hook]], dict[str, Metrics]]] = Registry(
-    "run with unlabeled images", on_demand={"run": "detlite.apps.fewer_labels.training"}
-)
-
 
 def run_training(
     cfg: CfgNode, resume: bool = False, hooks: Sequence[Hook] = ()
 ) -> dict[str, Metrics]:
     """Train, evaluate and draw; every process calls it. See `Trainer` and `Trainer.train`."""
-    if cfg.DATASETS.UNLABELED:
-        return UNLABELED_RUNS.get("run")(cfg, resume, hooks)
     cfg, weights = complete_config(cfg, resume)
     seed_all(cfg.SEED + rank(), cfg.SOLVER.DETERMINISTIC)
     train_set = build_train_dataset(cfg)

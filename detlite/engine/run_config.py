@@ -16,7 +16,7 @@ from detlite.config import ConfigError, load_config
 from detlite.config.loading import flatten
 from detlite.distributed import world_size
 
-from .run_files import choose_output_dir, files_of_run, stored_config
+from .run_files import CONFIG_FILE, choose_output_dir, files_of_run
 
 if TYPE_CHECKING:
     from detlite.checkpoint.files import Checkpoint
@@ -30,7 +30,6 @@ Overrides = Mapping[str, Any] | Sequence[Any]
 def training_overrides(
     data: Data | None,
     test_data: Data | None,
-    unlabeled: FilePath | None,
     weights: FilePath | None,
     minutes: float | None,
     output_dir: FilePath | None,
@@ -58,8 +57,6 @@ def training_overrides(
         from detlite.data.data_arguments import training_data
 
         opts, summary = training_data(data, test_data, single_class)
-    if unlabeled is not None:
-        opts["DATASETS.UNLABELED"] = str(unlabeled)
     if weights is not None:
         opts |= {"MODEL.WEIGHT": str(weights), "MODEL.REINIT_HEADS": True}
     if minutes is not None:
@@ -86,9 +83,7 @@ def load_run_config(
     cfg = load_config(config, opts, choose_folder)
     folder = Path(cfg.OUTPUT_DIR)
     if config is None and resume and files_of_run(folder):
-        cfg = load_config(config := stored_config(folder), [*opts, "OUTPUT_DIR", str(folder)])
-    if resume and not cfg.DATASETS.UNLABELED and stored_config(folder).parent != folder:
-        raise ConfigError(f"{folder}: resume this run with its DATASETS.UNLABELED or no config")
+        cfg = load_config(config := folder / CONFIG_FILE, [*opts, "OUTPUT_DIR", str(folder)])
     return cfg, config is not None
 
 

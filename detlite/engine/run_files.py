@@ -16,7 +16,6 @@ from detlite.files.atomic_write import atomic_open
 logger = logging.getLogger(__name__)
 
 CONFIG_FILE = "config.yaml"
-FIRST_HALF = "unlabeled/labels_only"  # of a run with DATASETS.UNLABELED, next to its config
 METRICS_FILE = "metrics.jsonl"
 BEST_CHECKPOINT = "model_best.pth"
 FINAL_CHECKPOINT = "model_final.pth"
@@ -32,15 +31,8 @@ def numbered_checkpoints(folder: Path) -> dict[int, Path]:
 
 def files_of_run(folder: Path) -> list[str]:
     """Return file names that show that `folder` contains a training run; empty if it does not."""
-    files = METRICS_FILE, FINAL_CHECKPOINT, f"{FIRST_HALF}/{METRICS_FILE}"
-    names = [name for name in files if (folder / name).exists()]
+    names = [name for name in (METRICS_FILE, FINAL_CHECKPOINT) if (folder / name).exists()]
     return names + [path.name for path in numbered_checkpoints(folder).values()][-1:]
-
-
-def stored_config(folder: Path) -> Path:
-    """Return the config with which a run was started."""
-    first = folder / FIRST_HALF
-    return (first.parent if (first / METRICS_FILE).exists() else folder) / CONFIG_FILE
 
 
 def write_config(cfg: CfgNode, folder: Path) -> None:

@@ -11,9 +11,7 @@ from detlite.engine.run_files import (
     check_output_dir,
     choose_output_dir,
     run_lock,
-    stored_config,
 )
-from tests.builders import write_text
 
 _HOLD = """
 import sys, time
@@ -40,14 +38,6 @@ def test_a_used_folder_is_not_mixed_with_a_new_run(tmp_path):
     with pytest.raises(ConfigError, match=r"model_0000004\.pth"):
         check_output_dir(folder, resume=False)
     check_output_dir(folder / "new", resume=False)
-    assert stored_config(folder) == folder / "config.yaml"
-    halves = tmp_path / "halves"
-    first = write_text(halves / "unlabeled" / "config.yaml", "")
-    check_output_dir(halves, resume=False)  # a start that failed
-    write_text(halves / "unlabeled" / "labels_only" / "metrics.jsonl", "")
-    with pytest.raises(ConfigError, match=r"unlabeled/labels_only/metrics\.jsonl"):
-        check_output_dir(halves, resume=False)
-    assert stored_config(halves) == first
 
 
 def test_a_run_without_a_named_folder_uses_the_next_number(tmp_path):

@@ -31,7 +31,6 @@ INTERNAL = {
     "FINDERS",
     "READERS",
     "SOURCES",
-    "UNLABELED_RUNS",
 }
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 

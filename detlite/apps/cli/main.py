@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from detlite import __version__
-from detlite.apps.cli import collect_overrides
+from detlite.apps.cli import collect_overrides, removed
 from detlite.threads import wait_passively
 
 COMMANDS = {
@@ -22,9 +22,7 @@ COMMANDS = {
     "train": "train and evaluate a model",
     "test": "evaluate a checkpoint on test sets",
     "predict": "detect objects in images, folders of images, or a video",
-    "suggest": "choose images to label next, with detections as labels to correct",
     "serve": "detect objects over HTTP, with a web page to try the model",
-    "learning-curve": "train on parts of the labels, and estimate the gain of more labels",
     "report": "write an HTML page about one or several runs: metrics, errors, comparison",
     "browse": "write an HTML page of augmented training images with their objects and anchors",
     "check": "find all defects of a dataset before training",
@@ -57,11 +55,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--version", action="version", version=f"detlite {__version__}")
     parser.add_argument("command", choices=COMMANDS, metavar="COMMAND")
     words = list(sys.argv[1:] if arguments is None else arguments)
-    if words and words[0] not in COMMANDS and not words[0].startswith("-"):
-        from detlite.config.removed import COMMANDS as REMOVED
-
-        if words[0] in REMOVED:
-            parser.error(f"{words[0]} was removed: {REMOVED[words[0]]}")
+    if words and words[0] in removed.COMMANDS:
+        parser.error(f"{words[0]} was removed: {removed.COMMANDS[words[0]]}")
     return run_command(parser.parse_args(words[:1]).command, words[1:])
 
 
@@ -75,6 +70,9 @@ def run_command(name: str, arguments: Sequence[str]) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     command.add_arguments(parser)
+    for option in (word.partition("=")[0] for word in arguments):
+        if (name, option) in removed.OPTIONS:
+            parser.error(f"{option} was removed: {removed.OPTIONS[name, option]}")
     for word, value in pairwise([*arguments, "-"]):
         if word.startswith("--") and (not value or word.endswith("=")):  # of an unset variable
             parser.error(f"{word}: the value is empty")

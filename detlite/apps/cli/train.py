@@ -2,7 +2,6 @@
 
     detlite train --config configs/demo_shapes.yaml SOLVER.BASE_LR 0.01
     detlite train --data photos --minutes 15 --output output/photos
-    detlite train --data photos --unlabeled more_photos --minutes 30
     torchrun --nproc-per-node 2 -m detlite train --config configs/demo_shapes.yaml
 
 Without --config, the rules of `detlite init` choose a config for the data.
@@ -30,8 +29,6 @@ def add_arguments(parser: ArgumentParser) -> None:
     cli.add_config(parser, default="chosen from --data")
     text = "folder or annotation file to train on, as in detlite init"
     cli.add_option(parser, "--data", text, "PATH")
-    text = "images without labels to train on as well: a folder, a glob or a list (.txt)"
-    cli.add_option(parser, "--unlabeled", text, "IMAGES")
     cli.add_weights(parser, "checkpoint to start from (default: MODEL.WEIGHT)", required=False)
     cli.add_option(parser, "--minutes", "training time in minutes", type=float)
     cli.add_option(parser, "--output", "output folder (default: OUTPUT_DIR)", "FOLDER")
@@ -53,7 +50,6 @@ def run(args: Namespace) -> int:
     train(
         args.config,
         data=args.data,
-        unlabeled=args.unlabeled,
         weights=args.weights,
         minutes=args.minutes,
         output_dir=args.output,

@@ -105,28 +105,6 @@ def lines(title: str, curves: Mapping[str, Points], label: str, markers: bool = 
     return _svg(figure, title)
 
 
-def learning_curve(title: str, curves: Mapping[str, Mapping[int, Bar]]) -> str:
-    """Plot named curves of values in percent with intervals over the number of labeled images."""
-    points = {
-        name: (tuple(bars), tuple(100 * (value or 0) for value, _ in bars.values()))
-        for name, bars in curves.items()
-    }
-    figure, axes = _plot(title, points, marker="o")
-    for number, bars in enumerate(curves.values()):
-        for images, (_, bounds) in bars.items():
-            if bounds:
-                x = images * 1.02**number  # next to the interval of another curve
-                axes.plot([x, x], [100 * bound for bound in bounds], "_-", markersize=7,
-                          color=COLORS[number % len(COLORS)], linewidth=1.2)  # fmt: skip
-    ticks = sorted({images for bars in curves.values() for images in bars})
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(ticks, [str(images) for images in ticks])
-    axes.set(xlabel="labeled images", ylabel="AP (%)")
-    axes.set_ylim(0)
-    figure.legend(loc="outside lower center", ncols=3, fontsize=9)
-    return _svg(figure, title)
-
-
 def sizes(title: str, sides: Sequence[float], anchors: Sequence[Sequence[float]]) -> str:
     """Plot a histogram of object sizes, with the sizes of the anchors of each level.
 

@@ -29,7 +29,6 @@ def report_page(
     examples: int = 48,
     progress: Callable[[str], None] = lambda text: None,
     link_from: Path | None = None,
-    introduce: Callable[[Sequence[RunAnalysis]], str] | None = None,
 ) -> str:
     """Return the page as one HTML document that contains its images.
 
@@ -39,7 +38,6 @@ def report_page(
         examples: maximum number of drawn false positives, and of missed objects, per dataset.
         progress: called with a line of text before each analysis.
         link_from: the folder of the page, to link to the files of the runs; None: no links.
-        introduce: returns HTML that introduces the results on a dataset, given their analyses.
 
     Raises:
         DataError: a dataset, an image or detections are missing or invalid.
@@ -52,8 +50,7 @@ def report_page(
             if name in run.cfg.DATASETS.TEST:
                 progress(f"{run.name}: {name}")
                 analyzed.append(analyze_run(run, name, resamples, seed))
-        section = _section(f"set{len(sections)}", name, analyzed, examples)
-        sections.append(section | {"introduction": introduce(analyzed) if introduce else ""})
+        sections.append(_section(f"set{len(sections)}", name, analyzed, examples))
     described = [
         {"name": run.name, "path": run.path, "color": charts.COLORS[n % len(charts.COLORS)],
          "files": _links(run, link_from) if link_from else []}

@@ -6,7 +6,6 @@ from statistics import mean
 from detlite.apps.autoconfig.time_budget import MIN_FRACTION
 from detlite.apps.autoconfig.training_rules import steps_for_images
 from detlite.apps.drawing.html_page import percent
-from detlite.engine.run_files import FIRST_HALF
 from detlite.modeling.build import torch_device
 
 from .analysis.detection_analysis import DetectionAnalysis
@@ -118,8 +117,6 @@ def _recommended(run: Run) -> int:
     """Return the number of steps that a run of a number of minutes should have; 0 if unknown."""
     cfg = run.cfg
     if not cfg.SOLVER.MAX_MINUTES or not run.train_images or cfg.INPUT.TILE:
-        return 0
-    if (run.path / FIRST_HALF).exists():  # its images and minutes are those of the second half
         return 0
     device = "cpu" if torch_device(cfg.MODEL.DEVICE).type == "cpu" else "gpu"
     pretrained, size = bool(cfg.MODEL.WEIGHT), cfg.SOLVER.IMS_PER_BATCH

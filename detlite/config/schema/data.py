@@ -58,14 +58,6 @@ _INPUT = {
 }
 _DATASETS = {
     Key("TRAIN", (), strings): "names of the training sets, built in or in CATALOG",
-    Key("TRAIN_SHARES", (), each(positive, empty=True)): (
-        "how much of the training each set in TRAIN makes up, relative to the others; (): its "
-        "number of images"
-    ),
-    Key("UNLABELED", ""): (
-        "images without labels to train on as well: a folder, a glob, or a list of paths (.txt). "
-        "Half of the run trains on TRAIN, the other half also on what that model detects in them"
-    ),
     Key("TEST", (), strings): "names of the evaluation sets, built in or in CATALOG",
     Key("ROOT", "datasets"): "folder or URL of all datasets; ${VARIABLE:-default} is expanded",
     Key("CATALOG", [], catalog): "your datasets: {name, annotations, images}, see docs/data.md",

@@ -76,16 +76,6 @@ RULES: tuple[tuple[Callable[[CfgNode], Any], str], ...] = (
         "pair or as many pairs",
     ),
     (
-        lambda cfg: len(cfg.DATASETS.TRAIN_SHARES) not in (0, len(cfg.DATASETS.TRAIN)),
-        "DATASETS.TRAIN_SHARES is {DATASETS.TRAIN_SHARES}: give one share for each set in "
-        "DATASETS.TRAIN {DATASETS.TRAIN}, or ()",
-    ),
-    (
-        lambda cfg: cfg.DATASETS.UNLABELED and cfg.MODEL.LOAD_PROPOSALS,
-        "DATASETS.UNLABELED needs a model that finds its own proposals: set MODEL.LOAD_PROPOSALS "
-        "False",
-    ),
-    (
         _needs_roi_heads,
         "{} need RoI heads, which a {MODEL.META_ARCHITECTURE} does not have: remove them from the "
         "config",

@@ -135,7 +135,7 @@ def build_train_loader(
             "in training. Set both to the same side", cfg.INPUT.TILE, cfg.TEST.TILE,
         )  # fmt: skip
     factors = None
-    if tiles or cfg.DATALOADER.REPEAT_THRESHOLD or cfg.DATASETS.TRAIN_SHARES:
+    if tiles or cfg.DATALOADER.REPEAT_THRESHOLD:
         from .repeats import build_repeat_factors
 
         factors = build_repeat_factors(cfg, dataset, tiles)

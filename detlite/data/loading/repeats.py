@@ -1,4 +1,4 @@
-"""How often each image appears in an epoch: tiles, rare categories, shares of datasets."""
+"""How often each image appears in an epoch: tiles and rare categories."""
 
 import logging
 import math
@@ -17,12 +17,8 @@ logger = logging.getLogger(__name__)
 def build_repeat_factors(
     cfg: CfgNode, dataset: CocoDataset | ConcatDataset, tiles: TrainingTiles | None
 ) -> np.ndarray:
-    """Build the factors of all images from their tiles and the keys that repeat images.
-
-    The keys are DATALOADER.REPEAT_THRESHOLD and DATASETS.TRAIN_SHARES, which keeps the length of an
-    epoch.
-    """
-    threshold, shares = cfg.DATALOADER.REPEAT_THRESHOLD, cfg.DATASETS.TRAIN_SHARES
+    """Build the factors of all images from their tiles and DATALOADER.REPEAT_THRESHOLD."""
+    threshold = cfg.DATALOADER.REPEAT_THRESHOLD
     parts = dataset.parts if isinstance(dataset, ConcatDataset) else [dataset]
     factors = np.ones(len(dataset))
     if tiles:
@@ -44,11 +40,6 @@ def build_repeat_factors(
             repeats.sum(),
         )  # fmt: skip
         factors *= repeats
-    if shares:
-        of_parts = np.split(factors, np.cumsum([len(part) for part in parts])[:-1])
-        unit = factors.sum() / sum(shares)
-        pairs = zip(of_parts, shares, strict=True)
-        factors = np.concatenate([part * (share * unit / part.sum()) for part, share in pairs])
     return factors
 
 

@@ -21,9 +21,6 @@ CHARTS = {
         {name: Calibration(np.array([3, 0]), np.array([0.2, np.nan]), np.array([0.1, np.nan]))
          for name in NAMES},
     ),
-    "learning_curve": lambda title: charts.learning_curve(
-        title, {name: {4: (0.1, (0.0, 0.2)), 8: (None, None)} for name in NAMES}
-    ),
     "lines": lambda title: charts.lines(title, {name: [(1, 2.0), (2, 1.0)] for name in NAMES}, "x"),
 }  # fmt: skip
 

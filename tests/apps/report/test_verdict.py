@@ -58,16 +58,6 @@ def test_steps_of_a_run_of_some_minutes() -> None:
     assert "recommended" not in describe(lines=curve(300), train_images=20, minutes=15).next_step
 
 
-def test_half_of_a_run_is_not_compared_with_whole_ones(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With images without labels, the config of a run is that of its second half."""
-    monkeypatch.chdir(tmp_path)
-    Path("output/cells/unlabeled/labels_only").mkdir(parents=True)
-    result = describe(lines=curve(40), train_images=20, minutes=0.4567891)
-    assert "recommended" not in result.basis + result.next_step
-
-
 @pytest.mark.parametrize(
     ("run", "step"),
     [

@@ -44,14 +44,6 @@ def flat(settings):
             r"CLASS_WEIGHTS is \(1.0, 2.0\), but NUM_CLASSES is 81: give one value",
         ),
         (
-            {"DATASETS.TRAIN": ("a", "b"), "DATASETS.TRAIN_SHARES": (1.0,)},
-            r"TRAIN_SHARES is \(1.0,\): give one share for each set in .* \('a', 'b'\)",
-        ),
-        (
-            {"DATASETS.UNLABELED": "more", "MODEL.LOAD_PROPOSALS": True},
-            "UNLABELED needs a model that finds its own proposals",
-        ),
-        (
             {**PASSES, "MODEL.MASK_ON": True},
             "PASSES above 1 needs MODEL.ROI_MASK_HEAD.SHARE_BOX_FEATURE_EXTRACTOR False",
         ),

@@ -130,23 +130,6 @@ def test_rare_categories_are_repeated(training, caplog):
     assert equal(loaded[50:], take(again, 10))
 
 
-def test_datasets_have_their_shares(content, write_set, small_cfg):
-    """The first set has two images, the second one has one and three quarters of the batches."""
-    write_set(content)
-    content["images"] = [row | {"id": 99} for row in content["images"] if row["id"] == 10]
-    rows = [row for row in content["annotations"] if row["image_id"] == 10]
-    content["annotations"] = [row | {"image_id": 99} for row in rows]
-    write_set(content, "other")
-    cfg = small_cfg(
-        "DATASETS.TRAIN", ("small", "other"), "DATASETS.TRAIN_SHARES", (1.0, 3.0),
-        "DATALOADER.ASPECT_RATIO_GROUPING", False,
-    )  # fmt: skip
-    loaded = take(build_train_loader(cfg, build_train_dataset(cfg)), 40)
-    ids = [target["image_id"] for _, targets in loaded for target in targets]
-    assert 52 <= ids.count(99) <= 68
-    assert 6 <= ids.count(10) <= 14
-
-
 def test_repeats_within_an_epoch_are_augmented_differently(training):
     cfg, dataset = training("INPUT.MIN_SIZE_TRAIN", (20,))
     samples = TransformedDataset(dataset, build_transform(cfg, train=True), cfg.SEED)
