@@ -13,10 +13,10 @@ import torch
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from detlite.data.images.decoders import DECODE_ERRORS, pillow_pixels
+from detlite.data.images.pillow import pillow_pixels
 from detlite.data.images.pixels import DEFAULT_OPTIONS, ImageOptions, pixels_to_tensor
 from detlite.data.images.reading import read_image
-from detlite.data.images.sources import Pixels
+from detlite.data.images.sources import DECODE_ERRORS, Pixels
 from detlite.data.transforms.resize import size_of
 from detlite.evaluation.detection_results import categories_of, paste_detections
 from detlite.files.download import fetch, is_url

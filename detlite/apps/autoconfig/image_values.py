@@ -6,10 +6,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from detlite.data.images.decoders import DECODE_ERRORS
 from detlite.data.images.formats import open_image
 from detlite.data.images.pixels import ImageOptions, pixels_to_tensor
-from detlite.data.images.sources import ImageSource, Pixels
+from detlite.data.images.sources import DECODE_ERRORS, ImageSource, Pixels
 from detlite.files.errors import DataError
 
 _PIXELS = 20_000  # per image

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
-from detlite.data.images.decoders import DECODE_ERRORS
 from detlite.data.images.pillow import open_pillow
+from detlite.data.images.sources import DECODE_ERRORS
 from detlite.files.errors import DataError, short_repr
 from detlite.files.reading import open_file
 

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from detlite.data.images.decoders import DECODE_ERRORS
 from detlite.data.images.pillow import SAFE_FORMATS, open_pillow
+from detlite.data.images.sources import DECODE_ERRORS
 from detlite.files.atomic_write import write_file
 from detlite.files.errors import DataError, short_repr
 from detlite.files.json_files import read_json

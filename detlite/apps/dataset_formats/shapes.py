@@ -18,10 +18,10 @@ import numpy as np
 
 from detlite.data.datasets.coco_masks import read_segmentation
 from detlite.data.datasets.coco_values import CLIPPED, Reading, read_box
-from detlite.data.images.decoders import DECODE_ERRORS
 from detlite.data.images.pillow import open_pillow
 from detlite.data.images.pixels import DEFAULT_OPTIONS
 from detlite.data.images.reading import image_size
+from detlite.data.images.sources import DECODE_ERRORS
 from detlite.files.errors import DataError
 from detlite.structures.masks.formats import encode_bitmap, to_bitmap
 from detlite.structures.masks.rle import tight_bounds

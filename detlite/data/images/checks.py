@@ -79,9 +79,10 @@ def unlisted_images(parts: Sequence[tuple[AnnotationIndex, ImageFolder]]) -> Ite
     folders, files = dict[Path, str](), set[tuple[str, str]]()
     for index, folder in parts:
         for path in (folder / name for name in index.table["folders"]):
-            folders[path] = real = os.path.realpath(path)
-            images = select_images(list_files(Path(real), deep=False))
-            files |= {(real, image.name) for image in images}
+            folders[path] = os.path.realpath(path)
+    for real in {*folders.values()}:
+        images = select_images(list_files(Path(real), deep=False))
+        files |= {(real, image.name) for image in images}
     folder_count = sum(len(index.table["folders"]) for index, _ in parts)
     image_count = sum(len(index.image_ids) for index, _ in parts)
     if (len({*folders.values()}), len(files)) == (folder_count, image_count):

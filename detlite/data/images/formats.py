@@ -12,23 +12,34 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
+import numpy as np
 from PIL import Image, UnidentifiedImageError
 
-from detlite.files.errors import (
-    DataError,
-    RefusedFileError,
-    RemoteError,
-    TooLargeError,
-    short_reason,
-)
-from detlite.files.reading import check_regular
+from detlite.files.errors import DataError, RefusedFileError, RemoteError, short_reason
+from detlite.files.reading import open_file
 from detlite.registry import Registry
 
-from . import decoders, pillow
-from .pillow import FILE_FORMATS, SAFE_FORMATS, open_pillow
-from .sources import ImageBytes, ImageSource, OpenImage
+from .pillow import (
+    FILE_FORMATS,
+    SAFE_FORMATS,
+    PillowImage,
+    is_read_by_pillow,
+    open_pillow,
+    pillow_suffixes,
+)
+from .sources import (
+    DECODE_ERRORS,
+    ImageBytes,
+    ImageSource,
+    OpenImage,
+    Pixels,
+    Size,
+    damage_as_value_error,
+    too_large,
+)
+from .tiff import TiffImage
 
 _TIFF_STARTS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 # (offset, bytes) of formats that are not read, to tell them from damaged files.
@@ -42,10 +53,32 @@ _OTHER_FORMATS = {
     "EPS": (0, b"%!PS"),
     "HTML": (0, b"<!DOCTYPE html"),
 }
+_MAX_PAGES = 1 << 20
+_MAX_PAGES_OF_BYTES = 256  # bytes may come from anybody, and each page costs time
 # A reader accepts a path or an open file. It returns an array [H, W] or [H, W, C] of integers or
 # floats, or a list of such arrays, one per page.
 ImageReader = Callable[[Any], Any]
 IMAGE_READERS: Registry[ImageReader] = Registry("image reader")
+
+
+class ArrayImage(OpenImage):
+    """An image of a registered reader, which decodes all pages at once."""
+
+    def __init__(self, arrays: Any, max_pixels: int, max_pages: int) -> None:
+        super().__init__(max_pixels, max_pages)
+        self._arrays = [np.asarray(a) for a in (arrays if isinstance(arrays, list) else [arrays])]
+        for array in self._arrays:
+            if array.ndim not in (2, 3) or array.dtype.kind not in "buif" or not array.size:
+                raise ValueError(
+                    "its reader must return arrays [H, W] or [H, W, C] of numbers, not "
+                    f"{array.dtype} {list(array.shape)}"
+                )
+            self.check_pixel_count(*array.shape[:2])
+        self.size = self._arrays[0].shape[:2]
+        self.pages = range(len(self._arrays))
+
+    def pixels(self, page: int, min_size: Size | None = None) -> Pixels:
+        return Pixels(np.atleast_3d(self._arrays[page]))
 
 
 @contextmanager
@@ -57,12 +90,13 @@ def open_image(source: ImageSource, max_pixels: int) -> Iterator[OpenImage]:
     Raises:
         DataError: the source is missing, damaged, not a regular file, or has a format that is not
             read.
-        TooLargeError: the image has too many pixels.
+        TooLargeError: the image has too many pixels or pages.
         RemoteError: it cannot be fetched.
     """
     name = f"{source}: "
     try:
         with closing(_open(source, max_pixels)) as image:
+            image.check_pixel_count(*image.size)
             yield image
     except RemoteError:
         raise
@@ -72,81 +106,61 @@ def open_image(source: ImageSource, max_pixels: int) -> Iterator[OpenImage]:
         raise DataError(f"{name}{error.strerror}") from error
     except FileNotFoundError as error:
         raise DataError(f"{name}the image file does not exist") from error
-    except decoders.DECODE_ERRORS as error:
+    except DECODE_ERRORS as error:
         problem = f"{name}the image is damaged or truncated ({short_reason(error)})"
         raise DataError(problem) from error
 
 
 def _open(source: ImageSource, max_pixels: int) -> OpenImage:
     path = Path(source) if isinstance(source, (str, Path)) else None
-    if path is not None:
-        check_regular(path)
-    suffix = Path(str(source)).suffix.lower()
-    file: Any = path or BytesIO(source.read_bytes())  # type: ignore[union-attr]
-    if suffix in IMAGE_READERS:
-        with decoders.damage_as_value_error():
-            image: OpenImage = decoders.ArrayImage(IMAGE_READERS.get(suffix)(file))
-    else:
-        image = _open_by_content(file, source, max_pixels)
-    height, width = image.size
-    if height * width > max_pixels:
-        image.close()
-        raise _too_large(max_pixels, f"{width}x{height}")
-    return image
+    stream = open_file(path) if path else BytesIO(source.read_bytes())  # type: ignore[union-attr]
+    try:
+        suffix = Path(str(source)).suffix.lower()
+        if suffix in IMAGE_READERS:
+            with stream, damage_as_value_error():
+                arrays = IMAGE_READERS.get(suffix)(path or stream)
+                return ArrayImage(arrays, max_pixels, _MAX_PAGES)
+        return _open_by_content(stream, isinstance(source, ImageBytes), max_pixels)
+    except BaseException:
+        stream.close()
+        raise
 
 
-def _open_by_content(file: Path | BytesIO, source: ImageSource, max_pixels: int) -> OpenImage:
+def _open_by_content(stream: IO[bytes], from_bytes: bool, max_pixels: int) -> OpenImage:
     # Pillow raises an error above twice its limit. The limit applies to the whole process, so it is
     # only ever increased.
     if Image.MAX_IMAGE_PIXELS is not None and max_pixels > 2 * Image.MAX_IMAGE_PIXELS:
         Image.MAX_IMAGE_PIXELS = max_pixels
-    formats = SAFE_FORMATS if isinstance(source, ImageBytes) else FILE_FORMATS
+    formats = SAFE_FORMATS if from_bytes else FILE_FORMATS
+    limits = max_pixels, _MAX_PAGES_OF_BYTES if from_bytes else _MAX_PAGES
     try:
-        opened = open_pillow(file, formats)
+        opened = open_pillow(stream, formats)
     except Image.DecompressionBombError as error:
-        raise _too_large(max_pixels, str(error)) from error
+        raise too_large(max_pixels, str(error)) from error
     except UnidentifiedImageError as error:
-        start = _start(file)
+        stream.seek(0)
+        start = stream.read(256)
         if start.startswith(_TIFF_STARTS):
-            return _open_tiff(file, "the image is damaged or truncated, or")
-        for name, (offset, mark) in _OTHER_FORMATS.items():
-            if start.startswith(mark, offset):
-                raise DataError(
-                    f"{name} files are not read. Convert the image, or register a reader for its "
-                    "suffix (docs/image_files.md)"
-                ) from error
-        if isinstance(source, ImageBytes):
-            raise DataError(f"none of {', '.join(formats)}, or damaged") from error
-        raise DataError(
-            "the image is damaged or truncated, or of a format that is not read. Convert it, or "
-            "register a reader for its suffix (docs/image_files.md)"
-        ) from error
-    with decoders.damage_as_value_error():
-        if opened.format != "TIFF" or decoders.is_read_by_pillow(opened):
-            return decoders.PillowImage(opened, source)
-    if isinstance(file, Path):
-        opened.close()
-    return _open_tiff(file, "a TIFF with this number of channels or this type of values")
+            return TiffImage(stream, "the image is damaged or truncated, or", *limits)
+        raise DataError(_unknown_format(start, formats if from_bytes else ())) from error
+    with damage_as_value_error():
+        if opened.format != "TIFF" or is_read_by_pillow(opened):
+            return PillowImage(opened, stream, *limits)
+    return TiffImage(stream, "a TIFF with this number of channels or this type of values", *limits)
 
 
-def _open_tiff(file: Path | BytesIO, reason: str) -> OpenImage:
-    from .tiff import TiffImage
-
-    return TiffImage(file, reason)
-
-
-def _start(file: Path | BytesIO) -> bytes:
-    with file.open("rb") if isinstance(file, Path) else BytesIO(file.getvalue()) as stream:
-        return stream.read(256)
+def _unknown_format(start: bytes, formats: tuple[str, ...]) -> str:
+    """Describe a file whose first bytes are of no known format; `formats`: those of bytes."""
+    advice = "or register a reader for its suffix (docs/image_files.md)"
+    for name, (offset, mark) in _OTHER_FORMATS.items():
+        if start.startswith(mark, offset):
+            return f"{name} files are not read. Convert the image, {advice}"
+    if formats:
+        return f"none of {', '.join(formats)}, or damaged"
+    problem = "the image is damaged or truncated, or of a format that is not read"
+    return f"{problem}. Convert it, {advice}"
 
 
 def image_suffixes() -> set[str]:
     """Return the suffixes of image files: `.jpg`, `.png`, ..., and of registered readers."""
-    return pillow.image_suffixes().union(IMAGE_READERS.names())
-
-
-def _too_large(max_pixels: int, size: str) -> TooLargeError:
-    return TooLargeError(
-        f"the image has more than {max_pixels} pixels ({size}). Raise DATASETS.MAX_PIXELS if this "
-        "is intended"
-    )
+    return pillow_suffixes().union(IMAGE_READERS.names())

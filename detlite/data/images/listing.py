@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterable
+from operator import attrgetter
 from pathlib import Path
 
 from detlite.files.errors import DataError
@@ -25,21 +26,33 @@ def list_files(
     """
     root, followed = os.path.realpath(folder), set[str]()
 
-    def is_used(path: Path) -> bool:
-        if path.name.startswith(".") or path.name.lower() in _JUNK or skipped(path):
+    def is_used(entry: os.DirEntry[str]) -> bool:
+        if entry.name.startswith(".") or entry.name.lower() in _JUNK or skipped(Path(entry.path)):
             return False
-        if not (path.is_symlink() and path.is_dir()):
+        if not (entry.is_symlink() and entry.is_dir()):
             return True
-        target = os.path.realpath(path)
+        target = os.path.realpath(entry.path)
         is_new = target not in followed and not Path(target).is_relative_to(root)
         followed.add(target)
         return is_new
 
-    files: list[Path] = []
-    for parent, folders, names in os.walk(folder, followlinks=True):
-        folders[:] = [name for name in sorted(folders) if deep and is_used(Path(parent, name))]
-        files += [path for name in names if is_used(path := Path(parent, name))]
-    return sorted(files)
+    def used_entries(path: str) -> list[os.DirEntry[str]]:
+        """Return the used entries of a folder in reverse order; none if it cannot be read."""
+        try:
+            with os.scandir(path) as entries:
+                return sorted(filter(is_used, entries), key=attrgetter("name"), reverse=True)
+        except OSError:
+            return []
+
+    files, waiting = list[Path](), used_entries(os.fspath(folder))
+    while waiting:
+        entry = waiting.pop()
+        # The type of an entry is known from its folder, without a request for each file.
+        if not entry.is_dir():
+            files.append(Path(entry.path))
+        elif deep:
+            waiting += used_entries(entry.path)
+    return files
 
 
 def select_images(files: Iterable[Path]) -> list[Path]:

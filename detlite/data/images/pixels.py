@@ -1,6 +1,7 @@
 """Convert stored pixels to the uint8 tensors that a model expects."""
 
 import math
+import warnings
 from dataclasses import dataclass
 from numbers import Integral
 
@@ -71,9 +72,7 @@ def pixels_to_tensor(
     """Convert stored pixels to uint8 [C, H, W], see `read_image`; errors name the image."""
     array = _select_channels(pixels.array, pixels.alpha, options.channels, name)
     if array.dtype != np.uint8:
-        from .deep_pixels import to_8_bits
-
-        array = to_8_bits(array, options, name)
+        array = _to_8_bits(array, options, name)
     array = _upright(array, orientation)
     # Arrays of image libraries may be read-only or have negative strides, so copy.
     return torch.from_numpy(np.array(array.transpose(2, 0, 1), order="C"))
@@ -93,6 +92,36 @@ def _select_channels(array: np.ndarray, alpha: bool, required: int, name: str) -
         f"image, or train a model with {count} values in INPUT.PIXEL_MEAN and INPUT.PIXEL_STD "
         "(`detlite init` measures them)"
     )
+
+
+def _to_8_bits(array: np.ndarray, options: ImageOptions, name: str) -> np.ndarray:
+    """Convert stored values of any type to uint8, see `ImageOptions`. Raises DataError."""
+    if array.dtype == np.bool_:
+        return array * np.uint8(255)
+    if array.dtype.kind not in "uif" or not array.size:
+        kind = f"pixels of the type {array.dtype}" if array.size else "no pixels"
+        raise DataError(f"{name}: has {kind}. Convert the image to integers or floats")
+    if options.value_range:
+        low, high = np.array(options.value_range, np.float32).reshape(-1, 2).T
+        values = (array.astype(np.float32) - low) * (256 / (high - low))
+        return np.nan_to_num(values, nan=0.0).clip(0, 255).astype(np.uint8)
+    low, high = array.min(), array.max()
+    if array.dtype.kind == "f" or low < 0 or high > 0xFFFF:
+        kind = "float" if array.dtype.kind == "f" else f"{8 * array.dtype.itemsize}-bit"
+        raise DataError(
+            f"{name}: a {kind} image with values from {low:g} to {high:g} has no 8-bit form. Set "
+            "INPUT.VALUE_RANGE to the values that become black and white (`detlite init` measures "
+            "them), or convert the image"
+        )
+    bits, problem = int(high).bit_length(), ""
+    if bits > options.bits:
+        problem = f"has values above the {options.bits} bits of INPUT.IMAGE_BITS (now white)"
+    elif options.bits == 16 and 0 < bits < 15:
+        problem = f"uses {bits} bits only, so its high byte is nearly black"
+    if problem:  # `warnings` shows each text once per process
+        advice = f"If other images do too, set INPUT.IMAGE_BITS {max(bits, 8)}"
+        warnings.warn(f"a 16-bit image {problem}. {advice}", stacklevel=2)
+    return (array >> (options.bits - 8)).clip(max=255).astype(np.uint8)
 
 
 def _upright(array: np.ndarray, orientation: int) -> np.ndarray:

@@ -12,6 +12,7 @@ from torch.nn.functional import avg_pool2d
 
 from detlite.files import cache
 from detlite.files.errors import DataError, RemoteError
+from detlite.files.file_cache import file_cache
 
 from .formats import open_image
 from .pixels import DEFAULT_OPTIONS, ImageOptions, pixels_to_tensor, upright_size
@@ -115,8 +116,6 @@ def read_reduced(
         buffer = BytesIO()
         np.save(buffer, read().numpy())
         return buffer.getvalue()
-
-    from detlite.files.file_cache import file_cache  # only for large images
 
     files = file_cache("reduced", cache_bytes)
     if files is None or not isinstance(source, Path) or not source.is_file():

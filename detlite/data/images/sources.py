@@ -1,15 +1,32 @@
 """Images as files, stored bytes, folders and archives, and their pixels."""
 
+import struct
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from detlite.data.remote.remote_path import RemotePath
+from detlite.data.remote.remote_path import RemotePath
+from detlite.files.errors import TooLargeError
+
+# Errors of readers for truncated or damaged files; NotImplementedError: DDS and BLP files of types
+# that Pillow does not read.
+DECODE_ERRORS = (OSError, SyntaxError, ValueError, EOFError, struct.error, NotImplementedError)
+
+
+@contextmanager
+def damage_as_value_error() -> Iterator[None]:
+    """Raise the many errors of readers for damaged files as ValueError."""
+    try:
+        yield
+    except DECODE_ERRORS:
+        raise
+    except Exception as error:
+        raise ValueError(f"{type(error).__name__}: {error}") from error
 
 
 class StoredImage(Protocol):
@@ -53,8 +70,12 @@ class Pixels:
 class OpenImage:
     """An image file whose header was read.
 
+    Args:
+        max_pixels: limit of the number of pixels of each page.
+        max_pages: limit of the number of pages.
+
     Attributes:
-        size: stored (height, width).
+        size: stored (height, width) of the first page.
         pages: positions of the pages in the file, without thumbnails.
         channels: the number of stored channels; 0: unknown before decoding.
         is_common: True if the header says that a model for 8-bit RGB can read it.
@@ -67,6 +88,9 @@ class OpenImage:
     is_common = False
     is_complete = False
 
+    def __init__(self, max_pixels: int, max_pages: int) -> None:
+        self._max_pixels, self._max_pages = max_pixels, max_pages
+
     def close(self) -> None:
         """Close the file."""
 
@@ -75,8 +99,29 @@ class OpenImage:
         return 1
 
     def pixels(self, page: int, min_size: Size | None = None) -> Pixels:
-        """Decode a page; a JPEG possibly at a reduced size of at least the stored `min_size`."""
+        """Decode a page; a JPEG possibly at a reduced size of at least the stored `min_size`.
+
+        Raises TooLargeError before decoding if the page has too many pixels.
+        """
         raise NotImplementedError
+
+    def check_pixel_count(self, height: int, width: int) -> None:
+        """Raise TooLargeError if a page has too many pixels."""
+        if height * width > self._max_pixels:
+            raise too_large(self._max_pixels, f"{width}x{height}")
+
+    def check_page_count(self, count: int) -> None:
+        """Raise TooLargeError if there are too many pages, each of which costs time."""
+        if count > self._max_pages:
+            raise TooLargeError(f"the image has {count} pages, more than {self._max_pages}")
+
+
+def too_large(max_pixels: int, size: str) -> TooLargeError:
+    """Return the error of an image with more than `max_pixels` pixels."""
+    return TooLargeError(
+        f"the image has more than {max_pixels} pixels ({size}). Raise DATASETS.MAX_PIXELS if this "
+        "is intended"
+    )
 
 
 @dataclass(frozen=True)
@@ -96,7 +141,7 @@ class ImageArchive(ABC):
         """Return the image of an entry in the annotation file."""
 
 
-ImageFolder: TypeAlias = "Path | RemotePath | ImageArchive"
+ImageFolder: TypeAlias = Path | RemotePath | ImageArchive
 
 
 def image_file_of(folder: ImageFolder, entry: dict[str, Any]) -> Path | StoredImage:

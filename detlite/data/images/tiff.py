@@ -1,40 +1,42 @@
 """TIFFs that Pillow cannot read without loss: any number of channels of any type."""
 
-from io import BytesIO
-from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
 from detlite.files.errors import DataError
 
-from .decoders import ALPHA, NO_PAGE, damage_as_value_error
-from .pillow import check_tiles
-from .sources import OpenImage, Pixels
+from .pillow import ALPHA, NO_PAGE, check_tiles
+from .sources import OpenImage, Pixels, Size, damage_as_value_error
 
 _MAX_VALUES = 1 << 31
-_MAX_PAGES = 256  # of a TIFF from bytes
 
 
 class TiffImage(OpenImage):
-    """A TIFF read by tifffile: any number of channels of any type."""
+    """A TIFF read by tifffile: any number of channels of any type.
 
-    def __init__(self, file: Path | BytesIO, reason: str) -> None:
+    Args:
+        stream: the open file.
+        reason: why the image needs tifffile, for the error if it is missing.
+        max_pixels, max_pages: see `OpenImage`.
+    """
+
+    def __init__(self, stream: IO[bytes], reason: str, max_pixels: int, max_pages: int) -> None:
         try:
             import tifffile
         except ImportError as error:
             raise DataError(f"{reason} needs tifffile: pip install 'detlite[tiff]'") from error
-        max_pages = 1 << 20
-        if not isinstance(file, Path):  # bytes may come from anybody, and each page costs time
-            file.seek(0)
-            max_pages = _MAX_PAGES
+        super().__init__(max_pixels, max_pages)
+        self._stream = stream
+        stream.seek(0)
         with damage_as_value_error():
-            self._file = tifffile.TiffFile(file)
+            self._file = tifffile.TiffFile(stream)
             pages: list[Any] = []
             offsets = set[int]()
             for page in self._file.pages:
-                if page.offset in offsets or len(offsets) == max_pages:
-                    raise ValueError(f"its pages form a cycle, or are more than {max_pages}")
+                if page.offset in offsets:
+                    raise ValueError("its pages form a cycle")
+                self.check_page_count(len(offsets) + 1)
                 offsets.add(page.offset)
                 pages.append(page)
             self.pages = [i for i, page in enumerate(pages) if not page.subfiletype & NO_PAGE]
@@ -45,9 +47,11 @@ class TiffImage(OpenImage):
 
     def close(self) -> None:
         self._file.close()
+        self._stream.close()
 
-    def pixels(self, page: int, min_size: tuple[int, int] | None = None) -> Pixels:
+    def pixels(self, page: int, min_size: Size | None = None) -> Pixels:
         stored: Any = self._file.pages[self.pages[page]]
+        self.check_pixel_count(stored.imagelength, stored.imagewidth)
         with damage_as_value_error():
             if stored.size > _MAX_VALUES:
                 raise DataError(f"page {page} has {stored.size} values: at most {_MAX_VALUES}")

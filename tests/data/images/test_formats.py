@@ -12,7 +12,7 @@ from PIL import Image, features
 from detlite.data.images.formats import IMAGE_READERS, image_suffixes
 from detlite.data.images.pixels import ImageOptions
 from detlite.data.images.reading import check_image, count_pages, image_size, read_image
-from detlite.files.errors import DataError
+from detlite.files.errors import DataError, TooLargeError
 
 tifffile = pytest.importorskip("tifffile")
 RNG = np.random.default_rng(0)
@@ -127,6 +127,47 @@ def test_pages_are_the_channels_of_a_model_with_as_many(tmp_path):
     assert count_pages(path, options) == 1
     assert np.array_equal(read_image(path, None, options).permute(1, 2, 0).numpy(), BANDS)
     assert image_problem(path, (12, 20), options) is None
+
+
+@pytest.mark.parametrize("kind", ["tif", "float.tif", "gif"])
+def test_pixels_of_every_page_are_limited(tmp_path, kind):
+    """Also where the first page or a thumbnail before it is small."""
+    path, big = tmp_path / f"a.{kind}", np.zeros((60, 80), np.uint8)
+    if kind == "gif":
+        Image.fromarray(big).save(path, save_all=True, append_images=[Image.fromarray(big + 9)])
+        limits = [big.size - 1]
+    else:
+        with tifffile.TiffWriter(path) as writer:
+            for page, thumbnail in ((BANDS[:, :, 0], 1), (BANDS[:, :, 0], 0), (big, 0)):
+                page = np.dstack([page] * 5) if kind == "float.tif" else page
+                writer.write(
+                    page,
+                    photometric="minisblack",
+                    planarconfig="contig" if page.ndim == 3 else None,
+                    subfiletype=thumbnail,
+                    metadata=None,
+                )
+        limits = [12 * 20 - 1, 12 * 20]
+    options = {"channels": 5} if kind == "float.tif" else {}
+    for source in (path, path.read_bytes()):
+        for limit in limits:
+            with pytest.raises(TooLargeError, match=f"the image has more than {limit} pixels"):
+                read_image(source, page=1, options=ImageOptions(limit, **options))
+        read_image(source, page=1, options=ImageOptions(big.size, **options))
+
+
+def test_the_number_of_pages_is_limited(tmp_path):
+    """The header of an animated PNG may state any number of frames."""
+    frame = Image.fromarray(BANDS[:, :, :3])
+    frame.save(tmp_path / "a.png", save_all=True, append_images=[frame.rotate(180)])
+    data = bytearray((tmp_path / "a.png").read_bytes())
+    start = data.index(b"acTL")
+    data[start + 4 : start + 8] = struct.pack(">I", 1 << 31 - 1)
+    data[start + 12 : start + 16] = struct.pack(">I", zlib.crc32(data[start : start + 12]))
+    (tmp_path / "a.png").write_bytes(data)
+    for source in (tmp_path / "a.png", bytes(data)):
+        with pytest.raises(TooLargeError, match="the image has 1073741824 pages, more than"):
+            count_pages(source)
 
 
 def test_thumbnails_are_not_pages(tmp_path):

@@ -9,7 +9,7 @@ import pytest
 
 from detlite.data import DataError
 from detlite.data.images import read_image
-from detlite.data.images.pillow import FILE_FORMATS, image_suffixes
+from detlite.data.images.pillow import FILE_FORMATS, pillow_suffixes
 
 EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 96 96\n%%EndComments\n{} loop\n%%EOF\n"
 
@@ -41,8 +41,8 @@ def test_nothing_else_opens_images_with_pillow(repo_root):
 
 
 def test_formats_and_suffixes():
-    assert {".jpg", ".jpeg", ".png", ".tif", ".webp", ".bmp", ".gif", ".pgm"} <= image_suffixes()
-    assert image_suffixes().isdisjoint({".eps", ".ps", ".wmf", ".fli", ".mpg", ".h5", ".pdf"})
+    assert {".jpg", ".jpeg", ".png", ".tif", ".webp", ".bmp", ".gif", ".pgm"} <= pillow_suffixes()
+    assert pillow_suffixes().isdisjoint({".eps", ".ps", ".wmf", ".fli", ".mpg", ".h5", ".pdf"})
     assert {"EPS", "WMF"}.isdisjoint(FILE_FORMATS)
 
 
