@@ -2,7 +2,7 @@
 
     python -m benchmarks.data.remote --images 300
 
-Files are read in the order of the dataset, shards in the order of training. The servers (Python's
+Files are read in the order of the dataset. The servers (Python's
 http.server and moto's S3 server) run in other processes.
 """
 
@@ -117,11 +117,8 @@ def main() -> None:
 
 def measure(folder: Path, count: int) -> None:
     """Print a line for each way to read the dataset."""
-    from detlite.apps.shards.writer import write_shards
-    from detlite.config import load_config
-    from detlite.data import CocoDataset, build_dataset
+    from detlite.data import CocoDataset
     from detlite.data.datasets.options import GIGABYTE, DatasetOptions
-    from detlite.data.loading.samplers import TrainingBatchSampler
     from detlite.data.locations import Location
     from detlite.data.remote.remote_path import RemotePath
 
@@ -133,27 +130,9 @@ def measure(folder: Path, count: int) -> None:
         dataset = CocoDataset(annotations, images, DatasetOptions(masks=False, check_images=False))
         print(f"{name}: {rate(dataset.__getitem__, count)}", flush=True)
 
-    def show_shards(name: str, root: str, cache_gb: float) -> None:
-        entry = {"type": "webdataset", "shards": f"{root}/train-{{000000..{last:06d}}}.tar"}
-        entry |= {"name": "shards", "categories": f"{root}/train-categories.json"}
-        keys = ["DATASETS.CATALOG", [entry], "DATASETS.CACHE_GB", cache_gb]
-        cfg = load_config(None, [*keys, "DATASETS.CHECK_IMAGES", False])
-        start = time.perf_counter()
-        dataset = build_dataset(cfg, "shards", train=True)
-        seconds = time.perf_counter() - start
-        is_wide = [False] * len(dataset)
-        batches = iter(TrainingBatchSampler(is_wide, count, 0, shards=dataset.shards, window=100))
-        order = [sample.image for sample in next(batches)]
-        speed = rate(lambda number: dataset[order[number]], count)
-        print(f"shards, {name}: opened in {seconds:.1f} s, {speed}", flush=True)
-
     files = folder / "annotations.json", folder / "images"
-    shards = write_shards(*files, folder / "shards", images_per_shard=50)
-    last = len(shards) - 1
     show("disk", *files)
     show("disk, again", *files)
-    show_shards("disk", str(folder / "shards"), 1.0)
-    show_shards("disk, again", str(folder / "shards"), 1.0)
     for server in (http_server, s3_server):
         with server(folder) as url:
             shutil.rmtree(os.environ["DETLITE_CACHE"])
@@ -163,9 +142,6 @@ def measure(folder: Path, count: int) -> None:
                 images = RemotePath(f"{url}/images", GIGABYTE)
                 show(f"{protocol}, {cache} cache", annotations, images)
             show(f"{protocol}, no cache", annotations, RemotePath(f"{url}/images"))
-            for cache in ("cold", "warm"):
-                show_shards(f"{protocol}, {cache} cache", f"{url}/shards", 1.0)
-            show_shards(f"{protocol}, no cache", f"{url}/shards", 0.0)
 
 
 if __name__ == "__main__":

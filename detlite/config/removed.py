@@ -11,6 +11,10 @@ from detlite.errors import ConfigError
 
 _NO_GAIN = "it gained nothing: benchmarks/results/"
 _SETTINGS = f"{_NO_GAIN}recipes/settings_batch_1.md"
+_NO_SHARDS = (
+    "name a COCO file and its image folder, which may be URLs, also of images in an archive: "
+    "tar://images::https://host/train.tar"
+)
 
 # Each removed key with the value that turned it off, and why it was removed or what replaces it.
 KEYS: dict[str, tuple[Any, str]] = {
@@ -21,6 +25,7 @@ KEYS: dict[str, tuple[Any, str]] = {
     "INPUT.QUARTER_TURNS": (False, _SETTINGS),
     "INPUT.SCALE_JITTER": ((), _SETTINGS),
     "SOLVER.BACKBONE_LR_FACTOR": (1.0, f"{_NO_GAIN}recipes/settings_batch_4.md"),
+    "DATALOADER.SHARD_SHUFFLE": (2000, f"shards were removed: {_NO_SHARDS}"),
     "DATASETS.TRAIN_SHARES": ((), "train on one COCO file that contains images more than once"),
     "DATASETS.UNLABELED": (
         "",
@@ -41,6 +46,8 @@ VALUES = {
     ("SOLVER.OPTIMIZER", "muon"): _SETTINGS,
     ("TEST.NMS.METHOD", "fusion"): f"{_NO_GAIN}models/test_time_options.md",
 }
+# Removed types of entries in DATASETS.CATALOG, and what to use instead.
+DATASET_TYPES = {"webdataset": _NO_SHARDS}
 
 
 def is_removed(name: str, value: Any, source: str, stored: bool = False) -> bool:

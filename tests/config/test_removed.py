@@ -8,6 +8,7 @@ import pytest
 from detlite.config import KEYS, ConfigError, config_from, default_config, load_config
 from detlite.config.removed import KEYS as REMOVED
 from detlite.config.removed import OPTIONS, VALUES
+from detlite.data.datasets.catalog import locate_dataset
 
 ROOT = Path(__file__).parents[2]
 ON = {
@@ -18,6 +19,7 @@ ON = {
     "INPUT.QUARTER_TURNS": True,
     "INPUT.SCALE_JITTER": [0.5, 2.0],
     "SOLVER.BACKBONE_LR_FACTOR": 0.3,
+    "DATALOADER.SHARD_SHUFFLE": 5,
     "DATASETS.TRAIN_SHARES": [1.0, 3.0],
     "DATASETS.UNLABELED": "more",
 }
@@ -66,3 +68,10 @@ def test_no_removed_key_is_in_the_schema_and_every_record_exists():
     records = {name for reason in reasons for name in re.findall(r"benchmarks/\S+\.md", reason)}
     assert records
     assert all((ROOT / record).is_file() for record in records)
+
+
+def test_a_removed_type_of_datasets_says_what_to_use_instead():
+    entry = {"name": "photos", "type": "webdataset", "shards": "a.tar", "categories": "c.json"}
+    cfg = load_config(None, ["DATASETS.CATALOG", [entry]])
+    with pytest.raises(ConfigError, match=r"photos: the type webdataset was removed: .*tar://"):
+        locate_dataset(cfg, "photos")

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from detlite.apps.shards.writer import write_shards
 from detlite.checkpoint.files import read_checkpoint, save_checkpoint
 from detlite.config import load_config
 from detlite.engine.resuming import newest_checkpoint
@@ -64,22 +63,6 @@ def test_averages_of_the_model_are_resumed(train_toy):
     train_toy(model=first)
     train_toy(model=resumed, resume=True)
     assert resumed.moving_foreground == 7
-
-
-@pytest.mark.slow
-def test_training_on_shards_resumes_with_another_number_of_workers(train_toy, blocks, tmp_path):
-    write_shards(blocks / "blocks.json", blocks, tmp_path / "tars", images_per_shard=3)
-    tars = {"shards": f"{tmp_path}/tars/train-{{000000..000002}}.tar", "type": "webdataset"}
-    tars["categories"] = f"{tmp_path}/tars/train-categories.json"
-    opts = ["DATASETS.CATALOG", [{"name": name, **tars} for name in ("train", "val")]]
-    opts += ["SOLVER.MAX_ITER", 8, "SOLVER.CHECKPOINT_PERIOD", 3, "DATALOADER.SHARD_SHUFFLE", 2]
-    _, straight_metrics = train_toy(*opts, "OUTPUT_DIR", str(tmp_path / "straight"))
-    opts += ["OUTPUT_DIR", str(tmp_path / "resumed"), "DATALOADER.NUM_WORKERS", 1]
-    with pytest.raises(KeyboardInterrupt):
-        train_toy(*opts, model=call_at(new_toy(), 5, interrupt))
-    _, metrics = train_toy(*opts, resume=True, seed=99)
-    assert_same_weights(tmp_path / "resumed", tmp_path / "straight")
-    assert metrics == straight_metrics
 
 
 def test_resuming_a_finished_run_only_evaluates(train_toy):

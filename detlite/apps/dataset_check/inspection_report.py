@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from detlite.data.findings import Finding, summary
-from detlite.data.images.sources import ImageArchive, ImageFolder
+from detlite.data.images.sources import ImageFolder
 from detlite.data.index.annotation_index import AnnotationIndex
 from detlite.data.index.states import Selection
 from detlite.data.locations import Location
@@ -65,8 +65,8 @@ class Inspection:
 
     @property
     def name(self) -> str:
-        """The path of the annotation file, or the name of the shards."""
-        return self.folder.name if isinstance(self.folder, ImageArchive) else str(self.annotations)
+        """The path of the annotation file."""
+        return str(self.annotations)
 
     @property
     def refused(self) -> list[Defect]:

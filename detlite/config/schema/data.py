@@ -102,7 +102,6 @@ _DATALOADER = {
     ),
     Key("SIZE_DIVISIBILITY", 0, not_negative): "pad sides to a multiple of this number; 0: none",
     Key("ASPECT_RATIO_GROUPING", True): "put only wide or only tall images into a batch",
-    Key("SHARD_SHUFFLE", 2000, positive): "size of the shuffle buffer for images from shards",
     Key("REPEAT_THRESHOLD", 0.0, fraction): (
         "repeat the images of each category that appears in a fraction f of the training images "
         "below this threshold, sqrt(threshold / f) times (LVIS: 0.001); 0: no repetition"

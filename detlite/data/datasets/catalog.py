@@ -11,6 +11,7 @@ from typing import Any
 from yacs.config import CfgNode
 
 from detlite.config import ConfigError
+from detlite.config.removed import DATASET_TYPES
 from detlite.data.images.sources import ImageFolder
 from detlite.data.locations import Location, parse_location
 from detlite.files.atomic_write import write_file
@@ -29,20 +30,23 @@ DATASETS: Registry[Callable[[Entry, Any], tuple[Location, ImageFolder]]] = Regis
         "cityscapes": "detlite.data.datasets.cityscapes",
         "shapes": "detlite.data.datasets.synthetic",
         "voc": "detlite.apps.dataset_formats.voc_xml",
-        "webdataset": "detlite.apps.shards.dataset",
     },
 )
 """Types of catalog entries. `@DATASETS.register("mine")` adds a function of an entry and the folder
 DATASETS.ROOT. It locates or creates the dataset and returns (annotation file, image folder).
 """
 
-_REMOTE_TYPES = ("coco", "lvis", "webdataset")  # accept a URL as DATASETS.ROOT
+_REMOTE_TYPES = ("coco", "lvis")  # accept a URL as DATASETS.ROOT
 
 
 def locate_dataset(cfg: CfgNode, name: str) -> tuple[str, Location, ImageFolder]:
     """Return the type, the annotation file and the image folder of a dataset."""
     entry = _catalog_entry(cfg.DATASETS.CATALOG, name)
     kind = entry.get("type", "coco")
+    if kind in DATASET_TYPES:
+        raise ConfigError(
+            f"DATASETS.CATALOG, {name}: the type {kind} was removed: {DATASET_TYPES[kind]}"
+        )
     locate = DATASETS.get(kind, key=f"DATASETS.CATALOG, {name}, type")
     root = parse_location(cfg.DATASETS.ROOT)
     if not isinstance(root, Path) and kind not in _REMOTE_TYPES:

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils import data
 
 from detlite.data.images.reading import read_image, read_reduced
-from detlite.data.images.sources import ImageArchive, ImageFolder, StoredImage, image_file_of
+from detlite.data.images.sources import ImageFolder, StoredImage, image_file_of
 from detlite.data.index.build import open_index
 from detlite.data.index.states import REGION_KEY, located
 from detlite.data.locations import Location, errors_naming, local_copy
@@ -49,7 +49,7 @@ class CocoDataset(data.Dataset[tuple[Tensor, Target]]):
 
     Args:
         annotations: the annotation file.
-        images: the folder or the shards of the images.
+        images: the folder of the images.
         options: the entries that are used, and how they are read.
         name: the name of the dataset in messages.
         kind: the type of the catalog entry, which selects the evaluator.
@@ -72,7 +72,7 @@ class CocoDataset(data.Dataset[tuple[Tensor, Target]]):
     ) -> None:
         self.name = name or annotations.stem
         self.kind, self.images, self.options = kind, images, options
-        self.annotation_file = images.name if isinstance(images, ImageArchive) else annotations
+        self.annotation_file = annotations
         with local_copy(annotations) as file, errors_naming(self.annotation_file, instead_of=file):
             index = open_index(file, by_url=kind == "lvis")
         self.index = index.ignoring_below(options.min_area)
@@ -109,14 +109,6 @@ class CocoDataset(data.Dataset[tuple[Tensor, Target]]):
     def aspect_ratios(self) -> list[float]:
         """The width / height of the images."""
         return [width / height for height, width in self.sizes]
-
-    @property
-    def shards(self) -> np.ndarray | None:
-        """The shard of each image, non-decreasing int64 [images]; None for image files."""
-        if not isinstance(self.images, ImageArchive):
-            return None
-        ends = np.cumsum(self.index.content["shards"])
-        return np.searchsorted(ends, self.numbers, side="right")
 
     @property
     def has_objects(self) -> bool:
@@ -230,18 +222,6 @@ class ConcatDataset(data.ConcatDataset[tuple[Tensor, Target]]):
     def aspect_ratios(self) -> list[float]:
         """The width / height of the images."""
         return [ratio for dataset in self.parts for ratio in dataset.aspect_ratios]
-
-    @property
-    def shards(self) -> np.ndarray | None:
-        """The shard of each image, see `CocoDataset.shards`; an image file counts as a shard."""
-        of_parts = [dataset.shards for dataset in self.parts]
-        if all(shards is None for shards in of_parts):
-            return None
-        first, joined = 0, []
-        for dataset, shards in zip(self.parts, of_parts, strict=True):
-            joined.append(first + (np.arange(len(dataset)) if shards is None else shards))
-            first = int(joined[-1][-1]) + 1
-        return np.concatenate(joined)
 
 
 def _corners(boxes: list[list[float]], size: tuple[int, int]) -> Tensor:

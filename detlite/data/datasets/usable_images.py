@@ -9,7 +9,7 @@ import numpy as np
 
 from detlite.data.findings import Finding
 from detlite.data.images import checks
-from detlite.data.images.sources import ImageArchive, ImageFolder
+from detlite.data.images.sources import ImageFolder
 from detlite.data.index.annotation_index import AnnotationIndex
 from detlite.files.errors import DataError
 
@@ -57,9 +57,6 @@ def choose_images(
         )
     bad, image_findings = _check_images(index, folder, options, file)
     problems, count = index.problems(options.selection, limit=1)
-    if isinstance(folder, ImageArchive):
-        of_shards = index.content["problems"]
-        problems, count = [*of_shards["first"], *problems], count + of_shards["count"]
     problems, count = [*problems, *bad.values()], count + len(bad)
     if count and not options.skip_bad:
         refuse(problems, count, file)

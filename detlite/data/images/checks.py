@@ -20,7 +20,7 @@ from detlite.files.errors import RemoteError
 from .listing import list_files, select_images
 from .pixels import ImageOptions, upright_size
 from .reading import check_image
-from .sources import ImageArchive, ImageFolder, image_file_of
+from .sources import ImageFolder, image_file_of
 
 _UPRIGHT = (
     "Annotations are used for the upright images. If they count stored pixels, set "
@@ -50,8 +50,8 @@ def check_images(
     if notes is None:
         results = dict(_check(index, folder, options, numbers))
     else:
-        images = folder.id if isinstance(folder, ImageArchive) else location_id(folder)
-        table, checked = index.table, (*astuple(options), _VERSION)
+        images, table = location_id(folder), index.table
+        checked = (*astuple(options), _VERSION)
         note_file = (
             notes / f"{cache.key(table['hash'], table['by_url'], images, *checked)}.pictures"
         )

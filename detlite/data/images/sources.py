@@ -1,10 +1,9 @@
-"""Images as files, stored bytes, folders and archives, and their pixels."""
+"""Images as files, stored bytes and folders, and their pixels."""
 
 import struct
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
@@ -124,28 +123,9 @@ def too_large(max_pixels: int, size: str) -> TooLargeError:
     )
 
 
-@dataclass(frozen=True)
-class ImageArchive(ABC):
-    """Images inside of larger files, used like a folder of images."""
-
-    name: str  # for messages
-    cache_bytes: int = field(default=0, kw_only=True)  # limit of the cache for remote files
-
-    @property
-    @abstractmethod
-    def id(self) -> str:
-        """A text that identifies the images and their versions."""
-
-    @abstractmethod
-    def image(self, entry: dict[str, Any]) -> StoredImage:
-        """Return the image of an entry in the annotation file."""
-
-
-ImageFolder: TypeAlias = Path | RemotePath | ImageArchive
+ImageFolder: TypeAlias = Path | RemotePath
 
 
 def image_file_of(folder: ImageFolder, entry: dict[str, Any]) -> Path | StoredImage:
     """Return the image of an entry in the annotation file."""
-    if isinstance(folder, ImageArchive):
-        return folder.image(entry)
     return folder / entry["file_name"]

@@ -200,10 +200,8 @@ class AnnotationIndex:
     def _skipped(
         self, selection: Selection, skip: bool, bad_images: Mapping[int, str]
     ) -> Iterator[Finding]:
-        shards = self.content.get("problems", {}) if "shards" in self.content else {}
         entries = [": ".join(problem) for problem in self.table["image_problems"]]
         for what, count, first in (
-            ("entries of shards that cannot be used", shards.get("count", 0), shards.get("first")),
             (_BAD_ENTRIES, len(entries), entries),
             ("image files that cannot be used", len(bad_images), [*bad_images.values()]),
         ):

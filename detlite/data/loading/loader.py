@@ -44,8 +44,7 @@ class TransformedDataset(Dataset[Any]):
     message in the traceback of a loader process. `BatchLoader` raises it.
 
     Attributes:
-        paste: probability of pasting objects of another image, see `paste_objects`. The other
-            images come from the whole dataset, or from the same shard.
+        paste: probability of pasting objects of another image, see `paste_objects`.
         custom: transforms that are applied last, with their names.
         tiles: cuts tiles; `Sample.repeat` selects one of the image.
         memory: keeps decoded images.
@@ -58,9 +57,6 @@ class TransformedDataset(Dataset[Any]):
     custom: Sequence[tuple[str, TargetTransform]] = ()
     tiles: "TrainingTiles | None" = None
     memory: "ImageMemory | None" = None
-
-    def __post_init__(self) -> None:
-        self._shards = self.dataset.shards if self.paste else None
 
     def __getitem__(self, sample: int | Sample) -> tuple[Tensor, Target] | DataError:
         try:
@@ -80,7 +76,8 @@ class TransformedDataset(Dataset[Any]):
         if self.paste and float(torch.rand(())) < self.paste:
             from detlite.data.transforms.copy_paste import choose_objects, paste_objects
 
-            source, objects = self.transform(*self._load(self._another(index)))
+            another = int(torch.randint(len(self.dataset), ()))  # may be `index`
+            source, objects = self.transform(*self._load(another))
             image, target = paste_objects(image, target, source, choose_objects(objects))
         if self.custom:
             from detlite.data.transforms.custom import apply_custom
@@ -99,15 +96,6 @@ class TransformedDataset(Dataset[Any]):
         tile = int(torch.randint(1 << 30, ())) if tile is None else tile
         image, target = self.dataset.load(index, None, cache)
         return self.tiles.cut(image, target, tile)
-
-    def _another(self, index: int) -> int:
-        """Draw an image of the dataset, or of the shard if it has several. It may be `index`."""
-        first, stop = 0, len(self.dataset)
-        if self._shards is not None:
-            shard = self._shards[index]
-            in_shard = np.searchsorted(self._shards, (shard, shard + 1)).tolist()
-            first, stop = in_shard if in_shard[1] - in_shard[0] > 1 else (first, stop)
-        return int(torch.randint(first, stop, ()))
 
 
 def build_train_loader(
@@ -148,8 +136,6 @@ def build_train_loader(
         distributed.rank(),
         distributed.world_size(),
         factors,
-        dataset.shards,
-        cfg.DATALOADER.SHARD_SHUFFLE,
     )
     transform = build_transform(cfg, train=True, keypoint_names=dataset.keypoint_names)
     paste = cfg.INPUT.COPY_PASTE_PROB
@@ -178,17 +164,13 @@ def build_test_loader(cfg: CfgNode, dataset: CocoDataset) -> BatchLoader:
     """Build a loader of this process's part of a dataset; all processes cover each image once.
 
     A batch comprises the images of all processes. They have similar sizes and are padded to the
-    same size in each process, so the detections do not depend on the number of processes. Shards
-    are read in sequence.
+    same size in each process, so the detections do not depend on the number of processes.
     """
     batch_size = _per_process(cfg.TEST.IMS_PER_BATCH, "TEST.IMS_PER_BATCH")
     limits = cfg.INPUT.MIN_SIZE_TEST, cfg.INPUT.MAX_SIZE_TEST, convention_of(cfg).resize
     sizes = np.array([get_size(size, *limits) for size in dataset.sizes])
-    if dataset.shards is not None:
-        order = np.arange(len(sizes))
-    else:
-        # Padding costs time, and objects near it are detected worse: sort by height, then width.
-        order = np.lexsort((-sizes[:, 1], -sizes[:, 0]))
+    # Padding costs time, and objects near it are detected worse: sort by height, then width.
+    order = np.lexsort((-sizes[:, 1], -sizes[:, 0]))
     # The parts differ by at most one image; no image is repeated to equalize them. The n-th batch
     # of a process is its part of the n-th joint batch.
     indices = order[distributed.rank() :: distributed.world_size()].tolist()

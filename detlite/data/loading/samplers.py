@@ -31,17 +31,11 @@ class TrainingBatchSampler(Sampler[list[Sample]]):
     proportion to their sizes. A batch is divided among all processes, so their number changes
     neither batches nor augmentation.
 
-    If the images are in shards, an epoch passes through the shards in random order and through each
-    shard in sequence. Images then swap places only with images nearby, so that each shard is read
-    in sequence. Both groups take the shards in the same order and at the same pace.
-
     Args:
         wide: for each image, True if it belongs to the first group; all False: no grouping.
         batch_size: over all processes, a multiple of `world_size`.
         factors: how often each image appears in an epoch on average, see `repeat_factors`; each
             epoch rounds it up or down randomly. None: once.
-        shards: int64 [images], the shard of each image, non-decreasing; None: no shards.
-        window: number of successive images that are shuffled among themselves, for shards.
     """
 
     def __init__(
@@ -53,8 +47,6 @@ class TrainingBatchSampler(Sampler[list[Sample]]):
         rank: int = 0,
         world_size: int = 1,
         factors: np.ndarray | None = None,
-        shards: np.ndarray | None = None,
-        window: int = 1,
     ) -> None:
         is_wide = np.asarray(wide, bool)
         count = len(is_wide)
@@ -62,7 +54,7 @@ class TrainingBatchSampler(Sampler[list[Sample]]):
         if factors is not None:
             weights = np.rint(factors * _UNIT).astype(np.int64)
         self._wide, self._tall = (
-            _Epochs(np.flatnonzero(members), weights[members], (seed, group), shards, window)
+            _Epochs(np.flatnonzero(members), weights[members], (seed, group))
             for group, members in enumerate((is_wide, ~is_wide))
         )
         self._total = self._wide.total + self._tall.total
@@ -96,16 +88,8 @@ class _Epochs:
     known without the epochs before it. The first mark is random, so the rounding is unbiased.
     """
 
-    def __init__(
-        self,
-        images: np.ndarray,
-        weights: np.ndarray,
-        seed: tuple[int, int],
-        shards: np.ndarray | None,
-        window: int,
-    ) -> None:
+    def __init__(self, images: np.ndarray, weights: np.ndarray, seed: tuple[int, int]) -> None:
         self.total = int(weights.sum())
-        self._shards, self._window = shards, window
         self._images, self._weights, self._seed = images, weights, seed
         self._phase = int(np.random.default_rng((*seed, 0, 0)).integers(_UNIT))
         # Two epochs, because a batch can continue into the next one.
@@ -122,22 +106,13 @@ class _Epochs:
     def _draw(self, epoch: int) -> np.ndarray:
         """Draw the images of an epoch with the number of earlier appearances: integers [N, 2]."""
         rng = np.random.default_rng((*self._seed, epoch))
-        if self._shards is None:
-            order = rng.permutation(len(self._images))
-        else:  # shard by shard, in the same order for both groups
-            shard_rng = np.random.default_rng((self._seed[0], 3, epoch))
-            rank = shard_rng.permutation(int(self._shards[-1]) + 1)
-            order = np.argsort(rank[self._shards[self._images]], kind="stable")
+        order = rng.permutation(len(self._images))
         first_mark = (self._phase + epoch * self.total) % _UNIT
         ends = (first_mark + self._weights[order].cumsum()) // _UNIT
         counts = np.diff(ends, prepend=0)
         position = np.repeat(np.arange(len(order)), counts)
         repeat = np.arange(len(position)) - (ends - counts)[position]
-        if self._shards is not None:  # move images by less than the window
-            window = (np.arange(len(position)) + rng.integers(self._window)) // self._window
-            shuffled = np.argsort(window + rng.random(len(position)))
-            position, repeat = position[shuffled], repeat[shuffled]
-        elif counts.max() > 1:  # otherwise the order is random already
+        if counts.max() > 1:  # otherwise the order is random already
             shuffled = rng.permutation(len(position))
             position, repeat = position[shuffled], repeat[shuffled]
         return np.stack([self._images[order[position]], repeat], axis=1)

@@ -64,34 +64,6 @@ def test_processes_divide_the_batches():
     assert [first + second for first, second in zip(*shares, strict=True)] == alone
 
 
-def test_shards_are_read_in_sequence_and_shuffled_within_a_window():
-    shards = np.repeat(np.arange(6), [10, 10, 1, 25, 4, 10])
-    count, window = len(shards), 7
-    stream = list(itertools.chain(*batches(30, [False] * count, 10, shards=shards, window=window)))
-    orders = []
-    for start in range(0, 300, count):
-        images = np.array([sample.image for sample in stream[start : start + count]])
-        assert sorted(images) == list(range(count))
-        middle = [np.flatnonzero(shards[images] == shard).mean() for shard in range(6)]
-        orders.append(np.argsort(middle).tolist())
-        unshuffled = np.lexsort((images, np.array(middle)[shards[images]]))
-        assert np.abs(unshuffled - np.arange(count)).max() < window
-        assert images.tolist() != images[unshuffled].tolist()
-    assert len({tuple(order) for order in orders}) > 1
-
-
-def test_both_groups_read_the_same_shards_together():
-    rng = np.random.default_rng(0)
-    wide = (rng.random(600) < 0.3).tolist()
-    shards = np.repeat(np.arange(12), 50)
-    seen = [
-        {int(shards[sample.image]) for sample in batch}
-        for batch in batches(150, wide, 4, shards=shards, window=20)
-    ]
-    for start in range(0, 140, 10):
-        assert len(set().union(*seen[start : start + 10])) <= 5
-
-
 def test_distant_iterations_are_fast():
     (batch,) = batches(1, [False] * 10, 2, start_iter=10**9)
     assert batch[0].epoch == 2 * 10**8
