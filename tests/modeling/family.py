@@ -125,14 +125,35 @@ def losses_and_gradients(
 
 
 def assert_same_detections(left: Detections, right: Detections) -> None:
-    """Compare the detections of each image without padding."""
+    """Compare the detections of each image, without padding and in any order.
+
+    Scores that are equal up to rounding may be in another order on another processor.
+    """
     for one, other in zip(left.per_image(), right.per_image(), strict=True):
-        assert len(one.boxes) == len(other.boxes)
-        assert torch.equal(one.labels, other.labels)
-        for field in fields(one):
-            values = getattr(one, field.name)
-            if isinstance(values, Tensor):
-                torch.testing.assert_close(values, getattr(other, field.name), rtol=1e-4, atol=1e-4)
+        assert_same_objects(one, other)
+
+
+def assert_same_objects(
+    one: Detections, other: Detections, rtol: float = 1e-4, atol: float = 1e-4
+) -> None:
+    """Compare the detections of an image in any order; `other` is the expected ones.
+
+    Masks may differ by ten times as much.
+    """
+    assert len(one.boxes) == len(other.boxes)
+    rows = [torch.cat([d.boxes, 1000 * d.labels[:, None], 100 * d.scores[:, None]], dim=1)
+            for d in (one, other)]  # fmt: skip
+    nearest = torch.cdist(*rows, compute_mode="donot_use_mm_for_euclid_dist").argmin(dim=1)
+    assert len(nearest.unique()) == len(nearest)
+    for field in fields(one):
+        values = getattr(one, field.name)
+        if isinstance(values, Tensor):
+            scale = 10 if field.name == "mask_probs" else 1
+            torch.testing.assert_close(
+                values, getattr(other, field.name)[nearest], rtol=scale * rtol, atol=scale * atol
+            )
+        else:
+            assert getattr(other, field.name) is None
 
 
 def train_and_resume(data: Any, folder: Path, settings: dict[str, Any]) -> None:
