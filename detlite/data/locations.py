@@ -1,27 +1,22 @@
 """Locations of files and folders: local paths, or URLs that are used in the same way."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from detlite.config import expand_path, expand_variables
 from detlite.files.errors import DataError
 
-if TYPE_CHECKING:
-    from .remote.remote_path import RemotePath  # imported when there is a URL
+from .remote.remote_path import RemotePath
 
-Location: TypeAlias = "Path | RemotePath"
+Location: TypeAlias = Path | RemotePath
 
 
 def parse_location(text: str, root: Location | None = None) -> Location:
     """Return the location that a config value names: a URL, or a path relative to `root`."""
     expanded = expand_variables(text)
     if "://" in expanded:
-        from .remote.remote_path import RemotePath
-
         return RemotePath(expanded)
     path = expand_path(text)
     return path if root is None or path.is_absolute() else root / path

@@ -19,6 +19,7 @@ from detlite.structures.keypoints import doubtful_sides, has_sides, with_sides
 from .catalog import locate_dataset
 from .coco import CocoDataset, ConcatDataset
 from .options import build_dataset_options
+from .proposals import build_proposals
 
 logger = logging.getLogger(__name__)
 
@@ -50,8 +51,6 @@ def build_dataset(cfg: CfgNode, name: str, train: bool) -> CocoDataset:
         )
     dataset = CocoDataset(annotations, images, build_dataset_options(cfg, train), name, kind)
     if cfg.MODEL.LOAD_PROPOSALS:
-        from .proposals import build_proposals
-
         dataset.proposals = build_proposals(cfg, dataset, "TRAIN" if train else "TEST")
     dataset.findings += config_findings(cfg, dataset.index, dataset.options.selection, train)
     return dataset

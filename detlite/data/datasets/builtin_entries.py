@@ -1,8 +1,9 @@
 """Catalog entries of the dataset names that published configs use."""
 
 from collections.abc import Iterator
+from typing import Any
 
-from .catalog import Entry
+Entry = dict[str, Any]
 
 VOC_CATEGORIES = (
     "aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow",

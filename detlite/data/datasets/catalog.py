@@ -18,11 +18,10 @@ from detlite.files.atomic_write import write_file
 from detlite.files.errors import DataError
 from detlite.registry import Registry
 
+from .builtin_entries import BUILTIN, Entry
 from .options import GIGABYTE
 
 logger = logging.getLogger(__name__)
-
-Entry = dict[str, Any]
 
 DATASETS: Registry[Callable[[Entry, Any], tuple[Location, ImageFolder]]] = Registry(
     "dataset type",
@@ -115,8 +114,6 @@ def _catalog_entry(catalog: Sequence[Entry], name: str) -> Entry:
         raise ConfigError(f"DATASETS.CATALOG: {len(entries)} entries have the name {name!r}")
     if entries:
         return entries[0]
-    from .builtin_entries import BUILTIN  # for published configs
-
     if name in BUILTIN:
         return BUILTIN[name]
     names = [entry["name"] for entry in catalog]

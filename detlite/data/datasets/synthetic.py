@@ -18,6 +18,7 @@ from pycocotools import mask as rle_codec
 
 from detlite.config import ConfigError
 from detlite.files.errors import DataError
+from detlite.structures.masks.formats import encode_bitmap
 
 from .catalog import DATASETS, Entry, check_fields
 
@@ -209,8 +210,6 @@ def _contrasting(rng: np.random.Generator, base: np.ndarray) -> np.ndarray:
 
 
 def _annotation(shape: _Shape, mask: np.ndarray, area: int) -> dict[str, Any]:
-    from detlite.structures.masks.formats import encode_bitmap  # only to write a dataset
-
     rle = encode_bitmap(mask)
     fully_visible = shape.hole is None and mask.sum() == area
     return {

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,21 +16,18 @@ from detlite import distributed
 from detlite.config import ConfigError
 from detlite.conventions import convention_of
 from detlite.data.datasets.coco import CocoDataset, ConcatDataset, Target
-from detlite.data.transforms.detection_transform import (
-    DetectionTransform,
-    TargetTransform,
-    build_transform,
-)
+from detlite.data.transforms.copy_paste import choose_objects, paste_objects
+from detlite.data.transforms.custom import TRANSFORMS, apply_custom
+from detlite.data.transforms.detection_transform import DetectionTransform, build_transform
 from detlite.data.transforms.resize import get_size
+from detlite.data.transforms.targets import TargetTransform
+from detlite.data.transforms.tiles import TrainingTiles
 from detlite.files.errors import DataError
 
 from .batch_loader import BatchLoader
+from .image_memory import ImageMemory, build_image_memory
+from .repeats import build_repeat_factors
 from .samplers import Sample, TrainingBatchSampler
-
-if TYPE_CHECKING:
-    from detlite.data.transforms.tiles import TrainingTiles
-
-    from .image_memory import ImageMemory
 
 logger = logging.getLogger(__name__)
 
@@ -55,8 +52,8 @@ class TransformedDataset(Dataset[Any]):
     seed: int
     paste: float = 0.0
     custom: Sequence[tuple[str, TargetTransform]] = ()
-    tiles: "TrainingTiles | None" = None
-    memory: "ImageMemory | None" = None
+    tiles: TrainingTiles | None = None
+    memory: ImageMemory | None = None
 
     def __getitem__(self, sample: int | Sample) -> tuple[Tensor, Target] | DataError:
         try:
@@ -74,14 +71,10 @@ class TransformedDataset(Dataset[Any]):
     def _augmented(self, index: int, repeat: int) -> tuple[Tensor, Target]:
         image, target = self.transform(*self._load(index, repeat))
         if self.paste and float(torch.rand(())) < self.paste:
-            from detlite.data.transforms.copy_paste import choose_objects, paste_objects
-
             another = int(torch.randint(len(self.dataset), ()))  # may be `index`
             source, objects = self.transform(*self._load(another))
             image, target = paste_objects(image, target, source, choose_objects(objects))
         if self.custom:
-            from detlite.data.transforms.custom import apply_custom
-
             return apply_custom(self.custom, image, target)
         return image, target
 
@@ -114,8 +107,6 @@ def build_train_loader(
         )  # fmt: skip
     tiles = None
     if cfg.INPUT.TILE:
-        from detlite.data.transforms.tiles import TrainingTiles
-
         tiles = TrainingTiles(cfg.INPUT.TILE, cfg.INPUT.TILE_OVERLAP)
     if cfg.INPUT.TILE != cfg.TEST.TILE:
         logger.warning(
@@ -124,8 +115,6 @@ def build_train_loader(
         )  # fmt: skip
     factors = None
     if tiles or cfg.DATALOADER.REPEAT_THRESHOLD:
-        from .repeats import build_repeat_factors
-
         factors = build_repeat_factors(cfg, dataset, tiles)
     grouping = cfg.DATALOADER.ASPECT_RATIO_GROUPING
     batches = TrainingBatchSampler(
@@ -146,13 +135,9 @@ def build_train_loader(
         )
     custom = []
     if names := cfg.INPUT.TRANSFORMS:
-        from detlite.data.transforms.custom import TRANSFORMS
-
         custom = [(name, TRANSFORMS.get(name, "INPUT.TRANSFORMS")) for name in names]
     memory = None
     if cfg.DATALOADER.CACHE:
-        from .image_memory import build_image_memory
-
         parts = dataset.parts if isinstance(dataset, ConcatDataset) else [dataset]
         sizes = [size for part in parts for size in part.sizes]
         memory = build_image_memory(cfg, sizes, parts[0].options.images.channels)

@@ -12,8 +12,7 @@ from detlite.structures.masks.editing import masks_to_boxes, occlude_masks, plac
 from detlite.structures.masks.packed import PackedMasks
 from detlite.structures.masks.rle import used_columns
 
-from .crop import crop_target
-from .detection_transform import OBJECT_TENSORS, REGION_FIELDS, select_objects
+from .targets import OBJECT_TENSORS, REGION_FIELDS, crop_target, select_objects
 
 HIDDEN = 1  # COCO's visibility of a keypoint that is labeled but not visible
 

@@ -14,8 +14,7 @@ from detlite.structures import boxes as box_ops
 from detlite.structures.keypoints import PIXEL_CENTER
 from detlite.structures.masks.packed import PackedMasks
 
-from .crop import crop_target
-from .detection_transform import TargetTransform, select_objects
+from .targets import TargetTransform, crop_target, select_objects
 
 _MARGIN = 0.5  # by which interpolation may leave 0..1; images of 0..255 and normalized ones do more
 TRANSFORMS: Registry[TargetTransform] = Registry("transform")

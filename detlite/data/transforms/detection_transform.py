@@ -9,6 +9,7 @@ from functools import partial
 
 import torch
 from torch import Tensor
+from torchvision.transforms import v2
 from yacs.config import CfgNode
 
 from detlite.conventions import CONVENTIONS, Convention, convention_of
@@ -17,13 +18,8 @@ from detlite.structures import boxes as box_ops
 from detlite.structures.keypoints import PIXEL_CENTER, flip_order, with_sides
 
 from .resize import RandomShortestSize, Size, resize_image
-
-Color = tuple[float, ...]  # one value in 0..255 per channel
-# A function of an image [C, H, W] and its target, which returns changed copies of both.
-TargetTransform = Callable[[Tensor, Target], tuple[Tensor, Target]]
-OBJECT_TENSORS = {"boxes", "labels", "keypoints"}  # one row per object
-REGION_FIELDS = {"proposals", "ignored_boxes"}  # boxes without a label
-BOX_FIELDS = {"boxes", *REGION_FIELDS}
+from .rotate import RandomRotation
+from .targets import BOX_FIELDS, Color, TargetTransform, select_objects
 
 
 @dataclass(frozen=True)
@@ -99,16 +95,6 @@ class DetectionTransform:
         return moved[:, flip_order(self.keypoint_names)] if flip_x != flip_y else moved
 
 
-def select_objects(target: Target, keep: Tensor) -> Target:
-    """Return a target with the objects for which `keep`, bool [N], is True."""
-    if keep.all():
-        return target
-    kept = {name: target[name][keep] for name in target.keys() & OBJECT_TENSORS}
-    if "masks" in target:
-        kept["masks"] = target["masks"].select(keep)
-    return {**target, **kept}
-
-
 def _flip_boxes(boxes: Tensor, size: Size, flip_x: bool, flip_y: bool) -> Tensor:
     height, width = size
     if flip_x:
@@ -138,8 +124,6 @@ def build_transform(
     flip = inputs.HORIZONTAL_FLIP_PROB_TRAIN, inputs.VERTICAL_FLIP_PROB_TRAIN
     rotation = None
     if inputs.ROTATION:
-        from .rotate import RandomRotation
-
         offset = PIXEL_CENTER - convention.keypoint_center
         rotation = RandomRotation(inputs.ROTATION, mean_color(cfg), offset)
     color = build_color_jitter(cfg)
@@ -154,8 +138,6 @@ def build_color_jitter(cfg: CfgNode) -> Callable[[Tensor], Tensor] | None:
     amounts = [cfg.INPUT.BRIGHTNESS, cfg.INPUT.CONTRAST, cfg.INPUT.SATURATION, cfg.INPUT.HUE]
     if not any(amounts):
         return None
-    from torchvision.transforms import v2
-
     jitter = v2.ColorJitter(*amounts)
     if len(cfg.INPUT.PIXEL_MEAN) == 3:
         return jitter

@@ -11,8 +11,7 @@ from torch import Tensor
 from detlite.data.datasets.coco import Target
 from detlite.structures.masks.editing import warp_masks
 
-from .crop import crop_target
-from .detection_transform import BOX_FIELDS, Color
+from .targets import BOX_FIELDS, Color, crop_target
 
 
 @dataclass(frozen=True)

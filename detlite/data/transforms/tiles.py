@@ -9,8 +9,7 @@ from torch import Tensor
 from detlite.data.datasets.coco import Target
 from detlite.structures import boxes as box_ops
 
-from .crop import Window, crop
-from .detection_transform import select_objects
+from .targets import Window, crop, select_objects
 
 _MIN_VISIBLE = 0.3  # fraction of an object's box that must be inside the tile to train on it
 _MIN_SHOWN = 0.5  # of a box, in some tile; the whole image trains the other objects

@@ -8,9 +8,9 @@ from PIL import Image
 from detlite.data.transforms.resize import (
     RandomShortestSize,
     get_size,
+    resize_image,
     resize_shortest,
 )
-from detlite.data.transforms.resize_opencv import resize_as_opencv
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ _OPENCV_RESULTS = {
 @pytest.mark.parametrize("size", _OPENCV_RESULTS)
 def test_resize_equals_recorded_opencv(size):
     image = (torch.arange(12) * 20).view(1, 3, 4).to(torch.uint8)
-    assert resize_as_opencv(image, size).tolist() == [_OPENCV_RESULTS[size]]
+    assert resize_image(image, size, "opencv").tolist() == [_OPENCV_RESULTS[size]]
 
 
 @pytest.mark.parametrize("size", [(47, 64), (64, 47), (1, 30), (30, 1), (200, 301)])
@@ -86,4 +86,6 @@ def test_resize_equals_installed_opencv(size, expected):
     image = torch.randint(0, 256, (3, *size), dtype=torch.uint8)
     pixels = image.permute(1, 2, 0).contiguous().numpy()
     theirs = cv2.resize(pixels, expected[::-1], interpolation=cv2.INTER_LINEAR)
-    assert torch.equal(resize_as_opencv(image, expected).permute(1, 2, 0), torch.from_numpy(theirs))
+    assert torch.equal(
+        resize_image(image, expected, "opencv").permute(1, 2, 0), torch.from_numpy(theirs)
+    )

@@ -1,4 +1,6 @@
-"""Crops of images with their targets."""
+"""Targets of training images: their fields, and how to select and crop their objects."""
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -7,8 +9,12 @@ from detlite.data.datasets.coco import Target
 from detlite.structures import boxes as box_ops
 from detlite.structures.masks.editing import crop_to_window, masks_to_boxes
 
-from .detection_transform import REGION_FIELDS, select_objects
-
+Color = tuple[float, ...]  # one value in 0..255 per channel
+# A function of an image [C, H, W] and its target, which returns changed copies of both.
+TargetTransform = Callable[[Tensor, Target], tuple[Tensor, Target]]
+OBJECT_TENSORS = {"boxes", "labels", "keypoints"}  # one row per object
+REGION_FIELDS = {"proposals", "ignored_boxes"}  # boxes without a label
+BOX_FIELDS = {"boxes", *REGION_FIELDS}
 Window = tuple[int, int, int, int]  # top, left, height, width
 
 
@@ -47,3 +53,13 @@ def crop_target(target: Target, top: int, left: int, height: int, width: int) ->
         regions = box_ops.clip(target[name] - shift, size)
         target[name] = regions[box_ops.has_min_size(regions, 1)]
     return select_objects(target, box_ops.has_min_size(target["boxes"], 1))
+
+
+def select_objects(target: Target, keep: Tensor) -> Target:
+    """Return a target with the objects for which `keep`, bool [N], is True."""
+    if keep.all():
+        return target
+    kept = {name: target[name][keep] for name in target.keys() & OBJECT_TENSORS}
+    if "masks" in target:
+        kept["masks"] = target["masks"].select(keep)
+    return {**target, **kept}

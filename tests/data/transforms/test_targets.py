@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from detlite.data.transforms.crop import crop, crop_target
 from detlite.data.transforms.detection_transform import DetectionTransform
+from detlite.data.transforms.targets import crop, crop_target
 from tests.data.pixel_scenes import bitmaps_by_pixel, check, scene
 
 SIZE = (60, 70)
