@@ -8,12 +8,12 @@
     detlite init --data photos --coco photos.json
     detlite train --config mine.yaml
 
-The command reads COCO json, labels of YOLO, PASCAL VOC, LabelMe, CVAT, VIA, Label Studio, CreateML,
-Supervisely and Datumaro, and mask images. It converts them to COCO json. Without --val, it sets one
-image in five aside for evaluation, chosen by a hash of the file names; nearly identical images and
-frames of a video stay together. With --minutes, it measures training steps on this machine, and
-chooses the model and the image size accordingly. With --weights, the config trains the model of
-that checkpoint. docs/init.md lists the formats and the rules.
+The command reads COCO json, labels of YOLO, PASCAL VOC and LabelMe, and mask images, and converts
+them to COCO json. For about seventy other formats, it says how their tools export COCO json.
+Without --val, it sets one image in five aside for evaluation, chosen by a hash of the file names;
+nearly identical images and frames of a video stay together. With --minutes, it measures training
+steps on this machine, and chooses the model and the image size accordingly. With --weights, the
+config trains the model of that checkpoint. docs/init.md lists the formats and the rules.
 """
 
 import sys

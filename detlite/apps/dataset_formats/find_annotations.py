@@ -17,10 +17,8 @@ from detlite.files.atomic_write import write_file
 from detlite.files.errors import DataError
 from detlite.structures.categories import CategoryMatch
 
-from . import json_formats
 from .coco_files import find_coco_files, read_coco, split_content
-from .cvat_xml import cvat_labels
-from .file_tree import OUTPUT_FOLDER, UNLABELED, UNLISTED, FileTree, read_lines, read_xml
+from .file_tree import OUTPUT_FOLDER, UNLABELED, UNLISTED, FileTree, read_lines
 from .labeled_dataset import Conversion, LabeledDataset, LabeledImage, to_coco
 from .labelme import NO_OBJECTS, labelme_labels
 from .mask_files import is_mask_folder, read_mask_folder
@@ -29,30 +27,18 @@ from .shapes import read_shapes
 from .voc_xml import voc_labels
 from .yolo import is_yolo, read_yolo
 
-# Formats whose files are recognized by what they contain.
+# Formats whose files are recognized by what they contain, and label one image each.
 _SHAPES = {
     "PASCAL VOC": (".xml", r"<annotation[\s>](?!.*<(pt|points)>)", voc_labels),
-    "CVAT": (".xml", r"<annotations[\s>]", cvat_labels),
     "LabelMe": (".json", r'^\s*\{.*"(shapes|imagePath)"\s*:', labelme_labels),
-    "VIA": (".json", r'"region_attributes"|"_via_img_metadata"', json_formats.via_labels),
-    "VIA csv": (".csv", "region_shape_attributes", json_formats.via_labels),
-    "Label Studio": (
-        ".json", r'^\s*\[.*("from_name"|"original_width"|"completions")',
-        json_formats.label_studio_labels,
-    ),
-    "CreateML": (".json", r'^\s*\[.*"coordinates"', json_formats.createml_labels),
-    "Supervisely": (".json", r'"classTitle"', json_formats.supervisely_labels),
-    "Datumaro": (".json", r'"label_id"|"label_groups"', json_formats.datumaro_labels),
-}  # fmt: skip
-_CONTROLS = ("RectangleLabels", "PolygonLabels", "BrushLabels", "EllipseLabels")  # Label Studio
-_ONE_EACH = ("PASCAL VOC", "LabelMe", "Supervisely")  # formats with a file for each image
+}
 # The first match counts: folders of YOLO and VOC may contain other json files, and VOC's masks.
 _Reader = Callable[[FileTree, Conversion], LabeledDataset]
 _FORMATS: list[tuple[str, Callable[[FileTree], bool], _Reader]] = [
     ("YOLO", is_yolo, read_yolo),
     *(
         (name, partial(FileTree.contains, suffix=suffix, pattern=pattern),
-         partial(read_shapes, labels_of, suffix, one_each=name in _ONE_EACH))
+         partial(read_shapes, labels_of, suffix))
         for name, (suffix, pattern, labels_of) in _SHAPES.items()
     ),
     ("mask files", is_mask_folder, read_mask_folder),
@@ -225,15 +211,10 @@ def read_folder(
 
 
 def _listed_names(tree: FileTree) -> list[str]:
-    """Return the categories in labels.txt of LabelMe or labels.xml of Label Studio, if any."""
-    names: list[str] = []
-    for file in (file for file in tree.files if file.parent == tree.root):
-        if file.name == "labels.txt":
-            names += [line.strip() for line in read_lines(file)]
-        elif file.name == "labels.xml":
-            nodes = (control for tag in _CONTROLS for control in read_xml(file).iter(tag))
-            names += [label.get("value", "") for control in nodes for label in control]
-    return [name for name in dict.fromkeys(names) if name and name not in NO_OBJECTS]
+    """Return the categories in labels.txt of LabelMe, if any."""
+    file = tree.root / "labels.txt"
+    lines = map(str.strip, read_lines(file)) if file in tree.files else ()
+    return [name for name in dict.fromkeys(lines) if name and name not in NO_OBJECTS]
 
 
 def _by_split(

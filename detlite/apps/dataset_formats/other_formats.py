@@ -1,4 +1,4 @@
-"""Recognize unsupported formats, and say which export to choose instead."""
+"""Recognize unsupported formats, and say how to export COCO json or another supported format."""
 
 import re
 from collections import Counter
@@ -12,47 +12,67 @@ from .mask_files import find_masks
 
 _COCO = "In the tool that wrote it, choose the export COCO json, or convert it to COCO json"
 _DATUMARO = "Convert it to COCO json with datumaro, see docs/annotation_tools.md"
-_VOC = "In VoTT, choose the export Pascal VOC"
-_INSTANCES = "Use instances_*.json, or convert it to COCO json"
-_NEXT = "Put a.txt next to a.jpg, or the folder labels next to images"
-_PNG = "Export label images, PNG or TIFF"
-_MAPS = "Convert its polygons to pixels of the images with rasterio, and save them as COCO json"
-_UNPACK = "Unpack it, or save a label image"
-_IMAGES = "Convert the images to PNG or TIFF, or register a reader (docs/extending.md)"
-_JSON = r"\.((geo|nd)?json|jsonl|manifest)$"
+_DATUM = "Choose the export COCO in CVAT or Geti, or `datum convert -if datumaro -f coco -i FOLDER`"
+_VIA = "In VIA, choose Annotation, Export Annotations (COCO format)"
+_APPLE = "Choose the export COCO in Roboflow, or PASCAL VOC in RectLabel and other tools"
+_FIFTYONE = "Use dataset.export(dataset_type=fiftyone.types.COCODetectionDataset)"
+_DETECTRON2 = "Use detectron2.data.datasets.convert_to_coco_json, or the COCO json it was made of"
+_JSON, _LINES = r"\.json$", r"\.((geo|nd)?json|jsonl|manifest)$"
 _CORNERS = r"(?i)filename,.*xmin|^[^,\n]+(,[\d.]+){4},|bbo?x|Boxes|,gs://|^(UNASSIGNED|TRAIN\w*),"
-# Keys or values of json files, and the tools or datasets that have them.
-_JSON_WORDS = (
-    ("openlabel|vcd", "OpenLABEL or VCD"), ("answers", "Sama"), ("label_status", "Segments.ai"),
-    ("tagName", "Azure Custom Vision"), ("_cls|detections", "FiftyOne"), ("ISAT", "ISAT"),
-    ("category_token|pose_keypoints_2d", "nuImages or OpenPose"), ("jsonResponse", "Kili"),
-    ("bboxVis|identity", "CityPersons or EuroCity Persons"), ("joint_self", "MPII"),
-    ("Labeled Data|data_row", "Labelbox"), ("label_classes|data_units", "Hasty or Encord"),
-    ("slots|original_filename", "V7 Darwin"), ("xy", "VIA 3"),
-    ("className|classId", "SuperAnnotate"), ("bbox_mode|ann", "detectron2 or mmdetection"),
-    ("source-ref", "SageMaker or Rekognition"), ("imageGcsUri|topX", "Vertex AI or Azure ML"),
-    ("predicted_iou", "Segment Anything"), ("task_id", "Scale AI"), ("tracks", "a CVAT backup"),
-    ("box2d|poly2d|vertices", "BDD100K or Scalabel"), ("spans", "Prodigy"),
-)  # fmt: skip
-# Pattern of paths, pattern of the content of these files, name of the format, and what to do.
-_OTHERS = [
+# A pattern of paths, a pattern of the content of these files, the name of the format, and what to
+# do. The first match counts.
+_OTHERS = (
+    (r"\.xml$", r"<annotations[\s>]", "XML of CVAT", "In CVAT, choose the export COCO 1.0"),
+    (r"\.csv$", "region_shape_attributes", "csv of VIA", _VIA),
+    (_JSON, '"region_attributes"|"_via_img_metadata"', "json of VIA", _VIA),
+    (_JSON, r'^\s*\[.*("from_name"|"original_width"|"completions")', "json of Label Studio",
+     "In Label Studio, choose Export, COCO"),
+    (_JSON, r'^\s*\[.*"coordinates"\s*:\s*\{', "CreateML", _APPLE),
+    (_JSON, '"classTitle"', "Supervisely", "In Supervisely, run the app Export to COCO"),
+    (_JSON, '"label_id"|"label_groups"', "Datumaro", _DATUM),
     (r"\.(tfrecords?|record)$", "", "TFRecord", _COCO),
-    (r"\.(csv|json)$", r'"image","xmin|"visitedAssets|"assetMetadata|"asset": ', "VoTT", _VOC),
+    (r"\.(csv|json)$", r'"image","xmin|"visitedAssets|"assetMetadata|"asset": ', "VoTT",
+     "In VoTT, choose the export Pascal VOC"),
     (r"\.csv$", "ImageID,(Source,)?LabelName", "Open Images", _DATUMARO),
     (r"\.csv$", "EncodedPixels|RLE|,annotation,", "CSV of run lengths", _COCO),
     (r"\.csv$", _CORNERS, "CSV of boxes", _COCO),
     (r"\.csv$", "^scorer,", "DeepLabCut", _COCO),
-    (r"\.json$", '"segments_info"|"caption"', "COCO panoptic or captions", _INSTANCES),
+    (_JSON, '"segments_info"|"caption"', "COCO panoptic or captions",
+     "Use instances_*.json, or convert it to COCO json"),
     (r"gtFine.*\.(json|png)$", "", "Cityscapes", "Use DATASETS.CATALOG with type: cityscapes"),
-    (r"\.json$", '(?i)"images".*"annotations"|"annotations".*"images"', "COCO json", ""),
+    (_JSON, '(?i)"images".*"annotations"|"annotations".*"images"', "COCO json", ""),
     (r"\.ndjson$", '"class_names"', "NDJSON of Ultralytics", "Download it as YOLO"),
-    (r"json$", '"FeatureCollection".*"(objectType|classification)"', "GeoJSON of QuPath", _PNG),
-    (r"json$", '"FeatureCollection"', "GeoJSON of maps, such as SpaceNet", _MAPS),
-    *((_JSON, f'"({words})"', name, _COCO) for words, name in _JSON_WORDS),
-    (r"\.json$", '"category_id".*"score"', "COCO results", "Choose the file of annotations"),
-    (r"\.json$", r'"coordinates"\s*:\s*\[\s*\{', "Dataloop", _COCO),
-    (r"\.json$", r'"polygon"\s*:\s*\[', "Mapillary Vistas", _COCO),
-    (r"\.json$", '"notes|"info"', "a json file without images and annotations", _COCO),
+    (r"json$", '"FeatureCollection".*"(objectType|classification)"', "GeoJSON of QuPath",
+     "Export label images, PNG or TIFF"),
+    (r"json$", '"FeatureCollection"', "GeoJSON of maps, such as SpaceNet",
+     "Convert its polygons to pixels of the images with rasterio, and save them as COCO json"),
+    (_LINES, '"(openlabel|vcd)"', "OpenLABEL or VCD", _COCO),
+    (_LINES, '"answers"', "Sama", _COCO),
+    (_LINES, '"label_status"', "Segments.ai", "Export it with export_format coco-instance"),
+    (_LINES, '"tagName"', "Azure Custom Vision", _COCO),
+    (_LINES, '"(_cls|detections)"', "FiftyOne", _FIFTYONE),
+    (_LINES, '"ISAT"', "ISAT", "In ISAT, convert it to COCO"),
+    (_LINES, '"(category_token|pose_keypoints_2d)"', "nuImages or OpenPose", _COCO),
+    (_LINES, '"jsonResponse"', "Kili", "In Kili, choose the export COCO"),
+    (_LINES, '"(bboxVis|identity)"', "CityPersons or EuroCity Persons", _COCO),
+    (_LINES, '"joint_self"', "MPII", _COCO),
+    (_LINES, '"(Labeled Data|data_row)"', "Labelbox", _COCO),
+    (_LINES, '"(label_classes|data_units)"', "Hasty or Encord", _COCO),
+    (_LINES, '"(slots|original_filename)"', "V7 Darwin", "In V7, choose the export COCO"),
+    (_LINES, '"xy"', "VIA 3", _VIA),
+    (_LINES, '"(className|classId)"', "SuperAnnotate", _COCO),
+    (_LINES, '"(bbox_mode|ann)"', "detectron2 or mmdetection", _DETECTRON2),
+    (_LINES, '"source-ref"', "SageMaker or Rekognition", _COCO),
+    (_LINES, '"(imageGcsUri|topX)"', "Vertex AI or Azure ML", _COCO),
+    (_LINES, '"predicted_iou"', "Segment Anything", _COCO),
+    (_LINES, '"task_id"', "Scale AI", _COCO),
+    (_LINES, '"tracks"', "a CVAT backup", "In CVAT, choose the export COCO 1.0"),
+    (_LINES, '"(box2d|poly2d|vertices)"', "BDD100K or Scalabel", "Use to_coco of scalabel"),
+    (_LINES, '"spans"', "Prodigy", _COCO),
+    (_JSON, '"category_id".*"score"', "COCO results", "Choose the file of annotations"),
+    (_JSON, r'"coordinates"\s*:\s*\[\s*\{', "Dataloop", "In Dataloop, choose the export COCO"),
+    (_JSON, r'"polygon"\s*:\s*\[', "Mapillary Vistas", _COCO),
+    (_JSON, '"notes|"info"', "a json file without images and annotations", _COCO),
     (r"\.odgt$", "", "CrowdHuman", _COCO),
     (r"\.(jsonl|manifest)$", "", "JSON lines", _COCO),
     (r"\.(parquet|arrow)$", "", "Hugging Face data", "Save the images, and the boxes as COCO json"),
@@ -67,15 +87,18 @@ _OTHERS = [
     (r"wider_face.*bbx.*\.txt$", "", "WIDER Face", _DATUMARO),
     (r"\.txt$", r"imagesource:|^([\d.]+ ){8}[A-Za-z][\w-]* [01]", "DOTA", _COCO),
     (r"\.txt$", r"^\ufeff?(\d+, ?){8}", "ICDAR", _COCO),
-    (r"\.txt$", r"^\d+( (0?\.\d+|[01]|1\.0+)){4,}\s*$", "YOLO whose files match no image", _NEXT),
+    (r"\.txt$", r"^\d+( (0?\.\d+|[01]|1\.0+)){4,}\s*$", "YOLO whose files match no image",
+     "Put a.txt next to a.jpg, or the folder labels next to images"),
     (r"\.npy$", "", "a NumPy file", "Save them as PNG or TIFF; Cellpose saves masks as PNG, too"),
     (r"\.mat$", "", "a MATLAB file", "Convert them to COCO json, or to label images"),
-    (r"(?<!\.nii)\.gz$|\.(roi|zip)$", "", "an archive or ImageJ's ROIs", _UNPACK),
-    (r"\.(hei[cf]|dcm|nii(\.gz)?|svs|czi|nd2|lif)$", "", "a kind of image", _IMAGES),
-]  # fmt: skip
+    (r"(?<!\.nii)\.gz$|\.(roi|zip)$", "", "an archive or ImageJ's ROIs",
+     "Unpack it, or save a label image"),
+    (r"\.(hei[cf]|dcm|nii(\.gz)?|svs|czi|nd2|lif)$", "", "a kind of image",
+     "Convert the images to PNG or TIFF, or register a reader (docs/extending.md)"),
+)  # fmt: skip
 _SUPPORTED = (
-    "COCO json, YOLO (data.yaml, obj.names or classes.txt), PASCAL VOC and CVAT XML, json of "
-    "LabelMe, VIA, Label Studio, CreateML, Supervisely or Datumaro, and images with masks"
+    "COCO json, YOLO (data.yaml, obj.names or classes.txt), PASCAL VOC, json of LabelMe, and "
+    "images with masks"
 )
 
 

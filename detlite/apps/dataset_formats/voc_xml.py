@@ -29,7 +29,7 @@ from detlite.files.errors import DataError
 from .file_tree import FileTree, read_lines, read_xml
 from .label_images import VOID, distinct_values, read_label_image
 from .labeled_dataset import Conversion, LabeledDataset, LabeledImage, to_coco
-from .shapes import ImageLabels, Shape, object_from_bitmap, to_objects
+from .shapes import ImageLabels, Shape, object_from_bitmap, rotated_box, to_objects
 
 _MIN_IOU = 0.5  # of a box and the bounding box of its mask
 _SIDES = ("xmin", "ymin", "xmax", "ymax")
@@ -66,10 +66,11 @@ def _read_split(folder: Path, split: str, name: str) -> dict[str, Any]:
             raise DataError(f"{file}: the name must be a number, as in VOC: 2008_000007")
         if not all(labels.size):
             raise DataError(f"{file}: has no size of the image, but VOC's files do")
-        objects = to_objects(labels.shapes, labels.size, str(file), conversion)
+        height, width = map(round, labels.size)
+        objects = to_objects(labels.shapes, (height, width), str(file), conversion)
         for category in {obj.category for obj in objects} - {*VOC_CATEGORIES}:
             raise DataError(f"{file}: {category!r} is not a category of PASCAL VOC")
-        images.append(LabeledImage(folder / f"JPEGImages/{stem}.jpg", labels.size, objects))
+        images.append(LabeledImage(folder / f"JPEGImages/{stem}.jpg", (height, width), objects))
     for problem in conversion.bad:
         raise DataError(problem)
     content = to_coco(LabeledDataset(folder, images, VOC_CATEGORIES))
@@ -110,19 +111,19 @@ def _labels(file: Path, root: ET.Element, first: float) -> ImageLabels:
     """
     folder, name = (root.findtext(key, "").strip() for key in ("folder", "filename"))
     try:
-        height, width = (round(_number(root, f"size/{side}", "0")) for side in ("height", "width"))
+        size = [_number(root, f"size/{side}", "0") for side in ("height", "width")]
     except ValueError as error:
         raise DataError(f"{file}: {error}") from error
     shapes = [_shape(node, first) for node in root.iter("object")]
-    return ImageLabels(f"{folder}/{name}".strip("/"), shapes, (height, width))
+    return ImageLabels(f"{folder}/{name}".strip("/"), shapes, size)
 
 
 def _shape(node: ET.Element, first: float) -> Shape:
     """Read an `<object>`."""
     shape = Shape(node.findtext("name", "").strip())
     try:
-        shape = _outline(node, shape.category, first)
-        shape.category = _text(node, "name")
+        shape.corners, shape.polygon = _outline(node, first)
+        _text(node, "name")
         difficult = node.findtext("difficult", "").strip().lower()
         if difficult not in _MARKS:
             raise ValueError(f"difficult is {difficult!r}, not 0 or 1")
@@ -132,31 +133,26 @@ def _shape(node: ET.Element, first: float) -> Shape:
     return shape
 
 
-def _outline(node: ET.Element, category: str, first: float) -> Shape:
-    """Read the box or polygon of an object, which may be rotated. Raises ValueError."""
+def _outline(node: ET.Element, first: float) -> tuple[list[float], bool]:
+    """Return the corners of an object, and True for a polygon or a rotated box."""
     if node.find("robndbox") is not None:
         corners = [_number(child, ".") - first for child in node.findall("robndbox/*")]
         if len(corners) == 8:  # DIOR-R's files
-            return Shape(category, corners)
+            return corners, True
         x, y, w, h, angle = (_number(node, f"robndbox/{key}") for key in _ROTATED_KEYS)
         box = x - w / 2 - first, y - h / 2 - first, w, h
-        # A full turn keeps a box that is not rotated a polygon, like the others.
-        return Shape.box(category, box, math.degrees(angle) or 360, (x - first, y - first))
+        return rotated_box(box, math.degrees(angle)), True
     x1, y1, x2, y2 = (_number(node, f"bndbox/{side}") for side in _SIDES)
     # They may be any two opposite corners.
-    x, y, w, h = (
-        min(x1, x2) - first,
-        min(y1, y2) - first,
-        abs(x2 - x1) + first,
-        abs(y2 - y1) + first,
-    )
-    # Not `iter`: objects nested in objects would be visited once for each of them.
-    items = [*node.findall("attributes/attribute"), *node.findall("attribute")]
-    attributes = {item.findtext("name"): item for item in items}
-    degrees = _number(attributes["rotation"], "value", "0") if "rotation" in attributes else 0.0
+    x, y = min(x1, x2) - first, min(y1, y2) - first
+    w, h = abs(x2 - x1) + first, abs(y2 - y1) + first
     if polygon := [_number(value, ".") - first for value in node.findall("polygon/*")]:
-        return Shape(category, polygon)  # of Roboflow
-    return Shape.box(category, (x, y, w, h), degrees, (x + w / 2, y + h / 2))  # rotated by CVAT
+        return polygon, True  # of Roboflow
+    # Not `iter`: objects nested in objects would be visited once for each of them.
+    for item in (*node.findall("attributes/attribute"), *node.findall("attribute")):
+        if item.findtext("name") == "rotation" and (degrees := _number(item, "value", "0")):
+            return rotated_box((x, y, w, h), degrees), True  # of CVAT
+    return [x, y, x + w, y + h], False
 
 
 def _text(node: ET.Element, path: str) -> str:

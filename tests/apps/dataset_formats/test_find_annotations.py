@@ -221,13 +221,12 @@ def test_coco_files_need_three_lists(yolo_folder, text):
 
 def test_label_file_of_another_format(tmp_path, image, text):
     image(tmp_path / "images/a.jpg")
-    box = {"name": "rect", "x": 5, "y": 6, "width": 10, "height": 8}
-    region = {"shape_attributes": box, "region_attributes": {"class": "cell"}}
-    rows = {"a": {"filename": "a.jpg", "regions": [region]}}
-    file = text(tmp_path / "annotations/via.json", json.dumps(rows))
+    box = {"label": "cell", "points": [[5, 6], [15, 14]], "shape_type": "rectangle"}
+    content = json.dumps({"shapes": [box], "imagePath": "a.jpg"})
+    file = text(tmp_path / "annotations/a.json", content)
     sets, summary = find_sets(file)
-    assert summary.startswith("read as VIA; only one image has an object")
-    assert sets["train"].annotations == tmp_path / "annotations/detlite/via_train.json"
+    assert summary.startswith("read as LabelMe; only one image has an object")
+    assert sets["train"].annotations == tmp_path / "annotations/detlite/a_train.json"
     assert sets["train"].images == tmp_path / "images"
 
 
@@ -293,9 +292,3 @@ def test_listed_categories_without_objects_are_kept(tmp_path, image, text):
     text(tmp_path / "a.json", json.dumps({"shapes": shapes, "imagePath": "a.png"}))
     text(tmp_path / "labels.txt", "b\na\n")
     assert categories() == ["b", "a"]  # in the same order as without an object of a category
-    text(tmp_path / "a.json", json.dumps({"shapes": shapes[:1], "imagePath": "a.png"}))
-    (tmp_path / "labels.txt").unlink()
-    labels = '<View><PolygonLabels><Label value="b"/><Label value="&lt;a"/></PolygonLabels>'
-    points = '<KeyPointLabels><Label value="left"/></KeyPointLabels></View>'
-    text(tmp_path / "labels.xml", labels + points)
-    assert categories() == ["b", "<a"]

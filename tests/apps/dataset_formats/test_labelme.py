@@ -95,6 +95,16 @@ def test_circles_and_masks(write, tmp_path):
     assert bitmap[21:25, 12:18].all()
 
 
+def test_the_masks_of_an_image_are_bounded_together(write, tmp_path, monkeypatch):
+    buffer = io.BytesIO()
+    Image.fromarray(np.full((6, 8), 255, np.uint8)).save(buffer, "PNG")
+    mask = base64.b64encode(buffer.getvalue()).decode()
+    write(*(shape("a", [[1, 2], [8, 7]], "mask", mask=mask) for _ in range(3)))
+    assert len(read(tmp_path)["annotations"]) == 3
+    monkeypatch.setattr("detlite.apps.dataset_formats.labelme._MAX_MASKS", 100)
+    check_refused(tmp_path, r"shapes\[2\] \(a\): .* too many pixels: draw polygons")
+
+
 @pytest.mark.parametrize(
     ("invalid", "problem"),
     [

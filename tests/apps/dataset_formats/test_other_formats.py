@@ -9,6 +9,18 @@ from detlite.files.errors import DataError
 @pytest.mark.parametrize(
     ("name", "content", "expected"),
     [
+        (
+            "a.xml",
+            "<annotations><image/></annotations>",
+            "is XML of CVAT, which is not supported. In CVAT, choose the export COCO 1.0",
+        ),
+        ("via.csv", "filename,region_shape_attributes\n", "is csv of VIA"),
+        ("via.json", '{"a": {"regions": [{"region_attributes": {}}]}}', "is json of VIA"),
+        ("project.json", '{"_via_img_metadata": {}}', "is json of VIA, which is not"),
+        ("tasks.json", '[{"annotations": [{"result": [{"from_name": 1}]}]}]', "In Label Studio, "),
+        ("c.json", '[{"image": "a", "annotations": [{"coordinates": {"x": 1}}]}]', "is CreateML"),
+        ("ann/a.png.json", '{"objects": [{"classTitle": "cat"}]}', "is Supervisely"),
+        ("default.json", '{"items": [{"annotations": [{"label_id": 0}]}]}', "is Datumaro"),
         ("train/x.tfrecord", "", "is TFRecord, which is not supported. In the tool"),
         ("_annotations.csv", "filename,width,height,class,xmin,ymin,xmax,ymax\n", "CSV of boxes"),
         ("boxes.csv", "ImageID,Source,LabelName,Confidence\n", "is Open Images"),
@@ -83,7 +95,7 @@ from detlite.files.errors import DataError
         (
             "f.json",
             '{"samples": [{"_cls": "Detection"}]}',
-            "is FiftyOne, which is not supported. In the tool",
+            "is FiftyOne, which is not supported. Use dataset.export",
         ),
         ("b.json", '[{"version": 0, "shapes": [], "tracks": []}]', "a CVAT backup"),
         ("i.json", '{"info": {"description": "ISAT"}, "objects": []}', "is ISAT"),
