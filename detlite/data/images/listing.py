@@ -40,7 +40,8 @@ def list_files(
         """Return the used entries of a folder in reverse order; none if it cannot be read."""
         try:
             with os.scandir(path) as entries:
-                return sorted(filter(is_used, entries), key=attrgetter("name"), reverse=True)
+                # In the order of names, so that the first of several links is followed.
+                return list(filter(is_used, sorted(entries, key=attrgetter("name"))))[::-1]
         except OSError:
             return []
 
