@@ -216,16 +216,4 @@ RECIPES: dict[str, Recipe] = {
         lambda cfg: {"MODEL.ROI_BOX_HEAD.PASSES": 1},
         evaluates="lite0",
     ),
-    "box_from_mask": Recipe(
-        "lite0, boxes averaged with the bounding boxes of their masks",
-        lambda cfg: {"TEST.BOX_FROM_MASK": 0.5},
-        evaluates="lite0",
-        needs_masks=True,
-    ),
-    "no_mask_scores": Recipe(
-        "lite0, masks ranked by the score of the box",
-        lambda cfg: {"TEST.MASK_CONFIDENCE": 0.0},
-        evaluates="lite0",
-        needs_masks=True,
-    ),
 }

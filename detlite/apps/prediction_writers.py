@@ -24,7 +24,7 @@ def to_pandas(prediction: Mapping[str, Any]) -> Any:
     """Convert a prediction to a `pandas.DataFrame` with a row for each object.
 
     The columns are name, category_id, score, x1, y1, x2, y2, and, if predicted, area (of the mask,
-    in pixels) and mask_score.
+    in pixels).
     """
     pandas = import_optional("pandas", "pandas")
     columns: dict[str, Any] = {
@@ -35,8 +35,6 @@ def to_pandas(prediction: Mapping[str, Any]) -> Any:
     columns |= dict(zip(("x1", "y1", "x2", "y2"), prediction["boxes"].numpy().T, strict=True))
     if "masks" in prediction:
         columns["area"] = [area(mask) for mask in prediction["masks"]]
-    if "mask_scores" in prediction:
-        columns["mask_score"] = prediction["mask_scores"].numpy()
     return pandas.DataFrame(columns)
 
 
@@ -45,15 +43,15 @@ def to_supervision(prediction: Mapping[str, Any]) -> Any:
     """Convert a prediction to `supervision.Detections`.
 
     `class_id` is the label minus 1, an index into `predictor.categories`. `data` contains
-    `class_name`, `category_id` and, if predicted, `keypoints` [N, P, 3], `mask_scores`,
-    `class_scores` and `features`.
+    `class_name`, `category_id` and, if predicted, `keypoints` [N, P, 3], `class_scores`
+    and `features`.
     """
     supervision = import_optional("supervision", "detlite[supervision]")
     data: dict[str, Any] = {
         "class_name": np.array(prediction["names"], dtype=str),
         "category_id": np.array(prediction["category_ids"], dtype=np.int64),
     }
-    optional = ("keypoints", "mask_scores", "class_scores", "features")
+    optional = ("keypoints", "class_scores", "features")
     data |= {name: prediction[name].numpy() for name in optional if name in prediction}
     masks = None
     if "masks" in prediction:

@@ -45,7 +45,7 @@ def to_coco_results(
     rles = paste_detections(detections, orig_size, convention, mask_threshold)
     ids = [category["id"] for category in categories_of(detections.labels, categories)]
     columns = detections.boxes, detections.scores, ids, rles, detections.keypoints
-    return coco_results(image_id, *columns, convention.keypoint_center, detections.mask_scores)
+    return coco_results(image_id, *columns, convention.keypoint_center)
 
 
 def paste_detections(
@@ -83,7 +83,6 @@ def coco_results(
     masks: Sequence[RLE] | Tensor | None = None,
     keypoints: Tensor | None = None,
     keypoint_center: float = PIXEL_CENTER,
-    mask_scores: Tensor | None = None,
 ) -> Results:
     """Make the results of one image from detections in coordinates of the original image.
 
@@ -93,7 +92,6 @@ def coco_results(
         masks: N compressed RLEs with string counts, or bool [N, H, W], if predicted.
         keypoints: [N, P, 3] of (x, y, 1) in pixels, if predicted.
         keypoint_center: position of a keypoint within its pixel, see `Convention`.
-        mask_scores: [N], see `Results`.
     """
     if isinstance(masks, Tensor):
         masks = [encode_bitmap(mask) for mask in masks.numpy(force=True)]
@@ -106,7 +104,6 @@ def coco_results(
         boxes=_array(torch.cat([boxes[:, :2], boxes[:, 2:] - boxes[:, :2]], dim=1)),
         masks=None if masks is None else EncodedMasks.from_rles(masks),
         keypoints=None if keypoints is None else _array(keypoints),
-        mask_scores=None if mask_scores is None else _array(mask_scores),
     )
 
 

@@ -55,8 +55,7 @@ class Predictor:
     - `boxes` float32 [N, 4], xyxy,
     - `labels` int64 [N] in 1..K, and `scores` float32 [N] in 0..1,
     - `category_ids` and `names`: lists of N, the dataset's ids and names of the labels,
-    - for models with a mask head `masks`, bool [N, H, W] (or COCO RLEs, see `rle`), and with
-      TEST.MASK_CONFIDENCE `mask_scores` float32 [N], by which masks are ranked,
+    - for models with a mask head `masks`, bool [N, H, W] (or COCO RLEs, see `rle`),
     - for models with a keypoint head `keypoints` float32 [N, P, 3] of (x, y, 1) and
       `keypoints_scores` [N, P], their logits,
     - the outputs of TEST.EXTRA_OUTPUTS: `class_scores` float32 [N, K] of all categories, and

@@ -172,8 +172,8 @@ def merge(
       of the smaller box.
     - A cut detection is completed by detections that extend beyond its tile and whose IoU with it
       is above one half. If these are cut too, they are completed in the same way. The result has
-      the union of the boxes and masks, the score and mask score of the part with the highest
-      score, and each keypoint of the part with its highest score.
+      the union of the boxes and masks, the highest score of the parts, and each keypoint of the
+      part with its highest score.
 
     `size` is (height, width) of the image, and `iou_thresh` the threshold of the model's own
     suppression. With `class_agnostic`, detections of different labels are compared too.

@@ -79,9 +79,6 @@ class AugmentedDetector(ImageDetector):
         detections = replace(detections, boxes=boxes)
         if keep_features:
             detections = self._add_map_outputs(detections, features_by_view, size)
-        if model.mask_refinement is not None:
-            original_size = torch.tensor([size], device=boxes.device)
-            detections = model.mask_refinement(detections, original_size)
         return detections.per_image()[0]
 
     def _add_map_outputs(

@@ -21,7 +21,6 @@ from .postprocessing import Postprocess
 from .preprocessing import NO_META_DEVICE, Normalizer, prepare_proposals, prepare_targets
 
 if TYPE_CHECKING:
-    from .roi_heads.mask_refinement import MaskRefinement
     from .roi_heads.roi_heads import RoIHeads
 
 
@@ -43,7 +42,6 @@ class DetectionModel(nn.Module, ABC):
     """
 
     roi_heads: RoIHeads
-    mask_refinement: MaskRefinement | None = None
     extra_outputs: tuple[str, ...] = ()
     required_targets: tuple[str, ...] = ()
     takes_proposals = False
@@ -140,8 +138,7 @@ class DetectionModel(nn.Module, ABC):
             In training a dict of scalar losses. In evaluation a dict for each image with `boxes`
             float32 [D, 4], `scores` [D] in decreasing order, `labels` [D], and if predicted `masks`
             float32 [D, 1, H, W] (probabilities), `keypoints` float32 [D, K, 3] of (x, y, 1), their
-            logits `keypoints_scores` [D, K], `mask_scores` [D] with TEST.MASK_CONFIDENCE, and the
-            outputs of TEST.EXTRA_OUTPUTS.
+            logits `keypoints_scores` [D, K], and the outputs of TEST.EXTRA_OUTPUTS.
 
         Raises:
             TypeError, ValueError: images or targets that do not match this description.

@@ -3,10 +3,7 @@
 Read this file first: it shows the whole pipeline.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 from yacs.config import CfgNode
@@ -29,9 +26,6 @@ from .preprocessing import Normalizer, build_normalizer
 from .roi_heads.roi_heads import RoIHeads, build_roi_heads
 from .rpn.rpn import RPN, build_rpn
 
-if TYPE_CHECKING:
-    from .roi_heads.mask_refinement import MaskRefinement
-
 
 class GeneralizedRCNN(DetectionModel):
     """A two-stage detector (Mask R-CNN, https://arxiv.org/abs/1703.06870).
@@ -51,10 +45,8 @@ class GeneralizedRCNN(DetectionModel):
         postprocess: Postprocess,
         num_classes: int,
         mask_threshold: float,
-        mask_refinement: MaskRefinement | None = None,
     ) -> None:
         super().__init__(normalizer, backbone, postprocess, num_classes, mask_threshold)
-        self.mask_refinement = mask_refinement
         self.rpn = rpn
         self.takes_proposals = rpn is None
         self.sampler = sampler
@@ -101,10 +93,7 @@ class GeneralizedRCNN(DetectionModel):
         features = self.backbone(images.pixels)
         predicted = self.predict_boxes(features, images, proposals)
         detections = self.postprocess(predicted, images.sizes, self.static_shapes, min_score)
-        detections = self.roi_heads.add_map_outputs(features, detections, self.static_shapes)
-        if self.mask_refinement is not None:
-            detections = self.mask_refinement(detections, images.sizes)
-        return detections
+        return self.roi_heads.add_map_outputs(features, detections, self.static_shapes)
 
     def predict_boxes(
         self, features: list[Tensor], images: Images, proposals: Proposals | None = None
@@ -121,11 +110,6 @@ def build_generalized_rcnn(cfg: CfgNode) -> GeneralizedRCNN:
     """Build the two-stage detector of the config."""
     backbone = build_backbone(cfg)
     rpn = None if cfg.MODEL.LOAD_PROPOSALS else build_rpn(cfg, backbone)
-    mask_refinement = None
-    if cfg.MODEL.MASK_ON and (cfg.TEST.BOX_FROM_MASK or cfg.TEST.MASK_CONFIDENCE):
-        from .roi_heads.mask_refinement import build_mask_refinement
-
-        mask_refinement = build_mask_refinement(cfg)
     return GeneralizedRCNN(
         build_normalizer(cfg),
         backbone,
@@ -135,5 +119,4 @@ def build_generalized_rcnn(cfg: CfgNode) -> GeneralizedRCNN:
         build_postprocess(cfg),
         num_classes=cfg.MODEL.ROI_BOX_HEAD.NUM_CLASSES,
         mask_threshold=cfg.MODEL.ROI_MASK_HEAD.POSTPROCESS_MASKS_THRESHOLD,
-        mask_refinement=mask_refinement,
     )

@@ -130,7 +130,6 @@ class Detections(PredictedBoxes):
     features: Tensor | None = None  # [B, D, C], the box head's features of each box
     mask_probs: Tensor | None = None  # [B, D, M, M], the mask within each box
     mask_boxes: Tensor | None = None  # [B, D, 4], boxes that masks fill; None: `boxes`
-    mask_scores: Tensor | None = None  # [B, D] in 0..1, which rank masks; None: `scores`
     keypoints: Tensor | None = None  # [B, D, K, 3] of (x, y, 1)
     keypoint_scores: Tensor | None = None  # [B, D, K], logits
 
@@ -153,8 +152,8 @@ class Detections(PredictedBoxes):
         )
 
     def extra_outputs(self) -> dict[str, Tensor]:
-        """Return the mask scores and the outputs of TEST.EXTRA_OUTPUTS by name, if present."""
-        names = ("mask_scores", "class_scores", "features")
+        """Return the outputs of TEST.EXTRA_OUTPUTS by name, if present."""
+        names = ("class_scores", "features")
         return {name: value for name in names if (value := getattr(self, name)) is not None}
 
     @property

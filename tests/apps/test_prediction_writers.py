@@ -74,14 +74,6 @@ def test_areas_of_rles_need_no_bitmaps(prediction, monkeypatch):
     assert to_pandas(as_rles(prediction))["area"].tolist() == expected
 
 
-def test_mask_scores_are_exported(prediction):
-    prediction["mask_scores"] = torch.tensor([0.5, 0.75, 0.25])
-    pytest.importorskip("pandas")
-    assert to_pandas(prediction)["mask_score"].tolist() == [0.5, 0.75, 0.25]
-    pytest.importorskip("supervision")
-    assert to_supervision(prediction)[:2].data["mask_scores"].tolist() == [0.5, 0.75]
-
-
 def fill(polygon):
     """Return the pixels whose centers are in a polygon, by the even-odd rule."""
     y, x = np.mgrid[: SIZE[0], : SIZE[1]] + 0.5

@@ -19,6 +19,8 @@ ON = {
     "INPUT.QUARTER_TURNS": True,
     "INPUT.SCALE_JITTER": [0.5, 2.0],
     "SOLVER.BACKBONE_LR_FACTOR": 0.3,
+    "TEST.BOX_FROM_MASK": 0.5,
+    "TEST.MASK_CONFIDENCE": 1.0,
     "DATALOADER.SHARD_SHUFFLE": 5,
     "DATASETS.TRAIN_SHARES": [1.0, 3.0],
     "DATASETS.UNLABELED": "more",
@@ -47,6 +49,9 @@ def test_a_removed_value_is_an_error(name, value):
 
 def test_stored_weights_do_not_need_the_removed_settings_of_their_training():
     stored = {**ON, "SOLVER.OPTIMIZER": "Muon", "SEED": 3}
+    with pytest.raises(ConfigError, match=r"model\.pth: TEST\.BOX_FROM_MASK: removed"):
+        config_from(stored, Path("model.pth"))
+    del stored["TEST.BOX_FROM_MASK"]
     cfg = config_from(stored, Path("model.pth"))
     assert cfg.SEED == 3
     assert cfg.SOLVER.OPTIMIZER == default_config().SOLVER.OPTIMIZER

@@ -21,7 +21,7 @@ from detlite.engine.evaluate import (
     run_inference,
 )
 from detlite.engine.validation_loss import validation_loss
-from detlite.evaluation import EVALUATORS, Evaluator, evaluate_coco
+from detlite.evaluation import EVALUATORS, Evaluator
 from detlite.evaluation.detection_results import to_coco_results
 from detlite.inference.options import InferenceOptions, View
 from detlite.inference.predictor import Predictor
@@ -73,29 +73,6 @@ def test_a_thread_converts_detections_while_the_next_ones_are_computed(
     monkeypatch.setattr(toy, "_detect", lambda image: replace(detect(image), labels=wrong))
     with pytest.raises(ValueError, match="label 5"):
         evaluated()
-
-
-def test_masks_have_their_own_score_in_files(evaluated, toy, blocks, tmp_path, monkeypatch):
-    detect = toy._detect
-
-    def two(image):
-        """Detect the block, and with a lower mask score a mask of its half."""
-        both = detect(image)[[0, 0]]
-        both.mask_probs[1, 4:] = 0
-        both.scores[1] = 0.95
-        return replace(both[[1, 0]], mask_scores=torch.tensor([0.2, 0.8]))
-
-    plain = evaluated()["val"]
-    monkeypatch.setattr(toy, "_detect", two)
-    metrics = evaluated()["val"]
-    assert metrics["segm"]["AP"] == plain["segm"]["AP"]
-    file = tmp_path / "results_val.json"
-    rows = json.loads(file.read_text())
-    assert [(row["score"], row["mask_score"]) for row in rows[:2]] == [
-        (pytest.approx(0.95), pytest.approx(0.2)), (pytest.approx(0.9), pytest.approx(0.8)),
-    ]  # fmt: skip
-    truth = blocks / "blocks.json"
-    assert evaluate_coco(truth, file) == metrics
 
 
 def test_tiles(make_cfg, make_sets, toy, blocks, tmp_path):

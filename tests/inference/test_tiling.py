@@ -242,14 +242,6 @@ class TestMerging:
         assert merged.scores.tolist() == [pytest.approx(0.9)]
         assert merged.mask_probs is None
 
-    def test_mask_score_is_that_of_the_best_part(self):
-        parts = (50, 20, 100, 60, 0.8, 1), (80, 22, 130, 60, 0.9, 1)
-        scores = torch.tensor([[0.7], [0.5]])
-        merged = merge_pair(
-            *(detections(row, mask_scores=one) for row, one in zip(parts, scores, strict=True))
-        )
-        assert merged.mask_scores.tolist() == [0.5]
-
     def test_two_neighbors_at_one_border(self):
         """Each tile cuts one of them, and they do not overlap in the common area."""
         left = detections((60, 20, 100, 60, 0.8, 1), (60, 62, 84, 90, 0.7, 1))

@@ -50,9 +50,7 @@ FAMILY: dict[str, dict[str, Any]] = {
     "torchvision": {"MODEL.CONVENTION": "torchvision", "DATALOADER.SIZE_DIVISIBILITY": 32},
     "voting": {"TEST.NMS.METHOD": "voting"},
     "soft": {"TEST.NMS.METHOD": "soft-linear"},
-    "refined": {
-        "TEST.BOX_FROM_MASK": 0.5,
-        "TEST.MASK_CONFIDENCE": 1.0,
+    "extra": {
         "TEST.EXTRA_OUTPUTS": ("class_scores", "features"),
         "TEST.NMS.CLASS_AGNOSTIC": True,
         "MODEL.ROI_BOX_HEAD.LOSS": "focal",

@@ -148,7 +148,7 @@ def test_compiled_inference_equals_eager_inference(tiny_config, case, optimized)
 
 
 @pytest.mark.parametrize(
-    "name", ["c4", "keypoint", "cascade", "passes", "fast", "refined", "retinanet", "proposals"]
+    "name", ["c4", "keypoint", "cascade", "passes", "fast", "extra", "retinanet", "proposals"]
 )
 def test_inference_calls_the_compiled_parts_of_every_model(tiny_config, monkeypatch, name):
     called = set()

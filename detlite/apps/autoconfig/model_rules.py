@@ -90,12 +90,6 @@ def box_passes(facts: DatasetFacts, values: Values) -> Iterator[Choice]:
         yield Choice("MODEL.ROI_BOX_HEAD.PASSES", 2, reason)
 
 
-def mask_scores(_: DatasetFacts, values: Values) -> Iterator[Choice]:
-    if values["MODEL.MASK_ON"]:
-        reason = "rank masks by their probabilities too: more mask AP on all measured datasets"
-        yield Choice("TEST.MASK_CONFIDENCE", 1.0, reason)
-
-
 def widths(facts: DatasetFacts, values: Values) -> Iterator[Choice]:
     if facts.small and values.get("MODEL.KEYPOINT_ON"):
         reason = "the width of the feature pyramid"

@@ -22,11 +22,11 @@ _SOLVER: tuple[Rule, ...] = (
 )  # fmt: skip
 RULES: tuple[Rule, ...] = (
     *_FIRST, data.tiles, data.image_size, data.augmentation, model.initial_weights,
-    data.image_values, model.heads, model.box_passes, model.mask_scores, model.widths,
+    data.image_values, model.heads, model.box_passes, model.widths,
     anchors, model.object_counts, *_SOLVER,
 )  # fmt: skip
 # Rules for training a given model.
-TRAINING_RULES: tuple[Rule, ...] = (*_FIRST, data.image_values, model.mask_scores, *_SOLVER)
+TRAINING_RULES: tuple[Rule, ...] = (*_FIRST, data.image_values, *_SOLVER)
 
 
 def choose(

@@ -128,7 +128,6 @@ def coco_objects(
     results = coco_results(
         image_id, prediction["boxes"], prediction["scores"], prediction["category_ids"],
         prediction.get("masks"), prediction.get("keypoints"), keypoint_center,
-        prediction.get("mask_scores"),
     )  # fmt: skip
     objects = list(results.to_coco(0, count))
     for row, extra in zip(objects, prediction.extra_rows(), strict=False):

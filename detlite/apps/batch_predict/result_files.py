@@ -31,8 +31,8 @@ SUFFIXES = {"coco": ".json", "csv": ".csv", "measures": ".csv", "parquet": ".par
 
 # Columns of CSV and Parquet with their Parquet types. x, y, width and height are the box in pixels,
 # mask the `counts` of a COCO RLE of the image's size, area its number of pixels, rotated_box its
-# smallest rectangle (see `structures.masks.rotated_box`), mask_score the score that ranks masks,
-# keypoints x, y, v of each keypoint, and track_id the id of an object tracked through a video.
+# smallest rectangle (see `structures.masks.rotated_box`), keypoints x, y, v of each keypoint, and
+# track_id the id of an object tracked through a video.
 COLUMNS = {
     "image_id": "int64",
     "file_name": "string",
@@ -48,7 +48,6 @@ COLUMNS = {
     "mask": "string",
     "area": "int64",
     "rotated_box": "list<float32>",
-    "mask_score": "float32",
     "keypoints": "list<float32>",
     "track_id": "int64",
 }
@@ -203,7 +202,7 @@ def to_rows(entries: Iterable[Entry], names: Mapping[int, str]) -> Iterator[Entr
         image = entry["image"]
         for label, obj in enumerate(entry.get("objects", ()), start=1):
             mask = obj.get("segmentation")
-            optional = ("area", "rotated_box", "mask_score", "keypoints", "track_id")
+            optional = ("area", "rotated_box", "keypoints", "track_id")
             # File names are bytes, which may not be valid UTF-8.
             name = image["file_name"].encode(errors="surrogateescape").decode(errors="replace")
             values = (

@@ -50,13 +50,12 @@ class Inference(nn.Module):
 
 def output_names(model: DetectionModel) -> list[str]:
     """Return the fields of `Detections` that a model predicts."""
-    refinement, keypoints = model.mask_refinement, "keypoints" in model.required_targets
+    keypoints = "keypoints" in model.required_targets
     predicted = {
         "class_scores": "class_scores" in model.extra_outputs,
         "features": "features" in model.extra_outputs,
         "mask_probs": "masks" in model.required_targets,
-        "mask_boxes": refinement is not None and refinement.box_weight > 0,
-        "mask_scores": refinement is not None and refinement.exponent > 0,
+        "mask_boxes": False,
         "keypoints": keypoints,
         "keypoint_scores": keypoints,
     }

@@ -41,7 +41,6 @@ _REQUIRED: dict[str, Any] = {
     "MODEL.ROI_BOX_HEAD.PASSES": 1,
     "TEST.NMS.METHOD": "nms",
     "TEST.NMS.CLASS_AGNOSTIC": False,
-    "TEST.BOX_FROM_MASK": 0.0,
     "TEST.TILE": 0,
     "TEST.BBOX_AUG.ENABLED": False,
 }

@@ -20,7 +20,6 @@ def _needs_roi_heads(cfg: CfgNode) -> str:
     if cfg.MODEL.META_ARCHITECTURE not in ("RetinaNet", "ProposalNetwork"):
         return ""
     settings = {f"MODEL.{k}": cfg.MODEL[k] for k in ("MASK_ON", "KEYPOINT_ON", "LOAD_PROPOSALS")}
-    settings["TEST.BOX_FROM_MASK"] = cfg.TEST.BOX_FROM_MASK
     settings["MODEL.ROI_BOX_HEAD.PASSES above 1"] = cfg.MODEL.ROI_BOX_HEAD.PASSES > 1
     settings["features in TEST.EXTRA_OUTPUTS"] = "features" in cfg.TEST.EXTRA_OUTPUTS
     return " and ".join(key for key, value in settings.items() if value)
@@ -83,10 +82,6 @@ RULES: tuple[tuple[Callable[[CfgNode], Any], str], ...] = (
     (
         lambda cfg: cfg.MODEL.META_ARCHITECTURE == "ProposalNetwork" and cfg.TEST.EXTRA_OUTPUTS,
         "TEST.EXTRA_OUTPUTS must be empty: a ProposalNetwork has no classes",
-    ),
-    (
-        lambda cfg: cfg.TEST.BOX_FROM_MASK and not cfg.MODEL.MASK_ON,
-        "TEST.BOX_FROM_MASK needs MODEL.MASK_ON True: set it to 0",
     ),
     (
         _without_class_weight,

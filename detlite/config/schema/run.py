@@ -98,14 +98,6 @@ _TEST = {
         "each tile at INPUT.MIN_SIZE_TEST, and merge the detections; 0: no tiling"
     ),
     Key("TILE_OVERLAP", 0.2, below_one): "minimum overlap of tiles, as a fraction of their side",
-    Key("BOX_FROM_MASK", 0.0, fraction): (
-        "average each predicted box with the tight box of its mask; this is the weight of the "
-        "mask's box, such as 0.5; 0: off"
-    ),
-    Key("MASK_CONFIDENCE", 0.0, not_negative): (
-        "rank masks by a mask score: the score times the mean foreground probability of the mask "
-        "to the power of this value; 0: rank by the score"
-    ),
     Key("EXTRA_OUTPUTS", (), each(one_of("class_scores", "features"), empty=True)): (
         "additional outputs for each detection: class_scores, the scores of all categories; "
         "features, the box head's features of the detected box"

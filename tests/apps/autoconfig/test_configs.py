@@ -70,8 +70,6 @@ def test_other_keys_depend_on_the_overrides(facts):
     solver = by_data(facts, "SOLVER.MAX_EPOCHS", 0.5).SOLVER  # 200 steps
     assert (solver.MAX_ITER, solver.MAX_EPOCHS, solver.WARMUP_ITERS) == (None, 0.5, 20)
     assert by_data(facts, "MODEL.MASK_ON", False).SOLVER.BEST_METRIC == "bbox/AP"
-    confidence = [by_data(facts, "MODEL.MASK_ON", on).TEST.MASK_CONFIDENCE for on in (True, False)]
-    assert confidence == [1, 0]
     cascade = ("MODEL.ROI_HEADS.CASCADE_IOUS", (0.5, 0.6, 0.7), "MODEL.CLS_AGNOSTIC_BBOX_REG", True)
     passes = [by_data(facts, *opts).MODEL.ROI_BOX_HEAD.PASSES for opts in ((), cascade)]
     assert passes == [2, 1]
@@ -151,11 +149,9 @@ def test_a_model_for_tiles_is_also_evaluated_on_tiles(facts, checkpoint):
 def test_heads_without_data_are_removed(facts, checkpoint):
     cfg = by_weights(facts, checkpoint)
     assert (cfg.MODEL.MASK_ON, cfg.MODEL.KEYPOINT_ON) == (True, False)
-    assert cfg.TEST.MASK_CONFIDENCE == 1
     same = statistics(keypoints=[f"point {number}" for number in range(17)], masks=0.4)
     cfg = by_weights(replace(facts, train=same, val=None), checkpoint)
     assert (cfg.MODEL.MASK_ON, cfg.MODEL.KEYPOINT_ON) == (False, True)
-    assert cfg.TEST.MASK_CONFIDENCE == 0
     other = replace(facts, train=statistics(keypoints=["nose"]), val=None)
     assert not by_weights(other, checkpoint).MODEL.KEYPOINT_ON
 

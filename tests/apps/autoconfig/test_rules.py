@@ -166,7 +166,6 @@ def test_heads_need_annotations_of_most_objects(cpu):
     values = values_for(statistics(**both), cpu, statistics(**both, images=50))
     assert values["MODEL.ROI_BOX_HEAD.NUM_CLASSES"] == 8
     assert values["MODEL.MASK_ON"] is True
-    assert values["TEST.MASK_CONFIDENCE"] == 1
     assert values["MODEL.KEYPOINT_ON"] is True
     assert values["MODEL.ROI_KEYPOINT_HEAD.NUM_CLASSES"] == 2
     assert values["SOLVER.BEST_METRIC"] == "segm/AP"
@@ -177,7 +176,6 @@ def test_heads_need_annotations_of_most_objects(cpu):
     assert values["DATASETS.ON_BAD_ANNOTATION"] == "skip"
     values = values_for(statistics(masks=0.4), cpu, statistics(masks=0.4))
     assert values["MODEL.MASK_ON"] is False
-    assert "TEST.MASK_CONFIDENCE" not in values
     assert values["SOLVER.BEST_METRIC"] == "bbox/AP"
     assert "DATASETS.ON_BAD_ANNOTATION" not in values
     for val, expected in ((0.0, False), (0.4, True)):  # a small set must not decide alone

@@ -183,18 +183,15 @@ def test_aoti_runs_in_python_and_in_cpp(tiny_config, tmp_path, repo_root):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("file_format", ["pt2", "onnx", "openvino"])
-def test_refined_detections_with_extra_outputs(file_format, tiny_config, tmp_path):
+def test_detections_with_extra_outputs(file_format, tiny_config, tmp_path):
     package = {"pt2": "torch", "onnx": "onnxscript", "openvino": "openvino"}[file_format]
     pytest.importorskip(package, reason="needs an extra")
     cfg, model = build(
         tiny_config(
             "MODEL.ROI_HEADS.SCORE_THRESH", 0.0, "TEST.NMS.CLASS_AGNOSTIC", True,
-            "TEST.BOX_FROM_MASK", 0.5, "TEST.MASK_CONFIDENCE", 1.0,
             "TEST.EXTRA_OUTPUTS", ("class_scores", "features"),
         )
     )  # fmt: skip
-    with torch.no_grad():  # otherwise rounding decides where masks of 0.5 everywhere end
-        model.roi_heads.mask.predictor.mask_fcn_logits.weight *= 1000
     written = to_openvino(model) if file_format == "openvino" else model
     write_exported(tmp_path / f"model.{file_format}", file_format, cfg, written)
     _, read = read_exported(tmp_path / f"model.{file_format}", trust=True)
@@ -202,10 +199,6 @@ def test_refined_detections_with_extra_outputs(file_format, tiny_config, tmp_pat
     assert_agree(model, read)
     image = torch.rand(3, 96, 128)
     [detections] = read.detect([image])
-    assert not torch.equal(detections.mask_boxes, detections.boxes)
-    [expected] = model.detect([image])
-    torch.testing.assert_close(detections.mask_scores, expected.mask_scores, rtol=0, atol=1e-3)
-    assert (expected.mask_scores < expected.scores).all()
     assert detections.class_scores.shape[1] == 3
     assert detections.features.shape[1] == cfg.MODEL.ROI_BOX_HEAD.MLP_HEAD_DIM
 

@@ -78,7 +78,6 @@ def test_boxes_clipped_to_the_border_do_not_count_as_different(exportable):
         ("MODEL.ROI_BOX_HEAD.PASSES", 2),
         ("TEST.NMS.METHOD", "soft-linear"),
         ("TEST.NMS.CLASS_AGNOSTIC", True),
-        ("TEST.BOX_FROM_MASK", 0.5),
         ("TEST.TILE", 256),
         ("TEST.BBOX_AUG.ENABLED", True),
     ],

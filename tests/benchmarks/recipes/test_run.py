@@ -64,7 +64,7 @@ def test_the_average_of_a_recipe_follows_the_number_of_steps(base):
 def test_recipes_that_do_not_apply_are_skipped(base):
     cfg = load_config(base, ["DATALOADER.REPEAT_THRESHOLD", 0.0, "MODEL.MASK_ON", False])
     skipped = {name for name, recipe in RECIPES.items() if not recipe.applies_to(cfg)}
-    with_masks = {"copy_paste", "masks_56", "box_from_mask", "no_mask_scores"}
+    with_masks = {"copy_paste", "masks_56"}
     assert skipped == {"no_repeat"} | with_masks
     assert all(recipe.applies_to(load_config(base)) for recipe in RECIPES.values())
 

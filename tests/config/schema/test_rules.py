@@ -28,7 +28,6 @@ def flat(settings):
                 ("MODEL.MASK_ON", True, "MODEL.MASK_ON"),
                 ("MODEL.KEYPOINT_ON", True, "MODEL.KEYPOINT_ON"),
                 ("MODEL.LOAD_PROPOSALS", True, "MODEL.LOAD_PROPOSALS"),
-                ("TEST.BOX_FROM_MASK", 0.5, "TEST.BOX_FROM_MASK"),
                 ("MODEL.ROI_BOX_HEAD.PASSES", 2, "MODEL.ROI_BOX_HEAD.PASSES above 1"),
                 ("TEST.EXTRA_OUTPUTS", ("features",), "features in TEST.EXTRA_OUTPUTS"),
             )
@@ -38,7 +37,6 @@ def flat(settings):
             "MODEL.MASK_ON and MODEL.KEYPOINT_ON need RoI heads",
         ),
         ({**NETWORK, "TEST.EXTRA_OUTPUTS": ("class_scores",)}, "a ProposalNetwork has no classes"),
-        ({"TEST.BOX_FROM_MASK": 0.5}, "BOX_FROM_MASK needs MODEL.MASK_ON True: set it to 0"),
         (
             {"MODEL.ROI_BOX_HEAD.CLASS_WEIGHTS": (1.0, 2.0)},
             r"CLASS_WEIGHTS is \(1.0, 2.0\), but NUM_CLASSES is 81: give one value",
@@ -90,7 +88,6 @@ def test_contradictions(settings, message):
         RETINANET,
         NETWORK,
         *({**TWO_CHANNELS, "INPUT.VALUE_RANGE": pairs} for pairs in ((), (0, 1), (0, 1, 5, 9))),
-        {"MODEL.MASK_ON": True, "TEST.BOX_FROM_MASK": 0.5},
         {"MODEL.ROI_BOX_HEAD.CLASS_WEIGHTS": (1.0, 2.0), "MODEL.ROI_BOX_HEAD.NUM_CLASSES": 2},
         {**RETINANET, "TEST.EXTRA_OUTPUTS": ("class_scores",)},
         {**PASSES, "MODEL.MASK_ON": True, "MODEL.ROI_MASK_HEAD.SHARE_BOX_FEATURE_EXTRACTOR": False},
