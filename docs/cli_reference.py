@@ -6,12 +6,11 @@ Run `python docs/cli_reference.py > docs/cli.md`; a test keeps the page up to da
 from __future__ import annotations
 
 import argparse
-import importlib
 import re
 import textwrap
 from collections.abc import Iterator
 
-from detlite.apps.cli.main import COMMANDS
+from detlite.apps.cli.main import COMMANDS, build_parser
 
 _INTRODUCTION = """\
 # Command line
@@ -44,11 +43,9 @@ def cli_page() -> str:
 
 
 def _command_section(name: str) -> Iterator[str]:
-    command = importlib.import_module(f"detlite.apps.cli.{name.replace('-', '_')}")
-    parser = argparse.ArgumentParser()
-    command.add_arguments(parser)
+    parser = build_parser(name)
     yield f"## detlite {name}"
-    for paragraph in re.split(r"\n\n", (command.__doc__ or "").strip()):
+    for paragraph in re.split(r"\n\n", (parser.description or "").strip()):
         yield from ("", *_paragraph(paragraph))
     rows = [row for action in parser._actions if (row := _row(action))]
     if rows:

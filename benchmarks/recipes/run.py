@@ -25,6 +25,7 @@ from yacs.config import CfgNode
 
 from detlite.apps.autoconfig.time_budget import step_seconds
 from detlite.apps.cli import init as init_command
+from detlite.apps.cli.main import build_parser
 from detlite.config import load_config
 
 from .recipes import RECIPES
@@ -203,10 +204,8 @@ def run_folder(output: Path, name: str, seed: int) -> Path:
 def init_config(train: Path, val: Path | None, images: Path | None, output: Path) -> str:
     """Return the config of `detlite init`, which writes its json files to `output`."""
     options = {"--data": train, "--val": val, "--images": images, "--annotations": output}
-    parser = argparse.ArgumentParser()
-    init_command.add_arguments(parser)
     words = [str(word) for pair in options.items() if pair[1] for word in pair]
-    return init_command.config(parser.parse_args(words))
+    return init_command.config(build_parser("init").parse_args(words))
 
 
 def _write_base(args: argparse.Namespace, base: Path) -> None:

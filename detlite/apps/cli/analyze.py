@@ -6,29 +6,28 @@
 The counts are for one image with the maximum number of proposals and detections of the config.
 """
 
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 
-from detlite.apps import cli
+from detlite.apps.cli.options import OVERRIDES, config, option
 
-
-def add_arguments(parser: ArgumentParser) -> None:
-    cli.add_config(parser, None)
-    parser.add_argument(
-        "--size", type=int, nargs=2, default=(480, 640), metavar=("H", "W"),
-        help="size of the original image, which is resized as in evaluation (default: 480 640)",
-    )  # fmt: skip
-    cli.add_option(parser, "--depth", "depth of the listed modules", default=2, limits=(0, None))
-    cli.add_overrides(parser, device=False)
+OPTIONS = (
+    config(None),
+    option("--size", ("H", "W"), "size of the original image, which is resized as in evaluation "
+           "(default: 480 640)", type=int, nargs=2),
+    option("--depth", None, "depth of the listed modules", 2, limits=(0, None)),
+    OVERRIDES,
+)  # fmt: skip
 
 
 def run(args: Namespace) -> int:
     from detlite.apps.doctor.flops import cost_table, count_cost
     from detlite.config import ConfigError, load_config
 
-    if min(args.size) < 1:
-        raise ConfigError(f"--size {args.size[0]} {args.size[1]}: both must be at least 1")
+    height, width = args.size or (480, 640)
+    if min(height, width) < 1:
+        raise ConfigError(f"--size {height} {width}: both must be at least 1")
     cfg = load_config(args.config, args.overrides)
-    rows = count_cost(cfg, tuple(args.size), args.depth)
+    rows = count_cost(cfg, (height, width), args.depth)
     print(cost_table(rows))
     parameters = rows[0].parameters
     print(

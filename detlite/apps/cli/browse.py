@@ -7,18 +7,18 @@ The page shows the images of the first training batches, exactly as training wit
 them. It also lists the objects that no anchor matches. docs/report.md explains the page.
 """
 
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from pathlib import Path
 
-from detlite.apps import cli
+from detlite.apps.cli.options import FONT, OVERRIDES, config, option
 
-
-def add_arguments(parser: ArgumentParser) -> None:
-    cli.add_config(parser, None)
-    cli.add_option(parser, "--count", "number of images to show", default=24, limits=(1, None))
-    cli.add_option(parser, "--output", "HTML file to write", "FILE", "browse.html", type=Path)
-    cli.add_font(parser)
-    cli.add_overrides(parser, device=False)
+OPTIONS = (
+    config(None),
+    option("--count", None, "number of images to show", 24, limits=(1, None)),
+    option("--output", "FILE", "HTML file to write", "browse.html", type=Path),
+    FONT,
+    OVERRIDES,
+)
 
 
 def run(args: Namespace) -> int:

@@ -14,25 +14,22 @@ KEY VALUE pairs override keys of the config, or set those of the training withou
 Exit status: 0; 1 if there are errors that stop training; 2 if nothing could be checked.
 """
 
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from pathlib import Path
 
-from detlite.apps import cli
+from detlite.apps.cli.options import FONT, OVERRIDES, option
 
-
-def add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument(
-        "--data", required=True, nargs="+", type=Path, metavar="PATH",
-        help="annotation files (.json), the path or name of a config, or a folder",
-    )  # fmt: skip
-    text = "folder of the images (default: searched for next to the annotation files)"
-    cli.add_option(parser, "--images", text, "FOLDER", type=Path)
-    cli.add_option(parser, "--page", "HTML report with images to write", "FILE", type=Path)
-    text = "repaired copy of the annotation file to write"
-    cli.add_option(parser, "--repair", text, "FILE", type=Path)
-    cli.add_option(parser, "--max-per-kind", "number of defects of each kind to print", default=20)
-    cli.add_font(parser)
-    cli.add_overrides(parser, device=False)
+OPTIONS = (
+    option("--data", "PATH", "annotation files (.json), the path or name of a config, or a folder",
+           required=True, nargs="+", type=Path),
+    option("--images", "FOLDER", "folder of the images (default: searched for next to the "
+           "annotation files)", type=Path),
+    option("--page", "FILE", "HTML report with images to write", type=Path),
+    option("--repair", "FILE", "repaired copy of the annotation file to write", type=Path),
+    option("--max-per-kind", None, "number of defects of each kind to print", 20),
+    FONT,
+    OVERRIDES,
+)  # fmt: skip
 
 
 def run(args: Namespace) -> int:

@@ -16,21 +16,21 @@ With --to torchvision, the command also runs the exported model in torchvision a
 detects the same objects.
 """
 
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from pathlib import Path
 
-from detlite.apps import cli
+from detlite.apps.cli.options import OVERRIDES, config, option, weights
 
-
-def add_arguments(parser: ArgumentParser) -> None:
-    cli.add_weights(parser, "weights to convert: a path, URL or catalog name")
-    cli.add_option(parser, "--output", "file to write", "FILE", type=Path, required=True)
-    text = "framework of the weights (default: detected from the names in the state dict)"
-    cli.add_option(parser, "--from", text, "FRAMEWORK", dest="source")
-    text = "write a state dict for this framework instead of a detlite checkpoint"
-    cli.add_option(parser, "--to", text, choices=["torchvision"])
-    cli.add_config(parser)
-    cli.add_overrides(parser, device=False)
+OPTIONS = (
+    weights("weights to convert: a path, URL or catalog name", required=True),
+    option("--output", "FILE", "file to write", type=Path, required=True),
+    option("--from", "FRAMEWORK", "framework of the weights (default: detected from the names in "
+           "the state dict)", dest="source"),
+    option("--to", None, "write a state dict for this framework instead of a detlite checkpoint",
+           choices=["torchvision"]),
+    config(),
+    OVERRIDES,
+)  # fmt: skip
 
 
 def run(args: Namespace) -> int:

@@ -7,11 +7,9 @@ Each operator runs on each device with a small input, and its result is compared
 Exit status: 0; 1 if an operator computes a wrong result.
 """
 
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 
-
-def add_arguments(parser: ArgumentParser) -> None:
-    """Add nothing: the command has no options."""
+OPTIONS = ()
 
 
 def run(args: Namespace) -> int:

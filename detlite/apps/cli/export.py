@@ -18,29 +18,29 @@ for an error that you can fix.
 
 import sys
 import time
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from pathlib import Path
 
-from detlite.apps import cli
+from detlite.apps.cli.options import OVERRIDES, config, flag, option, weights
 
 FORMATS = ("pt2", "aoti", "onnx", "openvino")
 
 
-def add_arguments(parser: ArgumentParser) -> None:
-    cli.add_weights(parser, "checkpoint to export")
-    cli.add_config(parser)
-    cli.add_option(parser, "--format", "format of the file", choices=FORMATS, required=True)
-    cli.add_option(parser, "--output", "file to write", "FILE", type=Path, required=True)
-    cli.add_flag(parser, "--int8", "quantize the model (openvino only)")
-    text = "number of training images for the calibration of --int8"
-    cli.add_option(parser, "--calibrate", text, "N", 40, limits=(1, None))
-    cli.add_option(parser, "--check", "images to compare detections on", "FOLDER", type=Path)
-    text = "number of images of --check to compare, spread evenly"
-    cli.add_option(parser, "--limit", text, "N", 20, limits=(1, None))
-    text = "dataset for measuring the AP of --int8 (default: DATASETS.TEST)"
-    cli.add_option(parser, "--evaluate", text, "NAME")
-    cli.add_flag(parser, "--time", "also compare the time per image")
-    cli.add_overrides(parser, device=False)
+OPTIONS = (
+    weights("checkpoint to export", required=True),
+    config(),
+    option("--format", None, "format of the file", choices=FORMATS, required=True),
+    option("--output", "FILE", "file to write", type=Path, required=True),
+    flag("--int8", "quantize the model (openvino only)"),
+    option("--calibrate", "N", "number of training images for the calibration of --int8", 40,
+           limits=(1, None)),
+    option("--check", "FOLDER", "images to compare detections on", type=Path),
+    option("--limit", "N", "number of images of --check to compare, spread evenly", 20,
+           limits=(1, None)),
+    option("--evaluate", "NAME", "dataset for measuring the AP of --int8 (default: DATASETS.TEST)"),
+    flag("--time", "also compare the time per image"),
+    OVERRIDES,
+)  # fmt: skip
 
 
 def run(args: Namespace) -> int:

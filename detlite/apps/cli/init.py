@@ -17,38 +17,37 @@ config trains the model of that checkpoint. docs/init.md lists the formats and t
 """
 
 import sys
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from pathlib import Path
 
-from detlite.apps import cli
+from detlite.apps.cli.options import OVERRIDES, flag, option, weights
 
 _MAX_MINUTES = 525_600  # a year
 _NOT_WITH_COCO = ("val", "images", "annotations", "minutes", "weights", "single_class")
 _KEYS_OF_COCO = ("MODEL.CONVENTION", "MODEL.CONVENTION_OVERRIDE")  # whether images are upright
 
 
-def add_arguments(parser: ArgumentParser) -> None:
-    text = "annotation file or folder to train on"
-    cli.add_option(parser, "--data", text, "PATH", type=Path, required=True)
-    text = "annotation file or folder to evaluate on (default: a part of --data)"
-    cli.add_option(parser, "--val", text, "PATH", type=Path)
-    text = "folder of the images (default: searched for next to the annotation files)"
-    cli.add_option(parser, "--images", text, "FOLDER", type=Path)
-    text = "meaning of mask images: each value is an object; each connected piece of a value is an "
-    text += "object; the same, and each value is a category (default: stop if it is ambiguous)"
-    cli.add_option(parser, "--masks", text, choices=["instances", "connected", "semantic"])
-    text = "skip invalid labels, ignore their regions, and report them (default: stop)"
-    cli.add_flag(parser, "--skip-bad", text)
-    text = "folder for the json files (default: the folder detlite inside --data)"
-    cli.add_option(parser, "--annotations", text, "FOLDER", type=Path)
-    cli.add_flag(parser, "--single-class", "train all categories as one")
-    text = "training time in minutes, to which the model and the image size are adapted"
-    cli.add_option(parser, "--minutes", text, type=float)
-    text = "checkpoint to start from, with its model (default: a model that fits the data)"
-    cli.add_weights(parser, text, required=False)
-    text = "only convert --data to COCO json and write it to this file"
-    cli.add_option(parser, "--coco", text, "FILE", type=Path)
-    cli.add_overrides(parser, device=False)
+OPTIONS = (
+    option("--data", "PATH", "annotation file or folder to train on", type=Path, required=True),
+    option("--val", "PATH", "annotation file or folder to evaluate on (default: a part of --data)",
+           type=Path),
+    option("--images", "FOLDER", "folder of the images (default: searched for next to the "
+           "annotation files)", type=Path),
+    option("--masks", None, "meaning of mask images: each value is an object; each connected piece "
+           "of a value is an object; the same, and each value is a category (default: stop if it "
+           "is ambiguous)", choices=["instances", "connected", "semantic"]),
+    flag("--skip-bad", "skip invalid labels, ignore their regions, and report them (default: "
+         "stop)"),
+    option("--annotations", "FOLDER", "folder for the json files (default: the folder detlite "
+           "inside --data)", type=Path),
+    flag("--single-class", "train all categories as one"),
+    option("--minutes", None, "training time in minutes, to which the model and the image size are "
+           "adapted", type=float),
+    weights("checkpoint to start from, with its model (default: a model that fits the data)"),
+    option("--coco", "FILE", "only convert --data to COCO json and write it to this file",
+           type=Path),
+    OVERRIDES,
+)  # fmt: skip
 
 
 def run(args: Namespace) -> int:

@@ -1,8 +1,8 @@
 """The command `detlite`, also `python -m detlite` and `torchrun -m detlite`.
 
 Each command is a module of this folder with three parts: a docstring, which is its help text,
-`add_arguments(parser)`, and `run(args)`, which returns the exit status. A command imports what it
-needs inside `run`, so that every help text appears without waiting for torch.
+`OPTIONS`, a table of its options, and `run(args)`, which returns the exit status. A command imports
+what it needs inside `run`, so that every help text appears without waiting for torch.
 """
 
 import argparse
@@ -14,7 +14,16 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from detlite import __version__
-from detlite.apps.cli import collect_overrides, removed
+from detlite.apps.cli import removed
+from detlite.apps.cli.options import add_options, collect_overrides
+from detlite.errors import (
+    CheckpointError,
+    ConfigError,
+    LoaderProcessError,
+    NonFiniteLossError,
+    one_line,
+)
+from detlite.files.errors import DataError
 from detlite.threads import wait_passively
 
 COMMANDS = {
@@ -34,6 +43,11 @@ COMMANDS = {
 INTERRUPTED = 130  # the status that shells report for a program ended by SIGINT
 STOPPED = 75  # EX_TEMPFAIL in sysexits.h: try again later
 PIPE_CLOSED = 141  # the status of a program ended by SIGPIPE
+# Errors whose message tells the user what to fix; they need no traceback. OSError: for example a
+# full disk while results are written.
+_USER_ERRORS = (
+    ConfigError, DataError, CheckpointError, LoaderProcessError, NonFiniteLossError, OSError,
+)  # fmt: skip
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -60,16 +74,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return run_command(parser.parse_args(words[:1]).command, words[1:])
 
 
-def run_command(name: str, arguments: Sequence[str]) -> int:
-    """Parse the arguments of one command, run it and return its exit status."""
-    wait_passively()  # before the command imports torch
-    command = importlib.import_module(f"detlite.apps.cli.{name.replace('-', '_')}")
+def build_parser(name: str) -> argparse.ArgumentParser:
+    """Return the parser of a command, with its help text."""
+    command = importlib.import_module(f"detlite.apps.cli.{name}")
     parser = argparse.ArgumentParser(
         f"detlite {name}",
         description=command.__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    command.add_arguments(parser)
+    add_options(parser, command.OPTIONS)
+    return parser
+
+
+def run_command(name: str, arguments: Sequence[str]) -> int:
+    """Parse the arguments of one command, run it and return its exit status."""
+    wait_passively()  # before the command imports torch
+    command = importlib.import_module(f"detlite.apps.cli.{name}")
+    parser = build_parser(name)
     for option in (word.partition("=")[0] for word in arguments):
         if (name, option) in removed.OPTIONS:
             parser.error(f"{option} was removed: {removed.OPTIONS[name, option]}")
@@ -81,7 +102,7 @@ def run_command(name: str, arguments: Sequence[str]) -> int:
         if "overrides" in args:
             collect_overrides(args)
         if getattr(args, "font", None):
-            from detlite.apps.drawing.fonts import use_font
+            from detlite.apps.drawing.fonts import use_font  # imports torch
 
             use_font(args.font)
         status = int(command.run(args))
@@ -93,25 +114,9 @@ def run_command(name: str, arguments: Sequence[str]) -> int:
     except KeyboardInterrupt as stop:  # with a text if the step was saved, see `StopSignals`
         print(str(stop) or getattr(command, "INTERRUPTED", "interrupted"), file=sys.stderr)
         return INTERRUPTED if getattr(stop, "signal_name", "SIGINT") == "SIGINT" else STOPPED
-    except Exception as error:
-        from detlite.errors import one_line
-
-        if not isinstance(error, _user_errors()):
-            raise
+    except _USER_ERRORS as error:
         print("error:", "\n".join(map(one_line, str(error).split("\n"))), file=sys.stderr)
         return 2
-
-
-def _user_errors() -> tuple[type[Exception], ...]:
-    """Return the errors whose message tells the user what to fix; they need no traceback."""
-    from detlite.config import ConfigError
-    from detlite.data import DataError, LoaderProcessError
-    from detlite.errors import CheckpointError, NonFiniteLossError
-
-    # OSError: for example a full disk while results are written.
-    return (
-        ConfigError, DataError, CheckpointError, LoaderProcessError, NonFiniteLossError, OSError,
-    )  # fmt: skip
 
 
 def _prepare_streams() -> None:

@@ -25,49 +25,47 @@ Exit status: 0; 1 if an image could not be read (it is reported and skipped; und
 status is 0); 2 for an error that you can fix; 130 after Ctrl-C.
 """
 
-from argparse import ArgumentParser, BooleanOptionalAction, Namespace
+from argparse import BooleanOptionalAction, Namespace
 from pathlib import Path
 
-from detlite.apps import cli
+from detlite.apps.cli.options import DEVICE, FONT, OVERRIDES, TRUST, config, flag, option, weights
 
 INTERRUPTED = "interrupted: the same command continues with the remaining images"
 FORMATS = ("coco", "csv", "parquet", "measures")
 
 
-def add_arguments(parser: ArgumentParser) -> None:
-    cli.add_detector(parser, several=True)
-    parser.add_argument(
-        "--input", dest="inputs", required=True, nargs="+", metavar="IMAGES",
-        help="files, folders, globs, URLs or lists (.txt); or one video, or the number of a camera",
-    )  # fmt: skip
-    cli.add_option(parser, "--output", "output folder", "FOLDER", type=Path, required=True)
-    text = "report detections with at least this score, 0 to 1 (default: the score with the best "
-    text += "F1 in training, or 0.5)"
-    cli.add_option(parser, "--threshold", text, "SCORE", type=float, limits=(0, 1))
-    text = "number of images of similar size to run together"
-    cli.add_option(parser, "--batch-size", text, "N", 1, limits=(1, None))
-    text = "number of threads that read, resize and draw images"
-    cli.add_option(parser, "--threads", text, "N", 2, limits=(1, None))
-    text = "format of the drawn images"
-    cli.add_option(parser, "--draw", text, default="jpeg", choices=["jpeg", "png", "none"])
-    parser.add_argument(
-        "--labels", action=BooleanOptionalAction,
-        help="draw the names and scores of all objects or none (default: where there is room)",
-    )  # fmt: skip
-    text = "format of the detections; measures: a CSV file of areas, perimeters, intensities and "
-    text += "centroids"
-    cli.add_option(parser, "--format", text, default="coco", choices=FORMATS)
-    text = "also write 16-bit label images for ImageJ and napari; each value is an object"
-    cli.add_option(parser, "--label-images", text, choices=["tiff", "png"])
-    text = "number of images that a process claims at a time (default: 1000)"
-    cli.add_option(parser, "--shard-size", text, "N", type=int, limits=(1, None))
-    cli.add_flag(parser, "--overwrite", "replace another run in the output folder")
-    cli.add_option(parser, "--tile", "cut large images into tiles of SIDE pixels", "SIDE", type=int)
-    text = "overlap of neighboring tiles as a fraction of their side (default: 0.2)"
-    cli.add_option(parser, "--overlap", text, "FRACTION", type=float)
-    cli.add_flag(parser, "--track", "track objects through a video and number them")
-    cli.add_font(parser)
-    cli.add_overrides(parser)
+OPTIONS = (
+    weights("checkpoint of detlite or of another framework, or an exported model; the detections "
+            "of several are merged", required=True, nargs="+"),
+    TRUST,
+    config(),
+    option("--input", "IMAGES", "files, folders, globs, URLs or lists (.txt); or one video, or the "
+           "number of a camera", dest="inputs", required=True, nargs="+"),
+    option("--output", "FOLDER", "output folder", type=Path, required=True),
+    option("--threshold", "SCORE", "report detections with at least this score, 0 to 1 (default: "
+           "the score with the best F1 in training, or 0.5)", type=float, limits=(0, 1)),
+    option("--batch-size", "N", "number of images of similar size to run together", 1,
+           limits=(1, None)),
+    option("--threads", "N", "number of threads that read, resize and draw images", 2,
+           limits=(1, None)),
+    option("--draw", None, "format of the drawn images", "jpeg", choices=["jpeg", "png", "none"]),
+    option("--labels", None, "draw the names and scores of all objects or none (default: where "
+           "there is room)", action=BooleanOptionalAction),
+    option("--format", None, "format of the detections; measures: a CSV file of areas, perimeters, "
+           "intensities and centroids", "coco", choices=FORMATS),
+    option("--label-images", None, "also write 16-bit label images for ImageJ and napari; each "
+           "value is an object", choices=["tiff", "png"]),
+    option("--shard-size", "N", "number of images that a process claims at a time (default: 1000)",
+           type=int, limits=(1, None)),
+    flag("--overwrite", "replace another run in the output folder"),
+    option("--tile", "SIDE", "cut large images into tiles of SIDE pixels", type=int),
+    option("--overlap", "FRACTION", "overlap of neighboring tiles as a fraction of their side "
+           "(default: 0.2)", type=float),
+    flag("--track", "track objects through a video and number them"),
+    FONT,
+    DEVICE,
+    OVERRIDES,
+)  # fmt: skip
 
 
 def run(args: Namespace) -> int:
@@ -79,7 +77,7 @@ def run(args: Namespace) -> int:
     keep_freed_memory()
     options = {name: value for name, value in vars(args).items() if name not in ("device", "font")}
     try:
-        totals = predict(PredictOptions(**options | {"overrides": cli.config_overrides(args)}))
+        totals = predict(PredictOptions(**options))
     except OSError as error:  # images and weights raise other errors
         raise ConfigError(f"--output {args.output}: cannot write to it ({error})") from error
     if totals is None:

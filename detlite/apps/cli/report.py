@@ -11,47 +11,43 @@ first one. The page is a single HTML file that works offline. docs/report.md exp
 KEY VALUE pairs override keys of the config, such as those that a message names.
 """
 
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from itertools import takewhile
 from pathlib import Path
 
-from detlite.apps import cli
+from detlite.apps.cli.options import FONT, OVERRIDES, Option, flag, is_key, option, split_pairs
 
 
-def add_arguments(parser: ArgumentParser) -> None:
-    text = "output folders of runs, and config keys to override; see docs/config.md"
-    parser.add_argument("runs", nargs="*", metavar="RUN | KEY VALUE", help=text)
-    text = "COCO annotation file of the --results"
-    cli.add_option(parser, "--truth", text, "FILE", type=Path)
-    text = "COCO result files, instead of runs"
-    parser.add_argument("--results", nargs="+", type=Path, default=[], metavar="FILE", help=text)
-    parser.set_defaults(overrides=[])
-    text = "folder of the images of --truth (default: searched for next to it)"
-    cli.add_option(parser, "--images", text, "FOLDER", type=Path)
-    text = "number of highest-scoring detections of an image and category that count for --results"
-    cli.add_option(parser, "--max-detections", text, default=100, limits=(1, None))
-    text = "standard deviation of each keypoint for OKS, with --results (default: COCO's)"
-    _add_numbers(parser, "--sigmas", text)
-    text = "IoUs over which AP and AR are averaged, with --results (default: 0.5 to 0.95)"
-    _add_numbers(parser, "--iou-thresholds", text)
-    text = "areas in square pixels at which medium and large objects begin, with --results "
-    _add_numbers(parser, "--area-limits", text + "(default: 1024 9216)", count=2)
-    text = "ignore unusable annotations of --truth instead of stopping"
-    parser.add_argument("--skip-bad", action="store_true", help=text)
-    text = "HTML file to write (default: report.html in the folder of the run; for several runs, "
-    text += "comparison.html in the folder of the first one)"
-    cli.add_option(parser, "--output", text, "FILE", type=Path)
-    text = "number of bootstrap samples for confidence intervals"
-    cli.add_option(parser, "--resamples", text, default=1000, limits=(100, None))
-    cli.add_option(parser, "--seed", "seed of the bootstrap", default=0)
-    text = "number of wrong detections and missed objects to show for each dataset"
-    cli.add_option(parser, "--examples", text, default=48, limits=(0, None))
-    cli.add_font(parser)
+def _numbers(name: str, text: str, count: int | str = "+") -> Option:
+    """Return an option with `count` numbers, by default none; "+": any number."""
+    return option(name, "NUMBER", text, type=float, nargs=count)
 
 
-def _add_numbers(parser: ArgumentParser, name: str, text: str, count: int | str = "+") -> None:
-    """Add an option with `count` numbers, by default none; "+": any number."""
-    parser.add_argument(name, nargs=count, type=float, default=[], metavar="NUMBER", help=text)
+OPTIONS = (
+    option("runs", "RUN", "output folders of runs", nargs="*"),
+    option("--truth", "FILE", "COCO annotation file of the --results", type=Path),
+    option("--results", "FILE", "COCO result files, instead of runs", type=Path, nargs="+"),
+    option("--images", "FOLDER", "folder of the images of --truth (default: searched for next to "
+           "it)", type=Path),
+    option("--max-detections", None, "number of highest-scoring detections of an image and "
+           "category that count for --results", 100, limits=(1, None)),
+    _numbers("--sigmas", "standard deviation of each keypoint for OKS, with --results (default: "
+             "COCO's)"),
+    _numbers("--iou-thresholds", "IoUs over which AP and AR are averaged, with --results (default: "
+             "0.5 to 0.95)"),
+    _numbers("--area-limits", "areas in square pixels at which medium and large objects begin, "
+             "with --results (default: 1024 9216)", count=2),
+    flag("--skip-bad", "ignore unusable annotations of --truth instead of stopping"),
+    option("--output", "FILE", "HTML file to write (default: report.html in the folder of the run; "
+           "for several runs, comparison.html in the folder of the first one)", type=Path),
+    option("--resamples", None, "number of bootstrap samples for confidence intervals", 1000,
+           limits=(100, None)),
+    option("--seed", None, "seed of the bootstrap", 0),
+    option("--examples", None, "number of wrong detections and missed objects to show for each "
+           "dataset", 48, limits=(0, None)),
+    FONT,
+    OVERRIDES,
+)  # fmt: skip
 
 
 def run(args: Namespace) -> int:
@@ -61,9 +57,9 @@ def run(args: Namespace) -> int:
     from detlite.engine.run_files import run_lock
     from detlite.files.atomic_write import atomic_open
 
-    count = len(list(takewhile(lambda word: not cli.is_key(word), args.runs)))
-    folders, results = list(map(Path, args.runs[:count])), args.results
-    overrides = [*cli.split_pairs(args.runs[count:]), *args.overrides]
+    count = len(list(takewhile(lambda word: not is_key(word), args.runs)))
+    folders, results = list(map(Path, args.runs[:count])), args.results or []
+    overrides = [*split_pairs(args.runs[count:]), *args.overrides]
     if bool(args.truth) != bool(results) or bool(folders) == bool(results):
         raise ConfigError("name the output folders of runs, or one --truth and its --results")
     paths = folders or results
@@ -72,9 +68,9 @@ def run(args: Namespace) -> int:
         raise ConfigError("the same run is named twice: name each one once")
     if results:
         opts = ["MODEL.ROI_HEADS.DETECTIONS_PER_IMG", args.max_detections]
-        opts += ["TEST.KEYPOINT_OKS_SIGMAS", tuple(args.sigmas)]
-        opts += ["TEST.IOU_THRESHOLDS", tuple(args.iou_thresholds)]
-        opts += ["TEST.AREA_LIMITS", tuple(args.area_limits)]
+        opts += ["TEST.KEYPOINT_OKS_SIGMAS", tuple(args.sigmas or ())]
+        opts += ["TEST.IOU_THRESHOLDS", tuple(args.iou_thresholds or ())]
+        opts += ["TEST.AREA_LIMITS", tuple(args.area_limits or ())]
         opts += ["DATASETS.ON_BAD_ANNOTATION", "skip" if args.skip_bad else "error"]
         runs = [
             read_detections(file, name, args.truth, args.images, [*opts, *overrides])

@@ -8,36 +8,34 @@ By default, only programs on this machine can connect, because the server has no
 changes this. After SIGTERM or SIGINT, the server answers all accepted requests and exits.
 """
 
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 
-from detlite.apps import cli
+from detlite.apps.cli.options import DEVICE, OVERRIDES, TRUST, config, option, weights
 
-
-def add_arguments(parser: ArgumentParser) -> None:
-    cli.add_detector(parser)
-    cli.add_option(parser, "--host", "address to listen on", default="127.0.0.1")
-    cli.add_option(parser, "--port", "port to listen on; 0: any free port", default=8000)
-    text = (
-        "report detections with at least this score, 0 to 1, unless a request has ?threshold= "
-        "(default: the checkpoint's TEST.SCORE_THRESHOLD, or 0.5)"
-    )
-    cli.add_option(parser, "--threshold", text, "SCORE", type=float, limits=(0, 1))
-    text = "maximum number of images to predict together"
-    cli.add_option(parser, "--batch-size", text, "N", 8, limits=(1, None))
-    text = "maximum number of requests waiting or running"
-    cli.add_option(parser, "--max-requests", text, "N", 64, limits=(1, None))
-    text = "time limit of a request, including the upload"
-    cli.add_option(parser, "--timeout", text, "SECONDS", 60, type=float, limits=(0.001, None))
-    text = "maximum size of an image file in bytes"
-    cli.add_option(parser, "--max-bytes", text, "N", 20_000_000, limits=(1, None))
-    text = "maximum number of pixels of an image, at most DATASETS.MAX_PIXELS"
-    cli.add_option(parser, "--max-pixels", text, "N", 40_000_000, limits=(1, None))
-    parser.add_argument(
-        "--cors", action="append", default=[], metavar="ORIGIN",
-        help="allow requests from web pages of this origin, such as https://example.org, or '*' "
-        "for all (may be repeated)",
-    )  # fmt: skip
-    cli.add_overrides(parser)
+OPTIONS = (
+    weights("checkpoint of detlite or of another framework, or an exported model", required=True),
+    TRUST,
+    config(),
+    option("--host", None, "address to listen on", "127.0.0.1"),
+    option("--port", None, "port to listen on; 0: any free port", 8000),
+    option("--threshold", "SCORE", "report detections with at least this score, 0 to 1, unless a "
+           "request has ?threshold= (default: the checkpoint's TEST.SCORE_THRESHOLD, or 0.5)",
+           type=float, limits=(0, 1)),
+    option("--batch-size", "N", "maximum number of images to predict together", 8,
+           limits=(1, None)),
+    option("--max-requests", "N", "maximum number of requests waiting or running", 64,
+           limits=(1, None)),
+    option("--timeout", "SECONDS", "time limit of a request, including the upload", 60, type=float,
+           limits=(0.001, None)),
+    option("--max-bytes", "N", "maximum size of an image file in bytes", 20_000_000,
+           limits=(1, None)),
+    option("--max-pixels", "N", "maximum number of pixels of an image, at most DATASETS.MAX_PIXELS",
+           40_000_000, limits=(1, None)),
+    option("--cors", "ORIGIN", "allow requests from web pages of this origin, such as "
+           "https://example.org, or '*' for all (may be repeated)", action="append"),
+    DEVICE,
+    OVERRIDES,
+)  # fmt: skip
 
 
 def run(args: Namespace) -> int:
@@ -54,7 +52,7 @@ def run(args: Namespace) -> int:
     limits = Limits(
         args.max_bytes, args.max_pixels, args.timeout, args.max_requests, args.batch_size
     )
-    overrides = cli.config_overrides(args)
+    overrides = args.overrides
     predictor = load_predictor(
         args.weights, args.threshold, overrides, args.config, limits.pixels, args.trust
     )
@@ -62,5 +60,5 @@ def run(args: Namespace) -> int:
     limits = replace(limits, pixels=pixels, threshold=threshold)
     predictor.score_thresh = limits.lowest_threshold
     with listen(args.host, args.port) as listener:
-        serve(predictor, limits, listener, args.host, args.cors)
+        serve(predictor, limits, listener, args.host, args.cors or [])
     return 0

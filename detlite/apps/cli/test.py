@@ -9,20 +9,20 @@ The command prints the table of COCO metrics. It writes evaluation.json and resu
 to the output folder, and also config.yaml, unless it is the output folder of the training.
 """
 
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 
-from detlite.apps import cli
+from detlite.apps.cli.options import DEVICE, OVERRIDES, config, option, weights
 
-
-def add_arguments(parser: ArgumentParser) -> None:
-    cli.add_config(parser)
-    cli.add_weights(parser, "checkpoint to evaluate (default: MODEL.WEIGHT)", required=False)
-    cli.add_option(parser, "--data", "COCO annotation file (default: DATASETS.TEST)", "FILE")
-    text = "folder of the images of --data (default: searched for next to it)"
-    cli.add_option(parser, "--images", text, "FOLDER")
-    text = "output folder (default: evaluation/ next to --weights)"
-    cli.add_option(parser, "--output", text, "FOLDER")
-    cli.add_overrides(parser)
+OPTIONS = (
+    config(),
+    weights("checkpoint to evaluate (default: MODEL.WEIGHT)"),
+    option("--data", "FILE", "COCO annotation file (default: DATASETS.TEST)"),
+    option("--images", "FOLDER", "folder of the images of --data (default: searched for next to "
+           "it)"),
+    option("--output", "FOLDER", "output folder (default: evaluation/ next to --weights)"),
+    DEVICE,
+    OVERRIDES,
+)  # fmt: skip
 
 
 def run(args: Namespace) -> int:
@@ -44,6 +44,6 @@ def run(args: Namespace) -> int:
         config=args.config,
         data=data,
         output_dir=args.output,
-        overrides=cli.config_overrides(args),
+        overrides=args.overrides,
     )
     return 0

@@ -18,26 +18,27 @@ Exit status: 0; 2 for an error that you can fix; 75 after SIGTERM or SIGHUP, and
 (continue with --resume). Under torchrun, these are the statuses of the individual processes.
 """
 
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 
-from detlite.apps import cli
+from detlite.apps.cli.options import DEVICE, FONT, OVERRIDES, config, flag, option, weights
 
 INTERRUPTED = "interrupted at once; --resume continues from the last checkpoint, if there is one"
 
 
-def add_arguments(parser: ArgumentParser) -> None:
-    cli.add_config(parser, default="chosen from --data")
-    text = "folder or annotation file to train on, as in detlite init"
-    cli.add_option(parser, "--data", text, "PATH")
-    cli.add_weights(parser, "checkpoint to start from (default: MODEL.WEIGHT)", required=False)
-    cli.add_option(parser, "--minutes", "training time in minutes", type=float)
-    cli.add_option(parser, "--output", "output folder (default: OUTPUT_DIR)", "FOLDER")
-    cli.add_flag(parser, "--single-class", "train all categories of --data as one")
-    text = "train on the evaluation images, too: a last run, after which none remain to measure it"
-    cli.add_flag(parser, "--all", text)
-    cli.add_flag(parser, "--resume", "continue the run in the output folder, if there is one")
-    cli.add_font(parser)
-    cli.add_overrides(parser)
+OPTIONS = (
+    config("chosen from --data"),
+    option("--data", "PATH", "folder or annotation file to train on, as in detlite init"),
+    weights("checkpoint to start from (default: MODEL.WEIGHT)"),
+    option("--minutes", None, "training time in minutes", type=float),
+    option("--output", "FOLDER", "output folder (default: OUTPUT_DIR)"),
+    flag("--single-class", "train all categories of --data as one"),
+    flag("--all", "train on the evaluation images, too: a last run, after which none remain to "
+         "measure it"),
+    flag("--resume", "continue the run in the output folder, if there is one"),
+    FONT,
+    DEVICE,
+    OVERRIDES,
+)  # fmt: skip
 
 
 def run(args: Namespace) -> int:
@@ -53,7 +54,7 @@ def run(args: Namespace) -> int:
         weights=args.weights,
         minutes=args.minutes,
         output_dir=args.output,
-        overrides=cli.config_overrides(args),
+        overrides=args.overrides,
         resume=args.resume or restart_count() > 0,
         single_class=args.single_class,
         all_images=args.all,

@@ -11,8 +11,9 @@ from argparse import Namespace
 import pytest
 
 from detlite.apps.batch_predict.result_files import SUFFIXES as RESULT_FORMATS
-from detlite.apps.cli import collect_overrides, export, predict
+from detlite.apps.cli import export, predict
 from detlite.apps.cli.main import COMMANDS, PIPE_CLOSED, main
+from detlite.apps.cli.options import collect_overrides
 from detlite.apps.export.exported_detector import SUFFIXES as EXPORT_FORMATS
 
 # Options that mean the same in every command; no command may name them differently.
@@ -29,7 +30,7 @@ import sys, types
 from detlite.apps.cli import main
 {before}
 command = types.ModuleType("detlite.apps.cli.doctor", "A command that prints.")
-command.add_arguments = lambda parser: None
+command.OPTIONS = ()
 def run(args):
     print("caf\\u00e9 \\u6f22")
     print("to standard error", file=sys.stderr)
@@ -51,7 +52,7 @@ def help_of(command, capsys):
 
 def test_every_command_has_a_module(repo_root):
     files = {file.stem for file in (repo_root / "detlite/apps/cli").glob("[a-z]*.py")}
-    assert files - {"main", "removed"} == {name.replace("-", "_") for name in COMMANDS}
+    assert files - {"main", "options", "removed"} == COMMANDS.keys()
 
 
 @pytest.mark.parametrize(
@@ -128,7 +129,7 @@ def test_interrupt_of_a_command_is_one_line(monkeypatch, capsys):
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
         raise KeyboardInterrupt
 
-    command = types.SimpleNamespace(add_arguments=lambda parser: None, run=interrupt)
+    command = types.SimpleNamespace(__doc__="", OPTIONS=(), run=interrupt)
     monkeypatch.setitem(sys.modules, "detlite.apps.cli.doctor", command)
     assert main(["doctor"]) == 130
     assert capsys.readouterr().err == "interrupted\n"
