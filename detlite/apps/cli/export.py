@@ -3,8 +3,8 @@
     detlite export --weights model_final.pth --format onnx --output model.onnx
     detlite export --weights model_final.pth --format openvino --int8 --output model.openvino
 
-The suffix of the output file is .pt2 for the formats pt2 (torch.export) and aoti (AOTInductor), and
-.onnx or .openvino for the others. detlite.Predictor("model.onnx") runs all of them.
+The suffix of the output file is the name of the format: .onnx, .openvino or .pt2 (torch.export).
+detlite.Predictor("model.onnx") runs all of them.
 
 After writing the file, the command compares its detections with those of the model: on the images
 of --check (default: generated images), in two other sizes, and on an image without objects. It
@@ -23,7 +23,7 @@ from pathlib import Path
 
 from detlite.apps.cli.options import OVERRIDES, config, flag, option, weights
 
-FORMATS = ("pt2", "aoti", "onnx", "openvino")
+FORMATS = ("onnx", "openvino", "pt2")
 
 
 OPTIONS = (

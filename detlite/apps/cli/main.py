@@ -35,8 +35,8 @@ COMMANDS = {
     "report": "write an HTML page about one or several runs: metrics, errors, comparison",
     "browse": "write an HTML page of augmented training images with their objects and anchors",
     "check": "find all defects of a dataset before training",
-    "convert": "convert weights of another framework, or export weights to torchvision",
-    "export": "export a model to torch.export, AOTInductor, ONNX or OpenVINO",
+    "convert": "convert weights of another framework to a checkpoint",
+    "export": "export a model to ONNX, OpenVINO or torch.export",
     "doctor": "list what is installed and test every operator",
     "analyze": "count the parameters, operations and activations of a model",
 }
@@ -91,10 +91,10 @@ def run_command(name: str, arguments: Sequence[str]) -> int:
     wait_passively()  # before the command imports torch
     command = importlib.import_module(f"detlite.apps.cli.{name}")
     parser = build_parser(name)
-    for option in (word.partition("=")[0] for word in arguments):
-        if (name, option) in removed.OPTIONS:
-            parser.error(f"{option} was removed: {removed.OPTIONS[name, option]}")
     for word, value in pairwise([*arguments, "-"]):
+        for option in (word.partition("=")[0], word.replace("=", " ", 1), f"{word} {value}"):
+            if (name, option) in removed.OPTIONS:
+                parser.error(f"{option} was removed: {removed.OPTIONS[name, option]}")
         if word.startswith("--") and (not value or word.endswith("=")):  # of an unset variable
             parser.error(f"{word}: the value is empty")
     try:

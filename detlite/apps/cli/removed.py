@@ -12,7 +12,9 @@ COMMANDS = {
     "learning-curve": "train on a part of the labels with `detlite train --data`, and compare the "
     "runs with `detlite report`",
 }
-# By command and option.
+# By command and option, or option and value.
 OPTIONS = {
     ("train", "--unlabeled"): f"images without labels gained nothing. Label them: {_PRE_LABELS}",
+    ("convert", "--to"): "write a file for other programs with `detlite export --format onnx`",
+    ("export", "--format aoti"): "use onnx, or compile the file of pt2 with torch._inductor",
 }

@@ -1,11 +1,10 @@
-"""Write detectors to files in four formats, and load them again.
+"""Write detectors to files in three formats, and load them again.
 
 Each file also contains the config and the categories, so that `Predictor` needs only the file.
 """
 
 import json
 import math
-import os
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ from yacs.config import CfgNode
 from detlite.config import ConfigError, config_from
 from detlite.config.files import parse_yaml
 from detlite.errors import CheckpointError
+from detlite.files.atomic_write import atomic_path
 from detlite.files.errors import short_reason, short_repr
 from detlite.files.reading import open_stored_zip
 from detlite.inference.predictor import READERS
@@ -29,7 +29,7 @@ from .onnx import onnx_run, write_onnx
 from .openvino import openvino_parts, part_from_bytes, to_bytes
 from .parts import exportable_parts
 
-SUFFIXES = {"pt2": ".pt2", "aoti": ".pt2", "onnx": ".onnx", "openvino": ".openvino"}
+SUFFIXES = {"onnx": ".onnx", "openvino": ".openvino", "pt2": ".pt2"}
 _METADATA_KEY = "detlite"
 
 
@@ -75,19 +75,12 @@ def write_exported(path: Path, file_format: str, cfg: CfgNode, model: DetectionM
             "test-time augmentation: set it to False, or export to the format openvino"
         )
     metadata = json.dumps({"config": cfg.dump(), "categories": model.categories})
-    writers = {
-        "pt2": _write_pt2, "aoti": _write_aoti, "onnx": write_onnx, "openvino": _write_openvino,
-    }  # fmt: skip
-    # AOTInductor requires the suffix of the temporary file too, which `atomic_path` does not keep.
-    temporary = path.with_name(f".{path.stem}.tmp{path.suffix}")
-    temporary.unlink(missing_ok=True)  # a link there would lead to another file
+    writers = {"onnx": write_onnx, "openvino": _write_openvino, "pt2": _write_pt2}
     try:
-        writers[file_format](temporary, metadata, model)
-        os.replace(temporary, path)
+        with atomic_path(path) as temporary:
+            writers[file_format](temporary, metadata, model)
     except OSError as error:
-        raise CheckpointError(f"{path}: cannot be written ({error})") from error
-    finally:
-        temporary.unlink(missing_ok=True)
+        raise CheckpointError(f"{path}: {error.strerror}") from error
 
 
 @READERS.register("exported")
@@ -151,25 +144,12 @@ def _build(path: Path, opts: Sequence[Any], metadata: str) -> tuple[CfgNode, Det
 
 
 def _write_pt2(path: Path, metadata: str, model: DetectionModel) -> None:
-    program = export_program(model)
-    torch.export.save(program, path, extra_files={_METADATA_KEY: metadata})
-
-
-def _write_aoti(path: Path, metadata: str, model: DetectionModel) -> None:
-    torch._inductor.aoti_compile_and_package(
-        export_program(model),
-        package_path=str(path),
-        inductor_configs={"aot_inductor.metadata": {_METADATA_KEY: metadata}},
-    )
+    with path.open("wb") as file:  # given a path, torch requires the suffix .pt2
+        torch.export.save(export_program(model), file, extra_files={_METADATA_KEY: metadata})
 
 
 def _pt2_run(path: Path) -> tuple[str, Run]:
-    """Return the metadata of a file of the format pt2 or aoti, and a function that runs it."""
-    with zipfile.ZipFile(path) as archive:
-        compiled = any("/aotinductor/" in name for name in archive.namelist())
-    if compiled:
-        package = torch._inductor.aoti_load_package(str(path))
-        return package.get_metadata()[_METADATA_KEY], package
+    """Return the metadata of a file of the format pt2, and a function that runs it."""
     metadata = {_METADATA_KEY: ""}
     module = torch.export.load(path, extra_files=metadata).module()
 

@@ -151,8 +151,7 @@ def export_program(model: DetectionModel) -> ExportedProgram:
     if proposals is not None:
         inputs, axes = (*inputs, proposals.boxes, proposals.valid), (*axes, (0, 1), (0, 1))
     dynamic = [dict.fromkeys(dims, Dim.AUTO) for dims in axes]
-    # As multiples, the lengths of the feature maps are products instead of nested divisions, with
-    # which AOTInductor takes 1.6 times as long (demo_shapes.yaml, torch 2.14, November 2026).
+    # As multiples, the lengths of the feature maps are products instead of nested divisions.
     smallest = math.ceil(model.backbone.min_image_side / ALIGNMENT)
     for axis, name in ((2, "height"), (3, "width")):
         dynamic[0][axis] = ALIGNMENT * Dim(f"{name}_over_{ALIGNMENT}", min=smallest)

@@ -50,7 +50,7 @@ def to_onnx(program: ExportedProgram, inputs: Sequence[str], outputs: Sequence[s
     custom = {name for name in names if name.startswith(("detlite.", "torchvision."))}
     if missing := custom - {str(operator) for operator in table}:
         raise ConfigError(
-            f"ONNX cannot express {', '.join(sorted(missing))}: export to openvino, pt2 or aoti"
+            f"ONNX cannot express {', '.join(sorted(missing))}: export to openvino or pt2"
         )
     exported = torch.onnx.export(
         program,

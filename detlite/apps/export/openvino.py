@@ -179,7 +179,7 @@ def _convert(part: ExportablePart, arguments: tuple[Any, ...]) -> openvino.Model
     except ov.frontend.OpConversionFailure as error:
         missing = re.findall(r"operations?: (.+)", str(error))
         problem = f"OpenVINO does not support {', '.join(missing) or error} in {part.name}"
-        raise ConfigError(f"{problem}: export to pt2 or aoti") from error
+        raise ConfigError(f"{problem}: export to pt2") from error
     finally:  # OpenVINO leaves the root logger silenced if a conversion fails
         root.setLevel(level)
         root.filters, root.handlers = filters, handlers

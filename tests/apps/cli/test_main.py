@@ -64,6 +64,8 @@ def test_every_command_has_a_module(repo_root):
         (["replay", "--batch", "x"], r"replay was removed: .*names its images"),
         (["suggest"], r"suggest was removed: .*predict --format coco"),
         (["train", "--unlabeled=x"], "--unlabeled was removed: .*predict --format coco"),
+        (["export", "--format", "aoti"], "--format aoti was removed: use onnx"),
+        (["export", "--format=aoti"], "--format aoti was removed: use onnx"),
         (["predict", "--output", ""], "--output: the value is empty"),  # "" is the current folder
         (["test", "--data="], "--data=: the value is empty"),
     ],

@@ -3,9 +3,7 @@
 import copy
 import importlib.util
 import pickle
-import shutil
 import struct
-import subprocess
 import sys
 import zipfile
 from collections.abc import Callable
@@ -17,7 +15,7 @@ import pytest
 import torch
 from yacs.config import CfgNode
 
-from detlite import _C, ConfigError, Predictor, build_model
+from detlite import ConfigError, Predictor, build_model
 from detlite.apps.batch_predict.predict_images import load_predictor
 from detlite.apps.batch_predict.ray import Detect
 from detlite.apps.export import exported_detector as exported
@@ -146,39 +144,6 @@ def assert_portable(file: Path) -> None:
     shapes = [value.type.tensor_type.shape.dim for value in graph.graph.input]
     axes = [[axis.dim_value for axis in shape] for shape in shapes]
     assert axes == [[0, 3, 0, 0], [0, 2]]  # 0: any length
-
-
-@pytest.mark.slow
-def test_aoti_runs_in_python_and_in_cpp(tiny_config, tmp_path, repo_root):
-    compiler = shutil.which("g++")
-    if compiler is None:
-        pytest.skip("needs g++")
-    cfg, model = build(family_config("proposals", tiny_config))
-    for stage in ("res2", "res3", "res4", "res5"):  # compiling all blocks takes long
-        del model.backbone.body.get_submodule(stage)[1:]
-    write_exported(tmp_path / "model.pt2", "aoti", cfg, model)
-    _, read = read_exported(tmp_path / "model.pt2", trust=True)
-    image = torch.rand(3, 256, 320)
-    [actual], [expected] = read.detect([image]), model.detect([image])
-    torch.testing.assert_close(actual.boxes, expected.boxes, rtol=1e-4, atol=1e-3)
-
-    torch_folder = Path(torch.__file__).parent
-    source, libraries = repo_root / "docs" / "export_example.cpp", torch_folder / "lib"
-    include = [f"-I{torch_folder / 'include'}"]
-    link = [f"-L{libraries}", f"-Wl,-rpath,{libraries}", "-Wl,--no-as-needed", "-rdynamic"]
-    link += ["-ltorch", "-ltorch_cpu", "-lc10", "-ldl"]
-    program = tmp_path / "export_example"
-    subprocess.run([compiler, "-std=c++20", source, "-o", program, *include, *link], check=True)
-    pixels = model.prepare([image])[0].pixels[0].permute(1, 2, 0).contiguous()
-    pixels.numpy().tofile(tmp_path / "pixels")
-    command: list[Any] = [program, tmp_path / "model.pt2", _C.__file__, tmp_path / "pixels"]
-    printed = subprocess.run(
-        [*command, "256", "320"], check=True, capture_output=True, text=True
-    ).stdout
-    rows = torch.tensor([[float(x) for x in line.split()] for line in printed.splitlines()])
-    torch.testing.assert_close(rows[:, 0].long(), actual.labels)
-    torch.testing.assert_close(rows[:, 1], actual.scores, rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(rows[:, 2:], actual.boxes, rtol=1e-4, atol=1e-2)
 
 
 @pytest.mark.slow
