@@ -4,11 +4,16 @@ from collections.abc import Sequence
 
 from yacs.config import CfgNode
 
+from detlite.modeling.compilation import compile_parts
 from detlite.modeling.detection_model import DetectionModel
 from detlite.modeling.detector import Detector
 from detlite.structures.keypoints import with_sides
 
+from .image_detector import ResizingDetector
+from .optimize import PARTS, optimize
 from .options import InferenceOptions, build_options
+from .tiling import TiledDetector
+from .tta import AugmentedDetector
 
 
 def build_detector(
@@ -21,10 +26,6 @@ def build_detector(
     model, dtype = build_inference(cfg, model)
     # oneDNN has already fused the operations of optimized models on CPUs.
     if cfg.MODEL.COMPILE and not (cfg.TEST.OPTIMIZE and model.device.type == "cpu"):
-        from detlite.modeling.compilation import compile_parts
-
-        from .optimize import PARTS
-
         model = compile_parts(model, PARTS)
     names = with_sides(keypoint_names, cfg.DATASETS.KEYPOINT_FLIP_PAIRS)
     return wrap_detector(model, build_options(cfg, dtype), names), dtype
@@ -35,8 +36,6 @@ def build_inference(cfg: CfgNode, model: DetectionModel) -> tuple[DetectionModel
     if not cfg.TEST.OPTIMIZE:
         model.use_memory_format()
         return model, cfg.DTYPE
-    from .optimize import optimize  # training does not need it before the first evaluation
-
     return optimize(model, cfg.DTYPE), "float32"
 
 
@@ -47,13 +46,8 @@ def wrap_detector(
 
     See `AugmentedDetector` for `keypoint_names`.
     """
-    augmented = None
-    if options.views:
-        from .tta import AugmentedDetector
-
-        augmented = AugmentedDetector(model, options.views, keypoint_names)
-    if options.tiling is None:
+    augmented = AugmentedDetector(model, options.views, keypoint_names) if options.views else None
+    if not options.tile:
         return augmented or model
-    from .tiling import ResizingDetector, TiledDetector
-
-    return TiledDetector(augmented or ResizingDetector(model, options.view), options.tiling)
+    detector = augmented or ResizingDetector(model, options.view)
+    return TiledDetector(detector, options.tile, options.tile_batch, options.tile_overlap)

@@ -6,8 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from detlite.data.transforms.resize import resize_shortest, size_of
 from detlite.modeling.detection_model import DetectionModel
 from detlite.structures.instances import Detections
+
+from .options import View
 
 
 class ImageDetector:
@@ -45,3 +48,24 @@ class ImageDetector:
 
     def _detect(self, image: Tensor, proposals: Tensor | None, min_score: float) -> Detections:
         raise NotImplementedError
+
+
+class ResizingDetector(ImageDetector):
+    """Resizes images for a model without proposals, and maps its detections back."""
+
+    def __init__(self, model: DetectionModel, view: View) -> None:
+        super().__init__(model)
+        self.sizes = view.min_size, view.max_size
+
+    def detect(
+        self,
+        images: Sequence[Tensor],
+        proposals: Sequence[Tensor | None] | None = None,
+        min_score: float = 0.0,
+    ) -> list[Detections]:
+        inputs = [resize_shortest(image, *self.sizes, self.convention.resize) for image in images]
+        detections = self.model.detect(inputs, None, min_score)
+        return [
+            found.rescale(size_of(network_input), size_of(image), self.convention)
+            for found, network_input, image in zip(detections, inputs, images, strict=True)
+        ]

@@ -1,20 +1,15 @@
 """Options of inference: the sizes, parts and copies of an image in which objects are detected."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import TYPE_CHECKING
+from typing import Any
 
 from torch import Tensor
 from yacs.config import CfgNode
 
 from detlite.data.images.pixels import DEFAULT_OPTIONS, ImageOptions, build_image_options
 from detlite.structures import boxes as box_ops
-
-if TYPE_CHECKING:
-    from detlite.inference.tiling import Tiling
 
 UNMEASURED_THRESHOLD = 0.5  # score, for models without TEST.SCORE_THRESHOLD
 _AUTOCAST_DTYPES = ("float32", "float16", "bfloat16", "auto")
@@ -46,7 +41,10 @@ class InferenceOptions:
     Attributes:
         view: size of the network input.
         views: views for test-time augmentation, instead of `view`; empty: no augmentation.
-        tiling: cuts larger images into tiles, which are detected in one by one; None: no tiles.
+        tile: side of the overlapping tiles that larger images are cut into, in pixels of the
+            original image; 0: no tiles. Tiles are resized like images.
+        tile_batch: maximum number of tiles per call of the model.
+        tile_overlap: minimum overlap of neighboring tiles as a fraction of their side.
         dtype: precision of the forward pass with autocast: "float32", "float16", "bfloat16", or
             "auto" for the fastest one on the device. A model of `detlite.optimize` with float32 is
             faster.
@@ -57,7 +55,9 @@ class InferenceOptions:
 
     view: View = View(800, 1333)
     views: Sequence[View] = ()
-    tiling: Tiling | None = None
+    tile: int = 0
+    tile_batch: int = 8
+    tile_overlap: float = 0.2
     dtype: str = "float32"
     score_thresh: float | None = None
     images: ImageOptions = DEFAULT_OPTIONS
@@ -68,20 +68,37 @@ class InferenceOptions:
         thresh = 0 if self.score_thresh is None else self.score_thresh
         if not isinstance(thresh, Real) or isinstance(thresh, bool) or not 0 <= thresh <= 1:
             raise ValueError(f"score_thresh={self.score_thresh!r}: must be a number in 0..1")
+        if self.tile < 0 or self.tile_batch < 1:
+            raise ValueError(
+                f"tile={self.tile!r}, tile_batch={self.tile_batch!r}: must be at least 0 and 1"
+            )
 
 
-def build_options(cfg: CfgNode, dtype: str) -> InferenceOptions:
-    """Build the options of INPUT, TEST.BBOX_AUG, TEST.TILE and TEST.SCORE_THRESHOLD."""
+def build_options(cfg: CfgNode, dtype: str, opts: Sequence[Any] = ()) -> InferenceOptions:
+    """Build the options of INPUT, TEST.BBOX_AUG, TEST.TILE and TEST.SCORE_THRESHOLD.
+
+    A threshold that the overrides `opts` (alternating keys and values) name is used as it is, also
+    if it is 0, which means "not measured" in a stored config.
+    """
     view = View(cfg.INPUT.MIN_SIZE_TEST, cfg.INPUT.MAX_SIZE_TEST)
-    tiling = None
-    if cfg.TEST.TILE:
-        from detlite.inference.tiling import Tiling
-
-        tiling = Tiling(cfg.TEST.TILE, cfg.TEST.TILE_OVERLAP, cfg.TEST.IMS_PER_BATCH)
-    of_model = cfg.MODEL.ROI_HEADS.SCORE_THRESH, cfg.MODEL.RETINANET.INFERENCE_TH
-    score_thresh = cfg.TEST.SCORE_THRESHOLD or max(UNMEASURED_THRESHOLD, *of_model)
-    images = build_image_options(cfg)
-    return InferenceOptions(view, _build_views(cfg), tiling, dtype, score_thresh, images)
+    key, of_model = "MODEL.ROI_HEADS.SCORE_THRESH", cfg.MODEL.ROI_HEADS.SCORE_THRESH
+    if cfg.MODEL.META_ARCHITECTURE == "RetinaNet":
+        key, of_model = "MODEL.RETINANET.INFERENCE_TH", cfg.MODEL.RETINANET.INFERENCE_TH
+    score_thresh = cfg.TEST.SCORE_THRESHOLD or max(UNMEASURED_THRESHOLD, of_model)
+    for name, value in (("TEST.SCORE_THRESHOLD", cfg.TEST.SCORE_THRESHOLD), (key, of_model)):
+        if name in opts[::2]:
+            score_thresh = value
+            break
+    return InferenceOptions(
+        view,
+        _build_views(cfg),
+        cfg.TEST.TILE,
+        cfg.TEST.IMS_PER_BATCH,
+        cfg.TEST.TILE_OVERLAP,
+        dtype,
+        score_thresh,
+        build_image_options(cfg),
+    )
 
 
 def _build_views(cfg: CfgNode) -> list[View]:

@@ -125,17 +125,24 @@ def _content_of(file: Any) -> bytes:
 class Prediction(dict[str, Any]):
     """Detections of an image, as a dict with the keys that `Predictor` describes.
 
+    Its length is the number of detections.
+
     Attributes:
-        source: the image that was passed to the predictor.
+        image: the image uint8 [C, H, W], if a `Predictor` was called with it.
+        source: the path or URL that it was read from, if any.
         options: how a file is read.
         categories: of the model.
         threshold: minimum score of objects that are drawn.
     """
 
-    source: ImageInput | None = None
+    image: Tensor | None = None
+    source: str | Path | None = None
     options: ImageOptions = DEFAULT_OPTIONS
     categories: Sequence[dict[str, Any]] = ()
     threshold: float = UNMEASURED_THRESHOLD
+
+    def __len__(self) -> int:
+        return len(self["scores"])
 
     def __repr__(self) -> str:
         height, width = self["size"]
@@ -148,10 +155,9 @@ class Prediction(dict[str, Any]):
 
     def plot(self, image: ImageInput | None = None, **options: Any) -> Image.Image:
         """Draw the objects on the image, or on `image`; see `apps.drawing.draw_detections`."""
-        source = self.source if image is None else image
-        if source is None:
+        pixels = self.image if image is None else load_image(image, self.options)
+        if pixels is None:
             raise ValueError("this prediction does not contain its image: call plot(image)")
-        pixels = load_image(source, self.options)
         return PREDICTION_WRITERS.get("image")(pixels, self, self.categories, **options)
 
     def show(self, image: ImageInput | None = None, **options: Any) -> None:

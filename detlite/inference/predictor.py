@@ -11,6 +11,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, overload
 
+import numpy as np
 import torch
 from torch import Tensor
 from yacs.config import CfgNode
@@ -27,7 +28,8 @@ from detlite.structures.instances import Detections
 from detlite.structures.keypoints import keypoint_names
 
 from .build import build_inference, wrap_detector
-from .image_detector import ImageDetector
+from .ensemble import EnsembleDetector
+from .image_detector import ImageDetector, ResizingDetector
 from .options import InferenceOptions, View, build_options
 from .prediction import ImageInput, LoadedImage, Prediction, load_image, to_prediction
 from .score_thresh import with_score_thresh
@@ -49,7 +51,7 @@ class Predictor:
     image, or uint8 RGB as an array [H, W, 3] or a tensor [3, H, W] (C channels instead of three for
     a model of C channels).
     It returns a `Prediction`, a dict with the N detections by decreasing score, in pixels of the
-    image, on the CPU:
+    image, on the CPU; its length is N, and it keeps the pixels of the image for `plot`:
 
     - `size`: (height, width) of the image,
     - `boxes` float32 [N, 4], xyxy,
@@ -74,8 +76,9 @@ class Predictor:
         max_size: maximum length of the long side (1333, or the file's value). A size turns off
             test-time augmentation.
         score_thresh: minimum score of detections; it replaces a higher threshold of the model
-            (MODEL.ROI_HEADS.SCORE_THRESH). None: TEST.SCORE_THRESHOLD of the file, which training
-            measures, or 0.5 if it is unknown; for a model in memory, the model's threshold.
+            (MODEL.ROI_HEADS.SCORE_THRESH). None: the threshold that `opts` of `from_checkpoint`
+            name, or TEST.SCORE_THRESHOLD of the file, which training measures, or 0.5 if it is
+            unknown; for a model in memory, the model's threshold.
         rle: return masks as COCO RLEs, not as bitmaps of H x W bytes each.
         options: how images are read and objects are detected in them. None: the file's options,
             which `from_checkpoint` can override one by one, or the default ones.
@@ -177,8 +180,11 @@ class Predictor:
             return []
         loaded = [self.load(image) for image in images]
         predictions = list(map(self.to_prediction, self.detect(loaded, proposals), loaded))
-        for prediction, image in zip(predictions, images, strict=True):
-            prediction.source = image
+        for prediction, image, given in zip(predictions, loaded, images, strict=True):
+            # The caller may write the next frame into the memory of an array.
+            shared = isinstance(given, Tensor | np.ndarray)
+            prediction.image = image.original.clone() if shared else image.original
+            prediction.source = given if isinstance(given, str | Path) else None
         return predictions
 
     @property
@@ -257,19 +263,16 @@ def _read_model(
     """Read an exported model, or build and optimize that of a checkpoint, with its options."""
     if Path(path).suffix in _EXPORTED_SUFFIXES:
         cfg, model = READERS.get("exported")(path, opts, trust)
-        return model, build_options(cfg, cfg.DTYPE)
+        return model, build_options(cfg, cfg.DTYPE, opts)
     cfg, model = build_model_from_checkpoint(path, opts, config)
     model, dtype = build_inference(cfg, model)
-    return model, build_options(cfg, dtype)
+    return model, build_options(cfg, dtype, opts)
 
 
 def _merge(predictors: Sequence[Predictor]) -> Predictor:
     """Return a predictor with the merged detections of several, and their mean threshold."""
     if len(predictors) < 2:
         return predictors[0]
-    from .ensemble import EnsembleDetector
-    from .tiling import ResizingDetector
-
     detectors = [
         one.detector if isinstance(one.detector, ImageDetector)
         else ResizingDetector(one.model, one._options.view)

@@ -9,7 +9,7 @@ it. The box and mask of an object that is cut by tile borders are the union of i
 Shapes: N detections in a tile, P parts of an object, M x M cells of a mask.
 """
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from dataclasses import astuple, dataclass
 
 import torch
@@ -19,15 +19,13 @@ from torch.utils._pytree import tree_map
 
 from detlite.config import ConfigError
 from detlite.conventions import Convention
-from detlite.data.transforms.resize import resize_shortest, size_of
+from detlite.data.transforms.resize import size_of
 from detlite.data.transforms.tiles import tile_windows
-from detlite.modeling.detection_model import DetectionModel
 from detlite.structures import boxes as box_ops
 from detlite.structures.instances import Detections
 from detlite.structures.masks.pasting import paste_probabilities
 
 from .image_detector import ImageDetector
-from .options import View
 
 # If a tile border cuts one of two detections, the lower-scoring one is dropped from this
 # intersection over the smaller area (SAHI's metric IOS and its default).
@@ -73,43 +71,10 @@ class Tile:
         return torch.cat([inside[:, :2], -inside[:, 2:]], dim=1)
 
 
-@dataclass(frozen=True)
-class Tiling:
-    """Settings for cutting images into tiles (`tile_windows`). Tiles are resized like images."""
-
-    side: int  # of a tile in pixels of the original image
-    overlap: float = 0.2  # minimum overlap of neighbors as a fraction of the side
-    batch: int = 8  # maximum number of tiles per call of the model
-
-    def __post_init__(self) -> None:
-        if self.side < 1 or not 0 <= self.overlap < 1 or self.batch < 1:
-            raise ValueError(f"{self}: side and batch must be at least 1, overlap in [0, 1)")
-
-    def tiles(self, size: tuple[int, int]) -> list[Tile]:
-        """Return evenly spaced tiles of an image of (height, width), row by row."""
-        windows = tile_windows(size, self.side, self.overlap)
-        return [Tile(x, y, x + width, y + height) for y, x, height, width in windows]
-
-
-class ResizingDetector(ImageDetector):
-    """Resizes images for a model without proposals, and maps its detections back."""
-
-    def __init__(self, model: DetectionModel, view: View) -> None:
-        super().__init__(model)
-        self.sizes = view.min_size, view.max_size
-
-    def detect(
-        self,
-        images: Sequence[Tensor],
-        proposals: Sequence[Tensor | None] | None = None,
-        min_score: float = 0.0,
-    ) -> list[Detections]:
-        inputs = [resize_shortest(image, *self.sizes, self.convention.resize) for image in images]
-        detections = self.model.detect(inputs, None, min_score)
-        return [
-            found.rescale(size_of(network_input), size_of(image), self.convention)
-            for found, network_input, image in zip(detections, inputs, images, strict=True)
-        ]
+def cut_tiles(size: tuple[int, int], side: int, overlap: float) -> list[Tile]:
+    """Return evenly spaced tiles of an image of (height, width), row by row; see `tile_windows`."""
+    windows = tile_windows(size, side, overlap)
+    return [Tile(x, y, x + width, y + height) for y, x, height, width in windows]
 
 
 class TiledDetector(ImageDetector):
@@ -117,25 +82,33 @@ class TiledDetector(ImageDetector):
 
     The maximum number of detections per image applies to each tile, not to the merged detections.
     An image that fits into one tile is not cut.
+
+    Args:
+        detector: detects in each tile.
+        side: of a tile in pixels of the original image.
+        batch: maximum number of tiles per call of `detector`.
+        overlap: minimum overlap of neighbors as a fraction of the side.
     """
 
-    def __init__(self, detector: ImageDetector, tiling: Tiling) -> None:
+    def __init__(
+        self, detector: ImageDetector, side: int, batch: int = 8, overlap: float = 0.2
+    ) -> None:
         if detector.takes_proposals:
             raise ConfigError(
                 "TEST.TILE must be 0 for a Fast R-CNN: its proposals refer to whole images"
             )
         super().__init__(detector.model)
         self.detector = detector
-        self.tiling = tiling
+        self.side, self.batch, self.overlap = side, batch, overlap
 
     def _detect(self, image: Tensor, proposals: Tensor | None, min_score: float) -> Detections:
         height, width = size = size_of(image)
-        tiles = self.tiling.tiles(size)
+        tiles = cut_tiles(size, self.side, self.overlap)
         detections = self.detector.detect([image], None, min_score)
         if len(tiles) == 1:
             return detections[0]
-        for start in range(0, len(tiles), self.tiling.batch):
-            batch = tiles[start : start + self.tiling.batch]
+        for start in range(0, len(tiles), self.batch):
+            batch = tiles[start : start + self.batch]
             in_tiles = self.detector.detect([tile.crop(image) for tile in batch], None, min_score)
             detections += [_shift(*pair) for pair in zip(in_tiles, batch, strict=True)]
         suppression = self.model.postprocess.suppression
@@ -183,24 +156,24 @@ def merge(
     # For each detection, the detections that it drops and the detections that complete it.
     drops: list[list[int]] = [[] for _ in range(offsets[-1])]
     completions: list[list[int]] = [[] for _ in range(offsets[-1])]
-    for s, tile in enumerate(tiles):
-        for t, other in enumerate(tiles[:s]):
-            boxes = other.clip(detections[s].boxes), tile.clip(detections[t].boxes)
-            same_label = detections[s].labels[:, None] == detections[t].labels
-            iou, ios = _overlaps(*boxes)
-            either_cut = cut[s][:, None] | cut[t]
-            overlapping = torch.where(either_cut, ios > _MAX_IOS, iou > iou_thresh)
-            drop = overlapping & (same_label | class_agnostic)
-            for i, j in drop.nonzero().tolist():
-                drops[offsets[s] + i].append(offsets[t] + j)
-                drops[offsets[t] + j].append(offsets[s] + i)
-            match = same_label & (iou > _MIN_PART_IOU)
-            beyond_tile = tile.exceeded_by(detections[t].boxes)
-            beyond_other = other.exceeded_by(detections[s].boxes)[:, None]
-            for i, j in (match & beyond_tile).nonzero().tolist():
-                completions[offsets[s] + i].append(offsets[t] + j)
-            for i, j in (match & beyond_other).nonzero().tolist():
-                completions[offsets[t] + j].append(offsets[s] + i)
+    for s, t in _pairs(tiles, cut):
+        tile, other = tiles[s], tiles[t]
+        boxes = other.clip(detections[s].boxes), tile.clip(detections[t].boxes)
+        same_label = detections[s].labels[:, None] == detections[t].labels
+        iou, ios = _overlaps(*boxes)
+        either_cut = cut[s][:, None] | cut[t]
+        overlapping = torch.where(either_cut, ios > _MAX_IOS, iou > iou_thresh)
+        drop = overlapping & (same_label | class_agnostic)
+        for i, j in drop.nonzero().tolist():
+            drops[offsets[s] + i].append(offsets[t] + j)
+            drops[offsets[t] + j].append(offsets[s] + i)
+        match = same_label & (iou > _MIN_PART_IOU)
+        beyond_tile = tile.exceeded_by(detections[t].boxes)
+        beyond_other = other.exceeded_by(detections[s].boxes)[:, None]
+        for i, j in (match & beyond_tile).nonzero().tolist():
+            completions[offsets[s] + i].append(offsets[t] + j)
+        for i, j in (match & beyond_other).nonzero().tolist():
+            completions[offsets[t] + j].append(offsets[s] + i)
     joined = tree_map(lambda *fields: torch.cat(fields), *detections)
     groups = _group(joined.scores, torch.cat(cut).tolist(), drops, completions)
     leaders = torch.tensor([group[0] for group in groups], dtype=torch.int64)
@@ -209,6 +182,15 @@ def merge(
         if len(group) > 1:
             _write_union(merged, row, joined[group], convention)
     return merged
+
+
+def _pairs(tiles: Sequence[Tile], detections: Sequence[Sized]) -> list[list[int]]:
+    """Return the pairs [later, earlier] of tiles that overlap and have detections, in order."""
+    x1, y1, x2, y2 = torch.tensor([astuple(tile) for tile in tiles]).unbind(1)
+    used = torch.tensor([len(found) > 0 for found in detections])
+    meet = (x1[:, None] < x2) & (x1 < x2[:, None]) & (y1[:, None] < y2) & (y1 < y2[:, None])
+    pairs: list[list[int]] = (meet & used & used[:, None]).tril(-1).nonzero().tolist()
+    return pairs
 
 
 def _group(

@@ -25,7 +25,6 @@ from detlite.evaluation import EVALUATORS, Evaluator
 from detlite.evaluation.detection_results import to_coco_results
 from detlite.inference.options import InferenceOptions, View
 from detlite.inference.predictor import Predictor
-from detlite.inference.tiling import Tiling
 from detlite.modeling.build import build_model
 from tests.engine.toy import read_metrics
 
@@ -95,7 +94,7 @@ def test_tiles(make_cfg, make_sets, toy, blocks, tmp_path):
     results = json.loads((tmp_path / "results_val.json").read_text())
     results.sort(key=lambda result: result["image_id"])  # stable; larger images come first
     toy.categories = [{"id": 7, "name": "red"}, {"id": 9, "name": "green"}]
-    options = InferenceOptions(View(16, 1333), tiling=Tiling(16, 0.5))
+    options = InferenceOptions(View(16, 1333), tile=16, tile_overlap=0.5)
     predictor = Predictor(toy, rle=True, options=options)
     predictions = predictor([blocks / f"{number}.png" for number in range(7)])
     masks = [mask for one in predictions for mask in one["masks"]]

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from detlite.inference import build
-from detlite.modeling import compilation
 
 
 @pytest.mark.parametrize(
@@ -25,7 +24,7 @@ def test_evaluation_compiles_on_request(
     cfg = tiny_config("MODEL.COMPILE", compiles, "TEST.OPTIMIZE", optimizes)
     model = SimpleNamespace(device=torch.device(device))
     monkeypatch.setattr(build, "build_inference", lambda cfg, model: (model, "float32"))
-    monkeypatch.setattr(compilation, "compile_parts", lambda model, parts: "compiled")
+    monkeypatch.setattr(build, "compile_parts", lambda model, parts: "compiled")
     detector, dtype = build.build_detector(cfg, model)
     assert (detector == "compiled") == expected
     assert dtype == "float32"

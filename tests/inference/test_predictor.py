@@ -18,8 +18,7 @@ from detlite.checkpoint.files import Checkpoint, save_checkpoint
 from detlite.conventions import CONVENTIONS
 from detlite.data import DataError
 from detlite.data.images.pixels import ImageOptions
-from detlite.inference.options import InferenceOptions, View
-from detlite.inference.tiling import Tiling
+from detlite.inference.options import InferenceOptions, View, build_options
 from detlite.structures.masks.formats import to_bitmap
 from tests.builders import BrightSquare, square_image
 from tests.modeling.family import family_config
@@ -264,12 +263,30 @@ def test_predictions_can_be_drawn_and_printed(image, tmp_path, source):
     height, width = prediction["size"]
     text = f"Prediction({width} x {height} pixels: 1 square, 1 image; boxes, masks)"
     assert repr(prediction) == text
+    assert len(prediction) == 2
     drawn, without = prediction.plot(min_side=1), prediction.plot(min_side=1, min_score=0.99)
     assert drawn.size == without.size == (width, height)
     assert (np.asarray(drawn) != np.asarray(without)).any()
-    prediction.source = None
+    prediction.image = None
     with pytest.raises(ValueError, match="does not contain its image"):
         prediction.plot()
+
+
+def test_predictions_keep_their_pixels(predictor, image):
+    """Neither the next frame in the same memory nor a closed file changes what is drawn."""
+    Image.fromarray(image).save(content := io.BytesIO(), "PNG")
+    expected = torch.from_numpy(image.copy()).permute(2, 0, 1)
+    frame, tensor = image.copy(), expected.clone()
+    for given in (frame, tensor, Image.fromarray(image), content, content.getvalue()):
+        prediction = predictor(given)
+        if given is frame or given is tensor:
+            given[...] = 7
+        content.seek(0)
+        again = pickle.loads(pickle.dumps(prediction))
+        for one in (prediction, again):
+            assert torch.equal(one.image, expected)
+        assert again.plot(min_side=1).size == (120, 60)
+        assert torch.equal(again["boxes"], prediction["boxes"])
 
 
 def test_predictions_can_be_listed(image):
@@ -294,8 +311,9 @@ def test_a_path_loads_the_predictor_of_a_checkpoint(tiny_config, image, tmp_path
     assert (one.score_thresh, one.min_size, one.dtype) == (0.3, 96, other.dtype)
     assert other.score_thresh == 0.3
     assert Predictor(path, score_thresh=0.0).score_thresh == 0
-    unmeasured = ["TEST.SCORE_THRESHOLD", 0.0]
-    assert Predictor.from_checkpoint(path, unmeasured).score_thresh == 0.5
+    for key in ("TEST.SCORE_THRESHOLD", "MODEL.ROI_HEADS.SCORE_THRESH"):  # given, although 0
+        assert Predictor.from_checkpoint(path, [key, 0.0]).score_thresh == 0
+    assert build_options(tiny_config(), "float32").score_thresh == 0.5  # not measured
     one.score_thresh = other.score_thresh = 0.0
     assert torch.equal(one(image)["boxes"], other(image)["boxes"])
 
@@ -374,8 +392,8 @@ def test_invalid_values_are_refused(arguments, message):
         Predictor(BrightSquare(), **arguments)
     with pytest.raises(ValueError, match="dtype='int8'"):
         InferenceOptions(dtype="int8")
-    with pytest.raises(ValueError, match="overlap"):
-        Tiling(64, overlap=1.0)
+    with pytest.raises(ValueError, match="tile=-1"):
+        InferenceOptions(tile=-1)
     with pytest.raises(ValueError, match="min_size"):
         View(0, 64)
 
@@ -402,7 +420,7 @@ def test_wrappers_are_removed(detector, image):
 
 @pytest.mark.parametrize("protocol", [2, 5])
 def test_predictors_can_be_pickled(detector, image, protocol):
-    options = InferenceOptions(views=[View(64, 99, flip=True)], tiling=Tiling(64), score_thresh=0.0)
+    options = InferenceOptions(views=[View(64, 99, flip=True)], tile=64, score_thresh=0.0)
     for model in (detector, optimize(detector, "bfloat16")):
         predictor = Predictor(model, options=options)
         again = pickle.loads(pickle.dumps(predictor, protocol))

@@ -14,7 +14,6 @@ from detlite.apps.export.exported_program import ProgramDetector
 from detlite.data.images.pixels import ImageOptions
 from detlite.inference.options import InferenceOptions
 from detlite.inference.predictor import READERS, Predictor
-from detlite.inference.tiling import Tiling
 
 KEYS = (
     "MODEL.ROI_HEADS.SCORE_THRESH", 0.0, "INPUT.MIN_SIZE_TEST", 64, "TEST.TILE", 80,
@@ -49,15 +48,15 @@ def test_tiles_of_an_exported_model(tiny_config, tmp_path):
 @pytest.mark.parametrize(
     ("opts", "tiling"),
     [
-        ([], Tiling(80, 0.3)),
-        (["TEST.TILE", 0], None),
-        (["TEST.TILE_OVERLAP", 0.5], Tiling(80, 0.5)),
-        (["TEST.TILE", 64, "TEST.IMS_PER_BATCH", 2], Tiling(64, 0.3, 2)),
+        ([], (80, 0.3, 8)),
+        (["TEST.TILE", 0], (None, None, None)),
+        (["TEST.TILE_OVERLAP", 0.5], (80, 0.5, 8)),
+        (["TEST.TILE", 64, "TEST.IMS_PER_BATCH", 2], (64, 0.3, 2)),
     ],
 )
 def test_overrides_change_the_config_of_the_file(exported, opts, tiling):
     detector = load_predictor(exported, 0.0, opts).detector
-    assert getattr(detector, "tiling", None) == tiling
+    assert tuple(getattr(detector, name, None) for name in ("side", "overlap", "batch")) == tiling
 
 
 def limits_of(predictor):

@@ -25,7 +25,6 @@ from detlite.apps.export.openvino import to_openvino
 from detlite.apps.export.verify import compare_detectors
 from detlite.errors import CheckpointError
 from detlite.inference.options import InferenceOptions, View
-from detlite.inference.tiling import Tiling
 from detlite.modeling.detection_model import DetectionModel
 from tests.modeling.family import family_config
 
@@ -288,11 +287,11 @@ def test_tiling_of_an_exported_model(tiny_config, tmp_path, read_once):
     cfg, model = build(tiny_config(*keys))
     write_exported(tmp_path / "model.pt2", "pt2", cfg, model)
     predictor = Predictor(tmp_path / "model.pt2", score_thresh=0.0, trust=True)
-    assert predictor.detector.tiling == Tiling(100, 0.2, 8)
+    assert predictor.detector.side == 100
     image = np.random.default_rng(0).integers(0, 256, (150, 150, 3), dtype=np.uint8)
     prediction = predictor(image)
     model.normalizer.divisibility = 128  # the program pads the views of 96 x 96 to it
-    options = InferenceOptions(View(96, 1333), tiling=Tiling(100, 0.2, 8))
+    options = InferenceOptions(View(96, 1333), tile=100)
     expected = Predictor(model, options=options)(image)
     assert len(prediction["boxes"]) == len(expected["boxes"]) > 20
     torch.testing.assert_close(prediction["boxes"], expected["boxes"], atol=0.01, rtol=0)
