@@ -5,13 +5,11 @@
     python -m benchmarks ops --fallback
     python -m benchmarks model --detections 12 --threshold 0.5
     python -m benchmarks train --config configs/nuclei_mask_rcnn_R_18_FPN.yaml --real --batch 4
-    python -m benchmarks train --objects 500 --trace step.json
+    python -m benchmarks train --objects 500
     python -m benchmarks gpu --output gpu
     python -m benchmarks data --workers 0 2
-    python -m benchmarks index --images 120000 --batches 10000
+    python -m benchmarks index --images 120000
     python -m benchmarks eval --images 5000
-    python -m benchmarks scaling --plot benchmarks/results/models/scaling.png
-    python -m benchmarks latency --peer-python environments/ultralytics/bin/python
 
 Prints a table. --json writes the rows, such as {"case", "device", "dtype", "detlite_ms",
 "torchvision_ms", "ratio", ...}, and --markdown writes the table with the machine and the command.
@@ -20,7 +18,6 @@ Prints a table. --json writes the rows, such as {"case", "device", "dtype", "det
 import argparse
 import dataclasses
 import json
-import os
 import shlex
 import sys
 import time
@@ -38,15 +35,9 @@ from detlite.modeling.precision import has_bfloat16
 from .data.evaluation import benchmark_evaluation
 from .data.index import benchmark_index
 from .data.loading import benchmark_data
-from .latency.cases import Settings
-from .latency.detlite_models import MODELS
-from .latency.detlite_models import MODES as LATENCY_MODES
-from .latency.page import AP_FILE, page, plot_latency, read_aps
-from .latency.run import benchmark_latency
-from .models.gpu import GpuBenchmark, gpu_page
+from .models.gpu import GpuBenchmark
 from .models.inference import MODES, Inference, benchmark_model
-from .models.scaling import AXES, benchmark_scaling, plot_scaling
-from .models.training import DTYPES, Training, benchmark_train, write_trace
+from .models.training import DTYPES, Training, benchmark_train
 from .operators.fallback import benchmark_fallback
 from .operators.measure import benchmark_ops
 from .report import environment, header, line, markdown, phase_table
@@ -91,9 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if args.markdown:
             words = sys.argv[1:] if arguments is None else arguments
             command = f"python -m benchmarks {shlex.join(words)}"
-            args.markdown.write_text(args.page(args, rows, machine, command))
-        if getattr(args, "plot", None):
-            args.draw(args, rows)
+            args.markdown.write_text(markdown(rows, machine, command))
     except (ConfigError, DataError, OptionError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -114,7 +103,7 @@ def _check(args: Args) -> None:
             raise OptionError(f"--{name} {getattr(args, name)}: must be at least 1")
     if args.cpu_time and any(getattr(args, "workers", [])):
         raise OptionError("--cpu-time does not measure loader processes: use --workers 0")
-    for name in ("json", "markdown", "plot", "trace"):
+    for name in ("json", "markdown"):
         if file := getattr(args, name, None):
             try:  # fail before the measurement, which takes minutes
                 file.touch()
@@ -169,9 +158,7 @@ def _model(args: Args) -> Iterable[Any]:
 def _train(args: Args) -> Iterable[Any]:
     training = _training(args)
     dtypes = args.dtype or tuple(dtype for dtype in DTYPES if _is_fast(dtype, args.device))
-    yield from benchmark_train(training, args.turns, dtypes=tuple(dtypes), clock=args.clock)
-    if args.trace:
-        write_trace(training, dtypes[0], args.trace)
+    return benchmark_train(training, args.turns, dtypes=tuple(dtypes), clock=args.clock)
 
 
 def _gpu(args: Args) -> Iterable[Any]:
@@ -195,45 +182,11 @@ def _data(args: Args) -> Iterable[Any]:
 
 
 def _index(args: Args) -> Iterable[Any]:
-    return benchmark_index(args.images, args.batches, args.loaders, args.folder)
+    return benchmark_index(args.images, args.folder)
 
 
 def _eval(args: Args) -> Iterable[Any]:
     return benchmark_evaluation(args.images, args.detections, args.turns, args.libraries)
-
-
-def _scaling(args: Args) -> Iterable[Any]:
-    inference = Inference(args.config, tuple(args.opts), size=tuple(args.size), device=args.device)
-    training = Training(
-        args.config, tuple(args.opts), batch=1, size=tuple(args.size), device=args.device
-    )
-    axes = {axis: AXES[axis] for axis in args.axes}
-    return benchmark_scaling(inference, training, axes, args.turns, args.clock)
-
-
-def _latency(args: Args) -> Iterable[Any]:
-    if args.device != "cpu" or args.threads:
-        raise OptionError("latency: --device must be cpu; use --cores instead of --threads")
-    try:
-        read_aps(args.ap)  # fail before the measurement
-        settings = Settings(
-            args.work.absolute(), args.peer_python and args.peer_python.absolute(),
-            tuple(args.models), tuple(args.modes), tuple(sorted(args.sizes)),
-            tuple(sorted(args.cores)), args.rounds, cold_rounds=args.cold_rounds,
-            clock="cpu" if args.cpu_time else "wall",
-        )  # fmt: skip
-    except ValueError as error:
-        raise OptionError(str(error)) from error
-    return benchmark_latency(settings)
-
-
-def _latency_page(args: Args, rows: list[Any], machine: str, command: str) -> str:
-    plot = os.path.relpath(args.plot, args.markdown.parent) if args.plot else ""
-    return page(rows, machine, command, read_aps(args.ap), plot)
-
-
-def _draw_latency(args: Args, rows: list[Any]) -> None:
-    plot_latency(rows, args.plot, read_aps(args.ap))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -244,9 +197,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(required=True, metavar="BENCHMARK")
 
-    def command(name: str, rows: Callable[[Args], Iterable[Any]]) -> argparse.ArgumentParser:
-        own = commands.add_parser(name, help=_BENCHMARKS[name], description=_BENCHMARKS[name])
-        own.set_defaults(rows=rows, page=lambda args, *words: markdown(*words))
+    def command(
+        name: str, rows: Callable[[Args], Iterable[Any]], task: str
+    ) -> argparse.ArgumentParser:
+        own = commands.add_parser(name, help=task, description=task)
+        own.set_defaults(rows=rows)
         own.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
         own.add_argument("--threads", type=int, help="CPU threads (default: torch's number)")
         own.add_argument(
@@ -263,19 +218,18 @@ def _parser() -> argparse.ArgumentParser:
         )
         own.add_argument("--json", type=Path, metavar="FILE", help="file for the rows")
         own.add_argument("--markdown", type=Path, metavar="FILE", help="file for the table")
-        if name not in ("ops", "index", "latency"):
+        if name not in ("ops", "index"):
             own.add_argument("--turns", type=int, default=5, help="timed calls of each library")
-        if name not in ("ops", "index", "eval", "latency"):
+        if name not in ("ops", "index", "eval"):
             own.add_argument("--config", default=COCO, help="config of a Mask R-CNN")
             own.add_argument("opts", nargs="*", metavar="KEY VALUE", help="override config keys")
         return own
 
-    def add_size(own: argparse.ArgumentParser, batch: int | None) -> None:
+    def add_size(own: argparse.ArgumentParser, batch: int) -> None:
         own.add_argument("--size", type=int, nargs=2, default=(800, 1216), metavar=("H", "W"))
-        if batch:
-            own.add_argument("--batch", type=int, default=batch, help="images per call")
+        own.add_argument("--batch", type=int, default=batch, help="images per call")
 
-    own = command("ops", _ops)
+    own = command("ops", _ops, "operators")
     own.add_argument(
         "--only", nargs="+", default=[], metavar="TEXT", help="cases whose names contain a text"
     )
@@ -284,24 +238,21 @@ def _parser() -> argparse.ArgumentParser:
         "--fallback", action="store_true", help="compare the fallback operators with the kernels"
     )
 
-    own = command("model", _model)
+    own = command("model", _model, "inference, from an image to run-length encoded masks")
     add_size(own, batch=1)
     own.add_argument("--only", nargs="+", metavar="TEXT", help="modes whose names contain a text")
     own.add_argument("--detections", type=int, default=100, help="detections per image")
     own.add_argument("--threshold", type=float, default=0.05, help="score threshold")
 
-    own = command("train", _train)
+    own = command("train", _train, "training steps and their phases")
     add_size(own, batch=2)
     own.add_argument("--objects", type=int, default=20, help="objects per image")
     own.add_argument("--real", action="store_true", help="use images of the config's training set")
     own.add_argument(
         "--dtype", nargs="+", choices=DTYPES, help="(default: all that the hardware supports)"
     )
-    own.add_argument(
-        "--trace", type=Path, metavar="FILE", help="file for a trace, for chrome://tracing"
-    )
 
-    own = command("gpu", _gpu)
+    own = command("gpu", _gpu, "training, inference and evaluation on a GPU")
     own.add_argument("--output", type=Path, required=True, metavar="FOLDER", help="for the results")
     own.add_argument("--short", type=int, default=800, help="short side of the images")
     own.add_argument(
@@ -310,25 +261,19 @@ def _parser() -> argparse.ArgumentParser:
     own.add_argument("--images", type=int, default=640, help="JPEGs to load and evaluate")
     own.add_argument("--minutes", type=float, default=7.0, help="start no measurement later")
     own.add_argument("--dtype", choices=DTYPES, default="bfloat16")
-    own.set_defaults(
-        device="cuda",
-        turns=20,
-        page=lambda args, rows, machine, command: gpu_page(rows, machine, command, args.short),
-    )
+    own.set_defaults(device="cuda", turns=20)
 
-    own = command("data", _data)
+    own = command("data", _data, "the training loader")
     own.add_argument("--real", action="store_true", help="use images of the config's training set")
     own.add_argument("--workers", type=int, nargs="+", default=[0, 2], help="loader processes")
     own.add_argument("--batch", type=int, default=2, help="images per batch")
     own.add_argument("--images", type=int, default=32, help="images per turn")
 
-    own = command("index", _index)
+    own = command("index", _index, "time and memory to open a large dataset")
     own.add_argument("--images", type=int, default=120_000, help="images of the dataset")
-    own.add_argument("--batches", type=int, default=0, help="batches of two images to load")
-    own.add_argument("--loaders", type=int, default=4, help="loader processes")
     own.add_argument("--folder", type=Path, help="folder to keep the dataset in")
 
-    own = command("eval", _eval)
+    own = command("eval", _eval, "COCO evaluation of generated results")
     own.add_argument("--images", type=int, default=5000, help="images of the dataset")
     own.add_argument("--detections", type=int, default=100, help="detections per image")
     own.add_argument(
@@ -340,45 +285,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     own.set_defaults(turns=1)
 
-    own = command("scaling", _scaling)
-    add_size(own, batch=None)
-    own.add_argument("--axes", nargs="+", default=list(AXES), choices=list(AXES))
-    own.add_argument("--plot", type=Path, metavar="FILE", help="file for a plot")
-    own.set_defaults(draw=lambda args, rows: plot_scaling(rows, args.plot))
-
-    own = command("latency", _latency)
-    own.set_defaults(page=_latency_page, draw=_draw_latency)
-    text = "Python of an environment with ultralytics, to measure YOLO too"
-    own.add_argument("--peer-python", type=Path, metavar="FILE", help=text)
-    own.add_argument("--models", nargs="+", default=list(MODELS), choices=MODELS)
-    own.add_argument("--modes", nargs="+", default=list(LATENCY_MODES), choices=LATENCY_MODES)
-    text = "sides of the square images, multiples of 32"
-    own.add_argument("--sizes", type=int, nargs="+", default=[320, 512, 800], help=text)
-    own.add_argument("--cores", type=int, nargs="+", default=[1, 2], help="numbers of cores")
-    own.add_argument("--rounds", type=int, default=3, help="turns of each process")
-    text = "new processes of each kind for the cold start, or 0"
-    own.add_argument("--cold-rounds", type=int, default=3, help=text)
-    own.add_argument(
-        "--work", type=Path, default=Path("output/latency"), metavar="FOLDER",
-        help="folder for the models; existing files are used again",
-    )  # fmt: skip
-    text = 'JSON {MODEL: {"box": AP, "mask": AP}} (default: AP from benchmarks/results)'
-    own.add_argument("--ap", type=Path, default=AP_FILE, metavar="FILE", help=text)
-    own.add_argument("--plot", type=Path, metavar="FILE", help="file for a plot of AP and time")
     return parser
 
-
-_BENCHMARKS = {
-    "ops": "operators",
-    "model": "inference, from an image to run-length encoded masks",
-    "train": "training steps and their phases",
-    "gpu": "training, inference and evaluation on a GPU",
-    "data": "the training loader",
-    "index": "time and memory to open a large dataset",
-    "eval": "COCO evaluation of generated results",
-    "scaling": "time per image by size, boxes, classes, objects and batch",
-    "latency": "time per image of the shipped models and YOLO, and time of cold starts",
-}
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,4 +1,4 @@
-"""Time and memory of COCO evaluation, compared with pycocotools and, if installed, hotcoco."""
+"""Time and memory of COCO evaluation, compared with pycocotools and hotcoco alone."""
 
 import contextlib
 import importlib.util
@@ -8,49 +8,46 @@ import multiprocessing
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from detlite.evaluation import evaluate_coco
-from detlite.evaluation.reading.files import read_results, read_truth
-from detlite.evaluation.results import write_results
 
 from ..roofline import process_memory
 from .generated_results import generate
-
-_STAGES = ("truth", "results", "metrics")
 
 
 @dataclass(frozen=True)
 class EvaluationRow:
     """Time and memory of an evaluation by one library, from two COCO files to metrics.
 
-    Times are medians in seconds, with all of torch's threads: reading the ground truth, reading the
-    results, computing the metrics, and their sum. Memory is the peak of the process in 10^6 bytes.
-    `difference` is the largest difference of a metric from detlite's value. hotcoco is a library in
-    Rust (https://pypi.org/project/hotcoco).
+    Attributes:
+        kind: "bbox" or "segm".
+        library: "detlite", "pycocotools" or "hotcoco".
+        images, detections: images of the dataset, and detections per image.
+        seconds, cpu_seconds: medians, with all threads.
+        ratio: `seconds` over detlite's.
+        peak_mb: peak memory of the process in 10^6 bytes, including the imported libraries.
+        difference: the largest difference of a metric from detlite's value.
     """
 
     kind: str
     library: str
     images: int
     detections: int
-    truth_s: float
-    results_s: float
-    metrics_s: float
-    whole_s: float
-    whole_cpu_s: float
-    ratio: float  # whole_s over detlite's whole_s
+    seconds: float
+    cpu_seconds: float
+    ratio: float
     peak_mb: float
     difference: float
 
 
 @dataclass(frozen=True)
 class _Run:
-    seconds: dict[str, float]
+    seconds: float
     cpu_seconds: float
     peak_mb: float
     metrics: list[float]
@@ -72,46 +69,37 @@ def benchmark_evaluation(
         turns: runs of each library.
         libraries: detlite and others; libraries that are not installed are skipped.
     """
-    content, results = generate(images, detections)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
+        content, results = generate(images, detections)
         (folder / "truth.json").write_text(json.dumps(content))
-        # Results with boxes are measured by the areas of the boxes.
-        write_results(replace(results, masks=None), folder / "bbox.json")
-        write_results(replace(results, boxes=None), folder / "segm.json")
-        del content, results
+        # A file has boxes or masks: with both, detlite measures masks by their own areas.
+        for kind, field in (("bbox", "segmentation"), ("segm", "bbox")):
+            rows = [{key: value for key, value in row.items() if key != field} for row in results]
+            (folder / f"{kind}.json").write_text(json.dumps(rows))
+        del content, results, rows
         libraries = [name for name in libraries if importlib.util.find_spec(name)]
         for kind in ("bbox", "segm"):
             runs: dict[str, list[_Run]] = {name: [] for name in libraries}
             for _ in range(turns):
                 for library in libraries:
                     runs[library].append(_run_in_process(folder, kind, library))
-            for library in libraries:
-                yield _row(kind, library, (images, detections), runs[library], runs["detlite"])
-
-
-def _row(
-    kind: str, library: str, counts: tuple[int, int], runs: list[_Run], reference: list[_Run]
-) -> EvaluationRow:
-    stages = [statistics.median(run.seconds[name] for run in runs) for name in _STAGES]
-    whole, reference_whole = (
-        statistics.median(sum(run.seconds.values()) for run in group) for group in (runs, reference)
-    )
-    metrics = zip(runs[0].metrics, reference[0].metrics, strict=True)
-    return EvaluationRow(
-        kind,
-        library,
-        images=counts[0],
-        detections=counts[1],
-        truth_s=stages[0],
-        results_s=stages[1],
-        metrics_s=stages[2],
-        whole_s=whole,
-        whole_cpu_s=statistics.median(run.cpu_seconds for run in runs),
-        ratio=whole / reference_whole,
-        peak_mb=max(run.peak_mb for run in runs),
-        difference=max(abs(a - b) for a, b in metrics),
-    )
+            first = runs["detlite"]
+            reference = statistics.median(run.seconds for run in first)
+            for library, own in runs.items():
+                seconds = statistics.median(run.seconds for run in own)
+                metrics = zip(own[0].metrics, first[0].metrics, strict=True)
+                yield EvaluationRow(
+                    kind,
+                    library,
+                    images,
+                    detections,
+                    seconds,
+                    statistics.median(run.cpu_seconds for run in own),
+                    seconds / reference,
+                    max(run.peak_mb for run in own),
+                    max(abs(a - b) for a, b in metrics),
+                )
 
 
 def _run_in_process(folder: Path, kind: str, library: str) -> _Run:
@@ -122,55 +110,38 @@ def _run_in_process(folder: Path, kind: str, library: str) -> _Run:
 
 
 def _run(folder: Path, kind: str, library: str) -> _Run:
-    steps = {"detlite": _detlite, "pycocotools": _pycocotools, "hotcoco": _hotcoco}[library]
-    seconds, value, cpu_start = {}, None, time.process_time()
+    files = str(folder / "truth.json"), str(folder / f"{kind}.json")
+    start, cpu_start = time.perf_counter(), time.process_time()
     with contextlib.redirect_stdout(io.StringIO()):
-        for name, step in zip(_STAGES, steps(folder, kind), strict=True):
-            start = time.perf_counter()
-            value = step()
-            seconds[name] = time.perf_counter() - start
-    peak_mb = process_memory("VmHWM")  # ru_maxrss would count the memory of the parent
-    assert value is not None
-    return _Run(seconds, time.process_time() - cpu_start, peak_mb, value)
+        metrics = _detlite(*files, kind) if library == "detlite" else _peer(library, *files, kind)
+    return _Run(
+        time.perf_counter() - start,
+        time.process_time() - cpu_start,
+        process_memory("VmHWM"),  # ru_maxrss would count the memory of the parent
+        metrics,
+    )
 
 
-def _detlite(folder: Path, kind: str) -> Iterator[Callable[[], Any]]:
-    """Yield a function for each of `_STAGES`; the last one returns the metrics."""
-    read: list[Any] = []
-    yield lambda: read.append(read_truth(folder / "truth.json"))
-    yield lambda: read.append(read_results(folder / f"{kind}.json", read[0], [kind]))
-
-    def metrics() -> list[float]:
-        truth, results = read
-        row = evaluate_coco(truth, results, [kind])[kind]
-        values = (value for value in row.values() if not isinstance(value, dict))
-        return [-1 if value is None else value for value in values]
-
-    yield metrics
+def _detlite(truth: str, results: str, kind: str) -> list[float]:
+    row = evaluate_coco(truth, results, [kind])[kind]
+    values = (value for value in row.values() if not isinstance(value, dict))
+    return [-1 if value is None else value for value in values]
 
 
-def _pycocotools(folder: Path, kind: str) -> Iterator[Callable[[], Any]]:
-    from pycocotools.coco import COCO
-    from pycocotools.cocoeval import COCOeval
-
-    read: list[Any] = []
-    yield lambda: read.append(COCO(str(folder / "truth.json")))
-    yield lambda: read.append(read[0].loadRes(str(folder / f"{kind}.json")))
-    yield lambda: _metrics(COCOeval(*read, kind))
-
-
-def _hotcoco(folder: Path, kind: str) -> Iterator[Callable[[], Any]]:
-    import hotcoco
-
-    read: list[Any] = []
-    yield lambda: read.append(hotcoco.COCO(str(folder / "truth.json")))
-    yield lambda: read.append(read[0].load_res(str(folder / f"{kind}.json")))
-    yield lambda: _metrics(hotcoco.COCOeval(*read, kind))
-
-
-def _metrics(evaluator: Any) -> list[float]:
+def _peer(library: str, truth: str, results: str, kind: str) -> list[float]:
+    """Evaluate with a library that has the classes of pycocotools."""
+    coco: Any
+    evaluation: Any
+    if library == "hotcoco":
+        from hotcoco import COCO as coco
+        from hotcoco import COCOeval as evaluation
+    else:
+        from pycocotools.coco import COCO as coco
+        from pycocotools.cocoeval import COCOeval as evaluation
+    ground_truth = coco(truth)
+    load = ground_truth.load_res if library == "hotcoco" else ground_truth.loadRes
+    evaluator = evaluation(ground_truth, load(results), kind)
     evaluator.evaluate()
     evaluator.accumulate()
     evaluator.summarize()
-    metrics: list[float] = evaluator.stats.tolist()
-    return metrics
+    return [float(value) for value in evaluator.stats]

@@ -7,8 +7,6 @@ import torch
 from pycocotools import mask as rle_codec
 from torch import Tensor
 
-from detlite.evaluation import Results, coco_results
-from detlite.evaluation.results import concatenate_results
 from detlite.ops import paste_masks
 
 CATEGORIES = 80
@@ -17,8 +15,10 @@ CROWDS = 0.012  # fraction of the objects
 MASK_SIZE = 28  # side of the masks of a mask head
 
 
-def generate(images: int, detections: int, seed: int = 0) -> tuple[dict[str, Any], Results]:
-    """Return the content of an annotation file, and results with boxes and masks.
+def generate(
+    images: int, detections: int, seed: int = 0
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Return the content of an annotation file, and COCO results with boxes and masks.
 
     The fractions of small, medium and large objects are COCO's. A third of the objects have the
     same category, like COCO's persons. Polygons have 12 to 50 corners and up to three parts, and
@@ -38,7 +38,7 @@ def generate(images: int, detections: int, seed: int = 0) -> tuple[dict[str, Any
     probs = _blobs(rng, 256)
     image_rows: list[dict[str, Any]] = []
     annotations: list[dict[str, Any]] = []
-    results: list[Results] = []
+    results: list[dict[str, Any]] = []
     for image_id in range(1, images + 1):
         height, width = (480, 640) if rng.random() < 0.7 else (640, 480)
         name = f"{image_id:06d}.jpg"
@@ -55,14 +55,19 @@ def generate(images: int, detections: int, seed: int = 0) -> tuple[dict[str, Any
         rles = paste_masks(
             probs[rng.integers(len(probs), size=detections)], detected, (height, width)
         )
-        results.append(coco_results(image_id, detected, scores, classes, rles))
+        xywh = torch.cat([detected[:, :2], detected[:, 2:] - detected[:, :2]], dim=1).tolist()
+        results += [
+            {"image_id": image_id, "category_id": label, "score": score, "bbox": box,
+             "segmentation": rle}
+            for label, score, box, rle in zip(classes, scores.tolist(), xywh, rles, strict=True)
+        ]  # fmt: skip
     content = {
         "info": {},
         "images": image_rows,
         "annotations": annotations,
         "categories": [{"id": k, "name": str(k)} for k in range(1, CATEGORIES + 1)],
     }
-    return content, concatenate_results(results)
+    return content, results
 
 
 def _boxes(rng: np.random.Generator, count: int, height: int, width: int) -> np.ndarray:

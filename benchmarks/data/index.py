@@ -1,23 +1,19 @@
-"""Time and memory to open a large dataset, compared with torchvision and pycocotools."""
+"""Time and memory to open a large dataset, compared with pycocotools and hotcoco."""
 
 import json
 import multiprocessing
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from itertools import islice
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import torch
 from PIL import Image
 from pycocotools.coco import COCO
-from torch.utils.data import DataLoader
-from torchvision.datasets import CocoDetection
 
 from benchmarks.roofline import process_memory, reset_peak_memory
 from detlite.data import CocoDataset
@@ -32,15 +28,13 @@ _IMAGES = 64  # number of distinct images; a file can have at most 65,000 hard l
 
 @dataclass(frozen=True)
 class IndexRow:
-    """Result of opening a dataset in a new process, reading its first image, and loading batches.
+    """Result of opening a dataset in a new process.
 
     Attributes:
-        method: a key of METHODS: the library, and for detlite if the index exists.
+        method: a key of METHODS: the library, and for detlite if its index exists.
         images: number of images.
-        seconds, cpu_seconds: time until the first image is read.
+        seconds, cpu_seconds: until the file is read; for detlite also checked, with its images.
         peak: peak memory in 10^6 bytes, without the libraries.
-        first_all, last_all: memory of this process and the loader processes after the first and the
-            last batch, in 10^6 bytes, including the libraries. Shared pages count once.
     """
 
     method: str
@@ -48,19 +42,13 @@ class IndexRow:
     seconds: float
     cpu_seconds: float
     peak: float
-    first_all: float | None
-    last_all: float | None
 
 
-def benchmark_index(
-    images: int, batches: int = 0, loaders: int = 4, folder: Path | None = None
-) -> Iterator[IndexRow]:
-    """Measure each method once: detlite without and with an index, torchvision and pycocotools.
+def benchmark_index(images: int, folder: Path | None = None) -> Iterator[IndexRow]:
+    """Measure each method once: detlite without and with an index, pycocotools and hotcoco.
 
     Args:
         images: number of images of the generated dataset.
-        batches: number of batches of two images to load; 0 for none.
-        loaders: number of loader processes.
         folder: folder that keeps the dataset for later calls; None: a temporary one.
     """
     with tempfile.TemporaryDirectory() as temporary:
@@ -69,9 +57,10 @@ def benchmark_index(
         before = os.environ.get(cache.VARIABLE)
         os.environ[cache.VARIABLE] = temporary
         try:
-            for name, open_dataset in METHODS.items():
-                with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-                    yield pool.submit(measure, name, open_dataset, files, batches, loaders).result()
+            for name in METHODS:
+                if name != "hotcoco" or find_spec("hotcoco"):
+                    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+                        yield pool.submit(measure, name, files).result()
         finally:
             os.environ.pop(cache.VARIABLE)
             if before is not None:
@@ -139,79 +128,32 @@ def _polygon(rng: np.random.Generator) -> str:
     return json.dumps(members)[1:-1]
 
 
-def _open_detlite(annotations: Path, images: Path) -> Any:
-    return CocoDataset(annotations, images, DatasetOptions(train=True))
+def _open_detlite(annotations: Path, images: Path) -> int:
+    return len(CocoDataset(annotations, images, DatasetOptions(train=True)))
 
 
-def _open_torchvision(annotations: Path, images: Path) -> Any:
-    return CocoDetection(images, annotations)
+def _open_hotcoco(annotations: Path, images: Path) -> int:
+    import hotcoco
+
+    return len(hotcoco.COCO(str(annotations)).get_img_ids())
 
 
-class _PycocotoolsDataset:
-    """Images with their annotations from pycocotools."""
-
-    def __init__(self, annotations: Path, images: Path) -> None:
-        self._coco, self._images = COCO(annotations), images
-        self._ids = sorted(self._coco.imgs)
-
-    def __len__(self) -> int:
-        return len(self._ids)
-
-    def __getitem__(self, index: int) -> Any:
-        (row,) = self._coco.loadImgs(self._ids[index])
-        annotations = self._coco.loadAnns(self._coco.getAnnIds(row["id"]))
-        return Image.open(self._images / row["file_name"]).convert("RGB"), annotations
-
-
-Open = Callable[[Path, Path], Any]
-METHODS: dict[str, Open] = {
+# Functions of the annotation file and the folder of images that return the number of images.
+METHODS: dict[str, Callable[[Path, Path], int]] = {
     "detlite without index": _open_detlite,
     "detlite with index": _open_detlite,
-    "torchvision CocoDetection": _open_torchvision,
-    "pycocotools": _PycocotoolsDataset,
+    "pycocotools": lambda annotations, images: len(COCO(annotations).imgs),
+    "hotcoco": _open_hotcoco,
 }
 
 
-def measure(
-    name: str, open_dataset: Open, files: tuple[Path, Path], batches: int, loaders: int
-) -> IndexRow:
+def measure(name: str, files: tuple[Path, Path]) -> IndexRow:
     """Measure one method in this process."""
     before = process_memory("VmRSS")
     reset_peak_memory()
     start, cpu = time.perf_counter(), time.process_time()
-    dataset = open_dataset(*files)
-    dataset[0]
+    images = METHODS[name](*files)
     seconds, cpu = time.perf_counter() - start, time.process_time() - cpu
     # Can be negative, because freed memory is used again and some systems count pages late.
     peak = max(0.0, process_memory("VmHWM") - before)
-    first, last = _loading_memory(dataset, batches, loaders) if batches else (None, None)
-    return IndexRow(name, len(dataset), seconds, cpu, peak, first, last)
-
-
-def _loading_memory(dataset: Sized, batches: int, loaders: int) -> tuple[float, float]:
-    order = torch.randint(len(dataset), (2 * batches,), generator=torch.Generator().manual_seed(0))
-    loader: DataLoader[Any] = DataLoader(
-        dataset,  # type: ignore[arg-type]
-        2,
-        sampler=order.tolist(),
-        num_workers=loaders,
-        collate_fn=_count,
-    )
-    iterator = iter(loader)
-    next(iterator)
-    first = _total_memory()
-    for _ in islice(iterator, batches - 2):
-        pass
-    last = _total_memory()
-    return first, last
-
-
-def _count(samples: Sequence[Any]) -> int:
-    return len(samples)
-
-
-def _total_memory() -> float:
-    """Return the memory of this process and its children in 10^6 bytes. Shared pages count once."""
-    processes = (os.getpid(), *(child.pid for child in multiprocessing.active_children()))
-    texts = (Path(f"/proc/{process}/smaps_rollup").read_text() for process in processes)
-    return sum(int(text.split("\nPss:")[1].split()[0]) for text in texts) * 1024 / 1e6
+    return IndexRow(name, images, seconds, cpu, peak)

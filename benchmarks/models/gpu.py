@@ -7,7 +7,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,6 @@ from yacs.config import CfgNode
 
 from benchmarks.clock import synchronize
 from benchmarks.data.loading import generated_dataset
-from benchmarks.report import header, line
 from benchmarks.roofline import count_flops, matmul_peak
 from detlite.config import ConfigError, load_config
 from detlite.data import CocoDataset, build_train_loader
@@ -37,14 +36,6 @@ logger = logging.getLogger(__name__)
 
 # Width over height of COCO's images: most have 640 x 480 or 640 x 427 pixels.
 RATIOS = (4 / 3, 3 / 2, 4 / 3, 3 / 4)
-# Images per second and GPU of MLPerf Training's Mask R-CNN, from the submitted logs: 14 epochs of
-# 117,266 images with 12 images per GPU.
-MLPERF = (
-    ("8 H100 SXM, round 3.0, training loop", "188 to 198"),
-    ("8 H100 SXM, round 3.0, whole run with evaluation", "179"),
-    ("8 A100 SXM, round 2.1, training loop", "93"),
-    ("8 A100 SXM, round 2.1, whole run with evaluation", "86"),
-)
 _MODES = ("eager", "compiled")
 # Kinds of kernels by parts of their names, the first that matches. The compiler names its kernels
 # after all operations that they fuse.
@@ -315,37 +306,3 @@ def _reset(device: str) -> None:
 
 def _memory(device: str) -> float | None:
     return torch.cuda.max_memory_allocated() / 2**30 if device == "cuda" else None
-
-
-def gpu_page(rows: list[GpuRow], machine: str, command: str, short: int) -> str:
-    """Return the record of a run as Markdown."""
-    kinds = list(dict.fromkeys(kind for row in rows for kind in row.phases))
-    profiled = [row for row in rows if row.phases]
-    lines = [
-        "# Mask R-CNN on one GPU",
-        "",
-        "- **Question**: how fast are training, inference and evaluation, compared with MLPerf?",
-        f"- **Command**: `{command}`",
-        f"- **Hardware, versions and date**: {machine}",
-        "",
-        f"Images have a short side of {short} pixels and sizes in COCO's proportions, 7 objects "
-        "each. Weights are random.",
-        "",
-        header(GpuRow),
-        *map(line, (replace(row, phases={}) for row in rows)),
-        "",
-        "MLPerf Training, Mask R-CNN R-50-FPN, 12 images per GPU:",
-        "",
-        "| system | images/s per GPU |",
-        "|---|---|",
-        *(f"| {system} | {rate} |" for system, rate in MLPERF),
-        "",
-        "Milliseconds of each kind of kernel in a training step:",
-        "",
-        f"| kind | {' | '.join(row.mode for row in profiled)} |",
-        f"|---|{'---|' * len(profiled)}",
-    ]
-    for kind in kinds:
-        times = " | ".join(f"{row.phases.get(kind, 0.0):.1f}" for row in profiled)
-        lines.append(f"| {kind} | {times} |")
-    return "\n".join(lines) + "\n"

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.profiler import profile
 from yacs.config import CfgNode
 
 from benchmarks.clock import Clock
@@ -24,7 +23,7 @@ from detlite.modeling.precision import autocast
 
 from .detectron2_baseline import AVAILABLE, WithEventStorage, detectron2_model, to_detectron2_batch
 from .images import Batch, pin_memory, to_torchvision_batch, training_batch
-from .phases import Stopwatch, measure_phases, phase_functions, watch_functions
+from .phases import Stopwatch, measure_phases, phase_functions
 from .torchvision_baseline import comparable_config, seeded_model, torchvision_model
 
 LIBRARIES = ("detlite", "torchvision", *(["detectron2"] if AVAILABLE else []))
@@ -167,17 +166,3 @@ def benchmark_train(
                 peak_memory(training.step, library, dtype, device=device),
                 phases,
             )
-
-
-def write_trace(training: Training, dtype: str, path: Path) -> None:
-    """Write a trace of detlite's second step, for chrome://tracing or perfetto.dev.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
-    watch = Stopwatch(training.device)
-    step = training.step("detlite", dtype, watch)
-    step()
-    with watch_functions(phase_functions("detlite"), watch), profile() as profiler:
-        step()
-    profiler.export_chrome_trace(str(path))

@@ -12,7 +12,6 @@ from benchmarks.clock import Clock, time_call
 from .boxes import match_cases, nms_cases
 from .case import Case
 from .masks import crop_cases, keypoint_cases, paste_cases
-from .norms import norm_cases
 from .roi import pool_cases, pyramid_cases
 
 # Functions that yield cases with inputs on a device ("cpu" or "cuda").
@@ -22,7 +21,6 @@ GROUPS = (
     paste_cases,
     match_cases,
     nms_cases,
-    norm_cases,
     pool_cases,
     pyramid_cases,
 )

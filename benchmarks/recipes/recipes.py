@@ -4,7 +4,6 @@ This base config is a Mask R-CNN on EfficientNet-Lite0 with ImageNet weights, an
 sizes fitted to the data, and schedule-free AdamW if its package is installed.
 """
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,6 @@ from yacs.config import CfgNode
 from detlite.config import load_config
 from detlite.config.files import CONFIGS
 from detlite.config.loading import flatten
-from detlite.data import build_train_dataset
 
 Overrides = dict[str, Any]
 
@@ -97,14 +95,6 @@ def _resize(cfg: CfgNode, factor: float) -> Overrides:
     }
 
 
-def _rois(cfg: CfgNode, per_object: int) -> Overrides:
-    """Sample enough RoIs for `per_object` positives per object of the image with most objects."""
-    parts = build_train_dataset(cfg).parts
-    objects = max(int(part.index.counts(part.options.selection.objects).max()) for part in parts)
-    count = math.ceil(per_object * objects / cfg.MODEL.ROI_HEADS.POSITIVE_FRACTION)
-    return {"MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE": count}
-
-
 def _sgd(cfg: CfgNode) -> Overrides:
     """Return SGD with the published learning rate, 0.02 for 16 images, and weight decay."""
     lr = 0.02 * cfg.SOLVER.IMS_PER_BATCH / 16
@@ -145,10 +135,6 @@ RECIPES: dict[str, Recipe] = {
     "ema": Recipe(
         "EMA of the weights, decay 0.99", lambda cfg: _COSINE | {"SOLVER.EMA_DECAY": 0.99}
     ),
-    "ema_by_length": Recipe(
-        "EMA of the weights over a tenth of the steps",
-        lambda cfg: _COSINE | {"SOLVER.EMA_DECAY": 1 - 10 / max(cfg.SOLVER.MAX_ITER, 20)},
-    ),
     "adamw": Recipe("AdamW with a cosine schedule", lambda cfg: _COSINE),
     "steps": Recipe(
         "AdamW with two steps of the learning rate",
@@ -180,11 +166,6 @@ RECIPES: dict[str, Recipe] = {
             "MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE": cfg.MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE // 2
         },
     ),
-    "all_rois": Recipe(
-        "as many positive RoIs to train the heads as the largest number of objects in an image",
-        lambda cfg: _rois(cfg, 1),
-    ),
-    "more_rois": Recipe("twice as many RoIs as all_rois", lambda cfg: _rois(cfg, 2)),
     "masks_56": Recipe(
         "masks of 56 x 56 instead of 28 x 28",
         lambda cfg: {
@@ -205,15 +186,9 @@ RECIPES: dict[str, Recipe] = {
         lambda cfg: {"DATALOADER.REPEAT_THRESHOLD": 0.0},
         needs_rare=True,
     ),
-    "half": Recipe("images of 1/2 the size", lambda cfg: _resize(cfg, 0.5)),
     "smaller": Recipe("images of 3/4 the size", lambda cfg: _resize(cfg, 0.75)),
     "larger": Recipe("images of 5/4 the size", lambda cfg: _resize(cfg, 1.25)),
     "test_scales": Recipe(
         "lite0, tested at three sizes with flips", _test_scales, evaluates="lite0"
-    ),
-    "tested_with_one_pass": Recipe(
-        "lite0, the box head applied once",
-        lambda cfg: {"MODEL.ROI_BOX_HEAD.PASSES": 1},
-        evaluates="lite0",
     ),
 }

@@ -9,8 +9,7 @@ from typing import Any
 
 from detlite.errors import ConfigError
 
-_NO_GAIN = "it gained nothing: benchmarks/results/"
-_SETTINGS = f"{_NO_GAIN}recipes/settings_batch_1.md"
+_NO_GAIN = "it gained nothing: benchmarks/results/recipes/removed.md"
 _NO_SHARDS = (
     "name a COCO file and its image folder, which may be URLs, also of images in an archive: "
     "tar://images::https://host/train.tar"
@@ -18,21 +17,20 @@ _NO_SHARDS = (
 
 # Each removed key with the value that turned it off, and why it was removed or what replaces it.
 KEYS: dict[str, tuple[Any, str]] = {
-    "INPUT.EARLY_FRACTION": (0.0, _SETTINGS),
-    "MODEL.ROI_HEADS.DYNAMIC": (False, _SETTINGS),
-    "MODEL.ROI_MASK_HEAD.LOSS": ("bce", f"{_NO_GAIN}recipes/schedule_free.md"),
-    "INPUT.MOSAIC_PROB": (0.0, _SETTINGS),
-    "INPUT.QUARTER_TURNS": (False, _SETTINGS),
-    "INPUT.SCALE_JITTER": ((), _SETTINGS),
-    "SOLVER.BACKBONE_LR_FACTOR": (1.0, f"{_NO_GAIN}recipes/settings_batch_4.md"),
-    "TEST.BOX_FROM_MASK": (0.0, f"{_NO_GAIN}recipes/mask_refinement.md"),
+    "INPUT.EARLY_FRACTION": (0.0, _NO_GAIN),
+    "MODEL.ROI_HEADS.DYNAMIC": (False, _NO_GAIN),
+    "MODEL.ROI_MASK_HEAD.LOSS": ("bce", _NO_GAIN),
+    "INPUT.MOSAIC_PROB": (0.0, _NO_GAIN),
+    "INPUT.QUARTER_TURNS": (False, _NO_GAIN),
+    "INPUT.SCALE_JITTER": ((), _NO_GAIN),
+    "SOLVER.BACKBONE_LR_FACTOR": (1.0, _NO_GAIN),
+    "TEST.BOX_FROM_MASK": (0.0, _NO_GAIN),
     "TEST.MASK_CONFIDENCE": (0.0, "masks are ranked by the scores of their boxes"),
     "DATALOADER.SHARD_SHUFFLE": (2000, f"shards were removed: {_NO_SHARDS}"),
     "DATASETS.TRAIN_SHARES": ((), "train on one COCO file that contains images more than once"),
     "DATASETS.UNLABELED": (
         "",
-        f"{_NO_GAIN}recipes/unlabeled.md. Label the images: `detlite predict --format coco` writes "
-        "labels to correct",
+        f"{_NO_GAIN}. Label the images: `detlite predict --format coco` writes labels to correct",
     ),
 }
 # Options of removed keys. They had no effect without these keys and are ignored.
@@ -45,8 +43,8 @@ OPTIONS = {
 }
 # Removed values of keys, in lower case, and why.
 VALUES = {
-    ("SOLVER.OPTIMIZER", "muon"): _SETTINGS,
-    ("TEST.NMS.METHOD", "fusion"): f"{_NO_GAIN}models/test_time_options.md",
+    ("SOLVER.OPTIMIZER", "muon"): _NO_GAIN,
+    ("TEST.NMS.METHOD", "fusion"): _NO_GAIN,
 }
 # Removed types of entries in DATASETS.CATALOG, and what to use instead.
 DATASET_TYPES = {"webdataset": _NO_SHARDS}

@@ -5,17 +5,13 @@ import pytest
 
 from benchmarks.data.evaluation import benchmark_evaluation
 from benchmarks.data.generated_results import CATEGORIES, generate
-from detlite.evaluation.reading.ground_truth import check_results, read_ground_truth
-from tests.builders import make_coco
 
 
 def test_generated_data_have_the_statistics_of_coco():
     content, results = generate(60, 20)
-    truth = make_coco(content)
     rows = content["annotations"]
-    assert len(read_ground_truth(truth, "segm")) == len(rows) == pytest.approx(60 * 7.3, rel=0.4)
+    assert len(rows) == pytest.approx(60 * 7.3, rel=0.4)
     assert len(results) == 60 * 20
-    check_results(results, truth, ("bbox", "segm"))
     areas = np.array([row["area"] for row in rows])
     assert (areas < 32**2).mean() == pytest.approx(0.41, abs=0.1)
     assert (areas > 96**2).mean() == pytest.approx(0.24, abs=0.1)
@@ -26,14 +22,13 @@ def test_generated_data_have_the_statistics_of_coco():
 
 
 @pytest.mark.slow
-def test_metrics_agree_with_pycocotools():
+def test_metrics_agree_with_other_libraries():
     rows = list(benchmark_evaluation(images=8, detections=20))
     for kind in ("bbox", "segm"):
-        own, other = [row for row in rows if row.kind == kind][:2]
-        assert (own.library, other.library) == ("detlite", "pycocotools")
+        own, *others = [row for row in rows if row.kind == kind]
+        assert (own.library, others[0].library) == ("detlite", "pycocotools")
         assert (own.images, own.detections, own.ratio) == (8, 20, 1)
-        assert other.ratio == other.whole_s / own.whole_s
-        for row in (own, other):
-            assert row.truth_s + row.results_s + row.metrics_s == pytest.approx(row.whole_s)
+        for row in (own, *others):
+            assert row.ratio == row.seconds / own.seconds
             assert row.peak_mb > 50
             assert row.difference < 1e-9

