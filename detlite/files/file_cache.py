@@ -41,21 +41,19 @@ class FileCache:
         self._folder = folder
         self._limit = limit
 
-    def read(
-        self, key: str, fetch: Callable[[], bytes], start: int = 0, stop: int | None = None
-    ) -> bytes:
-        """Return the bytes from `start` to `stop` of a cached file, or of the result of `fetch`."""
+    def read(self, key: str, fetch: Callable[[], bytes]) -> bytes:
+        """Return the content of a cached file, or else the result of `fetch`, which is cached."""
         path = self._path(key)
-        data = _read(path, start, stop)
+        data = _read(path)
         if data is None:
             with contextlib.suppress(OSError):  # `_store` reports it
                 path.parent.mkdir(parents=True, exist_ok=True)
             with cache.exclusive_lock(path.parent / "lock"):
-                data = _read(path, start, stop)  # another process may have fetched it
+                data = _read(path)  # another process may have fetched it
                 if data is None:
                     content = fetch()
                     self._store(path, content)
-                    return content[start:stop]
+                    return content
         with contextlib.suppress(OSError):
             os.utime(path)  # marks the file as used
         return data
@@ -118,15 +116,11 @@ class FileCache:
         return total
 
 
-def _read(path: Path, start: int, stop: int | None) -> bytes | None:
-    """Return a part of a cached file; None if it is missing or incomplete."""
+def _read(path: Path) -> bytes | None:
+    """Return the content of a cached file; None if it is missing or incomplete."""
     try:
-        with path.open("rb", buffering=0) as file:
-            header = file.read(_HEADER.size)
-            size = os.fstat(file.fileno()).st_size - _HEADER.size
-            if len(header) < _HEADER.size or _HEADER.unpack(header) != (_MAGIC, size):
-                return None
-            stop = size if stop is None else min(stop, size)
-            return os.pread(file.fileno(), max(stop - start, 0), _HEADER.size + start)
+        data = path.read_bytes()
     except OSError:
         return None
+    content = data[_HEADER.size :]
+    return content if data[: _HEADER.size] == _HEADER.pack(_MAGIC, len(content)) else None

@@ -98,9 +98,6 @@ def test_files_that_are_not_checkpoints(tmp_path):
         read_checkpoint(tmp_path / "link.pth")
     with pytest.raises(DamagedCheckpointError, match=r"model_best\.pth: is empty"):
         read_checkpoint(tmp_path / "model_best.pth")
-    torch.save({"a": torch.zeros(1)}, tmp_path / "new.pth", pickle_protocol=4)
-    with pytest.raises(CheckpointError, match=r"new\.pth: was saved with pickle protocol 4"):
-        read_checkpoint(tmp_path / "new.pth")
     (tmp_path / "text.pth").write_text("hello world, this is text")
     with pytest.raises(CheckpointError, match=r"text\.pth: is not a checkpoint"):
         read_checkpoint(tmp_path / "text.pth")
@@ -148,26 +145,24 @@ def test_changed_bytes(tmp_path, place, length):
     path.write_bytes(data)
     assert "weight" in torch.load(path, weights_only=True)["model"]
     with pytest.raises(
-        DamagedCheckpointError, match=r"w\.pth: .* checksum of record .*/data/0 is wrong"
+        DamagedCheckpointError, match=r"w\.pth: .* checksum of a record is wrong .*/data/0"
     ):
         read_checkpoint(path)
-
-
-def test_weights_on_the_meta_device(tmp_path):
-    torch.save({"a": torch.ones(1), "b": torch.ones(1, device="meta")}, tmp_path / "w.pth")
-    with pytest.raises(CheckpointError, match=r"w\.pth: b is on the device 'meta'"):
-        read_checkpoint(tmp_path / "w.pth")
 
 
 @pytest.mark.parametrize(
     ("value", "problem"),
     [
-        (lambda: torch.ones(1).expand(1 << 30, 1 << 10), r"repeats .*\[1073741824, 1024\]"),
-        (lambda: torch.eye(3).to_sparse(), "is a sparse, nested or quantized tensor"),
+        (lambda: torch.ones(1).expand(1 << 30, 1 << 10), r"b repeats .*\[1073741824, 1024\]"),
+        (
+            lambda: torch.eye(3).to_sparse(),
+            r"contains a pickled torch\._utils\._rebuild_sparse_tensor",
+        ),
         (
             lambda: torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.quint8),
-            "is a sparse, nested or quantized tensor",
+            r"contains a pickled torch\._utils\._rebuild_qtensor",
         ),
+        (lambda: torch.ones(1, device="meta"), r"contains a pickled torch\._utils\._rebuild_meta"),
     ],
 )
 @pytest.mark.parametrize("own", [True, False])
@@ -181,7 +176,7 @@ def test_tensors_that_are_not_arrays_of_values(tmp_path, value, problem, own):
         state = content["model"]
     state["b"] = value()
     torch.save(content, path)
-    with pytest.raises(CheckpointError, match=rf"w\.pth: (b {problem}|is not a checkpoint)"):
+    with pytest.raises(CheckpointError, match=rf"w\.pth: {problem}"):
         read_checkpoint(path)
 
 

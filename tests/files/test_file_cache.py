@@ -29,10 +29,6 @@ def size(cache):
 def test_files_are_fetched_once(cache):
     assert cache.read(KEYS[0], lambda: b"abcdef") == b"abcdef"
     assert cache.read(KEYS[0], never) == b"abcdef"
-    assert cache.read(KEYS[0], never, 2, 4) == b"cd"
-    assert cache.read(KEYS[0], never, 4) == b"ef"
-    assert cache.read(KEYS[1], lambda: b"abcdef", 2, 4) == b"cd"
-    assert cache.read(KEYS[1], never) == b"abcdef"
 
 
 def test_errors_are_not_cached(cache):

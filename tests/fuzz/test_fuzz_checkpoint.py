@@ -135,6 +135,37 @@ def test_bytes_of_own_checkpoints(data, folder, bounded):
         check_reading(data, folder)
 
 
+# Parts of a pickle: numbers, containers, references, and every object that checkpoints may have.
+_OPERATIONS = [
+    b"K\x01", b"J\xff\xff\xff\xff", b"N", b"\x88", b"X\x01\0\0\0a", b"C\x02ab", b"(", b")", b"]",
+    b"}", b"\x8f", b"\x85", b"\x86", b"\x87", b"t", b"a", b"e", b"s", b"u", b"\x90", b"\x91",
+    b"0", b"2", b"1", b"q\0", b"q\x01", b"h\0", b"h\x01", b"\x94", b"R", b"b", b"\x81", b"\x92", b"o", b"Q", b".",
+    *(
+        f"c{module}\n{name}\n".encode()
+        for module, name in [
+            ("collections", "OrderedDict"), ("_codecs", "encode"), ("numpy", "dtype"),
+            ("numpy", "ndarray"), ("numpy._core.multiarray", "_reconstruct"),
+            ("numpy._core.multiarray", "scalar"), ("numpy._core.numeric", "_frombuffer"),
+            ("torch._utils", "_rebuild_tensor_v2"), ("torch._utils", "_rebuild_parameter"),
+            ("torch", "FloatStorage"), ("torch", "Size"), ("my.module", "Settings"),
+        ]
+    ),
+]  # fmt: skip
+
+
+@given(parts=st.lists(st.sampled_from(_OPERATIONS), max_size=40), zipped=st.booleans())
+def test_pickles_of_any_operations(parts, zipped, folder, bounded):
+    data = b"\x80\x02" + b"".join(parts) + b"."
+    if zipped:
+        stream = io.BytesIO()
+        with zipfile.ZipFile(stream, "w") as file:
+            for name, content in (("a/data.pkl", data), ("a/data/0", bytes(16))):
+                file.writestr(name, content)
+        data = stream.getvalue()
+    with bounded():
+        check_reading(data, folder, ".pth" if zipped else ".pkl")
+
+
 def _arrays() -> bytes:
     content = {"blobs": {"conv1_w": np.ones((2, 3, 7, 7), np.float32), "conv1_b": np.ones(2)}}
     return pickle.dumps(content, protocol=2)

@@ -13,7 +13,7 @@ from detlite.data.datasets.coco_values import parse_integer
 from detlite.data.images.checks import check_images
 from detlite.data.images.pixels import DEFAULT_OPTIONS, ImageOptions
 from detlite.data.images.reading import read_image
-from detlite.data.images.sources import ImageFolder, ImageSource, image_file_of
+from detlite.data.images.sources import ImageFolder, ImageSource
 from detlite.data.index.build import open_index
 from detlite.data.index.states import Selection
 from detlite.data.locations import Location, local_copy
@@ -147,7 +147,7 @@ def compute_statistics(
     with local_copy(annotations) as file:
         index = open_index(file)
     count = len(index.image_ids)
-    files = [image_file_of(images, index.image(number)) for number in range(count)]
+    files = [images / index.image(number)["file_name"] for number in range(count)]
     values = measure_values(_spread(files), image_options)
     image_options = values.options
     bad_images = check_images(index, images, image_options)[0] if check else {}

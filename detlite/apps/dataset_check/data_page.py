@@ -11,7 +11,6 @@ from detlite.apps.drawing.contact_sheet import side_by_side
 from detlite.apps.drawing.detections import Color, draw_detections
 from detlite.apps.drawing.html_page import crop_window, draw_window, jpeg, render
 from detlite.data.images.reading import read_image
-from detlite.data.images.sources import image_file_of
 from detlite.files.errors import DataError
 
 from .inspection_report import Inspection, Row
@@ -80,7 +79,7 @@ def _image(
     If the image cannot be read, only the text is returned.
     """
     try:
-        image = read_image(image_file_of(inspection.folder, inspection.images[image_id]))
+        image = read_image(inspection.folder / inspection.images[image_id]["file_name"])
     except DataError:
         return {"source": "", "text": f"{text}: cannot be shown"}
     boxes = [row["bbox"] for row in objects] if suspicious is None else [suspicious]

@@ -35,7 +35,7 @@ from detlite.data.images.checks import check_images
 from detlite.data.images.formats import open_image
 from detlite.data.images.pixels import ImageOptions
 from detlite.data.images.reading import read_image
-from detlite.data.images.sources import ImageFolder, image_file_of
+from detlite.data.images.sources import ImageFolder
 from detlite.data.index.annotation_index import AnnotationIndex
 from detlite.data.index.build import open_index
 from detlite.data.index.states import Flag, Selection
@@ -229,7 +229,7 @@ def _inspect(
     folder: ImageFolder, options: ImageOptions, skipped: set[int], row: Row
 ) -> tuple[list[Defect], Fingerprint | None]:
     """Return the defects of an image, and its fingerprint if it can be read."""
-    path = image_file_of(folder, row)
+    path = folder / row["file_name"]
     where = f"image {row['id']} ({row['file_name']})"
     defects = []
     try:

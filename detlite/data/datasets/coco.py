@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils import data
 
 from detlite.data.images.reading import read_image, read_reduced
-from detlite.data.images.sources import ImageFolder, StoredImage, image_file_of
+from detlite.data.images.sources import ImageFolder, StoredImage
 from detlite.data.index.build import open_index
 from detlite.data.index.states import REGION_KEY, located
 from detlite.data.locations import Location, errors_naming, local_copy
@@ -130,7 +130,7 @@ class CocoDataset(data.Dataset[tuple[Tensor, Target]]):
         """
         entry = self.index.image(int(self.numbers[index]))
         size = entry["height"], entry["width"]
-        file, options = image_file_of(self.images, entry), self.options
+        file, options = self.images / entry["file_name"], self.options
         if min_size is None:
             read = partial(read_image, file, size, options.images)
         else:
@@ -144,7 +144,7 @@ class CocoDataset(data.Dataset[tuple[Tensor, Target]]):
 
     def image_path(self, index: int) -> Path | StoredImage:
         """Return the image file of `dataset[index]`."""
-        return image_file_of(self.images, self.index.image(int(self.numbers[index])))
+        return self.images / self.index.image(int(self.numbers[index]))["file_name"]
 
     def labels(self, index: int) -> np.ndarray:
         """Return the labels of `dataset[index]`, int64 [N], without reading the image."""

@@ -20,7 +20,7 @@ from detlite.files.errors import RemoteError
 from .listing import list_files, select_images
 from .pixels import ImageOptions, upright_size
 from .reading import check_image
-from .sources import ImageFolder, image_file_of
+from .sources import ImageFolder
 
 _UPRIGHT = (
     "Annotations are used for the upright images. If they count stored pixels, set "
@@ -118,7 +118,7 @@ def _check(
         image = index.image(number)
         size = image["height"], image["width"]
         try:
-            problem, orientation = check_image(image_file_of(folder, image), size, options)
+            problem, orientation = check_image(folder / image["file_name"], size, options)
         except RemoteError as error:
             raise RemoteError(f"{error} (image id {image['id']})") from error
         where = f"image {image['id']} ({image['file_name']})"

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
 import numpy as np
 
@@ -124,8 +124,3 @@ def too_large(max_pixels: int, size: str) -> TooLargeError:
 
 
 ImageFolder: TypeAlias = Path | RemotePath
-
-
-def image_file_of(folder: ImageFolder, entry: dict[str, Any]) -> Path | StoredImage:
-    """Return the image of an entry in the annotation file."""
-    return folder / entry["file_name"]

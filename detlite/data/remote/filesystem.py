@@ -35,20 +35,14 @@ class FileVersion:
     version: str | None
 
 
-def read(url: str, start: int | None = None, stop: int | None = None) -> bytes:
-    """Return the bytes of a file, or only the bytes `start` to `stop - 1`.
+def read(url: str) -> bytes:
+    """Return the bytes of a file.
 
     Raises FileNotFoundError, RemoteError, or ConfigError if the package for URLs of this protocol
     is missing.
     """
 
-    def read_bytes(system: Any, path: str) -> bytes:
-        data = system.cat_file(path, start=start, end=stop)
-        if start is not None and stop is not None and len(data) != stop - start:
-            raise OSError(f"received {len(data)} bytes instead of {stop - start}")
-        return data
-
-    return _with_retries(url, read_bytes)
+    return _with_retries(url, lambda system, path: system.cat_file(path))
 
 
 def file_version(url: str) -> FileVersion:

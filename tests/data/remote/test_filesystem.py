@@ -41,11 +41,6 @@ def waits(monkeypatch):
     return waited
 
 
-def test_read_a_file(web):
-    assert read(f"{web.url}/file.bin") == DATA
-    assert read(f"{web.url}/file.bin", 100, 300) == DATA[100:300]
-
-
 @pytest.mark.parametrize(
     "faults",
     [[503, 503], [500], [429, 408], ["cut"], ["reset"], ["cut", 503, "reset", "cut"], ["slow"]],
@@ -111,13 +106,6 @@ def test_permanent_errors_are_not_retried(web, waits):
     assert not waits
 
 
-def test_server_without_ranges(web, waits):
-    web.faults["/file.bin"] = ["whole"] * 5
-    message = "OSError: received 102400 bytes instead of 200"
-    with pytest.raises(RemoteError, match=message):
-        read(f"{web.url}/file.bin", 100, 300)
-
-
 def test_settings_of_fsspec_are_used(web, monkeypatch):
     settings = {"headers": {"X-Key": "mine"}, "client_kwargs": {"raise_for_status": False}}
     monkeypatch.setitem(fsspec_config.conf, "http", settings)
@@ -179,7 +167,7 @@ def test_read_members_of_an_archive(web, waits, tmp_path):
     url = f"::{web.url}/a.zip"
     assert read(f"zip://folder/one.bin{url}") == DATA
     asked = web.asked["/a.zip"]
-    assert read(f"zip://folder/one.bin{url}", 5, 9) == DATA[5:9]
+    assert read(f"zip://folder/one.bin{url}") == DATA
     assert web.asked["/a.zip"] - asked <= 2  # the table is read once
     assert file_version(f"zip://folder/one.bin{url}").version is not None
     with pytest.raises(FileNotFoundError):
