@@ -1,4 +1,4 @@
-"""Convert classifiers to timm backbones (`modeling/backbone/timm_backbone.py`).
+"""Convert classifiers to timm backbones (`modeling/backbone/timm/backbone.py`).
 
 The classifiers are from timm, or from EfficientNet-PyTorch by Luke Melas-Kyriazi (timm's `tf_...`
 models). EfficientNet-PyTorch numbers blocks over all stages, timm within each stage. In every

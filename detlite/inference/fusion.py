@@ -15,7 +15,7 @@ import torch
 from torch import fx, nn
 
 from detlite.modeling.backbone.deform import DeformConv3x3
-from detlite.modeling.backbone.timm_vit import TimmViT
+from detlite.modeling.backbone.timm.vit import TimmViT
 from detlite.modeling.backbone.vit import ViT
 from detlite.modeling.optimize_for_training import undo_optimize_for_training
 from detlite.modeling.roi_heads.pooler import Pooler

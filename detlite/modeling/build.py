@@ -1,9 +1,6 @@
 """Build a model from the config."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import torch
 from yacs.config import CfgNode
@@ -11,8 +8,7 @@ from yacs.config import CfgNode
 from detlite.errors import ConfigError
 from detlite.registry import Registry
 
-if TYPE_CHECKING:
-    from .detection_model import DetectionModel
+from .detection_model import DetectionModel
 
 META_ARCHITECTURES: Registry[Callable[[CfgNode], DetectionModel]] = Registry(
     "detector",

@@ -7,21 +7,20 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from detlite.conventions import Convention
 from detlite.structures.instances import Detections, GroundTruth, Images, PredictedBoxes, Proposals
+from detlite.structures.masks.pasting import paste_boxes, paste_probabilities
 
 from .backbone import Backbone
 from .input_checks import check_images
 from .postprocessing import Postprocess
 from .preprocessing import NO_META_DEVICE, Normalizer, prepare_proposals, prepare_targets
-
-if TYPE_CHECKING:
-    from .roi_heads.roi_heads import RoIHeads
+from .roi_heads.roi_heads import RoIHeads
 
 
 class DetectionModel(nn.Module, ABC):
@@ -198,8 +197,6 @@ class DetectionModel(nn.Module, ABC):
         boxes = detections.boxes
         result = {"boxes": boxes, "scores": detections.scores, "labels": detections.labels}
         if (probs := detections.mask_probs) is not None:
-            from detlite.structures.masks.pasting import paste_boxes, paste_probabilities
-
             height, width = image.shape[-2:]
             covered = paste_boxes(detections.pasting_boxes, probs.shape[-1], self.convention)
             result["masks"] = paste_probabilities(probs, covered, (height, width))[:, None]

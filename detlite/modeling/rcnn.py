@@ -16,6 +16,7 @@ from detlite.structures.instances import (
     Proposals,
     Samples,
 )
+from detlite.structures.padding import read_count
 
 from .backbone import Backbone, build_backbone
 from .boxes.sampler import ProposalSampler, build_proposal_sampler
@@ -61,8 +62,6 @@ class GeneralizedRCNN(DetectionModel):
         foreground, static = samples[:, : self.sampler.max_positives], self.static_shapes
         count = None
         if static and self.reads_foreground and self.roi_heads.map_heads:
-            from detlite.structures.count_reading import read_count
-
             count = read_count(foreground.labels > 0)
         box, predictions = self.roi_heads.box.losses(features, samples, truth, images.sizes, static)
         rows = count.rows() if count else None  # arrives while the device runs the box head

@@ -7,13 +7,18 @@ torchvision and PyTorch. An invalid argument raises a RuntimeError that names th
 argument.
 
 Each module shows first the functions that a caller needs, then the declaration of their operators
-(`dispatch.py`). The operators of an evaluation are imported on first use.
+(`dispatch.py`).
 """
 
-import importlib
-from typing import TYPE_CHECKING
-
 from .dispatch import has_kernels
+from .evaluation import (
+    box_overlaps,
+    encode_polygons,
+    mask_intersections,
+    match_detections,
+    precision_recall,
+    read_annotations,
+)
 from .focal_loss import sigmoid_focal_loss
 from .keypoints import heatmap_peaks
 from .masks import crop_masks, paste_masks
@@ -22,14 +27,6 @@ from .nms import batched_nms, nms, padded_nms
 from .roi_align import RoIAlign, pyramid_roi_align, roi_align
 from .roi_pool import RoIPool, pyramid_roi_pool, roi_pool
 from .roi_utils import assign_levels
-
-if TYPE_CHECKING:
-    from .evaluation import box_overlaps as box_overlaps
-    from .evaluation import encode_polygons as encode_polygons
-    from .evaluation import mask_intersections as mask_intersections
-    from .evaluation import match_detections as match_detections
-    from .evaluation import precision_recall as precision_recall
-    from .evaluation import read_annotations as read_annotations
 
 __all__ = [
     "RoIAlign",
@@ -55,9 +52,3 @@ __all__ = [
     "roi_pool",
     "sigmoid_focal_loss",
 ]
-
-
-def __getattr__(name: str) -> object:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module("detlite.ops.evaluation"), name)

@@ -24,6 +24,8 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from .kernels import BUILD_COMMAND, why_unavailable
+
 logger = logging.getLogger(__name__)
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -34,16 +36,24 @@ def _load() -> Any:
     if kernels_disabled():
         return None
     try:
-        from detlite import _C
+        return importlib.import_module("detlite._C")
     except ImportError as error:
-        from .kernels import why_unavailable
-
         logger.warning(
             "%s. Until then, detlite uses torchvision's and PyTorch's own operators: the results "
             "are the same, but it is slower.", why_unavailable(error),
         )  # fmt: skip
         return None
-    return _C
+
+
+def kernels_location() -> str:
+    """Return the path of the compiled kernels, or why they are not used."""
+    if compiled is not None:
+        return str(compiled.__file__)
+    return (
+        "disabled by DETLITE_KERNELS=0"
+        if kernels_disabled()
+        else "not built, or they cannot be loaded"
+    )
 
 
 def kernels_disabled() -> bool:
@@ -134,8 +144,6 @@ def _define(name: str, function: Callable[..., Any]) -> None:
 def _implement(name: str, function: Callable[..., Any], key: str) -> None:
     packet = name.partition(".")[0]
     if compiled is not None and not hasattr(compiled, packet):
-        from .kernels import BUILD_COMMAND
-
         raise ImportError(
             f"the compiled kernels lack {packet}: they were built from other sources. Run "
             f"`{BUILD_COMMAND}` in the detlite folder"
@@ -172,8 +180,6 @@ def use_fallback_ops() -> Iterator[None]:
 
     To run a whole program without kernels, set DETLITE_KERNELS=0.
     """
-    from . import evaluation  # noqa: F401 (declares operators, is imported on first use)
-
     library = torch.library.Library("detlite", "IMPL")
     for name, kernel in FALLBACKS.items():
         library.impl(name, kernel, "CPU", allow_override=True)

@@ -1,4 +1,4 @@
-"""Where the compiled kernels are, or why they are missing and what to do.
+"""Why the compiled kernels are missing, and what to do.
 
 The kernels use torch's stable ABI: one binary serves every torch from OLDEST_TORCH on.
 """
@@ -9,18 +9,8 @@ from pathlib import Path
 
 import torch
 
-from . import dispatch
-
 OLDEST_TORCH = (2, 11)
 BUILD_COMMAND = "pip install --no-build-isolation -e ."
-
-
-def location() -> str:
-    """Return the path of the compiled kernels, or why they are not used."""
-    if dispatch.compiled is not None:
-        return str(dispatch.compiled.__file__)
-    disabled = dispatch.kernels_disabled()
-    return "disabled by DETLITE_KERNELS=0" if disabled else "not built, or they cannot be loaded"
 
 
 def why_unavailable(error: Exception) -> str:

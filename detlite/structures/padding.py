@@ -11,6 +11,7 @@ Shapes: B images, N entries per image, R packed rows.
 
 import torch
 from torch import Tensor
+from torch._compile import _disable_dynamo  # unlike torch.compiler.disable, loads no compiler
 from torch.nn.utils.rnn import pad_sequence
 
 
@@ -63,6 +64,39 @@ class RowPacking:
         """Convert boxes [B, N, 4] to RoIs [R, 5] of (image index or -1 for padding, xyxy)."""
         image = torch.where(self.valid, self.image, -1)
         return torch.cat([image[:, None].to(boxes.dtype), self.pack(boxes)], dim=1)
+
+
+class CountReading:
+    """Number of valid entries, bool [B, N], on its way from a GPU to the host.
+
+    The device continues with the operations called between construction and `rows`, so it is not
+    idle while the host waits.
+    """
+
+    def __init__(self, valid: Tensor) -> None:
+        self._limit, count = valid.numel(), valid.sum()
+        self._arrival = torch.cuda.Event() if count.is_cuda else None
+        self._count = count.to("cpu", non_blocking=True) if count.is_cuda else count
+        if self._arrival is not None:
+            self._arrival.record()
+
+    @_disable_dynamo
+    def rows(self) -> int:
+        """Return a number of rows for all valid entries, at most 1/8 or 8 rows more.
+
+        It is rounded up, because for each new shape a GPU library searches for an algorithm.
+        """
+        if self._arrival is not None:
+            self._arrival.synchronize()
+        count = max(int(self._count), 1)
+        step = 1 << max(count.bit_length() - 4, 3)
+        return min(-(-count // step) * step, self._limit)
+
+
+@_disable_dynamo
+def read_count(valid: Tensor) -> CountReading:
+    """Start to read the number of valid entries, bool [B, N]."""
+    return CountReading(valid)
 
 
 def padded_length(valid: Tensor, static_shapes: bool) -> int:

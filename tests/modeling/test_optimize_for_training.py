@@ -9,7 +9,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from detlite.inference.optimize import optimize
 from detlite.modeling.backbone.resnet import ResNet, ResNetOptions
-from detlite.modeling.backbone.timm_backbone import TimmBackbone
+from detlite.modeling.backbone.timm.backbone import TimmBackbone
 from detlite.modeling.build import build_model
 from detlite.modeling.layers.conv import CPUConv2d, slow_in_bfloat16, slow_in_float32
 from detlite.modeling.layers.norm import FrozenBatchNorm2d

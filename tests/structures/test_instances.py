@@ -37,7 +37,7 @@ def detections(maps: bool = True) -> Detections:
         return actual
     return Detections(
         actual.boxes, actual.scores, actual.labels, actual.valid, torch.rand(B, N, 4),
-        torch.rand(B, N, 6), torch.rand(B, N, 7, 7), boxes(), torch.rand(B, N),
+        torch.rand(B, N, 6), torch.rand(B, N, 7, 7), boxes(),
         torch.rand(B, N, 3, 3), torch.rand(B, N, 3),
     )  # fmt: skip
 

@@ -4,7 +4,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from detlite.structures.padding import RowPacking, first_valid, gather, padded_length, top_scores
+from detlite.structures.padding import (
+    RowPacking,
+    first_valid,
+    gather,
+    padded_length,
+    read_count,
+    top_scores,
+)
 
 VALID = torch.tensor(
     [
@@ -158,3 +165,13 @@ def test_gather(trailing):
         for place in range(9):
             assert torch.equal(gathered[image, place], entries[image, index[image, place]])
     assert gather(entries, index[:, :0]).shape == (3, 0, *trailing)
+
+
+@pytest.mark.parametrize(
+    ("count", "rows"),
+    [(0, 8), (1, 8), (8, 8), (9, 16), (127, 128), (129, 144), (1000, 1024), (2040, 2048)],
+)
+def test_training_computes_a_rounded_number_of_rows(count, rows):
+    valid = torch.arange(2048).view(2, 1024) < count
+    assert read_count(valid).rows() == rows
+    assert read_count(valid[:, :1000]).rows() <= 2000

@@ -14,7 +14,8 @@ import torchvision
 from detlite import __version__
 from detlite.modeling.build import torch_device
 from detlite.modeling.precision import describe_formats, resolve_dtype
-from detlite.ops import has_kernels, kernels
+from detlite.ops import has_kernels
+from detlite.ops.dispatch import kernels_location
 from detlite.threads import OtherPrograms, usable_cores
 
 _OPTIONAL_PACKAGES = (
@@ -34,7 +35,7 @@ def system_info() -> dict[str, str]:
         "detlite": f"{__version__} in {Path(__file__).parents[2]}",
         "Python": f"{platform.python_version()} on {platform.platform()}",
         "torch": f"{torch.__version__}, torchvision {torchvision.__version__}",
-        "kernels": kernels.location() + (f", for {' and '.join(built)}" if built else ""),
+        "kernels": kernels_location() + (f", for {' and '.join(built)}" if built else ""),
         "CPU": _processor(),
         "GPU": _gpus(),
         "memory": f"{memory / _GB:.0f} GB" if memory else "unknown",

@@ -14,6 +14,7 @@ from detlite.modeling.layers.norm import Norm, build_norm, build_optional_norm
 from detlite.registry import Registry
 
 from .fpn import FPN, P6P7
+from .input_channels import set_input_channels
 
 # Endings of CONV_BODY, and the stages whose maps are used; stage k has stride 2**k.
 ENDINGS = {"C4": (4,), "C5": (5,), "FPN": (2, 3, 4, 5), "FPN-RETINANET": (3, 4, 5)}
@@ -71,7 +72,7 @@ BACKBONES: Registry[BuildBackbone] = Registry(
             for ending in ENDINGS
         },
         **{f"ViT-{size}-SFP": "detlite.modeling.backbone.vit" for size in "TSBLH"},
-        "timm": "detlite.modeling.backbone.timm_backbone",
+        "timm": "detlite.modeling.backbone.timm",
         "MobileNetV3-Large-FPN": "detlite.modeling.backbone.mobilenet",
         "FBNet": "detlite.modeling.backbone.fbnet",
     },
@@ -84,8 +85,6 @@ def build_backbone(cfg: CfgNode) -> Backbone:
     builder = "timm" if name.startswith("timm/") else name
     backbone = BACKBONES.get(builder, "MODEL.BACKBONE.CONV_BODY")(cfg)
     if channels != 3:
-        from .input_channels import set_input_channels
-
         set_input_channels(backbone.body, channels)
         backbone.in_channels = channels
         backbone.body.in_channels = channels  # type: ignore[assignment]

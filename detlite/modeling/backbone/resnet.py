@@ -14,7 +14,9 @@ from yacs.config import CfgNode
 from detlite.conventions import convention_of
 from detlite.modeling.layers.norm import Norm, freeze_batch_norm
 
+from .activation_checkpointing import checkpoint_activations
 from .build import BACKBONES, ENDINGS, Backbone, build_body_norm, build_with_neck
+from .deform import DeformConv3x3
 
 # Blocks in stages res2, res3, res4, res5.
 DEPTHS = {
@@ -109,8 +111,6 @@ class Bottleneck(nn.Module):
         conv2 = _conv3x3(width, width, stride_3x3, dilation, options.groups)
         self.conv2: nn.Module = conv2
         if options.deformable[stage - 2]:
-            from .deform import DeformConv3x3
-
             self.conv2 = DeformConv3x3(conv2, options.modulated, options.offset_groups)
         self.norm2 = norm(width)
         self.conv3 = nn.Conv2d(width, out_channels, 1, bias=False)
@@ -174,12 +174,7 @@ class ResNet(nn.Module):
         maps = []
         for stage in range(2, self.out_stages[-1] + 1):
             layers = self.get_submodule(f"res{stage}")
-            if self.checkpoint_activations:
-                from .activation_checkpointing import checkpoint_activations  # few models need it
-
-                x = checkpoint_activations(layers, x)
-            else:
-                x = layers(x)
+            x = checkpoint_activations(layers, x) if self.checkpoint_activations else layers(x)
             if stage in self.out_stages:
                 maps.append(x)
         return maps

@@ -11,6 +11,8 @@ from yacs.config import CfgNode
 
 from detlite.conventions import convention_of
 
+from .group_norm import GroupNorm
+
 # Constructor of a norm from its number of channels.
 Norm = Callable[[int], nn.Module]
 BATCH_NORMS = (nn.BatchNorm2d, nn.SyncBatchNorm)
@@ -160,8 +162,6 @@ class LevelBatchNorm(nn.ModuleList):
 
 def group_norm(channels: int, num_groups: int, dim_per_group: int, eps: float) -> nn.GroupNorm:
     """Create a group norm by the number of groups, or by channels per group if that is -1."""
-    from .group_norm import GroupNorm
-
     groups = num_groups if num_groups > 0 else channels // max(dim_per_group, 1)
     if (num_groups > 0) == (dim_per_group > 0) or groups < 1 or channels % groups:
         raise ValueError(

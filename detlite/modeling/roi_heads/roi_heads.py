@@ -5,10 +5,7 @@ Shapes: B images of `sizes` int64 [B, 2] (height, width), and `features`, the le
 R packed rows. With `static_shapes`, padding is computed too.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 from yacs.config import CfgNode
@@ -20,12 +17,10 @@ from detlite.structures.instances import Detections, GroundTruth, Samples
 from detlite.structures.padding import RowPacking
 
 from .box_head import BoxHead, BoxPredictions, build_box_head
+from .cascade import CascadeBoxHead, RepeatedBoxHead, build_cascade
+from .keypoint_head import KeypointHead
 from .map_head import MapHead, build_map_head
 from .mask_head import MaskHead, build_mask_head
-
-if TYPE_CHECKING:
-    from .cascade import CascadeBoxHead
-    from .keypoint_head import KeypointHead
 
 # Outputs for packed rows: "mask_probs" [R, M, M], "keypoint_logits" [R, K, M, M] and the box
 # head's "features" [R, C].
@@ -143,19 +138,15 @@ class RoIHeads(nn.Module):
 
 def build_roi_heads(cfg: CfgNode, backbone: Backbone) -> RoIHeads:
     """Build the RoI heads that MODEL enables."""
-    box: BoxHead | CascadeBoxHead
+    box: BoxHead | CascadeBoxHead | RepeatedBoxHead
     mask, keypoint = None, None
     if cfg.MODEL.ROI_HEADS.CASCADE_IOUS or cfg.MODEL.ROI_BOX_HEAD.PASSES > 1:
-        from .cascade import build_cascade
-
         box = build_cascade(cfg, backbone)
     else:
         box = build_box_head(cfg, backbone)
     if cfg.MODEL.MASK_ON:
         mask = build_mask_head(cfg, backbone, box.feature_extractor)
     if cfg.MODEL.KEYPOINT_ON:
-        from .keypoint_head import KeypointHead
-
         extractor = box.feature_extractor
         keypoint = build_map_head(KeypointHead, "ROI_KEYPOINT_HEAD", cfg, backbone, extractor)
     return RoIHeads(box, mask, keypoint, "features" in cfg.TEST.EXTRA_OUTPUTS)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,10 +15,8 @@ from torch.nn.functional import pad
 
 from detlite.structures import to_device
 
+from .formats import Segmentation, polygons_to_rle, to_bitmap
 from .rle import boundaries_of_bitmap, boundaries_of_counts, decode_frame
-
-if TYPE_CHECKING:
-    from .formats import Segmentation
 
 Rings = list[np.ndarray]  # the polygons of an instance, float64 [2 P] or [P, 2] each
 
@@ -73,8 +71,6 @@ class PackedMasks:
             elif any(len(ring) < 6 or len(ring) % 2 for ring in segmentation):
                 raise ValueError("a polygon needs the x and y of at least three points")
             elif as_rle:
-                from .formats import polygons_to_rle
-
                 segmentation = polygons_to_rle(segmentation, height, width)
             if isinstance(segmentation, dict):
                 masks.append(boundaries_of_counts(segmentation["counts"], height * width))
@@ -227,8 +223,6 @@ def draw_pieces(
         return decode_frame(pieces[0], frame)
     if not pieces:
         return np.zeros((height, width), np.uint8)
-    from .formats import to_bitmap
-
     return to_bitmap([ring.tolist() for ring in pieces], height, width)
 
 

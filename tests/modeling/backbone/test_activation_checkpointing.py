@@ -7,7 +7,7 @@ from torch import nn
 from detlite.config import ConfigError
 from detlite.modeling.backbone.activation_checkpointing import checkpoint_activations
 from detlite.modeling.backbone.resnet import ResNet, ResNetOptions
-from detlite.modeling.backbone.timm_backbone import TimmBackbone
+from detlite.modeling.backbone.timm.backbone import TimmBackbone
 from detlite.modeling.build import build_model
 from detlite.modeling.layers.norm import FrozenBatchNorm2d
 

@@ -8,7 +8,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from detlite import optimize
 from detlite.config import ConfigError, load_config
-from detlite.modeling.backbone.timm_vit import TimmViT
+from detlite.modeling.backbone.timm.vit import TimmViT
 from detlite.modeling.backbone.vit import ViTOptions
 from detlite.modeling.build import build_model
 from tests.modeling.backbone.test_activation_checkpointing import step

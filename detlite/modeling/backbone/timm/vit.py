@@ -14,12 +14,18 @@ import torch
 from torch import Tensor, nn
 from yacs.config import CfgNode
 
-from .activation_checkpointing import checkpoint_activations
-from .build import Backbone
-from .simple_pyramid import build_with_simple_pyramid
-from .timm_backbone import create_timm_model
-from .vit import PATCH, ViTOptions, build_vit_options, freeze_layers
-from .windows import from_windows, pad_to_multiple, to_windows, window_counts
+from detlite.modeling.backbone.activation_checkpointing import checkpoint_activations
+from detlite.modeling.backbone.build import Backbone
+from detlite.modeling.backbone.simple_pyramid import build_with_simple_pyramid
+from detlite.modeling.backbone.vit import PATCH, ViTOptions, build_vit_options, freeze_layers
+from detlite.modeling.backbone.windows import (
+    from_windows,
+    pad_to_multiple,
+    to_windows,
+    window_counts,
+)
+
+from .models import create_timm_model
 
 
 class TimmViT(nn.Module):

@@ -1,19 +1,18 @@
 """Backbones from timm (https://github.com/huggingface/pytorch-image-models)."""
 
-import re
 from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
-from yacs.config import CfgNode
 
+from detlite.modeling.backbone.build import call_with_fake_tensors
+from detlite.modeling.backbone.windows import pad_to_multiple
 from detlite.modeling.layers.conv import PaddedConv2d
 from detlite.modeling.layers.norm import freeze_batch_norm, uses_batch_statistics
 
-from .build import BACKBONES, ENDINGS, Backbone, build_with_neck, call_with_fake_tensors
 from .efficientnet_lite import SCALES, EfficientNetLite
-from .windows import pad_to_multiple
+from .models import create_timm_model
 
 # Candidates for the multiple that images are padded to, in cells of the coarsest map. Transformers
 # with windows of 7 cells, for example, need a multiple of 7.
@@ -110,39 +109,6 @@ class TimmBackbone(nn.Module):
         )
 
 
-def create_timm_model(name: str, drop_path: float) -> Any:
-    """Create a classifier of timm without its last layer, for images of any size if possible."""
-    try:
-        import timm
-    except ImportError as error:
-        raise ValueError(
-            f"MODEL.BACKBONE.CONV_BODY names timm's {name}, but timm is not installed: "
-            "pip install 'detlite[timm]'"
-        ) from error
-    if not timm.is_model(name):
-        raise ValueError(
-            f"MODEL.BACKBONE.CONV_BODY: timm {timm.__version__} has no model {name!r}; "
-            "timm.list_models() lists them"
-        )
-    # Without dynamic_img_size, transformers accept images of one size only. drop_path_rate is
-    # passed even if it is 0, because some models, such as Swin, have another default.
-    any_size: dict[str, Any] = {"dynamic_img_size": True}
-    depth: dict[str, Any] = {"drop_path_rate": drop_path}
-    for options in (any_size | depth, depth, *(() if drop_path else (any_size, {}))):
-        try:
-            net = timm.create_model(name, num_classes=0, **options)
-        except TypeError:  # the model does not have one of the options
-            continue
-        for module in net.modules():
-            if hasattr(module, "strict_img_size"):  # of models with convolutional positions
-                setattr(module, "strict_img_size", False)  # noqa: B010
-        return net
-    raise ValueError(
-        f"MODEL.VIT.DROP_PATH is {drop_path}, but timm's {name} has no stochastic depth: "
-        "set it to 0"
-    )
-
-
 def _any_size_error(name: str, problem: str) -> str:
     return (
         f"MODEL.BACKBONE.CONV_BODY: timm's {name} does not support images of any size ({problem}): "
@@ -203,29 +169,3 @@ def _checkpoint(net: Any, name: str) -> None:
         raise ValueError(
             f"{key}: timm's {name} has no activation checkpointing: set it to False"
         ) from error
-
-
-@BACKBONES.register("timm")
-def _build_timm(cfg: CfgNode) -> Backbone:
-    name = cfg.MODEL.BACKBONE.CONV_BODY
-    match = re.fullmatch(r"timm/(.+)-(C4|C5|FPN|FPN-RETINANET|SFP)", name)
-    if not match:
-        raise ValueError(
-            f"MODEL.BACKBONE.CONV_BODY is {name!r}, but a backbone of timm is named "
-            "timm/<model>-FPN, -FPN-RETINANET, -C4, -C5 or, for a plain vision transformer, -SFP"
-        )
-    if match[2] == "SFP":
-        from .timm_vit import build_timm_vit
-
-        return build_timm_vit(cfg, match[1])
-    strides = [2**stage for stage in ENDINGS[match[2]]]
-    node = cfg.MODEL.BACKBONE
-    bottom_up = TimmBackbone(
-        match[1],
-        strides,
-        node.FREEZE_CONV_BODY_AT,
-        cfg.MODEL.TIMM.FROZEN_NORM,
-        node.CHECKPOINT_ACTIVATIONS,
-        cfg.MODEL.VIT.DROP_PATH,
-    )
-    return build_with_neck(cfg, bottom_up, bottom_up.channels, match[2])

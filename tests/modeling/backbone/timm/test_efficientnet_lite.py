@@ -5,9 +5,9 @@ import sys
 import pytest
 import torch
 
-from detlite.modeling.backbone import timm_backbone
-from detlite.modeling.backbone.efficientnet_lite import SCALES, EfficientNetLite
-from detlite.modeling.backbone.timm_backbone import TimmBackbone
+from detlite.modeling.backbone.timm import backbone as timm_backbone
+from detlite.modeling.backbone.timm.backbone import TimmBackbone
+from detlite.modeling.backbone.timm.efficientnet_lite import SCALES, EfficientNetLite
 
 
 @pytest.fixture(params=SCALES)

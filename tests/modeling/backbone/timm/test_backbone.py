@@ -7,7 +7,7 @@ from torch import nn
 from detlite.config import ConfigError, load_config
 from detlite.engine.solver import build_optimizer
 from detlite.modeling.backbone import build_backbone
-from detlite.modeling.backbone.timm_backbone import TimmBackbone
+from detlite.modeling.backbone.timm.backbone import TimmBackbone
 from detlite.modeling.build import build_model
 
 NAME = "test_convnext"  # from timm's tests: widths of 24 to 96
