@@ -17,11 +17,15 @@ from torch import fx, nn
 from detlite.modeling.backbone.deform import DeformConv3x3
 from detlite.modeling.backbone.timm.vit import TimmViT
 from detlite.modeling.backbone.vit import ViT
-from detlite.modeling.optimize_for_training import undo_optimize_for_training
+from detlite.modeling.optimize_for_training import is_customized, undo_optimize_for_training
 from detlite.modeling.roi_heads.pooler import Pooler
 
-from .errors import NoGraphError
 from .fused_layers import ACTIVATIONS, NORMS, FusedConv2d, InFloat32, merge_convs, split_layers
+
+
+class NoGraphError(ValueError):
+    """The graph of a module cannot be traced: its code depends on values, or it has hooks."""
+
 
 _ADDITIONS = {operator.add, operator.iadd, torch.add}
 _WEIGHTED = (nn.Conv2d, nn.ConvTranspose2d, nn.Linear)
@@ -38,11 +42,13 @@ def fuse(part: nn.Module, dtype: torch.dtype, levels: int, scores: bool) -> nn.M
         scores: `part` predicts scores and box deltas, so its last layers run in float32.
 
     Raises:
-        NoGraphError: the code of `part` depends on values or sizes.
+        NoGraphError: the code of `part` depends on values or sizes, or it has hooks.
     """
     undo_optimize_for_training(part)
     if any(isinstance(module, (TimmViT, ViT)) for module in part.modules()):
         raise NoGraphError("a transformer has no convolutions to fuse, and reads sizes")
+    if any(map(is_customized, part.modules())):
+        raise NoGraphError("a layer has hooks or computed weights")
     split_layers(part)
     graph = _Graph(part, levels)
     graph.drop_identities()

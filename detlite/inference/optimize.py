@@ -13,8 +13,7 @@ from detlite.modeling.precision import resolve_dtype
 from detlite.modeling.roi_heads.mask_head import MaskHead
 from detlite.registry import Registry
 
-from .errors import NoGraphError
-from .fusion import fuse
+from .fusion import NoGraphError, fuse
 
 # Modules of detectors, RPNs and heads that compute on feature maps only.
 PARTS = ("backbone", "head", "feature_extractor", "predictor")
@@ -34,7 +33,8 @@ def optimize(
     Norms with fixed statistics are folded into convolutions. ReLUs and residual additions are fused
     with them if torch supports it (oneDNN on CPUs). Weights are converted once. Coordinates and the
     layers that predict scores and box deltas stay float32. A module with code that depends on
-    values is not fused and runs in mixed precision.
+    values, or with a layer that has hooks, parametrizations or pruned weights, is not fused and
+    runs in mixed precision.
 
     Args:
         model: the detector; it is not changed. The copy is on the same device.
@@ -51,7 +51,10 @@ def optimize(
     if dtype not in DTYPES:
         raise ValueError(f"optimize(dtype={dtype!r}): choose one of {', '.join(DTYPES)}")
     name = resolve_dtype(dtype, model.device)
-    optimized = copy.deepcopy(model).eval().requires_grad_(False).float()
+    # deepcopy refuses weights that are computed before each call, by pruning for example.
+    computed = [x for m in model.modules() for x in vars(m).values() if isinstance(x, Tensor)]
+    memo: dict[int, Any] = {id(x): x.detach().clone() for x in computed}
+    optimized = copy.deepcopy(model, memo).eval().requires_grad_(False).float()
     optimized.use_memory_format()
     optimized.static_shapes = False
     torch_dtype = getattr(torch, name)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils import parametrize
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -41,8 +42,10 @@ def optimize_for_training(model: DetectionModel) -> DetectionModel:
     - On other devices shapes are static, so that no operation waits for values. The mask and
       keypoint heads still skip most of the padding, see `DetectionModel.reads_foreground`.
 
-    Results are the same up to rounding. Parameters and state dict names do not change, so
-    optimizers and checkpoints can be created before or after. A second call changes nothing.
+    Layers with hooks, parametrizations or pruned weights stay as they are, and keep the norms of
+    the backbone from being folded. Results are the same up to rounding. Parameters and state dict
+    names do not change, so optimizers and checkpoints can be created before or after. A second call
+    changes nothing.
     """
     fold_frozen_norms(model.backbone.body)
     use_fast_conv_gradients(model)
@@ -50,6 +53,20 @@ def optimize_for_training(model: DetectionModel) -> DetectionModel:
     if model.device.type != "cpu":
         use_static_shapes(model)
     return model
+
+
+def is_customized(module: nn.Module) -> bool:
+    """Return True if a layer does more than its class, so that no other layer may replace it.
+
+    It has hooks, parametrizations (spectral and weight norm), or weights that are no parameters but
+    computed before each call (pruning).
+    """
+    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return (
+        any(getattr(module, name) for name in hooks)
+        or parametrize.is_parametrized(module)
+        or any(isinstance(vars(module).get(name), Tensor) for name in ("weight", "bias"))
+    )
 
 
 def use_static_shapes(model: DetectionModel) -> None:
@@ -71,10 +88,11 @@ def undo_optimize_for_training(module: nn.Module) -> None:
 def use_fast_conv_gradients(model: nn.Module) -> None:
     """Replace convolutions that have slow gradients on CPUs with `CPUConv2d`."""
     for path, conv in list(model.named_modules()):
-        if type(conv) not in (nn.Conv2d, PaddedConv2d) or conv.padding_mode != "zeros":
+        if type(conv) not in (nn.Conv2d, PaddedConv2d) or is_customized(conv):
             continue
         assert isinstance(conv, nn.Conv2d)
-        if slow_in_bfloat16(conv) or slow_in_float32(conv):
+        slow = slow_in_bfloat16(conv) or slow_in_float32(conv)
+        if slow and conv.padding_mode == "zeros":
             model.set_submodule(path, CPUConv2d(conv))
 
 
@@ -106,10 +124,13 @@ class FoldedConvBN2d(CPUConv2d):
 def fold_frozen_norms(backbone: nn.Module) -> None:
     """Fold each frozen batch norm into the convolution before it, if nothing else reads its input.
 
-    The pairs are found by calling `backbone` on fake images [B, 3, H, W]. If that call fails, the
-    norms stay.
+    The pairs are found by calling `backbone` on fake images [B, 3, H, W]. If that call fails, or a
+    layer has hooks, which it would run, the norms stay.
     """
     if not any(isinstance(m, FrozenBatchNorm2d) and not m.folded for m in backbone.modules()):
+        return
+    if any(map(is_customized, backbone.modules())):
+        logger.info("frozen batch norm is not folded: a layer has hooks or computed weights")
         return
     try:
         pairs = list(_conv_norm_pairs(backbone))

@@ -4,22 +4,24 @@ import copy
 import io
 import pickle
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils import parametrizations, prune
 
 from detlite import build_model, optimize
 from detlite.apps.export.openvino import openvino_parts
 from detlite.inference import fused_layers
-from detlite.inference.errors import NoGraphError
 from detlite.inference.fused_layers import FusedConv2d, InFloat32, onednn_fuses
-from detlite.inference.fusion import fuse
+from detlite.inference.fusion import NoGraphError, fuse
 from detlite.modeling.detection_model import DetectionModel
 from detlite.modeling.layers.conv import PaddedConv2d
 from detlite.modeling.layers.norm import FrozenBatchNorm2d, LevelBatchNorm
+from detlite.modeling.optimize_for_training import optimize_for_training
 from detlite.modeling.retinanet import RetinaNet
 from detlite.structures.instances import Detections
 from tests.modeling.family import FAMILY, assert_same_objects, family_config
@@ -278,6 +280,30 @@ def test_code_that_depends_on_values_is_not_fused(tiny_config):
     same = optimize(model, "float32").detect(images)[0]
     assert torch.allclose(same.scores, model.detect(images)[0].scores, atol=1e-5)
     optimize(model, "bfloat16").detect(images)
+
+
+CUSTOM: dict[str, Callable[[nn.Module], Any]] = {
+    "hook": lambda layer: layer.register_forward_hook(lambda *call: call[2] * 1.5),
+    "pre-hook": lambda layer: layer.register_forward_pre_hook(lambda _, inputs: (inputs[0] * 1.5,)),
+    "pruned": lambda layer: prune.random_unstructured(layer, "weight", amount=0.5),
+    "weight norm": parametrizations.weight_norm,
+    "spectral norm": parametrizations.spectral_norm,
+}
+
+
+@pytest.mark.parametrize(
+    "path", ["roi_heads.box.feature_extractor.fc6", "backbone.body.stem.conv1"]
+)
+@pytest.mark.parametrize("kind", CUSTOM)
+def test_layers_with_hooks_or_computed_weights_stay_as_they_are(kind, path, tiny_config):
+    model = build_model(tiny_config("MODEL.ROI_HEADS.SCORE_THRESH", 0.0)).eval()
+    images = [torch.rand(3, 64, 64)]
+    plain = model.detect(images)[0]
+    CUSTOM[kind](model.get_submodule(path))
+    expected = model.eval().detect(images)[0]
+    assert not torch.equal(plain.scores, expected.scores)
+    for prepare in (lambda m: optimize(m, "float32"), optimize_for_training):
+        torch.testing.assert_close(prepare(model).detect(images)[0].scores, expected.scores)
 
 
 @pytest.mark.parametrize("dtype", [None, "float32", "bfloat16"])
