@@ -139,7 +139,8 @@ def test_bytes_of_own_checkpoints(data, folder, bounded):
 _OPERATIONS = [
     b"K\x01", b"J\xff\xff\xff\xff", b"N", b"\x88", b"X\x01\0\0\0a", b"C\x02ab", b"(", b")", b"]",
     b"}", b"\x8f", b"\x85", b"\x86", b"\x87", b"t", b"a", b"e", b"s", b"u", b"\x90", b"\x91",
-    b"0", b"2", b"1", b"q\0", b"q\x01", b"h\0", b"h\x01", b"\x94", b"R", b"b", b"\x81", b"\x92", b"o", b"Q", b".",
+    b"0", b"2", b"1", b"q\0", b"q\x01", b"h\0", b"h\x01", b"\x94", b"R", b"b", b"\x81", b"\x92",
+    b"o", b"Q", b".",
     *(
         f"c{module}\n{name}\n".encode()
         for module, name in [
