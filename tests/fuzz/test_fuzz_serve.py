@@ -15,26 +15,26 @@ from hypothesis import strategies as st
 from PIL import Image
 
 pytest.importorskip("httpx")
-pytest.importorskip("uvicorn")
+pytest.importorskip("hypercorn")
 pytest.importorskip("starlette")
 pytest.importorskip("prometheus_client")
 pytest.importorskip("python_multipart")
 
 import httpx
-import uvicorn
 
+from detlite.apps.serve import server
 from detlite.apps.serve.app import build_app
-from detlite.apps.serve.limits import MEDIA_TYPES, Limits
-from detlite.apps.serve.server import limited_connection
+from detlite.apps.serve.requests import MEDIA_TYPES, Limits
 from detlite.data.images.pixels import ImageOptions
 from detlite.inference.options import InferenceOptions
 from detlite.inference.predictor import Predictor
+from tests.apps.serve.clients import serving
 from tests.builders import BrightSquare, square_image
 from tests.fuzz.inputs import mutated_bytes
 
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "TIFF", "GIF")
 FORM = "multipart/form-data; boundary=b"
-STATUSES = (200, 400, 405, 408, 413, 415, 422)
+STATUSES = (200, 400, 403, 405, 408, 413, 415, 422)
 
 OPTIONS = InferenceOptions(images=ImageOptions(max_pixels=1_000_000))
 
@@ -53,12 +53,13 @@ FORMS = [
     b'--b\r\nContent-Disposition: form-data; name=f; filename=a\r\n\r\nx\r\n--b--\r\n',
 ]  # fmt: skip
 REQUESTS = [
-    b"POST /predict?threshold=0.5 HTTP/1.1\r\nHost: a\r\nContent-Type: image/gif\r\n"
+    b"POST /predict?threshold=0.5 HTTP/1.1\r\nHost: localhost\r\nContent-Type: image/gif\r\n"
     b"Content-Length: %d\r\n\r\n" % len(IMAGES[5]) + IMAGES[5],
-    b"POST /predict HTTP/1.1\r\nHost: a\r\nContent-Type: image/gif\r\n"
+    b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: image/gif\r\n"
     b"Transfer-Encoding: chunked\r\n\r\n%x\r\n" % len(IMAGES[5]) + IMAGES[5] + b"\r\n0\r\n\r\n",
-    b"GET /health HTTP/1.1\r\nHost: a\r\n\r\nGET /model HTTP/1.1\r\nHost: a\r\n\r\n",
-    b"GET / HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n",
+    b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    b"GET /model HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n",
 ]
 
 
@@ -66,17 +67,11 @@ REQUESTS = [
 def port() -> Iterator[int]:
     """Serve in a thread, and yield the port."""
     predictor = Predictor(BrightSquare(), 60, 100, score_thresh=0.05, rle=True, options=OPTIONS)
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        config = uvicorn.Config(
-            build_app(predictor, Limits(bytes=100_000, pixels=1_000_000, seconds=2)),
-            http=limited_connection(500, 15.0), ws="none", log_level="critical",
-        )  # fmt: skip
-        server = uvicorn.Server(config)
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-        thread.start()
-        yield listener.getsockname()[1]
-        server.should_exit = True
-        thread.join()
+    limits = Limits(bytes=100_000, pixels=1_000_000, seconds=2)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(server, "_IDLE_SECONDS", 0.3)
+        with serving(build_app(predictor, limits)) as port:
+            yield port
 
 
 @pytest.fixture(scope="module")
@@ -126,7 +121,7 @@ def test_forms(body, media_type, client, bounded):
     except httpx.LocalProtocolError:  # not a header
         return
     if response.headers["content-type"] != "application/json":
-        assert response.status_code == 400  # from uvicorn
+        assert response.status_code == 400  # from hypercorn
     else:
         check_response(response)
 

@@ -5,7 +5,9 @@
     curl --data-binary @photo.jpg -H "Content-Type: image/jpeg" localhost:8000/predict
 
 By default, only programs on this machine can connect, because the server has no password. --host
-changes this. After SIGTERM or SIGINT, the server answers all accepted requests and exits.
+changes this. The server answers only requests to hosts that it was told, and takes images only from
+its own page; --allow-host and --cors add others. After SIGTERM or SIGINT, it answers all accepted
+requests and exits.
 """
 
 from argparse import Namespace
@@ -33,6 +35,9 @@ OPTIONS = (
            40_000_000, limits=(1, None)),
     option("--cors", "ORIGIN", "allow requests from web pages of this origin, such as "
            "https://example.org, or '*' for all (may be repeated)", action="append"),
+    option("--allow-host", "NAME", "also answer requests to this host name or address, or '*' for "
+           "all (may be repeated; default: --host, 127.0.0.1, ::1 and localhost)",
+           action="append"),
     DEVICE,
     OVERRIDES,
 )  # fmt: skip
@@ -44,9 +49,9 @@ def run(args: Namespace) -> int:
     from detlite.apps.batch_predict.predict_images import load_predictor
     from detlite.apps.optional_packages import import_optional
 
-    for package in ("uvicorn", "starlette", "prometheus_client", "python_multipart"):
+    for package in ("hypercorn", "starlette", "prometheus_client", "python_multipart"):
         import_optional(package, "detlite[serve]")
-    from detlite.apps.serve.limits import Limits
+    from detlite.apps.serve.requests import LOOPBACK, Limits
     from detlite.apps.serve.server import listen, serve
 
     limits = Limits(
@@ -57,8 +62,11 @@ def run(args: Namespace) -> int:
         args.weights, args.threshold, overrides, args.config, limits.pixels, args.trust
     )
     pixels, threshold = predictor.image_options.max_pixels, predictor.score_thresh
-    limits = replace(limits, pixels=pixels, threshold=threshold)
+    hosts = dict.fromkeys((*LOOPBACK, args.host, *(args.allow_host or ())))
+    limits = replace(
+        limits, pixels=pixels, threshold=threshold, hosts=(*hosts,), origins=(*(args.cors or ()),)
+    )
     predictor.score_thresh = limits.lowest_threshold
     with listen(args.host, args.port) as listener:
-        serve(predictor, limits, listener, args.host, args.cors or [])
+        serve(predictor, limits, listener, args.host)
     return 0

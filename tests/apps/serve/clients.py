@@ -6,20 +6,27 @@ Each client sends one image after another, each of another size, which the respo
 """
 
 import argparse
+import asyncio
 import http.client
 import io
 import json
 import random
 import re
+import socket
 import subprocess
 import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from PIL import Image
+
+from detlite.apps.serve.server import run_app
 
 
 @dataclass
@@ -50,6 +57,23 @@ def start_server(weights: str, *options: str) -> tuple[subprocess.Popen[str], in
     match = re.search(r":(\d+)$", line.strip())
     assert match, f"no address: {line!r}"
     return process, int(match[1])
+
+
+@contextmanager
+def serving(app: Any, seconds: float = 60.0) -> Iterator[int]:
+    """Serve an application in a thread, and yield the port."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    loop, stop = asyncio.new_event_loop(), asyncio.Event()
+    port = listener.getsockname()[1]
+    run = run_app(app, listener, seconds, stop.wait)
+    thread = threading.Thread(target=loop.run_until_complete, args=(run,))
+    thread.start()
+    try:
+        yield port
+    finally:
+        loop.call_soon_threadsafe(stop.set)
+        thread.join()
+        loop.close()
 
 
 def noise_jpeg(height: int, width: int) -> bytes:

@@ -49,7 +49,7 @@ def talk() -> Callable[..., Any]:
             transport = httpx.ASGITransport(app)
             async with (
                 app.router.lifespan_context(app),
-                httpx.AsyncClient(transport=transport, base_url="http://test") as client,
+                httpx.AsyncClient(transport=transport, base_url="http://localhost") as client,
             ):
                 return await scenario(client)
 

@@ -7,45 +7,34 @@ from detlite.apps.serve.batching import Batcher
 from detlite.inference.predictor import Predictor
 
 
-def predict_all(
-    predictor: Predictor, max_batch: int, images: list[bytes]
-) -> tuple[list[tuple[int, int]], list[int]]:
-    """Predict images that arrive while the first one is in the network.
-
-    Returns the size of each image and the number of images of each batch.
-    """
-    batches: list[int] = []
+def predict_all(predictor: Predictor, max_batch: int, images: list[bytes]) -> list[tuple[int, int]]:
+    """Predict images that arrive while the first one is in the network; return their sizes."""
 
     async def run() -> list[tuple[int, int]]:
-        batcher = Batcher(predictor, max_batch, lambda count, seconds: batches.append(count))
-        running = asyncio.create_task(batcher.run())
-        tasks = []
-        for image in images:
-            tasks.append(asyncio.create_task(batcher.predict(image, lambda x, _: x.size)))
-            while not predictor.model.sizes:
+        batcher, tasks = Batcher(predictor, max_batch), []
+        async with batcher:
+            for image in images:
+                tasks.append(asyncio.create_task(batcher.predict(image, lambda x, _: x.size)))
+                while not predictor.model.sizes:
+                    await asyncio.sleep(0.01)
+            while len(batcher._waiting) < min(len(images), 2 * max_batch) - 1:
                 await asyncio.sleep(0.01)
-        while len(batcher._waiting) < min(len(images), 2 * max_batch) - 1:
-            await asyncio.sleep(0.01)
-        await asyncio.sleep(0.1)  # enough time to decode too many
-        predictor.model.gate.set()
-        sizes = await asyncio.gather(*tasks)
-        running.cancel()
-        batcher.close()
-        return sizes
+            await asyncio.sleep(0.1)  # enough time to decode too many
+            predictor.model.gate.set()
+            return await asyncio.gather(*tasks)
 
     predictor.model.gate.clear()
-    return asyncio.run(asyncio.wait_for(run(), 60)), batches
+    return asyncio.run(asyncio.wait_for(run(), 60))
 
 
 def test_waiting_images_share_a_batch(predictor, image_file):
-    sizes, batches = predict_all(predictor, 4, [image_file()] * 6)
-    assert sizes == [(60, 120)] * 6
-    assert batches == [len(batch) for batch in predictor.model.sizes] == [1, 4, 1]
+    assert predict_all(predictor, 4, [image_file()] * 6) == [(60, 120)] * 6
+    assert [len(batch) for batch in predictor.model.sizes] == [1, 4, 1]
 
 
 def test_batches_have_similar_sizes_and_start_with_the_oldest(predictor, image_file):
     sizes = [(60, 120), (60, 60), (60, 120), (60, 61), (60, 122)]
-    assert predict_all(predictor, 4, [image_file(*size) for size in sizes])[0] == sizes
+    assert predict_all(predictor, 4, [image_file(*size) for size in sizes]) == sizes
     batches = predictor.model.sizes
     assert batches[0] == [(60, 120)]
     assert {frozenset(batch) for batch in batches[1:]} == {

@@ -1,10 +1,9 @@
 """Test the page in a browser: keyboard, mouse, and errors."""
 
 import json
-import socket
-import threading
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +12,15 @@ import pytest
 
 from detlite.inference.predictor import Predictor
 from detlite.structures.masks.formats import encode_bitmap
+from tests.apps.serve.clients import serving
 
 pytest.importorskip("starlette")
 pytest.importorskip("prometheus_client")
-uvicorn = pytest.importorskip("uvicorn")
+pytest.importorskip("hypercorn")
 playwright = pytest.importorskip("playwright.sync_api")
 
 from detlite.apps.serve.app import build_app  # noqa: E402
-from detlite.apps.serve.limits import Limits  # noqa: E402
+from detlite.apps.serve.requests import Limits  # noqa: E402
 
 expect = playwright.expect
 
@@ -29,16 +29,9 @@ class Server:
     """The service in a thread, on a free port."""
 
     def __init__(self, app: Any) -> None:
-        self.socket = socket.create_server(("127.0.0.1", 0))
-        self.url = f"http://127.0.0.1:{self.socket.getsockname()[1]}/"
-        self._server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
-        self._thread = threading.Thread(target=self._server.run, args=([self.socket],))
-        self._thread.start()
-
-    def stop(self) -> None:
-        self._server.should_exit = True
-        self._thread.join()
-        self.socket.close()
+        stack = ExitStack()
+        self.url = f"http://127.0.0.1:{stack.enter_context(serving(app))}/"
+        self.stop = stack.close
 
 
 @pytest.fixture

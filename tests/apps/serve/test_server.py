@@ -1,46 +1,153 @@
-"""Test `detlite serve` as a process under load, its end, and idle and stuck clients.
-
-`clients.py` is the long form of the load.
-"""
+"""Test a real server: slow, stuck and many clients, and its end."""
 
 import http.client
-import logging
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from yacs.config import CfgNode
 
-from tests.apps.serve.clients import noise_jpeg, post, run_clients, start_server
+from tests.apps.serve.clients import noise_jpeg, post, run_clients, serving, start_server
 from tests.builders import write_weights
 
-uvicorn = pytest.importorskip("uvicorn")
+pytest.importorskip("hypercorn")
 pytest.importorskip("starlette")
 pytest.importorskip("prometheus_client")
 
-from detlite.apps.serve import app as app_module  # noqa: E402
-from detlite.apps.serve.limits import Limits  # noqa: E402
-from detlite.apps.serve.server import RateLimit, limited_connection, serve  # noqa: E402
+from detlite.apps.serve import server
+from detlite.apps.serve.app import build_app
+from detlite.apps.serve.requests import Limits
 
-SECONDS = 0.2  # of `limited_connection`
-Connect = Callable[..., socket.socket]
+GET = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
+SLOW_BODY = (
+    b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: image/png\r\n"
+    b"Content-Length: 1000\r\n\r\nx"
+)
+SECONDS = 1.0
+Connect = Callable[[int, bytes], socket.socket]
+
+
+async def large_response(scope: Any, receive: Any, send: Any) -> None:
+    """An application that sends 20 MB, or 2 bytes for /small."""
+    parts = 1 if scope["path"] == "/small" else 200
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    for _ in range(parts):
+        body = bytes(2 if parts == 1 else 100_000)
+        await send({"type": "http.response.body", "body": body, "more_body": True})
+    await send({"type": "http.response.body"})
 
 
 @pytest.fixture
-def weights(tiny_config: Callable[..., CfgNode], tmp_path: Path) -> str:
-    """Return the checkpoint of an untrained model that detects something everywhere."""
-    cfg = tiny_config("INPUT.MIN_SIZE_TEST", 64, "MODEL.ROI_HEADS.SCORE_THRESH", 0.0)
-    return str(write_weights(cfg, tmp_path / "model.pth"))
+def connect() -> Iterator[Connect]:
+    """Return a function that connects to a port and sends bytes."""
+    with ExitStack() as stack:
+
+        def connected(port: int, sent: bytes) -> socket.socket:
+            address = ("127.0.0.1", port)
+            connection = stack.enter_context(socket.create_connection(address, timeout=10))
+            connection.sendall(sent)
+            return connection
+
+        yield connected
+
+
+@pytest.fixture
+def short_header_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "_IDLE_SECONDS", 0.3)
+
+
+def is_answered(port: int, path: str) -> bool:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+    connection.request("GET", path)
+    status = connection.getresponse().status
+    connection.close()
+    return status == 200
+
+
+def received_until_closed(connection: socket.socket) -> int:
+    """Return the number of bytes until the server closes a connection; TimeoutError after 10 s."""
+    count = 0
+    with suppress(ConnectionError):
+        while part := connection.recv(1 << 20):
+            count += len(part)
+    return count
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET / HTT", b"GET / HTTP/1.1\r\nX: ", GET, GET + GET[:9]])
+def test_connections_without_a_request_are_closed(connect, predictor, short_header_time, sent):
+    with serving(build_app(predictor, Limits())) as port:
+        start = time.monotonic()
+        received_until_closed(connect(port, sent))
+        assert 0.2 < time.monotonic() - start < 5
+
+
+def test_headers_that_arrive_byte_by_byte_are_not_awaited(connect, predictor, short_header_time):
+    with serving(build_app(predictor, Limits())) as port:
+        connection = connect(port, GET[:-2])
+        with suppress(ConnectionError):
+            for _ in range(100):
+                connection.sendall(b"X: y\r\n")
+                time.sleep(0.05)
+            pytest.fail("the connection is still open")
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="Linux only")
+def test_clients_that_do_not_read_are_disconnected(connect):
+    with serving(large_response, SECONDS) as port:
+        stuck = [connect(port, GET) for _ in range(5)]
+        assert is_answered(port, "/small")
+        time.sleep(3 * SECONDS)
+        assert all(received_until_closed(connection) < 20_000_000 for connection in stuck)
+
+
+def test_slow_clients_do_not_stop_others(connect, predictor, image_file):
+    limits = Limits(seconds=4, requests=2)
+    with serving(build_app(predictor, limits)) as port:
+        idle = [connect(port, b"GET / HTTP/1.1\r\nX: ") for _ in range(20)]
+        slow = [connect(port, SLOW_BODY) for _ in range(20)]
+        client = http.client.HTTPConnection("127.0.0.1", port, timeout=3)
+        assert post(client, image_file())[0] == 200
+        client.close()
+        assert slow[0].recv(100).startswith(b"HTTP/1.1 408")
+        assert len(idle) == 20
+
+
+def test_busy_connections_are_kept(predictor, model, image_file, short_header_time):
+    with serving(build_app(predictor, Limits())) as port:
+        model.gate.clear()
+        threading.Timer(1.0, model.gate.set).start()
+        client = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+        assert post(client, image_file())[0] == 200
+        client.close()
+
+
+def test_too_long_bodies_are_read_before_the_response(predictor):
+    """Otherwise the client would see a closed connection instead of the response."""
+    with serving(build_app(predictor, Limits(bytes=1_000_000))) as port:
+        client = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+        assert post(client, bytes(3_500_000))[0] == 413
+        client.close()
+
+
+def test_errors_of_connections_are_not_logged(caplog):
+    reported: list[Any] = []
+    loop: Any = type("Loop", (), {"default_exception_handler": reported.append})
+    server._log_error(loop, {"exception": ConnectionResetError()})
+    server._log_error(loop, {"exception": ValueError()})
+    assert [type(context["exception"]) for context in reported] == [ValueError]
 
 
 @pytest.mark.slow
-def test_every_request_is_answered_under_load_and_at_the_end(weights, monkeypatch):
+def test_every_request_is_answered_under_load_and_at_the_end(
+    tiny_config: Callable[..., CfgNode], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    cfg = tiny_config("INPUT.MIN_SIZE_TEST", 64, "MODEL.ROI_HEADS.SCORE_THRESH", 0.0)
+    weights = str(write_weights(cfg, tmp_path / "model.pth"))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     process, port = start_server(weights, "--batch-size", "2", "--threshold", "0")
     try:
@@ -53,12 +160,12 @@ def test_every_request_is_answered_under_load_and_at_the_end(weights, monkeypatc
         # Of sixteen concurrent requests some run and the others wait.
         statuses: list[int] = []
         connections = [http.client.HTTPConnection("127.0.0.1", port, timeout=60) for _ in range(16)]
-        for connection in connections:
-            connection.connect()
 
         def ask(connection: http.client.HTTPConnection) -> None:
             statuses.append(post(connection, noise_jpeg(300, 300))[0])
 
+        for connection in connections:
+            connection.connect()
         threads = [threading.Thread(target=ask, args=(own,)) for own in connections]
         for thread in threads:
             thread.start()
@@ -73,127 +180,3 @@ def test_every_request_is_answered_under_load_and_at_the_end(weights, monkeypatc
         process.kill()
     assert process.stdout is not None
     assert process.stdout.read() == "all requests answered; server stopped\n"
-
-
-async def app(scope: Any, receive: Any, send: Any) -> None:
-    """Answer immediately, with 10 MB for /large, and for /slow after a second."""
-    if scope["path"] == "/slow":
-        time.sleep(5 * SECONDS)
-    size = 10_000_000 if scope["path"] == "/large" else 2
-    await send({"type": "http.response.start", "status": 200, "headers": []})
-    for _ in range(0, size, 100_000):
-        part = bytes(min(size, 100_000))
-        await send({"type": "http.response.body", "body": part, "more_body": True})
-    await send({"type": "http.response.body"})
-
-
-@contextmanager
-def serving(limit: int, seconds: float) -> Iterator[int]:
-    """Serve `app` in a thread, and yield the port."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        connection = limited_connection(limit, seconds)
-        config = uvicorn.Config(
-            app, http=connection, lifespan="off", log_level="warning", timeout_keep_alive=60
-        )
-        server = uvicorn.Server(config)
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-        thread.start()
-        yield listener.getsockname()[1]
-        server.should_exit = server.force_exit = True
-        thread.join()
-
-
-@pytest.fixture
-def connect() -> Iterator[Connect]:
-    with ExitStack() as stack:
-
-        def connected(port: int, text: bytes) -> socket.socket:
-            one = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=10))
-            one.sendall(text)
-            return one
-
-        yield connected
-
-
-def is_answered(port: int, path: str = "/") -> bool:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
-    connection.request("GET", path)
-    status = connection.getresponse().status
-    connection.close()
-    return status == 200
-
-
-def is_closed(one: socket.socket) -> bool:
-    """Wait until the server closes a connection; False after ten seconds."""
-    try:
-        while one.recv(1 << 16):
-            pass
-    except TimeoutError:
-        return False
-    except ConnectionError:
-        pass
-    return True
-
-
-GET = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        b"", b"GET / HTT", b"GET / HTTP/1.1\r\nX: ", GET, GET + b"GET / HTTP/1.1\r\nX: y",
-        b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\nabc",
-    ],
-)  # fmt: skip
-def test_connections_without_a_request_are_closed(connect, text):
-    with serving(limit=100, seconds=SECONDS) as port:
-        start = time.monotonic()
-        assert is_closed(connect(port, text))
-        assert SECONDS / 2 < time.monotonic() - start < 5
-
-
-def test_client_that_does_not_read_is_closed(connect):
-    with serving(limit=100, seconds=SECONDS) as port:
-        one = connect(port, b"GET /large HTTP/1.1\r\nHost: a\r\n\r\n")
-        time.sleep(4 * SECONDS)
-        received = 0
-        with suppress(ConnectionError):
-            while part := one.recv(1 << 20):
-                received += len(part)
-        assert received < 10_000_000
-
-
-def test_busy_connections_are_kept():
-    with serving(limit=100, seconds=SECONDS) as port:
-        assert is_answered(port, "/slow")
-
-
-def test_idle_clients_do_not_keep_others_out(connect):
-    with serving(limit=20, seconds=60) as port:
-        idle = [connect(port, b"GET / HTTP/1.1\r\nX: ") for _ in range(50)]
-        assert is_answered(port)
-        idle[-1].settimeout(0.2)
-        assert is_closed(idle[0])
-        assert not is_closed(idle[-1])
-
-
-def test_rate_of_log_messages(caplog):
-    logger = logging.getLogger("test_rate_of_log_messages")
-    logger.addFilter(RateLimit())
-    for number in range(100):
-        logger.warning("message %d", number)
-    logger.warning("another place")
-    assert [record.getMessage() for record in caplog.records] == ["message 0", "another place"]
-
-
-def test_rate_of_failed_batches(monkeypatch):
-    """A filter of a logger does not see the messages of the loggers below it."""
-    predictor: Any = SimpleNamespace()
-    for name in ("uvicorn.error", "asyncio", app_module.__name__):
-        monkeypatch.setattr(logging.getLogger(name), "filters", [])
-    monkeypatch.setattr("signal.signal", lambda *_: None)
-    monkeypatch.setattr(uvicorn.Server, "run", lambda *_, **__: None)
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        serve(predictor, Limits(), listener, "127.0.0.1")
-    [limit] = app_module.logger.filters
-    assert isinstance(limit, RateLimit)

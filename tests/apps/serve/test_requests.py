@@ -11,7 +11,7 @@ pytest.importorskip("starlette")
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
-from detlite.apps.serve.limits import Refusal, error_response
+from detlite.apps.serve.requests import Refusal, error_response
 
 
 def respond(error: Any) -> tuple[Any, dict[str, Any]]:
