@@ -118,10 +118,24 @@ def declare(
     _implement(name, run, "CompositeExplicitAutograd")
     FALLBACKS[name] = run
     if shapes is not None:
-        torch.library.register_fake(f"detlite::{name}", shapes)
+        torch.library.register_fake(f"detlite::{name}", _on_one_device(name, shapes))
     if gradient is not None:
         save, differentiate = gradient
         torch.library.register_autograd(f"detlite::{name}", differentiate, setup_context=save)
+
+
+def _on_one_device(name: str, shapes: F) -> Callable[..., Any]:
+    """Refuse tensors on "meta" together with others, whose results would be uninitialized."""
+
+    def checked(*arguments: Any) -> Any:
+        devices = {x.device.type for x in tree_leaves(arguments) if isinstance(x, Tensor)}
+        if "meta" in devices and len(devices) > 1:
+            raise RuntimeError(
+                f"{name}: all tensors must be on one device, got {' and '.join(sorted(devices))}"
+            )
+        return shapes(*arguments)
+
+    return checked
 
 
 def composite(name: str) -> Callable[[F], F]:

@@ -11,6 +11,7 @@ from detlite.structures.instances import GroundTruth
 
 BACKGROUND = -1
 IGNORE = -2
+_MAX_PAIRS = 1 << 18  # of boxes and ignored regions compared at a time
 
 
 @dataclass(frozen=True)
@@ -48,10 +49,16 @@ class Matcher:
 def _half_inside(boxes: Tensor, regions: Tensor) -> Tensor:
     """Return bool [B, N], True if half of the area of a box is inside one of regions [B, M, 4].
 
-    `boxes` are [B, N, 4] or [N, 4]. The loop is over regions, because images have few of them.
+    `boxes` are [B, N, 4] or [N, 4].
     """
-    half = 0.5 * box_ops.area(boxes)
+    # One axis at a time, in place and for a part of the regions: the tables are memory-bound.
+    block = max(1, _MAX_PAIRS // max(1, len(regions) * boxes.shape[-2]))
+    x1, y1, x2, y2 = (side.contiguous() for side in boxes.unsqueeze(-3).unbind(-1))  # [B|1, 1, N]
+    half = 0.5 * box_ops.area(boxes).unsqueeze(-2)
     inside = torch.zeros((len(regions), boxes.shape[-2]), dtype=torch.bool, device=boxes.device)
-    for region in regions[:, :, None].unbind(dim=1):  # [B, 1, 4]
-        inside |= box_ops.area(box_ops.intersection(boxes, region)) >= half
+    for part in (regions,) if torch.compiler.is_compiling() else regions.split(block, dim=1):
+        left, top, right, bottom = part.unsqueeze(-2).unbind(-1)  # [B, m, 1]
+        width = torch.minimum(x2, right).sub_(torch.maximum(x1, left)).clamp_(min=0)
+        height = torch.minimum(y2, bottom).sub_(torch.maximum(y1, top)).clamp_(min=0)
+        inside |= (width.mul_(height) >= half).any(dim=1)
     return inside

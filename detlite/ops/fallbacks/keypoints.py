@@ -1,4 +1,4 @@
-"""Keypoints from heat maps, enlarged by torch's bicubic interpolation one box at a time."""
+"""Keypoints from heat maps, enlarged by torch's bicubic interpolation one at a time."""
 
 import torch
 from torch import Tensor
@@ -8,8 +8,6 @@ from .checks import FLOATING, check, check_tensors
 
 _MAX_CELLS = 1 << 10
 _MAX_PIXELS = 1 << 12
-# Pixels of enlarged maps at a time: 64 MB.
-_MAX_ENLARGED = 1 << 24
 
 
 def heatmap_peaks(maps: Tensor, boxes: Tensor) -> tuple[Tensor, Tensor]:
@@ -28,12 +26,9 @@ def heatmap_peaks(maps: Tensor, boxes: Tensor) -> tuple[Tensor, Tensor]:
     finite = maps.isfinite().flatten(2).all(dim=2)
     scores, index = torch.zeros_like(finite, dtype=maps.dtype), torch.zeros_like(finite).long()
     for box, (width, height) in enumerate(pixels.long().tolist()):
-        step = max(1, _MAX_ENLARGED // (width * height))
-        for start in range(0, maps.shape[1], step):
-            part = maps[box, None, start : start + step]
-            enlarged = F.interpolate(part, size=(height, width), mode="bicubic")[0].flatten(1)
-            chunk = slice(start, start + step)
-            scores[box, chunk], index[box, chunk] = enlarged.max(dim=1)
+        for point, one in enumerate(maps[box]):
+            enlarged = F.interpolate(one[None, None], size=(height, width), mode="bicubic")
+            scores[box, point], index[box, point] = enlarged.flatten().max(dim=0)
     scores, index = torch.where(finite, scores, torch.nan), torch.where(finite, index, 0)
     width = pixels[:, :1].long()
     pixel = torch.stack([index % width, index // width], dim=2)

@@ -1,7 +1,5 @@
 """Non-maximum suppression by torchvision's operator, one group at a time."""
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
@@ -12,13 +10,13 @@ from .checks import FLOATING, INTEGERS, check, check_tensors
 
 def nms(boxes: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:
     _check("nms", ["N"], boxes, scores, iou_threshold)
-    return _suppress(boxes, scores, iou_threshold)
+    return _suppress(boxes, scores, torch.zeros_like(scores), iou_threshold)
 
 
 def batched_nms(boxes: Tensor, scores: Tensor, idxs: Tensor, iou_threshold: float) -> Tensor:
     _check("batched_nms", ["N"], boxes, scores, iou_threshold)
     check_tensors("batched_nms", idxs=(idxs, scores.shape, INTEGERS))
-    return _suppress(boxes, scores, iou_threshold, idxs)
+    return _suppress(boxes, scores, idxs, iou_threshold)
 
 
 def padded_nms(
@@ -32,36 +30,25 @@ def padded_nms(
     index = torch.zeros(len(boxes), limit, dtype=torch.int64, device=boxes.device)
     kept = torch.zeros_like(index, dtype=torch.bool)
     for image in range(len(boxes)):
-        found = _suppress(boxes[image], scores[image], iou_threshold, groups[image], valid[image])
-        found = found[:limit]
+        chosen = valid[image].nonzero()[:, 0]
+        parts = boxes[image, chosen], scores[image, chosen], groups[image, chosen]
+        found = chosen[_suppress(*parts, iou_threshold)][:limit]
         index[image, : len(found)] = found
         kept[image, : len(found)] = True
     return index, kept
 
 
-def _suppress(
-    boxes: Tensor,
-    scores: Tensor,
-    iou_threshold: float,
-    groups: Tensor | None = None,
-    valid: Tensor | None = None,
-) -> Tensor:
+def _suppress(boxes: Tensor, scores: Tensor, groups: Tensor, iou_threshold: float) -> Tensor:
     """Return the indices of the boxes kept, by decreasing score and then by index.
 
     Groups are suppressed one by one, because shifting them apart would round coordinates.
     """
     dtype = torch.promote_types(compute_dtype(boxes.dtype), compute_dtype(scores.dtype))
     boxes, scores = boxes.to(dtype), scores.to(dtype)
-    candidates = ~(scores.isnan() | boxes.isnan().any(dim=1))
-    if valid is not None:
-        candidates &= valid
-    index = candidates.nonzero()[:, 0]
-    members: Sequence[Tensor] = [index]
-    if groups is not None:
-        index = index[groups[index].argsort(stable=True)]
-        group = groups[index]
-        starts = (group[1:] != group[:-1]).nonzero()[:, 0] + 1
-        members = index.tensor_split(starts.tolist())
+    index = (~(scores.isnan() | boxes.isnan().any(dim=1))).nonzero()[:, 0]
+    index = index[groups[index].argsort(stable=True)]
+    starts = (groups[index[1:]] != groups[index[:-1]]).nonzero()[:, 0] + 1
+    members = index.tensor_split(starts.tolist())
     torchvision_nms = torch.ops.torchvision.nms
     kept = torch.cat([k[torchvision_nms(boxes[k], scores[k], iou_threshold)] for k in members])
     kept = kept.sort().values
