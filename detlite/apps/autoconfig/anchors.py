@@ -1,11 +1,12 @@
 """Choose the anchors that fit the boxes of a dataset."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
 
-from .dataset_facts import Choice, DatasetFacts, Values, is_retinanet, resize_factors
+from .dataset_facts import DatasetFacts, Reasoned, Values, is_retinanet, resize_factors
 
 _LEVELS = 5
 _STRIDE = 4  # of the finest level
@@ -15,33 +16,40 @@ MIN_IOU = 0.6  # from which an anchor fits a box
 _MIN_FRACTION = 0.95  # of the boxes that anchors should fit
 _MIN_CATEGORY = 0.5  # of the boxes of each category
 _RATIOS = [0.5, 1.0, 2.0]
+Anchors = tuple[list[Any], list[float], float, float]  # see `choose_anchors`
 _FACTORS = (2**0.5, 3.0)  # range of the ratio between the sizes of consecutive levels
 
 
-def anchors(facts: DatasetFacts, values: Values) -> Iterator[Choice]:
+def sizes(facts: DatasetFacts, values: Values) -> Reasoned:
+    """Choose ANCHOR_SIZES."""
+    boxes, (chosen, _, fitted, first_fitted) = _fit(facts, values)
+    low, high = np.quantile(np.sqrt(boxes.prod(axis=1)), [0.05, 0.95])
+    first = f", with one size per level {first_fitted:.0%}" * isinstance(chosen[0], list)
+    return chosen, (
+        f"nine in ten objects have sides of {low:.0f} to {high:.0f} pixels in the network input; "
+        f"{fitted:.0%} of all objects have an IoU of at least 0.6 with an anchor shape{first}"
+    )
+
+
+def ratios(facts: DatasetFacts, values: Values) -> Reasoned | None:
+    """Choose ASPECT_RATIOS; None for the usual ones."""
+    _, (_, chosen, *_) = _fit(facts, values)
+    low, high = np.quantile(facts.train.ratios, [0.05, 0.95])
+    reason = f"height / width of nine in ten objects is {low:.2f} to {high:.2f}"
+    return None if chosen == _RATIOS else (chosen, reason)
+
+
+def _fit(facts: DatasetFacts, values: Values) -> tuple[np.ndarray, Anchors]:
+    """Return the (width, height) of objects in the input of evaluations, [N, 2], and anchors."""
     train = facts.train
     factors = resize_factors(train, values["INPUT.MIN_SIZE_TEST"], values["INPUT.MAX_SIZE_TEST"])
     boxes = train.boxes[:, 2:] * factors[train.owners, None]
-    node = "RETINANET" if is_retinanet(values) else "RPN"
-    octaves = node == "RETINANET"
-    sizes, ratios, fitted, first_fitted = choose_anchors(boxes, octaves, train.labels)
-    low, high = np.quantile(np.sqrt(boxes.prod(axis=1)), [0.05, 0.95])
-    reason = (
-        f"nine in ten objects have sides of {low:.0f} to {high:.0f} pixels in the network input; "
-        f"{fitted:.0%} of all objects have an IoU of at least 0.6 with an anchor shape"
-    )
-    if isinstance(sizes[0], list):
-        reason += f", with one size per level {first_fitted:.0%}"
-    yield Choice(f"MODEL.{node}.ANCHOR_SIZES", sizes, reason)
-    if ratios != [0.5, 1.0, 2.0]:
-        low, high = np.quantile(train.ratios, [0.05, 0.95])
-        reason = f"height / width of nine in ten objects is {low:.2f} to {high:.2f}"
-        yield Choice(f"MODEL.{node}.ASPECT_RATIOS", ratios, reason)
+    return boxes, choose_anchors(boxes, is_retinanet(values), train.labels)
 
 
 def choose_anchors(
     boxes: np.ndarray, octaves: bool = False, labels: np.ndarray | None = None
-) -> tuple[list[Any], list[float], float, float]:
+) -> Anchors:
     """Choose the simplest anchors whose shapes fit nearly all boxes.
 
     Sizes increase evenly over the five levels of an FPN, starting near the smallest boxes. The
@@ -58,33 +66,32 @@ def choose_anchors(
         ANCHOR_SIZES, ASPECT_RATIOS, the fraction of the boxes that these anchors fit (IoU of at
         least 0.6 with one at the same center), and that fraction for the first candidate.
     """
-    sides = np.sqrt(boxes.prod(axis=1))
+    sides, ratios = np.sqrt(boxes.prod(axis=1)), boxes[:, 1] / boxes[:, 0]
     labels = np.zeros(len(boxes), int) if labels is None else labels
-    ratios = boxes[:, 1] / boxes[:, 0]
-    typical = [np.flatnonzero(labels == label) for label in np.unique(labels)]
-    medians = np.array([[np.median(sides[rows]), np.median(ratios[rows])] for rows in typical])
+    categories = [np.flatnonzero(labels == label) for label in np.unique(labels)]
+    median_sides, median_ratios = (
+        [float(np.median(values[rows])) for rows in categories] for values in (sides, ratios)
+    )
     low, high = np.quantile(sides, [0.05, 0.995])
-    low, high = min(low, medians[:, 0].min()), max(high, medians[:, 0].max())
     # Anchors smaller than two cells are rarely matched.
     stride = _RETINANET_STRIDE if octaves else _STRIDE
-    first = float(np.clip(low, 2 * stride, 8 * stride))
-    box_ratios = _distinct_ratios(
-        [*np.quantile(ratios, [0.05, 0.5, 0.95]), medians[:, 1].min(), medians[:, 1].max()]
-    )
+    first = float(np.clip(min(low, *median_sides), 2 * stride, 8 * stride))
+    extremes = np.quantile(ratios, [0.05, 0.5, 0.95])
+    box_ratios = _distinct_ratios([*extremes, min(median_ratios), max(median_ratios)])
     if octaves:
-        sizes = [round(first * 2**level) for level in range(_LEVELS)]
-        factors, candidates = _OCTAVE, [(sizes, _RATIOS), (sizes, box_ratios)]
+        levels = [round(first * 2**level) for level in range(_LEVELS)]
+        factors, candidates = _OCTAVE, [(levels, _RATIOS), (levels, box_ratios)]
     else:
-        one, two = _sizes(first, high, 1), _sizes(first, high, 2)
+        one, two = (_sizes(first, max(high, *median_sides), count) for count in (1, 2))
         factors, candidates = np.ones(1), [(one, _RATIOS), (two, _RATIOS), (two, box_ratios)]
     tried = []
     for levels, shapes in candidates:
         fits = best_overlaps(boxes, np.outer(levels, factors).ravel(), shapes) >= MIN_IOU
-        of_categories = min(float(fits[rows].mean()) for rows in typical)
+        of_categories = min(float(fits[rows].mean()) for rows in categories)
         score = min(float(fits.mean()) / _MIN_FRACTION, of_categories / _MIN_CATEGORY, 1.0)
-        tried.append((score, (levels, shapes, float(fits.mean()))))
-    _, best = max(tried, key=lambda pair: pair[0])  # the first of the best ones
-    return *best, tried[0][1][2]
+        tried.append((score, levels, shapes, float(fits.mean())))
+    _, *best = max(tried, key=itemgetter(0))  # the first of the best ones
+    return *best, tried[0][3]  # type: ignore[return-value]
 
 
 def _sizes(first: float, last: float, per_level: int) -> list[Any]:

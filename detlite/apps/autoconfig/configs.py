@@ -23,9 +23,9 @@ from detlite.distributed import all_gather_objects, is_main, world_size
 
 from . import time_budget
 from .dataset_facts import Choice, DatasetFacts, Values, is_retinanet
-from .rules import TRAINING_RULES, choose
+from .rules import RULES, TRAINING_RULES, Rule, choose
 from .simulation import simulate
-from .statistics import DatasetStatistics, compute_statistics
+from .statistics import compute_statistics
 
 ConfigTimer = Callable[[CfgNode], float]  # returns the seconds of a training step
 Progress = Callable[[str], None]
@@ -98,11 +98,7 @@ def config_by_data(
         return config_from(_values(choices, opts), _SOURCE, opts, facts.base)
 
     values = overridden_values(load_config(None, opts), opts)
-    facts = time_budget.fit_to_minutes(facts, values, lambda *x: timer(build(*x)), progress)
-    choices = choose(facts, values)
-    cfg = build(facts, choices)
-    progress(simulate(cfg, facts))
-    return cfg, choices, facts
+    return _derive(facts, values, RULES, build, timer, progress)
 
 
 def config_by_weights(
@@ -118,13 +114,13 @@ def config_by_weights(
     categories. The mask head is removed for data without masks, and the keypoint head for data with
     other keypoints or none. SOLVER.MAX_MINUTES affects only the warm-up and the evaluations.
     """
-    content = _model_keys(checkpoint)
+    content, train = _model_keys(checkpoint), facts.train
     node = "RETINANET" if is_retinanet(content) else "ROI_BOX_HEAD"
-    content[f"MODEL.{node}.NUM_CLASSES"] = len(facts.train.categories) + 1
+    content[f"MODEL.{node}.NUM_CLASSES"] = len(train.categories) + 1
     if not facts.masks:
         content["MODEL.MASK_ON"] = False
     keypoints = content.get("MODEL.ROI_KEYPOINT_HEAD.NUM_CLASSES")
-    if len(facts.train.keypoints) != keypoints or not facts.keypoints:
+    if len(train.keypoints) != keypoints or not facts.keypoints:
         content["MODEL.KEYPOINT_ON"] = False
 
     def build(_: DatasetFacts, choices: Sequence[Choice]) -> CfgNode:
@@ -135,16 +131,25 @@ def config_by_weights(
     log_assumptions(start, checkpoint, opts)
     # All keys, because a converted checkpoint has only the non-default keys.
     values = {key: value for key, value in flatten(start) if key.startswith(_MODEL_SECTIONS)}
-    if facts.train.values is not None:
+    if train.values is not None:
         # Keep the scale of inputs that the weights were trained with.
         scale = _IMAGENET_STD * (255 if values["INPUT.TO_BGR255"] else 1)
         gain = sum(values["INPUT.PIXEL_STD"]) / len(values["INPUT.PIXEL_STD"]) / scale
-        std = tuple(gain * value for value in facts.train.values.std)
-        train = replace(facts.train, values=replace(facts.train.values, std=std))
-        facts = replace(facts, train=train)
+        std = tuple(gain * value for value in train.values.std)
+        facts = replace(facts, train=replace(train, values=replace(train.values, std=std)))
     values = {k: value for k, value in values.items() if not _follows_images(k, value, facts)}
     values |= overridden_values(start, opts)
-    rules = TRAINING_RULES
+    return _derive(facts, values, TRAINING_RULES, build, timer, progress)
+
+
+def _derive(
+    facts: DatasetFacts,
+    values: Values,
+    rules: Sequence[Rule],
+    build: Callable[[DatasetFacts, Sequence[Choice]], CfgNode],
+    timer: ConfigTimer,
+    progress: Progress,
+) -> Derived:
     facts = time_budget.fit_to_minutes(facts, values, lambda *x: timer(build(*x)), progress, rules)
     choices = choose(facts, values, rules)
     cfg = build(facts, choices)
@@ -183,20 +188,14 @@ def _follows_images(key: str, value: Any, facts: DatasetFacts) -> bool:
 
 def _facts(cfg: CfgNode) -> DatasetFacts:
     """Return the facts about the datasets of a config and this machine."""
-    train = _statistics(cfg, cfg.DATASETS.TRAIN[0])
-    val = _statistics(cfg, cfg.DATASETS.TEST[0]) if cfg.DATASETS.TEST else None
-    return DatasetFacts(train, val, resources(cfg.MODEL.DEVICE), processes=world_size())
-
-
-def _statistics(cfg: CfgNode, name: str) -> DatasetStatistics:
-    _, annotations, images = locate_dataset(cfg, name)
-    return compute_statistics(
-        annotations,
-        images,
-        build_image_options(cfg),
-        cfg.DATASETS.CHECK_IMAGES,
-        cfg.DATASETS.CROWDS_AS_OBJECTS,
-    )
+    datasets = cfg.DATASETS
+    sets = [
+        compute_statistics(*locate_dataset(cfg, names[0])[1:], build_image_options(cfg),
+                           datasets.CHECK_IMAGES, datasets.CROWDS_AS_OBJECTS)
+        for names in (datasets.TRAIN, datasets.TEST) if names
+    ]  # fmt: skip
+    val = sets[1] if len(sets) > 1 else None
+    return DatasetFacts(sets[0], val, resources(cfg.MODEL.DEVICE), processes=world_size())
 
 
 def overridden_values(cfg: CfgNode, opts: Sequence[Any]) -> Values:

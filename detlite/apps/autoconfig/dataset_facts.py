@@ -1,6 +1,6 @@
 """Inputs and outputs of the rules."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
@@ -22,6 +22,7 @@ class DatasetFacts:
         minutes: time limit of the training, and a sentence about the timing; None: no limit.
         step_seconds: duration of a training step, if it was timed.
         processes: number of processes that train together.
+        own_backbone: the backbone or its weights are decided before the rules.
     """
 
     train: DatasetStatistics
@@ -32,6 +33,7 @@ class DatasetFacts:
     minutes: tuple[float, str] | None = None
     step_seconds: float | None = None
     processes: int = 1
+    own_backbone: bool = False
 
     @property
     def base(self) -> str:
@@ -41,16 +43,15 @@ class DatasetFacts:
     @property
     def sets(self) -> list[DatasetStatistics]:
         """Statistics of the one or two sets."""
-        return [self.train, *([self.val] if self.val else [])]
+        return [part for part in (self.train, self.val) if part]
 
     def adapted(self, values: "Values") -> "DatasetFacts":
         """Return the facts about training with INPUT.MIN_AREA and INPUT.TILE of `values`."""
-        min_area, side = (values.get(f"INPUT.{key}", 0) for key in ("MIN_AREA", "TILE"))
-        overlap = values.get("INPUT.TILE_OVERLAP", 0.2)
+        min_area, side = (values.get(key, 0) for key in ADAPTING_KEYS)
 
         def adapt(part: DatasetStatistics) -> DatasetStatistics:
             part = part.select(part.areas >= min_area) if min_area else part
-            return part.tiled(side, overlap) if side else part
+            return part.tiled(side) if side else part
 
         return replace(self, train=adapt(self.train), val=self.val and adapt(self.val))
 
@@ -60,13 +61,23 @@ class DatasetFacts:
         return "gpu" if self.machine.gpu else "cpu"
 
     @property
+    def device_name(self) -> str:
+        """Name of the GPU, or "the CPU"."""
+        return self.machine.gpu or "the CPU"
+
+    @property
+    def stored(self) -> bool:
+        """True if the annotations fit the images without their EXIF orientation."""
+        return any(part.values and not part.values.options.exif_orientation for part in self.sets)
+
+    @property
     def summary(self) -> str:
         """Description of the training set and the machine."""
         train, machine = self.train, self.machine
         low, high = train.sizes.min(axis=0).astype(int), train.sizes.max(axis=0).astype(int)
         device = machine.gpu or plural(machine.cores, "core")
         return (
-            f"{len(train.sizes)} training images of {low[1]}x{low[0]} to {high[1]}x{high[0]} "
+            f"{train.images} training images of {low[1]}x{low[0]} to {high[1]}x{high[0]} "
             f"pixels with {len(train.boxes)} objects (sides of {train.sides.min():.0f} to "
             f"{train.sides.max():.0f} pixels), on {device} with {machine.memory / 1e9:.0f} GB"
         )
@@ -96,9 +107,9 @@ class Choice:
 
 
 Values = Mapping[str, Any]  # of config keys
-Rule = Callable[[DatasetFacts, Values], Iterator[Choice]]
+Reasoned = tuple[Any, str]  # a value and its reason
 # Keys that change which objects and images are trained, see `DatasetFacts.adapted`.
-ADAPTING_KEYS = ("INPUT.MIN_AREA", "INPUT.TILE", "INPUT.TILE_OVERLAP")
+ADAPTING_KEYS = ("INPUT.MIN_AREA", "INPUT.TILE")
 NO_VALUES: Values = MappingProxyType({})
 
 

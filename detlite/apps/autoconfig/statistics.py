@@ -72,6 +72,11 @@ class DatasetStatistics:
     values: ImageValues | None = None
 
     @property
+    def images(self) -> int:
+        """Number of images, or of tiles."""
+        return len(self.sizes)
+
+    @property
     def per_image(self) -> np.ndarray:
         """Number of objects in each image, int64 [I]."""
         return np.bincount(self.owners, minlength=len(self.sizes))
@@ -86,13 +91,13 @@ class DatasetStatistics:
         """height / width of each object, float64 [N]."""
         return self.boxes[:, 3] / self.boxes[:, 2]
 
-    def tiled(self, side: int, overlap: float = 0.2) -> "DatasetStatistics":
+    def tiled(self, side: int) -> "DatasetStatistics":
         """Return the statistics of tiles of this side without overlap, and of whole images.
 
         An object belongs to the tile of its center, or to its image if no tile shows enough of it,
         see `TrainingTiles.exceeding`.
         """
-        tiles, exceeding = TrainingTiles(side, overlap), np.zeros(len(self.boxes), bool)
+        tiles, exceeding = TrainingTiles(side, 0.2), np.zeros(len(self.boxes), bool)
         corners = self.boxes + np.pad(self.boxes[:, :2], ((0, 0), (2, 0)))
         for number, rows in enumerate(self.by_image):
             height, width = self.sizes[number].astype(int).tolist()

@@ -1,7 +1,7 @@
 """Time training steps, and choose a model and an image size that fit into a number of minutes.
 
 The candidates are timed from the largest to the fastest. The first one that can do half of the
-recommended steps (`training_rules.recommended_steps`) is chosen, or else the last one. Images
+recommended steps (`training_steps.recommended_steps`) is chosen, or else the last one. Images
 shrink before the model does: in 5 and in 15 minutes, more epochs on smaller images had the same or
 better results (docs/recipes.md). They do not shrink below the size that the objects need.
 """
@@ -24,22 +24,17 @@ from detlite.engine.run_config import resolve_frozen_norms
 from detlite.engine.solver import build_optimizer
 from detlite.engine.train_step import TrainStep
 from detlite.modeling import build_model
-from detlite.modeling.build import torch_device
 from detlite.modeling.optimize_for_training import optimize_for_training
-from detlite.threads import OtherPrograms, usable_cores
 
-from .dataset_facts import NO_VALUES, Choice, DatasetFacts, Rule, Values, backbone_is_fixed
-from .rules import RULES, choose
-from .training_rules import recommended_steps
+from .dataset_facts import Choice, DatasetFacts, Values, backbone_is_fixed
+from .rules import RULES, Rule, choose
+from .training_steps import MIN_FRACTION, recommended_steps
 
 _MIN_IMAGES = 8  # because image sizes and the number of objects vary
-_BUSY_CORES = 0.5  # of other programs that disturb nothing
 _MAX_SECONDS = 15.0  # after which no further step is timed
-# Seconds after which only the last candidate is still timed.
-MAX_TIMING_SECONDS = 60.0
+_MAX_TIMING_SECONDS = 60.0  # after which only the last candidate is still timed
 # (use the small model, factor on the image size)
-CANDIDATES = ((False, 1.0), (False, 0.75), (True, 0.75), (True, 0.5))
-MIN_FRACTION = 0.5  # of the recommended steps
+_CANDIDATES = ((False, 1.0), (False, 0.75), (True, 0.75), (True, 0.5))
 
 _logger = logging.getLogger(__name__)
 
@@ -47,14 +42,12 @@ _logger = logging.getLogger(__name__)
 StepTimer = Callable[[DatasetFacts, Sequence[Choice]], float]
 
 
-def candidates(
-    facts: DatasetFacts, values: Values = NO_VALUES
-) -> Iterator[tuple[str, DatasetFacts]]:
+def _candidates(facts: DatasetFacts, values: Values) -> Iterator[tuple[str, DatasetFacts]]:
     """Yield candidates with their descriptions, from the largest to the fastest."""
     # The small model has no other pretrained weights than the installed ones.
     has_small = facts.machine.pretrained and not backbone_is_fixed(values)
     fixed_size = not values.keys().isdisjoint({"INPUT.MIN_SIZE_TRAIN", "INPUT.MIN_SIZE_TEST"})
-    models = [(small and has_small, 1.0 if fixed_size else shrink) for small, shrink in CANDIDATES]
+    models = [(small and has_small, 1.0 if fixed_size else shrink) for small, shrink in _CANDIDATES]
     for small, shrink in dict.fromkeys(models):
         name = "the small model" if small else "the model"
         size = "" if shrink == 1 else f" with images of {shrink:g} times their side"
@@ -78,13 +71,13 @@ def fit_to_minutes(
     minutes = values.get("SOLVER.MAX_MINUTES")
     if not minutes or facts.processes > 1:
         return facts
-    start, other_programs = clock(), OtherPrograms()
+    start = clock()
     results, sizes = list[str](), set[tuple[bool, Any]]()
     chosen: DatasetFacts | None = None
-    described = list(candidates(facts, values))
+    described = list(_candidates(facts, values))
     for name, candidate in described:
         is_last = name == described[-1][0]
-        if chosen and not is_last and clock() - start > MAX_TIMING_SECONDS:
+        if chosen and not is_last and clock() - start > _MAX_TIMING_SECONDS:
             continue
         choices = choose(candidate, values, rules)
         all_values = {choice.key: choice.value for choice in choices} | dict(values)
@@ -110,8 +103,6 @@ def fit_to_minutes(
             f"no model fits into the GPU memory ({'; '.join(results)}): stop other programs that "
             "use the GPU, or train on the CPU with CUDA_VISIBLE_DEVICES set to an empty value"
         )
-    if not facts.machine.gpu and (problem := other_programs.problem("training")):
-        _logger.warning("%s. The steps were timed as if no other program ran", problem)
     timed = f"Timed on this machine, where half of the steps are enough: {'; '.join(results)}"
     if possible < MIN_FRACTION * recommended:
         needed = math.ceil(MIN_FRACTION * recommended * seconds / 60)
@@ -127,31 +118,9 @@ def fit_to_minutes(
 
 def mean_step_seconds(cfg: CfgNode) -> float:
     """Return the mean duration of three training steps, or of more for at least eight images."""
-    steps = max(3, math.ceil(_MIN_IMAGES / cfg.SOLVER.IMS_PER_BATCH))
-    on_cpu = torch_device(cfg.MODEL.DEVICE).type == "cpu"
-    clock = UndisturbedClock() if on_cpu else time.perf_counter
-    return statistics.mean(step_seconds(cfg, steps, clock=clock))
-
-
-class UndisturbedClock:
-    """A clock for work on the CPU that ignores the time that other programs take.
-
-    While other programs compete for the cores, the seconds since the last call are the CPU seconds
-    of each thread of torch, if these are fewer.
-    """
-
-    def __init__(self) -> None:
-        self._others, self._seconds = OtherPrograms(), 0.0
-        self._last = time.perf_counter(), time.process_time()
-
-    def __call__(self) -> float:
-        now = time.perf_counter(), time.process_time()
-        wall, cpu = (new - old for new, old in zip(now, self._last, strict=True))
-        threads, others = torch.get_num_threads(), self._others.cores()
-        competing = others + threads > usable_cores() + _BUSY_CORES
-        self._seconds += min(wall, cpu / threads) if competing else wall
-        self._last = now
-        return self._seconds
+    return statistics.mean(
+        step_seconds(cfg, max(3, math.ceil(_MIN_IMAGES / cfg.SOLVER.IMS_PER_BATCH)))
+    )
 
 
 def step_seconds(

@@ -1,5 +1,6 @@
 """Write choices as a YAML file with a comment for each reason."""
 
+import math
 import os
 import re
 import textwrap
@@ -14,6 +15,19 @@ from detlite.apps.dataset_formats import Source
 from .dataset_facts import Choice
 
 _WIDTH = 98
+_KEY = re.compile(r"( *)([A-Z][A-Z0-9_]*):")
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes lists on one line, except those of mappings."""
+
+
+def _represent_list(dumper: yaml.SafeDumper, data: list[Any]) -> yaml.Node:
+    flow = not any(isinstance(item, dict) for item in data)
+    return dumper.represent_sequence("tag:yaml.org,2002:seq", data, flow_style=flow)
+
+
+_Dumper.add_representer(list, _represent_list)
 
 
 def dataset_choices(sets: Mapping[str, Source], summary: str) -> list[Choice]:
@@ -32,17 +46,14 @@ def dataset_choices(sets: Mapping[str, Source], summary: str) -> list[Choice]:
         }
         for split, source in sets.items()
     ]
-    no_test = "an evaluation on the training images would be misleading"
+    no_test = "" if "val" in sets else "an evaluation on the training images would be misleading"
+    reason = f"{summary}. The paths below are relative to this folder"
     return [
         Choice("OUTPUT_DIR", f"output/{name}", "folder for the files of a run"),
-        Choice(
-            "DATASETS.ROOT",
-            root.as_posix(),
-            f"{summary}. The paths below are relative to this folder",
-        ),
+        Choice("DATASETS.ROOT", root.as_posix(), reason),
         Choice("DATASETS.CATALOG", entries),
         Choice("DATASETS.TRAIN", [f"{name}_train"]),
-        Choice("DATASETS.TEST", [f"{name}_val"] * ("val" in sets), no_test * ("val" not in sets)),
+        Choice("DATASETS.TEST", [f"{name}_val"] * ("val" in sets), no_test),
     ]
 
 
@@ -50,50 +61,35 @@ def config_text(
     choices: Sequence[Choice], summary: str, base: str = "_base_/from_scratch_fpn.yaml"
 ) -> str:
     """Return the text of a config file whose keys extend `base`, unless that is ""."""
-    lines = _comment(
-        f"Written by `detlite init` for {summary}. All keys may be changed; docs/config.md "
-        "describes them. Train with `detlite train --config` and the name of this file."
-    )
-    lines += [f"_BASE_: {base}"] if base else []
-    tree: dict[str, Any] = {}
+    tree: dict[str, Any] = {"_BASE_": base} if base else {}
     for choice in choices:
         *sections, leaf = choice.key.split(".")
         node = tree
         for section in sections:
             node = node.setdefault(section, {})
-        node[leaf] = choice
-    return "\n".join([*lines, *_lines(tree, 0)]) + "\n"
-
-
-def _lines(tree: Mapping[str, Any], depth: int) -> list[str]:
-    """Return the lines of a section, values before subsections."""
-    indent, lines = "  " * depth, []
-    for key, node in sorted(tree.items(), key=lambda item: isinstance(item[1], dict)):
-        if isinstance(node, dict):
-            if depth == 0:
-                lines.append("")
-            lines += [f"{indent}{key}:", *_lines(node, depth + 1)]
-            continue
-        if node.reason:
-            lines += _comment(node.reason, indent)
-        if key == "CATALOG":
-            lines += [f"{indent}{key}:", *(f"{indent}  - {_value(row)}" for row in node.value)]
-        else:
-            lines.append(f"{indent}{key}: {_value(node.value)}")
-    return lines
+        node[leaf] = choice.value
+    reasons = {choice.key: choice.reason for choice in choices}
+    lines = _comment(
+        f"Written by `detlite init` for {summary}. All keys may be changed; docs/config.md "
+        "describes them. Train with `detlite train --config` and the name of this file."
+    )
+    path: list[str] = []
+    dumped = yaml.dump(tree, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=math.inf)
+    for line in dumped.splitlines():
+        if match := _KEY.match(line):
+            indent, key = match.groups()
+            path = [*path[: len(indent) // 2], key]
+            lines += (
+                [""] if line == f"{key}:" else _comment(reasons.get(".".join(path), ""), indent)
+            )
+        lines.append(line)
+    return "\n".join(lines) + "\n"
 
 
 def _comment(text: str, indent: str = "") -> list[str]:
-    text = " ".join(text.split())
-    return [f"{indent}# {line}" for line in textwrap.wrap(text, _WIDTH - len(indent))]
-
-
-def _value(value: Any) -> str:
-    """Format a value on one line, in YAML's flow style."""
-    text = yaml.safe_dump(
-        value, default_flow_style=True, width=float("inf"), sort_keys=False, allow_unicode=True
+    return textwrap.wrap(
+        text, _WIDTH, initial_indent=f"{indent}# ", subsequent_indent=f"{indent}# "
     )
-    return text.removesuffix("\n").removesuffix("\n...")
 
 
 def _dataset_name(images: Path) -> str:

@@ -15,7 +15,7 @@ import numpy as np
 from tqdm import tqdm
 from yacs.config import CfgNode
 
-from detlite.apps.autoconfig.data_rules import speck_area
+from detlite.apps.autoconfig.image_sizes import speck_area
 from detlite.apps.dataset_formats.coco_files import find_images
 from detlite.apps.dataset_formats.find_annotations import find_sets
 from detlite.config import ConfigError, load_config

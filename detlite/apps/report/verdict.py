@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 from statistics import mean
 
-from detlite.apps.autoconfig.time_budget import MIN_FRACTION
-from detlite.apps.autoconfig.training_rules import steps_for_images
+from detlite.apps.autoconfig.training_steps import MIN_FRACTION, steps_for_images
 from detlite.apps.drawing.html_page import percent
 from detlite.modeling.build import torch_device
 

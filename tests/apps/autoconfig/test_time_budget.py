@@ -10,11 +10,10 @@ import yaml
 
 from detlite.apps.autoconfig.dataset_facts import DatasetFacts
 from detlite.apps.autoconfig.rules import choose
-from detlite.apps.autoconfig.time_budget import UndisturbedClock, fit_to_minutes, step_seconds
+from detlite.apps.autoconfig.time_budget import fit_to_minutes, step_seconds
 from detlite.apps.autoconfig.yaml_text import config_text, dataset_choices
 from detlite.apps.dataset_formats import Source
 from detlite.config import ConfigError, load_config
-from detlite.threads import OtherPrograms
 from tests.apps.autoconfig.test_rules import statistics
 
 MINUTES = {"SOLVER.MAX_MINUTES": 15}
@@ -94,27 +93,6 @@ def test_images_do_not_shrink_below_what_objects_need(cpu, sides, size, shrink):
     assert found
     fit(int(found[1]))
     assert "are short" not in messages[-1]
-
-
-@pytest.mark.parametrize(
-    ("others", "expected"), [(0.0, [4.0, 14.0]), (2.0, [2.0, 12.0])], ids=["alone", "busy"]
-)
-def test_the_time_of_other_programs_does_not_count(monkeypatch, others, expected):
-    """Two threads on two cores: 4 s with 4 CPU seconds, then 10 s of waiting with 20."""
-    now = [0.0, 0.0]
-    for name, index in (("perf_counter", 0), ("process_time", 1)):
-        patched = lambda index=index: now[index]  # noqa: E731
-        monkeypatch.setattr(f"detlite.apps.autoconfig.time_budget.time.{name}", patched)
-    for name, value in (("usable_cores", 2), ("torch.get_num_threads", 2)):
-        monkeypatch.setattr(
-            f"detlite.apps.autoconfig.time_budget.{name}", lambda value=value: value
-        )
-    monkeypatch.setattr(OtherPrograms, "cores", lambda _: others)
-    clock, read = UndisturbedClock(), []
-    for wall, cpu in ((4.0, 4.0), (10.0, 20.0)):
-        now[:] = now[0] + wall, now[1] + cpu
-        read.append(clock())
-    assert read == expected
 
 
 def test_after_a_minute_only_the_last_candidate_is_timed(facts):

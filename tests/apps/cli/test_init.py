@@ -243,7 +243,7 @@ def test_timing_reads_non_ascii_categories(init, make_coco_dataset, capsys, monk
     # Some machines have ASCII as the default encoding of files.
     monkeypatch.setattr(io, "text_encoding", lambda stated, level=2: stated or "ascii")
     monkeypatch.setattr(
-        "detlite.apps.autoconfig.time_budget.step_seconds", lambda cfg, steps, clock: [1.0] * steps
+        "detlite.apps.autoconfig.time_budget.step_seconds", lambda cfg, steps: [1.0] * steps
     )
     assert main(["init", "--data", str(file), "--minutes", "1"]) == 0
     assert "Größe" in capsys.readouterr().out

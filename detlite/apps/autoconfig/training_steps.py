@@ -1,0 +1,159 @@
+"""Batch size, number of steps and evaluations of a training."""
+
+import math
+
+import numpy as np
+
+from .dataset_facts import DatasetFacts, Reasoned, Values, resize_factors
+
+# Pixels per batch. Short trainings with many small steps reached higher AP than with few large
+# steps of the same number of images (docs/recipes.md). On a CPU they also take no longer, but a GPU
+# would be idle.
+_BATCH_PIXELS = {"cpu": 3e5, "gpu": 4e6}
+# EfficientNet-lite0-FPN took up to 2400 in bfloat16 (docs/init.md); float32 takes twice that.
+_BYTES_PER_PIXEL = 5000
+# By (pretrained, device).
+_EPOCHS = {(True, "cpu"): 6, (True, "gpu"): 12, (False, "cpu"): 12, (False, "gpu"): 36}
+# Minimum number of steps, by `pretrained`. Batches below _MIN_STEPS_BATCH need more steps for the
+# same number of images.
+_MIN_STEPS = {True: 200, False: 400}
+_MIN_STEPS_BATCH = 4
+_EVALUATION_TIME, _MAX_EVALUATIONS = 0.1, 5  # of the training time; number
+MIN_FRACTION = 0.5  # of the recommended steps that a short training should have
+
+
+def images_with_objects(facts: DatasetFacts, values: Values) -> int:
+    """Return the number of images that are used for training, also those without objects."""
+    empty = facts.train.empty if values.get("DATASETS.BACKGROUND_IMAGES") else 0
+    return int((facts.train.per_image > 0).sum()) + empty
+
+
+def _train_images(facts: DatasetFacts, values: Values) -> int:
+    """Return the number of images, or of tiles, that are used for training."""
+    if not facts.train.tiles:
+        return images_with_objects(facts, values)
+    # Tiles without objects are trained, too.
+    return facts.train.images if values.get("DATASETS.BACKGROUND_IMAGES") else facts.train.tiles
+
+
+def batch_size(facts: DatasetFacts, values: Values) -> Reasoned:
+    """Choose SOLVER.IMS_PER_BATCH."""
+    machine, processes = facts.machine, facts.processes
+    max_short, max_long = max(values["INPUT.MIN_SIZE_TRAIN"]), values["INPUT.MAX_SIZE_TRAIN"]
+    factors = resize_factors(facts.train, max_short, max_long)
+    pixels = float(np.median(facts.train.sizes.prod(axis=1) * factors**2))
+    # Processes share the memory of a machine, but each has its own GPU.
+    memory = machine.gpu_memory if machine.gpu else machine.memory / processes
+    fits = memory / 2 / (_BYTES_PER_PIXEL * pixels) if memory else 16.0
+    useful = _BATCH_PIXELS[facts.device] / pixels
+    size = processes * 2 ** max(round(math.log2(min(max(min(useful, fits), 1), 16))), 0)
+    if size > (count := _train_images(facts, values)):
+        return max(count // processes, 1) * processes, f"there are {count} training images"
+    image = f"an image has {pixels / 1e6:.2f} million pixels"
+    best = f"{_BATCH_PIXELS[facts.device] / 1e6:g} million per step are best on a"
+    reason = f"{image}, and about {best} {facts.device.upper()}"
+    if fits < max(useful, 1):
+        reason = f"{image}, so half of the memory ({memory / 1e9:.0f} GB) is enough for {fits:.0f}"
+    elif useful < 1:
+        reason = f"one image is the minimum: {image}, while about {best} {facts.device.upper()}"
+    return size, reason + f"; for each of {processes} processes" * (processes > 1)
+
+
+def recommended_steps(facts: DatasetFacts, values: Values) -> Reasoned:
+    """Return the number of steps that training should have, and why."""
+    count, pretrained = _train_images(facts, values), bool(values.get("MODEL.WEIGHT"))
+    size, unit = values["SOLVER.IMS_PER_BATCH"], "tiles" if facts.train.tiles else "images"
+    return steps_for_images(count, size, pretrained, facts.device, unit)
+
+
+def steps_for_images(
+    count: int, size: int, pretrained: bool, device: str, unit: str = "images"
+) -> tuple[int, str]:
+    """Return the number of steps for `count` images in batches of `size`, and why."""
+    epochs = _EPOCHS[pretrained, device]
+    weights = "pretrained" if pretrained else "random"
+    min_steps = math.ceil(_MIN_STEPS[pretrained] * max(_MIN_STEPS_BATCH / size, 1))
+    steps = max(math.ceil(epochs * count / size), min_steps)
+    steps = math.ceil(steps / 10) * 10
+    reason = f"{epochs} epochs of {count} {unit} from {weights} weights on a {device.upper()}"
+    if steps * size > 1.2 * epochs * count:
+        epochs = round(steps * size / count)
+        reason = f"at least {min_steps} steps, which are {epochs} epochs of {count} {unit}"
+    return steps, f"{reason}; more steps improve the model further"
+
+
+def planned_steps(facts: DatasetFacts, values: Values) -> int | None:
+    """Return the number of steps of the run; None if only its minutes are known."""
+    if epochs := values.get("SOLVER.MAX_EPOCHS"):
+        return math.ceil(epochs * _train_images(facts, values) / values["SOLVER.IMS_PER_BATCH"])
+    if steps := values.get("SOLVER.MAX_ITER"):
+        return int(steps)
+    if facts.minutes and facts.step_seconds:
+        return max(int(facts.minutes[0] * 60 / facts.step_seconds), 1)
+    return None if values.get("SOLVER.MAX_MINUTES") else recommended_steps(facts, values)[0]
+
+
+def has_length(values: Values) -> bool:
+    """Return True if the number of steps or epochs is already decided."""
+    return bool(values.get("SOLVER.MAX_EPOCHS") or values.get("SOLVER.MAX_ITER"))
+
+
+def minutes(facts: DatasetFacts, values: Values) -> Reasoned | None:
+    """Choose SOLVER.MAX_MINUTES, if steps were timed for it."""
+    if has_length(values) or not (facts.minutes and facts.step_seconds):
+        return None
+    recommended, reason = recommended_steps(facts, values)
+    return facts.minutes[0], (
+        f"as requested: about {planned_steps(facts, values)} steps of {facts.step_seconds:.2g} "
+        f"seconds, including loading, of {recommended} recommended ones ({reason}). "
+        f"{facts.minutes[1]}"
+    )
+
+
+def warmup(facts: DatasetFacts, values: Values) -> int:
+    """Choose SOLVER.WARMUP_ITERS; at least one step of a run of a few minutes."""
+    steps = planned_steps(facts, values) or 0
+    return min(100, max(steps // 10, int(not has_length(values))))
+
+
+def evaluations(facts: DatasetFacts, values: Values) -> tuple[int, float]:
+    """Return the number of evaluations in a run, and the fraction of its time for each of them."""
+    steps = planned_steps(facts, values)
+    if facts.val is None or steps is None:
+        return 0, 0.0
+    # Inference takes about a third of the time of training on an image.
+    fraction = facts.val.images / (3 * steps * values["SOLVER.IMS_PER_BATCH"])
+    return min(int(_EVALUATION_TIME / fraction), _MAX_EVALUATIONS), fraction
+
+
+def test_period(facts: DatasetFacts, values: Values) -> Reasoned | None:
+    """Choose SOLVER.TEST_PERIOD; None without an evaluation set, or if the steps are unknown."""
+    steps = planned_steps(facts, values)
+    if facts.val is None or steps is None:
+        return None
+    count, fraction = evaluations(facts, values)
+    images = f"{facts.val.images} images take about"
+    if count < 2:
+        return 0, f"evaluate only at the end: {images} {fraction:.0%} of the training time"
+    return math.ceil(steps / count), (
+        f"{count} evaluations of {images} {count * fraction:.0%} of the training time; an "
+        "interrupted run continues from the last one"
+    )
+
+
+def best_metric(facts: DatasetFacts, values: Values) -> Reasoned:
+    """Choose SOLVER.BEST_METRIC."""
+    kept = "the best model is kept as model_best.pth"
+    last = "model_best.pth is then the final model"
+    metric = "segm/AP" if values["MODEL.MASK_ON"] else "bbox/AP"
+    return metric, kept if evaluations(facts, values)[0] >= 2 else last
+
+
+def checkpoint_period(facts: DatasetFacts, values: Values) -> Reasoned:
+    """Choose SOLVER.CHECKPOINT_PERIOD for a run that is not evaluated before its end."""
+    steps, what = planned_steps(facts, values), "all steps"
+    if steps is None:
+        steps, _ = recommended_steps(facts, values)
+        what = f"the recommended number of steps ({steps})"
+    reason = f"a fifth of {what}; an interrupted run continues from the last checkpoint"
+    return math.ceil(steps / 5), reason
