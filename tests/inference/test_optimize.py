@@ -24,62 +24,24 @@ from detlite.modeling.layers.norm import FrozenBatchNorm2d, LevelBatchNorm
 from detlite.modeling.optimize_for_training import optimize_for_training
 from detlite.modeling.retinanet import RetinaNet
 from detlite.structures.instances import Detections
-from tests.modeling.family import FAMILY, assert_same_objects, family_config
+from tests.modeling.family import (
+    VARIANTS,
+    assert_same_objects,
+    family_config,
+    spread_scores,
+)
 
-# In addition to FAMILY: backbones, necks and norms.
-VARIANTS: dict[str, dict[str, Any]] = {
-    "bottlenecks": {"MODEL.BACKBONE.CONV_BODY": "R-50-FPN"},
-    "batch norm": {"MODEL.RESNETS.NORM": "BN", "MODEL.FPN.NORM": "BN"},
-    "group norm": {
-        "MODEL.RESNETS.NORM": "GN",
-        "MODEL.FPN.NORM": "GN",
-        "MODEL.ROI_MASK_HEAD.NORM": "GN",
-        "MODEL.GROUP_NORM.NUM_GROUPS": 4,
-    },
-    "layer norm": {
-        "MODEL.RESNETS.NORM": "LN",
-        "MODEL.FPN.NORM": "LN",
-        "MODEL.ROI_BOX_HEAD.NORM": "LN",
-        "MODEL.ROI_MASK_HEAD.NORM": "LN",
-    },
-    "deformable": {
-        "MODEL.BACKBONE.CONV_BODY": "R-50-FPN",
-        "MODEL.RESNETS.STAGE_WITH_DCN": (False, True, True, False),
-    },
-    "batch norm of each level": {
-        "MODEL.META_ARCHITECTURE": "RetinaNet",
-        "MODEL.BACKBONE.CONV_BODY": "R-18-FPN-RETINANET",
-        "MODEL.MASK_ON": False,
-        "MODEL.RETINANET.NORM": "BN",
-        "MODEL.RETINANET.NUM_CONVS": 2,
-        "MODEL.RETINANET.INFERENCE_TH": 0.001,
-    },
-    "contiguous": {"MODEL.MEMORY_FORMAT": "contiguous"},
-    "relu in the neck": {"MODEL.FPN.USE_RELU": True},
-    "convolutions in the box head": {
-        "MODEL.ROI_BOX_HEAD.FEATURE_EXTRACTOR": "FPNXconv1fcFeatureExtractor",
-        "MODEL.ROI_BOX_HEAD.NORM": "BN",
-        "MODEL.ROI_BOX_HEAD.CONV_HEAD_DIM": 16,
-    },
-    "separable convolutions in the heads": {
-        "MODEL.RPN.RPN_HEAD": "SeparableRPNHead",
-        "MODEL.ROI_BOX_HEAD.FEATURE_EXTRACTOR": "SeparableXconv1fcFeatureExtractor",
-        "MODEL.ROI_BOX_HEAD.CONV_HEAD_DIM": 16,
-        "MODEL.ROI_MASK_HEAD.FEATURE_EXTRACTOR": "SeparableConvFeatureExtractor",
-        "MODEL.ROI_MASK_HEAD.NORM": "BN",
-    },
-}
+# Those with other layers or other code in the parts that are fused.
+MODELS = [
+    "c4", "keypoint", "cascade", "fast", "retinanet", "retinanet-torchvision", "proposals",
+    *(name for name in VARIANTS if name not in ("R-34", "64 groups", "ROIAlign", "boxes only")),
+]  # fmt: skip
 
 
-@pytest.fixture(params=[*FAMILY, *VARIANTS])
+@pytest.fixture(params=MODELS)
 def model(request, tiny_config):
     torch.manual_seed(0)
-    if request.param in FAMILY:
-        config = family_config(request.param, tiny_config)
-    else:
-        settings = VARIANTS[request.param]
-        config = tiny_config(*(item for pair in settings.items() for item in pair))
-    model = build_model(config).eval()
+    model = build_model(family_config(request.param, tiny_config)).eval()
     for module in model.modules():  # statistics as after training
         if hasattr(module, "running_var"):
             module.running_mean.normal_(std=0.1)
@@ -89,15 +51,8 @@ def model(request, tiny_config):
                 if parameter is not None:  # None in the norms of single levels
                     parameter.data.uniform_(low, low + 1)
     if isinstance(model, RetinaNet):
-        spread_scores(model)
+        spread_scores(model, model.prepare(inputs(model)[0])[0])
     return model
-
-
-def spread_scores(model: RetinaNet) -> None:
-    """Give the logits of a RetinaNet, which are almost equal at first, a deviation of 1."""
-    with torch.no_grad():
-        logits, _ = model.head(model.backbone(model.prepare(inputs(model)[0])[0].pixels))
-        model.head.cls_logits.weight /= torch.cat(logits, dim=1).std()
 
 
 def inputs(model: DetectionModel) -> tuple[list[Tensor], list[Tensor] | None]:

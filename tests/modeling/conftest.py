@@ -12,7 +12,10 @@ Batch = tuple[list[Tensor], list[dict[str, Any]]]
 
 @pytest.fixture
 def make_batch() -> Callable[..., Batch]:
-    """`make_batch(2, 0, 1)`: three images of different sizes with 2, 0 and 1 bright rectangles."""
+    """`make_batch(2, 0, 1)`: three images of different sizes with 2, 0 and 1 bright rectangles.
+
+    The targets have three keypoints per object, and proposals for models without an RPN.
+    """
 
     def make(*counts: int) -> Batch:
         images, targets = [], []
@@ -29,7 +32,15 @@ def make_batch() -> Callable[..., Batch]:
                 boxes[n] = torch.tensor([x1, y1, x2, y2])
             images.append(image)
             labels = torch.arange(count) % 3 + 1
-            targets.append({"boxes": boxes, "labels": labels, "masks": masks, "image_id": index})
+            corners = torch.tensor([[4.0, 4], [8, 6], [12, 10]])
+            points = torch.cat(
+                [boxes[:, None, :2] + corners, torch.full((count, 3, 1), 2.0)], dim=2
+            )
+            far = torch.tensor([[30.0, 30, 55, 60], [2, 34, 20, 60]])
+            targets.append({
+                "boxes": boxes, "labels": labels, "masks": masks, "image_id": index,
+                "keypoints": points, "proposals": torch.cat([boxes + 2, far]),
+            })  # fmt: skip
         return images, targets
 
     return make

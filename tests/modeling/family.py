@@ -12,6 +12,7 @@ from yacs.config import CfgNode
 import detlite
 from detlite.modeling.detection_model import DetectionModel
 from detlite.modeling.preprocessing import prepare_targets
+from detlite.modeling.retinanet import RetinaNet
 from detlite.structures.instances import Detections, GroundTruth, Images, Proposals
 
 LOSSES = {"loss_objectness", "loss_rpn_box", "loss_classifier", "loss_box", "loss_mask"}
@@ -67,8 +68,75 @@ FAMILY: dict[str, dict[str, Any]] = {
 }
 
 
+_X101 = {
+    "MODEL.BACKBONE.CONV_BODY": "R-101-FPN",
+    "MODEL.RESNETS.STRIDE_IN_1X1": False,
+    "MODEL.RESNETS.WIDTH_PER_GROUP": 1,
+}
+_CONV_HEAD = {
+    "MODEL.ROI_BOX_HEAD.FEATURE_EXTRACTOR": "FPNXconv1fcFeatureExtractor",
+    "MODEL.ROI_BOX_HEAD.CONV_HEAD_DIM": 16,
+}
+_HEADS = ("ROI_BOX_HEAD", "ROI_MASK_HEAD")
+
+
+def _normed(norm: str) -> dict[str, Any]:
+    return {f"MODEL.{part}.NORM": norm for part in ("RESNETS", "FPN", *_HEADS)}
+
+
+# More backbones, necks, norms and heads. Those of FAMILY differ in the code of whole models.
+VARIANTS: dict[str, dict[str, Any]] = {
+    "R-34": {"MODEL.BACKBONE.CONV_BODY": "R-34-FPN"},
+    "bottlenecks": {"MODEL.BACKBONE.CONV_BODY": "R-50-FPN"},
+    "32 groups": {**_X101, "MODEL.RESNETS.NUM_GROUPS": 32},
+    "64 groups": {**_X101, "MODEL.RESNETS.NUM_GROUPS": 64},
+    "deformable": {
+        "MODEL.BACKBONE.CONV_BODY": "R-50-FPN",
+        "MODEL.RESNETS.STAGE_WITH_DCN": (False, True, True, False),
+    },
+    "frozen batch norm": {"MODEL.RESNETS.NORM": "FrozenBN"},
+    "batch norm": {"MODEL.RESNETS.NORM": "BN", "MODEL.FPN.NORM": "BN"},
+    "group norm": _normed("GN"),
+    "layer norm": _normed("LN"),
+    **{f"{norm}, convolutions": {**_normed(norm), **_CONV_HEAD} for norm in ("BN", "SyncBN", "GN")},
+    "batch norm of vectors": {"MODEL.ROI_BOX_HEAD.NORM": "BN"},
+    "batch norm of each level": {
+        **RETINANET,
+        "MODEL.RETINANET.NORM": "BN",
+        "MODEL.RETINANET.NUM_CONVS": 2,
+    },
+    "contiguous": {"MODEL.MEMORY_FORMAT": "contiguous"},
+    "relu in the neck": {"MODEL.FPN.USE_RELU": True},
+    "two convolutions of the RPN": {"MODEL.RPN.NUM_CONVS": 2},
+    "convolutions in the box head": {**_CONV_HEAD, "MODEL.ROI_BOX_HEAD.NORM": "BN"},
+    "separable convolutions in the heads": {
+        "MODEL.RPN.RPN_HEAD": "SeparableRPNHead",
+        "MODEL.ROI_BOX_HEAD.FEATURE_EXTRACTOR": "SeparableXconv1fcFeatureExtractor",
+        "MODEL.ROI_BOX_HEAD.CONV_HEAD_DIM": 16,
+        "MODEL.ROI_MASK_HEAD.FEATURE_EXTRACTOR": "SeparableConvFeatureExtractor",
+        "MODEL.ROI_MASK_HEAD.NORM": "BN",
+    },
+    **{
+        kind: {f"MODEL.{head}.POOLER_TYPE": kind for head in _HEADS}
+        for kind in ("ROIAlign", "ROIPool")
+    },
+    "boxes only": {"MODEL.MASK_ON": False},
+}
+# Of C4 models, whose RoI heads share the last stage of the backbone.
+C4_VARIANTS: dict[str, dict[str, Any]] = {
+    "c4, ROIPool": {f"MODEL.{head}.POOLER_TYPE": "ROIPool" for head in _HEADS},
+    "c4, batch norm": {"MODEL.RESNETS.NORM": "BN"},
+    "c4, batch norm, own stage of the mask head": {
+        "MODEL.RESNETS.NORM": "BN",
+        "MODEL.ROI_MASK_HEAD.SHARE_BOX_FEATURE_EXTRACTOR": False,
+    },
+    "c4, proposals from outside": {"MODEL.LOAD_PROPOSALS": True},
+}
+ALL = {**FAMILY, **VARIANTS, **C4_VARIANTS}
+
+
 def family_config(name: str, tiny_config: Callable[..., CfgNode], *opts: Any) -> CfgNode:
-    """Return the config of one of FAMILY that samples every proposal and anchor in training."""
+    """Return the config of one of ALL that samples every proposal and anchor in training."""
     settings = {
         "MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE": 100,
         "MODEL.ROI_HEADS.POSITIVE_FRACTION": 1.0,
@@ -76,10 +144,10 @@ def family_config(name: str, tiny_config: Callable[..., CfgNode], *opts: Any) ->
         "MODEL.RPN.POSITIVE_FRACTION": 1.0,
         "MODEL.RPN.POST_NMS_TOP_N_TRAIN": 50,
         "MODEL.RPN.POST_NMS_TOP_N_TEST": 50,
-        **FAMILY[name],
+        **ALL[name],
     }
     options = [item for pair in settings.items() for item in pair]
-    return tiny_config(*options, *opts, c4=name == "c4")
+    return tiny_config(*options, *opts, c4=name.startswith("c4"))
 
 
 def family_batch(model: DetectionModel) -> tuple[Images, GroundTruth, Proposals | None]:
@@ -108,6 +176,13 @@ def family_batch(model: DetectionModel) -> tuple[Images, GroundTruth, Proposals 
     )
     batch, padded_proposals = model.prepare(images, proposals)
     return batch, truth, padded_proposals
+
+
+def spread_scores(model: RetinaNet, images: Images) -> None:
+    """Give the logits of a RetinaNet, which are almost equal at first, a deviation of 1."""
+    with torch.no_grad():
+        logits, _ = model.head(model.backbone(images.pixels))
+        model.head.cls_logits.weight /= torch.cat(logits, dim=1).std()
 
 
 def losses_and_gradients(
@@ -182,9 +257,11 @@ def check_losses(model: nn.Module, losses: dict[str, Tensor], names: set[str] = 
     assert losses.keys() == names
     for value in losses.values():
         assert value.shape == ()
+        assert value.dtype == torch.float32
         assert value.isfinite()
     sum(losses.values()).backward()
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             assert parameter.grad is not None, name
             assert parameter.grad.isfinite().all(), name
+    assert all(buffer.isfinite().all() for buffer in model.buffers())

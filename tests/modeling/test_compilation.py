@@ -107,12 +107,6 @@ def shallow_model(case: str, tiny_config: Any) -> DetectionModel:
 def test_compiled_steps_equal_eager_ones(tiny_config, make_batch, case):
     model = shallow_model(case, tiny_config)
     batches = [make_batch(2, 1), make_batch(0, 4)]
-    for _, targets in batches:
-        for target in targets:
-            boxes = target["boxes"]
-            points = boxes[:, None, :2] + 16 * torch.rand(len(boxes), 3, 2)
-            target["proposals"] = boxes + 2
-            target["keypoints"] = torch.cat([points, torch.full((len(boxes), 3, 1), 2.0)], dim=2)
     images, targets = batches[1]
     higher = [target | {"masks": target["masks"].repeat(1, 2, 1)} for target in targets]
     batches.append(([image.repeat(1, 2, 1) for image in images], higher))

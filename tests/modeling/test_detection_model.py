@@ -5,7 +5,7 @@ from torch import nn
 from detlite.inference.optimize import optimize
 from detlite.modeling.build import build_model
 from detlite.modeling.optimize_for_training import optimize_for_training
-from tests.modeling.family import ALL_SCORES, NO_PROPOSALS
+from tests.modeling.family import ALL_SCORES
 
 
 def test_targets_are_not_modified(tiny_config, make_batch):
@@ -22,53 +22,6 @@ def test_training_needs_targets(tiny_config, make_batch):
         build_model(tiny_config()).train()(make_batch(1)[0])
 
 
-def check_detections(result, image, limit=20, classes=4) -> None:
-    height, width = image.shape[1:]
-    count = len(result["boxes"])
-    assert result.keys() == {"boxes", "labels", "scores", "masks"}
-    assert count <= limit
-    assert (result["boxes"].dtype, result["boxes"].shape) == (torch.float32, (count, 4))
-    assert (result["scores"].dtype, result["scores"].shape) == (torch.float32, (count,))
-    assert (result["labels"].dtype, result["labels"].shape) == (torch.int64, (count,))
-    assert (result["masks"].dtype, result["masks"].shape) == (
-        torch.float32,
-        (count, 1, height, width),
-    )
-    assert (result["scores"].diff() <= 0).all()
-    assert ((result["labels"] >= 1) & (result["labels"] < classes)).all()
-    boxes = result["boxes"]
-    assert (boxes[:, 2:] > boxes[:, :2]).all()
-    assert (boxes >= 0).all()
-    assert (boxes[:, 0::2] <= width).all()
-    assert (boxes[:, 1::2] <= height).all()
-    assert ((result["masks"] >= 0) & (result["masks"] <= 1 + 1e-6)).all()
-
-
-@pytest.mark.parametrize("c4", [False, True])
-@pytest.mark.parametrize("autocast", [False, True])
-def test_format_of_detections(tiny_config, make_batch, c4, autocast):
-    model = build_model(tiny_config(*ALL_SCORES, c4=c4)).eval()
-    images, _ = make_batch(2, 1, 0)
-    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-        detections = model(images)
-    assert len(detections) == 3
-    for result, image in zip(detections, images, strict=True):
-        check_detections(result, image)
-        assert len(result["boxes"]) == 20
-
-
-@pytest.mark.parametrize(
-    "opts", [NO_PROPOSALS, ("MODEL.ROI_HEADS.SCORE_THRESH", 1.0)], ids=["proposals", "scores"]
-)
-@pytest.mark.parametrize("c4", [False, True])
-def test_format_of_empty_detections(tiny_config, make_batch, c4, opts):
-    model = build_model(tiny_config(*opts, c4=c4)).eval()
-    images, _ = make_batch(1, 2)
-    for result, image in zip(model(images), images, strict=True):
-        check_detections(result, image, limit=0)
-    assert model.detect(images)[0].mask_probs.shape[0] == 0
-
-
 def test_detect_equals_forward_without_pasting(tiny_config, make_batch):
     model = build_model(tiny_config(*ALL_SCORES)).eval()
     images, _ = make_batch(2, 1)
@@ -78,17 +31,6 @@ def test_detect_equals_forward_without_pasting(tiny_config, make_batch):
         assert compact.valid.all()
         for name in ("boxes", "labels", "scores"):
             assert torch.equal(getattr(compact, name), full[name])
-
-
-@pytest.mark.parametrize("c4", [False, True])
-def test_batched_images_are_detected_like_single_images(tiny_config, make_batch, c4):
-    """The images have the same size, because padding would change results slightly."""
-    model = build_model(tiny_config(*ALL_SCORES, c4=c4)).eval()
-    images = [torch.rand(3, 64, 96) for _ in range(3)]
-    for together, image in zip(model(images), images, strict=True):
-        (alone,) = model([image])
-        for name in together:
-            torch.testing.assert_close(together[name], alone[name], atol=1e-3, rtol=1e-3)
 
 
 @pytest.mark.parametrize("bgr255", [False, True])
@@ -117,6 +59,9 @@ def test_attributes_of_a_new_model(tiny_config):
     assert model.device == torch.device("cpu")
     assert model.num_classes == 4
     assert model.mask_threshold == 0.25
+    assert model.convention.name == "detlite"
+    assert not model.resizes_images
+    assert not model.takes_proposals
 
 
 def test_evaluation_mode_computes_gradients_and_detect_none(tiny_config, make_batch):

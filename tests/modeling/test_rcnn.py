@@ -2,92 +2,13 @@
 
 import pytest
 import torch
-from torch import nn
 
 from detlite.modeling.build import build_model
 from detlite.structures import boxes as box_ops
 from detlite.structures.masks.packed import PackedMasks
-from tests.modeling.family import ALL_SCORES, LOSSES, NO_PROPOSALS, check_losses
+from tests.modeling.family import ALL_SCORES, LOSSES, check_losses
 
 HEADS = ("ROI_BOX_HEAD", "ROI_MASK_HEAD")
-
-
-def check_buffers(model: nn.Module) -> None:
-    for name, buffer in model.named_buffers():
-        assert buffer.isfinite().all(), name
-
-
-# ---- training
-
-
-@pytest.mark.parametrize("opts", [(), NO_PROPOSALS], ids=["proposals", "no proposals"])
-@pytest.mark.parametrize("counts", [(3, 1), (2, 0), (0, 2), (0, 0)])
-@pytest.mark.parametrize("c4", [False, True])
-def test_losses_are_finite_and_connected(tiny_config, make_batch, c4, counts, opts):
-    model = build_model(tiny_config(*opts, c4=c4)).train()
-    check_losses(model, model(*make_batch(*counts)))
-
-
-@pytest.mark.parametrize("separate", [False, True])
-@pytest.mark.parametrize("counts", [(2, 1), (0, 0)])
-@pytest.mark.parametrize("opts", [(), NO_PROPOSALS], ids=["proposals", "no proposals"])
-def test_batch_norm_of_empty_batches_stays_finite(tiny_config, make_batch, separate, counts, opts):
-    keys = (
-        "MODEL.RESNETS.NORM", "BN",
-        "MODEL.ROI_MASK_HEAD.SHARE_BOX_FEATURE_EXTRACTOR", not separate,
-    )  # fmt: skip
-    model = build_model(tiny_config(*keys, *opts, c4=True)).train()
-    check_losses(model, model(*make_batch(*counts)))
-    check_buffers(model)
-
-
-@pytest.mark.parametrize("kind", ["ROIAlign", "ROIAlignV2", "ROIPool"])
-@pytest.mark.parametrize("c4", [False, True])
-def test_every_pooler_trains(tiny_config, make_batch, kind, c4):
-    opts = [item for head in HEADS for item in (f"MODEL.{head}.POOLER_TYPE", kind)]
-    model = build_model(tiny_config(*opts, c4=c4)).train()
-    check_losses(model, model(*make_batch(2, 1)))
-
-
-@pytest.mark.parametrize("opts", [(), NO_PROPOSALS], ids=["proposals", "no proposals"])
-@pytest.mark.parametrize("c4", [False, True])
-def test_autocast_trains_and_keeps_losses_in_float32(tiny_config, make_batch, c4, opts):
-    model = build_model(tiny_config(*opts, c4=c4)).train()
-    with torch.autocast("cpu", torch.bfloat16):
-        losses = model(*make_batch(2, 0))
-    assert all(value.dtype == torch.float32 for value in losses.values())
-    check_losses(model, losses)
-
-
-def test_class_agnostic_regression_trains(tiny_config, make_batch):
-    model = build_model(tiny_config("MODEL.CLS_AGNOSTIC_BBOX_REG", True)).train()
-    check_losses(model, model(*make_batch(2, 1)))
-
-
-NORMED = ("RESNETS", "FPN", *HEADS)
-
-
-@pytest.mark.parametrize("norm", ["BN", "SyncBN", "GN", "LN"])
-@pytest.mark.parametrize("counts", [(2, 1), (0, 0)])
-def test_norms_in_all_parts_train(tiny_config, make_batch, norm, counts):
-    opts = [item for key in NORMED for item in (f"MODEL.{key}.NORM", norm)]
-    extractor = ("MODEL.ROI_BOX_HEAD.FEATURE_EXTRACTOR", "FPNXconv1fcFeatureExtractor")
-    convs = ("MODEL.ROI_BOX_HEAD.CONV_HEAD_DIM", 16, "MODEL.RPN.NUM_CONVS", 2)
-    few = () if any(counts) else NO_PROPOSALS
-    model = build_model(tiny_config(*opts, *extractor, *convs, *few)).train()
-    check_losses(model, model(*make_batch(*counts)))
-    check_buffers(model)
-
-
-def test_faster_rcnn_trains_without_masks(tiny_config, make_batch):
-    model = build_model(tiny_config("MODEL.MASK_ON", False)).train()
-    images, targets = make_batch(2, 1)
-    for target in targets:
-        del target["masks"]
-    check_losses(model, model(images, targets), LOSSES - {"loss_mask"})
-    with torch.no_grad():
-        (result, *_) = model.eval()(images)
-    assert result.keys() == {"boxes", "labels", "scores"}
 
 
 def test_frozen_parts_have_no_gradient(tiny_config, make_batch):
@@ -162,22 +83,6 @@ CASCADE = ("MODEL.ROI_HEADS.CASCADE_IOUS", (0.5, 0.6, 0.7), "MODEL.CLS_AGNOSTIC_
 KINDS = pytest.mark.parametrize(
     ("opts", "c4"), [((), False), ((), True), (CASCADE, False)], ids=["FPN", "C4", "cascade"]
 )
-
-
-@KINDS
-@torch.no_grad()
-def test_images_of_a_batch_are_independent(tiny_config, make_batch, opts, c4):
-    model = build_model(tiny_config(*ALL_SCORES, *opts, c4=c4)).eval()
-    images, _ = make_batch(2, 1, 0)
-    batch = model.normalizer(images)
-    together = model.predict(batch).per_image()
-    for number, result in enumerate(together):
-        (alone,) = model.predict(batch[number : number + 1]).per_image()
-        assert len(result.boxes) == 20
-        for name in ("boxes", "scores", "labels", "mask_probs"):
-            torch.testing.assert_close(
-                getattr(result, name), getattr(alone, name), atol=1e-4, rtol=1e-4
-            )
 
 
 @pytest.mark.parametrize("kept", [7, 0])

@@ -3,24 +3,20 @@
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch import nn
 from torch.nn import functional as F
-from torch.utils import _pytree as pytree
 from yacs.config import CfgNode
 
-from detlite.modeling.build import META_ARCHITECTURES, build_model
+from detlite.modeling.build import build_model
 from detlite.modeling.detection_model import DetectionModel
 from detlite.modeling.optimize_for_training import use_static_shapes
 from detlite.modeling.preprocessing import prepare_targets
 from detlite.structures.instances import Detections, GroundTruth, Images, Proposals
 from detlite.structures.masks.packed import PackedMasks
 from tests.modeling.family import (
-    FAMILY,
     assert_same_detections,
     family_batch,
     family_config,
@@ -30,44 +26,9 @@ from tests.modeling.family import (
 Case = tuple[DetectionModel, Images, GroundTruth, Proposals | None]
 
 
-@pytest.fixture(params=FAMILY)
-def config(request: pytest.FixtureRequest, tiny_config: Callable[..., CfgNode]) -> CfgNode:
-    return family_config(request.param, tiny_config)
-
-
-@pytest.fixture
-def case(config: CfgNode) -> Case:
-    model = build_model(config)
-    return model, *family_batch(model)
-
-
 def reset_moving_average(model: DetectionModel) -> None:
     if "moving_foreground" in dict(model.named_buffers()):
         model.moving_foreground.fill_(model.START)
-
-
-def test_static_detections_are_the_same(case):
-    model, images, _, proposals = case
-    model.eval()
-    with torch.no_grad():
-        dynamic = model.predict(images, proposals)
-        model.static_shapes = True
-        static = model.predict(images, proposals)
-    assert dynamic.valid.any()
-    assert_same_detections(dynamic, static)
-
-
-def test_static_losses_and_gradients_are_the_same(case):
-    model, *batch = case
-    dynamic = losses_and_gradients(model, *batch)
-    reset_moving_average(model)
-    model.static_shapes = True
-    for model.reads_foreground in (False, True):
-        static = losses_and_gradients(model, *batch)
-        reset_moving_average(model)
-        assert len(static[1]) == len(dynamic[1]) > 0
-        torch.testing.assert_close(static[0], dynamic[0], rtol=1e-5, atol=1e-6)
-        torch.testing.assert_close(static[1], dynamic[1], rtol=1e-3, atol=1e-5)
 
 
 def test_heads_train_on_little_more_than_the_foreground(tiny_config):
@@ -204,86 +165,3 @@ def test_exported_models_accept_other_batches_and_sizes(name, tiny_config):
         program = torch.export.export(Inference(model), (images, None), dynamic_shapes=shapes)
         others, _ = model.prepare([torch.rand(3, 96, 128), torch.rand(3, 90, 70)] * 2)
         assert_same_detections(model.predict(others), program.module()(others, None))
-
-
-# ---- tensors without values
-
-# The other models of FAMILY differ in numbers only.
-_DIFFERENT_CODE = [
-    "keypoint",
-    "cascade",
-    "retinanet-torchvision",
-    *(
-        pytest.param(name, marks=pytest.mark.slow)
-        for name in (
-            "c4", "fast", "torchvision", "voting", "soft", "retinanet-detectron2", "proposals"
-        )
-    ),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("name", _DIFFERENT_CODE)
-def test_training_step_on_a_gpu_reads_no_values(name, tiny_config):
-    """Fake CUDA tensors have no values, so every operation that would wait for one raises.
-
-    The backward pass runs on fake CPU tensors, because torch's engine requires a real GPU.
-    """
-    config = family_config(name, tiny_config)
-    records = family_batch(build_model(config))
-    for device in ("cuda", "cpu"):
-        with FakeTensorMode() as mode, torch.device(device):
-            build = META_ARCHITECTURES.get(config.MODEL.META_ARCHITECTURE, "")
-            model = build(config).train()
-            model.static_shapes = True
-
-            def fake(value: Any, mode: FakeTensorMode = mode, device: str = device) -> Any:
-                is_tensor = isinstance(value, Tensor)
-                return mode.from_tensor(value).to(device) if is_tensor else value
-
-            images, truth, proposals = pytree.tree_map(fake, records)
-            losses = model.losses(images, truth, proposals)
-            assert {loss.device.type for loss in losses.values()} == {device}
-            if device == "cpu":
-                trainable = [p for p in model.parameters() if p.requires_grad]
-                optimizer = torch.optim.SGD(trainable, lr=0.1, momentum=0.9)
-                torch.stack(list(losses.values())).sum().backward()
-                optimizer.step()
-            with torch.no_grad():
-                detections = model.eval().predict(images, proposals)
-            assert detections.boxes.device.type == device
-
-
-@pytest.mark.parametrize(
-    "read",
-    [
-        lambda x: x.sum().item(),
-        lambda x: bool(x.any()),
-        lambda x: x[x > 0],
-        lambda x: x.nonzero(),
-        lambda x: torch.arange(3, device="cuda").repeat_interleave(x),
-    ],
-)
-def test_fake_tensors_detect_reads(read):
-    with FakeTensorMode(), pytest.raises(Exception, match=r"local_scalar_dense|aten\.\w+"):
-        read(torch.ones(3, dtype=torch.int64, device="cuda"))
-
-
-@pytest.mark.parametrize("name", ["c4", "keypoint", "cascade", "retinanet", "proposals"])
-def test_meta_tensors_have_the_same_shapes(name, tiny_config):
-    model = build_model(family_config(name, tiny_config))
-    batch = family_batch(model)
-    model.static_shapes = True
-    results = []
-    for device in ("cpu", "meta"):
-        copied = deepcopy(model).to(device)
-        records = [record if record is None else record.to(device) for record in batch]
-        losses, gradients = losses_and_gradients(copied, *records)
-        with torch.no_grad():
-            detections = copied.eval().predict(records[0], records[2])
-        leaves = pytree.tree_leaves((losses, gradients, detections))
-        assert {x.device.type for x in leaves} == {device}
-        results.append([(x.shape, x.dtype) for x in leaves])
-        names = losses.keys(), gradients.keys()
-        results.append(names)
-    assert results[0] == results[2]
-    assert results[1] == results[3]
