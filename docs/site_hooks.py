@@ -22,6 +22,7 @@ OUTSIDE = {
     "configs.md": "configs/README.md",
     "kernels.md": "csrc/README.md",
     "contributing.md": "CONTRIBUTING.md",
+    "security.md": "SECURITY.md",
     "changelog.md": "CHANGELOG.md",
 }
 # Pages and figures of measurements, at the same path in the site as in the repository.

@@ -19,6 +19,7 @@ SHOWN_BY = {
     "apps/dataset_check": ["check"],
     "apps/dataset_formats": ["init", "train", "check"],
     "apps/cli/options": ["predict", "serve"],
+    "apps/cli/removed": ["export"],
     "apps/drawing": ["train", "predict", "report", "browse", "check"],
     "apps/export/exported_detector": ["predict", "serve"],
     "apps/export/verify": ["export"],

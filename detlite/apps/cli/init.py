@@ -13,7 +13,7 @@ them to COCO json. For about seventy other formats, it says how their tools expo
 Without --val, it sets one image in five aside for evaluation, chosen by a hash of the file names;
 nearly identical images and frames of a video stay together. With --minutes, it measures training
 steps on this machine, and chooses the model and the image size accordingly. With --weights, the
-config trains the model of that checkpoint. docs/init.md lists the formats and the rules.
+config trains the model of that checkpoint. docs/formats.md lists the formats and the rules.
 """
 
 import sys

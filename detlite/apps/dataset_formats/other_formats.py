@@ -11,7 +11,7 @@ from .file_tree import FileTree, excerpt
 from .mask_files import find_masks
 
 _COCO = "In the tool that wrote it, choose the export COCO json, or convert it to COCO json"
-_DATUMARO = "Convert it to COCO json with datumaro, see docs/annotation_tools.md"
+_DATUMARO = "Convert it to COCO json with datumaro, see docs/formats.md"
 _DATUM = "Choose the export COCO in CVAT or Geti, or `datum convert -if datumaro -f coco -i FOLDER`"
 _VIA = "In VIA, choose Annotation, Export Annotations (COCO format)"
 _APPLE = "Choose the export COCO in Roboflow, or PASCAL VOC in RectLabel and other tools"
@@ -126,5 +126,5 @@ def describe_unknown(tree: FileTree) -> str:
         found += f"; {masks[0]} seems to be a mask, but no image has its name"
     return (
         f"{tree.data}: contains no annotations of a supported format, but {found}. Supported: "
-        f"{_SUPPORTED}. docs/annotation_tools.md lists the export to choose in each tool"
+        f"{_SUPPORTED}. docs/formats.md lists the export to choose in each tool"
     )

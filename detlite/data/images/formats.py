@@ -151,7 +151,7 @@ def _open_by_content(stream: IO[bytes], from_bytes: bool, max_pixels: int) -> Op
 
 def _unknown_format(start: bytes, formats: tuple[str, ...]) -> str:
     """Describe a file whose first bytes are of no known format; `formats`: those of bytes."""
-    advice = "or register a reader for its suffix (docs/image_files.md)"
+    advice = "or register a reader for its suffix (docs/formats.md)"
     for name, (offset, mark) in _OTHER_FORMATS.items():
         if start.startswith(mark, offset):
             return f"{name} files are not read. Convert the image, {advice}"

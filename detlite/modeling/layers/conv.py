@@ -2,7 +2,7 @@
 
 On CPUs, torch computes convolutions by oneDNN. Two kinds of gradients are slow: gradients of
 convolutions with few channels per group in bfloat16, and weight gradients in float32 on processors
-without AVX-512. See `docs/fine_tuning.md` and `benchmarks/models/convolution_gradients.py`.
+without AVX-512. See `benchmarks/results/operators/conv_gradients_avx2.md`.
 
 Shapes: B images, C input and D output channels, H x W pixels.
 """

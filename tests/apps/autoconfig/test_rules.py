@@ -244,7 +244,7 @@ def test_keypoints_need_one_labeled_object_in_ten(cpu, labeled, expected):
 
 def test_the_small_model_keeps_the_proposals(cpu):
     small = values_for(statistics(per_image=150), cpu, small=True)
-    for split in ("TRAIN", "TEST"):  # 300 would miss objects (docs/recipes.md)
+    for split in ("TRAIN", "TEST"):  # 300 would miss objects (docs/training.md)
         assert small[f"MODEL.RPN.FPN_POST_NMS_TOP_N_{split}"] == 1000
 
 
