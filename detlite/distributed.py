@@ -96,28 +96,6 @@ def process_group(device: str) -> Iterator[None]:
         gc.collect()
 
 
-def torchrun_rank() -> tuple[int, int]:
-    """Return (rank, world size) for independent processes, without connecting them.
-
-    Each process selects its GPU, or limits itself to its part of the cores. Without torchrun, this
-    is (0, 1). ConfigError if RANK or WORLD_SIZE is invalid.
-    """
-    if not _started_by_torchrun():
-        limit_threads()
-        return 0, 1
-    own_rank, size = os.environ["RANK"], os.environ["WORLD_SIZE"]
-    if not (own_rank.isdecimal() and size.isdecimal() and int(own_rank) < int(size)):
-        raise ConfigError(
-            f"RANK must be in [0, WORLD_SIZE): got RANK={own_rank}, WORLD_SIZE={size}"
-        )
-    if torch.cuda.is_available():  # processes may share a GPU, because they do not use NCCL
-        local = int(os.environ.get("LOCAL_RANK", "0"))
-        torch.cuda.set_device(local % torch.cuda.device_count())
-    else:
-        limit_threads(local_size())
-    return int(own_rank), int(size)
-
-
 def _started_by_torchrun() -> bool:
     return "WORLD_SIZE" in os.environ and "RANK" in os.environ
 

@@ -23,7 +23,6 @@ from detlite.distributed import (
     process_group,
     rank,
     reduce_mean,
-    torchrun_rank,
     world_size,
 )
 
@@ -126,31 +125,6 @@ def test_two_processes(tmp_path, free_port):
             "refused": "SyncBN in several processes needs GPUs",
             "threads": (1, min(2, os.cpu_count() or 1))[number],
         }
-
-
-def test_torchrun_rank_of_independent_processes(monkeypatch):
-    for name in ("RANK", "WORLD_SIZE", "OMP_NUM_THREADS"):
-        monkeypatch.delenv(name, raising=False)
-    assert torchrun_rank() == (0, 1)
-    threads = torch.get_num_threads()
-    environment = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "0"}
-    environment["LOCAL_WORLD_SIZE"] = str(os.cpu_count())
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    try:
-        torch.set_num_threads(2)
-        assert torchrun_rank() == (5, 8)
-        if not torch.cuda.is_available():
-            assert torch.get_num_threads() == 1  # its part of the cores
-    finally:
-        torch.set_num_threads(threads)
-    assert world_size() == 1  # no process group
-    for name, value in (("RANK", "8"), ("RANK", "-1"), ("WORLD_SIZE", "two")):
-        with monkeypatch.context() as patch:
-            patch.setenv(name, value)
-            message = rf"RANK must be in \[0, WORLD_SIZE\): .*{name}={value}"
-            with pytest.raises(ConfigError, match=message):
-                torchrun_rank()
 
 
 def test_several_processes_need_a_cpu_or_cuda(monkeypatch):

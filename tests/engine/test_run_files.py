@@ -65,17 +65,6 @@ def test_second_run_is_refused(tmp_path):
         pass
 
 
-def test_processes_of_one_run(tmp_path):
-    with run_lock(tmp_path, rank=0, world_size=3), run_lock(tmp_path, rank=2, world_size=3):
-        for rank, world_size in ((0, 3), (2, 3), (0, 1)):
-            with pytest.raises(ConfigError), run_lock(tmp_path, rank, world_size):
-                pass
-    single = run_lock(tmp_path)
-    with run_lock(tmp_path, rank=2, world_size=3), pytest.raises(ConfigError), single:
-        pass
-    assert not list(tmp_path.iterdir())
-
-
 def test_lock_of_a_killed_process_is_taken_over(tmp_path):
     command = [sys.executable, "-c", _HOLD, str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:

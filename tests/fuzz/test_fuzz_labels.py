@@ -1,4 +1,4 @@
-"""Almost valid XML files of labels, and manifests and journals, lead to data or one-line errors."""
+"""Almost valid XML files of labels, and files of runs, lead to data or one-line errors."""
 
 import itertools
 import json
@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from detlite.apps.batch_predict.sharded_run import open_run
+from detlite.apps.batch_predict.resumable_run import ResumableRun
 from detlite.apps.dataset_formats.find_annotations import read_folder
 from detlite.apps.dataset_formats.labeled_dataset import Conversion, to_coco
+from detlite.apps.prediction_files.writer import FORMATS, ModelInfo
 from detlite.config import ConfigError
 from detlite.files.errors import DataError
 from tests.fuzz.inputs import check_message, mutated, mutated_bytes, unexpected_values
@@ -29,7 +30,6 @@ VOC = ["annotation", {}, "", [
     ["object", {}, "", [["name", {}, "cat", []], ["difficult", {}, "0", []],
                         ["bndbox", {}, "", BOX]]],
 ]]  # fmt: skip
-COMMAND = {"weights": "model.pth"}
 
 
 def to_xml(node: Any) -> ET.Element:
@@ -80,31 +80,31 @@ def test_bytes_of_xml_files(data, folder, bounded):
         check_reading(data, folder)
 
 
-def saved_run(folder: Path) -> dict[str, Any]:
-    """Return the manifest of a run over three images."""
-    open_run(folder, COMMAND, ["a", "b", "c"], "coco", [{"id": 1, "name": "x"}])
-    return json.loads((folder / "manifest.json").read_text())
-
-
+MODEL = ModelInfo([{"id": 1, "name": "x"}])
 _numbers = itertools.count()
 
 
+def open_run(folder: Path) -> ResumableRun:
+    return ResumableRun(folder, {"weights": "model.pth"}, FORMATS.get("results"), MODEL)
+
+
 @given(data=st.data())
-def test_manifests_and_journals(data, tmp_path, bounded):
+def test_manifests_and_progress(data, tmp_path, bounded):
     folder = tmp_path / str(next(_numbers))
-    manifest = data.draw(mutated(saved_run(folder)) | unexpected_values())
-    lines = json.dumps({"image": {"id": 1, "file_name": "a"}, "problem": "x"}).encode() + b"\n"
-    journal = data.draw(mutated_bytes(2 * lines))
+    entry = {"image": {"id": 1, "file_name": "a"}, "problem": "x"}
+    with open_run(folder) as run:
+        run.add(entry)
+        run.add(entry)
+    saved = json.loads((folder / "manifest.json").read_text())
+    manifest = data.draw(mutated(saved) | unexpected_values())
+    progress = data.draw(mutated_bytes((folder / "progress.jsonl").read_bytes()))
     (folder / "manifest.json").write_text(json.dumps(manifest))
-    (folder / "shards" / "000000.journal").write_bytes(journal)
+    (folder / "progress.jsonl").write_bytes(progress)
     with bounded():
         try:
-            run = open_run(folder, COMMAND, ["a", "b", "c"], "coco", [{"id": 1, "name": "x"}])
-            for shard in itertools.islice(run.unfinished_shards(), 3):
-                with run.journal(shard) as opened:
-                    for index in run.indices(shard)[opened.count :]:
-                        opened.add({"image": {"id": index + 1, "file_name": "a"}, "problem": "x"})
-                run.finish(shard)
-            run.complete()
+            with open_run(folder) as run:
+                if not run.is_done:
+                    run.add(entry)
+                    run.finish()
         except (ConfigError, DataError) as error:
             check_message(error)

@@ -26,7 +26,7 @@ _PAGED_SUFFIXES = (".tif", ".tiff", ".gif", ".webp", ".png", ".apng", ".avif")
 _MAX_LIST = 1 << 30  # bytes
 
 
-def list_images(inputs: Sequence[str], exclude: Path | None = None) -> list[str]:
+def list_images(inputs: Sequence[str], exclude: Sequence[Path] = ()) -> list[str]:
     """List the paths and URLs of images, in the order of `inputs`.
 
     Only lists are opened. A missing image is reported when it is read.
@@ -35,16 +35,16 @@ def list_images(inputs: Sequence[str], exclude: Path | None = None) -> list[str]
         inputs: each a file; a folder, for the images in it, or else in its subfolders; a glob such
             as `photos/**/*.jpg`; a text file (.txt) with a path or URL in each line; or an http or
             https URL. The images of folders and globs are sorted by name.
-        exclude: skip files of this folder, such as drawn images, in folders and globs.
+        exclude: skip files of these folders, such as drawn images, in folders and globs.
 
     Raises:
         DataError: a folder, glob or list contains no image or cannot be read, or the scheme of a
             URL is not supported.
     """
-    excluded = exclude and exclude.absolute()
+    excluded = [folder.absolute() for folder in exclude]
 
     def is_excluded(path: Path) -> bool:
-        return excluded is not None and path.absolute().is_relative_to(excluded)
+        return any(path.absolute().is_relative_to(folder) for folder in excluded)
 
     images: list[str] = []
     for source in inputs:

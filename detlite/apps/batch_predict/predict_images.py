@@ -9,6 +9,8 @@ from typing import Any
 from torch import Tensor
 
 from detlite.apps.export.exported_detector import SUFFIXES
+from detlite.apps.prediction_files.measures import add_measures
+from detlite.apps.prediction_files.writer import Entry
 from detlite.config import ConfigError
 from detlite.evaluation.detection_results import coco_results
 from detlite.files.errors import DataError
@@ -16,9 +18,7 @@ from detlite.inference.predictor import Prediction, Predictor
 from detlite.structures.masks.rotated_box import area, rotated_box
 
 from .input_sources import load_image, split_page
-from .measures import add_measures
 from .prediction_pipeline import predict_stream
-from .result_files import Entry
 
 # The config keys that can be changed in an exported model.
 _CHANGEABLE_KEYS = (
@@ -77,19 +77,21 @@ def predict_images(
     ids: Sequence[int],
     batch_size: int = 1,
     threads: int = 2,
-    draw: Callable[[int, Tensor, Prediction], None] | None = None,
+    save: Callable[[Entry, Tensor, Prediction], None] | None = None,
     measured: bool = False,
 ) -> Iterator[Entry]:
-    """Yield an entry for each path or URL, in order, see `result_files` and `predict_stream`.
+    """Yield an entry for each path or URL, in order, see `prediction_files.writer`.
 
-    `draw` is called with an image id, the image uint8 [3, H, W] and its prediction, in any thread
-    and order. With `measured`, the objects have `measures`.
+    `save` is called with the entry of an image, the image uint8 [C, H, W] and its prediction, in
+    any thread and order. With `measured`, the objects have `measures`.
     """
 
     def finish(index: int, image: Tensor, prediction: Prediction) -> Entry:
-        if draw is not None:
-            draw(ids[index], image, prediction)
-        return make_entry(predictor, ids[index], images[index], image, prediction, measured)
+        info = _image_info(ids[index], images[index])
+        entry = make_entry(predictor, info, image, prediction, measured)
+        if save is not None:
+            save(entry, image, prediction)
+        return entry
 
     load = partial(load_image, predictor)
     stream = predict_stream(predictor, images, finish, batch_size, threads, load)
@@ -101,20 +103,17 @@ def predict_images(
 
 def make_entry(
     predictor: Predictor,
-    image_id: int,
-    name: str,
+    info: Entry,
     image: Tensor,
     prediction: Prediction,
     measured: bool = False,
 ) -> Entry:
-    """Return the entry of an image uint8 [3, H, W] and its prediction, see `result_files`."""
-    center = predictor.model.convention.keypoint_center
-    objects = coco_objects(image_id, prediction, center)
+    """Return the entry of an image uint8 [C, H, W], with `info` about it, and its prediction."""
+    objects = coco_objects(info["id"], prediction, predictor.model.convention.keypoint_center)
     if measured:
         add_measures(objects, image.numpy())
     _, height, width = image.shape
-    info = _image_info(image_id, name) | {"height": height, "width": width}
-    return {"image": info, "objects": objects}
+    return {"image": {**info, "height": height, "width": width}, "objects": objects}
 
 
 def coco_objects(
@@ -132,6 +131,7 @@ def coco_objects(
     objects = list(results.to_coco(0, count))
     for row, extra in zip(objects, prediction.extra_rows(), strict=False):
         row.update(extra)
+    for row in objects:
         if mask := row.get("segmentation"):
             row.update(area=area(mask), rotated_box=rotated_box(mask))
     return objects

@@ -1,47 +1,54 @@
-"""Detection as a stage of Ray Data, which handles slow and lost machines; docs/predicting.md."""
+"""Prediction by workers of Ray Data, on several devices or machines."""
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from detlite.apps.optional_packages import import_optional
+from detlite.apps.prediction_files.writer import Entry
 
-from .predict_images import load_predictor, predict_images
-from .result_files import COLUMNS, category_names, parquet_schema, to_rows
+_IMAGES_PER_TASK = 64
+# A function of images and their ids, that yields their entries.
+Predict = Callable[[Sequence[str], Sequence[int]], Iterator[Entry]]
 
 
-class Detect:
-    """Maps batches {"image": paths or URLs [N]} to a pyarrow table with a row for each image.
+class _Worker:
+    """Maps batches {"id", "image"} to {"entry"}; images and entries are JSON."""
 
-    Its columns: image; problem, why it could not be read, or null; height and width in pixels; and
-    objects, a list of detections with the columns of `result_files.COLUMNS` from category_id on.
-    The arguments are the same as for `detlite predict`.
+    def __init__(self, start: Callable[[], Predict]) -> None:
+        self._predict = start()
+
+    def __call__(self, batch: Mapping[str, Any]) -> dict[str, list[str]]:
+        images = list(map(json.loads, batch["image"]))
+        return {"entry": [*map(json.dumps, self._predict(images, batch["id"].tolist()))]}
+
+
+def ray_entries(
+    start: Callable[[], Predict], images: Sequence[str], ids: Sequence[int], workers: int
+) -> Iterator[Entry]:
+    """Yield the entry of each image, in order, as workers of Ray Data predict them.
+
+    Ray replaces workers that die. Each has a GPU if there are enough of them.
+
+    Args:
+        start: called in each worker; returns its function.
+        images, ids: see `predict_images`.
+        workers: number of workers.
+
+    Raises:
+        ConfigError: Ray is not installed.
     """
-
-    def __init__(
-        self,
-        weights: str,
-        threshold: float | None = None,
-        opts: Sequence[Any] = (),
-        batch_size: int = 1,
-        trust: bool = False,
-    ) -> None:
-        pa = import_optional("pyarrow", "detlite[ray]")
-        self.predictor = load_predictor(weights, threshold, opts, trust=trust)
-        self.batch_size = batch_size
-        self.names = category_names(self.predictor.categories)
-        object_fields = list(parquet_schema())[list(COLUMNS).index("category_id") :]
-        columns = {"image": pa.string(), "problem": pa.string(), "height": pa.int32(),
-                   "width": pa.int32(), "objects": pa.list_(pa.struct(object_fields))}  # fmt: skip
-        self.schema = pa.schema(list(columns.items()))
-
-    def __call__(self, batch: Mapping[str, Any]) -> Any:
-        import pyarrow as pa
-
-        images = [str(name) for name in batch["image"]]
-        entries = predict_images(self.predictor, images, range(len(images)), self.batch_size)
-        rows = [
-            {**entry["image"], "image": name, "problem": entry.get("problem"),
-             "objects": list(to_rows([entry], self.names))}
-            for name, entry in zip(images, entries, strict=True)
-        ]  # fmt: skip
-        return pa.Table.from_pylist(rows, self.schema)
+    ray, data = (import_optional(name, "detlite[ray]") for name in ("ray", "ray.data"))
+    ray.init(ignore_reinit_error=True)
+    data.DataContext.get_current().execution_options.preserve_order = True
+    # Names are JSON, because those of files may not be valid UTF-8.
+    rows = [{"image": json.dumps(name), "id": k} for name, k in zip(images, ids, strict=True)]
+    entries = data.from_items(rows).map_batches(
+        _Worker,
+        fn_constructor_args=[start],
+        batch_size=_IMAGES_PER_TASK,
+        compute=data.ActorPoolStrategy(size=workers),
+        num_gpus=int(ray.cluster_resources().get("GPU", 0) >= workers),
+    )
+    for row in entries.iter_rows():
+        yield json.loads(row["entry"])

@@ -6,8 +6,8 @@ Videos are read and written by PyAV, which contains FFmpeg: pip install 'detlite
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable, Generator, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -20,16 +20,17 @@ from torch import Tensor
 
 from detlite.apps.drawing.detections import draw_detections
 from detlite.apps.optional_packages import import_optional
+from detlite.apps.prediction_files.writer import Entry
 from detlite.config import ConfigError
 from detlite.data.images.formats import image_suffixes
 from detlite.files.errors import DataError
 from detlite.files.reading import check_regular
-from detlite.inference.predictor import Prediction, Predictor
+from detlite.inference.prediction import LoadedImage
+from detlite.inference.predictor import Prediction
 
+from .image_files import ImageFiles
 from .predict_images import make_entry
 from .prediction_pipeline import predict_stream
-from .result_files import Journal, write_results
-from .sharded_run import MANIFEST, RESULTS, Totals
 
 _VIDEO_SUFFIXES = (
     ".3gp", ".asf", ".avi", ".flv", ".m2ts", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg",
@@ -196,55 +197,20 @@ def is_camera(name: str) -> bool:
     return name.isdecimal() and not Path(name).exists()
 
 
-def check_output(folder: Path, name: str, overwrite: bool, drawn: bool = True) -> None:
-    """Raise a ConfigError if results, or the drawn video if there is one, would replace files.
+def predict_video(files: ImageFiles, name: str, first_id: int) -> Generator[Entry, None, None]:
+    """Yield an entry for each frame of a video, with its number and its time in seconds.
 
-    The input, the video `name`, is never replaced; others are with `overwrite`.
-    """
-    video = _drawn_video(folder, name)
-    if drawn and video.exists() and Path(name).exists() and video.samefile(name):
-        raise ConfigError(
-            f"{video} is the input itself, which drawing would overwrite: choose another folder"
-        )
-    for result in (MANIFEST, *RESULTS, *([video.name] if drawn else [])):
-        if (folder / result).exists() and not overwrite:
-            raise ConfigError(
-                f"{folder / result} already exists: choose another folder, or add --overwrite"
-            )
-
-
-def predict_video(
-    predictor: Predictor,
-    video: Video,
-    folder: Path,
-    format: str = "coco",
-    drawn: bool = True,
-    batch_size: int = 1,
-    threads: int = 2,
-    tracker: Callable[[Prediction], list[int | None]] | None = None,
-    progress: Callable[[], object] = lambda: None,
-    labels: bool | None = None,
-) -> tuple[Totals, str]:
-    """Detect objects in the frames of a video until it ends or Ctrl-C is pressed.
-
-    Writes `<name>.mp4`, `results.*` and `images.json`, in which an image is a frame with its number
-    and its time in seconds. After Ctrl-C, the results of the frames so far are written.
+    If the rest of the video cannot be decoded, the last entry says why.
 
     Args:
-        format: a key of `result_files.SUFFIXES`.
-        drawn, labels: write a video with the detections drawn, with such `tags`.
-        batch_size, threads: see `predict_stream`.
-        tracker: see `build_tracker`; the ids are written as `track_id` and drawn.
-        progress: called after each frame.
-
-    Returns:
-        The totals, and why the rest of the video could not be decoded, if so.
+        files: writes the files of each frame, and has the predictor and the options.
+        name: video file, or number of a camera.
+        first_id: image id of the first frame.
     """
-    file, waiting = folder / "frames.journal", deque[Frame]()
-    file.unlink(missing_ok=True)
-    count, objects, problem = 0, 0, ""
+    predictor, options = files.predictor, files.options
+    waiting, problem, number = deque[Frame](), "", first_id
 
-    def read_frames() -> Iterator[Frame]:
+    def read_frames(video: Video) -> Iterator[Frame]:
         nonlocal problem
         try:
             for frame in video.frames():
@@ -253,32 +219,40 @@ def predict_video(
         except DataError as error:  # the pipeline still has to finish the frames before it
             problem = str(error)
 
-    stream = predict_stream(
-        predictor, read_frames(), lambda _, image, prediction: (image, prediction), batch_size,
-        threads, lambda frame: predictor.load(frame.image),
-    )  # fmt: skip
-    drawing = video_writer(_drawn_video(folder, video.name), video.rate) if drawn else nullcontext()
-    with Journal(file) as journal, drawing as add_frame, suppress(KeyboardInterrupt):
-        for result in stream:
-            assert not isinstance(result, DataError)  # the frames are already decoded
-            (image, prediction), frame = result, waiting.popleft()
-            image_id, measured = frame.number + 1, format == "measures"
-            entry = make_entry(predictor, image_id, video.name, image, prediction, measured)
-            entry["image"] |= {"frame": frame.number, "time": float(frame.time)}
-            if tracker is not None:
-                ids = prediction["track_ids"] = tracker(prediction)
-                for obj, track_id in zip(entry["objects"], ids, strict=True):
-                    obj["track_id"] = track_id
-            if add_frame is not None:
-                sheet = draw_detections(image, prediction, predictor.categories, 0, tags=labels)
-                add_frame(sheet, frame.time, frame.aspect)
-            journal.add(entry)
-            count, objects = count + 1, objects + len(entry["objects"])
-            progress()
-    write_results(folder, format, [file], predictor.categories)
-    file.unlink()
-    return Totals(count, int(bool(problem)), objects), problem
+    def load(frame: Frame) -> LoadedImage:
+        if predictor.image_options.channels == len(frame.image):
+            return predictor.load(frame.image)
+        return predictor.load(Image.fromarray(frame.image.permute(1, 2, 0).numpy()))
 
-
-def _drawn_video(folder: Path, name: str) -> Path:
-    return folder / f"{'camera' if is_camera(name) else ''}{Path(name).stem}.mp4"
+    try:
+        with Video(name) as video, ExitStack() as stack:
+            track = build_tracker(float(video.rate)) if options.track else None
+            add_frame = None
+            if drawn := files.drawn_video(name, first_id):
+                add_frame = stack.enter_context(video_writer(drawn, video.rate))
+            for result in predict_stream(
+                predictor, read_frames(video), lambda _, image, found: (image, found),
+                options.batch_size, options.threads, load,
+            ):  # fmt: skip
+                assert not isinstance(result, DataError)  # the frames are already decoded
+                (image, prediction), frame = result, waiting.popleft()
+                info = {"id": number, "file_name": name}
+                info |= {"frame": frame.number, "time": float(frame.time)}
+                measured = options.format == "measures"
+                entry = make_entry(predictor, info, image, prediction, measured)
+                if track is not None:
+                    ids = prediction["track_ids"] = track(prediction)
+                    for obj, track_id in zip(entry["objects"], ids, strict=True):
+                        obj["track_id"] = track_id
+                if add_frame is not None:
+                    sheet = draw_detections(
+                        image, prediction, predictor.categories, 0, tags=options.labels
+                    )
+                    add_frame(sheet, frame.time, frame.aspect)
+                files.save(entry, image, prediction)
+                number += 1
+                yield entry
+    except DataError as error:  # it cannot be opened
+        problem = str(error)
+    if problem:
+        yield {"image": {"id": number, "file_name": name}, "problem": problem}

@@ -15,7 +15,11 @@ Option = tuple[str, dict[str, Any]]  # its names, separated by spaces, and how i
 
 
 def option(
-    names: str, metavar: str | None, text: str, default: Any = None, **settings: Any
+    names: str,
+    metavar: str | tuple[str, ...] | None,
+    text: str,
+    default: Any = None,
+    **settings: Any,
 ) -> Option:
     """Return an option with a value, or positional arguments.
 

@@ -2,27 +2,35 @@
 
     detlite predict --weights model_final.pth --input photos extra.png --output found
     detlite predict --weights model_final.pth --input 'photos/**/*.jpg' --output found --format csv
-    torchrun --nproc-per-node 2 -m detlite predict --weights model_final.pth --input list.txt \\
-        --output found --format parquet --draw none
+    detlite predict --weights model_final.pth --input photos --output labels --format coco
+    detlite predict --weights model_final.pth --input list.txt --output found --format parquet \\
+        --draw none --workers 8
 
 --input accepts files, folders, globs, URLs, and text files that list paths or URLs; or one video,
 or the number of a camera.
 
 Files in the output folder:
-    drawn/0001_<name>.jpg   each image with its detections; 1 is its image_id
+    drawn/0001_<name>.jpg   each image with its detections; 1 is its image_id. A video: .mp4
     results.json            all detections as COCO results, or results.csv
     summary.csv             with --format csv or measures: number, density and size of the objects
     label_images/*.tif      with --label-images tiff: 16-bit images, value k is the k-th object
     images.json             file name and size of each image_id and the categories, as a COCO file
                             without annotations: COCO("images.json").loadRes("results.json")
     detections/*.parquet    the detections with --format parquet
-    <name>.mp4              for a video, instead of drawn images
-    manifest.json, shards/  the command, and which images are finished or unreadable
+    manifest.json           the command and its totals
+    progress.jsonl          which images are finished or unreadable
 
-To continue an interrupted run, repeat the command. The number of processes may differ.
+With a format of labels, images/ has copies of the images, and these files have their labels:
+    annotations.json        coco: polygons, also for CVAT
+    labels/*.txt            yolo, and data.yaml with the categories
+    images/*.json           labelme, and labels.txt with the categories
+    tasks.json              label-studio: import them into a project with the labeling configuration
+                            labels.xml
 
-Exit status: 0; 1 if an image could not be read (it is reported and skipped; under torchrun the
-status is 0); 2 for an error that you can fix; 130 after Ctrl-C.
+To continue an interrupted run, repeat the command.
+
+Exit status: 0; 1 if an image could not be read (it is reported and skipped); 2 for an error that
+you can fix; 130 after Ctrl-C.
 """
 
 from argparse import BooleanOptionalAction, Namespace
@@ -31,8 +39,7 @@ from pathlib import Path
 from detlite.apps.cli.options import DEVICE, FONT, OVERRIDES, TRUST, config, flag, option, weights
 
 INTERRUPTED = "interrupted: the same command continues with the remaining images"
-FORMATS = ("coco", "csv", "parquet", "measures")
-
+FORMATS = ("results", "csv", "parquet", "measures", "coco", "yolo", "labelme", "label-studio")
 
 OPTIONS = (
     weights("checkpoint of detlite or of another framework, or an exported model; the detections "
@@ -51,12 +58,14 @@ OPTIONS = (
     option("--draw", None, "format of the drawn images", "jpeg", choices=["jpeg", "png", "none"]),
     option("--labels", None, "draw the names and scores of all objects or none (default: where "
            "there is room)", action=BooleanOptionalAction),
-    option("--format", None, "format of the detections; measures: a CSV file of areas, perimeters, "
-           "intensities and centroids", "coco", choices=FORMATS),
+    option("--format", None, "results, csv, parquet: the detections; measures: a CSV file of "
+           "areas, perimeters, intensities and centroids; coco, yolo, labelme, label-studio: "
+           "labels to correct, with copies of the images", "results", choices=FORMATS),
     option("--label-images", None, "also write 16-bit label images for ImageJ and napari; each "
            "value is an object", choices=["tiff", "png"]),
-    option("--shard-size", "N", "number of images that a process claims at a time (default: 1000)",
-           type=int, limits=(1, None)),
+    option("--workers", "N", "number of processes of Ray Data, on this or several machines, each "
+           "with a GPU if there are enough (default: this process predicts)", type=int,
+           limits=(1, None)),
     flag("--overwrite", "replace another run in the output folder"),
     option("--tile", "SIDE", "cut large images into tiles of SIDE pixels", type=int),
     option("--overlap", "FRACTION", "overlap of neighboring tiles as a fraction of their side "
@@ -70,22 +79,16 @@ OPTIONS = (
 
 def run(args: Namespace) -> int:
     from detlite.apps.batch_predict.allocator import keep_freed_memory
-    from detlite.apps.batch_predict.predict_run import PredictOptions, predict
+    from detlite.apps.batch_predict.predict_run import predict
     from detlite.config import ConfigError
-    from detlite.distributed import torchrun_rank
 
     keep_freed_memory()
-    options = {name: value for name, value in vars(args).items() if name not in ("device", "font")}
     try:
-        totals = predict(PredictOptions(**options))
+        totals = predict(args)
     except OSError as error:  # images and weights raise other errors
         raise ConfigError(f"--output {args.output}: cannot write to it ({error})") from error
-    if totals is None:
-        print(f"finished, except for images that other processes still work on: see {args.output}")
-        return 0
     print(
         f"{totals.images} images done, {totals.unreadable} unreadable, {totals.objects} objects: "
         f"see {args.output}"
     )
-    # torchrun would end the other processes if one failed.
-    return 1 if totals.unreadable and torchrun_rank() == (0, 1) else 0
+    return 1 if totals.unreadable else 0

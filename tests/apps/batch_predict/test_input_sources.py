@@ -77,8 +77,8 @@ def test_lists_of_paths_and_urls(photos, encoding):
 
 def test_excluded_folder(photos):
     drawn = photos / "deep"
-    assert list_images(["photos/**/*.jp*g"], drawn) == ["photos/[1].jpg", "photos/b.jpg"]
-    assert list_images(["photos/deep/d.jpg"], drawn) == ["photos/deep/d.jpg"]  # named explicitly
+    assert list_images(["photos/**/*.jp*g"], [drawn]) == ["photos/[1].jpg", "photos/b.jpg"]
+    assert list_images(["photos/deep/d.jpg"], [drawn]) == ["photos/deep/d.jpg"]  # named explicitly
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_a_folder_of_folders(tmp_path):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
     (tmp_path / ".DS_Store").touch()
-    listed = list_images([str(tmp_path)], tmp_path / "drawn")
+    listed = list_images([str(tmp_path)], [tmp_path / "drawn"])
     assert listed == [str(tmp_path / "a[1]/1.png"), str(tmp_path / "b/2.jpg")]
     (tmp_path / "0.jpg").touch()
     assert list_images([str(tmp_path)]) == [str(tmp_path / "0.jpg")]

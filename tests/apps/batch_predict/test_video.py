@@ -1,26 +1,25 @@
 """Test reading and writing videos, detection in their frames, and tracking."""
 
-import json
 import os
 import sys
+from argparse import Namespace
 from collections.abc import Iterator
 from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
 from PIL import Image
 from torch import Tensor
 
-from detlite.apps.batch_predict.sharded_run import Totals
+from detlite.apps.batch_predict.image_files import ImageFiles
 from detlite.apps.batch_predict.video import (
     Frame,
     Video,
     build_tracker,
-    check_output,
     is_video,
     predict_video,
     video_writer,
@@ -78,6 +77,7 @@ class SquarePredictor:
 
     categories = ({"id": 5, "name": "square"}, {"id": 6, "name": "circle"})
     model = SimpleNamespace(convention=CONVENTIONS["detlite"])
+    image_options = SimpleNamespace(channels=3)
     streams = 1
 
     def load(self, image: Tensor) -> LoadedImage:
@@ -150,13 +150,11 @@ def test_rotation_is_applied(tmp_path, degrees, corner):
 
 
 def test_links_in_the_output_folder_are_not_followed(file, tmp_path):
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "square.mp4").symlink_to(tmp_path / "other")
-    predictor: Any = SquarePredictor()
-    with Video(str(file)) as video:
-        predict_video(predictor, video, tmp_path / "out")
+    (tmp_path / "out/drawn").mkdir(parents=True)
+    (tmp_path / "out/drawn/0001_square.mp4").symlink_to(tmp_path / "other")
+    predict(file, tmp_path / "out")
     assert not (tmp_path / "other").exists()
-    assert (tmp_path / "out" / "square.mp4").is_file()
+    assert (tmp_path / "out/drawn/0001_square.mp4").is_file()
 
 
 def test_pixels_keep_their_aspect(tmp_path, monkeypatch):
@@ -191,35 +189,35 @@ def test_invalid_videos(tmp_path):
             Video(str(name))
 
 
-def run(file: Path, folder: Path, **more: Any) -> tuple[Totals, str]:
-    folder.mkdir()
+def image_files(out: Path, **changes: Any) -> ImageFiles:
+    options = {"output": out, "draw": "jpeg", "format": "results", "label_images": None,
+               "labels": None, "track": False, "batch_size": 1, "threads": 2}  # fmt: skip
     predictor: Any = SquarePredictor()
-    with Video(str(file)) as video:
-        return predict_video(predictor, video, folder, **more)
+    return ImageFiles(Namespace(**options | changes), predictor)
+
+
+def predict(file: Path, out: Path, **options: Any) -> list[dict[str, Any]]:
+    """Return the entries of all frames; the image id of the first one is 1."""
+    return list(predict_video(image_files(out, **options), str(file), 1))
 
 
 @pytest.mark.parametrize("batch_size", [1, 3])
 def test_detections_and_drawn_video(file, tmp_path, batch_size):
-    steps: list[int] = []
-    result = run(file, tmp_path / "out", batch_size=batch_size, progress=lambda: steps.append(1))
-    assert result == (Totals(COUNT, 0, COUNT), "")
-    assert len(steps) == COUNT
-    rows = json.loads((tmp_path / "out" / "results.json").read_text())
-    assert [row["image_id"] for row in rows] == list(range(1, COUNT + 1))
-    for number, row in enumerate(rows):
+    entries = predict(file, tmp_path / "out", batch_size=batch_size)
+    for number, entry in enumerate(entries):
+        (row,) = entry["objects"]
+        assert row["image_id"] == entry["image"]["id"] == number + 1
         assert row["bbox"] == pytest.approx([position(number)] * 2 + [16, 16], abs=1)
         assert "track_id" not in row
-    images = json.loads((tmp_path / "out" / "images.json").read_text())["images"]
+    images = [entry["image"] for entry in entries]
     assert [image["frame"] for image in images] == list(range(COUNT))
     assert [image["time"] for image in images] == pytest.approx(list(map(float, frame_times(file))))
-    drawn = tmp_path / "out" / "square.mp4"
+    drawn = tmp_path / "out/drawn/0001_square.mp4"
     assert frame_times(drawn) == pytest.approx(frame_times(file), abs=1e-4)
     with Video(str(drawn)) as video:
         assert float(video.rate) == pytest.approx(float(RATE), rel=0.06)  # on average
         assert next(video.frames()).image.shape == (3, 320, 480)  # small images are enlarged
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {
-        "images.json", "results.json", "square.mp4",
-    }  # fmt: skip
+    assert [file.name for file in (tmp_path / "out").rglob("*.*")] == ["0001_square.mp4"]
 
 
 def test_truncated_video(file, tmp_path):
@@ -231,16 +229,18 @@ def test_truncated_video(file, tmp_path):
                 copy.mux(packet)
     content = (tmp_path / "cut.mkv").read_bytes()
     (tmp_path / "cut.mkv").write_bytes(content[: len(content) * 2 // 3])
-    totals, _ = run(tmp_path / "cut.mkv", tmp_path / "out", drawn=False)
-    assert 0 < totals.images < COUNT
-    rows = json.loads((tmp_path / "out" / "results.json").read_text())
-    assert len(rows) == totals.images
+    entries = predict(tmp_path / "cut.mkv", tmp_path / "out", draw="none")
+    assert 0 < sum("objects" in entry for entry in entries) < COUNT
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("threads", [1, 3])
-def test_frames_before_a_damage_are_written(tmp_path, threads):
-    class Damaged:
-        name, rate = "damaged.mp4", Fraction(10)
+def test_frames_before_a_damage_are_written(tmp_path, monkeypatch, threads):
+    class Damaged(Video):
+        rate = Fraction(10)
+
+        def __init__(self, name: str) -> None:
+            pass
 
         def frames(self) -> Iterator[Frame]:
             for number in range(5):
@@ -249,33 +249,28 @@ def test_frames_before_a_damage_are_written(tmp_path, threads):
                 yield Frame(number, number / self.rate, image)
             raise DataError("damaged.mp4: the rest cannot be decoded")
 
-    predictor, video = cast(Any, SquarePredictor()), cast(Any, Damaged())
-    result = predict_video(predictor, video, tmp_path, drawn=False, threads=threads)
-    assert result == (Totals(5, 1, 5), "damaged.mp4: the rest cannot be decoded")
-    assert len(json.loads((tmp_path / "results.json").read_text())) == 5
+        def __exit__(self, *_: object) -> None:
+            pass
+
+    monkeypatch.setattr("detlite.apps.batch_predict.video.Video", Damaged)
+    *entries, last = predict(Path("damaged.mp4"), tmp_path, draw="none", threads=threads)
+    assert len(entries) == 5
+    image = {"id": 6, "file_name": "damaged.mp4"}
+    assert last == {"image": image, "problem": "damaged.mp4: the rest cannot be decoded"}
 
 
-def test_ctrl_c_writes_the_results_so_far(file, tmp_path):
-    count = iter(range(COUNT))
-
-    def progress() -> None:
-        if next(count) == 6:
-            raise KeyboardInterrupt
-
-    totals, problem = run(file, tmp_path / "out", progress=progress)
-    assert (totals.images, problem) == (7, "")
-    assert len(json.loads((tmp_path / "out" / "results.json").read_text())) == 7
-    assert len(frame_times(tmp_path / "out" / "square.mp4")) == 7
+def test_closing_completes_the_drawn_video(file, tmp_path):
+    frames = predict_video(image_files(tmp_path), str(file), 1)
+    assert [next(frames)["image"]["id"] for _ in range(7)] == list(range(1, 8))
+    frames.close()
+    assert len(frame_times(tmp_path / "drawn/0001_square.mp4")) == 7
 
 
 def test_tracked_object(file, tmp_path):
     pytest.importorskip("trackers", reason="needs trackers, detlite[video]")
-    run(file, tmp_path / "out", tracker=build_tracker(30.0), format="csv")
-    rows = (tmp_path / "out" / "results.csv").read_text().splitlines()
-    ids = [row.rsplit(",", 1)[1] for row in rows]
-    assert ids[0] == "track_id"
-    assert ids[1] == ""  # a new object needs a second frame
-    assert ids[2:] == ["1"] * (COUNT - 1)
+    entries = predict(file, tmp_path, track=True)
+    ids = [entry["objects"][0]["track_id"] for entry in entries]
+    assert ids == [None, *[1] * (COUNT - 1)]  # a new object needs a second frame
 
 
 def test_crossing_objects_keep_their_ids():
@@ -296,22 +291,6 @@ def test_crossing_objects_keep_their_ids():
             assert dict(zip(order, ids, strict=True)) == first
     empty: Any = {"boxes": torch.zeros(0, 4), "labels": torch.zeros(0), "scores": torch.zeros(0)}
     assert tracker(empty) == []
-
-
-def test_existing_files_are_kept(file, tmp_path):
-    for name in ("results.csv", "camera0.mp4"):
-        (tmp_path / name).write_text("mine")
-        with pytest.raises(ConfigError, match=rf"{name} already exists.*--overwrite"):
-            check_output(tmp_path, "0", overwrite=False)
-        check_output(tmp_path, "0", overwrite=True)
-        assert (tmp_path / name).exists()  # removed only when the model and video are open
-        if name == "results.csv":
-            (tmp_path / name).unlink()
-    check_output(tmp_path, "0", overwrite=False, drawn=False)
-    (tmp_path / "link").symlink_to(tmp_path)
-    for overwrite in (False, True):
-        with pytest.raises(ConfigError, match=r"square\.mp4 is the input itself"):
-            check_output(tmp_path / "link", str(file), overwrite)
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,11 @@ from argparse import Namespace
 
 import pytest
 
-from detlite.apps.batch_predict.result_files import SUFFIXES as RESULT_FORMATS
 from detlite.apps.cli import export, predict
 from detlite.apps.cli.main import COMMANDS, PIPE_CLOSED, main
 from detlite.apps.cli.options import collect_overrides
 from detlite.apps.export.exported_detector import SUFFIXES as EXPORT_FORMATS
+from detlite.apps.prediction_files.writer import FORMATS as RESULT_FORMATS
 
 # Options that mean the same in every command; no command may name them differently.
 _SYNONYMS = {
@@ -113,7 +113,7 @@ def test_help_and_version(capsys):
 
 def test_choices_are_those_of_the_implementation():
     """The commands repeat them, because importing the implementation would import torch."""
-    assert set(predict.FORMATS) == RESULT_FORMATS.keys()
+    assert sorted(predict.FORMATS) == RESULT_FORMATS.names()
     assert set(export.FORMATS) == EXPORT_FORMATS.keys()
 
 

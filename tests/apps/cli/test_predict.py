@@ -2,10 +2,7 @@
 
 import csv
 import json
-import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from fractions import Fraction
 from functools import partial
@@ -20,9 +17,9 @@ from pycocotools.coco import COCO
 
 from detlite import load_checkpoint
 from detlite.apps.batch_predict import input_sources, predict_run
+from detlite.apps.cli.main import main
 from detlite.data.images import IMAGE_READERS
 from detlite.engine.run_files import run_lock
-from detlite.modeling.detection_model import DetectionModel
 from tests.builders import tiny_config, write_noise, write_weights
 
 Run = Callable[..., int]
@@ -178,13 +175,12 @@ def test_unusable_arguments(weights, photos, tmp_path, error_of):
     for file, folder, out, opts, message in (
         (tmp_path / "no.pth", photos, tmp_path, (), "no.pth: cannot be read"),
         (weights, photos, tmp_path, ("--batch-size", "0"), "--batch-size 0: must be at least 1"),
-        (weights, photos, tmp_path, ("--shard-size", "-1"), "--shard-size -1: must be at least 1"),
+        (weights, photos, tmp_path, ("--workers", "-1"), "--workers -1: must be at least 1"),
         (weights, photos, tmp_path, ("--threshold", "1.1"), "--threshold 1.1: must be between 0"),
         (weights, empty, tmp_path, (), "empty: the folder contains no images"),
         (weights, photos, tmp_path, ("INPUT.MIN_SIZE", "3"), "unknown config key INPUT.MIN_SIZE"),
         (weights, photos, taken, (), f"{taken}: cannot be written to (File exists)"),
         (fast, photos, tmp_path / "new", (), f"{fast}: a Fast R-CNN needs proposals"),
-        (fast, "a.mp4", tmp_path, ("--input", "a.mp4", "b.mp4"), "a video must be the only input"),
         (weights, "a.jpg", tmp_path, ["--track"], "--track follows objects through a video, but"),
     ):
         paths = ("--weights", file, "--input", folder, "--output", out)
@@ -202,11 +198,11 @@ def test_drawn_png(predict, tmp_path):
 
 def test_csv_and_parquet_equal_json(predict, tmp_path):
     pq = pytest.importorskip("pyarrow.parquet", reason="needs pyarrow, detlite[parquet]")
-    for format in ("coco", "csv", "parquet"):
-        options = ("--threshold", "0", "--draw", "none", "--format", format, "--shard-size", 1)
+    for format in ("results", "csv", "parquet"):
+        options = ("--threshold", "0", "--draw", "none", "--format", format)
         assert predict(*options, out=tmp_path / format) == 0
         assert not (tmp_path / format / "drawn").exists()
-    expected = results(tmp_path / "coco")
+    expected = results(tmp_path / "results")
     with (tmp_path / "csv" / "results.csv").open(newline="") as lines:
         rows = list(csv.DictReader(lines))
     assert len(rows) == len(expected) > 0
@@ -220,8 +216,7 @@ def test_csv_and_parquet_equal_json(predict, tmp_path):
     assert [(row["image_id"], row["mask"]) for row in pq.read_table(folder).to_pylist()] == [
         (result["image_id"], result["segmentation"]["counts"]) for result in expected
     ]
-    parts = [f"part-{number:06d}.parquet" for number in (0, 1)]
-    assert sorted(file.name for file in folder.iterdir()) == parts
+    assert all(result["area"] >= 0 and len(result["rotated_box"]) == 5 for result in expected)
 
 
 def test_interrupted_run_continues(run, weights, photos, tmp_path, monkeypatch, capsys):
@@ -277,74 +272,53 @@ def test_another_command_in_the_same_folder_is_refused(run, weights, photos, tmp
     assert run("--weights", other, *arguments, "--overwrite") == 0
 
 
-DYING = """
-import os, signal, time
-from pathlib import Path
-from detlite.modeling.detection_model import DetectionModel
-
-detect, calls = DetectionModel.detect, []
-
-def dying(*args, **kwargs):
-    calls.append(1)
-    if "DYING" in os.environ and len(calls) == 5:
-        if os.environ["RANK"] == "1":
-            while not Path(os.environ["DYING"], "shards", "000002.journal").exists():
-                time.sleep(0.01)  # wait for the other process to start its second shard
-            os.kill(os.getpid(), signal.SIGKILL)
-        time.sleep(60)  # until torchrun ends this process too
-    return detect(*args, **kwargs)
-
-DetectionModel.detect = dying
-"""
+def test_torchrun_is_refused(arguments, monkeypatch, capsys):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert main(["predict", *map(str, arguments)]) == 2
+    assert "without torchrun, with --workers" in capsys.readouterr().err
 
 
-@pytest.mark.slow
-def test_a_rank_killed_under_torchrun(run, weights, tmp_path, repo_root, monkeypatch):
-    """A single process finishes a run after one of two processes was killed."""
-    monkeypatch.setattr(DetectionModel, "detect", DetectionModel.detect)  # restored after the test
-    folder = tmp_path / "photos"
-    for number in range(17):
-        write_noise(folder / f"{number:02d}.png", seed=number)
-    (folder / "05.png").write_bytes(b"not an image")
-    (tmp_path / "dying.py").write_text(DYING)
-    arguments = ["--weights", weights, "--input", folder, "--threshold", 0, "--draw", "none"]
-    arguments += ["IMPORTS", tmp_path / "dying.py"]
-    assert run(*arguments, "--output", tmp_path / "whole") == 1
-    broken = tmp_path / "broken"
-    arguments += ["--output", broken]
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2]
-    command += ["-m", "detlite", "predict", *arguments, "--shard-size", 3]
-    variables = {"DYING": str(broken), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(repo_root)}
-    done = subprocess.run(
-        list(map(str, command)), env=os.environ | variables,
-        capture_output=True, text=True, timeout=200,
-    )  # fmt: skip
-    assert done.returncode != 0
-    assert "Signal 9 (SIGKILL)" in done.stderr
-    notes = sorted(file.name for file in (broken / "shards").glob("*.json"))
-    assert notes == ["000000.json", "000001.json"]
-    journals = sorted(file.name for file in (broken / "shards").glob("*.journal"))
-    assert journals == [f"00000{shard}.journal" for shard in range(4)]  # two are not finished
-    assert not (broken / "results.json").exists()
-    assert run(*arguments) == 1
-    assert (broken / "images.json").read_text() == (tmp_path / "whole/images.json").read_text()
-    whole, found = results(tmp_path / "whole"), results(broken)
-    assert [row["image_id"] for row in found] == [row["image_id"] for row in whole]
-    assert {row["image_id"] for row in found} == set(range(1, 18)) - {6}
-    torch.testing.assert_close(
-        torch.tensor([row["bbox"] for row in found]), torch.tensor([row["bbox"] for row in whole]),
-        rtol=0, atol=1e-3,
-    )  # fmt: skip
+@pytest.mark.slow  # starts Ray
+def test_workers_write_the_same_results(predict, photos, tmp_path):
+    pytest.importorskip("ray", reason="needs ray, detlite[ray]")
+    (photos / "c.png").write_bytes(b"not an image")
+    for out, more in ((tmp_path / "one", ()), (tmp_path / "two", ("--workers", 1))):
+        assert predict("--threshold", "0", *more, out=out) == 1
+    for folder in (tmp_path / "one", tmp_path / "two"):
+        assert sorted(file.name for file in (folder / "drawn").iterdir()) == [
+            "0001_a.jpg", "0002_b.jpg",
+        ]  # fmt: skip
+    found, expected = results(tmp_path / "two"), results(tmp_path / "one")
+    assert [row["image_id"] for row in found] == [row["image_id"] for row in expected]
+    np.testing.assert_allclose(
+        [row["bbox"] for row in found], [row["bbox"] for row in expected], atol=1e-3
+    )
 
 
-def test_overwrite_needs_one_process(predict, arguments, photos, monkeypatch, capsys, error_of):
-    monkeypatch.setattr("detlite.distributed.torchrun_rank", lambda: (0, 2))
-    monkeypatch.setattr(predict_run, "torchrun_rank", lambda: (0, 2))
-    error = error_of("predict", *arguments, "--overwrite")
-    assert "--overwrite needs a single process" in error
-    (photos / "a.png").write_bytes(b"not an image")
-    assert predict() == 0  # a failing process would make torchrun end the others
-    assert "1 images done, 1 unreadable" in capsys.readouterr().out
+@pytest.mark.parametrize("format", ["coco", "yolo", "labelme", "label-studio"])
+def test_labels_have_copies_of_the_images(predict, photos, tmp_path, format):
+    """A page, and an image that tools turn, but the model does not, become PNG files."""
+    pages = [Image.new("RGB", (30, 20), (value,) * 3) for value in (10, 20)]
+    pages[0].save(photos / "c.tif", save_all=True, append_images=pages[1:])
+    exif = Image.Exif()
+    exif[274] = 6
+    pages[0].save(photos / "d.jpg", exif=exif)
+    out = tmp_path / format
+    convention = ("MODEL.CONVENTION_OVERRIDE", "['exif_orientation=False']")
+    for _ in range(2):  # complete runs have nothing to do
+        assert predict("--format", format, "--draw", "none", *convention, out=out) == 0
+    names = ["0001_a.png", "0002_b.jpg", "0003_c_page1.png", "0004_c_page2.png", "0005_d.png"]
+    images = sorted(file for file in (out / "images").iterdir() if file.suffix != ".json")
+    assert [file.name for file in images] == names
+    assert images[1].read_bytes() == (photos / "b.jpg").read_bytes()
+    with Image.open(images[-1]) as image:
+        assert (image.size, image.getexif()) == ((30, 20), {})
+    if format == "coco":
+        content = json.loads((out / "annotations.json").read_text())
+        assert [row["file_name"] for row in content["images"]] == names
+        assert len(content["categories"]) == 3
+    assert predict("--format", "csv", "--overwrite", out=out) == 0
+    assert not list((out / "images").iterdir())
 
 
 def test_an_image_that_disappears_is_skipped(predict, photos, capsys, monkeypatch):
@@ -370,8 +344,6 @@ def test_a_second_run_in_the_folder_is_refused(predict, arguments, tmp_path, err
         for option in ((), ("--overwrite",)):
             error = error_of("predict", *arguments, *option)
             assert error.startswith(f"{out}: another run is writing to this folder")
-    with run_lock(out, rank=1, world_size=2):
-        assert predict("--overwrite") == 2
     assert not list(out.iterdir())
     assert predict() == 0
 
@@ -411,16 +383,45 @@ def test_a_video(run, weights, tmp_path, capsys):
     found = coco.loadRes(str(out / "results.json"))
     assert {one["image_id"] for one in found.anns.values()} == {1, 2, 3, 4}
     assert found.annToMask(found.anns[1]).shape == (40, 60)
-    assert {path.name for path in out.iterdir()} == {"images.json", "results.json", "noise.mp4"}
-    again = (*arguments, "--output", out)
-    assert run(*again) == 2
-    assert "images.json already exists" in capsys.readouterr().err
-    # Old results are only removed once the video is open.
-    (tmp_path / "text.mp4").write_text("not a video")
-    assert run(*arguments[:3], tmp_path / "text.mp4", "--output", out, "--overwrite") == 2
-    assert "text.mp4: cannot be read as a video" in capsys.readouterr().err
-    assert (out / "results.json").exists()
-    assert run(*again, "--overwrite", "--draw", "none") == 0
+    assert {path.name for path in (out / "drawn").iterdir()} == {"0001_noise.mp4"}
+    assert run(*arguments, "--output", out, "--overwrite", "--track") == 0
+
+
+def test_videos_among_images(run, weights, photos, tmp_path, monkeypatch, capsys):
+    """Ids continue; a video that cannot be opened is skipped; Ctrl-C ends only the last video."""
+    pytest.importorskip("av", reason="needs PyAV, detlite[video]")
+    from detlite.apps.batch_predict.video import video_writer
+
+    for name in ("one.mp4", "two.mp4"):
+        with video_writer(tmp_path / name, Fraction(10)) as add:
+            for number in range(2):
+                add(Image.new("RGB", (60, 40)), Fraction(number, 10))
+    (tmp_path / "text.mp4").write_text("no video")
+    names = (tmp_path / "one.mp4", photos, tmp_path / "text.mp4", tmp_path / "two.mp4")
+    arguments = ("--weights", weights, "--input", *names, "--output", tmp_path / "out")
+    real = predict_run.predict_video
+
+    def stopped(files: Any, name: str, first_id: int) -> Iterator[Any]:
+        yield next(real(files, name, first_id))
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(predict_run, "predict_video", stopped)
+        assert run(*arguments) == 130
+    assert run(*arguments) == 1
+    output = capsys.readouterr()
+    assert "text.mp4: cannot be read as a video" in output.err
+    assert "6 images done, 1 unreadable" in output.out
+    images = json.loads((tmp_path / "out/images.json").read_text())["images"]
+    assert [(image["id"], Path(image["file_name"]).name) for image in images] == [
+        (1, "one.mp4"), (2, "one.mp4"), (3, "a.png"), (4, "b.jpg"), (6, "two.mp4"), (7, "two.mp4"),
+    ]  # fmt: skip
+    assert (tmp_path / "out/drawn/0006_two.mp4").exists()
+    arguments = ("--weights", weights, "--input", tmp_path / "two.mp4", "--output")
+    with monkeypatch.context() as patch:
+        patch.setattr(predict_run, "predict_video", stopped)
+        assert run(*arguments, tmp_path / "camera") == 0
+    assert "1 images done" in capsys.readouterr().out
 
 
 def test_a_drawing_that_cannot_be_written(predict, arguments, tmp_path, error_of):

@@ -1,7 +1,6 @@
 """Test that exported files can be loaded and detect the same objects as the model."""
 
 import copy
-import importlib.util
 import pickle
 import struct
 import sys
@@ -17,7 +16,6 @@ from yacs.config import CfgNode
 
 from detlite import ConfigError, Predictor, build_model
 from detlite.apps.batch_predict.predict_images import load_predictor
-from detlite.apps.batch_predict.ray import Detect
 from detlite.apps.export import exported_detector as exported
 from detlite.apps.export.exported_detector import prepare_export, read_exported, write_exported
 from detlite.apps.export.exported_program import Inference, ProgramDetector, export_program
@@ -265,8 +263,6 @@ def test_code_in_a_pt2_file_runs_only_on_trust(tmp_path, monkeypatch):
         lambda: Predictor(file),
         lambda: load_predictor(str(file), 0.5),
     ]
-    if importlib.util.find_spec("pyarrow"):
-        readers.append(lambda: Detect(str(file)))
     for read in readers:
         with pytest.raises(CheckpointError, match=r"model\.pt2: refused.*--trust.*trust=True"):
             read()

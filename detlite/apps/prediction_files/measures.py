@@ -4,10 +4,8 @@ The columns of objects have the names and definitions of scikit-image's `regionp
 have integer coordinates (row, column), and lengths and areas are in pixels.
 """
 
-import csv
 import math
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +13,10 @@ import numpy as np
 from PIL import Image
 
 from detlite.config import ConfigError
-from detlite.files.atomic_write import atomic_open, atomic_path
+from detlite.files.atomic_write import atomic_path
 from detlite.structures.masks.formats import to_bitmap
 
 MEASURES = ("area", "equivalent_diameter_area", "perimeter", "centroid-0", "centroid-1")
-_SUMMARY = ("image_id", "file_name", "image_height", "image_width", "objects",
-            "objects_per_megapixel", "mean_width", "mean_height", "area_fraction")  # fmt: skip
 # Contribution to the perimeter of a border pixel by 1 + 2 a + 10 b, if a of its neighbors in
 # the four directions and b of its diagonal ones are border pixels (Benkrid and Crookes, "Design and
 # FPGA Implementation of a Perimeter Estimator").
@@ -62,47 +58,6 @@ def perimeter(mask: np.ndarray) -> float:
     kinds = 1 + 2 * neighbors(border, _STRAIGHT).sum(axis=0)
     kinds += 10 * neighbors(border, _DIAGONAL).sum(axis=0)
     return float(_PERIMETER[kinds[border]].sum())
-
-
-def write_summary(
-    file: Path,
-    entries: Iterable[Mapping[str, Any]],
-    names: Mapping[int, str],
-    columns: Sequence[str],
-) -> None:
-    """Write the number, density and size of the objects of each image as a CSV file.
-
-    The fraction of the area that masks cover is empty for models without masks.
-
-    Args:
-        entries: see `result_files`; unreadable images are skipped.
-        names: category names by id.
-        columns: names of the categories that become columns.
-    """
-    with atomic_open(file) as stream:
-        writer = csv.writer(stream, lineterminator="\n")
-        writer.writerow((*_SUMMARY, *map(cell_text, columns)))
-        for entry in entries:
-            if "problem" in entry:
-                continue
-            image, objects = entry["image"], entry["objects"]
-            counts = Counter(names[obj["category_id"]] for obj in objects)
-            by_category = [counts[name] for name in columns]
-            pixels = image["height"] * image["width"]
-            areas = [obj["measures"]["area"] for obj in objects if "measures" in obj]
-            fraction = sum(areas) / pixels if len(areas) == len(objects) else ""
-            sides = [obj["bbox"][2:] for obj in objects]
-            means = np.mean(sides, axis=0).tolist() if sides else ["", ""]
-            total, name = sum(by_category), cell_text(image["file_name"])
-            numbers = total, total * 1e6 / pixels, *means, fraction, *by_category
-            size = image["height"], image["width"]
-            writer.writerow((image["id"], name, *size, *numbers))
-
-
-def cell_text(text: str) -> str:
-    """Return a name for a cell of a CSV file: valid UTF-8, and no formula of a spreadsheet."""
-    text = text.encode(errors="surrogateescape").decode(errors="replace")
-    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
 
 
 def write_label_image(file: Path, prediction: Mapping[str, Any]) -> None:

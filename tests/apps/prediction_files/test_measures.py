@@ -7,14 +7,14 @@ import pytest
 import torch
 from PIL import Image
 
-from detlite.apps.batch_predict.measures import (
+from detlite.apps.prediction_files.measures import (
     add_measures,
-    cell_text,
     measure,
     perimeter,
     write_label_image,
 )
-from detlite.apps.batch_predict.result_files import Journal, write_results
+from detlite.apps.prediction_files.results import MeasureResults
+from detlite.apps.prediction_files.writer import ModelInfo
 from detlite.config import ConfigError
 from detlite.structures.masks.formats import encode_bitmap
 
@@ -75,13 +75,13 @@ def make_entries():
 def test_files_of_measures(tmp_path):
     categories = [{"id": 7, "name": "cell"}, {"id": 8, "name": "debris"}]
     empty = {"image": {"id": 2, "file_name": "b.png", "height": 10, "width": 10}, "objects": []}
-    unreadable = {"image": {"id": 3, "file_name": "c.png"}, "problem": "damaged"}
-    journals = [tmp_path / f"{number}.journal" for number in range(2)]
-    for file, entries in zip(journals, ([empty, unreadable], make_entries()), strict=True):
-        with Journal(file) as journal:
-            for entry in entries:
-                journal.add(entry)
-    write_results(tmp_path, "measures", journals, categories)
+    entries = [empty, *make_entries()]
+    writer = MeasureResults(tmp_path, ModelInfo(categories))
+    for entry in entries:
+        writer.write(entry)
+    writer.finish(entry["image"] for entry in entries)
+    writer.close()
+    writer.publish(tmp_path)
     with (tmp_path / "results.csv").open(newline="") as stream:
         rows = list(csv.DictReader(stream))
     assert [(row["label"], row["category"]) for row in rows] == [
@@ -132,23 +132,3 @@ def test_models_without_masks_are_refused(tmp_path):
         add_measures([{"bbox": [1, 2, 3, 4]}], np.zeros((3, 5, 5), np.uint8))
     with pytest.raises(ConfigError, match="--label-images needs a model that predicts masks"):
         write_label_image(tmp_path / "a.tif", {"size": (5, 5), "scores": torch.zeros(0)})
-
-
-def test_summary_of_a_model_without_masks(tmp_path):
-    entries = make_entries()
-    for obj in entries[0]["objects"]:
-        del obj["measures"]
-    with Journal(tmp_path / "journal") as journal:
-        journal.add(entries[0])
-    names = [{"id": 7, "name": "=cell"}, {"id": 8, "name": "debris"}]
-    write_results(tmp_path, "csv", [tmp_path / "journal"], names)
-    with (tmp_path / "summary.csv").open(newline="") as stream:
-        (row,) = csv.DictReader(stream)
-    assert (row["objects"], row["'=cell"], row["debris"]) == ("3", "1", "2")
-    assert (row["mean_width"], row["mean_height"], row["area_fraction"]) == ("3.0", "4.0", "")
-
-
-@pytest.mark.parametrize("start", ["=", "+", "-", "@", "\t", "\r"])
-def test_names_are_no_formulas(start):
-    assert cell_text(f"{start}1+1") == f"'{start}1+1"
-    assert cell_text(f"a{start}") == f"a{start}"

@@ -1,0 +1,88 @@
+"""Files that `detlite predict` writes for each image: drawn images, label images and copies."""
+
+import shutil
+from argparse import Namespace
+from pathlib import Path
+
+from PIL import Image
+from torch import Tensor
+
+from detlite.apps.drawing.detections import draw_detections
+from detlite.apps.prediction_files.measures import write_label_image
+from detlite.apps.prediction_files.writer import FORMATS, Entry
+from detlite.data.images.formats import open_image
+from detlite.files.atomic_write import atomic_path, make_folder
+from detlite.files.download import is_url
+from detlite.inference.predictor import Prediction, Predictor
+
+from .input_sources import output_stem
+
+_DRAWN, _LABEL_IMAGES, _COPIES = FOLDERS = "drawn", "label_images", "images"
+_SUFFIXES = {"jpeg": ".jpg", "png": ".png", "tiff": ".tif"}
+_JPEG_QUALITY = 90
+
+
+class ImageFiles:
+    """Writes the files of images, with the options of `detlite predict`."""
+
+    def __init__(self, options: Namespace, predictor: Predictor) -> None:
+        self.options, self.predictor = options, predictor
+        self._copies = FORMATS.get(options.format).copies_images
+        self.draws = options.draw != "none"
+        for name, used in zip(
+            FOLDERS, (self.draws, options.label_images, self._copies), strict=True
+        ):
+            if used:
+                make_folder(options.output / name)
+
+    def file(self, folder: str, entry: Entry, suffix: str) -> Path:
+        """Return a file of an image, whose name starts with its id."""
+        image = entry["image"]
+        page = f"_page{image['page']}" if "page" in image else ""
+        stem = f"{image['id']:04d}_{output_stem(image['file_name'])}{page}"
+        return Path(self.options.output, folder, f"{stem}{suffix}")
+
+    def drawn_video(self, name: str, first_id: int) -> Path | None:
+        """Return the file of the drawn video, or None if nothing is drawn."""
+        entry = {"image": {"id": first_id, "file_name": name}}
+        return self.file(_DRAWN, entry, ".mp4") if self.draws else None
+
+    def save(self, entry: Entry, image: Tensor, prediction: Prediction) -> None:
+        """Write the files of an image uint8 [C, H, W], or a frame of a video; in any thread."""
+        options, is_frame = self.options, "frame" in entry["image"]
+        if options.label_images:
+            suffix = _SUFFIXES[options.label_images]
+            write_label_image(self.file(_LABEL_IMAGES, entry, suffix), prediction)
+        if self._copies:
+            entry["image"]["copy"] = self._copy(entry, image).name
+        if self.draws and not is_frame:
+            drawn = draw_detections(
+                image, prediction, self.predictor.categories, 0, tags=options.labels
+            )
+            _save(drawn, self.file(_DRAWN, entry, _SUFFIXES[options.draw]))
+
+    def _copy(self, entry: Entry, image: Tensor) -> Path:
+        """Copy the file of an image; or write its pixels, if tools would see other ones."""
+        name, info = entry["image"]["file_name"], entry["image"]
+        if is_url(name) or {"page", "frame"} & info.keys() or self._is_turned(name):
+            file = self.file(_COPIES, entry, ".png")
+            _save(Image.fromarray(image.permute(1, 2, 0).squeeze(2).numpy()), file)
+        else:
+            file = self.file(_COPIES, entry, Path(name).suffix)
+            with atomic_path(file) as temporary:
+                shutil.copyfile(name, temporary)
+        return file
+
+    def _is_turned(self, name: str) -> bool:
+        """Return True for a file whose EXIF orientation tools apply, but the model ignores."""
+        options = self.predictor.image_options
+        if options.exif_orientation:
+            return False
+        with open_image(name, options.max_pixels) as opened:
+            return opened.orientation() != 1
+
+
+def _save(image: Image.Image, file: Path) -> None:
+    with atomic_path(file) as temporary:
+        kind = "PNG" if file.suffix == ".png" else "JPEG"
+        image.save(temporary, kind, quality=_JPEG_QUALITY)  # PNG ignores the quality

@@ -1,0 +1,203 @@
+"""Test how runs continue after interruptions."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from detlite.apps.batch_predict import resumable_run
+from detlite.apps.batch_predict.resumable_run import ResumableRun, Totals, remove_results
+from detlite.apps.prediction_files import writer
+from detlite.apps.prediction_files.writer import FORMATS, ModelInfo
+from detlite.config import ConfigError
+
+MODEL = ModelInfo([{"id": 7, "name": "cell"}])
+COUNT = 10
+FORMATS_OF_RESULTS = ["results", "csv", "coco", "label-studio", "parquet"]
+
+
+def start(folder: Path, format: str = "results", weights: str = "a.pth", **options: Any) -> Any:
+    command = {"weights": weights, "format": format}
+    return ResumableRun(folder, command, FORMATS.get(format), MODEL, **options)
+
+
+class KilledError(Exception):
+    """Simulates the end of a process."""
+
+
+def entry(image_id: int) -> dict[str, Any]:
+    """Return the entry of an image with one object, or of an unreadable image."""
+    image: dict[str, Any] = {"id": image_id, "file_name": f"{image_id}.jpg"}
+    if image_id % 4 == 0:
+        return {"image": image, "problem": "damaged"}
+    image |= {"height": 8, "width": 9, "copy": f"{image_id:04d}.jpg"}
+    row = {"image_id": image_id, "category_id": 7, "score": 1.0, "bbox": [0.0, 1.0, 2.0, 3.0]}
+    return {"image": image, "objects": [row]}
+
+
+def work(run: ResumableRun, limit: int = COUNT) -> list[int]:
+    """Add the images that are left, up to `limit`, and return their ids."""
+    if run.is_done:
+        return []
+    ids = list(range(run.finished + 1, COUNT + 1))[:limit]
+    with run:
+        for image_id in ids:
+            run.add(entry(image_id))
+        if run.finished < COUNT:
+            raise KilledError
+        run.finish()
+    return ids
+
+
+def content(folder: Path) -> dict[str, Any]:
+    """Return the content of each file, and the rows of all Parquet files."""
+    files = {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()}
+    if not (folder / "detections").exists():
+        return files
+    table = pytest.importorskip("pyarrow.parquet").read_table(folder / "detections")
+    return {"images.json": files["images.json"], "detections": table.to_pylist()}
+
+
+@pytest.fixture(scope="module")
+def whole_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with complete runs, one for each format."""
+    folder = tmp_path_factory.mktemp("whole")
+    for format in FORMATS_OF_RESULTS:
+        if format == "parquet":
+            pytest.importorskip("pyarrow", reason="needs pyarrow, detlite[parquet]")
+        assert work(start(folder / format, format)) == list(range(1, COUNT + 1))
+    return folder
+
+
+def test_files_of_a_complete_run(whole_runs):
+    folder = whole_runs / "results"
+    run = start(folder)
+    assert run.is_done
+    assert run.totals == Totals(images=8, unreadable=2, objects=8)
+    readable = [1, 2, 3, 5, 6, 7, 9, 10]
+    rows = json.loads((folder / "results.json").read_text())
+    assert [row["image_id"] for row in rows] == readable
+    images = json.loads((folder / "images.json").read_text())
+    assert [image["id"] for image in images["images"]] == readable
+    assert images["categories"] == MODEL.categories
+    assert json.loads((folder / "manifest.json").read_text())["done"] == vars(run.totals)
+    lines = map(json.loads, (folder / "progress.jsonl").read_text().splitlines())
+    assert [line["image"]["id"] for line in lines if "problem" in line] == [4, 8]
+    assert len(list(folder.iterdir())) == 4
+
+
+@pytest.mark.parametrize("format", FORMATS_OF_RESULTS)
+@pytest.mark.parametrize("limit", [0, 1, 4, 9])
+@pytest.mark.parametrize("torn", [b"", b'{"image": {"id"', b"\0\0\0\n", b'{"image": 5}\n'])
+def test_a_killed_run_continues_without_losses(tmp_path, whole_runs, format, limit, torn):
+    """A process can end at any moment, also while it writes a line of either file."""
+    out = tmp_path / format
+    with pytest.raises(KilledError):
+        work(start(out, format), limit)
+    for file in (*out.glob("*.partial"), out / "progress.jsonl"):
+        with file.open("ab") as stream:
+            stream.write(torn)
+    assert work(start(out, format)) == list(range(limit + 1, COUNT + 1))
+    assert content(out) == content(whole_runs / format)
+
+
+def test_results_that_a_power_failure_lost_are_computed_again(tmp_path, whole_runs):
+    with pytest.raises(KilledError):
+        work(start(tmp_path), 6)
+    os.truncate(tmp_path / "results.json.partial", 300)
+    assert work(start(tmp_path))[0] == 5
+    for name in ("results.json", "images.json"):
+        assert (tmp_path / name).read_bytes() == (whole_runs / "results" / name).read_bytes()
+
+
+def test_deleted_results_are_computed_again(tmp_path):
+    work(start(tmp_path))
+    before = (tmp_path / "results.json").read_bytes()
+    (tmp_path / "results.json").unlink()
+    assert work(start(tmp_path)) == list(range(1, COUNT + 1))
+    assert (tmp_path / "results.json").read_bytes() == before
+
+
+def test_a_run_with_videos_starts_from_scratch(tmp_path):
+    with pytest.raises(KilledError):
+        work(start(tmp_path), 6)
+    assert work(start(tmp_path, continues=False)) == list(range(1, COUNT + 1))
+    assert len(json.loads((tmp_path / "results.json").read_text())) == 8
+
+
+@pytest.mark.parametrize(
+    ("place", "name"),
+    [(writer.GrowingFile, "close"), (resumable_run, "_write_json"), (os, "replace")],
+)
+def test_killed_while_completing(tmp_path, monkeypatch, place, name):
+    run = start(tmp_path)
+
+    def kill(*_: Any) -> None:
+        raise KilledError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(place, name, kill)
+        with pytest.raises(KilledError):
+            work(run)
+    assert not (tmp_path / "results.json").exists()
+    run = start(tmp_path)
+    assert work(run) == []
+    assert run.totals == Totals(8, 2, 8)
+    assert len(json.loads((tmp_path / "results.json").read_text())) == 8
+
+
+def test_another_command_is_refused(tmp_path):
+    work(start(tmp_path))
+    for changes, message in (
+        ({"weights": "new.pth"}, "a run with other weights: a.pth, not new.pth. Choose"),
+        ({"format": "csv"}, r"a run with other format: results, not csv.*--overwrite"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            start(tmp_path, **changes)
+    remove_results(tmp_path)
+    assert len(work(start(tmp_path, format="csv"))) == COUNT
+    assert not (tmp_path / "results.json").exists()
+
+
+def test_other_results_are_kept(tmp_path):
+    for name, text, format in (
+        ("images.json", "{}", "results"), ("annotations.json", "x", "csv"), ("images", "x", "yolo"),
+        ("manifest.json", "[1]", "csv"), ("manifest.json", "x", "csv"),
+        ("manifest.json", '{"command": {}, "done": {"a": 1}}', "csv"),
+    ):  # fmt: skip
+        file = tmp_path / name
+        file.write_text(text)
+        with pytest.raises(ConfigError, match=rf"{name}.*--overwrite"):
+            start(tmp_path, format)
+        assert file.read_text() == text
+        file.unlink()
+
+
+def test_removing_results_keeps_files_of_the_user(tmp_path):
+    """Copies of images are removed, and no others."""
+    files = [tmp_path / "detections/notes.txt", tmp_path / "images/0099.jpg"]
+    with pytest.raises(KilledError):
+        work(start(tmp_path, "coco"), 2)
+    for file in (*files, tmp_path / "images/0001.jpg", tmp_path / "labels/0002.txt"):
+        file.parent.mkdir(exist_ok=True)
+        file.write_text("mine")
+    remove_results(tmp_path)
+    assert sorted(file for file in tmp_path.rglob("*") if file.is_file()) == files
+
+
+@pytest.mark.parametrize("name", ["progress.jsonl", "results.json.partial"])
+def test_links_and_fifos_are_refused(tmp_path, name):
+    """Opening a FIFO would block for ever."""
+    other = tmp_path / "other"
+    other.write_text("untouched")
+    for folder in (tmp_path / "link", tmp_path / "fifo"):
+        folder.mkdir()
+    (tmp_path / "link" / name).symlink_to(other)
+    os.mkfifo(tmp_path / "fifo" / name)
+    with pytest.raises(OSError, match="symbolic link"):
+        work(start(tmp_path / "link"))
+    with pytest.raises(OSError, match="not a regular file"):
+        work(start(tmp_path / "fifo"))
+    assert other.read_text() == "untouched"

@@ -1,0 +1,180 @@
+"""Labels that predict writes are read again, with the same objects."""
+
+import json
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from pycocotools.coco import COCO
+
+from detlite.apps.dataset_formats import convert
+from detlite.apps.prediction_files.writer import FORMATS, ModelInfo
+from detlite.data import CocoDataset
+from detlite.data.datasets.options import DatasetOptions
+from detlite.structures.masks.formats import encode_bitmap, to_bitmap
+
+SIZE = HEIGHT, WIDTH = 40, 60
+NAMES = ["cell", "tall & thin", "unseen"]  # no object has the last category
+CENTER = 0.5
+MODEL = ModelInfo([{"id": 10 * k, "name": name} for k, name in enumerate(NAMES, 1)], CENTER)
+WITH_POINTS = ModelInfo(
+    [{**row, "keypoints": ["head", "tail"], "skeleton": []} for row in MODEL.categories], CENTER
+)
+BOXES = [[5.0, 3.0, 20.0, 25.0], [30.25, 8.5, 12.0, 20.0]]
+
+
+def masks() -> list[np.ndarray]:
+    """Return a mask of two parts, one with a hole, and one of one part."""
+    first, second = np.zeros(SIZE, bool), np.zeros(SIZE, bool)
+    first[4:14, 6:20], first[20:27, 10:24] = True, True
+    first[7:10, 9:14] = False
+    second[10:25, 32:40] = True
+    return [first, second]
+
+
+def entries(with_masks: bool = False, with_points: bool = False) -> list[dict[str, Any]]:
+    """Return entries of an image of two objects and the background, and an empty image."""
+    rows: list[dict[str, Any]] = [
+        {"image_id": 1, "category_id": category, "score": 0.75, "bbox": box}
+        for category, box in zip((10, 20, -1), (*BOXES, BOXES[0]), strict=True)
+    ]
+    for row, mask in zip(rows, [*masks(), masks()[0]], strict=True):
+        if with_masks:
+            row["segmentation"] = encode_bitmap(mask)
+        if with_points:
+            row["keypoints"] = [10.0, 8.0, 1.0, 12.0, 20.0, 1.0]
+    image = {"file_name": "photos/a.png", "height": HEIGHT, "width": WIDTH}
+    return [
+        {"image": {"id": 1, "copy": "0001_a.png", **image}, "objects": rows},
+        {"image": {"id": 2, "copy": "0002_b.png", **image}, "objects": []},
+    ]
+
+
+def write(folder: Path, format: str, model: ModelInfo = MODEL, **kinds: bool) -> None:
+    """Write the labels of `entries`, and their images."""
+    writer = FORMATS.get(format)(folder, model)
+    (folder / "images").mkdir()
+    written = entries(**kinds)
+    for entry in written:
+        Image.new("RGB", (WIDTH, HEIGHT)).save(folder / "images" / entry["image"]["copy"])
+        writer.write(entry)
+    writer.finish(entry["image"] for entry in written)
+    writer.close()
+    writer.publish(folder)
+
+
+def read(folder: Path, format: str) -> COCO:
+    """Return what `detlite init --coco` reads; a COCO file is read as it is."""
+    if format == "coco":
+        options = DatasetOptions(masks=False)
+        dataset = CocoDataset(folder / "annotations.json", folder / "images", options)
+        assert len(dataset) == len(list((folder / "images").glob("*.png")))
+        return COCO(folder / "annotations.json")
+    (file,) = convert(folder, folder / "read.json", None, False, True)[0]
+    return COCO(file)
+
+
+FORMATS_READ = ["coco", "yolo", "labelme"]
+
+
+def sorted_rows(coco: COCO) -> list[dict[str, Any]]:
+    assert sorted(Path(row["file_name"]).name for row in coco.dataset["images"]) == [
+        "0001_a.png", "0002_b.png",
+    ]  # fmt: skip
+    assert [row["name"] for row in coco.dataset["categories"]] == NAMES
+    rows = sorted(coco.dataset["annotations"], key=lambda row: row["bbox"])
+    assert [coco.cats[row["category_id"]]["name"] for row in rows] == NAMES[:2]
+    return rows
+
+
+@pytest.mark.parametrize("format", FORMATS_READ)
+def test_boxes_are_read_again(tmp_path, format):
+    write(tmp_path, format)
+    rows = sorted_rows(read(tmp_path, format))
+    np.testing.assert_allclose([row["bbox"] for row in rows], BOXES, atol=1e-4)
+
+
+@pytest.mark.parametrize("format", FORMATS_READ)
+def test_masks_are_read_again(tmp_path, format):
+    write(tmp_path, format, with_masks=True)
+    coco = read(tmp_path, format)
+    for row, mask in zip(sorted_rows(coco), masks(), strict=True):
+        again = to_bitmap(row["segmentation"], *SIZE) > 0
+        assert (again != mask).sum() <= 0.04 * mask.sum(), (again != mask).sum()
+
+
+@pytest.mark.parametrize("format", ["coco", "yolo"])
+def test_keypoints_are_read_again(tmp_path, format):
+    write(tmp_path, format, WITH_POINTS, with_points=True)
+    for row in sorted_rows(read(tmp_path, format)):
+        np.testing.assert_allclose(row["keypoints"], [10, 8, 2, 12, 20, 2], atol=1e-4)
+
+
+def test_keypoints_of_labelme(tmp_path):
+    write(tmp_path, "labelme", WITH_POINTS, with_points=True)
+    shapes = json.loads((tmp_path / "images/0001_a.json").read_text())["shapes"]
+    assert [shape["label"] for shape in shapes[:3]] == ["cell", "cell head", "cell tail"]
+    assert shapes[1]["points"] == [[10.5, 8.5]]
+
+
+@pytest.mark.parametrize("format", ["coco", "yolo", "labelme"])
+def test_an_object_with_an_empty_mask_keeps_its_box(tmp_path, format):
+    writer = FORMATS.get(format)(tmp_path, MODEL)
+    (tmp_path / "images").mkdir()
+    (entry, _) = entries(with_masks=True)
+    Image.new("RGB", (WIDTH, HEIGHT)).save(tmp_path / "images/0001_a.png")
+    entry["objects"][1]["segmentation"] = encode_bitmap(np.zeros(SIZE))
+    writer.write(entry)
+    writer.finish([entry["image"]])
+    writer.close()
+    writer.publish(tmp_path)
+    rows = read(tmp_path, format).dataset["annotations"]
+    assert len(rows) == 2
+    np.testing.assert_allclose(rows[1]["bbox"], BOXES[1], atol=0.6)
+
+
+def test_coco_files_are_those_of_cvat(tmp_path):
+    """It requires a segmentation, and integers as `iscrowd`."""
+    write(tmp_path, "coco")
+    content = json.loads((tmp_path / "annotations.json").read_text())
+    for number, row in enumerate(content["annotations"], start=1):
+        assert (row["id"], row["segmentation"], row["iscrowd"]) == (number, [], 0)
+        assert row["area"] == row["bbox"][2] * row["bbox"][3]
+
+
+def test_yolo_has_the_keys_of_ultralytics(tmp_path):
+    write(tmp_path, "yolo", WITH_POINTS, with_points=True)
+    text = (tmp_path / "data.yaml").read_text()
+    assert "val: images" in text
+    assert "kpt_shape:\n- 2\n- 3\n" in text
+    (line, _) = (tmp_path / "labels/0001_a.txt").read_text().splitlines()
+    values = torch.tensor([float(word) for word in line.split()])
+    assert values[0] == 0
+    torch.testing.assert_close(values[5:8], torch.tensor([10 / WIDTH, 8 / HEIGHT, 2]))
+    assert (tmp_path / "labels/0002_b.txt").read_text() == ""
+
+
+def test_label_studio_has_the_documented_form(tmp_path):
+    """See https://labelstud.io/guide/predictions; regions name controls of the configuration."""
+    write(tmp_path, "label-studio", WITH_POINTS, with_masks=True, with_points=True)
+    tasks = json.loads((tmp_path / "tasks.json").read_text())
+    view = ElementTree.parse(tmp_path / "labels.xml").getroot()
+    controls = {node.get("name"): node for node in view}
+    labels = {name: [label.get("value") for label in node] for name, node in controls.items()}
+    assert labels == {"image": [], "boxes": NAMES, "masks": NAMES, "keypoints": ["head", "tail"]}
+    assert [task["data"]["image"] for task in tasks] == [
+        f"/data/local-files/?d={tmp_path.name}/images/{name}"
+        for name in ("0001_a.png", "0002_b.png")
+    ]
+    regions = tasks[0]["predictions"][0]["result"]
+    assert len({region["id"] for region in regions}) == len(regions) > 0
+    for region in regions:
+        assert controls[region["from_name"]].tag.lower() == region["type"]
+        assert controls[region["from_name"]].get("toName") == region["to_name"] == "image"
+        assert set(region["value"][region["type"]]) <= set(labels[region["from_name"]])
+        assert (region["original_height"], region["original_width"]) == SIZE
+    assert tasks[1]["predictions"][0]["result"] == []

@@ -1,0 +1,140 @@
+"""Test the files of results with the libraries that read them."""
+
+import csv
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from detlite.apps.prediction_files import results
+from detlite.apps.prediction_files.results import COLUMNS, cell_text
+from detlite.apps.prediction_files.writer import FORMATS, ModelInfo, PredictionWriter
+from detlite.structures.masks.formats import encode_bitmap
+
+MODEL = ModelInfo([{"id": 7, "name": "cell, round"}])
+FORMATS_OF_RESULTS = ["results", "csv", "measures", "parquet"]
+
+
+def make_entry(image_id: int, count: int, **fields: Any) -> dict[str, Any]:
+    """Return the entry of a 5x4 image with `count` objects."""
+    name = f'a "{image_id}", "objects": [\n.jpg'
+    image = {"id": image_id, "file_name": name, "height": 4, "width": 5}
+    objects = [
+        {"image_id": image_id, "category_id": 7, "score": 0.1 * (1 + number),
+         "bbox": [1.5, 2, 3, 4], **fields}
+        for number in range(count)
+    ]  # fmt: skip
+    return {"image": image, "objects": objects}
+
+
+MASK = {"segmentation": encode_bitmap(np.eye(4, 5)),
+        "area": 4, "rotated_box": [2.0, 2.0, 5.0, 1.5, 45.0]}  # fmt: skip
+KEYPOINTS = {"keypoints": [1.0, 2.5, 1.0, 3.0, 4.0, 1.0]}
+ENTRIES = [
+    make_entry(1, 2, **MASK), make_entry(2, 0), make_entry(4, 1, **KEYPOINTS), make_entry(5, 3),
+]  # fmt: skip
+
+
+def write(format: str, folder: Path, entries: Any, model: ModelInfo = MODEL) -> PredictionWriter:
+    """Write all files of a format."""
+    kind = FORMATS.get(format)
+    if kind.requires:
+        pytest.importorskip("pyarrow", reason="needs pyarrow, detlite[parquet]")
+    writer = kind(folder, model)
+    for entry in entries:
+        writer.write(entry)
+    writer.flush()
+    writer.finish(entry["image"] for entry in entries)
+    writer.close()
+    kind.publish(folder)
+    return writer
+
+
+@pytest.mark.parametrize("entries", [ENTRIES, ENTRIES[1:2], ENTRIES[1:], []])
+def test_coco_results(tmp_path, entries):
+    writer = write("results", tmp_path, entries)
+    rows = [row for entry in entries for row in entry["objects"]]
+    assert json.loads((tmp_path / "results.json").read_text()) == rows
+    images = json.loads((tmp_path / "images.json").read_text())
+    assert images["images"] == [entry["image"] for entry in entries]
+    assert images["categories"] == MODEL.categories
+    assert writer.objects == len(rows)
+
+
+def test_csv_has_a_row_for_each_object(tmp_path):
+    write("csv", tmp_path, ENTRIES)
+    with (tmp_path / "results.csv").open(newline="") as lines:
+        rows = list(csv.DictReader(lines))
+    assert list(rows[0]) == list(COLUMNS)
+    assert [row["image_id"] for row in rows] == ["1", "1", "4", "5", "5", "5"]
+    assert rows[0] == {
+        "image_id": "1", "file_name": 'a "1", "objects": [\n.jpg',
+        "image_height": "4", "image_width": "5",
+        "category_id": "7", "category": "cell, round", "score": "0.1",
+        "x": "1.5", "y": "2", "width": "3", "height": "4",
+        "mask": MASK["segmentation"]["counts"],
+        "area": "4", "rotated_box": "2.0 2.0 5.0 1.5 45.0",
+        "keypoints": "", "track_id": "",
+    }  # fmt: skip
+    assert (rows[2]["mask"], rows[2]["keypoints"]) == ("", "1.0 2.5 1.0 3.0 4.0 1.0")
+
+
+def test_summary_of_a_model_without_masks(tmp_path):
+    model = ModelInfo([{"id": 7, "name": "=cell"}, {"id": 8, "name": "debris"}])
+    write("csv", tmp_path, [make_entry(1, 3), make_entry(2, 0)], model)
+    with (tmp_path / "summary.csv").open(newline="") as stream:
+        first, second = csv.DictReader(stream)
+    assert (first["objects"], first["'=cell"], first["debris"]) == ("3", "3", "0")
+    assert (first["mean_width"], first["mean_height"], first["area_fraction"]) == ("3.0", "4.0", "")
+    assert float(first["objects_per_megapixel"]) == pytest.approx(3e6 / 20)
+    assert (second["objects"], second["mean_width"], second["area_fraction"]) == ("0", "", "0.0")
+
+
+@pytest.mark.parametrize("format", FORMATS_OF_RESULTS)
+def test_names_that_are_not_utf8(tmp_path, format):
+    entry = make_entry(1, 1, measures=dict.fromkeys(("area", "perimeter"), 2.0))
+    entry["image"]["file_name"] = name = os.fsdecode(b"caf\xe9.jpg")
+    model = ModelInfo([{"id": 7, "name": "cell \ud800"}])
+    if format == "measures":
+        entry["objects"][0]["measures"] |= dict.fromkeys(
+            ("equivalent_diameter_area", "centroid-0", "centroid-1"), 1.0
+        ) | dict.fromkeys(("intensity_mean-0", "intensity_mean-1", "intensity_mean-2"), 1.0)
+    write(format, tmp_path, [entry], model)
+    assert json.loads((tmp_path / "images.json").read_text())["images"][0]["file_name"] == name
+    if format == "csv":
+        text = (tmp_path / "results.csv").read_text()
+        assert "caf\N{REPLACEMENT CHARACTER}.jpg" in text
+        assert "cell \N{REPLACEMENT CHARACTER}" in text
+
+
+def test_folder_of_parquet_files(tmp_path, monkeypatch):
+    pq = pytest.importorskip("pyarrow.parquet", reason="needs pyarrow, detlite[parquet]")
+    monkeypatch.setattr(results, "_ROWS_PER_FILE", 3)
+    write("parquet", tmp_path, ENTRIES)
+    parts = sorted(file.name for file in (tmp_path / "detections").iterdir())
+    assert parts == ["part-000000.parquet", "part-000001.parquet"]
+    table = pq.read_table(tmp_path / "detections")
+    types = {"float32": "float", "list<float32>": "list<element: float>"}
+    assert {field.name: str(field.type) for field in table.schema} == {
+        name: types.get(kind, kind) for name, kind in COLUMNS.items()
+    }
+    rows = table.to_pylist()
+    assert [row["image_id"] for row in rows] == [1, 1, 4, 5, 5, 5]
+    assert (rows[0]["mask"], rows[0]["keypoints"]) == (MASK["segmentation"]["counts"], None)
+    assert (rows[2]["mask"], rows[2]["keypoints"]) == (None, KEYPOINTS["keypoints"])
+    assert rows[5]["score"] == np.float32(0.3)
+
+
+def test_parquet_without_objects_can_be_read(tmp_path):
+    pq = pytest.importorskip("pyarrow.parquet", reason="needs pyarrow, detlite[parquet]")
+    write("parquet", tmp_path, [make_entry(1, 0)])
+    assert pq.read_table(tmp_path / "detections").column_names == list(COLUMNS)
+
+
+@pytest.mark.parametrize("start", ["=", "+", "-", "@", "\t", "\r"])
+def test_names_are_no_formulas(start):
+    assert cell_text(f"{start}1+1") == f"'{start}1+1"
+    assert cell_text(f"a{start}") == f"a{start}"
