@@ -37,7 +37,11 @@ def run(args: Namespace) -> int:
 
     from detlite.apps.dataset_check.data_page import data_page
     from detlite.apps.dataset_check.inspection import inspect
-    from detlite.apps.dataset_check.inspection_report import near_duplicates, print_report
+    from detlite.apps.dataset_check.inspection_report import (
+        near_duplicates,
+        print_duplicates,
+        print_report,
+    )
     from detlite.apps.dataset_check.repair import repair
     from detlite.config import ConfigError
     from detlite.data.images.checks import unlisted_images
@@ -50,19 +54,13 @@ def run(args: Namespace) -> int:
         raise ConfigError("--repair needs one annotation file as --data, not a config of several")
     listed = [(inspection.index, inspection.folder) for inspection in sets if inspection.index]
     sets[0].findings += unlisted_images(listed)
-    pairs = near_duplicates(sets)
-    for number, inspection in enumerate(sets):
+    groups = near_duplicates(sets)
+    for inspection in sets:
         print_report(inspection, args.max_per_kind)
-        within = sum({first[0], second[0]} == {number} for first, second in pairs)
-        print(f"  {within} pairs of nearly identical images in this set")
-    across = [pair for pair in pairs if pair[0][0] != pair[1][0]]
-    print(f"{len(across)} pairs of nearly identical images across sets")
-    for (first, first_id), (second, second_id) in across[: args.max_per_kind]:
-        print(f"  {sets[first].name} image {first_id} and {sets[second].name} image {second_id}")
+    print_duplicates(sets, groups, args.max_per_kind)
     if args.page:
-        ordered = across + [pair for pair in pairs if pair not in across]
         with atomic_open(args.page) as file:
-            file.write(data_page(sets, ordered))
+            file.write(data_page(sets, groups))
     if args.repair:
         content, counts = repair(sets[0])
         with atomic_open(args.repair) as file:

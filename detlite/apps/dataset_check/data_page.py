@@ -22,21 +22,20 @@ _MAX_IMAGES = 12  # images of each kind of defect, of examples and of pairs
 _SUSPICIOUS_COLOR: Color = (255, 60, 40)
 _NO_NAMES = [{"id": 0, "name": ""}]
 
-Pair = tuple[tuple[int, int], tuple[int, int]]
 
-
-def data_page(sets: Sequence[Inspection], pairs: Sequence[Pair]) -> str:
+def data_page(sets: Sequence[Inspection], groups: Sequence[list[tuple[int, int]]]) -> str:
     """Return the page as one HTML document that contains its images.
 
-    `pairs` are nearly identical images. Raises ConfigError if jinja2 is not installed.
+    `groups` are nearly identical images, see `near_duplicates`. Raises ConfigError if jinja2 is not
+    installed.
     """
     shown = [
         [_image(sets[index], image_id, f"{Path(sets[index].name).name}, image {image_id}")
-         for index, image_id in pair]
-        for pair in pairs[:_MAX_IMAGES]
+         for index, image_id in (group[0], group[-1])]
+        for group in groups[:_MAX_IMAGES]
     ]  # fmt: skip
     described = [_describe(inspection) for inspection in sets]
-    return render("dataset_check.html", sets=described, pairs=shown, pair_count=len(pairs))
+    return render("dataset_check.html", sets=described, pairs=shown, group_count=len(groups))
 
 
 def _describe(inspection: Inspection) -> dict[str, Any]:

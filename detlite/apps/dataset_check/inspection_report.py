@@ -1,6 +1,7 @@
 """The result of inspecting a dataset, and its text report."""
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
@@ -13,7 +14,7 @@ from detlite.data.index.annotation_index import AnnotationIndex
 from detlite.data.index.states import Selection
 from detlite.data.locations import Location
 
-from .near_duplicates import Fingerprint, similar_pairs
+from .near_duplicates import Fingerprint, similar_groups
 
 Row = dict[str, Any]
 _SMALL, _LARGE = 32**2, 96**2  # COCO's limits of small and large objects, in square pixels
@@ -116,13 +117,34 @@ class Inspection:
         return lines
 
 
-def near_duplicates(sets: list[Inspection]) -> list[tuple[tuple[int, int], tuple[int, int]]]:
-    """Return the pairs of nearly identical images, each as (index of the set, image id)."""
+def near_duplicates(sets: Sequence[Inspection]) -> list[list[tuple[int, int]]]:
+    """Return the groups of nearly identical images, each image as (index of the set, image id).
+
+    Groups with images of several sets come first.
+    """
     owners = [(index, number) for index, part in enumerate(sets) for number in part.fingerprints]
-    pairs = similar_pairs(
-        [fingerprint for part in sets for fingerprint in part.fingerprints.values()]
-    )
-    return [(owners[first], owners[second]) for first, second in pairs]
+    fingerprints = [one for part in sets for one in part.fingerprints.values()]
+    groups: dict[int, list[tuple[int, int]]] = {}
+    for owner, first in zip(owners, similar_groups(fingerprints).tolist(), strict=True):
+        groups.setdefault(first, []).append(owner)
+    several = [group for group in groups.values() if len(group) > 1]
+    return sorted(several, key=lambda group: group[0][0] == group[-1][0])
+
+
+def print_duplicates(
+    sets: Sequence[Inspection], groups: Sequence[list[tuple[int, int]]], max_shown: int
+) -> None:
+    """Print how many images are nearly identical in each set and across sets."""
+    for number, inspection in enumerate(sets):
+        counts = [sum(index == number for index, _ in group) for group in groups]
+        within = [count for count in counts if count > 1]
+        print(f"{inspection.name}: {sum(within)} nearly identical images in {len(within)} groups")
+    across = [group for group in groups if group[0][0] != group[-1][0]]
+    print(f"{len(across)} groups of nearly identical images across sets")
+    for group in across[:max_shown]:
+        images = [f"{sets[index].name} image {image_id}" for index, image_id in group]
+        more = f" and {len(images) - 2} more" if len(images) > 2 else ""
+        print(f"  {images[0]}, {images[-1]}{more}")
 
 
 def print_report(inspection: Inspection, max_per_kind: int) -> None:

@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -41,13 +41,39 @@ def fingerprint(image: Tensor) -> Fingerprint:
     return image_hash, thumbnail.round().to(torch.uint8).numpy()
 
 
-def similar_pairs(fingerprints: Sequence[Fingerprint]) -> list[tuple[int, int]]:
-    """Return the index pairs (i, j), i < j, of nearly identical images."""
-    thumbnails = _thumbnails(fingerprints)
-    pairs: set[tuple[int, int]] = set()
-    for first, others in _near_hashes(fingerprints):
-        pairs |= {(first, other) for other in _similar(first, others, thumbnails).tolist()}
-    return sorted(pairs)
+def similar_groups(fingerprints: Sequence[Fingerprint]) -> np.ndarray:
+    """Group nearly identical images, also by others between them.
+
+    Returns:
+        For each fingerprint, the index of the first one of its group, int64 [N].
+    """
+    hashes = np.array([image_hash for image_hash, _ in fingerprints], np.uint64)
+    thumbnails = np.array([thumbnail for _, thumbnail in fingerprints], np.float32)
+    groups = np.arange(len(fingerprints))
+    # Hashes that differ in at most three bits agree in at least one of their four quarters.
+    for quarter in range(_MAX_BITS + 1):
+        keys = (hashes >> np.uint64(16 * quarter)) & np.uint64(0xFFFF)
+        order = np.argsort(keys, kind="stable")
+        for bucket in np.split(order, np.flatnonzero(np.diff(keys[order])) + 1):
+            for k, first in enumerate(bucket[:-1].tolist()):
+                others = bucket[k + 1 :]
+                others = others[groups[others] != groups[first]]
+                if not len(others) and (groups[bucket] == groups[first]).all():
+                    break  # such as all frames of a fixed camera
+                differing = (hashes[first] ^ hashes[others]).view(np.uint8).reshape(-1, 8)
+                near = others[np.unpackbits(differing, axis=1).sum(axis=1) <= _MAX_BITS]
+                if len(near):
+                    joined = groups[[first, *_similar(first, near, thumbnails)]]
+                    groups[np.isin(groups, joined)] = joined.min()
+    return groups
+
+
+def _similar(first: int, others: np.ndarray, thumbnails: np.ndarray) -> np.ndarray:
+    """Return those of `others` whose thumbnails differ little, also relative to the contrast."""
+    shown = thumbnails[first]
+    contrast = float(np.abs(shown - shown.mean()).mean())
+    differences = np.abs(thumbnails[others] - shown).mean(axis=(1, 2))
+    return others[differences <= min(_MAX_DIFFERENCE, max(_MAX_RATIO * contrast, 1.0))]
 
 
 def duplicate_groups(sources: Sequence[ImageSource]) -> list[int]:
@@ -57,46 +83,10 @@ def duplicate_groups(sources: Sequence[ImageSource]) -> list[int]:
     """
     with ThreadPoolExecutor() as pool:
         found = list(pool.map(_fingerprint_of, sources))
-    fingerprints = [one for one in found if one is not None]
-    groups, thumbnails = np.arange(len(fingerprints)), _thumbnails(fingerprints)
-    for first, near in _near_hashes(fingerprints):
-        others = near[groups[near] != groups[first]]  # so thousands of equal images are fast
-        if len(others):
-            joined = groups[[first, *_similar(first, others, thumbnails)]]
-            groups[np.isin(groups, joined)] = joined.min()
     indices = np.array([index for index, one in enumerate(found) if one is not None], int)
     result = np.arange(len(found))
-    result[indices] = indices[groups]
+    result[indices] = indices[similar_groups([one for one in found if one is not None])]
     return list(result.tolist())
-
-
-def _near_hashes(fingerprints: Sequence[Fingerprint]) -> Iterator[tuple[int, np.ndarray]]:
-    """Yield indices, each with others whose hashes differ in at most `_MAX_BITS` bits.
-
-    Such hashes agree in at least one of their four quarters. Pairs that agree in several of them
-    are repeated.
-    """
-    hashes = np.array([image_hash for image_hash, _ in fingerprints], np.uint64)
-    for quarter in range(_MAX_BITS + 1):
-        keys = (hashes >> np.uint64(16 * quarter)) & np.uint64(0xFFFF)
-        order = np.argsort(keys, kind="stable")
-        for group in np.split(order, np.flatnonzero(np.diff(keys[order])) + 1):
-            for k, first in enumerate(group[:-1].tolist()):
-                others = group[k + 1 :]
-                differing = (hashes[first] ^ hashes[others]).view(np.uint8).reshape(-1, 8)
-                yield first, others[np.unpackbits(differing, axis=1).sum(axis=1) <= _MAX_BITS]
-
-
-def _thumbnails(fingerprints: Sequence[Fingerprint]) -> np.ndarray:
-    return np.array([thumbnail for _, thumbnail in fingerprints], np.float32)
-
-
-def _similar(first: int, others: np.ndarray, thumbnails: np.ndarray) -> np.ndarray:
-    """Return those of `others` whose thumbnails differ little, also relative to the contrast."""
-    shown = thumbnails[first]
-    contrast = float(np.abs(shown - shown.mean()).mean())
-    differences = np.abs(thumbnails[others] - shown).mean(axis=(1, 2))
-    return others[differences <= min(_MAX_DIFFERENCE, max(_MAX_RATIO * contrast, 1.0))]
 
 
 def split_groups(folder: Path, names: Sequence[str]) -> tuple[dict[str, str], int]:

@@ -96,13 +96,19 @@ class FileTree:
         for key in keys:
             if candidates := self._by_name.get(_key(key)) if key else None:
                 return _best(candidates, path, label_file)
-        for file in self.files:
-            if file.suffix.lower() not in _LABELS and _key(file.stem) in map(_key, keys):
-                raise NoImageError(f"{file}: has an unsupported format; convert it to PNG or TIFF")
+        if file := next(filter(None, map(self._unsupported.get, map(_key, keys))), None):
+            raise NoImageError(f"{file}: has an unsupported format; convert it to PNG or TIFF")
         raise NoImageError(
             f"{label_file}: its image {name!r} is not in {self.image_root}. Name the folder of the "
             f"images with {IMAGES_OPTION}, or export the labels together with the images"
         )
+
+    @cached_property
+    def _unsupported(self) -> dict[str, Path]:
+        """Files by stem that are neither images nor labels."""
+        images = set(self.images)
+        others = (file for file in self.files if file.suffix.lower() not in _LABELS)
+        return {_key(file.stem): file for file in others if file not in images}
 
     def locate(self, name: str, base: Path) -> Path | None:
         """Return the file or folder with a path; its first folders may be from another machine."""

@@ -2,6 +2,7 @@
 
 import io
 import itertools
+import time
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from PIL import Image
 from detlite.apps.dataset_check.near_duplicates import (
     duplicate_groups,
     fingerprint,
-    similar_pairs,
+    similar_groups,
     split_groups,
 )
 from detlite.data.datasets.synthetic import draw_scene
@@ -27,16 +28,19 @@ def as_jpeg(image, quality):
     return Image.open(buffer)
 
 
-def pairs_of(images):
+def groups_of(images):
+    """Return the groups of several images as tuples of indices."""
     tensors = [torch.from_numpy(np.array(image)).permute(2, 0, 1) for image in images]
-    return similar_pairs([fingerprint(one) for one in tensors])
+    groups = similar_groups([fingerprint(one) for one in tensors]).tolist()
+    found = [tuple(k for k, one in enumerate(groups) if one == n) for n in sorted(set(groups))]
+    return [group for group in found if len(group) > 1]
 
 
 def test_rescaled_and_recompressed_copies():
     originals = [scene(seed) for seed in range(40)]
     smaller = originals[3].resize((originals[3].width * 3 // 4, originals[3].height * 3 // 4))
     images = [*originals, as_jpeg(originals[7], 60), smaller, originals[7]]
-    assert pairs_of(images) == [(3, 41), (7, 40), (7, 42), (40, 42)]
+    assert groups_of(images) == [(3, 41), (7, 40, 42)]
 
 
 def test_copies_of_dark_images():
@@ -49,14 +53,13 @@ def test_copies_of_dark_images():
             pixels[y : y + 20, x : x + 30] = level
         originals.append(Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).convert("RGB"))
     copies = [as_jpeg(image, 50) for image in originals]
-    pairs = pairs_of([*originals, *copies])
-    assert pairs == [(k, k + 30) for k in range(30)]
+    assert groups_of([*originals, *copies]) == [(k, k + 30) for k in range(30)]
 
 
 def test_gray_copies():
     originals = [scene(seed) for seed in range(20)]
-    pairs = pairs_of([*originals, *(image.convert("L").convert("RGB") for image in originals)])
-    assert pairs == [(k, k + 20) for k in range(20)]
+    copies = [image.convert("L").convert("RGB") for image in originals]
+    assert groups_of([*originals, *copies]) == [(k, k + 20) for k in range(20)]
 
 
 @pytest.mark.parametrize("channels", [1, 5])
@@ -65,16 +68,16 @@ def test_other_channels(channels):
     first, second = (image.repeat_interleave(9, 1).repeat_interleave(9, 2)
                      for image in (first, second))  # fmt: skip
     noisy = (first.int() + torch.randint(-3, 4, first.shape)).clamp(0, 255).byte()
-    assert similar_pairs(list(map(fingerprint, (first, second, noisy)))) == [(0, 2)]
+    assert similar_groups(list(map(fingerprint, (first, second, noisy)))).tolist() == [0, 1, 0]
 
 
 def test_smooth_images_with_equal_hashes():
     levels = [Image.new("RGB", (60, 50), (level,) * 3) for level in (0, 20, 21, 200)]
-    assert pairs_of(levels) == [(1, 2)]
+    assert groups_of(levels) == [(1, 2)]
 
 
-def test_search_finds_every_pair_of_similar_hashes():
-    """Compare the search by quarters with a search of all pairs."""
+def test_search_finds_all_similar_hashes():
+    """Compare the search by quarters with the components of all pairs."""
     rng = np.random.default_rng(0)
     bases = [int(rng.integers(1 << 62)) for _ in range(5)]
     hashes = [
@@ -82,14 +85,24 @@ def test_search_finds_every_pair_of_similar_hashes():
         for base in bases
         for _ in range(12)
     ]
-    slow = [
-        (i, j)
-        for i, j in itertools.combinations(range(len(hashes)), 2)
-        if (hashes[i] ^ hashes[j]).bit_count() <= 3
-    ]
-    assert len(slow) > 20
-    assert similar_pairs([(one, np.zeros((2, 2), np.uint8)) for one in hashes]) == slow
-    assert similar_pairs([]) == []
+    expected = list(range(len(hashes)))
+    for i, j in itertools.combinations(range(len(hashes)), 2):
+        if (hashes[i] ^ hashes[j]).bit_count() <= 3:
+            low, high = sorted((expected[i], expected[j]))
+            expected = [low if one == high else one for one in expected]
+    assert 20 < len(set(expected)) < 55
+    fingerprints = [(one, np.zeros((2, 2), np.uint8)) for one in hashes]
+    assert similar_groups(fingerprints).tolist() == expected
+    assert similar_groups([]).tolist() == []
+
+
+def test_frames_of_a_fixed_camera_are_one_group_in_linear_time():
+    rng = np.random.default_rng(0)
+    frame = rng.integers(0, 256, (32, 32)).astype(np.uint8)
+    frames = [(1 << 63, frame + rng.integers(0, 2, (32, 32), np.uint8)) for _ in range(4000)]
+    start = time.process_time()
+    assert not similar_groups(frames).any()
+    assert time.process_time() - start < 1
 
 
 def test_groups_of_files(tmp_path):
