@@ -8,9 +8,9 @@ OTHER_FOLDERS = {"benchmarks", "fuzz", "soak", "tools", "wheel"}
 CROSS_CUTTING = {
     "apps/serve": {"page"},
     "config": {"published_files", "restating", "schema", "shipped_configs"},
-    "conversion": {"classifiers", "golden", "training", "zoo_tables"},
+    "conversion": {"classifiers", "golden", "training"},
     "checkpoint": {"conventions", "hub_weights", "timm_weights"},
-    "conversion/detectron2": {"configs", "reference_model"},
+    "conversion/detectron2": {"recorded_outputs"},
     "engine": {"elastic", "every_head", "host_reads", "two_processes"},
     "evaluation": {"keypoint_results"},
     "modeling": {

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from torchvision.models import detection
 from yacs.config import CfgNode
 
 from detlite.checkpoint.files import Checkpoint, read_checkpoint, save_checkpoint
@@ -23,17 +22,13 @@ from detlite.conversion.convert import unwrap
 from detlite.errors import CheckpointError
 from detlite.modeling.build import build_model
 from tests.conversion.detection_differences import as_dict
-from tests.conversion.synthetic_state_dicts import caffe2, detectron2, maskrcnn_benchmark
-
-
-def _torchvision():
-    return detection.fasterrcnn_resnet50_fpn(weights=None, weights_backbone=None).state_dict()
+from tests.conversion.recorded_state_dicts import state_dict
 
 
 @pytest.fixture
 def weights(tmp_path):
     """Write a Mask R-CNN of maskrcnn-benchmark."""
-    torch.save(maskrcnn_benchmark(), tmp_path / "w.pth")
+    torch.save(state_dict("maskrcnn-benchmark, FPN"), tmp_path / "w.pth")
     return tmp_path / "w.pth"
 
 
@@ -48,16 +43,16 @@ def _write(path: Path, cfg: CfgNode, convention: str | None = None) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("make", "convention"),
+    ("name", "convention"),
     [
-        (_torchvision, "torchvision"),
-        (detectron2, "detectron2"),
-        (maskrcnn_benchmark, "maskrcnn-benchmark"),
-        (caffe2, "maskrcnn-benchmark"),
+        ("torchvision, RetinaNet", "torchvision"),
+        ("detectron2, FPN", "detectron2"),
+        ("maskrcnn-benchmark, FPN", "maskrcnn-benchmark"),
+        ("caffe2, FPN", "maskrcnn-benchmark"),
     ],
 )
-def test_convention_of_the_framework(make, convention, tmp_path):
-    torch.save(make(), tmp_path / "w.pth")
+def test_convention_of_the_framework(name, convention, tmp_path):
+    torch.save(state_dict(name), tmp_path / "w.pth")
     checkpoint = read_checkpoint(tmp_path / "w.pth")
     assert checkpoint.convention == convention
     assert yaml.safe_load(checkpoint.config)["MODEL.CONVENTION"] == convention
@@ -66,7 +61,11 @@ def test_convention_of_the_framework(make, convention, tmp_path):
 
 
 def test_classifiers_have_no_convention(tmp_path):
-    body = {n: v for n, v in detectron2().items() if n.startswith("backbone.bottom_up.")}
+    body = {
+        n: v
+        for n, v in state_dict("detectron2, FPN").items()
+        if n.startswith("backbone.bottom_up.")
+    }
     torch.save(body, tmp_path / "w.pth")
     original = load_config(None, ["MODEL.WEIGHT", str(tmp_path / "w.pth")])
     cfg, checkpoint = read_weights(original)

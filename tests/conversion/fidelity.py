@@ -1,18 +1,23 @@
 """Measure how far converted models differ from their own framework.
 
-`python -m tests.conversion.fidelity` rewrites the tables of benchmarks/results/fidelity.
+`python -m tests.conversion.fidelity` rewrites the tables of inference.md and training_step.md in
+benchmarks/results/fidelity.
 """
 
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from tests.conversion.detection_differences import DetectionDifference
-from tests.conversion.mmdetection.recorded_outputs import compare_recorded
-from tests.conversion.mmdetection.synthetic_models import CONFIGS, OUTPUTS
+from tests.conversion.mmdetection.recorded_outputs import (
+    OUTPUTS,
+    compare_recorded,
+    recorded_configs,
+)
 from tests.conversion.recorded_outputs import GOLDEN, Golden, load_recipe
 from tests.conversion.torchvision_models import (
     TORCHVISION,
@@ -22,7 +27,8 @@ from tests.conversion.torchvision_models import (
     torchvision_model,
     training_batch,
 )
-from tests.conversion.zoo_tables import PAGES, live_rows, published_rows, replace_rows
+
+_PAGES = Path(__file__).parents[2] / "benchmarks" / "results" / "fidelity"
 
 
 def main() -> None:
@@ -30,10 +36,16 @@ def main() -> None:
     root = Path(__file__).parents[2]
     folder = root / os.environ.get("DETLITE_TEST_DATA", "../shared") / "golden"
     torch.set_num_threads(1)
-    replace_rows(PAGES / "inference.md", inference_rows(folder))
-    replace_rows(PAGES / "training_step.md", training_step_rows(folder))
-    replace_rows(PAGES / "detectron2_models.md", live_rows())
-    replace_rows(PAGES / "published_ap.md", published_rows())
+    replace_rows(_PAGES / "inference.md", inference_rows(folder))
+    replace_rows(_PAGES / "training_step.md", training_step_rows(folder))
+
+
+def replace_rows(page: Path, rows: Iterable[str]) -> None:
+    """Replace the rows of the only table of a page; its two header lines stay."""
+    text = page.read_text()
+    table = re.compile(r"(^\|.*\n\|[-|]+\n)(?:\|.*\n)*", re.MULTILINE)
+    assert len(table.findall(text)) == 1, f"{page} must have one table"
+    page.write_text(table.sub(lambda match: match[1] + "".join(rows), text))
 
 
 def inference_rows(folder: Path) -> Iterator[str]:
@@ -53,7 +65,7 @@ def inference_rows(folder: Path) -> Iterator[str]:
             total.merge(compare_torchvision(reference, predictor, image))
         yield _row(name, "torchvision", "two images, end to end", total)
     recorded = np.load(OUTPUTS)
-    for name in CONFIGS:
+    for name in recorded_configs():
         difference = compare_recorded(name, recorded)
         yield _row(name, "mmdetection", "two small images, end to end", difference)
 

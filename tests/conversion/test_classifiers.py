@@ -14,13 +14,7 @@ from detlite.conversion.torchvision import TORCHVISION
 from detlite.errors import CheckpointError
 from detlite.modeling.backbone.resnet import ResNet, ResNetOptions
 from detlite.modeling.build import build_model
-from tests.conversion.synthetic_state_dicts import (
-    RES2,
-    STEM,
-    UNUSED_CAFFE2,
-    StateDict,
-    caffe2_backbone,
-)
+from tests.conversion.recorded_state_dicts import RES2, STEM, StateDict, state_dict
 
 
 def test_backbone_with_deformable_convolutions(tiny_config, tmp_path):
@@ -43,7 +37,7 @@ def test_backbone_with_deformable_convolutions(tiny_config, tmp_path):
 @pytest.mark.parametrize("norm", ["folded", "stored", "GN"])
 def test_caffe2_classifier(norm, tiny_config, tmp_path):
     """MSRA's models of Detectron, their copies for detectron2, and those with group norm."""
-    state = caffe2_backbone("gn" if norm == "GN" else "bn").state | UNUSED_CAFFE2
+    state = state_dict("caffe2, classifier" + " GN" * (norm == "GN"))
     if norm == "stored":
         leaves = {"_bn_s": "_bn_gamma", "_bn_b": "_bn_beta"}
         state = {re.sub("_bn_[sb]$", lambda m: leaves[m[0]], n): v for n, v in state.items()}

@@ -1,6 +1,5 @@
 """Conversion of state dicts of every framework to models."""
 
-import re
 import tracemalloc
 
 import numpy as np
@@ -12,29 +11,13 @@ from detlite.checkpoint.loading import build_model_from_checkpoint
 from detlite.conversion.checkpoint_source import recognize
 from detlite.conversion.convert import convert, unwrap
 from detlite.errors import CheckpointError
-from tests.conversion.synthetic_state_dicts import (
-    CLASSES,
-    RETINANET_NAMES,
-    c4_keypoints,
-    caffe2,
-    caffe2_c4,
-    caffe2_keypoints,
-    cascade,
-    cascade_of_convolutions,
-    deformable,
-    detectron2,
-    dilated,
-    long_rpn,
-    maskrcnn_benchmark,
-    panoptic,
-    retinanet,
-)
+from tests.conversion.recorded_state_dicts import CLASSES, state_dict
 
 
 @pytest.mark.parametrize("source", ["detectron2", "maskrcnn-benchmark"])
 @pytest.mark.parametrize("fpn", [True, False], ids=["FPN", "C4"])
 def test_proposal_network(source, fpn, tmp_path):
-    full = detectron2(fpn=fpn) if source == "detectron2" else maskrcnn_benchmark(fpn)
+    full = state_dict(f"{source}, {'FPN' if fpn else 'C4'}")
     state = {n: v for n, v in full.items() if "roi_heads." not in n}
     assert recognize(unwrap(state).state) == source
     torch.save(state, tmp_path / "w.pth")
@@ -47,16 +30,24 @@ def test_proposal_network(source, fpn, tmp_path):
 
 
 def test_other_detectors_are_named(tmp_path):
-    state = retinanet("torchvision")
+    state = state_dict("torchvision, RetinaNet")
     state["head.regression_head.bbox_ctrness.weight"] = torch.zeros(1, 256, 3, 3)
     torch.save(state, tmp_path / "w.pth")
     with pytest.raises(CheckpointError, match="looks like torchvision's, but it is an FCOS"):
         read_checkpoint(tmp_path / "w.pth")
 
 
-@pytest.mark.parametrize("source", RETINANET_NAMES)
+# Names of the first convolutions of the towers.
+RETINANETS = {
+    "torchvision": ("head.classification_head.conv.2", "head.regression_head.conv.1.0"),
+    "detectron2": ("head.cls_subnet.2", "head.bbox_subnet.2"),
+    "maskrcnn-benchmark": ("rpn.head.cls_tower.2", "rpn.head.bbox_tower.2"),
+}
+
+
+@pytest.mark.parametrize("source", RETINANETS)
 def test_retinanet(source, tmp_path):
-    state = retinanet(source)
+    state = state_dict(f"{source}, RetinaNet")
     assert recognize(unwrap(state).state) == source
     torch.save({"model": state}, tmp_path / "w.pth")
     cfg, model = build_model_from_checkpoint(tmp_path / "w.pth", ["MODEL.DEVICE", "cpu"])
@@ -66,70 +57,68 @@ def test_retinanet(source, tmp_path):
     assert cfg.MODEL.RETINANET.NUM_CONVS == 4
     assert len(model.categories) == CLASSES - 1
     assert model([torch.rand(3, 64, 64)])[0]["boxes"].shape[1] == 4
-    _, cls, box = RETINANET_NAMES[source][2:5]
     converted = model.state_dict()
-    for number in range(4):
-        assert torch.equal(
-            converted[f"head.cls_tower.{number}.0.weight"], state[cls(number) + ".weight"]
-        )
-        assert torch.equal(
-            converted[f"head.bbox_tower.{number}.0.bias"], state[box(number) + ".bias"]
-        )
+    for tower, name in zip(("cls", "bbox"), RETINANETS[source], strict=True):
+        for leaf in ("weight", "bias"):
+            own = converted[f"head.{tower}_tower.1.0.{leaf}"]
+            assert torch.equal(own, state[f"{name}.{leaf}"])
 
 
+# The backbone of each model.
 FILES = {
-    "d2 FPN": (detectron2, "detectron2", "R-50-FPN"),
-    "d2 ResNeXt": (lambda: detectron2(101, groups=2), "detectron2", "R-101-FPN"),
-    "d2 DC5": (dilated, "detectron2", "R-50-C5"),
-    "d2 cascade": (cascade, "detectron2", "R-50-FPN"),
-    "d2 cascade of convolutions": (cascade_of_convolutions, "detectron2", "R-50-FPN"),
-    "d2 long RPN": (long_rpn, "detectron2", "R-50-FPN"),
-    "d2 panoptic": (panoptic, "detectron2", "R-50-FPN"),
-    "d2 C4": (lambda: detectron2(fpn=False), "detectron2", "R-50-C4"),
-    "mrb FPN": (maskrcnn_benchmark, "maskrcnn-benchmark", "R-50-FPN"),
-    "mrb C4": (lambda: maskrcnn_benchmark(False), "maskrcnn-benchmark", "R-50-C4"),
-    "mrb C4 keypoints": (lambda: c4_keypoints(False), "maskrcnn-benchmark", "R-50-C4"),
-    "mrb C4 keypoints, shared": (lambda: c4_keypoints(True), "maskrcnn-benchmark", "R-50-C4"),
-    "caffe2 FPN": (caffe2, "caffe2", "R-50-FPN"),
-    "caffe2 C4 masks": (caffe2_c4, "caffe2", "R-50-C4"),
-    "caffe2 FPN keypoints": (caffe2_keypoints, "caffe2", "R-50-FPN"),
+    "detectron2, FPN": "R-50-FPN",
+    "detectron2, X-101-FPN": "R-101-FPN",
+    "detectron2, DC5": "R-50-C5",
+    "detectron2, cascade": "R-50-FPN",
+    "detectron2, cascade of convolutions": "R-50-FPN",
+    "detectron2, long RPN": "R-50-FPN",
+    "detectron2, panoptic": "R-50-FPN",
+    "detectron2, C4": "R-50-C4",
+    "maskrcnn-benchmark, FPN": "R-50-FPN",
+    "maskrcnn-benchmark, C4": "R-50-C4",
+    "maskrcnn-benchmark, C4 keypoints": "R-50-C4",
+    "maskrcnn-benchmark, C4 shared keypoints": "R-50-C4",
+    "caffe2, FPN": "R-50-FPN",
+    "caffe2, C4": "R-50-C4",
+    "caffe2, keypoints": "R-50-FPN",
 }
 
 
 @pytest.mark.parametrize("name", FILES)
 def test_rcnn(name, tmp_path):
-    make, source, backbone = FILES[name]
-    state = make()
+    source, state = name.split(", ")[0], state_dict(name)
     assert recognize(unwrap({"model": state}).state) == source
     torch.save({"model": state, "iteration": 7}, tmp_path / "w.pth")
     cfg, model = build_model_from_checkpoint(tmp_path / "w.pth", ["MODEL.DEVICE", "cpu"])
-    assert backbone == cfg.MODEL.BACKBONE.CONV_BODY
+    assert FILES[name] == cfg.MODEL.BACKBONE.CONV_BODY
     assert cfg.MODEL.ROI_BOX_HEAD.NUM_CLASSES == CLASSES
-    assert (source != "caffe2" or "masks" in name) == cfg.MODEL.MASK_ON
+    assert (source != "caffe2" or "C4" in name) == cfg.MODEL.MASK_ON
     assert ("keypoints" in name) == cfg.MODEL.KEYPOINT_ON
     assert len(model.categories) == CLASSES - 1
     assert model([torch.rand(3, 64, 64)])[0]["boxes"].shape[1] == 4
 
 
 @pytest.mark.parametrize(
-    ("make", "source"), [(detectron2, "detectron2"), (maskrcnn_benchmark, "maskrcnn-benchmark")]
+    ("name", "weight"),
+    [
+        ("detectron2, deformable", "backbone.bottom_up.res4.1.conv2.weight"),
+        ("maskrcnn-benchmark, FPN deformable", "module.backbone.body.layer3.1.conv2.conv.weight"),
+    ],
 )
-def test_deformable_convolution(make, source, tmp_path):
-    plain = make()
-    state = deformable(plain, source)
+def test_deformable_convolution(name, weight, tmp_path):
+    state = state_dict(name)
     torch.save(state, tmp_path / "w.pth")
     cfg, model = build_model_from_checkpoint(tmp_path / "w.pth", ["MODEL.DEVICE", "cpu"])
     resnets = cfg.MODEL.RESNETS
     assert resnets.STAGE_WITH_DCN == (False, False, True, True)
     assert (resnets.WITH_MODULATED_DCN, resnets.DEFORMABLE_GROUPS) == (True, 1)
-    weight = model.state_dict()["backbone.body.res4.1.conv2.conv.weight"]
-    [original] = [v for n, v in plain.items() if re.search(r"(res4|layer3)\.1\.conv2\.weight$", n)]
-    assert torch.equal(weight, original)
+    converted = model.state_dict()["backbone.body.res4.1.conv2.conv.weight"]
+    assert torch.equal(converted, state[weight])
     assert len(model([torch.rand(3, 64, 64)])) == 1
 
 
 def test_numpy_arrays():
-    state = detectron2()
+    state = state_dict("detectron2, FPN")
     arrays = {n: v.numpy() for n, v in state.items()}
     converted = convert({"model": arrays, "__author__": "x"}, "detectron2")
     expected = convert(state, "detectron2")
@@ -138,11 +127,11 @@ def test_numpy_arrays():
 
 
 def test_invalid_checkpoints(tmp_path):
-    state = {n: v for n, v in detectron2().items() if "cls_score" not in n}
+    state = {n: v for n, v in state_dict("detectron2, FPN").items() if "cls_score" not in n}
     torch.save(state, tmp_path / "w.pth")
     with pytest.raises(CheckpointError, match=r"w\.pth: looks like detectron2's, but .*cls_score"):
         read_checkpoint(tmp_path / "w.pth")
-    short = {n: v for n, v in detectron2().items() if ".res3.3." not in n}
+    short = {n: v for n, v in state_dict("detectron2, FPN").items() if ".res3.3." not in n}
     with pytest.raises(ValueError, match=r"\[3, 3, 6, 3\] blocks"):
         convert(short, "detectron2")
     with pytest.raises(ValueError, match="contains no state dict"):
@@ -204,19 +193,12 @@ WRAPPERS = {
 
 @pytest.mark.parametrize("wrapper", WRAPPERS)
 @pytest.mark.parametrize(
-    ("make", "source"),
-    [
-        (detectron2, "detectron2"),
-        (maskrcnn_benchmark, "maskrcnn-benchmark"),
-        (lambda: retinanet("torchvision"), "torchvision"),
-        (caffe2, "caffe2"),
-    ],
-    ids=["detectron2", "maskrcnn-benchmark", "torchvision", "caffe2"],
+    "name", ["detectron2, FPN", "maskrcnn-benchmark, FPN", "torchvision, RetinaNet", "caffe2, FPN"]
 )
-def test_wrapped_state_dicts(make, source, wrapper, tmp_path):
+def test_wrapped_state_dicts(name, wrapper, tmp_path):
+    source, state = name.split(", ")[0], state_dict(name)
     if (source, wrapper) == ("caffe2", "parts"):
         pytest.skip("its names have no parts")
-    state = make()
     torch.save(WRAPPERS[wrapper](state), tmp_path / "w.pth")
     checkpoint, expected = read_checkpoint(tmp_path / "w.pth"), convert(state, source)
     assert checkpoint.source == source
@@ -225,7 +207,7 @@ def test_wrapped_state_dicts(make, source, wrapper, tmp_path):
 
 
 def test_unused_arrays_are_named(tmp_path, caplog):
-    content = {"model": detectron2(), "memory_bank": torch.ones(3)}
+    content = {"model": state_dict("detectron2, FPN"), "memory_bank": torch.ones(3)}
     torch.save(content, tmp_path / "w.pth")
     with caplog.at_level("INFO"):
         read_checkpoint(tmp_path / "w.pth")
@@ -251,29 +233,29 @@ def test_config_next_to_a_nested_state_dict():
 
 
 @pytest.mark.parametrize(
-    ("make", "source", "listed", "other"),
+    ("name", "listed", "other"),
     [
-        (detectron2, "detectron2", "MODEL.RPN.ANCHOR_SIZES", "MODEL.RETINANET"),
-        (detectron2, "detectron2", "MODEL.ROI_MASK_HEAD.POOLER_TYPE ROIAlignV2", "KEYPOINT"),
-        (lambda: retinanet("detectron2"), "detectron2", "MODEL.RETINANET.NMS_TH", "MODEL.RPN."),
-        (maskrcnn_benchmark, "maskrcnn-benchmark", "['frozen_norm_eps=0.0']", "RETINANET"),
-        (caffe2, "caffe2", "INPUT.PIXEL_MEAN", "RETINANET"),
+        ("detectron2, FPN", "MODEL.RPN.ANCHOR_SIZES", "MODEL.RETINANET"),
+        ("detectron2, FPN", "MODEL.ROI_MASK_HEAD.POOLER_TYPE ROIAlignV2", "KEYPOINT"),
+        ("detectron2, RetinaNet", "MODEL.RETINANET.NMS_TH", "MODEL.RPN."),
+        ("maskrcnn-benchmark, FPN", "['frozen_norm_eps=0.0']", "RETINANET"),
+        ("caffe2, FPN", "INPUT.PIXEL_MEAN", "RETINANET"),
     ],
 )
-def test_assumed_settings_are_logged(make, source, listed, other, tmp_path, caplog):
-    torch.save(make(), tmp_path / "w.pth")
+def test_assumed_settings_are_logged(name, listed, other, tmp_path, caplog):
+    torch.save(state_dict(name), tmp_path / "w.pth")
     opts = ["MODEL.DEVICE", "cpu", "INPUT.MIN_SIZE_TEST", 600]
     build_model_from_checkpoint(tmp_path / "w.pth", opts)
     (record,) = [r for r in caplog.records if "do not contain these settings" in r.message]
     assert record.levelname == "WARNING"
-    assert f"the weights ({source})" in record.message
+    assert f"the weights ({name.split(', ')[0]})" in record.message
     assert listed in record.message
     assert other not in record.message
     assert "INPUT.MIN_SIZE_TEST" not in record.message
 
 
 def test_settings_of_published_files_cause_no_warning(tmp_path, caplog):
-    torch.save(detectron2(), tmp_path / "model_final_0123ab.pkl")
+    torch.save(state_dict("detectron2, FPN"), tmp_path / "model_final_0123ab.pkl")
     with caplog.at_level("INFO"):
         build_model_from_checkpoint(tmp_path / "model_final_0123ab.pkl", ["MODEL.DEVICE", "cpu"])
     levels = {r.levelname for r in caplog.records if "do not contain" in r.message}
@@ -281,7 +263,7 @@ def test_settings_of_published_files_cause_no_warning(tmp_path, caplog):
 
 
 def test_other_anchors_name_their_keys(tmp_path):
-    state = detectron2()
+    state = state_dict("detectron2, FPN")
     for name, value in state.items():
         if "objectness_logits" in name or "anchor_deltas" in name:
             state[name] = torch.cat([value, value])

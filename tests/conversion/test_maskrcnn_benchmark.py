@@ -5,18 +5,12 @@ import torch
 import yaml
 
 from detlite.conversion.convert import convert
-from tests.conversion.synthetic_state_dicts import (
-    STEM,
-    caffe2,
-    caffe2_c4,
-    cell_anchors,
-    maskrcnn_benchmark,
-)
+from tests.conversion.recorded_state_dicts import STEM, cell_anchors, state_dict
 
 
 def test_shared_stage_is_that_of_the_last_head():
     """maskrcnn-benchmark loads the stage of each head into the same module."""
-    state = maskrcnn_benchmark(fpn=False)
+    state = state_dict("maskrcnn-benchmark, C4")
     [last] = [n for n in state if "mask.feature_extractor" in n and "layer4.2.conv3.weight" in n]
     state[last] = state[last] + 1
     model = convert(state, "maskrcnn-benchmark").model
@@ -25,7 +19,7 @@ def test_shared_stage_is_that_of_the_last_head():
 
 
 def test_nine_anchors_of_a_c4_model():
-    state = maskrcnn_benchmark(fpn=False)
+    state = state_dict("maskrcnn-benchmark, C4")
     del state["module.rpn.anchor_generator.cell_anchors.0"]
     for name in state:
         for layer, kept in (("rpn.head.cls_logits", 9), ("rpn.head.bbox_pred", 36)):
@@ -41,7 +35,9 @@ def test_nine_anchors_of_a_c4_model():
 def test_stored_anchors(fpn, ratios):
     sizes = [8.0, 20.0, 40.5, 100.0, 300.0]
     levels, strides = ([[size] for size in sizes], [4, 8, 16, 32, 64]) if fpn else ([sizes], [16])
-    state = maskrcnn_benchmark(fpn) | cell_anchors(levels, ratios, strides)
+    state = state_dict(f"maskrcnn-benchmark, {'FPN' if fpn else 'C4'}") | cell_anchors(
+        levels, ratios, strides
+    )
     checkpoint = convert(state, "maskrcnn-benchmark")
     config = yaml.safe_load(checkpoint.config)
     for found, expected in zip(config["MODEL.RPN.ANCHOR_SIZES"], levels, strict=True):
@@ -55,13 +51,13 @@ def test_stored_anchors(fpn, ratios):
 
 
 def test_folded_statistics_become_0_and_1():
-    model = convert({"blobs": caffe2()}, "caffe2").model
+    model = convert({"blobs": state_dict("caffe2, FPN")}, "caffe2").model
     assert torch.equal(model["backbone.body.res2.0.norm1.running_mean"], torch.zeros(4))
     assert torch.equal(model["backbone.body.stem.norm1.running_var"], torch.ones(STEM))
 
 
 def test_stored_statistics_are_kept():
-    state = caffe2()
+    state = state_dict("caffe2, FPN")
     state["res2_0_branch2a_bn_rm"] = torch.full((4,), 3.0)
     model = convert(state, "caffe2").model
     assert torch.equal(model["backbone.body.res2.0.norm1.running_mean"], torch.full((4,), 3.0))
@@ -69,7 +65,7 @@ def test_stored_statistics_are_kept():
 
 
 def test_last_stage_of_a_c4_model_belongs_to_the_head():
-    model = convert(caffe2_c4(), "caffe2").model
+    model = convert(state_dict("caffe2, C4"), "caffe2").model
     assert "roi_heads.box.feature_extractor.res5.2.conv3.weight" in model
     assert not any(name.startswith("backbone.body.res5.") for name in model)
-    assert "backbone.body.res5.2.conv3.weight" in convert(caffe2(), "caffe2").model
+    assert "backbone.body.res5.2.conv3.weight" in convert(state_dict("caffe2, FPN"), "caffe2").model

@@ -6,7 +6,7 @@ import yaml
 
 from detlite.conversion.convert import convert
 from detlite.conversion.regnet import REGNETS
-from tests.conversion.detectron2.synthetic_regnets import regnet
+from tests.conversion.recorded_state_dicts import state_dict
 
 
 @pytest.mark.parametrize("name", REGNETS)
@@ -20,25 +20,25 @@ def test_channels_equal_those_of_timm(name):
 
 
 @pytest.mark.parametrize(
-    ("squeeze", "trained", "backbone", "frozen", "norm"),
+    ("name", "backbone", "frozen", "norm"),
     [
-        (False, False, "timm/regnetx_002-FPN", True, ""),
-        (True, True, "timm/regnety_002-FPN", False, "BN"),
+        ("RegNetX", "timm/regnetx_002-FPN", True, ""),
+        ("RegNetY LSJ", "timm/regnety_002-FPN", False, "BN"),
     ],
 )
-def test_config_of_a_regnet(squeeze, trained, backbone, frozen, norm):
-    config = yaml.safe_load(convert(regnet(squeeze, trained), "detectron2").config)
+def test_config_of_a_regnet(name, backbone, frozen, norm):
+    config = yaml.safe_load(convert(state_dict(f"detectron2, {name}"), "detectron2").config)
     assert config["MODEL.BACKBONE.CONV_BODY"] == backbone
     assert config["MODEL.TIMM.FROZEN_NORM"] is frozen
     assert config["INPUT.PIXEL_STD"] == [57.375, 57.12, 58.395]
-    assert config["MODEL.RPN.NUM_CONVS"] == (2 if trained else 1)
+    assert config["MODEL.RPN.NUM_CONVS"] == (1 if frozen else 2)
     for part in ("FPN", "ROI_BOX_HEAD", "ROI_MASK_HEAD"):
         assert config[f"MODEL.{part}.NORM"] == norm
     assert not any(key.startswith("MODEL.RESNETS.STRIDE") for key in config)
 
 
 def test_unknown_regnet():
-    state = regnet(squeeze=False, trained=False)
+    state = state_dict("detectron2, RegNetX")
     state["backbone.bottom_up.s2.b1.f.c.weight"] = torch.zeros(57, 56, 1, 1)
     with pytest.raises(ValueError, match=r"RegNet with stages of \[24, 57, 152, 368\] channels"):
         convert(state, "detectron2")

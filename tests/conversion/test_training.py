@@ -5,40 +5,21 @@ import torch
 
 import detlite
 from detlite.config import load_config
-from tests.conversion.synthetic_state_dicts import (
-    caffe2_c4,
-    cascade,
-    detectron2,
-    maskrcnn_benchmark,
-    retinanet,
-)
+from tests.conversion.recorded_state_dicts import state_dict
 
-STATES = {
-    "detectron2": detectron2,
-    "detectron2, cascade": cascade,
-    "detectron2, RetinaNet": lambda: retinanet("detectron2"),
-    "maskrcnn-benchmark": maskrcnn_benchmark,
-    "torchvision, RetinaNet": lambda: retinanet("torchvision"),
-    "Detectron, C4": caffe2_c4,
-}
-
-
-FAST = ("detectron2, cascade", "torchvision, RetinaNet")
+MODELS = (
+    "detectron2, FPN", "detectron2, cascade", "detectron2, RetinaNet", "maskrcnn-benchmark, FPN",
+    "torchvision, RetinaNet", "caffe2, C4",
+)  # fmt: skip
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("without_drawings")
-@pytest.mark.parametrize(
-    "source", [*FAST, *(pytest.param(n, marks=pytest.mark.slow) for n in STATES if n not in FAST)]
-)
-def test_training_without_a_config(source, make_coco_dataset, tmp_path):
+@pytest.mark.parametrize("name", MODELS)
+def test_training_without_a_config(name, make_coco_dataset, tmp_path):
     torch.manual_seed(0)
-    # Smaller weights keep the outputs finite.
-    state = {
-        name: 0.05 * value if name.endswith((".weight", "_w")) and value.dim() > 1 else value
-        for name, value in STATES[source]().items()
-    }
-    torch.save(state if source.startswith("torchvision") else {"model": state}, tmp_path / "w.pth")
+    state = state_dict(name)
+    torch.save(state if name.startswith("torchvision") else {"model": state}, tmp_path / "w.pth")
     data = make_coco_dataset(images=2, size=(64, 96))
     result = detlite.train(
         data=data,
@@ -55,7 +36,7 @@ def test_training_without_a_config(source, make_coco_dataset, tmp_path):
         },
     )
     cfg = load_config(tmp_path / "run" / "config.yaml")
-    masks = "RetinaNet" not in source
+    masks = "RetinaNet" not in name
     kind = "segm" if masks else "bbox"
     assert cfg.SOLVER.BEST_METRIC.split("/") == [kind, "AP"]
     assert ("segm" in result.metrics["test"]) == masks

@@ -11,14 +11,7 @@ from detlite.conversion.convert import convert
 from detlite.conversion.detectron2.source import order_anchors_by_ratio
 from detlite.errors import CheckpointError
 from detlite.modeling.preprocessing import prepare_proposals
-from tests.conversion.synthetic_state_dicts import (
-    CLASSES,
-    RES2,
-    cascade,
-    detectron2,
-    dilated,
-    retinanet,
-)
+from tests.conversion.recorded_state_dicts import CLASSES, RES2, state_dict
 
 
 @pytest.mark.parametrize(
@@ -46,7 +39,7 @@ def test_order_of_anchors(anchors, ratios, order):
 
 
 def test_dilated_c5():
-    state = dilated()
+    state = state_dict("detectron2, DC5")
     converted = convert(state, "detectron2")
     config = yaml.safe_load(converted.config)
     assert config["MODEL.BACKBONE.CONV_BODY"] == "R-50-C5"
@@ -59,7 +52,7 @@ def test_dilated_c5():
 
 
 def test_cascade(tmp_path):
-    state = cascade()
+    state = state_dict("detectron2, cascade")
     torch.save(state, tmp_path / "w.pth")
     cfg, model = build_model_from_checkpoint(tmp_path / "w.pth", ["MODEL.DEVICE", "cpu"])
     assert cfg.MODEL.ROI_HEADS.CASCADE_IOUS == (0.5, 0.6, 0.7)
@@ -76,7 +69,7 @@ def test_cascade(tmp_path):
 
 
 def test_anchors_of_a_retinanet_are_reordered():
-    state = retinanet("detectron2")
+    state = state_dict("detectron2, RetinaNet")
     model = convert(state, "detectron2").model
     scores = CLASSES - 1
     for size, ratio in product(range(3), range(3)):
@@ -92,7 +85,7 @@ def test_anchors_of_a_retinanet_are_reordered():
 
 
 def test_stride_and_pixel_std_of_resnext():
-    config = yaml.safe_load(convert(detectron2(101, groups=2), "detectron2").config)
+    config = yaml.safe_load(convert(state_dict("detectron2, X-101-FPN"), "detectron2").config)
     assert config["MODEL.RESNETS.NUM_GROUPS"] == 2
     assert config["MODEL.RESNETS.WIDTH_PER_GROUP"] == RES2 // 4
     assert config["MODEL.RESNETS.STRIDE_IN_1X1"] is False
@@ -104,13 +97,15 @@ def test_stored_pixel_statistics():
         "pixel_mean": torch.tensor([100.0, 110.5, 120.25]).view(3, 1, 1),
         "pixel_std": torch.tensor([50.0, 51.0, 52.0]).view(3, 1, 1),
     }
-    config = yaml.safe_load(convert(detectron2() | statistics, "detectron2").config)
+    config = yaml.safe_load(
+        convert(state_dict("detectron2, FPN") | statistics, "detectron2").config
+    )
     assert config["INPUT.PIXEL_MEAN"] == [100.0, 110.5, 120.25]
     assert config["INPUT.PIXEL_STD"] == [50.0, 51.0, 52.0]
 
 
 def test_background_is_moved_first():
-    state = detectron2()
+    state = state_dict("detectron2, FPN")
     model = convert(state, "detectron2").model
     for leaf in ("weight", "bias"):
         original = state[f"roi_heads.box_predictor.cls_score.{leaf}"]
@@ -126,7 +121,7 @@ def test_background_is_moved_first():
 
 
 def test_anchors_of_an_rpn_are_reordered():
-    state = detectron2(fpn=False)
+    state = state_dict("detectron2, C4")
     model = convert(state, "detectron2").model
     original = state["proposal_generator.rpn_head.objectness_logits.bias"]
     deltas = state["proposal_generator.rpn_head.anchor_deltas.weight"]
@@ -143,7 +138,7 @@ def test_anchors_of_an_rpn_are_reordered():
 @pytest.mark.parametrize("fpn", [True, False], ids=["FPN", "C4"])
 @torch.no_grad()
 def test_fast_rcnn_needs_proposals(fpn, tmp_path):
-    state = detectron2(fpn=fpn)
+    state = state_dict(f"detectron2, {'FPN' if fpn else 'C4'}")
     fast = {name: v for name, v in state.items() if not name.startswith("proposal_generator.")}
     models = []
     for number, entries in enumerate((state, fast)):
@@ -164,13 +159,13 @@ def test_fast_rcnn_needs_proposals(fpn, tmp_path):
 
 
 def test_fcos():
-    state = retinanet("detectron2") | {"head.ctrness.weight": torch.zeros(1, 8, 3, 3)}
+    state = state_dict("detectron2, RetinaNet") | {"head.ctrness.weight": torch.zeros(1, 8, 3, 3)}
     with pytest.raises(ValueError, match="detectron2's, but it is an FCOS"):
         convert(state, "detectron2")
 
 
 def test_class_agnostic_masks_are_repeated():
-    state = detectron2()
+    state = state_dict("detectron2, FPN")
     for name in ("roi_heads.mask_head.predictor.weight", "roi_heads.mask_head.predictor.bias"):
         state[name] = state[name][:1]
     model = convert(state, "detectron2").model
@@ -181,7 +176,7 @@ def test_class_agnostic_masks_are_repeated():
 
 
 def test_towers_that_start_with_a_norm(tmp_path):
-    state = retinanet("detectron2", "GN")
+    state = state_dict("detectron2, RetinaNet GN")
     for tower in ("cls", "bbox"):
         del state[f"head.{tower}_subnet.0.weight"]
     torch.save(state, tmp_path / "w.pth")

@@ -12,8 +12,16 @@ import detlite
 from detlite.conversion.convert import convert
 from detlite.conversion.mmdetection.config_file import ConfigSection
 from detlite.conversion.mmdetection.model_config import _anchor_config, _nms_threshold
-from tests.conversion.mmdetection.recorded_outputs import PLAIN, save, state_of
-from tests.conversion.mmdetection.synthetic_models import CONFIGS, OUTPUTS, config_text
+from tests.conversion.mmdetection.recorded_outputs import (
+    OUTPUTS,
+    PLAIN,
+    config_text,
+    recorded_configs,
+    save,
+    state_of,
+)
+
+CONFIGS = recorded_configs()
 
 
 def anchors_of(key: str, strides: list[int], **generator: Any) -> dict[str, Any]:

@@ -13,8 +13,18 @@ from detlite.checkpoint.files import read_checkpoint
 from detlite.conversion.checkpoint_source import recognize
 from detlite.conversion.convert import convert
 from detlite.errors import CheckpointError
-from tests.conversion.mmdetection.recorded_outputs import PLAIN, compare_recorded, save, state_of
-from tests.conversion.mmdetection.synthetic_models import CLASSES, CONFIGS, OUTPUTS, config_text
+from tests.conversion.mmdetection.recorded_outputs import (
+    CLASSES,
+    OUTPUTS,
+    PLAIN,
+    compare_recorded,
+    config_text,
+    recorded_configs,
+    save,
+    state_of,
+)
+
+CONFIGS = recorded_configs()
 
 
 @pytest.fixture(scope="module")
