@@ -25,6 +25,7 @@ from detlite.modeling import build_model
 from detlite.modeling.detection_model import DetectionModel
 
 from .exported_program import ALIGNMENT, ProgramDetector, Run, export_program
+from .limited_run import run_limited
 from .onnx import onnx_run, write_onnx
 from .openvino import openvino_parts, part_from_bytes, to_bytes
 from .parts import exportable_parts
@@ -175,6 +176,7 @@ def _read_openvino(path: Path, opts: Sequence[Any]) -> tuple[CfgNode, DetectionM
     with open_stored_zip(path) as archive:
         cfg, model = _build(path, opts, archive.read(f"{_METADATA_KEY}.json").decode())
         results = json.loads(archive.read("parts.json"))
+        run_limited(path)
         for part in exportable_parts(model.requires_grad_(False)):
             xml, weights = (archive.read(f"{part.name}.{kind}") for kind in ("xml", "bin"))
             part.replace(part_from_bytes(xml, weights, results[part.name]))

@@ -20,6 +20,7 @@ from detlite.errors import CheckpointError
 from detlite.modeling.detection_model import DetectionModel
 
 from .exported_program import Run, export_program, output_names
+from .limited_run import run_limited
 
 _METADATA_KEY = "detlite"
 _OPSET = 18
@@ -66,31 +67,43 @@ def to_onnx(program: ExportedProgram, inputs: Sequence[str], outputs: Sequence[s
 
 
 def _loops(node: Any) -> list[str]:
-    """Return the operators in a part of an ONNX file that repeat others; detlite writes none."""
+    """Return the parts of an ONNX file that can run others many times; detlite writes none."""
     loops = {node.op_type} if getattr(node, "op_type", "") in ("Loop", "Scan") else set()
     for field, value in node.ListFields():
-        if field.name in ("functions", "node", "attribute", "graph", "graphs", "g"):
+        if field.name == "functions":
+            loops |= {f"function {one.name}" for one in value}
+        elif field.name in ("node", "attribute", "graph", "graphs", "g"):
             for part in [value] if field.name in ("graph", "g") else value:
                 loops |= {*_loops(part)}
     return sorted(loops)
 
 
 def onnx_run(path: Path) -> tuple[str, Run]:
-    """Return the metadata of a file written by `write_onnx`, and a function that runs it."""
+    """Return the metadata of a file written by `write_onnx`, and a function that runs it.
+
+    The first call runs the file in another process before, see `run_limited`.
+    """
     runtime = import_optional("onnxruntime", "detlite[onnx]")
-    onnx = import_optional("onnx", "detlite[onnx]")
-    if loops := _loops(onnx.load(path, load_external_data=False)):
-        raise CheckpointError(f"{path}: contains loops ({', '.join(loops)}), which may never end")
-    options = runtime.SessionOptions()
-    options.intra_op_num_threads = torch.get_num_threads()
-    session = runtime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-    names = [argument.name for argument in session.get_inputs()]
+    file = import_optional("onnx", "detlite[onnx]").load(path, load_external_data=False)
+    if loops := _loops(file):
+        raise CheckpointError(
+            f"{path}: contains loops or functions ({', '.join(loops)[:200]}), which may never end"
+        )
+    metadata = {entry.key: entry.value for entry in file.metadata_props}[_METADATA_KEY]
+    names = [value.name for value in file.graph.input]
+    sessions: list[Any] = []
 
     def run(*inputs: Tensor) -> list[Tensor]:
         arrays = {name: x.contiguous().numpy() for name, x in zip(names, inputs, strict=True)}
-        return [torch.from_numpy(x) for x in session.run(None, arrays)]
+        if not sessions:
+            run_limited(path, arrays)
+            options = runtime.SessionOptions()
+            options.intra_op_num_threads = torch.get_num_threads()
+            providers = ["CPUExecutionProvider"]
+            sessions.append(runtime.InferenceSession(path, options, providers=providers))
+        return [torch.from_numpy(x) for x in sessions[0].run(None, arrays)]
 
-    return session.get_modelmeta().custom_metadata_map[_METADATA_KEY], run
+    return metadata, run
 
 
 def _translations() -> dict[Callable[..., Any], Callable[..., Any]]:
