@@ -111,25 +111,6 @@ def test_floor_sizes(size, expected):
     assert get_size(size, 800, 1333, "floor") == expected
 
 
-def test_rpn_loss_normalized_by_capacity(tiny_config, make_batch):
-    images, targets = make_batch(2)
-    losses = {}
-    for kind in ("sampled", "capacity"):
-        torch.manual_seed(0)
-        cfg = tiny_config(
-            "MODEL.CONVENTION_OVERRIDE",
-            f"rpn_loss_normalizer={kind}",
-            "MODEL.RPN.BATCH_SIZE_PER_IMAGE",
-            10**6,
-        )
-        losses[kind] = build_model(cfg)(images, targets)
-    ratio = losses["capacity"]["loss_objectness"] / losses["sampled"]["loss_objectness"]
-    assert 0 < ratio < 0.1
-    torch.testing.assert_close(
-        losses["capacity"]["loss_rpn_box"] / losses["sampled"]["loss_rpn_box"], ratio
-    )
-
-
 def test_epsilon_of_frozen_batch_norm(tiny_config):
     trained = tiny_config("MODEL.RESNETS.NORM", "BN", "MODEL.CONVENTION", "torchvision")
     assert build_model(trained).backbone.body.stem.norm1.eps == 1e-5
@@ -139,24 +120,6 @@ def test_epsilon_of_frozen_batch_norm(tiny_config):
     norm.running_var.fill_(0.25)
     x = torch.randn(1, 16, 4, 4)
     torch.testing.assert_close(norm(x), 2 * x)
-
-
-def test_small_detections_are_dropped(tiny_config, make_batch):
-    images, _ = make_batch(1)
-    opts = ("MODEL.ROI_HEADS.SCORE_THRESH", 0.0, "MODEL.ROI_HEADS.DETECTIONS_PER_IMG", 1000)
-    wide = build_model(tiny_config(*opts)).eval()
-
-    def shorter_sides(model):
-        (result,) = model.detect(images)
-        return (result.boxes[:, 2:] - result.boxes[:, :2]).amin(dim=1)
-
-    limit = shorter_sides(wide).median().item()
-    assert shorter_sides(wide).min() < limit
-    override = ("MODEL.CONVENTION_OVERRIDE", f"detection_min_size={limit}")
-    narrow = build_model(tiny_config(*opts, *override)).eval()
-    narrow.load_state_dict(wide.state_dict())
-    assert len(shorter_sides(narrow)) > 0
-    assert shorter_sides(narrow).min() >= limit
 
 
 def test_rescaling_of_inclusive_boxes_for_training_and_testing_is_consistent():

@@ -46,13 +46,6 @@ def test_float_and_uint8_images_agree(tiny_config, make_batch, bgr255):
         torch.testing.assert_close(a["scores"], b["scores"], atol=1e-4, rtol=1e-3)
 
 
-def test_images_may_be_strided(tiny_config):
-    model = build_model(tiny_config(*ALL_SCORES)).eval()
-    image = torch.rand(64, 96, 3).permute(2, 0, 1)
-    for a, b in zip(model([image]), model([image.contiguous()]), strict=True):
-        assert torch.equal(a["boxes"], b["boxes"])
-
-
 def test_attributes_of_a_new_model(tiny_config):
     model = build_model(tiny_config("MODEL.ROI_MASK_HEAD.POSTPROCESS_MASKS_THRESHOLD", 0.25))
     assert model.categories == []

@@ -3,7 +3,7 @@ import torch
 from torchvision.tv_tensors import BoundingBoxes
 
 from detlite.modeling.build import build_model
-from detlite.modeling.preprocessing import Normalizer, prepare_proposals
+from detlite.modeling.preprocessing import Normalizer
 from detlite.structures.masks.packed import PackedMasks
 from tests.modeling.test_preprocessing import MEAN, STD, TRIANGLE, prepare, target
 
@@ -170,27 +170,3 @@ def test_targets_must_be_tensors(name):
 def test_one_dict_per_image(targets, error, message):
     with pytest.raises(error, match=message):
         prepare(targets)
-
-
-def test_message_names_the_invalid_target():
-    images = [torch.zeros(3, 8, 9)] * 2
-    with pytest.raises(ValueError, match=r"targets\[1\]\['labels'\]"):
-        prepare([target(), {**target(), "labels": torch.zeros(2).long()}], images)
-
-
-@pytest.mark.parametrize(
-    ("proposals", "error", "message"),
-    [
-        (None, ValueError, "has no RPN and needs proposals"),
-        ([], ValueError, "there are 1 images, but proposals for 0"),
-        ([None], TypeError, r"proposals of image 0 must be a tensor \[P, 4\], not missing"),
-        ([[1, 2, 3, 4]], TypeError, "must be a tensor .* not list"),
-        ([torch.zeros(4)], ValueError, r"must be \[P, 4\], not \[4\]"),
-        ([torch.zeros(2, 5)], ValueError, r"must be \[P, 4\], not \[2, 5\]"),
-        ([torch.tensor([[0, 0, NAN, 5]])], ValueError, "image 0 must be finite"),
-        ([torch.tensor([[0, 0, 3, INF]])], ValueError, "image 0 must be finite"),
-    ],
-)
-def test_invalid_proposals(proposals, error, message):
-    with pytest.raises(error, match=message):
-        prepare_proposals(proposals, 1)

@@ -1,10 +1,9 @@
 import pytest
 import torch
 
-from detlite.config import load_config
 from detlite.inference.build import build_inference
 from detlite.modeling import precision
-from detlite.modeling.build import build_model, torch_device
+from detlite.modeling.build import build_model
 from detlite.modeling.precision import autocast, resolve_dtype
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -31,13 +30,6 @@ def hardware(monkeypatch):
 
     yield pretend
     precision._warn_of_emulation.cache_clear()
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-@pytest.mark.parametrize("device", [CPU, CUDA])
-def test_explicit_dtype_is_used(dtype, device, hardware):
-    hardware()
-    assert resolve_dtype(dtype, device) == dtype
 
 
 @pytest.mark.parametrize(
@@ -72,21 +64,6 @@ def test_autocast_uses_the_resolved_dtype(dtype, able, expected, hardware):
     x = torch.ones(2, 2)
     with autocast(dtype, CPU):
         assert (x @ x).dtype == expected
-
-
-@pytest.mark.parametrize(
-    ("able", "expected"), [({}, torch.float32), ({"avx": True}, torch.bfloat16)]
-)
-def test_auto_in_a_config(able, expected, hardware):
-    hardware(**able)
-    cfg = load_config(None, ["DTYPE", "auto", "MODEL.DEVICE", "cpu"])
-    x = torch.ones(2, 2)
-    with autocast(cfg.DTYPE, torch_device(cfg.MODEL.DEVICE)):
-        assert (x @ x).dtype == expected
-
-
-def test_this_machine():
-    assert resolve_dtype("auto", CPU) in ("float32", "bfloat16")
 
 
 @pytest.mark.parametrize(

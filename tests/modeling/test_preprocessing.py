@@ -72,13 +72,6 @@ def test_all_inputs_are_copied_without_waiting(monkeypatch):
     assert all(a is b for a, b in zip(copied, [*images, sizes], strict=True))
 
 
-def test_images_are_not_modified():
-    image = torch.rand(3, 4, 5)
-    before = image.clone()
-    Normalizer(MEAN, STD, bgr255=True, divisibility=0)([image])
-    assert torch.equal(image, before)
-
-
 @pytest.mark.parametrize("bgr255", [False, True])
 def test_images_may_require_a_gradient(bgr255):
     images = [torch.rand(3, 4, 5, requires_grad=True), torch.rand(3, 6, 4, requires_grad=True)]
@@ -112,12 +105,6 @@ def test_part_of_a_batch_is_padded_like_the_whole(divisibility, shape):
     batch = Normalizer(MEAN, STD, bgr255=True, divisibility=divisibility)(images)
     assert batch.pixels.shape[2:] == shape
     assert batch.sizes.tolist() == [[5, 7]]
-
-
-@pytest.mark.parametrize(("divisibility", "shape"), [(0, (5, 7)), (1, (5, 7)), (32, (32, 32))])
-def test_divisibility(divisibility, shape):
-    batch = Normalizer(MEAN, STD, bgr255=True, divisibility=divisibility)([torch.rand(3, 5, 7)])
-    assert batch.pixels.shape[2:] == shape
 
 
 @pytest.mark.parametrize("move", [copy.deepcopy, nn.Module.double, nn.Module.cpu])
@@ -219,13 +206,6 @@ def test_masks_of_every_type(dtype):
     masks = torch.randint(0, 2, (2, 8, 9))
     truth = prepare([{**target(), "masks": masks.to(dtype)}])
     assert torch.equal(truth.masks.bitmaps(8, 9).long(), masks)
-
-
-def test_masks_may_be_empty():
-    masks = torch.zeros(2, 8, 9, dtype=torch.bool)
-    truth = prepare([{**target(), "masks": masks}])
-    assert truth.valid.all()
-    assert not truth.masks.bitmaps(8, 9).any()
 
 
 TRIANGLE = [[1.0, 1, 5, 1, 5, 5]]

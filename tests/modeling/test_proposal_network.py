@@ -42,9 +42,3 @@ def test_detections_are_the_proposals_of_the_rpn(network, make_batch):
         assert (detection["labels"] == 1).all()
         assert (detection["scores"].diff() <= 0).all()
         assert ((detection["scores"] > 0) & (detection["scores"] < 1)).all()
-
-
-def test_number_of_proposals_of_a_single_map(tiny_config, make_batch):
-    cfg = tiny_config(*NETWORK, "MODEL.RPN.POST_NMS_TOP_N_TEST", 7, c4=True)
-    [result] = build_model(cfg).eval()(make_batch(1)[0])
-    assert len(result["boxes"]) == 7

@@ -162,13 +162,6 @@ def test_losses_without_ground_truth_are_finite(normalizer, box_loss):
         assert parameter.grad.isfinite().all(), name
 
 
-def test_no_score_exceeds_the_threshold():
-    model = make(INFERENCE_TH=0.9).eval()
-    for result in model(make_images()):
-        assert result["boxes"].shape == (0, 4)
-        assert result["scores"].shape == result["labels"].shape == (0,)
-
-
 def test_moving_count_is_saved():
     model = make("retinanet_loss_normalizer=moving").train()
     model(make_images(), truth())

@@ -26,6 +26,7 @@ print(text.value.decode())
 """
 
 
+@pytest.mark.slow  # compiles torch's headers
 @pytest.mark.skipif(sys.platform != "linux", reason="links libstdc++")
 @pytest.mark.skipif(shutil.which("c++") is None, reason="needs a C++ compiler")
 def test_numbers_with_a_statically_linked_standard_library(repo_root, tmp_path):

@@ -123,15 +123,6 @@ def test_opcheck(device, layout, dtype):
     torch.library.opcheck(_C.roi_pool_backward.maps, (grad, *where, argmax, *pool, *sizes))
 
 
-@pytest.mark.parametrize("pool", [pyramid_roi_align, pyramid_roi_pool])
-def test_empty(device, pool):
-    maps = [x.to(device).requires_grad_() for x in pyramid()]
-    output = pool(maps, torch.zeros(0, 5, device=device), 7, SCALES)
-    assert output.shape == (0, 37, 7, 7)
-    output.sum().backward()
-    assert all(x.grad is not None and not x.grad.any() for x in maps)
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -172,9 +163,8 @@ def test_invalid_sizes_are_named():
 
 
 @pytest.mark.parametrize("op", [pyramid_roi_align, pyramid_roi_pool])
-@pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("count", [3, 300])
-def test_layout_and_threads_do_not_change_results(op, threads, count):
+def test_layout_does_not_change_results(op, count):
     # Few RoIs are packed one by one from a contiguous map, many together.
     maps = [torch.randn(2, 70, 48 // 2**level, 64 // 2**level) for level in range(3)]
     corner = torch.rand(count, 2) * 160
@@ -182,10 +172,5 @@ def test_layout_and_threads_do_not_change_results(op, threads, count):
     rois = torch.cat([torch.randint(0, 2, (count, 1)), boxes], dim=1)
     args = (rois, 7, [1 / 4, 1 / 8, 1 / 16])
     expected = op([x.contiguous(memory_format=torch.channels_last) for x in maps], *args)
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        output = op(maps, *args)
-    finally:
-        torch.set_num_threads(before)
+    output = op(maps, *args)
     torch.testing.assert_close(output, expected, rtol=1e-5, atol=1e-6)

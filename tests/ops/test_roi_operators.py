@@ -18,7 +18,7 @@ from detlite.ops import (
     roi_pool,
     sigmoid_focal_loss,
 )
-from tests.ops.roi_cases import FORMS, LAYOUTS, SCALES, features, odd_rois, ordinary_rois, two_maps
+from tests.ops.roi_cases import FORMS, LAYOUTS, SCALES, features, odd_rois, ordinary_rois
 
 OPERATORS = [pyramid_roi_align, pyramid_roi_pool]
 
@@ -175,26 +175,6 @@ def test_pooling_does_not_synchronize(channels_last):
     assert all(x.device.type == "cuda" and x.requires_grad for x in outputs)
     assert [x.shape for x in grads] == [x.shape for x in maps] * 2
     assert all(x.is_contiguous(memory_format=layout) for x in [*outputs, *grads])
-
-
-@pytest.mark.parametrize("op", OPERATORS)
-def test_traces_to_one_graph(op):
-    maps = two_maps(torch.float32, "contiguous", "cpu")
-    rois = torch.cat([ordinary_rois(20), odd_rois()])
-    rois[:10, 1:] *= 6  # some as large as boxes of the second level
-    rois[3, 0] = -1
-    assert assign_levels(rois[:10, 1:], [1 / 4, 1 / 8]).unique().tolist() == [0, 1]
-
-    def pool(maps, rois):
-        return op(maps, rois, 7, [1 / 4, 1 / 8]).relu()
-
-    traced = torch.compile(pool, fullgraph=True, backend="aot_eager")
-    assert torch.equal(traced(maps, rois), pool(maps, rois))
-    grads = torch.autograd.grad(traced(maps, rois).square().sum(), maps)
-    expected = torch.autograd.grad(pool(maps, rois).square().sum(), maps)
-    assert all(torch.equal(a, b) for a, b in zip(grads, expected, strict=True))
-    # Other numbers in the same graph.
-    assert torch.equal(traced(maps, rois[:9]), pool(maps, rois[:9]))
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """Test box operations, with continuous and with inclusive boxes."""
 
+import math
+
 import pytest
 import torch
 import torchvision
@@ -33,9 +35,45 @@ def test_formats_of_torchvision(form, box):
     assert boxes.tolist() == [[1, 2, 5, 8]]
 
 
-def test_area():
-    boxes = torch.tensor([[0.0, 0, 1, 1], [2, 3, 6, 5], [5, 5, 5, 9], [9, 0, 2, 5]])
-    assert box_ops.area(boxes).tolist() == [1, 8, 0, 0]
+@pytest.mark.parametrize(
+    ("function", "boxes", "expected"),
+    [
+        (box_ops.area, [[0, 0, 1, 1], [2, 3, 6, 5], [5, 5, 5, 9], [9, 0, 2, 5]], [1, 8, 0, 0]),
+        (
+            lambda boxes: box_ops.intersection(boxes, torch.tensor([[2.0, 1, 9, 3], [5, 1, 9, 9]])),
+            [[0, 0, 4, 4], [0, 0, 2, 2]],
+            [[2, 1, 4, 3], [5, 1, 5, 2]],
+        ),
+        (
+            lambda boxes: box_ops.has_min_size(boxes, 4),
+            [[0, 0, 4, 4], [0, 0, 4, 3.9], [0, 0, 0, 9], [9, 0, 2, 9], [math.nan] * 4],
+            [True, False, False, False, False],
+        ),
+        (
+            lambda boxes: box_ops.has_min_size(boxes, 0),
+            [[0, 0, 4, 4], [0, 0, 4, 3.9], [0, 0, 0, 9], [9, 0, 2, 9], [math.nan] * 4],
+            [True, True, False, False, False],
+        ),
+        (lambda boxes: box_ops.flip(boxes, 10), [[1, 2, 4, 8]], [[6, 2, 9, 8]]),
+        (
+            lambda boxes: box_ops.clip(boxes, (10, 20), CONTINUOUS),
+            [[-9, -9, -3, -4], [30, 2, 40, 5], [-2, 3, 25, 30]],
+            [[0, 0, 0, 0], [20, 2, 20, 5], [0, 3, 20, 10]],
+        ),
+        (  # one pixel is left
+            lambda boxes: box_ops.clip(boxes, (10, 20), INCLUSIVE),
+            [[-9, -9, -3, -4], [30, 2, 40, 5], [-2, 3, 25, 30]],
+            [[0, 0, 1, 1], [19, 2, 20, 5], [0, 3, 20, 10]],
+        ),
+        (  # never reversed
+            lambda boxes: box_ops.pooled_region(boxes, INCLUSIVE),
+            [[1, 1, 5, 6], [2, 2, 2.5, 9]],
+            [[1, 1, 4, 5], [2, 2, 2, 8]],
+        ),
+    ],
+)
+def test_operations_of_each_box(function, boxes, expected):
+    assert function(torch.tensor(boxes, dtype=torch.float32)).tolist() == expected
 
 
 def test_iou_equals_torchvision():
@@ -69,47 +107,6 @@ def test_batches_equal_single_images():
         assert torch.equal(function(a), torch.stack([function(boxes) for boxes in a]))
 
 
-def test_iou_does_not_modify_its_inputs():
-    a, b = random_boxes(3), random_boxes(3)
-    before = a.clone(), b.clone()
-    box_ops.iou(a, b)
-    assert torch.equal(a, before[0])
-    assert torch.equal(b, before[1])
-
-
-def test_intersection():
-    boxes = torch.tensor([[0.0, 0, 4, 4], [0, 0, 2, 2]])
-    others = torch.tensor([[2.0, 1, 9, 3], [5, 1, 9, 9]])
-    assert box_ops.intersection(boxes, others).tolist() == [[2, 1, 4, 3], [5, 1, 5, 2]]
-
-
-def test_has_min_size():
-    boxes = torch.tensor([[0.0, 0, 4, 4], [0, 0, 4, 3.9], [0, 0, 0, 9], [9, 0, 2, 9]])
-    assert box_ops.has_min_size(boxes, 4).tolist() == [True, False, False, False]
-    assert box_ops.has_min_size(boxes, 0).tolist() == [True, True, False, False]
-    assert box_ops.has_min_size(torch.full((1, 4), float("nan")), 0).tolist() == [False]
-
-
-def test_flip():
-    boxes = torch.tensor([[1.0, 2, 4, 8]])
-    assert box_ops.flip(boxes, 10).tolist() == [[6, 2, 9, 8]]
-    assert torch.equal(box_ops.flip(box_ops.flip(boxes, 10), 10), boxes)
-
-
-def test_results_keep_the_dtype():
-    boxes = random_boxes(3).double()
-    for result in (box_ops.area(boxes), box_ops.iou(boxes, boxes)):
-        assert result.dtype == torch.float64
-
-
-def test_clip():
-    boxes = torch.tensor([[-9.0, -9, -3, -4], [30, 2, 40, 5], [-2, 3, 25, 30]])
-    clipped = [[0, 0, 0, 0], [20, 2, 20, 5], [0, 3, 20, 10]]
-    assert box_ops.clip(boxes, (10, 20), CONTINUOUS).tolist() == clipped
-    one_pixel_left = [[0, 0, 1, 1], [19, 2, 20, 5], [0, 3, 20, 10]]
-    assert box_ops.clip(boxes, (10, 20), INCLUSIVE).tolist() == one_pixel_left
-
-
 def test_inside():
     boxes = torch.tensor([[0.0, 0, 20, 20], [2, 2, 20.5, 9], [2, 2, 21, 9], [-0.5, 2, 9, 9]])
     assert box_ops.inside(boxes, (20, 20), 0, CONTINUOUS).tolist() == [True, False, False, False]
@@ -126,12 +123,6 @@ def test_inside_treats_all_borders_alike():
     for margin in (0, 1.9):
         assert box_ops.inside(boxes, (32, 48), margin, CONTINUOUS).tolist() == [True, *[False] * 4]
     assert box_ops.inside(boxes, (32, 48), 2, CONTINUOUS).all()
-
-
-def test_pooled_regions_are_never_reversed():
-    boxes = torch.tensor([[1.0, 1, 5, 6], [2, 2, 2.5, 9]])
-    assert box_ops.pooled_region(boxes, CONTINUOUS) is boxes
-    assert box_ops.pooled_region(boxes, INCLUSIVE).tolist() == [[1, 1, 4, 5], [2, 2, 2, 8]]
 
 
 @BOTH

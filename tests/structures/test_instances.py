@@ -81,15 +81,6 @@ def test_indexing_applies_to_every_field(index):
             assert before is None or torch.equal(after, before[index])
 
 
-def test_indexing_by_a_mask():
-    every = detections()
-    some = every[1][every.valid[1]]
-    assert len(some.boxes) == len(some.mask_probs) == len(some.keypoint_scores) == 1
-    none = every[0][torch.zeros(N, dtype=torch.bool)]
-    assert none.boxes.shape == (0, 4)
-    assert none.mask_probs.shape == (0, 7, 7)
-
-
 @each_record
 def test_the_host_does_not_wait_for_copies_to_a_gpu(make, monkeypatch):
     record, calls = make(), []
@@ -119,11 +110,6 @@ def test_to_moves_every_field(make):
     assert same(record.to("cpu"), record)
 
 
-def test_to_another_device(device):
-    truth = ground_truth().to(device)
-    assert {leaf.device.type for leaf in pytree.tree_leaves(truth)} == {device}
-
-
 @each_record
 def test_records_are_pytrees(make):
     record = make()
@@ -147,12 +133,6 @@ def test_records_are_exported(make):
     assert same(program.module()(record), Double()(record))
 
 
-def test_map_skips_missing_fields():
-    mapped = detections(maps=False).map(lambda field: field[:, :2])
-    assert mapped.scores.shape == (B, 2)
-    assert mapped.mask_probs is mapped.keypoints is mapped.keypoint_scores is None
-
-
 def test_records_are_not_changed():
     with pytest.raises(FrozenInstanceError):
         detections().boxes = boxes()
@@ -163,22 +143,9 @@ def test_ground_truth_with_masks_cannot_be_indexed():
         ground_truth()[0]
 
 
-def test_valid_follows_the_labels():
-    truth = GroundTruth(torch.zeros(2, 3, 4), torch.tensor([[2, 1, 0], [0, 0, 0]]))
-    assert truth.valid.tolist() == [[True, True, False], [False, False, False]]
-
-
 def test_per_image_drops_padding():
     actual = detections()
     first, second = actual.per_image()
     assert (len(first.boxes), len(second.boxes)) == (3, 1)
     assert same(first, actual[0][:3])
     assert same(second, actual[1][:1])
-
-
-def test_per_image_without_detections():
-    empty = detections()[:, :0]
-    for one in empty.per_image():
-        assert one.boxes.shape == (0, 4)
-        assert one.mask_probs.shape == (0, 7, 7)
-    assert detections(maps=False)[:0].per_image() == []

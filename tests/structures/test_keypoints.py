@@ -4,7 +4,6 @@ import pytest
 import torch
 from torchvision.models.detection.roi_heads import keypoints_to_heatmap
 
-from detlite.ops import heatmap_peaks
 from detlite.structures.keypoints import (
     doubtful_sides,
     flip_order,
@@ -34,20 +33,6 @@ def test_far_edge_belongs_to_the_last_cell():
     cells, valid = to_heatmap_cells(points, box, 4)
     assert cells.tolist() == [[15, 0, 3, 0]]
     assert valid.tolist() == [[True, True, True, False]]
-
-
-def test_peak_of_a_cell_is_near_its_keypoint():
-    box = torch.tensor([[100.0, 50, 212, 162]])
-    points = torch.tensor([[[130.0, 60, 2], [200, 160, 2]]])
-    cells, _ = to_heatmap_cells(points, box, 56)
-    maps = torch.zeros(1, 2, 56 * 56).scatter(2, cells[..., None], 10.0).view(1, 2, 56, 56)
-    peaks, _ = heatmap_peaks(maps, box)
-    assert (peaks[..., :2] - points[..., :2]).abs().max() <= 1.5  # a cell is two pixels
-
-
-def test_no_boxes():
-    cells, valid = to_heatmap_cells(torch.zeros(0, 17, 3), torch.zeros(0, 4), 56)
-    assert cells.shape == valid.shape == (0, 17)
 
 
 def test_rescale_scales_each_axis():

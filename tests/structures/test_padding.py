@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from torch import Tensor
 
 from detlite.structures.padding import (
     RowPacking,
@@ -60,11 +59,6 @@ def test_pack_and_unpack(trailing):
     assert torch.equal(static.unpack(static.pack(entries)), entries)
 
 
-@pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.bfloat16])
-def test_unpack_keeps_the_type(dtype):
-    assert RowPacking(VALID, False).unpack(torch.ones(4, 2, dtype=dtype)).dtype == dtype
-
-
 @each_mode
 def test_gradients_reach_the_entries(static):
     entries = torch.rand(3, 4, 2, requires_grad=True)
@@ -103,14 +97,6 @@ def test_packing_without_valid_entries(valid, static):
     assert packing.row_numbers().shape == valid.shape
 
 
-def test_static_packing_compiles_without_reading_values():
-    @torch.compile(backend="eager", fullgraph=True)
-    def count(valid: Tensor) -> Tensor:
-        return RowPacking(valid, static_shapes=True).index
-
-    assert len(count(VALID)) == 12
-
-
 def test_padded_length():
     assert padded_length(VALID, static_shapes=False) == 3
     assert padded_length(VALID, static_shapes=True) == 4
@@ -130,14 +116,6 @@ def test_first_valid(limit, fraction, static):
     for image, places in enumerate(expected):
         assert kept[image].tolist() == [n < len(places) for n in range(length)]
         assert index[image].tolist() == places + [0] * (length - len(places))
-
-
-@each_mode
-@each_empty_mask
-def test_first_valid_without_valid_entries(valid, static):
-    index, kept = first_valid(valid, 2, static)
-    assert index.shape == kept.shape == (valid.shape[0], min(2, valid.shape[1]) if static else 0)
-    assert not kept.any()
 
 
 @each_mode

@@ -43,14 +43,6 @@ def test_numbers_of_drawn_candidates():
         assert len({*first.tolist(), *rest.tolist()}) == positive + negative
 
 
-@pytest.mark.parametrize("candidates", [0, 1, 5])
-@pytest.mark.parametrize("match", [0, BACKGROUND])
-def test_fewer_candidates_than_samples(candidates, match):
-    index, valid = Sampler(32, 0.25).draw(torch.full((2, candidates), match))
-    assert index.shape == (2, 2 * candidates)
-    assert valid.sum(dim=1).tolist() == [candidates] * 2
-
-
 def test_max_positives_is_rounded_down():
     assert [Sampler(n, 0.25).max_positives for n in (512, 7, 3)] == [128, 1, 0]
     _, valid = Sampler(3, 0.25).draw(shuffled_matches(9, 1, 0)[None])
@@ -159,13 +151,6 @@ def test_static_and_dynamic_samples_are_the_same():
         assert torch.equal(getattr(static, name)[:, :fullest], getattr(dynamic, name))
 
 
-def test_other_images_have_no_effect():
-    proposals, truth = scene(2, 7, proposals=(20, 50))
-    samples = ALL(proposals, truth, False)
-    alone = ALL(proposals[:1, :20], truth[:1, :2], False)
-    assert sorted_rows(samples[0]) == sorted_rows(alone[0])
-
-
 @pytest.mark.parametrize("objects", [0, 3])
 def test_without_proposals_only_ground_truth_is_sampled(objects):
     proposals, truth = scene(objects, proposals=(0,))
@@ -174,12 +159,6 @@ def test_without_proposals_only_ground_truth_is_sampled(objects):
     expected = label_samples(truth.boxes, matched, truth.valid, truth)
     assert sorted_rows(samples[0]) == sorted_rows(expected[0])
     assert (samples.labels >= 0).sum() == objects
-
-
-def test_without_ground_truth_all_samples_are_background():
-    samples = ALL(*scene(0, 0), False)
-    assert (samples.labels == 0).sum(dim=1).tolist() == [40, 40]
-    assert (samples.gt_index == 0).all()
 
 
 def test_samples_have_no_gradient():

@@ -126,6 +126,7 @@ def test_inconsistent_keys(tiny_config, opts, message):
 )
 def test_bad_targets(tiny_config, make_batch, keypoints, message):
     images, targets = make_batch(2)
+    del targets[0]["keypoints"]
     if keypoints is not None:
         targets[0]["keypoints"] = keypoints
     with pytest.raises(ValueError, match=message):

@@ -229,19 +229,6 @@ def test_static_and_dynamic_proposals_are_the_same(limits):
         assert (scores[valid].diff() <= 0).all()
 
 
-def test_images_of_a_batch_are_independent():
-    rpn = make_rpn(batch=2, nms_thresh=0.3).eval()
-    together = per_image(rpn.propose(rpn(features(2)), images_of((20, 24), SIZE), False))
-    logits, deltas = rpn.head.predictions
-    for image, size in enumerate(((20, 24), SIZE)):
-        rpn.head.predictions = (
-            [x[image : image + 1] for x in logits],
-            [x[image : image + 1] for x in deltas],
-        )
-        (alone,) = propose(rpn, size=size)
-        assert torch.equal(alone, together[image])
-
-
 @pytest.mark.parametrize("total_per_batch", [False, True])
 def test_images_without_proposals(total_per_batch):
     limits = replace(UNLIMITED, total=9, total_per_batch=total_per_batch)
@@ -342,15 +329,6 @@ def test_losses_of_a_batch_are_means_over_all_anchors():
         torch.testing.assert_close(value, mean)
 
 
-def test_padding_of_ground_truth_has_no_effect():
-    rpn = make_rpn()
-    truth = padded_gt(torch.tensor([[3.0, 4, 12, 11], [20, 10, 37, 24]]))
-    padded = GroundTruth(F.pad(truth.boxes, (0, 0, 0, 4)), F.pad(truth.labels, (0, 4)))
-    padded.boxes[0, 2:] = torch.tensor([1.0, 1, 9, 9])
-    expected = compute_losses(rpn, images_of(SIZE), truth)
-    torch.testing.assert_close(compute_losses(rpn, images_of(SIZE), padded), expected)
-
-
 @pytest.mark.parametrize("count", [8, 1000])
 def test_loss_normalizers(count):
     truth = padded_gt(torch.tensor([[3.0, 4, 12, 11]]), torch.zeros(0, 4))
@@ -377,18 +355,6 @@ def test_images_without_usable_anchors_have_no_loss():
         "loss_rpn_box": 0,
     }
     losses["loss_objectness"].backward()
-
-
-def test_losses_without_ground_truth_are_connected():
-    rpn = make_rpn()
-    for tensor in (*rpn.head.predictions[0], *rpn.head.predictions[1]):
-        tensor.requires_grad_()
-    losses = compute_losses(rpn, images_of(SIZE), padded_gt(torch.zeros(0, 4)))
-    assert losses["loss_rpn_box"].item() == 0
-    assert losses["loss_objectness"].item() > 0
-    sum(losses.values()).backward()
-    for tensor in (*rpn.head.predictions[0], *rpn.head.predictions[1]):
-        assert tensor.grad is not None
 
 
 # ---- head

@@ -113,13 +113,6 @@ def test_far_polygons_are_clipped_near_the_window():
     assert not bitmap[19:].any()
 
 
-def test_masks_outside_the_window_are_empty():
-    masks = PackedMasks.join([polygons(), runs()])
-    actual = crop_to_window(masks.select(torch.tensor([0, 6])), 0, 0, 6, 7)
-    assert len(actual) == 2
-    assert not actual.bitmaps(6, 7)[0].any()
-
-
 def test_occluded_pixels_are_removed():
     masks = PackedMasks.join([polygons(), runs()])
     hidden = np.zeros(SIZE, bool)
@@ -130,14 +123,6 @@ def test_occluded_pixels_are_removed():
     assert touched.tolist() == (before * hidden).any(axis=(1, 2)).tolist()
     assert touched.tolist()[:4] == [True, True, False, True]
     assert actual.select(torch.tensor([2])).frames.tolist() == [[0] * 6]  # still a polygon
-
-
-def test_resized_masks_can_be_occluded():
-    masks = runs().transformed(True, False, SIZE, (60, 90))
-    hidden = np.zeros((60, 90), bool)
-    hidden[:20] = True
-    actual, _ = occlude_masks(masks, hidden)
-    assert np.array_equal(actual.bitmaps(60, 90).numpy(), masks.bitmaps(60, 90).numpy() * ~hidden)
 
 
 def test_masks_to_boxes_are_tight():

@@ -13,30 +13,11 @@ from detlite.structures.masks.formats import (
 )
 
 
-def test_polygon_covers_its_pixels():
-    bitmap = to_bitmap([[2, 1, 6, 1, 6, 4, 2, 4]], 8, 10)
-    expected = np.zeros((8, 10), np.uint8)
-    expected[1:4, 2:6] = 1
-    assert bitmap.dtype == np.uint8
-    assert np.array_equal(bitmap, expected)
-
-
-def test_polygons_of_one_object_are_merged():
-    parts = [[0, 0, 3, 0, 3, 3, 0, 3], [2, 2, 6, 2, 6, 6, 2, 6]]
-    union = to_bitmap(parts, 8, 8)
-    assert np.array_equal(union, to_bitmap(parts[:1], 8, 8) | to_bitmap(parts[1:], 8, 8))
-
-
 @pytest.mark.parametrize("far", [77.0, 1e9, 1e300, float("inf"), float("nan")])
 def test_polygons_far_outside_are_rejected_before_they_take_memory(far):
     for ring in ([1, 1, far, 1, far, 9], [1, 1, 9, -far, 9, 9]):
         with pytest.raises(ValueError, match="too far outside an image of 12x8"):
             polygons_to_rle([[1, 1, 5, 1, 5, 5], ring], 8, 12)
-
-
-def test_polygons_may_exceed_the_image():
-    bitmap = to_bitmap([[-64, -64, 76, -64, 76, 76, -64, 76]], 8, 12)
-    assert bitmap.all()
 
 
 def test_run_lengths_are_column_major():

@@ -52,27 +52,11 @@ def test_paste_is_grid_sample(cells):
         torch.testing.assert_close(image.double(), expected, atol=2e-5, rtol=0)
 
 
-def test_full_mask_fills_its_box():
-    pasted = paste_probabilities(torch.ones(1, 28, 28), torch.tensor([[4.0, 6, 12, 15]]), SIZE)[0]
-    inside = torch.zeros(SIZE, dtype=torch.bool)
-    inside[6:15, 4:12] = True
-    assert (pasted[inside] > 0.5).all()
-    assert (pasted[~inside] < 0.5).all()
-
-
-def test_boxes_outside_the_image_paste_nothing():
-    assert paste_probabilities(torch.ones(2, 28, 28), BOXES[3:5], SIZE).sum() == 0
-
-
 @pytest.mark.parametrize("box", [[4.0, 7, 12, 7], [4, 7, 4, 12], [4, 7, 4, 7], [9, 9, 3, 3]])
 def test_box_without_area_is_finite_and_small(box):
     pasted = paste_probabilities(torch.ones(1, 28, 28), torch.tensor([box]), SIZE)
     assert pasted.isfinite().all()
     assert (pasted > 0).sum() <= 24
-
-
-def test_paste_no_masks():
-    assert paste_probabilities(torch.zeros(0, 28, 28), torch.zeros(0, 4), SIZE).shape == (0, *SIZE)
 
 
 def test_autocast_does_not_move_edges():

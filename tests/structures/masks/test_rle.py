@@ -32,10 +32,6 @@ def test_invalid_counts_are_rejected(counts):
         run_lengths(counts)
 
 
-def test_counts_without_runs():
-    assert run_lengths("").tolist() == run_lengths([]).tolist() == []
-
-
 @pytest.mark.parametrize("seed", range(8))
 def test_runs_are_drawn_like_pycocotools_does(seed):
     rng = np.random.default_rng(seed)
@@ -80,9 +76,3 @@ def test_encoded_masks_concatenate_rles():
     assert list(masks.rles()) == [*rles, rles[0]]
     assert list(masks.rles(1, 2)) == rles[1:]
     assert list(masks.rles(3)) == []
-
-
-def test_no_encoded_masks():
-    none = EncodedMasks.from_rles([])
-    assert (len(none), none.data.size, none.sizes.shape) == (0, 0, (0, 2))
-    assert list(none.rles()) == []
