@@ -1,18 +1,18 @@
 """Functions that train and evaluate like the commands, for notebooks and parameter searches."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from yacs.config import CfgNode
 
+from detlite.checkpoint.loading import read_model_checkpoint, weight_file
 from detlite.config import ConfigError, expand_path, load_config
 from detlite.data import explain_dead_loader
+from detlite.data.data_arguments import Data, FilePath, Pair, evaluation_data
 from detlite.distributed import barrier
 from detlite.engine.hooks import Hook
 from detlite.engine.rng import preserve_rng
@@ -28,9 +28,6 @@ from detlite.engine.run_files import BEST_CHECKPOINT, FINAL_CHECKPOINT, check_ou
 from detlite.engine.signals import StopSignals
 from detlite.modeling.build import torch_device
 from detlite.registry import Registry
-
-if TYPE_CHECKING:
-    from detlite.data.data_arguments import Data, FilePath, Pair
 
 # Functions that build a config for a run without one, from the weights (if any) and the overrides.
 CONFIG_BUILDERS: Registry[Callable[[str | Path | None, list[Any]], CfgNode]] = Registry(
@@ -159,9 +156,6 @@ def evaluate(
     Raises:
         ConfigError, DataError, CheckpointError, LoaderProcessError: the message says what to do.
     """
-    from detlite.checkpoint.loading import read_model_checkpoint, weight_file
-    from detlite.data.data_arguments import evaluation_data
-
     start = time.perf_counter()
     opts = {} if data is None else evaluation_data(data)
     if weights is not None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from detlite import threads
-from detlite.threads import OtherPrograms, limit_threads, usable_cores, wait_passively
+from detlite.threads import limit_threads, usable_cores, wait_passively
 
 
 @pytest.fixture
@@ -85,53 +85,16 @@ def test_usable_cores(linux, files, cores):
 
 
 @pytest.mark.parametrize(
-    ("cores", "busy", "processes", "expected"),
-    [(1, 0.0, 1, 1), (4, 0.4, 1, 4), (4, 0.6, 1, 3), (4, 9.0, 1, 1), (4, 3.0, 2, 2), (4, 0, 9, 1)],
+    ("cores", "processes", "expected"), [(1, 1, 1), (4, 1, 4), (4, 2, 2), (4, 9, 1), (16, 1, 8)]
 )
-def test_torch_uses_idle_cores(monkeypatch, caplog, cores, busy, processes, expected):
+def test_torch_uses_the_usable_cores(monkeypatch, cores, processes, expected):
     used = [8]
     monkeypatch.setattr(torch, "get_num_threads", lambda: used[-1])
     monkeypatch.setattr(torch, "set_num_threads", used.append)
-    monkeypatch.setattr(threads, "_limited", (0, 0))
     monkeypatch.setattr(threads, "usable_cores", lambda: cores)
-    monkeypatch.setattr(threads, "_SAMPLE_SECONDS", 0)
-    monkeypatch.setattr(OtherPrograms, "cores", lambda _: busy)
     monkeypatch.setenv("OMP_NUM_THREADS", "8")
     limit_threads(processes)
     assert used == [8]
     monkeypatch.delenv("OMP_NUM_THREADS")
     limit_threads(processes)
     assert used[-1] == expected
-    said = f"use {busy:.1f} of 4 cores: torch uses {expected} of its 8 threads"
-    assert (said in caplog.text) == (processes == 1 and busy > 0.5)
-    monkeypatch.setattr(OtherPrograms, "cores", lambda _: 0.0)
-    limit_threads()  # the machine is quiet again
-    assert used[-1] == cores
-
-
-def test_load_by_other_programs(linux, monkeypatch):
-    ticks = os.sysconf("SC_CLK_TCK")
-    now, own = 0.0, 0.0
-    monkeypatch.setattr(threads.time, "monotonic", lambda: now)
-    monkeypatch.setattr(threads.time, "process_time", lambda: own)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
-
-    def write(busy: float) -> None:
-        """Write the seconds for which core 1 was busy; core 7 is not usable."""
-        row = f"{int(busy * ticks)} 0 0 900 9 0 0 0 0 0"
-        linux("proc/stat", f"cpu 1 1 1 1 1 1 1 1 1 1\ncpu1 {row}\ncpu7 {row}\nintr 5\n")
-
-    write(100.0)
-    others = OtherPrograms()
-    now, own = 10.0, 8.0
-    write(118.0)  # this process used 8 of these 18 seconds
-    assert others.cores() == pytest.approx(1.0)
-    now = 20.0
-    write(138.0)
-    problem = others.problem("training")
-    assert "other programs use 2.0 of 4 cores, so training is slow: stop them, or" in problem
-    assert problem.endswith("OMP_NUM_THREADS=2")
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    now = 30.0
-    write(158.0)
-    assert others.problem("training") == ""  # two cores are enough for two threads

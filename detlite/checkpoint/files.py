@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from detlite.checkpoint.file_kinds import explain_kind
 from detlite.errors import CheckpointError, DamagedCheckpointError
 from detlite.files.atomic_write import atomic_open, atomic_path
 from detlite.files.errors import RefusedFileError, RefusedPickleError
@@ -210,8 +211,6 @@ def _load(path: Path) -> Any:
                 "such as model.state_dict()"
             ) from error
         # Damage raises many other exceptions.
-        from detlite.checkpoint.file_kinds import explain_kind  # only to explain an error
-
         if kind := explain_kind(path):
             raise CheckpointError(f"{path}: is not a checkpoint; {kind}") from error
         problem = "is not a checkpoint of torch.save, or is truncated or damaged"

@@ -12,6 +12,7 @@ from yacs.config import CfgNode
 from detlite.checkpoint.class_transfer import CLASS_LAYERS, ClassTransfer, match_optional_heads
 from detlite.checkpoint.files import TIMM_PREFIX, Checkpoint, read_checkpoint
 from detlite.checkpoint.stored_config import apply_convention, config_of
+from detlite.checkpoint.weight_catalog import find_weights
 from detlite.config import ConfigError, default_config, expand_path, load_config
 from detlite.errors import CheckpointError
 from detlite.modeling import build_model
@@ -241,8 +242,6 @@ def resolve_checkpoint_path(path: str | Path, opts: Sequence[Any] = ()) -> Path:
         return expand_path(str(path))
     values = dict(zip(opts[::2], opts[1::2], strict=False))
     root = values.get("MODEL.WEIGHT_ROOT", default_config().MODEL.WEIGHT_ROOT)
-    from detlite.checkpoint.weight_catalog import find_weights  # with the downloader
-
     return find_weights(path, root)
 
 

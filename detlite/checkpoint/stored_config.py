@@ -6,6 +6,7 @@ from typing import Any
 
 from yacs.config import CfgNode
 
+from detlite.checkpoint.assumptions import log_assumptions
 from detlite.checkpoint.files import Checkpoint
 from detlite.config import ConfigError, config_from, parse_yaml
 from detlite.config.key import convention_fields
@@ -29,8 +30,6 @@ def config_of(checkpoint: Checkpoint, opts: Sequence[Any] = ()) -> CfgNode:
     stored.pop("IMPORTS", None)
     cfg = apply_convention(config_from(stored, checkpoint.path, opts), checkpoint)
     if checkpoint.source:
-        from detlite.checkpoint.assumptions import log_assumptions  # about other frameworks only
-
         log_assumptions(cfg, checkpoint, opts)
     return cfg
 

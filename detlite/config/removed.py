@@ -14,6 +14,8 @@ _NO_SHARDS = (
     "name a COCO file and its image folder, which may be URLs, also of images in an archive: "
     "tar://images::https://host/train.tar"
 )
+_FIXED = "only this value remains"
+_PREDICTION = ("TEST.", "MODEL.FBNET.")  # sections that change what stored weights detect
 
 # Each removed key with the value that turned it off, and why it was removed or what replaces it.
 KEYS: dict[str, tuple[Any, str]] = {
@@ -27,6 +29,48 @@ KEYS: dict[str, tuple[Any, str]] = {
     "TEST.BOX_FROM_MASK": (0.0, _NO_GAIN),
     "TEST.MASK_CONFIDENCE": (0.0, "masks are ranked by the scores of their boxes"),
     "DATALOADER.SHARD_SHUFFLE": (2000, f"shards were removed: {_NO_SHARDS}"),
+    "MODEL.ROI_BOX_HEAD.LOSS": ("cross_entropy", _FIXED),
+    "MODEL.ROI_BOX_HEAD.CLASS_WEIGHTS": ((), "repeat images: DATALOADER.REPEAT_THRESHOLD"),
+    "TEST.NMS.SIGMA": (0.5, _FIXED),
+    "TEST.NMS.MIN_SCORE": (0.001, _FIXED),
+    "TEST.NMS.VOTE_THRESH": (0.8, _FIXED),
+    "TEST.EXPECTED_RESULTS_SIGMA_TOL": (4.0, f"{_FIXED}: change the deviations"),
+    "INPUT.TILE_OVERLAP": (0.2, _FIXED),
+    "TEST.TILE_OVERLAP": (0.2, _FIXED),
+    "SOLVER.AUTO_SCALE_LR": (False, "set SOLVER.BASE_LR for SOLVER.IMS_PER_BATCH"),
+    "SOLVER.BACKBONE_FREEZE_ITERS": (
+        0,
+        "train two runs: the first with MODEL.BACKBONE.FREEZE_CONV_BODY_AT 5, the second with its "
+        "checkpoint as MODEL.WEIGHT",
+    ),
+    "SOLVER.MINUTES_INCLUDE_TEST": (False, "set a smaller SOLVER.MAX_MINUTES"),
+    "SOLVER.MAX_SKIPPED_STEPS": (
+        0,
+        "resume from the checkpoint before the loss that is not finite, which names its images",
+    ),
+    **{
+        f"MODEL.FBNET.{key}": (value, "describe the model in MODEL.FBNET.ARCH_DEF")
+        for key, value in (
+            ("SCALE_FACTOR", 1.0),
+            ("RPN_HEAD_BLOCKS", 0),
+            ("DET_HEAD_BLOCKS", []),
+            ("DET_HEAD_STRIDE", 0),
+            ("MASK_HEAD_BLOCKS", []),
+            ("MASK_HEAD_STRIDE", 0),
+            ("KPTS_HEAD_BLOCKS", []),
+            ("KPTS_HEAD_STRIDE", 0),
+        )
+    },
+    **{
+        f"MODEL.FBNET.{key}": (value, _FIXED)
+        for key, value in (
+            ("RPN_BN_TYPE", ""),
+            ("DW_CONV_SKIP_BN", True),
+            ("DW_CONV_SKIP_RELU", True),
+            ("MASK_HEAD_LAST_SCALE", 0.0),
+            ("KPTS_HEAD_LAST_SCALE", 0.0),
+        )
+    },
     "DATASETS.TRAIN_SHARES": ((), "train on one COCO file that contains images more than once"),
     "DATASETS.UNLABELED": (
         "",
@@ -40,6 +84,8 @@ OPTIONS = {
     "MODEL.ROI_HEADS.DYNAMIC_BETA_RANK",
     "MODEL.ROI_HEADS.DYNAMIC_IOU_RANK",
     "MODEL.ROI_HEADS.DYNAMIC_PERIOD",
+    "MODEL.ROI_BOX_HEAD.FOCAL_GAMMA",
+    "SOLVER.REFERENCE_IMS_PER_BATCH",
 }
 # Removed values of keys, in lower case, and why.
 VALUES = {
@@ -63,13 +109,12 @@ def is_removed(name: str, value: Any, source: str, stored: bool = False) -> bool
         ConfigError: the value of a removed key had an effect, or the value was removed.
     """
     off, reason = KEYS.get(name, (value, ""))
+    if isinstance(value, list):  # YAML has no tuples
+        value, off = tuple(value), tuple(off)
     if value == off or str(value) == str(off):
         reason = VALUES.get((name, str(value).lower()), "")
-        name_and_value = f"{name} {value}"
-    else:
-        name_and_value = name
     # `init` chose mask scores, and without them the same objects are detected.
-    detects_others = name.startswith("TEST.") and name != "TEST.MASK_CONFIDENCE"
+    detects_others = name.startswith(_PREDICTION) and name != "TEST.MASK_CONFIDENCE"
     if reason and (detects_others or not stored):
-        raise ConfigError(f"{source}: {name_and_value}: removed, {reason}")
+        raise ConfigError(f"{source}: {name} {value}: removed, {reason}")
     return bool(reason) or name in KEYS or name in OPTIONS

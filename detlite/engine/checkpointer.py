@@ -1,46 +1,55 @@
 """Save and restore everything that a run needs to continue bit for bit after an interruption."""
 
-from __future__ import annotations
-
+import json
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from textwrap import shorten
+from typing import Any
 
-from detlite.checkpoint.files import Checkpoint, save_checkpoint
+from torch.optim import Optimizer
+from yacs.config import CfgNode
+
+from detlite.checkpoint.files import (
+    LAST_CHECKPOINT_FILE,
+    Checkpoint,
+    read_checkpoint,
+    save_checkpoint,
+)
+from detlite.checkpoint.loading import load_weights
+from detlite.checkpoint.stored_config import checkpoint_config
+from detlite.config.loading import flatten
 from detlite.conventions import convention_of
-from detlite.distributed import all_gather_objects, barrier, is_main
+from detlite.distributed import all_gather_objects, barrier, is_main, rank, world_size
+from detlite.errors import CheckpointError, DamagedCheckpointError
+from detlite.structures.categories import CategoryMatch
 
-from .hooks.base import Hook
-from .rng import rng_state
+from .hooks.base import Hook, TrainingRun
+from .hooks.ema import find_average
+from .rng import rng_state, set_rng_state
 from .run_files import AVERAGE_CHECKPOINT, FINAL_CHECKPOINT, numbered_checkpoints
-
-if TYPE_CHECKING:
-    from .trainer import Trainer
+from .schedule_free import PROGRESS, restore_trained_weights
 
 logger = logging.getLogger(__name__)
 
 
-def save_run(trainer: Trainer, path: Path) -> None:
+def save_run(run: TrainingRun, path: Path) -> None:
     """Write a checkpoint of a run; every process calls it.
 
     The averaged weights are saved separately next to the final checkpoint. Checkpoints beyond
     SOLVER.CHECKPOINTS_KEPT are deleted.
     """
-    cfg, model, ema = trainer.cfg, trainer.model, trainer.ema
-    hooks = hooks_by_name(trainer.user_hooks)
+    cfg, model = run.cfg, run.model
     rng = all_gather_objects(rng_state(model.device))
     if is_main():
+        states = {name: hook.state_dict() for name, hook in hooks_by_name(run.hooks).items()}
         training = {
-            "iteration": trainer.iteration,
-            "optimizer": trainer.optimizer.state_dict(),
-            "scaler": trainer.scaler.state_dict(),
-            "best": trainer.best.state_dict(),
-            "run_length": trainer.duration.state_dict(),
-            "skipped": trainer.train_step.skipped,
-            "average": ema.state_dict() if ema else {},
-            "hooks": {name: hook.state_dict() for name, hook in hooks.items()},
+            "iteration": run.iteration,
+            "optimizer": run.optimizer.state_dict(),
+            "scaler": run.scaler.state_dict(),
+            "run_length": run.duration.state_dict(),
+            "hooks": {name: state for name, state in states.items() if state},
             "rng": rng,
         }
         convention, overridden = convention_of(cfg).name, list(cfg.MODEL.CONVENTION_OVERRIDE)
@@ -50,9 +59,10 @@ def save_run(trainer: Trainer, path: Path) -> None:
         )
         save_checkpoint(checkpoint)
         logger.info("saved %s", path)
-        if ema and path.name == FINAL_CHECKPOINT:
-            average = path.with_name(AVERAGE_CHECKPOINT)
-            averaged = replace(checkpoint, path=average, model=ema.values, training={})
+        average = find_average(run.hooks)
+        if average and path.name == FINAL_CHECKPOINT:
+            file = path.with_name(AVERAGE_CHECKPOINT)
+            averaged = replace(checkpoint, path=file, model=average.values, training={})
             save_checkpoint(averaged, last=False)
         if kept := cfg.SOLVER.CHECKPOINTS_KEPT:
             for old in list(numbered_checkpoints(path.parent).values())[:-kept]:
@@ -69,3 +79,132 @@ def hooks_by_name(hooks: Sequence[Hook]) -> dict[str, Hook]:
             name = f"{base} {int(name.removeprefix(base) or 1) + 1}"
         named[name] = hook
     return named
+
+
+def newest_checkpoint(folder: Path) -> Checkpoint | None:
+    """Read the newest undamaged checkpoint of the run in `folder`; None if it has none.
+
+    The file last_checkpoint names it. If that checkpoint is damaged, or the file is missing, read
+    the newest of the others, and log the problems. CheckpointError if all are damaged, or the last
+    one cannot be read for another reason.
+    """
+    problems: list[str] = []
+
+    def read(path: Path) -> Checkpoint | None:
+        try:
+            return read_checkpoint(path)
+        except DamagedCheckpointError as error:
+            problems.append(str(error))
+            return None
+
+    pointer, final = folder / LAST_CHECKPOINT_FILE, folder / FINAL_CHECKPOINT
+    numbered, newest = numbered_checkpoints(folder), None
+    if pointer.is_file():
+        name = pointer.read_bytes().decode(errors="replace").strip()
+        if name in {path.name for path in folder.iterdir() if path.is_file()}:
+            newest = read(folder / name)
+        else:
+            problems.append(f"{pointer} names {name[:80]!r}, which does not exist")
+    elif numbered or final.is_file():
+        problems.append(f"{pointer} is missing")
+    if newest is None and final.is_file():
+        newest = read(final)
+    if problems:
+        # The final checkpoint is older than the numbered ones if the run was extended.
+        done = newest.training.get("iteration", 0) if newest else 0
+        later = (path for number, path in reversed(numbered.items()) if number > done)
+        newest = next(filter(None, map(read, later)), newest)
+        listed = "; ".join(dict.fromkeys(problems))
+        if newest is None:
+            raise CheckpointError(
+                f"{folder} contains no undamaged checkpoint to resume: {listed}. Restore one, or "
+                f"remove {LAST_CHECKPOINT_FILE} and the damaged files to start from scratch"
+            )
+        logger.warning("%s. Resuming from the newest undamaged checkpoint: %s", listed, newest.path)
+    return newest
+
+
+def resume_run(run: TrainingRun, checkpoint: Checkpoint) -> None:
+    """Restore everything that `save_run` wrote, and log the config keys that have changed since.
+
+    CheckpointError if the checkpoint has no training state, or does not fit the config.
+    """
+    match = CategoryMatch(
+        checkpoint.categories, run.model.categories, (str(checkpoint.path), "the datasets")
+    )
+    if match.differ:
+        raise CheckpointError(
+            f"{checkpoint.path}: the run was started with other categories, or in another order "
+            f"({match}): resume it with those, or start a new run in another OUTPUT_DIR with the "
+            "file as MODEL.WEIGHT (--weights), which matches them by name"
+        )
+    load_weights(run.model, checkpoint, training_state=True)
+    path, training = checkpoint.path, checkpoint.training
+    changed = _changed_keys(checkpoint, run.cfg)
+    try:
+        # The momentum of a schedule-free optimizer is part of its averages.
+        is_free = run.cfg.SOLVER.OPTIMIZER == "ScheduleFreeAdamW"
+        fixed = {"SOLVER.OPTIMIZER", *(["SOLVER.MOMENTUM"] if is_free else [])}
+        for key in sorted(changed.keys() & fixed):
+            raise ValueError("{} {}, now {}".format(key, *changed[key]))
+        _load_momentum(run.optimizer, training["optimizer"])
+        run.scaler.load_state_dict(training["scaler"])
+        run.iteration, rng = training["iteration"], training["rng"]
+        run.duration.load_state_dict(training["run_length"])
+        for name, hook in hooks_by_name(run.hooks).items():
+            if name in training["hooks"]:
+                hook.load_state_dict(training["hooks"][name])
+    except (KeyError, ValueError, RuntimeError, TypeError, AttributeError) as error:
+        problem = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+        raise CheckpointError(
+            f"{path}: its training state does not fit the config ({problem}): resume with the "
+            "config that it was saved with, or name the file as MODEL.WEIGHT of a new run in "
+            "another OUTPUT_DIR"
+        ) from error
+    if changed:
+        listed = "; ".join(f"{key} {before}, now {now}" for key, (before, now) in changed.items())
+        logger.warning(
+            "%s was saved with another config: %s. The new values apply from iteration %d on",
+            path, listed, run.iteration + 1,
+        )  # fmt: skip
+    if len(rng) == world_size():
+        set_rng_state(rng[rank()], run.model.device)
+    else:
+        logger.warning(
+            "%s was saved by %d processes, now there are %d: random numbers start again from SEED",
+            path, len(rng), world_size(),
+        )  # fmt: skip
+    logger.info("resumed %s at iteration %d", path, run.iteration)
+
+
+def _load_momentum(optimizer: Optimizer, saved: dict[str, Any]) -> None:
+    """Restore the state of each parameter by its name; keep the current learning rates etc."""
+
+    def names(state: dict[str, Any]) -> list[str]:
+        return [name for group in state["param_groups"] for name in group["param_names"]]
+
+    current, states = optimizer.state_dict(), saved["state"]
+    before, now = names(saved), names(current)
+    if different := sorted({*before} ^ {*now}):
+        raise ValueError(f"other parameters are trained: {shorten(', '.join(different), 150)}")
+    # Parameters are numbered in order. Those that are still frozen have no state.
+    by_name = {name: states[number] for number, name in enumerate(before) if number in states}
+    current["state"] = {number: by_name[name] for number, name in enumerate(now) if name in by_name}
+    groups = {name: group for group in saved["param_groups"] for name in group["param_names"]}
+    for group in current["param_groups"]:
+        group |= {k: v for k, v in groups[group["param_names"][0]].items() if k in PROGRESS}
+    optimizer.load_state_dict(current)
+    restore_trained_weights(optimizer)
+
+
+def _changed_keys(checkpoint: Checkpoint, cfg: CfgNode) -> dict[str, tuple[Any, Any]]:
+    """Return (value in the checkpoint's config, value now) of each key that differs."""
+    before = dict(flatten(checkpoint_config(checkpoint) or {}))
+    # load_weights checks the convention.
+    before.pop("MODEL.CONVENTION", None)
+    now = dict(flatten(json.loads(json.dumps(cfg))))  # through JSON, which turns tuples into lists
+    return {
+        key: (before[key], now[key])
+        for key in sorted(before.keys() & now)
+        if before[key] != now[key] and key not in ("OUTPUT_DIR", "TEST.SCORE_THRESHOLD")
+    }

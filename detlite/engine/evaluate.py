@@ -1,9 +1,4 @@
-"""Evaluate a detector on whole datasets.
-
-The checks before training import neither the detectors of TEST nor the metrics.
-"""
-
-from __future__ import annotations
+"""Evaluate a detector on whole datasets."""
 
 import json
 import logging
@@ -11,7 +6,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,26 +14,29 @@ from yacs.config import CfgNode
 
 from detlite.config import ConfigError
 from detlite.data import CocoDataset, DataError, build_test_loader
+from detlite.data.datasets.coco import Target
 from detlite.data.transforms.resize import size_of
 from detlite.distributed import broadcast_buffers, is_main
+from detlite.evaluation.detection_results import to_coco_results
 from detlite.evaluation.evaluators import build_evaluators
+from detlite.evaluation.metrics import Metrics, check_expected, format_losses, format_table
+from detlite.evaluation.results import Results, gather_results, write_results
 from detlite.files.atomic_write import atomic_open
+from detlite.inference.build import build_detector
 from detlite.modeling.detection_model import DetectionModel
+from detlite.modeling.detector import Detector
 from detlite.modeling.precision import autocast, resolve_dtype
 from detlite.structures.categories import CategoryMatch
+from detlite.structures.instances import Detections
 
-if TYPE_CHECKING:
-    from detlite.data.datasets.coco import Target
-    from detlite.evaluation.metrics import Metrics
-    from detlite.evaluation.results import Results
-    from detlite.modeling.detector import Detector
-    from detlite.structures.instances import Detections
+from .validation_loss import validation_loss
 
 logger = logging.getLogger(__name__)
 
 EMA_SUFFIX = " average"  # follows a dataset's name in the metrics of the averaged weights
 LOSS = "loss"  # key of TEST.LOSS among the metrics of a dataset; lower is better
 _REPORT_SECONDS = 30
+_EXPECTED_SIGMAS = 4.0  # maskrcnn-benchmark's tolerance of TEST.EXPECTED_RESULTS
 _CONVERTING_MEANWHILE = ("cuda",)  # on a CPU, the thread would compete with the model
 
 
@@ -77,10 +75,6 @@ def evaluate_dataset(
         fractions; a kind of a second evaluator is prefixed with its name: "lvis bbox". With
         TEST.LOSS also `{"loss": {"total": ...}}`. Empty in other processes.
     """
-    from detlite.evaluation.metrics import check_expected, format_losses, format_table
-    from detlite.evaluation.results import gather_results, write_results
-    from detlite.inference.build import build_detector
-
     check_evaluation(cfg, model, dataset)
     was_training, static_shapes = model.training, model.static_shapes
     model.static_shapes = False  # detect without computing padding
@@ -90,21 +84,25 @@ def evaluate_dataset(
     model.static_shapes = static_shapes
     losses: dict[str, float | None] = {}
     if cfg.TEST.LOSS:
-        from .validation_loss import validation_loss
-
         losses = validation_loss(cfg, model, dataset.name)
     if results is None:
         return {}
     write_results(results, output_dir / f"results_{dataset.name}.json")
-    metrics: Metrics = {}
-    for name, evaluator in build_evaluators(cfg, dataset).items():
-        for kind, values in evaluator.evaluate(cfg, dataset, results).items():
-            metrics[f"{name} {kind}" if kind in metrics else kind] = values
+    metrics = measure(cfg, dataset, results)
     logger.info("%s:\n%s", dataset.name, format_table(metrics))
     if losses:
         metrics[LOSS] = losses
         logger.info("%s: loss %s", dataset.name, format_losses(losses))
-    check_expected(metrics, cfg.TEST.EXPECTED_RESULTS, cfg.TEST.EXPECTED_RESULTS_SIGMA_TOL)
+    check_expected(metrics, cfg.TEST.EXPECTED_RESULTS, _EXPECTED_SIGMAS)
+    return metrics
+
+
+def measure(cfg: CfgNode, dataset: CocoDataset, results: Results) -> Metrics:
+    """Compute the metrics of all evaluators of a dataset, by kind, see `evaluate_dataset`."""
+    metrics: Metrics = {}
+    for name, evaluator in build_evaluators(cfg, dataset).items():
+        for kind, values in evaluator.evaluate(cfg, dataset, results).items():
+            metrics[f"{name} {kind}" if kind in metrics else kind] = values
     return metrics
 
 
@@ -174,8 +172,6 @@ def run_inference(
 
     A thread pastes masks and converts the detections of a batch while a GPU computes the next one.
     """
-    from detlite.evaluation.detection_results import to_coco_results
-
     results: list[Results] = []
     categories = match_categories(detector, dataset, log=True)
     matched = torch.tensor([k for k, row in enumerate(categories, start=1) if row])

@@ -1,7 +1,5 @@
 """Whole runs from a config: build everything, train or evaluate, write files to OUTPUT_DIR."""
 
-from __future__ import annotations
-
 import io
 import logging
 import sys
@@ -9,11 +7,11 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from yacs.config import CfgNode
 
 from detlite.checkpoint.files import Checkpoint
+from detlite.checkpoint.loading import load_weights, name_categories, read_weights
 from detlite.config import ConfigError
 from detlite.data import (
     CocoDataset,
@@ -22,6 +20,7 @@ from detlite.data import (
     log_findings,
 )
 from detlite.distributed import is_main, process_group, rank
+from detlite.evaluation.metrics import Metrics
 from detlite.files.atomic_write import open_to_append
 from detlite.modeling import build_model
 from detlite.modeling.detection_model import DetectionModel
@@ -33,9 +32,6 @@ from .rng import seed_all
 from .run_config import complete_config
 from .run_files import METRICS_FILE, run_lock, write_config
 from .trainer import Trainer
-
-if TYPE_CHECKING:
-    from detlite.evaluation.metrics import Metrics
 
 # "run": draws the results of a run, from its config, model, test sets and last metrics.
 DRAWINGS: Registry[
@@ -55,8 +51,6 @@ def run_training(
     model = build_model(cfg)
     model.categories = train_set.categories
     if weights:
-        from detlite.checkpoint.loading import load_weights
-
         load_weights(model, weights, cfg.MODEL.REINIT_HEADS)
     del weights  # free its memory
     model.categories = train_set.categories  # not the categories of the weights
@@ -70,8 +64,6 @@ def run_training(
 
 def run_evaluation(cfg: CfgNode, weights: Checkpoint | None = None) -> dict[str, Metrics]:
     """Evaluate `weights` or MODEL.WEIGHT on the test sets, see `evaluate.evaluate`."""
-    from detlite.checkpoint.loading import load_weights, name_categories, read_weights
-
     if not cfg.DATASETS.TEST:
         raise ConfigError("DATASETS.TEST is empty: name at least one entry of DATASETS.CATALOG")
     output_dir = Path(cfg.OUTPUT_DIR)

@@ -1,26 +1,22 @@
-"""The config of a training run, from a file, the data, the weights, the minutes and overrides.
-
-Data that are not in the config and checkpoints are read by modules that are imported when needed.
-"""
-
-from __future__ import annotations
+"""The config of a training run, from a file, the data, the weights, the minutes and overrides."""
 
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from yacs.config import CfgNode
 
+from detlite.checkpoint.files import Checkpoint
+from detlite.checkpoint.loading import read_weights
+from detlite.checkpoint.stored_config import apply_convention, checkpoint_config
 from detlite.config import ConfigError, load_config
 from detlite.config.loading import flatten
+from detlite.data.data_arguments import Data, FilePath, training_data
 from detlite.distributed import world_size
 
+from .checkpointer import newest_checkpoint
 from .run_files import CONFIG_FILE, choose_output_dir, files_of_run
-
-if TYPE_CHECKING:
-    from detlite.checkpoint.files import Checkpoint
-    from detlite.data.data_arguments import Data, FilePath
 
 logger = logging.getLogger(__name__)
 
@@ -54,8 +50,6 @@ def training_overrides(
     opts: dict[str, Any] = {}
     summary = ""
     if data is not None:
-        from detlite.data.data_arguments import training_data
-
         opts, summary = training_data(data, test_data, single_class)
     if weights is not None:
         opts |= {"MODEL.WEIGHT": str(weights), "MODEL.REINIT_HEADS": True}
@@ -110,19 +104,10 @@ def complete_config(cfg: CfgNode, resume: bool) -> tuple[CfgNode, Checkpoint | N
         The config, and the initial weights of a new run, if any. A resumed run does not read them,
         because their file may be gone.
     """
-    if resume:
-        from detlite.checkpoint.stored_config import apply_convention, checkpoint_config
-
-        from .resuming import newest_checkpoint
-
-        if previous := newest_checkpoint(Path(cfg.OUTPUT_DIR)):
-            stored = dict(flatten(checkpoint_config(previous) or {}))
-            return resolve_frozen_norms(apply_convention(cfg, previous), stored), None
-    weights = None
-    if cfg.MODEL.WEIGHT:
-        from detlite.checkpoint.loading import read_weights
-
-        cfg, weights = read_weights(cfg)
+    if resume and (previous := newest_checkpoint(Path(cfg.OUTPUT_DIR))):
+        stored = dict(flatten(checkpoint_config(previous) or {}))
+        return resolve_frozen_norms(apply_convention(cfg, previous), stored), None
+    cfg, weights = read_weights(cfg)
     return resolve_frozen_norms(cfg), weights
 
 

@@ -39,7 +39,6 @@ def build_schedule_free(groups: list[dict[str, Any]], lr: float, solver: CfgNode
             "SOLVER.OPTIMIZER ScheduleFreeAdamW needs a package: pip install schedulefree"
         ) from error
     optimizer: Optimizer = AdamWScheduleFree(groups, lr=lr, betas=(solver.MOMENTUM, 0.999))
-    optimizer.register_step_pre_hook(_restart_unused_groups)
     restore_trained_weights(optimizer)
     return optimizer
 
@@ -72,14 +71,3 @@ def restore_trained_weights(optimizer: Optimizer) -> None:
     for group in optimizer.param_groups:
         if "train_mode" in group:
             group["train_mode"] = True
-
-
-def _restart_unused_groups(optimizer: Optimizer, *_: Any) -> None:
-    """Restart the counters of groups that were frozen in all steps so far.
-
-    Their second moments start at 0 now. If they were corrected for the number of all steps, the
-    first updates would be up to 30 times too large.
-    """
-    for group in optimizer.param_groups:
-        if not any(optimizer.state.get(parameter) for parameter in group["params"]):
-            group.update(k=0, weight_sum=0.0)

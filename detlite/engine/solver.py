@@ -4,7 +4,6 @@ import logging
 import math
 from bisect import bisect_right
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import nn
@@ -16,6 +15,7 @@ from detlite.modeling.backbone import Backbone
 from detlite.modeling.layers.norm import FrozenBatchNorm2d, LevelBatchNorm
 
 from .schedule import Duration
+from .schedule_free import build_schedule_free
 
 logger = logging.getLogger(__name__)
 
@@ -26,67 +26,42 @@ _NORM_LAYERS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm, Leve
 def build_optimizer(cfg: CfgNode, model: nn.Module) -> torch.optim.Optimizer:
     """Build SOLVER.OPTIMIZER for the trainable parameters of a model.
 
-    Learning rates are relative to the base learning rate of `base_lr`:
+    Learning rates are relative to SOLVER.BASE_LR:
 
     - Biases, also in normalization layers, have BIAS_LR_FACTOR times the learning rate and
       the weight decay WEIGHT_DECAY_BIAS. Scales of normalization layers have WEIGHT_DECAY_NORM.
     - The backbone without its neck has LAYER_DECAY to the power of n times in its n-th layer before
       the neck, as in ViTDet (https://arxiv.org/abs/2203.16527).
 
-    The first parameter group has the base learning rate if any group has.
+    The first parameter group has SOLVER.BASE_LR if any group has.
     """
     groups = _parameter_groups(cfg, model)
     if not groups:
         raise ConfigError(
             "the model has no trainable parameters: lower MODEL.BACKBONE.FREEZE_CONV_BODY_AT"
         )
-    lr, momentum = base_lr(cfg), cfg.SOLVER.MOMENTUM
-    if cfg.SOLVER.AUTO_SCALE_LR:
-        logger.info(
-            "SOLVER.AUTO_SCALE_LR: learning rate %g for a batch of %d, instead of %g for %d", lr,
-            cfg.SOLVER.IMS_PER_BATCH, cfg.SOLVER.BASE_LR, cfg.SOLVER.REFERENCE_IMS_PER_BATCH,
-        )  # fmt: skip
+    lr, momentum = cfg.SOLVER.BASE_LR, cfg.SOLVER.MOMENTUM
+    if cfg.SOLVER.OPTIMIZER == "ScheduleFreeAdamW":
+        return build_schedule_free(groups, lr, cfg.SOLVER)
     # Fused optimizers are faster. But if the gradient scaler of float16 skips the first step after
     # an overflow, which is common, torch's fused SGD uses momentum that was never initialized.
     fused = cfg.DTYPE != "float16"
-    if cfg.SOLVER.OPTIMIZER == "ScheduleFreeAdamW":
-        from .schedule_free import build_schedule_free
-
-        return build_schedule_free(groups, lr, cfg.SOLVER)
     if cfg.SOLVER.OPTIMIZER == "AdamW":
         return torch.optim.AdamW(groups, lr=lr, betas=(momentum, 0.999), fused=fused)
-    # Fused SGD cannot start the momentum of some parameters later either. FusedSGD, once a class of
-    # NVIDIA's apex, is the same.
-    fused = fused and not cfg.SOLVER.BACKBONE_FREEZE_ITERS
+    # FusedSGD, once a class of NVIDIA's apex, is the same.
     return torch.optim.SGD(groups, lr=lr, momentum=momentum, fused=fused)
 
 
-def warn_of_frozen_layers(cfg: CfgNode, model: nn.Module, iterations: int | None) -> None:
-    """Log a warning if the backbone, or its random batch norm, is not trained in a run at all."""
-    frozen = cfg.SOLVER.BACKBONE_FREEZE_ITERS
-    if iterations is not None and iterations <= frozen:
-        logger.warning(
-            "SOLVER.BACKBONE_FREEZE_ITERS is %d and the run has %d iterations: the backbone is "
-            "not trained at all", frozen, iterations,
-        )  # fmt: skip
-    norms = any(isinstance(module, FrozenBatchNorm2d) for module in model.modules())
-    if norms and not cfg.MODEL.WEIGHT:
-        timm = cfg.MODEL.BACKBONE.CONV_BODY.startswith("timm/")
-        key = "MODEL.TIMM.FROZEN_NORM False" if timm else "MODEL.RESNETS.NORM BN or GN"
-        logger.warning(
-            "batch norm is frozen, but MODEL.WEIGHT is empty: a backbone with random weights "
-            "hardly trains without batch statistics. Set %s to train from scratch", key
-        )  # fmt: skip
-
-
-def base_lr(cfg: CfgNode) -> float:
-    """Return SOLVER.BASE_LR, with SOLVER.AUTO_SCALE_LR in proportion to the batch size.
-
-    This is the linear scaling rule of https://arxiv.org/abs/1706.02677.
-    """
-    solver = cfg.SOLVER
-    scale = solver.IMS_PER_BATCH / solver.REFERENCE_IMS_PER_BATCH if solver.AUTO_SCALE_LR else 1.0
-    return solver.BASE_LR * scale
+def warn_of_frozen_norms(cfg: CfgNode, model: nn.Module) -> None:
+    """Log a warning if batch norm with random weights is not trained."""
+    if cfg.MODEL.WEIGHT or not any(isinstance(m, FrozenBatchNorm2d) for m in model.modules()):
+        return
+    timm = cfg.MODEL.BACKBONE.CONV_BODY.startswith("timm/")
+    key = "MODEL.TIMM.FROZEN_NORM False" if timm else "MODEL.RESNETS.NORM BN or GN"
+    logger.warning(
+        "batch norm is frozen, but MODEL.WEIGHT is empty: a backbone with random weights "
+        "hardly trains without batch statistics. Set %s to train from scratch", key
+    )  # fmt: skip
 
 
 def build_scheduler(
@@ -104,7 +79,7 @@ def build_scheduler(
         logger.warning(
             "SOLVER.WARMUP_ITERS is %d and the run has %d iterations: the learning rate never "
             "reaches SOLVER.BASE_LR %g. Set SOLVER.WARMUP_ITERS %d",
-            solver.WARMUP_ITERS, max_iter, base_lr(cfg), int(MAX_WARMUP * max_iter),
+            solver.WARMUP_ITERS, max_iter, solver.BASE_LR, int(MAX_WARMUP * max_iter),
         )  # fmt: skip
 
     def factor(iteration: int) -> float:
@@ -147,29 +122,26 @@ def _check_steps(steps: Sequence[float], max_iter: int | None) -> None:
 
 
 def _parameter_groups(cfg: CfgNode, model: nn.Module) -> list[dict]:
-    """Group trainable parameters by learning rate, weight decay and initial freezing."""
+    """Group trainable parameters by learning rate and weight decay."""
     solver, factors = cfg.SOLVER, _backbone_lr_factors(cfg, model)
-    backbone: Any = getattr(model, "backbone", None)
-    frozen = set(backbone.body.parameters()) if solver.BACKBONE_FREEZE_ITERS else set()
-    groups: dict[tuple[float, float, bool], list[tuple[str, nn.Parameter]]] = {}
+    groups: dict[tuple[float, float], list[tuple[str, nn.Parameter]]] = {}
     seen: set[nn.Parameter] = set()
     for path, module in model.named_modules():
         for name, parameter in module.named_parameters(recurse=False):
             if parameter in seen or not parameter.requires_grad:
                 continue
             seen.add(parameter)
-            lr, decay = base_lr(cfg) * factors.get(parameter, 1.0), solver.WEIGHT_DECAY
+            lr, decay = solver.BASE_LR * factors.get(parameter, 1.0), solver.WEIGHT_DECAY
             if name.endswith("bias"):
                 lr, decay = lr * solver.BIAS_LR_FACTOR, solver.WEIGHT_DECAY_BIAS
             elif isinstance(module, _NORM_LAYERS):
                 decay = decay if solver.WEIGHT_DECAY_NORM is None else solver.WEIGHT_DECAY_NORM
-            key = lr, decay, parameter in frozen
-            groups.setdefault(key, []).append((f"{path}.{name}", parameter))
+            groups.setdefault((lr, decay), []).append((f"{path}.{name}", parameter))
     # The learning rate of the first group is logged.
-    ordered = sorted(groups.items(), key=lambda group: group[0][0] != base_lr(cfg))
+    ordered = sorted(groups.items(), key=lambda group: group[0][0] != solver.BASE_LR)
     return [
         {"params": parameters, "lr": lr, "weight_decay": decay}
-        for (lr, decay, _), parameters in ordered
+        for (lr, decay), parameters in ordered
     ]
 
 

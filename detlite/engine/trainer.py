@@ -1,13 +1,11 @@
 """Training loop."""
 
-from __future__ import annotations
-
 import logging
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,40 +15,34 @@ from detlite.data import CocoDataset, ConcatDataset, build_train_loader
 from detlite.data.loading.batch_loader import Batch
 from detlite.distributed import world_size
 from detlite.errors import NonFiniteLossError
+from detlite.evaluation.metrics import Metrics
 from detlite.files.atomic_write import make_folder
+from detlite.modeling.compilation import compile_losses
 from detlite.modeling.detection_model import DetectionModel
 from detlite.modeling.optimize_for_training import optimize_for_training
 from detlite.modeling.precision import resolve_dtype
 
-from .checkpointer import save_run
+from .checkpointer import newest_checkpoint, resume_run, save_run
 from .evaluate import EMA_SUFFIX, check_evaluation, evaluate
-from .hooks.base import HOOKS, Hook
+from .hooks.base import HOOKS, Hook, TrainingRun
 from .hooks.best_checkpoint import BestCheckpoint, StoreScoreThreshold
-from .hooks.metrics import MachineLoad, Meters, MetricsWriter, Progress
+from .hooks.ema import ModelEMA
+from .hooks.metrics import Meters, MetricsWriter, Progress
 from .run_files import FINAL_CHECKPOINT
 from .schedule import RunSchedule, build_duration
+from .schedule_free import averaged_weights
 from .signals import StoppedError, StopSignals
-from .solver import build_optimizer, build_scheduler, warn_of_frozen_layers
+from .solver import build_optimizer, build_scheduler, warn_of_frozen_norms
 from .train_step import TrainStep
-
-if TYPE_CHECKING:
-    from detlite.evaluation.metrics import Metrics
-
-    from .hooks.ema import ModelEMA
+from .validation_loss import build_loss_dataset
 
 logger = logging.getLogger(__name__)
 
 
-class Trainer:
+class Trainer(TrainingRun):
     """Trains a detector with the settings of SOLVER, evaluates it, and writes the files of a run.
 
     Every process creates a Trainer, with hooks in addition to SOLVER.HOOKS, and calls `train`.
-
-    Attributes:
-        iteration: number of the current iteration, from 1. Before the first step of a run, and
-            after a step, it is the number of finished iterations.
-        checkpoint: file that the run saved last or resumed from.
-        schedule: decides when the run logs, saves, evaluates and ends.
     """
 
     def __init__(
@@ -65,52 +57,34 @@ class Trainer:
         for test_set in test_sets:
             check_evaluation(cfg, model, test_set)
             if cfg.TEST.LOSS:
-                from .validation_loss import build_loss_dataset
-
                 build_loss_dataset(cfg, test_set.name)  # raises errors now, not after hours
         self.cfg, self.model = cfg, model
         self.train_set, self.test_sets = train_set, test_sets
         self.output_dir = Path(cfg.OUTPUT_DIR)
-        self.iteration = 0
         self.checkpoint = self.output_dir / FINAL_CHECKPOINT
         self.duration = build_duration(cfg, len(train_set))
         self.schedule = RunSchedule(solver, self.duration, bool(test_sets))
-        warn_of_frozen_layers(cfg, model, self.duration.max_iter)
+        warn_of_frozen_norms(cfg, model)
 
         optimize_for_training(model)
         if cfg.MODEL.COMPILE:
-            from detlite.modeling.compilation import compile_losses
-
             compile_losses(model)
         self.optimizer = build_optimizer(cfg, model)
         self.scaler = torch.amp.GradScaler(model.device.type, enabled=cfg.DTYPE == "float16")
-        if self.scaler.is_enabled() or solver.MAX_SKIPPED_STEPS:
+        if self.scaler.is_enabled():
             # torch warns of a wrong order of calls if the optimizer's first step is skipped.
             warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step")
-        freezing: list[Hook] = []
-        if solver.BACKBONE_FREEZE_ITERS:
-            from .hooks.freezing import BackboneFreezeSchedule
-
-            freezing = [BackboneFreezeSchedule(model, solver.BACKBONE_FREEZE_ITERS)]
         self.train_step = TrainStep(cfg, model, self.optimizer, self.scaler)
 
         self.meters = Meters(self.duration.max_iter)
         self.signals = StopSignals()
-        self.ema: ModelEMA | None = None
-        if solver.EMA_DECAY:
-            from .hooks.ema import ModelEMA
-
-            self.ema = ModelEMA(model, solver.EMA_DECAY)
-        self.best = BestCheckpoint(solver.BEST_METRIC, solver.PATIENCE)
-        named = [HOOKS.get(name, "SOLVER.HOOKS")(cfg) for name in solver.HOOKS]
-        self.user_hooks: list[Hook] = [*named, *hooks]
-        self.hooks: list[Hook] = [
-            *freezing,
+        self.ema = ModelEMA(model, solver.EMA_DECAY) if solver.EMA_DECAY else None
+        self.hooks = [
             *([self.ema] if self.ema else []),
             StoreScoreThreshold(),  # before the best checkpoint is copied
-            self.best,
-            *self.user_hooks,
-            MachineLoad(),
+            BestCheckpoint(solver.BEST_METRIC, solver.PATIENCE),
+            *(HOOKS.get(name, "SOLVER.HOOKS")(cfg) for name in solver.HOOKS),
+            *hooks,
             Progress(),
             MetricsWriter(self.output_dir),
         ]
@@ -161,15 +135,6 @@ class Trainer:
             self._call_hooks("after_train")
         return metrics
 
-    def finish(self) -> None:
-        """End the run after the current iteration, with the final checkpoint and evaluation.
-
-        Hooks call this, in one process or in all. If called in `before_train`, no iteration
-        follows; if called after an evaluation, one more follows. A resumed run does not remember
-        it: a hook that ended a run should call it again in `before_train`.
-        """
-        self.schedule.finish()
-
     def _start(self, resume: bool) -> Iterator[Batch]:
         """Restore the newest checkpoint if asked to, call the hooks, and return the batches."""
         resumed = self._resume() if resume else False
@@ -191,8 +156,6 @@ class Trainer:
 
     def _resume(self) -> bool:
         """Restore the newest checkpoint; return False if there is none."""
-        from .resuming import newest_checkpoint, resume_run
-
         if previous := newest_checkpoint(self.output_dir):
             resume_run(self, previous)
             self.checkpoint = previous.path
@@ -206,23 +169,23 @@ class Trainer:
         self._closing.callback(_close, hook)
 
     def _log(self) -> None:
-        if means := self.meters.read(self.iteration):
-            means["lr"] = float(self.scheduler.get_last_lr()[0])
-            self._call_hooks("after_log", means | self.duration.report())
+        means = self.meters.read(self.iteration)
+        means["lr"] = float(self.scheduler.get_last_lr()[0])
+        self._call_hooks("after_log", means | self.duration.report())
 
     def _save(self) -> None:
         self.meters.check()  # save and evaluate nothing after a non-finite loss
         final = self.schedule.is_last
         name = FINAL_CHECKPOINT if final else f"model_{self.iteration:07d}.pth"
         self.checkpoint = self.output_dir / name
-        with self._averaged_weights():
+        with averaged_weights(self.optimizer):
             save_run(self, self.checkpoint)
 
     def _evaluate(self) -> dict[str, Metrics]:
         """Evaluate the weights, and the averaged weights with results in the folder `average`."""
         inputs, folder = (self.cfg, self.model, self.test_sets), self.output_dir / "average"
         immediately = self.signals.ending_immediately("continue by --resume")
-        with self._averaged_weights():
+        with averaged_weights(self.optimizer):
             with immediately, self.duration.evaluating():
                 metrics = evaluate(*inputs, self.output_dir)
                 if self.ema:
@@ -233,14 +196,6 @@ class Trainer:
             if self.test_sets:
                 self._call_hooks("after_evaluation", metrics)
         return metrics
-
-    def _averaged_weights(self) -> AbstractContextManager[None]:
-        """Use the averages of a schedule-free optimizer in the model within a `with` block."""
-        if self.cfg.SOLVER.OPTIMIZER != "ScheduleFreeAdamW":
-            return nullcontext()
-        from .schedule_free import averaged_weights
-
-        return averaged_weights(self.optimizer)
 
     def _call_hooks(self, method: str, *args: dict[str, Any] | dict[str, Tensor]) -> None:
         for hook in self.hooks:

@@ -145,6 +145,6 @@ def max_detections(cfg: CfgNode, dataset: CocoDataset) -> int:
         return limit
     from detlite.data.transforms.tiles import tile_windows  # only few datasets need tiles
 
-    tiling = cfg.TEST.TILE, cfg.TEST.TILE_OVERLAP
-    tiles = max((len(tile_windows(size, *tiling)) for size in set(dataset.sizes)), default=1)
+    side = cfg.TEST.TILE
+    tiles = max((len(tile_windows(size, side)) for size in set(dataset.sizes)), default=1)
     return limit * (tiles + 1) if tiles > 1 else limit  # an image of one tile is not cut

@@ -50,4 +50,4 @@ def wrap_detector(
     if not options.tile:
         return augmented or model
     detector = augmented or ResizingDetector(model, options.view)
-    return TiledDetector(detector, options.tile, options.tile_batch, options.tile_overlap)
+    return TiledDetector(detector, options.tile, options.tile_batch)

@@ -44,7 +44,6 @@ class InferenceOptions:
         tile: side of the overlapping tiles that larger images are cut into, in pixels of the
             original image; 0: no tiles. Tiles are resized like images.
         tile_batch: maximum number of tiles per call of the model.
-        tile_overlap: minimum overlap of neighboring tiles as a fraction of their side.
         dtype: precision of the forward pass with autocast: "float32", "float16", "bfloat16", or
             "auto" for the fastest one on the device. A model of `detlite.optimize` with float32 is
             faster.
@@ -57,7 +56,6 @@ class InferenceOptions:
     views: Sequence[View] = ()
     tile: int = 0
     tile_batch: int = 8
-    tile_overlap: float = 0.2
     dtype: str = "float32"
     score_thresh: float | None = None
     images: ImageOptions = DEFAULT_OPTIONS
@@ -94,7 +92,6 @@ def build_options(cfg: CfgNode, dtype: str, opts: Sequence[Any] = ()) -> Inferen
         _build_views(cfg),
         cfg.TEST.TILE,
         cfg.TEST.IMS_PER_BATCH,
-        cfg.TEST.TILE_OVERLAP,
         dtype,
         score_thresh,
         build_image_options(cfg),

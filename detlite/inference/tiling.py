@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_map
 from detlite.config import ConfigError
 from detlite.conventions import Convention
 from detlite.data.transforms.resize import size_of
-from detlite.data.transforms.tiles import tile_windows
+from detlite.data.transforms.tiles import OVERLAP, tile_windows
 from detlite.structures import boxes as box_ops
 from detlite.structures.instances import Detections
 from detlite.structures.masks.pasting import paste_probabilities
@@ -71,7 +71,7 @@ class Tile:
         return torch.cat([inside[:, :2], -inside[:, 2:]], dim=1)
 
 
-def cut_tiles(size: tuple[int, int], side: int, overlap: float) -> list[Tile]:
+def cut_tiles(size: tuple[int, int], side: int, overlap: float = OVERLAP) -> list[Tile]:
     """Return evenly spaced tiles of an image of (height, width), row by row; see `tile_windows`."""
     windows = tile_windows(size, side, overlap)
     return [Tile(x, y, x + width, y + height) for y, x, height, width in windows]
@@ -87,23 +87,20 @@ class TiledDetector(ImageDetector):
         detector: detects in each tile.
         side: of a tile in pixels of the original image.
         batch: maximum number of tiles per call of `detector`.
-        overlap: minimum overlap of neighbors as a fraction of the side.
     """
 
-    def __init__(
-        self, detector: ImageDetector, side: int, batch: int = 8, overlap: float = 0.2
-    ) -> None:
+    def __init__(self, detector: ImageDetector, side: int, batch: int = 8) -> None:
         if detector.takes_proposals:
             raise ConfigError(
                 "TEST.TILE must be 0 for a Fast R-CNN: its proposals refer to whole images"
             )
         super().__init__(detector.model)
         self.detector = detector
-        self.side, self.batch, self.overlap = side, batch, overlap
+        self.side, self.batch = side, batch
 
     def _detect(self, image: Tensor, proposals: Tensor | None, min_score: float) -> Detections:
         height, width = size = size_of(image)
-        tiles = cut_tiles(size, self.side, self.overlap)
+        tiles = cut_tiles(size, self.side)
         detections = self.detector.detect([image], None, min_score)
         if len(tiles) == 1:
             return detections[0]

@@ -75,8 +75,8 @@ class Postprocess:
 
 def build_suppression(cfg: CfgNode, iou_thresh: float) -> Suppression:
     """Build the suppression settings from TEST.NMS and an IoU threshold."""
-    names = ("METHOD", "SIGMA", "VOTE_THRESH", "MIN_SCORE", "CLASS_AGNOSTIC")
-    return Suppression(iou_thresh, *(cfg.TEST.NMS[name] for name in names))
+    nms = cfg.TEST.NMS
+    return Suppression(iou_thresh, nms.METHOD, nms.CLASS_AGNOSTIC)
 
 
 def build_postprocess(cfg: CfgNode) -> Postprocess:

@@ -11,27 +11,25 @@ from detlite.config.removed import OPTIONS, VALUES
 from detlite.data.datasets.catalog import locate_dataset
 
 ROOT = Path(__file__).parents[2]
-ON = {
-    "INPUT.EARLY_FRACTION": 0.5,
-    "MODEL.ROI_HEADS.DYNAMIC": True,
-    "MODEL.ROI_MASK_HEAD.LOSS": "bce_dice",
-    "INPUT.MOSAIC_PROB": 0.5,
-    "INPUT.QUARTER_TURNS": True,
-    "INPUT.SCALE_JITTER": [0.5, 2.0],
-    "SOLVER.BACKBONE_LR_FACTOR": 0.3,
-    "TEST.BOX_FROM_MASK": 0.5,
-    "TEST.MASK_CONFIDENCE": 1.0,
-    "DATALOADER.SHARD_SHUFFLE": 5,
-    "DATASETS.TRAIN_SHARES": [1.0, 3.0],
-    "DATASETS.UNLABELED": "more",
-}
+
+
+def turned_on(off):
+    """Return another value than the one that turns a key off."""
+    if isinstance(off, bool):
+        return not off
+    return [0.5, 2.0] if isinstance(off, tuple | list) else off + type(off)(3)
+
+
+ON = {name: turned_on(off) for name, (off, _) in REMOVED.items()}
 
 
 @pytest.mark.parametrize("name", REMOVED)
 def test_a_removed_key_is_an_error_unless_it_is_off(tmp_path, name):
     off, reason = REMOVED[name]
-    assert load_config(None, [name, off]) == load_config(None, [name, str(off)]) == load_config()
-    message = f"{name}: removed, {re.escape(reason)}"
+    stored = list(off) if isinstance(off, tuple) else off
+    for value in (off, str(off), stored):
+        assert load_config(None, [name, value]) == load_config()
+    message = rf"{name} .*: removed, {re.escape(reason)}"
     with pytest.raises(ConfigError, match=f"overrides: {message}"):
         load_config(None, [name, ON[name]])
     file, (section, _, key) = tmp_path / "config.yaml", name.partition(".")
@@ -48,16 +46,15 @@ def test_a_removed_value_is_an_error(name, value):
 
 
 def test_stored_weights_do_not_need_the_removed_settings_of_their_training():
-    stored = {**ON, "SOLVER.OPTIMIZER": "Muon", "SEED": 3}
-    with pytest.raises(ConfigError, match=r"model\.pth: TEST\.BOX_FROM_MASK: removed"):
-        config_from(stored, Path("model.pth"))
-    del stored["TEST.BOX_FROM_MASK"]
+    stored = {"SOLVER.OPTIMIZER": "Muon", "SEED": 3, "TEST.MASK_CONFIDENCE": 1.0}
+    stored |= {k: on for k, on in ON.items() if not k.startswith(("TEST.", "MODEL.FBNET."))}
     cfg = config_from(stored, Path("model.pth"))
     assert cfg.SEED == 3
     assert cfg.SOLVER.OPTIMIZER == default_config().SOLVER.OPTIMIZER
-    with pytest.raises(ConfigError, match=r"model\.pth: TEST\.NMS\.METHOD fusion: removed"):
-        config_from({"TEST.NMS.METHOD": "fusion"}, Path("model.pth"))
-    with pytest.raises(ConfigError, match=r"overrides: INPUT\.MOSAIC_PROB: removed"):
+    for name, value in (("TEST.NMS.METHOD", "fusion"), ("MODEL.FBNET.SCALE_FACTOR", 0.5)):
+        with pytest.raises(ConfigError, match=rf"model\.pth: {name} {value}: removed"):
+            config_from({name: value}, Path("model.pth"))
+    with pytest.raises(ConfigError, match=r"overrides: INPUT\.MOSAIC_PROB 0\.5: removed"):
         config_from(stored, Path("model.pth"), ["INPUT.MOSAIC_PROB", 0.5])
 
 

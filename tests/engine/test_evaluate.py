@@ -62,7 +62,7 @@ def test_a_thread_converts_detections_while_the_next_ones_are_computed(
         return to_coco_results(*arguments)
 
     monkeypatch.setattr("detlite.engine.evaluate._CONVERTING_MEANWHILE", ("cpu",))
-    monkeypatch.setattr("detlite.evaluation.detection_results.to_coco_results", convert)
+    monkeypatch.setattr("detlite.engine.evaluate.to_coco_results", convert)
     assert evaluated() == metrics
     assert file.read_bytes() == written
     assert len(threads) == 1
@@ -87,14 +87,14 @@ def test_tiles(make_cfg, make_sets, toy, blocks, tmp_path):
     toy.postprocess = SimpleNamespace(
         suppression=SimpleNamespace(iou_thresh=0.5, views_iou_thresh=None, class_agnostic=False)
     )
-    cfg = make_cfg("TEST.TILE", 16, "TEST.TILE_OVERLAP", 0.5, "INPUT.MIN_SIZE_TEST", 16)
+    cfg = make_cfg("TEST.TILE", 16, "INPUT.MIN_SIZE_TEST", 16)
     metrics = evaluate(cfg, toy, make_sets(cfg)[1], tmp_path)["val"]
     assert len(seen) > 7 * 4
     assert (metrics["bbox"]["AP50"], metrics["segm"]["AP50"]) == (1.0, 1.0)
     results = json.loads((tmp_path / "results_val.json").read_text())
     results.sort(key=lambda result: result["image_id"])  # stable; larger images come first
     toy.categories = [{"id": 7, "name": "red"}, {"id": 9, "name": "green"}]
-    options = InferenceOptions(View(16, 1333), tile=16, tile_overlap=0.5)
+    options = InferenceOptions(View(16, 1333), tile=16)
     predictor = Predictor(toy, rle=True, options=options)
     predictions = predictor([blocks / f"{number}.png" for number in range(7)])
     masks = [mask for one in predictions for mask in one["masks"]]

@@ -13,7 +13,7 @@ from detlite.config import load_config
 from detlite.engine.schedule import build_duration
 from detlite.engine.schedule_free import averaged_weights, restore_trained_weights
 from detlite.engine.solver import build_optimizer, build_scheduler
-from tests.engine.toy import assert_equal, new_toy
+from tests.engine.toy import assert_equal
 
 KEYS = ["SOLVER.OPTIMIZER", "ScheduleFreeAdamW", "SOLVER.LR_SCHEDULE", "constant"]
 LR, DECAY, BETA = 0.01, 0.1, 0.9
@@ -109,21 +109,6 @@ def test_the_learning_rate_is_constant_after_warm_up():
         optimizer.step()
         scheduler.step()
     assert rates == pytest.approx([0.5, 0.75, *[1.0] * 8])
-
-
-def test_a_backbone_that_was_frozen_first_is_trained_like_from_the_start():
-    frozen, other = new_toy(), new_toy()
-    optimizer, second = (build(m, "SOLVER.BACKBONE_FREEZE_ITERS", 100) for m in (frozen, other))
-    with averaged_weights(optimizer):  # before the first step
-        pass
-    for _ in range(100):
-        train(optimizer, frozen.roi_heads["box"]["predictor"]["cls_score"].weight, 1)
-        optimizer.zero_grad()
-    for model, own in ((frozen, optimizer), (other, second)):
-        train(own, model.body.weight, 3)
-    assert_equal(frozen.body.state_dict(), other.body.state_dict())
-    with averaged_weights(optimizer), averaged_weights(second):
-        assert_equal(frozen.body.state_dict(), other.body.state_dict())
 
 
 def test_a_missing_package_is_named(monkeypatch):

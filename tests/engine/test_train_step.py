@@ -1,6 +1,5 @@
-"""Training steps: accumulation, clipping, and steps that are skipped."""
+"""Training steps: accumulation and clipping."""
 
-import math
 from pathlib import Path
 
 import pytest
@@ -8,7 +7,6 @@ import torch
 
 from detlite.checkpoint.files import read_checkpoint
 from detlite.config import ConfigError
-from detlite.errors import NonFiniteLossError
 from tests.engine.toy import new_toy, read_metrics
 
 
@@ -45,32 +43,3 @@ def test_accumulated_gradients_equal_those_of_the_whole_batch(train_toy, tmp_pat
 def test_batches_that_cannot_be_divided_are_refused(train_toy):
     with pytest.raises(ConfigError, match=r"ACCUMULATION_STEPS 3 in 1 processes: .* multiple of 3"):
         train_toy("SOLVER.ACCUMULATION_STEPS", 3)
-
-
-def test_a_non_finite_step_may_be_skipped(train_toy, diverging_toy, caplog):
-    model, image_ids = diverging_toy
-    cfg, _ = train_toy("SOLVER.MAX_ITER", 5, "SOLVER.MAX_SKIPPED_STEPS", 1, model=model)
-    assert "skipped step 1 of at most 1" in caplog.text
-    assert str(image_ids[2]) in caplog.text
-    assert [row["iteration"] for row in read_metrics(cfg.OUTPUT_DIR)] == [1, 2, 4, 5]
-    final = read_checkpoint(Path(cfg.OUTPUT_DIR) / "model_final.pth")
-    assert final.training["skipped"] == 1
-    assert all(value.isfinite().all() for value in final.model.values())
-
-
-def test_a_skipped_step_changes_neither_weights_nor_batch_statistics(train_toy, toy):
-    forward, seen = toy.forward, []
-
-    def diverge(images, targets):
-        losses = forward(images, targets)
-        seen.append(toy.norm.running_mean.clone())
-        losses["loss_box"] = losses["loss_box"] * math.nan
-        return losses
-
-    before = {name: value.clone() for name, value in toy.state_dict().items()}
-    toy.forward = diverge
-    with pytest.raises(NonFiniteLossError, match=r"3 steps were already skipped, the limit SOLVER"):
-        train_toy("SOLVER.MAX_ITER", 9, "SOLVER.MAX_SKIPPED_STEPS", 3, model=toy)
-    assert len(seen) == 4
-    assert not torch.equal(seen[0], before["norm.running_mean"])
-    torch.testing.assert_close(dict(toy.state_dict()), before, rtol=0, atol=0)

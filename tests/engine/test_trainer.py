@@ -14,8 +14,8 @@ import torch
 
 from detlite.checkpoint.files import read_checkpoint
 from detlite.data import DataError, build_train_dataset
+from detlite.engine.checkpointer import newest_checkpoint
 from detlite.engine.hooks import Hook
-from detlite.engine.resuming import newest_checkpoint
 from detlite.engine.signals import StoppedError
 from detlite.engine.trainer import Trainer
 from detlite.errors import NonFiniteLossError
@@ -57,11 +57,6 @@ def test_metrics_are_means_since_the_last_line(train_toy, tmp_path, save_period)
     assert iterations(cfg) == [3, 5]
     means = [sum(each[:3]) / 3, sum(each[3:]) / 2]
     assert [row["loss"] for row in read_metrics(cfg.OUTPUT_DIR)] == pytest.approx(means)
-
-
-def test_the_learning_rate_is_scaled_to_the_batch_on_request(train_toy):
-    cfg, _ = train_toy("SOLVER.AUTO_SCALE_LR", True, "SOLVER.REFERENCE_IMS_PER_BATCH", 8)
-    assert read_metrics(cfg.OUTPUT_DIR)[2]["lr"] == pytest.approx(0.1 / 4)
 
 
 class WeightsInHooks(Hook):
@@ -226,7 +221,7 @@ def test_nothing_is_saved_or_evaluated_after_a_non_finite_loss(
 
 def test_losses_are_compiled_on_request(plates_config, monkeypatch):
     compiled = []
-    monkeypatch.setattr("detlite.modeling.compilation.compile_losses", compiled.append)
+    monkeypatch.setattr("detlite.engine.trainer.compile_losses", compiled.append)
     for value in (False, True):
         cfg = plates_config("MODEL.COMPILE", value)
         model = build_model(cfg)
@@ -261,7 +256,7 @@ def test_a_run_stopped_while_it_compiles_resumes_like_an_eager_one(
     expected = read_checkpoint(final).model
     final.unlink()
     compiling = partial(compile_losses, backend=backend)
-    monkeypatch.setattr("detlite.modeling.compilation.compile_losses", compiling)
+    monkeypatch.setattr("detlite.engine.trainer.compile_losses", compiling)
     with pytest.raises(StoppedError, match=r"^SIGINT: saved after iteration 1;"):
         train_toy("MODEL.COMPILE", True, *opts)
     train_toy("MODEL.COMPILE", True, *opts, resume=True)

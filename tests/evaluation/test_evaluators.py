@@ -140,7 +140,7 @@ def test_the_detections_of_all_tiles_are_evaluated(tmp_path):
     (tmp_path / "val.json").write_text(json.dumps(content))
     detections = list(map(coco_detection, boxes))
     limit = ("MODEL.ROI_HEADS.DETECTIONS_PER_IMG", 1)
-    keys = (*limit, "TEST.TILE", 100, "TEST.TILE_OVERLAP", 0.2, "DATASETS.ROOT", str(tmp_path))
+    keys = (*limit, "TEST.TILE", 100, "DATASETS.ROOT", str(tmp_path))
     cfg = make_cfg(*keys, "DATASETS.CHECK_IMAGES", False)
     dataset = build_dataset(cfg, "val", train=False)
     (evaluator,) = build_evaluators(cfg, dataset).values()

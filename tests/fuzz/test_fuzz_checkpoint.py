@@ -14,7 +14,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from detlite.checkpoint.files import Checkpoint, read_checkpoint
-from detlite.engine.resuming import newest_checkpoint
+from detlite.engine.checkpointer import newest_checkpoint
 from detlite.errors import CheckpointError
 from tests.fuzz.inputs import check_message, mutated, mutated_bytes, unexpected_values
 

@@ -355,9 +355,9 @@ def test_tiling_from_the_config(tiny_config, tmp_path):
     cfg = tiny_config("INPUT.MIN_SIZE_TEST", 64, "TEST.OPTIMIZE", False)
     model = build_model(cfg).eval()
     assert build_detector(cfg, model) == (model, "float32")
-    cfg = tiny_config("TEST.TILE", 48, "TEST.TILE_OVERLAP", 0.3, "TEST.IMS_PER_BATCH", 3)
+    cfg = tiny_config("TEST.TILE", 48, "TEST.IMS_PER_BATCH", 3)
     tiled = build_detector(cfg, model)[0]
-    assert (tiled.side, tiled.batch, tiled.overlap) == (48, 3, 0.3)
+    assert (tiled.side, tiled.batch) == (48, 3)
     model.categories = [{"id": k, "name": f"kind {k}"} for k in (1, 2, 3)]
     path = tmp_path / "model.pth"
     save_checkpoint(Checkpoint(path, model.state_dict(), model.categories, cfg.dump()))

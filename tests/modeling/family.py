@@ -54,8 +54,6 @@ FAMILY: dict[str, dict[str, Any]] = {
     "extra": {
         "TEST.EXTRA_OUTPUTS": ("class_scores", "features"),
         "TEST.NMS.CLASS_AGNOSTIC": True,
-        "MODEL.ROI_BOX_HEAD.LOSS": "focal",
-        "MODEL.ROI_BOX_HEAD.CLASS_WEIGHTS": (0.5, 1.0, 2.0, 1.0),
     },
     "retinanet": RETINANET,
     "retinanet-detectron2": {

@@ -97,7 +97,7 @@ class DatasetStatistics:
         An object belongs to the tile of its center, or to its image if no tile shows enough of it,
         see `TrainingTiles.exceeding`.
         """
-        tiles, exceeding = TrainingTiles(side, 0.2), np.zeros(len(self.boxes), bool)
+        tiles, exceeding = TrainingTiles(side), np.zeros(len(self.boxes), bool)
         corners = self.boxes + np.pad(self.boxes[:, :2], ((0, 0), (2, 0)))
         for number, rows in enumerate(self.by_image):
             height, width = self.sizes[number].astype(int).tolist()

@@ -22,7 +22,7 @@ from .prediction_pipeline import predict_stream
 
 # The config keys that can be changed in an exported model.
 _CHANGEABLE_KEYS = (
-    "TEST.TILE", "TEST.TILE_OVERLAP", "TEST.IMS_PER_BATCH", "DATASETS.MAX_PIXELS",
+    "TEST.TILE", "TEST.IMS_PER_BATCH", "DATASETS.MAX_PIXELS",
     "INPUT.IMAGE_BITS", "TEST.BBOX_AUG.ENABLED",
 )  # fmt: skip
 

@@ -39,13 +39,10 @@ def predict(options: Namespace) -> Totals:
             "detlite predict is one process: start it without torchrun, with --workers for several "
             "devices or machines"
         )
-    if options.tile is None and options.overlap is not None:
-        raise ConfigError(f"--overlap {options.overlap} needs the side of the tiles: add --tile")
     kind = FORMATS.get(options.format)
     if kind.requires:
         import_optional(*kind.requires)
-    for key, value in (("TEST.TILE", options.tile), ("TEST.TILE_OVERLAP", options.overlap)):
-        options.overrides += [] if value is None else [key, str(value)]
+    options.overrides += [] if options.tile is None else ["TEST.TILE", str(options.tile)]
     limit_threads()
     # With workers, this process only writes what they predict.
     predictor = _load(options, ["MODEL.DEVICE", "cpu"] if options.workers else [])

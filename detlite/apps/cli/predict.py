@@ -68,8 +68,6 @@ OPTIONS = (
            limits=(1, None)),
     flag("--overwrite", "replace another run in the output folder"),
     option("--tile", "SIDE", "cut large images into tiles of SIDE pixels", type=int),
-    option("--overlap", "FRACTION", "overlap of neighboring tiles as a fraction of their side "
-           "(default: 0.2)", type=float),
     flag("--track", "track objects through a video and number them"),
     FONT,
     DEVICE,

@@ -15,6 +15,7 @@ COMMANDS = {
 # By command and option, or option and value.
 OPTIONS = {
     ("train", "--unlabeled"): f"images without labels gained nothing. Label them: {_PRE_LABELS}",
+    ("predict", "--overlap"): "tiles always overlap by a fifth of their side",
     ("convert", "--to"): "write a file for other programs with `detlite export --format onnx`",
     ("export", "--format aoti"): "use onnx, or compile the file of pt2 with torch._inductor",
     ("predict", "--shard-size"): "the run continues after each image; use --workers for several "

@@ -2,7 +2,6 @@
 
 from detlite.config.key import (
     Key,
-    below_one,
     catalog,
     each,
     fraction,
@@ -49,7 +48,6 @@ _INPUT = {
         "train on overlapping tiles with this side, in pixels of the original images. Tiles are "
         "resized like images. 0: train on whole images. TEST.TILE does the same in evaluation"
     ),
-    Key("TILE_OVERLAP", 0.2, below_one): "minimum overlap of tiles, as a fraction of their side",
     Key("MIN_AREA", 0, not_negative): (
         "objects with fewer pixels in the original image are ignored regions: they are neither "
         "trained nor measured. 0: all objects are used"

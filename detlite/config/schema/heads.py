@@ -129,11 +129,6 @@ _ROI_BOX_HEAD = {
         "the scores are averaged, and masks and keypoints use the last boxes. In training, the "
         "foreground threshold starts at FG_IOU_THRESHOLD and increases by 0.1 per pass, up to 0.9"
     ),
-    Key("LOSS", "cross_entropy", one_of("cross_entropy", "focal")): "classification loss",
-    Key("FOCAL_GAMMA", 2.0, not_negative): "for focal: exponent; higher values focus on errors",
-    Key("CLASS_WEIGHTS", (), each(not_negative, empty=True)): (
-        "weights in the classification loss, for the background and each category; empty: all 1"
-    ),
     **_box_loss(beta=1.0),
 }
 _ROI_MASK_HEAD = {

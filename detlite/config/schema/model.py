@@ -110,34 +110,15 @@ _RESNETS = {
 }
 
 
-def _fbnet_head(head: str, extractor: str, last_scale: float) -> dict[Key, str]:
-    return {
-        Key(f"{head}_HEAD_BLOCKS", [], each(not_negative, empty=True)): (
-            f"indices of the blocks that {extractor} uses; empty: all"
-        ),
-        Key(f"{head}_HEAD_STRIDE", 0, one_of(0, 1, 2)): (
-            "stride of the first block; 0: as in the architecture"
-        ),
-        Key(f"{head}_HEAD_LAST_SCALE", last_scale): (
-            "channels of a final 1x1 convolution, relative to those of the architecture; negative: "
-            "relative to those of the blocks; 0: no final convolution"
-        ),
-    }
-
-
 _FBNET = {
     Key("ARCH", "default"): "architecture of CONV_BODY FBNet and its heads",
     Key("ARCH_DEF", ""): "custom architecture as JSON, instead of ARCH",
     Key("BN_TYPE", "bn", one_of("bn", "gn", "af")): "norm: batch (bn), group (gn) or frozen (af)",
-    Key("SCALE_FACTOR", 1.0, positive): "multiplier of all channel counts",
     Key("WIDTH_DIVISOR", 1, positive): "round channel counts to a multiple of this number",
-    Key("DW_CONV_SKIP_BN", True): "no normalization after depthwise convolutions",
-    Key("DW_CONV_SKIP_RELU", True): "no ReLU after depthwise convolutions",
-    Key("RPN_HEAD_BLOCKS", 0, not_negative): "number of last blocks in FBNet.rpn_head; 0: all",
-    Key("RPN_BN_TYPE", "", one_of("", "bn", "gn", "af")): "BN_TYPE of FBNet.rpn_head; empty: same",
-    **_fbnet_head("DET", "FBNet.roi_head", 1.0),
-    **_fbnet_head("MASK", "FBNet.roi_head_mask", 0.0),
-    **_fbnet_head("KPTS", "FBNet.roi_head_keypoints", 0.0),
+    Key("DET_HEAD_LAST_SCALE", 1.0): (
+        "channels of the last 1x1 convolution of FBNet.roi_head, relative to those of the "
+        "architecture; negative: relative to those of the blocks; 0: no last convolution"
+    ),
 }
 _TIMM = {
     Key("FROZEN_NORM", True): "freeze the statistics, scale and shift of batch norm in timm models",

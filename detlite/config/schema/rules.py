@@ -61,10 +61,6 @@ def _contradicts_schedule_free(cfg: CfgNode) -> str:
     return ""
 
 
-def _without_class_weight(cfg: CfgNode) -> bool:
-    return len(cfg.MODEL.ROI_BOX_HEAD.CLASS_WEIGHTS) not in (0, cfg.MODEL.ROI_BOX_HEAD.NUM_CLASSES)
-
-
 # Functions of a config, and the messages if they return something true. A message can contain the
 # returned value, {}, and values of the config.
 RULES: tuple[tuple[Callable[[CfgNode], Any], str], ...] = (
@@ -82,12 +78,6 @@ RULES: tuple[tuple[Callable[[CfgNode], Any], str], ...] = (
     (
         lambda cfg: cfg.MODEL.META_ARCHITECTURE == "ProposalNetwork" and cfg.TEST.EXTRA_OUTPUTS,
         "TEST.EXTRA_OUTPUTS must be empty: a ProposalNetwork has no classes",
-    ),
-    (
-        _without_class_weight,
-        "MODEL.ROI_BOX_HEAD.CLASS_WEIGHTS is {MODEL.ROI_BOX_HEAD.CLASS_WEIGHTS}, but NUM_CLASSES "
-        "is {MODEL.ROI_BOX_HEAD.NUM_CLASSES}: give one value for the background and one for each "
-        "category",
     ),
     # The features of a box head with several stages pass scaled gradients to the backbone.
     (_stages_and_shared_features, "{}"),

@@ -25,24 +25,14 @@ _SOLVER = {
     ),
     Key("MAX_EPOCHS", None, duration, float): "run length in epochs",
     Key("MAX_MINUTES", None, duration, float): "run length in minutes",
-    Key("MINUTES_INCLUDE_TEST", False): (
-        "include evaluations in MAX_MINUTES: reserve the time of the longest evaluation for the "
-        "end. Without TEST_PERIOD, an evaluation after half of the time measures it"
-    ),
     Key("IMS_PER_BATCH", 16, positive): "batch size over all processes",
     Key("ACCUMULATION_STEPS", 1, positive): "gradient accumulation: number of parts of a batch",
     Key("BASE_LR", 0.001, positive): "learning rate after warm-up",
-    Key("AUTO_SCALE_LR", False): "multiply BASE_LR by IMS_PER_BATCH / REFERENCE_IMS_PER_BATCH",
-    Key("REFERENCE_IMS_PER_BATCH", 16, positive): "batch size that BASE_LR refers to",
     Key("BIAS_LR_FACTOR", 2.0, not_negative): "learning rate multiplier of biases",
     Key("LAYER_DECAY", 1.0, above_up_to_one): (
         "layer-wise decay: multiplier of the learning rate from each backbone layer to the "
         "previous one. Layers are the stages of ResNets, timm's convolutional models and Swin, and "
         "the blocks of a plain transformer"
-    ),
-    Key("BACKBONE_FREEZE_ITERS", 0, not_negative): (
-        "number of iterations at the start with a completely frozen backbone; afterwards, only the "
-        "stages of MODEL.BACKBONE.FREEZE_CONV_BODY_AT stay frozen"
     ),
     Key("MOMENTUM", 0.9, below_one): "momentum of SGD; first beta of AdamW",
     Key("WEIGHT_DECAY", 0.0005, not_negative): "weight decay of weights",
@@ -64,10 +54,6 @@ _SOLVER = {
         "length of warm-up in iterations; with MAX_EPOCHS or MAX_MINUTES at most 10 % of the run"
     ),
     Key("CLIP_GRAD_NORM", 0.0, not_negative): "clip gradients to this total norm; 0: no clipping",
-    Key("MAX_SKIPPED_STEPS", 0, not_negative): (
-        "number of iterations with a NaN or infinite loss that a run skips before it stops. Above "
-        "0, every iteration reads the losses, which synchronizes with the GPU"
-    ),
     Key("EMA_DECAY", 0.0, below_one): (
         "decay of an exponential moving average (EMA) of the weights, such as 0.9998. The average "
         "is evaluated and saved in addition to the weights; 0: no EMA"
@@ -97,7 +83,6 @@ _TEST = {
         "divide larger images into overlapping tiles with this side in pixels, detect objects in "
         "each tile at INPUT.MIN_SIZE_TEST, and merge the detections; 0: no tiling"
     ),
-    Key("TILE_OVERLAP", 0.2, below_one): "minimum overlap of tiles, as a fraction of their side",
     Key("EXTRA_OUTPUTS", (), each(one_of("class_scores", "features"), empty=True)): (
         "additional outputs for each detection: class_scores, the scores of all categories; "
         "features, the box head's features of the detected box"
@@ -116,7 +101,6 @@ _TEST = {
         "expected metrics such as [bbox, AP, [0.377, 0.002]] (mean and standard deviation); "
         "evaluations log PASS or FAIL for each of them"
     ),
-    Key("EXPECTED_RESULTS_SIGMA_TOL", 4.0, not_negative): "tolerance in standard deviations",
     Key("KEYPOINT_OKS_SIGMAS", (), each(positive, empty=True)): (
         "OKS sigma of each keypoint; empty: COCO's for 17 keypoints, otherwise the mean of COCO's"
     ),
@@ -144,10 +128,7 @@ _NMS = {
         "score. soft-linear, soft-gaussian: reduce the scores of the others (soft-NMS). voting: "
         "keep the one with the highest score, moved to the weighted mean of its neighbors"
     ),
-    Key("SIGMA", 0.5, positive): "soft-gaussian: multiply scores by exp(-IoU^2 / SIGMA)",
     Key("CLASS_AGNOSTIC", False): "also suppress overlapping boxes of different categories",
-    Key("VOTE_THRESH", 0.8, fraction): "voting: minimum IoU of a neighbor",
-    Key("MIN_SCORE", 0.001, fraction): "soft-*: drop lower final scores",
 }
 
 SECTIONS = {

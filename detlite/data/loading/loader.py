@@ -107,7 +107,7 @@ def build_train_loader(
         )  # fmt: skip
     tiles = None
     if cfg.INPUT.TILE:
-        tiles = TrainingTiles(cfg.INPUT.TILE, cfg.INPUT.TILE_OVERLAP)
+        tiles = TrainingTiles(cfg.INPUT.TILE)
     if cfg.INPUT.TILE != cfg.TEST.TILE:
         logger.warning(
             "INPUT.TILE is %d, but TEST.TILE is %d: objects have another size in evaluation than "

@@ -11,11 +11,12 @@ from detlite.structures import boxes as box_ops
 
 from .targets import Window, crop, select_objects
 
+OVERLAP = 0.2  # of neighbors, as a fraction of the side: small objects are complete in some tile
 _MIN_VISIBLE = 0.3  # fraction of an object's box that must be inside the tile to train on it
 _MIN_SHOWN = 0.5  # of a box, in some tile; the whole image trains the other objects
 
 
-def tile_windows(size: tuple[int, int], side: int, overlap: float) -> list[Window]:
+def tile_windows(size: tuple[int, int], side: int, overlap: float = OVERLAP) -> list[Window]:
     """Return evenly spaced tiles of an image of (height, width), row by row.
 
     A smaller image has smaller tiles. `overlap` is the minimum overlap of neighbors as a fraction
@@ -42,7 +43,7 @@ class TrainingTiles:
     """
 
     side: int
-    overlap: float
+    overlap: float = OVERLAP
 
     def count(self, size: tuple[int, int], boxes: Tensor | None = None) -> int:
         """Return the number of tiles of an image of (height, width) with these objects."""

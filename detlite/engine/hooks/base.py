@@ -1,17 +1,57 @@
 """Interface of hooks, and the registry that the config key SOLVER.HOOKS refers to."""
 
-from __future__ import annotations
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
-
+import torch
 from torch import Tensor
 from yacs.config import CfgNode
 
+from detlite.data import CocoDataset, ConcatDataset
+from detlite.engine.schedule import Duration, RunSchedule
+from detlite.modeling.detection_model import DetectionModel
 from detlite.registry import Registry
 
-if TYPE_CHECKING:
-    from detlite.engine.trainer import Trainer
+
+class TrainingRun:
+    """State of a training run, as hooks see it and checkpoints store it. `Trainer` runs it.
+
+    Attributes:
+        cfg: the config.
+        model: the detector. With a single process, it is also what the optimizer trains.
+        train_set, test_sets: the datasets.
+        output_dir: folder of all files of the run.
+        optimizer, scaler: the optimizer, and the gradient scaler of float16.
+        duration: the length of the run.
+        schedule: decides when the run logs, saves, evaluates and ends.
+        hooks: all hooks, in the order in which they are called.
+        iteration: number of the current iteration, from 1. Before the first step of a run, and
+            after a step, it is the number of finished iterations.
+        checkpoint: file that the run saved last or resumed from.
+    """
+
+    cfg: CfgNode
+    model: DetectionModel
+    train_set: ConcatDataset
+    test_sets: Sequence[CocoDataset]
+    output_dir: Path
+    optimizer: torch.optim.Optimizer
+    scaler: torch.amp.GradScaler
+    duration: Duration
+    schedule: RunSchedule
+    hooks: "list[Hook]"
+    iteration: int = 0
+    checkpoint: Path
+
+    def finish(self) -> None:
+        """End the run after the current iteration, with the final checkpoint and evaluation.
+
+        Hooks call this, in one process or in all. If called in `before_train`, no iteration
+        follows; if called after an evaluation, one more follows. A resumed run does not remember
+        it: a hook that ended a run should call it again in `before_train`.
+        """
+        self.schedule.finish()
 
 
 class Hook:
@@ -31,10 +71,10 @@ class Hook:
     communicate between processes. It should write files only if `detlite.distributed.is_main()`.
 
     Attributes:
-        trainer: the trainer that calls the hook, set before the first call.
+        trainer: the run that calls the hook, set before the first call.
     """
 
-    trainer: Trainer
+    trainer: TrainingRun
 
     def before_train(self) -> None:
         """Run before the first iteration, after a checkpoint was loaded."""
@@ -45,8 +85,7 @@ class Hook:
     def after_step(self, losses: dict[str, Tensor]) -> None:
         """Run after each training step, with the scalar losses of this process.
 
-        They are on the model's device, and reading one waits for it. They are empty if the step was
-        skipped because a loss was not finite.
+        They are on the model's device, and reading one waits for it.
         """
 
     def after_log(self, metrics: dict[str, float]) -> None:

@@ -11,11 +11,14 @@ from typing import Any
 from detlite.checkpoint.files import read_checkpoint, save_checkpoint
 from detlite.config import ConfigError
 from detlite.distributed import all_gather_objects, is_main
-from detlite.engine.evaluate import EMA_SUFFIX, LOSS
+from detlite.engine.evaluate import EMA_SUFFIX, LOSS, measure
 from detlite.engine.run_files import AVERAGE_CHECKPOINT, BEST_CHECKPOINT, FINAL_CHECKPOINT
+from detlite.evaluation.evaluators import predicted_kinds
+from detlite.evaluation.results import Results
 from detlite.files.atomic_write import atomic_path
 
 from .base import Hook
+from .ema import find_average
 from .metrics import flatten_metrics
 
 logger = logging.getLogger(__name__)
@@ -46,37 +49,41 @@ class BestCheckpoint(Hook):
         return 0 < self._patience <= self.evaluations_since
 
     def before_train(self) -> None:
-        if self.is_out_of_patience:
-            self.trainer.finish()
+        if self._path and self.trainer.test_sets:
+            self._check_metric()
+        self._finish_without_patience()
 
     def after_evaluation(self, metrics: dict[str, dict[str, Any]]) -> None:
         self.update(metrics, self.trainer.checkpoint)
-        if self.is_out_of_patience:
-            self.trainer.finish()
+        if not self.trainer.schedule.is_last:
+            self._finish_without_patience()
 
     def update(self, metrics: dict[str, dict[str, Any]], checkpoint: Path) -> None:
         """Compare an evaluation of `checkpoint` with the best one; every process calls it."""
         if not self._path:
             return
-        value = all_gather_objects(self._value(metrics) if is_main() else None)[0]
-        if isinstance(value, ConfigError):
-            raise value
-        self.evaluations_since += 1
-        if value is None:  # no ground truth of this kind
+        name, value = "/".join(self._path), self._value(metrics)
+        if value is None:
+            logger.warning(
+                "SOLVER.BEST_METRIC %s is undefined, because the test set has no such objects: "
+                "this evaluation does not count", name
+            )  # fmt: skip
             return
+        self.evaluations_since += 1
         if self.value is not None and self._sign * value <= self._sign * self.value:
             return
         self.value, self.evaluations_since = value, 0
         if is_main():
             best = checkpoint.with_name(BEST_CHECKPOINT)
             if len(self._path) > 2 and self._path[0].endswith(EMA_SUFFIX):
-                saved = read_checkpoint(checkpoint)
-                average = saved.training["average"]["values"]
-                save_checkpoint(replace(saved, path=best, model=average, training={}), last=False)
+                average = find_average(self.trainer.hooks)
+                assert average is not None  # it has been evaluated
+                saved = replace(read_checkpoint(checkpoint), path=best, training={})
+                save_checkpoint(replace(saved, model=average.values), last=False)
             else:
                 with atomic_path(best) as temporary:
                     shutil.copyfile(checkpoint, temporary)
-            logger.info("new best checkpoint %s: %s %.4f", best, "/".join(self._path), value)
+            logger.info("new best checkpoint %s: %s %.4f", best, name, value)
 
     def state_dict(self) -> dict[str, Any]:
         return {"value": self.value, "evaluations_since": self.evaluations_since}
@@ -84,16 +91,41 @@ class BestCheckpoint(Hook):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.value, self.evaluations_since = state["value"], state["evaluations_since"]
 
-    def _value(self, metrics: dict[str, dict[str, Any]]) -> float | ConfigError | None:
-        """Return the metric, or an error, which the other processes must raise too."""
+    def _finish_without_patience(self) -> None:
+        if self.is_out_of_patience:
+            logger.info(
+                "SOLVER.PATIENCE: the last %d evaluations had no better %s than %s, so the run "
+                "ends early", self.evaluations_since, "/".join(self._path), self.value
+            )  # fmt: skip
+            self.trainer.finish()
+
+    def _check_metric(self) -> None:
+        """Raise ConfigError if evaluations will not have the metric: evaluate no detections."""
+        cfg, suffix = self.trainer.cfg, EMA_SUFFIX if self.trainer.cfg.SOLVER.EMA_DECAY else ""
+        if cfg.TEST.LOSS and LOSS in self._path[:-1]:
+            return  # the names of the losses are those of the model
+        nothing = Results.from_coco([], predicted_kinds(cfg))
+        metrics = {}
+        for dataset in self.trainer.test_sets if is_main() else ():
+            metrics[dataset.name] = metrics[dataset.name + suffix] = measure(cfg, dataset, nothing)
+        self._value(metrics)
+
+    def _value(self, metrics: dict[str, dict[str, Any]]) -> float | None:
+        """Return the metric in every process; ConfigError if rank 0's `metrics` lack it."""
         path = self._path if self._path[0] in metrics else [next(iter(metrics), ""), *self._path]
-        try:
-            return reduce(operator.getitem, path, metrics)  # type: ignore[return-value]
-        except (KeyError, TypeError):
-            return ConfigError(
-                f"SOLVER.BEST_METRIC {'/'.join(self._path)} is not among the metrics: "
-                f"{', '.join(flatten_metrics(metrics))}"
-            )
+        value: Any = None
+        if is_main():
+            try:
+                value = reduce(operator.getitem, path, metrics)  # type: ignore[arg-type]
+            except (KeyError, TypeError):
+                value = ConfigError(
+                    f"SOLVER.BEST_METRIC {'/'.join(self._path)} is not among the metrics: "
+                    f"{', '.join(flatten_metrics(metrics))}"
+                )
+        value = all_gather_objects(value)[0]
+        if isinstance(value, ConfigError):
+            raise value
+        return value
 
 
 class StoreScoreThreshold(Hook):

@@ -1,6 +1,6 @@
 """Exponential moving average (EMA) of the weights."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -27,12 +27,13 @@ class ModelEMA(Hook):
         self.updates = 0
         self.values = {name: value.clone() for name, value in model.state_dict().items()}
 
-    def after_step(self, losses: dict[str, Tensor]) -> None:
-        if losses:
-            self.update()
+    def before_train(self) -> None:
+        if not self.updates:  # the run starts, or resumes from a checkpoint without averages
+            for name, value in self._model.state_dict().items():
+                self.values[name].copy_(value)
 
     @torch.no_grad()
-    def update(self) -> None:
+    def after_step(self, losses: dict[str, Tensor]) -> None:
         """Move the average towards the current weights."""
         decay = min(self._decay, (1 + self.updates) / (10 + self.updates))
         self.updates += 1
@@ -59,8 +60,6 @@ class ModelEMA(Hook):
         return {"updates": self.updates, "values": self.values}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if not state:  # the checkpoint was written without EMA: start from its weights
-            state = {"updates": 0, "values": self._model.state_dict()}
         for name, value in self.values.items():
             value.copy_(state["values"][name])
         self.updates = state["updates"]
@@ -72,3 +71,8 @@ class ModelEMA(Hook):
             weight = weights[name].clone()
             weights[name].copy_(average)
             average.copy_(weight)
+
+
+def find_average(hooks: Sequence[Hook]) -> ModelEMA | None:
+    """Return the hook with the averaged weights of a run, if it averages them."""
+    return next((hook for hook in hooks if isinstance(hook, ModelEMA)), None)

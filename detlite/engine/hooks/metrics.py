@@ -1,4 +1,4 @@
-"""Training metrics: averages over steps, metrics.jsonl, TensorBoard, and load by other programs."""
+"""Training metrics: averages over steps, metrics.jsonl, TensorBoard and progress."""
 
 import json
 import logging
@@ -15,11 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from detlite.distributed import all_gather_objects, is_main, reduce_mean, world_size
+from detlite.distributed import all_gather_objects, is_main, reduce_mean
 from detlite.engine.run_files import METRICS_FILE
 from detlite.errors import NonFiniteLossError
 from detlite.files.atomic_write import atomic_open, open_to_append
-from detlite.threads import OtherPrograms
 
 from .base import Hook
 
@@ -51,9 +50,7 @@ class Meters:
         self._seconds[name] += time.perf_counter() - start
 
     def update(self, iteration: int, losses: dict[str, Tensor], image_ids: list[Any]) -> None:
-        """Add the scalar losses of one step; they are empty if it was skipped."""
-        if not losses:
-            return
+        """Add the scalar losses of one step."""
         self._names = list(losses)
         stacked = torch.stack([loss.detach().float() for loss in losses.values()])
         self._steps.append((iteration, image_ids, stacked))
@@ -88,11 +85,9 @@ class Meters:
         """Return means over all processes and the steps since the last call, after `check`.
 
         Includes `eta_s`, the estimated seconds left, if the length of the run is known, and on
-        CUDA `max_memory_mib`, the peak memory of tensors. Empty if all steps were skipped.
+        CUDA `max_memory_mib`, the peak memory of tensors.
         """
         rows, steps = self.check(), len(self._steps)
-        if not steps:
-            return {}
         sums = [sum(column) for column in zip(*rows, strict=True)]
         totals = {"loss": sum(sums), **dict(zip(self._names, sums, strict=True)), **self._seconds}
         means = reduce_mean({name: total / steps for name, total in totals.items()})
@@ -140,7 +135,8 @@ class MetricsWriter(Hook):
         logger.info(_log_line(self.trainer.iteration, metrics))
 
     def after_evaluation(self, metrics: dict[str, dict[str, Any]]) -> None:
-        self._write({"evaluation": metrics}, flatten_metrics(metrics))
+        numbers = {n: value for n, value in flatten_metrics(metrics).items() if value is not None}
+        self._write({"evaluation": metrics}, numbers)
 
     def close(self) -> None:
         if is_main():
@@ -159,14 +155,14 @@ class MetricsWriter(Hook):
         self._events.flush()
 
 
-def flatten_metrics(metrics: dict[str, dict[str, Any]]) -> dict[str, float]:
-    """Return the numbers of an evaluation by "<dataset>/<kind>/<name>"."""
+def flatten_metrics(metrics: dict[str, dict[str, Any]]) -> dict[str, float | None]:
+    """Return the metrics of an evaluation by "<dataset>/<kind>/<name>"; None if undefined."""
     return {
         f"{name}/{kind}/{metric}": value
         for name, kinds in metrics.items()
         for kind, values in kinds.items()
         for metric, value in values.items()
-        if isinstance(value, float)
+        if value is None or isinstance(value, float)
     }
 
 
@@ -247,16 +243,3 @@ class Progress(Hook):
             "trained %d iterations, %.1f epochs of %d images; this process took %.1f minutes",
             iteration, seen / images, images, (time.monotonic() - self._start) / 60,
         )  # fmt: skip
-
-
-class MachineLoad(Hook):
-    """Warns once if other programs use cores that a single process on the CPU needs."""
-
-    def before_train(self) -> None:
-        on_cpu = self.trainer.model.device.type == "cpu" and world_size() == 1
-        self._other_programs = OtherPrograms() if on_cpu else None
-
-    def after_log(self, metrics: dict[str, float]) -> None:
-        if self._other_programs and (problem := self._other_programs.problem("training")):
-            logger.warning("%s", problem)
-            self._other_programs = None

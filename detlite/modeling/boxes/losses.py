@@ -1,44 +1,13 @@
-"""Losses of classes (cross entropy, focal) and of boxes (smooth L1, L1, generalized IoU)."""
+"""Losses of boxes: smooth L1, L1 and generalized IoU."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 from yacs.config import CfgNode
 
 from .box_coder import BoxCoder
-
-
-class ClassLoss(nn.Module):
-    """Cross entropy of softmax, or its focal loss (https://arxiv.org/abs/1708.02002).
-
-    With p the probability of the true class, the loss of a box is -w (1 - p)^gamma log(p).
-
-    Args:
-        gamma: 0 for cross entropy.
-        weights: w of each class, the background first; empty: all 1.
-    """
-
-    weights: Tensor | None
-
-    def __init__(self, gamma: float = 0.0, weights: Sequence[float] = ()) -> None:
-        super().__init__()
-        self.gamma = gamma
-        values = torch.tensor(weights, dtype=torch.float32) if weights else None
-        self.register_buffer("weights", values, persistent=False)
-
-    def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Return the sum over logits [R, K] and labels [R]; rows with label -1 do not count."""
-        if not self.gamma:
-            return F.cross_entropy(logits, labels, self.weights, reduction="sum", ignore_index=-1)
-        loss = F.cross_entropy(logits, labels, reduction="none", ignore_index=-1)
-        # Above 0, where the gradient of a power below 1 is infinite.
-        focused = (-torch.expm1(-loss)).clamp(min=1e-7) ** self.gamma * loss
-        if self.weights is not None:
-            focused = focused * self.weights[labels.clamp(min=0)]
-        return focused.sum()
 
 
 @dataclass(frozen=True)
@@ -91,12 +60,6 @@ def generalized_iou(a: Tensor, b: Tensor) -> Tensor:
 def _area(low: Tensor, high: Tensor) -> Tensor:
     sides = high - low
     return sides[..., 0] * sides[..., 1]
-
-
-def build_class_loss(cfg: CfgNode) -> ClassLoss:
-    """Build the class loss of MODEL.ROI_BOX_HEAD."""
-    head = cfg.MODEL.ROI_BOX_HEAD
-    return ClassLoss(head.FOCAL_GAMMA if head.LOSS == "focal" else 0.0, head.CLASS_WEIGHTS)
 
 
 def build_box_loss(cfg: CfgNode, section: str) -> BoxLoss:

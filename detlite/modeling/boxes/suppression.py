@@ -13,6 +13,11 @@ from detlite.structures import boxes as box_ops
 from detlite.structures.instances import Detections, PredictedBoxes
 from detlite.structures.padding import gather, padded_length
 
+# The papers' values.
+SIGMA = 0.5  # "soft-gaussian" multiplies a score by exp(-IoU^2 / sigma)
+MIN_SCORE = 0.001  # soft-NMS drops boxes that do not exceed it
+VOTE_IOU = 0.8  # lowest IoU of a neighbor in "voting"
+
 
 @dataclass(frozen=True)
 class Suppression:
@@ -26,9 +31,6 @@ class Suppression:
 
     iou_thresh: float  # IoU above which two boxes show the same object
     method: str = "nms"
-    sigma: float = 0.5  # "soft-gaussian" multiplies a score by exp(-IoU^2 / sigma)
-    vote_iou: float = 0.8  # lowest IoU of a neighbor in "voting"
-    min_score: float = 0.001  # soft-NMS drops boxes that do not exceed it
     class_agnostic: bool = False  # boxes of different labels suppress each other too
     views_iou_thresh: float | None = None  # replaces `iou_thresh` for boxes of several views
 
@@ -59,7 +61,7 @@ def suppress(
         )
         changes = {"valid": valid}
         if settings.method == "voting":
-            changes["boxes"] = _vote(predicted, groups, index, settings.vote_iou)
+            changes["boxes"] = _vote(predicted, groups, index)
     selected = vars(predicted.map(lambda field: gather(field, index)))
     detections = Detections(**{**selected, **changes})
     return detections[:, : padded_length(detections.valid, static_shapes)]
@@ -82,18 +84,18 @@ def _soft_nms(
         picked_scores.append(score)
         overlap = box_ops.iou(gather(boxes, best), boxes)[:, 0] * (groups == groups.gather(1, best))
         if settings.method == "soft-gaussian":
-            scores = scores * torch.exp(-overlap.square() / settings.sigma)
+            scores = scores * torch.exp(-overlap.square() / SIGMA)
         else:
             scores = scores * torch.where(overlap > settings.iou_thresh, 1 - overlap, 1.0)
         scores = scores.scatter(1, best, -1.0)
     index, kept_scores = torch.cat(picked, dim=1), torch.cat(picked_scores, dim=1)
-    return index, {"scores": kept_scores, "valid": kept_scores > settings.min_score}
+    return index, {"scores": kept_scores, "valid": kept_scores > MIN_SCORE}
 
 
-def _vote(predicted: PredictedBoxes, groups: Tensor, index: Tensor, vote_iou: float) -> Tensor:
+def _vote(predicted: PredictedBoxes, groups: Tensor, index: Tensor) -> Tensor:
     """Average the neighbors of the boxes at `index` [B, D], weighted by score: [B, D, 4]."""
     boxes = gather(predicted.boxes, index)
-    near = box_ops.iou(boxes, predicted.boxes) >= vote_iou  # [B, D, N]
+    near = box_ops.iou(boxes, predicted.boxes) >= VOTE_IOU  # [B, D, N]
     near = near & (groups.gather(1, index)[:, :, None] == groups[:, None])
     near = near & predicted.valid[:, None]
     # Selected, not multiplied by 0: a NaN box would make all means NaN.

@@ -13,12 +13,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from yacs.config import CfgNode
 
 from detlite.conventions import Convention, convention_of
 from detlite.modeling.backbone import Backbone
 from detlite.modeling.boxes.box_coder import BoxCoder
-from detlite.modeling.boxes.losses import BoxLoss, ClassLoss, build_box_loss, build_class_loss
+from detlite.modeling.boxes.losses import BoxLoss, build_box_loss
 from detlite.modeling.layers.norm import uses_batch_statistics
 from detlite.modeling.precision import at_least_float32
 from detlite.structures import boxes as box_ops
@@ -58,7 +59,6 @@ class BoxHead(nn.Module):
         predictor: nn.Module,
         box_coder: BoxCoder,
         *,
-        class_loss: ClassLoss,
         box_loss: BoxLoss,
         class_agnostic: bool,
         score_thresh: float,
@@ -69,7 +69,6 @@ class BoxHead(nn.Module):
         self.feature_extractor = extractor
         self.predictor = predictor
         self.box_coder = box_coder
-        self.class_loss = class_loss
         self.box_loss = box_loss
         self.class_agnostic = class_agnostic
         self.class_scores = class_scores
@@ -115,7 +114,7 @@ class BoxHead(nn.Module):
         packing = predictions.packing
         labels = packing.pack(samples.labels)  # [R], -1 for padding
         count = (labels >= 0).sum().clamp(min=1)
-        classifier = self.class_loss(predictions.logits, labels)
+        classifier = F.cross_entropy(predictions.logits, labels, reduction="sum", ignore_index=-1)
         foreground = RowPacking(labels[None] > 0, packing.static_shapes)  # among the R rows
         index = foreground.index
         box = self.box_loss(
@@ -186,7 +185,6 @@ def box_head_options(
         "extractor": extractor,
         "predictor": build_predictor(cfg, "ROI_BOX_HEAD", extractor.out_channels),
         "box_coder": BoxCoder(reg_weights or heads.BBOX_REG_WEIGHTS, convention.limit_shrinking),
-        "class_loss": build_class_loss(cfg),
         "box_loss": build_box_loss(cfg, "ROI_BOX_HEAD"),
         "class_agnostic": cfg.MODEL.CLS_AGNOSTIC_BBOX_REG,
         "class_scores": "class_scores" in cfg.TEST.EXTRA_OUTPUTS,

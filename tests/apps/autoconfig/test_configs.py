@@ -141,9 +141,9 @@ def test_the_model_of_a_checkpoint_is_trained_by_the_rules(facts, checkpoint):
 
 def test_a_model_for_tiles_is_also_evaluated_on_tiles(facts, checkpoint):
     cfg = yaml.safe_load(checkpoint.config)
-    cfg["INPUT"]["TILE"], cfg["TEST"]["TILE"], cfg["TEST"]["TILE_OVERLAP"] = 256, 256, 0.3
+    cfg["INPUT"]["TILE"], cfg["TEST"]["TILE"] = 256, 256
     tiled = by_weights(facts, replace(checkpoint, config=yaml.safe_dump(cfg)))
-    assert (tiled.INPUT.TILE, tiled.TEST.TILE, tiled.TEST.TILE_OVERLAP) == (256, 256, 0.3)
+    assert (tiled.INPUT.TILE, tiled.TEST.TILE) == (256, 256)
 
 
 def test_heads_without_data_are_removed(facts, checkpoint):

@@ -17,7 +17,7 @@ from detlite.inference.predictor import READERS, Predictor
 
 KEYS = (
     "MODEL.ROI_HEADS.SCORE_THRESH", 0.0, "INPUT.MIN_SIZE_TEST", 64, "TEST.TILE", 80,
-    "TEST.TILE_OVERLAP", 0.3, "INPUT.IMAGE_BITS", 12, "DATASETS.MAX_PIXELS", 20_000,
+    "INPUT.IMAGE_BITS", 12, "DATASETS.MAX_PIXELS", 20_000,
 )  # fmt: skip
 
 
@@ -48,15 +48,14 @@ def test_tiles_of_an_exported_model(tiny_config, tmp_path):
 @pytest.mark.parametrize(
     ("opts", "tiling"),
     [
-        ([], (80, 0.3, 8)),
-        (["TEST.TILE", 0], (None, None, None)),
-        (["TEST.TILE_OVERLAP", 0.5], (80, 0.5, 8)),
-        (["TEST.TILE", 64, "TEST.IMS_PER_BATCH", 2], (64, 0.3, 2)),
+        ([], (80, 8)),
+        (["TEST.TILE", 0], (None, None)),
+        (["TEST.TILE", 64, "TEST.IMS_PER_BATCH", 2], (64, 2)),
     ],
 )
 def test_overrides_change_the_config_of_the_file(exported, opts, tiling):
     detector = load_predictor(exported, 0.0, opts).detector
-    assert tuple(getattr(detector, name, None) for name in ("side", "overlap", "batch")) == tiling
+    assert tuple(getattr(detector, name, None) for name in ("side", "batch")) == tiling
 
 
 def limits_of(predictor):

@@ -125,15 +125,13 @@ def test_threshold_and_overrides(predict, tmp_path):
     assert found[1:] == [0, 2]
 
 
-def test_tile_options_are_config_overrides(predict, arguments, tmp_path, error_of):
+def test_tile_options_are_config_overrides(predict, tmp_path):
     def found(name, *more):
         assert predict("--threshold", "0", "--draw", "none", *more, out=tmp_path / name) == 0
         return results(tmp_path / name)
 
-    plain, tiles = found("plain"), found("tiles", "--tile", "40", "--overlap", "0.3")
-    assert tiles == found("same", "TEST.TILE", "40", "TEST.TILE_OVERLAP", "0.3") != plain
-    error = error_of("predict", *arguments, "--overlap", "0.3")
-    assert "--overlap 0.3 needs the side of the tiles: add --tile" in error
+    plain, tiles = found("plain"), found("tiles", "--tile", "40")
+    assert tiles == found("same", "TEST.TILE", "40") != plain
 
 
 KEYPOINTS = [

@@ -38,10 +38,6 @@ def flat(settings):
         ),
         ({**NETWORK, "TEST.EXTRA_OUTPUTS": ("class_scores",)}, "a ProposalNetwork has no classes"),
         (
-            {"MODEL.ROI_BOX_HEAD.CLASS_WEIGHTS": (1.0, 2.0)},
-            r"CLASS_WEIGHTS is \(1.0, 2.0\), but NUM_CLASSES is 81: give one value",
-        ),
-        (
             {**PASSES, "MODEL.MASK_ON": True},
             "PASSES above 1 needs MODEL.ROI_MASK_HEAD.SHARE_BOX_FEATURE_EXTRACTOR False",
         ),
@@ -88,7 +84,6 @@ def test_contradictions(settings, message):
         RETINANET,
         NETWORK,
         *({**TWO_CHANNELS, "INPUT.VALUE_RANGE": pairs} for pairs in ((), (0, 1), (0, 1, 5, 9))),
-        {"MODEL.ROI_BOX_HEAD.CLASS_WEIGHTS": (1.0, 2.0), "MODEL.ROI_BOX_HEAD.NUM_CLASSES": 2},
         {**RETINANET, "TEST.EXTRA_OUTPUTS": ("class_scores",)},
         {**PASSES, "MODEL.MASK_ON": True, "MODEL.ROI_MASK_HEAD.SHARE_BOX_FEATURE_EXTRACTOR": False},
     ],

@@ -434,7 +434,7 @@ def test_tiles_are_a_function_of_seed_and_iteration(training, caplog):
 
 def test_every_tile_appears_once_in_an_epoch(training):
     cfg, dataset = training("INPUT.TILE", 16, "DATALOADER.ASPECT_RATIO_GROUPING", False)
-    tiles = TrainingTiles(16, cfg.INPUT.TILE_OVERLAP)
+    tiles = TrainingTiles(16)
     (part,) = dataset.parts
     counts = [tiles.count(size, part.boxes(k)) for k, size in enumerate(part.sizes)]
     loader = build_train_loader(cfg, dataset)

@@ -84,7 +84,9 @@ def test_the_state_of_hooks_is_resumed(train_toy, tmp_path):
     assert len(straight[0].losses) == 4
     assert resumed[2].losses == straight[0].losses[2:]
     final = read_checkpoint(tmp_path / "resumed" / "model_final.pth")
-    assert list(final.training["hooks"]) == ["Recorder", "Recorder 2", "Recorder 3"]
+    assert list(final.training["hooks"]) == [
+        "BestCheckpoint", "Recorder", "Recorder 2", "Recorder 3"
+    ]  # fmt: skip
 
 
 def test_a_hook_ends_a_run(train_toy):

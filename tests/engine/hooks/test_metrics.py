@@ -13,11 +13,9 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from detlite.engine.hooks.metrics import (
-    MachineLoad,
     Meters,
     MetricsWriter,
     NonFiniteLossError,
-    OtherPrograms,
     Progress,
 )
 from detlite.engine.schedule import Duration
@@ -99,10 +97,6 @@ def test_the_first_non_finite_loss_is_named(value):
             read()
 
 
-def test_skipped_steps_have_no_means():
-    assert Meters(9).read(1) == {}
-
-
 def test_a_check_does_not_reset_the_meters():
     meters = Meters(max_iter=2)
     with meters.timed("time"):
@@ -166,18 +160,6 @@ def test_other_ranks_write_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr("detlite.engine.hooks.metrics.is_main", lambda: False)
     write(tmp_path, 0, [1])
     assert not list(tmp_path.iterdir())
-
-
-def test_warns_once_on_the_cpu(monkeypatch, caplog):
-    monkeypatch.setattr(OtherPrograms, "problem", lambda *_: "others are busy")
-    for device, expected in (("cpu", ["others are busy"]), ("meta", [])):
-        hook = MachineLoad()
-        hook.trainer = SimpleNamespace(model=SimpleNamespace(device=torch.device(device)))
-        hook.before_train()
-        hook.after_log({})
-        hook.after_log({})
-        assert caplog.messages == expected
-        caplog.clear()
 
 
 def test_the_bar_of_a_terminal_and_the_expected_steps_of_a_time_limit(monkeypatch, caplog):

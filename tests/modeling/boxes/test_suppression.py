@@ -5,7 +5,13 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from detlite.modeling.boxes.suppression import Suppression, suppress
+from detlite.modeling.boxes.suppression import (
+    MIN_SCORE,
+    SIGMA,
+    VOTE_IOU,
+    Suppression,
+    suppress,
+)
 from detlite.modeling.build import build_model
 from detlite.modeling.postprocessing import build_suppression
 from detlite.structures.instances import Detections, PredictedBoxes
@@ -55,7 +61,7 @@ def reference(boxes: list[Box], rule: Suppression, limit: int = 1000) -> list[Bo
             if rule.method == "nms":
                 result.append(best)
             elif rule.method == "voting":
-                near = [box for box in own if iou(box[2], best[2]) >= rule.vote_iou]
+                near = [box for box in own if iou(box[2], best[2]) >= VOTE_IOU]
                 result.append((best[0], target_label, mean(near)))
             else:
                 result.append(best)
@@ -64,7 +70,7 @@ def reference(boxes: list[Box], rule: Suppression, limit: int = 1000) -> list[Bo
                 for score, label, box in left:
                     overlap = iou(box, best[2])
                     if rule.method == "soft-gaussian":
-                        score *= math.exp(-(overlap**2) / rule.sigma)
+                        score *= math.exp(-(overlap**2) / SIGMA)
                     elif overlap > thresh:
                         score *= 1 - overlap
                     lowered.append((score, label, box))
@@ -72,7 +78,7 @@ def reference(boxes: list[Box], rule: Suppression, limit: int = 1000) -> list[Bo
             else:
                 left = [box for box in left if iou(box[2], best[2]) <= thresh]
     if rule.method.startswith("soft"):
-        result = [box for box in result if box[0] > rule.min_score]
+        result = [box for box in result if box[0] > MIN_SCORE]
     return sorted(result, reverse=True)[:limit]
 
 
@@ -171,29 +177,6 @@ def test_static_and_dynamic_detections_are_the_same(method, limit):
     assert (static.valid.int().diff(dim=1) <= 0).all()  # padding last
 
 
-@pytest.mark.parametrize(
-    "rule",
-    [{"sigma": 0.1}, {"sigma": 2.0}, {"min_score": 0.3}],
-    ids=["narrow", "wide", "min_score"],
-)
-def test_parameters_of_soft_nms(rule):
-    candidates, rule = crowd(), make_rule("soft-gaussian", **rule)
-    assert_close(
-        as_list(suppress(candidates, rule, 1000, False)), reference(as_list(candidates), rule)
-    )
-
-
-@pytest.mark.parametrize("vote_iou", [0.3, 1.0])
-def test_vote_iou(vote_iou):
-    candidates, rule = crowd(), make_rule("voting", vote_iou=vote_iou)
-    detections = suppress(candidates, rule, 1000, False)
-    assert_close(as_list(detections), reference(as_list(candidates), rule))
-    plain = suppress(candidates, make_rule("nms"), 1000, False)
-    assert torch.equal(detections.scores, plain.scores)
-    if vote_iou == 1.0:  # no neighbor except the box itself
-        torch.testing.assert_close(detections.boxes, plain.boxes)
-
-
 @pytest.mark.parametrize("method", METHODS)
 def test_inputs_are_not_modified(method):
     candidates = crowd()
@@ -247,10 +230,9 @@ def test_build_suppression(tiny_config, make_batch, method):
     images, _ = make_batch(2)
     keys = ["MODEL.ROI_HEADS.SCORE_THRESH", 0.0, "MODEL.ROI_HEADS.NMS", 0.1,
             "MODEL.ROI_HEADS.DETECTIONS_PER_IMG", 500,
-            "TEST.NMS.METHOD", method, "TEST.NMS.SIGMA", 0.7, "TEST.NMS.VOTE_THRESH", 0.2,
-            "TEST.NMS.MIN_SCORE", 0.01]  # fmt: skip
+            "TEST.NMS.METHOD", method]  # fmt: skip
     cfg = tiny_config(*keys)
-    rule = Suppression(0.1, method, 0.7, 0.2, 0.01)
+    rule = Suppression(0.1, method)
     assert build_suppression(cfg, 0.1) == rule
     model = build_model(cfg).eval()
     assert model.postprocess.suppression == rule

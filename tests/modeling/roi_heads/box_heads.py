@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 from detlite.conventions import CONVENTIONS
 from detlite.modeling.boxes.box_coder import BoxCoder
-from detlite.modeling.boxes.losses import BoxLoss, ClassLoss
+from detlite.modeling.boxes.losses import BoxLoss
 from detlite.modeling.postprocessing import Postprocess, Suppression
 from detlite.modeling.preprocessing import prepare_proposals
 from detlite.modeling.roi_heads.box_head import BoxHead
@@ -65,7 +65,7 @@ def make_head(
     """Make a box head, or one with a pass for each of `ious`."""
     options = {
         "extractor": RoIExtractor(), "predictor": LinearPredictor(2 if agnostic else CLASSES),
-        "box_coder": CODER, "class_loss": ClassLoss(), "box_loss": loss,
+        "box_coder": CODER, "box_loss": loss,
         "class_agnostic": agnostic, "score_thresh": score_thresh, "convention": OURS,
     }  # fmt: skip
     return RepeatedBoxHead(ious, **options) if ious else BoxHead(**options)

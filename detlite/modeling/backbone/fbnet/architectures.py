@@ -25,10 +25,10 @@ class Architecture:
     first: tuple[int, int]  # channels and stride of the 3x3 convolution before them
     stages: Sequence[Sequence[tuple[Any, ...]]]  # kernel, expansion, channels, stride of each block
     parts: Mapping[str, Sequence[int]]  # stages of "backbone", "rpn", "bbox", "mask", "kpts"
-    last: int = 0  # channels of the 1x1 convolution after a head, before scaling by its LAST_SCALE
+    last: int = 0  # channels of the 1x1 convolution after the box head, before its LAST_SCALE
 
-    def blocks(self, part: str, numbers: Sequence[int] = ()) -> list[BlockSpec]:
-        """Return the blocks of a part: all, or the blocks with certain `numbers` in each stage."""
+    def blocks(self, part: str) -> list[BlockSpec]:
+        """Return the blocks of a part."""
         if part not in self.parts:
             raise ValueError(
                 f"the architecture of MODEL.FBNET has no stages for {part!r}, only for "
@@ -38,7 +38,6 @@ class Architecture:
             BlockSpec(stage, number, *block)
             for stage in self.parts[part]
             for number, block in enumerate(self.stages[stage])
-            if not numbers or number in numbers
         ]
 
 

@@ -20,15 +20,8 @@ from .architectures import BlockSpec
 class FBNetOptions:
     """Options that all blocks of a model share."""
 
-    norm: Norm  # after each convolution
-    scale: float  # factor of widths
+    norm: Norm  # after each convolution that is not depthwise
     divisor: int  # widths are rounded to a multiple of this
-    no_depthwise_norm: bool  # after depthwise convolutions
-    no_depthwise_relu: bool
-
-    def width(self, channels: float) -> int:
-        """Scale and round the channels of an architecture."""
-        return self.round_to_divisor(int(channels * self.scale))
 
     def round_to_divisor(self, channels: int) -> int:
         """Round to the nearest multiple of `divisor`, at least one."""
@@ -40,7 +33,7 @@ class InvertedResidual(nn.Module):
 
     def __init__(self, options: FBNetOptions, block: BlockSpec, in_channels: int) -> None:
         super().__init__()
-        self.out_channels = options.width(block.channels)
+        self.out_channels = options.round_to_divisor(block.channels)
         width = options.round_to_divisor(in_channels * block.expansion)
         self.upsample, stride = max(-block.stride, 1), max(block.stride, 1)
         self.shortcut = block.stride == 1 and in_channels == self.out_channels
@@ -49,13 +42,7 @@ class InvertedResidual(nn.Module):
         self.dw = nn.Sequential()
         if block.kernel > 1:
             self.dw = conv_norm_relu(
-                width,
-                width,
-                block.kernel,
-                stride,
-                groups=width,
-                norm=None if options.no_depthwise_norm else norm,
-                relu=not options.no_depthwise_relu,
+                width, width, block.kernel, stride, groups=width, norm=None, relu=False
             )
         self.pwl = conv_norm_relu(width, self.out_channels, norm=norm, relu=False)
 
@@ -115,7 +102,7 @@ def make_last_conv(
     """
     width = int(-scale * in_channels)
     if scale > 0:
-        width = int(int(channels * max(options.scale, 1.0)) * scale)
+        width = int(channels * scale)
     if width == 0:
         return nn.Identity(), in_channels
     width = options.round_to_divisor(width)

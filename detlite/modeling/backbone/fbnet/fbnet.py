@@ -4,7 +4,6 @@ FBNet: https://arxiv.org/abs/1812.03443, ChamNet: https://arxiv.org/abs/1812.089
 """
 
 import math
-from dataclasses import replace
 from functools import partial
 
 from torch import Tensor, nn
@@ -12,7 +11,7 @@ from yacs.config import CfgNode
 
 from detlite.modeling.backbone import BACKBONES, Backbone
 from detlite.modeling.backbone.resnet import init_convs
-from detlite.modeling.layers.norm import Norm, build_norm
+from detlite.modeling.layers.norm import build_norm
 from detlite.modeling.roi_heads.extractors import (
     BOX_EXTRACTORS,
     KEYPOINT_EXTRACTORS,
@@ -39,18 +38,10 @@ def build_fbnet_options(cfg: CfgNode) -> tuple[FBNetOptions, Architecture]:
             "Describe your own architecture in MODEL.FBNET.ARCH_DEF."
         )
     options = FBNetOptions(
-        norm=build_fbnet_norm(cfg, node.BN_TYPE),
-        scale=node.SCALE_FACTOR,
+        norm=build_norm(cfg, {"bn": "BN", "gn": "GN", "af": "FrozenBN"}[node.BN_TYPE]),
         divisor=node.WIDTH_DIVISOR,
-        no_depthwise_norm=node.DW_CONV_SKIP_BN,
-        no_depthwise_relu=node.DW_CONV_SKIP_RELU,
     )
     return options, architecture
-
-
-def build_fbnet_norm(cfg: CfgNode, kind: str) -> Norm:
-    """Build the norm of BN_TYPE: bn, gn or af (frozen batch norm)."""
-    return build_norm(cfg, {"bn": "BN", "gn": "GN", "af": "FrozenBN"}[kind])
 
 
 class FBNetBackbone(nn.Module):
@@ -59,7 +50,7 @@ class FBNetBackbone(nn.Module):
     def __init__(self, options: FBNetOptions, architecture: Architecture) -> None:
         super().__init__()
         channels, stride = architecture.first
-        width = options.width(channels)
+        width = options.round_to_divisor(channels)
         self.first = conv_norm_relu(3, width, 3, stride, norm=options.norm, relu=True)
         init_convs(self.first)
         blocks = architecture.blocks("backbone")
@@ -92,18 +83,9 @@ class FBNetRPNHead(RPNHead):
 
 @RPN_HEADS.register("FBNet.rpn_head")
 def _build_rpn_head(cfg: CfgNode, in_channels: int, anchors_per_cell: int) -> nn.Module:
-    node = cfg.MODEL.FBNET
     options, architecture = build_fbnet_options(cfg)
-    if node.RPN_BN_TYPE:
-        options = replace(options, norm=build_fbnet_norm(cfg, node.RPN_BN_TYPE))
-    blocks = architecture.blocks("rpn")
-    if len(blocks) < node.RPN_HEAD_BLOCKS:
-        raise ValueError(
-            f"MODEL.FBNET.RPN_HEAD_BLOCKS is {node.RPN_HEAD_BLOCKS}, but the architecture has "
-            f"{len(blocks)}"
-        )
-    last = blocks[-node.RPN_HEAD_BLOCKS :]  # -0: all
-    return FBNetRPNHead(*make_blocks(options, last, in_channels), anchors_per_cell)
+    blocks = make_blocks(options, architecture.blocks("rpn"), in_channels)
+    return FBNetRPNHead(*blocks, anchors_per_cell)
 
 
 class FBNetFeatureExtractor(Extractor):
@@ -122,15 +104,16 @@ class FBNetFeatureExtractor(Extractor):
 
 
 def _build_extractor(
-    cfg: CfgNode, backbone: Backbone, head: str, part: str, keys: str
+    cfg: CfgNode, backbone: Backbone, head: str, part: str
 ) -> FBNetFeatureExtractor:
-    """Build the extractor of MODEL.<head> from a part and the MODEL.FBNET.<keys>_... keys."""
-    node = cfg.MODEL.FBNET
+    """Build the extractor of MODEL.<head> from a part of the architecture.
+
+    Only the box head has a last convolution, MODEL.FBNET.DET_HEAD_LAST_SCALE.
+    """
     options, architecture = build_fbnet_options(cfg)
-    blocks = architecture.blocks(part, node[f"{keys}_BLOCKS"])
-    if stride := node[f"{keys}_STRIDE"]:
-        blocks[0] = replace(blocks[0], stride=stride)
-    pooler, last_scale = build_pooler(cfg, head, backbone), node[f"{keys}_LAST_SCALE"]
+    blocks = architecture.blocks(part)
+    pooler = build_pooler(cfg, head, backbone)
+    last_scale = cfg.MODEL.FBNET.DET_HEAD_LAST_SCALE if part == "bbox" else 0.0
     layers, channels = make_blocks(options, blocks, backbone.out_channels)
     last, channels = make_last_conv(options, architecture.last, last_scale, channels)
     side = output_side(blocks, pooler.resolution)
@@ -138,11 +121,11 @@ def _build_extractor(
 
 
 BOX_EXTRACTORS.register("FBNet.roi_head")(
-    partial(_build_extractor, head="ROI_BOX_HEAD", part="bbox", keys="DET_HEAD")
+    partial(_build_extractor, head="ROI_BOX_HEAD", part="bbox")
 )
 MASK_EXTRACTORS.register("FBNet.roi_head_mask")(
-    partial(_build_extractor, head="ROI_MASK_HEAD", part="mask", keys="MASK_HEAD")
+    partial(_build_extractor, head="ROI_MASK_HEAD", part="mask")
 )
 KEYPOINT_EXTRACTORS.register("FBNet.roi_head_keypoints")(
-    partial(_build_extractor, head="ROI_KEYPOINT_HEAD", part="kpts", keys="KPTS_HEAD")
+    partial(_build_extractor, head="ROI_KEYPOINT_HEAD", part="kpts")
 )

@@ -17,12 +17,35 @@ from detlite.modeling.backbone.fbnet.architectures import (
 from detlite.modeling.backbone.fbnet.blocks import FBNetOptions, InvertedResidual, output_side
 from detlite.modeling.build import build_model
 
-PLAIN = FBNetOptions(nn.BatchNorm2d, 1.0, 1, no_depthwise_norm=False, no_depthwise_relu=False)
+PLAIN = FBNetOptions(nn.BatchNorm2d, 1)
+
+
+def definition(factor=1, **changes):
+    """Return the default architecture in maskrcnn-benchmark's format, with `factor` times fewer
+    channels."""
+    config = {
+        "first": [32, 2],
+        "stages": [
+            [[1, 16, 1, 1]], [[6, 24, 2, 2]], [[6, 32, 3, 2]], [[6, 64, 4, 2], [6, 96, 3, 1]],
+            [[4, 160, 1, 2], [6, 160, 2, 1], [6, 240, 1, 1]], [[6, 96, 3, 1]],
+            [[4, 160, 1, 1], [6, 160, 3, 1], [3, 80, 1, -2]],
+        ],
+        "last": [0, 0.0], "backbone": [0, 1, 2, 3], "rpn": [5], "bbox": [4], "mask": [6],
+        **changes,
+    }  # fmt: skip
+    config["stages"] = [
+        [[expansion, channels // factor, *rest] for expansion, channels, *rest in stage]
+        for stage in config["stages"]
+    ]
+    operators = [["ir_k3"] * n for n in (1, 2, 3, 7, 4, 3, 5)]
+    return json.dumps({"block_op_type": operators, "block_cfg": config})
+
+
 FBNET = ["MODEL.BACKBONE.CONV_BODY", "FBNet", "MODEL.RPN.RPN_HEAD", "FBNet.rpn_head",
          "MODEL.ROI_BOX_HEAD.FEATURE_EXTRACTOR", "FBNet.roi_head",
          "MODEL.ROI_BOX_HEAD.PREDICTOR", "FastRCNNPredictor",
-         "MODEL.ROI_BOX_HEAD.POOLER_RESOLUTION", 6, "MODEL.FBNET.SCALE_FACTOR", 0.25,
-         "MODEL.FBNET.WIDTH_DIVISOR", 4]  # fmt: skip
+         "MODEL.ROI_BOX_HEAD.POOLER_RESOLUTION", 6,
+         "MODEL.FBNET.WIDTH_DIVISOR", 4, "MODEL.FBNET.ARCH_DEF", definition(4)]  # fmt: skip
 MASK = ["MODEL.ROI_MASK_HEAD.FEATURE_EXTRACTOR", "FBNet.roi_head_mask",
         "MODEL.ROI_MASK_HEAD.PREDICTOR", "MaskRCNNConv1x1Predictor",
         "MODEL.ROI_MASK_HEAD.POOLER_RESOLUTION", 6, "MODEL.ROI_MASK_HEAD.RESOLUTION", 12,
@@ -36,6 +59,7 @@ def block(kernel=3, channels=8, stride=1, options=PLAIN):
 @pytest.mark.parametrize(("channels", "stride"), [(8, 1), (8, 2), (12, 1)])
 def test_block_matches_mobilenet_v2(channels, stride):
     reference = TorchvisionBlock(8, channels, stride, 6).eval()
+    reference.conv[1] = nn.Sequential(reference.conv[1][0])  # no norm and no ReLU
     ours = block(channels=channels, stride=stride).eval()
     theirs = dict(
         zip(
@@ -47,17 +71,11 @@ def test_block_matches_mobilenet_v2(channels, stride):
     for name, layers in theirs.items():
         layer = ours.get_submodule(name)
         layer.conv.load_state_dict(layers[0].state_dict())
-        layers[1].running_mean.normal_(std=0.1)
-        layer.bn.load_state_dict(layers[1].state_dict())
+        if name != "dw":
+            layers[1].running_mean.normal_(std=0.1)
+            layer.bn.load_state_dict(layers[1].state_dict())
     x = torch.randn(2, 8, 9, 7)  # small enough not to be clipped by ReLU6
     torch.testing.assert_close(ours(x), reference(x))
-
-
-def test_depthwise_convolutions_without_norm_and_relu():
-    options = FBNetOptions(nn.BatchNorm2d, 1.0, 1, no_depthwise_norm=True, no_depthwise_relu=True)
-    names = {n for n, _ in block(options=options).named_modules()}
-    assert "dw.conv" in names
-    assert not {"dw.bn", "dw.relu"} & names
 
 
 @pytest.mark.parametrize(
@@ -74,11 +92,10 @@ def test_blocks(kernel, stride, size):
 
 
 @pytest.mark.parametrize(
-    ("scale", "divisor", "channels", "width"),
-    [(1.0, 1, 24, 24), (1.0, 8, 20, 24), (0.5, 8, 24, 16), (0.1, 8, 24, 8), (1.4, 1, 16, 22)],
+    ("divisor", "channels", "width"), [(1, 24, 24), (8, 20, 24), (8, 12, 16), (8, 2, 8)]
 )
-def test_widths_are_scaled_and_rounded(scale, divisor, channels, width):
-    assert FBNetOptions(nn.BatchNorm2d, scale, divisor, False, False).width(channels) == width
+def test_widths_are_rounded(divisor, channels, width):
+    assert FBNetOptions(nn.BatchNorm2d, divisor).round_to_divisor(channels) == width
 
 
 @pytest.mark.parametrize(
@@ -122,7 +139,7 @@ def test_detector_trains_and_detects(tiny_config, make_batch, opts, norm):
     assert len(model.eval()(images)) == 2
 
 
-def test_head_with_selected_blocks_stride_and_last_layer(tiny_config):
+def test_head_with_a_last_layer(tiny_config):
     def extractor(*opts):
         cfg = tiny_config(*FBNET, "MODEL.MASK_ON", False, *opts)
         return build_model(cfg).roi_heads.box.feature_extractor
@@ -131,38 +148,11 @@ def test_head_with_selected_blocks_stride_and_last_layer(tiny_config):
     assert (list(head.blocks._modules), head.out_resolution) == (
         ["xif4_0", "xif4_1", "xif4_2", "xif4_3"], 3,
     )  # fmt: skip
-    head = extractor(
-        "MODEL.FBNET.DET_HEAD_BLOCKS", [0, 3], "MODEL.FBNET.DET_HEAD_STRIDE", 1,
-        "MODEL.FBNET.DET_HEAD_LAST_SCALE", -0.5,
-    )  # fmt: skip
-    assert (list(head.blocks._modules), head.out_resolution) == (["xif4_0", "xif4_3"], 6)
+    head = extractor("MODEL.FBNET.DET_HEAD_LAST_SCALE", -0.5)
     assert head.last.conv.in_channels == 60  # 240 / 4
     assert head.out_channels == 32  # half, rounded to a multiple of 4
     features, rois = [torch.randn(1, 24, 8, 8)], torch.tensor([[0.0, 0, 0, 99, 99]])
-    assert head(features, rois).shape == (1, 32, 6, 6)
-
-
-def test_rpn_head_with_few_blocks_and_another_norm(tiny_config):
-    opts = ["MODEL.FBNET.RPN_HEAD_BLOCKS", 1, "MODEL.FBNET.RPN_BN_TYPE", "af"]
-    head = build_model(tiny_config(*FBNET, "MODEL.MASK_ON", False, *opts)).rpn.head
-    assert list(head.head._modules) == ["xif5_2"]
-    assert not [name for name, _ in head.named_parameters() if ".bn." in name]
-
-
-def definition(**changes):
-    """Return the default architecture in the format of maskrcnn-benchmark."""
-    config = {
-        "first": [32, 2],
-        "stages": [
-            [[1, 16, 1, 1]], [[6, 24, 2, 2]], [[6, 32, 3, 2]], [[6, 64, 4, 2], [6, 96, 3, 1]],
-            [[4, 160, 1, 2], [6, 160, 2, 1], [6, 240, 1, 1]], [[6, 96, 3, 1]],
-            [[4, 160, 1, 1], [6, 160, 3, 1], [3, 80, 1, -2]],
-        ],
-        "last": [0, 0.0], "backbone": [0, 1, 2, 3], "rpn": [5], "bbox": [4], "mask": [6],
-        **changes,
-    }  # fmt: skip
-    operators = [["ir_k3"] * n for n in (1, 2, 3, 7, 4, 3, 5)]
-    return json.dumps({"block_op_type": operators, "block_cfg": config})
+    assert head(features, rois).shape == (1, 32, 3, 3)
 
 
 def test_custom_architecture():
@@ -177,7 +167,7 @@ def test_custom_architecture():
 def test_keypoint_head_of_a_custom_architecture(tiny_config):
     cfg = tiny_config(
         *FBNET, "MODEL.MASK_ON", False, "MODEL.KEYPOINT_ON", True, "MODEL.FBNET.ARCH_DEF",
-        definition(kpts=[6]), "MODEL.ROI_KEYPOINT_HEAD.FEATURE_EXTRACTOR",
+        definition(4, kpts=[6]), "MODEL.ROI_KEYPOINT_HEAD.FEATURE_EXTRACTOR",
         "FBNet.roi_head_keypoints", "MODEL.ROI_KEYPOINT_HEAD.POOLER_RESOLUTION", 6,
         "MODEL.ROI_KEYPOINT_HEAD.RESOLUTION", 48,
         "MODEL.ROI_KEYPOINT_HEAD.SHARE_BOX_FEATURE_EXTRACTOR", False,
@@ -189,8 +179,14 @@ def test_keypoint_head_of_a_custom_architecture(tiny_config):
 @pytest.mark.parametrize(
     ("opts", "message"),
     [
-        (["MODEL.FBNET.ARCH", "fbnet_z"], "ARCH is 'fbnet_z', but must be one of default"),
-        (["MODEL.FBNET.ARCH", "mobilenet_v2"], "no stages for 'rpn', only for backbone, bbox"),
+        (
+            ["MODEL.FBNET.ARCH_DEF", "", "MODEL.FBNET.ARCH", "fbnet_z"],
+            "ARCH is 'fbnet_z', but must be one of default",
+        ),
+        (
+            ["MODEL.FBNET.ARCH_DEF", "", "MODEL.FBNET.ARCH", "mobilenet_v2"],
+            "no stages for 'rpn', only for backbone, bbox",
+        ),
         (["MODEL.FBNET.ARCH_DEF", "{not json"], "ARCH_DEF, .* is not JSON such as"),
         (["MODEL.FBNET.ARCH_DEF", '{"block_cfg": {}}'], "ARCH_DEF, .* is not JSON such as"),
         (["MODEL.FBNET.ARCH_DEF", definition(rpn=[9])], "is not JSON such as"),
@@ -198,7 +194,6 @@ def test_keypoint_head_of_a_custom_architecture(tiny_config):
             ["MODEL.FBNET.ARCH_DEF", definition().replace("ir_k3", "ir_k3_se")],
             "the operators ir_k1",
         ),
-        (["MODEL.FBNET.RPN_HEAD_BLOCKS", 4], "RPN_HEAD_BLOCKS is 4, but the architecture has 3"),
     ],
 )
 def test_invalid_configs(tiny_config, opts, message):
