@@ -1,21 +1,21 @@
 """Draw the metrics of a training run and detections on test images at its end."""
 
-import json
 import logging
-from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from yacs.config import CfgNode
 
+from detlite.apps.report.metric_curves import metric_curves, read_metrics
+from detlite.apps.report.report_page import report_page
+from detlite.apps.report.runs import read_run
 from detlite.config import ConfigError
 from detlite.data import CocoDataset, DataError
 from detlite.engine.hooks.best_checkpoint import measured_threshold
 from detlite.engine.run import DRAWINGS
 from detlite.engine.run_files import METRICS_FILE
 from detlite.files.atomic_write import atomic_open, atomic_path
-from detlite.files.reading import read_text
 from detlite.inference.predictor import Predictor, build_predictor
 from detlite.modeling.detection_model import DetectionModel
 
@@ -23,13 +23,8 @@ from .contact_sheet import contact_sheet
 from .detections import draw_detections
 from .fonts import fonts_for
 
-Curves = dict[str, list[tuple[int, float]]]
-
-# Each kind of evaluation (COCO and LVIS, VOC, region proposals) reports two of these metrics.
-_PLOTTED = ("AP", "AP50", "AP50_07", "AR@100", "AR@1000")
 _MAX_IMAGES = 6
 _FEW_OBJECTS = 12  # of an image
-_MAX_BYTES = 1 << 30  # of the metrics of a run
 _SHEET_WIDTH, _ROW_HEIGHT = 1600, 400  # pixels
 
 logger = logging.getLogger(__name__)
@@ -58,9 +53,6 @@ def draw_run(
 
 def write_report(folder: Path) -> None:
     """Write report.html to the folder of a finished run, or log why it cannot be written."""
-    from detlite.apps.report.report_page import report_page
-    from detlite.apps.report.runs import read_run
-
     try:
         page = report_page([read_run(folder, folder.resolve().name)], link_from=folder)
     except (ConfigError, DataError) as error:
@@ -140,46 +132,3 @@ def plot_metrics(metrics_file: str | Path, image_file: str | Path) -> None:
             panel.legend(fontsize=9)
     with atomic_path(Path(image_file)) as temporary, fonts_for(figure):
         figure.savefig(temporary, format="png", dpi=110)
-
-
-def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Read the lines of a metrics.jsonl. Raises the errors of `plot_metrics`.
-
-    Lines have {"iteration", "loss", "loss_...", ...}, or {"iteration", "evaluation"} with metrics
-    by dataset and kind.
-    """
-    lines = []
-    try:
-        text = read_text(path, _MAX_BYTES)
-    except (OSError, UnicodeError) as error:
-        raise DataError(f"{path}: cannot be read ({error})") from error
-    for number, line in enumerate(text.splitlines(), start=1):
-        try:
-            lines.append(json.loads(line))
-            lines[-1]["iteration"]
-        except (ValueError, KeyError, TypeError) as error:
-            raise DataError(
-                f"{path}: line {number} is not a JSON object with 'iteration'"
-            ) from error
-    return lines
-
-
-def metric_curves(lines: list[dict[str, Any]]) -> tuple[Curves, Curves]:
-    """Return the losses, and the metrics in percent, as lists of (iteration, value) by name."""
-    losses: Curves = defaultdict(list)
-    metrics: Curves = defaultdict(list)
-    several = len({name for line in lines for name in line.get("evaluation", {})}) > 1
-    for line in lines:
-        for name, value in line.items():
-            if name.startswith("loss"):
-                losses[name].append((line["iteration"], value))
-        for dataset, kinds in line.get("evaluation", {}).items():
-            for kind, values in kinds.items():
-                if kind == "loss" and values["total"] is not None:
-                    name = f"{dataset} loss" if several else "validation loss"
-                    losses[name].append((line["iteration"], values["total"]))
-                for metric in _PLOTTED:
-                    name = f"{dataset} {kind} {metric}" if several else f"{kind} {metric}"
-                    if values.get(metric) is not None:
-                        metrics[name].append((line["iteration"], 100 * values[metric]))
-    return losses, metrics

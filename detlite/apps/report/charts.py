@@ -1,28 +1,22 @@
 """Charts of a report as SVG elements, readable on a phone."""
 
-from __future__ import annotations
-
 import html
 import io
 import math
 import re
 from collections.abc import Mapping, Sequence
 from textwrap import shorten
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from detlite.apps.drawing.fonts import fonts_for
-from detlite.evaluation.matching import RECALL_THRESHOLDS
-
-from .analysis.detection_analysis import Calibration
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 Bar = tuple[float | None, tuple[float, float] | None]  # value and confidence interval
-Points = Sequence[tuple[float, float]]
 
 # Okabe and Ito's colors for color-blind readers, darkened to a contrast of 3:1 on white. Line
 # styles distinguish series too.
@@ -31,12 +25,38 @@ _STYLES = ("-", "--", "-.", ":")
 _SIZE = (4.6, 3.2)  # inches
 
 
-def precision_recall(title: str, curves: Mapping[str, np.ndarray]) -> str:
-    """Plot named curves of precision, float [101] in 0..1 at RECALL_THRESHOLDS."""
-    points = {name: (100 * RECALL_THRESHOLDS, 100 * values) for name, values in curves.items()}
-    figure, axes = _plot(title, points)
-    axes.set(xlabel="recall: detected objects (%)", ylabel="precision: correct detections (%)")
-    axes.set(xlim=(0, 100), ylim=(0, 103))
+def lines(
+    title: str,
+    curves: Mapping[str, Any],
+    xlabel: str,
+    ylabel: str,
+    xlim: tuple[float, float] | None = None,
+    ylim: tuple[float, float | None] = (0, None),
+    markers: bool = False,
+    weights: Mapping[str, np.ndarray] | None = None,
+) -> str:
+    """Plot named curves.
+
+    Args:
+        title: of the chart.
+        curves: two sequences of numbers x and y by name.
+        xlabel, ylabel, xlim, ylim: of the axes.
+        markers: mark the points.
+        weights: number of detections of each point: the size of its dot, next to the diagonal.
+    """
+    figure, axes = _axes(title)
+    for number, (name, points) in enumerate(curves.items()):
+        color, line = COLORS[number % len(COLORS)], _STYLES[number % len(_STYLES)]
+        axes.plot(*points, line, color=color, label=_escape(name), linewidth=1.6,
+                  marker="o" if markers else None, markersize=4)  # fmt: skip
+        if weights is not None:
+            sizes = 12 + 90 * np.sqrt(weights[name] / max(weights[name].sum(), 1))
+            axes.scatter(*points, sizes, color=color)
+    if weights is not None:
+        axes.plot([0, 100], [0, 100], color="#767676", linewidth=1, label="perfect")
+    axes.set(xlabel=xlabel, ylabel=ylabel, xlim=xlim, ylim=ylim)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    # Below the axes, where the legend covers no curve.
     figure.legend(loc="outside lower center", ncols=3, fontsize=9)
     return _svg(figure, title)
 
@@ -72,39 +92,6 @@ def bars(title: str, groups: Sequence[str], series: Mapping[str, Sequence[Bar]],
     return _svg(figure, title)
 
 
-def reliability(title: str, series: Mapping[str, Calibration]) -> str:
-    """Plot precision by score, with the diagonal of perfect calibration."""
-    points, counts = {}, {}
-    for name, bins in series.items():
-        filled = bins.counts > 0
-        points[name] = 100 * bins.scores[filled], 100 * bins.precision[filled]
-        counts[name] = bins.counts[filled]
-    figure, axes = _plot(title, points)
-    for number, name in enumerate(series):
-        sizes = 12 + 90 * np.sqrt(counts[name] / max(counts[name].sum(), 1))
-        axes.scatter(*points[name], sizes, color=COLORS[number % len(COLORS)])
-    axes.plot([0, 100], [0, 100], color="#767676", linewidth=1, label="perfect")
-    axes.set(xlabel="mean score (%)", ylabel="precision (%)")
-    axes.set(xlim=(0, 103), ylim=(-3, 103))
-    figure.legend(loc="outside lower center", ncols=3, fontsize=9)
-    return _svg(figure, title)
-
-
-def lines(title: str, curves: Mapping[str, Points], label: str, markers: bool = False) -> str:
-    """Plot named curves over iterations; returns "" without a curve of at least two points."""
-    from matplotlib.ticker import MaxNLocator
-
-    points = {name: tuple(zip(*curve, strict=True)) for name, curve in curves.items() if curve[1:]}
-    if not points:
-        return ""
-    figure, axes = _plot(title, points, marker="o" if markers else None)
-    axes.set(xlabel="iteration", ylabel=label)
-    axes.set_ylim(0)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    figure.legend(loc="outside lower center", ncols=3, fontsize=9)
-    return _svg(figure, title)
-
-
 def sizes(title: str, sides: Sequence[float], anchors: Sequence[Sequence[float]]) -> str:
     """Plot a histogram of object sizes, with the sizes of the anchors of each level.
 
@@ -126,23 +113,8 @@ def sizes(title: str, sides: Sequence[float], anchors: Sequence[Sequence[float]]
     return _svg(figure, title)
 
 
-def _plot(
-    title: str, curves: Mapping[str, tuple[Any, ...]], marker: str | None = None
-) -> tuple[Figure, Axes]:
-    """Plot named curves (x, y), for a legend below the axes, where it covers no curve."""
-    figure, axes = _axes(title)
-    for number, (name, points) in enumerate(curves.items()):
-        color, line = COLORS[number % len(COLORS)], _STYLES[number % len(_STYLES)]
-        axes.plot(*points, line, color=color, label=_escape(name), linewidth=1.6, marker=marker,
-                  markersize=4)  # fmt: skip
-    return figure, axes
-
-
 def _axes(title: str, size: tuple[float, float] = _SIZE) -> tuple[Figure, Axes]:
-    # Imported here because it is slow. A figure without pyplot needs no display.
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=size, layout="constrained")
+    figure = Figure(figsize=size, layout="constrained")  # without pyplot, it needs no display
     axes = figure.subplots()
     axes.set_title(_escape(shorten(title, 52, placeholder="...")), loc="left", fontsize=11)
     axes.grid(alpha=0.3)
@@ -158,8 +130,6 @@ def _escape(text: str) -> str:
 
 def _svg(figure: Figure, title: str) -> str:
     """Return the figure as a deterministic SVG element that fills the available width."""
-    from matplotlib import rc_context
-
     buffer = io.StringIO()
     # The salt makes the ids of clipping paths unique to the figure. Font type "none" keeps text
     # searchable.

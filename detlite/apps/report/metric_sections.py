@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from detlite.evaluation.matching import RECALL_THRESHOLDS
+
 from . import charts
 from .analysis.bootstrap import compare, interval
 from .analysis.detection_analysis import DetectionAnalysis
@@ -67,10 +69,7 @@ def metric_section(
         "errors": _errors(title, analyses),
         "confusion": [_confusion(run, result) for run, result in analyses.items()
                       if result.confusion is not None and len(result.names) > 1],
-        "calibration": charts.reliability(
-            f"Precision by score: {title.lower()}",
-            {run: result.calibration for run, result in analyses.items()},
-        ),
+        "calibration": _calibration(title, analyses),
     }  # fmt: skip
 
 
@@ -110,7 +109,12 @@ def _curves(title: str, analyses: Analyses) -> list[TemplateData]:
             for label, result, iou in plotted
         }
         if known := {label: curve for label, curve in curves.items() if curve is not None}:
-            chart = charts.precision_recall(f"{title}: {name}{suffix}", known)
+            chart = charts.lines(
+                f"{title}: {name}{suffix}",
+                {label: (100 * RECALL_THRESHOLDS, 100 * curve) for label, curve in known.items()},
+                "recall: detected objects (%)", "precision: correct detections (%)",
+                xlim=(0, 100), ylim=(0, 103),
+            )  # fmt: skip
             drawn.append({"name": name, "chart": chart})
     return drawn
 
@@ -126,6 +130,19 @@ def _categories(analyses: Analyses, comparable: Sequence[bool]) -> list[Template
         cells = _cells(values, [sampled.get(name, unknown) for sampled in samples], same)
         rows.append({"name": name, "objects": objects, "ap": values[0], "cells": cells})
     return sorted(rows, key=lambda row: (row["ap"] is None, row["ap"]))
+
+
+def _calibration(title: str, analyses: Analyses) -> str:
+    """Return a chart of the precision by score, with the diagonal of perfect calibration."""
+    bins = {run: result.calibration for run, result in analyses.items()}
+    filled = {run: one.counts > 0 for run, one in bins.items()}
+    return charts.lines(
+        f"Precision by score: {title.lower()}",
+        {run: (100 * one.scores[filled[run]], 100 * one.precision[filled[run]])
+         for run, one in bins.items()},
+        "mean score (%)", "precision (%)", xlim=(0, 103), ylim=(-3, 103),
+        weights={run: one.counts[filled[run]] for run, one in bins.items()},
+    )  # fmt: skip
 
 
 def _errors(title: str, analyses: Analyses) -> TemplateData | None:

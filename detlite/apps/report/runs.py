@@ -12,7 +12,6 @@ from pycocotools.coco import COCO
 from yacs.config import CfgNode
 
 from detlite.apps.dataset_formats.coco_files import find_images
-from detlite.apps.drawing.run_drawings import Curves, metric_curves, read_metrics
 from detlite.config import ConfigError, load_config
 from detlite.data import CocoDataset, build_dataset
 from detlite.data.datasets.ground_truth import build_coco_gt
@@ -26,6 +25,7 @@ from detlite.files.json_files import read_json
 from . import charts
 from .analysis.bootstrap import sample_images
 from .analysis.detection_analysis import DetectionAnalysis, analyze_detections
+from .metric_curves import Curves, metric_curves, read_metrics
 
 # Match the lines that the trainer and `run_inference` log.
 _TRAINING = re.compile(r" I training on .+ \((\d+) images\) for ")
@@ -187,12 +187,19 @@ def training_history(runs: Sequence[Run]) -> dict[str, Any]:
         for name, curve in metrics.items():
             if name.split()[-1] == "AP":
                 precisions[prefix + name] = curve
-    drawn = [
-        charts.lines("Training loss", losses, "loss"),
-        charts.lines("Learning rate", learning_rates, "learning rate"),
-        charts.lines("AP on the test set", precisions, "AP (%)", markers=True),
-    ]
-    return {"charts": list(filter(None, drawn)), "rows": [_speed(run) for run in runs]}
+    drawn = []
+    for title, curves, label in (
+        ("Training loss", losses, "loss"),
+        ("Learning rate", learning_rates, "learning rate"),
+        ("AP on the test set", precisions, "AP (%)"),
+    ):
+        # A point is no curve.
+        points = {name: tuple(zip(*curve, strict=True)) for name, curve in curves.items()
+                  if len(curve) > 1}  # fmt: skip
+        if points:
+            markers = curves is precisions
+            drawn.append(charts.lines(title, points, "iteration", label, markers=markers))
+    return {"charts": drawn, "rows": [_speed(run) for run in runs]}
 
 
 def _speed(run: Run) -> dict[str, Any]:

@@ -7,22 +7,18 @@ import numpy as np
 import pytest
 
 from detlite.apps.report import charts
-from detlite.apps.report.analysis.detection_analysis import Calibration
 
 NAMES = ("_hidden", "5 $ & 6 $", "<b>")
-CURVE = np.linspace(1, 0, 101)
+POINTS = np.array([[1, 2, 3], [30, 20, 10]])
 CHARTS = {
-    "precision_recall": lambda title: charts.precision_recall(title, dict.fromkeys(NAMES, CURVE)),
+    "lines": lambda title: charts.lines(title, dict.fromkeys(NAMES, POINTS), "x", "y"),
+    "weighted": lambda title: charts.lines(
+        title, dict.fromkeys(NAMES, POINTS), "x", "y", weights=dict.fromkeys(NAMES, POINTS[0])
+    ),
     "bars": lambda title: charts.bars(
         title, NAMES, {name: [(0.5, (0.4, 0.6)), (None, None), (0.0, None)] for name in NAMES}, "x"
     ),
-    "reliability": lambda title: charts.reliability(
-        title,
-        {name: Calibration(np.array([3, 0]), np.array([0.2, np.nan]), np.array([0.1, np.nan]))
-         for name in NAMES},
-    ),
-    "lines": lambda title: charts.lines(title, {name: [(1, 2.0), (2, 1.0)] for name in NAMES}, "x"),
-}  # fmt: skip
+}
 
 
 def texts(svg: str) -> list[str]:
@@ -60,9 +56,3 @@ def test_bars_show_their_values():
 def test_sizes_of_objects_and_anchors():
     written = texts(charts.sizes("t", [3.0, 20.0, 300.0], [[16], [32, 64]]))
     assert {"objects", "anchors"} <= set(written)
-
-
-def test_one_point_is_no_curve() -> None:
-    assert charts.lines("t", {"a": [(1, 2.0)]}, "x") == ""
-    assert "b" in texts(charts.lines("t", {"a": [(1, 2.0)], "b": [(1, 2.0), (2, 1.0)]}, "x"))
-    assert "a" not in texts(charts.lines("t", {"a": [(1, 2.0)], "b": [(1, 2.0), (2, 1.0)]}, "x"))
