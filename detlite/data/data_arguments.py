@@ -8,7 +8,7 @@ from detlite.config import ConfigError, expand_path
 from detlite.files.errors import DataError
 from detlite.registry import Registry
 
-from .index.build import open_index
+from .annotations.store import open_table
 from .locations import local_copy, location_id, parse_location
 
 FilePath = str | Path
@@ -76,5 +76,5 @@ def _class_keys(data: Pair) -> dict[str, Any]:
     with local_copy(parse_location(str(data[0]))) as file:
         if not file.is_file():
             raise DataError(f"data: the annotation file {file} does not exist")
-        count = len(open_index(file).content["categories"]) + 1
+        count = len(open_table(file).content["categories"]) + 1
     return {f"MODEL.{part}.NUM_CLASSES": count for part in ("ROI_BOX_HEAD", "RETINANET")}

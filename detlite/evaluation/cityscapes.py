@@ -13,8 +13,8 @@ from pycocotools.coco import COCO
 from yacs.config import CfgNode
 
 from detlite.data import CocoDataset
+from detlite.data.annotations.single import rle_problem
 from detlite.data.datasets.cityscapes import CATEGORIES, EVALUATED
-from detlite.data.datasets.coco_masks import rle_problem
 from detlite.data.datasets.ground_truth import build_coco_gt
 from detlite.files.errors import DataError
 from detlite.structures.masks.rle import EncodedMasks

@@ -28,7 +28,6 @@ from .metrics import Metrics, settings_problem
 from .overlaps import build_pairing, keypoint_overlaps, region_overlaps
 from .reading.ground_truth import (
     GroundTruthArrays,
-    GroundTruthFile,
     check_results,
     read_ground_truth,
 )
@@ -40,7 +39,7 @@ _SIGMAS = np.array([26, 25, 25, 35, 35, 79, 79, 72, 72, 62, 62, 107, 107, 87, 87
 
 
 def evaluate_coco(
-    coco_gt: COCO | GroundTruthFile | Path | str | dict[str, Any],
+    coco_gt: COCO | Path | str | dict[str, Any],
     results: Results | Path | str | Sequence[dict[str, Any]],
     iou_types: Sequence[str] = ("bbox", "segm"),
     max_dets: int = 100,
@@ -88,7 +87,7 @@ def evaluate_coco(
         raise ValueError(f"max_dets must be at least 1, got {max_dets}")
     if problem := settings_problem(iou_thresholds, area_limits):
         raise ValueError(problem)
-    if not isinstance(coco_gt, COCO | GroundTruthFile) or not isinstance(results, Results):
+    if not isinstance(coco_gt, COCO) or not isinstance(results, Results):
         from .reading.files import read_results, read_truth  # training evaluates its own results
 
         coco_gt = read_truth(coco_gt, iou_types, skip_bad)
@@ -107,7 +106,7 @@ def evaluate_coco(
 
 
 def match_coco(
-    coco_gt: COCO | GroundTruthFile,
+    coco_gt: COCO,
     results: Results,
     iou_type: str,
     max_dets: int = 100,
@@ -168,7 +167,7 @@ def summarize(tables: PrecisionRecall, names: Sequence[str], iou_type: str) -> d
     return tables.summarize(names, recall)
 
 
-def category_names(coco_gt: COCO | GroundTruthFile) -> list[str]:
+def category_names(coco_gt: COCO) -> list[str]:
     """Return the category names by increasing id; the id is appended to ambiguous names."""
     categories = [coco_gt.cats[number] for number in sorted(coco_gt.cats)]
     names = [str(row["id"] if row.get("name") is None else row["name"]) for row in categories]

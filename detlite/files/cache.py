@@ -28,7 +28,7 @@ except ImportError:  # on Windows
 VARIABLE = "DETLITE_CACHE"
 _SECONDS_UNMARKED = 10 * 86400.0  # `mark_used` updates the time of a file at most this often
 _OWN_FILE = re.compile(
-    r"[0-9a-f]{40}(-by-url)?\.(index|lock|note|pictures|copy|copied)"
+    r"[0-9a-f]{40}(-by-url)?(-nameless)?\.(index|lock|note|pictures|copy|copied)"
     r"|\.[0-9a-f]{40}.*(?P<unfinished>\.tmp)"
 )
 _TIME_STEP = 2.0  # seconds; file times of some systems do not change within such a step

@@ -1,10 +1,11 @@
 """Match categories by name: of a dataset, a checkpoint, a model, or results."""
 
 import re
-import unicodedata
 from collections.abc import Mapping, Sequence
 from textwrap import shorten
 from typing import Any
+
+from detlite.structures.names import category_form
 
 _PLACEHOLDER = re.compile(r"class \d+")  # what a converter calls classes without a name
 _MAX_LENGTH = 300  # characters of a list of names
@@ -47,8 +48,8 @@ class CategoryMatch:
             self.numbers = [n if n < len(own) else None for n in range(len(others))]
         else:
             exact = {name: n for n, name in reversed(list(enumerate(own)))}
-            alike = {normalized(name): n for n, name in reversed(list(enumerate(own)))}
-            self.numbers = [exact.get(name, alike.get(normalized(name))) for name in others]
+            alike = {category_form(name): n for n, name in reversed(list(enumerate(own)))}
+            self.numbers = [exact.get(name, alike.get(category_form(name))) for name in others]
         self.differ = self.named and self.numbers != [*range(len(own))]
 
     def __str__(self) -> str:
@@ -70,9 +71,3 @@ class CategoryMatch:
             for what, names in lists.items()
             if names or "matched" in what
         )
-
-
-def normalized(name: str) -> str:
-    """Return a name without differences in case, spaces, - and _, and Unicode's forms."""
-    name = unicodedata.normalize("NFKC", name)
-    return re.sub(r"[\s_-]+", " ", name).strip().casefold()

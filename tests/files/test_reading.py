@@ -11,14 +11,14 @@ from detlite.apps.report.metric_curves import read_metrics
 from detlite.checkpoint.files import read_checkpoint
 from detlite.config import ConfigError, load_config
 from detlite.data import DataError
-from detlite.data.index.build import open_index
+from detlite.data.annotations.store import open_table
 from detlite.errors import CheckpointError
 from detlite.evaluation.reading.files import kinds_of
 from detlite.files.json_files import read_json
 from detlite.files.reading import explain_not_downloaded, open_stored_zip, read_file
 
 READERS = (
-    read_checkpoint, load_config, open_index, read_json, read_xml, read_lines, excerpt, kinds_of,
+    read_checkpoint, load_config, open_table, read_json, read_xml, read_lines, excerpt, kinds_of,
     read_metrics,
 )  # fmt: skip
 

@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from pycocotools import mask as rle_codec
 
-from detlite.data.datasets.coco_masks import rle_problem, segmentation_problem
+from detlite.data.annotations.single import rle_problem, segmentation_problem
 from detlite.structures.masks.formats import to_bitmap
 from detlite.structures.masks.packed import PackedMasks
 from detlite.structures.masks.rle import run_lengths

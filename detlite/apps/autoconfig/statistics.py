@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from detlite.data.datasets.coco_values import parse_integer
+from detlite.data.annotations.ids import parse_integer
+from detlite.data.annotations.selection import Selection
+from detlite.data.annotations.store import open_table
+from detlite.data.annotations.table_findings import table_findings
 from detlite.data.images.checks import check_images
 from detlite.data.images.pixels import DEFAULT_OPTIONS, ImageOptions
 from detlite.data.images.reading import read_image
 from detlite.data.images.sources import ImageFolder, ImageSource
-from detlite.data.index.build import open_index
-from detlite.data.index.states import Selection
 from detlite.data.locations import Location, local_copy
 from detlite.data.transforms.tiles import TrainingTiles
 from detlite.files.errors import DataError
@@ -150,60 +151,58 @@ def compute_statistics(
     a valid box.
     """
     with local_copy(annotations) as file:
-        index = open_index(file)
-    count = len(index.image_ids)
-    files = [images / index.image(number)["file_name"] for number in range(count)]
+        table = open_table(file)
+    count = len(table)
+    files = [images / table.image(number)["file_name"] for number in range(count)]
     values = measure_values(_spread(files), image_options)
     image_options = values.options
-    bad_images = check_images(index, images, image_options)[0] if check else {}
+    bad_images = check_images(table, images, image_options)[0] if check else {}
     if bad_images and image_options.exif_orientation:
         # The sizes tell if annotations refer to the stored pixels, without EXIF orientation.
         stored = replace(image_options, exif_orientation=False)
-        bad_if_stored, _ = check_images(index, images, stored)
+        bad_if_stored, _ = check_images(table, images, stored)
         if len(bad_if_stored) < len(bad_images):
             bad_images, image_options = bad_if_stored, stored
             values = replace(values, options=stored)
     if len(bad_images) == count:
         raise DataError(f"{annotations}: none of its {count} images can be used: {bad_images[0]}")
     selection = Selection(crowds_as_objects=crowds_as_objects)
-    boxes, owners, labels, areas = [], [], [], []
     numbers = [number for number in range(count) if number not in bad_images]
-    for number in numbers:
-        rows = index.annotations(number, selection.objects)
-        boxes += [row["bbox"] for row in rows]
-        owners += [number] * len(rows)
-        labels += [row["category_id"] for row in rows]
-        areas += index.values("areas", number, selection.objects).tolist()
-    if not boxes:
+    owners = table.owners
+    used = np.flatnonzero(selection.objects(table.flags) & np.isin(owners, numbers))
+    owners, boxes = owners[used], table.column("boxes")[used]
+    labels, areas = table.column("category_ids")[used], table.column("areas")[used]
+    if not len(boxes):
         problem = f"{annotations}: no image has an object that can be trained on"
-        raise DataError("; ".join([problem, *map(str, index.findings(selection, skip=True))]))
+        found = table_findings(table, selection, skip=True)
+        raise DataError("; ".join([problem, *map(str, found)]))
     decoding, top_bottom = _decode_sample([files[number] for number in numbers], image_options)
-    categories = sorted(index.content["categories"], key=lambda row: row["id"])
+    categories = sorted(table.content["categories"], key=lambda row: row["id"])
     named = [row["id"] for row in categories if row.get("keypoints")]
     problems = {}
     for masks, keypoints in product((False, True), repeat=2):
-        texts, bad = index.problems(replace(selection, masks=masks, keypoints=keypoints), limit=1)
+        texts, bad = table.problems(replace(selection, masks=masks, keypoints=keypoints), limit=1)
         texts += bad_images.values()
         problems[masks, keypoints] = bad + len(bad_images), texts[0] if texts else ""
-    with_masks = index.counts(replace(selection, masks=True).objects)
-    with_keypoints = index.counts(selection.objects, index.arrays["labeled"] > 0)
+    with_masks = table.counts(replace(selection, masks=True).objects)
+    with_keypoints = table.counts(selection.objects, table.column("labeled") > 0)
     ids, names = zip(*((row["id"], str(row["name"])) for row in categories), strict=True)
     numbered = np.searchsorted(ids, labels)
     return DatasetStatistics(
-        sizes=index.sizes.astype(np.float64),
-        boxes=np.array(boxes, np.float64),
-        owners=np.array(owners),
+        sizes=table.sizes.astype(np.float64),
+        boxes=boxes,
+        owners=owners,
         labels=numbered,
-        areas=np.array(areas),
-        categories=_count(names, numbered, np.array(owners)),
+        areas=areas,
+        categories=_count(names, numbered, owners),
         with_masks=int(with_masks[numbers].sum()),
-        keypoints=index.keypoint_names,
+        keypoints=table.keypoint_names,
         with_keypoints=int(with_keypoints[numbers].sum()),
-        keypoint_objects=sum(label in named for label in labels),
+        keypoint_objects=int(np.isin(labels, named).sum()),
         problems=problems,
         decoding=decoding,
         top_bottom=top_bottom,
-        empty=int((index.counts()[numbers] == 0).sum()),
+        empty=int((table.counts()[numbers] == 0).sum()),
         keypoint_pairs=next(filter(None, map(_keypoint_pairs, categories)), []),
         values=values,
     )

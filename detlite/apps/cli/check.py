@@ -3,7 +3,6 @@
     detlite check --data train.json val.json --images photos --page report.html
     detlite check --data configs/mine.yaml
     detlite check --data photos
-    detlite check --data train.json --repair repaired.json
 
 With a config, the command checks all sets of DATASETS.TRAIN and DATASETS.TEST for the model of the
 config. A folder with labels in any format is converted and split as by `detlite init`. The command
@@ -25,7 +24,6 @@ OPTIONS = (
     option("--images", "FOLDER", "folder of the images (default: searched for next to the "
            "annotation files)", type=Path),
     option("--page", "FILE", "HTML report with images to write", type=Path),
-    option("--repair", "FILE", "repaired copy of the annotation file to write", type=Path),
     option("--max-per-kind", None, "number of defects of each kind to print", 20),
     FONT,
     OVERRIDES,
@@ -33,8 +31,6 @@ OPTIONS = (
 
 
 def run(args: Namespace) -> int:
-    import json
-
     from detlite.apps.dataset_check.data_page import data_page
     from detlite.apps.dataset_check.inspection import inspect
     from detlite.apps.dataset_check.inspection_report import (
@@ -42,17 +38,11 @@ def run(args: Namespace) -> int:
         print_duplicates,
         print_report,
     )
-    from detlite.apps.dataset_check.repair import repair
-    from detlite.config import ConfigError
     from detlite.data.images.checks import unlisted_images
     from detlite.files.atomic_write import atomic_open
 
-    if args.repair and len(args.data) > 1:
-        raise ConfigError("--repair needs exactly one annotation file as --data")
     sets = [one for path in args.data for one in inspect(path, args.images, args.overrides)]
-    if args.repair and len(sets) > 1:
-        raise ConfigError("--repair needs one annotation file as --data, not a config of several")
-    listed = [(inspection.index, inspection.folder) for inspection in sets if inspection.index]
+    listed = [(inspection.table, inspection.folder) for inspection in sets if inspection.table]
     sets[0].findings += unlisted_images(listed)
     groups = near_duplicates(sets)
     for inspection in sets:
@@ -61,10 +51,4 @@ def run(args: Namespace) -> int:
     if args.page:
         with atomic_open(args.page) as file:
             file.write(data_page(sets, groups))
-    if args.repair:
-        content, counts = repair(sets[0])
-        with atomic_open(args.repair) as file:
-            json.dump(content, file)
-        for action, count in counts.items():
-            print(f"repaired: {count} {action}")
     return 1 if any(inspection.refused for inspection in sets) else 0

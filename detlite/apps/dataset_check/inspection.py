@@ -19,6 +19,12 @@ from detlite.apps.autoconfig.image_sizes import speck_area
 from detlite.apps.dataset_formats.coco_files import find_images
 from detlite.apps.dataset_formats.find_annotations import find_sets
 from detlite.config import ConfigError, load_config
+from detlite.data.annotations.notation import parse_if_text, parse_numbers
+from detlite.data.annotations.rules import boxes_match, mask_area, mask_box
+from detlite.data.annotations.selection import Flag, Selection
+from detlite.data.annotations.store import open_table
+from detlite.data.annotations.table import AnnotationTable
+from detlite.data.annotations.table_findings import table_findings
 from detlite.data.datasets.build import (
     build_test_datasets,
     build_train_dataset,
@@ -27,8 +33,6 @@ from detlite.data.datasets.build import (
 )
 from detlite.data.datasets.catalog import locate_dataset
 from detlite.data.datasets.coco import CocoDataset
-from detlite.data.datasets.coco_masks import boxes_match, mask_area, mask_box, read_segmentation
-from detlite.data.datasets.coco_values import read_box
 from detlite.data.datasets.options import DatasetOptions, build_dataset_options
 from detlite.data.findings import Finding
 from detlite.data.images.checks import check_images
@@ -36,9 +40,6 @@ from detlite.data.images.formats import open_image
 from detlite.data.images.pixels import ImageOptions
 from detlite.data.images.reading import read_image
 from detlite.data.images.sources import ImageFolder
-from detlite.data.index.annotation_index import AnnotationIndex
-from detlite.data.index.build import open_index
-from detlite.data.index.states import Flag, Selection
 from detlite.data.locations import Location, local_copy
 from detlite.files.errors import DataError, RemoteError
 from detlite.structures.categories import CategoryMatch
@@ -86,8 +87,8 @@ def inspect(path: Path, images: Path | None, overrides: Sequence[str] = ()) -> l
         options = _options(cfg, background=cfg.DATASETS.BACKGROUND_IMAGES or not train)
         inspection = inspect_dataset(annotations, folder, options, options.masks, kind)
         inspections.append(inspection)
-        if (index := inspection.index) is not None:
-            inspection.findings += config_findings(cfg, index, inspection.selection, train)
+        if (table := inspection.table) is not None:
+            inspection.findings += config_findings(cfg, table, inspection.selection, train)
     if not any(inspection.refused for inspection in inspections):
         try:
             shared = check_datasets(cfg)
@@ -148,38 +149,47 @@ def inspect_dataset(
     result, refused = Inspection(annotations, folder), not options.skip_bad
     with local_copy(annotations) as file:
         try:
-            result.index = index = open_index(file, by_url=kind == "lvis")
+            result.table = table = open_table(file, by_url=kind == "lvis")
         except DataError as error:
             problem = str(error).removeprefix(f"{file}: ")
             result.defects.append(Defect("file", annotations.name, problem, True))
             return result
     selection = replace(options.selection, masks=False)
-    with_masks = int(index.counts(replace(selection, masks=True).objects).sum())
+    with_masks = int(table.counts(replace(selection, masks=True).objects).sum())
     if masks is None:
-        masks = 2 * with_masks >= int(index.counts(selection.objects).sum()) > 0
+        masks = 2 * with_masks >= int(table.counts(selection.objects).sum()) > 0
     result.selection = replace(selection, masks=masks)
-    for where, problem in index.table["image_problems"]:
+    for where, problem in table.facts["image_problems"]:
         result.defects.append(Defect("image entry", where.partition(",")[0], problem, refused))
-    result.index = index = index.ignoring_below(options.min_area)
-    result.defects += small_objects(index, result.selection, options.min_area)
-    for number in range(len(index.image_ids)):
-        image = index.image(number)
+    result.table = table = table.ignoring_below(options.min_area)
+    result.defects += small_objects(table, result.selection, options.min_area)
+    bad_images, image_findings = check_images(table, folder, options.images)
+    # With `skip_bad`, training skips these, but stops at damage that only decoding reveals.
+    skipped = {int(table.image_ids[number]) for number in bad_images if options.skip_bad}
+    for number in range(len(table)):
+        image = table.image(number)
         result.images[image["id"]] = image
-        result.objects += index.annotations(number, result.selection.usable)
-    for row, where, problem in index.bad_annotations(result.selection):
+        usable = result.selection.usable
+        rows, flags = table.annotations(number, usable), table.values("flags", number, usable)
+        for row, flag in zip(rows, flags.tolist(), strict=True):
+            if flag & (Flag.NO_MASK | Flag.BAD_MASK):
+                row["segmentation"] = None
+        result.objects += rows
+    for row, where, problem in table.bad_annotations(result.selection):
         # A box with four numbers can be drawn, even outside of its image.
-        box = read_box(row.get("bbox"), 1 << 30, 1 << 30).value
+        numbers = parse_numbers(parse_if_text(row.get("bbox"))) or []
+        box = numbers if len(numbers) == 4 and min(numbers[2:]) > 0 else None
         defect = Defect("annotation", where, problem, refused, row.get("image_id"), box)
         result.defects.append(defect)
-    bad_images, image_findings = check_images(index, folder, options.images)
-    # With `skip_bad`, training skips these, but stops at damage that only decoding reveals.
-    skipped = {int(index.image_ids[number]) for number in bad_images if options.skip_bad}
     _inspect_images(result, options.images, skipped)
     result.defects += object_warnings(result)
     result.defects += shape_warnings(result)
     bad = [f"{d.where}: {d.problem}" for d in result.defects if d.kind == "image"]
-    result.findings = index.findings(
-        result.selection, options.skip_bad, dict(enumerate(bad)), options.empty_effect
+    for image_id in skipped:
+        del result.images[image_id]
+    result.objects = [row for row in result.objects if row["image_id"] not in skipped]
+    result.findings = table_findings(
+        table, result.selection, options.skip_bad, dict(enumerate(bad)), options.empty_effect
     )
     result.findings += image_findings
     if not result.refused:  # the loader may still refuse the whole
@@ -191,19 +201,19 @@ def inspect_dataset(
 
 
 def small_objects(
-    index: AnnotationIndex, selection: Selection, min_area: float
+    table: AnnotationTable, selection: Selection, min_area: float
 ) -> Iterator[Defect]:
     """Yield the objects below INPUT.MIN_AREA, or if it is 0, below the value of `detlite init`."""
     effect = "which INPUT.MIN_AREA ignores"
     if not min_area:
-        objects = selection.objects(index.arrays["states"])
-        areas, ids = index.arrays["areas"][objects], index.arrays["category_ids"][objects]
+        objects = selection.objects(table.flags)
+        areas, ids = table.column("areas")[objects], table.column("category_ids")[objects]
         min_area = speck_area(areas, ids) if len(areas) else 0
         effect = f"a speck: `detlite init` sets INPUT.MIN_AREA {min_area} to ignore it"
-    flagged = index.ignoring_below(min_area)
+    flagged = table.ignoring_below(min_area)
 
-    def is_small(states: np.ndarray) -> np.ndarray:
-        return (states & Flag.SMALL > 0) & ~selection.crowds(states) & ~selection.bad(states)
+    def is_small(flags: np.ndarray) -> np.ndarray:
+        return (flags & Flag.SMALL > 0) & ~selection.crowds(flags) & ~selection.bad(flags)
 
     for number in np.flatnonzero(flagged.counts(is_small)).tolist():
         rows, areas = (
@@ -265,15 +275,15 @@ def object_warnings(result: Inspection) -> Iterator[Defect]:
         if row["image_id"] in unreadable:
             continue
         image = result.images[row["image_id"]]
-        mask = read_segmentation(row.get("segmentation"), image["height"], image["width"])
+        mask, size = row.get("segmentation"), (image["height"], image["width"])
         area = row["bbox"][2] * row["bbox"][3]
         areas = [area]
-        if mask.problem is None:
-            tight = mask_box(mask.value, image["height"], image["width"])
+        if mask:
+            tight = mask_box(mask, *size)
             if tight is not None and not boxes_match(row["bbox"], tight):
                 problem = f"bbox {row['bbox']} does not match its mask, whose box is {tight}"
                 yield _warning("box does not match mask", problem, row)
-            areas.append(mask_area(mask.value, image["height"], image["width"]))
+            areas.append(mask_area(mask, *size))
         stated = row.get("area")
         if stated is not None and not min(areas) / 2 <= stated <= max(areas) * 2:
             sizes = " and its mask has ".join(f"{area:g}" for area in areas)

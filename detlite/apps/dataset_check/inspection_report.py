@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from detlite.data.annotations.selection import Selection
+from detlite.data.annotations.table import AnnotationTable
 from detlite.data.findings import Finding, summary
 from detlite.data.images.sources import ImageFolder
-from detlite.data.index.annotation_index import AnnotationIndex
-from detlite.data.index.states import Selection
 from detlite.data.locations import Location
 
 from .near_duplicates import Fingerprint, similar_groups
@@ -46,7 +46,7 @@ class Inspection:
     """The defects and the valid entries of one annotation file.
 
     Attributes:
-        index: index of the annotation file; None if the file cannot be read.
+        table: table of the annotation file; None if the file cannot be read.
         selection: requirements for annotations.
         images: valid entries of `images` by id.
         objects: valid annotations, including crowds.
@@ -57,7 +57,7 @@ class Inspection:
     annotations: Location
     folder: ImageFolder
     defects: list[Defect] = field(default_factory=list)
-    index: AnnotationIndex | None = None
+    table: AnnotationTable | None = None
     selection: Selection = field(default_factory=Selection)
     images: dict[int, Row] = field(default_factory=dict)
     objects: list[Row] = field(default_factory=list)
@@ -77,7 +77,7 @@ class Inspection:
     @property
     def categories(self) -> dict[int, str]:
         """Category names by id."""
-        rows = self.index.content["categories"] if self.index else []
+        rows = self.table.content["categories"] if self.table else []
         return {row["id"]: row["name"] for row in rows}
 
     def class_balance(self) -> list[tuple[str, int, int]]:

@@ -1,20 +1,19 @@
 """COCO json files: find them and their images in folders, and split them."""
 
 import hashlib
-import json
 import os
 import posixpath
 import re
 from collections import defaultdict
 from collections.abc import Mapping
 from contextlib import suppress
-from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any
 
+from detlite.data.annotations.scan import is_coco
+from detlite.data.annotations.store import open_table
 from detlite.data.findings import Findings
 from detlite.data.images.reading import image_size
-from detlite.data.index.build import open_index
 from detlite.files.errors import DataError
 
 from .file_tree import IMAGES_OPTION, FileTree, NoImageError, excerpt
@@ -59,10 +58,10 @@ def find_images(annotations: Path, folder: Path | None = None) -> Path:
     are searched. If several contain the same number of images, the one named like the file, "train"
     or "val", is preferred. Raises DataError if no folder contains the images, or several do.
     """
-    index = open_index(annotations)
-    count = len(index.image_ids)
+    table = open_table(annotations)
+    count = len(table)
     sample = range(0, count, max(count // _SAMPLE, 1))
-    names = [index.image(number)["file_name"] for number in sample]
+    names = [table.image(number)["file_name"] for number in sample]
     root = annotations.parent.parent
     usual = [path for parent in (annotations.parent, root) for path in (parent / "images", parent)]
     inner = (path for parent in usual for path in sorted(parent.glob("*")) if os.path.isdir(path))
@@ -98,8 +97,8 @@ def read_coco(
         folder = find_images(file, images)
     except DataError as error:
         folder, problem = images or file.parent, error
-    index = open_index(file)
-    names = [index.image(number)["file_name"] for number in range(len(index.image_ids))]
+    table = open_table(file)
+    names = [table.image(number)["file_name"] for number in range(len(table))]
     missing = [name for name in names if not os.path.isfile(folder / name)]
     found: dict[str, Path] = {}
     if missing:
@@ -109,10 +108,10 @@ def read_coco(
                 found[name] = near.image(name, file)
     if problem and not found:
         raise problem
-    if not found and (index.sizes > 0).all():
+    if not found and (table.sizes > 0).all():
         return file, folder
     root = Path(os.path.commonpath([folder, *(path.parent for path in found.values())]))
-    content = index.full_content()
+    content = table.full_content()
     findings = Findings(Findings.from_json(content.get("findings")))
     for row in content["images"]:
         path = found.get(row["file_name"], folder / row["file_name"])
@@ -193,13 +192,8 @@ def _split_name(path: Path, root: Path) -> str:
 
 def _is_coco(file: Path) -> bool:
     """Return True if a json file has COCO's three lists and is not a panoptic file."""
-    keys = [rf'(?i)"{key}"\s*:\s*\[' for key in ("images", "annotations", "categories")]
+    keys = [rf'"{key}"\s*:\s*\[' for key in ("images", "annotations", "categories")]
     text = excerpt(file).lstrip("\ufeff \t\r\n")
-    if not text.startswith("{") or not any(re.search(key, text) for key in keys):
+    if not text.startswith("{") or not any(re.search(key, text, re.IGNORECASE) for key in keys):
         return False
-    with file.open("rb") as stream, mmap(stream.fileno(), 0, access=ACCESS_READ) as data:
-        encoding = json.detect_encoding(data[:4])
-        is_utf_8 = encoding.startswith("utf-8")  # PowerShell writes UTF-16
-        content = data if is_utf_8 else bytes(data).decode(encoding, "replace").encode()
-        is_panoptic = content.find(b'"segments_info"') >= 0
-        return not is_panoptic and all(re.search(key.encode(), content) for key in keys)
+    return is_coco(file)

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from detlite.apps.dataset_check.near_duplicates import split_groups
+from detlite.data.annotations.store import open_table
 from detlite.data.data_arguments import FINDERS
 from detlite.data.findings import Finding, Findings
-from detlite.data.index.build import open_index
 from detlite.files.atomic_write import write_file
 from detlite.files.errors import DataError
 from detlite.structures.categories import CategoryMatch
@@ -87,7 +87,7 @@ class _Split:
 
     @property
     def content(self) -> dict[str, Any]:
-        return open_index(self.coco).full_content() if isinstance(self.coco, Path) else self.coco
+        return open_table(self.coco).full_content() if isinstance(self.coco, Path) else self.coco
 
 
 def find_sets(
@@ -314,7 +314,7 @@ def _match_categories(splits: dict[str, _Split], source: Path) -> dict[str, _Spl
     """Match the categories of all splits by name; categories that "train" lacks come last."""
     rows = {}
     for name, split in splits.items():
-        content = open_index(split.coco).content if isinstance(split.coco, Path) else split.coco
+        content = open_table(split.coco).content if isinstance(split.coco, Path) else split.coco
         rows[name] = sorted(content["categories"], key=lambda row: row["id"])
     if len(splits) < 2:
         return splits

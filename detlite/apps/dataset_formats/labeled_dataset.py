@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from detlite.data.datasets.coco_values import CLIPPED
-from detlite.data.datasets.ground_truth import fill_missing
+from detlite.data.annotations.judge import CLIPPED
+from detlite.data.annotations.store import table_of
 from detlite.data.findings import Findings
 from detlite.files.errors import DataError
 from detlite.structures.masks.formats import Segmentation
@@ -173,7 +173,10 @@ def to_coco(dataset: LabeledDataset) -> dict[str, Any]:
     content |= {"categories": categories, "converted": True}  # findings have all unused images
     if len(dataset.findings):
         content["findings"] = dataset.findings.to_json()
-    return fill_missing(content)
+    areas = table_of(content, dataset.source).column("areas")
+    for row, area in zip(annotations, areas.tolist(), strict=True):
+        row["area"] = area
+    return content
 
 
 def _annotation(obj: LabeledObject, keypoints: Sequence[str]) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 import re
 from collections import Counter
 
-from detlite.data.index.build import open_index
+from detlite.data.annotations.store import open_table
 from detlite.files.errors import short_repr
 from detlite.files.json_files import read_json
 
@@ -112,7 +112,7 @@ def describe_unknown(tree: FileTree) -> str:
         for file in [file for file, path in paths if re.search(pattern, path, re.I)][:9]:
             if not content or re.search(content, excerpt(file), re.DOTALL | re.MULTILINE):
                 if name == "COCO json":
-                    open_index(file)  # raises what is wrong with it
+                    open_table(file)  # raises what is wrong with it
                     return f"{file}: is COCO json, but deep in the folder: name it with --data"
                 return f"{file}: is {name}, which is not supported. {advice}"
     for file in tree.with_suffix(".json")[:1]:

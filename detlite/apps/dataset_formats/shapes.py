@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from detlite.data.datasets.coco_masks import read_segmentation
-from detlite.data.datasets.coco_values import CLIPPED, parse_number, read_box
+from detlite.data.annotations.ids import parse_number
+from detlite.data.annotations.judge import CLIPPED
+from detlite.data.annotations.single import read_box, read_segmentation
 from detlite.data.images.reading import image_size
 from detlite.files.errors import DataError
 from detlite.structures.masks.formats import encode_bitmap

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from pycocotools import mask as rle_codec
 
+from detlite.data.annotations.ids import parse_number
 from detlite.data.datasets.builtin_entries import VOC_CATEGORIES
 from detlite.data.datasets.catalog import (
     DATASETS,
@@ -22,7 +23,6 @@ from detlite.data.datasets.catalog import (
     converted_file,
     require,
 )
-from detlite.data.datasets.coco_values import parse_number
 from detlite.data.images.reading import image_size
 from detlite.files.errors import DataError
 

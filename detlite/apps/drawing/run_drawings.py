@@ -74,7 +74,7 @@ def draw_sheet(predictor: Predictor, dataset: CocoDataset, path: Path) -> None:
         found = predictor(image, target.get("proposals"))
         if "masks" in found:
             number, selection = int(dataset.numbers[index]), dataset.options.selection
-            rows = dataset.index.annotations(number, selection.objects)
+            rows = dataset.table.stored(number, selection.objects)
             target["masks"] = [row["segmentation"] for row in rows]
         ratio = image.shape[2] / image.shape[1]
         # Draw at the size on the sheet, at which lines and tags are readable.

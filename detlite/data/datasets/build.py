@@ -2,19 +2,20 @@
 
 import logging
 import math
+import posixpath
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from yacs.config import CfgNode
 
 from detlite.config import ConfigError
+from detlite.data.annotations.selection import Selection
+from detlite.data.annotations.table import AnnotationTable
 from detlite.data.findings import Finding, summary
 from detlite.data.images.checks import unlisted_images
-from detlite.data.images.sources import ImageFolder
-from detlite.data.index.annotation_index import AnnotationIndex
-from detlite.data.index.states import Selection
 from detlite.files.errors import DataError
 from detlite.structures.keypoints import doubtful_sides, has_sides, with_sides
+from detlite.structures.names import file_form, file_key
 
 from .catalog import locate_dataset
 from .coco import CocoDataset, ConcatDataset
@@ -52,22 +53,22 @@ def build_dataset(cfg: CfgNode, name: str, train: bool) -> CocoDataset:
     dataset = CocoDataset(annotations, images, build_dataset_options(cfg, train), name, kind)
     if cfg.MODEL.LOAD_PROPOSALS:
         dataset.proposals = build_proposals(cfg, dataset, "TRAIN" if train else "TEST")
-    dataset.findings += config_findings(cfg, dataset.index, dataset.options.selection, train)
+    dataset.findings += config_findings(cfg, dataset.table, dataset.options.selection, train)
     return dataset
 
 
 def config_findings(
-    cfg: CfgNode, index: AnnotationIndex, selection: Selection, train: bool
+    cfg: CfgNode, table: AnnotationTable, selection: Selection, train: bool
 ) -> Iterator[Finding]:
     """Yield findings about settings that change how a dataset is used."""
-    limit, counts = cfg.MODEL.ROI_HEADS.DETECTIONS_PER_IMG, index.counts(selection.objects)
+    limit, counts = cfg.MODEL.ROI_HEADS.DETECTIONS_PER_IMG, table.counts(selection.objects)
     if (full := int((counts > limit).sum())) and not cfg.TEST.TILE:  # the limit is per tile
         number = int(counts.argmax())
         yield Finding(
             "images with more objects than are detected",
             f"MODEL.ROI_HEADS.DETECTIONS_PER_IMG is {limit}: set it above {counts[number]}, and "
             "MODEL.RPN.FPN_POST_NMS_TOP_N_TEST above that.",
-            full, "image", f"image {index.image_ids[number]} with {counts[number]}", len(counts),
+            full, "image", f"image {table.image_ids[number]} with {counts[number]}", len(counts),
         )  # fmt: skip
     key, limit = _proposal_limit(cfg)
     full = 0 if cfg.TEST.TILE else int((counts > limit).sum())
@@ -106,7 +107,7 @@ def config_findings(
     if (channels := len(cfg.INPUT.PIXEL_MEAN)) not in (1, 3):
         effect = "They are the channels of each file, or its pages if these have one channel each."
         yield Finding(f"images of {channels} channels", effect, 0)
-    names = with_sides(index.keypoint_names, cfg.DATASETS.KEYPOINT_FLIP_PAIRS)
+    names = with_sides(table.keypoint_names, cfg.DATASETS.KEYPOINT_FLIP_PAIRS)
     if not train:
         return
     if selection.keypoints and not has_sides(names):
@@ -161,7 +162,7 @@ def findings_of(datasets: Sequence[CocoDataset], trained: Sequence[CocoDataset] 
         str(part.annotation_file): [*part.findings, *leaks(part, trained)] for part in datasets
     }
     if trained:
-        parts = [(part.index, part.images) for part in {*datasets, *trained}]
+        parts = [(part.table, part.images) for part in {*datasets, *trained}]
         found[str(datasets[0].annotation_file)] += unlisted_images(parts)
     return summary(found)
 
@@ -174,18 +175,21 @@ def log_findings(datasets: Sequence[CocoDataset], trained: Sequence[CocoDataset]
 def leaks(test: CocoDataset, trained: Sequence[CocoDataset]) -> Iterator[Finding]:
     """Yield the images of a test set that are trained on."""
     for train in trained if test not in trained else ():
-        if _folder(test) == _folder(train) and (names := _file_names(test) & _file_names(train)):
+        files = _files(train)
+        if names := [name for key, name in _files(test).items() if key in files]:
             effect = "Results say nothing about new images. `detlite init` splits off a test set."
             what, total = "images that are also trained on", len(test)
             yield Finding(what, effect, len(names), "image", min(names), total)
 
 
-def _folder(dataset: CocoDataset) -> ImageFolder:
-    return dataset.images.resolve() if isinstance(dataset.images, Path) else dataset.images
-
-
-def _file_names(dataset: CocoDataset) -> set[str]:
-    return {dataset.index.image(number)["file_name"] for number in dataset.numbers.tolist()}
+def _files(dataset: CocoDataset) -> dict[object, str]:
+    """Return the file names of the images of a dataset by the file that each names."""
+    names = [dataset.table.image(number)["file_name"] for number in dataset.numbers.tolist()]
+    if not isinstance(dataset.images, Path):
+        return {(dataset.images, name): name for name in names}
+    folders = {name: posixpath.split(name) for name in names}
+    real = {path: file_key(dataset.images / path) for path, _ in folders.values()}
+    return {(real[path], file_form(last)): name for name, (path, last) in folders.items()}
 
 
 def check_num_classes(cfg: CfgNode, dataset: CocoDataset | ConcatDataset) -> None:

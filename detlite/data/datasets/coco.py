@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 from torch.utils import data
 
+from detlite.data.annotations.selection import located
+from detlite.data.annotations.store import open_table
+from detlite.data.annotations.table import Select
 from detlite.data.images.reading import read_image, read_reduced
 from detlite.data.images.sources import ImageFolder, StoredImage
-from detlite.data.index.build import open_index
-from detlite.data.index.states import REGION_KEY, located
 from detlite.data.locations import Location, errors_naming, local_copy
 from detlite.files.errors import DataError
 from detlite.structures.categories import CategoryMatch
@@ -55,8 +56,8 @@ class CocoDataset(data.Dataset[tuple[Tensor, Target]]):
         kind: the type of the catalog entry, which selects the evaluator.
 
     Attributes:
-        index: the content of the annotation file.
-        numbers: the numbers of the images in the index, int64 [images].
+        table: the content of the annotation file.
+        numbers: the numbers of the images in the table, int64 [images].
         findings: what is skipped or reinterpreted.
         proposals: for each image float32 [R, 4], which the target then has as `proposals`; set by
             `build_dataset`.
@@ -74,18 +75,18 @@ class CocoDataset(data.Dataset[tuple[Tensor, Target]]):
         self.kind, self.images, self.options = kind, images, options
         self.annotation_file = annotations
         with local_copy(annotations) as file, errors_naming(self.annotation_file, instead_of=file):
-            index = open_index(file, by_url=kind == "lvis")
-        self.index = index.ignoring_below(options.min_area)
+            table = open_table(file, by_url=kind == "lvis")
+        self.table = table.ignoring_below(options.min_area)
         fields = ("id", "name", "keypoints") if options.keypoints else ("id", "name")
-        rows = sorted(self.index.content["categories"], key=lambda row: row["id"])
+        rows = sorted(self.table.content["categories"], key=lambda row: row["id"])
         self.categories = [{key: row[key] for key in fields if key in row} for row in rows]
-        self.keypoint_names = self.index.keypoint_names if options.keypoints else []
+        self.keypoint_names = self.table.keypoint_names if options.keypoints else []
         self.proposals: Sequence[Tensor] | None = None
         self._labels = {row["id"]: k for k, row in enumerate(self.categories, start=1)}
         # An array, because the reference counts of a list's elements would copy its memory into
         # every loader process.
         self.numbers, self.findings = choose_images(
-            self.index, images, options, self.annotation_file
+            self.table, images, options, self.annotation_file
         )
 
     def relabel(self, categories: list[dict[str, Any]], numbers: Sequence[int | None]) -> None:
@@ -98,12 +99,12 @@ class CocoDataset(data.Dataset[tuple[Tensor, Target]]):
 
     @property
     def image_ids(self) -> list[int]:
-        return self.index.image_ids[self.numbers].tolist()
+        return self.table.image_ids[self.numbers].tolist()
 
     @property
     def sizes(self) -> list[tuple[int, int]]:
         """The (height, width) of the images."""
-        return [(height, width) for height, width in self.index.sizes[self.numbers].tolist()]
+        return [(height, width) for height, width in self.table.sizes[self.numbers].tolist()]
 
     @property
     def aspect_ratios(self) -> list[float]:
@@ -113,7 +114,7 @@ class CocoDataset(data.Dataset[tuple[Tensor, Target]]):
     @property
     def has_objects(self) -> bool:
         """True if an image has a valid annotation, crowds included."""
-        return bool(self.index.counts(located)[self.numbers].any())
+        return bool(self.table.counts(located)[self.numbers].any())
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -128,7 +129,7 @@ class CocoDataset(data.Dataset[tuple[Tensor, Target]]):
 
         The image is what `cache` returns for the function that reads it.
         """
-        entry = self.index.image(int(self.numbers[index]))
+        entry = self.table.image(int(self.numbers[index]))
         size = entry["height"], entry["width"]
         file, options = self.images / entry["file_name"], self.options
         if min_size is None:
@@ -144,41 +145,47 @@ class CocoDataset(data.Dataset[tuple[Tensor, Target]]):
 
     def image_path(self, index: int) -> Path | StoredImage:
         """Return the image file of `dataset[index]`."""
-        return self.images / self.index.image(int(self.numbers[index]))["file_name"]
+        return self.images / self.table.image(int(self.numbers[index]))["file_name"]
 
     def labels(self, index: int) -> np.ndarray:
         """Return the labels of `dataset[index]`, int64 [N], without reading the image."""
         selection = self.options.selection
-        ids = self.index.values("category_ids", int(self.numbers[index]), selection.objects)
+        ids = self.table.values("category_ids", int(self.numbers[index]), selection.objects)
         return np.array([self._labels[number] for number in ids.tolist()], np.int64)
 
     def boxes(self, index: int) -> Tensor:
         """Return the boxes of `dataset[index]`, float32 [N, 4], without reading the image."""
+        return self._corners(index, self.options.selection.objects)
+
+    def _corners(self, index: int, select: Select) -> Tensor:
+        """Return selected boxes of an image as float32 xyxy [N, 4], clipped to the image."""
         number = int(self.numbers[index])
-        rows = self.index.annotations(number, self.options.selection.objects)
-        height, width = self.index.sizes[number].tolist()
-        return _corners([row["bbox"] for row in rows], (height, width))
+        corners = self.table.values("boxes", number, select)
+        height, width = self.table.sizes[number].tolist()
+        corners[:, 2:] += corners[:, :2]
+        return torch.from_numpy(corners.clip(0, [width, height] * 2).astype(np.float32))
 
     def _target(self, index: int, size: tuple[int, int]) -> Target:
         number, selection = int(self.numbers[index]), self.options.selection
-        rows = self.index.annotations(number, selection.objects)
-        target: Target = {
-            "boxes": _corners([row["bbox"] for row in rows], size),
-            "labels": torch.from_numpy(self.labels(index)),
-        }
+        labels = torch.from_numpy(self.labels(index))
+        target: Target = {"boxes": self.boxes(index), "labels": labels}
+        with_masks = self.options.train and self.options.masks
+        rows = []
+        if self.keypoint_names or with_masks:
+            rows = self.table.stored(number, selection.objects)
         if self.keypoint_names:
-            shape = (len(rows), len(self.keypoint_names), 3)
-            points = np.array([row["keypoints"] for row in rows], np.float32).reshape(shape)
+            shape = (len(labels), len(self.keypoint_names), 3)
+            unlabeled = [0] * 3 * len(self.keypoint_names)
+            points = np.array([row.get("keypoints") or unlabeled for row in rows], np.float32)
+            points = points.reshape(shape)
             points[..., :2] += PIXEL_CENTER
             target["keypoints"] = torch.from_numpy(points)
-        if self.options.train and self.options.masks:
+        if with_masks:
             target["masks"] = PackedMasks.from_segmentations(
                 [row["segmentation"] for row in rows], *size, self.options.masks_as_rle
             )
         if self.options.train:
-            ignored = self.index.annotations(number, selection.ignored)
-            boxes = [row.get(REGION_KEY, row["bbox"]) for row in ignored]
-            target["ignored_boxes"] = _corners(boxes, size)
+            target["ignored_boxes"] = self._corners(index, selection.ignored)
         if self.proposals is not None:
             target["proposals"] = self.proposals[index]
         return target
@@ -222,10 +229,3 @@ class ConcatDataset(data.ConcatDataset[tuple[Tensor, Target]]):
     def aspect_ratios(self) -> list[float]:
         """The width / height of the images."""
         return [ratio for dataset in self.parts for ratio in dataset.aspect_ratios]
-
-
-def _corners(boxes: list[list[float]], size: tuple[int, int]) -> Tensor:
-    """Convert boxes [N, 4] xywh to xyxy clipped to the image, float32."""
-    corners = np.array(boxes, np.float64).reshape(-1, 4)
-    corners[:, 2:] += corners[:, :2]
-    return torch.from_numpy(corners.clip(0, [size[1], size[0]] * 2).astype(np.float32))

@@ -1,16 +1,26 @@
-"""The ground truth of a dataset for COCO's evaluation, as pycocotools holds it."""
+"""The ground truth of COCO's evaluation, as pycocotools holds it, from tables of annotations."""
 
 import contextlib
 import io
+import logging
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 from pycocotools.coco import COCO
 
-from detlite.data.index.states import REGION_KEY
+from detlite.data.annotations.selection import Flag, Selection
+from detlite.data.annotations.store import open_table, table_of
+from detlite.data.annotations.table import AnnotationTable
+from detlite.files.errors import DataError
 
 from .coco import CocoDataset
-from .coco_masks import annotation_area, read_segmentation
-from .coco_values import read_keypoints
+from .options import DatasetOptions
+from .usable_images import choose_images
+
+logger = logging.getLogger(__name__)
 
 
 def build_coco_gt(dataset: CocoDataset, annotations: bool = True) -> COCO:
@@ -18,57 +28,124 @@ def build_coco_gt(dataset: CocoDataset, annotations: bool = True) -> COCO:
 
     Without `annotations` it has images and categories only, which take little memory.
     """
-    index, selection = dataset.index, dataset.options.selection
-    content = dict(index.content)
-    content["images"] = [index.image(number) for number in dataset.numbers.tolist()]
-    content["annotations"] = annotated = []
-    ids = [row["id"] for row in dataset.categories]
-    numbered = zip(dataset.numbers.tolist(), content["images"], strict=True)
-    for number, image in numbered if annotations else ():
-        rows = index.annotations(number, selection.objects)
-        annotated += [{**row, "iscrowd": 0} for row in rows]
-        for row in index.annotations(number, selection.regions):
-            category = row.get("category_id")
-            for k, category_id in enumerate([category] if category in ids else ids):
-                row_id = -1 - len(annotated) if k else row["id"]
-                region = {**row, "category_id": category_id, "id": row_id}
-                annotated.append(_region(region, image, len(dataset.keypoint_names)))
+    selection, ids = dataset.options.selection, [row["id"] for row in dataset.categories]
+    return _coco(dataset.table, dataset.numbers, ids, selection, ("all",) * annotations)
+
+
+def read_coco_gt(
+    source: COCO | Path | str | Mapping[str, Any],
+    kinds: Sequence[str] = ("bbox",),
+    skip_bad: bool = False,
+) -> COCO:
+    """Return the ground truth in a COCO annotation file, or in its content.
+
+    Entries are read and judged like those of datasets. The names of files and categories may be
+    missing, and without "segm" also the sizes of images.
+
+    Args:
+        source: a file, its content, or a COCO object with the content.
+        kinds: the IoU types to measure; "segm" and "keypoints" need masks and keypoints.
+        skip_bad: ignore unusable annotations instead of raising an error.
+
+    Raises:
+        DataError: the file cannot be read, or has an unusable annotation.
+    """
+    if isinstance(source, COCO):
+        source = source.dataset
+    name = str(source) if isinstance(source, Path | str) else "the ground truth"
+    is_file = isinstance(source, Path | str)
+    read = partial(open_table, Path(source)) if is_file else partial(table_of, source, name)  # type: ignore[arg-type]
+    options = DatasetOptions(
+        masks="segm" in kinds, keypoints="keypoints" in kinds, skip_bad=skip_bad, check_images=False
+    )
+    try:
+        table = read()
+        nameless = not table.is_complete or (options.keypoints and not table.keypoint_names)
+    except DataError:
+        nameless = True
+    table = read(nameless=True) if nameless else table
+    numbers, findings = choose_images(table, None, options, name)
+    for text in filter(None, (finding.without_advice() for finding in findings)):
+        logger.warning("%s: %s", name, text)
+    ids = [row["id"] for row in table.content["categories"]]
+    return _coco(table, numbers, sorted(ids), options.selection, kinds)
+
+
+def _coco(
+    table: AnnotationTable,
+    numbers: np.ndarray,
+    categories: list[int],
+    selection: Selection,
+    kinds: Sequence[str],
+) -> COCO:
+    """Return a COCO object with the images `numbers`.
+
+    Annotations have what the IoU types `kinds` need, or with "all" also every field of the file.
+    """
+    content = {"info": {}, "licenses": [], **table.content, "annotations": []}
+    content["images"] = [table.image(number) for number in numbers.tolist()]
+    if kinds:
+        content["annotations"] = _annotations(table, numbers, categories, selection, kinds)
     coco = COCO()
-    coco.dataset = fill_missing(content)
+    coco.dataset = content
     with contextlib.redirect_stdout(io.StringIO()):
         coco.createIndex()
     return coco
 
 
-def _region(row: dict[str, Any], image: dict[str, Any], keypoints: int) -> dict[str, Any]:
-    """Return a crowd annotation with box, mask and keypoints for a region to ignore."""
-    x, y, w, h = box = row.get(REGION_KEY, row["bbox"])
-    mask = read_segmentation(row.get("segmentation"), image["height"], image["width"])
-    polygon = [[x, y, x + w, y, x + w, y + h, x, y + h]]
-    region = {**row, "iscrowd": 1, "bbox": box, "segmentation": mask.value or polygon}
-    if keypoints:
-        points = read_keypoints(row.get("keypoints"), keypoints)
-        region["keypoints"] = points.value or [0] * 3 * keypoints
-        if points.problem:
-            region["num_keypoints"] = 0
-    return region
+def _annotations(
+    table: AnnotationTable,
+    numbers: np.ndarray,
+    categories: list[int],
+    selection: Selection,
+    kinds: Sequence[str],
+) -> list[dict[str, Any]]:
+    """Return the objects of each image, then its regions to ignore as crowds.
 
-
-def fill_missing(content: dict[str, Any]) -> dict[str, Any]:
-    """Fill in the fields that pycocotools needs and many files lack, in place; return `content`.
-
-    These are `info`, `licenses`, `iscrowd`, and `area` of the segmentation or of the box. Id 0 is
-    replaced, because the evaluation of pycocotools ignores matches with it.
+    Id 0 is replaced, because the evaluation of pycocotools ignores matches with it.
     """
-    content.setdefault("info", {})
-    content.setdefault("licenses", [])
-    sizes = {row["id"]: (row["height"], row["width"]) for row in content["images"]}
-    free_id = max((row["id"] for row in content["annotations"]), default=0) + 1
-    for row in content["annotations"]:
-        row["iscrowd"] = row.get("iscrowd") or 0
-        if row["id"] == 0:
-            row["id"] = free_id
-        if row.get("area") is None:
-            size = sizes[row["image_id"]]
-            row["area"] = annotation_area(row.get("segmentation"), row["bbox"], *size)
-    return content
+    chosen = np.zeros(len(table) + 1, bool)
+    chosen[numbers] = True
+    owners, flags = table.owners, table.flags
+    is_region = selection.regions(flags)
+    used = np.flatnonzero(chosen[owners] & (selection.objects(flags) | is_region))
+    used = used[np.lexsort((used, is_region[used], owners[used]))]
+    rows = table.rows(used) if "all" in kinds else _boxes(table, used)
+    if {"segm", "keypoints"} & {*kinds}:
+        for row, shape in zip(rows, table.shapes(used), strict=True):
+            row |= shape
+    points, annotated = len(table.keypoint_names), list[dict[str, Any]]()
+    free_id = max((row["id"] for row in rows), default=0) + 1
+    columns = (flags[used], is_region[used], table.column("labeled")[used])
+    for row, flag, region, labeled in zip(
+        rows, *(column.tolist() for column in columns), strict=True
+    ):
+        row["iscrowd"] = int(region)
+        row["id"] = row["id"] or free_id
+        if selection.keypoints:
+            if flag & Flag.BAD_KEYPOINTS:
+                row |= {"keypoints": None, "num_keypoints": 0}
+            row["keypoints"] = row.get("keypoints") or [0] * 3 * points
+            if row.get("num_keypoints") is None:
+                row["num_keypoints"] = labeled
+        if not region:
+            annotated.append(row)
+            continue
+        if flag & (Flag.NO_MASK | Flag.BAD_MASK):
+            x, y, w, h = row["bbox"]
+            row["segmentation"] = [[x, y, x + w, y, x + w, y + h, x, y + h]]
+        known = [row["category_id"]] if not flag & Flag.UNKNOWN_CATEGORY else categories
+        for k, category_id in enumerate(known):
+            row_id = -1 - len(annotated) if k else row["id"]
+            annotated.append({**row, "category_id": category_id, "id": row_id})
+    return annotated
+
+
+def _boxes(table: AnnotationTable, used: np.ndarray) -> list[dict[str, Any]]:
+    """Return annotations with ids, boxes and areas only, without reading their texts."""
+    names = ("id", "image_id", "category_id", "bbox", "area")
+    columns = ("ids", "category_ids", "boxes", "areas")
+    ids, category_ids, boxes, areas = (table.column(name)[used].tolist() for name in columns)
+    image_ids = table.image_ids[table.owners[used]].tolist()
+    values = zip(ids, image_ids, category_ids, boxes, areas, strict=True)
+    return [dict(zip(names, row, strict=True)) for row in values]

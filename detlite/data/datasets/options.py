@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from yacs.config import CfgNode
 
 from detlite.conventions import convention_of
+from detlite.data.annotations.selection import Selection
 from detlite.data.images.pixels import DEFAULT_OPTIONS, ImageOptions, build_image_options
-from detlite.data.index.states import Selection
 
 GIGABYTE = 1 << 30
 _NOT_TRAINED = (

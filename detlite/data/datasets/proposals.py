@@ -16,6 +16,7 @@ from torch import Tensor
 from yacs.config import CfgNode
 
 from detlite.config import ConfigError
+from detlite.data.annotations.ids import Ids
 from detlite.data.locations import local_copy, parse_location
 from detlite.files.errors import DataError, RefusedPickleError
 from detlite.files.json_files import read_json
@@ -29,9 +30,8 @@ logger = logging.getLogger(__name__)
 # detectron2's numbers of box formats; further ones are relative or rotated.
 _BOX_MODES = {"0": "xyxy", "1": "xywh"}
 
-# Boxes [N, 4] and scores [N] of each image as in the file. Ids are text, because some files contain
-# numbers and others strings.
-_Proposals = dict[str, tuple[Any, Any]]
+# Boxes [N, 4] and scores [N] of each image as in the file, by its id as written.
+_Proposals = dict[Any, tuple[Any, Any]]
 
 
 def build_proposals(cfg: CfgNode, dataset: CocoDataset, phase: str) -> list[Tensor]:
@@ -45,7 +45,8 @@ def build_proposals(cfg: CfgNode, dataset: CocoDataset, phase: str) -> list[Tens
     location = parse_location(paths[names.index(dataset.name)], parse_location(cfg.DATASETS.ROOT))
     limit = cfg.DATASETS[f"PRECOMPUTED_PROPOSAL_TOPK_{phase}"]
     with local_copy(location) as file:
-        return load_proposals(file, dataset.image_ids, dataset.sizes, limit, location.name)
+        ids = dataset.table.ids_of_images
+        return load_proposals(file, dataset.image_ids, dataset.sizes, limit, location.name, ids)
 
 
 def load_proposals(
@@ -54,11 +55,13 @@ def load_proposals(
     sizes: Sequence[tuple[int, int]],
     limit: int,
     name: str = "",
+    ids: Ids | None = None,
 ) -> list[Tensor]:
     """Return the highest-scoring proposals of each image of a dataset.
 
     The file is a .pkl of detectron2 or a .json of COCO results; other images in it are ignored.
-    `name` is its original name if `path` is a copy. Raises DataError.
+    `name` is its original name if `path` is a copy. `ids` are the dataset's ids in any notation.
+    Raises DataError.
 
     Returns:
         For each image float32 [P, 4] xyxy in pixels, clipped to the image, not empty, in descending
@@ -69,7 +72,9 @@ def load_proposals(
         box_format, by_image = _read_pickle(path) if pickled else _read_results(path)
     except OSError as error:
         raise DataError(f"{path}: proposals cannot be read ({error.strerror})") from error
-    missing = [image_id for image_id in image_ids if str(image_id) not in by_image]
+    ids = ids or Ids(image_ids)
+    by_image = {ids.number(written): found for written, found in by_image.items()}
+    missing = [image_id for image_id in image_ids if image_id not in by_image]
     if missing:
         raise DataError(
             f"{path}: proposals are missing for {len(missing)} of {len(image_ids)} images, the "
@@ -77,7 +82,7 @@ def load_proposals(
         )
     proposals, total = [], 0
     for image_id, size in zip(image_ids, sizes, strict=True):
-        boxes, scores = _checked(path, image_id, *by_image[str(image_id)])
+        boxes, scores = _checked(path, image_id, *by_image[image_id])
         total += len(boxes)
         if box_format == "xywh":
             boxes[:, 2:] += boxes[:, :2]
@@ -138,11 +143,11 @@ def _read_results(path: Path) -> tuple[str, _Proposals]:
     for number, result in enumerate(results):
         try:
             image_id, box, score = (result[name] for name in ("image_id", "bbox", "score"))
+            boxes, scores = by_image.setdefault(image_id, ([], []))
         except (TypeError, KeyError) as error:
             raise DataError(
                 f"{path}: result {number} is not an object with image_id, bbox and score"
             ) from error
-        boxes, scores = by_image.setdefault(str(image_id), ([], []))
         boxes.append(box)
         scores.append(score)
     return "xywh", by_image

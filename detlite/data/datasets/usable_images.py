@@ -7,29 +7,30 @@ from typing import NoReturn
 
 import numpy as np
 
+from detlite.data.annotations.table import AnnotationTable
+from detlite.data.annotations.table_findings import table_findings
 from detlite.data.findings import Finding
 from detlite.data.images import checks
 from detlite.data.images.sources import ImageFolder
-from detlite.data.index.annotation_index import AnnotationIndex
 from detlite.files.errors import DataError
 
 from .options import DatasetOptions
 
 _MAX_PROBLEM = 300  # characters
 _SKIP_BAD = (
-    "Fix the file with `detlite check --repair`, or skip such entries: set "
+    "Fix the file (`detlite check` lists all problems), or skip such entries: set "
     "DATASETS.ON_BAD_ANNOTATION skip (skip_bad=True in Python)"
 )
 
 
 def choose_images(
-    index: AnnotationIndex, folder: ImageFolder, options: DatasetOptions, file: object
+    table: AnnotationTable, folder: ImageFolder | None, options: DatasetOptions, file: object
 ) -> tuple[np.ndarray, list[Finding]]:
     """Check every annotation and image file, so that training does not stop at the last image.
 
     Args:
-        index: the index of the annotation file.
-        folder: the folder of the images.
+        table: the table of the annotation file.
+        folder: the folder of the images; None if there are no images to check.
         options: the options of the dataset.
         file: the name of the annotation file in messages.
 
@@ -39,7 +40,7 @@ def choose_images(
     Raises:
         DataError: a wrong folder, no usable image, or without `skip_bad` an invalid entry.
     """
-    if options.keypoints and not index.keypoint_names:
+    if options.keypoints and not table.keypoint_names:
         raise DataError(
             f"{file}: no category has keypoint names, which keypoints need: "
             '"keypoints": ["nose", "left_eye", ...]'
@@ -49,19 +50,19 @@ def choose_images(
             f"{folder}: the image folder of {file} does not exist. Name the right "
             "one (--images, or `images` in DATASETS.CATALOG, relative to DATASETS.ROOT)"
         )
-    without_size = np.flatnonzero((index.sizes == 0).any(axis=1))
-    if len(without_size):
+    without_size = np.flatnonzero((table.sizes == 0).any(axis=1))
+    if len(without_size) and (options.masks or not table.facts["nameless"]):
         raise DataError(
-            f"{file}: image {index.image_ids[without_size[0]]} has no height and width. `detlite "
-            "init` and `detlite check --repair` write a file with them"
+            f"{file}: image {table.image_ids[without_size[0]]} has no height and width. `detlite "
+            "init` writes a file with them"
         )
-    bad, image_findings = _check_images(index, folder, options, file)
-    problems, count = index.problems(options.selection, limit=1)
+    bad, image_findings = _check_images(table, folder, options, file)
+    problems, count = table.problems(options.selection, limit=1)
     problems, count = [*problems, *bad.values()], count + len(bad)
     if count and not options.skip_bad:
         refuse(problems, count, file)
-    found = index.findings(options.selection, options.skip_bad, bad, options.empty_effect)
-    return _numbers(index, options, [*bad], file), [*found, *image_findings]
+    found = table_findings(table, options.selection, options.skip_bad, bad, options.empty_effect)
+    return _numbers(table, options, [*bad], file), [*found, *image_findings]
 
 
 def refuse(problems: Sequence[str], count: int, file: object, advice: str = _SKIP_BAD) -> NoReturn:
@@ -71,13 +72,13 @@ def refuse(problems: Sequence[str], count: int, file: object, advice: str = _SKI
 
 
 def _check_images(
-    index: AnnotationIndex, folder: ImageFolder, options: DatasetOptions, file: object
+    table: AnnotationTable, folder: ImageFolder | None, options: DatasetOptions, file: object
 ) -> tuple[dict[int, str], list[Finding]]:
     """Return the problems of image files by number, and findings; see `checks.check_images`."""
-    if not options.check_images:
+    if not options.check_images or folder is None:
         return {}, []
-    bad, findings = checks.check_images(index, folder, options.images)
-    name, count = index.image(0)["file_name"], len(index.image_ids)
+    bad, findings = checks.check_images(table, folder, options.images)
+    name, count = table.image(0)["file_name"], len(table)
     if len(bad) == count and isinstance(folder, Path) and not (folder / name).exists():
         raise DataError(
             f"{folder}: none of the {count} images of {file} is in this folder, for example "
@@ -88,18 +89,18 @@ def _check_images(
 
 
 def _numbers(
-    index: AnnotationIndex, options: DatasetOptions, bad: list[int], file: object
+    table: AnnotationTable, options: DatasetOptions, bad: list[int], file: object
 ) -> np.ndarray:
     """Return the numbers of the images to train on, or to evaluate on."""
-    keep = np.ones(len(index.image_ids), bool)
+    keep = np.ones(len(table), bool)
     if options.train:
-        values = index.arrays["labeled"] if options.min_keypoints else 1
-        usable = index.counts(options.selection.objects, values)
+        values = table.column("labeled") if options.min_keypoints else 1
+        usable = table.counts(options.selection.objects, values)
         keep = usable >= max(options.min_keypoints, 1)
         if options.background and keep.any():
-            keep |= index.counts() == 0  # not images with only crowds
+            keep |= table.counts() == 0  # not images with only crowds
     elif options.skip_unlabeled:
-        keep = index.counts() > 0
+        keep = table.counts() > 0
     keep[bad] = False
     if not keep.any():
         required = f" and {options.min_keypoints} keypoints" if options.min_keypoints else ""

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from detlite.data.annotations.table import AnnotationTable
 from detlite.data.findings import Finding
-from detlite.data.index.annotation_index import AnnotationIndex
 from detlite.data.locations import location_id
 from detlite.files import cache
 from detlite.files.errors import RemoteError
@@ -36,9 +36,9 @@ _logger = logging.getLogger(__name__)
 
 
 def check_images(
-    index: AnnotationIndex, folder: ImageFolder, options: ImageOptions
+    table: AnnotationTable, folder: ImageFolder, options: ImageOptions
 ) -> tuple[dict[int, str], list[Finding]]:
-    """Return the problems of image files by their number in the index, and what else was found.
+    """Return the problems of image files by their number in the table, and what else was found.
 
     Findings are local images that an EXIF orientation changes without changing their size.
 
@@ -46,20 +46,20 @@ def check_images(
     again. The note is valid until a file in the image folders is added, removed or renamed, and
     permanently for a folder at a URL.
     """
-    notes, numbers = cache.folder(), np.arange(len(index.image_ids))
+    notes, numbers = cache.folder(), np.arange(len(table))
     if notes is None:
-        results = dict(_check(index, folder, options, numbers))
+        results = dict(_check(table, folder, options, numbers))
     else:
-        images, table = location_id(folder), index.table
+        images, facts = location_id(folder), table.facts
         checked = (*astuple(options), _VERSION)
         note_file = (
-            notes / f"{cache.key(table['hash'], table['by_url'], images, *checked)}.pictures"
+            notes / f"{cache.key(facts['hash'], facts['by_url'], images, *checked)}.pictures"
         )
         with cache.exclusive_lock(note_file.with_suffix(".lock")):
-            stamps, note = _folder_stamps(index, folder), cache.read_note(note_file)
+            stamps, note = _folder_stamps(table, folder), cache.read_note(note_file)
             valid = stamps is not None and isinstance(note, dict) and note.get("folders") == stamps
             numbers = np.array(note["found"], np.int64) if valid else numbers
-            results = dict(_check(index, folder, options, numbers))
+            results = dict(_check(table, folder, options, numbers))
             if stamps is not None and (not valid or len(results) < len(numbers)):
                 with contextlib.suppress(OSError):
                     cache.write_note(note_file, {"folders": stamps, "found": list(results)})
@@ -69,38 +69,38 @@ def check_images(
     return bad, [Finding(what, _UPRIGHT, len(turned), "image", turned[0])] if turned else []
 
 
-def unlisted_images(parts: Sequence[tuple[AnnotationIndex, ImageFolder]]) -> Iterator[Finding]:
-    """Report local image files in the folders of listed ones that no index lists.
+def unlisted_images(parts: Sequence[tuple[AnnotationTable, ImageFolder]]) -> Iterator[Finding]:
+    """Report local image files in the folders of listed ones that no table lists.
 
     Not for LVIS, whose splits share folders, and converted labels, which have their own findings.
     """
-    parts = [(index, folder) for index, folder in parts if isinstance(folder, Path)
-             and not (index.table["by_url"] or index.content.get("converted"))]  # fmt: skip
+    parts = [(table, folder) for table, folder in parts if isinstance(folder, Path)
+             and not (table.facts["by_url"] or table.content.get("converted"))]  # fmt: skip
     folders, files = dict[Path, str](), set[tuple[str, str]]()
-    for index, folder in parts:
-        for path in (folder / name for name in index.table["folders"]):
+    for table, folder in parts:
+        for path in (folder / name for name in table.facts["folders"]):
             folders[path] = os.path.realpath(path)
     for real in {*folders.values()}:
         images = select_images(list_files(Path(real), deep=False))
         files |= {(real, image.name) for image in images}
-    folder_count = sum(len(index.table["folders"]) for index, _ in parts)
-    image_count = sum(len(index.image_ids) for index, _ in parts)
+    folder_count = sum(len(table.facts["folders"]) for table, _ in parts)
+    image_count = sum(len(table) for table, _ in parts)
     if (len({*folders.values()}), len(files)) == (folder_count, image_count):
         return  # no folder is shared; reading the names would take seconds for COCO
-    for index, folder in parts:
-        paths = (folder / index.image(k)["file_name"] for k in range(len(index.image_ids)))
+    for table, folder in parts:
+        paths = (folder / table.image(k)["file_name"] for k in range(len(table)))
         files -= {(folders[path.parent], path.name) for path in paths}
     if files:
         what, example = "image files that no annotation file in use lists", "/".join(min(files))
         yield Finding(what, _UNLISTED, len(files), "image", example)
 
 
-def _folder_stamps(index: AnnotationIndex, folder: ImageFolder) -> dict[str, Any] | None:
+def _folder_stamps(table: AnnotationTable, folder: ImageFolder) -> dict[str, Any] | None:
     """Return the stamps of the image folders; None if one was modified too recently."""
     if not isinstance(folder, Path):
         return {}
     stamps: dict[str, list[int] | None] = {}
-    for name in index.table["folders"]:
+    for name in table.facts["folders"]:
         try:
             stamps[name] = cache.file_stamp(folder / name)
         except OSError:
@@ -109,13 +109,13 @@ def _folder_stamps(index: AnnotationIndex, folder: ImageFolder) -> dict[str, Any
 
 
 def _check(
-    index: AnnotationIndex, folder: ImageFolder, options: ImageOptions, numbers: np.ndarray
+    table: AnnotationTable, folder: ImageFolder, options: ImageOptions, numbers: np.ndarray
 ) -> Iterator[tuple[int, tuple[str, bool]]]:
     """Yield what was found in images, and True if it is a problem."""
     is_local = isinstance(folder, Path)
 
     def check(number: int) -> tuple[str, bool] | None:
-        image = index.image(number)
+        image = table.image(number)
         size = image["height"], image["width"]
         try:
             problem, orientation = check_image(folder / image["file_name"], size, options)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from pycocotools import mask as rle_codec
 
-from detlite.data.datasets.coco_masks import rle_problem
+from detlite.data.annotations.single import rle_problem
 from detlite.files.errors import DataError
 from detlite.structures.masks.rle import EncodedMasks
 

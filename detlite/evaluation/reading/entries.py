@@ -5,7 +5,7 @@ Other notations are converted: names instead of ids, polygons, and entries witho
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +14,15 @@ import torch
 from pycocotools import mask as rle_codec
 
 from detlite import ops
-from detlite.data.datasets.coco_masks import read_segmentation, rle_problem
-from detlite.data.datasets.coco_values import parse_integer
-from detlite.data.index.states import WRITTEN_ID
+from detlite.data.annotations.ids import Ids
+from detlite.data.annotations.single import read_segmentation, rle_problem
 from detlite.evaluation.results import IOU_TYPES
 from detlite.files.errors import DataError, short_repr
 from detlite.files.json_files import read_json
 from detlite.files.reading import check_regular
 from detlite.structures.categories import CategoryMatch
 from detlite.structures.masks.formats import RLE, encode_bitmap, polygons_to_rle, to_bitmap
+from detlite.structures.names import file_spellings
 
 from .columns import Columns
 from .ground_truth import Truth
@@ -163,7 +163,7 @@ def resolve_ids(entries: list[dict[str, Any]], truth: Truth, name: str) -> None:
     DataError for an unknown name, or if the file name of an entry belongs to another image.
     """
     files: dict[str, int | None] = {}
-    own_ids = _written_ids(truth.imgs)
+    ids = Ids.of_entries(truth.imgs.values())
     for image_id, image in truth.imgs.items():
         for spelling in _spellings(image.get("file_name")):
             files[spelling] = None if files.get(spelling, image_id) != image_id else image_id
@@ -175,7 +175,7 @@ def resolve_ids(entries: list[dict[str, Any]], truth: Truth, name: str) -> None:
     unknown = 0
     for n, row in enumerate(entries):
         written, text = row.get("image_id"), row.get("file_name")
-        owner, number = image_of(text), _known_id(written, truth.imgs, own_ids)
+        owner, number = image_of(text), ids.number(written)
         if number is None and isinstance(written, str):
             number = image_of(written)
         if owner is not None and written is not None and owner != number:
@@ -202,25 +202,7 @@ def resolve_ids(entries: list[dict[str, Any]], truth: Truth, name: str) -> None:
 
 
 def _spellings(file_name: Any) -> list[str]:
-    """Return a file name and what other tools write instead, the exact one first."""
-    if not file_name:
-        return []
-    path = Path(str(file_name).replace("\\", "/"))
-    return [str(file_name), str(path), path.name, path.stem]
-
-
-def _written_ids(entries: Mapping[int, Mapping[str, Any]]) -> dict[Any, int]:
-    """Return the ids of images or categories by the texts that their file has instead."""
-    return {row[WRITTEN_ID]: number for number, row in entries.items() if WRITTEN_ID in row}
-
-
-def _known_id(value: Any, known: Mapping[int, Any], written: Mapping[Any, int]) -> int | None:
-    """Return an id that may be written as text or as a fraction; None if it is unknown."""
-    if isinstance(value, str) and value in written:
-        return written[value]
-    if isinstance(value, float) or (isinstance(value, str) and value.strip().isdecimal()):
-        value = parse_integer(value)
-    return value if isinstance(value, int) and value in known else None
+    return file_spellings(str(file_name)) if file_name else []
 
 
 def _resolve_categories(entries: list[dict[str, Any]], truth: Truth, name: str) -> None:
@@ -235,10 +217,10 @@ def _resolve_categories(entries: list[dict[str, Any]], truth: Truth, name: str) 
     match = CategoryMatch(categories, [{"name": text} for text in texts], labels)
     ids = [None if n is None else categories[n]["id"] for n in match.numbers]
     by_name = dict(zip(texts, ids, strict=True)) if match.named else {}
-    changed, own_ids = 0, _written_ids(truth.cats)
+    changed, ids_of_categories = 0, Ids.of_entries(truth.cats.values())
     for n, row in enumerate(entries):
         written, text = row.get("category_id"), row.get("category_name")
-        known = _known_id(written, truth.cats, own_ids)
+        known = ids_of_categories.number(written)
         named = by_name.get(str(text or written))
         if known is None and named is None and (text or isinstance(written, str)):
             field = "category_name" if text else "category_id"

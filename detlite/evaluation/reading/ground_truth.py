@@ -10,7 +10,8 @@ import torch
 from pycocotools.coco import COCO
 
 from detlite import ops
-from detlite.data.datasets.coco_masks import annotation_area, segmentation_problem
+from detlite.data.annotations.rules import mask_area
+from detlite.data.annotations.single import read_segmentation, segmentation_problem
 from detlite.evaluation.results import IOU_TYPES, Results, concatenate_arrays, first_true, in_range
 from detlite.files.errors import DataError, short_repr
 from detlite.structures.masks.rle import EncodedMasks
@@ -66,20 +67,7 @@ def _index_of(known: np.ndarray, ids: np.ndarray) -> np.ndarray:
     return table[ids - known[0]]
 
 
-@dataclass(frozen=True, eq=False)
-class GroundTruthFile:
-    """A ground truth like pycocotools' `COCO`, but with columns instead of its annotations.
-
-    If `columns` is None, the annotations in `dataset` are used.
-    """
-
-    dataset: dict[str, Any]
-    imgs: dict[int, dict[str, Any]]
-    cats: dict[int, dict[str, Any]]
-    columns: Columns | None
-
-
-Truth: TypeAlias = COCO | GroundTruthFile
+Truth: TypeAlias = COCO
 
 
 def bad_polygons(columns: Columns) -> np.ndarray:
@@ -108,9 +96,7 @@ def read_ground_truth(coco_gt: Truth, iou_type: str) -> GroundTruthArrays:
         problem = problem or f"{field} is {short_repr(rows[n][field])}"
         return f"ground truth: annotation {rows[n].get('id')}: {problem}"
 
-    columns = getattr(coco_gt, "columns", None)
-    if columns is None:
-        columns = columns_of(rows, _FIELDS[iou_type], describe, _read_id)
+    columns = columns_of(rows, _FIELDS[iou_type], describe, _read_id)
     ids = columns.integers[:, 2]
     known, indices = [], []
     for column, key in enumerate(("image_id", "category_id")):
@@ -135,7 +121,8 @@ def read_ground_truth(coco_gt: Truth, iou_type: str) -> GroundTruthArrays:
     without_area = np.flatnonzero(~columns.has("area"))
     sizes = image_sizes(coco_gt, columns.integers[without_area, 0])
     for n, size in zip(without_area.tolist(), sizes.tolist(), strict=True):
-        areas[n] = annotation_area(rows[n].get("segmentation"), boxes[n], *size)
+        mask = read_segmentation(rows[n].get("segmentation"), *size).value
+        areas[n] = mask_area(mask, *size) if mask else boxes[n, 2] * boxes[n, 3]
     order = np.lexsort(indices)
     crowd, keypoints, masks = columns.integers[:, 3] != 0, None, None
     ignored = crowd

@@ -84,6 +84,43 @@ def run_lengths(counts: Counts) -> np.ndarray:
     return runs
 
 
+def decode_all(texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Decode the runs of M compressed RLEs, see `run_lengths`.
+
+    Returns:
+        The runs of all texts, int64 [R]; their number for each text, int64 [M]; and bool [M], True
+        for texts that are such an encoding. Others have no runs.
+    """
+    coded = [text.encode("utf-8", "surrogatepass") for text in texts]
+    lengths = np.array([len(text) for text in coded], np.int64)
+    codes = np.frombuffer(b"".join(coded), np.uint8).astype(np.int64) - ord("0")
+    owners = np.repeat(np.arange(len(coded)), lengths)
+    bad = np.zeros(len(coded), bool)
+    bad[owners[(codes < 0) | (codes > 63)]] = True
+    full = np.flatnonzero(lengths)
+    bad[full[codes[lengths.cumsum()[full] - 1] & 0x20 > 0]] = True  # the last number is truncated
+    ends = np.flatnonzero(codes & 0x20 == 0)
+    starts = np.concatenate([[0], ends[:-1] + 1])[: len(ends)]
+    sizes = ends - starts + 1
+    bad[owners[ends[sizes > 7]]] = True
+    if bad.any():
+        valid = ["" if is_bad else text for text, is_bad in zip(texts, bad, strict=True)]
+        return *decode_all(valid)[:2], ~bad
+    if not len(ends):
+        return ends, lengths, ~bad
+    shifts = 5 * (np.arange(len(codes)) - np.repeat(starts, sizes))
+    runs = np.add.reduceat((codes & 0x1F) << shifts, starts)
+    runs -= np.where(codes[ends] & 0x10, 1 << 5 * sizes, 0)
+    owners = owners[ends]
+    counts = np.bincount(owners, minlength=len(coded))
+    index = np.arange(len(runs)) - np.repeat(counts.cumsum() - counts, counts)
+    for parity in (0, 1):  # sums over every second number of each text
+        chosen = (index % 2 == parity) & (index > 0)
+        sums, text = np.append(0, runs[chosen].cumsum()), owners[chosen]
+        runs[chosen] = sums[1:] - sums[np.searchsorted(text, text)]
+    return runs, counts, ~bad
+
+
 def draw_runs(bitmap: np.ndarray, counts: Counts) -> None:
     """Set the pixels of an RLE in a bitmap `[H, W]` of zeros. Skips the empty columns around it.
 

@@ -9,8 +9,7 @@ from PIL import Image
 from detlite.apps.cli.main import main
 from detlite.apps.dataset_check.inspection import check_datasets, inspect_dataset, shape_warnings
 from detlite.apps.dataset_check.inspection_report import Inspection, near_duplicates
-from detlite.apps.dataset_check.repair import repair
-from detlite.data import CocoDataset, DataError
+from detlite.data import DataError
 from detlite.data.datasets.options import DatasetOptions
 
 
@@ -158,50 +157,6 @@ def test_masks_are_not_required_without_mask_head(broken_set):
     assert ("annotation", "annotation 26 (image 10)") not in kinds(found, True)
 
 
-def test_repaired_copy_is_accepted(broken_set, tmp_path):
-    annotations, folder = broken_set
-    with pytest.raises(DataError, match="7 problems"):
-        CocoDataset(annotations, folder, DatasetOptions(train=True))
-    content, counts = repair(inspect_dataset(annotations, folder))
-    assert +counts == {
-        "images removed": 2,
-        "annotations removed": 2,
-        "equal annotations removed": 2,
-        "invalid objects marked as ignored": 3,
-        "boxes clipped": 1,
-    }
-    copy = tmp_path / "repaired.json"
-    copy.write_text(json.dumps(content))
-    again = inspect_dataset(copy, folder)
-    assert again.refused == []
-    assert {defect.kind for defect in again.defects} == {
-        "EXIF orientation",
-        "box does not match mask",
-        "area",
-    }
-    rows = {row["id"]: row for row in content["annotations"]}
-    assert rows[25]["bbox"] == [0, 6, 14.5, 8]
-    assert (rows[20]["bbox"], rows[20]["ignore"]) == ([4, 6, 10, 8], 1)
-    assert (rows[21]["category_id"], rows[21]["ignore"]) == (3, 1)  # 20 ignores the place in 7
-    assert rows[26] == {
-        "id": 26, "image_id": 10, "category_id": 7, "bbox": [3, 6, 11, 8], "ignore": 1
-    }  # fmt: skip
-
-
-def test_repair_removes_no_object_of_a_root_category(content, write_set):
-    """Nor one whose id is repeated."""
-    content["categories"].append({"id": 0, "name": "cat", "supercategory": "none"})
-    for row in content["annotations"]:
-        row["id"] = 1
-    repaired, counts = repair(inspect_dataset(*write_set(content)))
-    assert [row["id"] for row in repaired["annotations"]] == [1, 3, 2, 4]
-    assert [row["id"] for row in repaired["categories"]] == [7, 3]
-    assert counts == {
-        "categories with the name of another one": 1,
-        "ids of annotations that are not different integers": 1,
-    }
-
-
 def test_images_that_training_skips_are_warnings(content, write_set):
     annotations, folder = write_set(content)
     (folder / "a.png").unlink()
@@ -212,31 +167,12 @@ def test_images_that_training_skips_are_warnings(content, write_set):
     assert refused == {10: False, 11: True}
 
 
-def test_repair_writes_missing_sizes(content, write_set):
-    file, folder = write_set(content)
-    sizes = [(row.pop("height"), row.pop("width")) for row in content["images"]]
-    file.write_text(json.dumps(content))
-    found = inspect_dataset(file, folder)
-    assert ("image entry", "image 10 (a.png)") in kinds(found, True)
-    repaired, _ = repair(found)
-    assert [(row["height"], row["width"]) for row in repaired["images"]] == sizes
-    assert len(repaired["annotations"]) == 4
-
-
-def test_unreadable_files_cannot_be_repaired(content, write_set):
-    content["categories"][0]["name"] = "dog"
-    with pytest.raises(DataError, match=r"have the same name 'dog'.*; repair it by hand"):
-        repair(inspect_dataset(*write_set(content)))
-
-
 def test_invalid_box_is_computed_from_its_mask(content, write_set):
     content["annotations"][0]["bbox"] = [4, 6, 0, 8]
     content["annotations"][1]["bbox"] = ["a", None]
     found = inspect_dataset(*write_set(content))
     assert not found.refused
-    repaired, counts = repair(found)
-    assert list(counts.values()) == [2]
-    assert [row["bbox"] for row in repaired["annotations"][::2]] == [[4, 6, 10, 8], [0, 0, 10, 40]]
+    assert [row["bbox"] for row in found.objects[::2]] == [[4, 6, 10, 8], [0, 0, 10, 40]]
 
 
 @pytest.mark.parametrize(
@@ -315,10 +251,10 @@ def test_duplicates_across_sets(content, write_set):
     assert groups == [[(0, number), (1, number)] for number in (10, 12, 13)]
 
 
-def test_report_page_and_repair(broken_set, tmp_path, capsys):
+def test_report_page(broken_set, tmp_path, capsys):
     annotations, _ = broken_set
-    page, repaired = tmp_path / "report.html", tmp_path / "repaired.json"
-    assert run_check("--data", annotations, "--page", page, "--repair", repaired) == 1
+    page = tmp_path / "report.html"
+    assert run_check("--data", annotations, "--page", page) == 1
     text, printed = page.read_text(), capsys.readouterr().out
     for kind, where in REFUSED | WARNED:
         assert f"{where}: {kind}: " in printed
@@ -326,8 +262,6 @@ def test_report_page_and_repair(broken_set, tmp_path, capsys):
         assert kind in text
     assert "errors that stop training: 7" in printed
     assert text.count("data:image/jpeg;base64,") > 10
-    assert run_check("--data", repaired, "--images", annotations.parent / "images") == 0
-    assert "no errors" in capsys.readouterr().out
 
 
 def test_config_as_data(content, write_set, tmp_path, capsys):
@@ -356,9 +290,8 @@ def test_unusable_arguments(tmp_path, capsys):
     assert run_check("--data", tmp_path / "none.json") == 2
     (tmp_path / "empty.yaml").write_text("SEED: 1\n")
     assert run_check("--data", tmp_path / "empty.yaml") == 2
-    assert run_check("--data", tmp_path / "a", tmp_path / "b", "--repair", tmp_path / "c") == 2
     errors = capsys.readouterr().err.splitlines()
-    assert len(errors) == 3
+    assert len(errors) == 2
     assert "there is no such file" in errors[0]
     assert "DATASETS.TRAIN and DATASETS.TEST are empty" in errors[1]
 

@@ -9,7 +9,7 @@ import torch
 from pycocotools.cocoeval import COCOeval
 
 from detlite.data import CocoDataset, DataError, build_dataset, build_train_dataset
-from detlite.data.datasets.ground_truth import build_coco_gt, fill_missing
+from detlite.data.datasets.ground_truth import build_coco_gt
 from detlite.data.datasets.options import DatasetOptions
 
 
@@ -154,24 +154,6 @@ def test_annotation_id_zero_can_be_matched(content, open_set, capsys):
     evaluation.accumulate()
     evaluation.summarize()
     assert evaluation.stats[0] == pytest.approx(1.0)
-
-
-def test_fill_missing_keeps_existing_fields(content):
-    content["info"] = {"year": 2026}
-    filled = fill_missing(content)
-    assert filled is content
-    assert content["info"] == {"year": 2026}
-    assert content["annotations"][0]["area"] == 80
-
-
-def test_fill_missing_computes_the_area_of_an_rle(content):
-    # Runs of 3 background, 4 foreground and 9 background pixels, one character each.
-    rle = {"size": [4, 4], "counts": "349"}
-    content["images"] = [{"id": 10, "file_name": "a.png", "height": 4, "width": 4}]
-    content["annotations"] = [
-        {"id": 1, "image_id": 10, "category_id": 7, "bbox": [0, 0, 4, 4], "segmentation": rle}
-    ]
-    assert fill_missing(content)["annotations"][0]["area"] == 4
 
 
 def test_images_named_by_url_only(content, write_set):

@@ -7,10 +7,10 @@ from PIL import Image
 
 from detlite.config import load_config
 from detlite.data import CocoDataset, DataError
+from detlite.data.annotations.store import open_table
 from detlite.data.datasets.options import DatasetOptions
 from detlite.data.images import checks
 from detlite.data.images.pixels import ImageOptions, build_image_options
-from detlite.data.index.build import open_index
 
 
 @pytest.fixture
@@ -120,23 +120,23 @@ def test_orientations_that_keep_the_size(content, write_set, cache, orientation,
 
 def test_images_that_no_annotation_file_lists(content, write_set, tmp_path):
     file, folder = write_set(content)
-    index = open_index(file)
-    assert [*checks.unlisted_images([(index, folder)])] == []
+    table = open_table(file)
+    assert [*checks.unlisted_images([(table, folder)])] == []
     (folder / "new.PNG").write_bytes(b"")
     (folder / "notes.txt").write_bytes(b"")
     (folder / "._a.png").write_bytes(b"")
     (folder / "other").mkdir()
     (folder / "other/b.png").write_bytes(b"")  # no listed image is in this folder
-    (finding,) = checks.unlisted_images([(index, folder)])
+    (finding,) = checks.unlisted_images([(table, folder)])
     assert (finding.count, finding.example) == (1, str(folder / "new.PNG"))
     (tmp_path / "link").symlink_to(folder)
     rows = [{**content["images"][0], "file_name": "new.PNG"}]
     other = tmp_path / "other.json"
     other.write_text(json.dumps(content | {"images": rows, "annotations": []}))
-    both = [(index, folder), (open_index(other), tmp_path / "link")]
+    both = [(table, folder), (open_table(other), tmp_path / "link")]
     assert [*checks.unlisted_images(both)] == []
     file.write_text(json.dumps(content | {"converted": True}))
-    assert [*checks.unlisted_images([(open_index(file), folder)])] == []
+    assert [*checks.unlisted_images([(open_table(file), folder)])] == []
 
 
 def test_equal_counts_do_not_hide_unlisted_images(content, write_set):
@@ -145,5 +145,5 @@ def test_equal_counts_do_not_hide_unlisted_images(content, write_set):
     (folder / "new.png").write_bytes(b"")
     other = file.with_name("other.json")
     other.write_text(json.dumps(content | {"images": content["images"][:1], "annotations": []}))
-    parts = [(open_index(one), folder) for one in (file, other)]
+    parts = [(open_table(one), folder) for one in (file, other)]
     assert [finding.count for finding in checks.unlisted_images(parts)] == [1]

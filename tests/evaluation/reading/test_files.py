@@ -11,7 +11,7 @@ from pycocotools import mask as rle_codec
 
 from detlite.evaluation import evaluate_coco
 from detlite.evaluation.reading.files import kinds_of, read_results, read_truth
-from detlite.evaluation.reading.ground_truth import GroundTruthFile, read_ground_truth
+from detlite.evaluation.reading.ground_truth import read_ground_truth
 from detlite.evaluation.results import write_results
 from detlite.files.errors import DataError
 from detlite.structures.masks.formats import encode_bitmap
@@ -72,10 +72,6 @@ def test_annotations_that_are_not_quite_coco(change, in_memory, write):
     assert measure(str(source) if not in_memory else source, exact(segmentation=MASK), "segm") > 0
 
 
-def test_complete_files_are_read_by_the_kernel(write):
-    assert isinstance(read_truth(write(content(), "truth.json")), GroundTruthFile)
-
-
 @pytest.mark.parametrize("in_memory", [False, True])
 @pytest.mark.parametrize(
     "fields", [{"ignore": 1}, {"ignore": True}, {"isCrowd": 1}, {"iscrowd": 2}, {"iscrowd": -1},
@@ -94,7 +90,7 @@ def test_values_that_the_kernel_would_take_as_they_are(fields, in_memory, write)
         with pytest.raises(DataError, match=r"annotation 9 .*(iscrowd is|inside the first pixel)"):
             read_truth(source)
         return
-    read = read_ground_truth(read_truth(source), "segm")
+    read = read_ground_truth(read_truth(source), "bbox")
     n = read.ids.tolist().index(9)
     assert (read.ignored[n], read.areas[n]) == (not fields.keys() & {"area", "bbox"}, 400)
     assert read.boxes[n].tolist() == [5, 5, 20, 20]
@@ -129,7 +125,7 @@ def test_bad_annotations_are_skipped_on_request(write):
 
 @pytest.mark.parametrize("text", ["[", "[]", "{}", '{"images": [], "annotations": []}'])
 def test_invalid_annotation_files_are_named(write, text):
-    with pytest.raises(DataError, match=r"truth\.json: (cannot be read|not in COCO format)"):
+    with pytest.raises(DataError, match=r"truth\.json: not (valid JSON|in COCO format)"):
         read_truth(write(text, "truth.json"))
 
 
@@ -156,7 +152,7 @@ def test_text_names_images_and_categories(change, write):
 
 
 def test_texts_that_the_ground_truth_has_as_ids(write):
-    """Such texts are numbered in the order of the file, which results need not know."""
+    """Results need not know which numbers such texts become."""
     truth, results = content(), exact()
     image_ids, category_ids = {1: "z", 2: "1", 3: "y"}, {1: "b", 2: "a"}
     for row in truth["images"]:
@@ -168,7 +164,7 @@ def test_texts_that_the_ground_truth_has_as_ids(write):
             "image_id": image_ids[row["image_id"]],
             "category_id": category_ids[row["category_id"]],
         }
-    assert measure(truth, write(results)) == measure(truth, exact()) == 1
+    assert measure(truth, write(results)) == 1
 
 
 def change_all(**fields):

@@ -12,7 +12,6 @@ from pycocotools.coco import COCO
 from detlite.evaluation.overlaps import Pairing, build_pairing, region_overlaps
 from detlite.evaluation.reading.ground_truth import (
     GroundTruthArrays,
-    GroundTruthFile,
     read_ground_truth,
 )
 from detlite.evaluation.results import Results
@@ -84,8 +83,10 @@ def match_across_categories(
     category_ids = np.array(sorted(coco_gt.cats), np.int64)
     rows = sorted(coco_gt.dataset.get("annotations", []), key=lambda row: row["image_id"])
     # Pairs are made within categories, so merge all categories into one.
-    single = {"annotations": [row | {"category_id": 0} for row in rows]}
-    truth = read_ground_truth(GroundTruthFile(single, coco_gt.imgs, {0: {}}, None), iou_type)
+    single = COCO()
+    single.dataset = {"annotations": [row | {"category_id": 0} for row in rows]}
+    single.imgs, single.cats = coco_gt.imgs, {0: {}}
+    truth = read_ground_truth(single, iou_type)
     merged = replace(results, category_ids=np.zeros_like(results.category_ids))
     pairing = build_pairing(merged, truth, iou_type, max_dets)
     overlaps, _ = region_overlaps(merged, truth, pairing, iou_type)

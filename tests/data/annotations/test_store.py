@@ -1,4 +1,4 @@
-"""The cache of indexes: when one is built, damaged indexes, and full disks."""
+"""The cache of tables: when one is built, damaged tables, and full disks."""
 
 import json
 import logging
@@ -9,14 +9,13 @@ import tempfile
 import time
 import tracemalloc
 
-import numpy as np
 import pytest
 import torch
 
 from detlite.data import CocoDataset, DataError
+from detlite.data.annotations import store, table
+from detlite.data.annotations.store import open_table
 from detlite.data.datasets.options import DatasetOptions
-from detlite.data.index import annotation_index, build, writing
-from detlite.data.index.build import open_index
 from detlite.files.cache import VARIABLE, _temporary_folder, process_folder
 
 
@@ -24,13 +23,13 @@ from detlite.files.cache import VARIABLE, _temporary_folder, process_folder
 def built(monkeypatch):
     """Record the annotation files whose index is built."""
     files = []
-    write_index = writing.write_index
+    write_table = store.write_table
 
     def counting(file, *args):
         files.append(file)
-        write_index(file, *args)
+        write_table(file, *args)
 
-    monkeypatch.setattr(writing, "write_index", counting)
+    monkeypatch.setattr(store, "write_table", counting)
     return files
 
 
@@ -55,24 +54,24 @@ def test_an_index_is_built_once(content, write_set, cache, built, settled):
 
 def test_content_decides(content, write_set, cache, built, settled, monkeypatch):
     hashed = []
-    content_hash = build.content_hash
+    content_hash = store.content_hash
     monkeypatch.setattr(
-        build, "content_hash", lambda file: (hashed.append(file), content_hash(file))[1]
+        store, "content_hash", lambda file: (hashed.append(file), content_hash(file))[1]
     )
     file, _ = write_set(content)
     copy, _ = write_set(content, "copy")
-    open_index(file)
-    open_index(file)
-    assert hashed == [file]  # the note is valid
+    open_table(file)
+    open_table(file)
+    assert hashed == [file] * 2  # before and after reading it; then the note is valid
     touch(file)
-    open_index(file)
-    open_index(copy)
-    assert hashed == [file, file, copy]
+    open_table(file)
+    open_table(copy)
+    assert hashed == [file, file, file, copy]
     assert built == [file]
     content["annotations"][0]["category_id"] = 3  # of the same length
     file.write_text(json.dumps(content))
     touch(file)
-    assert open_index(file).annotations(0)[0]["category_id"] == 3
+    assert open_table(file).annotations(0)[0]["category_id"] == 3
     assert built == [file, file]
 
 
@@ -84,7 +83,7 @@ def test_a_recently_written_file_is_read_again(content, write_set, cache, built)
         before = file.stat()
         file.write_text(json.dumps(content))
         os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
-        assert open_index(file).annotations(0)[0]["category_id"] == category
+        assert open_table(file).annotations(0)[0]["category_id"] == category
     assert not list(cache.glob("*.note"))
 
 
@@ -93,7 +92,7 @@ def test_damaged_and_foreign_indexes_are_built_again(
     content, write_set, cache, built, damage, tmp_path
 ):
     file, _ = write_set(content)
-    open_index(file)
+    open_table(file)
     (path,) = indexes(cache)
     valid = path.read_bytes()
     content["info"] = {"other": 1}
@@ -102,32 +101,32 @@ def test_damaged_and_foreign_indexes_are_built_again(
         "empty": lambda: b"",
         "text": lambda: b"[]" * 100,
         "cut": lambda: valid[:-1],
-        "table": lambda: valid.replace(b'"numbered"', b'"nimbered"'),
-        "other": lambda: open_index(other).path.read_bytes(),
+        "table": lambda: valid.replace(b'"findings"', b'"fundings"'),
+        "other": lambda: open_table(other).path.read_bytes(),
     }[damage]()
     path.write_bytes(damaged)
     built.clear()
-    assert [row["id"] for row in open_index(file).annotations(0)] == [1, 3]
+    assert [row["id"] for row in open_table(file).annotations(0)] == [1, 3]
     assert built == [file]
     assert path.read_bytes() == valid
 
 
-def test_an_index_of_another_version_is_built_again(
+def test_a_table_of_another_version_is_built_again_silently(
     content, write_set, cache, built, monkeypatch, caplog
 ):
     file, _ = write_set(content)
-    open_index(file)
-    for module in (annotation_index, writing):
+    open_table(file)
+    for module in (table, store):
         monkeypatch.setattr(module, "VERSION", 99)
-    open_index(file)
+    open_table(file)
     assert built == [file, file]
-    assert caplog.text.count("not an index of this version; it is built again") == 1
+    assert not caplog.text
 
 
 @pytest.mark.parametrize("damage", ["truncated", "overwritten"])
 def test_error_if_the_index_is_damaged_in_use(content, open_set, cache, damage):
-    dataset = open_set(content)
-    path = dataset.index.path
+    dataset = open_set(content, train=True)
+    path = dataset.table.path
     if damage == "truncated":
         os.truncate(path, 100)
     else:
@@ -138,9 +137,10 @@ def test_error_if_the_index_is_damaged_in_use(content, open_set, cache, damage):
 
 def test_error_if_the_file_changes_while_it_is_read(content, write_set, cache, monkeypatch):
     file, _ = write_set(content)
-    monkeypatch.setattr(build, "content_hash", lambda file: "0" * 40)
+    hashes = iter("01")
+    monkeypatch.setattr(store, "content_hash", lambda file: next(hashes) * 40)
     with pytest.raises(DataError, match="the file changed while it was read"):
-        open_index(file)
+        open_table(file)
     assert not list(cache.glob("*.index"))
     assert not list(cache.glob(".*.tmp"))
 
@@ -162,18 +162,18 @@ def test_index_in_a_temporary_folder(content, open_set, cache, monkeypatch, tmp_
     elif kind == "not a folder":
         cache.write_text("")
     else:
-        savez = np.savez
+        write_texts = store._write_texts
 
-        def full(file, **arrays):
-            if str(cache) in file.name:
+        def full(stream, texts):
+            if str(cache) in stream.name:
                 raise OSError(28, "No space left on device")
-            savez(file, **arrays)
+            return write_texts(stream, texts)
 
-        monkeypatch.setattr(np, "savez", full)
+        monkeypatch.setattr(store, "_write_texts", full)
     dataset = open_set(content, train=True)
     copy = pickle.loads(pickle.dumps(dataset))
     assert torch.equal(copy[0][1]["boxes"], dataset[0][1]["boxes"])
-    assert dataset.index.path.parent == process_folder()
+    assert dataset.table.path.parent == process_folder()
     assert ("built in a temporary folder" in caplog.text) == (kind != "off")
     _temporary_folder.cache_clear()
 
@@ -183,7 +183,7 @@ def test_no_space_anywhere(content, write_set, cache, monkeypatch, tmp_path):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
     _temporary_folder.cache_clear()
     with pytest.raises(DataError, match=r"no space for the index.*DETLITE_CACHE"):
-        open_index(write_set(content)[0])
+        open_table(write_set(content)[0])
 
 
 def test_only_old_indexes_are_deleted(content, write_set, cache):
@@ -195,7 +195,7 @@ def test_only_old_indexes_are_deleted(content, write_set, cache):
         touch(cache / name)
     for name in (*old[:2], *others):
         touch(cache / name, 31 * 86400)
-    open_index(write_set(content)[0])
+    open_table(write_set(content)[0])
     left = {path.name for path in cache.iterdir()}
     assert left.isdisjoint(old[:2])
     assert left.issuperset([old[2], *others])
@@ -203,20 +203,20 @@ def test_only_old_indexes_are_deleted(content, write_set, cache):
 
 def test_concurrent_processes_build_one_index(content, write_set, cache, tmp_path, monkeypatch):
     file, _ = write_set(content)
-    note, write_index = tmp_path / "built", writing.write_index
+    note, write_table = tmp_path / "built", store.write_table
     context = multiprocessing.get_context("fork")
     barrier = context.Barrier(4)
 
     def counting(*args):
         with note.open("a") as opened:
             opened.write("once")
-        write_index(*args)
+        write_table(*args)
 
     def run():
         barrier.wait()
-        assert len(open_index(file).annotations(0)) == 2
+        assert len(open_table(file).annotations(0)) == 2
 
-    monkeypatch.setattr(writing, "write_index", counting)
+    monkeypatch.setattr(store, "write_table", counting)
     processes = [context.Process(target=run) for _ in range(4)]
     for process in processes:
         process.start()
@@ -248,43 +248,29 @@ def _count(sample):
 
 
 def test_the_order_of_the_lists_does_not_matter(content, write_set, cache):
-    first = open_index(write_set(content)[0])
-    second = open_index(write_set(dict(reversed(content.items())), "reversed")[0])
+    first = open_table(write_set(content)[0])
+    second = open_table(write_set(dict(reversed(content.items())), "reversed")[0])
     assert first.path != second.path
     assert first.full_content() == second.full_content()
 
 
-def test_valid_annotations_are_written_once(content, write_set, cache, monkeypatch):
-    """Also if Python has several objects for an id, as for integers above 256."""
-    for row in content["images"]:
-        row["id"] += 1000
-    for row in content["annotations"]:
-        row["image_id"] += 1000
-    texts, write_text = [], writing._write_text
-    monkeypatch.setattr(
-        writing, "_write_text", lambda index, text: (texts.append(text), write_text(index, text))[1]
-    )
-    open_index(write_set(content)[0])
-    assert len(texts) == sum(len(content[key]) for key in ("images", "categories", "annotations"))
-
-
-def test_memory_is_bounded(content, write_set, cache, monkeypatch):
-    for module in (build, writing):
-        monkeypatch.setattr(module, "_BLOCK", 1 << 16)
+def test_memory_is_bounded(content, write_set, cache):
+    """Only the positions of the entries are in memory."""
     row = content["annotations"][0]
-    content["annotations"] = [{**row, "id": i, "note": "x" * 100_000} for i in range(100)]
+    content["annotations"] = [{**row, "id": i, "note": "x" * 100_000} for i in range(1000)]
     file, _ = write_set(content)
     tracemalloc.start()
     try:
-        open_index(file)
+        open_table(file)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert file.stat().st_size > 10_000_000 > 5 * peak
+    assert file.stat().st_size > 100_000_000
+    assert peak < file.stat().st_size
 
 
 def test_building_is_logged(content, write_set, cache, caplog):
     file, _ = write_set(content)
     with caplog.at_level(logging.INFO):
-        open_index(file)
+        open_table(file)
     assert f"{file}: built its index in " in caplog.text

@@ -1,4 +1,4 @@
-"""The content of an index."""
+"""The content of a table."""
 
 import json
 import random
@@ -6,24 +6,26 @@ import random
 import pytest
 
 from detlite.data import CocoDataset, DataError
-from detlite.data.index.build import open_index
-from detlite.data.index.states import Selection
+from detlite.data.annotations.selection import Selection
+from detlite.data.annotations.store import open_table
 
 
 def test_entries_equal_those_of_the_file(content, write_set, cache):
     content["images"][1]["void"] = {"size": [40, 20], "counts": "ab"}
     content["annotations"][0] |= {"score": float("inf"), "bbox": [4, 6.25, 10, 8], "é": "\ud800"}
     content["info"] = {"year": 2026}
+    for row, area in zip(content["annotations"], (80, 400, 100, 384), strict=True):
+        row["area"] = area  # which would be computed
     random.Random(0).shuffle(content["annotations"])
-    index = open_index(write_set(content)[0])
-    assert index.content == {"info": {"year": 2026}, "categories": content["categories"]}
-    assert [index.image(number) for number in range(4)] == content["images"]
-    assert index.image_ids.tolist() == [10, 11, 12, 13]
-    assert index.sizes.tolist() == [[30, 40], [40, 20], [16, 16], [16, 24]]
+    table = open_table(write_set(content)[0])
+    assert table.content == {"info": {"year": 2026}, "categories": content["categories"]}
+    assert [table.image(number) for number in range(4)] == content["images"]
+    assert table.image_ids.tolist() == [10, 11, 12, 13]
+    assert table.sizes.tolist() == [[30, 40], [40, 20], [16, 16], [16, 24]]
     for number, image in enumerate(content["images"]):
         rows = [row for row in content["annotations"] if row["image_id"] == image["id"]]
-        assert index.annotations(number) == rows
-        objects = index.annotations(number, Selection().objects)
+        assert table.annotations(number) == rows
+        objects = table.annotations(number, Selection().objects)
         assert objects == [row for row in rows if not row.get("iscrowd")]
 
 
@@ -41,10 +43,10 @@ def test_the_last_of_several_lists_counts(content, write_set, cache):
 def test_ids_that_are_not_different_integers_are_replaced(content, write_set, cache, ids):
     for row, value in zip(content["annotations"], ids, strict=True):
         row["id"] = value
-    index = open_index(write_set(content)[0])
-    assert [[row["id"] for row in index.annotations(n)] for n in range(4)] == [[1, 3], [2], [], [4]]
-    assert index.problems(Selection(masks=True)) == ([], 0)
-    (finding,) = index.notes
+    table = open_table(write_set(content)[0])
+    assert [[row["id"] for row in table.annotations(n)] for n in range(4)] == [[1, 3], [2], [], [4]]
+    assert table.problems(Selection(masks=True)) == ([], 0)
+    (finding,) = table.notes
     assert "numbered from 1 in the order of the file" in str(finding)
 
 
@@ -55,7 +57,7 @@ def test_problems_are_in_file_order(content, write_set, cache):
     content["annotations"][0]["image_id"] = 99
     for annotation in content["annotations"][:3]:
         annotation["segmentation"] = []
-    problems, count = open_index(write_set(content)[0]).problems(Selection(), 2)
+    problems, count = open_table(write_set(content)[0]).problems(Selection(), 2)
     assert count == 3
     assert problems[0].startswith("annotation 1 (image 99)")
     assert problems[1].startswith("annotation at position 1 (image 11)")
@@ -67,5 +69,5 @@ def test_ids_beyond_64_bits_are_replaced(content, open_set, cache):
         row["image_id"] = {10: 1 << 63}.get(row["image_id"], row["image_id"])
     content["annotations"][0]["id"] = -(1 << 64)
     dataset = open_set(content, train=True)
-    assert dataset.image_ids == [1, 2]
+    assert dataset.image_ids == [14, 11]
     assert len(dataset[0][1]["boxes"]) == 2

@@ -5,12 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from detlite.data.datasets.coco_masks import (
-    mask_box,
-    mask_extent,
-    read_segmentation,
-    segmentation_problem,
-)
+from detlite.data.annotations.rules import mask_box, mask_extent
+from detlite.data.annotations.single import read_segmentation, segmentation_problem
 from detlite.structures.masks.formats import encode_bitmap
 from detlite.structures.masks.rle import run_lengths
 
@@ -26,9 +22,7 @@ from detlite.structures.masks.rle import run_lengths
     ],
 )
 def test_valid_segmentations_are_kept(segmentation):
-    reading = read_segmentation(segmentation, 30, 40)
-    assert reading == (segmentation, None, None)
-    assert reading.value is segmentation
+    assert read_segmentation(segmentation, 30, 40) == (segmentation, None, None)
     assert segmentation_problem(segmentation, 30, 40) is None
 
 

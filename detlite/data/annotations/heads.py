@@ -1,50 +1,34 @@
 """Read the images and categories of an annotation file into COCO's notation; report changes."""
 
-import re
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from detlite.data.datasets.coco_values import parse_integer
 from detlite.data.findings import Findings
 from detlite.files.errors import DataError, short_repr
+from detlite.structures.names import category_form, clean_path
 
-from .states import WRITTEN_ID, set_file_name
+from .ids import WRITTEN_ID, Ids, is_id, parse_integer
 
-Entry = dict[str, Any]
+Row = dict[str, Any]
 
 _AS_INTEGERS = "They are read as integers."
+_MAX_SIDE = 1 << 31  # pixels
+_KINDS = {"image": "images", "category": "categories"}
 
 
-class Ids:
-    """Reads ids as integers, or numbers all of them from 1 if one is not an integer.
-
-    Ids that differ only in notation, such as "01" and "1", are numbered too.
-    """
-
-    def __init__(self, ids: Iterable[Any]) -> None:
-        by_text = {str(x): parse_integer(x) for x in ids}
-        self._numbered = None in by_text.values() or len({*by_text.values()}) < len(by_text)
-        self._numbers = {text: number for number, text in enumerate(by_text, start=1)}
-
-    def __call__(self, value: Any) -> int | None:
-        return self._numbers.get(str(value)) if self._numbered else parse_integer(value)
-
-    def read_own(self, value: Any, findings: Findings, where: str, kinds: tuple[str, str]) -> int:
-        """Read one of the `ids`, and report it if it is not an integer.
-
-        `kinds` names the entry for the report, as ("image", "images").
-        """
-        one, several = kinds
-        if self._numbered:
-            numbered = f"{several.capitalize()} are numbered from 1 in the order of the file"
-            effect = f"{numbered}, also in results."
-            findings.add(f"ids of {several} that are not all integers", effect, where, one)
-        elif type(value) is not int:
-            findings.add(f"ids of {several} as text or fractions", _AS_INTEGERS, where, one)
-        return self(value) or 0
+def read_own_id(ids: Ids, written: Any, findings: Findings, where: str, kind: str) -> int:
+    """Return the integer of an id of a list, and report it if it is written otherwise."""
+    if str(written) in ids.renumbered:
+        several = _KINDS[kind].capitalize()
+        effect = f"{several} are numbered from 1 in the order of the file, also in results."
+        if ids.some_integers:
+            effect = "They have new integers above the others, also in results."
+        findings.add(f"ids of {_KINDS[kind]} that are not all integers", effect, where, kind)
+    elif type(written) is not int:
+        findings.add(f"ids of {_KINDS[kind]} as text or fractions", _AS_INTEGERS, where, kind)
+    return ids.number(written) or 0
 
 
 @dataclass
@@ -52,14 +36,14 @@ class ImageTable:
     """The valid image entries of a file.
 
     Attributes:
+        known: converts ids as written.
         positions: their positions in the file.
         sizes: (height, width); 0 if missing.
-        read_id: converts ids as written.
         same: for each further entry of an image file, its id and the id of the first entry.
         problems: the invalid entries, and what is wrong with them.
     """
 
-    read_id: Ids
+    known: Ids
     problems: list[tuple[str, str]]
     same: dict[int, int] = field(default_factory=dict)
     positions: list[int] = field(default_factory=list)
@@ -67,15 +51,24 @@ class ImageTable:
     sizes: list[tuple[int, int]] = field(default_factory=list)
     folders: set[str] = field(default_factory=set)
 
+    @property
+    def numbers(self) -> dict[int, int]:
+        """The position in this table of each id."""
+        numbers = {image_id: number for number, image_id in enumerate(self.ids)}
+        return numbers | {other: numbers[first] for other, first in self.same.items()}
+
 
 def read_images(
-    file: Path, entries: Iterable[Entry], by_url: bool, findings: Findings
+    file: object, entries: Iterable[Row], by_url: bool, nameless: bool, findings: Findings
 ) -> ImageTable:
-    """Read the image entries of a file. Raises DataError if none is valid."""
+    """Read the image entries of a file. Raises DataError if none is valid.
+
+    With `nameless`, they need no file name.
+    """
     rows: list[tuple[int, Any, str, tuple[int, int]]] = []
     problems: list[tuple[str, str]] = []
     for position, entry in enumerate(entries):
-        set_file_name(entry, by_url)
+        set_file_name(entry, by_url, nameless)
         where = f"image {short_repr(entry.get('id'))}, entry {position} of 'images'"
         if problem := _image_problem(entry):
             problems.append((where, problem))
@@ -86,14 +79,17 @@ def read_images(
         height, width = (parse_integer(side) or 0 for side in written)
         rows.append((position, entry["id"], entry["file_name"], (height, width)))
     table = ImageTable(Ids(row[1] for row in rows), problems)
-    files: defaultdict[int | None, set[tuple[Any, ...]]] = defaultdict(set)
-    for _, raw, name, size in rows:
-        files[table.read_id(raw)].add((name, size))
+    first: dict[int | None, tuple[Any, ...]] = {}
+    ambiguous: set[int | None] = set()
+    for _, raw, *file_and_size in rows:
+        image_id, value = table.known.number(raw), tuple(file_and_size)
+        if first.setdefault(image_id, value) != value:
+            ambiguous.add(image_id)
     owners: dict[tuple[Any, ...], int] = {}
     for position, raw, name, size in rows:
         where = f"image {short_repr(raw)}, entry {position} of 'images'"
-        image_id = table.read_id.read_own(raw, findings, where, ("image", "images"))
-        if len(files[image_id]) > 1:  # to which of the files do annotations belong?
+        image_id = read_own_id(table.known, raw, findings, where, "image")
+        if image_id in ambiguous:  # to which of the files do annotations belong?
             problems.append((where, "the id occurs twice, with different files or sizes"))
         elif (name, size) not in owners:
             owners[name, size] = image_id
@@ -111,45 +107,68 @@ def read_images(
     return table
 
 
-def _image_problem(entry: Entry) -> str:
+def _image_problem(entry: Row) -> str:
     name = entry.get("file_name")
-    if not _is_id(entry.get("id")):
+    if not is_id(entry.get("id")):
         return f"has id: {short_repr(entry.get('id'))}, not an integer"
     if not isinstance(name, str) or not name:
         return f"has file_name: {short_repr(name)}, not a name"
-    sides = {key: entry.get(key) for key in ("height", "width")}
-    if not any(sides.values()):
+    height, width = sides = entry.get("height"), entry.get("width")
+    if not height and not width:
         return ""  # `CocoDataset` asks for it, and `detlite init` measures it
-    for key, side in sides.items():
-        if parse_integer(side) is None:
+    read = [parse_integer(side) for side in sides]
+    for key, side, number in zip(("height", "width"), sides, read, strict=True):
+        if number is None:
             return f"has {key}: {short_repr(side)}, not an integer"
-    if min(parse_integer(side) or 0 for side in sides.values()) < 1:
-        return f"has size {sides['width']}x{sides['height']}"
+    if not all(0 < (number or 0) < _MAX_SIDE for number in read):
+        return f"has size {width}x{height}"
     return ""
 
 
-def _is_id(value: Any) -> bool:
-    return isinstance(value, (int, float, str)) and not isinstance(value, bool)
+def set_file_name(image: Row, by_url: bool, nameless: bool = False) -> Row:
+    """Set the `file_name` of an image entry from its `coco_url`, in place, if it has none.
+
+    With `by_url`, `coco_url` takes precedence: LVIS v0.5 has file names without the folder, and
+    some that COCO no longer uses. With `nameless`, a missing name is made from the id. See
+    `clean_path` for the form of the name.
+    """
+    # LVIS v1 has only URLs, which end in train2017/<file> or val2017/<file>.
+    if (by_url or "file_name" not in image) and isinstance(image.get("coco_url"), str):
+        image["file_name"] = "/".join(image["coco_url"].split("/")[-2:])
+    name = image.get("file_name")
+    if nameless and not name:
+        image["file_name"] = f"image {image.get('id')}"
+    elif name and isinstance(name, str):
+        image["file_name"] = clean_path(name)
+    return image
 
 
 def read_categories(
-    file: Path, entries: list[Entry], findings: Findings
-) -> tuple[list[Entry], Ids]:
-    """Read the category entries of a file. Raises DataError."""
+    file: object, entries: list[Row], nameless: bool, findings: Findings
+) -> tuple[list[Row], Ids]:
+    """Read the category entries of a file. Raises DataError.
+
+    With `nameless`, they need no name.
+    """
+    if nameless:
+        named = [{**row, "name": str(row.get("id"))} for row in entries]
+        entries = [
+            new if row.get("name") is None else row for row, new in zip(entries, named, strict=True)
+        ]
     for position, row in enumerate(entries):
         for key in ("id", "name"):
-            if not _is_id(row.get(key)):
+            if not is_id(row.get(key)):
                 raise DataError(
                     f"{file}: not in COCO format: categories[{position}] (id "
                     f"{short_repr(row.get('id'))}) has {key}: {short_repr(row.get(key))}"
                 )
     if not entries:
         raise DataError(f"{file}: not in COCO format: 'categories' is empty")
-    read_id = Ids(row["id"] for row in entries)
-    valid: dict[int, Entry] = {}
+    ids = Ids(row["id"] for row in entries)
+    valid: dict[int, Row] = {}
     for row in entries:
         example = f"id {short_repr(row['id'])}, name {short_repr(row['name'])}"
-        category_id = read_id.read_own(row["id"], findings, example, ("category", "categories"))
+        category_id = read_own_id(ids, row["id"], findings, example, "category")
         if not isinstance(row["name"], str):
             effect = "The text of the number is the name."
             findings.add("names of categories that are numbers", effect, example, "category")
@@ -164,19 +183,19 @@ def read_categories(
             effect = "All are used with the names of the category with the lowest id."
             what = "categories whose keypoints have other names"
             findings.add(what, effect, short_repr(other), "category")
-    return list(valid.values()), read_id
+    return list(valid.values()), ids
 
 
 def drop_namesakes(
-    file: Path, categories: list[Entry], used: set[int], findings: Findings
-) -> list[Entry]:
+    file: object, categories: list[Row], used: set[int], findings: Findings
+) -> list[Row]:
     """Drop categories without annotations that are the root or have the name of another one.
 
     Exports of Roboflow have a root category, which is the supercategory of the others. Raises
     DataError if two categories with annotations have the same name.
     """
     effect = "They have no annotation and are skipped."
-    by_name: dict[str, Entry] = {}
+    by_name: dict[str, Row] = {}
     # Categories with annotations come first, root categories last.
     for row in sorted(
         categories, key=lambda row: (row["id"] not in used, row.get("supercategory") == "none")
@@ -193,12 +212,13 @@ def drop_namesakes(
         findings.add("categories with the name of another one", effect, example, "category")
     alike = defaultdict(list)
     for name, row in by_name.items():
-        form = re.sub(r"[\s_-]+", " ", name).strip().casefold()
-        alike[form].append(f"id {row['id']}, {short_repr(name)}")
+        alike[category_form(name)].append(f"id {row['id']}, {short_repr(name)}")
     for names in alike.values():
         if len(names) > 1:
             text = "They are different categories. Give equal categories the same name."
-            what = "categories whose names differ only in case, spaces, - or _"
+            what = (
+                "categories whose names differ only in case, spaces, - or _, or in Unicode's forms"
+            )
             findings.add(what, text, "; ".join(names), "category", len(names))
     kept = [row for row in categories if by_name[row["name"]] is row]
     names = [row["name"] for row in kept if row["id"] == 0 and row.get("supercategory") == "none"]

@@ -1,0 +1,309 @@
+"""Open the table of an annotation file, and build it if the cache does not have it.
+
+The name of a table is a hash of the content of its annotation file. A copied or touched file needs
+no new table, and a change is never missed. Reading the whole file at every start would take long on
+a slow disk, so a note stores the hash for the size, times and inode of the file.
+
+Letters in shapes: I images, A annotations.
+"""
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from detlite.data.findings import Findings
+from detlite.files import cache
+from detlite.files.atomic_write import atomic_open
+from detlite.files.errors import DataError, short_repr
+from detlite.files.reading import open_file
+from detlite.structures.keypoints import keypoint_names
+
+from .heads import drop_namesakes, read_categories, read_images
+from .judge import JUDGED, Judge
+from .notation import parse_if_text
+from .scan import Document, document_of, read_document
+from .selection import Flag
+from .table import END, VERSION, AnnotationTable, DamagedTableError
+
+_BLOCK = 1 << 22  # bytes per read
+_ENTRIES = 1 << 12  # annotations that are judged together
+_PRIME = np.uint64(0x9E3779B97F4A7C15)  # of Fibonacci hashing
+REPEATED = "annotations with the image, category and box of another one"
+_logger = logging.getLogger(__name__)
+
+
+def open_table(file: Path, by_url: bool = False, nameless: bool = False) -> AnnotationTable:
+    """Open the table of an annotation file; build it if there is none for this content.
+
+    If several processes ask for a table, one builds it. If the cache folder cannot be written, the
+    table is built in a temporary folder of this process. Invalid annotations are flagged. Raises
+    DataError if the file is not valid COCO otherwise, or if there is no space for the table.
+
+    Args:
+        file: the annotation file.
+        by_url: images are named by their `coco_url`, see `set_file_name`.
+        nameless: the names of images, categories and keypoints, and the sizes of images, may be
+            missing, because metrics do not need them.
+    """
+    folder = cache.folder()
+    if folder is not None:
+        try:
+            return _cached_table(file, by_url, nameless, folder)
+        except OSError as error:
+            _logger.warning(
+                "%s: the index is built in a temporary folder, and again at the next start: %s "
+                "(set %s to a folder with space)", file, str(error), cache.VARIABLE,
+            )  # fmt: skip
+    try:
+        return _cached_table(file, by_url, nameless, cache.process_folder())
+    except OSError as error:
+        raise DataError(
+            f"{file}: no space for the index, which is about as large as the file ({error}). Set "
+            f"{cache.VARIABLE} to a folder with space"
+        ) from error
+
+
+def table_of(content: Mapping[str, Any], name: object, nameless: bool = False) -> AnnotationTable:
+    """Return the table of the content of an annotation file in memory. Raises DataError.
+
+    The table cannot be pickled. `name` is the name of the content in messages.
+    """
+    stream = tempfile.TemporaryFile()  # noqa: SIM115 - the table keeps it
+    write_table(name, document_of(content, name), "", stream, nameless=nameless)
+    return AnnotationTable(None, stream=stream)
+
+
+def _cached_table(file: Path, by_url: bool, nameless: bool, folder: Path) -> AnnotationTable:
+    """Open or build a table in a folder. Raises OSError if it cannot be written."""
+    note_file = folder / f"{cache.key(file.absolute())}.note"
+    try:
+        stamp = cache.file_stamp(file)
+    except OSError as error:
+        raise DataError(f"{file}: cannot be read ({error.strerror})") from error
+    note = cache.read_note(note_file)
+    known = stamp is not None and isinstance(note, dict) and note.get("stamp") == stamp
+    content = str(note["hash"]) if known else content_hash(file)
+    path = folder / f"{content}{'-by-url' * by_url}{'-nameless' * nameless}.index"
+    table = _open_valid(path, content)
+    if table is None:
+        folder.mkdir(parents=True, exist_ok=True)
+        with cache.exclusive_lock(path.with_suffix(".lock")):
+            # Another process may have built it.
+            table = _open_valid(path, content)
+            if table is None:
+                start = time.perf_counter()
+                cache.delete_unused(folder)
+                document = read_document(file)
+                with atomic_open(path, "wb", unique=True) as stream:
+                    write_table(file, document, content, stream, by_url, nameless)
+                    if content_hash(file) != content:
+                        raise DataError(f"{file}: the file changed while it was read; start again")
+                seconds = time.perf_counter() - start
+                _logger.info("%s: built its index in %.1f s", file, seconds)
+                table = AnnotationTable(path)
+    # The folder may belong to another user.
+    with contextlib.suppress(OSError):
+        os.utime(path)  # marks it as used
+        if stamp is not None and not known:
+            cache.write_note(note_file, {"stamp": stamp, "hash": content})
+    return table
+
+
+def _open_valid(path: Path, content: str) -> AnnotationTable | None:
+    """Open a table; None if there is none with this content and version."""
+    try:
+        table = AnnotationTable(path)
+    except (FileNotFoundError, DamagedTableError):
+        return None
+    return table if table.facts["hash"] == content else None
+
+
+def content_hash(file: Path) -> str:
+    """Return a hash of the content of a file. Raises DataError if it cannot be read."""
+    digest = hashlib.blake2b(digest_size=20)
+    try:
+        with open_file(file) as stream:
+            while block := stream.read(_BLOCK):
+                digest.update(block)
+    except OSError as error:
+        raise DataError(f"{file}: cannot be read ({error.strerror})") from error
+    return digest.hexdigest()
+
+
+def write_table(
+    file: object,
+    document: Document,
+    content: str,
+    stream: IO[bytes],
+    by_url: bool = False,
+    nameless: bool = False,
+) -> None:
+    """Read, judge and write the content of an annotation file with the hash `content`.
+
+    The columns of the table, grouped by image; annotations without a valid image come last:
+
+    - "images", "annotations", int64 [I, 2], [A, 2]: start and end of the texts.
+    - "image_ids", int64 [I], and "sizes", int32 [I, 2].
+    - "first", int64 [I + 1]: the first annotation of each image.
+    - "positions", int64 [A]: position in the list of the file.
+    - "flags", uint16 [A]: see `Flag`.
+    - "ids", "category_ids", int64 [A].
+    - "labeled", int16 [A]: the number of labeled keypoints.
+    - "areas", float64 [A]: pixels, 0 if unknown.
+    - "boxes", float64 [A, 4]: x, y, width, height; NaN if they cannot be used.
+
+    Args:
+        file: the name of the file in messages.
+        document: its content.
+        content: the hash of the content.
+        stream: the file to write.
+        by_url, nameless: see `open_table`.
+
+    Raises:
+        DataError: the content is not usable.
+        OSError: the table cannot be written.
+    """
+    findings = Findings()
+    rows = {key: _parsed(file, key, document.texts[key]) for key in ("images", "categories")}
+    images = read_images(file, rows["images"], by_url, nameless, findings)
+    categories, category_ids = read_categories(file, [*rows["categories"]], nameless, findings)
+    names = keypoint_names(sorted(categories, key=lambda row: row["id"]))
+    if nameless and not names:
+        names = _numbered_keypoints(document.texts["annotations"])
+        categories = [{**row, "keypoints": names} for row in categories] if names else categories
+    judge = Judge(file, images, categories, category_ids, len(names), findings, nameless)
+    texts = document.texts["annotations"]
+    judged = np.zeros(len(texts), JUDGED)
+    sizes = [_write_texts(stream, document.texts["images"][group])
+             for group in _groups(document.texts["images"])]  # fmt: skip
+    for group in _groups(texts):
+        written, judged[group] = judge.read(texts[group], group.start)
+        sizes.append(_write_texts(stream, written))
+    judge.finish()
+    ends = np.concatenate(sizes).cumsum()
+    spans = np.stack([ends - np.concatenate(sizes), ends], axis=1)
+    _check_ids(judged, judge.unnamed, findings)
+    _report_repeats(judged, findings)
+    used = {*np.unique(judged["category_id"][judged["image"] < len(images.ids)]).tolist()}
+    order = np.argsort(judged["image"], kind="stable")
+    columns: dict[str, np.ndarray] = {
+        "image_ids": np.array(images.ids, np.int64),
+        "sizes": np.array(images.sizes, np.int32),
+        "images": spans[: len(document.texts["images"])][images.positions],
+        "first": np.searchsorted(judged["image"][order], np.arange(len(images.ids) + 1)),
+        "annotations": spans[len(document.texts["images"]) :][order],
+        "positions": order,
+        "ids": judged["id"][order],
+        "category_ids": judged["category_id"][order],
+        "flags": judged["flags"][order],
+        "labeled": judged["labeled"][order],
+        "areas": judged["area"][order],
+        "boxes": judged["box"][order],
+    }
+    sections = {}
+    for name, column in columns.items():
+        sections[name] = stream.tell(), column.dtype.str, column.shape
+        stream.write(np.ascontiguousarray(column).data)
+    facts = {
+        "version": VERSION,
+        "hash": content,
+        "by_url": by_url,
+        "nameless": nameless,
+        "content": {
+            **document.members,
+            "categories": drop_namesakes(file, categories, used, findings),
+        },
+        "folders": sorted(images.folders),
+        "image_problems": images.problems,
+        "findings": findings.to_json(),
+        "examples": {str(int(flag)): text for flag, text in judge.examples.items()},
+        "sections": sections,
+    }
+    text = json.dumps(facts).encode()
+    stream.write(text + END.pack(len(text), VERSION))
+    stream.flush()
+
+
+def _parsed(file: object, key: str, texts: Iterable[Any]) -> Iterator[dict[str, Any]]:
+    """Yield the entries of a list. Raises DataError."""
+    for position, text in enumerate(texts):
+        row = json.loads(bytes(text))
+        if not isinstance(row, dict):
+            raise DataError(
+                f"{file}: not in COCO format: {key!r} must be a list of objects, but entry "
+                f"{position} is {short_repr(row)}"
+            )
+        yield row
+
+
+def _numbered_keypoints(texts: Iterable[Any]) -> list[str]:
+    """Return names "1", "2", ... for the keypoints of the first annotation that has any."""
+    for text in texts:
+        row = json.loads(bytes(text))
+        points = parse_if_text(row.get("keypoints")) if isinstance(row, dict) else None
+        if isinstance(points, list) and points:
+            count = len(points) // (1 if isinstance(points[0], list) else 3)
+            return [*map(str, range(1, count + 1))]
+    return []
+
+
+def _groups(texts: Sequence[Any]) -> Iterator[slice]:
+    """Yield slices of at most _ENTRIES texts, and of not much more than _BLOCK bytes."""
+    first = size = 0
+    for n, text in enumerate(texts, start=1):
+        size += memoryview(text).nbytes
+        if size >= _BLOCK or n - first == _ENTRIES or n == len(texts):
+            yield slice(first, n)
+            first, size = n, 0
+
+
+def _write_texts(stream: IO[bytes], texts: list[Any]) -> np.ndarray:
+    """Write texts without separators, and return their lengths."""
+    stream.write(b"".join(texts))
+    return np.fromiter((memoryview(text).nbytes for text in texts), np.int64, len(texts))
+
+
+def _check_ids(judged: np.ndarray, unnamed: str, findings: Findings) -> None:
+    """Replace the ids of annotations by their positions if they are not different integers."""
+    repeats = not unnamed and _has_repeats(judged["id"])
+    if unnamed or repeats:
+        ids, counts = np.unique(judged["id"], return_counts=True)
+        findings.add(
+            "ids of annotations that are not different integers",
+            "All annotations are numbered from 1 in the order of the file.",
+            unnamed
+            or f"{counts.max()} annotations have the id {ids[counts.argmax()]}",
+            "file",
+        )  # fmt: skip
+        judged["id"] = np.arange(1, len(judged) + 1)
+
+
+def _has_repeats(values: np.ndarray) -> bool:
+    ordered = np.sort(values)
+    return bool((ordered[1:] == ordered[:-1]).any())
+
+
+def _report_repeats(judged: np.ndarray, findings: Findings) -> None:
+    """Report annotations with the image, category and box of another one, by a hash of these."""
+    has_box = ~np.isnan(judged["box"]).any(1)
+    known = np.flatnonzero(has_box & (judged["flags"] & Flag.REGION == 0))
+    boxes = judged["box"][known] + 0.0  # there is one zero only
+    keys = np.zeros(len(known), np.uint64)
+    for values in (judged["image"][known], judged["category_id"][known], *boxes.T):
+        keys = (keys ^ np.ascontiguousarray(values).view(np.uint64)) * _PRIME
+        keys ^= keys >> np.uint64(29)
+    if _has_repeats(keys):
+        first = np.unique(keys, return_index=True)[1]
+        repeated = np.setdiff1d(known, known[first])
+        effect = "All are trained and measured. `detlite check` lists them: delete the repeats."
+        example = f"annotation {judged['id'][repeated[0]]}"
+        findings.add(REPEATED, effect, example, count=len(repeated))

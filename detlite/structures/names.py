@@ -1,0 +1,39 @@
+"""The rules by which names of categories, and of files, are equal."""
+
+import os
+import posixpath
+import re
+import unicodedata
+from urllib.parse import unquote
+
+
+def category_form(name: str) -> str:
+    """Return a name without differences in case, spaces, - and _, and Unicode's forms."""
+    name = unicodedata.normalize("NFKC", name)
+    return re.sub(r"[\s_-]+", " ", name).strip().casefold()
+
+
+def file_form(name: str) -> str:
+    """Return a file name without differences that depend on the system that wrote it.
+
+    These are case, Unicode's forms, backslashes, and characters such as %20.
+    """
+    return unicodedata.normalize("NFC", unquote(name.replace("\\", "/"))).casefold()
+
+
+def file_spellings(name: str) -> list[str]:
+    """Return the form of a path, and what other tools write instead: its last part and its stem."""
+    form = posixpath.normpath(file_form(name))
+    last = posixpath.basename(form)
+    return list(dict.fromkeys([form, last, posixpath.splitext(last)[0]]))
+
+
+def clean_path(name: str) -> str:
+    """Return a path of any system with slashes and without "." and ".."; URLs are unchanged."""
+    name = name.replace("\\", "/")
+    return name if "://" in name else posixpath.normpath(name)
+
+
+def file_key(path: os.PathLike[str] | str) -> str:
+    """Return a text that is equal for all paths of a file, also by links."""
+    return unicodedata.normalize("NFC", os.path.normcase(os.path.realpath(path)))
