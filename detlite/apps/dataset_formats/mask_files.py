@@ -5,16 +5,17 @@
     images/a.png   masks/a/*.png          a file for each object
     a/images/a.png a/masks/*.png          the same, in a folder for each image (Data Science Bowl)
     a.png          a_mask.png             a label image next to its image
+    01/t000.tif    01_GT/SEG/man_seg000.tif  label images of the Cell Tracking Challenge
 
-Other usual folder names work too, folders may contain `train` and `val` or be inside them, and
-names of masks may end in `_mask` or similar. A folder of masks may have a folder for each category;
-otherwise, the category is "object".
+Other usual folder names work too, such as `train_masks`. Folders may contain `train` and `val` or
+be inside them, and names of masks may end in `_mask` or similar. A folder of masks may have a
+folder for each category; otherwise, the category is "object".
 """
 
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
@@ -23,7 +24,7 @@ import numpy as np
 from detlite.data.images.reading import image_size
 from detlite.files.errors import DataError
 
-from .file_tree import FileTree, read_lines
+from .file_tree import SPLITS, FileTree, read_lines
 from .label_images import (
     LabelImage,
     distinct_values,
@@ -48,14 +49,17 @@ MODES = {
 }
 _CATEGORY = "object"
 _LOSSLESS = {".png", ".tif", ".tiff", ".bmp", ".gif"}
+# Last words of the names of folders.
 _IMAGE_FOLDERS = {"images", "image", "imgs", "img", "jpegimages", "pngimages", "photos"}
 _MASK_FOLDERS = {
     "masks", "mask", "pedmasks", "segmentationobject", "segmentationclass", "instances", "labels",
-    "label", "segmentations", "gt", "groundtruth", "ground_truth", "annotations",
+    "label", "segmentations", "gt", "groundtruth", "truth", "annotations", "seg",
 }  # fmt: skip
 _MASK = r"(masks?|labels?|segm?|segmentation|instances?|inst|gt|annotations?)"
-_MASK_NAME = re.compile(rf"[_-](cp[_-])?{_MASK}$|^{_MASK}[_-]", re.I)  # in names of masks
-_IMAGE_NAME = re.compile(r"[_-](image|img|photo|rgb)$|^(image|img|photo|rgb)[_-]", re.I)
+_MASK_NAME = re.compile(rf"[_-](cp[_-])?{_MASK}$|^{_MASK}[_-]|^man_seg(?=\d)", re.I)
+_IMAGE_NAME = re.compile(
+    r"[_-](image|img|photo|rgb)$|^(image|img|photo|rgb)[_-]|^t(?=\d{3,}$)", re.I
+)
 _NUMBER = re.compile(rf"[_-]({_MASK}[_-]?)?\d+$", re.I)  # after names of masks of one object
 _ADE20K = re.compile(r"ADE_\w+_seg\.png$|.+_parts_\d+\.png$")
 _CODES = {1000: "Cityscapes, KITTI or MOTS", 256: "Mapillary Vistas"}
@@ -63,10 +67,14 @@ _MIN_CODED = 4  # values of category * code + number that are needed to recogniz
 _COLOR_LINE = re.compile(r"([^#:][^:]*):\s*(\d+)\s*,\s*(\d+)\s*,\s*(\d+)\s*(?::|$)")
 _MAX_VALUE, _MAX_TEMPLATE = 255, 8  # higher values are colors; colors in a message
 _MAX_CLASSES = 20  # values that recur in several images are classes rather than objects
+# For messages.
+NAMES = (
+    "Name masks like their images: masks/a.png for images/a.jpg, a_mask.png next to a.jpg, or "
+    "masks/a/1.png, masks/a/2.png for one object each (docs/init.md)"
+)
 
-# The parent of the folders of images and masks, and the path of a file in one of these folders,
-# without the suffix: equal for an image and its mask.
-_Key = tuple[Path, tuple[str, ...]]
+# Folders and stem of an image and its masks: equal for both, without `images` and `masks`.
+_Key = tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -85,7 +93,7 @@ def is_mask_folder(tree: FileTree) -> bool:
 
 
 def read_mask_folder(tree: FileTree, conversion: Conversion) -> LabeledDataset:
-    """Read all images and their masks. Images may lack a mask."""
+    """Read all images and their masks. Most images need a mask."""
     masks, unmatched = find_masks(tree)
     problems = [f"{file}: no image has the name of this mask" for file in unmatched]
     for problem in (*tree.lists[1], *problems):
@@ -93,75 +101,126 @@ def read_mask_folder(tree: FileTree, conversion: Conversion) -> LabeledDataset:
     if ade := [file for file in tree.images if _ADE20K.match(file.name)]:
         problem = "the colors of ADE20K are not supported. Convert its json files to COCO json"
         raise DataError(f"{ade[0]}: {problem}")
-    names, sets, images, unnamed = _class_names(tree), [], [], dict[int, str]()
-    doubts: defaultdict[str, list[str]] = defaultdict(list)
-    shown: dict[int, str] = {}  # names of values
+    without = [image for image, files in masks.items() if not files]
+    if 2 * len(without) > len(masks):
+        folders = Counter(str(image.parent) for image in without)
+        listed = ", ".join(f"{folder} ({count})" for folder, count in folders.items())
+        problem = f"{tree.root}: {len(without)} of {len(masks)} images have no mask, in {listed}"
+        conversion.add_bad(f"{problem}. {NAMES}", "They count as images without objects.")
+    elif without:
+        text, example = "They count as images without objects.", str(without[0])
+        conversion.findings.add("images without a mask file", text, example, "image", len(without))
+    reader, images = _MaskReader(conversion, _class_names(tree)), []
     for image, files in masks.items():
         with conversion.collect():
-            size, objects = image_size(image, conversion.upright), list[LabeledObject]()
-            if not files:
-                text = "They count as images without objects."
-                conversion.findings.add("images without a mask file", text, str(image), "image")
-            for mask in files:
-                if _IMAGE_NAME.search(image.stem) and image.stem != mask.file.stem:
-                    what, text = "masks found by a part of the name", "Check that they match."
-                    pair = f"{mask.file} for {image}"
-                    conversion.findings.add(what, text, pair, "mask image")
-                if not mask.has_all:
-                    with conversion.collect(AS_BACKGROUND):
-                        bitmap = _read(mask, size, conversion).values > 0
-                        objects.append(object_from_bitmap(mask.category, bitmap, str(mask.file)))
-                    continue
-                label_image = _read(mask, size, conversion)
-                pieces = label_pieces(label_image.values)
-                folder = mask.file.parent.name.lower()
-                if folder == "segmentationclass":
-                    doubts["are in SegmentationClass"].append(str(mask.file))
-                if folder != "segmentationobject" or label_image.smooth:
-                    for doubt, value in _doubts(label_image, pieces):
-                        doubts[doubt].append(example := f"{value} in {mask.file}")
-                        if conversion.masks and "background" in doubt:
-                            what, text = f"mask images that {doubt}", "Each is an object."
-                            conversion.findings.add(what, text, example, "mask image")
-                    sets.append(set(distinct_values(label_image.values).tolist()) - {0})
-                    shown |= {value: label_image.name(value) for value in sets[-1]}
-                objects += _objects(mask, label_image, pieces, conversion, names, unnamed)
+            size = image_size(image, conversion.upright)
+            objects = [obj for mask in files for obj in reader.read(mask, size)]
             images.append(LabeledImage(image, size, objects, tree.split_of(image)))
-    if unnamed:
-        text = "Name all values in class_names.txt, one per line from 0."
-        if max(unnamed) > _MAX_VALUE:
-            listed = sorted(unnamed)[:_MAX_TEMPLATE]
-            lines = [f"NAME{n}:{v & 255},{v >> 8 & 255},{v >> 16}::" for n, v in enumerate(listed)]
-            text = f"Name the colors in labelmap.txt, one per line: {' '.join(lines)}"
-            text += " ..." * (len(unnamed) > len(lines))
-        what, example = "categories without names are numbered", next(iter(unnamed.values()))
-        conversion.findings.add(what, text, example, "category", len(unnamed))
-    union = set().union(*sets)
-    for code, dataset in _CODES.items():
-        if coded := _coded(union, code):
-            text = f"have values of category * {code} + number, as in {dataset}, which is not "
-            text += "supported: to keep the categories, convert them to COCO json"
-            doubts[text] = [str(coded[:2])] * len(sets)
-    if 1 < len(union) <= _MAX_CLASSES:
-        gaps = sum(values != set(range(1, len(values) + 1)) for values in sets)
-        if len(sets) > 2 and gaps:
-            text = "have only a few values that recur, as classes do"
-            doubts[text] = [f"[{', '.join(shown[value] for value in sorted(union))}]"] * gaps
-        elif not conversion.masks:
-            text = "Each is an object. If they are categories, use `detlite init --masks semantic`."
-            for value in sorted(union):
-                conversion.findings.add("values of mask images", text, shown[value], "value")
-    if doubts and not conversion.masks:
-        kinds = "; ".join(
-            f"{len(examples)} of {len(sets)} {doubt} (such as {examples[0]})"
-            for doubt, examples in doubts.items()
-        )
-        choices = "; ".join(f"{mode}: {meaning}" for mode, meaning in MODES.items())
-        raise DataError(
-            f"{tree.root}: label images can have several meanings: {kinds}. Choose one by "
-            f"`detlite init --masks MODE`: {choices}"
-        )
+    reader.report(tree.root)
     return LabeledDataset(tree.root, images)
+
+
+@dataclass
+class _MaskReader:
+    """Reads the objects of mask files, and collects what could have another meaning.
+
+    Attributes:
+        names: category of each value or color.
+        unnamed: values without a name, and where they are.
+        sets: the values of each label image that may have several meanings.
+        shown: names of these values.
+        doubts: by reason, values that may not be objects, and where they are.
+    """
+
+    conversion: Conversion
+    names: Mapping[int, str]
+    unnamed: dict[int, str] = field(default_factory=dict)
+    sets: list[set[int]] = field(default_factory=list)
+    shown: dict[int, str] = field(default_factory=dict)
+    doubts: defaultdict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
+
+    def read(self, mask: _MaskFile, size: tuple[int, int]) -> Iterator[LabeledObject]:
+        """Yield the objects of a mask file. Raises DataError."""
+        conversion, file = self.conversion, str(mask.file)
+        if _IMAGE_NAME.search(mask.image.stem) and mask.image.stem != mask.file.stem:
+            what, text = "masks found by a part of the name", "Check that they match."
+            conversion.findings.add(what, text, f"{file} for {mask.image}", "mask image")
+        if not mask.has_all:
+            with conversion.collect(AS_BACKGROUND):
+                bitmap = _read(mask, size, conversion).values > 0
+                yield object_from_bitmap(mask.category, bitmap, file)
+            return
+        image = _read(mask, size, conversion)
+        pieces = label_pieces(image.values)
+        folder = mask.file.parent.name.lower()
+        if folder == "segmentationclass":
+            self.doubts["are in SegmentationClass"].append(file)
+        if folder != "segmentationobject" or image.smooth:
+            for doubt, value in _doubts(image, pieces):
+                self.doubts[doubt].append(example := f"{value} in {file}")
+                if conversion.masks and "background" in doubt:
+                    what = f"mask images that {doubt}"
+                    conversion.findings.add(what, "Each is an object.", example, "mask image")
+            values = distinct_values(image.values[image.values > 0]).tolist()
+            self.sets.append(set(values))
+            self.shown |= {value: image.name(value) for value in values}
+        class_file = mask.file.parent.parent / "SegmentationClass" / mask.file.name
+        classes = image if conversion.masks == "semantic" else None
+        if mask.file.parent.name == "SegmentationObject" and class_file.is_file():
+            classes = read_label_image(class_file, size)
+        parts = image.values if conversion.masks in (None, "instances") else pieces
+        for number in distinct_values(parts[parts > 0]):
+            bitmap, category = parts == number, mask.category
+            if classes is not None:
+                value = Counter(classes.values[bitmap].tolist()).most_common(1)[0][0]
+                category = self.names.get(value, classes.name(value))
+                if value not in self.names:
+                    self.unnamed.setdefault(value, f"{category} in {file}")
+            yield object_from_bitmap(category, bitmap, file)
+
+    def report(self, root: Path) -> None:
+        """Report values without names, and raise DataError if masks can have several meanings."""
+        conversion = self.conversion
+        if self.unnamed:
+            text = "Name all values in class_names.txt, one per line from 0."
+            if max(self.unnamed) > _MAX_VALUE:
+                colors = [(v & 255, v >> 8 & 255, v >> 16) for v in sorted(self.unnamed)]
+                lines = [f"NAME{n}:{r},{g},{b}::" for n, (r, g, b) in enumerate(colors)]
+                listed = " ".join(lines[:_MAX_TEMPLATE]) + " ..." * (len(lines) > _MAX_TEMPLATE)
+                text = f"Name the colors in labelmap.txt, one per line: {listed}"
+            what, example = (
+                "categories without names are numbered",
+                next(iter(self.unnamed.values())),
+            )
+            conversion.findings.add(what, text, example, "category", len(self.unnamed))
+        union, doubts, count = set[int]().union(*self.sets), self.doubts, len(self.sets)
+        for code, dataset in _CODES.items():
+            if coded := _coded(union, code):
+                text = f"have values of category * {code} + number, as in {dataset}, which is not "
+                text += "supported: to keep the categories, convert them to COCO json"
+                doubts[text] = [str(coded[:2])] * count
+        if 1 < len(union) <= _MAX_CLASSES:
+            shown = [self.shown[value] for value in sorted(union)]
+            gaps = sum(values != set(range(1, len(values) + 1)) for values in self.sets)
+            if count > 2 and gaps:
+                text = "have only a few values that recur, as classes do"
+                doubts[text] = [f"[{', '.join(shown)}]"] * gaps
+            elif not conversion.masks:
+                text = "Each is an object. If they are categories, use "
+                text += "`detlite init --masks semantic`."
+                conversion.findings.add(
+                    "values of mask images", text, shown[0], "value", len(shown)
+                )
+        if doubts and not conversion.masks:
+            kinds = "; ".join(
+                f"{len(examples)} of {count} {doubt} (such as {examples[0]})"
+                for doubt, examples in doubts.items()
+            )
+            choices = "; ".join(f"{mode}: {meaning}" for mode, meaning in MODES.items())
+            raise DataError(
+                f"{root}: label images can have several meanings: {kinds}. Choose one by "
+                f"`detlite init --masks MODE`: {choices}"
+            )
 
 
 @lru_cache(maxsize=1)
@@ -176,29 +235,30 @@ def find_masks(tree: FileTree) -> tuple[dict[Path, list[_MaskFile]], list[Path]]
             continue  # the classes of the objects in SegmentationObject
         if is_mask:
             mask_keys[file] = key
-            continue
-        if key in images and images[key].suffix != file.suffix:
-            first = images[key].name
+        elif key in images and images[key].suffix != file.suffix:
             raise DataError(
-                f"{file.parent}: {first} and {file.name} have the same name. Remove one, or move "
-                "masks into a folder `masks`"
+                f"{file.parent}: {images[key].name} and {file.name} have the same name. Remove "
+                "one, or move masks into a folder `masks`"
             )
-        images[key] = file
-    for (folder, parts), file in list(images.items()):  # a_mask.png next to a.png
-        stem = _MASK_NAME.sub("", parts[-1])
-        if stem != parts[-1] and (folder, (*parts[:-1], stem)) in images:
-            mask_keys[file] = folder, parts
-            del images[folder, parts]
-    counts = Counter(folder for folder, _ in images)
-    alone = {folder: file for (folder, _), file in images.items() if counts[folder] == 1}
+        else:
+            images[key] = file
+    stems = {key: (*key[:-1], _IMAGE_NAME.sub("", key[-1])) for key in images}
+    known = {*images, *stems.values()}
+    for key, file in list(images.items()):  # a_mask.png next to a.png or a_rgb.png
+        stem = _MASK_NAME.sub("", key[-1])
+        if stem != key[-1] and (*key[:-1], stem) in known:
+            mask_keys[file] = key
+            del images[key]
+    counts = Counter(key[:-1] for key in images)
+    alone = {key[:-1]: file for key, file in images.items() if key[:-1] and counts[key[:-1]] == 1}
     masks: dict[Path, list[_MaskFile]] = {image: [] for image in images.values()}
     unmatched = []
-    for (folder, parts), file in list(images.items()):  # 1_image.png for 1_mask.png
-        images.setdefault((folder, (*parts[:-1], _IMAGE_NAME.sub("", parts[-1]))), file)
-    for file, (folder, parts) in mask_keys.items():
-        found = _match(file, folder, parts, images)
-        if not found and len(parts) == 1 and folder in alone and folder != tree.image_root:
-            found = _MaskFile(file, alone[folder], _CATEGORY, has_all=False)
+    for key, file in list(images.items()):  # 1_image.png for 1_mask.png
+        images.setdefault(stems[key], file)
+    for file, key in mask_keys.items():
+        found = _match(file, key, images)
+        if not found and key[:-1] in alone:
+            found = _MaskFile(file, alone[key[:-1]], _CATEGORY, has_all=False)
         if found:
             masks[found.image].append(found)
         else:
@@ -215,28 +275,34 @@ def find_masks(tree: FileTree) -> tuple[dict[Path, list[_MaskFile]], list[Path]]
 
 
 def _key(file: Path, tree: FileTree) -> tuple[_Key, bool]:
-    """Return the key of a file, and True if it is in a folder of masks."""
-    parts = file.relative_to(tree.image_root).with_suffix("").parts
-    known = _IMAGE_FOLDERS | _MASK_FOLDERS
-    at = [k for k, part in enumerate(parts[:-1]) if part.lower() in known]
-    if not at:
-        return (file.parent, parts[-1:]), False
-    key = tree.image_root.joinpath(*parts[: at[-1]]), parts[at[-1] + 1 :]
-    return key, parts[at[-1]].lower() in _MASK_FOLDERS
+    """Return the key of a file, and True if it is in a folder of masks.
+
+    The last words of folders tell images from masks, such as in "train_masks" or "tissue images".
+    The words before name a folder of the key only if they are a split or a number.
+    """
+    key, is_mask = list[str](), False
+    for part in file.relative_to(tree.image_root).parts[:-1]:
+        *first, word = re.split(r"[\s_-]+", part.lower())
+        if word not in _IMAGE_FOLDERS | _MASK_FOLDERS:
+            key.append(part)
+            continue
+        is_mask = word in _MASK_FOLDERS
+        rest = "_".join(first)
+        if rest in SPLITS or rest.isdecimal():
+            key.append(part[: len(rest)])
+    return (*key, file.stem), is_mask
 
 
-def _match(
-    file: Path, folder: Path, parts: tuple[str, ...], images: Mapping[_Key, Path]
-) -> _MaskFile | None:
-    """Find the image of a mask by its path. If the path matches only without one of its folders,
+def _match(file: Path, key: _Key, images: Mapping[_Key, Path]) -> _MaskFile | None:
+    """Find the image of a mask by its key. If the key matches only without one of its folders,
     that folder is the category."""
-    for skipped in (None, *range(len(parts) - 1)):
-        path = tuple(part for k, part in enumerate(parts) if k != skipped)
-        category = _CATEGORY if skipped is None else parts[skipped]
+    for skipped in (None, *range(len(key) - 1)):
+        path = tuple(part for k, part in enumerate(key) if k != skipped)
+        category = _CATEGORY if skipped is None else key[skipped]
         for suffix in (re.compile("$"), _MASK_NAME, _NUMBER):
-            if image := images.get((folder, (*path[:-1], suffix.sub("", path[-1])))):
+            if image := images.get((*path[:-1], suffix.sub("", path[-1]))):
                 return _MaskFile(file, image, category, has_all=suffix is not _NUMBER)
-        if image := images.get((folder, path[:-1])):
+        if image := images.get(path[:-1]):
             return _MaskFile(file, image, category, has_all=False)
     return None
 
@@ -299,30 +365,6 @@ def _doubts(mask: LabelImage, pieces: np.ndarray) -> Iterator[tuple[str, str]]:
         yield text, f"the value {mask.name(value)} at all corners"
     elif values.size and values.min() > 0:
         yield "have no background", "no value 0"
-
-
-def _objects(
-    mask: _MaskFile,
-    image: LabelImage,
-    pieces: np.ndarray,
-    conversion: Conversion,
-    names: Mapping[int, str],
-    unnamed: dict[int, str],
-) -> Iterator[LabeledObject]:
-    """Yield the objects of a label image, and add categories without a name to `unnamed`."""
-    class_file = mask.file.parent.parent / "SegmentationClass" / mask.file.name
-    classes = image if conversion.masks == "semantic" else None
-    if mask.file.parent.name == "SegmentationObject" and class_file.is_file():
-        classes = read_label_image(class_file, (len(image.values), image.values.shape[1]))
-    parts = image.values if conversion.masks in (None, "instances") else pieces
-    for number in distinct_values(parts[parts > 0]):
-        bitmap, category = parts == number, mask.category
-        if classes is not None:
-            value = Counter(classes.values[bitmap].tolist()).most_common(1)[0][0]
-            category = names.get(value, classes.name(value))
-            if value not in names:
-                unnamed.setdefault(value, f"{category} in {mask.file}")
-        yield object_from_bitmap(category, bitmap, str(mask.file))
 
 
 def _class_names(tree: FileTree) -> dict[int, str]:

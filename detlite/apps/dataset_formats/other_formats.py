@@ -8,7 +8,7 @@ from detlite.files.errors import short_repr
 from detlite.files.json_files import read_json
 
 from .file_tree import FileTree, excerpt
-from .mask_files import find_masks
+from .mask_files import NAMES, find_masks
 
 _COCO = "In the tool that wrote it, choose the export COCO json, or convert it to COCO json"
 _DATUMARO = "Convert it to COCO json with datumaro, see docs/formats.md"
@@ -123,7 +123,7 @@ def describe_unknown(tree: FileTree) -> str:
         found += f"; {file} begins with {short_repr(excerpt(file).lstrip()[:80])}"
     _, masks = find_masks(tree) if tree.data.is_dir() else ({}, [])
     if masks:
-        found += f"; {masks[0]} seems to be a mask, but no image has its name"
+        found += f"; {masks[0]} seems to be a mask, but no image has its name. {NAMES}"
     return (
         f"{tree.data}: contains no annotations of a supported format, but {found}. Supported: "
         f"{_SUPPORTED}. docs/formats.md lists the export to choose in each tool"

@@ -76,6 +76,10 @@ ONE, OTHER = ((two_objects() == value).astype(np.uint8) * 255 for value in (3, 2
         ("images/a.png", {"masks/mask_a.png": two_objects()}),
         ("images/a.png", {"masks/a.tif": two_objects(np.float32)}),
         ("images/a.jpg", {"masks/a.png": two_objects(), "masks/.hidden/b.png": two_objects()}),
+        ("set/a_rgb.png", {"set/a_label.png": two_objects()}),  # CVPPP
+        ("01/t000.tif", {"01_GT/SEG/man_seg000.tif": two_objects(np.uint16)}),  # Cell Tracking
+        ("organ/tissue images/h_0.png", {"organ/label masks/h_0.tif": two_objects()}),  # NuInsSeg
+        ("train/c_01.jpg", {"train_masks/c_01_mask.gif": two_objects()}),  # Carvana
     ],
 )
 def test_usual_files(tmp_path, image, photo, masks):
@@ -83,6 +87,17 @@ def test_usual_files(tmp_path, image, photo, masks):
     for name, pixels in masks.items():
         save(tmp_path / name, pixels)
     assert_two_objects(to_coco(read(tmp_path))["annotations"])
+
+
+def test_most_images_need_a_mask(tmp_path, image):
+    """Other images in the folder are not images without objects."""
+    image(tmp_path / "images/a.jpg")
+    save(tmp_path / "masks/a.png", two_objects())
+    for number in range(3):
+        image(tmp_path / f"aug/{number}.jpg")
+    problem = r"3 of 4 images have no mask, in .*aug \(3\)\. Name masks like their images: masks/a"
+    check_refused(tmp_path, problem, tmp_path)
+    assert len(read_set(tmp_path, skip_bad=True).images) == 4
 
 
 def test_category_folders(tmp_path, image):
