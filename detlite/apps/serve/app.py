@@ -3,8 +3,6 @@
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import asdict
 from functools import partial
 from importlib.resources import files
@@ -54,12 +52,6 @@ class Service:
         self.in_progress = 0  # requests with a complete body
         IN_PROGRESS.set_function(lambda: self.in_progress)
         self.arriving = 0  # bytes of bodies that are not complete
-
-    @asynccontextmanager
-    async def lifespan(self, app: Starlette) -> AsyncIterator[None]:
-        """Run the batcher while the server runs."""
-        async with self.batcher:
-            yield
 
     async def page(self, request: Request) -> Response:
         """Return the web page."""
@@ -195,5 +187,5 @@ def build_app(predictor: Predictor, limits: Limits) -> Starlette:
         ],
         exception_handlers={HTTPException: requests.error_response},
         middleware=[cors] if limits.origins else [],
-        lifespan=service.lifespan,
+        lifespan=lambda _: service.batcher,
     )

@@ -1,6 +1,7 @@
 """Test that exported files can be loaded and detect the same objects as the model."""
 
 import copy
+import io
 import pickle
 import struct
 import sys
@@ -195,24 +196,26 @@ def test_keypoints_cannot_be_exported_to_onnx(tiny_config, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_wrong_suffix(tiny_config, tmp_path):
-    cfg, model = build(tiny_config())
-    with pytest.raises(ConfigError, match=r"the format pt2 must end in \.pt2"):
-        write_exported(tmp_path / "model.onnx", "pt2", cfg, model)
-
-
-def test_programs_have_no_test_time_augmentation(tiny_config, tmp_path):
-    cfg, model = build(tiny_config("TEST.BBOX_AUG.ENABLED", True))
-    with pytest.raises(ConfigError, match=r"BBOX_AUG\.ENABLED must be False.*the format openvino"):
-        write_exported(tmp_path / "model.pt2", "pt2", cfg, model)
-    assert not list(tmp_path.iterdir())
-
-
-def test_missing_package(tiny_config, tmp_path, monkeypatch):
-    cfg, model = build(tiny_config())
+@pytest.mark.parametrize(
+    ("name", "file_format", "opts", "message"),
+    [
+        ("model.onnx", "pt2", (), r"the format pt2 must end in \.pt2"),
+        ("none/model.pt2", "pt2", (), "the folder .*none does not exist"),
+        ("model.onnx", "onnx", (), r"pip install 'detlite\[onnx\]'"),
+        (
+            "model.pt2", "pt2", ("TEST.BBOX_AUG.ENABLED", True),
+            r"BBOX_AUG\.ENABLED must be False.*the format openvino",
+        ),
+    ],
+)  # fmt: skip
+def test_files_that_cannot_be_written(
+    name, file_format, opts, message, tiny_config, tmp_path, monkeypatch
+):
+    cfg, model = build(tiny_config(*opts))
     monkeypatch.setitem(sys.modules, "onnxscript", None)
-    with pytest.raises(ConfigError, match=r"pip install 'detlite\[onnx\]'"):
-        write_exported(tmp_path / "model.onnx", "onnx", cfg, model)
+    with pytest.raises(ConfigError, match=message):
+        write_exported(tmp_path / name, file_format, cfg, model)
+    assert not list(tmp_path.iterdir())
 
 
 def test_failing_write_keeps_the_old_file(tiny_config, tmp_path, monkeypatch):
@@ -223,34 +226,38 @@ def test_failing_write_keeps_the_old_file(tiny_config, tmp_path, monkeypatch):
     cfg, model = build(tiny_config())
     file = tmp_path / "model.pt2"
     file.write_bytes(b"old")
-    with pytest.raises(ConfigError, match="does not exist"):
-        write_exported(tmp_path / "none" / "model.pt2", "pt2", cfg, model)
     monkeypatch.setattr("detlite.apps.export.exported_detector._write_pt2", full)
     with pytest.raises(CheckpointError, match="cannot be written"):
         write_exported(file, "pt2", cfg, model)
     assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"old"]
 
 
-@pytest.mark.parametrize("name", ["model.pt2", "model.onnx", "model.openvino"])
-def test_damaged_file(name, tmp_path):
+def damaged_archive() -> bytes:
+    """Return a zip archive whose reader repeats a long name in its message."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        archive.writestr("detlite.json", 9000 * "a")
+    data = bytearray(buffer.getvalue())
+    struct.pack_into("<H", data, 26, 5000)  # the length of the name
+    return bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("model.pt2", b"damaged"),
+        ("model.onnx", b"damaged"),
+        ("model.openvino", b"damaged"),
+        ("long.openvino", damaged_archive()),
+    ],
+    ids=["pt2", "onnx", "openvino", "long message"],
+)
+def test_damaged_file(name, content, tmp_path):
     if name.endswith(("onnx", "openvino")):
         pytest.importorskip("onnxruntime" if name.endswith("onnx") else "openvino")
-    (tmp_path / name).write_bytes(b"damaged")
-    with pytest.raises(CheckpointError, match=f"{name}: damaged, or not written by"):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(CheckpointError, match=f"{name}: damaged, or not written by") as error:
         read_exported(tmp_path / name, trust=True)
-
-
-def test_long_reasons_are_shortened(tmp_path):
-    """`zipfile` repeats the name in a header, here with its damaged length."""
-    pytest.importorskip("openvino")
-    file = tmp_path / "a.openvino"
-    with zipfile.ZipFile(file, "w") as archive:
-        archive.writestr("detlite.json", 9000 * "a")
-    data = bytearray(file.read_bytes())
-    struct.pack_into("<H", data, 26, 5000)
-    file.write_bytes(data)
-    with pytest.raises(CheckpointError, match="not written by") as error:
-        read_exported(file)
     assert len(str(error.value)) < 600
 
 
