@@ -13,7 +13,8 @@ from detlite.errors import ConfigError
 from detlite.files.reading import read_file
 
 _MAX_BYTES = 1 << 24
-_MAX_VALUES = 100_000
+_MAX_VALUES, _MAX_DEPTH = 100_000, 100
+_TOO_MANY = f"more than {_MAX_VALUES} values"
 _MAX_NUMBER = 100  # characters
 _MAX_FILES = 100  # that a config is made of
 
@@ -22,7 +23,7 @@ _PACKAGE = Path(__file__).parents[1]
 CONFIGS = next((f for f in (_PACKAGE / "configs", _PACKAGE.parent / "configs") if f.is_dir()), None)
 
 
-class _Loader(yaml.SafeLoader):
+class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
     """Refuses long numbers: one in base 60, such as 1:59:59:..., takes hours."""
 
     def construct_scalar(self, node: yaml.ScalarNode | yaml.MappingNode) -> Any:
@@ -88,27 +89,38 @@ def parse_yaml(text: str, source: Path) -> Any:
     """Parse the YAML text of a file.
 
     Raises:
-        ConfigError: the text is not YAML, repeats a key, is nested too deeply, or has aliases that
-            refer to themselves or expand to more than 100,000 values.
+        ConfigError: the text is not YAML, repeats a key, is nested too deeply, or has more than
+            100,000 values, counted where aliases refer to them.
     """
     try:
+        _check_size(text, source)
         loader = _Loader(text)
         node = loader.get_single_node()
         if node is None:
             return None
         if _expanded_size(node, {}) > _MAX_VALUES:
-            raise ConfigError(
-                f"{source}: aliases are recursive or expand to more than {_MAX_VALUES} values"
-            )
+            raise ConfigError(f"{source}: aliases are recursive or expand to {_TOO_MANY}")
         _merge_sections(node, source)
         return loader.construct_document(node)
     except ConfigError:
         raise
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: for example month 13
+    except (yaml.YAMLError, ValueError, LookupError, TypeError, AttributeError) as error:
+        # PyYAML raises the others for example for month 13 and for `!!bool maybe`.
         # PyYAML's messages have several lines.
         raise ConfigError(f"{source}: is not YAML: {' '.join(str(error).split())}") from error
-    except RecursionError as error:
-        raise ConfigError(f"{source}: is nested too deeply") from error
+
+
+def _check_size(text: str, source: Path) -> None:
+    """Refuse too many or too deeply nested values, before they take memory and time."""
+    count = depth = 0
+    for event in yaml.parse(text, Loader=_Loader):
+        count += not isinstance(event, yaml.CollectionEndEvent)
+        depth += isinstance(event, yaml.CollectionStartEvent)
+        depth -= isinstance(event, yaml.CollectionEndEvent)
+        if depth > _MAX_DEPTH:
+            raise ConfigError(f"{source}: is nested too deeply, more than {_MAX_DEPTH} levels")
+        if count > _MAX_VALUES:
+            raise ConfigError(f"{source}: has {_TOO_MANY}")
 
 
 def _expanded_size(node: yaml.Node, known: dict[yaml.Node, float]) -> float:

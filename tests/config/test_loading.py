@@ -49,6 +49,10 @@ def test_config_is_frozen():
     [
         ("a: [1", "is not YAML"),
         ("a: " + "[" * 5000, "is nested too deeply"),
+        ("a: !!bool maybe", "is not YAML"),
+        ("a: !!timestamp x", "is not YAML"),
+        ('a: !!int ""', "is not YAML"),
+        ("a: [" + "1," * 150_000 + "1]", "has more than 100000 values"),
         ("a: &a [*a]", "aliases are recursive or expand to more than 100000 values"),
         (
             "a: &a [x, x, x, x, x, x, x, x, x]\n"
