@@ -38,7 +38,7 @@ def run_limited(path: Path, inputs: Mapping[str, np.ndarray] | None = None) -> N
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "inputs.npz")
         np.savez(file, **inputs)  # type: ignore[arg-type]
-        command = [sys.executable, "-c", _CODE, path, file, str(memory), *sys.path]
+        command = [sys.executable, "-c", _CODE, str(path), str(file), str(memory), *sys.path]
         done = subprocess.run(command, capture_output=True, text=True, errors="replace")
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]

@@ -5,6 +5,7 @@ import math
 import signal
 import socket
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any
 
 from hypercorn.asyncio import serve as serve_connections
@@ -59,19 +60,25 @@ async def run_app(
 ) -> None:
     """Serve an ASGI application on a socket until `stop` returns, then finish all requests.
 
-    A connection is closed `seconds` after its client stopped reading the response. Other limits of
-    requests are in the application.
+    A connection is closed `seconds` after its client stopped reading the response, and when twice
+    this time has passed since the request. Other limits of requests are in the application.
     """
+
+    async def limited_app(scope: Any, receive: Any, send: Any) -> None:
+        limit = None if scope["type"] == "lifespan" else 2 * seconds
+        with suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(app(scope, receive, send), limit)
+
     if hasattr(socket, "TCP_USER_TIMEOUT"):  # on Linux; connections inherit it
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, math.ceil(1000 * seconds))
     config = Config()
     config.bind = [f"fd://{listener.detach()}"]
     config.keep_alive_timeout = _IDLE_SECONDS
-    config.graceful_timeout = seconds + 1
+    config.graceful_timeout = 2 * seconds + 1
     config.include_server_header = False
     config.loglevel = "WARNING"
     asyncio.get_running_loop().set_exception_handler(_log_error)
-    await serve_connections(app, config, shutdown_trigger=stop)
+    await serve_connections(limited_app, config, shutdown_trigger=stop)
 
 
 def _log_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

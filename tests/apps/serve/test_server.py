@@ -105,6 +105,14 @@ def test_clients_that_do_not_read_are_disconnected(connect):
         assert all(received_until_closed(connection) < 20_000_000 for connection in stuck)
 
 
+def test_http2_clients_that_accept_no_data_are_disconnected(connect, short_header_time):
+    with serving(large_response, SECONDS) as port:
+        preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+        no_window = b"\0\0\6\4\0\0\0\0\0" + b"\0\4\0\0\0\0"  # SETTINGS_INITIAL_WINDOW_SIZE: 0
+        get = b"\0\0\3\1\5\0\0\0\1" + b"\x82\x84\x86"  # :method GET, :path /, :scheme http
+        assert received_until_closed(connect(port, preface + no_window + get)) < 1000
+
+
 def test_slow_clients_do_not_stop_others(connect, predictor, image_file):
     limits = Limits(seconds=4, requests=2)
     with serving(build_app(predictor, limits)) as port:
