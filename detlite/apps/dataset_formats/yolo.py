@@ -8,10 +8,11 @@ or a polygon `category x1 y1 x2 y2 x3 y3 ...`, as fractions of the image size.
 """
 
 import itertools
+import math
 import os
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +32,21 @@ _MIN_POSES, _MAX_POSES = 4, 1000  # labels that show that keypoints are meant
 _LABEL_LINE = re.compile(r"\s*\d+(\.0+)?(\s+[-+.\deE]+){4,}\s*$")
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Labels:
-    """Category names, keypoint names, and the number of values of a keypoint."""
+    """What labels mean, and their sixth numbers.
+
+    Attributes:
+        names, keypoints: names of categories and keypoints.
+        dimensions: number of values of a keypoint; 2: no visibility.
+        sixth: numbers after boxes, and the line of the first one.
+    """
 
     names: Sequence[str]
     keypoints: Sequence[str] = ()
-    dimensions: int = 3  # of a keypoint; 2: no visibility
+    dimensions: int = 3
+    sixth: list[float] = field(default_factory=list)
+    first: str = ""
 
 
 def is_yolo(tree: FileTree, named: bool = True) -> bool:
@@ -48,44 +57,13 @@ def is_yolo(tree: FileTree, named: bool = True) -> bool:
 
 def read_yolo(tree: FileTree, conversion: Conversion) -> LabeledDataset:
     """Read all images, or those listed in data.yaml or obj.data. Some may have no text file."""
-    sources = list(_sources(tree))
-    file, content = sources[0]
-    named = [
-        (path, keys["names"])
-        for path, keys in sources
-        if keys.get("names")
-        # Deeper YAML files may belong to code.
-        and (path.suffix not in _YAML or len(path.parts) <= len(file.parts))
-    ]
-    if named:
-        content.setdefault("names", named[0][1])
-    if "names" not in content:
-        lines = filter(_LABEL_LINE.match, _all_lines(tree))
-        numbers = [int(float(line.split()[0])) for line in lines]
-        count = content["nc"] if type(content.get("nc")) is int else max(numbers, default=0) + 1
-        content["names"] = [str(number) for number in range(count)]
-        text = "Add `names` to data.yaml, or a classes.txt with a name per line."
-        conversion.findings.add("categories without names are numbered", text, str(file), "file")
-    names = _category_names(content, file)
-    for other, own in named:
-        if _category_names({"names": own}, other) != names:
-            raise DataError(f"{other}: its names differ from those of {file}: remove one of them")
+    file, content = _description(tree, conversion)
+    labels = _read_keypoints(content, file)
     if "kpt_shape" not in content and _are_poses(tree):
         raise DataError(
             f"{file}: all labels look like a box with keypoints. Write kpt_shape: [number of "
             "points, 2 or 3] into data.yaml, or kpt_shape: [0, 3] if they are polygons"
         )
-    shape = content.get("kpt_shape") or [0, 3]
-    is_pair = isinstance(shape, list) and len(shape) == 2 and type(shape[0]) is int
-    if not (is_pair and shape[1] in (2, 3)):
-        raise DataError(f"{file}: kpt_shape is {short_repr(shape)}, not [number of points, 2 or 3]")
-    count, dimensions = shape
-    points = content.get("kpt_names") or [f"keypoint {number + 1}" for number in range(count)]
-    if isinstance(points, dict):  # ultralytics: for each category
-        points = next(iter(points.values()))
-    if len(points) != count:
-        raise DataError(f"{file}: kpt_names has {len(points)} names, but kpt_shape {count} points")
-    labels = _Labels(names, list(map(str, points)), dimensions)
     base = tree.locate(str(content.get("path") or "."), file.parent) or file.parent
     splits: dict[str | None, list[Path]] = {}
     for key, value in content.items():
@@ -106,12 +84,13 @@ def read_yolo(tree: FileTree, conversion: Conversion) -> LabeledDataset:
             size = check_size(image, (0, 0), text_file, conversion)
             if text_file is None and (other := image.with_suffix(".xml")).is_file():
                 raise DataError(f"{other}: the labels of other images are text files; convert one")
-            shapes = list(_read_shapes(text_file, size, labels, conversion))
+            shapes = list(_read_shapes(text_file, size, labels))
             objects = to_objects(shapes, size, str(text_file), conversion)
             labeled.append(LabeledImage(image, size, objects, split))
             if text_file and owners.setdefault(text_file, image) != image:
                 text = "Each has all of its objects. Rename one, or delete it if they are copies."
                 conversion.findings.add("images that share a label file", text, str(image), "image")
+    _judge_sixth(labels, conversion)
     labeled += unused_images(tree, {image for image, _ in listed}, UNLISTED)
     used = set(filter(None, map(_text_file, tree.images)))
     folders = {path.parent for path in used}
@@ -120,7 +99,70 @@ def read_yolo(tree: FileTree, conversion: Conversion) -> LabeledDataset:
         if is_other and any(map(_LABEL_LINE.match, read_lines(path))):
             what, effect = "label files without an image", "They are not used."
             conversion.findings.add(what, effect, str(path), "file")
-    return LabeledDataset(file, labeled, names, labels.keypoints, content.get("flip_idx"))
+    flip_idx = content.get("flip_idx")
+    return LabeledDataset(file, labeled, labels.names, labels.keypoints, flip_idx)
+
+
+def _description(tree: FileTree, conversion: Conversion) -> tuple[Path, dict[str, Any]]:
+    """Return the file that describes the dataset, and its content with the names of categories.
+
+    Raises DataError if files name different categories.
+    """
+    sources = list(_sources(tree))
+    file, content = sources[0]
+    named = [
+        (path, keys["names"])
+        for path, keys in sources
+        if keys.get("names")
+        # Deeper YAML files may belong to code.
+        and (path.suffix not in _YAML or len(path.parts) <= len(file.parts))
+    ]
+    if named:
+        content.setdefault("names", named[0][1])
+    if "names" not in content:
+        lines = filter(_LABEL_LINE.match, _all_lines(tree))
+        numbers = [int(float(line.split()[0])) for line in lines]
+        count = content["nc"] if type(content.get("nc")) is int else max(numbers, default=0) + 1
+        content["names"] = [str(number) for number in range(count)]
+        text = "Add `names` to data.yaml, or a classes.txt with a name per line."
+        conversion.findings.add("categories without names are numbered", text, str(file), "file")
+    content["names"] = _category_names(content, file)
+    for other, own in named:
+        if _category_names({"names": own}, other) != content["names"]:
+            raise DataError(f"{other}: its names differ from those of {file}: remove one of them")
+    return file, content
+
+
+def _read_keypoints(content: dict[str, Any], file: Path) -> _Labels:
+    """Return the meaning of labels by `names`, `kpt_shape` and `kpt_names`. Raises DataError."""
+    shape = content.get("kpt_shape") or [0, 3]
+    is_pair = isinstance(shape, list) and len(shape) == 2 and type(shape[0]) is int
+    if not (is_pair and shape[1] in (2, 3)):
+        raise DataError(f"{file}: kpt_shape is {short_repr(shape)}, not [number of points, 2 or 3]")
+    count, dimensions = shape
+    points = content.get("kpt_names") or [f"keypoint {number + 1}" for number in range(count)]
+    if isinstance(points, dict):  # ultralytics: for each category
+        points = next(iter(points.values()))
+    if len(points) != count:
+        raise DataError(f"{file}: kpt_names has {len(points)} names, but kpt_shape {count} points")
+    return _Labels(content["names"], list(map(str, points)), dimensions)
+
+
+def _judge_sixth(labels: _Labels, conversion: Conversion) -> None:
+    """Report the sixth numbers of lines as scores or tracks. Raises DataError for angles."""
+    numbers, corners = labels.sixth, "four corners `category x1 y1 x2 y2 x3 y3 x4 y4`"
+    if not numbers:
+        return
+    what, effect = "scores after boxes", "They are not used: all labels are trained on. If they "
+    effect += f"are angles, export rotated boxes as {corners}."
+    if all(number == int(number) for number in numbers) and max(numbers) > 1:
+        what, effect = "track numbers after boxes", "They are not used."
+    elif min(numbers) < 0 or max(numbers) > 1:
+        raise DataError(
+            f"{labels.first}: its sixth number seems to be the angle of a rotated box: export it "
+            f"as {corners} in fractions, which are read"
+        )
+    conversion.findings.add(what, effect, labels.first, "label line", len(numbers))
 
 
 def _sources(tree: FileTree) -> Iterator[tuple[Path, dict[str, Any]]]:
@@ -248,56 +290,69 @@ def _label_files(image: Path) -> list[Path]:
     return [*files, sibling] if positions else [sibling, *files]
 
 
-def _read_shapes(
-    file: Path | None, size: tuple[int, int], labels: _Labels, conversion: Conversion
-) -> Iterator[Shape]:
+def _read_shapes(file: Path | None, size: tuple[int, int], labels: _Labels) -> Iterator[Shape]:
     for number, line in enumerate(read_lines(file) if file else [], start=1):
         if fields := line.split():
-            if len(fields) == 6:
-                text = "They are not used: all labels are trained on."
-                example = f"{file}, line {number}"
-                conversion.findings.add("scores after boxes", text, example, "label line")
-            shape = _read_shape(fields, size, labels)
-            shape.where = f", line {number}"
+            shape = Shape("", where=f", line {number}")
+            try:
+                _read_line(shape, fields, size, labels)
+            except ValueError as error:
+                shape.problem = str(error)
+            if len(fields) == 6 and not shape.problem:
+                labels.sixth.append(float(fields[5]))
+                labels.first = labels.first or f"{file}, line {number}"
             yield shape
 
 
-def _read_shape(fields: list[str], size: tuple[int, int], labels: _Labels) -> Shape:
-    shape, values, points, problems = Shape(""), list[float](), list[Any](), list[str]()
+def _read_line(shape: Shape, fields: list[str], size: tuple[int, int], labels: _Labels) -> None:
+    """Set the category, the corners and the keypoints of a shape. Raises ValueError."""
+    height, width = size
     try:
-        values = [float(field) for field in fields[1:]]
-        category = float(fields[0])
-        if category in range(len(labels.names)):
-            shape.category = labels.names[int(category)]
-        else:
-            problems.append(f"category {category:g} must be in 0..{len(labels.names) - 1}")
+        category, *values = map(float, fields)
     except ValueError as error:
-        problems.append(f"needs a category number and fractions ({error})")
-    if labels.keypoints and len(values) == 4 + labels.dimensions * len(labels.keypoints):
+        values = [float(field) for field in fields[1:] if _is_number(field)]
+        shape.corners = _corners(values, size) if len(values) == 4 else ()
+        raise ValueError(f"needs a category number and fractions ({error})") from error
+    points, step = list[float](), labels.dimensions
+    if labels.keypoints and len(values) == 4 + step * len(labels.keypoints):
         values, points = values[:4], values[4:]
-    elif len(values) == 5:  # and a score
+    elif len(values) == 5:  # and a score, a track or an angle
         values = values[:4]
     shape.polygon = len(values) != 4
-    points = [points[k : k + labels.dimensions] for k in range(0, len(points), labels.dimensions)]
-    fractions = [*values, *(value for point in points for value in point[:2])]
-    outside = [value for value in fractions if not -_TOLERANCE <= value <= 1 + _TOLERANCE]
     if shape.polygon and (len(values) < 6 or len(values) % 2):
-        count = f"has {len(values)} numbers after the category"
-        problems.append(f"{count}: a box needs 4, and a polygon x and y of at least three points")
-        values = []
-    elif outside:
-        text = "is not between 0 and 1: coordinates must be fractions of the image size"
-        problems.append(f"{outside[0]:g} {text}")
-    if not shape.polygon:
+        raise ValueError(
+            f"has {len(values)} numbers after the category: a box needs 4, and a polygon x and y "
+            "of at least three points"
+        )
+    shape.corners = _corners(values, size)
+    if category not in range(len(labels.names)):
+        raise ValueError(f"category {category:g} must be in 0..{len(labels.names) - 1}")
+    shape.category = labels.names[int(category)]
+    triples = [(*points[k : k + step], *[2] * (3 - step)) for k in range(0, len(points), step)]
+    for value in (*values, *(value for x, y, _ in triples for value in (x, y))):
+        if not -_TOLERANCE <= value <= 1 + _TOLERANCE:
+            text = "is not between 0 and 1: coordinates must be fractions of the image size"
+            raise ValueError(f"{value:g} {text}")
+    if unknown := [visibility for *_, visibility in triples if visibility not in (0, 1, 2)]:
+        raise ValueError(f"visibility {unknown[0]:g} is not 0, 1 or 2")
+    shape.keypoints = {
+        # Without visibilities, (0, 0) is not labeled.
+        name: (x * width, y * height, int(v if step == 3 else 2 * bool(x or y)))
+        for name, (x, y, v) in zip(labels.keypoints, triples, strict=False)
+    }
+
+
+def _corners(values: Sequence[float], size: tuple[int, int]) -> list[float]:
+    """Return the corners in pixels of a box (x, y, w, h) around a center, or of a polygon."""
+    if len(values) == 4:
         x, y, w, h = values
-        values = [x - w / 2, y - h / 2, x + w / 2, y + h / 2]
+        values = x - w / 2, y - h / 2, x + w / 2, y + h / 2
     height, width = size
-    shape.corners = [value * (height if k % 2 else width) for k, value in enumerate(values)]
-    for name, (x, y, *visible) in zip(labels.keypoints, points, strict=False):
-        visibility = visible[0] if visible else 2 * bool(x or y)
-        if visibility not in (0, 1, 2):
-            problems.append(f"visibility {visibility:g} is not 0, 1 or 2")
-            visibility = 0
-        shape.keypoints = {**shape.keypoints, name: (x * width, y * height, int(visibility))}
-    shape.problem = next(iter(problems), "")
-    return shape
+    return [value * (height if k % 2 else width) for k, value in enumerate(values)]
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False

@@ -222,10 +222,7 @@ def test_labels_without_names(tmp_path, image, text):
     assert next(iter(dataset.findings)).what == "categories without names are numbered"
 
 
-def test_scores_and_keypoints(yolo, text):
-    text(yolo / "labels/train/a.txt", "0 0.5 0.5 0.5 0.25 0.9\n")
-    (finding,) = read(yolo)["train"].findings
-    assert (finding.what, finding.count) == ("scores after boxes", 1)
+def test_keypoints(yolo, text):
     text(yolo / "data.yaml", YAML.format(path=".") + "kpt_shape: [2, 3]\nkpt_names: {0: [a, b]}\n"
          "flip_idx: [1, 0]\n")  # fmt: skip
     text(yolo / "labels/train/a.txt", "0 0.5 0.5 0.5 0.25 0.5 0.5 2 0 0 0\n")
@@ -238,6 +235,30 @@ def test_scores_and_keypoints(yolo, text):
         text(yolo / "labels/train/a.txt", f"0 0.5 0.5 0.5 0.25 0.5 0.5 2 {values}\n")
         with pytest.raises(DataError, match=rf"a\.txt, line 1: {problem}"):
             read(yolo)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "what"),
+    [
+        ((0.9, 0.2), "scores after boxes"),
+        ((0, 1), "scores"),
+        ((1, 17), "track numbers after boxes"),
+    ],
+)
+def test_sixth_numbers(yolo, text, numbers, what):
+    lines = [f"0 0.5 0.5 0.5 0.25 {number}\n" for number in numbers]
+    text(yolo / "labels/train/a.txt", "".join(lines))
+    (finding,) = read(yolo)["train"].findings
+    assert finding.what.startswith(what)
+    assert finding.count == 2
+
+
+@pytest.mark.parametrize("angle", [1.57, -0.3])
+def test_angles_of_boxes_are_refused(yolo, text, angle):
+    file = text(yolo / "labels/train/a.txt", f"0 0.5 0.5 0.5 0.25 {angle}\n")
+    with pytest.raises(DataError, match=r"its sixth number seems to be the angle") as raised:
+        read(yolo)
+    assert str(raised.value).startswith(f"{file}, line 1: ")
 
 
 def test_bad_lines_are_counted_and_skipped(yolo, text):
