@@ -5,8 +5,8 @@
     curl --data-binary @photo.jpg -H "Content-Type: image/jpeg" localhost:8000/predict
 
 By default, only programs on this machine can connect, because the server has no password. --host
-changes this. The server answers only requests to hosts that it was told, and takes images only from
-its own page; --allow-host and --cors add others. After SIGTERM or SIGINT, it answers all accepted
+changes this. The server answers only requests to its own address, and takes images only from its
+own page; --allow-host and --cors add others. After SIGTERM or SIGINT, it answers all accepted
 requests and exits.
 """
 

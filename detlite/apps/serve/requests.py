@@ -25,24 +25,23 @@ MEDIA_TYPES = (
     "application/octet-stream",
 )  # fmt: skip
 _FORM = "multipart/form-data"
-_ONE_FILE = (
-    "send one image file, as in curl -F file=@photo.jpg, and no other field; a threshold belongs "
-    "to the URL, as in ?threshold=0.5"
-)
 _LOWEST_THRESHOLD = 0.05
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 # What the client can do, by HTTP status.
 _REMEDIES = {
+    403: "use the address that the server prints at its start, or start it with --allow-host NAME, "
+    "and --cors ORIGIN for pages of other servers",
     408: "send a smaller image, or use a faster connection",
     413: "send a smaller image, or raise --max-bytes or --max-pixels of the server",
     415: f"send the image file uncompressed, as one of {', '.join(MEDIA_TYPES)}, or in a form "
     f"({_FORM})",
+    422: "send a valid image with the channels of the model, as in curl -F file=@photo.jpg, and no "
+    "other field; the only parameter is ?threshold=, a number from lowest_threshold (see /model, "
+    "and --threshold of the server) to 1",
     500: "see the log of the server, and send the image again",
     503: "send it again after the number of seconds in the header Retry-After",
     504: "send it again when fewer requests wait (see /metrics), or raise --timeout of the server",
 }
-_NO_HOST = "use the address that it prints at its start, or start it with --allow-host NAME"
-_NO_ORIGIN = "start the server with --cors ORIGIN to allow it"
 _MAX_PROBLEM = 500  # characters, because requests can contain long values
 
 
@@ -83,9 +82,9 @@ class Limits:
 class Refusal(HTTPException):
     """Why a request cannot be answered with detections, and what the client can do."""
 
-    def __init__(self, status: int, problem: str, remedy: str = "") -> None:
+    def __init__(self, status: int, problem: str) -> None:
         super().__init__(status, problem, {"Retry-After": "1"} if status == 503 else None)
-        self.remedy = remedy or _REMEDIES[status]
+        self.remedy = _REMEDIES[status]
 
 
 def refusal_of(error: Exception, limits: Limits) -> Refusal:
@@ -97,11 +96,7 @@ def refusal_of(error: Exception, limits: Limits) -> Refusal:
     if isinstance(error, TooLargeError):
         return Refusal(413, f"the image has more than {limits.pixels} pixels")
     if isinstance(error, DataError):
-        return Refusal(
-            422,
-            f"the image cannot be read: {str(error).removeprefix('bytes: ')}",
-            "send a valid image with the channels of the model (see /model)",
-        )
+        return Refusal(422, f"the image cannot be read: {str(error).removeprefix('bytes: ')}")
     logger.error("a batch failed", exc_info=error)
     return Refusal(500, "the model failed")
 
@@ -127,11 +122,11 @@ def check_origin(request: Request, limits: Limits) -> None:
     host = request.headers.get("host", "").lower()
     name = re.sub(r":\d*$", "", host).strip("[]")
     if not {name, "*"} & {known.lower() for known in limits.hosts}:
-        raise Refusal(403, f"the server does not answer requests to the host {name!r}", _NO_HOST)
+        raise Refusal(403, f"the server does not answer requests to the host {name!r}")
     origin = request.headers.get("origin", f"http://{host}").lower()
     own = origin.partition("://")[2] == host  # a proxy may add https
     if request.method == "POST" and not own and not {origin, "*"} & {*limits.origins}:
-        raise Refusal(403, f"pages of {origin} may not send images", _NO_ORIGIN)
+        raise Refusal(403, f"pages of {origin} may not send images")
 
 
 def check_header(request: Request, limits: Limits) -> float:
@@ -152,12 +147,7 @@ def check_header(request: Request, limits: Limits) -> float:
     except ValueError:
         name, threshold = "", math.nan
     if name != "threshold" or not limits.lowest_threshold <= threshold <= 1:
-        raise Refusal(
-            422,
-            f"the query is {request.url.query!r}",
-            f"the only parameter is threshold, a number from {limits.lowest_threshold:g} to 1; for "
-            "a lower one start the server with a lower --threshold",
-        )
+        raise Refusal(422, f"the query is {request.url.query!r}")
     return threshold
 
 
@@ -178,5 +168,4 @@ async def extract_file(request: Request, body: bytes, limits: Limits) -> bytes:
                 return await file.read()
         raise MultiPartException("it contains no file")
     except MultiPartException as error:
-        problem = f"the form cannot be read: {error.message}"
-        raise Refusal(422, problem, _ONE_FILE) from None
+        raise Refusal(422, f"the form cannot be read: {error.message}") from None

@@ -213,7 +213,7 @@ class TestRefusals:
                 {},
                 "EPS files are not",
             ),
-            (422, b"\xff\xd8\xff\xe0 no jpeg", "", {}, "the image cannot be read"),
+            (422, b"\xff\xd8\xff\xe0 no jpeg", "", {}, "the image cannot be read: the image is"),
             (422, b"", "", {"Content-Type": FORM[:19]}, "Missing boundary"),
             (422, b"text", "", {"Content-Type": FORM}, "Invalid multipart data"),
             (422, form(), "", {"Content-Type": FORM}, "contains no file"),
@@ -244,12 +244,6 @@ class TestRefusals:
         assert "bytes:" not in content["error"]
         assert len(content["error"]) < 600
         assert model.sizes == []
-
-    def test_truncated_image(self, app, talk, image_file):
-        file = image_file(400, 400, "JPEG")
-        response = talk(app, lambda client: send(client, file[: len(file) // 2]))
-        assert response.status_code == 422
-        assert "damaged or truncated" in response.json()["error"]
 
     def test_large_images_are_not_decoded(self, app, talk, monkeypatch):
         def decode(*_: Any) -> None:
