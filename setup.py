@@ -266,7 +266,7 @@ def options() -> dict[str, Any]:
         return {"cmdclass": {"build_py": BuildPackage}}
     extension = Extension(
         "detlite._C",
-        sources("csrc", "csrc/cpu", "csrc/cpu/simd", "csrc/evaluation"),
+        sources("csrc", "csrc/cpu", "csrc/cpu/simd"),
         depends=sorted(str(path.relative_to(ROOT)) for path in (ROOT / "csrc").rglob("*.h")),
         py_limited_api=True,
     )

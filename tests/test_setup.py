@@ -70,7 +70,7 @@ def build(load_setup, monkeypatch):
 def test_cpu_build(build):
     arguments = build()
     assert arguments["kind"] == "cpu"
-    assert {"csrc/cpu/nms.cpp", "csrc/evaluation/box_overlaps.cpp"} <= {*arguments["sources"]}
+    assert {"csrc/cpu/nms.cpp", "csrc/cpu/roi_align.cpp"} <= {*arguments["sources"]}
     assert not [source for source in arguments["sources"] if source.endswith(".cu")]
     assert arguments["extra_link_args"] == ["-Wl,-O1", "-Wl,--as-needed"]
 

@@ -28,6 +28,10 @@ KEYS: dict[str, tuple[Any, str]] = {
     "SOLVER.BACKBONE_LR_FACTOR": (1.0, _NO_GAIN),
     "TEST.BOX_FROM_MASK": (0.0, _NO_GAIN),
     "TEST.MASK_CONFIDENCE": (0.0, "masks are ranked by the scores of their boxes"),
+    "TEST.AREA_LIMITS": (
+        (),
+        "pass other limits to pycocotools: COCOeval(...).params.areaRng",
+    ),
     "DATALOADER.SHARD_SHUFFLE": (2000, f"shards were removed: {_NO_SHARDS}"),
     "MODEL.ROI_BOX_HEAD.LOSS": ("cross_entropy", _FIXED),
     "MODEL.ROI_BOX_HEAD.CLASS_WEIGHTS": ((), "repeat images: DATALOADER.REPEAT_THRESHOLD"),
@@ -113,8 +117,9 @@ def is_removed(name: str, value: Any, source: str, stored: bool = False) -> bool
         value, off = tuple(value), tuple(off)
     if value == off or str(value) == str(off):
         reason = VALUES.get((name, str(value).lower()), "")
-    # `init` chose mask scores, and without them the same objects are detected.
-    detects_others = name.startswith(_PREDICTION) and name != "TEST.MASK_CONFIDENCE"
+    # Without mask scores, which `init` chose, and area limits, the same objects are detected.
+    same_objects = "TEST.MASK_CONFIDENCE", "TEST.AREA_LIMITS"
+    detects_others = name.startswith(_PREDICTION) and name not in same_objects
     if reason and (detects_others or not stored):
         raise ConfigError(f"{source}: {name} {value}: removed, {reason}")
     return bool(reason) or name in KEYS or name in OPTIONS

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from pycocotools import mask as rle_codec
 from pycocotools.coco import COCO
 from yacs.config import CfgNode
 
@@ -17,16 +18,15 @@ from detlite.data.annotations.single import rle_problem
 from detlite.data.datasets.cityscapes import CATEGORIES, EVALUATED
 from detlite.data.datasets.ground_truth import build_coco_gt
 from detlite.files.errors import DataError
-from detlite.structures.masks.rle import EncodedMasks
 
 from .evaluators import EVALUATORS, Evaluator
 from .metrics import Metrics, mean_or_none
-from .overlaps import build_pairing, count_intersections, mask_intersections
-from .reading.ground_truth import check_results, read_ground_truth
 from .results import Results
+from .results_file import check_results
 
 IOU_THRESHOLDS = np.arange(0.5, 1.0, 0.05)  # the IoU must exceed them
 MIN_SIZE = 100  # pixels; smaller instances may be missed
+_NO_CATEGORY = np.iinfo(np.int64).min
 
 
 def evaluate_cityscapes(coco_gt: COCO, results: Results) -> dict[str, Any]:
@@ -53,11 +53,11 @@ def evaluate_cityscapes(coco_gt: COCO, results: Results) -> dict[str, Any]:
     evaluated = {CATEGORIES[number] for number in EVALUATED}
     per_category: dict[str, float | None] = {}
     per_category_50: dict[str, float | None] = {}
-    category_ids = sorted(coco_gt.cats)
     for category in coco_gt.dataset["categories"]:
         if (name := category["name"]) in evaluated:
-            k = category_ids.index(category["id"])
-            averages = [_average_precision(comparison, k, iou) for iou in IOU_THRESHOLDS]
+            averages = [
+                _average_precision(comparison, category["id"], iou) for iou in IOU_THRESHOLDS
+            ]
             per_category[name] = mean_or_none(averages)
             per_category_50[name] = averages[0]
     return {
@@ -85,46 +85,65 @@ def check_void(coco_gt: COCO) -> None:
 
 @dataclass(frozen=True)
 class _Comparison:
-    """Predictions (by decreasing score in each image and category), instances, and their pairs."""
+    """Predictions, instances, and pairs of both by decreasing score of the prediction."""
 
     scores: np.ndarray  # [D]
-    categories: np.ndarray  # [D], indices of categories; -1 for empty masks
+    categories: np.ndarray  # [D], ids of categories; _NO_CATEGORY for empty masks
     ignored: np.ndarray  # [D], the fraction of the prediction that is on ignored regions
     required: np.ndarray  # bool [G], instances that must be found
-    instance_categories: np.ndarray  # [G]
+    instance_categories: np.ndarray  # [G], ids
     predictions: np.ndarray  # [P]
     instances: np.ndarray  # [P]
     iou: np.ndarray  # [P]
 
 
 def _compare(coco_gt: COCO, results: Results) -> _Comparison:
-    truth = read_ground_truth(coco_gt, "segm")
-    pairing = build_pairing(results, truth, "segm")
-    shared, areas, sizes = mask_intersections(results, truth, pairing)
-    predictions, instances = pairing.pairs()
-    small = sizes < MIN_SIZE
-    # Small groups count twice, as in cityscapesscripts.
-    weights = truth.crowd[instances].astype(float) + small[instances]
-    ignored = np.bincount(predictions, shared * weights, minlength=len(areas)).astype(float)
-    if results.masks is not None:
-        images = [coco_gt.imgs[number] for number in truth.image_ids.tolist()]
-        void = EncodedMasks.from_rles([
-            coco_gt.annToRLE({"image_id": image["id"], "segmentation": image["void"]})
-            for image in images
-        ])  # fmt: skip
-        first = pairing.keys % max(len(images), 1)
-        ranges = np.stack([first, first + 1], axis=1)
-        ignored += count_intersections(results.masks, pairing.index, void, ranges)[0]
-    nonempty = areas > 0
+    annotations = coco_gt.dataset["annotations"]
+    groups = np.array([row.get("iscrowd") or 0 for row in annotations], bool)
+    instance_categories = np.array([row["category_id"] for row in annotations], np.int64)
+    small = np.zeros(len(groups), bool)
+    instances: dict[int, list[int]] = {}
+    images: dict[int, list[int]] = {}
+    for n, row in enumerate(annotations):
+        instances.setdefault(row["image_id"], []).append(n)
+    # By decreasing score, so that the first pair of an instance has the highest one.
+    for n in np.argsort(-results.scores, kind="stable").tolist():
+        images.setdefault(int(results.image_ids[n]), []).append(n)
+    rles = [] if results.masks is None else [*results.masks.rles()]
+    ignored, empty = np.zeros(len(results)), np.zeros(len(results), bool)
+    pairs: list[np.ndarray] = []
+    for image_id, image in coco_gt.imgs.items():
+        objects, found = instances.get(image_id, []), np.array(images.get(image_id, []), np.int64)
+        masks = [coco_gt.annToRLE(annotations[n]) for n in objects]
+        void = coco_gt.annToRLE({"image_id": image_id, "segmentation": image["void"]})
+        small[objects] = np.array([rle_codec.area(mask) < MIN_SIZE for mask in masks], bool)
+        if not len(found):
+            continue
+        detected = [rles[n] for n in found]
+        empty[found] = [rle_codec.area(mask) == 0 for mask in detected]
+        # For a crowd, the overlap is the fraction of the detection that is on it.
+        ignored[found] = rle_codec.iou(detected, [void], [1])[:, 0]
+        if not objects:
+            continue
+        same = results.category_ids[found][:, None] == instance_categories[objects]
+        # Small groups count twice, as in cityscapesscripts.
+        weights = groups[objects].astype(float) + small[objects]
+        fractions = rle_codec.iou(detected, masks, [1] * len(masks))
+        ignored[found] += (fractions * same) @ weights
+        iou = rle_codec.iou(detected, masks, [0] * len(masks))
+        rows, columns = np.nonzero(same & (iou > 0))
+        pairs.append(np.stack([found[rows], np.array(objects)[columns], iou[rows, columns]]))
+    predictions, paired, iou = np.concatenate([np.empty((3, 0)), *pairs], axis=1)
+    order = np.argsort(-results.scores[predictions.astype(np.int64)], kind="stable")
     return _Comparison(
-        scores=pairing.ranking,
-        categories=np.where(nonempty, pairing.categories, -1),
-        ignored=np.divide(ignored, areas, out=np.zeros_like(areas), where=nonempty),
-        required=~truth.crowd & ~small,
-        instance_categories=truth.categories,
-        predictions=predictions,
-        instances=instances,
-        iou=shared / (areas[predictions] + sizes[instances] - shared),
+        scores=results.scores.astype(np.float64),
+        categories=np.where(empty, _NO_CATEGORY, results.category_ids),
+        ignored=ignored,
+        required=~groups & ~small,
+        instance_categories=instance_categories,
+        predictions=predictions[order].astype(np.int64),
+        instances=paired[order].astype(np.int64),
+        iou=iou[order],
     )
 
 

@@ -1,60 +1,59 @@
 """COCO average precision and recall of boxes, masks and keypoints.
 
 The values equal pycocotools' values (cocodataset.org/#detection-eval), as fractions.
+Letters in shapes: D detections, K categories, A area ranges, T IoU and R recall thresholds.
 """
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from pycocotools.coco import COCO
 
+from detlite.data import CocoDataset
 from detlite.files.errors import DataError
 
-from .matching import (
+from .engine import (
+    AREA_RANGES,
+    IGNORED,
     IOU_THRESHOLDS,
-    MatchedDetections,
+    RECALL_THRESHOLDS,
+    TRUE_POSITIVE,
     Measures,
-    PrecisionRecall,
-    accumulate,
-    area_ranges,
-    best_threshold,
-    match,
+    keypoints_of,
+    outcomes_at_50,
+    run_engine,
 )
-from .metrics import Metrics, settings_problem
-from .overlaps import build_pairing, keypoint_overlaps, region_overlaps
-from .reading.ground_truth import (
-    GroundTruthArrays,
-    check_results,
-    read_ground_truth,
-)
+from .metrics import Metrics, iou_problem
 from .results import IOU_TYPES, Results
+from .results_file import check_results, read_results
+from .truth import read_truth
 
 _MAX_KEYPOINT_DETS = 20
 # Of COCO's 17 keypoints.
 _SIGMAS = np.array([26, 25, 25, 35, 35, 79, 79, 72, 72, 62, 62, 107, 107, 87, 87, 89, 89]) / 1000
+_ALL = slice(None)
 
 
 def evaluate_coco(
-    coco_gt: COCO | Path | str | dict[str, Any],
+    coco_gt: COCO | CocoDataset | Path | str | dict[str, Any],
     results: Results | Path | str | Sequence[dict[str, Any]],
     iou_types: Sequence[str] = ("bbox", "segm"),
     max_dets: int = 100,
     oks_sigmas: Sequence[float] = (),
     skip_bad: bool = False,
     iou_thresholds: Sequence[float] = (),
-    area_limits: Sequence[float] = (),
 ) -> Metrics:
     """Evaluate `results` on all images of `coco_gt`.
 
     Args:
-        coco_gt: the ground truth, its annotation file, or the content of the file; see
-            `files.read_truth` for how its entries are read. docs/targets_and_results.md lists in
-            which cases pycocotools reads them otherwise. A `COCO` object is checked, but unchanged.
-        results: the detections, their results file, or its entries (`files.read_results`), with the
+        coco_gt: the ground truth: an annotation file, its content, a `COCO` object with the content
+            as `dataset`, or a dataset. `read_truth` describes how it is read.
+            docs/targets_and_results.md lists in which cases pycocotools reads it otherwise.
+        results: the detections, their results file, or its entries (`read_results`), with the
             fields that `iou_types` need. May be empty.
         iou_types: some of "bbox", "segm" and "keypoints", or one of them.
         max_dets: number of highest-scoring detections per image and category. Keypoints always
@@ -65,15 +64,13 @@ def evaluate_coco(
         skip_bad: ignore unusable annotations of the file instead of raising an error.
         iou_thresholds: increasing IoUs over which AP and AR are averaged. Empty: COCO's, 0.5 to
             0.95 in steps of 0.05. AP50 and AP75 do not depend on them.
-        area_limits: the two areas in square pixels at which medium and large objects begin. Empty:
-            COCO's, (32 ** 2, 96 ** 2).
 
     Returns:
         {"bbox": {"AP", "AP50", "AP75", "APs", "APm", "APl", "AR1", "AR10", "AR<max_dets>", "ARs",
         "ARm", "ARl", "per_category": {name: AP}}, ...} as fractions, None if there are no such
         objects. Keypoints have no small objects, and AR, AR50 and AR75 instead of AR1 and AR10. If
         there are true positives, "best_f1" contains the "score" threshold with the highest F1 at
-        IoU 0.5, and its "precision" and "recall". AP and AR of masks use `Results.mask_scores`.
+        IoU 0.5, and its "precision" and "recall".
 
     Raises:
         DataError: a result or annotation is invalid, or the numbers of keypoints differ.
@@ -85,73 +82,158 @@ def evaluate_coco(
         raise ValueError(f"iou_types: unknown {unknown[0]!r}; known: {', '.join(IOU_TYPES)}")
     if max_dets < 1:
         raise ValueError(f"max_dets must be at least 1, got {max_dets}")
-    if problem := settings_problem(iou_thresholds, area_limits):
+    if problem := iou_problem(iou_thresholds):
         raise ValueError(problem)
-    if not isinstance(coco_gt, COCO) or not isinstance(results, Results):
-        from .reading.files import read_results, read_truth  # training evaluates its own results
+    truth = read_truth(coco_gt, iou_types, skip_bad)
+    results = read_results(results, truth, iou_types, max_dets)
+    return measure_coco(truth, results, iou_types, max_dets, oks_sigmas, iou_thresholds)
 
-        coco_gt = read_truth(coco_gt, iou_types, skip_bad)
-        results = read_results(results, coco_gt, iou_types, max_dets)
-    check_results(results, coco_gt, iou_types)
-    names = category_names(coco_gt)
-    metrics = {}
+
+def measure_coco(
+    truth: COCO, results: Results, iou_types: Sequence[str], max_dets: int, *settings: Any
+) -> Metrics:
+    """Evaluate results on the ground truth from `read_truth`; see `evaluate_coco`."""
+    check_results(results, truth, iou_types)
+    names, metrics = category_names(truth), {}
     for iou_type in iou_types:
-        matched = match_coco(
-            coco_gt, results, iou_type, max_dets, oks_sigmas, iou_thresholds, area_limits
-        )
-        metrics[iou_type] = summarize(accumulate(matched), names, iou_type)
-        if best := best_threshold(matched):
+        matched = match_coco(truth, results, iou_type, max_dets, *settings)
+        metrics[iou_type] = summarize(matched.tables, names, iou_type)
+        if best := best_threshold(matched.outcomes):
             metrics[iou_type]["best_f1"] = asdict(best)
     return metrics
 
 
+@dataclass(frozen=True, eq=False)
+class PrecisionRecall:
+    """Precision and recall tables of the engine, -1 where there are no objects."""
+
+    precision: np.ndarray  # float64 [T, R, K, A], interpolated at RECALL_THRESHOLDS
+    recall: np.ndarray  # float64 [T, K, A, M] at the M `limits`
+    measures: Measures
+
+    def ap(
+        self, iou: float | None = None, area: str = "all", categories: Any = _ALL
+    ) -> float | None:
+        """Return the mean precision over categories, at an IoU or over the averaged ones.
+
+        None if there are no objects.
+        """
+        ious = self.precision[self.measures.at(iou)]
+        return _mean(ious[..., categories, self.measures.area(area)])
+
+    def precision_curve(
+        self, iou: float | None = None, categories: Any = _ALL
+    ) -> np.ndarray | None:
+        """Return precision float64 [R] at RECALL_THRESHOLDS, averaged as in `ap`."""
+        table = np.moveaxis(self.precision, 1, 0)[:, self.measures.at(iou)][..., categories, :]
+        table = table[..., self.measures.area("all")].reshape(len(RECALL_THRESHOLDS), -1)
+        known = table[:, table[0] > -1]
+        return known.mean(axis=1) if known.size else None
+
+    def ar(
+        self, iou: float | None = None, area: str = "all", limit: int | None = None
+    ) -> float | None:
+        """Return the mean recall of the best `limit` (default: `max_dets`) detections."""
+        measures = self.measures
+        m = measures.limits.index(measures.max_dets if limit is None else limit)
+        return _mean(self.recall[measures.at(iou), :, measures.area(area), m])
+
+    def summarize(
+        self, names: Sequence[str], more: dict[str, float | None], suffix: str = ""
+    ) -> dict[str, Any]:
+        """Return AP and AR of each area, `more` metrics, and AP per category.
+
+        `suffix` is appended to the names of AR.
+        """
+        areas = [area for area in self.measures.areas if area != "all"]
+        return {
+            **{"AP": self.ap(), "AP50": self.ap(0.5), "AP75": self.ap(0.75)},
+            **{f"AP{area[0]}": self.ap(area=area) for area in areas},
+            **more,
+            **{f"AR{area[0]}{suffix}": self.ar(area=area) for area in areas},
+            "per_category": {name: self.ap(categories=k) for k, name in enumerate(names)},
+        }
+
+
+def _mean(table: np.ndarray) -> float | None:
+    known = table[table > -1]
+    return float(known.mean()) if known.size else None
+
+
+@dataclass(frozen=True, eq=False)
+class Outcomes:
+    """The detections that count at IoU 0.5, and the number of objects to detect."""
+
+    scores: np.ndarray  # float64 [D]
+    correct: np.ndarray  # bool [D]
+    positives: int
+
+
+@dataclass(frozen=True, eq=False)
+class MatchedResults:
+    """What the engine computes from results."""
+
+    tables: PrecisionRecall
+    outcomes: Outcomes
+    evaluator: Any  # the engine's COCOeval
+
+
 def match_coco(
-    coco_gt: COCO,
+    truth: COCO,
     results: Results,
     iou_type: str,
     max_dets: int = 100,
     oks_sigmas: Sequence[float] = (),
     iou_thresholds: Sequence[float] = (),
-    area_limits: Sequence[float] = (),
-) -> MatchedDetections:
-    """Match detections to objects. See `evaluate_coco` for arguments and errors."""
-    truth, areas = read_ground_truth(coco_gt, iou_type), area_ranges(area_limits)
-    averaged = tuple(iou_thresholds) or tuple(IOU_THRESHOLDS.tolist())
+) -> MatchedResults:
+    """Match detections to objects. See `measure_coco` for arguments and errors."""
+    measures, sigmas = coco_measures(iou_type, max_dets, iou_thresholds), np.empty(0)
     if iou_type == "keypoints":
-        del areas["small"]  # COCO has no small objects with keypoints
-        measures = Measures(areas, [_MAX_KEYPOINT_DETS], _MAX_KEYPOINT_DETS, averaged)
-        return _match_keypoints(results, truth, _sigmas(truth, oks_sigmas), measures)
-    limits = sorted({1, 10, max_dets})
-    pairing = build_pairing(results, truth, iou_type, limits[-1])
-    overlaps, sizes = region_overlaps(results, truth, pairing, iou_type)
-    return match(pairing, truth, overlaps, sizes, Measures(areas, limits, max_dets, averaged))
+        sigmas = check_sigmas(truth, results, oks_sigmas)
+    evaluator = run_engine(truth, results, iou_type, measures, sigmas)
+    precision = evaluator.eval["precision"][..., measures.limits.index(measures.max_dets)]
+    tables = PrecisionRecall(precision, evaluator.eval["recall"], measures)
+    outcomes = outcomes_at_50(evaluator, measures, len(results))
+    counted = outcomes != IGNORED
+    scores, correct = results.scores[counted].astype(np.float64), outcomes[counted] == TRUE_POSITIVE
+    expected = int(positives(truth, iou_type).sum())
+    return MatchedResults(tables, Outcomes(scores, correct, expected), evaluator)
 
 
-def _match_keypoints(
-    results: Results, truth: GroundTruthArrays, sigmas: np.ndarray, measures: Measures
-) -> MatchedDetections:
-    pairing = build_pairing(results, truth, "keypoints", measures.max_dets)
-    overlaps, sizes = np.empty(0), np.empty(0)
-    if len(results):
-        assert results.keypoints is not None
-        keypoints = results.keypoints[pairing.index].astype(np.float64)
-        if len(truth) and keypoints.shape[1] != len(sigmas):
-            raise DataError(
-                f"the results have {keypoints.shape[1]} keypoints, but the ground truth has "
-                f"{len(sigmas)}"
-            )
-        overlaps = keypoint_overlaps(keypoints, truth, pairing, sigmas)
-        sizes = np.ptp(keypoints[:, :, :2], axis=1).prod(axis=1)
-    return match(pairing, truth, overlaps, sizes, measures)
+def coco_measures(iou_type: str, max_dets: int, iou_thresholds: Sequence[float] = ()) -> Measures:
+    """Return what COCO measures, see `evaluate_coco`."""
+    averaged = tuple(iou_thresholds) or tuple(IOU_THRESHOLDS.tolist())
+    if iou_type != "keypoints":
+        return Measures(AREA_RANGES, sorted({1, 10, max_dets}), max_dets, averaged)
+    areas = {name: bounds for name, bounds in AREA_RANGES.items() if name != "small"}
+    return Measures(areas, [_MAX_KEYPOINT_DETS], _MAX_KEYPOINT_DETS, averaged)
 
 
-def _sigmas(truth: GroundTruthArrays, oks_sigmas: Sequence[float]) -> np.ndarray:
-    """Return the OKS sigmas float64 [N] of the N annotated keypoints, see `evaluate_coco`."""
-    assert truth.keypoints is not None
-    count = truth.keypoints.shape[1]
+def positives(truth: COCO, iou_type: str) -> np.ndarray:
+    """Return bool [N], True for annotations to detect: no crowds, and some labeled keypoints."""
+    rows = truth.dataset["annotations"]
+    wanted = np.array([not row.get("iscrowd") for row in rows], bool)
+    if iou_type == "keypoints":
+        wanted &= np.array([row["num_keypoints"] > 0 for row in keypoints_of(truth)], bool)
+    return wanted
+
+
+def check_sigmas(truth: COCO, results: Results, oks_sigmas: Sequence[float]) -> np.ndarray:
+    """Return the OKS sigmas float64 [P] of the P annotated keypoints, see `evaluate_coco`.
+
+    Raises:
+        DataError: the results have another number of keypoints.
+        ValueError: the number of sigmas differs.
+    """
+    count = max((len(row["keypoints"]) // 3 for row in keypoints_of(truth)), default=0)
     if oks_sigmas and count and len(oks_sigmas) != count:
         raise ValueError(
             f"oks_sigmas has {len(oks_sigmas)} values, but the ground truth has {count} keypoints"
+        )
+    points = results.keypoints
+    if points is not None and len(points) and count and points.shape[1] != count:
+        raise DataError(
+            f"the results have {points.shape[1]} keypoints, but the ground truth has {count}"
         )
     if oks_sigmas:
         return np.array(oks_sigmas)
@@ -167,9 +249,44 @@ def summarize(tables: PrecisionRecall, names: Sequence[str], iou_type: str) -> d
     return tables.summarize(names, recall)
 
 
-def category_names(coco_gt: COCO) -> list[str]:
+@dataclass(frozen=True)
+class ScoreThreshold:
+    """A score threshold, with the precision and recall of the detections that reach it."""
+
+    score: float
+    precision: float
+    recall: float
+
+    @property
+    def f1(self) -> float:
+        """The harmonic mean of precision and recall."""
+        total = self.precision + self.recall
+        return 2 * self.precision * self.recall / total if total else 0.0
+
+
+def best_threshold(matched: Outcomes) -> ScoreThreshold | None:
+    """Return the threshold with the highest F1 at IoU 0.5; None without true positives."""
+    # Thresholds between the scores of true positives only add false positives.
+    correct = np.sort(matched.scores[matched.correct])
+    if not len(correct) or not matched.positives:
+        return None
+    thresholds, first = np.unique(correct, return_index=True)
+    hits = (len(correct) - first)[::-1]
+    reached = np.searchsorted(thresholds, matched.scores, "right")
+    counts = np.bincount(reached, minlength=len(hits) + 1)
+    detections = counts[:0:-1].cumsum()  # that reach each threshold, the highest one first
+    best = int((2 * hits / (detections + matched.positives)).argmax())
+    true_positives = int(hits[best])
+    return ScoreThreshold(
+        float(thresholds[::-1][best]),
+        true_positives / int(detections[best]),
+        true_positives / matched.positives,
+    )
+
+
+def category_names(truth: COCO) -> list[str]:
     """Return the category names by increasing id; the id is appended to ambiguous names."""
-    categories = [coco_gt.cats[number] for number in sorted(coco_gt.cats)]
+    categories = [truth.cats[number] for number in sorted(truth.cats)]
     names = [str(row["id"] if row.get("name") is None else row["name"]) for row in categories]
     times = Counter(names)
     return [

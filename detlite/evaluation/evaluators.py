@@ -1,20 +1,20 @@
 """Evaluators: choose and run the metrics of a dataset."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from yacs.config import CfgNode
 
 from detlite.config import ConfigError
 from detlite.data import CocoDataset
+from detlite.data.datasets.ground_truth import build_coco_gt
+from detlite.data.transforms.tiles import tile_windows
 from detlite.registry import Registry
 
-if TYPE_CHECKING:
-    from .metrics import Metrics
-    from .results import Results
+from .coco import measure_coco
+from .metrics import Metrics, iou_problem
+from .results import Results
 
 
 class Evaluator(ABC):
@@ -101,37 +101,27 @@ class CocoEvaluator(Evaluator):
         coco_settings(cfg, dataset)
 
     def evaluate(self, cfg: CfgNode, dataset: CocoDataset, results: Results) -> Metrics:
-        from detlite.data.datasets.ground_truth import build_coco_gt
-
-        from .coco import evaluate_coco
-
-        max_dets, sigmas, ious, areas = coco_settings(cfg, dataset)
-        return evaluate_coco(
-            build_coco_gt(dataset), results, predicted_kinds(cfg), max_dets, sigmas,
-            iou_thresholds=ious, area_limits=areas,
-        )  # fmt: skip
+        settings = coco_settings(cfg, dataset)
+        return measure_coco(build_coco_gt(dataset), results, predicted_kinds(cfg), *settings)
 
 
 def coco_settings(
     cfg: CfgNode, dataset: CocoDataset
-) -> tuple[int, Sequence[float], Sequence[float], Sequence[float]]:
-    """Return the maximum number of detections, OKS sigmas, IoU thresholds and area limits.
+) -> tuple[int, Sequence[float], Sequence[float]]:
+    """Return the maximum number of detections, OKS sigmas and IoU thresholds.
 
     ConfigError if one is invalid.
     """
-    test, points = cfg.TEST, len(dataset.keypoint_names)
-    sigmas, ious, areas = test.KEYPOINT_OKS_SIGMAS, test.IOU_THRESHOLDS, test.AREA_LIMITS
+    points = len(dataset.keypoint_names)
+    sigmas, ious = cfg.TEST.KEYPOINT_OKS_SIGMAS, cfg.TEST.IOU_THRESHOLDS
     if points and len(sigmas) not in (0, points):
         raise ConfigError(
             f"there are {len(sigmas)} OKS sigmas, but {dataset.annotation_file} has {points} "
             "keypoints"
         )
-    if ious or areas:
-        from .metrics import settings_problem
-
-        if problem := settings_problem(ious, areas):
-            raise ConfigError(problem)
-    return max_detections(cfg, dataset), sigmas, ious, areas
+    if problem := iou_problem(ious):
+        raise ConfigError(problem)
+    return max_detections(cfg, dataset), sigmas, ious
 
 
 def max_detections(cfg: CfgNode, dataset: CocoDataset) -> int:
@@ -143,8 +133,6 @@ def max_detections(cfg: CfgNode, dataset: CocoDataset) -> int:
     limit: int = cfg.MODEL.ROI_HEADS.DETECTIONS_PER_IMG
     if not cfg.TEST.TILE:
         return limit
-    from detlite.data.transforms.tiles import tile_windows  # only few datasets need tiles
-
     side = cfg.TEST.TILE
     tiles = max((len(tile_windows(size, side)) for size in set(dataset.sizes)), default=1)
     return limit * (tiles + 1) if tiles > 1 else limit  # an image of one tile is not cut

@@ -1,26 +1,27 @@
-"""LVIS average precision (lvisdataset.org). The values equal the package `lvis` 0.5.3.
+"""LVIS average precision (lvisdataset.org), by hotcoco. The values equal the package `lvis` 0.5.3.
 
 LVIS is a federated dataset: only some categories are annotated in each image. Detections of other
 categories do not count, nor do false positives of categories that are not annotated exhaustively.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
+from importlib.util import find_spec
 
 import numpy as np
 from pycocotools.coco import COCO
 from yacs.config import CfgNode
 
+from detlite.config import ConfigError
 from detlite.data import CocoDataset
 from detlite.data.datasets.ground_truth import build_coco_gt
 from detlite.files.errors import DataError
 
+from .coco import PrecisionRecall
+from .engine import AREA_RANGES, Measures, run_engine
 from .evaluators import EVALUATORS, Evaluator, predicted_kinds
-from .matching import AREA_RANGES, Measures, accumulate, match
 from .metrics import Metrics
-from .overlaps import build_pairing, region_overlaps
-from .reading.ground_truth import GroundTruthArrays, check_results, read_ground_truth
 from .results import Results
+from .results_file import check_results
 
 MAX_DETS = 300  # per image, over all categories
 
@@ -32,7 +33,12 @@ _FIELDS = {
 
 
 def check_lvis(coco_gt: COCO) -> None:
-    """Raise DataError if the ground truth lacks one of LVIS's fields."""
+    """Raise DataError if the ground truth lacks one of LVIS's fields, ConfigError without hotcoco.
+
+    pycocotools does not have LVIS's rules.
+    """
+    if not find_spec("hotcoco"):
+        raise ConfigError("LVIS's evaluation needs the package hotcoco: pip install hotcoco")
     for key, fields in _FIELDS.items():
         for row in coco_gt.dataset[key]:
             for field in (field for field in fields if field not in row):
@@ -59,25 +65,19 @@ def evaluate_lvis(
     """
     check_lvis(coco_gt)
     check_results(results, coco_gt, iou_types)
-    metrics = {}
+    categories = [coco_gt.cats[number] for number in sorted(coco_gt.cats)]
+    measures, metrics = Measures(AREA_RANGES, [MAX_DETS], MAX_DETS), {}
+    best = _best_of_each_image(results)
     for iou_type in iou_types:
-        truth = read_ground_truth(coco_gt, iou_type)
-        # LVIS has no crowds, and the package ignores objects and detections without area.
-        empty = truth.areas <= 0
-        truth = replace(truth, crowd=np.zeros_like(empty), ignored=empty)
-        negative = _listed_keys(coco_gt, truth, "neg_category_ids")
-        not_exhaustive = _listed_keys(coco_gt, truth, "not_exhaustive_category_ids")
-        best = _best_of_each_image(results, iou_type)
-        keys = truth.keys_of(results.image_ids[best], results.category_ids[best])
-        annotated = np.isin(keys, truth.keys[~empty]) | np.isin(keys, negative)
-        pairing = build_pairing(results, truth, iou_type, index=best[annotated])
-        overlaps, sizes = region_overlaps(results, truth, pairing, iou_type)
-        overlaps[empty[pairing.pairs()[1]]] = 0
-        ignore_unmatched = np.isin(pairing.keys, not_exhaustive) | (sizes <= 0)
-        measures = Measures(AREA_RANGES, [MAX_DETS], MAX_DETS)
-        matched = match(pairing, truth, overlaps, sizes, measures, ignore_unmatched)
-        tables = accumulate(matched)
-        categories = [coco_gt.cats[number] for number in truth.category_ids.tolist()]
+        areas = (
+            best.masks.areas()
+            if iou_type == "segm" and best.masks is not None
+            else (np.empty(0) if best.boxes is None else best.boxes[:, 2:].prod(axis=1))
+        )
+        counted = best[np.flatnonzero(areas > 0)]  # the package ignores detections without area
+        evaluator = run_engine(coco_gt, counted, iou_type, measures, lvis_style=True)
+        recall = evaluator.eval["recall"]
+        tables = PrecisionRecall(evaluator.eval["precision"][..., 0], recall, measures)
         more = {}
         for letter in "rcf":
             indices = [k for k, row in enumerate(categories) if row["frequency"] == letter]
@@ -88,23 +88,12 @@ def evaluate_lvis(
     return metrics
 
 
-def _listed_keys(coco_gt: COCO, truth: GroundTruthArrays, field: str) -> np.ndarray:
-    """Return the keys (`GroundTruthArrays.keys`) of the categories that images list in a field."""
-    rows = [
-        (image["id"], number)
-        for image in coco_gt.dataset["images"]
-        for number in image[field]
-        if number in coco_gt.cats
-    ]
-    return truth.keys_of(*np.array(rows, np.int64).reshape(-1, 2).T)
-
-
-def _best_of_each_image(results: Results, iou_type: str) -> np.ndarray:
-    """Return the sorted indices of the MAX_DETS highest-ranking detections of each image."""
-    order = np.lexsort((-results.ranking(iou_type), results.image_ids))
+def _best_of_each_image(results: Results) -> Results:
+    """Return the MAX_DETS highest-scoring detections of each image, in their order."""
+    order = np.lexsort((-results.scores, results.image_ids))
     images = results.image_ids[order]
     ranks = np.arange(len(order)) - np.searchsorted(images, images)
-    return np.sort(order[ranks < MAX_DETS])
+    return results[np.sort(order[ranks < MAX_DETS])]
 
 
 @EVALUATORS.register("lvis")

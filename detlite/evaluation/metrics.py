@@ -19,14 +19,11 @@ def mean_or_none(values: Iterable[float | None]) -> float | None:
     return float(np.mean(known)) if known else None
 
 
-def settings_problem(iou_thresholds: Sequence[float], area_limits: Sequence[float]) -> str:
-    """Return what is wrong with the settings of `evaluate_coco`, or ""."""
+def iou_problem(iou_thresholds: Sequence[float]) -> str:
+    """Return what is wrong with the IoU thresholds of `evaluate_coco`, or ""."""
     ious = [0, *iou_thresholds]
     if any(low >= high for low, high in pairwise([*ious, 1 + 1e-9])):
         return f"IoU thresholds must increase from above 0 to at most 1, got {[*iou_thresholds]}"
-    areas = [0, *area_limits]
-    if len(area_limits) not in (0, 2) or any(low >= high for low, high in pairwise(areas)):
-        return f"area limits must be two increasing areas in square pixels, got {[*area_limits]}"
     return ""
 
 

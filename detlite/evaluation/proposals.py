@@ -5,17 +5,16 @@ nearly the same numbers but needs hours for 1000 boxes per image.
 """
 
 import numpy as np
-import torch
+from pycocotools import mask as rle_codec
 from pycocotools.coco import COCO
 from yacs.config import CfgNode
 
-from detlite import ops
 from detlite.data import CocoDataset
 from detlite.data.datasets.ground_truth import build_coco_gt
 from detlite.files.errors import DataError
 
+from .engine import AREA_RANGES, IOU_THRESHOLDS
 from .evaluators import EVALUATORS, Evaluator
-from .matching import AREA_RANGES, IOU_THRESHOLDS
 from .metrics import Metrics
 from .results import Results
 
@@ -46,10 +45,9 @@ def evaluate_proposals(coco_gt: COCO, results: Results) -> dict[str, float | Non
         first, last = np.searchsorted(image_ids, [image_id, image_id + 1])
         best = boxes[order[first : min(last, first + max(_LIMITS))]]
         gt_boxes = np.array([row["bbox"] for row in objects], float).reshape(-1, 4)
-        ranges = np.tile([0, len(gt_boxes)], (len(best), 1))
-        arrays = best.astype(float), gt_boxes, np.zeros(len(gt_boxes), bool), ranges
-        pairs = ops.box_overlaps(*map(torch.from_numpy, arrays)).numpy()
-        table = pairs.reshape(len(best), len(gt_boxes)).T
+        table = np.zeros((len(gt_boxes), len(best)))
+        if table.size:
+            table = rle_codec.iou(best.astype(float), gt_boxes, [0] * len(gt_boxes)).T
         for limit in _LIMITS:
             ious[limit].append(_assign_greedily(table[:, :limit].copy()))
     area = np.array(areas)

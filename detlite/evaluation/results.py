@@ -4,29 +4,28 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import numpy as np
+from pycocotools import mask as rle_codec
 
+from detlite.data.annotations.ids import Ids, parse_integer
 from detlite.distributed import gather_objects, is_main
 from detlite.files.atomic_write import atomic_open
 from detlite.files.errors import DataError, short_repr
 from detlite.structures.masks.rle import EncodedMasks
 
-from .reading.columns import Columns, columns_of
-
 _ROWS_PER_WRITE = 1000  # results converted to text at a time
 # IoU type -> field of a COCO result
 IOU_TYPES = {"bbox": "bbox", "segm": "segmentation", "keypoints": "keypoints"}
-_REQUIRED = ("image_id", "category_id", "score")
-_EXPECTED_MASK = "an RLE with a size [height, width]"
-_EXPECTED = {
-    "image_id": "an id", "category_id": "an id", "score": "a number", "bbox": "4 numbers",
-    "segmentation": _EXPECTED_MASK, "keypoints": "a list of numbers", "mask_score": "a number",
-}  # fmt: skip
+_EXAMPLE = (
+    '{"image_id": 17, "category_id": 1, "score": 0.9, "bbox": [x, y, width, height], '
+    '"segmentation": {"size": [480, 640], "counts": "PYY5..."}, "keypoints": [x1, y1, v1, ...]}'
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,7 +38,6 @@ class Results:
     boxes: np.ndarray | None = None  # float [N, 4], xywh in pixels, if known
     masks: EncodedMasks | None = None  # each of the size of its image, if predicted
     keypoints: np.ndarray | None = None  # float [N, P, 3] of (x, y, 1) in pixel indices
-    mask_scores: np.ndarray | None = None  # float [N], which rank the masks; None: `scores`
 
     @classmethod
     def from_coco(
@@ -48,63 +46,32 @@ class Results:
         """Convert the entries of a COCO results file; DataError if one is invalid.
 
         Entries are dicts of image_id, category_id, score, and for each of `iou_types` bbox (xywh),
-        segmentation (RLE) or keypoints [x1, y1, v1, ...]. The mask_score of entries with
-        a segmentation is optional; other fields are ignored.
+        segmentation (RLE) or keypoints [x1, y1, v1, ...]; other fields are ignored. Arrays are
+        read like lists.
         """
-
-        def describe(n: int, field: str) -> str:
-            expected = _EXPECTED[field]
-            return f"result {n}: {field} is {short_repr(rows[n][field])}, not {expected}"
-
-        fields = [*_REQUIRED, *(IOU_TYPES[kind] for kind in iou_types if kind in IOU_TYPES)]
-        fields += ["mask_score"] * ("segm" in iou_types)
-        return cls.from_columns(columns_of(rows, fields, describe), iou_types)
-
-    @classmethod
-    def from_columns(cls, columns: Columns, iou_types: Sequence[str]) -> Results:
-        """Convert the fields that `iou_types` need; DataError if an entry lacks one."""
-        for field in [*_REQUIRED, *(IOU_TYPES[kind] for kind in iou_types if kind in IOU_TYPES)]:
-            if (n := first_true(~columns.has(field))) is not None:
-                raise DataError(f"result {n} has no {field!r}")
-        if "segm" in iou_types and (n := first_true(~columns.has("rle"))) is not None:
-            raise DataError(f"result {n}: segmentation is polygons, not {_EXPECTED_MASK}")
-        scores, mask_scores, scored = columns.numbers[:, 0], None, columns.has("mask_score")
-        if "segm" in iou_types and scored.any():
-            mask_scores = np.where(scored, columns.numbers[:, 6], scores)
-        return cls(
-            image_ids=columns.integers[:, 0],
-            category_ids=columns.integers[:, 1],
-            scores=scores,
-            boxes=columns.numbers[:, 2:6] if "bbox" in iou_types else None,
-            masks=columns.masks if "segm" in iou_types else None,
-            keypoints=_keypoints(columns) if "keypoints" in iou_types else None,
-            mask_scores=mask_scores,
-        )
+        return results_from_json(to_json(rows), iou_types)
 
     def __len__(self) -> int:
         return len(self.image_ids)
 
-    def ranking(self, iou_type: str) -> np.ndarray:
-        """Return the scores float [N] that rank the detections in the evaluation of an IoU type."""
-        return self.scores if iou_type != "segm" or self.mask_scores is None else self.mask_scores
+    def __getitem__(self, index: np.ndarray) -> Results:
+        """Return the detections at `index`, int64 [M]."""
+        columns = {field.name: getattr(self, field.name) for field in fields(self)}
+        known = {name: column[index] for name, column in columns.items() if column is not None}
+        return replace(self, **known)
 
     def to_coco(self, first: int = 0, last: int | None = None) -> Iterator[dict[str, Any]]:
-        """Yield the detections `first:last` as entries of a COCO results file.
-
-        Without boxes, `score` is the mask score, so that other programs rank the masks by it.
-        """
+        """Yield the detections `first:last` as entries of a COCO results file."""
         chunk = slice(first, last)
         columns: dict[str, Sequence[Any] | Iterator[Any]] = {
             "image_id": self.image_ids[chunk].tolist(),
             "category_id": self.category_ids[chunk].tolist(),
-            "score": self.ranking("segm" if self.boxes is None else "bbox")[chunk].tolist(),
+            "score": self.scores[chunk].tolist(),
         }
         if self.boxes is not None:
             columns["bbox"] = self.boxes[chunk].tolist()
         if self.masks is not None:
             columns["segmentation"] = self.masks.rles(first, last)
-        if self.mask_scores is not None and self.boxes is not None:
-            columns["mask_score"] = self.mask_scores[chunk].tolist()
         if self.keypoints is not None:
             points = self.keypoints[chunk]
             columns["keypoints"] = points.reshape(len(points), 3 * points.shape[1]).tolist()
@@ -112,16 +79,146 @@ class Results:
             yield dict(zip(columns, values, strict=True))
 
 
-def _keypoints(columns: Columns) -> np.ndarray:
-    """Return the keypoints [N, P, 3]; DataError if entries have different numbers of them."""
-    lengths, ends = columns.keypoint_lengths, columns.keypoint_lengths.cumsum()
-    count = int(lengths[0]) // 3 if len(lengths) else 0
-    if (n := first_true(lengths != 3 * count)) is not None:
-        points = short_repr(columns.keypoints[ends[n] - lengths[n] : ends[n]].tolist())
-        raise DataError(
-            f"result {n}: keypoints is {points}, not {3 * count} numbers, three for each keypoint"
-        )
-    return columns.keypoints.reshape(len(lengths), count, 3)
+def to_json(content: Any) -> bytes:
+    """Return content in memory as JSON; it may contain arrays, numbers of arrays, and bytes."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, bytes):
+            return value.decode()
+        return value.tolist() if hasattr(value, "tolist") else list(value)
+
+    try:
+        return json.dumps(content, default=plain).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise DataError(f"content in memory must be JSON: {error}") from error
+
+
+class _Rle(msgspec.Struct, gc=False):
+    size: tuple[Annotated[int, msgspec.Meta(gt=0, lt=1 << 31)], ...]
+    counts: str
+
+
+_Id = int | float | str
+_Box = tuple[float, float, float, float]
+
+
+def _entry_type(iou_types: Sequence[str]) -> type[Any]:
+    """Return the struct of the entries that `iou_types` need; their other fields are not read."""
+    fields: list[tuple[Any, ...]] = [("image_id", _Id), ("category_id", _Id), ("score", float)]
+    if "segm" in iou_types:  # a missing box is the box of the mask, as in pycocotools
+        fields += [("segmentation", _Rle), ("bbox", _Box | None, None)]
+    elif "bbox" in iou_types:
+        fields += [("bbox", _Box)]
+    if "keypoints" in iou_types:
+        fields.insert(3, ("keypoints", list[float]))
+    return msgspec.defstruct("Entry", fields, gc=False)
+
+
+def results_from_json(
+    text: bytes,
+    iou_types: Sequence[str],
+    images: Ids | None = None,
+    categories: Ids | None = None,
+) -> Results:
+    """Read the JSON of a COCO results file, see `Results.from_coco`.
+
+    Args:
+        text: a list of entries.
+        iou_types: the fields to read.
+        images, categories: the ids of the ground truth, which may be written as texts; None: the
+            entries have integers.
+
+    Raises:
+        DataError: names the first entry that is not in COCO's results format.
+    """
+    entries = _read_entries(text, iou_types)
+    image_ids, category_ids = (
+        _read_ids([getattr(entry, field) for entry in entries], field, ids)
+        for field, ids in (("image_id", images), ("category_id", categories))
+    )
+    scores = np.array([entry.score for entry in entries], np.float64)
+    boxes = masks = keypoints = None
+    if "segm" in iou_types:
+        masks = _read_masks(entries)
+    if "bbox" in iou_types:
+        found = [entry.bbox for entry in entries]
+        without = [n for n, box in enumerate(found) if box is None]
+        if masks is not None and without:
+            check_masks(masks)
+            for n in without:
+                found[n] = rle_codec.toBbox(next(masks.rles(n, n + 1))).tolist()
+        boxes = np.array(found, np.float64).reshape(-1, 4)
+    if "keypoints" in iou_types:
+        keypoints = _read_keypoints(entries)
+    return Results(image_ids, category_ids, scores, boxes, masks, keypoints)
+
+
+def _read_entries(text: bytes, iou_types: Sequence[str]) -> list[Any]:
+    entry_type: Any = _entry_type(iou_types)
+    try:
+        return msgspec.json.decode(text, type=list[entry_type])
+    except msgspec.MsgspecError:
+        rows = json.loads(text)
+    if not isinstance(rows, list):
+        raise DataError(f"a list of COCO results is needed, such as [{_EXAMPLE}]")
+    entries = []
+    for n, row in enumerate(rows):
+        try:
+            entries.append(msgspec.convert(row, entry_type))
+        except msgspec.ValidationError as error:
+            problem = str(error).replace(" - at `$", ": at `$")
+            raise DataError(
+                f"result {n} is not in COCO's results format ({problem}): {short_repr(row)}. "
+                f"A result is, for example, {_EXAMPLE}"
+            ) from error
+    return entries
+
+
+def _read_ids(values: list[Any], field: str, ids: Ids | None) -> np.ndarray:
+    """Return ids int64 [N]. Integers that `ids` does not have are left to `check_results`."""
+    for n, value in enumerate(values):
+        number = ids.number(value) if ids and type(value) is not int else parse_integer(value)
+        if number is None or (ids is None and isinstance(value, str)):
+            problem = f"{field} is {short_repr(value)}, not an id of the ground truth"
+            raise DataError(f"result {n}: {problem}")
+        values[n] = number
+    return np.array(values, np.int64)
+
+
+def _read_masks(entries: Sequence[Any]) -> EncodedMasks:
+    for n, entry in enumerate(entries):
+        mask = entry.segmentation
+        if len(mask.size) != 2 or not mask.counts.isascii():
+            raise DataError(
+                f"result {n}: segmentation is not an RLE with a size [height, width] and "
+                f"compressed counts; a result is, for example, {_EXAMPLE}"
+            )
+    text = "".join([entry.segmentation.counts for entry in entries]).encode()
+    return EncodedMasks(
+        data=np.frombuffer(bytearray(text), np.uint8),
+        lengths=np.array([len(entry.segmentation.counts) for entry in entries], np.int64),
+        sizes=np.array([entry.segmentation.size for entry in entries], np.int64).reshape(-1, 2),
+    )
+
+
+def check_masks(masks: EncodedMasks) -> None:
+    """Raise DataError if run lengths do not cover their image."""
+    if (n := first_true(masks.areas() < 0)) is not None:
+        raise DataError(f"result {n}: the run lengths of its mask do not cover its image")
+
+
+def _read_keypoints(entries: Sequence[Any]) -> np.ndarray:
+    """Return keypoints float64 [N, P, 3]; DataError if entries have different numbers of them."""
+    count = len(entries[0].keypoints) // 3 if entries else 0
+    for n, entry in enumerate(entries):
+        if len(entry.keypoints) != 3 * count:
+            points = short_repr(entry.keypoints)
+            raise DataError(
+                f"result {n}: keypoints is {points}, not {3 * count} numbers, three for each "
+                "keypoint"
+            )
+    rows = np.array([entry.keypoints for entry in entries], np.float64)
+    return rows.reshape(len(entries), count, 3)
 
 
 def in_range(values: np.ndarray) -> np.ndarray:

@@ -1,9 +1,9 @@
 """PASCAL VOC average precision of boxes (VOCevaldet.m of its development kit)."""
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from pycocotools import mask as rle_codec
 from pycocotools.coco import COCO
 from yacs.config import CfgNode
 
@@ -12,9 +12,8 @@ from detlite.data.datasets.ground_truth import build_coco_gt
 
 from .evaluators import EVALUATORS, Evaluator
 from .metrics import Metrics, mean_or_none
-from .overlaps import Pairing, build_pairing, region_overlaps
-from .reading.ground_truth import GroundTruthArrays, check_results, read_ground_truth
 from .results import Results
+from .results_file import check_results
 
 MIN_IOU = 0.5
 
@@ -32,21 +31,20 @@ def evaluate_voc(coco_gt: COCO, results: Results) -> dict[str, Any]:
         None if there are no objects.
     """
     check_results(results, coco_gt, ["bbox"])
-    truth = read_ground_truth(coco_gt, "bbox")
-    pairing = build_pairing(results, truth, "bbox")
-    # Difficult objects are marked as crowds, but their IoU is the usual one.
-    no_crowds = replace(truth, crowd=np.zeros_like(truth.crowd))
-    ious, _ = region_overlaps(results, no_crowds, pairing, "bbox")
-    assigned = _assign_objects(pairing, ious)
+    assigned = _assign_objects(coco_gt, results)
+    difficult = np.array([row.get("iscrowd") or 0 for row in coco_gt.dataset["annotations"]], bool)
+    labels = np.array([row["category_id"] for row in coco_gt.dataset["annotations"]])
     per_category: dict[str, float | None] = {}
     eleven_point = []
     for category in coco_gt.dataset["categories"]:
-        name, k = category["name"], np.searchsorted(truth.category_ids, category["id"])
-        positives = int((~truth.crowd[truth.categories == k]).sum())
+        name = category["name"]
+        positives = int((~difficult[labels == category["id"]]).sum())
         if not positives:
             per_category[name] = None
             continue
-        hits = _true_positives(truth, pairing, assigned, int(k))
+        detections = np.flatnonzero(results.category_ids == category["id"])
+        best_first = detections[np.argsort(-results.scores[detections], kind="stable")]
+        hits = _true_positives(assigned[best_first], difficult)
         true_positives = np.cumsum(hits)
         recall, precision = true_positives / positives, true_positives / np.arange(1, len(hits) + 1)
         per_category[name] = area_under_curve(recall, precision)
@@ -58,26 +56,35 @@ def evaluate_voc(coco_gt: COCO, results: Results) -> dict[str, Any]:
     }
 
 
-def _assign_objects(pairing: Pairing, ious: np.ndarray) -> np.ndarray:
-    """Return the object that each detection overlaps most, int64 [D]; -1 below `MIN_IOU`."""
-    detections, objects = pairing.pairs()
-    # Sorted by detection, then by decreasing IoU; of equal ones the first object wins.
-    order = np.lexsort((-ious, detections))
-    paired, first = np.unique(detections[order], return_index=True)
-    best = order[first]
-    assigned = np.full(len(pairing.index), -1)
-    assigned[paired] = np.where(ious[best] >= MIN_IOU, objects[best], -1)
+def _assign_objects(coco_gt: COCO, results: Results) -> np.ndarray:
+    """Return the annotation that each detection overlaps most, int64 [D]; -1 below `MIN_IOU`."""
+    objects: dict[tuple[int, int], list[int]] = {}
+    for n, row in enumerate(coco_gt.dataset["annotations"]):
+        objects.setdefault((row["image_id"], row["category_id"]), []).append(n)
+    detections: dict[tuple[int, int], list[int]] = {}
+    ids = zip(results.image_ids.tolist(), results.category_ids.tolist(), strict=True)
+    for n, key in enumerate(ids):
+        detections.setdefault(key, []).append(n)
+    assigned = np.full(len(results), -1)
+    for key in detections.keys() & objects.keys():
+        found, numbers = np.array(detections[key]), np.array(objects[key])
+        assert results.boxes is not None
+        known = [coco_gt.dataset["annotations"][n]["bbox"] for n in objects[key]]
+        boxes = results.boxes[found].astype(np.float64)
+        ious = rle_codec.iou(boxes, np.array(known, np.float64), [0] * len(known))
+        close = ious.max(axis=1) >= MIN_IOU
+        assigned[found[close]] = numbers[ious.argmax(axis=1)[close]]
     return assigned
 
 
-def _true_positives(
-    truth: GroundTruthArrays, pairing: Pairing, assigned: np.ndarray, category: int
-) -> np.ndarray:
-    """Return a mask of the true positives among the counted detections, by decreasing score."""
-    detections = np.flatnonzero(pairing.categories == category)
-    order = np.lexsort((pairing.index[detections], -pairing.scores[detections]))
-    objects = assigned[detections[order]]
-    objects = objects[(objects < 0) | ~truth.crowd[objects]]
+def _true_positives(assigned: np.ndarray, difficult: np.ndarray) -> np.ndarray:
+    """Return the true positives, bool, of the detections that count.
+
+    `assigned`, int64 [D], are the objects of detections in decreasing order of their scores.
+    """
+    counted = assigned < 0
+    counted[~counted] = ~difficult[assigned[~counted]]
+    objects = assigned[counted]
     hits = np.zeros(len(objects), bool)
     hits[np.unique(objects, return_index=True)[1]] = True
     return hits & (objects >= 0)

@@ -11,14 +11,6 @@ Each module shows first the functions that a caller needs, then the declaration 
 """
 
 from .dispatch import has_kernels
-from .evaluation import (
-    box_overlaps,
-    encode_polygons,
-    mask_intersections,
-    match_detections,
-    precision_recall,
-    read_annotations,
-)
 from .focal_loss import sigmoid_focal_loss
 from .keypoints import heatmap_peaks
 from .masks import crop_masks, paste_masks
@@ -33,21 +25,15 @@ __all__ = [
     "RoIPool",
     "assign_levels",
     "batched_nms",
-    "box_overlaps",
     "crop_masks",
-    "encode_polygons",
     "has_kernels",
     "heatmap_peaks",
-    "mask_intersections",
     "match_boxes",
-    "match_detections",
     "nms",
     "padded_nms",
     "paste_masks",
-    "precision_recall",
     "pyramid_roi_align",
     "pyramid_roi_pool",
-    "read_annotations",
     "roi_align",
     "roi_pool",
     "sigmoid_focal_loss",

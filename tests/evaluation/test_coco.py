@@ -3,6 +3,7 @@
 import copy
 import json
 import math
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,10 @@ from detlite.data import CocoDataset, DataError
 from detlite.data.datasets.ground_truth import build_coco_gt
 from detlite.data.datasets.options import DatasetOptions
 from detlite.evaluation import Results, evaluate_coco
+from detlite.evaluation.coco import best_threshold, match_coco
 from detlite.structures.masks.formats import encode_bitmap, to_bitmap
 from tests.builders import coco_content, coco_object, make_coco, rectangle
+from tests.evaluation.synthetic_detections import synthetic_dataset
 
 Json = dict[str, Any]
 
@@ -95,27 +98,6 @@ class TestScores:
         assert metrics["bbox"]["AP"] == pytest.approx(0.5)
         assert metrics["bbox"]["per_category"] == pytest.approx({"cat": 1, "dog": 0})
 
-    def test_masks_are_ranked_by_the_mask_score(self):
-        """The wrong one of two detections is first by score, and last by mask score."""
-        wrong = {**detect(THREE[0], 0.9), "category_id": 70, "mask_score": 0.1}
-        rows = [wrong, {**detect(THREE[1], 0.8), "mask_score": 0.7}]
-        metrics = evaluate(make_gt(THREE[1:2]), rows)
-        assert metrics["bbox"]["AP"] == pytest.approx(0.5)
-        assert metrics["segm"]["AP"] == pytest.approx(1)
-        without = evaluate(
-            make_gt(THREE[1:2]), [{**row, "mask_score": row["score"]} for row in rows]
-        )
-        assert without["segm"]["AP"] == pytest.approx(0.5)
-        # Thresholds apply to the score.
-        best = {"score": 0.8, "precision": 0.5, "recall": 1.0}
-        assert metrics["bbox"]["best_f1"] == metrics["segm"]["best_f1"] == best
-
-    def test_best_masks_by_the_mask_score(self):
-        wrong = {**detect(THREE[0], 0.9), "category_id": 70, "mask_score": 0.1}
-        rows = [wrong, {**detect(THREE[1], 0.8), "mask_score": 0.7}]
-        metrics = evaluate(make_gt(THREE[1:2]), rows, ("bbox", "segm"), 1)
-        assert (metrics["bbox"]["AR1"], metrics["segm"]["AR1"]) == (0, 1)
-
     def test_empty_results_are_zero(self):
         metrics = evaluate(make_gt(THREE), [], ("bbox", "segm"))
         assert metrics["bbox"]["AP"] == metrics["segm"]["AP50"] == metrics["bbox"]["AR100"] == 0
@@ -183,12 +165,6 @@ class TestScores:
         evaluate(gt, results)
         assert (gt.dataset, results) == before
 
-    def test_ambiguous_names_include_the_id(self):
-        gt = make_gt(THREE, categories=[{"id": 3, "name": "cat"}, {"id": 70, "name": "cat"}])
-        metrics = evaluate(gt, [detect(THREE[1])], ("bbox",))
-        per_category = metrics["bbox"]["per_category"]
-        assert per_category == pytest.approx({"cat (id 3)": 0, "cat (id 70)": 1})
-
     def test_prints_nothing(self, capsys):
         gt = make_gt(THREE)
         capsys.readouterr()
@@ -233,15 +209,9 @@ class TestInvalidInput:
             ({"score": float("nan")}, "the score is nan"),
             ({"bbox": [0, 0, float("inf"), 3]}, r"the bbox is \[0.0, 0.0, inf, 3.0\]"),
             ({"bbox": [0, 0, 1e300, 1e300]}, r"the bbox is \[0.0, 0.0, 1e\+300, 1e\+300\]"),
-            ({"mask_score": math.nan}, "the mask_score is nan"),
-            ({"segmentation": [[0, 0, 9, 0, 9, 9]]}, ".* not an RLE"),
             (
                 {"segmentation": {"size": [200, 100], "counts": "0"}},
                 r"the mask has the size \[200, 100\], but image 1 has \[100, 200\]",
-            ),
-            (
-                {"segmentation": {"size": [100, 200], "counts": "PPPPPPPPP"}},
-                "the run lengths of its mask do not cover",
             ),
         ],
     )
@@ -259,18 +229,15 @@ class TestInvalidInput:
     @pytest.mark.parametrize(
         ("change", "message"),
         [
-            ({"image_id": 9}, "image_id 9 is unknown"),
-            ({"category_id": 4}, "category_id 4 is unknown"),
-            ({"segmentation": None}, "has no 'segmentation', which segm needs"),
-            ({"segmentation": encode_bitmap(np.ones((20, 10)))}, r"mask has the size \[20, 10\]"),
-            (
-                {"segmentation": {"size": [100, 200], "counts": "PPPPPPPPP"}, "area": 1},
-                "the run lengths of its mask do not",
-            ),
+            ({"image_id": 9}, "image_id 9 is not in 'images'"),
+            ({"category_id": 4}, "category_id 4 is not in 'categories'"),
+            ({"segmentation": None}, "segmentation is missing"),
+            ({"segmentation": encode_bitmap(np.ones((20, 10)))}, r"size \[20, 10\]"),
+            ({"segmentation": {"size": [100, 200], "counts": "PPPPPPPPP"}}, "RLE counts"),
         ],
     )
     def test_invalid_ground_truth(self, change, message):
-        with pytest.raises(DataError, match=f"annotation 2:? .*{message}"):
+        with pytest.raises(DataError, match=f"annotation 2 .*{message}"):
             evaluate(make_gt([THREE[0], {**THREE[1], **change}]), [detect(THREE[0])], ("segm",))
 
     def test_numbers_of_keypoints_differ(self):
@@ -311,3 +278,39 @@ def test_exact_detections_of_skipped_objects_are_no_errors(tmp_path, kind):
         result["segmentation"] = {"size": [40, 40], "counts": mask["counts"].decode()}
     results = Results.from_coco(exact, (kind,))
     assert evaluate_coco(build_coco_gt(dataset), results, (kind,))[kind]["AP"] == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("ious", [(0.5, 0.5), (0, 0.5), (0.5, 1.5), (50,)])
+def test_invalid_iou_thresholds(ious):
+    with pytest.raises(ValueError, match="IoU thresholds must increase"):
+        evaluate_coco(make_gt(THREE), [], ["bbox"], iou_thresholds=ious)
+
+
+class TestBestThreshold:
+    def test_has_the_highest_f1(self):
+        coco, rows = synthetic_dataset(5, crowds=0)
+        outcomes = match_coco(coco, Results.from_coco(rows), "bbox").outcomes
+        result = best_threshold(outcomes)
+        objects = len(coco.dataset["annotations"])
+
+        def f1(score):
+            kept = outcomes.scores >= score
+            return 2 * (outcomes.correct & kept).sum() / (kept.sum() + objects)
+
+        assert f1(result.score) == pytest.approx(max(f1(row["score"]) for row in rows))
+        kept = outcomes.scores >= result.score
+        assert result.precision == pytest.approx(outcomes.correct[kept].mean())
+        assert result.recall == pytest.approx((outcomes.correct & kept).sum() / objects)
+        metrics = evaluate_coco(coco, Results.from_coco(rows), ["bbox"])["bbox"]
+        assert metrics["best_f1"] == asdict(result)
+
+    def test_equal_scores_are_kept_together(self):
+        coco, rows = synthetic_dataset(6, crowds=0)
+        rows = [{**row, "score": 0.5} for row in rows]
+        outcomes = match_coco(coco, Results.from_coco(rows), "bbox").outcomes
+        result = best_threshold(outcomes)
+        assert (result.score, result.precision) == (0.5, pytest.approx(outcomes.correct.mean()))
+
+    def test_without_detections_there_is_none(self):
+        coco, _ = synthetic_dataset(7)
+        assert "best_f1" not in evaluate_coco(coco, [], ["bbox"])["bbox"]

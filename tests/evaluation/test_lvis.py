@@ -8,6 +8,7 @@ import pytest
 from pycocotools import mask as mask_utils
 from pycocotools.coco import COCO
 
+from detlite.config import ConfigError
 from detlite.evaluation import Results
 from detlite.evaluation.lvis import MAX_DETS, evaluate_lvis
 from detlite.files.errors import DataError
@@ -53,13 +54,6 @@ class TestScores:
             assert row["APc"] is row["APf"] is row["APl"] is None
             assert row["per_category"] == {"axe": pytest.approx(1), "bun": None, "cap": None}
 
-    def test_masks_are_ranked_by_the_mask_score(self, truth):
-        wrong = [detect(1, 3, 0.9, ELSEWHERE) | {"mask_score": 0.1}] * MAX_DETS
-        rows = [*wrong, *(row | {"mask_score": 0.5} for row in BOTH)]
-        metrics = measure(truth, rows)
-        assert metrics["bbox"]["AR@300"] == 0.5  # the first image has too many detections
-        assert metrics["segm"]["AP"] == pytest.approx(1)
-
     def test_no_detections(self, truth):
         metrics = measure(truth, [])
         for kind in ("bbox", "segm"):
@@ -99,6 +93,11 @@ class TestScores:
         with pytest.raises(DataError, match=rf"{key}, id [25]: no '{field}'"):
             measure(truth, BOTH)
 
+    def test_without_hotcoco(self, truth, monkeypatch):
+        monkeypatch.setattr("detlite.evaluation.lvis.find_spec", lambda name: None)
+        with pytest.raises(ConfigError, match="needs the package hotcoco: pip install hotcoco"):
+            measure(truth, BOTH)
+
     def test_unknown_image(self, truth):
         with pytest.raises(DataError, match="result 1: image_id 7 is not in the ground truth"):
             measure(truth, [BOTH[0], detect(7, 3, 0.5)])
@@ -129,11 +128,9 @@ def random_set(rng: np.random.Generator) -> tuple[COCO, list[dict]]:
                 category = content["annotations"][-1]["category_id"]
                 category = int(rng.choice(ids)) if rng.random() < 0.2 else category
                 rows.append(detect(number, category, float(rng.integers(1, 9)) / 9, moved.tolist()))
-        # Objects and detections without area are ignored.
+        # Detections without area are ignored.
         first = content["annotations"][-6]
         rows.append(detect(number, first["category_id"], 0.95, [*first["bbox"][:3], 0]))
-        empty = {**first, "id": len(content["annotations"]) + 1, "area": 0.0}
-        content["annotations"].append(empty)
     return make_coco(content), rows
 
 

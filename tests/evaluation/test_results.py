@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from pycocotools import mask as rle_codec
 from pycocotools.coco import COCO
 from torch import Tensor
 
@@ -142,16 +143,6 @@ class TestCocoEntries:
         (first, _) = Results.from_coco(ROWS, ["segm"]).to_coco()
         assert first.keys() == {"image_id", "category_id", "score", "segmentation"}
 
-    def test_mask_scores(self):
-        scored = [{**ROWS[0], "mask_score": 0.05}, ROWS[1]]
-        results = Results.from_coco(scored, ALL)
-        assert results.ranking("segm").tolist() == [0.05, 1.0]
-        assert results.ranking("bbox").tolist() == results.scores.tolist() == [0.1, 1.0]
-        assert list(results.to_coco()) == [scored[0], {**ROWS[1], "mask_score": 1.0}]
-        assert Results.from_coco(scored).mask_scores is None
-        masks = Results.from_coco(scored, ["segm"]).to_coco()  # for other programs
-        assert [(row["score"], "mask_score" in row) for row in masks] == [(0.05, False), (1, False)]
-
     def test_counts_may_be_bytes(self):
         counts = ROWS[0]["segmentation"]["counts"].encode()
         row = {**ROWS[0], "segmentation": {"size": [2, 3], "counts": counts}}
@@ -165,39 +156,61 @@ class TestCocoEntries:
     @pytest.mark.parametrize(
         ("change", "message"),
         [
-            ({"image_id": "a"}, "result 1: image_id is 'a', not an id"),
-            ({"image_id": 1.0}, "result 1: image_id is 1.0, not an id"),
-            ({"category_id": 2**70}, "result 1: category_id is 1180591620717411303424, not an id"),
-            ({"score": "high"}, "result 1: score is 'high', not a number"),
-            ({"score": 10**400}, "result 1: score is 1000.*, not a number"),
-            ({"mask_score": []}, r"result 1: mask_score is \[\], not a number"),
-            ({"bbox": [1, 2, 3]}, r"result 1: bbox is \[1, 2, 3\], not 4 numbers"),
-            ({"keypoints": [1, 2, 1] * 2}, r"result 1: keypoints is .*, not 3 numbers"),
-            ({"segmentation": [[1, 1, 2, 2, 3, 1]]}, "result 1: .* not an RLE"),
+            ({"image_id": "a"}, "image_id is 'a', not an id"),
+            ({"image_id": 1.5}, "image_id is 1.5, not an id"),
+            ({"category_id": 2**70}, "category_id is 1180591620717411303424, not an id"),
+            ({"score": "high"}, r"is not in COCO's results format \(.*score"),
+            ({"score": None}, r"is not in COCO's results format \(.*score"),
+            ({"bbox": [1, 2, 3]}, r"is not in COCO's results format \(.*bbox"),
+            ({"bbox": "1 2 3 4"}, r"is not in COCO's results format \(.*bbox"),
+            ({"keypoints": [1, 2, 1] * 2}, "keypoints is .*, not 3 numbers"),
+            ({"keypoints": [[1, 2, 1]]}, r"is not in COCO's results format \(.*keypoints"),
             *(
-                ({"segmentation": mask}, "result 1: segmentation is .*, not an RLE")
+                ({"segmentation": mask}, r".*segmentation")
                 for mask in (
+                    None,
+                    [[1, 1, 2, 2, 3, 1]],
+                    {"size": [4, 4], "counts": [4, 12]},
                     {"size": [4, 4], "counts": "\u00e9"},
                     {"size": [4], "counts": "`0"},
                     {"size": [0, 2**63], "counts": "`0"},
                     {"size": [-1, 4], "counts": "`0"},
+                    {"counts": "`0"},
                 )
             ),
         ],
     )
     def test_invalid(self, change, message):
-        with pytest.raises(DataError, match=message):
+        """The error names the first entry that is not a COCO result."""
+        with pytest.raises(DataError, match=f"result 1:? {message}"):
             Results.from_coco([ROWS[0], {**ROWS[1], **change}], ALL)
 
-    def test_incomplete_keypoints(self):
-        with pytest.raises(DataError, match=r"result 0: keypoints is .*, not 3 numbers"):
-            Results.from_coco([{**ROWS[0], "keypoints": [1, 2, 1, 0]}], ALL)
+    def test_the_error_shows_a_result(self):
+        with pytest.raises(DataError, match=r'A result is, for example, {"image_id": 17, '):
+            Results.from_coco([{"file_name": "1.png", "label": "cat"}])
+
+    @pytest.mark.parametrize("rows", [{"annotations": ROWS}, 5, None])
+    def test_other_content_than_a_list(self, rows):
+        with pytest.raises(DataError, match="a list of COCO results is needed, such as"):
+            Results.from_coco(rows)
+
+    def test_numbers_of_other_libraries(self):
+        row = {"image_id": np.int64(3), "category_id": 7.0, "score": np.float32(0.5),
+               "bbox": np.arange(4)}  # fmt: skip
+        assert list(Results.from_coco([row]).to_coco()) == [
+            {"image_id": 3, "category_id": 7, "score": 0.5, "bbox": [0, 1, 2, 3]}
+        ]
+
+    def test_missing_boxes_are_those_of_the_masks(self):
+        row = {**ROWS[0], "segmentation": encode_bitmap(np.eye(4)[1:3]), "bbox": None}
+        results = Results.from_coco([row], ("bbox", "segm"))
+        assert results.boxes.tolist() == rle_codec.toBbox([row["segmentation"]]).tolist()
 
     @pytest.mark.parametrize("field", ROWS[0])
     def test_missing(self, field):
         row = {name: value for name, value in ROWS[1].items() if name != field}
-        with pytest.raises(DataError, match=f"result 1 has no '{field}'"):
-            Results.from_coco([ROWS[0], row], ALL)
+        with pytest.raises(DataError, match=f"result 1 .*`{field}`"):
+            Results.from_coco([ROWS[0], row], [field] if field == "bbox" else ALL)
 
 
 def make_results(count: int) -> Results:

@@ -13,7 +13,7 @@ from detlite.config import ConfigError, load_config
 from detlite.data import DataError
 from detlite.data.annotations.store import open_table
 from detlite.errors import CheckpointError
-from detlite.evaluation.reading.files import kinds_of
+from detlite.evaluation.results_file import kinds_of
 from detlite.files.json_files import read_json
 from detlite.files.reading import explain_not_downloaded, open_stored_zip, read_file
 

@@ -8,18 +8,12 @@ from tests.ops.roi_cases import features, ordinary_rois
 
 NAMES = [
     "batched_nms",
-    "box_overlaps",
     "crop_masks",
-    "encode_polygons",
     "heatmap_peaks",
-    "mask_intersections",
     "match_boxes",
-    "match_detections",
     "nms",
     "padded_nms",
     "paste_masks_rle",
-    "precision_recall",
-    "read_annotations",
     "roi_align_backward",
     "roi_align_forward",
     "roi_pool_backward",

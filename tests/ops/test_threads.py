@@ -45,20 +45,7 @@ def roi_align():
     return run
 
 
-def mask_intersections():
-    """Masks of two runs each, as COCO's text: each digit is a length."""
-    strings = [f"{3 + n % 7}{1 + n % 9}" for n in range(300)]
-    pixels = torch.tensor([sum(map(int, string)) for string in strings])
-    data = torch.tensor(list("".join(strings).encode()), dtype=torch.uint8)
-    side = data, torch.full((300,), 2), pixels
-    index = torch.arange(300)
-    ranges = torch.stack([index // 2, index // 2 + 9], dim=1)
-    return lambda: ops.mask_intersections(*side, index, *side, ranges)
-
-
-@pytest.mark.parametrize(
-    "make", [nms, batched_nms, padded_nms, match_boxes, roi_align, mask_intersections]
-)
+@pytest.mark.parametrize("make", [nms, batched_nms, padded_nms, match_boxes, roi_align])
 def test_many_threads_agree_with_one(make):
     run, before, results = make(), torch.get_num_threads(), []
     for count in (1, 2, 3):

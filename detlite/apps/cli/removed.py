@@ -16,6 +16,7 @@ COMMANDS = {
 OPTIONS = {
     ("train", "--unlabeled"): f"images without labels gained nothing. Label them: {_PRE_LABELS}",
     ("predict", "--overlap"): "tiles always overlap by a fifth of their side",
+    ("report", "--area-limits"): "pass other limits to pycocotools: COCOeval(...).params.areaRng",
     ("convert", "--to"): "write a file for other programs with `detlite export --format onnx`",
     ("export", "--format aoti"): "use onnx, or compile the file of pt2 with torch._inductor",
     ("predict", "--shard-size"): "the run continues after each image; use --workers for several "

@@ -18,9 +18,9 @@ from pathlib import Path
 from detlite.apps.cli.options import FONT, OVERRIDES, Option, flag, is_key, option, split_pairs
 
 
-def _numbers(name: str, text: str, count: int | str = "+") -> Option:
-    """Return an option with `count` numbers, by default none; "+": any number."""
-    return option(name, "NUMBER", text, type=float, nargs=count)
+def _numbers(name: str, text: str) -> Option:
+    """Return an option with any number of numbers, by default none."""
+    return option(name, "NUMBER", text, type=float, nargs="+")
 
 
 OPTIONS = (
@@ -35,8 +35,6 @@ OPTIONS = (
              "COCO's)"),
     _numbers("--iou-thresholds", "IoUs over which AP and AR are averaged, with --results (default: "
              "0.5 to 0.95)"),
-    _numbers("--area-limits", "areas in square pixels at which medium and large objects begin, "
-             "with --results (default: 1024 9216)", count=2),
     flag("--skip-bad", "ignore unusable annotations of --truth instead of stopping"),
     option("--output", "FILE", "HTML file to write (default: report.html in the folder of the run; "
            "for several runs, comparison.html in the folder of the first one)", type=Path),
@@ -70,7 +68,6 @@ def run(args: Namespace) -> int:
         opts = ["MODEL.ROI_HEADS.DETECTIONS_PER_IMG", args.max_detections]
         opts += ["TEST.KEYPOINT_OKS_SIGMAS", tuple(args.sigmas or ())]
         opts += ["TEST.IOU_THRESHOLDS", tuple(args.iou_thresholds or ())]
-        opts += ["TEST.AREA_LIMITS", tuple(args.area_limits or ())]
         opts += ["DATASETS.ON_BAD_ANNOTATION", "skip" if args.skip_bad else "error"]
         runs = [
             read_detections(file, name, args.truth, args.images, [*opts, *overrides])

@@ -13,7 +13,6 @@ from pycocotools import mask as rle_codec
 from detlite.apps.drawing.contact_sheet import side_by_side
 from detlite.apps.drawing.html_page import crop_window, draw_window, jpeg
 from detlite.files.errors import DataError
-from detlite.structures.masks.rle import EncodedMasks
 
 from .analysis.error_types import BACKGROUND, DUPLICATE, FALSE_POSITIVE_TYPES, TRUE_POSITIVE
 from .runs import RunAnalysis
@@ -69,20 +68,20 @@ class ErrorGallery:
         self._matches = matches = analysis.errors.matches
         self._indices = {number: n for n, number in enumerate(self.dataset.image_ids)}
         threshold = analysis.threshold.score if analysis.threshold else 0.5
-        self._visible = matches.pairing.scores >= threshold
+        self._visible = matches.scores >= threshold
         self._false_positives = np.flatnonzero(self._errors.types >= 0)
-        self._undetected = np.flatnonzero((self._errors.found_by < 0) & ~matches.truth.crowd)
+        self._undetected = np.flatnonzero((self._errors.found_by < 0) & ~matches.crowd)
         self.counts = len(self._false_positives), len(self._undetected)
         names = np.array(analysis.names, dtype=object)
-        self._detection_names = names[matches.detection_categories]
+        self._detection_names = names[matches.categories]
         self._object_names = names[matches.object_categories]
 
     def false_positives(self) -> list[ErrorImage]:
         """Draw the highest-scoring false positives of each category."""
         matches, indices = self._matches, self._false_positives
-        scores = matches.pairing.scores
+        scores = matches.scores
         selected = []
-        categories = matches.detection_categories[indices]
+        categories = matches.categories[indices]
         for n in indices[_interleave(categories, -scores[indices], self.max_images)].tolist():
             kind, obj = int(self._errors.types[n]), int(self._errors.objects[n])
             image, category = int(matches.images[n]), self._detection_names[n]
@@ -93,8 +92,9 @@ class ErrorGallery:
 
     def missed_objects(self) -> list[ErrorImage]:
         """Draw the largest objects of each category that have no detection."""
-        matches, indices, areas = self._matches, self._undetected, self._matches.truth.areas
-        detections, objects = matches.pairing.pairs()
+        matches, indices = self._matches, self._undetected
+        areas = np.array([row["area"] for row in matches.rows])
+        detections, objects = matches.detections, matches.objects
         selected = []
         categories = matches.object_categories[indices]
         for obj in indices[_interleave(categories, -areas[indices], self.max_images)].tolist():
@@ -102,12 +102,12 @@ class ErrorGallery:
             score, nearest = 0.0, "no detection there"
             if len(pairs):
                 pair = pairs[matches.overlaps[pairs].argmax()]
-                score = float(matches.pairing.scores[detections[pair]])
+                score = float(matches.scores[detections[pair]])
                 nearest = (
                     f"nearest is {self._detection_names[detections[pair]]} {score:.2f}, "
                     f"IoU {100 * matches.overlaps[pair]:.0f} %"
                 )
-            category, image = self._object_names[obj], int(matches.truth.images[obj])
+            category, image = self._object_names[obj], int(matches.object_images[obj])
             text = f"{category} of {areas[obj]:.0f} px²: {nearest}"
             selected.append(ErrorImage(self.run, -1, obj, image, category, "missed", score, text))
         return self._draw(selected)
@@ -121,7 +121,7 @@ class ErrorGallery:
             return "wrong category and inaccurate"
         if kind == DUPLICATE:
             return "duplicate of a detection with a higher score"
-        if self._matches.object_categories[obj] != self._matches.detection_categories[detection]:
+        if self._matches.object_categories[obj] != self._matches.categories[detection]:
             return f"labeled {self._object_names[obj]}"
         return "inaccurate"
 
@@ -131,15 +131,15 @@ class ErrorGallery:
         Detections below the recommended threshold do not count. Without such a threshold, there are
         no correct detections.
         """
-        matches, images = self._matches, len(self._matches.truth.image_ids)
+        matches, images = self._matches, len(self._matches.image_ids)
         detected = self._visible & (self._errors.types >= TRUE_POSITIVE)
         right = detected & (self._errors.types == TRUE_POSITIVE)
-        missed = ~matches.truth.crowd
+        missed = ~matches.crowd
         missed[self._errors.objects[right]] = False
         numbers = np.stack([
             np.bincount(image, minlength=images)
             for image in (matches.images[right], matches.images[detected & ~right],
-                          matches.truth.images[missed])
+                          matches.object_images[missed])
         ])  # fmt: skip
         labeled = np.flatnonzero(numbers[0] + numbers[2])
         f1 = 2 * numbers[0] / np.maximum(2 * numbers[0] + numbers[1] + numbers[2], 1)
@@ -147,7 +147,7 @@ class ErrorGallery:
         chosen = np.unique(np.linspace(0, len(ranked) - 1, min(count, len(ranked))).round())
         examples = []
         for image in ranked[chosen.astype(int)].tolist():
-            image_id = int(matches.truth.image_ids[image])
+            image_id = int(matches.image_ids[image])
             try:
                 pixels, _ = self.dataset[self._indices[image_id]]
             except DataError:
@@ -169,7 +169,7 @@ class ErrorGallery:
     ) -> Image.Image:
         """Draw the detections of an image and its missed objects, which are bool [D] and [G]."""
         matches = self._matches
-        objects = np.flatnonzero(missed & (matches.truth.images == image)).tolist()
+        objects = np.flatnonzero(missed & (matches.object_images == image)).tolist()
         detections = np.flatnonzero(detected & (matches.images == image)).tolist()
         several = len(self.analysis.names) > 1
         texts, colors = [], []
@@ -177,19 +177,19 @@ class ErrorGallery:
             texts.append(f"missed {self._object_names[obj]}" if several else "missed")
             colors.append(_TARGET_COLOR)
         for n in detections:
-            score = f"{matches.pairing.scores[n]:.2f}"
+            score = f"{matches.scores[n]:.2f}"
             texts.append(f"{self._detection_names[n]} {score}" if several else score)
             colors.append(_DETECTION_COLOR if right[n] else _ERROR_COLOR)
         height, width = pixels.shape[-2:]
         aspect = min(max(width / height, height / width), _MAX_ASPECT)
         points = self.results.keypoints
         if points is not None:  # in pixel indices; those of missed objects are not drawn
-            found = points[matches.pairing.index[detections]] + [0.5, 0.5, 0]
+            found = points[matches.index[detections]] + [0.5, 0.5, 0]
             points = np.concatenate([np.zeros((len(objects), *points.shape[1:])), found])
         return draw_window(
             pixels, (0, 0, width, height),
-            np.concatenate([matches.truth.boxes[objects], self._boxes(detections)]),
-            [*(_rle(matches.truth.masks, g) for g in objects), *map(self._mask, detections)],
+            np.concatenate([self._object_boxes(objects), self._boxes(detections)]),
+            [*(self._object_mask(g) for g in objects), *map(self._mask, detections)],
             texts, colors, round(_EXAMPLE_SIDE * math.sqrt(aspect)),
             None if len(texts) > _CROWD else True, points,
         )  # fmt: skip
@@ -198,7 +198,7 @@ class ErrorGallery:
         """Draw errors, reading each image once; images that cannot be read are skipped."""
         by_image = sorted(errors, key=lambda error: error.image)
         for image, group in groupby(by_image, lambda error: error.image):
-            image_id = int(self._matches.truth.image_ids[image])
+            image_id = int(self._matches.image_ids[image])
             try:
                 pixels, _ = self.dataset[self._indices[image_id]]
             except DataError:
@@ -211,7 +211,7 @@ class ErrorGallery:
     def _panels(self, pixels: torch.Tensor, error: ErrorImage) -> Image.Image:
         """Draw labels and detections around the detection, or the object if there is none."""
         matches = self._matches
-        objects = np.flatnonzero(matches.truth.images == error.image)
+        objects = np.flatnonzero(matches.object_images == error.image)
         detections = np.flatnonzero((matches.images == error.image) & self._visible)
         # The object and detection of the error come first, because the first is drawn on top.
         if error.obj >= 0:
@@ -219,12 +219,12 @@ class ErrorGallery:
         if error.detection >= 0:
             detections = np.append(error.detection, detections[detections != error.detection])
         boxes = self._boxes(detections)
-        center = boxes[0] if error.detection >= 0 else matches.truth.boxes[error.obj]
+        center = boxes[0] if error.detection >= 0 else np.array(matches.rows[error.obj]["bbox"])
         window = crop_window(center, pixels.shape[-2], pixels.shape[-1])
         several = len(self.analysis.names) > 1
         left = draw_window(
-            pixels, window, matches.truth.boxes[objects],
-            [_rle(matches.truth.masks, error.obj) if g == error.obj else None for g in objects],
+            pixels, window, self._object_boxes(objects),
+            [self._object_mask(error.obj) if g == error.obj else None for g in objects],
             [self._object_names[g] if several or g == error.obj else "" for g in objects],
             [_TARGET_COLOR if g == error.obj else _OBJECT_COLOR for g in objects],
         )  # fmt: skip
@@ -240,15 +240,24 @@ class ErrorGallery:
     def _boxes(self, detections: np.ndarray | list[int]) -> np.ndarray:
         """Return boxes [N, 4] xywh."""
         assert self.results.boxes is not None
-        return self.results.boxes[self._matches.pairing.index[detections]].astype(np.float64)
+        return self.results.boxes[self._matches.index[detections]].astype(np.float64)
 
     def _mask(self, detection: int) -> dict[str, Any] | None:
-        masks = self.results.masks if self.analysis.kind == "segm" else None
-        return _rle(masks, int(self._matches.pairing.index[detection]))
+        masks = self.results.masks
+        if self.analysis.kind != "segm" or masks is None or detection < 0:
+            return None
+        index = int(self._matches.index[detection])
+        return next(masks.rles(index, index + 1))
 
+    def _object_boxes(self, objects: np.ndarray | list[int]) -> np.ndarray:
+        """Return boxes [N, 4] xywh."""
+        rows = [self._matches.rows[g]["bbox"] for g in objects]
+        return np.array(rows, np.float64).reshape(-1, 4)
 
-def _rle(masks: EncodedMasks | None, index: int) -> dict[str, Any] | None:
-    return None if masks is None or index < 0 else next(masks.rles(index, index + 1))
+    def _object_mask(self, obj: int) -> dict[str, Any] | None:
+        if self.analysis.kind != "segm" or obj < 0:
+            return None
+        return dict(self.coco_gt.annToRLE(self._matches.rows[obj]))
 
 
 def _interleave(categories: np.ndarray, keys: np.ndarray, count: int) -> np.ndarray:

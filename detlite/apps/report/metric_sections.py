@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from detlite.evaluation.matching import RECALL_THRESHOLDS
+from detlite.evaluation.engine import RECALL_THRESHOLDS
 
 from . import charts
 from .analysis.bootstrap import compare, interval

@@ -17,8 +17,8 @@ from detlite.data import CocoDataset, build_dataset
 from detlite.data.datasets.ground_truth import build_coco_gt
 from detlite.engine.run_files import METRICS_FILE
 from detlite.evaluation.evaluators import coco_settings, predicted_kinds
-from detlite.evaluation.reading.files import kinds_of, read_results
 from detlite.evaluation.results import Results
+from detlite.evaluation.results_file import kinds_of, read_results
 from detlite.files.errors import DataError
 from detlite.files.json_files import read_json
 

@@ -107,10 +107,6 @@ _TEST = {
     Key("IOU_THRESHOLDS", (), each(fraction, empty=True)): (
         "increasing IoUs over which COCO's AP and AR are averaged; empty: 0.5 to 0.95"
     ),
-    Key("AREA_LIMITS", (), each(positive, empty=True)): (
-        "the two areas in square pixels at which medium and large objects begin in COCO's metrics; "
-        "empty: 32^2 and 96^2"
-    ),
 }
 _BBOX_AUG = {
     Key("ENABLED", False): (

@@ -13,6 +13,9 @@ import numpy as np
 
 Counts = str | bytes | Sequence[int]
 
+_MAX_CHARACTERS = 7  # of a run length, whose sums do not overflow
+_CHARACTERS_PER_STEP = 1 << 16
+
 
 @dataclass(frozen=True, eq=False)
 class EncodedMasks:
@@ -46,12 +49,52 @@ class EncodedMasks:
 
     def rles(self, first: int = 0, last: int | None = None) -> Iterator[dict[str, Any]]:
         """Yield the RLEs `first` to `last - 1`, with counts as str."""
-        begin = int(self.lengths[:first].sum())
-        sizes = self.sizes[first:last].tolist()
-        for length, size in zip(self.lengths[first:last].tolist(), sizes, strict=True):
-            text = self.data[begin : begin + length].tobytes().decode("ascii")
-            yield {"size": size, "counts": text}
-            begin += length
+        lengths, begin = self.lengths[first:last], int(self.lengths[:first].sum())
+        ends = lengths.cumsum()
+        text = self.data[begin : begin + int(lengths.sum())].tobytes().decode("ascii")
+        spans = (ends - lengths).tolist(), ends.tolist(), self.sizes[first:last].tolist()
+        for start, end, size in zip(*spans, strict=True):
+            yield {"size": size, "counts": text[start:end]}
+
+    def areas(self) -> np.ndarray:
+        """Count the pixels of each mask, int64 [N]; -1 if its run lengths do not cover its size."""
+        ends, areas = self.lengths.cumsum(), np.full(len(self), -1)
+        first = 0
+        while first < len(self):  # limits the memory
+            begin = int(ends[first] - self.lengths[first])
+            last = max(first + 1, int(np.searchsorted(ends, begin + _CHARACTERS_PER_STEP)))
+            part = slice(first, last)
+            text, pixels = self.data[begin : int(ends[last - 1])], self.sizes[part].prod(axis=1)
+            areas[part] = _count_pixels(text, self.lengths[part], pixels)
+            first = last
+        return areas
+
+
+def _count_pixels(text: np.ndarray, lengths: np.ndarray, pixels: np.ndarray) -> np.ndarray:
+    """Return the areas of masks like `EncodedMasks.areas`, given their strings and image areas."""
+    codes = text.astype(np.int64) - ord("0")
+    owners = np.repeat(np.arange(len(lengths)), lengths)  # the mask of each character
+    is_end, is_last = codes & 0x20 == 0, np.diff(owners, append=-1) != 0
+    bad = (codes < 0) | (codes > 63) | (is_last & ~is_end)
+    ends = np.flatnonzero(is_end | is_last)
+    starts = np.concatenate([[0], ends[:-1] + 1])[: len(ends)]
+    sizes, masks = ends - starts + 1, owners[ends]  # of each number
+    bad[ends[sizes > _MAX_CHARACTERS]] = True
+    shifts = 5 * np.minimum(np.arange(len(codes)) - np.repeat(starts, sizes), _MAX_CHARACTERS)
+    runs = np.add.reduceat((codes & 0x1F) << shifts, starts) if len(starts) else starts
+    runs = runs - np.where(codes[ends] & 0x10, 1 << 5 * np.minimum(sizes, _MAX_CHARACTERS), 0)
+    numbers = np.bincount(masks, minlength=len(lengths))
+    first = np.repeat(numbers.cumsum() - numbers, numbers)
+    rank = np.arange(len(runs)) - first
+    for parity, begin in ((1, 1), (0, 2)):  # the numbers that are sums, see `run_lengths`
+        summed = (rank & 1 == parity) & (rank >= begin)  # none is the first of its mask
+        sums = np.where(summed, runs, 0).cumsum()
+        runs = np.where(summed, sums - sums[first], runs)
+    bad[ends[runs < 0]] = True
+    count = len(lengths)
+    covered = np.bincount(masks, runs, count) == pixels
+    areas = np.bincount(masks, np.where(rank & 1, runs, 0), count).astype(np.int64)
+    return np.where(covered & (np.bincount(owners[bad], minlength=count) == 0), areas, -1)
 
 
 def run_lengths(counts: Counts) -> np.ndarray:
@@ -71,8 +114,8 @@ def run_lengths(counts: Counts) -> np.ndarray:
     ends = np.flatnonzero(codes & 0x20 == 0)
     starts = np.concatenate([[0], ends[:-1] + 1])[: len(ends)]
     sizes = ends - starts + 1
-    # Seven characters suffice for any run of an image, and their sums do not overflow.
-    if ((codes < 0) | (codes > 63)).any() or sizes.sum() != len(codes) or (sizes > 7).any():
+    is_valid = sizes.sum() == len(codes) and sizes.max(initial=0) <= _MAX_CHARACTERS
+    if ((codes < 0) | (codes > 63)).any() or not is_valid:
         raise ValueError("the RLE counts are not run lengths")
     if not len(ends):
         return ends

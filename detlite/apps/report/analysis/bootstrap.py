@@ -10,20 +10,70 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from pycocotools.coco import COCO
 from torch import Tensor
 from torch.nn import functional as F
 
-from detlite.evaluation.matching import (
+from detlite.evaluation.coco import MatchedResults, positives
+from detlite.evaluation.engine import (
     IGNORED,
     RECALL_THRESHOLDS,
     TRUE_POSITIVE,
-    MatchedDetections,
     Measures,
+    numbers_of,
+    read_outcomes,
 )
+from detlite.evaluation.results import Results
 
 Interval = tuple[float, float]
 
 _CHUNK = 1 << 19  # entries of a table that fits into the cache
+
+
+@dataclass(frozen=True, eq=False)
+class MatchedDetections:
+    """The outcomes of D detections, by decreasing score, and the G objects.
+
+    Attributes:
+        shape: the numbers of images and categories.
+        images, categories: int64 [D], numbers by increasing id.
+        outcomes: uint8 [A, T, D] of `read_outcomes`.
+        object_images, object_categories: int64 [G].
+        counted: bool [A, G], objects to detect.
+    """
+
+    shape: tuple[int, int]
+    images: np.ndarray
+    categories: np.ndarray
+    outcomes: np.ndarray
+    object_images: np.ndarray
+    object_categories: np.ndarray
+    counted: np.ndarray
+    measures: Measures
+
+
+def matched_detections(
+    found: MatchedResults, truth: COCO, results: Results, kind: str
+) -> MatchedDetections:
+    """Read the outcomes of `match_coco` with these arguments."""
+    measures = found.tables.measures
+    images, categories = numbers_of(truth.imgs), numbers_of(truth.cats)
+    rows = truth.dataset["annotations"]
+    areas = np.array([row["area"] for row in rows], np.float64)
+    low, high = np.array([*measures.areas.values()]).T[:, :, None]
+    detection_images = np.searchsorted([*images], results.image_ids)
+    # Equal scores are ordered by image, as in COCO's evaluation.
+    order = np.lexsort((detection_images, -results.scores.astype(np.float64)))
+    return MatchedDetections(
+        shape=(len(images), len(categories)),
+        images=detection_images[order],
+        categories=np.searchsorted([*categories], results.category_ids[order]),
+        outcomes=read_outcomes(found.evaluator, measures, len(results))[..., order],
+        object_images=np.array([images[row["image_id"]] for row in rows], np.int64),
+        object_categories=np.array([categories[row["category_id"]] for row in rows], np.int64),
+        counted=positives(truth, kind) & (areas >= low) & (areas <= high),
+        measures=measures,
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,7 +96,7 @@ class BootstrapMetrics:
         ap = self.ap[..., names.index("all")]
         tables = {"AP": ap[:, at(None)], "AP50": ap[:, [at(0.5)]], "AP75": ap[:, [at(0.75)]]}
         tables |= {
-            f"AP{area[0]}": self.ap[:, at(None), :, a]
+            f"AP{area[0]}": self.ap[..., a][:, at(None)]
             for a, area in enumerate(names)
             if area != "all"
         }
@@ -55,7 +105,7 @@ class BootstrapMetrics:
 
     def by_category(self) -> np.ndarray:
         """Return AP by category, float [B, K]."""
-        return self.ap[:, self.measures.at(None), :, self.measures.area("all")].mean(axis=1)
+        return self.ap[..., self.measures.area("all")][:, self.measures.at(None)].mean(axis=1)
 
 
 def _nan_mean(table: np.ndarray) -> np.ndarray:
@@ -98,28 +148,27 @@ def _basic_interval(value: float | None, sampled: np.ndarray) -> Interval | None
 
 
 def resample(matched: MatchedDetections, samples: np.ndarray) -> BootstrapMetrics:
-    """Compute the metrics of the samples of `sample_images` for `matched.truth.image_ids`."""
-    truth, pairing, measures = matched.truth, matched.pairing, matched.measures
-    shape = (len(samples), len(measures.ious), len(truth.category_ids))
+    """Compute the metrics of the samples of `sample_images` for the images of the truth."""
+    measures = matched.measures
+    shape = (len(samples), len(measures.ious), matched.shape[1])
     ap = np.full((*shape, len(measures.areas)), np.nan, np.float32)
     recall = np.full(shape, np.nan, np.float32)
     drawn = torch.from_numpy(np.ascontiguousarray(samples.T, np.float32))  # [I, B]
     for k in range(shape[2]):
-        best_first, objects = matched.of_category(k)
-        best_first = best_first[pairing.ranks[best_first] < measures.max_dets]
-        images = pairing.keys[best_first] % len(truth.image_ids)
+        detections = np.flatnonzero(matched.categories == k)
+        images, in_category = matched.images[detections], matched.object_categories == k
         for a, area in enumerate(measures.areas):
-            counted = truth.images[objects][~matched.ignored[a, objects]]
+            counted = matched.object_images[in_category & matched.counted[a]]
             if not len(counted):
                 continue
-            positives = samples @ np.bincount(counted, minlength=samples.shape[1])  # [B]
-            outcomes = matched.outcomes[a][:, best_first]  # [T, D]
+            present = samples @ np.bincount(counted, minlength=samples.shape[1])  # [B]
+            outcomes = matched.outcomes[a][:, detections]  # [T, D]
             hits = np.flatnonzero((outcomes == TRUE_POSITIVE).any(axis=0))
             step = max(1, _CHUNK // max(1, len(hits)))
             for first in range(0, len(samples), step):
                 chunk = slice(first, first + step)
                 tables = _average_precision(
-                    drawn[:, chunk].contiguous(), images, outcomes, hits, positives[chunk]
+                    drawn[:, chunk].contiguous(), images, outcomes, hits, present[chunk]
                 )
                 ap[chunk, :, k, a] = tables[0]
                 if area == "all":

@@ -7,20 +7,19 @@ from typing import Any
 import numpy as np
 from pycocotools.coco import COCO
 
-from detlite.evaluation.coco import category_names, match_coco, summarize
-from detlite.evaluation.matching import (
-    IGNORED,
-    TRUE_POSITIVE,
-    MatchedDetections,
+from detlite.evaluation.coco import (
+    Outcomes,
     PrecisionRecall,
     ScoreThreshold,
-    accumulate,
     best_threshold,
+    category_names,
+    match_coco,
+    summarize,
 )
-from detlite.evaluation.reading.ground_truth import check_results
 from detlite.evaluation.results import Results
+from detlite.evaluation.results_file import check_results
 
-from .bootstrap import BootstrapMetrics, resample
+from .bootstrap import BootstrapMetrics, matched_detections, resample
 from .cross_category import confusion_matrix, match_across_categories
 from .error_types import DetectionErrors, classify_errors
 
@@ -105,12 +104,12 @@ def analyze_detections(
     See `match_coco` for the other arguments and the exceptions.
     """
     check_results(results, coco_gt, [kind])
-    matched = match_coco(coco_gt, results, kind, max_dets, *settings)
-    tables, names = accumulate(matched), category_names(coco_gt)
-    counted = ~matched.ignored[matched.measures.area("all")]
-    threshold = best_threshold(matched)
-    metrics = summarize(tables, names, kind)
-    labeled = np.bincount(matched.truth.images, minlength=len(matched.truth.image_ids)) > 0
+    found = match_coco(coco_gt, results, kind, max_dets, *settings)
+    names, threshold = category_names(coco_gt), best_threshold(found.outcomes)
+    metrics = summarize(found.tables, names, kind)
+    matched = matched_detections(found, coco_gt, results, kind)
+    counted = matched.counted[found.tables.measures.area("all")]
+    labeled = np.bincount(matched.object_images, minlength=matched.shape[0]) > 0
     labeled_ap = metrics["AP"]
     if not labeled.all():
         (labeled_ap,) = resample(matched, labeled[None].astype(np.uint8)).metrics()["AP"].tolist()
@@ -122,11 +121,11 @@ def analyze_detections(
     return DetectionAnalysis(
         kind=kind,
         names=names,
-        objects=np.bincount(matched.truth.categories[counted], minlength=len(names)),
+        objects=np.bincount(matched.object_categories[counted], minlength=len(names)),
         metrics=metrics,
-        precision_recall=tables,
+        precision_recall=found.tables,
         bootstrap=resample(matched, samples),
-        calibration=calibrate(matched),
+        calibration=calibrate(found.outcomes),
         threshold=threshold,
         unlabeled=int((~labeled).sum()),
         labeled_ap=labeled_ap,
@@ -135,11 +134,9 @@ def analyze_detections(
     )
 
 
-def calibrate(matched: MatchedDetections, bins: int = 10) -> Calibration:
+def calibrate(outcomes: Outcomes, bins: int = 10) -> Calibration:
     """Sort detections into bins by score, without ignored ones; true positives have IoU >= 0.5."""
-    outcomes = matched.outcomes_at_50
-    counted = outcomes != IGNORED
-    scores, hits = matched.pairing.scores[counted], outcomes[counted] == TRUE_POSITIVE
+    scores, hits = outcomes.scores, outcomes.correct
     bin_of = np.clip((scores * bins).astype(np.int64), 0, bins - 1)
     counts = np.bincount(bin_of, minlength=bins)
     totals = np.stack([np.bincount(bin_of, values, minlength=bins) for values in (scores, hits)])

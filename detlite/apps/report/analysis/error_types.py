@@ -4,13 +4,10 @@ The types and rules are from TIDE (Bolya et al., ECCV 2020, https://arxiv.org/ab
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import torch
 
-from detlite import ops
-from detlite.evaluation.matching import RECALL_THRESHOLDS
+from detlite.evaluation.engine import RECALL_THRESHOLDS
 
 from .cross_category import FOREGROUND_IOU, CrossCategoryMatches
 
@@ -56,9 +53,9 @@ class DetectionErrors:
 
 def classify_errors(matches: CrossCategoryMatches) -> DetectionErrors:
     """Classify every detection, and find the missed objects."""
-    detections, objects = matches.pairing.pairs()
-    same = matches.detection_categories[detections] == matches.object_categories[objects]
-    crowd = matches.truth.crowd[objects]
+    detections, objects = matches.detections, matches.objects
+    same = matches.categories[detections] == matches.object_categories[objects]
+    crowd = matches.crowd[objects]
     # Detections, in order of score, take the unmatched object of highest IoU.
     candidates = np.flatnonzero(same & ~crowd & (matches.overlaps >= FOREGROUND_IOU))
     order = np.lexsort((-matches.overlaps[candidates], detections[candidates]))
@@ -90,7 +87,7 @@ def classify_errors(matches: CrossCategoryMatches) -> DetectionErrors:
     wrong = np.flatnonzero((types == CLASSIFICATION) | (types == LOCALISATION))
     wrong = wrong[found_by[object_of[wrong]] < 0]
     corrected = wrong[np.unique(object_of[wrong], return_index=True)[1]]
-    missed = (found_by < 0) & ~matches.truth.crowd
+    missed = (found_by < 0) & ~matches.crowd
     missed[object_of[corrected]] = False
     ap, gains = _gains(matches, types, object_of, corrected, missed)
     return DetectionErrors(matches, types, object_of, found_by, missed, gains, ap)
@@ -105,27 +102,27 @@ def _gains(
 ) -> tuple[float | None, dict[str, float]]:
     objects = matches.object_categories
     count = len(matches.category_ids)
-    positives = np.bincount(objects[~matches.truth.crowd], minlength=count)  # [K]
+    positives = np.bincount(objects[~matches.crowd], minlength=count)  # [K]
     if not positives.any():
         return None, dict.fromkeys(ERROR_TYPES, 0.0)
 
     def ap(
         kept: np.ndarray, hits: np.ndarray, categories: np.ndarray, remaining: np.ndarray
     ) -> float:
-        tables = matches.pairing.ranking[kept], hits[kept], categories[kept]
+        tables = matches.scores[kept], hits[kept], categories[kept]
         return _mean_ap(*tables, remaining, known=positives > 0)
 
     counted, hits = types != IGNORED, types == TRUE_POSITIVE
-    before = ap(counted, hits, matches.detection_categories, positives)
+    before = ap(counted, hits, matches.categories, positives)
     after = {}
     for number, kind in enumerate(FALSE_POSITIVE_TYPES):
         fixed = np.zeros_like(hits)
         fixed[corrected[types[corrected] == number]] = True
-        categories = np.where(fixed, objects[object_of], matches.detection_categories)
+        categories = np.where(fixed, objects[object_of], matches.categories)
         kept = counted & ((types != number) | fixed)
         after[kind] = ap(kept, hits | fixed, categories, positives)
     remaining = positives - np.bincount(objects[missed], minlength=count)
-    after["missed"] = ap(counted, hits, matches.detection_categories, remaining)
+    after["missed"] = ap(counted, hits, matches.categories, remaining)
     # As in TIDE: a negative gain is an artifact of the interpolation.
     return before, {kind: max(value - before, 0.0) for kind, value in after.items()}
 
@@ -138,19 +135,16 @@ def _mean_ap(
     known: np.ndarray,
 ) -> float:
     """Return the mean AP of the categories in `known`, bool [K], with objects or detections."""
-    order = np.argsort(categories, kind="stable")
-    ends = np.searchsorted(categories[order], np.arange(len(positives)), side="right")
-    arrays = (
-        hits[order].astype(np.uint8)[None, None],
-        scores[order],
-        np.zeros(len(order), np.int64),
-        ends,
-        positives[None].astype(np.int64),
-        np.empty(0, np.int64),
-        RECALL_THRESHOLDS,
-    )
-    arguments: list[Any] = [*map(torch.from_numpy, arrays), 1]
-    precision, _ = ops.precision_recall(*arguments)
-    values = precision[0, :, :, 0].mean(dim=0).numpy().clip(0)
-    values = values[known & ((positives > 0) | (np.diff(ends, prepend=0) > 0))]
-    return float(values.mean()) if len(values) else 0.0
+    values = []
+    for k in np.flatnonzero(known):
+        detections = np.flatnonzero(categories == k)
+        if not positives[k]:  # all objects were left out
+            values += [0.0] * bool(len(detections))
+            continue
+        best_first = detections[np.argsort(-scores[detections], kind="stable")]
+        true_positives = hits[best_first].cumsum()
+        precision = true_positives / np.arange(1, len(best_first) + 1)
+        envelope = np.append(np.maximum.accumulate(precision[::-1])[::-1], 0.0)
+        reached = np.searchsorted(true_positives / positives[k], RECALL_THRESHOLDS)
+        values.append(envelope[reached].mean())
+    return float(np.mean(values)) if values else 0.0

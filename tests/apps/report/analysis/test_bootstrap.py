@@ -6,9 +6,15 @@ import numpy as np
 import pytest
 from pycocotools.coco import COCO
 
-from detlite.apps.report.analysis.bootstrap import compare, interval, resample, sample_images
-from detlite.evaluation import Results, evaluate_coco
-from detlite.evaluation.coco import category_names, match_coco
+from detlite.apps.report.analysis.bootstrap import (
+    compare,
+    interval,
+    matched_detections,
+    resample,
+    sample_images,
+)
+from detlite.evaluation import Results
+from detlite.evaluation.coco import category_names, match_coco, measure_coco
 from tests.builders import make_coco
 from tests.evaluation.synthetic_detections import synthetic_dataset
 
@@ -16,14 +22,19 @@ NAMES = {"AP": "AP", "AP50": "AP50", "AP75": "AP75", "APs": "APs", "APm": "APm",
          "AR": "AR100"}  # fmt: skip
 
 
+def match(coco, results, kind):
+    return matched_detections(match_coco(coco, results, kind), coco, results, kind)
+
+
 def sampled_metrics(coco, rows, kind, samples):
-    sampled = resample(match_coco(coco, Results.from_coco(rows, ("bbox", "segm")), kind), samples)
+    sampled = resample(match(coco, Results.from_coco(rows, ("bbox", "segm")), kind), samples)
     return sampled.metrics(), sampled.by_category()
 
 
 def check(coco, rows, kind, metrics, by_category, sample):
-    """Compare the metrics of one sample with `evaluate_coco`."""
-    expected = evaluate_coco(coco, Results.from_coco(rows, ("bbox", "segm")), [kind])[kind]
+    """Compare the metrics of one sample with those of the whole dataset."""
+    results = Results.from_coco(rows, ("bbox", "segm"))
+    expected = measure_coco(coco, results, [kind], 100)[kind]
     for name, coco_name in NAMES.items():
         value = np.nan if expected[coco_name] is None else expected[coco_name]
         assert metrics[name][sample] == pytest.approx(value, abs=1e-6, nan_ok=True), name
@@ -69,9 +80,9 @@ def test_keypoints_have_no_small_objects(data_root):
     folder = data_root / "data" / "cocoeval_val2014_100" / "keypoints"
     results = Results.from_coco(json.loads((folder / "dt.json").read_text()), ["keypoints"])
     coco = COCO(folder / "gt.json")
-    matched = match_coco(coco, results, "keypoints")
+    matched = match(coco, results, "keypoints")
     metrics = resample(matched, np.ones((1, len(coco.imgs)), np.uint8)).metrics()
-    expected = evaluate_coco(coco, results, ["keypoints"])["keypoints"]
+    expected = measure_coco(coco, results, ["keypoints"], 100)["keypoints"]
     assert metrics.keys() == {"AP", "AP50", "AP75", "APm", "APl", "AR"}
     for name, value in metrics.items():
         assert value[0] == pytest.approx(expected[name], abs=1e-6)
@@ -120,7 +131,7 @@ def test_coverage_of_intervals():
     the AP of all images in 79 of 100 cases only.
     """
     coco, rows = synthetic_dataset(1, images=400, objects=3, crowds=0)
-    matched = match_coco(coco, Results.from_coco(rows, ["bbox"]), "bbox")
+    matched = match(coco, Results.from_coco(rows, ["bbox"]), "bbox")
     truth = resample(matched, np.ones((1, 400), np.uint8)).metrics()["AP50"][0]
     rng = np.random.default_rng(0)
     inside = []
@@ -148,7 +159,7 @@ class TestCompare:
         samples = sample_images(60, 400, 0)
         first, second = (sampled_metrics(coco, kept, "bbox", samples)[0]["AP50"]
                          for kept in (better, rows))  # fmt: skip
-        expected = [evaluate_coco(coco, Results.from_coco(kept), ["bbox"])["bbox"]["AP50"]
+        expected = [measure_coco(coco, Results.from_coco(kept), ["bbox"], 100)["bbox"]["AP50"]
                   for kept in (better, rows)]  # fmt: skip
         difference = compare(*expected, first, second)
         assert difference.value == pytest.approx(expected[1] - expected[0])

@@ -1,7 +1,7 @@
 """Analyses agree with `evaluate_coco` and with each other; calibration of scores."""
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -35,25 +35,6 @@ def test_boxes_and_masks(kind):
     assert analysis.bootstrap.metrics()["AP"].shape == (20,)
 
 
-def test_mask_scores_rank_masks_only():
-    coco, rows = synthetic_dataset(1, crowds=0)
-    plain = Results.from_coco(rows, ("bbox", "segm"))
-    rng = np.random.default_rng(0)
-    results = replace(plain, mask_scores=plain.scores * rng.random(len(rows)))
-    args = sample_images(12, 20, 0), 50
-    analysis = analyze_detections(coco, results, "segm", *args)
-    expected = evaluate_coco(coco, results, ["segm"], 50)["segm"]
-    assert asdict(analysis.threshold) == expected.pop("best_f1")
-    assert analysis.metrics == expected
-    assert analysis.errors.ap == pytest.approx(analysis.metrics["AP50"], abs=0.02)
-    without = analyze_detections(coco, plain, "segm", *args)
-    assert without.metrics["AP"] != analysis.metrics["AP"]
-    assert analysis.calibration.counts.tolist() == without.calibration.counts.tolist()
-    assert analyze_detections(coco, results, "bbox", *args).metrics == (
-        analyze_detections(coco, plain, "bbox", *args).metrics
-    )
-
-
 def test_keypoints_have_no_error_types(data_root):
     folder = data_root / "data" / "cocoeval_val2014_100" / "keypoints"
     results = Results.from_coco(json.loads((folder / "dt.json").read_text()), ["keypoints"])
@@ -78,15 +59,14 @@ def test_results_of_another_dataset():
 
 def test_bins_of_the_counted_detections():
     coco, rows = synthetic_dataset(0)
-    matched = match_coco(coco, Results.from_coco(rows), "bbox")
-    calibration = calibrate(matched, 5)
-    outcomes, scores = matched.outcomes[0, 0], matched.pairing.scores
-    assert (outcomes == 2).any()  # some are in crowds
+    outcomes = match_coco(coco, Results.from_coco(rows), "bbox").outcomes
+    calibration, scores = calibrate(outcomes, 5), outcomes.scores
+    assert len(scores) < len(rows)  # some are in crowds
     for n in range(5):
-        own = (scores >= n / 5) & (scores < (n + 1) / 5) & (outcomes != 2)
+        own = (scores >= n / 5) & (scores < (n + 1) / 5)
         assert calibration.counts[n] == own.sum()
         assert calibration.scores[n] == pytest.approx(scores[own].mean())
-        assert calibration.precision[n] == pytest.approx((outcomes[own] == 1).mean())
+        assert calibration.precision[n] == pytest.approx(outcomes.correct[own].mean())
     gaps = (
         np.abs(calibration.scores - calibration.precision)
         * calibration.counts
@@ -104,8 +84,12 @@ def test_known_errors():
 
 def test_scores_of_one_and_no_detections():
     coco, rows = synthetic_dataset(1)
-    certain = calibrate(match_coco(coco, Results.from_coco([{**rows[0], "score": 1.0}]), "bbox"))
+
+    def measured(rows):
+        return calibrate(match_coco(coco, Results.from_coco(rows), "bbox").outcomes)
+
+    certain = measured([{**rows[0], "score": 1.0}])
     assert certain.counts.tolist() == [0] * 9 + [1]
-    empty = calibrate(match_coco(coco, Results.from_coco([]), "bbox"))
+    empty = measured([])
     assert empty.error is None
     assert empty.excess is None

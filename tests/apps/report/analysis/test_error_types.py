@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from pycocotools import mask as rle_codec
 
+from detlite.apps.report.analysis import error_types
 from detlite.apps.report.analysis.cross_category import match_across_categories
 from detlite.apps.report.analysis.error_types import (
     ERROR_TYPES,
@@ -12,8 +13,8 @@ from detlite.apps.report.analysis.error_types import (
     TRUE_POSITIVE,
     classify_errors,
 )
-from detlite.evaluation import Results, matching
-from detlite.evaluation.matching import RECALL_THRESHOLDS
+from detlite.evaluation import Results
+from detlite.evaluation.engine import RECALL_THRESHOLDS
 from tests.builders import coco_content, coco_detection, coco_object, make_coco
 from tests.evaluation.synthetic_detections import synthetic_dataset
 
@@ -172,7 +173,7 @@ def test_tide_itself(monkeypatch, seed, mode):
     for row in rows:
         detections.add_detection(row["image_id"], row["category_id"], row["score"], row["bbox"],
                             row["segmentation"])  # fmt: skip
-    monkeypatch.setattr(matching, "RECALL_THRESHOLDS", np.array([n / 100 for n in range(101)]))
+    monkeypatch.setattr(error_types, "RECALL_THRESHOLDS", np.array([n / 100 for n in range(101)]))
     box = mode == "bbox"
     tide = tidecv.TIDE()
     run = tide.evaluate(truth, detections, mode=tidecv.TIDE.BOX if box else tidecv.TIDE.MASK)

@@ -1,10 +1,8 @@
-"""COCO metrics compared with pycocotools, on random datasets with crowds, ties and empty masks."""
+"""The engines give pycocotools' numbers on random sets with crowds, ties and empty masks."""
 
 import contextlib
 import copy
 import io
-from contextlib import nullcontext
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,12 +11,10 @@ from pycocotools import mask as rle_codec
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
-from detlite.evaluation import Results, evaluate_coco
-from detlite.evaluation.coco import match_coco
-from detlite.evaluation.matching import ScoreThreshold, accumulate, best_threshold
-from detlite.ops.dispatch import use_fallback_ops
+from detlite.evaluation import Results, engine, evaluate_coco
+from detlite.evaluation.coco import coco_measures, match_coco
+from detlite.evaluation.engine import IGNORED, read_outcomes
 from tests.builders import coco_content, make_coco
-from tests.evaluation.synthetic_detections import synthetic_dataset
 
 HEIGHT, WIDTH = 120, 150
 FIELDS = {"bbox": "bbox", "segm": "segmentation", "keypoints": "keypoints"}
@@ -91,36 +87,51 @@ def random_set(seed: int) -> tuple[COCO, list[dict[str, Any]]]:
 
 
 def official(
-    truth: COCO, rows: list[dict[str, Any]], kind: str, limits: list[int], **params: Any
+    truth: COCO, rows: list[dict[str, Any]], fields: tuple[str, ...], **params: Any
 ) -> COCOeval:
-    fields = ("image_id", "category_id", "score", FIELDS[kind])
+    """Evaluate entries with these fields by pycocotools; the last field decides the kind."""
+    kind = {name: kind for kind, name in FIELDS.items()}[fields[-1]]
     own = make_coco(copy.deepcopy(truth.dataset))
+    fields = ("image_id", "category_id", "score", *fields)
     with contextlib.redirect_stdout(io.StringIO()):
         results = own.loadRes([{name: row[name] for name in fields} for row in rows])
         evaluator = COCOeval(own, results, kind)
-        vars(evaluator.params).update(maxDets=limits, **params)
+        vars(evaluator.params).update(params)
         evaluator.evaluate()
         evaluator.accumulate()
     return evaluator
 
 
-@pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize("ops", [nullcontext, use_fallback_ops])
-@pytest.mark.parametrize(
-    ("kind", "max_dets", "limits"),
-    [("bbox", 100, [1, 10, 100]), ("bbox", 2, [1, 2, 10]), ("segm", 100, [1, 10, 100]),
-     ("segm", 3, [1, 3, 10]), ("keypoints", 100, [20])],
-)  # fmt: skip
-def test_values_of_pycocotools(seed, ops, kind, max_dets, limits):
+@pytest.fixture(params=engine.ENGINES)
+def use_engine(request, monkeypatch):
+    monkeypatch.setattr(engine, "ENGINES", {request.param: engine.ENGINES[request.param]})
+
+
+CASES = [  # fields of the results, fields of pycocotools, max_dets, limits
+    (("bbox",), ("bbox",), 100, [1, 10, 100]),
+    (("bbox",), ("bbox",), 2, [1, 2, 10]),
+    (("bbox",), ("bbox",), 300, [1, 10, 300]),
+    (("segm",), ("segmentation",), 100, [1, 10, 100]),
+    # The size of a detected mask is its area, also if there is a box, as in detectron2.
+    (("bbox", "segm"), ("segmentation",), 3, [1, 3, 10]),
+    (("keypoints",), ("keypoints",), 100, [20]),
+    (("bbox", "keypoints"), ("bbox", "keypoints"), 100, [20]),
+]
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(("kinds", "fields", "max_dets", "limits"), CASES)
+@pytest.mark.usefixtures("use_engine")
+def test_values_of_pycocotools(seed, kinds, fields, max_dets, limits):
     truth, rows = random_set(seed)
-    results = Results.from_coco(rows, [kind])
-    with ops():
-        tables = accumulate(match_coco(truth, results, kind, max_dets))
-    expected = official(truth, rows, kind, limits)
-    last = 0 if kind == "keypoints" else limits.index(max_dets)
-    np.testing.assert_allclose(tables.recall, expected.eval["recall"], rtol=0, atol=1e-12)
+    kind, results = kinds[-1], Results.from_coco(rows, kinds)
+    matched = match_coco(truth, results, kind, max_dets)
+    areas = list(coco_measures(kind, max_dets).areas.values())
+    expected = official(truth, rows, fields, maxDets=limits, areaRng=areas)
+    last = limits.index(20 if kind == "keypoints" else max_dets)
+    np.testing.assert_allclose(matched.tables.recall, expected.eval["recall"], atol=1e-12)
     precision = expected.eval["precision"][..., last]
-    np.testing.assert_allclose(tables.precision, precision, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(matched.tables.precision, precision, atol=1e-12)
     if max_dets == 100:
         metrics = evaluate_coco(truth, results, [kind], max_dets)[kind]
         with contextlib.redirect_stdout(io.StringIO()):
@@ -130,22 +141,23 @@ def test_values_of_pycocotools(seed, ops, kind, max_dets, limits):
         assert 0.02 < metrics["AP"] < 0.9
 
 
-@pytest.mark.parametrize("kind", ["bbox", "segm", "keypoints"])
+@pytest.mark.parametrize("kind", FIELDS)
 @pytest.mark.parametrize("ious", [(0.3,), (0.2, 0.5, 0.9), (0.75, 0.8)])
-def test_other_ious_and_areas_give_the_values_of_pycocotools(kind, ious):
+@pytest.mark.usefixtures("use_engine")
+def test_other_ious_give_the_values_of_pycocotools(kind, ious):
     truth, rows = random_set(3)
-    results, areas = Results.from_coco(rows, [kind]), (150, 900)
-    metrics = evaluate_coco(truth, results, [kind], iou_thresholds=ious, area_limits=areas)[kind]
-    ranges = [[0, 1e10], *([] if kind == "keypoints" else [[0, 150]]), [150, 900], [900, 1e10]]
-    limits = [20] if kind == "keypoints" else [1, 10, 100]
-    expected = official(truth, rows, kind, limits, iouThrs=np.array(ious), areaRng=ranges)
+    results = Results.from_coco(rows, [kind])
+    metrics = evaluate_coco(truth, results, [kind], iou_thresholds=ious)[kind]
+    measures = coco_measures(kind, 100)
+    expected = official(truth, rows, (FIELDS[kind],), iouThrs=np.array(ious),
+                        maxDets=measures.limits, areaRng=[*measures.areas.values()])  # fmt: skip
     tables = [expected.eval["precision"][..., -1], expected.eval["recall"][..., -1]]
-    names = ["", *("sml" if len(ranges) == 4 else "ml")]
     for prefix, table in zip(("AP", "AR"), tables, strict=True):
-        for n, name in enumerate(names):
+        for n, name in enumerate(measures.areas):
             known = table[..., n][table[..., n] > -1]
-            limit = "100" if prefix == "AR" and not name and len(ranges) == 4 else ""
-            value = metrics[f"{prefix}{name}{limit}"]
+            letter = "" if name == "all" else name[0]
+            limit = "100" if prefix == "AR" and not letter and kind != "keypoints" else ""
+            value = metrics[f"{prefix}{letter}{limit}"]
             assert value == (pytest.approx(known.mean()) if known.size else None)
     usual = evaluate_coco(truth, results, [kind])[kind]
     assert [metrics[k] for k in ("AP50", "AP75", "best_f1")] == [
@@ -153,58 +165,33 @@ def test_other_ious_and_areas_give_the_values_of_pycocotools(kind, ious):
     ]
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [{"iou_thresholds": ious} for ious in ((0.5, 0.5), (0, 0.5), (0.5, 1.5), (50,))]
-    + [{"area_limits": areas} for areas in ((5,), (9, 4), (0, 4), (1, 2, 3))],
-)
-def test_invalid_settings(settings):
-    truth, _ = random_set(3)
-    with pytest.raises(ValueError, match=r"(IoU thresholds|area limits) must (increase|be two)"):
-        evaluate_coco(truth, [], ["bbox"], **settings)
+@pytest.mark.parametrize("kind", FIELDS)
+@pytest.mark.usefixtures("use_engine")
+def test_outcomes_are_those_of_pycocotools(kind, monkeypatch):
+    """For reports, also if they are read some images at a time."""
+    truth, rows = random_set(1)
+    results = Results.from_coco(rows, [kind])
+    monkeypatch.setattr(engine, "_IMAGES_PER_STEP", 2)
+    matched = match_coco(truth, results, kind)
+    measures = matched.tables.measures
+    outcomes = read_outcomes(matched.evaluator, measures, len(results))
+    expected = official(truth, rows, (FIELDS[kind],), maxDets=[measures.max_dets],
+                        areaRng=[*measures.areas.values()])  # fmt: skip
+    images, areas = len(expected.params.imgIds), len(measures.areas)
+    seen = np.zeros(len(results), bool)
+    for n, entry in enumerate(expected.evalImgs):
+        for d, number in enumerate(entry["dtIds"] if entry else ()):
+            ignored, hits = entry["dtIgnore"][:, d], entry["dtMatches"][:, d] > 0
+            outcome = np.where(ignored, IGNORED, hits)
+            assert (outcomes[n // images % areas, :, number - 1] == outcome).all()
+            seen[number - 1] = True
+    assert (outcomes[..., ~seen] == IGNORED).all()
+    at_50 = outcomes[0, 0]
+    assert matched.outcomes.scores.tolist() == results.scores[at_50 != IGNORED].tolist()
+    assert matched.outcomes.correct.tolist() == (at_50[at_50 != IGNORED] == 1).tolist()
 
 
-def test_float32_results():
-    truth, rows = random_set(7)
-    results = Results.from_coco(rows)
-    assert results.boxes is not None
-    scores, boxes = results.scores.astype(np.float32), results.boxes.astype(np.float32)
-    narrow = replace(results, scores=scores, boxes=boxes)
-    again = Results.from_coco(list(narrow.to_coco()))
-    assert evaluate_coco(truth, narrow, ["bbox"]) == evaluate_coco(truth, again, ["bbox"])
-
-
-def test_best_threshold_has_the_highest_f1():
-    coco, rows = synthetic_dataset(5, crowds=0)
-    matched = match_coco(coco, Results.from_coco(rows), "bbox")
-    result = best_threshold(matched)
-    right = matched.outcomes[0, 0] == 1
-    objects = len(coco.dataset["annotations"])
-
-    def f1(score):
-        kept = matched.pairing.scores >= score
-        return 2 * (right & kept).sum() / (kept.sum() + objects)
-
-    assert result.f1 == pytest.approx(max(f1(row["score"]) for row in rows))
-    assert result.f1 == pytest.approx(f1(result.score))
-    stored = evaluate_coco(coco, Results.from_coco(rows), ["bbox"])["bbox"]["best_f1"]
-    assert ScoreThreshold(**stored) == result
-    kept = matched.pairing.scores >= result.score
-    assert result.precision == pytest.approx((right & kept).sum() / kept.sum())
-    assert result.recall == pytest.approx((right & kept).sum() / objects)
-
-
-def test_equal_scores_are_kept_together():
-    """A threshold keeps all detections of the same score."""
-    coco, rows = synthetic_dataset(6, crowds=0)
-    rows = [{**row, "score": 0.5} for row in rows]
-    matched = match_coco(coco, Results.from_coco(rows), "bbox")
-    result = best_threshold(matched)
-    assert result.score == 0.5
-    assert result.precision == pytest.approx((matched.outcomes[0, 0] == 1).mean())
-
-
-def test_no_detections():
-    coco, _ = synthetic_dataset(7)
-    assert best_threshold(match_coco(coco, Results.from_coco([]), "bbox")) is None
-    assert ScoreThreshold(0.5, 0.0, 0.0).f1 == 0
+def test_pycocotools_is_used_without_hotcoco(monkeypatch):
+    assert engine.load_engine()[0].__module__ != "pycocotools.coco"
+    monkeypatch.setattr(engine, "find_spec", lambda name: name != "hotcoco")
+    assert engine.load_engine() == (COCO, COCOeval)

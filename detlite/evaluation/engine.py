@@ -1,0 +1,230 @@
+"""COCO's matching of detections and objects, by a library with pycocotools' interface.
+
+hotcoco computes the numbers of pycocotools in a fraction of the time; pycocotools is used where it
+is not installed. Another library with the classes `COCO` and `COCOeval` is one more entry of
+`ENGINES`. Letters in shapes: D detections, T IoU thresholds, A area ranges.
+"""
+
+import contextlib
+import importlib
+import io
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+from pycocotools.coco import COCO
+
+from .results import Results
+
+# The modules of COCO and COCOeval of each library, the preferred one first.
+ENGINES = {
+    "hotcoco": ("hotcoco", "hotcoco"),
+    "pycocotools": ("pycocotools.coco", "pycocotools.cocoeval"),
+}
+# Object areas in square pixels, both ends included.
+AREA_RANGES = {
+    "all": (0.0, 1e10),
+    "small": (0.0, 32.0**2),
+    "medium": (32.0**2, 96.0**2),
+    "large": (96.0**2, 1e10),
+}
+IOU_THRESHOLDS = np.linspace(0.5, 0.95, 10)
+RECALL_THRESHOLDS = np.linspace(0.0, 1.0, 101)
+FALSE_POSITIVE, TRUE_POSITIVE, IGNORED = 0, 1, 2  # outcomes of a detection
+
+_NAMED_IOUS = (0.5, 0.75)  # always measured: AP50, AP75, the best score threshold
+_IMAGES_PER_STEP = 250
+_LVIS_LISTS = ("neg_category_ids", "not_exhaustive_category_ids")
+
+
+@dataclass(frozen=True)
+class Measures:
+    """What is measured."""
+
+    areas: dict[str, tuple[float, float]]  # A ranges of object areas in square pixels
+    limits: Sequence[int]  # detections per image and category at which recall is measured
+    max_dets: int  # the limit for precision, one of `limits`
+    averaged: tuple[float, ...] = tuple(IOU_THRESHOLDS.tolist())  # IoUs of AP and AR
+
+    @cached_property
+    def ious(self) -> np.ndarray:
+        """The T IoU thresholds, increasing: the averaged ones, 0.5 and 0.75."""
+        others = [iou for iou in _NAMED_IOUS if not np.isclose(self.averaged, iou).any()]
+        return np.array(sorted([*self.averaged, *others]))
+
+    def at(self, iou: float | None) -> Any:
+        """Return the index of an IoU threshold; None: the indices of the averaged ones."""
+        if iou is not None:
+            return int(np.abs(self.ious - iou).argmin())
+        return np.isin(self.ious, self.averaged)
+
+    def area(self, name: str) -> int:
+        """Return the index of an area range."""
+        return [*self.areas].index(name)
+
+
+def load_engine() -> tuple[Any, Any]:
+    """Return the classes COCO and COCOeval of the first library of `ENGINES` that is installed."""
+    modules = next(modules for name, modules in ENGINES.items() if find_spec(name))
+    coco, evaluator = map(importlib.import_module, modules)
+    return coco.COCO, evaluator.COCOeval
+
+
+def run_engine(
+    truth: COCO,
+    results: Results,
+    kind: str,
+    measures: Measures,
+    sigmas: Sequence[float] | np.ndarray = (),
+    **options: Any,
+) -> Any:
+    """Match detections to objects, and accumulate precision and recall.
+
+    The library gets numbers instead of ids: images and categories are numbered from 0 by
+    increasing id, annotations and detections from 1 in their order.
+
+    Args:
+        truth: the objects from `read_truth`.
+        results: detections of its images and categories, which passed `check_results`.
+        kind: "bbox", "segm" or "keypoints".
+        measures: the IoU thresholds, areas and limits.
+        sigmas: OKS sigmas of the keypoints.
+        options: more arguments of the library's COCOeval.
+
+    Returns:
+        the library's COCOeval, with the tables `eval["precision"]` and `eval["recall"]`.
+    """
+    coco, coco_eval = load_engine()
+    with contextlib.redirect_stdout(io.StringIO()):
+        content = _truth_content(truth, kind)
+        objects = _load(coco, content)
+        if len(results):
+            detections = objects.loadRes(_result_rows(truth, results, kind))
+        else:  # pycocotools refuses an empty list
+            detections = _load(coco, {**content, "annotations": []})
+        evaluator = coco_eval(objects, detections, kind, **options)
+        params = evaluator.params
+        params.iouThrs, params.maxDets = measures.ious.tolist(), [*measures.limits]
+        params.areaRng = [[*bounds] for bounds in measures.areas.values()]
+        params.areaRngLbl = [*measures.areas]
+        if len(sigmas):
+            params.kpt_oks_sigmas = np.array(sigmas)
+        evaluator.evaluate()
+        evaluator.accumulate()
+    return evaluator
+
+
+def _load(coco: Any, content: dict[str, Any]) -> Any:
+    loaded = coco()
+    loaded.dataset = content
+    loaded.createIndex()
+    return loaded
+
+
+def numbers_of(ids: Iterable[int]) -> dict[int, int]:
+    """Return the number of each id, by increasing id from 0."""
+    return {key: n for n, key in enumerate(sorted(ids))}
+
+
+def _truth_content(truth: COCO, kind: str) -> dict[str, Any]:
+    """Return what the library needs of a ground truth, with numbers instead of ids."""
+    numbers, names = numbers_of(truth.imgs), numbers_of(truth.cats)
+    images: list[dict[str, Any]] = []
+    for key, n in numbers.items():
+        image = truth.imgs[key]
+        sides = {side: image[side] for side in ("height", "width") if kind == "segm"}
+        lists = {name: image[name] for name in _LVIS_LISTS if name in image}
+        known = {name: [names[k] for k in ids if k in names] for name, ids in lists.items()}
+        images.append({"id": n, **sides, **known})
+    annotations = []
+    for n, row in enumerate(truth.dataset["annotations"], start=1):
+        ids = {"image_id": numbers[row["image_id"]], "category_id": names[row["category_id"]]}
+        usual = {"bbox": row["bbox"], "area": row["area"], "iscrowd": row.get("iscrowd") or 0}
+        annotations.append({"id": n, **ids, **usual})
+        if kind == "segm":
+            annotations[-1]["segmentation"] = row["segmentation"]
+    if kind == "keypoints":
+        for row, points in zip(annotations, keypoints_of(truth), strict=True):
+            row |= points
+    frequencies = [truth.cats[key].get("frequency", "f") for key in names]
+    categories = [{"id": n, "name": str(n), "frequency": f} for n, f in enumerate(frequencies)]
+    return {"info": {}, "images": images, "categories": categories, "annotations": annotations}
+
+
+def keypoints_of(truth: COCO) -> list[dict[str, Any]]:
+    """Return `keypoints` and `num_keypoints` of all annotations; without them, none is labeled."""
+    rows = truth.dataset["annotations"]
+    empty = [0] * next((len(row["keypoints"]) for row in rows if row.get("keypoints")), 0)
+    found = []
+    for row in rows:
+        points = row.get("keypoints") or empty
+        labeled = row.get("num_keypoints")
+        if labeled is None:
+            labeled = sum(visibility > 0 for visibility in points[2::3])
+        found.append({"keypoints": points, "num_keypoints": labeled})
+    return found
+
+
+def _result_rows(truth: COCO, results: Results, kind: str) -> Any:
+    """Return the results for `loadRes`, boxes as an array.
+
+    Masks are given without boxes, because the size of a detected mask is its area, as in
+    detectron2. Keypoints have the area of their box, if there is one, as in detectron2.
+    """
+    images = np.searchsorted(sorted(truth.imgs), results.image_ids)
+    categories = np.searchsorted(sorted(truth.cats), results.category_ids)
+    scores = results.scores.astype(np.float64)
+    if kind == "bbox":
+        assert results.boxes is not None
+        return np.column_stack([images, results.boxes, scores, categories]).astype(np.float64)
+    columns = {"image_id": images.tolist(), "category_id": categories.tolist()}
+    columns["score"] = scores.tolist()
+    if kind == "segm":
+        assert results.masks is not None
+        columns["segmentation"] = [*results.masks.rles()]
+    else:
+        assert results.keypoints is not None
+        columns["keypoints"] = results.keypoints.reshape(len(results), -1).tolist()
+        if results.boxes is not None:
+            columns["bbox"] = results.boxes.tolist()
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
+def read_outcomes(evaluator: Any, measures: Measures, count: int) -> np.ndarray:
+    """Return the outcomes uint8 [A, T, D] of `count` detections with the limit `max_dets`.
+
+    Detections beyond the limit are IGNORED. Evaluates some images at a time, because the library
+    returns the outcomes as Python lists.
+    """
+    ranges = [[*bounds] for bounds in measures.areas.values()]
+    outcomes = np.full((len(ranges), len(measures.ious), count), IGNORED, np.uint8)
+    params, images = evaluator.params, evaluator.params.imgIds
+    params.maxDets = [measures.max_dets]
+    for first in range(0, len(images), _IMAGES_PER_STEP):
+        params.imgIds = images[first : first + _IMAGES_PER_STEP]
+        with contextlib.redirect_stdout(io.StringIO()):
+            evaluator.evaluate()
+        for entry in evaluator.evalImgs:  # of each category, area and image
+            if entry is not None and len(entry["dtIds"]):
+                numbers, area = np.array(entry["dtIds"]) - 1, ranges.index([*entry["aRng"]])
+                matched = np.array(entry["dtMatches"]) > 0
+                ignored = np.array(entry["dtIgnore"], bool)
+                outcomes[area][:, numbers] = np.where(ignored, IGNORED, matched)
+    params.imgIds = images
+    return outcomes
+
+
+def outcomes_at_50(evaluator: Any, measures: Measures, count: int) -> np.ndarray:
+    """Return the outcomes uint8 [D] at IoU 0.5 among objects of any area."""
+    if not hasattr(evaluator, "image_diagnostics"):
+        outcomes = read_outcomes(evaluator, measures, count)[measures.area("all")]
+        return np.asarray(outcomes[measures.at(0.5)])
+    # hotcoco converts this ten times faster than `evalImgs`.
+    status = evaluator.image_diagnostics(iou_thr=0.5, score_thr=0.0)["dt_status"]
+    outcomes = np.full(count, IGNORED, np.uint8)
+    numbers = np.fromiter(status, np.int64, len(status)) - 1
+    outcomes[numbers] = [status[number] == "tp" for number in status]
+    return outcomes

@@ -1,0 +1,118 @@
+"""Ground truth from files and from memory is read like the annotations of a dataset."""
+
+import json
+import re
+
+import pytest
+
+from detlite.data import CocoDataset
+from detlite.data.datasets.options import DatasetOptions
+from detlite.evaluation import evaluate_coco
+from detlite.evaluation.truth import read_truth
+from detlite.files.errors import DataError
+from tests.builders import coco_content, coco_detection, coco_object, make_coco, rectangle
+
+BOXES = [[10.0, 10, 20, 20], [50, 40, 30, 50], [20, 60, 30, 20]]
+
+
+def content():
+    objects = [
+        coco_object(box, 1, n, segmentation=rectangle(*box)) for n, box in enumerate(BOXES, 1)
+    ]
+    return coco_content(objects, [1, 2, 3])
+
+
+EXACT = [coco_detection(box, 0.9, 1, n) for n, box in enumerate(BOXES, 1)]
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(truth):
+        (tmp_path / "truth.json").write_text(truth if isinstance(truth, str) else json.dumps(truth))
+        return tmp_path / "truth.json"
+
+    return write
+
+
+def sources(truth, write):
+    return truth, write(truth), str(write(truth)), make_coco(truth)
+
+
+def box_ap(source, **options):
+    return evaluate_coco(source, EXACT, ["bbox"], **options)["bbox"]["AP"]
+
+
+def without(field):
+    return lambda row: row.pop(field)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda row: row,
+        lambda row: row.update(iscrowd="0"),
+        lambda row: row.update(area=-5),
+        lambda row: row.update(image_id=str(row["image_id"]), bbox=[str(x) for x in row["bbox"]]),
+        without("area"),
+        without("iscrowd"),
+    ],
+)
+def test_annotations_that_are_not_quite_coco(change, write):
+    truth = content()
+    for row in truth["annotations"]:
+        change(row)
+    for source in sources(truth, write):
+        assert box_ap(source) == pytest.approx(1)
+
+
+def test_datasets(write):
+    options = DatasetOptions(masks=True, check_images=False)
+    dataset = CocoDataset(write(content()), write(content()).parent, options)
+    assert box_ap(dataset) == pytest.approx(1)
+
+
+@pytest.mark.parametrize(
+    "fields", [{"ignore": 1}, {"ignore": True}, {"isCrowd": 1}, {"iscrowd": 2}, {"iscrowd": -1},
+               {"bbox": [0.1, 0.2, 0.5, 0.5]}, {"area": 0}, {"bbox": [25, 25, -20, -20]}],
+    ids=str,
+)  # fmt: skip
+def test_values_that_pycocotools_takes_as_they_are(fields, write):
+    truth = content()
+    odd = coco_object([5, 5, 20, 20], 1, 1, id=9, segmentation=rectangle(5, 5, 20, 20))
+    if "isCrowd" in fields:
+        del odd["iscrowd"]
+    truth["annotations"].append(odd | fields)
+    for source in sources(truth, write)[:2]:
+        if "iscrowd" in fields or fields.get("bbox", [1])[0] < 1:
+            with pytest.raises(DataError, match=r"annotation 9 .*(iscrowd is|inside the first)"):
+                read_truth(source)
+            continue
+        (row,) = (row for row in read_truth(source).dataset["annotations"] if row["id"] == 9)
+        assert row["iscrowd"] == (not fields.keys() & {"area", "bbox"})
+        assert (row["bbox"], row["area"]) == ([5, 5, 20, 20], 400)
+
+
+def test_findings_advise_no_keys(write, caplog):
+    """There is no config that could be changed."""
+    truth = content()
+    del truth["annotations"][0]["area"]
+    truth["annotations"].append(coco_object([5, 5, 9, 9], 1, 1, id=9, iscrowd="1"))
+    box_ap(write(truth))
+    assert "crowds (iscrowd 1): 1 of 4" in caplog.text
+    assert not re.search(r"[A-Z]+\.[A-Z]", caplog.text)
+
+
+def test_bad_annotations_are_skipped_on_request(write):
+    truth = content()
+    truth["annotations"].append(coco_object([5, 5, 9, 9], 77, 1, id=9))
+    with pytest.raises(DataError, match="77"):
+        box_ap(write(truth))
+    assert box_ap(write(truth), skip_bad=True) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("text", ["[", "[]", "{}", '{"images": [], "annotations": []}'])
+def test_invalid_annotation_files_are_named(write, text):
+    with pytest.raises(
+        DataError, match=r"truth\.json: (cannot be read|not valid JSON|not in COCO format)"
+    ):
+        read_truth(write(text))
