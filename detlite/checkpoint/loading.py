@@ -3,6 +3,7 @@
 import logging
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +29,28 @@ _NOT_IN_CLASSIFIER = re.compile(r"\.num_batches_tracked$|\.conv2\.offset\.")
 _TRAINING_STATE = "moving_foreground"
 _COUNTER = ".num_batches_tracked"
 _ANCHOR_LAYER = re.compile(r"(rpn\.)?head\.(cls_logits|bbox_pred)\.")
-_UNKNOWN = "unknown to the model"
+_UNKNOWN, _OTHER_SHAPE = "unknown to the model", "other shape"
 _MAX_NAME = 200  # characters
 _MAX_ROWS = 40  # of a table in a message
+
+
+@dataclass(frozen=True)
+class Match:
+    """Entries of a checkpoint, matched with those of a model.
+
+    Attributes:
+        source: entries of the checkpoint, converted for the model.
+        target: entries of the model, with their current values.
+        by_class: names of layers that differ only in the number of classes.
+        fresh: those of `by_class` that keep the values of the model.
+        problems: (problem, name) of all entries that do not fit.
+    """
+
+    source: dict[str, Tensor]
+    target: dict[str, Tensor]
+    by_class: list[str]
+    fresh: list[str]
+    problems: list[tuple[str, str]]
 
 
 def load_weights(
@@ -53,33 +73,55 @@ def load_weights(
             message lists them, and `model` is unchanged.
         ConfigError: the weights were trained with another convention.
     """
-    if checkpoint.convention not in ("", model.convention.name):
+    path, convention = checkpoint.path, checkpoint.convention
+    if convention not in ("", model.convention.name):
         raise ConfigError(
-            f"MODEL.CONVENTION is {model.convention.name}, but the weights in {checkpoint.path} "
-            f"were trained with {checkpoint.convention}: build the model with that"
+            f"MODEL.CONVENTION is {model.convention.name}, but the weights in {path} were trained "
+            f"with {convention}: build the model with that"
         )
+    labels = "the weights", "the model, which are newly initialized"
+    categories = CategoryMatch(checkpoint.categories, model.categories, labels)
+    found = any(number is not None for number in categories.numbers)
+    is_by_name = categories.differ and (reinit_heads or found)
+    match = _match(
+        model, checkpoint, categories if is_by_name else None, reinit_heads, training_state
+    )
+    if match.problems:
+        raise CheckpointError(f"{path} does not fit the model: {_report(match, training_state)}")
+    model.load_state_dict(match.source | {name: match.target[name] for name in match.fresh})
+    if match.fresh:
+        listed = ", ".join(match.fresh)
+        logger.warning("%s has other classes; newly initialized layers: %s", path, listed)
+    if is_by_name:
+        logger.warning("%s has other categories; %s", path, categories)
+    elif categories.differ:
+        logger.warning(
+            "%s has no category of the model by name. Its weights are used in the same order; set "
+            "MODEL.REINIT_HEADS True to initialize them instead", path,
+        )  # fmt: skip
+    if checkpoint.categories and not match.fresh and not is_by_name:
+        model.categories = checkpoint.categories
+
+
+def _match(
+    model: DetectionModel,
+    checkpoint: Checkpoint,
+    categories: CategoryMatch | None,
+    reinit_heads: bool,
+    training_state: bool,
+) -> Match:
+    """Convert the entries of a checkpoint for a model, and compare them with the model's.
+
+    With `categories`, rows of classes are matched by name. CheckpointError if a value is unusable.
+    """
     target = model.state_dict()
     source = _select_entries(target, checkpoint, training_state)
     source |= adapt_stems(source, target, model.normalizer.bgr255)
-    for name, value in source.items():
-        is_float = value.is_floating_point()
-        if not is_float and name in target and target[name].is_floating_point():
-            raise CheckpointError(
-                f"{checkpoint.path}: {name} is {value.dtype}, not floating point: quantized "
-                "weights cannot be loaded; use the file from before the quantization"
-            )
-        if is_float and not value.float().isfinite().all():
-            raise CheckpointError(
-                f"{checkpoint.path}: {name} contains NaN or infinity: training diverged, or the "
-                "file is damaged; use an earlier checkpoint"
-            )
-    labels = "the weights", "the model, which are newly initialized"
-    match = CategoryMatch(checkpoint.categories, model.categories, labels)
-    is_by_name = match.differ and (reinit_heads or any(n is not None for n in match.numbers))
+    _check_values(checkpoint.path, source, target)
     if reinit_heads:
         source = match_optional_heads(source, target, checkpoint.path)
-    if is_by_name:
-        classes = ClassTransfer(match)
+    if categories:
+        classes = ClassTransfer(categories)
         heads = (n for n, m in model.named_modules() if getattr(m, "class_agnostic", False))
         agnostic = tuple(f"{name}.predictor.bbox_pred." for name in heads)
         source |= {
@@ -95,48 +137,56 @@ def load_weights(
     problems = [
         *(("missing in the file", name) for name in target.keys() - source),
         *((_UNKNOWN, name) for name in source.keys() - target),
-        *(("other shape", name) for name in differs if name not in fresh),
+        *((_OTHER_SHAPE, name) for name in differs if name not in fresh),
     ]
-    if problems:
-        fitting = len(target.keys() & source) - len(differs)
-        names = [name for _, name in problems]
-        anchors = all(map(_ANCHOR_LAYER.match, names)) and "bbox_pred" in " ".join(names)
-        hints = {
-            "Only the number of classes differs: "
-            + (
-                "use the config of its training (leave out --config), or the same NUM_CLASSES"
-                if training_state
-                else "set MODEL.REINIT_HEADS True to load the other layers"
-            ): len(names) == len(by_class),
+    return Match(source, target, by_class, fresh, sorted(problems))
+
+
+def _check_values(path: Path, source: Mapping[str, Tensor], target: Mapping[str, Tensor]) -> None:
+    for name, value in source.items():
+        is_float = value.is_floating_point()
+        if not is_float and name in target and target[name].is_floating_point():
+            raise CheckpointError(
+                f"{path}: {name} is {value.dtype}, not floating point: quantized weights cannot be "
+                "loaded; use the file from before the quantization"
+            )
+        if is_float and not value.float().isfinite().all():
+            raise CheckpointError(
+                f"{path}: {name} contains NaN or infinity: training diverged, or the file is "
+                "damaged; use an earlier checkpoint"
+            )
+
+
+def _report(match: Match, training_state: bool) -> str:
+    """Describe the problems of a match: how many entries fit, hints, and a table of the others."""
+    kinds, names = zip(*match.problems, strict=True)
+    advice = "set MODEL.REINIT_HEADS True to load the other layers"
+    if training_state:
+        advice = "use the config of its training (leave out --config), or the same NUM_CLASSES"
+    hints = (
+        (len(names) == len(match.by_class), f"Only the number of classes differs: {advice}"),
+        (
+            all(map(_ANCHOR_LAYER.match, names)) and "bbox_pred" in " ".join(names),
             "Only the number of anchors per cell differs: set MODEL.RPN.ANCHOR_SIZES and "
-            "ASPECT_RATIOS (or those in MODEL.RETINANET) as for the training of the file": anchors,
+            "ASPECT_RATIOS (or those in MODEL.RETINANET) as for the training of the file",
+        ),
+        (
+            all(name.endswith((".running_mean", ".running_var")) for name in names),
             "Only statistics of batch norm are missing on one side: set MODEL.RESNETS.NORM to the "
-            "norm of the weights: FrozenBN or BN if the file has statistics": all(
-                name.endswith((".running_mean", ".running_var")) for name in names
-            ),
+            "norm of the weights: FrozenBN or BN if the file has statistics",
+        ),
+        (
+            {*kinds} == {_UNKNOWN},
             "The file only has more than the model: if these entries are of a part that you do not "
-            "need, remove them from the file": {problem for problem, _ in problems} == {_UNKNOWN},
-        }
-        raise CheckpointError(
-            f"{checkpoint.path} does not fit the model: {fitting} of {len(target)} entries fit"
-            + "".join(f". {hint}" for hint, applies in hints.items() if applies)
-            + _table(sorted(problems), source, target)
-        )
-    model.load_state_dict({**source, **{name: target[name] for name in fresh}})
-    if fresh:
-        logger.warning(
-            "%s has other classes; newly initialized layers: %s", checkpoint.path, ", ".join(fresh)
-        )
-    if is_by_name:
-        logger.warning("%s has other categories; %s", checkpoint.path, match)
-        return
-    if match.differ:
-        logger.warning(
-            "%s has no category of the model by name. Its weights are used in the same order; set "
-            "MODEL.REINIT_HEADS True to initialize them instead", checkpoint.path,
-        )  # fmt: skip
-    if checkpoint.categories and not fresh:
-        model.categories = checkpoint.categories
+            "need, remove them from the file",
+        ),
+    )
+    fitting = len(match.target.keys() & match.source) - kinds.count(_OTHER_SHAPE) - len(match.fresh)
+    return (
+        f"{fitting} of {len(match.target)} entries fit"
+        + "".join(f". {hint}" for applies, hint in hints if applies)
+        + _table(match.problems, match.source, match.target)
+    )
 
 
 def name_categories(model: DetectionModel) -> None:
