@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from detlite.checkpoint import files
 from detlite.checkpoint.files import Checkpoint, read_checkpoint, save_checkpoint
 from detlite.checkpoint.loading import (
     build_model_from_checkpoint,
@@ -200,8 +201,8 @@ def test_a_checkpoint_is_read_once(tiny_config, tmp_path, monkeypatch, with_file
     path = tmp_path / "w.pth"
     save_checkpoint(Checkpoint(path, build_model(cfg).state_dict(), [], cfg.dump(), "detlite"))
     (tmp_path / "model.yaml").write_text(cfg.dump())
-    read, loaded = [], torch.load
-    monkeypatch.setattr(torch, "load", lambda *a, **k: read.append(a) or loaded(*a, **k))
+    read, load = [], files.load_torch_file
+    monkeypatch.setattr(files, "load_torch_file", lambda path: read.append(path) or load(path))
     build_model_from_checkpoint(path, (), tmp_path / "model.yaml" if with_file else None)
     assert len(read) == 1
 

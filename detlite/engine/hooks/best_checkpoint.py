@@ -94,8 +94,8 @@ class BestCheckpoint(Hook):
     def _finish_without_patience(self) -> None:
         if self.is_out_of_patience:
             logger.info(
-                "SOLVER.PATIENCE: the last %d evaluations had no better %s than %s, so the run "
-                "ends early", self.evaluations_since, "/".join(self._path), self.value
+                "SOLVER.PATIENCE: the last %d evaluations had no better %s than %.4f, so the "
+                "run ends early", self.evaluations_since, "/".join(self._path), self.value
             )  # fmt: skip
             self.trainer.finish()
 
