@@ -43,7 +43,7 @@ class InferenceOptions:
         views: views for test-time augmentation, instead of `view`; empty: no augmentation.
         tile: side of the overlapping tiles that larger images are cut into, in pixels of the
             original image; 0: no tiles. Tiles are resized like images.
-        tile_batch: maximum number of tiles per call of the model.
+        tile_batch: maximum number of tiles, or images of a list, per call of the model.
         dtype: precision of the forward pass with autocast: "float32", "float16", "bfloat16", or
             "auto" for the fastest one on the device. A model of `detlite.optimize` with float32 is
             faster.

@@ -17,6 +17,7 @@ from detlite.data.images.pillow import pillow_pixels
 from detlite.data.images.pixels import DEFAULT_OPTIONS, ImageOptions, pixels_to_tensor
 from detlite.data.images.reading import read_image
 from detlite.data.images.sources import DECODE_ERRORS, Pixels
+from detlite.data.remote.remote_path import RemotePath
 from detlite.data.transforms.resize import size_of
 from detlite.evaluation.detection_results import categories_of, paste_detections
 from detlite.files.download import fetch, is_url
@@ -28,6 +29,7 @@ from detlite.structures.instances import Detections
 from detlite.structures.masks.rle import draw_runs
 from detlite.structures.masks.rotated_box import rotated_box
 
+from .inputs import data_of, is_any_url, is_camera, is_video_name, split_page
 from .options import UNMEASURED_THRESHOLD
 
 # Also a URL, and a file opened in binary mode.
@@ -62,6 +64,11 @@ class LoadedImage:
 
 def load_image(image: ImageInput, options: ImageOptions, page: int | None = None) -> Tensor:
     """Read or convert an image to a tensor uint8 [C, H, W]; errors as for `Predictor`."""
+    if isinstance(image, str):
+        named, page = _named(image, page)
+        if isinstance(named, RemotePath):
+            return read_image(named, options=options, page=page)
+        image = named
     if isinstance(image, str) and is_url(image):
         try:
             return load_image(fetch(image), options, page)
@@ -110,6 +117,20 @@ def load_image(image: ImageInput, options: ImageOptions, page: int | None = None
     if image.numel() == 0:
         raise ValueError(f"the image has no pixels: got a shape of {list(image.shape)}")
     return image
+
+
+def _named(name: str, page: int | None) -> tuple[str | bytes | RemotePath, int | None]:
+    """Return what a name stands for, see `inputs`, and its page from 0. Raises DataError."""
+    if (content := data_of(name)) is not None:
+        return content, page
+    if is_video_name(name) and not is_camera(name):
+        raise DataError(
+            f"{without_secrets(name)}: is a video: pass its frames one by one, or use `detlite "
+            "predict`"
+        )
+    file, number = split_page(name)
+    page = page if number is None else number - 1
+    return (RemotePath(file) if is_any_url(file) and not is_url(file) else file), page
 
 
 def _content_of(file: Any) -> bytes:

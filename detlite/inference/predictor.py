@@ -17,7 +17,6 @@ from torch import Tensor
 from yacs.config import CfgNode
 
 from detlite.checkpoint.loading import build_model_from_checkpoint
-from detlite.data.images.listing import list_images
 from detlite.data.transforms.resize import resize_shortest, size_of
 from detlite.modeling.detection_model import DetectionModel
 from detlite.modeling.detector import unwrap
@@ -30,6 +29,7 @@ from detlite.structures.keypoints import keypoint_names
 from .build import build_inference, wrap_detector
 from .ensemble import EnsembleDetector
 from .image_detector import ImageDetector, ResizingDetector
+from .inputs import expand_input
 from .options import InferenceOptions, View, build_options
 from .prediction import ImageInput, LoadedImage, Prediction, load_image, to_prediction
 from .score_thresh import with_score_thresh
@@ -172,10 +172,17 @@ class Predictor:
     ) -> list[Prediction]: ...
 
     def __call__(self, images: Any, proposals: Any = None) -> Prediction | list[Prediction]:
-        if isinstance(images, str | Path) and Path(images).is_dir():
-            return [self(file) for file in list_images(Path(images))]
+        if isinstance(images, str | Path):
+            named = expand_input(str(images))
+            if isinstance(named, list):
+                return [self(name) for name in named]
         if not isinstance(images, list | tuple):
             return self([images], None if proposals is None else [proposals])[0]
+        size = self._options.tile_batch
+        if len(images) > size:
+            parts = [slice(start, start + size) for start in range(0, len(images), size)]
+            found = [self(images[x], None if proposals is None else proposals[x]) for x in parts]
+            return [prediction for part in found for prediction in part]
         if not images:
             return []
         loaded = [self.load(image) for image in images]

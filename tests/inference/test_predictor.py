@@ -239,6 +239,22 @@ def test_the_mask_head_computes_only_boxes_above_the_threshold(tiny_config, imag
     assert torch.equal(prediction["masks"], everything["masks"][kept])
 
 
+def test_a_long_list_is_divided_into_batches(image):
+    options = InferenceOptions(View(30, 1000), tile_batch=3)
+    predictor = Predictor(BrightSquare(), options=options)
+    assert len(predictor([image] * 7)) == 7
+    assert list(map(len, predictor.model.sizes)) == [3, 3, 1]
+
+
+def test_an_empty_name_is_no_folder(predictor, image, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Image.fromarray(image).save("a.png")
+    with pytest.raises(DataError, match="an input is empty"):
+        predictor("")
+    assert len(predictor(".")) == len(predictor("*.png")) == 1
+    assert predictor((tmp_path / "a.png").as_uri())["names"] == ["square", "image"]
+
+
 def test_a_folder_becomes_a_list_by_name(image, tmp_path):
     (tmp_path / "more").mkdir()
     for name in ("b.png", "a.png", "more/c.png"):

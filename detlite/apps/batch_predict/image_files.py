@@ -12,14 +12,12 @@ from detlite.apps.prediction_files.measures import write_label_image
 from detlite.apps.prediction_files.writer import FORMATS, Entry
 from detlite.data.images.formats import open_image
 from detlite.files.atomic_write import atomic_path, make_folder
-from detlite.files.download import is_url
+from detlite.inference.inputs import is_any_url, stem_of
 from detlite.inference.predictor import Prediction, Predictor
-
-from .input_sources import output_stem
 
 _DRAWN, _LABEL_IMAGES, _COPIES = FOLDERS = "drawn", "label_images", "images"
 _SUFFIXES = {"jpeg": ".jpg", "png": ".png", "tiff": ".tif"}
-_JPEG_QUALITY = 90
+_JPEG_QUALITY, _MAX_STEM = 90, 50
 
 
 class ImageFiles:
@@ -39,7 +37,9 @@ class ImageFiles:
         """Return a file of an image, whose name starts with its id."""
         image = entry["image"]
         page = f"_page{image['page']}" if "page" in image else ""
-        stem = f"{image['id']:04d}_{output_stem(image['file_name'])}{page}"
+        name = stem_of(image["file_name"])[:_MAX_STEM]
+        name = "".join(character if character.isprintable() else "_" for character in name)
+        stem = f"{image['id']:04d}_{name}{page}"
         return Path(self.options.output, folder, f"{stem}{suffix}")
 
     def drawn_video(self, name: str, first_id: int) -> Path | None:
@@ -64,7 +64,7 @@ class ImageFiles:
     def _copy(self, entry: Entry, image: Tensor) -> Path:
         """Copy the file of an image; or write its pixels, if tools would see other ones."""
         name, info = entry["image"]["file_name"], entry["image"]
-        if is_url(name) or {"page", "frame"} & info.keys() or self._is_turned(name):
+        if is_any_url(name) or {"page", "frame"} & info.keys() or self._is_turned(name):
             file = self.file(_COPIES, entry, ".png")
             _save(Image.fromarray(image.permute(1, 2, 0).squeeze(2).numpy()), file)
         else:

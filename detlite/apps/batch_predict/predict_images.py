@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +13,10 @@ from detlite.apps.prediction_files.writer import Entry
 from detlite.config import ConfigError
 from detlite.evaluation.detection_results import coco_results
 from detlite.files.errors import DataError
+from detlite.inference.inputs import split_page
 from detlite.inference.predictor import Prediction, Predictor
 from detlite.structures.masks.rotated_box import area, rotated_box
 
-from .input_sources import load_image, split_page
 from .prediction_pipeline import predict_stream
 
 # The config keys that can be changed in an exported model.
@@ -93,8 +92,7 @@ def predict_images(
             save(entry, image, prediction)
         return entry
 
-    load = partial(load_image, predictor)
-    stream = predict_stream(predictor, images, finish, batch_size, threads, load)
+    stream = predict_stream(predictor, images, finish, batch_size, threads)
     for image_id, name, entry in zip(ids, images, stream, strict=True):
         if isinstance(entry, DataError):
             entry = {"image": _image_info(image_id, name), "problem": str(entry)}

@@ -16,11 +16,11 @@ from detlite.apps.prediction_files.writer import FORMATS, Entry, ModelInfo
 from detlite.config import ConfigError
 from detlite.engine.run_files import run_lock
 from detlite.errors import one_line
+from detlite.inference.inputs import expand_pages, list_inputs
 from detlite.inference.predictor import Predictor
 from detlite.threads import limit_threads
 
 from .image_files import FOLDERS, ImageFiles
-from .input_sources import expand_pages, list_images
 from .predict_images import load_predictor, predict_images
 from .ray import Predict, ray_entries
 from .resumable_run import ResumableRun, Totals, remove_results
@@ -47,7 +47,7 @@ def predict(options: Namespace) -> Totals:
     # With workers, this process only writes what they predict.
     predictor = _load(options, ["MODEL.DEVICE", "cpu"] if options.workers else [])
     # Listed after the config, whose IMPORTS may register readers of other image formats.
-    names = list_images(options.inputs, [options.output / name for name in FOLDERS])
+    names = list_inputs(options.inputs, [options.output / name for name in FOLDERS])
     names = expand_pages(names, predictor.image_options)
     with_videos = any(map(is_video, names))
     if options.track and not with_videos:

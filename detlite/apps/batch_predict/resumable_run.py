@@ -35,17 +35,19 @@ MANIFEST, PROGRESS = "manifest.json", "progress.jsonl"
 
 @dataclass
 class Totals:
-    """Numbers of processed images, unreadable images and detected objects."""
+    """Numbers of processed images and frames, unreadable images, objects and videos."""
 
     images: int = 0
     unreadable: int = 0
     objects: int = 0
+    videos: int = 0
 
     def add(self, line: Mapping[str, Any]) -> None:
         """Count a line of progress.jsonl."""
         self.unreadable += "problem" in line
         self.images += "problem" not in line
         self.objects += int(line.get("objects", 0))
+        self.videos += line["image"].get("frame") == 0
 
 
 class ResumableRun:

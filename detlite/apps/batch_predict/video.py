@@ -25,18 +25,16 @@ from detlite.config import ConfigError
 from detlite.data.images.formats import image_suffixes
 from detlite.files.errors import DataError
 from detlite.files.reading import check_regular
-from detlite.inference.prediction import LoadedImage
+from detlite.inference.inputs import is_any_url, is_camera, is_video_name
 from detlite.inference.predictor import Prediction
 
 from .image_files import ImageFiles
 from .predict_images import make_entry
 from .prediction_pipeline import predict_stream
 
-_VIDEO_SUFFIXES = (
-    ".3gp", ".asf", ".avi", ".flv", ".m2ts", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg",
-    ".mts", ".ogv", ".ts", ".webm", ".wmv",
-)  # fmt: skip
 _EXTRA = "detlite[video]"  # installs PyAV and trackers
+_PIXEL_FORMATS = {1: "gray", 3: "rgb24"}  # by the number of channels
+_TIMEOUT = 30.0  # seconds without an answer of a server
 _DEFAULT_RATE = 25  # frames per second, if the video has no rate
 _CODEC_OPTIONS = {"crf": "20"}  # quality of H.264 from 0 (best) to 51; FFmpeg's default is 23
 _TICK = Fraction(1, 90_000)  # seconds; a multiple represents all common frame rates exactly
@@ -44,7 +42,7 @@ _TICK = Fraction(1, 90_000)  # seconds; a multiple represents all common frame r
 
 @dataclass(frozen=True)
 class Frame:
-    """An image uint8 [3, H, W], its number from 0 on, and its time in seconds.
+    """An image uint8 [C, H, W], its number from 0 on, and its time in seconds.
 
     `aspect` is the width of a pixel divided by its height, for players.
     """
@@ -68,15 +66,19 @@ class Video:
         ConfigError: PyAV is not installed.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, channels: int = 3) -> None:
         self._av = av = import_optional("av", _EXTRA)
-        self.name = name
+        self.name, self._pixels = name, _PIXEL_FORMATS.get(channels)
+        if self._pixels is None:
+            raise ConfigError(f"{name}: a video has 3 channels or 1, and the model {channels}")
+        # `file:`, because a:b.mp4 alone is the protocol a.
+        source: tuple[str, ...] = (name,) if is_any_url(name) else (f"file:{name}",)
         try:
-            # `file:`, because a:b.mp4 alone is the protocol a.
-            source = (f"/dev/video{name}", "r", "v4l2") if is_camera(name) else (f"file:{name}",)
-            if not is_camera(name):
+            if is_camera(name):
+                source = f"/dev/video{name}", "r", "v4l2"
+            elif not is_any_url(name):
                 check_regular(Path(name))
-            self._container: Any = av.open(*source)
+            self._container: Any = av.open(*source, timeout=_TIMEOUT)
             stream = self._container.streams.video[0]
         except IndexError as error:
             raise DataError(f"{name}: the file contains no video") from error
@@ -96,7 +98,8 @@ class Video:
                 time = number / self.rate if frame.pts is None else frame.pts * frame.time_base
                 start = time if start is None else start
                 quarters = round(getattr(frame, "rotation", 0) / 90)  # counterclockwise
-                pixels = np.rot90(frame.to_ndarray(format="rgb24"), quarters).transpose(2, 0, 1)
+                pixels = np.rot90(frame.to_ndarray(format=self._pixels), quarters)
+                pixels = pixels.reshape(*pixels.shape[:2], -1).transpose(2, 0, 1)
                 aspect = self._aspect if quarters % 2 == 0 else 1 / self._aspect
                 yield Frame(number, time - start, torch.from_numpy(pixels.copy()), aspect)
         except (self._av.FFmpegError, OSError) as error:
@@ -176,25 +179,17 @@ def build_tracker(frame_rate: float) -> Callable[[Prediction], list[int | None]]
 
 
 def is_video(name: str) -> bool:
-    """Return True if a name is a video file or the number of a camera.
-
-    A file with an unknown suffix is one if PyAV opens it.
-    """
-    path = Path(name)
-    if is_camera(name) or path.suffix.lower() in _VIDEO_SUFFIXES:
-        return not path.is_dir()
-    if path.suffix.lower() in {"", ".txt", *image_suffixes()} or not path.is_file():
+    """Return True if a name is that of a video. PyAV tries files with an unknown suffix."""
+    suffix = Path(name).suffix.lower()
+    if is_video_name(name) or is_any_url(name):
+        return is_video_name(name)
+    if suffix in {"", *image_suffixes()} or not Path(name).is_file():
         return False
     try:
         with Video(name) as video:
             return not video.format.endswith(("_pipe", "image2"))  # FFmpeg's names of images
     except (DataError, ConfigError):
         return False
-
-
-def is_camera(name: str) -> bool:
-    """Return True if a name is a number, and there is no file or folder of that name."""
-    return name.isdecimal() and not Path(name).exists()
 
 
 def predict_video(files: ImageFiles, name: str, first_id: int) -> Generator[Entry, None, None]:
@@ -219,20 +214,15 @@ def predict_video(files: ImageFiles, name: str, first_id: int) -> Generator[Entr
         except DataError as error:  # the pipeline still has to finish the frames before it
             problem = str(error)
 
-    def load(frame: Frame) -> LoadedImage:
-        if predictor.image_options.channels == len(frame.image):
-            return predictor.load(frame.image)
-        return predictor.load(Image.fromarray(frame.image.permute(1, 2, 0).numpy()))
-
     try:
-        with Video(name) as video, ExitStack() as stack:
+        with Video(name, predictor.image_options.channels) as video, ExitStack() as stack:
             track = build_tracker(float(video.rate)) if options.track else None
             add_frame = None
             if drawn := files.drawn_video(name, first_id):
                 add_frame = stack.enter_context(video_writer(drawn, video.rate))
             for result in predict_stream(
                 predictor, read_frames(video), lambda _, image, found: (image, found),
-                options.batch_size, options.threads, load,
+                options.batch_size, options.threads, lambda frame: predictor.load(frame.image),
             ):  # fmt: skip
                 assert not isinstance(result, DataError)  # the frames are already decoded
                 (image, prediction), frame = result, waiting.popleft()

@@ -6,8 +6,8 @@
     detlite predict --weights model_final.pth --input list.txt --output found --format parquet \\
         --draw none --workers 8
 
---input accepts files, folders, globs, URLs, and text files that list paths or URLs; or one video,
-or the number of a camera.
+--input accepts images and videos: files, folders, globs, zip files, URLs (http, s3, rtsp ...),
+lists of them (a .txt file, a .csv file, or - for the standard input), and the number of a camera.
 
 Files in the output folder:
     drawn/0001_<name>.jpg   each image with its detections; 1 is its image_id. A video: .mp4
@@ -46,8 +46,8 @@ OPTIONS = (
             "of several are merged", required=True, nargs="+"),
     TRUST,
     config(),
-    option("--input", "IMAGES", "files, folders, globs, URLs or lists (.txt); or one video, or the "
-           "number of a camera", dest="inputs", required=True, nargs="+"),
+    option("--input", "IMAGES", "images and videos: files, folders, globs, zip files, URLs, lists "
+           "(.txt, .csv, -), or the number of a camera", dest="inputs", required=True, nargs="+"),
     option("--output", "FOLDER", "output folder", type=Path, required=True),
     option("--threshold", "SCORE", "report detections with at least this score, 0 to 1 (default: "
            "the score with the best F1 in training, or 0.5)", type=float, limits=(0, 1)),
@@ -85,8 +85,9 @@ def run(args: Namespace) -> int:
         totals = predict(args)
     except OSError as error:  # images and weights raise other errors
         raise ConfigError(f"--output {args.output}: cannot write to it ({error})") from error
+    kind = "images and video frames" if totals.videos else "images"
     print(
-        f"{totals.images} images done, {totals.unreadable} unreadable, {totals.objects} objects: "
+        f"{totals.images} {kind} done, {totals.unreadable} unreadable, {totals.objects} objects: "
         f"see {args.output}"
     )
     return 1 if totals.unreadable else 0

@@ -1,7 +1,7 @@
 """List the image files in folders, for all commands."""
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
 from pathlib import Path
 
@@ -56,14 +56,21 @@ def list_files(
     return files
 
 
-def select_images(files: Iterable[Path]) -> list[Path]:
-    """Return the files with the suffix of an image format or of a registered image reader."""
-    suffixes = tuple(image_suffixes())  # may have several dots, as .nii.gz
+def select_images(files: Iterable[Path], more: Sequence[str] = ()) -> list[Path]:
+    """Return the files with the suffix of an image format or of a registered image reader.
+
+    Those with one of `more` suffixes count as well.
+    """
+    suffixes = (*image_suffixes(), *more)  # may have several dots, as .nii.gz
     return [file for file in files if file.name.lower().endswith(suffixes)]
 
 
-def list_images(folder: Path, skipped: Callable[[Path], bool] = lambda path: False) -> list[Path]:
-    """List the images in a folder, or else in its subfolders, sorted by path; see `list_files`.
+def list_images(
+    folder: Path, skipped: Callable[[Path], bool] = lambda path: False, more: Sequence[str] = ()
+) -> list[Path]:
+    """List the images in a folder, or else in its subfolders, sorted by path.
+
+    See `list_files` and `select_images` for the arguments.
 
     Raises:
         DataError: there are none, or the folder cannot be read.
@@ -73,6 +80,6 @@ def list_images(folder: Path, skipped: Callable[[Path], bool] = lambda path: Fal
     except OSError as error:
         raise DataError(f"{folder}: the folder cannot be read ({error})") from error
     for deep in (False, True):
-        if images := select_images(list_files(folder, skipped, deep)):
+        if images := select_images(list_files(folder, skipped, deep), more):
             return images
     raise DataError(f"{folder}: the folder contains no images")

@@ -239,7 +239,7 @@ def test_frames_before_a_damage_are_written(tmp_path, monkeypatch, threads):
     class Damaged(Video):
         rate = Fraction(10)
 
-        def __init__(self, name: str) -> None:
+        def __init__(self, name: str, channels: int = 3) -> None:
             pass
 
         def frames(self) -> Iterator[Frame]:

@@ -16,10 +16,11 @@ from PIL import Image
 from pycocotools.coco import COCO
 
 from detlite import load_checkpoint
-from detlite.apps.batch_predict import input_sources, predict_run
+from detlite.apps.batch_predict import predict_run
 from detlite.apps.cli.main import main
 from detlite.data.images import IMAGE_READERS
 from detlite.engine.run_files import run_lock
+from detlite.inference import inputs
 from tests.builders import tiny_config, write_noise, write_weights
 
 Run = Callable[..., int]
@@ -324,11 +325,11 @@ def test_an_image_that_disappears_is_skipped(predict, photos, capsys, monkeypatc
     (photos / "a.png").rename(photos / "a\x1b[31m\n.png")
 
     def list_then_delete(*arguments: Any) -> list[str]:
-        images = input_sources.list_images(*arguments)
+        images = inputs.list_inputs(*arguments)
         (photos / "a\x1b[31m\n.png").unlink()
         return images
 
-    monkeypatch.setattr(predict_run, "list_images", list_then_delete)
+    monkeypatch.setattr(predict_run, "list_inputs", list_then_delete)
     assert predict() == 1
     output = capsys.readouterr()
     assert "1 images done, 1 unreadable" in output.out
@@ -375,7 +376,7 @@ def test_a_video(run, weights, tmp_path, capsys):
     arguments = ("--weights", weights, "--input", file, "--threshold", "0")
     out = tmp_path / "out"
     assert run(*arguments, "--output", out) == 0
-    assert "4 images done, 0 unreadable, " in capsys.readouterr().out
+    assert "4 images and video frames done, 0 unreadable, " in capsys.readouterr().out
     coco = COCO(out / "images.json")
     assert [coco.imgs[k]["frame"] for k in (1, 2, 3, 4)] == [0, 1, 2, 3]
     found = coco.loadRes(str(out / "results.json"))
@@ -409,7 +410,7 @@ def test_videos_among_images(run, weights, photos, tmp_path, monkeypatch, capsys
     assert run(*arguments) == 1
     output = capsys.readouterr()
     assert "text.mp4: cannot be read as a video" in output.err
-    assert "6 images done, 1 unreadable" in output.out
+    assert "6 images and video frames done, 1 unreadable" in output.out
     images = json.loads((tmp_path / "out/images.json").read_text())["images"]
     assert [(image["id"], Path(image["file_name"]).name) for image in images] == [
         (1, "one.mp4"), (2, "one.mp4"), (3, "a.png"), (4, "b.jpg"), (6, "two.mp4"), (7, "two.mp4"),
@@ -419,7 +420,7 @@ def test_videos_among_images(run, weights, photos, tmp_path, monkeypatch, capsys
     with monkeypatch.context() as patch:
         patch.setattr(predict_run, "predict_video", stopped)
         assert run(*arguments, tmp_path / "camera") == 0
-    assert "1 images done" in capsys.readouterr().out
+    assert "1 images and video frames done" in capsys.readouterr().out
 
 
 def test_a_drawing_that_cannot_be_written(predict, arguments, tmp_path, error_of):

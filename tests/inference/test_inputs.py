@@ -1,6 +1,9 @@
-"""Test listing and reading the inputs of `--input`."""
+"""Test what is recognized as images and videos, and how they are listed and read."""
 
+import base64
+import io
 import os
+import zipfile
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -9,17 +12,17 @@ import pytest
 import torch
 from PIL import Image
 
-from detlite.apps.batch_predict.input_sources import (
-    expand_pages,
-    list_images,
-    load_image,
-    output_stem,
-    split_page,
-)
 from detlite.data import DataError
 from detlite.data.images.pixels import DEFAULT_OPTIONS
-from detlite.data.images.reading import read_image
 from detlite.inference import prediction
+from detlite.inference.inputs import (
+    expand_input,
+    expand_pages,
+    is_video_name,
+    list_inputs,
+    split_page,
+    stem_of,
+)
 
 
 @pytest.fixture
@@ -50,7 +53,7 @@ def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ],
 )  # fmt: skip
 def test_files_folders_and_globs(photos, inputs, names):
-    assert list_images(inputs) == [f"photos/{name}" for name in names]
+    assert list_inputs(inputs) == [f"photos/{name}" for name in names]
 
 
 def test_links_to_folders_are_followed_once(photos):
@@ -62,7 +65,7 @@ def test_links_to_folders_are_followed_once(photos):
     (photos.parent / "linked").mkdir()
     (photos.parent / "linked" / "sub").symlink_to(photos / "deep")
     for source in ("linked", "linked/**/*.jp*g", "l*/**/s*/**/*.jp*g"):
-        found = list_images([source])
+        found = list_inputs([source])
         assert [path.rpartition("sub/")[2] for path in found] == ["d.jpg", "er/e.jpeg"]
 
 
@@ -71,14 +74,14 @@ def test_lists_of_paths_and_urls(photos, encoding):
     lines = "\ufeffphotos/b.jpg\r\n\nhttps://host/x.jpg\nphotos/ä b.png\n"
     Path("list.txt").write_text(lines, encoding=encoding)
     expected = ["photos/b.jpg", "https://host/x.jpg", "photos/ä b.png"]
-    assert list_images(["list.txt"]) == expected
-    assert list_images(["HTTP://host/y", "list.txt"]) == ["HTTP://host/y", *expected]
+    assert list_inputs(["list.txt"]) == expected
+    assert list_inputs(["HTTP://host/y", "list.txt"]) == ["HTTP://host/y", *expected]
 
 
 def test_excluded_folder(photos):
     drawn = photos / "deep"
-    assert list_images(["photos/**/*.jp*g"], [drawn]) == ["photos/[1].jpg", "photos/b.jpg"]
-    assert list_images(["photos/deep/d.jpg"], [drawn]) == ["photos/deep/d.jpg"]  # named explicitly
+    assert list_inputs(["photos/**/*.jp*g"], [drawn]) == ["photos/[1].jpg", "photos/b.jpg"]
+    assert list_inputs(["photos/deep/d.jpg"], [drawn]) == ["photos/deep/d.jpg"]  # named explicitly
 
 
 @pytest.mark.parametrize(
@@ -95,7 +98,7 @@ def test_inputs_without_images(photos, source, message):
     Path("empty").mkdir()
     Path("binary.txt").write_bytes(b"\x89\xfe\x00")
     with pytest.raises(DataError, match=message):
-        list_images([source])
+        list_inputs([source])
 
 
 @pytest.mark.parametrize("kind", ["fifo", "device", "huge"])
@@ -109,28 +112,85 @@ def test_lists_that_are_no_regular_files(tmp_path, kind, monkeypatch):
         file.touch()
         os.truncate(file, (1 << 30) + 1)
     with pytest.raises(DataError, match=r"not a regular file|more than the 1073741824 that"):
-        list_images([str(file)])
+        list_inputs([str(file)])
 
 
-def test_output_stems():
-    assert output_stem("a\x1b[31m\n\u202eb.jpg") == "a_[31m__b"
-    assert output_stem("photos/a b.c.jpg") == "a b.c"
-    assert output_stem("https://host/some/pic%2Fture.jpg?size=3#x") == "pic_ture"
-    assert len(output_stem("x" * 200 + ".jpg")) == 50
+@pytest.mark.parametrize(
+    ("name", "stem"),
+    [
+        ("photos/a b.c.jpg", "a b.c"),
+        ("https://host/some/pic%2Fture.jpg?size=3#x", "pic_ture"),
+        ("scan.tif#page=2", "scan"),
+        ("zip://deep/a.jpg::photos.zip", "a"),
+        ("data:image/png;base64,aGk=", "data"),
+    ],
+)
+def test_stems(name, stem):
+    assert stem_of(name) == stem
 
 
-@pytest.mark.parametrize("source", ["s3://bucket/a.jpg", "gs://bucket/*.jpg", "list.txt"])
-def test_unsupported_urls(photos, source):
-    Path("list.txt").write_text("photos/b.jpg\nftp://host/a.jpg")
-    with pytest.raises(DataError, match=r"^\w+://.*jpg: only http and https URLs are supported"):
-        list_images([source])
+def test_urls_stay_as_they_are(photos):
+    names = ["s3://bucket/a.jpg", "rtsp://host/live", "data:image/png;base64,aGk="]
+    assert list_inputs(names) == names
+    assert list_inputs([(photos / "b.jpg").as_uri()]) == [str(photos / "b.jpg")]
 
 
-class Reader:
-    """Replaces a Predictor: only reads images."""
+@pytest.mark.parametrize(("source", "message"), [
+    ("", "an input is empty"), (" ", "an input is empty"),
+    ("A" * 5000, "too long for a path. Decode base64"),
+])  # fmt: skip
+def test_texts_that_are_no_names(source, message):
+    with pytest.raises(DataError, match=message) as caught:
+        expand_input(source)
+    assert len(str(caught.value)) < 300
 
-    def load(self, image: Any, page: int | None = None) -> Any:
-        return read_image(image, page=page)
+
+def test_zip_files(photos, tmp_path):
+    with zipfile.ZipFile("photos.zip", "w") as archive:
+        Image.new("RGB", (4, 3), (1, 2, 3)).save("a.png")
+        for name in ("deep/a.png", "notes.txt"):
+            archive.write("a.png", name)
+    (name,) = list_inputs(["photos.zip"])
+    assert name == "zip://deep/a.png::photos.zip"
+    image = prediction.load_image(name, DEFAULT_OPTIONS)
+    assert image[:, 0, 0].tolist() == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("label,path\ncat,b.jpg\ndog,c.jpg\ncat,b.jpg\n", ["b.jpg", "c.jpg"]),
+        ("b.jpg\nc.jpg\n", ["b.jpg", "c.jpg"]),
+        ('"a, b.jpg"\n', ["a, b.jpg"]),
+    ],
+)
+def test_tables(tmp_path, text, names):
+    (tmp_path / "list.csv").write_text(text)
+    assert list_inputs([str(tmp_path / "list.csv")]) == names
+
+
+def test_standard_input(monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO("a.jpg\n\nhttps://host/b.jpg\n"))
+    assert list_inputs(["-"]) == ["a.jpg", "https://host/b.jpg"]
+
+
+def test_videos_are_listed_with_images(photos):
+    (photos / "deep/walk.MP4").touch()
+    assert list_inputs(["photos/deep"]) == ["photos/deep/d.jpg", "photos/deep/walk.MP4"]
+    assert list_inputs(["photos/**/*.MP4"]) == ["photos/deep/walk.MP4"]
+    names = ["a.mp4", "7", "rtsp://host/live", "https://host/a.mp4?key=1", "a.jpg", "s3://b/a.jpg"]
+    assert list(map(is_video_name, names)) == [True] * 4 + [False] * 2
+
+
+def test_data_urls(tmp_path):
+    Image.new("RGB", (4, 3), (1, 2, 3)).save(tmp_path / "a.png")
+    text = base64.b64encode((tmp_path / "a.png").read_bytes()).decode()
+    image = prediction.load_image(f"data:image/png;base64,{text}", DEFAULT_OPTIONS)
+    assert image.shape == (3, 3, 4)
+    with pytest.raises(DataError, match="is not valid base64"):
+        prediction.load_image(f"data:image/png;base64,{text[:-3]}!!!", DEFAULT_OPTIONS)
+    with pytest.raises(DataError, match="is a video: pass its frames"):
+        prediction.load_image("walk.mp4", DEFAULT_OPTIONS)
 
 
 def test_url_is_read_as_bytes(monkeypatch, tmp_path):
@@ -151,10 +211,10 @@ def test_a_folder_of_folders(tmp_path):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
     (tmp_path / ".DS_Store").touch()
-    listed = list_images([str(tmp_path)], [tmp_path / "drawn"])
+    listed = list_inputs([str(tmp_path)], [tmp_path / "drawn"])
     assert listed == [str(tmp_path / "a[1]/1.png"), str(tmp_path / "b/2.jpg")]
     (tmp_path / "0.jpg").touch()
-    assert list_images([str(tmp_path)]) == [str(tmp_path / "0.jpg")]
+    assert list_inputs([str(tmp_path)]) == [str(tmp_path / "0.jpg")]
 
 
 @pytest.fixture
@@ -176,19 +236,13 @@ def test_each_page_of_a_file_is_an_image(paged):
     assert names == [*expected, *paged[4:], "https://host.example/a.tif"]
     assert split_page(names[1]) == (paged[0], 2)
     assert split_page(paged[4]) == (paged[4], None)
-    assert [output_stem(name) for name in names[1:4]] == [
-        "scan_page2",
-        "scan_page3",
-        "moving_page1",
-    ]
     Path(names[1]).touch()  # a file of this name is an image itself
     assert split_page(names[1]) == (names[1], None)
 
 
 def test_pages_are_read(paged):
-    reader: Any = Reader()
     names = expand_pages(paged[:5], DEFAULT_OPTIONS)
-    images: list[Any] = [load_image(reader, name) for name in names]
+    images = [prediction.load_image(name, DEFAULT_OPTIONS) for name in names]
     assert [int(image[0, 0, 0]) for image in images] == [10, 20, 30] * 4 + [10]
     with pytest.raises(DataError, match="3 pages"):
-        load_image(reader, paged[0])
+        prediction.load_image(paged[0], DEFAULT_OPTIONS)
