@@ -107,9 +107,6 @@ class TestPrediction:
         for rle, bitmap in zip(rles, bitmaps, strict=True):
             assert (to_bitmap(rle, 60, 120) == bitmap).all()
 
-    def test_without_a_mask_head(self, image):
-        assert "masks" not in Predictor(BrightSquare(masks=False))(image)
-
     def test_limits_of_files(self, image, tmp_path):
         file = tmp_path / "p.png"
         Image.fromarray(image[:, :, 0].astype(np.uint16) * 16).save(file)

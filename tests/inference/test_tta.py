@@ -232,17 +232,6 @@ def test_proposals_of_all_views_are_suppressed_together(tiny_config, image):
     assert overlaps.fill_diagonal_(0).max() <= network.rpn.nms_thresh
 
 
-def test_suppression_receives_the_number_of_views(model, image, suppressed):
-    detect(model, image, View(64, 1000), View(64, 1000, flip=True))
-    assert [views for _, views in suppressed] == [2]
-
-
-def test_a_model_without_other_heads_returns_boxes(tiny_config, image):
-    model = build_model(tiny_config("MODEL.MASK_ON", False)).eval()
-    detections = detect(model, image, View(64, 1000), View(80, 1000, flip=True))
-    assert present(detections).keys() == {"boxes", "scores", "labels", "valid"}
-
-
 def test_boxes_outside_the_image_are_dropped(model, image, monkeypatch):
     outside = PredictedBoxes(
         boxes=torch.tensor([[[-30.0, 5, -10, 25], [2, 2, 40, 40], [90, 50, 120, 90]]]),
@@ -259,24 +248,6 @@ def test_mirrored_keypoints_need_names(model):
     with pytest.raises(ConfigError, match=r"TEST\.BBOX_AUG\.H_FLIP .* must be False: left and"):
         AugmentedDetector(model, [View(64, 1000, flip=True)])
     AugmentedDetector(model, [View(64, 1000)])
-
-
-def test_predictor_with_views(model, image):
-    model.categories = [{"id": k, "name": f"kind {k}", "keypoints": NAMES} for k in (1, 2, 3)]
-    views = [View(64, 1000), View(64, 1000, flip=True)]
-    predictor = Predictor(model, options=InferenceOptions(views=views))
-    prediction, expected = predictor(image), detect(model, image, *views)
-    for name in ("boxes", "scores", "labels", "keypoints"):
-        torch.testing.assert_close(prediction[name], getattr(expected, name))
-    assert prediction["masks"].shape == (len(prediction["boxes"]), *SIZE)
-
-
-def test_no_detections(model, image):
-    model.roi_heads.box.score_thresh = 1.0
-    detections = detect(model, image, View(64, 1000), View(64, 1000, flip=True))
-    assert detections.boxes.shape == (0, 4)
-    assert detections.mask_probs.shape == (0, 28, 28)
-    assert detections.keypoints.shape == (0, 3, 3)
 
 
 def test_a_checkpoint_with_views(tiny_config, image, tmp_path):

@@ -91,6 +91,13 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "deformable": {
         "MODEL.BACKBONE.CONV_BODY": "R-50-FPN",
         "MODEL.RESNETS.STAGE_WITH_DCN": (False, True, True, False),
+        "MODEL.RESNETS.WITH_MODULATED_DCN": True,
+        "MODEL.RESNETS.DEFORMABLE_GROUPS": 2,
+    },
+    "dilated": {
+        "MODEL.BACKBONE.CONV_BODY": "R-18-C5",
+        "MODEL.RESNETS.RES5_DILATION": 2,
+        "MODEL.RESNETS.BACKBONE_OUT_CHANNELS": 128,
     },
     "frozen batch norm": {"MODEL.RESNETS.NORM": "FrozenBN"},
     "batch norm": {"MODEL.RESNETS.NORM": "BN", "MODEL.FPN.NORM": "BN"},
@@ -102,6 +109,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         **RETINANET,
         "MODEL.RETINANET.NORM": "BN",
         "MODEL.RETINANET.NUM_CONVS": 2,
+        "MODEL.RETINANET.BOX_LOSS": "giou",
     },
     "contiguous": {"MODEL.MEMORY_FORMAT": "contiguous"},
     "relu in the neck": {"MODEL.FPN.USE_RELU": True},
@@ -119,6 +127,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         for kind in ("ROIAlign", "ROIPool")
     },
     "boxes only": {"MODEL.MASK_ON": False},
+    "three mask heads": {"MODEL.ROI_MASK_HEAD.NUM_HEADS": 3},
 }
 # Of C4 models, whose RoI heads share the last stage of the backbone.
 C4_VARIANTS: dict[str, dict[str, Any]] = {
@@ -128,6 +137,7 @@ C4_VARIANTS: dict[str, dict[str, Any]] = {
         "MODEL.RESNETS.NORM": "BN",
         "MODEL.ROI_MASK_HEAD.SHARE_BOX_FEATURE_EXTRACTOR": False,
     },
+    "c4, keypoints": _KEYPOINT_HEAD,
     "c4, proposals from outside": {"MODEL.LOAD_PROPOSALS": True},
 }
 ALL = {**FAMILY, **VARIANTS, **C4_VARIANTS}

@@ -46,17 +46,6 @@ def test_float_and_uint8_images_agree(tiny_config, make_batch, bgr255):
         torch.testing.assert_close(a["scores"], b["scores"], atol=1e-4, rtol=1e-3)
 
 
-def test_attributes_of_a_new_model(tiny_config):
-    model = build_model(tiny_config("MODEL.ROI_MASK_HEAD.POSTPROCESS_MASKS_THRESHOLD", 0.25))
-    assert model.categories == []
-    assert model.device == torch.device("cpu")
-    assert model.num_classes == 4
-    assert model.mask_threshold == 0.25
-    assert model.convention.name == "detlite"
-    assert not model.resizes_images
-    assert not model.takes_proposals
-
-
 def test_evaluation_mode_computes_gradients_and_detect_none(tiny_config, make_batch):
     model = build_model(tiny_config(*ALL_SCORES)).eval()
     image = make_batch(2)[0][0].float().div(255).requires_grad_()

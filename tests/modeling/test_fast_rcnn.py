@@ -49,15 +49,6 @@ def test_results_equal_faster_rcnn_with_the_same_proposals(
         torch.testing.assert_close(own.scores, other.scores)
 
 
-def test_images_without_proposals(tiny_config, make_batch):
-    images, targets = make_batch(2, 0)
-    targets = [{**target, "proposals": torch.zeros(0, 4)} for target in targets]
-    model = build_model(tiny_config(*LOAD))
-    losses = model(images, targets)  # the ground truth is added to the proposals
-    assert all(loss.isfinite() for loss in losses.values())
-    assert [len(own["boxes"]) for own in model.eval()(images, targets)] == [0, 0]
-
-
 def test_empty_proposals_are_dropped(tiny_config, make_batch):
     images, targets = make_batch(2, 1)
     model = build_model(tiny_config(*LOAD, "MODEL.ROI_HEADS.SCORE_THRESH", 0.0)).eval()

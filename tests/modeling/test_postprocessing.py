@@ -140,14 +140,6 @@ def test_nan_boxes_have_no_effect_on_others(clip, method):
         assert torch.equal(as_rows(result, image), as_rows(expected, image))
 
 
-def test_inputs_are_not_modified():
-    inputs = candidates()
-    before = inputs.map(torch.Tensor.clone)
-    DEFAULT(inputs, SIZES, False)
-    for name, value in vars(before).items():
-        assert value is None or torch.equal(getattr(inputs, name), value)
-
-
 def test_build_postprocess(tiny_config):
     prefix = "MODEL.ROI_HEADS."
     keys = [prefix + "NMS", 0.3, prefix + "DETECTIONS_PER_IMG", 7, "TEST.NMS.METHOD", "voting",

@@ -44,17 +44,6 @@ def test_normalized_channels(bgr255):
         torch.testing.assert_close(batch[0, channel], expected)
 
 
-@pytest.mark.parametrize("bgr255", [False, True])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_float_and_uint8_agree(bgr255, dtype):
-    image = torch.randint(0, 256, (3, 4, 5), dtype=torch.uint8)
-    normalizer = Normalizer(MEAN, STD, bgr255, divisibility=32)
-    bytes_batch = normalizer([image]).pixels
-    float_batch = normalizer([image.to(dtype) / 255]).pixels
-    assert float_batch.dtype == torch.float32
-    torch.testing.assert_close(float_batch, bytes_batch, atol=1e-4, rtol=1e-4)
-
-
 def test_padding_is_zero_after_normalization():
     normalizer = Normalizer(MEAN, STD, bgr255=True, divisibility=4)
     batch = normalizer([torch.zeros(3, 5, 6, dtype=torch.uint8)])
@@ -140,15 +129,6 @@ def test_a_model_in_a_half_type_is_refused_with_the_way_to_use_it(tiny_config, d
 # ---- targets
 
 
-def test_only_required_fields_are_used():
-    inputs = {**target(), "image_id": 7, "area": torch.zeros(2), "keypoints": torch.zeros(2, 1, 3)}
-    truth = prepare([inputs])
-    assert truth.masks is not None
-    assert truth.keypoints is None
-    truth = prepare([inputs], required=())
-    assert truth.masks is truth.keypoints is None
-
-
 def test_targets_are_padded():
     first = {
         "boxes": torch.tensor([[1.0, 2, 3, 4]]),
@@ -215,15 +195,6 @@ TRIANGLE = [[1.0, 1, 5, 1, 5, 5]]
 def test_packed_masks_are_used_unchanged(as_rle):
     masks = PackedMasks.from_segmentations([TRIANGLE] * 2, 8, 9, as_rle=as_rle)
     truth = prepare([{**target(), "masks": masks}])
-    assert torch.equal(truth.masks.bitmaps(8, 9), masks.bitmaps(8, 9))
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_targets_may_be_on_a_device():
-    masks = PackedMasks.from_segmentations([TRIANGLE] * 2, 8, 9, as_rle=True)
-    inputs = {**target(), "masks": masks}
-    truth = prepare([{name: value.to("cuda") for name, value in inputs.items()}])
-    assert truth.boxes.device.type == "cpu"
     assert torch.equal(truth.masks.bitmaps(8, 9), masks.bitmaps(8, 9))
 
 

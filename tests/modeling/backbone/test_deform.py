@@ -84,22 +84,6 @@ def test_deformable_stages_start_like_plain_ones():
     torch.testing.assert_close(deformed(x)[0], plain(x)[0], rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("modulated", [False, True])
-def test_detector_by_config_trains_and_detects(tiny_config, make_batch, modulated):
-    cfg = tiny_config(
-        "MODEL.BACKBONE.CONV_BODY", "R-50-FPN", "MODEL.RESNETS.WIDTH_PER_GROUP", 8,
-        "MODEL.RESNETS.STAGE_WITH_DCN", (False, True, True, True),
-        "MODEL.RESNETS.WITH_MODULATED_DCN", modulated, "MODEL.RESNETS.DEFORMABLE_GROUPS", 2,
-    )  # fmt: skip
-    model = build_model(cfg)
-    images, targets = make_batch(2, 1)
-    sum(model.train()(images, targets).values()).backward()
-    offsets = [p for name, p in model.named_parameters() if ".offset." in name]
-    assert len(offsets) == 2 * (4 + 6 + 3)
-    assert all(p.grad.isfinite().all() for p in offsets)
-    assert len(model.eval()(images)) == 2
-
-
 @pytest.mark.parametrize(
     ("opts", "message"),
     [

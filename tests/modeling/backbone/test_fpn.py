@@ -1,11 +1,9 @@
-import pytest
 import torch
 from torch import nn
 from torchvision.ops import FeaturePyramidNetwork
 from torchvision.ops.feature_pyramid_network import LastLevelMaxPool
 
 from detlite.modeling.backbone.fpn import FPN
-from detlite.modeling.layers.conv_block import conv_block
 
 CHANNELS = [4, 8, 16, 32]
 
@@ -44,10 +42,3 @@ def test_norm_replaces_the_bias():
     assert all(conv.bias is None for conv in convs)
     assert sum(isinstance(m, nn.GroupNorm) for m in fpn.modules()) == 8
     assert all((level >= 0).all() for level in fpn(body_maps()))
-
-
-@pytest.mark.parametrize(("kernel", "dilation"), [(1, 1), (3, 1), (3, 2)])
-def test_conv_block_keeps_the_size(kernel, dilation):
-    block = conv_block(3, 5, kernel, dilation=dilation)
-    assert block(torch.randn(1, 3, 9, 11)).shape == (1, 5, 9, 11)
-    assert block[0].bias.abs().sum() == 0

@@ -115,15 +115,6 @@ def test_dilated_last_stage_matches_torchvision():
         torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize(("depth", "res2"), [(18, 64), (50, 256)])
-def test_dilation_keeps_the_size(depth, res2):
-    stage = make_stage(ResNetOptions(depth, res2_channels=res2), 5, stride=1, dilation=2)
-    assert stage(torch.randn(2, 4 * res2, 7, 7)).shape == (2, 8 * res2, 7, 7)
-    assert {m.dilation for m in stage.modules() if getattr(m, "kernel_size", 0) == (3, 3)} == {
-        (2, 2)
-    }
-
-
 @pytest.mark.parametrize("freeze_at", range(6))
 def test_leading_parts_are_frozen(freeze_at):
     backbone = ResNet(ResNetOptions(18, res2_channels=64), (2, 3, 4, 5), freeze_at)

@@ -1,5 +1,3 @@
-from dataclasses import replace
-
 import pytest
 import torch
 from torch import Tensor
@@ -159,12 +157,6 @@ def test_without_proposals_only_ground_truth_is_sampled(objects):
     expected = label_samples(truth.boxes, matched, truth.valid, truth)
     assert sorted_rows(samples[0]) == sorted_rows(expected[0])
     assert (samples.labels >= 0).sum() == objects
-
-
-def test_samples_have_no_gradient():
-    proposals, truth = scene(2)
-    proposals = replace(proposals, boxes=proposals.boxes.requires_grad_())
-    assert not ALL(proposals, truth, False).boxes.requires_grad
 
 
 def test_label_samples():

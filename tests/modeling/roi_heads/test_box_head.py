@@ -57,23 +57,6 @@ def test_losses_match_a_loop_over_samples(agnostic, beta, static):
 
 
 @each_mode
-@pytest.mark.parametrize("agnostic", [False, True])
-@pytest.mark.parametrize("count", [0, 4])
-def test_box_loss_without_foreground_is_zero_and_connected(agnostic, count, static):
-    head = make_head(agnostic)
-    samples = make_samples([random_boxes(count), random_boxes(0)], [[0] * count, []],
-                         [[0] * count, []])  # fmt: skip
-    truth = GroundTruth(torch.zeros(2, 1, 4), torch.zeros(2, 1, dtype=torch.int64))
-    losses, _ = head.losses([], samples, truth, SIZES, static)
-    assert losses["loss_box"].item() == 0
-    assert (losses["loss_classifier"].item() == 0) == (count == 0)
-    sum(losses.values()).backward()
-    for parameter in head.parameters():
-        assert parameter.grad is not None
-        assert parameter.grad.isfinite().all()
-
-
-@each_mode
 def test_features_of_other_rows(static):
     head = make_head()
     boxes = [random_boxes(5), random_boxes(3)]
@@ -138,23 +121,6 @@ def test_detections_match_a_loop_over_proposals(agnostic, limits, static):
         torch.testing.assert_close(
             detections.boxes, torch.tensor([box for _, _, box in expected]), atol=1e-4, rtol=1e-5
         )
-
-
-@each_mode
-@pytest.mark.parametrize("agnostic", [False, True])
-@pytest.mark.parametrize("counts", [(0, 0), (5, 0)])
-def test_detections_without_proposals(agnostic, counts, static):
-    head = make_head(agnostic)
-    result = detect(head, [random_boxes(c) for c in counts], static)
-    assert [len(d.boxes) > 0 for d in result] == [count > 0 for count in counts]
-    assert result[1].boxes.shape == (0, 4)
-    assert result[1].scores.shape == result[1].labels.shape == (0,)
-
-
-@each_mode
-def test_no_score_exceeds_the_threshold(static):
-    (result,) = detect(make_head(score_thresh=1.0), [random_boxes(5)], static)
-    assert len(result.boxes) == 0
 
 
 @pytest.mark.parametrize(

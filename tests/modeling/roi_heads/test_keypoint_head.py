@@ -3,7 +3,6 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from detlite.config import ConfigError
 from detlite.conventions import CONVENTIONS
 from detlite.modeling.build import build_model
 from detlite.modeling.roi_heads.keypoint_head import KeypointHead
@@ -21,46 +20,6 @@ KEYPOINTS = [
 ]  # fmt: skip
 
 KEYPOINT_HEAD = KeypointHead(nn.Identity(), nn.Identity(), CONVENTIONS["detlite"])
-
-
-def add_keypoints(targets):
-    for target in targets:
-        count = len(target["boxes"])
-        target["keypoints"] = torch.cat(
-            [target["boxes"][:, None, :2] + torch.rand(count, 5, 2) * 15, torch.ones(count, 5, 1)],
-            dim=2,
-        )
-    return targets
-
-
-def test_model_learns_and_predicts_keypoints(tiny_config, make_batch):
-    images, targets = make_batch(2, 0, 1)
-    limits = ("MODEL.ROI_HEADS.SCORE_THRESH", 0.0, "MODEL.ROI_HEADS.DETECTIONS_PER_IMG", 7)
-    model = build_model(tiny_config(*KEYPOINTS, *limits))
-    losses = model(images, add_keypoints(targets))
-    assert "loss_mask" not in losses
-    assert losses["loss_keypoint"] > 1
-    losses["loss_keypoint"].backward()
-    head = model.roi_heads.keypoint
-    assert head.predictor.kps_score_lowres.weight.grad.abs().sum() > 0
-    for result, image in zip(model.eval()(images), images, strict=True):
-        count = len(result["boxes"])
-        assert count == 7
-        assert result["keypoints"].shape == (count, 5, 3)
-        assert result["keypoints_scores"].shape == (count, 5)
-        assert (result["keypoints"][..., 2] == 1).all()
-        low, high = result["boxes"][:, None, :2], result["boxes"][:, None, 2:]
-        inside = (result["keypoints"][..., :2] >= low) & (result["keypoints"][..., :2] <= high + 1)
-        assert inside.all()
-        assert image.shape[0] == 3
-
-
-def test_head_pools_from_a_c4_map(tiny_config):
-    model = build_model(tiny_config(*KEYPOINTS, c4=True))
-    extractor = model.roi_heads.keypoint.feature_extractor
-    assert extractor.pooler.scales == (1 / 16,)
-    level = torch.rand(1, model.backbone.out_channels, 6, 6)
-    assert extractor([level], torch.tensor([[0.0, 0, 0, 50, 40]])).shape == (1, 8, 14, 14)
 
 
 @each_mode
@@ -99,21 +58,6 @@ def test_loss_without_labelled_keypoints_is_zero(static, label):
     loss.backward()
     assert loss == 0
     assert maps.grad.abs().sum() == 0
-
-
-@pytest.mark.parametrize(
-    ("opts", "message"),
-    [
-        (["MODEL.ROI_KEYPOINT_HEAD.RESOLUTION", 14], "RESOLUTION is 14, but the head predicts 56"),
-        (
-            ["MODEL.ROI_KEYPOINT_HEAD.SHARE_BOX_FEATURE_EXTRACTOR", True],
-            "computes vectors, not maps",
-        ),
-    ],
-)
-def test_inconsistent_keys(tiny_config, opts, message):
-    with pytest.raises(ConfigError, match=message):
-        build_model(tiny_config(*KEYPOINTS, *opts))
 
 
 @pytest.mark.parametrize(

@@ -90,28 +90,6 @@ def test_padding_pools_to_zeros_without_effect_on_others(kind, strides):
         torch.testing.assert_close(one, other)
 
 
-@pytest.mark.parametrize("strides", [STRIDES, STRIDES[:1]])
-def test_pooling_without_regions_is_connected(strides):
-    features = [x.requires_grad_() for x in levels()]
-    pooled = make("ROIAlign", strides=strides)(features, torch.zeros(0, 5))
-    assert pooled.shape == (0, 3, 7, 7)
-    pooled.sum().backward()
-    assert all(x.grad is not None for x in features[: len(strides)])
-
-
-def test_further_levels_are_not_used():
-    features, rois = levels(), as_rois(boxes_of_all_sizes())
-    pooler = make("ROIAlign")
-    assert torch.equal(
-        pooler([*features, torch.full((2, 3, 1, 1), 1e9)], rois), pooler(features, rois)
-    )
-
-
-def test_half_precision_features_keep_their_type():
-    features = [x.bfloat16() for x in levels()]
-    assert make("ROIAlignV2")(features, as_rois(boxes_of_all_sizes())).dtype == torch.bfloat16
-
-
 def test_build_pooler(tiny_config):
     prefix = "MODEL.ROI_BOX_HEAD."
     cfg = tiny_config(prefix + "POOLER_TYPE", "ROIPool", prefix + "POOLER_RESOLUTION", 3,
@@ -122,23 +100,6 @@ def test_build_pooler(tiny_config):
     assert box.pool is POOLERS.get("ROIPool", "")
     assert box.convention == CONVENTIONS["detlite"]
     assert build_pooler(cfg, "ROI_MASK_HEAD", backbone).pool is POOLERS.get("ROIAlign", "")
-
-
-@pytest.mark.parametrize("head", ["ROI_BOX_HEAD", "ROI_MASK_HEAD"])
-def test_poolers_share_weights_but_differ(tiny_config, head):
-    image = [torch.rand(3, 64, 96)]
-    state, outputs = None, []
-    for kind in KINDS:
-        model = build_model(tiny_config(f"MODEL.{head}.POOLER_TYPE", kind)).eval()
-        state = state or model.state_dict()
-        model.load_state_dict(state)
-        features = model.backbone(model.normalizer(image).pixels)
-        extractor = model.roi_heads.box if head == "ROI_BOX_HEAD" else model.roi_heads.mask
-        outputs.append(
-            extractor.feature_extractor(features, torch.tensor([[0, 5.3, 6.1, 50.2, 44.9]]))
-        )
-    for first, second in ((0, 1), (1, 2), (0, 2)):
-        assert not torch.allclose(outputs[first], outputs[second], rtol=1e-3)
 
 
 @pytest.mark.parametrize("head", ["ROI_BOX_HEAD", "ROI_MASK_HEAD"])

@@ -30,12 +30,6 @@ def test_area_is_size_squared_and_ratio_is_height_over_width():
     torch.testing.assert_close(height / width, torch.tensor([0.5, 1, 2]))
 
 
-def test_order_is_row_then_column_then_anchor():
-    (anchors,) = AnchorGenerator([(2,)], (1.0,), (10,), DETLITE)([(2, 3)])
-    centers = (anchors[:, :2] + anchors[:, 2:]) / 2
-    assert centers.tolist() == [[5, 5], [15, 5], [25, 5], [5, 15], [15, 15], [25, 15]]
-
-
 def test_levels_match_torchvision():
     # torchvision rounds sides to whole and even numbers.
     sizes, ratios = ((16,), (32,), (64,)), (0.25, 1.0, 4.0)
@@ -52,21 +46,6 @@ def test_levels_match_torchvision():
     torch.testing.assert_close(
         ours[2].view(3, 3, 3, 4)[:, 0], reference[414:].view(3, 3, 3, 4)[:, 0]
     )
-
-
-def test_offset_moves_by_a_fraction_of_the_stride():
-    args = ([(8,), (16,)], (1.0,), (4, 8))
-    for moved, still, stride in zip(
-        AnchorGenerator(*args, DETLITE)([(2, 2), (1, 1)]),
-        AnchorGenerator(*args, DETECTRON2)([(2, 2), (1, 1)]),
-        (4, 8),
-        strict=True,
-    ):
-        torch.testing.assert_close(moved, still + stride / 2)
-
-
-def test_anchors_are_not_saved():
-    assert not AnchorGenerator([(8,)], (1.0,), (4,), DETLITE).state_dict()
 
 
 def test_several_sizes_per_level(tiny_config):
