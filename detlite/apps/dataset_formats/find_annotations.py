@@ -27,42 +27,28 @@ from .shapes import read_shapes
 from .voc_xml import voc_labels
 from .yolo import is_yolo, read_yolo
 
-# Formats whose files are recognized by what they contain, and label one image each.
-_SHAPES = {
-    "PASCAL VOC": (".xml", r"<annotation[\s>](?!.*<(pt|points)>)", voc_labels),
-    "LabelMe": (".json", r'^\s*\{.*"(shapes|imagePath)"\s*:', labelme_labels),
-}
-# The first match counts: folders of YOLO and VOC may contain other json files, and VOC's masks.
+_VOC, _LABELME = r"<annotation[\s>](?!.*<(pt|points)>)", r'^\s*\{.*"(shapes|imagePath)"\s*:'
+# Name, how it is recognized, and its reader. The first match counts: folders of YOLO and VOC may
+# contain other json files, and VOC's masks.
 _Reader = Callable[[FileTree, Conversion], LabeledDataset]
-_FORMATS: list[tuple[str, Callable[[FileTree], bool], _Reader]] = [
+_FORMATS: tuple[tuple[str, Callable[[FileTree], bool], _Reader], ...] = (
     ("YOLO", is_yolo, read_yolo),
-    *(
-        (name, partial(FileTree.contains, suffix=suffix, pattern=pattern),
-         partial(read_shapes, labels_of, suffix))
-        for name, (suffix, pattern, labels_of) in _SHAPES.items()
-    ),
+    ("PASCAL VOC", partial(FileTree.contains, suffix=".xml", pattern=_VOC),
+     partial(read_shapes, voc_labels, ".xml")),
+    ("LabelMe", partial(FileTree.contains, suffix=".json", pattern=_LABELME),
+     partial(read_shapes, labelme_labels, ".json")),
     ("mask files", is_mask_folder, read_mask_folder),
     ("YOLO", partial(is_yolo, named=False), read_yolo),
-]  # fmt: skip
-
-
+)  # fmt: skip
 _UNUSED = {
-    "test": (
-        "images of the test set",
-        "They are neither trained on nor evaluated here. `detlite init --val` evaluates on them.",
-    ),
-    UNLISTED: (
-        "images that the lists of splits do not name",
-        "They are not used. Delete train.txt and the other lists to use all images.",
-    ),
-    UNLABELED: (
-        "images without labels",
-        "They are not used. Images without objects need a label file or entry without objects, and "
-        "predictions of a model have to be accepted as labels.",
-    ),
-}
-
-
+    "test": ("images of the test set",
+             "They are neither trained on nor evaluated here. `detlite init --val` evaluates on "
+             "them."),
+    UNLISTED: ("images that the lists of splits do not name",
+               "They are not used. Delete train.txt and the other lists to use all images."),
+    UNLABELED: ("images without labels",
+                "They are not used. Images without objects need a label file without objects."),
+}  # fmt: skip
 _TWICE = ("images listed as train and as val", "They are one set, which `detlite init` divides.")
 
 
@@ -280,10 +266,10 @@ def _split(train: _Split, data: Path) -> tuple[dict[str, _Split], str]:
 
     Also returns a note about images that stay with other ones, or should do so.
     """
-    within = os.path.relpath(train.images, data) if isinstance(train.coco, dict) else ""
-    content = train.content
-    names = [row["file_name"] for row in content["images"]]
-    groups, divided = split_groups(train.images, names)
+    content, within = train.content, ""
+    if isinstance(train.coco, dict):
+        within = Path(os.path.relpath(train.images, data)).as_posix()
+    groups, divided = split_groups(train.images, [row["file_name"] for row in content["images"]])
     grouped = sum(size for size in Counter(groups.values()).values() if size > 1)
     note = f"; {grouped} nearly identical or consecutive images stay together" if grouped else ""
     if divided:
@@ -291,7 +277,7 @@ def _split(train: _Split, data: Path) -> tuple[dict[str, _Split], str]:
             f"; {divided} images are nearly identical or frames of videos, but too few videos to "
             "keep them together, so metrics are too high: choose others by `detlite init --val`"
         )
-    contents = split_content(content, Path(within).as_posix() if within else "", groups)
+    contents = split_content(content, within, groups)
     if len(contents) == 1:
         return {"train": train}, ""
     return {name: _Split(part, train.images) for name, part in contents.items()}, note
@@ -312,33 +298,33 @@ def _with_one_category(split: _Split) -> _Split:
 
 def _match_categories(splits: dict[str, _Split], source: Path) -> dict[str, _Split]:
     """Match the categories of all splits by name; categories that "train" lacks come last."""
-    rows = {}
-    for name, split in splits.items():
-        content = open_table(split.coco).content if isinstance(split.coco, Path) else split.coco
-        rows[name] = sorted(content["categories"], key=lambda row: row["id"])
     if len(splits) < 2:
         return splits
-    train, val = rows["train"], rows["val"]
+    contents = (
+        open_table(split.coco).content if isinstance(split.coco, Path) else split.coco
+        for split in (splits["train"], splits["val"])
+    )
+    train, val = (sorted(content["categories"], key=lambda row: row["id"]) for content in contents)
     if {row["name"]: row["id"] for row in train} == {row["name"]: row["id"] for row in val}:
         return splits
     match = CategoryMatch(train, val, ("the training set", "val"))
     if all(number is None for number in match.numbers):
         raise DataError(f"{source}: its categories are not those of the training set: {match}")
-    first = max(row["id"] for row in train) + 1
-    extra = [row for row, number in zip(val, match.numbers, strict=True) if number is None]
-    ids = {row["id"]: number for number, row in enumerate(extra, first)}
-    known = ((row, n) for row, n in zip(val, match.numbers, strict=True) if n is not None)
-    ids |= {row["id"]: train[number]["id"] for row, number in known}
+    ids, extra = dict[int, int](), list[dict[str, Any]]()
+    free = max(row["id"] for row in train) + 1
+    for row, number in zip(val, match.numbers, strict=True):
+        ids[row["id"]] = free + len(extra) if number is None else train[number]["id"]
+        if number is None:
+            extra.append({**row, "id": ids[row["id"]]})
     text = "They are matched by name. A category that is only in val is not trained."
-    finding = Finding("categories of train and val differ", text, len(extra), "new category",
-                      ", ".join(row["name"] for row in extra))  # fmt: skip
-    categories = [*train, *({**row, "id": ids[row["id"]]} for row in extra)]
-    result = {}
+    names = ", ".join(row["name"] for row in extra)
+    what, entry = "categories of train and val differ", "new category"
+    finding, result = Finding(what, text, len(extra), entry, names), {}
     for name, split in splits.items():
         content = split.content
         for row in content["annotations"] if name == "val" else ():
             row["category_id"] = ids.get(row.get("category_id"), row.get("category_id"))
         found = Findings([*Findings.from_json(content.get("findings")), finding]).to_json()
-        content |= {"categories": categories, "findings": found}
-        result[name] = replace(split, coco=content)
+        changed = {"categories": [*train, *extra], "findings": found}
+        result[name] = replace(split, coco=content | changed)
     return result
