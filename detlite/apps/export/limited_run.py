@@ -18,9 +18,13 @@ from detlite.errors import CheckpointError
 
 _MEMORY = 2_000_000_000  # bytes, besides those in proportion to the file and the inputs
 _SECONDS = 120  # of one processor
-# The process has the modules of this one, and none of the current folder.
+# The process has the modules of this one, and none of the current folder. It uses one core, because
+# the libraries start a thread on each, whose stack counts as memory.
 _CODE = """
-import sys
+import os, sys
+if hasattr(os, "sched_setaffinity"):
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, [cores[os.getpid() % len(cores)]])
 sys.path[:] = sys.argv[4:]
 from detlite.apps.export import limited_run
 limited_run.main(*sys.argv[1:4])
@@ -64,9 +68,7 @@ def main(path: str, inputs: str, memory: str) -> None:
 
 def _run_onnx(path: str, inputs: str) -> None:
     runtime: Any = import_module("onnxruntime")
-    options = runtime.SessionOptions()
-    options.intra_op_num_threads = 1
-    session = runtime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    session = runtime.InferenceSession(path, providers=["CPUExecutionProvider"])
     session.run(None, dict(np.load(inputs)))
 
 
@@ -77,7 +79,7 @@ def _run_openvino(path: str) -> None:
         for name in (x.removesuffix(".xml") for x in archive.namelist() if x.endswith(".xml")):
             weights = openvino.Tensor(np.frombuffer(archive.read(f"{name}.bin"), np.uint8))
             graph = core.read_model(archive.read(f"{name}.xml"), weights)
-            compiled = core.compile_model(graph, "CPU", {"INFERENCE_NUM_THREADS": 1})
+            compiled = core.compile_model(graph, "CPU")
             sides = [1, 64, 64, 1]  # of axes of any length
             shapes = [
                 [axis.get_length() if axis.is_static else side for axis, side in pairs]
