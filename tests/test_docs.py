@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from detlite.config import KEYS, load_config
-from detlite.config.maskrcnn_benchmark import NO_EFFECT, RESTATING
+from detlite.config.maskrcnn_benchmark import RESTATING
 from detlite.config.removed import KEYS as REMOVED
+from detlite.config.removed import NO_EFFECT
 
 ROOT = Path(__file__).parents[1]
 _OUTSIDE = (

@@ -24,7 +24,8 @@ from benchmarks.__main__ import _parser as benchmarks_parser
 from detlite.apps.cli.main import COMMANDS, build_parser
 from detlite.apps.cli.options import collect_overrides
 from detlite.config import KEYS, ConfigError, load_config
-from detlite.config.maskrcnn_benchmark import NO_EFFECT, RESTATING
+from detlite.config.maskrcnn_benchmark import RESTATING
+from detlite.config.removed import NO_EFFECT
 from detlite.registry import Registry
 from tests.test_docs import PAGES, ROOT, page_name, without_code
 

@@ -5,7 +5,6 @@ import contextlib
 import difflib
 import importlib
 import importlib.util
-import logging
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,10 +15,10 @@ from yacs.config import CfgNode
 from detlite.errors import ConfigError
 
 from .files import expand_path, find_config, parse_yaml, read_chain, recognize
+from .maskrcnn_benchmark import RESTATING, translate
+from .removed import is_ignored
 from .schema import KEYS, Key
 from .schema.rules import check_rules
-
-logger = logging.getLogger(__name__)
 
 _BY_NAME = {key.name: key for key in KEYS}
 # Exactly one of them is set. Setting one unsets the others if an earlier source set them.
@@ -84,7 +83,7 @@ def _resolve(
 ) -> CfgNode:
     """Combine files and overrides to a config; IMPORTS are relative to `folder`.
 
-    `stored` is the source in `chain` that describes trained weights, see `is_removed`.
+    `stored` is the source in `chain` that describes trained weights, see `is_ignored`.
     """
     if len(opts) % 2:
         raise ConfigError(f"overrides are pairs KEY VALUE: {opts[-1]!r} has no value")
@@ -101,13 +100,15 @@ def _resolve(
             for name in _ALTERNATIVES:
                 _set(cfg, name, None)
         for name, value in rows:
-            if _is_removed(name, value, source, stored=source == str(stored)):
+            if is_ignored(name, value, source, stored=source == str(stored)):
                 continue
             if name in _BY_NAME:
                 _set(cfg, name, _checked(_BY_NAME[name], value, source))
                 keys_set.add(name)
-            elif key := _restating_key(name, source, hint):
-                restating[name] = key, _checked(key, value, source)
+            elif name in RESTATING:
+                restating[name] = RESTATING[name], _checked(RESTATING[name], value, source)
+            else:
+                raise ConfigError(f"{source}: {_why_unknown(name)}{hint}")
         lengths = {name: cfg.SOLVER[name.removeprefix("SOLVER.")] for name in _ALTERNATIVES}
         stated = [f"{name} {value}" for name, value in lengths.items() if value is not None]
         if len(stated) != 1:
@@ -116,8 +117,6 @@ def _resolve(
                 f"run; set is {' and '.join(stated) or 'none'}"
             )
     if restating:
-        from .maskrcnn_benchmark import translate
-
         translate(cfg, {name: value for name, (_, value) in restating.items()}, keys_set)
     check_rules(cfg)
     _import_extensions(cfg.IMPORTS, folder)
@@ -125,34 +124,6 @@ def _resolve(
         complete(cfg)
     cfg.freeze()
     return cfg
-
-
-def _is_removed(name: str, value: Any, source: str, stored: bool) -> bool:
-    """Return True for a removed key or value that is ignored, see `removed.is_removed`."""
-    key = _BY_NAME.get(name)
-    is_choice = key and key.check and isinstance(key.default, str) and isinstance(value, str)
-    if key and not (is_choice and key.check(value)):
-        return False
-    from .removed import is_removed  # only old configs have such keys and values
-
-    return is_removed(name, value, source, stored)
-
-
-def _restating_key(name: str, source: str, hint: str) -> Key | None:
-    """Return the record of a key that restates another one; None for a key without effect.
-
-    Raises:
-        ConfigError: the key is unknown.
-    """
-    # Only files of maskrcnn-benchmark, and mistakes, have such keys.
-    from .maskrcnn_benchmark import NO_EFFECT, RESTATING
-
-    if name in NO_EFFECT:
-        logger.info("%s: %s has no effect in detlite: %s", source, name, NO_EFFECT[name])
-        return None
-    if name not in RESTATING:
-        raise ConfigError(f"{source}: {_why_unknown(name)}{hint}")
-    return RESTATING[name]
 
 
 def flatten(node: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:

@@ -1,4 +1,4 @@
-"""Compatibility with maskrcnn-benchmark's keys that only repeat other keys or have no effect.
+"""Compatibility with maskrcnn-benchmark's keys that only repeat other keys.
 
 Its YAML files contain such keys, for example POOLER_SCALES, which follow from CONV_BODY. They are
 checked against the keys that they restate, used for values that are not set, and dropped.
@@ -16,16 +16,6 @@ from detlite.errors import ConfigError
 from .key import Key, each, one_of, positive
 
 logger = logging.getLogger(__name__)
-
-# Keys without effect in detlite, and why.
-NO_EFFECT = {
-    "AMP_VERBOSE": "torch.amp has no such option",
-    "MODEL.ROI_MASK_HEAD.POSTPROCESS_MASKS": "masks are always pasted into the image",
-    "MODEL.ROI_MASK_HEAD.MLP_HEAD_DIM": "mask heads have no fully connected layer",
-    "MODEL.ROI_KEYPOINT_HEAD.MLP_HEAD_DIM": "keypoint heads have no such layer",
-    "MODEL.RETINANET.STRADDLE_THRESH": "RetinaNet always trains on all anchors",
-    "PATHS_CATALOG": "datasets are built in or defined in DATASETS.CATALOG",
-}
 
 _META = "MODEL.META_ARCHITECTURE"
 _CONV_BODY = "MODEL.BACKBONE.CONV_BODY"

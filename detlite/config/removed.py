@@ -1,13 +1,16 @@
-"""Keys and values that earlier versions had, why they were removed, and what to use instead.
+"""Keys and values of earlier versions and of maskrcnn-benchmark that have no effect.
 
 Checkpoints and output folders contain complete configs, also the keys that were off. A removed key
 is therefore ignored if it is off, or if it belongs to the training of stored weights, and an error
 otherwise.
 """
 
+import logging
 from typing import Any
 
 from detlite.errors import ConfigError
+
+logger = logging.getLogger(__name__)
 
 _NO_GAIN = "it gained nothing: benchmarks/results/recipes/removed.md"
 _NO_SHARDS = (
@@ -17,7 +20,8 @@ _NO_SHARDS = (
 _FIXED = "only this value remains"
 _PREDICTION = ("TEST.", "MODEL.FBNET.")  # sections that change what stored weights detect
 
-# Each removed key with the value that turned it off, and why it was removed or what replaces it.
+# Each key with the only value that remains, which turned it off, and why it was removed or what
+# replaces it. With ..., any value has no effect.
 KEYS: dict[str, tuple[Any, str]] = {
     "INPUT.EARLY_FRACTION": (0.0, _NO_GAIN),
     "MODEL.ROI_HEADS.DYNAMIC": (False, _NO_GAIN),
@@ -57,11 +61,11 @@ KEYS: dict[str, tuple[Any, str]] = {
         for key, value in (
             ("SCALE_FACTOR", 1.0),
             ("RPN_HEAD_BLOCKS", 0),
-            ("DET_HEAD_BLOCKS", []),
+            ("DET_HEAD_BLOCKS", ()),
             ("DET_HEAD_STRIDE", 0),
-            ("MASK_HEAD_BLOCKS", []),
+            ("MASK_HEAD_BLOCKS", ()),
             ("MASK_HEAD_STRIDE", 0),
-            ("KPTS_HEAD_BLOCKS", []),
+            ("KPTS_HEAD_BLOCKS", ()),
             ("KPTS_HEAD_STRIDE", 0),
         )
     },
@@ -80,17 +84,23 @@ KEYS: dict[str, tuple[Any, str]] = {
         "",
         f"{_NO_GAIN}. Label the images: `detlite predict --format coco` writes labels to correct",
     ),
+    # Options of removed keys.
+    "INPUT.CROP_SIZE": (..., "INPUT.SCALE_JITTER was removed"),
+    "INPUT.EARLY_SCALE": (..., "INPUT.EARLY_FRACTION was removed"),
+    "MODEL.ROI_HEADS.DYNAMIC_BETA_RANK": (..., "MODEL.ROI_HEADS.DYNAMIC was removed"),
+    "MODEL.ROI_HEADS.DYNAMIC_IOU_RANK": (..., "MODEL.ROI_HEADS.DYNAMIC was removed"),
+    "MODEL.ROI_HEADS.DYNAMIC_PERIOD": (..., "MODEL.ROI_HEADS.DYNAMIC was removed"),
+    "MODEL.ROI_BOX_HEAD.FOCAL_GAMMA": (..., "MODEL.ROI_BOX_HEAD.LOSS was removed"),
+    "SOLVER.REFERENCE_IMS_PER_BATCH": (..., "SOLVER.AUTO_SCALE_LR was removed"),
+    # Keys of maskrcnn-benchmark.
+    "AMP_VERBOSE": (..., "torch.amp has no such option"),
+    "MODEL.ROI_MASK_HEAD.POSTPROCESS_MASKS": (..., "masks are always pasted into the image"),
+    "MODEL.ROI_MASK_HEAD.MLP_HEAD_DIM": (..., "mask heads have no fully connected layer"),
+    "MODEL.ROI_KEYPOINT_HEAD.MLP_HEAD_DIM": (..., "keypoint heads have no such layer"),
+    "MODEL.RETINANET.STRADDLE_THRESH": (..., "RetinaNet always trains on all anchors"),
+    "PATHS_CATALOG": (..., "datasets are built in or defined in DATASETS.CATALOG"),
 }
-# Options of removed keys. They had no effect without these keys and are ignored.
-OPTIONS = {
-    "INPUT.CROP_SIZE",
-    "INPUT.EARLY_SCALE",
-    "MODEL.ROI_HEADS.DYNAMIC_BETA_RANK",
-    "MODEL.ROI_HEADS.DYNAMIC_IOU_RANK",
-    "MODEL.ROI_HEADS.DYNAMIC_PERIOD",
-    "MODEL.ROI_BOX_HEAD.FOCAL_GAMMA",
-    "SOLVER.REFERENCE_IMS_PER_BATCH",
-}
+NO_EFFECT = {name: reason for name, (value, reason) in KEYS.items() if value is ...}
 # Removed values of keys, in lower case, and why.
 VALUES = {
     ("SOLVER.OPTIMIZER", "muon"): _NO_GAIN,
@@ -100,8 +110,8 @@ VALUES = {
 DATASET_TYPES = {"webdataset": _NO_SHARDS}
 
 
-def is_removed(name: str, value: Any, source: str, stored: bool = False) -> bool:
-    """Return True for a removed key or value that is ignored.
+def is_ignored(name: str, value: Any, source: str, stored: bool = False) -> bool:
+    """Return True for a key or value of an earlier version that is ignored.
 
     Args:
         name, value: a key and its value.
@@ -112,14 +122,16 @@ def is_removed(name: str, value: Any, source: str, stored: bool = False) -> bool
     Raises:
         ConfigError: the value of a removed key had an effect, or the value was removed.
     """
+    if name in NO_EFFECT:
+        logger.info("%s: %s has no effect in detlite: %s", source, name, NO_EFFECT[name])
+        return True
     off, reason = KEYS.get(name, (value, ""))
-    if isinstance(value, list):  # YAML has no tuples
-        value, off = tuple(value), tuple(off)
-    if value == off or str(value) == str(off):
+    plain = tuple(value) if isinstance(value, list) else value  # YAML has no tuples
+    if plain == off or str(value) == str(off):
         reason = VALUES.get((name, str(value).lower()), "")
     # Without mask scores, which `init` chose, and area limits, the same objects are detected.
     same_objects = "TEST.MASK_CONFIDENCE", "TEST.AREA_LIMITS"
     detects_others = name.startswith(_PREDICTION) and name not in same_objects
     if reason and (detects_others or not stored):
         raise ConfigError(f"{source}: {name} {value}: removed, {reason}")
-    return bool(reason) or name in KEYS or name in OPTIONS
+    return bool(reason) or name in KEYS

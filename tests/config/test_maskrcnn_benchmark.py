@@ -10,7 +10,8 @@ import yaml
 from detlite.checkpoint.loading import weight_file
 from detlite.config import KEYS, load_config
 from detlite.config.files import read_chain
-from detlite.config.maskrcnn_benchmark import NO_EFFECT, RESTATING
+from detlite.config.maskrcnn_benchmark import RESTATING
+from detlite.config.removed import KEYS as REMOVED
 from detlite.data.datasets.builtin_entries import BUILTIN
 from detlite.modeling.build import build_model
 
@@ -316,7 +317,7 @@ def reference(data_root):
 
 def test_every_key_is_known(reference):
     assert len(reference) > 150
-    assert not reference.keys() - {key.name for key in KEYS} - NO_EFFECT.keys() - RESTATING.keys()
+    assert not reference.keys() - {key.name for key in KEYS} - REMOVED.keys() - RESTATING.keys()
 
 
 def test_defaults_are_equal_except_deliberate_ones(reference):

@@ -7,7 +7,8 @@ from collections import Counter
 import pytest
 
 from detlite.config import KEYS, load_config
-from detlite.config.maskrcnn_benchmark import NO_EFFECT, RESTATING
+from detlite.config.maskrcnn_benchmark import RESTATING
+from detlite.config.removed import NO_EFFECT
 
 NAMES = [key.name for key in KEYS]
 
