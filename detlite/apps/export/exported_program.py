@@ -50,16 +50,12 @@ class Inference(nn.Module):
 
 def output_names(model: DetectionModel) -> list[str]:
     """Return the fields of `Detections` that a model predicts."""
-    keypoints = "keypoints" in model.required_targets
-    predicted = {
-        "class_scores": "class_scores" in model.extra_outputs,
-        "features": "features" in model.extra_outputs,
-        "mask_probs": "masks" in model.required_targets,
-        "mask_boxes": False,
-        "keypoints": keypoints,
-        "keypoint_scores": keypoints,
-    }
-    return [field.name for field in fields(Detections) if predicted.get(field.name, True)]
+    predicted = {"boxes", "scores", "labels", "valid", *model.extra_outputs}
+    if "masks" in model.required_targets:
+        predicted.add("mask_probs")
+    if "keypoints" in model.required_targets:
+        predicted |= {"keypoints", "keypoint_scores"}
+    return [field.name for field in fields(Detections) if field.name in predicted]
 
 
 class ProgramDetector(DetectionModel):

@@ -31,7 +31,7 @@ from detlite.structures.instances import Detections
 # probabilities.
 TOLERANCE = {"boxes": 0.05, "scores": 1e-3, "masks": 1e-2}
 _COMPARED = {
-    "boxes": ("boxes", "mask_boxes"),
+    "boxes": ("boxes",),
     "scores": ("scores", "class_scores"),
     "masks": ("mask_probs",),
     "keypoints": ("keypoints",),

@@ -23,7 +23,6 @@ def detections() -> Detections:
         class_scores=torch.rand(3, 2),
         features=torch.rand(3, 6) * 50,
         mask_probs=torch.rand(3, 4, 4),
-        mask_boxes=boxes + 1,
     )
 
 
