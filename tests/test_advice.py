@@ -19,10 +19,11 @@ SHOWN_BY = {
     "apps/dataset_check": ["check"],
     "apps/dataset_formats": ["init", "train", "check"],
     "apps/cli/options": ["predict", "serve"],
-    "apps/cli/removed": ["export"],
+    "apps/cli/removed": [],  # they belong to the command of their key
     "apps/drawing": ["train", "predict", "report", "browse", "check"],
     "apps/export/exported_detector": ["predict", "serve"],
     "apps/export/verify": ["export"],
+    "apps/prediction_files": ["predict"],
     "apps/report": ["report"],
     "apps/serve": ["serve"],
     "checkpoint": ["train", "test", "predict", "serve", "convert", "export"],

@@ -11,12 +11,12 @@ CROSS_CUTTING = {
     "conversion": {"classifiers", "golden", "training"},
     "checkpoint": {"conventions", "hub_weights", "timm_weights"},
     "conversion/detectron2": {"recorded_outputs"},
+    "data/annotations": {"masks", "values"},
     "engine": {"elastic", "every_head", "host_reads", "two_processes"},
     "evaluation": {"keypoint_results"},
     "modeling": {
         "conventions", "extending_docs", "fast_rcnn", "heads_by_config", "other_device",
-        "meta_device", "models_on_cuda", "static_shapes", "torchvision_parity",
-        "without_kernels",
+        "family", "models_on_cuda", "static_shapes", "torchvision_parity",
     },
     "ops": {
         "compiled_module", "cuda_on_cpu", "export", "fuzz", "hip", "messages", "padded_nms",
