@@ -10,6 +10,7 @@ import yaml
 from detlite.checkpoint.files import Checkpoint, read_checkpoint, save_checkpoint
 from detlite.config import ConfigError
 from detlite.engine.hooks.best_checkpoint import BestCheckpoint, StoreScoreThreshold
+from tests.engine.toy import read_metrics
 
 
 @pytest.fixture
@@ -63,9 +64,38 @@ def test_without_a_metric_no_checkpoint_is_kept(update, tmp_path):
     assert not (tmp_path / "model_best.pth").exists()
 
 
-def test_invalid_keys_are_refused(update):
-    with pytest.raises(ConfigError, match=r"BEST_METRIC bbox/ap is not .*: val/bbox/AP, other/b"):
-        update(BestCheckpoint("bbox/ap"), 0.5, 1)
+@pytest.mark.parametrize(
+    ("metric", "problem"),
+    [
+        ("bbox/ap", "bbox/ap is not among the metrics: val/bbox/AP, val/bbox/AP50, "),
+        ("other/bbox/AP", "other/bbox/AP is not among the metrics: val/bbox/AP"),
+        ("loss/total", "loss/total is not among the metrics: val/bbox/AP"),
+        ("val average/bbox/AP", "val average/bbox/AP is not among the metrics: val/bbox/AP"),
+    ],
+)
+def test_an_unknown_metric_is_an_error_before_training(train_toy, toy, metric, problem):
+    toy.forward = None
+    with pytest.raises(ConfigError, match=f"BEST_METRIC {problem}"):
+        train_toy("SOLVER.BEST_METRIC", metric, model=toy)
+
+
+def test_an_undefined_metric_does_not_end_a_run(train_toy, caplog):
+    """There are no large objects."""
+    opts = ["SOLVER.BEST_METRIC", "bbox/APl", "SOLVER.PATIENCE", 1, "SOLVER.TEST_PERIOD", 1]
+    cfg, _ = train_toy(*opts)
+    assert len(read_metrics(cfg.OUTPUT_DIR)) == 4
+    assert "BEST_METRIC bbox/APl is undefined, because the test set has no such" in caplog.text
+
+
+def test_a_run_without_patience_says_why_it_ends(train_toy, caplog):
+    """The toy's detections never change, so the first evaluation stays the best."""
+    caplog.set_level("INFO")
+    opts = ["SOLVER.BEST_METRIC", "bbox/AP", "SOLVER.PATIENCE", 1, "SOLVER.TEST_PERIOD", 1]
+    for resume in (False, True):
+        cfg, _ = train_toy(*opts, "SOLVER.MAX_ITER", 9, resume=resume)
+        assert len(read_metrics(cfg.OUTPUT_DIR)) == 3  # one more after the request
+        assert "PATIENCE: the last 1 evaluations had no better bbox/AP than " in caplog.text
+        caplog.clear()
 
 
 def test_the_best_averaged_weights_are_kept_as_weights(train_toy):
