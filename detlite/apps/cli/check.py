@@ -44,11 +44,13 @@ def run(args: Namespace) -> int:
     sets = [one for path in args.data for one in inspect(path, args.images, args.overrides)]
     listed = [(inspection.table, inspection.folder) for inspection in sets if inspection.table]
     sets[0].findings += unlisted_images(listed)
-    groups = near_duplicates(sets)
-    for inspection in sets:
+    pairs = near_duplicates(sets)
+    for number, inspection in enumerate(sets):
         print_report(inspection, args.max_per_kind)
-    print_duplicates(sets, groups, args.max_per_kind)
+        within = sum({first[0], second[0]} == {number} for first, second in pairs)
+        print(f"  {within} pairs of nearly identical images in this set")
+    print_duplicates(sets, pairs, args.max_per_kind)
     if args.page:
         with atomic_open(args.page) as file:
-            file.write(data_page(sets, groups))
+            file.write(data_page(sets, pairs))
     return 1 if any(inspection.refused for inspection in sets) else 0

@@ -13,7 +13,7 @@ from detlite.apps.drawing.html_page import crop_window, draw_window, jpeg, rende
 from detlite.data.images.reading import read_image
 from detlite.files.errors import DataError
 
-from .inspection_report import Inspection, Row
+from .inspection_report import Inspection, Pair, Row
 
 _SIDE = 320  # pixels of an image on the page
 _MAX_ROWS = 500  # listed defects of each kind
@@ -23,19 +23,18 @@ _SUSPICIOUS_COLOR: Color = (255, 60, 40)
 _NO_NAMES = [{"id": 0, "name": ""}]
 
 
-def data_page(sets: Sequence[Inspection], groups: Sequence[list[tuple[int, int]]]) -> str:
+def data_page(sets: Sequence[Inspection], pairs: Sequence[Pair]) -> str:
     """Return the page as one HTML document that contains its images.
 
-    `groups` are nearly identical images, see `near_duplicates`. Raises ConfigError if jinja2 is not
-    installed.
+    `pairs` are nearly identical images. Raises ConfigError if jinja2 is not installed.
     """
     shown = [
         [_image(sets[index], image_id, f"{Path(sets[index].name).name}, image {image_id}")
-         for index, image_id in (group[0], group[-1])]
-        for group in groups[:_MAX_IMAGES]
+         for index, image_id in pair]
+        for pair in pairs[:_MAX_IMAGES]
     ]  # fmt: skip
     described = [_describe(inspection) for inspection in sets]
-    return render("dataset_check.html", sets=described, pairs=shown, group_count=len(groups))
+    return render("dataset_check.html", sets=described, pairs=shown, pair_count=len(pairs))
 
 
 def _describe(inspection: Inspection) -> dict[str, Any]:

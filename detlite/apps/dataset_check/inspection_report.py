@@ -17,6 +17,7 @@ from detlite.data.locations import Location
 from .near_duplicates import Fingerprint, similar_groups
 
 Row = dict[str, Any]
+Pair = tuple[tuple[int, int], tuple[int, int]]  # each (index of the set, image id)
 _SMALL, _LARGE = 32**2, 96**2  # COCO's limits of small and large objects, in square pixels
 
 
@@ -117,34 +118,28 @@ class Inspection:
         return lines
 
 
-def near_duplicates(sets: Sequence[Inspection]) -> list[list[tuple[int, int]]]:
-    """Return the groups of nearly identical images, each image as (index of the set, image id).
+def near_duplicates(sets: Sequence[Inspection]) -> list[Pair]:
+    """Return pairs of nearly identical images, those of two sets first.
 
-    Groups with images of several sets come first.
+    A group of nearly identical images gives one pair fewer than it has images: each image with the
+    first one in its set, or if it is that one, with the first one of the group.
     """
     owners = [(index, number) for index, part in enumerate(sets) for number in part.fingerprints]
     fingerprints = [one for part in sets for one in part.fingerprints.values()]
-    groups: dict[int, list[tuple[int, int]]] = {}
-    for owner, first in zip(owners, similar_groups(fingerprints).tolist(), strict=True):
-        groups.setdefault(first, []).append(owner)
-    several = [group for group in groups.values() if len(group) > 1]
-    return sorted(several, key=lambda group: group[0][0] == group[-1][0])
+    pairs, firsts = list[Pair](), dict[tuple[int, int], tuple[int, int]]()
+    for n, group in enumerate(similar_groups(fingerprints).tolist()):
+        first = firsts.setdefault((group, owners[n][0]), owners[n])
+        if first != owners[n] or group != n:
+            pairs.append((first if first != owners[n] else owners[group], owners[n]))
+    return sorted(pairs, key=lambda pair: pair[0][0] == pair[1][0])
 
 
-def print_duplicates(
-    sets: Sequence[Inspection], groups: Sequence[list[tuple[int, int]]], max_shown: int
-) -> None:
-    """Print how many images are nearly identical in each set and across sets."""
-    for number, inspection in enumerate(sets):
-        counts = [sum(index == number for index, _ in group) for group in groups]
-        within = [count for count in counts if count > 1]
-        print(f"{inspection.name}: {sum(within)} nearly identical images in {len(within)} groups")
-    across = [group for group in groups if group[0][0] != group[-1][0]]
-    print(f"{len(across)} groups of nearly identical images across sets")
-    for group in across[:max_shown]:
-        images = [f"{sets[index].name} image {image_id}" for index, image_id in group]
-        more = f" and {len(images) - 2} more" if len(images) > 2 else ""
-        print(f"  {images[0]}, {images[-1]}{more}")
+def print_duplicates(sets: Sequence[Inspection], pairs: Sequence[Pair], max_shown: int) -> None:
+    """Print the pairs of nearly identical images of two sets, at most `max_shown`."""
+    across = [pair for pair in pairs if pair[0][0] != pair[1][0]]
+    print(f"{len(across)} pairs of nearly identical images across sets")
+    for (first, first_id), (second, second_id) in across[:max_shown]:
+        print(f"  {sets[first].name} image {first_id} and {sets[second].name} image {second_id}")
 
 
 def print_report(inspection: Inspection, max_per_kind: int) -> None:

@@ -247,8 +247,8 @@ def test_duplicates_across_sets(content, write_set):
     with Image.open(folder / "b.png") as image:
         changed = Image.fromarray(255 - np.asarray(image))
     changed.save(folder / "b.png")
-    groups = near_duplicates([first, inspect_dataset(annotations, folder)])
-    assert groups == [[(0, number), (1, number)] for number in (10, 12, 13)]
+    pairs = near_duplicates([first, inspect_dataset(annotations, folder)])
+    assert pairs == [((0, number), (1, number)) for number in (10, 12, 13)]
 
 
 def test_report_page(broken_set, tmp_path, capsys):
