@@ -412,7 +412,7 @@ class Judge:
             image_id = short_repr(row.get("image_id"))
             texts[Flag.UNKNOWN_IMAGE] = f"image_id {image_id} is not in 'images'"
         if flags & Flag.UNKNOWN_CATEGORY:
-            texts[Flag.UNKNOWN_CATEGORY] = self._unknown_category(row.get("category_id"))
+            texts[Flag.UNKNOWN_CATEGORY] = self._unknown_category(row)
         if flags & Flag.BAD_BOX and box_code != rules.NO_BOX:
             box: Any = odd.changes.get("bbox", row["bbox"]) if odd else row["bbox"]
             texts[Flag.BAD_BOX] = rules.box_text(box_code, box, height, width)
@@ -431,7 +431,12 @@ class Judge:
             flag: texts[flag] for flag in dict.fromkeys(order) if flag in texts and flags & flag
         }
 
-    def _unknown_category(self, written: Any) -> str:
+    def _unknown_category(self, row: Row) -> str:
+        written = row.get("category_id")
+        if written is None:
+            name = row.get("category_name", row.get("category"))
+            named = f" (it has the name {short_repr(name)} instead)" if name else ""
+            return f"category_id is missing: write the id of its category in 'categories'{named}"
         first, last = min(self._known), max(self._known)
         hint = ". Were they counted from 0?" if written == 0 and first == 1 else ""
         hint = ". Were they counted from 1?" if written == last + 1 and first == 0 else hint
