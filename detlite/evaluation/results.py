@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
@@ -176,6 +177,9 @@ def _read_entries(text: bytes, iou_types: Sequence[str]) -> list[Any]:
 
 def _read_ids(values: list[Any], field: str, ids: Ids | None) -> np.ndarray:
     """Return ids int64 [N]. Integers that `ids` does not have are left to `check_results`."""
+    if {*map(type, values)} <= {int}:
+        with contextlib.suppress(OverflowError):
+            return np.array(values, np.int64)
     for n, value in enumerate(values):
         number = ids.number(value) if ids and type(value) is not int else parse_integer(value)
         if number is None or (ids is None and isinstance(value, str)):

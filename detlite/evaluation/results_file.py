@@ -192,13 +192,13 @@ def _check_positions(results: Results, truth: COCO, name: str) -> None:
     if all(image.get("height") and image.get("width") for image in truth.imgs.values()):
         sides = np.tile(image_sizes(truth, image_ids)[:, ::-1], 2)
         units["fractions of the image size, "] = np.where(boxes <= 1.5, boxes * sides, 0)
-    others = {
-        unit + notation: _categories_there(convert(values), image_ids, truth) >= 0
-        for unit, values in units.items()
-        for notation, convert in _NOTATIONS.items()
-    }
-    notation, fits = max(others.items(), key=lambda item: (item[1] & ~matched).sum())
-    only = fits & ~matched
+    others = {}
+    for unit, values in units.items():
+        for notation, convert in _NOTATIONS.items():
+            others[unit + notation] = only = np.zeros(count, bool)
+            rest = convert(values)[~matched]
+            only[~matched] = _categories_there(rest, image_ids[~matched], truth) >= 0
+    notation, only = max(others.items(), key=lambda item: item[1].sum())
     if only.sum() >= max(_MIN_FOUND, _MIN_FRACTION * count):
         n = int(best[only].min())
         problem = (
