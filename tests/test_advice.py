@@ -16,6 +16,7 @@ OF_OTHERS = {  # options of pip and docker
 # The commands that show the messages of a module; of another module, any.
 SHOWN_BY = {
     "apps/batch_predict": ["predict"],
+    "apps/prediction_files": ["predict"],
     "apps/dataset_check": ["check"],
     "apps/dataset_formats": ["init", "train", "check"],
     "apps/cli/options": ["predict", "serve"],
@@ -23,7 +24,6 @@ SHOWN_BY = {
     "apps/drawing": ["train", "predict", "report", "browse", "check"],
     "apps/export/exported_detector": ["predict", "serve"],
     "apps/export/verify": ["export"],
-    "apps/prediction_files": ["predict"],
     "apps/report": ["report"],
     "apps/serve": ["serve"],
     "checkpoint": ["train", "test", "predict", "serve", "convert", "export"],

@@ -50,7 +50,7 @@ def list_inputs(inputs: Sequence[str], exclude: Sequence[Path] = ()) -> list[str
 
 
 def expand_input(source: str, exclude: Sequence[Path] = ()) -> str | list[str]:
-    """Return the name of one image or video, or a list of the names that an input stands for.
+    """Return the name of one image or video, or a list of the names of several.
 
     Only lists and archives are opened. A missing image is reported when it is read.
 
@@ -120,7 +120,7 @@ def data_of(name: str) -> bytes | None:
 
 
 def _local(source: str) -> str:
-    """Return the path of a file URL, and others as they are; DataError if it cannot be a name."""
+    """Return a name, or the path of a file URL; DataError if the text cannot be a name."""
     if not source.strip():
         raise DataError("an input is empty: name a file, a folder or a URL; . is this folder")
     if source.lower().startswith("file://"):

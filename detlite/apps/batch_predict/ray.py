@@ -39,7 +39,9 @@ def ray_entries(
         ConfigError: Ray is not installed.
     """
     ray, data = (import_optional(name, "detlite[ray]") for name in ("ray", "ray.data"))
-    ray.init(ignore_reinit_error=True)
+    starts = not ray.is_initialized()  # the caller may have connected it to other machines
+    if starts:
+        ray.init()
     data.DataContext.get_current().execution_options.preserve_order = True
     # Names are JSON, because those of files may not be valid UTF-8.
     rows = [{"image": json.dumps(name), "id": k} for name, k in zip(images, ids, strict=True)]
@@ -50,5 +52,9 @@ def ray_entries(
         compute=data.ActorPoolStrategy(size=workers),
         num_gpus=int(ray.cluster_resources().get("GPU", 0) >= workers),
     )
-    for row in entries.iter_rows():
-        yield json.loads(row["entry"])
+    try:
+        for row in entries.iter_rows():
+            yield json.loads(row["entry"])
+    finally:
+        if starts:
+            ray.shutdown()

@@ -9,6 +9,7 @@ The counts are for one image with the maximum number of proposals and detections
 from argparse import Namespace
 
 from detlite.apps.cli.options import OVERRIDES, config, option
+from detlite.errors import ConfigError
 
 OPTIONS = (
     config(None),
@@ -21,7 +22,7 @@ OPTIONS = (
 
 def run(args: Namespace) -> int:
     from detlite.apps.doctor.flops import cost_table, count_cost
-    from detlite.config import ConfigError, load_config
+    from detlite.config import load_config
 
     height, width = args.size or (480, 640)
     if min(height, width) < 1:

@@ -16,6 +16,7 @@ from argparse import Namespace
 from pathlib import Path
 
 from detlite.apps.cli.options import OVERRIDES, config, option, weights
+from detlite.errors import CheckpointError, ConfigError
 
 OPTIONS = (
     weights("weights to convert: a path, URL or catalog name", required=True),
@@ -33,9 +34,8 @@ def run(args: Namespace) -> int:
     from detlite.checkpoint import files
     from detlite.checkpoint.loading import load_weights, resolve_checkpoint_path
     from detlite.checkpoint.stored_config import apply_convention, config_of
-    from detlite.config import ConfigError, load_config
+    from detlite.config import load_config
     from detlite.conversion.checkpoint_source import SOURCES
-    from detlite.errors import CheckpointError
     from detlite.modeling import build_model
 
     if args.source and args.source not in SOURCES:

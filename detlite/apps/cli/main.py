@@ -13,16 +13,9 @@ import sys
 from collections.abc import Sequence
 from itertools import pairwise
 
-from detlite import __version__
+from detlite import __version__, errors
 from detlite.apps.cli import removed
 from detlite.apps.cli.options import add_options, collect_overrides
-from detlite.errors import (
-    CheckpointError,
-    ConfigError,
-    LoaderProcessError,
-    NonFiniteLossError,
-    one_line,
-)
 from detlite.files.errors import DataError
 from detlite.threads import wait_passively
 
@@ -46,7 +39,8 @@ PIPE_CLOSED = 141  # the status of a program ended by SIGPIPE
 # Errors whose message tells the user what to fix; they need no traceback. OSError: for example a
 # full disk while results are written.
 _USER_ERRORS = (
-    ConfigError, DataError, CheckpointError, LoaderProcessError, NonFiniteLossError, OSError,
+    errors.ConfigError, DataError, errors.CheckpointError, errors.LoaderProcessError,
+    errors.NonFiniteLossError, OSError,
 )  # fmt: skip
 
 
@@ -115,7 +109,7 @@ def run_command(name: str, arguments: Sequence[str]) -> int:
         print(str(stop) or getattr(command, "INTERRUPTED", "interrupted"), file=sys.stderr)
         return INTERRUPTED if getattr(stop, "signal_name", "SIGINT") == "SIGINT" else STOPPED
     except _USER_ERRORS as error:
-        print("error:", "\n".join(map(one_line, str(error).split("\n"))), file=sys.stderr)
+        print("error:", "\n".join(map(errors.one_line, str(error).split("\n"))), file=sys.stderr)
         return 2
 
 

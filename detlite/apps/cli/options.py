@@ -11,6 +11,8 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
+from detlite.errors import ConfigError
+
 Option = tuple[str, dict[str, Any]]  # its names, separated by spaces, and how it is parsed
 
 
@@ -80,8 +82,6 @@ class _StoreNumber(Action):
     def __call__(
         self, parser: ArgumentParser, namespace: Namespace, value: Any, option: Any = None
     ) -> None:
-        from detlite.config import ConfigError  # imports yaml, which no help text needs
-
         low, high = self._limits
         if not (low <= value and (high is None or value <= high)):
             allowed = f"at least {low}" if high is None else f"between {low} and {high}"

@@ -37,6 +37,7 @@ from argparse import BooleanOptionalAction, Namespace
 from pathlib import Path
 
 from detlite.apps.cli.options import DEVICE, FONT, OVERRIDES, TRUST, config, flag, option, weights
+from detlite.errors import ConfigError
 
 INTERRUPTED = "interrupted: the same command continues with the remaining images"
 FORMATS = ("results", "csv", "parquet", "measures", "coco", "yolo", "labelme", "label-studio")
@@ -78,7 +79,6 @@ OPTIONS = (
 def run(args: Namespace) -> int:
     from detlite.apps.batch_predict.allocator import keep_freed_memory
     from detlite.apps.batch_predict.predict_run import predict
-    from detlite.config import ConfigError
 
     keep_freed_memory()
     try:

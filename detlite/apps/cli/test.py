@@ -12,6 +12,7 @@ to the output folder, and also config.yaml, unless it is the output folder of th
 from argparse import Namespace
 
 from detlite.apps.cli.options import DEVICE, OVERRIDES, config, option, weights
+from detlite.errors import ConfigError
 
 OPTIONS = (
     config(),
@@ -31,7 +32,6 @@ def run(args: Namespace) -> int:
     from detlite.api import evaluate
     from detlite.apps.batch_predict.allocator import keep_freed_memory
     from detlite.apps.dataset_formats.coco_files import find_images
-    from detlite.config import ConfigError
 
     if args.images and not args.data:
         raise ConfigError("--images is the image folder of --data: add --data")

@@ -21,6 +21,7 @@ Exit status: 0; 2 for an error that you can fix; 75 after SIGTERM or SIGHUP, and
 from argparse import Namespace
 
 from detlite.apps.cli.options import DEVICE, FONT, OVERRIDES, config, flag, option, weights
+from detlite.errors import ConfigError
 
 INTERRUPTED = "interrupted at once; --resume continues from the last checkpoint, if there is one"
 
@@ -43,7 +44,6 @@ OPTIONS = (
 
 def run(args: Namespace) -> int:
     from detlite.api import is_data, train
-    from detlite.config import ConfigError
     from detlite.distributed import restart_count
 
     if is_data(args.config):

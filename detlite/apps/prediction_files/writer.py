@@ -26,7 +26,7 @@ OTHER_FILES = ("images.json", "data.yaml", "labels.txt", "labels.xml", "detectio
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """What writers need to know about a model.
+    """Facts about a model that writers need.
 
     Attributes:
         categories: {"id", "name"} of each category, and "keypoints", the names of its keypoints.
@@ -121,7 +121,7 @@ class PredictionWriter(ABC):
 
     @property
     def positions(self) -> list[int] | None:
-        """Where a run continues after the entries so far; None while some are only in memory."""
+        """The state to continue from after the entries so far; None if some are only in memory."""
         return [file.position for file in self.files]
 
     def write(self, entry: Entry) -> None:
