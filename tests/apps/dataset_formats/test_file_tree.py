@@ -34,13 +34,8 @@ def test_names_of_other_machines(tmp_path, image, name):
 
 def test_files_of_operating_systems_are_skipped(tmp_path, image, text):
     file = image(tmp_path / "a.png", 4, 4)
-    for name in (
-        "._a.png",
-        ".DS_Store",
-        "__MACOSX/a.png",
-        "Thumbs.db",
-        "detlite/images/a.png",
-    ):
+    names = "._a.png", ".DS_Store", "__MACOSX/a.png", "Thumbs.db", "detlite/images/a.png"
+    for name in names:
         text(tmp_path / name, "")
     assert FileTree(tmp_path).files == [file]
 
@@ -92,6 +87,13 @@ def test_images_of_a_label_file(tmp_path, image, text):
     assert FileTree(labels).image("a.png", labels) == file
 
 
+def test_paths_relative_to_the_label_file(tmp_path, image):
+    file = image(tmp_path / "photos/a.png", 4, 4)
+    (tmp_path / "labels").mkdir()
+    tree = FileTree(tmp_path / "labels")
+    assert tree.image(r"..\photos\a.png", tmp_path / "labels/a.json") == file
+
+
 def test_locate_paths_of_other_machines(tmp_path, text):
     file = text(tmp_path / "lists/train.txt", "")
     tree = FileTree(tmp_path)
@@ -105,7 +107,7 @@ def test_locate_paths_of_other_machines(tmp_path, text):
     ("lists", "splits"),
     [
         (
-            {"train.txt": "# names\na\n./images/b.png\n", "valid.txt": "c.png\n"},
+            {"train.txt": "# names\na\n./images/b.png", "valid.txt": "c.png"},
             ["train", "train", "val"],
         ),
         ({"train.txt": "images/a.png masks/a.png\n"}, ["train", "unlisted", "unlisted"]),

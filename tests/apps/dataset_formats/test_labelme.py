@@ -167,15 +167,6 @@ def test_invalid_files(write, tmp_path):
     check_refused(tmp_path, r"a\.json: cannot be read as JSON: .*line 1")
 
 
-def test_labels_in_a_separate_folder(tmp_path, image):
-    image(tmp_path / "photos/a.jpg")
-    content = {"shapes": [shape("dog", TRIANGLE)], "imagePath": "..\\photos\\a.jpg"}
-    (tmp_path / "labels").mkdir()
-    (tmp_path / "labels/a.json").write_text(json.dumps(content))
-    _, sets = read_folder(tmp_path / "labels")
-    assert sets["train"].images[0].file == tmp_path / "photos/a.jpg"
-
-
 def test_ignored_regions_are_crowds_of_every_category(write, tmp_path):
     ignored = [[40, 20], [55, 20], [55, 35]]
     shapes = [shape("dog", TRIANGLE), shape("__ignore__", ignored)]
@@ -240,15 +231,3 @@ def test_images_in_json_files(write, tmp_path):
     assert image.file == tmp_path / "detlite/images/sub.jpeg"
     assert image.file.read_bytes() == data
     assert file.exists()
-
-
-def test_folders_of_splits(write, tmp_path):
-    for split in ("train", "val"):
-        write(shape("dog", TRIANGLE), name=split)
-        for suffix in ("jpg", "json"):
-            (tmp_path / split).mkdir(exist_ok=True)
-            (tmp_path / f"{split}.{suffix}").rename(tmp_path / split / f"{split}.{suffix}")
-    _, sets = read_folder(tmp_path)
-    assert {split: sets[split].images[0].file.stem for split in sets} == {
-        "train": "train", "val": "val",
-    }  # fmt: skip

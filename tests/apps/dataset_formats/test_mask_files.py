@@ -390,15 +390,6 @@ def test_categories_of_labelme_masks(tmp_path, image, text):
     check_refused(tmp_path, r"1 of 1 are in SegmentationClass \(.*--masks MODE.*semantic: ")
 
 
-def test_bad_masks_are_skipped(tmp_path, image):
-    for name in "abc":
-        image(tmp_path / f"images/{name}.jpg")
-        save(tmp_path / f"masks/{name}/1.png", two_objects())
-        save(tmp_path / f"masks/{name}/2.png", np.zeros((40, 60), np.uint8))
-    check_refused(tmp_path, r"\(3 bad labels\)")
-    assert [len(one.objects) for one in read_set(tmp_path, skip_bad=True).images] == [1, 1, 1]
-
-
 def test_pieces_agree_with_scipy():
     ndimage = pytest.importorskip("scipy.ndimage")
     generator = np.random.default_rng(0)

@@ -152,14 +152,6 @@ def test_polygons_of_roboflow(voc, text):
     assert dog["bbox"] == [3.5, 2, 5.5, 6]
 
 
-def test_missing_and_ambiguous_images(voc, image):
-    second = image(voc / "more/b.jpg")
-    check_refused(voc, r"b\.xml: b\.jpg is ambiguous: .* or .*; remove one")
-    second.unlink()
-    (voc / "JPEGImages/a.jpg").unlink()
-    check_refused(voc, r"a\.xml: its image .* is not in .*--images")
-
-
 @pytest.mark.parametrize(
     ("old", "new", "crowd"),
     [
@@ -211,25 +203,6 @@ def test_masks_of_objects(voc, image, text):
     text(voc / "Annotations/a.xml", bad)
     dataset = read_set(voc, skip_bad=True)
     assert dataset.images[0].objects[0].segmentation == cat["segmentation"]
-
-
-def test_layout_of_roboflow(tmp_path, image, text):
-    for split in ("train", "valid", "test"):
-        image(tmp_path / f"{split}/a_jpg.rf.1.jpg")
-        file = xml(("cat", 0, 1, 1, 20, 30), name="a_jpg.rf.1.jpg")
-        text(tmp_path / f"{split}/a_jpg.rf.1.xml", file)
-    sets = read(tmp_path)
-    assert {split: [one.file.parent.name for one in sets[split].images] for split in sets} == {
-        "train": ["train"], "val": ["valid"],
-    }  # fmt: skip
-    assert next(iter(sets["train"].findings)).what == "images of the test set"
-
-
-def test_bad_files_are_counted_and_skipped(voc, text):
-    for name in ("c", "d", "e"):
-        text(voc / f"Annotations/{name}.xml", "<annotation>")
-    check_refused(voc, r"\(3 bad labels\)")
-    assert len(read_set(voc, skip_bad=True).images) == 2
 
 
 ROLABELIMG = "<object><name>cat</name><robndbox>{}</robndbox></object>"

@@ -253,21 +253,6 @@ def test_sixth_numbers(yolo, text, numbers, what):
     assert finding.count == 2
 
 
-@pytest.mark.parametrize("angle", [1.57, -0.3])
-def test_angles_of_boxes_are_refused(yolo, text, angle):
-    file = text(yolo / "labels/train/a.txt", f"0 0.5 0.5 0.5 0.25 {angle}\n")
-    with pytest.raises(DataError, match=r"its sixth number seems to be the angle") as raised:
-        read(yolo)
-    assert str(raised.value).startswith(f"{file}, line 1: ")
-
-
-def test_bad_lines_are_counted_and_skipped(yolo, text):
-    text(yolo / "labels/train/a.txt", "0 0.5 0.5 0 0.25\n0 0.5 0.5 0.5 0.25\n7 0.5 0.5 0.1 0.1\n")
-    check_refused(yolo, r"line 1: .*; .*line 3: category 7 .*\(2 bad labels\)")
-    labeled = [one for image in read_set(yolo, skip_bad=True).images for one in image.objects]
-    assert [one.category for one in labeled] == ["cat", ""]
-
-
 def test_skipped_labels_are_neither_trained_on_nor_measured(yolo, text):
     lines = ["0 0.5 0.5 0.5 0.25", "7 0.5 0.1 0.1 0.1", "dog 0.1 0.5 0.1 0.1", "1 1.2 0.9 0.6 0.1"]
     text(yolo / "labels/train/a.txt", "\n".join([*lines, "0 0.1 0.1 0.1"]))
