@@ -45,7 +45,7 @@ def code_lines(text: str) -> int:
         if isinstance(body, list) and body and isinstance(body[0], ast.Expr):
             value = body[0].value
             if isinstance(value, ast.Constant) and isinstance(value.value, str):
-                lines -= {*range(body[0].lineno, body[0].end_lineno + 1)}
+                lines -= {*range(value.lineno, (value.end_lineno or 0) + 1)}
     return len(lines)
 
 
