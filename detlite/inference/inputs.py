@@ -98,10 +98,15 @@ def is_any_url(name: str) -> bool:
 
 def is_video_name(name: str) -> bool:
     """Return True for the name of a video, by its suffix, a stream, or the number of a camera."""
-    if _STREAM.match(name) or is_camera(name):
+    if is_live(name):
         return True
     path = urlsplit(name).path if is_any_url(name) else name
     return path.lower().endswith(VIDEO_SUFFIXES) and not Path(name).is_dir()
+
+
+def is_live(name: str) -> bool:
+    """Return True for a camera or a stream, which shows something else each time."""
+    return bool(_STREAM.match(name)) or is_camera(name)
 
 
 def is_camera(name: str) -> bool:

@@ -16,7 +16,7 @@ from detlite.apps.prediction_files.writer import FORMATS, Entry, ModelInfo
 from detlite.config import ConfigError
 from detlite.engine.run_files import run_lock
 from detlite.errors import one_line
-from detlite.inference.inputs import expand_pages, list_inputs
+from detlite.inference.inputs import expand_pages, is_live, list_inputs
 from detlite.inference.predictor import Predictor
 from detlite.threads import limit_threads
 
@@ -67,6 +67,11 @@ def predict(options: Namespace) -> Totals:
         if options.overwrite:
             remove_results(options.output)
         with ResumableRun(options.output, command, kind, model, not with_videos) as run:
+            if run.is_done and any(map(is_live, names)):
+                raise ConfigError(
+                    f"{options.output} contains the results of an earlier recording: choose "
+                    "another folder, or add --overwrite"
+                )
             if not run.is_done:
                 _predict_all(run, names, predictor, options)
                 run.finish()

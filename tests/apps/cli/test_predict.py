@@ -421,6 +421,10 @@ def test_videos_among_images(run, weights, photos, tmp_path, monkeypatch, capsys
         patch.setattr(predict_run, "predict_video", stopped)
         assert run(*arguments, tmp_path / "camera") == 0
     assert "1 images and video frames done" in capsys.readouterr().out
+    arguments = ("--weights", weights, "--input", "987", "--output", tmp_path / "live")
+    assert run(*arguments) == 1  # there is no such camera
+    assert run(*arguments) == 2
+    assert "contains the results of an earlier recording" in capsys.readouterr().err
 
 
 def test_a_drawing_that_cannot_be_written(predict, arguments, tmp_path, error_of):
