@@ -75,8 +75,8 @@ class InferenceOptions:
 def build_options(cfg: CfgNode, dtype: str, opts: Sequence[Any] = ()) -> InferenceOptions:
     """Build the options of INPUT, TEST.BBOX_AUG, TEST.TILE and TEST.SCORE_THRESHOLD.
 
-    A threshold that the overrides `opts` (alternating keys and values) name is used as it is, also
-    if it is 0, which means "not measured" in a stored config.
+    A threshold that the overrides `opts` (alternating keys and values) name is used also if it is
+    0, which means "not measured" in a stored config.
     """
     view = View(cfg.INPUT.MIN_SIZE_TEST, cfg.INPUT.MAX_SIZE_TEST)
     key, of_model = "MODEL.ROI_HEADS.SCORE_THRESH", cfg.MODEL.ROI_HEADS.SCORE_THRESH

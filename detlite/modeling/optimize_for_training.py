@@ -42,8 +42,8 @@ def optimize_for_training(model: DetectionModel) -> DetectionModel:
     - On other devices shapes are static, so that no operation waits for values. The mask and
       keypoint heads still skip most of the padding, see `DetectionModel.reads_foreground`.
 
-    Layers with hooks, parametrizations or pruned weights stay as they are, and keep the norms of
-    the backbone from being folded. Results are the same up to rounding. Parameters and state dict
+    Layers with hooks, parametrizations or pruned weights are unchanged, and keep the norms of the
+    backbone from being folded. Results are the same up to rounding. Parameters and state dict
     names do not change, so optimizers and checkpoints can be created before or after. A second call
     changes nothing.
     """

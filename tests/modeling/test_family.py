@@ -1,4 +1,4 @@
-"""What holds for every model: one table of models and properties."""
+"""Test properties of all models: one table of models and properties."""
 
 from collections.abc import Callable
 from copy import deepcopy
