@@ -130,17 +130,17 @@ def _detlite(truth: str, results: str, kind: str) -> list[float]:
 
 def _peer(library: str, truth: str, results: str, kind: str) -> list[float]:
     """Evaluate with a library that has the classes of pycocotools."""
-    coco: Any
-    evaluation: Any
     if library == "hotcoco":
-        from hotcoco import COCO as coco
-        from hotcoco import COCOeval as evaluation
+        import hotcoco
+
+        ground_truth: Any = hotcoco.COCO(truth)
+        evaluator: Any = hotcoco.COCOeval(ground_truth, ground_truth.load_res(results), kind)
     else:
-        from pycocotools.coco import COCO as coco
-        from pycocotools.cocoeval import COCOeval as evaluation
-    ground_truth = coco(truth)
-    load = ground_truth.load_res if library == "hotcoco" else ground_truth.loadRes
-    evaluator = evaluation(ground_truth, load(results), kind)
+        from pycocotools.coco import COCO
+        from pycocotools.cocoeval import COCOeval
+
+        ground_truth = COCO(truth)
+        evaluator = COCOeval(ground_truth, ground_truth.loadRes(results), kind)
     evaluator.evaluate()
     evaluator.accumulate()
     evaluator.summarize()

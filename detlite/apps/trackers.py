@@ -45,7 +45,8 @@ class Tracker(Hook):
 
     def after_evaluation(self, metrics: dict[str, dict[str, Any]]) -> None:
         if is_main():
-            self.log(flatten_metrics(metrics), self.trainer.iteration)
+            known = {k: v for k, v in flatten_metrics(metrics).items() if v is not None}
+            self.log(known, self.trainer.iteration)
 
     def after_train(self) -> None:
         self._failed = False

@@ -51,7 +51,7 @@ def lines(
                   marker="o" if markers else None, markersize=4)  # fmt: skip
         if weights is not None:
             sizes = 12 + 90 * np.sqrt(weights[name] / max(weights[name].sum(), 1))
-            axes.scatter(*points, sizes, color=color)
+            axes.scatter(points[0], points[1], sizes, color=color)
     if weights is not None:
         axes.plot([0, 100], [0, 100], color="#767676", linewidth=1, label="perfect")
     axes.set(xlabel=xlabel, ylabel=ylabel, xlim=xlim, ylim=ylim)

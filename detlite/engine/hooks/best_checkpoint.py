@@ -116,7 +116,7 @@ class BestCheckpoint(Hook):
         value: Any = None
         if is_main():
             try:
-                value = reduce(operator.getitem, path, metrics)  # type: ignore[arg-type]
+                value = reduce(operator.getitem, path, metrics)
             except (KeyError, TypeError):
                 value = ConfigError(
                     f"SOLVER.BEST_METRIC {'/'.join(self._path)} is not among the metrics: "
