@@ -9,7 +9,6 @@ from functools import partial
 
 import torch
 from torch import Tensor
-from torchvision.transforms import v2
 from yacs.config import CfgNode
 
 from detlite.conventions import CONVENTIONS, Convention, convention_of
@@ -138,6 +137,8 @@ def build_color_jitter(cfg: CfgNode) -> Callable[[Tensor], Tensor] | None:
     amounts = [cfg.INPUT.BRIGHTNESS, cfg.INPUT.CONTRAST, cfg.INPUT.SATURATION, cfg.INPUT.HUE]
     if not any(amounts):
         return None
+    from torchvision.transforms import v2  # takes longer to import than all of detlite
+
     jitter = v2.ColorJitter(*amounts)
     if len(cfg.INPUT.PIXEL_MEAN) == 3:
         return jitter
