@@ -34,7 +34,7 @@ _LABEL_LINE = re.compile(r"\s*\d+(\.0+)?(\s+[-+.\deE]+){4,}\s*$")
 
 @dataclass
 class _Labels:
-    """What labels mean, and their sixth numbers.
+    """The meaning of labels, and their sixth numbers.
 
     Attributes:
         names, keypoints: names of categories and keypoints.
