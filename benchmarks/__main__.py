@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 
-from detlite.apps.batch_predict.allocator import keep_freed_memory
+from detlite.apps.allocator import keep_freed_memory
 from detlite.config import ConfigError
 from detlite.data import DataError
 from detlite.modeling.precision import has_bfloat16

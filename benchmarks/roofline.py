@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from detlite.apps.batch_predict.allocator import keep_freed_memory, keeps_freed_memory
+from detlite.apps.allocator import keep_freed_memory, keeps_freed_memory
 
 from .clock import Clock, time_call
 

@@ -8,16 +8,13 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from detlite import ops as ops
-    from detlite.api import Result as Result
-    from detlite.api import evaluate as evaluate
-    from detlite.api import train as train
-    from detlite.config import load_config as load_config
-    from detlite.errors import ConfigError as ConfigError
-    from detlite.inference.optimize import optimize as optimize
-    from detlite.inference.predictor import Predictor as Predictor
-    from detlite.inference.predictor import load_checkpoint as load_checkpoint
-    from detlite.modeling import build_model as build_model
-    from detlite.modeling.rcnn import GeneralizedRCNN as GeneralizedRCNN
+    from detlite.api import Result, evaluate, train
+    from detlite.config import load_config
+    from detlite.errors import ConfigError
+    from detlite.inference.optimize import optimize
+    from detlite.inference.predictor import Predictor, load_checkpoint
+    from detlite.modeling import build_model
+    from detlite.modeling.rcnn import GeneralizedRCNN
 
 __version__ = "0.1.0"
 _MODULES = {
@@ -32,7 +29,19 @@ _MODULES = {
     "optimize": "detlite.inference.optimize",
     "train": "detlite.api",
 }
-__all__ = list(_MODULES)
+# A literal, so that type checkers and editors know the names.
+__all__ = [
+    "ConfigError",
+    "GeneralizedRCNN",
+    "Predictor",
+    "Result",
+    "build_model",
+    "evaluate",
+    "load_checkpoint",
+    "load_config",
+    "optimize",
+    "train",
+]
 
 
 def __getattr__(name: str) -> object:

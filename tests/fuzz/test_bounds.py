@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from detlite.apps.batch_predict.allocator import keep_freed_memory
+from detlite.apps.allocator import keep_freed_memory
 from tests.fuzz.inputs import mutated, mutated_bytes
 
 

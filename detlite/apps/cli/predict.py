@@ -77,7 +77,7 @@ OPTIONS = (
 
 
 def run(args: Namespace) -> int:
-    from detlite.apps.batch_predict.allocator import keep_freed_memory
+    from detlite.apps.allocator import keep_freed_memory
     from detlite.apps.batch_predict.predict_run import predict
 
     keep_freed_memory()

@@ -30,7 +30,7 @@ def run(args: Namespace) -> int:
     from pathlib import Path
 
     from detlite.api import evaluate
-    from detlite.apps.batch_predict.allocator import keep_freed_memory
+    from detlite.apps.allocator import keep_freed_memory
     from detlite.apps.dataset_formats.coco_files import find_images
 
     if args.images and not args.data:

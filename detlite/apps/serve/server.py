@@ -11,7 +11,7 @@ from typing import Any
 from hypercorn.asyncio import serve as serve_connections
 from hypercorn.config import Config
 
-from detlite.apps.batch_predict.allocator import keep_freed_memory
+from detlite.apps.allocator import keep_freed_memory
 from detlite.config import ConfigError
 from detlite.inference.predictor import Predictor
 

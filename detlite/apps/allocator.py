@@ -26,12 +26,6 @@ def keep_freed_memory() -> bool:
     return _kept
 
 
-def release_freed_memory() -> None:
-    """Return freed memory to the system once, see `keep_freed_memory`."""
-    if _kept:
-        ctypes.CDLL(None).malloc_trim(0)
-
-
 def keeps_freed_memory() -> bool:
     """Return True if `keep_freed_memory` was called in this process and took effect."""
     return _kept

@@ -8,7 +8,7 @@ import pytest
 PROGRAM = """
 import resource, torch
 from concurrent.futures import ThreadPoolExecutor
-from detlite.apps.batch_predict.allocator import keep_freed_memory
+from detlite.apps.allocator import keep_freed_memory
 
 def page_faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
