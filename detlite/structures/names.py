@@ -21,13 +21,6 @@ def file_form(name: str) -> str:
     return unicodedata.normalize("NFC", unquote(name.replace("\\", "/"))).casefold()
 
 
-def file_spellings(name: str) -> list[str]:
-    """Return the form of a path, and what other tools write instead: its last part and its stem."""
-    form = posixpath.normpath(file_form(name))
-    last = posixpath.basename(form)
-    return list(dict.fromkeys([form, last, posixpath.splitext(last)[0]]))
-
-
 def clean_path(name: str) -> str:
     """Return a path of any system with slashes and without "." and ".."; URLs are unchanged."""
     name = name.replace("\\", "/")
@@ -36,4 +29,4 @@ def clean_path(name: str) -> str:
 
 def file_key(path: os.PathLike[str] | str) -> str:
     """Return a text that is equal for all paths of a file, also by links."""
-    return unicodedata.normalize("NFC", os.path.normcase(os.path.realpath(path)))
+    return os.path.normcase(os.path.realpath(path))

@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from pycocotools import mask as rle_codec
 
-from detlite.data.annotations.single import rle_problem, segmentation_problem
+from detlite.data.annotations.single import read_segmentation, rle_problem
 from detlite.structures.masks.formats import to_bitmap
 from detlite.structures.masks.packed import PackedMasks
 from detlite.structures.masks.rle import run_lengths
@@ -74,7 +74,7 @@ _segmentations = st.sampled_from(
 @pytest.mark.slow
 def test_segmentations(segmentation, bounded):
     with bounded():
-        if segmentation_problem(segmentation, 20, 30) is None:
+        if read_segmentation(segmentation, 20, 30) == (segmentation, None, None):
             bitmap = to_bitmap(segmentation, 20, 30)
             for as_rle in (False, True):
                 packed = PackedMasks.from_segmentations([segmentation], 20, 30, as_rle)

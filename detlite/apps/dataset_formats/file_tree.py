@@ -4,7 +4,6 @@ written."""
 import json
 import os
 import re
-import unicodedata
 import xml.etree.ElementTree as ET
 from collections import defaultdict
 from collections.abc import Iterable
@@ -17,6 +16,7 @@ from detlite.data.images.listing import list_files, select_images
 from detlite.engine.run_files import METRICS_FILE
 from detlite.files.errors import DataError
 from detlite.files.reading import open_file, read_file, read_text
+from detlite.structures.names import file_form
 
 OUTPUT_FOLDER = "detlite"  # in the folder of a dataset, for the files that `detlite init` writes
 SPLITS = {"trainval": "train", "train": "train", "training": "train", "val": "val", "valid": "val",
@@ -66,8 +66,8 @@ class FileTree:
         self._by_name: defaultdict[str, list[Path]] = defaultdict(list)
         for file in self.images:
             if file.parent.name not in _NO_PHOTOS:
-                self._by_name[_key(file.name)].append(file)
-                self._by_name[_key(file.stem)].append(file)
+                self._by_name[file_form(file.name)].append(file)
+                self._by_name[file_form(file.stem)].append(file)
 
     def with_suffix(self, *suffixes: str) -> list[Path]:
         """Return the files with one of the suffixes."""
@@ -94,9 +94,9 @@ class FileTree:
         stem = label_file.stem if one_each else ""
         keys = (last, _UPLOAD_PREFIX.sub("", last, 1), os.path.splitext(last)[0], stem)
         for key in keys:
-            if candidates := self._by_name.get(_key(key)) if key else None:
+            if candidates := self._by_name.get(file_form(key)) if key else None:
                 return _best(candidates, path, label_file)
-        if file := next(filter(None, map(self._unsupported.get, map(_key, keys))), None):
+        if file := next(filter(None, map(self._unsupported.get, map(file_form, keys))), None):
             raise NoImageError(f"{file}: has an unsupported format; convert it to PNG or TIFF")
         raise NoImageError(
             f"{label_file}: its image {name!r} is not in {self.image_root}. Name the folder of the "
@@ -108,7 +108,7 @@ class FileTree:
         """Files by stem that are neither images nor labels."""
         images = set(self.images)
         others = (file for file in self.files if file.suffix.lower() not in _LABELS)
-        return {_key(file.stem): file for file in others if file not in images}
+        return {file_form(file.stem): file for file in others if file not in images}
 
     def locate(self, name: str, base: Path) -> Path | None:
         """Return the file or folder with a path; its first folders may be from another machine."""
@@ -122,8 +122,8 @@ class FileTree:
 
     def has_other_image(self, label_file: Path, image: Path) -> bool:
         """Return True if there is another image with the name of the label file of `image`."""
-        key = _key(label_file.stem)
-        return key not in map(_key, (image.stem, image.name)) and key in self._by_name
+        key = file_form(label_file.stem)
+        return key not in map(file_form, (image.stem, image.name)) and key in self._by_name
 
     def split_of(self, *files: Path) -> str | None:
         """Return "train", "val" or "test", or UNLISTED, of an image and its label file, or None.
@@ -216,14 +216,9 @@ def read_xml(file: Path) -> ET.Element:
         raise DataError(f"{file}: cannot be read as XML: {error}") from error
 
 
-def _key(name: str) -> str:
-    """Normalize a file name, which depends on the system that wrote it."""
-    return unicodedata.normalize("NFC", unquote(name)).casefold()
-
-
 def _stem_key(file: Path) -> str:
     """Return the key of a file name without the suffix of an image or a label file."""
-    return _key(file.stem if file.suffix.lower() in image_suffixes() | _LABELS else file.name)
+    return file_form(file.stem if file.suffix.lower() in image_suffixes() | _LABELS else file.name)
 
 
 def _as_path(name: str) -> str:
@@ -237,10 +232,10 @@ def _as_path(name: str) -> str:
 
 def _best(candidates: Iterable[Path], name: str, label_file: Path) -> Path:
     """Return the candidate that shares most of the last folders of a name, then the nearest one."""
-    folders = [_key(part) for part in name.split("/")[-2::-1]]
+    folders = [file_form(part) for part in name.split("/")[-2::-1]]
 
     def rank(file: Path) -> tuple[int, int]:
-        parents = [_key(part) for part in file.parts[-2::-1]]
+        parents = [file_form(part) for part in file.parts[-2::-1]]
         same = sum(folders[:count] == parents[:count] for count in range(1, len(folders) + 1))
         common = Path(os.path.commonpath([file, label_file.parent])).parts
         return same, 2 * len(common) - len(file.parts)

@@ -58,12 +58,6 @@ def read_segmentation(value: Any, height: int, width: int) -> Reading:
     return Reading(mask, note=odd.notes.get("segmentation"))
 
 
-def segmentation_problem(value: Any, height: int, width: int) -> str | None:
-    """Return why a segmentation is not in COCO's notation, or None."""
-    mask = read_segmentation(value, height, width)
-    return mask.problem or (mask.note and f"segmentation belongs to {mask.note[0]}")
-
-
 def rle_problem(rle: Any, height: int, width: int, may_be_empty: bool = False) -> str | None:
     """Return what is wrong with an RLE (compressed or not) of an image, or None."""
     problem = read_segmentation({"size": rle.get("size"), "counts": rle.get("counts")},

@@ -30,7 +30,7 @@ from detlite.structures.keypoints import keypoint_names
 from .heads import drop_namesakes, read_categories, read_images
 from .judge import JUDGED, Judge
 from .notation import parse_if_text
-from .scan import Document, document_of, read_document
+from .scan import Document, document_of, read_document, without_gc
 from .selection import Flag
 from .table import END, VERSION, AnnotationTable, DamagedTableError
 
@@ -105,7 +105,8 @@ def _cached_table(file: Path, by_url: bool, nameless: bool, folder: Path) -> Ann
                 document = read_document(file)
                 with atomic_open(path, "wb", unique=True) as stream:
                     write_table(file, document, content, stream, by_url, nameless)
-                    if content_hash(file) != content:
+                    settled = stamp is not None and cache.file_stamp(file) == stamp
+                    if not settled and content_hash(file) != content:
                         raise DataError(f"{file}: the file changed while it was read; start again")
                 seconds = time.perf_counter() - start
                 _logger.info("%s: built its index in %.1f s", file, seconds)
@@ -139,6 +140,7 @@ def content_hash(file: Path) -> str:
     return digest.hexdigest()
 
 
+@without_gc()
 def write_table(
     file: object,
     document: Document,

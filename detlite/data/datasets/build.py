@@ -2,6 +2,7 @@
 
 import logging
 import math
+import os
 import posixpath
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -15,7 +16,7 @@ from detlite.data.findings import Finding, summary
 from detlite.data.images.checks import unlisted_images
 from detlite.files.errors import DataError
 from detlite.structures.keypoints import doubtful_sides, has_sides, with_sides
-from detlite.structures.names import file_form, file_key
+from detlite.structures.names import file_key
 
 from .catalog import locate_dataset
 from .coco import CocoDataset, ConcatDataset
@@ -189,7 +190,7 @@ def _files(dataset: CocoDataset) -> dict[object, str]:
         return {(dataset.images, name): name for name in names}
     folders = {name: posixpath.split(name) for name in names}
     real = {path: file_key(dataset.images / path) for path, _ in folders.values()}
-    return {(real[path], file_form(last)): name for name, (path, last) in folders.items()}
+    return {(real[path], os.path.normcase(last)): name for name, (path, last) in folders.items()}
 
 
 def check_num_classes(cfg: CfgNode, dataset: CocoDataset | ConcatDataset) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from pycocotools.coco import COCO
 
+from detlite.data.annotations.scan import without_gc
 from detlite.data.annotations.selection import Flag, Selection
 from detlite.data.annotations.store import open_table, table_of
 from detlite.data.annotations.table import AnnotationTable
@@ -71,6 +72,7 @@ def read_coco_gt(
     return _coco(table, numbers, sorted(ids), options.selection, kinds)
 
 
+@without_gc()
 def _coco(
     table: AnnotationTable,
     numbers: np.ndarray,

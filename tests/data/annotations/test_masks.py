@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from detlite.data.annotations.rules import mask_box, mask_extent
-from detlite.data.annotations.single import read_segmentation, segmentation_problem
+from detlite.data.annotations.single import read_segmentation
 from detlite.structures.masks.formats import encode_bitmap
 from detlite.structures.masks.rle import run_lengths
 
@@ -23,15 +23,14 @@ from detlite.structures.masks.rle import run_lengths
 )
 def test_valid_segmentations_are_kept(segmentation):
     assert read_segmentation(segmentation, 30, 40) == (segmentation, None, None)
-    assert segmentation_problem(segmentation, 30, 40) is None
 
 
 @given(bitmap=st.lists(st.booleans(), min_size=63, max_size=63).filter(any))
 def test_compressed_rles_are_checked(bitmap):
     rle = encode_bitmap(np.array(bitmap).reshape(9, 7))
-    assert segmentation_problem(rle, 9, 7) is None
+    assert read_segmentation(rle, 9, 7).problem is None
     damaged = {**rle, "counts": rle["counts"][:-1]}
-    assert segmentation_problem(damaged, 9, 7) is not None
+    assert read_segmentation(damaged, 9, 7).problem is not None
 
 
 @given(bitmap=st.lists(st.booleans(), min_size=63, max_size=63).filter(any))
