@@ -11,7 +11,7 @@ CROSS_CUTTING = {
     "conversion": {"classifiers", "golden", "training"},
     "checkpoint": {"conventions", "hub_weights", "timm_weights"},
     "conversion/detectron2": {"recorded_outputs"},
-    "data/annotations": {"masks", "values"},
+    "data/annotations": {"masks", "values", "variants"},
     "engine": {"elastic", "every_head", "host_reads", "two_processes"},
     "evaluation": {"keypoint_results"},
     "modeling": {
