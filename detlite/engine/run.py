@@ -36,7 +36,7 @@ from .trainer import Trainer
 # "run": draws the results of a run, from its config, model, test sets and last metrics.
 DRAWINGS: Registry[
     Callable[[CfgNode, DetectionModel, Sequence[CocoDataset], dict[str, Metrics]], None]
-] = Registry("drawing", on_demand={"run": "detlite.apps.drawing.run_drawings"})
+] = Registry("drawing", on_demand={"run": "detlite.apps.report.run_drawings"})
 
 
 def run_training(

@@ -7,7 +7,7 @@ import zipfile
 import pytest
 
 from detlite.apps.dataset_formats.file_tree import excerpt, read_lines, read_xml
-from detlite.apps.report.metric_curves import read_metrics
+from detlite.apps.report.runs import read_metrics
 from detlite.checkpoint.files import read_checkpoint
 from detlite.config import ConfigError, load_config
 from detlite.data import DataError

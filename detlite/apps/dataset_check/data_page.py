@@ -7,9 +7,8 @@ from typing import Any
 
 import torch
 
-from detlite.apps.drawing.contact_sheet import side_by_side
 from detlite.apps.drawing.detections import Color, draw_detections
-from detlite.apps.drawing.html_page import crop_window, draw_window, jpeg, render
+from detlite.apps.drawing.html_page import crop_window, draw_window, jpeg, render, side_by_side
 from detlite.data.images.reading import read_image
 from detlite.files.errors import DataError
 

@@ -42,6 +42,17 @@ def jpeg(image: Image.Image, quality: int = 80) -> str:
     return f"data:image/jpeg;base64,{base64.b64encode(buffer.getvalue()).decode('ascii')}"
 
 
+def side_by_side(images: Sequence[Image.Image], gap: int = 6) -> Image.Image:
+    """Join images of any size in a row on white."""
+    width = sum(image.width + gap for image in images) - gap
+    joined = Image.new("RGB", (width, max(image.height for image in images)), "white")
+    x = 0
+    for image in images:
+        joined.paste(image, (x, (joined.height - image.height) // 2))
+        x += image.width + gap
+    return joined
+
+
 def crop_window(box: np.ndarray, height: int, width: int) -> Window:
     """Return a square window around a box xywh, cut off at the borders of the image."""
     x, y, w, h = box.tolist()

@@ -45,13 +45,11 @@ def lines(
         weights: number of detections of each point: the size of its dot, next to the diagonal.
     """
     figure, axes = _axes(title)
-    for number, (name, points) in enumerate(curves.items()):
-        color, line = COLORS[number % len(COLORS)], _STYLES[number % len(_STYLES)]
-        axes.plot(*points, line, color=color, label=_escape(name), linewidth=1.6,
-                  marker="o" if markers else None, markersize=4)  # fmt: skip
-        if weights is not None:
-            sizes = 12 + 90 * np.sqrt(weights[name] / max(weights[name].sum(), 1))
-            axes.scatter(points[0], points[1], sizes, color=color)
+    plot_curves(axes, curves, markers)
+    for number, (name, counts) in enumerate((weights or {}).items()):
+        x, y = curves[name]
+        areas = 12 + 90 * np.sqrt(counts / max(counts.sum(), 1))
+        axes.scatter(x, y, areas, color=COLORS[number % len(COLORS)])
     if weights is not None:
         axes.plot([0, 100], [0, 100], color="#767676", linewidth=1, label="perfect")
     axes.set(xlabel=xlabel, ylabel=ylabel, xlim=xlim, ylim=ylim)
@@ -59,6 +57,14 @@ def lines(
     # Below the axes, where the legend covers no curve.
     figure.legend(loc="outside lower center", ncols=3, fontsize=9)
     return _svg(figure, title)
+
+
+def plot_curves(axes: Axes, curves: Mapping[str, Any], markers: bool) -> None:
+    """Draw named curves on the axes of a figure, in different colors and styles."""
+    for number, (name, points) in enumerate(curves.items()):
+        color, line = COLORS[number % len(COLORS)], _STYLES[number % len(_STYLES)]
+        axes.plot(*points, line, color=color, label=_escape(name), linewidth=1.6,
+                  marker="o" if markers else None, markersize=4)  # fmt: skip
 
 
 def bars(title: str, groups: Sequence[str], series: Mapping[str, Sequence[Bar]], label: str) -> str:
@@ -116,10 +122,15 @@ def sizes(title: str, sides: Sequence[float], anchors: Sequence[Sequence[float]]
 def _axes(title: str, size: tuple[float, float] = _SIZE) -> tuple[Figure, Axes]:
     figure = Figure(figsize=size, layout="constrained")  # without pyplot, it needs no display
     axes = figure.subplots()
+    set_style(axes, title)
+    return figure, axes
+
+
+def set_style(axes: Axes, title: str) -> None:
+    """Set the title and the grid of a chart."""
     axes.set_title(_escape(shorten(title, 52, placeholder="...")), loc="left", fontsize=11)
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
-    return figure, axes
 
 
 def _escape(text: str) -> str:

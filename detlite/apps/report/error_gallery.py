@@ -10,8 +10,7 @@ import torch
 from PIL import Image
 from pycocotools import mask as rle_codec
 
-from detlite.apps.drawing.contact_sheet import side_by_side
-from detlite.apps.drawing.html_page import crop_window, draw_window, jpeg
+from detlite.apps.drawing.html_page import crop_window, draw_window, jpeg, side_by_side
 from detlite.files.errors import DataError
 
 from .analysis.error_types import BACKGROUND, DUPLICATE, FALSE_POSITIVE_TYPES, TRUE_POSITIVE

@@ -1,6 +1,5 @@
 """Tables and charts about boxes, masks or keypoints of several runs, for a report."""
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,6 +14,7 @@ from .analysis.error_types import ERROR_TYPES
 
 TITLES = {"bbox": "Boxes", "segm": "Masks", "keypoints": "Keypoints"}
 _METRICS = ("AP", "AP50", "AP75", "APs", "APm", "APl", "AR")
+_SIZES = {"APs": "small, below 32² px", "APm": "medium", "APl": "large, above 96² px"}
 _MAX_CURVES = 24  # categories with a separate chart
 _MAX_CONFUSED = 12  # categories of a confusion matrix
 _MAX_PAIRS = 8  # pairs of confused categories
@@ -48,10 +48,7 @@ def metric_section(
             ]
             cells = _cells(values, [sampled[metric] for sampled in samples], comparable)
             rows.append({"name": metric, "cells": cells})
-    areas = results[0].precision_recall.measures.areas
-    low, high = (f"{math.sqrt(area):g}² px" for area in areas["medium"])
-    names = {"APs": f"small, below {low}", "APm": "medium", "APl": f"large, above {high}"}
-    sizes = [row for row in rows if row["name"] in names]
+    sizes = [row for row in rows if row["name"] in _SIZES]
     return {
         "id": f"{prefix}-{kind}",
         "title": title,
@@ -60,7 +57,7 @@ def metric_section(
         "curves": _curves(title, analyses),
         "sizes": charts.bars(
             f"AP by object size: {title.lower()}",
-            [names[row["name"]] for row in sizes],
+            [_SIZES[row["name"]] for row in sizes],
             {run: [(row["cells"][n]["value"], row["cells"][n]["bounds"]) for row in sizes]
              for n, run in enumerate(analyses)},
             "AP (%)",
@@ -155,7 +152,7 @@ def _errors(title: str, analyses: Analyses) -> TemplateData | None:
         "worst": max(gains, key=lambda name: gains[name]),
         "chart": charts.bars(
             f"Gain from fixing one error type: {title.lower()}",
-            ERROR_TYPES,
+            [*ERROR_TYPES],
             {run: [(e.gains[name], None) for name in ERROR_TYPES] for run, e in errors.items()},
             "gain in AP at 50 % IoU (points)",
         ),

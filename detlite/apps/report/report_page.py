@@ -12,6 +12,7 @@ import numpy as np
 from detlite.apps.drawing.html_page import percent, render
 
 from . import charts
+from .analysis.error_types import ERROR_TYPES
 from .error_gallery import ErrorGallery, ErrorImage
 from .metric_sections import TITLES, TemplateData, metric_section
 from .runs import Run, RunAnalysis, analyze_run, training_history
@@ -58,6 +59,7 @@ def report_page(
     ]  # fmt: skip
     return render(
         "report.html",
+        error_types=ERROR_TYPES,
         runs=described,
         sections=sections,
         history=training_history(runs),

@@ -1,6 +1,8 @@
 """Read and analyze the output of `detlite train` or `test`, or detections of any framework."""
 
+import json
 import re
+from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -21,12 +23,17 @@ from detlite.evaluation.results import Results
 from detlite.evaluation.results_file import kinds_of, read_results
 from detlite.files.errors import DataError
 from detlite.files.json_files import read_json
+from detlite.files.reading import read_text
 
 from . import charts
 from .analysis.bootstrap import sample_images
 from .analysis.detection_analysis import DetectionAnalysis, analyze_detections
-from .metric_curves import Curves, metric_curves, read_metrics
 
+Curves = dict[str, list[tuple[int, float]]]
+
+# Each kind of evaluation (COCO and LVIS, VOC, region proposals) reports two of these metrics.
+_PLOTTED = ("AP", "AP50", "AP50_07", "AR@100", "AR@1000")
+_MAX_BYTES = 1 << 30  # of metrics.jsonl
 # Match the lines that the trainer and `run_inference` log.
 _TRAINING = re.compile(r" I training on .+ \((\d+) images\) for ")
 _SPEED = re.compile(
@@ -83,6 +90,57 @@ class RunAnalysis:
     coco_gt: COCO
     results: Results
     analyses: dict[str, DetectionAnalysis]
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """Read the lines of a metrics.jsonl.
+
+    Lines have {"iteration", "loss", "loss_...", ...}, or {"iteration", "evaluation"} with metrics
+    by dataset and kind.
+
+    Raises:
+        DataError: the file cannot be read, or a line is not JSON or has no iteration.
+    """
+    lines = []
+    try:
+        text = read_text(path, _MAX_BYTES)
+    except (OSError, UnicodeError) as error:
+        raise DataError(f"{path}: cannot be read ({error})") from error
+    for number, line in enumerate(text.splitlines(), start=1):
+        try:
+            lines.append(json.loads(line))
+            lines[-1]["iteration"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise DataError(
+                f"{path}: line {number} is not a JSON object with 'iteration'"
+            ) from error
+    return lines
+
+
+def metric_curves(lines: list[dict[str, Any]]) -> tuple[Curves, Curves]:
+    """Return the losses, and the metrics in percent, as lists of (iteration, value) by name.
+
+    The first loss is the sum, followed by its components.
+    """
+    losses: Curves = defaultdict(list)
+    metrics: Curves = defaultdict(list)
+    several = len({name for line in lines for name in line.get("evaluation", {})}) > 1
+    for line in lines:
+        iteration = line["iteration"]
+        for name, value in line.items():
+            if name.startswith("loss"):
+                losses[name.removeprefix("loss_")].append((iteration, value))
+        for dataset, kinds in line.get("evaluation", {}).items():
+            prefix = f"{dataset} " if several else ""
+            for kind, values in kinds.items():
+                if kind == "loss" and values["total"] is not None:
+                    name = f"{prefix or 'validation '}loss"
+                    losses[name].append((iteration, values["total"]))
+                for metric in _PLOTTED:
+                    if values.get(metric) is not None:
+                        name = f"{prefix}{kind} {metric}"
+                        metrics[name].append((iteration, 100 * values[metric]))
+    return dict(sorted(losses.items(), key=lambda item: item[0] != "loss")), metrics
 
 
 def read_run(folder: Path, name: str, opts: Sequence[Any] = ()) -> Run:
@@ -178,10 +236,10 @@ def training_history(runs: Sequence[Run]) -> dict[str, Any]:
     for run in runs:
         prefix = f"{run.name} " if len(runs) > 1 else ""
         run_losses, metrics = metric_curves(run.lines)
-        # The components of the loss would clutter a chart of several runs.
-        names = [name for name in run_losses if len(runs) == 1 or "_" not in name]
-        for name in sorted(names, key=lambda name: (name != "loss", name)):
-            losses[prefix + name.removeprefix("loss_")] = run_losses[name]
+        for name, curve in run_losses.items():
+            # The components of the loss would clutter a chart of several runs.
+            if len(runs) == 1 or name.endswith("loss"):
+                losses[prefix + name] = curve
         if rates := [(line["iteration"], line["lr"]) for line in run.lines if "lr" in line]:
             learning_rates[run.name] = rates
         for name, curve in metrics.items():

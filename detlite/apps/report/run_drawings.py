@@ -5,11 +5,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from matplotlib.figure import Figure
+from PIL import Image, ImageDraw, ImageFont
 from yacs.config import CfgNode
 
-from detlite.apps.report.metric_curves import metric_curves, read_metrics
-from detlite.apps.report.report_page import report_page
-from detlite.apps.report.runs import read_run
+from detlite.apps.drawing.detections import draw_detections
+from detlite.apps.drawing.fonts import fonts_for
+from detlite.apps.drawing.html_page import side_by_side
 from detlite.config import ConfigError
 from detlite.data import CocoDataset, DataError
 from detlite.engine.hooks.best_checkpoint import measured_threshold
@@ -19,13 +21,14 @@ from detlite.files.atomic_write import atomic_open, atomic_path
 from detlite.inference.predictor import Predictor, build_predictor
 from detlite.modeling.detection_model import DetectionModel
 
-from .contact_sheet import contact_sheet
-from .detections import draw_detections
-from .fonts import fonts_for
+from . import charts
+from .report_page import report_page
+from .runs import metric_curves, read_metrics, read_run
 
 _MAX_IMAGES = 6
 _FEW_OBJECTS = 12  # of an image
-_SHEET_WIDTH, _ROW_HEIGHT = 1600, 400  # pixels
+_MAX_WIDTH, _MAX_HEIGHT = 790, 400  # of an image, in pixels
+_GAP, _TOP = 8, 32  # pixels between images and around them, and above them
 
 logger = logging.getLogger(__name__)
 
@@ -77,17 +80,35 @@ def draw_sheet(predictor: Predictor, dataset: CocoDataset, path: Path) -> None:
             rows = dataset.table.stored(number, selection.objects)
             target["masks"] = [row["segmentation"] for row in rows]
         ratio = image.shape[2] / image.shape[1]
-        # Draw at the size on the sheet, at which lines and tags are readable.
-        height = min(_ROW_HEIGHT, _SHEET_WIDTH / (2 * ratio))
-        pairs.append([
+        height = min(_MAX_HEIGHT, _MAX_WIDTH / ratio)
+        pair = [
+            # Drawn at the size on the sheet, lines and tags are readable.
             draw_detections(image, objects, dataset.categories, min_score=0,
                             tags=_tags(objects, dataset.categories),
                             max_side=round(height * max(ratio, 1)))
             for objects in (target, found)
-        ])  # fmt: skip
+        ]  # fmt: skip
+        pairs.append(side_by_side(pair, _GAP))
     headings = "labels", f"detections (score >= {predictor.score_thresh:.2f})"
     with atomic_path(path) as temporary:
-        contact_sheet(pairs, headings, _SHEET_WIDTH, _ROW_HEIGHT).save(temporary, "PNG")
+        draw_column(pairs, headings).save(temporary, "PNG")
+
+
+def draw_column(pairs: Sequence[Image.Image], headings: Sequence[str]) -> Image.Image:
+    """Arrange pairs of images in a column on white, with headings above each image."""
+    width = max(pair.width for pair in pairs) + 2 * _GAP
+    sheet = Image.new("RGB", (width, sum(pair.height + _TOP for pair in pairs) + _GAP), "white")
+    draw, y = ImageDraw.Draw(sheet), 0
+    for pair in pairs:
+        y += _TOP
+        step = (pair.width + _GAP) // 2
+        for number, text in enumerate(headings):
+            room = (step - _GAP) / ImageFont.load_default(20).getlength(text)
+            font = ImageFont.load_default(max(20 * min(room, 1), 1))
+            draw.text((_GAP + number * step, y - 6), text, "black", font, anchor="ls")
+        sheet.paste(pair, (_GAP, y))
+        y += pair.height
+    return sheet
 
 
 def _tags(objects: dict[str, Any], categories: Sequence[Any]) -> bool | None:
@@ -101,34 +122,28 @@ def plot_metrics(metrics_file: str | Path, image_file: str | Path) -> None:
     Raises:
         DataError: the file cannot be read, or a line is not JSON or has no iteration.
     """
-    # Imported here because it is slow. A figure without pyplot needs no display.
-    from matplotlib.figure import Figure
-
-    losses, metrics = metric_curves(read_metrics(Path(metrics_file)))
-    figure = Figure(figsize=(12, 4.5), layout="constrained")
+    losses, metrics = (
+        {name: tuple(zip(*curve, strict=True)) for name, curve in curves.items()}
+        for curves in metric_curves(read_metrics(Path(metrics_file)))
+    )
+    figure = Figure(figsize=(12, 4.5), layout="constrained")  # without pyplot, it needs no display
     left, right = figure.subplots(1, 2)
-    for name, curve in sorted(losses.items(), key=lambda item: item[0] != "loss"):
-        color, linewidth = ("black", 2.0) if name == "loss" else (None, 1.2)
-        label = name.removeprefix("loss_")
-        left.plot(*zip(*curve, strict=True), label=label, color=color, linewidth=linewidth)
-    if max(map(len, metrics.values()), default=0) == 1:  # one point is no curve
-        bars = right.barh([*metrics], [curve[0][1] for curve in metrics.values()])
+    charts.set_style(left, "Training loss")
+    charts.set_style(right, "Average precision, or recall (%)")
+    charts.plot_curves(left, losses, markers=False)
+    left.set(xlabel="iteration", ylim=(0, None))
+    if max((len(points) for points, _ in metrics.values()), default=0) == 1:  # no curve
+        bars = right.barh([*metrics], [value for _, (value,) in metrics.values()])
         right.bar_label(bars, fmt="%.1f", padding=3)
         right.invert_yaxis()
         right.set(xlim=(0, 105))
     else:
-        for number, (name, curve) in enumerate(metrics.items()):
-            style = {"color": f"C{number // 2}", "linestyle": "--" if number % 2 else "-"}
-            right.plot(*zip(*curve, strict=True), label=name, marker="o", markersize=4, **style)
+        charts.plot_curves(right, metrics, markers=True)
         right.set(xlabel="iteration", ylim=(0, 100))
-    left.set(title="Training loss", xlabel="iteration", ylim=(0, None))
-    right.set(title="Average precision, or recall (%)")
-    for panel, curves in ((left, losses), (right, metrics)):
-        panel.grid(alpha=0.3)
-        panel.spines[["top", "right"]].set_visible(False)
-        if not curves:
-            panel.text(0.5, 0.5, "nothing yet", ha="center", transform=panel.transAxes)
-        elif panel.get_legend_handles_labels()[0]:
-            panel.legend(fontsize=9)
+    for axes in (left, right):
+        if axes.lines:
+            axes.legend(fontsize=9)
+        elif not axes.patches:
+            axes.text(0.5, 0.5, "nothing yet", ha="center", transform=axes.transAxes)
     with atomic_path(Path(image_file)) as temporary, fonts_for(figure):
         figure.savefig(temporary, format="png", dpi=110)
