@@ -1,6 +1,8 @@
 """maskrcnn-benchmark's keys, defaults and YAML files carry over."""
 
 import ast
+import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,10 +12,15 @@ import yaml
 from detlite.checkpoint.loading import weight_file
 from detlite.config import KEYS, load_config
 from detlite.config.files import read_chain
+from detlite.config.loading import flatten
 from detlite.config.maskrcnn_benchmark import RESTATING
 from detlite.config.removed import KEYS as REMOVED
 from detlite.data.datasets.builtin_entries import BUILTIN
 from detlite.modeling.build import build_model
+
+# All of its files, if DETLITE_MRB_CONFIGS names a copy of the folder `configs` of
+# https://github.com/facebookresearch/maskrcnn-benchmark.
+_PUBLISHED = sorted(Path(os.environ.get("DETLITE_MRB_CONFIGS") or "no folder").rglob("*.yaml"))
 
 # Defaults that differ from maskrcnn-benchmark on purpose.
 DELIBERATE = {
@@ -24,10 +31,29 @@ DELIBERATE = {
     "MODEL.RESNETS.BACKBONE_OUT_CHANNELS": None,  # depends on CONV_BODY
 }
 
+# Parts of its files. A file that repeats a section adds to it, as several of its own do.
 _DATA = """
 DATASETS:
   TRAIN: ("coco_2014_train", "coco_2014_valminusminival")
   TEST: ("coco_2014_minival",)
+"""
+_KEYPOINT_DATA = """
+DATASETS:
+  TRAIN: ("keypoints_coco_2014_train", "keypoints_coco_2014_valminusminival",)
+  TEST: ("keypoints_coco_2014_minival",)
+INPUT: {MIN_SIZE_TRAIN: [640, 672, 704, 736, 768, 800]}
+"""
+_CITYSCAPES_DATA = """
+DATASETS:
+  TRAIN: ("cityscapes_fine_instanceonly_seg_train_cocostyle",)
+  TEST: ("cityscapes_fine_instanceonly_seg_val_cocostyle",)
+"""
+_VOC_DATA = """
+DATASETS:
+  TRAIN: ("voc_2012_train_cocostyle",)
+  TEST: ("voc_2012_val_cocostyle",)
+SOLVER: {IMS_PER_BATCH: 1}
+TEST: {IMS_PER_BATCH: 1}
 """
 _SOLVER = """
 SOLVER:
@@ -36,29 +62,26 @@ SOLVER:
   STEPS: (60000, 80000)
   MAX_ITER: 90000
 """
-_FASTER_C4 = f"""
+_RCNN = """
 MODEL:
   META_ARCHITECTURE: "GeneralizedRCNN"
-  WEIGHT: "catalog://ImageNetPretrained/MSRA/R-50"
-  RPN:
-    PRE_NMS_TOP_N_TEST: 6000
-    POST_NMS_TOP_N_TEST: 1000
-{_DATA}{_SOLVER}  IMS_PER_BATCH: 8
 """
-_MASK_C4 = f"""
+_IMAGENET = """
+MODEL: {WEIGHT: "catalog://ImageNetPretrained/MSRA/R-50"}
+"""
+_C4 = f"""{_RCNN}{_IMAGENET}
 MODEL:
-  META_ARCHITECTURE: "GeneralizedRCNN"
-  WEIGHT: "catalog://ImageNetPretrained/MSRA/R-50"
   RPN:
     PRE_NMS_TOP_N_TEST: 6000
-    POST_NMS_TOP_N_TEST: 1000
-  ROI_MASK_HEAD:
-    PREDICTOR: "MaskRCNNC4Predictor"
-    SHARE_BOX_FEATURE_EXTRACTOR: True
-  MASK_ON: True
-{_DATA}{_SOLVER}  IMS_PER_BATCH: 8
 """
-_FPN_PARTS = """
+_COCO_C4 = f"""{_C4}{_DATA}{_SOLVER}
+SOLVER: {{IMS_PER_BATCH: 8}}
+MODEL: {{RPN: {{POST_NMS_TOP_N_TEST: 1000}}}}
+"""
+_FPN = f"""{_RCNN}{_SOLVER}
+MODEL:
+  RESNETS:
+    BACKBONE_OUT_CHANNELS: 256
   RPN:
     USE_FPN: True
     ANCHOR_STRIDE: (4, 8, 16, 32, 64)
@@ -68,8 +91,14 @@ _FPN_PARTS = """
     FPN_POST_NMS_TOP_N_TEST: 1000
   ROI_HEADS:
     USE_FPN: True
+DATALOADER:
+  SIZE_DIVISIBILITY: 32
 """
-_FPN_BOX_HEAD = """
+_R50_FPN = f"""{_FPN}{_IMAGENET}
+MODEL: {{BACKBONE: {{CONV_BODY: "R-50-FPN"}}}}
+"""
+_BOX_HEAD = """
+MODEL:
   ROI_BOX_HEAD:
     POOLER_RESOLUTION: 7
     POOLER_SCALES: (0.25, 0.125, 0.0625, 0.03125)
@@ -77,7 +106,8 @@ _FPN_BOX_HEAD = """
     FEATURE_EXTRACTOR: "FPN2MLPFeatureExtractor"
     PREDICTOR: "FPNPredictor"
 """
-_FPN_MASK_HEAD = """
+_HEADS = f"""{_BOX_HEAD}
+MODEL:
   ROI_MASK_HEAD:
     POOLER_SCALES: (0.25, 0.125, 0.0625, 0.03125)
     FEATURE_EXTRACTOR: "MaskRCNNFPNFeatureExtractor"
@@ -86,88 +116,11 @@ _FPN_MASK_HEAD = """
     POOLER_SAMPLING_RATIO: 2
     RESOLUTION: 28
     SHARE_BOX_FEATURE_EXTRACTOR: False
-"""
-_FASTER_FPN = f"""
-MODEL:
-  META_ARCHITECTURE: "GeneralizedRCNN"
-  WEIGHT: "catalog://ImageNetPretrained/MSRA/R-50"
-  BACKBONE:
-    CONV_BODY: "R-50-FPN"
-  RESNETS:
-    BACKBONE_OUT_CHANNELS: 256
-{_FPN_PARTS}{_FPN_BOX_HEAD}{_DATA}
-DATALOADER:
-  SIZE_DIVISIBILITY: 32
-{_SOLVER}
-"""
-_MASK_FPN = f"""
-MODEL:
-  META_ARCHITECTURE: "GeneralizedRCNN"
-  WEIGHT: "catalog://ImageNetPretrained/MSRA/R-50"
-  BACKBONE:
-    CONV_BODY: "R-50-FPN"
-  RESNETS:
-    BACKBONE_OUT_CHANNELS: 256
-{_FPN_PARTS}{_FPN_BOX_HEAD}{_FPN_MASK_HEAD}  MASK_ON: True
-{_DATA}
-DATALOADER:
-  SIZE_DIVISIBILITY: 32
-{_SOLVER}
-"""
-_MASK_GN = f"""
-INPUT:
-  MIN_SIZE_TRAIN: 800
-  MAX_SIZE_TRAIN: 1333
-  MIN_SIZE_TEST: 800
-  MAX_SIZE_TEST: 1333
-MODEL:
-  META_ARCHITECTURE: "GeneralizedRCNN"
-  WEIGHT: "" # no pretrained model
-  BACKBONE:
-    CONV_BODY: "R-50-FPN"
-    FREEZE_CONV_BODY_AT: 0 # finetune all layers
-  RESNETS: # use GN for backbone
-    BACKBONE_OUT_CHANNELS: 256
-    STRIDE_IN_1X1: False
-    TRANS_FUNC: "BottleneckWithGN"
-    STEM_FUNC: "StemWithGN"
-  FPN:
-    USE_GN: True # use GN for FPN
-{_FPN_PARTS}    BATCH_SIZE_PER_IMAGE: 512
-    POSITIVE_FRACTION: 0.25
-{_FPN_BOX_HEAD}    USE_GN: True
-{_FPN_MASK_HEAD}    USE_GN: True
-    CONV_LAYERS: (256, 256, 256, 256)
   MASK_ON: True
-{_DATA}
-DATALOADER:
-  SIZE_DIVISIBILITY: 32
-SOLVER:
-  # Assume 8 gpus
-  BASE_LR: 0.02
-  WEIGHT_DECAY: 0.0001
-  STEPS: (210000, 250000)
-  MAX_ITER: 270000
-  IMS_PER_BATCH: 16
-TEST:
-  IMS_PER_BATCH: 8
 """
-_RESNEXT = """  RESNETS:
-    STRIDE_IN_1X1: False
-    NUM_GROUPS: 32
-    WIDTH_PER_GROUP: 8
-"""
-# Several files have this section in two parts.
-_MASK_RESNEXT = _MASK_FPN.replace(_FPN_MASK_HEAD, _FPN_MASK_HEAD + _RESNEXT).replace(
-    "R-50-FPN", "R-101-FPN"
-)
-_CAFFE2 = _MASK_FPN.replace(_SOLVER, "").replace(
-    "ImageNetPretrained/MSRA/R-50", "Caffe2Detectron/COCO/35858933/e2e_mask_rcnn_R-50-FPN_1x"
-)
-_KEYPOINT = _FASTER_FPN.replace(
-    _FPN_BOX_HEAD,
-    _FPN_BOX_HEAD
-    + """    NUM_CLASSES: 2
+_KEYPOINT_HEAD = """
+MODEL:
+  ROI_BOX_HEAD: {NUM_CLASSES: 2}
   ROI_KEYPOINT_HEAD:
     POOLER_SCALES: (0.25, 0.125, 0.0625, 0.03125)
     FEATURE_EXTRACTOR: "KeypointRCNNFeatureExtractor"
@@ -177,44 +130,52 @@ _KEYPOINT = _FASTER_FPN.replace(
     RESOLUTION: 56
     SHARE_BOX_FEATURE_EXTRACTOR: False
   KEYPOINT_ON: True
-""",
-).replace(
-    _DATA,
-    """
-DATASETS:
-  TRAIN: ("keypoints_coco_2014_train", "keypoints_coco_2014_valminusminival",)
-  TEST: ("keypoints_coco_2014_minival",)
-INPUT:
-  MIN_SIZE_TRAIN: (640, 672, 704, 736, 768, 800)
-""",
-)
-_RPN = _FASTER_FPN.replace(_FPN_BOX_HEAD, "").replace(
-    "  BACKBONE:\n", "  RPN_ONLY: True\n  BACKBONE:\n"
-)
-_RETINANET = (
-    _FASTER_FPN.replace("R-50-FPN", "R-50-FPN-RETINANET")
-    .replace("  BACKBONE:\n", "  RPN_ONLY: True\n  RETINANET_ON: True\n  BACKBONE:\n")
-    .replace(
-        _FPN_BOX_HEAD,
-        _FPN_BOX_HEAD
-        + """  RETINANET:
-    SCALES_PER_OCTAVE: 3
-    STRADDLE_THRESH: -1
-    USE_C5: False
-    FG_IOU_THRESHOLD: 0.5
-    BG_IOU_THRESHOLD: 0.4
-""",
-    )
-)
-_DCN = _MASK_FPN.replace(
-    "    BACKBONE_OUT_CHANNELS: 256\n",
-    """    BACKBONE_OUT_CHANNELS: 256
+"""
+_MASK_FPN = _R50_FPN + _HEADS + _DATA
+_RETINANET = f"""{_FPN}{_IMAGENET}{_BOX_HEAD}{_DATA}
+MODEL:
+  BACKBONE: {{CONV_BODY: "R-50-FPN-RETINANET"}}
+  RPN_ONLY: True
+  RETINANET_ON: True
+  RETINANET: {{SCALES_PER_OCTAVE: 3, STRADDLE_THRESH: -1, USE_C5: False,
+              FG_IOU_THRESHOLD: 0.5, BG_IOU_THRESHOLD: 0.4}}
+"""
+_GN = """
+INPUT: {MIN_SIZE_TRAIN: 800, MAX_SIZE_TRAIN: 1333, MIN_SIZE_TEST: 800, MAX_SIZE_TEST: 1333}
+MODEL:
+  WEIGHT: "" # no pretrained model
+  BACKBONE:
+    CONV_BODY: "R-50-FPN"
+    FREEZE_CONV_BODY_AT: 0 # finetune all layers
+  RESNETS: {STRIDE_IN_1X1: False, TRANS_FUNC: "BottleneckWithGN", STEM_FUNC: "StemWithGN"}
+  FPN: {USE_GN: True}
+  RPN: {BATCH_SIZE_PER_IMAGE: 512, POSITIVE_FRACTION: 0.25}
+  ROI_BOX_HEAD: {USE_GN: True}
+  ROI_MASK_HEAD:
+    USE_GN: True
+    CONV_LAYERS: (256, 256, 256, 256)
+SOLVER: {IMS_PER_BATCH: 16} # Assume 8 gpus
+TEST: {IMS_PER_BATCH: 8}
+"""
+_RESNEXT = """
+MODEL:
+  WEIGHT: "catalog://ImageNetPretrained/FAIR/20171220/X-101-32x8d"
+  BACKBONE: {CONV_BODY: "R-101-FPN"}
+  RESNETS: {STRIDE_IN_1X1: False, NUM_GROUPS: 32, WIDTH_PER_GROUP: 8}
+"""
+_CAFFE2 = """
+MODEL:
+  WEIGHT: "catalog://Caffe2Detectron/COCO/35858933/e2e_mask_rcnn_R-50-FPN_1x"
+  BACKBONE: {CONV_BODY: "R-50-FPN"}
+"""
+_DCN = """
+MODEL:
+  RESNETS:
     STAGE_WITH_DCN: (False, True, True, True)
     WITH_MODULATED_DCN: True
     DEFORMABLE_GROUPS: 1
-""",
-)
-_AUGMENTED = f"""{_MASK_FPN}
+"""
+_AUGMENTED = """
 TEST:
   BBOX_AUG:
     ENABLED: True
@@ -223,61 +184,19 @@ TEST:
     MAX_SIZE: 2000
     SCALE_H_FLIP: True
 """
-_CITYSCAPES = _MASK_FPN.replace(_FPN_BOX_HEAD, _FPN_BOX_HEAD + "    NUM_CLASSES: 9\n").replace(
-    _DATA,
-    """
-DATASETS:
-  TRAIN: ("cityscapes_fine_instanceonly_seg_train_cocostyle",)
-  TEST: ("cityscapes_fine_instanceonly_seg_val_cocostyle",)
-""",
-)
-_VOC = f"""
+_FBNET = f"""{_RCNN}{_DATA}{_SOLVER}
 MODEL:
-  META_ARCHITECTURE: "GeneralizedRCNN"
-  WEIGHT: "catalog://ImageNetPretrained/MSRA/R-50"
-  RPN:
-    PRE_NMS_TOP_N_TEST: 6000
-    POST_NMS_TOP_N_TEST: 300
-    ANCHOR_SIZES: (128, 256, 512)
-  ROI_BOX_HEAD:
-    NUM_CLASSES: 21
-DATASETS:
-  TRAIN: ("voc_2012_train_cocostyle",)
-  TEST: ("voc_2012_val_cocostyle",)
-{_SOLVER}  IMS_PER_BATCH: 1
-TEST:
-  IMS_PER_BATCH: 1
-"""
-_FBNET = f"""
-MODEL:
-  META_ARCHITECTURE: "GeneralizedRCNN"
-  BACKBONE:
-    CONV_BODY: FBNet
-  FBNET:
-    ARCH: "xirb16d_dsmask"
-    BN_TYPE: "bn"
-    WIDTH_DIVISOR: 8
-    DW_CONV_SKIP_BN: True
-    DW_CONV_SKIP_RELU: True
-    DET_HEAD_LAST_SCALE: -1.0
+  BACKBONE: {{CONV_BODY: FBNet}}
+  FBNET: {{ARCH: "xirb16d_dsmask", BN_TYPE: "bn", WIDTH_DIVISOR: 8, DW_CONV_SKIP_BN: True,
+          DW_CONV_SKIP_RELU: True, DET_HEAD_LAST_SCALE: -1.0}}
   RPN:
     ANCHOR_SIZES: (16, 32, 64, 128, 256)
     ANCHOR_STRIDE: (16, )
     RPN_HEAD: FBNet.rpn_head
-  ROI_BOX_HEAD:
-    POOLER_RESOLUTION: 6
-    FEATURE_EXTRACTOR: FBNet.roi_head
-    NUM_CLASSES: 81
-  ROI_MASK_HEAD:
-    POOLER_RESOLUTION: 6
-    FEATURE_EXTRACTOR: FBNet.roi_head_mask
-    PREDICTOR: "MaskRCNNConv1x1Predictor"
-    RESOLUTION: 12
-    SHARE_BOX_FEATURE_EXTRACTOR: False
+  ROI_BOX_HEAD: {{POOLER_RESOLUTION: 6, FEATURE_EXTRACTOR: FBNet.roi_head, NUM_CLASSES: 81}}
+  ROI_MASK_HEAD: {{POOLER_RESOLUTION: 6, FEATURE_EXTRACTOR: FBNet.roi_head_mask, RESOLUTION: 12,
+                  PREDICTOR: "MaskRCNNConv1x1Predictor", SHARE_BOX_FEATURE_EXTRACTOR: False}}
   MASK_ON: True
-{_DATA}{_SOLVER}  IMS_PER_BATCH: 128  # for 8GPUs
-# TEST:
-#   IMS_PER_BATCH: 8
 INPUT:
   MIN_SIZE_TRAIN: (320, )
   PIXEL_MEAN: [103.53, 116.28, 123.675]
@@ -285,22 +204,33 @@ INPUT:
 """
 
 FILES = {
-    "e2e_faster_rcnn_R_50_C4_1x": _FASTER_C4,
-    "e2e_mask_rcnn_R_50_C4_1x": _MASK_C4,
-    "e2e_faster_rcnn_R_50_FPN_1x": _FASTER_FPN,
+    "e2e_faster_rcnn_R_50_C4_1x": _COCO_C4,
+    "e2e_mask_rcnn_R_50_C4_1x": _COCO_C4 + """
+MODEL:
+  ROI_MASK_HEAD: {PREDICTOR: "MaskRCNNC4Predictor", SHARE_BOX_FEATURE_EXTRACTOR: True}
+  MASK_ON: True
+""",
+    "e2e_faster_rcnn_R_50_FPN_1x": _R50_FPN + _BOX_HEAD + _DATA,
     "e2e_mask_rcnn_R_50_FPN_1x": _MASK_FPN,
-    "e2e_keypoint_rcnn_R_50_FPN_1x": _KEYPOINT,
-    "scratch_e2e_mask_rcnn_R_50_FPN_3x_gn": _MASK_GN,
-    "e2e_mask_rcnn_X_101_32x8d_FPN_1x": _MASK_RESNEXT,
-    "e2e_mask_rcnn_R_50_FPN_1x_caffe2": _CAFFE2,
-    "e2e_mask_rcnn_mdconv_R_50_FPN_1x": _DCN,
-    "e2e_mask_rcnn_R_50_FPN_1x_augmented": _AUGMENTED,
-    "e2e_mask_rcnn_R_50_FPN_1x_cityscapes": _CITYSCAPES,
-    "e2e_faster_rcnn_R_50_C4_1x_voc": _VOC,
+    "e2e_keypoint_rcnn_R_50_FPN_1x": _R50_FPN + _BOX_HEAD + _KEYPOINT_HEAD + _KEYPOINT_DATA,
+    "scratch_e2e_mask_rcnn_R_50_FPN_3x_gn": _FPN + _HEADS + _DATA + _GN,
+    "e2e_mask_rcnn_X_101_32x8d_FPN_1x": _FPN + _HEADS + _DATA + _RESNEXT,
+    "e2e_mask_rcnn_R_50_FPN_1x_caffe2": _FPN + _HEADS + _DATA + _CAFFE2,
+    "e2e_mask_rcnn_mdconv_R_50_FPN_1x": _MASK_FPN + _DCN,
+    "e2e_mask_rcnn_R_50_FPN_1x_augmented": _MASK_FPN + _AUGMENTED,
+    "e2e_mask_rcnn_R_50_FPN_1x_cityscapes": _R50_FPN + _HEADS + _CITYSCAPES_DATA
+    + "MODEL: {ROI_BOX_HEAD: {NUM_CLASSES: 9}}",
+    "e2e_faster_rcnn_R_50_C4_1x_voc": _C4 + _SOLVER + _VOC_DATA + """
+MODEL:
+  RPN:
+    POST_NMS_TOP_N_TEST: 300
+    ANCHOR_SIZES: (128, 256, 512)
+  ROI_BOX_HEAD: {NUM_CLASSES: 21}
+""",
     "e2e_mask_rcnn_fbnet_xirb16d_dsmask": _FBNET,
-    "rpn_R_50_FPN_1x": _RPN,
+    "rpn_R_50_FPN_1x": _R50_FPN + _DATA + "MODEL: {RPN_ONLY: True}",
     "retinanet_R-50-FPN_P5_1x": _RETINANET,
-}
+}  # fmt: skip
 _CLASSES = {"e2e_keypoint_rcnn_R_50_FPN_1x": 2, "e2e_mask_rcnn_R_50_FPN_1x_cityscapes": 9,
             "e2e_faster_rcnn_R_50_C4_1x_voc": 21}  # fmt: skip
 
@@ -321,14 +251,9 @@ def test_every_key_is_known(reference):
 
 
 def test_defaults_are_equal_except_deliberate_ones(reference):
-    cfg, ours = load_config(), {key.name for key in KEYS}
-    differing = {}
-    for name in reference.keys() & ours:
-        value = cfg
-        for part in name.split("."):
-            value = value[part]
-        if value != reference[name]:
-            differing[name] = value
+    defaults = dict(flatten(load_config()))
+    common = reference.keys() & defaults.keys()
+    differing = {name: defaults[name] for name in common if defaults[name] != reference[name]}
     assert differing == DELIBERATE
 
 
@@ -412,12 +337,21 @@ def test_narrow_version_of_file_trains_and_detects(file, train_and_detect):
     train_and_detect(file)
 
 
+@pytest.mark.parametrize("published", _PUBLISHED, ids=lambda f: f"{f.parent.name}/{f.stem}")
+def test_published_file_builds_trains_and_detects(published, train_and_detect):
+    cfg = load_config(published, ["MODEL.DEVICE", "meta"])
+    with torch.device("meta"):
+        build_model(cfg)
+    assert {*cfg.DATASETS.TRAIN, *cfg.DATASETS.TEST} <= BUILTIN.keys()
+    train_and_detect(published)
+
+
 def test_values_of_a_file_are_used(tmp_path):
     file = tmp_path / "gn.yaml"
-    file.write_text(_MASK_GN)
+    file.write_text(FILES["scratch_e2e_mask_rcnn_R_50_FPN_3x_gn"])
     cfg = load_config(file)
     assert cfg.MODEL.RESNETS.NORM == "GN"
     assert cfg.MODEL.ROI_MASK_HEAD.CONV_LAYERS == (256, 256, 256, 256)
     assert cfg.INPUT.MIN_SIZE_TRAIN == (800,)
-    assert cfg.SOLVER.STEPS == (210000, 250000)
+    assert cfg.SOLVER.STEPS == (60000, 80000)
     assert cfg.DATASETS.TRAIN == ("coco_2014_train", "coco_2014_valminusminival")

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from detlite.config import ConfigError, load_config
+from detlite.config.loading import flatten
 from detlite.modeling.backbone import build_backbone
 
 BODY, NORM = "MODEL.BACKBONE.CONV_BODY", "MODEL.RESNETS.NORM"
@@ -13,37 +14,34 @@ META = "MODEL.META_ARCHITECTURE"
 RETINANET = (BODY, "R-50-FPN-RETINANET", META, "RetinaNet")
 ON = ("MODEL.RETINANET_ON", True)
 ALONE = ("MODEL.RPN_ONLY", True)
+DETECTIONS, TESTED = "MODEL.ROI_HEADS.DETECTIONS_PER_IMG", "TEST.DETECTIONS_PER_IMG"
 
 
 @pytest.mark.parametrize(
-    ("opts", "detector"),
+    ("opts", "key", "expected"),
     [
-        ((), "GeneralizedRCNN"),
-        (ON, "RetinaNet"),
-        (ALONE, "ProposalNetwork"),
-        ((*ALONE, *ON), "RetinaNet"),
-        ((META, "GeneralizedRCNN", *ON), "RetinaNet"),
-        ((META, "RetinaNet", *ON), "RetinaNet"),
-        ((META, "RetinaNet", *ALONE), "RetinaNet"),
-        ((*ON, "MODEL.RETINANET_ON", False), "GeneralizedRCNN"),
+        ((), META, "GeneralizedRCNN"),
+        (ON, META, "RetinaNet"),
+        (ALONE, META, "ProposalNetwork"),
+        ((*ALONE, *ON), META, "RetinaNet"),
+        ((META, "GeneralizedRCNN", *ON), META, "RetinaNet"),
+        ((META, "RetinaNet", *ON), META, "RetinaNet"),
+        ((META, "RetinaNet", *ALONE), META, "RetinaNet"),
+        ((*ON, "MODEL.RETINANET_ON", False), META, "GeneralizedRCNN"),
+        ((*RETINANET, TESTED, 7), DETECTIONS, 7),
+        ((*RETINANET, DETECTIONS, 9), DETECTIONS, 9),
+        ((*RETINANET, DETECTIONS, 9, TESTED, 7), DETECTIONS, 7),
+        ((DETECTIONS, 9, TESTED, 7), DETECTIONS, 9),
+        ((), NORM, "FrozenBN"),
+        ((TRANS, "BottleneckWithGN"), NORM, "GN"),
+        ((STEM, "StemWithBatchNorm"), NORM, "BN"),
+        ((TRANS, "BottleneckWithGN", STEM, "StemWithGN"), NORM, "GN"),
+        ((NORM, "BN"), NORM, "BN"),
     ],
 )
-def test_flags_select_the_detector(opts, detector):
-    assert detector == load_config(None, opts).MODEL.META_ARCHITECTURE
-
-
-@pytest.mark.parametrize(
-    ("opts", "number"),
-    [
-        ((*RETINANET, "TEST.DETECTIONS_PER_IMG", 7), 7),
-        ((*RETINANET, "MODEL.ROI_HEADS.DETECTIONS_PER_IMG", 9), 9),
-        ((*RETINANET, "MODEL.ROI_HEADS.DETECTIONS_PER_IMG", 9, "TEST.DETECTIONS_PER_IMG", 7), 7),
-        (("MODEL.ROI_HEADS.DETECTIONS_PER_IMG", 9, "TEST.DETECTIONS_PER_IMG", 7), 9),
-    ],
-)
-def test_max_detections_follow_maskrcnn_benchmark(opts, number, caplog):
-    assert number == load_config(None, opts).MODEL.ROI_HEADS.DETECTIONS_PER_IMG
-    assert ("TEST.DETECTIONS_PER_IMG has no effect" in caplog.text) == ("RetinaNet" not in opts)
+def test_value_that_follows_from_restating_keys(opts, key, expected, caplog):
+    assert dict(flatten(load_config(None, opts)))[key] == expected
+    assert (f"{TESTED} has no effect" in caplog.text) == (opts == (DETECTIONS, 9, TESTED, 7))
 
 
 @pytest.mark.parametrize("part", ["FPN", "ROI_BOX_HEAD", "ROI_MASK_HEAD"])
@@ -113,20 +111,6 @@ def test_contradiction_names_both_keys(opts, origin):
         load_config(None, opts)
     assert str(error.value).startswith(f"{opts[-2]} is ")
     assert origin in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("opts", "norm"),
-    [
-        ((), "FrozenBN"),
-        ((TRANS, "BottleneckWithGN"), "GN"),
-        ((STEM, "StemWithBatchNorm"), "BN"),
-        ((TRANS, "BottleneckWithGN", STEM, "StemWithGN"), "GN"),
-        ((NORM, "BN"), "BN"),
-    ],
-)
-def test_norm_follows_from_the_old_functions(opts, norm):
-    assert norm == load_config(None, opts).MODEL.RESNETS.NORM
 
 
 def test_unknown_trans_func():
