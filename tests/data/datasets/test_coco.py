@@ -253,6 +253,14 @@ def test_keypoints_are_at_pixel_centers(keypoint_content, open_set):
     assert target["keypoints"][0].tolist() == [[6.5, 8.5, 2], [5.5, 7.5, 1], [0.5, 0.5, 0]]
 
 
+def test_labeled_keypoints_that_are_not_measured(keypoint_content, open_set):
+    keypoint_content["annotations"][0]["num_keypoints"] = 0
+    texts = "\n".join(map(str, open_set(keypoint_content, keypoints=True).findings))
+    assert (
+        'labeled keypoints and "num_keypoints": 0: 1 annotation, for example annotation 1' in texts
+    )
+
+
 def test_keypoints_of_an_image_without_objects(keypoint_content, open_set):
     dataset = open_set(keypoint_content, keypoints=True)
     _, target = dataset[dataset.image_ids.index(12)]
