@@ -174,7 +174,7 @@ class AnnotationTable:
         return first + np.flatnonzero(select(self.flags[first:last]))
 
     def rows(self, indices: np.ndarray) -> list[dict[str, Any]]:
-        """Return annotations as they were judged, see `annotations`."""
+        """Return judged annotations, see `annotations`."""
         if not len(indices):
             return []
         low, high = int(indices.min()), int(indices.max()) + 1
@@ -256,7 +256,7 @@ class AnnotationTable:
             raise DataError(self._damaged()) from error
 
     def _texts(self, spans: np.ndarray) -> Iterator[bytes]:
-        """Read texts, of which many are adjacent."""
+        """Read texts; adjacent ones are read together."""
         for group in np.split(spans, range(_TOGETHER, len(spans), _TOGETHER)):
             low, high = (int(group.min()), int(group.max())) if len(group) else (0, 0)
             total = int((group[:, 1] - group[:, 0]).sum())
