@@ -11,6 +11,7 @@ from torch import Tensor
 from detlite.apps.drawing.detections import category_color, draw_detections
 from detlite.structures.masks.formats import encode_bitmap
 from detlite.structures.masks.packed import PackedMasks
+from tests.builders import rectangle
 
 ONE = [{"id": 7, "name": "cell"}]
 TWO = [*ONE, {"id": 9, "name": "speck"}]
@@ -64,23 +65,21 @@ class TestDrawDetections:
         assert changed[190:199, 100:120].any()  # tag above the first box
         assert not changed[:199, 490:].any()  # no tag above the second box
 
-    def test_rles_equal_bitmaps(self):
+    @pytest.mark.parametrize(
+        "convert",
+        [
+            lambda masks: [encode_bitmap(mask.numpy()) for mask in masks],
+            PackedMasks.from_bitmaps,
+            lambda masks: PackedMasks.from_segmentations(
+                [rectangle(150, 250, 100, 100)] * 2, 600, 800, as_rle=False
+            ),
+        ],
+    )
+    def test_rles_and_polygons_equal_bitmaps(self, convert):
         masks = torch.zeros(2, 600, 800, dtype=torch.uint8)
-        masks[0, 250:350, 150:250] = 1
-        rles = [encode_bitmap(mask.numpy()) for mask in masks]
+        masks[:, 250:350, 150:250] = 1
         one = draw_detections(gray(), detections(masks=masks), ONE)
-        other = draw_detections(gray(), detections(masks=rles), ONE)
-        assert (pixels(one) == pixels(other)).all()
-        packed = draw_detections(gray(), detections(masks=PackedMasks.from_bitmaps(masks)), ONE)
-        assert (pixels(one) == pixels(packed)).all()
-
-    def test_polygons_equal_bitmaps(self):
-        polygon = [[150, 250, 250, 250, 250, 350, 150, 350]]
-        masks = PackedMasks.from_segmentations([polygon, polygon], 600, 800, as_rle=False)
-        bitmaps = torch.zeros(2, 600, 800, dtype=torch.bool)
-        bitmaps[:, 250:350, 150:250] = True
-        one = draw_detections(gray(), detections(masks=masks), ONE)
-        other = draw_detections(gray(), detections(masks=bitmaps), ONE)
+        other = draw_detections(gray(), detections(masks=convert(masks)), ONE)
         assert (pixels(one) == pixels(other)).all()
 
     def test_only_visible_keypoints_are_drawn(self):

@@ -1,11 +1,12 @@
 """Test the sentences that a report starts with."""
 
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from pycocotools.coco import COCO
 
 from detlite.apps.report.analysis.detection_analysis import analyze_detections
 from detlite.apps.report.runs import Run, RunAnalysis
@@ -15,18 +16,25 @@ from detlite.evaluation import Results
 from tests.evaluation.synthetic_detections import make_coco, synthetic_dataset
 
 
-def describe(keep: float = 1, minutes: float = 0, images: int = 16, **run: Any) -> Verdict:
+def describe(
+    keep: float = 1, images: int = 16, opts: Sequence[Any] = ("SOLVER.MAX_ITER", 100), **run: Any
+) -> Verdict:
     """Describe a run with a fraction of synthetic detections."""
     coco, detections = synthetic_dataset(0, images=images)
-    kept = detections[: round(keep * len(detections))]
-    results = Results.from_coco(kept, ["bbox"])
-    analysis = analyze_detections(coco, results, "bbox", np.ones((1, images), np.uint8))
-    length = ["SOLVER.MAX_MINUTES", minutes] if minutes else ["SOLVER.MAX_ITER", 100]
-    opts = ["SOLVER.IMS_PER_BATCH", 4, "MODEL.DEVICE", "cpu", *length]
-    cfg = load_config(None, opts)
+    return describe_results(coco, detections[: round(keep * len(detections))], opts, **run)[0]
+
+
+def describe_results(
+    coco: COCO, rows: list[dict[str, Any]], opts: Sequence[Any] = (), **run: Any
+) -> tuple[Verdict, float]:
+    """Describe a run with these results; return also their AP."""
+    results, images = Results.from_coco(rows, ["bbox"]), coco.dataset["images"]
+    analysis = analyze_detections(coco, results, "bbox", np.ones((1, len(images)), np.uint8))
+    cfg = load_config(None, ["SOLVER.IMS_PER_BATCH", 4, "MODEL.DEVICE", "cpu", *opts])
     described = Run("cells", Path("output/cells"), cfg, **run)
-    dataset: Any = coco.dataset["images"]  # only its length counts
-    return verdict(RunAnalysis(described, dataset, coco, results, {"bbox": analysis}))
+    dataset: Any = images  # only its length counts
+    analyzed = RunAnalysis(described, dataset, coco, results, {"bbox": analysis})
+    return verdict(analyzed), analysis.metrics["AP"]
 
 
 def curve(count: int, last: float = 1.0) -> list[dict[str, Any]]:
@@ -50,12 +58,13 @@ def test_result_and_its_basis() -> None:
 
 def test_steps_of_a_run_of_some_minutes() -> None:
     """From random weights on a CPU, 20 images need at least 400 steps."""
-    result = describe(lines=curve(40), train_images=20, minutes=15)
+    run = {"train_images": 20, "opts": ("SOLVER.MAX_MINUTES", 15)}
+    result = describe(lines=curve(40), **run)
     assert result.basis.endswith(". 15 minutes allowed 40 of 400 recommended steps.")
     assert result.next_step == (
         "Train longer: raise SOLVER.MAX_MINUTES (15.0). The run had 40 of 400 recommended steps."
     )
-    assert "recommended" not in describe(lines=curve(300), train_images=20, minutes=15).next_step
+    assert "recommended" not in describe(lines=curve(300), **run).next_step
 
 
 @pytest.mark.parametrize(
@@ -68,6 +77,8 @@ def test_steps_of_a_run_of_some_minutes() -> None:
         ({"lines": curve(100), "train_images": 1000, "keep": 0.2},
          "Train longer: raise SOLVER.MAX_ITER (100). It has seen each training image only 0.4 "
          "times on average."),
+        ({"lines": curve(60), "opts": ("SOLVER.PATIENCE", 3, "SOLVER.BEST_METRIC", "bbox/AP")},
+         ""),  # it stopped early, but was not interrupted
     ],
 )  # fmt: skip
 def test_next_step(run: dict[str, Any], step: str) -> None:
@@ -80,38 +91,18 @@ def test_no_detections() -> None:
     assert result.next_step.startswith("Train longer: raise SOLVER.MAX_ITER (100). If that does")
 
 
-def test_stopping_early_is_not_an_interruption() -> None:
-    cfg = load_config(None, ["SOLVER.PATIENCE", 3, "SOLVER.BEST_METRIC", "bbox/AP"])
-    coco, rows = synthetic_dataset(0, images=16)
-    results = Results.from_coco(rows, ["bbox"])
-    analysis = analyze_detections(coco, results, "bbox", np.ones((1, 16), np.uint8))
-    run = replace(Run("cells", Path("cells"), cfg), lines=curve(60))
-    dataset: Any = coco.dataset["images"]
-    assert verdict(RunAnalysis(run, dataset, coco, results, {"bbox": analysis})).next_step == ""
-
-
 def test_images_without_annotations() -> None:
     """Both numbers are shown if detections on unlabeled images lower the AP."""
     coco, rows = synthetic_dataset(0, images=16)
-    unlabeled = [row["id"] for row in coco.dataset["images"][:5]]
-    content = dict(coco.dataset)
-    content["annotations"] = [
-        row for row in content["annotations"] if row["image_id"] not in unlabeled
-    ]
-    content["images"] = content["images"][5:]
-    values = []
-    for images in (content["images"], coco.dataset["images"]):
-        truth = make_coco(content | {"images": images})
-        kept = [row for row in rows if row["image_id"] in truth.imgs]
-        results = Results.from_coco(kept, ["bbox"])
-        counts = np.ones((1, len(images)), np.uint8)
-        analysis = analyze_detections(truth, results, "bbox", counts)
-        run, dataset = Run("cells", Path("cells"), load_config(None)), images
-        dataset_of: Any = dataset
-        result = verdict(RunAnalysis(run, dataset_of, truth, results, {"bbox": analysis}))
-        values.append((analysis.metrics["AP"], result.unlabeled))
-    (labeled, nothing), (everything, text) = values
-    assert nothing == ""
-    assert everything < labeled - 0.01
+    images = coco.dataset["images"]
+    labeled = {image["id"] for image in images[5:]}
+    objects = [row for row in coco.dataset["annotations"] if row["image_id"] in labeled]
+    content = dict(coco.dataset) | {"annotations": objects}
+    own = [row for row in rows if row["image_id"] in labeled]
+    nothing, labeled_ap = describe_results(make_coco(content | {"images": images[5:]}), own)
+    result, ap = describe_results(make_coco(content), rows)
+    assert nothing.unlabeled == ""
+    assert ap < labeled_ap - 0.01
+    text = result.unlabeled
     assert text.startswith("5 images without annotations: every detection there counts as wrong.")
-    assert f"On the other images alone, the AP is {100 * labeled:.1f} % for boxes." in text
+    assert f"On the other images alone, the AP is {100 * labeled_ap:.1f} % for boxes." in text

@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -25,26 +26,18 @@ from detlite.apps.serve.requests import Limits  # noqa: E402
 expect = playwright.expect
 
 
-class Server:
-    """The service in a thread, on a free port."""
-
-    def __init__(self, app: Any) -> None:
-        stack = ExitStack()
-        self.url = f"http://127.0.0.1:{stack.enter_context(serving(app))}/"
-        self.stop = stack.close
-
-
 @pytest.fixture
-def server(predictor: Predictor, request: pytest.FixtureRequest) -> Iterator[Server]:
+def server(predictor: Predictor, request: pytest.FixtureRequest) -> Iterator[SimpleNamespace]:
+    """Serve on a free port until `stop()`, with a threshold of 0.5 or the parameter."""
     threshold = getattr(request, "param", 0.5)
-    limits = Limits(threshold=threshold, bytes=50_000, pixels=1_000_000)
-    server = Server(build_app(predictor, limits))
-    yield server
-    server.stop()
+    app = build_app(predictor, Limits(threshold=threshold, bytes=50_000, pixels=1_000_000))
+    with ExitStack() as stack:
+        port = stack.enter_context(serving(app))
+        yield SimpleNamespace(url=f"http://127.0.0.1:{port}/", stop=stack.close)
 
 
 @pytest.fixture
-def page(chromium: Any, server: Server) -> Iterator[Any]:
+def page(chromium: Any, server: SimpleNamespace) -> Iterator[Any]:
     """Load the page, and check that it has no errors and sends requests only to its server."""
     page = chromium.new_page(viewport={"width": 1100, "height": 700})
     page.set_default_timeout(10_000)
@@ -101,7 +94,8 @@ def test_detections_and_download(page, image_file):
     assert (content["file_name"], content["width"], content["height"]) == ("photo.png", 400, 300)
     (detection,) = content["detections"]
     assert detection.keys() == {
-        "category", "category_id", "score", "bbox", "segmentation", "keypoints",
+        "category", "category_id", "score", "bbox", "segmentation", "area", "rotated_box",
+        "keypoints",
     }  # fmt: skip
     assert detection["bbox"] == pytest.approx([20, 10, 40, 40])
 
@@ -140,19 +134,9 @@ def test_page_decodes_masks_of_pycocotools(page):
 @pytest.mark.parametrize(
     ("name", "media_type", "body", "message"),
     [
-        (
-            "notes.txt",
-            "text/plain",
-            b"hello",
-            "cannot read notes.txt. Choose an image of type",
-        ),
+        ("notes.txt", "text/plain", b"hello", "cannot read notes.txt. Choose an image of type"),
         ("broken.png", "image/png", b"hello", "What to do: send a valid image"),
-        (
-            "large.png",
-            "image/png",
-            bytes(60_000),
-            "60 kB, but the limit of the server is 50 kB",
-        ),
+        ("large.png", "image/png", bytes(60_000), "60 kB, but the limit of the server is 50 kB"),
     ],
 )
 def test_errors_are_shown(page, name, media_type, body, message):

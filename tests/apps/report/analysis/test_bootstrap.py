@@ -88,30 +88,32 @@ def test_keypoints_have_no_small_objects(data_root):
         assert value[0] == pytest.approx(expected[name], abs=1e-6)
 
 
-def test_no_objects():
+def test_no_objects_or_no_detections():
     coco, rows = synthetic_dataset(0)
     samples = np.zeros((2, 12), np.uint8)
     samples[1] = 1
     metrics, by_category = sampled_metrics(coco, rows, "bbox", samples)
     assert np.isnan(metrics["AP"][0])
     assert np.isnan(by_category[0]).all()
-    assert interval(0.5, metrics["AP"][:1]) is None
-    assert interval(0.5, metrics["AP"]) is None  # a single sample
-    assert interval(0.5, np.array([0.4, np.nan, 0.6])) == pytest.approx((0.405, 0.595))
-    assert interval(None, metrics["AP"]) is None
-
-
-def test_intervals_are_clipped():
-    low, high = interval(0.98, np.linspace(0.5, 1.0, 101))
-    assert (low, high) == (pytest.approx(2 * 0.98 - 0.9875), 1.0)
-    assert interval(0.02, np.linspace(0.0, 0.5, 101))[0] == 0.0
-
-
-def test_no_detections():
-    coco, _ = synthetic_dataset(0)
     metrics, _ = sampled_metrics(coco, [], "bbox", sample_images(12, 5, 0))
     assert (metrics["AP50"] == 0).all()
     assert (metrics["AR"] == 0).all()
+
+
+@pytest.mark.parametrize(
+    ("value", "sampled", "expected"),
+    [
+        (0.5, [0.4, np.nan, 0.6], (0.405, 0.595)),
+        (0.5, [np.nan, 0.4], None),  # a single sample
+        (0.5, [np.nan], None),
+        (None, [0.4, 0.6], None),
+        (0.98, np.linspace(0.5, 1.0, 101), (2 * 0.98 - 0.9875, 1.0)),  # clipped
+        (0.02, np.linspace(0.0, 0.5, 101), (0.0, 2 * 0.02 - 0.0125)),
+    ],
+)
+def test_interval(value, sampled, expected):
+    found = interval(value, np.array(sampled))
+    assert found is expected or found == pytest.approx(expected)
 
 
 def test_sample_images():
@@ -145,11 +147,11 @@ def test_coverage_of_intervals():
 
 
 class TestCompare:
-    def test_same_model(self):
-        coco, rows = synthetic_dataset(2)
-        ap = sampled_metrics(coco, rows, "bbox", sample_images(12, 200, 0))[0]["AP"]
-        difference = compare(0.4, 0.4, ap, ap)
-        assert difference.value == 0
+    @pytest.mark.parametrize("sampled", [np.full(9, 0.4), np.linspace(0.3, 0.5, 9)])
+    @pytest.mark.parametrize("value", [0.0, 0.4])
+    def test_constant_difference_is_noise(self, value, sampled):
+        difference = compare(0.4, value, sampled, sampled + value - 0.4)
+        assert difference.value == value - 0.4
         assert difference.is_noise
 
     def test_paired_interval_is_narrower(self):
@@ -176,9 +178,6 @@ class TestCompare:
         difference = compare(float(np.mean(first)), float(np.mean(second)), first, second)
         assert difference.value < 0
         assert not difference.is_noise
-
-    def test_constant_difference_is_noise(self):
-        assert compare(0.4, 0.0, np.full(9, 0.4), np.zeros(9)).is_noise
 
     def test_not_measured(self):
         nan = np.full(3, np.nan)
