@@ -1,6 +1,7 @@
 """Check that links, headings, files and config keys named in the documentation exist."""
 
 import ast
+import pkgutil
 import re
 import runpy
 from pathlib import Path
@@ -57,6 +58,8 @@ def test_link_targets_exist(page):
 @pytest.mark.parametrize("page", PAGES, ids=page_name)
 def test_named_files_and_keys_exist(page):
     text = page.read_text()
+    for name in re.findall(r"^::: ([\w.]+)", text, re.MULTILINE):
+        pkgutil.resolve_name(name)
     if page.name != "migrating.md":  # which also names keys of other frameworks
         pattern = r"`((?:benchmarks|csrc|detlite|docs|tests|tools)/[\w./-]+\.(?:cpp|cu|h|py|md))`"
         files = [file for file in re.findall(pattern, text) if "NAME" not in file]
