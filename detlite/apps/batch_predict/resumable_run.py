@@ -49,6 +49,11 @@ class Totals:
         self.objects += int(line.get("objects", 0))
         self.videos += line["image"].get("frame") == 0
 
+    def __str__(self) -> str:
+        kind = "images and video frames" if self.videos else "images"
+        done = f"{self.images} {kind} done"
+        return f"{done}, {self.unreadable} unreadable, {self.objects} objects"
+
 
 class ResumableRun:
     """A run, whose whole state is in its folder, which the caller locks; a context manager.

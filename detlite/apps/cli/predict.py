@@ -85,9 +85,5 @@ def run(args: Namespace) -> int:
         totals = predict(args)
     except OSError as error:  # images and weights raise other errors
         raise ConfigError(f"--output {args.output}: cannot write to it ({error})") from error
-    kind = "images and video frames" if totals.videos else "images"
-    print(
-        f"{totals.images} {kind} done, {totals.unreadable} unreadable, {totals.objects} objects: "
-        f"see {args.output}"
-    )
+    print(f"{totals}: see {args.output}")
     return 1 if totals.unreadable else 0

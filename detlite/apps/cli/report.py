@@ -12,16 +12,11 @@ KEY VALUE pairs override keys of the config, such as those that a message names.
 """
 
 from argparse import Namespace
+from functools import partial
 from itertools import takewhile
 from pathlib import Path
 
-from detlite.apps.cli.options import FONT, OVERRIDES, Option, flag, is_key, option, split_pairs
-
-
-def _numbers(name: str, text: str) -> Option:
-    """Return an option with any number of numbers, by default none."""
-    return option(name, "NUMBER", text, type=float, nargs="+")
-
+from detlite.apps.cli.options import FONT, OVERRIDES, flag, is_key, option, split_pairs
 
 OPTIONS = (
     option("runs", "RUN", "output folders of runs", nargs="*"),
@@ -31,10 +26,10 @@ OPTIONS = (
            "it)", type=Path),
     option("--max-detections", None, "number of highest-scoring detections of an image and "
            "category that count for --results", 100, limits=(1, None)),
-    _numbers("--sigmas", "standard deviation of each keypoint for OKS, with --results (default: "
-             "COCO's)"),
-    _numbers("--iou-thresholds", "IoUs over which AP and AR are averaged, with --results (default: "
-             "0.5 to 0.95)"),
+    option("--sigmas", "NUMBER", "standard deviation of each keypoint for OKS, with --results "
+           "(default: COCO's)", type=float, nargs="+"),
+    option("--iou-thresholds", "NUMBER", "IoUs over which AP and AR are averaged, with --results "
+           "(default: 0.5 to 0.95)", type=float, nargs="+"),
     flag("--skip-bad", "ignore unusable annotations of --truth instead of stopping"),
     option("--output", "FILE", "HTML file to write (default: report.html in the folder of the run; "
            "for several runs, comparison.html in the folder of the first one)", type=Path),
@@ -60,23 +55,16 @@ def run(args: Namespace) -> int:
     overrides = [*split_pairs(args.runs[count:]), *args.overrides]
     if bool(args.truth) != bool(results) or bool(folders) == bool(results):
         raise ConfigError("name the output folders of runs, or one --truth and its --results")
-    paths = folders or results
-    names = run_names(paths)
-    if len(set(names)) < len(names):
-        raise ConfigError("the same run is named twice: name each one once")
+    paths, read = folders or results, partial(read_run, opts=overrides)
     if results:
-        opts = ["MODEL.ROI_HEADS.DETECTIONS_PER_IMG", args.max_detections]
-        opts += ["TEST.KEYPOINT_OKS_SIGMAS", tuple(args.sigmas or ())]
-        opts += ["TEST.IOU_THRESHOLDS", tuple(args.iou_thresholds or ())]
-        opts += ["DATASETS.ON_BAD_ANNOTATION", "skip" if args.skip_bad else "error"]
-        runs = [
-            read_detections(file, name, args.truth, args.images, [*opts, *overrides])
-            for file, name in zip(paths, names, strict=True)
-        ]
-    else:
-        runs = [
-            read_run(folder, name, overrides) for folder, name in zip(paths, names, strict=True)
-        ]
+        opts = [
+            "MODEL.ROI_HEADS.DETECTIONS_PER_IMG", args.max_detections,
+            "TEST.KEYPOINT_OKS_SIGMAS", tuple(args.sigmas or ()),
+            "TEST.IOU_THRESHOLDS", tuple(args.iou_thresholds or ()),
+            "DATASETS.ON_BAD_ANNOTATION", "skip" if args.skip_bad else "error", *overrides,
+        ]  # fmt: skip
+        read = partial(read_detections, truth=args.truth, images=args.images, opts=opts)
+    runs = list(map(read, paths, run_names(paths)))
     folder = paths[0] if paths[0].is_dir() else paths[0].parent
     output = args.output or folder / ("report.html" if len(paths) == 1 else "comparison.html")
     with run_lock(output.parent, name=output.name):

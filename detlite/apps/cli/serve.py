@@ -44,29 +44,23 @@ OPTIONS = (
 
 
 def run(args: Namespace) -> int:
-    from dataclasses import replace
-
     from detlite.apps.batch_predict.predict_images import load_predictor
     from detlite.apps.optional_packages import import_optional
 
     for package in ("hypercorn", "starlette", "prometheus_client", "python_multipart"):
         import_optional(package, "detlite[serve]")
     from detlite.apps.serve.requests import LOOPBACK, Limits
-    from detlite.apps.serve.server import listen, serve
+    from detlite.apps.serve.server import serve
 
-    limits = Limits(
-        args.max_bytes, args.max_pixels, args.timeout, args.max_requests, args.batch_size
-    )
-    overrides = args.overrides
     predictor = load_predictor(
-        args.weights, args.threshold, overrides, args.config, limits.pixels, args.trust
+        args.weights, args.threshold, args.overrides, args.config, args.max_pixels, args.trust
     )
-    pixels, threshold = predictor.image_options.max_pixels, predictor.score_thresh
-    hosts = dict.fromkeys((*LOOPBACK, args.host, *(args.allow_host or ())))
-    limits = replace(
-        limits, pixels=pixels, threshold=threshold, hosts=(*hosts,), origins=(*(args.cors or ()),)
-    )
+    limits = Limits(
+        args.max_bytes, predictor.image_options.max_pixels, args.timeout, args.max_requests,
+        args.batch_size, predictor.score_thresh,
+        hosts=tuple(dict.fromkeys([*LOOPBACK, args.host, *(args.allow_host or ())])),
+        origins=tuple(args.cors or ()),
+    )  # fmt: skip
     predictor.score_thresh = limits.lowest_threshold
-    with listen(args.host, args.port) as listener:
-        serve(predictor, limits, listener, args.host)
+    serve(predictor, limits, args.host, args.port)
     return 0

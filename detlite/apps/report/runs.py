@@ -222,10 +222,16 @@ def analyze_run(run: Run, name: str, resamples: int, seed: int) -> RunAnalysis:
     return RunAnalysis(run, dataset, coco_gt, results, analyses)
 
 
-def run_names(paths: list[Path]) -> list[str]:
-    """Name runs by the last part of their paths, or by the paths if names are not unique."""
+def run_names(paths: Sequence[Path]) -> list[str]:
+    """Name runs by the last part of their paths, or by the paths if names are not unique.
+
+    Raises:
+        ConfigError: two paths are the same.
+    """
+    if len(set(map(str, paths))) < len(paths):
+        raise ConfigError("the same run is named twice: name each one once")
     names = [path.resolve().name for path in paths]
-    return names if len(set(names)) == len(names) else [str(path) for path in paths]
+    return names if len(set(names)) == len(names) else list(map(str, paths))
 
 
 def training_history(runs: Sequence[Run]) -> dict[str, Any]:

@@ -31,27 +31,28 @@ def listen(host: str, port: int) -> socket.socket:
         raise ConfigError(f"{problem}; --port 0 selects a free port") from error
 
 
-def serve(
-    predictor: Predictor,
-    limits: Limits,
-    listener: socket.socket,
-    host: str,
-) -> None:
-    """Serve on a listening socket of a host until SIGTERM or SIGINT, then finish all requests."""
-    keep_freed_memory()
-    address = f"[{host}]" if ":" in host else host
-    print(f"serving on http://{address}:{listener.getsockname()[1]}", flush=True)
-    if host not in LOOPBACK:
-        print("anybody who can reach this address can use it: there is no password", flush=True)
-        print(f"it answers to {', '.join(limits.hosts)}; add others with --allow-host", flush=True)
+def serve(predictor: Predictor, limits: Limits, host: str, port: int) -> None:
+    """Serve on a host until SIGTERM or SIGINT, then finish all requests.
 
-    async def run() -> None:
+    Raises:
+        ConfigError: see `listen`.
+    """
+    keep_freed_memory()
+
+    async def run(listener: socket.socket) -> None:
         stop = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
         await run_app(build_app(predictor, limits), listener, limits.seconds, stop.wait)
 
-    asyncio.run(run())
+    with listen(host, port) as listener:
+        address = f"[{host}]" if ":" in host else host
+        print(f"serving on http://{address}:{listener.getsockname()[1]}", flush=True)
+        if host not in LOOPBACK:
+            hosts = ", ".join(limits.hosts)
+            print("anybody who can reach this address can use it: there is no password", flush=True)
+            print(f"it answers to {hosts}; add others with --allow-host", flush=True)
+        asyncio.run(run(listener))
     print("all requests answered; server stopped", flush=True)
 
 

@@ -3,6 +3,7 @@
 import re
 import socket
 import sys
+from typing import Any
 
 import pytest
 from PIL import Image
@@ -26,10 +27,15 @@ def weights(tmp_path):
 
 
 @pytest.fixture
-def served(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Predictor, Limits, socket.socket]]:
-    """Record the calls of `serve` instead of serving."""
-    calls: list[tuple[Predictor, Limits, socket.socket]] = []
-    monkeypatch.setattr(server, "serve", lambda *inputs: calls.append(inputs[:3]))
+def served(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Predictor, Limits, str]]:
+    """Record predictor, limits and address of each server instead of serving."""
+    calls: list[tuple[Predictor, Limits, str]] = []
+
+    async def record(app: tuple[Predictor, Limits], listener: socket.socket, *_: Any) -> None:
+        calls.append((*app, listener.getsockname()[0]))
+
+    monkeypatch.setattr(server, "build_app", lambda *inputs: inputs)
+    monkeypatch.setattr(server, "run_app", record)
     return calls
 
 
@@ -37,13 +43,13 @@ def test_options_reach_the_predictor_and_the_limits(weights, served, tmp_path):
     options = "--port 0 --threshold 0.2 --batch-size 3 --max-requests 5 --timeout 7 --max-bytes 11"
     arguments = ["--weights", weights(), *options.split(), "--max-pixels", "99"]
     assert main(["serve", *arguments, "INPUT.MIN_SIZE_TEST", "64"]) == 0
-    ((predictor, limits, listener),) = served
+    ((predictor, limits, address),) = served
+    assert address == "127.0.0.1"  # the default
     assert limits == Limits(11, 99, 7.0, 5, 3, 0.2)
     assert (predictor.score_thresh, predictor.rle, predictor.min_size) == (0.05, True, 64)
     Image.new("RGB", (10, 10)).save(tmp_path / "p.png")
     with pytest.raises(ValueError, match="more than 99 pixels"):
         predictor.load((tmp_path / "p.png").read_bytes())
-    assert listener.fileno() == -1  # closed
 
 
 def test_default_threshold_is_that_of_the_checkpoint(weights, served):
@@ -62,13 +68,6 @@ def test_lower_pixel_limit_applies(weights, served, limit, lower):
     assert main(["serve", *arguments, "DATASETS.MAX_PIXELS", limit]) == 0
     ((predictor, limits, _),) = served
     assert predictor.image_options.max_pixels == limits.pixels == lower
-
-
-def test_loopback_is_the_default(weights, monkeypatch):
-    addresses = []
-    monkeypatch.setattr(server, "serve", lambda *inputs: addresses.append(inputs[2].getsockname()))
-    assert main(["serve", "--weights", weights(), "--port", "0"]) == 0
-    assert addresses[0][0] == "127.0.0.1"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,80 @@
+"""The config file that `detlite init` writes for a dataset."""
+
+from argparse import Namespace
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from detlite.apps.dataset_formats import find_sets
+from detlite.config import load_config
+from detlite.config.loading import flatten
+from detlite.data import explain_dead_loader
+from detlite.data.datasets.build import build_test_datasets, build_train_dataset, findings_of
+from detlite.data.images.pixels import build_image_options
+from detlite.threads import limit_threads
+
+from . import time_budget
+from .configs import derive_config
+from .dataset_facts import Choice, DatasetFacts
+from .yaml_text import config_text, dataset_choices
+
+
+def init_config(options: Namespace, log: Callable[[str], None]) -> str:
+    """Return the text of a config for a dataset, with the reason for each key.
+
+    Args:
+        options: those of `detlite init`.
+        log: called with texts about how the data were read, and what training will not use.
+
+    Raises:
+        CheckpointError, ConfigError, DataError: see `find_sets` and `derive_config`.
+    """
+    weights, overrides = options.weights, options.overrides
+    upright = build_image_options(load_config(None, overrides)).exif_orientation
+    sets, text = find_sets(
+        options.data, options.val, options.images, options.annotations, options.masks,
+        options.skip_bad, upright, options.single_class,
+    )  # fmt: skip
+    log(text)
+    fixed = dataset_choices(sets, text)
+    if weights:
+        weights = str(Path(weights).absolute()) if Path(weights).is_file() else weights
+        reason = "initial weights; the other keys of MODEL and INPUT are theirs"
+        fixed.append(Choice("MODEL.WEIGHT", weights, reason))
+        reason = "keep what the heads know of categories with the same name"
+        fixed.append(Choice("MODEL.REINIT_HEADS", True, reason))
+    if options.minutes:
+        log("timing training steps on this machine, at most two minutes")
+        fixed.append(Choice("SOLVER.MAX_MINUTES", options.minutes))
+    if weights or options.minutes:
+        limit_threads()
+    opts = [word for choice in fixed for word in (choice.key, choice.value)] + overrides
+    with explain_dead_loader():
+        cfg, choices, facts = derive_config(opts, weights, time_budget.mean_step_seconds, log)
+    for key in _heads_without_evaluation(facts):
+        if key not in overrides[::2]:
+            log(
+                f"{key} is False, although all training objects would fit: objects of the "
+                "evaluation set do not. Name another set with --val"
+            )
+    # What training will skip, reinterpret or switch off because of the data.
+    parts = build_train_dataset(cfg).parts
+    log(findings_of([*parts, *build_test_datasets(cfg)], parts))
+    stated = {choice.key: choice.reason for choice in fixed}
+    stated |= dict.fromkeys(overrides[::2], "given on the command line")
+    chosen = {choice.key: choice.reason for choice in choices}
+    reasons = {key: reason for key, reason in stated.items() if key not in chosen} | chosen
+    values = dict(flatten(cfg))
+    keys: Sequence[str] = [key for key in reasons if key in values]
+    if weights:  # without a base
+        defaults = dict(flatten(load_config(None)))
+        keys = [key for key in values if values[key] != defaults[key]]
+    written = [Choice(key, values[key], reasons.get(key, "")) for key in keys]
+    return config_text(written, facts.summary, "" if weights else facts.base)
+
+
+def _heads_without_evaluation(facts: DatasetFacts) -> list[str]:
+    """Return the keys of heads that only the evaluation set prevents."""
+    train = facts.train
+    masks = train.with_masks == len(train.boxes) and not facts.masks
+    keypoints = 0 < train.keypoint_objects == train.with_keypoints and not facts.keypoints
+    return ["MODEL.MASK_ON"] * masks + ["MODEL.KEYPOINT_ON"] * keypoints
