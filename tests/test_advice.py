@@ -15,6 +15,7 @@ OF_OTHERS = {  # options of pip and docker
 }  # fmt: skip
 # The commands that show the messages of a module; of another module, any.
 SHOWN_BY = {
+    "apps/autoconfig": ["init"],
     "apps/batch_predict": ["predict"],
     "apps/prediction_files": ["predict"],
     "apps/dataset_check": ["check"],
@@ -23,7 +24,7 @@ SHOWN_BY = {
     "apps/cli/removed": [],  # they belong to the command of their key
     "apps/drawing": ["train", "predict", "report", "browse", "check"],
     "apps/export/exported_detector": ["predict", "serve"],
-    "apps/export/verify": ["export"],
+    "apps/export": ["export"],
     "apps/report": ["report"],
     "apps/serve": ["serve"],
     "checkpoint": ["train", "test", "predict", "serve", "convert", "export"],

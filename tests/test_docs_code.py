@@ -51,9 +51,6 @@ def pages_with(language: str) -> list[Path]:
     return [page for page in PAGES if blocks(page, language)]
 
 
-# --- Python ---------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def reader(
     tmp_path: Path,
@@ -94,9 +91,7 @@ def reader(
     torch.save(checkpoint, "output/demo/model_final.pth")
     stack = [Image.new("L", (16, 12), level) for level in (0, 50, 100, 150)]
     stack[0].save("stack.tif", save_all=True, append_images=stack[1:])
-    masks = torch.zeros(1, 96, 128, dtype=torch.bool)
-    masks[0, 20:60, 10:50] = True
-    boxes = torch.tensor([[10.0, 20.0, 50.0, 60.0]])
+    boxes, masks = torch.tensor([[10.0, 20.0, 50.0, 60.0]]), torch.ones(1, 96, 128).bool()
     target = {"boxes": boxes, "labels": torch.tensor([1]), "masks": masks}
     return {"detlite": detlite, "cfg": cfg, **target}
 
@@ -155,9 +150,6 @@ def test_names_in_python_exist(page):
 def test_json_is_valid(page):
     for block in blocks(page, "json"):
         json.loads(block.code)
-
-
-# --- Commands -------------------------------------------------------------------------------------
 
 
 def commands(code: str) -> Iterator[list[str]]:
