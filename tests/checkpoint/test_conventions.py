@@ -143,7 +143,7 @@ def test_fbnet_of_maskrcnn_benchmark(tiny_config, tmp_path):
     roi = "MODEL.ROI_MASK_HEAD."
     cfg = tiny_config(
         "MODEL.CONVENTION", "maskrcnn-benchmark",
-        "MODEL.BACKBONE.CONV_BODY", "FBNet", "MODEL.FBNET.ARCH", "cham_v1a",
+        "MODEL.BACKBONE.CONV_BODY", "FBNet", "MODEL.FBNET.ARCH", "xirb16d_dsmask",
         "MODEL.RPN.RPN_HEAD", "FBNet.rpn_head", "MODEL.FBNET.DET_HEAD_LAST_SCALE", -1.0,
         "MODEL.ROI_BOX_HEAD.FEATURE_EXTRACTOR", "FBNet.roi_head",
         "MODEL.ROI_BOX_HEAD.PREDICTOR", "FastRCNNPredictor", roi + "POOLER_RESOLUTION", 6,

@@ -2,6 +2,7 @@
 
 import math
 from collections import OrderedDict
+from copy import deepcopy
 from pathlib import Path
 
 import pytest
@@ -18,45 +19,40 @@ from detlite.config import ConfigError
 from detlite.errors import CheckpointError
 from detlite.inference.predictor import Predictor
 from detlite.modeling.build import build_model
+from tests.engine.toy import ToyDetector, assert_equal
 
+NORM = "norm.bias"
 CATEGORIES = [{"id": 7, "name": "red"}, {"id": 9, "name": "green"}]
-
-
-def other_classes(toy, num_classes):
-    return type(toy)(num_classes)
 
 
 def test_round_trip(toy, tmp_path):
     path = tmp_path / "model_0000002.pth"
     save_checkpoint(Checkpoint(path, toy.state_dict(), CATEGORIES))
-    other = other_classes(toy, 3)
+    other = ToyDetector(3)
     load_weights(other, read_checkpoint(path))
     assert other.categories == CATEGORIES
-    for name, value in toy.state_dict().items():
-        torch.testing.assert_close(other.state_dict()[name], value, rtol=0, atol=0)
+    assert_equal(other.state_dict(), toy.state_dict())
     assert sorted(file.name for file in tmp_path.iterdir()) == ["last_checkpoint", path.name]
 
 
 @pytest.mark.parametrize("wrap", [lambda state: state, lambda state: {"model": state}])
-def test_bare_state_dict_with_ddp_prefixes(toy, tmp_path, wrap):
+def test_bare_state_dict_with_ddp_prefixes(toy, saved, wrap):
     state = OrderedDict((f"module.{name}", value) for name, value in toy.state_dict().items())
-    torch.save(wrap(state), tmp_path / "w.pth")
     toy.categories = CATEGORIES
-    other = other_classes(toy, 3)
-    load_weights(other, read_checkpoint(tmp_path / "w.pth"))
+    other = ToyDetector(3)
+    load_weights(other, saved(wrap(state)))
     torch.testing.assert_close(other.body.weight, toy.body.weight, rtol=0, atol=0)
     assert other.categories == []
 
 
-def test_table_of_problems(toy, tmp_path):
+def test_table_of_problems(toy, saved):
     state = toy.state_dict()
     state["body.extra"] = torch.zeros(2)
     del state["norm.bias"]
     state["body.weight"] = torch.zeros(4, 3, 5, 5)
-    torch.save(state, tmp_path / "w.pth")
-    before = {name: value.clone() for name, value in toy.state_dict().items()}
+    before = deepcopy(toy.state_dict())
     with pytest.raises(CheckpointError) as error:
-        load_weights(toy, read_checkpoint(tmp_path / "w.pth"), reinit_heads=True)
+        load_weights(toy, saved(state), reinit_heads=True)
     lines = [" ".join(line.split()) for line in str(error.value).splitlines()]
     assert lines[0].endswith("does not fit the model: 9 of 11 entries fit")
     assert lines[1:] == [
@@ -65,32 +61,45 @@ def test_table_of_problems(toy, tmp_path):
         "other shape body.weight [4, 3, 5, 5] [4, 3, 3, 3]",
         "unknown to the model body.extra [2]",
     ]
-    for name, value in before.items():
-        torch.testing.assert_close(toy.state_dict()[name], value, rtol=0, atol=0)
+    assert_equal(toy.state_dict(), before)
 
 
-def test_other_norm(toy, tmp_path):
-    torch.save(toy.state_dict(), tmp_path / "w.pth")
+@pytest.fixture
+def saved(tmp_path):
+    """Return a function that writes a state dict to w.pth and returns what is read from it."""
+
+    def save(state):
+        torch.save(state, tmp_path / "w.pth")
+        return read_checkpoint(tmp_path / "w.pth")
+
+    return save
+
+
+def test_other_norm(toy, saved):
+    checkpoint = saved(toy.state_dict())
     toy.norm = torch.nn.GroupNorm(2, 4)
-    with pytest.raises(
-        CheckpointError, match=r"statistics of batch norm .* set MODEL\.RESNETS\.NORM"
-    ) as error:
-        load_weights(toy, read_checkpoint(tmp_path / "w.pth"))
+    message = r"statistics of batch norm .* set MODEL\.RESNETS\.NORM"
+    with pytest.raises(CheckpointError, match=message) as error:
+        load_weights(toy, checkpoint)
     assert str(error.value).count("unknown to the model") == 2
 
 
-def test_other_number_of_classes(toy, tmp_path):
-    torch.save(other_classes(toy, 5).state_dict(), tmp_path / "w.pth")
-    with pytest.raises(CheckpointError, match=r"MODEL\.REINIT_HEADS True") as error:
-        load_weights(toy, read_checkpoint(tmp_path / "w.pth"))
-    assert "roi_heads.box.predictor.cls_score.weight  [5, 4]" in str(error.value)
-    with pytest.raises(CheckpointError, match=r"differs: use the config of its training"):
-        load_weights(toy, read_checkpoint(tmp_path / "w.pth"), training_state=True)
-    load_weights(toy, read_checkpoint(tmp_path / "w.pth"), reinit_heads=True)
+@pytest.mark.parametrize(
+    ("sizes", "options", "message"),
+    [
+        ((5, 4), {}, r"MODEL\.REINIT_HEADS True.*cls_score\.weight  \[5, 4\]"),
+        ((5, 4), {"training_state": True}, "differs: use the config of its training"),
+        ((3, 6), {"reinit_heads": True}, r"^((?!REINIT_HEADS).)*body\.weight((?!REINIT_HEADS).)*$"),
+    ],
+)
+def test_other_sizes(toy, saved, sizes, options, message):
+    checkpoint = saved(ToyDetector(*sizes).state_dict())
+    with pytest.raises(CheckpointError, match=f"(?s){message}"):
+        load_weights(toy, checkpoint, **options)
 
 
 def test_reinit_heads(toy, tmp_path, caplog):
-    source = other_classes(toy, 5)
+    source = ToyDetector(5)
     save_checkpoint(Checkpoint(tmp_path / "w.pth", source.state_dict()))
     fresh = toy.roi_heads["box"]["predictor"]["cls_score"].weight.detach().clone()
     toy.categories = CATEGORIES
@@ -114,13 +123,6 @@ def test_no_config(toy, tmp_path):
         Predictor(tmp_path / "detr.ckpt")
 
 
-def test_reinit_heads_does_not_allow_other_widths(toy, tmp_path):
-    torch.save(type(toy)(3, width=6).state_dict(), tmp_path / "w.pth")
-    with pytest.raises(CheckpointError, match=r"body\.weight") as error:
-        load_weights(toy, read_checkpoint(tmp_path / "w.pth"), reinit_heads=True)
-    assert "MODEL.REINIT_HEADS" not in str(error.value)
-
-
 def test_imports_of_a_checkpoint_are_ignored(tmp_path, tiny_config):
     marker, extension = tmp_path / "ran", tmp_path / "extension.py"
     extension.write_text(f"open({str(marker)!r}, 'w')\n")
@@ -133,9 +135,6 @@ def test_imports_of_a_checkpoint_are_ignored(tmp_path, tiny_config):
     assert not marker.exists()
     build_model_from_checkpoint(path, ["IMPORTS", str(extension)])
     assert marker.exists()
-
-
-NORM = "norm.bias"
 
 
 @pytest.mark.parametrize(
@@ -151,17 +150,15 @@ NORM = "norm.bias"
         ),
     ],
 )
-def test_invalid_weights(toy, tmp_path, change, message):
-    torch.save(toy.state_dict() | change, tmp_path / "w.pth")
+def test_invalid_weights(toy, saved, change, message):
     with pytest.raises(CheckpointError, match=rf"(?s)w\.pth.*{message}"):
-        load_weights(toy, read_checkpoint(tmp_path / "w.pth"))
+        load_weights(toy, saved(toy.state_dict() | change))
     assert toy.norm.bias.isfinite().all()
 
 
-def test_floats_of_8_bits_are_loaded(toy, tmp_path):
+def test_floats_of_8_bits_are_loaded(toy, saved):
     short = torch.tensor([-3.0, 0.0, 0.5, 7.0]).to(torch.float8_e4m3fn)
-    torch.save({**toy.state_dict(), NORM: short}, tmp_path / "w.pth")
-    load_weights(toy, read_checkpoint(tmp_path / "w.pth"))
+    load_weights(toy, saved({**toy.state_dict(), NORM: short}))
     assert toy.norm.bias.tolist() == [-3.0, 0.0, 0.5, 7.0]
 
 
@@ -182,17 +179,13 @@ def test_invalid_fields_name_the_checkpoint(toy, tmp_path, tiny_config, fields, 
         build_model_from_checkpoint(tmp_path / "w.pth")
 
 
-def test_moving_average(toy, tmp_path):
-    torch.save(toy.state_dict(), tmp_path / "without.pth")
+@pytest.mark.parametrize("training_state", [False, True])
+@pytest.mark.parametrize("stored", [False, True])
+def test_moving_average(toy, saved, training_state, stored):
+    state = toy.state_dict() | ({"moving_foreground": torch.tensor(7.0)} if stored else {})
     toy.register_buffer("moving_foreground", torch.tensor(100.0))
-    for resumed in (False, True):
-        load_weights(toy, read_checkpoint(tmp_path / "without.pth"), training_state=resumed)
-        assert toy.moving_foreground == 100
-    torch.save(toy.state_dict() | {"moving_foreground": torch.tensor(7.0)}, tmp_path / "with.pth")
-    load_weights(toy, read_checkpoint(tmp_path / "with.pth"))
-    assert toy.moving_foreground == 100
-    load_weights(toy, read_checkpoint(tmp_path / "with.pth"), training_state=True)
-    assert toy.moving_foreground == 7
+    load_weights(toy, saved(state), training_state=training_state)
+    assert toy.moving_foreground == (7 if stored and training_state else 100)
 
 
 @pytest.mark.parametrize("with_file", [False, True])

@@ -1,6 +1,7 @@
 """Classifiers of timm as MODEL.WEIGHT."""
 
 import sys
+from copy import deepcopy
 from dataclasses import replace
 
 import pytest
@@ -10,6 +11,7 @@ from detlite.checkpoint.files import read_checkpoint, save_checkpoint
 from detlite.checkpoint.loading import load_weights
 from detlite.errors import CheckpointError
 from detlite.modeling.build import build_model
+from tests.engine.toy import assert_equal
 
 timm = pytest.importorskip("timm", reason="timm is not installed")
 
@@ -18,10 +20,12 @@ def detector(tiny_config, name="test_convnext", *opts):
     return build_model(tiny_config("MODEL.BACKBONE.CONV_BODY", f"timm/{name}-FPN", *opts))
 
 
-@pytest.mark.parametrize("name", ["test_convnext", "test_resnet", "test_efficientnet"])
-@pytest.mark.parametrize("ending", ["pth", "safetensors"])
-@pytest.mark.parametrize("freeze_at", [0, 2])
+@pytest.mark.parametrize(
+    ("name", "ending", "freeze_at"),
+    [("convnext", "pth", 0), ("resnet", "safetensors", 2), ("efficientnet", "pth", 2)],
+)
 def test_only_the_backbone_is_loaded(tiny_config, tmp_path, name, ending, freeze_at):
+    name = f"test_{name}"
     state = timm.create_model(name).state_dict()
     file = tmp_path / f"{name}.{ending}"
     if ending == "pth":
@@ -29,7 +33,7 @@ def test_only_the_backbone_is_loaded(tiny_config, tmp_path, name, ending, freeze
     else:
         pytest.importorskip("safetensors.torch").save_file(state, file)
     model = detector(tiny_config, name, "MODEL.BACKBONE.FREEZE_CONV_BODY_AT", freeze_at)
-    before = {n: v.clone() for n, v in model.state_dict().items()}
+    before = deepcopy(model.state_dict())
     load_weights(model, read_checkpoint(file))
     for path, value in model.backbone.body.net.state_dict().items():
         assert torch.equal(value, state[path]), path
@@ -42,8 +46,7 @@ def test_checkpoint_of_a_detector(tiny_config, tmp_path):
     model, other = detector(tiny_config), detector(tiny_config)
     torch.save({"model": model.state_dict()}, tmp_path / "model.pth")
     load_weights(other, read_checkpoint(tmp_path / "model.pth"))
-    for path, value in other.state_dict().items():
-        assert torch.equal(value, model.state_dict()[path])
+    assert_equal(other.state_dict(), model.state_dict())
 
 
 def test_weights_of_another_model(tiny_config, tmp_path):
@@ -68,8 +71,7 @@ def test_converted_checkpoint_equals_the_original(tiny_config, tmp_path):
     first, second = detector(tiny_config), detector(tiny_config)
     load_weights(first, read_checkpoint(tmp_path / "w.pth"))
     load_weights(second, read_checkpoint(tmp_path / "converted.pth"))
-    for path, value in first.backbone.body.state_dict().items():
-        assert torch.equal(value, second.backbone.body.state_dict()[path])
+    assert_equal(first.backbone.body.state_dict(), second.backbone.body.state_dict())
 
 
 def test_damaged_safetensors_file(tmp_path):
