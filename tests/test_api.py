@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import warnings
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -18,10 +19,12 @@ import torch
 import detlite
 from detlite.apps.cli.main import main
 from detlite.apps.doctor.machine import Resources
+from detlite.checkpoint import weight_catalog
 from detlite.checkpoint.files import read_checkpoint
 from detlite.config import ConfigError, load_config
 from detlite.config.loading import flatten
 from detlite.data import DataError
+from detlite.data.datasets.catalog import DATASETS
 from detlite.engine.hooks import Hook
 from detlite.engine.run_files import run_lock
 
@@ -50,6 +53,7 @@ SMALL = {
     "TEST.OPTIMIZE": False,
     "TEST.REPORT": False,
 }
+SHORT = {"SOLVER.MAX_ITER": 1, "SOLVER.IMS_PER_BATCH": 1}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -72,18 +76,41 @@ def timed(monkeypatch):
     return configs
 
 
+@pytest.fixture
+def configs(monkeypatch):
+    """Record the configs of runs instead of training."""
+    recorded = []
+    monkeypatch.setattr("detlite.api.run_training", lambda cfg, *_: recorded.append(cfg))
+    return recorded
+
+
 @pytest.fixture(scope="module")
 def shapes(tmp_path_factory):
     """(annotation file, folder) of training and of test images."""
     root = tmp_path_factory.mktemp("api")
     datasets = []
+    make = DATASETS.get("shapes", "type")
     for split, count in (("train", 6), ("val", 3)):
         entry = {"name": split, "type": "shapes", "path": "shapes", "split": split}
-        from detlite.data.datasets.catalog import DATASETS
-
-        make = DATASETS.get("shapes", "type")
         datasets.append(make({**entry, "images": count, "seed": 1}, root))
     return datasets
+
+
+def photos(dataset, folder):
+    """Copy images and annotations to a folder."""
+    annotations, images = dataset
+    shutil.copytree(images, folder / "images")
+    shutil.copy(annotations, folder / "annotations.json")
+    return folder
+
+
+def changed(dataset, name, change):
+    """Write annotations that a function changes, and return the dataset with them."""
+    annotations, images = dataset
+    content = json.loads(annotations.read_text())
+    change(content)
+    annotations.with_name(name).write_text(json.dumps(content))
+    return annotations.with_name(name), images
 
 
 @pytest.fixture(scope="module")
@@ -99,6 +126,8 @@ def test_training_with_data_only(trained, shapes):
     assert trained.weights == trained.output_dir / "model_final.pth"
     assert trained.best_weights == trained.output_dir / "model_best.pth"
     assert trained.seconds > 0
+    with pytest.raises(AttributeError):
+        trained.seconds = 0.0
     written = json.loads((trained.output_dir / "evaluation.json").read_text())
     assert trained.metrics == {"test": written}
     assert {"bbox", "segm"} <= written.keys()
@@ -111,10 +140,7 @@ def test_training_with_data_only(trained, shapes):
         assert (trained.output_dir / name).exists()
 
 
-def test_without_a_config_detlite_init_chooses_it(shapes, tmp_path, monkeypatch, capsys):
-    configs = []
-    patched = lambda cfg, *_: configs.append(cfg)  # noqa: E731
-    monkeypatch.setattr("detlite.api.run_training", patched)
+def test_without_a_config_detlite_init_chooses_it(shapes, tmp_path, configs, capsys):
     detlite.train(data=shapes[0], test_data=shapes[1], output_dir=tmp_path)
     file = tmp_path / "mine.yaml"
     (data, _), (test_data, _) = shapes
@@ -132,10 +158,7 @@ def test_without_a_config_detlite_init_chooses_it(shapes, tmp_path, monkeypatch,
     assert actual["MODEL.RPN.ANCHOR_SIZES"] != base["MODEL.RPN.ANCHOR_SIZES"]
 
 
-def test_data_as_the_first_argument_and_numbered_folders(shapes, tmp_path, monkeypatch):
-    configs = []
-    patched = lambda cfg, *_: configs.append(cfg)  # noqa: E731
-    monkeypatch.setattr("detlite.api.run_training", patched)
+def test_data_as_the_first_argument_and_numbered_folders(shapes, tmp_path, configs, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for _ in range(2):
         detlite.train(str(shapes[0][0]), overrides=SMALL)
@@ -147,17 +170,14 @@ def test_data_as_the_first_argument_and_numbered_folders(shapes, tmp_path, monke
 
 
 def test_a_second_run_in_the_folder_is_refused(trained, shapes, tmp_path):
-    with run_lock(tmp_path), pytest.raises(ConfigError, match="another run is writing"):
-        detlite.train(data=shapes[0], output_dir=tmp_path, overrides=SMALL)
-    with run_lock(tmp_path), pytest.raises(ConfigError, match="another run is writing"):
-        detlite.evaluate(trained.weights, output_dir=tmp_path)
+    for call in (
+        partial(detlite.train, data=shapes[0]),
+        partial(detlite.evaluate, trained.weights),
+    ):
+        with run_lock(tmp_path), pytest.raises(ConfigError, match="another run is writing"):
+            call(output_dir=tmp_path, overrides=SMALL)
     assert not list(tmp_path.iterdir())
     assert not list(trained.output_dir.glob(".*.lock"))
-
-
-def test_results_are_immutable(trained):
-    with pytest.raises(AttributeError):
-        trained.seconds = 0.0
 
 
 def test_evaluation_reproduces_the_metrics_of_training(trained, shapes, tmp_path):
@@ -181,8 +201,6 @@ def test_an_evaluation_does_not_overwrite_the_one_of_training(trained, shapes):
 
 
 def test_the_result_names_the_file_of_weights_in_the_catalog(trained, tmp_path, monkeypatch):
-    from detlite.checkpoint import weight_catalog
-
     monkeypatch.setitem(
         weight_catalog._SCHEMES, "known", lambda name, _: trained.weights.with_name(name)
     )
@@ -217,21 +235,17 @@ def test_home_and_variables_are_expanded(trained, shapes, tmp_path, monkeypatch)
 
 def test_training_from_weights_with_other_classes(trained, shapes, tmp_path):
     """The model is the checkpoint's, and classes with the same name keep their weights."""
-    annotations, folder = shapes[0]
-    content = json.loads(annotations.read_text())
-    names = [row["name"] for row in content["categories"]]
-    content["categories"][0]["name"] = "new"
-    other = annotations.with_name("other.json")
-    other.write_text(json.dumps(content))
+    data = changed(shapes[0], "other.json", lambda all: all["categories"][0].update(name="new"))
+    names = [row["name"] for row in json.loads(data[0].read_text())["categories"]]
     no_change = {"SOLVER.BASE_LR": 1e-30, "SOLVER.MAX_ITER": 1, "SOLVER.IMS_PER_BATCH": 2}
     result = detlite.train(
-        data=(other, folder), weights=trained.weights, output_dir=tmp_path / "run",
+        data=data, weights=trained.weights, output_dir=tmp_path / "run",
         overrides=no_change | {"DATALOADER.NUM_WORKERS": 0},
     )  # fmt: skip
     assert (result.metrics, result.best_weights) == ({}, None)
     name = "roi_heads.box.predictor.cls_score.weight"
     before, after = (read_checkpoint(run.weights) for run in (trained, result))
-    assert [row["name"] for row in after.categories] == ["new", *names[1:]]
+    assert [row["name"] for row in after.categories] == names
     torch.testing.assert_close(after.model[name][2:], before.model[name][2:])
     assert not torch.equal(after.model[name][1], before.model[name][1])
     assert "newly initialized: new" in (tmp_path / "run" / "log.txt").read_text()
@@ -262,11 +276,7 @@ def test_resuming_with_the_same_arguments_keeps_the_config(trained, shapes, tmp_
 
 
 def test_a_folder_is_split_into_training_and_test_data(shapes, tmp_path):
-    annotations, images = shapes[0]
-    folder = tmp_path / "photos"
-    shutil.copytree(images, folder / "images")
-    shutil.copy(annotations, folder / "annotations.json")
-    opts = SMALL | {"SOLVER.MAX_ITER": 1, "SOLVER.IMS_PER_BATCH": 1}
+    folder, opts = photos(shapes[0], tmp_path / "photos"), SMALL | SHORT
     result = detlite.train(data=str(folder), output_dir=tmp_path / "run", overrides=opts)
     assert result.metrics["test"]["bbox"]
     assert "data: read as COCO json; " in (tmp_path / "run" / "log.txt").read_text()
@@ -275,20 +285,16 @@ def test_a_folder_is_split_into_training_and_test_data(shapes, tmp_path):
         for entry in load_config(tmp_path / "run" / "config.yaml").DATASETS.CATALOG
     ]
     assert splits[0] & splits[1] == set()
-    all_ids = {row["id"] for row in json.loads(annotations.read_text())["images"]}
+    all_ids = {row["id"] for row in json.loads(shapes[0][0].read_text())["images"]}
     assert splits[0] | splits[1] == all_ids
 
 
 def test_a_single_class_and_all_images(shapes, tmp_path, caplog):
     """Both splits are trained on, without an evaluation, and categories become one."""
-    annotations, images = shapes[0]
-    folder = tmp_path / "photos"
-    shutil.copytree(images, folder / "images")
-    shutil.copy(annotations, folder / "annotations.json")
-    opts = SMALL | {"SOLVER.MAX_ITER": 1, "SOLVER.IMS_PER_BATCH": 1}
     result = detlite.train(
-        data=folder, output_dir=tmp_path / "run", overrides=opts, single_class=True, all_images=True
-    )
+        data=photos(shapes[0], tmp_path / "photos"), output_dir=tmp_path / "run",
+        overrides=SMALL | SHORT, single_class=True, all_images=True,
+    )  # fmt: skip
     assert result.metrics == {}
     cfg = load_config(tmp_path / "run" / "config.yaml")
     assert (cfg.DATASETS.TRAIN, cfg.DATASETS.TEST) == (("train", "test"), ())
@@ -298,19 +304,10 @@ def test_a_single_class_and_all_images(shapes, tmp_path, caplog):
     assert "training on train + test (5 images)" in log  # one has no objects
     (category,) = detlite.load_checkpoint(result.weights).categories
     assert category["name"] == "object"
-    with pytest.raises(ConfigError, match="single_class needs data as a folder"):
-        detlite.train(data=shapes[0], single_class=True)
 
 
-def test_folders_of_training_and_test_data(shapes, tmp_path, monkeypatch):
-    configs = []
-    patched = lambda cfg, *_: configs.append(cfg)  # noqa: E731
-    monkeypatch.setattr("detlite.api.run_training", patched)
-    folders = []
-    for (file, images), name in zip(shapes, ("photos", "others"), strict=True):
-        folders.append(tmp_path / name)
-        shutil.copytree(images, folders[-1] / "images")
-        shutil.copy(file, folders[-1] / "annotations.json")
+def test_folders_of_training_and_test_data(shapes, tmp_path, configs):
+    folders = [photos(one, tmp_path / str(number)) for number, one in enumerate(shapes)]
     detlite.train(
         "demo_shapes.yaml", data=folders[0], test_data=folders[1], output_dir=tmp_path / "run"
     )
@@ -319,15 +316,6 @@ def test_folders_of_training_and_test_data(shapes, tmp_path, monkeypatch):
         name: str(folder / "annotations.json")
         for name, folder in zip(("train", "test"), folders, strict=True)
     }
-
-
-def test_invalid_data_arguments_are_refused(shapes):
-    with pytest.raises(ConfigError, match="must be a file; pass data as `data=`"):
-        detlite.train(shapes[0])
-    with pytest.raises(ConfigError, match=r"^data is 3: it must be"):
-        detlite.train(data=3)
-    with pytest.raises(ConfigError, match=r"^data is 3: it must be"):
-        detlite.evaluate("model.pth", data=3)
 
 
 def test_the_logging_of_the_caller_is_restored(trained, shapes, tmp_path):
@@ -417,25 +405,35 @@ def test_a_used_folder_is_refused_before_steps_are_timed(trained, shapes, timed)
     assert not timed
 
 
-def test_invalid_overrides_are_refused(shapes, tmp_path):
-    with pytest.raises(ConfigError, match=r"pairs KEY VALUE: 'SOLVER\.MAX_ITER' has no value"):
-        detlite.train("demo_shapes.yaml", overrides=["SOLVER.MAX_ITER"])
-    with pytest.raises(ConfigError, match=r"unknown config key SOLVER\.MAX_ITERS"):
-        detlite.train("demo_shapes.yaml", overrides={"SOLVER.MAX_ITERS": 3})
+TRAIN, EVALUATE = detlite.train, detlite.evaluate
+DEMO = "demo_shapes.yaml"
 
 
-def test_missing_arguments_and_files_are_named(shapes, tmp_path):
-    with pytest.raises(ConfigError, match=r"train\(\) needs a config, or data"):
-        detlite.train()
-    for hooks in (None, "MLflow", ["MLflow"], [Hook]):
-        with pytest.raises(ConfigError, match=r"hooks is .* a list of Hook objects"):
-            detlite.train("demo_shapes.yaml", hooks=hooks)
-    with pytest.raises(ConfigError, match="test_data needs training data"):
-        detlite.train("demo_shapes.yaml", test_data=shapes[1])
-    with pytest.raises(ConfigError, match=r"evaluate\(\) needs weights"):
-        detlite.evaluate()
-    with pytest.raises(DataError, match=r"annotation file .*none\.json does not exist"):
-        detlite.train(data=("none.json", tmp_path))
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda data: TRAIN(), r"train\(\) needs a config, or data"),
+        (lambda data: TRAIN(data), "must be a file; pass data as `data=`"),
+        (lambda data: TRAIN(data=3), r"^data is 3: it must be"),
+        (lambda data: TRAIN(data=data, single_class=True), "single_class needs data as a folder"),
+        (lambda data: TRAIN(DEMO, test_data=data), "test_data needs training data"),
+        (lambda data: TRAIN(DEMO, hooks=None), r"hooks is .* a list of Hook objects"),
+        (lambda data: TRAIN(DEMO, hooks="MLflow"), r"hooks is .* a list of Hook objects"),
+        (lambda data: TRAIN(DEMO, hooks=["MLflow"]), r"hooks is .* a list of Hook objects"),
+        (lambda data: TRAIN(DEMO, hooks=[Hook]), r"hooks is .* a list of Hook objects"),
+        (lambda data: TRAIN(DEMO, overrides=["SEED"]), r"pairs KEY VALUE: 'SEED' has no value"),
+        (lambda data: TRAIN(DEMO, overrides={"SEEDS": 3}), "unknown config key SEEDS"),
+        (lambda data: TRAIN(data=("none.json", data[1])), r"file .*none\.json does not exist"),
+        (lambda data: EVALUATE(), r"evaluate\(\) needs weights"),
+        (lambda data: EVALUATE("model.pth", data=3), r"^data is 3: it must be"),
+    ],
+)
+def test_invalid_arguments_are_refused(shapes, call, message):
+    with pytest.raises((ConfigError, DataError), match=message):
+        call(shapes[0])
+
+
+def test_weights_without_a_config_are_refused(shapes, tmp_path):
     torch.save({"weight": torch.zeros(1)}, tmp_path / "bare.pth")
     with pytest.raises(ConfigError, match=r"bare\.pth: does not contain the config of a detector"):
         detlite.train(data=shapes[0], weights=tmp_path / "bare.pth")
@@ -443,17 +441,17 @@ def test_missing_arguments_and_files_are_named(shapes, tmp_path):
 
 @pytest.mark.parametrize("kind", ["GeneralizedRCNN", "RetinaNet"])
 def test_images_without_objects_are_used_as_background(shapes, tmp_path, kind):
-    annotations, folder = shapes[0]
-    content = json.loads(annotations.read_text())
-    few = {row["id"] for row in content["images"][:2]}
-    content["annotations"] = [row for row in content["annotations"] if row["image_id"] in few]
-    empty = annotations.with_name("empty.json")
-    empty.write_text(json.dumps(content))
+    def keep_two(content):
+        few = {row["id"] for row in content["images"][:2]}
+        content["annotations"] = [row for row in content["annotations"] if row["image_id"] in few]
+
+    data = changed(shapes[0], "empty.json", keep_two)
     more = {"INPUT.COPY_PASTE_PROB": 0.5} if kind == "GeneralizedRCNN" else {}
     result = detlite.train(
-        data=(empty, folder), test_data=(empty, folder), output_dir=tmp_path / "run",
+        data=data, test_data=data, output_dir=tmp_path / "run",
         overrides=SMALL | more | {
             "DATASETS.BACKGROUND_IMAGES": True, "SOLVER.IMS_PER_BATCH": 1, "SOLVER.MAX_ITER": 6,
+            "SOLVER.TEST_PERIOD": 0,
             "TEST.LOSS": True, "MODEL.META_ARCHITECTURE": kind,
             "MODEL.MASK_ON": kind == "GeneralizedRCNN",
         },
@@ -466,13 +464,12 @@ def test_images_without_objects_are_used_as_background(shapes, tmp_path, kind):
 
 
 def test_data_without_masks_trains_no_mask_head(shapes, tmp_path):
-    annotations, folder = shapes[0]
-    content = json.loads(annotations.read_text())
-    for row in content["annotations"]:
-        row.pop("segmentation")
-    boxes = annotations.with_name("boxes.json")
-    boxes.write_text(json.dumps(content))
-    result = detlite.train(data=(boxes, folder), output_dir=tmp_path / "run", overrides=SMALL)
+    def remove_masks(content):
+        for row in content["annotations"]:
+            row.pop("segmentation")
+
+    data = changed(shapes[0], "boxes.json", remove_masks)
+    result = detlite.train(data=data, output_dir=tmp_path / "run", overrides=SMALL)
     assert not any(".mask." in name for name in read_checkpoint(result.weights).model)
 
 
