@@ -4,12 +4,11 @@ import io
 import json
 
 import pytest
-import yaml
 
 from detlite.apps.cli.main import main
 from detlite.apps.doctor.machine import Resources
 from detlite.config import load_config
-from tests.builders import tiny_config, write_noise, write_weights
+from tests.builders import tiny_config, write_noise, write_text, write_weights
 
 pytestmark = pytest.mark.usefixtures("without_drawings")
 
@@ -60,19 +59,6 @@ def init(init_here, monkeypatch):
     return init_here
 
 
-@pytest.fixture
-def refused(capsys):
-    """`refused(*arguments)`: the last line of the error of `detlite init`."""
-
-    def run(*arguments):
-        assert main(["init", *map(str, arguments)]) == 2
-        output = capsys.readouterr()
-        assert output.out == ""
-        return output.err.splitlines()[-1].removeprefix("error: ")
-
-    return run
-
-
 def train(file, tmp_path, *opts):
     """Run `detlite train` without a report and return its exit status."""
     opts = [*opts, "OUTPUT_DIR", tmp_path / "run", "TEST.REPORT", False]
@@ -83,7 +69,7 @@ def train(file, tmp_path, *opts):
     "kind",
     [pytest.param(kind, marks=() if kind in FAST_KINDS else pytest.mark.slow) for kind in KINDS],
 )
-def test_every_config_trains(kind, init, make_coco_dataset, tmp_path, capsys):
+def test_every_config_trains(kind, init, make_coco_dataset, tmp_path):
     file, _ = make_coco_dataset(**KINDS[kind])
     config, _ = init("--data", file)
     cfg = load_config(config)
@@ -102,7 +88,7 @@ def test_every_config_trains(kind, init, make_coco_dataset, tmp_path, capsys):
         assert metrics.keys() >= {"bbox"}
 
 
-def test_values_have_reasons(init, make_coco_dataset, tmp_path, capsys):
+def test_values_have_reasons(init, make_coco_dataset, tmp_path):
     file, _ = make_coco_dataset()
     config, summary = init("--data", file)
     assert "written: " in summary
@@ -113,7 +99,7 @@ def test_values_have_reasons(init, make_coco_dataset, tmp_path, capsys):
         assert lines[number - 1].strip().startswith("#"), key
 
 
-def test_all_categories_as_one(init, make_coco_dataset, tmp_path, capsys):
+def test_all_categories_as_one(init, make_coco_dataset, tmp_path):
     file, _ = make_coco_dataset()
     content = json.loads(file.read_text())
     content["annotations"][0]["category_id"] = 99
@@ -128,7 +114,7 @@ def test_all_categories_as_one(init, make_coco_dataset, tmp_path, capsys):
         assert [row["name"] for row in rows["categories"]] == ["object"]
 
 
-def test_an_evaluation_set_without_masks_is_named(init, make_coco_dataset, tmp_path, capsys):
+def test_an_evaluation_set_without_masks_is_named(init, make_coco_dataset, tmp_path):
     file, _ = make_coco_dataset()
     val, _ = make_coco_dataset("val", masks=False)
     config, summary = init("--data", file, "--val", val)
@@ -146,83 +132,21 @@ def test_from_pretrained_weights(init_here, make_coco_dataset, tmp_path):
     assert train(config, tmp_path, *FAST) == 0
 
 
-def test_without_val_the_splits_are_disjoint(init, make_coco_dataset, tmp_path, capsys):
-    file, _ = make_coco_dataset(images=20)
-    config, summary = init("--data", file)
-    entries = yaml.safe_load(config.read_text())["DATASETS"]["CATALOG"]
-    assert "of 20 images, chosen by a hash of their names" in summary
-    root = file.parent
-    ids = [
-        {row["id"] for row in json.loads((root / entry["annotations"]).read_text())["images"]}
-        for entry in entries
-    ]
-    assert not ids[0] & ids[1]
-    assert len(ids[0] | ids[1]) == 20
-
-
-def test_from_yolo_to_training(init, make_coco_dataset, tmp_path, capsys):
-    file, _ = make_coco_dataset(masks=False)
-    content = json.loads(file.read_text())
-    sizes = {row["id"]: (row["width"], row["height"]) for row in content["images"]}
-    (file.parent / "labels").mkdir()
-    for row in content["annotations"]:
-        (width, height), (x, y, w, h) = sizes[row["image_id"]], row["bbox"]
-        numbers = (x + w / 2) / width, (y + h / 2) / height, w / width, h / height
-        with (file.parent / f"labels/{row['image_id']}.txt").open("a") as lines:
-            print(row["category_id"] - 1, *numbers, file=lines)
-    file.unlink()
-    (file.parent / "data.yaml").write_text("names: [cat, dog]\ntrain: images\n")
-    config, summary = init("--data", file.parent)
+def test_folders_and_labels_of_other_tools(init, tmp_path):
+    """A folder is converted; with --images, the files of annotations stay where they are."""
+    write_noise(tmp_path / "set/images/a.jpg")
+    write_text(tmp_path / "set/labels/a.txt", "1 0.5 0.5 0.5 0.5\n")
+    write_text(tmp_path / "set/data.yaml", "names: [cat, dog]\ntrain: images\n")
+    _, summary = init("--data", tmp_path / "set")
     assert "read as YOLO" in summary
-    assert train(config, tmp_path, *FAST_R18) == 0
-    assert main(["init", "--data", str(file.parent), "--coco", str(tmp_path / "all.json")]) == 0
-    converted = json.loads((tmp_path / "all.json").read_text())
-    for ours, original in zip(converted["annotations"], content["annotations"], strict=True):
-        assert ours["bbox"] == pytest.approx(original["bbox"], abs=0.002)
-        assert ours["category_id"] == original["category_id"]
-
-
-def test_invalid_arguments(make_coco_dataset, tmp_path, refused):
-    file, _ = make_coco_dataset()
-    valid, other, none = file.with_name("valid.json"), tmp_path / "other", tmp_path / "none"
-    valid.write_text(file.read_text())
-    write_noise(other / "other.png")
-    content = json.loads(file.read_text())
-    for row in content["annotations"]:
-        row["bbox"] = [500, 500, 5, 5]
-    file.write_text(json.dumps(content))
-    for data, arguments, message in (
-        (file, (), "18 of 18 boxes are outside of their images"),
-        (none, (), "there is no such file or folder"),
-        (none, ("--coco", other), "there is no such file or folder"),
-        (valid, ("--coco", none), "is a COCO file already, so there is nothing to convert"),
-        (valid, ("--images", other), "name the folder that their names are relative"),
-        *((valid, ("--minutes", text), "must be above 0") for text in ("0", "-1", "nan", "1e308")),
-        *(
-            (valid, ("--coco", none, option, "5"), f"{option} has no effect on --coco")
-            for option in ("--val", "--images", "--annotations", "--minutes")
-        ),
-        (valid, ("--coco", none, "--single-class"), "--single-class has no effect on --coco"),
-        (
-            valid,
-            ("--coco", none, "DATASETS.CROWDS_AS_OBJECTS", "True"),
-            "DATASETS.CROWDS_AS_OBJECTS has no effect on --coco",
-        ),
-    ):
-        assert message in refused("--data", data, *arguments)
-
-
-def test_images_in_another_folder(init, make_coco_dataset, tmp_path, capsys):
-    file, images = make_coco_dataset()
-    other = tmp_path / "elsewhere" / "annotations" / "instances_train.json"
-    other.parent.mkdir(parents=True)
-    file.rename(other)
-    config, _ = init("--data", other, "--val", other, "--images", images)
+    converted = tmp_path / "json/all.json"
+    assert f"wrote {converted}" in init("--data", tmp_path / "set", "--coco", converted)[1]
+    content = json.loads(converted.read_text())
+    assert [row["category_id"] for row in content["annotations"]] == [2]
+    images = tmp_path / "set/images"
+    config, _ = init("--data", converted, "--val", converted, "--images", images)
     entry = load_config(config).DATASETS.CATALOG[0]
-    assert (entry["annotations"], entry["images"]) == (
-        "elsewhere/annotations/instances_train.json",
-        "set/images",
-    )
+    assert (entry["annotations"], entry["images"]) == ("json/all.json", "set/images")
 
 
 def test_minutes_are_fitted_with_timed_steps(
@@ -249,7 +173,7 @@ def test_timing_reads_non_ascii_categories(init, make_coco_dataset, capsys, monk
     assert "Größe" in capsys.readouterr().out
 
 
-def test_model_of_weights(init, make_coco_dataset, tmp_path, capsys):
+def test_model_of_weights(init, make_coco_dataset, tmp_path):
     cfg = tiny_config("MODEL.RPN.NMS_THRESH", 0.61, "MODEL.MASK_ON", False)
     weights = write_weights(cfg, tmp_path / "weights.pth")
     file, _ = make_coco_dataset(categories=["cat", "dog", "cow", "horse"])
@@ -260,3 +184,30 @@ def test_model_of_weights(init, make_coco_dataset, tmp_path, capsys):
     assert cfg.MODEL.RPN.NMS_THRESH == 0.61
     assert cfg.MODEL.ROI_BOX_HEAD.NUM_CLASSES == 5
     assert train(config, tmp_path, *FAST) == 0
+
+
+def with_boxes_outside(file):
+    """Write a copy of a COCO file, whose boxes are outside of their images."""
+    content = json.loads(file.read_text())
+    for row in content["annotations"]:
+        row["bbox"] = [500, 500, 5, 5]
+    return write_text(file.with_name("outside.json"), json.dumps(content))
+
+
+def test_invalid_arguments(make_coco_dataset, tmp_path, error_of):
+    file, _ = make_coco_dataset()
+    other, none = tmp_path / "other", tmp_path / "none"
+    write_noise(other / "other.png")
+    no_effect = [("--single-class",), ("DATASETS.CROWDS_AS_OBJECTS", "True")]
+    no_effect += [(name, "5") for name in ("--val", "--images", "--annotations", "--minutes")]
+    for data, arguments, message in (
+        (with_boxes_outside(file), (), "18 of 18 boxes are outside of their images"),
+        (none, (), "there is no such file or folder"),
+        (none, ("--coco", other), "there is no such file or folder"),
+        (file, ("--coco", none), "is a COCO file already, so there is nothing to convert"),
+        (file, ("--images", other), "name the folder that their names are relative"),
+        *((file, ("--minutes", text), "must be above 0") for text in ("0", "-1", "nan", "1e308")),
+        *((file, ("--coco", none, *words), f"{words[0]} has no effect on --coco")
+          for words in no_effect),
+    ):  # fmt: skip
+        assert message in error_of("init", "--data", data, *arguments)

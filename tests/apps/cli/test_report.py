@@ -40,6 +40,17 @@ def table_after(text, heading):
     return [[re.sub(r"<[^>]*>", " ", cell).split() for cell in row] for row in cells]
 
 
+def draw_no_charts(patch):
+    """Replace charts, which take most of the time of a report."""
+    patch.setattr(charts, "_svg", lambda figure, title: "<svg></svg>")
+
+
+@pytest.fixture(autouse=True)
+def without_charts(monkeypatch):
+    """Draw charts only in `comparison_page`, which is built before this fixture."""
+    draw_no_charts(monkeypatch)
+
+
 @pytest.fixture(scope="session")
 def run(make_shared_run):
     """Return the folder of a run, which tests must not change."""
@@ -48,9 +59,11 @@ def run(make_shared_run):
 
 @pytest.fixture(scope="session")
 def page(run, tmp_path_factory):
-    """Return the file of a report about `run`."""
+    """Return the file of a report about `run`, without charts."""
     file = tmp_path_factory.mktemp("report") / "report.html"
-    build_report(file, run)
+    with pytest.MonkeyPatch.context() as patch:
+        draw_no_charts(patch)
+        build_report(file, run)
     return file
 
 
@@ -72,12 +85,6 @@ def comparison_page(runs, tmp_path_factory):
 def run_copy(run, tmp_path):
     """Return a copy of `run`, which the test may change."""
     return Path(shutil.copytree(run, tmp_path / "run"))
-
-
-@pytest.fixture
-def without_charts(monkeypatch):
-    """Draw no charts, because they take most of the time of a report."""
-    monkeypatch.setattr(charts, "_svg", lambda figure, title: "<svg></svg>")
 
 
 @pytest.mark.slow
@@ -119,7 +126,6 @@ def test_page_is_one_complete_file(page):
         assert f'<th scope="row">{name}</th>' in text
 
 
-@pytest.mark.usefixtures("without_charts")
 def test_hidden_errors_are_counted(run, page, tmp_path):
     text = page.read_text()
     assert '<option value="cat &lt;b&gt;">' in text
@@ -132,12 +138,6 @@ def test_hidden_errors_are_counted(run, page, tmp_path):
     assert "<p>None.</p>" not in text
 
 
-@pytest.mark.slow
-def test_report_is_deterministic(run, page):
-    assert build_report(page.with_name("again.html"), run) == page.read_text()
-
-
-@pytest.mark.usefixtures("without_charts")
 def test_default_output_and_links(runs, run_copy, capsys):
     (run_copy / "log & notes.txt").touch()
     (run_copy / "curves.png").touch()
@@ -151,22 +151,6 @@ def test_default_output_and_links(runs, run_copy, capsys):
     assert capsys.readouterr().out.count(str(run_copy)) == 2
 
 
-@pytest.mark.usefixtures("without_charts")
-@pytest.mark.parametrize("kind", ["bbox", pytest.param("segm", marks=pytest.mark.slow)])
-def test_published_coco_results(data_root, tmp_path, kind):
-    """COCO's results files have only boxes or only masks; boxes are computed from masks."""
-    folder = data_root / "data" / "cocoeval_val2014_100"
-    expected = json.loads((folder / "expected.json").read_text())
-    truth = folder / "annotations" / "instances_val2014_100.json"
-    files = [folder / "results" / f"instances_val2014_fake{kind}100_results.json"]
-    if kind == "bbox":  # the second file is compared with the first
-        files.append(folder / "results" / "instances_val2014_fakesegm100_results.json")
-    text = build_report(tmp_path / "report.html", "--truth", truth, "--results", *files)
-    row = table_after(text, f'id="set0-{kind}"')[1]
-    assert row[1][0] == f"{100 * expected[kind][0]:.1f}"
-
-
-@pytest.mark.usefixtures("without_charts")
 def test_results_of_other_frameworks(run, make_run, tmp_path, error_of):
     """COCO files of a run lead to the same numbers as the run."""
     make_run("boxes", masks=False)
@@ -185,15 +169,12 @@ def test_results_of_other_frameworks(run, make_run, tmp_path, error_of):
     text = build_report(tmp_path / "report.html", "--truth", truth, "--results", files[1])
     assert "None is shown" in text
     assert "data:image/jpeg" not in text
-    for arguments in (["--truth", truth], ["--results", files[0]], [run, "--truth", truth]):
-        assert "or one --truth and its --results" in error_of("report", *arguments)
     files[0].write_text('[{"image_id": 1, "category_id": 99, "bbox": [0, 0, 1, 1], "score": 1}]')
     error = error_of("report", "--truth", truth, "--results", files[0])
     assert "image_id 1 is not in the ground truth" in error
 
 
-@pytest.mark.slow
-def test_options_of_results(tmp_path, error_of, monkeypatch):
+def test_options_of_results(tmp_path, error_of):
     boxes = [[30 * k, 10, 20, 20] for k in range(3)]
     content = coco_content([coco_object(box) for box in boxes])
     content["annotations"].append(coco_object([5, 5, 9, 9], category=7, id=9))
@@ -204,13 +185,11 @@ def test_options_of_results(tmp_path, error_of, monkeypatch):
     advice = ["DATASETS.ON_BAD_ANNOTATION", "skip"]
     assert f"set {' '.join(advice)} (skip_bad=True" in error_of("report", *arguments)
     assert evaluate_coco(truth, results, ["bbox"], skip_bad=True)
-    with monkeypatch.context() as patch:
-        patch.setattr(charts, "_svg", lambda figure, title: "<svg></svg>")
-        build_report(tmp_path / "report.html", *arguments, *advice)
-        for limit, ap in ((2, "66.3"), (3, "100.0")):
-            options = [*arguments, "--skip-bad", "--max-detections", limit]
-            text = build_report(tmp_path / "report.html", *options)
-            assert table_after(text, 'id="set0-bbox"')[1][1][0] == ap
+    build_report(tmp_path / "report.html", *arguments, *advice)
+    for limit, ap in ((2, "66.3"), (3, "100.0")):
+        options = [*arguments, "--skip-bad", "--max-detections", limit]
+        text = build_report(tmp_path / "report.html", *options)
+        assert table_after(text, 'id="set0-bbox"')[1][1][0] == ap
     options = [*arguments, "--skip-bad", "--iou-thresholds", 0.6, 0.3]
     assert "IoU thresholds must increase" in error_of("report", *options)
 
@@ -230,7 +209,6 @@ def test_comparison_of_runs(runs, comparison_page):
     assert 'data-run="few"' in text
 
 
-@pytest.mark.usefixtures("without_charts")
 @pytest.mark.slow
 def test_run_without_masks_and_run_without_detections(make_run, tmp_path):
     boxes = make_run("boxes", masks=False, trained=False)
@@ -240,7 +218,6 @@ def test_run_without_masks_and_run_without_detections(make_run, tmp_path):
     assert "Tests have no curves" in text
 
 
-@pytest.mark.usefixtures("without_charts")
 @pytest.mark.slow
 def test_inconsistent_evaluation_and_other_labels(make_run, tmp_path):
     first, second = make_run("first", masks=False), make_run("second", masks=False)
@@ -261,7 +238,6 @@ def test_inconsistent_evaluation_and_other_labels(make_run, tmp_path):
     assert table_after(text, 'id="set0-bbox"')[1][3] == ["&ndash;"]
 
 
-@pytest.mark.usefixtures("without_charts")
 @pytest.mark.slow
 def test_two_datasets(make_run, tmp_path):
     folder = make_run("first", masks=False)
@@ -281,7 +257,6 @@ def test_two_datasets(make_run, tmp_path):
     assert ap[1] != ap[0]
 
 
-@pytest.mark.usefixtures("without_charts")
 def test_keypoints(make_run, tmp_path):
     folder = make_run("first", masks=False, keypoints=True)
     text = build_report(tmp_path / "report.html", folder)
@@ -320,6 +295,9 @@ def test_invalid_arguments(run, tmp_path, error_of):
         ([run, run], "named twice"),
         ([run, "--resamples", "5"], "--resamples 5: must be at least 100"),
         ([run, "--examples", "-1"], "--examples -1: must be at least 0"),
+        ([run, "--truth", file], "or one --truth and its --results"),
+        (["--truth", file], "or one --truth and its --results"),
+        (["--results", file], "or one --truth and its --results"),
     ):
         assert message in error_of("report", *arguments, "--output", file)
     with run_lock(tmp_path, name="page.html"):
@@ -328,7 +306,8 @@ def test_invalid_arguments(run, tmp_path, error_of):
 
 
 def test_advice_names_existing_keys(repo_root):
-    text = (repo_root / "detlite/apps/drawing/templates/report.html").read_text()
+    files = ("drawing/templates/report.html", "report/analysis/error_types.py")
+    text = "".join((repo_root / "detlite/apps" / file).read_text() for file in files)
     keys = set(re.findall(r"\b(?:MODEL|INPUT|SOLVER)\.[A-Z_.]+[A-Z]", text))
     assert {"MODEL.ROI_HEADS.NMS", "INPUT.MIN_SIZE_TRAIN"} <= keys <= {key.name for key in KEYS}
 
@@ -371,8 +350,8 @@ def test_filters_in_a_browser(comparison_page, open_page):
 
 
 @pytest.mark.slow
-def test_images_and_links_in_a_browser(page, open_page):
-    opened = open_page(page)
+def test_images_and_links_in_a_browser(comparison_page, open_page):
+    opened = open_page(comparison_page)
     opened.locator("img").evaluate_all("all => all.forEach(image => image.loading = 'eager')")
     opened.wait_for_function("[...document.images].every(image => image.complete)")
     sizes = opened.locator("img").evaluate_all("all => all.map(image => image.naturalWidth)")
