@@ -172,21 +172,20 @@ def test_the_fraction_is_that_of_the_time(clock):
     assert limit.is_reached(4)
 
 
-def test_no_iteration_starts_that_would_exceed_the_limit(clock):
-    limit = TimeLimit(1)
-    for done, last in ((1, False), (2, True)):  # a third one would end after 75 s
-        clock.seconds += 25
+@pytest.mark.parametrize(
+    "seconds",
+    [
+        [25, 25],  # a third iteration would end after 75 s
+        [40, 5, 5, 6],  # libraries choose algorithms and compile in the first one
+    ],
+)
+def test_no_iteration_starts_that_would_exceed_the_limit(clock, seconds):
+    limit, last = TimeLimit(1), []
+    for done, one in enumerate(seconds, 1):
+        clock.seconds += one
         limit.advance(False)
-        assert limit.is_reached(done) is last
-
-
-def test_a_slow_first_iteration_does_not_end_the_run(clock):
-    """Libraries choose algorithms and compile in it."""
-    limit = TimeLimit(1)
-    for done, (seconds, last) in enumerate(((40, False), (5, False), (5, False), (6, True)), 1):
-        clock.seconds += seconds
-        limit.advance(False)
-        assert limit.is_reached(done) is last
+        last.append(limit.is_reached(done))
+    assert last == [False] * (len(seconds) - 1) + [True]
 
 
 def test_evaluations_do_not_count(clock):

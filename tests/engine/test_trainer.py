@@ -86,15 +86,21 @@ def test_hooks_after_an_evaluation_see_the_evaluated_weights(train_toy, toy):
     assert_equal(toy.state_dict(), hook.pairs[-1][1])
 
 
-def test_early_stopping(train_toy):
+def test_early_stopping(train_toy, caplog):
+    """The toy's detections never change, so the first evaluation stays the best."""
+    caplog.set_level("INFO")
+    reason = "PATIENCE: the last 2 evaluations had no better bbox/AP than "
     opts = ["SOLVER.MAX_ITER", 30, "SOLVER.TEST_PERIOD", 2, "SOLVER.BEST_METRIC", "bbox/AP"]
     opts += ["SOLVER.PATIENCE", 2]
     cfg, metrics = train_toy(*opts)
     assert iterations(cfg, "evaluation") == [2, 4, 6, 7]
+    assert reason in caplog.text
+    caplog.clear()
     final = Path(cfg.OUTPUT_DIR) / "model_final.pth"
     assert read_checkpoint(final).training["iteration"] == 7
     before = final.read_bytes()
     assert train_toy(*opts, resume=True)[1] == metrics  # only evaluates
+    assert reason in caplog.text
     assert final.read_bytes() == before
 
 

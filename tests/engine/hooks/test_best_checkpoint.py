@@ -13,55 +13,33 @@ from detlite.engine.hooks.best_checkpoint import BestCheckpoint, StoreScoreThres
 from tests.engine.toy import read_metrics
 
 
-@pytest.fixture
-def update(tmp_path):
-    """Return a function that reports a value of val/bbox/AP for a numbered checkpoint."""
-
-    def report(best, value, number):
-        checkpoint = tmp_path / f"model_{number}.pth"
-        checkpoint.write_text(str(number))
-        metrics = {"val": {"bbox": {"AP": value}}, "other": {"bbox": {"AP": 9.0}}}
-        best.update(metrics, checkpoint)
-
-    return report
-
-
-@pytest.mark.parametrize("metric", ["bbox/AP", "val/bbox/AP"])
-def test_the_highest_value_is_kept(update, tmp_path, metric):
-    best = BestCheckpoint(metric)
-    for number, value in enumerate([None, 0.1, 0.3, 0.2, 0.3]):
-        update(best, value, number)
-    assert (tmp_path / "model_best.pth").read_text() == "2"
-    assert best.value == 0.3
-    assert not best.is_out_of_patience
-
-
-def test_the_lowest_loss_is_kept(tmp_path):
-    best, out = BestCheckpoint("val/loss/total", patience=2), []
-    for number, value in enumerate([3.0, 2.0, None, 1.0, 1.5, 1.0]):
-        (tmp_path / f"{number}").write_text(str(number))
-        best.update({"val": {"loss": {"total": value}}}, tmp_path / f"{number}")
-        out.append(best.is_out_of_patience)
-    assert (best.value, out) == (1.0, [False] * 5 + [True])
-    assert (tmp_path / "model_best.pth").read_text() == "3"
-
-
-def test_patience(update):
-    best = BestCheckpoint("bbox/AP", patience=2)
+@pytest.mark.parametrize(
+    ("metric", "values", "kept"),
+    [
+        ("bbox/AP", [None, 0.1, 0.3, 0.2, 0.3], 2),
+        ("val/bbox/AP", [0.1, 0.0, 0.2, 0.1, 0.2], 2),
+        ("val/loss/total", [3.0, 2.0, None, 1.0, 1.5, 1.0], 3),  # the lowest one
+        ("", [0.5], None),
+    ],
+)
+def test_the_best_value_is_kept_until_patience_ends(tmp_path, metric, values, kept):
+    kind, name = (metric or "bbox/AP").split("/")[-2:]
+    best, untiring = BestCheckpoint(metric, patience=2), BestCheckpoint(metric)
     out = []
-    for number, value in enumerate([0.1, 0.0, 0.2, 0.1, 0.2]):
-        update(best, value, number)
+    for number, value in enumerate(values):
+        (tmp_path / f"{number}").write_text(str(number))
+        metrics = {"val": {kind: {name: value}}, "other": {kind: {name: 9.0}}}
+        untiring.update(metrics, tmp_path / f"{number}")
+        best.update(metrics, tmp_path / f"{number}")
         out.append(best.is_out_of_patience)
-    assert out == [False, False, False, False, True]
-    resumed = BestCheckpoint("bbox/AP", patience=2)
+    file = tmp_path / "model_best.pth"
+    assert (file.read_text() if file.exists() else None) == (str(kept) if metric else None)
+    assert out == [False] * (len(values) - 1) + [bool(metric)]
+    assert not untiring.is_out_of_patience
+    resumed = BestCheckpoint(metric, patience=2)
     resumed.load_state_dict(best.state_dict())
-    assert resumed.is_out_of_patience
-    assert resumed.value == 0.2
-
-
-def test_without_a_metric_no_checkpoint_is_kept(update, tmp_path):
-    update(BestCheckpoint(""), 0.5, 1)
-    assert not (tmp_path / "model_best.pth").exists()
+    assert resumed.is_out_of_patience is bool(metric)
+    assert resumed.value == best.value == (values[kept] if metric else None)
 
 
 @pytest.mark.parametrize(
@@ -85,17 +63,6 @@ def test_an_undefined_metric_does_not_end_a_run(train_toy, caplog):
     cfg, _ = train_toy(*opts)
     assert len(read_metrics(cfg.OUTPUT_DIR)) == 4
     assert "BEST_METRIC bbox/APl is undefined, because the test set has no such" in caplog.text
-
-
-def test_a_run_without_patience_says_why_it_ends(train_toy, caplog):
-    """The toy's detections never change, so the first evaluation stays the best."""
-    caplog.set_level("INFO")
-    opts = ["SOLVER.BEST_METRIC", "bbox/AP", "SOLVER.PATIENCE", 1, "SOLVER.TEST_PERIOD", 1]
-    for resume in (False, True):
-        cfg, _ = train_toy(*opts, "SOLVER.MAX_ITER", 9, resume=resume)
-        assert len(read_metrics(cfg.OUTPUT_DIR)) == 3  # one more after the request
-        assert "PATIENCE: the last 1 evaluations had no better bbox/AP than " in caplog.text
-        caplog.clear()
 
 
 def test_the_best_averaged_weights_are_kept_as_weights(train_toy):
