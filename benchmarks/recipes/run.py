@@ -23,8 +23,8 @@ from typing import Any
 
 from yacs.config import CfgNode
 
+from detlite.apps.autoconfig import init_config as configs
 from detlite.apps.autoconfig.time_budget import step_seconds
-from detlite.apps.cli import init as init_command
 from detlite.apps.cli.main import build_parser
 from detlite.config import load_config
 
@@ -205,7 +205,7 @@ def init_config(train: Path, val: Path | None, images: Path | None, output: Path
     """Return the config of `detlite init`, which writes its json files to `output`."""
     options = {"--data": train, "--val": val, "--images": images, "--annotations": output}
     words = [str(word) for pair in options.items() if pair[1] for word in pair]
-    return init_command.config(build_parser("init").parse_args(words))
+    return configs.init_config(build_parser("init").parse_args(words), lambda text: None)
 
 
 def _write_base(args: argparse.Namespace, base: Path) -> None:

@@ -86,10 +86,8 @@ def test_options_become_settings(run, calls):
     ("command", "message"),
     [
         ("model --only tensorflow", "--only tensorflow: no name of a mode contains this"),
-        ("train --batch 0", "--batch 0: must be at least 1"),
         ("train --config no.yaml", "no.yaml"),
         ("data --cpu-time", "--cpu-time does not measure loader processes: use --workers 0"),
-        ("ops --markdown no/such.md", "--markdown no/such.md: No such file"),
         ("ops --only no_such_case", "--only no_such_case: no name of a case contains this"),
         ("ops --device cuda --cpu-time", "--device cuda"),
         ("ops --threads 0", "--threads 0: must be at least 1"),

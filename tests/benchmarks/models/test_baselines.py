@@ -83,7 +83,6 @@ def test_requested_number_of_boxes_passes_the_threshold(config, small):
     [
         ("MODEL.MASK_ON", False),
         ("MODEL.BACKBONE.CONV_BODY", "R-50-C4"),
-        ("MODEL.RESNETS.NORM", "LN"),
     ],
 )
 def test_models_that_torchvision_cannot_build(config, key, value):
