@@ -29,8 +29,7 @@ def config_of(checkpoint: Checkpoint, opts: Sequence[Any] = ()) -> CfgNode:
     # Loading weights must not run code, so the caller names the modules to import.
     stored.pop("IMPORTS", None)
     cfg = apply_convention(config_from(stored, checkpoint.path, opts), checkpoint)
-    if checkpoint.source:
-        log_assumptions(cfg, checkpoint, opts)
+    log_assumptions(cfg, checkpoint, opts)
     return cfg
 
 

@@ -1,5 +1,7 @@
 """Transfer the weights of classes by name to a model with other categories."""
 
+from copy import deepcopy
+
 import pytest
 import torch
 
@@ -32,7 +34,7 @@ def two_models(
 
 def load(source, target, tmp_path, categories=SOURCE):
     """Load the weights of `source` into `target`; return its state before and after."""
-    before = {name: value.clone() for name, value in target.state_dict().items()}
+    before = deepcopy(target.state_dict())
     checkpoint = Checkpoint(tmp_path / "w.pth", source.state_dict(), categories)
     load_weights(target, checkpoint, reinit_heads=True)
     return before, target.state_dict()
@@ -54,8 +56,8 @@ def test_mask_rcnn(tiny_config, tmp_path, caplog, c4):
     source, target = two_models(tiny_config, "MODEL.MASK_ON", True, c4=c4)
     before, after = load(source, target, tmp_path)
     source_state = source.state_dict()
-    layers = {"box.predictor.cls_score": 1, "box.predictor.bbox_pred": 4}
-    layers["mask.predictor.mask_fcn_logits"] = 1
+    layers = {"box.predictor.cls_score": 1, "box.predictor.bbox_pred": 4,
+              "mask.predictor.mask_fcn_logits": 1}  # fmt: skip
     by_class = {
         f"roi_heads.{n}.{kind}": r for n, r in layers.items() for kind in ("weight", "bias")
     }

@@ -214,7 +214,7 @@ def test_frozen_and_trained_norms(tiny_config, tmp_path):
 @pytest.mark.parametrize("masks", [False, True])
 def test_optional_head(tiny_config, tmp_path, caplog, masks):
     source, target = (build_model(tiny_config("MODEL.MASK_ON", on)) for on in (not masks, masks))
-    before = {name: value.clone() for name, value in target.state_dict().items()}
+    before = deepcopy(target.state_dict())
     checkpoint = Checkpoint(tmp_path / "w.pth", source.state_dict())
     with pytest.raises(CheckpointError, match=r"roi_heads\.mask"):
         load_weights(target, checkpoint)

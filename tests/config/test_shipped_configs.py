@@ -22,7 +22,6 @@ def _name(file: Path) -> str:
     return str(file.relative_to(_CONFIGS))
 
 
-_every_file = pytest.mark.parametrize("file", FILES, ids=_name)
 _every_leaf = pytest.mark.parametrize("file", LEAVES, ids=_name)
 _FAST = {
     "cascade_mask_rcnn_R_50_FPN_1x", "fast_rcnn_R_50_FPN_1x", "faster_rcnn_R_50_C4_1x",
@@ -43,8 +42,10 @@ def _needs_its_body(cfg: CfgNode) -> None:
         for file in FILES
     ],
 )
-def test_config_loads_and_builds(file):
+def test_config_loads_builds_and_loads_again(file, tmp_path):
     cfg = load_config(file, ["MODEL.DEVICE", "meta"])
+    (tmp_path / "config.yaml").write_text(cfg.dump())
+    assert load_config(tmp_path / "config.yaml") == cfg
     _needs_its_body(cfg)
     with torch.device("meta"):
         build_model(cfg)
@@ -60,13 +61,6 @@ def test_config_loads_and_builds(file):
 def test_narrow_version_of_config_trains_and_detects(file, train_and_detect):
     _needs_its_body(load_config(file))
     train_and_detect(file)
-
-
-@_every_file
-def test_resolved_config_loads_again(file, tmp_path):
-    cfg = load_config(file)
-    (tmp_path / "config.yaml").write_text(cfg.dump())
-    assert load_config(tmp_path / "config.yaml") == cfg
 
 
 @_every_leaf
