@@ -34,7 +34,7 @@ Derived = tuple[CfgNode, list[Choice], DatasetFacts]
 
 _logger = logging.getLogger(__name__)
 _SOURCE = Path("the config for these data")  # in error messages
-# Training batch norm on batches of 4 and 8 images lowered AP (docs/recipes.md).
+# Training batch norm on batches of 4 and 8 images lowered AP (docs/training.md).
 _MIN_NORM_IMAGES = 16
 _IMAGENET_STD = 0.226  # of RGB in 0..1
 _MODEL_SECTIONS = ("MODEL.", "INPUT.", "TEST.TILE")  # taken from a checkpoint

@@ -30,7 +30,7 @@ _FEW_IMAGES = 1000
 _MAX_PROPOSALS, _MAX_DETECTIONS = 1000, 2000
 # Images of categories in fewer images are repeated. For LVIS, the limit is 0.001 of its 57,000
 # images (Gupta et al., 2019). With 135 images, a limit of half of them (67) was best
-# (docs/recipes.md).
+# (docs/training.md).
 _COMMON_IMAGES, _COMMON_FRACTION = 60, 0.5
 _LOADING_FRACTION = 0.1  # of a step, above which a process loads images
 

@@ -3,7 +3,7 @@
 The candidates are timed from the largest to the fastest. The first one that can do half of the
 recommended steps (`training_steps.recommended_steps`) is chosen, or else the last one. Images
 shrink before the model does: in 5 and in 15 minutes, more epochs on smaller images had the same or
-better results (docs/recipes.md). They do not shrink below the size that the objects need.
+better results (docs/training.md). They do not shrink below the size that the objects need.
 """
 
 import logging

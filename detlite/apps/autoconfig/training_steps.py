@@ -7,10 +7,10 @@ import numpy as np
 from .dataset_facts import DatasetFacts, Reasoned, Values, resize_factors
 
 # Pixels per batch. Short trainings with many small steps reached higher AP than with few large
-# steps of the same number of images (docs/recipes.md). On a CPU they also take no longer, but a GPU
-# would be idle.
+# steps of the same number of images (docs/training.md). On a CPU they also take no longer, but a
+# GPU would be idle.
 _BATCH_PIXELS = {"cpu": 3e5, "gpu": 4e6}
-# EfficientNet-lite0-FPN took up to 2400 in bfloat16 (docs/init.md); float32 takes twice that.
+# EfficientNet-lite0-FPN took up to 2400 in bfloat16 (docs/formats.md); float32 takes twice that.
 _BYTES_PER_PIXEL = 5000
 # By (pretrained, device).
 _EPOCHS = {(True, "cpu"): 6, (True, "gpu"): 12, (False, "cpu"): 12, (False, "gpu"): 36}

@@ -70,7 +70,7 @@ _MAX_CLASSES = 20  # values that recur in several images are classes rather than
 # For messages.
 NAMES = (
     "Name masks like their images: masks/a.png for images/a.jpg, a_mask.png next to a.jpg, or "
-    "masks/a/1.png, masks/a/2.png for one object each (docs/init.md)"
+    "masks/a/1.png, masks/a/2.png for one object each (docs/formats.md)"
 )
 
 # Folders and stem of an image and its masks: equal for both, without `images` and `masks`.
