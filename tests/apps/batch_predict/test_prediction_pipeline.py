@@ -133,17 +133,6 @@ def test_error_does_not_wait_for_images_that_are_not_being_read():
     assert started in ([0], [0, 1])
 
 
-def test_custom_load_function():
-    def load(name: str) -> LoadedImage:
-        image = torch.full((3, 8, 8), int(name), dtype=torch.uint8)
-        return LoadedImage(image, image)
-
-    predictor: Any = MeanPredictor()
-    results = predict_stream(predictor, ["5", "7"], finish, load=load)
-    assert [one[2] for one in results if isinstance(one, tuple)] == [5.0, 7.0]
-    assert predictor.loaded == 0
-
-
 class PairPredictor(MeanPredictor):
     """Detects only while a second call runs, and records torch's number of threads."""
 

@@ -1,6 +1,7 @@
 """Labels that predict writes are read again, with the same objects."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -12,10 +13,12 @@ from PIL import Image
 from pycocotools.coco import COCO
 
 from detlite.apps.dataset_formats import convert
-from detlite.apps.prediction_files.writer import FORMATS, ModelInfo
+from detlite.apps.prediction_files.writer import ModelInfo
 from detlite.data import CocoDataset
 from detlite.data.datasets.options import DatasetOptions
 from detlite.structures.masks.formats import encode_bitmap, to_bitmap
+
+from .conftest import WriteFiles
 
 SIZE = HEIGHT, WIDTH = 40, 60
 NAMES = ["cell", "tall & thin", "unseen"]  # no object has the last category
@@ -54,17 +57,23 @@ def entries(with_masks: bool = False, with_points: bool = False) -> list[dict[st
     ]
 
 
-def write(folder: Path, format: str, model: ModelInfo = MODEL, **kinds: bool) -> None:
-    """Write the labels of `entries`, and their images."""
-    writer = FORMATS.get(format)(folder, model)
-    (folder / "images").mkdir()
-    written = entries(**kinds)
-    for entry in written:
-        Image.new("RGB", (WIDTH, HEIGHT)).save(folder / "images" / entry["image"]["copy"])
-        writer.write(entry)
-    writer.finish(entry["image"] for entry in written)
-    writer.close()
-    writer.publish(folder)
+Write = Callable[..., None]
+
+
+@pytest.fixture
+def write(write_files: WriteFiles, tmp_path: Path) -> Write:
+    """Return a function that writes labels, by default of `entries`, and their images."""
+
+    def write_labels(
+        format: str, model: ModelInfo = MODEL, written: Any = None, **kinds: bool
+    ) -> None:
+        written = written or entries(**kinds)
+        write_files(format, written, model)
+        (tmp_path / "images").mkdir(exist_ok=True)
+        for entry in written:
+            Image.new("RGB", (WIDTH, HEIGHT)).save(tmp_path / "images" / entry["image"]["copy"])
+
+    return write_labels
 
 
 def read(folder: Path, format: str) -> COCO:
@@ -92,62 +101,51 @@ def sorted_rows(coco: COCO) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("format", FORMATS_READ)
-def test_boxes_are_read_again(tmp_path, format):
-    write(tmp_path, format)
-    rows = sorted_rows(read(tmp_path, format))
-    np.testing.assert_allclose([row["bbox"] for row in rows], BOXES, atol=1e-4)
-
-
-@pytest.mark.parametrize("format", FORMATS_READ)
-def test_masks_are_read_again(tmp_path, format):
-    write(tmp_path, format, with_masks=True)
-    coco = read(tmp_path, format)
-    for row, mask in zip(sorted_rows(coco), masks(), strict=True):
+def test_boxes_and_masks_are_read_again(write, tmp_path, format):
+    write(format)
+    boxes = [row["bbox"] for row in sorted_rows(read(tmp_path, format))]
+    np.testing.assert_allclose(boxes, BOXES, atol=1e-4)
+    write(format, with_masks=True)
+    for row, mask in zip(sorted_rows(read(tmp_path, format)), masks(), strict=True):
         again = to_bitmap(row["segmentation"], *SIZE) > 0
         assert (again != mask).sum() <= 0.04 * mask.sum(), (again != mask).sum()
 
 
 @pytest.mark.parametrize("format", ["coco", "yolo"])
-def test_keypoints_are_read_again(tmp_path, format):
-    write(tmp_path, format, WITH_POINTS, with_points=True)
+def test_keypoints_are_read_again(write, tmp_path, format):
+    write(format, WITH_POINTS, with_points=True)
     for row in sorted_rows(read(tmp_path, format)):
         np.testing.assert_allclose(row["keypoints"], [10, 8, 2, 12, 20, 2], atol=1e-4)
 
 
-def test_keypoints_of_labelme(tmp_path):
-    write(tmp_path, "labelme", WITH_POINTS, with_points=True)
+def test_keypoints_of_labelme(write, tmp_path):
+    write("labelme", WITH_POINTS, with_points=True)
     shapes = json.loads((tmp_path / "images/0001_a.json").read_text())["shapes"]
     assert [shape["label"] for shape in shapes[:3]] == ["cell", "cell head", "cell tail"]
     assert shapes[1]["points"] == [[10.5, 8.5]]
 
 
-@pytest.mark.parametrize("format", ["coco", "yolo", "labelme"])
-def test_an_object_with_an_empty_mask_keeps_its_box(tmp_path, format):
-    writer = FORMATS.get(format)(tmp_path, MODEL)
-    (tmp_path / "images").mkdir()
-    (entry, _) = entries(with_masks=True)
-    Image.new("RGB", (WIDTH, HEIGHT)).save(tmp_path / "images/0001_a.png")
+@pytest.mark.parametrize("format", FORMATS_READ)
+def test_an_object_with_an_empty_mask_keeps_its_box(write, tmp_path, format):
+    entry = entries(with_masks=True)[0]
     entry["objects"][1]["segmentation"] = encode_bitmap(np.zeros(SIZE))
-    writer.write(entry)
-    writer.finish([entry["image"]])
-    writer.close()
-    writer.publish(tmp_path)
+    write(format, written=[entry])
     rows = read(tmp_path, format).dataset["annotations"]
     assert len(rows) == 2
     np.testing.assert_allclose(rows[1]["bbox"], BOXES[1], atol=0.6)
 
 
-def test_coco_files_are_those_of_cvat(tmp_path):
+def test_coco_files_are_those_of_cvat(write, tmp_path):
     """It requires a segmentation, and integers as `iscrowd`."""
-    write(tmp_path, "coco")
+    write("coco")
     content = json.loads((tmp_path / "annotations.json").read_text())
     for number, row in enumerate(content["annotations"], start=1):
         assert (row["id"], row["segmentation"], row["iscrowd"]) == (number, [], 0)
         assert row["area"] == row["bbox"][2] * row["bbox"][3]
 
 
-def test_yolo_has_the_keys_of_ultralytics(tmp_path):
-    write(tmp_path, "yolo", WITH_POINTS, with_points=True)
+def test_yolo_has_the_keys_of_ultralytics(write, tmp_path):
+    write("yolo", WITH_POINTS, with_points=True)
     text = (tmp_path / "data.yaml").read_text()
     assert "val: images" in text
     assert "kpt_shape:\n- 2\n- 3\n" in text
@@ -158,9 +156,9 @@ def test_yolo_has_the_keys_of_ultralytics(tmp_path):
     assert (tmp_path / "labels/0002_b.txt").read_text() == ""
 
 
-def test_label_studio_has_the_documented_form(tmp_path):
+def test_label_studio_has_the_documented_form(write, tmp_path):
     """See https://labelstud.io/guide/predictions; regions name controls of the configuration."""
-    write(tmp_path, "label-studio", WITH_POINTS, with_masks=True, with_points=True)
+    write("label-studio", WITH_POINTS, with_masks=True, with_points=True)
     tasks = json.loads((tmp_path / "tasks.json").read_text())
     view = ElementTree.parse(tmp_path / "labels.xml").getroot()
     controls = {node.get("name"): node for node in view}

@@ -13,7 +13,6 @@ from detlite.apps.prediction_files.measures import (
     perimeter,
     write_label_image,
 )
-from detlite.apps.prediction_files.results import MeasureResults
 from detlite.apps.prediction_files.writer import ModelInfo
 from detlite.config import ConfigError
 from detlite.structures.masks.formats import encode_bitmap
@@ -72,16 +71,10 @@ def make_entries():
     return [{"image": info, "objects": objects}]
 
 
-def test_files_of_measures(tmp_path):
+def test_files_of_measures(write_files, tmp_path):
     categories = [{"id": 7, "name": "cell"}, {"id": 8, "name": "debris"}]
     empty = {"image": {"id": 2, "file_name": "b.png", "height": 10, "width": 10}, "objects": []}
-    entries = [empty, *make_entries()]
-    writer = MeasureResults(tmp_path, ModelInfo(categories))
-    for entry in entries:
-        writer.write(entry)
-    writer.finish(entry["image"] for entry in entries)
-    writer.close()
-    writer.publish(tmp_path)
+    write_files("measures", [empty, *make_entries()], ModelInfo(categories))
     with (tmp_path / "results.csv").open(newline="") as stream:
         rows = list(csv.DictReader(stream))
     assert [(row["label"], row["category"]) for row in rows] == [

@@ -3,7 +3,6 @@
 import csv
 import json
 import os
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,7 @@ import pytest
 
 from detlite.apps.prediction_files import results
 from detlite.apps.prediction_files.results import COLUMNS, cell_text
-from detlite.apps.prediction_files.writer import FORMATS, ModelInfo, PredictionWriter
+from detlite.apps.prediction_files.writer import ModelInfo
 from detlite.structures.masks.formats import encode_bitmap
 
 MODEL = ModelInfo([{"id": 7, "name": "cell, round"}])
@@ -38,24 +37,9 @@ ENTRIES = [
 ]  # fmt: skip
 
 
-def write(format: str, folder: Path, entries: Any, model: ModelInfo = MODEL) -> PredictionWriter:
-    """Write all files of a format."""
-    kind = FORMATS.get(format)
-    if kind.requires:
-        pytest.importorskip("pyarrow", reason="needs pyarrow, detlite[parquet]")
-    writer = kind(folder, model)
-    for entry in entries:
-        writer.write(entry)
-    writer.flush()
-    writer.finish(entry["image"] for entry in entries)
-    writer.close()
-    kind.publish(folder)
-    return writer
-
-
 @pytest.mark.parametrize("entries", [ENTRIES, ENTRIES[1:2], ENTRIES[1:], []])
-def test_coco_results(tmp_path, entries):
-    writer = write("results", tmp_path, entries)
+def test_coco_results(write_files, tmp_path, entries):
+    writer = write_files("results", entries, MODEL)
     rows = [row for entry in entries for row in entry["objects"]]
     assert json.loads((tmp_path / "results.json").read_text()) == rows
     images = json.loads((tmp_path / "images.json").read_text())
@@ -64,8 +48,8 @@ def test_coco_results(tmp_path, entries):
     assert writer.objects == len(rows)
 
 
-def test_csv_has_a_row_for_each_object(tmp_path):
-    write("csv", tmp_path, ENTRIES)
+def test_csv_has_a_row_for_each_object(write_files, tmp_path):
+    write_files("csv", ENTRIES, MODEL)
     with (tmp_path / "results.csv").open(newline="") as lines:
         rows = list(csv.DictReader(lines))
     assert list(rows[0]) == list(COLUMNS)
@@ -82,9 +66,9 @@ def test_csv_has_a_row_for_each_object(tmp_path):
     assert (rows[2]["mask"], rows[2]["keypoints"]) == ("", "1.0 2.5 1.0 3.0 4.0 1.0")
 
 
-def test_summary_of_a_model_without_masks(tmp_path):
+def test_summary_of_a_model_without_masks(write_files, tmp_path):
     model = ModelInfo([{"id": 7, "name": "=cell"}, {"id": 8, "name": "debris"}])
-    write("csv", tmp_path, [make_entry(1, 3), make_entry(2, 0)], model)
+    write_files("csv", [make_entry(1, 3), make_entry(2, 0)], model)
     with (tmp_path / "summary.csv").open(newline="") as stream:
         first, second = csv.DictReader(stream)
     assert (first["objects"], first["'=cell"], first["debris"]) == ("3", "3", "0")
@@ -94,7 +78,7 @@ def test_summary_of_a_model_without_masks(tmp_path):
 
 
 @pytest.mark.parametrize("format", FORMATS_OF_RESULTS)
-def test_names_that_are_not_utf8(tmp_path, format):
+def test_names_that_are_not_utf8(write_files, tmp_path, format):
     entry = make_entry(1, 1, measures=dict.fromkeys(("area", "perimeter"), 2.0))
     entry["image"]["file_name"] = name = os.fsdecode(b"caf\xe9.jpg")
     model = ModelInfo([{"id": 7, "name": "cell \ud800"}])
@@ -102,7 +86,7 @@ def test_names_that_are_not_utf8(tmp_path, format):
         entry["objects"][0]["measures"] |= dict.fromkeys(
             ("equivalent_diameter_area", "centroid-0", "centroid-1"), 1.0
         ) | dict.fromkeys(("intensity_mean-0", "intensity_mean-1", "intensity_mean-2"), 1.0)
-    write(format, tmp_path, [entry], model)
+    write_files(format, [entry], model)
     assert json.loads((tmp_path / "images.json").read_text())["images"][0]["file_name"] == name
     if format == "csv":
         text = (tmp_path / "results.csv").read_text()
@@ -110,10 +94,10 @@ def test_names_that_are_not_utf8(tmp_path, format):
         assert "cell \N{REPLACEMENT CHARACTER}" in text
 
 
-def test_folder_of_parquet_files(tmp_path, monkeypatch):
+def test_folder_of_parquet_files(write_files, tmp_path, monkeypatch):
     pq = pytest.importorskip("pyarrow.parquet", reason="needs pyarrow, detlite[parquet]")
     monkeypatch.setattr(results, "_ROWS_PER_FILE", 3)
-    write("parquet", tmp_path, ENTRIES)
+    write_files("parquet", ENTRIES, MODEL)
     parts = sorted(file.name for file in (tmp_path / "detections").iterdir())
     assert parts == ["part-000000.parquet", "part-000001.parquet"]
     table = pq.read_table(tmp_path / "detections")
@@ -128,9 +112,9 @@ def test_folder_of_parquet_files(tmp_path, monkeypatch):
     assert rows[5]["score"] == np.float32(0.3)
 
 
-def test_parquet_without_objects_can_be_read(tmp_path):
+def test_parquet_without_objects_can_be_read(write_files, tmp_path):
     pq = pytest.importorskip("pyarrow.parquet", reason="needs pyarrow, detlite[parquet]")
-    write("parquet", tmp_path, [make_entry(1, 0)])
+    write_files("parquet", [make_entry(1, 0)], MODEL)
     assert pq.read_table(tmp_path / "detections").column_names == list(COLUMNS)
 
 
