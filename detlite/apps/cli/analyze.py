@@ -28,11 +28,5 @@ def run(args: Namespace) -> int:
     if min(height, width) < 1:
         raise ConfigError(f"--size {height} {width}: both must be at least 1")
     cfg = load_config(args.config, args.overrides)
-    rows = count_cost(cfg, (height, width), args.depth)
-    print(cost_table(rows))
-    parameters = rows[0].parameters
-    print(
-        f"\nweights: {4e-6 * parameters:.0f} MB (float32), {2e-6 * parameters:.0f} MB (bfloat16)\n"
-        "training adds a gradient and one (SGD) or two (AdamW) states per trained parameter"
-    )
+    print(cost_table(count_cost(cfg, (height, width), args.depth)))
     return 0

@@ -15,26 +15,17 @@ OPTIONS = ()
 
 def run(args: Namespace) -> int:
     from detlite.apps.doctor.machine import describe, devices, find_problems
-    from detlite.apps.doctor.operator_checks import operator_errors
-    from detlite.ops import has_kernels
+    from detlite.apps.doctor.operator_checks import print_checks
 
     print(describe())
-    wrong = 0
-    for device in devices():
-        print(f"\noperators on {device}{'' if has_kernels(device) else ' (fallbacks)'}")
-        for operator, error in operator_errors(device).items():
-            print(f"  {operator:22} {error or 'correct'}")
-            wrong += bool(error)
-    print()
+    wrong = sum(map(print_checks, devices()))
     problems = find_problems()
-    for problem in problems:
-        print(f"problem: {problem}")
     if wrong:
-        print(
-            f"problem: {wrong} operators are wrong: rebuild detlite for this torch (pip install "
+        problems.append(
+            f"{wrong} operators are wrong: rebuild detlite for this torch (pip install "
             "--no-build-isolation --force-reinstall --no-deps), and if that does not help, report "
             "it with the output above"
         )
-    elif not problems:
-        print("no problems found")
+    lines = [f"problem: {problem}" for problem in problems] or ["no problems found"]
+    print("", *lines, sep="\n")
     return 1 if wrong else 0

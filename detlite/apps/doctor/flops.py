@@ -110,7 +110,7 @@ def _rows(
 
 
 def cost_table(rows: list[ModuleCost]) -> str:
-    """Format the rows as a table, with modules indented under their parents."""
+    """Format the rows as a table, with modules indented under their parents, and the memory."""
     lines = [("module", "parameters", "trained", "GFLOP", "percent", "activations, M")]
     for row in rows:
         indent = "  " * (row.module.count(".") + 1) if row.module else ""
@@ -118,7 +118,13 @@ def cost_table(rows: list[ModuleCost]) -> str:
         counts = f"{row.parameters:,}", f"{row.trained:,}", f"{row.gflop:.2f}"
         lines.append((name, *counts, f"{row.percent:.1f} %", f"{row.activations:.2f}"))
     width, *widths = (max(map(len, column)) for column in zip(*lines, strict=True))
-    return "\n".join(
+    table = [
         "  ".join([name.ljust(width), *(x.rjust(w) for x, w in zip(numbers, widths, strict=True))])
         for name, *numbers in lines
-    )
+    ]
+    parameters = rows[0].parameters
+    return "\n".join([
+        *table, "",
+        f"weights: {4e-6 * parameters:.0f} MB (float32), {2e-6 * parameters:.0f} MB (bfloat16)",
+        "training adds a gradient and one (SGD) or two (AdamW) states per trained parameter",
+    ])  # fmt: skip

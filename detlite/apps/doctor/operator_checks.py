@@ -27,6 +27,15 @@ def operator_errors(device: str) -> dict[str, str]:
     return {name: _error(*check, device) for name, check in _CHECKS.items()}
 
 
+def print_checks(device: str) -> int:
+    """Print the result of each operator on a device; return the number of wrong ones."""
+    errors = operator_errors(device)
+    print(f"\noperators on {device}{'' if ops.has_kernels(device) else ' (fallbacks)'}")
+    for operator, error in errors.items():
+        print(f"  {operator:22} {error or 'correct'}")
+    return sum(map(bool, errors.values()))
+
+
 def _error(
     run: Callable[..., object],
     expected: Callable[..., object],
