@@ -11,14 +11,17 @@ from detlite.checkpoint.files import Checkpoint, read_checkpoint, save_checkpoin
 from detlite.config import load_config
 from detlite.engine.checkpointer import newest_checkpoint
 from detlite.errors import CheckpointError
-from tests.engine.toy import assert_equal, call_at, interrupt, new_toy, read_metrics, without_times
+from tests.engine.toy import (
+    assert_equal,
+    call_at,
+    interrupt,
+    new_toy,
+    read_final,
+    read_metrics,
+    without_times,
+)
 
 MORE = ["SOLVER.EMA_DECAY", 0.9, "SOLVER.BEST_METRIC", "bbox/AP", "SOLVER.ACCUMULATION_STEPS", 2]
-
-
-def assert_same_weights(folder, other):
-    ours, theirs = (read_checkpoint(f / "model_final.pth").model for f in (folder, other))
-    torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(
@@ -43,10 +46,10 @@ def test_resumed_training_equals_uninterrupted_training(train_toy, tmp_path, dty
     # Neither the weights nor the seed of the new process matter.
     _, metrics = train_toy(*opts, model=new_toy(5), resume=True, seed=99)
 
-    assert_same_weights(resumed, straight)
-    ours, theirs = (
-        read_checkpoint(folder / "model_final.pth").training for folder in (resumed, straight)
+    torch.testing.assert_close(
+        read_final(resumed).model, read_final(straight).model, rtol=0, atol=0
     )
+    ours, theirs = (read_final(folder).training for folder in (resumed, straight))
     assert ours["iteration"] == theirs["iteration"] == 4
     for key in ("optimizer", "scaler", "hooks"):
         assert_equal(ours[key], theirs[key])
@@ -80,7 +83,7 @@ def test_resume_with_fewer_iterations_than_done_ends_the_run(train_toy):
     (folder / "model_final.pth").unlink()
     (folder / "last_checkpoint").write_text("model_0000003.pth")
     train_toy("SOLVER.MAX_ITER", 2, "SOLVER.BEST_METRIC", "bbox/AP", resume=True)
-    assert read_checkpoint(folder / "model_final.pth").training["iteration"] == 3
+    assert read_final(folder).training["iteration"] == 3
     assert (folder / "model_best.pth").exists()
 
 
@@ -100,7 +103,7 @@ def test_weights_without_training_state_cannot_be_resumed(train_toy, toy, tmp_pa
 
 def test_a_run_is_not_resumed_with_other_categories(train_toy):
     cfg, _ = train_toy("SOLVER.MAX_ITER", 1)
-    checkpoint = read_checkpoint(Path(cfg.OUTPUT_DIR) / "model_final.pth")
+    checkpoint = read_final(cfg.OUTPUT_DIR)
     save_checkpoint(replace(checkpoint, categories=checkpoint.categories[::-1]))
     with pytest.raises(CheckpointError, match=r"other categories, .* by name: red, green.*WEIGHT"):
         train_toy("SOLVER.MAX_ITER", 2, resume=True)
@@ -160,10 +163,10 @@ def test_the_learning_rates_of_a_resumed_run_are_those_of_its_own_config(
 def test_momentum_follows_its_parameter_into_another_group(train_toy):
     """Weight decay of biases groups them differently; no step is made."""
     cfg, _ = train_toy()
-    saved = read_checkpoint(Path(cfg.OUTPUT_DIR) / "model_final.pth").training["optimizer"]
+    saved = read_final(cfg.OUTPUT_DIR).training["optimizer"]
     keys = ["SOLVER.BIAS_LR_FACTOR", 1.0, "SOLVER.WEIGHT_DECAY_BIAS", cfg.SOLVER.WEIGHT_DECAY]
     train_toy(*keys, "SOLVER.MAX_ITER", 5, resume=True)
-    resumed = read_checkpoint(Path(cfg.OUTPUT_DIR) / "model_final.pth").training["optimizer"]
+    resumed = read_final(cfg.OUTPUT_DIR).training["optimizer"]
     assert len(resumed["param_groups"]) < len(saved["param_groups"])
     shapes = [
         {
@@ -186,7 +189,7 @@ def test_resume_from_a_truncated_checkpoint(train_toy):
 
 def test_checkpoints_contain_config_and_categories(train_toy):
     cfg, _ = train_toy()
-    checkpoint = read_checkpoint(Path(cfg.OUTPUT_DIR) / "model_final.pth")
+    checkpoint = read_final(cfg.OUTPUT_DIR)
     file = Path(cfg.OUTPUT_DIR) / "again.yaml"
     file.write_text(checkpoint.config)
     stored = load_config(file)
@@ -213,11 +216,11 @@ def test_averaged_weights_are_saved_with_the_final_checkpoint(train_toy):
 def test_ema_that_is_enabled_on_resume_starts_from_the_weights(train_toy):
     cfg, _ = train_toy()
     train_toy("SOLVER.EMA_DECAY", 0.5, resume=True)
-    final = read_checkpoint(Path(cfg.OUTPUT_DIR) / "model_final.pth")
+    final = read_final(cfg.OUTPUT_DIR)
     _, metrics = train_toy("SOLVER.EMA_DECAY", 0.5, "SOLVER.MAX_ITER", 6, resume=True)
     assert final.training["hooks"].keys() == {"BestCheckpoint"}
     assert list(metrics) == ["val", "val average"]
-    final = read_checkpoint(Path(cfg.OUTPUT_DIR) / "model_final.pth")
+    final = read_final(cfg.OUTPUT_DIR)
     assert final.training["hooks"]["ModelEMA"]["updates"] == 2
 
 
@@ -297,16 +300,14 @@ def test_the_newest_undamaged_checkpoint_is_resumed(folder, caplog, damage):
         newest_checkpoint(folder)
 
 
-@pytest.mark.parametrize("content", ["", "gone.pth\n"])
-def test_a_pointer_to_no_checkpoint_is_an_error(tmp_path, content):
-    (tmp_path / "last_checkpoint").write_text(content)
-    with pytest.raises(CheckpointError, match=r"last_checkpoint names .*which does not exist"):
+@pytest.mark.parametrize(
+    ("pointer", "file"), [("", "other.txt"), ("gone.pth\n", "other.txt"),
+                          ("model_final.pth\n", "model_best.pth")],
+)  # fmt: skip
+def test_a_pointer_to_no_checkpoint_is_an_error(tmp_path, pointer, file):
+    """The best checkpoint is not resumed."""
+    (tmp_path / "last_checkpoint").write_text(pointer)
+    save_checkpoint(Checkpoint(tmp_path / file, {"weight": torch.ones(1)}), last=False)
+    message = f"last_checkpoint names '{pointer.strip()}', which does not exist"
+    with pytest.raises(CheckpointError, match=message):
         newest_checkpoint(tmp_path)
-
-
-def test_the_best_checkpoint_is_not_resumed(folder):
-    (folder / "model_best.pth").write_bytes((folder / "model_0000002.pth").read_bytes())
-    for name in ("model_final.pth", "model_0000004.pth", "model_0000002.pth"):
-        (folder / name).unlink()
-    with pytest.raises(CheckpointError, match=r"names 'model_final\.pth'"):
-        newest_checkpoint(folder)

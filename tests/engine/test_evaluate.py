@@ -27,7 +27,7 @@ from detlite.evaluation.detection_results import to_coco_results
 from detlite.inference.options import InferenceOptions, View
 from detlite.inference.predictor import Predictor
 from detlite.modeling.build import build_model
-from tests.engine.toy import assert_equal, read_metrics
+from tests.engine.toy import assert_equal, read_final, read_metrics
 
 
 @pytest.fixture
@@ -336,7 +336,7 @@ def test_training_is_the_same_with_and_without_it(train_toy, tmp_path):
         folder = tmp_path / str(loss)
         opts = ["TEST.LOSS", loss, "SOLVER.TEST_PERIOD", 1, "DATALOADER.NUM_WORKERS", 0]
         train_toy(*opts, "OUTPUT_DIR", str(folder))
-        finals.append(read_checkpoint(folder / "model_final.pth"))
+        finals.append(read_final(folder))
         losses.append([row["loss"] for row in read_metrics(folder)])
         rows = read_metrics(folder, "evaluation")
         evaluations = [row["evaluation"]["val"] for row in rows]

@@ -8,7 +8,6 @@ import pytest
 import torch
 from yacs.config import CfgNode
 
-from detlite.checkpoint.files import read_checkpoint
 from detlite.config import ConfigError
 from detlite.data import build_dataset, build_train_dataset
 from detlite.engine.evaluate import evaluate_dataset
@@ -16,7 +15,7 @@ from detlite.engine.hooks import Hook
 from detlite.engine.trainer import Trainer
 from detlite.inference.predictor import Predictor
 from detlite.modeling.build import build_model
-from tests.engine.toy import assert_equal, read_metrics
+from tests.engine.toy import assert_equal, read_final, read_metrics
 
 
 def run(cfg: CfgNode) -> tuple[list[dict[str, float]], dict[str, Any], Predictor]:
@@ -124,7 +123,7 @@ def test_a_resumed_run_continues_bit_for_bit(plates_config, tmp_path, opts):
         model, train_set = build_model(cfg), build_train_dataset(cfg)
         model.categories = train_set.categories
         Trainer(cfg, model, train_set, [], hooks).train(resume)
-        checkpoint = read_checkpoint(tmp_path / folder / "model_final.pth")
+        checkpoint = read_final(tmp_path / folder)
         return {"weights": checkpoint.model, "optimizer": checkpoint.training["optimizer"]}
 
     expected = train("straight")

@@ -7,11 +7,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from detlite.checkpoint.files import read_checkpoint
 from detlite.config import ConfigError
 from detlite.engine import schedule
 from detlite.engine.schedule import Duration, RunSchedule, TimeLimit, build_duration
-from tests.engine.toy import new_toy, read_metrics, without_times
+from tests.engine.toy import new_toy, read_final, read_metrics, without_times
 
 # Of a run of 12 iterations, unless it says otherwise.
 PERIODS = {"LOG_PERIOD": 5, "CHECKPOINT_PERIOD": 4, "TEST_PERIOD": 6}
@@ -265,7 +264,7 @@ def test_a_time_limit_determines_the_schedule(run, tmp_path):
     expected = [0.05 * (1 + math.cos(math.pi * n / 6)) for n in range(6)]
     assert [row["lr"] for row in training] == pytest.approx(expected)
     assert [row["eta_s"] for row in training] == pytest.approx([50, 40, 30, 20, 10, 0])
-    final = read_checkpoint(tmp_path / "run" / "model_final.pth").training
+    final = read_final(tmp_path / "run").training
     assert final["run_length"]["seconds"] == pytest.approx(60)
 
 
@@ -285,9 +284,7 @@ def test_an_interrupted_run_resumes_exactly(run, tmp_path, fail_at, period):
         run("interrupted", *opts, fail_at=fail_at, minutes=2)
     resumed = run("interrupted", *opts, resume=True, minutes=2)
     assert list(map(without_times, resumed)) == list(map(without_times, straight))
-    ours, theirs = (
-        read_checkpoint(tmp_path / name / "model_final.pth") for name in ("interrupted", "straight")
-    )
+    ours, theirs = (read_final(tmp_path / name) for name in ("interrupted", "straight"))
     torch.testing.assert_close(ours.model, theirs.model, rtol=0, atol=0)
     torch.testing.assert_close(ours.training["run_length"], theirs.training["run_length"])
 

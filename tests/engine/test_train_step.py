@@ -1,17 +1,10 @@
 """Training steps: accumulation and clipping."""
 
-from pathlib import Path
-
 import pytest
 import torch
 
-from detlite.checkpoint.files import read_checkpoint
 from detlite.config import ConfigError
-from tests.engine.toy import new_toy, read_metrics
-
-
-def final_weights(cfg):
-    return read_checkpoint(Path(cfg.OUTPUT_DIR) / "model_final.pth").model
+from tests.engine.toy import new_toy, read_final, read_metrics
 
 
 def test_training_learns(train_toy):
@@ -35,7 +28,7 @@ def test_accumulated_gradients_equal_those_of_the_whole_batch(train_toy, tmp_pat
         opts = ["SOLVER.ACCUMULATION_STEPS", parts, "SOLVER.IMS_PER_BATCH", 4]
         model = new_toy(noise=0.0)  # random numbers and batch statistics would differ
         cfg, _ = train_toy(*opts, "OUTPUT_DIR", str(tmp_path / str(parts)), model=model)
-        weights.append(final_weights(cfg))
+        weights.append(read_final(cfg.OUTPUT_DIR).model)
     torch.testing.assert_close(weights[1], weights[0], rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(weights[2], weights[0], rtol=1e-5, atol=1e-6)
 

@@ -22,7 +22,7 @@ from detlite.errors import NonFiniteLossError
 from detlite.modeling.build import build_model
 from detlite.modeling.compilation import compile_losses
 from detlite.modeling.layers.norm import FrozenBatchNorm2d
-from tests.engine.toy import assert_equal, call_at, new_toy, read_metrics, without_times
+from tests.engine.toy import assert_equal, call_at, new_toy, read_final, read_metrics, without_times
 
 
 def iterations(cfg, key="loss"):
@@ -172,7 +172,7 @@ def test_a_signal_lets_the_step_finish_and_saves_it(train_toy, tmp_path, name, o
     for key in ("loss", "evaluation"):
         rows = [list(map(without_times, read_metrics(f, key))) for f in (stopped, straight)]
         assert rows[0] == rows[1]
-    ours, theirs = (read_checkpoint(f / "model_final.pth").model for f in (stopped, straight))
+    ours, theirs = (read_final(f).model for f in (stopped, straight))
     torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
 
 
@@ -278,7 +278,7 @@ def test_the_default_compiler_trains_the_same_weights(
     models = []
     for value in (False, True):
         train_toy("MODEL.COMPILE", value)
-        models.append(read_checkpoint(Path(make_cfg().OUTPUT_DIR) / "model_final.pth").model)
+        models.append(read_final(make_cfg().OUTPUT_DIR).model)
     torch.testing.assert_close(models[1], models[0], rtol=1e-4, atol=1e-6)
     assert "compiling part 1 of 1 of the losses (losses), which may take minutes" in caplog.text
     assert any(empty_compiler.rglob("*.so"))  # for the next run

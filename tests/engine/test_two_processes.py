@@ -6,10 +6,9 @@ import sys
 import pytest
 import torch
 
-from detlite.checkpoint.files import read_checkpoint
 from detlite.data import build_train_dataset
 from detlite.engine.trainer import Trainer
-from tests.engine.toy import new_toy, read_metrics
+from tests.engine.toy import new_toy, read_final, read_metrics
 
 EMPTY_RANKS = """
 import json, torch, yaml
@@ -157,7 +156,7 @@ def test_a_shared_batch_trains_like_a_whole_one(
     )
     in_two_processes(script)
     alone, shared = (tmp_path / name for name in ("alone", "shared"))
-    ours, theirs = (read_checkpoint(f / "model_final.pth").model for f in (alone, shared))
+    ours, theirs = (read_final(f).model for f in (alone, shared))
     torch.testing.assert_close(theirs, ours, rtol=1e-5, atol=1e-6)
     losses = [[row["loss"] for row in read_metrics(folder)] for folder in (alone, shared)]
     assert len(losses[0]) == 10

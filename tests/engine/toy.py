@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from detlite.checkpoint.files import Checkpoint, read_checkpoint
 from detlite.conventions import CONVENTIONS
 from detlite.structures.instances import Detections
 
@@ -124,6 +125,11 @@ def read_metrics(folder: str | Path, key: str = "loss") -> list[dict[str, Any]]:
     """Read the lines of metrics.jsonl that have a key."""
     lines = (Path(folder) / "metrics.jsonl").read_text().splitlines()
     return [row for row in map(json.loads, lines) if key in row]
+
+
+def read_final(folder: str | Path) -> Checkpoint:
+    """Read the final checkpoint of a run."""
+    return read_checkpoint(Path(folder) / "model_final.pth")
 
 
 def without_times(row: dict[str, Any]) -> dict[str, Any]:

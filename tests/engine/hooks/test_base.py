@@ -7,7 +7,7 @@ import pytest
 from detlite.checkpoint.files import read_checkpoint
 from detlite.config import ConfigError
 from detlite.engine.hooks import HOOKS, Hook
-from tests.engine.toy import call_at, interrupt, new_toy, read_metrics
+from tests.engine.toy import call_at, interrupt, new_toy, read_final, read_metrics
 
 
 class Recorder(Hook):
@@ -83,7 +83,7 @@ def test_the_state_of_hooks_is_resumed(train_toy, tmp_path):
     assert resumed[0].losses == resumed[1].losses == straight[0].losses
     assert len(straight[0].losses) == 4
     assert resumed[2].losses == straight[0].losses[2:]
-    final = read_checkpoint(tmp_path / "resumed" / "model_final.pth")
+    final = read_final(tmp_path / "resumed")
     assert list(final.training["hooks"]) == [
         "BestCheckpoint", "Recorder", "Recorder 2", "Recorder 3"
     ]  # fmt: skip
@@ -111,7 +111,7 @@ def test_a_hook_ends_a_run(train_toy):
 
 def test_a_hook_that_ends_a_run_before_its_first_step(train_toy):
     cfg, metrics = train_toy(hooks=[Recorder(stop_at=0)])
-    assert read_checkpoint(Path(cfg.OUTPUT_DIR) / "model_final.pth").training["iteration"] == 0
+    assert read_final(cfg.OUTPUT_DIR).training["iteration"] == 0
     assert list(metrics) == ["val"]
 
 
