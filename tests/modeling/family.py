@@ -140,7 +140,24 @@ C4_VARIANTS: dict[str, dict[str, Any]] = {
     "c4, keypoints": _KEYPOINT_HEAD,
     "c4, proposals from outside": {"MODEL.LOAD_PROPOSALS": True},
 }
-ALL = {**FAMILY, **VARIANTS, **C4_VARIANTS}
+# Small backbones from timm's own tests.
+_TIMM = "timm/test_convnext"
+TIMM_VARIANTS: dict[str, dict[str, Any]] = {
+    "timm": {"MODEL.BACKBONE.CONV_BODY": f"{_TIMM}-FPN"},
+    "timm, one map, frozen stem": {
+        "MODEL.BACKBONE.FREEZE_CONV_BODY_AT": 2,
+        "MODEL.BACKBONE.CONV_BODY": f"{_TIMM}-C4",
+        "MODEL.RPN.ANCHOR_SIZES": (16, 32),
+        "MODEL.RESNETS.BACKBONE_OUT_CHANNELS": None,
+    },
+    "timm, retinanet": {**RETINANET, "MODEL.BACKBONE.CONV_BODY": f"{_TIMM}-FPN-RETINANET"},
+    "timm, vit": {
+        "MODEL.BACKBONE.CONV_BODY": "timm/test_vit-SFP",
+        "MODEL.VIT.WINDOW": 3,
+        "MODEL.VIT.DROP_PATH": 0.2,
+    },
+}
+ALL = {**FAMILY, **VARIANTS, **C4_VARIANTS, **TIMM_VARIANTS}
 
 
 def family_config(name: str, tiny_config: Callable[..., CfgNode], *opts: Any) -> CfgNode:

@@ -4,7 +4,6 @@ import pytest
 import torch
 from torch import nn
 
-from detlite.config import ConfigError
 from detlite.modeling.backbone.activation_checkpointing import checkpoint_activations
 from detlite.modeling.backbone.resnet import ResNet, ResNetOptions
 from detlite.modeling.backbone.timm.backbone import TimmBackbone
@@ -103,18 +102,3 @@ def test_timm_backbones_use_timms_checkpointing(name):
         torch.testing.assert_close(ours, theirs)
     for ours, theirs in zip(saving.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(ours.grad, theirs.grad)
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("test_resnet", r"has batch norm.*MODEL\.TIMM\.FROZEN_NORM to True"),
-        ("hrnet_w18_small", "has no activation checkpointing: set it to False"),
-    ],
-)
-def test_timm_models_without_checkpointing(tiny_config, name, message):
-    pytest.importorskip("timm", reason="timm is not installed")
-    frozen = ("MODEL.TIMM.FROZEN_NORM", name != "test_resnet")
-    cfg = tiny_config("MODEL.BACKBONE.CONV_BODY", f"timm/{name}-FPN", KEY, True, *frozen)
-    with pytest.raises(ConfigError, match=rf"CHECKPOINT_ACTIVATIONS: timm's {name} {message}"):
-        build_model(cfg)

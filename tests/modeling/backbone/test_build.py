@@ -3,17 +3,124 @@ import torch
 from torch import nn
 
 from detlite.config import ConfigError, load_config
-from detlite.modeling.backbone import BACKBONES, Backbone
+from detlite.modeling.backbone import BACKBONES, Backbone, build_backbone
 from detlite.modeling.build import build_model
 from tests.modeling.family import LOSSES, check_losses
 
+# The leading parts of backbones, as prefixes of their parameters' names.
+PARTS: dict[str, list[tuple[str, ...]]] = {
+    "R-18-FPN": [("stem",), ("res2",), ("res3",), ("res4",), ("res5",)],
+    "MobileNetV3-Large-FPN": [
+        tuple(map(str, range(*layers))) for layers in ((0, 2), (2, 4), (4, 7), (7, 13), (13, 16))
+    ],
+    "ViT-T-SFP": [
+        ("patch_embed", "pos_embed"),
+        *(tuple(f"blocks.{n + k}" for k in range(3)) for n in (0, 3, 6, 9)),
+    ],
+    "timm/test_convnext-FPN": [("net.stem",), *((f"net.stages.{n}",) for n in range(4))],
+    "timm/test_resnet-FPN": [("net.conv1", "net.bn1"), *((f"net.layer{n}",) for n in range(1, 5))],
+    "timm/test_efficientnet-FPN": [
+        ("net.conv_stem", "net.bn1", "net.blocks.0"),
+        *((f"net.blocks.{n}",) for n in range(1, 5)),
+    ],
+    "timm/test_vit-SFP": [
+        ("net.patch_embed", "net.pos_embed", "net.cls_token", "net.reg_token", "net.norm_pre"),
+        ("net.blocks.0",),
+        ("net.blocks.1", "net.blocks.2"),
+        ("net.blocks.3",),
+        ("net.blocks.4", "net.blocks.5", "net.norm"),
+    ],
+}
 
-def test_unknown_backbone_is_reported_with_a_suggestion(tiny_config):
-    cfg = tiny_config("MODEL.BACKBONE.CONV_BODY", "R-19-FPN")
-    with pytest.raises(
-        ConfigError, match=r"MODEL\.BACKBONE\.CONV_BODY: unknown backbone 'R-19-FPN'"
-    ):
-        build_model(cfg)
+
+WITHOUT_BATCH_NORM = ("ViT-T-SFP", "timm/test_convnext-FPN", "timm/test_vit-SFP")
+
+
+@pytest.mark.parametrize("name", PARTS)
+@pytest.mark.parametrize("freeze_at", range(6))
+def test_leading_parts_are_frozen(tiny_config, name, freeze_at):
+    if name.startswith("timm"):
+        pytest.importorskip("timm", reason="timm is not installed")
+    bodies = []
+    for number in (0, freeze_at):
+        opts = ["MODEL.RESNETS.NORM", "BN", "MODEL.TIMM.FROZEN_NORM", False,
+                "MODEL.BACKBONE.FREEZE_CONV_BODY_AT", number]  # fmt: skip
+        with torch.device("meta"):
+            bodies.append(build_backbone(tiny_config("MODEL.BACKBONE.CONV_BODY", name, *opts)).body)
+    frozen = tuple(f"{path}." for part in PARTS[name][:freeze_at] for path in part)
+    for path, parameter in bodies[1].named_parameters():
+        assert parameter.requires_grad != f"{path}.".startswith(frozen), path
+    every, trained = (
+        {path for path, layer in body.named_modules() if isinstance(layer, nn.BatchNorm2d)}
+        for body in bodies
+    )
+    assert bool(every) == (name not in WITHOUT_BATCH_NORM)
+    assert trained == {path for path in every if not f"{path}.".startswith(frozen)}
+
+
+def timm_model(name, *opts):
+    return ["MODEL.BACKBONE.CONV_BODY", f"timm/{name}", *opts]
+
+
+CHECKPOINTS = ("MODEL.BACKBONE.CHECKPOINT_ACTIVATIONS", True)
+SIZES = ("MODEL.RPN.ANCHOR_SIZES", (32, 64, 128))
+DEFORMABLE = ("MODEL.RESNETS.STAGE_WITH_DCN", (False, False, False, True))
+
+
+@pytest.mark.parametrize(
+    ("opts", "message"),
+    [
+        (
+            ["MODEL.BACKBONE.CONV_BODY", "R-19-FPN"],
+            r"MODEL\.BACKBONE\.CONV_BODY: unknown backbone 'R-19-FPN'",
+        ),
+        (["MODEL.RESNETS.NUM_GROUPS", 32], "ResNet-18 has basic blocks"),
+        (["MODEL.RESNETS.WIDTH_PER_GROUP", 32], "ResNet-18 has basic blocks"),
+        (DEFORMABLE, "ResNet-18 has basic blocks"),
+        (
+            ["MODEL.BACKBONE.CONV_BODY", "R-50-FPN", "MODEL.RESNETS.DEFORMABLE_GROUPS", 3,
+             *DEFORMABLE],
+            "DEFORMABLE_GROUPS 3 does not divide the",
+        ),
+        (timm_model("test_convnext"), "a backbone of timm is named timm/<model>-FPN"),
+        (
+            timm_model("test_convnext-C4"),
+            "BACKBONE_OUT_CHANNELS is 16, but timm/test_convnext-C4 has 48",
+        ),
+        (timm_model("test_convnext-FPN", *SIZES), r"ANCHOR_SIZES is .* has 5 levels"),
+        (timm_model("no_such_model-FPN"), "timm .* has no model 'no_such_model'"),
+        (
+            timm_model("vit_tiny_patch16_224-FPN"),
+            r"has maps of strides \[16\], .* needs \[4, 8",
+        ),
+        (
+            timm_model("vgg11-C4", "MODEL.VIT.DROP_PATH", 0.3),
+            r"DROP_PATH is 0\.3, but timm's vgg11 has no",
+        ),
+        (timm_model("test_vit-SFP", *SIZES), r"ANCHOR_SIZES is .* has 5 levels"),
+        (
+            timm_model("vit_small_patch14_dinov2-SFP"),
+            "has patches of 14 pixels, .*: use a patch16 model",
+        ),
+        (timm_model("test_convnext-SFP"), "timm's test_convnext is not"),
+        (timm_model("beit_base_patch16_224-SFP"), "timm's beit_base_patch16_224 is not"),
+        (timm_model("no_such_model-SFP"), "timm .* has no model 'no_such_model'"),
+        (
+            timm_model("test_resnet-FPN", *CHECKPOINTS, "MODEL.TIMM.FROZEN_NORM", False),
+            "CHECKPOINT_ACTIVATIONS: timm's test_resnet has batch norm"
+            r".*MODEL\.TIMM\.FROZEN_NORM to True",
+        ),
+        (
+            timm_model("hrnet_w18_small-FPN", *CHECKPOINTS),
+            "CHECKPOINT_ACTIVATIONS: timm's hrnet_w18_small has no activation checkpointing",
+        ),
+    ],
+)  # fmt: skip
+def test_invalid_configs(tiny_config, opts, message):
+    if "timm/" in str(opts):
+        pytest.importorskip("timm", reason="timm is not installed")
+    with pytest.raises(ConfigError, match=message):
+        build_model(tiny_config(*opts))
 
 
 def test_every_named_module_registers_its_backbones():

@@ -3,10 +3,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from detlite.config import ConfigError
 from detlite.modeling.backbone.deform import DeformConv3x3
 from detlite.modeling.backbone.resnet import ResNet, ResNetOptions
-from detlite.modeling.build import build_model
 
 
 @pytest.mark.parametrize("modulated", [False, True])
@@ -82,18 +80,3 @@ def test_deformable_stages_start_like_plain_ones():
     deformed.load_state_dict(own)
     x = torch.randn(1, 3, 64, 64)
     torch.testing.assert_close(deformed(x)[0], plain(x)[0], rtol=1e-3, atol=1e-4)
-
-
-@pytest.mark.parametrize(
-    ("opts", "message"),
-    [
-        (("MODEL.BACKBONE.CONV_BODY", "R-18-FPN"), "ResNet-18 has basic blocks"),
-        (
-            ("MODEL.BACKBONE.CONV_BODY", "R-50-FPN", "MODEL.RESNETS.DEFORMABLE_GROUPS", 3),
-            "DEFORMABLE_GROUPS 3 does not divide the",
-        ),
-    ],
-)
-def test_invalid_options(tiny_config, opts, message):
-    with pytest.raises(ConfigError, match=message):
-        build_model(tiny_config("MODEL.RESNETS.STAGE_WITH_DCN", (False, False, False, True), *opts))

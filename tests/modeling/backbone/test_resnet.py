@@ -8,9 +8,7 @@ import torchvision
 from torch import nn
 from torchvision.models.feature_extraction import create_feature_extractor
 
-from detlite.config import ConfigError
 from detlite.modeling.backbone.resnet import ResNet, ResNetOptions, make_stage
-from detlite.modeling.build import build_model
 from detlite.modeling.layers.norm import FrozenBatchNorm2d
 
 
@@ -115,16 +113,6 @@ def test_dilated_last_stage_matches_torchvision():
         torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("freeze_at", range(6))
-def test_leading_parts_are_frozen(freeze_at):
-    backbone = ResNet(ResNetOptions(18, res2_channels=64), (2, 3, 4, 5), freeze_at)
-    for index, part in enumerate(backbone.children()):
-        frozen = index < freeze_at
-        assert all(p.requires_grad != frozen for p in part.parameters())
-        norms = {type(m) for m in part.modules() if "Norm" in type(m).__name__}
-        assert norms == {FrozenBatchNorm2d if frozen else nn.BatchNorm2d}
-
-
 def test_frozen_statistics_stay_constant_in_training():
     backbone = ResNet(ResNetOptions(18, res2_channels=64), (2, 3), freeze_at=2).train()
     before = {name: value.clone() for name, value in backbone.state_dict().items()}
@@ -136,9 +124,3 @@ def test_frozen_statistics_stay_constant_in_training():
     }
     assert moved
     assert all(name.startswith("res3") for name in moved)
-
-
-@pytest.mark.parametrize("key", ["NUM_GROUPS", "WIDTH_PER_GROUP"])
-def test_basic_blocks_reject_bottleneck_keys(tiny_config, key):
-    with pytest.raises(ConfigError, match="ResNet-18 has basic blocks"):
-        build_model(tiny_config(f"MODEL.RESNETS.{key}", 32))

@@ -94,19 +94,9 @@ def test_drop_path_skips_branches_per_image():
     assert torch.equal(block.eval()(x), block(x))
 
 
-@pytest.mark.parametrize("freeze_at", [0, 1, 3, 5])
-def test_layers_and_frozen_parts(freeze_at):
-    backbone = ViT(16, 4, 2, 64, ViTOptions(freeze_at=freeze_at, drop_path=0.3))
-    layers = backbone.layers()
-    assert len(layers) == 5
-    assert {p for layer in layers for p in layer} == set(backbone.parameters())
-    trained = [any(p.requires_grad for p in layer) for layer in layers]
-    assert trained == [number >= freeze_at for number in range(5)]
-    rates = [0.0, 0.1, 0.2, 0.3]
-    frozen = max(freeze_at - 1, 0)
-    assert [block.drop_path for block in backbone.blocks] == pytest.approx(
-        [0.0] * frozen + rates[frozen:]
-    )
+def test_frozen_blocks_drop_nothing():
+    backbone = ViT(16, 4, 2, 64, ViTOptions(freeze_at=3, drop_path=0.3))
+    assert [block.drop_path for block in backbone.blocks] == pytest.approx([0.0, 0.0, 0.2, 0.3])
 
 
 def test_activation_checkpointing_keeps_gradients():

@@ -62,47 +62,16 @@ def test_exports_for_any_size(timm):
 
 @pytest.mark.parametrize(
     ("name", "first", "count"),
-    [(NAME, "stem", 5), ("test_resnet", "conv1", 5), ("test_vit", "cls_token", None)],
+    [(NAME, "stem", 5), ("test_resnet", "conv1", 5)],
 )
-def test_layers_are_timms_stages_and_blocks(timm, name, first, count):
-    backbone = TimmBackbone(name, (16,) if name == "test_vit" else (4, 8, 16, 32), freeze_at=0)
+def test_layers_are_timms_stages(timm, name, first, count):
+    backbone = TimmBackbone(name, (4, 8, 16, 32), freeze_at=0)
     layers = backbone.layers()
     names = {parameter: path for path, parameter in backbone.net.named_parameters()}
     result = [[names[parameter] for parameter in layer] for layer in layers]
     assert any(path.startswith(first) for path in result[0])
     assert sorted(path for layer in result for path in layer) == sorted(names.values())
-    assert len(result) == (count or 1 + len(backbone.net.blocks))
-    if name == "test_vit":
-        assert all(path.startswith("blocks.1.") for path in result[2])
-
-
-def test_every_parameter_is_used(timm):
-    backbone = TimmBackbone(NAME, (4, 8, 16, 32))
-    sum(m.sum() for m in backbone(torch.randn(1, 3, 64, 64))).backward()
-    assert [name for name, p in backbone.named_parameters() if p.grad is None] == []
-
-
-@pytest.mark.parametrize(
-    ("name", "parts"),
-    [
-        (NAME, [("stem",), ("stages.0",), ("stages.1",), ("stages.2",), ("stages.3",)]),
-        ("test_resnet", [("conv1", "bn1"), ("layer1",), ("layer2",), ("layer3",), ("layer4",)]),
-        (
-            "test_efficientnet",
-            [("conv_stem", "bn1", "blocks.0"), ("blocks.1",), ("blocks.2",), ("blocks.3",),
-             ("blocks.4",)],
-        ),
-    ],
-)  # fmt: skip
-@pytest.mark.parametrize("freeze_at", range(6))
-def test_leading_parts_are_frozen(timm, name, parts, freeze_at):
-    backbone = TimmBackbone(name, (4, 8, 16, 32), freeze_at)
-    frozen = tuple(f"{path}." for part in parts[:freeze_at] for path in part)
-    for path, parameter in backbone.net.named_parameters():
-        assert parameter.requires_grad == (not path.startswith(frozen)), path
-    for path, module in backbone.net.named_modules():
-        if isinstance(module, nn.BatchNorm2d):
-            assert not path.startswith(frozen)
+    assert len(result) == count
 
 
 def test_frozen_batch_norm_keeps_its_activation(timm):
@@ -116,35 +85,11 @@ def test_frozen_batch_norm_keeps_its_activation(timm):
     assert any(p.requires_grad for p in backbone.parameters())
 
 
-ENDINGS = {
-    "FPN": ["MODEL.RESNETS.BACKBONE_OUT_CHANNELS", 16],
-    "C4": ["MODEL.RPN.ANCHOR_SIZES", (16, 32), "MODEL.RESNETS.BACKBONE_OUT_CHANNELS", None],
-    "FPN-RETINANET": ["MODEL.META_ARCHITECTURE", "RetinaNet", "MODEL.RETINANET.NUM_CLASSES", 4,
-                      "MODEL.MASK_ON", False],
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("ending", ENDINGS)
-@pytest.mark.parametrize("freeze_at", [0, 2])
-def test_detector_by_config_trains_and_detects(timm, tiny_config, make_batch, ending, freeze_at):
-    cfg = tiny_config(
-        "MODEL.BACKBONE.CONV_BODY", f"timm/{NAME}-{ending}",
-        "MODEL.BACKBONE.FREEZE_CONV_BODY_AT", freeze_at, *ENDINGS[ending],
-    )  # fmt: skip
-    model = build_model(cfg)
-    images, targets = make_batch(2, 1)
-    sum(model(images, targets).values()).backward()
-    stem = model.backbone.body.net.stem[0].weight
-    assert (stem.grad is None) == bool(freeze_at)
-    assert model.backbone.body.net.stages[-1].blocks[0].mlp.fc1.weight.grad.abs().sum() > 0
-    assert len(model.eval()(images)) == 2
-
-
 def test_pyramid_levels(timm, tiny_config):
+    load_config(None, ["MODEL.BACKBONE.CONV_BODY", "timm/test_vit-SFP",
+                       "MODEL.RPN.ANCHOR_STRIDE", (4, 8, 16, 32, 64)])  # fmt: skip
     pyramid = ["MODEL.BACKBONE.CONV_BODY", f"timm/{NAME}-FPN"]
     assert build_model(tiny_config(*pyramid)).backbone.strides == (4, 8, 16, 32, 64)
-    with pytest.raises(ConfigError, match=r"ANCHOR_SIZES is .* has 5 levels"):
-        build_model(tiny_config(*pyramid, "MODEL.RPN.ANCHOR_SIZES", (32, 64, 128)))
     load_config(None, [*pyramid, "MODEL.RPN.ANCHOR_STRIDE", (4, 8, 16, 32, 64)])
     with pytest.raises(ConfigError, match=r"USE_FPN is False, but .* implies"):
         load_config(None, [*pyramid, "MODEL.RPN.USE_FPN", False])
@@ -174,26 +119,6 @@ def test_learning_rates_decay_per_stage(timm, tiny_config, body):
     assert layers == [{0.5 ** (len(layers) - number)} for number in range(len(layers))]
     assert {p for layer in backbone.layers() for p in layer} == set(backbone.net.parameters())
     assert all(rates[parameter] == 1.0 for parameter in model.backbone.neck.parameters())
-
-
-def test_drop_path_of_a_model_without_it(timm, tiny_config):
-    opts = ["MODEL.BACKBONE.CONV_BODY", "timm/vgg11-C4", "MODEL.VIT.DROP_PATH"]
-    with pytest.raises(ConfigError, match=r"DROP_PATH is 0\.3, but timm's vgg11 has no"):
-        build_model(tiny_config(*opts, 0.3))
-
-
-@pytest.mark.parametrize(
-    ("backbone", "message"),
-    [
-        (f"timm/{NAME}-C4", "BACKBONE_OUT_CHANNELS is 16, but timm/test_convnext-C4 has 48"),
-        ("timm/no_such_model-FPN", "timm .* has no model 'no_such_model'"),
-        (f"timm/{NAME}", "a backbone of timm is named timm/<model>-FPN"),
-        ("timm/vit_tiny_patch16_224-FPN", r"has maps of strides \[16\], .* needs \[4, 8"),
-    ],
-)
-def test_invalid_models(timm, tiny_config, backbone, message):
-    with pytest.raises(ConfigError, match=message):
-        build_model(tiny_config("MODEL.BACKBONE.CONV_BODY", backbone))
 
 
 def test_the_default_box_head_needs_a_resnet(timm):
