@@ -54,7 +54,6 @@ def run_factory(root: Path) -> MakeRun:
     have three keypoints.
     """
     coco, rows = synthetic_dataset(0, images=16)
-    rows = [{**row, "mask_score": row["score"] * (n % 3)} for n, row in enumerate(rows)]
     data = root / "data"
     (data / "images").mkdir(parents=True)
     rng = np.random.default_rng(0)
