@@ -16,7 +16,12 @@ from detlite.apps.doctor.operator_checks import operator_errors
 from detlite.inference.optimize import optimize
 from detlite.modeling.build import build_model, torch_device
 from detlite.structures.masks import packed as packed_masks
-from tests.modeling.family import family_batch, family_config, train_and_resume
+from tests.modeling.family import (
+    family_batch,
+    family_config,
+    losses_and_gradients,
+    train_and_resume,
+)
 from tests.modeling.other_device import DEVICE, NAME, OtherDevice, _Other
 
 KINDS = ["mask", "c4", "keypoint", "cascade", "retinanet"]
@@ -50,19 +55,11 @@ def test_the_device_is_there(other):
 def test_losses_and_gradients_are_those_of_the_cpu(config, other):
     model = build_model(config).train()
     there = copy.deepcopy(model).to(DEVICE)
-    images, truth, inputs = family_batch(model)
-
-    def step(model, device):
-        torch.manual_seed(0)
-        records = (x if x is None else x.to(device) for x in (images, truth, inputs))
-        losses = model.losses(*records)
-        sum(losses.values()).backward()
-        gradients = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
-        return on_cpu((losses, gradients))
-
+    batch = family_batch(model)
     model.static_shapes = there.static_shapes = True
-    expected, gradients = step(model, "cpu")
-    actual, own = step(there, DEVICE)
+    expected, gradients = losses_and_gradients(model, *batch)
+    moved = (x if x is None else x.to(DEVICE) for x in batch)
+    actual, own = on_cpu(losses_and_gradients(there, *moved))
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(own, gradients, rtol=1e-3, atol=1e-5)
     assert {name.split(".")[1] for name in other.called} & {"match_boxes"}

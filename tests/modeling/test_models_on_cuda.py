@@ -11,7 +11,13 @@ import detlite
 from detlite.apps.doctor.operator_checks import operator_errors
 from detlite.inference.optimize import optimize
 from detlite.modeling.build import build_model
-from tests.modeling.family import FAMILY, family_batch, family_config, train_and_resume
+from tests.modeling.family import (
+    FAMILY,
+    family_batch,
+    family_config,
+    losses_and_gradients,
+    train_and_resume,
+)
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -29,14 +35,6 @@ def records_on(device, records):
     return [record if record is None else record.to(device) for record in records]
 
 
-def train_step(model, records):
-    torch.manual_seed(0)
-    losses = model.losses(*records)
-    sum(losses.values()).backward()
-    gradients = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
-    return to("cpu", losses), to("cpu", gradients)
-
-
 @pytest.mark.parametrize("family", FAMILY)
 @pytest.mark.parametrize("static_shapes", [False, True])
 def test_losses_and_gradients_are_those_of_the_cpu(family, static_shapes, tiny_config):
@@ -44,8 +42,10 @@ def test_losses_and_gradients_are_those_of_the_cpu(family, static_shapes, tiny_c
     on_cuda = copy.deepcopy(model).cuda()
     records = family_batch(model)
     model.static_shapes = on_cuda.static_shapes = static_shapes
-    losses, gradients = train_step(model, records)
-    losses_cuda, gradients_cuda = train_step(on_cuda, records_on("cuda", records))
+    losses, gradients = to("cpu", losses_and_gradients(model, *records))
+    losses_cuda, gradients_cuda = to(
+        "cpu", losses_and_gradients(on_cuda, *records_on("cuda", records))
+    )
     torch.testing.assert_close(losses_cuda, losses, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(gradients_cuda, gradients, rtol=1e-3, atol=1e-4)
 
@@ -77,10 +77,10 @@ def test_detections_are_those_of_the_cpu(family, tiny_config):
 def test_half_precision_losses_are_close(family, dtype, tiny_config):
     model = build_model(family_config(family, tiny_config)).train().cuda()
     records = records_on("cuda", family_batch(model))
-    losses, _ = train_step(model, records)
+    losses, _ = to("cpu", losses_and_gradients(model, *records))
     model.zero_grad()
     with torch.autocast("cuda", getattr(torch, dtype)):
-        half, gradients = train_step(model, records)
+        half, gradients = to("cpu", losses_and_gradients(model, *records))
     torch.testing.assert_close(half, losses, rtol=0.1, atol=0.05)
     assert all(gradient.isfinite().all() for gradient in gradients.values())
 
