@@ -301,7 +301,6 @@ def test_missing_files_of_a_catalog_entry(devkit, tmp_path, missing):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("<annotation>", "cannot be read as XML"),
         ("<annotation></annotation>", "has no size of the image"),
         ("<annotation><size><width>a</width><height>b</height></size></annotation>", "'b'"),
         (xml(("unicorn", 0, 1, 1, 2, 2)), "'unicorn' is not a category"),
