@@ -170,6 +170,7 @@ def test_optimized_backbone_is_the_same(tiny_config):
     model = build_model(
         tiny_config("MODEL.BACKBONE.CONV_BODY", f"timm/{NAME}-SFP", "MODEL.VIT.WINDOW", 3)
     ).eval()
+    assert model.backbone.strides == (4, 8, 16, 32, 64)
     assert model.backbone.body.windows == [0, 3, 0, 0, 3, 0]
     x = torch.randn(1, 3, 96, 64)
     with torch.no_grad():
