@@ -118,8 +118,8 @@ class PrecisionRecall:
 
         None if there are no objects.
         """
-        ious = self.precision[self.measures.at(iou)]
-        return _mean(ious[..., categories, self.measures.area(area)])
+        table = self.precision[..., self.measures.area(area)]
+        return _mean(table[self.measures.at(iou)][..., categories])
 
     def precision_curve(
         self, iou: float | None = None, categories: Any = _ALL
@@ -146,12 +146,13 @@ class PrecisionRecall:
         `suffix` is appended to the names of AR.
         """
         areas = [area for area in self.measures.areas if area != "all"]
+        averaged = self.precision[self.measures.at(None), ..., self.measures.area("all")]
         return {
             **{"AP": self.ap(), "AP50": self.ap(0.5), "AP75": self.ap(0.75)},
             **{f"AP{area[0]}": self.ap(area=area) for area in areas},
             **more,
             **{f"AR{area[0]}{suffix}": self.ar(area=area) for area in areas},
-            "per_category": {name: self.ap(categories=k) for k, name in enumerate(names)},
+            "per_category": {name: _mean(averaged[..., k]) for k, name in enumerate(names)},
         }
 
 

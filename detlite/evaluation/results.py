@@ -133,10 +133,8 @@ def results_from_json(
         DataError: names the first entry that is not in COCO's results format.
     """
     entries = _read_entries(text, iou_types)
-    image_ids, category_ids = (
-        _read_ids([getattr(entry, field) for entry in entries], field, ids)
-        for field, ids in (("image_id", images), ("category_id", categories))
-    )
+    image_ids = _read_ids([entry.image_id for entry in entries], "image_id", images)
+    category_ids = _read_ids([entry.category_id for entry in entries], "category_id", categories)
     scores = np.array([entry.score for entry in entries], np.float64)
     boxes = masks = keypoints = None
     if "segm" in iou_types:
@@ -148,7 +146,8 @@ def results_from_json(
             check_masks(masks)
             for n in without:
                 found[n] = rle_codec.toBbox(next(masks.rles(n, n + 1))).tolist()
-        boxes = np.array(found, np.float64).reshape(-1, 4)
+        # Converts tuples twice as fast as np.array.
+        boxes = np.fromiter(chain.from_iterable(found), np.float64).reshape(-1, 4)
     if "keypoints" in iou_types:
         keypoints = _read_keypoints(entries)
     return Results(image_ids, category_ids, scores, boxes, masks, keypoints)

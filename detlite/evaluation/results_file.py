@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pycocotools import mask as rle_codec
 from pycocotools.coco import COCO
 
 from detlite.data.annotations.ids import Ids
@@ -28,7 +27,7 @@ from .results import (
     results_from_json,
     to_json,
 )
-from .truth import image_sizes
+from .truth import image_sizes, most_overlapped, read_objects
 
 logger = logging.getLogger(__name__)
 
@@ -162,13 +161,14 @@ def _check_values(results: Results) -> None:
 
 def _check_limit(results: Results, name: str, max_dets: int) -> None:
     """Warn if images have more detections of a category than are counted."""
-    keys = np.stack([results.image_ids, results.category_ids], axis=1)
-    pairs, counts = np.unique(keys, axis=0, return_counts=True)
+    images, image_numbers = np.unique(results.image_ids, return_inverse=True)
+    categories, numbers = np.unique(results.category_ids, return_inverse=True)
+    keys, counts = np.unique(image_numbers * len(categories) + numbers, return_counts=True)
     if counts.max(initial=0) > max_dets:
         logger.warning(
             "%s: image %d has %d detections of a category, of which the %d highest-scoring are "
             "counted: use --max-detections (max_dets) to count more",
-            name, pairs[counts.argmax()][0], counts.max(), max_dets,
+            name, images[keys[counts.argmax()] // len(categories)], counts.max(), max_dets,
         )  # fmt: skip
 
 
@@ -180,14 +180,14 @@ def _check_positions(results: Results, truth: COCO, name: str) -> None:
     """
     if results.boxes is None:
         return
-    objects = sum(not row.get("iscrowd") for row in truth.dataset["annotations"])
-    count = min(objects, len(results), _MAX_CHECKED)
+    objects = read_objects(truth)
+    count = min(int((~objects.crowds).sum()), len(results), _MAX_CHECKED)
     if count < _MIN_FOUND:
         return
     best = np.argsort(-results.scores, kind="stable")[:count]
     boxes, image_ids = results.boxes[best].astype(np.float64), results.image_ids[best]
-    found = _categories_there(boxes, image_ids, truth)
-    matched = found >= 0
+    found, ious = most_overlapped(boxes, image_ids, objects, objects.image_ids)
+    matched = ious >= _MATCHED_IOU
     units = {"": boxes}
     if all(image.get("height") and image.get("width") for image in truth.imgs.values()):
         sides = np.tile(image_sizes(truth, image_ids)[:, ::-1], 2)
@@ -197,7 +197,8 @@ def _check_positions(results: Results, truth: COCO, name: str) -> None:
         for notation, convert in _NOTATIONS.items():
             others[unit + notation] = only = np.zeros(count, bool)
             rest = convert(values)[~matched]
-            only[~matched] = _categories_there(rest, image_ids[~matched], truth) >= 0
+            _, ious = most_overlapped(rest, image_ids[~matched], objects, objects.image_ids)
+            only[~matched] = ious >= _MATCHED_IOU
     notation, only = max(others.items(), key=lambda item: item[1].sum())
     if only.sum() >= max(_MIN_FOUND, _MIN_FRACTION * count):
         n = int(best[only].min())
@@ -215,24 +216,8 @@ def _check_positions(results: Results, truth: COCO, name: str) -> None:
             "If the model is better than that, these are other images, or boxes in other units",
             name, matched.sum(), count,
         )  # fmt: skip
-    _check_categories(results.category_ids[best][matched], found[matched], truth, name)
-
-
-def _categories_there(boxes: np.ndarray, image_ids: np.ndarray, truth: COCO) -> np.ndarray:
-    """Return the category id of the object at each box [N, 4], int64 [N]; -1 if there is none."""
-    found = np.full(len(boxes), -1)
-    for image_id in np.unique(image_ids).tolist():
-        index = np.flatnonzero(image_ids == image_id)
-        if objects := truth.imgToAnns[image_id]:
-            known = np.array([row["bbox"] for row in objects], np.float64)
-            crowd = [int(row.get("iscrowd") or 0) for row in objects]
-            overlaps = rle_codec.iou(
-                np.maximum(boxes[index], [-np.inf, -np.inf, 0, 0]), known, crowd
-            )
-            categories = np.array([row["category_id"] for row in objects])
-            close = overlaps.max(axis=1) >= _MATCHED_IOU
-            found[index[close]] = categories[overlaps.argmax(axis=1)[close]]
-    return found
+    actual = objects.category_ids[found[matched]]
+    _check_categories(results.category_ids[best][matched], actual, truth, name)
 
 
 def _check_categories(category_ids: np.ndarray, actual: np.ndarray, truth: COCO, name: str) -> None:

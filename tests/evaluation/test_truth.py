@@ -3,12 +3,14 @@
 import json
 import re
 
+import numpy as np
 import pytest
+from pycocotools import mask as rle_codec
 
 from detlite.data import CocoDataset
 from detlite.data.datasets.options import DatasetOptions
 from detlite.evaluation import evaluate_coco
-from detlite.evaluation.truth import read_truth
+from detlite.evaluation.truth import Objects, most_overlapped, read_truth
 from detlite.files.errors import DataError
 from tests.builders import coco_content, coco_detection, coco_object, make_coco, rectangle
 
@@ -116,3 +118,20 @@ def test_invalid_annotation_files_are_named(write, text):
         DataError, match=r"truth\.json: (cannot be read|not valid JSON|not in COCO format)"
     ):
         read_truth(write(text))
+
+
+def test_most_overlapped_is_the_first_of_the_largest_overlaps() -> None:
+    rng = np.random.default_rng(0)
+    boxes = np.concatenate([rng.integers(0, 9, (60, 2)), rng.integers(-2, 9, (60, 2))], 1) * 1.0
+    keys, own = rng.integers(0, 5, 60), rng.integers(0, 4, 40)
+    known = np.concatenate([rng.integers(0, 9, (40, 2)), rng.integers(0, 9, (40, 2))], 1) * 1.0
+    crowds = rng.random(40) < 0.2
+    index, ious = most_overlapped(boxes, keys, Objects(own, own, known, crowds), own)
+    for n, box in enumerate(boxes):
+        near = np.flatnonzero(own == keys[n])
+        if not len(near):
+            assert (index[n], ious[n]) == (-1, 0)
+            continue
+        clipped = np.maximum(box, [-np.inf, -np.inf, 0, 0])[None]
+        expected = rle_codec.iou(clipped, known[near], crowds[near].astype(int).tolist())[0]
+        assert (index[n], ious[n]) == (near[expected.argmax()], expected.max())

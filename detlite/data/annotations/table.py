@@ -122,7 +122,7 @@ class AnnotationTable:
     @property
     def ids_of_images(self) -> Ids:
         """The ids of the images in any notation."""
-        return Ids.of_entries(map(self.image, range(len(self))))
+        return Ids.of_entries(self.images(np.arange(len(self))))
 
     @property
     def keypoint_names(self) -> list[str]:
@@ -135,13 +135,22 @@ class AnnotationTable:
 
     def image(self, number: int) -> dict[str, Any]:
         """Return the entry of an image; it has a `file_name`."""
-        (entry,) = self._load(self.column("images", number, number + 1))
-        (image_id,) = self.column("image_ids", number, number + 1).tolist()
-        height, width = self.sizes[number].tolist()
-        if type(entry["id"]) is not int or entry["id"] != image_id:
-            entry[WRITTEN_ID] = entry["id"]
-        entry |= {"height": height, "width": width, "id": image_id}
-        return set_file_name(entry, self.facts["by_url"], self.facts["nameless"])
+        return self.images(np.array([number]))[0]
+
+    def images(self, numbers: np.ndarray) -> list[dict[str, Any]]:
+        """Return the entries of images, see `image`."""
+        if not len(numbers):
+            return []
+        low, high = int(numbers.min()), int(numbers.max()) + 1
+        spans, ids = (self.column(key, low, high)[numbers - low] for key in ("images", "image_ids"))
+        entries, by_url, nameless = self._load(spans), self.facts["by_url"], self.facts["nameless"]
+        values = zip(entries, ids.tolist(), self.sizes[numbers].tolist(), strict=True)
+        for entry, image_id, (height, width) in values:
+            if type(entry["id"]) is not int or entry["id"] != image_id:
+                entry[WRITTEN_ID] = entry["id"]
+            entry |= {"height": height, "width": width, "id": image_id}
+            set_file_name(entry, by_url, nameless)
+        return entries
 
     def annotations(self, number: int, select: Select = located) -> list[dict[str, Any]]:
         """Return the selected annotations of an image, in file order and COCO's notation.
@@ -211,7 +220,7 @@ class AnnotationTable:
         """Return the content of the annotation file in COCO's notation, with its findings."""
         in_file_order = np.argsort(self.column("positions"))
         content = {**self.content, "annotations": self.rows(in_file_order)}
-        content["images"] = [self.image(number) for number in range(len(self))]
+        content["images"] = self.images(np.arange(len(self)))
         findings = Findings([*Findings.from_json(self.content.get("findings")), *self.notes])
         for problem in self.facts["image_problems"]:
             findings.add(BAD_ENTRIES, SKIPPED, ": ".join(problem), "image")

@@ -85,7 +85,7 @@ def _coco(
     Annotations have what the IoU types `kinds` need, or with "all" also every field of the file.
     """
     content = {"info": {}, "licenses": [], **table.content, "annotations": []}
-    content["images"] = [table.image(number) for number in numbers.tolist()]
+    content["images"] = table.images(numbers)
     if kinds:
         content["annotations"] = _annotations(table, numbers, categories, selection, kinds)
     coco = COCO()
