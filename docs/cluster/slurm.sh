@@ -20,7 +20,7 @@ export MASTER_ADDR MASTER_PORT WORLD_SIZE OMP_NUM_THREADS
 # With an empty OUTPUT_DIR, --resume starts a new run, so the first job can use it too.
 srun bash -c 'RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID exec detlite "$@"' detlite \
   train --config coco/mask_rcnn_R_50_FPN_1x.yaml --resume \
-  OUTPUT_DIR output/coco SOLVER.IMS_PER_BATCH 32 SOLVER.AUTO_SCALE_LR True \
+  OUTPUT_DIR output/coco SOLVER.IMS_PER_BATCH 32 SOLVER.BASE_LR 0.04 \
   TEST.IMS_PER_BATCH 16
 status=$?
 if [ "$status" -eq 75 ]; then

@@ -33,7 +33,7 @@ _LABEL_LINE = re.compile(r"\s*\d+(\.0+)?(\s+[-+.\deE]+){4,}\s*$")
 
 
 @dataclass
-class _Labels:
+class _LabelInfo:
     """The meaning of labels, and their sixth numbers.
 
     Attributes:
@@ -133,7 +133,7 @@ def _description(tree: FileTree, conversion: Conversion) -> tuple[Path, dict[str
     return file, content
 
 
-def _read_keypoints(content: dict[str, Any], file: Path) -> _Labels:
+def _read_keypoints(content: dict[str, Any], file: Path) -> _LabelInfo:
     """Return the meaning of labels by `names`, `kpt_shape` and `kpt_names`. Raises DataError."""
     shape = content.get("kpt_shape") or [0, 3]
     is_pair = isinstance(shape, list) and len(shape) == 2 and type(shape[0]) is int
@@ -145,10 +145,10 @@ def _read_keypoints(content: dict[str, Any], file: Path) -> _Labels:
         points = next(iter(points.values()))
     if len(points) != count:
         raise DataError(f"{file}: kpt_names has {len(points)} names, but kpt_shape {count} points")
-    return _Labels(content["names"], list(map(str, points)), dimensions)
+    return _LabelInfo(content["names"], list(map(str, points)), dimensions)
 
 
-def _judge_sixth(labels: _Labels, conversion: Conversion) -> None:
+def _judge_sixth(labels: _LabelInfo, conversion: Conversion) -> None:
     """Report the sixth numbers of lines as scores or tracks. Raises DataError for angles."""
     numbers, corners = labels.sixth, "four corners `category x1 y1 x2 y2 x3 y3 x4 y4`"
     if not numbers:
@@ -290,7 +290,7 @@ def _label_files(image: Path) -> list[Path]:
     return [*files, sibling] if positions else [sibling, *files]
 
 
-def _read_shapes(file: Path | None, size: tuple[int, int], labels: _Labels) -> Iterator[Shape]:
+def _read_shapes(file: Path | None, size: tuple[int, int], labels: _LabelInfo) -> Iterator[Shape]:
     for number, line in enumerate(read_lines(file) if file else [], start=1):
         if fields := line.split():
             shape = Shape("", where=f", line {number}")
@@ -304,7 +304,7 @@ def _read_shapes(file: Path | None, size: tuple[int, int], labels: _Labels) -> I
             yield shape
 
 
-def _read_line(shape: Shape, fields: list[str], size: tuple[int, int], labels: _Labels) -> None:
+def _read_line(shape: Shape, fields: list[str], size: tuple[int, int], labels: _LabelInfo) -> None:
     """Set the category, the corners and the keypoints of a shape. Raises ValueError."""
     height, width = size
     try:

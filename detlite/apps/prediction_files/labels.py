@@ -25,7 +25,7 @@ from detlite.structures.masks.formats import to_bitmap
 from .writer import FORMATS, Entry, ModelInfo, PredictionWriter
 
 
-class _Labels(PredictionWriter):
+class _LabelFiles(PredictionWriter):
     """Writes labels next to copies of the images."""
 
     copies_images = True
@@ -39,7 +39,7 @@ class _Labels(PredictionWriter):
 
 
 @FORMATS.register("coco")
-class CocoLabels(_Labels):
+class CocoLabels(_LabelFiles):
     """Writes annotations.json, a COCO file, which CVAT reads as well."""
 
     outputs: ClassVar[Mapping[str, str]] = {"annotations.json": '{"annotations": ['}
@@ -75,7 +75,7 @@ class CocoLabels(_Labels):
 
 
 @FORMATS.register("yolo")
-class YoloLabels(_Labels):
+class YoloLabels(_LabelFiles):
     """Writes labels/*.txt with a line for each object, and data.yaml with the categories.
 
     A line is one polygon, in which bridges without area connect the parts of a mask; or a box, with
@@ -112,7 +112,7 @@ class YoloLabels(_Labels):
 
 
 @FORMATS.register("labelme")
-class LabelMeLabels(_Labels):
+class LabelMeLabels(_LabelFiles):
     """Writes images/*.json, and labels.txt with the categories."""
 
     def add(self, entry: Entry) -> None:
@@ -125,7 +125,7 @@ class LabelMeLabels(_Labels):
 
 
 @FORMATS.register("label-studio")
-class LabelStudioLabels(_Labels):
+class LabelStudioLabels(_LabelFiles):
     """Writes tasks.json with predictions, and labels.xml, the labeling configuration to choose."""
 
     outputs: ClassVar[Mapping[str, str]] = {"tasks.json": "["}

@@ -69,7 +69,7 @@ _decode = msgspec.json.Decoder(Entry).decode
 
 
 @dataclass
-class _Block:
+class _AnnotationBlock:
     """The annotations of a block, what is known of them, and their images' sizes."""
 
     texts: Sequence[Any]
@@ -166,7 +166,7 @@ class Judge:
         self._set_flags(block, box_codes, mask_codes)
         return self._written(block, box_codes, mask_codes), judged
 
-    def _decode(self, texts: Sequence[Any], first: int) -> _Block:
+    def _decode(self, texts: Sequence[Any], first: int) -> _AnnotationBlock:
         entries: list[Entry] = []
         odd: dict[int, Odd] = {}
         for n, text in enumerate(texts):
@@ -207,10 +207,14 @@ class Judge:
             known_image = judged["image"] < len(self._sizes) - 1
             free = (limits[:, :1] == 0) & known_image[:, None]
             limits = np.where(free, extent.clip(1, 1 << 30), limits)
-        return _Block(texts, first, entries, odd, limits, judged)
+        return _AnnotationBlock(texts, first, entries, odd, limits, judged)
 
     def _note(
-        self, block: _Block, note: Note, chosen: np.ndarray, describe: Callable[[int], str] | None
+        self,
+        block: _AnnotationBlock,
+        note: Note,
+        chosen: np.ndarray,
+        describe: Callable[[int], str] | None,
     ) -> None:
         """Report the chosen annotations, bool [N], with the first one as the example."""
         if len(found := np.flatnonzero(chosen)):
@@ -218,7 +222,7 @@ class Judge:
             text = f"{block.where(n)}: {describe(n)}" if describe else block.where(n)
             self.findings.add(*note, text, count=len(found))
 
-    def _note_misplaced(self, block: _Block, codes: np.ndarray, far: np.ndarray) -> None:
+    def _note_misplaced(self, block: _AnnotationBlock, codes: np.ndarray, far: np.ndarray) -> None:
         """Report and count boxes that are outside of their images or exceed them far."""
         rotated = [n for n, odd in block.odd.items() if odd.notes.get("bbox") == ROTATED]
         clipped = far.copy()
@@ -234,7 +238,7 @@ class Judge:
             self._first_misplaced = f"{block.where(n)}: {written(n)}"
         self._misplaced += len(misplaced)
 
-    def _change_mask(self, block: _Block, n: int, mask: Segmentation, note: Note) -> None:
+    def _change_mask(self, block: _AnnotationBlock, n: int, mask: Segmentation, note: Note) -> None:
         """Use another mask than the annotation has."""
         if n not in block.odd:
             block.odd[n] = Odd(block.row(n), block.entries[n])
@@ -243,7 +247,9 @@ class Judge:
         odd.entry.segmentation = Rle(mask["counts"], tuple(mask["size"])) if is_rle else mask  # type: ignore[assignment, call-overload]
         odd.changes["segmentation"], odd.notes["segmentation"] = mask, note
 
-    def _unswap(self, block: _Block, n: int, codes: np.ndarray, pixels: np.ndarray) -> None:
+    def _unswap(
+        self, block: _AnnotationBlock, n: int, codes: np.ndarray, pixels: np.ndarray
+    ) -> None:
         """Read an RLE of size [width, height], with runs along columns or rows as fits the box."""
         mask, (height, width) = block.entries[n].segmentation, block.size(n)
         if not rules.is_swapped(mask, codes[n], height, width):
@@ -266,7 +272,7 @@ class Judge:
             self._change_mask(block, n, encode_bitmap(fit[0]), _SWAPPED)
             codes[n], pixels[n] = 0, float(fit[0].sum())
 
-    def _box_of_mask(self, block: _Block, n: int, codes: np.ndarray) -> None:
+    def _box_of_mask(self, block: _AnnotationBlock, n: int, codes: np.ndarray) -> None:
         """Use the box of a valid mask for a missing one, or as a region for a wrong one."""
         tight = rules.mask_box(segmentation_of(block.entries[n]), *block.size(n))
         if tight is None:
@@ -282,7 +288,9 @@ class Judge:
         text = f"{block.where(n)}: bbox {short_repr(block.row(n).get('bbox'))}"
         self.findings.add(*_FROM_MASK, text)
 
-    def _judge_areas(self, block: _Block, mask_codes: np.ndarray, pixels: np.ndarray) -> None:
+    def _judge_areas(
+        self, block: _AnnotationBlock, mask_codes: np.ndarray, pixels: np.ndarray
+    ) -> None:
         """Set the areas, of masks or boxes if they are not given in pixels."""
         entries, judged = block.entries, block.judged
         boxes = np.where((judged["flags"] & Flag.REGION > 0)[:, None], np.nan, judged["box"])
@@ -297,7 +305,7 @@ class Judge:
             drawn[n] = rules.mask_area(segmentation_of(entries[n]), *block.size(int(n)))
         judged["area"] = np.where(valid, areas, np.where(seen, np.nan_to_num(drawn), 0))
 
-    def _judge_keypoints(self, block: _Block, seen: np.ndarray) -> None:
+    def _judge_keypoints(self, block: _AnnotationBlock, seen: np.ndarray) -> None:
         known = block.judged["image"] < len(self._sizes) - 1
         points = [entry.keypoints for entry in block.entries]
         if not self._points:
@@ -324,12 +332,12 @@ class Judge:
             odd.problems[Flag.BAD_KEYPOINTS] = rules.keypoints_text(codes[n], length, self._points)
             odd.notes.pop("keypoints", None)
 
-    def _drop_problems(self, block: _Block, flag: Flag) -> None:
+    def _drop_problems(self, block: _AnnotationBlock, flag: Flag) -> None:
         for odd in block.odd.values():
             odd.problems.pop(flag, None)
             odd.notes.pop("keypoints", None)
 
-    def _compare(self, block: _Block, has_both: np.ndarray) -> None:
+    def _compare(self, block: _AnnotationBlock, has_both: np.ndarray) -> None:
         """Compare the first boxes with the boxes of their masks, and count differences."""
         for n in np.flatnonzero(has_both)[: max(rules.SAMPLE - self._compared, 0)]:
             self._compared += 1
@@ -342,7 +350,9 @@ class Judge:
                     text = f"bbox {_shown(box)}, box of the mask {_shown(extent)}"
                     self._first_mismatched = f"{block.where(int(n))}: {text}"
 
-    def _set_flags(self, block: _Block, box_codes: np.ndarray, mask_codes: np.ndarray) -> None:
+    def _set_flags(
+        self, block: _AnnotationBlock, box_codes: np.ndarray, mask_codes: np.ndarray
+    ) -> None:
         judged, entries = block.judged, block.entries
         seen = block.limits[:, 0] > 0
         known = judged["image"] < len(self._sizes) - 1
@@ -368,7 +378,9 @@ class Judge:
             if flag not in self.examples and (judged["flags"] & flag).any():
                 self.examples[flag] = block.where(int((judged["flags"] & flag > 0).argmax()))
 
-    def _written(self, block: _Block, box_codes: np.ndarray, mask_codes: np.ndarray) -> list[Any]:
+    def _written(
+        self, block: _AnnotationBlock, box_codes: np.ndarray, mask_codes: np.ndarray
+    ) -> list[Any]:
         """Return the texts to store: as written, or with changes and problems."""
         texts, flags = list(block.texts), block.judged["flags"]
         is_bad = flags >= Flag.UNKNOWN_IMAGE
@@ -391,7 +403,7 @@ class Judge:
                 texts[n] = json.dumps(row).encode()
         return texts
 
-    def _is_used(self, block: _Block, n: int, key: str) -> bool:
+    def _is_used(self, block: _AnnotationBlock, n: int, key: str) -> bool:
         """Return True if a field in another notation has a valid value."""
         bad = {
             "image_id": Flag.UNKNOWN_IMAGE, "category_id": Flag.UNKNOWN_CATEGORY,
@@ -403,7 +415,9 @@ class Judge:
             located = block.judged["image"][n] < len(self._sizes) - 1
         return bool(located and not block.judged["flags"][n] & bad)
 
-    def _problems(self, block: _Block, n: int, box_code: int, mask_code: int) -> dict[int, str]:
+    def _problems(
+        self, block: _AnnotationBlock, n: int, box_code: int, mask_code: int
+    ) -> dict[int, str]:
         """Return what is wrong with an annotation, by flag, in the order of the checks."""
         row, odd, (height, width) = block.row(n), block.odd.get(n), block.size(n)
         entry, flags = block.entries[n], int(block.judged["flags"][n])

@@ -38,7 +38,7 @@ SKIPPED = "They are skipped with their objects."
 Select = Callable[[np.ndarray], np.ndarray]
 
 
-class _Shape(msgspec.Struct):
+class _StoredShape(msgspec.Struct):
     segmentation: Any = None
     keypoints: Any = None
     num_keypoints: Any = None
@@ -249,13 +249,13 @@ class AnnotationTable:
 
     def shapes(self, indices: np.ndarray) -> Iterator[dict[str, Any]]:
         """Yield the masks and keypoints of annotations, as `stored` has them, but faster."""
-        decode = msgspec.json.Decoder(_Shape).decode
+        decode = msgspec.json.Decoder(_StoredShape).decode
         for text in self._texts(self.column("annotations")[indices]):
             try:
                 yield msgspec.structs.asdict(decode(text))
             except (ValueError, RecursionError):  # NaN
                 row = json.loads(text)
-                yield {key: row.get(key) for key in _Shape.__struct_fields__}
+                yield {key: row.get(key) for key in _StoredShape.__struct_fields__}
 
     def _load(self, spans: np.ndarray) -> list[dict[str, Any]]:
         """Parse the JSON texts at spans int64 [N, 2] of (start, stop)."""
