@@ -99,6 +99,8 @@ def run_command(name: str, arguments: Sequence[str]) -> int:
             from detlite.apps.drawing.fonts import use_font  # imports torch
 
             use_font(args.font)
+        # Before torch, which loses a Ctrl-C while it imports numpy.
+        importlib.import_module("numpy")
         status = int(command.run(args))
         sys.stdout.flush()
         return status
