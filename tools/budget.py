@@ -17,13 +17,13 @@ ROOT = Path(__file__).resolve().parents[1]
 APPS = "detlite.apps"
 
 LIMITS = {
-    "lines of code": 30_600,
-    "lines of code of the core": 20_800,
-    "imports of own modules in functions of the core": 6,
-    "imports of own modules for types only": 16,
-    "circles of modules": 2,
-    "lines of code that engine.trainer needs": 16_000,
-    "lines of tests": 53_500,
+    "lines of code": 30_200,
+    "lines of code of the core": 20_500,
+    "imports of own modules in functions of the core": 5,
+    "imports of own modules for types only": 10,
+    "circles of modules": 0,
+    "lines of code that engine.trainer needs": 15_700,
+    "lines of tests": 51_900,
     "lines of benchmark programs": 3_500,
     "config keys": 225,
 }
