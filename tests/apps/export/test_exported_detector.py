@@ -300,4 +300,4 @@ def test_tiling_of_an_exported_model(tiny_config, tmp_path, read_once):
     torch.testing.assert_close(prediction["boxes"], expected["boxes"], atol=0.01, rtol=0)
     opts = ["TEST.TILE", 64]
     changed = Predictor.from_checkpoint(tmp_path / "model.pt2", opts, trust=True)
-    assert changed.detector.tiling.side == 64
+    assert changed.detector.side == 64
