@@ -23,10 +23,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .errors import RefusedPickleError
+from .errors import RefusedPickleError, short_repr
 from .reading import open_file, open_stored_zip
 
 _MAX_STEPS = 1 << 24  # operations; a checkpoint has thousands, proposals of COCO have millions
+_MAX_PARTS, _MAX_SCALAR = 64, 64  # dimensions or parts of a key, and bytes of a number
 _MAX_BUILT = 1 << 24  # bytes of arrays in addition to the size of the file
 _DTYPES = {
     "Double": torch.float64, "Float": torch.float32, "Half": torch.float16,
@@ -97,6 +98,11 @@ class _Callable:
 
     def __init__(self, build: Callable[..., Any]) -> None:
         self.build = build
+
+
+def _shown(value: Any) -> str:
+    """Return a text for a message; that of other objects may take forever if they are nested."""
+    return short_repr(value) if isinstance(value, str) else type(value).__name__
 
 
 def _dtype(dtype: Any) -> np.dtype[Any]:
@@ -188,9 +194,10 @@ class _Unpickler(pickle._Unpickler):
             raise pickle.UnpicklingError("an object outside of the pickle")
         kind, dtype, key, _, count = pid[:5]
         untyped = isinstance(dtype, _Argument)
-        if kind != "storage" or not (untyped or isinstance(dtype, torch.dtype)):
+        known = isinstance(key, str) and (untyped or isinstance(dtype, torch.dtype))
+        if kind != "storage" or not known:
             raise pickle.UnpicklingError("an object outside of the pickle that is no storage")
-        data = self._storage(str(key), int(count) * (1 if untyped else dtype.itemsize))
+        data = self._storage(key, int(count) * (1 if untyped else dtype.itemsize))
         return _Storage(data, None if untyped else dtype)
 
     # Objects
@@ -204,7 +211,7 @@ class _Unpickler(pickle._Unpickler):
     def _make_dtype(self, code: Any, align: Any = False, copy: Any = True) -> _DType:
         # bool, integers, floats, complex numbers and text
         if not isinstance(code, str) or not re.fullmatch(r"[biufcSU]\d+", code):
-            raise RefusedPickleError(f"numpy.dtype of {code!r}")
+            raise RefusedPickleError(f"numpy.dtype of {_shown(code)}")
         return _DType(code)
 
     def _reconstruct(self, kind: Any, shape: Any, code: Any) -> _Array:
@@ -220,17 +227,21 @@ class _Unpickler(pickle._Unpickler):
     def _encode(self, text: str, encoding: str = "latin1") -> bytes:
         # Protocol 2 writes bytes as text to be encoded.
         if encoding != "latin1":
-            raise RefusedPickleError(f"_codecs.encode to {encoding!r}")
+            raise RefusedPickleError(f"_codecs.encode to {_shown(encoding)}")
         return self._spend(text)
 
     def _no_bytes(self) -> bytes:
         return b""  # protocol 2 writes the data of an empty array as a call of `bytes`
 
     def _tuple(self, items: Any = ()) -> tuple[Any, ...]:
+        if not isinstance(items, (list, tuple)) or len(items) > _MAX_PARTS:
+            raise RefusedPickleError("torch.Size of no short sequence")
         return tuple(items)
 
     def _device(self, name: Any, index: Any = None) -> str:
-        return str(name)
+        if not isinstance(name, str):
+            raise RefusedPickleError("torch.device without a name")
+        return name
 
     def _tensor(
         self, storage: Any, offset: Any, size: Any, stride: Any, *rest: Any, dtype: Any = None
@@ -240,7 +251,8 @@ class _Unpickler(pickle._Unpickler):
             raise RefusedPickleError("tensor without a storage")
         count = len(storage.data) // dtype.itemsize
         values = storage.data[: count * dtype.itemsize].view(dtype)
-        return values.as_strided(tuple(size), tuple(stride), offset)  # raises outside of the values
+        # Raises an error outside of the values.
+        return values.as_strided(self._tuple(size), self._tuple(stride), offset)
 
     def _tensor_of_dtype(
         self, storage: Any, offset: Any, size: Any, stride: Any, grad: Any, hooks: Any, dtype: Any,
@@ -304,11 +316,22 @@ class _Unpickler(pickle._Unpickler):
 
 
 def _key(key: Any) -> Any:
-    """Return the key of a dict or the member of a set; nested tuples may take forever to hash."""
+    """Return the key of a dict or the member of a set.
+
+    It is hashed again for each reference to it: nested tuples may take forever, and long ones and
+    large numbers as long as their number of references.
+    """
     parts = key if isinstance(key, tuple) else (key,)
-    if not all(isinstance(part, _KEYS) for part in parts):
+    if len(parts) > _MAX_PARTS or not all(_is_small(part) for part in parts):
         raise RefusedPickleError(f"key of type {type(key).__name__}")
     return key
+
+
+def _is_small(part: Any) -> bool:
+    if isinstance(part, int):
+        return part.bit_length() <= 64
+    # The hash of a text is stored in it, unlike that of a number of numpy.
+    return isinstance(part, _KEYS) and getattr(part, "nbytes", 0) <= _MAX_SCALAR
 
 
 _OVERRIDDEN: dict[bytes, Callable[[Any], None]] = {
@@ -416,10 +439,13 @@ def _load_legacy(path: Path) -> Any:
         if torch.serialization.MAGIC_NUMBER.to_bytes(10, "little") not in stream[:64]:
             raise ValueError("it is no file of torch.save")
         size, storages = len(stream), dict[str, Tensor]()
+        left = size
 
         def allocate(key: str, count: int) -> Tensor:
+            nonlocal left
             if key not in storages:
-                if sum(map(len, storages.values())) + count > size:
+                left -= count
+                if count < 0 or left < 0:
                     raise ValueError("its storages are larger than the file")
                 storages[key] = torch.zeros(count, dtype=torch.uint8)
             return _checked_size(storages[key], count)

@@ -185,20 +185,30 @@ def two_states(array):
     return text[:build] + b"b" + text[start:build] + b"b" + text[build + 1 :]
 
 
+# A tuple of the same tuple twice, 60 levels deep: its text and its hash take 2 ** 60 steps.
+NESTED = b"I1\n\x85" + b"".join(b"q%ch%c\x86" % (k, k) for k in range(60))
+
+
 @pytest.mark.parametrize("suffix", [".pkl", ".pth", "-old.pth"])
 @pytest.mark.parametrize(
     ("pickled", "message"),
     [
-        (b"\x80\x02}" + b"I1\n\x85" + b"".join(
-            b"q%ch%c\x86" % (k, k) for k in range(60)) + b"I1\ns.", "key of type tuple"),
+        (b"\x80\x02}" + NESTED + b"I1\ns.", "key of type tuple"),
         (two_states(np.zeros(4, np.float32)), "array with two states"),
+        (b"\x80\x02}(" + b"K\x01" * 65 + b"tI1\ns.", "key of type tuple"),
+        (b"\x80\x02}" + pickle.dumps(1 << 4000, 2)[2:-1] + b"I1\ns.", "key of type int"),
+        (b"\x80\x02ctorch\nSize\n(" + b"K\x01" * 65 + b"t\x85R.", "torch.Size of no short"),
+        (b"\x80\x02ctorch\ndevice\n" + NESTED + b"\x85R.", "torch.device without a name"),
+        (b"\x80\x02cnumpy\ndtype\n" + NESTED + b"\x85R.", "numpy.dtype of tuple"),
+        (b"\x80\x02c_codecs\nencode\nVa\n" + NESTED + b"\x86R.", "_codecs.encode to tuple"),
         (b"\x80\x02]q\x00(" + b"h\x00" * 10 + b"e}b.", "state of list"),
         (b"\x80\x02cbuiltins\nbytearray\nI1000000000\n\x85R.", "(bytearray|not a)"),
         (b"\x80\x02]q\x00c_codecs\nencode\nq\x01X" + (1 << 20).to_bytes(4, "little")
          + b"a" * (1 << 20) + b"q\x020(" + b"h\x01h\x02\x85R" * 40 + b"e.", "until it fills"),
         (b"\x80\x02ctorch._utils\n_rebuild_device_tensor_from_numpy\n.", "_from_numpy"),
     ],
-    ids=["nested keys", "two states", "state of a list", "bytearray", "repeated", "numpy tensor"],
+    ids=["nested keys", "two states", "long key", "large key", "long size", "device", "dtype",
+         "codec", "state of a list", "bytearray", "repeated", "numpy tensor"],
 )  # fmt: skip
 def test_hostile_pickles_are_refused_at_once(tmp_path, suffix, pickled, message):
     path = tmp_path / f"w{suffix}"

@@ -1,4 +1,4 @@
-"""Which requests are answered, their limits, and the responses to refused requests."""
+"""Check requests: their hosts, origins and limits, and the responses to refused ones."""
 
 import asyncio
 import logging

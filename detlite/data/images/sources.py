@@ -110,7 +110,7 @@ class OpenImage:
             raise too_large(self._max_pixels, f"{width}x{height}")
 
     def check_page_count(self, count: int) -> None:
-        """Raise TooLargeError if there are too many pages, each of which costs time."""
+        """Raise TooLargeError if there are too many pages, because each page costs time."""
         if count > self._max_pages:
             raise TooLargeError(f"the image has {count} pages, more than {self._max_pages}")
 
