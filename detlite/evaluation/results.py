@@ -18,7 +18,7 @@ from detlite.data.annotations.ids import Ids, parse_integer
 from detlite.distributed import gather_objects, is_main
 from detlite.files.atomic_write import atomic_open
 from detlite.files.errors import DataError, short_repr
-from detlite.structures.masks.rle import EncodedMasks
+from detlite.structures.masks.rle import EncodedMasks, join_strings
 
 _ROWS_PER_WRITE = 1000  # results converted to text at a time
 # IoU type -> field of a COCO result
@@ -196,12 +196,9 @@ def _read_masks(entries: Sequence[Any]) -> EncodedMasks:
                 f"result {n}: segmentation is not an RLE with a size [height, width] and "
                 f"compressed counts; a result is, for example, {_EXAMPLE}"
             )
-    text = "".join([entry.segmentation.counts for entry in entries]).encode()
-    return EncodedMasks(
-        data=np.frombuffer(bytearray(text), np.uint8),
-        lengths=np.array([len(entry.segmentation.counts) for entry in entries], np.int64),
-        sizes=np.array([entry.segmentation.size for entry in entries], np.int64).reshape(-1, 2),
-    )
+    data, lengths = join_strings([entry.segmentation.counts for entry in entries])
+    sizes = np.array([entry.segmentation.size for entry in entries], np.int64).reshape(-1, 2)
+    return EncodedMasks(data, lengths, sizes)
 
 
 def check_masks(masks: EncodedMasks) -> None:

@@ -1,9 +1,9 @@
 """PASCAL VOC average precision of boxes (VOCevaldet.m of its development kit)."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from pycocotools import mask as rle_codec
 from pycocotools.coco import COCO
 from yacs.config import CfgNode
 
@@ -14,6 +14,7 @@ from .evaluators import EVALUATORS, Evaluator
 from .metrics import Metrics, mean_or_none
 from .results import Results
 from .results_file import check_results
+from .truth import Objects, most_overlapped, read_objects
 
 MIN_IOU = 0.5
 
@@ -31,14 +32,13 @@ def evaluate_voc(coco_gt: COCO, results: Results) -> dict[str, Any]:
         None if there are no objects.
     """
     check_results(results, coco_gt, ["bbox"])
-    assigned = _assign_objects(coco_gt, results)
-    difficult = np.array([row.get("iscrowd") or 0 for row in coco_gt.dataset["annotations"]], bool)
-    labels = np.array([row["category_id"] for row in coco_gt.dataset["annotations"]])
+    objects = read_objects(coco_gt)
+    assigned, difficult = _assign_objects(objects, results), objects.crowds
     per_category: dict[str, float | None] = {}
     eleven_point = []
     for category in coco_gt.dataset["categories"]:
         name = category["name"]
-        positives = int((~difficult[labels == category["id"]]).sum())
+        positives = int((~difficult[objects.category_ids == category["id"]]).sum())
         if not positives:
             per_category[name] = None
             continue
@@ -56,25 +56,15 @@ def evaluate_voc(coco_gt: COCO, results: Results) -> dict[str, Any]:
     }
 
 
-def _assign_objects(coco_gt: COCO, results: Results) -> np.ndarray:
+def _assign_objects(objects: Objects, results: Results) -> np.ndarray:
     """Return the annotation that each detection overlaps most, int64 [D]; -1 below `MIN_IOU`."""
-    objects: dict[tuple[int, int], list[int]] = {}
-    for n, row in enumerate(coco_gt.dataset["annotations"]):
-        objects.setdefault((row["image_id"], row["category_id"]), []).append(n)
-    detections: dict[tuple[int, int], list[int]] = {}
-    ids = zip(results.image_ids.tolist(), results.category_ids.tolist(), strict=True)
-    for n, key in enumerate(ids):
-        detections.setdefault(key, []).append(n)
-    assigned = np.full(len(results), -1)
-    for key in detections.keys() & objects.keys():
-        found, numbers = np.array(detections[key]), np.array(objects[key])
-        assert results.boxes is not None
-        known = [coco_gt.dataset["annotations"][n]["bbox"] for n in objects[key]]
-        boxes = results.boxes[found].astype(np.float64)
-        ious = rle_codec.iou(boxes, np.array(known, np.float64), [0] * len(known))
-        close = ious.max(axis=1) >= MIN_IOU
-        assigned[found[close]] = numbers[ious.argmax(axis=1)[close]]
-    return assigned
+    assert results.boxes is not None
+    pairs = [np.stack([rows.image_ids, rows.category_ids], axis=1) for rows in (objects, results)]
+    keys = np.unique(np.concatenate(pairs), axis=0, return_inverse=True)[1].reshape(-1)
+    known, found = np.split(keys, [len(pairs[0])])
+    same = replace(objects, crowds=np.zeros_like(objects.crowds))  # difficult ones, too
+    index, ious = most_overlapped(results.boxes.astype(np.float64), found, same, known)
+    return np.where(ious >= MIN_IOU, index, -1)
 
 
 def _true_positives(assigned: np.ndarray, difficult: np.ndarray) -> np.ndarray:

@@ -14,7 +14,13 @@ import numpy as np
 from pycocotools import mask as rle_codec
 
 from detlite.structures.masks.formats import Segmentation, polygons_to_rle, to_bitmap
-from detlite.structures.masks.rle import decode_all, run_lengths, tight_bounds
+from detlite.structures.masks.rle import (
+    decode_runs,
+    join_strings,
+    run_lengths,
+    sum_runs,
+    tight_bounds,
+)
 
 from .notation import Entry, Rle
 
@@ -123,25 +129,20 @@ def judge_polygons(
 
 def _judge_rles(masks: Sequence[Rle], limits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the broken rules of run-length masks [M], and their pixels, float64 [M]."""
-    plain = [mask.counts if isinstance(mask.counts, list) else () for mask in masks]
-    texts = [mask.counts if isinstance(mask.counts, str) else "" for mask in masks]
-    lengths = np.fromiter(map(len, plain), np.int64, len(plain))
-    runs = np.fromiter(chain.from_iterable(plain), np.int64, lengths.sum())
-    decoded, counts, valid = decode_all(texts)
-    lengths, all_runs = np.concatenate([lengths, counts]), np.concatenate([runs, decoded])
-    owners = np.repeat(np.tile(np.arange(len(masks)), 2), lengths)
-    index = np.arange(len(all_runs)) - np.repeat(lengths.cumsum() - lengths, lengths)
-
-    def total(chosen: np.ndarray) -> np.ndarray:  # floats cannot overflow
-        return np.bincount(owners[chosen], all_runs[chosen].astype(float), len(masks))
-
-    every = np.ones(len(all_runs), bool)
-    negative = np.bincount(owners[all_runs < 0], minlength=len(masks)) > 0
+    strings = [mask.counts if isinstance(mask.counts, str) else "" for mask in masks]
+    decoded, counts, valid = decode_runs(*join_strings(strings))
+    plain = [mask.counts if isinstance(mask.counts, list) else [] for mask in masks]
+    numbers = np.fromiter(map(len, plain), np.int64, len(plain))
+    runs = np.fromiter(chain.from_iterable(plain), np.int64, numbers.sum())
+    # Each mask has runs in one of both forms.
+    (pixels, total, negative), (more, rest, wrong) = (
+        sum_runs(decoded, counts),
+        sum_runs(runs, numbers),
+    )
+    pixels, total = pixels + more, total + rest
     sizes = np.array([mask.size for mask in masks], np.int64).reshape(-1, 2)
-    # Runs alternate, background first.
-    pixels = total(index % 2 == 1)
-    broken = [(sizes != limits[:, ::-1]).any(1), negative | ~valid,
-              total(every) != limits.prod(1), pixels == 0]  # fmt: skip
+    broken = [(sizes != limits[:, ::-1]).any(1), negative | wrong | ~valid,
+              total != limits.prod(1), pixels == 0]  # fmt: skip
     return np.select(broken, range(_WRONG_SIZE, _WRONG_SIZE + 4), 0), pixels
 
 

@@ -16,7 +16,7 @@ from torch.nn.functional import pad
 from detlite.structures import to_device
 
 from .formats import Segmentation, polygons_to_rle, to_bitmap
-from .rle import boundaries_of_bitmap, boundaries_of_counts, decode_frame
+from .rle import Counts, boundaries_of_bitmap, boundaries_of_counts, decode_frame
 
 Rings = list[np.ndarray]  # the polygons of an instance, float64 [2 P] or [P, 2] each
 
@@ -63,7 +63,8 @@ class PackedMasks:
                 far outside the image.
         """
         masks: list[Rings | np.ndarray] = []
-        for segmentation in segmentations:
+        rles: dict[int, Counts] = {}
+        for number, segmentation in enumerate(segmentations):
             if isinstance(segmentation, dict):
                 size = list(segmentation["size"])
                 if size != [height, width]:
@@ -73,9 +74,12 @@ class PackedMasks:
             elif as_rle:
                 segmentation = polygons_to_rle(segmentation, height, width)
             if isinstance(segmentation, dict):
-                masks.append(boundaries_of_counts(segmentation["counts"], height * width))
-            else:
-                masks.append([np.asarray(ring, np.float64) for ring in segmentation])
+                rles[number] = segmentation["counts"]
+                segmentation = []
+            masks.append([np.asarray(ring, np.float64) for ring in segmentation])
+        boundaries = boundaries_of_counts([*rles.values()], height * width)
+        for number, edges in zip(rles, boundaries, strict=True):
+            masks[number] = edges
         return pack(masks, height, width)
 
     @classmethod

@@ -13,7 +13,7 @@ import numpy as np
 
 Counts = str | bytes | Sequence[int]
 
-_MAX_CHARACTERS = 7  # of a run length, whose sums do not overflow
+_MAX_CHARACTERS = 7  # of a run length, so that sums do not overflow
 _CHARACTERS_PER_STEP = 1 << 16
 
 
@@ -28,13 +28,9 @@ class EncodedMasks:
     @classmethod
     def from_rles(cls, rles: Sequence[dict[str, Any]]) -> EncodedMasks:
         """Pack RLEs {"size": [height, width], "counts": str or bytes}."""
-        counts = [rle["counts"] for rle in rles]
-        texts = [text.encode("ascii") if isinstance(text, str) else text for text in counts]
-        return cls(
-            data=np.frombuffer(bytearray().join(texts), np.uint8),
-            lengths=np.array([len(text) for text in texts], np.int64),
-            sizes=np.array([rle["size"] for rle in rles], np.int64).reshape(-1, 2),
-        )
+        data, lengths = join_strings([rle["counts"] for rle in rles])
+        sizes = np.array([rle["size"] for rle in rles], np.int64).reshape(-1, 2)
+        return cls(data, lengths, sizes)
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -65,103 +61,96 @@ class EncodedMasks:
             last = max(first + 1, int(np.searchsorted(ends, begin + _CHARACTERS_PER_STEP)))
             part = slice(first, last)
             text, pixels = self.data[begin : int(ends[last - 1])], self.sizes[part].prod(axis=1)
-            areas[part] = _count_pixels(text, self.lengths[part], pixels)
+            runs, counts, valid = decode_runs(text, self.lengths[part])
+            inside, total, negative = sum_runs(runs, counts)
+            areas[part] = np.where(valid & ~negative & (total == pixels), inside, -1)
             first = last
         return areas
 
 
-def _count_pixels(text: np.ndarray, lengths: np.ndarray, pixels: np.ndarray) -> np.ndarray:
-    """Return the areas of masks like `EncodedMasks.areas`, given their strings and image areas."""
-    codes = text.astype(np.int64) - ord("0")
-    owners = np.repeat(np.arange(len(lengths)), lengths)  # the mask of each character
-    is_end, is_last = codes & 0x20 == 0, np.diff(owners, append=-1) != 0
-    bad = (codes < 0) | (codes > 63) | (is_last & ~is_end)
-    ends = np.flatnonzero(is_end | is_last)
-    starts = np.concatenate([[0], ends[:-1] + 1])[: len(ends)]
-    sizes, masks = ends - starts + 1, owners[ends]  # of each number
-    bad[ends[sizes > _MAX_CHARACTERS]] = True
-    shifts = 5 * np.minimum(np.arange(len(codes)) - np.repeat(starts, sizes), _MAX_CHARACTERS)
-    runs = np.add.reduceat((codes & 0x1F) << shifts, starts) if len(starts) else starts
-    runs = runs - np.where(codes[ends] & 0x10, 1 << 5 * np.minimum(sizes, _MAX_CHARACTERS), 0)
-    numbers = np.bincount(masks, minlength=len(lengths))
-    first = np.repeat(numbers.cumsum() - numbers, numbers)
-    rank = np.arange(len(runs)) - first
-    for parity, begin in ((1, 1), (0, 2)):  # the numbers that are sums, see `run_lengths`
-        summed = (rank & 1 == parity) & (rank >= begin)  # none is the first of its mask
-        sums = np.where(summed, runs, 0).cumsum()
-        runs = np.where(summed, sums - sums[first], runs)
-    bad[ends[runs < 0]] = True
-    count = len(lengths)
-    covered = np.bincount(masks, runs, count) == pixels
-    areas = np.bincount(masks, np.where(rank & 1, runs, 0), count).astype(np.int64)
-    return np.where(covered & (np.bincount(owners[bad], minlength=count) == 0), areas, -1)
-
-
 def run_lengths(counts: Counts) -> np.ndarray:
-    """Decode the runs of an RLE, int64: the lengths of runs of 0 and 1 in turn, column by column.
+    """Return the runs of an RLE, see `run_lengths_of`."""
+    return run_lengths_of([counts])[0]
 
-    A character of a compressed string is '0' plus five bits, lowest first, and a sixth bit if more
-    characters of the number follow. Numbers are signed. From the fourth number on, the difference
-    from the number before the previous one is stored (cocoapi, rleToString).
+
+def run_lengths_of(masks: Sequence[Counts]) -> list[np.ndarray]:
+    """Return the runs of RLEs, int64: the lengths of runs of 0 and 1 in turn, column by column.
 
     Raises:
-        ValueError: the string is not such an encoding. Negative runs are not detected.
+        ValueError: a string is not such an encoding. Negative runs are not detected.
     """
-    if not isinstance(counts, (str, bytes)):
-        return np.array(counts, np.int64)
-    text = counts.encode() if isinstance(counts, str) else counts
-    codes = np.frombuffer(text, np.uint8).astype(np.int64) - ord("0")
-    ends = np.flatnonzero(codes & 0x20 == 0)
-    starts = np.concatenate([[0], ends[:-1] + 1])[: len(ends)]
-    sizes = ends - starts + 1
-    is_valid = sizes.sum() == len(codes) and sizes.max(initial=0) <= _MAX_CHARACTERS
-    if ((codes < 0) | (codes > 63)).any() or not is_valid:
+    coded = [counts if isinstance(counts, (str, bytes)) else b"" for counts in masks]
+    runs, numbers, valid = decode_runs(*join_strings(coded))
+    if not valid.all():
         raise ValueError("the RLE counts are not run lengths")
-    if not len(ends):
-        return ends
-    shifts = 5 * (np.arange(len(codes)) - np.repeat(starts, sizes))
-    runs = np.add.reduceat((codes & 0x1F) << shifts, starts)
-    runs -= np.where(codes[ends] & 0x10, 1 << 5 * sizes, 0)
-    runs[1::2] = runs[1::2].cumsum()
-    runs[2::2] = runs[2::2].cumsum()
-    return runs
+    decoded = np.split(runs, numbers.cumsum())[:-1]
+    return [
+        own if isinstance(counts, (str, bytes)) else np.array(counts, np.int64)
+        for counts, own in zip(masks, decoded, strict=True)
+    ]
 
 
-def decode_all(texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Decode the runs of M compressed RLEs, see `run_lengths`.
+def join_strings(strings: Sequence[str | bytes]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the bytes of strings, uint8 [V], and the number of bytes of each, int64 [N]."""
+    texts = [s.encode("utf-8", "surrogatepass") if isinstance(s, str) else s for s in strings]
+    lengths = np.array([len(text) for text in texts], np.int64)
+    return np.frombuffer(bytearray().join(texts), np.uint8), lengths
+
+
+def decode_runs(data: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Decode the runs of N compressed RLEs, the concatenated strings uint8 [V] of lengths [N].
+
+    A character of a string is '0' plus five bits, lowest first, and a sixth bit if more characters
+    of the number follow. Numbers are signed. From the fourth number on, the difference from the
+    number before the previous one is stored (cocoapi, rleToString).
 
     Returns:
-        The runs of all texts, int64 [R]; their number for each text, int64 [M]; and bool [M], True
-        for texts that are such an encoding. Others have no runs.
+        The runs of all strings, int64 [R]; their number for each string, int64 [N]; and bool [N],
+        True for strings that are such an encoding. Others have no runs.
     """
-    coded = [text.encode("utf-8", "surrogatepass") for text in texts]
-    lengths = np.array([len(text) for text in coded], np.int64)
-    codes = np.frombuffer(b"".join(coded), np.uint8).astype(np.int64) - ord("0")
-    owners = np.repeat(np.arange(len(coded)), lengths)
-    bad = np.zeros(len(coded), bool)
-    bad[owners[(codes < 0) | (codes > 63)]] = True
-    full = np.flatnonzero(lengths)
-    bad[full[codes[lengths.cumsum()[full] - 1] & 0x20 > 0]] = True  # the last number is truncated
-    ends = np.flatnonzero(codes & 0x20 == 0)
-    starts = np.concatenate([[0], ends[:-1] + 1])[: len(ends)]
-    sizes = ends - starts + 1
-    bad[owners[ends[sizes > 7]]] = True
+    codes = data.astype(np.int64) - ord("0")
+    owners = np.repeat(np.arange(len(lengths)), lengths)
+    is_end = codes & 0x20 == 0
+    last = lengths.cumsum()[lengths > 0] - 1
+    truncated = last[~is_end[last]]
+    is_end[last] = True
+    ends = np.flatnonzero(is_end)  # of each number
+    sizes = np.diff(ends, prepend=-1)
+    broken = [(codes < 0) | (codes > 63), truncated, ends[sizes > _MAX_CHARACTERS]]
+    bad = np.zeros(len(lengths), bool)
+    bad[np.concatenate([owners[positions] for positions in broken])] = True
     if bad.any():
-        valid = ["" if is_bad else text for text, is_bad in zip(texts, bad, strict=True)]
-        return *decode_all(valid)[:2], ~bad
+        kept = np.where(bad, 0, lengths)
+        return *decode_runs(data[~bad[owners]], kept)[:2], ~bad
     if not len(ends):
-        return ends, lengths, ~bad
+        return ends, np.zeros(len(lengths), np.int64), ~bad
+    starts = ends - sizes + 1
     shifts = 5 * (np.arange(len(codes)) - np.repeat(starts, sizes))
     runs = np.add.reduceat((codes & 0x1F) << shifts, starts)
     runs -= np.where(codes[ends] & 0x10, 1 << 5 * sizes, 0)
-    owners = owners[ends]
-    counts = np.bincount(owners, minlength=len(coded))
-    index = np.arange(len(runs)) - np.repeat(counts.cumsum() - counts, counts)
-    for parity in (0, 1):  # sums over every second number of each text
-        chosen = (index % 2 == parity) & (index > 0)
-        sums, text = np.append(0, runs[chosen].cumsum()), owners[chosen]
-        runs[chosen] = sums[1:] - sums[np.searchsorted(text, text)]
+    counts = np.bincount(owners[ends], minlength=len(lengths))
+    first = np.repeat(counts.cumsum() - counts, counts)
+    rank = np.arange(len(runs)) - first
+    for parity in (0, 1):  # sums over every second number of each string, without the first one
+        chosen = (rank & 1 == parity) & (rank > 0)
+        sums = np.where(chosen, runs, 0).cumsum()
+        runs = np.where(chosen, sums - sums[first], runs)
     return runs, counts, ~bad
+
+
+def sum_runs(runs: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Sum the runs [R] of N masks, of which each has the next `counts` [N].
+
+    Returns:
+        The pixels in the mask and all pixels, float64 [N], which cannot overflow; and bool [N],
+        True if a run is negative.
+    """
+    owners = np.repeat(np.arange(len(counts)), counts)
+    is_inside = (np.arange(len(runs)) - np.repeat(counts.cumsum() - counts, counts)) % 2 == 1
+    lengths = runs.astype(np.float64)
+    inside = np.bincount(owners, np.where(is_inside, lengths, 0), len(counts))
+    negative = np.bincount(owners[runs < 0], minlength=len(counts)) > 0
+    return inside, np.bincount(owners, lengths, len(counts)), negative
 
 
 def draw_runs(bitmap: np.ndarray, counts: Counts) -> None:
@@ -184,10 +173,10 @@ def draw_runs(bitmap: np.ndarray, counts: Counts) -> None:
         bitmap[:, left:right] = bits.reshape(-1, height).T
 
 
-def boundaries_of_counts(counts: Counts, pixels: int) -> np.ndarray:
-    """Return the run boundaries, float64, of the RLE of an image with this number of pixels."""
-    ends = run_lengths(counts).cumsum()
-    return ends[ends < pixels].astype(np.float64)
+def boundaries_of_counts(masks: Sequence[Counts], pixels: int) -> list[np.ndarray]:
+    """Return the run boundaries, float64, of RLEs of an image with this number of pixels."""
+    ends = [runs.cumsum() for runs in run_lengths_of(masks)]
+    return [of_mask[of_mask < pixels].astype(np.float64) for of_mask in ends]
 
 
 def boundaries_of_bitmap(inside: np.ndarray) -> np.ndarray:

@@ -45,7 +45,7 @@ def _runs(mask: Any) -> tuple[np.ndarray, np.ndarray, int]:
     column, and the height of the image."""
     if isinstance(mask, dict):
         height, width = mask["size"]
-        edges = boundaries_of_counts(mask["counts"], height * width)
+        (edges,) = boundaries_of_counts([mask["counts"]], height * width)
     else:
         bitmap = np.asarray(mask)
         height, width = bitmap.shape

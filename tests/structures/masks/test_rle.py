@@ -61,9 +61,9 @@ def test_runs_must_fit_into_the_bitmap(counts):
 
 
 def test_run_boundaries_exclude_the_end_of_the_frame():
-    assert boundaries_of_counts([3, 2, 7], 12).tolist() == [3, 5]
-    assert boundaries_of_counts([0, 12], 12).tolist() == [0]
-    assert boundaries_of_counts([12], 12).tolist() == []
+    assert boundaries_of_counts([[3, 2, 7]], 12)[0].tolist() == [3, 5]
+    assert boundaries_of_counts([[0, 12]], 12)[0].tolist() == [0]
+    assert boundaries_of_counts([[12]], 12)[0].tolist() == []
 
 
 def test_encoded_masks_concatenate_rles():
@@ -76,3 +76,9 @@ def test_encoded_masks_concatenate_rles():
     assert list(masks.rles()) == [*rles, rles[0]]
     assert list(masks.rles(1, 2)) == rles[1:]
     assert list(masks.rles(3)) == []
+
+
+@pytest.mark.parametrize("damaged", ["!", "P", "PPPPPP", "0" + "o" * 9])
+def test_damaged_run_lengths_do_not_change_their_neighbors(damaged):
+    rles = [{"size": [2, 3], "counts": text} for text in ("15", damaged, "PP015", "", "33", "15")]
+    assert EncodedMasks.from_rles(rles).areas().tolist() == [5, -1, 1, -1, 3, 5]
