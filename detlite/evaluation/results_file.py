@@ -14,6 +14,7 @@ import numpy as np
 from pycocotools.coco import COCO
 
 from detlite.data.annotations.ids import Ids
+from detlite.data.datasets.ground_truth import NOT_EVALUATED
 from detlite.files.errors import DataError
 from detlite.files.json_files import read_json
 from detlite.files.reading import read_file
@@ -68,16 +69,18 @@ def read_results(
     """
     if isinstance(source, Results):
         check_results(source, truth, kinds)
-        return source
+        return _of_evaluated(source, truth, "the results")
     if isinstance(source, Path | str):
         name, text = str(source), _read_text(Path(source))
     else:
         name, text = "the results", to_json(source)
     try:
-        ids = Ids.of_entries(truth.imgs.values()), Ids.of_entries(truth.cats.values())
+        images = [*truth.dataset.get(NOT_EVALUATED, []), *truth.imgs.values()]
+        ids = Ids.of_entries(images), Ids.of_entries(truth.cats.values())
         results = results_from_json(text, kinds, *ids)
         check_results(results, truth, kinds)
         _check_values(results)
+        results = _of_evaluated(results, truth, name)
         _check_positions(results, truth, name)
     except (json.JSONDecodeError, RecursionError):
         read_json(Path(name))  # explains the problem
@@ -89,6 +92,20 @@ def read_results(
     if max_dets:
         _check_limit(results, name, max_dets)
     return results
+
+
+def _of_evaluated(results: Results, truth: COCO, name: str) -> Results:
+    """Return the results of evaluated images; log how many others there are."""
+    used = np.isin(results.image_ids, list(truth.imgs))
+    if used.all():
+        return results
+    others = results.image_ids[~used]
+    logger.warning(
+        "%s: %d results of %d images are not counted, such as image %d: these images are not "
+        "evaluated, because the ground truth skips them or lists them twice",
+        name, len(others), len(np.unique(others)), others[0],
+    )  # fmt: skip
+    return results[np.flatnonzero(used)]
 
 
 def _read_text(file: Path) -> bytes:
@@ -114,7 +131,9 @@ def check_results(results: Results, truth: COCO, kinds: Sequence[str]) -> None:
     for kind in kinds:
         if fields[kind] is None and len(results):
             raise DataError(f"the results have no {IOU_TYPES[kind]!r}, which {kind} needs")
-    if (n := first_true(~np.isin(results.image_ids, list(truth.imgs)))) is not None:
+    evaluated = np.isin(results.image_ids, list(truth.imgs))
+    others = [image["id"] for image in truth.dataset.get(NOT_EVALUATED, [])]
+    if (n := first_true(~(evaluated | np.isin(results.image_ids, others)))) is not None:
         raise DataError(
             f"result {n}: image_id {results.image_ids[n]} is not in the ground truth; are these "
             "the results of another dataset?"
@@ -131,12 +150,13 @@ def check_results(results: Results, truth: COCO, kinds: Sequence[str]) -> None:
         if array is not None and (n := first_true(~in_range(array))) is not None:
             raise DataError(f"result {n}: the {field} is {array[n].tolist()}")
     if results.masks is not None and "segm" in kinds:
-        expected = image_sizes(truth, results.image_ids)
-        sizes = results.masks.sizes
-        if (n := first_true((sizes != expected).any(axis=1))) is not None:
+        chosen = np.flatnonzero(evaluated)
+        expected = image_sizes(truth, results.image_ids[chosen])
+        sizes = results.masks.sizes[chosen]
+        if (k := first_true((sizes != expected).any(axis=1))) is not None:
             raise DataError(
-                f"result {n}: the mask has the size {sizes[n].tolist()}, but image "
-                f"{results.image_ids[n]} has {expected[n].tolist()} (height, width)"
+                f"result {chosen[k]}: the mask has the size {sizes[k].tolist()}, but image "
+                f"{results.image_ids[chosen[k]]} has {expected[k].tolist()} (height, width)"
             )
 
 

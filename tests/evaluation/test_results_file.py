@@ -5,12 +5,14 @@ import json
 import numpy as np
 import pytest
 
+from detlite.data.datasets.coco import CocoDataset
+from detlite.data.datasets.options import DatasetOptions
 from detlite.evaluation import Results, evaluate_coco
 from detlite.evaluation.results_file import kinds_of, read_results
 from detlite.evaluation.truth import read_truth
 from detlite.files.errors import DataError
 from detlite.structures.masks.formats import encode_bitmap
-from tests.builders import coco_content, coco_detection, coco_object, rectangle
+from tests.builders import coco_content, coco_detection, coco_object, rectangle, write_text
 
 BOXES = [[10.0, 10, 20, 20], [50, 40, 30, 50], [20, 60, 30, 20]]
 MASK = encode_bitmap(np.pad(np.ones((20, 20), np.uint8), (10, 70)))
@@ -73,6 +75,36 @@ def test_results_may_have_the_ids_of_the_file(images, write):
     results[0]["image_id"] = "x"
     with pytest.raises(DataError, match="result 0: image_id is 'x', not an id of the ground truth"):
         measure(truth, results)
+
+
+@pytest.mark.parametrize("ids", [(1, 2, 3), ("a", "b", "c")])
+@pytest.mark.parametrize(
+    "change", [{"width": -5}, {"file_name": 7}, {"id": 1}, {"same": True}, {"unlabeled": True}]
+)
+def test_results_of_unused_images_are_not_counted(change, ids, write, tmp_path, caplog):
+    """The file has these images, so they are no reason to refuse the results."""
+    truth, results = content(), exact()
+    for row in truth["images"]:
+        row["id"] = ids[row["id"] - 1]
+    for row in (*truth["annotations"], *results):
+        row["image_id"] = ids[row["image_id"] - 1]
+    if "same" in change:
+        truth["images"][2] |= {**truth["images"][0], "id": ids[2]}
+    elif "id" in change:  # two different images
+        truth["images"].append({**truth["images"][2], "file_name": "other.jpg"})
+    else:
+        truth["images"][2] |= change
+    if {"same", "unlabeled"} & change.keys():
+        truth["annotations"].pop()
+    if "unlabeled" in change:
+        file = write_text(tmp_path / "truth.json", json.dumps(truth))
+        options = DatasetOptions(skip_unlabeled=True, check_images=False)
+        truth = CocoDataset(file, tmp_path, options)
+    metrics = evaluate_coco(truth, write(results), ["bbox"], skip_bad=True)["bbox"]
+    assert metrics["AP"] == 1
+    assert "1 results of 1 images are not counted" in caplog.text
+    with pytest.raises(DataError, match=r"another dataset|not an id of the"):
+        evaluate_coco(truth, [{**results[0], "image_id": 99}], ["bbox"], skip_bad=True)
 
 
 def test_other_fields_are_not_read(write):

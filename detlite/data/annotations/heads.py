@@ -41,6 +41,7 @@ class ImageTable:
         sizes: (height, width); 0 if missing.
         same: for each further entry of an image file, its id and the id of the first entry.
         problems: the invalid entries, and what is wrong with them.
+        unused: the `id` and WRITTEN_ID of entries that are invalid or in `same`.
     """
 
     known: Ids
@@ -50,6 +51,7 @@ class ImageTable:
     ids: list[int] = field(default_factory=list)
     sizes: list[tuple[int, int]] = field(default_factory=list)
     folders: set[str] = field(default_factory=set)
+    unused: list[Row] = field(default_factory=list)
 
     @property
     def numbers(self) -> dict[int, int]:
@@ -67,9 +69,11 @@ def read_images(
     """
     rows: list[tuple[int, Any, str, tuple[int, int]]] = []
     problems: list[tuple[str, str]] = []
+    written_ids: list[Any] = []
     for position, entry in enumerate(entries):
         set_file_name(entry, by_url, nameless)
         where = f"image {short_repr(entry.get('id'))}, entry {position} of 'images'"
+        written_ids += [entry["id"]] if is_id(entry.get("id")) else []
         if problem := _image_problem(entry):
             problems.append((where, problem))
             continue
@@ -78,7 +82,7 @@ def read_images(
             findings.add("sizes of images as text or fractions", _AS_INTEGERS, where, "image")
         height, width = (parse_integer(side) or 0 for side in written)
         rows.append((position, entry["id"], entry["file_name"], (height, width)))
-    table = ImageTable(Ids(row[1] for row in rows), problems)
+    table = ImageTable(Ids(written_ids), problems)
     first: dict[int | None, tuple[Any, ...]] = {}
     ambiguous: set[int | None] = set()
     for _, raw, *file_and_size in rows:
@@ -101,6 +105,9 @@ def read_images(
             table.same[image_id] = owners[name, size]
             effect = "The first entry is used, with the objects of all."
             findings.add("images that are listed twice", effect, f"{where} ({name})", "image")
+    used = {*table.ids}
+    unused = {table.known.number(raw): raw for raw in written_ids}
+    table.unused = [{"id": n, WRITTEN_ID: raw} for n, raw in unused.items() if n not in used]
     if not table.ids:
         reason = f"no image is valid, {': '.join(problems[0])}" if problems else "'images' is empty"
         raise DataError(f"{file}: not in COCO format: {reason}")

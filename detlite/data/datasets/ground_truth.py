@@ -23,6 +23,9 @@ from .usable_images import choose_images
 
 logger = logging.getLogger(__name__)
 
+# The images of the annotation file that are not among the images, as entries with an `id`.
+NOT_EVALUATED = "not_evaluated"
+
 
 def build_coco_gt(dataset: CocoDataset, annotations: bool = True) -> COCO:
     """Return the ground truth of the images of a dataset, crowds included.
@@ -86,6 +89,8 @@ def _coco(
     """
     content = {"info": {}, "licenses": [], **table.content, "annotations": []}
     content["images"] = table.images(numbers)
+    others = table.images(np.setdiff1d(np.arange(len(table)), numbers))
+    content[NOT_EVALUATED] = [*others, *table.facts["unused_images"]]
     if kinds:
         content["annotations"] = _annotations(table, numbers, categories, selection, kinds)
     coco = COCO()

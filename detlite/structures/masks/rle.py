@@ -139,7 +139,7 @@ def decode_runs(data: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.n
 
 
 def sum_runs(runs: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Sum the runs [R] of N masks, of which each has the next `counts` [N].
+    """Sum the runs [R] of N masks; each mask has the next `counts` [N].
 
     Returns:
         The pixels in the mask and all pixels, float64 [N], which cannot overflow; and bool [N],
