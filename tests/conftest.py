@@ -152,7 +152,7 @@ def shared_coco_dataset(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path,
 def without_drawings(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave the drawings at the end of a run empty, because they take as long as a tiny run."""
     module = "detlite.apps.report.run_drawings"
-    monkeypatch.setattr(f"{module}.build_predictor", lambda *arguments: None)
+    monkeypatch.setattr(f"{module}.Predictor", lambda *arguments, **options: None)
     for name in ("plot_metrics", "draw_sheet"):
         monkeypatch.setattr(f"{module}.{name}", lambda *arguments: arguments[-1].touch())
 

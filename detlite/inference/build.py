@@ -23,20 +23,22 @@ def build_detector(
 
     Return it with the dtype for `autocast` around its calls. `model` is in evaluation mode.
     """
-    model, dtype = build_inference(cfg, model)
+    options = build_options(cfg)
+    if not options.optimize:
+        model.use_memory_format()
+    model, dtype = optimize_model(model, options)
     # oneDNN has already fused the operations of optimized models on CPUs.
-    if cfg.MODEL.COMPILE and not (cfg.TEST.OPTIMIZE and model.device.type == "cpu"):
+    if cfg.MODEL.COMPILE and not (options.optimize and model.device.type == "cpu"):
         model = compile_parts(model, PARTS)
     names = with_sides(keypoint_names, cfg.DATASETS.KEYPOINT_FLIP_PAIRS)
-    return wrap_detector(model, build_options(cfg, dtype), names), dtype
+    return wrap_detector(model, options, names), dtype
 
 
-def build_inference(cfg: CfgNode, model: DetectionModel) -> tuple[DetectionModel, str]:
-    """Optimize a model if TEST.OPTIMIZE is set; return it and the dtype for `autocast`."""
-    if not cfg.TEST.OPTIMIZE:
-        model.use_memory_format()
-        return model, cfg.DTYPE
-    return optimize(model, cfg.DTYPE), "float32"
+def optimize_model(model: DetectionModel, options: InferenceOptions) -> tuple[DetectionModel, str]:
+    """Return the model that detects, maybe an optimized copy, and the dtype for `autocast`."""
+    if options.optimize:
+        return optimize(model, options.dtype), "float32"
+    return model, options.dtype
 
 
 def wrap_detector(

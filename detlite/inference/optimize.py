@@ -28,7 +28,9 @@ ENGINES: Registry[Callable[..., DetectionModel]] = Registry(
 def optimize(
     model: DetectionModel, dtype: str = "auto", calibration: Sequence[Tensor] = ()
 ) -> DetectionModel:
-    """Return a faster copy of a detector with the same detections, which cannot be trained.
+    """Return a faster copy of a detector with the same detections.
+
+    The copy raises a RuntimeError when it is trained, moved, converted or saved as a state dict.
 
     Norms with fixed statistics are folded into convolutions. ReLUs and residual additions are fused
     with them if torch supports it (oneDNN on CPUs). Weights are converted once. Coordinates and the
@@ -56,7 +58,7 @@ def optimize(
     memo: dict[int, Any] = {id(x): x.detach().clone() for x in computed}
     optimized = copy.deepcopy(model, memo).eval().requires_grad_(False).float()
     optimized.use_memory_format()
-    optimized.static_shapes = False
+    optimized.static_shapes, optimized.is_optimized = False, True
     torch_dtype = getattr(torch, name)
     levels = len(model.backbone.strides)
     done: dict[nn.Module, nn.Module] = {}  # heads may share a module

@@ -44,9 +44,10 @@ class InferenceOptions:
         tile: side of the overlapping tiles that larger images are cut into, in pixels of the
             original image; 0: no tiles. Tiles are resized like images.
         tile_batch: maximum number of tiles, or images of a list, per call of the model.
-        dtype: precision of the forward pass with autocast: "float32", "float16", "bfloat16", or
-            "auto" for the fastest one on the device. A model of `detlite.optimize` with float32 is
-            faster.
+        dtype: precision of the forward pass: "float32", "float16", "bfloat16", or "auto" for the
+            fastest one on the device.
+        optimize: detect with a copy of the model by `detlite.optimize`, in `dtype`; otherwise with
+            the model itself, under autocast.
         score_thresh: minimum score of the detections of a `Predictor`, which replaces a higher
             threshold of the model (MODEL.ROI_HEADS.SCORE_THRESH); None: the model's threshold.
         images: options for reading image files.
@@ -57,6 +58,7 @@ class InferenceOptions:
     tile: int = 0
     tile_batch: int = 8
     dtype: str = "float32"
+    optimize: bool = False
     score_thresh: float | None = None
     images: ImageOptions = DEFAULT_OPTIONS
 
@@ -72,8 +74,8 @@ class InferenceOptions:
             )
 
 
-def build_options(cfg: CfgNode, dtype: str, opts: Sequence[Any] = ()) -> InferenceOptions:
-    """Build the options of INPUT, TEST.BBOX_AUG, TEST.TILE and TEST.SCORE_THRESHOLD.
+def build_options(cfg: CfgNode, opts: Sequence[Any] = ()) -> InferenceOptions:
+    """Build the options of INPUT, DTYPE and TEST.
 
     A threshold that the overrides `opts` (alternating keys and values) name is used also if it is
     0, which means "not measured" in a stored config.
@@ -92,7 +94,8 @@ def build_options(cfg: CfgNode, dtype: str, opts: Sequence[Any] = ()) -> Inferen
         _build_views(cfg),
         cfg.TEST.TILE,
         cfg.TEST.IMS_PER_BATCH,
-        dtype,
+        cfg.DTYPE,
+        cfg.TEST.OPTIMIZE,
         score_thresh,
         build_image_options(cfg),
     )

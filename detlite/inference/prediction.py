@@ -97,25 +97,34 @@ def load_image(image: ImageInput, options: ImageOptions, page: int | None = None
             raise ValueError(
                 "the array masks pixels: replace them by values, as in array.filled(0)"
             )
-        array = image[:, :, None] if image.ndim == 2 and options.channels == 1 else image
-        deep = array.dtype == np.uint16 or (options.value_range and array.dtype.kind in "uif")
-        fits = array.ndim == 3 and array.shape[2] == options.channels
-        if not fits or not (array.dtype == np.uint8 or deep):
+        array = image[:, :, None] if image.ndim == 2 else image
+        fits = array.ndim == 3 and array.shape[2] in (1, 3, options.channels)
+        known = options.value_range or array.dtype.str[1:] in ("b1", "u1", "u2", "f2", "f4", "f8")
+        if not (fits and known):
             raise ValueError(
-                f"an array must be {rgb}uint8 [H, W, {options.channels}]: got {image.dtype} "
-                f"{list(image.shape)}. Other types need INPUT.VALUE_RANGE"
+                f"an array must be {rgb}uint8, uint16 or float [H, W, {options.channels}], or gray "
+                f"[H, W]: got {image.dtype} {list(image.shape)}. Other types need INPUT.VALUE_RANGE"
             )
-        image = pixels_to_tensor(Pixels(array), options, "array")
+        if array.dtype.kind == "f" and array.size and not options.value_range:
+            _check_unit_range(array)
+            array = np.rint(array * 255).astype(np.uint8)
+        return pixels_to_tensor(Pixels(array), options, "array")
     if not isinstance(image, Tensor):
         raise TypeError(
             "an image must be a path, a file, bytes, a PIL image, an array or a tensor: got "
             f"{type(image).__name__}"
         )
-    if image.dtype != torch.uint8 or image.ndim != 3 or image.shape[0] != options.channels:
+    is_float = image.is_floating_point()
+    fits = image.shape[:-2] == (options.channels,) and image.numel()
+    if not (fits and (is_float or image.dtype == torch.uint8)):
         actual = f"{str(image.dtype).removeprefix('torch.')} {list(image.shape)}"
-        raise ValueError(f"a tensor must be {rgb}uint8 [{options.channels}, H, W]: got {actual}")
-    if image.numel() == 0:
-        raise ValueError(f"the image has no pixels: got a shape of {list(image.shape)}")
+        raise ValueError(
+            f"a tensor must be {rgb}uint8 or float [{options.channels}, H, W] with pixels: got "
+            f"{actual}"
+        )
+    if is_float:
+        _check_unit_range(image)
+        image = (image.detach() * 255).round().to(torch.uint8)
     return image
 
 
@@ -131,6 +140,16 @@ def _named(name: str, page: int | None) -> tuple[str | bytes | RemotePath, int |
     file, number = split_page(name)
     page = page if number is None else number - 1
     return (RemotePath(file) if is_any_url(file) and not is_url(file) else file), page
+
+
+def _check_unit_range(image: np.ndarray | Tensor) -> None:
+    """Raise a ValueError unless the values of an array or tensor of floats are in 0..1."""
+    low, high = float(image.min()), float(image.max())
+    if not (low >= 0 and high <= 1):  # NaN, too
+        raise ValueError(
+            f"an image of floats must be in 0..1, and its values are from {low:.4g} to {high:.4g}: "
+            "scale it, or convert it to uint8 in 0..255"
+        )
 
 
 def _content_of(file: Any) -> bytes:

@@ -26,7 +26,7 @@ from detlite.structures import boxes as box_ops
 from detlite.structures.instances import Detections
 from detlite.structures.keypoints import keypoint_names
 
-from .build import build_inference, wrap_detector
+from .build import optimize_model, wrap_detector
 from .ensemble import EnsembleDetector
 from .image_detector import ImageDetector, ResizingDetector
 from .inputs import expand_input
@@ -47,9 +47,10 @@ logger = logging.getLogger(__name__)
 class Predictor:
     """Runs a model on images of any size, resized as in evaluation.
 
-    Call it with an image: a file path, an http or https URL, an opened file or its bytes, a PIL
-    image, or uint8 RGB as an array [H, W, 3] or a tensor [3, H, W] (C channels instead of three for
-    a model of C channels).
+    Call it with an image: a file path, a URL (http, https, file, s3, data ...), an opened file or
+    its bytes, a PIL image, or RGB as an array [H, W, 3] or a tensor [3, H, W] (C channels instead
+    of three for a model of C channels), uint8 or float in 0..1. Arrays may be gray, [H, W], and of
+    16 bits.
     It returns a `Prediction`, a dict with the N detections by decreasing score, in pixels of the
     image, on the CPU; its length is N, and it keeps the pixels of the image for `plot`:
 
@@ -63,11 +64,12 @@ class Predictor:
     - the outputs of TEST.EXTRA_OUTPUTS: `class_scores` float32 [N, K] of all categories, and
       `features` float32 [N, C], the box head's features of the detected box.
 
-    Called with a list of images, it returns a list, with the same results as image by image; called
-    with a folder, it runs the images in it, or else in its subfolders, one by one, and returns a
-    list by file name. A Fast R-CNN also needs `proposals` for each image, float [R, 4] xyxy in its
-    pixels. The EXIF orientation of a file or PIL image is applied if the model's convention says
-    so. Invalid images raise a DataError that names the file, or a TypeError or ValueError.
+    Called with a list of images, it returns a list, with the same results as image by image. Called
+    with a folder, glob, list or archive (see `inputs.expand_input`), it runs their images and
+    returns a list by file name. A Fast R-CNN also needs `proposals` for each image, float [R, 4]
+    xyxy in its pixels. The EXIF orientation of a file or PIL image is applied if the model's
+    convention says so. Invalid images raise a DataError that names the file, or a TypeError or
+    ValueError.
 
     Args:
         model: a detector from `build_model`, which is put in evaluation mode, a checkpoint (see
@@ -81,8 +83,13 @@ class Predictor:
             unknown; for a model in memory, the model's threshold.
         rle: return masks as COCO RLEs, not as bitmaps of H x W bytes each.
         options: how images are read and objects are detected in them. None: the file's options,
-            which `from_checkpoint` can override one by one, or the default ones.
+            which `from_checkpoint` can override one by one, or the default ones. Those of a config
+            are `build_options(cfg)` of `detlite.inference.options`.
         trust: also read a .pt2 file, which can run any code when it is read.
+
+    Attributes:
+        model: the model, which can be called, trained and saved. With `options.optimize`, as of
+            files, the predictor detects with a copy that training does not change.
     """
 
     def __init__(
@@ -110,11 +117,12 @@ class Predictor:
             options = replace(options, view=view, views=())
         if score_thresh is not None:
             options = replace(options, score_thresh=score_thresh)
-        if options.score_thresh is not None:
-            plain = with_score_thresh(plain, options.score_thresh)
         self.model: DetectionModel = plain.eval()
+        detecting, self.dtype = optimize_model(self.model, options)
+        if options.score_thresh is not None:
+            detecting = with_score_thresh(detecting, options.score_thresh)
         self.min_size, self.max_size = options.view.min_size, options.view.max_size
-        self.score_thresh, self.rle, self.dtype = options.score_thresh or 0.0, rle, options.dtype
+        self.score_thresh, self.rle = options.score_thresh or 0.0, rle
         self.image_options = replace(
             options.images,
             exif_orientation=self.model.convention.exif_orientation,
@@ -122,7 +130,7 @@ class Predictor:
         )
         self._options = options
         # Detects in loaded images.
-        self.detector = wrap_detector(self.model, options, keypoint_names(self.categories))
+        self.detector = wrap_detector(detecting, options, keypoint_names(self.categories))
         self._warned = False
 
     @staticmethod
@@ -267,13 +275,12 @@ def _read_model(
     config: str | Path | None = None,
     trust: bool = False,
 ) -> tuple[DetectionModel, InferenceOptions]:
-    """Read an exported model, or build and optimize that of a checkpoint, with its options."""
+    """Read an exported model, or build that of a checkpoint, with its options."""
     if Path(path).suffix in _EXPORTED_SUFFIXES:
         cfg, model = READERS.get("exported")(path, opts, trust)
-        return model, build_options(cfg, cfg.DTYPE, opts)
+        return model, replace(build_options(cfg, opts), optimize=False)
     cfg, model = build_model_from_checkpoint(path, opts, config)
-    model, dtype = build_inference(cfg, model)
-    return model, build_options(cfg, dtype, opts)
+    return model, build_options(cfg, opts)
 
 
 def _merge(predictors: Sequence[Predictor]) -> Predictor:
@@ -282,22 +289,13 @@ def _merge(predictors: Sequence[Predictor]) -> Predictor:
         return predictors[0]
     detectors = [
         one.detector if isinstance(one.detector, ImageDetector)
-        else ResizingDetector(one.model, one._options.view)
+        else ResizingDetector(one.detector, one._options.view)
         for one in predictors
     ]  # fmt: skip
     merged = copy(predictors[0])
     merged.detector = EnsembleDetector(detectors)
     merged.score_thresh = fmean(one.score_thresh for one in predictors)
     return merged
-
-
-def build_predictor(
-    cfg: CfgNode, model: DetectionModel, score_thresh: float | None = None, rle: bool = False
-) -> Predictor:
-    """Build the predictor that runs a model as evaluation does: by INPUT, DTYPE and TEST."""
-    model, dtype = build_inference(cfg, model)
-    options = build_options(cfg, dtype)
-    return Predictor(model, score_thresh=score_thresh, rle=rle, options=options)
 
 
 load_checkpoint = Predictor.from_checkpoint

@@ -36,6 +36,7 @@ class DetectionModel(nn.Module, ABC):
         extra_outputs: fields of detections that TEST.EXTRA_OUTPUTS adds.
         static_shapes: no shape depends on a value: padding is computed too. Set it before
             torch.compile and torch.export; `optimize_for_training` sets it on GPUs.
+        is_optimized: a copy of `detlite.optimize`, which only detects.
         reads_foreground: with static shapes, the mask and keypoint heads are trained on little more
             than the foreground samples, whose number is read from the device in each step.
     """
@@ -46,6 +47,7 @@ class DetectionModel(nn.Module, ABC):
     takes_proposals = False
     resizes_images = False
     static_shapes = False
+    is_optimized = False
     reads_foreground = False
 
     def __init__(
@@ -96,7 +98,25 @@ class DetectionModel(nn.Module, ABC):
         if self.normalizer.channels_last:
             self.to(memory_format=torch.channels_last)
 
+    def train(self, mode: bool = True) -> DetectionModel:
+        if mode:
+            self._check_plain("be trained")
+        return super().train(mode)
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        self._check_plain("be saved as a state dict")
+        return super().state_dict(*args, **kwargs)
+
+    def _check_plain(self, action: str) -> None:
+        """Raise a RuntimeError if this is an optimized copy."""
+        if self.is_optimized:
+            raise RuntimeError(
+                f"the model is a copy that detlite.optimize made for inference, and cannot {action}"
+                ": use the original model; that of a file is load_checkpoint(file).model"
+            )
+
     def _apply(self, fn: Any, recurse: bool = True) -> DetectionModel:
+        self._check_plain("be moved or converted")
         on_meta = self.device.type == "meta"
         try:
             super()._apply(fn, recurse)
@@ -174,6 +194,8 @@ class DetectionModel(nn.Module, ABC):
                 "proposals are given, but the model predicts its own: set MODEL.LOAD_PROPOSALS for "
                 "a Fast R-CNN, which needs proposals"
             )
+        if any(image.requires_grad for image in images if isinstance(image, Tensor)):
+            self._check_plain("compute gradients of images")
         batch = self.normalizer(images)
         if not self.takes_proposals:
             return batch, None

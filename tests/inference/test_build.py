@@ -22,8 +22,8 @@ def test_evaluation_compiles_on_request(
     tiny_config, monkeypatch, compiles, optimizes, device, expected
 ):
     cfg = tiny_config("MODEL.COMPILE", compiles, "TEST.OPTIMIZE", optimizes)
-    model = SimpleNamespace(device=torch.device(device))
-    monkeypatch.setattr(build, "build_inference", lambda cfg, model: (model, "float32"))
+    model = SimpleNamespace(device=torch.device(device), use_memory_format=lambda: None)
+    monkeypatch.setattr(build, "optimize_model", lambda model, options: (model, "float32"))
     monkeypatch.setattr(build, "compile_parts", lambda model, parts: "compiled")
     detector, dtype = build.build_detector(cfg, model)
     assert (detector == "compiled") == expected

@@ -278,7 +278,25 @@ def test_models_can_be_copied_and_stored(tiny_config, dtype):
     expected = model.detect(images)[0]
     for again in copies:
         assert torch.equal(again.detect(images)[0].boxes, expected.boxes)
-        again.load_state_dict(model.state_dict())
+        if not dtype:
+            again.load_state_dict(model.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("misuse", "action"),
+    [
+        (lambda model: model.train(), "be trained"),
+        (lambda model: model.state_dict(), "be saved as a state dict"),
+        (lambda model: nn.DataParallel(model).state_dict(), "be saved as a state dict"),
+        (lambda model: model.double(), "be moved or converted"),
+        (lambda model: model.to(torch.bfloat16), "be moved or converted"),
+        (lambda model: optimize(model), "be moved or converted"),
+        (lambda model: model([torch.rand(3, 64, 64, requires_grad=True)]), "compute gradients"),
+    ],
+)
+def test_an_optimized_copy_says_what_it_cannot_do(misuse, action, tiny_config):
+    with pytest.raises(RuntimeError, match=f"made for inference, and cannot {action}"):
+        misuse(optimize(build_model(tiny_config()), "float32").eval())
 
 
 @pytest.mark.slow

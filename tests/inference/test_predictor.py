@@ -63,6 +63,10 @@ class TestPrediction:
         inputs = [
             image,
             image[:, :, ::-1][:, :, ::-1],
+            image / 255,
+            image.astype(">u2") * 256,
+            image.astype(">f4") / 255,
+            torch.from_numpy(image).permute(2, 0, 1) / 255,
             torch.from_numpy(image).permute(2, 0, 1),
             Image.fromarray(image),
             tmp_path / "p.png",
@@ -72,7 +76,7 @@ class TestPrediction:
         for one in inputs:
             predictor(one)
         first, *others = (images[0] for images in predictor.model.calls)
-        assert len(others) == 6
+        assert len(others) == 10
         assert all(torch.equal(image, first) for image in others)
 
     def test_images_of_a_list_with_one_padded_size_are_a_batch(self, predictor, image):
@@ -106,6 +110,13 @@ class TestPrediction:
         bitmaps, rles = prediction["masks"].numpy(), encoded["masks"]
         for rle, bitmap in zip(rles, bitmaps, strict=True):
             assert (to_bitmap(rle, 60, 120) == bitmap).all()
+
+    def test_gray_arrays(self, predictor, image):
+        gray = image[:, :, 0]
+        for given in (gray, gray[:, :, None], gray / 255, gray > 0):
+            loaded = predictor.load(given).original
+            assert loaded.shape == (3, 60, 120)
+            assert all(np.array_equal(channel.numpy(), gray) for channel in loaded)
 
     def test_limits_of_files(self, image, tmp_path):
         file = tmp_path / "p.png"
@@ -172,8 +183,14 @@ class TestFromCheckpoint:
         opts = ["INPUT.MIN_SIZE_TEST", 32, "INPUT.MAX_SIZE_TEST", 48, "DTYPE", "bfloat16"]
         other = Predictor.from_checkpoint(path, opts, score_thresh=0.3, rle=True)
         assert (other.min_size, other.max_size) == (32, 48)
-        (level, *_) = other.model.backbone(torch.zeros(1, 3, 32, 32))
+        (level, *_) = other.detector.backbone(torch.zeros(1, 3, 32, 32))
         assert level.dtype == torch.bfloat16
+        (parameter, *_) = other.model.train().parameters()  # the model itself is plain
+        assert other.model.state_dict().keys() == model.state_dict().keys()
+        pixels = torch.rand(3, 64, 64, requires_grad=True)
+        other.model.eval()([pixels])[0]["scores"].sum().backward()
+        assert pixels.grad.any()
+        assert parameter.requires_grad
         plain = Predictor.from_checkpoint(path, [*opts, "TEST.OPTIMIZE", False])
         assert plain.dtype == "bfloat16"
         assert (other.score_thresh, other.rle) == (0.3, True)
@@ -183,16 +200,15 @@ class TestBadInput:
     @pytest.mark.parametrize(
         ("bad", "error", "message"),
         [
-            (
-                np.zeros((4, 4, 3)),
-                ValueError,
-                r"uint8 \[H, W, 3\]: got float64 \[4, 4, 3\]",
-            ),
+            (np.full((4, 4, 3), 2.0), ValueError, r"floats must be in 0\.\.1, .* from 2 to 2:"),
+            (np.full((4, 4, 3), np.nan), ValueError, r"floats must be in 0\.\.1, .* from nan to"),
+            (torch.full((3, 4, 4), -1.0), ValueError, r"floats must be in 0\.\.1, .* from -1 to"),
+            (np.zeros((4, 4, 3), np.int64), ValueError, r"uint16 or float \[H, W, 3\].*got int64"),
             (np.zeros((3, 4, 4), np.uint8), ValueError, r"got uint8 \[3, 4, 4\]"),
-            (np.zeros((4, 4), np.uint8), ValueError, r"got uint8 \[4, 4\]"),
-            (torch.zeros(3, 4, 4), ValueError, r"uint8 \[3, H, W\]: got float32"),
+            (np.zeros(4, np.uint8), ValueError, r"got uint8 \[4\]"),
+            (torch.zeros(4), ValueError, r"got float32 \[4\]"),
             (torch.zeros(4, 4, 3, dtype=torch.uint8), ValueError, r"got uint8 \[4, 4, 3\]"),
-            (torch.zeros(3, 0, 4, dtype=torch.uint8), ValueError, "the image has no pixels"),
+            (torch.zeros(3, 0, 4, dtype=torch.uint8), ValueError, r"pixels: got uint8 \[3, 0, 4\]"),
             (np.zeros((0, 4, 3), np.uint16), DataError, "array: has no pixels"),
             (Image.new("F", (4, 4)), DataError, r"PIL image of mode F: .*INPUT\.VALUE_RANGE"),
             (np.zeros((4, 4, 2), np.uint8), ValueError, r"got uint8 \[4, 4, 2\]"),
@@ -326,7 +342,7 @@ def test_a_path_loads_the_predictor_of_a_checkpoint(tiny_config, image, tmp_path
     assert Predictor(path, score_thresh=0.0).score_thresh == 0
     for key in ("TEST.SCORE_THRESHOLD", "MODEL.ROI_HEADS.SCORE_THRESH"):  # given, although 0
         assert Predictor.from_checkpoint(path, [key, 0.0]).score_thresh == 0
-    assert build_options(tiny_config(), "float32").score_thresh == 0.5  # not measured
+    assert build_options(tiny_config()).score_thresh == 0.5  # not measured
     one.score_thresh = other.score_thresh = 0.0
     assert torch.equal(one(image)["boxes"], other(image)["boxes"])
 
@@ -383,8 +399,8 @@ def test_a_lower_threshold_than_the_models_applies(kind, tiny_config, image):
     lower = Predictor(model, min_size=64, score_thresh=low * 0.999)
     assert len(lower(image)["scores"]) == len(scores)
     assert len(Predictor(model, min_size=64)(image)["scores"]) == len(own)  # unchanged
-    assert {*map(id, lower.model.parameters())} == {*map(id, model.parameters())}
-    copied = lower.model if kind == "retinanet" else lower.model.roi_heads.box
+    assert {*map(id, lower.detector.parameters())} == {*map(id, model.parameters())}
+    copied = lower.detector if kind == "retinanet" else lower.detector.roi_heads.box
     assert copied.recorder is owner.recorder  # such as the object of a hook
 
 

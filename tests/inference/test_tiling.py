@@ -363,7 +363,8 @@ def test_tiling_from_the_config(tiny_config, tmp_path):
     save_checkpoint(Checkpoint(path, model.state_dict(), model.categories, cfg.dump()))
     batches = []
     predictor = Predictor.from_checkpoint(path)
-    predictor.model.backbone.register_forward_hook(lambda *call: batches.append(len(call[2][0])))
+    backbone = predictor.detector.model.backbone
+    backbone.register_forward_hook(lambda *call: batches.append(len(call[2][0])))
     predictor(torch.zeros(3, 80, 48, dtype=torch.uint8))
     assert batches == [1, 2]
     with pytest.raises(ConfigError, match=r"TEST\.TILE"):

@@ -142,6 +142,7 @@ def to_openvino(
         with torch.no_grad():
             arrangement = arrangement_of(part.module(*examples[part.name]))
         part.replace(OpenVINOPart(_use_channels_last(graphs[part.name]), arrangement))
+    copy.is_optimized = True
     return copy
 
 

@@ -18,7 +18,8 @@ from detlite.engine.hooks.best_checkpoint import measured_threshold
 from detlite.engine.run import DRAWINGS
 from detlite.engine.run_files import METRICS_FILE
 from detlite.files.atomic_write import atomic_open, atomic_path
-from detlite.inference.predictor import Predictor, build_predictor
+from detlite.inference.options import build_options
+from detlite.inference.predictor import Predictor
 from detlite.modeling.detection_model import DetectionModel
 
 from . import charts
@@ -48,7 +49,8 @@ def draw_run(
     plot_metrics(folder / METRICS_FILE, folder / "curves.png")
     if test_sets:
         threshold = measured_threshold(metrics.get(test_sets[0].name, {}))
-        predictor = build_predictor(cfg, model, threshold or 0.5)
+        options = build_options(cfg)
+        predictor = Predictor(model, score_thresh=threshold or 0.5, options=options)
         draw_sheet(predictor, test_sets[0], folder / "detections.png")
         if cfg.TEST.REPORT:
             write_report(folder)
