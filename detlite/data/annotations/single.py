@@ -5,7 +5,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from . import rules
-from .judge import CLIPPED, PARTS, segmentation_of
+from .blocks import segmentation_of
+from .judge import CLIPPED, PARTS
 from .notation import Note, normalize
 from .selection import Flag
 

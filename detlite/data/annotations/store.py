@@ -27,8 +27,9 @@ from detlite.files.errors import DataError, short_repr
 from detlite.files.reading import open_file
 from detlite.structures.keypoints import keypoint_names
 
+from .blocks import JUDGED, BlockReader
 from .heads import drop_namesakes, read_categories, read_images
-from .judge import JUDGED, Judge
+from .judge import Judge
 from .notation import parse_if_text
 from .scan import Document, document_of, read_document, without_gc
 from .selection import Flag
@@ -182,7 +183,8 @@ def write_table(
     if nameless and not names:
         names = _numbered_keypoints(document.texts["annotations"])
         categories = [{**row, "keypoints": names} for row in categories] if names else categories
-    judge = Judge(file, images, categories, category_ids, len(names), findings, nameless)
+    reader = BlockReader(file, images, category_ids, nameless)
+    judge = Judge(file, reader, categories, len(names), findings)
     texts = document.texts["annotations"]
     judged = np.zeros(len(texts), JUDGED)
     sizes = [_write_texts(stream, document.texts["images"][group])
@@ -193,7 +195,7 @@ def write_table(
     judge.finish()
     ends = np.concatenate(sizes).cumsum()
     spans = np.stack([ends - np.concatenate(sizes), ends], axis=1)
-    _check_ids(judged, judge.unnamed, findings)
+    _check_ids(judged, reader.unnamed, findings)
     _report_repeats(judged, findings)
     used = {*np.unique(judged["category_id"][judged["image"] < len(images.ids)]).tolist()}
     order = np.argsort(judged["image"], kind="stable")

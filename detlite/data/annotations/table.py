@@ -22,9 +22,9 @@ from detlite.data.findings import Findings
 from detlite.files.errors import DataError
 from detlite.structures.keypoints import keypoint_names
 
+from .blocks import PROBLEM_KEY, annotation_name
 from .heads import set_file_name
 from .ids import WRITTEN_ID, Ids
-from .judge import PROBLEM_KEY, annotation_name
 from .selection import Flag, Selection, located
 
 VERSION = 19  # increase it with every change of the content of tables or of the rules behind it
