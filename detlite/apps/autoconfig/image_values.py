@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 
@@ -11,6 +12,9 @@ from detlite.data.images.pixels import ImageOptions, pixels_to_tensor
 from detlite.data.images.sources import DECODE_ERRORS, ImageSource, Pixels
 from detlite.files.errors import DataError
 
+T = TypeVar("T")
+
+_SAMPLE = 32  # number of images that are decoded
 _PIXELS = 20_000  # per image
 _PERCENTILES = 0.1, 99.9  # become black and white
 _MIN_FRACTION = 0.25  # of the values of IMAGE_BITS that the percentiles must span
@@ -33,6 +37,11 @@ class ImageValues:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     reason: str = ""
+
+
+def spread(files: Sequence[T]) -> Sequence[T]:
+    """Return a sample of a list."""
+    return files[:: max(len(files) // _SAMPLE, 1)][:_SAMPLE]
 
 
 def measure_values(files: Sequence[ImageSource], options: ImageOptions) -> ImageValues:

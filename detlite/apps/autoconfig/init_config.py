@@ -32,7 +32,7 @@ def init_config(options: Namespace, log: Callable[[str], None]) -> str:
     upright = build_image_options(load_config(None, overrides)).exif_orientation
     sets, text = find_sets(
         options.data, options.val, options.images, options.annotations, options.masks,
-        options.skip_bad, upright, options.single_class,
+        options.skip_bad, upright, options.single_class, options.group_by,
     )  # fmt: skip
     log(text)
     fixed = dataset_choices(sets, text)

@@ -22,9 +22,7 @@ from detlite.data.transforms.tiles import TrainingTiles
 from detlite.files.errors import DataError
 from detlite.structures.keypoints import keypoint_names
 
-from .image_values import ImageValues, measure_values
-
-_SAMPLE = 32  # number of images that are decoded
+from .image_values import ImageValues, measure_values, spread
 
 
 @dataclass(frozen=True)
@@ -154,7 +152,7 @@ def compute_statistics(
         table = open_table(file)
     count = len(table)
     files = [images / table.image(number)["file_name"] for number in range(count)]
-    values = measure_values(_spread(files), image_options)
+    values = measure_values(spread(files), image_options)
     image_options = values.options
     bad_images = check_images(table, images, image_options)[0] if check else {}
     if bad_images and image_options.exif_orientation:
@@ -216,14 +214,10 @@ def _count(
     return [(name, len(x), len(np.unique(x))) for name, x in zip(names, images, strict=True)]
 
 
-def _spread(files: Sequence[ImageSource]) -> Sequence[ImageSource]:
-    return files[:: max(len(files) // _SAMPLE, 1)][:_SAMPLE]
-
-
 def _decode_sample(files: Sequence[ImageSource], options: ImageOptions) -> tuple[float, float]:
     """Return median seconds and mean brightness difference of images spread over the list."""
     times, differences = [], []
-    for file in _spread(files):
+    for file in spread(files):
         start = time.perf_counter()
         try:
             image = read_image(file, options=options)

@@ -7,7 +7,8 @@
 With a config, the command checks all sets of DATASETS.TRAIN and DATASETS.TEST for the model of the
 config. A folder with labels in any format is converted and split as by `detlite init`. The command
 lists errors that stop training first, then warnings: boxes that do not match their masks, duplicate
-annotations, EXIF orientations, outliers, and nearly identical images within and across sets.
+annotations, EXIF orientations, outliers, and images within and across sets that show the same, see
+`detlite init`.
 KEY VALUE pairs override keys of the config, or set those of the training without a config.
 
 Exit status: 0; 1 if there are errors that stop training; 2 if nothing could be checked.
@@ -34,9 +35,10 @@ def run(args: Namespace) -> int:
     from detlite.apps.dataset_check.data_page import data_page
     from detlite.apps.dataset_check.inspection import inspect
     from detlite.apps.dataset_check.inspection_report import (
-        near_duplicates,
-        print_duplicates,
         print_report,
+        print_similar,
+        print_similar_within,
+        similar_images,
     )
     from detlite.data.images.checks import unlisted_images
     from detlite.files.atomic_write import atomic_open
@@ -44,13 +46,12 @@ def run(args: Namespace) -> int:
     sets = [one for path in args.data for one in inspect(path, args.images, args.overrides)]
     listed = [(inspection.table, inspection.folder) for inspection in sets if inspection.table]
     sets[0].findings += unlisted_images(listed)
-    pairs = near_duplicates(sets)
+    similar = similar_images(sets)
     for number, inspection in enumerate(sets):
         print_report(inspection, args.max_per_kind)
-        within = sum({first[0], second[0]} == {number} for first, second in pairs)
-        print(f"  {within} pairs of nearly identical images in this set")
-    print_duplicates(sets, pairs, args.max_per_kind)
+        print_similar_within(number, similar)
+    print_similar(sets, similar, args.max_per_kind)
     if args.page:
         with atomic_open(args.page) as file:
-            file.write(data_page(sets, pairs))
+            file.write(data_page(sets, similar))
     return 1 if any(inspection.refused for inspection in sets) else 0

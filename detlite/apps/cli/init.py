@@ -10,10 +10,11 @@
 
 The command reads COCO json, labels of YOLO, PASCAL VOC and LabelMe, and mask images, and converts
 them to COCO json. For about seventy other formats, it says how their tools export COCO json.
-Without --val, it sets one image in five aside for evaluation, chosen by a hash of the file names;
-nearly identical images and frames of a video stay together. With --minutes, it measures training
-steps on this machine, and chooses the model and the image size accordingly. With --weights, the
-config trains the model of that checkpoint. docs/formats.md lists the formats and the rules.
+Without --val, it sets one image in five aside for evaluation, chosen by a hash of the file names.
+Images that show the same stay together: nearly identical ones, frames, slices, tiles, augmented
+copies, and those with the same --group-by. With --minutes, it measures training steps on this
+machine, and chooses the batch and the image size accordingly. With --weights, the config trains the
+model of that checkpoint. docs/formats.md lists the formats and the rules.
 """
 
 import sys
@@ -23,7 +24,8 @@ from pathlib import Path
 from detlite.apps.cli.options import OVERRIDES, flag, option, weights
 
 _MAX_MINUTES = 525_600  # a year
-_NOT_WITH_COCO = ("val", "images", "annotations", "minutes", "weights", "single_class")
+_NOT_WITH_COCO = ("val", "images", "annotations", "minutes", "weights", "single_class",
+                  "group_by")  # fmt: skip
 _KEYS_OF_COCO = ("MODEL.CONVENTION", "MODEL.CONVENTION_OVERRIDE")  # whether images are upright
 
 
@@ -41,6 +43,9 @@ OPTIONS = (
     option("--annotations", "FOLDER", "folder for the json files (default: the folder detlite "
            "inside --data)", type=Path),
     flag("--single-class", "train all categories as one"),
+    option("--group-by", "NAME", "keep images together that agree in a member of their entries in "
+           "COCO json, such as patient_id, or in the part of their names that a pattern matches, "
+           "such as 'patient\\d+'"),
     option("--minutes", None, "training time in minutes, to which the model and the image size are "
            "adapted", type=float),
     weights("checkpoint to start from, with its model (default: a model that fits the data)"),

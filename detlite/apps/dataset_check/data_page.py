@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from detlite.apps.drawing.detections import Color, draw_detections
@@ -12,7 +13,7 @@ from detlite.apps.drawing.html_page import crop_window, draw_window, jpeg, rende
 from detlite.data.images.reading import read_image
 from detlite.files.errors import DataError
 
-from .inspection_report import Inspection, Pair, Row
+from .inspection_report import Inspection, Row, SimilarImages
 
 _SIDE = 320  # pixels of an image on the page
 _MAX_ROWS = 500  # listed defects of each kind
@@ -22,18 +23,23 @@ _SUSPICIOUS_COLOR: Color = (255, 60, 40)
 _NO_NAMES = [{"id": 0, "name": ""}]
 
 
-def data_page(sets: Sequence[Inspection], pairs: Sequence[Pair]) -> str:
+def data_page(sets: Sequence[Inspection], similar: Sequence[SimilarImages]) -> str:
     """Return the page as one HTML document that contains its images.
 
-    `pairs` are nearly identical images. Raises ConfigError if jinja2 is not installed.
+    Raises ConfigError if jinja2 is not installed.
     """
-    shown = [
-        [_image(sets[index], image_id, f"{Path(sets[index].name).name}, image {image_id}")
-         for index, image_id in pair]
-        for pair in pairs[:_MAX_IMAGES]
+
+    def shown(index: int, number: int) -> dict[str, str]:
+        text = f"{Path(sets[index].name).name}, image {sets[index].image_id(number)}"
+        return _image(sets[index], number, text)
+
+    kinds = [
+        {"name": found.kind, "count": len(pairs),
+         "pairs": [(shown(*pair[:2]), shown(*pair[2:])) for pair in pairs[:_MAX_IMAGES].tolist()]}
+        for found in similar if len(pairs := np.concatenate([found.across, found.within]))
     ]  # fmt: skip
     described = [_describe(inspection) for inspection in sets]
-    return render("dataset_check.html", sets=described, pairs=shown, pair_count=len(pairs))
+    return render("dataset_check.html", sets=described, similar=kinds)
 
 
 def _describe(inspection: Inspection) -> dict[str, Any]:
@@ -41,13 +47,10 @@ def _describe(inspection: Inspection) -> dict[str, Any]:
     kinds = defaultdict(list)
     for defect in inspection.defects:
         kinds[defect.kind, defect.refused].append(defect)
-    readable = list(inspection.fingerprints)
-    by_image = defaultdict(list)
-    for row in inspection.objects:
-        by_image[row["image_id"]].append(row)
+    readable = np.flatnonzero(inspection.prints["known"]).tolist()
     examples = [
-        _image(inspection, image_id, f"image {image_id}", by_image[image_id])
-        for image_id in readable[:: max(1, len(readable) // _MAX_IMAGES)][:_MAX_IMAGES]
+        _image(inspection, n, f"image {inspection.image_id(n)}", inspection.rows(n))
+        for n in readable[:: max(1, len(readable) // _MAX_IMAGES)][:_MAX_IMAGES]
     ]
     return {
         "file": inspection.name,
@@ -56,8 +59,9 @@ def _describe(inspection: Inspection) -> dict[str, Any]:
         "balance": inspection.class_balance(),
         "kinds": [
             {"name": name, "refused": refused, "count": len(defects), "rows": defects[:_MAX_ROWS],
-             "images": [_image(inspection, d.image_id, d.where, suspicious=d.box)
-                        for d in defects[:_MAX_IMAGES] if d.image_id in inspection.images]}
+             "images": [_image(inspection, number, d.where, suspicious=d.box)
+                        for d in defects[:_MAX_IMAGES]
+                        if (number := inspection.number(d.image_id)) is not None]}
             for (name, refused), defects in kinds.items()
         ],
         "examples": examples,
@@ -66,7 +70,7 @@ def _describe(inspection: Inspection) -> dict[str, Any]:
 
 def _image(
     inspection: Inspection,
-    image_id: int,
+    number: int,
     text: str,
     objects: Sequence[Row] = (),
     suspicious: Sequence[float] | None = None,
@@ -75,8 +79,10 @@ def _image(
 
     If the image cannot be read, only the text is returned.
     """
+    assert inspection.table is not None
+    name = inspection.table.image(number)["file_name"]
     try:
-        image = read_image(inspection.folder / inspection.images[image_id]["file_name"])
+        image = read_image(inspection.folder / name, options=inspection.image_options)
     except DataError:
         return {"source": "", "text": f"{text}: cannot be shown"}
     boxes = [row["bbox"] for row in objects] if suspicious is None else [suspicious]

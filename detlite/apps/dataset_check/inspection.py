@@ -1,21 +1,17 @@
 """Find all defects of datasets; loading them would stop at the first one."""
 
 import os
-import sys
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 from yacs.config import CfgNode
 
 from detlite.apps.autoconfig.image_sizes import speck_area
+from detlite.apps.autoconfig.image_values import measure_values, spread
 from detlite.apps.dataset_formats.coco_files import find_images
 from detlite.apps.dataset_formats.find_annotations import find_sets
 from detlite.config import ConfigError, load_config
@@ -44,8 +40,8 @@ from detlite.data.locations import Location, local_copy
 from detlite.files.errors import DataError, RemoteError
 from detlite.structures.categories import CategoryMatch
 
+from .fingerprints import FINGERPRINT, fingerprint, in_threads, progress
 from .inspection_report import Defect, Inspection, Row
-from .near_duplicates import Fingerprint, fingerprint
 
 _OPTIONS = DatasetOptions(train=True, background=True)
 _READERS = max(4, os.cpu_count() or 1)  # threads; some wait for a disk or a network
@@ -71,11 +67,11 @@ def inspect(path: Path, images: Path | None, overrides: Sequence[str] = ()) -> l
             raise ConfigError(f"--data {path}: there is no such file")
         with suppress(DataError):  # reported as missing images, or as a file that cannot be read
             images = images or find_images(path)
-        return [inspect_dataset(path, images or path.parent, options, masks)]
+        return [inspect_dataset(path, images or path.parent, options, masks, measure=True)]
     if path.is_dir():
         sources, _ = find_sets(path, images=images, upright=options.images.exif_orientation)
         files = [(source.annotations, source.images) for source in sources.values()]
-        return [inspect_dataset(*pair, options, masks) for pair in files]
+        return [inspect_dataset(*pair, options, masks, measure=True) for pair in files]
     datasets = cfg.DATASETS
     names = list(dict.fromkeys([*datasets.TRAIN, *datasets.TEST]))
     if not names:
@@ -127,17 +123,13 @@ def check_datasets(cfg: CfgNode) -> dict[str, list[Finding]]:
     return found
 
 
-def _progress(rows: list[Any], name: str) -> Any:
-    """Return a progress bar on standard error; one line in ten seconds if that is a file."""
-    return tqdm(rows, name, mininterval=0.1 if sys.stderr.isatty() else 10.0)
-
-
 def inspect_dataset(
     annotations: Location,
     folder: ImageFolder,
     options: DatasetOptions = _OPTIONS,
     masks: bool | None = None,
     kind: str = "coco",
+    measure: bool = False,
 ) -> Inspection:
     """Read an annotation file and all of its images, and collect their defects.
 
@@ -145,6 +137,7 @@ def inspect_dataset(
         annotations, folder, kind: see `CocoDataset`.
         options: without `background`, images without annotations are reported.
         masks: True if every annotation must have a segmentation; None: if most of them have one.
+        measure: read images of many bits or channels as `detlite init` would choose.
     """
     result, refused = Inspection(annotations, folder), not options.skip_bad
     with local_copy(annotations) as file:
@@ -163,31 +156,23 @@ def inspect_dataset(
         result.defects.append(Defect("image entry", where.partition(",")[0], problem, refused))
     result.table = table = table.ignoring_below(options.min_area)
     result.defects += small_objects(table, result.selection, options.min_area)
+    if measure:
+        files = [folder / table.image(n)["file_name"] for n in spread([*range(len(table))])]
+        options = replace(options, images=measure_values(files, options.images).options)
+    result.image_options = options.images
     bad_images, image_findings = check_images(table, folder, options.images)
     # With `skip_bad`, training skips these, but stops at damage that only decoding reveals.
-    skipped = {int(table.image_ids[number]) for number in bad_images if options.skip_bad}
-    for number in range(len(table)):
-        image = table.image(number)
-        result.images[image["id"]] = image
-        usable = result.selection.usable
-        rows, flags = table.annotations(number, usable), table.values("flags", number, usable)
-        for row, flag in zip(rows, flags.tolist(), strict=True):
-            if flag & (Flag.NO_MASK | Flag.BAD_MASK):
-                row["segmentation"] = None
-        result.objects += rows
+    result.used = ~(np.isin(np.arange(len(table)), [*bad_images]) & options.skip_bad)
     for row, where, problem in table.bad_annotations(result.selection):
         # A box with four numbers can be drawn, even outside of its image.
         numbers = parse_numbers(parse_if_text(row.get("bbox"))) or []
         box = numbers if len(numbers) == 4 and min(numbers[2:]) > 0 else None
         defect = Defect("annotation", where, problem, refused, row.get("image_id"), box)
         result.defects.append(defect)
-    _inspect_images(result, options.images, skipped)
-    result.defects += object_warnings(result)
-    result.defects += shape_warnings(result)
+    _inspect_images(result, table)
+    result.defects += object_warnings(result, table)
+    result.defects += shape_warnings(result, table)
     bad = [f"{d.where}: {d.problem}" for d in result.defects if d.kind == "image"]
-    for image_id in skipped:
-        del result.images[image_id]
-    result.objects = [row for row in result.objects if row["image_id"] not in skipped]
     result.findings = table_findings(
         table, result.selection, options.skip_bad, dict(enumerate(bad)), options.empty_effect
     )
@@ -224,59 +209,66 @@ def small_objects(
             yield _warning("small object", f"has {area:g} pixels, {effect}", row)
 
 
-def _inspect_images(result: Inspection, options: ImageOptions, skipped: set[int]) -> None:
+def _inspect_images(result: Inspection, table: AnnotationTable) -> None:
     """Read all images with several threads; defects are recorded in the order of the rows."""
-    images = list(result.images.values())
-    with ThreadPoolExecutor(_READERS) as pool:
-        inspected = pool.map(partial(_inspect, result.folder, options, skipped), images)
-        for image, (defects, found) in zip(_progress(images, "images"), inspected, strict=True):
-            result.defects += defects
-            if found is not None:
-                result.fingerprints[image["id"]] = found
+    result.sizes = table.sizes.astype(np.int64)
+    result.prints = np.zeros(len(table), FINGERPRINT)
+
+    def read(number: int) -> tuple[list[Defect], tuple[int, int], tuple[bool, int, Any]]:
+        row = table.image(number)
+        return _inspect(result.folder, result.image_options, bool(result.used[number]), row)
+
+    rows = progress(in_threads(read, range(len(table)), _READERS), "images", len(table))
+    for number, (defects, size, found) in enumerate(rows):
+        result.defects += defects
+        result.sizes[number], result.prints[number] = size, found
 
 
 def _inspect(
-    folder: ImageFolder, options: ImageOptions, skipped: set[int], row: Row
-) -> tuple[list[Defect], Fingerprint | None]:
-    """Return the defects of an image, and its fingerprint if it can be read."""
+    folder: ImageFolder, options: ImageOptions, used: bool, row: Row
+) -> tuple[list[Defect], tuple[int, int], tuple[bool, int, Any]]:
+    """Return the defects of an image, its size, and its fingerprint if it can be read."""
+    size = row["height"], row["width"]
     path = folder / row["file_name"]
     where = f"image {row['id']} ({row['file_name']})"
     defects = []
     try:
-        image = read_image(path, (row["height"], row["width"]) if row["height"] else None, options)
+        image = read_image(path, size if row["height"] else None, options)
     except RemoteError as error:
         raise RemoteError(f"{error} (image id {row['id']})") from error
     except DataError as error:
         problem = str(error).removeprefix(f"{path}: ")
-        return [Defect("image", where, problem, row["id"] not in skipped, row["id"])], None
+        return [Defect("image", where, problem, used, row["id"])], size, (False, 0, 0)
     with open_image(path, options.max_pixels) as file:
         orientation = file.orientation()
     if orientation != 1:
         problem = f"has EXIF orientation {orientation}: do the annotations fit the upright image?"
         defects.append(Defect("EXIF orientation", where, problem, False, row["id"]))
     if not row["height"]:
-        row["height"], row["width"] = image.shape[-2:]
         problem = "has no height and width in the annotation file"
         defects.append(Defect("image entry", where, problem, True, row["id"]))
-    return defects, fingerprint(image)
+    return defects, (image.shape[-2], image.shape[-1]), fingerprint(image)
 
 
-def object_warnings(result: Inspection) -> Iterator[Defect]:
+def object_warnings(result: Inspection, table: AnnotationTable) -> Iterator[Defect]:
     """Yield duplicate annotations, boxes that do not match their masks, and wrong areas."""
+    for number in progress(range(len(table)), "annotations"):
+        # The stated size of an unreadable image may be wrong, and too large to draw masks.
+        size = result.sizes[number].tolist() if result.prints["known"][number] else None
+        yield from _object_warnings(result.rows(number), size)
+
+
+def _object_warnings(rows: Sequence[Row], size: tuple[int, int] | None) -> Iterator[Defect]:
     seen: set[tuple[Any, ...]] = set()
-    # The stated size of an unreadable image may be wrong, and too large to draw masks.
-    unreadable = {defect.image_id for defect in result.defects if defect.kind == "image"}
-    for row in _progress(result.objects, "annotations"):
-        key = (row["image_id"], row["category_id"], *row["bbox"])
+    for row in rows:
+        key = (row["category_id"], *row["bbox"])
         if key in seen:
             problem = f"the image has another annotation with this category and box: {row['bbox']}"
             yield _warning("duplicate", problem, row)
         seen.add(key)
-        if row["image_id"] in unreadable:
+        if size is None:
             continue
-        image = result.images[row["image_id"]]
-        mask, size = row.get("segmentation"), (image["height"], image["width"])
-        area = row["bbox"][2] * row["bbox"][3]
+        mask, area = row.get("segmentation"), row["bbox"][2] * row["bbox"][3]
         areas = [area]
         if mask:
             tight = mask_box(mask, *size)
@@ -297,33 +289,31 @@ def _warning(kind: str, problem: str, row: Row) -> Defect:
     return Defect(kind, where, problem, False, row["image_id"], row["bbox"])
 
 
-def shape_warnings(result: Inspection) -> Iterator[Defect]:
+def shape_warnings(result: Inspection, table: AnnotationTable) -> Iterator[Defect]:
     """Yield images, and boxes of each category, with an unusual size or aspect ratio."""
-    images = list(result.images.values())
-    for index, problem in _outliers([(row["width"], row["height"]) for row in images]):
-        where = f"image {images[index]['id']} ({images[index]['file_name']})"
-        yield Defect("image shape", where, problem, False, images[index]["id"])
-    by_category: dict[int, list[Row]] = defaultdict(list)
-    for row in result.objects:
-        if not row.get("iscrowd", 0):
-            by_category[row["category_id"]].append(row)
-    names = result.categories
-    for category, rows in by_category.items():
-        for index, problem in _outliers([tuple(row["bbox"][2:]) for row in rows]):
-            yield _warning("box shape", f"{problem} ({names[category]})", rows[index])
+    numbers = np.flatnonzero(result.used & (result.sizes > 0).all(axis=1))
+    for index, problem in outliers(result.sizes[numbers, ::-1]):
+        row = table.image(int(numbers[index]))
+        where = f"image {row['id']} ({row['file_name']})"
+        yield Defect("image shape", where, problem, False, row["id"])
+    objects = np.flatnonzero(result.selection.objects(table.flags))
+    ids, boxes = table.column("category_ids")[objects], table.column("boxes")[objects]
+    for category, name in result.categories.items():
+        rows = np.flatnonzero(ids == category)
+        for index, problem in outliers(boxes[rows, 2:]):
+            (row,) = table.rows(objects[rows[index : index + 1]])
+            yield _warning("box shape", f"{problem} ({name})", row)
 
 
-def _outliers(sides: Sequence[tuple[float, ...]]) -> list[tuple[int, str]]:
-    """Return (index, explanation) for each unusual size or aspect ratio of (width, height)."""
+def outliers(sides: np.ndarray) -> Iterator[tuple[int, str]]:
+    """Yield (index, explanation) for each unusual size or aspect ratio of (width, height)."""
     if len(sides) < _MIN_VALUES:
-        return []
-    width, height = np.array(sides, np.float64).T
-    outliers = []
+        return
+    width, height = sides.T.astype(np.float64)
     for name, values in (("size", np.sqrt(width * height)), ("aspect", width / height)):
         logs = np.log(values)
         low, middle, high = np.quantile(logs, (0.25, 0.5, 0.75))
         reach = _FAR_OUT * max(high - low, _MIN_SPREAD)
         for index in np.flatnonzero((logs < low - reach) | (logs > high + reach)).tolist():
             problem = f"{width[index]:g}x{height[index]:g}: the {name} is {values[index]:.3g}, "
-            outliers.append((index, f"{problem}the median {np.exp(middle):.3g}"))
-    return outliers
+            yield index, f"{problem}the median {np.exp(middle):.3g}"

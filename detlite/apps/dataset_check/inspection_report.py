@@ -3,21 +3,21 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from statistics import median
 from typing import Any
 
 import numpy as np
 
-from detlite.data.annotations.selection import Selection
+from detlite.data.annotations.selection import Flag, Selection
 from detlite.data.annotations.table import AnnotationTable
 from detlite.data.findings import Finding, summary
+from detlite.data.images.pixels import DEFAULT_OPTIONS, ImageOptions
 from detlite.data.images.sources import ImageFolder
 from detlite.data.locations import Location
 
-from .near_duplicates import Fingerprint, similar_groups
+from .fingerprints import FINGERPRINT
+from .image_groups import group_images, same_values
 
 Row = dict[str, Any]
-Pair = tuple[tuple[int, int], tuple[int, int]]  # each (index of the set, image id)
 _SMALL, _LARGE = 32**2, 96**2  # COCO's limits of small and large objects, in square pixels
 
 
@@ -44,15 +44,16 @@ class Defect:
 
 @dataclass
 class Inspection:
-    """The defects and the valid entries of one annotation file.
+    """The defects of one annotation file with I images and A annotations.
 
     Attributes:
         table: table of the annotation file; None if the file cannot be read.
         selection: requirements for annotations.
-        images: valid entries of `images` by id.
-        objects: valid annotations, including crowds.
+        image_options: how the images are read.
+        sizes: (height, width) of the images, int64 [I, 2].
+        used: bool [I], False for images that training skips.
         findings: what is skipped, reinterpreted or switched off.
-        fingerprints: of the readable images, by image id.
+        prints: fingerprints of the images, FINGERPRINT [I].
     """
 
     annotations: Location
@@ -60,10 +61,11 @@ class Inspection:
     defects: list[Defect] = field(default_factory=list)
     table: AnnotationTable | None = None
     selection: Selection = field(default_factory=Selection)
-    images: dict[int, Row] = field(default_factory=dict)
-    objects: list[Row] = field(default_factory=list)
+    image_options: ImageOptions = DEFAULT_OPTIONS
+    sizes: np.ndarray = field(default_factory=lambda: np.zeros((0, 2), np.int64))
+    used: np.ndarray = field(default_factory=lambda: np.zeros(0, bool))
     findings: list[Finding] = field(default_factory=list)
-    fingerprints: dict[int, Fingerprint] = field(default_factory=dict)
+    prints: np.ndarray = field(default_factory=lambda: np.zeros(0, FINGERPRINT))
 
     @property
     def name(self) -> str:
@@ -81,65 +83,138 @@ class Inspection:
         rows = self.table.content["categories"] if self.table else []
         return {row["id"]: row["name"] for row in rows}
 
+    def number(self, image_id: Any) -> int | None:
+        """Return the number of an image in the table; None if there is no such image."""
+        if self.table is None or not isinstance(image_id, int):
+            return None
+        found = np.flatnonzero(self.table.image_ids == image_id)
+        return int(found[0]) if len(found) else None
+
+    def image_id(self, number: int) -> int:
+        """Return the id of an image."""
+        assert self.table is not None
+        return int(self.table.column("image_ids", number, number + 1)[0])
+
+    def rows(self, number: int) -> list[Row]:
+        """Return the valid annotations of an image, including crowds."""
+        assert self.table is not None
+        usable = self.selection.usable
+        rows, flags = (
+            self.table.annotations(number, usable), self.table.values("flags", number, usable)
+        )  # fmt: skip
+        for row, flag in zip(rows, flags.tolist(), strict=True):
+            if flag & (Flag.NO_MASK | Flag.BAD_MASK):
+                row["segmentation"] = None
+        return rows
+
+    def objects(self) -> tuple[AnnotationTable, np.ndarray, np.ndarray] | None:
+        """Return the table, and the indices and the images of the objects in used images."""
+        if self.table is None:
+            return None
+        owners = self.table.owners
+        objects = self.selection.objects(self.table.flags) & np.append(self.used, False)[owners]
+        return self.table, (indices := np.flatnonzero(objects)), owners[indices]
+
     def class_balance(self) -> list[tuple[str, int, int]]:
         """Return (category name, number of objects, number of images), most frequent first."""
-        rows = [row for row in self.objects if not row.get("iscrowd", 0)]
-        objects = Counter(row["category_id"] for row in rows)
-        pairs = {(row["image_id"], row["category_id"]) for row in rows}
-        images = Counter(category for _, category in pairs)
-        table = [(name, objects[key], images[key]) for key, name in self.categories.items()]
-        return sorted(table, key=lambda line: -line[1])
+        if not (found := self.objects()):
+            return []
+        table, indices, owners = found
+        ids = table.column("category_ids")[indices]
+        images = np.unique(np.stack([ids, owners]), axis=1)[0]
+        rows = [(name, int((ids == key).sum()), int((images == key).sum()))
+                for key, name in self.categories.items()]  # fmt: skip
+        return sorted(rows, key=lambda row: -row[1])
 
     def statistics(self) -> list[tuple[str, str]]:
         """Return numbers of images, objects and sizes as (name, value) pairs."""
-        objects = [row for row in self.objects if not row.get("iscrowd", 0)]
-        crowds = len(self.objects) - len(objects)
-        per_image = Counter(row["image_id"] for row in objects)
-        areas = [row["bbox"][2] * row["bbox"][3] for row in objects]
+        if not (found := self.objects()):
+            return [("images", "0")]
+        table, indices, owners = found
+        usable = self.selection.usable(table.flags) & np.append(self.used, False)[table.owners]
+        areas = table.column("boxes")[indices, 2:].prod(axis=1)
         by_size, _ = np.histogram(areas, (0, _SMALL, _LARGE, np.inf))
-        empty = len(self.images.keys() - per_image.keys())
+        per_image = np.bincount(owners, minlength=len(table))[self.used]
         count = len(self.categories)
         categories = "1 category" if count == 1 else f"{count} categories"
-        counted = f"{len(objects)} in {categories}, and {crowds} crowds"
+        crowds = int(usable.sum()) - len(indices)
         lines = [
-            ("images", f"{len(self.images)}, {empty} without objects"),
-            ("objects", counted),
+            ("images", f"{len(per_image)}, {(per_image == 0).sum()} without objects"),
+            ("objects", f"{len(indices)} in {categories}, and {crowds} crowds"),
             ("boxes below 32x32, to 96x96, above", ", ".join(map(str, by_size))),
         ]
-        if per_image:
-            counts = per_image.values()
-            lines.append(("objects per image", f"median {median(counts):g}, max {max(counts)}"))
-        if self.images:
-            heights, widths = (
-                [row[side] for row in self.images.values()] for side in ("height", "width")
-            )
-            value = f"{min(widths)} to {max(widths)} wide, {min(heights)} to {max(heights)} high"
-            lines.append(("image sizes", value))
+        if len(shown := per_image[per_image > 0]):
+            value = f"median {np.median(shown):g}, max {shown.max()}"
+            lines.append(("objects per image", value))
+        if len(per_image):
+            sizes = self.sizes[self.used]
+            low, left, high, right = np.concatenate([sizes.min(axis=0), sizes.max(axis=0)])
+            lines.append(("image sizes", f"{left} to {right} wide, {low} to {high} high"))
         return lines
 
 
-def near_duplicates(sets: Sequence[Inspection]) -> list[Pair]:
-    """Return pairs of nearly identical images, those of two sets first.
+@dataclass(frozen=True)
+class SimilarImages:
+    """Images of several datasets that belong together for one reason, see `ImageGroups.kinds`.
 
-    A group of nearly identical images gives one pair fewer than it has images: each image with the
-    first one in its set, or if it is that one, with the first one of the group.
+    Attributes:
+        kind: the reason.
+        within: int64 [P, 4]: (set, image number) of the first image of each group in a set, and of
+            another one there.
+        across: the same for the first image of each group, and those in other sets.
     """
-    owners = [(index, number) for index, part in enumerate(sets) for number in part.fingerprints]
-    fingerprints = [one for part in sets for one in part.fingerprints.values()]
-    pairs, firsts = list[Pair](), dict[tuple[int, int], tuple[int, int]]()
-    for n, group in enumerate(similar_groups(fingerprints).tolist()):
-        first = firsts.setdefault((group, owners[n][0]), owners[n])
-        if first != owners[n] or group != n:
-            pairs.append((first if first != owners[n] else owners[group], owners[n]))
-    return sorted(pairs, key=lambda pair: pair[0][0] == pair[1][0])
+
+    kind: str
+    within: np.ndarray
+    across: np.ndarray
 
 
-def print_duplicates(sets: Sequence[Inspection], pairs: Sequence[Pair], max_shown: int) -> None:
-    """Print the pairs of nearly identical images of two sets, at most `max_shown`."""
-    across = [pair for pair in pairs if pair[0][0] != pair[1][0]]
-    print(f"{len(across)} pairs of nearly identical images across sets")
-    for (first, first_id), (second, second_id) in across[:max_shown]:
-        print(f"  {sets[first].name} image {first_id} and {sets[second].name} image {second_id}")
+def similar_images(sets: Sequence[Inspection]) -> list[SimilarImages]:
+    """Find the images that belong together within and across datasets."""
+    places = np.array([(k, n) for k, one in enumerate(sets) for n in range(len(one.prints))])
+    if not len(places):
+        return []
+    rows = [_named_size(one, n) for one in sets for n in range(len(one.prints))]
+    groups = group_images(rows, np.concatenate([one.prints for one in sets]))
+    owners, every, found = places[:, 0], np.arange(len(places)), []
+    for kind, labels in groups.kinds.items():
+        first = same_values(zip(labels.tolist(), owners.tolist(), strict=True))
+        pairs = (
+            np.concatenate([places[firsts[used]], places[used]], axis=1)
+            for firsts, used in ((first, first != every), (labels, owners[labels] != owners))
+        )
+        found.append(SimilarImages(kind, *pairs))
+    return found  # fmt: skip
+
+
+def _named_size(inspection: Inspection, number: int) -> Row:
+    assert inspection.table is not None
+    height, width = inspection.sizes[number].tolist()
+    name = inspection.table.image(number)["file_name"]
+    return {"file_name": name, "height": height, "width": width}
+
+
+def print_similar(
+    sets: Sequence[Inspection], similar: Sequence[SimilarImages], max_shown: int
+) -> None:
+    """Print the numbers of similar images across sets, and at most `max_shown` pairs of each."""
+    for found in similar:
+        if len(found.across) or found is similar[0]:
+            print(f"{len(found.across)} pairs of {found.kind} across sets")
+        for first_set, first, second_set, second in found.across[:max_shown].tolist():
+            texts = [
+                f"{sets[index].name} image {sets[index].image_id(number)}"
+                for index, number in ((first_set, first), (second_set, second))
+            ]
+            print(f"  {' and '.join(texts)}")
+
+
+def print_similar_within(index: int, similar: Sequence[SimilarImages]) -> None:
+    """Print the numbers of similar images in a set."""
+    for found in similar:
+        count = int((found.within[:, 0] == index).sum())
+        if count or found is similar[0]:
+            print(f"  {count} pairs of {found.kind} in this set")
 
 
 def print_report(inspection: Inspection, max_per_kind: int) -> None:

@@ -4,11 +4,13 @@ import hashlib
 import os
 import posixpath
 import re
-from collections import defaultdict
-from collections.abc import Mapping
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from detlite.data.annotations.scan import is_coco
 from detlite.data.annotations.store import open_table
@@ -18,7 +20,7 @@ from detlite.files.errors import DataError
 
 from .file_tree import IMAGES_OPTION, FileTree, NoImageError, excerpt
 
-VAL_FRACTION = 0.2
+VAL_FRACTION, _TOLERANCE = 0.2, 0.2  # of all images; of that fraction
 _SAMPLE = 20  # images that decide whether a folder is the right one
 _TEST = re.compile(r"(?<![a-z])test(?![a-z])")
 _SPLITS = {"train": r"train", "val": r"val(id(ation)?)?(?![a-z])"}
@@ -129,38 +131,37 @@ def read_coco(
 
 
 def split_content(
-    content: dict[str, Any], within: str = "", groups: Mapping[str, str] | None = None
+    content: dict[str, Any], within: str = "", labels: np.ndarray | None = None
 ) -> dict[str, dict[str, Any]]:
     """Split the content of a COCO file into "train" and "val" by a hash of the file names.
 
-    An image stays in its split when others are added, except to ensure that both splits have an
-    annotated image, and that "train" has one with each category if possible. With a single
-    annotated image there is no "val". `within`, the image folder relative to the dataset, is hashed
-    with the names.
-    `groups` are names of images that stay together, each with the name that is hashed instead.
+    One image in five is in "val". An image stays in its split when others are added, except to keep
+    this fraction, and to ensure that both splits have an annotated image, and that "train" has one
+    with each category if possible. With a single annotated group there is no "val".
+
+    Args:
+        within: the image folder relative to the dataset, which is hashed with the names.
+        labels: [I], index of the first image of each image's group; None: each is its own group.
     """
-    annotated = {str(row.get("image_id")) for row in content["annotations"]}
-    hashes = {}
-    for row in content["images"]:
-        name = (groups or {}).get(row["file_name"], row["file_name"])
-        path = posixpath.normpath(posixpath.join(within, name)) if within else name
-        hashes[str(row["id"])] = _hash_fraction(path)
-    values = sorted({hashes[number] for number in annotated & hashes.keys()})
-    if len(values) < 2:  # one annotated image, or all of them in one group
-        return {"train": content}
-    low = {n for n, value in hashes.items() if value < VAL_FRACTION or value == values[0]}
-    images_of: defaultdict[Any, set[float]] = defaultdict(set)  # hashes by category
+    names = [row["file_name"] for row in content["images"]]
+    labels = np.arange(len(names)) if labels is None else labels
+    ids = (str(row["id"]) for row in content["images"])
+    group_of = dict(zip(ids, labels.tolist(), strict=True))
+    categories = defaultdict[int, set[Any]](set)  # of annotated groups
     for row in content["annotations"]:
-        if str(row.get("image_id")) in hashes:
-            images_of[row.get("category_id")].add(hashes[str(row["image_id"])])
-    in_train = {values[-1], *(hashes[number] for number in hashes.keys() - low)}
-    moved: list[float] = []
-    for found in sorted(images_of.values(), key=len):
-        if not found & {*in_train, *moved}:  # all of its images are in "val"
-            moved.append(max(found))
-    if in_train | {*moved} >= {*values}:  # "val" keeps the image that moved last
-        moved.pop()
-    val = {number for number in low if hashes[number] not in {values[-1], *moved}}
+        if str(row.get("image_id")) in group_of:
+            categories[group_of[str(row["image_id"])]].add(row.get("category_id"))
+    if len(categories) < 2:
+        return {"train": content}
+    paths = {group: posixpath.join(within, names[group]) for group in set(group_of.values())}
+    hashes = {group: _hash_fraction(posixpath.normpath(path)) for group, path in paths.items()}
+    sizes = Counter(group_of.values())
+    order = sorted(hashes, key=hashes.__getitem__)
+    val_groups = _evaluation_groups(
+        [n for n in order if n in categories], sizes, hashes, categories
+    )
+    val_groups |= _evaluation_groups([n for n in order if n not in categories], sizes, hashes, {})
+    val = {number for number, group in group_of.items() if group in val_groups}
 
     findings = Findings.from_json(content.get("findings")).before_split()
     shared = {**content, "findings": findings.to_json()} if len(findings) else content
@@ -174,6 +175,42 @@ def split_content(
         }
 
     return {"train": part(False), "val": part(True)}
+
+
+def _evaluation_groups(
+    order: Sequence[int],
+    sizes: Mapping[int, int],
+    hashes: Mapping[int, float],
+    categories: Mapping[int, set[Any]],
+) -> set[int]:
+    """Choose groups with about one in five images, those with the lowest hashes if possible.
+
+    A category that few groups have stays in one of the others. Unless there are no `categories`, at
+    least one group is chosen.
+    """
+    target, count = VAL_FRACTION * sum(sizes[group] for group in order), 0
+    highest = max((1 + _TOLERANCE) * target, round(target))
+    chosen = set[int]()
+    left = Counter(category for group in order for category in categories.get(group, ()))
+
+    def is_needed(group: int) -> bool:
+        return any(left[category] == 1 for category in categories.get(group, ()))
+
+    def choose(group: int) -> int:
+        chosen.add(group)
+        left.subtract(categories.get(group, ()))
+        return sizes[group]
+
+    for group in order:
+        is_wanted = hashes[group] < VAL_FRACTION or count < (1 - _TOLERANCE) * target
+        if is_wanted and count + sizes[group] <= highest and not is_needed(group):
+            count += choose(group)
+    if categories and count < target / 2:  # the other groups are large
+        rest = [group for group in order if group not in chosen]
+        group = min(rest, key=lambda group: (is_needed(group), sizes[group]))
+        if not count or (not is_needed(group) and sizes[group] <= 2 * target):
+            choose(group)
+    return chosen
 
 
 def _hash_fraction(name: str) -> float:

@@ -2,17 +2,19 @@
 
 import json
 import os
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from detlite.apps.dataset_check.near_duplicates import split_groups
+from detlite.apps.autoconfig.image_values import measure_values, spread
+from detlite.apps.dataset_check.fingerprints import read_fingerprints
+from detlite.apps.dataset_check.image_groups import group_images
 from detlite.data.annotations.store import open_table
 from detlite.data.data_arguments import FINDERS
 from detlite.data.findings import Finding, Findings
+from detlite.data.images.pixels import ImageOptions
 from detlite.files.atomic_write import write_file
 from detlite.files.errors import DataError
 from detlite.structures.categories import CategoryMatch
@@ -85,12 +87,13 @@ def find_sets(
     skip_bad: bool = False,
     upright: bool = True,
     single_class: bool = False,
+    group_by: str | None = None,
 ) -> tuple[dict[str, Source], str]:
     """Find the datasets to train and evaluate on.
 
     Other formats are converted to COCO files. Without a validation set, or if it has the same
     images as the training set, `data` is split by a hash of the image paths (file names for COCO).
-    Nearly identical images and frames of a video stay together, see `split_groups`.
+    Images that show the same stay together, see `group_images`.
 
     Args:
         data, val: a label file, or a folder, in any supported format.
@@ -98,6 +101,7 @@ def find_sets(
         folder: output folder; None: `detlite` in the folder of the data.
         masks, skip_bad, upright: see `Conversion`.
         single_class: replace all categories by one, "object".
+        group_by: see `group_images`; not for data that are split already.
 
     Returns:
         Sources of "train" and, unless only one image has an object, "val"; and a summary.
@@ -106,6 +110,9 @@ def find_sets(
     conversion = partial(Conversion, masks, skip_bad, folder, upright)
     format, splits = _read(data, images, conversion())
     summary = f"read as {format}"
+    if group_by and (val is not None or "val" in splits):
+        evaluated = val or "images that the data name"
+        raise DataError(f"--group-by has no effect: {evaluated} are used for evaluation")
     if val is not None:
         _, val_splits = _read(val, images, conversion())
         splits["val"] = val_splits.get("val", val_splits["train"])
@@ -113,15 +120,8 @@ def find_sets(
     elif "val" in splits:
         summary += ", divided already into train and val"
     else:
-        splits, note = _split(splits["train"], data)
-        if "val" in splits:
-            train_count, count = (len(split.content["images"]) for split in splits.values())
-            summary += (
-                f"; {count} of {train_count + count} images, chosen by a hash of their names, are "
-                f"used for evaluation and not for training{note}"
-            )
-        else:
-            summary += "; only one image has an object, so there is no evaluation"
+        splits, note = _split(splits["train"], data, group_by, upright)
+        summary += f"; {note}"
     splits = _match_categories(splits, val or data)
     if single_class:
         splits = {name: _with_one_category(split) for name, split in splits.items()}
@@ -261,26 +261,28 @@ def _read(data: Path, images: Path | None, conversion: Conversion) -> tuple[str,
     }
 
 
-def _split(train: _Split, data: Path) -> tuple[dict[str, _Split], str]:
-    """Split a dataset into "train" and, if two images have objects, "val".
-
-    Also returns a note about images that stay with other ones, or should do so.
-    """
+def _split(
+    train: _Split, data: Path, group_by: str | None, upright: bool
+) -> tuple[dict[str, _Split], str]:
+    """Split a dataset into "train" and, if two groups of images have objects, "val"; say how."""
     content, within = train.content, ""
     if isinstance(train.coco, dict):
         within = Path(os.path.relpath(train.images, data)).as_posix()
-    groups, divided = split_groups(train.images, [row["file_name"] for row in content["images"]])
-    grouped = sum(size for size in Counter(groups.values()).values() if size > 1)
-    note = f"; {grouped} nearly identical or consecutive images stay together" if grouped else ""
-    if divided:
-        note = (
-            f"; {divided} images are nearly identical or frames of videos, but too few videos to "
-            "keep them together, so metrics are too high: choose others by `detlite init --val`"
-        )
-    contents = split_content(content, within, groups)
+    rows = content["images"]
+    files = [train.images / row["file_name"] for row in rows]
+    options = measure_values(spread(files), ImageOptions(exif_orientation=upright)).options
+    groups = group_images(rows, read_fingerprints(files, options), group_by)
+    contents = split_content(content, within, groups.labels)
     if len(contents) == 1:
-        return {"train": train}, ""
-    return {name: _Split(part, train.images) for name, part in contents.items()}, note
+        annotated = {str(row.get("image_id")) for row in content["annotations"]}
+        few = "only one image has an object"
+        if len(annotated & {str(row["id"]) for row in rows}) > 1:
+            few = f"all images with objects belong together: {groups}"
+        return {"train": train}, f"{few}, so there is no evaluation"
+    return {name: _Split(part, train.images) for name, part in contents.items()}, (
+        f"{len(contents['val']['images'])} of {len(rows)} images, chosen by a hash of their names, "
+        f"are used for evaluation and not for training; {groups}"
+    )
 
 
 def _with_one_category(split: _Split) -> _Split:

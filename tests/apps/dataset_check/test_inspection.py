@@ -7,8 +7,8 @@ import pytest
 from PIL import Image
 
 from detlite.apps.cli.main import main
-from detlite.apps.dataset_check.inspection import check_datasets, inspect_dataset, shape_warnings
-from detlite.apps.dataset_check.inspection_report import Inspection, near_duplicates
+from detlite.apps.dataset_check.inspection import check_datasets, inspect_dataset, outliers
+from detlite.apps.dataset_check.inspection_report import similar_images
 from detlite.data import DataError
 from detlite.data.datasets.options import DatasetOptions
 
@@ -35,8 +35,8 @@ def test_valid_dataset_has_no_defects(content, write_set):
     assert found.selection.masks
     assert str(found.findings[0]).startswith("crowds (iscrowd 1): 1 of 4 annotations")
     assert found.class_balance() == [("dog", 2, 2), ("cat", 1, 1)]
-    assert len(found.objects) == 4  # and the crowd
-    assert [*found.fingerprints] == [10, 11, 12, 13]
+    assert sum(len(found.rows(number)) for number in range(4)) == 4  # and the crowd
+    assert found.prints["known"].all()
 
 
 @pytest.mark.parametrize("is_rle", [False, True])
@@ -172,7 +172,8 @@ def test_invalid_box_is_computed_from_its_mask(content, write_set):
     content["annotations"][1]["bbox"] = ["a", None]
     found = inspect_dataset(*write_set(content))
     assert not found.refused
-    assert [row["bbox"] for row in found.objects[::2]] == [[4, 6, 10, 8], [0, 0, 10, 40]]
+    boxes = [found.rows(number)[0]["bbox"] for number in (0, 1)]
+    assert boxes == [[4, 6, 10, 8], [0, 0, 10, 40]]
 
 
 @pytest.mark.parametrize(
@@ -190,7 +191,8 @@ def test_invalid_lists_are_reported_and_the_rest_inspected(content, write_set, c
     annotations.write_text(json.dumps(content))
     found = inspect_dataset(annotations, folder)
     assert expected in kinds(found, True)
-    assert {11, 13} <= {*found.fingerprints}
+    known = found.table.image_ids[found.prints["known"]]
+    assert {11, 13} <= {*known.tolist()}
 
 
 @pytest.mark.parametrize(
@@ -217,16 +219,10 @@ def test_files_of_other_content(tmp_path, text):
     assert kinds(found, True) == {("file", "a.json")}
 
 
-def test_unusual_shapes(tmp_path):
-    sizes = [(480 + index, 640) for index in range(30)] + [(48, 64), (300, 2700)]
-    inspection = Inspection(tmp_path, tmp_path)
-    inspection.images = {
-        number: {"id": number, "file_name": "a", "height": height, "width": width}
-        for number, (height, width) in enumerate(sizes)
-    }
-    assert [(d.image_id, "aspect" in d.problem) for d in shape_warnings(inspection)] == [
-        (30, False), (31, True),
-    ]  # fmt: skip
+def test_unusual_shapes():
+    sizes = np.array([(640, 480 + index) for index in range(30)] + [(64, 48), (2700, 300)])
+    found = [(index, "aspect" in problem) for index, problem in outliers(sizes)]
+    assert found == [(30, False), (31, True)]
 
 
 @pytest.mark.parametrize("layout", ["train2017", "images/train2017", "annotations/images"])
@@ -247,8 +243,10 @@ def test_duplicates_across_sets(content, write_set):
     with Image.open(folder / "b.png") as image:
         changed = Image.fromarray(255 - np.asarray(image))
     changed.save(folder / "b.png")
-    pairs = near_duplicates([first, inspect_dataset(annotations, folder)])
-    assert pairs == [((0, number), (1, number)) for number in (10, 12, 13)]
+    identical, *others = similar_images([first, inspect_dataset(annotations, folder)])
+    assert identical.across.tolist() == [[0, number, 1, number] for number in (0, 2, 3)]
+    assert not len(identical.within)
+    assert not any(len(found.within) or len(found.across) for found in others)
 
 
 def test_report_page(broken_set, tmp_path, capsys):

@@ -14,7 +14,8 @@ def image() -> Callable[..., Path]:
 
     def write(path: Path, height: int = 40, width: int = 60) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
-        pixels = np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8)
+        rng = np.random.default_rng([*str(path.relative_to(path.parents[1])).encode()])
+        pixels = rng.integers(0, 256, (height, width, 3), dtype=np.uint8)
         Image.fromarray(pixels).save(path)
         return path
 

@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 
 from detlite.apps.dataset_formats import convert
@@ -122,6 +123,21 @@ def test_both_splits_have_an_object():
         assert sum(len(content["images"]) for content in splits.values()) == 40
 
 
+def test_image_stays_in_its_split_when_images_or_a_folder_are_added():
+    def val(names, within=""):
+        rows = [{"id": n, "file_name": name} for n, name in enumerate(names)]
+        objects = [{"image_id": n, "category_id": 1} for n in range(len(names))]
+        content = {"images": rows, "annotations": objects, "categories": []}
+        return {row["file_name"] for row in split_content(content, within)["val"]["images"]}
+
+    names = [f"{n}.jpg" for n in range(1500)]
+    assert val(names[:1000]) == val(names) & {*names[:1000]}
+    two = val([f"{folder}/{name}" for folder in ("one", "two") for name in names], "images")
+    assert {f"one/{name}" for name in val(names, "images/one")} == {
+        name for name in two if name.startswith("one/")
+    }  # fmt: skip
+
+
 def test_every_category_has_a_training_image():
     """Images 0 and 9 of the hash order would be in val without the rule."""
     rows = [{"id": number, "file_name": f"{number}.jpg"} for number in range(40)]
@@ -133,8 +149,8 @@ def test_every_category_has_a_training_image():
     parts = split_content({**content, "annotations": annotations + rare})
     assert {row["category_id"] for row in parts["train"]["annotations"]} == {1, 2, 3}
     kept = {row["id"] for row in parts["val"]["images"]}
-    assert kept < {*in_val}
-    assert len(kept) == len(in_val) - 2
+    assert len({*in_val} - kept) == 2  # of categories 2 and 3
+    assert len(kept) == len(in_val)
     # Both splits have an object, even if "val" then has the only one of a category.
     single = [{"image_id": number, "category_id": number} for number in (3, 7, 9)]
     parts = split_content({**content, "annotations": single})
@@ -156,9 +172,24 @@ def test_groups_of_images_are_not_split():
         "images": [{"id": n, "file_name": name} for n, name in enumerate(names)],
         "annotations": [{"image_id": n} for n in range(40)],
     }
-    groups = {name: names[n // 4 * 4] for n, name in enumerate(names)}
-    parts = split_content(content, groups=groups)
+    parts = split_content(content, labels=np.arange(40) // 4 * 4)
     ids = [{row["id"] // 4 for row in parts[split]["images"]} for split in ("train", "val")]
     assert not ids[0] & ids[1]
     assert sorted(ids[0] | ids[1]) == list(range(10))
-    assert split_content(content, groups=dict.fromkeys(names, "0.png")).keys() == {"train"}
+    assert len(ids[1]) == 2
+    assert split_content(content, labels=np.zeros(40, int)).keys() == {"train"}
+
+
+@pytest.mark.parametrize(
+    ("sizes", "fewest", "most"),
+    [([1] * 2, 1, 1), ([1] * 4, 1, 1), ([1] * 10, 2, 2), ([1] * 18, 3, 4), ([1] * 60, 10, 14),
+     ([10] * 10, 20, 20), ([25] * 4, 25, 25), ([60, 2, 2, 2, 2, 2], 8, 10), ([30, 30, 2], 2, 30)],
+)  # fmt: skip
+def test_one_in_five(sizes, fewest, most):
+    owners = np.repeat(np.arange(len(sizes)), sizes)
+    labels = np.searchsorted(owners, owners)
+    for seed in range(10):
+        rows = [{"id": n, "file_name": f"{seed}_{n}.png"} for n in range(len(owners))]
+        objects = [{"image_id": n, "category_id": 1} for n in range(len(owners))]
+        content = {"images": rows, "annotations": objects, "categories": []}
+        assert fewest <= len(split_content(content, labels=labels)["val"]["images"]) <= most

@@ -33,36 +33,6 @@ def test_folder_is_converted_and_split(yolo_folder):
     assert [file.read_bytes() for file in files] == before
 
 
-def test_image_stays_in_its_split_when_images_are_added(yolo_folder, image, text):
-    val: list[str] = []
-    for count in (20, 60):
-        for number in range(count):
-            image(yolo_folder / f"images/{number}.jpg", 4, 4)
-            text(yolo_folder / f"labels/{number}.txt", "0 0.5 0.5 0.2 0.2\n")
-        before, val = val, names(find_sets(yolo_folder)[0]["val"])
-        assert 0.05 * count <= len(val) <= 0.35 * count
-    assert before
-    assert {name for name in val if int(name[:-4]) < 20} == set(before)
-
-
-def test_image_stays_in_its_split_when_a_folder_is_added(yolo_folder, image, text):
-    def val_images():
-        source = find_sets(yolo_folder)[0]["val"]
-        paths = (source.images / name for name in names(source))
-        return {path.name for path in paths if path.parent.name == "one"}
-
-    for number in range(10):
-        (yolo_folder / f"images/{number}.jpg").unlink()
-    results = []
-    for split in ("one", "two"):
-        for number in range(40):
-            image(yolo_folder / f"images/{split}/{number}.png", 4, 4)
-            text(yolo_folder / f"labels/{split}/{number}.txt", "0 0.5 0.5 0.2 0.2\n")
-        results.append(val_images())
-    assert results[0]
-    assert results[1] == results[0]
-
-
 def test_equal_train_and_val_are_split(yolo_folder, text):
     """coco128.yaml, for example, lists the same images twice."""
     text(yolo_folder / "data.yaml", "names: [cat]\ntrain: images\nval: images\n")

@@ -9,13 +9,14 @@ import pytest
 import torch
 from PIL import Image
 
-from detlite.apps.dataset_check.near_duplicates import (
-    duplicate_groups,
+from detlite.apps.dataset_check.fingerprints import (
+    FINGERPRINT,
     fingerprint,
-    similar_groups,
-    split_groups,
+    nearly_identical,
+    read_fingerprints,
 )
 from detlite.data.datasets.synthetic import draw_scene
+from detlite.data.images.pixels import DEFAULT_OPTIONS
 
 
 def scene(seed):
@@ -28,10 +29,14 @@ def as_jpeg(image, quality):
     return Image.open(buffer)
 
 
+def prints_of(fingerprints):
+    return np.array(fingerprints, FINGERPRINT)
+
+
 def groups_of(images):
     """Return the groups of several images as tuples of indices."""
     tensors = [torch.from_numpy(np.array(image)).permute(2, 0, 1) for image in images]
-    groups = similar_groups([fingerprint(one) for one in tensors]).tolist()
+    groups = nearly_identical(prints_of([fingerprint(one) for one in tensors])).tolist()
     found = [tuple(k for k, one in enumerate(groups) if one == n) for n in sorted(set(groups))]
     return [group for group in found if len(group) > 1]
 
@@ -68,7 +73,8 @@ def test_other_channels(channels):
     first, second = (image.repeat_interleave(9, 1).repeat_interleave(9, 2)
                      for image in (first, second))  # fmt: skip
     noisy = (first.int() + torch.randint(-3, 4, first.shape)).clamp(0, 255).byte()
-    assert similar_groups(list(map(fingerprint, (first, second, noisy)))).tolist() == [0, 1, 0]
+    prints = prints_of(list(map(fingerprint, (first, second, noisy))))
+    assert nearly_identical(prints).tolist() == [0, 1, 0]
 
 
 def test_smooth_images_with_equal_hashes():
@@ -91,18 +97,26 @@ def test_search_finds_all_similar_hashes():
             low, high = sorted((expected[i], expected[j]))
             expected = [low if one == high else one for one in expected]
     assert 20 < len(set(expected)) < 55
-    fingerprints = [(one, np.zeros((2, 2), np.uint8)) for one in hashes]
-    assert similar_groups(fingerprints).tolist() == expected
-    assert similar_groups([]).tolist() == []
+    prints = prints_of([(True, one, 0) for one in hashes])
+    assert nearly_identical(prints).tolist() == expected
+    assert nearly_identical(prints[:0]).tolist() == []
 
 
-def test_frames_of_a_fixed_camera_are_one_group_in_linear_time():
-    rng = np.random.default_rng(0)
-    frame = rng.integers(0, 256, (32, 32)).astype(np.uint8)
-    frames = [(1 << 63, frame + rng.integers(0, 2, (32, 32), np.uint8)) for _ in range(4000)]
+@pytest.mark.parametrize("kind", ["fixed camera", "dark"])
+def test_time_is_linear(kind):
+    """All frames of a fixed camera share a hash, and dark images share most bits of theirs."""
+    rng, count = np.random.default_rng(0), 8000
+    prints = np.zeros(count, FINGERPRINT)
+    prints["known"], prints["hash"] = True, 1 << 63
+    prints["thumbnail"] = 60 * rng.integers(0, 2, (16, 16))
+    prints["thumbnail"] += rng.integers(0, 2, (count, 16, 16), np.uint8)
+    if kind == "dark":
+        prints["hash"] = (1 << rng.integers(0, 60, (4, count))).sum(axis=0)
+        prints["thumbnail"] = rng.integers(0, 100, (count, 16, 16))
     start = time.process_time()
-    assert not similar_groups(frames).any()
-    assert time.process_time() - start < 1
+    groups = nearly_identical(prints)
+    assert time.process_time() - start < 2
+    assert len(np.unique(groups)) == (1 if kind == "fixed camera" else count)
 
 
 def test_groups_of_files(tmp_path):
@@ -112,23 +126,6 @@ def test_groups_of_files(tmp_path):
     for file, image in zip(files, images, strict=False):
         image.save(file)
     files[5].write_bytes(b"damaged")
-    assert duplicate_groups(files) == [0, 1, 0, 3, 0, 5]
-
-
-def test_frames_of_a_video_are_a_group(tmp_path):
-    """Two frames are nearly identical, so the third one belongs to the video, too."""
-    originals = [scene(seed) for seed in range(7)]
-    images = {f"clip_{n:03}.png": originals[0 if n < 2 else 1] for n in range(3)}
-    images |= {f"photo_{n}.png": originals[n] for n in range(2, 6)}
-    for name, image in images.items():
-        image.save(tmp_path / name)
-    groups, divided = split_groups(tmp_path, [*images])
-    assert not divided
-    assert groups == {name: name for name in images} | {
-        "clip_001.png": "clip_000.png", "clip_002.png": "clip_000.png",
-    }  # fmt: skip
-    few = [*images][:5]  # with the video as a group, there would be three groups
-    assert split_groups(tmp_path, few) == ({}, 3)  # which should stay together
-    six = [*images][:6]
-    originals[6].save(tmp_path / "photo_6.png")
-    assert split_groups(tmp_path, [*six, "photo_6.png"])[0]["clip_002.png"] == "clip_000.png"
+    prints = read_fingerprints(files, DEFAULT_OPTIONS)
+    assert prints["known"].tolist() == [True] * 5 + [False]
+    assert nearly_identical(prints).tolist() == [0, 1, 0, 3, 0, 5]
