@@ -38,7 +38,7 @@ _DETLITE: PhaseFunctions = (
     ("box head", box_head.BoxHead, "predict"),
     ("postprocess", detector.Postprocess, "__call__"),
     ("mask head", heads.RoIHeads, "map_losses"),
-    ("mask head", heads.RoIHeads, "map_outputs"),
+    ("mask head", heads.RoIHeads, "head_outputs"),
     ("mask targets", mask_head, "crop_masks"),
     ("paste", detection_results, "paste_masks"),
 )

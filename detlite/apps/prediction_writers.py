@@ -11,20 +11,21 @@ import numpy as np
 from contourpy import contour_generator
 
 from detlite.apps.optional_packages import import_optional
-from detlite.inference.prediction import PREDICTION_WRITERS
+from detlite.inference.prediction import PREDICTION_WRITERS, Prediction
 from detlite.structures.masks.formats import to_bitmap
 from detlite.structures.masks.rle import tight_bounds
 from detlite.structures.masks.rotated_box import area
+from detlite.structures.object_fields import object_field
 
 _LABELME_VERSION = "5.5.0"  # version of the file format
 
 
 @PREDICTION_WRITERS.register("pandas")
-def to_pandas(prediction: Mapping[str, Any]) -> Any:
+def to_pandas(prediction: Prediction) -> Any:
     """Convert a prediction to a `pandas.DataFrame` with a row for each object.
 
     The columns are name, category_id, score, x1, y1, x2, y2, and, if predicted, area (of the mask,
-    in pixels).
+    in pixels), and own fields as they are in results.json.
     """
     pandas = import_optional("pandas", "pandas")
     columns: dict[str, Any] = {
@@ -35,24 +36,27 @@ def to_pandas(prediction: Mapping[str, Any]) -> Any:
     columns |= dict(zip(("x1", "y1", "x2", "y2"), prediction["boxes"].numpy().T, strict=True))
     if "masks" in prediction:
         columns["area"] = [area(mask) for mask in prediction["masks"]]
+    for name, values in prediction.extra_fields.items():
+        columns[name] = [*map(object_field(name).write, values)]
     return pandas.DataFrame(columns)
 
 
 @PREDICTION_WRITERS.register("supervision")
-def to_supervision(prediction: Mapping[str, Any]) -> Any:
+def to_supervision(prediction: Prediction) -> Any:
     """Convert a prediction to `supervision.Detections`.
 
     `class_id` is the label minus 1, an index into `predictor.categories`. `data` contains
-    `class_name`, `category_id` and, if predicted, `keypoints` [N, P, 3], `class_scores`
-    and `features`.
+    `class_name`, `category_id` and, if predicted, `keypoints` [N, P, 3], `class_scores`,
+    `features` and own fields.
     """
     supervision = import_optional("supervision", "detlite[supervision]")
     data: dict[str, Any] = {
         "class_name": np.array(prediction["names"], dtype=str),
         "category_id": np.array(prediction["category_ids"], dtype=np.int64),
     }
-    optional = ("keypoints", "class_scores", "features")
-    data |= {name: prediction[name].numpy() for name in optional if name in prediction}
+    if "keypoints" in prediction:
+        data["keypoints"] = prediction["keypoints"].numpy()
+    data |= {name: values.numpy() for name, values in prediction.extra_fields.items()}
     masks = None
     if "masks" in prediction:
         bitmap = np.dtype((bool, prediction["size"]))

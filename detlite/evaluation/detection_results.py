@@ -1,6 +1,6 @@
 """Convert detections of a model to results: original coordinates, pasted masks, category ids."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from detlite.structures.keypoints import PIXEL_CENTER
 from detlite.structures.masks.formats import RLE, encode_bitmap
 from detlite.structures.masks.pasting import paste_boxes
 from detlite.structures.masks.rle import EncodedMasks
+from detlite.structures.object_fields import object_field
 
 from .results import Results
 
@@ -45,7 +46,8 @@ def to_coco_results(
     rles = paste_detections(detections, orig_size, convention, mask_threshold)
     ids = [category["id"] for category in categories_of(detections.labels, categories)]
     columns = detections.boxes, detections.scores, ids, rles, detections.keypoints
-    return coco_results(image_id, *columns, convention.keypoint_center)
+    fields = {n: x for n, x in detections.extra_fields.items() if object_field(n).evaluated}
+    return coco_results(image_id, *columns, convention.keypoint_center, fields)
 
 
 def paste_detections(
@@ -83,6 +85,7 @@ def coco_results(
     masks: Sequence[RLE] | Tensor | None = None,
     keypoints: Tensor | None = None,
     keypoint_center: float = PIXEL_CENTER,
+    fields: Mapping[str, Tensor] | None = None,
 ) -> Results:
     """Make the results of one image from detections in coordinates of the original image.
 
@@ -92,6 +95,7 @@ def coco_results(
         masks: N compressed RLEs with string counts, or bool [N, H, W], if predicted.
         keypoints: [N, P, 3] of (x, y, 1) in pixels, if predicted.
         keypoint_center: position of a keypoint within its pixel, see `Convention`.
+        fields: own fields [N, ...] by name.
     """
     if isinstance(masks, Tensor):
         masks = [encode_bitmap(mask) for mask in masks.numpy(force=True)]
@@ -104,9 +108,11 @@ def coco_results(
         boxes=_array(torch.cat([boxes[:, :2], boxes[:, 2:] - boxes[:, :2]], dim=1)),
         masks=None if masks is None else EncodedMasks.from_rles(masks),
         keypoints=None if keypoints is None else _array(keypoints),
+        fields={name: _array(values) for name, values in (fields or {}).items()},
     )
 
 
 def _array(values: Tensor) -> np.ndarray:
     # numpy has no bfloat16.
-    return (values.float() if values.itemsize < 4 else values).numpy(force=True)
+    is_half = values.is_floating_point() and values.itemsize < 4
+    return (values.float() if is_half else values).numpy(force=True)

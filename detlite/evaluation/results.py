@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 import numpy as np
+import torch
 from pycocotools import mask as rle_codec
 
 from detlite.data.annotations.ids import Ids, parse_integer
@@ -19,6 +20,7 @@ from detlite.distributed import gather_objects, is_main
 from detlite.files.atomic_write import atomic_open
 from detlite.files.errors import DataError, short_repr
 from detlite.structures.masks.rle import EncodedMasks, join_strings
+from detlite.structures.object_fields import object_field
 
 _ROWS_PER_WRITE = 1000  # results converted to text at a time
 # IoU type -> field of a COCO result
@@ -39,6 +41,7 @@ class Results:
     boxes: np.ndarray | None = None  # float [N, 4], xywh in pixels, if known
     masks: EncodedMasks | None = None  # each of the size of its image, if predicted
     keypoints: np.ndarray | None = None  # float [N, P, 3] of (x, y, 1) in pixel indices
+    fields: dict[str, np.ndarray] = field(default_factory=dict)  # own fields [N, ...] by name
 
     @classmethod
     def from_coco(
@@ -57,9 +60,9 @@ class Results:
 
     def __getitem__(self, index: np.ndarray) -> Results:
         """Return the detections at `index`, int64 [M]."""
-        columns = {field.name: getattr(self, field.name) for field in fields(self)}
-        known = {name: column[index] for name, column in columns.items() if column is not None}
-        return replace(self, **known)
+        columns: dict[str, Any] = {k: x for k, x in vars(self).items() if x is not None}
+        own = {name: column[index] for name, column in columns.pop("fields").items()}
+        return replace(self, fields=own, **{name: x[index] for name, x in columns.items()})
 
     def to_coco(self, first: int = 0, last: int | None = None) -> Iterator[dict[str, Any]]:
         """Yield the detections `first:last` as entries of a COCO results file."""
@@ -76,6 +79,8 @@ class Results:
         if self.keypoints is not None:
             points = self.keypoints[chunk]
             columns["keypoints"] = points.reshape(len(points), 3 * points.shape[1]).tolist()
+        for name, values in self.fields.items():
+            columns[name] = map(object_field(name).write, torch.from_numpy(values[chunk]))
         for values in zip(*columns.values(), strict=True):
             yield dict(zip(columns, values, strict=True))
 
@@ -252,12 +257,14 @@ def concatenate_results(parts: Sequence[Results]) -> Results:
 
 
 def concatenate_arrays(parts: Sequence[Any]) -> Any:
-    """Concatenate arrays, or each field of dataclasses of arrays; None if they are None."""
+    """Concatenate arrays, or each entry of dicts and dataclasses of them; None if they are None."""
     first = parts[0]
     if first is None:
         return None
     if isinstance(first, np.ndarray):
         return np.concatenate(parts)
+    if isinstance(first, dict):
+        return {name: concatenate_arrays([part[name] for part in parts]) for name in first}
     columns = ([getattr(part, field.name) for part in parts] for field in fields(first))
     return type(first)(*map(concatenate_arrays, columns))
 

@@ -18,8 +18,8 @@ class EnsembleDetector(ImageDetector):
     """Detects objects with several detectors, and merges the detections of each image.
 
     All boxes are suppressed together, with the overlap of the first model's NMS. A remaining box is
-    the mean of its neighbors, weighted by score ("voting", see `Suppression`). Its score, mask and
-    keypoints are those of the detection with the highest score.
+    the mean of its neighbors, weighted by score ("voting", see `Suppression`). Its score, mask,
+    keypoints and own fields are those of the detection with the highest score.
 
     Raises:
         ConfigError: the models have other categories, heads, channels or conventions.
@@ -39,7 +39,7 @@ class EnsembleDetector(ImageDetector):
 
     def _detect(self, image: Tensor, proposals: Tensor | None, min_score: float) -> Detections:
         found = [detector.detect([image], None, min_score)[0] for detector in self.detectors]
-        shapes = [{n: x.shape[1:] for n, x in vars(one).items() if x is not None} for one in found]
+        shapes = [{n: x.shape[1:] for n, x in one.named_fields().items()} for one in found]
         if shapes.count(shapes[0]) < len(shapes):
             raise ConfigError(
                 f"the models have other heads ({shapes}): only models with the same outputs can be "

@@ -28,6 +28,7 @@ from detlite.registry import Registry
 from detlite.structures.instances import Detections
 from detlite.structures.masks.rle import draw_runs
 from detlite.structures.masks.rotated_box import rotated_box
+from detlite.structures.object_fields import object_field
 
 from .inputs import data_of, is_any_url, is_camera, is_video_name, split_page
 from .options import UNMEASURED_THRESHOLD
@@ -47,6 +48,10 @@ PREDICTION_WRITERS: Registry[Callable[..., Any]] = Registry(
     },
 )
 _NAMED_CATEGORIES = 5  # in the repr
+_STANDARD = {
+    "size", "boxes", "labels", "scores", "category_ids", "names", "masks", "keypoints",
+    "keypoints_scores", "track_ids",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -217,11 +222,10 @@ class Prediction(dict[str, Any]):
         angle in degrees); see `structures.masks.rotated_box`."""
         return torch.tensor([rotated_box(mask) for mask in self["masks"]]).reshape(-1, 5)
 
-    def extra_rows(self) -> list[dict[str, list[float]]]:
-        """Return the outputs of TEST.EXTRA_OUTPUTS for each detection, as lists for JSON."""
-        names = [name for name in ("class_scores", "features") if name in self]
-        columns = [self[name].tolist() for name in names]
-        return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+    @property
+    def extra_fields(self) -> dict[str, Tensor]:
+        """Own fields and the outputs of TEST.EXTRA_OUTPUTS [N, ...], by name."""
+        return {name: value for name, value in self.items() if name not in _STANDARD}
 
 
 def to_prediction(
@@ -252,5 +256,6 @@ def to_prediction(
     if detections.keypoints is not None:
         prediction["keypoints"] = detections.keypoints
         prediction["keypoints_scores"] = detections.keypoint_scores
-    prediction.update(detections.extra_outputs())
+    for name, values in detections.extra_fields.items():
+        prediction[object_field(name).name] = values
     return prediction

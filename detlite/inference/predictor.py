@@ -62,7 +62,8 @@ class Predictor:
     - for models with a keypoint head `keypoints` float32 [N, P, 3] of (x, y, 1) and
       `keypoints_scores` [N, P], their logits,
     - the outputs of TEST.EXTRA_OUTPUTS: `class_scores` float32 [N, K] of all categories, and
-      `features` float32 [N, C], the box head's features of the detected box.
+      `features` float32 [N, C], the box head's features of the detected box,
+    - own fields [N, ...] that the heads of the model predict.
 
     Called with a list of images, it returns a list, with the same results as image by image. Called
     with a folder, glob, list or archive (see `inputs.expand_input`), it runs their images and

@@ -119,7 +119,9 @@ def _shift(detections: Detections, tile: Tile) -> Detections:
     """Map detections of a tile to the image."""
     corner = detections.boxes.new_tensor([tile.x1, tile.y1])
     return detections.map_coordinates(
-        lambda boxes: boxes + corner.repeat(2), lambda keypoints: keypoints + F.pad(corner, (0, 1))
+        lambda boxes: boxes + corner.repeat(2),
+        lambda keypoints: keypoints + F.pad(corner, (0, 1)),
+        ((1.0, 0.0, tile.x1), (0.0, 1.0, tile.y1)),
     )
 
 
@@ -142,8 +144,8 @@ def merge(
       of the smaller box.
     - A cut detection is completed by detections that extend beyond its tile and whose IoU with it
       is above one half. If these are cut too, they are completed in the same way. The result has
-      the union of the boxes and masks, the highest score of the parts, and each keypoint of the
-      part with its highest score.
+      the union of the boxes and masks, the highest score of the parts and the own fields of the
+      part with it, and each keypoint of the part with its highest score.
 
     `size` is (height, width) of the image, and `iou_thresh` the threshold of the model's own
     suppression. With `class_agnostic`, detections of different labels are compared too.

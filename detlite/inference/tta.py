@@ -15,10 +15,11 @@ from torch.utils._pytree import tree_map
 from detlite.config import ConfigError
 from detlite.data.transforms.resize import resize_shortest, size_of
 from detlite.modeling.detection_model import DetectionModel
-from detlite.modeling.roi_heads.roi_heads import MapOutputs
+from detlite.modeling.roi_heads.roi_heads import HeadOutputs
 from detlite.structures import boxes as box_ops
 from detlite.structures.instances import Detections
 from detlite.structures.keypoints import flip_order
+from detlite.structures.object_fields import move_fields, resizing
 from detlite.structures.padding import RowPacking
 
 from .image_detector import ImageDetector
@@ -52,7 +53,8 @@ class AugmentedDetector(ImageDetector):
     def _detect(self, image: Tensor, proposals: Tensor | None, min_score: float) -> Detections:
         model, convention, postprocess = self.model, self.model.convention, self.model.postprocess
         size, sizes, predicted, features_by_view = size_of(image), [], [], []
-        keep_features = hasattr(model, "roi_heads") and model.roi_heads.has_map_outputs
+        keep_features = hasattr(model, "roi_heads") and bool(model.roi_heads.predicted)
+        first_size: tuple[int, int] | None = None
         for view in self.views:
             resized = resize_shortest(image, view.min_size, view.max_size, convention.resize)
             input_size = size_of(resized)
@@ -69,33 +71,35 @@ class AugmentedDetector(ImageDetector):
             boxes = view.mirror(scored.boxes, input_size)
             clip = postprocess.clip == "before-nms"
             boxes = box_ops.rescale(boxes, batch.sizes, sizes[0], convention, clip)
-            predicted.append(replace(scored, boxes=boxes))
+            first_size = first_size or input_size
+            own = move_fields(scored.extra_fields, resizing(input_size, first_size, view.flip))
+            predicted.append(replace(scored, boxes=boxes, extra_fields=own))
             if keep_features:  # keep the features, which take memory, only for the heads
                 features_by_view.append((view, features, input_size))
         joined = tree_map(lambda *views: torch.cat(views, dim=1), *predicted)
         detections = postprocess.suppress(joined, False, len(self.views))
         detections = postprocess.finish(detections, sizes[0], False, min_score)
-        boxes = box_ops.rescale(detections.boxes, sizes[0], size, convention)
-        detections = replace(detections, boxes=boxes)
+        assert first_size is not None
+        detections = detections.rescale(first_size, size, convention)
         if keep_features:
-            detections = self._add_map_outputs(detections, features_by_view, size)
+            detections = self._add_fields(detections, features_by_view, size)
         return detections.per_image()[0]
 
-    def _add_map_outputs(
+    def _add_fields(
         self,
         detections: Detections,
         features_by_view: Sequence[tuple[View, list[Tensor], tuple[int, int]]],
         size: tuple[int, int],
     ) -> Detections:
         """Add the mean of the heads' outputs over all views to the detections [1, D]."""
-        packing, mean = RowPacking(detections.valid, static_shapes=False), MapOutputs()
+        packing, mean = RowPacking(detections.valid, static_shapes=False), HeadOutputs()
+        heads = self.model.roi_heads
         for view, features, input_size in features_by_view:
             boxes = box_ops.rescale(detections.boxes, size, input_size, self.model.convention)
             boxes = view.mirror(boxes, input_size)
-            maps = self.model.roi_heads.map_outputs(features, packing, boxes, detections.labels)
-            for name, value in maps.items():
-                if view.flip and name != "features":
-                    value = value.flip(-1)
-                    value = value[:, self.flip_order] if name == "keypoint_logits" else value
+            outputs = heads.head_outputs(features, packing, boxes, detections.labels)
+            if view.flip:
+                outputs = heads.unmirrored(outputs, self.flip_order)
+            for name, value in outputs.items():
                 mean[name] = mean.get(name, 0) + value / len(self.views)
-        return self.model.roi_heads.with_map_outputs(detections, packing, mean)
+        return heads.with_head_outputs(detections, packing, mean)

@@ -12,6 +12,7 @@ import os
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
@@ -198,7 +199,7 @@ def _mark_varying_lengths(arguments: Any) -> None:
         elif isinstance(argument, GroundTruth):
             for tensor in argument.masks.tensors() if argument.masks else ():
                 _mark(tensor, 0)
-            for field in (argument.boxes, argument.labels, argument.keypoints, argument.ignored):
+            for field in pytree.tree_leaves(replace(argument, masks=None)):
                 _mark(field, 1)
         elif isinstance(argument, Proposals):
             for field in pytree.tree_leaves(argument):

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from detlite.conventions import Convention
 from detlite.structures.instances import Detections, GroundTruth, Images, PredictedBoxes, Proposals
 from detlite.structures.masks.pasting import paste_boxes, paste_probabilities
+from detlite.structures.object_fields import object_field
 
 from .backbone import Backbone
 from .input_checks import check_images
@@ -149,15 +150,16 @@ class DetectionModel(nn.Module, ABC):
                 or a single one.
             targets: in training, a dict for each image, or a single one, with `boxes` float [G, 4]
                 (xyxy in pixels), `labels` [G] in 1..num_classes - 1 and, for models with such a
-                head, `masks` (`PackedMasks`, or bitmaps uint8 [G, H, W]) and `keypoints` float
-                [G, K, 3] of (x, y, visibility). For models without an RPN also `proposals` float
-                [P, 4] xyxy, in evaluation too. Targets are checked on the CPU, so leave them there.
+                head, `masks` (`PackedMasks`, or bitmaps uint8 [G, H, W]), `keypoints` float
+                [G, K, 3] of (x, y, visibility), and own fields (`OBJECT_FIELDS`). For models
+                without an RPN also `proposals` float [P, 4] xyxy, in evaluation too. Targets are
+                checked on the CPU, so leave them there.
 
         Returns:
             In training a dict of scalar losses. In evaluation a dict for each image with `boxes`
             float32 [D, 4], `scores` [D] in decreasing order, `labels` [D], and if predicted `masks`
             float32 [D, 1, H, W] (probabilities), `keypoints` float32 [D, K, 3] of (x, y, 1), their
-            logits `keypoints_scores` [D, K], and the outputs of TEST.EXTRA_OUTPUTS.
+            logits `keypoints_scores` [D, K], the outputs of TEST.EXTRA_OUTPUTS and own fields.
 
         Raises:
             TypeError, ValueError: images or targets that do not match this description.
@@ -225,4 +227,5 @@ class DetectionModel(nn.Module, ABC):
         if detections.keypoints is not None and detections.keypoint_scores is not None:
             result["keypoints"] = detections.keypoints
             result["keypoints_scores"] = detections.keypoint_scores
-        return result | detections.extra_outputs()
+        own = detections.extra_fields
+        return result | {object_field(name).name: values for name, values in own.items()}

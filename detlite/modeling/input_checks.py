@@ -1,6 +1,7 @@
 """Check images, targets and proposals on the CPU. Messages name the image and the field."""
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Container, Sequence
 from typing import Any
 
 import torch
@@ -8,10 +9,18 @@ from torch import Tensor
 
 from detlite.structures import boxes as box_ops
 from detlite.structures.masks.packed import PackedMasks
+from detlite.structures.object_fields import target_fields
+
+logger = logging.getLogger(__name__)
 
 Target = dict[str, Any]
 
 _MIN_VALUE, _MAX_VALUE = -0.5, 2.0  # of float images
+# Entries of targets, also those of torchvision that detlite does not use.
+_KNOWN = {
+    "boxes", "labels", "masks", "keypoints", "proposals", "ignored_boxes", "size", "image_id",
+    "area", "iscrowd",
+}  # fmt: skip
 _MAX_OVERHANG = 0.1  # fraction of the image's sides by which a box may exceed it
 
 
@@ -62,14 +71,17 @@ def check_target(
     required: Sequence[str],
     soft_masks: bool,
 ) -> Target:
-    """Return a target with the required fields only, masks packed; see `prepare_targets`."""
+    """Return a target with the required and own fields, masks packed; see `prepare_targets`."""
     if not isinstance(target, dict):
         raise TypeError(f"{name} must be a dict of tensors, not {type(target).__name__}")
-    fields = ["boxes", "labels", *required]
-    missing = [field for field in fields if field not in target]
+    own = target_fields(target)
+    missing = [field for field in ("boxes", "labels", *required) if field not in target]
     if missing:
-        raise ValueError(f"{name} has no {' and no '.join(missing)}")
-    for field in fields:
+        hint = ""
+        if missing[-1] not in ("boxes", "labels", "masks", "keypoints"):
+            hint = ": declare it in OBJECT_FIELDS, and list it as `fields` in DATASETS.CATALOG"
+        raise ValueError(f"{name} has no {' and no '.join(missing)}{hint}")
+    for field in dict.fromkeys(["boxes", "labels", *required, *own]):
         packed = field == "masks" and isinstance(target[field], PackedMasks)
         if not packed and not isinstance(target[field], Tensor):
             kind = type(target[field]).__name__
@@ -103,7 +115,27 @@ def check_target(
                 f"{name}['keypoints'] must be [{len(boxes)}, K, 3] of (x, y, visibility) for its "
                 f"boxes, not {list(keypoints.shape)}"
             )
+    for field, declared in own.items():
+        shape = len(boxes), *(declared.shape or ())
+        if target[field].shape != shape:
+            raise ValueError(
+                f"{name}['{field}'] must be {list(shape)} for its boxes, not "
+                f"{list(target[field].shape)}"
+            )
+        checked[field] = target[field].to(declared.dtype)
+    _warn_of_unknown(name, target, own)
     return checked
+
+
+def _warn_of_unknown(name: str, target: Target, own: Container[str]) -> None:
+    """Log each entry with a tensor once that no part of a model can use."""
+    for entry, value in target.items():
+        if entry not in _KNOWN and entry not in own and isinstance(value, Tensor):
+            _KNOWN.add(entry)
+            logger.warning(
+                "%s['%s'] is not used: an own field of objects must be declared in OBJECT_FIELDS",
+                name, entry,
+            )  # fmt: skip
 
 
 def _check_values(name: str, boxes: Tensor, image: Tensor) -> None:

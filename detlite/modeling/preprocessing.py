@@ -15,6 +15,7 @@ from detlite.structures import boxes as box_ops
 from detlite.structures import to_device
 from detlite.structures.instances import GroundTruth, Images, PaddedBatchImages, Proposals
 from detlite.structures.masks.packed import PackedMasks
+from detlite.structures.object_fields import target_fields
 
 from .input_checks import check_boxes, check_images, check_target
 
@@ -113,8 +114,8 @@ def prepare_targets(
     With `soft_masks`, masks are trained on averaged bitmaps, so polygons are rejected.
 
     Returns:
-        Ground truth [B, G] on the CPU with the `required` fields only; G is at least 2,
-        because torch.compile compiles for a length of 1 separately.
+        Ground truth [B, G] on the CPU with the `required` fields, and the own fields that the
+        targets have; G is at least 2, because torch.compile compiles for a length of 1 separately.
     """
     if targets is None:
         raise ValueError("training needs targets: model(images, targets)")
@@ -131,6 +132,10 @@ def prepare_targets(
                 f"targets[{index}]['keypoints'] has {count} keypoints per instance, but "
                 f"targets[0] has {counts[0]}"
             )
+    own = target_fields(checked[0])
+    for index, target in enumerate(checked):
+        if differ := sorted(own.keys() ^ target_fields(target).keys()):
+            raise ValueError(f"only one of targets[0] and targets[{index}] has {differ[0]!r}")
     length = max(2, *(len(target["labels"]) for target in checked))
 
     def pad(name: str, dtype: torch.dtype, length: int = length) -> Tensor:
@@ -144,6 +149,7 @@ def prepare_targets(
         PackedMasks.collate([t["masks"] for t in checked], length) if has_masks else None,
         pad("keypoints", dtype) if has_keypoints else None,
         pad("ignored_boxes", dtype, regions) if regions else None,
+        {name: pad(name, field.dtype) for name, field in own.items()},
     )
 
 

@@ -52,7 +52,11 @@ class GeneralizedRCNN(DetectionModel):
         self.takes_proposals = rpn is None
         self.sampler = sampler
         self.roi_heads = roi_heads
-        self.required_targets = tuple(roi_heads.map_heads)
+
+    @property
+    def required_targets(self) -> tuple[str, ...]:
+        """The fields that train the mask, keypoint and own heads."""
+        return tuple(self.roi_heads.heads)
 
     def losses(
         self, images: Images, truth: GroundTruth, proposals: Proposals | None = None
@@ -61,12 +65,12 @@ class GeneralizedRCNN(DetectionModel):
         losses, features, samples = self.sampling_losses(images, truth, proposals)
         foreground, static = samples[:, : self.sampler.max_positives], self.static_shapes
         count = None
-        if static and self.reads_foreground and self.roi_heads.map_heads:
+        if static and self.reads_foreground and self.roi_heads.heads:
             count = read_count(foreground.labels > 0)
         box, predictions = self.roi_heads.box.losses(features, samples, truth, images.sizes, static)
         rows = count.rows() if count else None  # arrives while the device runs the box head
-        maps = self.roi_heads.map_losses(features, foreground, truth, predictions, static, rows)
-        return losses | box | maps
+        more = self.roi_heads.head_losses(features, foreground, truth, predictions, static, rows)
+        return losses | box | more
 
     def sampling_losses(
         self, images: Images, truth: GroundTruth, proposals: Proposals | None
@@ -82,17 +86,18 @@ class GeneralizedRCNN(DetectionModel):
 
     def training_parts(self) -> Sequence[tuple[nn.Module, str]]:
         heads = self.roi_heads
-        parts = [(self, "sampling_losses"), (heads.box, "losses"), (heads, "map_losses")]
-        return parts if heads.map_heads else parts[:2]
+        parts = [(self, "sampling_losses"), (heads.box, "losses"), (heads, "head_losses")]
+        return parts if heads.heads else parts[:2]
 
     def predict(
         self, images: Images, proposals: Proposals | None = None, min_score: float = 0.0
     ) -> Detections:
-        """Predict boxes, and the masks and keypoints inside them; see `DetectionModel.predict`."""
+        """Predict boxes, and then masks, keypoints and own fields of the detected ones; see
+        `DetectionModel.predict`."""
         features = self.backbone(images.pixels)
         predicted = self.predict_boxes(features, images, proposals)
         detections = self.postprocess(predicted, images.sizes, self.static_shapes, min_score)
-        return self.roi_heads.add_map_outputs(features, detections, self.static_shapes)
+        return self.roi_heads.add_fields(features, detections, self.static_shapes)
 
     def predict_boxes(
         self, features: list[Tensor], images: Images, proposals: Proposals | None = None

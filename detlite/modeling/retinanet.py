@@ -184,10 +184,10 @@ class RetinaNet(DetectionModel):
         best, index, valid = top_scores(scores.flatten(1), *limits)
         anchor, label = index // logits.shape[2], index % logits.shape[2] + self.first_label
         boxes = self.box_coder.decode(gather(deltas, anchor), anchors[anchor])
-        class_scores = None
+        more = {}
         if self.class_scores:  # without the background
-            class_scores = gather(scores[..., 1 - self.first_label :], anchor)
-        return PredictedBoxes(boxes, best, label, valid, class_scores)
+            more["class_scores"] = gather(scores[..., 1 - self.first_label :], anchor)
+        return PredictedBoxes(boxes, best, label, valid, more)
 
 
 @META_ARCHITECTURES.register("RetinaNet")

@@ -8,8 +8,8 @@ background.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeVar
 
 import torch
@@ -21,8 +21,11 @@ from . import to_device
 from .boxes import rescale
 from .keypoints import rescale_keypoints
 from .masks.packed import PackedMasks
+from .object_fields import Affine, Size, move_fields, resizing
 
-Size = tuple[int, int]
+# Own fields, and the outputs of TEST.EXTRA_OUTPUTS: "class_scores" [B, D, K - 1] in 0..1 of all
+# classes but the background, and "features" [B, D, C] of the box head.
+ExtraFields = dict[str, Tensor]
 R = TypeVar("R", bound="Record")
 
 
@@ -54,8 +57,14 @@ class Record:
 
     def map(self: R, function: Callable[[Any], Any]) -> R:
         """Apply a function to each field that is not None."""
-        named = ((field.name, getattr(self, field.name)) for field in fields(self))  # type: ignore[arg-type]
-        return type(self)(**{k: None if v is None else function(v) for k, v in named})
+
+        def apply(value: Any) -> Any:
+            if isinstance(value, dict):
+                return {name: function(field) for name, field in value.items()}
+            return None if value is None else function(value)
+
+        names = (entry.name for entry in fields(self))  # type: ignore[arg-type]
+        return type(self)(**{name: apply(getattr(self, name)) for name in names})
 
 
 def _record(cls: type[R]) -> type[R]:
@@ -83,6 +92,7 @@ class GroundTruth(Record):
     masks: PackedMasks | None = None  # B * G instances
     keypoints: Tensor | None = None  # [B, G, K, 3] of (x, y, visibility)
     ignored: Tensor | None = None  # [B, M, 4], regions that are not background, padded with zeros
+    extra_fields: ExtraFields = field(default_factory=dict)  # [B, G, ...], see `OBJECT_FIELDS`
 
     @property
     def valid(self) -> Tensor:
@@ -119,7 +129,7 @@ class PredictedBoxes(Record):
     scores: Tensor  # [B, N] in 0..1
     labels: Tensor  # int64 [B, N]
     valid: Tensor  # bool [B, N], False for padding
-    class_scores: Tensor | None = None  # [B, N, K - 1] in 0..1, of all classes but the background
+    extra_fields: ExtraFields = field(default_factory=dict)  # [B, N, ...]
 
 
 @_record
@@ -127,7 +137,6 @@ class PredictedBoxes(Record):
 class Detections(PredictedBoxes):
     """Boxes [B, D] that a model detects, in decreasing order of score, with masks and keypoints."""
 
-    features: Tensor | None = None  # [B, D, C], the box head's features of each box
     mask_probs: Tensor | None = None  # [B, D, M, M], the mask within each box
     mask_boxes: Tensor | None = None  # [B, D, 4], boxes that masks fill; None: `boxes`
     keypoints: Tensor | None = None  # [B, D, K, 3] of (x, y, 1)
@@ -138,23 +147,34 @@ class Detections(PredictedBoxes):
         return self.map_coordinates(
             lambda boxes: rescale(boxes, from_size, to_size, convention),
             lambda keypoints: rescale_keypoints(keypoints, from_size, to_size),
+            resizing(from_size, to_size),
         )
 
     def map_coordinates(
-        self, boxes: Callable[[Tensor], Tensor], keypoints: Callable[[Tensor], Tensor]
+        self,
+        boxes: Callable[[Tensor], Tensor],
+        keypoints: Callable[[Tensor], Tensor],
+        matrix: Affine,
     ) -> Detections:
-        """Apply functions to `boxes` and `mask_boxes`, and to `keypoints`."""
+        """Apply functions to `boxes` and `mask_boxes` and to `keypoints`, and move own fields."""
         return replace(
             self,
             boxes=boxes(self.boxes),
             mask_boxes=None if self.mask_boxes is None else boxes(self.mask_boxes),
             keypoints=None if self.keypoints is None else keypoints(self.keypoints),
+            extra_fields=move_fields(self.extra_fields, matrix),
         )
 
-    def extra_outputs(self) -> dict[str, Tensor]:
-        """Return the outputs of TEST.EXTRA_OUTPUTS by name, if present."""
-        names = ("class_scores", "features")
-        return {name: value for name in names if (value := getattr(self, name)) is not None}
+    def with_fields(self, values: Mapping[str, Tensor]) -> Detections:
+        """Return detections with further fields: attributes of this class, or own fields."""
+        typed = {name: values[name] for name in values.keys() & vars(self).keys()}
+        own = {name: value for name, value in values.items() if name not in typed}
+        return replace(self, extra_fields=self.extra_fields | own, **typed)
+
+    def named_fields(self) -> dict[str, Tensor]:
+        """Return all fields by name that are not None, with the extra fields."""
+        typed = {name: value for name, value in vars(self).items() if value is not None}
+        return typed | typed.pop("extra_fields")
 
     @property
     def pasting_boxes(self) -> Tensor:

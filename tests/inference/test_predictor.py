@@ -475,7 +475,5 @@ def test_extra_outputs_of_each_detection(tiny_config, image, views):
     assert prediction["scores"].tolist() == sorted(prediction["scores"].tolist(), reverse=True)
     assert prediction["class_scores"].shape == (count, 3)
     assert prediction["features"].shape == (count, cfg.MODEL.ROI_BOX_HEAD.MLP_HEAD_DIM)
-    rows = prediction.extra_rows()
-    assert [set(row) for row in rows] == [set(outputs)] * count
-    assert rows[1]["features"] == prediction["features"][1].tolist()
-    assert not Predictor(BrightSquare())(image).extra_rows()
+    assert prediction.extra_fields.keys() == set(outputs)
+    assert not Predictor(BrightSquare())(image).extra_fields

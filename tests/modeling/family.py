@@ -1,7 +1,6 @@
 """Configs of one small model of every kind, records to call the models with, and a short run."""
 
 from collections.abc import Callable
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -243,15 +242,13 @@ def assert_same_objects(
             for d in (one, other)]  # fmt: skip
     nearest = torch.cdist(*rows, compute_mode="donot_use_mm_for_euclid_dist").argmin(dim=1)
     assert len(nearest.unique()) == len(nearest)
-    for field in fields(one):
-        values = getattr(one, field.name)
-        if isinstance(values, Tensor):
-            scale = 10 if field.name == "mask_probs" else 1
-            torch.testing.assert_close(
-                values, getattr(other, field.name)[nearest], rtol=scale * rtol, atol=scale * atol
-            )
-        else:
-            assert getattr(other, field.name) is None
+    expected = other.named_fields()
+    assert one.named_fields().keys() == expected.keys()
+    for name, values in one.named_fields().items():
+        scale = 10 if name == "mask_probs" else 1
+        torch.testing.assert_close(
+            values, expected[name][nearest], rtol=scale * rtol, atol=scale * atol
+        )
 
 
 def train_and_resume(data: Any, folder: Path, settings: dict[str, Any]) -> None:

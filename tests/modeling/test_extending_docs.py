@@ -29,6 +29,7 @@ INTERNAL = {
     "ENGINES",
     "PREDICTION_WRITERS",
     "FINDERS",
+    "FORMATS",
     "READERS",
     "SOURCES",
 }

@@ -29,9 +29,11 @@ def test_scores_of_all_classes_and_features(name, tiny_config):
         results = model.detect(images)
     for number, one in enumerate(results):
         assert len(one.boxes) > 3
-        assert one.class_scores.shape[1] == model.num_classes - 1
+        assert one.extra_fields["class_scores"].shape[1] == model.num_classes - 1
         foreground = one.labels > 0  # torchvision's RetinaNet detects the background too
-        own = one.class_scores[foreground].gather(1, one.labels[foreground, None] - 1)[:, 0]
+        own = one.extra_fields["class_scores"][foreground].gather(
+            1, one.labels[foreground, None] - 1
+        )[:, 0]
         torch.testing.assert_close(own, one.scores[foreground])
         if features:
             image = torch.full((len(one.boxes), 1), float(number))
@@ -39,9 +41,9 @@ def test_scores_of_all_classes_and_features(name, tiny_config):
             with torch.no_grad():
                 expected = model.roi_heads.box.feature_extractor(maps, rois)
             expected = expected.flatten(2).mean(dim=2) if expected.dim() == 4 else expected
-            torch.testing.assert_close(one.features, expected, rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(one.extra_fields["features"], expected, rtol=1e-4, atol=1e-5)
     result = model(images)[0]
-    assert torch.equal(result["class_scores"], results[0].class_scores)
+    assert torch.equal(result["class_scores"], results[0].extra_fields["class_scores"])
 
 
 def test_extra_outputs_are_off_by_default(tiny_config):

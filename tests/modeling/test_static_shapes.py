@@ -35,7 +35,7 @@ def test_heads_train_on_little_more_than_the_foreground(tiny_config):
     model = build_model(family_config("keypoint", tiny_config)).train()
     use_static_shapes(model)
     seen: dict[str, int] = {}
-    for name, head in model.roi_heads.map_heads.items():
+    for name, head in model.roi_heads.heads.items():
         head.register_forward_hook(lambda _, inputs, __, name=name: seen.update({name: inputs[1]}))
     model.losses(*family_batch(model))
     for rois in seen.values():

@@ -125,10 +125,9 @@ def coco_objects(
     results = coco_results(
         image_id, prediction["boxes"], prediction["scores"], prediction["category_ids"],
         prediction.get("masks"), prediction.get("keypoints"), keypoint_center,
+        prediction.extra_fields,
     )  # fmt: skip
     objects = list(results.to_coco(0, count))
-    for row, extra in zip(objects, prediction.extra_rows(), strict=False):
-        row.update(extra)
     for row in objects:
         if mask := row.get("segmentation"):
             row.update(area=area(mask), rotated_box=rotated_box(mask))

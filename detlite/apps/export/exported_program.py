@@ -6,7 +6,7 @@ Shapes: B images of H x W pixels, each with P proposals and D detections, includ
 import math
 from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -45,17 +45,15 @@ class Inference(nn.Module):
         if boxes is not None and valid is not None:
             proposals = Proposals(boxes, boxes[..., 0], valid)  # the scores are not used
         detections = self.model.predict(Images(pixels, sizes), proposals)
-        return tuple(getattr(detections, name) for name in output_names(self.model))
+        named = detections.named_fields()
+        return tuple(named[name] for name in output_names(self.model))
 
 
 def output_names(model: DetectionModel) -> list[str]:
     """Return the fields of `Detections` that a model predicts."""
-    predicted = {"boxes", "scores", "labels", "valid", *model.extra_outputs}
-    if "masks" in model.required_targets:
-        predicted.add("mask_probs")
-    if "keypoints" in model.required_targets:
-        predicted |= {"keypoints", "keypoint_scores"}
-    return [field.name for field in fields(Detections) if field.name in predicted]
+    heads = model.roi_heads.predicted if hasattr(model, "roi_heads") else ()
+    names = ("boxes", "scores", "labels", "valid", *model.extra_outputs, *heads)
+    return [*dict.fromkeys(names)]
 
 
 class ProgramDetector(DetectionModel):
@@ -107,7 +105,9 @@ class ProgramDetector(DetectionModel):
             boxes, valid = proposals.boxes, proposals.valid
             missing = max(0, self.postprocess.detections_per_image - valid.shape[1])
             inputs += [F.pad(boxes, (0, 0, 0, missing)), F.pad(valid, (0, missing))]
-        detections = Detections(**dict(zip(self.outputs, self.run(*inputs), strict=True)))
+        named = dict(zip(self.outputs, self.run(*inputs), strict=True))
+        required = (named.pop(name) for name in ("boxes", "scores", "labels", "valid"))
+        detections = Detections(*required).with_fields(named)
         return replace(detections, valid=detections.valid & (detections.scores >= min_score))
 
     def losses(self, *_: Any, **__: Any) -> Any:

@@ -32,7 +32,7 @@ from detlite.structures.instances import Detections
 TOLERANCE = {"boxes": 0.05, "scores": 1e-3, "masks": 1e-2}
 _COMPARED = {
     "boxes": ("boxes",),
-    "scores": ("scores", "class_scores"),
+    "scores": ("scores",),
     "masks": ("mask_probs",),
     "keypoints": ("keypoints",),
 }
@@ -54,8 +54,8 @@ class Difference:
         borderline: number of further unmatched detections, with a score close to the lowest score
             that the other detector reports.
         boxes, keypoints: in pixels of the network input.
-        scores, masks: differences of probabilities; `scores` includes differences of features,
-            relative to their maximum.
+        scores, masks: differences of probabilities; `scores` includes differences of extra fields,
+            relative to their maximum if it is above 1.
     """
 
     objects: int = 0
@@ -130,9 +130,9 @@ def compare(
         kind: max(_max_difference(getattr(left, name), getattr(right, name)) for name in names)
         for kind, names in _COMPARED.items()
     }
-    if left.features is not None and len(left.boxes):
-        scale = float(left.features.abs().max().clamp(min=1e-6))
-        relative = _max_difference(left.features, right.features) / scale
+    for name, values in left.extra_fields.items() if len(left.boxes) else ():
+        scale = float(values.abs().max().clamp(min=1))
+        relative = _max_difference(values, right.extra_fields[name]) / scale
         largest["scores"] = max(largest["scores"], relative)
     return Difference(len(left.boxes), unmatched, borderline, **largest)
 

@@ -5,6 +5,7 @@ import math
 import os
 import posixpath
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from yacs.config import CfgNode
@@ -18,7 +19,7 @@ from detlite.files.errors import DataError
 from detlite.structures.keypoints import doubtful_sides, has_sides, with_sides
 from detlite.structures.names import file_key
 
-from .catalog import locate_dataset
+from .catalog import locate_dataset, object_fields
 from .coco import CocoDataset, ConcatDataset
 from .options import build_dataset_options
 from .proposals import build_proposals
@@ -51,7 +52,8 @@ def build_dataset(cfg: CfgNode, name: str, train: bool) -> CocoDataset:
             f"{images}). Put the files there, or set DATASETS.ROOT ({cfg.DATASETS.ROOT}) to the "
             "folder that contains them"
         )
-    dataset = CocoDataset(annotations, images, build_dataset_options(cfg, train), name, kind)
+    options = replace(build_dataset_options(cfg, train), fields=object_fields(cfg, name))
+    dataset = CocoDataset(annotations, images, options, name, kind)
     if cfg.MODEL.LOAD_PROPOSALS:
         dataset.proposals = build_proposals(cfg, dataset, "TRAIN" if train else "TEST")
     dataset.findings += config_findings(cfg, dataset.table, dataset.options.selection, train)

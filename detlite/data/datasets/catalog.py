@@ -17,6 +17,7 @@ from detlite.data.locations import Location, parse_location
 from detlite.files.atomic_write import write_file
 from detlite.files.errors import DataError
 from detlite.registry import Registry
+from detlite.structures.object_fields import OBJECT_FIELDS
 
 from .builtin_entries import BUILTIN, Entry
 from .options import GIGABYTE
@@ -59,6 +60,18 @@ def locate_dataset(cfg: CfgNode, name: str) -> tuple[str, Location, ImageFolder]
     return kind, annotations, images
 
 
+def object_fields(cfg: CfgNode, name: str) -> tuple[str, ...]:
+    """Return the `fields` of a dataset: the own fields of its objects. Raises ConfigError."""
+    names = _catalog_entry(cfg.DATASETS.CATALOG, name).get("fields", [])
+    where = f"DATASETS.CATALOG, {name}, fields"
+    if not isinstance(names, list) or not all(isinstance(field, str) for field in names):
+        raise ConfigError(f"{where} is {names!r}, but must be a list of names")
+    for field in names:
+        if OBJECT_FIELDS.get(field, where)(field).shape is None:
+            raise ConfigError(f"{where}: {field!r} has no shape, so targets cannot have it")
+    return tuple(names)
+
+
 def converted_file(root: Path, name: str, convert: Callable[[], dict[str, Any]]) -> Path:
     """Return `<DATASETS.ROOT>/converted/<name>.json`; write the result of `convert` if missing."""
     file = root / "converted" / f"{name}.json"
@@ -98,7 +111,7 @@ def check_fields(entry: Entry, fields: dict[str, type]) -> None:
                 f"{where}: {field!r} is {entry[field]!r}, but must be a {kind.__name__}"
             )
     for field in entry:
-        if field not in ("name", "type", "evaluators", *fields):
+        if field not in ("name", "type", "evaluators", "fields", *fields):
             hint = _did_you_mean(field, fields)
             raise ConfigError(f"{where}: unknown field {field!r}{hint}")
 

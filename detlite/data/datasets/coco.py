@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torch.utils import data
 
+from detlite.data.annotations.blocks import annotation_name
+from detlite.data.annotations.heads import Row
 from detlite.data.annotations.selection import located
 from detlite.data.annotations.store import open_table
 from detlite.data.annotations.table import Select
@@ -24,6 +26,7 @@ from detlite.files.errors import DataError
 from detlite.structures.categories import CategoryMatch
 from detlite.structures.keypoints import PIXEL_CENTER
 from detlite.structures.masks.packed import PackedMasks
+from detlite.structures.object_fields import object_field
 
 from .options import DEFAULTS, DatasetOptions
 from .usable_images import choose_images
@@ -42,8 +45,8 @@ class CocoDataset(data.Dataset[tuple[Tensor, Target]]):
     `boxes` float32 [N, 4] xyxy, `labels` int64 [N] in 1..K, `image_id` int, `size` (H, W). With
     `train` and `masks` it has `masks`, a `PackedMasks` of N masks. With `keypoints` it has
     `keypoints` float32 [N, P, 3] of (x, y, visibility). With `train` it has `ignored_boxes`
-    float32 [M, 4], regions of objects that cannot be used. Crowd annotations are not part of the
-    target.
+    float32 [M, 4], regions of objects that cannot be used. It also has the own fields of the
+    options, see `OBJECT_FIELDS`. Crowd annotations are not part of the target.
 
     The constructor checks every annotation and image file, see `choose_images`. `dataset[i]` raises
     a DataError that names the file and the image if an image cannot be decoded.
@@ -88,6 +91,8 @@ class CocoDataset(data.Dataset[tuple[Tensor, Target]]):
         self.numbers, self.findings = choose_images(
             self.table, images, options, self.annotation_file
         )
+        for number in self.numbers.tolist() if options.fields else ():
+            self._own_fields(self.table.stored(number, options.selection.objects))
 
     def relabel(self, categories: list[dict[str, Any]], numbers: Sequence[int | None]) -> None:
         """Use the labels of other `categories`; `numbers` are their positions for each own one."""
@@ -157,6 +162,27 @@ class CocoDataset(data.Dataset[tuple[Tensor, Target]]):
         """Return the boxes of `dataset[index]`, float32 [N, 4], without reading the image."""
         return self._corners(index, self.options.selection.objects)
 
+    def _own_fields(self, rows: Sequence[Row]) -> dict[str, Tensor]:
+        """Return the own fields of annotations by name. Raises DataError."""
+        own = {}
+        for name in self.options.fields:
+            field = object_field(name)
+            shape = field.shape or ()
+            own[name] = values = torch.zeros(len(rows), *shape, dtype=field.dtype)
+            for number, row in enumerate(rows):
+                try:
+                    value = torch.as_tensor(field.read(row), dtype=field.dtype)
+                    if value.shape != shape:
+                        raise ValueError(f"its shape is {list(value.shape)}, not {list(shape)}")
+                except (KeyError, TypeError, ValueError) as error:
+                    reason = "it is missing" if isinstance(error, KeyError) else error
+                    raise DataError(
+                        f"{self.annotation_file}: {annotation_name(row, number)}: cannot read the "
+                        f"field {name!r} of DATASETS.CATALOG, {self.name}: {reason}"
+                    ) from error
+                values[number] = value
+        return own
+
     def _corners(self, index: int, select: Select) -> Tensor:
         """Return selected boxes of an image as float32 xyxy [N, 4], clipped to the image."""
         number = int(self.numbers[index])
@@ -170,8 +196,8 @@ class CocoDataset(data.Dataset[tuple[Tensor, Target]]):
         labels = torch.from_numpy(self.labels(index))
         target: Target = {"boxes": self.boxes(index), "labels": labels}
         with_masks = self.options.train and self.options.masks
-        rows = []
-        if self.keypoint_names or with_masks:
+        rows: list[Row] = []
+        if self.keypoint_names or with_masks or self.options.fields:
             rows = self.table.stored(number, selection.objects)
         if self.keypoint_names:
             shape = (len(labels), len(self.keypoint_names), 3)
@@ -184,6 +210,7 @@ class CocoDataset(data.Dataset[tuple[Tensor, Target]]):
             target["masks"] = PackedMasks.from_segmentations(
                 [row["segmentation"] for row in rows], *size, self.options.masks_as_rle
             )
+        target |= self._own_fields(rows)
         if self.options.train:
             target["ignored_boxes"] = self._corners(index, selection.ignored)
         if self.proposals is not None:
@@ -198,6 +225,11 @@ class ConcatDataset(data.ConcatDataset[tuple[Tensor, Target]]):
         super().__init__(datasets)
         first = datasets[0]
         for other in datasets[1:]:
+            if {*other.options.fields} != {*first.options.fields}:
+                raise DataError(
+                    f"{other.annotation_file}: the `fields` of its entry of DATASETS.CATALOG "
+                    f"differ from those of {first.annotation_file}"
+                )
             if other.keypoint_names != first.keypoint_names:
                 raise DataError(
                     f"{other.annotation_file}: the keypoints differ from those of "

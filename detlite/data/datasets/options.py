@@ -35,6 +35,7 @@ class DatasetOptions:
         crowds_as_objects: see DATASETS.CROWDS_AS_OBJECTS.
         min_area: ignore objects with fewer pixels, see INPUT.MIN_AREA.
         check_images: check all image files; otherwise a bad one fails when it is read.
+        fields: names of the `OBJECT_FIELDS` of targets.
         images: how image files are read.
         cache_bytes: limit of the cache of large images at a reduced size; 0: no cache.
     """
@@ -50,6 +51,7 @@ class DatasetOptions:
     crowds_as_objects: bool = False
     min_area: float = 0
     check_images: bool = True
+    fields: tuple[str, ...] = ()
     images: ImageOptions = DEFAULT_OPTIONS
     cache_bytes: int = 0
 

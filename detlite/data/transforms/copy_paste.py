@@ -12,7 +12,7 @@ from detlite.structures.masks.editing import masks_to_boxes, occlude_masks, plac
 from detlite.structures.masks.packed import PackedMasks
 from detlite.structures.masks.rle import used_columns
 
-from .targets import OBJECT_TENSORS, REGION_FIELDS, crop_target, select_objects
+from .targets import REGION_FIELDS, crop_target, object_tensors, select_objects
 
 HIDDEN = 1  # COCO's visibility of a keypoint that is labeled but not visible
 
@@ -69,7 +69,7 @@ def _concat_targets(targets: Sequence[Target]) -> Target:
     first = targets[0]
     joined: Target = {
         name: torch.cat([target[name] for target in targets])
-        for name in first.keys() & (OBJECT_TENSORS | REGION_FIELDS)
+        for name in object_tensors(first) | (first.keys() & REGION_FIELDS)
     }
     if "masks" in first:
         joined["masks"] = PackedMasks.join([target["masks"] for target in targets])

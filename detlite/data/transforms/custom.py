@@ -1,6 +1,6 @@
 """Custom transforms of training images: functions, and pipelines of other libraries."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -13,8 +13,9 @@ from detlite.registry import Registry
 from detlite.structures import boxes as box_ops
 from detlite.structures.keypoints import PIXEL_CENTER
 from detlite.structures.masks.packed import PackedMasks
+from detlite.structures.object_fields import target_fields
 
-from .targets import TargetTransform, crop_target, select_objects
+from .targets import TargetTransform, crop_target, object_tensors, select_objects
 
 _MARGIN = 0.5  # by which interpolation may leave 0..1; images of 0..255 and normalized ones do more
 TRANSFORMS: Registry[TargetTransform] = Registry("transform")
@@ -29,24 +30,32 @@ def apply_custom(
 ) -> tuple[Tensor, Target]:
     """Apply transforms with their names, and check what they return. Raises ConfigError."""
     for name, transform in transforms:
-        channels = len(image)
+        channels, entries = len(image), {*target}
         image, target = transform(image, target)
         if isinstance(target.get("boxes"), Tensor):
             target = {**target, "boxes": box_ops.to_xyxy(target["boxes"])}
-        if problem := _problem(image, target, channels):
+        if problem := _problem(image, target, channels, entries):
             where = f"(image id {target.get('image_id')})"
             raise ConfigError(f"INPUT.TRANSFORMS: {name} returned {problem} {where}")
         target = crop_target(target, 0, 0, image.shape[1], image.shape[2])
     return image, target
 
 
-def _problem(image: Tensor, target: Target, channels: int) -> str:
+def _problem(image: Tensor, target: Target, channels: int, entries: Set[str]) -> str:
+    """Return what is wrong with an image and a target that had these `entries` before."""
     if not isinstance(image, Tensor) or image.ndim != 3 or len(image) != channels:
         return f"no image [{channels}, H, W]"
     is_unit = image.is_floating_point() and (image - 0.5).abs().max() < 0.5 + _MARGIN
     if image.dtype != torch.uint8 and not is_unit:
         return f"an image {image.dtype} that is neither uint8 nor float in 0..1"
-    names = target.keys() & {"boxes", "labels", "masks", "keypoints"}
+    if missing := sorted(entries - target.keys()):
+        return f"a target without its entry {missing[0]!r}"
+    if unknown := sorted(target.keys() - entries - target_fields(target).keys()):
+        return (
+            f"a target with the entry {unknown[0]!r}, which the following steps would not select "
+            "with the objects: declare it in OBJECT_FIELDS"
+        )
+    names = object_tensors(target) | (target.keys() & {"masks"})
     counts = {name: len(target[name]) for name in sorted(names)}
     if len(set(counts.values())) > 1:
         return f"different numbers of objects: {counts}"
@@ -126,6 +135,9 @@ class _Parts:
     def __init__(self, image: Tensor, target: Target) -> None:
         if "proposals" in target:
             raise ConfigError("INPUT.TRANSFORMS: wrapped pipelines do not move proposals")
+        for name, field in target_fields(target).items():
+            if field.has_coordinates:
+                raise ConfigError(f"INPUT.TRANSFORMS: wrapped pipelines do not move {name}")
         height, width = image.shape[1:]
         regions = target.get("ignored_boxes", torch.zeros(0, 4))
         self._target, self._count = target, len(target["boxes"])

@@ -15,10 +15,11 @@ from detlite.conventions import CONVENTIONS, Convention, convention_of
 from detlite.data.datasets.coco import Target
 from detlite.structures import boxes as box_ops
 from detlite.structures.keypoints import PIXEL_CENTER, flip_order, with_sides
+from detlite.structures.object_fields import resizing
 
 from .resize import RandomShortestSize, Size, resize_image
 from .rotate import RandomRotation
-from .targets import BOX_FIELDS, Color, TargetTransform, select_objects
+from .targets import BOX_FIELDS, Color, TargetTransform, move_own_fields, select_objects
 
 
 @dataclass(frozen=True)
@@ -47,8 +48,8 @@ class DetectionTransform:
 
         Coordinates of the target refer to its `size` (height, width); the image may be smaller, see
         `largest_size`. The target has `boxes` [N, 4] xyxy, `labels` [N], and optionally `masks`
-        (`PackedMasks`), `keypoints` [N, P, 3], and `proposals` and `ignored_boxes` [R, 4] xyxy.
-        Other entries are not changed.
+        (`PackedMasks`), `keypoints` [N, P, 3], own fields (`OBJECT_FIELDS`), and `proposals` and
+        `ignored_boxes` [R, 4] xyxy. Other entries are not changed.
         """
         stored = image.shape[-2], image.shape[-1]
         size = target.get("size", stored)
@@ -64,7 +65,7 @@ class DetectionTransform:
             image = resize_image(image, new_size, self.convention.resize)
         if self.color is not None and shrinks:
             image = self.color(image)
-        target = dict(target)
+        target = dict(move_own_fields(target, resizing(size, new_size, *flips)))
         for name in target.keys() & BOX_FIELDS:
             boxes = _flip_boxes(target[name], size, *flips)
             boxes = box_ops.rescale(boxes, size, new_size, self.convention, clipped=False)

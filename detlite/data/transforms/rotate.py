@@ -11,7 +11,7 @@ from torch import Tensor
 from detlite.data.datasets.coco import Target
 from detlite.structures.masks.editing import warp_masks
 
-from .targets import BOX_FIELDS, Color, crop_target
+from .targets import BOX_FIELDS, Color, crop_target, move_own_fields
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,8 @@ class RandomRotation:
         center = np.array([width, height]) / 2
         shift = center - rotation @ center
         image = _rotate_pixels(image, radians, self.fill)
-        target = dict(target)
+        matrix = np.column_stack([rotation, shift]).tolist()
+        target = dict(move_own_fields(target, matrix))
         for name in target.keys() & BOX_FIELDS:
             target[name] = _rotate_boxes(target[name], rotation, shift, name == "ignored_boxes")
         if "masks" in target:

@@ -8,11 +8,11 @@ from torch import Tensor
 from detlite.data.datasets.coco import Target
 from detlite.structures import boxes as box_ops
 from detlite.structures.masks.editing import crop_to_window, masks_to_boxes
+from detlite.structures.object_fields import Affine, move_fields, target_fields
 
 Color = tuple[float, ...]  # one value in 0..255 per channel
 # A function of an image [C, H, W] and its target, which returns changed copies of both.
 TargetTransform = Callable[[Tensor, Target], tuple[Tensor, Target]]
-OBJECT_TENSORS = {"boxes", "labels", "keypoints"}  # one row per object
 REGION_FIELDS = {"proposals", "ignored_boxes"}  # boxes without a label
 BOX_FIELDS = {"boxes", *REGION_FIELDS}
 Window = tuple[int, int, int, int]  # top, left, height, width
@@ -45,6 +45,7 @@ def crop_target(target: Target, top: int, left: int, height: int, width: int) ->
         visible = masks_to_boxes(target["masks"].select(cut), height, width)
         boxes[cut] = box_ops.intersection(boxes[cut], visible)
     target["boxes"] = boxes
+    target = move_own_fields(target, ((1.0, 0.0, -left), (0.0, 1.0, -top)))
     if "keypoints" in target:
         x, y, visibility = (target["keypoints"] - torch.tensor([left, top, 0])).unbind(-1)
         inside = (x >= 0) & (x < width) & (y >= 0) & (y < height)
@@ -59,7 +60,18 @@ def select_objects(target: Target, keep: Tensor) -> Target:
     """Return a target with the objects for which `keep`, bool [N], is True."""
     if keep.all():
         return target
-    kept = {name: target[name][keep] for name in target.keys() & OBJECT_TENSORS}
+    kept = {name: target[name][keep] for name in object_tensors(target)}
     if "masks" in target:
         kept["masks"] = target["masks"].select(keep)
     return {**target, **kept}
+
+
+def object_tensors(target: Target) -> set[str]:
+    """Return the names of the tensors with one row per object, own fields included."""
+    return target.keys() & {"boxes", "labels", "keypoints", *target_fields(target)}
+
+
+def move_own_fields(target: Target, matrix: Affine) -> Target:
+    """Return a target whose own fields follow the points of its image, see `move_fields`."""
+    own = {name: target[name] for name in target_fields(target)}
+    return {**target, **move_fields(own, matrix)}

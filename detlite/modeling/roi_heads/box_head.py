@@ -154,8 +154,8 @@ class BoxHead(nn.Module):
         deltas = gather(deltas.flatten(1, 2), proposal * deltas.shape[2] + self._column(label))
         boxes = self.box_coder.decode(deltas, gather(proposals.boxes, proposal))
         scores = flat_scores.gather(1, index)
-        all_scores = gather(class_scores, proposal) if self.class_scores else None
-        return PredictedBoxes(boxes, scores, label, valid, all_scores)
+        more = {"class_scores": gather(class_scores, proposal)} if self.class_scores else {}
+        return PredictedBoxes(boxes, scores, label, valid, more)
 
     @torch.no_grad()
     def refine(self, predictions: BoxPredictions, boxes: Tensor, sizes: Tensor) -> Tensor:

@@ -4,6 +4,8 @@ Shapes: B images, F samples per image, R packed rows (see `detlite.structures.pa
 keypoints, M x M cells of a heat map.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -14,11 +16,13 @@ from detlite.structures.instances import GroundTruth, Samples
 from detlite.structures.keypoints import to_heatmap_cells
 from detlite.structures.padding import RowPacking, gather
 
-from .map_head import MapHead
+from .roi_head import RoIHead
 
 
-class KeypointHead(MapHead):
+class KeypointHead(RoIHead):
     """Predicts a heat map for each keypoint, the same for all classes."""
+
+    target, predicted = "keypoints", ("keypoints", "keypoint_scores")
 
     def losses(
         self, logits: Tensor, packing: RowPacking, samples: Samples, truth: GroundTruth
@@ -40,7 +44,12 @@ class KeypointHead(MapHead):
         # Divided here, because torch's mean is NaN if no keypoint is labelled.
         return {"loss_keypoint": loss / labelled.sum().clamp(min=1)}
 
-    def locate(self, logits: Tensor, boxes: Tensor) -> tuple[Tensor, Tensor]:
-        """Find the peaks of heat maps [R, K, M, M] of boxes [R, 4]: keypoints [R, K, 3] of
-        (x, y, 1), and their logits [R, K]."""
-        return heatmap_peaks(logits, box_ops.pooled_region(boxes, self.convention))
+    def unmirrored(self, outputs: Tensor, flip_order: Sequence[int]) -> Tensor:
+        """Mirror heat maps, and exchange left and right."""
+        return outputs.flip(-1)[:, flip_order]
+
+    def fields(self, outputs: Tensor, boxes: Tensor) -> dict[str, Tensor]:
+        """Find the peaks of heat maps [R, K, M, M]: keypoints [R, K, 3] of (x, y, 1), and their
+        logits [R, K]."""
+        points, scores = heatmap_peaks(outputs, box_ops.pooled_region(boxes, self.convention))
+        return {"keypoints": points, "keypoint_scores": scores}

@@ -5,6 +5,7 @@ Shapes: B images, F samples and G ground truths per image, R packed rows (see
 heads.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -19,15 +20,17 @@ from detlite.structures.instances import GroundTruth, Samples
 from detlite.structures.padding import RowPacking
 
 from .extractors import Extractor
-from .map_head import MapHead, build_map_head
+from .roi_head import RoIHead, build_map_head
 
 
-class MaskHead(MapHead):
+class MaskHead(RoIHead):
     """Predicts masks of every class; the mask of the true or the detected class is used.
 
     With further heads in `more`, E in all, the logits are [R, E, K, M, M] and the probabilities are
     averaged, as in mmdetection's Cascade Mask R-CNN. All heads are trained on the same samples.
     """
+
+    target, predicted = "masks", ("mask_probs",)
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -61,10 +64,18 @@ class MaskHead(MapHead):
         loss = torch.where(packing.valid[:, None, None, None], loss, 0).sum()
         return {"loss_mask": loss / count.clamp(min=1)}
 
-    def probabilities(self, logits: Tensor, labels: Tensor) -> Tensor:
+    def outputs(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Return the masks of labels [R] as float32 probabilities [R, M, M]."""
         probs = _select_class(logits, labels).sigmoid()
         return probs.mean(dim=1) if self.more else probs[:, 0]
+
+    def unmirrored(self, outputs: Tensor, flip_order: Sequence[int]) -> Tensor:
+        """Mirror masks."""
+        return outputs.flip(-1)
+
+    def fields(self, outputs: Tensor, boxes: Tensor) -> dict[str, Tensor]:
+        """Return the probabilities [R, M, M] as "mask_probs"."""
+        return {"mask_probs": outputs}
 
 
 def _select_class(logits: Tensor, labels: Tensor) -> Tensor:

@@ -1,11 +1,12 @@
-"""The RoI heads: box head, mask head and keypoint head.
+"""The RoI heads: box head, mask head, keypoint head and own heads.
 
 Shapes: B images of `sizes` int64 [B, 2] (height, width), and `features`, the levels
 [B, C, H_l, W_l] of the backbone; S samples, G ground truths and D detections per image, padded;
 R packed rows. With `static_shapes`, padding is computed too.
 """
 
-from dataclasses import replace
+from collections.abc import Sequence
+from typing import Any
 
 from torch import Tensor, nn
 from yacs.config import CfgNode
@@ -19,19 +20,19 @@ from detlite.structures.padding import RowPacking
 from .box_head import BoxHead, BoxPredictions, build_box_head
 from .cascade import CascadeBoxHead, RepeatedBoxHead, build_cascade
 from .keypoint_head import KeypointHead
-from .map_head import MapHead, build_map_head
 from .mask_head import MaskHead, build_mask_head
+from .roi_head import RoIHead, build_map_head
 
-# Outputs for packed rows: "mask_probs" [R, M, M], "keypoint_logits" [R, K, M, M] and the box
-# head's "features" [R, C].
-MapOutputs = dict[str, Tensor]
+# Outputs for packed rows by `RoIHead.target`: "masks" [R, M, M], "keypoints" [R, K, M, M], those of
+# own heads [R, ...], and the box head's "features" [R, C].
+HeadOutputs = dict[str, Tensor]
 
 
 class RoIHeads(nn.Module):
-    """A box head or cascade, and an optional mask and keypoint head.
+    """A box head or cascade, an optional mask and keypoint head, and own heads.
 
-    A mask or keypoint head without an extractor uses the features of the box head. With
-    `returns_features`, these are part of detections.
+    A head without an extractor uses the features of the box head. With `returns_features`, these
+    are part of detections.
     """
 
     def __init__(
@@ -46,24 +47,32 @@ class RoIHeads(nn.Module):
         self.box = box
         self.mask = mask
         self.keypoint = keypoint
+        self.own = nn.ModuleDict()
+
+    def add(self, head: RoIHead) -> None:
+        """Add an own head. Its weights are named `roi_heads.own.<target>`."""
+        if head.target in self.heads:
+            raise ValueError(f"there is already a head that {head.target} train")
+        self.own[head.target] = head
 
     @property
-    def map_heads(self) -> dict[str, MapHead]:
-        """The enabled mask and keypoint heads, by the field of targets that trains them."""
-        heads = {"masks": self.mask, "keypoints": self.keypoint}
+    def heads(self) -> dict[str, RoIHead]:
+        """The mask, keypoint and own heads, by the field of targets that trains them."""
+        heads: dict[str, Any] = {"masks": self.mask, "keypoints": self.keypoint, **self.own}
         return {name: head for name, head in heads.items() if head is not None}
 
     @property
-    def has_map_outputs(self) -> bool:
-        """True if detections contain masks, keypoints or features."""
-        return bool(self.map_heads) or self.returns_features
+    def predicted(self) -> tuple[str, ...]:
+        """The fields that the heads add to detections."""
+        names = [name for head in self.heads.values() for name in head.predicted]
+        return (*names, *(("features",) if self.returns_features else ()))
 
     @property
     def shares_features(self) -> bool:
-        """True if a mask or keypoint head uses the features of the box head."""
-        return any(head.feature_extractor is None for head in self.map_heads.values())
+        """True if a head uses the features of the box head."""
+        return any(head.feature_extractor is None for head in self.heads.values())
 
-    def map_losses(
+    def head_losses(
         self,
         features: list[Tensor],
         foreground: Samples,
@@ -72,68 +81,66 @@ class RoIHeads(nn.Module):
         static_shapes: bool,
         rows: int | None = None,
     ) -> dict[str, Tensor]:
-        """Compute the losses of the mask and keypoint heads for samples [B, F] with labels above 0.
+        """Compute the losses of the heads for samples [B, F] with labels above 0.
 
         `predictions` are the box head's for all samples. With static shapes, `rows` limits the
         computed rows, see `RowPacking`.
         """
-        if not self.map_heads:
+        if not self.heads:
             return {}
         # Padding must not be part of batch statistics.
-        batch_statistics = any(map(uses_batch_statistics, self.map_heads.values()))
+        batch_statistics = any(map(uses_batch_statistics, self.heads.values()))
         packing = RowPacking(foreground.labels > 0, static_shapes and not batch_statistics, rows)
         rois = packing.rois(foreground.boxes)
         shared = None
         if self.shares_features:
             shared = predictions.features_of(packing, foreground.labels.shape[1])
         losses: dict[str, Tensor] = {}
-        for head in self.map_heads.values():
+        for head in self.heads.values():
             losses |= head.losses(head(features, rois, shared), packing, foreground, truth)
         return losses
 
-    def add_map_outputs(
+    def add_fields(
         self, features: list[Tensor], detections: Detections, static_shapes: bool
     ) -> Detections:
-        """Predict the masks and keypoints of detections [B, D]."""
-        if not self.has_map_outputs:
+        """Predict the masks, keypoints and own fields of detections [B, D]."""
+        if not self.predicted:
             return detections
         packing = RowPacking(detections.valid, static_shapes)
-        outputs = self.map_outputs(features, packing, detections.boxes, detections.labels)
-        return self.with_map_outputs(detections, packing, outputs)
+        outputs = self.head_outputs(features, packing, detections.boxes, detections.labels)
+        return self.with_head_outputs(detections, packing, outputs)
 
-    def map_outputs(
+    def head_outputs(
         self, features: list[Tensor], packing: RowPacking, boxes: Tensor, labels: Tensor
-    ) -> MapOutputs:
-        """Compute the outputs of the mask and keypoint heads for boxes [B, D, 4], labels [B, D]."""
+    ) -> HeadOutputs:
+        """Compute the outputs of the heads for boxes [B, D, 4] with labels [B, D]."""
         rois = packing.rois(boxes)
-        outputs: MapOutputs = {}
+        outputs: HeadOutputs = {}
         shared = None
         if self.shares_features or self.returns_features:
             shared = self.box.feature_extractor(features, rois)
         if self.returns_features and shared is not None:
             maps = at_least_float32(shared)
             outputs["features"] = maps.flatten(2).mean(dim=2) if maps.dim() == 4 else maps
-        if self.mask is not None:
-            logits = self.mask(features, rois, shared)
-            outputs["mask_probs"] = self.mask.probabilities(logits, packing.pack(labels))
-        if self.keypoint is not None:
-            outputs["keypoint_logits"] = self.keypoint(features, rois, shared)
+        rows = packing.pack(labels)
+        for name, head in self.heads.items():
+            outputs[name] = head.outputs(head(features, rois, shared), rows)
         return outputs
 
-    def with_map_outputs(
-        self, detections: Detections, packing: RowPacking, outputs: MapOutputs
+    def unmirrored(self, outputs: HeadOutputs, flip_order: Sequence[int]) -> HeadOutputs:
+        """Return the outputs for a mirrored view as those for the image, see `RoIHead`."""
+        heads = self.heads.items()
+        return outputs | {name: head.unmirrored(outputs[name], flip_order) for name, head in heads}
+
+    def with_head_outputs(
+        self, detections: Detections, packing: RowPacking, outputs: HeadOutputs
     ) -> Detections:
-        """Add features, masks, and the keypoints located in heat maps, to detections [B, D]."""
-        if self.returns_features:
-            detections = replace(detections, features=packing.unpack(outputs["features"]))
-        if self.mask is not None:
-            detections = replace(detections, mask_probs=packing.unpack(outputs["mask_probs"]))
-        if self.keypoint is not None:
-            boxes = packing.pack(detections.boxes)
-            keypoints, scores = self.keypoint.locate(outputs["keypoint_logits"], boxes)
-            keypoints, scores = packing.unpack(keypoints), packing.unpack(scores)
-            detections = replace(detections, keypoints=keypoints, keypoint_scores=scores)
-        return detections
+        """Add features, masks, keypoints and own fields to detections [B, D]."""
+        boxes = packing.pack(detections.boxes)
+        rows = {"features": outputs["features"]} if self.returns_features else {}
+        for name, head in self.heads.items():
+            rows |= head.fields(outputs[name], boxes)
+        return detections.with_fields({name: packing.unpack(row) for name, row in rows.items()})
 
 
 def build_roi_heads(cfg: CfgNode, backbone: Backbone) -> RoIHeads:

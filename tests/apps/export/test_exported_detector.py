@@ -162,8 +162,8 @@ def test_detections_with_extra_outputs(file_format, tiny_config, tmp_path):
     assert_agree(model, read)
     image = torch.rand(3, 96, 128)
     [detections] = read.detect([image])
-    assert detections.class_scores.shape[1] == 3
-    assert detections.features.shape[1] == cfg.MODEL.ROI_BOX_HEAD.MLP_HEAD_DIM
+    assert detections.extra_fields["class_scores"].shape[1] == 3
+    assert detections.extra_fields["features"].shape[1] == cfg.MODEL.ROI_BOX_HEAD.MLP_HEAD_DIM
 
 
 # The graphs of these models differ from a Mask R-CNN's graph.

@@ -20,8 +20,7 @@ def detections() -> Detections:
         torch.tensor([0.9, 0.9, 0.5]),
         torch.tensor([1, 2, 1]),
         torch.ones(3, dtype=torch.bool),
-        class_scores=torch.rand(3, 2),
-        features=torch.rand(3, 6) * 50,
+        {"class_scores": torch.rand(3, 2), "features": torch.rand(3, 6) * 50},
         mask_probs=torch.rand(3, 4, 4),
     )
 

@@ -56,10 +56,10 @@ def check(image, target):
 
 def test_a_custom_function(use):
     def shift(image, target):
-        target = {**target, "boxes": target["boxes"] + torch.tensor([30.0, 0, 30, 0])}
-        return image.flip(0), {k: v for k, v in target.items() if k in ("boxes", "labels")}
+        return image.flip(0), {**target, "boxes": target["boxes"] + torch.tensor([30.0, 0, 30, 0])}
 
-    _, target = use(shift)(*scene())
+    image, target = scene()
+    _, target = use(shift)(image, {name: target[name] for name in ("boxes", "labels")})
     assert target["boxes"].tolist() == [[40, 12, 70, 30]]  # the other one left the image
     assert target["labels"].tolist() == [3]
 
@@ -75,6 +75,11 @@ def test_a_custom_function(use):
         (lambda image, target: (image / 255 / 0.2 - 2.1, target), "neither uint8 nor float"),
         (lambda image, target: (image.long(), target), "int64 that is neither uint8 nor float"),
         (lambda image, target: (image / torch.nan, target), "neither uint8 nor float"),
+        (lambda image, target: (image, {**target, "mine": torch.ones(2)}), "the entry 'mine', wh"),
+        (
+            lambda image, target: (image, {n: target[n] for n in target if n != "masks"}),
+            "without its entry 'masks'",
+        ),
     ],
 )
 def test_results_are_checked(use, wrong, message):

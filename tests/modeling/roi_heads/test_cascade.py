@@ -34,13 +34,13 @@ def test_other_heads_use_the_features_of_the_first_stage(tiny_config, make_batch
     model = build_model(tiny_config(*OPTS))
     cascade, inputs = model.roi_heads.box, []
     images, targets = make_batch(2)
-    original = model.roi_heads.map_losses
+    original = model.roi_heads.head_losses
 
-    def map_losses(features, foreground, truth, predictions, static_shapes, rows):
+    def head_losses(features, foreground, truth, predictions, static_shapes, rows):
         inputs.append((foreground, predictions))
         return original(features, foreground, truth, predictions, static_shapes)
 
-    model.roi_heads.map_losses = map_losses
+    model.roi_heads.head_losses = head_losses
     model(images, targets)
     ((foreground, predictions),) = inputs
     assert cascade.feature_extractor is cascade.stages[0].feature_extractor

@@ -90,7 +90,7 @@ def test_loss_without_foreground_is_zero_and_connected(static, samples):
 
 def test_probabilities_select_the_mask_of_the_label():
     logits = torch.randn(2, 3, SIDE, SIDE)
-    result = MASK_HEAD.probabilities(logits, torch.tensor([2, 1]))
+    result = MASK_HEAD.outputs(logits, torch.tensor([2, 1]))
     torch.testing.assert_close(result, torch.stack([logits[0, 2], logits[1, 1]]).sigmoid())
 
 
@@ -105,5 +105,5 @@ def test_several_heads_are_averaged_and_trained_on_the_same_samples(static):
     each = [MASK_HEAD.losses(own, packing, SAMPLES, truth)["loss_mask"] for own in logits.unbind(1)]
     torch.testing.assert_close(loss, torch.stack(each).mean())
     labels = torch.arange(len(logits)) % 3
-    probs = torch.stack([MASK_HEAD.probabilities(own, labels) for own in logits.unbind(1)])
-    torch.testing.assert_close(several.probabilities(logits, labels), probs.mean(dim=0))
+    probs = torch.stack([MASK_HEAD.outputs(own, labels) for own in logits.unbind(1)])
+    torch.testing.assert_close(several.outputs(logits, labels), probs.mean(dim=0))

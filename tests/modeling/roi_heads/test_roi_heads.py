@@ -49,7 +49,7 @@ def test_mask_head_receives_the_features_and_masks_of_the_foreground(
         samples = model.sampler(proposals, truth, static)
         _, predictions = heads.box.losses(features, samples, truth, batch.sizes, static)
         foreground = samples[:, : model.sampler.max_positives]
-        result = heads.map_losses(features, foreground, truth, predictions, static)
+        result = heads.head_losses(features, foreground, truth, predictions, static)
     assert result.keys() == {"loss_mask"}
     packing, samples = inputs["packing"], inputs["samples"]
     labels = packing.pack(samples.labels)[packing.valid]
@@ -83,8 +83,8 @@ def test_masks_belong_to_their_detections(tiny_config, make_batch, c4, static):
     labels = torch.tensor([[3, 1], [2, 0], [0, 0]])
     result = Detections(boxes, torch.rand(3, 2), labels, valid)
     packing = RowPacking(valid, static)
-    result = heads.with_map_outputs(
-        result, packing, heads.map_outputs(features, packing, boxes, labels)
+    result = heads.with_head_outputs(
+        result, packing, heads.head_outputs(features, packing, boxes, labels)
     )
     assert result.mask_probs.shape[:2] == (3, 2)
     assert [len(own.mask_probs) for own in result.per_image()] == [2, 1, 0]
@@ -100,23 +100,22 @@ def test_each_head_adds_its_fields(tiny_config, make_batch):
     model = build_model(tiny_config(*KEYPOINTS)).eval()
     assert model.required_targets == ("masks", "keypoints")
     heads = {"masks": model.roi_heads.mask, "keypoints": model.roi_heads.keypoint}
-    assert model.roi_heads.map_heads == heads
+    assert model.roi_heads.heads == heads
     images, _ = make_batch(1)
     features = model.backbone(model.normalizer(images).pixels)
     valid = torch.ones(1, 2, dtype=torch.bool)
     labels, scores = torch.tensor([[1, 2]]), torch.tensor([[0.9, 0.8]])
     packing, result = RowPacking(valid, False), Detections(TRUTH[None], scores, labels, valid)
-    outputs = model.roi_heads.map_outputs(features, packing, result.boxes, result.labels)
+    outputs = model.roi_heads.head_outputs(features, packing, result.boxes, result.labels)
     assert {name: tuple(output.shape) for name, output in outputs.items()} == {
-        "mask_probs": (2, 28, 28), "keypoint_logits": (2, 5, 56, 56),
+        "masks": (2, 28, 28), "keypoints": (2, 5, 56, 56),
     }  # fmt: skip
-    result = model.roi_heads.with_map_outputs(result, packing, outputs)
+    result = model.roi_heads.with_head_outputs(result, packing, outputs)
     assert result.mask_probs.shape == (1, 2, 28, 28)
     assert result.keypoints.shape == (1, 2, 5, 3)
     assert result.keypoint_scores.shape == (1, 2, 5)
-    keypoints, scores = model.roi_heads.keypoint.locate(outputs["keypoint_logits"], TRUTH)
-    assert torch.equal(result.keypoints[0], keypoints)
-    assert torch.equal(result.keypoint_scores[0], scores)
+    for name, values in model.roi_heads.keypoint.fields(outputs["keypoints"], TRUTH).items():
+        assert torch.equal(getattr(result, name)[0], values)
 
 
 def test_detections_without_other_heads_stay_unchanged(tiny_config, make_batch):
@@ -125,4 +124,4 @@ def test_detections_without_other_heads_stay_unchanged(tiny_config, make_batch):
     assert not model.roi_heads.shares_features
     valid = torch.ones(1, 2, dtype=torch.bool)
     result = Detections(TRUTH[None], torch.rand(1, 2), torch.tensor([[1, 2]]), valid)
-    assert model.roi_heads.add_map_outputs([], result, False) is result
+    assert model.roi_heads.add_fields([], result, False) is result

@@ -1,17 +1,18 @@
-"""Heads that predict a map for each RoI: the base of the mask head and the keypoint head.
+"""Heads that predict more than classes and boxes: the base of mask, keypoint and own heads.
 
 Shapes: B images, F samples and G ground truths per image, R packed rows (see
 `detlite.structures.padding`), C channels, S x S pooled, M x M predicted.
 """
 
 from abc import ABC, abstractmethod
-from typing import TypeVar
+from collections.abc import Sequence
+from typing import ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
 from yacs.config import CfgNode
 
-from detlite.conventions import Convention, convention_of
+from detlite.conventions import CONVENTIONS, Convention, convention_of
 from detlite.modeling.backbone import Backbone
 from detlite.modeling.precision import at_least_float32
 from detlite.structures.instances import GroundTruth, Samples
@@ -20,14 +21,33 @@ from detlite.structures.padding import RowPacking
 from .extractors import Extractor, build_extractor
 from .predictors import build_predictor
 
-H = TypeVar("H", bound="MapHead")
+H = TypeVar("H", bound="RoIHead")
 
 
-class MapHead(nn.Module, ABC):
-    """Extractor, or None to use the features of the box head, and predictor of maps."""
+class RoIHead(nn.Module, ABC):
+    """Base class of heads that predict something for the boxes of objects.
+
+    A head is trained on the foreground samples, and predicts fields of detections. With test-time
+    augmentation, the mean of its `outputs` over all views becomes the fields. Add your own with
+    `RoIHeads.add`.
+
+    Args:
+        extractor: None to use the features of the box head.
+        predictor: computes logits from the features.
+
+    Attributes:
+        target: the field of targets that trains it.
+        predicted: the names of the fields that `fields` returns.
+    """
+
+    target: ClassVar[str]
+    predicted: ClassVar[tuple[str, ...]]
 
     def __init__(
-        self, extractor: Extractor | None, predictor: nn.Module, convention: Convention
+        self,
+        extractor: Extractor | None,
+        predictor: nn.Module,
+        convention: Convention = CONVENTIONS["detlite"],
     ) -> None:
         super().__init__()
         self.feature_extractor = extractor
@@ -35,7 +55,7 @@ class MapHead(nn.Module, ABC):
         self.convention = convention
 
     def forward(self, features: list[Tensor], rois: Tensor, shared: Tensor | None) -> Tensor:
-        """Predict float32 logits [R, ..., M, M] of RoIs [R, 5] in levels [B, C, H_l, W_l].
+        """Predict float32 logits [R, ...] of RoIs [R, 5] in levels [B, C, H_l, W_l].
 
         A head without an extractor uses `shared`, the features by the extractor of the box head.
         """
@@ -47,6 +67,21 @@ class MapHead(nn.Module, ABC):
         self, logits: Tensor, packing: RowPacking, samples: Samples, truth: GroundTruth
     ) -> dict[str, Tensor]:
         """Compute the scalar losses of the logits of packed rows of samples [B, F]."""
+
+    def outputs(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Return what is averaged over the views of an image, for rows of labels [R]."""
+        return logits
+
+    def unmirrored(self, outputs: Tensor, flip_order: Sequence[int]) -> Tensor:
+        """Return the outputs of a mirrored view as those of the image.
+
+        `flip_order` is the index of the keypoint that replaces each one.
+        """
+        return outputs
+
+    @abstractmethod
+    def fields(self, outputs: Tensor, boxes: Tensor) -> dict[str, Tensor]:
+        """Return the fields [R, ...] of detections with boxes [R, 4], by name."""
 
 
 def build_map_head(
