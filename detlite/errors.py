@@ -3,10 +3,22 @@
 `detlite.files.errors` has those about datasets and other files.
 """
 
+import unicodedata
+
+# Unicode's categories of control characters, damaged characters and line breaks, and the marks that
+# change the direction of the text after them.
+_UNPRINTABLE = {"Cc", "Cs", "Zl", "Zp"}
+_DIRECTIONS = {"LRE", "RLE", "PDF", "LRO", "RLO", "LRI", "RLI", "FSI", "PDI"}
+
 
 def one_line(message: object) -> str:
-    """Escape line breaks and control characters, which names in a message can contain."""
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(message))
+    """Make a text from elsewhere printable: escape line breaks and control characters in it."""
+    return "".join(
+        ascii(c)[1:-1]
+        if unicodedata.category(c) in _UNPRINTABLE or unicodedata.bidirectional(c) in _DIRECTIONS
+        else c
+        for c in str(message)
+    )
 
 
 class ConfigError(ValueError):

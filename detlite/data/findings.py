@@ -9,6 +9,8 @@ from dataclasses import asdict, dataclass, replace
 from textwrap import shorten
 from typing import Any
 
+from detlite.errors import one_line
+
 _MAX_LENGTH = 240  # characters of an example
 _BEFORE_SPLIT = " The number is from before the split into train and val."
 
@@ -45,7 +47,8 @@ class Finding:
         if (self.total or self.count) != 1:
             entry = f"{entry[:-1]}ies" if entry.endswith("y") else f"{entry}s"
         counted = f": {number} {entry}" if self.count else ""
-        example = f", for example {shorten(self.example, _MAX_LENGTH)}" if self.example else ""
+        text = shorten(one_line(self.example), _MAX_LENGTH)
+        example = f", for example {text}" if text else ""
         return f"{self.what}{counted}{example}. {self.effect}"
 
 

@@ -27,6 +27,15 @@ def clean_path(name: str) -> str:
     return name if "://" in name else posixpath.normpath(name)
 
 
+def is_inside(name: os.PathLike[str] | str, folder: os.PathLike[str] | str) -> bool:
+    """Return True if a path relative to a folder does not lead out of it; links are not followed.
+
+    A file of labels from elsewhere may name only images in the folders that the user has named.
+    """
+    root = os.path.abspath(folder)
+    return os.path.commonpath([root, os.path.abspath(os.path.join(root, name))]) == root
+
+
 def file_key(path: os.PathLike[str] | str) -> str:
     """Return a text that is equal for all paths of a file, also by links."""
     return os.path.normcase(os.path.realpath(path))

@@ -17,6 +17,7 @@ from detlite.data.annotations.store import open_table
 from detlite.data.findings import Findings
 from detlite.data.images.reading import image_size
 from detlite.files.errors import DataError
+from detlite.structures.names import is_inside
 
 from .file_tree import IMAGES_OPTION, FileTree, NoImageError, excerpt
 
@@ -68,7 +69,10 @@ def find_images(annotations: Path, folder: Path | None = None) -> Path:
     usual = [path for parent in (annotations.parent, root) for path in (parent / "images", parent)]
     inner = (path for parent in usual for path in sorted(parent.glob("*")) if os.path.isdir(path))
     candidates = [folder] if folder else [*usual, *inner]
-    counts = {path: sum(os.path.isfile(path / name) for name in names) for path in candidates}
+    counts = {
+        path: sum(is_inside(name, path) and os.path.isfile(path / name) for name in names)
+        for path in candidates
+    }
     max_count = max(counts.values())
     if not max_count:
         searched = ", ".join(map(str, [*counts][:4])) + ", ..." * (len(counts) > 4)
@@ -101,7 +105,10 @@ def read_coco(
         folder, problem = images or file.parent, error
     table = open_table(file)
     names = [table.image(number)["file_name"] for number in range(len(table))]
-    missing = [name for name in names if not os.path.isfile(folder / name)]
+    missing = [
+        name for name in names
+        if not (is_inside(name, folder) and os.path.isfile(folder / name))
+    ]  # fmt: skip
     found: dict[str, Path] = {}
     if missing:
         near = FileTree(file, images or (folder if folder != file.parent else None))

@@ -16,7 +16,7 @@ from detlite.data.images.listing import list_files, select_images
 from detlite.engine.run_files import METRICS_FILE
 from detlite.files.errors import DataError
 from detlite.files.reading import open_file, read_file, read_text
-from detlite.structures.names import file_form
+from detlite.structures.names import file_form, is_inside
 
 OUTPUT_FOLDER = "detlite"  # in the folder of a dataset, for the files that `detlite init` writes
 SPLITS = {"trainval": "train", "train": "train", "training": "train", "val": "val", "valid": "val",
@@ -87,9 +87,9 @@ class FileTree:
         so the name may be empty or wrong if the image has the stem of the file.
         """
         path = _as_path(name)
-        direct = os.path.normpath(label_file.parent / path)
-        if path and os.path.isfile(direct) and Path(direct).suffix.lower() in image_suffixes():
-            return Path(direct)
+        direct = Path(os.path.normpath(label_file.parent / path))
+        if path and self.contains_path(direct) and direct.suffix.lower() in image_suffixes():
+            return direct
         last = path.rpartition("/")[2]
         stem = label_file.stem if one_each else ""
         keys = (last, _UPLOAD_PREFIX.sub("", last, 1), os.path.splitext(last)[0], stem)
@@ -115,10 +115,17 @@ class FileTree:
         parts = [part for part in _as_path(name).split("/") if part not in ("", ".")]
         for start in range(len(parts) + 1):
             for folder in dict.fromkeys((base, self.root)):
-                path = folder.joinpath(*parts[start:])
-                if path.exists() and (parts[start:] or not parts):
-                    return Path(os.path.normpath(path))
+                path = Path(os.path.normpath(folder.joinpath(*parts[start:])))
+                if self.contains_path(path) and (parts[start:] or not parts):
+                    return path
         return None
+
+    def contains_path(self, path: Path) -> bool:
+        """Return True if a path exists in the folders of the dataset, see `is_inside`."""
+        folders = {self.root, self.image_root}
+        if self.root.name.lower() in _LABEL_FOLDERS:  # images are next to it
+            folders.add(self.root.parent)
+        return path.exists() and any(is_inside(path, folder) for folder in folders)
 
     def has_other_image(self, label_file: Path, image: Path) -> bool:
         """Return True if there is another image with the name of the label file of `image`."""

@@ -21,7 +21,7 @@ import yaml
 from detlite.config import ConfigError, parse_yaml
 from detlite.files.errors import DataError, short_repr
 
-from .file_tree import SPLITS, UNLISTED, FileTree, read_lines
+from .file_tree import IMAGES_OPTION, SPLITS, UNLISTED, FileTree, read_lines
 from .labeled_dataset import Conversion, LabeledDataset, LabeledImage
 from .shapes import Shape, check_size, to_objects, unused_images
 
@@ -256,9 +256,13 @@ def _list_images(
         direct = Path(os.path.normpath(base / str(entry)))
         # Some exports write ../train/images although data.yaml is next to train.
         nearby = tree.locate(str(entry).removeprefix("../"), base)
-        path = direct if direct.exists() else nearby
+        path = direct if tree.contains_path(direct) else nearby
         if path is None:
-            raise DataError(f"{file}: {split} is {short_repr(entry)}, but {direct} does not exist")
+            problem = f"is not in {tree.image_root}" if direct.exists() else "does not exist"
+            raise DataError(
+                f"{file}: {split} is {short_repr(entry)}, but {direct} {problem}. Correct "
+                f"the path, or name the folder of the images with {IMAGES_OPTION}"
+            )
         if path.is_dir():
             inside = path.is_relative_to(tree.image_root)
             found = (tree if inside else FileTree(path)).images

@@ -19,6 +19,7 @@ from PIL import Image, ImageDraw, ImageFont, features
 from PIL.ImageFont import FreeTypeFont
 
 from detlite.config import ConfigError
+from detlite.errors import one_line
 
 _SIZE = 16  # pixels, of a font that is only searched
 _STRIKES = (109, 160)  # pixels; the only sizes of color fonts that consist of images
@@ -141,7 +142,7 @@ def _file_with(character: str) -> Path | None:
         _logger.warning(
             "No font has the character %s (U+%04X), so drawings show a square for it and others: "
             "install a font that has it, such as Noto, or name the file of one with --font "
-            "(use_font in Python)", character, ord(character),
+            "(use_font in Python)", one_line(character), ord(character),
         )  # fmt: skip
     _missing.append(character)
     return None

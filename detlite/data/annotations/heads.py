@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from detlite.data.findings import Findings
+from detlite.errors import one_line
 from detlite.files.errors import DataError, short_repr
 from detlite.structures.names import category_form, clean_path
 
@@ -179,7 +180,11 @@ def read_categories(
         if not isinstance(row["name"], str):
             effect = "The text of the number is the name."
             findings.add("names of categories that are numbers", effect, example, "category")
-        category = {**row, "id": category_id, "name": str(row["name"])}
+        name = one_line(row["name"])  # it becomes part of configs, tables and messages
+        if name != str(row["name"]):
+            effect = "They are escaped in names."
+            findings.add("control characters in names of categories", effect, example, "category")
+        category = {**row, "id": category_id, "name": name}
         if type(row["id"]) is not int:
             category[WRITTEN_ID] = row["id"]
         if valid.setdefault(category_id, category)["name"] != category["name"]:

@@ -13,6 +13,7 @@ from detlite.data.findings import Finding
 from detlite.data.images import checks
 from detlite.data.images.sources import ImageFolder
 from detlite.files.errors import DataError
+from detlite.structures.names import is_inside
 
 from .options import DatasetOptions
 
@@ -50,6 +51,12 @@ def choose_images(
             f"{folder}: the image folder of {file} does not exist. Name the right "
             "one (--images, or `images` in DATASETS.CATALOG, relative to DATASETS.ROOT)"
         )
+    for path in table.facts["folders"] if folder is not None else ():
+        if not is_inside(path, str(folder)):
+            raise DataError(
+                f"{file}: has images in {path}, which is not in the image folder {folder}. Name a "
+                "folder that contains all images (--images, or `images` in DATASETS.CATALOG)"
+            )
     without_size = np.flatnonzero((table.sizes == 0).any(axis=1))
     if len(without_size) and (options.masks or not table.facts["nameless"]):
         raise DataError(

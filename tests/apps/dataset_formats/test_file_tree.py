@@ -1,12 +1,15 @@
 """Test finding the images that label files of other machines name."""
 
+import json
 import unicodedata
 from pathlib import Path
 
 import pytest
 
+from detlite.apps.dataset_formats import find_sets
 from detlite.apps.dataset_formats.file_tree import FileTree
 from detlite.files.errors import DataError
+from tests.builders import coco_content, coco_object
 
 
 @pytest.mark.parametrize(
@@ -92,6 +95,32 @@ def test_paths_relative_to_the_label_file(tmp_path, image):
     (tmp_path / "labels").mkdir()
     tree = FileTree(tmp_path / "labels")
     assert tree.image(r"..\photos\a.png", tmp_path / "labels/a.json") == file
+
+
+@pytest.mark.parametrize("name", ["../../secret.png", "{}/secret.png", "..\\..\\secret.png"])
+@pytest.mark.parametrize("form", ["labelme", "voc", "yolo list", "yolo folder", "coco"])
+def test_images_outside_of_the_dataset_are_not_read(tmp_path, image, text, form, name):
+    folder, name = tmp_path / "user/set", name.format(tmp_path.as_posix())
+    image(tmp_path / "secret.png")
+    text(tmp_path / "secret.txt", "0 0.5 0.5 0.2 0.2")
+    image(folder / "a.png")
+    shapes = [{"label": "a", "points": [[1, 1], [5, 1], [5, 5]], "shape_type": "polygon"}]
+    if form == "labelme":
+        text(folder / "x.json", json.dumps({"imagePath": name, "shapes": shapes}))
+    elif form == "voc":
+        box = "<bndbox><xmin>1</xmin><ymin>1</ymin><xmax>5</xmax><ymax>5</ymax></bndbox>"
+        labels = f"<filename>{name}</filename><object><name>a</name>{box}</object>"
+        text(folder / "x.xml", f"<annotation>{labels}</annotation>")
+    elif form == "coco":
+        content = coco_content([coco_object([1, 1, 5, 5])], [1])
+        content["images"][0]["file_name"] = name
+        text(folder / "x.json", json.dumps(content))
+    else:
+        train = "list.txt" if form == "yolo list" else name.replace("\\", "/")[:-11]
+        text(folder / "list.txt", name)
+        text(folder / "data.yaml", f"names: [a]\ntrain: {json.dumps(train)}\n")
+    with pytest.raises(DataError, match="--images"):
+        find_sets(folder)
 
 
 def test_locate_paths_of_other_machines(tmp_path, text):

@@ -12,6 +12,7 @@ from pycocotools import mask as rle_codec
 from detlite.data.annotations.ids import parse_integer
 from detlite.data.annotations.notation import normalize
 from detlite.data.annotations.single import read_box, read_segmentation
+from detlite.data.annotations.store import table_of
 from detlite.data.datasets.coco import CocoDataset
 from detlite.data.datasets.ground_truth import build_coco_gt
 from detlite.data.datasets.options import DatasetOptions
@@ -19,6 +20,7 @@ from detlite.data.images.pixels import ImageOptions
 from detlite.files.errors import DataError
 from detlite.structures.masks.formats import encode_bitmap
 from detlite.structures.masks.rle import run_lengths
+from tests.builders import coco_content, coco_object
 
 NAN = float("nan")
 SQUARE = ((4, 6), (14, 6), (14, 14), (4, 14))
@@ -423,6 +425,18 @@ def test_entries_of_one_file_are_joined(content, open_set):
         dataset
     )
     assert {row["image_id"] for row in build_coco_gt(dataset).dataset["annotations"]} == {10, 11}
+
+
+@pytest.mark.parametrize("name", ["a\x1b[31m", "a\nb", "\ud800", "a\x85", "\u202ea", "a\0"])
+def test_control_characters_in_names_of_categories(name):
+    content = coco_content([coco_object([1, 1, 5, 5])], [1], categories={1: name, 2: "می‌خواهم é"})
+    table = table_of(content, "a.json")
+    first, second = (row["name"] for row in table.content["categories"])
+    assert first.isprintable()
+    assert first == ascii(name)[1:-1]
+    assert second == "می‌خواهم é"
+    (finding,) = table.notes
+    assert "control characters in names of categories" in str(finding)
 
 
 @pytest.mark.parametrize("name", ["./a.png", "cats/../a.png", ".\\a.png"])
