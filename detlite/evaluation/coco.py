@@ -18,13 +18,11 @@ from detlite.files.errors import DataError
 
 from .engine import (
     AREA_RANGES,
-    IGNORED,
     IOU_THRESHOLDS,
     RECALL_THRESHOLDS,
-    TRUE_POSITIVE,
     Measures,
+    count_by_score,
     keypoints_of,
-    outcomes_at_50,
     run_engine,
 )
 from .metrics import Metrics, iou_problem
@@ -98,8 +96,8 @@ def measure_coco(
     for iou_type in iou_types:
         matched = match_coco(truth, results, iou_type, max_dets, *settings)
         metrics[iou_type] = summarize(matched.tables, names, iou_type)
-        if best := best_threshold(matched.outcomes):
-            metrics[iou_type]["best_f1"] = asdict(best)
+        if matched.threshold:
+            metrics[iou_type]["best_f1"] = asdict(matched.threshold)
     return metrics
 
 
@@ -161,13 +159,19 @@ def _mean(table: np.ndarray) -> float | None:
     return float(known.mean()) if known.size else None
 
 
-@dataclass(frozen=True, eq=False)
-class Outcomes:
-    """The detections that count at IoU 0.5, and the number of objects to detect."""
+@dataclass(frozen=True)
+class ScoreThreshold:
+    """A score threshold, with the precision and recall of the detections that reach it."""
 
-    scores: np.ndarray  # float64 [D]
-    correct: np.ndarray  # bool [D]
-    positives: int
+    score: float
+    precision: float
+    recall: float
+
+    @property
+    def f1(self) -> float:
+        """The harmonic mean of precision and recall."""
+        total = self.precision + self.recall
+        return 2 * self.precision * self.recall / total if total else 0.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,7 +179,7 @@ class MatchedResults:
     """What the engine computes from results."""
 
     tables: PrecisionRecall
-    outcomes: Outcomes
+    threshold: ScoreThreshold | None  # with the highest F1; None without true positives
     evaluator: Any  # the engine's COCOeval
 
 
@@ -194,11 +198,9 @@ def match_coco(
     evaluator = run_engine(truth, results, iou_type, measures, sigmas)
     precision = evaluator.eval["precision"][..., measures.limits.index(measures.max_dets)]
     tables = PrecisionRecall(precision, evaluator.eval["recall"], measures)
-    outcomes = outcomes_at_50(evaluator, measures, len(results))
-    counted = outcomes != IGNORED
-    scores, correct = results.scores[counted].astype(np.float64), outcomes[counted] == TRUE_POSITIVE
-    expected = int(positives(truth, iou_type).sum())
-    return MatchedResults(tables, Outcomes(scores, correct, expected), evaluator)
+    counts = count_by_score(evaluator, measures, results.scores)
+    threshold = best_threshold(*counts, int(positives(truth, iou_type).sum()))
+    return MatchedResults(tables, threshold, evaluator)
 
 
 def coco_measures(iou_type: str, max_dets: int, iou_thresholds: Sequence[float] = ()) -> Measures:
@@ -250,39 +252,20 @@ def summarize(tables: PrecisionRecall, names: Sequence[str], iou_type: str) -> d
     return tables.summarize(names, recall)
 
 
-@dataclass(frozen=True)
-class ScoreThreshold:
-    """A score threshold, with the precision and recall of the detections that reach it."""
+def best_threshold(
+    thresholds: np.ndarray, detections: np.ndarray, hits: np.ndarray, positives: int
+) -> ScoreThreshold | None:
+    """Return the threshold with the highest F1; None without true positives.
 
-    score: float
-    precision: float
-    recall: float
-
-    @property
-    def f1(self) -> float:
-        """The harmonic mean of precision and recall."""
-        total = self.precision + self.recall
-        return 2 * self.precision * self.recall / total if total else 0.0
-
-
-def best_threshold(matched: Outcomes) -> ScoreThreshold | None:
-    """Return the threshold with the highest F1 at IoU 0.5; None without true positives."""
-    # Thresholds between the scores of true positives only add false positives.
-    correct = np.sort(matched.scores[matched.correct])
-    if not len(correct) or not matched.positives:
+    Args:
+        thresholds, detections, hits: see `count_by_score`.
+        positives: number of objects.
+    """
+    if not hits.any() or not positives:
         return None
-    thresholds, first = np.unique(correct, return_index=True)
-    hits = (len(correct) - first)[::-1]
-    reached = np.searchsorted(thresholds, matched.scores, "right")
-    counts = np.bincount(reached, minlength=len(hits) + 1)
-    detections = counts[:0:-1].cumsum()  # that reach each threshold, the highest one first
-    best = int((2 * hits / (detections + matched.positives)).argmax())
-    true_positives = int(hits[best])
-    return ScoreThreshold(
-        float(thresholds[::-1][best]),
-        true_positives / int(detections[best]),
-        true_positives / matched.positives,
-    )
+    best = int((2 * hits / (detections + positives)).argmax())
+    found = float(hits[best])
+    return ScoreThreshold(float(thresholds[best]), found / detections[best], found / positives)
 
 
 def category_names(truth: COCO) -> list[str]:

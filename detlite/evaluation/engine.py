@@ -37,6 +37,7 @@ FALSE_POSITIVE, TRUE_POSITIVE, IGNORED = 0, 1, 2  # outcomes of a detection
 
 _NAMED_IOUS = (0.5, 0.75)  # always measured: AP50, AP75, the best score threshold
 _IMAGES_PER_STEP = 250
+_THRESHOLDS = 10_000  # of scores, at most, at which detections are counted
 _LVIS_LISTS = ("neg_category_ids", "not_exhaustive_category_ids")
 
 
@@ -102,7 +103,7 @@ def run_engine(
         content = _truth_content(truth, kind)
         objects = _load(coco, content)
         if len(results):
-            detections = objects.loadRes(_result_rows(truth, results, kind))
+            detections = _load_results(objects, truth, results, kind)
         else:  # pycocotools refuses an empty list
             detections = _load(coco, {**content, "annotations": []})
         evaluator = coco_eval(objects, detections, kind, **options)
@@ -168,29 +169,78 @@ def keypoints_of(truth: COCO) -> list[dict[str, Any]]:
     return found
 
 
-def _result_rows(truth: COCO, results: Results, kind: str) -> Any:
-    """Return the results for `loadRes`, boxes as an array.
+def _load_results(objects: Any, truth: COCO, results: Results, kind: str) -> Any:
+    """Return the results as the library's COCO, from columns: a dict for each takes long.
 
-    Masks are given without boxes, because the size of a detected mask is its area, as in
-    detectron2. Keypoints have the area of their box, if there is one, as in detectron2.
+    The size of a detected mask is its area, also if it has a box, as in detectron2. Keypoints have
+    the area of their box, if there is one, as in detectron2.
     """
     images = np.searchsorted(sorted(truth.imgs), results.image_ids)
     categories = np.searchsorted(sorted(truth.cats), results.category_ids)
-    scores = results.scores.astype(np.float64)
-    if kind == "bbox":
-        assert results.boxes is not None
-        return np.column_stack([images, results.boxes, scores, categories]).astype(np.float64)
-    columns = {"image_id": images.tolist(), "category_id": categories.tolist()}
-    columns["score"] = scores.tolist()
-    if kind == "segm":
-        assert results.masks is not None
-        columns["segmentation"] = [*results.masks.rles()]
-    else:
+    thresholds, ranks = _rank(results.scores)
+    scores = ranks / len(thresholds)
+    boxes = np.zeros((len(results), 4)) if results.boxes is None else results.boxes
+    rows: Any = np.column_stack([images, boxes, scores, categories]).astype(np.float64)
+    if kind == "keypoints":
         assert results.keypoints is not None
-        columns["keypoints"] = results.keypoints.reshape(len(results), -1).tolist()
-        if results.boxes is not None:
-            columns["bbox"] = results.boxes.tolist()
-    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+        names = ("image_id", "category_id", "score", "keypoints", "bbox")
+        points = results.keypoints.reshape(len(results), -1)
+        columns = [images, categories, scores, points, boxes][: 4 + (results.boxes is not None)]
+        values = zip(*(column.tolist() for column in columns), strict=True)
+        rows = [dict(zip(names, row, strict=False)) for row in values]
+    if kind != "segm":
+        return objects.loadRes(rows)
+    assert results.masks is not None
+    rles, areas = [*results.masks.rles()], results.masks.areas
+    if hasattr(objects, "update_anns"):  # hotcoco
+        loaded = objects.loadRes(rows, segmentation=rles)
+        loaded.update_anns(ids=np.arange(1, len(results) + 1), area=areas)
+        return loaded
+    loaded = objects.loadRes(rows)
+    for row, rle, area in zip(loaded.dataset["annotations"], rles, areas.tolist(), strict=True):
+        row |= {"segmentation": rle, "area": area}
+    return loaded
+
+
+def _rank(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return M increasing thresholds, at most `_THRESHOLDS`, and the ranks of the scores [D].
+
+    Ranks are above 0 and below M, in the order of the scores. A score reaches a threshold if its
+    rank is above the index of the threshold. Each of a few different scores is a threshold.
+    """
+    levels, numbers = np.unique(scores, return_inverse=True)
+    step = max(-(-len(levels) // _THRESHOLDS), 1)
+    return levels[::step], (numbers + 0.5) / step
+
+
+def count_by_score(
+    evaluator: Any, measures: Measures, scores: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Count detections and true positives at IoU 0.5, among objects of any area.
+
+    Args:
+        evaluator: from `run_engine`.
+        measures: its arguments.
+        scores: of its results, float [D].
+
+    Returns:
+        Score thresholds, decreasing float64 [M], with the numbers of detections that reach them,
+        without ignored ones, and of true positives, int64 [M].
+    """
+    thresholds, ranks = _rank(scores)
+    if hasattr(evaluator, "calibration") and len(scores):  # hotcoco
+        bins = evaluator.calibration(n_bins=len(thresholds), iou_threshold=0.5)["bins"]
+        counts = np.array([entry["count"] for entry in bins])
+        fractions = np.array([entry["avg_accuracy"] for entry in bins])
+        hits = np.where(counts > 0, counts * fractions, 0).round().astype(np.int64)
+    else:
+        outcomes = read_outcomes(evaluator, measures, len(scores))[measures.area("all")]
+        outcomes, numbers = outcomes[measures.at(0.5)], ranks.astype(np.int64)
+        counts, hits = (
+            np.bincount(numbers[chosen], minlength=len(thresholds))
+            for chosen in (outcomes != IGNORED, outcomes == TRUE_POSITIVE)
+        )
+    return thresholds[::-1].astype(np.float64), counts[::-1].cumsum(), hits[::-1].cumsum()
 
 
 def read_outcomes(evaluator: Any, measures: Measures, count: int) -> np.ndarray:
@@ -214,18 +264,4 @@ def read_outcomes(evaluator: Any, measures: Measures, count: int) -> np.ndarray:
                 ignored = np.array(entry["dtIgnore"], bool)
                 outcomes[area][:, numbers] = np.where(ignored, IGNORED, matched)
     params.imgIds = images
-    return outcomes
-
-
-def outcomes_at_50(evaluator: Any, measures: Measures, count: int) -> np.ndarray:
-    """Return the outcomes uint8 [D] at IoU 0.5 among objects of any area."""
-    if not hasattr(evaluator, "image_diagnostics"):
-        outcomes = read_outcomes(evaluator, measures, count)[measures.area("all")]
-        return np.asarray(outcomes[measures.at(0.5)])
-    # hotcoco converts this ten times faster than `evalImgs`.
-    # The threshold of scores leaves out candidates of wrong labels, which take longer.
-    status = evaluator.image_diagnostics(iou_thr=0.5, score_thr=np.inf)["dt_status"]
-    outcomes = np.full(count, IGNORED, np.uint8)
-    numbers = np.fromiter(status, np.int64, len(status)) - 1
-    outcomes[numbers] = [text == "tp" for text in status.values()]
     return outcomes

@@ -70,7 +70,7 @@ def evaluate_lvis(
     best = _best_of_each_image(results)
     for iou_type in iou_types:
         areas = (
-            best.masks.areas()
+            best.masks.areas
             if iou_type == "segm" and best.masks is not None
             else (np.empty(0) if best.boxes is None else best.boxes[:, 2:].prod(axis=1))
         )

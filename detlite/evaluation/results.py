@@ -16,6 +16,7 @@ import torch
 from pycocotools import mask as rle_codec
 
 from detlite.data.annotations.ids import Ids, parse_integer
+from detlite.data.annotations.scan import without_gc
 from detlite.distributed import gather_objects, is_main
 from detlite.files.atomic_write import atomic_open
 from detlite.files.errors import DataError, short_repr
@@ -104,13 +105,13 @@ class _Rle(msgspec.Struct, gc=False):
     counts: str
 
 
-_Id = int | float | str
 _Box = tuple[float, float, float, float]
 
 
-def _entry_type(iou_types: Sequence[str]) -> type[Any]:
+def _entry_type(iou_types: Sequence[str], id_type: Any) -> type[Any]:
     """Return the struct of the entries that `iou_types` need; their other fields are not read."""
-    fields: list[tuple[Any, ...]] = [("image_id", _Id), ("category_id", _Id), ("score", float)]
+    fields: list[tuple[Any, ...]]
+    fields = [("image_id", id_type), ("category_id", id_type), ("score", float)]
     if "segm" in iou_types:  # a missing box is the box of the mask, as in pycocotools
         fields += [("segmentation", _Rle), ("bbox", _Box | None, None)]
     elif "bbox" in iou_types:
@@ -138,35 +139,34 @@ def results_from_json(
         DataError: names the first entry that is not in COCO's results format.
     """
     entries = _read_entries(text, iou_types)
-    image_ids = _read_ids([entry.image_id for entry in entries], "image_id", images)
-    category_ids = _read_ids([entry.category_id for entry in entries], "category_id", categories)
-    scores = np.array([entry.score for entry in entries], np.float64)
+    image_ids = _read_ids(entries, "image_id", images)
+    category_ids = _read_ids(entries, "category_id", categories)
+    scores = np.fromiter((entry.score for entry in entries), np.float64, len(entries))
     boxes = masks = keypoints = None
     if "segm" in iou_types:
         masks = _read_masks(entries)
-    if "bbox" in iou_types:
-        found = [entry.bbox for entry in entries]
-        without = [n for n, box in enumerate(found) if box is None]
-        if masks is not None and without:
+        without = [n for n, entry in enumerate(entries) if entry.bbox is None]
+        if "bbox" in iou_types and without:
             check_masks(masks)
             for n in without:
-                found[n] = rle_codec.toBbox(next(masks.rles(n, n + 1))).tolist()
+                entries[n].bbox = rle_codec.toBbox(next(masks.rles(n, n + 1))).tolist()
+    if "bbox" in iou_types:
         # Converts tuples twice as fast as np.array.
-        boxes = np.fromiter(chain.from_iterable(found), np.float64).reshape(-1, 4)
+        found = chain.from_iterable(entry.bbox for entry in entries)
+        boxes = np.fromiter(found, np.float64, 4 * len(entries)).reshape(-1, 4)
     if "keypoints" in iou_types:
         keypoints = _read_keypoints(entries)
     return Results(image_ids, category_ids, scores, boxes, masks, keypoints)
 
 
+@without_gc()
 def _read_entries(text: bytes, iou_types: Sequence[str]) -> list[Any]:
-    entry_type: Any = _entry_type(iou_types)
-    try:
-        return msgspec.json.decode(text, type=list[entry_type])
-    except msgspec.MsgspecError:
-        rows = json.loads(text)
+    integers: Any = _entry_type(iou_types, int)
+    with contextlib.suppress(msgspec.MsgspecError):
+        return msgspec.json.decode(text, type=list[integers])
+    entry_type, rows, entries = _entry_type(iou_types, int | float | str), json.loads(text), []
     if not isinstance(rows, list):
         raise DataError(f"a list of COCO results is needed, such as [{_EXAMPLE}]")
-    entries = []
     for n, row in enumerate(rows):
         try:
             entries.append(msgspec.convert(row, entry_type))
@@ -179,11 +179,12 @@ def _read_entries(text: bytes, iou_types: Sequence[str]) -> list[Any]:
     return entries
 
 
-def _read_ids(values: list[Any], field: str, ids: Ids | None) -> np.ndarray:
+def _read_ids(entries: Sequence[Any], field: str, ids: Ids | None) -> np.ndarray:
     """Return ids int64 [N]. Integers that `ids` does not have are left to `check_results`."""
+    values = [getattr(entry, field) for entry in entries]
     if {*map(type, values)} <= {int}:
         with contextlib.suppress(OverflowError):
-            return np.array(values, np.int64)
+            return np.fromiter(values, np.int64, len(values))
     for n, value in enumerate(values):
         number = ids.number(value) if ids and type(value) is not int else parse_integer(value)
         if number is None or (ids is None and isinstance(value, str)):
@@ -208,7 +209,7 @@ def _read_masks(entries: Sequence[Any]) -> EncodedMasks:
 
 def check_masks(masks: EncodedMasks) -> None:
     """Raise DataError if run lengths do not cover their image."""
-    if (n := first_true(masks.areas() < 0)) is not None:
+    if (n := first_true(masks.areas < 0)) is not None:
         raise DataError(f"result {n}: the run lengths of its mask do not cover its image")
 
 

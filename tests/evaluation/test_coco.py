@@ -15,8 +15,9 @@ from pycocotools.coco import COCO
 from detlite.data import CocoDataset, DataError
 from detlite.data.datasets.ground_truth import build_coco_gt
 from detlite.data.datasets.options import DatasetOptions
-from detlite.evaluation import Results, evaluate_coco
-from detlite.evaluation.coco import best_threshold, match_coco
+from detlite.evaluation import Results, engine, evaluate_coco
+from detlite.evaluation.coco import match_coco
+from detlite.evaluation.engine import IGNORED, read_outcomes
 from detlite.structures.masks.formats import encode_bitmap, to_bitmap
 from tests.builders import coco_content, coco_object, make_coco, rectangle
 from tests.evaluation.synthetic_detections import synthetic_dataset
@@ -286,31 +287,29 @@ def test_invalid_iou_thresholds(ious):
         evaluate_coco(make_gt(THREE), [], ["bbox"], iou_thresholds=ious)
 
 
-class TestBestThreshold:
-    def test_has_the_highest_f1(self):
-        coco, rows = synthetic_dataset(5, crowds=0)
-        outcomes = match_coco(coco, Results.from_coco(rows), "bbox").outcomes
-        result = best_threshold(outcomes)
-        objects = len(coco.dataset["annotations"])
+@pytest.mark.parametrize("engine_name", engine.ENGINES)
+@pytest.mark.parametrize(("kept", "step"), [(None, 1), (0.5, 1), (None, 7)])
+def test_best_threshold_has_the_highest_f1(engine_name, kept, step, monkeypatch):
+    """Equal scores are kept together; among many scores, every seventh one may be a threshold."""
+    monkeypatch.setattr(engine, "ENGINES", {engine_name: engine.ENGINES[engine_name]})
+    coco, rows = synthetic_dataset(5)
+    rows = [{**row, "score": kept or row["score"]} for row in rows]
+    scores = np.array([row["score"] for row in rows])
+    monkeypatch.setattr(engine, "_THRESHOLDS", -(-len(np.unique(scores)) // step))
+    found = match_coco(coco, Results.from_coco(rows), "bbox")
+    measures = found.tables.measures
+    outcomes = read_outcomes(found.evaluator, measures, len(rows))[measures.area("all")][0]
+    objects = sum(not row["iscrowd"] for row in coco.dataset["annotations"])
 
-        def f1(score):
-            kept = outcomes.scores >= score
-            return 2 * (outcomes.correct & kept).sum() / (kept.sum() + objects)
+    def f1(threshold):
+        counted = (scores >= threshold) & (outcomes != IGNORED)
+        return 2 * (outcomes[counted] == 1).sum() / (counted.sum() + objects)
 
-        assert f1(result.score) == pytest.approx(max(f1(row["score"]) for row in rows))
-        kept = outcomes.scores >= result.score
-        assert result.precision == pytest.approx(outcomes.correct[kept].mean())
-        assert result.recall == pytest.approx((outcomes.correct & kept).sum() / objects)
-        metrics = evaluate_coco(coco, Results.from_coco(rows), ["bbox"])["bbox"]
-        assert metrics["best_f1"] == asdict(result)
-
-    def test_equal_scores_are_kept_together(self):
-        coco, rows = synthetic_dataset(6, crowds=0)
-        rows = [{**row, "score": 0.5} for row in rows]
-        outcomes = match_coco(coco, Results.from_coco(rows), "bbox").outcomes
-        result = best_threshold(outcomes)
-        assert (result.score, result.precision) == (0.5, pytest.approx(outcomes.correct.mean()))
-
-    def test_without_detections_there_is_none(self):
-        coco, _ = synthetic_dataset(7)
-        assert "best_f1" not in evaluate_coco(coco, [], ["bbox"])["bbox"]
+    best = found.threshold
+    assert f1(best.score) == pytest.approx(max(map(f1, np.unique(scores)[::step])))
+    assert best.f1 == pytest.approx(f1(best.score))
+    counted = (scores >= best.score) & (outcomes != IGNORED)
+    assert best.precision == pytest.approx((outcomes[counted] == 1).mean())
+    metrics = evaluate_coco(coco, Results.from_coco(rows), ["bbox"])["bbox"]
+    assert metrics["best_f1"] == asdict(best)
+    assert "best_f1" not in evaluate_coco(coco, [], ["bbox"])["bbox"]

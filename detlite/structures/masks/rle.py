@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -52,8 +53,9 @@ class EncodedMasks:
         for start, end, size in zip(*spans, strict=True):
             yield {"size": size, "counts": text[start:end]}
 
+    @cached_property
     def areas(self) -> np.ndarray:
-        """Count the pixels of each mask, int64 [N]; -1 if its run lengths do not cover its size."""
+        """The pixels of each mask, int64 [N]; -1 if its run lengths do not cover its size."""
         ends, areas = self.lengths.cumsum(), np.full(len(self), -1)
         first = 0
         while first < len(self):  # limits the memory
@@ -108,33 +110,32 @@ def decode_runs(data: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.n
         The runs of all strings, int64 [R]; their number for each string, int64 [N]; and bool [N],
         True for strings that are such an encoding. Others have no runs.
     """
-    codes = data.astype(np.int64) - ord("0")
-    owners = np.repeat(np.arange(len(lengths)), lengths)
+    codes, stops = data - np.uint8(ord("0")), lengths.cumsum()
     is_end = codes & 0x20 == 0
-    last = lengths.cumsum()[lengths > 0] - 1
+    last = stops[lengths > 0] - 1
     truncated = last[~is_end[last]]
     is_end[last] = True
     ends = np.flatnonzero(is_end)  # of each number
     sizes = np.diff(ends, prepend=-1)
-    broken = [(codes < 0) | (codes > 63), truncated, ends[sizes > _MAX_CHARACTERS]]
+    broken = np.concatenate([np.flatnonzero(codes > 63), truncated, ends[sizes > _MAX_CHARACTERS]])
     bad = np.zeros(len(lengths), bool)
-    bad[np.concatenate([owners[positions] for positions in broken])] = True
+    bad[np.searchsorted(stops, broken, "right")] = True
     if bad.any():
         kept = np.where(bad, 0, lengths)
-        return *decode_runs(data[~bad[owners]], kept)[:2], ~bad
-    if not len(ends):
-        return ends, np.zeros(len(lengths), np.int64), ~bad
-    starts = ends - sizes + 1
-    shifts = 5 * (np.arange(len(codes)) - np.repeat(starts, sizes))
-    runs = np.add.reduceat((codes & 0x1F) << shifts, starts)
-    runs -= np.where(codes[ends] & 0x10, 1 << 5 * sizes, 0)
-    counts = np.bincount(owners[ends], minlength=len(lengths))
-    first = np.repeat(counts.cumsum() - counts, counts)
-    rank = np.arange(len(runs)) - first
-    for parity in (0, 1):  # sums over every second number of each string, without the first one
-        chosen = (rank & 1 == parity) & (rank > 0)
-        sums = np.where(chosen, runs, 0).cumsum()
-        runs = np.where(chosen, sums - sums[first], runs)
+        return *decode_runs(data[np.repeat(~bad, lengths)], kept)[:2], ~bad
+    runs = (codes[ends] & 0x1F) - 2 * (codes[ends] & 0x10).astype(np.int64)
+    for step in range(1, sizes.max(initial=1)):  # most numbers have one or two characters
+        longer = np.flatnonzero(sizes > step)
+        runs[longer] = runs[longer] << 5 | codes[ends[longer] - step] & 0x1F
+    counts = np.diff(np.searchsorted(ends, stops), prepend=0)
+    # Sum every second number of each string, without its first one.
+    starts = counts.cumsum() - counts
+    background, first = runs[starts[counts > 0]], np.repeat(starts, counts)
+    sums = np.zeros(len(runs) + 2, np.int64)
+    for side in (0, 1):
+        runs[side::2].cumsum(out=sums[2 + side :: 2])
+    runs = sums[2:] - sums[first + 2 - (np.arange(len(runs)) - first) % 2]
+    runs[starts[counts > 0]] = background
     return runs, counts, ~bad
 
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from pycocotools import mask as rle_codec
 
+from detlite.structures.masks import rle
 from detlite.structures.masks.rle import (
     EncodedMasks,
     boundaries_of_counts,
@@ -20,9 +21,9 @@ def test_run_lengths_of_compressed_counts(seed):
     if seed % 2:
         runs[0] = 0
     height = int(runs.sum())
-    rle = rle_codec.frPyObjects({"size": [height, 1], "counts": runs.tolist()}, height, 1)
-    assert run_lengths(rle["counts"]).tolist() == runs.tolist()
-    assert run_lengths(rle["counts"].decode()).tolist() == runs.tolist()
+    encoded = rle_codec.frPyObjects({"size": [height, 1], "counts": runs.tolist()}, height, 1)
+    assert run_lengths(encoded["counts"]).tolist() == runs.tolist()
+    assert run_lengths(encoded["counts"].decode()).tolist() == runs.tolist()
     assert run_lengths(runs.tolist()).tolist() == runs.tolist()
 
 
@@ -81,4 +82,30 @@ def test_encoded_masks_concatenate_rles():
 @pytest.mark.parametrize("damaged", ["!", "P", "PPPPPP", "0" + "o" * 9])
 def test_damaged_run_lengths_do_not_change_their_neighbors(damaged):
     rles = [{"size": [2, 3], "counts": text} for text in ("15", damaged, "PP015", "", "33", "15")]
-    assert EncodedMasks.from_rles(rles).areas().tolist() == [5, -1, 1, -1, 3, 5]
+    assert EncodedMasks.from_rles(rles).areas.tolist() == [5, -1, 1, -1, 3, 5]
+
+
+def random_counts(rng):
+    """Make counts of a bitmap of 20 x 30 pixels, and changed or arbitrary ones."""
+    bitmap = rng.random((20, 30)) < rng.random()
+    text = rle_codec.encode(np.asfortranarray(bitmap.astype(np.uint8)))["counts"].decode()
+    arbitrary = "".join(map(chr, rng.integers(48, 112, rng.integers(0, 12))))
+    return [text, text[:-1], text + "3", text[: len(text) // 2] + "~", arbitrary, arbitrary + "!"]
+
+
+@pytest.mark.parametrize("step", [1, 1000])
+def test_areas_of_masks_that_cover_their_images(step, monkeypatch):
+    monkeypatch.setattr(rle, "_CHARACTERS_PER_STEP", step)
+    rng = np.random.default_rng(0)
+    texts = [text for _ in range(40) for text in random_counts(rng)]
+    expected = []
+    for text in texts:
+        try:
+            runs = run_lengths(text)
+        except ValueError:
+            runs = np.array([-1])
+        covers = (runs >= 0).all() and runs.sum() == 600
+        expected.append(int(runs[1::2].sum()) if covers else -1)
+    masks = EncodedMasks.from_rles([{"size": [20, 30], "counts": text} for text in texts])
+    assert masks.areas.tolist() == expected
+    assert 40 <= sum(area >= 0 for area in expected) < 100

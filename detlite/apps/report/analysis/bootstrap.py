@@ -37,6 +37,7 @@ class MatchedDetections:
     Attributes:
         shape: the numbers of images and categories.
         images, categories: int64 [D], numbers by increasing id.
+        scores: float64 [D].
         outcomes: uint8 [A, T, D] of `read_outcomes`.
         object_images, object_categories: int64 [G].
         counted: bool [A, G], objects to detect.
@@ -45,6 +46,7 @@ class MatchedDetections:
     shape: tuple[int, int]
     images: np.ndarray
     categories: np.ndarray
+    scores: np.ndarray
     outcomes: np.ndarray
     object_images: np.ndarray
     object_categories: np.ndarray
@@ -63,11 +65,13 @@ def matched_detections(
     low, high = np.array([*measures.areas.values()]).T[:, :, None]
     detection_images = np.searchsorted([*images], results.image_ids)
     # Equal scores are ordered by image, as in COCO's evaluation.
-    order = np.lexsort((detection_images, -results.scores.astype(np.float64)))
+    scores = results.scores.astype(np.float64)
+    order = np.lexsort((detection_images, -scores))
     return MatchedDetections(
         shape=(len(images), len(categories)),
         images=detection_images[order],
         categories=np.searchsorted([*categories], results.category_ids[order]),
+        scores=scores[order],
         outcomes=read_outcomes(found.evaluator, measures, len(results))[..., order],
         object_images=np.array([images[row["image_id"]] for row in rows], np.int64),
         object_categories=np.array([categories[row["category_id"]] for row in rows], np.int64),

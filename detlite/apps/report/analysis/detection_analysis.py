@@ -8,14 +8,13 @@ import numpy as np
 from pycocotools.coco import COCO
 
 from detlite.evaluation.coco import (
-    Outcomes,
     PrecisionRecall,
     ScoreThreshold,
-    best_threshold,
     category_names,
     match_coco,
     summarize,
 )
+from detlite.evaluation.engine import IGNORED, TRUE_POSITIVE
 from detlite.evaluation.results import Results
 from detlite.evaluation.results_file import check_results
 
@@ -69,7 +68,7 @@ class DetectionAnalysis:
         objects: int64 [K], number of objects.
         metrics: result of `evaluate_coco`, computed from `precision_recall`.
         bootstrap: the metrics of bootstrap samples of the images.
-        calibration: precision by score.
+        calibration: precision by score, at IoU 0.5.
         threshold: the score threshold with the best F1; None without true positives.
         unlabeled: number of images without any object or crowd.
         labeled_ap: AP on the other images.
@@ -105,10 +104,13 @@ def analyze_detections(
     """
     check_results(results, coco_gt, [kind])
     found = match_coco(coco_gt, results, kind, max_dets, *settings)
-    names, threshold = category_names(coco_gt), best_threshold(found.outcomes)
+    names, threshold = category_names(coco_gt), found.threshold
     metrics = summarize(found.tables, names, kind)
     matched = matched_detections(found, coco_gt, results, kind)
-    counted = matched.counted[found.tables.measures.area("all")]
+    measures = found.tables.measures
+    counted = matched.counted[measures.area("all")]
+    outcomes = matched.outcomes[measures.area("all"), measures.at(0.5)]
+    known = outcomes != IGNORED
     labeled = np.bincount(matched.object_images, minlength=matched.shape[0]) > 0
     labeled_ap = metrics["AP"]
     if not labeled.all():
@@ -125,7 +127,7 @@ def analyze_detections(
         metrics=metrics,
         precision_recall=found.tables,
         bootstrap=resample(matched, samples),
-        calibration=calibrate(found.outcomes),
+        calibration=calibrate(matched.scores[known], outcomes[known] == TRUE_POSITIVE),
         threshold=threshold,
         unlabeled=int((~labeled).sum()),
         labeled_ap=labeled_ap,
@@ -134,11 +136,10 @@ def analyze_detections(
     )
 
 
-def calibrate(outcomes: Outcomes, bins: int = 10) -> Calibration:
-    """Sort detections into bins by score, without ignored ones; true positives have IoU >= 0.5."""
-    scores, hits = outcomes.scores, outcomes.correct
+def calibrate(scores: np.ndarray, correct: np.ndarray, bins: int = 10) -> Calibration:
+    """Sort detections into bins by score, given float64 [D] and bool [D], true positives."""
     bin_of = np.clip((scores * bins).astype(np.int64), 0, bins - 1)
     counts = np.bincount(bin_of, minlength=bins)
-    totals = np.stack([np.bincount(bin_of, values, minlength=bins) for values in (scores, hits)])
+    totals = np.stack([np.bincount(bin_of, values, minlength=bins) for values in (scores, correct)])
     means = np.divide(totals, counts, out=np.full((2, bins), np.nan), where=counts > 0)
     return Calibration(counts, *means)
