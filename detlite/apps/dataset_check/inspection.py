@@ -70,8 +70,11 @@ def inspect(path: Path, images: Path | None, overrides: Sequence[str] = ()) -> l
         return [inspect_dataset(path, images or path.parent, options, masks, measure=True)]
     if path.is_dir():
         sources, _ = find_sets(path, images=images, upright=options.images.exif_orientation)
-        files = [(source.annotations, source.images) for source in sources.values()]
-        return [inspect_dataset(*pair, options, masks, measure=True) for pair in files]
+        return [
+            inspect_dataset(source.annotations, source.images,
+                            replace(options, train=name != "val"), masks, measure=True)
+            for name, source in sources.items()
+        ]  # fmt: skip
     datasets = cfg.DATASETS
     names = list(dict.fromkeys([*datasets.TRAIN, *datasets.TEST]))
     if not names:
@@ -80,7 +83,7 @@ def inspect(path: Path, images: Path | None, overrides: Sequence[str] = ()) -> l
     for name in names:
         kind, annotations, folder = locate_dataset(cfg, name)
         train = name in datasets.TRAIN
-        options = _options(cfg, background=cfg.DATASETS.BACKGROUND_IMAGES or not train)
+        options = replace(_options(cfg, cfg.DATASETS.BACKGROUND_IMAGES), train=train)
         inspection = inspect_dataset(annotations, folder, options, options.masks, kind)
         inspections.append(inspection)
         if (table := inspection.table) is not None:

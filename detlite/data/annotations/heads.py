@@ -43,6 +43,7 @@ class ImageTable:
         same: for each further entry of an image file, its id and the id of the first entry.
         problems: the invalid entries, and what is wrong with them.
         unused: the `id` and WRITTEN_ID of entries that are invalid or in `same`.
+        federated: entries list the categories that are labeled in them, as LVIS's do.
     """
 
     known: Ids
@@ -53,6 +54,7 @@ class ImageTable:
     sizes: list[tuple[int, int]] = field(default_factory=list)
     folders: set[str] = field(default_factory=set)
     unused: list[Row] = field(default_factory=list)
+    federated: bool = False
 
     @property
     def numbers(self) -> dict[int, int]:
@@ -71,9 +73,11 @@ def read_images(
     rows: list[tuple[int, Any, str, tuple[int, int]]] = []
     problems: list[tuple[str, str]] = []
     written_ids: list[Any] = []
+    federated = False
     for position, entry in enumerate(entries):
         set_file_name(entry, by_url, nameless)
         where = f"image {short_repr(entry.get('id'))}, entry {position} of 'images'"
+        federated |= "neg_category_ids" in entry
         written_ids += [entry["id"]] if is_id(entry.get("id")) else []
         if problem := _image_problem(entry):
             problems.append((where, problem))
@@ -83,7 +87,7 @@ def read_images(
             findings.add("sizes of images as text or fractions", _AS_INTEGERS, where, "image")
         height, width = (parse_integer(side) or 0 for side in written)
         rows.append((position, entry["id"], entry["file_name"], (height, width)))
-    table = ImageTable(Ids(written_ids), problems)
+    table = ImageTable(Ids(written_ids), problems, federated=federated)
     first: dict[int | None, tuple[Any, ...]] = {}
     ambiguous: set[int | None] = set()
     for _, raw, *file_and_size in rows:

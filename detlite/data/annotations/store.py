@@ -229,6 +229,7 @@ def write_table(
         "folders": sorted(images.folders),
         "image_problems": images.problems,
         "unused_images": images.unused,
+        "federated": images.federated,
         "findings": findings.to_json(),
         "examples": {str(int(flag)): text for flag, text in judge.examples.items()},
         "sections": sections,

@@ -29,6 +29,12 @@ _KEYPOINTS_OFF = (
     "To train on them, correct unreadable ones, and set the key to True; objects without "
     "keypoints then train the boxes."
 )
+_FEDERATED = Finding(
+    "neg_category_ids of images, as in LVIS",
+    "They are not used: detections of categories that an image is not labeled for count as wrong. "
+    "Set type: lvis in DATASETS.CATALOG to measure as LVIS does.",
+    0,
+)
 
 
 def table_findings(
@@ -52,6 +58,7 @@ def table_findings(
         *_switched_off(table, selection),
         *(finding for finding in noted if selection.masks or finding.what != QUADS),
         *(_empty_images(table, empty_effect) if empty_effect else ()),
+        *([_FEDERATED] if table.facts["federated"] and not table.facts["by_url"] else ()),
     ]
 
 

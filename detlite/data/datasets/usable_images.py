@@ -111,5 +111,6 @@ def _numbers(
     keep[bad] = False
     if not keep.any():
         required = f" and {options.min_keypoints} keypoints" if options.min_keypoints else ""
-        raise DataError(f"{file}: no image has a usable annotation{required}")
+        use = ", so it can be evaluated on, but not trained on" * options.train
+        raise DataError(f"{file}: no image has a usable annotation{required}{use}")
     return np.flatnonzero(keep)

@@ -73,6 +73,16 @@ def test_folders_are_converted_and_checked(tmp_path, capsys):
     assert "contains no annotations of a supported format" in capsys.readouterr().err
 
 
+def test_a_val_file_needs_no_objects(content, write_set, capsys):
+    file, folder = write_set(content)
+    file.rename(folder / "train.json")
+    (folder / "val.json").write_text(json.dumps({**content, "annotations": []}))
+    assert run_check("--data", folder) == 0
+    assert "They are evaluated as images without objects" in capsys.readouterr().out
+    assert run_check("--data", folder / "val.json") == 1
+    assert "so it can be evaluated on, but not trained on" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("min_area", [0, 90])
 def test_specks_are_listed(content, write_set, min_area):
     """The value of `detlite init` decides if INPUT.MIN_AREA is 0: 3 of 23 are specks."""

@@ -533,6 +533,14 @@ def test_error_counts_the_problems(content, open_set):
         open_set(content)
 
 
+@pytest.mark.parametrize("kind", ["coco", "lvis"])
+def test_files_of_lvis_that_are_used_as_coco_files(content, write_set, kind):
+    for image in content["images"]:
+        image |= {"neg_category_ids": [7], "not_exhaustive_category_ids": []}
+    dataset = CocoDataset(*write_set(content), kind=kind)
+    assert ("Set type: lvis" in found(dataset)) == (kind == "coco")
+
+
 def test_training_needs_a_usable_annotation(content, write_set):
     content["annotations"] = content["annotations"][3:]
     file, folder = write_set(content)
