@@ -189,13 +189,6 @@ def _report(match: Match, training_state: bool) -> str:
     )
 
 
-def name_categories(model: DetectionModel) -> None:
-    """Name the categories "class 1", "class 2", ... if the weights of the model have no names."""
-    if not model.categories:
-        labels = range(1, model.num_classes)
-        model.categories = [{"id": label, "name": f"class {label}"} for label in labels]
-
-
 def _select_entries(
     target: Mapping[str, Tensor], checkpoint: Checkpoint, training_state: bool
 ) -> dict[str, Tensor]:
@@ -280,10 +273,21 @@ def build_model_from_checkpoint(
             f"{checkpoint.path}: has the weights of a backbone only, so the heads would be random: "
             "train a model that starts from it (MODEL.WEIGHT)"
         )
-    model = build_model(cfg)
+    return cfg, build_with_weights(cfg, checkpoint).eval()
+
+
+def build_with_weights(cfg: CfgNode, checkpoint: Checkpoint) -> DetectionModel:
+    """Build the model of a config, load its weights, and name its categories.
+
+    Raises:
+        ConfigError, CheckpointError: see `build_model` and `load_weights`.
+    """
+    model = build_model(cfg, checkpoint.path.stat().st_size)
     load_weights(model, checkpoint, training_state=True)
-    name_categories(model)
-    return cfg, model.eval()
+    if not model.categories:
+        labels = range(1, model.num_classes)
+        model.categories = [{"id": label, "name": f"class {label}"} for label in labels]
+    return model
 
 
 def resolve_checkpoint_path(path: str | Path, opts: Sequence[Any] = ()) -> Path:

@@ -11,7 +11,7 @@ from pathlib import Path
 from yacs.config import CfgNode
 
 from detlite.checkpoint.files import Checkpoint
-from detlite.checkpoint.loading import load_weights, name_categories, read_weights
+from detlite.checkpoint.loading import build_with_weights, load_weights, read_weights
 from detlite.config import ConfigError
 from detlite.data import (
     CocoDataset,
@@ -75,9 +75,7 @@ def run_evaluation(cfg: CfgNode, weights: Checkpoint | None = None) -> dict[str,
         write_config(cfg, output_dir)
     datasets = build_test_datasets(cfg)
     log_findings(datasets)
-    model = build_model(cfg)
-    load_weights(model, weights, training_state=True)
-    name_categories(model)
+    model = build_with_weights(cfg, weights)
     del weights  # free its memory
     return evaluate(cfg, model, datasets, output_dir)
 

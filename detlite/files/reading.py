@@ -47,7 +47,8 @@ def open_text(path: Path, encoding: str = "utf-8") -> TextIO:
 def read_file(path: Path, max_bytes: int) -> bytes:
     """Return the content of a regular file. Raises OSError, see `check_regular`."""
     with open_file(path, max_bytes) as stream:
-        return stream.read(max_bytes)
+        # Not `max_bytes`: Python allocates the number of bytes that it is asked for.
+        return stream.read(os.fstat(stream.fileno()).st_size)
 
 
 def read_text(path: Path, max_bytes: int) -> str:

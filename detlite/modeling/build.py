@@ -1,6 +1,7 @@
 """Build a model from the config."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import torch
 from yacs.config import CfgNode
@@ -8,6 +9,7 @@ from yacs.config import CfgNode
 from detlite.errors import ConfigError
 from detlite.registry import Registry
 
+from .allocation_limit import AllocationLimit
 from .detection_model import DetectionModel
 
 META_ARCHITECTURES: Registry[Callable[[CfgNode], DetectionModel]] = Registry(
@@ -20,16 +22,23 @@ META_ARCHITECTURES: Registry[Callable[[CfgNode], DetectionModel]] = Registry(
 )
 
 
-def build_model(cfg: CfgNode) -> DetectionModel:
+def build_model(cfg: CfgNode, file_bytes: int | None = None) -> DetectionModel:
     """Build the model of MODEL.META_ARCHITECTURE with random weights, on MODEL.DEVICE.
 
+    Args:
+        cfg: the config.
+        file_bytes: size of the file of weights that contains the config; None: it has another
+            origin. A config in a file can describe a model that fills the memory.
+
     Raises:
-        ConfigError: a part that is not registered, or parts that do not fit together.
+        ConfigError: a part that is not registered, parts that do not fit together, or a model that
+            is much larger than the file.
     """
     build = META_ARCHITECTURES.get(cfg.MODEL.META_ARCHITECTURE, "MODEL.META_ARCHITECTURE")
     device = torch_device(cfg.MODEL.DEVICE)
     try:
-        model = build(cfg)
+        with nullcontext() if file_bytes is None else AllocationLimit(file_bytes):
+            model = build(cfg)
     except ConfigError:
         raise
     except ValueError as error:  # a module rejected its arguments

@@ -3,6 +3,7 @@
 import math
 from collections import OrderedDict
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,10 +16,12 @@ from detlite.checkpoint.loading import (
     load_weights,
     resolve_checkpoint_path,
 )
+from detlite.checkpoint.stored_config import config_of
 from detlite.config import ConfigError
 from detlite.errors import CheckpointError
 from detlite.inference.predictor import Predictor
 from detlite.modeling.build import build_model
+from tests.builders import tiny_config, write_weights
 from tests.engine.toy import ToyDetector, assert_equal
 
 NORM = "norm.bias"
@@ -236,3 +239,20 @@ def test_categories_of_a_state_dict_are_numbered(tiny_config, tmp_path):
 
 def test_a_path_is_never_a_name():
     assert resolve_checkpoint_path(Path("coco")) == Path("coco")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("ROI_BOX_HEAD.MLP_HEAD_DIM", 60_000),
+        ("RESNETS.RES2_OUT_CHANNELS", 60_000),
+        ("ROI_BOX_HEAD.NUM_CLASSES", 2**40),
+    ],
+)
+def test_stored_config_of_a_huge_model(tmp_path, key, value):
+    file = write_weights(tiny_config(), tmp_path / "a.pth")
+    checkpoint = read_checkpoint(file)
+    config = config_of(checkpoint, [f"MODEL.{key}", value]).dump()
+    save_checkpoint(replace(checkpoint, config=config))
+    with pytest.raises(ConfigError, match="a model that is much larger than its weights"):
+        build_model_from_checkpoint(file)

@@ -2,6 +2,7 @@
 
 import os
 import struct
+import tracemalloc
 import zipfile
 
 import pytest
@@ -51,6 +52,15 @@ def test_limits_of_a_file(tmp_path):
     assert read_file(file, 3) == b"abc"
     with pytest.raises(OSError, match="3 bytes, more than the 2 that such a file may have"):
         read_file(file, 2)
+
+
+def test_reading_allocates_the_size_of_the_file(tmp_path):
+    file = tmp_path / "a"
+    file.write_bytes(b"abc")
+    tracemalloc.start()
+    read_file(file, 1 << 32)
+    assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    tracemalloc.stop()
 
 
 def test_valid_files_have_no_hint():

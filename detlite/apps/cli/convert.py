@@ -59,7 +59,7 @@ def run(args: Namespace) -> int:
             cfg = apply_convention(load_config(args.config, opts), checkpoint)
         else:
             cfg = config_of(checkpoint, opts)
-        model = build_model(cfg)
+        model = build_model(cfg, checkpoint.path.stat().st_size)
         load_weights(model, checkpoint)
         if args.config or args.overrides:
             checkpoint = replace(checkpoint, config=cfg.dump())

@@ -138,7 +138,7 @@ def _build(path: Path, opts: Sequence[Any], metadata: str) -> tuple[CfgNode, Det
     config = parse_yaml(content["config"], path)
     config.pop("IMPORTS", None)  # loading weights must not run code
     cfg = config_from(config, path, opts)
-    model = build_model(cfg)
+    model = build_model(cfg, path.stat().st_size)
     model.use_memory_format()  # as when it was exported
     model.categories = content["categories"]
     return cfg, model.eval()
