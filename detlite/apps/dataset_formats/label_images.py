@@ -35,11 +35,18 @@ def read_label_image(file: Path, size: tuple[int, int]) -> LabelImage:
     """Read a mask of an image of (height, width). Raises DataError."""
     try:
         with open_pillow(file) as image:
+            if image.size != size[::-1]:  # before memory for its pixels is needed
+                raise DataError(
+                    f"{file}: its size is {image.width}x{image.height} (width x height), but its "
+                    f"image is {size[1]}x{size[0]}"
+                )
             pages = getattr(image, "n_frames", 1)
             alpha = np.asarray(image.getchannel("A")) if "A" in image.getbands() else None
             colors = image if alpha is None else image.convert(image.mode[:-1])
             numbers = np.asarray(colors)  # indices if the image has a palette
             indexed = image.mode == "P"
+    except DataError:
+        raise
     except DECODE_ERRORS as error:
         raise DataError(f"{file}: the mask is damaged or truncated ({error})") from error
     if pages > 1:
@@ -51,11 +58,6 @@ def read_label_image(file: Path, size: tuple[int, int]) -> LabelImage:
     if pixels.ndim == 3 and (pixels == pixels[:, :, :1]).all():
         pixels = pixels[:, :, 0]  # gray
     values = pixels @ (1, 1 << 8, 1 << 16) if pixels.ndim == 3 else pixels
-    if values.shape != size:
-        raise DataError(
-            f"{file}: its size is {values.shape[1]}x{values.shape[0]} (width x height), but its "
-            f"image is {size[1]}x{size[0]}"
-        )
     if alpha is not None and alpha.min() < alpha.max():
         # The alpha channel is the mask if the colors are uniform or a photo; otherwise, it hides
         # some of the colors.

@@ -4,7 +4,9 @@ Pillow also has decoders that start programs: for EPS, whatever the file's suffi
 Ghostscript, which runs the program in the file. No other module calls `Image.open`.
 """
 
+import contextlib
 import io
+import itertools
 import logging
 from collections.abc import Sequence
 from functools import cache
@@ -83,12 +85,12 @@ class PillowImage(OpenImage):
         # Pillow keeps only the high bytes of several channels.
         self._deep_color = file.mode[0] != "I" and str(file.tile[-1:]).endswith(";16B')]")
         self.is_common = not self._deep_color and file.mode[0] not in "IF"
-        if file.format not in _UNPAGED and (count := getattr(file, "n_frames", 1)) > 1:
+        if file.format == "TIFF":
+            self.pages = self._tiff_pages()
+            file.seek(self.pages[0])
+        elif file.format not in _UNPAGED and (count := getattr(file, "n_frames", 1)) > 1:
             self.check_page_count(count)
             self.pages = range(count)
-            if file.format == "TIFF":
-                self.pages = [page for page in self.pages if not self._subfile_type(page) & NO_PAGE]
-                file.seek(self.pages[0])
         self.size = file.height, file.width
         self.channels = len(file.getbands())
 
@@ -96,9 +98,17 @@ class PillowImage(OpenImage):
         self._file.close()
         self._stream.close()
 
-    def _subfile_type(self, page: int) -> int:
-        self._file.seek(page)
-        return int(self._file.tag_v2.get(_SUBFILE_TYPE, 0))  # type: ignore[attr-defined]
+    def _tiff_pages(self) -> list[int]:
+        """Return the positions of pages that are no thumbnails; Pillow would count them all."""
+        pages: list[int] = []
+        with contextlib.suppress(EOFError):
+            for page in itertools.count():
+                self.check_page_count(page)
+                self._file.seek(page)
+                tags = self._file.tag_v2  # type: ignore[attr-defined]
+                if not int(tags.get(_SUBFILE_TYPE, 0)) & NO_PAGE:
+                    pages.append(page)
+        return pages
 
     @property
     def is_complete(self) -> bool:  # type: ignore[override]
