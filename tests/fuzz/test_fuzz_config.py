@@ -8,8 +8,12 @@ import pytest
 import yaml
 from hypothesis import example, given
 from hypothesis import strategies as st
+from PIL import Image
 
+from detlite.apps.dataset_formats.find_annotations import read_folder
+from detlite.apps.dataset_formats.labeled_dataset import Conversion, to_coco
 from detlite.config import KEYS, ConfigError, load_config
+from detlite.files.errors import DataError
 from tests.fuzz.inputs import check_message, mutated, mutated_bytes, unexpected_values
 
 ROOT = Path(__file__).parents[2]
@@ -89,6 +93,48 @@ def test_bytes_of_config_files(data, folder, bounded):
         return
     with bounded():
         check_reading(data, [], folder)
+
+
+_TAGS = [
+    "", "", "!!bool ", "!!int ", "!!float ", "!!null ", "!!timestamp ", "!!binary ", "!!omap ",
+    "!!pairs ", "!!set ", "!!str ", "!!seq ", "!!map ", "!!merge ", "!!value ", "! ", "!own ",
+    "!!python/tuple ", "&a ", "&a !!map ",
+]  # fmt: skip
+_SCALARS = [
+    "maybe", "", "0x", "1:61", "nan", ".inf", "2001-99-99", "2001-01-01 0:0:0 +99:99", "=",
+    "0b", "1e", "_", "0x_", "-_", "+.", "0o8", "'\xe9'", "names", "*a", '"\\0"', '"\\ud800"', "1",
+    "a", "<<",
+]  # fmt: skip
+YAML_VALUES = st.recursive(
+    st.tuples(st.sampled_from(_TAGS), st.sampled_from(_SCALARS)).map("".join),
+    lambda inner: st.tuples(
+        st.sampled_from(_TAGS),
+        st.lists(inner, max_size=3).map(lambda items: f"[{', '.join(items)}]")
+        | st.lists(st.tuples(inner, inner), max_size=3).map(
+            lambda rows: "{" + ", ".join(f"{key} : {value}" for key, value in rows) + "}"
+        ),
+    ).map("".join),
+    max_leaves=8,
+)
+
+
+@given(value=YAML_VALUES, key=st.sampled_from(["SEED", "INPUT", "names", "<<", "? x\n"]))
+@example(value="!!bool maybe", key="names")
+@pytest.mark.slow
+def test_tags_of_yaml(value, key, folder, bounded):
+    """Also in YOLO's data.yaml."""
+    (folder / "labels").mkdir(exist_ok=True)
+    Image.new("RGB", (8, 8)).save(folder / "labels" / "a.png")
+    (folder / "labels" / "a.txt").write_text("0 0.5 0.5 0.2 0.2\n")
+    (folder / "labels" / "data.yaml").write_bytes(f"nc: 1\ntrain: .\n{key}: {value}\n".encode())
+    with bounded():
+        check_reading(f"{key}: {value}\n".encode(), [], folder)
+        check_reading(value.encode(), [], folder)
+        try:
+            for dataset in read_folder(folder / "labels", Conversion())[1].values():
+                to_coco(dataset)
+        except (DataError, ConfigError) as error:
+            check_message(error, max_length=20_000)
 
 
 @given(opts=st.lists(st.tuples(st.sampled_from(NAMES), unexpected_values()), max_size=3))
