@@ -98,7 +98,9 @@ _DATALOADER = {
         "GiB of memory for decoded training images, which then are decoded only once; 0: none. The "
         "first images that fit are kept"
     ),
-    Key("SIZE_DIVISIBILITY", 0, not_negative): "pad sides to a multiple of this number; 0: none",
+    Key("SIZE_DIVISIBILITY", 0, in_range(0, 4096)): (
+        "pad sides to a multiple of this number; 0: none"
+    ),
     Key("ASPECT_RATIO_GROUPING", True): "put only wide or only tall images into a batch",
     Key("REPEAT_THRESHOLD", 0.0, fraction): (
         "repeat the images of each category that appears in a fraction f of the training images "

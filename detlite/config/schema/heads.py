@@ -92,8 +92,8 @@ _POOLER = {
     Key("POOLER_TYPE", "ROIAlign"): (
         "RoI pooling: ROIAlign, ROIAlignV2 (half-pixel aligned), ROIPool or a registered name"
     ),
-    Key("POOLER_RESOLUTION", 14, positive): "side of the pooled features in cells",
-    Key("POOLER_SAMPLING_RATIO", 0, not_negative): "samples per bin and axis; 0: adaptive",
+    Key("POOLER_RESOLUTION", 14, in_range(1, 256)): "side of the pooled features in cells",
+    Key("POOLER_SAMPLING_RATIO", 0, in_range(0, 256)): "samples per bin and axis; 0: adaptive",
 }
 _CASCADE_WEIGHTS = ((10.0, 10.0, 5.0, 5.0), (20.0, 20.0, 10.0, 10.0), (30.0, 30.0, 15.0, 15.0))
 _ROI_HEADS = {

@@ -124,7 +124,7 @@ _TIMM = {
     Key("FROZEN_NORM", True): "freeze the statistics, scale and shift of batch norm in timm models",
 }
 _VIT = {
-    Key("WINDOW", 14, not_negative): (
+    Key("WINDOW", 14, in_range(0, 256)): (
         "side of the attention windows of a CONV_BODY ...-SFP, in patches of 16 pixels; 0: all "
         "blocks attend to the whole image"
     ),

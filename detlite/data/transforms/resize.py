@@ -9,7 +9,10 @@ from PIL import Image
 from torch import Tensor
 from torch.nn.functional import interpolate
 
+from detlite.errors import ConfigError
+
 Size = tuple[int, int]  # height, width
+_MAX_PIXELS = 178_956_970  # of an enlarged image, as in Pillow
 
 
 def size_of(image: Tensor) -> Size:
@@ -71,7 +74,16 @@ def resize_shortest(image: Tensor, min_size: int, max_size: int, resize: str = "
 
 
 def resize_image(image: Tensor, size: Size, resize: str) -> Tensor:
-    """Resize an image uint8 [C, H, W] bilinearly; float32 in 0..1 for resize "interpolate"."""
+    """Resize an image uint8 [C, H, W] bilinearly; float32 in 0..1 for resize "interpolate".
+
+    Raises:
+        ConfigError: the size needs gigabytes, as a config from elsewhere may state it.
+    """
+    if size[0] * size[1] > max(_MAX_PIXELS, image[0].numel()):
+        raise ConfigError(
+            f"images become {size[1]}x{size[0]} (width x height), more than {_MAX_PIXELS} pixels: "
+            "reduce INPUT.MIN_SIZE_TEST and MAX_SIZE_TEST, or those of training"
+        )
     if resize == "interpolate":
         # Not rounded to uint8 again: the model accepts float images.
         return interpolate(image[None].float() / 255, size=size, mode="bilinear")[0]

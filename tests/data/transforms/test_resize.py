@@ -11,6 +11,7 @@ from detlite.data.transforms.resize import (
     resize_image,
     resize_shortest,
 )
+from detlite.errors import ConfigError
 
 
 @pytest.mark.parametrize(
@@ -89,3 +90,8 @@ def test_resize_equals_installed_opencv(size, expected):
     assert torch.equal(
         resize_image(image, expected, "opencv").permute(1, 2, 0), torch.from_numpy(theirs)
     )
+
+
+def test_an_enlarged_image_has_a_limit():
+    with pytest.raises(ConfigError, match=r"images become 60000x60000 .* reduce INPUT\.MIN_SIZE"):
+        resize_image(torch.zeros(3, 2, 2, dtype=torch.uint8), (60_000, 60_000), "round")
