@@ -3,7 +3,6 @@
 import importlib
 import json
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -21,12 +20,20 @@ from tests.builders import coco_content, coco_detection, coco_object
 PAGE = (Path(__file__).parents[2] / "docs" / "extending.md").read_text(encoding="utf-8")
 # Module, registry and config key of each row of the table.
 ROWS = re.findall(r"\| `(detlite[\w.]*)\.([A-Z_]+)` \| .*?`([\w.*:]+)`", PAGE)
-# Registries through which the core finds the applications.
+PACKAGE = Path(__file__).parents[2] / "detlite"
+# Modules that import or define a registry.
+REGISTRY_MODULES = [
+    ".".join(file.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__")
+    for file in PACKAGE.rglob("*.py")
+    if re.search(r"\] = Registry\(", file.read_text(encoding="utf-8"))
+]
+# Registries through which the core finds the applications, or these their formats.
 INTERNAL = {
     "CONFIG_BUILDERS",
     "CONVERTERS",
     "DRAWINGS",
     "ENGINES",
+    "FORMATS",
     "PREDICTION_WRITERS",
     "FINDERS",
     "FORMATS",
@@ -62,9 +69,8 @@ def test_table_lists_every_registry(tiny_config):
             node = getattr(node, part)
     there = {
         id(value): name
-        for module, content in list(sys.modules.items())
-        if module.split(".")[0] == "detlite"
-        for name, value in vars(content).items()
+        for module in REGISTRY_MODULES
+        for name, value in vars(importlib.import_module(module)).items()
         if isinstance(value, Registry) and name not in INTERNAL
     }
     assert listed == there
