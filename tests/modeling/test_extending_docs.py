@@ -36,7 +36,6 @@ INTERNAL = {
     "FORMATS",
     "PREDICTION_WRITERS",
     "FINDERS",
-    "FORMATS",
     "READERS",
     "SOURCES",
 }
