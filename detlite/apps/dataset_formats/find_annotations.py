@@ -20,6 +20,7 @@ from detlite.files.errors import DataError
 from detlite.structures.categories import CategoryMatch
 
 from .coco_files import find_coco_files, read_coco, split_content
+from .csv_boxes import csv_labels, has_boxes
 from .file_tree import OUTPUT_FOLDER, UNLABELED, UNLISTED, FileTree, read_lines
 from .labeled_dataset import Conversion, LabeledDataset, LabeledImage, to_coco
 from .labelme import NO_OBJECTS, labelme_labels
@@ -40,6 +41,7 @@ _FORMATS: tuple[tuple[str, Callable[[FileTree], bool], _Reader], ...] = (
     ("LabelMe", partial(FileTree.contains, suffix=".json", pattern=_LABELME),
      partial(read_shapes, labelme_labels, ".json")),
     ("mask files", is_mask_folder, read_mask_folder),
+    ("CSV of boxes", has_boxes, partial(read_shapes, csv_labels, ".csv", one_each=False)),
     ("YOLO", partial(is_yolo, named=False), read_yolo),
 )  # fmt: skip
 _UNUSED = {

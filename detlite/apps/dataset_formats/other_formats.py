@@ -97,8 +97,8 @@ _OTHERS = (
      "Convert the images to PNG or TIFF, or register a reader (docs/extending.md)"),
 )  # fmt: skip
 _SUPPORTED = (
-    "COCO json, YOLO (data.yaml, obj.names or classes.txt), PASCAL VOC, json of LabelMe, and "
-    "images with masks"
+    "COCO json, YOLO (data.yaml, obj.names or classes.txt), PASCAL VOC, json of LabelMe, CSV of "
+    "boxes, and images with masks"
 )
 
 

@@ -69,37 +69,43 @@ class Shape:
 class ImageLabels:
     """The labels of an image: its name in the file, its shapes, and its (height, width) if known.
 
-    `file` is the image file if the label file contained the image.
+    `file` is the image file if the label file contained the image; `split` is the one of a label
+    file of many images.
     """
 
     name: str
     shapes: list[Shape] = field(default_factory=list)
     size: Sequence[Any] = (0, 0)
     file: Path | None = None
+    split: str | None = None
 
 
 LabelsOf = Callable[[Path, FileTree, Conversion], Iterator[ImageLabels]]
 
 
 def read_shapes(
-    labels_of: LabelsOf, suffix: str, tree: FileTree, conversion: Conversion
+    labels_of: LabelsOf, suffix: str, tree: FileTree, conversion: Conversion, one_each: bool = True
 ) -> LabeledDataset:
-    """Read all files with a suffix by the function of their format, which label one image each."""
+    """Read all files with a suffix by the function of their format.
+
+    With `one_each`, a file labels one image, and may have its name.
+    """
     images, used = [], set[Path]()
     for problem in tree.lists[1]:
         conversion.add_bad(problem, WITH_IMAGE)
     for file in tree.with_suffix(suffix):
         with conversion.collect():
             for labels in labels_of(file, tree, conversion):
-                path = labels.file or tree.image(labels.name, file, one_each=True)
+                path = labels.file or tree.image(labels.name, file, one_each)
                 used.add(path)
-                if tree.has_other_image(file, path):
+                if one_each and tree.has_other_image(file, path):
                     text = "The image that is named in the file is used."
                     what = "label files with the name of another image"
                     conversion.findings.add(what, text, f"{file} ({path})", "file")
                 size = check_size(path, labels.size, file, conversion)
                 objects = to_objects(labels.shapes, size, f"{file}", conversion)
-                images.append(LabeledImage(path, size, objects, tree.split_of(path, file)))
+                split = labels.split or tree.split_of(path, file)
+                images.append(LabeledImage(path, size, objects, split))
     return LabeledDataset(tree.data, [*images, *unused_images(tree, used, UNLABELED)])
 
 
